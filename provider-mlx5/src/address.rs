@@ -5,27 +5,27 @@ use bareverbs_uapi::write::structs::AhAttr;
 
 use crate::wqe::AddressVector;
 
-/// What a path's header needs beyond the path.
+/// The link layer, with the parts of an address vector that the path does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Link {
     /// InfiniBand.
     InfiniBand,
-    /// Ethernet: the next hop's address, and the kind of the source's GID.
+    /// Ethernet.
     Ethernet {
-        /// The next hop.
+        /// MAC address of the next hop.
         mac: [u8; 6],
-        /// The kind of header.
+        /// RoCE version of the source GID.
         gid_type: GidType,
     },
 }
 
-/// The first source port of RoCE v2.
+/// First UDP source port of RoCE v2.
 const FIRST_PORT: u16 = 0xc000;
 
-/// The source port of datagrams with a flow label: its 20 bits folded to 14, so that flows spread
-/// over a network's paths.
+/// UDP source port of datagrams. It folds the 20 bits of the flow label to 14, so that flows spread
+/// over the paths of a network.
 ///
-/// Where there is no label, the destination stands for it.
+/// If the flow label is 0, a hash of the destination GID replaces it.
 fn source_port(flow_label: u32, gid: &[u8; 16]) -> u16 {
     let label = match flow_label & 0xf_ffff {
         0 => gid
@@ -36,8 +36,7 @@ fn source_port(flow_label: u32, gid: &[u8; 16]) -> u16 {
     FIRST_PORT | ((label & 0x3fff) ^ (label >> 14 & 0x3f)) as u16
 }
 
-/// The rate as the adapter knows it: the number of the kernel's `ib_rate`, moved by 5; 0 for the
-/// port's own.
+/// The device's encoding of a static rate: the kernel's `ib_rate` plus 5, or 0 for the port's rate.
 fn rate(rate: u8) -> u8 {
     if (2..=10).contains(&rate) { rate + 5 } else { 0 }
 }
@@ -113,7 +112,7 @@ mod tests {
         let vector = vector(&path(), link);
         assert_eq!(vector.rmac, [2, 0, 0, 0, 0, 1]);
         assert_eq!(vector.grh, 0x0031_2345);
-        // Service level 5, port 0xc000 | 0x2345 ^ 4.
+        // Service level 5; port 0xc000 | 0x2345 ^ 4.
         assert_eq!(vector.path, 0x0a00_e341);
     }
 

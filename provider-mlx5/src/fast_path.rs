@@ -1,30 +1,30 @@
-//! The fast path of send queues: the most frequent requests, each one block that is built in
-//! registers.
+//! The fast path of send queues. It encodes the most frequent requests, each a WQE of one block, in
+//! CPU registers.
 
 use bareverbs_provider::work::{Operation, Payload, SendFlags, SendRequest, Sge};
 
 use crate::wqe::{self, Control, ControlFlags, Opcode, Segment};
 
-/// A segment in a register.
+/// A segment in a CPU register.
 #[derive(Clone, Copy)]
 pub(crate) struct SegmentReg(imp::Register);
 
 impl SegmentReg {
     pub(crate) const ZERO: Self = Self(imp::ZERO);
 
-    /// From the words as they lie in memory.
+    /// A segment from words in memory order.
     #[inline(always)]
     fn new(words: Segment) -> Self {
         Self(imp::from_words(words))
     }
 
-    /// Inline data of 8 bytes and their header.
+    /// An inline segment with 8 bytes of data.
     #[inline(always)]
     fn inline(bytes: &[u8; 8]) -> Self {
         Self(imp::after_word(wqe::inline_header(8), bytes))
     }
 
-    /// Writes it in one piece, to memory that the device may read.
+    /// Writes the segment by one store, to memory that the device may read.
     ///
     /// # Safety
     ///
@@ -44,19 +44,19 @@ mod imp {
 
     pub(super) type Register = __m128i;
 
-    // SAFETY: 16 bytes of any value are one.
+    // SAFETY: any 16 bytes are a valid value.
     pub(super) const ZERO: Register = unsafe { std::mem::zeroed() };
 
     #[inline(always)]
     pub(super) fn from_words([first, second]: Segment) -> Register {
-        // SAFETY: every x86-64 processor has the instructions.
+        // SAFETY: every x86-64 processor has these instructions.
         unsafe { _mm_set_epi64x(second as i64, first as i64) }
     }
 
-    /// The bytes behind a word of 4, as they lie in memory.
+    /// A word of 4 bytes and the `bytes` behind it, in memory order.
     #[inline(always)]
     pub(super) fn after_word(word: u32, bytes: &[u8; 8]) -> Register {
-        // SAFETY: every x86-64 processor has the instructions.
+        // SAFETY: every x86-64 processor has these instructions.
         unsafe {
             let bytes = _mm_set_epi64x(0, i64::from_le_bytes(*bytes));
             _mm_or_si128(_mm_slli_si128::<4>(bytes), _mm_set_epi32(0, 0, 0, word as i32))
@@ -77,7 +77,7 @@ mod imp {
         words
     }
 
-    /// The bytes behind a word of 4, as they lie in memory.
+    /// A word of 4 bytes and the `bytes` behind it, in memory order.
     #[inline(always)]
     pub(super) fn after_word(word: u32, bytes: &[u8; 8]) -> Register {
         let bytes = u64::from_le_bytes(*bytes);
@@ -85,31 +85,31 @@ mod imp {
     }
 }
 
-/// A request of one block: its segments, of which the last may be missing.
+/// A WQE of one block with two or three segments.
 #[derive(Clone, Copy)]
 pub(crate) struct FastWqe {
-    /// The first word of the control segment.
+    /// The first 8 bytes of the control segment.
     pub(crate) control: u64,
     pub(crate) segments: [SegmentReg; 2],
     pub(crate) third: Option<SegmentReg>,
 }
 
-/// What is the same in all requests of a queue.
+/// The parts that all WQEs of a queue share.
 #[derive(Debug)]
 pub(crate) struct Templates {
-    /// First words of a write's and of a send's control segment, without the index.
+    /// First 8 bytes of the control segments of a write and of a send, with index 0.
     write: u64,
     send: u64,
-    /// Second words, by the request's flags.
+    /// Second 8 bytes of the control segment, indexed by the request's flags.
     flags: [u64; FLAGS],
-    /// Bytes of the longest message.
+    /// Maximum bytes of a message.
     longest: u32,
 }
 
 const FLAGS: usize = SendFlags::all().bits() as usize + 1;
 
 impl Templates {
-    /// For queue pair `qp_num`, whose requests have the flags `base_flags` in any case.
+    /// Templates for `qp_num`. Every WQE has the flags `base_flags`.
     pub(crate) fn new(qp_num: u32, base_flags: ControlFlags, max_message: u64) -> Self {
         let control =
             |opcode, segments, flags| Control { opcode, index: 0, qp_num, segments, flags, imm: 0 }.segment();
@@ -125,12 +125,13 @@ impl Templates {
         }
     }
 
-    /// The segments of a request at `index`: a send or a write of one SGE, or of 8 bytes inline.
+    /// Encodes a request at `index`: a send or a write with one SGE or 8 bytes inline. Returns
+    /// `None` for other requests.
     #[inline(always)]
     pub(crate) fn request(&self, index: u32, request: &SendRequest<'_>) -> Option<FastWqe> {
         let data = match request.payload {
             Payload::Inline([part]) => SegmentReg::inline((*part).try_into().ok()?),
-            // The device takes an SGE of no bytes for one of 2^31.
+            // The device reads a byte count of 0 as 2^31.
             Payload::Sges([sge]) if sge.length.wrapping_sub(1) < self.longest => {
                 SegmentReg::new(data_segment(sge))
             }
@@ -154,16 +155,16 @@ impl Templates {
     }
 }
 
-/// The data segment of an SGE of 1 to 2^31 - 1 bytes. The length and the key are read at once.
+/// The data segment of an SGE of 1 to 2^31 - 1 bytes. Length and lkey are loaded at once.
 #[inline(always)]
 pub(crate) fn data_segment(sge: &Sge) -> Segment {
-    // SAFETY: an SGE is 16 bytes without gaps in C's order, any of which are two words.
+    // SAFETY: `Sge` has C layout and 16 bytes without padding, so its bytes are two valid words.
     let [addr, words] = unsafe { std::mem::transmute::<Sge, [u64; 2]>(*sge) };
     let words = if cfg!(target_endian = "little") { words.rotate_left(32) } else { words };
     [words.to_be(), addr.to_be()]
 }
 
-/// A request's flags as a control segment has them.
+/// The control segment's flags for a request's flags.
 #[inline(always)]
 pub(crate) fn control_flags(flags: SendFlags) -> ControlFlags {
     let mut control = ControlFlags::empty();

@@ -47,23 +47,23 @@ use crate::uidx_table::UidxTable;
 use crate::uidx_table::clean::CqShared;
 use crate::uidx_table::srq_slots::SrqShared;
 
-/// Queue pairs of a context that get a register of their own, which is a page each; the others
-/// share one.
+/// Maximum number of a context's queue pairs with a doorbell register of their own, which is a page
+/// each. Further queue pairs share one register.
 const EXCLUSIVE_REGISTERS: u32 = 16;
 
-/// A ConnectX adapter, opened.
+/// An open ConnectX device.
 #[derive(Debug)]
 pub struct Mlx5 {
     file: Arc<DeviceFile>,
     caps: Capabilities,
-    /// The best format of compressed CQEs that the device has.
+    /// The preferred mini CQE format among those that the device supports.
     mini_cqe_format: Option<(MiniCqeFormat, CqeCompressionFormats)>,
     ucontext: AllocUcontextResp,
     table: Arc<UidxTable>,
     records: DoorbellRecords,
-    /// The register for all who have none of their own, and for arming.
+    /// The shared register, for arming CQs and for queue pairs without their own.
     uar: Arc<Uar>,
-    /// Registers that may still be given to one owner.
+    /// Exclusive registers that may still be allocated.
     exclusive: AtomicU32,
     cqs: Mutex<HashMap<u32, Weak<CqShared>>>,
     srqs: Mutex<HashMap<u32, Weak<SrqShared>>>,
@@ -74,14 +74,14 @@ fn ioctl_error(method: &'static str) -> impl FnOnce(Errno) -> IoctlError {
     move |errno| IoctlError { method, errno }
 }
 
-/// Stores an object under the kernel's handle, and removes those that were dropped.
+/// Stores an object under the kernel's handle, and removes the entries of dropped objects.
 fn track<T>(map: &Mutex<HashMap<u32, Weak<T>>>, handle: u32, object: &Arc<T>) {
     let mut map = map.lock().unwrap_or_else(PoisonError::into_inner);
     map.retain(|_, known| known.strong_count() > 0);
     map.insert(handle, Arc::downgrade(object));
 }
 
-/// The object with this handle; without one, the error that `method` would give.
+/// The object with this handle, or `ENOENT` as an error of `method`.
 fn lookup<T>(
     map: &Mutex<HashMap<u32, Weak<T>>>,
     handle: u32,
@@ -91,7 +91,7 @@ fn lookup<T>(
     map.get(&handle).and_then(Weak::upgrade).ok_or(IoctlError { method, errno: Errno::NOENT })
 }
 
-/// Memory for a queue of so many bytes.
+/// Allocates the memory of a queue, in bytes.
 pub(crate) fn queue_memory(bytes: usize, memory: QueueMemory) -> Result<Mapping, CreateError> {
     match memory {
         QueueMemory::Ordinary => Ok(Mapping::anonymous(bytes).map_err(ioctl_error("mmap"))?),
@@ -102,11 +102,11 @@ pub(crate) fn queue_memory(bytes: usize, memory: QueueMemory) -> Result<Mapping,
     }
 }
 
-/// The driver's part of the device attributes.
+/// Queries the mlx5 part of the device attributes.
 fn query_driver(file: &DeviceFile) -> Result<QueryDeviceResp, IoctlError> {
     let mut resp = QueryDeviceResp::zeroed();
     let payload = DriverPayload { input: &[], output: resp.as_mut_bytes() };
-    // SAFETY: the response holds no addresses, and has its full size.
+    // SAFETY: the response has no address fields and its full size.
     unsafe { command::query_driver(file, payload) }?;
     Ok(resp)
 }
@@ -198,18 +198,19 @@ impl Mlx5 {
 }
 
 // SAFETY: by the numbers of the trait's obligations:
-// 1. Handles come from the kernel's answers to calls that make an object, in the context of `file`,
-//    and go to the caller only.
-// 2. The memory of a ring and its doorbell record are allocated for each object, and the queues
-//    that are returned keep them. The device accesses nothing else for the object but what requests
-//    name.
-// 3. An object is made when all of its memory is there, or is destroyed by `HandleGuard`. Nothing
-//    was posted to it.
-// 4. `do_resize_cq` gives the queue the new ring only when the kernel has moved to it, and the old
-//    one otherwise. A shared receive queue is never moved.
-// 5. `dm` maps the pages that the kernel names for the memory, and checks that it lies within them.
-// 6. The null key is the device's own (`dump_fill_mkey`): it discards writes, and reads by it give
-//    no memory's bytes.
+// 1. Handles come from the kernel's responses to create calls in the context of `file`, and only
+//    the caller gets them.
+// 2. The memory of a ring and its doorbell record are allocated for each object, and the returned
+//    queues keep them. For the object, the device accesses nothing else but the memory that
+//    requests name.
+// 3. An object is created after all of its memory is allocated, or `HandleGuard` destroys it.
+//    Nothing was posted to it.
+// 4. `do_resize_cq` gives the queue the new ring only after the kernel has switched to it, and
+//    keeps the old one otherwise. SRQs are not resized.
+// 5. `dm` maps the pages that the kernel reports for the memory, and checks that the memory lies
+//    within them.
+// 6. The null key is the device's own (`dump_fill_mkey`). Writes are discarded, and reads return no
+//    bytes of any memory.
 unsafe impl Provider for Mlx5 {
     type Cq = Mlx5Cq;
     type Sq = Mlx5Sq;
@@ -232,7 +233,7 @@ unsafe impl Provider for Mlx5 {
         };
         let mut resp = AllocUcontextResp::zeroed();
         let payload = DriverPayload { input: request.as_bytes(), output: resp.as_mut_bytes() };
-        // SAFETY: the request holds no addresses, and the response has its full size.
+        // SAFETY: the request has no address fields, and the response has its full size.
         let info = unsafe { command::get_context(&file, payload) }?;
         let shareable = import::query_context(&file).is_ok();
         Self::new(file, info, resp, shareable)
@@ -311,7 +312,7 @@ unsafe impl Provider for Mlx5 {
     }
 
     unsafe fn modify_wq(&self, handle: u32, change: WqChange) -> Result<(), CreateError> {
-        // SAFETY: the caller owns the work queue and resets its queue, as this method asks.
+        // SAFETY: the caller owns the work queue and resets its queue, as this method requires.
         unsafe { wq::modify(&self.file, handle, change) }
     }
 

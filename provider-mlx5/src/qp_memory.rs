@@ -9,8 +9,8 @@ use crate::doorbell::{DoorbellRecord, PAGE};
 use crate::uidx_table::{QueueRecordRef, Side};
 use crate::wqe::{self, BLOCK, SEGMENT};
 
-/// The rings and the doorbell record; given back with the second half, after the kernel has let go
-/// of them.
+/// The rings and the doorbell record of a QP. The second half frees them when it is dropped, after
+/// the kernel has destroyed the QP.
 #[derive(Debug)]
 pub(crate) struct QpMemory {
     rings: Mapping,
@@ -23,7 +23,7 @@ impl QpMemory {
         Self { rings, doorbell, record }
     }
 
-    /// The first byte of the rings, of which there are at least `bytes`.
+    /// Address of the rings, which have at least `bytes` bytes.
     pub(crate) fn ring(&self, bytes: usize) -> NonNull<u8> {
         assert!(bytes <= self.rings.len(), "the rings lie in their memory");
         self.rings.as_ptr()
@@ -42,43 +42,44 @@ impl Drop for QpMemory {
     }
 }
 
-/// RqTracker of the deepest queue: the device counts them by 16 bits.
+/// Maximum depth of a receive queue: the device counts receives by 16 bits.
 const MAX_RECEIVES: u32 = 1 << 15;
 
-/// Send blocks are counted by 16 bits as well, in doorbell records and in CQEs.
+/// Maximum blocks of a send queue: doorbell records and CQEs count blocks by 16 bits.
 const MAX_SEND_BLOCKS: u32 = 1 << 15;
 
-/// Bytes of the longest send: its control segment counts segments by 8 bits, and a send fills whole
-/// blocks.
+/// Maximum bytes of a send WQE. The control segment counts segments by 8 bits, and a WQE fills
+/// whole blocks.
 const MAX_SEND: u32 = (u8::MAX as usize * SEGMENT / BLOCK * BLOCK) as u32;
 
-/// What the device can hold.
+/// The device's limits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Bytes of a send.
+    /// Maximum bytes of a send WQE.
     pub(crate) send_bytes: u32,
-    /// Bytes of a receive.
+    /// Maximum bytes of a receive WQE.
     pub(crate) recv_bytes: u32,
-    /// Blocks of a send queue.
+    /// Maximum blocks of a send queue.
     pub(crate) send_blocks: u32,
-    /// RqTracker of a queue.
+    /// Maximum receives of a queue.
     pub(crate) receives: u32,
 }
 
-/// How a ring of receives is laid out.
+/// Layout of a receive ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReceiveLayout {
     /// Slots, a power of 2.
     pub(crate) slots: u32,
-    /// Log2 of the bytes of a receive.
+    /// Log2 of the bytes of a slot.
     pub(crate) shift: u32,
-    /// SGEs of a receive.
+    /// SGEs of a slot.
     pub(crate) sge: u32,
 }
 
 impl ReceiveLayout {
-    /// The layout for at least `max_wr` receives, of which there must be some, of `max_sge` SGEs,
-    /// if the device can hold it.
+    /// The layout for at least `max_wr` receives of `max_sge` SGEs. `max_wr` must not be 0.
+    ///
+    /// Fails with `CreateError::Limit` if the device's limits do not permit it.
     pub(crate) fn new(max_wr: u32, max_sge: u32, limits: Limits) -> Result<Self, CreateError> {
         let limit = |what, asked: u32, max| CreateError::Limit { what, asked: asked.into(), max };
         let bytes = (u64::from(max_sge.max(1)) * SEGMENT as u64).next_power_of_two();
@@ -89,7 +90,7 @@ impl ReceiveLayout {
         if max_wr > most {
             return Err(limit("max_recv_wr", max_wr, most.into()));
         }
-        // The ring fills at least a block.
+        // The ring has at least the size of one block.
         let slots = u64::from(max_wr).next_power_of_two().max(BLOCK as u64 / bytes);
         Ok(Self { slots: slots as u32, shift: bytes.trailing_zeros(), sge: (bytes / SEGMENT as u64) as u32 })
     }
@@ -99,36 +100,38 @@ impl ReceiveLayout {
         (self.slots as usize) << self.shift
     }
 
-    /// Log2 of the segments of a receive.
+    /// Log2 of the segments of a slot.
     pub(crate) fn log_segments(&self) -> u32 {
         self.shift - SEGMENT.trailing_zeros()
     }
 }
 
-/// How a queue pair's rings are laid out: receives first, then sends.
+/// Layout of a QP's rings: the receive ring, then the send ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
-    /// Slots of the receive ring, a power of 2; none where it shares one.
+    /// Slots of the receive ring, a power of 2; 0 without a receive ring.
     pub(crate) recv_slots: u32,
-    /// Log2 of the bytes of a receive.
+    /// Log2 of the bytes of a receive slot.
     pub(crate) recv_shift: u32,
-    /// SGEs of a receive.
+    /// SGEs of a receive slot.
     pub(crate) recv_sge: u32,
     /// Blocks of the send ring, a power of 2.
     pub(crate) send_blocks: u32,
-    /// SqTracker that always find room.
+    /// Sends of any length that always fit.
     pub(crate) sends: u32,
-    /// SGEs of a send.
+    /// Maximum SGEs of a send.
     pub(crate) send_sge: u32,
-    /// Bytes inline.
+    /// Maximum bytes of inline data.
     pub(crate) inline: u32,
-    /// Bytes of which the send ring starts at a multiple.
+    /// Alignment of the send ring, in bytes.
     send_align: usize,
 }
 
 impl Layout {
-    /// The layout for at least `cap`, and large sends with headers of at most so many bytes, if the
-    /// device can hold it; with `no_receives`, without a receive ring.
+    /// The layout for at least `cap`, with TSO headers of at most `tso_header` bytes. With
+    /// `no_receives` there is no receive ring.
+    ///
+    /// Fails with `CreateError::Limit` if the device's limits do not permit it.
     pub(crate) fn new(
         qp_type: QpType,
         cap: &QpCap,
@@ -138,19 +141,19 @@ impl Layout {
     ) -> Result<Self, CreateError> {
         let limit = |what, asked: u32, max| CreateError::Limit { what, asked: asked.into(), max };
         let limits = Limits { send_bytes: limits.send_bytes.min(MAX_SEND), ..limits };
-        // What stands before the data: the control segment and, of the operations, the longest.
+        // Segments before the data: the control segment and the segments of the longest operation.
         let head = match qp_type {
             QpType::UD => 4,
-            // The same behind the segment that names the peer's queue.
+            // XRC segment, remote address segment and atomic segment.
             QpType::XRC_INI => 4,
-            // Of frames: their flags, and a header.
+            // The Ethernet segment and the inline header.
             QpType::RAW_PACKET => 3,
-            // An address and the numbers of an atomic.
+            // The remote address segment and the atomic segment.
             _ => 3,
         };
         let sge = cap.max_send_sge.max(1);
         let segments = u64::from(sge).max(wqe::inline_segments(cap.max_inline_data as usize) as u64) + head;
-        // A window's bind is longer than that, and takes as many blocks as it needs.
+        // The WQE of a bind is longer.
         let binds = matches!(qp_type, QpType::RC | QpType::UC);
         let key_change = if binds { 1 + wqe::BIND_SEGMENTS as u64 } else { 0 };
         let whole_blocks = |segments: u64| (segments * SEGMENT as u64).next_multiple_of(BLOCK as u64);
@@ -163,8 +166,7 @@ impl Layout {
                 limit("max_send_sge", sge, room / SEGMENT as u64)
             });
         }
-        // A large send's header takes the room that it needs, before as many SGEs as other sends
-        // may have.
+        // A TSO WQE has the inline header and up to `sge` SGEs.
         let before_header = 1 + u64::from(sge);
         let large = match tso_header {
             0 => 0,
@@ -198,18 +200,18 @@ impl Layout {
             sends: (blocks / blocks_each) as u32,
             send_sge: sge,
             inline: (room * SEGMENT as u64 - 4) as u32,
-            // The kernel registers the two rings of raw packets each for itself.
+            // The kernel registers the rings of a raw packet QP separately.
             send_align: if qp_type == QpType::RAW_PACKET { PAGE } else { BLOCK },
         })
     }
 
-    /// `rq_wqe_shift` of the create request: 0 without a receive ring, or the kernel rejects it
-    /// (`create_user_qp` of its `qp.c`).
+    /// `rq_wqe_shift` of the create request. It is 0 without a receive ring, because the kernel
+    /// rejects other values then (`create_user_qp` of its `qp.c`).
     pub(crate) fn rq_wqe_shift(&self) -> u32 {
         if self.recv_slots == 0 { 0 } else { self.recv_shift }
     }
 
-    /// Where the send ring starts.
+    /// Offset of the send ring, in bytes.
     pub(crate) fn send_offset(&self) -> usize {
         ((self.recv_slots as usize) << self.recv_shift).next_multiple_of(self.send_align)
     }
@@ -219,7 +221,7 @@ impl Layout {
         self.send_offset() + self.send_blocks as usize * BLOCK
     }
 
-    /// Depths and widths as users know them.
+    /// The QP capabilities of the layout.
     pub(crate) fn cap(&self) -> QpCap {
         QpCap {
             max_send_wr: self.sends,
@@ -268,8 +270,8 @@ mod tests {
     #[test]
     fn xrc_wqe_has_room_for_the_xrc_segment() {
         let layout = Layout::new(QpType::XRC_INI, &cap(8, 1, 12), 0, true, LIMITS).expect("small");
-        // Control, queue, address and numbers fill a block; 12 bytes with their header are a
-        // segment of the next.
+        // Control, XRC, remote address and atomic segments fill one block. 12 bytes of inline data
+        // with their header are one segment of the next block.
         assert_eq!((layout.send_blocks, layout.sends, layout.inline), (16, 8, 60));
     }
 
@@ -278,7 +280,8 @@ mod tests {
         let plain = Layout::new(QpType::RAW_PACKET, &cap(8, 2, 0), 0, true, LIMITS).expect("small");
         let large = |header| Layout::new(QpType::RAW_PACKET, &cap(8, 2, 0), header, true, LIMITS);
         assert_eq!(large(18), Ok(plain), "what every frame has room for");
-        // Control, 5 for 54 bytes and 2 SGEs fill two blocks exactly.
+        // The control segment, 5 segments for the 54-byte header and 2 SGEs fill exactly two
+        // blocks.
         assert_eq!(large(54).map(|layout| (layout.send_blocks, layout.sends)), Ok((16, 8)));
         assert_eq!(large(67).map(|layout| (layout.send_blocks, layout.sends)), Ok((32, 10)));
         let refused = CreateError::Limit { what: "max_tso_header", asked: 963, max: 962 };

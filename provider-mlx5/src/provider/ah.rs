@@ -32,11 +32,11 @@ impl Mlx5 {
         // SAFETY: the response has its full size.
         let made = unsafe { command::create_ah(&self.file, request, DriverPayload { input: &[], output }) }?;
         let destroy = |file: &DeviceFile, handle| {
-            // SAFETY: `HandleGuard` calls it for the address handle made above, which nothing else
-            // knows of.
+            // SAFETY: `HandleGuard` calls it for the address handle created above, which has no
+            // other user.
             let _ = unsafe { command::destroy_ah(file, handle) };
         };
-        // SAFETY: the address handle was made just now, and nothing else knows it.
+        // SAFETY: the address handle was just created and has no other user.
         let guard = unsafe { HandleGuard::new(&self.file, made.handle, destroy) };
         let link = if ethernet {
             let index = attr.grh.sgid_index.into();

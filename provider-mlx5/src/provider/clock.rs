@@ -10,17 +10,17 @@ use bareverbs_uapi::mlx5::{AllocUcontextResp, AllocUcontextRespMask, MmapCommand
 
 use crate::doorbell::PAGE;
 
-/// Bytes of the clock: two words, the upper first.
+/// Bytes of the clock: two words, the high word first.
 const CLOCK: usize = 8;
 
-/// The page with the clock, mapped when it is looked at first.
+/// The page with the clock, mapped at the first read.
 #[derive(Debug, Default)]
 pub(crate) struct Clock(OnceLock<Result<Page, CreateError>>);
 
 #[derive(Debug)]
 struct Page {
     memory: Mapping,
-    /// Where in it the clock is.
+    /// Offset of the clock in the page.
     offset: usize,
 }
 
@@ -31,8 +31,8 @@ impl Clock {
     }
 }
 
-/// Where in the device file a page is that a command maps: its number is the command and, in the
-/// bits around it, an index.
+/// The mmap offset of a page. The page number of the offset is the command, with the index in the
+/// bits around it.
 pub(crate) fn offset_of(command: MmapCommand, index: u16) -> u64 {
     let index = u64::from(index);
     (u64::from(command.0) << 8 | index & 0xff | (index >> 8) << 16) * PAGE as u64
@@ -58,14 +58,14 @@ impl Page {
 
     fn read(&self) -> u64 {
         let word = |index: usize| {
-            // SAFETY: the clock lies in the page, as `new` checked; the device changes each word as
-            // a whole.
+            // SAFETY: the clock lies in the page, as `new` checked. The device updates each word
+            // atomically.
             u32::from_be(unsafe {
                 self.memory.as_ptr().add(self.offset).cast::<u32>().add(index).read_volatile()
             })
         };
-        // The upper word may change between two looks: once, as the lower one comes round in
-        // seconds.
+        // The high word may change between its read and that of the low word. It changes at most
+        // once, because the low word takes seconds to wrap around.
         let (mut high, mut low) = (word(0), word(1));
         let again = word(0);
         if again != high {
@@ -88,7 +88,7 @@ mod tests {
     #[test]
     fn clock_is_read_high_word_first() {
         let memory = Mapping::anonymous(PAGE).unwrap();
-        // SAFETY: within the page, which is this test's.
+        // SAFETY: within the page, which this test owns.
         unsafe { memory.as_ptr().add(16).cast::<u64>().write(0x0102_0304_0506_0708u64.to_be()) };
         assert_eq!(Page { memory, offset: 16 }.read(), 0x0102_0304_0506_0708);
     }

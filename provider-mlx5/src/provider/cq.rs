@@ -11,12 +11,12 @@ use super::{Mlx5, ioctl_error, queue_memory, track};
 use crate::cq::{Mlx5Cq, Ring};
 use crate::cqe::CQE;
 
-/// Completions of a queue are counted by 24 bits, of which one tells a full queue from an empty
+/// The device counts CQEs modulo 2^24. One of the 24 bits distinguishes a full CQ from an empty
 /// one.
 const MAX_CQE_LOG: u32 = 22;
 
-/// The index of a page as the kernel takes it for a completion queue, which is narrower than that
-/// which it gives.
+/// The UAR page index of a create request. It has 16 bits there, and 32 bits in the kernel's
+/// response to the page's allocation.
 fn uar_page_index(page_id: u32) -> Result<u16, CreateError> {
     u16::try_from(page_id).map_err(|_| CreateError::Layout {
         queue: "completion queue",
@@ -66,15 +66,15 @@ impl Mlx5 {
         let mut response = CreateCqResp::zeroed();
         let payload = DriverPayload { input: driver.as_bytes(), output: response.as_mut_bytes() };
         // SAFETY: the ring has the size that the kernel computes from the entries (`create_cq_user`
-        // of its `cq.c`), and the queue that is returned keeps it and the record. The caller keeps
-        // that until the kernel has destroyed the object.
+        // of its `cq.c`). The returned queue keeps the ring and the doorbell record. The caller
+        // keeps the queue until the kernel has destroyed the CQ.
         let made = unsafe { command::create_cq(&self.file, &CqRequest { entries, ..*request }, payload) }?;
         let queue = Mlx5Cq::new(ring, response.cqn, &self.table, doorbell, &self.uar);
         track(&self.cqs, made.handle, queue.shared());
         Ok(CreatedCq { handle: made.handle, entries: queue.capacity(), queue })
     }
 
-    /// Gives a queue memory of another size.
+    /// Resizes a CQ.
     ///
     /// # Safety
     ///
@@ -94,8 +94,8 @@ impl Mlx5 {
                 ResizeCqReq { buf_addr: ring.address(), cqe_size: CQE as u16, ..ResizeCqReq::zeroed() };
             let payload = DriverPayload { input: driver.as_bytes(), output: &mut [] };
             // SAFETY: the ring has the size that the kernel computes from the entries
-            // (`resize_user` of its `cq.c`), and `resize_by` puts it into the queue, which is that
-            // of `cq`, as the caller promises.
+            // (`resize_user` of its `cq.c`). `resize_by` installs it in the queue, which belongs to
+            // `cq`, as the caller promises.
             unsafe { command::resize_cq(&self.file, cq, entries, payload) }.map(drop)
         })?;
         Ok(queue.capacity())

@@ -15,7 +15,7 @@ use bareverbs_uapi::uverbs::DmAlloc;
 use super::clock::offset_of;
 use crate::doorbell::PAGE;
 
-/// Takes memory that queues and regions can use (`MEMIC`), and maps it.
+/// Allocates device memory that queues and MRs can use (`MEMIC`), and maps it.
 pub(crate) fn alloc(file: &DeviceFile, request: &DmRequest) -> Result<(u32, DeviceMemory), CreateError> {
     let (mut start, mut page) = (0, 0);
     let mut call = Call::<DmAlloc>::new(file.driver_id());
@@ -24,13 +24,13 @@ pub(crate) fn alloc(file: &DeviceFile, request: &DmRequest) -> Result<(u32, Devi
     call.input(DmAlloc::ALIGNMENT, &request.log_align);
     call.output(attributes::DmAlloc::RESP_START_OFFSET, &mut start);
     call.output(attributes::DmAlloc::RESP_PAGE_INDEX, &mut page);
-    // SAFETY: the method writes nothing but its attributes.
+    // SAFETY: the method writes only to its attributes.
     unsafe { file.execute(&mut call) }?;
     let destroy = |file: &DeviceFile, handle| {
-        // SAFETY: `HandleGuard` calls it for the memory taken above, which nothing else knows of.
+        // SAFETY: `HandleGuard` calls it for the memory allocated above, which has no other user.
         let _ = unsafe { command::free_dm(file, handle) };
     };
-    // SAFETY: the memory was taken just now, and nothing else knows its handle.
+    // SAFETY: the memory was just allocated and has no other user.
     let guard = unsafe { HandleGuard::new(file, call.made(DmAlloc::HANDLE), destroy) };
     let len = usize::try_from(request.len).map_err(|_| IoctlError { method: "mmap", errno: Errno::NOMEM })?;
     let memory = map(file, start, page, len)?;
@@ -45,18 +45,18 @@ pub(crate) fn import(file: &DeviceFile, handle: u32) -> Result<DeviceMemory, Cre
     call.output(DmQuery::RESP_START_OFFSET, &mut start);
     call.output(DmQuery::RESP_PAGE_INDEX, &mut page);
     call.output(DmQuery::RESP_LENGTH, &mut length);
-    // SAFETY: the method writes nothing but its attributes.
+    // SAFETY: the method writes only to its attributes.
     unsafe { file.execute(&mut call) }?;
     let wrong = CreateError::Layout { queue: "device memory", problem: "an odd length", value: length };
     let len = usize::try_from(length).ok().filter(|len| (1..=isize::MAX as usize - 2 * PAGE).contains(len));
     map(file, start, page, len.ok_or(wrong)?)
 }
 
-/// How far into its first page memory at `start` begins, and the bytes of all its pages.
+/// Offset of the memory in its first page, and the bytes of all its pages.
 fn extent(start: u64, len: usize) -> Result<(usize, usize), CreateError> {
     let within = start as usize % PAGE;
     let whole = within.checked_add(len).and_then(|end| end.checked_next_multiple_of(PAGE));
-    // No mapping is longer.
+    // A mapping has at most `isize::MAX` bytes.
     let whole = whole.filter(|whole| isize::try_from(*whole).is_ok());
     let wrong = CreateError::Layout { queue: "device memory", problem: "an odd length", value: len as u64 };
     Ok((within, whole.ok_or(wrong)?))
@@ -66,8 +66,8 @@ fn map(file: &DeviceFile, start: u64, page: u16, len: usize) -> Result<DeviceMem
     let (within, whole) = extent(start, len)?;
     let mapping = file.map(offset_of(MmapCommand::DEVICE_MEM, page), whole, Protection::ReadWrite)?;
     let wrong = CreateError::Layout { queue: "device memory", problem: "an odd start", value: start };
-    // SAFETY: the kernel maps the pages of this memory there, and other values over them access
-    // them by words too.
+    // SAFETY: the kernel maps the pages of this memory there. Other mappings of them are accessed
+    // by words as well.
     unsafe { DeviceMemory::new(mapping, within, len) }.ok_or(wrong)
 }
 

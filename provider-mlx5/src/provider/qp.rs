@@ -41,7 +41,7 @@ impl Mlx5 {
         let mut flags = QpFlags::UAR_PAGE_INDEX;
         if request.scatter_to_cqe {
             let signals_all = request.flags.contains(QpCreateFlags::SQ_SIG_ALL);
-            // Where all sends are signalled, what they read would come in completions too.
+            // If all sends are signalled, CQEs would carry the results of reads too.
             if !receives || signals_all || !matches!(request.qp_type, QpType::RC | QpType::UC) {
                 let what = "messages in completions for other than connected queue pairs with receives of their own and \
                             sends signalled one by one";
@@ -87,8 +87,8 @@ impl Mlx5 {
         let cap = layout.cap();
         let memory = Arc::new(QpMemory::new(rings, doorbell, record.clone()));
         // SAFETY: the rings have the size that the kernel computes from their counts
-        // (`set_user_buf_size` of its `qp.c`), and the queues that are returned keep them and the
-        // record. The caller keeps those until the kernel has destroyed the object.
+        // (`set_user_buf_size` of its `qp.c`). The returned queues keep the rings and the doorbell
+        // record. The caller keeps the queues until the kernel has destroyed the QP.
         let made = unsafe { command::create_qp(&self.file, &QpRequest { cap, ..*request }, payload) }?;
         let limits = SendLimits {
             qp_type: request.qp_type,
@@ -128,15 +128,15 @@ impl Mlx5 {
                 };
                 Ok(match combined {
                     Some(register) => SendRegister::Exclusive(register),
-                    // This machine doesn't combine writes: requests can't be copied, but it is its
-                    // own.
+                    // The machine has no write combining. The register is exclusive, but WQEs are
+                    // not copied.
                     None => SendRegister::Shared(Arc::new(Uar::alloc(&self.file, UarType::NC)?)),
                 })
             }
         }
     }
 
-    /// A register of one's own while there are some, and the shared one otherwise.
+    /// Allocates an exclusive register, or returns the shared one if none is left.
     fn alloc_register(&self) -> SendRegister {
         let shared = || SendRegister::Shared(Arc::clone(&self.uar));
         let take = |left: u32| left.checked_sub(1);
@@ -147,15 +147,15 @@ impl Mlx5 {
             Ok(uar) => BlueFlame::new(uar, self.ucontext.bf_reg_size)
                 .map_or_else(|_| shared(), SendRegister::Exclusive),
             Err(_) => {
-                // This machine doesn't combine writes, or the device has no pages left: it need not
-                // be asked again.
+                // The machine has no write combining, or the device has no pages left. Later calls
+                // use the shared register.
                 self.exclusive.store(0, Ordering::Relaxed);
                 shared()
             }
         }
     }
 
-    /// Bytes of the longest message, or datagram, of the first port.
+    /// Maximum bytes of a message, or of a datagram, on port 1.
     fn max_message(&self, qp_type: QpType) -> Result<u64, IoctlError> {
         let port = command::query_port(&self.file, 1)?.legacy_resp;
         Ok(match qp_type {
@@ -164,7 +164,7 @@ impl Mlx5 {
         })
     }
 
-    /// Largest TSO payload in bytes; 0 for a queue pair without TSO.
+    /// Maximum TSO payload in bytes; 0 for a queue pair without TSO.
     fn max_tso(&self, request: &QpRequest) -> Result<u64, CreateError> {
         if request.max_tso_header == 0 {
             return Ok(0);

@@ -56,17 +56,17 @@ impl Mlx5 {
         let payload = DriverPayload { input: driver.as_bytes(), output: response.as_mut_bytes() };
         let asked = SrqRequest { max_wr: slots - 1, ..*request };
         // SAFETY: the memory has the size that the kernel computes from depth and width
-        // (`mlx5_ib_create_srq` of its `srq.c`), and the queue that is returned keeps it and the
-        // record. The caller keeps that until the kernel has destroyed the object.
+        // (`mlx5_ib_create_srq` of its `srq.c`). The returned queue keeps the memory and the
+        // doorbell record. The caller keeps the queue until the kernel has destroyed the SRQ.
         let made = unsafe { command::create_srq(&self.file, &asked, payload) }?;
         let destroy = |file: &DeviceFile, handle| {
-            // SAFETY: `HandleGuard` calls it for the queue made above, which nothing else knows of.
+            // SAFETY: `HandleGuard` calls it for the SRQ created above, which has no other user.
             let _ = unsafe { command::destroy_srq(file, handle) };
         };
-        // SAFETY: the queue was made just now, and nothing else knows its handle.
+        // SAFETY: the SRQ was just created and has no other user.
         let guard = unsafe { HandleGuard::new(&self.file, made.handle, destroy) };
         if request.limit > 0 {
-            // The driver takes none when it makes the queue.
+            // The create command does not set a limit.
             self.limit_srq(made.handle, request.limit)?;
         }
         queue.shared().set_number(response.srqn);
@@ -101,8 +101,7 @@ impl Mlx5 {
         }
     }
 
-    /// What leads from completions of a shared receive queue, all of which come to `cq`, to the
-    /// queue.
+    /// The record of an XRC SRQ, which maps its CQEs to the queue. All of them are written to `cq`.
     fn record_of_srq(&self, cq: Arc<CqShared>, queue: &Mlx5Srq) -> Result<QueueRecordRef, IoctlError> {
         let source = Source::Shared(Arc::clone(queue.shared()));
         QueueRecord::new(&self.table, [Arc::clone(&cq), cq], SqTracker::new(1), source)
@@ -116,8 +115,8 @@ impl Mlx5 {
             srq_limit: limit,
             ..ModifySrqReq::zeroed()
         };
-        // SAFETY: `do_create_srq` has just made the queue, or the caller of `do_modify_srq` owns
-        // it; a limit moves no ring. There is no payload.
+        // SAFETY: `do_create_srq` has just created the SRQ, or the caller of `do_modify_srq` owns
+        // it. A limit does not change the ring. There is no payload.
         unsafe { command::modify_srq(&self.file, &request, DriverPayload::default()) }
     }
 }

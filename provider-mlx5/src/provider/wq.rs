@@ -31,7 +31,7 @@ pub(crate) struct WqMemory {
 }
 
 impl WqMemory {
-    /// A queue of this layout in `ring` whose completions come to `cq`.
+    /// A queue of this layout in `ring`. Its CQEs are written to `cq`.
     pub(crate) fn new(
         table: &Arc<UidxTable>,
         cq: Arc<CqShared>,
@@ -51,7 +51,7 @@ impl WqMemory {
         self.memory.ring(self.layout.bytes()).as_ptr().expose_provenance() as u64
     }
 
-    /// The queue; completions lead to it from here on.
+    /// The queue. Pollers find it from now on.
     pub(crate) fn finish(self) -> Mlx5Rq {
         let Self { layout, record, memory } = self;
         let queue = Mlx5Rq::new(record.clone(), memory, layout.slots, layout.log_segments(), layout.sge);
@@ -71,7 +71,7 @@ pub(crate) unsafe fn create(
     request: &WqRequest,
 ) -> Result<CreatedWq<Mlx5>, CreateError> {
     if mlx5.ucontext_resp().cqe_version == 0 {
-        // Nor does the driver make queue pairs of raw packets then.
+        // The driver does not create raw packet QPs with CQEs of version 0 either.
         return Err(CreateError::Unsupported { what: "work queues whose completions are of version 0" });
     }
     let layout = ReceiveLayout::new(request.max_wr, request.max_sge, limits)?;
@@ -90,8 +90,8 @@ pub(crate) unsafe fn create(
     let payload = DriverPayload { input: driver.as_bytes(), output: response.as_mut_bytes() };
     let asked = WqRequest { max_wr: layout.slots, max_sge: layout.sge, ..*request };
     // SAFETY: the ring has the size that the kernel computes from count and shift
-    // (`set_user_rq_size` of its `qp.c`), and the queue that is returned keeps it and the record.
-    // The caller keeps that until the kernel has destroyed the object.
+    // (`set_user_rq_size` of its `qp.c`). The returned queue keeps the ring and the doorbell
+    // record. The caller keeps the queue until the kernel has destroyed the WQ.
     let made = unsafe { command::create_wq(mlx5.file(), &asked, payload) }?;
     Ok(CreatedWq {
         handle: made.handle,
@@ -108,8 +108,8 @@ pub(crate) unsafe fn create(
 pub(crate) unsafe fn modify(file: &DeviceFile, wq: u32, change: WqChange) -> Result<(), CreateError> {
     let driver = ModifyWqReq::zeroed();
     let payload = DriverPayload { input: driver.as_bytes(), output: &mut [] };
-    // SAFETY: the caller owns the work queue and resets its queue, as `Provider::modify_wq` asks.
-    // The payload holds no addresses.
+    // SAFETY: the caller owns the work queue and resets its queue, as `Provider::modify_wq`
+    // requires. The payload has no address fields.
     unsafe { command::modify_wq(file, wq, change, payload) }?;
     Ok(())
 }
@@ -119,7 +119,7 @@ pub(crate) fn create_rss_qp(file: &DeviceFile, request: &RssQpRequest) -> Result
         rx_hash_fields_mask: RxHashFields::from_bits_retain(request.fields.bits()),
         rx_hash_function: RxHashFunctions::TOEPLITZ,
         rx_key_len: TOEPLITZ_KEY as u8,
-        // The driver hashes what is inside of tunnels where it may look there.
+        // The driver hashes the inner headers of tunneled packets only with this flag.
         flags: if request.fields.contains(HashFields::INNER) {
             QpFlags::TUNNEL_OFFLOADS
         } else {
@@ -130,6 +130,6 @@ pub(crate) fn create_rss_qp(file: &DeviceFile, request: &RssQpRequest) -> Result
     driver.rx_hash_key[..TOEPLITZ_KEY].copy_from_slice(&request.key);
     let mut response = CreateQpResp::zeroed();
     let payload = DriverPayload { input: driver.as_bytes(), output: response.as_mut_bytes() };
-    // SAFETY: the payload holds no addresses, and the response has its full size.
+    // SAFETY: the payload has no address fields, and the response has its full size.
     Ok(unsafe { command::create_rss_qp(file, request, payload) }?)
 }

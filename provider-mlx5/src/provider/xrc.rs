@@ -1,4 +1,4 @@
-//! Extended reliable connections: the receiving ends, which have no queues.
+//! XRC target QPs (`XRC_TGT`), which have no queues.
 
 use bareverbs_provider::command::{self, DriverPayload, QpHandle};
 use bareverbs_provider::device::DeviceFile;
@@ -9,8 +9,8 @@ use zerocopy::IntoBytes;
 
 use crate::uidx_table::DEFAULT_UIDX;
 
-/// Creates a queue pair that receives for an XRC domain. The driver wants its payload all the same,
-/// and a user index that no completion ever names.
+/// Creates an XRC target QP. The driver requires its payload nevertheless, and a user index, which
+/// no CQE carries.
 pub(super) fn create_target(
     file: &DeviceFile,
     cqe_version: u8,
@@ -20,7 +20,7 @@ pub(super) fn create_target(
     let driver = CreateQpReq { uidx, ..CreateQpReq::zeroed() };
     let mut response = CreateQpResp::zeroed();
     let payload = DriverPayload { input: driver.as_bytes(), output: response.as_mut_bytes() };
-    // SAFETY: of such a queue pair the driver takes no addresses (`create_xrc_tgt_qp` of its
-    // `qp.c`).
+    // SAFETY: the driver reads no addresses from the request of such a QP (`create_xrc_tgt_qp` of
+    // its `qp.c`).
     Ok(unsafe { command::create_xrc_target(file, request, payload) }?)
 }

@@ -1,8 +1,8 @@
-//! Every small layout of rings beside a model.
+//! Compares every small ring layout with a model.
 
 use super::*;
 
-/// A device that can hold little, so that every limit is met.
+/// A device with small limits, so that the test reaches every limit.
 const SMALL: Limits = Limits { send_bytes: 256, recv_bytes: 64, send_blocks: 8, receives: 4 };
 
 const TYPES: [QpType; 5] = [QpType::RC, QpType::UC, QpType::UD, QpType::XRC_INI, QpType::RAW_PACKET];
@@ -12,7 +12,7 @@ fn head(qp_type: QpType) -> u64 {
     if matches!(qp_type, QpType::UD | QpType::XRC_INI) { 4 } else { 3 }
 }
 
-/// Bytes of the longest request of a queue: whole blocks.
+/// Bytes of the longest WQE of a queue, in whole blocks.
 fn request_bytes(qp_type: QpType, cap: &QpCap) -> u64 {
     let elements = u64::from(cap.max_send_sge.max(1));
     let inline = match cap.max_inline_data {
@@ -52,8 +52,7 @@ fn every_small_send_ring_has_minimal_size() {
                     assert_eq!(u64::from(layout.send_blocks), blocks);
                     assert_eq!(u64::from(layout.sends), blocks / each);
                     assert_eq!(layout.send_sge, cap.max_send_sge.max(1));
-                    // All of the longest request's room may be inline, but for the 4 bytes of its
-                    // length.
+                    // Inline data may fill the longest WQE, except for their header of 4 bytes.
                     assert_eq!(u64::from(layout.inline), each * 64 - head(qp_type) * 16 - 4);
                     assert_eq!((layout.recv_slots, layout.recv_sge, layout.send_offset()), (0, 0, 0));
                     assert_eq!(layout.bytes() as u64, blocks * 64);
@@ -67,7 +66,7 @@ fn every_small_send_ring_has_minimal_size() {
     }
 }
 
-/// Asserts that what an error calls the most is taken, and that one more is not.
+/// Asserts that the `max` of an error is accepted, and that `max + 1` is rejected.
 fn check_limit(qp_type: QpType, cap: &QpCap, header: u16, error: &CreateError) {
     let CreateError::Limit { what, asked, max } = *error else { panic!("{error}") };
     assert!(max < asked, "{error}");
@@ -89,7 +88,7 @@ fn check_limit(qp_type: QpType, cap: &QpCap, header: u16, error: &CreateError) {
     };
     let names = |layout: &Result<Layout, CreateError>| matches!(layout, Err(CreateError::Limit { what: named, .. }) if *named == what);
     assert!(with(max + 1).is_err(), "{qp_type:?} {cap:?}: {error}");
-    // The number of sends is rounded up to a power of 2 of blocks, so fewer may be refused too.
+    // The number of blocks is rounded up to a power of 2, so fewer sends may be rejected too.
     if what != "max_send_wr" {
         assert!(!names(&with(max)), "{qp_type:?} {cap:?}: {error}");
     }
@@ -144,8 +143,7 @@ fn tso_header_fits_before_max_sges() {
         let cap =
             QpCap { max_send_wr: 1, max_recv_wr: 0, max_send_sge: sge, max_recv_sge: 0, max_inline_data: 0 };
         let plain = request_bytes(QpType::RAW_PACKET, &cap);
-        // The control segment, what comes before the header in its first segment, and the rest of
-        // it.
+        // The control segment, the first 14 bytes of the Ethernet segment, and the header.
         let large = match header {
             0 => 0,
             header => (1 + sge + wqe::header_segments(header as usize) as u32).div_ceil(4) * 64,

@@ -1,4 +1,4 @@
-//! Datagrams.
+//! Datagrams of UD queue pairs.
 
 use bareverbs_provider::work::{Datagram, PushError, SendRequest};
 use bareverbs_uapi::uverbs::types::QpType;
@@ -6,14 +6,14 @@ use bareverbs_uapi::uverbs::types::QpType;
 use super::{Head, Mlx5Sq, PLAIN};
 use crate::wqe::{AddressVector, Opcode};
 
-/// An address handle: what is the same for all datagrams to a port.
+/// An address handle: the address vector of a destination.
 #[derive(Clone, Copy, Debug)]
 pub struct Mlx5Ah {
     pub(crate) vector: AddressVector,
 }
 
 impl Mlx5Ah {
-    /// The address vector that datagrams carry.
+    /// The address vector of the datagrams.
     #[must_use]
     pub fn vector(&self) -> &AddressVector {
         &self.vector
@@ -21,8 +21,8 @@ impl Mlx5Ah {
 }
 
 impl Mlx5Sq {
-    /// Writes a request as [`SendQueue::push`](bareverbs_provider::traits::SendQueue::push) does,
-    /// with the address vector behind the control segment.
+    /// Writes a datagram as [`SendQueue::push`](bareverbs_provider::traits::SendQueue::push) does.
+    /// The address vector follows the control segment.
     #[inline(always)]
     pub(super) fn push_to_handle(
         &mut self,

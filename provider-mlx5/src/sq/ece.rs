@@ -9,20 +9,20 @@ use zerocopy::IntoBytes;
 
 use super::Mlx5Sq;
 
-/// The vendor of the options.
+/// Vendor id of the options.
 #[doc(alias = "PCI_VENDOR_ID_MELLANOX")]
 const VENDOR: u32 = 0x15b3;
 
-/// What a queue pair is made with, to learn what the device current: options of the first version,
-/// none of which is chosen.
+/// ECE options of a create request: version 1, no option selected. The device reports its options
+/// in the response.
 pub(crate) const ECE_VERSION_1: u32 = 0x1000_0000;
 
 /// The ECE state of a QP, on devices that have ECE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EceState {
-    /// What the device reported last.
+    /// Options that the device reported last.
     current: u32,
-    /// What the next modify requests.
+    /// Options that the next modify requests.
     asked: Option<u32>,
 }
 
@@ -48,7 +48,8 @@ impl Mlx5Sq {
         }
     }
 
-    /// Modifies the QP, with ECE options if some were set.
+    /// Modifies the QP. The request includes the ECE options if [`Self::set_ece_options`] was
+    /// called.
     ///
     /// # Safety
     ///
@@ -59,14 +60,14 @@ impl Mlx5Sq {
         request: &ModifyQpReq,
     ) -> Result<(), IoctlError> {
         let Some(asked) = self.options.and_then(|options| options.asked) else {
-            // SAFETY: the caller owns the queue pair and resets its queues, as `modify` asks.
+            // SAFETY: the caller owns the queue pair and resets its queues, as `modify` requires.
             return unsafe { command::modify_qp(file, request) };
         };
         let driver = DriverReq { ece_options: asked, ..DriverReq::zeroed() };
         let mut response = ModifyQpResp::zeroed();
         let payload = DriverPayload { input: driver.as_bytes(), output: response.as_mut_bytes() };
-        // SAFETY: the caller owns the queue pair and resets its queues, as `modify` asks. The
-        // payload holds no addresses, and the response has its full size.
+        // SAFETY: the caller owns the queue pair and resets its queues, as `modify` requires. The
+        // payload has no address fields, and the response has its full size.
         unsafe { command::modify_qp_with(file, request, payload) }?;
         self.options = Some(EceState::new(response.ece_options));
         Ok(())

@@ -6,18 +6,18 @@ use bareverbs_uapi::uverbs::types::QpType;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SendLimits {
     pub(crate) qp_type: QpType,
-    /// Requests that always find room.
+    /// Requests of any length that always fit.
     pub(crate) requests: u32,
     pub(crate) max_sge: u32,
     pub(crate) max_inline: u32,
-    /// Bytes of a message; of a datagram, the port's MTU.
+    /// Maximum bytes of a message; for UD, the port's active MTU.
     pub(crate) max_message: u64,
-    /// Whether every request makes a completion.
+    /// Whether every request generates a CQE.
     pub(crate) signal_all: bool,
-    /// Bytes of a frame that a request must hold itself.
+    /// Bytes of a frame's start that the WQE must hold inline.
     pub(crate) frame_header: usize,
-    /// Bytes of the longest header of a large send; 0 where there are none.
+    /// Maximum bytes of a TSO header; 0 without TSO.
     pub(crate) tso_header: usize,
-    /// Most bytes of a large send behind its header.
+    /// Maximum bytes of a TSO payload.
     pub(crate) max_tso: u64,
 }

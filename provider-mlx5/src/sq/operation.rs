@@ -1,4 +1,4 @@
-//! What an operation says in a request's control segment, and what it has in front of its data.
+//! The segments of operations.
 
 use bareverbs_provider::work::{
     Operation, Payload, PushError, Remote, SendFlags, SendRequest, Sge, WcOpcode,
@@ -8,20 +8,21 @@ use bareverbs_uapi::uverbs::types::QpType;
 use super::{Mlx5Sq, Writer};
 use crate::wqe::{self, Opcode};
 
-/// What the control segment says, and what the poller is to know.
+/// Fields of the control segment and of the poller's slot.
 pub(super) struct Head {
     pub(super) opcode: Opcode,
     pub(super) imm: u32,
     pub(super) flags: SendFlags,
     pub(super) wr_id: u64,
-    /// What a UMR is used for, or what brings bytes back.
+    /// The operation of the completion where the CQE does not determine it (UMR), or where the
+    /// operation returns data; else [`PLAIN`].
     pub(super) wr_data: WcOpcode,
 }
 
-/// Of a request that is just complete, and whose entry says what it was.
+/// For a request whose CQE determines the operation.
 pub(super) const PLAIN: WcOpcode = WcOpcode(0);
 
-/// Whether queue pairs of a type carry an operation.
+/// Whether a QP type supports an operation.
 #[inline(always)]
 pub(super) fn supports(qp_type: QpType, operation: &Operation) -> bool {
     match operation {
@@ -40,7 +41,7 @@ pub(super) fn supports(qp_type: QpType, operation: &Operation) -> bool {
 }
 
 impl Mlx5Sq {
-    /// Writes what an operation needs in front of its data, and completes the head.
+    /// Writes the operation's segments, and sets the fields of the control segment.
     #[inline(always)]
     pub(super) fn operation(
         &self,

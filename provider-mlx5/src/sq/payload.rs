@@ -1,4 +1,4 @@
-//! The data of a request: SGEs of registered memory, or bytes that are copied.
+//! The data of a request: SGEs or inline data.
 
 use bareverbs_provider::work::{Payload, PushError};
 use bareverbs_uapi::uverbs::types::QpType;
@@ -6,12 +6,11 @@ use bareverbs_uapi::uverbs::types::QpType;
 use super::{Mlx5Sq, Writer};
 use crate::wqe;
 
-/// Bytes of the longest run of memory that a segment can name, and of the longest message on the
-/// wire.
+/// Maximum bytes of a data segment and of a message.
 pub(crate) const MAX_MESSAGE: u64 = 1 << 31;
 
 impl Mlx5Sq {
-    /// Writes the data behind what was written; returns their bytes.
+    /// Writes the data segments and returns the number of bytes.
     #[inline(always)]
     pub(super) fn payload(&self, writer: &mut Writer, payload: Payload<'_>) -> Result<u64, PushError> {
         match payload {
@@ -22,7 +21,7 @@ impl Mlx5Sq {
                 let mut length = 0;
                 for sge in sges {
                     length += u64::from(sge.length);
-                    // The device would take no bytes for two gigabytes.
+                    // The device reads a byte count of 0 as 2^31.
                     if sge.length > 0 {
                         writer.put(wqe::data(*sge));
                     }
@@ -46,7 +45,7 @@ impl Mlx5Sq {
                     return Err(self.too_long(length as u64));
                 }
                 if length > 0 {
-                    // SAFETY: the first word of a segment of the request.
+                    // SAFETY: the first word of one of the request's segments.
                     unsafe { writer.at(first).cast::<u32>().write(wqe::inline_header(length as u32)) };
                     writer.segments += wqe::inline_segments(length);
                 }

@@ -1,4 +1,4 @@
-//! Whole frames, and large sends that become several of them.
+//! Raw Ethernet frames and TSO.
 
 use bareverbs_provider::work::{Frame, Payload, PushError, SendRequest};
 use bareverbs_uapi::uverbs::types::QpType;
@@ -6,18 +6,17 @@ use bareverbs_uapi::uverbs::types::QpType;
 use super::{Head, Mlx5Sq, PLAIN, Writer};
 use crate::wqe::{self, HEADER_START, MAX_MSS, Opcode, SEGMENT};
 
-/// Most bytes of a frame that stand in the Ethernet segment and behind it: a header with a VLAN
-/// tag.
+/// Maximum bytes of a frame's inline header: an Ethernet header with a VLAN tag.
 #[doc(alias = "MLX5_ETH_L2_INLINE_HEADER_SIZE")]
 pub(crate) const FRAME_HEADER: usize = 18;
 
-/// Bytes of the shortest header of a large send: that of Ethernet.
+/// Minimum bytes of a TSO header: an Ethernet header.
 #[doc(alias = "MLX5_ETH_L2_MIN_HEADER_SIZE")]
 const SHORTEST_HEADER: usize = 14;
 
 impl Mlx5Sq {
-    /// Writes a request as [`SendQueue::push`](bareverbs_provider::traits::SendQueue::push) does,
-    /// with the Ethernet segment behind the control segment.
+    /// Writes a frame as [`SendQueue::push`](bareverbs_provider::traits::SendQueue::push) does. The
+    /// Ethernet segment follows the control segment.
     pub(super) fn push_whole_frame(&mut self, request: &SendRequest<'_, Frame<'_>>) -> Result<(), PushError> {
         if self.limits.qp_type != QpType::RAW_PACKET {
             return Err(PushError::Unsupported { operation: "a frame" });
@@ -86,7 +85,7 @@ impl Mlx5Sq {
         begin(writer, &request.operation, header.len());
         writer.copy(1, HEADER_START, header);
         if let Payload::Inline(parts) = request.payload {
-            // A long header leaves less room than other requests have.
+            // A long header reduces the room for inline data.
             let room = (self.max_segments() - writer.segments) * SEGMENT;
             check_inline(parts, room.saturating_sub(4).min(self.limits.max_inline as usize))?;
         }
@@ -94,7 +93,7 @@ impl Mlx5Sq {
         if given > max { Err(PushError::MessageTooLong { given, max }) } else { Ok(()) }
     }
 
-    /// Writes a frame that is all inline, with as much of it in front as the device wants there.
+    /// Writes an inline frame. The Ethernet segment holds as much of it as the device requires.
     fn frame_inline(&self, writer: &mut Writer, frame: Frame<'_>, parts: &[&[u8]]) {
         let total: usize = frame.header.len() + parts.iter().map(|part| part.len()).sum::<usize>();
         let front = total.min(self.limits.frame_header);
@@ -108,7 +107,7 @@ impl Mlx5Sq {
             at += part.len();
         }
         if rest > 0 {
-            // SAFETY: the first word of a segment of the request.
+            // SAFETY: the first word of one of the request's segments.
             unsafe { writer.at(first).cast::<u32>().write(wqe::inline_header(rest as u32)) };
             writer.segments += wqe::inline_segments(rest);
         }
@@ -120,7 +119,7 @@ fn check_inline(parts: &[&[u8]], max: usize) -> Result<(), PushError> {
     if given > max { Err(PushError::InlineTooLong { given, max }) } else { Ok(()) }
 }
 
-/// Writes the Ethernet segment, and makes room for so many bytes of a header in and behind it.
+/// Writes the Ethernet segment, and reserves `header` bytes for the inline header.
 fn begin(writer: &mut Writer, frame: &Frame<'_>, header: usize) {
     writer.put(wqe::ethernet(frame.checksums, frame.mss.unwrap_or(0), header as u16));
     writer.segments += wqe::header_segments(header) - 1;

@@ -3,7 +3,7 @@ use bareverbs_provider::work::{Operation, Payload, Remote, Sge};
 
 use crate::fixture::Fixture;
 
-/// In a control segment: where the flags are.
+/// Offset of the flags in a control segment.
 const FLAGS: usize = 11;
 
 #[test]
@@ -14,7 +14,7 @@ fn each_send_is_signalled_where_all_are_or_it_asks_for_it() {
             sq.base_flags = if all { ControlFlags::CQ_UPDATE } else { ControlFlags::empty() };
             let operation = Operation::Write(Remote { addr: 64, rkey: 1 });
             let payload = Payload::Sges(&[Sge { addr: 64, length: 8, lkey: 1 }]);
-            // SAFETY: there is no device that would touch the memory.
+            // SAFETY: no device accesses the memory.
             unsafe { sq.push(&SendRequest { wr_id: 1, operation, flags, payload }) }.expect("room");
             let is_signalled = sq.block(0)[FLAGS] & ControlFlags::CQ_UPDATE.bits() != 0;
             assert_eq!(is_signalled, all || flags.contains(SendFlags::SIGNALED), "{all} {flags:?}");

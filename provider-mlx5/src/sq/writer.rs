@@ -1,8 +1,8 @@
-//! Where the segments of a request go.
+//! Writes the segments of a request to the ring.
 
 use crate::wqe::{BLOCK, SEGMENT, SEGMENTS_PER_BLOCK, Segment};
 
-/// Writes a request's segments one after the other, round the ring's end.
+/// Writes the segments of a request in order, and wraps around at the end of the ring.
 pub(super) struct Writer {
     pub(super) start: *mut Segment,
     pub(super) mask: u32,
@@ -12,7 +12,7 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    /// Where segment `index` of the request is.
+    /// Address of the request's segment `index`.
     #[inline(always)]
     pub(super) fn at(&self, index: usize) -> *mut Segment {
         let block = self.block.wrapping_add((index / SEGMENTS_PER_BLOCK) as u32) & self.mask;
@@ -22,17 +22,17 @@ impl Writer {
 
     #[inline(always)]
     pub(super) fn put(&mut self, segment: Segment) {
-        // SAFETY: the blocks of a request are free, as `Mlx5Sq::push` sees to, and so many.
+        // SAFETY: `Mlx5Sq::push` checked that the blocks are free, and the ring has room for the
+        // longest WQE.
         unsafe { self.at(self.segments).write(segment) };
         self.segments += 1;
     }
 
-    /// Copies bytes into the blocks, `offset` bytes behind the start of the request's segment
-    /// `first`.
+    /// Copies bytes into the blocks, at `offset` bytes from the start of segment `first`.
     #[inline(always)]
     pub(super) fn copy(&self, first: usize, offset: usize, bytes: &[u8]) {
         let mut at = first * SEGMENT + offset;
-        // What lies in the request's first block can't reach the ring's end.
+        // The first block does not wrap around.
         if at + bytes.len() <= BLOCK {
             // SAFETY: within the request's first block.
             unsafe {
@@ -45,7 +45,7 @@ impl Writer {
         while !bytes.is_empty() {
             let run = (BLOCK - at % BLOCK).min(bytes.len());
             let (now, later) = bytes.split_at(run);
-            // SAFETY: the run ends with its block, which is one of the request's.
+            // SAFETY: the run ends with its block, which belongs to the request.
             unsafe {
                 let to = self.at(at / SEGMENT).cast::<u8>().add(at % SEGMENT);
                 to.copy_from_nonoverlapping(now.as_ptr(), run);

@@ -1,4 +1,4 @@
-//! Requests to the shared receive queues of a peer's XRC domain.
+//! Sends of XRC initiator QPs.
 
 use bareverbs_provider::work::{Operation, PushError, SendRequest, XrcOperation};
 use bareverbs_uapi::uverbs::types::QpType;
@@ -7,11 +7,11 @@ use super::{Head, Mlx5Sq, PLAIN, supports, unsupported};
 use crate::wqe::{self, Opcode};
 
 impl Mlx5Sq {
-    /// Writes a request as [`SendQueue::push`](bareverbs_provider::traits::SendQueue::push) does,
-    /// with the segment that names the peer's queue behind the control segment.
+    /// Writes a request as [`SendQueue::push`](bareverbs_provider::traits::SendQueue::push) does.
+    /// The XRC segment follows the control segment.
     pub(super) fn push_to_srq(&mut self, request: &SendRequest<'_, XrcOperation>) -> Result<(), PushError> {
         let XrcOperation { remote_srq, operation } = request.operation;
-        // Windows are bound by the queue pairs of connections.
+        // Only RC and UC queue pairs bind and invalidate windows.
         let is_window = matches!(operation, Operation::LocalInv(_) | Operation::BindMw(_));
         if self.limits.qp_type != QpType::XRC_INI || is_window || !supports(QpType::RC, &operation) {
             return Err(unsupported(&operation));

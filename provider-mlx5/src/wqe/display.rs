@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::{BLOCK, ControlFlags, Opcode, SEGMENT};
 
-/// A send request's bytes, shown segment by segment.
+/// The bytes of a send WQE, displayed segment by segment.
 ///
 /// ```
 /// use bareverbs_mlx5::wqe::{self, Control, ControlFlags, Opcode, WqeDisplay};
@@ -26,13 +26,13 @@ fn long(bytes: &[u8], at: usize) -> u64 {
 }
 
 impl<'a> WqeDisplay<'a> {
-    /// The request that begins with the first byte. A length beyond the bytes is cut.
+    /// The WQE that begins with the first byte. A WQE that is longer than `bytes` is truncated.
     #[must_use]
     pub fn new(bytes: &'a [u8]) -> Self {
         Self(bytes)
     }
 
-    /// Blocks that the request says it takes, at least 1.
+    /// Blocks of the WQE by its control segment, at least 1.
     #[must_use]
     pub fn blocks(&self) -> usize {
         (self.ds_count() * SEGMENT).div_ceil(BLOCK).max(1)
@@ -47,7 +47,7 @@ impl<'a> WqeDisplay<'a> {
     }
 }
 
-/// A run of memory, or the data themselves; tells how many segments that was.
+/// Displays a data segment or inline data, and returns the number of segments.
 fn data(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> Result<usize, fmt::Error> {
     let first = word(bytes, 0);
     if first >> 31 == 0 {
@@ -96,11 +96,11 @@ impl fmt::Display for WqeDisplay<'_> {
             let (flags, header) = (word(rest(at), 4), word(rest(at), 12) >> 16 & 0x3ff);
             let checksums = if flags >> 30 == 0 { "" } else { ", checksums" };
             writeln!(f, "    ethernet  header of {header} bytes, segments of {}{checksums}", flags & 0x3fff)?;
-            // The header begins in the segment's last two bytes.
+            // The inline header begins in the segment's last two bytes.
             at += (14 + header as usize).div_ceil(SEGMENT).max(1) * SEGMENT;
         }
-        // The vector of a datagram begins with its Q_Key and, behind reserved bytes, a queue pair
-        // marked as extended.
+        // The address vector of a datagram: the Q_Key, reserved bytes, and a QPN with the extended
+        // bit.
         let is_send = matches!(opcode, Opcode::SEND | Opcode::SEND_IMM);
         if is_send && rest(at).len() >= 3 * SEGMENT && word(rest(at), 4) == 0 && word(rest(at), 8) >> 31 == 1
         {

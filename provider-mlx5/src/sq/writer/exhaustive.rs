@@ -1,11 +1,11 @@
-//! Every place in small rings, with every length of a request.
+//! Every position in small rings, with every length of a request.
 
 use super::*;
 
 /// Rings of 1, 2 and 4 blocks.
 const BLOCKS: [u32; 3] = [1, 2, 4];
 
-/// Block counters: every place of two rounds, and those before the counter itself wraps.
+/// Block counters: every position twice, and those before the counter wraps.
 fn counters(blocks: u32) -> impl Iterator<Item = u32> {
     (0..2 * blocks).chain(u32::MAX - blocks..=u32::MAX)
 }
@@ -49,7 +49,7 @@ fn every_copy_is_at_its_ring_offset_and_changes_nothing_else() {
     let source: [u8; 4 * BLOCK] = std::array::from_fn(|at| (at % 251) as u8 + 1);
     for blocks in BLOCKS {
         let bytes = blocks as usize * BLOCK;
-        // A copy from the first block on, wherever it ends.
+        // Copies that start in the first block and have any length.
         for (block, at) in counters(blocks).flat_map(|block| (0..BLOCK.min(bytes)).map(move |at| (block, at)))
         {
             let begin = (block % blocks) as usize * BLOCK + at;
