@@ -15,9 +15,9 @@ use bareverbs_uapi::write::structs::Wc;
 
 use crate::memory::{KernelQueue, QueueMemory, locate};
 
-/// Arms a completion queue.
+/// Arms a CQ.
 pub trait Arm: Send {
-    /// Asks for one event when the next completion arrives, or the next solicited one.
+    /// Requests one completion event for the next completion, or for the next solicited one.
     ///
     /// # Errors
     ///
@@ -33,7 +33,7 @@ pub struct KernelArm {
 }
 
 impl KernelArm {
-    /// For the completion queue with the kernel's handle `cq`.
+    /// Arms the CQ with the kernel's handle `cq`.
     #[must_use]
     pub fn new(file: Arc<DeviceFile>, cq: u32) -> Self {
         Self { file, cq }
@@ -46,9 +46,9 @@ impl Arm for KernelArm {
     }
 }
 
-/// A completion queue.
+/// A completion queue (CQ).
 ///
-/// The kernel drops completions that find it full and raises `CQ_ERR` as an asynchronous event.
+/// On overrun the kernel drops the completion and raises the asynchronous event `CQ_ERR`.
 #[derive(Debug)]
 pub struct RxeCq<A: Arm = KernelArm, M: QueueMemory = KernelQueue> {
     ring: Consumer,
@@ -58,40 +58,40 @@ pub struct RxeCq<A: Arm = KernelArm, M: QueueMemory = KernelQueue> {
 }
 
 impl<A: Arm, M: QueueMemory> RxeCq<A, M> {
-    /// Takes up the queue in `memory`, which must hold `depth` completions.
+    /// Creates the CQ from `memory`, whose ring must hold `depth` completions.
     ///
     /// # Errors
     ///
-    /// [`CreateError::Layout`] where the header in the memory says otherwise.
+    /// [`CreateError::Layout`] if the header in `memory` describes a ring that does not fit.
     ///
     /// # Safety
     ///
-    /// 1. The memory must be what the kernel, or a stand-in for it, shares as the ring of a
-    ///    completion queue.
-    /// 2. Until the value is dropped, nothing else of this process may act as the ring's consumer,
-    ///    also through another mapping of the same pages.
+    /// 1. The memory must be the ring of a completion queue that the kernel, or a simulated kernel,
+    ///    shares.
+    /// 2. Until the value is dropped, nothing else in this process may act as the ring's consumer,
+    ///    including through another mapping of the same pages.
     pub unsafe fn new(memory: M, depth: u32, arm: A) -> Result<Self, CreateError> {
-        // SAFETY: the value keeps the memory beside the consumer, and the caller promises that it
-        // is the only one.
+        // SAFETY: the value owns the memory together with the consumer. The caller guarantees that
+        // it is the only consumer.
         let ring = unsafe { take_up(&memory, depth) }?;
         Ok(Self { ring, arm, memory })
     }
 
-    /// Switches to `memory`, to which the kernel moved all completions that were not released, or
-    /// empties the queue where that cannot be done.
+    /// Switches to `memory`, to which the kernel moved all completions that were not released. If
+    /// the memory is unusable, the queue is emptied.
     ///
-    /// The kernel copies under the lock under which it adds completions, and leaves the old memory
-    /// with nothing in it (`resize_finish` of `rxe_queue.c`); from then on it adds to the new one
-    /// only. So nothing is lost or found twice, provided that taken completions were
+    /// The kernel copies under the lock under which it adds completions, and leaves the old ring
+    /// empty (`resize_finish` in `rxe_queue.c`). From then on it adds only to the new ring. No
+    /// completion is lost or duplicated if polled completions were
     /// [released](CompletionQueue::release) before the resize.
     ///
     /// # Errors
     ///
-    /// What stopped the mapping, or [`CreateError::Layout`] as for [`RxeCq::new`].
+    /// The error of the mapping, or [`CreateError::Layout`] as for [`RxeCq::new`].
     ///
     /// # Safety
     ///
-    /// The kernel must have moved the queue, and all taken completions must have been released
+    /// The kernel must have moved the queue, and all polled completions must have been released
     /// before. The new memory must be as for [`RxeCq::new`].
     pub unsafe fn finish_resize(
         &mut self,
@@ -99,8 +99,8 @@ impl<A: Arm, M: QueueMemory> RxeCq<A, M> {
         depth: u32,
     ) -> Result<(), CreateError> {
         let moved = memory.and_then(|memory| {
-            // SAFETY: the value keeps the memory beside the consumer, and the caller promises that
-            // it is the only one.
+            // SAFETY: the value owns the memory together with the consumer. The caller guarantees
+            // that it is the only consumer.
             let ring = unsafe { take_up(&memory, depth) }?;
             Ok((ring, memory))
         });
@@ -111,7 +111,7 @@ impl<A: Arm, M: QueueMemory> RxeCq<A, M> {
                 Ok(())
             }
             Err(error) => {
-                // What the kernel copied away must not be taken from here.
+                // Completions that the kernel moved must not be polled from this ring.
                 self.ring.resync();
                 Err(error)
             }
@@ -121,26 +121,24 @@ impl<A: Arm, M: QueueMemory> RxeCq<A, M> {
 
 /// # Safety
 ///
-/// The memory must be kept as long as the consumer, which must be the only one of its ring.
+/// The memory must outlive the consumer, which must be the only one of its ring.
 unsafe fn take_up(memory: &impl QueueMemory, depth: u32) -> Result<Consumer, CreateError> {
     let ring = locate(memory, "completion queue", depth, size_of::<Wc>())?;
-    // SAFETY: `locate` checked that the ring lies in the memory, which the caller keeps as long as
-    // the consumer. The caller promises that there is no other.
+    // SAFETY: `locate` checked that the ring lies within the memory. The caller keeps the memory as
+    // long as the consumer and guarantees that there is no other consumer.
     Ok(unsafe { Consumer::new(ring) })
 }
 
 // SAFETY: by the numbers of the trait's obligations:
-// 1. `memory` keeps the ring, by the contract of `QueueMemory`; a lent completion borrows the
-//    queue.
-// 2. and 3. The kernel posts one completion for a request when it is done with it (`rxe_cq_post` of
-//    `rxe_cq.c`), with the request's `wr_id`, which it reads from the slot. `Consumer` takes each
-//    entry once: only `resync` could take one again, and `finish_resize` calls it after a resize,
-//    which the kernel leaves nothing behind of that was not released. The load of the producer's
-//    index comes before those of the entry (`read_peer_index`), so what the kernel wrote before is
-//    visible.
-// 4. The kernel writes no entries without a request. Those of stale slots, which it may find in the
-//    ring in the error state (see `SendQueue for RxeSq`), it flushes with an error status.
-// 5. `Consumer` stores its index in `release` and at the end of `take_into` only.
+// 1. `memory` keeps the ring, by the contract of `QueueMemory`; a completion borrows the queue.
+// 2. and 3. The kernel posts one completion when it has finished a request (`rxe_cq_post` in
+//    `rxe_cq.c`). The completion has the request's `wr_id`, which the kernel reads from the slot.
+//    `Consumer` takes each entry once. Only `resync` could repeat one; `finish_resize` calls it
+//    after a resize, after which the old ring holds only released entries. The producer index is
+//    loaded before the entry (`read_peer_index`), so the kernel's earlier writes are visible.
+// 4. The kernel writes no entry without a request. In ERR it may find stale slots in the ring (see
+//    `SendQueue for RxeSq`); it flushes them with an error status.
+// 5. `Consumer` stores its index only in `release` and at the end of `take_into`.
 unsafe impl<A: Arm, M: QueueMemory> CompletionQueue for RxeCq<A, M> {
     type Completion<'a>
         = RxeCompletion<'a>
@@ -184,37 +182,37 @@ pub struct RxeCompletion<'a> {
 
 macro_rules! field {
     ($self:ident . $field:ident) => {
-        // SAFETY: `locate` checked that a slot holds a `Wc`; the slot is not released, nor the
-        // memory given back, while the queue is borrowed. Every bit pattern is a value of the
-        // field, and the read is volatile because the kernel could write at any time.
+        // SAFETY: `locate` checked that a slot holds a `Wc`. The slot is not released, and the
+        // memory is not freed, while the queue is borrowed. Every bit pattern is a valid value of
+        // the field. The read is volatile because the kernel could write at any time.
         unsafe { (&raw const (*$self.wc).$field).read_volatile() }
     };
 }
 
 impl RxeCompletion<'_> {
-    /// Whether it is a receive's. The kernel marks completions of sends with immediate data as
-    /// having some too, but gives none.
+    /// Whether this is a receive completion. The kernel sets the immediate flag on completions of
+    /// sends with immediate data too, but gives no value.
     #[inline]
     fn is_receive(&self) -> bool {
         field!(self.opcode).0 & WcOpcode::RECV.0 != 0
     }
 
-    /// All of it at once: field by field it would be four times as many loads.
+    /// Copies the whole CQE in wide loads; field by field it would take four times as many loads.
     #[inline]
     fn copy(&self) -> WorkCompletion {
         let chunks: Chunks = std::array::from_fn(|i| {
-            // SAFETY: `locate` checked that a slot holds a `Wc`, whose whole size the chunks make
-            // up, and slots are aligned to
-            // 64. The slot is not released, nor the memory given back, while the queue is borrowed.
+            // SAFETY: `locate` checked that a slot holds a `Wc`. The chunks cover exactly its size.
+            // Slots are aligned to 64. The slot is not released, and the memory is not freed, while
+            // the queue is borrowed.
             unsafe { self.wc.cast::<Chunk>().add(i).read_volatile() }
         });
-        // SAFETY: the fields of both lie at the same places, as is checked below, and take any
+        // SAFETY: the fields of both types have the same offsets, as checked below, and accept any
         // bits.
         unsafe { std::mem::transmute::<Chunks, WorkCompletion>(chunks) }
     }
 }
 
-/// What a processor reads at once.
+/// The widest unit that one load reads.
 #[cfg(target_arch = "x86_64")]
 type Chunk = std::arch::x86_64::__m128i;
 #[cfg(not(target_arch = "x86_64"))]
@@ -246,7 +244,7 @@ const _: () = {
     same_place!(slid = slid, sl = sl, dlid_path_bits = dlid_path_bits);
 };
 
-/// The flags without that of immediate data, unless they are a receive's.
+/// Clears the immediate flag, unless the completion is of a receive.
 #[cold]
 fn fix_wc_flags(opcode: WcOpcode, flags: WcFlags) -> WcFlags {
     if opcode.0 & WcOpcode::RECV.0 == 0 { flags.difference(WcFlags::WITH_IMM) } else { flags }

@@ -9,19 +9,19 @@ use bareverbs_uapi::write::{self, PostSend};
 
 /// Rings a send queue's doorbell: the kernel then processes the queue.
 ///
-/// The trait vouches for nothing: who makes an [`RxeSq`](crate::RxeSq) promises that its doorbell
-/// answers as [`Doorbell::ring`] says.
+/// The trait guarantees nothing: the creator of an [`RxeSq`](crate::RxeSq) guarantees that its
+/// doorbell returns as [`Doorbell::ring`] documents.
 pub trait Doorbell: Send {
-    /// Rings it.
+    /// Rings the doorbell.
     ///
     /// # Errors
     ///
-    /// The kernel's answer; `EINVAL` means that it did not process the queue and that nothing else
-    /// makes it do so before the queue pair's state changes.
+    /// The kernel's error. `EINVAL` means that the kernel did not process the queue, and that
+    /// nothing else makes it do so before the QP changes its state.
     fn ring(&mut self) -> Result<(), Errno>;
 }
 
-/// Bytes of the call: its header and three attributes, the command's number, request and response.
+/// Bytes of the ioctl call: its header and three attributes (command number, request, response).
 const CALL: usize = 24 + 3 * 16;
 
 /// The command `POST_SEND` without requests, built once.
@@ -29,8 +29,8 @@ const CALL: usize = 24 + 3 * 16;
 pub struct KernelDoorbell {
     file: Arc<DeviceFile>,
     call: [u8; CALL],
-    /// What `call` points at. Freed by hand, so that moving the doorbell leaves the addresses and
-    /// their validity alone.
+    /// The request and response that `call` points to. Freed manually: moving the doorbell affects
+    /// neither the addresses nor their validity.
     exchange: *mut Exchange,
 }
 
@@ -40,26 +40,26 @@ struct Exchange {
     response: PostSendResp,
 }
 
-// SAFETY: the doorbell owns what `exchange` points at, and only the kernel accesses it, during
-// `ring`.
+// SAFETY: the doorbell owns the allocation behind `exchange`, and only the kernel accesses it,
+// during `ring`.
 unsafe impl Send for KernelDoorbell {}
 
 impl KernelDoorbell {
-    /// The doorbell of the queue pair with the kernel's handle `qp`.
+    /// The doorbell of the QP with the kernel's handle `qp`.
     ///
-    /// It makes the kernel look at what was published in that queue pair's ring and does nothing
-    /// else, so any handle may be given: a wrong one is refused, or has another queue pair's
-    /// requests carried out at once rather than later.
+    /// It only makes the kernel process the requests published in that QP's ring, so any handle is
+    /// allowed. An unknown handle fails; the handle of another QP makes the kernel execute that
+    /// QP's published requests earlier.
     #[must_use]
     pub fn new(file: Arc<DeviceFile>, qp: u32) -> Self {
         let request = PostSendReq {
             qp_handle: qp,
-            // The kernel refuses a size below its own struct's even where there are no requests.
+            // The kernel rejects a size below that of its own struct, even without requests.
             wqe_size: size_of::<SendWr>() as u32,
             ..PostSendReq::zeroed()
         };
         let exchange = Box::into_raw(Box::new(Exchange { request, response: PostSendResp::zeroed() }));
-        // SAFETY: just allocated, and referenced by nothing else; both references end in this
+        // SAFETY: just allocated, and not referenced elsewhere; both references end in this
         // function.
         let (request, response) = unsafe { (&(*exchange).request, &mut (*exchange).response) };
         let built = write::invoke::<PostSend>(file.driver_id(), request, response);
@@ -80,7 +80,7 @@ impl Doorbell for KernelDoorbell {
 
 impl Drop for KernelDoorbell {
     fn drop(&mut self) {
-        // SAFETY: made by `Box::into_raw` in `new` and freed only here; no call is under way.
+        // SAFETY: created by `Box::into_raw` in `new` and freed only here; no call is in progress.
         drop(unsafe { Box::from_raw(self.exchange) });
     }
 }

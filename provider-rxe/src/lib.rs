@@ -1,9 +1,9 @@
 //! The provider for Soft-RoCE (`rxe`), RDMA over an ordinary network interface.
 //!
-//! The kernel carries out the requests; its queues are vmalloc'ed pages that it shares with the
-//! program. Posting writes a request into a slot and advances an index in those pages, and so does
-//! polling, without a system call. Only two things need one: telling the kernel to look at the send
-//! queue, once per batch, and asking for a completion event.
+//! The kernel executes the requests. Its queues are vmalloc'ed pages that it shares with the
+//! process. Posting writes a WQE into a slot and advances the producer index. Polling reads a CQE
+//! and advances the consumer index. Neither needs a system call. Two operations do: the send
+//! doorbell, once per batch, and arming a CQ.
 //!
 //! ```no_run
 //! use std::sync::Arc;
@@ -29,35 +29,36 @@
 //!
 //! # The send queue's doorbell
 //!
-//! The kernel looks at a send queue when the write command `POST_SEND` comes with no requests in
-//! it. What it answers decides what becomes of a batch that is already in the ring (`rxe_post_send`
-//! in the kernel's `rxe_verbs.c`, the same in 6.1, 6.12 and 7.2):
+//! The doorbell is the write command `POST_SEND` without requests. The result of the command
+//! decides what happens to a batch that is already in the ring (`rxe_post_send` in the kernel's
+//! `rxe_verbs.c`, the same in 6.1, 6.12 and 7.2):
 //!
-//! - Below the state RTS it answers `EINVAL` before it schedules anything. Nothing else makes it
-//!   look at the ring below RTS either: no packets are outstanding whose answers or timers could,
-//!   and answers that come in are dropped. So the batch is taken back. Left in place it would be
-//!   sent by the first doorbell after the change to RTS, long after its post failed.
-//! - From RTS on it answers 0, also in SQD, where it waits, and in ERR, where the doorbell is what
-//!   makes it flush the queue.
-//! - Any other answer comes from layers above the driver (no memory for the command, the device
-//!   gone) and says nothing about the queue: earlier requests may keep the kernel's worker going,
-//!   and it reads the shared index as it goes. Taking a batch back under a worker that has begun it
-//!   would make the worker take the rest of the ring for requests. So the batch stays, and counts
-//!   as posted.
+//! - Below RTS the kernel returns `EINVAL` before it schedules anything. Nothing else makes it read
+//!   the ring below RTS: no packets are outstanding, so no timer expires, and received responses
+//!   are dropped. The batch is therefore taken back. If it stayed, the first doorbell in RTS would
+//!   send it long after its post failed.
+//! - From RTS on the kernel returns 0. In SQD the batch waits. In ERR the doorbell makes the kernel
+//!   flush the queue.
+//! - Any other error comes from layers above the driver (no memory for the command, device removed)
+//!   and says nothing about the queue. The kernel's worker may still process earlier requests, and
+//!   it reads the shared index as it proceeds. If a batch were taken back after the worker began
+//!   it, the worker would read the rest of the ring as requests. The batch therefore stays and
+//!   counts as posted.
 //!
-//! A change of the queue pair's state by another thread between the two steps of a refused doorbell
-//! can at worst produce flush completions for requests that were taken back, because from INIT and
-//! RTR the only ways on are RTS, which looks at nothing by itself, and ERR and RESET, which send
+//! Another thread may change the QP's state between the failed doorbell and the take-back. At
+//! worst, the kernel then generates flush completions for requests that were taken back: INIT and
+//! RTR lead only to RTS, which does not read the ring by itself, and to ERR and RESET, which send
 //! nothing.
 //!
-//! # What the kernel must find in a slot
+//! # WQE validity
 //!
-//! The kernels of the 6.x series trust a slot's counts of SGEs, so a malformed one must never be
-//! published. Requests are checked while they are written: SGEs against the width that the ring was
-//! made for, inline bytes against the slot, the sum of bytes against the largest message, atomics
-//! against their size and alignment. The fields that only the kernel uses are left as they are,
-//! except those that it reads before it writes them: state, status and the read/atomic mark, which
-//! start as zero.
+//! Kernels of the 6.x series trust the SGE counts in a slot, so a malformed WQE must never be
+//! published. Requests are checked while they are written: SGEs against the width of the ring,
+//! inline bytes against the slot, the total length against the largest message, atomics against
+//! their size and alignment.
+//!
+//! Fields that only the kernel uses are left unchanged, except those that it reads before it writes
+//! them: state, status and the read/atomic mark. They start as zero.
 
 mod completion;
 mod doorbell;

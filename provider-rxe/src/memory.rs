@@ -8,22 +8,22 @@ use bareverbs_provider::mapping::{Mapping, Protection};
 use bareverbs_provider::ring::RingMemory;
 use bareverbs_uapi::rxe::QueueBuf;
 
-/// Memory that a queue lies in: [`KernelQueue`], or plain memory in tests.
+/// The memory of a queue: [`KernelQueue`], or plain memory in tests.
 ///
 /// # Safety
 ///
-/// 1. The bytes must be aligned to 128 and valid for reads and writes, and stay in place until the
-///    value is dropped, wherever it is moved.
+/// 1. The bytes must be aligned to 128 and valid for reads and writes. They must stay in place
+///    until the value is dropped, even if the value is moved.
 /// 2. No Rust reference to them may exist.
 /// 3. [`start`](Self::start) and [`size`](Self::size) must return the same each time.
 pub unsafe trait QueueMemory: Send {
     /// The first byte.
     fn start(&self) -> NonNull<u8>;
-    /// Bytes.
+    /// The size in bytes.
     fn size(&self) -> usize;
 }
 
-/// The memory of a queue of the kernel's, mapped for reading and writing.
+/// The memory of a kernel queue, mapped for reading and writing.
 #[derive(Debug)]
 pub struct KernelQueue(Mapping);
 
@@ -32,8 +32,8 @@ impl TryFrom<Mapping> for KernelQueue {
 
     /// # Errors
     ///
-    /// [`CreateError::Layout`] where the mapping can't be both read and written: a queue in it
-    /// would end the process by `SIGSEGV`.
+    /// [`CreateError::Layout`] if the mapping is not both readable and writable: access to a queue
+    /// in it would raise `SIGSEGV`.
     fn try_from(mapping: Mapping) -> Result<Self, CreateError> {
         if mapping.protection() == Protection::ReadWrite {
             return Ok(Self(mapping));
@@ -44,8 +44,8 @@ impl TryFrom<Mapping> for KernelQueue {
 }
 
 // SAFETY: 1. A `Mapping` is page aligned and unmaps its pages only when it is dropped; `try_from`
-// checked that they can be read and written. 2. A `Mapping` gives out raw pointers only. 3. It
-// never changes its place or size.
+// checked that they are readable and writable. 2. A `Mapping` gives out raw pointers only. 3. Its
+// address and size never change.
 unsafe impl QueueMemory for KernelQueue {
     fn start(&self) -> NonNull<u8> {
         self.0.as_ptr()
@@ -62,10 +62,10 @@ pub(crate) const HEADER: usize = size_of::<QueueBuf>();
 /// No slot of rxe is larger than 1024 bytes; the bound keeps the arithmetic far from overflow.
 const MAX_LOG2_SLOT: u32 = 16;
 
-/// RdAtomic a queue's header and checks that the ring it describes lies in the memory, holds
-/// `depth` elements and has slots for elements of `element` bytes.
+/// Reads a queue's header and checks that the ring lies within the memory, holds `depth` elements
+/// and has slots for elements of `element` bytes.
 ///
-/// The header is read once: the kernel does not change it, and what it says later has no effect.
+/// The header is read once. The kernel does not change it, and later changes have no effect.
 pub(crate) fn locate(
     memory: &impl QueueMemory,
     queue: &'static str,
@@ -99,7 +99,7 @@ pub(crate) fn locate(
     if mask < depth {
         return Err(wrong("the ring holds fewer elements than were asked for", mask.into()));
     }
-    // SAFETY: the offsets are those of the header's fields and of its end, all of which lie in the
+    // SAFETY: the offsets are those of the header's fields and of its end. All lie within the
     // memory.
     let ring = unsafe {
         RingMemory {
@@ -122,7 +122,7 @@ mod tests {
 
     use super::*;
 
-    /// Any file of some bytes; this test program is one.
+    /// A mapping of a file: the test program itself.
     fn mapped(protection: Protection) -> Mapping {
         let file = File::open("/proc/self/exe").expect("the program's own file");
         Mapping::new(file, 0, 4096, protection).expect("a mapping")

@@ -29,7 +29,7 @@ use crate::memory::KernelQueue;
 use crate::recv::RxeRq;
 use crate::send::{RxeAh, RxeSq, SendLimits};
 
-/// A Soft-RoCE device, opened.
+/// An open Soft-RoCE device.
 #[derive(Debug)]
 pub struct Rxe {
     file: Arc<DeviceFile>,
@@ -38,12 +38,12 @@ pub struct Rxe {
 }
 
 impl Rxe {
-    /// Maps a queue. The kernel lets each `MmapInfo` be mapped once.
+    /// Maps a queue. The kernel allows one mapping per `MmapInfo`.
     fn map(&self, info: &MmapInfo) -> Result<KernelQueue, CreateError> {
         self.file.map(info.offset, info.size as usize, Protection::ReadWrite)?.try_into()
     }
 
-    /// Bytes of the active MTU of the only port.
+    /// The active MTU of the only port, in bytes.
     fn mtu(&self) -> Result<u32, IoctlError> {
         let port = command::query_port(&self.file, 1)?;
         Ok(128 << port.legacy_resp.active_mtu.0.clamp(1, 5))
@@ -130,7 +130,7 @@ unsafe impl Provider for Rxe {
     }
 
     fn alloc_pd(&self) -> Result<u32, IoctlError> {
-        // SAFETY: rxe has no payload for domains.
+        // SAFETY: rxe has no payload for PDs.
         unsafe { command::alloc_pd(&self.file, DriverPayload::default()) }
     }
 
@@ -143,12 +143,12 @@ unsafe impl Provider for Rxe {
         let payload = DriverPayload { input: &[], output: response.as_mut_bytes() };
         // SAFETY: rxe reads no payload and writes its response into ours, which has its full size.
         let made = unsafe { command::create_cq(&self.file, request, payload) }?;
-        // SAFETY: the kernel made the object just now, and nothing else knows its handle before
+        // SAFETY: the kernel has just created the object, and no other code knows its handle before
         // this function returns it.
         let guard = unsafe { HandleGuard::new(&self.file, made.handle, destroy_cq) };
         let memory = self.map(&response.mi)?;
         let arm = KernelArm::new(self.file.clone(), made.handle);
-        // SAFETY: the kernel shares these pages for this queue, and lets them be mapped once.
+        // SAFETY: the kernel shares these pages for this queue and allows one mapping.
         let queue = unsafe { RxeCq::new(memory, request.entries, arm) }?;
         Ok(CreatedCq { handle: guard.disarm(), entries: queue.capacity(), queue })
     }
@@ -158,10 +158,10 @@ unsafe impl Provider for Rxe {
         let mut response = ResizeCqResp::zeroed();
         let payload = DriverPayload { input: &[], output: response.as_mut_bytes() };
         // SAFETY: rxe reads no payload and writes its response into ours, which has its full size.
-        // The caller owns the completion queue, whose ring follows the resize below.
+        // The caller owns the CQ, and its ring is replaced below.
         unsafe { command::resize_cq(&self.file, cq, entries, payload) }?;
-        // SAFETY: the kernel has just moved this queue to these pages, and lets them be mapped
-        // once. `release` came before.
+        // SAFETY: the kernel has just moved this queue to these pages and allows one mapping.
+        // `release` was called before.
         unsafe { queue.finish_resize(self.map(&response.mi), entries) }?;
         Ok(queue.capacity())
     }
@@ -171,8 +171,8 @@ unsafe impl Provider for Rxe {
             return Err(CreateError::Unsupported { what: "doorbells of one queue pair's own" });
         }
         let mut request = *request;
-        // Kernels that check the element in work against the width refuse inline data on a queue of
-        // width 0.
+        // Kernels that check the WQE in progress against the SGE width reject inline data on a
+        // queue of width 0.
         request.cap.max_send_sge = request.cap.max_send_sge.max(1);
         if request.scatter_to_cqe {
             return Err(CreateError::Unsupported { what: "messages in completions" });
@@ -189,7 +189,7 @@ unsafe impl Provider for Rxe {
         let payload = DriverPayload { input: &[], output: response.as_mut_bytes() };
         // SAFETY: rxe reads no payload and writes its response into ours, which has its full size.
         let made = unsafe { command::create_qp(&self.file, &request, payload) }?;
-        // SAFETY: the kernel made the object just now, and nothing else knows its handle before
+        // SAFETY: the kernel has just created the object, and no other code knows its handle before
         // this function returns it.
         let guard = unsafe { HandleGuard::new(&self.file, made.handle, destroy_qp) };
 
@@ -201,10 +201,9 @@ unsafe impl Provider for Rxe {
             }
             None => {
                 let memory = self.map(&response.rq_mi)?;
-                // The kernel keeps the width that was asked for.
+                // The kernel uses the requested width.
                 cap.max_recv_sge = request.cap.max_recv_sge;
-                // SAFETY: the kernel shares these pages for this queue, and lets them be mapped
-                // once.
+                // SAFETY: the kernel shares these pages for this queue and allows one mapping.
                 Some(unsafe { RxeRq::new(memory, request.cap.max_recv_wr, cap.max_recv_sge) }?)
             }
         };
@@ -214,10 +213,10 @@ unsafe impl Provider for Rxe {
             .with_mtu(mtu)
             .with_capabilities(self.device_cap_flags);
         let doorbell = KernelDoorbell::new(self.file.clone(), made.handle);
-        // SAFETY: the kernel shares these pages for this queue, and lets them be mapped once; the
-        // doorbell is that of the queue pair.
+        // SAFETY: the kernel shares these pages for this queue and allows one mapping. The doorbell
+        // belongs to this QP.
         let sq = unsafe { RxeSq::new(memory, request.cap.max_send_wr, limits, doorbell) }?;
-        // 6.1 reports the depths as asked for; the rings are deeper.
+        // 6.1 reports the requested depths; the rings are deeper.
         cap.max_send_wr = sq.capacity();
         cap.max_recv_wr = rq.as_ref().map_or(0, RecvQueue::capacity);
         Ok(CreatedQp { handle: guard.disarm(), qp_num: made.qp_num, cap, sq, rq })
@@ -229,11 +228,11 @@ unsafe impl Provider for Rxe {
         let payload = DriverPayload { input: &[], output: response.as_mut_bytes() };
         // SAFETY: rxe reads no payload and writes its response into ours, which has its full size.
         let made = unsafe { command::create_srq(&self.file, request, payload) }?;
-        // SAFETY: the kernel made the object just now, and nothing else knows its handle before
+        // SAFETY: the kernel has just created the object, and no other code knows its handle before
         // this function returns it.
         let guard = unsafe { HandleGuard::new(&self.file, made.handle, destroy_srq) };
         let memory = self.map(&response.mi)?;
-        // SAFETY: the kernel shares these pages for this queue, and lets them be mapped once.
+        // SAFETY: the kernel shares these pages for this queue and allows one mapping.
         let queue = unsafe { RxeRq::new(memory, request.max_wr, made.max_sge) }?;
         Ok(CreatedSrq {
             handle: guard.disarm(),
@@ -247,7 +246,7 @@ unsafe impl Provider for Rxe {
     unsafe fn modify_srq(&self, srq: u32, queue: &mut RxeRq, change: SrqChange) -> Result<(), CreateError> {
         queue.ring();
         let mut info = MmapInfo::zeroed();
-        // The kernel wants the address whatever the change, and answers a resize by writing there.
+        // The kernel requires the address for every change, and writes to it on a resize.
         let command = ModifySrqCmd { mmap_info_addr: (&raw mut info).expose_provenance() as u64 };
         let (attr_mask, max_wr, srq_limit) = match change {
             SrqChange::Limit(limit) => (SrqAttrMask::LIMIT, 0, limit),
@@ -256,14 +255,15 @@ unsafe impl Provider for Rxe {
         let request =
             ModifySrqReq { srq_handle: srq, attr_mask, max_wr, srq_limit, ..ModifySrqReq::zeroed() };
         let payload = DriverPayload { input: command.as_bytes(), output: &mut [] };
-        // SAFETY: the address is that of `info`, which has the size of what the kernel writes. The
-        // caller owns the shared receive queue, whose ring follows the resize below.
+        // SAFETY: the address is that of `info`, which has the size of the struct that the kernel
+        // writes. The caller owns the SRQ, and its ring is replaced below.
         unsafe { command::modify_srq(&self.file, &request, payload) }?;
         let SrqChange::MaxWr(max_wr) = change else { return Ok(()) };
-        // SAFETY: our own variable; volatile, because only the kernel knows that it was written.
+        // SAFETY: a local variable. The read is volatile because the kernel wrote it without the
+        // compiler's knowledge.
         let info = unsafe { (&raw const info).read_volatile() };
-        // SAFETY: the kernel has just moved this queue to these pages, lets them be mapped once,
-        // and uses the old ones no more.
+        // SAFETY: the kernel has just moved this queue to these pages, allows one mapping, and no
+        // longer uses the old pages.
         unsafe { queue.finish_resize(self.map(&info), max_wr) }
     }
 
@@ -273,8 +273,8 @@ unsafe impl Provider for Rxe {
         // SAFETY: rxe reads no payload and writes its response into ours, which has its full size.
         let made = unsafe { command::create_ah(&self.file, request, payload) }?;
         if response.ah_num == 0 {
-            // It cannot fail: nothing uses the handle yet.
-            // SAFETY: the kernel made it just now, and nothing else knows its handle.
+            // Destroying it cannot fail: nothing uses the handle yet.
+            // SAFETY: the kernel has just created it, and no other code knows its handle.
             let _ = unsafe { command::destroy_ah(&self.file, made.handle) };
             return Err(CreateError::Unsupported { what: "address handles that the kernel does not number" });
         }

@@ -1,4 +1,4 @@
-//! RdAtomic and atomics that may be outstanding, on either side of a queue pair.
+//! Outstanding RDMA reads and atomics (`max_rd_atomic`, `max_dest_rd_atomic`).
 
 use bareverbs_uapi::verbs_values::QpAttrMask;
 use bareverbs_uapi::write::structs::ModifyQpReq;
@@ -12,7 +12,7 @@ const RD_ATOMIC_OPS: u32 = bits(&[
     WrOpcode::ATOMIC_WRITE,
 ]);
 
-/// One bit per opcode.
+/// A mask with one bit per opcode.
 pub(crate) const fn bits(opcodes: &[WrOpcode]) -> u32 {
     let (mut bits, mut i) = (0, 0);
     while i < opcodes.len() {
@@ -22,29 +22,29 @@ pub(crate) const fn bits(opcodes: &[WrOpcode]) -> u32 {
     bits
 }
 
-/// The outstanding reads and atomics that a queue pair may have.
+/// The limits on outstanding reads and atomics of a QP.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RdAtomic {
-    /// Operations of the QP among [`RD_ATOMIC_OPS`], also while it may have none outstanding.
+    /// Operations of the QP among [`RD_ATOMIC_OPS`], including while `max_rd_atomic` is 0.
     own: u32,
-    /// `max_dest_rd_atomic` resources that the kernel has, once they were set.
+    /// Responder resources in the kernel (`max_dest_rd_atomic`); `None` before the first set.
     resources: Option<u8>,
 }
 
 impl RdAtomic {
-    /// Of a queue pair with these operations that was just made.
+    /// The initial state of a new QP with these operations.
     pub(crate) fn new(operations: u32) -> Self {
         Self { own: operations & RD_ATOMIC_OPS, resources: None }
     }
 
-    /// Whether the queue pair has the operation, and could use it if some might be outstanding.
+    /// Whether the QP supports the operation when `max_rd_atomic` is above 0.
     pub(crate) fn has(&self, opcode: WrOpcode) -> bool {
         self.own & 1 << opcode.0 != 0
     }
 
-    /// Kernels before 7.2 clear as many places for the peer's reads as there shall be, in memory
-    /// for as many as there were (`rxe_qp_from_attr` and `free_rd_atomic_resources` of `rxe_qp.c`),
-    /// also where a reset lies between.
+    /// Rejects a larger `max_dest_rd_atomic` than before. Kernels before 7.2 clear the new number
+    /// of responder resources in an array of the old size, even after a reset (`rxe_qp_from_attr`
+    /// and `free_rd_atomic_resources` in `rxe_qp.c`).
     pub(crate) fn validate_modify(&self, request: &ModifyQpReq) -> Result<(), &'static str> {
         match (self.resources, resources(request)) {
             (Some(has), Some(asked)) if asked > has => Err(
@@ -56,7 +56,7 @@ impl RdAtomic {
     }
 
     /// Applies a successful modify, also to `operations`: with `max_rd_atomic` 0, the kernel would
-    /// wait for the first one without end.
+    /// never start a read or atomic.
     pub(crate) fn modified(&mut self, request: &ModifyQpReq, operations: &mut u32) {
         self.resources = resources(request).or(self.resources);
         if request.attr_mask.contains(QpAttrMask::MAX_QP_RD_ATOMIC) {
@@ -66,8 +66,7 @@ impl RdAtomic {
     }
 }
 
-/// The responder resources that a modify allocates, if it does: the kernel rounds up to a power of
-/// 2.
+/// The responder resources that a modify allocates, if any. The kernel rounds up to a power of 2.
 fn resources(request: &ModifyQpReq) -> Option<u8> {
     let asked = request.max_dest_rd_atomic;
     request.attr_mask.contains(QpAttrMask::MAX_DEST_RD_ATOMIC).then(|| match asked {

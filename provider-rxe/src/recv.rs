@@ -1,4 +1,4 @@
-//! Receive queues, of one queue pair or shared.
+//! Receive queues: the RQ of a QP, and the SRQ.
 
 use std::ptr::NonNull;
 
@@ -11,14 +11,13 @@ use bareverbs_uapi::rxe::{RecvWqe, Sge};
 use crate::memory::{KernelQueue, QueueMemory, locate};
 use crate::send::{MAX_MESSAGE, too_long, too_many_sges, write_sges};
 
-/// Where a request's SGEs start in its slot.
+/// The offset of the SGEs in a slot, in bytes.
 const DATA: usize = size_of::<RecvWqe>();
 
 /// A receive queue.
 ///
-/// There is no doorbell: the kernel looks at the queue when a packet comes in. For that reason a
-/// receive posted after the queue pair has gone to the error state, and been flushed, does not
-/// complete.
+/// There is no doorbell: the kernel reads the queue when a packet arrives. A receive that is posted
+/// after the QP entered ERR and was flushed therefore does not complete.
 #[derive(Debug)]
 pub struct RxeRq<M: QueueMemory = KernelQueue> {
     ring: Producer,
@@ -26,62 +25,63 @@ pub struct RxeRq<M: QueueMemory = KernelQueue> {
     /// Whether the fast path is enabled: a request was written since creation or reset, and
     /// requests may have an SGE.
     fast_path: bool,
-    /// Whether the kernel has left the ring for one that is not mapped.
+    /// Whether the kernel has moved to a ring that is not mapped.
     lost: bool,
     /// Keeps the ring in place.
     _memory: M,
 }
 
-/// A receive queue that several queue pairs share; it works like a queue pair's own.
+/// A shared receive queue (SRQ). It works like the receive queue of a QP.
 pub type RxeSrq<M = KernelQueue> = RxeRq<M>;
 
 impl<M: QueueMemory> RxeRq<M> {
-    /// Takes up the queue in `memory`, which must hold `depth` requests of up to `max_sge` SGEs.
+    /// Creates the queue from `memory`, whose ring must hold `depth` requests of up to `max_sge`
+    /// SGEs.
     ///
     /// # Errors
     ///
-    /// [`CreateError::Layout`] where the header in the memory says otherwise.
+    /// [`CreateError::Layout`] if the header in `memory` describes a ring that does not fit.
     ///
     /// # Safety
     ///
-    /// 1. The memory must be what the kernel, or a stand-in for it, shares as the ring of a receive
-    ///    queue.
-    /// 2. Until the value is dropped, nothing else of this process may write to the memory or act
-    ///    as the ring's producer, also through another mapping of the same pages.
+    /// 1. The memory must be the ring of a receive queue that the kernel, or a simulated kernel,
+    ///    shares.
+    /// 2. Until the value is dropped, nothing else in this process may write to the memory or act
+    ///    as the ring's producer, including through another mapping of the same pages.
     pub unsafe fn new(memory: M, depth: u32, max_sge: u32) -> Result<Self, CreateError> {
         let element = (max_sge as usize).saturating_mul(size_of::<Sge>()).saturating_add(DATA);
         let ring = locate(&memory, "receive queue", depth, element)?;
-        // SAFETY: `locate` checked that the ring lies in the memory, which stays valid as long as
-        // it is kept, by the contract of `QueueMemory`. The caller promises that this is the only
-        // producer.
+        // SAFETY: `locate` checked that the ring lies within the memory. The memory stays valid
+        // while the value owns it, by the contract of `QueueMemory`. The caller guarantees that
+        // this is the only producer.
         let ring = unsafe { Producer::new(ring) };
         Ok(Self { ring, max_sge, fast_path: false, lost: false, _memory: memory })
     }
 
-    /// Switches to `memory`, to which the kernel has moved the queue and which must hold `depth`
-    /// requests. Requests that were pushed and not published are forgotten: the kernel knew nothing
-    /// of them.
+    /// Switches to `memory`, to which the kernel has moved the queue and whose ring must hold
+    /// `depth` requests. Requests that were pushed but not published are discarded; the kernel
+    /// never read them.
     ///
     /// # Errors
     ///
-    /// What stopped the mapping, or [`CreateError::Layout`] where the header in the memory says
-    /// otherwise. The queue is lost then: it refuses requests with [`PushError::QueueLost`] until
-    /// it is moved again.
+    /// The error of the mapping, or [`CreateError::Layout`] if the header in `memory` describes a
+    /// ring that does not fit. The queue is then lost: it rejects requests with
+    /// [`PushError::QueueLost`] until a later resize succeeds.
     ///
     /// # Safety
     ///
-    /// The kernel must have moved the queue: it reads the old memory no more. The new memory must
-    /// be as for [`RxeRq::new`].
+    /// The kernel must have moved the queue and must no longer read the old memory. The new memory
+    /// must be as for [`RxeRq::new`].
     pub unsafe fn finish_resize(
         &mut self,
         memory: Result<M, CreateError>,
         depth: u32,
     ) -> Result<(), CreateError> {
-        // SAFETY: the caller promises for the new memory what `new` asks.
+        // SAFETY: the caller guarantees for the new memory what `new` requires.
         match memory.and_then(|memory| unsafe { Self::new(memory, depth, self.max_sge) }) {
             Ok(moved) => *self = moved,
             Err(error) => {
-                // SAFETY: the caller promises that the kernel has left the old memory.
+                // SAFETY: the caller guarantees that the kernel no longer uses the old memory.
                 unsafe { self.ring.close() };
                 self.fast_path = false;
                 self.lost = true;
@@ -97,15 +97,15 @@ impl<M: QueueMemory> RxeRq<M> {
     }
 }
 
-/// Writes what stands before the SGEs, except the two words that are always zero.
+/// Writes the fields before the SGEs, except the two words that are always zero.
 ///
 /// # Safety
 ///
-/// There must be room for a `RecvWqe` at `slot`, aligned to 8.
+/// `slot` must have room for a `RecvWqe` and be aligned to 8.
 #[inline(always)]
 unsafe fn write(slot: NonNull<u8>, wr_id: u64, length: u32, num_sge: u32) {
     let wqe = slot.as_ptr().cast::<RecvWqe>();
-    // SAFETY: the caller promises room for the whole struct, aligned as it is.
+    // SAFETY: the caller guarantees room for the whole struct, with its alignment.
     unsafe {
         (&raw mut (*wqe).wr_id).write(wr_id);
         (&raw mut (*wqe).dma.length).write(length);
@@ -119,20 +119,19 @@ unsafe fn write(slot: NonNull<u8>, wr_id: u64, length: u32, num_sge: u32) {
 
 // SAFETY: by the numbers of the trait's obligations:
 // 1. `_memory` keeps the ring, by the contract of `QueueMemory`.
-// 2. A request's SGEs are copied into a slot as they are, and the kernel writes to them when a
-//    message comes. `advance` and `fill`, which make a slot part of a batch, come last in `push`
-//    and `try_push`: a request that is refused or declined is in no batch.
-// 3. `next_slot` and `cached_free_slot` give free slots only. A queue that lost its memory has
-//    none.
-// 4. The kernel reads slots up to the producer's index, which only `publish` stores. `ring` after
-//    the queue was lost stores it in memory that the kernel reads no more, as who called
-//    `finish_resize` promised.
-// 5. `abort` of the ring forgets the slots that were not published.
-// 6. `resync` takes the indices that the kernel left when it emptied the ring, as who calls `reset`
-//    promises, and forgets what was not published. Nothing panics between a slot's first byte and
-//    `advance`.
-// 7. Only the kernel writes to the memory of receives: no method of this type accesses it, so there
-//    is nothing for `abandon` or dropping to end.
+// 2. A request's SGEs are copied into a slot unchanged, and the kernel writes to their memory when
+//    a message arrives. `advance` and `fill` make a slot part of a batch. They are the last calls
+//    in `push` and `try_push`, so a rejected or declined request is in no batch.
+// 3. `next_slot` and `cached_free_slot` return free slots only. A lost queue has none.
+// 4. The kernel reads slots up to the producer index, and only `publish` stores this index. In a
+//    lost queue, `ring` stores it in memory that the kernel no longer reads, as the caller of
+//    `finish_resize` guaranteed.
+// 5. `Producer::abort` discards the slots that were not published.
+// 6. `resync` reloads the indices that the kernel left when it emptied the ring, as the caller of
+//    `reset` guarantees, and discards slots that were not published. Nothing panics between the
+//    first write to a slot and `advance`.
+// 7. Only the kernel writes to the memory of receives. No method of this type accesses that memory,
+//    so `abandon` and drop have nothing to stop.
 unsafe impl<M: QueueMemory> RecvQueue for RxeRq<M> {
     #[inline]
     fn capacity(&self) -> u32 {
@@ -143,7 +142,7 @@ unsafe impl<M: QueueMemory> RecvQueue for RxeRq<M> {
         if self.lost { 0 } else { self.ring.outstanding() }
     }
 
-    /// One SGE.
+    /// Encodes requests of one SGE.
     #[inline(always)]
     unsafe fn try_push(&mut self, request: &RecvRequest<'_>) -> bool {
         let [sge] = request.sges else { return false };
@@ -151,13 +150,14 @@ unsafe impl<M: QueueMemory> RecvQueue for RxeRq<M> {
             return false;
         }
         let Some(slot) = self.ring.cached_free_slot() else { return false };
-        // SAFETY: `locate` checked that a slot has room for a request and, as `fast_path` says, one
-        // SGE. Slots are aligned to 64, and nothing else accesses this one before it is published.
+        // SAFETY: `locate` checked that a slot has room for a request and, since `fast_path` is
+        // set, for one SGE. Slots are aligned to 64 bytes, and nothing else accesses this slot
+        // before it is published.
         unsafe {
             write(slot.start(), request.wr_id, sge.length, 1);
             slot.start().add(DATA).cast::<work::Sge>().write(*sge);
         }
-        // SAFETY: the slot holds a whole request, for whose memory the caller vouches.
+        // SAFETY: the slot holds a complete request. The caller guarantees its memory.
         unsafe { slot.fill() };
         true
     }
@@ -170,22 +170,22 @@ unsafe impl<M: QueueMemory> RecvQueue for RxeRq<M> {
         if sges.len() > self.max_sge as usize {
             return Err(too_many_sges(sges, self.max_sge));
         }
-        // SAFETY: `locate` checked that a slot has room for `max_sge` SGEs behind the request, and
-        // slots and `DATA` are multiples of 8.
+        // SAFETY: `locate` checked that a slot has room for `max_sge` SGEs after the request. The
+        // slot size and `DATA` are multiples of 8.
         let length = unsafe { write_sges(slot.as_ptr().add(DATA).cast(), sges) };
         if length > MAX_MESSAGE {
             return Err(too_long(length));
         }
-        // SAFETY: a slot has room for a `RecvWqe`, is aligned to 64, and nothing else accesses it
-        // before it is published.
+        // SAFETY: a slot has room for a `RecvWqe` and is aligned to 64 bytes. Nothing else accesses
+        // it before it is published.
         unsafe {
             let wqe = slot.as_ptr().cast::<RecvWqe>();
             (&raw mut (*wqe).reserved).write(0);
             (&raw mut (*wqe).padding).write(0);
             write(slot, request.wr_id, length as u32, sges.len() as u32);
         }
-        // SAFETY: `next_slot` gave the slot, which holds a whole request, for whose memory the
-        // caller vouches.
+        // SAFETY: `next_slot` returned the slot, and it holds a complete request. The caller
+        // guarantees its memory.
         unsafe { self.ring.advance() };
         self.fast_path = self.max_sge > 0;
         Ok(())

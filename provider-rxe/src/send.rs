@@ -29,22 +29,23 @@ use crate::doorbell::{Doorbell, KernelDoorbell};
 use crate::memory::{KernelQueue, QueueMemory, locate};
 use crate::rd_atomic::RdAtomic;
 
-/// The state of a request that the kernel could not carry out (`enum wqe_state` of `rxe_verbs.h`).
+/// The state of a failed WQE (`enum wqe_state` in `rxe_verbs.h`).
 const STATE_ERROR: u32 = 4;
 
-/// The send queue of a queue pair.
+/// The send queue of a QP.
 #[derive(Debug)]
 pub struct RxeSq<D: Doorbell = KernelDoorbell, M: QueueMemory = KernelQueue> {
     ring: Producer,
     limits: SendLimits,
     rd_atomic: RdAtomic,
-    /// Whether the fast path takes requests of one SGE.
+    /// Whether the fast path accepts requests of one SGE.
     fast_sge: bool,
-    /// How many lengths of inline data the fast path takes, from the start of [`FAST_INLINE`] up.
+    /// The number of inline lengths that the fast path accepts, counted from the start of
+    /// [`FAST_INLINE`].
     fast_inline: usize,
-    /// Where an abort goes back to: requests before it are published or deferred.
+    /// The position that an abort returns to. Requests before it are published or deferred.
     deferred: Position,
-    /// Whether it was moved to the error state. There, the fast path stays disabled.
+    /// Whether the QP was moved to ERR. There, the fast path stays disabled.
     in_error: bool,
     doorbell: D,
     /// Keeps the ring in place.
@@ -52,24 +53,24 @@ pub struct RxeSq<D: Doorbell = KernelDoorbell, M: QueueMemory = KernelQueue> {
 }
 
 impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
-    /// Takes up the queue in `memory`, which must hold `depth` requests within `limits`.
+    /// Creates the queue from `memory`, whose ring must hold `depth` requests within `limits`.
     ///
     /// # Errors
     ///
-    /// [`CreateError::Layout`] where the header in the memory says otherwise.
+    /// [`CreateError::Layout`] if the header in `memory` describes a ring that does not fit.
     ///
     /// # Safety
     ///
-    /// 1. The memory must be what the kernel, or a stand-in for it, shares as the ring of a queue
-    ///    pair's send queue.
-    /// 2. Until the value is dropped, nothing else of this process may write to the memory or act
-    ///    as the ring's producer, also through another mapping of the same pages.
-    /// 3. The doorbell must be that of the same queue pair, and answer as [`Doorbell::ring`] says.
+    /// 1. The memory must be the ring of a QP's send queue that the kernel, or a simulated kernel,
+    ///    shares.
+    /// 2. Until the value is dropped, nothing else in this process may write to the memory or act
+    ///    as the ring's producer, including through another mapping of the same pages.
+    /// 3. The doorbell must be that of the same QP and return as [`Doorbell::ring`] documents.
     pub unsafe fn new(memory: M, depth: u32, limits: SendLimits, doorbell: D) -> Result<Self, CreateError> {
         let ring = locate(&memory, "send queue", depth, limits.element())?;
-        // SAFETY: `locate` checked that the ring lies in the memory, which stays valid as long as
-        // it is kept, by the contract of `QueueMemory`. The caller promises that this is the only
-        // producer.
+        // SAFETY: `locate` checked that the ring lies within the memory. The memory stays valid
+        // while the value owns it, by the contract of `QueueMemory`. The caller guarantees that
+        // this is the only producer.
         let ring = unsafe { Producer::new(ring) };
         let rd_atomic = RdAtomic::new(limits.operations);
         let deferred = ring.position();
@@ -86,7 +87,7 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
         })
     }
 
-    /// Enables the fast path within the limits, once a request took the slow path.
+    /// Enables the fast path within the limits. Called after a request took the slow path.
     fn open_fast_path(&mut self) {
         if self.in_error {
             return;
@@ -113,20 +114,20 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
     }
 }
 
-/// Lengths of inline data that the fast path copies, in two words.
+/// Inline lengths that the fast path copies as two words, in bytes.
 const FAST_INLINE: Range<usize> = 8..17;
 
-/// Operations of the fast path, as in [`SendLimits`].
+/// Operations of the fast path; a mask as in [`SendLimits`].
 const FAST_OPERATIONS: u32 = 1 << WrOpcode::SEND.0 | 1 << WrOpcode::RDMA_WRITE.0;
 
 impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
-    /// Copies SGEs or inline data behind a request; returns their bytes, the number of SGEs and the
-    /// flag.
+    /// Copies SGEs or inline data to `data`. Returns the length in bytes, the number of SGEs and
+    /// the flag `INLINE` or none.
     ///
     /// # Safety
     ///
-    /// There must be room at `data` for what the limits allow, aligned to 8 and overlapping no Rust
-    /// slice.
+    /// `data` must have room for the payload that the limits allow, be aligned to 8 and overlap no
+    /// Rust slice.
     #[inline(always)]
     unsafe fn write_payload(
         &self,
@@ -138,7 +139,7 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
                 if sges.len() > self.limits.max_sge as usize {
                     return Err(too_many_sges(sges, self.limits.max_sge));
                 }
-                // SAFETY: the caller promises room for `max_sge` SGEs.
+                // SAFETY: the caller guarantees room for `max_sge` SGEs.
                 let length = unsafe { write_sges(data.cast(), sges) };
                 if length > MAX_MESSAGE {
                     return Err(too_long(length));
@@ -146,8 +147,8 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
                 Ok((length as u32, sges.len() as u32, SendFlags::empty()))
             }
             Payload::Inline(parts) => {
-                // SAFETY: the caller promises room for `max_inline` bytes, and that they overlap no
-                // Rust slice.
+                // SAFETY: the caller guarantees room for `max_inline` bytes that overlap no Rust
+                // slice.
                 let Some(length) = (unsafe { write_inline(data, parts, self.limits.max_inline) }) else {
                     return Err(too_long_inline(parts, self.limits.max_inline));
                 };
@@ -159,22 +160,22 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
 
 // SAFETY: by the numbers of the trait's obligations:
 // 1. `_memory` keeps the ring, by the contract of `QueueMemory`. The kernel reads nothing else for
-//    the queue: inline data lie in the slots, and the doorbell's call is the doorbell's own.
-// 2. SGEs, operation and inline data are copied into a slot as they are given, and the kernel
-//    checks the keys. `advance` and `fill`, which make a slot part of a batch, come last in `push`,
-//    `push_to_handle` and `try_push`: a request that is refused or declined is in no batch.
-// 3. `next_slot` and `cached_free_slot` give slots only that the kernel has given back.
-// 4. The kernel reads slots up to the producer's index, which only `publish`, `publish_next` and
-//    `take_back` store, in `ring_once`, `ring_one_by_one` and `refused`.
-// 5. `abort_to` forgets the slots that were filled after `deferred`, none of which was published.
-// 6. `refused` takes a batch back on `EINVAL` only, by which the kernel says that it did not look
-//    and that the queue pair is below RTS, where it carries out nothing (see the crate's page). If
-//    the queue pair falls into the error state at that moment, the kernel may find the batch, or
-//    stale slots, and flush them: it reports them as failed and accesses none of their memory
-//    (`flush_send_queue` of `rxe_comp.c`, `rxe_requester` of `rxe_req.c`).
-// 7. `resync` takes the indices that the kernel left when it emptied the ring, as who calls `reset`
-//    promises, and forgets what was not published.
-// Nothing panics between a slot's first byte and `advance`.
+//    the queue: inline data is in the slots, and the doorbell owns the memory of its call.
+// 2. SGEs, operation and inline data are copied into a slot unchanged, and the kernel checks the
+//    keys. `advance` and `fill` make a slot part of a batch. They are the last calls in `push`,
+//    `push_to_handle` and `try_push`, so a rejected or declined request is in no batch.
+// 3. `next_slot` and `cached_free_slot` return only slots that the kernel has released.
+// 4. The kernel reads slots up to the producer index. Only `publish`, `publish_next` and
+//    `take_back` store this index, in `ring_once`, `ring_one_by_one` and `refused`.
+// 5. `abort_to` discards the slots that were filled after `deferred`. None of them was published.
+// 6. `refused` takes a batch back only on `EINVAL`: the kernel did not read the ring, and the QP is
+//    below RTS, where it executes nothing (see the crate's page). If the QP enters ERR at that
+//    moment, the kernel may find the batch or stale slots and flush them. It reports them as failed
+//    and accesses none of their memory (`flush_send_queue` in `rxe_comp.c`, `rxe_requester` in
+//    `rxe_req.c`).
+// 7. `resync` reloads the indices that the kernel left when it emptied the ring, as the caller of
+//    `reset` guarantees, and discards slots that were not published.
+//    Nothing panics between the first write to a slot and `advance`.
 unsafe impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
     type Ah = RxeAh;
 
@@ -183,15 +184,15 @@ unsafe impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
         self.ring.capacity()
     }
 
-    /// A send or a write of one SGE or of a few bytes inline. Always part of the caller, where the
-    /// operation and the kind of payload are mostly known: what remains then is little more than
-    /// the stores.
+    /// Encodes a SEND or RDMA WRITE of one SGE or of 8 to 16 bytes inline. Always inlined: the
+    /// caller mostly knows the operation and the kind of payload at compile time, so little more
+    /// than the stores remains.
     #[inline(always)]
     unsafe fn try_push(&mut self, request: &SendRequest<'_>) -> bool {
         let Some(slot) = self.ring.cached_free_slot() else { return false };
         let start = slot.start().as_ptr();
         let wqe = start.cast::<SendWqe>();
-        // Both arms go on by themselves: what is constant in them stays so.
+        // Each arm encodes the request separately, so its constants stay constant.
         let written = match request.payload {
             Payload::Inline([part]) => {
                 let beyond = part.len().wrapping_sub(FAST_INLINE.start);
@@ -199,10 +200,10 @@ unsafe impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
                     return false;
                 }
                 let from = part.as_ptr();
-                // SAFETY: `open_fast_path` let `fast_inline` be no longer than the inline data that
-                // `locate` found room for, behind the request. The two words together cover the
-                // part, and overlap where it is shorter than both. The slot is aligned to 64, and
-                // the kernel accesses it only once it is published.
+                // SAFETY: `open_fast_path` limited `fast_inline` to the inline length for which
+                // `locate` checked that a slot has room after the request. The two words together
+                // cover the part, and overlap if it is shorter than 16 bytes. The slot is aligned
+                // to 64 bytes, and the kernel accesses it only once it is published.
                 unsafe {
                     let first = from.cast::<u64>().read_unaligned();
                     let last = from.add(beyond).cast::<u64>().read_unaligned();
@@ -212,9 +213,9 @@ unsafe impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
                 }
             }
             Payload::Sges([sge]) if self.fast_sge && sge.length <= i32::MAX as u32 => {
-                // SAFETY: `open_fast_path` set `fast_sge` only where `locate` found room for an SGE
-                // behind the request. The slot is aligned to 64, and the kernel accesses it only
-                // once it is published.
+                // SAFETY: `open_fast_path` set `fast_sge` only if `locate` checked that a slot has
+                // room for an SGE after the request. The slot is aligned to 64 bytes, and the
+                // kernel accesses it only once it is published.
                 unsafe {
                     start.add(DATA).cast::<work::Sge>().write(*sge);
                     write_fast(wqe, request, sge.length, 1, SendFlags::empty())
@@ -223,20 +224,20 @@ unsafe impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
             _ => return false,
         };
         if written {
-            // SAFETY: the slot holds a whole request, for whose memory the caller vouches.
+            // SAFETY: the slot holds a complete request. The caller guarantees its memory.
             unsafe { slot.fill() };
         }
         written
     }
 
-    /// In the error state, the slow path rings the doorbell.
+    /// In ERR, only the slow path rings the doorbell.
     #[inline(always)]
     unsafe fn try_post(
         &mut self,
         request: &SendRequest<'_>,
         defer: bool,
     ) -> Option<Result<(), DoorbellError>> {
-        // SAFETY: the caller vouches for the memory that the request names, as `push` asks.
+        // SAFETY: the caller guarantees the memory of the request, as `push` requires.
         if !defer && self.has_failed() || !unsafe { self.try_push(request) } {
             return None;
         }
@@ -247,29 +248,29 @@ unsafe impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
         let Some(slot) = self.ring.next_slot() else {
             return Err(PushError::QueueFull { capacity: self.ring.capacity() });
         };
-        // A slot that is refused half-written stays free: only `advance` makes it part of the
+        // A slot that is rejected half-written stays free: only `advance` makes it part of the
         // batch.
         let wqe = slot.as_ptr().cast::<SendWqe>();
         // SAFETY: `locate` checked that a slot has room for a request and for the data that the
-        // limits allow behind it. Slots are aligned to 64, and nothing else accesses this one
-        // before it is published, here and in the rest of the function. `DATA` is a multiple of 8.
+        // limits allow after it. Slots are aligned to 64 bytes, and `DATA` is a multiple of 8.
+        // Nothing else accesses this slot before it is published, here and in the rest of the
+        // function.
         let (data, form) = unsafe { (slot.as_ptr().add(DATA), &raw mut (*wqe).wr.wr) };
 
-        // SAFETY: `locate` checked that behind a request a slot has room for the data that the
-        // limits allow. Ring memory is referenced by no Rust slice, by the contract of
-        // `QueueMemory`.
+        // SAFETY: `locate` checked that a slot has room for the data that the limits allow after
+        // the request. No Rust slice references ring memory, by the contract of `QueueMemory`.
         let (mut length, num_sge, inline) = unsafe { self.write_payload(data, request.payload) }?;
 
         let rdma = |remote: Remote| {
-            // SAFETY: `form` points to the slot's `wr`, whose alignment is 8 and into which each
-            // form fits.
+            // SAFETY: `form` points to the slot's `wr`, which is aligned to 8 and has room for each
+            // form.
             unsafe { write_rdma(form.cast(), remote) };
         };
         let atomic = |remote: Remote, compare_add: u64, swap: u64| {
             let value =
                 AtomicWr { remote_addr: remote.addr, compare_add, swap, rkey: remote.rkey, reserved: 0 };
-            // SAFETY: `form` points to the slot's `wr`, whose alignment is 8 and into which each
-            // form fits.
+            // SAFETY: `form` points to the slot's `wr`, which is aligned to 8 and has room for each
+            // form.
             unsafe { form.cast::<AtomicWr>().write(value) };
         };
         let (opcode, iova, key_or_imm) = match request.operation {
@@ -319,14 +320,14 @@ unsafe impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
                     rkey: bind.rkey,
                     access: bind.access,
                 };
-                // SAFETY: `form` points to the slot's `wr`, whose alignment is 8 and into which
-                // each form fits.
+                // SAFETY: `form` points to the slot's `wr`, which is aligned to 8 and has room for
+                // each form.
                 unsafe { form.cast::<MwWr>().write(value) };
                 (WrOpcode::BIND_MW, 0, 0)
             }
             Operation::Flush { remote, length: bytes, placement, level } => {
                 no_payload(&request.operation, length, num_sge, inline)?;
-                // The packet has no more bits for them than these values need.
+                // The packet's fields hold no other values.
                 if !matches!(level, SelectivityLevel::RANGE | SelectivityLevel::MR)
                     || placement.is_empty()
                     || !(PlacementType::GLOBAL | PlacementType::PERSISTENT).contains(placement)
@@ -341,8 +342,8 @@ unsafe impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
                     level,
                     padding: [0; 6],
                 };
-                // SAFETY: `form` points to the slot's `wr`, whose alignment is 8 and into which
-                // each form fits.
+                // SAFETY: `form` points to the slot's `wr`, which is aligned to 8 and has room for
+                // each form.
                 unsafe { form.cast::<FlushWr>().write(value) };
                 length = bytes;
                 (WrOpcode::FLUSH, remote.addr, 0)
@@ -353,8 +354,7 @@ unsafe impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
                     return Err(PushError::AtomicAddress { addr: remote.addr });
                 }
                 rdma(remote);
-                // SAFETY: there is room for 8 bytes behind every request, as `SendLimits::element`
-                // says.
+                // SAFETY: each slot has room for 8 bytes after the request (`SendLimits::element`).
                 unsafe { data.cast::<[u8; 8]>().write(value) };
                 length = 8;
                 (WrOpcode::ATOMIC_WRITE, remote.addr, 0)
@@ -374,10 +374,11 @@ unsafe impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
             length,
             num_sge,
         };
-        // SAFETY: `locate` checked that a slot has room for a `SendWqe`; slots are aligned to 64.
+        // SAFETY: `locate` checked that a slot has room for a `SendWqe`; slots are aligned to 64
+        // bytes.
         unsafe { write_common(wqe, &common) };
-        // SAFETY: `next_slot` gave the slot, which holds a whole request, for whose memory the
-        // caller vouches.
+        // SAFETY: `next_slot` returned the slot, and it holds a complete request. The caller
+        // guarantees its memory.
         unsafe { self.ring.advance() };
         self.open_fast_path();
         Ok(())
@@ -387,7 +388,7 @@ unsafe impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
         &mut self,
         request: &SendRequest<'_, Datagram<'_, RxeAh>>,
     ) -> Result<(), PushError> {
-        // SAFETY: the caller vouches for the memory that the request names, as this method asks.
+        // SAFETY: the caller guarantees the memory of the request, as this method requires.
         unsafe { self.push_to_handle(request) }
     }
 
@@ -415,14 +416,14 @@ unsafe impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
         self.ring.abort_to(self.deferred);
     }
 
-    /// From Linux 6.4 on, the kernel flushes a request that it cannot carry out like those after
-    /// it; why it could not stands in the request's slot only (`rxe_requester` of `rxe_req.c`,
-    /// `flush_send_wqe` of `rxe_comp.c`).
+    /// From Linux 6.4 on, the kernel flushes a failed request like the requests after it. Only the
+    /// slot keeps the original status (`rxe_requester` in `rxe_req.c`, `flush_send_wqe` in
+    /// `rxe_comp.c`).
     fn failure(&self) -> Option<(u64, WcStatus)> {
         self.ring.slots().find_map(|slot| {
             let wqe = slot.as_ptr().cast::<SendWqe>();
-            // SAFETY: a slot has room for a `SendWqe` and is aligned to 64; the kernel may be
-            // writing these words, so they are read one by one and volatile.
+            // SAFETY: a slot has room for a `SendWqe` and is aligned to 64 bytes. The kernel may be
+            // writing these words, so each is read by a volatile load.
             let (state, status, wr_id) = unsafe {
                 (
                     (&raw const (*wqe).state).read_volatile(),
@@ -452,10 +453,10 @@ unsafe impl<D: Doorbell, M: QueueMemory> QpControl for RxeSq<D, M> {
         self.rd_atomic.validate_modify(request)
     }
 
-    /// From Linux 6.4 on, the kernel's requester takes up the queue at its first request, and only
-    /// then does the completer drop the requests (`rxe_qp_reset` of `rxe_qp.c`, `rxe_sender` of
-    /// `rxe_req.c`). After the reset the queue pair would send as many empty writes first, or,
-    /// where the queue was full, nothing. The second time there is nothing to drop.
+    /// From Linux 6.4 on, the requester consumes the queue at its first request, and the completer
+    /// drops the requests only afterwards (`rxe_qp_reset` in `rxe_qp.c`, `rxe_sender` in
+    /// `rxe_req.c`). After one RESET the QP would first send as many empty writes, or nothing if
+    /// the queue was full. The second RESET finds nothing to drop.
     fn needs_second_reset(&self) -> bool {
         true
     }
@@ -470,7 +471,8 @@ unsafe impl<D: Doorbell, M: QueueMemory> QpControl for RxeSq<D, M> {
         }
     }
 
-    /// The kernel's change to RTS does not start its send task (`rxe_qp_from_attr` of `rxe_qp.c`).
+    /// The kernel's transition to RTS does not start its send task (`rxe_qp_from_attr` in
+    /// `rxe_qp.c`).
     fn resume(&mut self) -> Result<(), IoctlError> {
         self.doorbell.ring().map_err(|errno| IoctlError { method: DOORBELL, errno })
     }

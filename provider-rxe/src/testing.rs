@@ -1,7 +1,7 @@
 //! The kernel's side of the queues, on plain memory.
 //!
-//! It does with the rings what the kernel's `rxe_queue.h` does, written apart from the program's
-//! side, so that tests, benches and fuzzing can run a queue against it without a kernel.
+//! It operates the rings as the kernel's `rxe_queue.h` does. It is written independently of the
+//! user-space side, so that tests, benches and fuzzing can run a queue without a kernel.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
@@ -28,10 +28,10 @@ struct Allocation {
     layout: Layout,
 }
 
-// SAFETY: the allocation belongs to no thread, and all access to it goes through raw pointers with
-// the order that the queues keep.
+// SAFETY: the allocation belongs to no thread, and all access goes through raw pointers in the
+// order that the queues keep.
 unsafe impl Send for Allocation {}
-// SAFETY: a shared `Allocation` gives out raw pointers only, whose users keep the order of the
+// SAFETY: a shared `Allocation` gives out raw pointers only; their users keep the order of the
 // queues.
 unsafe impl Sync for Allocation {}
 
@@ -42,12 +42,12 @@ impl Drop for Allocation {
     }
 }
 
-/// The memory of a queue; clones are the same memory.
+/// The memory of a queue. Clones share the memory.
 #[derive(Clone, Debug)]
 pub struct PlainMemory(Arc<Allocation>);
 
-// SAFETY: the allocation is page aligned, lives until the last clone is dropped, and only raw
-// pointers go out.
+// SAFETY: the allocation is page aligned, freed when the last clone is dropped, and exposed by raw
+// pointers only.
 unsafe impl QueueMemory for PlainMemory {
     fn start(&self) -> NonNull<u8> {
         self.0.start
@@ -59,7 +59,7 @@ unsafe impl QueueMemory for PlainMemory {
 }
 
 impl PlainMemory {
-    /// An empty queue for `depth` elements of `element` bytes, sized as the kernel sizes it.
+    /// An empty queue for `depth` elements of `element` bytes, with the kernel's size.
     #[must_use]
     pub fn new(depth: u32, element: usize) -> Self {
         let slot = element.max(CACHE_LINE).next_power_of_two();
@@ -68,11 +68,11 @@ impl PlainMemory {
         Self::with_header(size, slot.trailing_zeros(), slots - 1)
     }
 
-    /// `size` bytes with a header of these contents, right or wrong.
+    /// `size` bytes with a header of these values. The values are not checked.
     ///
     /// # Panics
     ///
-    /// For fewer bytes than a header has.
+    /// Panics if `size` is smaller than the header.
     #[must_use]
     pub fn with_header(size: usize, log2_slot: u32, mask: u32) -> Self {
         assert!(size >= HEADER, "no room for a header");
@@ -81,7 +81,7 @@ impl PlainMemory {
         let start = unsafe { alloc_zeroed(layout) };
         let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
         let header = start.as_ptr().cast::<QueueBuf>();
-        // SAFETY: the header lies in the allocation, which nothing else has.
+        // SAFETY: the header lies in the allocation, and nothing else accesses it.
         unsafe {
             (&raw mut (*header).log2_elem_size).write(log2_slot);
             (&raw mut (*header).index_mask).write(mask);
@@ -112,9 +112,9 @@ impl PlainMemory {
         unsafe { &raw mut (*self.header()).consumer_index }
     }
 
-    /// Sets both indices, right or wrong.
+    /// Sets both indices. The values are not checked.
     pub fn set_indices(&self, producer: u32, consumer: u32) {
-        // SAFETY: the words lie in the allocation and are accessed only in this way.
+        // SAFETY: the words lie in the allocation and are accessed only by these functions.
         unsafe {
             publish_own_index(self.producer(), producer);
             publish_own_index(self.consumer(), consumer);
@@ -136,17 +136,16 @@ impl PlainMemory {
         (unsafe { self.0.start.as_ptr().add(offset) }, slot)
     }
 
-    /// Puts bytes into a slot, as the kernel does with a request's state.
+    /// Writes bytes into a slot, as the kernel does with a WQE's state.
     pub fn put(&self, index: u32, offset: usize, bytes: &[u8]) {
         let (start, len) = self.slot(index);
         assert!(offset + bytes.len() <= len, "beyond the slot");
-        // SAFETY: checked against the slot's size; a write that races with another is the test's
-        // mistake.
+        // SAFETY: checked against the slot's size; the test avoids races with other writes.
         unsafe { start.add(offset).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }
 
-    /// Puts bytes anywhere, the header included, as a kernel that breaks the rules might; returns
-    /// `false` where they do not lie in the memory.
+    /// Writes bytes anywhere in the memory, including the header, as a malicious kernel might.
+    /// Returns `false` if they do not fit.
     pub fn overwrite(&self, offset: usize, bytes: &[u8]) -> bool {
         if offset.checked_add(bytes.len()).is_none_or(|end| end > self.size()) {
             return false;
@@ -161,14 +160,13 @@ impl PlainMemory {
     pub fn slot_bytes(&self, index: u32) -> Vec<u8> {
         let (start, len) = self.slot(index);
         let mut bytes = vec![0; len];
-        // SAFETY: the slot has that many bytes; a copy that races with a writer is the test's
-        // mistake.
+        // SAFETY: the slot has that many bytes; the test avoids races with writers.
         unsafe { start.copy_to_nonoverlapping(bytes.as_mut_ptr(), len) };
         bytes
     }
 }
 
-/// The kernel's side of a queue that the program fills: a send, receive or shared receive queue.
+/// The kernel's side of a send queue, receive queue or SRQ.
 #[derive(Debug)]
 pub struct KernelConsumer {
     memory: PlainMemory,
@@ -176,19 +174,19 @@ pub struct KernelConsumer {
 }
 
 impl KernelConsumer {
-    /// Takes up the kernel's side where the shared index stands.
+    /// Creates the kernel's side at the current shared index.
     #[must_use]
     pub fn new(memory: PlainMemory) -> Self {
-        // SAFETY: the word lies in the memory and is accessed only in this way.
+        // SAFETY: the word lies in the memory and is accessed only by these functions.
         let index = unsafe { read_peer_index(memory.consumer()) };
         Self { memory, index }
     }
 
-    /// Moves the requests that are left to a queue for `depth` elements of `element` bytes, as a
-    /// resize does, and goes on there; returns its memory, or nothing where they don't fit.
+    /// Moves the remaining requests to a new queue for `depth` elements of `element` bytes, as a
+    /// resize does, and continues there. Returns the new memory, or `None` if they don't fit.
     pub fn resize(&mut self, depth: u32, element: usize) -> Option<PlainMemory> {
         let new = PlainMemory::new(depth, element);
-        // SAFETY: the word lies in the memory and is accessed only in this way.
+        // SAFETY: the word lies in the memory and is accessed only by these functions.
         let producer = unsafe { read_peer_index(self.memory.producer()) };
         let left = producer.wrapping_sub(self.index) & self.memory.mask();
         if left > new.mask() {
@@ -197,7 +195,7 @@ impl KernelConsumer {
         for to in 0..left {
             let bytes = self.memory.slot_bytes((self.index + to) & self.memory.mask());
             let (start, len) = new.slot(to);
-            // SAFETY: nothing else has the new memory yet, and no more than a slot is copied.
+            // SAFETY: nothing else uses the new memory yet, and at most one slot is copied.
             unsafe { start.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len().min(len)) };
         }
         // The old queue is left empty, as the kernel leaves it.
@@ -207,16 +205,16 @@ impl KernelConsumer {
         Some(new)
     }
 
-    /// Takes the next request's bytes, if there is one, and gives its slot back.
+    /// Takes the next request's bytes, if there is one, and releases its slot.
     pub fn take(&mut self) -> Option<Vec<u8>> {
-        // SAFETY: the word lies in the memory and is accessed only in this way.
+        // SAFETY: the word lies in the memory and is accessed only by these functions.
         let producer = unsafe { read_peer_index(self.memory.producer()) };
         if producer.wrapping_sub(self.index) & self.memory.mask() == 0 {
             return None;
         }
         let bytes = self.memory.slot_bytes(self.index);
         self.index = (self.index + 1) & self.memory.mask();
-        // SAFETY: the word lies in the memory and is accessed only in this way.
+        // SAFETY: the word lies in the memory and is accessed only by these functions.
         unsafe { publish_own_index(self.memory.consumer(), self.index) };
         Some(bytes)
     }
@@ -230,18 +228,18 @@ pub struct KernelProducer {
 }
 
 impl KernelProducer {
-    /// Takes up the kernel's side where the shared index stands.
+    /// Creates the kernel's side at the current shared index.
     #[must_use]
     pub fn new(memory: PlainMemory) -> Self {
-        // SAFETY: the word lies in the memory and is accessed only in this way.
+        // SAFETY: the word lies in the memory and is accessed only by these functions.
         let index = unsafe { read_peer_index(memory.producer()) };
         Self { memory, index }
     }
 
-    /// Puts a completion into the queue; drops it and returns `false` where the queue is full.
+    /// Adds a completion to the queue. If the queue is full, drops it and returns `false`.
     pub fn post(&mut self, completion: &Wc) -> bool {
         let mask = self.memory.mask();
-        // SAFETY: the word lies in the memory and is accessed only in this way.
+        // SAFETY: the word lies in the memory and is accessed only by these functions.
         let consumer = unsafe { read_peer_index(self.memory.consumer()) };
         if (self.index + 1).wrapping_sub(consumer) & mask == 0 {
             return false;
@@ -249,21 +247,21 @@ impl KernelProducer {
         let (start, len) = self.memory.slot(self.index);
         let bytes = completion.as_bytes();
         assert!(bytes.len() <= len, "a slot holds a completion");
-        // SAFETY: the slot has room, and is the kernel's until the index says otherwise.
+        // SAFETY: the slot has room and belongs to the kernel until the index is published.
         unsafe { start.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         self.index = (self.index + 1) & mask;
-        // SAFETY: the word lies in the memory and is accessed only in this way.
+        // SAFETY: the word lies in the memory and is accessed only by these functions.
         unsafe { publish_own_index(self.memory.producer(), self.index) };
         true
     }
 }
 
 impl KernelProducer {
-    /// Moves the completions that were not given back to `memory` and goes on there; does nothing
-    /// and returns `false` where they are too many for it.
+    /// Moves the completions that were not released to `memory` and continues there. If they don't
+    /// fit, does nothing and returns `false`.
     pub fn resize(&mut self, memory: PlainMemory) -> bool {
         let mask = self.memory.mask();
-        // SAFETY: the word lies in the memory and is accessed only in this way.
+        // SAFETY: the word lies in the memory and is accessed only by these functions.
         let consumer = unsafe { read_peer_index(self.memory.consumer()) };
         let count = self.index.wrapping_sub(consumer) & mask;
         if count > memory.mask() {
@@ -275,7 +273,7 @@ impl KernelProducer {
             // SAFETY: both are slots of completion queues; nothing uses the new memory yet.
             unsafe { start.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len().min(len)) };
         }
-        // SAFETY: the words lie in the memories and are accessed only in this way.
+        // SAFETY: the words lie in the memories and are accessed only by these functions.
         unsafe {
             publish_own_index(memory.producer(), count);
             publish_own_index(self.memory.consumer(), self.index);
@@ -285,20 +283,20 @@ impl KernelProducer {
     }
 }
 
-/// A doorbell that counts and returns what the test sets; clones are the same doorbell.
+/// A doorbell that counts its calls and returns the result set by the test. Clones share the state.
 #[derive(Clone, Debug, Default)]
 pub struct CountingDoorbell {
     state: Arc<(AtomicU32, AtomicI32)>,
 }
 
 impl CountingDoorbell {
-    /// How often it was rung.
+    /// The number of calls.
     #[must_use]
     pub fn doorbells(&self) -> u32 {
         self.state.0.load(Ordering::Relaxed)
     }
 
-    /// What it answers from now on.
+    /// Sets the result of later calls.
     pub fn answer(&self, answer: Result<(), Errno>) {
         self.state.1.store(answer.err().map_or(0, Errno::raw_os_error), Ordering::Relaxed);
     }
@@ -314,12 +312,12 @@ impl Doorbell for CountingDoorbell {
     }
 }
 
-/// Arms nothing, and counts how often it was asked to; clones are the same counter.
+/// Arms nothing and counts the calls. Clones share the counter.
 #[derive(Clone, Debug, Default)]
 pub struct CountingArm(Arc<AtomicU32>);
 
 impl CountingArm {
-    /// How often it was asked.
+    /// The number of calls.
     #[must_use]
     pub fn asked(&self) -> u32 {
         self.0.load(Ordering::Relaxed)

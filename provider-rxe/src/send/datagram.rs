@@ -1,4 +1,4 @@
-//! Datagrams, over address handles that the kernel knows by their numbers.
+//! Datagrams. A WQE names its address handle by the kernel's number.
 
 use bareverbs_provider::work::{Datagram, PushError, SendRequest};
 use bareverbs_uapi::rxe::{SendWqe, UdWr};
@@ -9,7 +9,7 @@ use super::slot::{Common, DATA, kernel_flags, write_common};
 use crate::doorbell::Doorbell;
 use crate::memory::QueueMemory;
 
-/// What a request names of an address handle: the number by which the kernel finds it.
+/// The kernel's number of an address handle (AH).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RxeAh {
     /// The number, which is not 0.
@@ -35,11 +35,11 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
         };
         let wqe = slot.as_ptr().cast::<SendWqe>();
         // SAFETY: `locate` checked that a slot has room for a request and for the data that the
-        // limits allow behind it.
+        // limits allow after it.
         let data = unsafe { slot.as_ptr().add(DATA) };
-        // SAFETY: `locate` checked that behind a request a slot has room for the data that the
-        // limits allow; `DATA` is a multiple of 8. Ring memory is referenced by no Rust slice, by
-        // the contract of `QueueMemory`.
+        // SAFETY: `locate` checked that a slot has room for the data that the limits allow after
+        // the request. `DATA` is a multiple of 8. No Rust slice references ring memory, by the
+        // contract of `QueueMemory`.
         let (length, num_sge, inline) = unsafe { self.write_payload(data, request.payload) }?;
         if length > max {
             return Err(PushError::DatagramTooLong { given: length.into(), max });
@@ -52,9 +52,9 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
             None => (WrOpcode::SEND, 0),
             Some(imm) => (WrOpcode::SEND_WITH_IMM, imm),
         };
-        // SAFETY: the form fits into the slot's `wr`, whose alignment is 8. The address vector
-        // behind the number is left: the kernel reads it only where there is no number
-        // (`rxe_get_av` in its `rxe_av.c`).
+        // SAFETY: the form fits into the slot's `wr`, which is aligned to 8. The address vector
+        // after the number stays unchanged: the kernel reads it only if the number is 0
+        // (`rxe_get_av` in `rxe_av.c`).
         unsafe {
             let form = (&raw mut (*wqe).wr.wr).cast::<UdWr>();
             (&raw mut (*form).remote_qpn).write(qp_num);
@@ -73,10 +73,11 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
             length,
             num_sge,
         };
-        // SAFETY: `locate` checked that a slot has room for a `SendWqe`; slots are aligned to 64.
+        // SAFETY: `locate` checked that a slot has room for a `SendWqe`; slots are aligned to 64
+        // bytes.
         unsafe { write_common(wqe, &common) };
-        // SAFETY: `next_slot` gave the slot, which holds a whole request, for whose memory the
-        // caller vouches.
+        // SAFETY: `next_slot` returned the slot, and it holds a complete request. The caller
+        // guarantees its memory.
         unsafe { self.ring.advance() };
         Ok(())
     }

@@ -7,28 +7,28 @@ use bareverbs_uapi::write::types::{DeviceCapFlags, WrOpcode};
 use super::slot::DATA;
 use crate::rd_atomic::bits;
 
-/// What a request of a send queue may be.
+/// The limits on requests of a send queue.
 #[derive(Clone, Copy, Debug)]
 pub struct SendLimits {
-    /// SGEs.
+    /// The maximum number of SGEs.
     pub max_sge: u32,
-    /// Bytes of inline data.
+    /// The maximum inline data, in bytes.
     pub max_inline: u32,
-    /// One bit per opcode of the kernel's `ib_wr_opcode` that connections have.
+    /// The operations of RC and UC: one bit per opcode of the kernel's `ib_wr_opcode`.
     pub(super) operations: u32,
-    /// Bytes of the largest datagram; none where the queue pair sends no datagrams.
+    /// The largest datagram in bytes; `None` unless the QP is UD.
     pub(super) max_datagram: Option<u32>,
 }
 
-/// Bytes of the largest packet that any port carries.
+/// The largest MTU of any port, in bytes.
 const MAX_MTU: u32 = 4096;
 
 impl SendLimits {
-    /// The limits of a queue pair of type `qp_type`, if this provider makes such.
+    /// The limits of a QP of type `qp_type`; `None` if this provider does not support the type.
     #[must_use]
     pub fn new(qp_type: QpType, max_sge: u32, max_inline: u32) -> Option<Self> {
-        // The kernel allows unreliable connections a send with invalidate, and then finds no packet
-        // for it (`next_opcode_uc` in its `rxe_req.c`).
+        // The kernel accepts SEND_WITH_INV on UC, but has no packet opcode for it (`next_opcode_uc`
+        // in `rxe_req.c`).
         const UC: u32 = bits(&[
             WrOpcode::SEND,
             WrOpcode::SEND_WITH_IMM,
@@ -53,16 +53,15 @@ impl SendLimits {
         Some(Self { max_sge, max_inline, operations, max_datagram })
     }
 
-    /// The same with datagrams of at most `mtu` bytes, the port's active MTU. Of a longer one the
-    /// kernel would send nothing, and report success (`rxe_requester` in its `rxe_req.c`).
+    /// Limits datagrams to `mtu` bytes, the port's active MTU. The kernel would not send a longer
+    /// one and would report success (`rxe_requester` in `rxe_req.c`).
     #[must_use]
     pub fn with_mtu(mut self, mtu: u32) -> Self {
         self.max_datagram = self.max_datagram.map(|_| mtu);
         self
     }
 
-    /// The same with what the device says that its reliable connections can do beyond that: flushes
-    /// and atomic writes.
+    /// Adds the optional RC operations of the device: FLUSH and ATOMIC_WRITE.
     #[must_use]
     pub fn with_capabilities(mut self, capabilities: DeviceCapFlags) -> Self {
         if self.operations & 1 << WrOpcode::RDMA_READ.0 == 0 {
@@ -77,8 +76,8 @@ impl SendLimits {
         self
     }
 
-    /// Bytes of the largest request. Even one without SGEs has room for the value of an atomic
-    /// write.
+    /// The size of the largest request in bytes. A request without SGEs still has room for the 8
+    /// bytes of an ATOMIC_WRITE.
     pub(super) fn element(&self) -> usize {
         let data =
             (self.max_sge as usize).saturating_mul(size_of::<Sge>()).max(self.max_inline as usize).max(8);

@@ -1,9 +1,9 @@
-//! Why a request is rejected.
+//! Errors of rejected requests.
 
 use bareverbs_provider::work::{self, Operation, PushError, Remote};
 use bareverbs_uapi::verbs_values::SendFlags;
 
-/// The largest message of the wire protocol.
+/// The largest message of the wire protocol, in bytes.
 pub(crate) const MAX_MESSAGE: u64 = 1 << 31;
 
 #[cold]

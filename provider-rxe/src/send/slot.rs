@@ -7,63 +7,61 @@ use bareverbs_uapi::rxe::{RdmaWr, SendWqe, Sge};
 use bareverbs_uapi::verbs_values::SendFlags;
 use bareverbs_uapi::write::types::WrOpcode;
 
-/// Where a request's SGEs or inline bytes start in its slot.
+/// The offset of the SGEs or inline data in a slot, in bytes.
 pub(super) const DATA: usize = size_of::<SendWqe>();
 
 const _: () = assert!(size_of::<work::Sge>() == size_of::<Sge>());
 
-/// Copies SGEs behind a request; returns the sum of their bytes.
+/// Copies SGEs to `to`. Returns the sum of their lengths in bytes.
 ///
 /// # Safety
 ///
-/// There must be room for them at `to`, aligned to 8.
+/// `to` must have room for the SGEs and be aligned to 8.
 #[inline(always)]
 pub(crate) unsafe fn write_sges(to: *mut work::Sge, sges: &[work::Sge]) -> u64 {
     match sges {
         [sge] => {
-            // SAFETY: within the room that the caller promises.
+            // SAFETY: the caller guarantees the room.
             unsafe { to.write(*sge) };
             u64::from(sge.length)
         }
-        // SAFETY: the caller promises room for all SGEs at `to`.
+        // SAFETY: the caller guarantees room for all SGEs at `to`.
         _ => unsafe { write_several_sges(to, sges) },
     }
 }
 
-/// Kept out of line, so that the common request costs neither its loop nor the registers for it.
+/// Not inlined: the common request needs neither this loop nor its registers.
 #[inline(never)]
 unsafe fn write_several_sges(to: *mut work::Sge, sges: &[work::Sge]) -> u64 {
     let mut length = 0;
     for (i, sge) in sges.iter().enumerate() {
-        // SAFETY: within the room that the caller of `write_sges` promises.
+        // SAFETY: the caller of `write_sges` guarantees the room.
         unsafe { to.add(i).write(*sge) };
         length += u64::from(sge.length);
     }
     length
 }
 
-/// Copies inline data behind a request; returns their bytes, or nothing where they are more than
-/// `max`.
+/// Copies inline data to `to`. Returns the length in bytes, or `None` if it is more than `max`.
 ///
 /// # Safety
 ///
-/// There must be room for `max` bytes at `to`, and none of it may overlap the data.
+/// `to` must have room for `max` bytes, and they must not overlap the data.
 #[inline(always)]
 pub(super) unsafe fn write_inline(to: *mut u8, parts: &[&[u8]], max: u32) -> Option<u32> {
     match parts {
         [part] if part.len() > max as usize => None,
         [part] => {
-            // SAFETY: within the room that the caller promises.
+            // SAFETY: the caller guarantees the room.
             unsafe { to.copy_from_nonoverlapping(part.as_ptr(), part.len()) };
             Some(part.len() as u32)
         }
-        // SAFETY: the caller promises room for `max` bytes at `to`, none of which overlaps the
-        // parts.
+        // SAFETY: the caller guarantees room for `max` bytes at `to` that do not overlap the parts.
         _ => unsafe { write_several_inline(to, parts, max) },
     }
 }
 
-/// Kept out of line like [`write_several_sges`].
+/// Not inlined, like [`write_several_sges`].
 #[inline(never)]
 unsafe fn write_several_inline(to: *mut u8, parts: &[&[u8]], max: u32) -> Option<u32> {
     let mut length = 0;
@@ -71,23 +69,24 @@ unsafe fn write_several_inline(to: *mut u8, parts: &[&[u8]], max: u32) -> Option
         if part.len() > max as usize - length {
             return None;
         }
-        // SAFETY: within the room that the caller of `write_inline` promises.
+        // SAFETY: the caller of `write_inline` guarantees the room.
         unsafe { to.add(length).copy_from_nonoverlapping(part.as_ptr(), part.len()) };
         length += part.len();
     }
     Some(length as u32)
 }
 
-/// Where a request goes in the peer's memory.
+/// Writes the remote address and R_Key.
 ///
 /// # Safety
 ///
-/// There must be room at `to`, aligned to 8.
+/// `to` must have room for an `RdmaWr` and be aligned to 8.
 #[inline(always)]
 pub(super) unsafe fn write_rdma(to: *mut RdmaWr, remote: Remote) {
-    // With the zero beside it, the key is one store.
+    // The key and the adjacent zero are one store.
     let key: u64 = zerocopy::transmute!([remote.rkey, 0]);
-    // SAFETY: the caller promises room at `to`, aligned to 8; the key lies at a multiple of 8.
+    // SAFETY: the caller guarantees room at `to`, aligned to 8. The offset of the key is a multiple
+    // of 8.
     unsafe {
         (&raw mut (*to).remote_addr).write(remote.addr);
         (&raw mut (*to).rkey).cast::<u64>().write(key);
@@ -101,21 +100,21 @@ pub(super) struct Common {
     pub(super) wr_id: u64,
     pub(super) opcode: WrOpcode,
     pub(super) flags: SendFlags,
-    /// Left as it was where the operation has none.
+    /// `None` leaves the slot's value unchanged.
     pub(super) key_or_imm: Option<u32>,
     pub(super) iova: u64,
     pub(super) length: u32,
     pub(super) num_sge: u32,
 }
 
-/// Writes it into a slot.
+/// Writes the common fields into a slot.
 ///
 /// # Safety
 ///
-/// There must be room for a `SendWqe` at `wqe`, aligned to 8.
+/// `wqe` must have room for a `SendWqe` and be aligned to 8.
 #[inline(always)]
 pub(super) unsafe fn write_common(wqe: *mut SendWqe, common: &Common) {
-    // SAFETY: the caller promises room for a `SendWqe`, aligned to 8.
+    // SAFETY: the caller guarantees room for a `SendWqe`, aligned to 8.
     unsafe {
         (&raw mut (*wqe).wr.wr_id).write(common.wr_id);
         (&raw mut (*wqe).wr.reserved).write(0);
@@ -138,8 +137,8 @@ pub(super) unsafe fn write_common(wqe: *mut SendWqe, common: &Common) {
     }
 }
 
-/// Writes a send or a write, whose data are written, into a slot; returns `false` for other
-/// operations.
+/// Writes a SEND or RDMA WRITE into a slot whose payload is already written. Returns `false` for
+/// other operations.
 ///
 /// # Safety
 ///
@@ -162,7 +161,7 @@ pub(super) unsafe fn write_fast(
         length,
         num_sge,
     };
-    // SAFETY: the caller promises room for a `SendWqe`, aligned to 8; every form fits into its
+    // SAFETY: the caller guarantees room for a `SendWqe`, aligned to 8; every form fits into its
     // `wr`.
     unsafe {
         if let Operation::Write(remote) = request.operation {
@@ -178,7 +177,7 @@ pub(super) unsafe fn write_fast(
     }
 }
 
-/// Of the caller's flags only those that the API knows: INLINE is for the queue to say.
+/// Keeps the caller's flags that the API defines. The queue itself sets INLINE.
 #[inline(always)]
 pub(super) fn kernel_flags(flags: work::SendFlags, inline: SendFlags) -> SendFlags {
     SendFlags::from_bits_retain((flags & work::SendFlags::all()).bits()) | inline

@@ -1,4 +1,4 @@
-//! Submission to the kernel: publishing the requests, and the doorbell, which is a system call.
+//! Submission to the kernel: publishes the requests and rings the doorbell by a system call.
 
 use bareverbs_provider::Errno;
 use bareverbs_provider::device::IoctlError;
@@ -11,78 +11,80 @@ use super::RxeSq;
 use crate::doorbell::Doorbell;
 use crate::memory::QueueMemory;
 
-/// What a refused doorbell is called.
+/// The name of the doorbell in errors.
 pub(super) const DOORBELL: &str = "PostSend (doorbell)";
 
 impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
-    /// Whether the request that was published last has failed: then the queue pair is in the error
-    /// state.
+    /// Whether the last published request has failed. The QP is in ERR then.
     #[inline]
     pub(super) fn has_failed(&self) -> bool {
         let wqe = self.ring.last_published().as_ptr().cast::<SendWqe>();
-        // SAFETY: a slot has room for a `SendWqe` and is aligned to 64; the kernel may be writing
-        // the word.
+        // SAFETY: a slot has room for a `SendWqe` and is aligned to 64 bytes. The kernel may be
+        // writing the word.
         unsafe { (&raw const (*wqe).status).read_volatile() != WcStatus::SUCCESS.0 }
     }
 
-    /// Publishes all that was pushed or left, with one doorbell.
+    /// Publishes all pushed and deferred requests with one doorbell.
     #[inline]
     pub(super) fn ring_once(&mut self) -> Result<(), DoorbellError> {
         let batch = self.ring.publish();
         self.deferred = self.ring.position();
         match self.doorbell.ring() {
             Ok(()) => Ok(()),
-            // SAFETY: `batch` was published last, and the kernel refused the doorbell after that.
+            // SAFETY: `batch` was published last, and the kernel rejected the doorbell after that.
             Err(errno) => Err(unsafe { self.refused(batch, errno) }),
         }
     }
 
-    /// Before Linux 6.4, what is posted in the error state is flushed only where the kernel's
-    /// requester finds a request at its own index, which goes on by one with every doorbell,
-    /// however many are flushed; at the end of the queue it does nothing (`rxe_requester` of
-    /// `rxe_req.c`). A queue of N slots that takes k more requests would end where an index is that
-    /// is N - k behind, which it may be though the last request succeeded: retries take it back,
-    /// and answers may end them before it is where it was. The first doorbell takes it from where
-    /// it may stand one ahead of the end, and after that no single request reaches it.
+    /// Publishes requests one by one, with a doorbell for each and one before.
+    ///
+    /// Before Linux 6.4, requests posted in ERR are flushed only if the requester finds a request
+    /// at its own index. Each doorbell advances this index by one, however many requests are
+    /// flushed. At the end of the queue the requester does nothing (`rxe_requester` in
+    /// `rxe_req.c`).
+    ///
+    /// If N is the number of slots, a batch of k requests would end exactly at an index that lags
+    /// by N - k. The index may lag even if the last request succeeded: retries move it back, and
+    /// responses may complete the requests before it catches up. The first doorbell moves the index
+    /// if it is one past the end. After that, no single request ends at it.
     #[cold]
     pub(super) fn ring_one_by_one(&mut self) -> Result<(), DoorbellError> {
-        // Where this one is refused, so is the next.
+        // If this doorbell fails, so does the next one.
         let _ = self.doorbell.ring();
         let first = self.ring.publish_next();
         let mut answer = self.doorbell.ring().map_err(|errno| {
-            // SAFETY: `first` was published last, and the kernel refused the doorbell after that.
+            // SAFETY: `first` was published last, and the kernel rejected the doorbell after that.
             unsafe { self.refused(first, errno) }
         });
         while answer.is_ok() && self.ring.pending() > 0 {
             self.ring.publish_next();
             answer = self.doorbell.ring().map_err(posted);
         }
-        // Of a batch that counts as posted, all is published. Of one that was taken back, nothing
-        // is left.
+        // A batch that counts as posted is published completely. A batch that was taken back has no
+        // requests left.
         self.ring.publish();
         self.deferred = self.ring.position();
         answer
     }
 
-    /// Takes a batch back where that is possible.
+    /// Handles a failed doorbell: takes the batch back if possible.
     ///
     /// # Safety
     ///
-    /// `batch` must be what was published last, and `errno` the kernel's answer to a doorbell that
-    /// was rung after that.
+    /// `batch` must be the last published batch, and `errno` the kernel's error of a doorbell rung
+    /// after that.
     #[cold]
     unsafe fn refused(&mut self, batch: Published, errno: Errno) -> DoorbellError {
-        // Below RTS the kernel does not look at the ring. But a queue pair that fell into the error
-        // state meanwhile may have flushed part of the batch, which can't be taken back then.
+        // Below RTS the kernel does not read the ring. But a QP that entered ERR meanwhile may have
+        // flushed part of the batch, which then can't be taken back.
         if errno == Errno::INVAL && self.ring.outstanding() >= batch.count() {
-            // SAFETY: `batch` is what was published last, by the contract of `refused`. By `EINVAL`
-            // the kernel says that it did not look at the ring and that the queue pair is below
-            // RTS, where nothing else makes it look but a fall into the error state, in which it
-            // flushes slots and accesses no memory that they name. It also says so where another
-            // command has locked the handle exclusively (`ib_uverbs_post_send` of `uverbs_cmd.c`).
-            // Premise: no safe command does that. Commands that do, such as destroying, are
-            // `unsafe`, and their caller owns the queue pair, so no other thread rings its doorbell
-            // meanwhile.
+            // SAFETY: `batch` was published last, by the contract of `refused`. `EINVAL` means that
+            // the kernel did not read the ring and that the QP is below RTS. There, only a
+            // transition to ERR makes the kernel read it; in ERR it flushes slots and accesses no
+            // memory that they name. The kernel also returns `EINVAL` if another command has locked
+            // the handle exclusively (`ib_uverbs_post_send` in `uverbs_cmd.c`). Premise: no safe
+            // command does that. Commands that do, such as destroy, are `unsafe`, and their caller
+            // owns the QP, so no other thread rings its doorbell meanwhile.
             unsafe { self.ring.take_back(batch) };
             self.deferred = self.ring.position();
             DoorbellError::TakenBack(IoctlError { method: DOORBELL, errno })
