@@ -33,44 +33,44 @@ use crate::uidx_table::{
 #[derive(Debug)]
 pub struct Mlx5Cq {
     ring: Ring,
-    /// CQEs taken, in the bits of [`COUNT`].
+    /// Consumer index, in the bits of [`COUNT`].
     consumer: u32,
-    /// CQEs less one.
+    /// Number of CQEs minus 1.
     mask: u32,
-    /// The next CQE, and bytes from one to the next.
+    /// The next CQE, and the distance in bytes between two CQEs.
     next: *const u8,
     stride: usize,
-    /// The lowest bit of the next CQE's last byte when the device has written it.
+    /// The owner bit of the next CQE once the device has written it.
     owner: u8,
-    /// The whole byte where the CQE is the success of a send, and where it is that of a receive of
-    /// a plain message.
+    /// The value of `op_own` in the next CQE for a successful send, and for a successful receive of
+    /// a plain SEND.
     sent: u8,
     received: u8,
-    /// How far the queue has been read, in the doorbell record that `shared` keeps.
+    /// The consumer index in the doorbell record, which `shared` owns.
     read: RecordWord,
-    /// The send and the receive queue whose completion was taken last; the sentinels while the fast
-    /// path is disabled.
+    /// The send queue and the receive queue of the last completion of each side. They point to the
+    /// sentinels while the fast path is disabled.
     recent_sends: NonNull<SqTracker>,
     recent_receives: NonNull<RqTracker>,
     /// Whether the ring wrapped while there were retired QPs.
     has_wrapped: bool,
     /// The last result of the slow path.
     slow_result: DecodedCqe,
-    /// The targets of both while the fast path is disabled.
+    /// The targets of `recent_sends` and `recent_receives` while the fast path is disabled.
     sentinel: Box<(SqTracker, RqTracker)>,
-    /// Its tag in entries of the table.
+    /// The CQ's tag in table entries.
     tag: u32,
     table: Arc<UidxTable>,
     shared: Arc<CqShared>,
     uar: Arc<Uar>,
     armed: Armed,
-    /// Events that the device has raised, counted on. It takes an arming for late that does not
-    /// know of the last one.
+    /// The number of events that the device has raised. The device ignores an arm command with an
+    /// older number.
     events: u32,
 }
 
-// SAFETY: the memory behind the pointers is kept by `ring`, `shared` and `sentinel` and as the
-// module `uidx_table` says, and belongs to no thread.
+// SAFETY: `ring`, `shared` and `sentinel` own the memory behind the pointers, or the module
+// `uidx_table` says why it is not freed. The memory belongs to no thread.
 unsafe impl Send for Mlx5Cq {}
 
 impl Mlx5Cq {
@@ -109,7 +109,7 @@ impl Mlx5Cq {
         queue
     }
 
-    /// Works out anew what follows from the ring, the CQEs taken and what the queue is armed for.
+    /// Recomputes the fields that depend on the ring, the consumer index and the arm state.
     fn reload_ring(&mut self) {
         self.mask = self.ring.entries() - 1;
         self.consumer &= COUNT;
@@ -120,18 +120,19 @@ impl Mlx5Cq {
         self.received = self.owner | CqeOpcode::RESP_SEND.0 << 4;
     }
 
-    /// Goes on to the next CQE.
+    /// Advances to the next CQE.
     #[inline(always)]
     fn advance(&mut self) {
         self.consumer = self.consumer.wrapping_add(1);
-        // SAFETY: the next CQE, or, where `wrap` makes it another one, the end of the ring.
+        // SAFETY: the pointer is that of the next CQE or of the end of the ring; `wrap` corrects
+        // the latter.
         self.next = unsafe { self.next.add(self.stride) };
         if self.consumer & self.mask == 0 {
             self.wrap();
         }
     }
 
-    /// Inlined: a call would cost the fast path two instructions for its argument and the counter.
+    /// Inlined: a call would cost the fast path two instructions, for its argument and the counter.
     #[inline(always)]
     fn wrap(&mut self) {
         self.next = self.ring.start;
@@ -140,13 +141,13 @@ impl Mlx5Cq {
         self.sent ^= OWNER;
         self.received ^= OWNER;
         if self.shared.has_retired.load(Ordering::Relaxed) {
-            // The next CQE takes the slow path, on which calls cost the fast path nothing.
+            // The next CQE takes the slow path, where calls cost the fast path nothing.
             self.clear_cached_records();
             self.has_wrapped = true;
         }
     }
 
-    /// Forgets which queues' completions were taken last.
+    /// Clears the cache of recent queues, which disables the fast path.
     fn clear_cached_records(&mut self) {
         self.recent_sends = NonNull::from(&self.sentinel.0);
         self.recent_receives = NonNull::from(&self.sentinel.1);
@@ -156,17 +157,17 @@ impl Mlx5Cq {
         &self.shared
     }
 
-    /// The next CQE to be taken, written or not, for tools that show it.
+    /// The next CQE to be polled, written or not, for tools that display it.
     #[must_use]
     pub fn peek(&self) -> Cqe<'_> {
         self.ring.entry(self.consumer)
     }
 
-    /// The queue that a CQE is of, if it is one of this completion queue's.
+    /// The queue that a CQE belongs to, if this CQ is its CQ.
     #[inline(always)]
     fn find(&self, id: u32, side: Side) -> Option<&QueueRecord> {
-        // SAFETY: this is the completion queue's poller, and it drops destroyed QPs in
-        // `release_retired` and `release_passed` only.
+        // SAFETY: this is the CQ's poller, and it drops destroyed QPs only in `release_retired` and
+        // `release_passed`.
         self.table.entry(id).and_then(|entry: &Entry| unsafe { entry.record(side, self.tag) })
     }
 
@@ -188,7 +189,8 @@ impl Mlx5Cq {
         };
         let (record, _, until) = &retired.reset[at];
         if is_before(self.consumer.wrapping_sub(1), *until) {
-            // By CQE version 0, the CQE may be that of a queue whose number this one got meanwhile.
+            // With CQE version 0, the CQE may be that of a destroyed queue whose number this queue
+            // reuses.
             let named = destroyed.or_else(|| record.matches_cqe(id, side, cqe).then_some(record));
             named.into_iter().for_each(|record| record.discard(side, cqe.wqe_counter()));
             return Unmatched::Discard;
@@ -198,12 +200,13 @@ impl Mlx5Cq {
         Unmatched::Retry
     }
 
-    /// Releases the retired QPs if the ring is empty: no CQE of theirs is left.
+    /// Releases the retired QPs if the ring is empty: it contains no CQE of theirs then.
     #[cold]
     fn release_retired(&mut self) {
         self.clear_cached_records();
         let mut retired = self.shared.retired();
-        // CQEs that the owners of retired QPs saw are visible here too, and would come first.
+        // Once the lock is held, CQEs that the owners of retired QPs saw are visible here too. They
+        // must be polled first.
         if self.ring.written(self.consumer, self.peek().op_own()) {
             return;
         }
@@ -216,12 +219,14 @@ impl Mlx5Cq {
         drop(destroyed);
     }
 
-    /// Releases retired queue pairs whose CQEs were all polled. The CQ consumer index has 24 bits:
-    /// this must be done within half of that, or `is_before` gives the wrong order. And a queue
-    /// that is never found empty would keep every queue pair that was destroyed.
+    /// Releases retired queue pairs whose CQEs were all polled.
+    ///
+    /// The consumer index has 24 bits. The release must be done within 2^23 CQEs, or `is_before`
+    /// gives the wrong order. Also, a CQ that is never empty would otherwise keep the records of
+    /// all destroyed queue pairs.
     #[cold]
     fn release_passed(&mut self) {
-        // Before the dead are dropped.
+        // The cache is cleared before the records are dropped.
         self.clear_cached_records();
         let mut retired = self.shared.retired();
         retired.show_passed(self.consumer);
@@ -233,23 +238,22 @@ impl Mlx5Cq {
         drop(passed);
     }
 
-    /// The next CQE, and what it is the completion of: the fast path, for the success of a queue
-    /// whose completion was the last one taken of its side.
+    /// Polls the next CQE on the fast path. The fast path handles the success of a queue whose
+    /// completion was the last one of its side.
     #[inline(always)]
     fn poll_fast(&mut self) -> FastPoll {
         let entry = self.next;
-        // SAFETY: a CQE of the ring, which this queue keeps; CQEs are aligned to 64. A borrow of
-        // the ring would outlast the changes below.
+        // SAFETY: a CQE of the ring, which this CQ owns; CQEs are aligned to 64. A borrow of the
+        // ring would conflict with the changes below.
         let cqe = unsafe { Cqe::new(entry) };
         let last_word = cqe.last_word();
         let op_own = last_word as u8;
         if op_own == self.sent {
             barrier::after_device_wrote();
-            // SAFETY: this is the completion queue's poller, and it forgets them when it drops its
-            // destroyed QPs.
+            // SAFETY: this is the CQ's poller. It clears the cache before it drops destroyed QPs.
             let sends = unsafe { self.recent_sends.as_ref() };
             let _used = sends.lifetime.used();
-            // In this order, as the module `uidx_table` says.
+            // The order of reading and checking matters; see the module `uidx_table`.
             if let Some(sent) = sends.read_plain(last_word)
                 && sends.uidx.is(&cqe)
             {
@@ -259,11 +263,10 @@ impl Mlx5Cq {
             }
         } else if op_own == self.received {
             barrier::after_device_wrote();
-            // SAFETY: this is the completion queue's poller, and it forgets them when it drops its
-            // destroyed QPs.
+            // SAFETY: this is the CQ's poller. It clears the cache before it drops destroyed QPs.
             let receives = unsafe { self.recent_receives.as_ref() };
             let _used = receives.lifetime.used();
-            // In this order, as the module `uidx_table` says.
+            // The order of reading and checking matters; see the module `uidx_table`.
             let wr_id = receives.read((last_word >> 16) as u16);
             if receives.uidx.is(&cqe) {
                 receives.finish();
@@ -296,17 +299,17 @@ impl Mlx5Cq {
         }
     }
 
-    /// Takes the next completion by value; whether there was one.
+    /// Polls the next completion by value; whether there was one.
     #[inline(always)]
     fn poll_into(&mut self, into: &mut MaybeUninit<WorkCompletion>) -> bool {
         match self.poll_fast() {
             FastPoll::Cqe(cqe) if cqe.opcode == CqeOpcode::REQ => {
-                // SAFETY: this queue keeps the ring.
+                // SAFETY: this CQ owns the ring.
                 into.write(unsafe { cqe.plain_send() });
                 true
             }
             FastPoll::Cqe(cqe) => {
-                // SAFETY: this queue keeps the ring.
+                // SAFETY: this CQ owns the ring.
                 unsafe { cqe.write_all_fields(into) };
                 true
             }
@@ -317,7 +320,7 @@ impl Mlx5Cq {
 
     #[inline(never)]
     fn value_of(&mut self, cqe: DecodedCqe) -> Option<WorkCompletion> {
-        // SAFETY: the ring is kept while this method runs.
+        // SAFETY: the CQ owns the ring, and `self` is borrowed for this method.
         let value = unsafe { cqe.completion() }.to_value();
         self.release();
         Some(value)
@@ -332,14 +335,14 @@ impl Mlx5Cq {
     fn poll_slow_into(&mut self, into: &mut MaybeUninit<WorkCompletion>) -> bool {
         let cqe = self.find_next();
         if let Some(cqe) = cqe {
-            // SAFETY: this queue keeps the ring.
+            // SAFETY: this CQ owns the ring.
             unsafe { cqe.write_all_fields(into) };
         }
         cqe.is_some()
     }
 
-    /// The same for any CQE. What it finds is left in `slow_result`: where it is returned, the fast
-    /// path's result has to lie in memory too.
+    /// Polls the next CQE on the slow path, which handles every CQE. The result is stored in
+    /// `slow_result`: returning it would force the fast path's result into memory too.
     #[inline(never)]
     fn poll_slow(&mut self) -> bool {
         let cqe = self.find_next();
@@ -347,8 +350,8 @@ impl Mlx5Cq {
         cqe.is_some()
     }
 
-    /// Finds the next completion. Where there is none, CQEs that were discarded on the way are
-    /// given back to the device here: the caller took nothing, so it releases nothing.
+    /// Finds the next completion. If there is none, this function releases the CQEs that it
+    /// discarded: the caller polled nothing, so it releases nothing.
     fn find_next(&mut self) -> Option<DecodedCqe> {
         let first = self.consumer;
         let found = self.find_entry();
@@ -359,11 +362,11 @@ impl Mlx5Cq {
     }
 
     fn find_entry(&mut self) -> Option<DecodedCqe> {
-        // Bounds the loop: a faulty device can write stale CQEs without limit.
+        // This bounds the loop: a faulty device can write stale CQEs without limit.
         'entries: for _ in 0..=self.ring.entries() {
             let entry = self.ring.at(self.consumer);
-            // SAFETY: a CQE of the ring, which this queue keeps; CQEs are aligned to 64. A borrow
-            // of the ring would outlast the changes below.
+            // SAFETY: a CQE of the ring, which this CQ owns; CQEs are aligned to 64. A borrow of
+            // the ring would conflict with the changes below.
             let cqe = unsafe { Cqe::new(entry) };
             let op_own = cqe.op_own();
             if !self.ring.written(self.consumer, op_own) {
@@ -403,15 +406,15 @@ impl Mlx5Cq {
             let (record, done) = loop {
                 if let Some(record) = self.find(id, side) {
                     let _used = record.lifetime.used();
-                    // SAFETY: the caller that posted the receive vouches for its memory until it is
-                    // complete or taken back.
+                    // SAFETY: the caller that posted the receive guarantees that its memory is
+                    // valid until it completes or is taken back.
                     let done =
                         unsafe { record.complete(side, counter, message, || self.find(id, side).is_some()) };
                     if let Some(done) = done {
                         break (record, done);
                     }
                 }
-                // Not found, or hidden since.
+                // The record was not found, or it was unpublished in between.
                 match self.resolve_unmatched(id, side, &cqe) {
                     Unmatched::Discard => continue 'entries,
                     Unmatched::Unknown => return Some(DecodedCqe::general_err(entry)),
@@ -423,7 +426,7 @@ impl Mlx5Cq {
                 Source::Own(receives) if receives.scatter_to_cqe().is_none() => Some(NonNull::from(receives)),
                 _ => None,
             };
-            // At the ring's end the next CQE takes the slow path.
+            // If the ring has wrapped, the next CQE takes the slow path.
             if !self.has_wrapped && !matches!(self.armed, Armed::Solicited(_)) {
                 match side {
                     Side::Send => self.recent_sends = sends,
@@ -439,35 +442,35 @@ impl Mlx5Cq {
     }
 }
 
-/// What to do with a CQE whose queue was not found.
+/// The action for a CQE whose queue was not found.
 enum Unmatched {
-    /// Its queue pair was destroyed or reset since.
+    /// Its queue pair was destroyed or reset after the CQE was written.
     Discard,
-    /// Its QP was reset before it was written, and is shown again.
+    /// Its QP was reset before the CQE was written; the record is published again.
     Retry,
-    /// No queue can have it.
+    /// The CQE names no known queue.
     Unknown,
 }
 
 /// The result of the fast path.
 enum FastPoll {
     Cqe(DecodedCqe),
-    /// The device has written no more.
+    /// The device has written no further CQE.
     Empty,
-    /// The slow path must decide.
+    /// The slow path must handle the CQE.
     Declined,
 }
 
 // SAFETY: by the numbers of the trait's obligations:
-// 1. `ring` and `shared` keep the CQEs and the doorbell record; a lent completion borrows the
-//    queue.
-// 2. and 3. The device writes one CQE when it is done with a request. A CQE is taken once: the
-//    owner bit and the consumer's count tell it from those before. `wr_id` is that of the request
-//    whose place in its queue the CQE names. `barrier::after_device_wrote` comes before all else
-//    is read.
-// 4. A CQE that leads to no queue of this completion queue, or has no meaning, becomes
+// 1. `ring` and `shared` own the CQEs and the doorbell record; a lent completion borrows the CQ.
+// 2. and 3. The device writes one CQE when it has finished a request. A CQE is polled once: the
+//    owner bit and the consumer index distinguish it from older CQEs. `wr_id` is that of the
+//    request in the slot that the CQE names. `barrier::after_device_wrote` precedes all other reads
+//    of the CQE.
+// 4. A CQE that leads to no queue of this CQ, or has an undefined opcode, becomes
 //    `DecodedCqe::general_err`.
-// 5. The device writes up to the counter in the doorbell record, which `release` stores.
+// 5. The device writes CQEs up to the consumer index in the doorbell record, which `release`
+//    stores.
 unsafe impl CompletionQueue for Mlx5Cq {
     type Completion<'a>
         = Mlx5Completion<'a>
@@ -481,17 +484,17 @@ unsafe impl CompletionQueue for Mlx5Cq {
 
     #[inline(always)]
     fn next(&mut self) -> Option<Mlx5Completion<'_>> {
-        // SAFETY: the ring stays while the queue is borrowed.
+        // SAFETY: the ring is not freed while the CQ is borrowed.
         Some(unsafe { self.poll_one()?.completion() })
     }
 
-    /// The common result and the rare one are returned each by itself: what is one value for both
-    /// lies in memory first.
+    /// The results of the fast path and of the slow path are returned separately. A single value
+    /// for both would be built in memory first.
     #[inline(always)]
     fn next_value(&mut self) -> Option<WorkCompletion> {
         match self.poll_fast() {
             FastPoll::Cqe(cqe) if cqe.opcode == CqeOpcode::REQ => {
-                // SAFETY: this queue keeps the ring.
+                // SAFETY: this CQ owns the ring.
                 let value = unsafe { cqe.plain_send() };
                 self.release();
                 Some(value)
@@ -506,7 +509,7 @@ unsafe impl CompletionQueue for Mlx5Cq {
     fn next_values(&mut self, into: &mut [WorkCompletion]) -> usize {
         let mut taken = 0;
         for slot in into {
-            // SAFETY: a place that only ever gets values written.
+            // SAFETY: only values are written to the place.
             if !self.poll_into(unsafe { &mut *std::ptr::from_mut(slot).cast() }) {
                 break;
             }
@@ -521,9 +524,9 @@ unsafe impl CompletionQueue for Mlx5Cq {
     #[inline(always)]
     fn release(&mut self) {
         let (read, consumer) = (self.read, self.consumer);
-        // What was read was read before the device may write over it.
+        // The CQEs must be read before the device may overwrite them.
         barrier::before_device_overwrites();
-        // SAFETY: `shared` keeps the record.
+        // SAFETY: `shared` owns the doorbell record.
         unsafe { read.set(consumer) };
     }
 
@@ -536,7 +539,7 @@ unsafe impl CompletionQueue for Mlx5Cq {
 impl Drop for Mlx5Cq {
     fn drop(&mut self) {
         let closed = Retired { closed: true, ..Retired::default() };
-        // Records that go with it end in this queue's own lists, so they are dropped outside of the
+        // Dropping a record can free its queue's own lists, so records are dropped outside of the
         // lock.
         let retired = std::mem::replace(&mut *self.shared.retired(), closed);
         drop(retired);

@@ -1,7 +1,7 @@
-//! Completion queue entries: what the device says of a request.
+//! Completion queue entries (CQEs) of the device.
 //!
-//! A CQE has 64 bytes, big-endian; in queues of 128-byte CQEs they are the second half. [`Cqe`] is
-//! a view of one in place, whose fields are decoded when asked for.
+//! A CQE has 64 bytes and is big-endian. In a CQ of 128-byte CQEs, the fields are in the second
+//! half. [`Cqe`] is a view of a CQE in place. It decodes each field on access.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -13,7 +13,7 @@ use crate::wqe;
 /// Bytes of a CQE.
 pub const CQE: usize = 64;
 
-/// What a CQE tells: the high half of its last byte.
+/// The opcode of a CQE: the high 4 bits of its last byte.
 #[doc(alias = "MLX5_CQE_REQ")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CqeOpcode(pub u8);
@@ -21,15 +21,15 @@ pub struct CqeOpcode(pub u8);
 impl CqeOpcode {
     /// A send is complete.
     pub const REQ: Self = Self(0);
-    /// A receive was taken by an RDMA write with immediate data.
+    /// A receive was consumed by an RDMA write with immediate data.
     pub const RESP_WR_IMM: Self = Self(1);
-    /// A receive took a message.
+    /// A receive completed with a message.
     pub const RESP_SEND: Self = Self(2);
-    /// A receive took a message with immediate data.
+    /// A receive completed with a message with immediate data.
     pub const RESP_SEND_IMM: Self = Self(3);
-    /// A receive took a message that invalidated a key.
+    /// A receive completed with a SEND with invalidate.
     pub const RESP_SEND_INV: Self = Self(4);
-    /// The queue goes on in its new memory.
+    /// The CQ was resized: the following CQEs are in the new ring.
     pub const RESIZE: Self = Self(5);
     /// A send failed.
     pub const REQ_ERR: Self = Self(13);
@@ -39,14 +39,13 @@ impl CqeOpcode {
     pub const INVALID: Self = Self(15);
 }
 
-/// Why a request failed, in a CQE of the opcodes [`CqeOpcode::REQ_ERR`] and
-/// [`CqeOpcode::RESP_ERR`].
+/// The reason of a failure, in a CQE with opcode [`CqeOpcode::REQ_ERR`] or [`CqeOpcode::RESP_ERR`].
 #[doc(alias = "MLX5_CQE_SYNDROME_LOCAL_LENGTH_ERR")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Syndrome(pub u8);
 
 impl Syndrome {
-    /// What it is called in verbs; [`WcStatus::GENERAL_ERR`] where the manual does not know it.
+    /// The status of this syndrome in verbs. An unknown syndrome is [`WcStatus::GENERAL_ERR`].
     #[must_use]
     pub fn status(self) -> WcStatus {
         match self.0 {
@@ -84,13 +83,14 @@ macro_rules! fields {
         pub fn $name(&self) -> $ty {
             const { assert!($offset % size_of::<$ty>() == 0 && $offset + size_of::<$ty>() <= CQE) };
             // SAFETY: the field lies in the CQE and is aligned, by `Cqe::new`'s contract and the
-            // assertion above. The read is volatile because the device could write at any time.
+            // assertion above. The read is volatile because the device may write at any time.
             <$ty>::from_be(unsafe { self.start.add($offset).cast::<$ty>().read_volatile() })
         }
     )*};
 }
 
-/// What the opcodes are that stand for one verb only.
+/// The verb of each send opcode whose CQE has no further fields: SEND, RDMA write and TSO. All
+/// others are `SEND`.
 const PLAIN_SENDS: [WcOpcode; 32] = {
     let mut verbs = [WcOpcode::SEND; 32];
     verbs[wqe::Opcode::RDMA_WRITE.0 as usize] = WcOpcode::RDMA_WRITE;
@@ -100,11 +100,11 @@ const PLAIN_SENDS: [WcOpcode; 32] = {
 };
 
 impl<'a> Cqe<'a> {
-    /// The CQE of [`CQE`] bytes at `start`.
+    /// Creates a view of the CQE of [`CQE`] bytes at `start`.
     ///
     /// # Safety
     ///
-    /// The bytes must be readable for as long as `'a`, and `start` aligned to 64.
+    /// The bytes must be readable for `'a`, and `start` must be aligned to 64 bytes.
     #[must_use]
     #[inline]
     pub unsafe fn new(start: *const u8) -> Self {
@@ -112,63 +112,61 @@ impl<'a> Cqe<'a> {
     }
 
     fields! {
-        /// Low bits of the destination's LID.
+        /// The low bits of the destination LID.
         path_bits: u8 = 17;
-        /// The sender's LID.
+        /// The source LID.
         slid: u16 = 22;
-        /// Global header (bits 28 and 29), service level (bits 24 to 27) and sender's queue pair
-        /// (24 bits).
+        /// GRH present (bits 28 and 29), service level (bits 24 to 27) and source QP (24 bits).
         flags_rqpn: u32 = 24;
-        /// The user's number of the queue, or, with version 0 of the format, the SRQ's.
+        /// The user index of the queue, or, with CQE version 0, the SRQN.
         srqn_uidx: u32 = 32;
-        /// Immediate data, invalidated key, or index of the P_Key.
+        /// Immediate data, invalidated rkey, or P_Key index.
         imm_inval_pkey: u32 = 36;
-        /// Bytes.
+        /// The byte count of the message.
         byte_count: u32 = 44;
-        /// When it was made, in ticks of the device's clock.
+        /// The time of the completion, in ticks of the device's clock.
         timestamp: u64 = 48;
-        /// Why a request failed, in the vendor's words.
+        /// The vendor error syndrome.
         vendor_syndrome: u8 = 54;
-        /// Why a request failed.
+        /// The [`Syndrome`] of an error.
         syndrome: u8 = 55;
-        /// The send's opcode (8 bits) and the queue pair (24 bits).
+        /// The opcode of the send WQE (8 bits) and the QPN (24 bits).
         opcode_qpn: u32 = 56;
         /// [`Cqe::wqe_counter`] in the upper half and [`Cqe::op_own`] in the lowest byte, from one
-        /// read: where that byte is the device's, the number is too.
+        /// read. So if `op_own` was written by the device, the counter was too.
         last_word: u32 = 60;
-        /// The request's number in its queue.
+        /// The WQE counter of the request.
         wqe_counter: u16 = 60;
-        /// What the CQE tells (4 bits), how it tells it, and whose the CQE is (the lowest bit).
+        /// The CQE's opcode (4 bits), its format, the solicited bit and the owner bit (the lowest
+        /// bit).
         op_own: u8 = 63;
     }
 
-    /// [`Cqe::srqn_uidx`] as it lies in memory.
+    /// [`Cqe::srqn_uidx`] in the byte order of memory.
     #[inline(always)]
     pub(crate) fn raw_srqn_uidx(&self) -> u32 {
-        // A field's bytes are swapped when read; the compiler sees that swapping them twice does
-        // nothing.
+        // The accessor swaps the bytes. The compiler removes the two swaps.
         self.srqn_uidx().to_be()
     }
 
-    /// What the CQE tells.
+    /// The opcode of the CQE.
     #[must_use]
     #[inline]
     pub fn opcode(&self) -> CqeOpcode {
         CqeOpcode(self.op_own() >> 4)
     }
 
-    /// The local queue pair.
+    /// The local QPN.
     #[must_use]
     #[inline]
     pub fn qp_num(&self) -> u32 {
         self.opcode_qpn() & 0xff_ffff
     }
 
-    /// What the send was that the CQE is about, as verbs call it; the opcode itself where verbs
-    /// need to be asked what it was used for.
+    /// The verb of the send that completed.
     ///
     /// # Errors
-    /// The opcodes that stand for more than one verb, and unknown ones.
+    /// Opcodes that stand for more than one verb, and unknown opcodes, are returned as they are.
     #[inline]
     pub fn send_opcode(&self) -> Result<WcOpcode, wqe::Opcode> {
         match wqe::Opcode((self.opcode_qpn() >> 24) as u8) {
@@ -182,25 +180,25 @@ impl<'a> Cqe<'a> {
         }
     }
 
-    /// The same where the opcode stands for one verb only; for any other, a send.
+    /// Like [`Cqe::send_opcode`] for opcodes of SEND, RDMA write and TSO; `SEND` for all others.
     #[inline(always)]
     pub(crate) fn plain_send_opcode(&self) -> WcOpcode {
         PLAIN_SENDS[(self.opcode_qpn() >> 24) as usize % PLAIN_SENDS.len()]
     }
 
-    /// Its bytes as they are now.
+    /// A copy of the CQE's current bytes.
     #[must_use]
     pub fn bytes(&self) -> [u8; CQE] {
         let mut bytes = [0; CQE];
         for (at, byte) in bytes.iter_mut().enumerate() {
-            // SAFETY: within the CQE, by `new`'s contract.
+            // SAFETY: the byte lies in the CQE, by `new`'s contract.
             *byte = unsafe { self.start.add(at).read_volatile() };
         }
         bytes
     }
 }
 
-/// For people: what it says, and its bytes.
+/// The opcode, QPN and status in words, followed by a hex dump.
 impl fmt::Display for Cqe<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (opcode, qp, counter) = (self.opcode(), self.qp_num(), self.wqe_counter());

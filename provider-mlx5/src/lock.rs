@@ -1,8 +1,9 @@
-//! Locks of the standard library, or, for ThreadSanitizer, locks whose order it sees.
+//! Locks of the standard library, or locks that ThreadSanitizer can follow.
 //!
-//! With `--cfg bareverbs_tsan` (`cargo xtask tsan`) the standard library may be one that was not
-//! compiled for ThreadSanitizer. The way on which a thread waits for a lock is compiled into it and
-//! can't be seen. So the lock has a word of its own that each holder stores last and loads first.
+//! With `--cfg bareverbs_tsan` (`cargo xtask tsan`), the standard library may not be compiled for
+//! ThreadSanitizer. The code that waits for a lock is part of the standard library, so
+//! ThreadSanitizer does not see it. For that reason the lock has a word of its own, which each
+//! holder stores last and loads first.
 
 #[cfg(not(bareverbs_tsan))]
 #[cfg_attr(loom, allow(unused_imports, reason = "models have locks of loom's"))]
@@ -64,7 +65,7 @@ mod visible {
 
     impl<T> Drop for MutexGuard<'_, T> {
         fn drop(&mut self) {
-            // The guard inside unlocks after this.
+            // The inner guard unlocks after this store.
             self.released.store(1, Ordering::Release);
         }
     }

@@ -1,11 +1,10 @@
 //! Scatter to CQE: copying payload from CQEs to the memory of receives.
 //!
-//! The device may put a short message into the completion instead of writing it to memory, which
-//! spares it a transfer. The poller of the completion queue then copies the message to the SGEs of
-//! the receive. The SGEs are stored here and not read from the ring, to which the device has
-//! access.
+//! The device may put a short message into the CQE instead of writing it to memory, which saves a
+//! DMA write. The poller of the CQ then copies the message to the SGEs of the receive. The SGEs are
+//! stored here. They are not read from the ring, to which the device has access.
 //!
-//! # Who writes to a receive's memory, and until when
+//! # Access to a receive's memory
 //!
 //! Each slot of the receive queue has a state word:
 //!
@@ -15,13 +14,16 @@
 //! | [`POSTED`] | the SGEs are those of a posted receive | the owner: [`ScatterToCqe::take_back`]; the poller: [`ScatterToCqe::claim`] |
 //! | [`COPYING`] | the poller copies a message to the SGEs | the poller: [`Claim`] |
 //!
-//! The poller takes a slot from `POSTED` to `COPYING` by one compare-and-exchange. Where that fails
-//! it discards the message; it never waits. The owner takes a slot back from `POSTED` to `EMPTY`,
-//! and waits while it is `COPYING`, which is at most the copy of one entry. A forked child does not
-//! wait: it has a copy of the words and no poller. So when the owner has taken a slot back, the
-//! poller has done with the memory of its receive and finds it no more. The owner takes all slots
-//! back before it lets go of the receives: when the queue is reset, dropped or
-//! [abandoned](bareverbs_provider::traits::RecvQueue::abandon).
+//! The poller moves a slot from `POSTED` to `COPYING` by one compare-and-exchange. If that fails,
+//! it discards the message; it never waits.
+//!
+//! The owner moves a slot from `POSTED` to `EMPTY`. It waits while the slot is `COPYING`, for at
+//! most the copy of one CQE. A forked child does not wait: it has a copy of the state words and no
+//! poller.
+//!
+//! So once the owner has taken a slot back, the poller does not access the memory of its receive
+//! any more. The owner takes all slots back before it gives up the receives: when the queue is
+//! reset, dropped or [abandoned](bareverbs_provider::traits::RecvQueue::abandon).
 //!
 //! A payload is copied at most once per receive, even if the device repeats the CQE.
 
@@ -36,28 +38,28 @@ const EMPTY: u32 = 0;
 const POSTED: u32 = 1;
 const COPYING: u32 = 2;
 
-/// The SGEs of the receives of a queue.
+/// The SGEs of the posted receives of a queue.
 #[derive(Debug)]
 pub(crate) struct ScatterToCqe {
     states: Box<[AtomicU32]>,
     elements: Box<[Element]>,
-    /// SGEs of a receive, and slots less one.
+    /// SGEs per receive, and number of slots minus 1.
     width: usize,
     mask: usize,
-    /// The process whose poller copies.
+    /// The process that the poller belongs to.
     fork_guard: ForkGuard,
 }
 
-/// Where a message goes. Written by the owner in an `EMPTY` slot, read by the poller in a `COPYING`
-/// one.
+/// One SGE. The owner writes it while the slot is `EMPTY`; the poller reads it while the slot is
+/// `COPYING`.
 #[derive(Debug)]
 struct Element {
     addr: AtomicU64,
-    /// 0 for none.
+    /// In bytes; 0 for an unused SGE.
     length: AtomicU32,
 }
 
-/// A receive that the poller has claimed; dropping it leaves its slot empty.
+/// A receive that the poller has claimed. Dropping it sets the slot to `EMPTY`.
 #[derive(Debug)]
 pub(crate) struct Claim<'a> {
     state: &'a AtomicU32,
@@ -65,7 +67,7 @@ pub(crate) struct Claim<'a> {
 }
 
 impl ScatterToCqe {
-    /// For `slots` slots, a power of 2, of `width` SGEs.
+    /// Allocates `slots` slots, a power of 2, of `width` SGEs.
     pub(crate) fn new(slots: u32, width: u32) -> Result<Self, Errno> {
         let (slots, width) = (slots as usize, width as usize);
         assert!(slots.is_power_of_two(), "a ring of receives");
@@ -85,9 +87,9 @@ impl ScatterToCqe {
         (&self.states[slot], &self.elements[first..first + self.width])
     }
 
-    /// Keeps the SGEs of a receive in a slot. Only the owner may.
+    /// Stores the SGEs of a receive in a slot. Only the owner may call it.
     pub(crate) fn post(&self, slot: usize, sges: &[Sge]) {
-        // With a device that misbehaves its completions the slot may be used already.
+        // With a faulty device the slot may still be in use.
         self.take_back(slot);
         let (state, elements) = self.of(slot);
         let sges = sges.iter().map(|sge| (sge.addr, sge.length)).chain(std::iter::repeat((0, 0)));
@@ -95,33 +97,33 @@ impl ScatterToCqe {
             element.addr.store(addr, Ordering::Relaxed);
             element.length.store(length, Ordering::Relaxed);
         }
-        // The poller that claims it sees the SGEs, and all that the owner did before.
+        // The poller that claims the slot sees the SGEs and all earlier stores of the owner.
         state.store(POSTED, Ordering::Release);
     }
 
-    /// Takes a slot back: afterwards no message is copied to the SGEs that were kept there. Only
-    /// the owner may.
+    /// Takes a slot back: from then on the poller copies nothing to its SGEs. Only the owner may
+    /// call it.
     pub(crate) fn take_back(&self, slot: usize) {
         let (state, _) = self.of(slot);
-        // Success and failure are ordered after the poller's copy, which its store of `EMPTY`
-        // releases.
+        // Success and failure are ordered after the poller's copy, which the poller's store of
+        // `EMPTY` releases.
         while let Err(COPYING) = state.compare_exchange(POSTED, EMPTY, Ordering::Acquire, Ordering::Acquire) {
             if !self.fork_guard.is_same_process() {
-                // A forked child. The poller is a thread of its parent, and writes to the parent's
-                // memory.
+                // This is a forked child. The poller is a thread of the parent, and copies to the
+                // parent's memory.
                 break;
             }
             yield_now();
         }
     }
 
-    /// Takes all slots back. Only the owner may.
+    /// Takes all slots back. Only the owner may call it.
     pub(crate) fn take_back_all(&self) {
         (0..self.states.len()).for_each(|slot| self.take_back(slot));
     }
 
-    /// Claims the receive in a slot, which is complete, if one is posted there. Only the poller
-    /// may.
+    /// Claims the completed receive in a slot; `None` if no receive is posted there. Only the
+    /// poller may call it.
     pub(crate) fn claim(&self, slot: usize) -> Option<Claim<'_>> {
         let (state, elements) = self.of(slot);
         state.compare_exchange(POSTED, COPYING, Ordering::Acquire, Ordering::Relaxed).ok()?;
@@ -130,12 +132,12 @@ impl ScatterToCqe {
 }
 
 impl Claim<'_> {
-    /// Copies a message to the SGEs; whether all of it went there.
+    /// Copies a message to the SGEs; whether they have room for all of it.
     ///
     /// # Safety
     ///
-    /// The SGEs must be of memory that may be written: the caller of [`ScatterToCqe::post`] vouches
-    /// for that until the receive is complete or its slot was taken back.
+    /// The memory of the SGEs must be writable. The caller of [`ScatterToCqe::post`] guarantees
+    /// this until the receive completes or its slot was taken back.
     pub(crate) unsafe fn scatter(self, mut message: &[u8]) -> bool {
         for element in self.elements {
             let length = element.length.load(Ordering::Relaxed) as usize;
@@ -143,8 +145,8 @@ impl Claim<'_> {
             let to =
                 std::ptr::with_exposed_provenance_mut::<u8>(element.addr.load(Ordering::Relaxed) as usize);
             if !now.is_empty() {
-                // SAFETY: this function's contract: the slot is neither complete nor taken back
-                // before `self` is dropped. The SGE is no shorter.
+                // SAFETY: the contract of this function: the slot does not complete and is not
+                // taken back before `self` is dropped. `now` is not longer than the SGE.
                 unsafe { to.copy_from_nonoverlapping(now.as_ptr(), now.len()) };
             }
             message = rest;
@@ -152,7 +154,7 @@ impl Claim<'_> {
         message.is_empty()
     }
 
-    /// Gives the receive back unused.
+    /// Cancels the claim: the receive remains posted.
     pub(crate) fn cancel(self) {
         self.state.store(POSTED, Ordering::Release);
         std::mem::forget(self);
@@ -175,7 +177,7 @@ mod tests {
         let start = memory.as_mut_ptr().expose_provenance() as u64;
         let sge = |at: u64, length| Sge { addr: start + at, length, lkey: 0 };
         let slots = ScatterToCqe::new(4, 3).expect("a page");
-        // SAFETY: the SGEs are of `memory`.
+        // SAFETY: the SGEs lie in `memory`.
         let scatter = |slot, message: &[u8]| slots.claim(slot).map(|claim| unsafe { claim.scatter(message) });
         slots.post(5, &[sge(6, 2), sge(0, 3)]);
         assert_eq!(scatter(0, &[9]), None, "another slot's");
@@ -198,7 +200,7 @@ mod tests {
         assert!(slots.claim(0).is_none());
     }
 
-    /// Miri starts no processes.
+    /// Miri does not support child processes.
     #[cfg(not(any(loom, miri)))]
     #[test]
     fn forked_child_does_not_wait_for_the_poll_lock() {
@@ -211,11 +213,11 @@ mod tests {
         let claim = slots.claim(0).expect("posted");
         let mut child = Command::new("/bin/true");
         let inherited = Arc::clone(&slots);
-        // SAFETY: the child reads and writes atomics, and asks for a signal; it allocates nothing
-        // and takes no lock.
+        // SAFETY: the child only accesses atomics and sets an alarm. It does not allocate and takes
+        // no lock.
         unsafe {
             child.pre_exec(move || {
-                // Ends a child that waits.
+                // The alarm kills a child that waits.
                 nix::unistd::alarm::set(5);
                 inherited.take_back_all();
                 Ok(())

@@ -1,8 +1,8 @@
-//! Shared receive queues.
+//! Shared receive queues (SRQs).
 //!
-//! The device takes receives in the order of a list: each slot names the one after it. Slots come
-//! back in any order, from the pollers of several completion queues, and their owner hangs them on
-//! to the end of the list.
+//! The device takes receives in the order of a linked list: each slot contains the index of the
+//! next one. The pollers of several CQs return slots in any order. The owner of the SRQ appends
+//! returned slots to the end of the list.
 
 use std::sync::Arc;
 
@@ -19,9 +19,10 @@ use crate::uidx_table::srq_slots::{NONE, SrqShared};
 use crate::uidx_table::{QueueRecord, QueueRecordRef, Side};
 use crate::wqe::{self, SEGMENT, Segment};
 
-/// A shared receive queue.
+/// A shared receive queue (SRQ).
 ///
-/// One slot more than it holds is always in the list, as the end that the next receive goes to.
+/// The list always ends with one unused slot, `tail`. So the capacity is one less than the number
+/// of slots.
 #[derive(Debug)]
 pub struct Mlx5Srq {
     shared: Arc<SrqShared>,
@@ -30,20 +31,20 @@ pub struct Mlx5Srq {
     /// Log2 of the bytes of a slot.
     shift: u32,
     max_sge: u32,
-    /// The slot that the next receive goes to, unless the list ends there.
+    /// The slot of the next receive, unless it is the end of the list.
     head: u32,
     /// The end of the list.
     tail: u32,
-    /// Where the receives begin that are not published, and how many they are.
+    /// The first slot that is pushed and not published, and the number of such slots.
     first: u32,
     pushed: u32,
-    /// RqTracker that were published, counted on.
+    /// Receives that were published, counted on.
     posted: u32,
     /// The record of an XRC SRQ, which has a CQ of its own.
     xrc_record: Option<AttachedRecord>,
 }
 
-/// A record in the table; removed on drop.
+/// A record in the uidx table; dropping it retires the record.
 #[derive(Debug)]
 struct AttachedRecord(QueueRecordRef);
 
@@ -59,8 +60,8 @@ impl Mlx5Srq {
         ((max_sge as usize + 1) * SEGMENT).max(32).next_power_of_two().trailing_zeros()
     }
 
-    /// The queue in `memory`, with room for `slots` slots of `1 << shift` bytes, a power of 2 from
-    /// 2 to 2^16.
+    /// Creates a queue in `memory` with `slots` slots of `1 << shift` bytes. `slots` is a power of
+    /// 2 from 2 to 2^16.
     pub(crate) fn new(memory: Mapping, slots: u32, shift: u32, max_sge: u32, record: DoorbellRecord) -> Self {
         assert!(slots.is_power_of_two() && (2..=1 << 16).contains(&slots), "a number of slots");
         assert!(memory.len() >= (slots as usize) << shift, "room for the slots");
@@ -79,13 +80,13 @@ impl Mlx5Srq {
             xrc_record: None,
         };
         for next in 1..slots {
-            // SAFETY: nothing of the queue is published yet.
+            // SAFETY: no slot of the queue is published yet.
             unsafe { queue.set_next(next - 1, next) };
         }
         queue
     }
 
-    /// Attaches the record of this SRQ, so that CQEs lead to it.
+    /// Attaches the record of this SRQ, so that CQEs with its number are found.
     pub(crate) fn attach_record(&mut self, record: QueueRecordRef) {
         QueueRecord::store_srq(&record, self.shared.number());
         self.xrc_record = Some(AttachedRecord(record));
@@ -97,18 +98,18 @@ impl Mlx5Srq {
 
     fn slot(&self, index: u32) -> *mut Segment {
         debug_assert!((index as usize) < self.shared.slots.len());
-        // SAFETY: `new` checked that the slots lie in the memory, and every index is below their
+        // SAFETY: `new` checked that the slots lie in the memory. Every index is below their
         // number.
         unsafe { self.memory.as_ptr().as_ptr().add((index as usize) << self.shift).cast() }
     }
 
-    /// Puts slot `next` behind slot `index`.
+    /// Links slot `next` after slot `index`.
     ///
     /// # Safety
     ///
-    /// The device must not have slot `index`.
+    /// Slot `index` must not be owned by the device.
     unsafe fn set_next(&self, index: u32, next: u32) {
-        // SAFETY: the slot lies in the memory, as `slot` says, and is not the device's.
+        // SAFETY: the slot lies in the memory, as `slot` says, and the device does not own it.
         unsafe { self.slot(index).write(wqe::link(next)) };
         self.shared.slots[index as usize].next.store(next, Ordering::Relaxed);
     }
@@ -120,7 +121,7 @@ impl Mlx5Srq {
         while let Some(slot) = self.shared.slots.get(index as usize) {
             let before = slot.next.load(Ordering::Relaxed);
             if first != NONE {
-                // SAFETY: the slot came back, and was not published since.
+                // SAFETY: the slot was returned and has not been published since.
                 unsafe { self.set_next(index, first) };
             }
             (first, index) = (index, before);
@@ -132,9 +133,9 @@ impl Mlx5Srq {
         }
     }
 
-    /// Takes the slot at the head, which is not the end of the list, for the receive `wr_id`;
-    /// returns where up to `max_sge` SGEs go. The device does not read them before they are
-    /// published.
+    /// Uses the slot at the head, which must not be the end of the list, for the receive `wr_id`.
+    /// Returns the place of its SGEs, at most `max_sge`. The device does not read them before they
+    /// are published.
     #[inline(always)]
     fn take(&mut self, wr_id: u64) -> *mut Segment {
         let elements = self.slot(self.head).wrapping_add(1);
@@ -144,7 +145,7 @@ impl Mlx5Srq {
         elements
     }
 
-    /// Writes a receive of one SGE, or declines it.
+    /// The fast path: writes a receive of one SGE, or declines it.
     ///
     /// # Safety
     ///
@@ -152,12 +153,12 @@ impl Mlx5Srq {
     #[inline(always)]
     unsafe fn push_fast(&mut self, request: &RecvRequest<'_>) -> bool {
         let [sge] = request.sges else { return false };
-        // The device takes an SGE of no bytes for one of 2^31.
+        // The device treats an SGE length of 0 as 2^31 bytes.
         if (sge.length as i32) <= 0 || self.head == self.tail || self.max_sge == 0 {
             return false;
         }
         let elements = self.take(request.wr_id);
-        // SAFETY: there is room for one SGE, and for an end where there is for more.
+        // SAFETY: the slot has room for one SGE, and for a terminator if it has room for more.
         unsafe {
             elements.write(data_segment(sge));
             if self.max_sge > 1 {
@@ -167,7 +168,7 @@ impl Mlx5Srq {
         true
     }
 
-    /// Publishes `count` receives more, whose slots are known as posted.
+    /// Publishes `count` more receives. The caller has set `posted` of their slots.
     #[inline(always)]
     fn publish(&mut self, count: u32) {
         self.first = self.head;
@@ -178,24 +179,23 @@ impl Mlx5Srq {
 }
 
 // SAFETY: by the numbers of the trait's obligations:
-// 1. `memory` keeps the slots, and `record` is the doorbell record.
-// 2. SGEs are copied into a slot as they are given, and the device checks the keys. The head
-//    moves on last.
-// 3. The list from `head` to `tail` has slots only that the device has given back, as `posted` of
-//    each says.
-// 4. The device takes as many slots of the list as the doorbell record's counter says, which
-//    `publish` stores.
-// 5. `abort` goes back to the first slot that is not published.
-// 6. A shared queue is not reset.
+// 1. `memory` owns the slots, and `record` is the doorbell record.
+// 2. SGEs are copied into a slot unchanged, and the device checks the keys. The head advances last.
+// 3. The list from `head` to `tail` only contains slots that the device has completed, as `posted`
+//    of each says.
+// 4. The device reads as many slots of the list as the counter in the doorbell record says.
+//    `publish` stores the counter.
+// 5. `abort` moves the head back to the first slot that is not published.
+// 6. An SRQ is not reset.
 unsafe impl RecvQueue for Mlx5Srq {
     fn capacity(&self) -> u32 {
         self.shared.slots.len() as u32 - 1
     }
 
-    /// One SGE.
+    /// Accepts receives of one SGE.
     #[inline(always)]
     unsafe fn try_push(&mut self, request: &RecvRequest<'_>) -> bool {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller has the same obligations.
         let written = unsafe { self.push_fast(request) };
         self.pushed += u32::from(written);
         written
@@ -204,7 +204,7 @@ unsafe impl RecvQueue for Mlx5Srq {
     #[inline(always)]
     unsafe fn try_post(&mut self, request: &RecvRequest<'_>) -> bool {
         let slot = self.head;
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller has the same obligations.
         if self.pushed != 0 || !unsafe { self.push_fast(request) } {
             return false;
         }
@@ -221,7 +221,7 @@ unsafe impl RecvQueue for Mlx5Srq {
         if self.head == self.tail {
             return Err(PushError::QueueFull { capacity: self.capacity() });
         }
-        // SAFETY: there is room for the SGEs.
+        // SAFETY: the slot has room for `max_sge` SGEs, which `check` compared.
         unsafe { write_elements(self.take(request.wr_id), request, self.max_sge) };
         self.pushed += 1;
         Ok(())
@@ -243,7 +243,7 @@ unsafe impl RecvQueue for Mlx5Srq {
         self.pushed = 0;
     }
 
-    /// A shared queue is not reset with its queue pairs.
+    /// An SRQ is not reset with its queue pairs.
     unsafe fn reset(&mut self) {}
 }
 

@@ -1,62 +1,65 @@
-//! The table from CQE to queue, by user index.
+//! The table from CQE to QP or SRQ, by user index.
 //!
-//! A completion names its queue by the user index, which was given when the queue was made. The
-//! poller of a completion queue turns it into the queue's [`QueueRecord`]: the ids of the
-//! outstanding requests, and how many are done. The owner of the queue and the pollers of its two
-//! completion queues share the record. All of it is made of atomics.
+//! A CQE names its queue by the user index, which the create command sets. The poller of a CQ looks
+//! up the queue's [`QueueRecord`]. The record contains the `wr_id`s of outstanding requests and the
+//! number of completed requests. The owner of the queue and the pollers of its two CQs share the
+//! record. All shared fields are atomics.
 //!
 //! | word | written by |
 //! |---|---|
-//! | [`Entry::owners`], [`Uidx`] | the owner, to show the record first and to hide it; the poller, to show it again after a reset |
-//! | ids and marks of requests | the owner |
-//! | [`SqTracker::done`], [`RqTracker::done`] | the poller of the side's completion queue |
-//! | [`RqTracker::base`] | the owner, under the lock of the completion queue's [`Retired`](crate::cq::CqShared) |
+//! | [`Entry::owners`], [`Uidx`] | the owner, to publish the record first and to unpublish it; the poller, to publish it again after a reset |
+//! | `wr_id`s and marks of requests | the owner |
+//! | [`SqTracker::done`], [`RqTracker::done`] | the poller of that side's CQ |
+//! | [`RqTracker::base`] | the owner, under the lock of the CQ's [`Retired`](crate::cq::CqShared) |
 //!
-//! # Why a poller's record is not freed under it
+//! # Why a record is not freed while a poller uses it
 //!
-//! An entry says which completion queues may use it ([`Entry::owners`]). A poller reads that first
-//! and the record's address second. The owner of a queue hides its record and leaves it with both
-//! completion queues ([`CqShared::retire`](crate::cq::CqShared::retire)) before it lets go
-//! of it. Each completion queue drops it only where its poller has found the queue empty, or has
-//! passed all that the ring held when it was left there, between two completions. The entry is
-//! given to another queue when the record was freed. So an entry that named a poller's completion
-//! queue names the same record until that poller has done with its completion.
+//! An entry names the CQs that may use it ([`Entry::owners`]). A poller reads the owner first and
+//! the record's address second.
 //!
-//! For the same reason a poller may keep the record that it found last: the record stays until the
-//! poller itself drops its destroyed QPs, and it forgets the record then. The record's [`Uidx`]
-//! tells whether it is still shown.
+//! The owner of a queue unpublishes its record and passes a reference to both CQs
+//! ([`CqShared::retire`](crate::cq::CqShared::retire)) before it drops its own reference. A CQ
+//! drops that reference only between two completions. It does so when its poller has found the CQ
+//! empty, or has passed all CQEs that were in the ring at the destruction. The user index is reused
+//! only after the record was freed. So an entry that named a poller's CQ names the same record
+//! until that poller has finished its completion.
 //!
-//! # Why a stale CQE completes no request posted after a reset
+//! For the same reason a poller may cache the record of its last completion. The record is valid
+//! until the poller drops its destroyed QPs, and the poller clears the cache then. The record's
+//! [`Uidx`] says whether the record is still published.
 //!
-//! After a reset, the slots of a queue are filled anew, and CQEs from before the reset are
-//! discarded. A poller may have found the record before the owner hides it, and read the slots
-//! after the owner has filled them anew. Then it must not take the new request for complete. So the
-//! poller looks a second time:
+//! # Why a stale CQE does not complete a request that was posted after a reset
 //!
-//! 1. It reads the id and the mark of the request with acquire ordering, or claims the receive
+//! After a reset, the owner reuses the slots of the queue, and the poller discards CQEs from before
+//! the reset. A poller may have found the record before the owner unpublishes it, and may read the
+//! slots after the owner has reused them. It must not report the new request as complete. So the
+//! poller checks the record a second time:
+//!
+//! 1. It reads the `wr_id` and the mark of the request with acquire ordering, or claims the receive
 //!    ([`ScatterToCqe::claim`](crate::scatter_to_cqe::ScatterToCqe::claim)).
-//! 2. Then it checks that the record is shown: by its [`Uidx`] on the fast path, by its entry on
-//!    the slow path.
+//! 2. It checks that the record is published: by its [`Uidx`] on the fast path, by its entry on the
+//!    slow path.
 //!
-//! The owner hides the record, issues a release fence
-//! ([`barrier::before_slots_are_reused`](bareverbs_provider::barrier)) and fills the slots then. If
-//! the poller has read a slot written after the reset, the fence and the acquire load order the
-//! hiding before the check, which finds the record hidden. The record isn't shown again meanwhile:
-//! after a reset only the poller does that.
+//! The owner unpublishes the record, issues a release fence
+//! ([`barrier::before_slots_are_reused`](bareverbs_provider::barrier)) and then writes the slots.
+//! If the poller has read a slot that was written after the reset, the fence and the acquire load
+//! order the unpublishing before the check. The check then finds the record unpublished. The record
+//! is not published again in between, because only the poller publishes a record after a reset.
 //!
-//! # Why an owner counts nothing twice
+//! # Why an owner counts no request twice
 //!
-//! A poller that is past its check may store to `done` after the queue was reset. Nothing else is
-//! wrong with that: the request was complete. So counts after a reset are larger than all counts
-//! before it, and the owner ignores what is not between the last count that it accepted and the
-//! number of its requests:
+//! A poller that has passed its check may store to `done` after the queue was reset. The request
+//! was complete, so only the count must be protected. Counts after a reset are larger than all
+//! counts before it. The owner ignores a count that is not between the last count that it accepted
+//! and the number of posted requests.
 //!
-//! - Requests of a send queue are numbered on across resets. Each mark says how many requests are
-//!   complete when its own is, and the owner takes all for complete at a reset.
-//! - The poller counts the receives. The owner writes down how many receives there were before the
-//!   reset ([`RqTracker::base`]), and the poller goes on from there when it shows the record again.
-//!   It shows the record before the first completion after the reset, because it finds the record
-//!   in no other way.
+//! - Requests of a send queue are counted on across resets. Each mark is the number of requests
+//!   that are complete when its own request is. At a reset the owner treats all requests as
+//!   complete.
+//! - The poller counts the receives. The owner stores the number of receives before the reset in
+//!   [`RqTracker::base`]. The poller continues from `base` when it publishes the record again. It
+//!   can't find the record otherwise, so it publishes the record before it takes the first
+//!   completion after the reset.
 
 pub(crate) mod clean;
 mod qpn_map;
@@ -74,7 +77,7 @@ use crate::cqe::Cqe;
 use crate::scatter_to_cqe::{Claim, ScatterToCqe};
 use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Lifetime, Mutex, Ordering, Zeroed, ZeroedArray};
 
-/// Which half of a queue pair.
+/// A half of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub(crate) enum Side {
@@ -82,23 +85,23 @@ pub(crate) enum Side {
     Recv = 1,
 }
 
-/// In place of a user's number: completions shall name no such, as in version 0.
+/// The `uidx` of a queue whose CQEs contain no user index, as with CQE version 0.
 #[doc(alias = "MLX5_IB_DEFAULT_UIDX")]
 pub(crate) const DEFAULT_UIDX: u32 = 0xff_ffff;
 
-/// In an entry's owner: there is one.
+/// Set in [`Entry::owners`] if the side has a CQ.
 const LIVE: u32 = 1 << 31;
 
-/// What an entry names the completion queue `cqn` by.
+/// The value of [`Entry::owners`] for the CQ `cqn`.
 pub(crate) const fn tag(cqn: u32) -> u32 {
     cqn & 0xff_ffff | LIVE
 }
 
-/// One number's queue.
+/// The table entry of one user index.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Entry {
-    /// [`tag`] of the completion queue of each side; 0 for none.
+    /// [`tag`] of the CQ of each side; 0 for none.
     owners: [AtomicU32; 2],
     record: AtomicPtr<QueueRecord>,
 }
@@ -110,61 +113,61 @@ impl Default for Entry {
     }
 }
 
-// SAFETY: it consists of atomics, and zeros are its default.
+// SAFETY: `Entry` consists of atomics, and its default is all zeros.
 unsafe impl Zeroed for Entry {}
 
 impl Entry {
-    /// Whether the completion queue `tag` gets completions of its `side`.
+    /// Whether the CQ with this `tag` is the CQ of `side`.
     #[inline(always)]
     pub(crate) fn is_of(&self, side: Side, tag: u32) -> bool {
         self.owners[side as usize].load(Ordering::Acquire) == tag
     }
 
-    /// The record, if the completion queue `tag` gets completions of its `side`.
+    /// The record, if the CQ with this `tag` is the CQ of `side`.
     ///
     /// # Safety
     ///
-    /// The caller must be the poller of that completion queue, and drop none of its destroyed QPs
-    /// before it is done with the record.
+    /// The caller must be the poller of that CQ. It must not drop its destroyed QPs while it uses
+    /// the record.
     #[inline(always)]
     pub(crate) unsafe fn record(&self, side: Side, tag: u32) -> Option<&QueueRecord> {
         if !self.is_of(side, tag) {
             return None;
         }
-        // SAFETY: null, or a record that stays, as the module says.
+        // SAFETY: the pointer is null or that of a record that is not freed, as the module says.
         unsafe { self.record.load(Ordering::Relaxed).as_ref() }
     }
 }
 
-/// All numbers of a context.
+/// All user indices of a context.
 #[derive(Debug)]
 pub(crate) struct UidxTable {
     entries: ZeroedArray<Entry>,
     len: u32,
     ids: Mutex<UidxAllocator>,
-    /// Where completions name queues by their numbers on the wire.
+    /// The map from QPN and SRQN to user index; CQE version 0 only.
     qpn_map: Option<QpnMap>,
 }
 
 #[derive(Debug)]
 struct UidxAllocator {
-    /// QpnMap from here on were never given.
+    /// All user indices from this one on were never allocated.
     next: u32,
-    /// QpnMap that were given back.
+    /// User indices that were freed.
     free: Vec<u32>,
 }
 
 impl UidxTable {
-    /// For numbers below `len` and completions of this version, 0 or 1. Memory is used for those
-    /// that are given.
+    /// A table of user indices below `len`, for CQE version 0 or 1. Untouched entries use no
+    /// memory.
     pub(crate) fn new(len: u32, cqe_version: u8) -> Result<Self, Errno> {
         let entries = ZeroedArray::new(len as usize)?;
         let qpn_map = if cqe_version == 0 { Some(QpnMap::new()?) } else { None };
-        // 0 is no number: firmware has been seen to use it for queues of the kernel.
+        // Index 0 is not allocated: some firmware uses it for queues of the kernel.
         Ok(Self { entries, len, ids: Mutex::new(UidxAllocator { next: 1, free: Vec::new() }), qpn_map })
     }
 
-    /// The number of the queue that an entry is of.
+    /// The user index of the queue that a CQE names.
     #[inline(always)]
     pub(crate) fn id(&self, cqe: &Cqe<'_>, side: Side) -> u32 {
         match &self.qpn_map {
@@ -191,21 +194,21 @@ impl UidxTable {
     }
 }
 
-/// What completions name a queue by, as it lies in their entry; [`HIDDEN`] while its CQEs are
+/// The user index of a queue, big-endian as in a CQE; [`HIDDEN`] while CQEs of the queue are
 /// discarded.
 ///
-/// It says what the table says, to a poller that has the record already.
+/// It has the same meaning as the table entry, for a poller that has the record already.
 #[derive(Debug)]
 pub(crate) struct Uidx(AtomicU64);
 
-/// What no entry can say, not even that of a device that misbehaves.
+/// A value that no CQE can contain, even from a faulty device.
 const HIDDEN: u64 = u64::MAX;
 
 impl Uidx {
-    /// Whether the queue is that of an entry.
+    /// Whether a CQE names this queue.
     ///
-    /// The caller knows the record already, so nothing is read that showing it would have to come
-    /// before.
+    /// The load is relaxed: the caller has the record already, so no later read depends on this
+    /// one.
     #[inline(always)]
     pub(crate) fn is(&self, cqe: &Cqe<'_>) -> bool {
         self.0.load(Ordering::Relaxed) == u64::from(cqe.raw_srqn_uidx())
@@ -226,20 +229,22 @@ impl Default for Uidx {
 #[derive(Debug)]
 pub(crate) struct SendSlot {
     wr_id: AtomicU64,
-    /// How many requests of the queue are complete when this one is ([`THROUGH`]). Where its entry
-    /// says less, or there is more to it than that it is complete, what it was ([`WR_DATA`]) and
-    /// [`NOT_PLAIN`]. So a plain mark is the count.
+    /// The number of the queue's requests that are complete when this one is ([`THROUGH`]).
+    ///
+    /// If the CQE's opcode does not name the verb, or the CQE has more than success to report, the
+    /// mark also contains the verb ([`WR_DATA`]) and [`NOT_PLAIN`]. So a plain mark is equal to the
+    /// count.
     mark: AtomicU64,
 }
 
-/// In a mark: see there. It is the sign.
+/// Set in a mark that is more than the count. It is the sign bit.
 const NOT_PLAIN: u64 = 1 << 63;
-/// In a mark: the bits of the request's wr_data, from this one up to the sign.
+/// The first bit of the request's `wr_data` in a mark. The field ends below the sign bit.
 const WR_DATA: u32 = 55;
-/// In a mark: the bits of the count. At 10^9 requests a second they last for more than a year.
+/// The bits of the count in a mark. At 10^9 requests per second they last for more than a year.
 const THROUGH: u64 = (1 << WR_DATA) - 1;
 
-/// What the poller has read of a request that is complete.
+/// The slot of a completed request, as read by the poller.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SentWr {
     pub(crate) wr_id: u64,
@@ -247,7 +252,7 @@ pub(crate) struct SentWr {
 }
 
 impl SentWr {
-    /// What it was; 0 where its entry tells.
+    /// The verb of the request; 0 if the CQE's opcode names it.
     pub(crate) fn wr_data(self) -> u32 {
         ((self.mark & !NOT_PLAIN) >> WR_DATA) as u32
     }
@@ -258,7 +263,7 @@ impl SendSlot {
         Self { wr_id: AtomicU64::new(0), mark: AtomicU64::new(0) }
     }
 
-    /// Notes that when the request is complete, `through` are.
+    /// Records a request; `through` requests are complete when this one is.
     #[inline(always)]
     pub(crate) fn note(&self, wr_id: u64, through: u64, wr_data: u8) {
         let mark = if wr_data == 0 {
@@ -270,12 +275,12 @@ impl SendSlot {
         self.mark.store(mark, Ordering::Relaxed);
     }
 
-    /// How many requests are complete when this one is.
+    /// The number of requests that are complete when this one is.
     pub(crate) fn through(&self) -> u64 {
         self.mark.load(Ordering::Relaxed) & THROUGH
     }
 
-    /// What was noted last. What the caller reads afterwards is as it was then, or later.
+    /// Reads the slot with acquire ordering.
     #[inline(always)]
     fn read(&self) -> SentWr {
         SentWr { mark: self.mark.load(Ordering::Acquire), wr_id: self.wr_id.load(Ordering::Acquire) }
@@ -286,19 +291,19 @@ impl SendSlot {
 #[derive(Debug)]
 pub(crate) struct SqTracker {
     pub(crate) uidx: Uidx,
-    /// Requests that are complete, counted on across resets. Only the poller stores it.
+    /// Completed requests, counted on across resets. Only the poller stores it.
     done: AtomicU64,
-    /// Slots less one.
+    /// Number of slots minus 1.
     mask: u32,
-    /// The same times the bytes of a slot.
+    /// `mask` times the bytes of a slot.
     offsets: u32,
-    /// By the request's first block; a power of 2 of them.
+    /// Slots by the request's first WQEBB; their number is a power of 2.
     slots: Box<[SendSlot]>,
     pub(crate) lifetime: Lifetime,
 }
 
 impl SqTracker {
-    /// For a ring of `blocks` blocks, a power of 2.
+    /// For a ring of `blocks` WQEBBs, a power of 2.
     pub(crate) fn new(blocks: u32) -> Self {
         assert!(blocks.is_power_of_two(), "a ring of sends");
         let slots = (0..blocks).map(|_| SendSlot::new()).collect();
@@ -307,57 +312,59 @@ impl SqTracker {
         Self { uidx, done, mask, offsets, slots, lifetime }
     }
 
-    /// The slots, of which there are as many as blocks.
+    /// The slots, one per WQEBB.
     pub(crate) fn slots(&self) -> &[SendSlot] {
         &self.slots
     }
 
     #[inline(always)]
     fn slot(&self, block: u16) -> &SendSlot {
-        // SAFETY: `new` made `mask + 1` slots.
+        // SAFETY: `new` allocates `mask + 1` slots.
         unsafe { self.slots.get_unchecked((u32::from(block) & self.mask) as usize) }
     }
 
-    /// The request with the first block `block`, to be [finished](SqTracker::finish) once the queue
-    /// is known to be shown.
+    /// Reads the request whose first WQEBB is `block`. The caller [finishes](SqTracker::finish) it
+    /// after it has checked that the queue is published.
     #[inline(always)]
     pub(crate) fn read(&self, block: u16) -> SentWr {
         self.slot(block).read()
     }
 
-    /// The same for a request of which there is no more to know than its id; none for others. The
-    /// first block is that of an entry's last word.
+    /// Reads a plain request by the CQE's last word; `None` for other requests. The WQE counter in
+    /// that word is the request's first WQEBB.
     #[inline(always)]
     pub(crate) fn read_plain(&self, last_word: u32) -> Option<SentWr> {
         const { assert!(cfg!(loom) || size_of::<SendSlot>() == 16) };
         let slot = if cfg!(loom) {
             self.slot((last_word >> 16) as u16)
         } else {
-            // The block's number in the upper half times the bytes of a slot.
+            // The WQE counter in the upper half, times the bytes of a slot.
             let offset = last_word >> 12 & self.offsets;
-            // SAFETY: `new` made `mask + 1` slots, of which this is one.
+            // SAFETY: `new` allocates `mask + 1` slots, and the masked offset is that of one of
+            // them.
             unsafe { &*self.slots.as_ptr().byte_add(offset as usize) }
         };
         let sent = slot.read();
-        // Of a slot that was never used the mark is 0, which the slow path rejects.
+        // The mark of a slot that was never used is 0. The slow path rejects it.
         if (sent.mark as i64) <= 0 { None } else { Some(sent) }
     }
 
-    /// Notes that a request of [`SqTracker::read_plain`], and all before it, are complete.
+    /// Marks a request of [`SqTracker::read_plain`], and all requests before it, as complete.
     #[inline(always)]
     pub(crate) fn finish_plain(&self, sent: SentWr) {
-        // The slot is free for its owner from here on.
+        // From here on the owner may reuse the slot.
         self.done.store(sent.mark, Ordering::Release);
     }
 
-    /// Notes that a request, and all before it, are complete.
+    /// Marks a request, and all requests before it, as complete.
     #[inline(always)]
     pub(crate) fn finish(&self, sent: SentWr) {
-        // The slot is free for its owner from here on.
+        // From here on the owner may reuse the slot.
         self.done.store(sent.mark & THROUGH, Ordering::Release);
     }
 
-    /// Requests that are complete, or fewer where a poller noted one of before a reset.
+    /// The number of completed requests. It is smaller if a poller stored a count from before a
+    /// reset.
     #[inline]
     pub(crate) fn done(&self) -> u64 {
         self.done.load(Ordering::Acquire)
@@ -368,21 +375,21 @@ impl SqTracker {
 #[derive(Debug)]
 pub(crate) struct RqTracker {
     pub(crate) uidx: Uidx,
-    /// RqTracker that are complete, counted on from `base`. Only the poller stores it.
+    /// Completed receives, counted on from `base`. Only the poller stores it.
     done: AtomicU64,
-    /// Where the count begins: receives of before the last reset.
+    /// The first value of `done`: the number of receives before the last reset.
     base: AtomicU64,
-    /// Slots less one.
+    /// Number of slots minus 1.
     mask: u32,
-    /// By slot; a power of 2 of them.
+    /// `wr_id`s by slot; their number is a power of 2.
     wr_ids: Box<[AtomicU64]>,
-    /// Where completions may carry messages: where these go.
+    /// The SGEs of receives, with scatter to CQE only.
     scatter_to_cqe: Option<ScatterToCqe>,
     pub(crate) lifetime: Lifetime,
 }
 
 impl RqTracker {
-    /// For a ring of `slots` slots, a power of 2, or none.
+    /// For a ring of `slots` slots, a power of 2. 0 slots count as 1.
     pub(crate) fn new(slots: u32) -> Self {
         let slots = slots.max(1);
         assert!(slots.is_power_of_two(), "a ring of receives");
@@ -392,76 +399,75 @@ impl RqTracker {
         Self { uidx, done, base, mask: slots - 1, wr_ids, scatter_to_cqe: None, lifetime }
     }
 
-    /// The same for completions that may carry messages, which the poller brings to the receives'
-    /// SGEs.
+    /// Like [`RqTracker::new`], with scatter to CQE: the poller copies payload to the SGEs of
+    /// receives.
     pub(crate) fn with_scatter_to_cqe(slots: u32, max_sge: u32) -> Result<Self, Errno> {
         let slots = slots.max(1);
         Ok(Self { scatter_to_cqe: Some(ScatterToCqe::new(slots, max_sge)?), ..Self::new(slots) })
     }
 
-    /// Where messages that completions carry go.
+    /// The SGEs of receives, with scatter to CQE only.
     pub(crate) fn scatter_to_cqe(&self) -> Option<&ScatterToCqe> {
         self.scatter_to_cqe.as_ref()
     }
 
-    /// The ids, of which there are as many as slots.
+    /// The `wr_id`s, one per slot.
     pub(crate) fn wr_ids(&self) -> &[AtomicU64] {
         &self.wr_ids
     }
 
-    /// The id of the receive in a slot, to be [finished](RqTracker::finish) once the queue is known
-    /// to be shown. What the caller reads afterwards is as it was when the id was written, or
-    /// later.
+    /// Reads the `wr_id` of the receive in a slot with acquire ordering. The caller
+    /// [finishes](RqTracker::finish) it after it has checked that the queue is published.
     #[inline(always)]
     pub(crate) fn read(&self, slot: u16) -> u64 {
-        // SAFETY: `new` made `mask + 1` ids.
+        // SAFETY: `new` allocates `mask + 1` ids.
         let id = unsafe { self.wr_ids.get_unchecked((u32::from(slot) & self.mask) as usize) };
         id.load(Ordering::Acquire)
     }
 
-    /// Notes that one receive more is complete. Only the poller of the queue's completion queue
-    /// writes `done`, so it need not be one step.
+    /// Marks one more receive as complete. Only the poller of the queue's CQ stores `done`, so no
+    /// atomic addition is needed.
     #[inline(always)]
     pub(crate) fn finish(&self) {
         self.done.store(self.done.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
     }
 
-    /// RqTracker that are complete, or fewer where the poller has not shown the queue since a
-    /// reset.
+    /// The number of completed receives. It is smaller if the poller has not published the queue
+    /// since a reset.
     #[inline]
     pub(crate) fn done(&self) -> u64 {
         self.done.load(Ordering::Acquire)
     }
 }
 
-/// Where a queue pair's receives come from.
+/// The source of a queue pair's receives.
 #[derive(Debug)]
 pub(crate) enum Source {
-    /// Its own queue.
+    /// Its own receive queue.
     Own(RqTracker),
-    /// A shared one.
+    /// An SRQ.
     Shared(Arc<SrqShared>),
 }
 
-/// What a record tells of a request that is complete.
+/// The result of completing a request in its record.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CompletedWr {
     pub(crate) wr_id: u64,
-    /// What a send was; 0 where its entry tells.
+    /// The verb of a send; 0 if the CQE's opcode names it.
     pub(crate) wr_data: u32,
-    /// Whether a message that the completion carried went to the receive's SGEs.
+    /// Whether payload in the CQE, if any, was copied in full to the receive's SGEs.
     pub(crate) payload_ok: bool,
 }
 
 impl CompletedWr {
-    /// Of an entry that names a slot without an outstanding request.
+    /// The result for a CQE that names a slot without an outstanding request.
     const UNMATCHED: Self = Self { wr_id: 0, wr_data: 0, payload_ok: false };
 }
 
-/// A [`QueueRecord`] that is kept.
+/// A counted reference to a [`QueueRecord`].
 pub(crate) type QueueRecordRef = crate::sync::Arc<QueueRecord>;
 
-/// What a queue's owner and its pollers share.
+/// State that a queue's owner and its pollers share.
 #[derive(Debug)]
 pub(crate) struct QueueRecord {
     id: u32,
@@ -474,7 +480,8 @@ pub(crate) struct QueueRecord {
 }
 
 impl QueueRecord {
-    /// A record with a number, which no poller finds before [`QueueRecord::publish`].
+    /// Allocates a user index and a record; `None` if all indices are in use. No poller finds the
+    /// record before [`QueueRecord::publish`].
     pub(crate) fn new(
         table: &Arc<UidxTable>,
         cqs: [Arc<CqShared>; 2],
@@ -486,7 +493,7 @@ impl QueueRecord {
         Some(QueueRecordRef::new(Self { id, table, cqs, sends, source, wire_numbers, lifetime }))
     }
 
-    /// Its number.
+    /// The user index of the record.
     pub(crate) fn id(&self) -> u32 {
         self.id
     }
@@ -504,7 +511,7 @@ impl QueueRecord {
         self.table.entry(self.id).expect("a number that the table gave")
     }
 
-    /// Lets the poller of its completion queue find it.
+    /// Publishes the record: the poller of the side's CQ finds it from here on.
     pub(crate) fn publish(&self, side: Side) {
         let entry = self.entry();
         entry.record.store(NonNull::from(self).as_ptr(), Ordering::Relaxed);
@@ -512,14 +519,14 @@ impl QueueRecord {
         self.set_uidx(side, Some(self.id));
     }
 
-    /// Lets it no longer be found by a poller that looks from here on.
+    /// Unpublishes the record: a poller that looks it up from here on does not find it.
     pub(crate) fn unpublish(&self, side: Side) {
         self.set_uidx(side, None);
         self.entry().owners[side as usize].store(0, Ordering::Release);
     }
 
     fn set_uidx(&self, side: Side, id: Option<u32>) {
-        // What names a queue by other numbers takes the slow path.
+        // With CQE version 0, CQEs contain no user index, so every CQE takes the slow path.
         let id = id.filter(|_| self.table.qpn_map.is_none());
         match (side, &self.source) {
             (Side::Send, _) => self.sends.uidx.set(id),
@@ -528,14 +535,14 @@ impl QueueRecord {
         }
     }
 
-    /// Completes the request with this number, if the record `is_shown` when the request has been
-    /// read; none where it is not. A message that the completion carries goes to the receive's
-    /// SGEs.
+    /// Completes the request with this WQE counter. The function reads the request and then calls
+    /// `is_shown`. The result is `None` if the record is not published. Payload in the CQE is
+    /// copied to the receive's SGEs.
     ///
     /// # Safety
     ///
-    /// The caller must be the poller of the side's completion queue. As for
-    /// [`Claim::scatter`](crate::scatter_to_cqe::Claim::scatter).
+    /// The caller must be the poller of the side's CQ. The memory of the receive must be as
+    /// [`Claim::scatter`](crate::scatter_to_cqe::Claim::scatter) requires.
     pub(crate) unsafe fn complete(
         &self,
         side: Side,
@@ -543,7 +550,7 @@ impl QueueRecord {
         message: Option<&[u8]>,
         is_shown: impl FnOnce() -> bool,
     ) -> Option<CompletedWr> {
-        // In this order, as the module says.
+        // The order of reading and checking matters; see the module.
         match (side, &self.source) {
             (Side::Send, _) => {
                 let sent = self.sends.read(counter);
@@ -568,9 +575,9 @@ impl QueueRecord {
                     return None;
                 }
                 let payload_ok = match (claim, receives.scatter_to_cqe()) {
-                    // SAFETY: this function's contract.
+                    // SAFETY: the contract of this function.
                     (Some(claim), _) => unsafe { claim.scatter(message.unwrap_or_default()) },
-                    // No receive is posted there: the owner took it back, or the device repeats a
+                    // No receive is posted there: the owner took it back, or the device repeated a
                     // CQE.
                     (None, Some(_)) => return Some(CompletedWr { wr_id, ..CompletedWr::UNMATCHED }),
                     (None, None) => message.is_none_or(<[u8]>::is_empty),
@@ -585,24 +592,24 @@ impl QueueRecord {
         }
     }
 
-    /// Passes over a completion of before the queue was destroyed or reset: a receive's slot in a
-    /// shared queue goes back.
+    /// Discards a CQE from before the queue was destroyed or reset. The slot of an SRQ's receive is
+    /// returned to the SRQ.
     pub(crate) fn discard(&self, side: Side, counter: u16) {
         if let (Side::Recv, Source::Shared(srq)) = (side, &self.source) {
             srq.complete(counter);
         }
     }
 
-    /// Writes down that the owner has reset a side, of which there were `base` receives so far. The
-    /// caller holds the lock of the side's retired QPs.
+    /// Stores that the owner has reset a side after `base` receives. The caller holds the lock of
+    /// the CQ's retired QPs.
     pub(crate) fn rebase(&self, side: Side, base: u64) {
         if let (Side::Recv, Source::Own(receives)) = (side, &self.source) {
             receives.base.store(base, Ordering::Relaxed);
         }
     }
 
-    /// Lets the poller find a side again that was reset. The caller is the poller, and holds the
-    /// lock of its retired QPs.
+    /// Publishes a side again after its reset. The caller is the poller and holds the lock of its
+    /// retired QPs.
     pub(crate) fn show_again(&self, side: Side) {
         if let (Side::Recv, Source::Own(receives)) = (side, &self.source) {
             receives.done.store(receives.base.load(Ordering::Relaxed), Ordering::Release);

@@ -8,7 +8,7 @@ use bareverbs_provider::work::{WcFlags, WcOpcode, WcStatus, WorkCompletion};
 
 use crate::cqe::{CQE, Cqe, CqeOpcode, Syndrome};
 
-/// A CQE that was taken.
+/// A polled CQE and its `wr_id`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DecodedCqe {
     pub(super) entry: *const u8,
@@ -19,7 +19,7 @@ pub(super) struct DecodedCqe {
     pub(super) wr_data: u32,
 }
 
-/// How a request ended, and its bytes.
+/// The status of a request and its length in bytes.
 pub(super) fn status_and_byte_len(cqe: &Cqe<'_>, opcode: CqeOpcode) -> (WcStatus, u32) {
     match opcode {
         CqeOpcode::REQ => {
@@ -35,13 +35,13 @@ pub(super) fn status_and_byte_len(cqe: &Cqe<'_>, opcode: CqeOpcode) -> (WcStatus
     }
 }
 
-/// Bytes of the longest message that a CQE of 64 bytes carries, in its first half.
+/// Length in bytes of the longest payload in a 64-byte CQE. The payload is in the first half.
 #[doc(alias = "MLX5_INLINE_SCATTER_32")]
 const INLINE_SCATTER_32: usize = 32;
-/// In a CQE's last byte: whether it carries a message, and where.
+/// Bits of `op_own` that are set if the CQE contains payload; the value says where.
 const INLINE_SCATTER: u8 = 3 << 2;
 
-/// The message that a CQE carries, if it does: at the start of the CQE's bytes, and how long it is.
+/// The payload in a CQE, if any: the CQE's bytes, which start with the payload, and its length.
 pub(super) fn scattered_payload(cqe: &Cqe<'_>, opcode: CqeOpcode) -> Option<([u8; CQE], usize)> {
     let is_scattered = cqe.op_own() & INLINE_SCATTER != 0 && opcode.0 < CqeOpcode::REQ_ERR.0;
     is_scattered.then(|| (cqe.bytes(), INLINE_SCATTER_32.min(cqe.byte_count() as usize)))
@@ -59,14 +59,14 @@ impl DecodedCqe {
         Self { entry, wr_id, status: WcStatus::SUCCESS, byte_len, opcode, wr_data: 0 }
     }
 
-    /// All there is to tell of a send of which there is no more to know than its id.
+    /// Builds the completion of a plain send, which has no fields beyond `wr_id`, opcode and QPN.
     ///
     /// # Safety
     ///
-    /// The CQE's ring must be there.
+    /// The ring of the CQE must be valid.
     #[inline(always)]
     pub(super) unsafe fn plain_send(self) -> WorkCompletion {
-        // SAFETY: a CQE of a ring, by this function's contract.
+        // SAFETY: a CQE of a valid ring, by this function's contract.
         let cqe = unsafe { Cqe::new(self.entry) };
         WorkCompletion {
             wr_id: self.wr_id,
@@ -85,43 +85,43 @@ impl DecodedCqe {
         }
     }
 
-    /// Writes all there is to tell of any completion.
+    /// Writes all fields of any completion.
     ///
     /// # Safety
     ///
-    /// The CQE's ring must be there.
+    /// The ring of the CQE must be valid.
     #[inline(never)]
     pub(super) unsafe fn write_all_fields(self, into: &mut MaybeUninit<WorkCompletion>) {
-        // SAFETY: a CQE of a ring, by this function's contract.
+        // SAFETY: a CQE of a valid ring, by this function's contract.
         into.write(unsafe { self.completion() }.to_value());
     }
 
     /// # Safety
     ///
-    /// The CQE's ring must be kept for as long as `'a`.
+    /// The ring of the CQE must be valid for `'a`.
     #[inline(always)]
     pub(super) unsafe fn completion<'a>(self) -> Mlx5Completion<'a> {
         let Self { entry, wr_id, status, byte_len, opcode, wr_data } = self;
-        // SAFETY: a CQE of the ring, which stays, by this function's contract.
+        // SAFETY: a CQE of a ring that is valid for `'a`, by this function's contract.
         let cqe = unsafe { Cqe::new(entry) };
         Mlx5Completion { cqe, wr_id, status, byte_len, opcode, wr_data, _queue: PhantomData }
     }
 }
 
-/// A completion in its CQE.
+/// A completion that borrows its CQE.
 ///
-/// A device that says what can't be (a CQE of a queue that there is not, an opcode without meaning)
-/// gets a completion of status [`WcStatus::GENERAL_ERR`] with the id 0; [`Mlx5Completion::entry`]
-/// shows what it said.
+/// A CQE of an unknown queue, or with an undefined opcode, is reported with status
+/// [`WcStatus::GENERAL_ERR`] and `wr_id` 0. [`Mlx5Completion::entry`] is the CQE as the device
+/// wrote it.
 #[derive(Debug)]
 pub struct Mlx5Completion<'a> {
     cqe: Cqe<'a>,
     wr_id: u64,
     status: WcStatus,
     byte_len: u32,
-    /// As it was when the CQE was taken.
+    /// The CQE's opcode when the CQE was polled.
     opcode: CqeOpcode,
-    /// What a UMR was used for.
+    /// The verb that used a UMR.
     wr_data: u32,
     _queue: PhantomData<&'a ()>,
 }
@@ -143,7 +143,7 @@ impl<'a> Mlx5Completion<'a> {
         matches!(self.opcode.0, 1..=4) || self.opcode == CqeOpcode::RESP_ERR
     }
 
-    /// Of the message; datagrams only.
+    /// The P_Key index of a received datagram; 0 for other completions.
     fn pkey_index(&self) -> u16 {
         if self.opcode == CqeOpcode::RESP_SEND { self.cqe.imm_inval_pkey() as u16 } else { 0 }
     }
@@ -233,7 +233,7 @@ impl Completion for Mlx5Completion<'_> {
         if self.is_recv() { self.cqe.path_bits() & 0x7f } else { 0 }
     }
 
-    /// Of a failure the device tells no time.
+    /// Error CQEs have no timestamp.
     #[inline]
     fn timestamp(&self) -> Option<u64> {
         (!self.is_error()).then(|| self.cqe.timestamp())
@@ -266,10 +266,10 @@ mod tests {
     #[repr(align(64))]
     struct Entry([u8; CQE]);
 
-    /// A CQE of this opcode that has every field.
+    /// A CQE of this opcode with a value in every field.
     fn entry(opcode: CqeOpcode) -> Entry {
         let mut entry = Entry([0; CQE]);
-        // A global header, service level 5 and sender 0x123.
+        // GRH, SL 5 and source QP 0x123.
         entry.0[24..28].copy_from_slice(&0x1500_0123u32.to_be_bytes());
         entry.0[48..56].copy_from_slice(&0x0102_0304_0506_0708u64.to_be_bytes());
         entry.0[63] = opcode.0 << 4;
@@ -279,7 +279,7 @@ mod tests {
     fn with<T>(opcode: CqeOpcode, look: impl FnOnce(&Mlx5Completion<'_>) -> T) -> T {
         let entry = entry(opcode);
         let taken = DecodedCqe { opcode, ..DecodedCqe::general_err(entry.0.as_ptr()) };
-        // SAFETY: the CQE is there until the end of this function.
+        // SAFETY: the CQE is valid until the end of this function.
         look(&unsafe { taken.completion() })
     }
 

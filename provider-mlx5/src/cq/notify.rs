@@ -1,4 +1,4 @@
-//! Arming of completion queues.
+//! Arming of CQs.
 
 use bareverbs_provider::barrier;
 
@@ -8,28 +8,28 @@ use super::ring::mini_cqe::is_title;
 use crate::cqe::CqeOpcode;
 use crate::doorbell::Word;
 
-/// In a CQE's last byte: its sender asked for an event.
+/// Bit of `op_own`: the sender requested a solicited event.
 const SOLICITED: u8 = 1 << 1;
 
-/// What a queue is armed for: any completion, or a solicited one or a failure.
+/// The condition that the CQ is armed for: any completion, or a solicited one or an error.
 #[doc(alias = "MLX5_CQ_DB_REQ_NOT")]
 const ARM_ANY: u32 = 0;
 #[doc(alias = "MLX5_CQ_DB_REQ_NOT_SOL")]
 const ARM_SOLICITED: u32 = 1 << 24;
 
-/// What the CQ was last armed for, until the event is known to have been raised.
+/// The condition that the CQ was last armed for, until the event is known to have been raised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Armed {
     Not,
-    /// Any CQE from this one on.
+    /// Any CQE from this index on.
     Any(u32),
-    /// A CQE from this one on that is solicited or a failure.
+    /// A solicited CQE or an error CQE from this index on.
     Solicited(u32),
 }
 
 impl Mlx5Cq {
-    /// Counts the event that it was armed for if one of the CQEs before `end`, all of them written
-    /// and still in the ring, has raised it.
+    /// Counts the event that the CQ is armed for, if one of the CQEs before `end` has raised it.
+    /// All of these CQEs are written and still in the ring.
     pub(super) fn count_event(&mut self, end: u32) {
         let raised = match self.armed {
             Armed::Not => false,
@@ -47,8 +47,8 @@ impl Mlx5Cq {
         }
     }
 
-    /// Writes out the runs that are in the ring; returns the first CQE that the device has not
-    /// written.
+    /// Expands the compressed CQEs in the ring; returns the index of the first CQE that the device
+    /// has not written.
     pub(super) fn expand_all(&mut self) -> u32 {
         let mut end = self.consumer;
         while end.wrapping_sub(self.consumer) < self.ring.entries() {
@@ -67,14 +67,14 @@ impl Mlx5Cq {
 
     /// Arms the CQ for the next completion, or the next solicited one or failure.
     pub(super) fn req_notify(&mut self, solicited_only: bool) {
-        // An event that is raised from here on makes this arming late, but then it is still to be
-        // read.
+        // An event that the device raises from here on makes this arm command outdated. The CQE of
+        // that event is not polled yet, so the caller finds it.
         let end = self.expand_all();
         self.count_event(end);
         let what = if solicited_only { ARM_SOLICITED } else { ARM_ANY };
         let command = (self.events & 3) << 28 | what | self.consumer;
         self.armed = if solicited_only { Armed::Solicited(self.consumer) } else { Armed::Any(self.consumer) };
-        // Where only some CQEs raise the event, each must be looked at.
+        // If only some CQEs raise the event, each CQE must be checked on the slow path.
         self.clear_cached_records();
         self.shared.doorbell.set(Word::Second, command);
         self.uar.arm(u64::from(command) << 32 | u64::from(self.shared.cqn));

@@ -12,16 +12,16 @@ use super::ring::{OWNER, Ring, counted};
 use crate::cqe::{CQE, CqeOpcode};
 
 impl Mlx5Cq {
-    /// What the ring lies in.
+    /// The kind of memory of the ring.
     pub(crate) fn memory(&self) -> QueueMemory {
         if self.ring.memory().is_huge() { QueueMemory::HugePages } else { QueueMemory::Ordinary }
     }
 
-    /// Moves to `ring`: `command` has the kernel tell the device of it. After a refusal the queue
-    /// keeps the ring that it has.
+    /// Resizes the CQ to `ring`. `command` makes the kernel issue the resize to the device. If it
+    /// fails, the CQ keeps its current ring.
     ///
-    /// The ring that owners of queue pairs see is locked over all of it, so no queue pair is reset
-    /// meanwhile: neither the old ring nor the new one alone would show what was written of it.
+    /// The lock of the ring that owners of queue pairs see is held throughout, so no queue pair is
+    /// reset in between. During the resize, neither ring alone contains all CQEs of a queue pair.
     pub(crate) fn resize_by<E>(
         &mut self,
         ring: Ring,
@@ -29,7 +29,7 @@ impl Mlx5Cq {
     ) -> Result<(), E> {
         assert_eq!(ring.shift, self.ring.shift, "entries keep their size");
         let ring = ring.compressed(self.ring.mini_cqe_format);
-        // The device is told of all room in the old ring before it marks its end there.
+        // All polled CQEs are released before the device marks the end of the old ring.
         self.release();
         let shared = Arc::clone(&self.shared);
         let mut current = shared.ring();
@@ -38,11 +38,11 @@ impl Mlx5Cq {
         Ok(())
     }
 
-    /// Switches to `ring`, of which the kernel has informed the device, and copies the remaining
-    /// CQEs there. `shared` is the ring as the owners of queue pairs see it.
+    /// Switches to `ring`, which the device already uses, and copies the remaining CQEs there.
+    /// `shared` is the ring as the owners of queue pairs see it.
     ///
-    /// The device marks the end of the old ring with a CQE of its own. The mark takes a number, but
-    /// it raises no event: the device goes on waiting for what the queue was armed for.
+    /// The device marks the end of the old ring with a RESIZE CQE. That CQE takes an index but
+    /// raises no event, so the CQ remains armed.
     fn switch_ring(&mut self, shared: &mut Ring, ring: Ring) {
         self.expand_all();
         let mut index = self.consumer;
@@ -53,12 +53,12 @@ impl Mlx5Cq {
                 break;
             }
             barrier::after_device_wrote();
-            // The mark takes one number, so what was left comes one later.
+            // The RESIZE CQE takes one index, so the index of each remaining CQE is incremented.
             let to = index.wrapping_add(1);
             let from_start = 1usize << self.ring.shift;
             let owner = (to >> ring.log & 1) as u8;
-            // SAFETY: both CQEs lie in their rings and have the same size; the device has written
-            // the old one, and writes the new one only when it has come round.
+            // SAFETY: both CQEs lie in their rings and have the same size. The device has written
+            // the old CQE. It writes the new one only after it has wrapped.
             unsafe {
                 let whole = from_start - CQE;
                 let (from, into) = (self.ring.at(index).sub(whole), ring.at(to).cast_mut().sub(whole));
@@ -71,12 +71,12 @@ impl Mlx5Cq {
             *first = counted(first.wrapping_add(1));
         }
         self.consumer = self.consumer.wrapping_add(1);
-        // CQEs of queue pairs that were reset or destroyed have moved with the others.
+        // CQEs of retired queue pairs were copied with the others.
         self.shared.retired().move_on();
         *shared = ring.clone();
         self.ring = ring;
         self.reload_ring();
-        // Readers of the new ring start at its first CQE.
+        // The release publishes the consumer index in the new ring.
         self.release();
     }
 }

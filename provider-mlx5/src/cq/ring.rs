@@ -9,40 +9,40 @@ use bareverbs_provider::mapping::Mapping;
 use self::mini_cqe::MiniCqeFormat;
 use crate::cqe::{CQE, Cqe, CqeOpcode};
 
-/// A CQE that the device never wrote, and that is not its as long as it has not gone round the ring
-/// once.
+/// The `op_own` of a CQE that was never written. It remains invalid until the device has written it
+/// in its first round.
 const NEVER_WRITTEN: u8 = CqeOpcode::INVALID.0 << 4 | OWNER;
 
-/// In a CQE's last byte: whose it is.
+/// The owner bit in `op_own`.
 pub(crate) const OWNER: u8 = 1;
 
-/// CQEs are counted in so many bits.
+/// CQE indices have 24 bits.
 pub(crate) const COUNT: u32 = 0xff_ffff;
 
 /// The ring that the device writes CQEs to.
 #[derive(Clone, Debug)]
 pub(crate) struct Ring {
     memory: Arc<Mapping>,
-    /// The first CQE's 64 bytes that count.
+    /// The 64 bytes of the first CQE that have the fields.
     pub(crate) start: *const u8,
-    /// Log2 of the CQEs.
+    /// Log2 of the number of CQEs.
     pub(crate) log: u32,
     /// Log2 of the bytes of a CQE.
     pub(crate) shift: u32,
-    /// How runs are compressed, where the device may do so.
+    /// The format of compressed CQEs, if compression is enabled.
     pub(crate) mini_cqe_format: Option<MiniCqeFormat>,
 }
 
-// SAFETY: the memory is kept by `memory` and belongs to no thread.
+// SAFETY: `memory` owns the memory, which belongs to no thread.
 unsafe impl Send for Ring {}
-// SAFETY: the memory is kept by `memory` and belongs to no thread. Besides the device, the poller
-// alone writes CQEs: by a resize, before another thread has the ring, and where it writes runs out,
-// by atomics. Other threads read by atomics of the same size (`Ring::first_unwritten`), and the
-// poller's reads in other ways conflict with no other thread's writes.
+// SAFETY: `memory` owns the memory, which belongs to no thread. Besides the device, only the poller
+// writes CQEs: in a resize, before another thread has the ring, and in the expansion of compressed
+// CQEs, by atomics. Other threads read by atomics of the same size (`Ring::first_unwritten`). The
+// poller's non-atomic reads do not conflict with writes of other threads, because there are none.
 unsafe impl Sync for Ring {}
 
 impl Ring {
-    /// A ring of `1 << log` CQEs of 64 or 128 bytes, none of them written.
+    /// Creates a ring of `1 << log` CQEs of 64 or 128 bytes and marks all of them as never written.
     pub(crate) fn new(memory: Mapping, log: u32, cqe_size: usize) -> Self {
         let fits = memory.len() >= cqe_size << log && 1 << log <= COUNT / 2;
         assert!(matches!(cqe_size, CQE | 128) && fits, "a ring of entries");
@@ -56,13 +56,13 @@ impl Ring {
             mini_cqe_format: None,
         };
         for index in 0..ring.entries() {
-            // SAFETY: within the ring, which nothing else has.
+            // SAFETY: the byte lies in the ring, which nothing else accesses yet.
             unsafe { ring.at(index).cast_mut().add(CQE - 1).write(NEVER_WRITTEN) };
         }
         ring
     }
 
-    /// The same ring, where the device may compress runs so, or not at all.
+    /// The same ring with this format of compressed CQEs; `None` disables compression.
     pub(crate) fn compressed(self, mini_cqe_format: Option<MiniCqeFormat>) -> Self {
         Self { mini_cqe_format, ..self }
     }
@@ -75,7 +75,7 @@ impl Ring {
         &self.memory
     }
 
-    /// Where the ring is for the device.
+    /// The address of the ring for the device.
     pub(crate) fn address(&self) -> u64 {
         self.memory.as_ptr().as_ptr().expose_provenance() as u64
     }
@@ -89,24 +89,24 @@ impl Ring {
 
     #[inline(always)]
     pub(crate) fn entry(&self, index: u32) -> Cqe<'_> {
-        // SAFETY: the CQE lies in the ring, which is kept; CQEs are multiples of 64 from a page's
-        // start.
+        // SAFETY: the CQE lies in the ring, which `self` owns. CQEs are at multiples of 64 bytes
+        // from the start of a page.
         unsafe { Cqe::new(self.at(index)) }
     }
 
-    /// Whether the device has written CQE `index`, counted on, given its last byte.
+    /// Whether the device has written CQE `index`, which is counted on, given its `op_own`.
     #[inline(always)]
     pub(crate) fn written(&self, index: u32, op_own: u8) -> bool {
         (op_own & OWNER != 0) == (index >> self.log & 1 != 0) && op_own >> 4 != CqeOpcode::INVALID.0
     }
 
-    /// The lowest bit of the last byte of CQE `index`, counted on, once it is written.
+    /// The owner bit of CQE `index`, which is counted on, once it is written.
     pub(crate) fn owner(&self, index: u32) -> u8 {
         (index >> self.log & 1) as u8
     }
 }
 
-/// A number of CQEs in the bits that they are counted in.
+/// Reduces a number of CQEs to 24 bits.
 pub(crate) fn counted(entries: u32) -> u32 {
     entries & COUNT
 }

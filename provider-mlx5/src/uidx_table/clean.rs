@@ -7,27 +7,27 @@ use crate::cq::ring::{Ring, counted, is_before};
 use crate::doorbell::{DoorbellRecord, Word};
 use crate::sync::{Arc, AtomicBool, Mutex, MutexGuard, Ordering};
 
-/// What a completion queue's poller, and the owners of queue pairs that complete there, share.
+/// State that the poller of a CQ shares with the owners of its queue pairs.
 #[derive(Debug)]
 pub(crate) struct CqShared {
     pub(crate) cqn: u32,
     pub(crate) doorbell: DoorbellRecord,
-    /// Where the CQEs are. Code that locks both locks it before `retired`.
+    /// The ring of CQEs. Code that takes both locks takes this one before `retired`.
     ring: Mutex<Ring>,
     retired: Mutex<Retired>,
-    /// Whether there are retired QPs.
+    /// Whether `retired` has entries.
     pub(crate) has_retired: AtomicBool,
 }
 
 /// QPs whose CQEs in the ring are discarded.
 #[derive(Debug, Default)]
 pub(crate) struct Retired {
-    /// Destroyed, and CQE from which on none is theirs (24 bits), once the poller has come to the
-    /// ring's end.
+    /// Destroyed QPs. The number (24 bits) is that of the first CQE that can't belong to the QP. It
+    /// is `None` until the poller reaches the end of the ring.
     pub(crate) destroyed: Vec<(QueueRecordRef, Option<u32>)>,
-    /// Reset, when the device had written this many CQEs (24 bits).
+    /// QPs that were reset, with the number (24 bits) of CQEs that the device had written by then.
     pub(crate) reset: Vec<(QueueRecordRef, Side, u32)>,
-    /// The queue is polled no more.
+    /// The CQ was dropped and is not polled any more.
     pub(crate) closed: bool,
 }
 
@@ -37,8 +37,7 @@ impl CqShared {
         Self { cqn, doorbell, ring: Mutex::new(ring), retired, has_retired }
     }
 
-    /// Where the CQEs are. The queue moves to no other ring as long as the result is kept, and no
-    /// queue pair is reset.
+    /// Locks the ring. While the guard exists, the CQ is not resized and no queue pair is reset.
     pub(crate) fn ring(&self) -> MutexGuard<'_, Ring> {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -51,12 +50,11 @@ impl CqShared {
         self.retired.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hides a side of a queue pair that was destroyed, and keeps the record until its last
-    /// completion has been polled.
+    /// Unpublishes a side of a destroyed queue pair. The CQ keeps a reference to the record until
+    /// the QP's last completion has been polled.
     pub(crate) fn retire(&self, record: &QueueRecordRef, side: Side) {
         let mut retired = self.retired();
-        // A poller that doesn't find the record any more finds it among the destroyed ones, under
-        // the lock.
+        // A poller that no longer finds the record in the table finds it here, under the lock.
         record.unpublish(side);
         retired.reset.retain(|(reset, ..)| !Arc::ptr_eq(reset, record));
         if !retired.closed && !retired.destroyed.iter().any(|(dead, _)| Arc::ptr_eq(dead, record)) {
@@ -65,20 +63,22 @@ impl CqShared {
         }
     }
 
-    /// Hides a side of a queue pair that was reset, and makes the poller discard the CQEs that the
-    /// device has written for it so far; `base` is the number of receives before this reset.
+    /// Unpublishes a side of a queue pair that was reset. The poller discards the CQEs that the
+    /// device has written for it so far. `base` is the number of receives before this reset.
     ///
     /// The caller must issue
     /// [`barrier::before_slots_are_reused`](bareverbs_provider::barrier::before_slots_are_reused)
-    /// before it fills slots anew.
+    /// before it reuses the slots.
     pub(crate) fn clean(&self, record: &QueueRecordRef, side: Side, base: u64) {
         let ring = self.ring();
         let mut retired = self.retired();
-        // Before the CQEs are counted, under the lock: at the ring's end the poller waits for it
-        // then. So it does not pass so many CQEs meanwhile that the count is ambiguous.
+        // The flag is set before the CQEs are counted, under the lock. The poller then waits for
+        // this lock at the end of the ring, so it can't pass so many CQEs that the count becomes
+        // ambiguous.
         self.has_retired.store(!retired.closed, Ordering::Release);
         let until = ring.first_unwritten(|| self.doorbell.get(Word::First));
-        // Under the lock: the poller may be about to show the record again after an earlier reset.
+        // This happens under the lock because the poller may be about to publish the record again
+        // after an earlier reset.
         record.unpublish(side);
         record.rebase(side, base);
         retired.reset.retain(|(reset, which, _)| !(Arc::ptr_eq(reset, record) && *which == side));
@@ -91,8 +91,8 @@ impl CqShared {
 }
 
 impl Retired {
-    /// Shows those again whose CQEs of before the reset are all before CQE `consumer`. The caller
-    /// is the poller.
+    /// Publishes the records again whose CQEs from before the reset are all before CQE `consumer`.
+    /// The caller is the poller.
     pub(crate) fn show_passed(&mut self, consumer: u32) {
         self.reset.retain(|(record, side, until)| {
             let is_left = is_before(consumer, *until);
@@ -103,18 +103,18 @@ impl Retired {
         });
     }
 
-    /// Takes out the records of destroyed queue pairs whose CQEs are all before CQE `consumer`, in
-    /// a ring of so many CQEs. The caller is the poller, which drops them when the lock is
-    /// released.
+    /// Removes and returns the records of destroyed queue pairs whose CQEs are all before CQE
+    /// `consumer`, in a ring of `entries` CQEs. The caller is the poller. It drops the records
+    /// after it has released the lock.
     pub(crate) fn take_passed(&mut self, consumer: u32, entries: u32) -> Vec<QueueRecordRef> {
         let is_passed = |(_, until): &mut (QueueRecordRef, Option<u32>)| {
-            // What the device wrote of it is in the ring when this is first asked, or was.
+            // At the first call for a record, all CQEs of its QP are in the ring or were polled.
             !is_before(consumer, *until.get_or_insert(counted(consumer.wrapping_add(entries))))
         };
         self.destroyed.extract_if(.., is_passed).map(|(record, _)| record).collect()
     }
 
-    /// The CQEs move to another ring, where each has the next number.
+    /// Adjusts the counts for a resize, which increments the number of each pending CQE.
     pub(crate) fn move_on(&mut self) {
         let of_reset = self.reset.iter_mut().map(|(.., until)| until);
         for until in of_reset.chain(self.destroyed.iter_mut().filter_map(|(_, until)| until.as_mut())) {

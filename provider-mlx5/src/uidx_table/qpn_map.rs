@@ -1,10 +1,12 @@
 //! CQE version 0: CQEs name queues by QPN and SRQN.
 //!
-//! Such an entry names the queue pair and, of a receive that came from a shared queue, that queue;
-//! a user's number there is not. From both reused the user's number that the queue would have been
-//! given, and from there on everything is as in version 1. Only that a number on the wire may be
-//! given to another queue while completions of the one that had it are still to be polled: CQEs
-//! that were written before the other was created are then those of the destroyed one.
+//! Such a CQE contains the QPN and, for a receive from an SRQ, the SRQN. It contains no user index.
+//! The map translates both to the user index of the record. After that, lookup is the same as with
+//! version 1.
+//!
+//! One difference remains: the device may reuse a QPN or SRQN while CQEs of its previous queue are
+//! still to be polled. CQEs that were written before the new queue was created belong to the
+//! previous, destroyed queue.
 
 use bareverbs_provider::Errno;
 
@@ -12,14 +14,13 @@ use super::{QueueRecord, QueueRecordRef, Side};
 use crate::cqe::Cqe;
 use crate::sync::{AtomicU32, Ordering, ZeroedArray};
 
-/// QpnMap that there are, of queue pairs as of shared receive queues.
+/// The number of QPNs, and of SRQNs.
 const NUMBERS: usize = if cfg!(loom) { 1 << 4 } else { 1 << 24 };
 
-/// In place of a number: none.
+/// In [`WireNumbers`]: no number is stored.
 const NO_NUMBER: u32 = u32::MAX;
 
-/// By each number on the wire the user's number; 0 for none. Memory is used for those that are
-/// given.
+/// User indices by QPN and by SRQN; 0 for none. Untouched entries use no memory.
 #[derive(Debug)]
 pub(super) struct QpnMap {
     qps: ZeroedArray<AtomicU32>,
@@ -30,7 +31,7 @@ fn slot(numbers: &ZeroedArray<AtomicU32>, number: u32) -> &AtomicU32 {
     numbers.get(number as usize & (NUMBERS - 1)).expect("there are so many")
 }
 
-/// The shared receive queue that an entry of a receive names; 0 for none.
+/// The SRQN in a receive's CQE; 0 for none.
 fn srq_num(cqe: &Cqe<'_>) -> u32 {
     cqe.srqn_uidx() & 0xff_ffff
 }
@@ -41,8 +42,8 @@ impl QpnMap {
         Ok(Self { qps: words()?, srqs: words()? })
     }
 
-    /// The user's number of the queue that an entry names. A shared receive queue has one only
-    /// where it completes by itself.
+    /// The user index of the queue that a CQE names. Only an SRQ with a CQ of its own has a user
+    /// index.
     #[cold]
     pub(super) fn id(&self, cqe: &Cqe<'_>, side: Side) -> u32 {
         if side == Side::Recv && srq_num(cqe) != 0 {
@@ -55,7 +56,7 @@ impl QpnMap {
     }
 }
 
-/// A queue's numbers on the wire.
+/// The QPN and the SRQN of a queue.
 #[derive(Debug)]
 pub(super) struct WireNumbers {
     qp: AtomicU32,
@@ -69,8 +70,8 @@ impl Default for WireNumbers {
 }
 
 impl QueueRecord {
-    /// Makes the completions of a queue pair its own: those that name `qp_num` and, of receives,
-    /// the shared queue `srq_num`, 0 for none.
+    /// Maps the CQEs of a queue pair to this record: CQEs that contain `qp_num` and, for receives,
+    /// the SRQN `srq_num`, 0 for none.
     pub(crate) fn store(record: &QueueRecordRef, qp_num: u32, srq_num: u32) {
         let reused = record.table.qpn_map.as_ref().is_some_and(|qpn_map| {
             record.wire_numbers.qp.store(qp_num, Ordering::Relaxed);
@@ -82,7 +83,7 @@ impl QueueRecord {
         }
     }
 
-    /// The same for a shared receive queue that completes by itself.
+    /// Maps the CQEs of an SRQ with a CQ of its own to this record.
     pub(crate) fn store_srq(record: &QueueRecordRef, srq_num: u32) {
         let reused = record.table.qpn_map.as_ref().is_some_and(|qpn_map| {
             record.wire_numbers.srq.store(srq_num, Ordering::Relaxed);
@@ -93,15 +94,15 @@ impl QueueRecord {
 
     fn store_side(record: &QueueRecordRef, side: Side, reused: bool) {
         if reused {
-            // The entries that are there already are of the queue that had the number before.
+            // CQEs that are already in the ring belong to the previous queue of this number.
             record.cq(side).clean(record, side, 0);
         } else {
             record.publish(side);
         }
     }
 
-    /// Whether an entry is of this queue, or of another that had its number on the wire; `id` is
-    /// what the entry leads to.
+    /// Whether a CQE belongs to this queue. With CQE version 0, the result is also true for a CQE
+    /// of another queue with the same QPN or SRQN. `id` is the user index that the CQE leads to.
     pub(crate) fn matches_cqe(&self, id: u32, side: Side, cqe: &Cqe<'_>) -> bool {
         if self.table.qpn_map.is_none() {
             return self.id == id;
@@ -114,7 +115,7 @@ impl QueueRecord {
         }
     }
 
-    /// Gives its numbers on the wire back, if no other queue has them by now.
+    /// Removes the QPN or SRQN from the map, unless another queue has it by now.
     pub(super) fn clear(&self) {
         let Some(qpn_map) = &self.table.qpn_map else { return };
         let (qp, srq) =

@@ -1,26 +1,26 @@
-//! The slots of a shared receive queue, which its owner and the pollers of its completions share.
+//! The slots of an SRQ. The owner and the pollers of its completions share them.
 
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// The end of a list of slots.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// What its owner and the pollers of its completions share.
+/// State that the owner of an SRQ and the pollers of its completions share.
 #[derive(Debug)]
 pub(crate) struct SrqShared {
     pub(crate) slots: Box<[Slot]>,
-    /// The slot that came back last.
+    /// The slot that was returned last.
     pub(crate) returned: AtomicU32,
-    /// Its number on the wire, when the device has given it one.
+    /// The SRQN; 0 until the SRQ was created.
     number: AtomicU32,
 }
 
 #[derive(Debug)]
 pub(crate) struct Slot {
     pub(crate) wr_id: AtomicU64,
-    /// Whether the device has it, as far as is known.
+    /// Whether the device has the slot, as far as its completions say.
     pub(crate) posted: AtomicBool,
-    /// The slot behind it in the list, or among those that came back the one that did so before.
+    /// The next slot in the list; for a returned slot, the slot that was returned before it.
     pub(crate) next: AtomicU32,
 }
 
@@ -35,7 +35,7 @@ impl SrqShared {
         }
     }
 
-    /// Its number on the wire; 0 before the device has given it one.
+    /// The SRQN; 0 until the SRQ was created.
     pub(crate) fn number(&self) -> u32 {
         self.number.load(Ordering::Relaxed)
     }
@@ -44,16 +44,17 @@ impl SrqShared {
         self.number.store(number, Ordering::Relaxed);
     }
 
-    /// Completes the receive in a slot and returns its id; none where no receive is posted there.
+    /// Completes the receive in a slot and returns its `wr_id`; `None` if no receive is posted
+    /// there.
     ///
-    /// So a repeated CQE does not return the slot twice: the list would close on itself.
+    /// So a repeated CQE does not return the slot twice, which would make the list circular.
     pub(crate) fn complete(&self, slot: u16) -> Option<u64> {
         let index = slot as usize & self.slots.len().wrapping_sub(1);
         let slot = self.slots.get(index)?;
         if !slot.posted.swap(false, Ordering::AcqRel) {
             return None;
         }
-        // The owner stored it before it marked the slot.
+        // The owner stored `wr_id` before it set `posted`.
         let wr_id = slot.wr_id.load(Ordering::Relaxed);
         let mut last = self.returned.load(Ordering::Relaxed);
         loop {

@@ -1,10 +1,10 @@
 //! Compressed CQEs: a title CQE and arrays of mini CQEs.
 //!
-//! A run takes as many slots as it has completions. Its *title*, in the first slot, is a CQE but
-//! for its byte count, which counts the run. An array of eight *mini CQEs*, which tell what each
-//! completion has of its own, stands in the second slot, and one in every eighth. The poller writes
-//! the CQEs out in the run's place when it comes to the title, so code that reads the ring
-//! afterwards finds full CQEs only.
+//! A run of n compressed completions takes n slots of the ring. The first slot contains the *title*
+//! CQE, whose byte count is n. The second slot, and every eighth slot of the run, contains an array
+//! of eight *mini CQEs*. A mini CQE contains the fields that differ between the completions.
+//!
+//! The poller expands a run in place when it reaches the title, so later code only finds full CQEs.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -14,30 +14,30 @@ use bareverbs_uapi::mlx5::CqeCompressionFormats;
 use super::{COUNT, OWNER, Ring, counted, is_before};
 use crate::cqe::{CQE, CqeOpcode};
 
-/// In a CQE's last byte: its format, and that of a title.
+/// The format bits of `op_own`, and their value in a title CQE.
 const FORMAT: u8 = 3 << 2;
 #[doc(alias = "MLX5_COMPRESSED")]
 const COMPRESSED: u8 = 3 << 2;
 
-/// Bytes of a mini CQE, and mini CQEs of an array.
+/// Bytes of a mini CQE, and mini CQEs per array.
 const MINI_CQE: usize = 8;
 const MINI_CQES_PER_ARRAY: u32 = (CQE / MINI_CQE) as u32;
 
-/// Fields of a CQE, by their offsets.
+/// Byte offsets of CQE fields.
 const CHECK_SUM: usize = 20;
 const BYTE_COUNT: usize = 44;
 const OPCODE: usize = 56;
 const WQE_COUNTER: usize = 60;
 const OP_OWN: usize = 63;
 
-/// The word with the request's number and `op_own`.
+/// The word that contains the WQE counter and `op_own`.
 const LAST_WORD: usize = 60;
 
-/// Most CQEs that a poller passes while an owner holds the lock of the retired queue pairs: at each
-/// end of the ring it waits for the lock.
+/// The maximum number of CQEs that a poller passes while an owner holds the lock of the retired
+/// queue pairs. The poller waits for the lock at the end of the ring.
 const PASSED: u32 = COUNT / 2;
 
-/// The format of mini CQEs: what they hold beside the byte count.
+/// The format of mini CQEs: the fields besides the byte count.
 #[doc(alias = "mlx5_mini_cqe8")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MiniCqeFormat {
@@ -49,32 +49,31 @@ pub(crate) enum MiniCqeFormat {
     ChecksumStrideIndex,
 }
 
-/// Whether a CQE with this last byte is the title of a run.
+/// Whether a CQE with this `op_own` is a title CQE.
 #[inline]
 pub(crate) fn is_title(op_own: u8) -> bool {
     op_own & FORMAT == COMPRESSED
 }
 
-/// The CQEs of a ring in words of 4 bytes, as threads access them while others may: by atomics of
-/// this size. They are those of a ring's memory, or of a model's.
+/// The CQEs of a ring as words of 4 bytes. Threads access CQEs that another thread may access by
+/// atomics of this size. `Ring` implements it, and so does a model.
 trait Words {
-    /// Reads a word of a CQE. What is read afterwards is as it was when the word was stored, or
-    /// later.
+    /// Reads a word of a CQE with acquire ordering.
     fn load(&self, index: u32, offset: usize) -> u32;
 
-    /// Writes a word of a CQE. Who reads it finds all that was stored before.
+    /// Writes a word of a CQE with release ordering.
     fn store(&self, index: u32, offset: usize, word: u32);
 
-    /// A whole CQE, for the poller, which alone writes CQEs.
+    /// Reads a whole CQE. Only the poller may call it, because only the poller writes CQEs.
     fn bytes(&self, index: u32) -> [u8; CQE];
 }
 
 impl Ring {
     fn word(&self, index: u32, offset: usize) -> &AtomicU32 {
         assert!(offset < CQE && offset.is_multiple_of(4), "a word of an entry");
-        // SAFETY: an aligned word of the CQE, which lies in the ring as long as `self`. Threads
-        // that access a CQE while another one may do so use atomics of this size: these. The
-        // poller, which alone writes CQEs, reads its own in other ways too.
+        // SAFETY: an aligned word of the CQE, which lies in the ring and is valid as long as
+        // `self`. Threads that access a CQE concurrently use atomics of this size only. The poller,
+        // which is the only writer, also reads its CQEs by other accesses.
         unsafe { &*self.at(index).add(offset).cast() }
     }
 }
@@ -93,20 +92,20 @@ impl Words for Ring {
     }
 }
 
-/// What a CQE says to another thread than the poller.
+/// The fields of a CQE as a thread other than the poller reads them.
 #[derive(Clone, Copy, Debug)]
 struct Look {
     op_own: u8,
-    /// The length of the run, if the CQE is a title.
+    /// The number of completions, if the CQE is a title.
     count: u32,
-    /// Whether the poller wrote out a run there meanwhile, so that `count` may be the byte count of
-    /// its first CQE.
+    /// Whether the poller expanded the run in between. `count` may be the byte count of the first
+    /// CQE then.
     has_changed: bool,
 }
 
 impl Look {
-    /// The poller stores the last word of a title before the count ([`Ring::expand_in`]). So where
-    /// the last word is still the same after the count was read, the count is that of the title.
+    /// The poller stores the last word of a title before the count ([`Ring::expand_in`]). So if the
+    /// last word is unchanged after the count was read, the count is that of the title.
     fn at(words: &impl Words, index: u32) -> Self {
         let before = words.load(index, LAST_WORD);
         let count = words.load(index, BYTE_COUNT);
@@ -116,9 +115,11 @@ impl Look {
 }
 
 impl Ring {
-    /// The first CQE that the device has not written, runs counted whole; `consumed` tells how far
-    /// the poller has given CQEs back. Any thread may look. The poller may be writing runs out
-    /// meanwhile, and taking and giving back CQEs, but at most [`PASSED`].
+    /// The index of the first CQE that the device has not written. A run counts as a whole.
+    /// `consumed` reads the consumer index in the doorbell record.
+    ///
+    /// Any thread may call it. The poller may expand runs, poll and release CQEs concurrently, but
+    /// at most [`PASSED`] CQEs.
     pub(crate) fn first_unwritten(&self, consumed: impl Fn() -> u32) -> u32 {
         self.first_unwritten_by(|index| Look::at(self, index), consumed)
     }
@@ -128,12 +129,13 @@ impl Ring {
         let mut end = start;
         loop {
             end = self.end_of_written(end, &look);
-            // The device writes over CQEs that were given back: what looked unwritten may be of its
-            // next round. So the poller's count is read again after the CQEs.
+            // The device overwrites CQEs that were released, so a CQE may seem unwritten because it
+            // belongs to the next round. For that reason the consumer index is read again after the
+            // CQEs.
             barrier::after_device_wrote();
             let consumed = consumed();
-            // The doorbell record is the device's to read. A count that runs away is that of a
-            // device that writes it too.
+            // Only a faulty device writes to the doorbell record. A consumer index that keeps
+            // growing is the sign of it.
             if !is_before(end, consumed) || end.wrapping_sub(start) > PASSED {
                 return counted(end);
             }
@@ -141,7 +143,7 @@ impl Ring {
         }
     }
 
-    /// Looks at each CQE twice at most, whatever the device writes meanwhile.
+    /// Reads each CQE at most twice, whatever the device writes concurrently.
     fn end_of_written(&self, index: u32, look: impl Fn(u32) -> Look) -> u32 {
         let (mut end, mut looks_again) = (index, false);
         while end.wrapping_sub(index) < self.entries() {
@@ -149,8 +151,8 @@ impl Ring {
             if !self.written(end, op_own) {
                 break;
             }
-            // The poller writes a run out once. A title that changes a second time is of a later
-            // round, which the poller's count shows, or of a faulty device.
+            // The poller expands a run once. A title that changes a second time belongs to a later
+            // round, which the consumer index shows, or the device is faulty.
             looks_again = is_title(op_own) && has_changed && !looks_again;
             if !looks_again {
                 let is_run = is_title(op_own) && !has_changed;
@@ -161,15 +163,15 @@ impl Ring {
         end
     }
 
-    /// The length of a run whose title says `count`, if a run can be as long.
+    /// The length of a run whose title has this `count`; `None` if it is out of range.
     fn run_length(&self, count: u32) -> Option<u32> {
         let longest = if self.mini_cqe_format.is_some() { self.entries() } else { 0 };
         (1..=longest).contains(&count).then_some(count)
     }
 
-    /// Writes out the run whose title is CQE `index`; whether it is one.
+    /// Expands the run whose title is CQE `index`; `false` if that CQE is not a valid title.
     ///
-    /// Only the poller may call it, or the only holder of the ring.
+    /// Only the poller may call it, or the only owner of the ring.
     pub(crate) fn expand(&self, index: u32) -> bool {
         self.expand_in(self, index)
     }
@@ -181,9 +183,9 @@ impl Ring {
             return false;
         };
         let mut first = title;
-        // 1. The CQEs behind the title: a thread that finds the title gone finds them.
+        // 1. The CQEs after the title. A thread that finds the title changed also finds these CQEs.
         for array in (0..count.div_ceil(MINI_CQES_PER_ARRAY)).rev().map(|array| array * MINI_CQES_PER_ARRAY) {
-            // What the slot of an array has to be instead is written after the array was read.
+            // The slot of the array gets its own CQE only after the array was read.
             let bytes = if count == 1 { [0; CQE] } else { words.bytes(index.wrapping_add(array.max(1))) };
             let (chunks, _) = bytes.as_chunks::<MINI_CQE>();
             for (number, mini) in (array..count).zip(chunks).rev() {
@@ -198,12 +200,12 @@ impl Ring {
                 }
             }
         }
-        // 2. The title's last word. 3. The count: a thread that finds it changed finds the last
-        //    word changed too.
+        // 2. The last word of the title. 3. The count. A thread that finds the count changed also
+        //    finds the last word changed.
         for offset in [LAST_WORD, BYTE_COUNT] {
             words.store(index, offset, word_of(&first, offset));
         }
-        // 4. The rest, which only the poller reads.
+        // 4. The other words, which only the poller reads.
         write(words, index, &first);
         true
     }
@@ -213,7 +215,7 @@ fn word_of(entry: &[u8; CQE], offset: usize) -> u32 {
     u32::from_ne_bytes([entry[offset], entry[offset + 1], entry[offset + 2], entry[offset + 3]])
 }
 
-/// Writes a CQE, the last word last.
+/// Writes a CQE in ascending order of words, so the last word is written last.
 fn write(words: &impl Words, index: u32, entry: &[u8; CQE]) {
     for offset in (0..CQE).step_by(4) {
         words.store(index, offset, word_of(entry, offset));
@@ -221,7 +223,7 @@ fn write(words: &impl Words, index: u32, entry: &[u8; CQE]) {
 }
 
 impl MiniCqeFormat {
-    /// The format that serves best, of those that a device has, and what it is called.
+    /// The best of the formats that a device supports, and its ABI value.
     pub(crate) fn best(formats: CqeCompressionFormats) -> Option<(Self, CqeCompressionFormats)> {
         [
             (Self::ChecksumStrideIndex, CqeCompressionFormats::CSUM_STRIDX),
@@ -232,12 +234,12 @@ impl MiniCqeFormat {
         .find(|(_, format)| formats.contains(*format))
     }
 
-    /// Makes `entry`, which is as the title, completion `number` of the run.
+    /// Writes the fields of completion `number` of the run to `entry`, a copy of the title.
     fn write_fields(self, entry: &mut [u8; CQE], number: u16, mini: &[u8; MINI_CQE]) {
         let first = u16::from_be_bytes([entry[WQE_COUNTER], entry[WQE_COUNTER + 1]]);
         let sends = CqeOpcode(entry[OP_OWN] >> 4) == CqeOpcode::REQ;
         let counter = match self {
-            // A send's mini begins with its number and its opcode, in any format.
+            // The mini CQE of a send begins with the WQE counter and the opcode, in every format.
             _ if sends => {
                 entry[OPCODE] = mini[2];
                 u16::from_be_bytes([mini[0], mini[1]])

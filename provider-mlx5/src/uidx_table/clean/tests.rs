@@ -11,7 +11,7 @@ fn cqes_from_before_reset_stay_discarded_after_resize() {
     let Fixture { mut device, mut cq, mut sq, rq, user_index, .. } = Fixture::with_cached_records();
     send(&mut sq, 1).expect("room");
     device.completes(CqeOpcode::REQ, user_index, 1);
-    // SAFETY: no kernel and no device has the queue.
+    // SAFETY: no kernel and no device uses the queue.
     unsafe { sq.reset() };
     resize(&mut cq, LOG + 1, |ring| device.moves(ring, LOG + 1)).expect("memory");
     send(&mut sq, 2).expect("room after a reset");
@@ -26,7 +26,7 @@ fn reset_after_resize_discards_moved_cqes() {
     send(&mut sq, 1).expect("room");
     device.completes(CqeOpcode::REQ, user_index, 1);
     resize(&mut cq, LOG + 1, |ring| device.moves(ring, LOG + 1)).expect("memory");
-    // SAFETY: no kernel and no device has the queue.
+    // SAFETY: no kernel and no device uses the queue.
     unsafe { sq.reset() };
     send(&mut sq, 2).expect("room after a reset");
     device.completes(CqeOpcode::REQ, user_index, 0);
@@ -40,7 +40,7 @@ fn reset_counts_cqes_under_the_poll_lock() {
     send(&mut sq, 1).expect("room");
     let lock = cq.shared().retired();
     std::thread::scope(|scope| {
-        // SAFETY: no kernel and no device has the queue.
+        // SAFETY: no kernel and no device uses the queue.
         let owner = scope.spawn(|| unsafe { sq.reset() });
         std::thread::sleep(std::time::Duration::from_millis(20));
         assert!(!owner.is_finished(), "the owner waits for the lock");
@@ -55,12 +55,12 @@ fn reset_counts_cqes_under_the_poll_lock() {
 #[test]
 fn reset_qp_leaves_retired_list_within_one_round() {
     let Fixture { mut device, mut cq, mut sq, mut rq, user_index, .. } = Fixture::new(false);
-    // SAFETY: no kernel and no device has the queue.
+    // SAFETY: no kernel and no device uses the queue.
     unsafe { sq.reset() };
     device.completes(CqeOpcode::RESP_SEND, user_index, 0);
     for id in 0..2 << LOG {
         recv(&mut rq, id, &[]).expect("room for one");
-        // The next is there before this one is taken.
+        // The next CQE is written before this one is polled.
         device.completes(CqeOpcode::RESP_SEND, user_index, 0);
         assert_eq!(poll(&mut cq), Some(id));
     }
@@ -89,7 +89,7 @@ fn reset_queues_have_their_full_capacity() {
 
 #[test]
 fn uidx_of_destroyed_qp_is_reused_after_empty_poll() {
-    // The scene's table has indices for two queue pairs, one of which is the scene's own.
+    // The fixture's table has indices for two queue pairs. The fixture itself uses one of them.
     let Fixture { mut cq, sq, rq, _context: context, .. } = Fixture::new(false);
     for round in 0..10 {
         let parts = context.qp(QpType::RC, &CAP, &cq, &cq, None);
@@ -97,7 +97,7 @@ fn uidx_of_destroyed_qp_is_reused_after_empty_poll() {
         let queues = parts.finish(NUMBER + 1, false).expect("memory");
         assert!(context.qp(QpType::RC, &CAP, &cq, &cq, None).is_err(), "no index is left");
         drop(queues);
-        // Completions of the destroyed queue pair may be left in the ring until it is empty.
+        // Completions of the destroyed queue pair may be in the ring until it is empty.
         assert!(context.qp(QpType::RC, &CAP, &cq, &cq, None).is_err(), "the index is in use");
         assert_eq!(poll(&mut cq), None);
         assert!(cq.shared().retired().destroyed.is_empty());
@@ -107,7 +107,7 @@ fn uidx_of_destroyed_qp_is_reused_after_empty_poll() {
 
 #[test]
 fn never_empty_cq_releases_destroyed_qps_within_two_rounds() {
-    // The scene's table has indices for two queue pairs, one of which is the scene's own.
+    // The fixture's table has indices for two queue pairs. The fixture itself uses one of them.
     let Fixture { mut device, mut cq, sq, mut rq, user_index, _context: context, .. } = Fixture::new(false);
     let mut id = 0;
     let mut poll_one = |cq: &mut _, device: &mut crate::fixture::Device| {
@@ -122,8 +122,8 @@ fn never_empty_cq_releases_destroyed_qps_within_two_rounds() {
         let parts = parts.unwrap_or_else(|error| panic!("round {round}: {error:?}"));
         let other = parts.user_index();
         let queues = parts.finish(NUMBER + 1, false).expect("memory");
-        // The completion of the destroyed queue pair is behind the ring's end in one of the
-        // rounds.
+        // In one of the rounds the completion of the destroyed queue pair is after the end of the
+        // ring.
         (0..round).for_each(|_| poll_one(&mut cq, &mut device));
         device.completes(CqeOpcode::REQ, other, 0);
         drop(queues);
@@ -142,7 +142,7 @@ fn resized_cq_still_discards_cqes_of_destroyed_qp() {
     let parts = context.qp(QpType::RC, &CAP, &cq, &cq, None).expect("an index");
     let other = parts.user_index();
     let queues = parts.finish(NUMBER + 1, false).expect("memory");
-    // The ring's end comes with the next two CQEs, and the last CQE but one is of the destroyed
+    // The next two CQEs reach the end of the ring. The last CQE but one belongs to the destroyed
     // queue pair.
     for (wr_id, block) in [(1, 1), (2, 2)] {
         send(&mut sq, wr_id).expect("room");
@@ -165,7 +165,7 @@ fn resized_cq_still_discards_cqes_of_destroyed_qp() {
 fn empty_poll_shows_reset_qp_again() {
     let Fixture { mut device, mut cq, mut sq, mut rq, user_index, .. } = Fixture::with_cached_records();
     for id in 0..3 {
-        // SAFETY: no kernel and no device has the queue.
+        // SAFETY: no kernel and no device uses the queue.
         unsafe {
             sq.reset();
             rq.reset();
