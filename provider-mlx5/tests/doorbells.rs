@@ -1,11 +1,11 @@
-//! Doorbell records and registers on plain memory.
+//! Doorbell records and registers in host memory.
 
 use std::sync::Arc;
 
 use bareverbs_mlx5::doorbell::{BlueFlame, DoorbellRecord, DoorbellRecords, SendRegister, Uar, Word};
 use proptest::prelude::*;
 
-/// Records of a page: 64 bytes each.
+/// Doorbell records per page, of 64 bytes each.
 const RECORDS: usize = 64;
 
 #[test]
@@ -17,7 +17,7 @@ fn doorbell_records_are_freed_one_by_one() {
         assert!(address.is_multiple_of(64), "a cache line of its own");
         taken[which].set(Word::First, 1);
         taken[which].set(Word::Second, 2);
-        // Everything else is in use, so this is the only free one.
+        // All other records are in use, so only this one is free.
         drop(taken.swap_remove(which));
         let again = pool.take().expect("memory");
         assert_eq!(again.address(), address, "record {which}");

@@ -1,4 +1,4 @@
-//! Completions that the device compresses.
+//! CQE compression.
 
 use std::collections::VecDeque;
 
@@ -15,7 +15,8 @@ const CAP: QpCap =
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Messages of these lengths to the first or the second queue pair; some have immediate data.
+    /// Messages of these lengths, to the first QP (`false`) or the second. Some have immediate
+    /// data.
     Send(bool, Vec<(u32, Option<u32>)>),
     Poll(usize),
     Arm(bool),

@@ -1,4 +1,4 @@
-//! Sends, writes, reads and atomics over reliable and unreliable connections.
+//! Sends, writes, reads and atomics on RC and UC queue pairs.
 
 use bareverbs_provider::traits::SendQueue;
 use bareverbs_provider::work::{
@@ -100,7 +100,7 @@ fn send_queue_is_full_until_cqe_is_polled() {
     let local = [testbed.sge(0, 8)];
     let write = |flags| SendRequest { flags, ..request(9, Operation::Write(testbed.remote(0x1000)), &local) };
     let capacity = left.sq.capacity();
-    // The last of a round makes the only completion.
+    // Only the last request of a round is signalled.
     let unsignaled = write(SendFlags::empty());
     let signaled = write(SIGNALED);
     for _ in 0..3 {
@@ -197,7 +197,7 @@ fn oversized_request_is_rejected_without_side_effect() {
     assert_eq!(done, [(2, WcStatus::SUCCESS)]);
 }
 
-/// Many short stretches, so that every place in the ring begins and ends a request.
+/// Many short parts, so that requests begin and end at every position of the ring.
 fn parts() -> impl Strategy<Value = Vec<Vec<u8>>> {
     proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..90), 0..4)
 }

@@ -1,4 +1,4 @@
-//! Datagrams.
+//! UD datagrams.
 
 use bareverbs_mlx5::testing::Plain;
 use bareverbs_mlx5::wqe::AddressVector;
@@ -28,7 +28,7 @@ fn datagram_arrives_after_grh_with_source_qp() {
     let sges = [testbed.sge(0, 8)];
     let operation = Datagram { ah: &ah, qp_num: right.number, qkey, imm: None };
     let request = SendRequest { wr_id: 2, operation, flags: SIGNALED, payload: Payload::Sges(&sges) };
-    // SAFETY: the elements are of the testbed's region.
+    // SAFETY: the SGEs lie in the testbed's MR.
     unsafe { left.sq.push_datagram(&request) }.expect("room");
     left.sq.ring().expect("rung");
     testbed.run();
@@ -40,7 +40,7 @@ fn datagram_arrives_after_grh_with_source_qp() {
 
     let long = [testbed.sge(0, 4097)];
     let request = SendRequest { payload: Payload::Sges(&long), ..request };
-    // SAFETY: the elements are of the testbed's region.
+    // SAFETY: the SGEs lie in the testbed's MR.
     let refused = unsafe { left.sq.push_datagram(&request) };
     assert_eq!(refused, Err(PushError::DatagramTooLong { given: 4097, max: 4096 }));
 }

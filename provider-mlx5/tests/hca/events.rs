@@ -1,4 +1,4 @@
-//! Events of completion queues that are armed again and again.
+//! Completion events of CQs that are armed repeatedly.
 
 use bareverbs_hca::InProcessHca;
 use bareverbs_provider::traits::CompletionQueue;
@@ -14,10 +14,10 @@ fn each_arm_yields_one_event() {
     let local = [testbed.sge(0, 8)];
     let before = testbed.hca.interrupts();
     for round in 0..10 {
-        // The event queue interrupts once for each time that it is read.
+        // The EQ interrupts once after each update of its consumer index.
         testbed.hca.engine().eq_consumed(InProcessHca::EVENTS, round, true);
         cq.queue.arm(false).expect("doorbells are not refused");
-        // Armed twice, it is armed once.
+        // The second arm has no further effect.
         cq.queue.arm(false).expect("doorbells are not refused");
         testbed.run();
         assert_eq!(testbed.hca.interrupts() - before, round, "nothing has come yet");
@@ -38,7 +38,7 @@ fn solicited_arm_survives_unsolicited_cqes() {
     let into = [testbed.sge(0x1000, 64)];
     let before = testbed.hca.interrupts();
     for round in 0..10 {
-        // The event queue interrupts once for each time that it is read.
+        // The EQ interrupts once after each update of its consumer index.
         testbed.hca.engine().eq_consumed(InProcessHca::EVENTS, round, true);
         cq.queue.arm(true).expect("doorbells are not refused");
         testbed.run();

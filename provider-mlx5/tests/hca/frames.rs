@@ -1,4 +1,4 @@
-//! Large sends: one request that the device cuts into frames.
+//! TSO: one request that the device segments into frames.
 
 use bareverbs_provider::traits::SendQueue;
 use bareverbs_provider::work::{Frame, Payload, PushError, SendFlags, SendRequest, WcOpcode, WcStatus};
@@ -15,7 +15,7 @@ const LONGEST_HEADER: u16 = 134;
 
 const ETHERNET: usize = 14;
 
-/// Headers of a segment of TCP with so many words of options.
+/// Headers of a TCP segment with `options` words of TCP options.
 fn headers(ipv6: bool, options: usize, sequence: u32) -> Vec<u8> {
     let mut bytes = vec![2, 0, 0, 0, 0, 8, 2, 0, 0, 0, 0, 7];
     if ipv6 {
@@ -27,13 +27,13 @@ fn headers(ipv6: bool, options: usize, sequence: u32) -> Vec<u8> {
     }
     bytes.extend_from_slice(&[0x30, 0x39, 0, 80]);
     bytes.extend_from_slice(&sequence.to_be_bytes());
-    // Acknowledgement, length of the header, FIN, PSH and ACK, window, checksum, pointer.
+    // Acknowledgement number; data offset; FIN, PSH and ACK; window; checksum; urgent pointer.
     bytes.extend_from_slice(&[0, 0, 0, 1, ((5 + options) << 4) as u8, 0x19, 0xff, 0xff, 0, 0, 0, 0]);
     bytes.resize(bytes.len() + options * 4, 1);
     bytes
 }
 
-/// The sum that a right checksum makes all ones.
+/// Ones' complement sum, folded to 16 bits. It is 0xffff over data with a valid checksum.
 fn sum(bytes: &[u8]) -> u32 {
     let sum: u32 = bytes
         .chunks(2)
@@ -43,7 +43,7 @@ fn sum(bytes: &[u8]) -> u32 {
     (folded & 0xffff) + (folded >> 16)
 }
 
-/// Checks what a frame says of itself; returns its payload.
+/// Checks the headers of a frame and returns its payload.
 fn checked(frame: &[u8], header: &[u8], at: usize, is_last: bool, number: u16) -> Vec<u8> {
     let ipv6 = header[12] == 0x86;
     let network = ETHERNET + if ipv6 { 40 } else { 20 };
@@ -64,7 +64,7 @@ fn checked(frame: &[u8], header: &[u8], at: usize, is_last: bool, number: u16) -
     let sequence = |bytes: &[u8]| u32::from_be_bytes(bytes[network + 4..network + 8].try_into().unwrap());
     assert_eq!(sequence(frame), sequence(header).wrapping_add(at as u32));
     assert_eq!(frame[network + 13], if is_last { 0x19 } else { 0x10 }, "FIN and PSH come last");
-    // Everything else is as it was given.
+    // The device must not change any other header field.
     let mut like = frame[..header.len()].to_vec();
     let addresses = if ipv6 { [18..20, 18..20] } else { [16..20, 24..26] };
     for range in addresses.into_iter().chain([
@@ -86,7 +86,7 @@ fn post(testbed: &Testbed, pair: &mut Pair, wr_id: u64, frame: Frame<'_>, payloa
     let sges = pieces.map(|(at, length)| testbed.sge(0x1000 + at, length as u32));
     let payload = Payload::Sges(&sges);
     let request = SendRequest { wr_id, operation: frame, flags: SendFlags::SIGNALED, payload };
-    // SAFETY: the elements are of the testbed's region, which stays registered.
+    // SAFETY: the SGEs lie in the testbed's MR, which stays registered.
     unsafe { pair.sq.push_frame(&request) }.expect("room");
     pair.sq.ring().expect("doorbells are not refused");
 }
@@ -168,7 +168,7 @@ fn invalid_tso_is_rejected_without_side_effect() {
     let refusal = |pair: &mut Pair, header: &[u8], mss, payload| {
         let operation = Frame { header, checksums: true, mss: Some(mss) };
         let request = SendRequest { wr_id: 0, operation, flags: SendFlags::SIGNALED, payload };
-        // SAFETY: what is refused is not looked at.
+        // SAFETY: a rejected request is not executed.
         unsafe { pair.sq.push_frame(&request) }.expect_err("a refusal")
     };
     let (header, none) = (headers(false, 0, 7), Payload::Sges(&[]));
@@ -186,7 +186,7 @@ fn invalid_tso_is_rejected_without_side_effect() {
     let four = [sges[0]; 4];
     let refused = refusal(&mut pair, &header, 100, Payload::Sges(&four));
     assert_eq!(refused, PushError::TooManySges { given: 4, max: 3 });
-    // The longest header leaves less room than there is elsewhere: 5 segments.
+    // The longest header reduces the room for inline data to 5 segments.
     let bytes: &[&[u8]] = &[&[0; 200]];
     let refused = refusal(&mut pair, &[0; 134], 100, Payload::Inline(bytes));
     assert_eq!(refused, PushError::InlineTooLong { given: 200, max: 76 });

@@ -1,5 +1,4 @@
-//! Queues that come and go under their completion queues, and completion queues that change their
-//! size.
+//! Destruction, reset and reuse of QPs, and CQ resize.
 
 use bareverbs_provider::traits::{CompletionQueue, SendQueue};
 use bareverbs_provider::work::{Operation, WcStatus};
@@ -19,7 +18,7 @@ fn after_destruction(cqe_version: u8) {
     send(&mut left.sq, &request(1, Operation::Write(testbed.remote(0x1000)), &local));
     testbed.run();
     testbed.destroy(left);
-    // A new one does not get the old one's completions, whatever numbers it has.
+    // A new QP gets no CQEs of the old one, even if the QPN or user index is the same.
     let mut next = testbed.qp(QpType::RC, &cap(8, 0), (&cq, &cq), None, false);
     testbed
         .hca
@@ -119,7 +118,7 @@ fn reused_qpn_gets_no_cqes_of_previous_qp() {
         let mut cq = testbed.cq(6, 64);
         let into = [testbed.sge(0x1000, 64)];
         let local = [testbed.sge(0, 8)];
-        // One that has sent and received, and was destroyed before anybody looked.
+        // A QP that has sent and received is destroyed before its CQEs are polled.
         let receiver = testbed.qp(QpType::RC, &cap(8, 0), (&cq, &cq), Some((&srq, srq_number)), false);
         let number = receiver.number;
         let mut sender = testbed.qp(QpType::RC, &cap(8, 0), (&cq, &cq), None, false);
@@ -129,7 +128,7 @@ fn reused_qpn_gets_no_cqes_of_previous_qp() {
         testbed.run();
         testbed.destroy(receiver);
         testbed.destroy(sender);
-        // Numbers rest for a while before they come back.
+        // The device reuses a QPN only after a while.
         let mut others = Vec::new();
         let mut next = loop {
             let next = testbed.qp(QpType::RC, &cap(8, 0), (&cq, &cq), None, false);
@@ -147,9 +146,9 @@ fn reused_qpn_gets_no_cqes_of_previous_qp() {
         testbed.run();
         let done: Vec<_> = poll(&mut cq).iter().map(|wc| (wc.wr_id, wc.status)).collect();
         assert_eq!(done, [(20, WcStatus::SUCCESS)], "version {cqe_version}");
-        // The receive of the dead has come back to the shared queue, and no more than that.
+        // The receive of the destroyed QP was returned to the SRQ, and no other.
         recv(&mut srq, 5, &into);
-        // SAFETY: the elements are of the testbed's region.
+        // SAFETY: the SGEs lie in the testbed's MR.
         let full = unsafe {
             bareverbs_provider::traits::RecvQueue::push(
                 &mut srq,

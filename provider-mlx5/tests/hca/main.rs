@@ -1,6 +1,5 @@
-//! The queues against a ConnectX in software, in one process: what a program posts is carried out
-//! by a device that was written apart from the provider and that the kernel's own driver and the C
-//! library run on.
+//! Runs the queues on the in-process HCA, a software ConnectX. The HCA shares no code with the
+//! provider. The kernel's mlx5 driver and libmlx5 run on it as well.
 
 mod compressed;
 mod connected;

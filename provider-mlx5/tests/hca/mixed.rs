@@ -1,4 +1,4 @@
-//! Requests that go the fast path among others that go the slow path.
+//! Requests on the fast path, mixed with requests on the slow path.
 
 use bareverbs_provider::traits::SendQueue;
 use bareverbs_provider::work::{Operation, Payload, SendFlags, SendRequest, WcOpcode, WcStatus};
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use crate::testbed::{SIGNALED, Testbed, cap, poll, push, recv, request, send};
 
-/// Where writes and messages go, and reads come from.
+/// Offsets in the MR: target of writes and messages, and results of reads.
 const TARGET: usize = 0x2000;
 const RESULT: usize = 0x3000;
 
@@ -15,15 +15,15 @@ const RESULT: usize = 0x3000;
 enum Step {
     /// A write of 8 bytes inline.
     Word,
-    /// A write of one element.
+    /// A write with one SGE.
     Element,
-    /// A write of several elements.
+    /// A write with several SGEs.
     Elements,
-    /// A write of so many bytes inline.
+    /// A write with this number of bytes inline.
     Long(usize),
-    /// A read of so many bytes.
+    /// A read of this number of bytes.
     Read(u32),
-    /// A message of 8 bytes inline to a receive of so many elements.
+    /// A send of 8 bytes inline, to a receive with this number of SGEs.
     Message(usize),
 }
 
@@ -44,7 +44,7 @@ enum Mode {
     Single,
     /// Posted with one doorbell.
     Batch,
-    /// Taken back.
+    /// Aborted before the doorbell.
     Aborted,
 }
 
@@ -71,7 +71,7 @@ proptest! {
             for (index, (step, signaled)) in steps.into_iter().enumerate() {
                 wr_id += 1;
                 let bytes: Vec<u8> = (0..120).map(|at| (wr_id as usize * 31 + at) as u8).collect();
-                // Each request has its own source and target, so that all can be looked at
+                // Each request has its own source and target, so that all can be compared
                 // afterwards.
                 let (from, to) = (index * 0x100, TARGET + index * 0x100);
                 testbed.write(from, &bytes);
@@ -95,7 +95,7 @@ proptest! {
                     Step::Read(length) => {
                         let result = &mut result.clone();
                         result[0].length = length;
-                        // Posted right here, where its element lives.
+                        // Posted here, while its SGE is in scope.
                         let request = request(wr_id, Operation::Read(testbed.remote(from)), result);
                         prop_assert_eq!(push(&mut left.sq, &request), Ok(()));
                         if fate == Mode::Single {

@@ -1,4 +1,4 @@
-//! Messages that come in their completions.
+//! Scatter to CQE: messages in receive CQEs.
 
 use bareverbs_provider::traits::{Completion, CompletionQueue};
 use bareverbs_provider::work::{Operation, WcStatus};

@@ -1,4 +1,4 @@
-//! Receive queues that several queue pairs share.
+//! Shared receive queues (SRQs).
 
 use bareverbs_provider::traits::RecvQueue;
 use bareverbs_provider::work::{Operation, PushError, RecvRequest, WcOpcode, WcStatus};
@@ -27,14 +27,14 @@ fn go_and_come_back(mut testbed: Testbed) {
     let capacity = srq.capacity();
     assert_eq!(capacity, 3);
     let into = [testbed.sge(0x1000, 64)];
-    // Round and round: each slot is used many times, in changing order.
+    // Each slot is used many times, in changing order.
     let mut posted = 0;
     for round in 0..10u64 {
         while posted < capacity {
             recv(&mut srq, 100 + round, &into);
             posted += 1;
         }
-        // SAFETY: the elements are of the testbed's region.
+        // SAFETY: the SGEs lie in the testbed's MR.
         let full = unsafe { srq.push(&RecvRequest { wr_id: 0, sges: &into }) };
         assert_eq!(full, Err(PushError::QueueFull { capacity }));
         let messages = 1 + round as usize % 3;
@@ -59,7 +59,7 @@ fn aborted_srq_receives_can_be_reposted() {
     let into = [testbed.sge(0x1000, 64)];
     for _ in 0..5 {
         for wr_id in 0..3 {
-            // SAFETY: the elements are of the testbed's region.
+            // SAFETY: the SGEs lie in the testbed's MR.
             unsafe { srq.push(&RecvRequest { wr_id, sges: &into }) }.expect("room");
         }
         srq.abort();

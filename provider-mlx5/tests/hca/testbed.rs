@@ -1,4 +1,4 @@
-//! A device, and queues whose memory it was lent.
+//! The in-process HCA, and queues whose memory is mapped to it.
 
 use std::collections::HashSet;
 use std::ptr::NonNull;
@@ -16,32 +16,32 @@ use bareverbs_provider::work::{
 use bareverbs_uapi::mlx5::CqeCompressionFormats;
 use bareverbs_uapi::uverbs::types::{QpCap, QpType};
 
-/// The protection domain of everything.
+/// The protection domain of all objects.
 const PD: u32 = 7;
 
 const PAGE: usize = 0x1000;
 
-/// Bytes of the region that messages lie in.
+/// Bytes of the MR that messages use.
 pub(crate) const REGION: usize = 0x10000;
 
-/// The device goes first, because it was lent what the others own.
+/// The device is dropped first, because the memory mapped to it belongs to the other fields.
 pub(crate) struct Testbed {
     pub(crate) hca: InProcessHca,
     mapped: HashSet<u64>,
-    /// Doorbell pages that queues ring.
+    /// UAR pages of the queues.
     uars: Vec<NonNull<u8>>,
     pub(crate) context: Plain,
     region: Mapping,
     pub(crate) key: u32,
 }
 
-/// A queue pair: its halves, and its number.
+/// A queue pair: its two halves and its QPN.
 pub(crate) struct Pair {
     pub(crate) sq: Mlx5Sq,
     pub(crate) rq: Option<Mlx5Rq>,
     pub(crate) number: u32,
     rings: Place,
-    /// The doorbell page that it rings.
+    /// The UAR page of its doorbell.
     uar: NonNull<u8>,
 }
 
@@ -60,7 +60,7 @@ impl Testbed {
         Self::of_version(1)
     }
 
-    /// A testbed whose completions are of this version, 0 or 1.
+    /// A testbed with CQEs of this version, 0 or 1.
     pub(crate) fn of_version(cqe_version: u8) -> Self {
         let hca = InProcessHca::new(Link::InfiniBand).expect("a device");
         let context = Plain::with_version(1 << 10, cqe_version).expect("memory");
@@ -75,13 +75,13 @@ impl Testbed {
 
     fn map_memory(&mut self, place: Place) {
         if self.mapped.insert(place.address()) {
-            // SAFETY: queues outlive the device, or are taken back before they go (`forget`); while
-            // the device runs, nobody else does anything.
+            // SAFETY: the memory outlives the device, or `destroy`, `destroy_wq` and `resize` unmap
+            // it before it is freed. The device runs only in `run`, on this thread.
             unsafe { self.hca.map_memory(place.start, place.len) }.expect("room in the device's map");
         }
     }
 
-    /// The address of a byte of the region.
+    /// Address of byte `at` of the MR.
     pub(crate) fn address(&self, at: usize) -> u64 {
         self.region.as_ptr().as_ptr().expose_provenance() as u64 + at as u64
     }
@@ -96,7 +96,7 @@ impl Testbed {
 
     pub(crate) fn write(&self, at: usize, bytes: &[u8]) {
         assert!(at + bytes.len() <= REGION);
-        // SAFETY: within the region, and the device is not running.
+        // SAFETY: within the MR, and the device is not running.
         unsafe {
             self.region.as_ptr().as_ptr().add(at).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len())
         };
@@ -114,7 +114,7 @@ impl Testbed {
         self.cq_of(log, cqe_size, None)
     }
 
-    /// A completion queue whose runs the device compresses, of 64-byte entries.
+    /// A CQ with CQE compression and CQEs of 64 bytes.
     pub(crate) fn compressed_cq(&mut self, log: u32, format: CqeCompressionFormats) -> Cq {
         self.cq_of(log, 64, Some(format))
     }
@@ -167,8 +167,7 @@ impl Testbed {
         (parts.queue, number)
     }
 
-    /// A work queue that flushes what is posted when it fails, in RESET; its number, and where its
-    /// ring is.
+    /// A WQ in RESET that flushes its receives when it moves to ERR; its number, and its ring.
     pub(crate) fn wq(&mut self, max_wr: u32, cq: &Cq) -> (Mlx5Rq, u32, Place) {
         let parts = self.context.wq(max_wr, 2, &cq.queue).expect("a layout");
         let (slots, shift) = parts.receives();
@@ -191,7 +190,7 @@ impl Testbed {
         (parts.finish(), number, ring)
     }
 
-    /// Destroys a work queue, and what is left of it here.
+    /// Destroys a WQ and frees its memory.
     pub(crate) fn destroy_wq(&mut self, (queue, number, ring): (Mlx5Rq, u32, Place)) {
         self.hca.engine().destroy_rq(number).expect("a work queue");
         self.hca.take_back(ring.address(), ring.len);
@@ -212,14 +211,13 @@ impl Testbed {
         self.finish(parts, qp_type, (send_cq, recv_cq), srq, blue_flame, 0)
     }
 
-    /// A queue pair whose receives' completions carry messages of up to 32 bytes.
+    /// A QP with scatter to CQE: its receive CQEs carry messages of up to 32 bytes.
     pub(crate) fn scattering_qp(&mut self, qp_type: QpType, cap: &QpCap, cq: &Cq) -> Pair {
         let parts = self.context.scattering_qp(qp_type, cap, &cq.queue, &cq.queue).expect("a layout");
         self.finish(parts, qp_type, (cq, cq), None, false, 32)
     }
 
-    /// A send queue of whole frames, ready, with large sends whose headers have at most so many
-    /// bytes.
+    /// A raw packet QP in RTS, with TSO headers of at most `tso_header` bytes.
     pub(crate) fn frames(&mut self, cap: &QpCap, tso_header: u16, cq: &Cq) -> Pair {
         let parts = self.context.qp_of_frames(cap, tso_header, &cq.queue).expect("a layout");
         let pair = self.finish(parts, QpType::RAW_PACKET, (cq, cq), None, false, 0);
@@ -241,7 +239,7 @@ impl Testbed {
         let (send_offset, blocks) = parts.sends();
         let receive = match srq {
             Some((_, number)) => ReceiveQueue::Shared(number),
-            // Whole frames come to queues of other objects.
+            // Frames are received by WQs.
             None if qp_type == QpType::RAW_PACKET => ReceiveQueue::None,
             None => ReceiveQueue::Own { log_size: slots.trailing_zeros() as u8, log_stride: shift as u8 },
         };
@@ -276,7 +274,7 @@ impl Testbed {
         Pair { sq, rq, number, rings, uar }
     }
 
-    /// Two queue pairs connected to each other, on one completion queue of 64 entries.
+    /// Two connected QPs and their CQ of 64 entries.
     pub(crate) fn connected(&mut self, qp_type: QpType, cap: &QpCap) -> (Pair, Pair, Cq) {
         let cq = self.cq(6, 64);
         let left = self.qp(qp_type, cap, (&cq, &cq), None, true);
@@ -285,22 +283,22 @@ impl Testbed {
         (left, right, cq)
     }
 
-    /// Destroys a queue pair, and what is left of it here.
+    /// Destroys a QP and frees its memory.
     pub(crate) fn destroy(&mut self, pair: Pair) {
         self.hca.engine().destroy_qp(pair.number).expect("a queue pair");
         self.hca.take_back(pair.rings.address(), pair.rings.len);
         self.mapped.remove(&pair.rings.address());
-        // The shared page stays.
+        // The shared UAR page stays.
         let shared = self.context.uar();
         self.uars.retain(|page| *page != pair.uar || *page == shared);
     }
 
-    /// Creates a completion queue larger or smaller.
+    /// Resizes a CQ to `1 << log` entries.
     pub(crate) fn resize(&mut self, cq: &mut Cq, log: u32) {
         let number = cq.number;
         let old = cq.ring;
         resize(&mut cq.queue, log, |ring| {
-            // SAFETY: as in `map_memory`; the old ring's memory goes below.
+            // SAFETY: as in `map_memory`. The old ring is unmapped below.
             unsafe { self.hca.map_memory(ring.start, ring.len) }.expect("room in the device's map");
             cq.ring = ring;
             let ring = InProcessHca::ring_at(ring.address(), 64 << log);
@@ -312,45 +310,46 @@ impl Testbed {
         self.mapped.insert(cq.ring.address());
     }
 
-    /// What the doorbells that were rung make the device do.
+    /// Passes the doorbells to the device and runs it.
     pub(crate) fn run(&mut self) {
         for page in self.uars.clone() {
             for at in (0..PAGE).step_by(8) {
-                // SAFETY: within a page that lives as long as its queue.
+                // SAFETY: within a page that is valid as long as its queue.
                 let word = unsafe { page.add(at).cast::<u64>() };
-                // SAFETY: within a page that lives as long as its queue; nobody else is running.
+                // SAFETY: within a page that is valid as long as its queue. No other thread writes
+                // it.
                 let value = unsafe { word.read_volatile() };
                 if value != 0 {
-                    // SAFETY: within a page that lives as long as its queue.
+                    // SAFETY: within a page that is valid as long as its queue.
                     unsafe { word.write_volatile(0) };
                     self.hca.store(at, &value.to_ne_bytes());
                 }
             }
             self.hca.run();
         }
-        // Long enough for every retry.
+        // Advances the device's clock by 1 ns.
         self.hca.pass(1);
     }
 }
 
 pub(crate) const SIGNALED: SendFlags = SendFlags::SIGNALED;
 
-/// A request with elements.
+/// A signalled request with SGEs.
 pub(crate) fn request(wr_id: u64, operation: Operation, sges: &[Sge]) -> SendRequest<'_> {
     SendRequest { wr_id, operation, flags: SIGNALED, payload: Payload::Sges(sges) }
 }
 
-/// Pushes one request as users do: the fast path, and where that is declined the slow path.
+/// Pushes a request: on the fast path, or on the slow path if the fast path declines.
 pub(crate) fn push(sq: &mut Mlx5Sq, request: &SendRequest<'_>) -> Result<(), PushError> {
-    // SAFETY: the elements are of the testbed's region, which stays registered.
+    // SAFETY: the SGEs lie in the testbed's MR, which stays registered.
     if unsafe { sq.try_push(request) } {
         return Ok(());
     }
-    // SAFETY: the elements are of the testbed's region, which stays registered.
+    // SAFETY: the SGEs lie in the testbed's MR, which stays registered.
     unsafe { sq.push(request) }
 }
 
-/// Posts one request as users do.
+/// Posts a request, as applications do.
 pub(crate) fn send(sq: &mut Mlx5Sq, request: &SendRequest<'_>) {
     // SAFETY: as in `push`.
     let posted = unsafe { sq.try_post(request, false) };
@@ -360,18 +359,18 @@ pub(crate) fn send(sq: &mut Mlx5Sq, request: &SendRequest<'_>) {
     }
 }
 
-/// Posts one receive.
+/// Posts a receive.
 pub(crate) fn recv(queue: &mut impl RecvQueue, wr_id: u64, sges: &[Sge]) {
     let request = RecvRequest { wr_id, sges };
     // SAFETY: as in `push`.
     if !unsafe { queue.try_push(&request) } {
-        // SAFETY: the elements are of the testbed's region, which stays registered.
+        // SAFETY: the SGEs lie in the testbed's MR, which stays registered.
         unsafe { queue.push(&request) }.expect("room for the receive");
     }
     queue.ring();
 }
 
-/// Everything that has completed.
+/// Polls the CQ until it is empty.
 pub(crate) fn poll(cq: &mut Cq) -> Vec<WorkCompletion> {
     let mut taken = Vec::new();
     while let Some(completion) = cq.queue.next() {

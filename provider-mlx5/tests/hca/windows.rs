@@ -1,4 +1,4 @@
-//! Keys that are taken away, and completions of requests that change keys.
+//! Local invalidation and its completions.
 
 use bareverbs_provider::work::{Operation, WcOpcode, WcStatus};
 use bareverbs_uapi::uverbs::types::QpType;

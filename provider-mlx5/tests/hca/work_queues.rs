@@ -1,4 +1,4 @@
-//! Work queues: receives of frames, without a queue pair.
+//! Work queues (WQs): receives of frames without a QP.
 
 use bareverbs_hca::engine::RqState;
 use bareverbs_mlx5::Mlx5Rq;
@@ -21,7 +21,7 @@ fn ends(cq: &mut Cq) -> Vec<(u64, WcStatus)> {
     poll(cq).iter().map(|done| (done.wr_id, done.status)).collect()
 }
 
-/// A queue for at least `max_wr` receives, ready, and its completion queue.
+/// A WQ of at least `max_wr` receives in RDY, its number and its CQ.
 fn queue(testbed: &mut Testbed, max_wr: u32) -> (Mlx5Rq, u32, Cq) {
     let cq = testbed.cq(6, 64);
     let (queue, number, _) = testbed.wq(max_wr, &cq);
@@ -37,7 +37,7 @@ fn frames_consume_receives_in_order_across_wraps() {
     for round in 0..20u8 {
         for wr_id in 0..u64::from(round) % 4 + 1 {
             let sges = [testbed.sge(wr_id as usize * 256, 40), testbed.sge(wr_id as usize * 256 + 128, 100)];
-            // Of one element by the fast path, of two by the slow path.
+            // Receives with one SGE take the fast path, with two the slow path.
             let sges = if round % 2 == 0 { &sges[1..] } else { &sges[..] };
             recv(&mut wq, wr_id, sges);
         }
@@ -67,7 +67,7 @@ fn full_work_queue_returns_queue_full() {
     for _ in 0..wq.capacity() {
         recv(&mut wq, 1, &sges);
     }
-    // SAFETY: the region outlives the device.
+    // SAFETY: the MR outlives the device.
     let refused = unsafe { wq.push(&request) };
     assert_eq!(refused, Err(PushError::QueueFull { capacity: wq.capacity() }));
 }
@@ -129,7 +129,7 @@ fn cqes_of_destroyed_wq_are_discarded() {
             recv(&mut wq.0, wr_id, &[testbed.sge(0, 64)]);
         }
         assert!(arrives(&mut testbed, wq.1, &[1; 60]));
-        // One of the last queue is there no more, one of this one is.
+        // The second CQE of the previous WQ was discarded. The first CQE of this WQ is found.
         assert_eq!(ends(&mut cq), [(2 * round, WcStatus::SUCCESS)]);
         assert!(arrives(&mut testbed, wq.1, &[1; 60]));
         testbed.destroy_wq(wq);

@@ -1,4 +1,4 @@
-//! Queue pairs that are destroyed on one thread while another polls.
+//! QPs are destroyed on one thread while other threads poll.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,7 +35,7 @@ fn destroyed_qp_has_no_completions_and_its_uidx_is_reused() {
         for round in rounds(10) {
             let id = |number: u32| (round - 1) << GENERATION | u64::from(number);
             let [first, second] = &handles;
-            // Sends to one completion queue and receives to the other, or both to one.
+            // Sends and receives complete on two CQs, or both on one.
             let cqs = if round % 2 == 0 { [first, second] } else { [first, first] };
             let [mut left, mut right] = bed.connected(&Kind { cqs, ..Kind::plain(first) });
             let before = polled.load(Ordering::Relaxed);

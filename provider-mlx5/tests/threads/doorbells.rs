@@ -1,4 +1,4 @@
-//! One doorbell page, rung by two threads, and armed completion queues.
+//! A UAR page shared by two threads, and armed CQs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -62,9 +62,9 @@ fn armed_cq_raises_an_event_for_cqes_after_the_last_poll() {
     let poller = std::thread::spawn(move || {
         let (mut next, mut slept) = (0u64, 0);
         let mut ended = false;
-        // It arms once per event. The register is a page of memory here, which keeps the last
-        // doorbell only: the device would not see the armings between, and after four of them the
-        // sequence number of two bits is the one that it has answered.
+        // The poller arms once per event. The register is host memory here and keeps only the last
+        // doorbell, so the device would miss the arms in between. After four of them, the sequence
+        // number of two bits would equal the one that the device has already answered.
         let mut before = None;
         while !ended {
             let now = events.load(Ordering::Relaxed);
@@ -83,7 +83,7 @@ fn armed_cq_raises_an_event_for_cqes_after_the_last_poll() {
                 });
             }
             if found == 0 {
-                // A lost event shows here: nothing else wakes this thread.
+                // A lost event is detected here, because nothing else wakes this thread.
                 wait_until("an event", || Some(events.load(Ordering::Relaxed)) != before);
                 slept += 1;
             }

@@ -1,10 +1,11 @@
-//! Queues in the hands of several threads: one posts, resets and destroys, others poll, and the
-//! ConnectX in software works on a thread of its own.
+//! Queues shared by several threads. One thread posts, resets and destroys; others poll. The
+//! in-process HCA, a software ConnectX, runs on its own thread.
 //!
-//! Each test has an oracle of its own, and `cargo xtask tsan` runs all of them under
-//! ThreadSanitizer. Threads of a test share relaxed atomics where they can: any other
+//! Each test has its own oracle. `cargo xtask tsan` runs all tests under ThreadSanitizer. The
+//! threads of a test share only relaxed atomics where possible, because any other synchronization
+//! would hide races in the provider.
 //! synchronisation between them would hide a race of the provider.
-// Miri has no signals, by which threads are preempted here.
+// Miri has no signals, and these tests preempt threads by signals.
 #![cfg(not(miri))]
 
 mod destroy;

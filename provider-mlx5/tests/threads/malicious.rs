@@ -1,4 +1,4 @@
-//! A malicious device on a thread of its own: it writes arbitrary entries while others poll, post,
+//! A malicious device on its own thread. It writes arbitrary CQEs while other threads poll, post,
 //! reset and destroy.
 
 use std::sync::Arc;
@@ -17,16 +17,16 @@ use bareverbs_uapi::uverbs::types::{QpCap, QpType};
 use crate::preempt::Preemption;
 use crate::testbed::{SpinLock, recv, rounds};
 
-/// Queue pairs.
+/// Number of QPs.
 const QPS: usize = 6;
-/// The shared receive queue's number.
+/// SRQ number.
 const SRQ: u32 = 5;
-/// Log2 of the entries of a completion queue, at first.
+/// Log2 of the initial CQ size.
 const LOG: u32 = 4;
-/// What receives' memory holds once their queue pair is gone.
+/// Content of receive memory after its QP is destroyed.
 const CANARY: u8 = 0xca;
 
-/// Numbers that look random, the same in every run.
+/// A xorshift generator with fixed seeds.
 struct Random(u64);
 
 impl Random {
@@ -42,24 +42,24 @@ impl Random {
     }
 }
 
-/// Where a completion queue is, and log2 of its entries.
+/// A CQ ring, and log2 of its entries.
 struct Ring(Place, u32);
 
-// SAFETY: the address belongs to no thread.
+// SAFETY: the address has no thread affinity.
 unsafe impl Send for Ring {}
 
-/// What the device knows.
+/// State that the device knows.
 struct Known {
     rings: [SpinLock<Ring>; 2],
-    /// Of each queue pair: the user's number in the upper half, its own in the lower one.
+    /// User index (high 32 bits) and QPN (low 32 bits) of each QP.
     qps: [AtomicU64; QPS],
-    /// Ids that were given are at most this.
+    /// The last work request id posted.
     last_id: AtomicU64,
     stop: AtomicBool,
 }
 
 impl Known {
-    /// Writes an entry that is likely to be looked at, of a queue that is likely to be there.
+    /// Writes a CQE that probably is valid for the poller and names an existing QP.
     fn write_entry(&self, random: &mut Random, cqe_version: u8) {
         let mut entry = [0u8; CQE];
         for bytes in entry.chunks_exact_mut(8) {
@@ -73,13 +73,13 @@ impl Known {
             entry[32..36].copy_from_slice(&name.to_be_bytes());
             entry[57..60].copy_from_slice(&number.to_be_bytes()[1..]);
         }
-        // Most counters are of requests that could be there.
+        // Most WQE counters match a request that may be outstanding.
         if random.below(4) != 0 {
             entry[60] = 0;
             entry[61] &= 7;
         }
         let opcode = [0, 0, 0, 1, 2, 2, 3, 4, 5, 13, 14, random.next() as u8 & 15][random.below(12)];
-        // Runs are of lengths that there is room for, mostly.
+        // Most mini CQE arrays have a length that fits the ring.
         let format = [0, 0, 0, 1, 2, 3][random.below(6)];
         entry[63] = opcode << 4 | format << 2 | random.next() as u8 & 3;
         if format == 3 && random.below(4) != 0 {
@@ -88,12 +88,12 @@ impl Known {
         let ring = self.rings[random.below(2)].lock();
         let Ring(place, log) = *ring;
         let slot = random.below(1 << log);
-        // SAFETY: within the ring, which its poller lets go of under this lock.
+        // SAFETY: within the ring. The poller replaces and frees the ring under this lock.
         unsafe { write_as_device(place.start.as_ptr().add(slot * CQE), &entry) };
         drop(ring);
     }
 
-    /// Polls, arms and resizes.
+    /// Polls, arms and resizes the CQ.
     fn poll(&self, at: usize, cq: &mut Mlx5Cq, random: &mut Random) {
         while !self.stop.load(Ordering::Relaxed) {
             match random.below(200) {
@@ -120,7 +120,7 @@ impl Known {
     }
 }
 
-/// A queue pair, and where its receives go.
+/// A QP and its receive memory.
 struct Qp {
     sq: Mlx5Sq,
     rq: Option<Mlx5Rq>,
@@ -145,8 +145,7 @@ impl Owner {
         let recv = self.random.below(2);
         let srq = shared.then_some(&self.srq);
         let (cqs, scatters) = ([&self.cqs[0], &self.cqs[recv]], self.random.below(2) == 0);
-        // Numbers of those that were destroyed come back when their completion queues were found
-        // empty.
+        // A user index of a destroyed QP is free again after the pollers have found its CQs empty.
         let Ok(parts) = self.context.qp_beside_pollers(QpType::RC, &cap, cqs, srq, scatters) else { return };
         let number = 0x40 + at as u32;
         let name = u64::from(parts.user_index()) << 32 | u64::from(number);
@@ -155,7 +154,7 @@ impl Owner {
         self.known.qps[at].store(name, Ordering::Relaxed);
     }
 
-    /// Lets go of a queue pair; its memory must stay as it is from then on.
+    /// Destroys a QP. Its memory must not change afterwards.
     fn destroy(&mut self, at: usize) {
         let Some(Qp { sq, rq, mut memory }) = self.qps[at].take() else { return };
         drop((sq, rq));
@@ -176,7 +175,7 @@ impl Owner {
                     [self.random.below(3)];
                 let payload = Payload::Sges(&[Sge { addr: 0, length: 8, lkey: 1 }]);
                 let request = SendRequest { wr_id: id, operation, flags: SendFlags::SIGNALED, payload };
-                // SAFETY: no device carries requests out.
+                // SAFETY: no device executes requests.
                 let _ = unsafe { qp.sq.try_push(&request) || qp.sq.push(&request).is_ok() };
                 if self.random.below(8) == 0 {
                     qp.sq.abort();
@@ -195,10 +194,10 @@ impl Owner {
                 }
             },
             13 => {
-                // SAFETY: no device carries requests out.
+                // SAFETY: no device executes requests.
                 unsafe { qp.sq.reset() };
                 if let Some(rq) = &mut qp.rq {
-                    // SAFETY: no device carries requests out.
+                    // SAFETY: no device executes requests.
                     unsafe { rq.reset() };
                 }
             }
@@ -213,7 +212,7 @@ fn concurrent_malicious_cqes_complete_no_unposted_wr_id() {
         let context = Plain::with_version(1 << 12, cqe_version).expect("memory");
         let [(cq, ring), (other, other_ring)] = [1, 2].map(|number| {
             let parts = context.cq(LOG, CQE).expect("memory");
-            // The second one's device may compress.
+            // The second CQ accepts compressed CQEs.
             let parts = if number == 1 { parts } else { parts.compressed(CqeCompressionFormats::all()) };
             let ring = SpinLock::new(Ring(parts.ring(), LOG));
             (parts.finish(number), ring)

@@ -1,4 +1,4 @@
-//! Posting on one thread, polling on another.
+//! One thread posts while another polls.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ fn requests_of_several_qps_complete_once_and_in_order() {
             .collect();
         let polled = Arc::new(AtomicU64::new(0));
         let count = Arc::clone(&polled);
-        // The next request of each queue, by the upper half of its ids.
+        // The next id of each queue, by the high 32 bits of the work request id.
         let poller = Poller::start(
             cq,
             HashMap::<u64, u64>::new(),

@@ -1,4 +1,4 @@
-//! Preemption of a thread at any instruction, far more often than the scheduler does it.
+//! Preempts threads at any instruction, far more often than the scheduler does.
 
 use std::ffi::c_int;
 use std::os::unix::thread::JoinHandleExt;
@@ -12,13 +12,13 @@ use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction
 use rustix::thread::{Timespec, nanosleep};
 
 const SIGNAL: Signal = Signal::SIGUSR2;
-/// Nanoseconds that the thread is stopped for: mostly for some instructions of the others, and
-/// every eighth time for as long as a queue pair takes to be reset or destroyed.
+/// Nanoseconds of a stop. Most stops last for some instructions of other threads. Every eighth stop
+/// lasts as long as the reset or destruction of a QP.
 const STOPPED: i64 = 20_000;
 const STOPPED_LONG: i64 = 1_000_000;
 const RUNNING: Duration = Duration::from_micros(60);
 
-/// Sleeps wherever the thread is. It makes a system call and counts, and nothing else.
+/// Signal handler that sleeps. It makes one system call and counts, nothing else.
 extern "C" fn stop_for_a_while(_signal: c_int) {
     static STOPS: AtomicU32 = AtomicU32::new(0);
     let is_long = STOPS.fetch_add(1, Ordering::Relaxed) % 8 == 7;
@@ -31,7 +31,7 @@ fn install() {
     INSTALLED.call_once(|| {
         let handler = SigHandler::Handler(stop_for_a_while);
         let action = SigAction::new(handler, SaFlags::SA_RESTART, SigSet::empty());
-        // SAFETY: the handler calls only what a signal handler may call.
+        // SAFETY: the handler is async-signal-safe.
         unsafe { sigaction(SIGNAL, &action) }.expect("a handler");
     });
 }
@@ -43,7 +43,7 @@ pub(crate) struct Preemption {
 }
 
 impl Preemption {
-    /// Preempts `threads`, which must not be joined before this is dropped.
+    /// Preempts `threads`. They must not be joined before this value is dropped.
     pub(crate) fn of<T>(threads: &[&JoinHandle<T>]) -> Self {
         install();
         let threads: Vec<Pthread> = threads.iter().map(|thread| thread.as_pthread_t()).collect();
@@ -52,7 +52,7 @@ impl Preemption {
         let thread = std::thread::spawn(move || {
             while !stopped.load(Ordering::Relaxed) {
                 for thread in &threads {
-                    // A thread that has ended takes no signal.
+                    // Fails for a thread that has ended.
                     let _ = pthread_kill(*thread, SIGNAL);
                 }
                 std::thread::sleep(RUNNING);

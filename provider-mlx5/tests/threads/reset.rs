@@ -1,4 +1,4 @@
-//! Queue pairs that are reset on one thread while another polls.
+//! QPs are reset on one thread while another polls.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::preempt::Preemption;
 use crate::testbed::{DEPTH, Kind, Poller, Testbed, recv, rounds};
 
-/// Ids are the generation of a queue pair in the upper half, and a number.
+/// Work request ids have the QP's generation in the high 32 bits.
 const GENERATION: u32 = 32;
 
 #[test]
@@ -16,7 +16,7 @@ fn reset_restores_capacity_and_discards_earlier_cqes() {
         let cq = bed.cq(8);
         let handle = cq.handle();
         let mut pairs = bed.connected(&Kind::plain(&handle));
-        // Resets that are done. A poll that begins afterwards finds nothing from before.
+        // Completed resets. A poll that begins after a reset finds no earlier completion.
         let generation = Arc::new(AtomicU64::new(0));
         let (now, polled) = (Arc::clone(&generation), Arc::new(AtomicU64::new(0)));
         let count = Arc::clone(&polled);
@@ -36,12 +36,13 @@ fn reset_restores_capacity_and_discards_earlier_cqes() {
             let [left, right] = &mut pairs;
             for number in 0..DEPTH {
                 assert!(recv(left.rq.as_mut().expect("receives"), id(number), bed.sge()));
-                // More than there is room for, so that the owner looks for completions meanwhile.
+                // Two writes per round exceed the capacity, so that the owner loads the poller's
+                // count.
                 let _ = bed.write(&mut left.sq, id(number));
                 let _ = bed.write(&mut left.sq, id(number));
                 let _ = bed.write(&mut right.sq, id(number));
             }
-            // The poller shall be in the middle of them.
+            // Waits until the poller has found some of the completions.
             let before = polled.load(Ordering::Relaxed);
             for _ in 0..1000 {
                 if polled.load(Ordering::Relaxed) > before + round % 8 {
@@ -51,8 +52,8 @@ fn reset_restores_capacity_and_discards_earlier_cqes() {
             }
             bed.reset(&mut pairs);
             generation.store(round, Ordering::Release);
-            // Nothing completes in RESET, so the queues hold what they can. A poller that was in
-            // the middle of a completion during the reset has done with it after some polls.
+            // Nothing completes in RESET, so the queues have their full capacity. A poller that was
+            // processing a CQE during the reset has finished after some polls.
             for is_polled in [false, true] {
                 if is_polled {
                     poller.let_poll();

@@ -1,5 +1,4 @@
-//! Completion queues that change their size while others post to them, and reset what completes
-//! there.
+//! A CQ is resized while other threads post to its QPs and reset them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +17,7 @@ fn resize_preserves_each_cqe_once() {
     let mut reset = bed.connected(&Kind::plain(&handle));
     let polled = Arc::new(AtomicU64::new(0));
     let count = Arc::clone(&polled);
-    /// Ids of the queue pair that is reset again and again.
+    /// Marks work request ids of the QP that is reset repeatedly.
     const OTHERS: u64 = 1 << 63;
     let poller = Poller::start(
         cq,

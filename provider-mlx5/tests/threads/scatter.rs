@@ -1,4 +1,4 @@
-//! Messages that come in their completions, to queue pairs that go.
+//! Scatter to CQE on QPs that are destroyed or reset.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,7 +8,7 @@ use bareverbs_provider::work::{Operation, Sge};
 use crate::preempt::Preemption;
 use crate::testbed::{DEPTH, Kind, Poller, Testbed, recv, rounds};
 
-/// What receives' memory holds once their queue pair is gone.
+/// Content of receive memory after its QP is destroyed or reset.
 const CANARY: u8 = 0xca;
 
 #[test]
@@ -29,7 +29,7 @@ fn receive_memory_is_not_written_after_drop_or_reset() {
     let preemption = Preemption::of(&[&poller.thread]);
     for round in rounds(10) {
         let mut pairs = bed.connected(&Kind { scatters: true, ..Kind::plain(&handle) });
-        // The poller brings messages here; the device never does.
+        // Only the poller writes this memory; the device does not.
         let mut memory = vec![0u8; 8 * DEPTH as usize];
         let start = memory.as_mut_ptr().expose_provenance() as u64;
         let before = polled.load(Ordering::Relaxed);

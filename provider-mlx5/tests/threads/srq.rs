@@ -1,4 +1,4 @@
-//! A shared receive queue whose receives complete on two threads.
+//! An SRQ whose receives complete on two threads.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -59,7 +59,7 @@ fn srq_receives_complete_once_and_free_their_slots() {
         let once: HashSet<_> = ids.iter().copied().collect();
         assert_eq!((ids.len() as u64, once.len() as u64), (sent, sent), "each came once");
         assert!(once.iter().all(|id| *id < posted));
-        // Every slot has come back.
+        // Every slot is free again.
         while recv(&mut srq.queue, posted, bed.sge()) {
             posted += 1;
         }

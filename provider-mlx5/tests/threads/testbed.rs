@@ -1,4 +1,4 @@
-//! A device on a thread of its own, and queues that other threads use.
+//! The in-process HCA on its own thread, and queues for other threads.
 
 use std::cell::UnsafeCell;
 use std::collections::HashSet;
@@ -21,21 +21,21 @@ use bareverbs_provider::work::{
 };
 use bareverbs_uapi::uverbs::types::{QpCap, QpType};
 
-/// The protection domain of everything.
+/// The protection domain of all objects.
 const PD: u32 = 7;
-/// Bytes of the region that messages lie in.
+/// Bytes of the MR that messages use.
 const REGION: usize = 0x1000;
-/// Nothing takes longer, under ThreadSanitizer and on a busy machine.
+/// Timeout of every wait, long enough for ThreadSanitizer on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A lock that ThreadSanitizer sees through in any build: nothing of it is compiled into the
-/// standard library.
+/// A spin lock that ThreadSanitizer instruments in any build, because it uses no precompiled code
+/// of the standard library.
 pub(crate) struct SpinLock<T> {
     taken: AtomicBool,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the lock lets one thread at a time to the value.
+// SAFETY: the lock gives one thread at a time access to the value.
 unsafe impl<T: Send> Sync for SpinLock<T> {}
 
 pub(crate) struct Guard<'a, T>(&'a SpinLock<T>);
@@ -75,25 +75,25 @@ impl<T> Drop for Guard<'_, T> {
     }
 }
 
-/// The device, and what its driver in the kernel would know.
+/// The device, with the state that a kernel driver would keep.
 struct Hca {
     device: InProcessHca,
     mapped: HashSet<u64>,
-    /// Doorbell pages that queues ring.
+    /// UAR pages of the queues.
     pages: Vec<NonNull<u8>>,
     qps: Vec<u32>,
     events_read: u32,
 }
 
-// SAFETY: the pages belong to no thread.
+// SAFETY: the pages have no thread affinity.
 unsafe impl Send for Hca {}
 
 impl Hca {
     fn map_memory(&mut self, place: Place) {
         if self.mapped.insert(place.address()) {
-            // SAFETY: queues take their memory back before it goes (`take_back`), and what is not a
-            // queue's outlives the device. Queues access it by volatile or atomic accesses as far
-            // as the device touches it.
+            // SAFETY: queues unmap their memory before they free it (`take_back`), and other memory
+            // outlives the device. Queues use volatile or atomic accesses for memory that the
+            // device accesses.
             unsafe { self.device.map_memory(place.start, place.len) }.expect("room in the device's map");
         }
     }
@@ -103,13 +103,13 @@ impl Hca {
         self.mapped.remove(&place.address());
     }
 
-    /// What the device does when it is awake.
+    /// One iteration of the device's thread.
     fn turn(&mut self, events: &AtomicU32) {
         for page in self.pages.clone() {
-            // SAFETY: queues take their pages out of the list before these go.
+            // SAFETY: queues remove their pages from the list before they free them.
             unsafe { self.device.take_doorbells_of(page) };
         }
-        // A page of memory keeps the last doorbell only, so each queue is looked at.
+        // A page of memory keeps only the last doorbell, so every QP's doorbell record is read.
         for qp in &self.qps {
             self.device.engine().ring_qp(*qp);
         }
@@ -122,12 +122,12 @@ impl Hca {
     }
 }
 
-/// The device's thread, memory that messages lie in, and what queues of a context share.
+/// The device's thread, the MR of messages, and the context of the queues.
 pub(crate) struct Testbed {
     hca: Arc<SpinLock<Hca>>,
     stop: Arc<AtomicBool>,
     device: Option<JoinHandle<()>>,
-    /// Events that the device has raised.
+    /// Completion events of the device.
     pub(crate) events: Arc<AtomicU32>,
     context: Plain,
     region: Mapping,
@@ -143,18 +143,18 @@ impl Drop for Testbed {
     }
 }
 
-/// A queue pair. Dropped, it is destroyed: on the device first, as a kernel does it.
+/// A queue pair. Drop destroys it on the device first, as a kernel does.
 pub(crate) struct Pair {
     pub(crate) sq: Mlx5Sq,
     pub(crate) rq: Option<Mlx5Rq>,
     pub(crate) number: u32,
     rings: Place,
-    /// The doorbell page of its own, if it has one.
+    /// Its exclusive UAR page, if it has one.
     page: Option<NonNull<u8>>,
     hca: Arc<SpinLock<Hca>>,
 }
 
-// SAFETY: the addresses belong to no thread.
+// SAFETY: the addresses have no thread affinity.
 unsafe impl Send for Pair {}
 
 impl Drop for Pair {
@@ -178,7 +178,7 @@ pub(crate) struct Cq {
     hca: Arc<SpinLock<Hca>>,
 }
 
-// SAFETY: the addresses belong to no thread.
+// SAFETY: the addresses have no thread affinity.
 unsafe impl Send for Cq {}
 
 impl Drop for Cq {
@@ -195,7 +195,7 @@ pub(crate) struct Srq {
     hca: Arc<SpinLock<Hca>>,
 }
 
-// SAFETY: the addresses belong to no thread.
+// SAFETY: the addresses have no thread affinity.
 unsafe impl Send for Srq {}
 
 impl Drop for Srq {
@@ -204,7 +204,7 @@ impl Drop for Srq {
     }
 }
 
-/// What queue pairs know of a completion queue, the device's number among it.
+/// A CQ's parameters for the creation of QPs: its name in the provider and its CQN.
 #[derive(Clone)]
 pub(crate) struct CqHandle(CqName, u32);
 
@@ -213,7 +213,7 @@ impl Cq {
         CqHandle(CqName::of(&self.queue), self.number)
     }
 
-    /// Moves to a ring of `1 << log` entries.
+    /// Resizes the CQ to `1 << log` entries.
     pub(crate) fn resize(&mut self, log: u32) {
         let (number, old, hca) = (self.number, self.ring, &self.hca);
         let mut moved = old;
@@ -229,7 +229,8 @@ impl Cq {
         (self.ring, self.log) = (moved, log);
     }
 
-    /// Takes some completions, by each of the ways in turn; `each` gets them.
+    /// Polls some completions and calls `each` for them. Successive rounds use different methods of
+    /// the CQ.
     pub(crate) fn poll(&mut self, round: usize, mut each: impl FnMut(&WorkCompletion)) {
         use bareverbs_provider::traits::Completion;
         match round % 3 {
@@ -266,29 +267,29 @@ const NO_COMPLETION: WorkCompletion = WorkCompletion {
     dlid_path_bits: 0,
 };
 
-/// How a queue pair is made.
+/// Parameters of a QP.
 pub(crate) struct Kind<'a> {
-    /// Where its sends and its receives complete.
+    /// CQs of its sends and of its receives.
     pub(crate) cqs: [&'a CqHandle; 2],
     pub(crate) srq: Option<&'a Srq>,
-    /// Whether short messages come in their completions.
+    /// Whether receive CQEs carry short messages (scatter to CQE).
     pub(crate) scatters: bool,
-    /// Whether it has a doorbell page of its own.
+    /// Whether it has an exclusive UAR page.
     pub(crate) own_page: bool,
 }
 
 impl<'a> Kind<'a> {
-    /// Sends and receives of its own that complete to `cq`, on the shared doorbell page.
+    /// A QP with its own receives, one CQ and the shared UAR page.
     pub(crate) fn plain(cq: &'a CqHandle) -> Self {
         Self { cqs: [cq, cq], srq: None, scatters: false, own_page: false }
     }
 }
 
-/// Sends that a queue pair has room for, at least, and its receives.
+/// Depth of a QP's queues. The send queue may have more room.
 pub(crate) const DEPTH: u32 = 16;
 
 impl Testbed {
-    /// A device whose completions are of this version, 0 or 1.
+    /// A device with CQEs of this version, 0 or 1.
     pub(crate) fn of_version(cqe_version: u8) -> Self {
         let mut device = InProcessHca::new(Link::InfiniBand).expect("a device");
         device.engine().eq_consumed(InProcessHca::EVENTS, 0, true);
@@ -410,19 +411,19 @@ impl Testbed {
         Pair { sq, rq, number, rings, page, hca: Arc::clone(&self.hca) }
     }
 
-    /// Takes two queue pairs from RESET to RTS, connected to each other.
+    /// Connects two QPs: moves them from RESET to RTS.
     pub(crate) fn connect(&self, left: &Pair, right: &Pair) {
         self.hca.lock().device.connect(left.number, right.number).expect("a connection");
     }
 
-    /// Two queue pairs connected to each other, of the same kind.
+    /// Two connected QPs of the same kind.
     pub(crate) fn connected(&self, kind: &Kind<'_>) -> [Pair; 2] {
         let [left, right] = [(), ()].map(|()| self.qp(kind));
         self.connect(&left, &right);
         [left, right]
     }
 
-    /// Takes queue pairs to RESET, as `ibv_modify_qp` does it: the device first.
+    /// Moves QPs to RESET: first on the device, as `ibv_modify_qp` does.
     pub(crate) fn reset(&self, pairs: &mut [Pair; 2]) {
         {
             let mut hca = self.hca.lock();
@@ -434,16 +435,16 @@ impl Testbed {
             }
         }
         for pair in pairs {
-            // SAFETY: the device has the queue pair in RESET.
+            // SAFETY: the device has moved the queue pair to RESET.
             unsafe { pair.sq.reset() };
             if let Some(rq) = &mut pair.rq {
-                // SAFETY: the device has the queue pair in RESET.
+                // SAFETY: the device has moved the queue pair to RESET.
                 unsafe { rq.reset() };
             }
         }
     }
 
-    /// An element in the region.
+    /// An SGE of 8 bytes in the MR.
     pub(crate) fn sge(&self) -> Sge {
         Sge { addr: self.address(), length: 8, lkey: self.key }
     }
@@ -458,29 +459,28 @@ impl Testbed {
         self.send(sq, wr_id, Operation::Write(remote))
     }
 
-    /// Posts a request of 8 bytes as users do: the fast path, and where that declines, the slow
-    /// one.
+    /// Posts a request of 8 bytes: on the fast path, or on the slow path if the fast path declines.
     pub(crate) fn send(&self, sq: &mut Mlx5Sq, wr_id: u64, operation: Operation) -> Result<(), PushError> {
         let sges = [self.sge()];
         let request =
             SendRequest { wr_id, operation, flags: SendFlags::SIGNALED, payload: Payload::Sges(&sges) };
-        // SAFETY: the element is of the region, which stays registered.
+        // SAFETY: the SGE lies in the MR, which stays registered.
         if unsafe { sq.try_post(&request, false) }.is_none() {
-            // SAFETY: the element is of the region, which stays registered.
+            // SAFETY: the SGE lies in the MR, which stays registered.
             unsafe { sq.push(&request) }?;
             sq.ring().expect("doorbells are not refused");
         }
         Ok(())
     }
 
-    /// Pushes writes until there is no room, and takes them back; how many found room.
+    /// Pushes writes until the queue is full, and aborts them. Returns their number.
     pub(crate) fn room(&self, sq: &mut Mlx5Sq) -> u32 {
         let sges = [self.sge()];
         let remote = Remote { addr: self.address() + 64, rkey: self.key };
         let (operation, flags) = (Operation::Write(remote), SendFlags::SIGNALED);
         let request = SendRequest { wr_id: 0, operation, flags, payload: Payload::Sges(&sges) };
         let mut room = 0;
-        // SAFETY: the element is of the region, which stays registered.
+        // SAFETY: the SGE lies in the MR, which stays registered.
         while unsafe { sq.try_push(&request) || sq.push(&request).is_ok() } {
             room += 1;
             assert!(room <= 10 * DEPTH, "a queue without end");
@@ -490,17 +490,18 @@ impl Testbed {
     }
 }
 
-/// Posts a receive of one element; whether there was room.
+/// Posts a receive with one SGE. Returns whether the queue had room.
 pub(crate) fn recv(queue: &mut impl RecvQueue, wr_id: u64, sge: Sge) -> bool {
     let sges = [sge];
     let request = RecvRequest { wr_id, sges: &sges };
-    // SAFETY: tests keep the element's memory until its completion, or the end of the queue pair.
+    // SAFETY: tests keep the SGE's memory until its completion or the destruction of the queue
+    // pair.
     let posted = unsafe { queue.try_push(&request) || queue.push(&request).is_ok() };
     queue.ring();
     posted
 }
 
-/// Waits.
+/// Waits until `done` returns `true`. Panics after [`TIMEOUT`].
 pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !done() {
@@ -509,8 +510,8 @@ pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Rounds of a test's main loop, from 1: half a second of them and at least so many, or as many
-/// times that as `BAREVERBS_THREADS_MS` has half seconds.
+/// Rounds of a test's main loop, from 1. They last half a second and are at least `at_least`.
+/// `BAREVERBS_THREADS_MS` sets another duration in milliseconds and scales `at_least`.
 pub(crate) fn rounds(at_least: u64) -> impl Iterator<Item = u64> {
     let asked = std::env::var("BAREVERBS_THREADS_MS").ok().and_then(|text| text.parse().ok());
     let milliseconds: u64 = asked.unwrap_or(500);
@@ -519,7 +520,7 @@ pub(crate) fn rounds(at_least: u64) -> impl Iterator<Item = u64> {
     (1..).take_while(move |round| *round <= at_least || begin.elapsed() < time)
 }
 
-/// A thread that polls until it is stopped.
+/// A thread that polls a CQ until [`Self::finish`].
 pub(crate) struct Poller<T> {
     stop: Arc<AtomicBool>,
     polls: Arc<AtomicUsize>,
@@ -527,7 +528,7 @@ pub(crate) struct Poller<T> {
 }
 
 impl<T: Send + 'static> Poller<T> {
-    /// `each` gets every completion, and `between` is called before each poll.
+    /// `each` is called for every completion, and `between` before each poll.
     pub(crate) fn start(
         mut cq: Cq,
         mut state: T,
@@ -555,8 +556,7 @@ impl<T: Send + 'static> Poller<T> {
         Self { stop, polls, thread }
     }
 
-    /// Waits for as many polls as take some sixty completions, so that the completion queue does
-    /// not run over.
+    /// Waits for ten further polls, which take some sixty completions. So the CQ does not overflow.
     pub(crate) fn let_poll(&self) {
         let before = self.polls.load(Ordering::Relaxed);
         wait_until("some polls", || {
@@ -564,7 +564,7 @@ impl<T: Send + 'static> Poller<T> {
         });
     }
 
-    /// Its queue and what it has noted.
+    /// Stops the thread and returns its CQ and state.
     pub(crate) fn finish(self) -> (Cq, T) {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
