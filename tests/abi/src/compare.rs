@@ -7,7 +7,7 @@ use crate::declared::{Declared, Value, root};
 use crate::exempt;
 use crate::header::{Array, Member, Type};
 
-/// All differences, as sentences; empty if there is none.
+/// All differences, as sentences. Empty without a difference.
 pub fn compare(kernel: &Kernel, declared: &Declared) -> Vec<String> {
     let mut comparison = Comparison { kernel, differences: Vec::new() };
     for info in &declared.structs {
@@ -29,8 +29,8 @@ impl Comparison<'_> {
         self.differences.push(difference);
     }
 
-    /// Checks that the item exists if and only if its `since` says so. Returns `true` if there is
-    /// something to compare.
+    /// Checks that the item exists exactly in kernels since `since`. Returns `true` if the item can
+    /// be compared.
     fn presence(&mut self, item: &str, since: Since, found: bool) -> bool {
         let expected = since <= self.kernel.since;
         if expected != found {

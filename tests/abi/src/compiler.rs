@@ -34,7 +34,7 @@ pub struct Shape {
 /// One kernel's headers, parsed and measured.
 #[derive(Debug)]
 pub struct Kernel {
-    /// Its series, such as `6.12`.
+    /// The series, for example `6.12`.
     pub name: &'static str,
     /// The series as `Since`.
     pub since: Since,
@@ -48,7 +48,7 @@ pub struct Kernel {
     pub values: BTreeMap<String, u64>,
 }
 
-/// A translation unit with all headers that declared items come from or are compared with.
+/// A translation unit that includes all headers of the declared items and of the comparison.
 fn includes(declared: &Declared, folders: &[PathBuf]) -> String {
     let mut names: BTreeSet<&str> = crate::COVERED_HEADERS.iter().copied().collect();
     names.extend(declared.structs.iter().map(|info| info.header));
@@ -74,7 +74,7 @@ const KERNEL_ONLY_MACROS: &str = "\
 
 fn cc(folders: &[PathBuf]) -> Command {
     let mut cc = Command::new("cc");
-    // Only these headers: the machine's own are of another kernel.
+    // Only these headers are used: the machine's own headers belong to another kernel.
     cc.args(["-x", "c", "-std=gnu11", "-nostdinc", "-w"]);
     for folder in folders {
         cc.arg("-isystem").arg(folder);

@@ -8,7 +8,7 @@ use crate::exempt::UNDECLARED;
 use crate::header::{Leaf, Type, Value};
 
 /// All items that Rust lacks: of the covered headers, and of structs and enumerations in other
-/// headers that Rust declares in part. Empty if there is none.
+/// headers that Rust declares in part. Empty if Rust declares all.
 pub fn missing(kernel: &Kernel, declared: &Declared) -> Vec<String> {
     let mut missing = Vec::new();
     let mut miss = |item: &str, what: &str, file: &str| {
@@ -79,8 +79,8 @@ fn below(path: &str, ancestor: &str) -> bool {
     path.strip_prefix(ancestor).is_some_and(|rest| rest.starts_with('.'))
 }
 
-/// Whether Rust declares the member itself, a union of the same length around it, or the same bytes
-/// under their other name, if a union holds a struct beside copies of the struct's members.
+/// Whether Rust declares the member, a union of the same length that contains the member, or the
+/// same bytes under their other name in a union of a struct and copies of its members.
 fn is_declared(kernel: &Kernel, c: &str, leaf: &Leaf, names: &BTreeSet<String>) -> bool {
     let span = |path: &str| kernel.spans.get(&(c.to_string(), path.to_string()));
     // Whether the struct member `outer` has a member with the same name and position as `path`.

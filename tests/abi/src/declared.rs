@@ -6,7 +6,7 @@ use bareverbs_uapi::method::{AttributeInfo, MethodInfo, ObjectInfo, UHW_IN, UHW_
 use bareverbs_uapi::write::{EXTENDED, WriteCommandInfo};
 use bareverbs_uapi::{mlx5, registry};
 
-/// A named value, however it is declared.
+/// A named value of any kind of declaration.
 #[derive(Clone, Copy, Debug)]
 pub struct Value {
     /// Its name in C.
@@ -125,8 +125,8 @@ impl Value {
     }
 }
 
-/// Splits a C type into a struct and the path of a member in it: `struct x` is itself with an empty
-/// path, and `__typeof__(((struct x *)0)->y.z)` is `struct x` and `y.z`.
+/// Splits a C type into a struct and the path of a member in it: `struct x` has an empty path, and
+/// `__typeof__(((struct x *)0)->y.z)` is `struct x` with the path `y.z`.
 pub fn root(c: &str) -> (&str, &str) {
     match c.split_once(" *)0)->") {
         Some((left, path)) => (left.rsplit('(').next().unwrap_or(left), path.trim_end_matches(')')),

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 pub struct Exemption {
     /// The C name; `struct x: member` for a member.
     pub item: &'static str,
-    /// Why.
+    /// The reason.
     pub reason: &'static str,
 }
 
@@ -52,7 +52,7 @@ const fn exempt(item: &'static str, reason: &'static str) -> Exemption {
     Exemption { item, reason }
 }
 
-/// In the covered headers, not declared in Rust.
+/// Items of the covered headers that are not declared in Rust.
 pub static UNDECLARED: Exemptions = Exemptions::new(
     "UNDECLARED",
     &[
@@ -121,7 +121,7 @@ pub static UNDECLARED: Exemptions = Exemptions::new(
     ],
 );
 
-/// Values that Rust declares with an enumeration to which they do not belong in C.
+/// Values that Rust declares in an enumeration and C declares elsewhere.
 pub static MISPLACED_VALUES: Exemptions = Exemptions::new(
     "MISPLACED_VALUES",
     &[

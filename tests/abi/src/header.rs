@@ -154,7 +154,7 @@ impl Headers {
         wanted.into_iter().map(|index| self.kernel_only[index].text.as_str()).collect()
     }
 
-    /// Collects the macros and returns all else as tokens.
+    /// Collects the macros and returns all other text as tokens.
     fn tokens<'a>(&mut self, text: &'a str, includes: &[&str]) -> Vec<Token<'a>> {
         let mut file: Arc<str> = "".into();
         let mut tokens = Vec::new();

@@ -9,7 +9,7 @@ use crate::compiler::Kernel;
 use crate::declared::Declared;
 use crate::exempt::UNDECLARED;
 
-/// All attributes in the table of a wrong method or of no method; empty if there is none.
+/// All attributes in the table of a wrong method or of no method. Empty if all tables are right.
 pub fn misplaced(kernel: &Kernel, declared: &Declared) -> Vec<String> {
     let mut misplaced = Vec::new();
     let mut owners: BTreeMap<usize, &str> = BTreeMap::new();

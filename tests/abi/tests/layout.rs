@@ -67,7 +67,7 @@ fn method_attributes_match(series: &Series) -> Result<(), Failed> {
     verdict(methods::misplaced(series.kernel()?, &Declared::from_registry()))
 }
 
-/// Tests the comparison: alters one number after another and expects a report with its name.
+/// Tests the comparison: alters each number in turn and expects a difference with its name.
 fn alterations_are_reported(series: &Series) -> Result<(), Failed> {
     let (kernel, declared) = (series.kernel()?, Declared::from_registry());
     let mut unseen = Vec::new();

@@ -25,27 +25,27 @@ const RDMA_IOCTL_MAGIC: u64 = 0x1b;
 pub struct Verb {
     /// The call as the decoder prints it.
     pub call: String,
-    /// What the kernel returned: 0 for success.
+    /// The kernel's return value: 0 for success.
     pub returned: i64,
 }
 
-/// The recorded calls of a program, up to its end.
+/// The recorded calls of a program until its exit.
 #[derive(Clone, Debug, Default)]
 pub struct Calls {
-    /// Verbs calls in their order.
+    /// Verbs calls, in order.
     pub verbs: Vec<Verb>,
-    /// Sockets made, by their address families.
+    /// Address families of the created sockets, in order.
     pub sockets: Vec<u64>,
-    /// Its exit status; `None` if a signal ended it.
+    /// The program's exit status; `None` if a signal killed it.
     pub status: Option<i32>,
-    /// Its standard error.
+    /// The program's standard error.
     pub stderr: String,
 }
 
 /// Runs a program of one thread under a tracer.
 ///
 /// # Panics
-/// If it can't be traced.
+/// If the program can't be traced.
 #[expect(clippy::zombie_processes, reason = "the tracer waits, by system calls of its own")]
 pub fn trace(command: &mut Command) -> Calls {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
@@ -121,7 +121,7 @@ impl Calls {
         }
     }
 
-    /// Whether a socket to another host was made (IPv4 or IPv6).
+    /// Whether the program created an IPv4 or IPv6 socket.
     pub fn network(&self) -> bool {
         self.sockets
             .iter()
@@ -129,14 +129,14 @@ impl Calls {
     }
 
     /// The successful methods and commands that created or modified an object, without queries and
-    /// the open of the device.
+    /// the commands that open the device.
     pub fn making(&self) -> Vec<&str> {
         let succeeded = self.verbs.iter().filter(|verb| verb.returned == 0).map(|verb| verb.call.as_str());
         let named = succeeded.map(|call| match call.split_once("WRITE_CMD: ") {
             Some((_, command)) => command.split(',').next().unwrap_or(command),
             None => call.split(' ').next().unwrap_or(call),
         });
-        // A context of mlx5 starts with a UAR page.
+        // Opening an mlx5 context allocates a UAR page.
         let harmless = ["GetContext", "UarObj", "AsyncEventAlloc", "Query", "ex::Query"];
         named.filter(|name| !harmless.iter().any(|start| name.starts_with(start))).collect()
     }

@@ -18,7 +18,7 @@ pub struct Address {
     pub gid: Ipv6Addr,
 }
 
-/// Bytes of an address on the TCP connection.
+/// Bytes of an address record on the TCP connection.
 pub const RECORD: usize = 52;
 
 impl Address {
@@ -27,7 +27,8 @@ impl Address {
         Self::read_of(Kind::Rc, whose, line)
     }
 
-    /// Parses a line of that ping-pong. UD prints its own address as `PSN 0x14b5d8: GID ::`.
+    /// Parses a line of the ping-pong of `kind`. UD prints its own address as `PSN 0x14b5d8: GID
+    /// ::`.
     pub fn read_of(kind: Kind, whose: &str, line: &str) -> Option<Self> {
         let line = match (kind, whose) {
             (Kind::Ud, "local") if !line.contains(", GID") => line.replacen(": GID", ", GID", 1),
@@ -65,19 +66,19 @@ impl Address {
 /// The output of one side of a successful run.
 #[derive(Clone, Debug)]
 pub struct Printed {
-    /// Its own addresses, one for each queue pair.
+    /// The side's own addresses, one for each queue pair.
     pub local: Vec<Address>,
     /// The peer's addresses.
     pub remote: Vec<Address>,
-    /// Bytes moved both ways.
+    /// Bytes transferred in both directions.
     pub bytes: u64,
     /// Iterations.
     pub iters: u64,
 }
 
 impl Printed {
-    /// Parses the whole standard output: the same number of lines for each side's queue pairs, two
-    /// lines with figures, and no others.
+    /// Parses the whole standard output: the same number of address lines for each side, two lines
+    /// with figures, and no other lines.
     pub fn read(kind: Kind, stdout: &str) -> Option<Self> {
         let lines: Vec<&str> = stdout.lines().collect();
         let [addresses @ .., bytes, iters] = &lines[..] else { return None };

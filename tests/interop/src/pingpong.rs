@@ -33,11 +33,11 @@ pub enum Kind {
 pub enum Pingpong<'a> {
     /// `bareverbs pingpong rc`.
     Bareverbs(&'a [&'a str]),
-    /// `ibv_rc_pingpong` with the GID index that ours finds by itself.
+    /// `ibv_rc_pingpong` with the GID index that `bareverbs` selects by default.
     RdmaCore(&'a [&'a str]),
-    /// `bareverbs pingpong` of that transport.
+    /// `bareverbs pingpong` over this transport.
     BareverbsOf(Kind, &'a [&'a str]),
-    /// The C program of that transport.
+    /// The C program for this transport.
     RdmaCoreOf(Kind, &'a [&'a str]),
 }
 
@@ -54,14 +54,14 @@ impl Kind {
         }
     }
 
-    /// The program of rdma-core.
+    /// The name of rdma-core's program.
     pub fn c_program(self) -> String {
         format!("ibv_{}_pingpong", self.name())
     }
 }
 
 impl Pingpong<'_> {
-    /// Its transport.
+    /// The transport of the program.
     pub fn kind(self) -> Kind {
         match self {
             Bareverbs(_) | RdmaCore(_) => Kind::Rc,
@@ -69,7 +69,7 @@ impl Pingpong<'_> {
         }
     }
 
-    /// Whether it is `bareverbs`.
+    /// Whether the program is `bareverbs`.
     pub fn is_bareverbs(self) -> bool {
         matches!(self, Bareverbs(_) | BareverbsOf(..))
     }
@@ -90,7 +90,7 @@ impl Pingpong<'_> {
         command
     }
 
-    /// Starts it as a server and waits until it listens.
+    /// Starts the program as a server and waits until it listens.
     pub fn serve(self, port: u16) -> Program {
         let mut server = Program::start(&mut self.command(None));
         wait_until_listening(&mut server, port);
@@ -101,7 +101,7 @@ impl Pingpong<'_> {
 /// Waits until a server listens on this TCP port or has ended.
 ///
 /// # Panics
-/// If it does neither before the time limit.
+/// If the server does neither within [`LIMIT`].
 pub fn wait_until_listening(server: &mut Program, port: u16) {
     let deadline = Instant::now() + LIMIT;
     while !server.has_ended() && !is_listening(port) {
@@ -110,7 +110,7 @@ pub fn wait_until_listening(server: &mut Program, port: u16) {
     }
 }
 
-/// The address record of no existing queue pair.
+/// An address record of a queue pair that does not exist.
 pub fn record_of_absent_qp() -> [u8; RECORD] {
     let (lid, gid) = match device::is_infiniband() {
         true => (1, Ipv6Addr::UNSPECIFIED),
@@ -142,12 +142,12 @@ pub struct PingpongRun {
     pub client: Finished,
 }
 
-/// Runs to completion.
+/// Runs a server and a client to completion.
 pub fn run_pingpong(server: Pingpong<'_>, client: Pingpong<'_>) -> PingpongRun {
     run_pingpong_on(PORT, server, client)
 }
 
-/// Runs to completion; the options name this TCP port.
+/// Runs a server and a client to completion. The options specify this TCP port.
 pub fn run_pingpong_on(port: u16, server: Pingpong<'_>, client: Pingpong<'_>) -> PingpongRun {
     let kind = server.kind();
     let server = server.serve(port);
@@ -155,13 +155,13 @@ pub fn run_pingpong_on(port: u16, server: Pingpong<'_>, client: Pingpong<'_>) ->
     PingpongRun { kind, server: server.finish(), client }
 }
 
-/// Runs all pairings with the same options on both sides: ours serves theirs, theirs serves ours,
-/// ours serves ours.
+/// Runs all pairings with the same options on both sides: `bareverbs` serves the C program, the C
+/// program serves `bareverbs`, and `bareverbs` serves itself.
 pub fn run_all_pairings(options: &[&str], size: u64, iters: u64) {
     run_all_pairings_of(Kind::Rc, options, size, iters);
 }
 
-/// The same for another transport than RC.
+/// Runs all pairings over the transport `kind`.
 pub fn run_all_pairings_of(kind: Kind, options: &[&str], size: u64, iters: u64) {
     let (ours, theirs) = (BareverbsOf(kind, options), RdmaCoreOf(kind, options));
     for (server, client) in [(ours, theirs), (theirs, ours), (ours, ours)] {
@@ -174,7 +174,7 @@ impl PingpongRun {
     /// print each other's addresses, and count the same.
     ///
     /// # Panics
-    /// If the run differs from that.
+    /// If an assertion fails.
     pub fn expect_regular(self, size: u64, iters: u64) -> Self {
         let sides = [&self.server, &self.client].map(|side| {
             assert!(side.status.success(), "{self:#?}");

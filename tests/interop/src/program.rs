@@ -14,7 +14,7 @@ use nix::unistd::Pid;
 pub const LIMIT: Duration = Duration::from_secs(40);
 const STEP: Duration = Duration::from_millis(5);
 
-/// A running program. It is killed when it is dropped.
+/// A running program. Drop kills it.
 #[derive(Debug)]
 pub struct Program {
     title: String,
@@ -29,11 +29,11 @@ pub struct Program {
 pub struct Finished {
     /// The command line.
     pub title: String,
-    /// How it ended.
+    /// The exit status, or the signal that killed the program.
     pub status: ExitStatus,
-    /// All of its standard output.
+    /// The whole standard output.
     pub stdout: String,
-    /// All of its standard error.
+    /// The whole standard error.
     pub stderr: String,
 }
 
@@ -58,7 +58,8 @@ impl Program {
         });
         let stderr = std::thread::spawn(move || {
             let mut text = String::new();
-            // Reading stops at invalid UTF-8; the test then misses the expected text.
+            // Reading stops at invalid UTF-8. The test then fails, because the expected text is
+            // missing.
             let _ = errors.read_to_string(&mut text);
             text
         });
@@ -68,7 +69,7 @@ impl Program {
     /// Waits for a line of standard output that begins with `start`, and returns it.
     ///
     /// # Panics
-    /// If the program ends, or the time limit passes, without it.
+    /// If the program exits, or the timeout expires, before the line is printed.
     pub fn line(&mut self, start: &str) -> String {
         let deadline = Instant::now() + LIMIT;
         loop {
@@ -88,7 +89,7 @@ impl Program {
         }
     }
 
-    /// The process' id.
+    /// The process id.
     pub fn id(&self) -> Pid {
         Pid::from_raw(self.child.id().try_into().expect("process ids are positive"))
     }
@@ -99,23 +100,23 @@ impl Program {
             .unwrap_or_else(|error| panic!("sending {signal} to `{}`: {error}", self.title));
     }
 
-    /// Whether it has ended.
+    /// Whether the program has ended.
     pub fn has_ended(&mut self) -> bool {
         self.child.try_wait().expect("a child can be waited for").is_some()
     }
 
-    /// Waits for its end.
+    /// Waits until the program exits.
     ///
     /// # Panics
-    /// If it runs longer than `limit`; it is killed then.
+    /// If the program runs longer than `limit`. The program is killed.
     pub fn finish_within(mut self, limit: Duration) -> Finished {
         self.end(limit)
     }
 
-    /// Waits for its end, up to the default timeout.
+    /// Waits until the program exits, up to the default timeout.
     ///
     /// # Panics
-    /// If it runs longer than [`LIMIT`]; it is killed then.
+    /// If the program runs longer than [`LIMIT`]. The program is killed.
     pub fn finish(self) -> Finished {
         self.finish_within(LIMIT)
     }
@@ -161,11 +162,11 @@ impl Finished {
         self
     }
 
-    /// Asserts that it ended with status 1 and an error message on standard error that contains
-    /// `words`.
+    /// Asserts that the program exited with status 1 and an error message on standard error that
+    /// contains `words`.
     ///
     /// # Panics
-    /// If it succeeded, crashed, or printed another message.
+    /// If the program succeeded, crashed, or printed another message.
     pub fn expect_failure(self, words: &str) -> Self {
         assert_eq!((self.status.code(), self.status.signal()), (Some(1), None), "{self:#?}");
         let complaint = self.stderr.lines().find(|line| line.starts_with("bareverbs: "));

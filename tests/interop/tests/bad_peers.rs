@@ -1,4 +1,5 @@
-//! Peers that violate the exchange protocol: a clear error in time, and no leaked objects.
+//! Peers that violate the exchange protocol: `bareverbs` reports an error within the time limit and
+//! leaks no objects.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -18,18 +19,18 @@ kernel_tests! {
 }
 
 const WITHOUT_GID: &[u8; RECORD] = b"0000:00fffe:123456:00000000000000000000000000000000\0";
-/// The timeout of the exchange is 10 s; the rest is for a slow machine.
+/// Time limit of a case: the exchange's timeout of 10 s, and a reserve for a slow machine.
 const BOUND: Duration = Duration::from_secs(25);
 
 /// A case: its name, the behaviour of the bad peer on its connection, and the text of the error.
 type Case = (&'static str, fn(TcpStream), &'static str);
 
 fn send(mut stream: &TcpStream, bytes: &[u8]) {
-    // The other side may have ended already; its error message is checked.
+    // A write error is ignored: the program may have exited already. Its error message is checked.
     let _ = stream.write_all(bytes);
 }
 
-/// Reads until the other side has closed the connection, so that it is not closed here first.
+/// Reads until the program closes the connection, so that this side does not close it first.
 fn read_to_end(mut stream: TcpStream) {
     let _ = stream.read_to_end(&mut Vec::new());
 }

@@ -127,7 +127,7 @@ fn service_levels_gid_indices_and_long_names() {
         ] {
             run_pingpong_on(4711, server, client).expect_regular(256, 20);
         }
-        // The C program uses the last option, so both sides use the link-local address.
+        // The C program uses the last `-g`, so both sides use the link-local address.
         let run =
             run_pingpong(RdmaCoreOf(kind, link_local), BareverbsOf(kind, link_local)).expect_regular(64, 20);
         assert!(run.client.stdout.contains("GID fe80::"), "{run:#?}");
@@ -160,7 +160,7 @@ fn different_qp_counts_are_rejected() {
         let words = "the peer plays with 5 queue pairs and this side with 3: is its -q the same?";
         server.finish().expect_failure(words);
         client.finish().expect_failure("the peer closed the connection");
-        // A client of the C program prints its number too.
+        // The error also has the number of a client that is the C program.
         let server = few.serve(PORT);
         let client = Program::start(&mut RdmaCoreOf(Kind::Srq, &["-q", "5"]).command(Some(HOST)));
         server.finish().expect_failure(words);
@@ -168,7 +168,7 @@ fn different_qp_counts_are_rejected() {
     });
 }
 
-/// A server's response to the records, and the bytes after its end.
+/// A server's answer to the records, and all bytes until it closes the connection.
 fn server_output(server: Pingpong<'_>, records: &[u8]) -> Vec<u8> {
     let server = server.serve(PORT);
     let mut stream = TcpStream::connect((HOST, PORT)).unwrap();
@@ -267,10 +267,10 @@ fn unsupported_options_of_a_transport_are_refused_first() {
     }
 }
 
-/// An endless run on this TCP port whose client is killed; the server is ours.
+/// Kills the client of an endless run on this TCP port. The server is `bareverbs`.
 fn kill_client(kind: Kind, port: &str, theirs: bool, words: &str) {
-    // A client that is killed before its first message gives another error. How long it takes to
-    // start depends on the machine.
+    // The server reports another error if the client is killed before its first message. The
+    // client's start time depends on the machine.
     let middle = [1, 4, 16].into_iter().map(Duration::from_secs).find(|time| {
         let finished = kill_client_after(*time, kind, port, theirs).expect_failure(words);
         !finished.stderr.contains("; 0 messages were sent")
@@ -290,7 +290,7 @@ fn kill_client_after(time: Duration, kind: Kind, port: &str, theirs: bool) -> Fi
     server.finish_within(Duration::from_secs(25))
 }
 
-/// In parallel, because each may take 10 s.
+/// Runs the cases in parallel, because each may take 10 s.
 fn killed_peers_are_reported_on_every_transport() {
     let unheard = "nothing completed for 10 s: the peer has ended, or a message was lost";
     let lost = "Failed status transport retry counter exceeded (12) for wr_id 2";
@@ -306,7 +306,7 @@ fn killed_peers_are_reported_on_every_transport() {
 
 fn a_peer_with_another_message_size_on_any_transport() {
     for kind in KINDS {
-        // Shorter messages are no error, unless the data is checked.
+        // Shorter messages are an error only if the data is checked.
         let (short, long) = (&["-s", "100", "-n", "10"][..], &["-s", "200", "-n", "10", "-c"][..]);
         nothing_leaks(|| {
             let server = BareverbsOf(kind, long).serve(PORT);

@@ -35,7 +35,7 @@ fn rest(mut stream: TcpStream) -> Vec<u8> {
     bytes
 }
 
-/// The records of a server, and its address. The server would then wait for messages, and is
+/// Returns the records of a server, and its address. The server, which then waits for messages, is
 /// killed.
 fn server_output(server: Pingpong<'_>) -> (Vec<u8>, Vec<u8>, Option<Address>) {
     let server = server.serve(PORT);

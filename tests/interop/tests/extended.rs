@@ -18,7 +18,7 @@ kernel_tests! {
     xsrq_is_rejected_without_xrc if device::no_xrc,
 }
 
-/// The command of either implementation.
+/// The command of `bareverbs` if `ours`, else of the C program.
 fn program(ours: bool, options: &[&str]) -> Command {
     let mut command = Command::new(if ours { "bareverbs" } else { "ibv_xsrq_pingpong" });
     if ours {
@@ -30,7 +30,8 @@ fn program(ours: bool, options: &[&str]) -> Command {
     command
 }
 
-/// Runs to completion: a server and its clients, each ours or theirs.
+/// Runs a server and its clients to completion. Each is `bareverbs` (true) or the C program
+/// (false).
 fn run_pingpong(server: bool, clients: &[bool], options: &[&str]) -> Vec<Finished> {
     let number = clients.len().to_string();
     let mut server = Program::start(program(server, options).args(["-c", &number]));
@@ -52,7 +53,7 @@ fn addresses(side: &Finished, whose: &str) -> Vec<String> {
     lines
 }
 
-/// Both sides print the same addresses, and exactly the lines of the C program.
+/// Asserts that both sides print the same addresses, and exactly the lines of the C program.
 fn expect_regular(sides: &[Finished]) {
     let (server, clients) = sides.split_first().unwrap();
     for side in sides {

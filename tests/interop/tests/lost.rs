@@ -1,4 +1,4 @@
-//! One side is killed during a run: the other ends with an error, and the kernel releases all
+//! One side is killed during a run: the other side exits with an error, and the kernel releases all
 //! objects.
 
 use std::io::{Read, Write};
@@ -25,7 +25,7 @@ kernel_tests! {
 /// More iterations than a test can complete.
 const FOREVER: &[&str] = &["-n", "1000000000"];
 const FOREVER_ON_EVENTS: &[&str] = &["-e", "-n", "1000000000"];
-/// After 10 s without a completion the peer is probed.
+/// Time limit of the error. The program probes its peer after 10 s without a completion.
 const BOUND: Duration = Duration::from_secs(25);
 /// Time before the kill.
 const A_WHILE: Duration = Duration::from_secs(1);
@@ -52,8 +52,8 @@ fn a_peer_that_dies_before_the_first_message() {
     });
 }
 
-/// Our program reports the lost peer: the retries of its own message are exceeded, or after 10 s
-/// without a completion those of the probe.
+/// Asserts that `bareverbs` reports the lost peer: the retries of its message are exceeded, or the
+/// retries of the probe, which follows 10 s without a completion.
 fn expect_lost(finished: Finished) {
     let finished = finished.expect_failure("Failed status transport retry counter exceeded (12) for wr_id 2");
     let after = finished.stderr.split(" received, then ").nth(1).unwrap_or_default();
@@ -62,7 +62,7 @@ fn expect_lost(finished: Finished) {
     assert!(!finished.stderr.contains("; 0 messages were sent"), "it was in the middle: {finished:#?}");
 }
 
-/// An endless run on this TCP port, of which one side is killed; the other is ours.
+/// Kills one side of an endless run on this TCP port. The other side is `bareverbs`.
 fn kill_one(port: u16, server: Pingpong<'_>, client: Pingpong<'_>, victim: Side) {
     let server = server.serve(port);
     let client = Program::start(&mut client.command(Some(HOST)));
@@ -82,7 +82,7 @@ enum Side {
     Client,
 }
 
-/// In parallel, because each may take 10 s.
+/// Runs the cases in parallel, because each may take 10 s.
 fn killed_peers_are_reported() {
     let forever = |port| ["-n", "1000000000", "-p", port];
     let on_events = |port| ["-n", "1000000000", "-e", "-p", port];

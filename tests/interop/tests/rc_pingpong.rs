@@ -151,8 +151,8 @@ fn sends_through_a_batch() {
     run_all_pairings(&["-N", "-n", "50"], 4096, 50);
     run_all_pairings(&["-N", "-n", "50", "-s", "64"], 64, 50);
     run_all_pairings(&["-N", "-n", "50", "-s", "64", "-c", "-e"], 64, 50);
-    // Not with the C program: rdma-core 65 on Soft-RoCE marks the SGE of a batch as inline data and
-    // copies no data, so the message holds the SGE's address and key.
+    // The C program is left out: rdma-core 65 on Soft-RoCE marks the SGE of a batch as inline data
+    // and copies no data, so the message holds the SGE's address and key.
     let inline = Bareverbs(&["-N", "-n", "50", "-s", "16", "-c"]);
     run_pingpong(inline, inline).expect_regular(16, 50);
 }
@@ -161,14 +161,14 @@ fn a_given_gid_index_is_used() {
     let index = device::gid_index().to_string();
     let options = ["-n", "20", "-g", &index];
     let ours = Bareverbs(&options);
-    // On InfiniBand, the C program uses no GID unless it is given one, and can't reach a peer with
-    // a GID.
+    // On InfiniBand, the C program uses a GID only with `-g`. Without it, the C program can't reach
+    // a peer with a GID.
     let theirs = RdmaCore(if device::is_infiniband() { &options } else { &options[..2] });
     let run = run_pingpong(ours, theirs).expect_regular(4096, 20);
     assert_eq!(run.server.stderr, "", "a given index needs no remark");
     run_pingpong(theirs, ours).expect_regular(4096, 20);
     run_pingpong(ours, ours).expect_regular(4096, 20);
-    // The C program uses the last option, so both sides use the link-local address.
+    // The C program uses the last `-g`, so both sides use the link-local address.
     let link_local = &["-n", "20", "-g", "0"][..];
     let run = run_pingpong(RdmaCore(link_local), Bareverbs(link_local)).expect_regular(4096, 20);
     assert!(run.client.stdout.contains("GID fe80::"), "{run:#?}");
@@ -239,7 +239,7 @@ fn completion_timestamps() {
             }
             run.expect_regular(4096, 50);
         }
-        // One message, and so no interval.
+        // A run of one message has no interval.
         let single = &["-t", "-n", "1", "-e"][..];
         run_pingpong(Bareverbs(single), Bareverbs(single)).expect_regular(4096, 1);
     });
@@ -250,13 +250,13 @@ fn device_memory() {
         for size in ["4096", "20000"] {
             run_all_pairings(&["-j", "-n", "20", "-s", size], size.parse().unwrap(), 20);
         }
-        // Not with the C program: rdma-core 65 copies messages that fit inline from address 0, and
-        // crashes.
+        // The C program is left out: rdma-core 65 copies messages that fit inline from address 0,
+        // and crashes.
         let short = Bareverbs(&["-j", "-n", "20", "-s", "4"]);
         run_pingpong(short, short).expect_regular(4, 20);
         let checked = &["-j", "-n", "10", "-s", "777", "-c"][..];
         run_pingpong(Bareverbs(checked), Bareverbs(checked)).expect_regular(777, 10);
-        // Each side chooses its memory by itself.
+        // Each side selects its memory independently.
         run_pingpong(Bareverbs(checked), RdmaCore(&["-n", "10", "-s", "777"])).expect_regular(777, 10);
         run_pingpong(RdmaCore(&["-n", "10", "-s", "777"]), Bareverbs(&["-j", "-n", "10", "-s", "777"]))
             .expect_regular(777, 10);

@@ -17,8 +17,8 @@ kernel_tests! {
     absent_port_or_gid_is_refused,
 }
 
-/// Asserts that our program ends with an error that contains these words, as server and as client,
-/// and creates no object on the device.
+/// Asserts that `bareverbs` fails with an error that contains `words`, as server and as client, and
+/// that it creates no object on the device.
 fn refused(options: &[&str], words: &str) {
     for host in [None, Some(HOST)] {
         let calls = trace(&mut Bareverbs(options).command(host));

@@ -55,7 +55,7 @@ fn devinfo_prints_the_values_of_ibv_devinfo() {
         let ours = fields(&ours);
         for (name, others) in fields(&theirs) {
             let values = ours.get(&name).unwrap_or_else(|| panic!("{arguments:?}: no {name}: {ours:#?}"));
-            // Newer versions also name a GID's network interface.
+            // Newer versions of the C program also print the network interface of a GID.
             let same = |(ours, theirs): (&String, &String)| {
                 ours == theirs || name.starts_with("GID[") && ours.starts_with(&format!("{theirs}, "))
             };
@@ -136,7 +136,7 @@ fn small_messages_go_inline() {
 
 fn rc_json_output() {
     let options = &["--json", "-n", "100", "-s", "16", "-e", "-c"][..];
-    // The server prints its lines at its end, so the test does not wait for them.
+    // The server prints its lines when it exits, so the test does not wait for them.
     let run = run_pingpong(Bareverbs(options), Bareverbs(options));
     let sides = [run.server, run.client].map(|side| {
         let side = side.expect_success();

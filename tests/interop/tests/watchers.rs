@@ -86,7 +86,7 @@ fn asyncwatch_ends_on_signals() {
     });
 }
 
-/// Our rows of one type, by a unique number.
+/// The rows of `bareverbs` of one type, by a unique number.
 fn rows<'a>(list: impl Iterator<Item = &'a Value>, key: &str) -> BTreeMap<u64, &'a Value> {
     list.filter_map(|row| Some((row[key].as_u64()?, row))).collect()
 }
@@ -102,7 +102,7 @@ fn resources_match_rdma_resource_show() {
             ("ctx", "ctxn", &["pid", "comm"][..]),
             ("pd", "pdn", &["users", "ctxn", "pid", "comm"]),
             ("mr", "mrn", &["mrlen", "pdn", "pid", "comm"]),
-            // Without the polling context, which `rdma` names as kernels before 5.1 do.
+            // The polling context is left out: `rdma` uses the names of kernels before 5.1.
             ("cq", "cqn", &["cqe", "users", "ctxn", "pid", "comm"]),
             (
                 "qp",
@@ -122,7 +122,7 @@ fn resources_match_rdma_resource_show() {
             let theirs = rows(shown.as_array().unwrap().iter(), number);
             assert_eq!(mine.keys().collect::<Vec<_>>(), theirs.keys().collect::<Vec<_>>(), "{kind}");
             for (number, row) in &mine {
-                // A queue pair of the kernel may have sent more when it is read the second time.
+                // A kernel QP may have sent more packets before the second read.
                 let moving = |field: &str| field == "sq-psn" && row["pid"].is_null();
                 for &field in fields.iter().filter(|field| !moving(field)) {
                     assert_eq!(row[field], theirs[number][field], "{kind} {number}: {field}: {shown:#}");

@@ -1,11 +1,11 @@
-//! Work in a child process: to drop privileges, to be killed, to be traced.
+//! Functions in a child process, which may drop privileges, be killed or be traced.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Gid, Pid, Uid, fork, setgid, setgroups, setuid};
 
-/// An unprivileged user, named nobody on most systems.
+/// The user id of an unprivileged user, which most systems name `nobody`.
 pub const NOBODY: u32 = 65534;
 
 /// Starts `work` in a child process, which exits with status 0, or with 1 if `work` panics.

@@ -1,4 +1,4 @@
-//! The guest's device, and the tests' conditions on it.
+//! The guest's device, and conditions of tests on the device.
 //!
 //! Tests are the same for all devices. A test that needs an optional feature names a condition in
 //! [`kernel_tests!`](crate::kernel_tests), and is skipped with the reason on other devices:
@@ -25,10 +25,10 @@ use crate::loopback::{Plan, domain, pair, request};
 /// `Err` with the reason if a test can't run.
 pub type Requirement = Result<(), String>;
 
-/// The device's name; the first one if there are several.
+/// The name of the device: the first one if the guest has several.
 ///
 /// # Panics
-/// If there is none.
+/// If the guest has no RDMA device.
 pub fn name() -> &'static str {
     static NAME: OnceLock<String> = OnceLock::new();
     NAME.get_or_init(|| Device::first().expect("the guest has an RDMA device").name().to_owned())
@@ -37,13 +37,13 @@ pub fn name() -> &'static str {
 /// The device.
 ///
 /// # Panics
-/// If there is none.
+/// If the guest has no RDMA device.
 pub fn device() -> Device {
     Device::find(name()).expect("the guest's device")
 }
 
-/// Makes the driver create its internal objects, which it does on first use: creates a queue pair
-/// and a region. Later counts then only change with the programs' objects.
+/// Creates a queue pair and a region, so that the driver creates the internal objects that it
+/// creates on first use. After this call, object counts change only with the objects of programs.
 ///
 /// # Panics
 /// If the device can't create them.
@@ -58,10 +58,10 @@ pub fn warm_up() {
     });
 }
 
-/// Opens it.
+/// Opens the device.
 ///
 /// # Panics
-/// If it can't be opened.
+/// If the device can't be opened.
 pub fn open() -> Context {
     device().open().expect("the device opens")
 }
@@ -74,7 +74,7 @@ pub fn sysfs(file: &str) -> PathBuf {
 /// The content of the device's file in sysfs, without the newline.
 ///
 /// # Panics
-/// If there is no such file.
+/// If the device has no file of this name in sysfs.
 pub fn read_sysfs(file: &str) -> String {
     let path = sysfs(file);
     let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -84,23 +84,24 @@ pub fn read_sysfs(file: &str) -> String {
 /// The network interface of the device.
 ///
 /// # Panics
-/// If it has none, as on InfiniBand.
+/// If the device has no network interface, as on InfiniBand.
 pub fn netdev() -> String {
     read_sysfs(&format!("ports/1/gid_attrs/ndevs/{}", gid_index()))
 }
 
-/// The GID that tests use, as [`Context::default_gid`] chooses it: that of 10.1.0.1 on Ethernet.
+/// The GID that tests use, as [`Context::default_gid`] chooses it. On Ethernet it is the GID of
+/// 10.1.0.1.
 ///
 /// # Panics
-/// If the port has none.
+/// If the port has no GID.
 pub fn gid() -> Gid {
     open().default_gid(1).expect("the port has an address").gid
 }
 
-/// Its index in the GID table.
+/// The index of [`gid`] in the GID table.
 ///
 /// # Panics
-/// If the port has none.
+/// If the port has no GID.
 pub fn gid_index() -> u32 {
     open().default_gid(1).expect("the port has an address").index
 }
@@ -113,7 +114,7 @@ pub fn is_infiniband() -> bool {
     open().query_port(1).expect("the first port").link_layer == LinkLayer::INFINIBAND
 }
 
-/// Whether it is Soft-RoCE.
+/// Whether the device is Soft-RoCE.
 pub fn is_soft_roce() -> bool {
     device().driver_id() == Some(DriverId::RXE)
 }
@@ -128,8 +129,8 @@ pub fn ethernet() -> Requirement {
     })
 }
 
-/// For tests of a process up to its end: a program with coverage instrumentation writes its counts
-/// then.
+/// For tests that trace a process until it exits. A program with coverage instrumentation writes
+/// its counts at exit.
 ///
 /// # Errors
 /// If the programs are instrumented.
@@ -154,8 +155,9 @@ pub fn infiniband() -> Requirement {
     need(is_infiniband(), || "its port is not of InfiniBand".into())
 }
 
-/// For tests of datagrams with an invalid address handle. On Soft-RoCE, requests name a handle that
-/// the driver looks up. No capability reports this, and only an invalid handle could show it.
+/// For tests of datagrams with an invalid address handle. On Soft-RoCE, a request names an address
+/// handle that the driver looks up. No capability reports this. Only a request with an invalid
+/// handle would detect it.
 ///
 /// # Errors
 /// If the device has another driver.

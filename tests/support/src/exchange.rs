@@ -7,7 +7,7 @@ use bareverbs::{
 
 use crate::loopback::{Plan, Side, contents, pair, region, request, take};
 
-/// Immediate data of all messages that have some.
+/// Immediate data of all messages with immediate data.
 pub const IMM: u32 = 0x8765_4321_u32.to_be();
 
 /// The Q_Key of all datagrams.
@@ -21,8 +21,8 @@ pub struct RcEndpoint {
     pub memory: Mr<Buffer>,
 }
 
-/// Timeouts that are long enough for a slow guest: Soft-RoCE loses count of reads and atomics that
-/// are retried.
+/// A plan with timeouts that are long enough for a slow guest. Soft-RoCE miscounts reads and
+/// atomics that are retried.
 pub fn long_timeout_plan() -> Plan {
     Plan { rnr_retry: 7, timeout: 17, ..Plan::default() }
 }
@@ -33,8 +33,8 @@ pub fn rc_endpoints(pd: &Pd, len: usize, access: Access) -> [RcEndpoint; 2] {
     [a, b].map(|side| RcEndpoint { side, memory: region(pd, &vec![0; len], access) })
 }
 
-/// Each endpoint sends to the other in every round. `turn` gets the sender, the receiver and the
-/// data, which is never the same.
+/// Each endpoint sends to the other in every round. `turn` is called with the sender, the receiver
+/// and the data. The data differs in each turn.
 pub fn exchange_rounds<P>(
     rc_endpoints: &mut [P; 2],
     rounds: usize,
@@ -119,7 +119,7 @@ impl UdEndpoint {
         Self { qp, cq, memory, inbox, ah }
     }
 
-    /// Posts a receive into its inbox.
+    /// Posts a receive into [`inbox`](Self::inbox).
     pub fn post_inbox(&mut self) {
         let sges = [self.inbox.sge(..).expect("all of it")];
         // SAFETY: the inbox is only copied from, and is freed after the queue pair.

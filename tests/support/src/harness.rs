@@ -1,8 +1,8 @@
 //! The harness of tests that need a kernel with an RDMA device.
 //!
-//! A test binary lists its tests with [`kernel_tests!`](crate::kernel_tests). In a guest of the lab
-//! they run; anywhere else they are reported as ignored, because they need root, an RDMA device and
-//! a kernel that may be broken. `cargo xtask test` runs them on every kernel, each test in a
+//! A test binary lists its tests with [`kernel_tests!`](crate::kernel_tests). The tests run in a
+//! guest of the lab. Elsewhere they are reported as ignored, because they need root, an RDMA device
+//! and a kernel that they may crash. `cargo xtask test` runs them on every kernel, each test in a
 //! process of its own, as root, with one device up ([`device`](crate::device); on Ethernet at
 //! 10.1.0.1) and the Debian root with rdma-core.
 //!
@@ -28,9 +28,9 @@ pub use libtest_mimic::{Arguments, Completion, Failed};
 /// The result of a test: passed, skipped with a reason, or failed.
 pub type Outcome = Result<Completion, Failed>;
 
-/// The return type of a test function: nothing (it panics to fail), or an [`Outcome`].
+/// The return type of a test function: `()`, if the function panics on failure, or an [`Outcome`].
 pub trait Verdict {
-    /// The result as an outcome.
+    /// Converts the result into an outcome.
     fn outcome(self) -> Outcome;
 }
 
@@ -61,7 +61,7 @@ pub struct Test {
 }
 
 impl Test {
-    /// A test under the name that reports show.
+    /// Creates a test. Reports print its name.
     pub const fn new(name: &'static str, run: fn() -> Outcome) -> Self {
         Self { name, run }
     }

@@ -1,6 +1,6 @@
-//! What test crates share.
+//! Shared code of the test crates.
 //!
-//! Without features: [`allocations`] and [`TIMEOUT`]. The feature `kernel` adds the harness of tests
+//! [`allocations`] and [`TIMEOUT`] need no feature. The feature `kernel` adds the harness of tests
 //! that need a kernel with an RDMA device.
 
 use std::time::Duration;
@@ -22,6 +22,6 @@ pub mod resources;
 #[cfg(feature = "kernel")]
 pub use crate::harness::{Arguments, Completion, Failed, Outcome, Test, Verdict, in_lab, run, skip};
 
-/// How long a test waits for an event that must come. It is far longer than any takes, because
-/// guests without KVM are slow.
+/// Timeout of an expected event: 30 s. Guests without KVM are slow, so it is much longer than any
+/// event needs.
 pub const TIMEOUT: Duration = Duration::from_secs(30);

@@ -27,13 +27,13 @@ pub struct Plan {
     pub access: Access,
     /// Whether to use scatter to CQE.
     pub scatter: bool,
-    /// The memory of its rings.
+    /// The memory of the queue pair's rings.
     pub memory: QueueMemory,
 }
 
 impl Plan {
-    /// The default with an ACK timeout of a second or more, so that only lost packets are retried,
-    /// not late ones.
+    /// The default with an ACK timeout of at least 1 s, so that lost packets are retried and late
+    /// packets are not.
     pub fn long_timeouts() -> Self {
         Self { rnr_retry: 7, timeout: 18, ..Self::default() }
     }
@@ -92,7 +92,7 @@ pub fn pair(pd: &Pd, plan: Plan) -> (Side, Side) {
     (a, b)
 }
 
-/// A region with these bytes.
+/// Registers a region with these bytes.
 pub fn region(pd: &Pd, bytes: &[u8], access: Access) -> Mr<Buffer> {
     let mut buffer = Buffer::zeroed(bytes.len()).expect("memory");
     buffer.copy_from_slice(bytes);
@@ -147,7 +147,7 @@ impl Side {
         RtsAttr { timeout, rnr_retry, max_rd_atomic: 4, ..RtsAttr::default() }
     }
 
-    /// Brings it from RESET to RTS, connected to the queue pair `peer`.
+    /// Brings the queue pair from RESET to RTS, connected to the queue pair `peer`.
     pub fn connect(&mut self, peer: u32) {
         let (rtr, rts) = (self.towards(peer), self.sending());
         self.qp.init(&InitAttr { access: self.plan.access, ..InitAttr::new(1) }).expect("INIT");
@@ -155,15 +155,15 @@ impl Side {
         self.qp.ready_to_send(&rts).expect("RTS");
     }
 
-    /// Brings it to `state` by valid transitions.
+    /// Brings the queue pair to `state` by valid transitions.
     ///
     /// # Errors
-    /// If the kernel refuses a transition.
+    /// If the kernel rejects a transition.
     pub fn go_to(&mut self, state: QpState) -> bareverbs::Result<()> {
         self.qp.modify(&QpAttr { qp_state: state, ..QpAttr::default() }, QpAttrMask::STATE)
     }
 
-    /// Its state as queried from the kernel.
+    /// The queue pair's state, as queried from the kernel.
     pub fn kernel_state(&self) -> QpState {
         self.qp.query().expect("a queue pair can be queried in any state").0.qp_state
     }

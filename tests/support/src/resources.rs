@@ -1,4 +1,4 @@
-//! The device's objects, as counted by the kernel.
+//! The number of the device's objects, as the kernel counts them.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use bareverbs::netlink::{RdmaNetlink, ResourceSummary};
 
 use crate::{TIMEOUT, device};
 
-/// The number of objects by type, for all processes and the kernel together.
+/// The number of objects by type, of all processes and the kernel.
 pub fn held() -> ResourceSummary {
     device::warm_up();
     let counted = RdmaNetlink::open().and_then(|mut netlink| netlink.resources(device::name()));
@@ -16,7 +16,8 @@ pub fn held() -> ResourceSummary {
 
 /// Runs `work` and asserts that the device then holds as many objects of each type as before.
 ///
-/// The kernel releases some objects a moment after they are destroyed.
+/// The kernel releases some objects shortly after they are destroyed, so the assertion has a
+/// timeout ([`TIMEOUT`]).
 pub fn nothing_leaks<T>(work: impl FnOnce() -> T) -> T {
     let before = held();
     let done = work();
@@ -24,7 +25,7 @@ pub fn nothing_leaks<T>(work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Waits until the device holds the expected objects; panics after the timeout.
+/// Waits until the device holds the expected number of objects. Panics after [`TIMEOUT`].
 pub fn settles_at(expected: ResourceSummary) {
     let begin = Instant::now();
     loop {

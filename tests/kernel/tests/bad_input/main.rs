@@ -1,21 +1,28 @@
-//! Failures outside of the program, and invalid arguments: each is reported as an error, and no
-//! object is left.
+//! Failures of the environment, and invalid arguments. Each is reported as an error, and no object
+//! leaks. The modules, by verb:
 //!
-//! | verb | wrong in turn | module |
-//! |---|---|---|
-//! | `devices`, `Device::find`, `open`, `RdmaNetlink` | names: empty, long, paths, special bytes; numbers; no node, no permission, no descriptor | `names`, `devices`, `limits` |
-//! | `query_port`, `gid`, `pkey`, `port_speed`, `object_count` | port, index, class | `devices`, `regions` |
-//! | `register`, `register_raw`, `register_borrowed` | null, empty, unmapped, not writable, wrapping; rights; address for peers; locked memory | `memory`, `regions` |
-//! | `Mr` | ranges; advice; rights and domains changed | `regions`, `contexts` |
-//! | `alloc_mw`, `Mw::bind` | type; domain, rights, length, range | `contexts`, `failures` |
-//! | `create_cq`, `create_srq`, `create_qp`, resizes | depths, widths, vectors, limits; objects of another context | `devices`, `contexts`, `random` |
-//! | `init`, `ready_to_receive`, `ready_to_send`, `modify` | state, mask, every attribute | `attributes`, `states`, `random` |
-//! | `drain`, `resume`, `set_error`, `reset` | state | `states` |
-//! | `create_ah`, `ah_attr_from_wc`, `attach_mcast`, `detach_mcast` | port, GID and its index, header; group; members | `attributes`, `datagrams`, `groups` |
-//! | `post_send`, `post_recv`, inline and datagrams | state; SGEs, lengths, sums; payload of the wrong type; full queue; keys and ranges, local and remote; no receive, too short receive | `posting`, `states`, `failures`, `datagrams`, `zero`, `random` |
-//! | `owned::Endpoint` | port, depth, peer, range, domain; after a failure | `endpoints` |
-//! | all of them | device removal | `removal` |
-//! | `provider::command` | handles that never existed, freed handles, of another type or file; descriptors; files | `commands` |
+//! - `devices`, `Device::find`, `open`, `RdmaNetlink`: names that are empty, long, paths or have
+//!   special bytes; numbers; no node, no permission, no descriptor: `names`, `devices`, `limits`
+//! - `query_port`, `gid`, `pkey`, `port_speed`, `object_count`: port, index, class: `devices`,
+//!   `regions`
+//! - `register`, `register_raw`, `register_borrowed`: null, empty, unmapped, not writable, wrapping
+//!   memory; access rights; address for peers; locked memory: `memory`, `regions`
+//! - `Mr`: ranges; advice; changes of access rights and PD: `regions`, `contexts`
+//! - `alloc_mw`, `Mw::bind`: type; PD, access rights, length, range: `contexts`, `failures`
+//! - `create_cq`, `create_srq`, `create_qp`, resizes: depths, widths, vectors, limits; objects of
+//!   another context: `devices`, `contexts`, `random`
+//! - `init`, `ready_to_receive`, `ready_to_send`, `modify`: state, mask, every attribute:
+//!   `attributes`, `states`, `random`
+//! - `drain`, `resume`, `set_error`, `reset`: state: `states`
+//! - `create_ah`, `ah_attr_from_wc`, `attach_mcast`, `detach_mcast`: port, GID and its index, header;
+//!   group; members: `attributes`, `datagrams`, `groups`
+//! - `post_send`, `post_recv`, inline data and datagrams: state; SGEs, lengths, sums; payload of the
+//!   wrong type; full queue; keys and ranges, local and remote; no receive, too short receive:
+//!   `posting`, `states`, `failures`, `datagrams`, `zero`, `random`
+//! - `owned::Endpoint`: port, depth, peer, range, PD; use after a failure: `endpoints`
+//! - all verbs: device removal: `removal`
+//! - `provider::command`: handles that never existed, freed handles, handles of another type or file;
+//!   descriptors; files: `commands`
 
 mod attributes;
 mod commands;
