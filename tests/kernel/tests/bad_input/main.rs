@@ -14,15 +14,15 @@
 //! - `init`, `ready_to_receive`, `ready_to_send`, `modify`: state, mask, every attribute:
 //!   `attributes`, `states`, `random`
 //! - `drain`, `resume`, `set_error`, `reset`: state: `states`
-//! - `create_ah`, `ah_attr_from_wc`, `attach_mcast`, `detach_mcast`: port, GID and its index, header;
-//!   group; members: `attributes`, `datagrams`, `groups`
-//! - `post_send`, `post_recv`, inline data and datagrams: state; SGEs, lengths, sums; payload of the
-//!   wrong type; full queue; keys and ranges, local and remote; no receive, too short receive:
+//! - `create_ah`, `ah_attr_from_wc`, `attach_mcast`, `detach_mcast`: port, GID and its index,
+//!   header; group; members: `attributes`, `datagrams`, `groups`
+//! - `post_send`, `post_recv`, inline data and datagrams: state; SGEs, lengths, sums; payload of
+//!   the wrong type; full queue; keys and ranges, local and remote; no receive, too short receive:
 //!   `posting`, `states`, `failures`, `datagrams`, `zero`, `random`
 //! - `owned::Endpoint`: port, depth, peer, range, PD; use after a failure: `endpoints`
 //! - all verbs: device removal: `removal`
-//! - `provider::command`: handles that never existed, freed handles, handles of another type or file;
-//!   descriptors; files: `commands`
+//! - `provider::command`: handles that never existed, freed handles, handles of another type or
+//!   file; descriptors; files: `commands`
 
 mod attributes;
 mod commands;
