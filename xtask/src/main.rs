@@ -45,7 +45,7 @@ enum Command {
     Demo(demo::Demo),
     /// Formatting, lints, documentation and all tests, including those on real kernels.
     Test(test::Test),
-    /// Compare rdma-core's test suite with ours, case by case.
+    /// Compare rdma-core's test suite with this project's tests, case by case.
     Pyverbs(pyverbs::Pyverbs),
     /// Long scale and endurance tests, in a guest.
     Soak(soak::Soak),
@@ -71,7 +71,8 @@ enum Command {
     Package(package::Package),
     /// Build the documentation of all crates; warnings are errors.
     Doc,
-    /// Check that all crates build with the compiler that runs this, the minimum Rust version in CI.
+    /// Check that all crates build with the compiler that runs this, the minimum Rust version in
+    /// CI.
     Msrv,
     /// Run the threaded tests of the mlx5 provider under ThreadSanitizer.
     Tsan(tsan::Tsan),

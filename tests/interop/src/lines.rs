@@ -27,8 +27,8 @@ impl Address {
         Self::read_of(Kind::Rc, whose, line)
     }
 
-    /// Parses a line of the ping-pong of `kind`. UD prints its own address as `PSN 0x14b5d8: GID
-    /// ::`.
+    /// Parses a line of the ping-pong of `kind`. UD prints its own address as
+    /// `PSN 0x14b5d8: GID ::`.
     pub fn read_of(kind: Kind, whose: &str, line: &str) -> Option<Self> {
         let line = match (kind, whose) {
             (Kind::Ud, "local") if !line.contains(", GID") => line.replacen(": GID", ", GID", 1),

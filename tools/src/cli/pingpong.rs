@@ -13,8 +13,8 @@ const MAX_QPS: u32 = 255;
 pub(crate) enum Pingpong {
     #[command(flatten)]
     SingleClient(SingleClient),
-    /// Over extended reliable connections (XRC) of one server to several clients; interoperates with
-    /// ibv_xsrq_pingpong
+    /// Over extended reliable connections (XRC) of one server to several clients; interoperates
+    /// with ibv_xsrq_pingpong
     Xsrq(XsrqPingpong),
 }
 
