@@ -1,8 +1,9 @@
 //! The provider for ConnectX devices (`mlx5`).
 //!
 //! The rings are memory of this process. The device reads WQEs from them and writes CQEs to them. A
-//! post writes a WQE, stores the producer index in the doorbell record and writes a doorbell
-//! register. A poll reads a CQE and its owner bit. Neither makes a system call.
+//! post writes a WQE and stores the producer index in the doorbell record; a post of sends also
+//! writes a doorbell register. A poll reads a CQE and its owner bit. None of them makes a system
+//! call.
 //!
 //! ```no_run
 //! use std::sync::Arc;

@@ -63,7 +63,7 @@ pub struct Mlx5Sq {
     published_fence: ControlFlags,
     /// First block of the last request pushed.
     last: u32,
-    /// Last known count of completed requests. Requests of before a reset count as completed.
+    /// Last known count of completed requests. Requests from before a reset count as completed.
     done: u64,
     /// Slots of the record, one per block.
     slots: NonNull<SendSlot>,
@@ -412,7 +412,7 @@ unsafe impl SendQueue for Mlx5Sq {
         self.record.cq(Side::Send).clean(&self.record, Side::Send, 0);
         barrier::before_slots_are_reused();
         let request = self.next.request;
-        // Requests of before the reset do not complete any more.
+        // Requests from before the reset do not complete any more.
         (self.next, self.fast_limit, self.done) = (Position { request, ..Position::START }, request, request);
         (self.published, self.published_fence) = (0, ControlFlags::empty());
         self.memory.record().set(Word::Second, 0);

@@ -14,7 +14,7 @@ fn each_arm_yields_one_event() {
     let local = [testbed.sge(0, 8)];
     let before = testbed.hca.interrupts();
     for round in 0..10 {
-        // The EQ interrupts once after each update of its consumer index.
+        // Arms the EQ, which then interrupts once.
         testbed.hca.engine().eq_consumed(InProcessHca::EVENTS, round, true);
         cq.queue.arm(false).expect("doorbells are not refused");
         // The second arm has no further effect.
@@ -38,7 +38,7 @@ fn solicited_arm_survives_unsolicited_cqes() {
     let into = [testbed.sge(0x1000, 64)];
     let before = testbed.hca.interrupts();
     for round in 0..10 {
-        // The EQ interrupts once after each update of its consumer index.
+        // Arms the EQ, which then interrupts once.
         testbed.hca.engine().eq_consumed(InProcessHca::EVENTS, round, true);
         cq.queue.arm(true).expect("doorbells are not refused");
         testbed.run();

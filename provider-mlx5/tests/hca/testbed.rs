@@ -75,8 +75,9 @@ impl Testbed {
 
     fn map_memory(&mut self, place: Place) {
         if self.mapped.insert(place.address()) {
-            // SAFETY: the memory outlives the device, or `destroy`, `destroy_wq` and `resize` unmap
-            // it before it is freed. The device runs only in `run`, on this thread.
+            // SAFETY: `destroy`, `destroy_wq` and `resize` unmap memory before it is freed. Other
+            // memory outlives the last run of the device. While the device runs, no other code
+            // accesses the memory.
             unsafe { self.hca.map_memory(place.start, place.len) }.expect("room in the device's map");
         }
     }
