@@ -1,4 +1,4 @@
-//! A queue pair, and a device that is played by hand: for unit tests and for models.
+//! A queue pair with a device model that the test controls, for unit tests and loom models.
 
 use bareverbs_provider::traits::{Completion, CompletionQueue, RecvQueue, SendQueue};
 use bareverbs_provider::work::{
@@ -12,14 +12,14 @@ use crate::rq::Mlx5Rq;
 use crate::sq::Mlx5Sq;
 use crate::testing::{Place, Plain};
 
-/// Two sends of a block and a receive, each of the queues being full then.
+/// Two sends of one WQEBB and one receive fill the queues.
 pub(crate) const CAP: QpCap =
     QpCap { max_send_wr: 2, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 4, max_inline_data: 0 };
-/// Log2 of the CQEs of a completion queue.
+/// Log2 of the number of CQEs of a CQ.
 pub(crate) const LOG: u32 = 2;
 pub(crate) const NUMBER: u32 = 0x40;
 
-/// What writes CQEs.
+/// The device, which writes CQEs.
 pub(crate) struct Device {
     pub(crate) ring: Place,
     pub(crate) log: u32,
@@ -27,16 +27,16 @@ pub(crate) struct Device {
     pub(crate) next: u32,
 }
 
-// SAFETY: the ring's memory belongs to no thread.
+// SAFETY: the memory of the ring belongs to no thread.
 unsafe impl Send for Device {}
 
 impl Device {
-    /// Says that the request `counter` of the queue with this user index is complete.
+    /// Completes the request with WQE counter `counter` of the queue with this user index.
     pub(crate) fn completes(&mut self, opcode: CqeOpcode, user_index: u32, counter: u16) {
         self.writes(opcode, user_index, counter, &[]);
     }
 
-    /// The same with a message in the CQE.
+    /// Like [`Device::completes`], with payload in the CQE.
     pub(crate) fn writes(&mut self, opcode: CqeOpcode, user_index: u32, counter: u16, message: &[u8]) {
         let mut entry = [0u8; CQE];
         entry[..message.len()].copy_from_slice(message);
@@ -48,25 +48,26 @@ impl Device {
         entry[63] = opcode.0 << 4 | carries | (self.next >> self.log & 1) as u8;
         let slot = (self.next & ((1 << self.log) - 1)) as usize;
         self.next += 1;
-        // SAFETY: within the ring, which no other thread accesses while the device is used.
+        // SAFETY: the CQE lies in the ring, which no other thread accesses while the device is
+        // used.
         unsafe { self.ring.start.add(slot * CQE).as_ptr().copy_from_nonoverlapping(entry.as_ptr(), CQE) };
     }
 
-    /// Marks the end of the ring, and goes on in another one.
+    /// Writes a RESIZE CQE and switches to another ring.
     pub(crate) fn moves(&mut self, ring: Place, log: u32) {
         self.completes(CqeOpcode::RESIZE, 0, 0);
         (self.ring, self.log) = (ring, log);
     }
 }
 
-/// A queue pair whose completions all come to one queue.
+/// A queue pair with one CQ, or two.
 pub(crate) struct Fixture {
     pub(crate) device: Device,
     pub(crate) cq: Mlx5Cq,
     pub(crate) sq: Mlx5Sq,
     pub(crate) rq: Mlx5Rq,
     pub(crate) user_index: u32,
-    /// Where completions of receives come to, if to another queue.
+    /// The CQ of the receive queue, if it differs from `cq`.
     #[cfg_attr(not(loom), expect(dead_code, reason = "for models"))]
     pub(crate) recv_cq: Option<Mlx5Cq>,
     pub(crate) _context: Plain,
@@ -96,7 +97,7 @@ impl Fixture {
         Self { device, cq, sq, rq: rq.expect("receives"), user_index, recv_cq, _context: context }
     }
 
-    /// The same where the poller knows the queues by the completions that it took last.
+    /// A fixture whose poller has cached the records of both queues, which enables the fast path.
     pub(crate) fn with_cached_records() -> Self {
         let mut fixture = Self::new(false);
         send(&mut fixture.sq, 100).expect("room");
@@ -109,12 +110,12 @@ impl Fixture {
     }
 }
 
-/// Posts a write of one block.
+/// Posts an RDMA write of one WQEBB.
 pub(crate) fn send(sq: &mut Mlx5Sq, wr_id: u64) -> Result<(), PushError> {
     let operation = Operation::Write(Remote { addr: 64, rkey: 1 });
     let sges = [Sge { addr: 64, length: 8, lkey: 1 }];
     let request = SendRequest { wr_id, operation, flags: SendFlags::SIGNALED, payload: Payload::Sges(&sges) };
-    // SAFETY: there is no device that would touch the memory.
+    // SAFETY: no device accesses the memory.
     let pushed = unsafe { if sq.try_push(&request) { Ok(()) } else { sq.push(&request) } };
     sq.ring().expect("a write to memory");
     pushed
@@ -122,13 +123,13 @@ pub(crate) fn send(sq: &mut Mlx5Sq, wr_id: u64) -> Result<(), PushError> {
 
 pub(crate) fn recv(rq: &mut Mlx5Rq, wr_id: u64, sges: &[Sge]) -> Result<(), PushError> {
     let request = RecvRequest { wr_id, sges };
-    // SAFETY: the models keep the memory as long as it is posted.
+    // SAFETY: the models keep the memory valid while the receive is posted.
     let pushed = unsafe { if rq.try_push(&request) { Ok(()) } else { rq.push(&request) } };
     rq.ring();
     pushed
 }
 
-/// The id of the next completion.
+/// The `wr_id` of the next completion.
 pub(crate) fn poll(cq: &mut Mlx5Cq) -> Option<u64> {
     let id = cq.next().map(|completion| {
         assert_eq!(completion.status(), WcStatus::SUCCESS);

@@ -1,8 +1,8 @@
-//! Models of what owners of queues and pollers share, for `cargo xtask loom`.
+//! Loom models of the state that owners of queues and pollers share, for `cargo xtask loom`.
 //!
-//! The queues are the real ones. loom runs each model once for every order of accesses that matters
-//! and that its bound on preemptions allows. What the device does is done by hand: entries are
-//! written before the threads start, or by the poller between two polls.
+//! The models use the real queues. loom runs each model once for every relevant order of accesses
+//! within its preemption bound. The model plays the device: CQEs are written before the threads
+//! start, or by the poller between two polls.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::fixture::{Fixture, LOG, poll, recv, send};
 use crate::rq::Mlx5Rq;
 use crate::testing::{Plain, resize};
 
-/// Runs a model with at most so many preemptions.
+/// Runs a model with at most `preemptions` preemptions.
 fn model(preemptions: usize, run: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = builder.preemption_bound.or(Some(preemptions));
@@ -31,11 +31,11 @@ fn resets_sends_concurrent_with_polling(cached: bool) {
         send(&mut sq, 1).expect("room");
         device.completes(CqeOpcode::REQ, user_index, block);
         let poller = thread::spawn(move || {
-            // Before or after the reset, only the completed request is reported.
+            // The poller reports only the completed request, before or after the reset.
             assert!(matches!(poll(&mut cq), None | Some(1)));
             cq
         });
-        // SAFETY: no kernel and no device has the queue.
+        // SAFETY: no kernel and no device uses the queue.
         unsafe { sq.reset() };
         send(&mut sq, 2).expect("room after a reset");
         send(&mut sq, 3).expect("room after a reset");
@@ -71,7 +71,7 @@ fn resets_receives_concurrent_with_polling(cached: bool) {
             assert!(matches!(poll(&mut cq), None | Some(1)));
             cq
         });
-        // SAFETY: no kernel and no device has the queue.
+        // SAFETY: no kernel and no device uses the queue.
         unsafe { rq.reset() };
         recv(&mut rq, 2, &[]).expect("room after a reset");
         assert!(recv(&mut rq, 3, &[]).is_err(), "it is not complete");
@@ -103,16 +103,16 @@ fn two_resets_concurrent_with_polls() {
         recv(&mut rq, 1, &[]).expect("room");
         device.completes(CqeOpcode::RESP_SEND, user_index, 0);
         let poller = thread::spawn(move || {
-            // The second poll finds the queue empty, and shows what was reset.
+            // The second poll finds the CQ empty and publishes the record again.
             for _ in 0..2 {
                 assert!(matches!(poll(&mut cq), None | Some(1)));
             }
             cq
         });
-        // SAFETY: no kernel and no device has the queue.
+        // SAFETY: no kernel and no device uses the queue.
         unsafe { rq.reset() };
         recv(&mut rq, 2, &[]).expect("room after a reset");
-        // SAFETY: no kernel and no device has the queue.
+        // SAFETY: no kernel and no device uses the queue.
         unsafe { rq.reset() };
         recv(&mut rq, 3, &[]).expect("room after a reset");
         assert!(recv(&mut rq, 4, &[]).is_err(), "it is not complete");
@@ -125,7 +125,7 @@ fn two_resets_concurrent_with_polls() {
     });
 }
 
-/// What a poller copies to receives, as loom's threads see it.
+/// The memory of a receive, which the poller writes.
 struct RecvBuffer(Box<[u8; 4]>);
 
 impl RecvBuffer {
@@ -136,12 +136,12 @@ impl RecvBuffer {
     }
 
     fn bytes(&mut self) -> &mut [u8; 4] {
-        // The poller writes by an address, of which the compiler knows nothing.
+        // The poller writes through an address that the compiler can't trace.
         std::hint::black_box(&mut self.0)
     }
 }
 
-/// Ends the queue while a message for one of its receives is polled.
+/// Ends the receive queue while a CQE with payload for one of its receives is polled.
 fn ends_concurrent_with_scatter(ends: fn(&mut Option<Mlx5Rq>)) {
     model(3, move || {
         let Fixture { mut device, mut cq, sq, mut rq, user_index, _context, .. } = Fixture::new(true);
@@ -150,7 +150,7 @@ fn ends_concurrent_with_scatter(ends: fn(&mut Option<Mlx5Rq>)) {
         device.writes(CqeOpcode::RESP_SEND, user_index, 0, b"abcd");
         let poller = thread::spawn(move || {
             let completion = cq.next().map(|completion| (completion.wr_id(), completion.status()));
-            // A poller that has found the queue may find that its receives were taken back.
+            // A poller that has found the record may find the receive taken back.
             assert!(
                 matches!(completion, None | Some((1, WcStatus::SUCCESS | WcStatus::GENERAL_ERR))),
                 "{completion:?}"
@@ -162,7 +162,7 @@ fn ends_concurrent_with_scatter(ends: fn(&mut Option<Mlx5Rq>)) {
         ends(&mut rq);
         let arrived = *recv_buffer.bytes();
         assert!([*b"abcd", [0; 4]].contains(&arrived), "a whole message or none: {arrived:?}");
-        // The memory is its owner's again.
+        // The owner may use the memory again.
         *recv_buffer.bytes() = [7; 4];
         drop(poller.join().expect("polling does not panic"));
         assert_eq!(*recv_buffer.bytes(), [7; 4], "nothing was written to it");
@@ -194,7 +194,7 @@ fn reset_concurrent_with_scatter() {
             cq.release();
             cq
         });
-        // SAFETY: no kernel and no device has the queue.
+        // SAFETY: no kernel and no device uses the queue.
         unsafe { rq.reset() };
         *recv_buffer.bytes() = [7; 4];
         recv(&mut rq, 2, &[new_sge]).expect("room after a reset");
@@ -212,9 +212,9 @@ fn reset_concurrent_with_scatter() {
     });
 }
 
-/// Destroys a queue pair while its completions are polled, and a device that misbehaves writes more
-/// of them. Those of its receives come to another queue, which is polled too, so that the record
-/// goes as soon as it may.
+/// Destroys a queue pair while its CQ is polled and a faulty device writes more CQEs of it. The
+/// receive queue has a CQ of its own, which is polled too, so that the record is freed as early as
+/// possible.
 fn destroys_concurrent_with_polling(cached: bool) {
     model(3, move || {
         let fixture = Fixture::with(false, true);
@@ -231,11 +231,11 @@ fn destroys_concurrent_with_polling(cached: bool) {
             let completion = cq.next().map(|completion| (completion.wr_id(), completion.status()));
             assert!(matches!(completion, None | Some((1, WcStatus::SUCCESS))), "{completion:?}");
             cq.release();
-            // Finds nothing, and drops the destroyed QPs.
+            // This poll finds the CQ empty and drops the destroyed QPs.
             assert!(cq.next().is_none());
             for _ in 0..2 {
                 device.completes(CqeOpcode::REQ, user_index, 0);
-                // An entry of a queue that is no more, or that is just being destroyed.
+                // A CQE of a queue that was destroyed or is being destroyed.
                 let _ = cq.next().map(|completion| completion.to_value());
                 cq.release();
             }
@@ -264,7 +264,7 @@ fn srq_completion_concurrent_with_collect() {
         let mut srq = context.srq(3, 1).expect("memory").queue;
         let post = |srq: &mut crate::srq::Mlx5Srq, wr_id| {
             let request = RecvRequest { wr_id, sges: &[] };
-            // SAFETY: there is no device that would touch the memory.
+            // SAFETY: no device accesses the memory.
             let pushed = unsafe { srq.push(&request) };
             srq.ring();
             pushed.is_ok()
@@ -295,7 +295,7 @@ fn resize_concurrent_with_reset_and_poll() {
             assert!(matches!(poll(&mut cq), None | Some(1)));
             (cq, device)
         });
-        // SAFETY: no kernel and no device has the queue.
+        // SAFETY: no kernel and no device uses the queue.
         unsafe { sq.reset() };
         send(&mut sq, 2).expect("room after a reset");
         send(&mut sq, 3).expect("room after a reset");

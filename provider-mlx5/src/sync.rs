@@ -1,25 +1,23 @@
-//! Atomics and locks of the standard library, or loom's.
+//! Atomics and locks of the standard library, or of loom.
 //!
-//! Owners of queues and pollers of completion queues run on different threads. All that they share
-//! is made of the types here, so that `cargo xtask loom` can explore how their accesses interleave:
-//! with `--cfg loom` they are those of [loom](https://docs.rs/loom), which tries every order that
-//! the memory model allows.
+//! Owners of queues and pollers of CQs run on different threads. Everything that they share
+//! consists of the types in this module. With `--cfg loom` the types are those of
+//! [loom](https://docs.rs/loom), so `cargo xtask loom` explores every order of accesses that the
+//! memory model allows.
 //!
-//! What lies in memory that the device reads or writes is not explored: the entries of completion
-//! queues, the requests and the registers. A model has the entries written before its threads
-//! start.
+//! Memory that the device accesses is not explored: CQEs, WQEs and registers. In a model, CQEs are
+//! written before the threads start.
 
 pub(crate) use self::imp::*;
 
-/// Values in memory of their own that are all zero at first. Memory is used for those that are
-/// written.
+/// Types for arrays in memory that is initially zero. Untouched pages use no memory.
 ///
 /// # Safety
 ///
-/// Bytes of zeros must be a value of the type, which must consist of atomics.
+/// The type must consist of atomics, and all zeros must be a valid value of it.
 pub(crate) unsafe trait Zeroed: Default {}
 
-// SAFETY: an atomic, and 0 is its default.
+// SAFETY: it is an atomic, and 0 is its default.
 unsafe impl Zeroed for AtomicU32 {}
 
 #[cfg(not(loom))]
@@ -36,7 +34,7 @@ mod imp {
     use super::Zeroed;
     pub(crate) use crate::lock::{Mutex, MutexGuard};
 
-    /// See [`Zeroed`].
+    /// An array of zeros; see [`Zeroed`].
     #[derive(Debug)]
     pub(crate) struct ZeroedArray<T> {
         memory: Mapping,
@@ -57,18 +55,19 @@ mod imp {
                 return None;
             }
             let values: NonNull<T> = self.memory.as_ptr().cast();
-            // SAFETY: `new` mapped `len` values, and a page is aligned for them. Zeros are a value
-            // of atomics, by the contract of `Zeroed`, so they may be written through a shared
-            // reference.
+            // SAFETY: `new` mapped `len` values, and the page is aligned for them. Zeros are a
+            // value of atomics, by the contract of `Zeroed`, so they may be written through a
+            // shared reference.
             Some(unsafe { values.add(index).as_ref() })
         }
     }
 
-    /// Says when a value is used and when it is freed, for loom to check that no use comes after.
+    /// Records the uses and the drop of a value. loom checks that no use is concurrent with the
+    /// drop or follows it.
     #[derive(Debug)]
     pub(crate) struct Lifetime;
 
-    /// A value is used as long as this is there.
+    /// A use of a value, which ends when this guard is dropped.
     pub(crate) struct Used;
 
     impl Lifetime {
@@ -92,7 +91,7 @@ mod imp {
 
     use super::Zeroed;
 
-    /// See [`Zeroed`].
+    /// An array of default values; see [`Zeroed`].
     #[derive(Debug)]
     pub(crate) struct ZeroedArray<T>(Box<[T]>);
 
@@ -106,14 +105,15 @@ mod imp {
         }
     }
 
-    /// Says when a value is used and when it is freed, for loom to check that no use comes after.
+    /// Records the uses and the drop of a value. loom checks that no use is concurrent with the
+    /// drop or follows it.
     #[derive(Debug)]
     pub(crate) struct Lifetime(loom::cell::UnsafeCell<()>);
 
-    // SAFETY: there is nothing in the cell; loom checks the accesses.
+    // SAFETY: the cell contains no data; loom checks the accesses.
     unsafe impl Sync for Lifetime {}
 
-    /// A value is used as long as this is there.
+    /// A use of a value, which ends when this guard is dropped.
     pub(crate) struct Used(
         #[allow(dead_code, reason = "loom looks at when it is dropped")] loom::cell::ConstPtr<()>,
     );

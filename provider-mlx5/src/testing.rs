@@ -1,8 +1,9 @@
 //! Queues without a kernel, for tests, benches and fuzzing.
 //!
-//! What [`Mlx5`](crate::Mlx5) does in two steps around a command to the kernel is done here in two
-//! steps around whatever takes the device's place: first the memory, whose addresses the device
-//! needs, then the queue, once the device has numbered it.
+//! [`Mlx5`](crate::Mlx5) creates a queue in two steps, before and after a command to the kernel.
+//! This module has the same two steps around the setup of a device model. The first step allocates
+//! the memory, because the device needs the addresses. The second step creates the queue from the
+//! device's number for it.
 
 pub mod malicious_device;
 
@@ -27,13 +28,13 @@ use crate::uidx_table::clean::CqShared;
 use crate::uidx_table::{QueueRecord, QueueRecordRef, RqTracker, Source, SqTracker, UidxTable};
 use crate::wqe::{AddressVector, SEGMENT};
 
-/// Bytes of a register for BlueFlame.
+/// Bytes of a BlueFlame register.
 const REGISTER: u32 = 512;
 
-/// What a ConnectX holds.
+/// The limits of a ConnectX.
 const LIMITS: Limits = Limits { send_bytes: 1024, recv_bytes: 512, send_blocks: 1 << 15, receives: 1 << 15 };
 
-/// What queues of a context share.
+/// The shared objects of a context without a kernel.
 #[derive(Debug)]
 pub struct Plain {
     table: Arc<UidxTable>,
@@ -46,7 +47,7 @@ pub struct Plain {
 pub struct Place {
     /// The first byte.
     pub start: NonNull<u8>,
-    /// Bytes.
+    /// Length in bytes.
     pub len: usize,
 }
 
@@ -55,7 +56,7 @@ impl Place {
         Self { start: memory.as_ptr(), len: memory.len() }
     }
 
-    /// Its address.
+    /// The address of the first byte.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.start.as_ptr().expose_provenance() as u64
@@ -63,43 +64,43 @@ impl Place {
 }
 
 impl Plain {
-    /// A context for queues with user indices below `queues`.
+    /// Creates a context for queues with user indices below `queues`.
     ///
     /// # Errors
-    /// There is no memory.
+    /// The memory can't be allocated.
     pub fn new(queues: u32) -> Result<Self, Errno> {
         Self::with_version(queues, 1)
     }
 
-    /// The same for a device whose completions are of this version: 0, where they name queues by
-    /// their numbers on the wire, or 1.
+    /// Creates a context for a device with this CQE version: 0, where CQEs contain QPN and SRQN, or
+    /// 1.
     ///
     /// # Errors
-    /// There is no memory.
+    /// The memory can't be allocated.
     pub fn with_version(queues: u32, cqe_version: u8) -> Result<Self, Errno> {
         let table = Arc::new(UidxTable::new(queues, cqe_version)?);
         Ok(Self { table, records: DoorbellRecords::default(), uar: Arc::new(Uar::plain()?) })
     }
 
-    /// The doorbell page that queues share.
+    /// The doorbell page that the queues share.
     #[must_use]
     pub fn uar(&self) -> NonNull<u8> {
         self.uar.as_ptr()
     }
 
-    /// Memory for a completion queue of `1 << log` entries of `cqe_size` bytes, 64 or 128.
+    /// Allocates memory for a CQ of `1 << log` CQEs of `cqe_size` bytes, 64 or 128.
     ///
     /// # Errors
-    /// There is no memory.
+    /// The memory can't be allocated.
     pub fn cq(&self, log: u32, cqe_size: usize) -> Result<PlainCq<'_>, Errno> {
         let ring = Ring::new(Mapping::anonymous(cqe_size << log)?, log, cqe_size);
         Ok(PlainCq { context: self, ring, doorbell: self.records.take()? })
     }
 
-    /// Memory for a queue pair that completes to `send_cq` and `recv_cq`.
+    /// Allocates memory for a queue pair that completes to `send_cq` and `recv_cq`.
     ///
     /// # Errors
-    /// There is no memory, or the depths and widths are more than a ConnectX holds.
+    /// There is no memory or no free user index, or `cap` exceeds the limits of a ConnectX.
     pub fn qp(
         &self,
         qp_type: QpType,
@@ -112,8 +113,7 @@ impl Plain {
         self.qp_of(qp_type, cap, 0, cqs, srq, |slots, _| Ok(RqTracker::new(slots)))
     }
 
-    /// The same, where completion queues are polled by other threads. With `scatters`, completions
-    /// may carry messages.
+    /// Like [`Plain::qp`], for CQs that other threads poll. `scatters` enables scatter to CQE.
     ///
     /// # Errors
     /// As for [`Plain::qp`].
@@ -131,7 +131,7 @@ impl Plain {
         self.qp_of(qp_type, cap, 0, cqs.map(CqName::clone), srq, receives)
     }
 
-    /// The same for whole frames, of which those that a device cuts have headers of at most so many
+    /// Like [`Plain::qp`], for raw packets. TSO requests have headers of at most `tso_header`
     /// bytes.
     ///
     /// # Errors
@@ -141,7 +141,7 @@ impl Plain {
         self.qp_of(QpType::RAW_PACKET, cap, tso_header, cqs, None, |slots, _| Ok(RqTracker::new(slots)))
     }
 
-    /// The same, with receives whose messages completions may carry.
+    /// Like [`Plain::qp`], with scatter to CQE for receives.
     ///
     /// # Errors
     /// As for [`Plain::qp`].
@@ -190,10 +190,10 @@ impl Plain {
         })
     }
 
-    /// A shared receive queue of at least `max_wr` receives of `max_sge` SGEs.
+    /// Creates an SRQ of at least `max_wr` receives of `max_sge` SGEs.
     ///
     /// # Errors
-    /// There is no memory.
+    /// The memory can't be allocated.
     pub fn srq(&self, max_wr: u32, max_sge: u32) -> Result<PlainSrq, Errno> {
         let (shift, slots) = (Mlx5Srq::shift(max_sge), (max_wr + 1).next_power_of_two().max(2));
         let memory = Mapping::anonymous((slots as usize) << shift)?;
@@ -204,10 +204,11 @@ impl Plain {
         Ok(PlainSrq { ring, doorbell: record, slots, shift, queue })
     }
 
-    /// A work queue of at least `max_wr` receives of `max_sge` SGEs that completes to `cq`.
+    /// Allocates memory for a WQ of at least `max_wr` receives of `max_sge` SGEs that completes to
+    /// `cq`.
     ///
     /// # Errors
-    /// There is no memory, or depth or width are more than a ConnectX holds.
+    /// There is no memory or no free user index, or the arguments exceed the limits of a ConnectX.
     pub fn wq(&self, max_wr: u32, max_sge: u32, cq: &Mlx5Cq) -> Result<PlainWq, CreateError> {
         let layout = ReceiveLayout::new(max_wr, max_sge, LIMITS)?;
         let ioctl_error = |errno| bareverbs_provider::device::IoctlError { method: "mmap", errno };
@@ -223,33 +224,33 @@ impl Plain {
         })
     }
 
-    /// An address handle with a vector of any contents.
+    /// Creates an address handle with an arbitrary address vector.
     #[must_use]
     pub fn ah(vector: AddressVector) -> Mlx5Ah {
         Mlx5Ah { vector }
     }
 }
 
-/// The shared part of a completion queue, for QPs that another thread's CQ completes.
+/// The shared part of a CQ, for QPs that complete to a CQ of another thread.
 #[derive(Clone, Debug)]
 pub struct CqName(Arc<CqShared>);
 
 impl CqName {
-    /// That of a completion queue.
+    /// The shared part of `cq`.
     #[must_use]
     pub fn of(cq: &Mlx5Cq) -> Self {
         Self(Arc::clone(cq.shared()))
     }
 }
 
-/// The page that an address lies in.
+/// The page that contains an address.
 #[must_use]
 pub fn page_of(address: u64) -> Place {
     let start = std::ptr::with_exposed_provenance_mut::<u8>((address & !0xfff) as usize);
     Place { start: NonNull::new(start).expect("a page that is mapped"), len: 0x1000 }
 }
 
-/// A completion queue to be.
+/// A CQ whose memory is allocated and that has no number yet.
 #[derive(Debug)]
 pub struct PlainCq<'a> {
     context: &'a Plain,
@@ -258,29 +259,29 @@ pub struct PlainCq<'a> {
 }
 
 impl PlainCq<'_> {
-    /// Where its entries are.
+    /// The ring of CQEs.
     #[must_use]
     pub fn ring(&self) -> Place {
         self.ring.place()
     }
 
-    /// The same, for a device that compresses runs of completions in this format.
+    /// Enables compressed CQEs of the best format in `format`.
     ///
     /// # Panics
-    /// If there is no such format.
+    /// If `format` contains no known format.
     #[must_use]
     pub fn compressed(self, format: CqeCompressionFormats) -> Self {
         let (mini_cqe_format, _) = MiniCqeFormat::best(format).expect("a format");
         Self { ring: self.ring.compressed(Some(mini_cqe_format)), ..self }
     }
 
-    /// Where its doorbell record is.
+    /// The address of the doorbell record.
     #[must_use]
     pub fn doorbell(&self) -> u64 {
         self.doorbell.address()
     }
 
-    /// The queue, by the device's number for it.
+    /// Creates the CQ with the device's number for it.
     #[must_use]
     pub fn finish(self, cqn: u32) -> Mlx5Cq {
         Mlx5Cq::new(self.ring, cqn, &self.context.table, self.doorbell, &self.context.uar)
@@ -293,11 +294,11 @@ impl Ring {
     }
 }
 
-/// Moves a completion queue to a new ring of `1 << log` entries of 64 bytes, as the kernel does:
-/// `announce` tells the device of it.
+/// Resizes a CQ to a new ring of `1 << log` CQEs of 64 bytes, as the kernel does. `announce` passes
+/// the ring to the device.
 ///
 /// # Errors
-/// There is no memory.
+/// The memory can't be allocated.
 pub fn resize(cq: &mut Mlx5Cq, log: u32, announce: impl FnOnce(Place)) -> Result<(), Errno> {
     let ring = Ring::new(Mapping::anonymous(CQE << log)?, log, CQE);
     cq.resize_by(ring, |ring| {
@@ -306,58 +307,58 @@ pub fn resize(cq: &mut Mlx5Cq, log: u32, announce: impl FnOnce(Place)) -> Result
     })
 }
 
-/// A shared receive queue, and where the device finds it.
+/// An SRQ and the addresses that the device needs.
 #[derive(Debug)]
 pub struct PlainSrq {
-    /// Its slots.
+    /// The slots.
     pub ring: Place,
-    /// Its doorbell record.
+    /// The address of the doorbell record.
     pub doorbell: u64,
-    /// How many slots there are.
+    /// The number of slots.
     pub slots: u32,
-    /// Log2 of their bytes.
+    /// Log2 of the bytes of a slot.
     pub shift: u32,
-    /// The queue.
+    /// The SRQ.
     pub queue: Mlx5Srq,
 }
 
 impl PlainSrq {
-    /// Tells the queue the device's number for it.
+    /// Sets the SRQN.
     pub fn number(&self, number: u32) {
         self.queue.shared().set_number(number);
     }
 }
 
-/// A work queue to be.
+/// A WQ whose memory is allocated.
 pub struct PlainWq {
-    /// Its ring, and what else is in its pages.
+    /// The pages that contain the ring.
     pub ring: Place,
-    /// Its doorbell record.
+    /// The address of the doorbell record.
     pub doorbell: u64,
     memory: WqMemory,
 }
 
 impl PlainWq {
-    /// Its number in completions.
+    /// The user index in its CQEs.
     #[must_use]
     pub fn user_index(&self) -> u32 {
         self.memory.record.user_index()
     }
 
-    /// Slots, and log2 of their bytes.
+    /// The number of slots, and log2 of the bytes of a slot.
     #[must_use]
     pub fn receives(&self) -> (u32, u32) {
         (self.memory.layout.slots, self.memory.layout.shift)
     }
 
-    /// The queue.
+    /// Creates the WQ.
     #[must_use]
     pub fn finish(self) -> Mlx5Rq {
         self.memory.finish()
     }
 }
 
-/// A queue pair to be.
+/// A queue pair whose memory is allocated and that has no number yet.
 #[derive(Debug)]
 pub struct PlainQp {
     qp_type: QpType,
@@ -371,47 +372,49 @@ pub struct PlainQp {
 }
 
 impl PlainQp {
-    /// Where its rings are.
+    /// The memory of both rings.
     #[must_use]
     pub fn rings(&self) -> Place {
         self.places.0
     }
 
-    /// Where its doorbell record is.
+    /// The address of the doorbell record.
     #[must_use]
     pub fn doorbell(&self) -> u64 {
         self.places.1
     }
 
-    /// Its number in completions.
+    /// The user index in its CQEs.
     #[must_use]
     pub fn user_index(&self) -> u32 {
         self.record.user_index()
     }
 
-    /// Slots of the receive ring, none where it has none, and log2 of their bytes.
+    /// The number of slots of the receive ring, 0 if there is none, and log2 of the bytes of a
+    /// slot.
     #[must_use]
     pub fn receives(&self) -> (u32, u32) {
         (self.layout.recv_slots, self.layout.recv_shift)
     }
 
-    /// Where the send ring starts, and its blocks.
+    /// The offset of the send ring in [`PlainQp::rings`] in bytes, and its number of WQEBBs.
     #[must_use]
     pub fn sends(&self) -> (usize, u32) {
         (self.layout.send_offset(), self.layout.send_blocks)
     }
 
-    /// Depths and widths.
+    /// The numbers of requests and SGEs, and the inline size.
     #[must_use]
     pub fn cap(&self) -> QpCap {
         self.layout.cap()
     }
 
-    /// The queues, by the device's number for the queue pair. With `blue_flame` the send queue has
-    /// a register of its own, whose page is returned.
+    /// Creates the queues with the device's QPN. The returned address is that of the page of the
+    /// doorbell register. With `blue_flame` the send queue has a register of its own in a page of
+    /// its own.
     ///
     /// # Errors
-    /// There is no memory.
+    /// The memory can't be allocated.
     pub fn finish(
         self,
         qp_num: u32,

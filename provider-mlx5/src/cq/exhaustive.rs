@@ -1,4 +1,4 @@
-//! A completion queue whose count starts shortly before it wraps, polled in every way.
+//! Polls a CQ exhaustively near the wraps of its consumer index.
 
 use bareverbs_provider::traits::{RecvQueue, SendQueue};
 use bareverbs_provider::work::{
@@ -14,7 +14,7 @@ use crate::testing::{Place, Plain};
 
 const QPN: u32 = 0x123;
 
-/// What the memory of the CQEs is written by.
+/// The device, which writes CQEs.
 struct Device {
     ring: Place,
     log: u32,
@@ -37,7 +37,7 @@ impl Device {
         let slot = (self.written & ((1 << self.log) - 1)) as usize;
         let at = (slot + 1) * self.cqe_size - CQE;
         assert!(at + CQE <= self.ring.len);
-        // SAFETY: within the ring, which is only read otherwise, by this thread.
+        // SAFETY: the CQE lies in the ring, which is otherwise only read, by this thread.
         unsafe { self.ring.start.add(at).as_ptr().copy_from_nonoverlapping(entry.as_ptr(), CQE) };
         self.written += 1;
     }
@@ -56,7 +56,7 @@ struct Fixture {
 const SGES: [Sge; 1] = [Sge { addr: 64, length: 8, lkey: 1 }];
 
 impl Fixture {
-    /// A queue of `1 << log` CQEs of which the device seems to have written `start` before.
+    /// A CQ of `1 << log` CQEs whose consumer index starts at `start`.
     fn new(log: u32, cqe_size: usize, start: u32) -> Self {
         let context = Plain::new(4).unwrap();
         let parts = context.cq(log, cqe_size).unwrap();
@@ -73,12 +73,12 @@ impl Fixture {
         Self { cq, sq, rq: rq.unwrap(), device, posted: 0, polled: 0, _context: context }
     }
 
-    /// Posts `count` requests, sends and receives in turn, which complete.
+    /// Posts and completes `count` requests; every third is a receive, the others are sends.
     fn complete(&mut self, count: u64) {
         for _ in 0..count {
             let wr_id = self.posted;
             if wr_id.is_multiple_of(3) {
-                // SAFETY: no device touches the memory.
+                // SAFETY: no device accesses the memory.
                 unsafe { self.rq.push(&RecvRequest { wr_id, sges: &SGES }) }.unwrap();
                 self.rq.ring();
                 self.device.complete(CqeOpcode::RESP_SEND, 0, self.device.receives, bytes(wr_id));
@@ -87,7 +87,7 @@ impl Fixture {
                 let operation = Operation::Write(Remote { addr: 64, rkey: 1 });
                 let flags = SendFlags::SIGNALED;
                 let payload = Payload::Sges(&SGES);
-                // SAFETY: no device touches the memory.
+                // SAFETY: no device accesses the memory.
                 unsafe { self.sq.push(&SendRequest { wr_id, operation, flags, payload }) }.unwrap();
                 self.sq.ring().unwrap();
                 self.device.complete(CqeOpcode::REQ, 8, self.device.sends, 0);
@@ -124,7 +124,7 @@ impl Fixture {
     }
 }
 
-/// A value that no completion has.
+/// A value that differs from every completion.
 fn untouched() -> WorkCompletion {
     WorkCompletion {
         wr_id: u64::MAX,
@@ -147,7 +147,7 @@ fn bytes(wr_id: u64) -> u32 {
     wr_id as u32 * 5 + 1
 }
 
-/// Counts shortly before a wrap of the count, of the sign of 24 bits, and of nothing.
+/// Consumer indices: 0, shortly before the wrap of 23 bits, and shortly before the wrap of 24 bits.
 const STARTS: [u32; 5] = [0, 0x7f_fff0, 0xff_ffe0, 0xff_fff7, 0xff_ffff];
 
 #[test]
@@ -197,7 +197,7 @@ fn all_poll_functions_return_each_cqe_once_across_wraps() {
                     _ => {
                         for _ in 0..count {
                             assert!(fixture.cq.poll_slow(), "the slow path takes what the fast one does");
-                            // SAFETY: the queue keeps the ring.
+                            // SAFETY: the CQ owns the ring.
                             let value = unsafe { fixture.cq.slow_result.completion() }.to_value();
                             fixture.check(&value);
                         }

@@ -14,7 +14,7 @@ use crate::doorbell::Word;
 use crate::fixture::{CAP, Device, Fixture, LOG, NUMBER, send};
 use crate::testing::Plain;
 
-/// Longer than any queue of these tests takes.
+/// More SGEs than any queue of these tests accepts.
 const TOO_MANY_SGES: [Sge; 40] = [Sge { addr: 64, length: 8, lkey: 1 }; 40];
 
 fn next(cq: &mut Mlx5Cq) -> Option<(u64, WcStatus)> {
@@ -26,12 +26,12 @@ fn next(cq: &mut Mlx5Cq) -> Option<(u64, WcStatus)> {
 fn push(sq: &mut Mlx5Sq, wr_id: u64, sges: &[Sge]) -> Result<(), PushError> {
     let operation = Operation::Write(Remote { addr: 64, rkey: 1 });
     let request = SendRequest { wr_id, operation, flags: SendFlags::SIGNALED, payload: Payload::Sges(sges) };
-    // SAFETY: there is no device that would touch the memory.
+    // SAFETY: no device accesses the memory.
     unsafe { sq.push(&request) }
 }
 
 fn post(rq: &mut impl RecvQueue, wr_id: u64, sges: &[Sge]) -> Result<(), PushError> {
-    // SAFETY: there is no device that would touch the memory.
+    // SAFETY: no device accesses the memory.
     unsafe { rq.push(&RecvRequest { wr_id, sges }) }
 }
 
@@ -137,9 +137,9 @@ fn discard_completes_no_receive_of_another_srq() {
         qp.finish(NUMBER, false).expect("memory")
     };
     let old = create(&mut old_srq.queue);
-    // Names SRQ 5 in place of a user index.
+    // The CQE contains SRQN 5 instead of a user index.
     device.completes(CqeOpcode::RESP_SEND, 5, 0);
-    // The kernel has destroyed `old`, whose queues its owner has not dropped yet.
+    // The kernel has destroyed `old`; its owner has not dropped the queues yet.
     let new = create(&mut new_srq.queue);
     next(&mut cq);
     drop((old, new));

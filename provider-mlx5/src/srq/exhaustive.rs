@@ -1,9 +1,9 @@
-//! Every order in which receives of a small shared queue complete.
+//! Completes the receives of a small SRQ in every order.
 
 use super::*;
 use crate::testing::{Plain, PlainSrq};
 
-/// A device that follows the list.
+/// A device that reads the list of slots.
 struct Device {
     srq: PlainSrq,
     next: u16,
@@ -16,14 +16,14 @@ impl Device {
         Self { srq, next: 0 }
     }
 
-    /// Posts a receive; the slot in which the device finds it.
+    /// Posts a receive and returns the slot that the device reads it from.
     fn post(&mut self, wr_id: u64) -> u16 {
         let queue = &mut self.srq.queue;
-        // SAFETY: no device touches the memory.
+        // SAFETY: no device accesses the memory.
         unsafe { queue.push(&RecvRequest { wr_id, sges: &[] }) }.expect("room");
         queue.ring();
         let slot = self.next;
-        // SAFETY: a slot of the queue, whose memory it keeps.
+        // SAFETY: a slot of the SRQ, which owns its memory.
         let [link, _] = unsafe { queue.slot(slot.into()).read() };
         self.next = (u64::from_be(link) >> 32) as u16;
         slot
@@ -31,14 +31,14 @@ impl Device {
 
     fn is_full(&mut self) -> bool {
         let capacity = self.srq.queue.capacity();
-        // SAFETY: no device touches the memory.
+        // SAFETY: no device accesses the memory.
         let pushed = unsafe { self.srq.queue.push(&RecvRequest { wr_id: u64::MAX, sges: &[] }) };
         self.srq.queue.abort();
         pushed == Err(PushError::QueueFull { capacity })
     }
 }
 
-/// All orders of `0..count`.
+/// All permutations of `0..count`.
 fn orders(count: usize) -> Vec<Vec<usize>> {
     let Some(less) = count.checked_sub(1) else { return vec![Vec::new()] };
     let insert = |order: Vec<usize>| {
@@ -51,7 +51,7 @@ fn orders(count: usize) -> Vec<Vec<usize>> {
     orders(less).into_iter().flat_map(insert).collect()
 }
 
-/// Posts as many as there is room for, which must be `room`; slots and ids.
+/// Posts `room` receives, which must fill the SRQ; returns their slots and `wr_id`s.
 fn fill(device: &mut Device, room: usize, next_id: &mut u64) -> Vec<(u16, u64)> {
     let posted = (0..room).map(|_| {
         *next_id += 1;
@@ -97,15 +97,16 @@ fn any_subset_of_seven_slots_returns_in_any_order() {
         for &at in &order[..part] {
             let (slot, id) = posted[at];
             assert_eq!(device.srq.queue.shared.complete(slot), Some(id));
-            // A slot comes back once, however often a device completes it.
+            // A slot is returned once, even if the device completes it repeatedly.
             assert_eq!(device.srq.queue.shared.complete(slot), None, "a repeated CQE");
         }
         let again = fill(&mut device, part, &mut next_id);
-        // The end of the list is used first, then what came back in its order.
+        // The old end of the list is used first, then the returned slots in the order of their
+        // return.
         let expected: Vec<_> = order[..part].iter().map(|&at| posted[at].0).collect();
         let slots: Vec<_> = again.iter().map(|(slot, _)| *slot).collect();
         assert_eq!(slots.get(1..).unwrap_or(&[]), &expected[..part.saturating_sub(1)]);
-        // The receives that were not complete are still the device's, with their ids.
+        // The receives that did not complete are still posted, with their `wr_id`s.
         for &at in &order[part..] {
             let (slot, id) = posted[at];
             assert_eq!(device.srq.queue.shared.complete(slot), Some(id));

@@ -5,13 +5,13 @@ use proptest::prelude::*;
 use super::*;
 use crate::testing::{Plain, PlainSrq};
 
-/// A device that takes what is published, in the order of the list.
+/// A device that reads published receives in the order of the list.
 struct Device {
     srq: PlainSrq,
-    /// The slot that the next receive will be in.
+    /// The slot of the next receive.
     next: u16,
     published: u16,
-    /// What it has: slots and ids.
+    /// Slots and `wr_id`s of the receives that the device has read.
     taken: Vec<(u16, u64)>,
 }
 
@@ -21,7 +21,7 @@ impl Device {
         assert_eq!(self.srq.queue.record.get(Word::First), u32::from(self.published));
         for id in ids.drain(..) {
             self.taken.push((self.next, id));
-            // SAFETY: a slot of the queue, whose memory it keeps.
+            // SAFETY: a slot of the SRQ, which owns its memory.
             let [link, _] = unsafe { self.srq.queue.slot(self.next.into()).read() };
             self.next = (u64::from_be(link) >> 32) as u16;
         }
@@ -34,7 +34,7 @@ fn returned_slots_are_reused_in_order() {
     let srq = context.srq(3, 1).expect("memory");
     let mut device = Device { srq, next: 0, published: 0, taken: Vec::new() };
     let post = |device: &mut Device, id| {
-        // SAFETY: there is no device that would touch the memory.
+        // SAFETY: no device accesses the memory.
         unsafe { device.srq.queue.push(&RecvRequest { wr_id: id, sges: &[] }) }.expect("room");
         device.srq.queue.ring();
         device.fetch(&mut vec![id]);
@@ -64,12 +64,12 @@ proptest! {
             let room = pushed.len() + device.taken.len() < capacity;
             let request = RecvRequest { wr_id: id, sges: &sges[..1 + usize::from(step & 1)] };
             match step {
-                // SAFETY: there is no device that would touch the memory.
+                // SAFETY: no device accesses the memory.
                 0 | 1 => match unsafe { queue.try_push(&request) || queue.push(&request).is_ok() } {
                     true => pushed.push(id),
                     false => prop_assert!(!room),
                 },
-                // SAFETY: there is no device that would touch the memory.
+                // SAFETY: no device accesses the memory.
                 2 | 3 => if unsafe { queue.try_post(&request) } {
                     prop_assert!(room && pushed.is_empty());
                     device.fetch(&mut vec![id]);

@@ -19,14 +19,14 @@ use crate::rq::Mlx5Rq;
 use crate::sq::Mlx5Sq;
 use crate::srq::Mlx5Srq;
 
-/// Log2 of the entries of a completion queue, at first.
+/// Log2 of the initial number of CQEs of a CQ.
 const LOG: u32 = 3;
-/// The shared receive queue's number.
+/// The SRQN.
 const SRQ: u32 = 5;
-/// Most steps; the rest of the bytes is ignored.
+/// The maximum number of steps; the rest of the bytes is ignored.
 const STEPS: usize = 400;
 
-/// The remaining bytes; zeros follow their end.
+/// The remaining bytes. Reads past the end give 0.
 struct Script<'a>(&'a [u8]);
 
 impl Script<'_> {
@@ -50,20 +50,20 @@ struct Cq {
 struct Qp {
     sq: Mlx5Sq,
     rq: Option<Mlx5Rq>,
-    /// What completions of version 1 name it by, and what those of version 0 do.
+    /// The user index in CQEs of version 1, and the QPN in CQEs of version 0.
     id: u32,
     number: u32,
 }
 
 struct Fixture {
     qps: Vec<Qp>,
-    /// Where receives go: what entries carry is written there.
+    /// The memory of all receives, which scatter to CQE writes to.
     recv_buffer: Box<[u8; 64]>,
     srq: Mlx5Srq,
     cqs: [Cq; 2],
     context: Plain,
     cqe_version: u8,
-    /// Of every request that was posted.
+    /// The `wr_id` of every posted request.
     ids: HashSet<u64>,
     next_id: u64,
 }
@@ -88,7 +88,7 @@ pub fn run(script: &[u8]) {
 impl Fixture {
     fn of_version(cqe_version: u8) -> Self {
         let context = Plain::with_version(16, cqe_version).expect("memory");
-        // The second one's device may compress.
+        // The device of the second CQ may compress CQEs.
         let cq = |number| {
             let parts = context.cq(LOG, CQE).expect("memory");
             let parts = if number == 1 { parts } else { parts.compressed(CqeCompressionFormats::all()) };
@@ -116,14 +116,14 @@ impl Fixture {
         fixture
     }
 
-    /// A queue pair of the kind that the bits say.
+    /// Adds a queue pair; the bits of `kind` select SRQ, CQ, BlueFlame and scatter to CQE.
     fn add_qp(&mut self, kind: u8) {
         let cap =
             QpCap { max_send_wr: 4, max_recv_wr: 4, max_send_sge: 2, max_recv_sge: 2, max_inline_data: 16 };
         let srq = (kind & 1 != 0).then_some(&self.srq);
         let recv = usize::from(kind >> 1 & 1);
         let (send_cq, recv_cq) = (&self.cqs[0].queue, &self.cqs[recv].queue);
-        // QpnMap of those that were destroyed come back when a completion queue was found empty.
+        // User indices of destroyed QPs are freed when a poll finds the CQ empty.
         let parts = if kind & 9 == 8 {
             self.context.scattering_qp(QpType::RC, &cap, send_cq, recv_cq)
         } else {
@@ -131,7 +131,7 @@ impl Fixture {
         };
         let Ok(parts) = parts else { return };
         let id = parts.user_index();
-        // The lowest that is free: one that was given before, if any was.
+        // The lowest free number, so numbers are reused.
         let number =
             (0x40..).find(|number| self.qps.iter().all(|qp| qp.number != *number)).expect("a number");
         let (sq, rq, _) = parts.finish(number, kind & 4 != 0).expect("memory");
@@ -155,9 +155,9 @@ impl Fixture {
             7 => self.poll(place % 2),
             8 => {
                 if let Some(qp) = self.qps.get_mut(at) {
-                    // SAFETY: there is no device that would carry out anything.
+                    // SAFETY: no device executes the requests.
                     unsafe { qp.sq.reset() };
-                    // SAFETY: there is no device that would carry out anything.
+                    // SAFETY: no device executes the requests.
                     qp.rq.iter_mut().for_each(|rq| unsafe { rq.reset() });
                 }
             }
@@ -184,8 +184,8 @@ impl Fixture {
             _ => Payload::Sges(&sges),
         };
         let request = SendRequest { wr_id: id, operation, flags: SendFlags::SIGNALED, payload };
-        // The fast path first, as `verbs` does.
-        // SAFETY: there is no device that would touch the memory.
+        // The fast path is tried first, as in `verbs`.
+        // SAFETY: no device accesses the memory.
         let _ = unsafe { qp.sq.try_push(&request) || qp.sq.push(&request).is_ok() };
         if script.byte() & 3 == 0 { qp.sq.abort() } else { qp.sq.ring().expect("doorbells are not refused") }
     }
@@ -197,12 +197,12 @@ impl Fixture {
         let Some(qp) = self.qps.get_mut(at) else { return };
         match &mut qp.rq {
             Some(rq) => {
-                // SAFETY: the memory that requests name lives as long as the fixture.
+                // SAFETY: the memory of the requests is valid as long as the fixture.
                 if unsafe { rq.try_push(&request) || rq.push(&request).is_ok() } {
                     rq.ring();
                 }
             }
-            // SAFETY: the memory that requests name lives as long as the fixture.
+            // SAFETY: the memory of the requests is valid as long as the fixture.
             None => drop(unsafe { self.srq.push(&request) }.map(|()| self.srq.ring())),
         }
     }
@@ -229,18 +229,18 @@ impl Fixture {
         if let Some(qp) = named {
             entry[57..60].copy_from_slice(&qp.number.to_be_bytes()[1..]);
         }
-        // Most counters are of requests that could be there.
+        // Most WQE counters are those of requests that could be outstanding.
         if script.byte() & 3 != 0 {
             entry[60] = 0;
             entry[61] &= 7;
         }
         entry[63] = script.byte();
-        // Runs that there is room for, and some that there is not.
+        // Most runs fit into the ring; some do not.
         if entry[63] >> 2 & 3 == 3 && script.byte() & 3 != 0 {
             entry[44..48].copy_from_slice(&u32::from(script.byte() % 12).to_be_bytes());
         }
         let slot = script.one_of(1 << cq.log);
-        // SAFETY: within the ring, which is only read otherwise, by this thread.
+        // SAFETY: the CQE lies in the ring, which is otherwise only read, by this thread.
         unsafe {
             cq.ring.start.add(slot * CQE).as_ptr().copy_from_nonoverlapping(entry.as_ptr(), CQE);
         }
@@ -248,7 +248,7 @@ impl Fixture {
 
     fn poll(&mut self, at: usize) {
         let cq = &mut self.cqs[at];
-        // What was written before this round, and in it.
+        // CQEs from before this round, and CQEs of this round.
         let most = 2 << cq.log;
         for count in 0.. {
             assert!(count <= most, "polling goes on without end");
@@ -294,7 +294,7 @@ mod tests {
                 entry[32..36].copy_from_slice(&number.to_be_bytes());
                 entry[63] = opcode.0 << 4;
                 let Cq { queue, ring, .. } = &mut fixture.cqs[0];
-                // SAFETY: within the ring, which is only read otherwise, by this thread.
+                // SAFETY: the CQE lies in the ring, which is otherwise only read, by this thread.
                 unsafe { ring.start.as_ptr().copy_from_nonoverlapping(entry.as_ptr(), CQE) };
                 let completion = queue.next().expect("an entry").to_value();
                 assert_eq!(
@@ -314,7 +314,7 @@ mod tests {
         let sges =
             [Sge { addr: fixture.recv_buffer.as_mut_ptr().expose_provenance() as u64, length: 8, lkey: 1 }];
         let rq = fixture.qps[at].rq.as_mut().expect("receives");
-        // SAFETY: the memory lives as long as the fixture.
+        // SAFETY: the memory is valid as long as the fixture.
         unsafe { rq.push(&RecvRequest { wr_id: 7, sges: &sges }) }.expect("room");
         rq.abort();
         let mut entry = [9u8; CQE];
@@ -322,7 +322,7 @@ mod tests {
         entry[44..48].copy_from_slice(&8u32.to_be_bytes());
         entry[60..].copy_from_slice(&[0, 0, 0, CqeOpcode::RESP_SEND.0 << 4 | 1 << 2]);
         let Cq { queue, ring, .. } = &mut fixture.cqs[0];
-        // SAFETY: within the ring, which is only read otherwise, by this thread.
+        // SAFETY: the CQE lies in the ring, which is otherwise only read, by this thread.
         unsafe { ring.start.as_ptr().copy_from_nonoverlapping(entry.as_ptr(), CQE) };
         assert_eq!(queue.next().map(|completion| completion.status()), Some(WcStatus::GENERAL_ERR));
         assert_eq!(*fixture.recv_buffer, [0; 64]);

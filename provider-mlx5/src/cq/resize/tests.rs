@@ -8,7 +8,7 @@ use crate::doorbell::Word;
 use crate::fixture::{Device, Fixture, LOG, poll, send};
 use crate::testing::resize;
 
-/// Arms the queue; the number of events by which the device tells a late arming.
+/// Arms the CQ and returns the event number in the arm command.
 fn arm(cq: &mut Mlx5Cq, solicited_only: bool) -> u32 {
     cq.arm(solicited_only).expect("a write to memory");
     cq.shared.doorbell.get(Word::Second) >> 28
@@ -36,7 +36,7 @@ fn events_before_and_after_resize_are_counted() {
         let Fixture { mut device, mut cq, sq: _sq, rq: _rq, user_index, .. } = Fixture::new(false);
         arm(&mut cq, solicited_only);
         if before {
-            // An error raises either kind of event.
+            // An error raises an event in both arm states.
             device.completes(CqeOpcode::REQ_ERR, user_index, 0);
         }
         move_to(&mut cq, &mut device, LOG + 1);
@@ -67,7 +67,7 @@ fn no_queue_pair_is_reset_while_the_kernel_resizes_its_completion_queue() {
     std::thread::scope(|scope| {
         let sq = &mut sq;
         resize(&mut cq, LOG + 1, |ring| {
-            // SAFETY: no kernel and no device has the queue.
+            // SAFETY: no kernel and no device uses the queue.
             let owner = scope.spawn(|| unsafe { sq.reset() });
             std::thread::sleep(Duration::from_millis(20));
             assert!(!owner.is_finished(), "the owner waits for the kernel");

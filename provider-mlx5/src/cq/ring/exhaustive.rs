@@ -1,11 +1,11 @@
-//! Indices, owner bits and comparisons of CQEs, exhaustively near every wrap.
+//! Tests indices, owner bits and comparisons of CQEs exhaustively near every wrap.
 
 use bareverbs_provider::mapping::Mapping;
 
 use super::*;
 
-/// Indices to look at: around 0, around the wraps of 23 and 24 bits, and beyond, where callers have
-/// not masked yet.
+/// Indices around 0, around the wraps of 23 and 24 bits, and beyond 24 bits, as callers may pass
+/// them unmasked.
 fn indices() -> impl Iterator<Item = u32> {
     let around = |middle: u32| (0..1 << 12).map(move |at| middle.wrapping_add(at).wrapping_sub(1 << 11));
     [0, 1 << 23, 1 << 24, 1 << 25, 5 << 24].into_iter().flat_map(around)
@@ -49,7 +49,7 @@ fn ring_must_fit_its_memory_and_the_24_bit_index() {
     let made = |bytes, log, cqe_size| {
         std::panic::catch_unwind(|| Ring::new(Mapping::anonymous(bytes).unwrap(), log, cqe_size)).is_ok()
     };
-    // A mapping is of whole pages.
+    // A mapping consists of whole pages.
     assert!(made(4096, 6, 64) && !made(4096, 7, 64));
     assert!(made(4096, 5, 128) && !made(4096, 6, 128));
     assert!(!made(4096, 0, 32) && !made(4096, 0, 256));
@@ -64,7 +64,7 @@ fn is_before_compares_modulo_2_to_the_24() {
             let index = until.wrapping_sub(distance);
             assert!(is_before(index, until), "{index:#x} {until:#x}");
             assert!(!is_before(until, index), "{until:#x} {index:#x}");
-            // Only the low 24 bits count.
+            // Only the low 24 bits matter.
             assert!(is_before(counted(index), until) && !is_before(until, counted(index)));
             assert!(is_before(index, counted(until)) && !is_before(counted(until), index));
         }

@@ -1,5 +1,4 @@
-//! Models of an owner that looks for the end of what the device has written while the poller writes
-//! a run out.
+//! Models of an owner that counts written CQEs while the poller expands a run.
 
 use bareverbs_provider::mapping::Mapping;
 use loom::sync::Arc;
@@ -9,14 +8,14 @@ use loom::thread;
 use super::*;
 
 const LOG: u32 = 2;
-/// CQEs of the run, which begins the ring.
+/// CQEs of the run, which starts at index 0.
 const RUN: u32 = 3;
 
-/// The words of CQEs that threads other than the poller read, as atomics of loom's.
+/// The words of CQEs that other threads than the poller read, as loom atomics.
 struct Model {
     last: [AtomicU32; 1 << LOG],
     count: [AtomicU32; 1 << LOG],
-    /// How far the poller has given CQEs back.
+    /// The consumer index in the doorbell record.
     consumed: AtomicU32,
 }
 
@@ -27,13 +26,13 @@ fn entry(opcode: CqeOpcode, format: u8, owner: u8, count: u32) -> [u8; CQE] {
     entry
 }
 
-/// The run's title.
+/// The title CQE of the run.
 fn title() -> [u8; CQE] {
     entry(CqeOpcode::RESP_SEND, COMPRESSED, 0, RUN)
 }
 
 impl Model {
-    /// A run, and behind it what the device never wrote.
+    /// A ring with one run, followed by CQEs that were never written.
     fn new() -> Self {
         let unwritten = entry(CqeOpcode::INVALID, 0, OWNER, 0);
         let words = |offset: usize| {
@@ -66,7 +65,7 @@ impl Words for Model {
         }
     }
 
-    /// The title, and format of as many bytes as a longer run has CQEs.
+    /// The title, or an array whose byte counts would be those of a longer run.
     fn bytes(&self, index: u32) -> [u8; CQE] {
         if index == 0 {
             return title();
@@ -111,7 +110,7 @@ fn released_and_overwritten_mini_cqes_are_counted() {
             move || {
                 assert!(ring.expand_in(&*model, 0));
                 model.consumed.store(RUN, Ordering::Release);
-                // The device goes on when it has read the count.
+                // The device continues after it has read the consumer index.
                 for index in [3, 4] {
                     let entry = entry(CqeOpcode::RESP_SEND, 0, ring.owner(index), 1);
                     model.store(index, BYTE_COUNT, word_of(&entry, BYTE_COUNT));

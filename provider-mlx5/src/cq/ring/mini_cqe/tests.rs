@@ -1,5 +1,4 @@
-//! Tests: runs that are looked at and written out, of devices that keep to the format and of
-//! others.
+//! Tests: counting and expansion of runs, from correct and from faulty devices.
 
 use std::cell::Cell;
 
@@ -9,7 +8,7 @@ use super::*;
 
 const LOG: u32 = 3;
 
-/// A ring whose device may compress runs so.
+/// A ring with compressed CQEs of this format.
 fn ring(format: MiniCqeFormat) -> Ring {
     Ring::new(Mapping::anonymous(CQE << LOG).expect("memory"), LOG, CQE).compressed(Some(format))
 }
@@ -24,7 +23,7 @@ fn put(ring: &Ring, index: u32, opcode: CqeOpcode, format: u8, count: u32) -> [u
     entry
 }
 
-/// The CQE after a title, as an array of mini CQEs.
+/// Writes the CQE after a title as an array of mini CQEs.
 fn put_array(ring: &Ring, index: u32, mini_cqes: [[u8; MINI_CQE]; 8]) {
     let mut entry = [0; CQE];
     entry.copy_from_slice(mini_cqes.as_flattened());
@@ -82,7 +81,7 @@ fn title_expanded_during_the_count_is_read_again() {
     let looks = Cell::new(0);
     let look = |index: u32| {
         looks.set(looks.get() + 1);
-        // The first look finds the title, and the byte count of the CQE that it becomes.
+        // The first read gets the title and the byte count of the CQE that replaces it.
         let format = if looks.get() == 1 { COMPRESSED } else { 0 };
         let opcode = if index < 2 { CqeOpcode::RESP_SEND } else { CqeOpcode::INVALID };
         Look { op_own: opcode.0 << 4 | format, count: 7, has_changed: looks.get() == 1 }
@@ -105,19 +104,19 @@ fn count_ends_although_the_consumer_index_keeps_changing() {
 #[test]
 fn overwritten_cqes_are_counted() {
     let ring = ring(MiniCqeFormat::Checksum);
-    // CQEs of the second round, which is not over.
+    // CQEs of the second round, which is incomplete.
     for index in 0..3 {
         let mut entry = put(&ring, index, CqeOpcode::RESP_SEND, 0, 3);
         entry[OP_OWN] |= OWNER;
         write(&ring, index, &entry);
     }
     let reads = Cell::new(0);
-    // The poller gave the first round back after the first read.
+    // The poller releases the first round after the first read.
     let consumed = || if reads.replace(reads.get() + 1) == 0 { 0 } else { ring.entries() };
     assert_eq!(ring.first_unwritten(consumed), ring.entries() + 3);
 }
 
-/// What is of its own in each CQE of a run of two: opcode of the send, checksum, number and bytes.
+/// The fields that differ in a run of two CQEs: opcode, checksum, WQE counter and byte count.
 fn expanded(format: MiniCqeFormat, opcode: CqeOpcode) -> [(u8, u16, u16, u32); 2] {
     let ring = ring(format);
     put(&ring, 0, opcode, COMPRESSED, 2);
@@ -143,7 +142,7 @@ fn each_format_expands_its_fields() {
     let with_number = [(0x55, 0x0102, 0x0304, 5), (0x55, 0x0607, 0x0809, 10)];
     assert_eq!(expanded(MiniCqeFormat::ChecksumStrideIndex, receive), with_number);
     for format in [MiniCqeFormat::Hash, MiniCqeFormat::Checksum, MiniCqeFormat::ChecksumStrideIndex] {
-        // The opcode of a send stands in the first byte of the word of its queue pair.
+        // The opcode of a send is in the first byte of the word that contains the QPN.
         assert_eq!(expanded(format, CqeOpcode::REQ), [(3, 0x5555, 0x0102, 5), (8, 0x5555, 0x0607, 10)]);
     }
 }
