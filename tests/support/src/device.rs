@@ -129,7 +129,7 @@ pub fn ethernet() -> Requirement {
     })
 }
 
-/// For tests that trace a process until it exits. A program with coverage instrumentation writes
+/// For tests that observe a process until it exits. A program with coverage instrumentation writes
 /// its counts at exit.
 ///
 /// # Errors

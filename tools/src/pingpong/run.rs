@@ -349,7 +349,7 @@ impl<'a, Q: Queues> Endpoint<'a, Q> {
     }
 
     /// Brings the queue pairs to ERR and polls the flushed requests. Returns the first failure that
-    /// is not a flush error: `cause`, or one of the polled failures.
+    /// is not a flush error, beginning with `cause`. Without one, returns `cause`.
     fn fail_and_drain(
         &mut self,
         state: &RunState,
