@@ -285,8 +285,8 @@ impl Uar {
 fn destroy(file: &DeviceFile, handle: u32) {
     let mut call = Call::<UarObjDestroy>::new(file.driver_id());
     call.destroy(UarObjDestroy::HANDLE, handle);
-    // If the kernel refuses, it frees the page when the device file is closed. SAFETY: the method
-    // writes nothing.
+    // If the kernel refuses, it frees the page when the device file is closed.
+    // SAFETY: the method writes nothing.
     let _ = unsafe { file.execute(&mut call) };
 }
 

@@ -53,8 +53,8 @@ pub struct Mlx5Rq {
 unsafe impl Send for Mlx5Rq {}
 
 impl Mlx5Rq {
-    /// The receive queue of `slots` slots, a power of 2, at the start of `memory`. A slot has `1 <<
-    /// shift` segments.
+    /// The receive queue of `slots` slots, a power of 2, at the start of `memory`. A slot has
+    /// `1 << shift` segments.
     pub(crate) fn new(
         record: QueueRecordRef,
         memory: Arc<QpMemory>,
@@ -260,8 +260,8 @@ unsafe impl RecvQueue for Mlx5Rq {
 
     #[inline(always)]
     unsafe fn try_push_all(&mut self, requests: &[RecvRequest<'_>]) -> usize {
-        // SGEs of a list are in memory: two words are loaded at once. SAFETY: the caller's promise
-        // is the same; the slot has room for a segment.
+        // SGEs of a list are in memory: two words are loaded at once.
+        // SAFETY: the caller's promise is the same; the slot has room for a segment.
         let push = |request: &&RecvRequest<'_>| unsafe {
             self.push_fast(request, |slot, sge| slot.write(data_segment(sge)))
         };
