@@ -64,8 +64,8 @@ pub struct Mlx5Cq {
     shared: Arc<CqShared>,
     uar: Arc<Uar>,
     armed: Armed,
-    /// The number of events that the device has raised. The device ignores an arm command with an
-    /// older number.
+    /// The number of events that the device has raised, which is the sequence number of the arm
+    /// command. The device ignores an arm command whose number an event has already answered.
     events: u32,
 }
 
@@ -539,7 +539,7 @@ unsafe impl CompletionQueue for Mlx5Cq {
 impl Drop for Mlx5Cq {
     fn drop(&mut self) {
         let closed = Retired { closed: true, ..Retired::default() };
-        // Dropping a record can free its queue's own lists, so records are dropped outside of the
+        // The records own references to this CQ's shared part, so they are dropped outside of its
         // lock.
         let retired = std::mem::replace(&mut *self.shared.retired(), closed);
         drop(retired);

@@ -76,7 +76,7 @@ impl Mlx5Cq {
         *shared = ring.clone();
         self.ring = ring;
         self.reload_ring();
-        // The release publishes the consumer index in the new ring.
+        // Owners of queue pairs count CQEs of the new ring from this consumer index.
         self.release();
     }
 }

@@ -1,8 +1,8 @@
 //! Compressed CQEs: a title CQE and arrays of mini CQEs.
 //!
-//! A run of n compressed completions takes n slots of the ring. The first slot contains the *title*
-//! CQE, whose byte count is n. The second slot, and every eighth slot of the run, contains an array
-//! of eight *mini CQEs*. A mini CQE contains the fields that differ between the completions.
+//! A run of n compressed completions takes n slots of the ring. Slot 0 of the run contains the
+//! *title* CQE, whose byte count is n. Slots 1, 8, 16 and so on each contain an array of eight
+//! *mini CQEs*. A mini CQE contains the fields that differ between the completions.
 //!
 //! The poller expands a run in place when it reaches the title, so later code only finds full CQEs.
 
