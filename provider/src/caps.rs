@@ -1,14 +1,14 @@
-//! Capabilities that a provider reports beside the device attributes of the kernel.
+//! Capabilities that a provider reports in addition to the kernel's device attributes.
 
 use bareverbs_uapi::uverbs::types::CoreSupport;
 
 use crate::rss::{HashFields, HashFunctions};
 
-/// Capabilities of a context, read once when it is opened. The default is a device without any.
+/// Capabilities of a context, read once when it is opened. The default has none.
 #[doc(alias = "mlx5dv_context")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Completion vectors: the interrupt sources that completion events can be spread over.
+    /// Completion vectors: interrupt sources for completion events.
     pub num_comp_vectors: u32,
     /// Features of the kernel's RDMA core.
     pub core_support: CoreSupport,

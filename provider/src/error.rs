@@ -14,9 +14,9 @@ pub enum CreateError {
     Layout {
         /// The queue.
         queue: &'static str,
-        /// What is wrong.
+        /// The problem.
         problem: &'static str,
-        /// The offending number.
+        /// The invalid value.
         value: u64,
     },
     /// A size above a limit of the device that the kernel does not report.
@@ -46,7 +46,7 @@ pub enum CreateError {
     },
 }
 
-/// The doorbell failed. The variant says what became of the batch.
+/// The doorbell failed. The variant tells whether the batch is posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DoorbellError {
     /// The device accesses no memory for any of the requests, now or later: they were taken back.

@@ -1,8 +1,8 @@
 //! The provider traits, and the tools that providers are built from.
 //!
-//! A provider knows one kind of device: the memory layout of its queues, the format of its WQEs and
-//! CQEs, and its doorbell. It implements [`traits`]. This crate knows no particular device. The
-//! providers of this project use nothing that an out-of-tree provider could not.
+//! A provider supports one device family: the memory layout of its queues, the format of its WQEs
+//! and CQEs, and its doorbell. It implements [`traits`]. This crate supports no particular device.
+//! The providers of this project use nothing that an out-of-tree provider could not.
 //!
 //! | module | contents |
 //! |---|---|

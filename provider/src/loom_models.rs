@@ -1,7 +1,7 @@
 //! Models of both sides of a ring, for `cargo xtask loom`.
 //!
-//! The index words are loom's atomics, and each slot is a cell in which loom finds accesses that
-//! nothing orders.
+//! The index words are loom's atomics. Each slot is a loom cell, in which loom detects unordered
+//! accesses.
 
 use std::ptr::NonNull;
 
@@ -12,7 +12,7 @@ use loom::thread;
 
 use crate::ring::{Consumer, Producer, RingMemory};
 
-/// Slots, of which one always stays empty.
+/// The number of slots. One slot always stays empty.
 const SLOTS: usize = 4;
 
 #[repr(align(128))]
@@ -24,7 +24,7 @@ struct Memory {
     slots: [Slot; SLOTS],
 }
 
-// SAFETY: the models order all accesses to the slots by the index words, which loom checks.
+// SAFETY: the models order all accesses to the slots by the index words; loom checks it.
 unsafe impl Sync for Memory {}
 // SAFETY: the memory belongs to no thread.
 unsafe impl Send for Memory {}
@@ -57,16 +57,16 @@ impl Memory {
 }
 
 fn write(slot: NonNull<u8>, value: u64) {
-    // SAFETY: a slot of the memory, which loom finds to be this side's.
+    // SAFETY: a slot of the memory. loom checks that this side owns it.
     unsafe { slot.cast::<Slot>().as_ref().0.with_mut(|at| *at = value) };
 }
 
 fn read(slot: NonNull<u8>) -> u64 {
-    // SAFETY: a slot of the memory, which loom finds to be this side's.
+    // SAFETY: a slot of the memory. loom checks that this side owns it.
     unsafe { slot.cast::<Slot>().as_ref().0.with(|at| *at) }
 }
 
-/// Fills as many slots as there is room for, up to the value `last`.
+/// Fills free slots with consecutive values up to `last`.
 fn fill(producer: &mut Producer, next: &mut u64, last: u64) {
     while *next <= last
         && let Some(slot) = producer.next_slot()
@@ -91,7 +91,7 @@ fn publish_concurrent_with_take() {
         let shared = Arc::clone(&memory);
         let peer = thread::spawn(move || {
             let (mut producer, mut next) = (shared.producer(), 1);
-            // More than the ring holds: the last go where the first were.
+            // More values than the ring holds, so that slots are reused.
             for _ in 0..3 {
                 fill(&mut producer, &mut next, 5);
                 let _ = producer.publish();
@@ -140,8 +140,8 @@ fn publish_next_concurrent_with_take_into() {
     });
 }
 
-/// A batch is taken back while the peer does not look, as where the doorbell was refused; then the
-/// peer looks.
+/// A batch is taken back before the peer reads the ring, as after a failed doorbell. Then the peer
+/// reads the ring.
 #[test]
 fn take_back_before_the_peer_looks() {
     model(|| {
@@ -149,7 +149,7 @@ fn take_back_before_the_peer_looks() {
         let (mut producer, mut next) = (memory.producer(), 1);
         fill(&mut producer, &mut next, 2);
         let batch = producer.publish();
-        // SAFETY: the peer has not looked.
+        // SAFETY: the peer has not read the ring.
         unsafe { producer.take_back(batch) };
         let shared = Arc::clone(&memory);
         let peer = thread::spawn(move || {
@@ -165,8 +165,8 @@ fn take_back_before_the_peer_looks() {
     });
 }
 
-/// A side is handed over, as from a poller to who resizes the queue, and taken up where the indices
-/// stand.
+/// A side moves to another thread, as from a poller to the thread that resizes the queue, and
+/// continues at the shared indices.
 #[test]
 fn resync_after_move_to_another_thread() {
     model(|| {

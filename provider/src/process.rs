@@ -1,8 +1,8 @@
 //! Fork detection.
 //!
-//! A forked child has its parent's descriptors, so without care the handles that it inherited would
-//! destroy the parent's objects. [`ForkGuard`] tells the two apart at the cost of one load, from a
-//! page that the kernel wipes on fork.
+//! A forked child inherits its parent's descriptors. Without a check, its inherited handles would
+//! destroy the parent's objects. [`ForkGuard`] detects the child by one load from a page that the
+//! kernel wipes on fork.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -11,12 +11,12 @@ use rustix::io::Errno;
 
 use crate::pages;
 
-/// The page of the process that mapped one last; in a child of it, the page is zero.
+/// The page of the process that last mapped one. In a child of that process, the page is zero.
 static PAGE: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
 
 /// The process that created an object.
 ///
-/// Threads and the children that share its memory (as between `vfork` and `exec`) count as the same
+/// Threads, and children that share its memory (as between `vfork` and `exec`), count as the same
 /// process.
 #[derive(Clone, Copy, Debug)]
 pub struct ForkGuard {
@@ -30,7 +30,7 @@ impl ForkGuard {
     ///
     /// The kernel's error for `mmap` or for `MADV_WIPEONFORK`, which Linux has since 4.14.
     pub fn new() -> Result<Self, Errno> {
-        // SAFETY: the pointer is null or that of a page that is never unmapped.
+        // SAFETY: the pointer is null or points to a page that is never unmapped.
         let known = unsafe { PAGE.load(Ordering::Acquire).as_ref() }.map(|live| Self { live });
         known.filter(Self::is_same_process).map_or_else(Self::map_page, Ok)
     }

@@ -26,7 +26,7 @@ pub enum QueueMemory {
 #[doc(alias = "ibv_cq_init_attr_ex")]
 #[derive(Clone, Copy, Debug)]
 pub struct CqRequest<'a> {
-    /// Least number of CQEs.
+    /// Minimum number of CQEs.
     pub entries: u32,
     /// Returned in completion events.
     pub user_handle: u64,
@@ -54,14 +54,14 @@ pub struct QpRequest {
     pub srq: Option<u32>,
     /// Transport.
     pub qp_type: QpType,
-    /// Least depths and widths.
+    /// Minimum depths and widths.
     pub cap: QpCap,
     /// Longest header of a TSO send, in bytes; 0 without TSO.
     pub max_tso_header: u16,
     /// Creation flags.
     pub flags: QpCreateFlags,
-    /// Receive CQEs may carry short messages, which polling copies to memory. The addresses of
-    /// receives must then be those by which this process reaches the memory.
+    /// Receive CQEs may carry short messages. Polling copies them to the receive's memory, so the
+    /// addresses of receives must be this process's addresses of that memory.
     pub scatter_to_cqe: bool,
     /// Returned in asynchronous events.
     pub user_handle: u64,
@@ -77,13 +77,13 @@ pub struct QpRequest {
 #[doc(alias = "ibv_alloc_parent_domain")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DoorbellChoice {
-    /// Chosen by the provider: for instance one of their own for the first queue pairs of a context
-    /// and a shared one for later ones.
+    /// The provider chooses. For instance, the first QPs of a context get registers of their own,
+    /// and later ones share a register.
     #[default]
     Any,
     /// A shared register.
     Shared,
-    /// A register of its own; without one, creation fails.
+    /// A register of its own. Creation fails if none is available.
     Own,
 }
 
@@ -121,17 +121,17 @@ pub struct XrcSrqRequest {
 pub struct SrqRequest {
     /// Handle of its protection domain.
     pub pd: u32,
-    /// Least number of receives.
+    /// Minimum number of receives.
     pub max_wr: u32,
-    /// Least number of SGEs of each receive.
+    /// Minimum number of SGEs of each receive.
     pub max_sge: u32,
-    /// Number of posted receives below which the limit event is raised; 0 for no event.
+    /// SRQ limit: the event is raised when fewer receives than this are posted. 0 for no event.
     pub limit: u32,
     /// Returned in asynchronous events.
     pub user_handle: u64,
     /// Pages of its memory.
     pub memory: QueueMemory,
-    /// XRC domain and CQ of an XRC SRQ. Without it, receives complete on the CQ of the queue pair.
+    /// XRC domain and CQ of an XRC SRQ. If `None`, receives complete on the CQ of the QP.
     pub xrc: Option<XrcSrqRequest>,
 }
 
@@ -139,9 +139,9 @@ pub struct SrqRequest {
 #[doc(alias = "ibv_srq_attr")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SrqChange {
-    /// Raise one event when fewer receives than this are posted; 0 for no event.
+    /// SRQ limit: raises one event when fewer receives than this are posted. 0 for no event.
     Limit(u32),
-    /// Hold at least this many receives.
+    /// A new capacity of at least this many receives.
     MaxWr(u32),
 }
 
@@ -153,9 +153,9 @@ pub struct WqRequest {
     pub pd: u32,
     /// Handle of its CQ.
     pub cq: u32,
-    /// Least number of receives.
+    /// Minimum number of receives.
     pub max_wr: u32,
-    /// Least number of SGEs of each receive.
+    /// Minimum number of SGEs of each receive.
     pub max_sge: u32,
     /// Packet processing flags.
     pub flags: WqFlags,
@@ -180,7 +180,7 @@ pub enum WqChange {
     Flags {
         /// The flags to change.
         which: WqFlags,
-        /// Those of them to set; the others are cleared.
+        /// Their new values: set flags are set, the others are cleared.
         flags: WqFlags,
     },
 }

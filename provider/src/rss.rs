@@ -1,7 +1,8 @@
 //! Hash functions and fields of receive-side scaling (RSS).
 
 bitflags::bitflags! {
-    /// Packet fields that the hash covers. IPv4 and IPv6 exclude each other, and so do TCP and UDP.
+    /// Packet fields that the hash covers. IPv4 and IPv6 are mutually exclusive, and so are TCP and
+    /// UDP.
     #[doc(alias = "ibv_rx_hash_fields")]
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct HashFields: u64 {
@@ -50,6 +51,6 @@ bitflags::bitflags! {
     }
 }
 
-/// Bytes of a Toeplitz key: the longest input (two IPv6 addresses and two ports, 36 bytes) and 4
-/// more.
+/// The length of a Toeplitz key in bytes: the longest input (two IPv6 addresses and two ports, 36
+/// bytes) and 4 more.
 pub const TOEPLITZ_KEY: usize = 40;

@@ -36,8 +36,8 @@ use crate::request::{
 ///
 /// 1. **Fresh handles** ([`alloc_pd`](Self::alloc_pd), [`alloc_dm`](Self::alloc_dm) and each
 ///    `create_` method). The returned handle names an object that the call created in the context
-///    of this provider's device file, and that nothing else of this process has. All owners of
-///    handles in `verbs` rely on it: they change and destroy by handle.
+///    of this provider's device file, and no other code of this process has the handle. All owners
+///    of handles in `verbs` rely on it: they modify and destroy objects by handle.
 /// 2. **Exclusive queues** (each `create_` method that returns queues). The queues are those of
 ///    that object, and no other value accesses their memory. The device and the kernel access, for
 ///    the object, only memory that the returned queues keep valid until they are dropped (and
@@ -45,14 +45,14 @@ use crate::request::{
 ///    queues after the kernel has destroyed the object, and leak them if it refuses.
 /// 3. **Failures.** A `create_` or `alloc_` method that fails leaves no object behind that accesses
 ///    memory of this process.
-/// 4. **Resize** ([`resize_cq`](Self::resize_cq), [`modify_srq`](Self::modify_srq)). After each
-///    outcome, also an error, the device and the kernel access, for the object, only memory that
+/// 4. **Resize** ([`resize_cq`](Self::resize_cq), [`modify_srq`](Self::modify_srq)). After success
+///    and after an error, the device and the kernel access, for the object, only memory that
 ///    `queue` keeps. No completion is reported twice.
 /// 5. **Device memory** ([`alloc_dm`](Self::alloc_dm), [`import_dm`](Self::import_dm)). The
-///    returned value reaches that memory only. `verbs`' `Dm` relies on it: its reads and writes are
-///    safe.
+///    returned value accesses that memory only. `verbs`' `Dm` relies on it: its reads and writes
+///    are safe.
 /// 6. **The null key** ([`Capabilities::null_key`]). The device accesses no memory of this process
-///    by it.
+///    through this key.
 ///
 /// No code may rely on the other results for soundness.
 ///
@@ -120,8 +120,8 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
     /// `EINVAL` for a device of another driver, or the kernel's error.
     fn open(file: Arc<DeviceFile>) -> Result<Self, IoctlError>;
 
-    /// Uses a device file whose context another process created and goes on using. Default:
-    /// [`CreateError::Unsupported`].
+    /// Uses a device file whose context was created by another process, which may keep using it.
+    /// Default: [`CreateError::Unsupported`].
     fn import(file: Arc<DeviceFile>) -> Result<Self, CreateError> {
         let _ = file;
         Err(CreateError::Unsupported { what: "contexts of other processes" })
@@ -172,9 +172,9 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
     /// Returns the new number. No completion is lost, repeated or reordered. Default:
     /// [`CreateError::Unsupported`].
     ///
-    /// If the kernel refuses, the queue stays as it is. If the kernel has resized but the new
-    /// memory could not be mapped, the queue gives no completions until another resize succeeds,
-    /// which brings all of them.
+    /// If the kernel rejects the command, the queue is unchanged. If the kernel has resized but the
+    /// new memory could not be mapped, the queue reports no completions until another resize
+    /// succeeds. Then it reports all of them.
     ///
     /// # Safety
     ///
@@ -211,7 +211,7 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
     /// published first.
     ///
     /// A resize moves posted receives to new memory. If the kernel has resized but `queue` could
-    /// not follow, it rejects requests with
+    /// not map the new memory, the queue rejects requests with
     /// [`PushError::QueueLost`](crate::work::PushError::QueueLost) until a resize succeeds.
     ///
     /// # Safety
@@ -263,7 +263,7 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
 pub struct CreatedCq<P: Provider> {
     /// The kernel's handle.
     pub handle: u32,
-    /// CQEs that it holds, at least as many as requested.
+    /// Capacity in CQEs, at least as many as requested.
     pub entries: u32,
     /// The queue.
     pub queue: P::Cq,
@@ -279,7 +279,7 @@ pub struct CreatedQp<P: Provider> {
     pub cap: QpCap,
     /// Its send queue.
     pub sq: P::Sq,
-    /// Its receive queue, unless it uses a shared one.
+    /// Its receive queue; `None` if the QP uses an SRQ.
     pub rq: Option<P::Rq>,
 }
 
@@ -287,11 +287,11 @@ pub struct CreatedQp<P: Provider> {
 pub struct CreatedSrq<P: Provider> {
     /// The kernel's handle.
     pub handle: u32,
-    /// Receives that it holds.
+    /// Capacity in receives.
     pub max_wr: u32,
     /// SGEs of each receive.
     pub max_sge: u32,
-    /// SRQ number, as XRC requests name it.
+    /// SRQ number, which XRC requests name.
     pub srq_num: u32,
     /// The queue.
     pub queue: P::Srq,
@@ -303,7 +303,7 @@ pub struct CreatedWq<P: Provider> {
     pub handle: u32,
     /// WQ number.
     pub wq_num: u32,
-    /// Receives that it holds, at least as many as requested.
+    /// Capacity in receives, at least as many as requested.
     pub max_wr: u32,
     /// SGEs of each receive.
     pub max_sge: u32,

@@ -9,7 +9,7 @@ use super::DriverPayload;
 use crate::device::{DeviceFile, IoctlError};
 use crate::request::AhRequest;
 
-/// An address handle as the kernel made it.
+/// A created address handle (AH).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AhHandle {
     /// The handle.
@@ -17,12 +17,12 @@ pub struct AhHandle {
 }
 
 /// Creates an address handle. On RoCE the kernel resolves the GID to the next hop's Ethernet
-/// address first, which can take a neighbour solicitation.
+/// address first, which may require a neighbour solicitation.
 ///
 /// # Errors
 ///
-/// The kernel's error: `EINVAL` for a port or an index of a GID that there is not, `ENETUNREACH`,
-/// `EHOSTUNREACH` or `ETIMEDOUT` without a route to the GID.
+/// The kernel's error: `EINVAL` for an invalid port or GID index; `ENETUNREACH`, `EHOSTUNREACH` or
+/// `ETIMEDOUT` if the GID has no route.
 ///
 /// # Safety
 ///
@@ -37,7 +37,7 @@ pub unsafe fn create_ah(
     let mut response = CreateAhResp::zeroed();
     let mut call = write::invoke::<CreateAh>(file.driver_id(), &request, &mut response);
     add_payload!(call, payload);
-    // SAFETY: only the payload could name other memory, and the caller answers for that.
+    // SAFETY: only the payload could name other memory, and the caller guarantees its addresses.
     unsafe { file.execute(&mut call) }
         .map_err(|refused| IoctlError { method: CreateAh::INFO.rust, ..refused })?;
     Ok(AhHandle { handle: response.ah_handle })
@@ -51,8 +51,8 @@ pub unsafe fn create_ah(
 ///
 /// # Safety
 ///
-/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on
-/// the address handle any more, such as a request not yet complete.
+/// The caller must own the handle: no other code of this process uses or relies on the address
+/// handle, and no outstanding request names it.
 #[doc(alias = "ibv_destroy_ah")]
 pub unsafe fn destroy_ah(file: &DeviceFile, handle: u32) -> Result<(), IoctlError> {
     let mut call = Call::<AhDestroy>::new(file.driver_id());
@@ -61,32 +61,31 @@ pub unsafe fn destroy_ah(file: &DeviceFile, handle: u32) -> Result<(), IoctlErro
     unsafe { file.execute(&mut call) }
 }
 
-/// Lets a queue pair join the multicast group `gid`; joining once more changes nothing. `mlid` is
-/// the group's local identifier, which only InfiniBand has.
+/// Attaches a QP to the multicast group `gid`. Attaching it again changes nothing. `mlid` is the
+/// multicast LID of the group; InfiniBand only.
 ///
 /// # Errors
 ///
-/// The kernel's error, `EINVAL` where the queue pair is no datagram one or the GID no group's.
+/// The kernel's error: `EINVAL` if the QP is not UD or the GID is not a multicast GID.
 #[doc(alias = "ibv_attach_mcast")]
 pub fn attach_mcast(file: &DeviceFile, qp: u32, gid: [u8; 16], mlid: u16) -> Result<(), IoctlError> {
     let request = AttachMcastReq { gid, qp_handle: qp, mlid, ..AttachMcastReq::zeroed() };
-    // SAFETY: the command reads nothing but its struct.
+    // SAFETY: the command reads only its struct.
     unsafe { file.invoke::<AttachMcast>(&request, &mut ()) }
 }
 
-/// Lets a queue pair leave the multicast group `gid`.
+/// Detaches a QP from the multicast group `gid`.
 ///
 /// # Errors
 ///
-/// The kernel's error, `EINVAL` where it is not in the group.
+/// The kernel's error: `EINVAL` if the QP is not attached to the group.
 ///
 /// # Safety
 ///
-/// The handle must be that of a queue pair of the caller's own: nothing else of this process relies
-/// on its membership.
+/// The caller must own the QP: no other code of this process relies on its membership.
 #[doc(alias = "ibv_detach_mcast")]
 pub unsafe fn detach_mcast(file: &DeviceFile, qp: u32, gid: [u8; 16], mlid: u16) -> Result<(), IoctlError> {
     let request = DetachMcastReq { gid, qp_handle: qp, mlid, ..DetachMcastReq::zeroed() };
-    // SAFETY: the command reads nothing but its struct.
+    // SAFETY: the command reads only its struct.
     unsafe { file.invoke::<DetachMcast>(&request, &mut ()) }
 }

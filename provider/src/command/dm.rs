@@ -11,12 +11,11 @@ use crate::device::{DeviceFile, IoctlError};
 ///
 /// # Errors
 ///
-/// The kernel's error, `EBUSY` while it is registered.
+/// The kernel's error: `EBUSY` while it is registered.
 ///
 /// # Safety
 ///
-/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on
-/// the memory any more.
+/// The caller must own the handle: no other code of this process uses or relies on the memory.
 #[doc(alias = "ibv_free_dm")]
 pub unsafe fn free_dm(file: &DeviceFile, handle: u32) -> Result<(), IoctlError> {
     let mut call = Call::<DmFree>::new(file.driver_id());
@@ -25,13 +24,13 @@ pub unsafe fn free_dm(file: &DeviceFile, handle: u32) -> Result<(), IoctlError> 
     unsafe { file.execute(&mut call) }
 }
 
-/// Registers `length` bytes, from `offset` on, of memory on the device in the protection domain
-/// `pd`. `access` must contain [`AccessFlags::ZERO_BASED`].
+/// Registers `length` bytes of device memory from `offset` on, in the PD `pd`. `access` must
+/// contain [`AccessFlags::ZERO_BASED`].
 ///
 /// # Errors
 ///
-/// The kernel's error, `EINVAL` for a range beyond the memory or rights that the device does not
-/// give.
+/// The kernel's error: `EINVAL` for a range beyond the memory or for access rights that the device
+/// does not support.
 #[doc(alias = "ibv_reg_dm_mr")]
 pub fn reg_dm_mr(
     file: &DeviceFile,
@@ -50,7 +49,7 @@ pub fn reg_dm_mr(
     call.flags(DmMrReg::ACCESS_FLAGS, access);
     call.output(DmMrReg::RESP_LKEY, &mut lkey);
     call.output(DmMrReg::RESP_RKEY, &mut rkey);
-    // SAFETY: the method writes nothing but its attributes, and the memory is the device's own.
+    // SAFETY: the method writes only its attributes, and the memory is on the device.
     unsafe { file.execute(&mut call) }?;
     Ok(CreatedMr { handle: call.made(DmMrReg::HANDLE), lkey, rkey })
 }

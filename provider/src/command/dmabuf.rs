@@ -9,29 +9,29 @@ use bareverbs_uapi::uverbs::types::AccessFlags;
 use super::CreatedMr;
 use crate::device::{DeviceFile, IoctlError};
 
-/// What part of a dma-buf is to be registered, and how.
+/// Parameters of a dma-buf MR.
 #[derive(Clone, Copy, Debug)]
 pub struct DmabufMrRequest<'a> {
     /// Handle of the protection domain.
     pub pd: u32,
     /// Descriptor of the dma-buf.
     pub fd: BorrowedFd<'a>,
-    /// Where in it the region starts.
+    /// Offset of the MR in the dma-buf, in bytes.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// Address by which the device knows the first byte.
+    /// I/O virtual address (IOVA) of the first byte.
     pub iova: u64,
-    /// What may be done with it.
+    /// Access rights.
     pub access: AccessFlags,
 }
 
-/// Registers part of a dma-buf, which the region keeps.
+/// Registers part of a dma-buf. The MR keeps a reference to the dma-buf.
 ///
 /// # Errors
 ///
-/// The kernel's error: `EOPNOTSUPP` where the driver does not reach such memory, `EINVAL` for a
-/// range that is not in the dma-buf or a descriptor that is none.
+/// The kernel's error: `EOPNOTSUPP` if the driver does not support dma-buf memory; `EINVAL` for a
+/// range beyond the dma-buf or a descriptor of something else.
 #[doc(alias = "ibv_reg_dmabuf_mr")]
 pub fn reg_dmabuf_mr(file: &DeviceFile, request: &DmabufMrRequest<'_>) -> Result<CreatedMr, IoctlError> {
     let (mut lkey, mut rkey) = (0, 0);
@@ -46,8 +46,8 @@ pub fn reg_dmabuf_mr(file: &DeviceFile, request: &DmabufMrRequest<'_>) -> Result
     call.flags(RegDmabufMr::ACCESS_FLAGS, request.access);
     call.output(RegDmabufMr::RESP_LKEY, &mut lkey);
     call.output(RegDmabufMr::RESP_RKEY, &mut rkey);
-    // SAFETY: the method writes nothing but its attributes; the memory is the other driver's, which
-    // no reference of this process is to.
+    // SAFETY: the method writes only its attributes. The memory belongs to the exporting driver,
+    // and no reference of this process points to it.
     unsafe { file.execute(&mut call) }?;
     Ok(CreatedMr { handle: call.made(RegDmabufMr::HANDLE), lkey, rkey })
 }

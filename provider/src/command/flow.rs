@@ -6,13 +6,13 @@ use zerocopy::IntoBytes;
 
 use crate::device::{DeviceFile, IoctlError};
 
-/// Has the packets that match come to the queue pair `qp`; returns the flow's handle. `specs` are
-/// `flow.num_of_specs` specifications one behind the other, the bytes of which it counts itself.
+/// Steers matching packets to the QP `qp`. Returns the flow's handle. `specs` holds
+/// `flow.num_of_specs` specifications back to back; the function sets their total size.
 ///
 /// # Errors
 ///
-/// The kernel's error: `EPERM` without the privilege `CAP_NET_RAW`, `EINVAL` for a specification
-/// that the device does not match.
+/// The kernel's error: `EPERM` without `CAP_NET_RAW`, `EINVAL` for a specification that the device
+/// does not support.
 #[doc(alias = "ibv_create_flow")]
 pub fn create_flow(file: &DeviceFile, qp: u32, flow: FlowAttr, specs: &[u8]) -> Result<u32, IoctlError> {
     let size = u16::try_from(specs.len())
@@ -23,7 +23,7 @@ pub fn create_flow(file: &DeviceFile, qp: u32, flow: FlowAttr, specs: &[u8]) -> 
     let mut response = CreateFlowResp::zeroed();
     let mut call =
         write::invoke_bytes::<write::ex::CreateFlow>(file.driver_id(), &request, response.as_mut_bytes());
-    // SAFETY: the command reads and writes nothing but its structs.
+    // SAFETY: the command reads and writes only its structs.
     unsafe { file.execute(&mut call) }
         .map_err(|refused| IoctlError { method: "ex::CreateFlow", ..refused })?;
     Ok(response.flow_handle)
@@ -37,11 +37,10 @@ pub fn create_flow(file: &DeviceFile, qp: u32, flow: FlowAttr, specs: &[u8]) -> 
 ///
 /// # Safety
 ///
-/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on
-/// the flow any more.
+/// The caller must own the handle: no other code of this process uses or relies on the flow.
 #[doc(alias = "ibv_destroy_flow")]
 pub unsafe fn destroy_flow(file: &DeviceFile, handle: u32) -> Result<(), IoctlError> {
     let request = DestroyFlowReq { flow_handle: handle, ..DestroyFlowReq::zeroed() };
-    // SAFETY: the command reads nothing but its struct.
+    // SAFETY: the command reads only its struct.
     unsafe { file.invoke::<write::ex::DestroyFlow>(&request, &mut ()) }
 }

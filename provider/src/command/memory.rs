@@ -1,4 +1,4 @@
-//! Memory windows, and changes of memory regions.
+//! Memory windows (MWs), and re-registration of MRs.
 
 use bareverbs_uapi::method::Call;
 use bareverbs_uapi::uverbs::MwDestroy;
@@ -9,30 +9,30 @@ use bareverbs_uapi::write::structs::{AllocMwReq, AllocMwResp, ReregMrReq, ReregM
 
 use crate::device::{DeviceFile, IoctlError};
 
-/// A memory window as the kernel made it.
+/// A created MW.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MwHandle {
     /// The kernel's handle.
     pub handle: u32,
-    /// Its key, with which peers can do nothing before it is bound.
+    /// Its R_Key, which gives no access before the MW is bound.
     pub rkey: u32,
 }
 
-/// Creates a memory window in the protection domain with the kernel's handle `pd`.
+/// Creates an MW in the PD with the kernel's handle `pd`.
 ///
 /// # Errors
 ///
-/// The kernel's error, `EOPNOTSUPP` where the device has no memory windows.
+/// The kernel's error: `EOPNOTSUPP` if the device does not support MWs.
 #[doc(alias = "ibv_alloc_mw")]
 pub fn alloc_mw(file: &DeviceFile, pd: u32, mw_type: MwType) -> Result<MwHandle, IoctlError> {
     let request = AllocMwReq { pd_handle: pd, mw_type, ..AllocMwReq::zeroed() };
     let mut response = AllocMwResp::zeroed();
-    // SAFETY: the command reads and writes nothing but its structs.
+    // SAFETY: the command reads and writes only its structs.
     unsafe { file.invoke::<write::AllocMw>(&request, &mut response) }?;
     Ok(MwHandle { handle: response.mw_handle, rkey: response.rkey })
 }
 
-/// Deallocates a memory window, bound or not.
+/// Deallocates an MW, bound or not.
 ///
 /// # Errors
 ///
@@ -40,8 +40,7 @@ pub fn alloc_mw(file: &DeviceFile, pd: u32, mw_type: MwType) -> Result<MwHandle,
 ///
 /// # Safety
 ///
-/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on
-/// the window any more.
+/// The caller must own the handle: no other code of this process uses or relies on the MW.
 #[doc(alias = "ibv_dealloc_mw")]
 pub unsafe fn dealloc_mw(file: &DeviceFile, handle: u32) -> Result<(), IoctlError> {
     let mut call = Call::<MwDestroy>::new(file.driver_id());
@@ -50,29 +49,28 @@ pub unsafe fn dealloc_mw(file: &DeviceFile, handle: u32) -> Result<(), IoctlErro
     unsafe { file.execute(&mut call) }
 }
 
-/// What a memory region is to become.
+/// The new PD and access rights of an MR; `None` leaves them unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReregMr {
-    /// Handle of another protection domain.
+    /// Handle of the new PD.
     pub pd: Option<u32>,
-    /// Other rights.
+    /// The new access rights.
     pub access: Option<AccessFlags>,
 }
 
-/// Changes a memory region in place; returns its local and its remote key, which a device may have
-/// changed.
+/// Re-registers an MR in place. Returns its L_Key and R_Key, which a device may have changed.
 ///
 /// # Errors
 ///
-/// The kernel's error: `EOPNOTSUPP` where the device or the kernel cannot do that, `EINVAL` for no
-/// change at all, `EACCES` where memory that was pinned for reading is to be written.
+/// The kernel's error: `EOPNOTSUPP` if the device or the kernel does not support it, `EINVAL` for
+/// an empty change, `EACCES` for write access to memory that was pinned for reading.
 ///
 /// # Safety
 ///
-/// 1. The handle must be that of a region of the caller's own: nothing else of this process relies
-///    on its domain, rights or keys.
-/// 2. The device and, as far as the new rights allow, peers will read and write the range from here
-///    on. It must be memory that may be used so.
+/// 1. The caller must own the MR: no other code of this process relies on its PD, access rights or
+///    keys.
+/// 2. From now on the device reads and writes the range, and peers do as far as the new access
+///    rights allow. The memory must permit this use.
 #[doc(alias = "ibv_rereg_mr")]
 pub unsafe fn rereg_mr(file: &DeviceFile, handle: u32, change: &ReregMr) -> Result<(u32, u32), IoctlError> {
     let mut request = ReregMrReq { mr_handle: handle, ..ReregMrReq::zeroed() };
@@ -85,7 +83,7 @@ pub unsafe fn rereg_mr(file: &DeviceFile, handle: u32, change: &ReregMr) -> Resu
         request.access_flags = access;
     }
     let mut response = ReregMrResp::zeroed();
-    // SAFETY: the caller answers for the range.
+    // SAFETY: the caller guarantees the range.
     unsafe { file.invoke::<write::ReregMr>(&request, &mut response) }?;
     Ok((response.lkey, response.rkey))
 }

@@ -1,4 +1,4 @@
-//! Memory regions.
+//! Memory regions (MRs).
 
 use std::sync::OnceLock;
 
@@ -11,61 +11,62 @@ use rustix::io::Errno;
 
 use crate::device::{DeviceFile, IoctlError};
 
-/// What memory is to be registered, and how.
+/// Parameters of an MR.
 #[derive(Clone, Copy, Debug)]
 pub struct MrRequest {
     /// Handle of the protection domain.
     pub pd: u32,
     /// Address of the first byte.
     pub addr: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// Address by which the device knows the first byte.
+    /// I/O virtual address (IOVA) of the first byte.
     pub iova: u64,
-    /// What may be done with it.
+    /// Access rights.
     pub access: AccessFlags,
 }
 
-/// A memory region as registered.
+/// A registered MR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CreatedMr {
     /// The kernel's handle.
     pub handle: u32,
-    /// For local use.
+    /// L_Key.
     pub lkey: u32,
-    /// For the peer.
+    /// R_Key.
     pub rkey: u32,
 }
 
-/// How memory is registered on a device: by the ioctl method of its own, which Linux 7.2 has, or by
-/// the write command.
+/// Selects how MRs are registered on a device: by the ioctl method `REG_MR`, which Linux 7.2 has,
+/// or by the write command.
 ///
-/// It is not enough that the kernel knows the method. The handler of 7.2 leaves the region's
-/// address and length unset, which the older command's handler does for drivers that rely on it;
-/// with rxe such a region has a key and refuses every access. So the kernel is asked what it made
-/// of the first region, and the method is used from then on or never.
+/// A probe for the method is not enough. The handler of 7.2 leaves the address and length of the MR
+/// unset. The write command's handler sets them, and rxe relies on it: an MR without them has keys
+/// but fails every access. Therefore the first MR is queried after registration. If its range is
+/// right, the method is used from then on, otherwise never.
 #[derive(Debug, Default)]
 pub struct RegMrMethod(OnceLock<bool>);
 
 impl RegMrMethod {
-    /// Registers memory.
+    /// Registers an MR.
     ///
     /// # Errors
     ///
-    /// The kernel's error: `EFAULT` where part of the range is not mapped as `access` wants it,
-    /// `ENOMEM` beyond the limit on locked memory, `EINVAL` for a range that wraps around.
+    /// The kernel's error: `EFAULT` if part of the range is not mapped with the protection that
+    /// `access` needs, `ENOMEM` beyond the limit on locked memory, `EINVAL` for a range that wraps
+    /// around.
     ///
     /// # Safety
     ///
-    /// The device and, as far as `access` allows, peers will read and write the range until the
-    /// region is given back. It must stay memory that may be used so.
+    /// Until the MR is deregistered, the device reads and writes the range, and peers do as far as
+    /// `access` allows. The memory must stay valid for this use.
     #[doc(alias = "ibv_reg_mr")]
     pub unsafe fn register(&self, file: &DeviceFile, request: &MrRequest) -> Result<CreatedMr, IoctlError> {
         let known = self.0.get();
-        // The range of a region on demand may be all memory, which says nothing.
+        // An ODP MR may cover all memory, so its range proves nothing.
         let telling = !request.access.contains(AccessFlags::ON_DEMAND);
         if known == Some(&true) || known.is_none() && telling {
-            // SAFETY: the caller answers for the range.
+            // SAFETY: the caller guarantees the range.
             match (known, unsafe { by_method(file, request) }) {
                 (Some(_), made) => return made,
                 (None, Ok(mr)) => {
@@ -74,20 +75,20 @@ impl RegMrMethod {
                     if *self.0.get_or_init(|| works) {
                         return Ok(mr);
                     }
-                    // SAFETY: the region was made above, and nothing else has its handle.
+                    // SAFETY: the MR was created above, and no other code has its handle.
                     if unsafe { dereg_mr(file, mr.handle) }.is_err() {
-                        // It still has the memory, so the caller has to have the region.
+                        // The MR still exists, so the caller must own it.
                         return Ok(mr);
                     }
                 }
                 (None, Err(IoctlError { errno: Errno::PROTONOSUPPORT, .. })) => {
                     self.0.get_or_init(|| false);
                 }
-                // The command's refusal is the one that is known.
+                // The write command then gives the documented error.
                 (None, Err(_)) => {}
             }
         }
-        // SAFETY: the caller answers for the range.
+        // SAFETY: the caller guarantees the range.
         unsafe { by_command(file, request) }
     }
 }
@@ -106,7 +107,7 @@ unsafe fn by_method(file: &DeviceFile, request: &MrRequest) -> Result<CreatedMr,
     call.flags(RegMr::ACCESS_FLAGS, request.access);
     call.output(RegMr::RESP_LKEY, &mut lkey);
     call.output(RegMr::RESP_RKEY, &mut rkey);
-    // SAFETY: the caller answers for the range.
+    // SAFETY: the caller guarantees the range.
     unsafe { file.execute(&mut call) }?;
     Ok(CreatedMr { handle: call.made(RegMr::HANDLE), lkey, rkey })
 }
@@ -124,43 +125,43 @@ unsafe fn by_command(file: &DeviceFile, request: &MrRequest) -> Result<CreatedMr
         ..RegMrReq::zeroed()
     };
     let mut response = RegMrResp::zeroed();
-    // SAFETY: the caller answers for the range.
+    // SAFETY: the caller guarantees the range.
     unsafe { file.invoke::<write::RegMr>(&request, &mut response) }?;
     Ok(CreatedMr { handle: response.mr_handle, lkey: response.lkey, rkey: response.rkey })
 }
 
-/// Deregisters a memory region.
+/// Deregisters an MR.
 ///
 /// # Errors
 ///
-/// The kernel's error, `EINVAL` while a memory window is bound to it.
+/// The kernel's error: `EINVAL` while an MW is bound to it.
 ///
 /// # Safety
 ///
-/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on
-/// the region or its keys any more.
+/// The caller must own the handle: no other code of this process uses or relies on the MR or its
+/// keys.
 #[doc(alias = "ibv_dereg_mr")]
 pub unsafe fn dereg_mr(file: &DeviceFile, handle: u32) -> Result<(), IoctlError> {
     let mut call = Call::<MrDestroy>::new(file.driver_id());
     call.destroy(MrDestroy::HANDLE, handle);
-    // SAFETY: the call names no memory; a region that is gone is used no more.
+    // SAFETY: the call names no memory, and a deregistered MR is no longer accessed.
     unsafe { file.execute(&mut call) }
 }
 
-/// What the kernel knows of a memory region.
+/// The kernel's view of an MR.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MrInfo {
-    /// For local use.
+    /// L_Key.
     pub lkey: u32,
-    /// For the peer.
+    /// R_Key.
     pub rkey: u32,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// Address by which the device knows the first byte.
+    /// I/O virtual address (IOVA) of the first byte.
     pub iova: u64,
 }
 
-/// Reads back what was registered.
+/// Queries an MR (ioctl method `QUERY_MR`).
 ///
 /// # Errors
 ///
@@ -173,7 +174,7 @@ pub fn query_mr(file: &DeviceFile, handle: u32) -> Result<MrInfo, IoctlError> {
     call.output(QueryMr::RESP_RKEY, &mut info.rkey);
     call.output(QueryMr::RESP_LENGTH, &mut info.length);
     call.output(QueryMr::RESP_IOVA, &mut info.iova);
-    // SAFETY: the method writes nothing but its attributes.
+    // SAFETY: the method writes only its attributes.
     unsafe { file.execute(&mut call) }?;
     Ok(info)
 }

@@ -7,7 +7,7 @@ use bareverbs_uapi::uverbs::types::{QpCap, QpType};
 use super::{DriverPayload, QpHandle};
 use crate::device::{DeviceFile, IoctlError};
 
-/// Creates one. `add_handles` adds the handles that its type needs to the call.
+/// Creates a QP without rings. `add_handles` adds the handles that its type needs to the call.
 ///
 /// # Errors
 ///
@@ -15,8 +15,8 @@ use crate::device::{DeviceFile, IoctlError};
 ///
 /// # Safety
 ///
-/// Addresses in the driver's payload must be as the driver requires, and `add_handles` must put no
-/// addresses into the call.
+/// Addresses in the driver's payload must be as the driver requires, and `add_handles` must add no
+/// addresses to the call.
 pub(super) unsafe fn create_qp_without_rings(
     file: &DeviceFile,
     qp_type: QpType,
@@ -36,7 +36,7 @@ pub(super) unsafe fn create_qp_without_rings(
     call.output_struct(QpCreate::RESP_CAP, &mut cap);
     call.output(QpCreate::RESP_QP_NUM, &mut qp_num);
     add_payload!(call, payload);
-    // SAFETY: only the payload could name other memory, and the caller answers for that.
+    // SAFETY: only the payload could name other memory, and the caller guarantees its addresses.
     unsafe { file.execute(&mut call) }?;
     let handle = call.made(QpCreate::HANDLE);
     Ok(QpHandle { handle, qp_num, cap })

@@ -1,4 +1,4 @@
-//! Shared receive queues.
+//! Shared receive queues (SRQs).
 
 use bareverbs_uapi::method::Call;
 use bareverbs_uapi::uverbs::types::SrqType;
@@ -10,24 +10,25 @@ use super::DriverPayload;
 use crate::device::{DeviceFile, IoctlError};
 use crate::request::SrqRequest;
 
-/// A shared receive queue as the kernel made it.
+/// A created SRQ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SrqHandle {
     /// The handle.
     pub handle: u32,
-    /// Receives it holds, as the kernel reports it.
+    /// Capacity in receives, as the kernel reports it.
     pub max_wr: u32,
-    /// SGEs that each carries, as the kernel reports it.
+    /// SGEs of each receive, as the kernel reports it.
     pub max_sge: u32,
-    /// Its number on the wire, for one of XRC; 0 for others, whose number only some drivers tell.
+    /// SRQ number of an XRC SRQ, as on the wire. 0 for other SRQs, whose number only some drivers
+    /// report.
     pub srq_num: u32,
 }
 
-/// Creates a shared receive queue.
+/// Creates an SRQ.
 ///
 /// # Errors
 ///
-/// The kernel's error, `EINVAL` for a depth or width that the device does not have.
+/// The kernel's error: `EINVAL` for a depth or width that the device does not support.
 ///
 /// # Safety
 ///
@@ -56,34 +57,33 @@ pub unsafe fn create_srq(
     call.output(SrqCreate::RESP_MAX_WR, &mut max_wr);
     call.output(SrqCreate::RESP_MAX_SGE, &mut max_sge);
     add_payload!(call, payload);
-    // SAFETY: only the payload could name other memory, and the caller answers for that.
+    // SAFETY: only the payload could name other memory, and the caller guarantees its addresses.
     unsafe { file.execute(&mut call) }?;
     let handle = call.made(SrqCreate::HANDLE);
     Ok(SrqHandle { handle, max_wr, max_sge, srq_num })
 }
 
-/// Destroys a shared receive queue; returns how many of its events were put into their stream.
+/// Destroys an SRQ. Returns the number of its events that were put into the event stream.
 ///
 /// # Errors
 ///
-/// The kernel's error, `EBUSY` while a queue pair uses it.
+/// The kernel's error: `EBUSY` while a QP uses it.
 ///
 /// # Safety
 ///
-/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on
-/// the queue any more.
+/// The caller must own the handle: no other code of this process uses or relies on the SRQ.
 #[doc(alias = "ibv_destroy_srq")]
 pub unsafe fn destroy_srq(file: &DeviceFile, handle: u32) -> Result<DestroySrqResp, IoctlError> {
     let mut response = DestroySrqResp::zeroed();
     let mut call = Call::<SrqDestroy>::new(file.driver_id());
     call.destroy(SrqDestroy::HANDLE, handle);
     call.output(SrqDestroy::RESP, &mut response);
-    // SAFETY: the method writes nothing but its attributes.
+    // SAFETY: the method writes only its attributes.
     unsafe { file.execute(&mut call) }?;
     Ok(response)
 }
 
-/// Reads a shared receive queue's attributes.
+/// Queries the attributes of an SRQ.
 ///
 /// # Errors
 ///
@@ -92,22 +92,21 @@ pub unsafe fn destroy_srq(file: &DeviceFile, handle: u32) -> Result<DestroySrqRe
 pub fn query_srq(file: &DeviceFile, handle: u32) -> Result<QuerySrqResp, IoctlError> {
     let request = QuerySrqReq { srq_handle: handle, ..QuerySrqReq::zeroed() };
     let mut response = QuerySrqResp::zeroed();
-    // SAFETY: the command reads and writes nothing but its structs.
+    // SAFETY: the command reads and writes only its structs.
     unsafe { file.invoke::<write::QuerySrq>(&request, &mut response) }?;
     Ok(response)
 }
 
-/// Changes a shared receive queue's depth or limit.
+/// Changes the depth or limit of an SRQ.
 ///
 /// # Errors
 ///
-/// The kernel's error, `EINVAL` for a depth below the receives that are posted or the limit, or
-/// beyond the device's.
+/// The kernel's error: `EINVAL` for a depth below the posted receives or the limit, or above the
+/// device's maximum.
 ///
 /// # Safety
 ///
-/// 1. `request.srq_handle` must be the handle of a shared receive queue of the caller's own, whose
-///    rings follow a resize.
+/// 1. The caller must own the SRQ `request.srq_handle` and must switch its rings after a resize.
 /// 2. Addresses in the driver's payload must be as the driver requires.
 #[doc(alias = "ibv_modify_srq")]
 pub unsafe fn modify_srq(
@@ -117,7 +116,7 @@ pub unsafe fn modify_srq(
 ) -> Result<(), IoctlError> {
     let mut call = write::invoke_without_response::<ModifySrq>(file.driver_id(), request);
     add_payload!(call, payload);
-    // SAFETY: only the payload could name other memory, and the caller answers for that.
+    // SAFETY: only the payload could name other memory, and the caller guarantees its addresses.
     unsafe { file.execute(&mut call) }
         .map_err(|refused| IoctlError { method: ModifySrq::INFO.rust, ..refused })
 }

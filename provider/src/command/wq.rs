@@ -1,4 +1,4 @@
-//! Work queues that receive, tables of them, and queue pairs that spread frames over these.
+//! Receive work queues (WQs), indirection tables, and RSS QPs.
 
 use bareverbs_uapi::method::Call;
 use bareverbs_uapi::uverbs::types::{QpType, WqType};
@@ -13,20 +13,20 @@ use super::{DriverPayload, QpHandle};
 use crate::device::{DeviceFile, IoctlError};
 use crate::request::{RssQpRequest, WqChange, WqRequest};
 
-/// A work queue as the kernel made it.
+/// A created WQ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WqHandle {
     /// The handle.
     pub handle: u32,
-    /// Its number.
+    /// WQ number.
     pub wq_num: u32,
 }
 
-/// Creates a work queue that receives.
+/// Creates a receive WQ.
 ///
 /// # Errors
 ///
-/// The kernel's error, `EINVAL` for a depth or width that the device does not have.
+/// The kernel's error: `EINVAL` for a depth or width that the device does not support.
 ///
 /// # Safety
 ///
@@ -48,27 +48,27 @@ pub unsafe fn create_wq(
     call.input(WqCreate::MAX_SGE, &request.max_sge);
     call.flags(WqCreate::FLAGS, request.flags);
     add_events!(call, file, WqCreate::EVENT_FD);
-    // The kernel gives back what was asked for.
+    // The kernel returns the requested sizes.
     call.output(WqCreate::RESP_MAX_WR, &mut max_wr);
     call.output(WqCreate::RESP_MAX_SGE, &mut max_sge);
     call.output(WqCreate::RESP_WQ_NUM, &mut wq_num);
     add_payload!(call, payload);
-    // SAFETY: only the payload could name other memory, and the caller answers for that.
+    // SAFETY: only the payload could name other memory, and the caller guarantees its addresses.
     unsafe { file.execute(&mut call) }?;
     let handle = call.made(WqCreate::HANDLE);
     Ok(WqHandle { handle, wq_num })
 }
 
-/// Changes a work queue.
+/// Changes a WQ.
 ///
 /// # Errors
 ///
-/// The kernel's error, such as the driver's of flags that the device can't change.
+/// The kernel's error, such as the driver's error for flags that the device can't change.
 ///
 /// # Safety
 ///
-/// 1. `handle` must be that of a work queue of the caller's own. After a change to RESET, nothing
-///    may be pushed before its queue was [reset](crate::traits::RecvQueue::reset).
+/// 1. The caller must own the WQ `handle`. After a change to RESET, the caller must
+///    [reset](crate::traits::RecvQueue::reset) its queue before it pushes a request.
 /// 2. Addresses in the driver's payload must be as the driver requires.
 #[doc(alias = "ibv_modify_wq")]
 pub unsafe fn modify_wq(
@@ -89,38 +89,37 @@ pub unsafe fn modify_wq(
     };
     let mut call = write::invoke_without_response::<ex::ModifyWq>(file.driver_id(), &request);
     add_payload!(call, payload);
-    // SAFETY: only the payload could name other memory, and the caller answers for that.
+    // SAFETY: only the payload could name other memory, and the caller guarantees its addresses.
     unsafe { file.execute(&mut call) }
         .map_err(|refused| IoctlError { method: ex::ModifyWq::INFO.rust, ..refused })
 }
 
-/// Destroys a work queue; returns how many of its events were put into their stream.
+/// Destroys a WQ. Returns the number of its events that were put into the event stream.
 ///
 /// # Errors
 ///
-/// The kernel's error, `EBUSY` while a table names it.
+/// The kernel's error: `EBUSY` while an indirection table names it.
 ///
 /// # Safety
 ///
-/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on
-/// the work queue any more.
+/// The caller must own the handle: no other code of this process uses or relies on the WQ.
 #[doc(alias = "ibv_destroy_wq")]
 pub unsafe fn destroy_wq(file: &DeviceFile, handle: u32) -> Result<u32, IoctlError> {
     let mut events = 0;
     let mut call = Call::<WqDestroy>::new(file.driver_id());
     call.destroy(WqDestroy::HANDLE, handle);
     call.output(WqDestroy::RESP, &mut events);
-    // SAFETY: the method writes nothing but its attributes.
+    // SAFETY: the method writes only its attributes.
     unsafe { file.execute(&mut call) }?;
     Ok(events)
 }
 
-/// Creates a table of work queues, a power of 2 of them; returns its handle.
+/// Creates an indirection table of WQs, whose number must be a power of 2. Returns its handle.
 ///
 /// # Errors
 ///
-/// The kernel's error, `EINVAL` for a number of queues that is none or that the device does not
-/// have.
+/// `EINVAL` if the number of WQs is not a power of 2 or not supported by the device; else the
+/// kernel's error.
 #[doc(alias = "ibv_create_rwq_ind_table")]
 pub fn create_rwq_ind_table(file: &DeviceFile, wqs: &[u32]) -> Result<u32, IoctlError> {
     let refused = |errno| IoctlError { method: ex::CreateRwqIndTbl::INFO.rust, errno };
@@ -133,21 +132,20 @@ pub fn create_rwq_ind_table(file: &DeviceFile, wqs: &[u32]) -> Result<u32, Ioctl
     let mut response = ExCreateRwqIndTableResp::zeroed();
     let mut call =
         write::invoke_bytes::<ex::CreateRwqIndTbl>(file.driver_id(), &request, response.as_mut_bytes());
-    // SAFETY: the command reads and writes nothing but its structs.
+    // SAFETY: the command reads and writes only its structs.
     unsafe { file.execute(&mut call) }.map_err(|kernel| refused(kernel.errno))?;
     Ok(response.ind_tbl_handle)
 }
 
-/// Destroys a table of work queues.
+/// Destroys an indirection table.
 ///
 /// # Errors
 ///
-/// The kernel's error, `EBUSY` while a queue pair uses it.
+/// The kernel's error: `EBUSY` while a QP uses it.
 ///
 /// # Safety
 ///
-/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on
-/// the table any more.
+/// The caller must own the handle: no other code of this process uses or relies on the table.
 #[doc(alias = "ibv_destroy_rwq_ind_table")]
 pub unsafe fn destroy_rwq_ind_table(file: &DeviceFile, handle: u32) -> Result<(), IoctlError> {
     let mut call = Call::<RwqIndTblDestroy>::new(file.driver_id());
@@ -156,12 +154,12 @@ pub unsafe fn destroy_rwq_ind_table(file: &DeviceFile, handle: u32) -> Result<()
     unsafe { file.execute(&mut call) }
 }
 
-/// Creates a queue pair that spreads frames over a table of work queues. What it hashes is for the
-/// driver's payload to say.
+/// Creates an RSS QP, which spreads packets over an indirection table of WQs. The driver's payload
+/// defines the hash.
 ///
 /// # Errors
 ///
-/// The kernel's error, `EPERM` without the privilege `CAP_NET_RAW`.
+/// The kernel's error: `EPERM` without `CAP_NET_RAW`.
 ///
 /// # Safety
 ///
@@ -176,6 +174,6 @@ pub unsafe fn create_rss_qp(
         call.handle(QpCreate::PD_HANDLE, request.pd);
         call.handle(QpCreate::IND_TABLE_HANDLE, request.table);
     };
-    // SAFETY: the caller's promise is the same, and handles are no addresses.
+    // SAFETY: this function's contract is the same, and handles are not addresses.
     unsafe { create_qp_without_rings(file, QpType::RAW_PACKET, request.user_handle, add_handles, payload) }
 }

@@ -1,4 +1,4 @@
-//! Extended reliable connections: domains, and the queue pairs that receive for them.
+//! Extended reliable connection (XRC): domains and target QPs.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -14,13 +14,13 @@ use super::{DriverPayload, QpHandle};
 use crate::device::{DeviceFile, IoctlError};
 use crate::request::XrcTargetRequest;
 
-/// Creates an XRC domain, or joins the one that belongs to the inode of `shared`; returns its
-/// handle. Of `flags`, `CREATE` allows to make it and `EXCL` to do nothing else.
+/// Opens the XRC domain of the inode of `shared`, or creates a new one. Returns its handle. In
+/// `flags`, `CREATE` allows creation; `EXCL` rejects an existing domain.
 ///
 /// # Errors
 ///
-/// The kernel's error: `EAGAIN` where it may not be made and is not there, `EINVAL` where it may
-/// only be made and is.
+/// The kernel's error: `EAGAIN` if the domain does not exist and `CREATE` is missing, `EINVAL` if
+/// it exists and `EXCL` is set.
 #[doc(alias = "ibv_open_xrcd")]
 pub fn open_xrcd(
     file: &DeviceFile,
@@ -30,7 +30,7 @@ pub fn open_xrcd(
     let fd = shared.map_or(-1, |fd| fd.as_raw_fd());
     let request = OpenXrcdReq { fd: fd as u32, oflags: flags.bits(), ..OpenXrcdReq::zeroed() };
     let mut response = OpenXrcdResp::zeroed();
-    // SAFETY: the command reads and writes nothing but its structs.
+    // SAFETY: the command reads and writes only its structs.
     unsafe { file.invoke::<write::OpenXrcd>(&request, &mut response) }?;
     Ok(response.xrcd_handle)
 }
@@ -39,12 +39,11 @@ pub fn open_xrcd(
 ///
 /// # Errors
 ///
-/// The kernel's error, `EBUSY` while objects made through this handle use it.
+/// The kernel's error: `EBUSY` while objects created through this handle use it.
 ///
 /// # Safety
 ///
-/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on
-/// the domain any more.
+/// The caller must own the handle: no other code of this process uses or relies on the domain.
 #[doc(alias = "ibv_close_xrcd")]
 pub unsafe fn close_xrcd(file: &DeviceFile, handle: u32) -> Result<(), IoctlError> {
     let mut call = Call::<XrcdDestroy>::new(file.driver_id());
@@ -53,7 +52,7 @@ pub unsafe fn close_xrcd(file: &DeviceFile, handle: u32) -> Result<(), IoctlErro
     unsafe { file.execute(&mut call) }
 }
 
-/// Creates a queue pair that receives for an XRC domain.
+/// Creates an XRC target QP.
 ///
 /// # Errors
 ///
@@ -71,7 +70,7 @@ pub unsafe fn create_xrc_target(
     let add_handles = |call: &mut Call<'_, QpCreate>| {
         call.handle(QpCreate::XRCD_HANDLE, request.xrcd);
     };
-    // SAFETY: the caller's promise is the same, and a handle is no address.
+    // SAFETY: this function's contract is the same, and a handle is not an address.
     unsafe { create_qp_without_rings(file, QpType::XRC_TGT, request.user_handle, add_handles, payload) }
 }
 
@@ -79,7 +78,7 @@ pub unsafe fn create_xrc_target(
 ///
 /// # Errors
 ///
-/// The kernel's error, `EINVAL` where the domain has no such queue pair.
+/// The kernel's error: `EINVAL` if the domain has no such QP.
 #[doc(alias = "ibv_open_qp")]
 pub fn open_xrc_target(
     file: &DeviceFile,
@@ -94,7 +93,7 @@ pub fn open_xrc_target(
         ..OpenQpReq::zeroed()
     };
     let mut response = CreateQpResp::zeroed();
-    // SAFETY: the command reads and writes nothing but its structs.
+    // SAFETY: the command reads and writes only its structs.
     unsafe { file.invoke::<write::OpenQp>(&request, &mut response) }?;
     Ok(QpHandle { handle: response.qp_handle, qp_num: response.qpn, cap: QpCap::zeroed() })
 }

@@ -1,4 +1,4 @@
-//! Whether a descriptor is of a uverbs character device.
+//! Checks that a descriptor refers to a uverbs character device.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -9,18 +9,18 @@ use rustix::fs::{FileType, fstat, major, minor, statfs};
 
 use super::{IoctlError, OpenError};
 
-/// Numbers that the kernel reserves for uverbs devices: `IB_UVERBS_BASE_DEV` and
-/// `IB_UVERBS_NUM_FIXED_MINOR` of `core/uverbs_main.c`. Further devices get dynamic numbers.
+/// Device numbers that the kernel reserves for uverbs: `IB_UVERBS_BASE_DEV` and
+/// `IB_UVERBS_NUM_FIXED_MINOR` in `core/uverbs_main.c`. Further devices get dynamic numbers.
 const FIXED_MAJOR: u32 = 231;
 const FIXED_MINORS: std::ops::Range<u32> = 192..224;
 
-/// `SYSFS_MAGIC` of `linux/magic.h`.
+/// `SYSFS_MAGIC` in `linux/magic.h`.
 const SYSFS_MAGIC: u32 = 0x6265_6572;
 
-/// The name of the class of uverbs devices.
+/// The sysfs class of uverbs devices.
 const CLASS: &str = "infiniband_verbs";
 
-/// Fails unless `fd` is of a uverbs character device.
+/// Fails unless `fd` refers to a uverbs character device.
 pub(super) fn check_uverbs(fd: impl AsFd) -> Result<(), OpenError> {
     let found = fstat(fd).map_err(|errno| IoctlError { method: "fstat", errno })?;
     if FileType::from_raw_mode(found.st_mode) != FileType::CharacterDevice {
@@ -42,14 +42,14 @@ fn is_sysfs(root: &Path) -> bool {
     statfs(root).is_ok_and(|found| found.f_type as u32 == SYSFS_MAGIC)
 }
 
-/// Fails unless the sysfs at `root` shows the character device with this number in the class.
+/// Fails unless sysfs at `root` lists the character device with this number in the class.
 fn check_class((major, minor): (u32, u32), root: Option<&Path>) -> Result<(), OpenError> {
     let unidentified = OpenError::Unidentified { major, minor };
     let root = root.ok_or(unidentified)?;
     match fs::read_link(root.join(format!("dev/char/{major}:{minor}/subsystem"))) {
         Ok(class) if class.ends_with(CLASS) => Ok(()),
         Ok(_) => Err(OpenError::NotUverbs),
-        // Every uverbs device is there.
+        // sysfs lists every uverbs device.
         Err(error) if error.kind() == ErrorKind::NotFound => Err(OpenError::NotUverbs),
         Err(_) => Err(unidentified),
     }
@@ -64,7 +64,7 @@ mod tests {
     #[test]
     fn fixed_numbers_of_uverbs_devices_are_recognized() {
         assert!(is_fixed((231, 192)) && is_fixed((231, 223)));
-        // `umad0`, `issm0`, the first number behind, and other majors.
+        // `umad0`, `issm0`, the numbers next to the range, and other majors.
         for other in [(231, 0), (231, 64), (231, 191), (231, 224), (1, 192), (230, 192), (232, 192)] {
             assert!(!is_fixed(other), "{other:?}");
         }

@@ -8,28 +8,28 @@ use crate::work::{WcFlags, WcOpcode, WcStatus, WorkCompletion};
 /// # Safety
 ///
 /// Code that lends or returns the memory of requests relies on these obligations. An implementation
-/// may assume that the device and the kernel adhere to their specifications if it can't detect that
-/// they don't.
+/// may assume that the device and the kernel adhere to their specifications, except where it can
+/// detect a violation.
 ///
-/// 1. **Memory.** All that the device reads or writes for the queue stays valid and in place until
-///    the value is dropped, and what a lent [`Completion`] reads as long as it is borrowed. `verbs`'
-///    `Cq::drop` relies on it: it destroys the kernel object first.
+/// 1. **Memory.** The memory that the device reads or writes for the queue stays valid and in place
+///    until the value is dropped. The memory that a borrowed [`Completion`] reads stays valid and
+///    in place while it is borrowed. `verbs`' `Cq::drop` relies on it: it destroys the kernel
+///    object first.
 /// 2. **Success** ([`next`](Self::next), [`next_value`](Self::next_value),
-///    [`next_values`](Self::next_values)). A completion with the status [`WcStatus::SUCCESS`] is
-///    that of a request that was posted to a queue which completes here. It has the `wr_id` that
-///    was posted. `verbs`' `Endpoint::poll` relies on it: it returns the request's buffer.
+///    [`next_values`](Self::next_values)). A completion with the status [`WcStatus::SUCCESS`]
+///    belongs to a request that was posted to a queue of this CQ. It has the posted `wr_id`.
+///    `verbs`' `Endpoint::poll` relies on it: it returns the request's buffer.
 /// 3. **End of access.** When the completion of a request is reported, with any status, the device
 ///    has finished with the memory of that request, and its writes are visible to the polling
 ///    thread. `Endpoint::poll` and `Done::message` rely on it: they lend the received bytes.
 /// 4. **Unmatched entries.** An entry that the provider can't match to an outstanding request is
 ///    reported with the status [`WcStatus::GENERAL_ERR`], with the `wr_id` 0 or that of an earlier
-///    request of the same slot, or not at all. A provider need not detect an entry that the device
-///    repeats, or that names a slot whose request was never published: then the completion has the
-///    `wr_id` that the slot has or had, or 0. A request that was taken back
-///    ([`DoorbellError::TakenBack`](crate::error::DoorbellError::TakenBack)), or a stale slot that
-///    the device flushes in the error state, has an error status. A safe type must therefore
-///    recognize its own outstanding requests by ids that are never 0 and never reused, as
-///    `Endpoint` does.
+///    request of the same slot, or not at all. A provider need not detect a repeated entry, or an
+///    entry of a slot whose request was never published. Such a completion has a present or earlier
+///    `wr_id` of the slot, or 0. A request that was taken back
+///    ([`DoorbellError::TakenBack`](crate::error::DoorbellError::TakenBack)) and a stale slot that
+///    the device flushes in ERR have an error status. A safe type must therefore identify its
+///    outstanding requests by ids that are never 0 and never reused, as `Endpoint` does.
 /// 5. **Slots** ([`release`](Self::release)). The device writes to the slot of a polled completion
 ///    only after `release`, or after [`next_value`](Self::next_value) or
 ///    [`next_values`](Self::next_values), which also release. No completion can be borrowed then.
@@ -52,19 +52,20 @@ use crate::work::{WcFlags, WcOpcode, WcStatus, WorkCompletion};
 /// }
 /// ```
 pub unsafe trait CompletionQueue: Send {
-    /// A lent completion: it lies in the queue, and its fields are decoded when they are read.
+    /// A borrowed completion. It is the CQE in the queue, and its fields are decoded when they are
+    /// read.
     type Completion<'a>: Completion
     where
         Self: 'a;
 
-    /// CQEs that it holds.
+    /// Capacity in CQEs.
     fn capacity(&self) -> u32;
 
     /// Polls the next completion. [`CompletionQueue::release`] returns its slot to the device.
     fn next(&mut self) -> Option<Self::Completion<'_>>;
 
-    /// Polls the next completion by value, and returns its slot and all polled before it to the
-    /// device. Default: [`next`](Self::next), [`Completion::to_value`], [`release`](Self::release).
+    /// Polls the next completion by value and releases its slot and all slots polled before.
+    /// Default: [`next`](Self::next), [`Completion::to_value`], [`release`](Self::release).
     #[inline]
     fn next_value(&mut self) -> Option<WorkCompletion> {
         let value = self.next()?.to_value();
@@ -72,9 +73,9 @@ pub unsafe trait CompletionQueue: Send {
         Some(value)
     }
 
-    /// Polls as many completions by value as there are and `into` has room for, and returns their
-    /// slots and all polled before them to the device. Returns their number. Default: `next` and
-    /// `to_value` for each, then one `release`.
+    /// Polls completions by value until the queue is empty or `into` is full, and releases their
+    /// slots and all slots polled before. Returns their number. Default: `next` and `to_value` for
+    /// each, then one `release`.
     #[inline]
     fn next_values(&mut self, into: &mut [WorkCompletion]) -> usize {
         let mut taken = 0;
@@ -89,11 +90,11 @@ pub unsafe trait CompletionQueue: Send {
         taken
     }
 
-    /// Returns the slots of all polled completions to the device.
+    /// Releases the slots of all polled completions to the device.
     fn release(&mut self);
 
-    /// Requests one event on the completion channel when the next completion arrives, or the next
-    /// solicited one.
+    /// Arms the CQ: requests one event on the completion channel for the next completion, or for
+    /// the next solicited one.
     ///
     /// # Errors
     ///
@@ -101,8 +102,8 @@ pub unsafe trait CompletionQueue: Send {
     fn arm(&mut self, solicited_only: bool) -> Result<(), IoctlError>;
 }
 
-/// A completion in place. [`CompletionQueue`] says what it vouches for; the trait by itself vouches
-/// for nothing.
+/// A completion in place. The obligations are those of [`CompletionQueue`]; this trait by itself
+/// guarantees nothing.
 pub trait Completion {
     /// The `wr_id` of the request; 0, with the status [`WcStatus::GENERAL_ERR`], if the entry
     /// matches no request.
@@ -111,20 +112,20 @@ pub trait Completion {
     fn status(&self) -> WcStatus;
     /// Operation; valid on success only.
     fn opcode(&self) -> WcOpcode;
-    /// Bytes received, read or fetched.
+    /// Length in bytes of the received, read or fetched data.
     fn byte_len(&self) -> u32;
     /// QPN of the local queue pair.
     fn qp_num(&self) -> u32;
     /// QPN of the sender; datagrams only.
     fn src_qp(&self) -> u32;
-    /// Immediate data, if the message carried some: the four bytes in wire order, so `u32::from_be`
-    /// gives the number if the sender used `u32::to_be`.
+    /// Immediate data, if the message has any: four bytes in wire order. `u32::from_be` gives the
+    /// number if the sender used `u32::to_be`.
     fn imm_data(&self) -> Option<u32>;
-    /// The rkey that the message invalidated, if it did.
+    /// The R_Key that the message invalidated, if any.
     fn invalidated_rkey(&self) -> Option<u32>;
     /// The device's own error code.
     fn vendor_err(&self) -> u32;
-    /// Further facts, such as a GRH before the payload.
+    /// Flags, such as a GRH before the payload.
     fn wc_flags(&self) -> WcFlags;
     /// LID of the sender; 0 on RoCE.
     fn slid(&self) -> u16;

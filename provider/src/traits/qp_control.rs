@@ -1,4 +1,4 @@
-//! State changes of a queue pair, with the quirks of its driver.
+//! State changes of a QP, and the quirks of its driver.
 
 use bareverbs_uapi::write::structs::ModifyQpReq;
 
@@ -13,11 +13,12 @@ use crate::request::Ece;
 ///
 /// # Safety
 ///
-/// 1. **Modify** ([`modify`](Self::modify)). The kernel is asked for this change and no other.
-/// 2. **Resume** ([`resume`](Self::resume)). The device sees only requests that were handed over
-///    before, as obligation 4 of [`SendQueue`](super::SendQueue) says.
+/// 1. **Modify** ([`modify`](Self::modify)). The provider requests exactly this change from the
+///    kernel.
+/// 2. **Resume** ([`resume`](Self::resume)). The device sees only requests that were published
+///    before, by obligation 4 of [`SendQueue`](super::SendQueue).
 ///
-/// The other methods only inform; no code may rely on their results for soundness.
+/// The other methods are informative; no code may rely on their results for soundness.
 ///
 /// Safe code can't change a queue pair:
 ///
@@ -31,7 +32,7 @@ use crate::request::Ece;
 /// ```
 #[doc(alias = "ibv_modify_qp")]
 pub unsafe trait QpControl {
-    /// Validates a change before the kernel is asked for it. Default: every change is valid.
+    /// Validates a change before the command is issued. Default: every change is valid.
     ///
     /// # Errors
     ///
@@ -70,21 +71,21 @@ pub unsafe trait QpControl {
     /// # Safety
     ///
     /// As for [`command::modify_qp`]: the request names the queue pair of this send queue, by its
-    /// handle in the context of `file`. The caller owns the queue pair. After a change to RESET, it
+    /// handle in the context of `file`. The caller owns the QP. After a change to RESET, the caller
     /// resets both queues before it pushes a request.
     unsafe fn modify(&mut self, file: &DeviceFile, request: &ModifyQpReq) -> Result<(), IoctlError> {
-        // SAFETY: the caller owns the queue pair that the request names, and resets its queues: this
+        // SAFETY: the caller owns the QP that the request names, and resets its queues, by this
         // method's contract.
         unsafe { command::modify_qp(file, request) }
     }
 
-    /// Updates the queue after the kernel has made the change. Default: nothing.
+    /// Updates the queue after a successful modify. Default: nothing.
     fn modified(&mut self, request: &ModifyQpReq) {
         let _ = request;
     }
 
-    /// Starts requests that were handed over in the SQD state, after the return to RTS. Default:
-    /// nothing, for devices that start them by themselves.
+    /// Starts requests that were published in SQD, after the return to RTS. Default: nothing, for
+    /// devices that start them without a doorbell.
     ///
     /// # Errors
     ///

@@ -2,16 +2,17 @@
 
 use crate::work::{PushError, RecvRequest};
 
-/// A receive queue, of one queue pair, of a work queue, or shared.
+/// A receive queue of a QP or work queue, or a shared receive queue (SRQ).
 ///
 /// # Safety
 ///
-/// The obligations are those of a [`SendQueue`](super::SendQueue), with what its section says of
-/// the device, the kernel and panics:
+/// The obligations correspond to those of a [`SendQueue`](super::SendQueue). Its assumptions about
+/// the device and the kernel, and its rule about panics, apply too:
 ///
-/// 1. **Memory.** All that the device reads or writes for the queue beside the memory that requests
-///    name stays valid and in place until the value is dropped. `verbs`' `Qp::drop`, `Srq::drop`
-///    and `Wq::drop` rely on it: they destroy the kernel object before they drop the value.
+/// 1. **Memory.** The memory that the device reads or writes for the queue, other than the memory
+///    that requests name, stays valid and in place until the value is dropped. `verbs`' `Qp::drop`,
+///    `Srq::drop` and `Wq::drop` rely on it: they destroy the kernel object before they drop the
+///    value.
 /// 2. **Requests** ([`push`](Self::push), [`try_push`](Self::try_push),
 ///    [`try_push_all`](Self::try_push_all), [`try_post`](Self::try_post)). For an accepted request,
 ///    the device writes only to the memory that its SGEs name, under their keys. A request that is
@@ -20,9 +21,9 @@ use crate::work::{PushError, RecvRequest};
 /// 3. **No overwriting.** A slot is written only if no request in it may still be read by the
 ///    device.
 /// 4. **Publishing** ([`ring`](Self::ring), [`try_post`](Self::try_post)). The device sees a
-///    request in one of these, and not before.
+///    request during one of these calls, and not before.
 /// 5. **Abort** ([`abort`](Self::abort)). The device never sees requests that were pushed and not
-///    published. `verbs` doesn't abort a list of which one request is rejected: its `post_recv`
+///    published. `verbs` doesn't abort a list in which one request is rejected: its `post_recv`
 ///    functions publish the requests before that one.
 /// 6. **Reset** ([`reset`](Self::reset)). The device sees no request that was pushed before.
 ///    `verbs`' `Qp::reset` and `Wq::reset` rely on it.
@@ -55,11 +56,11 @@ use crate::work::{PushError, RecvRequest};
 /// }
 /// ```
 pub unsafe trait RecvQueue: Send {
-    /// Requests that it holds.
+    /// Capacity in requests.
     fn capacity(&self) -> u32;
 
-    /// Published requests that the device has not consumed yet; it may consume more meanwhile. 0 if
-    /// the queue can't tell, or if the driver itself rejects a resize below them. Default: 0.
+    /// Published requests that the device has not consumed yet; it may consume more concurrently. 0
+    /// if the number is unknown, or if the driver itself rejects a resize below it. Default: 0.
     fn posted(&self) -> u32 {
         0
     }
@@ -87,7 +88,7 @@ pub unsafe trait RecvQueue: Send {
     unsafe fn try_push_all(&mut self, requests: &[RecvRequest<'_>]) -> usize {
         let mut rest = requests;
         while let [request, more @ ..] = rest {
-            // SAFETY: the caller vouches for the memory that each request names, as `push` asks.
+            // SAFETY: the caller guarantees the memory of each request, as `push` requires.
             if !unsafe { self.try_push(request) } {
                 break;
             }
@@ -104,7 +105,7 @@ pub unsafe trait RecvQueue: Send {
     /// As for [`RecvQueue::push`].
     #[inline(always)]
     unsafe fn try_post(&mut self, request: &RecvRequest<'_>) -> bool {
-        // SAFETY: the caller vouches for the memory that the request names, as `push` asks.
+        // SAFETY: the caller guarantees the memory of the request, as `push` requires.
         let written = unsafe { self.try_push(request) };
         if written {
             self.ring();
@@ -117,7 +118,7 @@ pub unsafe trait RecvQueue: Send {
     ///
     /// # Errors
     ///
-    /// The reason of the rejection, such as [`PushError::Full`].
+    /// The reason of the rejection, such as [`PushError::QueueFull`].
     ///
     /// # Safety
     ///
@@ -128,7 +129,7 @@ pub unsafe trait RecvQueue: Send {
     /// Publishes pushed requests.
     fn ring(&mut self);
 
-    /// Takes back requests that were pushed and not yet published.
+    /// Discards requests that were pushed and not yet published.
     fn abort(&mut self);
 
     /// Resets the queue to empty after the kernel has moved the queue pair or the work queue to
@@ -136,17 +137,19 @@ pub unsafe trait RecvQueue: Send {
     ///
     /// # Safety
     ///
-    /// The kernel must have executed at least one request to move the queue pair or the work queue
-    /// to RESET, and it must not have left RESET since. Obligation 6 holds only if it has executed
-    /// two where [`QpControl::needs_second_reset`](super::QpControl::needs_second_reset) says so.
+    /// The kernel must have executed at least one request to move the QP or the work queue to
+    /// RESET, and it must not have left RESET since. Obligation 6 holds only if the kernel has
+    /// executed two such requests where
+    /// [`QpControl::needs_second_reset`](super::QpControl::needs_second_reset) returns `true`.
     unsafe fn reset(&mut self);
 
-    /// Ends this process's own writes to the memory of posted receives, after the kernel has refused
-    /// to destroy the queue. The queue is leaked then, because the device may go on using it.
+    /// Stops this process's own writes to the memory of posted receives, after the kernel has
+    /// refused to destroy the queue. The caller then leaks the queue, because the device may keep
+    /// using it.
     ///
-    /// After the return, no thread of this process writes to the memory of posted receives, nor does
-    /// a completion that is polled later. The device may still write there. Nothing is posted
-    /// afterwards. Dropping the queue has the same effect. Default: nothing, which suits a provider
-    /// where only the device writes to that memory.
+    /// After the return, no thread of this process writes to the memory of posted receives, and
+    /// neither does a completion that is polled later. The device may still write there. No request
+    /// is posted afterwards. Dropping the queue has the same effect. Default: nothing, for
+    /// providers whose receive memory is written by the device only.
     fn abandon(&mut self) {}
 }

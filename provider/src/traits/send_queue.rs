@@ -13,27 +13,27 @@ use crate::work::{Datagram, Frame, PushError, SendRequest, WcStatus, XrcOperatio
 /// Code that posts relies on these obligations. "The device" executes the requests: the adapter, or
 /// the kernel for a software device. An implementation may assume that the device and the kernel
 /// adhere to their specifications, and that each caller of an `unsafe` method adheres to its
-/// contract. All methods must fulfil the obligations also when they panic: a panic must not leave a
+/// contract. All methods must fulfil the obligations even if they panic: a panic must not leave a
 /// half-written request that is published later.
 ///
-/// 1. **Memory.** All that the device reads or writes for the queue beside the memory that requests
-///    name (slots, doorbell record, inline data) stays valid and in place from creation until the
-///    value is dropped, even if the value moves. `verbs`' `Qp::drop` relies on it: it destroys the
-///    queue pair before it drops the queues.
+/// 1. **Memory.** The memory that the device reads or writes for the queue (slots, doorbell record,
+///    inline data), other than the memory that requests name, stays valid and in place from
+///    creation until the value is dropped, even if the value moves. `verbs`' `Qp::drop` relies on
+///    it: it destroys the queue pair before it drops the queues.
 /// 2. **Requests** ([`push`](Self::push), [`push_datagram`](Self::push_datagram),
 ///    [`push_xrc`](Self::push_xrc), [`push_frame`](Self::push_frame), [`try_push`](Self::try_push),
 ///    [`try_push_all`](Self::try_push_all), [`try_post`](Self::try_post)). For an accepted request,
-///    the device accesses only the memory that its SGEs name, under their keys, and as the
-///    operation says. Inline data and headers are copied before the method returns. A request that
-///    is rejected (`Err`) or declined (`false`, `None`, beyond the count) is not published, now or
-///    later. `verbs`' `post_send` and `Batch` rely on it: they return such requests to the caller
-///    as not posted.
+///    the device accesses only the memory that its SGEs name, under their keys, and only as the
+///    operation specifies. Inline data and headers are copied before the method returns. A request
+///    that is rejected (`Err`) or declined (`false`, `None`, beyond the count) is not published,
+///    now or later. `verbs`' `post_send` and `Batch` rely on it: they return such requests to the
+///    caller as not posted.
 /// 3. **No overwriting.** A slot is written only if no request in it may still be read by the
 ///    device. A full queue rejects requests. Every caller relies on it: an overwritten request may
 ///    name memory that was freed.
 /// 4. **Publishing** ([`ring`](Self::ring), [`defer`](Self::defer), [`try_post`](Self::try_post)).
-///    The device sees a request in one of these, or in
-///    [`QpControl::resume`](super::QpControl::resume) what they published, and not before.
+///    The device sees a request during one of these calls, and not before. During
+///    [`QpControl::resume`](super::QpControl::resume) it may see requests that they published.
 /// 5. **Abort** ([`abort`](Self::abort)). The device never sees requests that were pushed and
 ///    neither published nor deferred. `verbs`' `Batch::drop` relies on it: afterwards the memory of
 ///    such requests belongs to the caller again.
@@ -48,7 +48,7 @@ use crate::work::{Datagram, Frame, PushError, SendRequest, WcStatus, XrcOperatio
 ///
 /// No code may rely on the results of [`capacity`](Self::capacity),
 /// [`owns_doorbell`](Self::owns_doorbell), [`deferred`](Self::deferred) and
-/// [`failure`](Self::failure) for soundness: they only inform.
+/// [`failure`](Self::failure) for soundness: they are informative.
 ///
 /// Safe code can't implement the trait:
 ///
@@ -83,16 +83,16 @@ pub unsafe trait SendQueue: Send {
     /// The part of an address handle that requests need.
     type Ah;
 
-    /// Requests that it holds.
+    /// Capacity in requests.
     fn capacity(&self) -> u32;
 
     /// Fast path: writes a request of the most frequent kinds into the next free slot, or does
     /// nothing and returns `false`. Then [`SendQueue::push`] (slow path) writes or rejects it.
     /// Default: declines every request.
     ///
-    /// A provider keeps it free of calls and of rare branches. It declines in every doubtful case,
-    /// and always after creation or reset until a push has succeeded, so that a caller checks the
-    /// state of the queue pair on the slow path only.
+    /// A provider keeps it free of calls and of rare branches. It declines in every doubtful case.
+    /// After creation and after reset it declines until a push has succeeded, so that a caller
+    /// checks the QP's state on the slow path only.
     ///
     /// # Safety
     ///
@@ -116,7 +116,7 @@ pub unsafe trait SendQueue: Send {
     unsafe fn try_push_all(&mut self, requests: &[SendRequest<'_>]) -> usize {
         let mut rest = requests;
         while let [request, more @ ..] = rest {
-            // SAFETY: the caller vouches for the memory that each request names, as `push` asks.
+            // SAFETY: the caller guarantees the memory of each request, as `push` requires.
             if !unsafe { self.try_push(request) } {
                 break;
             }
@@ -140,7 +140,7 @@ pub unsafe trait SendQueue: Send {
         request: &SendRequest<'_>,
         defer: bool,
     ) -> Option<Result<(), DoorbellError>> {
-        // SAFETY: the caller vouches for the memory that the request names, as `push` asks.
+        // SAFETY: the caller guarantees the memory of the request, as `push` requires.
         if !unsafe { self.try_push(request) } {
             return None;
         }
@@ -152,7 +152,7 @@ pub unsafe trait SendQueue: Send {
     ///
     /// # Errors
     ///
-    /// The reason of the rejection, such as [`PushError::Full`].
+    /// The reason of the rejection, such as [`PushError::QueueFull`].
     ///
     /// # Safety
     ///
@@ -199,8 +199,8 @@ pub unsafe trait SendQueue: Send {
         false
     }
 
-    /// Defers pushed requests to the next [`SendQueue::ring`]: [`SendQueue::abort`] no longer takes
-    /// them back. Default: publishes them at once, which suits a cheap doorbell.
+    /// Defers pushed requests to the next [`SendQueue::ring`]: [`SendQueue::abort`] no longer
+    /// discards them. Default: publishes them at once, for cheap doorbells.
     fn defer(&mut self) -> Result<(), DoorbellError> {
         self.ring()
     }
@@ -215,14 +215,14 @@ pub unsafe trait SendQueue: Send {
     ///
     /// # Errors
     ///
-    /// The error says what became of the whole batch.
+    /// [`DoorbellError::TakenBack`] or [`DoorbellError::Posted`], for the whole batch.
     fn ring(&mut self) -> Result<(), DoorbellError>;
 
-    /// Takes back requests that were pushed and neither published nor deferred.
+    /// Discards requests that were pushed and neither published nor deferred.
     fn abort(&mut self);
 
-    /// The `wr_id` of a request that failed locally, and its status, if the queue knows more than
-    /// the completion says. Default: `None`.
+    /// The `wr_id` and status of a request that failed locally, if the queue has more information
+    /// than the completion. Default: `None`.
     fn failure(&self) -> Option<(u64, WcStatus)> {
         None
     }
@@ -231,9 +231,9 @@ pub unsafe trait SendQueue: Send {
     ///
     /// # Safety
     ///
-    /// The kernel must have executed at least one request to move the queue pair to RESET, and the
-    /// queue pair must not have left RESET since. Obligation 7 holds only if it has executed two
-    /// where [`QpControl::needs_second_reset`](super::QpControl::needs_second_reset) says so. A
-    /// caller who hears of fewer must keep the memory of earlier requests as it is.
+    /// The kernel must have executed at least one request to move the QP to RESET, and the QP must
+    /// not have left RESET since. Obligation 7 holds only if the kernel has executed two such
+    /// requests where [`QpControl::needs_second_reset`](super::QpControl::needs_second_reset)
+    /// returns `true`. With fewer, the caller must keep the memory of earlier requests unchanged.
     unsafe fn reset(&mut self);
 }
