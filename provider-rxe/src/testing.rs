@@ -177,7 +177,7 @@ impl KernelConsumer {
     /// Creates the kernel's side at the current shared index.
     #[must_use]
     pub fn new(memory: PlainMemory) -> Self {
-        // SAFETY: the word lies in the memory and is accessed only by these functions.
+        // SAFETY: the word is within the memory and is accessed only by these functions.
         let index = unsafe { read_peer_index(memory.consumer()) };
         Self { memory, index }
     }
@@ -186,7 +186,7 @@ impl KernelConsumer {
     /// resize does, and continues there. Returns the new memory, or `None` if they don't fit.
     pub fn resize(&mut self, depth: u32, element: usize) -> Option<PlainMemory> {
         let new = PlainMemory::new(depth, element);
-        // SAFETY: the word lies in the memory and is accessed only by these functions.
+        // SAFETY: the word is within the memory and is accessed only by these functions.
         let producer = unsafe { read_peer_index(self.memory.producer()) };
         let left = producer.wrapping_sub(self.index) & self.memory.mask();
         if left > new.mask() {
@@ -207,14 +207,14 @@ impl KernelConsumer {
 
     /// Takes the next request's bytes, if there is one, and releases its slot.
     pub fn take(&mut self) -> Option<Vec<u8>> {
-        // SAFETY: the word lies in the memory and is accessed only by these functions.
+        // SAFETY: the word is within the memory and is accessed only by these functions.
         let producer = unsafe { read_peer_index(self.memory.producer()) };
         if producer.wrapping_sub(self.index) & self.memory.mask() == 0 {
             return None;
         }
         let bytes = self.memory.slot_bytes(self.index);
         self.index = (self.index + 1) & self.memory.mask();
-        // SAFETY: the word lies in the memory and is accessed only by these functions.
+        // SAFETY: the word is within the memory and is accessed only by these functions.
         unsafe { publish_own_index(self.memory.consumer(), self.index) };
         Some(bytes)
     }
@@ -231,7 +231,7 @@ impl KernelProducer {
     /// Creates the kernel's side at the current shared index.
     #[must_use]
     pub fn new(memory: PlainMemory) -> Self {
-        // SAFETY: the word lies in the memory and is accessed only by these functions.
+        // SAFETY: the word is within the memory and is accessed only by these functions.
         let index = unsafe { read_peer_index(memory.producer()) };
         Self { memory, index }
     }
@@ -239,7 +239,7 @@ impl KernelProducer {
     /// Adds a completion to the queue. If the queue is full, drops it and returns `false`.
     pub fn post(&mut self, completion: &Wc) -> bool {
         let mask = self.memory.mask();
-        // SAFETY: the word lies in the memory and is accessed only by these functions.
+        // SAFETY: the word is within the memory and is accessed only by these functions.
         let consumer = unsafe { read_peer_index(self.memory.consumer()) };
         if (self.index + 1).wrapping_sub(consumer) & mask == 0 {
             return false;
@@ -250,7 +250,7 @@ impl KernelProducer {
         // SAFETY: the slot has room and belongs to the kernel until the index is published.
         unsafe { start.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         self.index = (self.index + 1) & mask;
-        // SAFETY: the word lies in the memory and is accessed only by these functions.
+        // SAFETY: the word is within the memory and is accessed only by these functions.
         unsafe { publish_own_index(self.memory.producer(), self.index) };
         true
     }
@@ -261,7 +261,7 @@ impl KernelProducer {
     /// fit, does nothing and returns `false`.
     pub fn resize(&mut self, memory: PlainMemory) -> bool {
         let mask = self.memory.mask();
-        // SAFETY: the word lies in the memory and is accessed only by these functions.
+        // SAFETY: the word is within the memory and is accessed only by these functions.
         let consumer = unsafe { read_peer_index(self.memory.consumer()) };
         let count = self.index.wrapping_sub(consumer) & mask;
         if count > memory.mask() {

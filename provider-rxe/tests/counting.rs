@@ -1,4 +1,4 @@
-//! What the data path costs: doorbells, and no allocation.
+//! The cost of the data path: number of doorbells, no allocations.
 
 use bareverbs_provider::traits::{Completion, CompletionQueue, RecvQueue, SendQueue};
 use bareverbs_provider::work::{
@@ -44,7 +44,7 @@ fn allocation_counter_counts() {
 fn a_batch_of_64_sends_is_one_doorbell() {
     let (mut queue, doorbell) = send_queue(64);
     for _ in 0..64 {
-        // SAFETY: no kernel carries the requests out.
+        // SAFETY: no kernel executes the requests.
         unsafe { queue.push(&requests()[0]) }.expect("room");
     }
     assert_eq!(doorbell.doorbells(), 0, "pushing rings nothing");
@@ -63,7 +63,7 @@ fn sending_and_rejecting_do_not_allocate() {
     let [send, write, read, too_wide] = requests();
     let count = allocations(|| {
         for _ in 0..42 {
-            // SAFETY: no kernel carries the requests out.
+            // SAFETY: no kernel executes the requests.
             unsafe {
                 queue.push(&send).expect("room");
                 queue.push(&write).expect("room");
@@ -72,7 +72,7 @@ fn sending_and_rejecting_do_not_allocate() {
             }
             queue.ring().expect("answered");
         }
-        // SAFETY: no kernel carries the requests out.
+        // SAFETY: no kernel executes the requests.
         while unsafe { queue.push(&send) }.is_ok() {}
     });
     assert_eq!(count, 0);
@@ -84,7 +84,7 @@ fn receiving_does_not_allocate() {
     let mut queue = unsafe { RxeRq::new(PlainMemory::new(64, 40 + 32), 64, 2) }.expect("a sound header");
     let count = allocations(|| {
         for wr_id in 0..64 {
-            // SAFETY: no kernel carries the requests out.
+            // SAFETY: no kernel executes the requests.
             unsafe { queue.push(&RecvRequest { wr_id, sges: &SGES }) }.expect("room");
         }
         queue.ring();

@@ -1,4 +1,4 @@
-//! A send queue in the error state, against the requester of kernels before 6.4 on plain memory.
+//! A send queue in ERR, against a model of the requester of kernels before 6.4.
 
 use std::mem::offset_of;
 
@@ -14,8 +14,8 @@ use bareverbs_uapi::verbs_values::{QpAttrMask, QpState, WcStatus};
 use bareverbs_uapi::write::structs::ModifyQpReq;
 use proptest::prelude::*;
 
-/// In the error state, the requester looks at its own index: at the end of the queue it does
-/// nothing, elsewhere it goes on by one and wakes the completer, which flushes the whole queue.
+/// The requester in ERR. At the end of the queue it does nothing. Elsewhere it advances its index
+/// by one and wakes the completer, which flushes the whole queue.
 struct Requester {
     memory: PlainMemory,
     completer: KernelConsumer,
@@ -73,7 +73,7 @@ proptest! {
         let index = behind.unwrap_or(0) % slots;
         let doorbell = Requester { memory: memory.clone(), completer, index, slots, flushed };
         let mut queue = queue(memory, slots - 1, doorbell);
-        // All that was posted before has succeeded, but the requester was sending it once more.
+        // All earlier requests have succeeded, but the requester was retrying them.
         if behind.is_some() {
             queue.modified(&to_error());
         }
@@ -81,7 +81,7 @@ proptest! {
         for batch in batches {
             let begin = next;
             for _ in 0..batch.min(slots - 1) {
-                // SAFETY: no kernel carries the request out.
+                // SAFETY: no kernel executes the request.
                 unsafe { queue.push(&send(next)) }.unwrap();
                 next += 1;
             }
@@ -97,25 +97,25 @@ fn einval_doorbell_after_a_failed_request_takes_the_batch_back() {
     let doorbell = CountingDoorbell::default();
     let mut queue = queue(memory.clone(), 7, doorbell.clone());
     let mut kernel = KernelConsumer::new(memory.clone());
-    // SAFETY: no kernel carries the requests out.
+    // SAFETY: no kernel executes the requests.
     unsafe { queue.push(&send(1)) }.unwrap();
     queue.ring().unwrap();
     assert!(kernel.take().is_some());
     memory.put(0, offset_of!(SendWqe, status), &WcStatus::WR_FLUSH_ERR.0.to_ne_bytes());
-    // SAFETY: no kernel carries the requests out.
+    // SAFETY: no kernel executes the requests.
     unsafe { (queue.push(&send(2)).unwrap(), queue.push(&send(3)).unwrap()) };
     doorbell.answer(Err(Errno::INVAL));
     assert!(matches!(queue.ring(), Err(DoorbellError::TakenBack(_))));
     assert!(kernel.take().is_none(), "both are taken back");
     doorbell.answer(Ok(()));
-    // SAFETY: no kernel carries the requests out.
+    // SAFETY: no kernel executes the requests.
     unsafe { queue.push(&send(4)) }.unwrap();
     queue.ring().unwrap();
     assert_eq!(kernel.take().map(|bytes| bytes[0]), Some(4));
 }
 
-/// Refuses as below RTS, but the queue pair has fallen into the error state meanwhile, where the
-/// kernel flushes what it finds.
+/// Returns `EINVAL` as below RTS, but the QP enters ERR at that moment, and the kernel flushes the
+/// slot that it finds.
 struct Falling(KernelConsumer);
 
 impl Doorbell for Falling {
@@ -129,7 +129,7 @@ impl Doorbell for Falling {
 fn partly_flushed_batch_is_not_taken_back() {
     let memory = PlainMemory::new(7, 208 + 16);
     let mut queue = queue(memory.clone(), 7, Falling(KernelConsumer::new(memory.clone())));
-    // SAFETY: no kernel carries the requests out.
+    // SAFETY: no kernel executes the requests.
     unsafe { (queue.push(&send(1)).unwrap(), queue.push(&send(2)).unwrap()) };
     assert!(matches!(queue.ring(), Err(DoorbellError::Posted(_))));
     let mut kernel = KernelConsumer::new(memory);
@@ -143,7 +143,7 @@ fn batch_reported_as_posted_is_published_whole() {
     let doorbell = CountingDoorbell::default();
     let mut queue = queue(memory.clone(), 7, doorbell.clone());
     queue.modified(&to_error());
-    // SAFETY: no kernel carries the requests out.
+    // SAFETY: no kernel executes the requests.
     unsafe { (queue.push(&send(1)).unwrap(), queue.push(&send(2)).unwrap()) };
     doorbell.answer(Err(Errno::NOMEM));
     assert!(matches!(queue.ring(), Err(DoorbellError::Posted(_))));

@@ -41,7 +41,7 @@ fn fast_path_is_enabled_by_push_and_disabled_by_reset() {
     let (mut receives, _) = recv_queue(1);
     let receive = RecvRequest { wr_id: 1, sges: &[SGE] };
     for _ in 0..2 {
-        // SAFETY: no kernel carries the requests out; here and below.
+        // SAFETY: no kernel executes the requests; here and below.
         unsafe {
             assert!(!queue.try_push(&SEND));
             queue.push(&SEND).expect("room");
@@ -50,9 +50,9 @@ fn fast_path_is_enabled_by_push_and_disabled_by_reset() {
             receives.push(&receive).expect("room");
             assert!(receives.try_push(&receive));
         }
-        // SAFETY: the kernel's side has taken all that was published, or there is none.
+        // SAFETY: the kernel's side has taken all published requests, or there is no kernel's side.
         unsafe { queue.reset() };
-        // SAFETY: the kernel's side has taken all that was published, or there is none.
+        // SAFETY: the kernel's side has taken all published requests, or there is no kernel's side.
         unsafe { receives.reset() };
     }
 }
@@ -60,7 +60,7 @@ fn fast_path_is_enabled_by_push_and_disabled_by_reset() {
 #[test]
 fn fast_path_stays_disabled_on_ud_queues() {
     let (mut queue, _) = send_queue(QpType::UD, 4, 64);
-    // SAFETY: no kernel carries the requests out.
+    // SAFETY: no kernel executes the requests.
     unsafe {
         queue.push(&SEND).expect_err("a datagram needs an address");
         assert!(!queue.try_push(&SEND));
@@ -70,7 +70,7 @@ fn fast_path_stays_disabled_on_ud_queues() {
 #[test]
 fn fast_path_declines_when_the_queue_is_full() {
     let (mut queue, _) = send_queue(QpType::RC, 1, 0);
-    // SAFETY: no kernel carries the requests out.
+    // SAFETY: no kernel executes the requests.
     unsafe {
         queue.push(&SEND).expect("room");
         assert_eq!((0..10).filter(|_| queue.try_push(&SEND)).count(), 6);
@@ -104,11 +104,11 @@ proptest! {
 
         let (mut queue, memory) = send_queue(QpType::RC, max_sge, max_inline);
         let nothing = SendRequest { payload: Payload::Sges(&[]), ..SEND };
-        // SAFETY: no kernel carries the requests out.
+        // SAFETY: no kernel executes the requests.
         unsafe { queue.push(&nothing) }.unwrap();
-        // SAFETY: no kernel carries the requests out.
+        // SAFETY: no kernel executes the requests.
         let taken = unsafe { queue.try_push(&request) };
-        // SAFETY: no kernel carries the requests out.
+        // SAFETY: no kernel executes the requests.
         let long = unsafe { queue.push(&request) };
         prop_assert!(!taken || long.is_ok(), "what is refused must not be taken");
         if taken {
@@ -130,11 +130,11 @@ proptest! {
         let sges: Vec<_> = lengths.iter().map(|&length| Sge { length, ..SGE }).collect();
         let request = RecvRequest { wr_id, sges: &sges };
         let (mut queue, memory) = recv_queue(max_sge);
-        // SAFETY: no kernel carries the requests out.
+        // SAFETY: no kernel executes the requests.
         unsafe { queue.push(&RecvRequest { wr_id: 0, sges: &[] }) }.unwrap();
-        // SAFETY: no kernel carries the requests out.
+        // SAFETY: no kernel executes the requests.
         let taken = unsafe { queue.try_push(&request) };
-        // SAFETY: no kernel carries the requests out.
+        // SAFETY: no kernel executes the requests.
         let long = unsafe { queue.push(&request) };
         prop_assert!(!taken || long.is_ok(), "what is refused must not be taken");
         if taken {

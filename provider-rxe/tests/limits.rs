@@ -1,4 +1,4 @@
-//! What opens and closes the fast path of a queue, and what a queue tells of itself.
+//! Conditions that enable the fast path of a queue, and the limits that a queue reports.
 
 use bareverbs_provider::error::CreateError;
 use bareverbs_provider::traits::{QpControl, RecvQueue, SendQueue};
@@ -35,7 +35,7 @@ fn ud_queue_rejects_requests_without_an_ah() {
         payload: Payload::Sges(&[SGE]),
     };
     let write = Operation::Write(Remote { addr: 64, rkey: 1 });
-    // SAFETY: no kernel carries the requests out; here and below.
+    // SAFETY: no kernel executes the requests; here and below.
     unsafe {
         queue.push_datagram(&datagram).expect("room");
         for operation in [Operation::Send, write] {
@@ -49,7 +49,7 @@ fn ud_queue_rejects_requests_without_an_ah() {
 fn queue_of_zero_sges_declines_sges_on_the_fast_path() {
     let mut queue = send_queue(QpType::RC, 0, 16);
     let element = request(Operation::Send, Payload::Sges(&[SGE]));
-    // SAFETY: no kernel carries the requests out.
+    // SAFETY: no kernel executes the requests.
     unsafe {
         queue.push(&request(Operation::Send, Payload::Inline(&[&[1; 8]]))).expect("room");
         assert!(!queue.try_push(&element));
@@ -61,12 +61,12 @@ fn queue_of_zero_sges_declines_sges_on_the_fast_path() {
 fn fast_path_takes_inline_data_up_to_max_inline() {
     for max_inline in [8, 9, 15, 16, 24] {
         let mut queue = send_queue(QpType::RC, 1, max_inline);
-        // SAFETY: no kernel carries the requests out.
+        // SAFETY: no kernel executes the requests.
         unsafe { queue.push(&request(Operation::Send, Payload::Sges(&[SGE]))) }.expect("room");
         for length in 1..=32 {
             let bytes = [7; 32];
             let parts = [&bytes[..length]];
-            // SAFETY: no kernel carries the requests out.
+            // SAFETY: no kernel executes the requests.
             let taken = unsafe { queue.try_push(&request(Operation::Send, Payload::Inline(&parts))) };
             queue.abort();
             let fits = (8..=16).contains(&length) && length <= max_inline as usize;
@@ -83,7 +83,7 @@ fn posted_counts_receives_the_kernel_has_not_consumed() {
     let mut kernel = KernelConsumer::new(memory);
     assert_eq!(queue.posted(), 0);
     for wr_id in 0..5 {
-        // SAFETY: no kernel carries the requests out.
+        // SAFETY: no kernel executes the requests.
         unsafe { queue.push(&RecvRequest { wr_id, sges: &[SGE] }) }.expect("room");
     }
     assert_eq!(queue.posted(), 0, "not published yet");
@@ -92,7 +92,7 @@ fn posted_counts_receives_the_kernel_has_not_consumed() {
     assert!(kernel.take().is_some() && kernel.take().is_some());
     assert_eq!(queue.posted(), 3);
     let failed = CreateError::Unsupported { what: "a mapping" };
-    // SAFETY: the kernel's side reads the memory no more.
+    // SAFETY: the kernel's side no longer reads the memory.
     assert_eq!(unsafe { queue.finish_resize(Err(failed), 7) }, Err(failed));
     assert_eq!(queue.posted(), 0, "the kernel's queue is elsewhere");
 }
@@ -119,7 +119,7 @@ fn slot_holds_the_largest_request_exactly() {
         // SAFETY: the memory is plain, and this is the only queue in it.
         unsafe { RxeSq::new(memory, 7, limits, CountingDoorbell::default()) }.is_ok()
     };
-    // A request has 208 bytes, and room for the 8 of an atomic write behind them.
+    // A WQE has 208 bytes, and 8 more for the value of an atomic write.
     assert!(!made(7, 0, 0) && made(8, 0, 0));
     assert!(made(8, 3, 48) && !made(8, 4, 0) && !made(8, 0, 49));
     assert!(!made(8, u32::MAX, 0) && !made(8, 0, u32::MAX));
@@ -135,10 +135,10 @@ fn operations_without_payload_reject_empty_sges() {
         Payload::Inline(&[&[1; 8]]),
     ];
     for payload in payloads {
-        // SAFETY: no kernel carries the requests out.
+        // SAFETY: no kernel executes the requests.
         let pushed = unsafe { queue.push(&request(Operation::LocalInv(1), payload)) };
         assert!(matches!(pushed, Err(PushError::UnexpectedPayload { .. })), "{payload:?}");
     }
-    // SAFETY: no kernel carries the requests out.
+    // SAFETY: no kernel executes the requests.
     unsafe { queue.push(&request(Operation::LocalInv(1), Payload::Sges(&[]))) }.expect("no payload");
 }

@@ -1,4 +1,4 @@
-//! Polling by value, and what a queue checks of its memory.
+//! Polling by value, and the checks of queue memory.
 
 use std::ptr::NonNull;
 
@@ -29,7 +29,7 @@ fn receive(wr_id: u64) -> Wc {
     Wc { wr_id, opcode: WcOpcode::RECV, byte_len: wr_id as u32 + 7, qp_num: 17, ..Wc::zeroed() }
 }
 
-/// A value that no completion has.
+/// A value that differs from every posted completion.
 fn untouched() -> WorkCompletion {
     let (mut queue, mut kernel) = queue(1, 0);
     assert!(kernel.post(&Wc { wr_id: u64::MAX, status: WcStatus::GENERAL_ERR, ..Wc::zeroed() }));
@@ -53,7 +53,7 @@ fn every_fill_level_is_polled_into_every_length_of_slice_in_order() {
                 for wr_id in 0..u64::from(filled) {
                     assert!(kernel.post(&receive(wr_id)));
                 }
-                // Over and over, until nothing is left.
+                // Until the queue is empty.
                 let mut polled = 0;
                 loop {
                     let mut into = vec![untouched(); len];
@@ -71,7 +71,7 @@ fn every_fill_level_is_polled_into_every_length_of_slice_in_order() {
                     }
                 }
                 if len > 0 {
-                    // All slots are the kernel's again.
+                    // All slots are released to the kernel.
                     for wr_id in 0..u64::from(capacity) {
                         assert!(kernel.post(&receive(wr_id)), "slot {wr_id} of {capacity}");
                     }
@@ -158,10 +158,10 @@ fn each_arm_is_one_kernel_request() {
     }
 }
 
-/// Memory that claims another size than it has.
+/// Memory that reports a size of its own.
 struct Claims<M>(M, usize);
 
-// SAFETY: no test claims more bytes than there are, and the memory's own promise holds for them.
+// SAFETY: no test claims more bytes than the memory has, and its own contract holds for them.
 unsafe impl<M: QueueMemory> QueueMemory for Claims<M> {
     fn start(&self) -> NonNull<u8> {
         self.0.start()
@@ -197,7 +197,7 @@ fn slot_size_must_be_between_element_size_and_65536() {
     let too_large = Some("the slot size, as a binary logarithm, does not fit the elements");
     let sized = |log2| problem(PlainMemory::with_header(1 << 20, log2, 1));
     assert_eq!((sized(5), sized(6), sized(16), sized(17)), (too_large, None, None, too_large));
-    // A request of 208 bytes with three elements fills a slot of 256.
+    // A WQE of 208 bytes with three SGEs of 16 bytes fills a slot of 256 bytes.
     let limits = SendLimits::new(QpType::RC, 3, 0).unwrap();
     let memory = PlainMemory::with_header(1 << 16, 8, 3);
     // SAFETY: the memory is plain, and this is the only queue in it.

@@ -1,5 +1,5 @@
-//! The queues against the kernel's side of them on plain memory, step by step beside plain
-//! `VecDeque`s.
+//! The queues against a simulated kernel on plain memory, compared with `VecDeque`s after each
+//! step.
 
 use std::collections::VecDeque;
 
@@ -34,7 +34,7 @@ fn send(wr_id: u64) -> SendRequest<'static> {
     }
 }
 
-/// A step of a queue that the program fills.
+/// A step of a send or receive queue.
 #[derive(Clone, Copy, Debug)]
 enum Fill {
     Push(u8),
@@ -69,10 +69,10 @@ fn started_at(depth: u32, start: u32, element: usize) -> PlainMemory {
 fn receive_queue_resized_to_short_memory_is_lost() {
     // SAFETY: the memory is plain, and this is the only queue in it.
     let mut queue = unsafe { RxeRq::new(PlainMemory::new(7, 40), 7, 0) }.unwrap();
-    // SAFETY: the kernel's side has moved, and all that was taken is released.
+    // SAFETY: the kernel's side has moved, and all taken slots are released.
     let result = unsafe { queue.finish_resize(Ok(PlainMemory::new(7, 40)), 100) };
     assert!(matches!(result, Err(CreateError::Layout { .. })));
-    // SAFETY: no kernel carries the request out.
+    // SAFETY: no kernel executes the request.
     let result = unsafe { queue.push(&RecvRequest { wr_id: 1, sges: &[] }) };
     assert_eq!(result, Err(PushError::QueueLost));
 }
@@ -87,7 +87,7 @@ fn receive_queue_without_memory_rejects_posts_until_resized() {
     assert!(matches!(result, Err(CreateError::Layout { .. })));
     for consumer in 0..8 {
         memory.set_indices(0, consumer);
-        // SAFETY: no kernel carries the request out.
+        // SAFETY: no kernel executes the request.
         let result = unsafe { queue.push(&RecvRequest { wr_id: 1, sges: &[] }) };
         assert_eq!(result, Err(PushError::QueueLost), "consumer index {consumer}");
     }
@@ -109,9 +109,9 @@ proptest! {
         for step in steps {
             match step {
                 Fill::Push(n) => for _ in 0..n {
-                    // SAFETY: no kernel carries the request out.
+                    // SAFETY: no kernel executes the request.
                     let short = unsafe { queue.try_push(&send(next)) };
-                    // SAFETY: no kernel carries the request out.
+                    // SAFETY: no kernel executes the request.
                     let result = if short { Ok(()) } else { unsafe { queue.push(&send(next)) } };
                     if batch.len() + deferred.len() + posted.len() < capacity as usize {
                         prop_assert_eq!(result, Ok(()));
@@ -167,7 +167,7 @@ proptest! {
         let (mut posted, mut next) = (VecDeque::new(), 0);
         for (fill, take, depth, unmapped) in steps {
             for _ in 0..fill {
-                // SAFETY: no kernel carries the request out.
+                // SAFETY: no kernel executes the request.
                 let result = unsafe { queue.push(&RecvRequest { wr_id: next, sges: &[] }) };
                 if posted.len() < queue.capacity() as usize {
                     prop_assert_eq!(result, Ok(()));
@@ -189,17 +189,17 @@ proptest! {
             };
             if unmapped {
                 let failed = CreateError::Unsupported { what: "a mapping" };
-                // SAFETY: the kernel's side has moved, and reads the old memory no more.
+                // SAFETY: the kernel's side has moved and no longer reads the old memory.
                 prop_assert_eq!(unsafe { queue.finish_resize(Err(failed), depth) }, Err(failed));
-                // SAFETY: no kernel carries the request out.
+                // SAFETY: no kernel executes the request.
                 let result = unsafe { queue.push(&RecvRequest { wr_id: next, sges: &[] }) };
                 prop_assert_eq!(result, Err(PushError::QueueLost));
                 queue.ring();
                 let memory = kernel.resize(depth, 40).unwrap();
-                // SAFETY: the kernel's side has moved, and all that was taken is released.
+                // SAFETY: the kernel's side has moved, and all taken slots are released.
                 unsafe { queue.finish_resize(Ok(memory), depth) }.unwrap();
             } else {
-                // SAFETY: the kernel's side has moved, and all that was taken is released.
+                // SAFETY: the kernel's side has moved, and all taken slots are released.
                 unsafe { queue.finish_resize(Ok(memory), depth) }.unwrap();
             }
             prop_assert_eq!(queue.capacity(), capacity);
@@ -222,12 +222,12 @@ proptest! {
         for step in steps {
             match step {
                 Fill::Push(n) => for _ in 0..n {
-                    // SAFETY: no kernel carries the request out.
+                    // SAFETY: no kernel executes the request.
                     let short = unsafe { queue.try_push(&RecvRequest { wr_id: next, sges: &[SGE] }) };
                     let result = if short {
                         Ok(())
                     } else {
-                        // SAFETY: no kernel carries the request out.
+                        // SAFETY: no kernel executes the request.
                         unsafe { queue.push(&RecvRequest { wr_id: next, sges: &[SGE] }) }
                     };
                     if batch.len() + posted.len() < capacity as usize {
@@ -290,8 +290,8 @@ proptest! {
         }
     }
 
-    /// Whatever the header and the kernel's indices hold, a queue is either refused or stays inside
-    /// its memory.
+    /// For any header and any indices of the kernel, a queue is either rejected or stays within its
+    /// memory.
     #[test]
     fn malicious_kernel_never_causes_out_of_bounds_access(
         size in 384..8192usize,
@@ -320,7 +320,7 @@ proptest! {
             for index in indices {
                 memory.set_indices(index, index);
                 for n in 0..100 {
-                    // SAFETY: no kernel carries the request out.
+                    // SAFETY: no kernel executes the request.
                     let _ = unsafe { queue.push(&send(n)) };
                 }
                 queue.ring().unwrap();
@@ -363,20 +363,20 @@ fn only_einval_doorbells_take_the_batch_back() {
     let mut kernel = KernelConsumer::new(memory);
 
     doorbell.answer(Err(Errno::INVAL));
-    // SAFETY: no kernel carries the requests out, here and below.
+    // SAFETY: no kernel executes the requests, here and below.
     unsafe { queue.push(&send(1)) }.unwrap();
     assert!(matches!(queue.ring(), Err(DoorbellError::TakenBack(refused)) if refused.errno == Errno::INVAL));
     assert_eq!(kernel.take(), None, "the kernel finds nothing of it");
 
     doorbell.answer(Err(Errno::NOMEM));
-    // SAFETY: no kernel carries the requests out, here and below.
+    // SAFETY: no kernel executes the requests, here and below.
     unsafe { queue.push(&send(2)) }.unwrap();
     assert!(matches!(queue.ring(), Err(DoorbellError::Posted(refused)) if refused.errno == Errno::NOMEM));
     assert_eq!(kernel.take().map(|bytes| number(&bytes)), Some(2), "a worker under way may take it");
 
     doorbell.answer(Ok(()));
     for n in 3..10 {
-        // SAFETY: no kernel carries the requests out, here and below.
+        // SAFETY: no kernel executes the requests, here and below.
         unsafe { queue.push(&send(n)) }.expect("the whole ring is free again");
     }
     assert_eq!(queue.ring(), Ok(()));
@@ -456,7 +456,7 @@ fn polling_an_empty_queue_releases_no_slot() {
     let mut queue = unsafe { RxeCq::new(memory.clone(), 3, CountingArm::default()) }.unwrap();
     let mut kernel = KernelProducer::new(memory.clone());
     let consumer = |memory: &PlainMemory| {
-        // SAFETY: the word is accessed in this way only.
+        // SAFETY: the word is accessed only by this function.
         unsafe { bareverbs_provider::barrier::read_peer_index(memory.consumer()) }
     };
     assert!(queue.next().is_none());

@@ -1,4 +1,4 @@
-//! Queues that the kernel empties or moves, beside plain numbers.
+//! Queues that the kernel empties or moves, compared with counters.
 
 use bareverbs_provider::Errno;
 use bareverbs_provider::device::IoctlError;
@@ -43,7 +43,7 @@ proptest! {
         // SAFETY: the memory is plain, and this is the only queue in it.
         let mut queue = unsafe { RxeCq::new(memory.clone(), 8, CountingArm::default()) }.unwrap();
         let mut kernel = KernelProducer::new(memory);
-        // Numbers posted, taken; and whether the program sees the kernel's memory.
+        // Numbers posted and taken, and whether the process has mapped the kernel's current memory.
         let (mut posted, mut taken, mut sees) = (0, 0, true);
         for step in steps.into_iter().chain([Step::Resize(70)]) {
             match step {
@@ -70,7 +70,7 @@ proptest! {
                     }
                     sees = matches!(step, Step::Resize(_));
                     let mapped = if sees { Ok(memory) } else { Err(mapping_failed()) };
-                    // SAFETY: the kernel's side has moved, and all that was taken is released.
+                    // SAFETY: the kernel's side has moved, and all taken slots are released.
                     prop_assert_eq!(unsafe { queue.finish_resize(mapped, depth) }.is_ok(), sees);
                 }
             }
@@ -102,7 +102,7 @@ proptest! {
         let recv = RecvRequest { wr_id: 0, sges: &[] };
         let capacity = queue.capacity();
         for i in 0..used + left % (capacity + 1) {
-            // SAFETY: no kernel carries the requests out.
+            // SAFETY: no kernel executes the requests.
             unsafe { (queue.push(&send).unwrap(), receives.push(&recv).unwrap()) };
             queue.ring().unwrap();
             receives.ring();
@@ -110,20 +110,20 @@ proptest! {
                 prop_assert!(kernel.take().is_some() && receiver.take().is_some());
             }
         }
-        // What is left the kernel drops, as it does on RESET; and a batch was being written.
-        // SAFETY: no kernel carries the requests out.
+        // The kernel drops the remaining requests, as on RESET, while a batch is being written.
+        // SAFETY: no kernel executes the requests.
         let _ = unsafe { (queue.push(&send), receives.push(&recv)) };
         while kernel.take().is_some() {}
         while receiver.take().is_some() {}
-        // SAFETY: the kernel's side has taken all that was published, or there is none.
+        // SAFETY: the kernel's side has taken all published requests, or there is no kernel's side.
         unsafe { queue.reset() };
-        // SAFETY: the kernel's side has taken all that was published, or there is none.
+        // SAFETY: the kernel's side has taken all published requests, or there is no kernel's side.
         unsafe { receives.reset() };
         for _ in 0..capacity {
-            // SAFETY: no kernel carries the requests out.
+            // SAFETY: no kernel executes the requests.
             unsafe { (queue.push(&send).unwrap(), receives.push(&recv).unwrap()) };
         }
-        // SAFETY: no kernel carries the requests out.
+        // SAFETY: no kernel executes the requests.
         let full = unsafe { (queue.push(&send).is_err(), receives.push(&recv).is_err()) };
         prop_assert_eq!(full, (true, true));
         queue.ring().unwrap();

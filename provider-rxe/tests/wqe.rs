@@ -1,7 +1,7 @@
-//! What lies in a slot, byte for byte, for every operation.
+//! The contents of a slot for every operation, byte for byte.
 //!
 //! The offsets are those of the C structs in the kernel's `rdma_user_rxe.h`. Slots are filled with
-//! 0xAA before, so that an unwritten byte is found.
+//! 0xAA first, so that unwritten bytes are detected.
 
 use bareverbs_provider::traits::{RecvQueue, SendQueue};
 use bareverbs_provider::work::{
@@ -19,7 +19,7 @@ const REMOTE: Remote = Remote { addr: 0x1122_3344_5566_7788, rkey: 0x99aa_bbcc }
 const SGES: [Sge; 2] =
     [Sge { addr: 0x1000, length: 16, lkey: 7 }, Sge { addr: 0x2000_0000_0000, length: 5, lkey: 9 }];
 
-/// The bytes of a slot as they should be.
+/// The expected bytes of a slot.
 struct Slot(Vec<u8>);
 
 impl Slot {
@@ -40,8 +40,9 @@ impl Slot {
         self.put(offset, &value.to_ne_bytes())
     }
 
-    /// What every send request has: number, opcode, flags, key or immediate data, and zeros where
-    /// the kernel reads before it writes (status, state, ssn and the read/atomic mark).
+    /// The fields of every send WQE: number, opcode, flags, key or immediate data, and zeros in the
+    /// fields that the kernel reads before it writes them (status, state, ssn and the read/atomic
+    /// mark).
     fn send(self, wr_id: u64, opcode: u32, flags: u32, ex: u32) -> Self {
         self.u64(0, wr_id).u32(8, 0).u32(12, opcode).u32(16, flags).u32(20, ex).u64(144, 0).u64(176, 0)
     }
@@ -54,7 +55,7 @@ impl Slot {
         self.u64(24, REMOTE.addr).u32(32, REMOTE.rkey).u32(36, 0).iova(REMOTE.addr)
     }
 
-    /// Length, bytes left, current element, number of elements, offset, reserved.
+    /// Length, remaining bytes, current SGE, number of SGEs, offset, reserved.
     fn dma(self, offset: usize, length: u32, num_sge: u32) -> Self {
         self.u32(offset, length)
             .u32(offset + 4, length)
@@ -86,7 +87,7 @@ fn send_queue(qp_type: QpType) -> (RxeSq<CountingDoorbell, PlainMemory>, PlainMe
 #[track_caller]
 fn shows(request: SendRequest<'_>, expected: Slot) {
     let (mut queue, memory) = send_queue(QpType::RC);
-    // SAFETY: no kernel carries the request out.
+    // SAFETY: no kernel executes the request.
     unsafe { queue.push(&request) }.expect("a request within the limits");
     queue.ring().expect("the doorbell answers well");
     assert_eq!(memory.slot_bytes(0), expected.0);
@@ -211,7 +212,7 @@ fn capable_shows(request: SendRequest<'_>, expected: Slot) {
     let mut queue =
         // SAFETY: the memory is plain, and this is the only queue in it.
         unsafe { RxeSq::new(memory.clone(), 7, limits, CountingDoorbell::default()) }.expect("a sound header");
-    // SAFETY: no kernel carries the request out.
+    // SAFETY: no kernel executes the request.
     unsafe { queue.push(&request) }.expect("a request within the limits");
     queue.ring().expect("the doorbell answers well");
     assert_eq!(memory.slot_bytes(0), expected.0);
@@ -255,7 +256,7 @@ fn flush_and_atomic_write_need_device_support() {
     // SAFETY: the memory is plain, and this is the only queue in it.
     let mut queue =
         unsafe { RxeSq::new(memory, 7, limits, CountingDoorbell::default()) }.expect("a sound header");
-    // SAFETY: no kernel carries the request out.
+    // SAFETY: no kernel executes the request.
     let refusal = unsafe { queue.push(&request(operation, Payload::Sges(&[]))) };
     assert_eq!(refusal, Err(PushError::Unsupported { operation: "an atomic write" }));
 }
@@ -309,8 +310,8 @@ fn datagram_request<'a>(imm: Option<u32>, payload: Payload<'a>) -> SendRequest<'
     }
 }
 
-/// The peer's queue pair and key, P_Key index, and the number of the address handle, which makes
-/// the kernel leave alone the address vector that follows.
+/// The peer's QPN and Q_Key, the P_Key index, and the number of the address handle. With a number,
+/// the kernel ignores the address vector after it.
 fn addressed(slot: Slot) -> Slot {
     slot.u32(24, 0x0012_3456).u32(28, 0x8765_4321).u32(32, 0).u32(36, 0x0005_0007).iova(0)
 }
@@ -318,7 +319,7 @@ fn addressed(slot: Slot) -> Slot {
 #[track_caller]
 fn datagram_shows(request: SendRequest<'_, Datagram<'_, RxeAh>>, expected: Slot) {
     let (mut queue, memory) = send_queue(QpType::UD);
-    // SAFETY: no kernel carries the request out.
+    // SAFETY: no kernel executes the request.
     unsafe { queue.push_datagram(&request) }.expect("a request within the limits");
     queue.ring().expect("the doorbell answers well");
     assert_eq!(memory.slot_bytes(0), expected.0);
@@ -348,7 +349,7 @@ fn datagrams_above_the_mtu_are_rejected_and_not_published() {
         unsafe { RxeSq::new(memory.clone(), 7, limits, CountingDoorbell::default()) }.expect("a sound header");
     let sges = |length| [Sge { addr: 0, length, lkey: 0 }, Sge { addr: 0, length: 40, lkey: 0 }];
     let too_long = Err(PushError::DatagramTooLong { given: 61, max: 60 });
-    // SAFETY: no kernel carries the requests out.
+    // SAFETY: no kernel executes the requests.
     unsafe {
         assert_eq!(queue.push_datagram(&datagram_request(None, Payload::Sges(&sges(21)))), too_long);
         assert_eq!(queue.push_datagram(&datagram_request(None, Payload::Inline(&[&[0; 61]]))), too_long);
@@ -356,7 +357,7 @@ fn datagrams_above_the_mtu_are_rejected_and_not_published() {
     queue.ring().expect("nothing to ring for");
     // SAFETY: the word is accessed through this function only.
     assert_eq!(unsafe { bareverbs_provider::barrier::read_peer_index(memory.producer()) }, 0);
-    // SAFETY: no kernel carries the request out.
+    // SAFETY: no kernel executes the request.
     unsafe { queue.push_datagram(&datagram_request(None, Payload::Sges(&sges(20)))) }.expect("60 bytes fit");
 }
 
@@ -366,7 +367,7 @@ fn ud_and_connected_requests_are_rejected_on_the_other_transport() {
     assert_eq!(refusal, PushError::Unsupported { operation: "a send" });
     for connected in [QpType::RC, QpType::UC] {
         let (mut queue, _) = send_queue(connected);
-        // SAFETY: no kernel carries the request out.
+        // SAFETY: no kernel executes the request.
         let refusal = unsafe { queue.push_datagram(&datagram_request(None, Payload::Sges(&SGES))) };
         assert_eq!(refusal, Err(PushError::Unsupported { operation: "a datagram" }));
     }
@@ -378,7 +379,7 @@ fn failure_status_is_read_from_the_slot_until_it_is_reused() {
     memory.fill(0);
     let mut post = |wr_id| {
         let request = SendRequest { wr_id, ..request(Operation::Send, Payload::Sges(&SGES)) };
-        // SAFETY: no kernel carries the request out.
+        // SAFETY: no kernel executes the request.
         unsafe { queue.push(&request) }.expect("there is room");
         queue.ring().expect("the doorbell answers well");
         queue.failure()
@@ -386,7 +387,7 @@ fn failure_status_is_read_from_the_slot_until_it_is_reused() {
     for wr_id in 0..7 {
         assert_eq!(post(wr_id), None);
     }
-    // The status, and the state "error" behind it.
+    // The status, followed by the state "error".
     let fails =
         |index, status: WcStatus| memory.put(index, 144, &[status.0, 4].map(u32::to_ne_bytes).concat());
     fails(3, WcStatus::LOC_QP_OP_ERR);
@@ -404,7 +405,7 @@ fn receive() {
     memory.fill(BLANK);
     // SAFETY: the memory is plain, and this is the only queue in it.
     let mut queue = unsafe { RxeRq::new(memory.clone(), 3, 2) }.expect("a sound header");
-    // SAFETY: no kernel carries the request out.
+    // SAFETY: no kernel executes the request.
     unsafe { queue.push(&RecvRequest { wr_id: 77, sges: &SGES }) }.expect("a request within the limits");
     queue.ring();
     let expected = Slot::blank(128).u64(0, 77).u64(8, 0).dma(16, 21, 2).sges(40, &SGES);
@@ -414,7 +415,7 @@ fn receive() {
 #[track_caller]
 fn refused(qp_type: QpType, operation: Operation, payload: Payload<'_>) -> PushError {
     let (mut queue, memory) = send_queue(qp_type);
-    // SAFETY: no kernel carries the request out.
+    // SAFETY: no kernel executes the request.
     let refusal = unsafe { queue.push(&request(operation, payload)) }.expect_err("to be refused");
     queue.ring().expect("nothing to ring for");
     // SAFETY: the word is accessed through this function only.
@@ -473,7 +474,7 @@ fn uc_rejects_operations_without_uc_opcodes() {
         PushError::Unsupported { operation: "a send that invalidates a key" }
     ));
     let (mut queue, _) = send_queue(QpType::UC);
-    // SAFETY: no kernel carries the request out.
+    // SAFETY: no kernel executes the request.
     unsafe { queue.push(&request(Operation::Write(REMOTE), Payload::Sges(&SGES))) }.expect("writes work");
 }
 

@@ -1,4 +1,4 @@
-//! What a provider does that implements only what it must: the default methods of the traits.
+//! The default methods of the provider traits, on a minimal provider.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
@@ -25,7 +25,7 @@ use bareverbs_uapi::uverbs::types::{CoreSupport, DriverId, WqFlags};
 use bareverbs_uapi::verbs_values::WqState;
 use bareverbs_uapi::write::structs::ModifyQpReq;
 
-/// A queue that takes every request of the fast path where it is `fast`, and counts its calls.
+/// A queue that counts its calls. If `fast`, the fast path accepts every request.
 #[derive(Default)]
 struct Queue {
     fast: bool,
@@ -38,7 +38,7 @@ struct Queue {
 // SAFETY: the default bodies send requests unchanged, and there is nothing to resume.
 unsafe impl QpControl for Queue {}
 
-// SAFETY: the queue accesses no memory of requests, and no device does for it.
+// SAFETY: neither the queue nor a device accesses memory of requests.
 unsafe impl SendQueue for Queue {
     type Ah = ();
 
@@ -69,7 +69,7 @@ unsafe impl SendQueue for Queue {
     unsafe fn reset(&mut self) {}
 }
 
-// SAFETY: the queue accesses no memory of requests, and no device does for it.
+// SAFETY: neither the queue nor a device accesses memory of requests.
 unsafe impl RecvQueue for Queue {
     fn capacity(&self) -> u32 {
         8
@@ -88,7 +88,7 @@ unsafe impl RecvQueue for Queue {
     unsafe fn reset(&mut self) {}
 }
 
-/// The completion with this number.
+/// The completion with this `wr_id`.
 struct Numbered(u64);
 
 impl Completion for Numbered {
@@ -163,7 +163,7 @@ impl Completion for Numbered {
     }
 }
 
-// SAFETY: it reports no success, and there is no memory that a device writes to.
+// SAFETY: the queue reports no success, and no device writes to memory.
 unsafe impl CompletionQueue for Queue {
     type Completion<'a> = Numbered;
 
@@ -188,7 +188,7 @@ unsafe impl CompletionQueue for Queue {
 /// A provider without a device.
 struct Minimal;
 
-// SAFETY: it makes no objects.
+// SAFETY: it creates no objects.
 unsafe impl Provider for Minimal {
     type Cq = Queue;
     type Sq = Queue;
@@ -233,7 +233,7 @@ unsafe impl Provider for Minimal {
     }
 }
 
-/// A file that takes no verbs calls.
+/// A device file that rejects all verbs calls.
 fn no_device() -> DeviceFile {
     let file = File::open("/dev/null").unwrap();
     // SAFETY: `/dev/null` fails every ioctl and mmap.
@@ -276,13 +276,13 @@ fn minimal_provider_rejects_optional_objects() {
         memory: QueueMemory::Ordinary,
         user_handle: 0,
     };
-    // SAFETY: the provider makes no object, so there is none to keep.
+    // SAFETY: the provider creates no object, so the caller has no queue to keep.
     assert!(refused(unsafe { provider.create_wq(&wq) }));
     let rss =
         RssQpRequest { pd: 1, table: 1, fields: HashFields::empty(), key: [0; TOEPLITZ_KEY], user_handle: 0 };
     assert!(refused(provider.create_rss_qp(&rss)));
     let change = WqChange::State { from: WqState::RESET, to: WqState::RDY };
-    // SAFETY: the provider has no objects, and changes none.
+    // SAFETY: the provider has no objects.
     unsafe {
         assert!(refused(provider.resize_cq(1, &mut Queue::default(), 8)));
         assert!(refused(provider.modify_wq(1, change)));
@@ -307,7 +307,7 @@ fn minimal_send_queue_rejects_optional_requests() {
     queue.modified(&change);
     queue.resume().unwrap();
     assert_eq!(queue.rings, 0);
-    // SAFETY: the file is no device's, so that there is no queue pair to change.
+    // SAFETY: the file is not a device, so no QP is changed.
     assert!(unsafe { queue.modify(&no_device(), &change) }.is_err());
 }
 
@@ -378,7 +378,7 @@ fn device_file_keeps_its_first_event_stream() {
 #[test]
 fn mapping_reports_huge_pages() {
     assert!(!Mapping::anonymous(1).unwrap().is_huge());
-    // Few machines have set huge pages aside.
+    // Few machines have reserved huge pages.
     if let Ok(mapping) = Mapping::huge(1) {
         assert!(mapping.is_huge());
         assert_eq!(mapping.len(), HUGE_PAGE);

@@ -1,4 +1,4 @@
-//! Both sides of a ring beside a reference queue, on plain memory.
+//! Both sides of a ring, compared with a reference queue, on plain memory.
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
@@ -43,12 +43,12 @@ impl Memory {
     }
 
     fn get(&self, which: usize) -> u32 {
-        // SAFETY: the words are accessed in this way only.
+        // SAFETY: the words are accessed only by these functions.
         unsafe { read_peer_index(self.word(which)) }
     }
 
     fn set(&self, which: usize, value: u32) {
-        // SAFETY: the words are accessed in this way only.
+        // SAFETY: the words are accessed only by these functions.
         unsafe { publish_own_index(self.word(which), value) };
     }
 
@@ -101,9 +101,10 @@ proptest! {
                     let slot = producer.next_slot();
                     prop_assert_eq!(slot.is_some(), pending.len() + shared.len() < capacity);
                     if let Some(slot) = slot {
-                        // SAFETY: the slot is the producer's until published.
+                        // SAFETY: the producer owns the slot until it is published.
                         unsafe { slot.cast::<u64>().write(next) };
-                        // SAFETY: the slot is free and was filled; its consumer is in this test.
+                        // SAFETY: the slot was free and is filled; the consumer is part of this
+                        // test.
                         unsafe { producer.advance() };
                         pending.push_back(next);
                         next += 1;
@@ -117,8 +118,8 @@ proptest! {
                 Step::PublishAndTakeBack => {
                     let before = memory.get(PRODUCER);
                     let batch = producer.publish();
-                    // SAFETY: the batch was just published, and its consumer is in this test, on
-                    // this thread.
+                    // SAFETY: the batch was just published, and the consumer is part of this test,
+                    // on this thread.
                     unsafe { producer.take_back(batch) };
                     prop_assert_eq!(memory.get(PRODUCER), before);
                     pending.clear();
@@ -158,14 +159,14 @@ proptest! {
                     if full {
                         break;
                     }
-                    // SAFETY: a slot that is free is the filling side's.
+                    // SAFETY: the filling side owns a free slot.
                     unsafe { memory.slot(index).write(next) };
                     memory.set(PRODUCER, (index + 1) & memory.mask);
                     shared.push_back(next);
                     next += 1;
                 },
                 Step::Take(n) => for _ in 0..n {
-                    // SAFETY: a slot that is taken stays in place until released.
+                    // SAFETY: a taken slot stays valid until it is released.
                     let got = consumer.take().map(|slot| unsafe { slot.cast::<u64>().read() });
                     held += usize::from(got.is_some());
                     prop_assert_eq!(got, shared.pop_front());
@@ -173,7 +174,7 @@ proptest! {
                 Step::PublishAndTakeBack | Step::Abort => {
                     let room = if matches!(step, Step::Abort) { 5 } else { 1 };
                     let mut into = vec![u64::MAX; room];
-                    // SAFETY: a slot that is taken stays in place until released.
+                    // SAFETY: a taken slot stays valid until it is released.
                     let taken = consumer.take_into(&mut into, |slot| unsafe { slot.cast::<u64>().read() });
                     prop_assert_eq!(taken, room.min(shared.len()));
                     for got in &into[..taken] {
@@ -201,7 +202,7 @@ proptest! {
         let memory = Memory::new(log2, start);
         memory.set(PRODUCER, start);
         memory.set(CONSUMER, start.rotate_left(16));
-        // SAFETY: the memory outlives them; each is the only one of its side.
+        // SAFETY: the memory outlives both; each is the only one of its side.
         let (mut producer, mut consumer) =
             unsafe { (Producer::new(memory.ring()), Consumer::new(memory.ring())) };
         for index in hostile {
@@ -209,7 +210,7 @@ proptest! {
             for _ in 0..70 {
                 let Some(slot) = producer.next_slot() else { break };
                 prop_assert!(memory.contains(slot));
-                // SAFETY: the slot is free and was filled; its consumer is in this test.
+                // SAFETY: the slot was free and is filled; the consumer is part of this test.
                 unsafe { producer.advance() };
             }
             memory.set(PRODUCER, index);
@@ -236,13 +237,13 @@ fn ring_of_one_slot_has_capacity_zero() {
 #[test]
 fn elements_pass_between_threads_once_and_in_order() {
     struct Shared(Memory);
-    // SAFETY: the index words are accessed as atomics, and the slots in the order that the indices
-    // keep.
+    // SAFETY: the index words are accessed as atomics, and the indices order the accesses to the
+    // slots.
     unsafe impl Sync for Shared {}
 
     const COUNT: u64 = 100_000;
     let shared = Shared(Memory::new(4, 11));
-    // SAFETY: the memory outlives them; each is the only one of its side.
+    // SAFETY: the memory outlives both; each is the only one of its side.
     let (mut producer, mut consumer) =
         unsafe { (Producer::new(shared.0.ring()), Consumer::new(shared.0.ring())) };
     std::thread::scope(|scope| {
@@ -250,9 +251,9 @@ fn elements_pass_between_threads_once_and_in_order() {
             let mut next = 0;
             while next < COUNT {
                 while let Some(slot) = producer.next_slot().filter(|_| next < COUNT) {
-                    // SAFETY: the slot is the producer's until published.
+                    // SAFETY: the producer owns the slot until it is published.
                     unsafe { slot.cast::<u64>().write(next) };
-                    // SAFETY: the slot is free and was filled; its consumer is in this test.
+                    // SAFETY: the slot was free and is filled; the consumer is part of this test.
                     unsafe { producer.advance() };
                     next += 1;
                 }
@@ -263,7 +264,7 @@ fn elements_pass_between_threads_once_and_in_order() {
         let mut expected = 0;
         while expected < COUNT {
             while let Some(slot) = consumer.take() {
-                // SAFETY: the slot is the consumer's until released.
+                // SAFETY: the consumer owns the slot until it is released.
                 assert_eq!(unsafe { slot.cast::<u64>().read() }, expected);
                 expected += 1;
             }

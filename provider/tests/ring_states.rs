@@ -125,7 +125,8 @@ impl Filling {
         (memory, producer)
     }
 
-    /// Asserts that a producer is in this state, but for `known`, which only speed depends on.
+    /// Asserts that a producer is in this state, except for `known`, which affects performance
+    /// only.
     fn check(self, memory: &Memory, producer: &mut Producer, what: &str) {
         let Self { mask, consumed, published, next, .. } = self;
         assert_eq!(memory.producer(), published & mask, "{what}: producer index of {self:?}");
@@ -138,7 +139,8 @@ impl Filling {
         for count in next..consumed + mask {
             let slot = producer.next_slot().map(|slot| memory.number(slot));
             assert_eq!(slot, Some(count & mask), "{what}: slot {count} after {self:?}");
-            // SAFETY: the other side of the ring is this test, which follows no slot anywhere.
+            // SAFETY: this test is the other side of the ring, and it follows no addresses in
+            // slots.
             unsafe { producer.advance() };
         }
         assert!(producer.next_slot().is_none(), "{what}: full after {self:?}");
@@ -147,7 +149,7 @@ impl Filling {
 
 fn fill(producer: &mut Producer, count: u32) {
     for _ in 0..count {
-        // SAFETY: the other side of the ring is this test, which follows no slot anywhere.
+        // SAFETY: this test is the other side of the ring, and it follows no addresses in slots.
         unsafe { producer.cached_free_slot().expect("room as far as is known").fill() };
     }
 }
@@ -170,7 +172,8 @@ fn cached_free_slot_reads_no_shared_index() {
         state.check(&memory, &mut producer, "a known slot that is not filled");
         if expected.is_some() {
             let (memory, mut producer) = state.build();
-            // SAFETY: the other side of the ring is this test, which follows no slot anywhere.
+            // SAFETY: this test is the other side of the ring, and it follows no addresses in
+            // slots.
             unsafe { producer.cached_free_slot().expect("known").fill() };
             let after = Filling { next: state.next + 1, ..state };
             after.check(&memory, &mut producer, "a known slot that is filled");
@@ -182,12 +185,12 @@ fn cached_free_slot_reads_no_shared_index() {
 fn full_is_decided_by_the_masked_peer_index() {
     for state in Filling::all() {
         let (memory, mut producer) = state.build();
-        // A kernel counts on without masking.
+        // A kernel increments its index without masking it.
         memory.set(1, state.consumed + 5 * (state.mask + 1));
         assert_eq!(producer.outstanding(), state.published - state.consumed, "{state:?}");
         let expected = (state.next - state.consumed < state.mask).then_some(state.next & state.mask);
         assert_eq!(producer.next_slot().map(|slot| memory.number(slot)), expected, "{state:?}");
-        // It stays the next slot until `advance`.
+        // The slot stays the next one until `advance`.
         assert_eq!(producer.next_slot().map(|slot| memory.number(slot)), expected, "{state:?}");
     }
 }
@@ -203,7 +206,7 @@ fn publish_of_all_pending_slots_can_be_taken_back() {
 
         let (memory, mut producer) = state.build();
         let batch = producer.publish();
-        // SAFETY: the other side of the ring is this test, which follows no slot anywhere.
+        // SAFETY: this test is the other side of the ring, and it follows no addresses in slots.
         unsafe { producer.take_back(batch) };
         let back = Filling { next: state.published, ..state };
         back.check(&memory, &mut producer, "take_back");
@@ -221,7 +224,7 @@ fn publish_next_of_one_slot_can_be_taken_back() {
 
         let (memory, mut producer) = state.build();
         let batch = producer.publish_next();
-        // SAFETY: the other side of the ring is this test, which follows no slot anywhere.
+        // SAFETY: this test is the other side of the ring, and it follows no addresses in slots.
         unsafe { producer.take_back(batch) };
         let back = Filling { next: state.published, ..state };
         back.check(&memory, &mut producer, "take_back of one");
@@ -278,7 +281,7 @@ fn closed_ring_is_full() {
     for state in Filling::all() {
         let (memory, mut producer) = state.build();
         let before = memory.producer();
-        // SAFETY: the other side of the ring is this test, which follows no slot anywhere.
+        // SAFETY: this test is the other side of the ring, and it follows no addresses in slots.
         unsafe { producer.close() };
         assert_eq!(producer.pending(), 0, "{state:?}");
         assert!(producer.cached_free_slot().is_none(), "{state:?}");
@@ -295,7 +298,7 @@ fn resync_starts_from_the_shared_indices() {
             let (consumed, published) = (state.consumed, state.consumed + back);
             memory.set(0, published + 3 * (state.mask + 1));
             producer.resync();
-            // The first thing to be published is where the shared index stood.
+            // Publishing starts at the shared index.
             memory.set_producer(published);
             let after = Filling { mask: state.mask, known: consumed, consumed, published, next: published };
             after.check(&memory, &mut producer, "resync");
@@ -333,7 +336,7 @@ impl Taking {
             (0..=mask).flat_map(move |released| {
                 (released..=released + mask).flat_map(move |filled| {
                     (released..=filled).flat_map(move |known| {
-                        // The index is read where nothing is left of what is known.
+                        // The index is read only if no known entry is left.
                         let least = if known == released { known } else { released + 1 };
                         (least..=known).map(move |next| Self { mask, released, next, known, filled })
                     })
@@ -354,7 +357,7 @@ impl Taking {
         (memory, consumer)
     }
 
-    /// Asserts that a consumer is in this state, but for `known`.
+    /// Asserts that a consumer is in this state, except for `known`.
     fn check(self, memory: &Memory, consumer: &mut Consumer, what: &str) {
         let Self { mask, released, next, filled, .. } = self;
         assert_eq!(memory.consumer(), released & mask, "{what}: consumer index of {self:?}");
@@ -399,7 +402,7 @@ fn take_into_fills_every_length_of_slice_in_order() {
                 (state.next..state.filled).take(len).map(|count| count & state.mask).collect();
             assert_eq!(&into[..taken], expected, "{state:?} into {len}");
             assert!(into[taken..].iter().all(|rest| *rest == u32::MAX), "{state:?} into {len}");
-            // Taken slots go back with the rest of the call, unless it took none.
+            // The call also releases slots taken earlier, unless it took none.
             let next = state.next + taken as u32;
             let released = if taken == 0 { state.released } else { next };
             let after = Taking { released, next, ..state };
