@@ -202,8 +202,8 @@ impl RxeCompletion<'_> {
     fn copy(&self) -> WorkCompletion {
         let chunks: Chunks = std::array::from_fn(|i| {
             // SAFETY: `locate` checked that a slot holds a `Wc`. The chunks cover exactly its size.
-            // Slots are aligned to 64. The slot is not released, and the memory is not freed, while
-            // the queue is borrowed.
+            // Slots are aligned to 64 bytes. The slot is not released, and the memory is not freed,
+            // while the queue is borrowed.
             unsafe { self.wc.cast::<Chunk>().add(i).read_volatile() }
         });
         // SAFETY: the fields of both types have the same offsets, as checked below, and accept any

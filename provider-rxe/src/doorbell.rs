@@ -73,7 +73,7 @@ impl Doorbell for KernelDoorbell {
     #[inline]
     fn ring(&mut self) -> Result<(), Errno> {
         // SAFETY: the call's header has the call's true length, and its attributes point into
-        // `exchange`, which lives as long as the doorbell and is accessed by nothing else.
+        // `exchange`, which the doorbell owns and nothing else accesses.
         unsafe { self.file.execute_raw(&mut self.call) }
     }
 }

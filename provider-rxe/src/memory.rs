@@ -78,7 +78,7 @@ pub(crate) fn locate(
         return Err(wrong("the memory is smaller than the header", size as u64));
     }
     let header = memory.start().cast::<QueueBuf>();
-    // SAFETY: the header lies in the memory, which is valid and aligned by the contract of
+    // SAFETY: the header is within the memory, which is valid and aligned by the contract of
     // `QueueMemory`.
     let (log2_slot, mask) = unsafe {
         let header = header.as_ptr();

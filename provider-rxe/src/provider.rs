@@ -64,8 +64,8 @@ fn check_queue_memory(memory: QueueMemory) -> Result<(), CreateError> {
 ///
 /// As for [`command::destroy_cq`].
 unsafe fn destroy_cq(file: &DeviceFile, handle: u32) {
-    // The kernel could refuse only where something used the queue, or where it is gone with the
-    // device. SAFETY: the caller owns the queue, by this function's contract.
+    // Fails only if an object uses the CQ or the device was removed.
+    // SAFETY: the caller owns the queue, by this function's contract.
     let _ = unsafe { command::destroy_cq(file, handle) };
 }
 
@@ -75,7 +75,7 @@ unsafe fn destroy_cq(file: &DeviceFile, handle: u32) {
 ///
 /// As for [`command::destroy_qp`].
 unsafe fn destroy_qp(file: &DeviceFile, handle: u32) {
-    // The kernel could refuse only where the queue pair was in a group, or is gone with the device.
+    // Fails only if the QP is attached to a multicast group or the device was removed.
     // SAFETY: the caller owns the queue pair, by this function's contract.
     let _ = unsafe { command::destroy_qp(file, handle) };
 }
@@ -86,23 +86,23 @@ unsafe fn destroy_qp(file: &DeviceFile, handle: u32) {
 ///
 /// As for [`command::destroy_srq`].
 unsafe fn destroy_srq(file: &DeviceFile, handle: u32) {
-    // The kernel could refuse only where a queue pair used it, or where it is gone with the device.
+    // Fails only if a QP uses the SRQ or the device was removed.
     // SAFETY: the caller owns the queue, by this function's contract.
     let _ = unsafe { command::destroy_srq(file, handle) };
 }
 
 // SAFETY: by the numbers of the trait's obligations:
-// 1. Handles come from the kernel's answers to calls that make an object, in the context of `file`,
-//    and go to the caller only.
-// 2. The kernel gives each ring its own pages and lets them be mapped once (`rxe_mmap` of
-//    `rxe_mmap.c`); the mapping goes into the queue, which keeps it. For an object the kernel
-//    accesses its own mapping of those pages, which lasts as long as the object, and memory that
-//    requests name.
-// 3. `HandleGuard` destroys an object whose rings could not be taken up. Nothing was posted to it.
-// 4. After a resize the kernel uses the new ring only, and `finish_resize` keeps its mapping.
-//    Where they can't, the queue keeps the old pages, which the kernel uses no more. `resize_cq`
-//    releases all taken completions before.
-// 5. and 6. Rxe has no memory on the device and no null key: the trait's own bodies refuse.
+// 1. Handles are results of the kernel's create commands in the context of `file`, and are returned
+//    to the caller only.
+// 2. The kernel gives each ring its own pages and allows one mapping of them (`rxe_mmap` in
+//    `rxe_mmap.c`). The queue owns that mapping. For an object, the kernel accesses its own mapping
+//    of those pages, which lasts as long as the object, and memory that requests name.
+// 3. `HandleGuard` destroys an object whose rings could not be mapped or are invalid. No request
+//    was posted to it.
+// 4. After a resize the kernel uses the new ring only, and `finish_resize` keeps its mapping. If
+//    the mapping fails, the queue keeps the old pages, which the kernel no longer uses. `resize_cq`
+//    releases all polled completions first.
+// 5. and 6. rxe has no device memory and no null key; the default methods return `Unsupported`.
 unsafe impl Provider for Rxe {
     type Cq = RxeCq;
     type Sq = RxeSq;
@@ -141,7 +141,8 @@ unsafe impl Provider for Rxe {
         check_queue_memory(request.memory)?;
         let mut response = CreateCqResp::zeroed();
         let payload = DriverPayload { input: &[], output: response.as_mut_bytes() };
-        // SAFETY: rxe reads no payload and writes its response into ours, which has its full size.
+        // SAFETY: rxe reads no payload and writes its response into `response`, which has its full
+        // size.
         let made = unsafe { command::create_cq(&self.file, request, payload) }?;
         // SAFETY: the kernel has just created the object, and no other code knows its handle before
         // this function returns it.
@@ -157,8 +158,8 @@ unsafe impl Provider for Rxe {
         queue.release();
         let mut response = ResizeCqResp::zeroed();
         let payload = DriverPayload { input: &[], output: response.as_mut_bytes() };
-        // SAFETY: rxe reads no payload and writes its response into ours, which has its full size.
-        // The caller owns the CQ, and its ring is replaced below.
+        // SAFETY: rxe reads no payload and writes its response into `response`, which has its full
+        // size. The caller owns the CQ, and its ring is replaced below.
         unsafe { command::resize_cq(&self.file, cq, entries, payload) }?;
         // SAFETY: the kernel has just moved this queue to these pages and allows one mapping.
         // `release` was called before.
@@ -187,7 +188,8 @@ unsafe impl Provider for Rxe {
         let mtu = if request.qp_type == QpType::UD { self.mtu()? } else { 0 };
         let mut response = CreateQpResp::zeroed();
         let payload = DriverPayload { input: &[], output: response.as_mut_bytes() };
-        // SAFETY: rxe reads no payload and writes its response into ours, which has its full size.
+        // SAFETY: rxe reads no payload and writes its response into `response`, which has its full
+        // size.
         let made = unsafe { command::create_qp(&self.file, &request, payload) }?;
         // SAFETY: the kernel has just created the object, and no other code knows its handle before
         // this function returns it.
@@ -226,7 +228,8 @@ unsafe impl Provider for Rxe {
         check_queue_memory(request.memory)?;
         let mut response = CreateSrqResp::zeroed();
         let payload = DriverPayload { input: &[], output: response.as_mut_bytes() };
-        // SAFETY: rxe reads no payload and writes its response into ours, which has its full size.
+        // SAFETY: rxe reads no payload and writes its response into `response`, which has its full
+        // size.
         let made = unsafe { command::create_srq(&self.file, request, payload) }?;
         // SAFETY: the kernel has just created the object, and no other code knows its handle before
         // this function returns it.
@@ -270,7 +273,8 @@ unsafe impl Provider for Rxe {
     fn create_ah(&self, request: &AhRequest) -> Result<CreatedAh<Self>, CreateError> {
         let mut response = CreateAhResp::zeroed();
         let payload = DriverPayload { input: &[], output: response.as_mut_bytes() };
-        // SAFETY: rxe reads no payload and writes its response into ours, which has its full size.
+        // SAFETY: rxe reads no payload and writes its response into `response`, which has its full
+        // size.
         let made = unsafe { command::create_ah(&self.file, request, payload) }?;
         if response.ah_num == 0 {
             // Destroying it cannot fail: nothing uses the handle yet.

@@ -81,7 +81,7 @@ impl PlainMemory {
         let start = unsafe { alloc_zeroed(layout) };
         let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
         let header = start.as_ptr().cast::<QueueBuf>();
-        // SAFETY: the header lies in the allocation, and nothing else accesses it.
+        // SAFETY: the header is within the allocation, and nothing else accesses it.
         unsafe {
             (&raw mut (*header).log2_elem_size).write(log2_slot);
             (&raw mut (*header).index_mask).write(mask);
@@ -94,27 +94,27 @@ impl PlainMemory {
     }
 
     fn mask(&self) -> u32 {
-        // SAFETY: the header lies in the allocation.
+        // SAFETY: the header is within the allocation.
         unsafe { (&raw const (*self.header()).index_mask).read() }
     }
 
     /// The address of the producer's index.
     #[must_use]
     pub fn producer(&self) -> *mut u32 {
-        // SAFETY: the header lies in the allocation.
+        // SAFETY: the header is within the allocation.
         unsafe { &raw mut (*self.header()).producer_index }
     }
 
     /// The address of the consumer's index.
     #[must_use]
     pub fn consumer(&self) -> *mut u32 {
-        // SAFETY: the header lies in the allocation.
+        // SAFETY: the header is within the allocation.
         unsafe { &raw mut (*self.header()).consumer_index }
     }
 
     /// Sets both indices. The values are not checked.
     pub fn set_indices(&self, producer: u32, consumer: u32) {
-        // SAFETY: the words lie in the allocation and are accessed only by these functions.
+        // SAFETY: the words are within the allocation and are accessed only by these functions.
         unsafe {
             publish_own_index(self.producer(), producer);
             publish_own_index(self.consumer(), consumer);
@@ -128,7 +128,7 @@ impl PlainMemory {
     }
 
     fn slot(&self, index: u32) -> (*mut u8, usize) {
-        // SAFETY: the header lies in the allocation.
+        // SAFETY: the header is within the allocation.
         let slot = 1usize << unsafe { (&raw const (*self.header()).log2_elem_size).read() };
         let offset = HEADER + (index & self.mask()) as usize * slot;
         assert!(offset + slot <= self.size(), "the header does not fit the memory");
@@ -273,7 +273,7 @@ impl KernelProducer {
             // SAFETY: both are slots of completion queues; nothing uses the new memory yet.
             unsafe { start.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len().min(len)) };
         }
-        // SAFETY: the words lie in the memories and are accessed only by these functions.
+        // SAFETY: the words are within the two memories and are accessed only by these functions.
         unsafe {
             publish_own_index(memory.producer(), count);
             publish_own_index(self.memory.consumer(), self.index);

@@ -26,7 +26,7 @@ struct Requester {
 
 impl Doorbell for Requester {
     fn ring(&mut self) -> Result<(), Errno> {
-        // SAFETY: the word lies in the memory.
+        // SAFETY: the word is within the memory.
         if self.index == unsafe { self.memory.producer().read_volatile() } {
             return Ok(());
         }
@@ -36,7 +36,7 @@ impl Doorbell for Requester {
             self.flushed.send(u64::from_ne_bytes(bytes[..8].try_into().unwrap())).unwrap();
             taken += 1;
         }
-        // SAFETY: the word lies in the memory.
+        // SAFETY: the word is within the memory.
         let end = unsafe { self.memory.producer().read_volatile() };
         for back in 1..=taken {
             let status = WcStatus::WR_FLUSH_ERR.0.to_ne_bytes();

@@ -47,14 +47,12 @@ impl Memory {
     }
 
     fn set(&self, which: usize, value: u32) {
-        // SAFETY: this thread is the only one, and the words are accessed through the barriers
-        // only.
+        // SAFETY: this is the only thread, and it accesses the words through the barriers only.
         unsafe { publish_own_index(self.word(which), value) };
     }
 
     fn get(&self, which: usize) -> u32 {
-        // SAFETY: this thread is the only one, and the words are accessed through the barriers
-        // only.
+        // SAFETY: this is the only thread, and it accesses the words through the barriers only.
         unsafe { read_peer_index(self.word(which)) }
     }
 

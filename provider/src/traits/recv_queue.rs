@@ -133,7 +133,7 @@ pub unsafe trait RecvQueue: Send {
     fn abort(&mut self);
 
     /// Resets the queue to empty after the kernel has moved the queue pair or the work queue to
-    /// RESET. Does nothing to a shared receive queue, which has no such state.
+    /// RESET. Does nothing to an SRQ, which has no states.
     ///
     /// # Safety
     ///

@@ -26,7 +26,7 @@ use crate::work::{Datagram, Frame, PushError, SendRequest, WcStatus, XrcOperatio
 ///    the device accesses only the memory that its SGEs name, under their keys, and only as the
 ///    operation specifies. Inline data and headers are copied before the method returns. A request
 ///    that is rejected (`Err`) or declined (`false`, `None`, beyond the count) is not published,
-///    now or later. `verbs`' `post_send` and `Batch` rely on it: they return such requests to the
+///    now or later. `verbs`' `post_send` and `Batch` rely on it: they report such requests to the
 ///    caller as not posted.
 /// 3. **No overwriting.** A slot is written only if no request in it may still be read by the
 ///    device. A full queue rejects requests. Every caller relies on it: an overwritten request may
@@ -35,16 +35,16 @@ use crate::work::{Datagram, Frame, PushError, SendRequest, WcStatus, XrcOperatio
 ///    The device sees a request during one of these calls, and not before. During
 ///    [`QpControl::resume`](super::QpControl::resume) it may see requests that they published.
 /// 5. **Abort** ([`abort`](Self::abort)). The device never sees requests that were pushed and
-///    neither published nor deferred. `verbs`' `Batch::drop` relies on it: afterwards the memory of
-///    such requests belongs to the caller again.
+///    neither published nor deferred. `verbs`' `Batch::drop` relies on it: afterwards the caller
+///    may reuse or free the memory of such requests.
 /// 6. **Failed doorbells** ([`DoorbellError`]). After [`DoorbellError::TakenBack`], the device
 ///    accesses no memory for any request of the batch in any later state of the queue pair; it may
 ///    at most report them as failed. In all other cases each request of the batch counts as posted.
 ///    `verbs`' `Endpoint` relies on it: it returns the buffers of a batch on `TakenBack` and keeps
 ///    them otherwise.
 /// 7. **Reset** ([`reset`](Self::reset)). The device sees no request that was pushed before.
-///    `verbs`' `Qp::reset` relies on it: afterwards the memory of the requests belongs to the
-///    caller again.
+///    `verbs`' `Qp::reset` relies on it: afterwards the caller may reuse or free the memory of the
+///    requests.
 ///
 /// No code may rely on the results of [`capacity`](Self::capacity),
 /// [`owns_doorbell`](Self::owns_doorbell), [`deferred`](Self::deferred) and
