@@ -12,7 +12,8 @@ pub struct Capabilities {
     pub num_comp_vectors: u32,
     /// Features of the kernel's RDMA core.
     pub core_support: CoreSupport,
-    /// Other processes can use the context with [`Provider::import`](crate::traits::Provider::import).
+    /// Other processes can use the context by
+    /// [`Provider::import`](crate::traits::Provider::import).
     pub shareable: bool,
     /// Queue pairs have vendor options for connection establishment
     /// ([`QpControl::ece`](crate::traits::QpControl::ece)).

@@ -45,7 +45,7 @@ pub unsafe trait QpControl {
     /// Whether RESET must be issued twice, because the first command leaves posted requests behind
     /// (a driver bug). Default: `false`.
     ///
-    /// If the kernel rejects the second command, `verbs` issues it again before the queue pair leaves
+    /// If the kernel rejects the second command, `verbs` issues it again before the QP leaves
     /// RESET.
     fn needs_second_reset(&self) -> bool {
         false

@@ -78,8 +78,8 @@ pub unsafe trait RecvQueue: Send {
         false
     }
 
-    /// Writes requests as [`RecvQueue::try_push`] does, until it declines one. Returns their number.
-    /// Default: one `try_push` for each request.
+    /// Writes requests as [`RecvQueue::try_push`] does, until it declines one. Returns their
+    /// number. Default: one `try_push` per request.
     ///
     /// # Safety
     ///
