@@ -195,7 +195,7 @@ impl Mlx5Cq {
             named.into_iter().for_each(|record| record.discard(side, cqe.wqe_counter()));
             return Unmatched::Discard;
         }
-        record.show_again(side);
+        record.republish(side);
         retired.reset.swap_remove(at);
         Unmatched::Retry
     }
@@ -211,7 +211,7 @@ impl Mlx5Cq {
             return;
         }
         for (record, side, _) in retired.reset.drain(..) {
-            record.show_again(side);
+            record.republish(side);
         }
         self.shared.has_retired.store(false, Ordering::Relaxed);
         let destroyed = std::mem::take(&mut retired.destroyed);
@@ -229,7 +229,7 @@ impl Mlx5Cq {
         // The cache is cleared before the records are dropped.
         self.clear_cached_records();
         let mut retired = self.shared.retired();
-        retired.show_passed(self.consumer);
+        retired.republish_passed(self.consumer);
         let passed = retired.take_passed(self.consumer, self.ring.entries());
         if retired.is_empty() {
             self.shared.has_retired.store(false, Ordering::Relaxed);
@@ -462,7 +462,8 @@ enum FastPoll {
 }
 
 // SAFETY: by the numbers of the trait's obligations:
-// 1. `ring` and `shared` own the CQEs and the doorbell record; a lent completion borrows the CQ.
+// 1. `ring` and `shared` own the CQEs and the doorbell record; a borrowed completion keeps the CQ
+//    borrowed.
 // 2. and 3. The device writes one CQE when it has finished a request. A CQE is polled once: the
 //    owner bit and the consumer index distinguish it from older CQEs. `wr_id` is that of the
 //    request in the slot that the CQE names. `barrier::after_device_wrote` precedes all other reads

@@ -194,7 +194,7 @@ impl UidxTable {
     }
 }
 
-/// The user index of a queue, big-endian as in a CQE; [`HIDDEN`] while CQEs of the queue are
+/// The user index of a queue, big-endian as in a CQE; [`UNPUBLISHED`] while CQEs of the queue are
 /// discarded.
 ///
 /// It has the same meaning as the table entry, for a poller that has the record already.
@@ -202,7 +202,7 @@ impl UidxTable {
 pub(crate) struct Uidx(AtomicU64);
 
 /// A value that no CQE can contain, even from a faulty device.
-const HIDDEN: u64 = u64::MAX;
+const UNPUBLISHED: u64 = u64::MAX;
 
 impl Uidx {
     /// Whether a CQE names this queue.
@@ -215,13 +215,13 @@ impl Uidx {
     }
 
     fn set(&self, id: Option<u32>) {
-        self.0.store(id.map_or(HIDDEN, |id| u64::from(id.to_be())), Ordering::Release);
+        self.0.store(id.map_or(UNPUBLISHED, |id| u64::from(id.to_be())), Ordering::Release);
     }
 }
 
 impl Default for Uidx {
     fn default() -> Self {
-        Self(AtomicU64::new(HIDDEN))
+        Self(AtomicU64::new(UNPUBLISHED))
     }
 }
 
@@ -536,7 +536,7 @@ impl QueueRecord {
     }
 
     /// Completes the request with this WQE counter. The function reads the request and then calls
-    /// `is_shown`. The result is `None` if the record is not published. Payload in the CQE is
+    /// `is_published`. The result is `None` if the record is not published. Payload in the CQE is
     /// copied to the receive's SGEs.
     ///
     /// # Safety
@@ -548,13 +548,13 @@ impl QueueRecord {
         side: Side,
         counter: u16,
         message: Option<&[u8]>,
-        is_shown: impl FnOnce() -> bool,
+        is_published: impl FnOnce() -> bool,
     ) -> Option<CompletedWr> {
         // The order of reading and checking matters; see the module.
         match (side, &self.source) {
             (Side::Send, _) => {
                 let sent = self.sends.read(counter);
-                if !is_shown() {
+                if !is_published() {
                     return None;
                 }
                 if sent.mark == 0 {
@@ -570,7 +570,7 @@ impl QueueRecord {
             (Side::Recv, Source::Own(receives)) => {
                 let wr_id = receives.read(counter);
                 let claim = receives.scatter_to_cqe().and_then(|slots| slots.claim(counter.into()));
-                if !is_shown() {
+                if !is_published() {
                     claim.into_iter().for_each(Claim::cancel);
                     return None;
                 }
@@ -585,7 +585,7 @@ impl QueueRecord {
                 receives.finish();
                 Some(CompletedWr { wr_id, wr_data: 0, payload_ok })
             }
-            (Side::Recv, Source::Shared(srq)) => is_shown().then(|| match srq.complete(counter) {
+            (Side::Recv, Source::Shared(srq)) => is_published().then(|| match srq.complete(counter) {
                 Some(wr_id) => CompletedWr { wr_id, wr_data: 0, payload_ok: message.is_none() },
                 None => CompletedWr::UNMATCHED,
             }),
@@ -610,7 +610,7 @@ impl QueueRecord {
 
     /// Publishes a side again after its reset. The caller is the poller and holds the lock of its
     /// retired QPs.
-    pub(crate) fn show_again(&self, side: Side) {
+    pub(crate) fn republish(&self, side: Side) {
         if let (Side::Recv, Source::Own(receives)) = (side, &self.source) {
             receives.done.store(receives.base.load(Ordering::Relaxed), Ordering::Release);
         }

@@ -9,7 +9,7 @@
 //! | the command | is |
 //! |---|---|
 //! | destroys the object of a handle, or changes its state, keys, memory or multicast membership | `unsafe`: the caller owns the object |
-//! | takes addresses: memory to register, a driver's payload | `unsafe`: the caller vouches for the memory |
+//! | takes addresses: memory to register, a driver's payload | `unsafe`: the caller guarantees the memory |
 //! | queries, creates an object that refers to others, arms or moderates | safe |
 //!
 //! Handles are small numbers that any code can guess. A safe type that owns an object relies on the
@@ -134,7 +134,7 @@ pub unsafe fn get_context(file: &DeviceFile, payload: DriverPayload<'_>) -> Resu
     call.output(GetContext::NUM_COMP_VECTORS, &mut num_comp_vectors);
     call.output(GetContext::CORE_SUPPORT, &mut core_support);
     add_payload!(call, payload);
-    // SAFETY: only the payload could name other memory, and the caller answers for that.
+    // SAFETY: only the payload can contain addresses. The caller guarantees them.
     unsafe { file.execute(&mut call) }?;
     Ok(ContextInfo { num_comp_vectors, core_support })
 }
@@ -166,7 +166,7 @@ unsafe fn own_descriptor(method: &'static str, number: RawFd) -> Result<OwnedFd,
     if number < 0 {
         return Err(IoctlError { method, errno: Errno::BADF });
     }
-    // SAFETY: it is not -1, and the caller vouches for its ownership.
+    // SAFETY: it is not -1, and the caller owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
@@ -178,7 +178,7 @@ unsafe fn own_descriptor(method: &'static str, number: RawFd) -> Result<OwnedFd,
 #[doc(alias = "ibv_query_device")]
 pub fn query_device(file: &DeviceFile) -> Result<QueryDeviceResp, IoctlError> {
     let mut response = QueryDeviceResp::zeroed();
-    // SAFETY: the command reads and writes nothing but its structs.
+    // SAFETY: the command reads and writes only its structs.
     unsafe { file.invoke::<write::QueryDevice>(&QueryDeviceReq::zeroed(), &mut response) }?;
     Ok(response)
 }
@@ -192,7 +192,7 @@ pub fn query_device(file: &DeviceFile) -> Result<QueryDeviceResp, IoctlError> {
 #[doc(alias = "ibv_query_device_ex")]
 pub fn query_device_ex(file: &DeviceFile) -> Result<ExQueryDeviceResp, IoctlError> {
     let mut response = ExQueryDeviceResp::zeroed();
-    // SAFETY: the command reads and writes nothing but its structs.
+    // SAFETY: the command reads and writes only its structs.
     unsafe { file.invoke::<write::ex::QueryDevice>(&ExQueryDevice::zeroed(), &mut response) }?;
     Ok(response)
 }
@@ -211,7 +211,7 @@ pub unsafe fn query_driver(file: &DeviceFile, payload: DriverPayload<'_>) -> Res
     let mut response = ExQueryDeviceResp::zeroed();
     let mut call = write::invoke::<write::ex::QueryDevice>(file.driver_id(), &request, &mut response);
     add_payload!(call, payload);
-    // SAFETY: only the payload could name other memory, and the caller answers for that.
+    // SAFETY: only the payload can contain addresses. The caller guarantees them.
     unsafe { file.execute(&mut call) }.map_err(|refused| IoctlError { method: "ex::QueryDevice", ..refused })
 }
 
@@ -226,7 +226,7 @@ pub fn query_port(file: &DeviceFile, port: u8) -> Result<QueryPortRespEx, IoctlE
     let mut call = Call::<QueryPort>::new(file.driver_id());
     call.constant(QueryPort::PORT_NUM, port);
     call.output_struct(QueryPort::RESP, &mut response);
-    // SAFETY: the method writes nothing but its attributes.
+    // SAFETY: the method writes only its attributes.
     unsafe { file.execute(&mut call) }?;
     Ok(response)
 }
@@ -244,7 +244,7 @@ pub fn query_gid_table(file: &DeviceFile, into: &mut [GidEntry]) -> Result<usize
     call.constant(QueryGidTable::ENTRY_SIZE, size_of::<GidEntry>() as u64);
     call.output_slice(QueryGidTable::RESP_ENTRIES, into);
     call.output(QueryGidTable::RESP_NUM_ENTRIES, &mut count);
-    // SAFETY: the method writes nothing but its attributes.
+    // SAFETY: the method writes only its attributes.
     unsafe { file.execute(&mut call) }?;
     Ok(usize::try_from(count).unwrap_or(room).min(room))
 }
@@ -262,7 +262,7 @@ pub fn query_gid_entry(file: &DeviceFile, port: u32, index: u32) -> Result<GidEn
     call.constant(QueryGidEntry::GID_INDEX, index);
     call.flags(QueryGidEntry::FLAGS, 0u32);
     call.output_struct(QueryGidEntry::RESP_ENTRY, &mut entry);
-    // SAFETY: the method writes nothing but its attributes.
+    // SAFETY: the method writes only its attributes.
     unsafe { file.execute(&mut call) }?;
     Ok(entry)
 }
@@ -279,7 +279,7 @@ pub fn info_handles(file: &DeviceFile, class: ObjectClass, into: &mut [u32]) -> 
     call.constant(InfoHandles::OBJECT_ID, class);
     call.output(InfoHandles::TOTAL_HANDLES, &mut total);
     call.output_slice(InfoHandles::HANDLES_LIST, into);
-    // SAFETY: the method writes nothing but its attributes.
+    // SAFETY: the method writes only its attributes.
     unsafe { file.execute(&mut call) }?;
     Ok((total as usize).min(room))
 }
@@ -299,7 +299,7 @@ pub unsafe fn alloc_pd(file: &DeviceFile, payload: DriverPayload<'_>) -> Result<
     let mut response = AllocPdResp::zeroed();
     let mut call = write::invoke::<write::AllocPd>(file.driver_id(), &request, &mut response);
     add_payload!(call, payload);
-    // SAFETY: only the payload could name other memory, and the caller answers for that.
+    // SAFETY: only the payload can contain addresses. The caller guarantees them.
     unsafe { file.execute(&mut call) }.map_err(|refused| IoctlError { method: "AllocPd", ..refused })?;
     Ok(response.pd_handle)
 }
@@ -312,7 +312,7 @@ pub unsafe fn alloc_pd(file: &DeviceFile, payload: DriverPayload<'_>) -> Result<
 ///
 /// # Safety
 ///
-/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on
+/// The caller must own the handle: no other code of this process uses or relies on
 /// the domain any more.
 #[doc(alias = "ibv_dealloc_pd")]
 pub unsafe fn dealloc_pd(file: &DeviceFile, handle: u32) -> Result<(), IoctlError> {
@@ -331,7 +331,7 @@ pub unsafe fn dealloc_pd(file: &DeviceFile, handle: u32) -> Result<(), IoctlErro
 pub fn create_comp_channel(file: &DeviceFile) -> Result<OwnedFd, IoctlError> {
     // No descriptor, if the kernel writes none.
     let mut response = CreateCompChannelResp { fd: u32::MAX };
-    // SAFETY: the command reads and writes nothing but its structs.
+    // SAFETY: the command reads and writes only its structs.
     unsafe { file.invoke::<write::CreateCompChannel>(&CreateCompChannelReq::zeroed(), &mut response) }?;
     // SAFETY: the number is -1 if the kernel wrote none. Otherwise the kernel's uverbs driver,
     // which serves every `DeviceFile`, has installed the descriptor for this call.
@@ -374,7 +374,7 @@ pub unsafe fn create_cq(
     call.output(CqCreate::RESP_CQE, &mut entries);
     add_events!(call, file, CqCreate::EVENT_FD);
     add_payload!(call, payload);
-    // SAFETY: only the payload could name other memory, and the caller answers for that.
+    // SAFETY: only the payload can contain addresses. The caller guarantees them.
     unsafe { file.execute(&mut call) }?;
     let handle = call.made(CqCreate::HANDLE);
     Ok(CqHandle { handle, entries })
@@ -388,7 +388,7 @@ pub unsafe fn create_cq(
 ///
 /// # Safety
 ///
-/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on
+/// The caller must own the handle: no other code of this process uses or relies on
 /// the queue any more.
 #[doc(alias = "ibv_destroy_cq")]
 pub unsafe fn destroy_cq(file: &DeviceFile, handle: u32) -> Result<DestroyCqResp, IoctlError> {
@@ -396,7 +396,7 @@ pub unsafe fn destroy_cq(file: &DeviceFile, handle: u32) -> Result<DestroyCqResp
     let mut call = Call::<CqDestroy>::new(file.driver_id());
     call.destroy(CqDestroy::HANDLE, handle);
     call.output(CqDestroy::RESP, &mut response);
-    // SAFETY: the method writes nothing but its attributes.
+    // SAFETY: the method writes only its attributes.
     unsafe { file.execute(&mut call) }?;
     Ok(response)
 }
@@ -410,7 +410,7 @@ pub unsafe fn destroy_cq(file: &DeviceFile, handle: u32) -> Result<DestroyCqResp
 #[doc(alias = "ibv_req_notify_cq")]
 pub fn req_notify_cq(file: &DeviceFile, handle: u32, solicited_only: bool) -> Result<(), IoctlError> {
     let request = ReqNotifyCqReq { cq_handle: handle, solicited_only: u32::from(solicited_only) };
-    // SAFETY: the command reads nothing but its struct.
+    // SAFETY: the command reads only its struct.
     unsafe { file.invoke::<write::ReqNotifyCq>(&request, &mut ()) }
 }
 
@@ -462,7 +462,7 @@ pub unsafe fn create_qp(
     call.output_struct(QpCreate::RESP_CAP, &mut cap);
     call.output(QpCreate::RESP_QP_NUM, &mut qp_num);
     add_payload!(call, payload);
-    // SAFETY: only the payload could name other memory, and the caller answers for that.
+    // SAFETY: only the payload can contain addresses. The caller guarantees them.
     unsafe { file.execute(&mut call) }?;
     let handle = call.made(QpCreate::HANDLE);
     Ok(QpHandle { handle, qp_num, cap })
@@ -476,7 +476,7 @@ pub unsafe fn create_qp(
 ///
 /// # Safety
 ///
-/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on
+/// The caller must own the handle: no other code of this process uses or relies on
 /// the queue pair any more.
 #[doc(alias = "ibv_destroy_qp")]
 pub unsafe fn destroy_qp(file: &DeviceFile, handle: u32) -> Result<DestroyQpResp, IoctlError> {
@@ -484,7 +484,7 @@ pub unsafe fn destroy_qp(file: &DeviceFile, handle: u32) -> Result<DestroyQpResp
     let mut call = Call::<QpDestroy>::new(file.driver_id());
     call.destroy(QpDestroy::HANDLE, handle);
     call.output(QpDestroy::RESP, &mut response);
-    // SAFETY: the method writes nothing but its attributes.
+    // SAFETY: the method writes only its attributes.
     unsafe { file.execute(&mut call) }?;
     Ok(response)
 }
@@ -505,7 +505,7 @@ pub unsafe fn destroy_qp(file: &DeviceFile, handle: u32) -> Result<DestroyQpResp
 ///    execute stale WQEs.
 #[doc(alias = "ibv_modify_qp")]
 pub unsafe fn modify_qp(file: &DeviceFile, request: &ModifyQpReq) -> Result<(), IoctlError> {
-    // SAFETY: the command reads nothing but its struct.
+    // SAFETY: the command reads only its struct.
     unsafe { file.invoke::<write::ModifyQp>(request, &mut ()) }
 }
 
@@ -525,7 +525,7 @@ pub unsafe fn modify_qp_with(
 ) -> Result<(), IoctlError> {
     let mut call = write::invoke_without_response::<write::ModifyQp>(file.driver_id(), request);
     add_payload!(call, payload);
-    // SAFETY: only the payload could name other memory, and the caller answers for that.
+    // SAFETY: only the payload can contain addresses. The caller guarantees them.
     unsafe { file.execute(&mut call) }
         .map_err(|refused| IoctlError { method: write::ModifyQp::INFO.rust, ..refused })
 }
@@ -539,7 +539,7 @@ pub unsafe fn modify_qp_with(
 pub fn query_qp(file: &DeviceFile, handle: u32, mask: QpAttrMask) -> Result<QueryQpResp, IoctlError> {
     let request = QueryQpReq { qp_handle: handle, attr_mask: mask, ..QueryQpReq::zeroed() };
     let mut response = QueryQpResp::zeroed();
-    // SAFETY: the command reads and writes nothing but its structs.
+    // SAFETY: the command reads and writes only its structs.
     unsafe { file.invoke::<write::QueryQp>(&request, &mut response) }?;
     Ok(response)
 }

@@ -246,7 +246,7 @@ impl DeviceFile {
     ) -> Result<(), IoctlError> {
         let mut call = invoke::<C>(self.driver_id, request, response);
         // SAFETY: a `Call`'s bytes are a header with the correct length, and all memory that they
-        // point to is borrowed; the caller vouches for memory that the request refers to by
+        // point to is borrowed; the caller guarantees memory that the request refers to by
         // address.
         unsafe { self.execute_raw(call.as_mut_bytes()) }
             .map_err(|errno| IoctlError { method: C::INFO.rust, errno })

@@ -46,7 +46,7 @@ pub enum CreateError {
     },
 }
 
-/// The doorbell failed. The variant tells whether the batch is posted.
+/// The doorbell failed. The variant says whether the batch is posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DoorbellError {
     /// The device accesses no memory for any of the requests, now or later: they were taken back.

@@ -4,7 +4,7 @@
 //! use bareverbs_uapi::netlink::{MessageFlags, MessageWriter};
 //! use bareverbs_uapi::rtnetlink::{GET_ROUTE, ROUTE_DESTINATION, RouteMessage};
 //!
-//! // Which way goes to 10.1.0.2?
+//! // The route to 10.1.0.2
 //! let mut buffer = [0; 64];
 //! let mut writer = MessageWriter::new(&mut buffer);
 //! let route = RouteMessage { family: 2, destination_length: 32, ..RouteMessage::zeroed() };

@@ -440,7 +440,7 @@ fn query_port_speed(file: &DeviceFile, port: u32) -> Result<u64, IoctlError> {
     let mut call = Call::<QueryPortSpeed>::new(file.driver_id());
     call.constant(QueryPortSpeed::PORT_NUM, port);
     call.output(QueryPortSpeed::RESP, &mut speed);
-    // SAFETY: the method writes nothing but its attributes.
+    // SAFETY: the method writes only its attributes.
     unsafe { file.execute(&mut call) }?;
     Ok(speed)
 }

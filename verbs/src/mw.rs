@@ -58,7 +58,7 @@ pub fn inc_rkey(rkey: u32) -> u32 {
 /// unsafe { qp.post_send(&[request]) }?;
 /// while cq.poll_one().is_none() {}
 /// window.bound(&bind);
-/// println!("tell the peer {:?}", window.remote(bind.addr));
+/// println!("send the peer {:?}", window.remote(bind.addr));
 /// # Ok(())
 /// # }
 /// ```

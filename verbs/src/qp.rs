@@ -137,8 +137,8 @@ impl<'a, P: Provider> QpInit<'a, P> {
 #[doc(alias = "ibv_qp")]
 pub struct Qp<T: Transport, P: Provider = AnyProvider> {
     /// [`Qp::destroy_inner`] frees both rings after the kernel has destroyed the QP. Until then the
-    /// device uses them. They are lent in views only ([`SendHalf`], [`RecvHalf`], [`Batch`]), so no
-    /// safe code can exchange them for other rings.
+    /// device uses them. Borrowed views give access to them ([`SendHalf`], [`RecvHalf`],
+    /// [`Batch`]), so no safe code can exchange them for other rings.
     sq: ManuallyDrop<P::Sq>,
     /// `None` if the QP uses a shared receive queue.
     rq: Option<ManuallyDrop<P::Rq>>,

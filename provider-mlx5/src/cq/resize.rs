@@ -72,7 +72,7 @@ impl Mlx5Cq {
         }
         self.consumer = self.consumer.wrapping_add(1);
         // CQEs of retired queue pairs were copied with the others.
-        self.shared.retired().move_on();
+        self.shared.retired().after_resize();
         *shared = ring.clone();
         self.ring = ring;
         self.reload_ring();

@@ -57,7 +57,7 @@ impl CqShared {
         // A poller that no longer finds the record in the table finds it here, under the lock.
         record.unpublish(side);
         retired.reset.retain(|(reset, ..)| !Arc::ptr_eq(reset, record));
-        if !retired.closed && !retired.destroyed.iter().any(|(dead, _)| Arc::ptr_eq(dead, record)) {
+        if !retired.closed && !retired.destroyed.iter().any(|(other, _)| Arc::ptr_eq(other, record)) {
             retired.destroyed.push((Arc::clone(record), None));
             self.has_retired.store(true, Ordering::Release);
         }
@@ -83,7 +83,7 @@ impl CqShared {
         record.rebase(side, base);
         retired.reset.retain(|(reset, which, _)| !(Arc::ptr_eq(reset, record) && *which == side));
         if retired.closed {
-            record.show_again(side);
+            record.republish(side);
         } else {
             retired.reset.push((Arc::clone(record), side, until));
         }
@@ -93,11 +93,11 @@ impl CqShared {
 impl Retired {
     /// Publishes the records again whose CQEs from before the reset are all before CQE `consumer`.
     /// The caller is the poller.
-    pub(crate) fn show_passed(&mut self, consumer: u32) {
+    pub(crate) fn republish_passed(&mut self, consumer: u32) {
         self.reset.retain(|(record, side, until)| {
             let is_left = is_before(consumer, *until);
             if !is_left {
-                record.show_again(*side);
+                record.republish(*side);
             }
             is_left
         });
@@ -115,7 +115,7 @@ impl Retired {
     }
 
     /// Adjusts the counts for a resize, which increments the number of each pending CQE.
-    pub(crate) fn move_on(&mut self) {
+    pub(crate) fn after_resize(&mut self) {
         let of_reset = self.reset.iter_mut().map(|(.., until)| until);
         for until in of_reset.chain(self.destroyed.iter_mut().filter_map(|(_, until)| until.as_mut())) {
             *until = counted(until.wrapping_add(1));

@@ -222,7 +222,7 @@ fn probe_driver(file: &DeviceFile) -> Option<DriverId> {
         let mut call = Call::<InfoHandles>::new(driver.0);
         call.constant(InfoHandles::OBJECT_ID, ObjectClass::PD);
         call.output(InfoHandles::TOTAL_HANDLES, &mut total);
-        // SAFETY: the method writes nothing but its attributes.
+        // SAFETY: the method writes only its attributes.
         unsafe { file.execute(&mut call) }.is_ok()
     })
 }

@@ -339,7 +339,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
             // SAFETY: `self` owns the QP, and the caller resets both queues after RESET.
             return unsafe { self.sq.modify(file, &request.base) };
         }
-        // SAFETY: the command reads and writes nothing but its structs. As for
+        // SAFETY: the command reads and writes only its structs. As for
         // `command::modify_qp`, `self` owns the QP, and the caller resets both queues after RESET.
         unsafe { file.invoke::<write::ex::ModifyQp>(request, &mut ExModifyQpResp::zeroed()) }
     }
