@@ -10,19 +10,25 @@ mod cq;
 mod datagram;
 pub mod doorbell;
 mod eq;
+mod error_state;
 mod ethernet;
 mod layout;
+pub(crate) mod limits;
 pub(crate) mod mkey;
 mod objects;
 pub mod packet;
-pub(crate) mod paging;
+pub(crate) mod page_fault;
+mod paging;
 pub(crate) mod port;
 mod qp;
 mod queue_pairs;
+mod receive_queue;
 mod recorder;
 mod requester;
 mod responder;
 mod ring;
+mod send_queue;
+mod service;
 mod srq;
 pub(crate) mod table;
 mod traffic;
@@ -45,21 +51,22 @@ pub use doorbell::Doorbell;
 pub use eq::{EqSetup, EventKind, Interrupts};
 use ethernet::Rq;
 pub use ethernet::{RqSetup, RqState};
+pub(crate) use layout::be32;
 pub use objects::KeyKind;
 pub use packet::{Link, Packet};
 pub use port::Port;
-use qp::Qp;
-pub use qp::{Management, QpAttributes, QpSetup, ReceiveQueue, Service, State};
+use qp::{Qp, Turn};
+pub use qp::{QpAttributes, QpSetup, ReceiveQueue, State};
 use recorder::Recording;
 pub use recorder::{Queue, Recorder};
-use requester::Turn;
 pub use ring::Ring;
+pub use service::{Management, Service};
 pub use srq::SrqSetup;
 use table::Table;
 #[cfg(test)]
 pub(crate) use traffic::octets;
 pub(crate) use traffic::{Tally, Traffic};
-pub(crate) use wqe::{AddressVector, be32};
+pub(crate) use wqe::AddressVector;
 
 use crate::memory::DmaMap;
 
@@ -102,20 +109,6 @@ pub struct Engine {
     rqs: Table<Rq>,
     ready: VecDeque<u32>,
     groups: BTreeMap<[u8; 16], Vec<u32>>,
-}
-
-/// Sizes of the tables.
-pub(crate) mod limits {
-    pub(crate) const LOG_QPS: u8 = 16;
-    pub(crate) const LOG_CQS: u8 = 16;
-    pub(crate) const LOG_SRQS: u8 = 16;
-    pub(crate) const LOG_MKEYS: u8 = 20;
-    pub(crate) const LOG_FAULTS: u8 = 16;
-    pub(crate) const EQS: usize = 63;
-    pub(crate) const LOG_RQS: u8 = 12;
-    pub(crate) use super::ethernet::LOG_LARGE_SEND;
-    pub(crate) const GROUPS: usize = 256;
-    pub(crate) const QPS_PER_GROUP: usize = 64;
 }
 
 impl Engine {
@@ -351,7 +344,7 @@ impl Engine {
             for qp in self.qps.iter_mut() {
                 let uses = qp.setup.send_cq == cq || qp.setup.receive_cq == cq;
                 if uses && !matches!(qp.state, State::Reset | State::Init | State::Error) {
-                    responder::enter_error(qp, &mut self.core);
+                    error_state::enter_error(qp, &mut self.core);
                     self.core.qp_event(EventKind::WqCatastrophic, qp.number);
                 }
             }

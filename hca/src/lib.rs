@@ -10,6 +10,7 @@
 //! firmware on top of it; both use memory of this process.
 #![recursion_limit = "256"]
 
+mod checksum;
 mod control;
 mod device;
 pub mod engine;

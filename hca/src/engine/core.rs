@@ -7,7 +7,7 @@ use super::cq::{Completion, Cq, Outcome};
 use super::eq::{Eq, EventKind, Interrupts};
 use super::mkey::Mkeys;
 use super::packet::{Link, Packet, Route};
-use super::paging::Faults;
+use super::page_fault::{Faults, PageFaultInfo};
 use super::port::Port;
 use super::recorder::Recording;
 use super::srq::{RecvFetch, Srq};
@@ -135,6 +135,26 @@ impl Core {
     /// Posts an event about an SRQ.
     fn srq_event(&mut self, kind: EventKind, number: u32) {
         self.qp_event(kind, number);
+    }
+
+    /// Posts a page-fault event for the QP `qp`. `committed` is the number of bytes of the message
+    /// that are done, and `packet` the length of the faulting packet. Returns the token, or `None`
+    /// if no page-fault EQ took the event.
+    pub(crate) fn page_fault(
+        &mut self,
+        qp: u32,
+        info: PageFaultInfo,
+        committed: u32,
+        packet: usize,
+    ) -> Option<u32> {
+        let token = self.faults.insert_with(|token| info.fault(token, qp))?;
+        let data = info.event(token, committed, packet);
+        if self.event(EventKind::PageFault, info.sub_kind(), &data) {
+            Some(token)
+        } else {
+            self.faults.remove(token);
+            None
+        }
     }
 
     /// Takes a receive work request from an SRQ.

@@ -2,13 +2,14 @@
 
 use super::core::Core;
 use super::cq::{CqeOpcode, Syndrome};
+use super::error_state::enter_error;
 use super::packet::{Network, Packet};
-use super::qp::{Management, Qp, Service};
-use super::responder::{
-    ScatterError, enter_error, place, receive_accessor, report, report_failure, take_receive,
-    wait_for_receive,
-};
+use super::qp::Qp;
+use super::receive_queue::{ScatterError, place, receive_accessor, report, report_failure, take_receive};
+use super::responder::wait_for_receive;
+use super::service::{Management, Service};
 use super::srq::RecvFetch;
+use crate::checksum::ones_sum;
 
 /// Bytes at the start of every UD receive buffer that are reserved for the GRH.
 const HEADER: usize = 40;
@@ -92,7 +93,7 @@ fn global_header(packet: &Packet) -> Option<[u8; HEADER]> {
         ip[9] = 17;
         ip[12..16].copy_from_slice(&global.source[12..]);
         ip[16..20].copy_from_slice(&global.destination[12..]);
-        let sum = !crate::fabric::wire::ones_sum(ip);
+        let sum = !ones_sum(ip);
         ip[10..12].copy_from_slice(&sum.to_be_bytes());
     } else {
         let first = 6 << 28 | u32::from(global.traffic_class) << 20 | global.flow_label & 0xf_ffff;

@@ -2,13 +2,12 @@
 
 use super::core::Core;
 use super::cq::{Completion, CqeOpcode, Syndrome};
+use super::limits::LOG_LARGE_SEND;
 use super::mkey::{self, Accessor, access};
-use super::qp::Qp;
-use super::requester::gather;
 use super::ring::Ring;
 use super::srq::scatter_list;
-use super::wqe;
-use crate::fabric::wire::ones_sum;
+use super::wqe::Frame;
+use crate::checksum::ones_sum;
 
 /// Minimum frame length without the FCS, in bytes.
 const SHORTEST: usize = 60;
@@ -16,8 +15,6 @@ const SHORTEST: usize = 60;
 const LONGEST: u64 = 65_536 + 14;
 /// Maximum payload of a TSO send in bytes.
 const LARGEST: u64 = 1 << LOG_LARGE_SEND;
-/// Maximum payload of a TSO send, log2.
-pub(crate) const LOG_LARGE_SEND: u8 = 16;
 const HEADER: usize = 14;
 const L4_CHECKSUM: u8 = 1 << 7;
 
@@ -108,15 +105,14 @@ impl Rq {
     }
 }
 
-/// Sends the frame of a WQE, segmented if it is a TSO send.
-pub(crate) fn send(qp: &mut Qp, core: &mut Core, how: wqe::Frame) -> Result<(), Syndrome> {
-    let length = qp.requester.work.length;
+/// Checks the length of a WQE's frame.
+pub(crate) fn check_length(how: Frame, length: u64) -> Result<(), Syndrome> {
     let longest = if how.segment.is_some() { u64::from(how.header) + LARGEST } else { LONGEST };
-    if length > longest || length < HEADER as u64 {
-        return Err(Syndrome::LocalLength);
-    }
-    let mut frame = vec![0; length as usize];
-    gather(core, qp, 0, &mut frame)?;
+    if length > longest || length < HEADER as u64 { Err(Syndrome::LocalLength) } else { Ok(()) }
+}
+
+/// Sends a frame of the send queue `sender`, segmented if it is a TSO send.
+pub(crate) fn send(core: &mut Core, sender: u32, how: Frame, frame: Vec<u8>) -> Result<(), Syndrome> {
     let before = core.frames.len();
     match how.segment {
         None => core.frames.push(finish(frame, how.checksum)),
@@ -130,8 +126,7 @@ pub(crate) fn send(qp: &mut Qp, core: &mut Core, how: wqe::Frame) -> Result<(), 
             }
         }
     }
-    core.senders.resize(core.senders.len() + core.frames.len() - before, qp.number);
-    qp.requester.cursor_passed();
+    core.senders.resize(core.senders.len() + core.frames.len() - before, sender);
     Ok(())
 }
 

@@ -136,3 +136,13 @@ pub(crate) mod mini_cqe {
     pub(crate) const BYTE_CNT: usize = 4;
     pub(crate) const SIZE: usize = 8;
 }
+
+/// The big-endian 32-bit number at a byte offset; 0 if it exceeds `bytes`.
+pub(crate) fn be32(bytes: &[u8], at: usize) -> u32 {
+    bytes.get(at..at + 4).map_or(0, |word| u32::from_be_bytes(word.try_into().unwrap_or_default()))
+}
+
+/// The big-endian 64-bit number at a byte offset; 0 if it exceeds `bytes`.
+pub(crate) fn be64(bytes: &[u8], at: usize) -> u64 {
+    bytes.get(at..at + 8).map_or(0, |word| u64::from_be_bytes(word.try_into().unwrap_or_default()))
+}

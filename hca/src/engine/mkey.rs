@@ -5,6 +5,7 @@ mod walk;
 #[cfg(test)]
 mod tests;
 
+use super::layout::{be32, be64};
 use super::table::Table;
 use crate::memory::DmaFault;
 pub(crate) use walk::{check, read, walk, write};
@@ -102,7 +103,7 @@ pub(crate) struct Context<'a>(pub(crate) &'a [u8; 64]);
 
 impl Context<'_> {
     fn word(self, at: usize) -> u32 {
-        super::wqe::be32(self.0, at)
+        be32(self.0, at)
     }
 
     pub(crate) fn free(self) -> bool {
@@ -143,11 +144,11 @@ impl Context<'_> {
     }
 
     pub(crate) fn start(self) -> u64 {
-        super::wqe::be64(self.0, 16)
+        be64(self.0, 16)
     }
 
     pub(crate) fn length(self) -> u64 {
-        super::wqe::be64(self.0, 24)
+        be64(self.0, 24)
     }
 
     pub(crate) fn translation_size(self) -> u32 {

@@ -1,8 +1,9 @@
 //! Creation, modification and destruction of QPs, and their multicast groups.
 
+use super::error_state::enter_error;
 use super::qp::Qp;
 use super::{Engine, EngineError, Progress, QpAttributes, QpSetup, ReceiveQueue, Service, State};
-use super::{limits, requester, responder};
+use super::{limits, requester};
 
 impl Engine {
     /// Creates a QP in RESET.
@@ -80,7 +81,7 @@ impl Engine {
         qp.attributes = attributes;
         match state {
             State::Reset => qp.reset(),
-            State::Error => responder::enter_error(qp, &mut self.core),
+            State::Error => enter_error(qp, &mut self.core),
             _ => qp.state = state,
         }
         match (before, state) {

@@ -4,9 +4,9 @@
 
 use super::core::Core;
 use super::cq::Syndrome;
-use super::layout::{control, data, key_update};
+use super::layout::{be32, be64, control, data, key_update};
 use super::mkey::{self, ANY_QP, Accessor, Context, access};
-use super::wqe::{Work, be32, be64};
+use super::wqe::Work;
 
 mod flag {
     pub(super) const OFFSET: u8 = 0x10;

@@ -1,9 +1,9 @@
 //! Parser of untrusted send WQEs (`include/linux/mlx5/qp.h`).
 
-use super::layout::{address, atomic, control, data, ethernet, remote, xrc};
+use super::layout::{address, atomic, be32, be64, control, data, ethernet, remote, xrc};
 use super::mkey::TERMINATE_SCATTER_LIST_MKEY;
 use super::packet::{Masks, Transport};
-use super::qp::Service;
+use super::service::Service;
 
 /// Bytes of a basic block of an SQ.
 pub(crate) const BLOCK: usize = 64;
@@ -361,14 +361,6 @@ fn parse_address(bytes: &[u8]) -> Result<AddressVector, Malformed> {
         flow_label: global & 0xf_ffff,
         gid: bytes[address::RGID..][..16].try_into().unwrap_or_default(),
     })
-}
-
-pub(crate) fn be32(bytes: &[u8], at: usize) -> u32 {
-    bytes.get(at..at + 4).map_or(0, |word| u32::from_be_bytes(word.try_into().unwrap_or_default()))
-}
-
-pub(crate) fn be64(bytes: &[u8], at: usize) -> u64 {
-    bytes.get(at..at + 8).map_or(0, |word| u64::from_be_bytes(word.try_into().unwrap_or_default()))
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use super::layout::command::{
 use super::layout::object::{AddressPath, Cqc, Eqc, Mkc, Qpc, Rmpc, Rqc, Sqc, Wq, XrcSrqc};
 use super::opcode::*;
 use super::resources::FIRST_UAR;
-use crate::engine::paging::kind;
+use crate::engine::page_fault::kind;
 
 /// Commands that initialize a device.
 pub(crate) const BEGINNING: [u16; 2] = [ENABLE_HCA, INIT_HCA];

@@ -4,8 +4,8 @@ use super::bits::{Field, Layout, View, ViewMut};
 use super::layout::command::{CreateCqIn, CreateEqIn, ModifyCqIn};
 use super::layout::object::{Cqc, Eqc};
 use super::{Firmware, Reply, Request, Result, Status};
+use crate::engine::limits::VECTORS;
 use crate::engine::{CqSetup, Engine, EqSetup, EventKind, MiniFormat, Moderation, Ring};
-use crate::vfio_user::pci::VECTORS;
 
 /// Offset of the page list.
 pub(super) const PAGES: usize = 0x110;

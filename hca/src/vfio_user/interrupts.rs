@@ -3,8 +3,8 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::pci::VECTORS;
 use crate::engine::Interrupts;
+use crate::engine::limits::VECTORS;
 
 /// The eventfd of each vector.
 #[derive(Clone, Default)]

@@ -1,9 +1,8 @@
 //! PCI configuration space of a ConnectX-5 physical function.
 
 use crate::engine::Link;
+use crate::engine::limits::VECTORS;
 
-/// Number of MSI-X vectors.
-pub(crate) const VECTORS: u16 = 32;
 /// Size of the configuration space in bytes.
 pub(crate) const SIZE: usize = 4096;
 

@@ -13,6 +13,7 @@ use super::protocol::{Errno, Fields, MAX_FDS, MAX_TRANSFER, Message, command, re
 use crate::control::PortChange;
 use crate::device::{Device, Setup};
 use crate::engine::Recorder;
+use crate::engine::limits::VECTORS;
 use crate::fabric::Fabric;
 use crate::memory::{DEVICE_MEMORY_START, MapError};
 
@@ -185,10 +186,7 @@ impl Function<'_> {
         const EVENTFD: u32 = 1 << 2;
         let (_, flags, kind) = (fields.u32()?, fields.u32()?, fields.u32()?);
         let (start, count) = (fields.u32()?, fields.u32()?);
-        if kind != MSIX
-            || count > u32::from(pci::VECTORS)
-            || flags & EVENTFD != 0 && fds.len() > count as usize
-        {
+        if kind != MSIX || count > u32::from(VECTORS) || flags & EVENTFD != 0 && fds.len() > count as usize {
             return Some(if count == 0 { Ok(Vec::new()) } else { Err(Errno::INVALID) });
         }
         if flags & EVENTFD != 0 {
@@ -294,6 +292,6 @@ fn interrupt_info(fields: &mut Fields<'_>) -> Option<Answer> {
     if index >= INTERRUPT_KINDS {
         return Some(Err(Errno::INVALID));
     }
-    let count = if index == MSIX { u32::from(pci::VECTORS) } else { 0 };
+    let count = if index == MSIX { u32::from(VECTORS) } else { 0 };
     Some(Ok(words(&[16, if count > 0 { EVENTFD_WITHOUT_RESIZE } else { 0 }, index, count])))
 }

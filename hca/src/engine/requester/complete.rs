@@ -1,13 +1,12 @@
-//! Completion of send WQEs: CQEs in the order of the SQ, errors, flushes.
+//! Completion of send WQEs in the order of the SQ.
 
-use super::{InflightWqe, Response};
 use crate::engine::core::Core;
-use crate::engine::cq::{Completion, CqeOpcode, Syndrome};
-use crate::engine::eq::EventKind;
+use crate::engine::cq::Syndrome;
+use crate::engine::error_state::enter_error;
 use crate::engine::packet::PSN_MASK;
-use crate::engine::qp::{Qp, State};
-use crate::engine::responder;
-use crate::engine::wqe::{self, BLOCK};
+use crate::engine::page_fault::PageFaultInfo;
+use crate::engine::qp::{Qp, RequesterFault, State};
+use crate::engine::send_queue::{flush, report};
 
 /// Marks a WQE as failed and discards the later ones. Its error CQE follows the CQEs of its
 /// predecessors.
@@ -34,83 +33,31 @@ pub(super) fn retire(qp: &mut Qp, core: &mut Core) {
         *cursor = if cursor.0 > 0 { (cursor.0 - 1, cursor.1) } else { (0, 0) };
         report(qp, core, &inflight);
         if inflight.failure.is_some() {
-            qp.state =
-                if qp.setup.service.send_errors_stay_local() { State::SendQueueError } else { State::Error };
-            flush(qp, core);
-            if qp.state == State::Error {
-                responder::flush(qp, core);
+            if qp.setup.service.send_errors_stay_local() {
+                qp.state = State::SendQueueError;
+                flush(qp, core);
+            } else {
+                enter_error(qp, core);
             }
             return;
         }
     }
 }
 
-fn report(qp: &Qp, core: &mut Core, inflight: &InflightWqe) {
-    if !inflight.signaled && inflight.failure.is_none() {
-        return;
+/// Raises a page fault for an SGE of a WQE and waits for the answer. Without a page-fault EQ the
+/// WQE fails with `LocalProtection`.
+pub(super) fn wait_for_page(
+    qp: &mut Qp,
+    core: &mut Core,
+    which: usize,
+    (kind, committed, packet): (u8, u32, usize),
+    again: bool,
+) {
+    let Some(inflight) = qp.requester.inflight.get(which) else { return };
+    let wqe = inflight.wqe;
+    let info = PageFaultInfo::List { kind, queue: qp.number, index: wqe };
+    match core.page_fault(qp.number, info, committed, packet) {
+        Some(token) => qp.requester.fault = Some(RequesterFault { token, wqe, again }),
+        None => fail(qp, core, which, Syndrome::LocalProtection),
     }
-    let opcode = if inflight.failure.is_some() { CqeOpcode::RequesterError } else { CqeOpcode::Requester };
-    let completion = Completion {
-        syndrome: inflight.failure,
-        send_opcode: inflight.opcode,
-        byte_count: inflight.length,
-        inline: &inflight.inline_response,
-        ..Completion::new(opcode, qp.number, qp.setup.user_index, inflight.wqe)
-    };
-    core.complete(qp.setup.send_cq, &completion);
-}
-
-/// Flushes all WQEs in execution and all posted ones.
-pub(crate) fn flush(qp: &mut Qp, core: &mut Core) {
-    let Some(log_size) = qp.setup.log_send_size else { return };
-    let requester = &mut qp.requester;
-    (requester.deadline, requester.rnr_until, requester.loaded) = (None, None, None);
-    requester.fault = None;
-    requester.blocked = true;
-    while let Some(mut inflight) = qp.requester.inflight.pop_front() {
-        if !inflight.done {
-            inflight.failure = Some(inflight.failure.unwrap_or(Syndrome::Flushed));
-        }
-        report(qp, core, &inflight);
-    }
-    qp.requester.cursor = (0, 0);
-    let Ok(posted) = core.memory.read_be32(qp.setup.doorbell.wrapping_add(4)) else { return };
-    let posted = posted as u16;
-    qp.requester.posted = posted;
-    // The producer index is untrusted: at most a full ring is flushed.
-    let mut left = posted.wrapping_sub(qp.requester.next_wqe).min(1 << log_size);
-    while left > 0 {
-        let index = qp.requester.next_wqe;
-        let offset = (u64::from(index) & ((1 << log_size) - 1)) * BLOCK as u64;
-        let mut control = [0; 16];
-        if qp.setup.ring.read(&core.memory, qp.setup.send_offset + offset, &mut control).is_err() {
-            break;
-        }
-        let blocks = wqe::blocks(&control).min(left);
-        let inflight = InflightWqe {
-            wqe: index,
-            blocks,
-            opcode: control[3],
-            signaled: true,
-            response: Response::None,
-            first_psn: 0,
-            packets: 0,
-            length: 0,
-            done: false,
-            failure: Some(Syndrome::Flushed),
-            inline_response: Box::default(),
-        };
-        report(qp, core, &inflight);
-        qp.requester.next_wqe = index.wrapping_add(blocks);
-        left -= blocks;
-    }
-    qp.requester.next_wqe = posted;
-}
-
-/// Handles unreadable memory of the queue itself.
-pub(super) fn fatal_error(qp: &mut Qp, core: &mut Core) {
-    qp.state = State::Error;
-    core.qp_event(EventKind::WqCatastrophic, qp.number);
-    flush(qp, core);
-    responder::flush(qp, core);
 }

@@ -1,14 +1,15 @@
 //! Packetization of WQEs.
 
+use super::complete::{fail, retire, wait_for_page};
+use super::fetch::load;
 use crate::engine::core::Core;
 use crate::engine::cq::Syndrome;
 use crate::engine::mkey::{self, AccessError, access};
 use crate::engine::packet::{Atomic, Datagram, Headers, Operation, PSN_MASK, Packet, Remote, Transport};
-use crate::engine::paging::kind;
-use crate::engine::qp::{Management, Qp, Service};
-use crate::engine::requester::complete::{fail, retire};
-use crate::engine::requester::{Response, ack_timeout, load, wait_for_page};
-use crate::engine::wqe::{Action, Segment, Work};
+use crate::engine::page_fault::kind;
+use crate::engine::qp::{Qp, Response};
+use crate::engine::service::{Management, Service};
+use crate::engine::wqe::{Action, Frame, Segment, Work};
 use crate::engine::{ethernet, umr};
 
 /// An ACK is requested at least every so many packets of a message.
@@ -38,7 +39,7 @@ pub(super) fn next(qp: &mut Qp, core: &mut Core, log_size: u8) {
             qp.requester.cursor_passed();
             result.map(|()| true).map_err(BlockReason::Failed)
         }
-        Action::Frame(frame) => ethernet::send(qp, core, frame).map(|()| true).map_err(BlockReason::Failed),
+        Action::Frame(how) => frame(qp, core, how).map(|()| true),
         Action::Read => {
             read_request(qp, core, which, packet);
             Ok(false)
@@ -95,7 +96,7 @@ impl From<AccessError> for Syndrome {
 }
 
 /// Gathers a part of a message into `to`.
-pub(crate) fn gather(core: &Core, qp: &Qp, offset: u64, to: &mut [u8]) -> Result<(), AccessError> {
+fn gather(core: &Core, qp: &Qp, offset: u64, to: &mut [u8]) -> Result<(), AccessError> {
     let work: &Work = &qp.requester.work;
     let (mut skip, mut at) = (offset, 0);
     for segment in &work.segments {
@@ -132,6 +133,17 @@ pub(crate) fn gather(core: &Core, qp: &Qp, offset: u64, to: &mut [u8]) -> Result
     if at == to.len() { Ok(()) } else { Err(AccessError::Bounds) }
 }
 
+/// Sends an Ethernet frame.
+fn frame(qp: &mut Qp, core: &mut Core, how: Frame) -> Result<(), BlockReason> {
+    let length = qp.requester.work.length;
+    ethernet::check_length(how, length).map_err(BlockReason::Failed)?;
+    let mut frame = vec![0; length as usize];
+    gather(core, qp, 0, &mut frame).map_err(|refusal| BlockReason::Failed(refusal.into()))?;
+    ethernet::send(core, qp.number, how, frame).map_err(BlockReason::Failed)?;
+    qp.requester.cursor_passed();
+    Ok(())
+}
+
 fn packet(qp: &Qp, operation: Operation, psn: u32, headers: Headers, payload: Vec<u8>) -> Packet {
     let transport = qp.setup.service.transport().unwrap_or(Transport::Rc);
     let srq = (transport == Transport::Xrc).then_some(qp.requester.work.srq);
@@ -151,7 +163,7 @@ fn packet(qp: &Qp, operation: Operation, psn: u32, headers: Headers, payload: Ve
 
 fn start_timer(qp: &mut Qp, core: &Core) {
     if qp.requester.deadline.is_none() {
-        qp.requester.deadline = ack_timeout(qp.attributes.ack_timeout).map(|timeout| core.now + timeout);
+        qp.requester.deadline = qp.attributes.ack_timeout_nanos().map(|timeout| core.now + timeout);
     }
 }
 

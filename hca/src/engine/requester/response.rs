@@ -1,13 +1,12 @@
 //! Responses to a requester: ACKs, data, NAKs, timeouts.
 
+use super::complete::{fail, retire, wait_for_page};
 use crate::engine::core::Core;
 use crate::engine::cq::Syndrome;
 use crate::engine::mkey::{self, access};
 use crate::engine::packet::{Operation, PSN_MASK, Packet, psn_distance, syndrome};
-use crate::engine::paging::kind;
-use crate::engine::qp::{Qp, State};
-use crate::engine::requester::complete::{fail, retire};
-use crate::engine::requester::{Response, ack_timeout, wait_for_page};
+use crate::engine::page_fault::kind;
+use crate::engine::qp::{InflightWqe, Qp, Response, State};
 use crate::engine::wqe::Segment;
 
 /// Receives a response packet.
@@ -66,7 +65,7 @@ fn acknowledge_until(qp: &mut Qp, psn: u32) -> bool {
 }
 
 /// The PSN of the next response packet to a WQE.
-fn next_response_psn(inflight: &super::InflightWqe) -> u32 {
+fn next_response_psn(inflight: &InflightWqe) -> u32 {
     let received = if let Response::Read { received, .. } = inflight.response { received } else { 0 };
     inflight.first_psn.wrapping_add(received) & PSN_MASK
 }
@@ -74,7 +73,7 @@ fn next_response_psn(inflight: &super::InflightWqe) -> u32 {
 fn restart_timer(qp: &mut Qp, core: &Core) {
     let outstanding = qp.requester.oldest_psn != qp.requester.next_psn;
     qp.requester.deadline =
-        ack_timeout(qp.attributes.ack_timeout).filter(|_| outstanding).map(|timeout| core.now + timeout);
+        qp.attributes.ack_timeout_nanos().filter(|_| outstanding).map(|timeout| core.now + timeout);
 }
 
 fn acknowledged(qp: &mut Qp, core: &mut Core, psn: u32) {
@@ -199,7 +198,7 @@ fn refused(qp: &mut Qp, core: &mut Core, psn: u32, code: u8) {
 
 /// Receives a packet of a READ response or an atomic response.
 fn data(qp: &mut Qp, core: &mut Core, packet: &Packet) {
-    let holds = |inflight: &super::InflightWqe| {
+    let holds = |inflight: &InflightWqe| {
         inflight.packets > 0
             && psn_distance(packet.psn, inflight.first_psn) >= 0
             && psn_distance(packet.psn, inflight.last_psn()) <= 0

@@ -1,19 +1,22 @@
 //! Request packets of a connected peer.
 
-use super::response::{send_ack, send_atomic_response, send_rnr_nak};
-use super::{
-    AtomicReplay, FaultedAccess, Message, Pending, PendingNak, ReadResponse, ScatterError, keep, place,
-    receive_accessor, refuse, report, report_failure, take_receive, wait_for_page, wait_for_receive,
-};
+use super::faults::{wait_for_page, wait_for_receive};
+use super::response::{refuse, send_ack, send_atomic_response, send_rnr_nak};
 use crate::engine::core::Core;
 use crate::engine::cq::{CqeOpcode, Syndrome};
 use crate::engine::eq::EventKind;
+use crate::engine::error_state::enter_error;
+use crate::engine::limits::MAX_MESSAGE;
 use crate::engine::mkey::{self, Accessor, Place, access};
 use crate::engine::packet::{Operation, PSN_MASK, Packet, Transport, psn_distance, syndrome};
-use crate::engine::paging::PageFaultInfo;
-use crate::engine::qp::{Qp, State};
-use crate::engine::requester::MAX_MESSAGE;
-use crate::engine::srq::RecvFetch;
+use crate::engine::page_fault::PageFaultInfo;
+use crate::engine::qp::{
+    AtomicReplay, FaultedAccess, Message, PendingNak, PendingResponse, Qp, ReadResponse, State,
+};
+use crate::engine::receive_queue::{
+    ScatterError, keep, place, receive_accessor, report, report_failure, take_receive,
+};
+use crate::engine::srq::{Receive, RecvFetch};
 
 /// Why a request is rejected.
 enum NakReason {
@@ -106,7 +109,7 @@ fn duplicate_request(qp: &mut Qp, core: &mut Core, packet: &Packet) {
         return;
     }
     if packet.operation == Operation::ReadRequest {
-        qp.responder.pending.extend(accept_read(qp, core, packet).map(Pending::Read));
+        qp.responder.pending.extend(accept_read(qp, core, packet).map(PendingResponse::Read));
     } else if let Some(replay) = qp.responder.atomics.iter().find(|old| old.psn == packet.psn).copied() {
         send_atomic_response(qp, core, replay);
     }
@@ -177,7 +180,7 @@ fn execute(qp: &mut Qp, core: &mut Core, packet: Packet) -> Result<(), NakReason
     if operation.is_write() { write(qp, core, packet) } else { send(qp, core, packet) }
 }
 
-fn take(qp: &mut Qp, core: &mut Core, packet: &Packet) -> Result<crate::engine::srq::Receive, NakReason> {
+fn take(qp: &mut Qp, core: &mut Core, packet: &Packet) -> Result<Receive, NakReason> {
     let xrc = packet.headers.srq.filter(|_| packet.transport == Transport::Xrc);
     match take_receive(qp, core, xrc) {
         RecvFetch::Receive(receive) => Ok(receive),
@@ -237,18 +240,11 @@ fn send(qp: &mut Qp, core: &mut Core, packet: Packet) -> Result<(), NakReason> {
     if packet.transport.reliable() {
         return Err(NakReason::Reported(code));
     }
-    super::enter_error(qp, core);
+    enter_error(qp, core);
     Ok(())
 }
 
-fn finish(
-    qp: &Qp,
-    core: &mut Core,
-    receive: &crate::engine::srq::Receive,
-    opcode: CqeOpcode,
-    packet: &Packet,
-    inline: &[u8],
-) {
+fn finish(qp: &Qp, core: &mut Core, receive: &Receive, opcode: CqeOpcode, packet: &Packet, inline: &[u8]) {
     let source_lid = packet.route.source_lid;
     report(qp, core, receive, opcode, |completion| {
         completion.immediate = packet.headers.immediate.unwrap_or(0);
@@ -378,7 +374,7 @@ fn read(qp: &mut Qp, core: &mut Core, packet: &Packet) -> Result<(), NakReason> 
     core.count(qp.attributes.counters, |counters| &mut counters.reads);
     advance(qp, answer.left.div_ceil(qp.attributes.mtu.max(1)).max(1));
     qp.responder.messages = qp.responder.messages.wrapping_add(1);
-    qp.responder.pending.push_back(Pending::Read(answer));
+    qp.responder.pending.push_back(PendingResponse::Read(answer));
     Ok(())
 }
 
@@ -428,7 +424,7 @@ fn respond_to_atomic(qp: &mut Qp, core: &mut Core, replay: AtomicReplay) {
     if qp.responder.pending.is_empty() {
         send_atomic_response(qp, core, replay);
     } else if has_room(qp) {
-        qp.responder.pending.push_back(Pending::Atomic(replay));
+        qp.responder.pending.push_back(PendingResponse::Atomic(replay));
     }
 }
 

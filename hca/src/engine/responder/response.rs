@@ -1,12 +1,14 @@
 //! Responses: ACKs, NAKs and data.
 
-use super::{AtomicReplay, FaultedAccess, Pending, ReadResponse, acknowledge, wait_for_page};
+use super::faults::wait_for_page;
 use crate::engine::core::Core;
+use crate::engine::error_state::enter_error;
 use crate::engine::mkey::{self, AccessError, access};
-use crate::engine::packet::{Headers, Operation, PSN_MASK, Packet, Transport, syndrome};
-use crate::engine::paging::PageFaultInfo;
-use crate::engine::qp::Qp;
-use crate::engine::requester::Turn;
+use crate::engine::packet::{Acknowledge, Headers, Operation, PSN_MASK, Packet, Transport, syndrome};
+use crate::engine::page_fault::PageFaultInfo;
+use crate::engine::qp::{
+    AtomicReplay, FaultedAccess, PendingNak, PendingResponse, Qp, ReadResponse, ResponderState, Turn,
+};
 
 fn respond(qp: &Qp, core: &mut Core, operation: Operation, psn: u32, headers: Headers, payload: Vec<u8>) {
     let Some(route) = qp.responder.response_route else { return };
@@ -22,6 +24,10 @@ fn respond(qp: &Qp, core: &mut Core, operation: Operation, psn: u32, headers: He
         headers,
         payload,
     });
+}
+
+fn acknowledge(syndrome: u8, responder: &ResponderState) -> Acknowledge {
+    Acknowledge { syndrome, messages: responder.messages & PSN_MASK }
 }
 
 /// Sends an ACK or NAK.
@@ -45,6 +51,19 @@ pub(super) fn send_atomic_response(qp: &Qp, core: &mut Core, replay: AtomicRepla
     respond(qp, core, Operation::AtomicAcknowledge, replay.psn, headers, Vec::new());
 }
 
+/// Sends a NAK for a fatal error after the responses to earlier requests, and moves the QP to ERR.
+pub(super) fn refuse(qp: &mut Qp, core: &mut Core, refusal: PendingNak) {
+    if !qp.responder.pending.is_empty() {
+        qp.responder.refusal = Some(refusal);
+        return;
+    }
+    send_ack(qp, core, refusal.psn, refusal.code);
+    enter_error(qp, core);
+    if let Some(kind) = refusal.event {
+        core.qp_event(kind, qp.number);
+    }
+}
+
 /// Sends up to `budget` response packets, and the ACK that is due after them.
 pub(crate) fn turn(qp: &mut Qp, core: &mut Core, budget: u32) -> Turn {
     if qp.responder.fault.is_some_and(|fault| fault.access == FaultedAccess::ReadResponse) {
@@ -53,12 +72,12 @@ pub(crate) fn turn(qp: &mut Qp, core: &mut Core, budget: u32) -> Turn {
     for _ in 0..budget {
         let read = match qp.responder.pending.front_mut() {
             None => break,
-            Some(&mut Pending::Atomic(replay)) => {
+            Some(&mut PendingResponse::Atomic(replay)) => {
                 qp.responder.pending.pop_front();
                 send_atomic_response(qp, core, replay);
                 continue;
             }
-            Some(Pending::Read(read)) => read,
+            Some(PendingResponse::Read(read)) => read,
         };
         let size = read.left.min(qp.attributes.mtu);
         let last = size == read.left;
@@ -81,10 +100,10 @@ pub(crate) fn turn(qp: &mut Qp, core: &mut Core, budget: u32) -> Turn {
         if found.is_err() {
             // The key or its memory became invalid after the request was accepted.
             send_ack(qp, core, psn, syndrome::NAK_ACCESS);
-            super::enter_error(qp, core);
+            enter_error(qp, core);
             return Turn::Idle;
         }
-        if let Some(Pending::Read(read)) = qp.responder.pending.front_mut() {
+        if let Some(PendingResponse::Read(read)) = qp.responder.pending.front_mut() {
             read.psn = psn.wrapping_add(1) & PSN_MASK;
             read.address = address.wrapping_add(u64::from(size));
             read.left -= size;
@@ -100,7 +119,7 @@ pub(crate) fn turn(qp: &mut Qp, core: &mut Core, budget: u32) -> Turn {
         return Turn::More;
     }
     if let Some(refusal) = qp.responder.refusal.take() {
-        super::refuse(qp, core, refusal);
+        refuse(qp, core, refusal);
     } else if std::mem::take(&mut qp.responder.rnr_nak_pending) {
         send_rnr_nak(qp, core);
     } else if std::mem::take(&mut qp.responder.ack_pending) {

@@ -3,9 +3,10 @@
 use proptest::prelude::*;
 
 use super::qp_pair::{DATA, Pair, data, remote};
+use crate::engine::layout::{be32, be64};
 use crate::engine::mkey::NULL_MKEY;
 use crate::engine::packet::Transport;
-use crate::engine::wqe::{be32, be64, opcode};
+use crate::engine::wqe::opcode;
 use crate::engine::{EngineError, EventKind, KeyKind, State};
 
 /// Guest address of the first pageable page, and address of the key.
