@@ -15,21 +15,11 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
+use crate::device::PortChange;
 use crate::vfio_user::Server;
 
 /// Maximum length of a command line in bytes.
 const MAX_LINE: u64 = 256;
-
-/// A port change that is requested from outside the guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PortChange {
-    /// Link up (`true`) or down.
-    Link(bool),
-    /// New LID of an InfiniBand port.
-    Lid(u16),
-    /// New subnet prefix of an InfiniBand port.
-    Prefix(u64),
-}
 
 enum Command {
     Change(PortChange),

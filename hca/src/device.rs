@@ -11,7 +11,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::control::PortChange;
 use crate::engine::{Doorbell, Engine, EventKind, Interrupts, Link, Port, Recorder};
 use crate::fabric::{Addresses, Fabric, Inbox, SharedInbox};
 use crate::firmware::{Delivery, Firmware, execute_slot, opcode};
@@ -41,6 +40,17 @@ pub struct Setup {
     pub cqe_version: u8,
     /// Whether commands are logged to standard error.
     pub verbose: bool,
+}
+
+/// A port change that is requested from outside the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PortChange {
+    /// Link up (`true`) or down.
+    Link(bool),
+    /// New LID of an InfiniBand port.
+    Lid(u16),
+    /// New subnet prefix of an InfiniBand port.
+    Prefix(u64),
 }
 
 struct DeviceState {

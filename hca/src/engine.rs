@@ -52,7 +52,7 @@ pub use eq::{EqSetup, EventKind, Interrupts};
 use ethernet::Rq;
 pub use ethernet::{RqSetup, RqState};
 pub(crate) use layout::be32;
-pub use objects::KeyKind;
+pub use mkey::KeyKind;
 pub use packet::{Link, Packet};
 pub use port::Port;
 use qp::{Qp, Turn};

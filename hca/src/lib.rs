@@ -23,8 +23,8 @@ pub mod memory;
 pub mod testing;
 mod vfio_user;
 
-pub use control::{Control, PortChange};
-pub use device::Setup;
+pub use control::Control;
+pub use device::{PortChange, Setup};
 pub use engine::Link;
 pub use fabric::{Fabric, Faults};
 pub use firmware_harness::FirmwareHarness;

@@ -2,15 +2,15 @@
 
 mod copy;
 mod device_memory;
+mod fault;
 mod map;
 mod process_memory;
 
 pub(crate) use copy::take_word;
-pub(crate) use device_memory::{
-    DeviceMemory, NoMemory, SIZE as DEVICE_MEMORY_SIZE, START as DEVICE_MEMORY_START, UNIT,
-};
+pub(crate) use device_memory::{NoMemory, SIZE as DEVICE_MEMORY_SIZE, START as DEVICE_MEMORY_START, UNIT};
+pub use fault::DmaFault;
 pub(crate) use map::MAX_REGIONS;
-pub use map::{DmaFault, DmaMap, MapError};
+pub use map::{DmaMap, MapError};
 pub(crate) use process_memory::ProcessMemory;
 
 /// Writes to memory of this process as a device does: in the largest aligned words, and invisible

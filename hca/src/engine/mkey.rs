@@ -59,6 +59,17 @@ pub(crate) enum AccessMode {
     Memic,
 }
 
+/// Translation type of a key whose contents a UMR sets later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyKind {
+    /// MTT: a table of pages.
+    Mtt,
+    /// KLM: a list of ranges of other keys.
+    Klm,
+    /// KSM: a table of ranges of other keys, all of the same size.
+    Ksm,
+}
+
 impl AccessMode {
     pub(crate) fn from_bits(bits: u8) -> Option<Self> {
         Some(match bits {

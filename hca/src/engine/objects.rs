@@ -4,20 +4,9 @@ use super::core::Counters;
 use super::cq::{self, CqSetup, Moderation};
 use super::eq::{self, EqSetup, EventKind};
 use super::ethernet::{self, Rq, RqSetup, RqState};
-use super::mkey::{self, Mkey};
+use super::mkey::{self, KeyKind, Mkey};
 use super::srq::{self, SrqSetup};
 use super::{Engine, EngineError, ReceiveQueue, Ring, Traffic};
-
-/// Translation type of a key whose contents a UMR sets later.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KeyKind {
-    /// MTT: a table of pages.
-    Mtt,
-    /// KLM: a list of ranges of other keys.
-    Klm,
-    /// KSM: a table of ranges of other keys, all of the same size.
-    Ksm,
-}
 
 impl Engine {
     // ---- event queues ----

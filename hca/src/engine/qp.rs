@@ -1,4 +1,4 @@
-//! QPs: parameters, attributes, states, and what requester and responder remember.
+//! QPs: parameters, attributes, and the state of requester and responder.
 
 mod requester_state;
 mod responder_state;

@@ -1,8 +1,9 @@
 //! Adapter identification and special contexts.
 
+use super::command::{Reply, Result};
 use super::layout::command::QuerySpecialContextsOut;
 use super::layout::port::{AdapterBlock, QueryAdapterOut};
-use super::{Firmware, Reply, Result};
+use super::state::Firmware;
 use crate::engine::mkey;
 
 /// The board ID (PSID), 16 characters.

@@ -5,7 +5,7 @@ use super::layout::caps::{
     AtomicCaps, DeviceMemoryCap, EthernetCap, FlowTableCap, HcaCap, NicFlowCap, OdpCap, OdpSchemeCap,
     OdpServiceCap, RoceCap,
 };
-use super::tirs::LOG_RQT_SIZE;
+use super::limits as firmware;
 use crate::engine::{LONGEST_RUN, Link, limits};
 use crate::memory::{DEVICE_MEMORY_SIZE, DEVICE_MEMORY_START};
 
@@ -49,9 +49,9 @@ fn general(cap: &mut ViewMut<'_, HcaCap>, link: Link, cqe_version: u8) {
         .set(HcaCap::LOG_MAX_SRQ_SZ, 15u8)
         .set(HcaCap::LOG_MAX_RMP, limits::LOG_SRQS)
         .set(HcaCap::LOG_MAX_CQ, limits::LOG_CQS)
-        .set(HcaCap::LOG_MAX_CQ_SZ, 20u8)
+        .set(HcaCap::LOG_MAX_CQ_SZ, firmware::LOG_CQ_SIZE)
         .set(HcaCap::LOG_MAX_EQ, 6u8)
-        .set(HcaCap::LOG_MAX_EQ_SZ, 16u8)
+        .set(HcaCap::LOG_MAX_EQ_SZ, firmware::LOG_EQ_SIZE)
         .set(HcaCap::MAX_NUM_EQS, limits::EQS as u64)
         .set(HcaCap::LOG_MAX_MKEY, limits::LOG_MKEYS)
         .set(HcaCap::LOG_MAX_MRW_SZ, 36u8)
@@ -67,9 +67,9 @@ fn general(cap: &mut ViewMut<'_, HcaCap>, link: Link, cqe_version: u8) {
         .set(HcaCap::LOG_MAX_RA_RES_QP, 4u8)
         .set(HcaCap::LOG_MAX_MSG, 30u8)
         .set(HcaCap::LOG_PG_SZ, 12u8)
-        .set(HcaCap::LOG_MAX_PD, 16u8)
-        .set(HcaCap::LOG_MAX_XRCD, 16u8)
-        .set(HcaCap::LOG_MAX_TRANSPORT_DOMAIN, 16u8)
+        .set(HcaCap::LOG_MAX_PD, firmware::LOG_PDS)
+        .set(HcaCap::LOG_MAX_XRCD, firmware::LOG_XRCDS)
+        .set(HcaCap::LOG_MAX_TRANSPORT_DOMAIN, firmware::LOG_TRANSPORT_DOMAINS)
         .set(HcaCap::LOG_MAX_MCG, 8u8)
         .set(HcaCap::MAX_QP_MCG, limits::QPS_PER_GROUP as u64)
         .set(HcaCap::MAX_WQE_SZ_SQ, 1024u16)
@@ -100,7 +100,7 @@ fn general(cap: &mut ViewMut<'_, HcaCap>, link: Link, cqe_version: u8) {
         .set(HcaCap::PKV, 1u8)
         .set(HcaCap::QKV, 1u8)
         .set(HcaCap::VPORT_COUNTERS, 1u8)
-        .set(HcaCap::MAX_QP_CNT, 255u16)
+        .set(HcaCap::MAX_QP_CNT, firmware::COUNTER_SETS as u64)
         .set(HcaCap::OUT_OF_SEQ_CNT, 1u8);
     match link {
         Link::InfiniBand => {
@@ -114,15 +114,15 @@ fn general(cap: &mut ViewMut<'_, HcaCap>, link: Link, cqe_version: u8) {
                 .set(HcaCap::ROCE, 1u8)
                 .set(HcaCap::LOG_MAX_RQ, limits::LOG_RQS)
                 .set(HcaCap::LOG_MAX_SQ, limits::LOG_RQS)
-                .set(HcaCap::LOG_MAX_TIR, 12u8)
-                .set(HcaCap::LOG_MAX_TIS, 8u8)
-                .set(HcaCap::LOG_MAX_RQT, 10u8)
-                .set(HcaCap::LOG_MAX_RQT_SIZE, LOG_RQT_SIZE)
+                .set(HcaCap::LOG_MAX_TIR, firmware::LOG_TIRS)
+                .set(HcaCap::LOG_MAX_TIS, firmware::LOG_TISES)
+                .set(HcaCap::LOG_MAX_RQT, firmware::LOG_RQTS)
+                .set(HcaCap::LOG_MAX_RQT_SIZE, firmware::LOG_RQT_SIZE)
                 .set(HcaCap::LOG_MAX_STRIDE_SZ_RQ, 12u8)
                 .set(HcaCap::LOG_MIN_STRIDE_SZ_RQ, 4u8)
                 .set(HcaCap::LOG_MAX_STRIDE_SZ_SQ, 12u8)
                 .set(HcaCap::LOG_MIN_STRIDE_SZ_SQ, 6u8)
-                .set(HcaCap::LOG_MAX_WQ_SZ, 15u8)
+                .set(HcaCap::LOG_MAX_WQ_SZ, firmware::LOG_WQ_SIZE)
                 .set(HcaCap::BASIC_CYCLIC_RCV_WQE, 1u8)
                 .set(HcaCap::LOG_MAX_L2_TABLE, 8u8)
                 .set(HcaCap::LOG_MAX_CURRENT_UC_LIST, 7u8)
@@ -209,7 +209,7 @@ fn flow(cap: &mut ViewMut<'_, NicFlowCap>) {
         .set(FlowTableCap::FLOW_TABLE_MODIFY, 1u8)
         .set(FlowTableCap::LOG_MAX_FT_SIZE, 20u8)
         .set(FlowTableCap::MAX_FT_LEVEL, 64u8)
-        .set(FlowTableCap::LOG_MAX_FT_NUM, 8u8)
+        .set(FlowTableCap::LOG_MAX_FT_NUM, firmware::LOG_FLOW_TABLES)
         .set(FlowTableCap::LOG_MAX_DESTINATION, 6u8)
         .set(FlowTableCap::LOG_MAX_FLOW, 20u8);
 }

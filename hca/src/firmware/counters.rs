@@ -1,7 +1,8 @@
 //! Counter sets.
 
+use super::command::{Reply, Request, Result, Status};
 use super::layout::command::{QueryQCounterIn, QueryQCounterOut};
-use super::{Firmware, Reply, Request, Result, Status};
+use super::state::Firmware;
 use crate::engine::{Counters, Engine};
 
 impl Firmware {

@@ -1,10 +1,11 @@
 //! Commands about mkeys.
 
 use super::bits::Layout;
+use super::command::{Reply, Request, Result, Status};
 use super::layout::command::{CreateMkeyIn, PageFaultResumeIn, TransPageFaultInfo};
 use super::layout::object::Mkc;
-use super::queues::PAGES;
-use super::{Firmware, Reply, Request, Result, Status};
+use super::state::Firmware;
+use super::work_queue::PAGES;
 use crate::engine::Engine;
 use crate::engine::mkey::{AccessMode, Context, Mkey, present};
 

@@ -1,7 +1,8 @@
 //! Commands about device memory (MEMIC).
 
+use super::command::{Reply, Request, Result, Status};
 use super::layout::command::{AllocMemicIn, AllocMemicOut, DeallocMemicIn};
-use super::{Firmware, Reply, Request, Result, Status};
+use super::state::Firmware;
 use crate::engine::Engine;
 use crate::memory::{NoMemory, UNIT};
 

@@ -1,11 +1,11 @@
 //! Commands about the port.
 
+use super::command::{Reply, Request, Result, Status};
 use super::layout::port::{
     HcaVportContext, ModifyHcaVportContextIn, QueryHcaVportContextOut, QueryHcaVportGidIn,
     QueryHcaVportGidOut, QueryHcaVportPkeyIn, QueryVportStateOut,
 };
-use super::registers::NODE_DESCRIPTION;
-use super::{Firmware, Reply, Request, Result, Status};
+use super::state::Firmware;
 use crate::engine::Engine;
 use crate::engine::packet::Link;
 use crate::engine::port::PKEYS;
@@ -13,27 +13,6 @@ use crate::fabric::subnet;
 
 const GIDS: u32 = 8;
 const ALL: u32 = 0xffff;
-/// Capability mask of an InfiniBand port without a subnet manager of its own (`IB_PORT_*_SUP` in
-/// `include/rdma/ib_mad.h`).
-const CAPABILITIES: u32 = 0x2651_e848;
-
-/// Port attributes that the driver can modify.
-pub(super) struct State {
-    pub(super) node_description: [u8; NODE_DESCRIPTION],
-    /// The capability mask.
-    capabilities: u32,
-    node_guid: Option<u64>,
-    port_guid: Option<u64>,
-}
-
-impl Default for State {
-    fn default() -> Self {
-        let mut node_description = [0; NODE_DESCRIPTION];
-        node_description[..13].copy_from_slice(b"bareverbs-hca");
-        Self { node_description, capabilities: CAPABILITIES, node_guid: None, port_guid: None }
-    }
-}
-
 impl Firmware {
     pub(super) fn query_hca_vport_context(&self, engine: &Engine, reply: &mut Reply<'_>) -> Result<()> {
         const LINK_UP: u8 = 5;

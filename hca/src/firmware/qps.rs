@@ -1,19 +1,14 @@
 //! Commands that create, query and destroy QPs, and commands about multicast groups.
 
 use super::bits::{Layout, View};
+use super::command::{Reply, Request, Result, Status};
 use super::layout::command::{CreateQpIn, CreateQpOut, QueryQpOut};
 use super::layout::object::{AddressPath, Qpc};
-use super::queues::PAGES;
-use super::{Firmware, Reply, Request, Result, Status, opcode, srqs};
+use super::opcode;
+use super::state::{Firmware, QpEntry};
+use super::work_queue::{PAGES, ring};
 use crate::engine::packet::{PSN_MASK, Transport};
 use crate::engine::{Engine, Management, QpAttributes, QpSetup, ReceiveQueue, Service, State};
-
-/// The firmware's state of a QP.
-pub(super) struct QpEntry {
-    /// The context as the driver wrote it.
-    pub(super) context: Vec<u8>,
-    pub(super) uar: u32,
-}
 
 /// Receive queue types in the context.
 mod receive {
@@ -99,7 +94,7 @@ impl Firmware {
             service,
             pd,
             user_index: self.user_index(view.get32(Qpc::USER_INDEX))?,
-            ring: srqs::ring(
+            ring: ring(
                 request.pages(PAGES)?,
                 view.get32(Qpc::LOG_PAGE_SIZE),
                 view.get(Qpc::PAGE_OFFSET),

@@ -1,7 +1,8 @@
 //! The command queue in guest memory: slots of 64 bytes, with chains of mailboxes for longer inputs
 //! and outputs.
 
-use super::Firmware;
+use super::command::Request;
+use super::state::Firmware;
 use crate::engine::{Engine, EventKind};
 use crate::memory::{DmaFault, DmaMap};
 
@@ -168,9 +169,9 @@ fn execute(
     let mailboxes = slot.output_mailboxes(engine.memory())?;
     let mut output = vec![0; slot.output_length];
     let result = firmware.execute(engine, &input, &mut output);
-    let header = super::Request::new(&input);
-    outcome.opcode = header.map_or(0, super::Request::opcode);
-    outcome.modifier = header.map_or(0, super::Request::modifier);
+    let header = Request::new(&input);
+    outcome.opcode = header.map_or(0, Request::opcode);
+    outcome.modifier = header.map_or(0, Request::modifier);
     outcome.status = result.map_or_else(|status| status as u8, |()| 0);
 
     let memory = engine.memory();
@@ -188,6 +189,7 @@ fn execute(
 mod tests {
     use super::*;
     use crate::engine::{Interrupts, Link, Port};
+    use crate::firmware::command::Status;
     use crate::firmware::opcode;
 
     struct NoInterrupts;
@@ -243,7 +245,7 @@ mod tests {
         assert_eq!(run(slot(16, 0, u32::MAX, 0x2000)).0.delivery, Some(Delivery::OutputLength));
         assert_eq!(run(slot(17, 0, 16, 0)).0.delivery, Some(Delivery::InputPointer));
         assert_eq!(run(slot(16, 0, 17, 0xffff_ffff_ffff_ffc0)).0.delivery, Some(Delivery::OutputPointer));
-        assert_eq!(run(slot(0, 0, 0, 0)).0.status, super::super::Status::BadInputLength as u8);
+        assert_eq!(run(slot(0, 0, 0, 0)).0.status, Status::BadInputLength as u8);
     }
 
     #[test]

@@ -1,28 +1,16 @@
 //! Commands about EQs and CQs.
 
 use super::bits::{Field, Layout, View, ViewMut};
+use super::command::{Reply, Request, Result, Status};
 use super::layout::command::{CreateCqIn, CreateEqIn, ModifyCqIn};
 use super::layout::object::{Cqc, Eqc};
-use super::{Firmware, Reply, Request, Result, Status};
+use super::limits::{LOG_CQ_SIZE, LOG_EQ_SIZE};
+use super::state::{CqEntry, EqEntry, Firmware};
+use super::work_queue::{LOG_PAGE, PAGES};
 use crate::engine::limits::VECTORS;
 use crate::engine::{CqSetup, Engine, EqSetup, EventKind, MiniFormat, Moderation, Ring};
 
-/// Offset of the page list.
-pub(super) const PAGES: usize = 0x110;
 const CONTEXT: usize = 0x10;
-const LOG_PAGE: u32 = 12;
-const MAX_LOG_CQ: u8 = 20;
-const MAX_LOG_EQ: u8 = 16;
-
-pub(super) struct CqEntry {
-    context: [u8; Cqc::SIZE],
-    pub(super) uar: u32,
-}
-
-pub(super) struct EqEntry {
-    context: [u8; Eqc::SIZE],
-    pub(super) uar: u32,
-}
 
 fn context<const N: usize>(raw: &[u8]) -> [u8; N] {
     let mut context = [0; N];
@@ -41,7 +29,7 @@ impl Firmware {
         let view = request.view::<CreateEqIn>()?.part(CreateEqIn::EQ_CONTEXT_ENTRY);
         let (log_size, vector, uar) =
             (view.get8(Eqc::LOG_EQ_SIZE), view.get(Eqc::INTR), view.get32(Eqc::UAR_PAGE));
-        if log_size > MAX_LOG_EQ || vector >= u64::from(VECTORS) {
+        if log_size > LOG_EQ_SIZE || vector >= u64::from(VECTORS) {
             return Err(Status::BadParameter);
         }
         self.resources.require_uar(uar)?;
@@ -91,7 +79,7 @@ impl Firmware {
         const WIDE: u8 = 1;
         let view = request.view::<CreateCqIn>()?.part(CreateCqIn::CQ_CONTEXT);
         let (log_size, size) = (view.get8(Cqc::LOG_CQ_SIZE), view.get8(Cqc::CQE_SZ));
-        if log_size > MAX_LOG_CQ || size > WIDE {
+        if log_size > LOG_CQ_SIZE || size > WIDE {
             return Err(Status::BadParameter);
         }
         let uar = view.get32(Cqc::UAR_PAGE);
@@ -141,7 +129,7 @@ impl Firmware {
             1 => {
                 let log_size = view.get8(Cqc::LOG_CQ_SIZE);
                 let size = log_cq_size(&entry.context);
-                if log_size > MAX_LOG_CQ || view.get8(Cqc::CQE_SZ) != size {
+                if log_size > LOG_CQ_SIZE || view.get8(Cqc::CQE_SZ) != size {
                     return Err(Status::BadParameter);
                 }
                 let ring = cq_ring(request, &view)?;

@@ -1,8 +1,9 @@
 //! Registers of the port and the host interface (ACCESS_REG).
 
 use super::bits::{Layout, View, ViewMut};
+use super::command::{Reply, Request, Result, Status};
 use super::layout::port::{AccessRegisterIn, PaosReg, PmtuReg, PtysReg, PvlcReg};
-use super::{Firmware, Reply, Request, Result, Status};
+use super::state::{Firmware, NODE_DESCRIPTION};
 use crate::engine::{Engine, Link};
 
 /// Register IDs (`MLX5_REG_*` in `include/linux/mlx5/driver.h`).
@@ -18,7 +19,6 @@ mod register {
 }
 
 const HEADER: usize = 16;
-pub(super) const NODE_DESCRIPTION: usize = 64;
 const IB_MTU: u16 = 4096;
 const ETHERNET_MTU: u16 = 9978;
 

@@ -1,7 +1,8 @@
 //! Objects that are only numbers: PDs, UAR pages, XRC domains, transport domains.
 
-use super::{Firmware, Reply, Result, Status, opcode};
-use crate::engine::{Engine, table::Table};
+use super::command::{Result, Status};
+use super::{limits, opcode};
+use crate::engine::table::Table;
 
 /// The first UAR page, after the initialization segment and the MSI-X tables.
 pub(crate) const FIRST_UAR: u32 = 8;
@@ -19,11 +20,11 @@ impl Default for Resources {
         // The UAR pages end at the device memory.
         let uars = (crate::memory::DEVICE_MEMORY_START >> 12) as usize - FIRST_UAR as usize;
         Self {
-            pds: Table::new(1, 1 << 16),
+            pds: Table::new(1, 1 << limits::LOG_PDS),
             uars: Table::new(FIRST_UAR, uars),
-            xrcds: Table::new(1, 1 << 16),
-            transport_domains: Table::new(1, 1 << 16),
-            counters: Table::new(1, 255),
+            xrcds: Table::new(1, 1 << limits::LOG_XRCDS),
+            transport_domains: Table::new(1, 1 << limits::LOG_TRANSPORT_DOMAINS),
+            counters: Table::new(1, limits::COUNTER_SETS),
         }
     }
 }
@@ -50,7 +51,8 @@ impl Resources {
         self.xrcds.get(xrcd).copied().ok_or(Status::BadResource)
     }
 
-    fn of(&mut self, code: u16) -> Result<&mut Table<()>> {
+    /// The table of the objects that a command allocates or frees.
+    pub(super) fn of(&mut self, code: u16) -> Result<&mut Table<()>> {
         use opcode::*;
         match code {
             ALLOC_PD | DEALLOC_PD => Ok(&mut self.pds),
@@ -59,30 +61,5 @@ impl Resources {
             ALLOC_TRANSPORT_DOMAIN | DEALLOC_TRANSPORT_DOMAIN => Ok(&mut self.transport_domains),
             _ => Err(Status::BadOpcode),
         }
-    }
-}
-
-impl Firmware {
-    pub(super) fn allocate(&mut self, code: u16, reply: &mut Reply<'_>) -> Result<()> {
-        let number = self.resources.of(code)?.insert_with(|_| ()).ok_or(Status::Limit)?;
-        reply.object(number)
-    }
-
-    pub(super) fn deallocate(&mut self, engine: &Engine, code: u16, number: u32) -> Result<()> {
-        let used = match code {
-            opcode::DEALLOC_PD => engine.uses_pd(number),
-            opcode::DEALLOC_XRCD => engine.uses_xrcd(number),
-            opcode::DEALLOC_UAR => {
-                self.qps.values().any(|qp| qp.uar == number)
-                    || self.cqs.values().any(|cq| cq.uar == number)
-                    || self.eqs.values().any(|eq| eq.uar == number)
-                    || self.nic.uses_uar(number)
-            }
-            _ => false,
-        };
-        if used {
-            return Err(Status::BadResourceState);
-        }
-        self.resources.of(code)?.remove(number).map(drop).ok_or(Status::BadResource)
     }
 }

@@ -1,10 +1,11 @@
 //! Commands about RQ objects: those of the netdev, of raw packet QPs and of verbs WQs.
 
 use super::bits::{View, ViewMut};
+use super::command::{Reply, Request, Result, Status};
 use super::layout::command::{CreateRqIn, ModifyRqIn};
 use super::layout::object::{Rqc, Wq};
-use super::nic::{CONTEXT, legal, ring, state};
-use super::{Firmware, Reply, Request, Result, Status, srqs};
+use super::state::Firmware;
+use super::work_queue::{CONTEXT, is_linked, legal, wq_ring, wq_state};
 use crate::engine::{Engine, RqSetup, RqState};
 
 impl Firmware {
@@ -21,8 +22,8 @@ impl Firmware {
             return Err(Status::BadParameter);
         }
         let ready = match context.get8(Rqc::STATE) {
-            state::RESET => false,
-            state::READY => true,
+            wq_state::RESET => false,
+            wq_state::READY => true,
             _ => return Err(Status::BadParameter),
         };
         let (log_size, log_stride) = (wq.get8(Wq::LOG_WQ_SZ), wq.get8(Wq::LOG_WQ_STRIDE));
@@ -32,10 +33,10 @@ impl Firmware {
             self.resources.require_pd(pd)?;
         }
         let setup = RqSetup {
-            ring: ring(request, &wq)?,
+            ring: wq_ring(request, &wq)?,
             log_size,
             log_stride,
-            linked: srqs::is_linked(wq.get8(Wq::WQ_TYPE))?,
+            linked: is_linked(wq.get8(Wq::WQ_TYPE))?,
             doorbell: wq.get(Wq::DBR_ADDR),
             pd,
             cq: context.get32(Rqc::CQN),
@@ -72,8 +73,8 @@ impl Firmware {
         }
         if next != now {
             let next = match next {
-                state::RESET => RqState::Reset,
-                state::READY => RqState::Ready,
+                wq_state::RESET => RqState::Reset,
+                wq_state::READY => RqState::Ready,
                 _ => RqState::Error,
             };
             engine.move_rq(number, next)?;
@@ -119,8 +120,8 @@ fn asks_for_more(context: &View<'_, Rqc>, wq: &View<'_, Wq>) -> bool {
 
 fn number_of(now: RqState) -> u8 {
     match now {
-        RqState::Reset => state::RESET,
-        RqState::Ready => state::READY,
-        RqState::Error => state::ERROR,
+        RqState::Reset => wq_state::RESET,
+        RqState::Ready => wq_state::READY,
+        RqState::Error => wq_state::ERROR,
     }
 }

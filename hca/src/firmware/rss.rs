@@ -1,9 +1,9 @@
 //! Receive-side scaling: the hash by which a TIR selects an RQ.
 
 use super::bits::View;
+use super::command::{Result, Status};
+use super::headers::{self, OUTER};
 use super::layout::command::{RxHashFieldSelect, Tirc};
-use super::steering::{OUTER, outer};
-use super::{Result, Status};
 
 /// Key length in bytes: two IPv6 addresses, two ports, and four more bytes.
 const KEY: usize = 40;
@@ -71,8 +71,8 @@ impl Hash {
 
     /// The hash of a frame; 0 if the frame lacks a selected header. The device's manual leaves that
     /// case undefined.
-    pub(super) fn of(&self, headers: &[u8; OUTER]) -> u32 {
-        let Some(input) = self.input(headers) else { return 0 };
+    pub(super) fn of(&self, outer: &[u8; OUTER]) -> u32 {
+        let Some(input) = self.input(outer) else { return 0 };
         match self.function {
             Function::None => 0,
             Function::InvertedXor8 => u32::from(!input.iter().fold(0, |sum, byte| sum ^ byte)),
@@ -81,18 +81,18 @@ impl Hash {
     }
 
     /// The hash input: addresses, then ports. `None` if the frame lacks a selected header.
-    fn input(&self, headers: &[u8; OUTER]) -> Option<Vec<u8>> {
+    fn input(&self, outer: &[u8; OUTER]) -> Option<Vec<u8>> {
         let mut input = Vec::with_capacity(KEY - 4);
         let has = |fields| self.fields & fields != 0;
         if has(field::SOURCE | field::DESTINATION) {
-            if outer::version(headers) != self.version {
+            if headers::version(outer) != self.version {
                 return None;
             }
-            let (source, destination) = outer::addresses(headers);
+            let (source, destination) = headers::addresses(outer);
             self.add(&mut input, (field::SOURCE, source), (field::DESTINATION, destination));
         }
         if has(field::SOURCE_PORT | field::DESTINATION_PORT) {
-            let (source, destination) = outer::ports(headers, self.protocol)?;
+            let (source, destination) = headers::ports(outer, self.protocol)?;
             self.add(&mut input, (field::SOURCE_PORT, source), (field::DESTINATION_PORT, destination));
         }
         Some(input)
@@ -137,7 +137,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::firmware::steering::parameters;
+    use crate::firmware::headers::parameters;
 
     /// The key of Microsoft's test vectors.
     const PUBLISHED: [u8; KEY] = [

@@ -1,39 +1,14 @@
 //! Commands about SRQs: XRC SRQs, and RMPs, which implement plain SRQs.
 
 use super::bits::{Layout, View, ViewMut};
+use super::command::{Reply, Request, Result, Status};
 use super::layout::command::{ArmXrcSrqIn, CreateRmpIn, CreateXrcSrqIn, ModifyRmpIn, QueryRmpOut};
 use super::layout::object::{Rmpc, Wq, XrcSrqc};
-use super::queues::PAGES;
-use super::{Firmware, Reply, Request, Result, Status};
-use crate::engine::{Engine, Ring, SrqSetup};
+use super::state::{Firmware, SrqEntry};
+use super::work_queue::{CONTEXT, PAGES, is_linked, ring};
+use crate::engine::{Engine, SrqSetup};
 
-const LOG_PAGE: u32 = 12;
-/// Offsets of context and page list in CREATE_RMP.
-const POOL: usize = 0x20;
-const POOL_PAGES: usize = 0x110;
 const READY: u8 = 1;
-
-pub(super) struct SrqEntry {
-    context: Vec<u8>,
-    pool: bool,
-}
-
-/// Whether a work queue type is a linked list.
-pub(super) fn is_linked(wq_type: u8) -> Result<bool> {
-    match wq_type {
-        0 => Ok(true),
-        1 => Ok(false),
-        _ => Err(Status::BadParameter),
-    }
-}
-
-pub(super) fn ring(pages: Vec<u64>, log_page: u32, offset: u64, length: u64) -> Result<Ring> {
-    let shift = log_page + LOG_PAGE;
-    if shift > 32 {
-        return Err(Status::BadParameter);
-    }
-    Ring::new(pages, shift, offset << shift >> 6, length).ok_or(Status::BadParameter)
-}
 
 impl Firmware {
     pub(super) fn create_xrc_srq(
@@ -111,7 +86,7 @@ impl Firmware {
         reply: &mut Reply<'_>,
     ) -> Result<()> {
         request.view::<CreateRmpIn>()?;
-        let context = request.view_at::<Rmpc>(POOL)?;
+        let context = request.view_at::<Rmpc>(CONTEXT)?;
         let wq = context.part(Rmpc::WQ);
         let pd = wq.get32(Wq::PD);
         self.resources.require_pd(pd)?;
@@ -121,7 +96,7 @@ impl Firmware {
         }
         let setup = SrqSetup {
             ring: ring(
-                request.pages(POOL_PAGES)?,
+                request.pages(PAGES)?,
                 wq.get32(Wq::LOG_WQ_PG_SZ),
                 wq.get(Wq::PAGE_OFFSET),
                 1 << (log_size + log_stride),
@@ -147,7 +122,7 @@ impl Firmware {
         self.srq_entry(number, true)?;
         let selected = request.bytes(16, 8)?[7];
         if selected & LIMIT != 0 {
-            let context = request.view_at::<Rmpc>(POOL)?;
+            let context = request.view_at::<Rmpc>(CONTEXT)?;
             engine.limit_srq(number, context.part(Rmpc::WQ).get32(Wq::LWM) as u16)?;
         }
         Ok(())
@@ -163,7 +138,7 @@ impl Firmware {
         let entry = self.srq_entry(number, true)?;
         let (limit, consumed) = engine.srq_progress(number)?;
         reply.view::<QueryRmpOut>()?;
-        let mut context = ViewMut::<Rmpc>::new(reply.output.get_mut(POOL..).unwrap_or_default())
+        let mut context = ViewMut::<Rmpc>::new(reply.output.get_mut(CONTEXT..).unwrap_or_default())
             .ok_or(Status::BadOutputLength)?;
         context.fill(&entry.context).set(Rmpc::STATE, READY);
         context.part(Rmpc::WQ).set(Wq::LWM, limit).set(Wq::HW_COUNTER, consumed);

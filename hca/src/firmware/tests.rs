@@ -3,11 +3,13 @@
 use proptest::prelude::*;
 
 use super::bits::{Layout, View, ViewMut};
+use super::caps;
+use super::command::Status;
 use super::layout::caps::HcaCap;
 use super::layout::command::{ModifyRqIn, Rqtc, RxHashFieldSelect, Tirc};
 use super::layout::object::{Rqc, Wq};
 use super::opcode::*;
-use super::{Firmware, Status, caps};
+use super::state::Firmware;
 use crate::FirmwareHarness;
 use crate::engine::{Engine, Interrupts, Link, NO_USER_INDEX, Port};
 

@@ -1,67 +1,12 @@
-//! TIRs, and the RQTs over which they spread frames.
+//! Commands about TIRs, and about the RQTs over which they spread frames.
 
+use super::command::{Reply, Request, Result, Status};
 use super::layout::command::{CreateTirIn, Rqtc, Tirc};
-use super::nic::{CONTEXT, Nic};
+use super::limits::LOG_RQT_SIZE;
+use super::nic::{Dispatch, Rqt, Tir};
 use super::rss::Hash;
-use super::steering::OUTER;
-use super::{Firmware, Reply, Request, Result, Status};
-
-/// Maximum size of an RQT, log2.
-pub(super) const LOG_RQT_SIZE: u8 = 9;
-
-/// The destination of a TIR's frames.
-#[derive(Clone, Debug)]
-enum Dispatch {
-    Direct(u32),
-    Table { table: u32, hash: Hash },
-}
-
-/// A TIR.
-#[derive(Clone, Debug)]
-pub(super) struct Tir {
-    dispatch: Dispatch,
-    domain: u32,
-    /// The self-loopback setting: kinds of frames of its own transport domain that it receives.
-    self_loopback: u8,
-}
-
-/// An RQT.
-#[derive(Clone, Debug)]
-pub(super) struct Rqt {
-    queues: Vec<u32>,
-    /// Its maximum size.
-    room: usize,
-}
-
-impl Tir {
-    /// Whether a frame from the wire, or from a send queue of the same port, reaches the TIR.
-    pub(super) fn takes(&self, from: Option<u32>, frame: &[u8]) -> bool {
-        const UNICAST: u8 = 1 << 0;
-        const MULTICAST: u8 = 1 << 1;
-        let multicast = frame.first().is_some_and(|first| first & 1 != 0);
-        let wanted = if multicast { MULTICAST } else { UNICAST };
-        from.is_none_or(|domain| domain != self.domain || self.self_loopback & wanted != 0)
-    }
-
-    /// The RQ for a frame with these headers.
-    pub(super) fn queue(&self, nic: &Nic, headers: &[u8; OUTER]) -> Option<u32> {
-        match &self.dispatch {
-            Dispatch::Direct(rq) => Some(*rq),
-            Dispatch::Table { table, hash } => {
-                let queues = &nic.rqts.get(*table)?.queues;
-                queues.get(hash.of(headers) as usize % queues.len().max(1)).copied()
-            }
-        }
-    }
-}
-
-impl Nic {
-    /// Whether an RQT or a TIR refers to an RQ.
-    pub(super) fn references_rq(&self, rq: u32) -> bool {
-        self.rqts.iter().any(|rqt| rqt.queues.contains(&rq))
-            || self.tirs.iter().any(|tir| matches!(tir.dispatch, Dispatch::Direct(direct) if direct == rq))
-    }
-}
+use super::state::Firmware;
+use super::work_queue::CONTEXT;
 
 impl Firmware {
     pub(super) fn create_tir(&mut self, request: Request<'_>, reply: &mut Reply<'_>) -> Result<()> {

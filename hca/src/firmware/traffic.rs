@@ -1,11 +1,12 @@
 //! Port counters: those of the vport, and those of the PPCNT register.
 
 use super::bits::{Field, Layout, Part, View};
+use super::command::{Reply, Request, Result, Status};
 use super::layout::traffic::{
     Ieee8023Counters, InfiniBandCounters, PhysicalCounters, PpcntReg, PriorityCounters, QueryVportCounterIn,
     QueryVportCounterOut, Rfc2819Counters, Rfc2863Counters, TrafficCounter,
 };
-use super::{Firmware, Reply, Request, Result, Status};
+use super::state::Firmware;
 use crate::engine::{Engine, Link, Tally, Traffic};
 
 /// Counter groups of PPCNT (`MLX5_*_COUNTERS_GROUP` in `include/linux/mlx5/device.h`).

@@ -1,10 +1,12 @@
 //! QP transitions: the legal ones, and the attributes that each may change.
 
 use super::bits::{Field, View, ViewMut};
+use super::command::{Reply, Request, Result, Status};
 use super::layout::command::{CreateQpIn, CreateQpOut};
 use super::layout::object::{AddressPath, Qpc};
+use super::opcode;
 use super::qps::{address, supported_ece};
-use super::{Firmware, Reply, Request, Result, Status, opcode};
+use super::state::Firmware;
 use crate::engine::{Engine, QpAttributes, QpSetup, ReceiveQueue, Service, State};
 
 /// Bits of the optional parameter mask (`enum mlx5_qp_optpar` in `include/linux/mlx5/qp.h`).

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{DmaFault, ProcessMemory};
+use super::fault::DmaFault;
+use super::process_memory::ProcessMemory;
 
 /// Offset of the window in the BAR.
 pub(crate) const START: u64 = (32 << 20) - SIZE;

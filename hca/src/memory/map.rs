@@ -11,22 +11,9 @@ use rustix::fs::fstat;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::copy::{into_shared, out_of_shared};
-use super::{DeviceMemory, ProcessMemory};
-
-/// An access to memory that isn't mapped, or a write to a read-only mapping.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DmaFault {
-    /// Start address of the failed access.
-    pub address: u64,
-}
-
-impl fmt::Display for DmaFault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "no guest memory mapped for this access at {:#x}", self.address)
-    }
-}
-
-impl std::error::Error for DmaFault {}
+use super::device_memory::DeviceMemory;
+use super::fault::DmaFault;
+use super::process_memory::ProcessMemory;
 
 /// Why a mapping is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

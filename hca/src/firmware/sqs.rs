@@ -1,0 +1,103 @@
+//! Commands about SQ and TIS objects.
+
+use super::command::{Reply, Request, Result, Status};
+use super::layout::command::{CreateSqIn, ModifySqIn, Tisc};
+use super::layout::object::{Sqc, Wq};
+use super::state::Firmware;
+use super::work_queue::{CONTEXT, legal, wq_ring, wq_state};
+use crate::engine::{Engine, QpAttributes, QpSetup, ReceiveQueue, Service, State};
+
+impl Firmware {
+    pub(super) fn create_sq(
+        &mut self,
+        engine: &mut Engine,
+        request: Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Result<()> {
+        request.view::<CreateSqIn>()?;
+        let context = request.view_at::<Sqc>(CONTEXT)?;
+        if context.flag(Sqc::HAIRPIN) {
+            return Err(Status::BadParameter);
+        }
+        let wq = context.part(Sqc::WQ);
+        let (pd, uar) = (wq.get32(Wq::PD), wq.get32(Wq::UAR_PAGE));
+        self.resources.require_pd(pd)?;
+        self.resources.require_uar(uar)?;
+        if context.get(Sqc::TIS_LST_SZ) > 0 && self.nic.tises.get(context.get32(Sqc::TIS_NUM_0)).is_none() {
+            return Err(Status::BadResource);
+        }
+        let setup = QpSetup {
+            service: Service::Ethernet,
+            pd,
+            user_index: self.user_index(context.get32(Sqc::USER_INDEX))?,
+            ring: wq_ring(request, &wq)?,
+            send_offset: 0,
+            log_send_size: Some(wq.get8(Wq::LOG_WQ_SZ)),
+            receive: ReceiveQueue::None,
+            doorbell: wq.get(Wq::DBR_ADDR),
+            send_cq: context.get32(Sqc::CQN),
+            reserved_lkey: true,
+            ..QpSetup::default()
+        };
+        let number = engine.create_qp(setup, QpAttributes::default())?;
+        self.nic.sqs.insert(number, (context.raw().to_vec(), wq_state::RESET, uar));
+        reply.object(number)
+    }
+
+    pub(super) fn modify_sq(&mut self, engine: &mut Engine, request: Request<'_>) -> Result<()> {
+        let view = request.view::<ModifySqIn>()?;
+        let number = view.get32(ModifySqIn::SQN);
+        let wanted = request.view_at::<Sqc>(CONTEXT)?.get8(Sqc::STATE);
+        let (_, state, _) = self.nic.sqs.get_mut(&number).ok_or(Status::BadResource)?;
+        if view.get8(ModifySqIn::SQ_STATE) != *state || !legal(*state, wanted) {
+            return Err(Status::BadResourceState);
+        }
+        let next = match wanted {
+            wq_state::RESET => State::Reset,
+            wq_state::READY => State::ReadyToSend,
+            _ => State::Error,
+        };
+        if wanted != *state {
+            engine.move_qp(number, next, QpAttributes::default())?;
+        }
+        *state = wanted;
+        Ok(())
+    }
+
+    pub(super) fn query_sq(
+        &self,
+        engine: &Engine,
+        request: Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Result<()> {
+        let number = request.object()?;
+        let (context, state, _) = self.nic.sqs.get(&number).ok_or(Status::BadResource)?;
+        let failed = engine.qp_attributes(number)?.0 == State::Error;
+        let state = if failed { wq_state::ERROR } else { *state };
+        reply.view_at::<Sqc>(CONTEXT)?.fill(context).set(Sqc::STATE, state);
+        Ok(())
+    }
+
+    pub(super) fn destroy_sq(&mut self, engine: &mut Engine, request: Request<'_>) -> Result<()> {
+        let number = request.object()?;
+        self.nic.sqs.remove(&number).ok_or(Status::BadResource)?;
+        Ok(engine.destroy_qp(number)?)
+    }
+
+    pub(super) fn create_tis(&mut self, request: Request<'_>, reply: &mut Reply<'_>) -> Result<()> {
+        let domain = request.view_at::<Tisc>(CONTEXT)?.get32(Tisc::TRANSPORT_DOMAIN);
+        reply.object(self.nic.tises.insert_with(|_| domain).ok_or(Status::Limit)?)
+    }
+
+    pub(super) fn modify_tis(&mut self, request: Request<'_>) -> Result<()> {
+        self.nic.tises.get(request.object()?).map(drop).ok_or(Status::BadResource)
+    }
+
+    pub(super) fn destroy_tis(&mut self, request: Request<'_>) -> Result<()> {
+        let number = request.object()?;
+        if self.nic.references_tis(number) {
+            return Err(Status::BadResourceState);
+        }
+        self.nic.tises.remove(number).map(drop).ok_or(Status::BadResource)
+    }
+}
