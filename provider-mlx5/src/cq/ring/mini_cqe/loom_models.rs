@@ -81,7 +81,7 @@ fn model(run: impl Fn(Ring, Arc<Model>) + Send + Sync + 'static) {
     builder.preemption_bound = builder.preemption_bound.or(Some(3));
     builder.check(move || {
         let ring = Ring::new(Mapping::anonymous(CQE << LOG).expect("memory"), LOG, CQE);
-        run(ring.compressed(Some(Self::Hash)), Arc::new(Model::new()));
+        run(ring.compressed(Some(MiniCqeFormat::Hash)), Arc::new(Model::new()));
     });
 }
 
