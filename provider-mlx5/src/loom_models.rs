@@ -4,6 +4,8 @@
 //! within its preemption bound. The model plays the device: CQEs are written before the threads
 //! start, or by the poller between two polls.
 
+mod barriers;
+
 use std::sync::Arc;
 
 use bareverbs_provider::traits::{Completion, CompletionQueue, RecvQueue, SendQueue};

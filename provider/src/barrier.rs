@@ -22,12 +22,49 @@
 //! [`before_slots_are_reused`] orders accesses between threads of this process only.
 //!
 //! With `--cfg loom` the index words are loom's atomics at the same addresses. `cargo xtask loom`
-//! explores the rings of [`crate::ring`] with them.
+//! explores the rings of [`crate::ring`] with them. The module `issued` records the barriers then, so
+//! that tests can check where they are issued.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU32, Ordering, fence};
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU32, Ordering, fence};
+
+/// Records the barriers that are issued, for tests of the code that issues them.
+#[cfg(loom)]
+pub mod issued {
+    use std::cell::RefCell;
+    use std::rc::Rc;
+
+    thread_local! {
+        static OBSERVER: RefCell<Option<Box<dyn FnMut(&'static str)>>> = const { RefCell::new(None) };
+    }
+
+    pub(super) fn note(barrier: &'static str) {
+        OBSERVER.with_borrow_mut(|observer| {
+            if let Some(observe) = observer {
+                observe(barrier);
+            }
+        });
+    }
+
+    /// Runs `run` and returns the names of the barriers that it issued, in order. Each comes with
+    /// the result of `probe` at that moment, such as the value of a doorbell record.
+    ///
+    /// All threads of a loom model are one thread here.
+    pub fn record<T: 'static>(
+        mut probe: impl FnMut() -> T + 'static,
+        run: impl FnOnce(),
+    ) -> Vec<(&'static str, T)> {
+        let barriers = Rc::new(RefCell::new(Vec::new()));
+        let sink = Rc::clone(&barriers);
+        let observer = move |name| sink.borrow_mut().push((name, probe()));
+        OBSERVER.set(Some(Box::new(observer)));
+        run();
+        OBSERVER.set(None);
+        barriers.take()
+    }
+}
 
 /// An index word as an atomic.
 ///
@@ -97,6 +134,8 @@ pub unsafe fn read_own_index(index: *mut u32) -> u32 {
 /// first, and the load would return the result of the request.
 #[inline]
 pub fn before_device_reads() {
+    #[cfg(loom)]
+    issued::note("before_device_reads");
     imp::before_device_reads();
 }
 
@@ -105,6 +144,8 @@ pub fn before_device_reads() {
 /// Used between the check of a CQE's owner bit and the loads of its other fields.
 #[inline]
 pub fn after_device_wrote() {
+    #[cfg(loom)]
+    issued::note("after_device_wrote");
     imp::after_device_wrote();
 }
 
@@ -116,6 +157,8 @@ pub fn after_device_wrote() {
 /// ordered too: the poller expands runs of compressed CQEs in their slots.
 #[inline]
 pub fn before_device_overwrites() {
+    #[cfg(loom)]
+    issued::note("before_device_overwrites");
     imp::before_device_overwrites();
 }
 
@@ -126,6 +169,8 @@ pub fn before_device_overwrites() {
 /// the QP is hidden. No device is involved.
 #[inline]
 pub fn before_slots_are_reused() {
+    #[cfg(loom)]
+    issued::note("before_slots_are_reused");
     fence(Ordering::Release);
 }
 
@@ -134,6 +179,8 @@ pub fn before_slots_are_reused() {
 /// Used before a doorbell or a WQE is written to a register that the CPU may buffer.
 #[inline]
 pub fn before_write_combining() {
+    #[cfg(loom)]
+    issued::note("before_write_combining");
     imp::before_write_combining();
 }
 
@@ -143,6 +190,8 @@ pub fn before_write_combining() {
 /// buffer, and no later doorbell merges with it or overtakes it.
 #[inline]
 pub fn flush_write_combining() {
+    #[cfg(loom)]
+    issued::note("flush_write_combining");
     imp::flush_write_combining();
 }
 

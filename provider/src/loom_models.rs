@@ -1,4 +1,4 @@
-//! Models of both sides of a ring, for `cargo xtask loom`.
+//! Models of both sides of a ring, and the barrier of device memory, for `cargo xtask loom`.
 //!
 //! The index words are loom's atomics. Each slot is a loom cell, in which loom detects unordered
 //! accesses.
@@ -10,6 +10,9 @@ use loom::sync::Arc;
 use loom::sync::atomic::AtomicU32;
 use loom::thread;
 
+use crate::barrier::issued;
+use crate::dm::DeviceMemory;
+use crate::mapping::{Mapping, Protection};
 use crate::ring::{Consumer, Producer, RingMemory};
 
 /// The number of slots. One slot always stays empty.
@@ -196,4 +199,24 @@ fn resync_after_move_to_another_thread() {
         assert!([&[][..], &[1], &[1, 2]].contains(&taken.as_slice()), "{taken:?}");
         peer.join().expect("filling does not panic");
     });
+}
+
+#[test]
+fn device_memory_is_flushed_after_the_last_write() {
+    let file = rustix::fs::memfd_create("dm", rustix::fs::MemfdFlags::CLOEXEC).expect("memory");
+    rustix::fs::ftruncate(&file, 4096).expect("memory");
+    let over = || {
+        let mapping = Mapping::new(&file, 0, 4096, Protection::ReadWrite).expect("memory");
+        // SAFETY: the file is accessed through `DeviceMemory` values only.
+        unsafe { DeviceMemory::new(mapping, 0, 4096) }.expect("device memory")
+    };
+    let (mut memory, other) = (over(), over());
+    let probe = move || {
+        let mut bytes = [0; 8];
+        other.read(8, &mut bytes);
+        bytes
+    };
+    let issued = issued::record(probe, || memory.write(8, b"complete"));
+    assert_eq!(issued, [("flush_write_combining", *b"complete")]);
+    assert!(issued::record(|| (), || memory.write(8, b"")).is_empty());
 }
