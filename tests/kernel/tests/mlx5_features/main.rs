@@ -99,6 +99,7 @@ kernel_tests! {
     rss_requires_cap_net_raw if device::work_queues,
     rss_limits_are_reported if device::work_queues,
     rss_is_unsupported_without_the_capability if device::no_work_queues,
+    ucontext_limits_match_query_device if device::connectx,
     hand_built_wqe_example_runs if device::connectx,
     qp_uses_the_requested_doorbell if device::connectx,
     qps_work_with_shared_and_dedicated_doorbells if device::connectx,

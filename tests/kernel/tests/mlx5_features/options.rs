@@ -1,9 +1,15 @@
-//! Enhanced connection establishment (ECE) options, and send rates.
+//! Limits of the device context, enhanced connection establishment (ECE) options, and send rates.
+
+use std::sync::Arc;
 
 use bareverbs::{Access, Ece, Error, Operation, Payload, QpAttr, QpAttrMask, RecvRequest, WcStatus};
 use bareverbs_kernel_tests::device::{self, Requirement};
 use bareverbs_kernel_tests::loopback::{Plan, contents, domain, region, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_mlx5::Mlx5;
+use bareverbs_provider::device::DeviceFile;
+use bareverbs_provider::traits::Provider;
+use bareverbs_uapi::uverbs::types::DriverId;
 
 /// For tests of ECE.
 ///
@@ -91,4 +97,23 @@ pub(crate) fn rate_limit_is_rejected_without_packet_pacing() {
 pub(crate) fn no_rates() -> Requirement {
     let reported = device::open().query_device().map_err(|error| error.to_string())?;
     if reported.qp_rate_limit_max == 0 { Ok(()) } else { Err("the device holds sends to rates".to_owned()) }
+}
+
+pub(crate) fn ucontext_limits_match_query_device() {
+    let attr = device::open().query_device().unwrap();
+    let device = device::device();
+    let path = device.uverbs_path().expect("a uverbs device");
+    let file = Arc::new(DeviceFile::open(path, DriverId::MLX5.0).unwrap());
+    let mlx5 = Mlx5::open(file).unwrap();
+    let resp = mlx5.ucontext_resp();
+    assert_eq!(resp.qp_tab_size, attr.max_qp);
+    // Newer kernels divide `max_qp_wr` by the size of the largest WQE.
+    assert_eq!(resp.max_recv_wr, resp.max_send_wqebb);
+    assert!((1..=resp.max_recv_wr).contains(&attr.max_qp_wr), "{resp:?}");
+    // The kernel reserves one WQE of each SRQ.
+    assert_eq!(resp.max_srq_recv_wr, attr.max_srq_wr + 1);
+    assert_eq!(u32::from(resp.num_ports), u32::from(attr.phys_port_cnt));
+    assert!(resp.cqe_version <= 1);
+    assert!(resp.max_sq_desc_sz >= 192 && resp.max_rq_desc_sz >= 16, "{resp:?}");
+    assert!(resp.response_length as usize <= size_of_val(resp), "{resp:?}");
 }

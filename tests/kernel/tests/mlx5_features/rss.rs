@@ -70,8 +70,12 @@ impl Queues {
 
     fn in_memory(pd: &Pd, count: usize, memory: QueueMemory) -> Self {
         let cq = pd.context().create_cq(&CqInit::new(256)).unwrap();
-        let init = WqInit { user_data: 7, memory, ..WqInit::new(&cq, DEPTH as u32) };
-        let wqs: Vec<_> = (0..count).map(|_| pd.create_wq(&init).unwrap()).collect();
+        let init = WqInit { memory, ..WqInit::new(&cq, DEPTH as u32) };
+        let create = |user_data| pd.create_wq(&WqInit { user_data, ..init }).unwrap();
+        let wqs: Vec<_> = (7..7 + count as u64).map(create).collect();
+        for (wq, user_data) in wqs.iter().zip(7..) {
+            assert_eq!((wq.user_data(), u64::from(wq.capacity())), (user_data, DEPTH));
+        }
         let numbers: HashSet<_> = wqs.iter().map(Wq::wq_num).collect();
         assert_eq!(numbers.len(), count, "each has a number of its own");
         assert!(wqs.iter().all(|wq| wq.max_recv_sge() >= init.max_recv_sge));
@@ -228,6 +232,11 @@ pub(crate) fn rss_with_one_entry_needs_no_hash_fields() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut sender, mut queues) = (Side::new(&domain()), Queues::ready(&pd, 1));
+        let hash = RssHash { fields: HashFields::empty(), key: KEY };
+        for user_data in [0, 9, u64::MAX] {
+            let qp = pd.create_rss_qp(&RssInit { table: &queues.table(), hash, user_data }).unwrap();
+            assert_eq!(qp.user_data(), user_data);
+        }
         let mut qp = spread(&pd, &queues.table(), HashFields::empty()).unwrap();
         let hello = frame(BOB, EXPERIMENT, b"hello");
         sender.send(&hello);

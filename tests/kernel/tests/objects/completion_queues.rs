@@ -51,13 +51,13 @@ pub(crate) fn completion_queues_of_any_depth_share_a_channel() {
     });
 }
 
-pub(crate) fn cq_moderation_delays_events() -> Outcome {
+pub(crate) fn cq_moderation_is_limited_by_the_device() -> Outcome {
     let context = open();
     let DeviceAttr { max_cq_count, max_cq_period, .. } = context.query_device().unwrap();
     let cq = context.create_cq(&CqInit::new(16)).unwrap();
     if max_cq_count == 0 {
         assert!(matches!(cq.moderate(1, 1), Err(Error::Unsupported { .. })));
-        return skip("the device does not let events wait");
+        return skip("the device does not moderate events");
     }
     cq.moderate(16, 100).unwrap();
     cq.moderate(max_cq_count, max_cq_period).unwrap();

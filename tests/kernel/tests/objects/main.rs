@@ -21,7 +21,7 @@ kernel_tests! {
 
     completion_queues_have_any_depth_and_vector,
     completion_queues_of_any_depth_share_a_channel,
-    cq_moderation_delays_events,
+    cq_moderation_is_limited_by_the_device,
 
     new_qp_is_in_reset_with_requested_caps,
     bring_up_of_each_transport_matches_query_qp,

@@ -81,6 +81,7 @@ kernel_tests! {
 
     an_armed_queue_raises_one_event,
     completion_events_identify_their_cq,
+    cq_moderation_delays_events_by_count_or_period,
     pending_event_survives_modify_cq,
     solicited_arm_wakes_on_solicited_messages_only,
     an_overrun_raises_an_asynchronous_event,
