@@ -79,7 +79,10 @@ impl Fixture {
     }
 
     pub(crate) fn with(scattering: bool, two_cqs: bool) -> Self {
-        let context = Plain::new(3).expect("memory");
+        Self::in_context(Plain::new(3).expect("memory"), scattering, two_cqs)
+    }
+
+    pub(crate) fn in_context(context: Plain, scattering: bool, two_cqs: bool) -> Self {
         let parts = context.cq(LOG, CQE).expect("memory");
         let device = Device { ring: parts.ring(), log: LOG, next: 0 };
         let cq = parts.finish(1);

@@ -5,17 +5,17 @@
 //! start, or by the poller between two polls.
 
 mod barriers;
-
-use std::sync::Arc;
+mod destroy;
+mod srq;
 
 use bareverbs_provider::traits::{Completion, CompletionQueue, RecvQueue, SendQueue};
-use bareverbs_provider::work::{RecvRequest, Sge, WcStatus};
+use bareverbs_provider::work::{Sge, WcStatus};
 use loom::thread;
 
 use crate::cqe::CqeOpcode;
 use crate::fixture::{Fixture, LOG, poll, recv, send};
 use crate::rq::Mlx5Rq;
-use crate::testing::{Plain, resize};
+use crate::testing::resize;
 
 /// Runs a model with at most `preemptions` preemptions.
 fn model(preemptions: usize, run: impl Fn() + Sync + Send + 'static) {
@@ -211,77 +211,6 @@ fn reset_concurrent_with_scatter() {
         assert_eq!(poll(&mut cq), Some(2));
         assert_eq!((*recv_buffer.bytes(), *other.bytes()), ([7; 4], *b"efgh"));
         drop((sq, rq));
-    });
-}
-
-/// Destroys a queue pair while its CQ is polled and a faulty device writes more CQEs of it. The
-/// receive queue has a CQ of its own, which is polled too, so that the record is freed as early as
-/// possible.
-fn destroys_concurrent_with_polling(cached: bool) {
-    model(3, move || {
-        let fixture = Fixture::with(false, true);
-        let Fixture { mut device, mut cq, mut sq, rq, user_index, recv_cq, _context } = fixture;
-        let mut recv_cq = recv_cq.expect("a second queue");
-        if cached {
-            send(&mut sq, 0).expect("room");
-            device.completes(CqeOpcode::REQ, user_index, 0);
-            assert_eq!(poll(&mut cq), Some(0));
-        }
-        send(&mut sq, 1).expect("room");
-        device.completes(CqeOpcode::REQ, user_index, u16::from(cached));
-        let poller = thread::spawn(move || {
-            let completion = cq.next().map(|completion| (completion.wr_id(), completion.status()));
-            assert!(matches!(completion, None | Some((1, WcStatus::SUCCESS))), "{completion:?}");
-            cq.release();
-            // This poll finds the CQ empty and drops the destroyed QPs.
-            assert!(cq.next().is_none());
-            for _ in 0..2 {
-                device.completes(CqeOpcode::REQ, user_index, 0);
-                // A CQE of a queue that was destroyed or is being destroyed.
-                let _ = cq.next().map(|completion| completion.to_value());
-                cq.release();
-            }
-            cq
-        });
-        drop((sq, rq));
-        assert!(recv_cq.next().is_none());
-        drop(poller.join().expect("polling does not panic"));
-    });
-}
-
-#[test]
-fn destroy_concurrent_with_poll_on_the_slow_path() {
-    destroys_concurrent_with_polling(false);
-}
-
-#[test]
-fn destroy_concurrent_with_poll_on_the_fast_path() {
-    destroys_concurrent_with_polling(true);
-}
-
-#[test]
-fn srq_completion_concurrent_with_collect() {
-    model(3, || {
-        let context = Plain::new(2).expect("memory");
-        let mut srq = context.srq(3, 1).expect("memory").queue;
-        let post = |srq: &mut crate::srq::Mlx5Srq, wr_id| {
-            let request = RecvRequest { wr_id, sges: &[] };
-            // SAFETY: no device accesses the memory.
-            let pushed = unsafe { srq.push(&request) };
-            srq.ring();
-            pushed.is_ok()
-        };
-        assert!((0..3).all(|id| post(&mut srq, id)));
-        let completers = [0, 1].map(|slot| {
-            let shared = Arc::clone(srq.shared());
-            thread::spawn(move || assert_eq!(shared.complete(slot), Some(u64::from(slot))))
-        });
-        let mut posted = (3..5).filter(|id| post(&mut srq, *id)).count();
-        for completer in completers {
-            completer.join().expect("completing does not panic");
-        }
-        posted += (5..8).filter(|id| post(&mut srq, *id)).count();
-        assert_eq!(posted, 2, "every slot comes back once");
     });
 }
 

@@ -327,6 +327,17 @@ impl PlainSrq {
     pub fn number(&self, number: u32) {
         self.queue.shared().set_number(number);
     }
+
+    /// Makes the completions come to `cq`, as those of an XRC SRQ do. Returns the user index by
+    /// which they name it, or `None` if all are in use.
+    pub fn attach(&mut self, context: &Plain, cq: &Mlx5Cq) -> Option<u32> {
+        let cqs = [Arc::clone(cq.shared()), Arc::clone(cq.shared())];
+        let source = Source::Shared(Arc::clone(self.queue.shared()));
+        let record = QueueRecord::new(&context.table, cqs, SqTracker::new(1), source)?;
+        let user_index = record.user_index();
+        self.queue.attach_record(record);
+        Some(user_index)
+    }
 }
 
 /// A WQ whose memory is allocated.
