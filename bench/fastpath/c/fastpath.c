@@ -1,5 +1,6 @@
-// What libibverbs and its provider spend on the same things as ../src/measure.rs, printed in the same form.
-// cc -O2 fastpath.c -libverbs; run as: fastpath DEVICE GID-INDEX [awake]; with `awake` it waits for completions without sleeping.
+// The libibverbs counterpart of ../src/measure.rs: measures the same calls and prints the same lines.
+// cc -O2 fastpath.c -libverbs
+// Usage: fastpath DEVICE GID-INDEX [awake]; with `awake` it polls without sleeping.
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -40,7 +41,8 @@ static void line(const char *name, int count, int parts) {
     printf("c.%s\t%.1f\t%.1f\n", name, (samples[0] - empty) / (double)parts, (samples[count / 2] - empty) / (double)parts);
 }
 
-// Takes completions that must be successful, asleep while there are none: the kernel's workers may be less urgent.
+// Polls completions, which must be successful. Sleeps if there is none: the kernel's workers may
+// have a lower priority.
 static void drain(struct ibv_cq *cq, int left) {
     struct ibv_wc wc;
     while (left > 0) {
@@ -52,7 +54,7 @@ static void drain(struct ibv_cq *cq, int left) {
     }
 }
 
-// Long enough for `count` requests; see `Pause` in ../src/measure.rs.
+// Waits long enough for `count` requests; see `Pause` in ../src/measure.rs.
 static void wait_for(int count) {
     if (awake)
         for (volatile int turn = 0; turn < (count > 1 ? 400000 : 40000); turn++)

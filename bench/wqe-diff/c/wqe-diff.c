@@ -1,4 +1,5 @@
-// What ../src/bench.rs does, through libibverbs: posts the requests of a list and says what its queues are.
+// The libibverbs counterpart of ../src/testbed.rs: posts the requests of a list and prints the
+// numbers of its QPs and keys.
 // cc wqe-diff.c -libverbs; run as: wqe-diff DEVICE LIST GID-INDEX
 #include <arpa/inet.h>
 #include <stdint.h>
@@ -31,7 +32,7 @@ static struct ibv_mw *windows[2];
 static struct ibv_mr *mr;
 static struct ibv_cq *sends, *receives;
 static char *memory;
-// What goes inline, and is in the region at first, by its place.
+// The byte at an offset of the MR, and of inline data.
 static unsigned char pattern[REGION];
 
 static void must(int well, const char *what) {
@@ -73,7 +74,7 @@ static void up(int kind, struct ibv_qp *qp, struct ibv_qp *peer, const struct ib
     must(!ibv_modify_qp(qp, &rts, mask), "RTS");
 }
 
-// A queue pair of frames, of those that the device makes too where headers for them are asked for.
+// Creates a raw packet QP, with TSO if headers are requested.
 static struct ibv_qp *frames_with(struct ibv_pd *pd, int max_tso_header) {
     struct ibv_qp_init_attr_ex attr = {.send_cq = sends, .recv_cq = receives, .qp_type = IBV_QPT_RAW_PACKET,
         .comp_mask = IBV_QP_INIT_ATTR_PD | (max_tso_header ? IBV_QP_INIT_ATTR_MAX_TSO_HEADER : 0), .pd = pd,
@@ -154,7 +155,7 @@ static long long number(FILE *list) {
     return value;
 }
 
-// Elements as a line has them; -1 for none at all.
+// Parses the SGEs of a line; -1 if there is none.
 static int elements(FILE *list, struct ibv_sge *sges) {
     int count = number(list);
     must(count <= SGES, "elements");

@@ -18,12 +18,12 @@ use crate::print::heading;
 /// Soft-RoCE may fail.
 const LISTED: Series = Series::Released(Since::V7_2);
 const INTRODUCTION: &str = "\
-# pyverbs on the ConnectX in software: what is skipped
+# pyverbs on the software ConnectX: skipped tests
 
-The tests of rdma-core's suite that the HCA's driver or library skips, and the reason that they give. None fails.
-`cargo xtask pyverbs --hca ib` and `--hca roce` run the suite on 7.2 and fail if it ends otherwise than this page says;
-`--record` writes the page. `--kernel` chooses other kernels, on which nothing may fail either, but for what fails on
-Soft-RoCE too (`tests/kernel/pyverbs.md`).
+The tests of rdma-core's suite that skip on the software ConnectX, with the reason that they report.
+None fails. `cargo xtask pyverbs --hca ib` and `--hca roce` run the suite on 7.2 and fail if the
+results differ from this page. `--record` writes the page. `--kernel` selects other kernels: tests
+that fail on Soft-RoCE too may fail there (`tests/kernel/pyverbs.md`), and no others.
 ";
 
 /// Reserves huge pages; some tests use up to four.

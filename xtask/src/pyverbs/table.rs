@@ -14,12 +14,12 @@ pub(super) const KERNELS: [Series; Series::RELEASED.len()] = Series::RELEASED;
 const INTRODUCTION: &str = "\
 # pyverbs, case by case
 
-The tests of rdma-core's own suite, which drives `libibverbs` from Python, and our tests of the same behaviour. Where a
-test of theirs passes and there is none of ours, the row says why.
+The test cases of rdma-core's suite, which drives `libibverbs` from Python, and this project's tests
+of the same behaviour. If an rdma-core test passes and has no counterpart here, the row states why.
 
-`cargo xtask test` checks this page: it must name every test of the suite that the lab's Debian root ships, and our
-tests in it must be there. `cargo xtask pyverbs --record` runs the suite on the three kernels and writes down here how
-its tests ended; what stands in the last column is written by hand.
+`cargo xtask test` checks this page: it must list every test of the suite in the lab's Debian root,
+and the listed tests of this project must exist. `cargo xtask pyverbs --record` runs the suite on the
+released kernels and writes the results. The last column is written by hand.
 ";
 
 /// The text before the suite's version.
@@ -29,9 +29,9 @@ const SUITE: &str = "- rdma-core ";
 const KERNEL: &str = "- kernel ";
 
 /// The start of the table head of a section.
-const HEAD: &str = "| theirs |";
+const HEAD: &str = "| rdma-core |";
 
-const OTHERS: &str = "## Those that pass nowhere";
+const OTHERS: &str = "## Tests that pass on no kernel";
 
 /// The text before the reason in the last column, for a test without a counterpart in ours.
 const NONE: &str = "none: ";
@@ -98,7 +98,7 @@ impl fmt::Display for Table {
                 let columns = KERNELS.map(|series| format!(" {series} |")).concat();
                 writeln!(
                     f,
-                    "\n## {module}\n\n{HEAD}{columns} ours |\n|---|{}---|",
+                    "\n## {module}\n\n{HEAD}{columns} bareverbs |\n|---|{}---|",
                     "---|".repeat(KERNELS.len())
                 )?;
             }
@@ -114,7 +114,7 @@ impl fmt::Display for Table {
             }
             writeln!(f, " {}|", row.ours)?;
         }
-        writeln!(f, "\n{OTHERS}\n\n| theirs | why | ours |\n|---|---|---|")?;
+        writeln!(f, "\n{OTHERS}\n\n| rdma-core | why | bareverbs |\n|---|---|---|")?;
         let mut others = self.others.iter();
         others.try_for_each(|row| writeln!(f, "| {} | {} | {}|", row.id, cell(row.reason()), row.ours))
     }
@@ -183,7 +183,8 @@ impl Table {
 
 /// The kernels of the columns. A kernel that was added since has none.
 fn parse_head(head: &str) -> Result<Vec<usize>> {
-    let names = head.strip_suffix(" ours |").context("the last column is ours")?.split_terminator('|');
+    let names =
+        head.strip_suffix(" bareverbs |").context("the last column is `bareverbs`")?.split_terminator('|');
     let column = |name: &str| {
         let kernel = KERNELS.iter().position(|series| series.to_string() == name.trim());
         kernel.with_context(|| format!("`{}` is no kernel", name.trim()))
@@ -272,7 +273,7 @@ mod tests {
     fn table_has_one_section_per_module() {
         let text = table().to_string();
         let sections: Vec<_> = text.lines().filter(|line| line.starts_with("## ")).collect();
-        assert_eq!(sections, ["## test_a", "## test_b", "## Those that pass nowhere"]);
+        assert_eq!(sections, ["## test_a", "## test_b", "## Tests that pass on no kernel"]);
         let between = "  |".repeat(LAST - 1);
         assert!(
             text.contains(&format!("| test_a.A.test_1 | ok |{between} ok | verbs::one, connected::two |\n"))
@@ -306,7 +307,7 @@ mod tests {
 
     #[test]
     fn table_without_a_column_for_a_new_kernel_is_read() {
-        let page = format!("{HEAD} {} | ours |\n| test_a.A.test_1 | ok | verbs::one |", KERNELS[LAST]);
+        let page = format!("{HEAD} {} | bareverbs |\n| test_a.A.test_1 | ok | verbs::one |", KERNELS[LAST]);
         let table = Table::parse(&page).unwrap();
         assert_eq!(table.passing[0].ends, columns(None, Some(End::Passed)));
         assert!(Table::parse(&page.replace(&KERNELS[LAST].to_string(), "5.10")).is_err());
