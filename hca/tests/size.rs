@@ -16,7 +16,7 @@ fn resident() -> usize {
 
 /// Ten thousand connected QPs, each with a ring of 64 blocks and a CQ. All have sent a message.
 #[test]
-fn ten_thousand_queue_pairs_take_less_than_200_mib() {
+fn ten_thousand_qps_take_less_than_200_mib() {
     const LOG_RING: u8 = 6;
     const RING: usize = 64 << LOG_RING;
     let mut hca = InProcessHca::new(Link::InfiniBand).unwrap();

@@ -41,7 +41,7 @@ fn allocation_counter_counts() {
 }
 
 #[test]
-fn a_batch_of_64_sends_is_one_doorbell() {
+fn batch_of_64_sends_rings_one_doorbell() {
     let (mut queue, doorbell) = send_queue(64);
     for _ in 0..64 {
         // SAFETY: no kernel executes the requests.

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_is_that_of_ibv_devices() {
+    fn table_matches_ibv_devices() {
         let rows = [Row { name: "rxe0".into(), node_guid: "b04a90fffe5d1c63".into() }];
         assert_eq!(
             table(&rows),

@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wait_ends_at_its_deadline() {
+    fn wait_ends_at_its_deadline() {
         let stop = Stop::new().unwrap();
         let (silent, _other) = std::os::unix::net::UnixStream::pair().unwrap();
         let start = Instant::now();
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sleep_ends_at_its_deadline_or_when_tripped() {
+    fn sleep_ends_at_its_deadline_or_on_a_signal() {
         let stop = Stop::new().unwrap();
         let soon = Instant::now() + Duration::from_millis(20);
         assert_eq!(stop.sleep(soon).unwrap(), Wake::TimedOut);
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_without_a_deadline_ends_when_tripped() {
+    fn wait_without_deadline_ends_on_a_signal() {
         let stop = Stop::new().unwrap();
         let (silent, _other) = std::os::unix::net::UnixStream::pair().unwrap();
         std::thread::scope(|scope| {

@@ -45,7 +45,7 @@ fn contradicting_options_are_refused_with_or_without_a_device() {
 }
 
 #[test]
-fn an_unknown_device_is_named() {
+fn unknown_device_is_reported() {
     for args in [&["pingpong", "rc", "-d", "nosuch7"][..], &["devinfo", "-d", "nosuch7"]] {
         assert!(complaint(args, 1).contains("nosuch7"), "{args:?}");
     }

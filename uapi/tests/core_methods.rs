@@ -228,7 +228,7 @@ fn descriptor_attributes_have_length_zero() {
 }
 
 #[test]
-fn an_optional_attribute_is_not_marked_mandatory() {
+fn optional_attribute_is_not_marked_mandatory() {
     let va = 7;
     let mut call = Call::<CqCreate>::new(DriverId::MLX5.0);
     call.make(CqCreate::HANDLE).input(CqCreate::BUFFER_VA, &va).optional();

@@ -83,7 +83,7 @@ fn objects_values_flags_and_structs_are_named() {
 }
 
 #[test]
-fn the_alternate_form_has_a_line_for_each_field() {
+fn alternate_form_prints_one_line_per_field() {
     let request = RegMrReq {
         start: 4096,
         length: 100,
@@ -186,7 +186,7 @@ fn truncated_requests_print_the_fields_present() {
 }
 
 #[test]
-fn a_class_is_named_and_a_constant_without_names_is_a_number() {
+fn classes_print_as_names_and_unnamed_constants_as_numbers() {
     let mut call = Call::<InfoHandles>::new(DriverId::RXE.0);
     call.constant(InfoHandles::OBJECT_ID, ObjectClass::MR);
     assert_eq!(printed(call.as_bytes(), &NoMemory), "InfoHandles on RXE {OBJECT_ID: MR}");
@@ -196,7 +196,7 @@ fn a_class_is_named_and_a_constant_without_names_is_a_number() {
 }
 
 #[test]
-fn a_drivers_attribute_on_a_core_method_is_known_by_the_driver_number() {
+fn driver_attributes_on_core_methods_are_decoded_by_driver_id() {
     let index = 3;
     let mut call = Call::<CqCreate>::new(DriverId::MLX5.0);
     call.input(mlx5::attributes::CqCreate::UAR_INDEX, &index);

@@ -13,7 +13,7 @@ fn parts(bytes: &[u8]) -> (Header, Vec<Attribute>) {
 }
 
 #[test]
-fn the_driver_has_ten_object_classes_and_32_methods() {
+fn mlx5_has_ten_object_classes_and_32_methods() {
     let own = mlx5::OBJECTS.iter().filter(|object| object.id & 0x1000 != 0);
     let mut ids: Vec<_> = own.map(|object| object.id).collect();
     ids.sort_unstable();
@@ -80,7 +80,7 @@ fn attributes_added_to_core_methods_do_not_collide_with_the_payload() {
 }
 
 #[test]
-fn a_firmware_command_is_a_call_with_two_blobs() {
+fn devx_command_has_input_and_output_blobs() {
     let command = [0; 32];
     let mut answer = [0; 16];
     let mut call = Call::<mlx5::DevxObjCreate>::new(DriverId::MLX5.0);
@@ -94,7 +94,7 @@ fn a_firmware_command_is_a_call_with_two_blobs() {
 }
 
 #[test]
-fn a_drivers_attribute_goes_with_a_core_call() {
+fn driver_attributes_are_added_to_core_calls() {
     let uar = 7;
     let mut call = Call::<uverbs::CqCreate>::new(DriverId::MLX5.0);
     call.make(uverbs::CqCreate::HANDLE).input(mlx5::attributes::CqCreate::UAR_INDEX, &uar);
@@ -105,7 +105,7 @@ fn a_drivers_attribute_goes_with_a_core_call() {
 }
 
 #[test]
-fn a_flow_types_priority_travels_with_it() {
+fn flow_attribute_contains_type_and_priority() {
     let mut call = Call::<mlx5::FlowMatcherCreate>::new(DriverId::MLX5.0);
     let priority = 5_u16.to_ne_bytes();
     call.enumeration(mlx5::FlowMatcherCreate::FLOW_TYPE, mlx5::steering::FlowType::MC_DEFAULT, &priority);
@@ -114,7 +114,7 @@ fn a_flow_types_priority_travels_with_it() {
 }
 
 #[test]
-fn some_attributes_take_any_object_or_a_part_of_a_struct() {
+fn attributes_accept_any_object_or_a_struct_prefix() {
     let kind = |info: &bareverbs_uapi::method::MethodInfo, id| {
         info.attributes.iter().find(|attribute| attribute.id == id).map(|attribute| attribute.kind)
     };

@@ -112,7 +112,7 @@ proptest! {
     }
 
     #[test]
-    fn a_small_buffer_is_refused_with_the_size_needed(values in values(), size in 0_usize..200) {
+    fn too_small_buffer_is_rejected_with_the_needed_size(values in values(), size in 0_usize..200) {
         let mut large = vec![0; 1 << 16];
         let mut writer = MessageWriter::new(&mut large);
         write(writer.begin(1, MessageFlags::empty(), 0), &values);
@@ -156,7 +156,7 @@ proptest! {
 }
 
 #[test]
-fn a_request_has_the_bytes_that_the_kernel_expects() {
+fn request_bytes_match_the_kernel_layout() {
     let mut buffer = [0xee; 64];
     let mut writer = MessageWriter::new(&mut buffer);
     writer

@@ -38,7 +38,7 @@ fn nldev_attribute_numbers_match_their_index() {
 }
 
 #[test]
-fn a_message_type_holds_client_and_command() {
+fn nlmsg_type_contains_client_and_command() {
     assert_eq!(Command::GET_CHARDEV.message_type(), 0x140f);
     assert_eq!(Command::from_message_type(0x140f), Some(Command::GET_CHARDEV));
     assert_eq!(Command::from_message_type(0x100f), None);

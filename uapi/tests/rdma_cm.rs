@@ -121,7 +121,7 @@ fn path_records_are_printed_individually() {
 }
 
 #[test]
-fn an_event_holds_336_bytes_and_either_kind_of_parameters() {
+fn cm_event_has_336_bytes_and_conn_or_ud_parameters() {
     assert_eq!(size_of::<EventResp>(), 336);
     let mut event = EventResp::zeroed();
     let conn = ConnParam { qp_num: 17, private_data_len: 3, retry_count: 7, ..ConnParam::zeroed() };

@@ -7,7 +7,7 @@ use bareverbs_uapi::rxe::{AtomicWr, RdmaWr, SendWr, SocketAddress};
 use zerocopy::IntoBytes;
 
 #[test]
-fn an_ipv4_address_lies_where_sockaddr_in_has_it() {
+fn ipv4_address_offset_matches_sockaddr_in() {
     let address = SocketAddress::from_ipv4([10, 1, 0, 1]);
     assert_eq!(address.family, AddressFamily::INET);
     // sa_family, sin_port, sin_addr
@@ -16,7 +16,7 @@ fn an_ipv4_address_lies_where_sockaddr_in_has_it() {
 }
 
 #[test]
-fn an_ipv6_address_lies_where_sockaddr_in6_has_it() {
+fn ipv6_address_offset_matches_sockaddr_in6() {
     let ip = Ipv6Addr::new(0xfe80, 0, 0, 0, 1, 2, 3, 4).octets();
     let address = SocketAddress::from_ipv6(ip);
     assert_eq!(address.family, AddressFamily::INET6);

@@ -262,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_firmware_version_has_three_parts() {
+    fn firmware_version_has_three_parts() {
         assert_eq!(fw_ver(16 << 32 | 35 << 16 | 2000), "16.35.2000");
         assert_eq!(fw_ver(0), "0.0.0");
     }

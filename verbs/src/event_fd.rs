@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_ends_the_wait() {
+    fn event_ends_the_wait() {
         let (events, write) = pipe();
         let writer = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(20));
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_cut_short_is_an_error() {
+    fn truncated_record_is_an_error() {
         let (events, write) = pipe();
         rustix::io::write(&write, &[1, 2, 3]).unwrap();
         assert_eq!(events.try_read::<u64>().unwrap_err().errno(), Some(Errno::PROTO));

@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_names_its_object_or_port() {
+    fn async_event_contains_its_object_or_port() {
         let (qp, port) = (EventType::QP_ACCESS_ERR, EventType::PORT_ERR);
         assert_eq!(event(qp, 77), AsyncEvent::Qp { event: qp, user_data: 77 });
         let wq = EventType::WQ_FATAL;

@@ -263,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_buffer_is_zeroed_writable_and_starts_at_a_page() {
+    fn buffer_is_zeroed_writable_and_page_aligned() {
         let mut buffer = Buffer::zeroed(5000).unwrap();
         assert!(buffer.iter().all(|byte| *byte == 0));
         buffer[4999] = 7;
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_beyond_the_address_space_is_an_error() {
+    fn buffer_larger_than_the_address_space_fails() {
         assert!(Buffer::zeroed(usize::MAX).is_err());
     }
 

@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_guid_prints_as_four_groups() {
+    fn guid_prints_as_four_groups() {
         assert_eq!(Guid([0x02, 0, 0, 0xff, 0xfe, 0, 0, 1]).to_string(), "0200:00ff:fe00:0001");
     }
 

@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_product_contains_no_c() {
+    fn product_contains_no_c() {
         let (packages, faults) = c_in_the_product().unwrap();
         assert!(packages > PRODUCT.len());
         assert!(faults.is_empty(), "{faults:#?}");

@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_manifest_without_metadata_is_reported_field_by_field() {
+    fn missing_manifest_fields_are_reported() {
         let text = r#"{"name":"a","publish":null,"description":"d","documentation":null,
             "readme":"README.md","keywords":[],"categories":["c"]}"#;
         let found: Crate = serde_json::from_str(text).unwrap();

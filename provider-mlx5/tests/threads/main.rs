@@ -4,7 +4,6 @@
 //! Each test has its own oracle. `cargo xtask tsan` runs all tests under ThreadSanitizer. The
 //! threads of a test share only relaxed atomics where possible, because any other synchronization
 //! would hide races in the provider.
-//! synchronisation between them would hide a race of the provider.
 // Miri has no signals, and these tests preempt threads by signals.
 #![cfg(not(miri))]
 

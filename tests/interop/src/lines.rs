@@ -121,7 +121,7 @@ mod tests {
                           200 iters in 0.05 seconds = 249.16 usec/iter\n";
 
     #[test]
-    fn the_c_programs_lines_are_read() {
+    fn lines_of_the_c_program_are_parsed() {
         let printed = Printed::read(Kind::Rc, STDOUT).unwrap();
         assert_eq!((printed.bytes, printed.iters), (1_638_400, 200));
         assert_eq!((printed.local[0].qpn, printed.remote[0].psn), (0x12, 0x14_b5d8));
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_too_many_or_in_another_shape_is_refused() {
+    fn extra_or_malformed_lines_are_rejected() {
         assert!(Printed::read(Kind::Rc, &format!("{STDOUT}invalid data in page 0\n")).is_none());
         for (from, to) in
             [("LID 0x0000", "LID 0x000"), ("0.05", "0.050"), ("usec/iter", "us/iter"), ("  l", " l")]

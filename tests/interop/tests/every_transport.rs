@@ -29,11 +29,11 @@ kernel_tests! {
     small_srq_is_refilled,
     any_number_of_queue_pairs,
     different_qp_counts_are_rejected,
-    records_of_several_queue_pairs_are_those_of_the_c_program,
+    records_of_several_qps_match_the_c_program,
     shared_receives_on_demand_where_the_kernel_has_it,
     unsupported_options_of_a_transport_are_refused_first,
     killed_peers_are_reported_on_every_transport,
-    a_peer_with_another_message_size_on_any_transport,
+    peer_with_another_message_size_is_reported_on_every_transport,
     json_output_of_every_transport,
 }
 
@@ -182,7 +182,7 @@ fn server_output(server: Pingpong<'_>, records: &[u8]) -> Vec<u8> {
     received
 }
 
-fn records_of_several_queue_pairs_are_those_of_the_c_program() {
+fn records_of_several_qps_match_the_c_program() {
     let somebody = record_of_absent_qp();
     let blank = b"0000:000000:000000:00000000000000000000000000000000\0";
     let records = |numbers: usize| [somebody.repeat(numbers), blank.repeat(256 - numbers)].concat();
@@ -304,7 +304,7 @@ fn killed_peers_are_reported_on_every_transport() {
     });
 }
 
-fn a_peer_with_another_message_size_on_any_transport() {
+fn peer_with_another_message_size_is_reported_on_every_transport() {
     for kind in KINDS {
         // Shorter messages are an error only if the data is checked.
         let (short, long) = (&["-s", "100", "-n", "10"][..], &["-s", "200", "-n", "10", "-c"][..]);

@@ -14,7 +14,7 @@ use bareverbs_test_support::resources::{held, nothing_leaks, settles_at};
 use nix::sys::signal::Signal;
 
 kernel_tests! {
-    a_peer_that_dies_before_the_first_message,
+    peer_killed_before_the_first_message,
     killed_peers_are_reported,
     stopped_and_dead_peers_are_distinguished,
     killed_bareverbs_server_is_reported,
@@ -30,7 +30,7 @@ const BOUND: Duration = Duration::from_secs(25);
 /// Time before the kill.
 const A_WHILE: Duration = Duration::from_secs(1);
 
-fn a_peer_that_dies_before_the_first_message() {
+fn peer_killed_before_the_first_message() {
     nothing_leaks(|| {
         let server = RdmaCore(&["-p", "4714"]).serve(4714);
         let listener = TcpListener::bind((HOST, PORT)).unwrap();

@@ -20,11 +20,11 @@ kernel_tests! {
     every_path_mtu,
     checked_data_in_both_directions,
     sends_through_a_batch,
-    a_given_gid_index_is_used,
-    a_service_level,
+    requested_gid_index_is_used,
+    service_level,
     another_tcp_port_and_long_names,
-    a_deep_and_a_shallow_receive_queue,
-    on_demand_paging_where_the_kernel_has_it,
+    deep_and_shallow_receive_queues,
+    odp_runs_with_kernel_support,
     completion_timestamps if device::timestamps,
     device_memory if device::device_memory,
 }
@@ -157,7 +157,7 @@ fn sends_through_a_batch() {
     run_pingpong(inline, inline).expect_regular(16, 50);
 }
 
-fn a_given_gid_index_is_used() {
+fn requested_gid_index_is_used() {
     let index = device::gid_index().to_string();
     let options = ["-n", "20", "-g", &index];
     let ours = Bareverbs(&options);
@@ -174,7 +174,7 @@ fn a_given_gid_index_is_used() {
     assert!(run.client.stdout.contains("GID fe80::"), "{run:#?}");
 }
 
-fn a_service_level() {
+fn service_level() {
     run_all_pairings(&["-l", "3", "-n", "20"], 4096, 20);
 }
 
@@ -187,13 +187,13 @@ fn another_tcp_port_and_long_names() {
     }
 }
 
-fn a_deep_and_a_shallow_receive_queue() {
+fn deep_and_shallow_receive_queues() {
     let (deep, shallow) = (&["-n", "50", "-r", "4000"][..], &["-n", "50", "-r", "2"][..]);
     run_pingpong(Bareverbs(deep), RdmaCore(shallow)).expect_regular(4096, 50);
     run_pingpong(RdmaCore(deep), Bareverbs(shallow)).expect_regular(4096, 50);
 }
 
-fn on_demand_paging_where_the_kernel_has_it() -> Outcome {
+fn odp_runs_with_kernel_support() -> Outcome {
     let report = Command::new("ibv_devinfo").arg("-v").output().expect("the lab has ibv_devinfo");
     let report = String::from_utf8_lossy(&report.stdout).into_owned();
     if !report.contains("ODP_SUPPORT") {

@@ -12,7 +12,7 @@ kernel_tests! {
     implicit_on_demand_paging_is_refused_where_the_device_has_none,
     completion_timestamps_are_refused_where_the_device_has_none,
     device_memory_is_refused_where_the_device_has_none,
-    on_demand_paging_is_refused_where_the_kernel_has_none,
+    odp_is_rejected_without_kernel_support,
     limits_of_the_device_are_refused_with_the_limit,
     absent_port_or_gid_is_refused,
 }
@@ -90,7 +90,7 @@ fn device_memory_is_refused_where_the_device_has_none() -> Outcome {
     Ok(Completion::Completed)
 }
 
-fn on_demand_paging_is_refused_where_the_kernel_has_none() -> Outcome {
+fn odp_is_rejected_without_kernel_support() -> Outcome {
     if odp_is_supported() {
         return skip("the device has on-demand paging");
     }

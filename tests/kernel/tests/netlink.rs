@@ -11,14 +11,14 @@ use bareverbs_kernel_tests::{child, device};
 
 kernel_tests! {
     resources_have_owner_and_parent,
-    queue_pairs_are_listed_with_state_and_peer,
-    a_shared_queue_is_listed_with_its_queue_pairs,
-    the_kernels_own_objects_are_listed_by_name,
+    qps_are_listed_with_state_and_peer,
+    srq_is_listed_with_its_qps,
+    kernel_objects_are_listed_by_name,
     mr_keys_require_cap_net_admin,
     port_counters_grow_with_traffic if device::soft_roce,
     counters_have_the_names_of_their_status,
     rxe_has_no_per_qp_counters if device::soft_roce,
-    an_unknown_device_or_port_is_refused,
+    unknown_device_or_port_is_rejected,
 }
 
 fn netlink() -> RdmaNetlink {
@@ -67,7 +67,7 @@ fn resources_have_owner_and_parent() {
     assert!(netlink.memory_regions(device::name()).unwrap().iter().all(|region| region.owner != me()));
 }
 
-fn queue_pairs_are_listed_with_state_and_peer() {
+fn qps_are_listed_with_state_and_peer() {
     let pd = domain();
     let (mut a, b) = pair(&pd, Plan::default());
     let mut netlink = netlink();
@@ -82,7 +82,7 @@ fn queue_pairs_are_listed_with_state_and_peer() {
     assert_eq!(listed.state, Some(QpState::ERR));
 }
 
-fn a_shared_queue_is_listed_with_its_queue_pairs() {
+fn srq_is_listed_with_its_qps() {
     let pd = domain();
     let srq = pd.create_srq(&SrqInit::new(8)).unwrap();
     let cq = pd.context().create_cq(&bareverbs::CqInit::new(16)).unwrap();
@@ -96,7 +96,7 @@ fn a_shared_queue_is_listed_with_its_queue_pairs() {
     assert_eq!(named, sharing.iter().map(|qp| qp.qp_num()).collect());
 }
 
-fn the_kernels_own_objects_are_listed_by_name() {
+fn kernel_objects_are_listed_by_name() {
     let mut netlink = netlink();
     let services = only(netlink.queue_pairs(device::name()).unwrap(), |qp| qp.qp_type == Some(QpType::GSI));
     assert_eq!(services.owner, Owner::Kernel("ib_core".into()));
@@ -171,7 +171,7 @@ fn rxe_has_no_per_qp_counters() {
     assert_eq!(counted.counters, []);
 }
 
-fn an_unknown_device_or_port_is_refused() {
+fn unknown_device_or_port_is_rejected() {
     let mut netlink = netlink();
     let refused = netlink.queue_pairs("rxe7").unwrap_err().to_string();
     assert!(refused.contains("rxe7") && refused.contains(device::name()), "{refused}");

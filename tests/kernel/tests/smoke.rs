@@ -5,19 +5,19 @@ use std::path::Path;
 use bareverbs_kernel_tests::{device, kernel_tests};
 
 kernel_tests! {
-    the_device_is_active_and_has_a_device_node,
-    the_device_has_the_gid_of_its_address if device::ethernet,
+    device_is_active_and_has_a_device_node,
+    device_has_the_gid_of_its_ip_address if device::ethernet,
     loopback_carries_tcp,
-    the_c_stack_sees_the_device,
+    rdma_core_sees_the_device,
 }
 
-fn the_device_is_active_and_has_a_device_node() {
+fn device_is_active_and_has_a_device_node() {
     assert!(Path::new("/dev/infiniband/uverbs0").exists());
     let state = device::read_sysfs("ports/1/state");
     assert_eq!(state, "4: ACTIVE");
 }
 
-fn the_device_has_the_gid_of_its_address() {
+fn device_has_the_gid_of_its_ip_address() {
     let gid = device::read_sysfs(&format!("ports/1/gids/{}", device::gid_index()));
     assert_eq!(gid, "0000:0000:0000:0000:0000:ffff:0a01:0001");
 }
@@ -30,7 +30,7 @@ fn loopback_carries_tcp() {
     client.join().unwrap().unwrap();
 }
 
-fn the_c_stack_sees_the_device() {
+fn rdma_core_sees_the_device() {
     let output = std::process::Command::new("ibv_devinfo").output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && text.contains(device::name()), "{text}");

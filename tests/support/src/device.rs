@@ -6,9 +6,9 @@
 //! ```
 //! use bareverbs_test_support::device;
 //!
-//! fn a_peer_is_found_by_its_ip_address() {}
+//! fn peer_resolves_by_ip_address() {}
 //!
-//! bareverbs_test_support::kernel_tests! { a_peer_is_found_by_its_ip_address if device::ethernet }
+//! bareverbs_test_support::kernel_tests! { peer_resolves_by_ip_address if device::ethernet }
 //! ```
 
 use std::fs;

@@ -114,7 +114,7 @@ mod tests {
         [Test::new("passes", || ().outcome()), Test::new("skips", || skip("not on this kernel"))];
 
     #[test]
-    fn outside_the_lab_every_test_is_shown_as_left_out() {
+    fn outside_the_lab_all_tests_are_skipped() {
         let trials = trials(&TESTS, false);
         assert_eq!(trials.len(), 2);
         assert!(

@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_are_those_of_the_c_programs() {
+    fn defaults_match_the_c_programs() {
         for (name, kind) in KINDS {
             let options = parse(name, &[]).unwrap();
             let config = options.config();

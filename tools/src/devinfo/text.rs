@@ -357,12 +357,12 @@ hca_id:\trxe0
 ";
 
     #[test]
-    fn the_brief_form_is_that_of_ibv_devinfo() {
+    fn brief_output_matches_ibv_devinfo() {
         assert_eq!(render(&rxe(), false), BRIEF);
     }
 
     #[test]
-    fn the_verbose_form_has_the_limits_the_flags_and_the_gids() {
+    fn verbose_output_contains_limits_flags_and_gids() {
         let text = render(&rxe(), true);
         for lines in [
             "\tmax_mr_size:\t\t\t0xffffffffffffffff\n\tpage_size_cap:\t\t\t0xfffff000\n\tmax_qp:\t\t\t\t1048560\n",
@@ -384,7 +384,7 @@ hca_id:\trxe0
     }
 
     #[test]
-    fn a_gid_that_is_no_ip_address_is_written_out() {
+    fn non_ip_gid_is_printed_in_full() {
         let mut row = rxe().ports[0].gids[0].clone();
         (row.gid, row.kind) = ("fe80::1".parse().unwrap(), "IB");
         row.netdev = None;

@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn two_bareverbs_endpoints_verify_each_other() {
+    fn two_bareverbs_endpoints_verify_data() {
         for size in [1, 2, 7, 128, 4096, 10_000] {
             let mut client = Checker::new(Side::Client, Scheme::Distinct(20), vec![0; size]);
             let mut server = Checker::new(Side::Server, Scheme::Distinct(20), vec![0; size]);
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_byte_is_named() {
+    fn wrong_byte_is_reported() {
         let error = WrongData { message: 3, offset: 17, size: 4096, expected: 0xab, found: 0 };
         assert_eq!(
             error.to_string(),

@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_in_pieces_is_put_together() {
+    fn record_received_in_pieces_is_reassembled() {
         let result = serve(|mut stream| {
             stream.set_nodelay(true).unwrap();
             for piece in THEIRS.encode().chunks(20) {
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_closes_at_once_is_named() {
+    fn peer_that_closes_at_once_is_reported() {
         assert_eq!(
             error(serve(drop)),
             "the peer closed the connection after 0 of the 52 bytes of its address record"
@@ -453,19 +453,19 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_closes_instead_of_answering_is_named() {
+    fn server_that_closes_early_is_reported() {
         let text = error(call(|mut stream| stream.read_exact(&mut [0; RECORD_LEN]).unwrap()));
         assert_eq!(text, "the peer closed the connection after 0 of the 52 bytes of its address record");
     }
 
     #[test]
-    fn too_little_is_named_when_the_peer_closes() {
+    fn truncated_data_is_reported_when_the_peer_closes() {
         let text = error(serve(|mut stream| stream.write_all(&THEIRS.encode()[..20]).unwrap()));
         assert_eq!(text, "the peer closed the connection after 20 of the 52 bytes of its address record");
     }
 
     #[test]
-    fn too_little_is_named_when_the_peer_stalls() {
+    fn truncated_data_is_reported_when_the_peer_stalls() {
         let text = error(serve(|mut stream| {
             stream.write_all(&THEIRS.encode()[..20]).unwrap();
             drain(stream);
@@ -486,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn too_much_is_named_on_both_sides() {
+    fn excess_data_is_reported_on_both_sides() {
         let bytes = [&THEIRS.encode()[..], b"more"].concat();
         let text = error(serve(|mut stream| {
             stream.write_all(&bytes).unwrap();
@@ -518,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_that_is_not_done_is_named() {
+    fn missing_done_is_reported() {
         let with_end = |end: &'static [u8]| {
             error(serve(move |mut stream| {
                 stream.write_all(&THEIRS.encode()).unwrap();
@@ -568,7 +568,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_waits_without_limit_and_can_be_interrupted() {
+    fn server_waits_forever_and_can_be_interrupted() {
         let stop = Stop::new().unwrap();
         let server = Server::listen(0).unwrap();
         stop.trigger();
@@ -576,7 +576,7 @@ mod tests {
     }
 
     #[test]
-    fn an_exchange_can_be_interrupted() {
+    fn exchange_can_be_interrupted() {
         let stop = Stop::new().unwrap();
         let server = Server::listen(0).unwrap();
         let port = port_of(&server);

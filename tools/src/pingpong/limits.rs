@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn on_demand_paging_follows_the_capabilities() {
+    fn odp_follows_the_capabilities() {
         let none = DeviceLimits { odp_general: 0, odp_rc: 0, ..rxe() };
         for args in [&["-o"][..], &["-o", "-P"], &["-O"]] {
             assert_eq!(
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_beyond_the_port_and_the_device_are_named_with_the_limit() {
+    fn sizes_above_the_limits_are_reported_with_the_limit() {
         for (args, words) in [
             (["-s", "0x800001"], "longer than port 1 carries (max_msg_sz 8388608)"),
             (["-m", "2048"], "above that of port 1 (active_mtu 1024)"),
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_datagram_is_one_packet() {
+    fn datagram_is_one_packet() {
         result_of_kind("ud", &rxe(), &["-s", "1024"]).unwrap();
         assert_eq!(
             result_of_kind("ud", &rxe(), &["-s", "1025"]).unwrap_err(),

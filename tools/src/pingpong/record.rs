@@ -100,14 +100,14 @@ mod tests {
     const TEXT: &[u8; RECORD_LEN] = b"0012:00001f:abcdef:00000000000000000000ffff0a010001\0";
 
     #[test]
-    fn the_bytes_are_those_of_ibv_rc_pingpong() {
+    fn bytes_match_ibv_rc_pingpong() {
         let record = Record { lid: 0x12, qpn: 0x1f, psn: 0xab_cdef, gid: "::ffff:10.1.0.1".parse().unwrap() };
         assert_eq!(&record.encode(), TEXT);
         assert_eq!(Record::decode(TEXT), Ok(record));
     }
 
     #[test]
-    fn a_gid_counts_when_its_interface_part_is_not_zero() {
+    fn gid_with_zero_interface_id_is_empty() {
         let with = |gid: &str| Record { lid: 0, qpn: 0, psn: 0, gid: gid.parse().unwrap() };
         assert!(with("::ffff:10.1.0.1").has_gid());
         assert!(with("fe80::1").has_gid());

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lines_are_those_of_ibv_rc_pingpong() {
+    fn lines_match_ibv_rc_pingpong() {
         let report = report();
         assert_eq!(
             address_line(Kind::Rc, "local", &LOCAL),
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn the_check_says_what_it_compared_with() {
+    fn check_reports_the_expected_bytes() {
         let mut report = report();
         assert_eq!(
             report.check_line().unwrap(),

@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn on_an_unreliable_transport_both_reasons_are_named() {
+    fn unreliable_transport_error_names_both_causes() {
         let text = RunError::PeerLost { waited: COMPLETION_TIMEOUT, progress: PROGRESS }.to_string();
         assert!(
             text.starts_with(

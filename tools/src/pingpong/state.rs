@@ -134,7 +134,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_server_answers_each_message_once() {
+    fn server_replies_to_each_message_once() {
         let mut server = RunState::new(Side::Server, 2, 500, 1);
         assert_eq!(server.on_recv(0), Actions { recvs: 0, send: true });
         assert_eq!(server.on_send(0), Actions::default());
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn the_client_stops_after_the_last_answer() {
+    fn client_stops_after_the_last_reply() {
         let mut client = RunState::new(Side::Client, 1, 500, 1);
         assert_eq!(client.on_send(0), Actions::default());
         assert!(!client.is_over());
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_may_come_before_the_completion_of_what_it_answers() {
+    fn reply_may_arrive_before_the_send_completion() {
         let mut client = RunState::new(Side::Client, 2, 500, 1);
         assert_eq!(client.on_recv(0), Actions::default());
         assert_eq!((client.outstanding_recvs(), client.outstanding_sends()), (499, 1));
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn the_count_is_that_of_all_queue_pairs_together() {
+    fn count_is_the_total_of_all_qps() {
         let mut server = RunState::new(Side::Server, 2, 500, 3);
         for place in 0..2 {
             assert!(server.on_recv(place).send);

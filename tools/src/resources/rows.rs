@@ -287,7 +287,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_reads_as_names_and_values_and_is_a_map_as_json() {
+    fn rows_print_as_text_and_as_json_maps() {
         let mut row = Row::default();
         row.number("lqpn", 17).number("rqpn", None).key("rkey", Some(0x2a3)).long("mrlen", 1 << 40);
         row.owner(&Owner::Kernel("ib_core".into()));
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn values_without_a_name_are_shown_as_numbers() {
+    fn values_without_a_name_print_as_numbers() {
         assert_eq!(qp_type(Some(QpType::GSI)).unwrap(), "GSI");
         assert_eq!(qp_type(Some(QpType(77))).unwrap(), "77");
         assert_eq!(mode(Some(CounterMode::AUTO)).unwrap(), "auto");

@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_of_another_size_is_malformed() {
+    fn attribute_of_wrong_size_is_malformed() {
         let mut buffer = [0; 64];
         let mut writer = MessageWriter::new(&mut buffer);
         writer.begin(1, MessageFlags::empty(), 1).put_u8(Attribute::RES_LQPN.0, 17);

@@ -34,7 +34,7 @@ fn answers(datagram: &[u8], seq: u32) -> (Result<Outcome, Malformed>, usize) {
 }
 
 #[test]
-fn a_device_dump_is_read() {
+fn device_dump_is_parsed() {
     let mut devices = Vec::new();
     let outcome = read_answers(DEVICE_DUMP, 1, &mut |answer| {
         devices.push(DeviceInfo::read(answer)?);

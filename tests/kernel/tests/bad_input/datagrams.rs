@@ -95,7 +95,7 @@ fn send(end: &mut End<Uc>, operation: UcOperation, payload: Payload<'_>) {
     unsafe { end.qp.post_send(&[request]) }.unwrap();
 }
 
-pub(crate) fn a_datagram_of_no_bytes_arrives_with_its_header_alone() {
+pub(crate) fn empty_datagram_arrives_with_its_grh() {
     nothing_leaks(|| {
         let pd = domain();
         let memory = region(&pd, &[0; 128], ALL_REMOTE);
@@ -115,7 +115,7 @@ pub(crate) fn a_datagram_of_no_bytes_arrives_with_its_header_alone() {
     });
 }
 
-pub(crate) fn a_datagram_is_refused_that_no_packet_can_carry() {
+pub(crate) fn datagram_above_the_mtu_is_rejected() {
     nothing_leaks(|| {
         let pd = domain();
         let mtu = pd.context().query_port(1).unwrap().active_mtu as usize;
@@ -239,7 +239,7 @@ pub(crate) fn ah_attr_from_wc_validates_the_grh() {
     });
 }
 
-pub(crate) fn unreliable_messages_and_writes_of_no_bytes_arrive() {
+pub(crate) fn zero_byte_uc_messages_and_writes_arrive() {
     nothing_leaks(|| {
         let pd = domain();
         let memory = region(&pd, &[7; 64], ALL_REMOTE);

@@ -87,7 +87,7 @@ impl Fixture {
     }
 }
 
-pub(crate) fn a_receive_too_short_for_the_message_fails_on_both_sides() {
+pub(crate) fn short_receive_fails_on_both_sides() {
     nothing_leaks(|| {
         let pd = domain();
         let (from, to) = (region(&pd, &[7; 8192], ALL_REMOTE), region(&pd, &[0; 8192], ALL_REMOTE));
@@ -123,7 +123,7 @@ pub(crate) fn a_receive_too_short_for_the_message_fails_on_both_sides() {
     });
 }
 
-pub(crate) fn a_receive_with_a_wrong_key_fails_on_both_sides() {
+pub(crate) fn receive_with_wrong_lkey_fails_on_both_sides() {
     nothing_leaks(|| {
         let pd = domain();
         let closed = region(&pd, &[0; 256], Access::empty());
@@ -239,7 +239,7 @@ pub(crate) fn rkey_is_valid_only_while_its_mr_exists() {
     });
 }
 
-pub(crate) fn an_invalidation_of_no_key_and_a_bind_of_no_window_fail() {
+pub(crate) fn local_inv_and_bind_mw_with_invalid_keys_fail() {
     nothing_leaks(|| {
         let pd = domain();
         let bindable = region(&pd, &[0; 64], Access::LOCAL_WRITE | Access::MW_BIND);
@@ -279,7 +279,7 @@ pub(crate) fn an_invalidation_of_no_key_and_a_bind_of_no_window_fail() {
     });
 }
 
-pub(crate) fn a_send_that_invalidates_no_key_fails_at_the_peer() {
+pub(crate) fn send_with_invalid_rkey_to_invalidate_fails_at_the_peer() {
     nothing_leaks(|| {
         let pd = domain();
         let gone = pd.alloc_mw(MwType::TYPE_2).unwrap().rkey();

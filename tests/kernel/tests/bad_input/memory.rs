@@ -40,7 +40,7 @@ fn register(pd: &Pd, start: *mut u8, len: usize, iova: Option<u64>, access: Acce
     unsafe { pd.register_raw(start, len, iova, access) }.map(drop)
 }
 
-pub(crate) fn memory_that_cannot_be_registered_is_refused_with_the_reason() {
+pub(crate) fn reg_mr_failure_names_the_cause() {
     nothing_leaks(|| {
         let pd = domain();
         let refused = |start: *mut u8, len, iova, access| {
@@ -114,7 +114,7 @@ pub(crate) fn memory_needs_no_alignment() {
     });
 }
 
-pub(crate) fn locked_memory_beyond_the_limit_is_refused_with_the_limit() {
+pub(crate) fn reg_mr_above_rlimit_memlock_names_the_limit() {
     nothing_leaks(|| {
         child::run(|| {
             setrlimit(Resource::RLIMIT_MEMLOCK, 65536, 65536).unwrap();

@@ -137,7 +137,7 @@ pub(crate) fn random_modify_qp_on_uc_and_ud() {
     changes_at_random::<Ud>(50);
 }
 
-pub(crate) fn queues_are_made_as_asked_or_refused() {
+pub(crate) fn queues_are_created_as_requested_or_rejected() {
     nothing_leaks(|| {
         let pd = domain();
         let context = pd.context();

@@ -90,7 +90,7 @@ pub(crate) fn set_access_rejects_invalid_flags() {
     });
 }
 
-pub(crate) fn a_range_beyond_the_region_is_refused_by_every_method() {
+pub(crate) fn every_method_rejects_ranges_outside_the_mr() {
     nothing_leaks(|| {
         let pd = domain();
         let mut memory = region(&pd, &[7; 64], ALL_REMOTE);

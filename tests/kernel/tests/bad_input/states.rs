@@ -197,7 +197,7 @@ pub(crate) fn err_state_flushes_in_order() {
     });
 }
 
-pub(crate) fn a_queue_pair_in_error_answers_queries_and_flushes_new_sends() {
+pub(crate) fn qp_in_err_can_be_queried_and_flushes_new_sends() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, mut b) = pair(&pd, Plan::default());
@@ -216,7 +216,7 @@ pub(crate) fn a_queue_pair_in_error_answers_queries_and_flushes_new_sends() {
     });
 }
 
-pub(crate) fn a_queue_pair_works_again_after_an_error_and_a_reset() {
+pub(crate) fn qp_works_after_error_and_reset() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, mut b) = pair(&pd, long_timeouts());

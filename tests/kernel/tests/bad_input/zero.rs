@@ -4,7 +4,7 @@ use bareverbs::{Operation, Payload, RecvRequest, Remote, Sge, WcOpcode, WcStatus
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, contents, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 
-pub(crate) fn every_message_may_have_no_bytes() {
+pub(crate) fn every_operation_accepts_zero_bytes() {
     nothing_leaks(|| {
         let pd = domain();
         let memory = region(&pd, &[7; 64], ALL_REMOTE);
@@ -51,7 +51,7 @@ pub(crate) fn every_message_may_have_no_bytes() {
     });
 }
 
-pub(crate) fn elements_of_no_bytes_among_others_change_nothing() {
+pub(crate) fn zero_length_sges_change_nothing() {
     nothing_leaks(|| {
         let pd = domain();
         let from = region(&pd, b"abcdefgh", ALL_REMOTE);

@@ -149,7 +149,7 @@ pub(crate) fn armed_cq_stays_armed_over_resize() {
     });
 }
 
-pub(crate) fn two_queue_pairs_share_one_completion_queue() {
+pub(crate) fn two_qps_share_one_cq() {
     nothing_leaks(|| {
         let pd = domain();
         let plan = Plan::default();
@@ -236,7 +236,7 @@ pub(crate) fn wr_id_owner_is_returned_with_completions() {
     });
 }
 
-pub(crate) fn sends_and_receives_complete_in_queues_of_their_own() {
+pub(crate) fn sends_and_receives_complete_in_separate_cqs() {
     nothing_leaks(|| {
         let pd = domain();
         let plan = Plan::default();

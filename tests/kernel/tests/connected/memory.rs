@@ -266,7 +266,7 @@ pub(crate) fn rereg_mr_changes_pd() -> Outcome {
     })
 }
 
-pub(crate) fn many_regions_live_side_by_side() {
+pub(crate) fn many_mrs_coexist() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, _b) = pair(&pd, Plan::default());
@@ -286,7 +286,7 @@ pub(crate) fn many_regions_live_side_by_side() {
     });
 }
 
-pub(crate) fn a_flush_reaches_the_peers_memory() -> Outcome {
+pub(crate) fn flush_reaches_peer_memory() -> Outcome {
     nothing_leaks(|| {
         let pd = domain();
         let flush = |remote| Operation::Flush {
@@ -321,7 +321,7 @@ pub(crate) fn a_flush_reaches_the_peers_memory() -> Outcome {
     })
 }
 
-pub(crate) fn an_atomic_write_changes_eight_bytes() -> Outcome {
+pub(crate) fn atomic_write_changes_eight_bytes() -> Outcome {
     nothing_leaks(|| {
         let pd = domain();
         let write = |remote, value| Operation::AtomicWrite { remote, value };

@@ -10,12 +10,12 @@ use bareverbs_kernel_tests::{device, kernel_tests};
 use system_calls::*;
 
 kernel_tests! {
-    a_batch_of_64_sends_is_one_system_call,
+    batch_of_64_sends_is_one_system_call,
     deferred_sends_cost_one_system_call_at_flush,
-    posting_receives_and_polling_are_no_system_call,
+    post_recv_and_poll_take_no_system_call,
     req_notify_cq_is_one_system_call,
     device_file_is_used_by_ioctl_and_mmap_only,
     tool_uses_the_device_file_by_ioctl_and_mmap_only,
-    a_ping_pong_of_one_message_takes_few_system_calls_as_client_and_as_server if device::not_instrumented,
+    pingpong_of_one_message_takes_few_system_calls if device::not_instrumented,
     ten_thousand_messages_allocate_nothing,
 }

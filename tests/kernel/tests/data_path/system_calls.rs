@@ -29,7 +29,7 @@ fn numbers(calls: &[Call]) -> Vec<i64> {
     calls.iter().map(|call| call.number).collect()
 }
 
-pub(crate) fn a_batch_of_64_sends_is_one_system_call() {
+pub(crate) fn batch_of_64_sends_is_one_system_call() {
     let calls = calls_of(|| {
         let pd = domain();
         let (mut a, mut b) = pair(&pd, deep());
@@ -88,7 +88,7 @@ pub(crate) fn deferred_sends_cost_one_system_call_at_flush() {
     assert_eq!(numbers(flush), doorbell());
 }
 
-pub(crate) fn posting_receives_and_polling_are_no_system_call() {
+pub(crate) fn post_recv_and_poll_take_no_system_call() {
     let calls = calls_of(|| {
         let pd = domain();
         let (mut a, mut b) = pair(&pd, deep());
@@ -224,7 +224,7 @@ fn ping_pong(arguments: &[&str]) -> Command {
     tool
 }
 
-pub(crate) fn a_ping_pong_of_one_message_takes_few_system_calls_as_client_and_as_server() {
+pub(crate) fn pingpong_of_one_message_takes_few_system_calls() {
     let mut server = ping_pong(&[]);
     let mut server = server.stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(server.stdout.take().unwrap()).lines();

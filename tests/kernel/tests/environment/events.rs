@@ -83,7 +83,7 @@ pub(crate) fn failed_qp_raises_last_wqe_reached() -> Outcome {
     })
 }
 
-pub(crate) fn a_stream_is_read_by_polling_its_descriptor() {
+pub(crate) fn async_events_are_read_by_polling_the_descriptor() {
     nothing_leaks(|| {
         let pd = domain();
         let events = pd.context().async_events();
@@ -101,7 +101,7 @@ pub(crate) fn a_stream_is_read_by_polling_its_descriptor() {
     });
 }
 
-pub(crate) fn a_blocked_reader_wakes_with_the_event() {
+pub(crate) fn async_event_wakes_a_blocked_reader() {
     nothing_leaks(|| {
         let pd = domain();
         let events = pd.context().async_events();
@@ -151,7 +151,7 @@ pub(crate) fn destroy_returns_the_count_of_read_events() {
     });
 }
 
-pub(crate) fn a_queue_in_use_is_not_destroyed_before_its_queue_pairs() {
+pub(crate) fn cq_in_use_outlives_its_qps() {
     nothing_leaks(|| {
         let pd = domain();
         let Side { qp, mut cq, .. } = side(&pd, Plan::long_timeouts());

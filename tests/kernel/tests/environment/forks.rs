@@ -207,7 +207,7 @@ pub(crate) fn child_writes_to_odp_mr_are_private() -> Outcome {
     })
 }
 
-pub(crate) fn a_child_may_open_the_device_for_itself() {
+pub(crate) fn forked_child_can_open_its_own_context() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, mut b) = pair(&pd, Plan::long_timeouts());

@@ -44,7 +44,7 @@ fn own(context: &Context, wanted: impl Fn(&GidEntry) -> bool) -> GidEntry {
     *table.iter().find(|entry| wanted(entry)).unwrap_or_else(|| panic!("no such entry in {table:?}"))
 }
 
-pub(crate) fn a_peer_is_found_in_the_neighbour_table_or_behind_its_gateway() {
+pub(crate) fn peer_resolves_by_neighbour_or_gateway() {
     let context = open();
     let (from, near) = (context.default_gid(1).unwrap(), netdev());
     ip(&format!("neigh replace 10.1.0.77 lladdr 02:00:00:00:00:77 nud permanent dev {near}"));
@@ -86,7 +86,7 @@ pub(crate) fn multicast_and_roce_v1_macs_are_derived() {
     }
 }
 
-pub(crate) fn a_peer_that_does_not_answer_has_no_address() {
+pub(crate) fn silent_neighbour_has_no_address() {
     let context = open();
     let from = context.default_gid(1).unwrap();
     let nobody = AhAttr::global(1, Ipv4Addr::new(10, 1, 0, 222).into(), from.index as u8);

@@ -13,11 +13,11 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::{async_io_echo, tokio_echo};
 
-pub(crate) fn the_example_of_tokio_runs() {
+pub(crate) fn tokio_example_runs() {
     nothing_leaks(|| tokio_echo::main().unwrap());
 }
 
-pub(crate) fn the_example_of_async_io_runs() {
+pub(crate) fn async_io_example_runs() {
     nothing_leaks(|| async_io_echo::main().unwrap());
 }
 
@@ -69,11 +69,11 @@ macro_rules! completions_of_several_queues {
     };
 }
 
-pub(crate) fn a_task_of_tokio_wakes_with_completions_of_several_queues() {
+pub(crate) fn completions_of_several_cqs_wake_a_tokio_task() {
     nothing_leaks(|| runtime().block_on(completions_of_several_queues!(bareverbs::tokio::CompChannel)));
 }
 
-pub(crate) fn a_task_of_async_io_wakes_with_completions_of_several_queues() {
+pub(crate) fn completions_of_several_cqs_wake_an_async_io_task() {
     nothing_leaks(|| async_io::block_on(completions_of_several_queues!(bareverbs::async_io::CompChannel)));
 }
 
@@ -113,7 +113,7 @@ pub(crate) fn dropped_wait_future_loses_no_event() {
     });
 }
 
-pub(crate) fn streams_and_endpoints_come_back_from_a_runtime() {
+pub(crate) fn streams_and_endpoints_can_be_taken_from_a_runtime() {
     nothing_leaks(|| {
         let pd = domain();
         let endpoint = || Endpoint::<Buffer>::new(&pd, 1, 4).unwrap();

@@ -14,7 +14,7 @@ use bareverbs_kernel_tests::resources::nothing_leaks;
 const ROUNDS: usize = 25;
 const LEN: usize = 1024;
 
-pub(crate) fn messages_go_back_and_forth_on_a_reliable_connection() {
+pub(crate) fn rc_messages_in_both_directions() {
     nothing_leaks(|| {
         let mut both = rc_endpoints(&domain(), LEN, Access::LOCAL_WRITE);
         exchange_rounds(&mut both, ROUNDS, LEN, |from, to, text| {
@@ -30,7 +30,7 @@ pub(crate) fn messages_go_back_and_forth_on_a_reliable_connection() {
     });
 }
 
-pub(crate) fn datagrams_go_back_and_forth() {
+pub(crate) fn datagrams_in_both_directions() {
     nothing_leaks(|| {
         let mut both = ud_endpoints(&domain(), LEN, Access::LOCAL_WRITE);
         exchange_rounds(&mut both, ROUNDS, LEN, |from, to, text| {
@@ -44,7 +44,7 @@ pub(crate) fn datagrams_go_back_and_forth() {
     });
 }
 
-pub(crate) fn writes_with_immediate_data_go_back_and_forth() {
+pub(crate) fn writes_with_immediate_in_both_directions() {
     nothing_leaks(|| {
         let mut both = rc_endpoints(&domain(), LEN, ALL_REMOTE);
         exchange_rounds(&mut both, ROUNDS, LEN, |from, to, text| {
@@ -77,7 +77,7 @@ fn write(from: &mut RcEndpoint, to: &mut RcEndpoint, text: &[u8]) {
     assert!(to.bytes(text.len()) == text, "other bytes were written");
 }
 
-pub(crate) fn operations_of_no_bytes_complete() {
+pub(crate) fn zero_byte_operations_complete() {
     nothing_leaks(|| {
         let pd = domain();
         let mut both = rc_endpoints(&pd, 8, ALL_REMOTE);
@@ -128,7 +128,7 @@ fn carry<A, B>(sides: &mut [Side; 2], from: &Mr<A>, to: &Mr<B>) {
     assert_eq!((a.ends(1), b.ends(1)), (vec![(2, WcStatus::SUCCESS)], vec![(1, WcStatus::SUCCESS)]));
 }
 
-pub(crate) fn two_regions_lie_in_one_buffer() {
+pub(crate) fn two_mrs_share_one_buffer() {
     const PAGE: usize = 4096;
     nothing_leaks(|| {
         let pd = domain();

@@ -61,7 +61,7 @@ fn next(cq: &mut Cq) -> Read {
     }
 }
 
-pub(crate) fn a_completion_is_read_field_by_field() {
+pub(crate) fn completion_fields_match_the_message() {
     nothing_leaks(|| {
         let mut both = rc_endpoints(&domain(), LEN, ALL_REMOTE);
         exchange_rounds(&mut both, ROUNDS, LEN, |from, to, text| {
@@ -82,7 +82,7 @@ pub(crate) fn a_completion_is_read_field_by_field() {
     });
 }
 
-pub(crate) fn a_datagrams_completion_is_read_field_by_field() {
+pub(crate) fn datagram_completion_fields_match_the_message() {
     nothing_leaks(|| {
         let mut both = ud_endpoints(&domain(), LEN, Access::LOCAL_WRITE);
         exchange_rounds(&mut both, ROUNDS, LEN, |from, to, text| {

@@ -12,18 +12,18 @@ use fields::*;
 use windows::*;
 
 kernel_tests! {
-    messages_go_back_and_forth_on_a_reliable_connection,
-    datagrams_go_back_and_forth,
-    writes_with_immediate_data_go_back_and_forth,
+    rc_messages_in_both_directions,
+    datagrams_in_both_directions,
+    writes_with_immediate_in_both_directions,
     both_sides_read_and_write,
-    operations_of_no_bytes_complete,
+    zero_byte_operations_complete,
     relaxed_ordering_mrs_work,
-    two_regions_lie_in_one_buffer,
+    two_mrs_share_one_buffer,
     rc_messages_with_completion_events,
     datagrams_with_completion_events,
 
-    a_completion_is_read_field_by_field,
-    a_datagrams_completion_is_read_field_by_field,
+    completion_fields_match_the_message,
+    datagram_completion_fields_match_the_message,
 
     both_sides_compare_and_swap,
     both_sides_fetch_and_add,

@@ -110,7 +110,7 @@ pub(crate) fn device_memory_is_checked_before_it_is_touched() {
     });
 }
 
-pub(crate) fn device_memory_stays_until_its_last_region_goes() {
+pub(crate) fn device_memory_is_freed_after_its_last_mr() {
     nothing_leaks(|| {
         let pd = domain();
         let context = pd.context().clone();
@@ -134,7 +134,7 @@ fn region_of_zeros(pd: &bareverbs::Pd) -> bareverbs::Mr<bareverbs::Buffer> {
     region(pd, &[0; 8], Access::LOCAL_WRITE)
 }
 
-pub(crate) fn device_memory_runs_out_and_comes_back() {
+pub(crate) fn freed_device_memory_can_be_allocated_again() {
     nothing_leaks(|| {
         let context = domain().context().clone();
         let most = context.query_device().unwrap().max_dm_size as usize;

@@ -176,7 +176,7 @@ fn datagram(port: u16) -> Vec<u8> {
     frame(BOB, IPV4, &[&ip[..], &udp].concat())
 }
 
-pub(crate) fn the_device_fills_in_checksums() {
+pub(crate) fn device_computes_checksums() {
     nothing_leaks(|| {
         let (mut a, mut b) = sides();
         b.qp.create_flow(&to_bob()).unwrap();

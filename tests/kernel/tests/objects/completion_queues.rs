@@ -11,7 +11,7 @@ fn depths(context: &Context) -> [u32; 3] {
     [1, max / 2, max]
 }
 
-pub(crate) fn completion_queues_have_any_depth_and_vector() {
+pub(crate) fn cqs_accept_any_depth_and_vector() {
     nothing_leaks(|| {
         let context = open();
         let vectors = context.capabilities().num_comp_vectors;
@@ -33,7 +33,7 @@ pub(crate) fn completion_queues_have_any_depth_and_vector() {
     });
 }
 
-pub(crate) fn completion_queues_of_any_depth_share_a_channel() {
+pub(crate) fn cqs_of_any_depth_share_a_channel() {
     nothing_leaks(|| {
         let context = open();
         let channel = context.create_comp_channel().unwrap();

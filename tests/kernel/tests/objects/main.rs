@@ -19,8 +19,8 @@ kernel_tests! {
     ah_is_created_and_destroyed,
     unknown_mw_type_is_rejected,
 
-    completion_queues_have_any_depth_and_vector,
-    completion_queues_of_any_depth_share_a_channel,
+    cqs_accept_any_depth_and_vector,
+    cqs_of_any_depth_share_a_channel,
     cq_moderation_is_limited_by_the_device,
 
     new_qp_is_in_reset_with_requested_caps,

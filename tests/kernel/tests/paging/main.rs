@@ -16,19 +16,19 @@ use prefetch::*;
 
 kernel_tests! {
     odp_messages_survive_page_reclaim,
-    datagrams_are_sent_from_a_region_on_demand,
+    datagrams_are_sent_from_odp_mr,
     odp_and_pinned_sges_form_one_message,
     odp_mr_is_read_and_written,
-    atomics_reach_a_region_on_demand,
-    an_atomic_write_reaches_a_region_on_demand,
-    a_region_on_demand_is_flushed,
+    atomics_reach_odp_mr,
+    atomic_write_reaches_odp_mr,
+    odp_mr_is_flushed,
     odp_mr_is_written_at_any_offset,
 
     implicit_odp_mr_covers_all_memory,
     implicit_odp_mr_is_remotely_accessible,
     implicit_odp_parts_keep_access_and_bytes,
 
-    pages_are_prefetched_with_and_without_waiting,
+    advise_mr_prefetches_synchronously_and_asynchronously,
     prefetch_no_fault_skips_absent_pages,
     advise_mr_on_pinned_memory_is_rejected,
 }

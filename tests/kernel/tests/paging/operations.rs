@@ -21,7 +21,7 @@ pub(crate) fn odp_messages_survive_page_reclaim() -> Outcome {
     })
 }
 
-pub(crate) fn datagrams_are_sent_from_a_region_on_demand() -> Outcome {
+pub(crate) fn datagrams_are_sent_from_odp_mr() -> Outcome {
     on_demand(|pd| {
         exchange_rounds(
             &mut ud_endpoints(pd, LEN, Access::LOCAL_WRITE | Access::ON_DEMAND),
@@ -79,7 +79,7 @@ pub(crate) fn odp_mr_is_read_and_written() -> Outcome {
     })
 }
 
-pub(crate) fn atomics_reach_a_region_on_demand() -> Outcome {
+pub(crate) fn atomics_reach_odp_mr() -> Outcome {
     on_demand(|pd| {
         exchange_rounds(&mut rc_endpoints(pd, LEN, ON_DEMAND), ROUNDS, 8, |from, to, text| {
             let number = u64::from_ne_bytes(text.try_into().unwrap());
@@ -101,7 +101,7 @@ pub(crate) fn atomics_reach_a_region_on_demand() -> Outcome {
     })
 }
 
-pub(crate) fn an_atomic_write_reaches_a_region_on_demand() -> Outcome {
+pub(crate) fn atomic_write_reaches_odp_mr() -> Outcome {
     on_demand(|pd| {
         if !pd.context().capabilities().atomic_write {
             return skip("no atomic writes");
@@ -117,7 +117,7 @@ pub(crate) fn an_atomic_write_reaches_a_region_on_demand() -> Outcome {
     })
 }
 
-pub(crate) fn a_region_on_demand_is_flushed() -> Outcome {
+pub(crate) fn odp_mr_is_flushed() -> Outcome {
     on_demand(|pd| {
         if !pd.context().capabilities().flush {
             return skip("no flushes");

@@ -22,7 +22,7 @@ fn resident(region: &Mr<Buffer>) -> Vec<bool> {
     reported.iter().map(|page| page & 1 != 0).collect()
 }
 
-pub(crate) fn pages_are_prefetched_with_and_without_waiting() -> Outcome {
+pub(crate) fn advise_mr_prefetches_synchronously_and_asynchronously() -> Outcome {
     on_demand(|pd| {
         let alone = region(pd, &[1; 3 * PAGE], ON_DEMAND);
         evict_pages(&alone);

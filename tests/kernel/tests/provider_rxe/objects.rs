@@ -9,7 +9,7 @@ use bareverbs_uapi::uverbs::ObjectClass;
 use crate::host::{Host, Memory};
 use crate::pair::{CAP, Pair, poll};
 
-pub(crate) fn a_region_has_the_range_that_was_registered() {
+pub(crate) fn mr_has_the_registered_range() {
     let host = Host::new();
     let memory = Memory::new(&host, 8192);
     let info = command::query_mr(&host.file, memory.mr.handle).unwrap();
@@ -17,7 +17,7 @@ pub(crate) fn a_region_has_the_range_that_was_registered() {
     assert_eq!((info.length, info.iova), (8192, memory.addr(0)));
 }
 
-pub(crate) fn both_queries_of_the_device_agree() {
+pub(crate) fn query_device_and_query_device_ex_agree() {
     let host = Host::new();
     let (base, extended) =
         (command::query_device(&host.file).unwrap(), command::query_device_ex(&host.file).unwrap().base);

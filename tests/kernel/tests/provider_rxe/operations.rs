@@ -67,7 +67,7 @@ pub(crate) fn every_operation_moves_its_bytes() {
     }
 }
 
-pub(crate) fn several_elements_of_several_regions_are_gathered_and_scattered_in_order() {
+pub(crate) fn sges_of_several_mrs_are_gathered_and_scattered_in_order() {
     let mut pair = Pair::new(QpCap { max_send_sge: 3, ..CAP });
     let (one, other) = (Memory::new(&pair.host, 8192), Memory::new(&pair.host, 8192));
     let bytes: Vec<u8> = (0..3000u32).map(|i| (i * 7) as u8).collect();
@@ -83,7 +83,7 @@ pub(crate) fn several_elements_of_several_regions_are_gathered_and_scattered_in_
     assert_eq!(one.read(2048, 500), bytes[2500..]);
 }
 
-pub(crate) fn inline_data_need_no_element_and_no_region() {
+pub(crate) fn inline_data_needs_no_sge_and_no_mr() {
     // Kernels that check a request's SGEs during execution reject inline data on a queue with
     // max_send_sge 0. The provider's queues have at least one.
     let mut pair = Pair::new(QpCap { max_send_sge: 0, max_inline_data: 8, ..CAP });

@@ -69,7 +69,7 @@ pub(crate) fn small_rings_carry_many_messages() {
     }
 }
 
-pub(crate) fn an_armed_queue_raises_one_event() {
+pub(crate) fn armed_cq_raises_one_event() {
     let mut pair = Pair::unconnected(CAP);
     let channel = command::create_comp_channel(&pair.host.file).unwrap();
     let request = CqRequest {
@@ -98,7 +98,7 @@ pub(crate) fn an_armed_queue_raises_one_event() {
     assert_eq!((read, &event[..8]), (8, &0x1234u64.to_ne_bytes()[..]), "one event, with the queue's number");
 }
 
-pub(crate) fn a_shared_queue_feeds_a_connection() {
+pub(crate) fn srq_receives_messages_of_a_connection() {
     let mut pair = Pair::unconnected(CAP);
     let memory = Memory::new(&pair.host, 4096);
     let request = SrqRequest {

@@ -55,7 +55,7 @@ fn flushed(pair: &mut Pair) {
     }
 }
 
-pub(crate) fn the_doorbell_flushes_a_queue_pair_in_error() {
+pub(crate) fn doorbell_flushes_a_qp_in_err() {
     let mut pair = Pair::new(CAP);
     pair.receive(50, &[]);
     for qp in [&pair.client, &pair.server] {
@@ -67,7 +67,7 @@ pub(crate) fn the_doorbell_flushes_a_queue_pair_in_error() {
     flushed(&mut pair);
 }
 
-pub(crate) fn a_queue_pair_works_again_after_reset() {
+pub(crate) fn qp_works_after_reset() {
     let mut pair = Pair::new(CAP);
     let memory = Memory::new(&pair.host, 4096);
     for round in 0..5 {

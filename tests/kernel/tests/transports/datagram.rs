@@ -93,7 +93,7 @@ pub(crate) fn datagram_over_ipv6_has_a_parsable_grh() {
     on_device(|host| datagram_round_trip_with_every_gid(host, |entry| entry.gid.ipv4().is_none()));
 }
 
-pub(crate) fn one_queue_pair_sends_to_several_peers_with_one_doorbell() {
+pub(crate) fn one_qp_sends_to_several_peers_with_one_doorbell() {
     on_device(|host| {
         let (mut from_cq, mut to_cq) = (host.cq(), host.cq());
         let mut from = host.datagrams(&from_cq, QKEY);
@@ -171,7 +171,7 @@ fn failed(qp: &Qp<Ud>, completion: WorkCompletion) {
     assert_eq!(qp.query().unwrap().0.qp_state, QpState::ERR);
 }
 
-pub(crate) fn a_datagram_over_a_destroyed_handle_fails() {
+pub(crate) fn datagram_over_destroyed_ah_fails() {
     on_device(|host| {
         let (mut from_cq, to_cq) = (host.cq(), host.cq());
         let (mut from, to) = (host.datagrams(&from_cq, QKEY), host.datagrams(&to_cq, QKEY));

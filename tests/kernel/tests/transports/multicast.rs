@@ -68,11 +68,11 @@ fn reaches_every_member(host: &Host, group: Gid, own: GidEntry) {
     drop((from, members));
 }
 
-pub(crate) fn a_multicast_datagram_reaches_every_member() {
+pub(crate) fn multicast_datagram_reaches_every_member() {
     on_device(|host| reaches_every_member(host, GROUP.into(), host.gid()));
 }
 
-pub(crate) fn a_multicast_datagram_over_ipv6_reaches_every_member() {
+pub(crate) fn ipv6_multicast_datagram_reaches_every_member() {
     on_device(|host| reaches_every_member(host, GROUP6.into(), host.ipv6_gid()));
 }
 
@@ -108,7 +108,7 @@ pub(crate) fn attach_mcast_requires_a_multicast_gid() {
     });
 }
 
-pub(crate) fn a_queue_pair_in_a_group_can_be_dropped() {
+pub(crate) fn attached_qp_can_be_dropped() {
     on_device(|host| {
         let cq = host.cq();
         let mut qp = host.datagrams(&cq, QKEY);

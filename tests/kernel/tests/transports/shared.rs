@@ -45,7 +45,7 @@ fn send(qp: &mut Qp<Rc>, cq: &mut Cq, number: u64) {
     assert_eq!(done(cq).wr_id, number);
 }
 
-pub(crate) fn a_shared_queue_serves_several_queue_pairs() {
+pub(crate) fn srq_serves_several_qps() {
     on_device(|host| {
         let (mut client_cq, mut server_cq) = (host.cq(), host.cq());
         let mut srq = host.pd.create_srq(&SrqInit::new(16)).unwrap();
@@ -63,7 +63,7 @@ pub(crate) fn a_shared_queue_serves_several_queue_pairs() {
     });
 }
 
-pub(crate) fn a_shared_queue_serves_datagrams() {
+pub(crate) fn srq_receives_datagrams() {
     on_device(|host| {
         let (mut from_cq, mut to_cq) = (host.cq(), host.cq());
         let mut srq = host.pd.create_srq(&SrqInit::new(16)).unwrap();
@@ -116,7 +116,7 @@ pub(crate) fn srq_limit_event_is_raised_once() {
     });
 }
 
-pub(crate) fn a_shared_queue_keeps_its_receives_when_it_is_resized() {
+pub(crate) fn srq_resize_preserves_receives() {
     on_device(|host| {
         let (mut client_cq, mut server_cq) = (host.cq(), host.cq());
         let mut srq = host.pd.create_srq(&SrqInit::new(15)).unwrap();
@@ -152,7 +152,7 @@ pub(crate) fn a_shared_queue_keeps_its_receives_when_it_is_resized() {
     });
 }
 
-pub(crate) fn a_shared_queue_is_resized_under_traffic() {
+pub(crate) fn srq_is_resized_under_traffic() {
     on_device(|host| {
         const MESSAGES: u64 = 400;
         let (mut client_cq, mut server_cq) = (host.cq(), host.cq());
@@ -199,7 +199,7 @@ pub(crate) fn srq_resize_below_posted_receives_is_rejected() {
     });
 }
 
-pub(crate) fn a_shared_queue_is_made_within_the_limits() {
+pub(crate) fn create_srq_checks_limits() {
     on_device(|host| {
         let attr = host.context.query_device().unwrap();
         let refused = |init| host.pd.create_srq(&init).err().expect("refused");

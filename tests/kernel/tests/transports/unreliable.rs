@@ -25,7 +25,7 @@ fn post(qp: &mut Qp<Uc>, wr_id: u64, operation: UcOperation, payload: Payload<'_
     unsafe { qp.post_send(&[request]) }.unwrap();
 }
 
-pub(crate) fn an_unreliable_connection_carries_messages_and_writes() {
+pub(crate) fn uc_carries_messages_and_writes() {
     on_device(|host| {
         let (mut client_cq, mut server_cq) = (host.cq(), host.cq());
         let (mut client, mut server) = pair(host, &client_cq, &server_cq);
@@ -68,7 +68,7 @@ pub(crate) fn an_unreliable_connection_carries_messages_and_writes() {
     });
 }
 
-pub(crate) fn an_unreliable_message_of_many_packets_arrives_whole() {
+pub(crate) fn uc_message_of_many_packets_arrives() {
     on_device(|host| {
         const LEN: usize = 60_001;
         let (mut client_cq, mut server_cq) = (host.cq(), host.cq());

@@ -25,7 +25,7 @@ fn receive(end: &mut End, wr_ids: std::ops::Range<u64>) -> bareverbs::Mr<barever
     target
 }
 
-pub(crate) fn deferred_sends_go_with_the_flush_in_their_order() {
+pub(crate) fn deferred_sends_are_flushed_in_order() {
     let (_pd, mut a, mut b) = pair();
     let _target = receive(&mut b, 0..9);
     a.qp.flush().unwrap();
@@ -56,7 +56,7 @@ pub(crate) fn deferred_sends_go_with_the_flush_in_their_order() {
     assert!(b.completions(9).iter().all(|completion| completion.status == WcStatus::SUCCESS));
 }
 
-pub(crate) fn a_batch_that_is_dropped_leaves_deferred_sends_alone() {
+pub(crate) fn dropped_batch_keeps_deferred_sends() {
     let (_pd, mut a, mut b) = pair();
     let _target = receive(&mut b, 0..2);
     defer(&mut a, 0..1);

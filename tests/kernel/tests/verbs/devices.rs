@@ -34,7 +34,7 @@ pub(crate) fn unknown_device_name_lists_the_devices() {
     assert_eq!(error.to_string(), expected);
 }
 
-pub(crate) fn a_node_without_permission_is_refused_with_its_path() {
+pub(crate) fn open_without_permission_names_the_path() {
     let node = "/dev/infiniband/uverbs0";
     let permissions = std::fs::metadata(node).unwrap().permissions();
     std::fs::set_permissions(node, std::fs::Permissions::from_mode(0o600)).unwrap();
@@ -86,7 +86,7 @@ pub(crate) fn query_port_reports_state_and_mtu() {
     assert_eq!(port.gid_tbl_len as usize, std::fs::read_dir(device::sysfs("ports/1/gids")).unwrap().count());
 }
 
-pub(crate) fn ports_that_do_not_exist_are_refused_with_the_range() {
+pub(crate) fn nonexistent_ports_are_rejected_with_the_valid_range() {
     let (context, device) = (open(), device::name());
     for port in [0, 3, 256, u32::MAX] {
         let expected = format!("device {device} has no port {port}: its ports are 1 only");
@@ -96,7 +96,7 @@ pub(crate) fn ports_that_do_not_exist_are_refused_with_the_range() {
     }
 }
 
-pub(crate) fn the_gid_table_holds_the_address_and_the_default_is_ipv4() {
+pub(crate) fn gid_table_contains_the_ip_address_and_the_default_is_ipv4() {
     let context = open();
     let table = context.gid_table().unwrap();
     let default = context.default_gid(1).unwrap();
@@ -107,7 +107,7 @@ pub(crate) fn the_gid_table_holds_the_address_and_the_default_is_ipv4() {
     assert_eq!(context.gid(1, default.index).unwrap(), default);
 }
 
-pub(crate) fn gid_indices_empty_or_outside_are_refused() {
+pub(crate) fn empty_and_out_of_range_gid_indices_are_rejected() {
     let (context, device) = (open(), device::name());
     let length = context.query_port(1).unwrap().gid_tbl_len;
     let filled: Vec<_> = context.gid_table().unwrap().iter().map(|entry| entry.index.to_string()).collect();
@@ -125,7 +125,7 @@ pub(crate) fn gid_indices_empty_or_outside_are_refused() {
     }
 }
 
-pub(crate) fn the_default_p_key_is_read() {
+pub(crate) fn default_pkey_is_read() {
     let context = open();
     assert_eq!(context.pkey(1, 0).unwrap(), 0xffff);
     let length = context.query_port(1).unwrap().pkey_tbl_len;

@@ -47,7 +47,7 @@ impl Evented {
     }
 }
 
-pub(crate) fn an_armed_queue_raises_one_event() {
+pub(crate) fn armed_cq_raises_one_event() {
     let mut evented = Evented::new();
     evented.exchange(SendFlags::empty());
     assert!(evented.quiet(), "nobody asked");
@@ -131,7 +131,7 @@ pub(crate) fn solicited_arm_wakes_on_solicited_messages_only() {
     assert_eq!(evented.channel.get_event().unwrap().user_data, 2);
 }
 
-pub(crate) fn an_overrun_raises_an_asynchronous_event() {
+pub(crate) fn cq_overrun_raises_an_async_event() {
     let pd = open().alloc_pd().unwrap();
     let events = pd.context().async_events();
     assert!(events.try_get().unwrap().is_none());

@@ -57,7 +57,7 @@ pub(crate) fn every_drop_order_frees_all_objects() {
     }
 }
 
-pub(crate) fn refused_requests_leave_nothing_behind() {
+pub(crate) fn failed_creates_leak_no_objects() {
     let before = counts();
     let context = open();
     let pd = context.alloc_pd().unwrap();

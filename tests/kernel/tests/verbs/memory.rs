@@ -46,7 +46,7 @@ pub(crate) fn every_memory_owner_is_registered_and_returned() {
     assert_eq!(counts(), before);
 }
 
-pub(crate) fn a_received_message_lands_in_a_mapped_file() {
+pub(crate) fn message_is_received_into_a_mapped_file() {
     let path = std::env::temp_dir().join("received");
     let mut file =
         std::fs::File::options().create(true).truncate(true).read(true).write(true).open(&path).unwrap();
@@ -70,7 +70,7 @@ pub(crate) fn a_received_message_lands_in_a_mapped_file() {
     assert_eq!(&text[..24], b"........into the file...");
 }
 
-pub(crate) fn memory_that_cannot_be_registered_is_refused_and_comes_back() {
+pub(crate) fn reg_mr_failure_returns_the_memory() {
     let before = counts();
     let pd = open().alloc_pd().unwrap();
     let empty = pd.register(Vec::new(), Access::LOCAL_WRITE).unwrap_err();
@@ -94,7 +94,7 @@ pub(crate) fn memory_that_cannot_be_registered_is_refused_and_comes_back() {
     assert_eq!(counts(), before);
 }
 
-pub(crate) fn a_range_that_is_not_usable_is_named() {
+pub(crate) fn reg_mr_names_the_unusable_range() {
     const PAGE: usize = 4096;
     let pages = NonZeroUsize::new(4 * PAGE).unwrap();
     // SAFETY: a new mapping replaces nothing.
@@ -131,7 +131,7 @@ pub(crate) fn a_range_that_is_not_usable_is_named() {
     register(0, 2, Access::empty()).unwrap();
 }
 
-pub(crate) fn rights_without_local_write_are_refused_with_what_to_add() {
+pub(crate) fn remote_write_without_local_write_names_the_remedy() {
     let pd = open().alloc_pd().unwrap();
     for access in [Access::REMOTE_WRITE, Access::REMOTE_ATOMIC] {
         let refused = pd.register(vec![0; 8], access).unwrap_err().to_string();
@@ -150,7 +150,7 @@ pub(crate) fn rights_without_local_write_are_refused_with_what_to_add() {
     }
 }
 
-pub(crate) fn elements_outside_a_region_are_refused() {
+pub(crate) fn sges_outside_the_mr_are_rejected() {
     let pd = open().alloc_pd().unwrap();
     let mut region = region(&pd, &[0; 100]);
     let sge = region.sge(10..30).unwrap();

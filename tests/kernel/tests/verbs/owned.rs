@@ -92,7 +92,7 @@ pub(crate) fn wait_without_pending_operations_is_rejected() {
     assert!(endpoint.poll().is_none());
 }
 
-pub(crate) fn a_wait_with_a_timeout_ends() {
+pub(crate) fn wait_timeout_ends() {
     let pd = open().alloc_pd().unwrap();
     let (mut alice, mut bob) = endpoints(&pd, 2);
     bob.post_recv(local(&pd, &[0; 8])).unwrap();
@@ -127,7 +127,7 @@ fn with_work_under_way(pd: &Pd, freed: &Arc<AtomicUsize>) -> Endpoint<Watched> {
     endpoint
 }
 
-pub(crate) fn an_endpoint_dropped_with_work_under_way_frees_its_buffers() {
+pub(crate) fn endpoint_dropped_with_outstanding_work_frees_its_buffers() {
     let before = counts();
     let freed = Arc::new(AtomicUsize::new(0));
     let pd = open().alloc_pd().unwrap();
@@ -139,7 +139,7 @@ pub(crate) fn an_endpoint_dropped_with_work_under_way_frees_its_buffers() {
     assert_eq!(counts(), before);
 }
 
-pub(crate) fn a_forgotten_endpoint_keeps_its_buffers() {
+pub(crate) fn forgotten_endpoint_keeps_its_buffers() {
     let freed = Arc::new(AtomicUsize::new(0));
     let pd = open().alloc_pd().unwrap();
     let before = counts().mr;

@@ -5,7 +5,7 @@ use bareverbs::{
 
 use crate::pair::{End, contents, message, open, pair, pair_in, region};
 
-pub(crate) fn a_batch_of_64_completes_in_order() {
+pub(crate) fn batch_of_64_completes_in_order() {
     let pd = open().alloc_pd().unwrap();
     let cap = QpCap { max_send_wr: 64, max_recv_wr: 64, max_inline_data: 8, ..QpCap::default() };
     let (mut a, mut b) = pair_in(&pd, cap);
@@ -56,7 +56,7 @@ pub(crate) fn full_queue_reports_accepted_count() {
     a.send(&sends[room]);
 }
 
-pub(crate) fn a_batch_that_is_dropped_sends_nothing() {
+pub(crate) fn dropped_batch_sends_nothing() {
     let (pd, mut a, mut b) = pair();
     let target = region(&pd, &[0; 8]);
     b.recv(1, &target);
@@ -69,7 +69,7 @@ pub(crate) fn a_batch_that_is_dropped_sends_nothing() {
     assert_eq!(&contents(&target)[..5], b"sent\0");
 }
 
-pub(crate) fn posting_in_reset_is_refused() {
+pub(crate) fn posting_in_reset_is_rejected() {
     let pd = open().alloc_pd().unwrap();
     let mut end = End::new(&pd, QpCap { max_inline_data: 8, ..QpCap::default() });
     let target = region(&pd, &[0; 8]);
@@ -84,7 +84,7 @@ pub(crate) fn posting_in_reset_is_refused() {
     assert!(end.cq.poll_one().is_none());
 }
 
-pub(crate) fn requests_that_do_not_fit_the_queue_are_refused() {
+pub(crate) fn requests_that_exceed_the_queue_are_rejected() {
     let (pd, mut a, _b) = pair();
     let source = region(&pd, &[0; 64]);
     let element = source.sge(..8).unwrap();
@@ -101,7 +101,7 @@ pub(crate) fn requests_that_do_not_fit_the_queue_are_refused() {
     assert!(matches!(reason, PostReason::Queue(PushError::InlineTooLong { given: 2000, .. })), "{reason}");
 }
 
-pub(crate) fn a_key_of_another_domain_completes_with_its_reason() {
+pub(crate) fn lkey_of_another_pd_completes_with_loc_prot_err() {
     let (pd, mut a, mut b) = pair();
     let foreign = region(&pd.context().alloc_pd().unwrap(), b"not here");
     let target = region(&pd, &[0; 8]);
@@ -119,7 +119,7 @@ pub(crate) fn a_key_of_another_domain_completes_with_its_reason() {
     assert_eq!(contents(&target), [0; 8]);
 }
 
-pub(crate) fn a_message_longer_than_its_receive_fails_on_both_sides() {
+pub(crate) fn message_longer_than_its_receive_fails_both_sides() {
     let (pd, mut a, mut b) = pair();
     let target = region(&pd, &[0; 4]);
     b.recv(1, &target);
@@ -154,7 +154,7 @@ pub(crate) fn unreachable_peer_exhausts_retries_and_flushes() {
     assert_eq!(a.qp.query().unwrap().0.qp_state, QpState::ERR);
 }
 
-pub(crate) fn the_error_state_flushes_receives() {
+pub(crate) fn err_state_flushes_receives() {
     let (pd, _a, mut b) = pair();
     let target = region(&pd, &[0; 4]);
     for wr_id in 0..3 {

@@ -50,7 +50,7 @@ pub(crate) fn bring_up_states_match_query_qp() {
     );
 }
 
-pub(crate) fn steps_out_of_order_are_refused() {
+pub(crate) fn out_of_order_steps_are_rejected() {
     let mut qp = in_reset(&open().alloc_pd().unwrap());
     let refused = qp.ready_to_send(&RtsAttr::default()).unwrap_err().to_string();
     assert_eq!(refused, "modify_qp RTR→RTS: the queue pair is in RESET, not in RTR");
@@ -61,7 +61,7 @@ pub(crate) fn steps_out_of_order_are_refused() {
     assert_eq!(refused, "modify_qp RESET→INIT: the queue pair is in INIT, not in RESET");
 }
 
-pub(crate) fn bad_bring_up_attributes_are_refused_by_name() {
+pub(crate) fn invalid_bring_up_attributes_are_rejected_by_name() {
     let mut qp = in_reset(&open().alloc_pd().unwrap());
     let device = device::name();
     for port in [0, 3] {
@@ -106,7 +106,7 @@ pub(crate) fn bad_bring_up_attributes_are_refused_by_name() {
     assert_eq!(refused, "modify_qp RTR→RTS: retry_cnt 8 is above 7");
 }
 
-pub(crate) fn depths_and_widths_above_the_device_are_refused_by_name() {
+pub(crate) fn caps_above_device_limits_are_rejected_by_name() {
     let before = counts();
     let pd = open().alloc_pd().unwrap();
     let cq = pd.context().create_cq(&CqInit::new(16)).unwrap();
@@ -131,7 +131,7 @@ pub(crate) fn depths_and_widths_above_the_device_are_refused_by_name() {
     assert_eq!(counts(), before);
 }
 
-pub(crate) fn completion_queues_of_impossible_depth_are_refused() {
+pub(crate) fn cqs_of_invalid_depth_are_rejected() {
     let context = open();
     let refused = |init: CqInit<'_>| context.create_cq(&init).map(drop).unwrap_err().to_string();
     assert_eq!(refused(CqInit::new(0)), "create_cq: a completion queue must hold at least 1 completion");

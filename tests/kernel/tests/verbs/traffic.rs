@@ -4,7 +4,7 @@ use bareverbs::{
 
 use crate::pair::{End, contents, message, pair, region};
 
-pub(crate) fn a_message_arrives_with_its_length() {
+pub(crate) fn message_arrives_with_its_length() {
     let (pd, mut a, mut b) = pair();
     let (source, target) = (region(&pd, b"hello, bob"), region(&pd, &[0; 64]));
     b.recv(1, &target);
@@ -37,7 +37,7 @@ pub(crate) fn immediate_data_arrives_as_sent() {
     assert_eq!(contents(&target), b"imm\0imm\0");
 }
 
-pub(crate) fn inline_bytes_may_change_after_posting() {
+pub(crate) fn inline_data_may_change_after_posting() {
     let (pd, mut a, mut b) = pair();
     let target = region(&pd, &[0; 8]);
     b.recv(1, &target);
@@ -87,7 +87,7 @@ pub(crate) fn reads_writes_and_atomics_change_only_their_target() {
     assert_eq!((number(&contents(&local)), number(&contents(&remote)[..8])), (10, 99));
 }
 
-pub(crate) fn three_elements_over_two_regions_arrive_in_order_in_two() {
+pub(crate) fn three_sges_of_two_mrs_arrive_in_two_sges() {
     let (pd, mut a, mut b) = pair();
     let (one, two) = (region(&pd, b"-abc-def-"), region(&pd, b"123456"));
     let (head, tail) = (region(&pd, &[b'.'; 6]), region(&pd, &[b'.'; 8]));
@@ -122,7 +122,7 @@ pub(crate) fn mr_is_addressed_by_its_iova() {
     assert_eq!(&target[16..24], b"renamed!");
 }
 
-pub(crate) fn a_megabyte_arrives_whole() {
+pub(crate) fn message_of_one_megabyte_arrives() {
     let (pd, mut a, mut b) = pair();
     let bytes: Vec<u8> =
         (0..1_u32 << 18).flat_map(|word| word.wrapping_mul(0x9e37_79b9).to_le_bytes()).collect();
@@ -134,7 +134,7 @@ pub(crate) fn a_megabyte_arrives_whole() {
     assert!(contents(&target) == bytes, "the bytes differ");
 }
 
-pub(crate) fn halves_work_on_two_threads() {
+pub(crate) fn split_halves_work_on_two_threads() {
     const MESSAGES: u64 = 200;
     let (pd, mut a, mut b) = pair();
     let targets: Vec<_> = (0..8).map(|_| region(&pd, &[0; 8])).collect();

@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bytes_and_the_line_are_those_of_ibv_xsrq_pingpong() {
+    fn bytes_and_line_match_ibv_xsrq_pingpong() {
         assert_eq!(&record().encode(), TEXT);
         assert_eq!(XrcRecord::decode(TEXT), Ok(record()));
         assert_eq!(
