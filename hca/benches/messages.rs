@@ -78,7 +78,7 @@ fn main() {
         doorbell: CQ_DOORBELL,
         ..CqSetup::default()
     };
-    let cq = engine.create_cq(cq).expect("a completion queue");
+    let cq = engine.create_cq(cq).expect("a CQ");
     let key = engine.register(1, DATA, 0x10_0000).expect("a key");
     let mut make = |send_ring: u64, doorbell: u64| {
         let setup = QpSetup {

@@ -84,7 +84,9 @@ fn hint(errno: Errno) -> Option<&'static str> {
         Errno::BUSY => "another object still uses it",
         Errno::FAULT => "part of the memory is not mapped, or not with the access asked for",
         Errno::NOSPC => "the kernel's answer is longer than the space for it",
-        Errno::MFILE => "this process has no descriptor left: close some, or raise the limit by `ulimit -n`",
+        Errno::MFILE => {
+            "this process has no descriptor left: close some descriptors or raise the limit with `ulimit -n`"
+        }
         Errno::IO | Errno::NODEV => "the device is gone",
         _ => return None,
     })

@@ -182,7 +182,7 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
     /// the object must not have been destroyed.
     unsafe fn resize_cq(&self, cq: u32, queue: &mut Self::Cq, entries: u32) -> Result<u32, CreateError> {
         let _ = (cq, queue, entries);
-        Err(CreateError::Unsupported { what: "resizing completion queues" })
+        Err(CreateError::Unsupported { what: "resizing CQs" })
     }
 
     /// Creates a queue pair in the state RESET. A failed call leaves no object behind.

@@ -388,7 +388,7 @@ pub enum PushError {
         qp_num: u32,
     },
     /// The SRQ number of an XRC request exceeds 24 bits.
-    #[error("shared receive queue numbers have 24 bits, which {srq_num:#x} exceeds")]
+    #[error("SRQ numbers have 24 bits, which {srq_num:#x} exceeds")]
     SrqNumber {
         /// The number.
         srq_num: u32,

@@ -119,7 +119,7 @@ impl<P: Provider> Context<P> {
             return Ok(attr);
         }
         let Some(header) = Grh::parse(header) else {
-            let reason = "the 40 bytes before the payload are neither an IPv4 nor an IPv6 header";
+            let reason = "the 40 bytes of the GRH are neither an IPv4 nor an IPv6 header";
             return Err(Error::invalid(VERB, reason));
         };
         let own = self.local_gid(port, &header)?;
@@ -151,7 +151,7 @@ impl<P: Provider> Context<P> {
                 .map_or_else(|| self.default_gid(port), Ok)
         } else {
             own.find(|entry| entry.gid == receiver).ok_or_else(|| {
-                let reason = format!("it came to {receiver}, which is not in the table of port {port}");
+                let reason = format!("its destination {receiver} is not in the GID table of port {port}");
                 Error::invalid("init_ah_from_wc", reason)
             })
         }

@@ -56,7 +56,7 @@ pub struct CompEvent {
 impl CompChannel {
     pub(crate) fn create(file: &Arc<DeviceFile>) -> Result<Self> {
         let fd = command::create_comp_channel(file)
-            .map_err(|refused| Error::kernel("create_comp_channel", "a new channel", refused))?;
+            .map_err(|refused| Error::kernel("create_comp_channel", "a completion channel", refused))?;
         Ok(Self { events: Arc::new(EventFd::new(fd, "completion events", Arc::clone(file))?) })
     }
 

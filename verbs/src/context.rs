@@ -219,12 +219,12 @@ impl<P: Provider> Context<P> {
         let count = command::info_handles(self.file(), class, &mut handles).map_err(|refused| {
             Error::kernel(VERB, format!("{class:?}"), refused).or_hint(|errno| {
                 matches!(errno, Errno::INVAL | Errno::NOENT)
-                    .then(|| "this kernel or device may have no objects of that class".into())
+                    .then(|| "this kernel or device may not support that object class".into())
             })
         })?;
         // The kernel fills the array and does not report whether there are more.
         let max = MAX_HANDLES as u64 - 1;
-        Error::check_limit(VERB, "a number of objects of at least", count as u64, max)?;
+        Error::check_limit(VERB, "the object count, at least", count as u64, max)?;
         Ok(count)
     }
 
@@ -341,7 +341,7 @@ impl<P: Provider> Context<P> {
         if Arc::ptr_eq(owner, &self.shared.inner.file) {
             return Ok(());
         }
-        let reason = format!("the {what} belongs to another context: make it in the one that uses it");
+        let reason = format!("the {what} belongs to another context: create it in the same context");
         Err(Error::invalid(verb, reason))
     }
 
@@ -376,7 +376,7 @@ impl<P: Provider> Context<P> {
         }
         let Some(grh) = address.grh else {
             if port.link_layer == LinkLayer::ETHERNET {
-                let reason = "RoCE reaches a peer by its GID only: give the address a global route";
+                let reason = "RoCE addresses require a global route: set `grh`";
                 return Err(Error::invalid(verb, reason));
             }
             return if address.dlid == 0 { Err(no_lid(verb)) } else { Ok(*address) };
@@ -386,7 +386,7 @@ impl<P: Provider> Context<P> {
             return Err(Error::invalid(verb, reason));
         }
         if grh.dgid.is_zero() {
-            return Err(Error::invalid(verb, "the peer's GID is zero"));
+            return Err(Error::invalid(verb, "the destination GID is zero"));
         }
         if address.dlid != 0 || port.link_layer != LinkLayer::INFINIBAND {
             return Ok(*address);
@@ -409,8 +409,8 @@ impl<P: Provider> Context<P> {
                     Err(no_gid @ Error::NoGid { .. }) => no_gid,
                     Ok(own) if own.gid.ipv4().is_some() != grh.dgid.ipv4().is_some() => error.or_hint(|_| {
                         Some(format!(
-                            "{} and the own GID {} at index {index} are of different families: use an own GID of \
-                             the peer's",
+                            "{} and the local GID {} at index {index} have different address \
+                             families: use a local GID of the same family",
                             grh.dgid, own.gid
                         ))
                     }),
@@ -420,7 +420,8 @@ impl<P: Provider> Context<P> {
             Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::TIMEDOUT | Errno::ADDRNOTAVAIL => {
                 error.or_hint(|_| {
                     Some(format!(
-                        "no route to {} from the GID at index {}: check the address, the link and the route",
+                        "no route to {} from the GID at index {}: check the address, the link and \
+                         the routing table",
                         grh.dgid, grh.sgid_index
                     ))
                 })
@@ -431,7 +432,8 @@ impl<P: Provider> Context<P> {
 }
 
 fn no_lid(verb: &'static str) -> Error {
-    let reason = "InfiniBand reaches a peer by its LID: set `dlid` to what `query_port` tells at the peer";
+    let reason =
+        "InfiniBand addresses require a LID: set `dlid` to the `lid` that `query_port` returns at the peer";
     Error::invalid(verb, reason)
 }
 

@@ -110,7 +110,7 @@ impl<P: Provider> Cq<P> {
     pub(crate) fn create(context: &Context<P>, init: &CqInit<'_>) -> Result<Self> {
         const VERB: &str = "create_cq";
         if init.entries == 0 {
-            return Err(Error::invalid(VERB, "a completion queue must hold at least 1 completion"));
+            return Err(Error::invalid(VERB, "a CQ requires at least 1 entry"));
         }
         if init.timestamps && !context.capabilities().completion_timestamps {
             return Err(Error::Unsupported { verb: VERB, what: "completion timestamps are" });
@@ -123,7 +123,7 @@ impl<P: Provider> Cq<P> {
         let vectors = context.capabilities().num_comp_vectors;
         if init.vector >= vectors {
             let last = vectors.saturating_sub(1);
-            let reason = format!("there is no completion vector {}: the last one is {last}", init.vector);
+            let reason = format!("completion vector {} does not exist: the last one is {last}", init.vector);
             return Err(Error::invalid(VERB, reason));
         }
         if let Some(channel) = init.channel {
@@ -198,7 +198,7 @@ impl<P: Provider> Cq<P> {
     pub fn resize(&mut self, entries: u32) -> Result<u32> {
         const VERB: &str = "resize_cq";
         if entries == 0 {
-            return Err(Error::invalid(VERB, "a completion queue must hold at least 1 completion"));
+            return Err(Error::invalid(VERB, "a CQ requires at least 1 entry"));
         }
         let context = &self.shared.context;
         Error::check_limit(VERB, "entries", entries.into(), context.limits().max_cqe.into())?;
@@ -211,12 +211,10 @@ impl<P: Provider> Cq<P> {
         // keeps them together.
         let resized = unsafe { context.provider().resize_cq(self.shared.handle, &mut self.queue, entries) };
         resized.map_err(|reason| {
-            Error::create(VERB, format!("{entries} entries in place of {capacity}"), reason).or_hint(
-                |errno| {
-                    (errno == rustix::io::Errno::INVAL)
-                        .then(|| "the queue may hold more completions now than that: poll first".into())
-                },
-            )
+            Error::create(VERB, format!("{entries} instead of {capacity} entries"), reason).or_hint(|errno| {
+                (errno == rustix::io::Errno::INVAL)
+                    .then(|| "the CQ may hold more completions than that: poll it first".into())
+            })
         })
     }
 
@@ -265,11 +263,10 @@ impl<P: Provider> Cq<P> {
         let shared = Arc::clone(&self.shared);
         drop(self);
         let Some(mut shared) = Arc::into_inner(shared) else {
-            return Err(Error::invalid(VERB, "queue pairs still use it: drop them first"));
+            return Err(Error::invalid(VERB, "QPs still use it: drop them first"));
         };
         // SAFETY: `shared` is the last owner, and was not destroyed before.
-        let resp = unsafe { shared.destroy() }
-            .map_err(|refused| Error::kernel(VERB, "a completion queue", refused))?;
+        let resp = unsafe { shared.destroy() }.map_err(|refused| Error::kernel(VERB, "a CQ", refused))?;
         let DestroyCqResp { comp_events_reported, async_events_reported } = resp;
         Ok(CqEventCounts { completion: comp_events_reported, asynchronous: async_events_reported })
     }
@@ -386,7 +383,7 @@ impl<P: Provider> CqShared<P> {
 }
 
 /// Completions in place, borrowed one at a time. Drop releases their CQEs to the device.
-#[must_use = "completions are taken by `next`"]
+#[must_use = "`next` returns the completions"]
 pub struct Completions<'a, P: Provider = AnyProvider> {
     queue: &'a mut P::Cq,
     /// Known to the compiler for an empty CQ, so polling it does not release.

@@ -154,13 +154,13 @@ impl Device {
 
     /// The device of an open device file.
     pub(crate) fn from_fd(verb: &'static str, file: BorrowedFd<'_>) -> Result<Self> {
-        let number = char_device_number(file)
-            .map_err(|errno| Error::system("looking at what the descriptor is of", errno))?;
+        let number =
+            char_device_number(file).map_err(|errno| Error::system("identifying the descriptor", errno))?;
         let device = match number {
             Some(number) => devices()?.into_iter().find(|device| device.has_number(number)),
             None => None,
         };
-        device.ok_or_else(|| Error::invalid(verb, "the descriptor is of no RDMA device's file"))
+        device.ok_or_else(|| Error::invalid(verb, "the descriptor is not an RDMA device file"))
     }
 
     /// Whether `file` is the uverbs character device that RDMA netlink named for this device.

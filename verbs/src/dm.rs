@@ -71,7 +71,7 @@ impl Dm {
         }
         let DmInit { len, log_align } = *init;
         if len == 0 {
-            return Err(Error::invalid(VERB, "memory on the device must have at least 1 byte"));
+            return Err(Error::invalid(VERB, "the length of device memory must be at least 1 byte"));
         }
         let inner = Arc::clone(context.inner());
         Error::check_limit(VERB, "len", len as u64, inner.device_attr.max_dm_size)?;
@@ -79,7 +79,7 @@ impl Dm {
         let made = context.provider().alloc_dm(&request);
         let (handle, memory) = made.map_err(|reason| {
             Error::create(VERB, format!("{len} bytes, aligned to 2^{log_align}"), reason).or_hint(|errno| {
-                (errno == rustix::io::Errno::NOMEM).then(|| "less may be left on the device".to_owned())
+                (errno == rustix::io::Errno::NOMEM).then(|| "the device may have less free memory".to_owned())
             })
         })?;
         Ok(Self { memory, shared: Arc::new(DmShared { context: inner, handle, skip_free: false }) })
@@ -102,7 +102,7 @@ impl Dm {
 
     /// Length in bytes.
     #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "it has at least 1 byte")]
+    #[expect(clippy::len_without_is_empty, reason = "its length is at least 1 byte")]
     pub fn len(&self) -> usize {
         self.memory.len()
     }
@@ -133,7 +133,7 @@ impl Dm {
         const VERB: &str = "memcpy_to_dm";
         check_range(VERB, offset..offset.saturating_add(from.len()), self.len())?;
         if !offset.is_multiple_of(WORD) || !from.len().is_multiple_of(WORD) {
-            let reason = format!("{} bytes at {offset}: both must be multiples of {WORD}", from.len());
+            let reason = format!("{} bytes at offset {offset}: both must be multiples of {WORD}", from.len());
             return Err(Error::invalid(VERB, reason));
         }
         self.shared.check_same_process(VERB)?;
@@ -153,14 +153,14 @@ impl Dm {
         let Self { memory, shared } = self;
         drop(memory);
         let Some(mut shared) = Arc::into_inner(shared) else {
-            return Err(Error::invalid(VERB, "regions of it are left: drop them first"));
+            return Err(Error::invalid(VERB, "MRs still use it: drop them first"));
         };
         if std::mem::replace(&mut shared.skip_free, true) {
             return Ok(());
         }
         // SAFETY: regions of the memory hold an `Arc` of it, and this was the last `Arc`.
         unsafe { command::free_dm(&shared.context.file, shared.handle) }
-            .map_err(|refused| Error::kernel(VERB, "memory on the device", refused))
+            .map_err(|refused| Error::kernel(VERB, "device memory", refused))
     }
 }
 
@@ -168,7 +168,7 @@ impl DmShared {
     fn check_same_process(&self, verb: &'static str) -> Result<()> {
         self.context.file.check_same_process().map_err(|errno| {
             let refused = bareverbs_provider::device::IoctlError { method: "mmap", errno };
-            Error::kernel(verb, "memory on the device", refused)
+            Error::kernel(verb, "device memory", refused)
         })
     }
 }
@@ -202,16 +202,16 @@ impl DmMr {
         const VERB: &str = "reg_dm_mr";
         let (start, len) = check_range(VERB, range, dm.len())?;
         if len == 0 {
-            return Err(Error::invalid(VERB, "a region must have at least 1 byte"));
+            return Err(Error::invalid(VERB, "the length of an MR must be at least 1 byte"));
         }
         if !Arc::ptr_eq(&domain.context, &dm.shared.context) {
-            let reason = "the memory belongs to another context: take it in the one that uses it";
+            let reason = "the device memory belongs to another context: allocate it in the context of the PD";
             return Err(Error::invalid(VERB, reason));
         }
         let (access, range) = (access | Access::ZERO_BASED, (start as u64, len as u64));
         let made = command::reg_dm_mr(&domain.context.file, domain.handle, dm.shared.handle, range, access)
             .map_err(|refused| {
-            Error::kernel(VERB, format!("{len} bytes from {start} on, access {access:?}"), refused)
+            Error::kernel(VERB, format!("{len} bytes at offset {start}, access {access:?}"), refused)
         })?;
         let (domain, _dm) = (Arc::clone(domain), Arc::clone(&dm.shared));
         // The region is zero-based for operations of this process and of peers.

@@ -48,11 +48,10 @@ impl DmabufMr {
         const VERB: &str = "reg_dmabuf_mr";
         let length = len as u64;
         if len == 0 {
-            return Err(Error::invalid(VERB, "a region must have at least 1 byte"));
+            return Err(Error::invalid(VERB, "the length of an MR must be at least 1 byte"));
         }
         if offset.checked_add(length).is_none() || iova.checked_add(length - 1).is_none() {
-            let reason =
-                format!("{len} bytes at {offset:#x} (known as {iova:#x}) reach beyond the address space");
+            let reason = format!("{len} bytes at {offset:#x} (iova {iova:#x}) exceed the address space");
             return Err(Error::invalid(VERB, reason));
         }
         let request = DmabufMrRequest { pd: domain.handle, fd: buffer, offset, length, iova, access };
@@ -60,11 +59,11 @@ impl DmabufMr {
             if matches!(refused.errno, Errno::OPNOTSUPP | Errno::PROTONOSUPPORT) {
                 return Error::Unsupported { verb: VERB, what: "dma-buf MRs are" };
             }
-            let asked = format!("{len} bytes at {offset:#x}, known as {iova:#x}, access {access:?}");
+            let asked = format!("{len} bytes at {offset:#x}, iova {iova:#x}, access {access:?}");
             Error::kernel(VERB, asked, refused).or_hint(|errno| match errno {
                 Errno::INVAL => Some(
-                    "the range may be beyond the dma-buf, the address's place in its page another than the offset's, or \
-                     the descriptor no dma-buf"
+                    "the range may exceed the dma-buf, iova and offset may differ in their offset \
+                     within the page, or the descriptor may not be a dma-buf"
                         .into(),
                 ),
                 _ => None,

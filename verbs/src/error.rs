@@ -20,11 +20,12 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Error {
     /// No RDMA device is visible to this process.
     #[error(
-        "no RDMA device found: load its driver, or make a software one with `rdma link add rxe0 type rxe netdev eth0`"
+        "no RDMA device found: load its driver, or create a software device with `rdma link add \
+         rxe0 type rxe netdev eth0`"
     )]
     NoDevice,
     /// No device has that name.
-    #[error("no RDMA device is named {name:?}; there {}", known_devices(known))]
+    #[error("no RDMA device is named {name:?}; {}", known_devices(known))]
     UnknownDevice {
         /// The requested name.
         name: String,
@@ -32,7 +33,7 @@ pub enum Error {
         known: Vec<String>,
     },
     /// The device has no uverbs character device.
-    #[error("device {device} offers no verbs to user space: load the kernel module ib_uverbs")]
+    #[error("device {device} has no uverbs character device: load the kernel module ib_uverbs")]
     NoUverbs {
         /// The device.
         device: String,
@@ -48,7 +49,7 @@ pub enum Error {
         errno: Errno,
     },
     /// This build has no provider for the device's driver.
-    #[error("device {device} is driven by {}, for which this build has no provider", driver_name(*driver))]
+    #[error("this build has no provider for {}, the driver of device {device}", driver_name(*driver))]
     UnsupportedDriver {
         /// The device.
         device: String,
@@ -127,8 +128,8 @@ pub enum Error {
     /// never posted or has already completed. [`owned::Endpoint`](crate::owned::Endpoint) then
     /// moves its QP to ERR.
     #[error(
-        "the device reported the completion of request {wr_id:#x}, which is not in flight; the queue pair is moved to ERR: \
-         drop this endpoint and connect a new one"
+        "the device completed request {wr_id:#x}, which is not outstanding; the QP is moved to \
+         ERR: drop this endpoint and connect a new one"
     )]
     UnknownCompletion {
         /// The `wr_id` of the completion.
@@ -154,7 +155,7 @@ pub enum Error {
         errno: Errno,
     },
     /// A netlink response is malformed.
-    #[error("{what}: RDMA netlink's answer cannot be read: {reason}")]
+    #[error("{what}: malformed netlink response: {reason}")]
     Netlink {
         /// The request, as text.
         what: String,
@@ -245,73 +246,67 @@ impl Error {
 #[must_use]
 pub fn wc_status_str(status: WcStatus) -> &'static str {
     match status {
-        WcStatus::SUCCESS => "done",
-        WcStatus::LOC_LEN_ERR => {
-            "the message is too long for the receive's buffers, or longer than a message may be"
-        }
+        WcStatus::SUCCESS => "success",
+        WcStatus::LOC_LEN_ERR => "the message exceeds the receive buffers or the maximum message size",
         WcStatus::LOC_QP_OP_ERR => {
-            "this queue pair cannot carry out the request, as with a local key of another protection domain, or a receive \
-             too short for the message"
+            "the QP cannot execute the request: an lkey of another PD, or a receive shorter than the message"
         }
         WcStatus::LOC_PROT_ERR => {
-            "a local key does not allow the access: wrong key, range or right, or a region of another protection domain"
+            "an lkey does not allow the access: wrong lkey, range or access flags, or an MR of another PD"
         }
         WcStatus::WR_FLUSH_ERR => {
-            "the queue pair failed and flushed it; Soft-RoCE so ends also the very request that failed, where the cause is \
-             local: wrong key, range or right, or a region of another protection domain"
+            "the QP is in ERR and flushed the request; on Soft-RoCE also a request with a local \
+             error: wrong lkey, range or access flags, or an MR of another PD"
         }
-        WcStatus::MW_BIND_ERR => "the memory window cannot be bound",
-        WcStatus::BAD_RESP_ERR => "the peer answered with what makes no sense",
-        WcStatus::LOC_ACCESS_ERR => "the local memory does not allow the peer's write",
+        WcStatus::MW_BIND_ERR => "the memory window could not be bound",
+        WcStatus::BAD_RESP_ERR => "unexpected response of the peer",
+        WcStatus::LOC_ACCESS_ERR => "the local MR does not allow the remote write",
         WcStatus::REM_INV_REQ_ERR => {
-            "the peer found the request invalid: too long for its receive, or not allowed by its queue pair; a receive of \
-             Soft-RoCE ends so itself where the message was too long for it, or was to invalidate a key that it cannot"
+            "the peer rejected the request: too long for its receive, or not allowed by its QP; on \
+             Soft-RoCE also a receive whose message was too long or invalidated an invalid rkey"
         }
-        WcStatus::REM_ACCESS_ERR => "the peer's key does not allow the access: wrong key, range or right",
+        WcStatus::REM_ACCESS_ERR => "the rkey does not allow the access: wrong rkey, range or access flags",
         WcStatus::REM_OP_ERR => {
-            "the peer could not carry the request out, as where its receive is too short or names memory that it may not \
-             write"
+            "the peer could not execute the request: its receive is too short, or its MR is not writable"
         }
-        WcStatus::RETRY_EXC_ERR => {
-            "the peer did not answer in all retries: it is gone, or the path is broken"
-        }
-        WcStatus::RNR_RETRY_EXC_ERR => "the peer had no receive posted in all retries",
-        WcStatus::REM_ABORT_ERR => "the peer gave the operation up",
+        WcStatus::RETRY_EXC_ERR => "the peer did not respond to any retry: it is gone, or the path is broken",
+        WcStatus::RNR_RETRY_EXC_ERR => "the peer had no receive posted at any retry",
+        WcStatus::REM_ABORT_ERR => "the peer aborted the operation",
         WcStatus::FATAL_ERR => "the device failed",
-        WcStatus::RESP_TIMEOUT_ERR => "the response took too long",
-        _ => "it failed for a reason without a name here",
+        WcStatus::RESP_TIMEOUT_ERR => "the response timed out",
+        _ => "unknown status",
     }
 }
 
 fn known_devices(known: &[String]) -> String {
     match known {
-        [] => "is none".into(),
-        [one] => format!("is {one}"),
-        several => format!("are {}", several.join(", ")),
+        [] => "no device exists".into(),
+        [one] => format!("the only device is {one}"),
+        several => format!("devices: {}", several.join(", ")),
     }
 }
 
 fn open_hint(errno: Errno) -> &'static str {
     match errno {
         Errno::ACCESS | Errno::PERM => {
-            ": this user may not use it; give it read and write permission, by a udev rule or by group"
+            ": permission denied: grant this user read and write access by a udev rule or a group"
         }
-        Errno::NOENT => ": the node is missing; in a container, pass it in",
+        Errno::NOENT => ": the device node is missing; in a container, pass it in",
         Errno::NXIO | Errno::NODEV | Errno::IO => ": the device is gone",
-        Errno::MFILE => ": close some, or raise the limit by `ulimit -n`",
+        Errno::MFILE => ": close some descriptors or raise the limit with `ulimit -n`",
         _ => "",
     }
 }
 
 fn system_hint(errno: Errno) -> &'static str {
     match errno {
-        Errno::MFILE => ": close some, or raise the limit by `ulimit -n`",
+        Errno::MFILE => ": close some descriptors or raise the limit with `ulimit -n`",
         _ => "",
     }
 }
 
 fn driver_name(driver: Option<DriverId>) -> String {
-    driver.map_or_else(|| "a driver that the kernel does not name".into(), |driver| format!("{driver:?}"))
+    driver.map_or_else(|| "an unknown driver".into(), |driver| format!("{driver:?}"))
 }
 
 fn port_range(count: u32) -> String {
@@ -324,7 +319,7 @@ fn port_range(count: u32) -> String {
 
 fn gid_error(index: u32, table_len: u32, filled: &[u32]) -> String {
     let filled = match filled {
-        [] => "no entry is filled: give the network interface an address".into(),
+        [] => "all entries are empty: assign an address to the network interface".into(),
         filled => {
             let list: Vec<String> = filled.iter().map(u32::to_string).collect();
             format!("filled entries: {}", list.join(", "))
@@ -333,7 +328,7 @@ fn gid_error(index: u32, table_len: u32, filled: &[u32]) -> String {
     if index < table_len {
         format!("is empty; {filled}")
     } else {
-        format!("is outside the table of {table_len}; {filled}")
+        format!("exceeds the table of {table_len} entries; {filled}")
     }
 }
 
@@ -347,9 +342,9 @@ mod tests {
             let known = known.iter().map(|name| (*name).to_owned()).collect();
             Error::UnknownDevice { name: "mlx9".into(), known }.to_string()
         };
-        assert_eq!(error(&[]), "no RDMA device is named \"mlx9\"; there is none");
-        assert_eq!(error(&["rxe0"]), "no RDMA device is named \"mlx9\"; there is rxe0");
-        assert_eq!(error(&["rxe0", "rxe1"]), "no RDMA device is named \"mlx9\"; there are rxe0, rxe1");
+        assert_eq!(error(&[]), "no RDMA device is named \"mlx9\"; no device exists");
+        assert_eq!(error(&["rxe0"]), "no RDMA device is named \"mlx9\"; the only device is rxe0");
+        assert_eq!(error(&["rxe0", "rxe1"]), "no RDMA device is named \"mlx9\"; devices: rxe0, rxe1");
     }
 
     #[test]
@@ -361,7 +356,7 @@ mod tests {
         };
         let text = error.to_string();
         assert!(text.starts_with("cannot open /dev/infiniband/uverbs0 of device rxe0: "), "{text}");
-        assert!(text.ends_with("give it read and write permission, by a udev rule or by group"), "{text}");
+        assert!(text.ends_with("grant this user read and write access by a udev rule or a group"), "{text}");
         assert_eq!(error.errno(), Some(Errno::ACCESS));
     }
 
@@ -381,8 +376,8 @@ mod tests {
         assert_eq!(error(8, &[0, 1]), "GID index 7 of port 1 of device rxe0 is empty; filled entries: 0, 1");
         assert_eq!(
             error(4, &[]),
-            "GID index 7 of port 1 of device rxe0 is outside the table of 4; no entry is filled: give the network \
-             interface an address"
+            "GID index 7 of port 1 of device rxe0 exceeds the table of 4 entries; all entries are empty: \
+             assign an address to the network interface"
         );
     }
 

@@ -133,7 +133,7 @@ impl<P: Provider> Context<P> {
     #[doc(alias = "ibv_resolve_eth_l2_from_gid")]
     pub fn resolve_ethernet(&self, address: &AhAttr, timeout: Duration) -> Result<EthernetAddress> {
         let Some(grh) = address.grh else {
-            return Err(Error::invalid(VERB, "the address has no global route, and so no GID to resolve"));
+            return Err(Error::invalid(VERB, "the address has no global route, and thus no GID to resolve"));
         };
         let own = self.gid(address.port.into(), grh.sgid_index.into())?;
         if own.netdev_ifindex == 0 {
@@ -163,7 +163,7 @@ impl<P: Provider> Context<P> {
 }
 
 fn unreachable(what: impl fmt::Display) -> Error {
-    Error::system(format!("asking for the Ethernet address of {what}"), Errno::HOSTUNREACH)
+    Error::system(format!("resolving the Ethernet address of {what}"), Errno::HOSTUNREACH)
 }
 
 /// The next hop on the path to a peer.
@@ -199,7 +199,7 @@ impl RouteNetlink {
 
     fn link(&mut self, interface: u32) -> Result<Link> {
         let head = LinkMessage { interface: interface.cast_signed(), ..LinkMessage::zeroed() };
-        let what = format!("asking about network interface {interface}");
+        let what = format!("querying network interface {interface}");
         self.request(&what, GET_LINK, &head, |_| {}, read_link)
     }
 
@@ -213,7 +213,7 @@ impl RouteNetlink {
             source_length: if same_family { bits(from) } else { 0 },
             ..RouteMessage::zeroed()
         };
-        let what = format!("looking up the route from {from} to {to}");
+        let what = format!("querying the route from {from} to {to}");
         let fill = |request: &mut MessageWriter<'_>| {
             put_ip(request, ROUTE_DESTINATION, to);
             if same_family {
@@ -256,7 +256,7 @@ impl RouteNetlink {
             interface: interface.cast_signed(),
             ..NeighbourMessage::zeroed()
         };
-        let what = format!("asking for neighbour {to}");
+        let what = format!("querying neighbour {to}");
         let fill = |request: &mut MessageWriter<'_>| put_ip(request, NEIGHBOUR_ADDRESS, to);
         match self.request(&what, GET_NEIGHBOUR, &head, fill, read_neighbour) {
             Err(error) if error.errno() == Some(Errno::NOENT) => Ok(None),
@@ -286,7 +286,8 @@ impl RouteNetlink {
             let (_, length) =
                 rustix::io::retry_on_intr(|| recv(&self.socket, &mut self.answer[..], RecvFlags::TRUNC))
                     .map_err(|errno| Error::system(what, errno))?;
-            let datagram = self.answer.get(..length).ok_or_else(|| bad_response(&"it is too long"))?;
+            let datagram =
+                self.answer.get(..length).ok_or_else(|| bad_response(&"the response is too long"))?;
             for message in messages(datagram) {
                 let message = message.map_err(|malformed| bad_response(&malformed))?;
                 if message.header.seq != self.seq {

@@ -23,8 +23,9 @@ pub(crate) struct EventFd {
 
 impl EventFd {
     pub(crate) fn new(fd: OwnedFd, what: &'static str, file: Arc<DeviceFile>) -> Result<Self> {
-        rustix::io::ioctl_fionbio(&fd, true)
-            .map_err(|errno| Error::system(format!("making the descriptor of {what} non-blocking"), errno))?;
+        rustix::io::ioctl_fionbio(&fd, true).map_err(|errno| {
+            Error::system(format!("setting O_NONBLOCK on the descriptor of {what}"), errno)
+        })?;
         Ok(Self { fd, what, file })
     }
 

@@ -36,7 +36,7 @@ pub struct AsyncEvents {
 impl AsyncEvents {
     pub(crate) fn create(file: &Arc<DeviceFile>) -> Result<Self> {
         let fd = command::async_event_alloc(file)
-            .map_err(|refused| Error::kernel("open_device", "its asynchronous events", refused))?;
+            .map_err(|refused| Error::kernel("open_device", "the asynchronous event descriptor", refused))?;
         Ok(Self { events: Arc::new(EventFd::new(fd, "asynchronous events", Arc::clone(file))?) })
     }
 

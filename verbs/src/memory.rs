@@ -34,10 +34,10 @@ use crate::{Error, Result};
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not own registrable memory",
-    label = "not an owner of memory that stays valid when it is forgotten",
+    label = "not an owner of memory that stays valid if leaked",
     note = "use a `Buffer`, a `Vec<u8>` or a `Box<[u8]>`",
-    note = "a slice is registered by `Pd::register_borrowed` and posted by the `unsafe` methods of `Qp`; any other \
-            memory by the `unsafe` method `Pd::register_raw`"
+    note = "register a slice with `Pd::register_borrowed` and post it with the `unsafe` methods of \
+            `Qp`; register other memory with the `unsafe` method `Pd::register_raw`"
 )]
 pub unsafe trait MemoryOwner {
     /// Address of the first byte, and length in bytes.

@@ -90,19 +90,19 @@ impl Registration {
         let addr = start.expose_provenance() as u64;
         let iova = iova.unwrap_or(if access.contains(Access::ZERO_BASED) { 0 } else { addr });
         if len == 0 {
-            return Err(Error::invalid(VERB, "a region must have at least 1 byte"));
+            return Err(Error::invalid(VERB, "the length of an MR must be at least 1 byte"));
         }
         // Device addresses have 64 bits too: neither range may wrap around.
         if addr.checked_add(len as u64).is_none() || iova.checked_add(len as u64 - 1).is_none() {
-            let reason =
-                format!("{len} bytes at {addr:#x} (known as {iova:#x}) reach beyond the address space");
+            let reason = format!("{len} bytes at {addr:#x} (iova {iova:#x}) exceed the address space");
             return Err(Error::invalid(VERB, reason));
         }
         let request = MrRequest { pd: domain.handle, addr, length: len as u64, iova, access };
         if iova != addr && access.contains(Access::ON_DEMAND) && is_soft_roce(domain) {
             let reason = format!(
-                "Soft-RoCE looks up pages on demand by the wrong address where a region is known as {iova:#x} \
-                 but lies at {addr:#x}: leave out `iova` and ZERO_BASED, or register it without ON_DEMAND"
+                "Soft-RoCE resolves ON_DEMAND pages at the wrong address if iova {iova:#x} differs \
+                 from the address {addr:#x}: omit `iova` and ZERO_BASED, or register without \
+                 ON_DEMAND"
             );
             return Err(Error::invalid(VERB, reason));
         }
@@ -147,9 +147,8 @@ impl Registration {
         // keeps the region until the request is complete.
         unsafe { command::dereg_mr(&self.domain.context.file, handle) }.map_err(|refused| {
             Error::kernel("dereg_mr", format!("lkey {:#x}", self.lkey), refused).or_hint(|errno| {
-                matches!(errno, Errno::INVAL | Errno::BUSY).then(|| {
-                    "a memory window is still bound to it: invalidate or drop the window first".into()
-                })
+                matches!(errno, Errno::INVAL | Errno::BUSY)
+                    .then(|| "an MW is still bound to it: invalidate or drop the MW first".into())
             })
         })
     }
@@ -260,7 +259,7 @@ impl<M> Mr<M> {
 
     /// Length in bytes.
     #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "a region has at least 1 byte")]
+    #[expect(clippy::len_without_is_empty, reason = "the length of an MR is at least 1 byte")]
     pub fn len(&self) -> usize {
         self.len
     }
@@ -392,7 +391,7 @@ pub(crate) fn check_range(
         _ => {
             let bound = |bound: Option<usize>| bound.map_or_else(String::new, |bound| bound.to_string());
             let (start, end) = (bound(start), bound(end));
-            let reason = format!("bytes {start}..{end} are not all in a region of {len}");
+            let reason = format!("bytes {start}..{end} exceed the length of {len} bytes");
             Err(Error::invalid(what, reason))
         }
     }
@@ -411,8 +410,8 @@ fn check_odp_page_offset(
     if !misplaces || start.addr().get().is_multiple_of(rustix::param::page_size()) {
         return Ok(());
     }
-    let reason = "Soft-RoCE reads and writes at the start of a page on demand, which is before this region: use memory \
-                  that begins at a page, as `Buffer` does, or register it without ON_DEMAND";
+    let reason = "Soft-RoCE ignores the offset of an ON_DEMAND MR within its first page: use \
+                  page-aligned memory such as `Buffer`, or register without ON_DEMAND";
     Err(Error::invalid(verb, reason))
 }
 
@@ -423,7 +422,7 @@ fn is_soft_roce(domain: &PdShared) -> bool {
 /// A scatter/gather element for a checked range of a region that starts at `addr`.
 pub(crate) fn element(addr: u64, (start, len): (usize, usize), lkey: u32) -> Result<Sge> {
     let length = u32::try_from(len).map_err(|_| {
-        let reason = format!("an element of {len} bytes is longer than the possible {}", u32::MAX);
+        let reason = format!("an SGE of {len} bytes exceeds the maximum of {}", u32::MAX);
         Error::invalid("Mr::sge", reason)
     })?;
     Ok(Sge { addr: addr.wrapping_add(start as u64), length, lkey })

@@ -36,14 +36,14 @@ pub(crate) fn hint(errno: Errno, request: &MrRequest, capabilities: &Capabilitie
     }
     match errno {
         Errno::INVAL if (request.addr ^ request.iova) & 0xfff != 0 => {
-            Some("iova and address must have the same offset in their page".into())
+            Some("iova and address must have the same offset within their page".into())
         }
         Errno::FAULT | Errno::INVAL | Errno::NOMEM => {
             let writable = access.intersects(NEEDS_LOCAL_WRITE | Access::LOCAL_WRITE);
             let maps = fs::read_to_string("/proc/self/maps").ok()?;
             let gap = first_unusable_range(&maps, request.addr, request.addr + request.length, writable);
             match gap {
-                Some((start, end, what)) => Some(format!("{start:#x} to {end:#x} of it is {what}")),
+                Some((start, end, what)) => Some(format!("{start:#x} to {end:#x} is {what}")),
                 None if errno == Errno::NOMEM => Some(locked_memory(request.length)),
                 None => None,
             }
@@ -56,9 +56,9 @@ pub(crate) fn hint(errno: Errno, request: &MrRequest, capabilities: &Capabilitie
 pub(crate) fn access_hint(access: Access, capabilities: &Capabilities) -> Option<String> {
     let unknown = access.difference(KNOWN_ACCESS.union(OPTIONAL_ACCESS));
     if access.contains(Access::ON_DEMAND) && !capabilities.odp {
-        Some("this device has no on-demand paging: register without ON_DEMAND".into())
+        Some("the device has no on-demand paging: register without ON_DEMAND".into())
     } else if access.intersects(NEEDS_LOCAL_WRITE) && !access.contains(Access::LOCAL_WRITE) {
-        Some("what peers may write must be writable locally too: add LOCAL_WRITE".into())
+        Some("remote write access requires LOCAL_WRITE: add it".into())
     } else if !unknown.is_empty() {
         Some(format!("unknown access flags {unknown:?}"))
     } else {
@@ -69,10 +69,10 @@ pub(crate) fn access_hint(access: Access, capabilities: &Capabilities) -> Option
 fn locked_memory(length: u64) -> String {
     match getrlimit(Resource::Memlock).current {
         Some(limit) => format!(
-            "this process may lock {limit} bytes in all (RLIMIT_MEMLOCK) and {length} more were asked for: raise it \
-             with `ulimit -l` or LimitMEMLOCK="
+            "{length} bytes may exceed the limit on locked memory, RLIMIT_MEMLOCK = {limit} bytes: \
+             raise it with `ulimit -l` or LimitMEMLOCK="
         ),
-        None => "the machine has not that much memory to lock".into(),
+        None => "not enough lockable memory".into(),
     }
 }
 
@@ -166,7 +166,7 @@ mod tests {
     fn invalid_access_flags_are_named() {
         let hint_for = |access| hint(Errno::INVAL, &request(access), &CAPABILITIES).unwrap();
         assert!(hint_for(Access::ON_DEMAND).contains("ON_DEMAND"));
-        assert!(hint_for(Access::REMOTE_WRITE).contains("add LOCAL_WRITE"));
+        assert!(hint_for(Access::REMOTE_WRITE).contains("requires LOCAL_WRITE: add it"));
         assert_eq!(hint_for(Access::from_bits_retain(1 << 31)), "unknown access flags 0x80000000");
     }
 

@@ -84,7 +84,7 @@ impl Mw {
     pub(crate) fn alloc(domain: &Arc<PdShared>, mw_type: MwType) -> Result<Self> {
         const VERB: &str = "alloc_mw";
         if !matches!(mw_type, MwType::TYPE_1 | MwType::TYPE_2) {
-            let reason = format!("{mw_type:?} is no type of memory window: there are TYPE_1 and TYPE_2");
+            let reason = format!("invalid memory window type {mw_type:?}: use TYPE_1 or TYPE_2");
             return Err(Error::invalid(VERB, reason));
         }
         let made =
@@ -132,24 +132,22 @@ impl Mw {
     pub fn bind<M>(&self, region: &Mr<M>, range: impl RangeBounds<usize>, access: Access) -> Result<MwBind> {
         let invalid = |reason: String| Err(Error::invalid(BIND_VERB, reason));
         if !Arc::ptr_eq(&self.domain, region.domain()) {
-            return invalid("the region belongs to another protection domain than the window".into());
+            return invalid("the MR and the MW belong to different PDs".into());
         }
         if !region.access().contains(Access::MW_BIND) {
-            return invalid("the region was registered without MW_BIND".into());
+            return invalid("the MR was registered without MW_BIND".into());
         }
         let unknown = access.difference(MW_ACCESS);
         if !unknown.is_empty() {
-            return invalid(format!("a window can't grant access {unknown:?}"));
+            return invalid(format!("an MW cannot grant access {unknown:?}"));
         }
         let writes = access.intersection(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
         if !writes.is_empty() && !region.access().contains(Access::LOCAL_WRITE) {
-            return invalid(format!("{writes:?} needs a region that was registered with LOCAL_WRITE"));
+            return invalid(format!("{writes:?} requires an MR registered with LOCAL_WRITE"));
         }
         let (start, length) = region.range(BIND_VERB, range)?;
         if length == 0 {
-            return invalid(
-                "a window is bound to at least 1 byte; one of type 1 is unbound by `unbind`".into(),
-            );
+            return invalid("an MW is bound to at least 1 byte; unbind a type 1 MW with `unbind`".into());
         }
         Ok(MwBind {
             mw_type: self.mw_type,

@@ -182,7 +182,7 @@ impl RdmaNetlink {
     pub fn ports(&mut self, device_index: u32) -> Result<Vec<PortInfo>> {
         let mut found = Vec::new();
         self.request(
-            &format!("listing the ports of the device with number {device_index}"),
+            &format!("listing the ports of device {device_index}"),
             Command::PORT_GET,
             MessageFlags::DUMP,
             |request| {
@@ -206,7 +206,7 @@ impl RdmaNetlink {
         check_name("RdmaNetlink::char_device", "type", kind, CHARDEV_TYPE_LEN)?;
         let mut found = None;
         let asked = self.request(
-            &format!("asking for the {kind} character device of the device with number {device_index}"),
+            &format!("querying the {kind} character device of device {device_index}"),
             Command::GET_CHARDEV,
             MessageFlags::empty(),
             |request| {
@@ -262,7 +262,7 @@ impl RdmaNetlink {
         check_name(VERB, "type", kind, INTERFACE_NAME_LEN)?;
         check_name(VERB, "network interface", netdev, INTERFACE_NAME_LEN)?;
         self.request(
-            &format!("making {kind} device {name} over {netdev}"),
+            &format!("creating {kind} device {name} on {netdev}"),
             Command::NEWLINK,
             MessageFlags::ACK,
             |request| {
@@ -329,7 +329,7 @@ impl RdmaNetlink {
                 .map_err(|errno| Error::system(what, errno))?;
             let datagram = self.answer.get(..length).ok_or_else(|| Error::Netlink {
                 what: what.to_owned(),
-                reason: format!("it has {length} bytes, {RESPONSE_BYTES} at most were expected"),
+                reason: format!("{length} bytes exceed the maximum of {RESPONSE_BYTES}"),
             })?;
             match read_answers(datagram, self.seq, &mut each) {
                 Ok(Outcome::Ended) => return Ok(()),
@@ -347,14 +347,16 @@ impl RdmaNetlink {
 /// Rejects names that the kernel would truncate or change.
 fn check_name(verb: &'static str, what: &str, name: &str, max: usize) -> Result<()> {
     let reason = if name.is_empty() {
-        format!("an empty {what} names nothing")
+        format!("the {what} is empty")
     } else if name.len() > max {
-        format!("{what} {name:?} has {} bytes, and can have {max}", name.len())
+        format!("{what} {name:?} has {} bytes; the maximum is {max}", name.len())
     } else if matches!(name, "." | "..")
         || name.contains(['/', '%', ':', '\0'])
         || name.contains(char::is_whitespace)
     {
-        format!("{what} {name:?} cannot be one: it must be no path and have no '%', ':', blank or zero byte")
+        format!(
+            "invalid {what} {name:?}: it must not contain '/', '%', ':', whitespace or NUL, or be '.' or '..'"
+        )
     } else {
         return Ok(());
     };

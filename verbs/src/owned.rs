@@ -62,10 +62,7 @@
 //! # }
 //! ```
 
-#![expect(
-    clippy::result_large_err,
-    reason = "errors give the buffer back, and nothing is allocated for that"
-)]
+#![expect(clippy::result_large_err, reason = "errors return the buffer without an allocation")]
 
 mod in_flight;
 
@@ -179,7 +176,7 @@ impl<M, P: Provider> Endpoint<M, P> {
         let gid = context.default_gid(port.into())?;
         let gid_index = u8::try_from(gid.index).map_err(|_| context.no_gid(port.into(), gid.index))?;
         let entries = depth.checked_mul(2).ok_or_else(|| {
-            Error::invalid("Endpoint::new", format!("a depth of {depth} is beyond any device's"))
+            Error::invalid("Endpoint::new", format!("depth {depth} exceeds the limit of every device"))
         })?;
         let channel = context.create_comp_channel()?;
         let cq = context.create_cq(&CqInit { channel: Some(&channel), ..CqInit::new(entries) })?;
@@ -309,7 +306,7 @@ impl<M, P: Provider> Endpoint<M, P> {
                 return ended.map(Some);
             }
             if self.pending() == 0 {
-                return Err(Error::invalid("Endpoint::wait", "no operation is under way").into());
+                return Err(Error::invalid("Endpoint::wait", "no operation is outstanding").into());
             }
             self.cq.arm(Arm::Any)?;
             if let Some(ended) = self.poll() {
@@ -429,8 +426,8 @@ impl<M: MemoryOwner, P: Provider> Endpoint<M, P> {
         if !Arc::ptr_eq(buffer.domain(), self.qp.pd().domain()) {
             let pd = self.qp.pd().handle();
             let reason = format!(
-                "the region belongs to another protection domain than the queue pair: register it in that of \
-                 `Endpoint::qp().pd()`, which has the handle {pd}"
+                "the MR and the QP belong to different PDs: register the MR in \
+                 `Endpoint::qp().pd()` (handle {pd})"
             );
             return Err(PostOwnedError { error: Error::invalid(verb, reason), buffer });
         }
@@ -439,7 +436,7 @@ impl<M: MemoryOwner, P: Provider> Endpoint<M, P> {
             Err(error) => return Err(PostOwnedError { error, buffer }),
         };
         if self.qp.state() == QpState::ERR {
-            let reason = "the connection has failed: make a new endpoint";
+            let reason = "the connection has failed: create a new endpoint";
             return Err(PostOwnedError { error: Error::invalid(verb, reason), buffer });
         }
         // The endpoint owns the buffer before the device learns of it, so a panic in between does
@@ -447,7 +444,8 @@ impl<M: MemoryOwner, P: Provider> Endpoint<M, P> {
         let wr_id = match self.operations.insert(InFlight { verb, buffer }) {
             Ok(wr_id) => wr_id,
             Err(InFlight { buffer, .. }) => {
-                let reason = format!("{} operations are in flight: wait for one first", self.pending());
+                let reason =
+                    format!("{} operations are outstanding: wait for one of them first", self.pending());
                 return Err(PostOwnedError { error: Error::invalid(verb, reason), buffer });
             }
         };
@@ -457,7 +455,7 @@ impl<M: MemoryOwner, P: Provider> Endpoint<M, P> {
             Err(error) if error.accepted > 0 => Ok(()),
             Err(error) => match self.operations.take(wr_id) {
                 Some(InFlight { buffer, .. }) => Err(PostOwnedError { error: error.into(), buffer }),
-                None => unreachable!("the operation was put there for this request"),
+                None => unreachable!("the operation was inserted above"),
             },
         }
     }
@@ -709,7 +707,7 @@ mod tests {
             ] {
                 let PostOwnedError { error, buffer } = posted.unwrap_err();
                 assert!(matches!(error, Error::Invalid { .. }), "{error}");
-                assert!(error.to_string().contains("another protection domain"), "{error}");
+                assert!(error.to_string().contains("different PDs"), "{error}");
                 assert_eq!(buffer.len(), 15);
             }
         }

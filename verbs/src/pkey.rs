@@ -20,7 +20,7 @@ impl<P: Provider> Context<P> {
     pub fn pkey(&self, port: u32, index: u32) -> Result<u16> {
         let length = self.query_port(port)?.pkey_tbl_len;
         if index >= length.into() {
-            let reason = format!("P_Key index {index} is outside the table of {length} of port {port}");
+            let reason = format!("P_Key index {index} exceeds the table of {length} entries of port {port}");
             return Err(Error::invalid("query_pkey", reason));
         }
         let folder = Path::new("/sys/class/infiniband").join(self.device().name());
@@ -32,7 +32,7 @@ impl<P: Provider> Context<P> {
             )
         })?;
         parse(&text).ok_or_else(|| {
-            Error::system(format!("reading {}: {text:?} is no P_Key", file.display()), Errno::PROTO)
+            Error::system(format!("reading {}: {text:?} is not a P_Key", file.display()), Errno::PROTO)
         })
     }
 
@@ -59,7 +59,7 @@ impl<P: Provider> Context<P> {
                 other => seen.push(format!("{other:#06x}")),
             }
         }
-        let reason = format!("port {port} has no P_Key {pkey:#06x}; it has {}", seen.join(", "));
+        let reason = format!("port {port} has no P_Key {pkey:#06x}; its P_Keys are {}", seen.join(", "));
         Err(Error::invalid("get_pkey_index", reason))
     }
 }

@@ -77,7 +77,7 @@ macro_rules! providers {
         ///
         /// The data path of an enum has a predictable branch; a trait object would have an indirect
         /// call. [`Device::open_as`](crate::Device::open_as) opens a device without the branch.
-        #[allow(clippy::large_enum_variant, reason = "a process has few of them")]
+        #[allow(clippy::large_enum_variant, reason = "a process has few providers")]
         pub enum AnyProvider { $($(#[$meta])* $variant($provider),)* }
 
         /// A CQ of the built-in providers.
@@ -157,7 +157,7 @@ macro_rules! providers {
                         // SAFETY: the caller upholds the same contract.
                         unsafe { provider.resize_cq(cq, queue, entries) }
                     })*
-                    _ => Err(CreateError::Unsupported { what: "queues of another provider" }),
+                    _ => Err(CreateError::Unsupported { what: "CQs of another provider" }),
                 }
             }
 
@@ -190,7 +190,7 @@ macro_rules! providers {
                         // SAFETY: the caller upholds the same contract.
                         unsafe { provider.modify_srq(srq, queue, change) }
                     })*
-                    _ => Err(CreateError::Unsupported { what: "shared receive queues of another provider" }),
+                    _ => Err(CreateError::Unsupported { what: "SRQs of another provider" }),
                 }
             }
 

@@ -169,13 +169,10 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         let (mut cap, limits) = (init.cap, context.limits());
         if T::QP_TYPE == QpType::XRC_INI {
             if !context.capabilities().xrc {
-                return Err(Error::Unsupported { verb: VERB, what: "XRC queue pairs are" });
+                return Err(Error::Unsupported { verb: VERB, what: "XRC QPs are" });
             }
             if init.srq.is_some() {
-                return Err(Error::invalid(
-                    VERB,
-                    "an XRC queue pair that sends receives nothing: leave `srq` out",
-                ));
+                return Err(Error::invalid(VERB, "an XRC initiator QP has no receives: omit `srq`"));
             }
             (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
         }
@@ -190,14 +187,10 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         ] {
             Error::check_limit(VERB, what, asked.into(), max.into())?;
         }
-        context.check_same_context(VERB, "send completion queue", init.send_cq.shared().context().file())?;
-        context.check_same_context(
-            VERB,
-            "receive completion queue",
-            init.recv_cq.shared().context().file(),
-        )?;
+        context.check_same_context(VERB, "send CQ", init.send_cq.shared().context().file())?;
+        context.check_same_context(VERB, "receive CQ", init.recv_cq.shared().context().file())?;
         if let Some(srq) = init.srq {
-            context.check_same_context(VERB, "shared receive queue", srq.shared().context().file())?;
+            context.check_same_context(VERB, "SRQ", srq.shared().context().file())?;
         }
         let request = QpRequest {
             pd: pd.domain().handle,
@@ -226,7 +219,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
                     }
                     (errno == rustix::io::Errno::INVAL && cap.max_inline_data > 0).then(|| {
                         format!(
-                            "the device may not carry {} bytes inline: ask for fewer",
+                            "the device may not support {} inline bytes: request fewer",
                             cap.max_inline_data
                         )
                     })

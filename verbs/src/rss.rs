@@ -40,17 +40,17 @@ impl<P: Provider> IndirectionTable<P> {
             return Err(Error::Unsupported { verb: VERB, what: "indirection tables are" });
         }
         if !wqs.len().is_power_of_two() {
-            let reason = format!("a table has 1, 2, 4, 8 and so on entries, not {}", wqs.len());
+            let reason = format!("the number of entries must be a power of two, not {}", wqs.len());
             return Err(Error::invalid(VERB, reason));
         }
         let max = attr.rss_caps.max_rwq_indirection_table_size;
-        Error::check_limit(VERB, "a number of entries of", wqs.len() as u64, max.into())?;
+        Error::check_limit(VERB, "the number of entries", wqs.len() as u64, max.into())?;
         for wq in wqs {
-            context.check_same_context(VERB, "work queue", wq.shared().context().file())?;
+            context.check_same_context(VERB, "WQ", wq.shared().context().file())?;
         }
         let handles: Vec<u32> = wqs.iter().map(|wq| wq.shared().handle).collect();
         let handle = command::create_rwq_ind_table(context.file(), &handles)
-            .map_err(|refused| Error::kernel(VERB, format!("{} work queues", wqs.len()), refused))?;
+            .map_err(|refused| Error::kernel(VERB, format!("{} WQs", wqs.len()), refused))?;
         let shared = TableShared {
             context: context.clone(),
             handle,
@@ -76,7 +76,7 @@ impl<P: Provider> IndirectionTable<P> {
     pub fn destroy(self) -> Result<()> {
         const VERB: &str = "destroy_rwq_ind_table";
         let Some(mut shared) = Arc::into_inner(self.shared) else {
-            return Err(Error::invalid(VERB, "queue pairs still use it: drop them first"));
+            return Err(Error::invalid(VERB, "QPs still use it: drop them first"));
         };
         // SAFETY: `shared` is the last owner, and was not destroyed before.
         unsafe { shared.destroy() }.map_err(|refused| Error::kernel(VERB, "an indirection table", refused))
@@ -128,15 +128,15 @@ impl RssHash {
         }
         let has = |which| usize::from(fields.intersects(which));
         if has(F::SRC_IPV4 | F::DST_IPV4) + has(F::SRC_IPV6 | F::DST_IPV6) > 1 {
-            return Err(Error::invalid(verb, "a frame is of IPv4 or of IPv6: hash fields of one of them"));
+            return Err(Error::invalid(verb, "IPv4 and IPv6 hash fields cannot be combined"));
         }
         let (tcp, udp) = (F::SRC_PORT_TCP | F::DST_PORT_TCP, F::SRC_PORT_UDP | F::DST_PORT_UDP);
         if has(tcp) + has(udp) + has(F::IPSEC_SPI) > 1 {
-            let reason = "a frame is of TCP, of UDP or of IPsec: hash fields of one of them";
+            let reason = "TCP, UDP and IPsec hash fields cannot be combined";
             return Err(Error::invalid(verb, reason));
         }
         if (fields - F::INNER).is_empty() && entries > 1 {
-            let reason = format!("no fields to hash choose no entry of {entries}: name some");
+            let reason = format!("a table of {entries} entries requires hash fields");
             return Err(Error::invalid(verb, reason));
         }
         Ok(())
@@ -212,11 +212,11 @@ impl<P: Provider> RssQp<P> {
             user_handle: init.user_data,
         };
         let created = context.provider().create_rss_qp(&request).map_err(|reason| {
-            let asked = format!("a hash of {fields:?} over {} entries", table.entries);
+            let asked = format!("hash of {fields:?}, table of {} entries", table.entries);
             Error::create(VERB, asked, reason).or_hint(|errno| match errno {
                 Errno::PERM => Some("raw packets require CAP_NET_RAW".into()),
                 Errno::INVAL | Errno::OPNOTSUPP if fields.contains(HashFields::INNER) => {
-                    Some("the device may not look into tunnels: leave INNER out".into())
+                    Some("the device may not support tunnelled headers: omit INNER".into())
                 }
                 _ => None,
             })
@@ -319,11 +319,11 @@ mod tests {
         use HashFields as F;
         let all = F::all();
         assert!(check(F::SRC_IPV4 | F::DST_PORT_UDP, all, 4).is_ok());
-        assert!(check(F::SRC_IPV4 | F::DST_IPV6, all, 4).unwrap_err().contains("IPv4 or of IPv6"));
-        assert!(check(F::SRC_PORT_TCP | F::DST_PORT_UDP, all, 4).unwrap_err().contains("of TCP, of UDP"));
-        assert!(check(F::SRC_PORT_TCP | F::IPSEC_SPI, all, 4).unwrap_err().contains("of IPsec"));
-        assert!(check(F::empty(), all, 2).unwrap_err().contains("no entry of 2"));
-        assert!(check(F::INNER, all, 2).unwrap_err().contains("no entry of 2"));
+        assert!(check(F::SRC_IPV4 | F::DST_IPV6, all, 4).unwrap_err().contains("IPv4 and IPv6"));
+        assert!(check(F::SRC_PORT_TCP | F::DST_PORT_UDP, all, 4).unwrap_err().contains("TCP, UDP and IPsec"));
+        assert!(check(F::SRC_PORT_TCP | F::IPSEC_SPI, all, 4).unwrap_err().contains("TCP, UDP and IPsec"));
+        assert!(check(F::empty(), all, 2).unwrap_err().contains("a table of 2 entries"));
+        assert!(check(F::INNER, all, 2).unwrap_err().contains("a table of 2 entries"));
         assert!(check(F::empty(), all, 1).is_ok());
         assert!(check(F::IPSEC_SPI, all - F::IPSEC_SPI, 1).unwrap_err().contains("not supported"));
         assert!(check(F::from_bits_retain(1 << 40), all, 1).unwrap_err().contains("not supported"));

@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use crate::Error;
 
 pub(crate) fn failed(error: io::Error) -> Error {
-    Error::system("waiting for events in a task", Errno::from_io_error(&error).unwrap_or(Errno::IO))
+    Error::system("waiting for events in an async task", Errno::from_io_error(&error).unwrap_or(Errno::IO))
 }
 
 /// Declares the async wrapper types over the module's `Readiness`, which has `new` and `until`.
@@ -64,7 +64,7 @@ macro_rules! adapters {
                 cq: &mut $crate::Cq<P>,
             ) -> $crate::Result<$crate::WorkCompletion> {
                 if !cq.channel().is_some_and(|channel| channel.is(&self.channel)) {
-                    let reason = "the queue's events do not go to this channel: create it with the channel";
+                    let reason = "the CQ does not use this channel: create the CQ with it";
                     return Err($crate::Error::invalid("CompChannel::completion", reason));
                 }
                 loop {
@@ -161,10 +161,11 @@ macro_rules! adapters {
                         return ended;
                     }
                     if self.endpoint.pending() == 0 {
-                        return Err($crate::Error::invalid("Endpoint::wait", "no operation is under way").into());
+                        let reason = "no operation is outstanding";
+                        return Err($crate::Error::invalid("Endpoint::wait", reason).into());
                     }
                     if !self.endpoint.channel().is(&self.channel) {
-                        let reason = "the endpoint was exchanged for another one: wrap that one anew";
+                        let reason = "the endpoint was replaced by another one: wrap the new one";
                         return Err($crate::Error::invalid("Endpoint::wait", reason).into());
                     }
                     self.endpoint.arm()?;

@@ -101,7 +101,7 @@ impl<P: Provider> Srq<P> {
         let SrqInit { max_wr, max_sge, limit, memory, user_data } = *init;
         if let Some((xrcd, cq)) = xrc {
             pd.context().check_same_context(VERB, "XRC domain", xrcd.context().file())?;
-            pd.context().check_same_context(VERB, "completion queue", cq.shared().context().file())?;
+            pd.context().check_same_context(VERB, "CQ", cq.shared().context().file())?;
         }
         let request = SrqRequest {
             pd: pd.domain().handle,
@@ -115,9 +115,8 @@ impl<P: Provider> Srq<P> {
         // SAFETY: `SrqShared::destroy` keeps the queue until the kernel has destroyed the object,
         // and leaks it otherwise.
         let created = unsafe { pd.context().provider().create_srq(&request) };
-        let CreatedSrq { handle, max_sge, srq_num, queue, .. } = created.map_err(|reason| {
-            Error::create(VERB, format!("{max_wr} receives of {max_sge} elements"), reason)
-        })?;
+        let CreatedSrq { handle, max_sge, srq_num, queue, .. } = created
+            .map_err(|reason| Error::create(VERB, format!("{max_wr} receives of {max_sge} SGEs"), reason))?;
         let shared = SrqShared {
             pd: pd.clone(),
             handle,
@@ -250,14 +249,15 @@ impl<P: Provider> Srq<P> {
         let posted = self.queue.posted();
         if posted > max_wr {
             let reason = format!(
-                "{posted} receives are posted, more than the {max_wr} there shall be room for: let messages take some first"
+                "{posted} posted receives exceed the new capacity of {max_wr}: wait until messages \
+                 consume some"
             );
             return Err(Error::invalid(VERB, reason));
         }
         self.modify(SrqChange::MaxWr(max_wr)).map_err(|reason| {
-            Error::create(VERB, format!("room for {max_wr} receives"), reason).or_hint(|errno| {
+            Error::create(VERB, format!("capacity of {max_wr} receives"), reason).or_hint(|errno| {
                 (errno == Errno::INVAL)
-                    .then(|| "the limit may be higher than that: take it back by `set_limit(0)`".to_owned())
+                    .then(|| "the armed limit may exceed it: disarm it with `set_limit(0)`".to_owned())
             })
         })
     }
@@ -275,10 +275,10 @@ impl<P: Provider> Srq<P> {
         let shared = Arc::clone(&self.shared);
         drop(self);
         let Some(mut shared) = Arc::into_inner(shared) else {
-            return Err(Error::invalid(VERB, "queue pairs still use it: drop them first"));
+            return Err(Error::invalid(VERB, "QPs still use it: drop them first"));
         };
         // SAFETY: `shared` is the last owner, and was not destroyed before.
-        unsafe { shared.destroy() }.map_err(|refused| Error::kernel(VERB, "a shared receive queue", refused))
+        unsafe { shared.destroy() }.map_err(|refused| Error::kernel(VERB, "an SRQ", refused))
     }
 
     fn modify(&mut self, change: SrqChange) -> Result<(), crate::CreateError> {
@@ -293,7 +293,7 @@ impl<P: Provider> Srq<P> {
 
 fn check_depth(verb: &'static str, max_wr: u32, max: u32) -> Result<()> {
     if max_wr == 0 {
-        return Err(Error::invalid(verb, "a shared receive queue must hold at least 1 receive"));
+        return Err(Error::invalid(verb, "an SRQ requires a capacity of at least 1 receive"));
     }
     Error::check_limit(verb, "max_wr", max_wr.into(), max.into())
 }
@@ -302,7 +302,7 @@ fn check_srq_limit(verb: &'static str, limit: u32, holds: u32) -> Result<()> {
     if limit <= holds {
         return Ok(());
     }
-    let reason = format!("a limit of {limit} is above the {holds} receives that the queue holds");
+    let reason = format!("limit {limit} exceeds the capacity of {holds} receives");
     Err(Error::invalid(verb, reason))
 }
 

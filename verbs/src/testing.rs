@@ -81,7 +81,7 @@ impl Plain {
 
     /// A queue pair in RTS. Its destruction fails.
     pub(crate) fn queue_pair(&self, pd: &Pd<Self>) -> Qp<Rc, Self> {
-        let cq = pd.context().create_cq(&CqInit::new(8)).expect("a completion queue");
+        let cq = pd.context().create_cq(&CqInit::new(8)).expect("a CQ");
         let mut qp = pd.create_qp(&QpInit::new(&cq, &cq)).expect("a queue pair");
         qp.assume_state(QpState::RTS);
         qp

@@ -45,10 +45,7 @@ impl AsRawFd for Descriptor {
 impl Readiness {
     fn new(events: &Arc<EventFd>) -> Result<Self> {
         if Handle::try_current().is_err() {
-            return Err(Error::invalid(
-                "tokio",
-                "there is no runtime of tokio here: call this in one of its tasks",
-            ));
+            return Err(Error::invalid("tokio", "no tokio runtime: call this in a task of one"));
         }
         let descriptor = Descriptor(Arc::clone(events));
         // SAFETY: the descriptor stays open and unchanged while `descriptor` exists, which holds an

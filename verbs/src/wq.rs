@@ -97,15 +97,15 @@ impl<P: Provider> Wq<P> {
         let context = pd.context();
         let WqInit { cq, max_recv_wr, max_recv_sge, flags, memory, user_data } = *init;
         if !context.capabilities().work_queues {
-            return Err(Error::Unsupported { verb: VERB, what: "work queues are" });
+            return Err(Error::Unsupported { verb: VERB, what: "WQs are" });
         }
         if max_recv_wr == 0 {
-            return Err(Error::invalid(VERB, "a work queue must hold at least 1 receive"));
+            return Err(Error::invalid(VERB, "a WQ requires a capacity of at least 1 receive"));
         }
         let limits = context.limits();
         Error::check_limit(VERB, "max_recv_wr", max_recv_wr.into(), limits.max_qp_wr.into())?;
         Error::check_limit(VERB, "max_recv_sge", max_recv_sge.into(), limits.max_sge.into())?;
-        context.check_same_context(VERB, "completion queue", cq.shared().context().file())?;
+        context.check_same_context(VERB, "CQ", cq.shared().context().file())?;
         let attr = &context.inner().device_attr;
         if let Some(what) = unsupported_flags(flags, attr.raw_packet_caps, attr.device_cap_flags_ex) {
             return Err(Error::Unsupported { verb: VERB, what });
@@ -122,7 +122,7 @@ impl<P: Provider> Wq<P> {
         // SAFETY: `WqShared::destroy` keeps the queue until the kernel has destroyed the object,
         // and leaks it otherwise.
         let created = unsafe { context.provider().create_wq(&request) }.map_err(|reason| {
-            let asked = format!("{max_recv_wr} receives of {max_recv_sge} elements, {flags:?}");
+            let asked = format!("{max_recv_wr} receives of {max_recv_sge} SGEs, {flags:?}");
             Error::create(VERB, asked, reason).or_hint(|errno| {
                 (errno == Errno::PERM && flags.contains(WqFlags::DELAY_DROP))
                     .then(|| "DELAY_DROP requires CAP_SYS_RAWIO".into())
@@ -196,7 +196,7 @@ impl<P: Provider> Wq<P> {
     #[doc(alias = "IBV_WQS_RDY")]
     pub fn ready(&mut self) -> Result<()> {
         if self.state != WqState::RESET {
-            let reason = format!("the work queue is in {:?}, not in RESET: reset it first", self.state);
+            let reason = format!("the WQ is in {:?}, not in RESET: reset it first", self.state);
             return Err(Error::invalid(MODIFY, reason));
         }
         // SAFETY: the state is not RESET.
@@ -213,7 +213,7 @@ impl<P: Provider> Wq<P> {
     #[doc(alias = "IBV_WQS_ERR")]
     pub fn set_error(&mut self) -> Result<()> {
         if self.state == WqState::RESET {
-            return Err(Error::invalid(MODIFY, "the work queue is in RESET, where nothing is posted"));
+            return Err(Error::invalid(MODIFY, "the WQ is in RESET and has no posted receives"));
         }
         // SAFETY: the state is not RESET.
         unsafe { self.modify_state(WqState::ERR) }
@@ -329,10 +329,10 @@ impl<P: Provider> Wq<P> {
         let shared = Arc::clone(&self.shared);
         drop(self);
         let Some(mut shared) = Arc::into_inner(shared) else {
-            return Err(Error::invalid(VERB, "indirection tables still hold it: drop them first"));
+            return Err(Error::invalid(VERB, "indirection tables still use it: drop them first"));
         };
         // SAFETY: `shared` is the last owner, and was not destroyed before.
-        unsafe { shared.destroy() }.map_err(|refused| Error::kernel(VERB, "a work queue", refused))
+        unsafe { shared.destroy() }.map_err(|refused| Error::kernel(VERB, "a WQ", refused))
     }
 }
 
@@ -340,22 +340,18 @@ impl<P: Provider> Wq<P> {
 fn unsupported_flags(flags: WqFlags, caps: RawPacketCaps, device: DeviceCapFlags) -> Option<&'static str> {
     let has = |cap| caps.contains(cap);
     let offered = [
-        (
-            WqFlags::CVLAN_STRIPPING,
-            has(RawPacketCaps::CVLAN_STRIPPING),
-            "work queues with CVLAN stripping are",
-        ),
-        (WqFlags::SCATTER_FCS, has(RawPacketCaps::SCATTER_FCS), "work queues with FCS scattering are"),
-        (WqFlags::DELAY_DROP, has(RawPacketCaps::DELAY_DROP), "work queues with delay drop are"),
+        (WqFlags::CVLAN_STRIPPING, has(RawPacketCaps::CVLAN_STRIPPING), "WQs with CVLAN stripping are"),
+        (WqFlags::SCATTER_FCS, has(RawPacketCaps::SCATTER_FCS), "WQs with FCS scattering are"),
+        (WqFlags::DELAY_DROP, has(RawPacketCaps::DELAY_DROP), "WQs with delay drop are"),
         (
             WqFlags::PCI_WRITE_END_PADDING,
             device.contains(DeviceCapFlags::PCI_WRITE_END_PADDING),
-            "work queues with PCI write end padding are",
+            "WQs with PCI write end padding are",
         ),
     ];
     let known = offered.iter().fold(WqFlags::empty(), |known, (flag, ..)| known | *flag);
     if flags.intersects(known.complement()) {
-        return Some("unknown work queue flags are");
+        return Some("unknown WQ flags are");
     }
     offered.into_iter().find(|(flag, offered, _)| flags.contains(*flag) && !offered).map(|(.., what)| what)
 }

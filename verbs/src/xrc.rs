@@ -88,10 +88,10 @@ impl<P: Provider> Xrcd<P> {
         let handle = command::open_xrcd(context.file(), shared, flags).map_err(|refused| {
             Error::kernel(VERB, format!("{share:?}"), refused).or_hint(|errno| match (errno, share) {
                 (Errno::AGAIN, XrcdShare::Join(_)) => {
-                    Some("no process has an XRC domain of that file: create it first".into())
+                    Some("no process has an XRC domain with that file: create it first".into())
                 }
                 (Errno::INVAL, XrcdShare::Create(_)) => {
-                    Some("an XRC domain of that file exists already: join it".into())
+                    Some("an XRC domain with that file exists: join it".into())
                 }
                 _ => None,
             })
@@ -143,7 +143,7 @@ impl<P: Provider> Xrcd<P> {
     pub fn close(self) -> Result<()> {
         const VERB: &str = "close_xrcd";
         let Some(mut inner) = Arc::into_inner(self.inner) else {
-            return Err(Error::invalid(VERB, "queues or queue pairs are still in it: drop them first"));
+            return Err(Error::invalid(VERB, "SRQs or QPs still use it: drop them first"));
         };
         inner.closed = true;
         // SAFETY: every user of the domain holds an `Arc` of this, and this was the last one.

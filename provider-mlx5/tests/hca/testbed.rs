@@ -141,7 +141,7 @@ impl Testbed {
             compression,
             ..CqSetup::default()
         };
-        let number = self.hca.engine().create_cq(setup).expect("a completion queue");
+        let number = self.hca.engine().create_cq(setup).expect("a CQ");
         let queue = parts.finish(number);
         self.map_memory(ring);
         self.map_memory(page_of(doorbell));
@@ -161,7 +161,7 @@ impl Testbed {
             xrcd: None,
             linked: true,
         };
-        let number = self.hca.engine().create_srq(setup, 0).expect("a shared receive queue");
+        let number = self.hca.engine().create_srq(setup, 0).expect("an SRQ");
         parts.number(number);
         self.map_memory(parts.ring);
         self.map_memory(page_of(parts.doorbell));

@@ -336,7 +336,7 @@ impl Testbed {
             doorbell,
             ..CqSetup::default()
         };
-        let number = hca.device.engine().create_cq(setup).expect("a completion queue");
+        let number = hca.device.engine().create_cq(setup).expect("a CQ");
         drop(hca);
         Cq { queue: parts.finish(number), number, ring, log, hca: Arc::clone(&self.hca) }
     }
@@ -357,7 +357,7 @@ impl Testbed {
             xrcd: None,
             linked: true,
         };
-        let number = hca.device.engine().create_srq(setup, 0).expect("a shared receive queue");
+        let number = hca.device.engine().create_srq(setup, 0).expect("an SRQ");
         parts.number(number);
         drop(hca);
         Srq { ring: parts.ring, queue: parts.queue, number, hca: Arc::clone(&self.hca) }

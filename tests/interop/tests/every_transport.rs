@@ -248,11 +248,11 @@ fn unsupported_options_of_a_transport_are_refused_first() {
         refused(Kind::Uc, &["-m", "4096"], &format!("above that of port 1 (active_mtu {mtu})"));
     }
     refused(Kind::Uc, &["-r", "2000000"], "more than a queue pair holds (max_qp_wr ");
-    refused(Kind::Srq, &["-r", "2000000"], "more than a shared receive queue holds (max_srq_wr ");
+    refused(Kind::Srq, &["-r", "2000000"], "more than an SRQ holds (max_srq_wr ");
     let attr = device::open().query_device().expect("the device");
     if attr.max_srq_wr >= attr.max_cqe {
         let most = attr.max_cqe.to_string();
-        let words = "complete into more entries than a completion queue has (max_cqe ";
+        let words = "complete into more entries than a CQ has (max_cqe ";
         refused(Kind::Srq, &["-r", &most], words);
     }
     refused(Kind::Srq, &["-r", "15"], "15 receives (-r) are too few for 16 queue pairs (-q)");

@@ -51,7 +51,7 @@ pub fn warm_up() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let pd = open().alloc_pd().expect("a protection domain");
-        let cq = pd.context().create_cq(&CqInit::new(1)).expect("a completion queue");
+        let cq = pd.context().create_cq(&CqInit::new(1)).expect("a CQ");
         let qp: Qp<Rc> = pd.create_qp(&QpInit::new(&cq, &cq)).expect("a queue pair");
         let region = pd.register(vec![0; 64], Access::LOCAL_WRITE).expect("a region");
         drop((region, qp, cq, pd));
@@ -173,9 +173,7 @@ pub fn soft_roce_validates_ah() -> Requirement {
 /// If the device does not support it.
 pub fn srq_resize() -> Requirement {
     let flags = open().query_device().expect("the device's attributes").device_cap_flags;
-    need(flags.contains(DeviceCapFlags::SRQ_RESIZE), || {
-        format!("{} does not resize shared receive queues", name())
-    })
+    need(flags.contains(DeviceCapFlags::SRQ_RESIZE), || format!("{} does not resize SRQs", name()))
 }
 
 /// For tests of forbidden uses of windows and their regions. Soft-RoCE's driver executes binds and

@@ -107,7 +107,7 @@ impl UdEndpoint {
     /// One UD endpoint with a CQ created from `cq`.
     pub fn new(pd: &Pd, cq: CqInit<'_>, len: usize, access: Access) -> Self {
         let context = pd.context();
-        let cq = context.create_cq(&cq).expect("a completion queue");
+        let cq = context.create_cq(&cq).expect("a CQ");
         let mut qp = pd.create_qp::<Ud>(&QpInit::new(&cq, &cq)).expect("a queue pair");
         qp.init(&UdInitAttr::new(1, QKEY)).expect("INIT");
         qp.ready_to_receive().expect("RTR");

@@ -74,7 +74,7 @@ pub fn domain() -> Pd {
 /// A side in RESET.
 pub fn side(pd: &Pd, plan: Plan) -> Side {
     let entries = plan.cap.max_send_wr + plan.cap.max_recv_wr;
-    Side::on(pd, plan, pd.context().create_cq(&CqInit::new(entries)).expect("a completion queue"))
+    Side::on(pd, plan, pd.context().create_cq(&CqInit::new(entries)).expect("a CQ"))
 }
 
 /// A side in RESET with the CQ `cq` and this user data.

@@ -86,11 +86,9 @@ impl DeviceLimits {
             return Some(problem);
         }
         match (requested.kind, self.max_srq_wr) {
-            (Kind::Srq, 0) => return Some("no shared receive queues (max_srq)".into()),
+            (Kind::Srq, 0) => return Some("no SRQs (max_srq)".into()),
             (Kind::Srq, max) if depth > max => {
-                return Some(format!(
-                    "{depth} receives (-r) are more than a shared receive queue holds (max_srq_wr {max})"
-                ));
+                return Some(format!("{depth} receives (-r) are more than an SRQ holds (max_srq_wr {max})"));
             }
             (Kind::Srq, _) => {}
             _ if depth > self.max_qp_wr => {
@@ -113,8 +111,7 @@ impl DeviceLimits {
                 format!("{} sends", requested.num_qp)
             };
             return Some(format!(
-                "{depth} receives (-r) and {sends} complete into more entries than a completion queue has \
-                 (max_cqe {max})"
+                "{depth} receives (-r) and {sends} complete into more entries than a CQ has (max_cqe {max})"
             ));
         }
         None
@@ -155,9 +152,7 @@ impl DeviceLimits {
         }
         (requested.clients > self.max_srq_wr).then(|| {
             let (clients, max) = (requested.clients, self.max_srq_wr);
-            format!(
-                "{clients} clients (-c) are more than a shared receive queue has receives (max_srq_wr {max})"
-            )
+            format!("{clients} clients (-c) are more than an SRQ has receives (max_srq_wr {max})")
         })
     }
 
@@ -268,7 +263,7 @@ mod tests {
             (["-s", "0x800001"], "longer than port 1 carries (max_msg_sz 8388608)"),
             (["-m", "2048"], "above that of port 1 (active_mtu 1024)"),
             (["-r", "2000000"], "more than a queue pair holds (max_qp_wr 1048576)"),
-            (["-r", "32767"], "more entries than a completion queue has (max_cqe 32767)"),
+            (["-r", "32767"], "more entries than a CQ has (max_cqe 32767)"),
         ] {
             let text = result_of(&rxe(), &args).unwrap_err();
             assert!(text.contains(words), "{text}");
@@ -314,17 +309,14 @@ mod tests {
     fn shared_receive_queues_have_limits_of_their_own() {
         let small = DeviceLimits { max_srq_wr: 100, max_qp: 20, ..rxe() };
         let text = result_of_kind("srq", &small, &["-r", "101"]).unwrap_err();
-        assert!(text.contains("more than a shared receive queue holds (max_srq_wr 100)"), "{text}");
+        assert!(text.contains("more than an SRQ holds (max_srq_wr 100)"), "{text}");
         let text = result_of_kind("srq", &small, &["-r", "100", "-q", "21"]).unwrap_err();
         assert!(text.contains("21 queue pairs (-q) are more than there can be (max_qp 20)"), "{text}");
         let text = result_of_kind("srq", &rxe(), &["-r", "32752"]).unwrap_err();
         assert!(text.contains("32752 receives (-r) and 16 sends complete into more entries"), "{text}");
         result_of_kind("srq", &rxe(), &["-r", "32751"]).unwrap();
         let none = DeviceLimits { max_srq_wr: 0, ..rxe() };
-        assert_eq!(
-            result_of_kind("srq", &none, &[]).unwrap_err(),
-            "rxe0: no shared receive queues (max_srq)"
-        );
+        assert_eq!(result_of_kind("srq", &none, &[]).unwrap_err(), "rxe0: no SRQs (max_srq)");
         let text = result_of_kind("srq", &rxe(), &["-o"]).unwrap_err();
         assert!(text.contains("for both send and shared receive on RC"), "{text}");
         result_of_kind("srq", &DeviceLimits { odp_rc: ODP_SEND | ODP_SRQ_RECV, ..rxe() }, &["-o"]).unwrap();

@@ -64,14 +64,14 @@ impl<P: Provider> Context<P> {
             }
             reason => Error::create(VERB, device.name(), reason).or_hint(|errno| {
                 (errno == Errno::INVAL).then(|| {
-                    "the file may have no context: open the device in the process that sends it".into()
+                    "the file may have no context: the sending process must open the device first".into()
                 })
             }),
         })?;
         let events = AsyncEvents::create(&file)?;
         let stream = events.as_fd().try_clone_to_owned().map_err(|error| {
             let errno = Errno::from_io_error(&error).unwrap_or(Errno::MFILE);
-            Error::system("doubling the descriptor of asynchronous events", errno)
+            Error::system("duplicating the descriptor of asynchronous events", errno)
         })?;
         file.send_events_to(stream);
         Self::with_file(VERB, &device, file, provider, events)
@@ -112,7 +112,7 @@ impl<P: Provider> Context<P> {
         device_attr: bareverbs_uapi::write::structs::ExQueryDeviceResp,
     ) -> Self {
         let capabilities =
-            Capabilities::of(&file, &provider, &device_attr).expect("a provider that tells all");
+            Capabilities::of(&file, &provider, &device_attr).expect("a provider with complete attributes");
         let events = AsyncEvents::for_test(&file);
         let (device, reg_mr) = (Device::for_test(), RegMrMethod::default());
         let inner = Arc::new(ContextInner { capabilities, file, device, reg_mr, device_attr, events });
@@ -204,7 +204,7 @@ fn device_file(verb: &'static str, device: &Device, fd: OwnedFd, driver: DriverI
     };
     file.map_err(|error| match error {
         OpenError::Ioctl(refused) => Error::kernel(verb, device.name(), refused),
-        error => Error::invalid(verb, format!("the file of device {}: {error}", device.name())),
+        error => Error::invalid(verb, format!("the device file of {}: {error}", device.name())),
     })
 }
 

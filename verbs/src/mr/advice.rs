@@ -69,7 +69,7 @@ impl<M> Mr<M> {
         }
         // rxe does not check that a region is ODP (`rxe_ib_prefetch_sg_list` of `rxe_odp.c`).
         if !self.access().contains(Access::ON_DEMAND) {
-            let reason = "the region is pinned: only regions registered ON_DEMAND take advice";
+            let reason = "the MR is pinned: advice requires an MR registered with ON_DEMAND";
             return Err(Error::invalid(VERB, reason));
         }
         if length == 0 {

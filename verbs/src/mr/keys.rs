@@ -42,7 +42,7 @@ impl MrKeys {
 
     /// Length in bytes.
     #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "a region has at least 1 byte")]
+    #[expect(clippy::len_without_is_empty, reason = "the length of an MR is at least 1 byte")]
     pub fn len(&self) -> usize {
         self.len
     }

@@ -29,19 +29,19 @@ impl<M> Mr<M> {
     unsafe fn rereg(&mut self, domain: Option<&Arc<PdShared>>, access: Option<Access>) -> Result<()> {
         let registration = &mut *self.registration;
         if domain.is_some_and(|domain| !Arc::ptr_eq(&domain.context, &registration.domain.context)) {
-            let reason = "the protection domain belongs to another context than the region";
+            let reason = "the PD and the MR belong to different contexts";
             return Err(Error::invalid(VERB, reason));
         }
         let Object::Own(handle) = registration.object else {
-            let reason = "it is part of an implicit ODP region and has that region's access and domain";
+            let reason = "a child of an implicit ODP MR has the access and the PD of its parent";
             return Err(Error::invalid(VERB, reason));
         };
         if let Some(access) = access
             && (access ^ registration.access).contains(Access::ON_DEMAND)
             && is_soft_roce(&registration.domain)
         {
-            let reason = "Soft-RoCE neither pins nor unpins a region that it has: leave ON_DEMAND as it was at \
-                          registration, or register anew";
+            let reason =
+                "Soft-RoCE cannot change ON_DEMAND of an MR: keep it unchanged, or register a new MR";
             return Err(Error::invalid(VERB, reason));
         }
         let change = ReregMr { pd: domain.map(|domain| domain.handle), access };
@@ -61,12 +61,12 @@ impl<M> Mr<M> {
             _ => Error::kernel(VERB, format!("lkey {:#x}, {change:?}", registration.lkey), refused).or_hint(
                 |errno| match errno {
                     Errno::ACCESS => Some(
-                        "a region that was registered without LOCAL_WRITE cannot be made writable: register anew"
+                        "an MR registered without LOCAL_WRITE cannot be made writable: register a new MR"
                             .into(),
                     ),
-                    Errno::INVAL | Errno::OPNOTSUPP => {
-                        access.and_then(|access| mr_hints::access_hint(access, &registration.domain.context.capabilities))
-                    }
+                    Errno::INVAL | Errno::OPNOTSUPP => access.and_then(|access| {
+                        mr_hints::access_hint(access, &registration.domain.context.capabilities)
+                    }),
                     _ => None,
                 },
             ),

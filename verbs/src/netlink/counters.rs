@@ -110,7 +110,7 @@ impl RdmaNetlink {
     /// [`Error::System`](crate::Error::System) if there is no such port;
     /// [`Error::Netlink`](crate::Error::Netlink) if the response is malformed.
     pub fn counter_status(&mut self, device: &str, port: u32) -> Result<Option<Vec<CounterStatus>>> {
-        let what = format!("asking which counters port {port} of {device} has");
+        let what = format!("listing the counters of port {port} of {device}");
         self.request_port(
             &what,
             device,
@@ -129,7 +129,7 @@ impl RdmaNetlink {
     /// [`Error::Netlink`](crate::Error::Netlink) if the response is malformed.
     #[doc(alias = "rdma_nl_counter_mode")]
     pub fn counter_binding(&mut self, device: &str, port: u32) -> Result<Option<CounterBinding>> {
-        let what = format!("asking how queue pairs of port {port} of {device} are counted");
+        let what = format!("querying the QP counter mode of port {port} of {device}");
         let fill = |request: &mut MessageWriter<'_>| {
             request
                 .put_u32(Attribute::STAT_RES.0, Attribute::RES_QP.0.into())

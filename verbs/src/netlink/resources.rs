@@ -181,19 +181,19 @@ lists! {
     /// }
     /// # Ok::<(), bareverbs::Error>(())
     /// ```
-    queue_pairs -> QpResource: RES_QP_GET, RES_QP, "listing queue pairs";
+    queue_pairs -> QpResource: RES_QP_GET, RES_QP, "listing QPs";
     /// The completion queues of the device named `device`.
-    completion_queues -> CqResource: RES_CQ_GET, RES_CQ, "listing completion queues";
+    completion_queues -> CqResource: RES_CQ_GET, RES_CQ, "listing CQs";
     /// The memory regions of the device named `device`.
-    memory_regions -> MrResource: RES_MR_GET, RES_MR, "listing memory regions";
+    memory_regions -> MrResource: RES_MR_GET, RES_MR, "listing MRs";
     /// The protection domains of the device named `device`.
-    protection_domains -> PdResource: RES_PD_GET, RES_PD, "listing protection domains";
+    protection_domains -> PdResource: RES_PD_GET, RES_PD, "listing PDs";
     /// The CM IDs of the device named `device`.
-    connection_ids -> CmIdResource: RES_CM_ID_GET, RES_CM_ID, "listing connection identifiers";
+    connection_ids -> CmIdResource: RES_CM_ID_GET, RES_CM_ID, "listing CM IDs";
     /// The open contexts of the device named `device`.
-    contexts -> ContextResource: RES_CTX_GET, RES_CTX, "listing open contexts";
+    contexts -> ContextResource: RES_CTX_GET, RES_CTX, "listing contexts";
     /// The shared receive queues of the device named `device`.
-    shared_receive_queues -> SrqResource: RES_SRQ_GET, RES_SRQ, "listing shared receive queues";
+    shared_receive_queues -> SrqResource: RES_SRQ_GET, RES_SRQ, "listing SRQs";
 }
 
 impl RdmaNetlink {

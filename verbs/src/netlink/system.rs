@@ -27,7 +27,7 @@ impl RdmaNetlink {
     pub fn system(&mut self) -> Result<SystemInfo> {
         let mut info = SystemInfo { copy_on_fork: false, shared_net_namespaces: false };
         self.request(
-            "asking for the system's settings",
+            "querying the system settings",
             Command::SYS_GET,
             MessageFlags::empty(),
             |_| {},

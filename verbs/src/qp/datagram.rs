@@ -117,7 +117,7 @@ impl<P: Provider> Qp<Ud, P> {
         if !(0xc000..0xffff).contains(&lid) {
             return Err(Error::invalid(
                 "attach_mcast",
-                format!("the LID {lid:#x} is no group's (0xc000 to 0xfffe)"),
+                format!("{lid:#x} is not a multicast LID (0xc000 to 0xfffe)"),
             ));
         }
         self.attach(group, lid)
@@ -126,7 +126,7 @@ impl<P: Provider> Qp<Ud, P> {
     fn attach(&mut self, group: Gid, lid: u16) -> Result<()> {
         const VERB: &str = "attach_mcast";
         if !group.is_multicast() {
-            return Err(Error::invalid(VERB, format!("{group} is no multicast address")));
+            return Err(Error::invalid(VERB, format!("{group} is not a multicast GID")));
         }
         if self.groups.contains(&(group, lid)) {
             return Ok(());
@@ -135,10 +135,10 @@ impl<P: Provider> Qp<Ud, P> {
             Error::kernel(VERB, format!("QP {:#x}, {group}", self.qp_num), refused).or_hint(|errno| {
                 match errno {
                     Errno::NOMEM => {
-                        Some("the device may have no more groups, or the group no more members".to_owned())
+                        Some("the device may have no free multicast group or member entry".to_owned())
                     }
                     Errno::INVAL if lid == 0 => {
-                        Some("on InfiniBand a group has a LID: name it (`attach_mcast_at`)".to_owned())
+                        Some("InfiniBand requires the LID of the group: use `attach_mcast_at`".to_owned())
                     }
                     _ => None,
                 }
@@ -157,7 +157,7 @@ impl<P: Provider> Qp<Ud, P> {
     pub fn detach_mcast(&mut self, group: Gid) -> Result<()> {
         const VERB: &str = "detach_mcast";
         let Some(place) = self.groups.iter().position(|(joined, _)| *joined == group) else {
-            let reason = format!("QP {:#x} is not in the group {group}", self.qp_num);
+            let reason = format!("QP {:#x} is not attached to group {group}", self.qp_num);
             return Err(Error::invalid(VERB, reason));
         };
         // SAFETY: `self` owns the QP.

@@ -39,7 +39,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         self.modify_qp(VERB, &attr, QpAttrMask::STATE | QpAttrMask::EN_SQD_ASYNC_NOTIFY).map_err(|error| {
             error.or_hint(|errno| {
                 (errno == Errno::INVAL).then(|| {
-                    "the queue pair may have failed, or the driver know no such state, as ConnectX's does not".into()
+                    "the QP may have failed, or the driver may not support SQD (ConnectX's does not)".into()
                 })
             })
         })
@@ -58,7 +58,9 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         self.modify_qp(VERB, &attr, QpAttrMask::STATE).map_err(|error| {
             error.or_hint(|errno| {
                 (errno == Errno::INVAL).then(|| {
-                    "the queue may still be draining, which the event SQ_DRAINED ends, or have failed".into()
+                    "the send queue may still be draining (wait for the event SQ_DRAINED), or the \
+                     QP may have failed"
+                        .into()
                 })
             })
         })?;
@@ -78,7 +80,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     pub fn set_error(&mut self) -> Result<()> {
         const VERB: &str = "modify_qp to ERR";
         if self.state() == QpState::RESET {
-            return Err(Error::invalid(VERB, "the queue pair is in RESET, where nothing is under way"));
+            return Err(Error::invalid(VERB, "the QP is in RESET and has no outstanding requests"));
         }
         let attr = QpAttr { qp_state: QpState::ERR, ..QpAttr::default() };
         self.modify_qp(VERB, &attr, QpAttrMask::STATE)
@@ -108,7 +110,8 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         self.modify_qp("modify_qp to RESET", &attr, QpAttrMask::STATE).map_err(|error| {
             error.or_hint(|errno| {
                 (errno == Errno::INVAL && self.state() == QpState::SQD).then(|| {
-                    "the queue is still draining: wait for the event SQ_DRAINED, or bring it to ERR first"
+                    "the send queue is still draining: wait for the event SQ_DRAINED, or move the \
+                     QP to ERR first"
                         .into()
                 })
             })

@@ -49,8 +49,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         let own = self.sq.ece().ok_or(Error::Unsupported { verb: VERB, what: ECE_OPTIONS })?;
         if ece.vendor_id != own.vendor_id {
             let (given, own) = (ece.vendor_id, own.vendor_id);
-            let reason =
-                format!("the options are of vendor {given:#x}, and this device is of vendor {own:#x}");
+            let reason = format!("the options are of vendor {given:#x}, the device is of vendor {own:#x}");
             return Err(Error::invalid(VERB, reason));
         }
         self.sq.set_ece(ece.options);

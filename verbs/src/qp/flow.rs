@@ -159,7 +159,7 @@ impl Flows {
         const VERB: &str = "create_flow";
         context.check_port(rule.port.into())?;
         if rule.upper.is_some() && rule.ipv4.is_none() {
-            let reason = "ports without an IP header: set `ipv4`, if only to its default";
+            let reason = "matching ports requires an IP header: set `ipv4`, for example to its default";
             return Err(Error::invalid(VERB, reason));
         }
         let (specs, num_of_specs) = rule.specs();
@@ -173,9 +173,7 @@ impl Flows {
         let flow = command::create_flow(context.file(), qp, flow, &specs).map_err(|refused| {
             Error::kernel(VERB, format!("{rule:?}"), refused).or_hint(|errno| match errno {
                 Errno::PERM => Some("flows require CAP_NET_RAW".into()),
-                Errno::INVAL => {
-                    Some("the device may not match such headers, or have no such priority".into())
-                }
+                Errno::INVAL => Some("the device may not support these headers or this priority".into()),
                 _ => None,
             })
         })?;
@@ -187,7 +185,7 @@ impl Flows {
     pub(crate) fn destroy<P: Provider>(&mut self, context: &Context<P>, flow: FlowId) -> Result<()> {
         const VERB: &str = "destroy_flow";
         let at = self.0.iter().position(|own| *own == flow.0);
-        let at = at.ok_or_else(|| Error::invalid(VERB, "the flow is none of this queue pair"))?;
+        let at = at.ok_or_else(|| Error::invalid(VERB, "the flow belongs to another QP"))?;
         // SAFETY: the flow is one of this QP's, as checked above.
         unsafe { command::destroy_flow(context.file(), flow.0) }
             .map_err(|refused| Error::kernel(VERB, "a flow", refused))?;

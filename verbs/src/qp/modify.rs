@@ -49,7 +49,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         self.modify_qp(INIT, &all, mask).map_err(|error| {
             error.or_hint(|errno| {
                 (errno == Errno::INVAL)
-                    .then(|| format!("this kernel or device may not know access {:?}", attr.access))
+                    .then(|| format!("this kernel or device may not support access {:?}", attr.access))
             })
         })
     }
@@ -76,7 +76,7 @@ pub(super) fn check_init<P: Provider>(context: &Context<P>, attr: &InitAttr) -> 
     check_pkey(context, attr.port, attr.pkey_index)?;
     let unknown = attr.access.difference(QP_ACCESS);
     if !unknown.is_empty() {
-        let reason = format!("a queue pair can't grant access {unknown:?}: leave it to regions");
+        let reason = format!("a QP cannot grant access {unknown:?}: these flags apply to MRs only");
         return Err(Error::invalid(INIT, reason));
     }
     Ok(())
@@ -91,7 +91,7 @@ pub(super) fn check_peer<P: Provider>(
 ) -> Result<AhAttr> {
     let port = context.port_for_qp(address.port)?;
     if let Some(grh) = address.grh.filter(|grh| grh.dgid.is_multicast()) {
-        let reason = format!("{} is a multicast group, and a connection has one peer", grh.dgid);
+        let reason = format!("a connected QP cannot use the multicast group {}", grh.dgid);
         return Err(Error::invalid(RTR, reason));
     }
     let path = context.validate_path(RTR, address, &port)?;
@@ -114,7 +114,7 @@ fn check_pkey<P: Provider>(context: &Context<P>, port: u8, index: u16) -> Result
     if index < length {
         return Ok(());
     }
-    let reason = format!("P_Key index {index} is outside the table of {length} of port {port}");
+    let reason = format!("P_Key index {index} exceeds the table of {length} entries of port {port}");
     Err(Error::invalid(INIT, reason))
 }
 
@@ -182,12 +182,8 @@ impl<P: Provider> Qp<Ud, P> {
         let (all, mask) = attr.into();
         self.modify_qp(INIT, &all, mask).map_err(|error| {
             error.or_hint(|errno| {
-                (errno == Errno::PERM).then(|| {
-                    format!(
-                        "Q_Key {:#x} has the highest bit set, which requires privilege: clear it",
-                        attr.qkey
-                    )
-                })
+                (errno == Errno::PERM)
+                    .then(|| format!("Q_Key {:#x} is privileged (highest bit set): clear the bit", attr.qkey))
             })
         })
     }
@@ -320,7 +316,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         let request = attr.to_kernel(self.handle, QpAttrMask::STATE);
         self.bring_to_reset(&request, 1).map_err(|refused| {
             self.refused(verb, QpAttrMask::STATE, refused).or_hint(|_| {
-                Some("the queue pair was not reset completely: call `Qp::reset` again, or drop it".into())
+                Some("the reset of the QP is incomplete: call `Qp::reset` again, or drop the QP".into())
             })
         })
     }
@@ -352,7 +348,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         if self.state() == needed {
             return Ok(());
         }
-        Err(Error::invalid(verb, format!("the queue pair is in {:?}, not in {needed:?}", self.state())))
+        Err(Error::invalid(verb, format!("the QP is in {:?}, not in {needed:?}", self.state())))
     }
 }
 

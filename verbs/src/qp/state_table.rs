@@ -87,8 +87,8 @@ pub(super) fn explain_invalid_modify(
     let to = if mask.contains(QpAttrMask::STATE) { attr.qp_state } else { from };
     let Some((required, optional)) = qp_state_table(qp_type, from, to) else {
         return format!(
-            "no transition from {from:?} to {to:?}: the order is RESET, INIT, RTR, RTS, with SQD and back from RTS, \
-             and ERR and RESET from any"
+            "no transition from {from:?} to {to:?}: the order is RESET, INIT, RTR, RTS; RTS to SQD \
+             and back; any state to ERR or RESET"
         );
     };
     let missing = required.difference(mask);
@@ -98,8 +98,7 @@ pub(super) fn explain_invalid_modify(
     } else if !unexpected.is_empty() {
         format!("the transition does not allow {unexpected:?}")
     } else {
-        "a value is beyond what the device has, or the queue pair has failed by itself, which a query tells"
-            .into()
+        "a value may exceed a limit of the device, or the QP may have moved itself to ERR: query it".into()
     }
 }
 
@@ -134,11 +133,11 @@ pub(super) fn check_values(
         }
     }
     if mask.contains(QpAttrMask::PATH_MTU) && attr.path_mtu == 0 {
-        return Err(Error::invalid(verb, "path_mtu 0 is none: 1 stands for 256 bytes, 5 for 4096"));
+        return Err(Error::invalid(verb, "path_mtu 0 is invalid: 1 is 256 bytes, 5 is 4096 bytes"));
     }
     // A QP may have moved itself to SQE after a failed send. From there it can go to RTS.
     if mask.contains(CUR) && ![state, QpState::SQE].contains(&attr.cur_qp_state) {
-        let reason = format!("the queue pair is in {state:?}, not in {:?}", attr.cur_qp_state);
+        let reason = format!("the QP is in {state:?}, not in {:?}", attr.cur_qp_state);
         return Err(Error::invalid(verb, reason));
     }
     Ok(())
@@ -171,7 +170,7 @@ mod tests {
         assert!(text.contains("does not allow") && text.contains("AV"), "{text}");
         let text = explanation(rc, QpState::INIT, QpState::RTS, NONE);
         assert!(text.starts_with("no transition from INIT to RTS: the order is RESET, INIT"), "{text}");
-        assert!(explanation(rc, QpState::RTS, QpState::SQD, NOTIFY).starts_with("a value is beyond"));
+        assert!(explanation(rc, QpState::RTS, QpState::SQD, NOTIFY).starts_with("a value may exceed"));
         let text = explain_invalid_modify(rc, QpState::RTS, &QpAttr::default(), PORT);
         assert!(text.contains("does not allow") && text.contains("PORT"), "{text}");
     }
@@ -188,8 +187,8 @@ mod tests {
             ),
             (QpAttr { timeout: 32, ..zero }, QpAttrMask::TIMEOUT, "timeout 32 is above 31"),
             (QpAttr { path_mtu: 6, ..zero }, QpAttrMask::PATH_MTU, "path_mtu 6 is above 5"),
-            (zero, QpAttrMask::PATH_MTU, "path_mtu 0 is none: 1 stands for 256 bytes, 5 for 4096"),
-            (zero, CUR, "the queue pair is in RTS, not in RESET"),
+            (zero, QpAttrMask::PATH_MTU, "path_mtu 0 is invalid: 1 is 256 bytes, 5 is 4096 bytes"),
+            (zero, CUR, "the QP is in RTS, not in RESET"),
         ] {
             let refused = check(attr, mask).unwrap_err().to_string();
             assert_eq!(refused, format!("modify_qp: {words}"));

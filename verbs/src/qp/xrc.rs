@@ -185,7 +185,7 @@ impl<P: Provider> XrcTarget<P> {
             command::open_xrc_target(xrcd.context().file(), &request, qp_num).map_err(|refused| {
                 Error::kernel(VERB, format!("QP {qp_num:#x}"), refused).or_hint(|errno| {
                     (errno == rustix::io::Errno::INVAL)
-                        .then(|| "the domain may have no such target".to_owned())
+                        .then(|| "the XRC domain may have no such target QP".to_owned())
                 })
             })?;
         let (xrcd, handle) = (xrcd.clone(), opened.handle);
@@ -271,7 +271,7 @@ impl<P: Provider> XrcTarget<P> {
     pub fn set_error(&mut self) -> Result<()> {
         const VERB: &str = "modify_qp to ERR";
         if self.state == QpState::RESET {
-            return Err(Error::invalid(VERB, "the queue pair is in RESET, where nothing is under way"));
+            return Err(Error::invalid(VERB, "the QP is in RESET and has no outstanding requests"));
         }
         self.modify_qp(VERB, (QpAttr { qp_state: QpState::ERR, ..QpAttr::default() }, QpAttrMask::STATE))
     }
@@ -324,7 +324,7 @@ impl<P: Provider> XrcTarget<P> {
         if self.state == needed {
             return Ok(());
         }
-        Err(Error::invalid(verb, format!("the queue pair is in {:?}, not in {needed:?}", self.state)))
+        Err(Error::invalid(verb, format!("the QP is in {:?}, not in {needed:?}", self.state)))
     }
 
     fn modify_qp(&mut self, verb: &'static str, (attr, mask): (QpAttr, QpAttrMask)) -> Result<()> {

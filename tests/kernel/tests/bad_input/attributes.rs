@@ -27,12 +27,13 @@ pub(crate) fn reset_to_init_attributes_are_validated() {
         let good = InitAttr::new(1);
         let length = pd.context().query_port(1).unwrap().pkey_tbl_len;
         for pkey_index in [length, 0x8000, u16::MAX] {
-            let text = format!("{INIT}: P_Key index {pkey_index} is outside the table of {length} of port 1");
+            let text =
+                format!("{INIT}: P_Key index {pkey_index} exceeds the table of {length} entries of port 1");
             invalid(rc.qp.init(&InitAttr { pkey_index, ..good }), &text);
             invalid(ud.init(&UdInitAttr { pkey_index, ..UdInitAttr::new(1, 7) }), &text);
         }
         for access in [Access::ZERO_BASED, Access::HUGETLB, Access::from_bits_retain(1 << 31)] {
-            let text = format!("{INIT}: a queue pair can't grant access {access:?}: leave it to regions");
+            let text = format!("{INIT}: a QP cannot grant access {access:?}: these flags apply to MRs only");
             invalid(rc.qp.init(&InitAttr { access: access | Access::LOCAL_WRITE, ..good }), &text);
         }
         assert_eq!((rc.qp.state(), rc.kernel_state()), (QpState::RESET, QpState::RESET));
@@ -40,7 +41,10 @@ pub(crate) fn reset_to_init_attributes_are_validated() {
         assert_eq!(ud.query().unwrap().0.qp_state, QpState::RESET);
         let access = Access::REMOTE_READ | Access::RELAXED_ORDERING;
         if let Err(refused) = rc.qp.init(&InitAttr { access, ..good }) {
-            assert!(refused.to_string().ends_with(&format!("may not know access {access:?}")), "{refused}");
+            assert!(
+                refused.to_string().ends_with(&format!("may not support access {access:?}")),
+                "{refused}"
+            );
             rc.qp.init(&good).unwrap();
         }
         ud.init(&UdInitAttr::new(1, 7)).unwrap();
@@ -56,7 +60,12 @@ pub(crate) fn privileged_qkey_is_rejected_without_privilege() {
             let mut ud = pd.create_qp::<Ud>(&QpInit::new(&cq, &cq)).unwrap();
             let privileged = ud.init(&UdInitAttr::new(1, 0x8000_0001));
             if let Err(refused) = privileged {
-                refused_by_kernel(Err::<(), _>(refused), INIT, 1, "which requires privilege: clear it");
+                refused_by_kernel(
+                    Err::<(), _>(refused),
+                    INIT,
+                    1,
+                    "is privileged (highest bit set): clear the bit",
+                );
                 assert_eq!(ud.query().unwrap().0.qp_state, QpState::RESET);
                 ud.init(&UdInitAttr::new(1, 0x7fff_ffff)).unwrap();
             }
@@ -75,11 +84,8 @@ pub(crate) fn ah_attr_is_validated_in_init_to_rtr() {
         let cases = [
             (AhAttr { sl: 16, ..good.address }, "service level 16 is above 15"),
             (way(GlobalRoute { flow_label: 1 << 20, ..grh }), "flow label 0x100000 has more than 20 bits"),
-            (way(GlobalRoute { dgid: Gid::default(), ..grh }), "the peer's GID is zero"),
-            (
-                AhAttr { grh: None, ..good.address },
-                "RoCE reaches a peer by its GID only: give the address a global route",
-            ),
+            (way(GlobalRoute { dgid: Gid::default(), ..grh }), "the destination GID is zero"),
+            (AhAttr { grh: None, ..good.address }, "RoCE addresses require a global route: set `grh`"),
         ];
         let ethernet = device::ethernet().is_ok();
         for (address, words) in cases.into_iter().filter(|(way, _)| ethernet || way.grh.is_some()) {
@@ -89,7 +95,7 @@ pub(crate) fn ah_attr_is_validated_in_init_to_rtr() {
         let group = Gid::from(Ipv4Addr::new(239, 1, 2, 3));
         invalid(
             side.qp.ready_to_receive(&RtrAttr { address: way(GlobalRoute { dgid: group, ..grh }), ..good }),
-            &format!("{RTR}: {group} is a multicast group, and a connection has one peer"),
+            &format!("{RTR}: a connected QP cannot use the multicast group {group}"),
         );
 
         // Values that only the kernel can check.
@@ -110,9 +116,9 @@ pub(crate) fn ah_attr_is_validated_in_init_to_rtr() {
                 assert!(matches!(refused, Error::Kernel(_)), "{what}: {refused:?}");
                 assert!(text.starts_with(verb), "{what}: {text}");
                 let reported = if what == "no route" {
-                    "check the address, the link and the route"
+                    "check the address, the link and the routing table"
                 } else {
-                    "of different families"
+                    "have different address families"
                 };
                 assert!(text.contains(reported), "{what}: {text}");
             }
@@ -237,11 +243,11 @@ pub(crate) fn modify_rejects_out_of_range_values() {
             (QpAttr { min_rnr_timer: 32, ..zero }, Mask::MIN_RNR_TIMER, "min_rnr_timer 32 is above 31"),
             (QpAttr { path_mig_state: 3, ..zero }, Mask::PATH_MIG_STATE, "path_mig_state 3 is above 2"),
             (QpAttr { path_mtu: 6, ..zero }, Mask::PATH_MTU, "path_mtu 6 is above 5"),
-            (zero, Mask::PATH_MTU, "path_mtu 0 is none: 1 stands for 256 bytes, 5 for 4096"),
+            (zero, Mask::PATH_MTU, "path_mtu 0 is invalid: 1 is 256 bytes, 5 is 4096 bytes"),
             (
                 QpAttr { cur_qp_state: QpState::RTR, ..zero },
                 Mask::CUR_STATE,
-                "the queue pair is in RESET, not in RTR",
+                "the QP is in RESET, not in RTR",
             ),
         ];
         for (attr, mask, words) in cases {
@@ -277,7 +283,7 @@ pub(crate) fn modify_names_missing_and_disallowed_attributes() {
         }
         for port_num in [0, 2, 255] {
             let attr = QpAttr { port_num, ..to(QpState::INIT) };
-            refused_by_kernel(side.qp.modify(&attr, all), "modify_qp", EINVAL, "which a query tells");
+            refused_by_kernel(side.qp.modify(&attr, all), "modify_qp", EINVAL, "query it");
         }
         // Undefined bits.
         let unknown = Mask::from_bits_retain(1 << 30);

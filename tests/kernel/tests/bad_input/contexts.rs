@@ -18,11 +18,11 @@ pub(crate) fn create_qp_rejects_queues_of_another_context() {
         let good = own.create_cq(&CqInit::new(16)).unwrap();
         let foreign = elsewhere.context().create_cq(&CqInit::new(16)).unwrap();
         let srq = elsewhere.create_srq(&SrqInit::new(16)).unwrap();
-        let remedy = "belongs to another context: make it in the one that uses it";
+        let remedy = "belongs to another context: create it in the same context";
         for (init, what) in [
-            (QpInit::new(&foreign, &good), "send completion queue"),
-            (QpInit::new(&good, &foreign), "receive completion queue"),
-            (QpInit { srq: Some(&srq), ..QpInit::new(&good, &good) }, "shared receive queue"),
+            (QpInit::new(&foreign, &good), "send CQ"),
+            (QpInit::new(&good, &foreign), "receive CQ"),
+            (QpInit { srq: Some(&srq), ..QpInit::new(&good, &good) }, "SRQ"),
         ] {
             invalid(here.create_qp::<Rc>(&init), &format!("create_qp: the {what} {remedy}"));
         }
@@ -41,7 +41,7 @@ pub(crate) fn rereg_mr_rejects_pd_of_another_context() -> Outcome {
     nothing_leaks(|| {
         let (here, elsewhere) = (domain(), domain());
         let mut memory = region(&here, &[7; 64], ALL_REMOTE);
-        let text = "rereg_mr: the protection domain belongs to another context than the region";
+        let text = "rereg_mr: the PD and the MR belong to different contexts";
         invalid(memory.move_to(&elsewhere), text);
         match memory.move_to(&here) {
             Err(refused @ Error::Unsupported { .. }) => skip(refused.to_string()),
@@ -89,33 +89,29 @@ pub(crate) fn mw_bind_validates_pd_and_access() {
         for mw_type in [MwType::TYPE_1, MwType::TYPE_2] {
             let window: Mw = pd.alloc_mw(mw_type).unwrap();
             let read = Access::REMOTE_READ;
-            invalid(
-                window.bind(&foreign, .., read),
-                "bind_mw: the region belongs to another protection domain than the window",
-            );
-            invalid(window.bind(&plain, .., read), "bind_mw: the region was registered without MW_BIND");
+            invalid(window.bind(&foreign, .., read), "bind_mw: the MR and the MW belong to different PDs");
+            invalid(window.bind(&plain, .., read), "bind_mw: the MR was registered without MW_BIND");
             for writes in [Access::REMOTE_WRITE, Access::REMOTE_ATOMIC] {
-                let text = format!("bind_mw: {writes:?} needs a region that was registered with LOCAL_WRITE");
+                let text = format!("bind_mw: {writes:?} requires an MR registered with LOCAL_WRITE");
                 invalid(window.bind(&read_only, .., writes | read), &text);
             }
             for access in [Access::LOCAL_WRITE, Access::MW_BIND, Access::from_bits_retain(1 << 31)] {
-                let text = format!("bind_mw: a window can't grant access {access:?}");
+                let text = format!("bind_mw: an MW cannot grant access {access:?}");
                 invalid(window.bind(&good, .., access | read), &text);
             }
-            let empty = "bind_mw: a window is bound to at least 1 byte; one of type 1 is unbound by `unbind`";
+            let empty = "bind_mw: an MW is bound to at least 1 byte; unbind a type 1 MW with `unbind`";
             invalid(window.bind(&good, 5..5, read), empty);
-            invalid(window.bind(&good, 60..65, read), "bind_mw: bytes 60..65 are not all in a region of 64");
+            invalid(window.bind(&good, 60..65, read), "bind_mw: bytes 60..65 exceed the length of 64 bytes");
             invalid(
                 window.bind(&good, 1..=usize::MAX, read),
-                "bind_mw: bytes 1.. are not all in a region of 64",
+                "bind_mw: bytes 1.. exceed the length of 64 bytes",
             );
             window.bind(&read_only, .., read).unwrap();
             window.bind(&good, 63.., ALL_REMOTE.difference(Access::LOCAL_WRITE)).unwrap();
         }
         for strange in [0, 3, 77, 255] {
             let mw_type = MwType(strange);
-            let text =
-                format!("alloc_mw: {mw_type:?} is no type of memory window: there are TYPE_1 and TYPE_2");
+            let text = format!("alloc_mw: invalid memory window type {mw_type:?}: use TYPE_1 or TYPE_2");
             invalid(pd.alloc_mw(mw_type), &text);
         }
     });

@@ -217,7 +217,7 @@ pub(crate) fn ah_attr_from_wc_validates_the_grh() {
         }
         let verb = "init_ah_from_wc";
         for strange in [[0; GRH_BYTES], [0xff; GRH_BYTES], [0x77; GRH_BYTES]] {
-            let words = "the 40 bytes before the payload are neither an IPv4 nor an IPv6 header";
+            let words = "the 40 bytes of the GRH are neither an IPv4 nor an IPv6 header";
             invalid(context.ah_attr_from_wc(1, &received, &strange), &format!("{verb}: {words}"));
         }
         let bare = WorkCompletion { wc_flags: WcFlags::empty(), ..received };
@@ -225,7 +225,7 @@ pub(crate) fn ah_attr_from_wc_validates_the_grh() {
             let by_lid = context.ah_attr_from_wc(1, &bare, &header).unwrap();
             assert_eq!((by_lid.dlid, by_lid.grh), (received.slid, None));
         } else {
-            let words = "RoCE reaches a peer by its GID only: give the address a global route";
+            let words = "RoCE addresses require a global route: set `grh`";
             invalid(context.ah_attr_from_wc(1, &bare, &header), &format!("{verb}: {words}"));
         }
         // To the address of another host. The last four bytes are those of an IPv4 header, and of a
@@ -233,7 +233,7 @@ pub(crate) fn ah_attr_from_wc_validates_the_grh() {
         let mut foreign = header;
         foreign[36..].copy_from_slice(&[203, 0, 113, 9]);
         let receiver = Grh::parse(&foreign).unwrap().dgid;
-        let words = format!("it came to {receiver}, which is not in the table of port 1");
+        let words = format!("its destination {receiver} is not in the GID table of port 1");
         invalid(context.ah_attr_from_wc(1, &received, &foreign), &format!("{verb}: {words}"));
         context.ah_attr_from_wc(1, &received, &header).unwrap();
     });

@@ -53,9 +53,9 @@ pub(crate) fn missing_device_is_reported_by_every_entry_point() {
     assert!(bareverbs::devices().unwrap().is_empty());
     let first = Device::first().unwrap_err();
     assert!(matches!(first, Error::NoDevice), "{first:?}");
-    assert!(first.to_string().starts_with("no RDMA device found: load its driver, or make"), "{first}");
+    assert!(first.to_string().starts_with("no RDMA device found: load its driver, or create"), "{first}");
     let named = Device::find(device::name()).unwrap_err();
-    assert_eq!(named.to_string(), format!("no RDMA device is named {:?}; there is none", device::name()));
+    assert_eq!(named.to_string(), format!("no RDMA device is named {:?}; no device exists", device::name()));
 
     for args in [&["pingpong", "rc"][..], &["devinfo"]] {
         let line = tool_error(args);
@@ -83,7 +83,7 @@ impl RootOnly {
     pub(crate) fn words(&self) -> [String; 2] {
         [
             format!("cannot open {} of device {}: Permission denied", self.node, device::name()),
-            "give it read and write permission, by a udev rule or by group".to_owned(),
+            "grant this user read and write access by a udev rule or a group".to_owned(),
         ]
     }
 }
@@ -165,7 +165,11 @@ pub(crate) fn invalid_gid_index_leaves_qp_in_init() {
                 "{text}"
             );
             assert!(text.ends_with(&filled), "{text}");
-            assert_eq!(text.contains(&format!("outside the table of {length}")), index >= length, "{text}");
+            assert_eq!(
+                text.contains(&format!("exceeds the table of {length} entries")),
+                index >= length,
+                "{text}"
+            );
             assert_eq!(text.contains("is empty"), index < length, "{text}");
         }
         let address = AhAttr::global(1, good.address.grh.unwrap().dgid, empty as u8);
@@ -187,7 +191,7 @@ pub(crate) fn queues_above_device_limits_name_the_limit() {
             assert_eq!(
                 refused,
                 match entries {
-                    0 => "create_cq: a completion queue must hold at least 1 completion".to_owned(),
+                    0 => "create_cq: a CQ requires at least 1 entry".to_owned(),
                     _ => format!("create_cq: entries {entries} is above the device's limit of {max_cqe}"),
                 }
             );
@@ -222,7 +226,7 @@ pub(crate) fn queues_above_device_limits_name_the_limit() {
                 assert!(text.starts_with(&start), "{text}");
                 continue;
             }
-            let hint = format!("the device may not carry {max_inline_data} bytes inline: ask for fewer");
+            let hint = format!("the device may not support {max_inline_data} inline bytes: request fewer");
             assert!(text.starts_with("create_qp (") && text.ends_with(&hint), "{text}");
         }
         create(QpCap::default()).unwrap();

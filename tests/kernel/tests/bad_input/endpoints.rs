@@ -31,9 +31,9 @@ pub(crate) fn endpoint_new_and_connect_validate_arguments() {
         for (port, depth, start) in [
             (0, 4, &*format!("device {device} has no port 0")),
             (2, 4, &*format!("device {device} has no port 2")),
-            (1, 0, "create_cq: a completion queue must hold at least 1 completion"),
+            (1, 0, "create_cq: a CQ requires at least 1 entry"),
             (1, 1 << 20, "create_cq: entries 2097152 is above the device's limit of"),
-            (1, u32::MAX, "Endpoint::new: a depth of 4294967295 is beyond any device's"),
+            (1, u32::MAX, "Endpoint::new: depth 4294967295 exceeds the limit of every device"),
         ] {
             let refused = Endpoint::<Buffer>::new(&pd, port, depth).map(drop).unwrap_err();
             assert!(refused.to_string().starts_with(start), "{refused}");
@@ -45,10 +45,10 @@ pub(crate) fn endpoint_new_and_connect_validate_arguments() {
         for (peer, words) in [
             (Address { qp_num: 1 << 24, ..good }, "dest_qp_num 0x1000000 has more than 24 bits".to_owned()),
             (Address { psn: u32::MAX, ..good }, "rq_psn 0xffffffff has more than 24 bits".to_owned()),
-            (Address { gid: Gid::default(), ..good }, "the peer's GID is zero".to_owned()),
+            (Address { gid: Gid::default(), ..good }, "the destination GID is zero".to_owned()),
             (
                 Address { gid: group, ..good },
-                format!("{group} is a multicast group, and a connection has one peer"),
+                format!("a connected QP cannot use the multicast group {group}"),
             ),
         ] {
             invalid(alice.connect(&peer), &format!("{rtr}: {words}"));
@@ -61,7 +61,7 @@ pub(crate) fn endpoint_new_and_connect_validate_arguments() {
             alice.set_mtu(active);
         }
         alice.connect(&good).unwrap();
-        invalid(alice.connect(&good), &format!("{rtr}: the queue pair is in RTS, not in INIT"));
+        invalid(alice.connect(&good), &format!("{rtr}: the QP is in RTS, not in INIT"));
     });
 }
 
@@ -74,7 +74,7 @@ pub(crate) fn refused_operation_returns_its_buffer() {
         assert_eq!(refused.buffer.len(), 64);
         assert_eq!(alone.pending(), 0);
         let idle = alone.wait().unwrap_err();
-        assert_eq!(idle.to_string(), "Endpoint::wait: no operation is under way");
+        assert_eq!(idle.to_string(), "Endpoint::wait: no operation is outstanding");
         assert!(idle.buffer.is_none());
 
         let (mut alice, mut bob) = pair(&pd);
@@ -115,7 +115,7 @@ pub(crate) fn mr_of_another_pd_is_rejected_and_returned() {
                 ("Endpoint::post_read", alice.post_read(buffer(other), .., remote)),
             ] {
                 let refused = posted.unwrap_err();
-                let start = format!("{verb}: the region belongs to another protection domain");
+                let start = format!("{verb}: the MR and the QP belong to different PDs");
                 assert!(refused.to_string().starts_with(&start), "{refused}");
                 assert!(matches!(refused.error, Error::Invalid { .. }), "{refused:?}");
                 assert_eq!(refused.buffer.len(), 64);
@@ -163,7 +163,7 @@ pub(crate) fn failed_endpoint_returns_all_buffers_and_rejects_posts() {
             assert!(!statuses.contains(&WcStatus::SUCCESS), "{what}");
             let refusal = |refused: Result<(), bareverbs::owned::PostOwnedError<Buffer>>, verb: &str| {
                 let refused = refused.unwrap_err();
-                let text = format!("{verb}: the connection has failed: make a new endpoint");
+                let text = format!("{verb}: the connection has failed: create a new endpoint");
                 assert_eq!(refused.to_string(), text);
                 assert_eq!(refused.buffer.len(), 64);
             };

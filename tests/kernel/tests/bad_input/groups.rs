@@ -25,14 +25,14 @@ pub(crate) fn multicast_verbs_reject_other_gids() {
         for gid in
             [own, Gid::default(), link_local, Ipv4Addr::new(240, 0, 0, 1).into(), Ipv4Addr::BROADCAST.into()]
         {
-            invalid(qp.attach_mcast(gid), &format!("attach_mcast: {gid} is no multicast address"));
-            let text = format!("detach_mcast: QP {:#x} is not in the group {gid}", qp.qp_num());
+            invalid(qp.attach_mcast(gid), &format!("attach_mcast: {gid} is not a multicast GID"));
+            let text = format!("detach_mcast: QP {:#x} is not attached to group {gid}", qp.qp_num());
             invalid(qp.detach_mcast(gid), &text);
         }
         // A group that it has not joined, one that it has left, and one that a dropped queue pair
         // had joined.
         let group = Gid::from(Ipv4Addr::new(239, 9, 9, 9));
-        let text = format!("detach_mcast: QP {:#x} is not in the group {group}", qp.qp_num());
+        let text = format!("detach_mcast: QP {:#x} is not attached to group {group}", qp.qp_num());
         invalid(qp.detach_mcast(group), &text);
         let mut other = datagrams(&pd, &cq);
         other.attach_mcast(group).unwrap();
@@ -59,7 +59,7 @@ pub(crate) fn multicast_attach_limits_are_enforced() {
         assert!(matches!(refused, Error::Kernel(_)), "{refused:?}");
         let text = refused.to_string();
         assert!(text.starts_with(&format!("attach_mcast (QP {:#x}, {group}): ", last.qp_num())), "{text}");
-        assert!(text.ends_with("the device may have no more groups, or the group no more members"), "{text}");
+        assert!(text.ends_with("the device may have no free multicast group or member entry"), "{text}");
         members[0].detach_mcast(group).unwrap();
         last.attach_mcast(group).unwrap();
     });

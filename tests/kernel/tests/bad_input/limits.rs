@@ -22,7 +22,7 @@ pub(crate) fn open_without_free_descriptors_reports_emfile() {
             let device = device::device();
             let mut taken = take_all_descriptors();
             assert!(!taken.is_empty());
-            let remedy = "close some, or raise the limit by `ulimit -n`";
+            let remedy = "close some descriptors or raise the limit with `ulimit -n`";
             let verbs = [
                 ("opening an RDMA netlink socket: ", bareverbs::devices().map(drop)),
                 ("opening an RDMA netlink socket: ", Device::find(device::name()).map(drop)),

@@ -49,7 +49,10 @@ pub(crate) fn unknown_device_names_are_rejected() {
             let refused = Device::find(&name).unwrap_err();
             assert!(matches!(refused, Error::UnknownDevice { .. }), "{refused:?}");
             let text = refused.to_string();
-            assert_eq!(text, format!("no RDMA device is named {name:?}; there is {}", device::name()));
+            assert_eq!(
+                text,
+                format!("no RDMA device is named {name:?}; the only device is {}", device::name())
+            );
             let counted = RdmaNetlink::open().unwrap().resources(&name).unwrap_err();
             assert_eq!(counted.to_string(), text);
             let removed = RdmaNetlink::open().unwrap().del_link(&name).unwrap_err();
@@ -64,31 +67,26 @@ pub(crate) fn new_link_rejects_invalid_names() {
         let devices = netlink.devices().unwrap();
         // Any interface works, because none of these names is accepted.
         let netdev = netlink.ports(devices[0].index).unwrap()[0].netdev_name.clone().unwrap_or("lo".into());
-        invalid(
-            netlink.new_link("", "rxe", &netdev),
-            "RdmaNetlink::new_link: an empty device name names nothing",
-        );
-        invalid(netlink.new_link("rxe1", "", &netdev), "RdmaNetlink::new_link: an empty type names nothing");
-        invalid(
-            netlink.new_link("rxe1", "rxe", ""),
-            "RdmaNetlink::new_link: an empty network interface names nothing",
-        );
+        invalid(netlink.new_link("", "rxe", &netdev), "RdmaNetlink::new_link: the device name is empty");
+        invalid(netlink.new_link("rxe1", "", &netdev), "RdmaNetlink::new_link: the type is empty");
+        invalid(netlink.new_link("rxe1", "rxe", ""), "RdmaNetlink::new_link: the network interface is empty");
         for name in ["../../null", "..", "a/b", "rxe%d", "rxe 1", "rxe\n1", "rxe:1", "rxe\0"] {
             for (refused, what) in [
                 (netlink.new_link(name, "rxe", &netdev), "device name"),
                 (netlink.new_link("rxe1", name, &netdev), "type"),
                 (netlink.new_link("rxe1", "rxe", name), "network interface"),
             ] {
-                let reason = "it must be no path and have no '%', ':', blank or zero byte";
-                invalid(refused, &format!("RdmaNetlink::new_link: {what} {name:?} cannot be one: {reason}"));
+                let reason = "it must not contain '/', '%', ':', whitespace or NUL, or be '.' or '..'";
+                invalid(refused, &format!("RdmaNetlink::new_link: invalid {what} {name:?}: {reason}"));
             }
         }
         let long = "r".repeat(64);
-        let text = format!("RdmaNetlink::new_link: device name {long:?} has 64 bytes, and can have 63");
+        let text = format!("RdmaNetlink::new_link: device name {long:?} has 64 bytes; the maximum is 63");
         invalid(netlink.new_link(&long, "rxe", &netdev), &text);
         // The kernel would truncate it, and find another interface.
         let cut = format!("{netdev:a<16}");
-        let text = format!("RdmaNetlink::new_link: network interface {cut:?} has 16 bytes, and can have 15");
+        let text =
+            format!("RdmaNetlink::new_link: network interface {cut:?} has 16 bytes; the maximum is 15");
         invalid(netlink.new_link("rxe1", "rxe", &cut), &text);
 
         let reported = |refused: bareverbs::Result<()>, start: &str| {
@@ -96,15 +94,15 @@ pub(crate) fn new_link_rejects_invalid_names() {
             assert!(matches!(refused, Error::System { .. }), "{refused:?}");
             assert!(refused.to_string().starts_with(start), "{refused}");
         };
-        reported(netlink.new_link("rxe1", "rxe", "nosuch0"), "making rxe device rxe1 over nosuch0: ");
+        reported(netlink.new_link("rxe1", "rxe", "nosuch0"), "creating rxe device rxe1 on nosuch0: ");
         reported(
             netlink.new_link("rxe1", "nosuch", &netdev),
-            &format!("making nosuch device rxe1 over {netdev}: "),
+            &format!("creating nosuch device rxe1 on {netdev}: "),
         );
         let name = device::name();
         reported(
             netlink.new_link(name, "rxe", &netdev),
-            &format!("making rxe device {name} over {netdev}: "),
+            &format!("creating rxe device {name} on {netdev}: "),
         );
         assert_eq!(netlink.devices().unwrap(), devices);
     });
@@ -139,14 +137,14 @@ pub(crate) fn netlink_error_names_the_device_index() {
         for wrong in [index + 1, 1 << 31, u32::MAX] {
             for (refused, start) in [
                 (netlink.ports(wrong).map(drop), "listing the ports of"),
-                (netlink.char_device(wrong, "uverbs").map(drop), "asking for the uverbs character device of"),
+                (netlink.char_device(wrong, "uverbs").map(drop), "querying the uverbs character device of"),
             ] {
                 // The kernel returns the same error for a missing device and for an unsupported
                 // resource type.
                 let Err(refused) = refused else { continue };
                 assert!(matches!(refused, Error::System { .. }), "{refused:?}");
                 let text = refused.to_string();
-                assert!(text.starts_with(&format!("{start} the device with number {wrong}: ")), "{text}");
+                assert!(text.starts_with(&format!("{start} device {wrong}: ")), "{text}");
             }
         }
         for kind in ["nosuch", "uverbs0", "UVERBS"] {
@@ -155,12 +153,12 @@ pub(crate) fn netlink_error_names_the_device_index() {
         let long = "u".repeat(32);
         invalid(
             netlink.char_device(index, &long),
-            &format!("RdmaNetlink::char_device: type {long:?} has 32 bytes, and can have 31"),
+            &format!("RdmaNetlink::char_device: type {long:?} has 32 bytes; the maximum is 31"),
         );
-        invalid(netlink.char_device(index, ""), "RdmaNetlink::char_device: an empty type names nothing");
-        let reason = "it must be no path and have no '%', ':', blank or zero byte";
+        invalid(netlink.char_device(index, ""), "RdmaNetlink::char_device: the type is empty");
+        let reason = "it must not contain '/', '%', ':', whitespace or NUL, or be '.' or '..'";
         for kind in ["../uverbs", "uverbs\0", "%s"] {
-            let text = format!("RdmaNetlink::char_device: type {kind:?} cannot be one: {reason}");
+            let text = format!("RdmaNetlink::char_device: invalid type {kind:?}: {reason}");
             invalid(netlink.char_device(index, kind), &text);
         }
         // The socket still works.

@@ -42,8 +42,8 @@ pub(crate) fn full_send_queue_frees_exactly_the_completed_slots() {
         assert_eq!(
             refused.to_string(),
             format!(
-                "{capacity} requests were posted, the next was refused: the queue is full ({capacity} requests): \
-                 poll completions first, or create the queue deeper"
+                "{capacity} requests were posted, the next was rejected: the queue is full \
+                 ({capacity} requests): poll completions first, or create the queue deeper"
             )
         );
         let again = a.send(&requests[capacity..]).unwrap_err();
@@ -109,8 +109,8 @@ pub(crate) fn rejected_request_in_a_list_keeps_earlier_ones_posted() {
         assert_eq!(
             refused.to_string(),
             format!(
-                "2 requests were posted, the next was refused: {} scatter/gather elements, but a request of this \
-                 queue carries at most {max}",
+                "2 requests were posted, the next was rejected: {} scatter/gather elements, but a \
+                 request of this queue carries at most {max}",
                 max + 1
             )
         );

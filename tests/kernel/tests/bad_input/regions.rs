@@ -17,14 +17,14 @@ pub(crate) fn invalid_access_flags_name_the_remedy() {
         for right in [Access::REMOTE_WRITE, Access::REMOTE_ATOMIC, Access::REMOTE_WRITE | Access::REMOTE_READ]
         {
             let refused = register(right).map_err(Error::from);
-            let hint = "what peers may write must be writable locally too: add LOCAL_WRITE";
+            let hint = "remote write access requires LOCAL_WRITE: add it";
             refused_by_kernel(refused, "reg_mr", EINVAL, hint);
         }
         if !pd.context().capabilities().odp {
             let refused = register(Access::LOCAL_WRITE | Access::ON_DEMAND).map(drop).unwrap_err();
             let text = refused.to_string();
             assert!(
-                text.ends_with("this device has no on-demand paging: register without ON_DEMAND"),
+                text.ends_with("the device has no on-demand paging: register without ON_DEMAND"),
                 "{text}"
             );
             assert_eq!(refused.memory.len(), 4096, "the memory is given back");
@@ -55,7 +55,7 @@ pub(crate) fn iova_must_match_the_page_offset() {
             unsafe { pd.register_raw(start, 4096, iova, access) }
         };
         for iova in [0, 99, 101, 0x7000_0000_0000, 0x7000_0000_0800] {
-            let hint = "iova and address must have the same offset in their page";
+            let hint = "iova and address must have the same offset within their page";
             refused_by_kernel(register(Some(iova), Access::LOCAL_WRITE), "reg_mr", EINVAL, hint);
         }
         let zero_based = register(None, Access::LOCAL_WRITE | Access::ZERO_BASED);
@@ -74,7 +74,7 @@ pub(crate) fn set_access_rejects_invalid_flags() {
             match refused {
                 Error::Unsupported { verb: "rereg_mr", .. } => {}
                 Error::Kernel(_) => {
-                    assert!(text.ends_with("writable locally too: add LOCAL_WRITE"), "{text}")
+                    assert!(text.ends_with("remote write access requires LOCAL_WRITE: add it"), "{text}")
                 }
                 other => panic!("{other:?}"),
             }
@@ -83,7 +83,7 @@ pub(crate) fn set_access_rejects_invalid_flags() {
         }
         // After an error the device may have changed the rights, so peers may have had access.
         assert_eq!((memory.bytes(), contents(&memory)), (None, vec![7; 64]));
-        let empty = "reg_mr: a region must have at least 1 byte";
+        let empty = "reg_mr: the length of an MR must be at least 1 byte";
         for access in [LocalAccess::Read, LocalAccess::ReadWrite] {
             invalid(pd.register_borrowed(&mut [], access), empty);
         }
@@ -106,12 +106,12 @@ pub(crate) fn every_method_rejects_ranges_outside_the_mr() {
             let refused = memory.sge(range).unwrap_err();
             let text = refused.to_string();
             assert!(matches!(refused, Error::Invalid { verb: "Mr::sge", .. }), "{refused:?}");
-            assert!(text.ends_with("are not all in a region of 64"), "{text}");
+            assert!(text.ends_with("exceed the length of 64 bytes"), "{text}");
         }
         for (offset, length) in [(0, 65), (64, 1), (65, 0), (usize::MAX, 1), (usize::MAX, 0), (1, 64)] {
             let mut bytes = vec![0; length];
             let end = offset.saturating_add(length);
-            let text = |verb| format!("{verb}: bytes {offset}..{end} are not all in a region of 64");
+            let text = |verb| format!("{verb}: bytes {offset}..{end} exceed the length of 64 bytes");
             invalid(memory.read(offset, &mut bytes), &text("Mr::read"));
             invalid(memory.write(offset, &bytes), &text("Mr::write"));
         }
@@ -132,7 +132,7 @@ pub(crate) fn advise_mr_requires_on_demand() {
         let pd = domain();
         let pinned = region(&pd, &[0; 4096], Access::LOCAL_WRITE);
         if pd.context().capabilities().advise_mr {
-            let text = "advise_mr: the region is pinned: only regions registered ON_DEMAND take advice";
+            let text = "advise_mr: the MR is pinned: advice requires an MR registered with ON_DEMAND";
             invalid(pinned.prefetch(..), text);
             let access = Access::LOCAL_WRITE | Access::ON_DEMAND;
             let memory = pd.register(Buffer::zeroed(8192).unwrap(), access).unwrap();
@@ -166,7 +166,8 @@ pub(crate) fn unsupported_queries_return_typed_errors() {
         }
         let length = u32::from(context.query_port(1).unwrap().pkey_tbl_len);
         for index in [length, 1 << 16, u32::MAX] {
-            let text = format!("query_pkey: P_Key index {index} is outside the table of {length} of port 1");
+            let text =
+                format!("query_pkey: P_Key index {index} exceeds the table of {length} entries of port 1");
             invalid(context.pkey(1, index), &text);
         }
     });

@@ -28,7 +28,7 @@ fn refuses(side: &mut Side, state: QpState, steps: [bool; 3], changes: &[QpState
     let refusal = |refused: bareverbs::Result<()>, step: &str, needed: QpState| {
         let refused = refused.unwrap_err();
         assert!(matches!(refused, Error::Invalid { .. }), "{refused:?}");
-        let text = format!("modify_qp {step}: the queue pair is in {state:?}, not in {needed:?}");
+        let text = format!("modify_qp {step}: the QP is in {state:?}, not in {needed:?}");
         assert_eq!(refused.to_string(), text);
     };
     if init {
@@ -111,17 +111,17 @@ pub(crate) fn typed_transitions_check_the_current_state() {
             let (mut side, _peer) = pair(&pd, long_timeouts());
             bring(&mut side, state);
             for (name, begin, step) in STEPS.into_iter().filter(|(_, begin, _)| *begin != state) {
-                let text = format!("modify_qp {name}: the queue pair is in {state:?}, not in {begin:?}");
+                let text = format!("modify_qp {name}: the QP is in {state:?}, not in {begin:?}");
                 assert_eq!(step(&mut side).unwrap_err().to_string(), text);
             }
             if state == QpState::RESET {
-                let text = "modify_qp to ERR: the queue pair is in RESET, where nothing is under way";
+                let text = "modify_qp to ERR: the QP is in RESET and has no outstanding requests";
                 assert_eq!(side.qp.set_error().unwrap_err().to_string(), text);
             }
             is_in(&side, state);
             if let Err(draining) = side.qp.reset() {
                 assert_eq!(state, QpState::SQD, "{draining}");
-                let hint = "wait for the event SQ_DRAINED, or bring it to ERR first";
+                let hint = "wait for the event SQ_DRAINED, or move the QP to ERR first";
                 assert!(draining.to_string().ends_with(hint), "{draining}");
                 side.qp.set_error().unwrap();
                 side.qp.reset().unwrap();
@@ -141,8 +141,8 @@ pub(crate) fn posting_is_checked_in_every_state() {
         let refuses = |refused: Result<(), PostError>, state| {
             assert_eq!(refused, Err(PostError { accepted: 0, reason: PostReason::State(state) }));
             let text = refused.unwrap_err().to_string();
-            let rule = "receives can be posted from INIT on, sends from RTS on";
-            assert_eq!(text, format!("no request was posted: the queue pair is in {state:?}; {rule}"));
+            let rule = "receives require INIT or later, sends require RTS or later";
+            assert_eq!(text, format!("no request was posted: the QP is in {state:?}; {rule}"));
         };
         side.send(&[hello(1), hello(2)]).unwrap();
         side.recv(&receive).unwrap();

@@ -27,7 +27,7 @@ pub(crate) fn tool_rejects_unsupported_options() {
     let name = device::name();
     let attr = device::open().query_device().unwrap();
     let port = device::open().query_port(1).unwrap();
-    let unknown = format!("no RDMA device is named \"mlx9_9\"; there is {name}");
+    let unknown = format!("no RDMA device is named \"mlx9_9\"; the only device is {name}");
     let no_port = format!("device {name} has no port 3: its ports are 1 only");
     let last = (port.gid_tbl_len - 1).to_string();
     let too_many = (attr.max_qp_wr + 1).to_string();
@@ -38,7 +38,7 @@ pub(crate) fn tool_rejects_unsupported_options() {
         (&["devinfo", "-i", "3"], no_port),
         (
             &["pingpong", "rc", "-g", "100000"],
-            format!("GID index 100000 of port 1 of device {name} is outside the table of"),
+            format!("GID index 100000 of port 1 of device {name} exceeds the table of"),
         ),
         (
             &["pingpong", "rc", "-s", "0xffffffff"],

@@ -120,7 +120,7 @@ pub(crate) fn cq_resize_below_pending_completions_is_rejected() {
         a_while();
         let capacity = a.cq.capacity();
         let refused = a.cq.resize(5).expect_err("it holds 10");
-        assert!(refused.to_string().contains("poll first"), "{refused}");
+        assert!(refused.to_string().contains("poll it first"), "{refused}");
         assert_eq!(a.cq.capacity(), capacity);
         assert!(a.cq.resize(0).is_err());
         assert!(matches!(a.cq.resize(1 << 30), Err(bareverbs::Error::Limit { .. })));

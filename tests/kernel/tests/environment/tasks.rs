@@ -138,7 +138,7 @@ pub(crate) fn invalid_waits_are_rejected() {
     nothing_leaks(|| {
         let (channel, mut a, _b) = pair_on_a_channel();
         let outside = bareverbs::tokio::CompChannel::new(channel.clone()).unwrap_err();
-        assert!(outside.to_string().contains("no runtime"), "{outside}");
+        assert!(outside.to_string().contains("no tokio runtime"), "{outside}");
 
         let mut elsewhere = side(&domain(), Plan::long_timeouts());
         let again = async_io::block_on(async {

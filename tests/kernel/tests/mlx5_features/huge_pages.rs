@@ -76,7 +76,7 @@ pub(crate) fn queues_in_huge_pages_carry_messages() {
             Plan { memory: QueueMemory::HugePages, ..Plan::default() },
             context.create_cq(&huge_cq()).unwrap(),
         );
-        assert_eq!(pages.free(), 14, "a queue pair and a completion queue");
+        assert_eq!(pages.free(), 14, "a queue pair and a CQ");
         let mut srq =
             pd.create_srq(&SrqInit { memory: QueueMemory::HugePages, ..SrqInit::new(100) }).unwrap();
         assert_eq!(pages.free(), 13);

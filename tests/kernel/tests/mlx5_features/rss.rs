@@ -283,7 +283,7 @@ pub(crate) fn rss_work_queues_go_through_their_states() {
             assert_eq!(wq.state(), WqState::ERR);
             // SAFETY: the bytes are only copied, and the region outlives the work queue.
             let refused = unsafe { wq.post_recv(&[request]) }.unwrap_err();
-            assert!(refused.to_string().contains("the work queue is in ERR"), "{refused}");
+            assert!(refused.to_string().contains("the WQ is in ERR"), "{refused}");
             let flushed: Vec<_> =
                 take(&mut queues.cq, DEPTH as usize).iter().map(|done| (done.wr_id, done.status)).collect();
             assert_eq!(flushed, [1, 2, 3, 0].map(|wr_id| (wr_id, WcStatus::WR_FLUSH_ERR)));
@@ -368,7 +368,7 @@ pub(crate) fn rss_objects_drop_in_any_order() {
         // The table keeps the queues alive, and their posted receives stay valid.
         for wq in queues.wqs.drain(..) {
             let refused = wq.destroy().unwrap_err();
-            assert!(refused.to_string().contains("tables still hold it"), "{refused}");
+            assert!(refused.to_string().contains("tables still use it"), "{refused}");
         }
         assert_eq!(held(), (2, 1));
         for _ in 0..DEPTH {
@@ -387,7 +387,7 @@ pub(crate) fn rss_objects_drop_in_any_order() {
         let table = queues.table();
         let qp = spread(queues.wqs[0].pd(), &table, OF_IPV4).unwrap();
         let refused = table.destroy().unwrap_err();
-        assert!(refused.to_string().contains("queue pairs still use it"), "{refused}");
+        assert!(refused.to_string().contains("QPs still use it"), "{refused}");
         assert_eq!(held(), (2, 1));
         drop(qp);
         assert_eq!(held(), (2, 0));
@@ -443,7 +443,7 @@ pub(crate) fn rss_invalid_arguments_are_rejected() {
         let refused = wq(|init| init.flags = WqFlags::from_bits_retain(1 << 30));
         assert!(matches!(refused, Error::Unsupported { .. }), "{refused}");
         let refused = pd.create_wq(&WqInit::new(&foreign.cq, 4)).map(drop).unwrap_err();
-        assert!(refused.to_string().contains("completion queue belongs to another context"), "{refused}");
+        assert!(refused.to_string().contains("CQ belongs to another context"), "{refused}");
 
         let [one, two] = &queues.wqs[..] else { panic!("two queues") };
         let table = |wqs: &[&Wq]| context.create_indirection_table(wqs).map(drop).unwrap_err();
@@ -455,7 +455,7 @@ pub(crate) fn rss_invalid_arguments_are_rejected() {
         let refused = table(&vec![one; (most + 1).next_power_of_two()]);
         assert!(matches!(refused, Error::Limit { .. }), "{refused}");
         let refused = table(&[one, &foreign.wqs[0]]);
-        assert!(refused.to_string().contains("work queue belongs to another context"), "{refused}");
+        assert!(refused.to_string().contains("WQ belongs to another context"), "{refused}");
         // The longest table, with queues in several entries.
         let longest: Vec<_> = (0..most).map(|entry| if entry % 2 == 0 { one } else { two }).collect();
         assert_eq!(context.create_indirection_table(&longest).unwrap().entries(), most);
@@ -474,7 +474,7 @@ pub(crate) fn rss_invalid_arguments_are_rejected() {
         }
         // The driver reports it, but the device does not support it.
         if let Err(refused) = spread(&pd, &table, OF_IPV4 | HashFields::INNER) {
-            assert!(refused.to_string().contains("leave INNER out"), "{refused}");
+            assert!(refused.to_string().contains("omit INNER"), "{refused}");
         }
         let refused = spread(&other, &table, OF_IPV4).map(drop).unwrap_err();
         assert!(refused.to_string().contains("belongs to another context"), "{refused}");
@@ -514,7 +514,7 @@ pub(crate) fn rss_is_unsupported_without_the_capability() {
         let cq = pd.context().create_cq(&CqInit::new(4)).unwrap();
         let refused = pd.create_wq(&WqInit::new(&cq, 4)).map(drop).unwrap_err();
         assert!(matches!(refused, Error::Unsupported { verb: "create_wq", .. }), "{refused}");
-        assert!(refused.to_string().contains("work queues are not supported"), "{refused}");
+        assert!(refused.to_string().contains("WQs are not supported"), "{refused}");
         let refused = pd.context().create_indirection_table(&[]).map(drop).unwrap_err();
         assert!(matches!(refused, Error::Unsupported { .. }), "{refused}");
         assert!(refused.to_string().contains("indirection tables are not supported"), "{refused}");

@@ -300,7 +300,7 @@ pub(crate) fn xrc_rejects_unsupported_operations() {
         let srq = pd.create_srq(&SrqInit::new(4)).unwrap();
         let init = QpInit { srq: Some(&srq), ..QpInit::new(&cq, &cq) };
         let refused = pd.create_qp::<XrcSend>(&init).map(drop).unwrap_err();
-        assert!(refused.to_string().contains("leave `srq` out"), "{refused}");
+        assert!(refused.to_string().contains("omit `srq`"), "{refused}");
     });
 }
 

@@ -38,7 +38,7 @@ pub(crate) fn get_pkey_index_finds_the_default_pkey() {
     assert_eq!(context.pkey_index(1, pkey).unwrap(), 0);
     assert_eq!(
         context.pkey_index(1, 0x8001).unwrap_err().to_string(),
-        "get_pkey_index: port 1 has no P_Key 0x8001; it has 0xffff"
+        "get_pkey_index: port 1 has no P_Key 0x8001; its P_Keys are 0xffff"
     );
     assert!(matches!(context.pkey_index(2, pkey), Err(Error::NoPort { port: 2, .. })));
 }

@@ -30,7 +30,7 @@ pub(crate) fn netlink_lists_the_device_with_driver_and_node() {
 
 pub(crate) fn unknown_device_name_lists_the_devices() {
     let error = Device::find("mlx5_7").unwrap_err();
-    let expected = format!("no RDMA device is named \"mlx5_7\"; there is {}", device::name());
+    let expected = format!("no RDMA device is named \"mlx5_7\"; the only device is {}", device::name());
     assert_eq!(error.to_string(), expected);
 }
 
@@ -120,7 +120,7 @@ pub(crate) fn empty_and_out_of_range_gid_indices_are_rejected() {
     for index in [length, u32::MAX] {
         let outside = context.gid(1, index).unwrap_err().to_string();
         let expected =
-            format!("GID index {index} of port 1 of device {device} is outside the table of {length};");
+            format!("GID index {index} of port 1 of device {device} exceeds the table of {length} entries;");
         assert!(outside.starts_with(&expected), "{outside}");
     }
 }

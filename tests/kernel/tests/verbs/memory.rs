@@ -74,7 +74,7 @@ pub(crate) fn reg_mr_failure_returns_the_memory() {
     let before = counts();
     let pd = open().alloc_pd().unwrap();
     let empty = pd.register(Vec::new(), Access::LOCAL_WRITE).unwrap_err();
-    assert_eq!(empty.to_string(), "reg_mr: a region must have at least 1 byte");
+    assert_eq!(empty.to_string(), "reg_mr: the length of an MR must be at least 1 byte");
     assert_eq!(empty.memory, Vec::<u8>::new());
 
     let refused = pd.register(b"mine".to_vec(), Access::REMOTE_WRITE).unwrap_err();
@@ -87,7 +87,7 @@ pub(crate) fn reg_mr_failure_returns_the_memory() {
         refused.map(drop).unwrap_err().to_string()
     };
     let wraps = register(usize::MAX - 4095, 8192);
-    assert!(wraps.ends_with("reach beyond the address space"), "{wraps}");
+    assert!(wraps.ends_with("exceed the address space"), "{wraps}");
     let kernel_half = register(1 << 63, 4096);
     assert!(kernel_half.contains("refused by the kernel"), "{kernel_half}");
     drop(pd);
@@ -116,7 +116,7 @@ pub(crate) fn reg_mr_names_the_unusable_range() {
         // SAFETY: the mapping stays, and the region is never used.
         unsafe { pd.register_raw(page(index), count * PAGE, None, access) }.map(drop)
     };
-    let part = |index: usize| format!("{:#x} to {:#x} of it is", page(index).addr(), page(index + 1).addr());
+    let part = |index: usize| format!("{:#x} to {:#x} is", page(index).addr(), page(index + 1).addr());
     // Up to Linux 6.1, the kernel gives a private mapping its own pages, whatever its protection.
     if kernel() > (6, 1) {
         let read_only = register(0, 2, Access::LOCAL_WRITE).unwrap_err().to_string();
@@ -135,7 +135,7 @@ pub(crate) fn remote_write_without_local_write_names_the_remedy() {
     let pd = open().alloc_pd().unwrap();
     for access in [Access::REMOTE_WRITE, Access::REMOTE_ATOMIC] {
         let refused = pd.register(vec![0; 8], access).unwrap_err().to_string();
-        assert!(refused.ends_with("add LOCAL_WRITE"), "{refused}");
+        assert!(refused.ends_with("requires LOCAL_WRITE: add it"), "{refused}");
     }
     let on_demand = pd.register(vec![0; 8], Access::ON_DEMAND | Access::LOCAL_WRITE);
     match on_demand {

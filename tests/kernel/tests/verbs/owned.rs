@@ -51,10 +51,10 @@ pub(crate) fn refused_post_returns_its_buffer() {
     let pd = open().alloc_pd().unwrap();
     let mut single = Endpoint::new(&pd, 1, 1).unwrap();
     let refused = single.post_send(local(&pd, b"early"), ..).unwrap_err();
-    assert!(refused.to_string().contains("the queue pair is in INIT"), "{refused}");
+    assert!(refused.to_string().contains("the QP is in INIT"), "{refused}");
     assert_eq!(refused.buffer.bytes(), Some(&b"early"[..]));
     let refused = single.post_send(refused.buffer, 3..9).unwrap_err();
-    assert_eq!(refused.to_string(), "Mr::sge: bytes 3..9 are not all in a region of 5");
+    assert_eq!(refused.to_string(), "Mr::sge: bytes 3..9 exceed the length of 5 bytes");
 
     let mut buffer = Some(refused.buffer);
     let mut taken = 0;
@@ -88,7 +88,7 @@ pub(crate) fn failed_operation_returns_its_buffer() {
 pub(crate) fn wait_without_pending_operations_is_rejected() {
     let pd = open().alloc_pd().unwrap();
     let mut endpoint = Endpoint::<Buffer>::new(&pd, 1, 1).unwrap();
-    assert_eq!(endpoint.wait().unwrap_err().to_string(), "Endpoint::wait: no operation is under way");
+    assert_eq!(endpoint.wait().unwrap_err().to_string(), "Endpoint::wait: no operation is outstanding");
     assert!(endpoint.poll().is_none());
 }
 

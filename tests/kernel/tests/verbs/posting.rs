@@ -80,7 +80,7 @@ pub(crate) fn posting_in_reset_is_rejected() {
     // SAFETY: the request is rejected.
     let refused = unsafe { end.qp.post_send(&[message(1, Payload::Sges(&sges))]) }.unwrap_err();
     assert_eq!((refused.accepted, refused.reason), (0, PostReason::State(QpState::RESET)));
-    assert!(refused.to_string().contains("the queue pair is in RESET"), "{refused}");
+    assert!(refused.to_string().contains("the QP is in RESET"), "{refused}");
     assert!(end.cq.poll_one().is_none());
 }
 
@@ -115,7 +115,7 @@ pub(crate) fn lkey_of_another_pd_completes_with_loc_prot_err() {
     assert_eq!(a.qp.split().0.failure(), a.qp.failure());
     let status = failure.map_or(completion.status, |failure| failure.status);
     assert!(matches!(status, WcStatus::LOC_PROT_ERR | WcStatus::LOC_QP_OP_ERR), "{status:?}");
-    assert!(bareverbs::wc_status_str(status).contains("another protection domain"));
+    assert!(bareverbs::wc_status_str(status).contains("another PD"));
     assert_eq!(contents(&target), [0; 8]);
 }
 

@@ -53,12 +53,12 @@ pub(crate) fn bring_up_states_match_query_qp() {
 pub(crate) fn out_of_order_steps_are_rejected() {
     let mut qp = in_reset(&open().alloc_pd().unwrap());
     let refused = qp.ready_to_send(&RtsAttr::default()).unwrap_err().to_string();
-    assert_eq!(refused, "modify_qp RTR→RTS: the queue pair is in RESET, not in RTR");
+    assert_eq!(refused, "modify_qp RTR→RTS: the QP is in RESET, not in RTR");
     let rtr = to_itself(&qp);
     assert!(matches!(qp.ready_to_receive(&rtr), Err(Error::Invalid { .. })));
     qp.init(&InitAttr::new(1)).unwrap();
     let refused = qp.init(&InitAttr::new(1)).unwrap_err().to_string();
-    assert_eq!(refused, "modify_qp RESET→INIT: the queue pair is in INIT, not in RESET");
+    assert_eq!(refused, "modify_qp RESET→INIT: the QP is in INIT, not in RESET");
 }
 
 pub(crate) fn invalid_bring_up_attributes_are_rejected_by_name() {
@@ -85,7 +85,7 @@ pub(crate) fn invalid_bring_up_attributes_are_rejected_by_name() {
     if ethernet {
         assert_eq!(
             refused(RtrAttr { address: AhAttr::local(1, 1), ..good }),
-            "modify_qp INIT→RTR: RoCE reaches a peer by its GID only: give the address a global route"
+            "modify_qp INIT→RTR: RoCE addresses require a global route: set `grh`"
         );
     }
     let dgid = good.address.grh.unwrap().dgid;
@@ -125,7 +125,7 @@ pub(crate) fn caps_above_device_limits_are_rejected_by_name() {
     }
     let inline = refused(QpCap { max_inline_data: 1 << 20, ..cap });
     let known = inline.starts_with("create_qp: max_inline_data 1048576 is above the device's limit of ");
-    let guessed = inline.ends_with("the device may not carry 1048576 bytes inline: ask for fewer");
+    let guessed = inline.ends_with("the device may not support 1048576 inline bytes: request fewer");
     assert!(known || guessed, "{inline}");
     drop((cq, pd));
     assert_eq!(counts(), before);
@@ -134,7 +134,7 @@ pub(crate) fn caps_above_device_limits_are_rejected_by_name() {
 pub(crate) fn cqs_of_invalid_depth_are_rejected() {
     let context = open();
     let refused = |init: CqInit<'_>| context.create_cq(&init).map(drop).unwrap_err().to_string();
-    assert_eq!(refused(CqInit::new(0)), "create_cq: a completion queue must hold at least 1 completion");
+    assert_eq!(refused(CqInit::new(0)), "create_cq: a CQ requires at least 1 entry");
     let most = context.query_device().unwrap().max_cqe;
     assert_eq!(
         refused(CqInit::new(1 << 31)),

@@ -24,7 +24,7 @@ use crate::{AnyProvider, Payload, QpState, Remote, SendFlags, SendRequest};
 /// first.ring().unwrap();
 /// # }
 /// ```
-#[must_use = "nothing is sent before `ring`"]
+#[must_use = "requests are sent by `ring`"]
 pub struct Batch<'a, T: Transport, P: Provider = AnyProvider> {
     queue: &'a mut P::Sq,
     state: QpState,

@@ -21,8 +21,8 @@ impl fmt::Display for PostError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.accepted {
             0 => write!(f, "no request was posted: {}", self.reason),
-            1 => write!(f, "1 request was posted, the next was refused: {}", self.reason),
-            accepted => write!(f, "{accepted} requests were posted, the next was refused: {}", self.reason),
+            1 => write!(f, "1 request was posted, the next was rejected: {}", self.reason),
+            accepted => write!(f, "{accepted} requests were posted, the next was rejected: {}", self.reason),
         }
     }
 }
@@ -41,21 +41,19 @@ pub enum PostReason {
     #[error(transparent)]
     Queue(#[from] PushError),
     /// The QP is in a state that does not allow the post.
-    #[error("the queue pair is in {0:?}; receives can be posted from INIT on, sends from RTS on")]
+    #[error("the QP is in {0:?}; receives require INIT or later, sends require RTS or later")]
     State(QpState),
     /// The work queue is in a state that does not allow the post.
-    #[error("the work queue is in {0:?}; receives can be posted in RDY, to which it goes from RESET")]
+    #[error("the WQ is in {0:?}; posting requires RDY")]
     WqState(WqState),
     /// The QP uses a shared receive queue, which takes its receives.
-    #[error("the queue pair shares a receive queue: post to that one")]
+    #[error("the QP uses an SRQ: post receives to the SRQ")]
     Shared,
     /// The QP is an XRC QP that only sends.
-    #[error(
-        "an XRC queue pair that sends receives nothing: receives go to the shared queue of an XRC domain"
-    )]
+    #[error("an XRC initiator QP has no receives: post them to an SRQ of the XRC domain")]
     SendsOnly,
     /// The kernel refused the doorbell.
-    #[error("the doorbell was refused: {0}")]
+    #[error("the doorbell failed: {0}")]
     Doorbell(#[source] DoorbellError),
 }
 
@@ -75,13 +73,13 @@ mod tests {
         let error = |accepted, reason| PostError { accepted, reason }.to_string();
         assert_eq!(
             error(0, PostReason::State(QpState::RESET)),
-            "no request was posted: the queue pair is in RESET; receives can be posted from INIT on, sends from RTS \
-             on"
+            "no request was posted: the QP is in RESET; receives require INIT or later, sends \
+             require RTS or later"
         );
         assert_eq!(
             error(64, PushError::QueueFull { capacity: 64 }.into()),
-            "64 requests were posted, the next was refused: the queue is full (64 requests): poll completions \
-             first, or create the queue deeper"
+            "64 requests were posted, the next was rejected: the queue is full (64 requests): poll \
+             completions first, or create the queue deeper"
         );
     }
 }
