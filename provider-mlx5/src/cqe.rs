@@ -210,7 +210,8 @@ impl fmt::Display for Cqe<'_> {
                 let (syndrome, vendor) = (Syndrome(self.syndrome()), self.vendor_syndrome());
                 writeln!(
                     f,
-                    "{side} {counter} of QP {qp:#x} failed: {:?} (syndrome {:#04x}, vendor {vendor:#04x}), owner {owner}",
+                    "{side} {counter} of QP {qp:#x} failed: {:?} (syndrome {:#04x}, vendor \
+                     {vendor:#04x}), owner {owner}",
                     syndrome.status(),
                     syndrome.0
                 )?;

@@ -6,7 +6,7 @@
 //! holder stores last and loads first.
 
 #[cfg(not(bareverbs_tsan))]
-#[cfg_attr(loom, allow(unused_imports, reason = "models have locks of loom's"))]
+#[cfg_attr(loom, allow(unused_imports, reason = "loom models use loom's locks"))]
 pub(crate) use std::sync::{Mutex, MutexGuard};
 
 #[cfg(bareverbs_tsan)]

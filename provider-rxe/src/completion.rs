@@ -123,7 +123,7 @@ impl<A: Arm, M: QueueMemory> RxeCq<A, M> {
 ///
 /// The memory must outlive the consumer, which must be the only one of its ring.
 unsafe fn take_up(memory: &impl QueueMemory, depth: u32) -> Result<Consumer, CreateError> {
-    let ring = locate(memory, "completion queue", depth, size_of::<Wc>())?;
+    let ring = locate(memory, "CQ", depth, size_of::<Wc>())?;
     // SAFETY: `locate` checked that the ring lies within the memory. The caller keeps the memory as
     // long as the consumer and guarantees that there is no other consumer.
     Ok(unsafe { Consumer::new(ring) })

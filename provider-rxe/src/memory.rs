@@ -38,7 +38,7 @@ impl TryFrom<Mapping> for KernelQueue {
         if mapping.protection() == Protection::ReadWrite {
             return Ok(Self(mapping));
         }
-        let problem = "it is not mapped for reading and writing";
+        let problem = "the memory is not mapped readable and writable";
         Err(CreateError::Layout { queue: "queue", problem, value: mapping.len() as u64 })
     }
 }
@@ -88,16 +88,13 @@ pub(crate) fn locate(
         )
     };
     if log2_slot > MAX_LOG2_SLOT || 1usize << log2_slot < element {
-        return Err(wrong(
-            "the slot size, as a binary logarithm, does not fit the elements",
-            log2_slot.into(),
-        ));
+        return Err(wrong("the log2 slot size does not match the element size", log2_slot.into()));
     }
     if mask == u32::MAX || !(mask + 1).is_power_of_two() {
-        return Err(wrong("the index mask is not one less than a power of two", mask.into()));
+        return Err(wrong("the index mask is not a power of two minus 1", mask.into()));
     }
     if mask < depth {
-        return Err(wrong("the ring holds fewer elements than were asked for", mask.into()));
+        return Err(wrong("the ring has fewer elements than requested", mask.into()));
     }
     // SAFETY: the offsets are those of the header's fields and of its end. All lie within the
     // memory.
@@ -111,7 +108,7 @@ pub(crate) fn locate(
         }
     };
     if HEADER as u64 + ring.bytes() > size as u64 {
-        return Err(wrong("the slots reach beyond the memory", ring.bytes()));
+        return Err(wrong("the slots exceed the memory", ring.bytes()));
     }
     Ok(ring)
 }

@@ -169,21 +169,21 @@ unsafe impl Provider for Rxe {
 
     unsafe fn create_qp(&self, request: &QpRequest) -> Result<CreatedQp<Self>, CreateError> {
         if request.doorbell == DoorbellChoice::Own {
-            return Err(CreateError::Unsupported { what: "doorbells of one queue pair's own" });
+            return Err(CreateError::Unsupported { what: "dedicated doorbells" });
         }
         let mut request = *request;
         // Kernels that check the WQE in progress against the SGE width reject inline data on a
         // queue of width 0.
         request.cap.max_send_sge = request.cap.max_send_sge.max(1);
         if request.scatter_to_cqe {
-            return Err(CreateError::Unsupported { what: "messages in completions" });
+            return Err(CreateError::Unsupported { what: "scatter to CQE" });
         }
         if request.max_tso_header > 0 {
-            return Err(CreateError::Unsupported { what: "large sends" });
+            return Err(CreateError::Unsupported { what: "TSO" });
         }
         check_queue_memory(request.memory)?;
         if SendLimits::new(request.qp_type, 0, 0).is_none() {
-            return Err(CreateError::Unsupported { what: "queue pairs of this type" });
+            return Err(CreateError::Unsupported { what: "QPs of this type" });
         }
         let mtu = if request.qp_type == QpType::UD { self.mtu()? } else { 0 };
         let mut response = CreateQpResp::zeroed();
@@ -211,7 +211,7 @@ unsafe impl Provider for Rxe {
         };
         let memory = self.map(&response.sq_mi)?;
         let limits = SendLimits::new(request.qp_type, cap.max_send_sge, cap.max_inline_data)
-            .ok_or(CreateError::Unsupported { what: "queue pairs of this type" })?
+            .ok_or(CreateError::Unsupported { what: "QPs of this type" })?
             .with_mtu(mtu)
             .with_capabilities(self.device_cap_flags);
         let doorbell = KernelDoorbell::new(self.file.clone(), made.handle);
@@ -280,7 +280,7 @@ unsafe impl Provider for Rxe {
             // Destroying it cannot fail: nothing uses the handle yet.
             // SAFETY: the kernel has just created it, and no other code knows its handle.
             let _ = unsafe { command::destroy_ah(&self.file, made.handle) };
-            return Err(CreateError::Unsupported { what: "address handles that the kernel does not number" });
+            return Err(CreateError::Unsupported { what: "address handles without a kernel index" });
         }
         Ok(CreatedAh { handle: made.handle, ah: RxeAh { number: response.ah_num } })
     }

@@ -47,10 +47,10 @@ impl RdAtomic {
     /// and `free_rd_atomic_resources` in `rxe_qp.c`).
     pub(crate) fn validate_modify(&self, request: &ModifyQpReq) -> Result<(), &'static str> {
         match (self.resources, resources(request)) {
-            (Some(has), Some(asked)) if asked > has => Err(
-                "max_dest_rd_atomic is above what the queue pair had before, which Soft-RoCE may not survive: make a new \
-                 queue pair, or ask for as many the first time",
-            ),
+            (Some(has), Some(asked)) if asked > has => {
+                Err("Soft-RoCE cannot increase max_dest_rd_atomic of a QP safely: create a new QP, or \
+                 request the maximum at first")
+            }
             _ => Ok(()),
         }
     }

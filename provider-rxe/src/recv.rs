@@ -50,7 +50,7 @@ impl<M: QueueMemory> RxeRq<M> {
     ///    as the ring's producer, including through another mapping of the same pages.
     pub unsafe fn new(memory: M, depth: u32, max_sge: u32) -> Result<Self, CreateError> {
         let element = (max_sge as usize).saturating_mul(size_of::<Sge>()).saturating_add(DATA);
-        let ring = locate(&memory, "receive queue", depth, element)?;
+        let ring = locate(&memory, "RQ", depth, element)?;
         // SAFETY: `locate` checked that the ring lies within the memory. The memory stays valid
         // while the value owns it, by the contract of `QueueMemory`. The caller guarantees that
         // this is the only producer.

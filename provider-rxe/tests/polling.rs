@@ -187,14 +187,14 @@ fn queue_memory_must_hold_header_and_all_slots() {
     let there = PlainMemory::with_header(4096, 6, 1);
     let claimed = |size| problem(Claims(there.clone(), size));
     assert_eq!(claimed(header - 1), Some("the memory is smaller than the header"));
-    assert_eq!(claimed(header), Some("the slots reach beyond the memory"));
-    assert_eq!(claimed(header + 127), Some("the slots reach beyond the memory"));
+    assert_eq!(claimed(header), Some("the slots exceed the memory"));
+    assert_eq!(claimed(header + 127), Some("the slots exceed the memory"));
     assert_eq!(claimed(header + 128), None);
 }
 
 #[test]
 fn slot_size_must_be_between_element_size_and_65536() {
-    let too_large = Some("the slot size, as a binary logarithm, does not fit the elements");
+    let too_large = Some("the log2 slot size does not match the element size");
     let sized = |log2| problem(PlainMemory::with_header(1 << 20, log2, 1));
     assert_eq!((sized(5), sized(6), sized(16), sized(17)), (too_large, None, None, too_large));
     // A WQE of 208 bytes with three SGEs of 16 bytes fills a slot of 256 bytes.

@@ -333,7 +333,7 @@ proptest! {
 fn layout_problem(memory: PlainMemory, depth: u32) -> &'static str {
     // SAFETY: the memory is plain, and this is the only queue in it.
     match unsafe { RxeCq::new(memory, depth, CountingArm::default()) } {
-        Err(CreateError::Layout { queue: "completion queue", problem, .. }) => problem,
+        Err(CreateError::Layout { queue: "CQ", problem, .. }) => problem,
         other => panic!("{other:?}"),
     }
 }
@@ -349,7 +349,7 @@ fn impossible_queue_header_is_rejected_with_reason() {
     assert!(layout_problem(header(384 + 64 * 16, 6, 14), 8).contains("power of two"));
     assert!(layout_problem(header(384 + 64 * 16, 6, u32::MAX), 8).contains("power of two"));
     assert!(layout_problem(header(384 + 64 * 16, 6, 7), 8).contains("fewer elements"));
-    assert!(layout_problem(header(384 + 64 * 15, 6, 15), 8).contains("beyond the memory"));
+    assert!(layout_problem(header(384 + 64 * 15, 6, 15), 8).contains("exceed the memory"));
     // SAFETY: the memory is plain, and this is the only queue in it.
     assert!(unsafe { RxeCq::new(header(384 + 64 * 16, 6, 15), 15, CountingArm::default()) }.is_ok());
 }

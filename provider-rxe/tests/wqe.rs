@@ -263,7 +263,7 @@ fn flush_and_atomic_write_need_device_support() {
 
 #[test]
 fn operations_without_payload_reject_a_payload() {
-    let expected = PushError::UnexpectedPayload { operation: "an invalidation of a local key" };
+    let expected = PushError::UnexpectedPayload { operation: "a local invalidate" };
     assert_eq!(refused(QpType::RC, Operation::LocalInv(1), Payload::Sges(&SGES)), expected);
     assert_eq!(refused(QpType::RC, Operation::LocalInv(1), Payload::Inline(&[b"x"])), expected);
 }
@@ -471,7 +471,7 @@ fn uc_rejects_operations_without_uc_opcodes() {
     ));
     assert!(matches!(
         refused(QpType::UC, Operation::SendInv(1), Payload::Sges(&SGES)),
-        PushError::Unsupported { operation: "a send that invalidates a key" }
+        PushError::Unsupported { operation: "a send with invalidate" }
     ));
     let (mut queue, _) = send_queue(QpType::UC);
     // SAFETY: no kernel executes the request.

@@ -32,8 +32,7 @@ impl fmt::Display for IoctlError {
         if self.errno == FORKED {
             return write!(
                 f,
-                "{} was not put to the kernel: {}: this process was forked from the one that opened the device; open \
-                 it anew here",
+                "{} was not issued: {}: the device was opened before fork; open it in this process",
                 self.method, self.errno
             );
         }
@@ -53,13 +52,11 @@ pub enum OpenError {
     #[error(transparent)]
     Ioctl(#[from] IoctlError),
     /// The file is not a uverbs character device.
-    #[error("it is not a uverbs character device, such as /dev/infiniband/uverbs0")]
+    #[error("it is not a uverbs character device such as /dev/infiniband/uverbs0")]
     NotUverbs,
     /// A character device with a dynamic device number, which can't be identified because sysfs is
     /// not mounted at `/sys`.
-    #[error(
-        "character device {major}:{minor} may be any: mount sysfs at /sys, which tells whether it is a uverbs device"
-    )]
+    #[error("character device {major}:{minor} cannot be identified: mount sysfs at /sys")]
     Unidentified {
         /// Major device number.
         major: u32,
@@ -75,18 +72,16 @@ const FORKED: Errno = Errno::STALE;
 /// Explanation of an error number of the verbs ABI.
 fn hint(errno: Errno) -> Option<&'static str> {
     Some(match errno {
-        Errno::PROTONOSUPPORT => "this kernel does not know the method or one of its attributes",
+        Errno::PROTONOSUPPORT => "this kernel does not support the method or one of its attributes",
         Errno::OPNOTSUPP => "the device does not support it",
-        Errno::INVAL => "an argument is out of range, or the object is in a state that does not allow it",
-        Errno::NOMEM => "no memory left, or more would be pinned than the limit on locked memory allows",
+        Errno::INVAL => "an argument is out of range, or the state of the object does not allow it",
+        Errno::NOMEM => "out of memory, or the limit on locked memory is exceeded",
         Errno::PERM | Errno::ACCESS => "a privilege is missing",
-        Errno::NOENT => "there is no such object in this context",
+        Errno::NOENT => "the context has no such object",
         Errno::BUSY => "another object still uses it",
-        Errno::FAULT => "part of the memory is not mapped, or not with the access asked for",
-        Errno::NOSPC => "the kernel's answer is longer than the space for it",
-        Errno::MFILE => {
-            "this process has no descriptor left: close some descriptors or raise the limit with `ulimit -n`"
-        }
+        Errno::FAULT => "part of the memory is not mapped with the requested access",
+        Errno::NOSPC => "the response of the kernel exceeds its buffer",
+        Errno::MFILE => "no free file descriptor: close some descriptors or raise the limit with `ulimit -n`",
         Errno::IO | Errno::NODEV => "the device is gone",
         _ => return None,
     })

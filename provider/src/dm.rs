@@ -69,14 +69,14 @@ impl DeviceMemory {
 
     /// Length in bytes.
     #[must_use]
-    #[allow(clippy::len_without_is_empty, reason = "it is asked for with a length")]
+    #[allow(clippy::len_without_is_empty, reason = "its length is chosen by the caller")]
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// The words that hold these bytes, with the offset of each.
     fn words(&self, bytes: Range<usize>) -> impl Iterator<Item = (usize, &AtomicU32)> {
-        assert!(bytes.end <= self.len, "within the memory");
+        assert!(bytes.end <= self.len, "range within the device memory");
         // SAFETY: `new` checked that the bytes and so their start lie in the mapping.
         let start = unsafe { self.mapping.as_ptr().add(self.offset) };
         (bytes.start / WORD..bytes.end.div_ceil(WORD)).map(move |word| {
@@ -96,7 +96,7 @@ impl DeviceMemory {
         if into.is_empty() {
             return;
         }
-        let end = offset.checked_add(into.len()).expect("within the memory");
+        let end = offset.checked_add(into.len()).expect("range within the device memory");
         for (at, word) in self.words(offset..end) {
             let bytes = word.load(Ordering::Relaxed).to_ne_bytes();
             let (first, last) = (at.max(offset), (at + WORD).min(end));
@@ -115,7 +115,7 @@ impl DeviceMemory {
         if words.is_empty() {
             return;
         }
-        let end = offset.checked_add(from.len()).expect("within the memory");
+        let end = offset.checked_add(from.len()).expect("range within the device memory");
         for ((_, word), bytes) in self.words(offset..end).zip(words) {
             word.store(u32::from_ne_bytes(*bytes), Ordering::Relaxed);
         }

@@ -10,7 +10,7 @@ pub enum CreateError {
     #[error(transparent)]
     Ioctl(#[from] IoctlError),
     /// The kernel's description of the queue's memory is impossible.
-    #[error("the kernel's description of the {queue}'s memory is impossible: {problem} ({value})")]
+    #[error("invalid memory layout of the {queue} from the kernel: {problem} ({value})")]
     Layout {
         /// The queue.
         queue: &'static str,
@@ -31,8 +31,8 @@ pub enum CreateError {
     },
     /// Too few huge pages are free.
     #[error(
-        "fewer than {pages} huge pages of 2 MiB are free: reserve some, for instance with \
-         `sysctl vm.nr_hugepages=64`, or use ordinary pages"
+        "fewer than {pages} huge pages of 2 MiB are free: reserve some, for example with `sysctl \
+         vm.nr_hugepages=64`, or use normal pages"
     )]
     NoHugePages {
         /// Pages that the queue needs.

@@ -32,7 +32,7 @@ impl<'a> HandleGuard<'a> {
     ///
     /// It must be sound to call `destroy` with the file and the handle, once, at any time until
     /// [`HandleGuard::disarm`]: the caller made the object, and nothing else knows its handle.
-    #[must_use = "what is dropped is destroyed"]
+    #[must_use = "dropping it destroys the object"]
     pub unsafe fn new(file: &'a DeviceFile, handle: u32, destroy: unsafe fn(&DeviceFile, u32)) -> Self {
         Self { file, handle, destroy }
     }

@@ -124,21 +124,21 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
     /// Default: [`CreateError::Unsupported`].
     fn import(file: Arc<DeviceFile>) -> Result<Self, CreateError> {
         let _ = file;
-        Err(CreateError::Unsupported { what: "contexts of other processes" })
+        Err(CreateError::Unsupported { what: "importing contexts" })
     }
 
     /// Checks that the context has a protection domain with this handle, created by any process.
     /// Default: [`CreateError::Unsupported`].
     fn import_pd(&self, handle: u32) -> Result<(), CreateError> {
         let _ = handle;
-        Err(CreateError::Unsupported { what: "protection domains of other processes" })
+        Err(CreateError::Unsupported { what: "importing PDs" })
     }
 
     /// Maps device memory with this handle, allocated by any process. Default:
     /// [`CreateError::Unsupported`].
     fn import_dm(&self, handle: u32) -> Result<DeviceMemory, CreateError> {
         let _ = handle;
-        Err(CreateError::Unsupported { what: "device memory of other processes" })
+        Err(CreateError::Unsupported { what: "importing device memory" })
     }
 
     /// The capabilities of the context, read when it was opened.
@@ -146,7 +146,7 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
 
     /// Reads the device's clock, in its own ticks. Default: [`CreateError::Unsupported`].
     fn read_clock(&self) -> Result<u64, CreateError> {
-        Err(CreateError::Unsupported { what: "reading the device's clock" })
+        Err(CreateError::Unsupported { what: "reading the device clock" })
     }
 
     /// Allocates device memory. Returns the kernel's handle and the mapping. Default:
@@ -197,7 +197,7 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
     /// [`CreateError::Unsupported`].
     fn create_xrc_target(&self, request: &XrcTargetRequest) -> Result<QpHandle, CreateError> {
         let _ = request;
-        Err(CreateError::Unsupported { what: "XRC queue pairs" })
+        Err(CreateError::Unsupported { what: "XRC QPs" })
     }
 
     /// Creates a shared receive queue. A failed call leaves no object behind.
@@ -233,7 +233,7 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
     /// As for [`Provider::create_cq`].
     unsafe fn create_wq(&self, request: &WqRequest) -> Result<CreatedWq<Self>, CreateError> {
         let _ = request;
-        Err(CreateError::Unsupported { what: "work queues" })
+        Err(CreateError::Unsupported { what: "WQs" })
     }
 
     /// Changes the work queue with the kernel's handle `wq`. Default: [`CreateError::Unsupported`].
@@ -245,14 +245,14 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
     /// request.
     unsafe fn modify_wq(&self, wq: u32, change: WqChange) -> Result<(), CreateError> {
         let _ = (wq, change);
-        Err(CreateError::Unsupported { what: "work queues" })
+        Err(CreateError::Unsupported { what: "WQs" })
     }
 
     /// Creates an RSS queue pair, which spreads packets over the work queues of an indirection
     /// table. It has no queues and no states. Default: [`CreateError::Unsupported`].
     fn create_rss_qp(&self, request: &RssQpRequest) -> Result<QpHandle, CreateError> {
         let _ = request;
-        Err(CreateError::Unsupported { what: "RSS queue pairs" })
+        Err(CreateError::Unsupported { what: "RSS QPs" })
     }
 
     /// Creates an address handle. A failed call leaves no object behind.

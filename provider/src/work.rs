@@ -108,14 +108,14 @@ impl Operation {
         match self {
             Self::Send => "a send",
             Self::SendImm(_) => "a send with immediate data",
-            Self::SendInv(_) => "a send that invalidates a key",
+            Self::SendInv(_) => "a send with invalidate",
             Self::Write(_) => "an RDMA write",
             Self::WriteImm(..) => "an RDMA write with immediate data",
             Self::Read(_) => "an RDMA read",
             Self::CmpSwp { .. } => "a compare-and-swap",
             Self::FetchAdd { .. } => "a fetch-and-add",
-            Self::LocalInv(_) => "an invalidation of a local key",
-            Self::BindMw(_) => "a bind of a memory window",
+            Self::LocalInv(_) => "a local invalidate",
+            Self::BindMw(_) => "a memory window bind",
             Self::Flush { .. } => "a flush",
             Self::AtomicWrite { .. } => "an atomic write",
         }
@@ -289,13 +289,13 @@ pub struct WorkCompletion {
 #[non_exhaustive]
 pub enum PushError {
     /// The queue is full: every slot holds an outstanding request.
-    #[error("the queue is full ({capacity} requests): poll completions first, or create the queue deeper")]
+    #[error("the queue is full ({capacity} requests): poll completions first, or create a deeper queue")]
     QueueFull {
         /// Capacity in requests.
         capacity: u32,
     },
     /// The request has more SGEs than a request of this queue can hold.
-    #[error("{given} scatter/gather elements, but a request of this queue carries at most {max}")]
+    #[error("{given} SGEs exceed the maximum of {max} per request")]
     TooManySges {
         /// Number of SGEs in the request.
         given: usize,
@@ -303,7 +303,7 @@ pub enum PushError {
         max: usize,
     },
     /// The inline payload is longer than a request of this queue can hold.
-    #[error("{given} bytes inline, but a request of this queue carries at most {max}")]
+    #[error("{given} inline bytes exceed the maximum of {max} per request")]
     InlineTooLong {
         /// Inline bytes in the request.
         given: usize,
@@ -312,9 +312,7 @@ pub enum PushError {
     },
     /// The header of a TSO send is shorter than an Ethernet header, or longer than the QP's
     /// `max_tso_header`.
-    #[error(
-        "a header of {given} bytes, but that of a large send has 14 to {max}, as the queue pair's `max_tso_header` says"
-    )]
+    #[error("a TSO header has 14 to {max} bytes (the QP's `max_tso_header`), not {given}")]
     TsoHeader {
         /// Header bytes in the request.
         given: usize,
@@ -322,7 +320,7 @@ pub enum PushError {
         max: usize,
     },
     /// The segment size of a TSO send is out of range.
-    #[error("segments of {given} bytes, but a large send is cut into segments of 1 to {max}")]
+    #[error("TSO segments have 1 to {max} bytes, not {given}")]
     SegmentSize {
         /// Segment size in the request, in bytes.
         given: u16,
@@ -330,10 +328,10 @@ pub enum PushError {
         max: u16,
     },
     /// A read or an atomic with an inline payload.
-    #[error("a read or an atomic needs registered memory for its result, not inline data")]
+    #[error("an RDMA read or atomic cannot use inline data: pass an SGE for the result")]
     InlineResult,
     /// The message is longer than the maximum message size.
-    #[error("{given} bytes, but a message has at most {max}")]
+    #[error("a message of {given} bytes exceeds the maximum of {max}")]
     MessageTooLong {
         /// Bytes in the request.
         given: u64,
@@ -341,31 +339,31 @@ pub enum PushError {
         max: u64,
     },
     /// The result of an atomic is not 8 bytes long.
-    #[error("the result of an atomic needs exactly 8 bytes of registered memory, not {given}")]
+    #[error("the result of an atomic requires an SGE of 8 bytes, not {given}")]
     AtomicResult {
         /// Bytes in the request.
         given: u64,
     },
     /// The address of an atomic is not a multiple of 8.
-    #[error("an atomic works on an address that is a multiple of 8, not on {addr:#x}")]
+    #[error("the remote address of an atomic must be a multiple of 8: {addr:#x}")]
     AtomicAddress {
         /// The address.
         addr: u64,
     },
     /// A payload for an operation without one.
-    #[error("{operation} has no payload: pass no elements and nothing inline")]
+    #[error("{operation} has no payload: pass neither SGEs nor inline data")]
     UnexpectedPayload {
         /// The operation's name.
         operation: &'static str,
     },
     /// The device or the kernel does not support the operation.
-    #[error("{operation} is not supported by this queue pair's transport or device")]
+    #[error("{operation} is not supported by the transport of the QP or by the device")]
     Unsupported {
         /// The operation's name.
         operation: &'static str,
     },
     /// The payload is longer than a datagram can be. A device would drop it and report success.
-    #[error("{given} bytes, but a datagram is one packet and has at most the port's MTU of {max}")]
+    #[error("a datagram of {given} bytes exceeds the port's MTU of {max}")]
     DatagramTooLong {
         /// Bytes in the request.
         given: u64,
@@ -373,28 +371,28 @@ pub enum PushError {
         max: u32,
     },
     /// The address handle belongs to another device.
-    #[error("the address handle is of another device: make one in the queue pair's own protection domain")]
+    #[error("the address handle belongs to another device: create one in the PD of the QP")]
     ForeignAddress,
     /// A read or an atomic on a QP whose `max_rd_atomic` is 0. A device would never complete it.
-    #[error("{operation} counts as outstanding, and the queue pair was connected with max_rd_atomic 0")]
+    #[error("{operation} requires max_rd_atomic of at least 1; the QP was connected with 0")]
     NoReadsOutstanding {
         /// The operation's name.
         operation: &'static str,
     },
     /// The QP number of a datagram exceeds 24 bits.
-    #[error("queue pair numbers have 24 bits, which {qp_num:#x} exceeds")]
+    #[error("QP number {qp_num:#x} exceeds 24 bits")]
     QpNumber {
         /// The number.
         qp_num: u32,
     },
     /// The SRQ number of an XRC request exceeds 24 bits.
-    #[error("SRQ numbers have 24 bits, which {srq_num:#x} exceeds")]
+    #[error("SRQ number {srq_num:#x} exceeds 24 bits")]
     SrqNumber {
         /// The number.
         srq_num: u32,
     },
     /// A flush with an invalid selectivity level, or with an invalid placement type.
-    #[error("there is no flush of selectivity {level} and placement {placement:#x}")]
+    #[error("invalid flush: selectivity level {level}, placement type {placement:#x}")]
     Flush {
         /// Selectivity level in the request.
         level: u8,
@@ -402,6 +400,6 @@ pub enum PushError {
         placement: u8,
     },
     /// The queue was resized, and its new memory could not be mapped.
-    #[error("the queue lost its memory when it was resized: resize it once more")]
+    #[error("the queue has no memory after a failed resize: resize it again")]
     QueueLost,
 }

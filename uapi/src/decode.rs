@@ -77,13 +77,13 @@ impl fmt::Display for DecodeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Header { given } => {
-                write!(f, "{given} bytes are no ioctl call, its header alone has {}", size_of::<Header>())
+                write!(f, "{given} bytes are shorter than an ioctl header of {} bytes", size_of::<Header>())
             }
             Self::Length { length, attributes } => {
-                write!(f, "the header states {length} bytes, which {attributes} attributes do not make")
+                write!(f, "the header's length of {length} bytes does not match {attributes} attributes")
             }
             Self::Truncated { length, given } => {
-                write!(f, "the header states {length} bytes, of which {given} are there")
+                write!(f, "the header's length of {length} bytes exceeds the {given} bytes given")
             }
         }
     }

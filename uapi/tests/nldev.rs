@@ -70,11 +70,11 @@ fn nldev_answers_print_names_and_values() {
         .put_struct(&0_i32);
     assert_eq!(
         nldev::decode(writer.finish().unwrap()).to_string(),
-        "RES_GET MULTI seq 3 { DEV_INDEX 2, DEV_NODE_TYPE CHANNEL_ADAPTER, RES_SUMMARY { RES_SUMMARY_ENTRY { \
-         RES_SUMMARY_ENTRY_NAME \"qp\", RES_SUMMARY_ENTRY_CURR 1099511627776 } }, DRIVER_S32 -5, RES_RAW 0xdead, \
-         STAT_AUTO_MODE_MASK QP_TYPE | PID | 0x4, STAT_RES RES_QP, \
-         LID <malformed: netlink attribute 9 has 2 bytes in place of 4>, Attribute(500) 0x09 }\n\
-         done seq 3"
+        "RES_GET MULTI seq 3 { DEV_INDEX 2, DEV_NODE_TYPE CHANNEL_ADAPTER, RES_SUMMARY { \
+         RES_SUMMARY_ENTRY { RES_SUMMARY_ENTRY_NAME \"qp\", RES_SUMMARY_ENTRY_CURR 1099511627776 } \
+         }, DRIVER_S32 -5, RES_RAW 0xdead, STAT_AUTO_MODE_MASK QP_TYPE | PID | 0x4, STAT_RES \
+         RES_QP, LID <malformed: netlink attribute 9 has 2 bytes instead of 4>, Attribute(500) \
+         0x09 }\ndone seq 3"
     );
 }
 

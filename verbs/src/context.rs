@@ -280,10 +280,10 @@ impl<P: Provider> Context<P> {
             return Err(Error::Unsupported { verb: VERB, what: "reads of the device clock are" });
         }
         // The clock page of the device is not mapped in a forked child.
-        self.file().check_same_process().map_err(|errno| {
-            Error::kernel(VERB, "the device's clock", IoctlError { method: "mmap", errno })
-        })?;
-        self.provider().read_clock().map_err(|reason| Error::create(VERB, "the device's clock", reason))
+        self.file()
+            .check_same_process()
+            .map_err(|errno| Error::kernel(VERB, "the device clock", IoctlError { method: "mmap", errno }))?;
+        self.provider().read_clock().map_err(|reason| Error::create(VERB, "the device clock", reason))
     }
 
     /// Allocates device memory. [`Dm`] describes its use.

@@ -20,11 +20,11 @@ impl Mlx5 {
         let port = command::query_port(&self.file, attr.port_num)?.legacy_resp;
         let ethernet = port.link_layer == LinkLayer::ETHERNET;
         if ethernet && attr.is_global == 0 {
-            return Err(CreateError::Unsupported { what: "paths without a GID on Ethernet" });
+            return Err(CreateError::Unsupported { what: "Ethernet paths without a GID" });
         }
         if ethernet && !self.ucontext.cmds_supp_uhw.contains(CommandsWithPayload::CREATE_AH) {
             return Err(CreateError::Unsupported {
-                what: "address handles whose next hop the kernel does not tell",
+                what: "address handles without a next hop from the kernel",
             });
         }
         let mut response = CreateAhResp::zeroed();

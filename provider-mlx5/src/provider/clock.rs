@@ -42,11 +42,11 @@ impl Page {
     fn new(file: &DeviceFile, resp: &AllocUcontextResp) -> Result<Self, CreateError> {
         // The kernel reports no offset if its pages are larger than the device's.
         if !resp.comp_mask.contains(AllocUcontextRespMask::CORE_CLOCK_OFFSET) {
-            return Err(CreateError::Unsupported { what: "reading the device's clock" });
+            return Err(CreateError::Unsupported { what: "reading the device clock" });
         }
         let offset = usize::try_from(resp.hca_core_clock_offset).unwrap_or(usize::MAX);
         if offset > PAGE - CLOCK || !offset.is_multiple_of(CLOCK) {
-            let (problem, value) = ("a clock that does not lie in its page", resp.hca_core_clock_offset);
+            let (problem, value) = ("the clock is outside its page", resp.hca_core_clock_offset);
             return Err(CreateError::Layout { queue: "clock", problem, value });
         }
         let memory = file.map(offset_of(MmapCommand::CORE_CLOCK, 0), PAGE, Protection::Read)?;

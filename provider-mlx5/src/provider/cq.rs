@@ -19,8 +19,8 @@ const MAX_CQE_LOG: u32 = 22;
 /// response to the page's allocation.
 fn uar_page_index(page_id: u32) -> Result<u16, CreateError> {
     u16::try_from(page_id).map_err(|_| CreateError::Layout {
-        queue: "completion queue",
-        problem: "the index of its doorbell page has more than 16 bits",
+        queue: "CQ",
+        problem: "the doorbell page index exceeds 16 bits",
         value: page_id.into(),
     })
 }

@@ -47,7 +47,7 @@ pub(crate) fn import(file: &DeviceFile, handle: u32) -> Result<DeviceMemory, Cre
     call.output(DmQuery::RESP_LENGTH, &mut length);
     // SAFETY: the method writes only to its attributes.
     unsafe { file.execute(&mut call) }?;
-    let wrong = CreateError::Layout { queue: "device memory", problem: "an odd length", value: length };
+    let wrong = CreateError::Layout { queue: "device memory", problem: "an invalid length", value: length };
     let len = usize::try_from(length).ok().filter(|len| (1..=isize::MAX as usize - 2 * PAGE).contains(len));
     map(file, start, page, len.ok_or(wrong)?)
 }
@@ -58,14 +58,15 @@ fn extent(start: u64, len: usize) -> Result<(usize, usize), CreateError> {
     let whole = within.checked_add(len).and_then(|end| end.checked_next_multiple_of(PAGE));
     // A mapping has at most `isize::MAX` bytes.
     let whole = whole.filter(|whole| isize::try_from(*whole).is_ok());
-    let wrong = CreateError::Layout { queue: "device memory", problem: "an odd length", value: len as u64 };
+    let wrong =
+        CreateError::Layout { queue: "device memory", problem: "an invalid length", value: len as u64 };
     Ok((within, whole.ok_or(wrong)?))
 }
 
 fn map(file: &DeviceFile, start: u64, page: u16, len: usize) -> Result<DeviceMemory, CreateError> {
     let (within, whole) = extent(start, len)?;
     let mapping = file.map(offset_of(MmapCommand::DEVICE_MEM, page), whole, Protection::ReadWrite)?;
-    let wrong = CreateError::Layout { queue: "device memory", problem: "an odd start", value: start };
+    let wrong = CreateError::Layout { queue: "device memory", problem: "an invalid start", value: start };
     // SAFETY: the kernel maps the pages of this memory there. Other mappings of them are accessed
     // by words as well.
     unsafe { DeviceMemory::new(mapping, within, len) }.ok_or(wrong)
@@ -81,7 +82,7 @@ mod tests {
         assert_eq!(extent(0x1010, 0xff1), Ok((0x10, 0x2000)));
         for len in [usize::MAX, usize::MAX - 0xfff, isize::MAX as usize] {
             let value = len as u64;
-            let wrong = CreateError::Layout { queue: "device memory", problem: "an odd length", value };
+            let wrong = CreateError::Layout { queue: "device memory", problem: "an invalid length", value };
             assert_eq!(extent(0x1010, len), Err(wrong), "{len:#x}");
         }
     }

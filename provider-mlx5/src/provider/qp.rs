@@ -35,7 +35,7 @@ impl Mlx5 {
             _ => false,
         };
         if !known_type {
-            return Err(CreateError::Unsupported { what: "queue pairs of this type" });
+            return Err(CreateError::Unsupported { what: "QPs of this type" });
         }
         let receives = request.srq.is_none() && request.qp_type != QpType::XRC_INI;
         let mut flags = QpFlags::UAR_PAGE_INDEX;
@@ -43,8 +43,8 @@ impl Mlx5 {
             let signals_all = request.flags.contains(QpCreateFlags::SQ_SIG_ALL);
             // If all sends are signalled, CQEs would carry the results of reads too.
             if !receives || signals_all || !matches!(request.qp_type, QpType::RC | QpType::UC) {
-                let what = "messages in completions for other than connected queue pairs with receives of their own and \
-                            sends signalled one by one";
+                let what =
+                    "scatter to CQE for QPs other than RC or UC with an own RQ and without `signal_all`";
                 return Err(CreateError::Unsupported { what });
             }
             flags |= QpFlags::SCATTER_CQE;
@@ -171,7 +171,7 @@ impl Mlx5 {
         }
         let Capabilities { max_tso, tso_supported_qpts, .. } = self.caps;
         if max_tso == 0 || tso_supported_qpts >> request.qp_type.0 & 1 == 0 {
-            return Err(CreateError::Unsupported { what: "large sends of such queue pairs" });
+            return Err(CreateError::Unsupported { what: "TSO on QPs of this type" });
         }
         Ok(max_tso.into())
     }

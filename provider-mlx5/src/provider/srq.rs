@@ -95,7 +95,7 @@ impl Mlx5 {
         queue.ring();
         match change {
             SrqChange::Limit(limit) => Ok(self.limit_srq(srq, limit)?),
-            SrqChange::MaxWr(_) => Err(CreateError::Unsupported { what: "SRQs that change their size" }),
+            SrqChange::MaxWr(_) => Err(CreateError::Unsupported { what: "resizing SRQs" }),
         }
     }
 

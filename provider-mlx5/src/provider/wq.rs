@@ -72,7 +72,7 @@ pub(crate) unsafe fn create(
 ) -> Result<CreatedWq<Mlx5>, CreateError> {
     if mlx5.ucontext_resp().cqe_version == 0 {
         // The driver does not create raw packet QPs with CQEs of version 0 either.
-        return Err(CreateError::Unsupported { what: "work queues whose completions are of version 0" });
+        return Err(CreateError::Unsupported { what: "WQs with CQE version 0" });
     }
     let layout = ReceiveLayout::new(request.max_wr, request.max_sge, limits)?;
     let db_addr = doorbell.address();

@@ -43,7 +43,9 @@ impl Mlx5Sq {
     fn one_frame(&self, writer: &mut Writer, request: &SendRequest<'_, Frame<'_>>) -> Result<(), PushError> {
         let header = request.operation.header;
         if header.len() > FRAME_HEADER {
-            return Err(PushError::Unsupported { operation: "a frame with a header of more than 18 bytes" });
+            return Err(PushError::Unsupported {
+                operation: "a frame with an inline header of more than 18 bytes",
+            });
         }
         let missing = self.limits.frame_header.saturating_sub(header.len());
         match request.payload {
@@ -74,7 +76,7 @@ impl Mlx5Sq {
         let header = request.operation.header;
         let (longest, max) = (self.limits.tso_header, self.limits.max_tso);
         if longest == 0 {
-            return Err(PushError::Unsupported { operation: "a large send without `max_tso_header`" });
+            return Err(PushError::Unsupported { operation: "a TSO send without `max_tso_header`" });
         }
         if !(SHORTEST_HEADER..=longest).contains(&header.len()) {
             return Err(PushError::TsoHeader { given: header.len(), max: longest });

@@ -48,7 +48,7 @@ impl Mlx5Sq {
         let RawWqe { wr_id, opcode, imm, flags, segments } = *request;
         // The control segment counts as well.
         if segments.len() >= self.max_segments() {
-            return Err(PushError::Unsupported { operation: "a request of so many segments" });
+            return Err(PushError::Unsupported { operation: "a WQE of that many segments" });
         }
         if self.is_full() {
             return Err(self.full());

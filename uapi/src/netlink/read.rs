@@ -51,15 +51,18 @@ impl fmt::Display for Malformed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Truncated { needed, available } => {
-                write!(f, "netlink data ends early: {needed} bytes needed, {available} there")
+                write!(f, "netlink data is truncated: {needed} bytes needed, {available} available")
             }
             Self::Length { stated, available } => {
-                write!(f, "a netlink head says {stated} bytes where {available} are there")
+                write!(
+                    f,
+                    "a netlink header's length of {stated} bytes exceeds the {available} bytes available"
+                )
             }
             Self::Size { attribute, expected, found } => {
-                write!(f, "netlink attribute {attribute} has {found} bytes in place of {expected}")
+                write!(f, "netlink attribute {attribute} has {found} bytes instead of {expected}")
             }
-            Self::Text { attribute } => write!(f, "netlink attribute {attribute} is not UTF-8 text"),
+            Self::Text { attribute } => write!(f, "netlink attribute {attribute} is not UTF-8"),
         }
     }
 }

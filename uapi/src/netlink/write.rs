@@ -45,13 +45,13 @@ impl fmt::Display for WriteError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::BufferTooSmall { needed, available } => {
-                write!(f, "the netlink messages need {needed} bytes and the buffer has {available}")
+                write!(f, "the netlink messages need {needed} bytes; the buffer has {available}")
             }
             Self::AttributeTooLong { attribute, length } => {
-                write!(f, "netlink attribute {attribute} of {length} bytes is longer than the possible 65535")
+                write!(f, "netlink attribute {attribute} of {length} bytes exceeds the maximum of 65535")
             }
             Self::InteriorNul { attribute } => {
-                write!(f, "the string of netlink attribute {attribute} holds a zero byte")
+                write!(f, "the string of netlink attribute {attribute} contains a NUL byte")
             }
         }
     }

@@ -307,7 +307,7 @@ pub(crate) fn max_dest_rd_atomic_above_the_first_value_is_rejected_on_rxe() {
                 let rtr = RtrAttr { max_dest_rd_atomic, ..side.towards(1) };
                 match side.qp.ready_to_receive(&rtr) {
                     Err(refused) => {
-                        let start = "max_dest_rd_atomic is above what the queue pair had before";
+                        let start = "Soft-RoCE cannot increase max_dest_rd_atomic of a QP";
                         assert!(refused.to_string().starts_with(&format!("{RTR}: {start}")), "{refused}");
                         assert!(!possible, "{first} {next}: {refused}");
                     }

@@ -320,8 +320,8 @@ pub(crate) fn max_rd_atomic_zero_rejects_reads_and_atomics() {
             let reason = PostReason::Queue(PushError::NoReadsOutstanding { operation: name });
             assert_eq!((refused.accepted, refused.reason), (0, reason));
             let text = format!(
-                "no request was posted: {name} counts as outstanding, and the queue pair was connected with \
-                 max_rd_atomic 0"
+                "no request was posted: {name} requires max_rd_atomic of at least 1; the QP was \
+                 connected with 0"
             );
             assert_eq!(refused.to_string(), text);
         }

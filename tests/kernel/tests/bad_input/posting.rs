@@ -43,7 +43,7 @@ pub(crate) fn full_send_queue_frees_exactly_the_completed_slots() {
             refused.to_string(),
             format!(
                 "{capacity} requests were posted, the next was rejected: the queue is full \
-                 ({capacity} requests): poll completions first, or create the queue deeper"
+                 ({capacity} requests): poll completions first, or create a deeper queue"
             )
         );
         let again = a.send(&requests[capacity..]).unwrap_err();
@@ -109,8 +109,8 @@ pub(crate) fn rejected_request_in_a_list_keeps_earlier_ones_posted() {
         assert_eq!(
             refused.to_string(),
             format!(
-                "2 requests were posted, the next was rejected: {} scatter/gather elements, but a \
-                 request of this queue carries at most {max}",
+                "2 requests were posted, the next was rejected: {} SGEs exceed the maximum of \
+                 {max} per request",
                 max + 1
             )
         );
@@ -141,14 +141,14 @@ pub(crate) fn invalid_requests_are_rejected_before_posting() {
         let add = |remote| Operation::FetchAdd { remote, add: 1 };
         let swap = |remote| Operation::CmpSwp { remote, compare: 0, swap: 1 };
         let cases = [
-            (Operation::Send, Payload::Inline(&[&long]), "bytes inline, but a request of this queue carries"),
-            (Operation::Read(remote), HELLO, "needs registered memory for its result, not inline data"),
-            (add(remote), HELLO, "needs registered memory for its result, not inline data"),
-            (add(remote), Payload::Sges(&seven), "needs exactly 8 bytes of registered memory, not 7"),
-            (swap(remote), Payload::Sges(&[]), "needs exactly 8 bytes of registered memory, not 0"),
-            (add(odd), Payload::Sges(&eight), "an address that is a multiple of 8, not on 0x"),
-            (swap(odd), Payload::Sges(&eight), "an address that is a multiple of 8, not on 0x"),
-            (Operation::Send, Payload::Sges(&giant), "bytes, but a message has at most"),
+            (Operation::Send, Payload::Inline(&[&long]), "inline bytes exceed the maximum of"),
+            (Operation::Read(remote), HELLO, "cannot use inline data: pass an SGE for the result"),
+            (add(remote), HELLO, "cannot use inline data: pass an SGE for the result"),
+            (add(remote), Payload::Sges(&seven), "requires an SGE of 8 bytes, not 7"),
+            (swap(remote), Payload::Sges(&[]), "requires an SGE of 8 bytes, not 0"),
+            (add(odd), Payload::Sges(&eight), "must be a multiple of 8: 0x"),
+            (swap(odd), Payload::Sges(&eight), "must be a multiple of 8: 0x"),
+            (Operation::Send, Payload::Sges(&giant), "bytes exceeds the maximum of"),
         ];
         for (operation, payload, words) in cases {
             let refused = a.send(&[request(1, operation, payload)]).unwrap_err();
@@ -228,7 +228,7 @@ pub(crate) fn flush_with_invalid_level_or_placement_is_rejected() -> Outcome {
                 return skip(format!("{operation} is nothing that this device carries out"));
             }
             assert_eq!(refused.reason, PostReason::Queue(PushError::Flush { level, placement }));
-            let words = format!("there is no flush of selectivity {level} and placement {placement:#x}");
+            let words = format!("invalid flush: selectivity level {level}, placement type {placement:#x}");
             assert_eq!(refused.to_string(), format!("no request was posted: {words}"));
         }
         assert_eq!(a.kernel_state(), QpState::RTS);

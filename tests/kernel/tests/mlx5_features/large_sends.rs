@@ -89,10 +89,14 @@ pub(crate) fn invalid_tso_sends_are_rejected() {
         let header = headers(0);
         let longer = [&header[..], &[0]].concat();
         for (frame, sges, said) in [
-            (large(&longer, 100), &[][..], "a header of 55 bytes, but that of a large send has 14 to 54"),
+            (
+                large(&longer, 100),
+                &[][..],
+                "a TSO header has 14 to 54 bytes (the QP's `max_tso_header`), not 55",
+            ),
             (large(&header[..13], 100), &[], "a header of 13 bytes"),
-            (large(&header, 0), &[], "segments of 0 bytes, but a large send is cut into segments of 1 to"),
-            (large(&header, 100), &[all], "bytes, but a message has at most"),
+            (large(&header, 0), &[], "TSO segments have 1 to"),
+            (large(&header, 100), &[all], "bytes exceeds the maximum of"),
             (large(&header, 100), &[all; 4], "4 scatter/gather elements"),
         ] {
             let refused = post(&mut a, frame, sges).unwrap_err();
@@ -101,7 +105,7 @@ pub(crate) fn invalid_tso_sends_are_rejected() {
         }
         let mut plain = Side::cutting(&pd, 0);
         let refused = post(&mut plain, large(&header, 100), &[]).unwrap_err();
-        assert!(refused.to_string().contains("a large send without `max_tso_header`"), "{refused}");
+        assert!(refused.to_string().contains("a TSO send without `max_tso_header`"), "{refused}");
         let cq = pd.context().create_cq(&CqInit::new(4)).unwrap();
         let refused = with_header::<RawPacket>(&pd, &cq, u16::MAX);
         assert!(matches!(refused, Error::Limit { what: "max_tso_header", asked: 65535, .. }), "{refused}");
@@ -117,7 +121,7 @@ pub(crate) fn tso_is_rejected_where_unsupported() {
         let pd = domain();
         let cq = pd.context().create_cq(&CqInit::new(4)).unwrap();
         let refused = with_header::<Rc>(&pd, &cq, 54);
-        assert!(refused.to_string().contains("does not support large sends"), "{refused}");
+        assert!(refused.to_string().contains("does not support TSO"), "{refused}");
     });
 }
 

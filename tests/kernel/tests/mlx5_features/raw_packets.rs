@@ -240,7 +240,7 @@ pub(crate) fn invalid_flow_rules_are_rejected() {
         // SAFETY: the request has no SGEs.
         let refused =
             unsafe { batch.push(&SendRequest { wr_id: 1, operation, flags, payload }) }.unwrap_err();
-        assert!(refused.to_string().contains("a header of more than 18 bytes"), "{refused}");
+        assert!(refused.to_string().contains("an inline header of more than 18 bytes"), "{refused}");
     });
 }
 

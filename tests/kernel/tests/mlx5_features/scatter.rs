@@ -36,5 +36,5 @@ pub(crate) fn scatter_to_cqe_is_rejected_where_unsupported() {
     let cq = pd.context().create_cq(&CqInit::new(4)).unwrap();
     let init = QpInit { scatter_to_cqe: true, signal_all: true, ..QpInit::new(&cq, &cq) };
     let error = pd.create_qp::<Rc>(&init).map(drop).unwrap_err();
-    assert!(error.to_string().contains("does not support messages in completions"), "{error}");
+    assert!(error.to_string().contains("does not support scatter to CQE"), "{error}");
 }

@@ -79,7 +79,7 @@ mod tests {
         assert_eq!(
             error(64, PushError::QueueFull { capacity: 64 }.into()),
             "64 requests were posted, the next was rejected: the queue is full (64 requests): poll \
-             completions first, or create the queue deeper"
+             completions first, or create a deeper queue"
         );
     }
 }
