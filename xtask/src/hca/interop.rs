@@ -32,7 +32,7 @@ programs() {
     $1 'bareverbs pingpong rc -e -c' 'bareverbs pingpong rc -e -c'
 }
 serve_one() { serve $1 $gid -n 20; }
-play_other() { run_pair $2 $gid -n 20; }";
+play_other() { play $2 $gid -n 20; }";
 
 /// The modules of pyverbs that take seconds, not minutes: queues, keys, messages, and their
 /// failures.
@@ -74,25 +74,25 @@ programs serve
 await rping -s -C 10 -v
 listening $(seq $first $((at - 2))) || exit 1
 at=$first
-programs run_pair && try rping -c -a $net.$PEER -C 10 -v && served";
+programs play && try rping -c -a $net.$PEER -C 10 -v && served";
     testbed.script(0, &format!("count=20\n{EACH_PROGRAM}\n{programs}")).map(drop)
 }
 
 pub(super) fn bareverbs_within(testbed: &mut Testbed<'_>, host: usize) -> Result<()> {
-    let programs = "programs serve_one\nlistening || exit 1\nat=$first\ngames play_other && served";
+    let programs = "programs serve_one\nlistening || exit 1\nat=$first\nprograms play_other && served";
     testbed.script(host, &format!("{OURS}\n{programs}")).map(drop)
 }
 
 pub(super) fn bareverbs_between(testbed: &mut Testbed<'_>) -> Result<()> {
     testbed.run_pair(
         0,
-        &format!("{OURS}\ngames serve_one\nlistening || exit 1\necho {READY}\nserved"),
-        &format!("{OURS}\ngames play_other"),
+        &format!("{OURS}\nprograms serve_one\nlistening || exit 1\necho {READY}\nserved"),
+        &format!("{OURS}\nprograms play_other"),
     )
 }
 
 pub(super) fn between(testbed: &mut Testbed<'_>) -> Result<()> {
-    let programs = format!("count=200\n{EACH_PROGRAM}\ngames");
+    let programs = format!("count=200\n{EACH_PROGRAM}\nprograms");
     testbed.run_pair(0, &serving(&programs), &client_script(&programs))
 }
 

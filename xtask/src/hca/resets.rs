@@ -26,7 +26,7 @@ at=$first waiting=()
 serve ibv_rc_pingpong $gid -n 50
 listening || exit 1
 at=$first
-run_pair ibv_rc_pingpong $gid -n 50 && served || exit 1";
+play ibv_rc_pingpong $gid -n 50 && served || exit 1";
 
 /// Traffic from the second host to the first that only ends with one of them.
 const SERVES_LONG: &str = "serve ib_write_bw -F $cm -D 60; listening && echo ready to play; wait";
