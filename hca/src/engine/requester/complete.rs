@@ -1,4 +1,4 @@
-//! Completion of send WQEs in the order of the SQ.
+//! Completion, failure and page faults of send WQEs, in the order of the SQ.
 
 use crate::engine::core::Core;
 use crate::engine::cq::Syndrome;
