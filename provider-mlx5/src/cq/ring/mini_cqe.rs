@@ -143,22 +143,18 @@ impl Ring {
         }
     }
 
-    /// Reads each CQE at most twice, whatever the device writes concurrently.
+    /// Reads each CQE once at most, whatever the device writes concurrently.
     fn end_of_written(&self, index: u32, look: impl Fn(u32) -> Look) -> u32 {
-        let (mut end, mut looks_again) = (index, false);
+        let mut end = index;
         while end.wrapping_sub(index) < self.entries() {
             let Look { op_own, count, has_changed } = look(end);
             if !self.written(end, op_own) {
                 break;
             }
-            // The poller expands a run once. A title that changes a second time belongs to a later
-            // round, which the consumer index shows, or the device is faulty.
-            looks_again = is_title(op_own) && has_changed && !looks_again;
-            if !looks_again {
-                let is_run = is_title(op_own) && !has_changed;
-                let length = if is_run { self.run_length(count) } else { None };
-                end = end.wrapping_add(length.unwrap_or(1));
-            }
+            // A title that changed is expanded, and so are the CQEs behind it: each counts as one.
+            let is_run = is_title(op_own) && !has_changed;
+            let length = if is_run { self.run_length(count) } else { None };
+            end = end.wrapping_add(length.unwrap_or(1));
         }
         end
     }

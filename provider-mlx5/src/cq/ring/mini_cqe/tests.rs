@@ -68,7 +68,7 @@ fn count_ends_although_titles_keep_changing() {
     let looks = Cell::new(0);
     let look = |index: u32| {
         looks.set(looks.get() + 1);
-        assert!(looks.get() <= 2 * ring.entries(), "each entry is looked at twice at most");
+        assert!(looks.get() <= ring.entries(), "each CQE is read once at most");
         let op_own = CqeOpcode::RESP_SEND.0 << 4 | COMPRESSED | ring.owner(index);
         Look { op_own, count: 3, has_changed: true }
     };
@@ -76,7 +76,7 @@ fn count_ends_although_titles_keep_changing() {
 }
 
 #[test]
-fn title_expanded_during_the_count_is_read_again() {
+fn title_expanded_during_the_count_counts_as_one_cqe() {
     let ring = ring(MiniCqeFormat::Checksum);
     let looks = Cell::new(0);
     let look = |index: u32| {
