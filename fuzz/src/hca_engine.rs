@@ -69,7 +69,7 @@ impl Driver {
             kinds[2],
             kinds[2],
             Service::Datagram(None),
-            Service::KeyUpdates,
+            Service::RegUmr,
         ];
         let mut qps = Vec::new();
         for (index, service) in kinds.into_iter().enumerate() {
@@ -102,7 +102,7 @@ impl Driver {
         let data = base + DATA as u64;
         let mut keys = vec![hca.engine().register(PD, data, (LENGTH - DATA) as u64).ok()?];
         for kind in [KeyKind::Mtt, KeyKind::Klm, KeyKind::Ksm] {
-            keys.push(hca.engine().reserve_key(PD, kind, 64).ok()?);
+            keys.push(hca.engine().create_mkey_free(PD, kind, 64).ok()?);
         }
         keys.extend([0x200, 0x300, 0x100, 0x10_0000]);
         Some(Self { hca, memory, mapped: true, cq, qps, keys, posted: [0; 8] })
@@ -254,7 +254,7 @@ impl Driver {
                 attributes.mtu = 256 << (input.byte() % 5);
                 attributes.max_rd_atomic = input.byte() % 5;
                 attributes.max_dest_rd_atomic = input.byte() % 5;
-                let _ = self.hca.engine().move_qp(qp, state, attributes);
+                let _ = self.hca.engine().modify_qp(qp, state, attributes);
             }
         }
     }

@@ -99,7 +99,7 @@ fn main() {
     let (sender, receiver) = (make(SEND_RING, DOORBELLS), make(0x8_0000, DOORBELLS + 64));
     for (qp, peer) in [(sender, receiver), (receiver, sender)] {
         for state in [State::Init, State::ReadyToReceive, State::ReadyToSend] {
-            engine.move_qp(qp, state, attributes(peer)).expect("a legal move");
+            engine.modify_qp(qp, state, attributes(peer)).expect("a legal move");
         }
     }
 

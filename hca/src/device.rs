@@ -268,7 +268,7 @@ impl Shared {
             let now = self.now();
             engine.set_time(now);
             for (uar, doorbell) in inbox.doorbells.drain(..) {
-                if may_ring(firmware, uar, &doorbell) {
+                if sq_uses_uar(firmware, uar, &doorbell) {
                     engine.ring(doorbell);
                 }
             }
@@ -310,8 +310,9 @@ impl Shared {
 
 /// Delivers outgoing frames to receive queues of the same port. They are also sent to the wire.
 pub(crate) fn loop_back(engine: &mut Engine, firmware: &Firmware) {
-    let back =
-        engine.outgoing_frames().map(|(sq, frame)| (firmware.steer_back(engine, sq, frame), frame.to_vec()));
+    let back = engine
+        .outgoing_frames()
+        .map(|(sq, frame)| (firmware.steer_loopback(engine, sq, frame), frame.to_vec()));
     let back: Vec<_> = back.filter(|(queues, _)| !queues.is_empty()).collect();
     for (queues, frame) in back {
         for rq in queues {
@@ -321,10 +322,10 @@ pub(crate) fn loop_back(engine: &mut Engine, firmware: &Firmware) {
 }
 
 /// Whether the doorbell was rung through the UAR page of its object.
-pub(crate) fn may_ring(firmware: &Firmware, uar: u32, doorbell: &Doorbell) -> bool {
+pub(crate) fn sq_uses_uar(firmware: &Firmware, uar: u32, doorbell: &Doorbell) -> bool {
     match *doorbell {
-        Doorbell::Send { qp, .. } => firmware.may_ring(qp, uar),
-        Doorbell::ArmCq { cq, .. } => firmware.may_arm(cq, uar),
-        Doorbell::Eq { eq, .. } => firmware.may_serve(eq, uar),
+        Doorbell::Send { qp, .. } => firmware.sq_uses_uar(qp, uar),
+        Doorbell::ArmCq { cq, .. } => firmware.cq_uses_uar(cq, uar),
+        Doorbell::Eq { eq, .. } => firmware.eq_uses_uar(eq, uar),
     }
 }

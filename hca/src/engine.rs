@@ -60,7 +60,7 @@ pub use qp::{QpAttributes, QpSetup, ReceiveQueue, State};
 use recorder::Recording;
 pub use recorder::{Queue, Recorder};
 pub use ring::Ring;
-pub use service::{Management, Service};
+pub use service::{ManagementQp, Service};
 pub use srq::SrqSetup;
 use table::Table;
 #[cfg(test)]
@@ -203,8 +203,8 @@ impl Engine {
             return;
         }
         let number = match packet.destination {
-            0 => self.management(Management::Subnet),
-            1 => self.management(Management::General),
+            0 => self.management(ManagementQp::Smi),
+            1 => self.management(ManagementQp::Gsi),
             number => Some(number),
         };
         if let Some(number) = number {
@@ -212,7 +212,7 @@ impl Engine {
         }
     }
 
-    fn management(&self, wanted: Management) -> Option<u32> {
+    fn management(&self, wanted: ManagementQp) -> Option<u32> {
         let service = Service::Datagram(Some(wanted));
         self.qps.iter().find(|qp| qp.setup.service == service).map(|qp| qp.number)
     }

@@ -70,7 +70,7 @@ impl FirmwareHarness {
     /// Stores to a UAR page.
     pub fn store(&mut self, uar: u32, offset: u16, bytes: &[u8]) {
         if let Some(doorbell) = Doorbell::decode(offset, bytes)
-            && device::may_ring(&self.firmware, uar, &doorbell)
+            && device::sq_uses_uar(&self.firmware, uar, &doorbell)
         {
             self.engine.ring(doorbell);
         }

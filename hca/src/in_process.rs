@@ -244,7 +244,7 @@ impl InProcessHca {
         for (qp, peer) in [(left, right), (right, left)] {
             let attributes = self.attributes(peer);
             for state in [State::Init, State::ReadyToReceive, State::ReadyToSend] {
-                self.engine.move_qp(qp, state, attributes.clone())?;
+                self.engine.modify_qp(qp, state, attributes.clone())?;
             }
         }
         Ok(())

@@ -192,11 +192,11 @@ impl Drop for DoorbellRecord {
 
 /// Offset of the first send doorbell register in a UAR page.
 #[doc(alias = "MLX5_BF_OFFSET")]
-const SEND: usize = 0x800;
+const SQ_DOORBELL: usize = 0x800;
 
 /// Offset of the register that arms completion queues in a UAR page.
 #[doc(alias = "MLX5_CQ_DOORBELL")]
-const ARM: usize = 0x20;
+const CQ_DOORBELL: usize = 0x20;
 
 /// A UAR page: a page of doorbell registers.
 #[derive(Debug)]
@@ -255,7 +255,7 @@ impl Uar {
     }
 
     fn register(&self, offset: usize) -> NonNull<u64> {
-        const { assert!(SEND + 2 * MAX_HALF <= PAGE && ARM + 8 <= PAGE) };
+        const { assert!(SQ_DOORBELL + 2 * MAX_HALF <= PAGE && CQ_DOORBELL + 8 <= PAGE) };
         // SAFETY: a page is mapped, as `alloc` checked.
         unsafe { self.memory.as_ptr().add(offset).cast() }
     }
@@ -278,7 +278,7 @@ impl Uar {
     /// Arms a completion queue.
     #[inline]
     pub(crate) fn arm(&self, doorbell: u64) {
-        self.write(ARM, doorbell.to_be());
+        self.write(CQ_DOORBELL, doorbell.to_be());
     }
 }
 
@@ -334,7 +334,7 @@ impl SendRegister {
     #[inline(always)]
     pub(crate) fn ring(&mut self, control: u64) {
         match self {
-            Self::Shared(uar) => uar.write(SEND, control),
+            Self::Shared(uar) => uar.write(SQ_DOORBELL, control),
             Self::Exclusive(register) => register.write(control),
         }
     }
@@ -368,7 +368,7 @@ impl BlueFlame {
         if half == 0 {
             return Err(uar);
         }
-        let next = uar.register(SEND);
+        let next = uar.register(SQ_DOORBELL);
         Ok(Self { uar, half, next })
     }
 
@@ -382,7 +382,7 @@ impl BlueFlame {
     #[inline(always)]
     fn next(&mut self) -> NonNull<u64> {
         let register = self.next;
-        const { assert!(SEND & (2 * MAX_HALF - 1) == 0) };
+        const { assert!(SQ_DOORBELL & (2 * MAX_HALF - 1) == 0) };
         // SAFETY: the halves are adjacent in a page that `uar` keeps mapped. The assertion above
         // shows that the first half's address has none of the bits of `half`. So the XOR gives the
         // address of the other half, which is not 0.
@@ -470,7 +470,8 @@ mod tests {
             register.ring(value);
         }
         // SAFETY: within the page.
-        let halves = unsafe { [SEND, SEND + 256].map(|at| start.add(at).cast::<u64>().read_volatile()) };
+        let halves =
+            unsafe { [SQ_DOORBELL, SQ_DOORBELL + 256].map(|at| start.add(at).cast::<u64>().read_volatile()) };
         assert_eq!(halves, [3, 2]);
     }
 
@@ -489,7 +490,7 @@ mod tests {
         // SAFETY: the blocks are arrays of this function.
         unsafe { register.copy(2, |index| blocks[index].as_ptr()) };
         // SAFETY: within the page.
-        let copied = unsafe { start.add(SEND).cast::<[[Segment; 4]; 2]>().read() };
+        let copied = unsafe { start.add(SQ_DOORBELL).cast::<[[Segment; 4]; 2]>().read() };
         assert_eq!(copied, blocks);
     }
 

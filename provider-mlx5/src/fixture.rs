@@ -10,7 +10,7 @@ use crate::cq::Mlx5Cq;
 use crate::cqe::{CQE, CqeOpcode};
 use crate::rq::Mlx5Rq;
 use crate::sq::Mlx5Sq;
-use crate::testing::{Place, Plain};
+use crate::testing::{DmaRange, Plain};
 
 /// Two sends of one WQEBB and one receive fill the queues.
 pub(crate) const CAP: QpCap =
@@ -21,7 +21,7 @@ pub(crate) const NUMBER: u32 = 0x40;
 
 /// The device, which writes CQEs.
 pub(crate) struct Device {
-    pub(crate) ring: Place,
+    pub(crate) ring: DmaRange,
     pub(crate) log: u32,
     /// CQEs written, counted on.
     pub(crate) next: u32,
@@ -32,12 +32,18 @@ unsafe impl Send for Device {}
 
 impl Device {
     /// Completes the request with WQE counter `counter` of the queue with this user index.
-    pub(crate) fn completes(&mut self, opcode: CqeOpcode, user_index: u32, counter: u16) {
-        self.writes(opcode, user_index, counter, &[]);
+    pub(crate) fn write_cqe(&mut self, opcode: CqeOpcode, user_index: u32, counter: u16) {
+        self.write_cqe_with_payload(opcode, user_index, counter, &[]);
     }
 
-    /// Like [`Device::completes`], with payload in the CQE.
-    pub(crate) fn writes(&mut self, opcode: CqeOpcode, user_index: u32, counter: u16, message: &[u8]) {
+    /// Like [`Device::write_cqe`], with payload in the CQE.
+    pub(crate) fn write_cqe_with_payload(
+        &mut self,
+        opcode: CqeOpcode,
+        user_index: u32,
+        counter: u16,
+        message: &[u8],
+    ) {
         let mut entry = [0u8; CQE];
         entry[..message.len()].copy_from_slice(message);
         entry[32..36].copy_from_slice(&user_index.to_be_bytes());
@@ -54,8 +60,8 @@ impl Device {
     }
 
     /// Writes a RESIZE CQE and switches to another ring.
-    pub(crate) fn moves(&mut self, ring: Place, log: u32) {
-        self.completes(CqeOpcode::RESIZE, 0, 0);
+    pub(crate) fn write_resize_cqe(&mut self, ring: DmaRange, log: u32) {
+        self.write_cqe(CqeOpcode::RESIZE, 0, 0);
         (self.ring, self.log) = (ring, log);
     }
 }
@@ -105,8 +111,8 @@ impl Fixture {
         let mut fixture = Self::new(false);
         send(&mut fixture.sq, 100).expect("room");
         recv(&mut fixture.rq, 200, &[]).expect("room");
-        fixture.device.completes(CqeOpcode::REQ, fixture.user_index, 0);
-        fixture.device.completes(CqeOpcode::RESP_SEND, fixture.user_index, 0);
+        fixture.device.write_cqe(CqeOpcode::REQ, fixture.user_index, 0);
+        fixture.device.write_cqe(CqeOpcode::RESP_SEND, fixture.user_index, 0);
         assert_eq!(poll(&mut fixture.cq), Some(100));
         assert_eq!(poll(&mut fixture.cq), Some(200));
         fixture

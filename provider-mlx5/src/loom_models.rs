@@ -31,7 +31,7 @@ fn resets_sends_concurrent_with_polling(cached: bool) {
         let Fixture { mut device, mut cq, mut sq, rq, user_index, _context, .. } = fixture;
         let block = u16::from(cached);
         send(&mut sq, 1).expect("room");
-        device.completes(CqeOpcode::REQ, user_index, block);
+        device.write_cqe(CqeOpcode::REQ, user_index, block);
         let poller = thread::spawn(move || {
             // The poller reports only the completed request, before or after the reset.
             assert!(matches!(poll(&mut cq), None | Some(1)));
@@ -45,7 +45,7 @@ fn resets_sends_concurrent_with_polling(cached: bool) {
         let mut cq = poller.join().expect("polling does not panic");
         assert!(matches!(poll(&mut cq), None), "nothing of before the reset");
         assert!(send(&mut sq, 4).is_err(), "neither is complete");
-        device.completes(CqeOpcode::REQ, user_index, 0);
+        device.write_cqe(CqeOpcode::REQ, user_index, 0);
         assert_eq!(poll(&mut cq), Some(2));
         send(&mut sq, 4).expect("room for one");
         assert!(send(&mut sq, 5).is_err(), "and for no more");
@@ -68,7 +68,7 @@ fn resets_receives_concurrent_with_polling(cached: bool) {
         let fixture = if cached { Fixture::with_cached_records() } else { Fixture::new(false) };
         let Fixture { mut device, mut cq, sq, mut rq, user_index, _context, .. } = fixture;
         recv(&mut rq, 1, &[]).expect("room");
-        device.completes(CqeOpcode::RESP_SEND, user_index, 0);
+        device.write_cqe(CqeOpcode::RESP_SEND, user_index, 0);
         let poller = thread::spawn(move || {
             assert!(matches!(poll(&mut cq), None | Some(1)));
             cq
@@ -80,7 +80,7 @@ fn resets_receives_concurrent_with_polling(cached: bool) {
         let mut cq = poller.join().expect("polling does not panic");
         assert!(matches!(poll(&mut cq), None), "nothing of before the reset");
         assert!(recv(&mut rq, 3, &[]).is_err(), "it is not complete");
-        device.completes(CqeOpcode::RESP_SEND, user_index, 0);
+        device.write_cqe(CqeOpcode::RESP_SEND, user_index, 0);
         assert_eq!(poll(&mut cq), Some(2));
         recv(&mut rq, 3, &[]).expect("room for one");
         assert!(recv(&mut rq, 4, &[]).is_err(), "and for no more");
@@ -103,7 +103,7 @@ fn two_resets_concurrent_with_polls() {
     model(2, || {
         let Fixture { mut device, mut cq, mut sq, mut rq, user_index, _context, .. } = Fixture::new(false);
         recv(&mut rq, 1, &[]).expect("room");
-        device.completes(CqeOpcode::RESP_SEND, user_index, 0);
+        device.write_cqe(CqeOpcode::RESP_SEND, user_index, 0);
         let poller = thread::spawn(move || {
             // The second poll finds the CQ empty and publishes the record again.
             for _ in 0..2 {
@@ -120,7 +120,7 @@ fn two_resets_concurrent_with_polls() {
         assert!(recv(&mut rq, 4, &[]).is_err(), "it is not complete");
         let mut cq = poller.join().expect("polling does not panic");
         assert!(matches!(poll(&mut cq), None));
-        device.completes(CqeOpcode::RESP_SEND, user_index, 0);
+        device.write_cqe(CqeOpcode::RESP_SEND, user_index, 0);
         assert_eq!(poll(&mut cq), Some(3));
         recv(&mut rq, 4, &[]).expect("room for one");
         sq.abort();
@@ -149,7 +149,7 @@ fn ends_concurrent_with_scatter(ends: fn(&mut Option<Mlx5Rq>)) {
         let Fixture { mut device, mut cq, sq, mut rq, user_index, _context, .. } = Fixture::new(true);
         let (mut recv_buffer, sge) = RecvBuffer::new();
         recv(&mut rq, 1, &[sge]).expect("room");
-        device.writes(CqeOpcode::RESP_SEND, user_index, 0, b"abcd");
+        device.write_cqe_with_payload(CqeOpcode::RESP_SEND, user_index, 0, b"abcd");
         let poller = thread::spawn(move || {
             let completion = cq.next().map(|completion| (completion.wr_id(), completion.status()));
             // A poller that has found the record may find the receive taken back.
@@ -189,7 +189,7 @@ fn reset_concurrent_with_scatter() {
         let (mut recv_buffer, sge) = RecvBuffer::new();
         let (mut other, new_sge) = RecvBuffer::new();
         recv(&mut rq, 1, &[sge]).expect("room");
-        device.writes(CqeOpcode::RESP_SEND, user_index, 0, b"abcd");
+        device.write_cqe_with_payload(CqeOpcode::RESP_SEND, user_index, 0, b"abcd");
         let poller = thread::spawn(move || {
             let completion = cq.next().map(|completion| completion.wr_id());
             assert!(matches!(completion, None | Some(1)), "{completion:?}");
@@ -207,7 +207,7 @@ fn reset_concurrent_with_scatter() {
             "the message of before is discarded"
         );
         assert!(cq.next().is_none());
-        device.writes(CqeOpcode::RESP_SEND, user_index, 0, b"efgh");
+        device.write_cqe_with_payload(CqeOpcode::RESP_SEND, user_index, 0, b"efgh");
         assert_eq!(poll(&mut cq), Some(2));
         assert_eq!((*recv_buffer.bytes(), *other.bytes()), ([7; 4], *b"efgh"));
         drop((sq, rq));
@@ -220,9 +220,9 @@ fn resize_concurrent_with_reset_and_poll() {
         let Fixture { mut device, mut cq, mut sq, rq, user_index, _context, .. } =
             Fixture::with_cached_records();
         send(&mut sq, 1).expect("room");
-        device.completes(CqeOpcode::REQ, user_index, 1);
+        device.write_cqe(CqeOpcode::REQ, user_index, 1);
         let poller = thread::spawn(move || {
-            resize(&mut cq, LOG + 1, |ring| device.moves(ring, LOG + 1)).expect("memory");
+            resize(&mut cq, LOG + 1, |ring| device.write_resize_cqe(ring, LOG + 1)).expect("memory");
             assert!(matches!(poll(&mut cq), None | Some(1)));
             (cq, device)
         });
@@ -232,7 +232,7 @@ fn resize_concurrent_with_reset_and_poll() {
         send(&mut sq, 3).expect("room after a reset");
         assert!(send(&mut sq, 4).is_err(), "neither is complete");
         let (mut cq, mut device) = poller.join().expect("polling does not panic");
-        device.completes(CqeOpcode::REQ, user_index, 0);
+        device.write_cqe(CqeOpcode::REQ, user_index, 0);
         assert_eq!(poll(&mut cq), Some(2), "nothing of before the reset, and all of after it");
         assert_eq!(poll(&mut cq), None);
         drop((sq, rq));

@@ -115,7 +115,7 @@ impl Mlx5Srq {
     }
 
     /// Appends the returned slots to the list, in the order of their return.
-    fn collect(&mut self) {
+    fn append_free_list(&mut self) {
         let last = self.shared.returned.swap(NONE, Ordering::Acquire);
         let (mut first, mut index) = (NONE, last);
         while let Some(slot) = self.shared.slots.get(index as usize) {
@@ -216,7 +216,7 @@ unsafe impl RecvQueue for Mlx5Srq {
     unsafe fn push(&mut self, request: &RecvRequest<'_>) -> Result<(), PushError> {
         check(request, self.max_sge)?;
         if self.head == self.tail {
-            self.collect();
+            self.append_free_list();
         }
         if self.head == self.tail {
             return Err(PushError::QueueFull { capacity: self.capacity() });

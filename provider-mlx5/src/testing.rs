@@ -44,14 +44,14 @@ pub struct Plain {
 
 /// A range of memory that the device accesses.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
+pub struct DmaRange {
     /// The first byte.
     pub start: NonNull<u8>,
     /// Length in bytes.
     pub len: usize,
 }
 
-impl Place {
+impl DmaRange {
     fn of(memory: &Mapping) -> Self {
         Self { start: memory.as_ptr(), len: memory.len() }
     }
@@ -109,7 +109,7 @@ impl Plain {
         recv_cq: &Mlx5Cq,
         srq: Option<&Mlx5Srq>,
     ) -> Result<PlainQp, CreateError> {
-        let cqs = [CqName::of(send_cq), CqName::of(recv_cq)];
+        let cqs = [CqRef::of(send_cq), CqRef::of(recv_cq)];
         self.qp_of(qp_type, cap, 0, cqs, srq, |slots, _| Ok(RqTracker::new(slots)))
     }
 
@@ -121,14 +121,14 @@ impl Plain {
         &self,
         qp_type: QpType,
         cap: &QpCap,
-        cqs: [&CqName; 2],
+        cqs: [&CqRef; 2],
         srq: Option<&Mlx5Srq>,
         scatters: bool,
     ) -> Result<PlainQp, CreateError> {
         let receives = |slots, width| {
             if scatters { RqTracker::with_scatter_to_cqe(slots, width) } else { Ok(RqTracker::new(slots)) }
         };
-        self.qp_of(qp_type, cap, 0, cqs.map(CqName::clone), srq, receives)
+        self.qp_of(qp_type, cap, 0, cqs.map(CqRef::clone), srq, receives)
     }
 
     /// Like [`Plain::qp`], for raw packets. TSO requests have headers of at most `tso_header`
@@ -137,7 +137,7 @@ impl Plain {
     /// # Errors
     /// As for [`Plain::qp`].
     pub fn qp_of_frames(&self, cap: &QpCap, tso_header: u16, cq: &Mlx5Cq) -> Result<PlainQp, CreateError> {
-        let cqs = [CqName::of(cq), CqName::of(cq)];
+        let cqs = [CqRef::of(cq), CqRef::of(cq)];
         self.qp_of(QpType::RAW_PACKET, cap, tso_header, cqs, None, |slots, _| Ok(RqTracker::new(slots)))
     }
 
@@ -152,7 +152,7 @@ impl Plain {
         send_cq: &Mlx5Cq,
         recv_cq: &Mlx5Cq,
     ) -> Result<PlainQp, CreateError> {
-        let cqs = [CqName::of(send_cq), CqName::of(recv_cq)];
+        let cqs = [CqRef::of(send_cq), CqRef::of(recv_cq)];
         self.qp_of(qp_type, cap, 0, cqs, None, RqTracker::with_scatter_to_cqe)
     }
 
@@ -161,7 +161,7 @@ impl Plain {
         qp_type: QpType,
         cap: &QpCap,
         tso_header: u16,
-        cqs: [CqName; 2],
+        cqs: [CqRef; 2],
         srq: Option<&Mlx5Srq>,
         receives: impl FnOnce(u32, u32) -> Result<RqTracker, Errno>,
     ) -> Result<PlainQp, CreateError> {
@@ -171,12 +171,12 @@ impl Plain {
             Some(srq) => Source::Shared(Arc::clone(srq.shared())),
             None => Source::Own(receives(layout.recv_slots, layout.recv_sge).map_err(ioctl_error)?),
         };
-        let cqs = cqs.map(|CqName(shared)| shared);
+        let cqs = cqs.map(|CqRef(shared)| shared);
         let record = QueueRecord::new(&self.table, cqs, SqTracker::new(layout.send_blocks), source)
             .ok_or_else(|| ioctl_error(Errno::NOMEM))?;
         let rings = Mapping::anonymous(layout.bytes()).map_err(ioctl_error)?;
         let doorbell = self.records.take().map_err(ioctl_error)?;
-        let places = (Place::of(&rings), doorbell.address());
+        let places = (DmaRange::of(&rings), doorbell.address());
         let memory = Arc::new(QpMemory::new(rings, doorbell, record.clone()));
         Ok(PlainQp {
             qp_type,
@@ -198,7 +198,7 @@ impl Plain {
         let (shift, slots) = (Mlx5Srq::shift(max_sge), (max_wr + 1).next_power_of_two().max(2));
         let memory = Mapping::anonymous((slots as usize) << shift)?;
         let doorbell = self.records.take()?;
-        let (ring, record) = (Place::of(&memory), doorbell.address());
+        let (ring, record) = (DmaRange::of(&memory), doorbell.address());
         let max_sge = (1 << shift) / SEGMENT as u32 - 1;
         let queue = Mlx5Srq::new(memory, slots, shift, max_sge, doorbell);
         Ok(PlainSrq { ring, doorbell: record, slots, shift, queue })
@@ -218,7 +218,7 @@ impl Plain {
         let memory = WqMemory::new(&self.table, Arc::clone(cq.shared()), ring, doorbell, layout)?;
         let start = memory.memory.ring(layout.bytes());
         Ok(PlainWq {
-            ring: Place { start, len: layout.bytes().next_multiple_of(PAGE) },
+            ring: DmaRange { start, len: layout.bytes().next_multiple_of(PAGE) },
             doorbell: record,
             memory,
         })
@@ -233,9 +233,9 @@ impl Plain {
 
 /// The shared part of a CQ, for QPs that complete to a CQ of another thread.
 #[derive(Clone, Debug)]
-pub struct CqName(Arc<CqShared>);
+pub struct CqRef(Arc<CqShared>);
 
-impl CqName {
+impl CqRef {
     /// The shared part of `cq`.
     #[must_use]
     pub fn of(cq: &Mlx5Cq) -> Self {
@@ -245,9 +245,9 @@ impl CqName {
 
 /// The page that contains an address.
 #[must_use]
-pub fn page_of(address: u64) -> Place {
+pub fn page_of(address: u64) -> DmaRange {
     let start = std::ptr::with_exposed_provenance_mut::<u8>((address & !0xfff) as usize);
-    Place { start: NonNull::new(start).expect("a page that is mapped"), len: 0x1000 }
+    DmaRange { start: NonNull::new(start).expect("a page that is mapped"), len: 0x1000 }
 }
 
 /// A CQ whose memory is allocated and that has no number yet.
@@ -261,7 +261,7 @@ pub struct PlainCq<'a> {
 impl PlainCq<'_> {
     /// The ring of CQEs.
     #[must_use]
-    pub fn ring(&self) -> Place {
+    pub fn ring(&self) -> DmaRange {
         self.ring.place()
     }
 
@@ -289,8 +289,8 @@ impl PlainCq<'_> {
 }
 
 impl Ring {
-    fn place(&self) -> Place {
-        Place::of(self.memory())
+    fn place(&self) -> DmaRange {
+        DmaRange::of(self.memory())
     }
 }
 
@@ -299,7 +299,7 @@ impl Ring {
 ///
 /// # Errors
 /// The memory can't be allocated.
-pub fn resize(cq: &mut Mlx5Cq, log: u32, announce: impl FnOnce(Place)) -> Result<(), Errno> {
+pub fn resize(cq: &mut Mlx5Cq, log: u32, announce: impl FnOnce(DmaRange)) -> Result<(), Errno> {
     let ring = Ring::new(Mapping::anonymous(CQE << log)?, log, CQE);
     cq.resize_by(ring, |ring| {
         announce(ring.place());
@@ -311,7 +311,7 @@ pub fn resize(cq: &mut Mlx5Cq, log: u32, announce: impl FnOnce(Place)) -> Result
 #[derive(Debug)]
 pub struct PlainSrq {
     /// The slots.
-    pub ring: Place,
+    pub ring: DmaRange,
     /// The address of the doorbell record.
     pub doorbell: u64,
     /// The number of slots.
@@ -343,7 +343,7 @@ impl PlainSrq {
 /// A WQ whose memory is allocated.
 pub struct PlainWq {
     /// The pages that contain the ring.
-    pub ring: Place,
+    pub ring: DmaRange,
     /// The address of the doorbell record.
     pub doorbell: u64,
     memory: WqMemory,
@@ -378,14 +378,14 @@ pub struct PlainQp {
     has_srq: bool,
     record: QueueRecordRef,
     memory: Arc<QpMemory>,
-    places: (Place, u64),
+    places: (DmaRange, u64),
     uar: Arc<Uar>,
 }
 
 impl PlainQp {
     /// The memory of both rings.
     #[must_use]
-    pub fn rings(&self) -> Place {
+    pub fn rings(&self) -> DmaRange {
         self.places.0
     }
 

@@ -71,7 +71,7 @@ use std::sync::{Arc, PoisonError};
 use bareverbs_provider::Errno;
 
 use self::clean::CqShared;
-use self::qpn_map::{QpnMap, WireNumbers};
+use self::qpn_map::{QpnMap, QpnSrqn};
 use self::srq_slots::SrqShared;
 use crate::cqe::Cqe;
 use crate::scatter_to_cqe::{Claim, ScatterToCqe};
@@ -229,7 +229,7 @@ impl Default for Uidx {
 #[derive(Debug)]
 pub(crate) struct SendSlot {
     wr_id: AtomicU64,
-    /// The number of the queue's requests that are complete when this one is ([`THROUGH`]).
+    /// The number of the queue's requests that are complete when this one is ([`COUNT_MASK`]).
     ///
     /// If the CQE's opcode does not name the verb, or the CQE has more than success to report, the
     /// mark also contains the verb ([`WR_DATA`]) and [`NOT_PLAIN`]. So a plain mark is equal to the
@@ -242,7 +242,7 @@ const NOT_PLAIN: u64 = 1 << 63;
 /// The first bit of the request's `wr_data` in a mark. The field ends below the sign bit.
 const WR_DATA: u32 = 55;
 /// The bits of the count in a mark. At 10^9 requests per second they last for more than a year.
-const THROUGH: u64 = (1 << WR_DATA) - 1;
+const COUNT_MASK: u64 = (1 << WR_DATA) - 1;
 
 /// The slot of a completed request, as read by the poller.
 #[derive(Clone, Copy, Debug)]
@@ -269,7 +269,7 @@ impl SendSlot {
         let mark = if wr_data == 0 {
             through
         } else {
-            NOT_PLAIN | u64::from(wr_data) << WR_DATA | through & THROUGH
+            NOT_PLAIN | u64::from(wr_data) << WR_DATA | through & COUNT_MASK
         };
         self.wr_id.store(wr_id, Ordering::Relaxed);
         self.mark.store(mark, Ordering::Relaxed);
@@ -277,7 +277,7 @@ impl SendSlot {
 
     /// The number of requests that are complete when this one is.
     pub(crate) fn through(&self) -> u64 {
-        self.mark.load(Ordering::Relaxed) & THROUGH
+        self.mark.load(Ordering::Relaxed) & COUNT_MASK
     }
 
     /// Reads the slot with acquire ordering.
@@ -360,7 +360,7 @@ impl SqTracker {
     #[inline(always)]
     pub(crate) fn finish(&self, sent: SentWr) {
         // From here on the owner may reuse the slot.
-        self.done.store(sent.mark & THROUGH, Ordering::Release);
+        self.done.store(sent.mark & COUNT_MASK, Ordering::Release);
     }
 
     /// The number of completed requests. It is smaller if a poller stored a count from before a
@@ -475,7 +475,7 @@ pub(crate) struct QueueRecord {
     cqs: [Arc<CqShared>; 2],
     pub(crate) sends: SqTracker,
     pub(crate) source: Source,
-    wire_numbers: WireNumbers,
+    wire_numbers: QpnSrqn,
     pub(crate) lifetime: Lifetime,
 }
 
@@ -489,7 +489,7 @@ impl QueueRecord {
         source: Source,
     ) -> Option<QueueRecordRef> {
         let id = table.alloc_uidx()?;
-        let (table, wire_numbers, lifetime) = (Arc::clone(table), WireNumbers::default(), Lifetime::new());
+        let (table, wire_numbers, lifetime) = (Arc::clone(table), QpnSrqn::default(), Lifetime::new());
         Some(QueueRecordRef::new(Self { id, table, cqs, sends, source, wire_numbers, lifetime }))
     }
 

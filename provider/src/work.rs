@@ -48,20 +48,27 @@ pub struct Remote {
 #[non_exhaustive]
 pub enum Operation {
     /// Sends a message to a receive of the peer.
+    #[doc(alias = "IBV_WR_SEND")]
     Send,
     /// Sends a message with four bytes of immediate data. The wire carries them in memory order:
     /// pass `number.to_be()`.
+    #[doc(alias = "IBV_WR_SEND_WITH_IMM")]
     SendImm(u32),
     /// Sends a message that invalidates a remote key of the peer.
+    #[doc(alias = "IBV_WR_SEND_WITH_INV")]
     SendInv(u32),
     /// RDMA write to memory of the peer.
+    #[doc(alias = "IBV_WR_RDMA_WRITE")]
     Write(Remote),
     /// RDMA write that also completes a receive of the peer, with immediate data as in
     /// [`Operation::SendImm`].
+    #[doc(alias = "IBV_WR_RDMA_WRITE_WITH_IMM")]
     WriteImm(Remote, u32),
     /// RDMA read from memory of the peer.
+    #[doc(alias = "IBV_WR_RDMA_READ")]
     Read(Remote),
     /// Replaces the peer's 8 bytes by `swap` if they equal `compare`; returns the old value.
+    #[doc(alias = "IBV_WR_ATOMIC_CMP_AND_SWP")]
     CmpSwp {
         /// Address of the 8 bytes, a multiple of 8.
         remote: Remote,
@@ -71,6 +78,7 @@ pub enum Operation {
         swap: u64,
     },
     /// Adds to the peer's 8 bytes; returns the old value.
+    #[doc(alias = "IBV_WR_ATOMIC_FETCH_AND_ADD")]
     FetchAdd {
         /// Address of the 8 bytes, a multiple of 8.
         remote: Remote,
@@ -78,10 +86,13 @@ pub enum Operation {
         add: u64,
     },
     /// Invalidates a key of this process, such as that of a type 2 memory window. Has no payload.
+    #[doc(alias = "IBV_WR_LOCAL_INV")]
     LocalInv(u32),
     /// Binds a memory window to part of an MR, or unbinds a type 1 window. Has no payload.
+    #[doc(alias = "IBV_WR_BIND_MW")]
     BindMw(MwBind),
     /// Makes earlier writes to the peer's memory visible or persistent there. Has no payload.
+    #[doc(alias = "IBV_WR_FLUSH")]
     Flush {
         /// Start of the range.
         remote: Remote,
@@ -93,6 +104,7 @@ pub enum Operation {
         level: SelectivityLevel,
     },
     /// Writes the peer's 8 bytes atomically: no reader sees part of them. Has no payload.
+    #[doc(alias = "IBV_WR_ATOMIC_WRITE")]
     AtomicWrite {
         /// Address of the 8 bytes, a multiple of 8.
         remote: Remote,
@@ -183,6 +195,7 @@ pub enum Payload<'a> {
     /// Registered memory, gathered in order.
     Sges(&'a [Sge]),
     /// Bytes copied into the queue when posted; for sends and writes only.
+    #[doc(alias = "IBV_SEND_INLINE")]
     Inline(&'a [&'a [u8]]),
 }
 
@@ -362,7 +375,8 @@ pub enum PushError {
         /// The operation's name.
         operation: &'static str,
     },
-    /// The payload is longer than a datagram can be. A device would drop it and report success.
+    /// The payload is longer than the port's MTU. rxe would drop the datagram and report success
+    /// (IBTA C10-93.1.1); ConnectX would report `LOC_LEN_ERR`.
     #[error("a datagram of {given} bytes exceeds the port's MTU of {max}")]
     DatagramTooLong {
         /// Bytes in the request.

@@ -6,7 +6,7 @@
 abi_enums! {
     header = "include/rdma/ib_verbs.h";
 
-    /// State of a queue pair.
+    /// State of a queue pair; `IBV_QPS_*` in libibverbs.
     enum QpState : u8 = "ib_qp_state" {
         /// RESET: requests are neither accepted nor processed.
         RESET = 0, "IB_QPS_RESET";
@@ -188,7 +188,7 @@ abi_enums! {
         DEVICE_SPEED_CHANGE = 20, "IB_EVENT_DEVICE_SPEED_CHANGE" since V7_2;
     }
 
-    /// Status of a completion.
+    /// Status of a completion; `IBV_WC_*` in libibverbs.
     enum WcStatus : u32 = "ib_wc_status" {
         /// Success.
         SUCCESS = 0, "IB_WC_SUCCESS";
@@ -492,7 +492,7 @@ abi_flags! {
         RATE_LIMIT = 1 << 25, "IB_QP_RATE_LIMIT";
     }
 
-    /// Flags of a send request.
+    /// Flags of a send request; `IBV_SEND_*` in libibverbs.
     flags SendFlags : u32 = "ib_send_flags" {
         /// Fence: wait for earlier RDMA READs and atomics.
         FENCE = 1, "IB_SEND_FENCE";
@@ -506,7 +506,7 @@ abi_flags! {
         IP_CSUM = 1 << 4, "IB_SEND_IP_CSUM";
     }
 
-    /// Flags of a completion.
+    /// Flags of a completion; `IBV_WC_*` in libibverbs.
     flags WcFlags : u32 = "ib_wc_flags" {
         /// A GRH is in the first 40 bytes of the receive buffer.
         GRH = 1, "IB_WC_GRH";

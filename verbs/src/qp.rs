@@ -57,7 +57,7 @@ pub struct QpInit<'a, P: Provider = AnyProvider> {
     /// 14 or more, or 0 for no large sends. Only for [`RawPacket`] QPs on devices with TCP
     /// segmentation offload ([`DeviceAttr::max_tso`](crate::DeviceAttr), `tso_supported_qpts`).
     ///
-    /// Large sends of IPoIB (`IBV_QP_CREATE_IPOIB_UD_LSO` in C) are reserved to kernel consumers.
+    /// Large sends of IPoIB (`IB_QP_CREATE_IPOIB_UD_LSO`) are reserved to kernel consumers.
     #[doc(alias = "IBV_QP_INIT_ATTR_MAX_TSO_HEADER")]
     pub max_tso_header: u16,
     /// Whether every send generates a completion, with or without `SendFlags::SIGNALED`.

@@ -61,7 +61,7 @@ fn windows(rng: &mut Rng) -> Vec<Request> {
     const WRITE: u32 = 1 << 1;
     const ATOMIC: u32 = 1 << 3;
     let by_peer = rng.bool();
-    let (binder, last) = if by_peer { (Sender::Back, Kind::SendInv) } else { (Sender::Rc, Kind::LocalInv) };
+    let (binder, last) = if by_peer { (Sender::RcPeer, Kind::SendInv) } else { (Sender::Rc, Kind::LocalInv) };
     let start = rng.u32(..REGION);
     let bind = Request {
         imm: [READ, WRITE, ATOMIC].into_iter().filter(|_| rng.bool()).fold(READ, |all, one| all | one),

@@ -37,7 +37,7 @@ pub enum Sender {
     /// RC to a peer on the SRQ.
     Shared,
     /// The peer of the RC queue pair.
-    Back,
+    RcPeer,
     /// Raw frames; like the next, on Ethernet ports only.
     Frames,
     /// TSO sends, which the device segments into frames.
@@ -57,7 +57,7 @@ pub enum Kind {
     FetchAdd,
     /// Invalidates the second window's key.
     SendInv,
-    /// Binds the first window, or the second if posted by [`Sender::Back`].
+    /// Binds the first window, or the second if posted by [`Sender::RcPeer`].
     Bind,
     /// Invalidates the first window's key.
     LocalInv,
@@ -68,7 +68,7 @@ pub enum Kind {
 }
 
 pub(crate) const SENDERS: [Sender; 7] =
-    [Sender::Rc, Sender::Uc, Sender::Ud, Sender::Shared, Sender::Back, Sender::Frames, Sender::LargeSends];
+    [Sender::Rc, Sender::Uc, Sender::Ud, Sender::Shared, Sender::RcPeer, Sender::Frames, Sender::LargeSends];
 pub(crate) const KINDS: [Kind; 12] = [
     Kind::Send,
     Kind::SendImm,

@@ -144,7 +144,7 @@ impl Testbed {
                 Sender::Uc => self.uc[1].post_recv(&requests)?,
                 Sender::Ud => self.ud[1].post_recv(&requests)?,
                 Sender::Shared => self.srq.post_recv(&requests)?,
-                Sender::Back => self.rc[0].post_recv(&requests)?,
+                Sender::RcPeer => self.rc[0].post_recv(&requests)?,
                 Sender::Frames | Sender::LargeSends => bail!("nobody receives frames"),
             }
         }
@@ -217,7 +217,7 @@ impl Testbed {
                 // SAFETY: the memory outlives the queue pairs and is not accessed meanwhile.
                 unsafe { frames.of(sender).post_send(&all)? };
             }
-            Sender::Rc | Sender::Shared | Sender::Back => {
+            Sender::Rc | Sender::Shared | Sender::RcPeer => {
                 let mut all = Vec::new();
                 for (request, plain) in requests {
                     all.push(plain.with(self.operation(request)?));
@@ -231,7 +231,7 @@ impl Testbed {
                 unsafe { qp.post_send(&all)? };
                 for request in &all {
                     if let Operation::BindMw(bind) = &request.operation {
-                        self.windows[usize::from(sender == Sender::Back)].bound(bind);
+                        self.windows[usize::from(sender == Sender::RcPeer)].bound(bind);
                     }
                 }
             }
@@ -256,7 +256,7 @@ impl Testbed {
             Kind::SendInv => Operation::SendInv(self.windows[1].rkey()),
             Kind::LocalInv => Operation::LocalInv(self.windows[0].rkey()),
             Kind::Bind => {
-                let window = &self.windows[usize::from(request.sender == Sender::Back)];
+                let window = &self.windows[usize::from(request.sender == Sender::RcPeer)];
                 let start = request.remote as usize;
                 let range = start..start + request.a as usize;
                 Operation::BindMw(window.bind(&self.memory, range, Access::from_bits_retain(request.imm))?)

@@ -7,7 +7,7 @@ use super::packet::{Network, Packet};
 use super::qp::Qp;
 use super::receive_queue::{ScatterError, place, receive_accessor, report, report_failure, take_receive};
 use super::responder::wait_for_receive;
-use super::service::{Management, Service};
+use super::service::{ManagementQp, Service};
 use super::srq::RecvFetch;
 use crate::checksum::ones_sum;
 
@@ -17,7 +17,7 @@ const HEADER: usize = 40;
 /// Receives a datagram.
 pub(crate) fn receive(qp: &mut Qp, core: &mut Core, packet: &Packet) {
     let Some(datagram) = packet.headers.datagram else { return };
-    let subnet = matches!(qp.setup.service, Service::Datagram(Some(Management::Subnet)));
+    let subnet = matches!(qp.setup.service, Service::Datagram(Some(ManagementQp::Smi)));
     if !qp.state.receives() {
         return;
     }

@@ -137,7 +137,7 @@ impl Engine {
 
     /// Creates a free key and returns it. A UMR sets its contents later. `entries` is its capacity
     /// in entries of 16 bytes.
-    pub fn reserve_key(&mut self, pd: u32, kind: KeyKind, entries: u32) -> Result<u32, EngineError> {
+    pub fn create_mkey_free(&mut self, pd: u32, kind: KeyKind, entries: u32) -> Result<u32, EngineError> {
         const VARIANT: u8 = 1;
         let mode = match kind {
             KeyKind::Mtt => mkey::AccessMode::Mtt,
@@ -213,7 +213,7 @@ impl Engine {
     }
 
     /// Arms the SRQ limit event: it is raised when fewer than `limit` WQEs are left.
-    pub fn limit_srq(&mut self, number: u32, limit: u16) -> Result<(), EngineError> {
+    pub fn arm_srq_limit(&mut self, number: u32, limit: u16) -> Result<(), EngineError> {
         let srq = self.core.srqs.get_mut(number).ok_or(EngineError::Missing)?;
         srq.limit = limit;
         Ok(())

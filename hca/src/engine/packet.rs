@@ -279,12 +279,12 @@ pub struct Atomic {
     /// Compare operand.
     pub compare: u64,
     /// Masks of a masked atomic.
-    pub masks: Option<Masks>,
+    pub masks: Option<ExtendedAtomicMasks>,
 }
 
 /// Extension of a masked atomic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Masks {
+pub struct ExtendedAtomicMasks {
     /// Compare-and-swap rather than fetch-and-add.
     pub compares: bool,
     /// Swap mask. For an add: a set bit is the top bit of a field, which no carry leaves.
@@ -445,11 +445,11 @@ mod tests {
 
     #[test]
     fn masked_atomics_change_only_masked_bits() {
-        let masks = Masks { compares: true, swap_or_boundary: 0xff, compare: 0xf0 };
+        let masks = ExtendedAtomicMasks { compares: true, swap_or_boundary: 0xff, compare: 0xf0 };
         let swap = Atomic { swap_or_add: 0x1234, compare: 0xab, masks: Some(masks), ..Atomic::default() };
         assert_eq!(swap.apply(Operation::MaskedAtomic, 0x77a1), 0x7734);
         assert_eq!(swap.apply(Operation::MaskedAtomic, 0x77b1), 0x77b1);
-        let masks = Masks { compares: false, swap_or_boundary: 0x8000_0000, compare: 0 };
+        let masks = ExtendedAtomicMasks { compares: false, swap_or_boundary: 0x8000_0000, compare: 0 };
         let add = Atomic { swap_or_add: 1, masks: Some(masks), ..Atomic::default() };
         assert_eq!(add.apply(Operation::MaskedAtomic, 0x5_ffff_ffff), 0x5_0000_0000);
     }

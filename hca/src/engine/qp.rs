@@ -62,7 +62,7 @@ impl Qp {
             pd: self.setup.pd,
             qp: self.number,
             reserved_lkey: self.setup.reserved_lkey,
-            any_pd: self.setup.service == Service::KeyUpdates,
+            any_pd: self.setup.service == Service::RegUmr,
         }
     }
 

@@ -70,7 +70,7 @@ impl Engine {
     }
 
     /// Moves a QP to a state with new attributes. The caller checks that the transition is legal.
-    pub fn move_qp(
+    pub fn modify_qp(
         &mut self,
         number: u32,
         state: State,

@@ -8,20 +8,20 @@ pub enum Service {
     /// RC, UC or XRC.
     Connected(Transport),
     /// UD. Management QPs have QPN 0 or 1 on the wire.
-    Datagram(Option<Management>),
+    Datagram(Option<ManagementQp>),
     /// The kernel's UMR QP.
-    KeyUpdates,
+    RegUmr,
     /// An SQ object, which sends Ethernet frames.
     Ethernet,
 }
 
 /// The two management QPs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Management {
+pub enum ManagementQp {
     /// Subnet management (SMI), QP 0.
-    Subnet,
+    Smi,
     /// General services (GSI), QP 1.
-    General,
+    Gsi,
 }
 
 impl Default for Service {
@@ -36,7 +36,7 @@ impl Service {
         match self {
             Self::Connected(transport) => Some(transport),
             Self::Datagram(_) => Some(Transport::Ud),
-            Self::KeyUpdates | Self::Ethernet => None,
+            Self::RegUmr | Self::Ethernet => None,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::layout::{address, atomic, be32, be64, control, data, ethernet, remote, xrc};
 use super::mkey::TERMINATE_SCATTER_LIST_MKEY;
-use super::packet::{Masks, Transport};
+use super::packet::{ExtendedAtomicMasks, Transport};
 use super::service::Service;
 
 /// Bytes of a basic block of an SQ.
@@ -33,7 +33,7 @@ pub(crate) enum Action {
     Send { immediate: bool, invalidate: bool },
     Write { immediate: bool },
     Read,
-    Atomic { add: bool, masks: Option<Masks> },
+    Atomic { add: bool, masks: Option<ExtendedAtomicMasks> },
     Frame(Frame),
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct Frame {
 pub(crate) enum Fence {
     None,
     /// Waits for earlier UMRs: the "small" fence.
-    KeyUpdates,
+    RegUmr,
     /// Waits for earlier READs and atomics.
     Answers,
     /// Waits for all earlier WQEs.
@@ -63,7 +63,7 @@ impl Fence {
     fn from_bits(bits: u8) -> Option<Self> {
         Some(match bits {
             0 => Self::None,
-            1 => Self::KeyUpdates,
+            1 => Self::RegUmr,
             // With or without the small fence.
             2 | 4 => Self::Answers,
             3 => Self::Everything,
@@ -205,7 +205,7 @@ impl Work {
                 self.action = Action::Nop;
                 return Ok(());
             }
-            (UMR, Service::Connected(Transport::Rc | Transport::Xrc) | Service::KeyUpdates) => {
+            (UMR, Service::Connected(Transport::Rc | Transport::Xrc) | Service::RegUmr) => {
                 self.action = Action::Umr;
                 return Ok(());
             }
@@ -267,13 +267,16 @@ impl Work {
         match self.opcode {
             opcode::MASKED_COMPARE_SWAP => {
                 let masks = self.slice(at + 16, 16)?;
-                let masks =
-                    Masks { compares: true, swap_or_boundary: be64(masks, 0), compare: be64(masks, 8) };
+                let masks = ExtendedAtomicMasks {
+                    compares: true,
+                    swap_or_boundary: be64(masks, 0),
+                    compare: be64(masks, 8),
+                };
                 self.action = Action::Atomic { add, masks: Some(masks) };
                 Ok(at + 32)
             }
             opcode::MASKED_FETCH_ADD => {
-                let masks = Masks { compares: false, swap_or_boundary: second, compare: 0 };
+                let masks = ExtendedAtomicMasks { compares: false, swap_or_boundary: second, compare: 0 };
                 self.action = Action::Atomic { add, masks: Some(masks) };
                 Ok(at + 16)
             }
@@ -431,7 +434,7 @@ mod tests {
                 1 => Service::Connected(Transport::Xrc),
                 2 => Service::Datagram(None),
                 3 => Service::Ethernet,
-                _ => Service::KeyUpdates,
+                _ => Service::RegUmr,
             };
             if let Ok(work) = parse(service, &bytes) {
                 let total: u64 = work.segments.iter().map(|segment| u64::from(segment.length())).sum();

@@ -3,7 +3,8 @@
 //! AtomicETH is followed by a word with their kind, and by both masks.
 
 use crate::engine::packet::{
-    Acknowledge, Atomic, Datagram, Headers, Masks, Operation, PSN_MASK, Packet, Remote, Route, Transport,
+    Acknowledge, Atomic, Datagram, ExtendedAtomicMasks, Headers, Operation, PSN_MASK, Packet, Remote, Route,
+    Transport,
 };
 
 const NUMBER: u32 = 0xff_ffff;
@@ -157,7 +158,7 @@ impl Fields<'_> {
                 1 => true,
                 _ => return None,
             };
-            Some(Masks { compares, swap_or_boundary: self.long()?, compare: self.long()? })
+            Some(ExtendedAtomicMasks { compares, swap_or_boundary: self.long()?, compare: self.long()? })
         } else {
             None
         };
@@ -181,7 +182,7 @@ pub(super) mod tests {
                 let operation = Operation::from_bits(bits)?;
                 let transport = [Transport::Rc, Transport::Uc, Transport::Ud, Transport::Xrc][which];
                 let masked = operation == Operation::MaskedAtomic;
-                let masks = Masks { compares, swap_or_boundary: c, compare: d };
+                let masks = ExtendedAtomicMasks { compares, swap_or_boundary: c, compare: d };
                 let atomic =
                     Atomic { address: c, key: a, swap_or_add: d, compare: c, masks: masked.then_some(masks) };
                 let headers = Headers {

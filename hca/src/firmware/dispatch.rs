@@ -94,7 +94,7 @@ impl Firmware {
             QUERY_QP => self.query_qp(engine, request, reply),
             DESTROY_QP => self.destroy_qp(engine, request),
             RST2INIT_QP | INIT2INIT_QP | INIT2RTR_QP | RTR2RTS_QP | RTS2RTS_QP | SQERR2RTS_QP
-            | SQD_RTS_QP | QP_2ERR | QP_2RST => self.move_qp(engine, request, reply),
+            | SQD_RTS_QP | QP_2ERR | QP_2RST => self.modify_qp(engine, request, reply),
             ATTACH_TO_MCG | DETACH_FROM_MCG => self.multicast(engine, request),
 
             QUERY_HCA_VPORT_CONTEXT => self.query_hca_vport_context(engine, reply),

@@ -102,7 +102,7 @@ impl Nic {
         self.sqs.values().any(|(_, _, page)| *page == uar)
     }
 
-    pub(super) fn may_ring(&self, sq: u32, uar: u32) -> bool {
+    pub(super) fn sq_uses_uar(&self, sq: u32, uar: u32) -> bool {
         self.sqs.get(&sq).is_some_and(|(_, _, page)| *page == uar)
     }
 

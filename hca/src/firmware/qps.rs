@@ -8,7 +8,7 @@ use super::opcode;
 use super::state::{Firmware, QpEntry};
 use super::work_queue::{PAGES, ring};
 use crate::engine::packet::{PSN_MASK, Transport};
-use crate::engine::{Engine, Management, QpAttributes, QpSetup, ReceiveQueue, Service, State};
+use crate::engine::{Engine, ManagementQp, QpAttributes, QpSetup, ReceiveQueue, Service, State};
 
 /// Receive queue types in the context.
 mod receive {
@@ -23,9 +23,9 @@ fn service(kind: u8) -> Result<Service> {
         0x1 => Service::Connected(Transport::Uc),
         0x2 => Service::Datagram(None),
         0x3 => Service::Connected(Transport::Xrc),
-        0x7 => Service::Datagram(Some(Management::Subnet)),
-        0x8 => Service::Datagram(Some(Management::General)),
-        0xc => Service::KeyUpdates,
+        0x7 => Service::Datagram(Some(ManagementQp::Smi)),
+        0x8 => Service::Datagram(Some(ManagementQp::Gsi)),
+        0xc => Service::RegUmr,
         _ => return Err(Status::BadParameter),
     })
 }
@@ -66,7 +66,7 @@ impl Firmware {
         let view = request.view::<CreateQpIn>()?.part(CreateQpIn::QPC);
         let service = service(view.get8(Qpc::ST))?;
         let (pd, uar) = (view.get32(Qpc::PD), view.get32(Qpc::UAR_PAGE));
-        if service != Service::KeyUpdates {
+        if service != Service::RegUmr {
             self.resources.require_pd(pd)?;
         }
         let log_send_size = (!view.flag(Qpc::NO_SQ)).then(|| view.get8(Qpc::LOG_SQ_SIZE));

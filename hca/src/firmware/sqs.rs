@@ -58,7 +58,7 @@ impl Firmware {
             _ => State::Error,
         };
         if wanted != *state {
-            engine.move_qp(number, next, QpAttributes::default())?;
+            engine.modify_qp(number, next, QpAttributes::default())?;
         }
         *state = wanted;
         Ok(())

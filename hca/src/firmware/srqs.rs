@@ -64,7 +64,7 @@ impl Firmware {
         let view = request.view::<ArmXrcSrqIn>()?;
         let number = view.get32(ArmXrcSrqIn::XRC_SRQN);
         self.srq_entry(number, false)?;
-        Ok(engine.limit_srq(number, view.get32(ArmXrcSrqIn::LWM) as u16)?)
+        Ok(engine.arm_srq_limit(number, view.get32(ArmXrcSrqIn::LWM) as u16)?)
     }
 
     pub(super) fn destroy_srq(&mut self, engine: &mut Engine, request: Request<'_>) -> Result<()> {
@@ -123,7 +123,7 @@ impl Firmware {
         let selected = request.bytes(16, 8)?[7];
         if selected & LIMIT != 0 {
             let context = request.view_at::<Rmpc>(CONTEXT)?;
-            engine.limit_srq(number, context.part(Rmpc::WQ).get32(Wq::LWM) as u16)?;
+            engine.arm_srq_limit(number, context.part(Rmpc::WQ).get32(Wq::LWM) as u16)?;
         }
         Ok(())
     }

@@ -143,17 +143,17 @@ impl Firmware {
     }
 
     /// Whether a send queue belongs to this UAR page.
-    pub(crate) fn may_ring(&self, qp: u32, uar: u32) -> bool {
-        self.qps.get(&qp).is_some_and(|known| known.uar == uar) || self.nic.may_ring(qp, uar)
+    pub(crate) fn sq_uses_uar(&self, qp: u32, uar: u32) -> bool {
+        self.qps.get(&qp).is_some_and(|known| known.uar == uar) || self.nic.sq_uses_uar(qp, uar)
     }
 
     /// Whether a CQ belongs to this UAR page.
-    pub(crate) fn may_arm(&self, cq: u32, uar: u32) -> bool {
+    pub(crate) fn cq_uses_uar(&self, cq: u32, uar: u32) -> bool {
         self.cqs.get(&cq).is_some_and(|known| known.uar == uar)
     }
 
     /// Whether an EQ belongs to this UAR page.
-    pub(crate) fn may_serve(&self, eq: u32, uar: u32) -> bool {
+    pub(crate) fn eq_uses_uar(&self, eq: u32, uar: u32) -> bool {
         self.eqs.get(&eq).is_some_and(|known| known.uar == uar)
     }
 
@@ -163,7 +163,7 @@ impl Firmware {
     }
 
     /// The receive queues of this port that a frame of its own send queue is looped back to.
-    pub(crate) fn steer_back(&self, engine: &Engine, sq: u32, frame: &[u8]) -> Vec<u32> {
+    pub(crate) fn steer_loopback(&self, engine: &Engine, sq: u32, frame: &[u8]) -> Vec<u32> {
         let local =
             frame.first_chunk().is_some_and(|to: &[u8; 6]| to[0] & 1 != 0 || *to == engine.port().mac);
         match self.nic.domain_of(sq).filter(|_| local) {

@@ -179,9 +179,13 @@ fn self_loopback_is_opt_in() {
         let (firmware, engine) = &hca;
         let sq = firmware.send_queue().unwrap();
         assert_eq!(firmware.steer(engine, &broadcast), [0x10]);
-        assert_eq!(!firmware.steer_back(engine, sq, &broadcast).is_empty(), comes_back, "domain {domain}");
+        assert_eq!(
+            !firmware.steer_loopback(engine, sq, &broadcast).is_empty(),
+            comes_back,
+            "domain {domain}"
+        );
         // A frame to another port is not looped back.
-        assert!(firmware.steer_back(engine, sq, &[0x02; 60]).is_empty());
+        assert!(firmware.steer_loopback(engine, sq, &[0x02; 60]).is_empty());
     }
 }
 

@@ -100,7 +100,7 @@ fn transition(code: u16) -> Result<Transition> {
 }
 
 impl Firmware {
-    pub(super) fn move_qp(
+    pub(super) fn modify_qp(
         &mut self,
         engine: &mut Engine,
         request: Request<'_>,
@@ -118,7 +118,7 @@ impl Firmware {
         }
         if matches!(transition.to, State::Error | State::Reset) {
             let attributes = if transition.to == State::Reset { QpAttributes::default() } else { attributes };
-            return Ok(engine.move_qp(number, transition.to, attributes)?);
+            return Ok(engine.modify_qp(number, transition.to, attributes)?);
         }
         let input = request.view::<CreateQpIn>()?;
         let given = input.part(CreateQpIn::QPC);
@@ -133,7 +133,7 @@ impl Firmware {
             let ece = supported_ece(input.get32(CreateQpIn::ECE));
             reply.view::<CreateQpOut>()?.set(CreateQpOut::ECE, ece);
         }
-        engine.move_qp(number, transition.to, attributes)?;
+        engine.modify_qp(number, transition.to, attributes)?;
         self.store_attrs(number, &given, changes, transition.sequence);
         Ok(())
     }

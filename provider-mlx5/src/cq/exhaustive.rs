@@ -10,13 +10,13 @@ use super::*;
 use crate::cqe::CQE;
 use crate::rq::Mlx5Rq;
 use crate::sq::Mlx5Sq;
-use crate::testing::{Place, Plain};
+use crate::testing::{DmaRange, Plain};
 
 const QPN: u32 = 0x123;
 
 /// The device, which writes CQEs.
 struct Device {
-    ring: Place,
+    ring: DmaRange,
     log: u32,
     cqe_size: usize,
     /// CQEs written, counted on.

@@ -38,7 +38,7 @@ fn post(rq: &mut impl RecvQueue, wr_id: u64, sges: &[Sge]) -> Result<(), PushErr
 #[test]
 fn cqe_of_an_unused_send_slot_is_a_general_error() {
     let Fixture { mut device, mut cq, sq, rq, user_index, .. } = Fixture::new(false);
-    device.completes(CqeOpcode::REQ, user_index, 1);
+    device.write_cqe(CqeOpcode::REQ, user_index, 1);
     assert_eq!(next(&mut cq), Some((0, WcStatus::GENERAL_ERR)));
     drop((sq, rq));
 }
@@ -55,7 +55,7 @@ fn cqe_of_an_aborted_srq_receive_is_a_general_error() {
     let (sq, rq, _) = qp.finish(NUMBER, false).expect("memory");
     post(&mut srq, 77, &[]).expect("room");
     srq.abort();
-    device.completes(CqeOpcode::RESP_SEND, user_index, 0);
+    device.write_cqe(CqeOpcode::RESP_SEND, user_index, 0);
     assert_eq!(next(&mut cq), Some((0, WcStatus::GENERAL_ERR)));
     drop((sq, rq));
 }
@@ -65,7 +65,7 @@ fn abort_after_an_early_cqe_leaves_a_send_queue_usable() {
     let Fixture { mut device, mut cq, mut sq, rq, user_index, .. } = Fixture::new(false);
     push(&mut sq, 1, &TOO_MANY_SGES[..1]).expect("room");
     push(&mut sq, 2, &TOO_MANY_SGES[..1]).expect("room");
-    device.completes(CqeOpcode::REQ, user_index, 1);
+    device.write_cqe(CqeOpcode::REQ, user_index, 1);
     next(&mut cq);
     assert!(push(&mut sq, 3, &TOO_MANY_SGES).is_err());
     sq.abort();
@@ -77,7 +77,7 @@ fn abort_after_an_early_cqe_leaves_a_send_queue_usable() {
 fn abort_after_an_early_cqe_leaves_a_receive_queue_usable() {
     let Fixture { mut device, mut cq, sq, mut rq, user_index, .. } = Fixture::new(false);
     post(&mut rq, 1, &[]).expect("room");
-    device.completes(CqeOpcode::RESP_SEND, user_index, 0);
+    device.write_cqe(CqeOpcode::RESP_SEND, user_index, 0);
     next(&mut cq);
     assert!(post(&mut rq, 3, &TOO_MANY_SGES).is_err());
     rq.abort();
@@ -111,7 +111,7 @@ fn discarded_cqes_are_released_to_the_device() {
         let Fixture { mut device, mut cq, mut sq, rq, user_index, .. } = Fixture::new(false);
         for block in 0..2 {
             send(&mut sq, u64::from(block)).expect("room");
-            device.completes(CqeOpcode::REQ, user_index, block);
+            device.write_cqe(CqeOpcode::REQ, user_index, block);
         }
         drop((sq, rq));
         assert!(poll(&mut cq, value));
@@ -138,7 +138,7 @@ fn discard_completes_no_receive_of_another_srq() {
     };
     let old = create(&mut old_srq.queue);
     // The CQE contains SRQN 5 instead of a user index.
-    device.completes(CqeOpcode::RESP_SEND, 5, 0);
+    device.write_cqe(CqeOpcode::RESP_SEND, 5, 0);
     // The kernel has destroyed `old`; its owner has not dropped the queues yet.
     let new = create(&mut new_srq.queue);
     next(&mut cq);

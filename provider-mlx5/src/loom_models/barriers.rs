@@ -179,8 +179,8 @@ fn cqe_is_read_after_its_owner_bit_and_before_its_release() {
             let Fixture { mut device, mut cq, mut sq, mut rq, user_index, _context, .. } = fixture;
             send(&mut sq, 1).expect("room");
             recv(&mut rq, 2, &[]).expect("room");
-            device.completes(CqeOpcode::REQ, user_index, u16::from(cached));
-            device.completes(CqeOpcode::RESP_SEND, user_index, 0);
+            device.write_cqe(CqeOpcode::REQ, user_index, u16::from(cached));
+            device.write_cqe(CqeOpcode::RESP_SEND, user_index, 0);
             let consumed = consumer_index(&cq);
             for wr_id in [1, 2] {
                 let before = consumed();
@@ -202,7 +202,7 @@ fn error_cqe_is_read_after_its_owner_bit() {
     loom::model(|| {
         let Fixture { mut device, mut cq, mut sq, rq: _rq, user_index, _context, .. } = Fixture::new(false);
         send(&mut sq, 1).expect("room");
-        device.completes(CqeOpcode::REQ_ERR, user_index, 0);
+        device.write_cqe(CqeOpcode::REQ_ERR, user_index, 0);
         assert_eq!(barriers(|| assert!(cq.next().is_some())), ["after_device_wrote"]);
         assert_eq!(barriers(|| cq.release()), ["before_device_overwrites"]);
     });
@@ -222,7 +222,7 @@ fn compressed_cqes_are_expanded_after_the_title_is_read_and_before_their_release
         recv(&mut rq, 1, &SGES).expect("room");
         // A run of one CQE, which has no array of mini CQEs.
         let mut device = Device { ring, log: LOG, next: 0 };
-        device.completes(CqeOpcode::RESP_SEND, user_index, 0);
+        device.write_cqe(CqeOpcode::RESP_SEND, user_index, 0);
         // SAFETY: within the ring's first CQE, which nothing else accesses now.
         unsafe {
             ring.start.add(47).write(1);
@@ -255,7 +255,7 @@ fn arm_doorbell_follows_the_doorbell_record() {
             let Fixture { mut device, mut cq, mut sq, rq: _rq, user_index, _context: context, .. } = fixture;
             if pending {
                 send(&mut sq, 1).expect("room");
-                device.completes(CqeOpcode::REQ, user_index, 0);
+                device.write_cqe(CqeOpcode::REQ, user_index, 0);
             }
             let armed = doorbell_record(cq.shared().doorbell.address(), Word::Second);
             let doorbell = is_written(context.uar(), REGISTER, 8);
@@ -298,10 +298,10 @@ fn resize_reads_cqes_after_their_owner_bits_and_releases_the_old_ring_first() {
     loom::model(|| {
         let Fixture { mut device, mut cq, mut sq, rq: _rq, user_index, _context, .. } = Fixture::new(false);
         send(&mut sq, 1).expect("room");
-        device.completes(CqeOpcode::REQ, user_index, 0);
+        device.write_cqe(CqeOpcode::REQ, user_index, 0);
         let consumed = consumer_index(&cq);
         let issued = issued::record(consumed, || {
-            resize(&mut cq, LOG, |ring| device.moves(ring, LOG)).expect("memory");
+            resize(&mut cq, LOG, |ring| device.write_resize_cqe(ring, LOG)).expect("memory");
         });
         // The CQE and the resize mark are read for compressed runs. Then the CQE is read and copied.
         let reads = [("after_device_wrote", 0); 3];

@@ -8,7 +8,7 @@ use loom::thread;
 use super::model;
 use crate::cqe::{CQE, CqeOpcode};
 use crate::fixture::{CAP, Device, Fixture, LOG, NUMBER, poll, send};
-use crate::testing::{CqName, Plain};
+use crate::testing::{CqRef, Plain};
 
 /// Destroys a queue pair while its CQ is polled and a faulty device writes more CQEs of it. The
 /// receive queue has a CQ of its own, which is polled too, so that the record is freed as early as
@@ -21,11 +21,11 @@ fn destroys_concurrent_with_polling(cached: bool, cqe_version: u8) {
         let mut recv_cq = recv_cq.expect("a second queue");
         if cached {
             send(&mut sq, 0).expect("room");
-            device.completes(CqeOpcode::REQ, user_index, 0);
+            device.write_cqe(CqeOpcode::REQ, user_index, 0);
             assert_eq!(poll(&mut cq), Some(0));
         }
         send(&mut sq, 1).expect("room");
-        device.completes(CqeOpcode::REQ, user_index, u16::from(cached));
+        device.write_cqe(CqeOpcode::REQ, user_index, u16::from(cached));
         let poller = thread::spawn(move || {
             let completion = cq.next().map(|completion| (completion.wr_id(), completion.status()));
             assert!(matches!(completion, None | Some((1, WcStatus::SUCCESS))), "{completion:?}");
@@ -33,7 +33,7 @@ fn destroys_concurrent_with_polling(cached: bool, cqe_version: u8) {
             // This poll finds the CQ empty and drops the destroyed QPs.
             assert!(cq.next().is_none());
             for _ in 0..2 {
-                device.completes(CqeOpcode::REQ, user_index, 0);
+                device.write_cqe(CqeOpcode::REQ, user_index, 0);
                 // A CQE of a queue that was destroyed or is being destroyed.
                 let _ = cq.next().map(|completion| completion.to_value());
                 cq.release();
@@ -69,7 +69,7 @@ fn qpn_reuse_concurrent_with_poll() {
         let parts = context.cq(LOG, CQE).expect("memory");
         let mut device = Device { ring: parts.ring(), log: LOG, next: 0 };
         let mut cq = parts.finish(1);
-        let name = CqName::of(&cq);
+        let name = CqRef::of(&cq);
         let qp = || {
             let parts = context.qp_beside_pollers(QpType::RC, &CAP, [&name, &name], None, false);
             let (sq, rq, _) = parts.expect("small").finish(NUMBER, false).expect("memory");
@@ -77,7 +77,7 @@ fn qpn_reuse_concurrent_with_poll() {
         };
         let (mut sq, rq) = qp();
         send(&mut sq, 1).expect("room");
-        device.completes(CqeOpcode::REQ, 0, 0);
+        device.write_cqe(CqeOpcode::REQ, 0, 0);
         let poller = thread::spawn(move || {
             assert!(matches!(poll(&mut cq), None | Some(1)));
             cq
@@ -87,7 +87,7 @@ fn qpn_reuse_concurrent_with_poll() {
         send(&mut sq, 2).expect("room");
         let mut cq = poller.join().expect("polling does not panic");
         assert_eq!(poll(&mut cq), None, "the CQE is the destroyed QP's");
-        device.completes(CqeOpcode::REQ, 0, 0);
+        device.write_cqe(CqeOpcode::REQ, 0, 0);
         assert_eq!(poll(&mut cq), Some(2));
         drop((sq, rq));
     });
@@ -100,7 +100,7 @@ fn cq_drop_concurrent_with(end: fn(&mut crate::sq::Mlx5Sq)) {
         let Fixture { mut device, cq, mut sq, rq, user_index, recv_cq, _context: context, .. } =
             Fixture::with(false, true);
         send(&mut sq, 1).expect("room");
-        device.completes(CqeOpcode::REQ, user_index, 0);
+        device.write_cqe(CqeOpcode::REQ, user_index, 0);
         let closer = thread::spawn(move || drop(cq));
         end(&mut sq);
         drop((sq, rq));

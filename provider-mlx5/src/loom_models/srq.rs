@@ -43,7 +43,7 @@ impl Member {
     }
 
     fn receives(&mut self, slot: u16) {
-        self.device.completes(CqeOpcode::RESP_SEND, self.user_index, slot);
+        self.device.write_cqe(CqeOpcode::RESP_SEND, self.user_index, slot);
     }
 }
 
@@ -108,7 +108,7 @@ fn srq_slot_returns_once_if_its_qp_is_destroyed() {
         let mut srq = context.srq(3, 1).expect("memory").queue;
         assert!((0..3).all(|id| post(&mut srq, id)));
         let Member { mut device, mut cq, sq, user_index } = Member::new(&context, 1, &srq);
-        device.completes(CqeOpcode::RESP_SEND, user_index, 1);
+        device.write_cqe(CqeOpcode::RESP_SEND, user_index, 1);
         let poller = thread::spawn(move || {
             assert!(matches!(poll(&mut cq), None | Some(1)));
             assert_eq!(poll(&mut cq), None, "there is one CQE");
@@ -132,7 +132,7 @@ fn xrc_srq_destroy_concurrent_with_poll() {
         let user_index = parts.attach(&context, &cq).expect("a free user index");
         let mut srq = parts.queue;
         assert!(post(&mut srq, 1));
-        device.completes(CqeOpcode::RESP_SEND, user_index, 0);
+        device.write_cqe(CqeOpcode::RESP_SEND, user_index, 0);
         let poller = thread::spawn(move || {
             let completion = cq.next().map(|completion| (completion.wr_id(), completion.status()));
             assert!(matches!(completion, None | Some((1, WcStatus::SUCCESS))), "{completion:?}");
@@ -141,7 +141,7 @@ fn xrc_srq_destroy_concurrent_with_poll() {
             assert!(cq.next().is_none());
             for _ in 0..2 {
                 // A faulty device names the SRQ once more.
-                device.completes(CqeOpcode::RESP_SEND, user_index, 0);
+                device.write_cqe(CqeOpcode::RESP_SEND, user_index, 0);
                 let status = cq.next().map(|completion| completion.status());
                 assert!(matches!(status, None | Some(WcStatus::GENERAL_ERR)), "{status:?}");
                 cq.release();

@@ -67,7 +67,7 @@ impl Mlx5 {
         let guard = unsafe { HandleGuard::new(&self.file, made.handle, destroy) };
         if request.limit > 0 {
             // The create command does not set a limit.
-            self.limit_srq(made.handle, request.limit)?;
+            self.arm_srq_limit(made.handle, request.limit)?;
         }
         queue.shared().set_number(response.srqn);
         track(&self.srqs, made.handle, queue.shared());
@@ -94,7 +94,7 @@ impl Mlx5 {
     ) -> Result<(), CreateError> {
         queue.ring();
         match change {
-            SrqChange::Limit(limit) => Ok(self.limit_srq(srq, limit)?),
+            SrqChange::Limit(limit) => Ok(self.arm_srq_limit(srq, limit)?),
             SrqChange::MaxWr(_) => Err(CreateError::Unsupported { what: "resizing SRQs" }),
         }
     }
@@ -106,7 +106,7 @@ impl Mlx5 {
             .ok_or(IoctlError { method: "SrqCreate (user index)", errno: Errno::NOMEM })
     }
 
-    fn limit_srq(&self, srq: u32, limit: u32) -> Result<(), IoctlError> {
+    fn arm_srq_limit(&self, srq: u32, limit: u32) -> Result<(), IoctlError> {
         let request = ModifySrqReq {
             srq_handle: srq,
             attr_mask: SrqAttrMask::LIMIT,

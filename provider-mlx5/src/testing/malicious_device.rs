@@ -12,7 +12,7 @@ use bareverbs_provider::work::{Operation, Payload, RecvRequest, Remote, SendFlag
 use bareverbs_uapi::mlx5::CqeCompressionFormats;
 use bareverbs_uapi::uverbs::types::{QpCap, QpType};
 
-use super::{Place, Plain, resize};
+use super::{DmaRange, Plain, resize};
 use crate::cq::Mlx5Cq;
 use crate::cqe::CQE;
 use crate::rq::Mlx5Rq;
@@ -43,7 +43,7 @@ impl Script<'_> {
 
 struct Cq {
     queue: Mlx5Cq,
-    ring: Place,
+    ring: DmaRange,
     log: u32,
 }
 

@@ -17,7 +17,7 @@ use crate::sync::{AtomicU32, Ordering, ZeroedArray};
 /// The number of QPNs, and of SRQNs.
 const NUMBERS: usize = if cfg!(loom) { 1 << 4 } else { 1 << 24 };
 
-/// In [`WireNumbers`]: no number is stored.
+/// In [`QpnSrqn`]: no number is stored.
 const NO_NUMBER: u32 = u32::MAX;
 
 /// User indices by QPN and by SRQN; 0 for none. Untouched entries use no memory.
@@ -58,12 +58,12 @@ impl QpnMap {
 
 /// The QPN and the SRQN of a queue.
 #[derive(Debug)]
-pub(super) struct WireNumbers {
+pub(super) struct QpnSrqn {
     qp: AtomicU32,
     srq: AtomicU32,
 }
 
-impl Default for WireNumbers {
+impl Default for QpnSrqn {
     fn default() -> Self {
         Self { qp: AtomicU32::new(NO_NUMBER), srq: AtomicU32::new(NO_NUMBER) }
     }

@@ -23,7 +23,7 @@ fn after_destruction(cqe_version: u8) {
     testbed
         .hca
         .engine()
-        .move_qp(right.number, bareverbs_hca::engine::State::Reset, Default::default())
+        .modify_qp(right.number, bareverbs_hca::engine::State::Reset, Default::default())
         .expect("reset");
     testbed.hca.connect(next.number, right.number).expect("a connection");
     send(&mut next.sq, &request(2, Operation::Write(testbed.remote(0x1000)), &local));
@@ -51,7 +51,7 @@ fn after_resets(cqe_version: u8) {
         testbed.run();
         for pair in [&mut left, &mut right] {
             let reset = bareverbs_hca::engine::State::Reset;
-            testbed.hca.engine().move_qp(pair.number, reset, Default::default()).expect("reset");
+            testbed.hca.engine().modify_qp(pair.number, reset, Default::default()).expect("reset");
             // SAFETY: the device has just reset the queue pair.
             unsafe {
                 pair.sq.reset();

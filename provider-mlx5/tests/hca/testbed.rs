@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use bareverbs_hca::engine::packet::Transport;
 use bareverbs_hca::engine::{CqSetup, MiniFormat, QpSetup, ReceiveQueue, RqSetup, Service, SrqSetup, State};
 use bareverbs_hca::{InProcessHca, Link};
-use bareverbs_mlx5::testing::{Place, Plain, PlainQp, page_of, resize};
+use bareverbs_mlx5::testing::{DmaRange, Plain, PlainQp, page_of, resize};
 use bareverbs_mlx5::{Mlx5Cq, Mlx5Rq, Mlx5Sq, Mlx5Srq};
 use bareverbs_provider::mapping::Mapping;
 use bareverbs_provider::traits::{Completion, CompletionQueue, RecvQueue, SendQueue};
@@ -40,7 +40,7 @@ pub(crate) struct Pair {
     pub(crate) sq: Mlx5Sq,
     pub(crate) rq: Option<Mlx5Rq>,
     pub(crate) number: u32,
-    rings: Place,
+    rings: DmaRange,
     /// The UAR page of its doorbell.
     uar: NonNull<u8>,
 }
@@ -48,7 +48,7 @@ pub(crate) struct Pair {
 pub(crate) struct Cq {
     pub(crate) queue: Mlx5Cq,
     pub(crate) number: u32,
-    ring: Place,
+    ring: DmaRange,
 }
 
 pub(crate) fn cap(max_send_wr: u32, max_inline_data: u32) -> QpCap {
@@ -67,13 +67,13 @@ impl Testbed {
         let region = Mapping::anonymous(REGION).expect("memory");
         let uars = vec![context.uar()];
         let mut testbed = Self { hca, mapped: HashSet::new(), uars, context, region, key: 0 };
-        let place = Place { start: testbed.region.as_ptr(), len: REGION };
+        let place = DmaRange { start: testbed.region.as_ptr(), len: REGION };
         testbed.map_memory(place);
         testbed.key = testbed.hca.engine().register(PD, place.address(), REGION as u64).expect("a key");
         testbed
     }
 
-    fn map_memory(&mut self, place: Place) {
+    fn map_memory(&mut self, place: DmaRange) {
         if self.mapped.insert(place.address()) {
             // SAFETY: `destroy`, `destroy_wq` and `resize` unmap memory before it is freed. Other
             // memory outlives the last run of the device. While the device runs, no other code
@@ -169,7 +169,7 @@ impl Testbed {
     }
 
     /// A WQ in RESET that flushes its receives when it moves to ERR; its number, and its ring.
-    pub(crate) fn wq(&mut self, max_wr: u32, cq: &Cq) -> (Mlx5Rq, u32, Place) {
+    pub(crate) fn wq(&mut self, max_wr: u32, cq: &Cq) -> (Mlx5Rq, u32, DmaRange) {
         let parts = self.context.wq(max_wr, 2, &cq.queue).expect("a layout");
         let (slots, shift) = parts.receives();
         let setup = RqSetup {
@@ -192,7 +192,7 @@ impl Testbed {
     }
 
     /// Destroys a WQ and frees its memory.
-    pub(crate) fn destroy_wq(&mut self, (queue, number, ring): (Mlx5Rq, u32, Place)) {
+    pub(crate) fn destroy_wq(&mut self, (queue, number, ring): (Mlx5Rq, u32, DmaRange)) {
         self.hca.engine().destroy_rq(number).expect("a work queue");
         self.hca.take_back(ring.address(), ring.len);
         self.mapped.remove(&ring.address());
@@ -222,7 +222,7 @@ impl Testbed {
     pub(crate) fn frames(&mut self, cap: &QpCap, tso_header: u16, cq: &Cq) -> Pair {
         let parts = self.context.qp_of_frames(cap, tso_header, &cq.queue).expect("a layout");
         let pair = self.finish(parts, QpType::RAW_PACKET, (cq, cq), None, false, 0);
-        let ready = self.hca.engine().move_qp(pair.number, State::ReadyToSend, Default::default());
+        let ready = self.hca.engine().modify_qp(pair.number, State::ReadyToSend, Default::default());
         ready.expect("a step of send queues");
         pair
     }

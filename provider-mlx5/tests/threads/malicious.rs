@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 
 use bareverbs_hca::memory::write_as_device;
 use bareverbs_mlx5::cqe::CQE;
-use bareverbs_mlx5::testing::{CqName, Place, Plain, resize};
+use bareverbs_mlx5::testing::{CqRef, DmaRange, Plain, resize};
 use bareverbs_mlx5::{Mlx5Cq, Mlx5Rq, Mlx5Sq, Mlx5Srq};
 use bareverbs_provider::traits::{Completion, CompletionQueue, RecvQueue, SendQueue};
 use bareverbs_provider::work::{Operation, Payload, Remote, SendFlags, SendRequest, Sge};
@@ -43,7 +43,7 @@ impl Random {
 }
 
 /// A CQ ring, and log2 of its entries.
-struct Ring(Place, u32);
+struct Ring(DmaRange, u32);
 
 // SAFETY: the address has no thread affinity.
 unsafe impl Send for Ring {}
@@ -129,7 +129,7 @@ struct Qp {
 
 struct Owner {
     context: Plain,
-    cqs: [CqName; 2],
+    cqs: [CqRef; 2],
     srq: Mlx5Srq,
     shared_memory: Box<[u8; 64]>,
     known: Arc<Known>,
@@ -227,7 +227,7 @@ fn concurrent_malicious_cqes_complete_no_unposted_wr_id() {
         });
         let mut owner = Owner {
             context,
-            cqs: [CqName::of(&cq), CqName::of(&other)],
+            cqs: [CqRef::of(&cq), CqRef::of(&other)],
             srq: srq.queue,
             shared_memory: Box::new([0; 64]),
             known: Arc::clone(&known),

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use bareverbs_hca::engine::packet::Transport;
 use bareverbs_hca::engine::{CqSetup, QpSetup, ReceiveQueue, Service, SrqSetup, State};
 use bareverbs_hca::{InProcessHca, Link};
-use bareverbs_mlx5::testing::{CqName, Place, Plain, page_of, resize};
+use bareverbs_mlx5::testing::{CqRef, DmaRange, Plain, page_of, resize};
 use bareverbs_mlx5::{Mlx5Cq, Mlx5Rq, Mlx5Sq, Mlx5Srq};
 use bareverbs_provider::mapping::Mapping;
 use bareverbs_provider::traits::{CompletionQueue, RecvQueue, SendQueue};
@@ -89,7 +89,7 @@ struct Hca {
 unsafe impl Send for Hca {}
 
 impl Hca {
-    fn map_memory(&mut self, place: Place) {
+    fn map_memory(&mut self, place: DmaRange) {
         if self.mapped.insert(place.address()) {
             // SAFETY: queues unmap their memory before they free it (`take_back`), and other memory
             // outlives the device. Queues use volatile or atomic accesses for memory that the
@@ -98,7 +98,7 @@ impl Hca {
         }
     }
 
-    fn take_back(&mut self, place: Place) {
+    fn take_back(&mut self, place: DmaRange) {
         self.device.take_back(place.address(), place.len);
         self.mapped.remove(&place.address());
     }
@@ -148,7 +148,7 @@ pub(crate) struct Pair {
     pub(crate) sq: Mlx5Sq,
     pub(crate) rq: Option<Mlx5Rq>,
     pub(crate) number: u32,
-    rings: Place,
+    rings: DmaRange,
     /// Its exclusive UAR page, if it has one.
     page: Option<NonNull<u8>>,
     hca: Arc<SpinLock<Hca>>,
@@ -173,7 +173,7 @@ impl Drop for Pair {
 pub(crate) struct Cq {
     pub(crate) queue: Mlx5Cq,
     number: u32,
-    ring: Place,
+    ring: DmaRange,
     log: u32,
     hca: Arc<SpinLock<Hca>>,
 }
@@ -191,7 +191,7 @@ impl Drop for Cq {
 pub(crate) struct Srq {
     pub(crate) queue: Mlx5Srq,
     number: u32,
-    ring: Place,
+    ring: DmaRange,
     hca: Arc<SpinLock<Hca>>,
 }
 
@@ -206,11 +206,11 @@ impl Drop for Srq {
 
 /// A CQ's parameters for the creation of QPs: its name in the provider and its CQN.
 #[derive(Clone)]
-pub(crate) struct CqHandle(CqName, u32);
+pub(crate) struct CqHandle(CqRef, u32);
 
 impl Cq {
     pub(crate) fn handle(&self) -> CqHandle {
-        CqHandle(CqName::of(&self.queue), self.number)
+        CqHandle(CqRef::of(&self.queue), self.number)
     }
 
     /// Resizes the CQ to `1 << log` entries.
@@ -295,7 +295,7 @@ impl Testbed {
         device.engine().eq_consumed(InProcessHca::EVENTS, 0, true);
         let context = Plain::with_version(1 << 10, cqe_version).expect("memory");
         let region = Mapping::anonymous(REGION).expect("memory");
-        let place = Place { start: region.as_ptr(), len: REGION };
+        let place = DmaRange { start: region.as_ptr(), len: REGION };
         let mut hca = Hca {
             device,
             mapped: HashSet::new(),
@@ -430,7 +430,7 @@ impl Testbed {
             for pair in pairs.iter() {
                 hca.device
                     .engine()
-                    .move_qp(pair.number, State::Reset, Default::default())
+                    .modify_qp(pair.number, State::Reset, Default::default())
                     .expect("any queue pair can be reset");
             }
         }

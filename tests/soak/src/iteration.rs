@@ -276,7 +276,7 @@ impl Iteration {
                     sq_psn,
                     timeout: 0,
                     retry_cnt: 7,
-                    rnr_retry: if connection.impatient { 0 } else { 7 },
+                    rnr_retry: if connection.rnr_retry_zero { 0 } else { 7 },
                     max_rd_atomic: 4,
                 };
                 qp.init(&init)?;

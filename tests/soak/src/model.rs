@@ -35,7 +35,7 @@ pub struct Quirks {
     /// A send that fails locally completes as flushed; only its slot has the real status. From
     /// Linux 6.4 on, the kernel flushes it together with the later requests (`rxe_requester` of its
     /// `rxe_req.c`).
-    pub flushes_the_failed: bool,
+    pub failed_wr_reports_flush: bool,
     /// The status of a send from memory without a valid key. The specification requires a local
     /// protection error. The kernel gives a local operation error, since a failed lookup of the key
     /// is `EINVAL` (`finish_packet`'s caller in `rxe_req.c`).
@@ -48,13 +48,13 @@ pub struct Quirks {
     /// pair's packet has started, and both drop the same reference (`rxe_qp_reset` of `rxe_qp.c`,
     /// `cleanup` of `rxe_resp.c`). The result for the queue pair is unpredictable, so such resets
     /// are left out.
-    pub harmed_by_resets: bool,
+    pub reset_under_traffic_corrupts: bool,
     /// Whether destroying a queue pair with outstanding reliable sends, or with sends that wait for
     /// their receive, may block for 50 seconds. Before Linux 6.4 at least, which also flushes no
     /// request that failed by itself, a response that arrives during a retry is processed only with
     /// the next one, and no response reaches a queue pair that is being destroyed (`rxe_completer`
     /// of `rxe_comp.c`). A queue pair that goes to ERR first is not affected.
-    pub outlived_by_answers: bool,
+    pub destroy_waits_for_responses: bool,
     /// Whether the RNR timer survives a reset and expires after the queue pair is reconnected. The
     /// outstanding requests are then retried, and a fenced read waits for itself without limit.
     /// Soft-RoCE's reset does not stop the timer (`rxe_qp_reset` of `rxe_qp.c`, `rnr_nak_timer` of
@@ -66,10 +66,10 @@ pub struct Quirks {
     pub too_short: (WcStatus, WcStatus),
     /// The status of a LOCAL_INV without a valid window: a memory management error in the
     /// specification, a local operation error on Soft-RoCE.
-    pub no_window: WcStatus,
+    pub local_inv_unbound_status: WcStatus,
     /// Whether the slot of an unsignalled request is free only after the completion of a later
     /// request was polled, because the ring has no consumer index, as on a ConnectX.
-    pub holds_unsignalled: bool,
+    pub unsignalled_wr_holds_slot: bool,
     /// Whether a write may overtake an earlier read, which the specification allows without a
     /// fence. Soft-RoCE executes requests one after the other. Elsewhere, bytes that were just read
     /// are not written. This is not probed.
@@ -77,7 +77,7 @@ pub struct Quirks {
     /// Whether a UC queue pair goes to ERR when a send fails locally. The specification lets it
     /// receive in SQE. The model does not have that state, so such sends are left out for devices
     /// that do.
-    pub unreliable_fall: bool,
+    pub uc_goes_to_err: bool,
     /// Whether a window can be bound to a region that does not allow it. On a ConnectX a bind
     /// modifies an mkey, and the region is not checked. Such binds are left out then.
     pub binds_to_any: bool,
@@ -86,17 +86,17 @@ pub struct Quirks {
 impl Quirks {
     /// The behaviour of the specification.
     pub const NONE: Self = Self {
-        flushes_the_failed: false,
+        failed_wr_reports_flush: false,
         bad_lkey: WcStatus::LOC_PROT_ERR,
         beyond: WcStatus::LOC_PROT_ERR,
-        harmed_by_resets: false,
-        outlived_by_answers: false,
+        reset_under_traffic_corrupts: false,
+        destroy_waits_for_responses: false,
         timer_outlives_reset: false,
         too_short: (WcStatus::REM_INV_REQ_ERR, WcStatus::LOC_LEN_ERR),
-        no_window: WcStatus::MW_BIND_ERR,
-        holds_unsignalled: false,
+        local_inv_unbound_status: WcStatus::MW_BIND_ERR,
+        unsignalled_wr_holds_slot: false,
         overtakes_reads: true,
-        unreliable_fall: false,
+        uc_goes_to_err: false,
         binds_to_any: false,
     };
 }
@@ -157,13 +157,13 @@ pub struct Qp {
     /// The round in which a send last waited.
     pub waited: u64,
     /// The round in which no more requests may be posted.
-    pub sealed: u64,
+    pub no_posts_in_round: u64,
     /// Whether no receive may be posted. A message was lost for want of a receive, or is in flight
     /// from a peer that was stopped while it waited for one. Its arrival time is unknown.
-    pub spoiled: bool,
+    pub recv_unusable: bool,
     /// The latest round in which it bound or invalidated a window, or the peer invalidated one of
     /// its.
-    pub rebound: u64,
+    pub mw_changed_in_round: u64,
 }
 
 /// A shared receive queue.
@@ -176,7 +176,7 @@ pub struct Srq {
     /// Receives without a completion.
     pub posted: VecDeque<Receive>,
     /// How many of them are used by messages.
-    pub promised: usize,
+    pub consumed: usize,
 }
 
 /// A memory window.
@@ -253,7 +253,7 @@ impl Model {
     #[must_use]
     pub fn needs_error_before_destroy(&self, id: Id) -> bool {
         let qp = self.qp(id);
-        self.quirks.outlived_by_answers && qp.plan.kind == Kind::Rc && qp.state == State::Up
+        self.quirks.destroy_waits_for_responses && qp.plan.kind == Kind::Rc && qp.state == State::Up
     }
 
     /// The connected peer, if it still exists and is connected to this one.
@@ -305,7 +305,7 @@ impl Model {
                 self.cqs.remove(cq);
             }
             Op::MakeSrq(srq, pd, room) => {
-                let made = Srq { pd: *pd, room: *room as usize, posted: VecDeque::new(), promised: 0 };
+                let made = Srq { pd: *pd, room: *room as usize, posted: VecDeque::new(), consumed: 0 };
                 self.srqs.insert(*srq, made);
             }
             Op::DestroySrq(srq) => {
@@ -356,7 +356,7 @@ impl Model {
     fn end(&mut self, id: Id, end: End) {
         let peer = self.peer(id).filter(|_| !self.qp(id).waiting.is_empty());
         if let Some(peer) = peer {
-            self.qp_mut(peer).spoiled = true;
+            self.qp_mut(peer).recv_unusable = true;
         }
         match end {
             End::Error => {
@@ -421,7 +421,7 @@ impl Model {
         for (&id, qp) in &mut self.qps {
             qp.aborted = Aborted::No;
             qp.flushing = [false; 2];
-            if !self.quirks.holds_unsignalled {
+            if !self.quirks.unsignalled_wr_holds_slot {
                 qp.unasked.extend(qp.sends_expected.drain(..).filter_map(|send| send.wr_id));
             }
             qp.receives_expected.clear();
@@ -457,9 +457,9 @@ impl Qp {
             last_shared: 0,
             busy: 0,
             waited: 0,
-            sealed: 0,
-            spoiled: false,
-            rebound: 0,
+            no_posts_in_round: 0,
+            recv_unusable: false,
+            mw_changed_in_round: 0,
         }
     }
 
@@ -469,7 +469,7 @@ impl Qp {
     pub fn rests(&self, round: u64) -> bool {
         let quiet =
             self.sends_expected.iter().all(|expect| expect.silent) && self.receives_expected.is_empty();
-        quiet && self.busy < round && self.sealed < round
+        quiet && self.busy < round && self.no_posts_in_round < round
     }
 
     /// Free slots for sends, at least.

@@ -186,7 +186,7 @@ pub struct Connection {
     /// The first PSNs, a's and b's.
     pub psn: [u32; 2],
     /// Whether a message without a receive fails at once (RNR retry 0) instead of waiting.
-    pub impatient: bool,
+    pub rnr_retry_zero: bool,
 }
 
 /// How a queue pair is stopped.

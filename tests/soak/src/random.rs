@@ -137,7 +137,7 @@ pub fn quirks() -> Result<Quirks> {
     let invalid_key = fails_by_itself(&pd, Operation::Send, &[Sge { lkey: INVALID_KEY, ..own }], reads)?;
     let beyond = fails_by_itself(&pd, Operation::Send, &[Sge { length: 65, ..own }], reads)?;
     let keys = [WcStatus::MW_BIND_ERR, WcStatus::LOC_QP_OP_ERR];
-    let no_window = fails_by_itself(&pd, Operation::LocalInv(INVALID_KEY), &[], keys)?;
+    let local_inv_unbound_status = fails_by_itself(&pd, Operation::LocalInv(INVALID_KEY), &[], keys)?;
     let (mut a, mut b) = pair(&pd, PairPlan::default());
     b.recv_into(0, 1, &[memory.sge(..4)?]);
     a.send(&[request(1, Operation::Send, Payload::Inline(&[&[1; 8]]))])?;
@@ -148,17 +148,17 @@ pub fn quirks() -> Result<Quirks> {
     );
     let old_soft_roce = device::is_soft_roce() && !invalid_key.flushed;
     Ok(Quirks {
-        flushes_the_failed: invalid_key.flushed,
+        failed_wr_reports_flush: invalid_key.flushed,
         bad_lkey: invalid_key.status,
         beyond: beyond.status,
-        harmed_by_resets: old_soft_roce,
-        outlived_by_answers: old_soft_roce,
+        reset_under_traffic_corrupts: old_soft_roce,
+        destroy_waits_for_responses: old_soft_roce,
         timer_outlives_reset: timer_outlives_reset(&pd)?,
         too_short,
-        no_window: no_window.status,
-        holds_unsignalled: holds_unsignalled(&pd)?,
+        local_inv_unbound_status: local_inv_unbound_status.status,
+        unsignalled_wr_holds_slot: unsignalled_wr_holds_slot(&pd)?,
         overtakes_reads: !device::is_soft_roce(),
-        unreliable_fall: unreliable_fall(&pd)?,
+        uc_goes_to_err: uc_goes_to_err(&pd)?,
         binds_to_any: binds_to_any(&pd)?,
     })
 }
@@ -200,7 +200,7 @@ fn timer_outlives_reset(pd: &Pd) -> Result<bool> {
 }
 
 /// Whether a queue stays full of executed unsignalled requests.
-fn holds_unsignalled(pd: &Pd) -> Result<bool> {
+fn unsignalled_wr_holds_slot(pd: &Pd) -> Result<bool> {
     let (mut a, _b) = pair(pd, PairPlan::default());
     let memory = region(pd, &[0; 8], Access::LOCAL_WRITE | Access::REMOTE_WRITE);
     let write = Operation::Write(memory.remote(0)?);
@@ -222,7 +222,7 @@ fn holds_unsignalled(pd: &Pd) -> Result<bool> {
 }
 
 /// Whether a UC queue pair is in ERR, and not in SQE, after a send from memory without a valid key.
-fn unreliable_fall(pd: &Pd) -> Result<bool> {
+fn uc_goes_to_err(pd: &Pd) -> Result<bool> {
     let mut cq = pd.context().create_cq(&CqInit::new(4))?;
     let mut qp: Qp<Uc> = pd.create_qp(&QpInit::new(&cq, &cq))?;
     qp.init(&InitAttr::new(PORT))?;

@@ -116,7 +116,7 @@ abi_structs! {
 abi_enums! {
     header = "rdma/ib_user_ioctl_verbs.h";
 
-    /// The transport of a queue pair.
+    /// The transport of a queue pair; `IBV_QPT_*` in libibverbs.
     enum QpType : u32 = "ib_uverbs_qp_type" {
         /// Subnet management; kernel only.
         SMI = 0, "IB_QPT_SMI" in "include/rdma/ib_verbs.h";
@@ -264,7 +264,7 @@ abi_flags! {
         ROBUST_UDATA = 1 << 1, "IB_UVERBS_CORE_SUPPORT_ROBUST_UDATA" since V7_2;
     }
 
-    /// Access flags of a memory region.
+    /// Access flags of a memory region; `IBV_ACCESS_*` in libibverbs.
     flags AccessFlags : u32 = "ib_uverbs_access_flags" {
         /// Local write.
         LOCAL_WRITE = 1 << 0, "IB_UVERBS_ACCESS_LOCAL_WRITE";

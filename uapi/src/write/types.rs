@@ -3,7 +3,7 @@
 abi_enums! {
     header = "rdma/ib_user_verbs.h";
 
-    /// Opcode of a completion.
+    /// Opcode of a completion; `IBV_WC_*` in libibverbs.
     enum WcOpcode : u32 = "ib_uverbs_wc_opcode" {
         /// A send.
         SEND = 0, "IB_UVERBS_WC_SEND";

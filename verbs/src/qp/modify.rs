@@ -36,6 +36,8 @@ impl<T: Connected, P: Provider> Qp<T, P> {
     ///   `access` has rights that apply to MRs only.
     /// - [`Error::NoPort`]
     /// - [`Error::Kernel`]: the kernel rejects the transition.
+    #[doc(alias = "IBV_QPS_INIT")]
+    #[doc(alias = "ibv_modify_qp")]
     pub fn init(&mut self, attr: &InitAttr) -> Result<()> {
         self.reset_to_init(attr)
     }
@@ -127,6 +129,8 @@ impl<P: Provider> Qp<Rc, P> {
     ///   the port's.
     /// - [`Error::Limit`], [`Error::NoPort`], [`Error::NoGid`]
     /// - [`Error::Kernel`]: the kernel rejects the transition.
+    #[doc(alias = "IBV_QPS_RTR")]
+    #[doc(alias = "ibv_modify_qp")]
     pub fn ready_to_receive(&mut self, attr: &RtrAttr) -> Result<()> {
         let address = self.check_peer(&attr.address, attr.path_mtu, attr.dest_qp_num, attr.rq_psn)?;
         check_rtr(self.context(), attr)?;
@@ -140,6 +144,8 @@ impl<P: Provider> Qp<Rc, P> {
     ///   retry count is out of range.
     /// - [`Error::Limit`]: `max_rd_atomic` is above the device's limit.
     /// - [`Error::Kernel`]: the kernel rejects the transition.
+    #[doc(alias = "IBV_QPS_RTS")]
+    #[doc(alias = "ibv_modify_qp")]
     pub fn ready_to_send(&mut self, attr: &RtsAttr) -> Result<()> {
         self.rtr_to_rts_reliable(attr)
     }
@@ -154,6 +160,8 @@ impl<P: Provider> Qp<Uc, P> {
     ///   the port's.
     /// - [`Error::NoPort`], [`Error::NoGid`]
     /// - [`Error::Kernel`]: the kernel rejects the transition.
+    #[doc(alias = "IBV_QPS_RTR")]
+    #[doc(alias = "ibv_modify_qp")]
     pub fn ready_to_receive(&mut self, attr: &UcRtrAttr) -> Result<()> {
         let address = self.check_peer(&attr.address, attr.path_mtu, attr.dest_qp_num, attr.rq_psn)?;
         self.init_to_rtr((&UcRtrAttr { address, ..*attr }).into())
@@ -164,6 +172,8 @@ impl<P: Provider> Qp<Uc, P> {
     /// # Errors
     /// - [`Error::Invalid`]: the state is not RTR, or the PSN has more than 24 bits.
     /// - [`Error::Kernel`]: the kernel rejects the transition.
+    #[doc(alias = "IBV_QPS_RTS")]
+    #[doc(alias = "ibv_modify_qp")]
     pub fn ready_to_send(&mut self, sq_psn: u32) -> Result<()> {
         self.rtr_to_rts(sq_psn)
     }
@@ -176,6 +186,8 @@ impl<P: Provider> Qp<Ud, P> {
     /// - [`Error::Invalid`]: the state is not RESET, or the P_Key index is beyond the port's table.
     /// - [`Error::NoPort`]
     /// - [`Error::Kernel`]: the kernel rejects the transition.
+    #[doc(alias = "IBV_QPS_INIT")]
+    #[doc(alias = "ibv_modify_qp")]
     pub fn init(&mut self, attr: &UdInitAttr) -> Result<()> {
         self.check_state(INIT, QpState::RESET)?;
         check_pkey(self.context(), attr.port, attr.pkey_index)?;
@@ -193,6 +205,8 @@ impl<P: Provider> Qp<Ud, P> {
     /// # Errors
     /// - [`Error::Invalid`]: the state is not INIT.
     /// - [`Error::Kernel`]: the kernel rejects the transition.
+    #[doc(alias = "IBV_QPS_RTR")]
+    #[doc(alias = "ibv_modify_qp")]
     pub fn ready_to_receive(&mut self) -> Result<()> {
         self.check_state(RTR, QpState::INIT)?;
         let attr = QpAttr { qp_state: QpState::RTR, ..QpAttr::default() };
@@ -204,6 +218,8 @@ impl<P: Provider> Qp<Ud, P> {
     /// # Errors
     /// - [`Error::Invalid`]: the state is not RTR, or the PSN has more than 24 bits.
     /// - [`Error::Kernel`]: the kernel rejects the transition.
+    #[doc(alias = "IBV_QPS_RTS")]
+    #[doc(alias = "ibv_modify_qp")]
     pub fn ready_to_send(&mut self, sq_psn: u32) -> Result<()> {
         self.rtr_to_rts(sq_psn)
     }

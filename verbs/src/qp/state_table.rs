@@ -24,24 +24,22 @@ const RETRIES: QpAttrMask = QpAttrMask::TIMEOUT.union(QpAttrMask::RETRY_CNT).uni
 const MAX_RD_ATOMIC: QpAttrMask = QpAttrMask::MAX_QP_RD_ATOMIC;
 const MAX_DEST_RD_ATOMIC: QpAttrMask = QpAttrMask::MAX_DEST_RD_ATOMIC;
 
-/// Required and optional attributes of a transition; `None` if the transition is invalid. It copies
-/// the kernel's `qp_state_table` (`core/verbs.c`), which follows table 91 of the InfiniBand
-/// specification.
+/// Required and optional attributes of a transition; `None` if the transition is invalid. The
+/// values are those of the kernel's `qp_state_table` (`core/verbs.c`).
 fn qp_state_table(qp_type: QpType, from: QpState, to: QpState) -> Option<(QpAttrMask, QpAttrMask)> {
     if qp_type == QpType::RAW_PACKET {
-        let is_valid = match (from, to) {
-            (_, QpState::RESET) => true,
-            (QpState::RESET, QpState::ERR) => false,
-            (QpState::RESET, QpState::INIT) => return Some((PORT, NONE)),
-            (_, QpState::ERR) => true,
-            _ => matches!((from, to), (QpState::INIT, QpState::RTR) | (QpState::RTR, QpState::RTS)),
-        };
-        return is_valid.then_some((NONE, NONE));
+        let (required, _) = qp_state_table(QpType::UD, from, to)?;
+        return Some(match (from, to) {
+            (QpState::RESET, QpState::INIT) => (required & PORT, NONE),
+            (QpState::RTR | QpState::RTS, QpState::RTS) => (NONE, QpAttrMask::RATE_LIMIT),
+            _ => (NONE, NONE),
+        });
     }
     let (reliable, datagrams) = (qp_type == QpType::RC, qp_type == QpType::UD);
-    // The requester of a reliable transport has requester attributes.
-    let requests = reliable || qp_type == QpType::XRC_INI;
-    let rnr_timer = if reliable { RNR_TIMER } else { NONE };
+    // Each side of a reliable transport has attributes of its own.
+    let requester = reliable || qp_type == QpType::XRC_INI;
+    let responder = reliable || qp_type == QpType::XRC_TGT;
+    let rnr_timer = if responder { RNR_TIMER } else { NONE };
     let rts_optional = if datagrams { CUR | QKEY } else { CUR | ACCESS | MIGRATION | rnr_timer };
     Some(match (from, to) {
         (_, QpState::RESET) => (NONE, NONE),
@@ -53,11 +51,16 @@ fn qp_state_table(qp_type: QpType, from: QpState, to: QpState) -> Option<(QpAttr
         (QpState::INIT, QpState::INIT) => (NONE, PKEY | PORT | ACCESS),
         (QpState::INIT, QpState::RTR) if datagrams => (NONE, PKEY | QKEY),
         (QpState::INIT, QpState::RTR) => {
-            let required = if reliable { PEER | MAX_DEST_RD_ATOMIC | RNR_TIMER } else { PEER };
+            let required = if responder { PEER | MAX_DEST_RD_ATOMIC | RNR_TIMER } else { PEER };
             (required, QpAttrMask::ALT_PATH | ACCESS | PKEY)
         }
         (QpState::RTR, QpState::RTS) => {
-            (if requests { SQ_PSN | RETRIES | MAX_RD_ATOMIC } else { SQ_PSN }, rts_optional)
+            let required = match (requester, responder) {
+                (true, _) => SQ_PSN | RETRIES | MAX_RD_ATOMIC,
+                (false, true) => SQ_PSN | QpAttrMask::TIMEOUT,
+                (false, false) => SQ_PSN,
+            };
+            (required, rts_optional)
         }
         (QpState::RTS | QpState::SQD, QpState::RTS) => (NONE, rts_optional),
         (QpState::RTS, QpState::SQD) => (NONE, NOTIFY),
@@ -66,11 +69,15 @@ fn qp_state_table(qp_type: QpType, from: QpState, to: QpState) -> Option<(QpAttr
             NONE,
             PORT | AV | RETRIES | MAX_RD_ATOMIC | MAX_DEST_RD_ATOMIC | ACCESS | PKEY | RNR_TIMER | MIGRATION,
         ),
-        (QpState::SQD, QpState::SQD) if requests => {
+        (QpState::SQD, QpState::SQD) if requester => {
             (NONE, PORT | AV | RETRIES | MAX_RD_ATOMIC | ACCESS | PKEY | MIGRATION)
         }
+        (QpState::SQD, QpState::SQD) if responder => (
+            NONE,
+            PORT | AV | QpAttrMask::TIMEOUT | MAX_DEST_RD_ATOMIC | ACCESS | PKEY | RNR_TIMER | MIGRATION,
+        ),
         (QpState::SQD, QpState::SQD) => (NONE, AV | ACCESS | PKEY | MIGRATION),
-        (QpState::SQE, QpState::RTS) if !requests => {
+        (QpState::SQE, QpState::RTS) if !requester && !responder => {
             (NONE, if datagrams { CUR | QKEY } else { CUR | ACCESS })
         }
         _ => return None,

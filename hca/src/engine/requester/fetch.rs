@@ -85,7 +85,7 @@ pub(super) fn begin_next(qp: &mut Qp, core: &mut Core, log_size: u8) -> bool {
     let under_way = requester.data_under_way();
     let fenced = match work.fence {
         // UMRs execute in order, so none is ever outstanding.
-        Fence::None | Fence::KeyUpdates => false,
+        Fence::None | Fence::RegUmr => false,
         Fence::Answers => under_way > 0,
         Fence::Everything => requester.inflight.iter().any(|inflight| !inflight.done),
     };

@@ -8,7 +8,7 @@ use crate::engine::mkey::{self, AccessError, access};
 use crate::engine::packet::{Atomic, Datagram, Headers, Operation, PSN_MASK, Packet, Remote, Transport};
 use crate::engine::page_fault::kind;
 use crate::engine::qp::{Qp, Response};
-use crate::engine::service::{Management, Service};
+use crate::engine::service::{ManagementQp, Service};
 use crate::engine::wqe::{Action, Frame, Segment, Work};
 use crate::engine::{ethernet, umr};
 
@@ -276,8 +276,8 @@ fn datagram(qp: &mut Qp, core: &mut Core) -> Result<(), BlockReason> {
     let address = &work.address;
     let qkey = if address.qkey & CONTROLLED != 0 { qp.attributes.qkey } else { address.qkey };
     let source_qp = match qp.setup.service {
-        Service::Datagram(Some(Management::Subnet)) => 0,
-        Service::Datagram(Some(Management::General)) => 1,
+        Service::Datagram(Some(ManagementQp::Smi)) => 0,
+        Service::Datagram(Some(ManagementQp::Gsi)) => 1,
         _ => qp.number,
     };
     let immediate = matches!(work.action, Action::Send { immediate: true, .. });

@@ -37,7 +37,7 @@ fn update(mask: u64, free: bool, start: u64, length: u64, translation: &[u64]) -
 /// A pair, and a key of this kind over 8 KiB at `TO` whose addresses start at `at`.
 fn filled(kind: KeyKind, at: u64) -> (Pair, u32) {
     let mut pair = Pair::new(Transport::Rc);
-    let key = pair.engine.reserve_key(PD, kind, 8).unwrap();
+    let key = pair.engine.create_mkey_free(PD, kind, 8).unwrap();
     let inner = u64::from(pair.key);
     let translation = match kind {
         KeyKind::Mtt => vec![TO | PRESENT, (TO + 0x1000) | PRESENT, 0, 0],

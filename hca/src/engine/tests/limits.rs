@@ -99,7 +99,7 @@ fn datagram(qkey: u32, state: State, length: u32) -> (Vec<u8>, u16) {
     let mut pair = Pair::with(Transport::Ud, |_| {}, |setup| setup.service = Service::Datagram(None));
     let receiver = pair.qps[1];
     let attributes = pair.engine.qp_attributes(receiver).unwrap().1.clone();
-    pair.engine.move_qp(receiver, state, attributes).unwrap();
+    pair.engine.modify_qp(receiver, state, attributes).unwrap();
     pair.post_receive(1, TO, length);
     let headers = Headers { datagram: Some(Datagram { qkey, source_qp: 5 }), ..Headers::default() };
     pair.engine.receive(Packet {

@@ -81,7 +81,7 @@ fn sqd_completes_started_wqes_and_raises_event() {
     let first = outgoing(&mut pair);
     assert!(!first.is_empty());
     let attributes = pair.engine.qp_attributes(pair.qps[0]).unwrap().1.clone();
-    pair.engine.move_qp(pair.qps[0], State::SendQueueDrained, attributes.clone()).unwrap();
+    pair.engine.modify_qp(pair.qps[0], State::SendQueueDrained, attributes.clone()).unwrap();
     pair.post(0, opcode::WRITE, 0, &[remote(key, TO), data(key, FROM, 8)].concat());
     assert!(!pair.events().contains(&(EventKind::SendQueueDrained as u8)));
 
@@ -94,7 +94,7 @@ fn sqd_completes_started_wqes_and_raises_event() {
         pair.events().iter().filter(|kind| **kind == EventKind::SendQueueDrained as u8).count()
     };
     assert_eq!(drained(&mut pair), 1);
-    pair.engine.move_qp(pair.qps[0], State::ReadyToSend, attributes).unwrap();
+    pair.engine.modify_qp(pair.qps[0], State::ReadyToSend, attributes).unwrap();
     pair.settle(|packets| packets);
     assert_eq!(pair.poll().len(), 1, "the rest");
     assert_eq!(drained(&mut pair), 1);

@@ -54,7 +54,7 @@ fn pair_over(transport: Transport) -> (Pair, u32) {
 
 /// A key of 16 KiB at `PAGE` with these entries. UMRs are tested elsewhere.
 fn lay_out(pair: &mut Pair, kind: KeyKind, entries: &[u64]) -> u32 {
-    let key = pair.engine.reserve_key(PD, kind, 4).unwrap();
+    let key = pair.engine.create_mkey_free(PD, kind, 4).unwrap();
     let mkey = pair.engine.core.mkeys.get_mut(key >> 8).unwrap();
     (mkey.free, mkey.access, mkey.start, mkey.length) = (false, 0x1f, PAGE, 4 * SIZE);
     fill(pair, key, entries);

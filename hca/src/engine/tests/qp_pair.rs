@@ -166,7 +166,7 @@ impl Pair {
             let mut attributes = attributes(self.qps[1 - side]);
             change(&mut attributes);
             for state in [State::Reset, State::Init, State::ReadyToReceive, State::ReadyToSend] {
-                self.engine.move_qp(self.qps[side], state, attributes.clone()).unwrap();
+                self.engine.modify_qp(self.qps[side], state, attributes.clone()).unwrap();
             }
             (self.sent[side], self.received[side]) = (0, 0);
             self.write(self.doorbells[side], &[0; 8]);

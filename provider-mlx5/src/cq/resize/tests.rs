@@ -15,7 +15,7 @@ fn arm(cq: &mut Mlx5Cq, solicited_only: bool) -> u32 {
 }
 
 fn move_to(cq: &mut Mlx5Cq, device: &mut Device, log: u32) {
-    resize(cq, log, |ring| device.moves(ring, log)).expect("memory");
+    resize(cq, log, |ring| device.write_resize_cqe(ring, log)).expect("memory");
 }
 
 #[test]
@@ -37,11 +37,11 @@ fn events_before_and_after_resize_are_counted() {
         arm(&mut cq, solicited_only);
         if before {
             // An error raises an event in both arm states.
-            device.completes(CqeOpcode::REQ_ERR, user_index, 0);
+            device.write_cqe(CqeOpcode::REQ_ERR, user_index, 0);
         }
         move_to(&mut cq, &mut device, LOG + 1);
         if !before {
-            device.completes(CqeOpcode::REQ_ERR, user_index, 0);
+            device.write_cqe(CqeOpcode::REQ_ERR, user_index, 0);
         }
         assert!(cq.next().is_some());
         assert_eq!(arm(&mut cq, solicited_only), 1, "{solicited_only} {before}");
@@ -53,7 +53,7 @@ fn completions_that_are_not_solicited_move_without_an_event() {
     let Fixture { mut device, mut cq, mut sq, rq: _rq, user_index, .. } = Fixture::new(false);
     send(&mut sq, 1).expect("room");
     arm(&mut cq, true);
-    device.completes(CqeOpcode::REQ, user_index, 0);
+    device.write_cqe(CqeOpcode::REQ, user_index, 0);
     move_to(&mut cq, &mut device, LOG + 1);
     assert_eq!(arm(&mut cq, true), 0);
     assert_eq!(poll(&mut cq), Some(1));
@@ -71,8 +71,8 @@ fn no_queue_pair_is_reset_while_the_kernel_resizes_its_completion_queue() {
             let owner = scope.spawn(|| unsafe { sq.reset() });
             std::thread::sleep(Duration::from_millis(20));
             assert!(!owner.is_finished(), "the owner waits for the kernel");
-            device.completes(CqeOpcode::REQ, user_index, 1);
-            device.moves(ring, LOG + 1);
+            device.write_cqe(CqeOpcode::REQ, user_index, 1);
+            device.write_resize_cqe(ring, LOG + 1);
         })
         .expect("memory");
     });
@@ -84,12 +84,12 @@ fn no_queue_pair_is_reset_while_the_kernel_resizes_its_completion_queue() {
 fn consumer_index_is_published_before_resize_cqe_is_awaited() {
     let Fixture { mut device, mut cq, mut sq, rq: _rq, user_index, .. } = Fixture::new(false);
     send(&mut sq, 1).expect("room");
-    device.completes(CqeOpcode::REQ, user_index, 0);
+    device.write_cqe(CqeOpcode::REQ, user_index, 0);
     assert!(cq.next().is_some());
     let shared = std::sync::Arc::clone(cq.shared());
     resize(&mut cq, LOG, |ring| {
         assert_eq!(shared.doorbell.get(Word::First), 1);
-        device.moves(ring, LOG);
+        device.write_resize_cqe(ring, LOG);
     })
     .expect("memory");
     assert_eq!(shared.doorbell.get(Word::First), 2, "the mark takes a number");

@@ -35,7 +35,7 @@ const LAST_WORD: usize = 60;
 
 /// The maximum number of CQEs that a poller passes while an owner holds the lock of the retired
 /// queue pairs. The poller waits for the lock at the end of the ring.
-const PASSED: u32 = COUNT / 2;
+const MAX_COUNTED: u32 = COUNT / 2;
 
 /// The format of mini CQEs: the fields besides the byte count.
 #[doc(alias = "mlx5_mini_cqe8")]
@@ -94,7 +94,7 @@ impl Words for Ring {
 
 /// The fields of a CQE as a thread other than the poller reads them.
 #[derive(Clone, Copy, Debug)]
-struct Look {
+struct CqeHeader {
     op_own: u8,
     /// The number of completions, if the CQE is a title.
     count: u32,
@@ -103,7 +103,7 @@ struct Look {
     has_changed: bool,
 }
 
-impl Look {
+impl CqeHeader {
     /// The poller stores the last word of a title before the count ([`Ring::expand_in`]). So if the
     /// last word is unchanged after the count was read, the count is that of the title.
     fn at(words: &impl Words, index: u32) -> Self {
@@ -119,12 +119,12 @@ impl Ring {
     /// `consumed` reads the consumer index in the doorbell record.
     ///
     /// Any thread may call it. The poller may expand runs, poll and release CQEs concurrently, but
-    /// at most [`PASSED`] CQEs.
+    /// at most [`MAX_COUNTED`] CQEs.
     pub(crate) fn first_unwritten(&self, consumed: impl Fn() -> u32) -> u32 {
-        self.first_unwritten_by(|index| Look::at(self, index), consumed)
+        self.first_unwritten_by(|index| CqeHeader::at(self, index), consumed)
     }
 
-    fn first_unwritten_by(&self, look: impl Fn(u32) -> Look, consumed: impl Fn() -> u32) -> u32 {
+    fn first_unwritten_by(&self, look: impl Fn(u32) -> CqeHeader, consumed: impl Fn() -> u32) -> u32 {
         let start = consumed();
         let mut end = start;
         loop {
@@ -136,7 +136,7 @@ impl Ring {
             let consumed = consumed();
             // Only a faulty device writes to the doorbell record. A consumer index that keeps
             // growing is the sign of it.
-            if !is_before(end, consumed) || end.wrapping_sub(start) > PASSED {
+            if !is_before(end, consumed) || end.wrapping_sub(start) > MAX_COUNTED {
                 return counted(end);
             }
             end = end.wrapping_add(counted(consumed.wrapping_sub(end)));
@@ -144,10 +144,10 @@ impl Ring {
     }
 
     /// Reads each CQE once at most, whatever the device writes concurrently.
-    fn end_of_written(&self, index: u32, look: impl Fn(u32) -> Look) -> u32 {
+    fn end_of_written(&self, index: u32, look: impl Fn(u32) -> CqeHeader) -> u32 {
         let mut end = index;
         while end.wrapping_sub(index) < self.entries() {
-            let Look { op_own, count, has_changed } = look(end);
+            let CqeHeader { op_own, count, has_changed } = look(end);
             if !self.written(end, op_own) {
                 break;
             }

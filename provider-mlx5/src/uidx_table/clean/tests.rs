@@ -10,12 +10,12 @@ use crate::testing::resize;
 fn cqes_from_before_reset_stay_discarded_after_resize() {
     let Fixture { mut device, mut cq, mut sq, rq, user_index, .. } = Fixture::with_cached_records();
     send(&mut sq, 1).expect("room");
-    device.completes(CqeOpcode::REQ, user_index, 1);
+    device.write_cqe(CqeOpcode::REQ, user_index, 1);
     // SAFETY: no kernel and no device uses the queue.
     unsafe { sq.reset() };
-    resize(&mut cq, LOG + 1, |ring| device.moves(ring, LOG + 1)).expect("memory");
+    resize(&mut cq, LOG + 1, |ring| device.write_resize_cqe(ring, LOG + 1)).expect("memory");
     send(&mut sq, 2).expect("room after a reset");
-    device.completes(CqeOpcode::REQ, user_index, 0);
+    device.write_cqe(CqeOpcode::REQ, user_index, 0);
     assert_eq!((poll(&mut cq), poll(&mut cq)), (Some(2), None));
     drop(rq);
 }
@@ -24,12 +24,12 @@ fn cqes_from_before_reset_stay_discarded_after_resize() {
 fn reset_after_resize_discards_moved_cqes() {
     let Fixture { mut device, mut cq, mut sq, rq, user_index, .. } = Fixture::with_cached_records();
     send(&mut sq, 1).expect("room");
-    device.completes(CqeOpcode::REQ, user_index, 1);
-    resize(&mut cq, LOG + 1, |ring| device.moves(ring, LOG + 1)).expect("memory");
+    device.write_cqe(CqeOpcode::REQ, user_index, 1);
+    resize(&mut cq, LOG + 1, |ring| device.write_resize_cqe(ring, LOG + 1)).expect("memory");
     // SAFETY: no kernel and no device uses the queue.
     unsafe { sq.reset() };
     send(&mut sq, 2).expect("room after a reset");
-    device.completes(CqeOpcode::REQ, user_index, 0);
+    device.write_cqe(CqeOpcode::REQ, user_index, 0);
     assert_eq!((poll(&mut cq), poll(&mut cq)), (Some(2), None));
     drop(rq);
 }
@@ -44,7 +44,7 @@ fn reset_counts_cqes_under_the_poll_lock() {
         let owner = scope.spawn(|| unsafe { sq.reset() });
         std::thread::sleep(std::time::Duration::from_millis(20));
         assert!(!owner.is_finished(), "the owner waits for the lock");
-        device.completes(CqeOpcode::REQ, user_index, 1);
+        device.write_cqe(CqeOpcode::REQ, user_index, 1);
         drop(lock);
     });
     assert_eq!(poll(&mut cq), None, "of before the reset");
@@ -57,11 +57,11 @@ fn reset_qp_leaves_retired_list_within_one_round() {
     let Fixture { mut device, mut cq, mut sq, mut rq, user_index, .. } = Fixture::new(false);
     // SAFETY: no kernel and no device uses the queue.
     unsafe { sq.reset() };
-    device.completes(CqeOpcode::RESP_SEND, user_index, 0);
+    device.write_cqe(CqeOpcode::RESP_SEND, user_index, 0);
     for id in 0..2 << LOG {
         recv(&mut rq, id, &[]).expect("room for one");
         // The next CQE is written before this one is polled.
-        device.completes(CqeOpcode::RESP_SEND, user_index, 0);
+        device.write_cqe(CqeOpcode::RESP_SEND, user_index, 0);
         assert_eq!(poll(&mut cq), Some(id));
     }
     assert!(cq.shared().retired().reset.is_empty());
@@ -80,8 +80,8 @@ fn reset_queues_have_their_full_capacity() {
         assert!((0..2).all(|_| send(&mut sq, id).is_ok()) && send(&mut sq, id).is_err());
         assert!(recv(&mut rq, id, &[]).is_ok() && recv(&mut rq, id, &[]).is_err());
     }
-    device.completes(CqeOpcode::REQ, user_index, 1);
-    device.completes(CqeOpcode::RESP_SEND, user_index, 0);
+    device.write_cqe(CqeOpcode::REQ, user_index, 1);
+    device.write_cqe(CqeOpcode::RESP_SEND, user_index, 0);
     assert_eq!((poll(&mut cq), poll(&mut cq), poll(&mut cq)), (Some(2), Some(2), None));
     assert!((0..2).all(|_| send(&mut sq, 9).is_ok()) && send(&mut sq, 9).is_err());
     assert!(recv(&mut rq, 9, &[]).is_ok() && recv(&mut rq, 9, &[]).is_err());
@@ -112,11 +112,11 @@ fn never_empty_cq_releases_destroyed_qps_within_two_rounds() {
     let mut id = 0;
     let mut poll_one = |cq: &mut _, device: &mut crate::fixture::Device| {
         recv(&mut rq, id, &[]).expect("room for one");
-        device.completes(CqeOpcode::RESP_SEND, user_index, 0);
+        device.write_cqe(CqeOpcode::RESP_SEND, user_index, 0);
         assert_eq!(poll(cq), Some(id));
         id += 1;
     };
-    device.completes(CqeOpcode::RESP_SEND, user_index, 0);
+    device.write_cqe(CqeOpcode::RESP_SEND, user_index, 0);
     for round in 0..5 {
         let parts = context.qp(QpType::RC, &CAP, &cq, &cq, None);
         let parts = parts.unwrap_or_else(|error| panic!("round {round}: {error:?}"));
@@ -125,7 +125,7 @@ fn never_empty_cq_releases_destroyed_qps_within_two_rounds() {
         // In one of the rounds the completion of the destroyed queue pair is after the end of the
         // ring.
         (0..round).for_each(|_| poll_one(&mut cq, &mut device));
-        device.completes(CqeOpcode::REQ, other, 0);
+        device.write_cqe(CqeOpcode::REQ, other, 0);
         drop(queues);
         assert!(context.qp(QpType::RC, &CAP, &cq, &cq, None).is_err(), "the index is in use");
         (0..3 << LOG).for_each(|_| poll_one(&mut cq, &mut device));
@@ -146,16 +146,16 @@ fn resized_cq_still_discards_cqes_of_destroyed_qp() {
     // queue pair.
     for (wr_id, block) in [(1, 1), (2, 2)] {
         send(&mut sq, wr_id).expect("room");
-        device.completes(CqeOpcode::REQ, user_index, block);
+        device.write_cqe(CqeOpcode::REQ, user_index, block);
     }
     drop(queues);
     assert_eq!((poll(&mut cq), poll(&mut cq)), (Some(1), Some(2)));
     recv(&mut rq, 3, &[]).expect("room");
-    device.completes(CqeOpcode::RESP_SEND, user_index, 0);
+    device.write_cqe(CqeOpcode::RESP_SEND, user_index, 0);
     assert_eq!(poll(&mut cq), Some(3));
     let until = cq.shared().retired().destroyed[0].1.expect("noted at the ring's end");
-    device.completes(CqeOpcode::REQ, other, 0);
-    resize(&mut cq, LOG + 1, |ring| device.moves(ring, LOG + 1)).expect("memory");
+    device.write_cqe(CqeOpcode::REQ, other, 0);
+    resize(&mut cq, LOG + 1, |ring| device.write_resize_cqe(ring, LOG + 1)).expect("memory");
     assert_eq!(cq.shared().retired().destroyed[0].1, Some(until + 1));
     assert_eq!(poll(&mut cq), None);
     assert!(cq.shared().retired().destroyed.is_empty());
@@ -176,8 +176,8 @@ fn empty_poll_shows_reset_qp_again() {
         assert!(!cq.shared().has_retired.load(Ordering::Relaxed));
         send(&mut sq, id).expect("room after a reset");
         recv(&mut rq, 10 + id, &[]).expect("room after a reset");
-        device.completes(CqeOpcode::REQ, user_index, 0);
-        device.completes(CqeOpcode::RESP_SEND, user_index, 0);
+        device.write_cqe(CqeOpcode::REQ, user_index, 0);
+        device.write_cqe(CqeOpcode::RESP_SEND, user_index, 0);
         assert_eq!((poll(&mut cq), poll(&mut cq), poll(&mut cq)), (Some(id), Some(10 + id), None));
     }
 }

@@ -8,7 +8,7 @@ use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, domain, pair, region, request, side, take};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 
-use super::{a_while, deep};
+use super::{plan_with_depth, settle};
 
 pub(crate) fn fenced_send_waits_for_the_previous_read() {
     nothing_leaks(|| {
@@ -54,7 +54,7 @@ pub(crate) fn solicited_only_arm_ignores_other_completions() {
         b.cq.arm(Arm::Solicited).unwrap();
         a.send(&[send(1, SendFlags::empty())]).unwrap();
         a.completions(1);
-        a_while();
+        settle();
         assert_eq!(channel.try_get_event().unwrap(), None, "an ordinary message is no reason to wake");
         a.send(&[send(2, SendFlags::SOLICITED)]).unwrap();
         let event = channel.get_event_timeout(TIMEOUT).unwrap().expect("a solicited message wakes");
@@ -69,7 +69,7 @@ pub(crate) fn solicited_only_arm_ignores_other_completions() {
 pub(crate) fn cq_resize_under_traffic_preserves_completions_in_order() {
     nothing_leaks(|| {
         let pd = domain();
-        let (mut a, _b) = pair(&pd, deep(200));
+        let (mut a, _b) = pair(&pd, plan_with_depth(200));
         let target = region(&pd, &[0; 8], ALL_REMOTE);
         let remote = target.remote(0).unwrap();
         let depth = u64::from(a.cq.capacity().min(a.qp.cap().max_send_wr));
@@ -117,7 +117,7 @@ pub(crate) fn cq_resize_below_pending_completions_is_rejected() {
             a.send(&[request(wr_id, Operation::Send, Payload::Sges(&[]))]).unwrap();
         }
         b.completions(10);
-        a_while();
+        settle();
         let capacity = a.cq.capacity();
         let refused = a.cq.resize(5).expect_err("it holds 10");
         assert!(refused.to_string().contains("poll it first"), "{refused}");
@@ -251,7 +251,7 @@ pub(crate) fn sends_and_receives_complete_in_separate_cqs() {
         b.send(&[request(2, Operation::Send, Payload::Sges(&[]))]).unwrap();
         b.completions(2);
         let sent = a.completions(1)[0];
-        a_while();
+        settle();
         let got = received.poll_one().expect("the receive's completion");
         assert_eq!((sent.wr_id, sent.opcode), (1, WcOpcode::SEND));
         assert_eq!((got.wr_id, got.opcode), (7, WcOpcode::RECV));

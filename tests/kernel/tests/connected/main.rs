@@ -59,13 +59,13 @@ kernel_tests! {
 }
 
 /// A plan with queues of this depth.
-fn deep(depth: u32) -> Plan {
+fn plan_with_depth(depth: u32) -> Plan {
     let plan = Plan::default();
     Plan { cap: QpCap { max_send_wr: depth, max_recv_wr: depth, ..plan.cap }, ..plan }
 }
 
 /// A request without SGEs.
-fn bare(wr_id: u64, operation: Operation) -> SendRequest<'static> {
+fn request_without_sges(wr_id: u64, operation: Operation) -> SendRequest<'static> {
     SendRequest { wr_id, operation, flags: SendFlags::SIGNALED, payload: Payload::Sges(&[]) }
 }
 
@@ -75,7 +75,7 @@ fn recv(wr_id: u64, sges: &[Sge]) -> RecvRequest<'_> {
 
 /// Posts one request and waits for its completion.
 #[track_caller]
-fn end_of(side: &mut Side, request: SendRequest<'_>) -> WcStatus {
+fn execute(side: &mut Side, request: SendRequest<'_>) -> WcStatus {
     side.send(&[request]).expect("the send queue takes it");
     let [(wr_id, status)] = side.ends(1)[..] else { panic!("one completion") };
     assert_eq!(wr_id, request.wr_id);
@@ -99,6 +99,6 @@ fn event(context: &Context, wanted: impl Fn(&AsyncEvent) -> bool) -> AsyncEvent 
 }
 
 /// Long enough for any asynchronous change.
-fn a_while() {
+fn settle() {
     sleep(Duration::from_millis(100));
 }

@@ -8,7 +8,7 @@ use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, Side, contents, domain,
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{Outcome, skip};
 
-use super::{a_while, bare, end_of};
+use super::{execute, request_without_sges, settle};
 
 const BINDABLE: Access = Access::LOCAL_WRITE.union(Access::MW_BIND);
 const REMOTE: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ);
@@ -17,7 +17,7 @@ const REMOTE: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ);
 fn bind(side: &mut Side, window: &mut Mw, memory: &Mr<Buffer>) {
     let bind = window.bind(memory, 16..32, REMOTE).unwrap();
     assert_eq!(bind.rkey, inc_rkey(window.rkey()));
-    side.send(&[bare(50, Operation::BindMw(bind))]).unwrap();
+    side.send(&[request_without_sges(50, Operation::BindMw(bind))]).unwrap();
     let wc = side.completions(1)[0];
     assert_eq!((wc.wr_id, wc.status, wc.opcode), (50, WcStatus::SUCCESS, WcOpcode::BIND_MW));
     window.bound(&bind);
@@ -25,7 +25,7 @@ fn bind(side: &mut Side, window: &mut Mw, memory: &Mr<Buffer>) {
 }
 
 fn write_of(side: &mut Side, remote: Remote, bytes: &[u8]) -> WcStatus {
-    end_of(side, request(60, Operation::Write(remote), Payload::Inline(&[bytes])))
+    execute(side, request(60, Operation::Write(remote), Payload::Inline(&[bytes])))
 }
 
 pub(crate) fn type_2_mw_grants_access_until_invalidated() {
@@ -38,7 +38,7 @@ pub(crate) fn type_2_mw_grants_access_until_invalidated() {
         let inside = window.remote(memory.addr() + 16);
         assert_eq!(write_of(&mut a, inside, b"through a window"), WcStatus::SUCCESS);
         assert_eq!(&contents(&memory)[16..32], b"through a window");
-        b.send(&[bare(70, Operation::LocalInv(window.rkey()))]).unwrap();
+        b.send(&[request_without_sges(70, Operation::LocalInv(window.rkey()))]).unwrap();
         let wc = b.completions(1)[0];
         assert_eq!((wc.status, wc.opcode), (WcStatus::SUCCESS, WcOpcode::LOCAL_INV));
         assert_eq!(write_of(&mut a, inside, b"when it's closed"), WcStatus::REM_ACCESS_ERR);
@@ -73,7 +73,10 @@ pub(crate) fn send_with_invalidate_invalidates_a_mw() {
         bind(&mut b, &mut window, &memory);
         b.recv_into(1, 1, &[]);
         let inside = window.remote(memory.addr() + 16);
-        assert_eq!(end_of(&mut a, bare(2, Operation::SendInv(inside.rkey))), WcStatus::SUCCESS);
+        assert_eq!(
+            execute(&mut a, request_without_sges(2, Operation::SendInv(inside.rkey))),
+            WcStatus::SUCCESS
+        );
         let mut completions = Vec::new();
         while completions.is_empty() {
             use bareverbs::Completion as _;
@@ -102,7 +105,7 @@ pub(crate) fn type_1_mw_is_rebound_and_unbound() {
         }
         one.into_inner().expect("the window is bound to the other region");
         let unbind = window.unbind();
-        assert_eq!(end_of(&mut b, bare(3, Operation::BindMw(unbind))), WcStatus::SUCCESS);
+        assert_eq!(execute(&mut b, request_without_sges(3, Operation::BindMw(unbind))), WcStatus::SUCCESS);
         window.bound(&unbind);
         let addr = other.addr();
         other.into_inner().expect("the window is bound to nothing");
@@ -128,7 +131,7 @@ pub(crate) fn mw_bind_without_mw_bind_access_fails() {
             bareverbs::MwBind { mw_rkey: good.rkey, ..good },
         ] {
             let (_a, mut b) = pair(&pd, Plan::default());
-            let status = end_of(&mut b, bare(1, Operation::BindMw(wrong)));
+            let status = execute(&mut b, request_without_sges(1, Operation::BindMw(wrong)));
             assert!(
                 matches!(status, WcStatus::MW_BIND_ERR | WcStatus::WR_FLUSH_ERR),
                 "{wrong:?} ended with {status:?}"
@@ -250,11 +253,11 @@ pub(crate) fn rereg_mr_changes_pd() -> Outcome {
         let sges = [memory.sge(..).unwrap()];
         b.recv_into(0, 1, &[]);
         let send = request(1, Operation::Send, Payload::Sges(&sges));
-        let status = end_of(&mut a, send);
+        let status = execute(&mut a, send);
         assert_ne!(status, WcStatus::SUCCESS, "it left that domain");
         let target = region(&other, &[0; 18], ALL_REMOTE);
         d.recv_into(0, 1, &[target.sge(..).unwrap()]);
-        assert_eq!(end_of(&mut c, send), WcStatus::SUCCESS);
+        assert_eq!(execute(&mut c, send), WcStatus::SUCCESS);
         d.completions(1);
         assert_eq!(contents(&target), b"who may send this?");
 
@@ -297,7 +300,7 @@ pub(crate) fn flush_reaches_peer_memory() -> Outcome {
         };
         if !pd.context().capabilities().flush {
             let (mut a, _b) = pair(&pd, Plan::default());
-            let refused = a.send(&[bare(1, flush(Remote { addr: 0, rkey: 0 }))]).unwrap_err();
+            let refused = a.send(&[request_without_sges(1, flush(Remote { addr: 0, rkey: 0 }))]).unwrap_err();
             assert_eq!(refused.reason, PostReason::Queue(PushError::Unsupported { operation: "a flush" }));
             return skip("this kernel has no flush, and the queue says so");
         }
@@ -306,14 +309,14 @@ pub(crate) fn flush_reaches_peer_memory() -> Outcome {
         let memory = region(&pd, &[0; 64], access);
         let remote = memory.remote(0).unwrap();
         assert_eq!(write_of(&mut a, remote, b"made visible"), WcStatus::SUCCESS);
-        a.send(&[bare(1, flush(remote))]).unwrap();
+        a.send(&[request_without_sges(1, flush(remote))]).unwrap();
         let wc = a.completions(1)[0];
         assert_eq!((wc.wr_id, wc.status, wc.opcode), (1, WcStatus::SUCCESS, WcOpcode::FLUSH));
         assert_eq!(&contents(&memory)[..12], b"made visible");
 
         let without = region(&pd, &[0; 64], ALL_REMOTE);
         assert_eq!(
-            end_of(&mut a, bare(2, flush(without.remote(0).unwrap()))),
+            execute(&mut a, request_without_sges(2, flush(without.remote(0).unwrap()))),
             WcStatus::REM_ACCESS_ERR,
             "a region must allow flushes"
         );
@@ -328,20 +331,25 @@ pub(crate) fn atomic_write_changes_eight_bytes() -> Outcome {
         let (mut a, _b) = pair(&pd, Plan::default());
         let memory = region(&pd, &[0; 32], ALL_REMOTE);
         if !pd.context().capabilities().atomic_write {
-            let refused = a.send(&[bare(1, write(memory.remote(8).unwrap(), [1; 8]))]).unwrap_err();
+            let refused =
+                a.send(&[request_without_sges(1, write(memory.remote(8).unwrap(), [1; 8]))]).unwrap_err();
             let reason = PostReason::Queue(PushError::Unsupported { operation: "an atomic write" });
             assert_eq!(refused.reason, reason);
             return skip("this kernel has no atomic write, and the queue says so");
         }
-        a.send(&[bare(1, write(memory.remote(8).unwrap(), *b"8 at one"))]).unwrap();
+        a.send(&[request_without_sges(1, write(memory.remote(8).unwrap(), *b"8 at one"))]).unwrap();
         let wc = a.completions(1)[0];
         assert_eq!((wc.wr_id, wc.status, wc.opcode), (1, WcStatus::SUCCESS, WcOpcode::ATOMIC_WRITE));
         assert_eq!(&contents(&memory)[..17], b"\0\0\0\0\0\0\0\08 at one\0");
 
-        let refused = a.send(&[bare(2, write(memory.remote(9).unwrap(), [1; 8]))]).unwrap_err();
+        let refused =
+            a.send(&[request_without_sges(2, write(memory.remote(9).unwrap(), [1; 8]))]).unwrap_err();
         assert!(matches!(refused.reason, PostReason::Queue(PushError::AtomicAddress { .. })));
         let foreign = Remote { rkey: memory.rkey() ^ 1, ..memory.remote(8).unwrap() };
-        assert_eq!(end_of(&mut a, bare(3, write(foreign, [1; 8]))), WcStatus::REM_ACCESS_ERR);
+        assert_eq!(
+            execute(&mut a, request_without_sges(3, write(foreign, [1; 8]))),
+            WcStatus::REM_ACCESS_ERR
+        );
         Ok(bareverbs_kernel_tests::Completion::Completed)
     })
 }
@@ -363,7 +371,7 @@ pub(crate) fn operations_without_payload_reject_a_payload() {
                 );
             }
         }
-        a_while();
+        settle();
         assert_eq!(a.cq.poll_one(), None, "nothing went out");
     });
 }

@@ -11,7 +11,7 @@ use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, Side, domain, pair, region, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 
-use super::{a_while, deep, event, recv};
+use super::{event, plan_with_depth, recv, settle};
 
 pub(crate) fn sqd_completes_started_sends_and_holds_the_rest() {
     nothing_leaks(|| {
@@ -36,7 +36,7 @@ pub(crate) fn sqd_completes_started_sends_and_holds_the_rest() {
 
         // Started requests are complete. The others wait, together with the ones posted now.
         a.send(&[send(3), send(4)]).unwrap();
-        a_while();
+        settle();
         let mut ended: Vec<_> = std::iter::from_fn(|| a.cq.poll_one()).map(|wc| wc.wr_id).collect();
         assert!(ended.len() <= 2, "requests after the drain were carried out: {ended:?}");
         a.qp.resume().unwrap();
@@ -148,7 +148,7 @@ pub(crate) fn reset_with_outstanding_sends_discards_them() {
         let pd = domain();
         // Sends wait for receives without limit. The peer grants no remote access, so a stray write
         // would put it into ERR.
-        let plan = Plan { rnr_retry: 7, access: Access::LOCAL_WRITE, ..deep(3) };
+        let plan = Plan { rnr_retry: 7, access: Access::LOCAL_WRITE, ..plan_with_depth(3) };
         let (mut a, mut b) = (side(&pd, plan), side(&pd, plan));
         let capacity = a.qp.split().0.capacity();
         for under_way in (0..=capacity).chain([capacity, 1]) {
@@ -157,7 +157,7 @@ pub(crate) fn reset_with_outstanding_sends_discards_them() {
             for i in 0..under_way {
                 a.send(&[request(i.into(), Operation::Send, Payload::Sges(&[]))]).unwrap();
             }
-            a_while();
+            settle();
             a.qp.reset().unwrap();
             b.qp.reset().unwrap();
             a.connect(b.qp.qp_num());
@@ -178,7 +178,7 @@ pub(crate) fn reset_with_outstanding_sends_discards_them() {
 pub(crate) fn reset_restarts_rings_from_any_position() {
     nothing_leaks(|| {
         let pd = domain();
-        let plan = deep(5);
+        let plan = plan_with_depth(5);
         let (mut a, mut b) = (side(&pd, plan), side(&pd, plan));
         let target = region(&pd, &[0; 8], ALL_REMOTE);
         let sges = [target.sge(..).unwrap()];
@@ -213,7 +213,7 @@ pub(crate) fn reset_restarts_rings_from_any_position() {
 pub(crate) fn unsignaled_sends_keep_the_free_slot_count() {
     nothing_leaks(|| {
         let pd = domain();
-        let (mut a, b) = pair(&pd, deep(20));
+        let (mut a, b) = pair(&pd, plan_with_depth(20));
         let target = region(&pd, &[0; 8], ALL_REMOTE);
         let remote = target.remote(0).unwrap();
         let capacity = a.qp.cap().max_send_wr as usize;
@@ -270,7 +270,7 @@ pub(crate) fn unsignaled_sends_keep_the_free_slot_count() {
 pub(crate) fn signal_all_completes_every_send() {
     nothing_leaks(|| {
         let pd = domain();
-        let plan = deep(40);
+        let plan = plan_with_depth(40);
         let (mut a, mut b) = (side(&pd, plan), side(&pd, plan));
         let cq = pd.context().create_cq(&CqInit::new(100)).unwrap();
         let init = QpInit { cap: plan.cap, signal_all: true, ..QpInit::new(&cq, &cq) };

@@ -25,7 +25,7 @@ impl Generator {
         let peer = model.peer(list.qp).expect("a queue pair that sends has a peer");
         let there = model.qp(peer);
         match there.plan.srq {
-            Some(srq) => list.shared = model.srqs[&srq].posted.len() - model.srqs[&srq].promised,
+            Some(srq) => list.shared = model.srqs[&srq].posted.len() - model.srqs[&srq].consumed,
             None => {
                 let room = there.receives.iter().map(|receive| receive.pieces.iter().map(Piece::len).sum());
                 list.receives = Some(room.collect());
@@ -82,14 +82,14 @@ impl Generator {
                     }
                 }
                 None => {
-                    let impatient =
-                        model.qp(list.qp).connection.is_some_and(|connection| connection.impatient);
-                    if impatient && !list.failed {
-                        if !list.may_fail || there.sealed == model.round {
+                    let rnr_retry_zero =
+                        model.qp(list.qp).connection.is_some_and(|connection| connection.rnr_retry_zero);
+                    if rnr_retry_zero && !list.failed {
+                        if !list.may_fail || there.no_posts_in_round == model.round {
                             return None;
                         }
                         list.failed = true;
-                    } else if !impatient {
+                    } else if !rnr_retry_zero {
                         list.blocked = true;
                     }
                 }

@@ -32,7 +32,7 @@ impl Generator {
             // From memory with an invalid key, or beyond a region. The kernel detects this before
             // it sends, and before earlier sends are acknowledged, so the request must be the
             // first.
-            0 if first && (reliable || model.quirks.unreliable_fall) => {
+            0 if first && (reliable || model.quirks.uc_goes_to_err) => {
                 let own = model.mrs.iter().filter(|(_, mr)| mr.pd == plan.pd && mr.bytes.len() < 1000);
                 let beyond = self
                     .pick(own)

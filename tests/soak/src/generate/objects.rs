@@ -137,7 +137,14 @@ impl Generator {
             0x00ff_ffff - if self.rng.bool() { self.rng.u32(..30) } else { self.rng.u32(..1 << 24) }
         });
         let mtu = [256, 512, 1024][self.rng.usize(..3)];
-        Some(Op::Connect(Connection { a: ids[0], b: ids[1], access, mtu, psn, impatient: self.one_in(6) }))
+        Some(Op::Connect(Connection {
+            a: ids[0],
+            b: ids[1],
+            access,
+            mtu,
+            psn,
+            rnr_retry_zero: self.one_in(6),
+        }))
     }
 
     pub(super) fn bring_up(&mut self, model: &Model) -> Option<Op> {
@@ -181,7 +188,7 @@ impl Generator {
             let qp = model.qp(*id);
             let lonely = qp.plan.kind != Kind::Ud
                 && !model.peer(*id).is_some_and(|peer| model.qp(peer).state == State::Up);
-            qp.spoiled || qp.state == State::Error || qp.state == State::Up && lonely
+            qp.recv_unusable || qp.state == State::Error || qp.state == State::Up && lonely
         };
         let first: Vec<_> = resting.iter().copied().filter(useless).collect();
         let qp = if first.is_empty() || self.one_in(5) { self.pick(resting) } else { self.pick(first) }?;
@@ -200,7 +207,7 @@ impl Generator {
 
     pub(super) fn abort(&mut self, model: &Model) -> Option<Op> {
         let fit = |qp: &Qp| {
-            let calm = qp.sealed < model.round && qp.rebound < model.round;
+            let calm = qp.no_posts_in_round < model.round && qp.mw_changed_in_round < model.round;
             calm && qp.plan.kind == Kind::Rc && qp.plan.srq.is_none() && qp.state == State::Up
         };
         let pairs = model.qps.iter().filter_map(|(a, qp)| {
@@ -209,7 +216,7 @@ impl Generator {
         });
         let (a, b) = self.pick(pairs)?;
         let end = match self.ending(model, &[a, b]) {
-            End::Reset if model.quirks.harmed_by_resets => End::Error,
+            End::Reset if model.quirks.reset_under_traffic_corrupts => End::Error,
             end => end,
         };
         Some(Op::Abort(a, b, end))

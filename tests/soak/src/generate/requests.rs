@@ -135,7 +135,10 @@ impl Generator {
     pub(super) fn post_recv(&mut self, model: &Model) -> Option<Op> {
         let round = model.round;
         let ready = model.qps.iter().filter(|(_, qp)| {
-            qp.state != State::Reset && qp.plan.srq.is_none() && !qp.spoiled && qp.sealed < round
+            qp.state != State::Reset
+                && qp.plan.srq.is_none()
+                && !qp.recv_unusable
+                && qp.no_posts_in_round < round
         });
         let id = self.pick(ready.map(|(id, _)| *id))?;
         let qp = model.qp(id);
@@ -185,9 +188,9 @@ impl Generator {
         let ready = |id: Id| {
             let qp = model.qp(id);
             if qp.plan.kind == Kind::Ud || qp.state == State::Error {
-                return qp.state != State::Reset && qp.sealed < model.round;
+                return qp.state != State::Reset && qp.no_posts_in_round < model.round;
             }
-            let fit = |qp: &crate::model::Qp| qp.state == State::Up && qp.sealed < model.round;
+            let fit = |qp: &crate::model::Qp| qp.state == State::Up && qp.no_posts_in_round < model.round;
             fit(qp) && model.peer(id).is_some_and(|peer| fit(model.qp(peer)))
         };
         let id = self.pick(model.qps.keys().copied().filter(|id| ready(*id)))?;
@@ -236,7 +239,7 @@ impl Generator {
         let up = there.state == State::Up;
         let mut rooms: VecDeque<usize> =
             there.receives.iter().map(|receive| receive.pieces.iter().map(Piece::len).sum()).collect();
-        let mut shared = there.plan.srq.map(|srq| model.srqs[&srq].posted.len() - model.srqs[&srq].promised);
+        let mut shared = there.plan.srq.map(|srq| model.srqs[&srq].posted.len() - model.srqs[&srq].consumed);
         for _ in 0..most {
             let right = !self.one_in(8);
             let len = self.len(DATAGRAM);

@@ -116,7 +116,7 @@ impl Qp {
 
     /// An executed unsignalled request, also of an earlier round, may not be acknowledged when its
     /// queue pair fails. It is flushed then, with all later requests.
-    fn flushes_unasked(&mut self, seen: &Seen) {
+    fn flushes_unsignalled(&mut self, seen: &Seen) {
         let unasked = std::mem::take(&mut self.unasked);
         if self.state != State::Error || seen.status != WcStatus::WR_FLUSH_ERR {
             return;
@@ -137,7 +137,7 @@ impl Qp {
     }
 
     /// For an aborted queue pair: as predicted up to some request, and then flushed or missing.
-    fn accept_crashed(&mut self, seen: &Seen, receive: bool) -> bool {
+    fn accept_aborted(&mut self, seen: &Seen, receive: bool) -> bool {
         let flushing = self.aborted == Aborted::Flushing;
         let begun = self.flushing[usize::from(receive)];
         let expected = self.expected_mut(receive);
@@ -172,11 +172,11 @@ impl Model {
             return Err(format!("a completion of a queue pair that is no more: {seen:?}"));
         };
         if !receive {
-            qp.flushes_unasked(seen);
+            qp.flushes_unsignalled(seen);
         }
         if qp.aborted != Aborted::No {
             let wanted = qp.expected(receive).front().cloned();
-            return if qp.accept_crashed(seen, receive) {
+            return if qp.accept_aborted(seen, receive) {
                 Ok(())
             } else {
                 Err(format!("a completion out of turn: {seen:?}; the first that is due: {wanted:?}"))
@@ -209,13 +209,13 @@ impl Model {
             return Err(format!("a receive that is not posted to the shared queue {id}: {seen:?}"));
         };
         // Each outstanding message uses at most one receive, so no later one can be used.
-        if place >= srq.promised {
+        if place >= srq.consumed {
             return Err(format!(
                 "receive {place} of the shared queue {id}, but only {} are due: {seen:?}",
-                srq.promised
+                srq.consumed
             ));
         }
-        srq.promised -= 1;
+        srq.consumed -= 1;
         let receive = srq.posted.remove(place).expect("it was found there");
         let qp = self.qp_mut(seen.qp);
         if seen.wr_id <= qp.last_shared {

@@ -84,7 +84,7 @@ impl Model {
     fn flush_sends(&mut self, id: Id) {
         let round = self.round;
         let qp = self.qp_mut(id);
-        qp.sealed = round;
+        qp.no_posts_in_round = round;
         for request in std::mem::take(&mut qp.waiting) {
             qp.sends_expected.push_back(Expect::flushed(request.wr_id));
         }
@@ -138,7 +138,7 @@ impl Model {
                 }
                 Step::Fails { status, before_sending } => {
                     qp.waiting.pop_front();
-                    let hidden = before_sending && quirks.flushes_the_failed;
+                    let hidden = before_sending && quirks.failed_wr_reports_flush;
                     qp.sends_expected.push_back(if hidden {
                         Expect { failure: Some((request.wr_id, status)), ..Expect::flushed(request.wr_id) }
                     } else {
@@ -165,7 +165,7 @@ impl Model {
         match request.action {
             Action::Bind(mw, mr, access) => return self.bind(id, mw, mr, access),
             Action::LocalInv(mw) => {
-                let Some(mw) = mw else { return local(self.quirks.no_window) };
+                let Some(mw) = mw else { return local(self.quirks.local_inv_unbound_status) };
                 self.unbind(id, mw);
                 return Step::Done;
             }
@@ -215,7 +215,7 @@ impl Model {
                         peer,
                         &message(bytes.clone(), WcOpcode::RECV_RDMA_WITH_IMM, imm, None),
                     ) {
-                        Step::Done if kind == Kind::Rc || !self.qp(peer).spoiled => {}
+                        Step::Done if kind == Kind::Rc || !self.qp(peer).recv_unusable => {}
                         other => return other,
                     }
                 }
@@ -310,17 +310,17 @@ impl Model {
     fn match_receive(&mut self, id: Id, peer: Id, message: &Message) -> Step {
         let reliable = self.qp(id).plan.kind == Kind::Rc;
         let some = match self.qp(peer).plan.srq {
-            Some(srq) => self.srqs[&srq].posted.len() > self.srqs[&srq].promised,
+            Some(srq) => self.srqs[&srq].posted.len() > self.srqs[&srq].consumed,
             None => !self.qp(peer).receives.is_empty(),
         };
         if !some && reliable {
-            let impatient = self.qp(id).connection.is_some_and(|connection| connection.impatient);
+            let rnr_retry_zero = self.qp(id).connection.is_some_and(|connection| connection.rnr_retry_zero);
             let status = WcStatus::RNR_RETRY_EXC_ERR;
-            if impatient {
+            if rnr_retry_zero {
                 let round = self.round;
-                self.qp_mut(peer).sealed = round;
+                self.qp_mut(peer).no_posts_in_round = round;
             }
-            return if impatient { Step::Fails { status, before_sending: false } } else { Step::Waits };
+            return if rnr_retry_zero { Step::Fails { status, before_sending: false } } else { Step::Waits };
         }
         if self.deliver(peer, message) { Step::Done } else { Step::FailsThere(self.quirks.too_short.0) }
     }
@@ -335,12 +335,12 @@ impl Model {
         if let Some(srq) = qp.plan.srq {
             let bytes = (!is_write).then(|| message.bytes.clone());
             qp.receives_expected.push_back(Expect { shared: Some(srq), bytes, header, ..expect });
-            self.srqs.get_mut(&srq).expect("the shared queue outlives its queue pairs").promised += 1;
+            self.srqs.get_mut(&srq).expect("the shared queue outlives its queue pairs").consumed += 1;
             self.invalidate(to, message);
             return true;
         }
         let Some(receive) = qp.receives.pop_front() else {
-            qp.spoiled = true;
+            qp.recv_unusable = true;
             return true;
         };
         let wr_id = Some(receive.wr_id);
@@ -375,7 +375,7 @@ impl Model {
 
     fn bind(&mut self, id: Id, mw: Id, mr: Id, access: Access) -> Step {
         let round = self.round;
-        self.qp_mut(id).rebound = round;
+        self.qp_mut(id).mw_changed_in_round = round;
         let (qp_pd, region) = (self.qp(id).plan.pd, &self.mrs[&mr]);
         let window = &self.mws[&mw];
         let writes = access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
@@ -395,7 +395,7 @@ impl Model {
 
     fn unbind(&mut self, at: Id, mw: Id) {
         let round = self.round;
-        self.qp_mut(at).rebound = round;
+        self.qp_mut(at).mw_changed_in_round = round;
         let window = self.mws.get_mut(&mw).expect("the window exists");
         window.left = window.bound.take().map(|(region, ..)| region);
         window.touched = round;

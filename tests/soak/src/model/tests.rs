@@ -26,7 +26,7 @@ fn pair(quirks: Quirks) -> Model {
         inline: 16,
         signal_all: false,
     };
-    let connection = Connection { a: 10, b: 11, access: ALL, mtu: 1024, psn: [0; 2], impatient: false };
+    let connection = Connection { a: 10, b: 11, access: ALL, mtu: 1024, psn: [0; 2], rnr_retry_zero: false };
     for op in [
         Op::AllocPd(1),
         Op::MakeCq(2, 100),
@@ -82,12 +82,12 @@ fn pending_message_may_arrive_after_sender_is_destroyed() {
     for end in [End::Error, End::Reset, End::Destroy] {
         let mut model = pair(Quirks::NONE);
         model.apply(&Op::End(10, end));
-        assert!(!model.qp(11).spoiled, "nothing waited");
+        assert!(!model.qp(11).recv_unusable, "nothing waited");
         let mut model = pair(Quirks::NONE);
         model.apply(&Op::PostSend(10, vec![message(1, b"one")]));
         model.settle().unwrap();
         model.apply(&Op::End(10, end));
-        assert!(model.qp(11).spoiled);
+        assert!(model.qp(11).recv_unusable);
     }
 }
 
@@ -109,17 +109,17 @@ fn remote_error_moves_both_qps_to_error_and_flushes() {
 
 #[test]
 fn local_error_may_be_flushed_but_qp_reports_it() {
-    for flushes_the_failed in [false, true] {
-        let mut model = pair(Quirks { flushes_the_failed, ..Quirks::NONE });
+    for failed_wr_reports_flush in [false, true] {
+        let mut model = pair(Quirks { failed_wr_reports_flush, ..Quirks::NONE });
         let invalid_key = Payload::Pieces(vec![Piece { mr: None, range: 0..4 }]);
         model.apply(&Op::PostSend(10, vec![send(1, Action::Send(None), invalid_key)]));
         let due = model.next_due(10, false).unwrap();
-        let (status, failure) = match flushes_the_failed {
+        let (status, failure) = match failed_wr_reports_flush {
             true => (FLUSHED, Some((1, WcStatus::LOC_PROT_ERR))),
             false => (WcStatus::LOC_PROT_ERR, None),
         };
         assert_eq!((due.status, due.failure), (status, failure));
-        if flushes_the_failed {
+        if failed_wr_reports_flush {
             assert!(model.observe(&Seen { failure: None, ..due }).is_err(), "it has to know");
         }
         assert_eq!(model.qp(11).state, State::Up);
@@ -236,9 +236,9 @@ fn qp_that_binds_window_is_not_aborted_in_same_round() {
     let rights = Access::LOCAL_WRITE | Access::MW_BIND;
     model.apply(&Op::Register(31, 1, 100, rights));
     for action in [Action::Bind(30, 31, Access::REMOTE_READ), Action::LocalInv(Some(30))] {
-        assert!(model.qp(10).rebound < model.round, "{action:?}");
+        assert!(model.qp(10).mw_changed_in_round < model.round, "{action:?}");
         model.apply(&Op::PostSend(10, vec![send(1, action, Payload::Pieces(vec![]))]));
-        assert_eq!(model.qp(10).rebound, model.round, "{action:?}");
+        assert_eq!(model.qp(10).mw_changed_in_round, model.round, "{action:?}");
         see(&mut model, 10, false);
         model.settle().unwrap();
     }
@@ -422,8 +422,8 @@ fn busy_qps_are_not_aborted_on_affected_kernels() {
         (destroyed > 0, reset > 0)
     };
     assert_eq!(aborted(Quirks::NONE), (true, true));
-    assert_eq!(aborted(Quirks { outlived_by_answers: true, ..Quirks::NONE }), (false, true));
-    assert_eq!(aborted(Quirks { harmed_by_resets: true, ..Quirks::NONE }), (true, false));
+    assert_eq!(aborted(Quirks { destroy_waits_for_responses: true, ..Quirks::NONE }), (false, true));
+    assert_eq!(aborted(Quirks { reset_under_traffic_corrupts: true, ..Quirks::NONE }), (true, false));
 }
 
 /// Both ends of a message complete in the same CQ here. An overrun would put its queue pairs into
@@ -483,7 +483,7 @@ fn generators_cover_every_verb_and_failure() {
             sorts.extend(requests.iter().map(|request| name(&request.action)));
         }
     };
-    generate(Quirks { no_window: WcStatus::LOC_QP_OP_ERR, ..Quirks::NONE }, verb, |status| {
+    generate(Quirks { local_inv_unbound_status: WcStatus::LOC_QP_OP_ERR, ..Quirks::NONE }, verb, |status| {
         ends.insert(format!("{status:?}"));
     });
     sorts.extend(ends);

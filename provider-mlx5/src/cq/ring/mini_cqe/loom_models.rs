@@ -86,7 +86,7 @@ fn model(run: impl Fn(Ring, Arc<Model>) + Send + Sync + 'static) {
 }
 
 fn first_unwritten(ring: &Ring, model: &Model) -> u32 {
-    ring.first_unwritten_by(|index| Look::at(model, index), || model.consumed.load(Ordering::Relaxed))
+    ring.first_unwritten_by(|index| CqeHeader::at(model, index), || model.consumed.load(Ordering::Relaxed))
 }
 
 #[test]

@@ -70,7 +70,7 @@ fn count_ends_although_titles_keep_changing() {
         looks.set(looks.get() + 1);
         assert!(looks.get() <= ring.entries(), "each CQE is read once at most");
         let op_own = CqeOpcode::RESP_SEND.0 << 4 | COMPRESSED | ring.owner(index);
-        Look { op_own, count: 3, has_changed: true }
+        CqeHeader { op_own, count: 3, has_changed: true }
     };
     assert_eq!(ring.first_unwritten_by(look, || 0), ring.entries());
 }
@@ -84,7 +84,7 @@ fn title_expanded_during_the_count_counts_as_one_cqe() {
         // The first read gets the title and the byte count of the CQE that replaces it.
         let format = if looks.get() == 1 { COMPRESSED } else { 0 };
         let opcode = if index < 2 { CqeOpcode::RESP_SEND } else { CqeOpcode::INVALID };
-        Look { op_own: opcode.0 << 4 | format, count: 7, has_changed: looks.get() == 1 }
+        CqeHeader { op_own: opcode.0 << 4 | format, count: 7, has_changed: looks.get() == 1 }
     };
     assert_eq!(ring.first_unwritten_by(look, || 0), 2);
 }
@@ -95,7 +95,7 @@ fn count_ends_although_the_consumer_index_keeps_changing() {
     let reads = Cell::new(0u32);
     let consumed = || {
         reads.set(reads.get() + 1);
-        assert!(reads.get() <= PASSED, "no more than a poller could pass");
+        assert!(reads.get() <= MAX_COUNTED, "no more than a poller could pass");
         (reads.get() * 0x1000) & COUNT
     };
     ring.first_unwritten(consumed);
