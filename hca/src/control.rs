@@ -82,17 +82,17 @@ fn answer(line: &str, devices: &[Server]) -> Result<String, String> {
     let device = number
         .checked_sub(1)
         .and_then(|index| devices.get(index))
-        .ok_or_else(|| format!("no device {number}: there are 1 to {}", devices.len()))?;
+        .ok_or_else(|| format!("no device {number}: use 1 to {}", devices.len()))?;
     match command {
         Command::Objects => Ok(device.objects()),
         Command::Change(change) if device.change(change) => Ok(String::new()),
-        Command::Change(change) => Err(format!("{change:?} is nothing for this kind of port")),
+        Command::Change(change) => Err(format!("{change:?} is not supported by this port type")),
     }
 }
 
 fn parse(line: &str) -> Result<(usize, Command), String> {
     let words: Vec<&str> = line.split_whitespace().collect();
-    let device = |word: &str| word.parse().map_err(|_| format!("`{word}` is no device's number"));
+    let device = |word: &str| word.parse().map_err(|_| format!("`{word}` is not a device number"));
     let command = match words[..] {
         [_, "link", "up"] => Command::Change(PortChange::Link(true)),
         [_, "link", "down"] => Command::Change(PortChange::Link(false)),
@@ -100,13 +100,13 @@ fn parse(line: &str) -> Result<(usize, Command), String> {
             number(lid)
                 .and_then(|lid| u16::try_from(lid).ok())
                 .filter(|lid| (1..0xc000).contains(lid))
-                .ok_or_else(|| format!("`{lid}` is no LID: give 1 to 0xbfff"))?,
+                .ok_or_else(|| format!("invalid LID `{lid}`: use 1 to 0xbfff"))?,
         )),
         [_, "prefix", prefix] => Command::Change(PortChange::Prefix(
-            number(prefix).ok_or_else(|| format!("`{prefix}` is no prefix: give a 64-bit number"))?,
+            number(prefix).ok_or_else(|| format!("invalid prefix `{prefix}`: use a 64-bit number"))?,
         )),
         [_, "objects"] => Command::Objects,
-        _ => return Err(format!("`{}`: not one of link, lid, prefix, objects", line.trim())),
+        _ => return Err(format!("unknown command `{}`: use link, lid, prefix or objects", line.trim())),
     };
     Ok((device(words[0])?, command))
 }

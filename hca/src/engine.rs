@@ -91,11 +91,11 @@ pub enum EngineError {
 impl fmt::Display for EngineError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Missing => "no such object, or it uses one that isn't there",
-            Self::Busy => "other objects depend on it",
-            Self::Full => "all numbers are taken",
-            Self::Invalid => "its parts don't fit together",
-            Self::Outstanding => "the unread entries don't fit the smaller queue",
+            Self::Missing => "no such object, or an object that it uses does not exist",
+            Self::Busy => "other objects use it",
+            Self::Full => "all object numbers are in use",
+            Self::Invalid => "its attributes are inconsistent",
+            Self::Outstanding => "the unread entries exceed the smaller queue",
         })
     }
 }

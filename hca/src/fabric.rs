@@ -231,7 +231,7 @@ impl Fabric {
                 frames.iter().try_for_each(|frame| recorder.frame(frame))
             });
             if let Err(error) = recorded {
-                eprintln!("bareverbs-hca: the recording ends: {error}");
+                eprintln!("bareverbs-hca: the recording failed: {error}");
                 *recorder = None;
             }
         }

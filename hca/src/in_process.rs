@@ -97,7 +97,7 @@ impl Memory {
     /// If the range exceeds the memory.
     pub fn read(&self, at: usize, length: usize) -> Vec<u8> {
         let mut bytes = vec![0; length];
-        assert!(self.pages.read(at, &mut bytes), "{length} bytes at {at:#x} leave the memory");
+        assert!(self.pages.read(at, &mut bytes), "{length} bytes at {at:#x} exceed the memory");
         bytes
     }
 
@@ -106,7 +106,7 @@ impl Memory {
     /// # Panics
     /// If the range exceeds the memory.
     pub fn write(&self, at: usize, bytes: &[u8]) {
-        assert!(self.pages.write(at, bytes), "{} bytes at {at:#x} leave the memory", bytes.len());
+        assert!(self.pages.write(at, bytes), "{} bytes at {at:#x} exceed the memory", bytes.len());
     }
 
     /// A range of the memory as a queue buffer.
@@ -114,7 +114,10 @@ impl Memory {
     /// # Panics
     /// If the range exceeds the memory.
     pub fn ring(&self, at: usize, length: usize) -> Ring {
-        assert!(at.checked_add(length).is_some_and(|end| end <= self.length()), "the ring leaves the memory");
+        assert!(
+            at.checked_add(length).is_some_and(|end| end <= self.length()),
+            "the ring exceeds the memory"
+        );
         ring(self.address() + at as u64, length)
     }
 }

@@ -126,7 +126,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         }
     }
     let control =
-        arguments.control.as_deref().map(Control::bind).transpose().context("making the control socket")?;
+        arguments.control.as_deref().map(Control::bind).transpose().context("creating the control socket")?;
     println!("ready");
     std::thread::scope(|scope| {
         if let Some(control) = &control {

@@ -230,7 +230,7 @@ fn run(mut command: Command, what: &str, bytes: Option<u64>) -> Result<()> {
     let stderr = stderr.join().unwrap_or_default();
     if !status.success() {
         bar.abandon();
-        bail!("fetching the {what} failed ({status}); apt says:\n{}", stderr.trim_end());
+        bail!("fetching the {what} failed ({status}):\n{}", stderr.trim_end());
     }
     bar.finish_and_clear();
     Ok(())

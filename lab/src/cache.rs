@@ -21,15 +21,14 @@ pub struct Cache {
 impl Cache {
     /// The user's cache: `$XDG_CACHE_HOME/bareverbs`, or `~/.cache/bareverbs`.
     pub fn open() -> Result<Self> {
-        let root = user_cache(std::env::var_os("XDG_CACHE_HOME"), std::env::home_dir()).context(
-            "neither XDG_CACHE_HOME nor a home folder is known, so there is nowhere to keep what is fetched",
-        )?;
+        let root = user_cache(std::env::var_os("XDG_CACHE_HOME"), std::env::home_dir())
+            .context("no cache folder: set XDG_CACHE_HOME or HOME")?;
         Self::at(root)
     }
 
     /// A cache in a folder of the caller's choice.
     pub fn at(root: PathBuf) -> Result<Self> {
-        fs::create_dir_all(&root).with_context(|| format!("making the cache folder {}", root.display()))?;
+        fs::create_dir_all(&root).with_context(|| format!("creating the cache folder {}", root.display()))?;
         Ok(Self { root })
     }
 
@@ -66,7 +65,7 @@ impl Cache {
         let folder = self.root.join(name);
         let fresh = self.root.join(format!("{name}.new"));
         remove(&fresh)?;
-        fs::create_dir_all(&fresh).with_context(|| format!("making {}", fresh.display()))?;
+        fs::create_dir_all(&fresh).with_context(|| format!("creating {}", fresh.display()))?;
         let manifest = fill(&fresh)?;
         fs::write(fresh.join(MANIFEST), serde_json::to_vec_pretty(&manifest)?)?;
         remove(&folder)?;
@@ -77,7 +76,7 @@ impl Cache {
     /// Keeps other processes from filling `name` until the lock is dropped.
     pub(crate) fn lock(&self, name: &str) -> Result<Flock<File>> {
         let path = self.root.join(format!("{}.lock", name.replace('/', "-")));
-        let file = File::create(&path).with_context(|| format!("making {}", path.display()))?;
+        let file = File::create(&path).with_context(|| format!("creating {}", path.display()))?;
         Flock::lock(file, FlockArg::LockExclusiveNonblock)
             .or_else(|(file, error)| match error {
                 Errno::EWOULDBLOCK => {

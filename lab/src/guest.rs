@@ -85,7 +85,9 @@ impl Failure {
         match self {
             Self::TimedOut(report) => format!("host {}: the time limit passed", report.host),
             Self::Kernel(line, report) => format!("host {}: the kernel failed: {}", report.host, line.trim()),
-            Self::Exited(how, report) => format!("host {}: the guest ended on its own ({how})", report.host),
+            Self::Exited(how, report) => {
+                format!("host {}: the guest exited unexpectedly ({how})", report.host)
+            }
             Self::SetUp(why, report) => format!("host {}: the guest could not be set up: {why}", report.host),
         }
     }
@@ -163,7 +165,7 @@ impl Guests {
     /// Boots the guests and waits until all of them are ready.
     pub fn boot(setup: &Setup<'_>) -> Result<Self> {
         if setup.hosts == 0 || setup.hosts > 200 {
-            bail!("{} hosts were asked for; 1 to 200 are possible", setup.hosts);
+            bail!("{} hosts requested; the range is 1 to 200", setup.hosts);
         }
         let accelerator = match setup.accelerator {
             Accelerator::Auto if setup.instruction_clock => Accelerator::Tcg,
@@ -172,7 +174,7 @@ impl Guests {
         match Self::boot_with(setup, accelerator) {
             Err(error) if setup.accelerator == Accelerator::Auto && accelerator == Accelerator::Kvm => {
                 let why = error.downcast_ref().map_or_else(|| format!("{error:#}"), Failure::headline);
-                eprintln!("lab: the guests don't come up with KVM, so from now on without ({why})");
+                eprintln!("lab: the guests do not boot with KVM; using TCG from now on ({why})");
                 qemu::record_kvm_failure(setup.cache);
                 Self::boot_with(setup, Accelerator::Tcg)
             }
@@ -184,7 +186,7 @@ impl Guests {
         let recording = match &setup.recording {
             Some(path) => {
                 let recorder =
-                    Recorder::create(path).with_context(|| format!("making {}", path.display()))?;
+                    Recorder::create(path).with_context(|| format!("creating {}", path.display()))?;
                 Some(Arc::new(Mutex::new(recorder)))
             }
             None => None,
@@ -206,7 +208,7 @@ impl Guests {
 
     fn start_host(&self, setup: &Setup<'_>, source: Source) -> Result<Host> {
         let wire = self.wires[source.host].as_ref().map(OwnedFd::try_clone).transpose()?;
-        let sender = self.sender.as_ref().context("the guests are being switched off")?;
+        let sender = self.sender.as_ref().context("the guests are being powered off")?;
         Host::start(setup, self.accelerator, source, wire, sender)
     }
 
@@ -461,7 +463,7 @@ impl Host {
             capture: setup.recording.is_some() && link == Link::Veth,
         };
         let archive = initramfs::build(setup.programs, &modules, &job)?;
-        let (port, guest_port) = UnixStream::pair().context("making a socket pair for the guest's port")?;
+        let (port, guest_port) = UnixStream::pair().context("creating a socket pair for the guest's port")?;
         let mut qemu = Machine {
             kernel: &setup.kernel.image,
             initramfs: &archive,

@@ -50,7 +50,7 @@ impl Hca {
     ) -> Result<Self> {
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
         let folder = std::env::temp_dir().join(format!("bareverbs-hca-{}-{number}", std::process::id()));
-        fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
+        fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
         let sockets: Vec<_> = (1..=hosts).map(|host| folder.join(format!("host{host}"))).collect();
         let kind = match port {
             HcaPort::Ib => "ib",
@@ -79,13 +79,13 @@ impl Hca {
     /// returns the reply. `hca/src/control.rs` has the commands.
     pub fn control(&self, command: &str) -> Result<String> {
         let mut control =
-            UnixStream::connect(self.folder.join(CONTROL_SOCKET)).context("speaking to the HCAs")?;
+            UnixStream::connect(self.folder.join(CONTROL_SOCKET)).context("connecting to the HCAs")?;
         control.write_all(format!("{command}\n").as_bytes())?;
         let mut answer = String::new();
         BufReader::new(control).read_line(&mut answer)?;
         match answer.trim().strip_prefix("ok") {
             Some(said) => Ok(said.trim().to_owned()),
-            None => bail!("the HCAs answered `{command}` with `{}`", answer.trim()),
+            None => bail!("the HCAs responded to `{command}` with `{}`", answer.trim()),
         }
     }
 

@@ -71,7 +71,7 @@ fn kernel_headers(apt: &Apt, series: Series) -> Result<Package> {
     })?;
     let known = apt.show(&common)?;
     let package = known.into_iter().find(|package| package.version == meta.version);
-    package.with_context(|| format!("{common} of version {} isn't there", meta.version))
+    package.with_context(|| format!("{common} of version {} is not available", meta.version))
 }
 
 fn common_headers(meta: &Package) -> Option<String> {

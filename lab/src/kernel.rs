@@ -77,7 +77,7 @@ impl FromStr for Series {
         let mut known = Self::RELEASED.into_iter().chain([Self::Rc]);
         match known.find(|series| series.to_string() == text) {
             Some(series) => Ok(series),
-            None => bail!("no kernel series `{text}`: there are {}", Self::names()),
+            None => bail!("unknown kernel series `{text}`: use {}", Self::names()),
         }
     }
 }
@@ -150,7 +150,7 @@ fn locate(root: &Path) -> Result<(PathBuf, PathBuf)> {
         .collect();
     let [tree] = trees.as_slice() else {
         bail!(
-            "{} holds {} module trees (lib/modules/RELEASE with a folder `kernel`); there must be one",
+            "{} has {} module trees (lib/modules/RELEASE with a folder `kernel`) instead of one",
             root.display(),
             trees.len()
         );
@@ -166,7 +166,7 @@ fn locate(root: &Path) -> Result<(PathBuf, PathBuf)> {
     ];
     let image = candidates.into_iter().find(|path| path.is_file());
     let image = image
-        .with_context(|| format!("{} holds no vmlinuz, bzImage or boot/vmlinuz-{release}", root.display()))?;
+        .with_context(|| format!("{} has no vmlinuz, bzImage or boot/vmlinuz-{release}", root.display()))?;
     Ok((image, tree.clone()))
 }
 
@@ -178,9 +178,9 @@ fn packages(apt: &Apt, series: Series) -> Result<Vec<Package>> {
         let there = known.iter().map(|package| package.version.as_str()).collect::<Vec<_>>().join(", ");
         match series {
             Series::Rc => {
-                bail!("Debian experimental has no release candidate at the moment (it has {there})")
+                bail!("Debian experimental has no release candidate (available: {there})")
             }
-            _ => bail!("Debian {} has no kernel {series} any more (it has {there})", apt.channel().name()),
+            _ => bail!("Debian {} no longer has kernel {series} (available: {there})", apt.channel().name()),
         }
     };
     let mut found: BTreeMap<String, Package> = BTreeMap::new();
@@ -191,7 +191,8 @@ fn packages(apt: &Apt, series: Series) -> Result<Vec<Package>> {
         }
         let known = apt.show(&name)?;
         let package = known.into_iter().find(|package| package.version == meta.version);
-        let package = package.with_context(|| format!("{name} of version {} isn't there", meta.version))?;
+        let package =
+            package.with_context(|| format!("{name} of version {} is not available", meta.version))?;
         open.extend(kernel_dependencies(&package));
         found.insert(name, package);
     }

@@ -34,7 +34,7 @@ impl FromStr for Accelerator {
             "auto" => Self::Auto,
             "kvm" => Self::Kvm,
             "tcg" => Self::Tcg,
-            _ => bail!("no accelerator `{text}`: there are auto, kvm and tcg"),
+            _ => bail!("unknown accelerator `{text}`: use auto, kvm or tcg"),
         })
     }
 }
@@ -219,7 +219,7 @@ fn kernel_command_line() -> String {
 fn memory_file(content: &[u8]) -> Result<File> {
     use std::io::Write;
     let fd = memfd_create(c"initramfs", MFdFlags::MFD_CLOEXEC)
-        .context("making a memory file for the initramfs")?;
+        .context("creating a memory file for the initramfs")?;
     let mut file = File::from(fd);
     file.write_all(content)?;
     Ok(file)

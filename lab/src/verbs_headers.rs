@@ -20,7 +20,8 @@ struct Manifest {
 pub fn fetch_verbs_headers(cache: &Cache, refresh: bool) -> Result<PathBuf> {
     let (folder, _) = cache.ensure("headers-verbs", refresh, |folder| {
         let apt = Apt::open(cache, Channel::SID)?;
-        let newest = apt.show("libibverbs-dev")?.into_iter().next().context("there is no libibverbs-dev")?;
+        let newest =
+            apt.show("libibverbs-dev")?.into_iter().next().context("libibverbs-dev is not available")?;
         let manifest = Manifest { version: newest.version.clone() };
         let debs = folder.join("debs");
         fs::create_dir_all(&debs)?;

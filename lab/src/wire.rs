@@ -22,7 +22,7 @@ pub(crate) fn join(hosts: usize, recording: &Recording) -> Result<Vec<OwnedFd>> 
     let mut ours = Vec::new();
     let mut theirs = Vec::new();
     for _ in 0..hosts {
-        let (our, their) = UnixDatagram::pair().context("making a socket pair for the wire")?;
+        let (our, their) = UnixDatagram::pair().context("creating a socket pair for the wire")?;
         ours.push(Arc::new(our));
         theirs.push(their.into());
     }

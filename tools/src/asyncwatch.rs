@@ -32,7 +32,7 @@ struct Line<'a> {
 /// `bareverbs asyncwatch`: prints a line for each event at once, until a signal arrives or the
 /// device is removed.
 pub(crate) fn watch(options: &Asyncwatch) -> Result<()> {
-    let stop = Stop::on_signals().context("couldn't prepare for signals")?;
+    let stop = Stop::on_signals().context("cannot set up signal handling")?;
     let device = devices::find_or_first(options.ib_dev.as_deref())?;
     let name = device.name();
     let events = device.open()?.async_events();

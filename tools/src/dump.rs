@@ -26,7 +26,7 @@ pub(crate) fn describe(bytes: Vec<u8>, entries: EntryKind) -> Result<String> {
         Some(bytes) => bytes?,
         None => bytes,
     };
-    ensure!(!bytes.is_empty(), "there are no bytes to show");
+    ensure!(!bytes.is_empty(), "the input is empty");
     match entries {
         EntryKind::Cqe => completions(&bytes),
         EntryKind::Wqe => Ok(requests(&bytes)),
@@ -37,7 +37,7 @@ fn read(file: Option<&Path>) -> Result<Vec<u8>> {
     let (mut source, name): (Box<dyn Read>, _) = match file {
         Some(path) if path != Path::new("-") => {
             let name = path.display().to_string();
-            (Box::new(File::open(path).with_context(|| format!("couldn't open {name}"))?), name)
+            (Box::new(File::open(path).with_context(|| format!("cannot open {name}"))?), name)
         }
         _ => (Box::new(stdin()), "standard input".to_owned()),
     };
@@ -46,9 +46,9 @@ fn read(file: Option<&Path>) -> Result<Vec<u8>> {
         .by_ref()
         .take(MAX_BYTES + 1)
         .read_to_end(&mut bytes)
-        .with_context(|| format!("couldn't read {name}"))?;
+        .with_context(|| format!("cannot read {name}"))?;
     if bytes.len() as u64 > MAX_BYTES {
-        bail!("{name} is longer than any queue");
+        bail!("{name} exceeds the maximum size of a queue");
     }
     Ok(bytes)
 }
@@ -68,7 +68,7 @@ fn from_text(bytes: &[u8]) -> Option<Result<Vec<u8>>> {
         found.extend(words.into_iter().flatten().flatten());
     }
     Some(match found.is_empty() && !text.is_empty() {
-        true => Err(anyhow::anyhow!("that is text without a line of bytes in hexadecimal digits")),
+        true => Err(anyhow::anyhow!("the text has no line of hexadecimal bytes")),
         false => Ok(found),
     })
 }
@@ -82,7 +82,11 @@ fn from_word(word: &str) -> Option<Vec<u8>> {
 
 fn completions(bytes: &[u8]) -> Result<String> {
     let (entries, rest) = bytes.as_chunks::<CQE>();
-    ensure!(rest.is_empty(), "completions have {CQE} bytes each, and {} bytes are left over", rest.len());
+    ensure!(
+        rest.is_empty(),
+        "the size is not a multiple of the {CQE} bytes of a CQE: {} bytes are left over",
+        rest.len()
+    );
     let mut text = String::new();
     for (number, entry) in entries.iter().enumerate() {
         #[repr(align(64))]

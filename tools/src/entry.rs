@@ -18,7 +18,7 @@ extern "C" fn main(argc: c_int, argv: *const *const c_char) -> c_int {
     }
     keep_standard_streams_open();
     // SAFETY: ignoring a signal runs no code.
-    unsafe { signal(Signal::SIGPIPE, SigHandler::SigIgn) }.expect("every process may ignore SIGPIPE");
+    unsafe { signal(Signal::SIGPIPE, SigHandler::SigIgn) }.expect("SIGPIPE can be ignored");
     let arguments = (0..usize::try_from(argc).unwrap_or(0)).map(|index| {
         // SAFETY: the C library passes `argc` pointers to strings that are valid for the whole run
         // of the process.
@@ -42,6 +42,6 @@ fn keep_standard_streams_open() {
         // SAFETY: the path is a C string. The file gets the lowest free number, which is this one,
         // and stays open.
         let opened = unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDWR) };
-        assert_eq!(opened, stream.fd, "the standard streams are open or /dev/null is");
+        assert_eq!(opened, stream.fd, "the standard streams or /dev/null are open");
     }
 }

@@ -62,7 +62,7 @@ fn run_transport<Q: Queues>(config: Config<'_>) -> Result<()> {
         anyhow::bail!("{conflict}");
     }
     let common = config.common;
-    let stop = Stop::on_signals().context("couldn't prepare for signals")?;
+    let stop = Stop::on_signals().context("cannot set up signal handling")?;
     let device = devices::find_or_first(common.ib_dev.as_deref())?;
     let context = device.open()?;
     let attr = context.query_device()?;
@@ -158,7 +158,10 @@ fn select_gid(
             Ok(Some((entry.index, entry.gid)))
         }
         _ => {
-            anyhow::ensure!(port.lid != 0, "port {number} has no LID yet: is a subnet manager running?");
+            anyhow::ensure!(
+                port.lid != 0,
+                "port {number} has no LID: check that a subnet manager is running"
+            );
             Ok(None)
         }
     }

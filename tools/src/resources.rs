@@ -62,7 +62,7 @@ pub(crate) fn show(options: &Resources) -> Result<()> {
         };
         return Ok(output::write(&text)?);
     };
-    let stop = Stop::on_signals().context("couldn't prepare for signals")?;
+    let stop = Stop::on_signals().context("cannot set up signal handling")?;
     let redraws = !options.json && rustix::termios::isatty(std::io::stdout());
     let mut before: Option<Vec<Snapshot>> = None;
     let mut due = Instant::now();

@@ -150,7 +150,7 @@ extern "C" fn on_signal(signal: i32) {
 #[cfg(test)]
 impl Stop {
     pub(crate) fn trigger(&self) {
-        rustix::io::write(&self.event, &1u64.to_ne_bytes()).expect("an eventfd takes a number");
+        rustix::io::write(&self.event, &1u64.to_ne_bytes()).expect("writing to an eventfd");
     }
 }
 

@@ -36,9 +36,9 @@ fn invalid_command_line_exits_with_2() {
 #[test]
 fn contradicting_options_are_refused_with_or_without_a_device() {
     for (args, words) in [
-        (["pingpong", "rc", "-o", "-j"], "can't be on demand"),
-        (["pingpong", "rc", "-O", "-j"], "can't be on demand"),
-        (["pingpong", "rc", "-P", "-c"], "valid only with an on-demand memory region"),
+        (["pingpong", "rc", "-o", "-j"], "cannot be on demand"),
+        (["pingpong", "rc", "-O", "-j"], "cannot be on demand"),
+        (["pingpong", "rc", "-P", "-c"], "requires on-demand memory"),
     ] {
         assert!(complaint(&args, 1).contains(words), "{args:?}");
     }

@@ -75,7 +75,7 @@ fn guest_program(profile: &str, package: &str, name: &'static str) -> Result<Pat
     let mut cargo = static_cargo("build");
     cargo.args(["--quiet", "--profile", profile, "--package", package]);
     if !cargo.status().context("running cargo")?.success() {
-        bail!("the guest's program {name} could not be built");
+        bail!("building the guest program {name} failed");
     }
     Ok(target_folder().join(TARGET).join(profile).join(name))
 }

@@ -82,7 +82,7 @@ pub(crate) fn possible() -> bool {
 
 /// Runs the measurement.
 pub(crate) fn measure() -> Result<Counted> {
-    ensure!(possible(), "counting takes x86-64 and {VALGRIND}: apt-get install {VALGRIND}");
+    ensure!(possible(), "counting requires x86-64 and {VALGRIND}: apt-get install {VALGRIND}");
     let program = build::counts()?;
     let folder = build::target_folder().join("counts");
     if folder.exists() {

@@ -59,7 +59,7 @@ impl Measure {
         if !self.add && !self.report && folder.exists() {
             fs::remove_dir_all(&folder).with_context(|| format!("removing {}", folder.display()))?;
         }
-        fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
+        fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
 
         heading("Instrumented programs");
         let built = instrument::build()?;

@@ -52,11 +52,11 @@ impl Fuzz {
         }
         let unknown = self.targets.iter().find(|name| !all.contains(name));
         if let Some(unknown) = unknown {
-            bail!("there is no target {unknown}; there are: {}", all.join(", "));
+            bail!("unknown target {unknown}; targets: {}", all.join(", "));
         }
         let targets = if self.targets.is_empty() { &all } else { &self.targets };
         if let Some(input) = &self.input {
-            let [target] = &self.targets[..] else { bail!("--input takes exactly one target") };
+            let [target] = &self.targets[..] else { bail!("--input requires exactly one target") };
             return build_programs(targets)?.program(target).reproduce(input);
         }
         let programs = build_programs(targets)?;
@@ -151,7 +151,9 @@ fn host() -> Result<String> {
     let text = match output {
         Ok(output) if output.status.success() => String::from_utf8_lossy(&output.stdout).into_owned(),
         _ => {
-            bail!("fuzzing takes a nightly compiler: rustup toolchain install {TOOLCHAIN} --profile minimal")
+            bail!(
+                "fuzzing requires a nightly compiler: rustup toolchain install {TOOLCHAIN} --profile minimal"
+            )
         }
     };
     let host = text.lines().find_map(|line| line.strip_prefix("host: "));
@@ -176,7 +178,7 @@ fn build_programs(targets: &[String]) -> Result<Programs> {
     let compiler = Command::new("c++").arg("--version").output();
     ensure!(
         compiler.is_ok_and(|output| output.status.success()),
-        "libFuzzer, which comes as source, takes a C++ compiler: apt-get install g++"
+        "libFuzzer is built from source and requires a C++ compiler: apt-get install g++"
     );
     let folder = target_folder().join("build");
     let mut cargo = nightly("cargo");

@@ -202,7 +202,7 @@ fn parse(text: &[u8]) -> Result<Vec<Outcome>> {
             "Timeout" => Verdict::TimedOut,
             "MissedMutant" => Verdict::Survived,
             "Unviable" => Verdict::Unviable,
-            other => bail!("an outcome of unknown kind: {other}"),
+            other => bail!("unknown outcome: {other}"),
         };
         outcomes.push(Outcome { name: name.to_owned(), verdict });
     }

@@ -74,7 +74,7 @@ pub(crate) fn check(rdma_core: &RdmaCore, ours: &[String]) -> Result<()> {
         println!("{line}");
     }
     if !disagreements.is_empty() {
-        bail!("{} is not true of rdma-core {}", path().display(), rdma_core.version);
+        bail!("{} does not match rdma-core {}", path().display(), rdma_core.version);
     }
     let mapped = table.passing.iter().filter(|row| matches!(row.ours, OwnTests::Tests(_))).count();
     println!(
@@ -97,15 +97,16 @@ fn disagreements(table: &Table, shipped: &BTreeSet<String>, ours: &BTreeSet<Stri
         }
     }
     disagreements.extend(shipped.difference(&seen).map(|id| format!("{id} has no row")));
-    disagreements.extend(seen.difference(shipped).map(|id| format!("{id} is not in the suite any more")));
+    disagreements.extend(seen.difference(shipped).map(|id| format!("{id} is no longer in the suite")));
     for row in table.passing.iter().chain(&table.others) {
         if let OwnTests::Tests(names) = &row.ours {
             let missing = names.iter().filter(|name| !ours.contains(*name));
-            disagreements.extend(missing.map(|name| format!("{}: there is no test {name}", row.id)));
+            disagreements.extend(missing.map(|name| format!("{}: test {name} does not exist", row.id)));
         }
     }
     let unknown = table.passing.iter().filter(|row| row.ours == OwnTests::Unknown);
-    disagreements.extend(unknown.map(|row| format!("{} passes, and no test of ours is named", row.id)));
+    disagreements
+        .extend(unknown.map(|row| format!("{} passes, but its row names no test of this project", row.id)));
     disagreements
 }
 
@@ -121,7 +122,7 @@ pub(crate) fn run_part(
     let ends = suite::run(guests, device, kind, only)?;
     let meant = |id: &String| only.iter().any(|word| id.contains(word));
     if let Some(id) = suite::shipped(root)?.into_iter().find(|id| meant(id) && !ends.contains_key(id)) {
-        bail!("the suite said nothing of {id}");
+        bail!("the suite reported no outcome of {id}");
     }
     let failed: Vec<_> =
         ends.iter().filter(|(_, end)| **end == End::Failed).map(|(id, _)| id.as_str()).collect();
@@ -149,7 +150,7 @@ fn record(rdma_core: &RdmaCore, kernels: &[Series], accelerator: Accelerator) ->
         let ends = suite::run(&mut guests, "rxe0", "rxe", &[])?;
         guests.shut_down()?;
         if let Some(id) = shipped.iter().find(|id| !ends.contains_key(*id)) {
-            bail!("the suite said nothing of {id}");
+            bail!("the suite reported no outcome of {id}");
         }
         // The run took minutes, and the last column may have been edited meanwhile.
         let mut table = if path().exists() { read()? } else { Table::default() };
@@ -274,9 +275,9 @@ mod tests {
             [
                 "test_a.A.test_1 has two rows",
                 "test_a.A.test_new has no row",
-                "test_a.A.test_old is not in the suite any more",
-                "test_a.A.test_1: there is no test verbs::gone",
-                "test_a.A.test_2 passes, and no test of ours is named",
+                "test_a.A.test_old is no longer in the suite",
+                "test_a.A.test_1: test verbs::gone does not exist",
+                "test_a.A.test_2 passes, but its row names no test of this project",
             ]
         );
     }

@@ -70,7 +70,7 @@ pub struct Harness<P: WrapMlx5> {
 
 impl<P: WrapMlx5> Harness<P> {
     /// Sets the queue pair up. Each kind of request has been posted and polled once.
-    #[expect(clippy::new_without_default, reason = "it does too much for that")]
+    #[expect(clippy::new_without_default, reason = "creating a device is too costly for `Default`")]
     #[must_use]
     pub fn new() -> Self {
         let mut testbed = Testbed::new();

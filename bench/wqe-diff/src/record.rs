@@ -35,7 +35,7 @@ pub struct ProgramValues {
 fn number(word: &str) -> Result<u64> {
     word.strip_prefix("0x")
         .and_then(|digits| u64::from_str_radix(digits, 16).ok())
-        .with_context(|| format!("`{word}` is no number"))
+        .with_context(|| format!("`{word}` is not a number"))
 }
 
 impl ProgramValues {

@@ -184,9 +184,9 @@ impl Request {
             .split_whitespace()
             .map(str::parse)
             .collect::<Result<_, _>>()
-            .context("not all are numbers")?;
+            .context("not all fields are numbers")?;
         let mut words = Words { left: numbers.into_iter() };
-        let sender = *SENDERS.get(words.next::<usize>()?).context("no such sender")?;
+        let sender = *SENDERS.get(words.next::<usize>()?).context("unknown sender")?;
         let kind = *KINDS.get(words.next::<usize>()?).context("no such kind")?;
         let flags: u32 = words.next()?;
         let is = |bit| flags & bit != 0;
@@ -217,12 +217,12 @@ struct Words {
 impl Words {
     fn next<T: TryFrom<i128>>(&mut self) -> Result<T> {
         let number = self.left.next().context("the line is too short")?;
-        T::try_from(number).ok().with_context(|| format!("{number} does not fit its place"))
+        T::try_from(number).ok().with_context(|| format!("{number} exceeds its field"))
     }
 
     fn pieces(&mut self) -> Result<Option<Vec<Piece>>> {
         let count: i8 = self.next()?;
-        ensure!(count <= SGES as i8, "{count} elements are too many");
+        ensure!(count <= SGES as i8, "{count} SGEs are too many");
         (count >= 0).then(|| (0..count).map(|_| Ok((self.next()?, self.next()?))).collect()).transpose()
     }
 

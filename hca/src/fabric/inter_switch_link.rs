@@ -94,10 +94,10 @@ pub(super) fn join(fabric: &Weak<Fabric>, socket: &UnixStream, link: Link) -> io
     let mut greeting = [0; 5];
     (&*socket).read_exact(&mut greeting)?;
     if greeting[..4] != GREETING {
-        return Err(garbage("the peer has another protocol version"));
+        return Err(garbage("the peer has a different protocol version"));
     }
     if greeting[4] != link_code(link) {
-        return Err(garbage("the peer's ports are of another kind"));
+        return Err(garbage("the peer has a different port type"));
     }
     socket.set_read_timeout(None)?;
     let (outbox, inbox) = sync_channel(CAPACITY);
@@ -108,7 +108,7 @@ pub(super) fn join(fabric: &Weak<Fabric>, socket: &UnixStream, link: Link) -> io
     std::thread::Builder::new().name("isl-out".into()).spawn(move || write_messages(&writer, &inbox))?;
     std::thread::Builder::new().name("isl-in".into()).spawn(move || {
         if let Err(error) = read_messages(&reader, &fabric, number, link) {
-            eprintln!("bareverbs-hca: an inter-switch link is cut: {error}");
+            eprintln!("bareverbs-hca: an inter-switch link failed: {error}");
         }
         let _ = reader.shutdown(Shutdown::Both);
         if let Some(fabric) = fabric.upgrade() {
@@ -141,7 +141,7 @@ pub(super) fn read_messages(
     number: u64,
     link: Link,
 ) -> io::Result<()> {
-    let garbage = || io::Error::new(io::ErrorKind::InvalidData, "the peer sent garbage");
+    let garbage = || io::Error::new(io::ErrorKind::InvalidData, "the peer sent an invalid message");
     loop {
         let mut length = [0; 4];
         match socket.read_exact(&mut length) {

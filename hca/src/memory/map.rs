@@ -33,8 +33,8 @@ pub enum MapError {
 impl fmt::Display for MapError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Range => write!(f, "the range is empty or leaves the address space"),
-            Self::Overlap => write!(f, "a part of the range is mapped already"),
+            Self::Range => write!(f, "the range is empty or exceeds the address space"),
+            Self::Overlap => write!(f, "part of the range is already mapped"),
             Self::File => write!(f, "the file is shorter than the range"),
             Self::Full => write!(f, "too many mappings"),
             Self::Os(errno) => write!(f, "mmap failed with errno {errno}"),

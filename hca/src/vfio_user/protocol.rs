@@ -91,7 +91,7 @@ pub(super) fn receive(socket: &UnixStream) -> io::Result<Option<Message>> {
     const KIND: u32 = 0xf;
     const NO_REPLY: u32 = 1 << 4;
     if flags & KIND != 0 {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "a reply to nothing"));
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "an unexpected reply"));
     }
     let mut body = vec![0; size - HEADER];
     io::Read::read_exact(&mut &*socket, &mut body)?;

@@ -94,7 +94,7 @@ fn wait_until_usable(device: &str, address: Option<Ipv4Addr>) -> Result<()> {
             return Ok(());
         }
         if Instant::now() > deadline {
-            bail!("{device} didn't come up: port active: {active}, GID of its address present: {addressed}");
+            bail!("{device} did not come up: port active: {active}, GID of its address present: {addressed}");
         }
         std::thread::sleep(Duration::from_millis(5));
     }

@@ -117,7 +117,7 @@ fn attach_share(tag: &str, target: &str) -> Result<()> {
 }
 
 fn attach(source: &str, kind: &str, target: &str, flags: MsFlags, options: &str) -> Result<()> {
-    fs::create_dir_all(target).with_context(|| format!("making {target}"))?;
+    fs::create_dir_all(target).with_context(|| format!("creating {target}"))?;
     mount(Some(source), target, Some(kind), flags, Some(options))
         .with_context(|| format!("mounting {kind} {source} on {target}"))
 }

@@ -68,7 +68,7 @@ struct AddressMessage {
 
 /// The index of a link.
 pub(crate) fn index(name: &str) -> Result<u32> {
-    if_nametoindex(name).with_context(|| format!("no link named {name}"))
+    if_nametoindex(name).with_context(|| format!("no link is named {name}"))
 }
 
 impl<F: Family> Netlink<F> {
@@ -94,11 +94,11 @@ impl<F: Family> Netlink<F> {
 
         let mut answer = [0; 8192];
         let count = recv(self.socket.as_raw_fd(), &mut answer, MsgFlags::empty())?;
-        let answer = messages(&answer[..count]).next().context("netlink answered nothing")??;
+        let answer = messages(&answer[..count]).next().context("no netlink response")??;
         match answer.content()? {
             Content::Acknowledged(_) => Ok(()),
             Content::Error(report) => Err(io::Error::from_raw_os_error(report.errno).into()),
-            other => bail!("netlink answered {other:?}"),
+            other => bail!("unexpected netlink response {other:?}"),
         }
     }
 }

@@ -41,7 +41,11 @@ fn read_record(mut stream: &TcpStream) {
 
 const CLIENTS: [Case; 10] = [
     ("closes at once", drop, "closed the connection after 0 of the 52 bytes of its address record"),
-    ("sends nothing", read_to_end, "sent 0 of the 52 bytes of its address record and no more for 10 s"),
+    (
+        "sends nothing",
+        read_to_end,
+        "timeout after 0 of the 52 bytes of its address record: the peer sent nothing for 10 s",
+    ),
     (
         "sends too little and closes",
         |stream| send(&stream, b"0000:00fffe:12345"),
@@ -53,7 +57,7 @@ const CLIENTS: [Case; 10] = [
             send(&stream, &record_of_absent_qp()[..51]);
             read_to_end(stream);
         },
-        "sent 51 of the 52 bytes of its address record and no more for 10 s",
+        "timeout after 51 of the 52 bytes of its address record: the peer sent nothing for 10 s",
     ),
     (
         "sends too much",
@@ -77,7 +81,7 @@ const CLIENTS: [Case; 10] = [
             send(&stream, &record_of_absent_qp().map(|byte| if byte == b'f' { b'x' } else { byte }));
             read_to_end(stream);
         },
-        "is not an address record: byte",
+        "invalid address record from the peer: byte",
     ),
     (
         "sends no GID",
@@ -113,7 +117,11 @@ const SERVERS: [Case; 7] = [
         |stream| read_record(&stream),
         "closed the connection after 0 of the 52 bytes of its address record",
     ),
-    ("answers nothing", read_to_end, "sent 0 of the 52 bytes of its address record and no more for 10 s"),
+    (
+        "answers nothing",
+        read_to_end,
+        "timeout after 0 of the 52 bytes of its address record: the peer sent nothing for 10 s",
+    ),
     (
         "answers too little and closes",
         |stream| {
@@ -128,7 +136,7 @@ const SERVERS: [Case; 7] = [
             send(&stream, &record_of_absent_qp()[..30]);
             read_to_end(stream);
         },
-        "sent 30 of the 52 bytes of its address record and no more for 10 s",
+        "timeout after 30 of the 52 bytes of its address record: the peer sent nothing for 10 s",
     ),
     (
         "answers too much",
@@ -146,7 +154,7 @@ const SERVERS: [Case; 7] = [
             send(&stream, &[0xff; RECORD]);
             read_to_end(stream);
         },
-        "is not an address record: byte",
+        "invalid address record from the peer: byte",
     ),
     (
         "answers without a GID",
@@ -197,7 +205,7 @@ fn misbehaving_peers_are_reported() {
 fn connection_refused_is_reported() {
     nothing_leaks(|| {
         let client = Program::start(&mut Bareverbs(&[]).command(Some(HOST)));
-        client.finish().expect_failure("couldn't connect to 10.1.0.1:18515: 10.1.0.1: Connection refused");
+        client.finish().expect_failure("cannot connect to 10.1.0.1:18515: 10.1.0.1: Connection refused");
         let client = Program::start(&mut Bareverbs(&[]).command(Some("no.such.host.invalid")));
         client.finish_within(BOUND).expect_failure("no address for host no.such.host.invalid");
     });
@@ -207,7 +215,7 @@ fn tcp_port_in_use_is_an_error() {
     nothing_leaks(|| {
         let _taken = TcpListener::bind(("::", 4712)).unwrap();
         let server = Program::start(&mut Bareverbs(&["-p", "4712"]).command(None));
-        server.finish().expect_failure("couldn't listen on TCP port 4712: Address already in use");
+        server.finish().expect_failure("cannot listen on TCP port 4712: Address already in use");
     });
 }
 
@@ -217,13 +225,13 @@ fn peers_with_another_message_size() {
         let run = run_pingpong(Bareverbs(small), RdmaCore(large));
         // Soft-RoCE reports this failure and others with the same status.
         let words = match device::is_soft_roce() {
-            true => "for wr_id 1: perhaps the peer's message is longer than the receive",
+            true => "for wr_id 1: the peer's message may be longer than the receive",
             false => "for wr_id 1: the peer's message is longer than the receive",
         };
         run.server.expect_failure(words);
         let run = run_pingpong(RdmaCore(small), Bareverbs(large));
         let words = match device::is_soft_roce() {
-            true => "for wr_id 2: perhaps the peer's receive is shorter than the message",
+            true => "for wr_id 2: the peer's receive may be shorter than the message",
             false => "for wr_id 2: the peer's receive is shorter than the message",
         };
         run.client.expect_failure(words);

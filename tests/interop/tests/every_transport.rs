@@ -96,7 +96,7 @@ fn checked_data_on_every_transport() {
             ] {
                 let run = run_pingpong(server, client).expect_regular(size.parse().unwrap(), 30);
                 for (program_under_test, side) in [(server, &run.server), (client, &run.client)] {
-                    let said = side.stderr.lines().find_map(|line| line.strip_prefix("every byte of "));
+                    let said = side.stderr.lines().find_map(|line| line.strip_prefix("all bytes of "));
                     let checked = said.and_then(|said| said.split(' ').next()?.parse::<u32>().ok());
                     match matches!(program_under_test, BareverbsOf(_, ["-c", ..])) {
                         // Some queue pairs may have received more than required.
@@ -157,7 +157,7 @@ fn different_qp_counts_are_rejected() {
     nothing_leaks(|| {
         let server = few.serve(PORT);
         let client = Program::start(&mut many.command(Some(HOST)));
-        let words = "the peer plays with 5 queue pairs and this side with 3: is its -q the same?";
+        let words = "the peer uses 5 QPs, this side 3: both sides need the same -q";
         server.finish().expect_failure(words);
         client.finish().expect_failure("the peer closed the connection");
         // The error also has the number of a client that is the C program.
@@ -242,17 +242,17 @@ fn refused(kind: Kind, options: &[&str], words: &str) {
 fn unsupported_options_of_a_transport_are_refused_first() {
     let mtu = device::open().query_port(1).expect("the port").active_mtu;
     let too_long = (mtu.bytes() + 1).to_string();
-    let words = format!("longer than a packet of port 1 (active_mtu {mtu})");
+    let words = format!("exceeds the MTU of port 1 (active_mtu {mtu})");
     refused(Kind::Ud, &["-s", &too_long], &words);
     if mtu < Mtu::Mtu4096 {
-        refused(Kind::Uc, &["-m", "4096"], &format!("above that of port 1 (active_mtu {mtu})"));
+        refused(Kind::Uc, &["-m", "4096"], &format!("exceeds the MTU of port 1 (active_mtu {mtu})"));
     }
-    refused(Kind::Uc, &["-r", "2000000"], "more than a queue pair holds (max_qp_wr ");
-    refused(Kind::Srq, &["-r", "2000000"], "more than an SRQ holds (max_srq_wr ");
+    refused(Kind::Uc, &["-r", "2000000"], "exceed the capacity of a QP (max_qp_wr ");
+    refused(Kind::Srq, &["-r", "2000000"], "exceed the capacity of an SRQ (max_srq_wr ");
     let attr = device::open().query_device().expect("the device");
     if attr.max_srq_wr >= attr.max_cqe {
         let most = attr.max_cqe.to_string();
-        let words = "complete into more entries than a CQ has (max_cqe ";
+        let words = "exceed the capacity of a CQ (max_cqe ";
         refused(Kind::Srq, &["-r", &most], words);
     }
     refused(Kind::Srq, &["-r", "15"], "15 receives (-r) are too few for 16 queue pairs (-q)");
@@ -262,7 +262,7 @@ fn unsupported_options_of_a_transport_are_refused_first() {
         refused(kind, &["-d", "rxe7"], "rxe7");
     }
     if !devinfo().contains("ODP_SUPPORT") {
-        let words = "no on-demand paging (ODP_SUPPORT), which -o and -O need";
+        let words = "-o and -O require on-demand paging (ODP_SUPPORT)";
         refused(Kind::Srq, &["-o"], &format!("{}: {words}", device::name()));
     }
 }
@@ -292,7 +292,7 @@ fn kill_client_after(time: Duration, kind: Kind, port: &str, theirs: bool) -> Fi
 
 /// Runs the cases in parallel, because each may take 10 s.
 fn killed_peers_are_reported_on_every_transport() {
-    let unheard = "nothing completed for 10 s: the peer has ended, or a message was lost";
+    let unheard = "no completion for 10 s: the peer has exited, or a message was lost";
     let lost = "Failed status transport retry counter exceeded (12) for wr_id 2";
     nothing_leaks(|| {
         std::thread::scope(|scope| {
@@ -311,9 +311,9 @@ fn peer_with_another_message_size_is_reported_on_every_transport() {
         nothing_leaks(|| {
             let server = BareverbsOf(kind, long).serve(PORT);
             let client = Program::start(&mut BareverbsOf(kind, short).command(Some(HOST)));
-            server
-                .finish()
-                .expect_failure("a message of 100 bytes came instead of 200: is the peer's -s the same?");
+            server.finish().expect_failure(
+                "received a message of 100 bytes instead of 200: both sides need the same -s",
+            );
             client.signal(Signal::SIGKILL);
             client.finish();
         });

@@ -127,6 +127,6 @@ fn xsrq_json_output() {
 fn xsrq_is_rejected_without_xrc() {
     nothing_leaks(|| {
         let refused = Program::start(&mut program(true, &[])).finish();
-        refused.expect_failure("no extended reliable connections (XRC), which xsrq needs");
+        refused.expect_failure("xsrq requires XRC, which the device does not support");
     });
 }

@@ -46,8 +46,9 @@ fn peer_killed_before_the_first_message() {
         server.finish();
         near.write_all(&record).unwrap();
         client.finish().expect_failure(
-            "Failed status transport retry counter exceeded (12) for wr_id 2: the peer has ended or can't be \
-             reached; 0 messages were sent and 0 received, then 100 requests ended as Work Request Flushed Error (5)",
+            "Failed status transport retry counter exceeded (12) for wr_id 2: the peer has exited \
+             or is unreachable; 0 messages were sent and 0 received, then 100 requests completed \
+             with status Work Request Flushed Error (5)",
         );
     });
 }
@@ -111,7 +112,7 @@ fn stopped_and_dead_peers_are_distinguished() {
         client.line("  remote address:");
         std::thread::sleep(A_WHILE);
         client.signal(Signal::SIGSTOP);
-        let silence = "nothing completed for 10 s, though the peer's queue pair is still there";
+        let silence = "no completion for 10 s; the QP of the peer still exists";
         server.finish_within(BOUND).expect_failure(silence);
         kill(client);
     });

@@ -116,7 +116,7 @@ fn every_path_mtu() {
         Mtu::Mtu4096 => None,
         _ => {
             let refused = Bareverbs(&["-m", "2048"]).serve(18515).finish();
-            refused.expect_failure("a path MTU of 2048 (-m) is above that of port 1 (active_mtu 1024)");
+            refused.expect_failure("path MTU 2048 (-m) exceeds the MTU of port 1 (active_mtu 1024)");
             Some(LinkMtu::raise("4200"))
         }
     };

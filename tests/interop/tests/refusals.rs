@@ -59,9 +59,9 @@ fn implicit_on_demand_paging_is_refused_where_the_device_has_none() -> Outcome {
         return skip("the device has implicit on-demand paging");
     }
     let words = if odp_is_supported() {
-        "no implicit on-demand paging (ODP_SUPPORT_IMPLICIT), which -O needs"
+        "-O requires implicit on-demand paging (ODP_SUPPORT_IMPLICIT)"
     } else {
-        "no on-demand paging (ODP_SUPPORT), which -o and -O need"
+        "-o and -O require on-demand paging (ODP_SUPPORT)"
     };
     let words = format!("{}: {words}", device::name());
     refused(&["-O"], &words);
@@ -73,7 +73,7 @@ fn completion_timestamps_are_refused_where_the_device_has_none() -> Outcome {
     if device::open().capabilities().completion_timestamps {
         return skip("the device has completion timestamps");
     }
-    let words = "no completion timestamps (completion_timestamp_mask), which -t needs";
+    let words = "-t requires completion timestamps (completion_timestamp_mask)";
     for option in ["-t", "--ts"] {
         refused(&[option], &format!("{}: {words}", device::name()));
     }
@@ -85,7 +85,7 @@ fn device_memory_is_refused_where_the_device_has_none() -> Outcome {
         return skip("the device has memory of its own");
     }
     for option in ["-j", "--dm"] {
-        refused(&[option], &format!("{}: no device memory (max_dm_size), which -j needs", device::name()));
+        refused(&[option], &format!("{}: -j requires device memory (max_dm_size)", device::name()));
     }
     Ok(Completion::Completed)
 }
@@ -95,7 +95,7 @@ fn odp_is_rejected_without_kernel_support() -> Outcome {
         return skip("the device has on-demand paging");
     }
     for options in [&["-o"][..], &["--odp", "--prefetch"], &["-o", "-P"]] {
-        let words = "no on-demand paging (ODP_SUPPORT), which -o and -O need";
+        let words = "-o and -O require on-demand paging (ODP_SUPPORT)";
         refused(options, &format!("{}: {words}", device::name()));
     }
     Ok(Completion::Completed)
@@ -109,9 +109,9 @@ fn limits_of_the_device_are_refused_with_the_limit() {
         &["-s", &(largest + 1).to_string()],
         &format!("longer than port 1 carries (max_msg_sz {largest})"),
     );
-    refused(&["-r", "2000000"], "more than a queue pair holds (max_qp_wr ");
+    refused(&["-r", "2000000"], "exceed the capacity of a QP (max_qp_wr ");
     if device::open().query_port(1).expect("the port").active_mtu < Mtu::Mtu4096 {
-        refused(&["-m", "4096"], "above that of port 1 (active_mtu 1024)");
+        refused(&["-m", "4096"], "exceeds the MTU of port 1 (active_mtu 1024)");
     }
 }
 

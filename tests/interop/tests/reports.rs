@@ -166,5 +166,5 @@ fn rc_json_output() {
     assert_eq!(sides[1]["local"], sides[0]["remote"]);
     // An error is not JSON: standard output is empty, and standard error has the message.
     let failed = Program::start(&mut Bareverbs(&["--json", "-p", "1"]).command(Some(HOST))).finish();
-    assert_eq!(failed.expect_failure("couldn't connect").stdout, "", "port {PORT} was not meant");
+    assert_eq!(failed.expect_failure("cannot connect").stdout, "", "port {PORT} was not meant");
 }

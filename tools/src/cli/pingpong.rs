@@ -261,14 +261,12 @@ impl<'a> Config<'a> {
     /// The first pair of options that exclude each other, as an error message.
     pub(crate) fn conflict(&self) -> Option<String> {
         if self.on_demand() && self.dm {
-            Some("device memory (-j) can't be on demand (-o, -O)".into())
+            Some("device memory (-j) cannot be on demand (-o, -O)".into())
         } else if self.prefetch && !self.on_demand() {
-            Some("prefetch (-P) is valid only with an on-demand memory region (-o, -O)".into())
+            Some("prefetch (-P) requires on-demand memory (-o, -O)".into())
         } else if self.num_qp > self.common.rx_depth {
             let (depth, qps) = (self.common.rx_depth, self.num_qp);
-            Some(format!(
-                "{depth} receives (-r) are too few for {qps} queue pairs (-q): each needs at least one"
-            ))
+            Some(format!("{depth} receives (-r) are too few for {qps} QPs (-q): each QP needs at least one"))
         } else {
             None
         }
@@ -428,15 +426,15 @@ mod tests {
     #[test]
     fn contradicting_options_are_named() {
         let conflict = |kind, args: &[&str]| parse(kind, args).unwrap().config().conflict();
-        assert!(conflict("rc", &["-o", "-j"]).unwrap().contains("can't be on demand"));
-        assert!(conflict("rc", &["-O", "-j"]).unwrap().contains("can't be on demand"));
-        assert!(conflict("rc", &["-P"]).unwrap().contains("valid only with an on-demand"));
+        assert!(conflict("rc", &["-o", "-j"]).unwrap().contains("cannot be on demand"));
+        assert!(conflict("rc", &["-O", "-j"]).unwrap().contains("cannot be on demand"));
+        assert!(conflict("rc", &["-P"]).unwrap().contains("requires on-demand"));
         for fine in [&["-o", "-P"][..], &["-O", "-P"], &["-j"], &["-o"], &["-r", "1"], &[]] {
             assert_eq!(conflict("rc", fine), None, "{fine:?}");
         }
         assert_eq!(
             conflict("srq", &["-r", "4"]).unwrap(),
-            "4 receives (-r) are too few for 16 queue pairs (-q): each needs at least one"
+            "4 receives (-r) are too few for 16 QPs (-q): each QP needs at least one"
         );
         assert_eq!(conflict("srq", &["-r", "4", "-q", "4"]), None);
     }

@@ -33,35 +33,35 @@ const END: &[u8; 4] = b"END\0";
 /// Why the exchange failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ExchangeError {
-    #[error("couldn't listen on TCP port {port}: {source}")]
+    #[error("cannot listen on TCP port {port}: {source}")]
     Listen { port: u16, source: io::Error },
-    #[error("couldn't wait for a client: {0}")]
+    #[error("cannot accept a client: {0}")]
     Accept(io::Error),
     #[error("no address for host {host}: {source}")]
     NoAddress { host: String, source: io::Error },
-    #[error("couldn't connect to {host}:{port}:{attempts}")]
+    #[error("cannot connect to {host}:{port}:{attempts}")]
     Connect { host: String, port: u16, attempts: String },
-    #[error("couldn't write {what}: {source}")]
+    #[error("cannot write {what}: {source}")]
     Write { what: Item, source: io::Error },
-    #[error("the connection took only {written} of the {} bytes of {what} at once", what.len())]
+    #[error("only {written} of the {} bytes of {what} were written", what.len())]
     ShortWrite { what: Item, written: usize },
-    #[error("couldn't read {what}: {source}")]
+    #[error("cannot read {what}: {source}")]
     Read { what: Item, source: io::Error },
     #[error("the peer closed the connection after {received} of the {} bytes of {what}", what.len())]
     Closed { what: Item, received: usize },
-    #[error("the peer sent {received} of the {} bytes of {what} and no more for {}", what.len(), seconds(*timeout))]
+    #[error("timeout after {received} of the {} bytes of {what}: the peer sent nothing for {}", what.len(), seconds(*timeout))]
     Stalled { what: Item, received: usize, timeout: Duration },
     #[error("the peer sent more than the {} bytes of {what}", what.len())]
     TooMuch { what: Item },
-    #[error("the peer sent something that is not an address record: {0}")]
+    #[error("invalid address record from the peer: {0}")]
     InvalidRecord(#[from] BadRecord),
-    #[error("the peer uses {theirs} queue pairs and this side {ours}: is its -q the same?")]
+    #[error("the peer uses {theirs} QPs, this side {ours}: both sides need the same -q")]
     QpCountMismatch { ours: usize, theirs: usize },
     #[error("the peer ended the exchange with \"{0}\" instead of \"done\\0\"")]
     NotDone(String),
     #[error("the peer ended the run with \"{0}\" instead of \"END\\0\"")]
     NotEnded(String),
-    #[error("the exchange with the peer was cut short")]
+    #[error("the exchange with the peer was interrupted")]
     Interrupted(#[from] Interrupted),
 }
 
@@ -198,7 +198,7 @@ impl<'s> Peer<'s> {
         match stop.wait(socket.as_fd(), PollFlags::OUT, Some(&mut Timeout::after(timeout)))? {
             Wake::Stopped => Ok(None),
             Wake::TimedOut => {
-                Err(io::Error::new(io::ErrorKind::TimedOut, format!("no answer for {}", seconds(timeout))))
+                Err(io::Error::new(io::ErrorKind::TimedOut, format!("no response for {}", seconds(timeout))))
             }
             Wake::Ready => {
                 sockopt::socket_error(&socket)??;
@@ -251,7 +251,7 @@ impl<'s> Peer<'s> {
     /// Reads the peer's record of a run over XRC.
     pub(crate) fn receive_xrc_record(&self) -> Result<XrcRecord, ExchangeError> {
         let bytes = self.receive(Item::PeerXrcRecord)?;
-        let record = bytes.first_chunk().expect("as many bytes as a record has");
+        let record = bytes.first_chunk().expect("the length is that of a record");
         Ok(XrcRecord::decode(record)?)
     }
 
@@ -470,18 +470,21 @@ mod tests {
             stream.write_all(&THEIRS.encode()[..20]).unwrap();
             drain(stream);
         }));
-        assert_eq!(text, "the peer sent 20 of the 52 bytes of its address record and no more for 0.2 s");
+        assert_eq!(
+            text,
+            "timeout after 20 of the 52 bytes of its address record: the peer sent nothing for 0.2 s"
+        );
     }
 
     #[test]
     fn silent_peer_error_names_the_timeout() {
         assert_eq!(
             error(serve(drain)),
-            "the peer sent 0 of the 52 bytes of its address record and no more for 0.2 s"
+            "timeout after 0 of the 52 bytes of its address record: the peer sent nothing for 0.2 s"
         );
         assert_eq!(
             error(call(drain)),
-            "the peer sent 0 of the 52 bytes of its address record and no more for 0.2 s"
+            "timeout after 0 of the 52 bytes of its address record: the peer sent nothing for 0.2 s"
         );
     }
 
@@ -513,7 +516,7 @@ mod tests {
         }));
         assert_eq!(
             text,
-            "the peer sent something that is not an address record: byte 4 is 0xff where 0x3a must separate the fields"
+            "invalid address record from the peer: byte 4 is 0xff where 0x3a must separate the fields"
         );
     }
 
@@ -548,7 +551,7 @@ mod tests {
         let text = Peer::connect("127.0.0.1", free, &stop).unwrap_err().to_string();
         assert_eq!(
             text,
-            format!("couldn't connect to 127.0.0.1:{free}: 127.0.0.1: Connection refused (os error 111)")
+            format!("cannot connect to 127.0.0.1:{free}: 127.0.0.1: Connection refused (os error 111)")
         );
     }
 
@@ -564,7 +567,7 @@ mod tests {
         let first = Server::listen(0).unwrap();
         let port = port_of(&first);
         let text = Server::listen(port).unwrap_err().to_string();
-        assert_eq!(text, format!("couldn't listen on TCP port {port}: Address already in use (os error 98)"));
+        assert_eq!(text, format!("cannot listen on TCP port {port}: Address already in use (os error 98)"));
     }
 
     #[test]

@@ -79,29 +79,29 @@ impl DeviceLimits {
         if requested.kind == Kind::Ud && size > self.active_mtu.bytes() {
             let max = self.active_mtu;
             return Some(format!(
-                "a datagram of {size} bytes (-s) is longer than a packet of port {port} (active_mtu {max})"
+                "a datagram of {size} bytes (-s) exceeds the MTU of port {port} (active_mtu {max})"
             ));
         }
         if let Some(problem) = requested.mtu.and_then(|mtu| self.mtu_too_large(mtu)) {
             return Some(problem);
         }
         match (requested.kind, self.max_srq_wr) {
-            (Kind::Srq, 0) => return Some("no SRQs (max_srq)".into()),
+            (Kind::Srq, 0) => return Some("the device has no SRQs (max_srq)".into()),
             (Kind::Srq, max) if depth > max => {
-                return Some(format!("{depth} receives (-r) are more than an SRQ holds (max_srq_wr {max})"));
+                return Some(format!(
+                    "{depth} receives (-r) exceed the capacity of an SRQ (max_srq_wr {max})"
+                ));
             }
             (Kind::Srq, _) => {}
             _ if depth > self.max_qp_wr => {
                 let max = self.max_qp_wr;
-                return Some(format!(
-                    "{depth} receives (-r) are more than a queue pair holds (max_qp_wr {max})"
-                ));
+                return Some(format!("{depth} receives (-r) exceed the capacity of a QP (max_qp_wr {max})"));
             }
             _ => {}
         }
         if requested.num_qp > self.max_qp {
             let (qps, max) = (requested.num_qp, self.max_qp);
-            return Some(format!("{qps} queue pairs (-q) are more than there can be (max_qp {max})"));
+            return Some(format!("{qps} QPs (-q) exceed the limit of the device (max_qp {max})"));
         }
         if u64::from(depth) + u64::from(requested.num_qp) > self.max_cqe.into() {
             let max = self.max_cqe;
@@ -111,7 +111,7 @@ impl DeviceLimits {
                 format!("{} sends", requested.num_qp)
             };
             return Some(format!(
-                "{depth} receives (-r) and {sends} complete into more entries than a CQ has (max_cqe {max})"
+                "{depth} receives (-r) and {sends} exceed the capacity of a CQ (max_cqe {max})"
             ));
         }
         None
@@ -120,14 +120,13 @@ impl DeviceLimits {
     fn message_too_long(&self, size: u32) -> Option<String> {
         let (port, max) = (self.port, self.max_msg_sz);
         (size > max).then(|| {
-            format!("a message of {size} bytes (-s) is longer than port {port} carries (max_msg_sz {max})")
+            format!("a message of {size} bytes (-s) exceeds the maximum of port {port} (max_msg_sz {max})")
         })
     }
 
     fn mtu_too_large(&self, mtu: Mtu) -> Option<String> {
         let (port, max) = (self.port, self.active_mtu);
-        (mtu > max)
-            .then(|| format!("a path MTU of {mtu} (-m) is above that of port {port} (active_mtu {max})"))
+        (mtu > max).then(|| format!("path MTU {mtu} (-m) exceeds the MTU of port {port} (active_mtu {max})"))
     }
 
     /// Returns the first unsupported feature that an XRC run requests.
@@ -142,43 +141,40 @@ impl DeviceLimits {
     fn missing_xrc(&self, requested: &XsrqPingpong) -> Option<String> {
         const NEEDED: u32 = ODP_SEND | ODP_SRQ_RECV;
         if !self.xrc {
-            return Some("no extended reliable connections (XRC), which xsrq needs".into());
+            return Some("xsrq requires XRC, which the device does not support".into());
         }
         if requested.odp && (self.odp_general & ODP_SUPPORT == 0 || self.odp_xrc & NEEDED != NEEDED) {
             return Some(
-                "no on-demand paging for send and shared receive on XRC (xrc_odp_caps), which -o needs"
-                    .into(),
+                "-o requires on-demand paging for sends and SRQ receives on XRC (xrc_odp_caps)".into(),
             );
         }
         (requested.clients > self.max_srq_wr).then(|| {
             let (clients, max) = (requested.clients, self.max_srq_wr);
-            format!("{clients} clients (-c) are more than an SRQ has receives (max_srq_wr {max})")
+            format!("{clients} clients (-c) exceed the capacity of an SRQ (max_srq_wr {max})")
         })
     }
 
     fn missing(&self, requested: &Config<'_>) -> Option<String> {
         if requested.on_demand() {
             if self.odp_general & ODP_SUPPORT == 0 {
-                return Some("no on-demand paging (ODP_SUPPORT), which -o and -O need".into());
+                return Some("-o and -O require on-demand paging (ODP_SUPPORT)".into());
             }
             let (needed, what) = match requested.kind {
-                Kind::Srq => (ODP_SEND | ODP_SRQ_RECV, "send and shared receive"),
-                _ => (ODP_SEND | ODP_RECV, "send and receive"),
+                Kind::Srq => (ODP_SEND | ODP_SRQ_RECV, "sends and SRQ receives"),
+                _ => (ODP_SEND | ODP_RECV, "sends and receives"),
             };
             if self.odp_rc & needed != needed {
-                return Some(format!(
-                    "no on-demand paging for both {what} on RC (rc_odp_caps), which -o and -O need"
-                ));
+                return Some(format!("-o and -O require on-demand paging for {what} on RC (rc_odp_caps)"));
             }
         }
         if requested.iodp && self.odp_general & ODP_IMPLICIT == 0 {
-            return Some("no implicit on-demand paging (ODP_SUPPORT_IMPLICIT), which -O needs".into());
+            return Some("-O requires implicit on-demand paging (ODP_SUPPORT_IMPLICIT)".into());
         }
         if requested.ts && self.timestamp_mask == 0 {
-            return Some("no completion timestamps (completion_timestamp_mask), which -t needs".into());
+            return Some("-t requires completion timestamps (completion_timestamp_mask)".into());
         }
         if requested.dm && self.max_dm_size == 0 {
-            return Some("no device memory (max_dm_size), which -j needs".into());
+            return Some("-j requires device memory (max_dm_size)".into());
         }
         None
     }
@@ -233,9 +229,9 @@ mod tests {
     #[test]
     fn unsupported_features_name_the_option() {
         for (option, missing) in [
-            ("-O", "rxe0: no implicit on-demand paging (ODP_SUPPORT_IMPLICIT), which -O needs"),
-            ("-t", "rxe0: no completion timestamps (completion_timestamp_mask), which -t needs"),
-            ("-j", "rxe0: no device memory (max_dm_size), which -j needs"),
+            ("-O", "rxe0: -O requires implicit on-demand paging (ODP_SUPPORT_IMPLICIT)"),
+            ("-t", "rxe0: -t requires completion timestamps (completion_timestamp_mask)"),
+            ("-j", "rxe0: -j requires device memory (max_dm_size)"),
         ] {
             assert_eq!(result_of(&rxe(), &[option]).unwrap_err(), missing);
         }
@@ -247,11 +243,11 @@ mod tests {
         for args in [&["-o"][..], &["-o", "-P"], &["-O"]] {
             assert_eq!(
                 result_of(&none, args).unwrap_err(),
-                "rxe0: no on-demand paging (ODP_SUPPORT), which -o and -O need"
+                "rxe0: -o and -O require on-demand paging (ODP_SUPPORT)"
             );
         }
         let send_only = DeviceLimits { odp_rc: ODP_SEND, ..rxe() };
-        assert!(result_of(&send_only, &["-o"]).unwrap_err().contains("for both send and receive on RC"));
+        assert!(result_of(&send_only, &["-o"]).unwrap_err().contains("for sends and receives on RC"));
         result_of(&none, &[]).unwrap();
         let implicit = DeviceLimits { odp_general: ODP_SUPPORT | ODP_IMPLICIT, ..rxe() };
         result_of(&implicit, &["-O", "-P"]).unwrap();
@@ -260,10 +256,10 @@ mod tests {
     #[test]
     fn sizes_above_the_limits_are_reported_with_the_limit() {
         for (args, words) in [
-            (["-s", "0x800001"], "longer than port 1 carries (max_msg_sz 8388608)"),
-            (["-m", "2048"], "above that of port 1 (active_mtu 1024)"),
-            (["-r", "2000000"], "more than a queue pair holds (max_qp_wr 1048576)"),
-            (["-r", "32767"], "more entries than a CQ has (max_cqe 32767)"),
+            (["-s", "0x800001"], "exceeds the maximum of port 1 (max_msg_sz 8388608)"),
+            (["-m", "2048"], "exceeds the MTU of port 1 (active_mtu 1024)"),
+            (["-r", "2000000"], "exceed the capacity of a QP (max_qp_wr 1048576)"),
+            (["-r", "32767"], "exceed the capacity of a CQ (max_cqe 32767)"),
         ] {
             let text = result_of(&rxe(), &args).unwrap_err();
             assert!(text.contains(words), "{text}");
@@ -276,7 +272,7 @@ mod tests {
         result_of_kind("ud", &rxe(), &["-s", "1024"]).unwrap();
         assert_eq!(
             result_of_kind("ud", &rxe(), &["-s", "1025"]).unwrap_err(),
-            "rxe0: a datagram of 1025 bytes (-s) is longer than a packet of port 1 (active_mtu 1024)"
+            "rxe0: a datagram of 1025 bytes (-s) exceeds the MTU of port 1 (active_mtu 1024)"
         );
     }
 
@@ -291,14 +287,14 @@ mod tests {
             limits.check_xrc(&requested).map_err(|unsupported| unsupported.to_string())
         };
         let text = result_of(&rxe(), &[]).unwrap_err();
-        assert_eq!(text, "rxe0: no extended reliable connections (XRC), which xsrq needs");
+        assert_eq!(text, "rxe0: xsrq requires XRC, which the device does not support");
         let adapter = DeviceLimits { xrc: true, max_srq_wr: 100, ..rxe() };
         result_of(&adapter, &["-c", "100"]).unwrap();
         for (args, words) in [
-            (&["-c", "101"][..], "101 clients (-c) are more"),
-            (&["-o"], "no on-demand paging for send and shared receive on XRC (xrc_odp_caps)"),
-            (&["-s", "0x800001"], "longer than port 1 carries"),
-            (&["-m", "2048"], "above that of port 1"),
+            (&["-c", "101"][..], "101 clients (-c) exceed"),
+            (&["-o"], "-o requires on-demand paging for sends and SRQ receives on XRC (xrc_odp_caps)"),
+            (&["-s", "0x800001"], "exceeds the maximum of port 1"),
+            (&["-m", "2048"], "exceeds the MTU of port 1"),
         ] {
             let text = result_of(&adapter, args).unwrap_err();
             assert!(text.contains(words), "{text}");
@@ -309,16 +305,16 @@ mod tests {
     fn shared_receive_queues_have_limits_of_their_own() {
         let small = DeviceLimits { max_srq_wr: 100, max_qp: 20, ..rxe() };
         let text = result_of_kind("srq", &small, &["-r", "101"]).unwrap_err();
-        assert!(text.contains("more than an SRQ holds (max_srq_wr 100)"), "{text}");
+        assert!(text.contains("exceed the capacity of an SRQ (max_srq_wr 100)"), "{text}");
         let text = result_of_kind("srq", &small, &["-r", "100", "-q", "21"]).unwrap_err();
-        assert!(text.contains("21 queue pairs (-q) are more than there can be (max_qp 20)"), "{text}");
+        assert!(text.contains("21 QPs (-q) exceed the limit of the device (max_qp 20)"), "{text}");
         let text = result_of_kind("srq", &rxe(), &["-r", "32752"]).unwrap_err();
-        assert!(text.contains("32752 receives (-r) and 16 sends complete into more entries"), "{text}");
+        assert!(text.contains("32752 receives (-r) and 16 sends exceed"), "{text}");
         result_of_kind("srq", &rxe(), &["-r", "32751"]).unwrap();
         let none = DeviceLimits { max_srq_wr: 0, ..rxe() };
-        assert_eq!(result_of_kind("srq", &none, &[]).unwrap_err(), "rxe0: no SRQs (max_srq)");
+        assert_eq!(result_of_kind("srq", &none, &[]).unwrap_err(), "rxe0: the device has no SRQs (max_srq)");
         let text = result_of_kind("srq", &rxe(), &["-o"]).unwrap_err();
-        assert!(text.contains("for both send and shared receive on RC"), "{text}");
+        assert!(text.contains("for sends and SRQ receives on RC"), "{text}");
         result_of_kind("srq", &DeviceLimits { odp_rc: ODP_SEND | ODP_SRQ_RECV, ..rxe() }, &["-o"]).unwrap();
     }
 }

@@ -180,7 +180,7 @@ impl Queues for Reliable {
 
     fn probe(&mut self, place: usize) -> Result<()> {
         // SAFETY: the request has no SGEs.
-        unsafe { self.qps[place].post_send(&[PROBE]) }.context("couldn't post a send")
+        unsafe { self.qps[place].post_send(&[PROBE]) }.context("cannot post a send")
     }
 
     fn set_error(&mut self) {
@@ -279,7 +279,7 @@ impl Queues for Datagrams {
     }
 
     unsafe fn post_send(&mut self, _: usize, payload: Payload<'_>) -> Result<()> {
-        let (ah, qpn) = self.peer.as_ref().context("a datagram before its address is known")?;
+        let (ah, qpn) = self.peer.as_ref().context("the address of the peer is unknown")?;
         let request = message(Datagram::new(ah, *qpn, QKEY), payload);
         // SAFETY: the caller upholds the same contract.
         Ok(unsafe { self.qp.post_send(&[request]) }?)

@@ -106,11 +106,11 @@ impl Report {
     pub(crate) fn check_line(&self) -> Option<String> {
         let Checked { messages, data } = self.check?;
         let against = match data {
-            Some(Source::Pattern) => "the pattern that the peer sends",
-            Some(Source::Echo) => "what was sent to it, for the peer sends that back",
-            None => "the peer's pattern or what was sent to it, which are alike in so few bytes",
+            Some(Source::Pattern) => "the pattern",
+            Some(Source::Echo) => "the sent data (the peer echoes)",
+            None => "the pattern or the sent data (too few bytes to distinguish)",
         };
-        Some(format!("every byte of {messages} messages from the peer is right, compared with {against}"))
+        Some(format!("all bytes of {messages} messages from the peer match {against}"))
     }
 }
 
@@ -177,8 +177,7 @@ mod tests {
         let mut report = report();
         assert_eq!(
             report.check_line().unwrap(),
-            "every byte of 1000 messages from the peer is right, \
-             compared with what was sent to it, for the peer sends that back"
+            "all bytes of 1000 messages from the peer match the sent data (the peer echoes)"
         );
         report.check = None;
         assert_eq!(report.check_line(), None);

@@ -28,7 +28,7 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 /// A buffer of `size` bytes, or an error if memory is short.
 fn filled(size: usize, fill: u8) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    bytes.try_reserve_exact(size).with_context(|| format!("no memory for a message of {size} bytes"))?;
+    bytes.try_reserve_exact(size).with_context(|| format!("out of memory: a message of {size} bytes"))?;
     bytes.resize(size, fill);
     Ok(bytes)
 }
@@ -36,7 +36,8 @@ fn filled(size: usize, fill: u8) -> Result<Vec<u8>> {
 /// A random first PSN of 24 bits.
 pub(crate) fn random_psn() -> Result<u32> {
     let mut psn = [0; 4];
-    rustix::rand::getrandom(&mut psn, rustix::rand::GetRandomFlags::empty()).context("no random numbers")?;
+    rustix::rand::getrandom(&mut psn, rustix::rand::GetRandomFlags::empty())
+        .context("the random number generator failed")?;
     Ok(u32::from_ne_bytes(psn) & 0xff_ffff)
 }
 
@@ -147,7 +148,7 @@ impl<'a, Q: Queues> Endpoint<'a, Q> {
         let pd = context.alloc_pd()?;
 
         let layout = Layout::new(&config, Q::HEADROOM);
-        let bytes = layout.bytes().context("more memory than there can be")?;
+        let bytes = layout.bytes().context("the buffer size overflows")?;
         let mut access = Access::LOCAL_WRITE;
         access.set(Access::ON_DEMAND, config.odp);
         let memory = match config {
@@ -228,7 +229,7 @@ impl<'a, Q: Queues> Endpoint<'a, Q> {
             let gid = remote.has_gid().then(|| Gid(remote.gid.octets()));
             anyhow::ensure!(
                 self.link_layer != LinkLayer::ETHERNET || gid.is_some(),
-                "the peer sent no GID, and RoCE can't reach it without one: give it a GID index (-g)"
+                "the peer sent no GID, which RoCE requires: set its GID index (-g)"
             );
             Ok(Route {
                 address: ah_attr((common.ib_port, common.sl), self.gid_index, remote.lid, gid)?,
@@ -302,7 +303,7 @@ impl<'a, Q: Queues> Endpoint<'a, Q> {
         let came = (byte_len as usize).saturating_sub(Q::HEADROOM);
         anyhow::ensure!(
             came == self.layout.size,
-            "a message of {came} bytes came instead of {}: is the peer's -s the same?",
+            "received a message of {came} bytes instead of {}: both sides need the same -s",
             self.layout.size
         );
         let at = self.layout.incoming(slot);
@@ -390,7 +391,7 @@ impl<'a, Q: Queues> Endpoint<'a, Q> {
             let batch = &requests[..left.min(requests.len())];
             // SAFETY: the region outlives the queue pairs (field order). Its bytes are only copied,
             // never borrowed.
-            unsafe { self.queues.post_recv(batch) }.context("couldn't post receives")?;
+            unsafe { self.queues.post_recv(batch) }.context("cannot post receives")?;
             left -= batch.len();
         }
         Ok(())
@@ -402,7 +403,7 @@ impl<'a, Q: Queues> Endpoint<'a, Q> {
             let sges = [self.memory.sge(self.layout.receive(slot))?];
             let request = RecvRequest { wr_id: recv_id(slot), sges: &sges };
             // SAFETY: the region outlives the queue pairs (field order). Its bytes are only copied.
-            unsafe { self.queues.post_recv(&[request]) }.context("couldn't post receives")?;
+            unsafe { self.queues.post_recv(&[request]) }.context("cannot post receives")?;
         }
         Ok(())
     }
@@ -427,7 +428,7 @@ impl<'a, Q: Queues> Endpoint<'a, Q> {
         // the send completes, because the peer sends nothing before it has this message. A peer
         // that sends earlier, or a message on another queue pair, only changes the data that the
         // peer itself receives.
-        unsafe { self.queues.post_send(place, payload) }.context("couldn't post a send")
+        unsafe { self.queues.post_send(place, payload) }.context("cannot post a send")
     }
 }
 

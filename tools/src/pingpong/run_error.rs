@@ -17,11 +17,11 @@ pub(crate) type Failure = (WcStatus, u64);
 pub(crate) enum RunError {
     #[error("Failed status {} ({}) for wr_id {wr_id}{}{}", status::words(*.status), .status.0, reason(*.status), progress)]
     Status { status: WcStatus, wr_id: u32, progress: Progress },
-    #[error("nothing completed for {} s, though the peer's queue pair is still there{progress}", waited.as_secs())]
+    #[error("no completion for {} s; the QP of the peer still exists{progress}", waited.as_secs())]
     PeerStalled { waited: Duration, progress: Progress },
     #[error(
-        "nothing completed for {} s: the peer has ended, or a message was lost, which this transport does not report\
-         {progress}",
+        "no completion for {} s: the peer has exited, or a message was lost (not reported by this \
+         transport){progress}",
         waited.as_secs()
     )]
     PeerLost { waited: Duration, progress: Progress },
@@ -44,7 +44,7 @@ impl std::fmt::Display for Progress {
         let flush = WcStatus::WR_FLUSH_ERR;
         write!(
             f,
-            "; {} messages were sent and {} received, then {} requests ended as {} ({})",
+            "; {} messages were sent and {} received, then {} requests completed with status {} ({})",
             self.sent,
             self.received,
             self.flushed,
@@ -67,18 +67,16 @@ mod tests {
             RunError::Status { status: WcStatus::RETRY_EXC_ERR, wr_id: SEND_ID as u32, progress: PROGRESS };
         assert_eq!(
             error.to_string(),
-            "Failed status transport retry counter exceeded (12) for wr_id 2: the peer has ended or can't be reached; \
-             7 messages were sent and 6 received, then 500 requests ended as Work Request Flushed Error (5)"
+            "Failed status transport retry counter exceeded (12) for wr_id 2: the peer has exited \
+             or is unreachable; 7 messages were sent and 6 received, then 500 requests completed \
+             with status Work Request Flushed Error (5)"
         );
     }
 
     #[test]
     fn silent_peer_is_reported_with_the_timeout() {
         let text = RunError::PeerStalled { waited: COMPLETION_TIMEOUT, progress: PROGRESS }.to_string();
-        assert!(
-            text.starts_with("nothing completed for 10 s, though the peer's queue pair is still there; 7 "),
-            "{text}"
-        );
+        assert!(text.starts_with("no completion for 10 s; the QP of the peer still exists; 7 "), "{text}");
     }
 
     #[test]
@@ -86,8 +84,8 @@ mod tests {
         let text = RunError::PeerLost { waited: COMPLETION_TIMEOUT, progress: PROGRESS }.to_string();
         assert!(
             text.starts_with(
-                "nothing completed for 10 s: the peer has ended, or a message was lost, which this transport does not \
-                 report; 7 messages were sent"
+                "no completion for 10 s: the peer has exited, or a message was lost (not reported \
+                 by this transport); 7 messages were sent"
             ),
             "{text}"
         );

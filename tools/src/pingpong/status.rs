@@ -36,18 +36,20 @@ pub(crate) fn words(status: WcStatus) -> &'static str {
 /// The most likely cause of the status in a ping-pong, if it has one.
 pub(crate) fn likely_reason(status: WcStatus) -> Option<&'static str> {
     match status {
-        WcStatus::RETRY_EXC_ERR => Some("the peer has ended or can't be reached"),
-        WcStatus::LOC_LEN_ERR => Some("the peer's message is longer than the receive: is its -s the same?"),
+        WcStatus::RETRY_EXC_ERR => Some("the peer has exited or is unreachable"),
+        WcStatus::LOC_LEN_ERR => {
+            Some("the peer's message is longer than the receive: both sides need the same -s")
+        }
         WcStatus::REM_INV_REQ_ERR => {
-            Some("the peer's receive is shorter than the message: is its -s the same?")
+            Some("the peer's receive is shorter than the message: both sides need the same -s")
         }
         // Soft-RoCE reports this if messages are longer than receives (rxe_resp.c,
         // RESPST_ERR_MALFORMED_WQE); other devices also for other reasons.
         WcStatus::LOC_QP_OP_ERR => {
-            Some("perhaps the peer's message is longer than the receive: is its -s the same?")
+            Some("the peer's message may be longer than the receive: both sides need the same -s")
         }
         WcStatus::REM_OP_ERR => {
-            Some("perhaps the peer's receive is shorter than the message: is its -s the same?")
+            Some("the peer's receive may be shorter than the message: both sides need the same -s")
         }
         _ => None,
     }

@@ -47,7 +47,7 @@ struct Report<'a> {
 
 /// Runs to the end.
 pub(super) fn run(options: &XsrqPingpong) -> Result<()> {
-    let stop = Stop::on_signals().context("couldn't prepare for signals")?;
+    let stop = Stop::on_signals().context("cannot set up signal handling")?;
     let device = devices::find_or_first(options.ib_dev.as_deref())?;
     let context = device.open()?;
     let attr = context.query_device()?;
@@ -101,9 +101,7 @@ fn domain_file() -> Option<File> {
         .mode(0o440)
         .open(XRC_DOMAIN_FILE);
     file.inspect_err(|error| {
-        output::diagnostic(&format!(
-            "couldn't open {XRC_DOMAIN_FILE}: {error}; the XRC domain is not shared"
-        ));
+        output::diagnostic(&format!("cannot open {XRC_DOMAIN_FILE}: {error}; the XRC domain is not shared"));
     })
     .ok()
 }

@@ -37,7 +37,7 @@ impl Coverage {
             profiles.push(entry?.path());
         }
         if profiles.is_empty() {
-            bail!("there are no profiles in {}", profile_folder().display());
+            bail!("no profiles in {}", profile_folder().display());
         }
         output(llvm.profdata().args(["merge", "--sparse", "--output"]).arg(&merged).args(profiles))?;
         let mut all = Self::default();
@@ -128,7 +128,7 @@ fn output(command: &mut Command) -> Result<String> {
     if !run.status.success() {
         bail!("reading the profiles: {}", String::from_utf8_lossy(&run.stderr).trim_end());
     }
-    String::from_utf8(run.stdout).context("the answer is not text")
+    String::from_utf8(run.stdout).context("the output of llvm is not UTF-8")
 }
 
 #[cfg(test)]

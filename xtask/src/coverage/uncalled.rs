@@ -25,7 +25,7 @@ pub(super) fn violations(functions: &[(Function, bool)]) -> Vec<String> {
     }
     for (name, _) in UNCALLED {
         if functions.iter().all(|(function, _)| function.name != name) {
-            violations.push(format!("{name} is listed as called by no test, but there is no such function"));
+            violations.push(format!("{name} is listed as called by no test, but does not exist"));
         }
     }
     violations

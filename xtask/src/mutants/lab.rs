@@ -148,7 +148,7 @@ fn sampled(tool: &Path, tree: &Tree, files: &[String], sample: u64) -> Result<Ve
     select.extend(files.iter().map(|file| format!("--file={file}")));
     let there = list(tool, tree, &select)?;
     if there.is_empty() {
-        bail!("no command function lies in {}", files.join(", "));
+        bail!("no command function in {}", files.join(", "));
     }
     let step = there.len().div_ceil(sample as usize);
     Ok(there.into_iter().step_by(step).collect())

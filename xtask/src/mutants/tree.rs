@@ -96,7 +96,7 @@ fn mutated(text: &str, mutant: &Mutant) -> Result<String> {
     };
     let (start, end) = (mutant.span.start, mutant.span.end);
     let (Some(start), Some(end)) = (at(start.line, start.column), at(end.line, end.column)) else {
-        bail!("{} lies outside its file", mutant.name);
+        bail!("{} is outside its file", mutant.name);
     };
     Ok(format!("{}{}{}", &text[..start], mutant.replacement, &text[end..]))
 }

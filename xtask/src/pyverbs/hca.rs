@@ -73,7 +73,7 @@ pub(super) fn run(
     }
     ensure!(
         disagreements.is_empty(),
-        "{} tests ended otherwise than {} says",
+        "the outcomes of {} tests differ from {}",
         disagreements.len(),
         path().display()
     );
@@ -120,7 +120,7 @@ fn disagreements(ends: &BTreeMap<String, End>, listed: Option<&BTreeMap<String, 
         }
     }
     for id in listed.keys().filter(|id| !skipped.contains_key(*id)) {
-        disagreements.push(format!("{id} is not skipped any more: take it off the list"));
+        disagreements.push(format!("{id} is no longer skipped: remove it from the list"));
     }
     disagreements
 }

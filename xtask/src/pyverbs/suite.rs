@@ -103,7 +103,7 @@ pub(super) fn run(
     fs::write(&path, report.as_bytes()).with_context(|| format!("writing {}", path.display()))?;
     let end: Vec<_> = report.lines().rev().take(3).filter(|line| !line.is_empty()).collect();
     let end: Vec<_> = end.into_iter().rev().collect();
-    println!("{name}: {}; all that the suite said is in {}", end.join(": "), path.display());
+    println!("{name}: {}; the output of the suite is in {}", end.join(": "), path.display());
     Ok(ends(&report))
 }
 

@@ -135,7 +135,7 @@ impl FromStr for OwnTests {
 
     fn from_str(text: &str) -> Result<Self> {
         Ok(match text.strip_prefix(NONE.trim_end()) {
-            Some(reason) if reason.trim().is_empty() => bail!("there is no reason for having no test"),
+            Some(reason) if reason.trim().is_empty() => bail!("the reason for the missing test is empty"),
             Some(reason) => Self::None(reason.trim().to_owned()),
             None if text.is_empty() => Self::Unknown,
             None => Self::Tests(text.split(',').map(|name| name.trim().to_owned()).collect()),
@@ -213,7 +213,7 @@ fn parse_row(line: &str, passing: bool, columns: &[usize]) -> Result<Row> {
             "skipped" => Some(End::Skipped(String::new())),
             "fails" => Some(End::Failed),
             "" => None,
-            other => bail!("`{other}` is no outcome"),
+            other => bail!("invalid outcome `{other}`"),
         };
     }
     row.ours = cells[columns.len() + 1].parse()?;

@@ -42,7 +42,7 @@ pub(crate) fn tool_rejects_unsupported_options() {
         ),
         (
             &["pingpong", "rc", "-s", "0xffffffff"],
-            format!("{name}: a message of 4294967295 bytes (-s) is longer than"),
+            format!("{name}: a message of 4294967295 bytes (-s) exceeds the"),
         ),
     ];
     let empty = ["pingpong", "rc", "-g", &last];
@@ -50,7 +50,7 @@ pub(crate) fn tool_rejects_unsupported_options() {
     let deep = ["pingpong", "rc", "-r", &too_many];
     cases.push((&deep, format!("{name}: {too_many} receives (-r) ")));
     if port.active_mtu < Mtu::Mtu4096 {
-        let words = format!("of 4096 (-m) is above that of port 1 (active_mtu {})", port.active_mtu);
+        let words = format!("path MTU 4096 (-m) exceeds the MTU of port 1 (active_mtu {})", port.active_mtu);
         cases.push((&["pingpong", "rc", "-m", "4096"], format!("{name}: a path MTU {words}")));
     }
     if attr.completion_timestamp_mask == 0 {

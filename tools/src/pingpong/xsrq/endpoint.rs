@@ -77,7 +77,7 @@ impl<'a> Endpoint<'a> {
         let share = domain.map_or(XrcdShare::Private, |file| XrcdShare::JoinOrCreate(file.as_fd()));
         let xrcd = context.open_xrcd(share)?;
         let entries = clients.checked_mul(send_depth(clients)).and_then(|sends| sends.checked_add(clients));
-        let entries = entries.context("more clients than there can be")?;
+        let entries = entries.context("too many clients")?;
         let mode = WaitMode { events: options.events, timestamps: false };
         let waiter = CompletionWaiter::new(context, entries, clients, mode, stop)?;
         let init = XrcSrqInit { srq: SrqInit::new(clients), xrcd: &xrcd, cq: &waiter.cq };
@@ -146,7 +146,7 @@ impl<'a> Endpoint<'a> {
         let gid = remote.gid().map(|gid| Gid(gid.octets()));
         anyhow::ensure!(
             self.link_layer != LinkLayer::ETHERNET || gid.is_some(),
-            "the peer sent no GID, and RoCE can't reach it without one: give it a GID index (-g)"
+            "the peer sent no GID, which RoCE requires: set its GID index (-g)"
         );
         let XsrqPingpong { ib_port, sl, mtu, .. } = *self.options;
         let ah_attr = ah_attr((ib_port, sl), self.gid_index, remote.lid, gid)?;
@@ -184,7 +184,7 @@ impl<'a> Endpoint<'a> {
             let Some((completion, _)) = self.waiter.next()? else {
                 let (sent, received) = (self.sent, self.received);
                 anyhow::bail!(
-                    "nothing completed for {} s: {sent} of {total} messages were sent and {received} received",
+                    "no completion for {} s: {sent} of {total} messages were sent and {received} received",
                     self.waiter.timeout().as_secs()
                 );
             };
@@ -207,7 +207,7 @@ impl<'a> Endpoint<'a> {
         } else {
             anyhow::ensure!(
                 byte_len == self.options.size,
-                "a message of {byte_len} bytes came instead of {}: is the peer's -s the same?",
+                "received a message of {byte_len} bytes instead of {}: both sides need the same -s",
                 self.options.size
             );
             self.received += 1;
@@ -246,7 +246,7 @@ impl<'a> Endpoint<'a> {
                 };
                 // SAFETY: the region outlives the queue pairs (field order), and its content does
                 // not matter.
-                unsafe { link.sender.post_send(&[request]) }.context("couldn't post a send")?;
+                unsafe { link.sender.post_send(&[request]) }.context("cannot post a send")?;
                 link.pending += 1;
                 self.posted[place] += 1;
             }
@@ -259,7 +259,7 @@ impl<'a> Endpoint<'a> {
         let sges = [self.memory.sge(..)?];
         // SAFETY: the region outlives the queue (field order), and its bytes are never borrowed.
         let posted = unsafe { self.srq.post_recv(&[RecvRequest { wr_id: RECV_ID, sges: &sges }]) };
-        posted.context("couldn't post a receive")
+        posted.context("cannot post a receive")
     }
 }
 
