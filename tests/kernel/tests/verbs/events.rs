@@ -76,7 +76,6 @@ pub(crate) fn completion_events_identify_their_cq() {
 }
 
 pub(crate) fn cq_moderation_delays_events_by_count_or_period() -> Outcome {
-    const ROUNDS: usize = 8;
     let DeviceAttr { max_cq_count, max_cq_period, .. } = open().query_device().unwrap();
     if max_cq_count == 0 {
         return skip("the device does not moderate events");
@@ -93,14 +92,14 @@ pub(crate) fn cq_moderation_delays_events_by_count_or_period() -> Outcome {
         assert_eq!(event.user_data, 2);
         start.elapsed()
     };
-    for _ in 0..ROUNDS {
+    for _ in 0..8 {
         let delayed = delay(1, 2, max_cq_period);
         assert!(delayed >= period, "after {delayed:?} with one completion of two");
     }
-    // A busy machine makes some events late, but not all of them.
+    // On a busy machine most events may be late for other reasons.
     for (messages, count, period_us) in [(2, 2, max_cq_period), (1, 0, 0)] {
-        let quickest = (0..ROUNDS).map(|_| delay(messages, count, period_us)).min().unwrap();
-        assert!(quickest < period, "{messages} of {count} completions: {quickest:?}");
+        let is_early = (0..500).any(|_| delay(messages, count, period_us) < period);
+        assert!(is_early, "{messages} of {count} completions");
     }
     Ok(Completion::Completed)
 }
