@@ -25,9 +25,7 @@ use crate::cqe::{Cqe, CqeOpcode};
 use crate::doorbell::{DoorbellRecord, RecordWord, Uar, Word};
 use crate::sync::Ordering;
 use crate::uidx_table::clean::{CqShared, Retired};
-use crate::uidx_table::{
-    CompletedWr, Entry, QueueRecord, RqTracker, Side, Source, SqTracker, UidxTable, tag,
-};
+use crate::uidx_table::{CompletedWr, Entry, QueueRecord, RqTracker, Side, Source, SqTracker, UidxTable};
 
 /// A completion queue.
 #[derive(Debug)]
@@ -81,7 +79,7 @@ impl Mlx5Cq {
         doorbell: DoorbellRecord,
         uar: &Arc<Uar>,
     ) -> Self {
-        let shared = CqShared::new(cqn, doorbell, ring.clone());
+        let shared = CqShared::new(table, cqn, doorbell, ring.clone());
         let sentinel = Box::new((SqTracker::new(1), RqTracker::new(1)));
         let mut queue = Self {
             consumer: 0,
@@ -98,7 +96,7 @@ impl Mlx5Cq {
             slow_result: DecodedCqe::general_err(ring.start),
             sentinel,
             ring,
-            tag: tag(cqn),
+            tag: shared.tag(),
             table: Arc::clone(table),
             shared: Arc::new(shared),
             uar: Arc::clone(uar),

@@ -14,8 +14,9 @@
 //!
 //! # Why a record is not freed while a poller uses it
 //!
-//! An entry names the CQs that may use it ([`Entry::owners`]). A poller reads the owner first and
-//! the record's address second.
+//! An entry names the CQs that may use it ([`Entry::owners`]) by tags that this process allocates
+//! ([`CqTag`]). Two CQs never have the same tag, whatever CQNs the kernel reports. A poller reads
+//! the owner first and the record's address second.
 //!
 //! The owner of a queue unpublishes its record and passes a reference to both CQs
 //! ([`CqShared::retire`](crate::cq::CqShared::retire)) before it drops its own reference. A CQ
@@ -75,7 +76,9 @@ use self::qpn_map::{QpnMap, QpnSrqn};
 use self::srq_slots::SrqShared;
 use crate::cqe::Cqe;
 use crate::scatter_to_cqe::{Claim, ScatterToCqe};
-use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Lifetime, Mutex, Ordering, Zeroed, ZeroedArray};
+use crate::sync::{
+    AtomicPtr, AtomicU32, AtomicU64, Lifetime, Mutex, MutexGuard, Ordering, Zeroed, ZeroedArray,
+};
 
 /// A half of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,16 +95,43 @@ pub(crate) const DEFAULT_UIDX: u32 = 0xff_ffff;
 /// Set in [`Entry::owners`] if the side has a CQ.
 const LIVE: u32 = 1 << 31;
 
-/// The value of [`Entry::owners`] for the CQ `cqn`.
-pub(crate) const fn tag(cqn: u32) -> u32 {
-    cqn & 0xff_ffff | LIVE
+/// The name of a CQ in [`Entry::owners`]: a number that the table allocates, with [`LIVE`] set. It
+/// is not the CQN: nothing stops the kernel from reporting one CQN for two CQs.
+#[derive(Debug)]
+pub(crate) struct CqTag {
+    table: Arc<UidxTable>,
+    value: u32,
+}
+
+impl CqTag {
+    /// Allocates a tag, which is unique until it is dropped.
+    pub(crate) fn new(table: &Arc<UidxTable>) -> Self {
+        // Each CQ has a ring of its own, so memory ends before the numbers do.
+        let id = lock(&table.cq_ids).alloc(LIVE).expect("fewer than 2^31 CQs");
+        Self { table: Arc::clone(table), value: id | LIVE }
+    }
+
+    fn is_of_table(&self, table: &Arc<UidxTable>) -> bool {
+        Arc::ptr_eq(&self.table, table)
+    }
+
+    /// The value in [`Entry::owners`].
+    pub(crate) fn value(&self) -> u32 {
+        self.value
+    }
+}
+
+impl Drop for CqTag {
+    fn drop(&mut self) {
+        lock(&self.table.cq_ids).free.push(self.value & !LIVE);
+    }
 }
 
 /// The table entry of one user index.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Entry {
-    /// [`tag`] of the CQ of each side; 0 for none.
+    /// [`CqTag`] of the CQ of each side; 0 for none.
     owners: [AtomicU32; 2],
     record: AtomicPtr<QueueRecord>,
 }
@@ -144,17 +174,37 @@ impl Entry {
 pub(crate) struct UidxTable {
     entries: ZeroedArray<Entry>,
     len: u32,
-    ids: Mutex<UidxAllocator>,
+    ids: Mutex<IdAllocator>,
+    /// The numbers in [`CqTag`]s.
+    cq_ids: Mutex<IdAllocator>,
     /// The map from QPN and SRQN to user index; CQE version 0 only.
     qpn_map: Option<QpnMap>,
 }
 
 #[derive(Debug)]
-struct UidxAllocator {
-    /// All user indices from this one on were never allocated.
+struct IdAllocator {
+    /// All ids from this one on were never allocated.
     next: u32,
-    /// User indices that were freed.
+    /// Ids that were freed.
     free: Vec<u32>,
+}
+
+impl IdAllocator {
+    fn starting_at(next: u32) -> Mutex<Self> {
+        Mutex::new(Self { next, free: Vec::new() })
+    }
+
+    /// A free id below `limit`.
+    fn alloc(&mut self, limit: u32) -> Option<u32> {
+        if let Some(id) = self.free.pop() {
+            return Some(id);
+        }
+        if self.next >= limit {
+            return None;
+        }
+        self.next += 1;
+        Some(self.next - 1)
+    }
 }
 
 impl UidxTable {
@@ -164,7 +214,8 @@ impl UidxTable {
         let entries = ZeroedArray::new(len as usize)?;
         let qpn_map = if cqe_version == 0 { Some(QpnMap::new()?) } else { None };
         // Index 0 is not allocated: some firmware uses it for queues of the kernel.
-        Ok(Self { entries, len, ids: Mutex::new(UidxAllocator { next: 1, free: Vec::new() }), qpn_map })
+        let ids = IdAllocator::starting_at(1);
+        Ok(Self { entries, len, ids, cq_ids: IdAllocator::starting_at(0), qpn_map })
     }
 
     /// The user index of the queue that a CQE names.
@@ -182,16 +233,12 @@ impl UidxTable {
     }
 
     fn alloc_uidx(&self) -> Option<u32> {
-        let mut ids = self.ids.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(id) = ids.free.pop() {
-            return Some(id);
-        }
-        if ids.next >= self.len {
-            return None;
-        }
-        ids.next += 1;
-        Some(ids.next - 1)
+        lock(&self.ids).alloc(self.len)
     }
+}
+
+fn lock(ids: &Mutex<IdAllocator>) -> MutexGuard<'_, IdAllocator> {
+    ids.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The user index of a queue, big-endian as in a CQE; [`UNPUBLISHED`] while CQEs of the queue are
@@ -482,12 +529,16 @@ pub(crate) struct QueueRecord {
 impl QueueRecord {
     /// Allocates a user index and a record; `None` if all indices are in use. No poller finds the
     /// record before [`QueueRecord::publish`].
+    ///
+    /// # Panics
+    /// If a CQ belongs to another table: tags are unique within one table only.
     pub(crate) fn new(
         table: &Arc<UidxTable>,
         cqs: [Arc<CqShared>; 2],
         sends: SqTracker,
         source: Source,
     ) -> Option<QueueRecordRef> {
+        assert!(cqs.iter().all(|cq| cq.is_of_table(table)), "CQs of this context");
         let id = table.alloc_uidx()?;
         let (table, wire_numbers, lifetime) = (Arc::clone(table), QpnSrqn::default(), Lifetime::new());
         Some(QueueRecordRef::new(Self { id, table, cqs, sends, source, wire_numbers, lifetime }))
@@ -623,6 +674,6 @@ impl Drop for QueueRecord {
         self.unpublish(Side::Send);
         self.unpublish(Side::Recv);
         self.clear();
-        self.table.ids.lock().unwrap_or_else(PoisonError::into_inner).free.push(self.id);
+        lock(&self.table.ids).free.push(self.id);
     }
 }

@@ -145,3 +145,48 @@ fn discard_completes_no_receive_of_another_srq() {
     drop((old, new));
     assert_eq!(new_srq.queue.shared().complete(0), Some(9), "its receive is still posted");
 }
+
+/// The poller of the other CQ caches no record and so uses none after it was freed.
+#[test]
+fn two_cqs_with_one_cqn_do_not_share_records() {
+    let context = Plain::new(8).expect("memory");
+    let mut cq = context.cq(LOG, CQE).expect("memory").finish(1);
+    let parts = context.cq(LOG, CQE).expect("memory");
+    let mut device = Device { ring: parts.ring(), log: LOG, next: 0 };
+    let mut other = parts.finish(1);
+    let qp = context.qp(QpType::RC, &CAP, &cq, &cq, None).expect("memory");
+    let user_index = qp.user_index();
+    let (mut sq, rq, _) = qp.finish(NUMBER, false).expect("memory");
+    send(&mut sq, 7).expect("room");
+    // The device writes CQEs of the queue pair to the wrong CQ.
+    device.write_cqe(CqeOpcode::REQ, user_index, 0);
+    assert_eq!(next(&mut other), Some((0, WcStatus::GENERAL_ERR)));
+    send(&mut sq, 8).expect("room");
+    assert!(send(&mut sq, 9).is_err(), "no request is complete");
+    drop((sq, rq));
+    assert_eq!(next(&mut cq), None);
+    device.write_cqe(CqeOpcode::REQ, user_index, 0);
+    assert_eq!(next(&mut other), Some((0, WcStatus::GENERAL_ERR)));
+}
+
+#[test]
+fn cq_tag_is_reused_only_when_no_queue_names_the_cq() {
+    let context = Plain::new(8).expect("memory");
+    let cq = context.cq(LOG, CQE).expect("memory").finish(1);
+    let tag = cq.shared().tag();
+    let (sq, rq, _) =
+        context.qp(QpType::RC, &CAP, &cq, &cq, None).expect("memory").finish(NUMBER, false).expect("memory");
+    drop(cq);
+    let while_used = context.cq(LOG, CQE).expect("memory").finish(1);
+    assert_ne!(while_used.shared().tag(), tag);
+    drop((sq, rq));
+    assert_eq!(context.cq(LOG, CQE).expect("memory").finish(1).shared().tag(), tag);
+}
+
+#[test]
+#[should_panic(expected = "CQs of this context")]
+fn cq_of_another_context_is_rejected() {
+    let [context, other] = [3, 3].map(|queues| Plain::new(queues).expect("memory"));
+    let cq = other.cq(LOG, CQE).expect("memory").finish(1);
+    let _ = context.qp(QpType::RC, &CAP, &cq, &cq, None);
+}

@@ -2,7 +2,7 @@
 
 use std::sync::PoisonError;
 
-use super::{QueueRecordRef, Side, tag};
+use super::{CqTag, QueueRecordRef, Side, UidxTable};
 use crate::cq::ring::{Ring, counted, is_before};
 use crate::doorbell::{DoorbellRecord, Word};
 use crate::sync::{Arc, AtomicBool, Mutex, MutexGuard, Ordering};
@@ -10,6 +10,10 @@ use crate::sync::{Arc, AtomicBool, Mutex, MutexGuard, Ordering};
 /// State that the poller of a CQ shares with the owners of its queue pairs.
 #[derive(Debug)]
 pub(crate) struct CqShared {
+    /// The CQ's name in table entries. Each record that names the CQ has a reference to this value,
+    /// so no entry contains the tag after it was freed.
+    tag: CqTag,
+    /// The device's number of the CQ.
     pub(crate) cqn: u32,
     pub(crate) doorbell: DoorbellRecord,
     /// The ring of CQEs. Code that takes both locks takes this one before `retired`.
@@ -32,9 +36,14 @@ pub(crate) struct Retired {
 }
 
 impl CqShared {
-    pub(crate) fn new(cqn: u32, doorbell: DoorbellRecord, ring: Ring) -> Self {
+    pub(crate) fn new(
+        table: &std::sync::Arc<UidxTable>,
+        cqn: u32,
+        doorbell: DoorbellRecord,
+        ring: Ring,
+    ) -> Self {
         let (retired, has_retired) = (Mutex::new(Retired::default()), AtomicBool::new(false));
-        Self { cqn, doorbell, ring: Mutex::new(ring), retired, has_retired }
+        Self { tag: CqTag::new(table), cqn, doorbell, ring: Mutex::new(ring), retired, has_retired }
     }
 
     /// Locks the ring. While the guard exists, the CQ is not resized and no queue pair is reset.
@@ -42,8 +51,14 @@ impl CqShared {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The value of [`Entry::owners`](super::Entry) for this CQ.
     pub(crate) fn tag(&self) -> u32 {
-        tag(self.cqn)
+        self.tag.value()
+    }
+
+    /// Whether this CQ's poller uses `table`.
+    pub(crate) fn is_of_table(&self, table: &std::sync::Arc<UidxTable>) -> bool {
+        self.tag.is_of_table(table)
     }
 
     pub(crate) fn retired(&self) -> MutexGuard<'_, Retired> {
