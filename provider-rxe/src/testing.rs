@@ -42,7 +42,8 @@ impl Drop for Allocation {
     }
 }
 
-/// The memory of a queue. Clones share the memory.
+/// The memory of a queue. Clones share the memory. The functions that access slots are for the
+/// thread that uses the queue.
 #[derive(Clone, Debug)]
 pub struct PlainMemory(Arc<Allocation>);
 
@@ -129,9 +130,11 @@ impl PlainMemory {
 
     fn slot(&self, index: u32) -> (*mut u8, usize) {
         // SAFETY: the header is within the allocation.
-        let slot = 1usize << unsafe { (&raw const (*self.header()).log2_elem_size).read() };
-        let offset = HEADER + (index & self.mask()) as usize * slot;
-        assert!(offset + slot <= self.size(), "the header does not fit the memory");
+        let log2_slot = unsafe { (&raw const (*self.header()).log2_elem_size).read() };
+        let slot = 1usize.checked_shl(log2_slot).expect("the header does not fit the memory");
+        let offset = ((index & self.mask()) as usize).checked_mul(slot).and_then(|at| at.checked_add(HEADER));
+        let fits = |at: &usize| at.checked_add(slot).is_some_and(|end| end <= self.size());
+        let offset = offset.filter(fits).expect("the header does not fit the memory");
         // SAFETY: checked against the allocation's size.
         (unsafe { self.0.start.as_ptr().add(offset) }, slot)
     }
@@ -139,7 +142,7 @@ impl PlainMemory {
     /// Writes bytes into a slot, as the kernel does with a WQE's state.
     pub fn put(&self, index: u32, offset: usize, bytes: &[u8]) {
         let (start, len) = self.slot(index);
-        assert!(offset + bytes.len() <= len, "beyond the slot");
+        assert!(offset <= len && bytes.len() <= len - offset, "beyond the slot");
         // SAFETY: checked against the slot's size; the test avoids races with other writes.
         unsafe { start.add(offset).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }

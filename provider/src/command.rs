@@ -8,9 +8,9 @@
 //!
 //! | the command | is |
 //! |---|---|
-//! | destroys the object of a handle, or changes its state, keys, memory or multicast membership | `unsafe`: the caller owns the object |
+//! | destroys the object of a handle, or changes its state, keys or memory, or detaches it from a group | `unsafe`: the caller owns the object |
 //! | takes addresses: memory to register, a driver's payload | `unsafe`: the caller guarantees the memory |
-//! | queries, creates an object that refers to others, arms or moderates | safe |
+//! | queries, creates an object that refers to others, attaches to a group, arms or moderates | safe |
 //!
 //! Handles are small numbers that any code can guess. A safe type that owns an object relies on the
 //! object's existence: the kernel accesses the memory of an MR until its owner deregisters it. So

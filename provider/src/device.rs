@@ -149,9 +149,20 @@ impl DeviceFile {
     /// [`OpenError::NotUverbs`]; [`OpenError::Unidentified`] for a dynamic number without sysfs;
     /// [`OpenError::Ioctl`] with the error of `fstat`, `mmap` or `madvise`, for instance `ENOMEM`.
     pub fn from_fd(fd: OwnedFd, driver_id: u32) -> Result<Self, OpenError> {
-        identity::check_uverbs(&fd)?;
+        Self::check_uverbs(fd.as_fd())?;
         // SAFETY: the kernel says that the descriptor is of a uverbs character device.
         Ok(unsafe { Self::from_fd_unchecked(fd, driver_id) }?)
+    }
+
+    /// Checks that a descriptor refers to a uverbs character device, as [`DeviceFile::from_fd`]
+    /// does.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::NotUverbs`]; [`OpenError::Unidentified`] for a dynamic number without sysfs;
+    /// [`OpenError::Ioctl`] with the error of `fstat`.
+    pub fn check_uverbs(fd: BorrowedFd<'_>) -> Result<(), OpenError> {
+        identity::check_uverbs(fd)
     }
 
     /// Takes a device file that was opened elsewhere, without checking the type of the file.

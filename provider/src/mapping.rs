@@ -36,7 +36,7 @@ pub const HUGE_PAGE: usize = 2 << 20;
 /// Shared memory, unmapped when dropped.
 ///
 /// A forked child does not inherit the mapping, since its accesses would reach the parent's queues.
-/// An access in the child raises `SIGSEGV`.
+/// The child must not access the range: it is unmapped or belongs to a later mapping of the child.
 ///
 /// The kernel or device may change the memory at any time. So the mapping provides raw pointers
 /// only, and no Rust reference to its content may be created.

@@ -85,9 +85,8 @@ impl<P: Provider> Ah<P> {
 
 impl<P: Provider> Drop for Ah<P> {
     fn drop(&mut self) {
-        // It fails only if the device was removed, which destroys the handle too. SAFETY: the
-        // address handle is this value's. The caller of a post keeps it until the request is
-        // complete.
+        // It fails only if the device was removed, which destroys the handle too.
+        // SAFETY: this value owns the address handle.
         let _ = unsafe { command::destroy_ah(self.pd.context().file(), self.handle) };
     }
 }

@@ -163,10 +163,15 @@ impl Device {
         device.ok_or_else(|| Error::invalid(verb, "the descriptor is not an RDMA device file"))
     }
 
-    /// Whether `file` is the uverbs character device that RDMA netlink named for this device.
+    /// Whether RDMA netlink names `file` as the uverbs character device of this device now. An
+    /// earlier answer may be of a device that was removed since.
     pub(crate) fn is_named_by_netlink(&self, file: BorrowedFd<'_>) -> bool {
-        self.found_by == FoundBy::Netlink
-            && matches!(char_device_number(file), Ok(Some(number)) if self.has_number(number))
+        let named = || {
+            let index = self.index.filter(|_| self.found_by == FoundBy::Netlink)?;
+            RdmaNetlink::open().ok()?.char_device(index, "uverbs").ok()?
+        };
+        let number = char_device_number(file).ok().flatten();
+        number.is_some() && number == named().map(|named| named.number)
     }
 
     fn has_number(&self, number: (u32, u32)) -> bool {
@@ -296,16 +301,18 @@ mod tests {
     }
 
     #[test]
-    fn only_device_numbers_from_netlink_are_trusted() {
+    fn earlier_answers_of_netlink_are_not_trusted() {
         let uverbs = Uverbs { path: PathBuf::new(), number: (1, 3), driver_id: None };
-        let by_netlink = Device { uverbs: Some(uverbs), found_by: FoundBy::Netlink, ..Device::for_test() };
+        let by_netlink = Device {
+            index: Some(u32::MAX),
+            uverbs: Some(uverbs),
+            found_by: FoundBy::Netlink,
+            ..Device::for_test()
+        };
         let file = |path: &str| fs::File::open(path).unwrap();
-        assert!(by_netlink.is_named_by_netlink(file("/dev/null").as_fd()));
-        for other in ["/dev/zero", "/proc/self/exe", "/"] {
+        for other in ["/dev/null", "/dev/zero", "/proc/self/exe", "/"] {
             assert!(!by_netlink.is_named_by_netlink(file(other).as_fd()), "{other}");
         }
-        let by_sysfs = Device { found_by: FoundBy::Sysfs, ..by_netlink };
-        assert!(!by_sysfs.is_named_by_netlink(file("/dev/null").as_fd()));
     }
 
     #[test]

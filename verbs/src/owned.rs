@@ -145,6 +145,9 @@ pub struct Endpoint<M = Buffer, P: Provider = AnyProvider> {
     port: u8,
     gid_index: u8,
     mtu: Mtu,
+    /// Whether a completion failed or matched no operation. No operation is posted then, even if
+    /// the kernel refused the transition to ERR.
+    failed: bool,
 }
 
 /// Address of an endpoint. The two ends exchange it before they [connect](Endpoint::connect).
@@ -195,6 +198,7 @@ impl<M, P: Provider> Endpoint<M, P> {
             port,
             gid_index,
             mtu: attr.active_mtu,
+            failed: false,
         })
     }
 
@@ -256,6 +260,7 @@ impl<M, P: Provider> Endpoint<M, P> {
         let completion = self.cq.poll_one()?;
         let ended = self.operations.take(completion.wr_id);
         let failed = ended.is_none() || completion.status != WcStatus::SUCCESS;
+        self.failed |= failed;
         if failed && self.qp.state() != QpState::ERR {
             // Soft-RoCE flushes receives that were posted after the QP had failed only on a
             // transition to ERR. If the kernel refuses it, the device is gone.
@@ -435,7 +440,7 @@ impl<M: MemoryOwner, P: Provider> Endpoint<M, P> {
             Ok(sge) => sge,
             Err(error) => return Err(PostOwnedError { error, buffer }),
         };
-        if self.qp.state() == QpState::ERR {
+        if self.failed || self.qp.state() == QpState::ERR {
             let reason = "the connection has failed: create a new endpoint";
             return Err(PostOwnedError { error: Error::invalid(verb, reason), buffer });
         }
@@ -573,6 +578,9 @@ mod tests {
     use std::ptr::NonNull;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
+    use bareverbs_provider::device::IoctlError;
+    use rustix::io::Errno;
+
     use super::*;
     use crate::testing::{Plain, completion};
     use crate::{DriverId, ImplicitMr, RegisterError};
@@ -654,6 +662,7 @@ mod tests {
                 port: 1,
                 gid_index: 0,
                 mtu: Mtu::Mtu1024,
+                failed: false,
             };
             let region = ImplicitMr::for_test(pd.domain(), Access::LOCAL_WRITE);
             Self { plain, region, endpoint, freed: Arc::default() }
@@ -748,6 +757,19 @@ mod tests {
                 assert_eq!(setup.plain.log().states, [QpState::ERR]);
             }
         }
+    }
+
+    #[test]
+    fn failed_endpoint_rejects_posts_even_if_the_kernel_refuses_err() {
+        let mut setup = Setup::new();
+        setup.post();
+        let refused = IoctlError { method: "ModifyQp", errno: Errno::NOMEM };
+        setup.plain.log().answers.push_back(Err(refused));
+        setup.complete(0, WcStatus::SUCCESS);
+        setup.poll_unknown(0);
+        assert_ne!(setup.endpoint.qp().state(), QpState::ERR);
+        let refused = setup.endpoint.post_recv(setup.buffer()).unwrap_err();
+        assert!(refused.error.to_string().contains("the connection has failed"), "{refused}");
     }
 
     #[test]

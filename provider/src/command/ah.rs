@@ -52,7 +52,8 @@ pub unsafe fn create_ah(
 /// # Safety
 ///
 /// The caller must own the handle: no other code of this process uses or relies on the address
-/// handle, and no outstanding request names it.
+/// handle. A request that names it may be outstanding: Soft-RoCE then fails it (`rxe_get_av`), and
+/// the WQEs of other devices contain the address vector.
 #[doc(alias = "ibv_destroy_ah")]
 pub unsafe fn destroy_ah(file: &DeviceFile, handle: u32) -> Result<(), IoctlError> {
     let mut call = Call::<AhDestroy>::new(file.driver_id());

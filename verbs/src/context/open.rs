@@ -195,13 +195,14 @@ impl<P: Provider> AsFd for Context<P> {
 
 /// The device file of `device` for a descriptor.
 fn device_file(verb: &'static str, device: &Device, fd: OwnedFd, driver: DriverId) -> Result<DeviceFile> {
-    let file = if device.is_named_by_netlink(fd.as_fd()) {
-        // SAFETY: the descriptor is of the character device that the kernel has just named, by RDMA
-        // netlink, as a uverbs device. This needs no sysfs, also for devices with dynamic numbers.
-        unsafe { DeviceFile::from_fd_unchecked(fd, driver.0) }.map_err(OpenError::from)
-    } else {
-        DeviceFile::from_fd(fd, driver.0)
+    let checked = match DeviceFile::check_uverbs(fd.as_fd()) {
+        // Without sysfs, RDMA netlink identifies devices with dynamic numbers.
+        Err(OpenError::Unidentified { .. }) if device.is_named_by_netlink(fd.as_fd()) => Ok(()),
+        checked => checked,
     };
+    // SAFETY: `check_uverbs` accepted the descriptor, or RDMA netlink named its number after it was
+    // opened. An open file keeps its driver loaded, and so the driver's range of numbers.
+    let file = checked.and_then(|()| Ok(unsafe { DeviceFile::from_fd_unchecked(fd, driver.0) }?));
     file.map_err(|error| match error {
         OpenError::Ioctl(refused) => Error::kernel(verb, device.name(), refused),
         error => Error::invalid(verb, format!("the device file of {}: {error}", device.name())),
