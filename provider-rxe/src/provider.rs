@@ -63,10 +63,10 @@ fn check_queue_memory(memory: QueueMemory) -> Result<(), CreateError> {
 /// # Safety
 ///
 /// As for [`command::destroy_cq`].
-unsafe fn destroy_cq(file: &DeviceFile, handle: u32) {
+unsafe fn destroy_cq(file: &DeviceFile, handle: u32) -> Result<(), IoctlError> {
     // Fails only if an object uses the CQ or the device was removed.
     // SAFETY: the caller owns the queue, by this function's contract.
-    let _ = unsafe { command::destroy_cq(file, handle) };
+    unsafe { command::destroy_cq(file, handle) }.map(drop)
 }
 
 /// Destroys a queue pair that is not returned to the caller.
@@ -74,10 +74,10 @@ unsafe fn destroy_cq(file: &DeviceFile, handle: u32) {
 /// # Safety
 ///
 /// As for [`command::destroy_qp`].
-unsafe fn destroy_qp(file: &DeviceFile, handle: u32) {
+unsafe fn destroy_qp(file: &DeviceFile, handle: u32) -> Result<(), IoctlError> {
     // Fails only if the QP is attached to a multicast group or the device was removed.
     // SAFETY: the caller owns the queue pair, by this function's contract.
-    let _ = unsafe { command::destroy_qp(file, handle) };
+    unsafe { command::destroy_qp(file, handle) }.map(drop)
 }
 
 /// Destroys a shared receive queue that is not returned to the caller.
@@ -85,10 +85,10 @@ unsafe fn destroy_qp(file: &DeviceFile, handle: u32) {
 /// # Safety
 ///
 /// As for [`command::destroy_srq`].
-unsafe fn destroy_srq(file: &DeviceFile, handle: u32) {
+unsafe fn destroy_srq(file: &DeviceFile, handle: u32) -> Result<(), IoctlError> {
     // Fails only if a QP uses the SRQ or the device was removed.
     // SAFETY: the caller owns the queue, by this function's contract.
-    let _ = unsafe { command::destroy_srq(file, handle) };
+    unsafe { command::destroy_srq(file, handle) }.map(drop)
 }
 
 // SAFETY: by the numbers of the trait's obligations:
@@ -146,12 +146,12 @@ unsafe impl Provider for Rxe {
         let made = unsafe { command::create_cq(&self.file, request, payload) }?;
         // SAFETY: the kernel has just created the object, and no other code knows its handle before
         // this function returns it.
-        let guard = unsafe { HandleGuard::new(&self.file, made.handle, destroy_cq) };
+        let guard = unsafe { HandleGuard::new(&self.file, made.handle, destroy_cq, ()) };
         let memory = self.map(&response.mi)?;
         let arm = KernelArm::new(self.file.clone(), made.handle);
         // SAFETY: the kernel shares these pages for this queue and allows one mapping.
         let queue = unsafe { RxeCq::new(memory, request.entries, arm) }?;
-        Ok(CreatedCq { handle: guard.disarm(), entries: queue.capacity(), queue })
+        Ok(CreatedCq { handle: guard.disarm().0, entries: queue.capacity(), queue })
     }
 
     unsafe fn resize_cq(&self, cq: u32, queue: &mut RxeCq, entries: u32) -> Result<u32, CreateError> {
@@ -193,7 +193,7 @@ unsafe impl Provider for Rxe {
         let made = unsafe { command::create_qp(&self.file, &request, payload) }?;
         // SAFETY: the kernel has just created the object, and no other code knows its handle before
         // this function returns it.
-        let guard = unsafe { HandleGuard::new(&self.file, made.handle, destroy_qp) };
+        let guard = unsafe { HandleGuard::new(&self.file, made.handle, destroy_qp, ()) };
 
         let mut cap = made.cap;
         let rq = match request.srq {
@@ -221,7 +221,7 @@ unsafe impl Provider for Rxe {
         // 6.1 reports the requested depths; the rings are deeper.
         cap.max_send_wr = sq.capacity();
         cap.max_recv_wr = rq.as_ref().map_or(0, RecvQueue::capacity);
-        Ok(CreatedQp { handle: guard.disarm(), qp_num: made.qp_num, cap, sq, rq })
+        Ok(CreatedQp { handle: guard.disarm().0, qp_num: made.qp_num, cap, sq, rq })
     }
 
     unsafe fn create_srq(&self, request: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError> {
@@ -233,12 +233,12 @@ unsafe impl Provider for Rxe {
         let made = unsafe { command::create_srq(&self.file, request, payload) }?;
         // SAFETY: the kernel has just created the object, and no other code knows its handle before
         // this function returns it.
-        let guard = unsafe { HandleGuard::new(&self.file, made.handle, destroy_srq) };
+        let guard = unsafe { HandleGuard::new(&self.file, made.handle, destroy_srq, ()) };
         let memory = self.map(&response.mi)?;
         // SAFETY: the kernel shares these pages for this queue and allows one mapping.
         let queue = unsafe { RxeRq::new(memory, request.max_wr, made.max_sge) }?;
         Ok(CreatedSrq {
-            handle: guard.disarm(),
+            handle: guard.disarm().0,
             max_wr: queue.capacity(),
             max_sge: made.max_sge,
             srq_num: response.srq_num,

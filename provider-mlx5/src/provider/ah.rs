@@ -34,10 +34,10 @@ impl Mlx5 {
         let destroy = |file: &DeviceFile, handle| {
             // SAFETY: `HandleGuard` calls it for the address handle created above, which has no
             // other user.
-            let _ = unsafe { command::destroy_ah(file, handle) };
+            unsafe { command::destroy_ah(file, handle) }
         };
         // SAFETY: the address handle was just created and has no other user.
-        let guard = unsafe { HandleGuard::new(&self.file, made.handle, destroy) };
+        let guard = unsafe { HandleGuard::new(&self.file, made.handle, destroy, ()) };
         let link = if ethernet {
             let index = attr.grh.sgid_index.into();
             let gid = command::query_gid_entry(&self.file, attr.port_num.into(), index)?;
@@ -46,6 +46,6 @@ impl Mlx5 {
             Link::InfiniBand
         };
         let ah = Mlx5Ah { vector: address::vector(attr, link) };
-        Ok(CreatedAh { handle: guard.disarm(), ah })
+        Ok(CreatedAh { handle: guard.disarm().0, ah })
     }
 }

@@ -28,13 +28,13 @@ pub(crate) fn alloc(file: &DeviceFile, request: &DmRequest) -> Result<(u32, Devi
     unsafe { file.execute(&mut call) }?;
     let destroy = |file: &DeviceFile, handle| {
         // SAFETY: `HandleGuard` calls it for the memory allocated above, which has no other user.
-        let _ = unsafe { command::free_dm(file, handle) };
+        unsafe { command::free_dm(file, handle) }
     };
     // SAFETY: the memory was just allocated and has no other user.
-    let guard = unsafe { HandleGuard::new(file, call.made(DmAlloc::HANDLE), destroy) };
+    let guard = unsafe { HandleGuard::new(file, call.made(DmAlloc::HANDLE), destroy, ()) };
     let len = usize::try_from(request.len).map_err(|_| IoctlError { method: "mmap", errno: Errno::NOMEM })?;
     let memory = map(file, start, page, len)?;
-    Ok((guard.disarm(), memory))
+    Ok((guard.disarm().0, memory))
 }
 
 /// Maps device memory of this context by its handle.

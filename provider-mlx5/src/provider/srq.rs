@@ -59,28 +59,23 @@ impl Mlx5 {
         // (`mlx5_ib_create_srq` of its `srq.c`). The returned queue keeps the memory and the
         // doorbell record. The caller keeps the queue until the kernel has destroyed the SRQ.
         let made = unsafe { command::create_srq(&self.file, &asked, payload) }?;
+        queue.shared().set_number(response.srqn);
+        if let Some(record) = record {
+            queue.attach_record(record);
+        }
         let destroy = |file: &DeviceFile, handle| {
             // SAFETY: `HandleGuard` calls it for the SRQ created above, which has no other user.
-            let _ = unsafe { command::destroy_srq(file, handle) };
+            unsafe { command::destroy_srq(file, handle) }.map(drop)
         };
         // SAFETY: the SRQ was just created and has no other user.
-        let guard = unsafe { HandleGuard::new(&self.file, made.handle, destroy) };
+        let guard = unsafe { HandleGuard::new(&self.file, made.handle, destroy, queue) };
         if request.limit > 0 {
             // The create command does not set a limit.
             self.arm_srq_limit(made.handle, request.limit)?;
         }
-        queue.shared().set_number(response.srqn);
-        track(&self.srqs, made.handle, queue.shared());
-        if let Some(record) = record {
-            queue.attach_record(record);
-        }
-        Ok(CreatedSrq {
-            handle: guard.disarm(),
-            max_wr: queue.capacity(),
-            max_sge,
-            srq_num: response.srqn,
-            queue,
-        })
+        let (handle, queue) = guard.disarm();
+        track(&self.srqs, handle, queue.shared());
+        Ok(CreatedSrq { handle, max_wr: queue.capacity(), max_sge, srq_num: response.srqn, queue })
     }
 
     /// # Safety
