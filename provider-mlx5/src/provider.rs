@@ -179,6 +179,12 @@ impl Mlx5 {
         &self.ucontext
     }
 
+    /// Fails with `ESTALE` in a forked child, as a command does. The creation of a queue calls it
+    /// before it accesses doorbell records and the uidx table, which a child does not have.
+    fn check_same_process(&self, method: &'static str) -> Result<(), IoctlError> {
+        self.file.check_same_process().map_err(ioctl_error(method))
+    }
+
     pub(crate) fn file(&self) -> &DeviceFile {
         &self.file
     }
@@ -276,6 +282,7 @@ unsafe impl Provider for Mlx5 {
     }
 
     unsafe fn create_cq(&self, request: &CqRequest<'_>) -> Result<CreatedCq<Self>, CreateError> {
+        self.check_same_process("CqCreate")?;
         // SAFETY: the caller's promise is the same.
         unsafe { self.do_create_cq(request) }
     }
@@ -286,6 +293,7 @@ unsafe impl Provider for Mlx5 {
     }
 
     unsafe fn create_qp(&self, request: &QpRequest) -> Result<CreatedQp<Self>, CreateError> {
+        self.check_same_process("QpCreate")?;
         // SAFETY: the caller's promise is the same.
         unsafe { self.do_create_qp(request) }
     }
@@ -295,6 +303,7 @@ unsafe impl Provider for Mlx5 {
     }
 
     unsafe fn create_srq(&self, request: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError> {
+        self.check_same_process("SrqCreate")?;
         // SAFETY: the caller's promise is the same.
         unsafe { self.do_create_srq(request) }
     }
@@ -305,6 +314,7 @@ unsafe impl Provider for Mlx5 {
     }
 
     unsafe fn create_wq(&self, request: &WqRequest) -> Result<CreatedWq<Self>, CreateError> {
+        self.check_same_process("WqCreate")?;
         let cq = lookup(&self.cqs, request.cq, "WqCreate")?;
         let doorbell = self.records.take().map_err(ioctl_error("mmap"))?;
         // SAFETY: the caller's promise is the same.

@@ -6,8 +6,8 @@ use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
 use bareverbs::netlink::RdmaNetlink;
 use bareverbs::owned::Endpoint;
 use bareverbs::{
-    Access, Arm, Buffer, CqInit, Error, MemoryOwner, Mr, Operation, Payload, Pd, QpAttr, QpAttrMask, QpState,
-    SrqInit, WcStatus,
+    Access, Arm, Buffer, CqInit, Error, MemoryOwner, Mr, Operation, Payload, Pd, QpAttr, QpAttrMask, QpInit,
+    QpState, Rc, SrqInit, WcStatus, WqInit,
 };
 use bareverbs_kernel_tests::loopback::{
     ALL_REMOTE, Plan, Side, contents, domain, pair, region, request, side_on,
@@ -85,7 +85,14 @@ pub(crate) fn commands_in_a_forked_child_fail_with_estale() {
         c.go_to(QpState::ERR).unwrap();
         exchange(&mut a, &mut b);
 
+        let has_wqs = context.capabilities().work_queues;
         child::run(|| {
+            refused_as_foreign(context.create_cq(&CqInit::new(8)));
+            refused_as_foreign(pd.create_srq(&SrqInit::new(8)));
+            refused_as_foreign(pd.create_qp::<Rc>(&QpInit::new(&a.cq, &a.cq)));
+            if has_wqs {
+                refused_as_foreign(pd.create_wq(&WqInit::new(&a.cq, 8)));
+            }
             refused_as_foreign(context.alloc_pd());
             refused_as_foreign(context.create_comp_channel());
             refused_as_foreign(context.query_port(1));
