@@ -136,7 +136,7 @@ mod tests {
         memory.write(second, &[7; 128]).unwrap();
         assert!(!memory.free(second, 64));
         assert!(memory.free(second, 128));
-        assert!(memory.read(second, &mut [0; 1]).is_err(), "nobody's");
+        assert!(memory.read(second, &mut [0; 1]).is_err(), "unmapped");
         let again = memory.allocate(range, 128, 256).unwrap();
         let mut bytes = [1; 128];
         memory.read(again, &mut bytes).unwrap();

@@ -105,7 +105,7 @@ impl Pingpong<'_> {
 pub fn wait_until_listening(server: &mut Program, port: u16) {
     let deadline = Instant::now() + LIMIT;
     while !server.has_ended() && !is_listening(port) {
-        assert!(Instant::now() < deadline, "nobody listens on TCP port {port}");
+        assert!(Instant::now() < deadline, "no program listens on TCP port {port}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

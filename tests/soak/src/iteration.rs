@@ -327,7 +327,7 @@ impl Iteration {
             let qp = *self
                 .ids_by_qpn
                 .get(&wc.qp_num)
-                .ok_or_else(|| anyhow!("a completion of nobody's QP: {wc:?}"))?;
+                .ok_or_else(|| anyhow!("a completion of an unknown QP: {wc:?}"))?;
             let window = |rkey| self.mws.iter().find(|(_, mw)| mw.rkey() == rkey).map(|(id, _)| *id);
             let is_flushed_send = wc.wr_id & RECEIVE == 0 && wc.status == WcStatus::WR_FLUSH_ERR;
             let failure =

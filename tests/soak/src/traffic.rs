@@ -188,8 +188,7 @@ fn exchange(
         let mut some = false;
         while let Some(completion) = cq.poll_one() {
             some = true;
-            let &index =
-                arriving_at.get(&completion.qp_num).context("a completion of nobody's queue pair")?;
+            let &index = arriving_at.get(&completion.qp_num).context("a completion of an unknown QP")?;
             ensure!(completion.status == WcStatus::SUCCESS, "{completion:?}");
             match completion.opcode {
                 WcOpcode::RECV => {
@@ -223,7 +222,7 @@ fn exchange(
         }
     }
     let traffic = begin.elapsed();
-    ensure!(cq.poll_one().is_none(), "a completion that nothing asked for");
+    ensure!(cq.poll_one().is_none(), "an unexpected completion");
     Ok((traffic, bytes))
 }
 

@@ -125,7 +125,7 @@ pub fn is_soft_roce() -> bool {
 /// If the port is InfiniBand.
 pub fn ethernet() -> Requirement {
     need(!is_infiniband(), || {
-        "its port is of InfiniBand, and has neither an IP address nor a network interface".into()
+        "the port's link layer is InfiniBand, without an IP address and a network interface".into()
     })
 }
 
@@ -136,7 +136,7 @@ pub fn ethernet() -> Requirement {
 /// If the programs are instrumented.
 pub fn not_instrumented() -> Requirement {
     let instrumented = std::env::var_os("LLVM_PROFILE_FILE").is_some();
-    need(!instrumented, || "the programs are instrumented, and write their counts when they exit".into())
+    need(!instrumented, || "instrumented programs write their profiles at exit".into())
 }
 
 /// For tests of multicast groups that are identified by GID only.
@@ -144,7 +144,7 @@ pub fn not_instrumented() -> Requirement {
 /// # Errors
 /// If the port is InfiniBand.
 pub fn multicast_by_gid() -> Requirement {
-    need(!is_infiniband(), || "its port is of InfiniBand, where a group has a LID too".into())
+    need(!is_infiniband(), || "the port's link layer is InfiniBand: a multicast group has an MLID too".into())
 }
 
 /// For tests of InfiniBand.
@@ -152,7 +152,7 @@ pub fn multicast_by_gid() -> Requirement {
 /// # Errors
 /// If the port is Ethernet.
 pub fn infiniband() -> Requirement {
-    need(is_infiniband(), || "its port is not of InfiniBand".into())
+    need(is_infiniband(), || "the port's link layer is not InfiniBand".into())
 }
 
 /// For tests of datagrams with an invalid address handle. On Soft-RoCE, a request names an address
@@ -162,9 +162,7 @@ pub fn infiniband() -> Requirement {
 /// # Errors
 /// If the device has another driver.
 pub fn soft_roce_validates_ah() -> Requirement {
-    need(is_soft_roce(), || {
-        format!("a request to {} holds the address itself, and no handle that could be a wrong one", name())
-    })
+    need(is_soft_roce(), || format!("WQEs of {} contain the address vector, not the number of an AH", name()))
 }
 
 /// For tests of SRQ resize.
@@ -173,7 +171,7 @@ pub fn soft_roce_validates_ah() -> Requirement {
 /// If the device does not support it.
 pub fn srq_resize() -> Requirement {
     let flags = open().query_device().expect("the device's attributes").device_cap_flags;
-    need(flags.contains(DeviceCapFlags::SRQ_RESIZE), || format!("{} does not resize SRQs", name()))
+    need(flags.contains(DeviceCapFlags::SRQ_RESIZE), || format!("{} does not support SRQ resize", name()))
 }
 
 /// For tests of forbidden uses of windows and their regions. Soft-RoCE's driver executes binds and
@@ -183,9 +181,7 @@ pub fn srq_resize() -> Requirement {
 /// If the device has another driver. On a ConnectX a bind modifies an mkey. The device does not
 /// check it, and the driver does not see it.
 pub fn soft_roce_validates_binds() -> Requirement {
-    need(is_soft_roce(), || {
-        format!("a bind on {} is a change of a memory key, carried out as it is told", name())
-    })
+    need(is_soft_roce(), || format!("{} executes binds as UMRs and does not check the MR", name()))
 }
 
 /// For tests of SQD.
@@ -195,7 +191,7 @@ pub fn soft_roce_validates_binds() -> Requirement {
 pub fn sqd() -> Requirement {
     let (mut a, _b) = pair(&domain(), Plan::default());
     let refused = a.qp.drain().err();
-    need(refused.is_none(), || format!("{} drains no send queue: {refused:?}", name()))
+    need(refused.is_none(), || format!("{} does not support SQD: {refused:?}", name()))
 }
 
 /// For tests of deferred doorbells.
@@ -210,7 +206,7 @@ pub fn deferred_doorbells() -> Requirement {
     let nothing = request(1, Operation::Send, Payload::Inline(&[]));
     // SAFETY: the request has no SGEs.
     unsafe { a.qp.post_send_deferred(&[nothing]) }.expect("a message of no bytes");
-    need(a.qp.split().0.deferred() == 1, || format!("{} is told of every request at once", name()))
+    need(a.qp.split().0.deferred() == 1, || format!("{} has no deferred doorbells", name()))
 }
 
 /// The access rights that a query in INIT reports. ConnectX reports no local rights, and reports
@@ -224,7 +220,7 @@ pub fn reported_access(rights: Access) -> Access {
 /// # Errors
 /// If the device has another driver.
 pub fn soft_roce() -> Requirement {
-    need(is_soft_roce(), || format!("{} is no device of Soft-RoCE", name()))
+    need(is_soft_roce(), || format!("{} is not an rxe device", name()))
 }
 
 /// For tests of the mlx5 provider.
@@ -232,7 +228,7 @@ pub fn soft_roce() -> Requirement {
 /// # Errors
 /// If the device has another driver.
 pub fn connectx() -> Requirement {
-    need(device().driver_id() == Some(DriverId::MLX5), || format!("{} is no ConnectX", name()))
+    need(device().driver_id() == Some(DriverId::MLX5), || format!("{} is not a ConnectX", name()))
 }
 
 /// For tests that unbind the device's driver.
@@ -241,7 +237,7 @@ pub fn connectx() -> Requirement {
 /// If the device is on no bus. Soft-RoCE is not, and the kernel removes it only when it is unused.
 pub fn unbindable() -> Requirement {
     need(sysfs("device/driver/unbind").exists(), || {
-        format!("{} is on no bus that it could be taken from", name())
+        format!("{} has no driver to unbind (virtual device)", name())
     })
 }
 
@@ -285,7 +281,7 @@ pub fn scatter() -> Requirement {
     let pd = open().alloc_pd().map_err(|error| error.to_string())?;
     let cq = pd.context().create_cq(&CqInit::new(1)).map_err(|error| error.to_string())?;
     let made = pd.create_qp::<Rc>(&QpInit { scatter_to_cqe: true, ..QpInit::new(&cq, &cq) });
-    need(made.is_ok(), || format!("completions of {} carry no messages", name()))
+    need(made.is_ok(), || format!("{} does not support scatter to CQE", name()))
 }
 
 /// For tests of compressed CQEs.
@@ -293,7 +289,9 @@ pub fn scatter() -> Requirement {
 /// # Errors
 /// If the device does not support them.
 pub fn compression() -> Requirement {
-    need(open().capabilities().compressed_completions, || format!("{} compresses no completions", name()))
+    need(open().capabilities().compressed_completions, || {
+        format!("{} does not support CQE compression", name())
+    })
 }
 
 /// For tests that compressed CQEs are rejected as unsupported.
@@ -301,7 +299,7 @@ pub fn compression() -> Requirement {
 /// # Errors
 /// If the device supports them.
 pub fn no_compression() -> Requirement {
-    need(compression().is_err(), || format!("{} compresses completions", name()))
+    need(compression().is_err(), || format!("{} supports CQE compression", name()))
 }
 
 /// For tests of device memory.
@@ -333,7 +331,7 @@ pub fn null_mr() -> Requirement {
 /// # Errors
 /// If the driver does not support import.
 pub fn import() -> Requirement {
-    need(open().capabilities().import, || format!("{} has contexts for one process only", name()))
+    need(open().capabilities().import, || format!("{} does not support the import of contexts", name()))
 }
 
 /// For tests that import is rejected as unsupported.
@@ -341,7 +339,7 @@ pub fn import() -> Requirement {
 /// # Errors
 /// If the driver supports it.
 pub fn no_import() -> Requirement {
-    need(import().is_err(), || format!("{} has contexts that several processes can use", name()))
+    need(import().is_err(), || format!("{} supports the import of contexts", name()))
 }
 
 /// For tests of raw packet queue pairs.
@@ -349,7 +347,7 @@ pub fn no_import() -> Requirement {
 /// # Errors
 /// If the device does not support them.
 pub fn raw_packets() -> Requirement {
-    need(open().capabilities().raw_packets, || format!("{} has no queue pairs of raw packets", name()))
+    need(open().capabilities().raw_packets, || format!("{} has no raw packet QPs", name()))
 }
 
 /// For tests that raw packet queue pairs are rejected as unsupported.
@@ -357,7 +355,7 @@ pub fn raw_packets() -> Requirement {
 /// # Errors
 /// If the device supports them.
 pub fn no_raw_packets() -> Requirement {
-    need(raw_packets().is_err(), || format!("{} has queue pairs of raw packets", name()))
+    need(raw_packets().is_err(), || format!("{} has raw packet QPs", name()))
 }
 
 /// For tests of work queues and RSS.
@@ -387,7 +385,7 @@ pub const FAR: &str = "veth1";
 pub fn has_peer_veth() -> Requirement {
     ethernet()?;
     let there = PathBuf::from(format!("/sys/class/net/{FAR}")).exists();
-    need(there, || format!("there is nobody at the other end of the wire, as {FAR} is with Soft-RoCE"))
+    need(there, || format!("there is no peer interface {FAR}"))
 }
 
 fn need(met: bool, otherwise: impl FnOnce() -> String) -> Requirement {

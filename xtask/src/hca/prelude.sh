@@ -20,7 +20,7 @@ find_gid() {
 first=18601
 at=$first waiting=() named=()
 
-# Starts what waits for the other side.
+# Starts a command that waits for the other side.
 await() {
     "$@" >/tmp/server.$at 2>&1 &
     waiting[at]=$! named[at]="$*"
@@ -39,13 +39,13 @@ listening() {
         printf -v sign ':%04X +(0):0000 0A' $port
         until [[ $(</proc/net/tcp)$(</proc/net/tcp6) == *$sign* ]]; do
             [ $SECONDS -lt $end ] && kill -0 ${waiting[port]:-$$} 2>/dev/null ||
-                { echo "nobody listens on port $port: ${named[port]}"; cat /tmp/server.$port; return 1; }
+                { echo "no program listens on port $port: ${named[port]}"; cat /tmp/server.$port; return 1; }
             sleep 0.02
         done
     done
 }
 
-# Waits until what was started is over, and says what has failed.
+# Waits until all started programs have ended, and prints those that failed.
 served() {
     local run failed=0
     for run in ${!waiting[@]}; do
@@ -71,7 +71,7 @@ try() {
     done
 }
 
-# Waits until the port is as it was when the host came up.
+# Waits until the port has the state that it had after boot.
 ready() {
     local n=0 netdev
     until grep -q ACTIVE $port/state 2>/dev/null; do

@@ -132,7 +132,7 @@ pub(crate) fn mr_of_another_pd_is_rejected_and_returned() {
 pub(crate) fn failed_endpoint_returns_all_buffers_and_rejects_posts() {
     nothing_leaks(|| {
         let pd = domain();
-        let nobodys = Remote { addr: 0x1000, rkey: 0xdead_be00 };
+        let unregistered = Remote { addr: 0x1000, rkey: 0xdead_be00 };
         type Post =
             fn(&mut Endpoint, Mr<Buffer>, Remote) -> Result<(), bareverbs::owned::PostOwnedError<Buffer>>;
         let cases: [(&str, Post); 2] = [
@@ -143,7 +143,7 @@ pub(crate) fn failed_endpoint_returns_all_buffers_and_rejects_posts() {
             let (mut alice, mut bob) = pair(&pd);
             bob.post_recv(buffer(&pd)).unwrap();
             alice.post_recv(buffer(&pd)).unwrap();
-            post(&mut alice, buffer(&pd), nobodys).unwrap();
+            post(&mut alice, buffer(&pd), unregistered).unwrap();
             // Long after the queue pair failed, and before the program polls.
             std::thread::sleep(Duration::from_millis(100));
             alice.post_recv(buffer(&pd)).unwrap();
@@ -156,7 +156,7 @@ pub(crate) fn failed_endpoint_returns_all_buffers_and_rejects_posts() {
                         statuses.push(status);
                     }
                     Ok(Some(_)) => panic!("{what}: it cannot have worked"),
-                    Ok(None) => panic!("{what}: somebody waits for ever: {statuses:?}"),
+                    Ok(None) => panic!("{what}: Endpoint::wait hangs: {statuses:?}"),
                 }
             }
             assert_eq!(statuses.len(), 3, "{what}");

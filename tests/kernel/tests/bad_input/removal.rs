@@ -95,7 +95,7 @@ pub(crate) fn device_removal_under_traffic_is_reported() {
             turn(&mut a, &mut b);
             match events.try_get().unwrap() {
                 Some(reported @ AsyncEvent::Device { .. }) => break reported,
-                _ => assert!(begin.elapsed() < TIMEOUT, "nobody told that the device is gone"),
+                _ => assert!(begin.elapsed() < TIMEOUT, "no DEVICE_FATAL event"),
             }
         };
         unbinding.join().unwrap();

@@ -89,8 +89,8 @@ pub(crate) fn multicast_and_roce_v1_macs_are_derived() {
 pub(crate) fn silent_neighbour_has_no_address() {
     let context = open();
     let from = context.default_gid(1).unwrap();
-    let nobody = AhAttr::global(1, Ipv4Addr::new(10, 1, 0, 222).into(), from.index as u8);
-    let error = context.resolve_ethernet(&nobody, Duration::from_millis(50)).unwrap_err();
+    let absent = AhAttr::global(1, Ipv4Addr::new(10, 1, 0, 222).into(), from.index as u8);
+    let error = context.resolve_ethernet(&absent, Duration::from_millis(50)).unwrap_err();
     assert_eq!(error.errno(), Some(Errno::HOSTUNREACH), "{error}");
     assert!(error.to_string().contains("10.1.0.222"), "{error}");
 

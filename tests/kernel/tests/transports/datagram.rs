@@ -63,7 +63,7 @@ fn round_trip(host: &Host, gid: GidEntry) -> Grh {
     let attr = host.context.ah_attr_from_wc(1, &received, &header).unwrap();
     assert_eq!(attr.grh.unwrap().dgid, gid.gid);
     assert_eq!(u32::from(attr.grh.unwrap().sgid_index), gid.index);
-    assert_eq!(attr.sl, 0, "only InfiniBand has others, and nobody asked for one");
+    assert_eq!(attr.sl, 0, "only InfiniBand has other service levels");
     let back = host.pd.create_ah(&attr).unwrap();
     assert_eq!(back.attr(), &attr);
     send(&mut bob, 4, Datagram::new(&back, received.src_qp, QKEY), b"and back");
@@ -218,7 +218,7 @@ pub(crate) fn create_ah_requires_a_route() {
         let gid = host.gid();
         let to = |address| AhAttr::global(1, Gid::from(address), gid.index as u8);
         let Err(error) = host.pd.create_ah(&to(Ipv4Addr::new(10, 1, 0, 77))) else {
-            panic!("nobody is there")
+            panic!("an AH without a route was created")
         };
         assert!(error.to_string().contains("::ffff:10.1.0.77"), "{error}");
         assert!(error.to_string().contains("no route to"), "{error}");

@@ -50,7 +50,7 @@ impl Evented {
 pub(crate) fn armed_cq_raises_one_event() {
     let mut evented = Evented::new();
     evented.exchange(SendFlags::empty());
-    assert!(evented.quiet(), "nobody asked");
+    assert!(evented.quiet(), "the CQ is not armed");
 
     evented.b.cq.arm(Arm::Any).unwrap();
     evented.exchange(SendFlags::empty());

@@ -37,8 +37,8 @@ impl Generator {
                 let beyond = self
                     .pick(own)
                     .map(|(id, mr)| Piece { mr: Some(*id), range: mr.bytes.len()..mr.bytes.len() + len });
-                let nobody = Piece { mr: None, range: 0..len };
-                let piece = beyond.filter(|_| self.rng.bool()).unwrap_or(nobody);
+                let unregistered = Piece { mr: None, range: 0..len };
+                let piece = beyond.filter(|_| self.rng.bool()).unwrap_or(unregistered);
                 let request = self.request(Action::Send(None), Payload::Pieces(vec![piece]));
                 list.requests.push(request);
             }

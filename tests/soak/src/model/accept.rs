@@ -169,7 +169,7 @@ impl Model {
     pub fn observe(&mut self, seen: &Seen) -> Result<(), String> {
         let receive = seen.wr_id & RECEIVE != 0;
         let Some(qp) = self.qps.get_mut(&seen.qp) else {
-            return Err(format!("a completion of a queue pair that is no more: {seen:?}"));
+            return Err(format!("a completion of a destroyed QP: {seen:?}"));
         };
         if !receive {
             qp.flushes_unsignalled(seen);
@@ -179,7 +179,7 @@ impl Model {
             return if qp.accept_aborted(seen, receive) {
                 Ok(())
             } else {
-                Err(format!("a completion out of turn: {seen:?}; the first that is due: {wanted:?}"))
+                Err(format!("a completion out of order: {seen:?}; expected: {wanted:?}"))
             };
         }
         let expected = qp.expected_mut(receive);
@@ -191,10 +191,10 @@ impl Model {
                 qp.idle.remove(0);
                 return Ok(());
             }
-            return Err(format!("a completion that nothing asked for: {seen:?}"));
+            return Err(format!("an unexpected completion: {seen:?}"));
         };
         if !expect.is(seen) {
-            return Err(format!("a completion that is not the next one: {seen:?} in place of {expect:?}"));
+            return Err(format!("a completion out of order: {seen:?} instead of {expect:?}"));
         }
         match expect.shared {
             Some(srq) => self.take_shared(srq, seen, &expect),
@@ -204,14 +204,14 @@ impl Model {
 
     /// A queue pair's messages use the receives of an SRQ in the order in which they were posted.
     fn take_shared(&mut self, id: Id, seen: &Seen, expect: &Expect) -> Result<(), String> {
-        let srq = self.srqs.get_mut(&id).expect("the shared queue outlives its queue pairs");
+        let srq = self.srqs.get_mut(&id).expect("the SRQ outlives its QPs");
         let Some(place) = srq.posted.iter().position(|receive| receive.wr_id == seen.wr_id) else {
-            return Err(format!("a receive that is not posted to the shared queue {id}: {seen:?}"));
+            return Err(format!("a receive that is not posted to SRQ {id}: {seen:?}"));
         };
         // Each outstanding message uses at most one receive, so no later one can be used.
         if place >= srq.consumed {
             return Err(format!(
-                "receive {place} of the shared queue {id}, but only {} are due: {seen:?}",
+                "receive {place} of SRQ {id}, but only {} are expected: {seen:?}",
                 srq.consumed
             ));
         }
@@ -219,7 +219,7 @@ impl Model {
         let receive = srq.posted.remove(place).expect("it was found there");
         let qp = self.qp_mut(seen.qp);
         if seen.wr_id <= qp.last_shared {
-            return Err(format!("a receive that was posted before the one that came last: {seen:?}"));
+            return Err(format!("SRQ receives out of order: {seen:?}"));
         }
         qp.last_shared = seen.wr_id;
         if let Some(bytes) = &expect.bytes {
