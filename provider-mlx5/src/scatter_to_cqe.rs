@@ -25,9 +25,13 @@
 //! any more. The owner takes all slots back before it gives up the receives: when the queue is
 //! reset, dropped or [abandoned](bareverbs_provider::traits::RecvQueue::abandon).
 //!
+//! Until then, other threads may access the memory by the copying methods of its MR. These methods
+//! and the poller use the copies of [`bareverbs_provider::copy`], which may run concurrently.
+//!
 //! A payload is copied at most once per receive, even if the device repeats the CQE.
 
 use bareverbs_provider::Errno;
+use bareverbs_provider::copy::copy_in;
 use bareverbs_provider::process::ForkGuard;
 use bareverbs_provider::work::Sge;
 
@@ -136,8 +140,9 @@ impl Claim<'_> {
     ///
     /// # Safety
     ///
-    /// The memory of the SGEs must be writable. The caller of [`ScatterToCqe::post`] guarantees
-    /// this until the receive completes or its slot was taken back.
+    /// The memory of the SGEs must be writable, and this process may access it only by functions of
+    /// [`bareverbs_provider::copy`]. The caller of [`ScatterToCqe::post`] guarantees this until the
+    /// receive completes or its slot was taken back.
     pub(crate) unsafe fn scatter(self, mut message: &[u8]) -> bool {
         for element in self.elements {
             let length = element.length.load(Ordering::Relaxed) as usize;
@@ -146,8 +151,9 @@ impl Claim<'_> {
                 std::ptr::with_exposed_provenance_mut::<u8>(element.addr.load(Ordering::Relaxed) as usize);
             if !now.is_empty() {
                 // SAFETY: the contract of this function: the slot does not complete and is not
-                // taken back before `self` is dropped. `now` is not longer than the SGE.
-                unsafe { to.copy_from_nonoverlapping(now.as_ptr(), now.len()) };
+                // taken back before `self` is dropped. `now` is not longer than the SGE. Until
+                // then this process accesses the memory only by such copies.
+                unsafe { copy_in(now, to) };
             }
             message = rest;
         }

@@ -13,6 +13,7 @@
 //! | [`work`] | work requests and completions as values |
 //! | [`rss`] | hash fields and functions of receive-side scaling |
 //! | [`device`] | the device file: ioctls and mappings |
+//! | [`copy`] | copies of memory that others access at the same time |
 //! | [`dm`] | device memory |
 //! | [`command`] | the kernel's commands, one function each |
 //! | [`handle_guard`] | destroys a kernel object unless its creation succeeds |
@@ -24,6 +25,7 @@
 pub mod barrier;
 pub mod caps;
 pub mod command;
+pub mod copy;
 pub mod device;
 pub mod dm;
 pub mod error;

@@ -196,68 +196,6 @@ impl<'a> Borrowed<'a> {
 #[non_exhaustive]
 pub struct RawMemory;
 
-/// Copies from memory that a device may write at the same time. The copied bytes are then any mix
-/// of old and new values.
-///
-/// # Safety
-///
-/// `from` must be valid for reads of `into.len()` bytes.
-pub(crate) unsafe fn copy_out(from: *const u8, into: &mut [u8]) {
-    let (head, words) = split(from.addr(), into.len());
-    let (first, rest) = into.split_at_mut(head);
-    let (middle, last) = rest.split_at_mut(words * 8);
-    // SAFETY: all reads are within the `into.len()` bytes that the caller guarantees. Reads of
-    // words are aligned, by the contract of `split`. They are volatile because the device may write
-    // at the same time.
-    unsafe {
-        for (i, byte) in first.iter_mut().enumerate() {
-            *byte = from.add(i).read_volatile();
-        }
-        let from = from.add(head);
-        for (i, word) in middle.chunks_exact_mut(8).enumerate() {
-            word.copy_from_slice(&from.cast::<u64>().add(i).read_volatile().to_ne_bytes());
-        }
-        let from = from.add(words * 8);
-        for (i, byte) in last.iter_mut().enumerate() {
-            *byte = from.add(i).read_volatile();
-        }
-    }
-}
-
-/// Copies into memory that a device may read or write at the same time.
-///
-/// # Safety
-///
-/// `into` must be valid for writes of `from.len()` bytes.
-pub(crate) unsafe fn copy_in(from: &[u8], into: *mut u8) {
-    let (head, words) = split(into.addr(), from.len());
-    let (first, rest) = from.split_at(head);
-    let (middle, last) = rest.split_at(words * 8);
-    // SAFETY: all writes are within the `from.len()` bytes that the caller guarantees. Writes of
-    // words are aligned, by the contract of `split`. They are volatile because the device may read
-    // at the same time.
-    unsafe {
-        for (i, byte) in first.iter().enumerate() {
-            into.add(i).write_volatile(*byte);
-        }
-        let into = into.add(head);
-        for (i, word) in middle.as_chunks::<8>().0.iter().enumerate() {
-            into.cast::<u64>().add(i).write_volatile(u64::from_ne_bytes(*word));
-        }
-        let into = into.add(words * 8);
-        for (i, byte) in last.iter().enumerate() {
-            into.add(i).write_volatile(*byte);
-        }
-    }
-}
-
-/// For `len` bytes at `address`: the number of bytes before the first aligned word of 8 bytes, and
-/// the number of whole words after them.
-fn split(address: usize, len: usize) -> (usize, usize) {
-    let head = (address.wrapping_neg() & 7).min(len);
-    (head, (len - head) / 8)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -297,24 +235,5 @@ mod tests {
         let borrowed = Borrowed::new(&mut bytes);
         borrowed.into_slice()[0] = b'j';
         assert_eq!(&bytes, b"jello");
-    }
-
-    #[test]
-    fn copies_are_exact_at_every_offset_and_length() {
-        let source: Vec<u8> = (0..64).collect();
-        for start in 0..10 {
-            for len in 0..40 {
-                let mut out = vec![0; len];
-                // SAFETY: `start + len` is below 64.
-                unsafe { copy_out(source.as_ptr().add(start), &mut out) };
-                assert_eq!(out, source[start..start + len]);
-
-                let mut target = vec![0xff; 64];
-                // SAFETY: `start + len` is below 64.
-                unsafe { copy_in(&source[..len], target.as_mut_ptr().add(start)) };
-                assert_eq!(target[start..start + len], source[..len]);
-                assert!(target[..start].iter().chain(&target[start + len..]).all(|byte| *byte == 0xff));
-            }
-        }
     }
 }

@@ -12,10 +12,10 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use bareverbs_provider::command::{self, MrRequest};
+use bareverbs_provider::copy;
 use bareverbs_uapi::uverbs::types::DriverId;
 use rustix::io::Errno;
 
-use crate::memory::{copy_in, copy_out};
 use crate::pd::shared::PdShared;
 use crate::{Access, Borrowed, Error, MemoryOwner, RawMemory, Remote, Result, Sge, mr_hints};
 
@@ -294,8 +294,10 @@ impl<M> Mr<M> {
     /// [`Error::Invalid`] if the range exceeds the region.
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
         let (start, _) = self.range("Mr::read", offset..offset.saturating_add(into.len()))?;
-        // SAFETY: the range is within the region. The bytes are valid while the region exists.
-        unsafe { copy_out(self.start.as_ptr().add(start), into) };
+        // SAFETY: the range is within the region. The bytes are valid while the region exists. While
+        // a request uses them, this process writes them only by such copies: here, in `write` and
+        // in a poller (scatter to CQE). The caller that posts the request guarantees it.
+        unsafe { copy::copy_out(self.start.as_ptr().add(start), into) };
         Ok(())
     }
 
@@ -306,8 +308,9 @@ impl<M> Mr<M> {
     pub fn write(&mut self, offset: usize, from: &[u8]) -> Result<()> {
         let (start, _) = self.range("Mr::write", offset..offset.saturating_add(from.len()))?;
         // SAFETY: the range is within the region. The bytes are valid while the region exists. The
-        // exclusive borrow excludes other threads of this process.
-        unsafe { copy_in(from, self.start.as_ptr().add(start)) };
+        // exclusive borrow excludes other accesses of this process except such copies of a poller
+        // (scatter to CQE).
+        unsafe { copy::copy_in(from, self.start.as_ptr().add(start)) };
         Ok(())
     }
 

@@ -47,7 +47,8 @@ impl<T: Transport, P: Provider> RecvHalf<'_, T, P> {
     /// While a request is in use, the memory of its SGEs must stay registered, mapped and
     /// allocated. No code may read or write that memory, except by the copying methods of the MR.
     /// With [`QpInit::scatter_to_cqe`](crate::QpInit::scatter_to_cqe), the SGE addresses must be
-    /// virtual addresses of this process.
+    /// virtual addresses of this process. The thread that polls the CQ writes the memory then; the
+    /// copying methods of the MR may run at the same time.
     ///
     /// For an on-demand MR ([`Access::ON_DEMAND`](crate::Access::ON_DEMAND)) on Soft-RoCE, the same
     /// holds for the bytes from the start of each page that an SGE touches: the kernel copies to

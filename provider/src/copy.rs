@@ -1,0 +1,217 @@
+//! Copies to and from memory that another thread or a device may access at the same time.
+//!
+//! Each byte is an atomic access of its own, with relaxed ordering. So copies of any ranges may
+//! overlap: a byte that another copy writes at the same time has its old or its new value. Memory
+//! that the methods of an MR copy may also be written by a poller (scatter to CQE) or by a device.
+//!
+//! Rust forbids atomic accesses of different sizes to race, so an atomic word may not race with an
+//! atomic byte. Whole words are therefore accessed by an instruction (`asm!`), whose effect is that
+//! of eight atomic accesses to bytes. Words are aligned, so a device that accesses the same word
+//! sees it whole.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// Bytes of a word.
+const WORD: usize = 8;
+
+/// Copies from memory that others may write at the same time.
+///
+/// # Safety
+///
+/// `from` must be valid for reads of `into.len()` bytes. During the call this process may write
+/// them only by functions of this module or by atomic accesses to bytes.
+pub unsafe fn copy_out(from: *const u8, into: &mut [u8]) {
+    let (head, words) = split(from.addr(), into.len());
+    let (first, rest) = into.split_at_mut(head);
+    let (middle, last) = rest.split_at_mut(words * WORD);
+    // SAFETY: all reads are within the `into.len()` bytes that the caller guarantees.
+    unsafe {
+        for (at, byte) in first.iter_mut().enumerate() {
+            *byte = load_byte(from.add(at));
+        }
+        let from = from.add(head);
+        for (at, word) in middle.as_chunks_mut().0.iter_mut().enumerate() {
+            *word = load_word(from.add(at * WORD));
+        }
+        let from = from.add(words * WORD);
+        for (at, byte) in last.iter_mut().enumerate() {
+            *byte = load_byte(from.add(at));
+        }
+    }
+}
+
+/// Copies into memory that others may read or write at the same time.
+///
+/// # Safety
+///
+/// `into` must be valid for writes of `from.len()` bytes. During the call this process may access
+/// them only by functions of this module or by atomic accesses to bytes.
+pub unsafe fn copy_in(from: &[u8], into: *mut u8) {
+    let (head, words) = split(into.addr(), from.len());
+    let (first, rest) = from.split_at(head);
+    let (middle, last) = rest.split_at(words * WORD);
+    // SAFETY: all writes are within the `from.len()` bytes that the caller guarantees.
+    unsafe {
+        for (at, byte) in first.iter().enumerate() {
+            store_byte(into.add(at), *byte);
+        }
+        let into = into.add(head);
+        for (at, word) in middle.as_chunks().0.iter().enumerate() {
+            store_word(into.add(at * WORD), *word);
+        }
+        let into = into.add(words * WORD);
+        for (at, byte) in last.iter().enumerate() {
+            store_byte(into.add(at), *byte);
+        }
+    }
+}
+
+/// For `len` bytes at `address`: the number of bytes before the first aligned word, and the number
+/// of whole words after them.
+fn split(address: usize, len: usize) -> (usize, usize) {
+    let head = (address.wrapping_neg() & (WORD - 1)).min(len);
+    (head, (len - head) / WORD)
+}
+
+/// # Safety
+///
+/// `place` must be valid for reads of a byte.
+#[inline(always)]
+unsafe fn load_byte(place: *const u8) -> u8 {
+    // SAFETY: the byte is valid for reads, by this function's contract, and is only read.
+    unsafe { AtomicU8::from_ptr(place.cast_mut()) }.load(Ordering::Relaxed)
+}
+
+/// # Safety
+///
+/// `place` must be valid for writes of a byte.
+#[inline(always)]
+unsafe fn store_byte(place: *mut u8, value: u8) {
+    // SAFETY: the byte is valid for writes, by this function's contract.
+    unsafe { AtomicU8::from_ptr(place) }.store(value, Ordering::Relaxed);
+}
+
+#[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(any(miri, bareverbs_tsan))))]
+use self::instructions::{load_word, store_word};
+
+/// Words by one instruction each.
+#[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(any(miri, bareverbs_tsan))))]
+mod instructions {
+    use std::arch::asm;
+
+    use super::WORD;
+
+    /// # Safety
+    ///
+    /// `place` must be aligned and valid for reads of a word.
+    #[inline(always)]
+    pub(super) unsafe fn load_word(place: *const u8) -> [u8; WORD] {
+        let value: u64;
+        let place = place.expose_provenance() as u64;
+        // SAFETY: the instruction reads the word, which is valid by this function's contract.
+        unsafe {
+            #[cfg(target_arch = "x86_64")]
+            asm!("mov {value}, qword ptr [{place}]", place = in(reg) place, value = lateout(reg) value,
+                options(nostack, preserves_flags, readonly));
+            #[cfg(target_arch = "aarch64")]
+            asm!("ldr {value}, [{place}]", place = in(reg) place, value = lateout(reg) value,
+                options(nostack, preserves_flags, readonly));
+        }
+        value.to_ne_bytes()
+    }
+
+    /// # Safety
+    ///
+    /// `place` must be aligned and valid for writes of a word.
+    #[inline(always)]
+    pub(super) unsafe fn store_word(place: *mut u8, value: [u8; WORD]) {
+        let value = u64::from_ne_bytes(value);
+        let place = place.expose_provenance() as u64;
+        // SAFETY: the instruction writes the word, which is valid by this function's contract.
+        unsafe {
+            #[cfg(target_arch = "x86_64")]
+            asm!("mov qword ptr [{place}], {value}", place = in(reg) place, value = in(reg) value,
+                options(nostack, preserves_flags));
+            #[cfg(target_arch = "aarch64")]
+            asm!("str {value}, [{place}]", place = in(reg) place, value = in(reg) value,
+                options(nostack, preserves_flags));
+        }
+    }
+}
+
+#[cfg(any(miri, bareverbs_tsan, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
+use self::bytes::{load_word, store_word};
+
+/// Words byte by byte: on other architectures, and where a tool must see the accesses.
+#[cfg(any(miri, bareverbs_tsan, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
+mod bytes {
+    use super::{WORD, load_byte, store_byte};
+
+    /// # Safety
+    ///
+    /// `place` must be valid for reads of a word.
+    #[inline(always)]
+    pub(super) unsafe fn load_word(place: *const u8) -> [u8; WORD] {
+        // SAFETY: the bytes lie in the word, which is valid by this function's contract.
+        std::array::from_fn(|at| unsafe { load_byte(place.add(at)) })
+    }
+
+    /// # Safety
+    ///
+    /// `place` must be valid for writes of a word.
+    #[inline(always)]
+    pub(super) unsafe fn store_word(place: *mut u8, value: [u8; WORD]) {
+        for (at, byte) in value.into_iter().enumerate() {
+            // SAFETY: the bytes lie in the word, which is valid by this function's contract.
+            unsafe { store_byte(place.add(at), byte) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn copies_are_exact(bytes in prop::collection::vec(any::<u8>(), 64), start in 0usize..24, len in 0usize..40) {
+            let mut out = vec![0; len];
+            // SAFETY: `start + len` is at most 64.
+            unsafe { copy_out(bytes.as_ptr().add(start), &mut out) };
+            prop_assert_eq!(&out, &bytes[start..start + len]);
+
+            let mut target: Vec<u8> = bytes.iter().map(|byte| !byte).collect();
+            // SAFETY: `start + len` is at most 64.
+            unsafe { copy_in(&bytes[..len], target.as_mut_ptr().add(start)) };
+            prop_assert_eq!(&target[start..start + len], &bytes[..len]);
+            let around = target[..start].iter().chain(&target[start + len..]);
+            let before = bytes[..start].iter().chain(&bytes[start + len..]);
+            prop_assert!(around.zip(before).all(|(now, before)| *now == !before));
+        }
+    }
+
+    #[test]
+    fn concurrent_copies_of_other_ranges_see_old_or_new_bytes() {
+        let rounds = if cfg!(miri) { 20 } else { 1000 };
+        let mut memory = [1u64; 5];
+        let start = memory.as_mut_ptr().expose_provenance();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                for round in 0..rounds {
+                    let place = std::ptr::with_exposed_provenance_mut::<u8>(start + round % 8);
+                    // SAFETY: at most 7 + 29 of 40 bytes.
+                    unsafe { copy_in(&[1 + (round % 2) as u8; 29], place) };
+                }
+            });
+            let mut bytes = [0; 36];
+            for round in 0..rounds {
+                let place = std::ptr::with_exposed_provenance(start + round % 4);
+                // SAFETY: at most 3 + 36 of 40 bytes.
+                unsafe { copy_out(place, &mut bytes) };
+                assert!(bytes.iter().all(|byte| [0, 1, 2].contains(byte)), "{bytes:?}");
+            }
+        });
+    }
+}
