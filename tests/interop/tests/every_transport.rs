@@ -255,7 +255,7 @@ fn unsupported_options_of_a_transport_are_refused_first() {
         let words = "exceed the capacity of a CQ (max_cqe ";
         refused(Kind::Srq, &["-r", &most], words);
     }
-    refused(Kind::Srq, &["-r", "15"], "15 receives (-r) are too few for 16 queue pairs (-q)");
+    refused(Kind::Srq, &["-r", "15"], "15 receives (-r) are too few for 16 QPs (-q)");
     for kind in KINDS {
         refused(kind, &["-i", "3"], "port 3");
         refused(kind, &["-g", "200"], "GID");

@@ -141,7 +141,7 @@ fn checked_data_in_both_directions() {
             let run = run_pingpong(server, client).expect_regular(bytes, 10);
             for (player, side) in [(server, &run.server), (client, &run.client)] {
                 let checks = matches!(player, Bareverbs(["-c", ..]));
-                assert_eq!(side.stderr.contains("every byte of 10 messages"), checks, "{run:#?}");
+                assert_eq!(side.stderr.contains("all bytes of 10 messages"), checks, "{run:#?}");
             }
         }
     }

@@ -107,7 +107,7 @@ fn limits_of_the_device_are_refused_with_the_limit() {
     let largest = u64::from_str_radix(largest.trim_start_matches("0x"), 16).unwrap();
     refused(
         &["-s", &(largest + 1).to_string()],
-        &format!("longer than port 1 carries (max_msg_sz {largest})"),
+        &format!("exceeds the maximum of port 1 (max_msg_sz {largest})"),
     );
     refused(&["-r", "2000000"], "exceed the capacity of a QP (max_qp_wr ");
     if device::open().query_port(1).expect("the port").active_mtu < Mtu::Mtu4096 {

@@ -51,10 +51,10 @@ pub(crate) fn tool_rejects_unsupported_options() {
     cases.push((&deep, format!("{name}: {too_many} receives (-r) ")));
     if port.active_mtu < Mtu::Mtu4096 {
         let words = format!("path MTU 4096 (-m) exceeds the MTU of port 1 (active_mtu {})", port.active_mtu);
-        cases.push((&["pingpong", "rc", "-m", "4096"], format!("{name}: a path MTU {words}")));
+        cases.push((&["pingpong", "rc", "-m", "4096"], format!("{name}: {words}")));
     }
     if attr.completion_timestamp_mask == 0 {
-        cases.push((&["pingpong", "rc", "-t"], format!("{name}: no completion timestamps")));
+        cases.push((&["pingpong", "rc", "-t"], format!("{name}: -t requires completion timestamps")));
     }
     for (args, words) in cases {
         let line = nothing_leaks(|| tool_error(args));
