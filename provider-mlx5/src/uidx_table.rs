@@ -677,3 +677,6 @@ impl Drop for QueueRecord {
         lock(&self.table.ids).free.push(self.id);
     }
 }
+
+#[cfg(all(test, loom))]
+mod loom_models;

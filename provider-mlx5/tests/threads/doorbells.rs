@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
+use bareverbs_mlx5::doorbell::{DoorbellRecords, Word};
 use bareverbs_provider::traits::CompletionQueue;
 use bareverbs_provider::work::WcStatus;
 
@@ -104,4 +105,20 @@ fn armed_cq_raises_an_event_for_cqes_after_the_last_poll() {
     wait_until("room for the last", || bed.write(&mut pairs[0].sq, LAST).is_ok());
     let slept = poller.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     assert!(slept > 0, "the poller never slept");
+}
+
+#[test]
+fn doorbell_record_is_stored_by_one_thread_and_loaded_by_another() {
+    const LAST: u32 = 100_000;
+    let record = DoorbellRecords::default().take().expect("memory");
+    std::thread::scope(|scope| {
+        scope.spawn(|| (1..=LAST).for_each(|value| record.set(Word::First, value)));
+        let mut before = 0;
+        while before < LAST {
+            let now = record.get(Word::First);
+            assert!((before..=LAST).contains(&now), "{now} after {before}");
+            before = now;
+        }
+    });
+    assert_eq!(record.get(Word::Second), 0);
 }
