@@ -463,11 +463,14 @@ enum FastPoll {
 // 1. `ring` and `shared` own the CQEs and the doorbell record; a borrowed completion keeps the CQ
 //    borrowed.
 // 2. and 3. The device writes one CQE when it has finished a request. A CQE is polled once: the
-//    owner bit and the consumer index distinguish it from older CQEs. `wr_id` is that of the
-//    request in the slot that the CQE names. `barrier::after_device_wrote` precedes all other reads
-//    of the CQE.
+//    owner bit and the consumer index distinguish it from older CQEs. `wr_id` is that of the last
+//    request in the slot that the CQE names. So a repeated CQE has a `wr_id` that was reported
+//    before, unless its slot was posted again. `barrier::after_device_wrote` precedes all other
+//    reads of the CQE.
 // 4. A CQE that leads to no queue of this CQ, or has an undefined opcode, becomes
-//    `DecodedCqe::general_err`.
+//    `DecodedCqe::general_err`. A CQE of a send slot that was never posted, or of an SRQ slot that
+//    is not posted, becomes `CompletedWr::UNMATCHED`. A repeated CQE of a receive with scatter to
+//    CQE has the status GENERAL_ERR.
 // 5. The device writes CQEs up to the consumer index in the doorbell record, which `release`
 //    stores.
 unsafe impl CompletionQueue for Mlx5Cq {

@@ -106,7 +106,8 @@ impl Mlx5Rq {
 
     /// Address of the slot of receive `index`.
     fn slot(&self, index: u64) -> *mut Segment {
-        // SAFETY: within the ring.
+        // SAFETY: `place` masks the index to one of the `mask + 1` slots of `stride` bytes. `new`
+        // checked by `QpMemory::ring` that the memory has that many bytes from `start` on.
         unsafe { self.start.byte_add(self.place(index) * self.stride) }
     }
 

@@ -144,7 +144,8 @@ impl Mlx5Sq {
     /// The first segment of block `block`.
     #[inline(always)]
     fn at(&self, block: u32) -> *mut Segment {
-        // SAFETY: within the ring.
+        // SAFETY: the mask gives one of the `mask + 1` blocks. `new` checked by `QpMemory::ring`
+        // that the memory has that many blocks from `start` on.
         unsafe { self.start.add((block & self.mask) as usize * SEGMENTS_PER_BLOCK) }
     }
 

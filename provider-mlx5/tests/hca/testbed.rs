@@ -106,7 +106,7 @@ impl Testbed {
     pub(crate) fn read(&self, at: usize, length: usize) -> Vec<u8> {
         assert!(at + length <= REGION);
         let mut bytes = vec![0; length];
-        // SAFETY: as in `write`.
+        // SAFETY: within the MR, and the device is not running.
         unsafe { self.region.as_ptr().as_ptr().add(at).copy_to_nonoverlapping(bytes.as_mut_ptr(), length) };
         bytes
     }
@@ -299,7 +299,8 @@ impl Testbed {
         let number = cq.number;
         let old = cq.ring;
         resize(&mut cq.queue, log, |ring| {
-            // SAFETY: as in `map_memory`. The old ring is unmapped below.
+            // SAFETY: the old ring is unmapped below, and `resize` frees it after that. The new ring
+            // is unmapped before it is freed. While the device runs, no other code accesses either.
             unsafe { self.hca.map_memory(ring.start, ring.len) }.expect("room in the device's map");
             cq.ring = ring;
             let ring = InProcessHca::ring_at(ring.address(), 64 << log);
@@ -352,7 +353,7 @@ pub(crate) fn push(sq: &mut Mlx5Sq, request: &SendRequest<'_>) -> Result<(), Pus
 
 /// Posts a request, as applications do.
 pub(crate) fn send(sq: &mut Mlx5Sq, request: &SendRequest<'_>) {
-    // SAFETY: as in `push`.
+    // SAFETY: the SGEs lie in the testbed's MR, which stays registered.
     let posted = unsafe { sq.try_post(request, false) };
     if posted.is_none() {
         push(sq, request).expect("room for the request");
@@ -363,7 +364,7 @@ pub(crate) fn send(sq: &mut Mlx5Sq, request: &SendRequest<'_>) {
 /// Posts a receive.
 pub(crate) fn recv(queue: &mut impl RecvQueue, wr_id: u64, sges: &[Sge]) {
     let request = RecvRequest { wr_id, sges };
-    // SAFETY: as in `push`.
+    // SAFETY: the SGEs lie in the testbed's MR, which stays registered.
     if !unsafe { queue.try_push(&request) } {
         // SAFETY: the SGEs lie in the testbed's MR, which stays registered.
         unsafe { queue.push(&request) }.expect("room for the receive");

@@ -17,19 +17,23 @@ use crate::work::{WcFlags, WcOpcode, WcStatus, WorkCompletion};
 ///    object first.
 /// 2. **Success** ([`next`](Self::next), [`next_value`](Self::next_value),
 ///    [`next_values`](Self::next_values)). A completion with the status [`WcStatus::SUCCESS`]
-///    belongs to a request that was posted to a queue of this CQ. It has the posted `wr_id`.
-///    `verbs`' `Endpoint::poll` relies on it: it returns the request's buffer.
+///    belongs to a request that was posted to a queue of this CQ. It has the posted `wr_id`: that
+///    of the last request in the slot that the entry names. `verbs`' `Endpoint::poll` relies on it:
+///    it returns the request's buffer.
 /// 3. **End of access.** When the completion of a request is reported, with any status, the device
 ///    has finished with the memory of that request, and its writes are visible to the polling
 ///    thread. `Endpoint::poll` and `Done::message` rely on it: they lend the received bytes.
-/// 4. **Unmatched entries.** An entry that the provider can't match to an outstanding request is
-///    reported with the status [`WcStatus::GENERAL_ERR`], with the `wr_id` 0 or that of an earlier
-///    request of the same slot, or not at all. A provider need not detect a repeated entry, or an
-///    entry of a slot whose request was never published. Such a completion has a present or earlier
-///    `wr_id` of the slot, or 0. A request that was taken back
+/// 4. **Unmatched entries.** An entry that names no request is reported with the status
+///    [`WcStatus::GENERAL_ERR`] and the `wr_id` 0, or not at all. A provider need not detect an
+///    entry whose request is complete already, such as a repeated one, or was never published. Its
+///    completion has any status, and 0 or the `wr_id` of the last request in the slot. A request
+///    that was taken back
 ///    ([`DoorbellError::TakenBack`](crate::error::DoorbellError::TakenBack)) and a stale slot that
 ///    the device flushes in ERR have an error status. A safe type must therefore identify its
-///    outstanding requests by ids that are never 0 and never reused, as `Endpoint` does.
+///    outstanding requests by ids that are never 0 and never reused, as `Endpoint` does: it then
+///    detects a repeated entry, unless the slot was posted again. After that the entry is like the
+///    one of the new request, and the device is trusted not to write it before it has finished
+///    that request.
 /// 5. **Slots** ([`release`](Self::release)). The device writes to the slot of a polled completion
 ///    only after `release`, or after [`next_value`](Self::next_value) or
 ///    [`next_values`](Self::next_values), which also release. No completion can be borrowed then.
