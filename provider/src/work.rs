@@ -276,9 +276,11 @@ pub struct WorkCompletion {
     pub opcode: WcOpcode,
     /// Vendor-specific error code.
     pub vendor_err: u32,
-    /// Number of bytes received, read or fetched.
+    /// Number of bytes received, read or fetched. For datagrams it includes the 40 bytes of the
+    /// GRH. The device reports it: check it before slicing a buffer.
     pub byte_len: u32,
-    /// Immediate data in wire order, or the invalidated key; `wc_flags` says which.
+    /// Immediate data in the byte order of the wire (`u32::from_be` gives the number that the peer
+    /// passed through `to_be`), or the invalidated key; `wc_flags` says which.
     pub imm_data: u32,
     /// Local QP number.
     pub qp_num: u32,

@@ -22,15 +22,18 @@ use crate::{Error, Result};
 /// let context = Device::find("rxe0")?.open()?;
 /// let channel = context.create_comp_channel()?;
 /// let mut cq = context.create_cq(&CqInit { channel: Some(&channel), ..CqInit::new(16) })?;
+/// let mut armed = false;
 /// loop {
 ///     while let Some(completion) = cq.poll_one() {
 ///         println!("request {} is complete", completion.wr_id);
 ///     }
-///     cq.arm(Arm::Any)?;
-///     // Completions before the arm raise no event.
-///     if cq.poll_one().is_none() {
+///     if armed {
 ///         channel.get_event()?;
+///     } else {
+///         // Completions before the arm raise no event: poll once more.
+///         cq.arm(Arm::Any)?;
 ///     }
+///     armed = !armed;
 /// #   break;
 /// }
 /// # Ok::<(), bareverbs::Error>(())

@@ -41,7 +41,7 @@ pub fn inc_rkey(rkey: u32) -> u32 {
 /// [`Operation::SendInv`](crate::Operation::SendInv) before it can be bound again.
 ///
 /// ```no_run
-/// use bareverbs::{Access, Buffer, Device, MwType, Operation, Payload, SendFlags, SendRequest};
+/// use bareverbs::{Access, Buffer, MwType, Operation, Payload, SendFlags, SendRequest, WcStatus};
 ///
 /// # fn bind(qp: &mut bareverbs::Qp<bareverbs::Rc>, cq: &mut bareverbs::Cq) -> bareverbs::Result<()> {
 /// let pd = qp.pd().clone();
@@ -56,7 +56,12 @@ pub fn inc_rkey(rkey: u32) -> u32 {
 /// };
 /// // SAFETY: the region outlives the window's binding, and its bytes are only copied.
 /// unsafe { qp.post_send(&[request]) }?;
-/// while cq.poll_one().is_none() {}
+/// let completion = loop {
+///     if let Some(completion) = cq.poll_one() {
+///         break completion;
+///     }
+/// };
+/// assert_eq!(completion.status, WcStatus::SUCCESS);
 /// window.bound(&bind);
 /// println!("send the peer {:?}", window.remote(bind.addr));
 /// # Ok(())

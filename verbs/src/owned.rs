@@ -89,6 +89,17 @@ use crate::{
 ///
 /// The endpoint accepts MRs of its own protection domain only: [`Qp::pd`] of [`Endpoint::qp`].
 ///
+/// # Connection
+///
+/// | attribute | value |
+/// |---|---|
+/// | access of the peer | `REMOTE_READ` and `REMOTE_WRITE`, to MRs that allow it |
+/// | `timeout`, `retry_cnt`, `rnr_retry` | [`RtsAttr::default`] |
+/// | `max_rd_atomic`, `max_dest_rd_atomic` | 1 |
+/// | path MTU | the port's active MTU, or [`Endpoint::set_mtu`] |
+///
+/// Both ends must be connected before the first send.
+///
 /// Drop destroys the QP before it frees the buffers of operations in flight. `mem::forget` leaks
 /// the buffers. Drop leaks them too if the kernel refuses to destroy the QP, because the device may
 /// still use them.

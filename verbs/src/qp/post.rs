@@ -114,7 +114,7 @@ impl<T: Transport, P: Provider> SendHalf<'_, T, P> {
     /// use bareverbs::{Completion, Cq, Operation, Payload, PostError, Qp, Rc, SendFlags, SendRequest, Sge};
     ///
     /// fn answer(qp: &mut Qp<Rc>, cq: &mut Cq, answers: &[Sge]) -> Result<(), PostError> {
-    ///     for (wr_id, answer) in (0..).zip(answers) {
+    ///     for (wr_id, answer) in (1..).zip(answers) {
     ///         let payload = Payload::Sges(std::slice::from_ref(answer));
     ///         let request = SendRequest { wr_id, operation: Operation::Send, flags: SendFlags::SIGNALED, payload };
     ///         // SAFETY: the caller does not change the answers before they complete.

@@ -27,7 +27,7 @@ pub(crate) fn open_without_free_descriptors_reports_emfile() {
                 ("opening an RDMA netlink socket: ", bareverbs::devices().map(drop)),
                 ("opening an RDMA netlink socket: ", Device::find(device::name()).map(drop)),
                 ("cannot open /dev/infiniband/uverbs", device.open().map(drop)),
-                ("create_comp_channel (a new channel): ", context.create_comp_channel().map(drop)),
+                ("create_comp_channel (a completion channel): ", context.create_comp_channel().map(drop)),
             ];
             for (start, refused) in verbs {
                 let refused = refused.expect_err(start);
