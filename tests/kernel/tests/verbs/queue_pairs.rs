@@ -140,7 +140,8 @@ pub(crate) fn cqs_of_invalid_depth_are_rejected() {
         refused(CqInit::new(1 << 31)),
         format!("create_cq: entries 2147483648 is above the device's limit of {most}")
     );
-    assert!(refused(CqInit { vector: 99, ..CqInit::new(1) }).contains("no completion vector 99"));
+    let vector = refused(CqInit { vector: 99, ..CqInit::new(1) });
+    assert!(vector.starts_with("create_cq: ") && vector.contains("vector 99"), "{vector}");
     assert!(context.create_cq(&CqInit::new(100)).unwrap().capacity() >= 100);
     assert!(context.create_cq(&CqInit::new(most)).unwrap().capacity() >= most);
 }
