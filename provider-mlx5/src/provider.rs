@@ -339,13 +339,72 @@ unsafe impl Provider for Mlx5 {
 mod tests {
     use super::*;
 
-    #[test]
-    fn open_rejects_files_of_other_drivers() {
+    fn null(driver_id: DriverId) -> Arc<DeviceFile> {
         let null = std::fs::File::open("/dev/null").unwrap();
         // SAFETY: `/dev/null` fails every ioctl and mmap.
-        let file = unsafe { DeviceFile::from_fd_unchecked(null.into(), DriverId::UNKNOWN.0) }.unwrap();
-        let file = Arc::new(file);
-        let refused = Mlx5::open(file).map(drop).unwrap_err();
+        Arc::new(unsafe { DeviceFile::from_fd_unchecked(null.into(), driver_id.0) }.unwrap())
+    }
+
+    /// The child would be killed by an access to a doorbell record or to the uidx table.
+    #[cfg(not(any(loom, miri)))]
+    #[test]
+    fn queue_creation_in_a_forked_child_fails_with_estale() {
+        use std::os::unix::process::CommandExt;
+
+        use bareverbs_uapi::uverbs::types::WqFlags;
+
+        use crate::cq::Ring;
+        use crate::cqe::CQE;
+
+        let mlx5 = Mlx5 {
+            file: null(DriverId::MLX5),
+            caps: Capabilities::default(),
+            mini_cqe_format: None,
+            ucontext: AllocUcontextResp {
+                cqe_version: 1,
+                max_rq_desc_sz: 512,
+                ..AllocUcontextResp::zeroed()
+            },
+            table: Arc::new(UidxTable::new(8, 1).unwrap()),
+            records: DoorbellRecords::default(),
+            uar: Arc::new(Uar::plain().unwrap()),
+            exclusive: AtomicU32::new(0),
+            cqs: Mutex::default(),
+            srqs: Mutex::default(),
+            clock: Clock::default(),
+        };
+        // The page of doorbell records has room for more.
+        let _record = mlx5.records.take().unwrap();
+        let ring = Ring::new(Mapping::anonymous(CQE).unwrap(), 0, CQE);
+        let cq = Mlx5Cq::new(ring, 1, &mlx5.table, mlx5.records.take().unwrap(), &mlx5.uar);
+        track(&mlx5.cqs, 1, cq.shared());
+        let (memory, pd, user_handle) = (QueueMemory::Ordinary, 0, 0);
+        let create = move || {
+            let request =
+                CqRequest { entries: 1, user_handle, channel: None, vector: 0, compressed: false, memory };
+            // SAFETY: `/dev/null` creates nothing.
+            let cq = unsafe { mlx5.create_cq(&request) }.map(drop);
+            let request = SrqRequest { pd, max_wr: 1, max_sge: 1, limit: 0, user_handle, memory, xrc: None };
+            // SAFETY: `/dev/null` creates nothing.
+            let srq = unsafe { mlx5.create_srq(&request) }.map(drop);
+            let flags = WqFlags::empty();
+            let request = WqRequest { pd, cq: 1, max_wr: 1, max_sge: 1, flags, memory, user_handle };
+            // SAFETY: `/dev/null` creates nothing.
+            let wq = unsafe { mlx5.create_wq(&request) }.map(drop);
+            let is_estale =
+                |result| matches!(result, Err(CreateError::Ioctl(IoctlError { errno: Errno::STALE, .. })));
+            if [cq, srq, wq].into_iter().all(is_estale) { Ok(()) } else { Err(Errno::PROTO.into()) }
+        };
+        let mut child = std::process::Command::new("/bin/true");
+        // SAFETY: the child allocates, which libc permits after `fork`, and uses locks that no other
+        // thread has.
+        unsafe { child.pre_exec(create) };
+        assert!(child.status().expect("every call fails with ESTALE").success(), "the child was killed");
+    }
+
+    #[test]
+    fn open_rejects_files_of_other_drivers() {
+        let refused = Mlx5::open(null(DriverId::UNKNOWN)).map(drop).unwrap_err();
         assert_eq!(refused, IoctlError { method: "GetContext", errno: Errno::INVAL });
     }
 }
