@@ -94,10 +94,14 @@ pub(crate) fn invalid_tso_sends_are_rejected() {
                 &[][..],
                 "a TSO header has 14 to 54 bytes (the QP's `max_tso_header`), not 55",
             ),
-            (large(&header[..13], 100), &[], "a header of 13 bytes"),
+            (
+                large(&header[..13], 100),
+                &[],
+                "a TSO header has 14 to 54 bytes (the QP's `max_tso_header`), not 13",
+            ),
             (large(&header, 0), &[], "TSO segments have 1 to"),
             (large(&header, 100), &[all], "bytes exceeds the maximum of"),
-            (large(&header, 100), &[all; 4], "4 scatter/gather elements"),
+            (large(&header, 100), &[all; 4], "4 SGEs exceed"),
         ] {
             let refused = post(&mut a, frame, sges).unwrap_err();
             assert_eq!(refused.accepted, 0);

@@ -90,7 +90,7 @@ pub(crate) fn invalid_bring_up_attributes_are_rejected_by_name() {
     }
     let dgid = good.address.grh.unwrap().dgid;
     let text = refused(RtrAttr { address: AhAttr::global(1, dgid, 200), ..good });
-    assert!(text.starts_with(&format!("GID index 200 of port 1 of device {device} is ")), "{text}");
+    assert!(text.starts_with(&format!("GID index 200 of port 1 of device {device} ")), "{text}");
     assert_eq!(
         refused(RtrAttr { rq_psn: 1 << 24, ..good }),
         "modify_qp INIT→RTR: rq_psn 0x1000000 has more than 24 bits"
