@@ -396,8 +396,8 @@ mod tests {
             if [cq, srq, wq].into_iter().all(is_estale) { Ok(()) } else { Err(Errno::PROTO.into()) }
         };
         let mut child = std::process::Command::new("/bin/true");
-        // SAFETY: the child allocates, which libc permits after `fork`, and uses locks that no other
-        // thread has.
+        // SAFETY: the child allocates, which libc permits after `fork`, and uses locks that no
+        // other thread has.
         unsafe { child.pre_exec(create) };
         assert!(child.status().expect("every call fails with ESTALE").success(), "the child was killed");
     }

@@ -453,6 +453,8 @@ unsafe impl<D: Doorbell, M: QueueMemory> QpControl for RxeSq<D, M> {
         self.rd_atomic.validate_modify(request)
     }
 
+    /// Workaround: docs/kernel-bugs.md, "RESET leaves WQEs in the send queue".
+    ///
     /// From Linux 6.4 on, the requester consumes the queue at its first request, and the completer
     /// drops the requests only afterwards (`rxe_qp_reset` in `rxe_qp.c`, `rxe_sender` in
     /// `rxe_req.c`). After one RESET the QP would first send as many empty writes, or nothing if

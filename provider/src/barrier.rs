@@ -22,8 +22,8 @@
 //! [`before_slots_are_reused`] orders accesses between threads of this process only.
 //!
 //! With `--cfg loom` the index words are loom's atomics at the same addresses. `cargo xtask loom`
-//! explores the rings of [`crate::ring`] with them. The module `issued` records the barriers then, so
-//! that tests can check where they are issued.
+//! explores the rings of [`crate::ring`] with them. The module `issued` records the barriers then,
+//! so that tests can check where they are issued.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU32, Ordering, fence};

@@ -159,9 +159,9 @@ pub struct Frame<'a> {
     #[doc(alias = "IBV_SEND_IP_CSUM")]
     pub checksums: bool,
     /// Maximum segment size of TCP segmentation offload (TSO), 1 to 16383 bytes. The device splits
-    /// the payload into frames with at most this many payload bytes. It puts the header before each,
-    /// with lengths, sequence number, identification and flags as TCP over IPv4 or IPv6 requires. The
-    /// caller must choose it so that frames fit the port's MTU.
+    /// the payload into frames with at most this many payload bytes. It puts the header before
+    /// each, with lengths, sequence number, identification and flags as TCP over IPv4 or IPv6
+    /// requires. The caller must choose it so that frames fit the port's MTU.
     ///
     /// The QP must have been created with `max_tso_header`. The payload has at most `max_tso`
     /// bytes, a device attribute.

@@ -57,8 +57,8 @@
 //!
 //! - Every verb on an inherited handle fails with `ESTALE`. Events are not read. Drop releases
 //!   nothing.
-//! - Queue memory is not inherited. The caller of `fork`, which is an `unsafe` function, must ensure
-//!   that the child neither polls nor posts: the child has no mapping there, or another one.
+//! - Queue memory is not inherited. The caller of `fork`, which is an `unsafe` function, must
+//!   ensure that the child neither polls nor posts: the child has no mapping there, or another one.
 //! - The kernel copies registered memory for the child, as it does all private memory. It copies
 //!   pinned pages at fork (since Linux 5.12; see
 //!   [`SystemInfo::copy_on_fork`](netlink::SystemInfo::copy_on_fork)). So parent and device keep

@@ -294,9 +294,9 @@ impl<M> Mr<M> {
     /// [`Error::Invalid`] if the range exceeds the region.
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
         let (start, _) = self.range("Mr::read", offset..offset.saturating_add(into.len()))?;
-        // SAFETY: the range is within the region. The bytes are valid while the region exists. While
-        // a request uses them, this process writes them only by such copies: here, in `write` and
-        // in a poller (scatter to CQE). The caller that posts the request guarantees it.
+        // SAFETY: the range is within the region. The bytes are valid while the region exists.
+        // While a request uses them, this process writes them only by such copies: here, in `write`
+        // and in a poller (scatter to CQE). The caller that posts the request guarantees it.
         unsafe { copy::copy_out(self.start.as_ptr().add(start), into) };
         Ok(())
     }
@@ -363,7 +363,9 @@ impl<M> Mr<M> {
         &self.registration.domain
     }
 
-    /// Rejects a region that the device is known to access out of bounds.
+    /// Rejects an MR that the device is known to access out of bounds.
+    ///
+    /// Workaround: docs/kernel-bugs.md, "ODP copies ignore the offset in the page".
     pub(crate) fn check_odp_bounds(&self, verb: &'static str) -> Result<()> {
         check_odp_page_offset(verb, self.domain(), self.access(), self.start)
     }

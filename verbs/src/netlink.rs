@@ -178,7 +178,8 @@ impl RdmaNetlink {
     /// The ports of the device with that index.
     ///
     /// # Errors
-    /// [`Error::System`] if there is no such device; [`Error::Netlink`] if the response is malformed.
+    /// [`Error::System`] if there is no such device; [`Error::Netlink`] if the response is
+    /// malformed.
     pub fn ports(&mut self, device_index: u32) -> Result<Vec<PortInfo>> {
         let mut found = Vec::new();
         self.request(

@@ -39,8 +39,8 @@ pub(super) fn is_linked(wq_type: u8) -> Result<bool> {
     }
 }
 
-/// The ring behind a page list. `log_page` is relative to 4 KiB, and `offset` is in units of 1/64 of
-/// a page.
+/// The ring behind a page list. `log_page` is relative to 4 KiB, and `offset` is in units of 1/64
+/// of a page.
 pub(super) fn ring(pages: Vec<u64>, log_page: u32, offset: u64, length: u64) -> Result<Ring> {
     let shift = log_page + LOG_PAGE;
     if shift > 32 {

@@ -303,7 +303,8 @@ fn resize_reads_cqes_after_their_owner_bits_and_releases_the_old_ring_first() {
         let issued = issued::record(consumed, || {
             resize(&mut cq, LOG, |ring| device.write_resize_cqe(ring, LOG)).expect("memory");
         });
-        // The CQE and the resize mark are read for compressed runs. Then the CQE is read and copied.
+        // The CQE and the resize mark are read for compressed runs. Then the CQE is read and
+        // copied.
         let reads = [("after_device_wrote", 0); 3];
         let release = [("before_device_overwrites", 0)];
         assert_eq!(issued, [&release[..], &reads, &release].concat());

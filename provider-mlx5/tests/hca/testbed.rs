@@ -299,8 +299,9 @@ impl Testbed {
         let number = cq.number;
         let old = cq.ring;
         resize(&mut cq.queue, log, |ring| {
-            // SAFETY: the old ring is unmapped below, and `resize` frees it after that. The new ring
-            // is unmapped before it is freed. While the device runs, no other code accesses either.
+            // SAFETY: the old ring is unmapped below, and `resize` frees it after that. The new
+            // ring is unmapped before it is freed. While the device runs, no other code accesses
+            // either.
             unsafe { self.hca.map_memory(ring.start, ring.len) }.expect("room in the device's map");
             cq.ring = ring;
             let ring = InProcessHca::ring_at(ring.address(), 64 << log);

@@ -38,6 +38,8 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
 
     /// Publishes requests one by one, with a doorbell for each and one before.
     ///
+    /// Workaround: docs/kernel-bugs.md, "Sends posted in ERR are not flushed".
+    ///
     /// Before Linux 6.4, requests posted in ERR are flushed only if the requester finds a request
     /// at its own index. Each doorbell advances this index by one, however many requests are
     /// flushed. At the end of the queue the requester does nothing (`rxe_requester` in

@@ -40,6 +40,8 @@ pub struct CreatedMr {
 /// Selects how MRs are registered on a device: by the ioctl method `REG_MR`, which Linux 7.2 has,
 /// or by the write command.
 ///
+/// Workaround: docs/kernel-bugs.md, "The `REG_MR` method makes unusable regions".
+///
 /// A probe for the method is not enough. The handler of 7.2 leaves the address and length of the MR
 /// unset. The write command's handler sets them, and rxe relies on it: an MR without them has keys
 /// but fails every access. Therefore the first MR is queried after registration. If its range is

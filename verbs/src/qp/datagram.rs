@@ -25,7 +25,7 @@ pub struct Datagram<'a, P: Provider = AnyProvider> {
     pub qp_num: u32,
     /// Q_Key of the peer. The receiver drops a datagram with another Q_Key than its own.
     pub qkey: u32,
-    /// Immediate data: four bytes, sent in memory order.
+    /// Immediate data in the byte order of the wire: pass `number.to_be()`.
     pub imm: Option<u32>,
 }
 

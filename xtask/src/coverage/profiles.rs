@@ -110,8 +110,8 @@ impl Coverage {
         counts.map(|(_, count)| *count).reduce(u64::saturating_add)
     }
 
-    /// The number of lines of a crate that were reached, and of all its lines, without those of which
-    /// `is_test` is true.
+    /// The number of lines of a crate that were reached, and of all its lines, without those of
+    /// which `is_test` is true.
     pub(super) fn lines(&self, name: &str, is_test: impl Fn(&Path, usize) -> bool) -> (usize, usize) {
         let folder = build::workspace().join(name);
         let files = self.files.iter().filter(|(path, _)| path.starts_with(&folder));

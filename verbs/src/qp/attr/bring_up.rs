@@ -10,7 +10,8 @@ pub struct InitAttr {
     pub port: u8,
     /// Index into the port's P_Key table.
     pub pkey_index: u16,
-    /// Access rights of the peer, such as RDMA reads, writes and atomics. Default: none.
+    /// Remote operations that the QP allows (`qp_access_flags`): RDMA reads, writes and atomics.
+    /// Default: none.
     pub access: Access,
 }
 
@@ -53,7 +54,7 @@ pub struct RtrAttr {
     pub rq_psn: u32,
     /// Path MTU.
     pub path_mtu: Mtu,
-    /// Outstanding reads and atomics of the peer, as responder.
+    /// Maximum of incoming reads and atomics that are outstanding (responder).
     pub max_dest_rd_atomic: u8,
     /// RNR NAK timer, 0 to 31 in the kernel's encoding; 12 is 0.64 ms. The peer waits this long
     /// before it retries a message for which no receive was posted.
@@ -104,11 +105,12 @@ pub struct RtsAttr {
     pub sq_psn: u32,
     /// Local ACK timeout: 4.096 µs × 2^n for n of 1 to 31; 0 disables it.
     pub timeout: u8,
-    /// Retries after a timeout, 0 to 7.
+    /// Retries after a timeout, 0 to 7. Soft-RoCE retries without limit if it is 7: use 6 to detect
+    /// a lost peer there.
     pub retry_cnt: u8,
     /// RNR retries, 0 to 6; 7 retries for ever.
     pub rnr_retry: u8,
-    /// Outstanding reads and atomics as requester.
+    /// Maximum of outgoing reads and atomics that are outstanding (requester).
     pub max_rd_atomic: u8,
 }
 
