@@ -249,7 +249,8 @@ pub fn wc_status_str(status: WcStatus) -> &'static str {
         WcStatus::SUCCESS => "success",
         WcStatus::LOC_LEN_ERR => "the message exceeds the receive buffers or the maximum message size",
         WcStatus::LOC_QP_OP_ERR => {
-            "the QP cannot execute the request: an lkey of another PD, or a receive shorter than the message"
+            "the QP cannot execute the request: malformed or unsupported; on Soft-RoCE also an lkey of \
+             another PD, or a receive shorter than the message"
         }
         WcStatus::LOC_PROT_ERR => {
             "an lkey does not allow the access: wrong lkey, range or access flags, or an MR of another PD"
@@ -267,7 +268,8 @@ pub fn wc_status_str(status: WcStatus) -> &'static str {
         }
         WcStatus::REM_ACCESS_ERR => "the rkey does not allow the access: wrong rkey, range or access flags",
         WcStatus::REM_OP_ERR => {
-            "the peer could not execute the request: its receive is too short, or its MR is not writable"
+            "the peer could not execute the request; on Soft-RoCE also: its receive is too short, or its MR \
+             is not writable"
         }
         WcStatus::RETRY_EXC_ERR => "the peer did not respond to any retry: it is gone, or the path is broken",
         WcStatus::RNR_RETRY_EXC_ERR => "the peer had no receive posted at any retry",

@@ -145,7 +145,7 @@ impl Testbed {
                 Sender::Ud => self.ud[1].post_recv(&requests)?,
                 Sender::Shared => self.srq.post_recv(&requests)?,
                 Sender::RcPeer => self.rc[0].post_recv(&requests)?,
-                Sender::Frames | Sender::LargeSends => bail!("nobody receives frames"),
+                Sender::Frames | Sender::LargeSends => bail!("raw packet QPs post no receives"),
             }
         }
         Ok(())

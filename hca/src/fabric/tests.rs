@@ -103,7 +103,7 @@ fn malformed_peer_is_disconnected_alone() {
     });
     eventually("both have joined", || fabric.inter_switch_links() == 2);
     theirs.write_all(&[0, 0, 0, 3, 1, 2, 3]).unwrap();
-    eventually("the liar is cut off", || fabric.inter_switch_links() == 1);
+    eventually("the malicious switch is disconnected", || fabric.inter_switch_links() == 1);
     let mut rest = Vec::new();
     theirs.read_to_end(&mut rest).unwrap();
     let ((from, _), (_, shared_inbox)) = (port(&other, 1), port(&fabric, 2));

@@ -48,8 +48,8 @@ struct Ring(DmaRange, u32);
 // SAFETY: the address has no thread affinity.
 unsafe impl Send for Ring {}
 
-/// State that the device knows.
-struct Known {
+/// The queues, as the device sees them.
+struct DeviceView {
     rings: [SpinLock<Ring>; 2],
     /// User index (high 32 bits) and QPN (low 32 bits) of each QP.
     qps: [AtomicU64; QPS],
@@ -58,7 +58,7 @@ struct Known {
     stop: AtomicBool,
 }
 
-impl Known {
+impl DeviceView {
     /// Writes a CQE that probably is valid for the poller and names an existing QP.
     fn write_entry(&self, random: &mut Random, cqe_version: u8) {
         let mut entry = [0u8; CQE];
@@ -132,7 +132,7 @@ struct Owner {
     cqs: [CqRef; 2],
     srq: Mlx5Srq,
     shared_memory: Box<[u8; 64]>,
-    known: Arc<Known>,
+    known: Arc<DeviceView>,
     random: Random,
     qps: [Option<Qp>; QPS],
 }
@@ -219,7 +219,7 @@ fn concurrent_malicious_cqes_complete_no_unposted_wr_id() {
         });
         let srq = context.srq(7, 2).expect("memory");
         srq.number(SRQ);
-        let known = Arc::new(Known {
+        let known = Arc::new(DeviceView {
             rings: [ring, other_ring],
             qps: [const { AtomicU64::new(0) }; QPS],
             last_id: AtomicU64::new(0),

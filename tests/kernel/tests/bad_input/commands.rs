@@ -24,11 +24,11 @@ const PATH: &str = "/dev/infiniband/uverbs0";
 const PAGE: usize = 4096;
 
 /// Objects of each class, in one context.
-struct Bench {
+struct Testbed {
     file: Arc<DeviceFile>,
     provider: AnyProvider,
-    /// Queues are kept until the kernel has destroyed their objects.
-    kept: RefCell<Vec<Kept>>,
+    /// The queues live until the kernel has destroyed their objects.
+    queues: RefCell<Vec<OwnedQueue>>,
     page: Box<[u8; 2 * PAGE]>,
     pd: u32,
     mr: u32,
@@ -40,8 +40,8 @@ struct Bench {
 }
 
 /// A queue whose object exists in the kernel.
-#[expect(clippy::large_enum_variant, reason = "there are few of them")]
-enum Kept {
+#[expect(clippy::large_enum_variant, reason = "few values exist")]
+enum OwnedQueue {
     Cq { _queue: <AnyProvider as Provider>::Cq },
     Srq { _queue: <AnyProvider as Provider>::Srq },
     Qp { _sq: <AnyProvider as Provider>::Sq, _rq: Option<<AnyProvider as Provider>::Rq> },
@@ -59,7 +59,7 @@ const CLASSES: [ObjectClass; 7] = [
 
 /// The driver's id.
 fn driver() -> u32 {
-    device::device().driver_id().expect("RDMA netlink tells it").0
+    device::device().driver_id().expect("a driver id from RDMA netlink").0
 }
 
 fn cq_request(channel: Option<BorrowedFd<'_>>) -> CqRequest<'_> {
@@ -73,24 +73,25 @@ fn cq_request(channel: Option<BorrowedFd<'_>>) -> CqRequest<'_> {
     }
 }
 
-impl Bench {
+impl Testbed {
     fn new() -> Self {
         let file = Arc::new(DeviceFile::open(PATH, driver()).unwrap());
         let provider = AnyProvider::open(file.clone()).unwrap();
         let page = Box::new([0; 2 * PAGE]);
         let pd = provider.alloc_pd().unwrap();
-        let kept = RefCell::default();
-        let mut bench = Self { file, provider, kept, page, pd, mr: 0, mw: 0, cq: 0, srq: 0, qp: 0, ah: 0 };
-        bench.mr = bench.reg_mr(pd).unwrap().handle;
-        bench.mw = command::alloc_mw(&bench.file, pd, MwType::TYPE_2).unwrap().handle;
-        // SAFETY: `kept` has the queue until the kernel has destroyed the object.
-        let cq = unsafe { bench.provider.create_cq(&cq_request(None)) }.unwrap();
-        bench.cq = cq.handle;
-        bench.kept.get_mut().push(Kept::Cq { _queue: cq.queue });
-        bench.srq = bench.create_srq(pd).unwrap();
-        bench.qp = bench.create_qp(pd, bench.cq, None).unwrap();
-        bench.ah = bench.create_ah(pd).unwrap();
-        bench
+        let queues = RefCell::default();
+        let mut testbed =
+            Self { file, provider, queues, page, pd, mr: 0, mw: 0, cq: 0, srq: 0, qp: 0, ah: 0 };
+        testbed.mr = testbed.reg_mr(pd).unwrap().handle;
+        testbed.mw = command::alloc_mw(&testbed.file, pd, MwType::TYPE_2).unwrap().handle;
+        // SAFETY: `queues` has the queue until the kernel has destroyed the object.
+        let cq = unsafe { testbed.provider.create_cq(&cq_request(None)) }.unwrap();
+        testbed.cq = cq.handle;
+        testbed.queues.get_mut().push(OwnedQueue::Cq { _queue: cq.queue });
+        testbed.srq = testbed.create_srq(pd).unwrap();
+        testbed.qp = testbed.create_qp(pd, testbed.cq, None).unwrap();
+        testbed.ah = testbed.create_ah(pd).unwrap();
+        testbed
     }
 
     fn reg_mr(&self, pd: u32) -> Result<CreatedMr, IoctlError> {
@@ -111,9 +112,9 @@ impl Bench {
             user_handle: 0,
             xrc: None,
         };
-        // SAFETY: `kept` has the queue until the kernel has destroyed the object.
+        // SAFETY: `queues` has the queue until the kernel has destroyed the object.
         let made = refused(unsafe { self.provider.create_srq(&request) })?;
-        self.kept.borrow_mut().push(Kept::Srq { _queue: made.queue });
+        self.queues.borrow_mut().push(OwnedQueue::Srq { _queue: made.queue });
         Ok(made.handle)
     }
 
@@ -135,9 +136,9 @@ impl Bench {
             doorbell: DoorbellChoice::Any,
             memory: QueueMemory::Ordinary,
         };
-        // SAFETY: `kept` has the queues until the kernel has destroyed the object.
+        // SAFETY: `queues` has the queues until the kernel has destroyed the object.
         let made = refused(unsafe { self.provider.create_qp(&request) })?;
-        self.kept.borrow_mut().push(Kept::Qp { _sq: made.sq, _rq: made.rq });
+        self.queues.borrow_mut().push(OwnedQueue::Qp { _sq: made.sq, _rq: made.rq });
         Ok(made.handle)
     }
 
@@ -279,67 +280,67 @@ fn no_such_object(class: ObjectClass, handle: u32, answers: Vec<(&'static str, R
 
 pub(crate) fn handles_of_another_class_are_rejected() {
     nothing_leaks(|| {
-        let bench = Bench::new();
+        let testbed = Testbed::new();
         for class in CLASSES {
             for other in CLASSES.into_iter().filter(|other| *other != class) {
-                let handle = bench.handle(other);
-                no_such_object(class, handle, bench.use_as(class, handle));
+                let handle = testbed.handle(other);
+                no_such_object(class, handle, testbed.use_as(class, handle));
             }
         }
-        bench.clear();
+        testbed.clear();
     });
 }
 
 pub(crate) fn unknown_handles_are_rejected() {
     nothing_leaks(|| {
-        let bench = Bench::new();
+        let testbed = Testbed::new();
         for class in CLASSES {
             for handle in [0xdead, i32::MAX as u32, 1 << 31, u32::MAX] {
-                no_such_object(class, handle, bench.use_as(class, handle));
+                no_such_object(class, handle, testbed.use_as(class, handle));
             }
         }
-        bench.clear();
+        testbed.clear();
     });
 }
 
 pub(crate) fn freed_handles_are_rejected() {
     nothing_leaks(|| {
-        let bench = Bench::new();
+        let testbed = Testbed::new();
         // Objects are destroyed before the objects that they use.
         for class in CLASSES.into_iter().rev() {
-            let handle = bench.handle(class);
-            bench.destroy(class, handle).unwrap();
+            let handle = testbed.handle(class);
+            testbed.destroy(class, handle).unwrap();
             // A new object could get the freed handle, but all creations below fail.
-            no_such_object(class, handle, bench.use_as(class, handle));
+            no_such_object(class, handle, testbed.use_as(class, handle));
         }
     });
 }
 
 pub(crate) fn objects_in_use_are_not_destroyed() {
     nothing_leaks(|| {
-        let bench = Bench::new();
-        let srq_user = bench.create_qp(bench.pd, bench.cq, Some(bench.srq)).unwrap();
+        let testbed = Testbed::new();
+        let srq_user = testbed.create_qp(testbed.pd, testbed.cq, Some(testbed.srq)).unwrap();
         for class in [ObjectClass::PD, ObjectClass::CQ, ObjectClass::SRQ] {
-            let refused = bench.destroy(class, bench.handle(class)).unwrap_err();
+            let refused = testbed.destroy(class, testbed.handle(class)).unwrap_err();
             assert_eq!(refused.errno, Errno::BUSY, "{class:?}");
             assert!(refused.to_string().ends_with("(another object still uses it)"), "{refused}");
         }
         let group = [0xff, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9];
         // An InfiniBand multicast group has a LID.
         let lid = if device::is_infiniband() { 0xc000 } else { 0 };
-        command::attach_mcast(&bench.file, bench.qp, group, lid).unwrap();
-        let refused = bench.destroy(ObjectClass::QP, bench.qp).unwrap_err();
+        command::attach_mcast(&testbed.file, testbed.qp, group, lid).unwrap();
+        let refused = testbed.destroy(ObjectClass::QP, testbed.qp).unwrap_err();
         assert_eq!(refused.errno, Errno::BUSY);
         // SAFETY: all objects of this file are the test's own, and nothing is posted to them.
-        unsafe { command::detach_mcast(&bench.file, bench.qp, group, lid) }.unwrap();
-        bench.destroy(ObjectClass::QP, srq_user).unwrap();
-        bench.clear();
+        unsafe { command::detach_mcast(&testbed.file, testbed.qp, group, lid) }.unwrap();
+        testbed.destroy(ObjectClass::QP, srq_user).unwrap();
+        testbed.clear();
     });
 }
 
 pub(crate) fn objects_of_another_file_are_not_seen() {
     nothing_leaks(|| {
-        let (one, other) = (Bench::new(), Bench::new());
+        let (one, other) = (Testbed::new(), Testbed::new());
         // Gives the first file handles that the second one does not have.
         let far: Vec<u32> =
             (0..20).map(|_| command::alloc_mw(&one.file, one.pd, MwType::TYPE_1).unwrap().handle).collect();
@@ -357,21 +358,21 @@ pub(crate) fn objects_of_another_file_are_not_seen() {
 
 pub(crate) fn create_cq_rejects_other_descriptors_as_channel() {
     nothing_leaks(|| {
-        let bench = Bench::new();
+        let testbed = Testbed::new();
         let null = File::open("/dev/null").unwrap();
-        let events = command::async_event_alloc(&bench.file).unwrap();
+        let events = command::async_event_alloc(&testbed.file).unwrap();
         let device = File::options().read(true).write(true).open(PATH).unwrap();
-        let elsewhere = Bench::new();
+        let elsewhere = Testbed::new();
         let channel = command::create_comp_channel(&elsewhere.file).unwrap();
         for fd in [null.as_fd(), events.as_fd(), device.as_fd(), channel.as_fd()] {
             // SAFETY: there is no queue to keep.
-            let made = unsafe { bench.provider.create_cq(&cq_request(Some(fd))) };
+            let made = unsafe { testbed.provider.create_cq(&cq_request(Some(fd))) };
             let refused = refused(made.map(drop)).unwrap_err();
             assert!([Errno::BADF, Errno::INVAL, Errno::NOENT].contains(&refused.errno), "{fd:?}: {refused}");
         }
         drop(channel);
         elsewhere.clear();
-        bench.clear();
+        testbed.clear();
     });
 }
 
@@ -404,18 +405,18 @@ pub(crate) fn device_file_without_context_rejects_commands() {
                 assert!(errnos.contains(&refused.errno), "{refused}");
             }
         }
-        let bench = Bench::new();
+        let testbed = Testbed::new();
         // SAFETY: there is no driver payload.
-        let again = unsafe { command::get_context(&bench.file, DriverPayload::default()) }.unwrap_err();
+        let again = unsafe { command::get_context(&testbed.file, DriverPayload::default()) }.unwrap_err();
         assert_eq!(again, IoctlError { method: "GetContext", errno: Errno::INVAL });
-        bench.clear();
+        testbed.clear();
     });
 }
 
 pub(crate) fn queries_handle_any_buffer_size() {
     nothing_leaks(|| {
-        let bench = Bench::new();
-        let file = &bench.file;
+        let testbed = Testbed::new();
+        let file = &testbed.file;
         let filled = command::query_gid_table(file, &mut vec![GidEntry::zeroed(); 100_000]).unwrap();
         assert!(filled >= 1);
         assert_eq!(command::query_gid_table(file, &mut []).unwrap_err().errno, Errno::INVAL);
@@ -432,6 +433,6 @@ pub(crate) fn queries_handle_any_buffer_size() {
         for index in [1 << 20, u32::MAX] {
             assert!(command::query_gid_entry(file, 1, index).is_err());
         }
-        bench.clear();
+        testbed.clear();
     });
 }

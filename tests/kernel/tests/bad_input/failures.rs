@@ -111,9 +111,9 @@ pub(crate) fn short_receive_fails_on_both_sides() {
             assert!(ends[0].0 == begin && short.contains(&ends[0].1), "{ends:?}");
             let reported = [wc_status_str(status), wc_status_str(ends[0].1)];
             assert!(
-                reported
+                reported.iter().all(|text| ["too long", "too short", "shorter", "exceeds"]
                     .iter()
-                    .all(|text| ["too long", "too short", "exceeds"].iter().any(|why| text.contains(why))),
+                    .any(|why| text.contains(why))),
                 "{reported:?}"
             );
             assert_eq!(ends[1..], [(11, WcStatus::WR_FLUSH_ERR), (12, WcStatus::WR_FLUSH_ERR)]);

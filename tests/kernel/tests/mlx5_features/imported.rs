@@ -253,7 +253,7 @@ pub(crate) fn import_is_unsupported_without_the_capability() {
         ];
         for error in errors {
             assert!(matches!(error, Error::Unsupported { .. }), "{error}");
-            assert!(error.to_string().contains("of other processes are not supported"), "{error}");
+            assert!(error.to_string().contains("imported"), "{error}");
         }
     });
 }

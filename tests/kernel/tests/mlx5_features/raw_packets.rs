@@ -264,6 +264,6 @@ pub(crate) fn raw_packets_are_unsupported_without_the_capability() {
         let cq = pd.context().create_cq(&CqInit::new(4)).unwrap();
         let refused = pd.create_qp::<RawPacket>(&QpInit::new(&cq, &cq)).map(drop).unwrap_err();
         assert!(matches!(refused, Error::Unsupported { .. }), "{refused}");
-        assert!(refused.to_string().contains("raw packets are not supported"), "{refused}");
+        assert!(refused.to_string().contains("raw packet QPs are not supported"), "{refused}");
     });
 }
