@@ -633,8 +633,8 @@ impl<T: Transport, P: Provider> Drop for Qp<T, P> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::SendFlags;
     use crate::testing::Plain;
+    use crate::{Operation, Payload, RecvRequest, SendFlags, SendRequest};
 
     fn send<T: Connected>(half: &mut SendHalf<'_, T, Plain>, wr_id: u64) {
         let mut batch = half.start_send();
@@ -659,6 +659,30 @@ mod tests {
         assert_eq!(plain.log().sent, [(ring_b, 1), (ring_b, 2)]);
         assert_eq!(b.sq.number, ring_b);
         assert_ne!(ring_a, ring_b);
+    }
+
+    #[test]
+    fn split_halves_post_lists_to_their_own_queues() {
+        let plain = Plain::default();
+        let mut qp = plain.queue_pair(&plain.domain());
+        let ring = qp.qp_num();
+        let request = |wr_id| SendRequest {
+            wr_id,
+            operation: Operation::Send,
+            flags: SendFlags::SIGNALED,
+            payload: Payload::Inline(&[b"x"]),
+        };
+        let (mut send, mut recv) = qp.split();
+        // SAFETY: there is no device, and the requests name no memory.
+        unsafe {
+            send.post_send(&[request(1), request(2)]).unwrap();
+            send.post_send_deferred(&[request(3)]).unwrap();
+            recv.post_recv(&[RecvRequest { wr_id: 4, sges: &[] }]).unwrap();
+        }
+        send.flush().unwrap();
+        let log = plain.log();
+        assert_eq!(log.sent, [(ring, 1), (ring, 2), (ring, 3)]);
+        assert_eq!(log.received, [4]);
     }
 
     #[test]
