@@ -384,7 +384,7 @@ impl BlueFlame {
         let register = self.next;
         const { assert!(SQ_DOORBELL & (2 * MAX_HALF - 1) == 0) };
         // SAFETY: the halves are adjacent in a page that `uar` keeps mapped. The assertion above
-        // shows that the first half's address has none of the bits of `half`. So the XOR gives the
+        // shows that the bits of `half` are clear in the first half's address. So the XOR gives the
         // address of the other half, which is not 0.
         self.next =
             unsafe { NonNull::new_unchecked(register.as_ptr().map_addr(|address| address ^ self.half)) };

@@ -43,7 +43,7 @@ fn resets_sends_concurrent_with_polling(cached: bool) {
         send(&mut sq, 3).expect("room after a reset");
         assert!(send(&mut sq, 4).is_err(), "neither is complete");
         let mut cq = poller.join().expect("polling does not panic");
-        assert!(matches!(poll(&mut cq), None), "nothing of before the reset");
+        assert!(matches!(poll(&mut cq), None), "no request from before the reset");
         assert!(send(&mut sq, 4).is_err(), "neither is complete");
         device.write_cqe(CqeOpcode::REQ, user_index, 0);
         assert_eq!(poll(&mut cq), Some(2));
@@ -78,7 +78,7 @@ fn resets_receives_concurrent_with_polling(cached: bool) {
         recv(&mut rq, 2, &[]).expect("room after a reset");
         assert!(recv(&mut rq, 3, &[]).is_err(), "it is not complete");
         let mut cq = poller.join().expect("polling does not panic");
-        assert!(matches!(poll(&mut cq), None), "nothing of before the reset");
+        assert!(matches!(poll(&mut cq), None), "no request from before the reset");
         assert!(recv(&mut rq, 3, &[]).is_err(), "it is not complete");
         device.write_cqe(CqeOpcode::RESP_SEND, user_index, 0);
         assert_eq!(poll(&mut cq), Some(2));
@@ -204,7 +204,7 @@ fn reset_concurrent_with_scatter() {
         assert_eq!(
             (*recv_buffer.bytes(), *other.bytes()),
             ([7; 4], [0; 4]),
-            "the message of before is discarded"
+            "the earlier message is discarded"
         );
         assert!(cq.next().is_none());
         device.write_cqe_with_payload(CqeOpcode::RESP_SEND, user_index, 0, b"efgh");
@@ -233,7 +233,7 @@ fn resize_concurrent_with_reset_and_poll() {
         assert!(send(&mut sq, 4).is_err(), "neither is complete");
         let (mut cq, mut device) = poller.join().expect("polling does not panic");
         device.write_cqe(CqeOpcode::REQ, user_index, 0);
-        assert_eq!(poll(&mut cq), Some(2), "nothing of before the reset, and all of after it");
+        assert_eq!(poll(&mut cq), Some(2), "only requests posted after the reset");
         assert_eq!(poll(&mut cq), None);
         drop((sq, rq));
     });

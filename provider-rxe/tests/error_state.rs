@@ -134,7 +134,7 @@ fn partly_flushed_batch_is_not_taken_back() {
     assert!(matches!(queue.ring(), Err(DoorbellError::Posted(_))));
     let mut kernel = KernelConsumer::new(memory);
     assert_eq!(kernel.take().map(|bytes| bytes[0]), Some(2), "the rest of the batch");
-    assert_eq!(kernel.take(), None, "and no slot of before");
+    assert_eq!(kernel.take(), None, "and no earlier slot");
 }
 
 #[test]

@@ -76,14 +76,14 @@ use crate::request::{
 ///     fn open(file: Arc<DeviceFile>) -> Result<Self, IoctlError> { P::open(file).map(Self) }
 ///     // A handle of another owner:
 ///     fn alloc_pd(&self) -> Result<u32, IoctlError> { Ok(0) }
-/// #   fn capabilities(&self) -> Capabilities { todo!() }
-/// #   unsafe fn create_cq(&self, _: &CqRequest<'_>) -> Result<CreatedCq<Self>, CreateError> { todo!() }
-/// #   unsafe fn create_qp(&self, _: &QpRequest) -> Result<CreatedQp<Self>, CreateError> { todo!() }
-/// #   unsafe fn create_srq(&self, _: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError> { todo!() }
+/// #   fn capabilities(&self) -> Capabilities { unreachable!() }
+/// #   unsafe fn create_cq(&self, _: &CqRequest<'_>) -> Result<CreatedCq<Self>, CreateError> { unreachable!() }
+/// #   unsafe fn create_qp(&self, _: &QpRequest) -> Result<CreatedQp<Self>, CreateError> { unreachable!() }
+/// #   unsafe fn create_srq(&self, _: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError> { unreachable!() }
 /// #   unsafe fn modify_srq(
 /// #       &self, _: u32, _: &mut P::Srq, _: SrqChange,
-/// #   ) -> Result<(), CreateError> { todo!() }
-/// #   fn create_ah(&self, _: &AhRequest) -> Result<CreatedAh<Self>, CreateError> { todo!() }
+/// #   ) -> Result<(), CreateError> { unreachable!() }
+/// #   fn create_ah(&self, _: &AhRequest) -> Result<CreatedAh<Self>, CreateError> { unreachable!() }
 /// }
 /// ```
 ///

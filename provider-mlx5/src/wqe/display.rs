@@ -12,7 +12,8 @@ use super::{BLOCK, ControlFlags, Opcode, SEGMENT};
 /// let nop = Control {
 ///     opcode: Opcode::NOP, index: 3, qp_num: 0x2a, segments: 1, flags: ControlFlags::CQ_UPDATE, imm: 0,
 /// };
-/// assert_eq!(WqeDisplay::new(&wqe::bytes(nop.segment())).to_string(), "3: NOP of QP 0x2a, 1 segments, CQ_UPDATE\n");
+/// let text = WqeDisplay::new(&wqe::bytes(nop.segment())).to_string();
+/// assert_eq!(text, "3: NOP of QP 0x2a, 1 segments, CQ_UPDATE\n");
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct WqeDisplay<'a>(&'a [u8]);

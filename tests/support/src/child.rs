@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Gid, Pid, Uid, fork, setgid, setgroups, setuid};
 
-/// The user id of an unprivileged user, which most systems name `nobody`.
+/// The user id of an unprivileged user.
 pub const NOBODY: u32 = 65534;
 
 /// Starts `work` in a child process, which exits with status 0, or with 1 if `work` panics.

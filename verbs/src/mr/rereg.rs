@@ -115,7 +115,7 @@ impl<M: MemoryOwner> Mr<M> {
     /// use bareverbs::{Access, Error};
     ///
     /// match mr.set_access(Access::LOCAL_WRITE | Access::REMOTE_READ) {
-    ///     Err(Error::Unsupported { .. }) => println!("register again: this kernel can't change access flags"),
+    ///     Err(Error::Unsupported { .. }) => println!("register a new MR"),
     ///     other => other?,
     /// }
     /// # Ok(())

@@ -326,7 +326,8 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     }
 
     /// Issues the request to RESET that the kernel refused in [`Qp::bring_to_reset`]. Without it,
-    /// the kernel would execute requests of before the reset after the QP is brought up again.
+    /// the kernel would execute requests that were posted before the reset after the QP is brought
+    /// up again.
     fn complete_reset(&mut self, verb: &'static str) -> Result<()> {
         let attr = QpAttr { qp_state: QpState::RESET, ..QpAttr::default() };
         let request = attr.to_kernel(self.handle, QpAttrMask::STATE);

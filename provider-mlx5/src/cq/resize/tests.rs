@@ -76,7 +76,7 @@ fn no_queue_pair_is_reset_while_the_kernel_resizes_its_completion_queue() {
         })
         .expect("memory");
     });
-    assert_eq!(poll(&mut cq), None, "of before the reset");
+    assert_eq!(poll(&mut cq), None, "posted before the reset");
     drop(rq);
 }
 

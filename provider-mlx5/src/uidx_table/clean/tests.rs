@@ -47,7 +47,7 @@ fn reset_counts_cqes_under_the_poll_lock() {
         device.write_cqe(CqeOpcode::REQ, user_index, 1);
         drop(lock);
     });
-    assert_eq!(poll(&mut cq), None, "of before the reset");
+    assert_eq!(poll(&mut cq), None, "posted before the reset");
     assert!(cq.shared().retired().reset.is_empty());
     drop(rq);
 }

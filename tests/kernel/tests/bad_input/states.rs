@@ -11,7 +11,7 @@ fn hello(wr_id: u64) -> SendRequest<'static> {
     request(wr_id, Operation::Send, Payload::Inline(&[b"hello"]))
 }
 
-/// Sends wait for receives without limit.
+/// RNR retries are unlimited.
 fn long_timeouts() -> Plan {
     Plan { rnr_retry: 7, ..Plan::default() }
 }

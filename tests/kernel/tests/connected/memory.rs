@@ -194,7 +194,7 @@ pub(crate) fn rereg_mr_changes_access() -> Outcome {
         assert!(memory.bytes().is_none(), "peers may write it at any moment");
         assert_eq!(write_of(&mut a, memory.remote(0).unwrap(), b"now"), WcStatus::SUCCESS);
         memory.set_access(Access::LOCAL_WRITE).unwrap();
-        assert!(memory.bytes().is_none(), "a write of before the change may still be under way");
+        assert!(memory.bytes().is_none(), "an earlier write may be outstanding");
         assert_eq!(write_of(&mut a, memory.remote(0).unwrap(), b"not"), WcStatus::REM_ACCESS_ERR);
         assert_eq!(&contents(&memory)[..4], b"now\0");
         assert_eq!(&memory.into_inner().unwrap()[..4], b"now\0", "deregistering ends all writes");

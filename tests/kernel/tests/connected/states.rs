@@ -146,7 +146,7 @@ pub(crate) fn query_qp_reports_every_state() {
 pub(crate) fn reset_with_outstanding_sends_discards_them() {
     nothing_leaks(|| {
         let pd = domain();
-        // Sends wait for receives without limit. The peer grants no remote access, so a stray write
+        // RNR retries are unlimited. The peer grants no remote access, so a stray write
         // would put it into ERR.
         let plan = Plan { rnr_retry: 7, access: Access::LOCAL_WRITE, ..plan_with_depth(3) };
         let (mut a, mut b) = (side(&pd, plan), side(&pd, plan));
