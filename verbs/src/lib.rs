@@ -160,15 +160,16 @@ pub use import::ImportedMr;
 pub use memory::{Borrowed, Buffer, MemoryOwner, RawMemory};
 pub use mr::{ImplicitMr, LocalAccess, Mr, MrInfo, MrKeys, RegisterError};
 pub use mw::{Mw, inc_rkey};
+pub use owned::{Address, ParseAddressError};
 pub use pd::Pd;
 pub use provider::AnyProvider;
 #[cfg(feature = "test-utils")]
 pub use provider::{AnyCq, AnyRq, AnySq};
 pub use qp::{
-    AhAttr, Batch, Connected, Datagram, EthernetMatch, FlowId, FlowRule, GRH_BYTES, GlobalRoute, InitAttr,
-    Ipv4Match, MULTICAST_QP, PortMatch, PostError, PostReason, Qp, QpAttr, QpCap, QpInit, QpInitAttr,
-    RawPacket, Rc, RecvHalf, RtrAttr, RtsAttr, SendFailure, SendHalf, Transport, Uc, UcOperation, UcRtrAttr,
-    Ud, UdInitAttr, UpperMatch, XrcSend, XrcTarget, XrcTargetRtsAttr,
+    AhAttr, Batch, ConnectAttr, Connected, Datagram, EthernetMatch, FlowId, FlowRule, GRH_BYTES, GlobalRoute,
+    InitAttr, Ipv4Match, MULTICAST_QP, PortMatch, PostError, PostReason, Qp, QpAttr, QpCap, QpInit,
+    QpInitAttr, RawPacket, Rc, RecvHalf, RtrAttr, RtsAttr, SendFailure, SendHalf, Transport, Uc, UcOperation,
+    UcRtrAttr, Ud, UdInitAttr, UpperMatch, XrcSend, XrcTarget, XrcTargetRtsAttr,
 };
 pub use rss::{IndirectionTable, RssHash, RssInit, RssQp};
 pub use srq::{Srq, SrqAttr, SrqInit};

@@ -64,6 +64,7 @@
 
 #![expect(clippy::result_large_err, reason = "errors return the buffer without an allocation")]
 
+mod address;
 mod in_flight;
 
 use std::fmt;
@@ -75,11 +76,12 @@ use std::time::{Duration, Instant};
 
 use bareverbs_provider::traits::Provider;
 
+pub use self::address::{Address, ParseAddressError};
 use self::in_flight::{InFlight, Operations};
 use crate::{
-    Access, AhAttr, AnyProvider, Arm, Buffer, CompChannel, Cq, CqInit, Error, Gid, InitAttr, MemoryOwner, Mr,
-    Mtu, Operation, Payload, Pd, PostError, Qp, QpCap, QpInit, QpState, Rc, RecvRequest, Remote, Result,
-    RtrAttr, RtsAttr, SendFlags, SendRequest, Sge, WcOpcode, WcStatus, WorkCompletion,
+    Access, AnyProvider, Arm, Buffer, CompChannel, ConnectAttr, Cq, CqInit, Error, InitAttr, MemoryOwner, Mr,
+    Operation, Payload, Pd, PostError, Qp, QpCap, QpInit, QpState, Rc, RecvRequest, Remote, Result,
+    SendFlags, SendRequest, Sge, WcOpcode, WcStatus, WorkCompletion,
 };
 
 /// A reliable connection whose operations own their buffers. Each buffer is an MR over an `M`.
@@ -94,9 +96,9 @@ use crate::{
 /// | attribute | value |
 /// |---|---|
 /// | access of the peer | `REMOTE_READ` and `REMOTE_WRITE`, to MRs that allow it |
-/// | `timeout`, `retry_cnt`, `rnr_retry` | [`RtsAttr::default`] |
-/// | `max_rd_atomic`, `max_dest_rd_atomic` | 1 |
-/// | path MTU | the port's active MTU, or [`Endpoint::set_mtu`] |
+/// | `timeout`, `retry_cnt`, `rnr_retry` | [`RtsAttr::default`](crate::RtsAttr::default) |
+/// | `max_rd_atomic`, `max_dest_rd_atomic` | the smaller of both addresses' `rd_atomic` |
+/// | path MTU | the smaller of both addresses' `mtu` |
 ///
 /// Both ends must be connected before the first send.
 ///
@@ -153,25 +155,10 @@ pub struct Endpoint<M = Buffer, P: Provider = AnyProvider> {
     /// Dropped after the QP is destroyed: see `Drop`.
     operations: Operations<InFlight<M>>,
     address: Address,
-    port: u8,
-    gid_index: u8,
-    mtu: Mtu,
+    attr: ConnectAttr,
     /// Whether a completion failed or matched no operation. No operation is posted then, even if
     /// the kernel refused the transition to ERR.
     failed: bool,
-}
-
-/// Address of an endpoint. The two ends exchange it before they [connect](Endpoint::connect).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Address {
-    /// GID of the port.
-    pub gid: Gid,
-    /// LID of the port; 0 on RoCE.
-    pub lid: u16,
-    /// QP number, 24 bits.
-    pub qp_num: u32,
-    /// PSN of the first packet that the endpoint sends.
-    pub psn: u32,
 }
 
 impl<M, P: Provider> Endpoint<M, P> {
@@ -186,7 +173,6 @@ impl<M, P: Provider> Endpoint<M, P> {
     /// - [`Error::Kernel`], [`Error::Provider`]: a command of the setup failed.
     pub fn new(pd: &Pd<P>, port: u8, depth: u32) -> Result<Self> {
         let context = pd.context();
-        let attr = context.query_port(port.into())?;
         let gid = context.default_gid(port.into())?;
         let gid_index = u8::try_from(gid.index).map_err(|_| context.no_gid(port.into(), gid.index))?;
         let entries = depth.checked_mul(2).ok_or_else(|| {
@@ -198,17 +184,14 @@ impl<M, P: Provider> Endpoint<M, P> {
         let mut qp = pd.create_qp::<Rc>(&QpInit { cap, signal_all: true, ..QpInit::new(&cq, &cq) })?;
         let access = Access::REMOTE_WRITE | Access::REMOTE_READ;
         qp.init(&InitAttr { access, ..InitAttr::new(port) })?;
-        let address = Address { gid: gid.gid, lid: attr.lid, qp_num: qp.qp_num(), psn: qp.qp_num() };
         Ok(Self {
+            address: qp.address(port, gid_index)?,
+            attr: ConnectAttr { access, ..ConnectAttr::new(port, gid_index) },
             qp,
             cq,
             channel,
             // The rings may be deeper than requested. `operations` limits the depth to `entries`.
             operations: Operations::new(entries),
-            address,
-            port,
-            gid_index,
-            mtu: attr.active_mtu,
             failed: false,
         })
     }
@@ -233,26 +216,14 @@ impl<M, P: Provider> Endpoint<M, P> {
     /// Connects to the endpoint at `peer`, which must also connect to this one. Receives can be
     /// posted before, sends only afterwards.
     ///
-    /// The path MTU is the port's active MTU. The ends do not negotiate it. If the active MTUs of
-    /// the two ports differ, set the same MTU at both ends; see [`Endpoint::set_mtu`].
+    /// The connection uses the smaller MTU of the two addresses, and the smaller number of reads and
+    /// atomics at a time.
     ///
     /// # Errors
     /// - [`Error::Invalid`]: the endpoint is already connected, or `peer` is not a valid address.
     /// - [`Error::Kernel`]: the peer is unreachable, or the kernel rejects a transition.
     pub fn connect(&mut self, peer: &Address) -> Result<()> {
-        let address = AhAttr { dlid: peer.lid, ..AhAttr::global(self.port, peer.gid, self.gid_index) };
-        self.qp.ready_to_receive(&RtrAttr {
-            rq_psn: peer.psn,
-            path_mtu: self.mtu,
-            ..RtrAttr::new(address, peer.qp_num)
-        })?;
-        self.qp.ready_to_send(&RtsAttr { sq_psn: self.address.psn, ..RtsAttr::default() })
-    }
-
-    /// Sets the path MTU for [`Endpoint::connect`]. It must be the same at both ends. Default: the
-    /// port's active MTU.
-    pub fn set_mtu(&mut self, mtu: Mtu) {
-        self.mtu = mtu;
+        self.qp.connect(&self.address, peer, &self.attr)
     }
 
     /// The number of operations in flight.
@@ -594,7 +565,7 @@ mod tests {
 
     use super::*;
     use crate::testing::{Plain, completion};
-    use crate::{DriverId, ImplicitMr, RegisterError};
+    use crate::{DriverId, Gid, ImplicitMr, RegisterError};
 
     /// Memory that counts how often it is freed.
     struct Counted(Vec<u8>, Arc<AtomicUsize>);
@@ -635,7 +606,7 @@ mod tests {
         let part = setup.region.part(Counted(vec![0; 64], Arc::default())).map_err(|failed| failed.error);
         let refused = setup.endpoint.post_recv(part.unwrap()).unwrap_err();
         assert!(refused.to_string().contains("without ON_DEMAND"), "{refused}");
-        assert_eq!(setup.plain.log().received, []);
+        assert!(setup.plain.log().received.is_empty());
     }
 
     /// 32 bytes at a given address.
@@ -669,10 +640,8 @@ mod tests {
                 cq: context.create_cq(&CqInit::new(8)).unwrap(),
                 channel: CompChannel::for_test(context.file()),
                 operations: Operations::new(4),
-                address: Address { gid: Gid::default(), lid: 0, qp_num: 1, psn: 1 },
-                port: 1,
-                gid_index: 0,
-                mtu: Mtu::Mtu1024,
+                address: Address::new(Gid::default(), 1),
+                attr: ConnectAttr::new(1, 0),
                 failed: false,
             };
             let region = ImplicitMr::for_test(pd.domain(), Access::LOCAL_WRITE);

@@ -1,6 +1,7 @@
 //! Queue pairs.
 
 mod attr;
+mod connect;
 mod datagram;
 mod drain_reset;
 mod ece;
@@ -26,6 +27,7 @@ use bareverbs_uapi::uverbs::types::{QpCreateFlags, QpType};
 pub use attr::{
     AhAttr, GlobalRoute, InitAttr, QpAttr, QpCap, QpInitAttr, RtrAttr, RtsAttr, UcRtrAttr, UdInitAttr,
 };
+pub use connect::ConnectAttr;
 pub use datagram::{Datagram, GRH_BYTES, MULTICAST_QP};
 pub(crate) use flow::Flows;
 pub use flow::{EthernetMatch, FlowId, FlowRule, Ipv4Match, PortMatch, UpperMatch};

@@ -1,0 +1,135 @@
+//! Connecting an RC QP to the address of its peer.
+
+use bareverbs_provider::traits::Provider;
+
+use super::{AhAttr, InitAttr, Qp, Rc, RtrAttr, RtsAttr};
+use crate::{Access, Address, QpState, Result};
+
+/// Most reads and atomics at a time that [`Qp::address`] offers.
+const MAX_RD_ATOMIC: u32 = 16;
+
+/// Attributes of a connection that an end chooses for itself; see [`Qp::connect`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectAttr {
+    /// Local port, counted from 1.
+    pub port: u8,
+    /// Index of the local GID in the port's GID table.
+    pub gid_index: u8,
+    /// Index into the port's P_Key table.
+    pub pkey_index: u16,
+    /// Remote operations that the QP allows: RDMA reads, writes and atomics.
+    pub access: Access,
+    /// Service level, 0 to 15.
+    pub sl: u8,
+    /// Traffic class.
+    pub traffic_class: u8,
+    /// Hop limit: the number of routers that a packet may pass, plus 1.
+    pub hop_limit: u8,
+    /// RNR NAK timer, as [`RtrAttr::min_rnr_timer`].
+    pub min_rnr_timer: u8,
+    /// Local ACK timeout, as [`RtsAttr::timeout`].
+    pub timeout: u8,
+    /// Retries after a timeout, as [`RtsAttr::retry_cnt`].
+    pub retry_cnt: u8,
+    /// RNR retries, as [`RtsAttr::rnr_retry`].
+    pub rnr_retry: u8,
+}
+
+impl ConnectAttr {
+    /// The port and the GID, no remote access, the defaults of [`RtrAttr::new`] and [`RtsAttr`].
+    #[must_use]
+    pub fn new(port: u8, gid_index: u8) -> Self {
+        let RtsAttr { timeout, retry_cnt, rnr_retry, .. } = RtsAttr::default();
+        let RtrAttr { min_rnr_timer, .. } = RtrAttr::new(AhAttr::default(), 0);
+        Self {
+            port,
+            gid_index,
+            pkey_index: 0,
+            access: Access::empty(),
+            sl: 0,
+            traffic_class: 0,
+            hop_limit: 1,
+            min_rnr_timer,
+            timeout,
+            retry_cnt,
+            rnr_retry,
+        }
+    }
+}
+
+impl<P: Provider> Qp<Rc, P> {
+    /// The address of the QP at a port, for its peer. It offers the port's active MTU, and up to 16
+    /// reads and atomics at a time. A program may offer less before it sends the address.
+    ///
+    /// # Errors
+    /// [`Error::NoPort`](crate::Error::NoPort), [`Error::NoGid`](crate::Error::NoGid),
+    /// [`Error::Kernel`](crate::Error::Kernel).
+    pub fn address(&self, port: u8, gid_index: u8) -> Result<Address> {
+        let context = self.pd().context();
+        let attr = context.query_port(port.into())?;
+        let gid = context.gid(port.into(), gid_index.into())?.gid;
+        let limits = context.limits();
+        Ok(Address {
+            lid: attr.lid,
+            mtu: attr.active_mtu,
+            rd_atomic: limits.max_qp_rd_atom.min(limits.max_qp_init_rd_atom).min(MAX_RD_ATOMIC) as u8,
+            recvs: self.cap().max_recv_wr,
+            max_message: attr.max_msg_sz,
+            ..Address::new(gid, self.qp_num())
+        })
+    }
+
+    /// Connects the QP, which is in RESET or INIT, to the QP at `remote`: RESET → INIT → RTR → RTS.
+    /// The peer calls it too, with the addresses exchanged.
+    ///
+    /// The connection uses the smaller MTU of the two addresses, and the smaller number of reads and
+    /// atomics. `local` is what the peer was sent.
+    ///
+    /// ```no_run
+    /// use bareverbs::{Access, Address, ConnectAttr, CqInit, Device, QpInit, Rc};
+    ///
+    /// # fn exchange(own: &Address) -> Result<Address, bareverbs::ParseAddressError> { own.to_string().parse() }
+    /// let context = Device::first()?.open()?;
+    /// let cq = context.create_cq(&CqInit::new(32))?;
+    /// let mut qp = context.alloc_pd()?.create_qp::<Rc>(&QpInit::new(&cq, &cq))?;
+    /// let gid_index = context.default_gid(1)?.index as u8;
+    /// let local = qp.address(1, gid_index)?;
+    /// // Send `local` over a socket, and receive the peer's address.
+    /// let remote = exchange(&local).expect("an address");
+    /// let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
+    /// qp.connect(&local, &remote, &ConnectAttr { access, ..ConnectAttr::new(1, gid_index) })?;
+    /// # Ok::<(), bareverbs::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Qp::init`], [`Qp::ready_to_receive`] and [`Qp::ready_to_send`]. After an error the QP
+    /// is in the state that it reached; [`Qp::reset`] makes it ready for another attempt.
+    #[doc(alias = "ibv_modify_qp")]
+    pub fn connect(&mut self, local: &Address, remote: &Address, attr: &ConnectAttr) -> Result<()> {
+        let ConnectAttr { port, gid_index, pkey_index, access, .. } = *attr;
+        if self.state() == QpState::RESET {
+            self.init(&InitAttr { port, pkey_index, access })?;
+        }
+        let mut address =
+            AhAttr { dlid: remote.lid, sl: attr.sl, ..AhAttr::global(port, remote.gid, gid_index) };
+        if let Some(grh) = &mut address.grh {
+            (grh.traffic_class, grh.hop_limit) = (attr.traffic_class, attr.hop_limit);
+        }
+        let rd_atomic = local.rd_atomic.min(remote.rd_atomic);
+        self.ready_to_receive(&RtrAttr {
+            address,
+            dest_qp_num: remote.qp_num,
+            rq_psn: remote.psn,
+            path_mtu: local.mtu.min(remote.mtu),
+            max_dest_rd_atomic: rd_atomic,
+            min_rnr_timer: attr.min_rnr_timer,
+        })?;
+        self.ready_to_send(&RtsAttr {
+            sq_psn: local.psn,
+            timeout: attr.timeout,
+            retry_cnt: attr.retry_cnt,
+            rnr_retry: attr.rnr_retry,
+            max_rd_atomic: rd_atomic,
+        })
+    }
+}
