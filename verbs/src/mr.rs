@@ -275,7 +275,7 @@ impl<M> Mr<M> {
     /// # Errors
     /// [`Error::Invalid`] if the range exceeds the region or has 4 GiB or more.
     pub fn sge(&self, range: impl RangeBounds<usize>) -> Result<Sge> {
-        element(self.addr(), self.range("Mr::sge", range)?, self.lkey())
+        element("Mr::sge", self.addr(), self.range("Mr::sge", range)?, self.lkey())
     }
 
     /// The remote address and key of the byte at `offset`.
@@ -366,8 +366,32 @@ impl<M> Mr<M> {
     /// Rejects an MR that the device is known to access out of bounds.
     ///
     /// Workaround: docs/kernel-bugs.md, "ODP copies ignore the offset in the page".
+    #[inline]
     pub(crate) fn check_odp_bounds(&self, verb: &'static str) -> Result<()> {
-        check_odp_page_offset(verb, self.domain(), self.access(), self.start)
+        if self.access().contains(Access::ON_DEMAND) {
+            return check_odp_page_offset(verb, self.domain(), self.access(), self.start);
+        }
+        Ok(())
+    }
+
+    /// Rejects an MR whose bytes peers may access, and one of which the device is known to access
+    /// other bytes than those that a request names.
+    pub(crate) fn check_local(&self, verb: &'static str) -> Result<()> {
+        let remote = self.registration.ever_granted.intersection(REMOTE_ACCESSIBLE);
+        if !remote.is_empty() {
+            let reason = format!(
+                "the MR has or had the right {remote:?}, by which peers can access all of it: register the \
+                 memory with LOCAL_WRITE"
+            );
+            return Err(Error::invalid(verb, reason));
+        }
+        // Workaround: docs/kernel-bugs.md, "ODP copies ignore the offset in the page".
+        if self.access().contains(Access::ON_DEMAND) && is_soft_roce(self.domain()) {
+            let reason = "Soft-RoCE ignores the offset of an operation on an ON_DEMAND MR within a page: \
+                          register the memory without ON_DEMAND";
+            return Err(Error::invalid(verb, reason));
+        }
+        Ok(())
     }
 
     pub(crate) fn range(&self, what: &'static str, range: impl RangeBounds<usize>) -> Result<(usize, usize)> {
@@ -376,6 +400,7 @@ impl<M> Mr<M> {
 }
 
 /// Start and length of a range that is within `len` bytes.
+#[inline]
 pub(crate) fn check_range(
     what: &'static str,
     range: impl RangeBounds<usize>,
@@ -393,13 +418,16 @@ pub(crate) fn check_range(
     };
     match (start, end) {
         (Some(start), Some(end)) if start <= end && end <= len => Ok((start, end - start)),
-        _ => {
-            let bound = |bound: Option<usize>| bound.map_or_else(String::new, |bound| bound.to_string());
-            let (start, end) = (bound(start), bound(end));
-            let reason = format!("bytes {start}..{end} exceed the length of {len} bytes");
-            Err(Error::invalid(what, reason))
-        }
+        _ => Err(beyond_the_end(what, start, end, len)),
     }
+}
+
+#[cold]
+#[inline(never)]
+fn beyond_the_end(what: &'static str, start: Option<usize>, end: Option<usize>, len: usize) -> Error {
+    let bound = |bound: Option<usize>| bound.map_or_else(String::new, |bound| bound.to_string());
+    let (start, end) = (bound(start), bound(end));
+    Error::invalid(what, format!("bytes {start}..{end} exceed the length of {len} bytes"))
 }
 
 /// Rejects ODP regions of rxe that begin within a page. rxe's on-demand paging ignores the offset
@@ -425,12 +453,18 @@ fn is_soft_roce(domain: &PdShared) -> bool {
 }
 
 /// A scatter/gather element for a checked range of a region that starts at `addr`.
-pub(crate) fn element(addr: u64, (start, len): (usize, usize), lkey: u32) -> Result<Sge> {
-    let length = u32::try_from(len).map_err(|_| {
-        let reason = format!("an SGE of {len} bytes exceeds the maximum of {}", u32::MAX);
-        Error::invalid("Mr::sge", reason)
-    })?;
-    Ok(Sge { addr: addr.wrapping_add(start as u64), length, lkey })
+#[inline]
+pub(crate) fn element(what: &'static str, addr: u64, (start, len): (usize, usize), lkey: u32) -> Result<Sge> {
+    match u32::try_from(len) {
+        Ok(length) => Ok(Sge { addr: addr.wrapping_add(start as u64), length, lkey }),
+        Err(_) => Err(too_long(what, len)),
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn too_long(what: &'static str, len: usize) -> Error {
+    Error::invalid(what, format!("an SGE of {len} bytes exceeds the maximum of {}", u32::MAX))
 }
 
 /// Access rights by which a peer can write a region without an operation of this process.

@@ -65,24 +65,31 @@
 #![expect(clippy::result_large_err, reason = "errors return the buffer without an allocation")]
 
 mod address;
+mod buffer;
 mod in_flight;
+mod part;
+mod pool;
 
 use std::fmt;
 use std::mem::{self, ManuallyDrop};
 use std::ops::RangeBounds;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bareverbs_provider::traits::Provider;
 
 pub use self::address::{Address, ParseAddressError};
+use self::buffer::checked_sge;
 use self::in_flight::{InFlight, Operations};
 use crate::{
     Access, AnyProvider, Arm, Buffer, CompChannel, ConnectAttr, Cq, CqInit, Error, InitAttr, MemoryOwner, Mr,
     Operation, Payload, Pd, PostError, Qp, QpCap, QpInit, QpState, Rc, RecvRequest, Remote, Result,
     SendFlags, SendRequest, Sge, WcOpcode, WcStatus, WorkCompletion,
 };
+
+pub use self::buffer::{AnyBuffer, Source, Target};
+pub use self::part::{Chunks, Part, PartError, Shared};
+pub use self::pool::{Lease, Pool};
 
 /// A reliable connection whose operations own their buffers. Each buffer is an MR over an `M`.
 ///
@@ -325,7 +332,7 @@ impl<M, P: Provider> Endpoint<M, P> {
     }
 }
 
-impl<M: MemoryOwner, P: Provider> Endpoint<M, P> {
+impl<M: MemoryOwner + Send + 'static, P: Provider> Endpoint<M, P> {
     /// Posts `buffer` for one message of up to its whole length.
     ///
     /// # Errors
@@ -400,9 +407,6 @@ impl<M: MemoryOwner, P: Provider> Endpoint<M, P> {
         })
     }
 
-    /// Rejects MRs of another protection domain than the QP's: a key of another device may name
-    /// another MR on this one. On Soft-RoCE, rejects on-demand MRs that do not begin at a page
-    /// boundary, because the kernel accesses bytes before them.
     fn post(
         &mut self,
         verb: &'static str,
@@ -410,15 +414,7 @@ impl<M: MemoryOwner, P: Provider> Endpoint<M, P> {
         range: impl RangeBounds<usize>,
         post: impl FnOnce(&mut Qp<Rc, P>, u64, Sge) -> Result<(), PostError>,
     ) -> Result<(), PostOwnedError<M>> {
-        if !Arc::ptr_eq(buffer.domain(), self.qp.pd().domain()) {
-            let pd = self.qp.pd().handle();
-            let reason = format!(
-                "the MR and the QP belong to different PDs: register the MR in \
-                 `Endpoint::qp().pd()` (handle {pd})"
-            );
-            return Err(PostOwnedError { error: Error::invalid(verb, reason), buffer });
-        }
-        let sge = match buffer.check_odp_bounds(verb).and_then(|()| buffer.sge(range)) {
+        let sge = match checked_sge(verb, &buffer, self.qp.pd().domain(), range) {
             Ok(sge) => sge,
             Err(error) => return Err(PostOwnedError { error, buffer }),
         };
@@ -558,6 +554,7 @@ debug! {
 #[cfg(test)]
 mod tests {
     use std::ptr::NonNull;
+    use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use bareverbs_provider::device::IoctlError;

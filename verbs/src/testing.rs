@@ -17,10 +17,14 @@ use bareverbs_provider::traits::{
 use bareverbs_provider::work::{
     Datagram, PushError, RecvRequest, SendRequest, WcFlags, WcOpcode, WcStatus, WorkCompletion,
 };
+use bareverbs_test_support::allocations::CountingAllocator;
 use bareverbs_uapi::verbs_values::QpState;
 use bareverbs_uapi::write::structs::{ExQueryDeviceResp, ModifyQpReq};
 
 use crate::{Context, CqInit, DriverId, Pd, Qp, QpInit, Rc};
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Records the calls of its queues, and supplies their completions.
 #[derive(Debug, Default)]

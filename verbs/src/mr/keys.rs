@@ -53,7 +53,7 @@ impl MrKeys {
     /// [`Error::Invalid`](crate::Error::Invalid) if the range exceeds the region or has 4 GiB or
     /// more.
     pub fn sge(&self, range: impl RangeBounds<usize>) -> Result<Sge> {
-        element(self.addr, check_range("MrKeys::sge", range, self.len)?, self.lkey)
+        element("MrKeys::sge", self.addr, check_range("MrKeys::sge", range, self.len)?, self.lkey)
     }
 
     /// The remote address and key of the byte at `offset`.

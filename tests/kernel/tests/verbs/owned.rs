@@ -54,7 +54,7 @@ pub(crate) fn refused_post_returns_its_buffer() {
     assert!(refused.to_string().contains("the QP is in INIT"), "{refused}");
     assert_eq!(refused.buffer.bytes(), Some(&b"early"[..]));
     let refused = single.post_send(refused.buffer, 3..9).unwrap_err();
-    assert_eq!(refused.to_string(), "Mr::sge: bytes 3..9 exceed the length of 5 bytes");
+    assert_eq!(refused.to_string(), "Endpoint::post_send: bytes 3..9 exceed the length of 5 bytes");
 
     let mut buffer = Some(refused.buffer);
     let mut taken = 0;

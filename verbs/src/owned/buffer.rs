@@ -1,0 +1,243 @@
+//! Buffers that the safe layer posts.
+
+use std::ops::RangeBounds;
+use std::sync::Arc;
+
+use super::{Lease, Part, Shared};
+use crate::mr::{check_range, element};
+use crate::pd::shared::PdShared;
+use crate::{Buffer, Error, MemoryOwner, Mr, Result, Sge};
+
+pub(crate) mod sealed {
+    use std::sync::Arc;
+
+    use crate::Result;
+    use crate::pd::shared::PdShared;
+
+    /// The protection domain of a buffer.
+    pub struct Domain<'a>(pub(crate) &'a Arc<PdShared>);
+
+    /// The place of a buffer, as a post reads it. `unsafe impl`s of `Source` uphold its obligations.
+    pub trait Registered {
+        /// The protection domain of the key.
+        fn domain(&self) -> Domain<'_>;
+
+        /// The buffer's first byte in operations (IOVA).
+        fn iova(&self) -> u64;
+
+        /// The local key.
+        fn lkey(&self) -> u32;
+
+        /// The buffer's length in bytes.
+        fn length(&self) -> usize;
+
+        /// Rejects a buffer that the device is known to access out of bounds.
+        fn check_bounds(&self, verb: &'static str) -> Result<()>;
+    }
+}
+
+use self::sealed::{Domain, Registered};
+
+/// A registered buffer that a device may read: the payload of a send or a write.
+///
+/// The crate implements it for [`Part`], [`Shared`], [`Lease`], [`AnyBuffer`] and
+/// [`Mr`]`<impl MemoryOwner>`. It is sealed.
+///
+/// # Safety
+///
+/// An operation owns its buffer from the post until the device has finished. The implementation
+/// guarantees to the code that posts:
+///
+/// 1. While the value exists, its key, its IOVA and its length do not change, and they name bytes
+///    that are valid, initialised and registered in its protection domain. Moving the value does not
+///    access the bytes.
+/// 2. If the value is forgotten or leaked, this holds until the process ends.
+/// 3. While no method of the value is called, this process writes none of the bytes, and no `&mut`
+///    reference covers one of them. Copies of [`bareverbs_provider::copy`] are exempt.
+/// 4. `check_bounds` fails for a buffer with which the device is known to access other bytes.
+///
+/// ```compile_fail,E0277
+/// # use bareverbs::{Borrowed, Mr};
+/// fn post(_: impl bareverbs::owned::Source) {}
+/// fn lend(borrowed: Mr<Borrowed<'static>>) {
+///     post(borrowed);
+/// }
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be posted by the safe layer",
+    label = "not an owned, registered buffer",
+    note = "use a `Part`, a `Shared`, a `Lease` of a `Pool`, or an `Mr` of memory that it owns"
+)]
+pub unsafe trait Source: Registered + Send + 'static {
+    /// Its bytes. `None` if peers may ever have written them; see [`Mr::bytes`].
+    fn try_bytes(&self) -> Option<&[u8]>;
+}
+
+/// A registered buffer that a device may write: for a receive, a read or the result of an atomic
+/// operation.
+///
+/// The crate implements it for [`Part`], [`Lease`] and [`Mr`]`<impl MemoryOwner>`. It is sealed. A
+/// [`Shared`] buffer is read-only:
+///
+/// ```compile_fail,E0277
+/// # use bareverbs::owned::{Shared, Target};
+/// fn receive(_: impl Target) {}
+/// fn overwrite(shared: Shared) {
+///     receive(shared);
+/// }
+/// ```
+///
+/// # Safety
+///
+/// The obligations of [`Source`], and: while no method of the value is called, this process does not
+/// access the bytes, and no reference covers one of them. Copies of [`bareverbs_provider::copy`] are
+/// exempt.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be posted for the device to write",
+    label = "not an exclusive, owned, registered buffer",
+    note = "use a `Part`, a `Lease` of a `Pool`, or an `Mr` of memory that it owns"
+)]
+pub unsafe trait Target: Source {}
+
+/// A scatter/gather element for `range` of `buffer`, for a queue of `domain`. Every post of the safe
+/// layer makes its elements by this function.
+///
+/// It rejects buffers of another protection domain, because a key of another domain may name other
+/// memory. On Soft-RoCE, it rejects on-demand MRs that do not begin at a page boundary, because the
+/// kernel accesses bytes before them.
+#[inline]
+pub(crate) fn checked_sge<B: Source>(
+    verb: &'static str,
+    buffer: &B,
+    domain: &Arc<PdShared>,
+    range: impl RangeBounds<usize>,
+) -> Result<Sge> {
+    if !Arc::ptr_eq(buffer.domain().0, domain) {
+        return Err(other_domain(verb, domain));
+    }
+    buffer.check_bounds(verb)?;
+    element(verb, buffer.iova(), check_range(verb, range, buffer.length())?, buffer.lkey())
+}
+
+#[cold]
+#[inline(never)]
+fn other_domain(verb: &'static str, domain: &PdShared) -> Error {
+    let reason = format!(
+        "the buffer and the QP belong to different PDs: register the buffer in the PD of the QP \
+         (`Qp::pd`, handle {})",
+        domain.handle
+    );
+    Error::invalid(verb, reason)
+}
+
+impl<M> Registered for Mr<M> {
+    #[inline]
+    fn domain(&self) -> Domain<'_> {
+        Domain(self.domain())
+    }
+
+    #[inline]
+    fn iova(&self) -> u64 {
+        self.addr()
+    }
+
+    #[inline]
+    fn lkey(&self) -> u32 {
+        self.lkey()
+    }
+
+    #[inline]
+    fn length(&self) -> usize {
+        self.len()
+    }
+
+    #[inline]
+    fn check_bounds(&self, verb: &'static str) -> Result<()> {
+        self.check_odp_bounds(verb)
+    }
+}
+
+// SAFETY: the MR owns its memory and stays registered while it exists. It borrows the bytes out by
+// its methods only. `MemoryOwner` keeps the bytes valid and in place, also if the MR is forgotten.
+// `check_odp_bounds` rejects what Soft-RoCE misplaces.
+unsafe impl<M: MemoryOwner + Send + 'static> Source for Mr<M> {
+    fn try_bytes(&self) -> Option<&[u8]> {
+        self.bytes()
+    }
+}
+
+// SAFETY: as above. The MR is the only owner of the bytes.
+unsafe impl<M: MemoryOwner + Send + 'static> Target for Mr<M> {}
+
+/// A [`Part`], a [`Shared`] or a [`Lease`], for connections that post several of them.
+///
+/// It is a [`Source`] only. What a device writes is posted as the [`Part`] or [`Lease`] itself.
+#[derive(Debug)]
+pub enum AnyBuffer<M = Buffer> {
+    /// An exclusive range.
+    Part(Part<M>),
+    /// A read-only range.
+    Shared(Shared<M>),
+    /// A slot of a pool.
+    Lease(Lease),
+}
+
+impl<M> From<Part<M>> for AnyBuffer<M> {
+    fn from(part: Part<M>) -> Self {
+        Self::Part(part)
+    }
+}
+
+impl<M> From<Shared<M>> for AnyBuffer<M> {
+    fn from(shared: Shared<M>) -> Self {
+        Self::Shared(shared)
+    }
+}
+
+impl<M> From<Lease> for AnyBuffer<M> {
+    fn from(lease: Lease) -> Self {
+        Self::Lease(lease)
+    }
+}
+
+impl<M> AnyBuffer<M> {
+    /// Its bytes.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Part(part) => part.bytes(),
+            Self::Shared(shared) => shared.bytes(),
+            Self::Lease(lease) => lease.bytes(),
+        }
+    }
+}
+
+macro_rules! forward {
+    ($($method:ident($($argument:ident: $of:ty)?) -> $result:ty;)*) => {
+        impl<M> Registered for AnyBuffer<M> {
+            $(#[inline]
+            fn $method(&self $(, $argument: $of)?) -> $result {
+                match self {
+                    Self::Part(part) => part.$method($($argument)?),
+                    Self::Shared(shared) => shared.$method($($argument)?),
+                    Self::Lease(lease) => lease.$method($($argument)?),
+                }
+            })*
+        }
+    };
+}
+
+forward! {
+    domain() -> Domain<'_>;
+    iova() -> u64;
+    lkey() -> u32;
+    length() -> usize;
+    check_bounds(verb: &'static str) -> Result<()>;
+}
+
+// SAFETY: each of the three is a `Source`.
+unsafe impl<M: Send + Sync + 'static> Source for AnyBuffer<M> {
+    fn try_bytes(&self) -> Option<&[u8]> {
+        Some(self.bytes())
+    }
+}

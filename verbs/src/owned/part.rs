@@ -1,0 +1,664 @@
+//! Ranges of a registered region.
+
+use std::fmt;
+use std::iter::FusedIterator;
+use std::ops::RangeBounds;
+use std::sync::Arc;
+
+use bareverbs_provider::traits::Provider;
+
+use super::buffer::sealed::{Domain, Registered};
+use super::{Source, Target};
+use crate::mr::check_range;
+use crate::{Access, Buffer, Error, MemoryOwner, Mr, Pd, RegisterError, Result};
+
+/// An exclusive range of a registered region.
+///
+/// A part is split and joined without a copy, an allocation or a system call. So many operations use
+/// one registration at the same time, each on a part of its own. The region is deregistered when its
+/// last part is dropped.
+///
+/// Peers can't access a part: the region has local rights only.
+///
+/// ```no_run
+/// use bareverbs::owned::Part;
+/// use bareverbs::{Buffer, Device};
+///
+/// let pd = Device::first()?.open()?.alloc_pd()?;
+/// let mut file = Part::register(&pd, Buffer::zeroed(64 << 20)?)?;
+/// file.bytes_mut()[..5].copy_from_slice(b"hello");
+///
+/// let (mut left, right) = file.split_at(1 << 20);
+/// assert_eq!((left.len(), right.len()), (1 << 20, 63 << 20));
+/// left.try_join(right).expect("neighbours");
+/// # Ok::<(), bareverbs::Error>(())
+/// ```
+///
+/// A part that was split, posted or frozen is no longer there:
+///
+/// ```compile_fail,E0382
+/// # use bareverbs::owned::{Part, Target};
+/// fn post_recv(_: impl Target) {}
+/// fn look(part: Part) -> u8 {
+///     post_recv(part);
+///     part.bytes()[0]
+/// }
+/// ```
+///
+/// Its bytes can't be borrowed while it is posted:
+///
+/// ```compile_fail,E0505
+/// # use bareverbs::owned::{Part, Target};
+/// fn post_recv(_: impl Target) {}
+/// fn look(part: Part) -> u8 {
+///     let bytes = part.bytes();
+///     post_recv(part);
+///     bytes[0]
+/// }
+/// ```
+pub struct Part<M = Buffer> {
+    /// Its bytes in `offset..offset + len` belong to this part alone.
+    region: Arc<Mr<M>>,
+    offset: usize,
+    len: usize,
+}
+
+impl<M: MemoryOwner> Part<M> {
+    /// The whole of `mr`.
+    ///
+    /// # Errors
+    /// The errors return the MR.
+    ///
+    /// - [`Error::Invalid`]: the MR has or ever had remote rights or
+    ///   [`MW_BIND`](Access::MW_BIND). A remote key opens all of a region, so slices of it would be
+    ///   unsound.
+    /// - [`Error::Invalid`] on Soft-RoCE: the MR has [`ON_DEMAND`](Access::ON_DEMAND). The kernel
+    ///   would access bytes of other parts.
+    pub fn new(mr: Mr<M>) -> Result<Self, PartError<M>> {
+        match mr.check_local("Part::new") {
+            Ok(()) => Ok(Self { offset: 0, len: mr.len(), region: Arc::new(mr) }),
+            Err(error) => Err(PartError { error, mr }),
+        }
+    }
+
+    /// Registers `memory` with [`LOCAL_WRITE`](Access::LOCAL_WRITE) and returns the whole of it.
+    ///
+    /// # Errors
+    /// As for [`Pd::register`]. The errors return the memory.
+    pub fn register<P: Provider>(pd: &Pd<P>, memory: M) -> Result<Self, RegisterError<M>> {
+        let mr = pd.register(memory, Access::LOCAL_WRITE)?;
+        Ok(Self { offset: 0, len: mr.len(), region: Arc::new(mr) })
+    }
+}
+
+impl<M> Part<M> {
+    /// Length in bytes. It may be 0.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether its length is 0.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: the range is within the region, whose bytes are valid and initialised while it
+        // exists. No peer ever could write them (`check_local`). They belong to this part alone, and
+        // a part that an operation uses is owned by the code that posted it, which calls no method
+        // of it.
+        unsafe { std::slice::from_raw_parts(self.region.as_ptr().add(self.offset), self.len) }
+    }
+
+    /// Its bytes, to be changed.
+    #[must_use]
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `bytes`. The part is borrowed exclusively. No peer ever could read its bytes.
+        unsafe { std::slice::from_raw_parts_mut(self.region.as_ptr().add(self.offset), self.len) }
+    }
+
+    /// Splits it: the first part has `mid` bytes, the second the rest.
+    ///
+    /// # Panics
+    /// If `mid` exceeds its length.
+    #[must_use = "a part that is not used is dropped"]
+    pub fn split_at(mut self, mid: usize) -> (Self, Self) {
+        let rest = self.split_off(mid);
+        (self, rest)
+    }
+
+    /// Splits it at `at`: it keeps the first `at` bytes. Returns the rest.
+    ///
+    /// # Panics
+    /// If `at` exceeds its length.
+    #[must_use = "a part that is not used is dropped"]
+    pub fn split_off(&mut self, at: usize) -> Self {
+        assert!(at <= self.len, "a split at {at} exceeds the part's {} bytes", self.len);
+        let rest = Self { region: Arc::clone(&self.region), offset: self.offset + at, len: self.len - at };
+        self.len = at;
+        rest
+    }
+
+    /// Splits it into parts of `size` bytes. The last one is shorter if `size` does not divide its
+    /// length.
+    ///
+    /// # Panics
+    /// If `size` is 0.
+    pub fn chunks(self, size: usize) -> Chunks<M> {
+        assert!(size > 0, "chunks have at least 1 byte");
+        Chunks { rest: Some(self), size }
+    }
+
+    /// Joins it with a neighbour, which begins where this part ends or ends where this part begins.
+    ///
+    /// # Errors
+    /// Returns `other` if it is of another region or not a neighbour.
+    pub fn try_join(&mut self, other: Self) -> Result<(), Self> {
+        if !Arc::ptr_eq(&self.region, &other.region) {
+            return Err(other);
+        }
+        if self.offset + self.len == other.offset {
+            self.len += other.len;
+        } else if other.offset + other.len == self.offset {
+            self.offset = other.offset;
+            self.len += other.len;
+        } else {
+            return Err(other);
+        }
+        Ok(())
+    }
+
+    /// Makes it read-only, so that several operations can send it at the same time. This allocates
+    /// one counter.
+    #[must_use]
+    pub fn freeze(self) -> Shared<M> {
+        Shared { offset: 0, len: self.len, part: Arc::new(self) }
+    }
+
+    /// The region, if this is its only part. Parts that were dropped do not matter.
+    ///
+    /// # Errors
+    /// Returns the part if the region has other parts.
+    pub fn into_mr(self) -> Result<Mr<M>, Self> {
+        let Self { region, offset, len } = self;
+        Arc::try_unwrap(region).map_err(|region| Self { region, offset, len })
+    }
+}
+
+impl<M> Registered for Part<M> {
+    #[inline]
+    fn domain(&self) -> Domain<'_> {
+        Domain(self.region.domain())
+    }
+
+    #[inline]
+    fn iova(&self) -> u64 {
+        self.region.addr().wrapping_add(self.offset as u64)
+    }
+
+    #[inline]
+    fn lkey(&self) -> u32 {
+        self.region.lkey()
+    }
+
+    #[inline]
+    fn length(&self) -> usize {
+        self.len
+    }
+
+    #[inline]
+    fn check_bounds(&self, _: &'static str) -> Result<()> {
+        // `check_local` has rejected the regions with which a device exceeds the bounds.
+        Ok(())
+    }
+}
+
+// SAFETY: the part keeps its region, which owns its memory and stays registered until its last part
+// is dropped; nothing re-registers a region that has parts. The bytes of the range belong to this
+// part alone: `new` makes a part of the whole, splitting divides a part, joining adds the range of a
+// part that it consumes. Only its methods borrow them out. `MemoryOwner` keeps the bytes valid and in
+// place, also if the part is forgotten. `check_local` has rejected the regions that Soft-RoCE
+// misplaces.
+unsafe impl<M: Send + Sync + 'static> Source for Part<M> {
+    fn try_bytes(&self) -> Option<&[u8]> {
+        Some(self.bytes())
+    }
+}
+
+// SAFETY: as above. No other value gives access to the bytes.
+unsafe impl<M: Send + Sync + 'static> Target for Part<M> {}
+
+impl<M> fmt::Debug for Part<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Part")
+            .field("addr", &format_args!("{:#x}", self.iova()))
+            .field("len", &self.len)
+            .field("lkey", &format_args!("{:#x}", self.lkey()))
+            .finish()
+    }
+}
+
+/// The parts of [`Part::chunks`]. Dropping it drops the rest.
+pub struct Chunks<M = Buffer> {
+    rest: Option<Part<M>>,
+    size: usize,
+}
+
+impl<M> Iterator for Chunks<M> {
+    type Item = Part<M>;
+
+    fn next(&mut self) -> Option<Part<M>> {
+        let mut part = self.rest.take().filter(|part| !part.is_empty())?;
+        if part.len > self.size {
+            self.rest = Some(part.split_off(self.size));
+        }
+        Some(part)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let left = self.rest.as_ref().map_or(0, |part| part.len.div_ceil(self.size));
+        (left, Some(left))
+    }
+}
+
+impl<M> ExactSizeIterator for Chunks<M> {}
+
+impl<M> FusedIterator for Chunks<M> {}
+
+impl<M> fmt::Debug for Chunks<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Chunks").field("rest", &self.rest).field("size", &self.size).finish()
+    }
+}
+
+/// A read-only range of a registered region. Clones share the range, so several operations can send
+/// it at the same time.
+///
+/// ```no_run
+/// # fn share(part: bareverbs::owned::Part) {
+/// let shared = part.freeze();
+/// let header = shared.slice(..16);
+/// drop(header);
+/// let part = shared.try_unfreeze().expect("the only one");
+/// # }
+/// ```
+///
+/// It is never written, neither by this process nor by a device:
+///
+/// ```compile_fail,E0599
+/// fn write(shared: &mut bareverbs::owned::Shared) {
+///     shared.bytes_mut()[0] = 1;
+/// }
+/// ```
+pub struct Shared<M = Buffer> {
+    part: Arc<Part<M>>,
+    /// Counted from the part's first byte.
+    offset: usize,
+    len: usize,
+}
+
+impl<M> Clone for Shared<M> {
+    fn clone(&self) -> Self {
+        Self { part: Arc::clone(&self.part), ..*self }
+    }
+}
+
+impl<M> Shared<M> {
+    /// Length in bytes. It may be 0.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether its length is 0.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.part.bytes()[self.offset..self.offset + self.len]
+    }
+
+    /// A range of it, which shares the bytes.
+    ///
+    /// # Panics
+    /// If `range` exceeds it.
+    #[must_use]
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Self {
+        match check_range("Shared::slice", range, self.len) {
+            Ok((start, len)) => Self { part: Arc::clone(&self.part), offset: self.offset + start, len },
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// The part that was frozen, all of it, if no clone and no slice of it is left.
+    ///
+    /// # Errors
+    /// Returns itself if there are others.
+    pub fn try_unfreeze(self) -> Result<Part<M>, Self> {
+        let Self { part, offset, len } = self;
+        Arc::try_unwrap(part).map_err(|part| Self { part, offset, len })
+    }
+}
+
+impl<M> Registered for Shared<M> {
+    #[inline]
+    fn domain(&self) -> Domain<'_> {
+        self.part.domain()
+    }
+
+    #[inline]
+    fn iova(&self) -> u64 {
+        self.part.iova().wrapping_add(self.offset as u64)
+    }
+
+    #[inline]
+    fn lkey(&self) -> u32 {
+        self.part.lkey()
+    }
+
+    #[inline]
+    fn length(&self) -> usize {
+        self.len
+    }
+
+    #[inline]
+    fn check_bounds(&self, verb: &'static str) -> Result<()> {
+        self.part.check_bounds(verb)
+    }
+}
+
+// SAFETY: the frozen part upholds the obligations. It is never borrowed exclusively, nor posted for a
+// device to write, while a `Shared` of it exists: the `Arc` gives shared references to it only.
+unsafe impl<M: Send + Sync + 'static> Source for Shared<M> {
+    fn try_bytes(&self) -> Option<&[u8]> {
+        Some(self.bytes())
+    }
+}
+
+impl<M> fmt::Debug for Shared<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared")
+            .field("addr", &format_args!("{:#x}", self.iova()))
+            .field("len", &self.len)
+            .field("lkey", &format_args!("{:#x}", self.lkey()))
+            .finish()
+    }
+}
+
+/// An MR that can't be divided, returned with the reason.
+#[derive(thiserror::Error)]
+#[error("{error}")]
+pub struct PartError<M> {
+    /// The cause.
+    #[source]
+    pub error: Error,
+    /// The MR.
+    pub mr: Mr<M>,
+}
+
+impl<M> fmt::Debug for PartError<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PartError").field("error", &self.error).field("mr", &self.mr).finish()
+    }
+}
+
+impl<M> From<PartError<M>> for Error {
+    fn from(refused: PartError<M>) -> Self {
+        refused.error
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::testing::Plain;
+    use crate::{DriverId, ImplicitMr};
+
+    fn region(len: u32) -> Mr<Vec<u8>> {
+        let pd = Plain::default().domain();
+        let bytes = (0..len).map(|at| at as u8).collect();
+        let registered = ImplicitMr::for_test(pd.domain(), Access::LOCAL_WRITE).part(bytes);
+        registered.map_err(|failed| failed.error).unwrap()
+    }
+
+    fn whole(len: u32) -> Part<Vec<u8>> {
+        Part::new(region(len)).unwrap()
+    }
+
+    #[test]
+    fn region_with_remote_rights_is_rejected_and_returned() {
+        let rights = [Access::REMOTE_WRITE, Access::REMOTE_READ, Access::REMOTE_ATOMIC, Access::MW_BIND];
+        for right in rights {
+            let pd = Plain::default().domain();
+            let access = Access::LOCAL_WRITE | right;
+            let mr = ImplicitMr::for_test(pd.domain(), access).part(vec![0; 8]);
+            let refused = Part::new(mr.map_err(|failed| failed.error).unwrap()).unwrap_err();
+            assert!(matches!(refused.error, Error::Invalid { verb: "Part::new", .. }), "{refused}");
+            assert_eq!(refused.mr.len(), 8);
+        }
+    }
+
+    #[test]
+    fn on_demand_region_is_rejected_on_rxe_only() {
+        for (driver, refused) in [(DriverId::RXE, true), (DriverId::UNKNOWN, false)] {
+            let pd = Plain::default().domain_of(driver);
+            let mr = ImplicitMr::for_test(pd.domain(), Access::LOCAL_WRITE | Access::ON_DEMAND)
+                .part(Buffer::zeroed(8192).unwrap());
+            assert_eq!(Part::new(mr.map_err(|failed| failed.error).unwrap()).is_err(), refused);
+        }
+    }
+
+    #[test]
+    fn region_comes_back_from_its_last_part() {
+        let (left, right) = whole(8).split_at(3);
+        let left = left.into_mr().unwrap_err();
+        drop(right);
+        assert_eq!((left.len(), left.into_mr().unwrap().len()), (3, 8));
+    }
+
+    #[test]
+    fn forgotten_part_keeps_the_region() {
+        let (left, right) = whole(8).split_at(3);
+        std::mem::forget(right);
+        assert!(left.into_mr().is_err());
+    }
+
+    #[test]
+    fn parts_of_other_regions_do_not_join() {
+        let (mut left, _) = whole(8).split_at(4);
+        let (_, right) = whole(8).split_at(4);
+        assert_eq!(left.try_join(right).unwrap_err().bytes(), [4, 5, 6, 7]);
+    }
+
+    #[test]
+    fn frozen_part_is_shared_until_the_last_clone_is_dropped() {
+        let (left, right) = whole(10).split_at(2);
+        let shared = right.freeze();
+        let slice = shared.slice(1..).slice(..=2);
+        assert_eq!((shared.bytes(), slice.bytes()), (&[2, 3, 4, 5, 6, 7, 8, 9][..], &[3, 4, 5][..]));
+        assert_eq!(slice.iova(), left.iova() + 3);
+        let shared = shared.try_unfreeze().unwrap_err();
+        drop(shared);
+        let mut part = slice.try_unfreeze().unwrap();
+        part.try_join(left).unwrap();
+        assert_eq!((part.len(), part.bytes()[9]), (10, 9));
+    }
+
+    #[test]
+    #[should_panic = "bytes 3..5 exceed the length of 4 bytes"]
+    fn slice_beyond_a_shared_part_panics() {
+        let _ = whole(4).freeze().slice(3..5);
+    }
+
+    #[test]
+    #[should_panic = "a split at 5 exceeds the part's 4 bytes"]
+    fn split_beyond_a_part_panics() {
+        let _ = whole(4).split_at(5);
+    }
+
+    #[test]
+    fn parts_are_used_by_several_threads() {
+        let parts: Vec<_> = whole(1000).chunks(100).collect();
+        let written: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..)
+                .zip(parts)
+                .map(|(at, mut part)| {
+                    scope.spawn(move || {
+                        part.bytes_mut().fill(at);
+                        part
+                    })
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let mut parts = written.into_iter();
+        let mut all = parts.next().unwrap();
+        parts.for_each(|part| all.try_join(part).unwrap());
+        assert!((0..10).all(|at| all.bytes()[100 * at] == at as u8));
+        assert!(all.into_mr().is_ok());
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Split(prop::sample::Index, prop::sample::Index),
+        Join(prop::sample::Index, prop::sample::Index),
+        Chunks(prop::sample::Index, usize),
+        Freeze(prop::sample::Index),
+        Slice(prop::sample::Index, prop::sample::Index, prop::sample::Index),
+        Unfreeze(prop::sample::Index),
+        Drop(prop::sample::Index),
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let at = any::<prop::sample::Index>;
+        let step = prop_oneof![
+            4 => (at(), at()).prop_map(|(part, mid)| Step::Split(part, mid)),
+            4 => (at(), at()).prop_map(|(one, other)| Step::Join(one, other)),
+            1 => (at(), 1usize..20).prop_map(|(part, size)| Step::Chunks(part, size)),
+            2 => at().prop_map(Step::Freeze),
+            2 => (at(), at(), at()).prop_map(|(shared, one, other)| Step::Slice(shared, one, other)),
+            3 => at().prop_map(Step::Unfreeze),
+            1 => at().prop_map(Step::Drop),
+        ];
+        prop::collection::vec(step, 1..40)
+    }
+
+    const LEN: u32 = 60;
+
+    proptest! {
+        /// The model of a part is its range. The model of a shared part is the range of what was
+        /// frozen, by its start, and its own range.
+        #[test]
+        fn ranges_match_the_model(steps in steps()) {
+            let mut parts = vec![whole(LEN)];
+            let mut ranges: Vec<_> = std::iter::once(0..LEN as usize).collect();
+            let mut shared: Vec<Shared<Vec<u8>>> = Vec::new();
+            let mut frozen = Vec::new();
+            let base = parts[0].iova();
+            for step in steps {
+                match step {
+                    Step::Split(at, mid) if !parts.is_empty() => {
+                        let at = at.index(parts.len());
+                        let mid = mid.index(ranges[at].len() + 1);
+                        let rest = parts[at].split_off(mid);
+                        parts.push(rest);
+                        let whole = ranges[at].clone();
+                        ranges[at].end = whole.start + mid;
+                        ranges.push(whole.start + mid..whole.end);
+                    }
+                    Step::Join(one, other) if parts.len() > 1 => {
+                        let other = other.index(parts.len());
+                        let (part, range) = (parts.swap_remove(other), ranges.swap_remove(other));
+                        let one = one.index(parts.len());
+                        match parts[one].try_join(part) {
+                            Ok(()) => {
+                                let joined = &mut ranges[one];
+                                prop_assert!(joined.end == range.start || range.end == joined.start);
+                                *joined = joined.start.min(range.start)..joined.end.max(range.end);
+                            }
+                            Err(part) => {
+                                let joined = &ranges[one];
+                                prop_assert!(joined.end != range.start && range.end != joined.start);
+                                parts.push(part);
+                                ranges.push(range);
+                            }
+                        }
+                    }
+                    Step::Chunks(at, size) if !parts.is_empty() => {
+                        let at = at.index(parts.len());
+                        let (part, range) = (parts.swap_remove(at), ranges.swap_remove(at));
+                        let chunks = part.chunks(size);
+                        prop_assert_eq!(chunks.len(), range.len().div_ceil(size));
+                        let before = parts.len();
+                        parts.extend(chunks);
+                        ranges.extend(range.clone().step_by(size).map(|at| at..range.end.min(at + size)));
+                        prop_assert_eq!(parts.len() - before, range.len().div_ceil(size));
+                    }
+                    Step::Freeze(at) if !parts.is_empty() => {
+                        let at = at.index(parts.len());
+                        shared.push(parts.swap_remove(at).freeze());
+                        let range = ranges.swap_remove(at);
+                        frozen.push((range.clone(), range));
+                    }
+                    Step::Slice(at, one, other) if !shared.is_empty() => {
+                        let at = at.index(shared.len());
+                        let (whole, range) = frozen[at].clone();
+                        let (one, other) = (one.index(range.len() + 1), other.index(range.len() + 1));
+                        let slice = one.min(other)..one.max(other);
+                        shared.push(shared[at].slice(slice.clone()));
+                        frozen.push((whole, range.start + slice.start..range.start + slice.end));
+                    }
+                    Step::Unfreeze(at) if !shared.is_empty() => {
+                        let at = at.index(shared.len());
+                        let (one, range) = (shared.swap_remove(at), frozen.swap_remove(at));
+                        match one.try_unfreeze() {
+                            Ok(part) => {
+                                parts.push(part);
+                                ranges.push(range.0);
+                            }
+                            Err(one) => {
+                                shared.push(one);
+                                frozen.push(range);
+                            }
+                        }
+                    }
+                    Step::Drop(at) if parts.len() > 1 => {
+                        let at = at.index(parts.len());
+                        drop(parts.swap_remove(at));
+                        ranges.swap_remove(at);
+                    }
+                    _ => {}
+                }
+                for (part, range) in parts.iter().zip(&ranges) {
+                    let expected: Vec<u8> = range.clone().map(|at| at as u8).collect();
+                    prop_assert_eq!(part.bytes(), expected);
+                    prop_assert_eq!((part.iova(), part.len()), (base + range.start as u64, range.len()));
+                }
+                for (one, (_, range)) in shared.iter().zip(&frozen) {
+                    let expected: Vec<u8> = range.clone().map(|at| at as u8).collect();
+                    prop_assert_eq!(one.bytes(), expected);
+                    prop_assert_eq!(one.iova(), base + range.start as u64);
+                }
+                // No two parts overlap, and no part overlaps what is frozen.
+                let owned = ranges.iter().chain(frozen.iter().map(|(_, range)| range));
+                for (at, range) in ranges.iter().enumerate() {
+                    let overlaps = owned.clone().enumerate().filter(|(other, _)| *other != at);
+                    for (_, other) in overlaps {
+                        prop_assert!(range.end <= other.start || other.end <= range.start
+                            || range.is_empty() || other.is_empty());
+                    }
+                }
+            }
+        }
+    }
+}
