@@ -148,17 +148,13 @@ impl<'a> DecodedCall<'a> {
     /// The object class, if it is known.
     #[must_use]
     pub fn object(&self) -> Option<&'static ObjectInfo> {
-        self.objects().find(|object| object.id == self.header.object_id)
+        self.driver.objects().find(|object| object.id == self.header.object_id)
     }
 
     /// The method, if it is known.
     #[must_use]
     pub fn method(&self) -> Option<&'static MethodInfo> {
-        self.objects()
-            .filter(|object| object.id == self.header.object_id)
-            .flat_map(|object| object.methods)
-            .find(|method| method.id == self.header.method_id)
-            .copied()
+        self.driver.method(self.header.object_id, self.header.method_id)
     }
 
     /// The write command of a call of [`InvokeWrite`], if it is known.
@@ -176,13 +172,10 @@ impl<'a> DecodedCall<'a> {
     pub fn attributes(&self) -> impl Iterator<Item = DecodedAttribute<'a>> {
         let (driver, memory, method, command) = (self.driver, self.memory, self.method(), self.command());
         self.raw_attributes().map(move |raw| {
-            let info = method.and_then(|method| attribute_info(method, driver, raw.attr_id));
+            let mut known = method.into_iter().flat_map(|method| driver.attributes(method));
+            let info = known.find(|attribute| attribute.id == raw.attr_id);
             DecodedAttribute { raw, info, method, command, driver, memory }
         })
-    }
-
-    fn objects(&self) -> impl Iterator<Item = &'static ObjectInfo> {
-        all_objects(self.driver)
     }
 
     fn raw_attributes(&self) -> impl Iterator<Item = Attribute> + use<'a> {
@@ -192,21 +185,8 @@ impl<'a> DecodedCall<'a> {
     }
 }
 
-fn all_objects(driver: Driver) -> impl Iterator<Item = &'static ObjectInfo> {
-    registry::OBJECTS.into_iter().chain(driver.objects.iter().copied())
-}
-
 fn is_invoke_write(method: &MethodInfo) -> bool {
     (method.object, method.id) == (InvokeWrite::INFO.object, InvokeWrite::INFO.id)
-}
-
-fn attribute_info(method: &MethodInfo, driver: Driver, id: u16) -> Option<&'static AttributeInfo> {
-    let added = driver
-        .attributes
-        .iter()
-        .filter(|added| (added.method.object, added.method.id) == (method.object, method.id))
-        .flat_map(|added| added.attributes);
-    method.attributes.iter().chain(added).find(|attribute| attribute.id == id)
 }
 
 /// One attribute of a call.

@@ -69,6 +69,34 @@ pub struct MethodInfo {
     pub attributes: &'static [AttributeInfo],
 }
 
+impl MethodInfo {
+    /// Whether the method is a query by its attributes: they are handles of objects that the method
+    /// only uses, numbers of up to 8 bytes, and outputs.
+    ///
+    /// A query creates, modifies and destroys no object, gets no address and no descriptor, and
+    /// writes only to its outputs. It may reserve an offset for `mmap`. A method with driver payloads
+    /// is no query.
+    ///
+    /// ```
+    /// use bareverbs_uapi::method::Method;
+    /// use bareverbs_uapi::uverbs::{AdviseMr, GetContext, QueryGidTable, QueryMr};
+    ///
+    /// assert!(QueryMr::INFO.is_query() && QueryGidTable::INFO.is_query());
+    /// assert!(!AdviseMr::INFO.is_query() && !GetContext::INFO.is_query());
+    /// ```
+    #[must_use]
+    pub const fn is_query(&self) -> bool {
+        let mut i = 0;
+        while i < self.attributes.len() {
+            if !self.attributes[i].kind.is_harmless() {
+                return false;
+            }
+            i += 1;
+        }
+        !self.driver_payload && !self.attributes.is_empty()
+    }
+}
+
 /// Description of an attribute.
 #[derive(Clone, Copy, Debug)]
 pub struct AttributeInfo {
@@ -185,6 +213,22 @@ pub enum AttributeKind {
         /// The names of the elements.
         names: Option<&'static EnumInfo>,
     },
+}
+
+impl AttributeKind {
+    /// Whether a method with such attributes only can be a query.
+    const fn is_harmless(self) -> bool {
+        match self {
+            Self::Handle { access: Access::Read, .. }
+            | Self::Output { .. }
+            | Self::Constant { .. }
+            | Self::Flags { .. } => true,
+            Self::Input { size: PayloadSize::Exact(bytes), payload: Some(kind) } => {
+                bytes <= 8 && matches!(kind, FieldKind::Unsigned(_) | FieldKind::Named(_))
+            }
+            _ => false,
+        }
+    }
 }
 
 /// Attribute id of the driver's input payload.

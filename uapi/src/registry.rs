@@ -2,7 +2,7 @@
 
 use crate::abi::{ConstInfo, EnumInfo, StructInfo, flatten};
 use crate::driver::DriverAttributes;
-use crate::method::ObjectInfo;
+use crate::method::{Access, AttributeInfo, AttributeKind, MethodInfo, ObjectInfo};
 use crate::uverbs::types::DriverId;
 use crate::write::WriteCommandInfo;
 
@@ -242,6 +242,44 @@ pub struct Driver {
     pub objects: &'static [&'static ObjectInfo],
     /// The attributes that it adds to core methods.
     pub attributes: &'static [&'static DriverAttributes],
+}
+
+impl Driver {
+    /// The object classes of the core, then those of the driver. A core class to which the driver
+    /// adds methods occurs twice.
+    pub fn objects(self) -> impl Iterator<Item = &'static ObjectInfo> {
+        OBJECTS.into_iter().chain(self.objects.iter().copied())
+    }
+
+    /// The methods of the core, then those of the driver.
+    pub fn methods(self) -> impl Iterator<Item = &'static MethodInfo> {
+        self.objects().flat_map(|object| object.methods).copied()
+    }
+
+    /// The method with these ids.
+    #[must_use]
+    pub fn method(self, object: u16, id: u16) -> Option<&'static MethodInfo> {
+        self.methods().find(|method| (method.object, method.id) == (object, id))
+    }
+
+    /// The attributes of a method: its own, then those that the driver adds.
+    pub fn attributes(self, method: &MethodInfo) -> impl Iterator<Item = &'static AttributeInfo> + use<> {
+        let (object, id) = (method.object, method.id);
+        let is_added_to =
+            move |added: &&&DriverAttributes| (added.method.object, added.method.id) == (object, id);
+        let added = self.attributes.iter().filter(is_added_to).flat_map(|added| added.attributes);
+        method.attributes.iter().chain(added)
+    }
+
+    /// The method that destroys objects of a class, and its attribute for the handle. `None` for
+    /// classes whose objects are file descriptors or are not destroyed.
+    #[must_use]
+    pub fn destructor(self, object: u16) -> Option<(&'static MethodInfo, &'static AttributeInfo)> {
+        let destroys = |attribute: &&AttributeInfo| matches!(attribute.kind, AttributeKind::Handle { object: of, access: Access::Destroy } if of == object);
+        self.methods()
+            .filter(|method| method.object == object)
+            .find_map(|method| Some((method, method.attributes.iter().find(destroys)?)))
+    }
 }
 
 /// The additions of a driver by driver id; empty for most drivers.

@@ -2,7 +2,7 @@
 
 use bareverbs_uapi::abi::Since;
 use bareverbs_uapi::method::{
-    Attr, AttributeKind, Call, HandleWrite, MAX_ATTRIBUTES, MethodInfo, PayloadSize,
+    self, Access, Attr, AttributeKind, Call, HandleWrite, MAX_ATTRIBUTES, MethodInfo, PayloadSize,
 };
 use bareverbs_uapi::mlx5::resources::PpObjAlloc;
 use bareverbs_uapi::mlx5::steering::CreateFlow;
@@ -298,4 +298,54 @@ fn invoke_write_without_response_omits_the_attribute() {
     let expected = [header(2, 0, 0, 14), raw(2, 8, 0, 26), raw(0, 112, 0, address(&request))].concat();
     assert_eq!(call.as_bytes(), expected);
     assert_eq!(write::ex::ModifyQp::INFO.number, 0x8000_001a);
+}
+
+#[test]
+fn queries_change_nothing_and_take_no_addresses() {
+    let queries = |driver: DriverId| -> Vec<&str> {
+        registry::driver(driver.0)
+            .methods()
+            .filter(|method| method.is_query())
+            .map(|method| method.rust)
+            .collect()
+    };
+    let core = [
+        "InfoHandles",
+        "QueryPort",
+        "QueryContext",
+        "QueryGidTable",
+        "QueryGidEntry",
+        "QueryPortSpeed",
+        "QueryMr",
+        "CountersRead",
+    ];
+    assert_eq!(queries(DriverId::RXE), core);
+    let mlx5 = [
+        "DevxQueryUar",
+        "DevxQueryEqn",
+        "QueryPort",
+        "GetDataDirectSysfsPath",
+        "PdQuery",
+        "DmMapOpAddr",
+        "DmQuery",
+    ];
+    assert_eq!(queries(DriverId::MLX5)[core.len()..], mlx5);
+}
+
+#[test]
+fn every_class_with_handles_has_a_destructor() {
+    for driver in [DriverId::RXE, DriverId::MLX5].map(|driver| registry::driver(driver.0)) {
+        let creates = |object: u16| {
+            let new = |info: &method::AttributeInfo| matches!(info.kind, AttributeKind::Handle { object: of, access: Access::New } if of == object);
+            driver.methods().any(|method| method.attributes.iter().any(new))
+        };
+        for object in driver.objects().filter(|object| creates(object.id)) {
+            let (method, handle) = driver.destructor(object.id).expect(object.rust);
+            assert_eq!(method.object, object.id);
+            // The other mandatory attributes are outputs, so that a destructor needs the handle only.
+            for other in method.attributes.iter().filter(|other| other.id != handle.id && other.mandatory) {
+                assert!(matches!(other.kind, AttributeKind::Output { .. }), "{} {}", method.rust, other.rust);
+            }
+        }
+    }
 }

@@ -1,6 +1,6 @@
 use core::fmt::{self, Display, Formatter};
 
-use super::{DecodedAttribute, DecodedCall, DecodedValue, Driver, Layout, Payload, all_objects};
+use super::{DecodedAttribute, DecodedCall, DecodedValue, Driver, Layout, Payload};
 use crate::abi::{FieldKind, StructInfo};
 use crate::method::Access;
 use crate::print::{DebugAsDisplay, Hex, List, Named, Struct, Value, number_of};
@@ -99,7 +99,7 @@ struct Class(Driver, u16);
 
 impl Display for Class {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        match all_objects(self.0).find(|object| object.id == self.1) {
+        match self.0.objects().find(|object| object.id == self.1) {
             Some(object) => f.write_str(object.rust),
             None if self.1 == ANY_CLASS => f.write_str("object"),
             None => write!(f, "object of class {:#x},", self.1),
