@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use bareverbs_provider::barrier;
 use bareverbs_provider::device::IoctlError;
+use bareverbs_provider::layout::QueueLayout;
 use bareverbs_provider::traits::{Completion, CompletionQueue};
 use bareverbs_provider::work::{WcStatus, WorkCompletion};
 
@@ -482,6 +483,19 @@ unsafe impl CompletionQueue for Mlx5Cq {
     #[inline]
     fn capacity(&self) -> u32 {
         self.ring.entries() - 1
+    }
+
+    fn layout(&self) -> Option<QueueLayout> {
+        let doorbell = self.shared.doorbell.layout(Some(self.uar.cq_register()));
+        let offset = self.ring.start.addr() - self.ring.memory().as_ptr().addr().get();
+        let layout = QueueLayout::new(
+            self.ring.memory().as_ptr(),
+            self.ring.entries(),
+            1 << self.ring.shift,
+            self.consumer & COUNT,
+            doorbell,
+        );
+        Some(layout.with_number(self.shared.cqn).with_content_offset(offset as u32))
     }
 
     #[inline(always)]

@@ -11,6 +11,7 @@ use std::sync::{Arc, PoisonError};
 use bareverbs_provider::Errno;
 use bareverbs_provider::barrier;
 use bareverbs_provider::device::{DeviceFile, IoctlError};
+use bareverbs_provider::layout::{DoorbellLayout, RegisterLayout};
 use bareverbs_provider::mapping::{Mapping, Protection};
 use bareverbs_uapi::method::Call;
 use bareverbs_uapi::mlx5::verbs::UarType;
@@ -115,6 +116,11 @@ impl DoorbellRecord {
     #[must_use]
     pub fn address(&self) -> u64 {
         self.words.as_ptr().expose_provenance() as u64
+    }
+
+    /// Its address, and the register that belongs to it.
+    pub(crate) fn layout(&self, register: Option<RegisterLayout>) -> DoorbellLayout {
+        DoorbellLayout::Record { record: self.words.cast(), register }
     }
 
     /// Stores a word. The caller orders the store with what it publishes.
@@ -254,6 +260,11 @@ impl Uar {
         self.memory.as_ptr()
     }
 
+    /// The register that arms completion queues.
+    pub(crate) fn cq_register(&self) -> RegisterLayout {
+        RegisterLayout::new(self.as_ptr(), self.page_id, CQ_DOORBELL as u32)
+    }
+
     fn register(&self, offset: usize) -> NonNull<u64> {
         const { assert!(SQ_DOORBELL + 2 * MAX_HALF <= PAGE && CQ_DOORBELL + 8 <= PAGE) };
         // SAFETY: a page is mapped, as `alloc` checked.
@@ -318,6 +329,15 @@ impl SendRegister {
             Self::Shared(uar) => uar.page_id,
             Self::Exclusive(register) => register.uar.page_id,
         }
+    }
+
+    /// Where it lies.
+    pub(crate) fn layout(&self) -> RegisterLayout {
+        let (uar, half) = match self {
+            Self::Shared(uar) => (&**uar, 0),
+            Self::Exclusive(register) => (&register.uar, register.half),
+        };
+        RegisterLayout::new(uar.as_ptr(), uar.page_id, SQ_DOORBELL as u32).with_blueflame(half as u32)
     }
 
     /// Whether no other queue uses it.

@@ -330,6 +330,11 @@ unsafe impl Provider for Mlx5 {
         wq::create_rss_qp(&self.file, request)
     }
 
+    /// The 48 bytes of `mlx5_wqe_av`, without QPN and Q_Key.
+    fn address_vector(ah: &Mlx5Ah) -> Vec<u8> {
+        ah.vector.segments(0, 0).as_bytes().to_vec()
+    }
+
     fn create_ah(&self, request: &AhRequest) -> Result<CreatedAh<Self>, CreateError> {
         self.do_create_ah(request)
     }

@@ -4,6 +4,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use bareverbs_provider::barrier;
+use bareverbs_provider::layout::QueueLayout;
 use bareverbs_provider::traits::RecvQueue;
 use bareverbs_provider::work::{PushError, RecvRequest, Sge};
 
@@ -250,6 +251,12 @@ unsafe impl RecvQueue for Mlx5Rq {
     fn capacity(&self) -> u32 {
         // A queue without receives still has one slot.
         if self.max_sge == 0 { 0 } else { self.mask + 1 }
+    }
+
+    fn layout(&self) -> Option<QueueLayout> {
+        let ring = NonNull::new(self.start.cast())?;
+        let doorbell = self.memory.record().layout(None);
+        Some(QueueLayout::new(ring, self.mask + 1, self.stride as u32, self.head as u32, doorbell))
     }
 
     /// Takes receives of one SGE.

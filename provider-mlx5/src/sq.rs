@@ -16,6 +16,7 @@ use std::sync::Arc;
 use bareverbs_provider::barrier;
 use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_provider::error::DoorbellError;
+use bareverbs_provider::layout::QueueLayout;
 use bareverbs_provider::request::Ece;
 use bareverbs_provider::traits::{QpControl, SendQueue};
 use bareverbs_provider::work::{Datagram, Frame, PushError, SendFlags, SendRequest, XrcOperation};
@@ -293,6 +294,13 @@ unsafe impl SendQueue for Mlx5Sq {
     #[inline]
     fn capacity(&self) -> u32 {
         self.limits.requests
+    }
+
+    fn layout(&self) -> Option<QueueLayout> {
+        let ring = NonNull::new(self.start.cast())?;
+        let doorbell = self.memory.record().layout(Some(self.register.layout()));
+        let layout = QueueLayout::new(ring, self.mask + 1, BLOCK as u32, self.next.block, doorbell);
+        Some(layout.with_number(self.qp_num))
     }
 
     #[inline(always)]

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use bareverbs_provider::barrier;
+use bareverbs_provider::layout::QueueLayout;
 use bareverbs_provider::mapping::Mapping;
 use bareverbs_provider::traits::RecvQueue;
 use bareverbs_provider::work::{PushError, RecvRequest};
@@ -190,6 +191,14 @@ impl Mlx5Srq {
 unsafe impl RecvQueue for Mlx5Srq {
     fn capacity(&self) -> u32 {
         self.shared.slots.len() as u32 - 1
+    }
+
+    /// The index is the head of the list.
+    fn layout(&self) -> Option<QueueLayout> {
+        let slots = self.shared.slots.len() as u32;
+        let doorbell = self.record.layout(None);
+        let layout = QueueLayout::new(self.memory.as_ptr(), slots, 1 << self.shift, self.head, doorbell);
+        Some(layout.with_number(self.shared.number()))
     }
 
     /// Accepts receives of one SGE.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use bareverbs_provider::command;
 use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_provider::error::CreateError;
+use bareverbs_provider::layout::QueueLayout;
 use bareverbs_provider::ring::Consumer;
 use bareverbs_provider::traits::{Completion, CompletionQueue};
 use bareverbs_provider::work::{WcFlags, WcOpcode, WcStatus, WorkCompletion};
@@ -148,6 +149,10 @@ unsafe impl<A: Arm, M: QueueMemory> CompletionQueue for RxeCq<A, M> {
     #[inline]
     fn capacity(&self) -> u32 {
         self.ring.capacity()
+    }
+
+    fn layout(&self) -> Option<QueueLayout> {
+        Some(self.ring.layout())
     }
 
     #[inline]

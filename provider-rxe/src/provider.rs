@@ -270,6 +270,11 @@ unsafe impl Provider for Rxe {
         unsafe { queue.finish_resize(self.map(&info), max_wr) }
     }
 
+    /// The number of the address handle, 4 bytes in host byte order.
+    fn address_vector(ah: &RxeAh) -> Vec<u8> {
+        ah.number.to_ne_bytes().to_vec()
+    }
+
     fn create_ah(&self, request: &AhRequest) -> Result<CreatedAh<Self>, CreateError> {
         let mut response = CreateAhResp::zeroed();
         let payload = DriverPayload { input: &[], output: response.as_mut_bytes() };

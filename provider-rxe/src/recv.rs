@@ -3,6 +3,7 @@
 use std::ptr::NonNull;
 
 use bareverbs_provider::error::CreateError;
+use bareverbs_provider::layout::QueueLayout;
 use bareverbs_provider::ring::Producer;
 use bareverbs_provider::traits::RecvQueue;
 use bareverbs_provider::work::{self, PushError, RecvRequest};
@@ -136,6 +137,10 @@ unsafe impl<M: QueueMemory> RecvQueue for RxeRq<M> {
     #[inline]
     fn capacity(&self) -> u32 {
         self.ring.capacity()
+    }
+
+    fn layout(&self) -> Option<QueueLayout> {
+        Some(self.ring.layout())
     }
 
     fn posted(&self) -> u32 {

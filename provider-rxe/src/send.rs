@@ -10,6 +10,7 @@ use std::ops::Range;
 
 use bareverbs_provider::device::IoctlError;
 use bareverbs_provider::error::{CreateError, DoorbellError};
+use bareverbs_provider::layout::QueueLayout;
 use bareverbs_provider::ring::{Position, Producer};
 use bareverbs_provider::traits::{QpControl, SendQueue};
 use bareverbs_provider::work::{self, Datagram, Operation, Payload, PushError, Remote, SendRequest};
@@ -182,6 +183,10 @@ unsafe impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
     #[inline]
     fn capacity(&self) -> u32 {
         self.ring.capacity()
+    }
+
+    fn layout(&self) -> Option<QueueLayout> {
+        Some(self.ring.layout())
     }
 
     /// Encodes a SEND or RDMA WRITE of one SGE or of 8 to 16 bytes inline. Always inlined: the

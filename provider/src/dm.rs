@@ -74,6 +74,14 @@ impl DeviceMemory {
         self.len
     }
 
+    /// Address of the first byte. The program may access the memory only by atomic words of
+    /// [`WORD`] bytes, as long as this value exists.
+    #[must_use]
+    pub fn as_ptr(&self) -> *mut u8 {
+        // SAFETY: `new` checked that the offset lies in the mapping or is its end.
+        unsafe { self.mapping.as_ptr().add(self.offset) }.as_ptr()
+    }
+
     /// The words that hold these bytes, with the offset of each.
     fn words(&self, bytes: Range<usize>) -> impl Iterator<Item = (usize, &AtomicU32)> {
         assert!(bytes.end <= self.len, "range within the device memory");

@@ -16,6 +16,7 @@
 //! | [`copy`] | copies of memory that others access at the same time |
 //! | [`dm`] | device memory |
 //! | [`command`] | the kernel's commands, one function each |
+//! | [`layout`] | addresses of a queue's ring, indices and doorbell |
 //! | [`handle_guard`] | destroys a kernel object unless its creation succeeds |
 //! | [`mapping`] | mapped memory |
 //! | [`process`] | fork detection |
@@ -30,6 +31,7 @@ pub mod device;
 pub mod dm;
 pub mod error;
 pub mod handle_guard;
+pub mod layout;
 #[cfg(all(test, loom))]
 mod loom_models;
 pub mod mapping;

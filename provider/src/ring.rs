@@ -79,6 +79,7 @@
 use std::ptr::NonNull;
 
 use crate::barrier::{publish_own_index, read_own_index, read_peer_index};
+use crate::layout::{DoorbellLayout, QueueLayout};
 
 /// Location of a ring in memory.
 #[derive(Clone, Copy, Debug)]
@@ -100,6 +101,11 @@ impl RingMemory {
     #[must_use]
     pub const fn bytes(&self) -> u64 {
         (self.mask as u64 + 1) << self.log2_slot
+    }
+
+    fn layout(&self, index: u32) -> QueueLayout {
+        let doorbell = DoorbellLayout::Indices { producer: self.producer, consumer: self.consumer };
+        QueueLayout::new(self.slots, self.mask + 1, 1 << self.log2_slot, index, doorbell)
     }
 
     #[inline]
@@ -198,6 +204,12 @@ impl Producer {
     #[must_use]
     pub fn capacity(&self) -> u32 {
         self.ring.mask
+    }
+
+    /// Where the ring lies, its indices, and the next slot to fill.
+    #[must_use]
+    pub fn layout(&self) -> QueueLayout {
+        self.ring.layout(self.next)
     }
 
     /// All slots. The other side may be writing some of them.
@@ -397,6 +409,12 @@ impl Consumer {
     #[must_use]
     pub fn capacity(&self) -> u32 {
         self.ring.mask
+    }
+
+    /// Where the ring lies, its indices, and the next slot to take.
+    #[must_use]
+    pub fn layout(&self) -> QueueLayout {
+        self.ring.layout(self.next)
     }
 
     /// Takes the next filled slot, if there is one.

@@ -255,6 +255,13 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
         Err(CreateError::Unsupported { what: "RSS QPs" })
     }
 
+    /// The address vector of an address handle as send requests contain it, or the number by which
+    /// they name it. Informative. Default: empty.
+    fn address_vector(ah: &Self::Ah) -> Vec<u8> {
+        let _ = ah;
+        Vec::new()
+    }
+
     /// Creates an address handle. A failed call leaves no object behind.
     fn create_ah(&self, request: &AhRequest) -> Result<CreatedAh<Self>, CreateError>;
 }

@@ -8,6 +8,7 @@ use bareverbs_provider::command::QpHandle;
 use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_provider::dm::DeviceMemory;
 use bareverbs_provider::error::{CreateError, DoorbellError};
+use bareverbs_provider::layout::QueueLayout;
 use bareverbs_provider::request::{
     AhRequest, CqRequest, DmRequest, Ece, QpRequest, RssQpRequest, SrqChange, SrqRequest, WqChange,
     WqRequest, XrcTargetRequest,
@@ -205,6 +206,10 @@ macro_rules! providers {
                 }
             }
 
+            fn address_vector(ah: &AnyAh) -> Vec<u8> {
+                match ah { $(AnyAh::$variant(ah) => <$provider as Provider>::address_vector(ah),)* }
+            }
+
             fn create_ah(&self, request: &AhRequest) -> Result<CreatedAh<Self>, CreateError> {
                 match self {
                     $(Self::$variant(provider) => {
@@ -239,6 +244,7 @@ macro_rules! providers {
             forward! { [$($variant)*]
                 #[inline]
                 fn capacity(&self) -> u32;
+                fn layout(&self) -> Option<QueueLayout>;
                 #[inline(always)]
                 unsafe fn try_push(&mut self, request: &SendRequest<'_>) -> bool;
                 #[inline(always)]
@@ -293,6 +299,7 @@ macro_rules! providers {
             forward! { [$($variant)*]
                 #[inline]
                 fn capacity(&self) -> u32;
+                fn layout(&self) -> Option<QueueLayout>;
                 #[inline(always)]
                 fn next_value(&mut self) -> Option<WorkCompletion>;
                 #[inline(always)]
@@ -346,6 +353,7 @@ macro_rules! providers {
             forward! { [$($variant)*]
                 #[inline]
                 fn capacity(&self) -> u32;
+                fn layout(&self) -> Option<QueueLayout>;
                 fn posted(&self) -> u32;
                 #[inline(always)]
                 unsafe fn try_push(&mut self, request: &RecvRequest<'_>) -> bool;

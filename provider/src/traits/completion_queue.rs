@@ -1,6 +1,7 @@
 //! Completion queues and their entries.
 
 use crate::device::IoctlError;
+use crate::layout::QueueLayout;
 use crate::work::{WcFlags, WcOpcode, WcStatus, WorkCompletion};
 
 /// A completion queue.
@@ -96,6 +97,12 @@ pub unsafe trait CompletionQueue: Send {
 
     /// Releases the slots of all polled completions to the device.
     fn release(&mut self);
+
+    /// The addresses of the ring, its indices and its doorbell, for programs that access them
+    /// directly. Informative: no code relies on it for soundness. Default: `None`.
+    fn layout(&self) -> Option<QueueLayout> {
+        None
+    }
 
     /// Arms the CQ: requests one event on the completion channel for the next completion, or for
     /// the next solicited one.

@@ -1,5 +1,6 @@
 //! The receive queue of a queue pair or a work queue, and shared receive queues.
 
+use crate::layout::QueueLayout;
 use crate::work::{PushError, RecvRequest};
 
 /// A receive queue of a QP or work queue, or a shared receive queue (SRQ).
@@ -131,6 +132,12 @@ pub unsafe trait RecvQueue: Send {
 
     /// Discards requests that were pushed and not yet published.
     fn abort(&mut self);
+
+    /// The addresses of the ring, its indices and its doorbell, for programs that access them
+    /// directly. Informative: no code relies on it for soundness. Default: `None`.
+    fn layout(&self) -> Option<QueueLayout> {
+        None
+    }
 
     /// Resets the queue to empty after the kernel has moved the queue pair or the work queue to
     /// RESET. Does nothing to an SRQ, which has no states.

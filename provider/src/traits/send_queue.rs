@@ -1,6 +1,7 @@
 //! The send queue of a queue pair.
 
 use crate::error::DoorbellError;
+use crate::layout::QueueLayout;
 use crate::work::{Datagram, Frame, PushError, SendRequest, WcStatus, XrcOperation};
 
 /// The send queue of a queue pair.
@@ -224,6 +225,12 @@ pub unsafe trait SendQueue: Send {
     /// The `wr_id` and status of a request that failed locally, if the queue has more information
     /// than the completion. Default: `None`.
     fn failure(&self) -> Option<(u64, WcStatus)> {
+        None
+    }
+
+    /// The addresses of the ring, its indices and its doorbell, for programs that access them
+    /// directly. Informative: no code relies on it for soundness. Default: `None`.
+    fn layout(&self) -> Option<QueueLayout> {
         None
     }
 
