@@ -7,6 +7,7 @@ use bareverbs_provider::request::AhRequest;
 use bareverbs_provider::traits::{CreatedAh, Provider};
 use bareverbs_provider::work::WcFlags;
 
+use crate::raw::GivenUp;
 use crate::{
     AhAttr, AnyProvider, Context, Error, GRH_BYTES, Gid, GidEntry, GidType, GlobalRoute, Pd, Result,
     WorkCompletion,
@@ -46,6 +47,7 @@ pub struct Ah<P: Provider = AnyProvider> {
     inner: P::Ah,
     handle: u32,
     attr: AhAttr,
+    given_up: GivenUp,
     pd: Pd<P>,
 }
 
@@ -62,12 +64,34 @@ impl<P: Provider> Ah<P> {
             });
             context.path_error(Error::create(VERB, asked, reason), attr)
         })?;
-        Ok(Self { inner: ah, handle, attr: *attr, pd: pd.clone() })
+        Ok(Self { inner: ah, handle, attr: *attr, given_up: GivenUp::default(), pd: pd.clone() })
     }
 
     #[inline(always)]
     pub(crate) fn inner(&self) -> &P::Ah {
         &self.inner
+    }
+
+    /// Its kernel handle.
+    #[must_use]
+    pub fn handle(&self) -> u32 {
+        self.handle
+    }
+
+    /// Gives the kernel object up: nothing destroys it before the device file is closed.
+    #[must_use = "nothing else has the handle"]
+    pub fn into_handle(self) -> u32 {
+        self.given_up.set();
+        self.handle
+    }
+
+    /// The address vector as send requests contain it. On ConnectX these are the 48 bytes of
+    /// `mlx5_wqe_av` without QPN and Q_Key. On rxe, requests name the address handle by a number of
+    /// 4 bytes in host byte order.
+    #[doc(alias = "mlx5dv_ah")]
+    #[must_use]
+    pub fn address_vector(&self) -> Vec<u8> {
+        P::address_vector(&self.inner)
     }
 
     /// The attributes that it was created from.
@@ -85,9 +109,11 @@ impl<P: Provider> Ah<P> {
 
 impl<P: Provider> Drop for Ah<P> {
     fn drop(&mut self) {
-        // It fails only if the device was removed, which destroys the handle too.
-        // SAFETY: this value owns the address handle.
-        let _ = unsafe { command::destroy_ah(self.pd.context().file(), self.handle) };
+        if !self.given_up.get() {
+            // It fails only if the device was removed, which destroys the handle too.
+            // SAFETY: this value owns the address handle.
+            let _ = unsafe { command::destroy_ah(self.pd.context().file(), self.handle) };
+        }
     }
 }
 

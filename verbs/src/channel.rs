@@ -1,6 +1,6 @@
 //! Completion channels.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -60,6 +60,10 @@ impl CompChannel {
     pub(crate) fn create(file: &Arc<DeviceFile>) -> Result<Self> {
         let fd = command::create_comp_channel(file)
             .map_err(|refused| Error::kernel("create_comp_channel", "a completion channel", refused))?;
+        Self::over_fd(file, fd)
+    }
+
+    pub(crate) fn over_fd(file: &Arc<DeviceFile>, fd: OwnedFd) -> Result<Self> {
         Ok(Self { events: Arc::new(EventFd::new(fd, "completion events", Arc::clone(file))?) })
     }
 

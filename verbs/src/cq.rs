@@ -10,6 +10,7 @@ use bareverbs_provider::request::CqRequest;
 use bareverbs_provider::traits::{CompletionQueue, CreatedCq, Provider};
 use bareverbs_uapi::write::structs::DestroyCqResp;
 
+use crate::raw::{GivenUp, QueueLayout};
 use crate::{AnyProvider, CompChannel, Context, Error, QueueMemory, Result, WorkCompletion};
 
 /// Attributes for the creation of a CQ.
@@ -90,6 +91,7 @@ pub(crate) struct CqShared<P: Provider> {
     /// write to it.
     orphan: Mutex<Option<P::Cq>>,
     destroyed: bool,
+    pub(crate) given_up: GivenUp,
 }
 
 /// The number of events of a destroyed CQ that have been read. No more events follow.
@@ -148,6 +150,7 @@ impl<P: Provider> Cq<P> {
             channel: init.channel.cloned(),
             orphan: Mutex::new(None),
             destroyed: false,
+            given_up: GivenUp::default(),
         };
         Ok(Self { queue: ManuallyDrop::new(queue), shared: Arc::new(shared) })
     }
@@ -327,6 +330,15 @@ impl<P: Provider> Cq<P> {
         &mut self.queue
     }
 
+    /// The addresses of its ring, doorbell record and register. They are valid until the CQ is
+    /// resized or destroyed. `None` if the provider does not report them.
+    #[doc(alias = "mlx5dv_init_obj")]
+    #[doc(alias = "mlx5dv_cq")]
+    #[must_use]
+    pub fn layout(&self) -> Option<QueueLayout> {
+        self.queue.layout()
+    }
+
     /// Arms the CQ: the next completion raises one event on the channel. Earlier completions raise
     /// none, so poll once more after this call and before waiting.
     ///
@@ -369,7 +381,10 @@ impl<P: Provider> CqShared<P> {
 
 impl<P: Provider> Drop for CqShared<P> {
     fn drop(&mut self) {
-        if !self.destroyed {
+        if self.given_up.get() {
+            // The kernel object goes on to exist: its memory is leaked.
+            std::mem::forget(self.orphan.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+        } else if !self.destroyed {
             // SAFETY: it was not destroyed, and is being dropped.
             let _ = unsafe { self.destroy() };
         }

@@ -12,6 +12,7 @@ use crate::context::ContextInner;
 use crate::import;
 use crate::mr::check_range;
 use crate::pd::shared::PdShared;
+use crate::raw::GivenUp;
 use crate::{Access, Context, Error, MrKeys, Result};
 
 /// Attributes of device memory.
@@ -61,6 +62,7 @@ struct DmShared {
     handle: u32,
     /// It was freed, or it is imported.
     skip_free: bool,
+    given_up: GivenUp,
 }
 
 impl Dm {
@@ -82,22 +84,42 @@ impl Dm {
                 (errno == rustix::io::Errno::NOMEM).then(|| "the device may have less free memory".to_owned())
             })
         })?;
-        Ok(Self { memory, shared: Arc::new(DmShared { context: inner, handle, skip_free: false }) })
+        Ok(Self::new(inner, memory, handle, false))
     }
 
-    pub(crate) fn import<P: Provider>(context: &Context<P>, handle: u32) -> Result<Self> {
+    fn new(context: Arc<ContextInner>, memory: DeviceMemory, handle: u32, skip_free: bool) -> Self {
+        let shared = DmShared { context, handle, skip_free, given_up: GivenUp::default() };
+        Self { memory, shared: Arc::new(shared) }
+    }
+
+    /// The device memory with this handle. Drop frees it unless `skip_free`.
+    pub(crate) fn import<P: Provider>(context: &Context<P>, handle: u32, skip_free: bool) -> Result<Self> {
         let memory = context
             .provider()
             .import_dm(handle)
             .map_err(|reason| import::error("import_dm", handle, reason))?;
-        let inner = Arc::clone(context.inner());
-        Ok(Self { memory, shared: Arc::new(DmShared { context: inner, handle, skip_free: true }) })
+        Ok(Self::new(Arc::clone(context.inner()), memory, handle, skip_free))
     }
 
     /// Its kernel handle. Other processes [import](Context::import_dm) the memory by it.
     #[must_use]
     pub fn handle(&self) -> u32 {
         self.shared.handle
+    }
+
+    /// Gives the kernel object up: nothing frees it before the device file is closed.
+    #[must_use = "nothing else has the handle"]
+    pub fn into_handle(self) -> u32 {
+        self.shared.given_up.set();
+        self.shared.handle
+    }
+
+    /// Address of its first byte in this process's address space. The memory may be accessed only
+    /// by atomic words of 4 bytes, as long as this value exists.
+    #[doc(alias = "mlx5dv_dm")]
+    #[must_use]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.memory.as_ptr()
     }
 
     /// Length in bytes.
@@ -175,7 +197,7 @@ impl DmShared {
 
 impl Drop for DmShared {
     fn drop(&mut self) {
-        if !self.skip_free {
+        if !self.skip_free && !self.given_up.get() {
             // It fails only if a region of it could not be deregistered. Closing the file frees
             // both.
             // SAFETY: regions of the memory hold an `Arc` of it, so none is left.
@@ -190,6 +212,7 @@ pub struct DmMr {
     _dm: Arc<DmShared>,
     handle: u32,
     keys: MrKeys,
+    given_up: GivenUp,
 }
 
 impl DmMr {
@@ -216,7 +239,20 @@ impl DmMr {
         let (domain, _dm) = (Arc::clone(domain), Arc::clone(&dm.shared));
         // The region is zero-based for operations of this process and of peers.
         let keys = MrKeys::new((made.lkey, made.rkey), 0, len);
-        Ok(Self { domain, _dm, handle: made.handle, keys })
+        Ok(Self { domain, _dm, handle: made.handle, keys, given_up: GivenUp::default() })
+    }
+
+    /// Its kernel handle.
+    #[must_use]
+    pub fn handle(&self) -> u32 {
+        self.handle
+    }
+
+    /// Gives the kernel object up: nothing deregisters it before the device file is closed.
+    #[must_use = "nothing else has the handle"]
+    pub fn into_handle(self) -> u32 {
+        self.given_up.set();
+        self.handle
     }
 }
 
@@ -230,8 +266,10 @@ impl Deref for DmMr {
 
 impl Drop for DmMr {
     fn drop(&mut self) {
-        // If the kernel refuses, closing the file frees the region.
-        // SAFETY: the region is this value's, and its memory is the device's.
-        let _ = unsafe { command::dereg_mr(&self.domain.context.file, self.handle) };
+        if !self.given_up.get() {
+            // If the kernel refuses, closing the file frees the region.
+            // SAFETY: the region is this value's, and its memory is the device's.
+            let _ = unsafe { command::dereg_mr(&self.domain.context.file, self.handle) };
+        }
     }
 }

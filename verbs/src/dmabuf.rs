@@ -8,6 +8,7 @@ use bareverbs_provider::command::{self, DmabufMrRequest};
 use rustix::io::Errno;
 
 use crate::pd::shared::PdShared;
+use crate::raw::GivenUp;
 use crate::{Access, Error, MrKeys, Result, Sge};
 
 /// The null MR; see [`Pd::alloc_null_mr`](crate::Pd::alloc_null_mr).
@@ -35,6 +36,7 @@ pub struct DmabufMr {
     domain: Arc<PdShared>,
     handle: u32,
     keys: MrKeys,
+    given_up: GivenUp,
 }
 
 impl DmabufMr {
@@ -70,7 +72,21 @@ impl DmabufMr {
             })
         })?;
         let keys = MrKeys::new((made.lkey, made.rkey), iova, len);
-        Ok(Self { domain: Arc::clone(domain), handle: made.handle, keys })
+        let (domain, given_up) = (Arc::clone(domain), GivenUp::default());
+        Ok(Self { domain, handle: made.handle, keys, given_up })
+    }
+
+    /// Its kernel handle.
+    #[must_use]
+    pub fn handle(&self) -> u32 {
+        self.handle
+    }
+
+    /// Gives the kernel object up: nothing deregisters it before the device file is closed.
+    #[must_use = "nothing else has the handle"]
+    pub fn into_handle(self) -> u32 {
+        self.given_up.set();
+        self.handle
     }
 }
 
@@ -84,10 +100,12 @@ impl Deref for DmabufMr {
 
 impl Drop for DmabufMr {
     fn drop(&mut self) {
-        // If the kernel refuses, closing the file frees the region. The device keeps the dma-buf
-        // until then.
-        // SAFETY: the region is this value's. The memory belongs to the exporting driver, which
-        // keeps it.
-        let _ = unsafe { command::dereg_mr(&self.domain.context.file, self.handle) };
+        if !self.given_up.get() {
+            // If the kernel refuses, closing the file frees the region. The device keeps the dma-buf
+            // until then.
+            // SAFETY: the region is this value's. The memory belongs to the exporting driver, which
+            // keeps it.
+            let _ = unsafe { command::dereg_mr(&self.domain.context.file, self.handle) };
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! Asynchronous events.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,6 +37,10 @@ impl AsyncEvents {
     pub(crate) fn create(file: &Arc<DeviceFile>) -> Result<Self> {
         let fd = command::async_event_alloc(file)
             .map_err(|refused| Error::kernel("open_device", "the asynchronous event descriptor", refused))?;
+        Self::over_fd(file, fd)
+    }
+
+    pub(crate) fn over_fd(file: &Arc<DeviceFile>, fd: OwnedFd) -> Result<Self> {
         Ok(Self { events: Arc::new(EventFd::new(fd, "asynchronous events", Arc::clone(file))?) })
     }
 

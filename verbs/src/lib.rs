@@ -108,6 +108,7 @@ mod pd;
 mod pkey;
 mod provider;
 mod qp;
+pub mod raw;
 mod rss;
 #[cfg(any(feature = "async-io", feature = "tokio"))]
 mod runtime;

@@ -17,6 +17,7 @@ use bareverbs_uapi::uverbs::types::DriverId;
 use rustix::io::Errno;
 
 use crate::pd::shared::PdShared;
+use crate::raw::RawMr;
 use crate::{Access, Borrowed, Error, MemoryOwner, RawMemory, Remote, Result, Sge, mr_hints};
 
 pub use bareverbs_provider::command::MrInfo;
@@ -215,10 +216,24 @@ impl Mr<RawMemory> {
     ) -> Result<Self> {
         // SAFETY: the caller upholds the contract for the range.
         let registration = unsafe { Registration::new(domain, addr, len, iova, access) }?;
+        Ok(Self::over_range(registration, addr, len))
+    }
+
+    fn over_range(registration: Registration, addr: *mut u8, len: usize) -> Self {
         let start = NonNull::new(addr).unwrap_or(NonNull::dangling());
         // An ODP region may start at the null address. Its copying methods get length 0.
         let len = if addr.is_null() { 0 } else { len };
-        Ok(Self::new(registration, MaybeUninit::new(RawMemory), start, len))
+        Self::new(registration, MaybeUninit::new(RawMemory), start, len)
+    }
+
+    /// # Safety
+    ///
+    /// As for [`Mr::from_handle`].
+    pub(crate) unsafe fn adopt(domain: &Arc<PdShared>, object: &RawMr, addr: *mut u8, len: usize) -> Self {
+        let RawMr { handle, lkey, rkey, iova, access } = *object;
+        let (domain, object) = (Arc::clone(domain), Object::Own(handle));
+        let registration = Registration { domain, object, lkey, rkey, iova, access, ever_granted: access };
+        Self::over_range(registration, addr, len)
     }
 }
 
@@ -231,6 +246,19 @@ impl<M> Mr<M> {
     #[must_use]
     pub fn handle(&self) -> u32 {
         self.registration.handle()
+    }
+
+    /// Gives the kernel object up: nothing deregisters it before the device file is closed, and
+    /// owned memory is leaked.
+    ///
+    /// # Errors
+    /// The region, if it is a part of an [implicit region](ImplicitMr), which owns the object.
+    pub fn into_handle(self) -> Result<u32, Self> {
+        let Object::Own(handle) = self.registration.object else { return Err(self) };
+        let mut region = ManuallyDrop::new(self);
+        // SAFETY: the region is in a `ManuallyDrop` and is not used again.
+        drop(unsafe { ManuallyDrop::take(&mut region.registration) });
+        Ok(handle)
     }
 
     /// The local key, for operations of this process.

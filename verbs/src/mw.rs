@@ -99,7 +99,24 @@ impl Mw {
                     _ => Error::kernel(VERB, format!("{mw_type:?}"), refused),
                 },
             )?;
-        Ok(Self { domain: Arc::clone(domain), handle: Some(made.handle), rkey: made.rkey, mw_type })
+        Ok(Self::new(domain, made.handle, made.rkey, mw_type))
+    }
+
+    pub(crate) fn new(domain: &Arc<PdShared>, handle: u32, rkey: u32, mw_type: MwType) -> Self {
+        Self { domain: Arc::clone(domain), handle: Some(handle), rkey, mw_type }
+    }
+
+    /// Its kernel handle.
+    #[must_use]
+    pub fn handle(&self) -> u32 {
+        // `None` only in values that are being dropped.
+        self.handle.unwrap_or(u32::MAX)
+    }
+
+    /// Gives the kernel object up: nothing deallocates it before the device file is closed.
+    #[must_use = "nothing else has the handle"]
+    pub fn into_handle(mut self) -> u32 {
+        self.handle.take().unwrap_or(u32::MAX)
     }
 
     /// Its remote key.

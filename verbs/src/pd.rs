@@ -10,6 +10,7 @@ use bareverbs_provider::traits::Provider;
 
 use self::shared::PdShared;
 use crate::import;
+use crate::raw::GivenUp;
 use crate::{
     Access, Ah, AhAttr, AnyProvider, Borrowed, Context, Dm, DmMr, DmabufMr, Error, ImplicitMr, ImportedMr,
     LocalAccess, MemoryOwner, Mr, Mw, MwType, NullMr, Qp, QpInit, RawMemory, RegisterError, Result, RssInit,
@@ -46,8 +47,9 @@ impl<P: Provider> Pd<P> {
         Ok(Self::new(context, handle, true))
     }
 
-    fn new(context: &Context<P>, handle: u32, imported: bool) -> Self {
-        let domain = PdShared { context: Arc::clone(context.inner()), handle, imported };
+    pub(crate) fn new(context: &Context<P>, handle: u32, imported: bool) -> Self {
+        let given_up = GivenUp::default();
+        let domain = PdShared { context: Arc::clone(context.inner()), handle, imported, given_up };
         Self { context: context.clone(), domain: Arc::new(domain) }
     }
 

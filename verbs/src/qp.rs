@@ -38,6 +38,7 @@ pub use transport::{Connected, Rc, Transport, Uc, UcOperation, Ud};
 pub use xrc::{XrcSend, XrcTarget, XrcTargetRtsAttr};
 
 use crate::cq::CqShared;
+use crate::raw::{QpLayout, QueueLayout};
 use crate::srq::shared::SrqShared;
 use crate::{
     AnyProvider, Completions, Cq, Error, Gid, Pd, QpAttrMask, QpState, QueueMemory, RecvRequest, Result,
@@ -244,6 +245,42 @@ impl<T: Transport, P: Provider> Qp<T, P> {
             flows: Flows::default(),
             destroyed: false,
         })
+    }
+
+    /// Its kernel handle.
+    #[must_use]
+    pub fn handle(&self) -> u32 {
+        self.handle
+    }
+
+    /// Gives the kernel object up: nothing destroys it before the device file is closed. Its queues
+    /// and their memory are leaked; flows and multicast groups stay. Posted requests stay in use
+    /// until the object is destroyed.
+    #[must_use = "nothing else has the handle"]
+    pub fn into_handle(mut self) -> u32 {
+        self.destroyed = true;
+        self.handle
+    }
+
+    /// The addresses of its rings, doorbell record and register. They are valid until the QP is
+    /// destroyed.
+    ///
+    /// ```no_run
+    /// # fn show(qp: &bareverbs::Qp<bareverbs::Rc>) {
+    /// if let Some(send) = qp.layout().send {
+    ///     println!("{} slots of {} bytes at {:?}, doorbell {:?}", send.slots, send.stride, send.ring, send.doorbell);
+    /// }
+    /// # }
+    /// ```
+    #[doc(alias = "mlx5dv_init_obj")]
+    #[doc(alias = "mlx5dv_qp")]
+    #[must_use]
+    pub fn layout(&self) -> QpLayout {
+        let numbered = |layout: QueueLayout| layout.with_number(self.qp_num);
+        QpLayout {
+            send: self.sq.layout().map(numbered),
+            recv: self.rq.as_ref().and_then(|rq| rq.layout()).map(numbered),
+        }
     }
 
     /// Sets the cached state without asking the kernel.

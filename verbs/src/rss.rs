@@ -10,6 +10,7 @@ use bareverbs_provider::traits::Provider;
 use rustix::io::Errno;
 
 use crate::qp::Flows;
+use crate::raw::GivenUp;
 use crate::wq::WqShared;
 use crate::{AnyProvider, Context, Error, FlowId, FlowRule, Pd, Result, Wq};
 
@@ -28,6 +29,7 @@ struct TableShared<P: Provider> {
     handle: u32,
     entries: usize,
     destroyed: bool,
+    given_up: GivenUp,
     /// The WQs are destroyed after the table.
     _wqs: Vec<Arc<WqShared<P>>>,
 }
@@ -56,9 +58,24 @@ impl<P: Provider> IndirectionTable<P> {
             handle,
             entries: wqs.len(),
             destroyed: false,
+            given_up: GivenUp::default(),
             _wqs: wqs.iter().map(|wq| Arc::clone(wq.shared())).collect(),
         };
         Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// Its kernel handle.
+    #[must_use]
+    pub fn handle(&self) -> u32 {
+        self.shared.handle
+    }
+
+    /// Gives the kernel object up: nothing destroys it before the device file is closed, and its
+    /// work queues stay in use.
+    #[must_use = "nothing else has the handle"]
+    pub fn into_handle(self) -> u32 {
+        self.shared.given_up.set();
+        self.shared.handle
     }
 
     /// The number of entries, a power of 2.
@@ -97,7 +114,7 @@ impl<P: Provider> TableShared<P> {
 
 impl<P: Provider> Drop for TableShared<P> {
     fn drop(&mut self) {
-        if !self.destroyed {
+        if !self.destroyed && !self.given_up.get() {
             // SAFETY: it was not destroyed, and is being dropped.
             let _ = unsafe { self.destroy() };
         }
@@ -236,6 +253,20 @@ impl<P: Provider> RssQp<P> {
     #[must_use]
     pub fn pd(&self) -> &Pd<P> {
         &self.pd
+    }
+
+    /// Its kernel handle.
+    #[must_use]
+    pub fn handle(&self) -> u32 {
+        self.handle
+    }
+
+    /// Gives the kernel object and its flows up: nothing destroys them before the device file is
+    /// closed.
+    #[must_use = "nothing else has the handle"]
+    pub fn into_handle(mut self) -> u32 {
+        self.destroyed = true;
+        self.handle
     }
 
     /// [`RssInit::user_data`].

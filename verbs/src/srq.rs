@@ -13,6 +13,7 @@ use rustix::io::Errno;
 
 use self::shared::SrqShared;
 use crate::qp::post_receives;
+use crate::raw::{GivenUp, QueueLayout};
 use crate::{AnyProvider, Cq, Error, Pd, PostError, QueueMemory, RecvRequest, Result, Xrcd};
 
 /// Attributes for the creation of an SRQ.
@@ -122,6 +123,7 @@ impl<P: Provider> Srq<P> {
             handle,
             orphan: Mutex::new(None),
             destroyed: false,
+            given_up: GivenUp::default(),
             _xrc: xrc.map(|(xrcd, cq)| (xrcd.clone(), Arc::clone(cq.shared()))),
         };
         let srq = Self { queue: ManuallyDrop::new(queue), max_sge, user_data, shared: Arc::new(shared) };
@@ -185,6 +187,13 @@ impl<P: Provider> Srq<P> {
     #[must_use]
     pub fn max_sge(&self) -> u32 {
         self.max_sge
+    }
+
+    /// The addresses of its ring and doorbell record, as for [`Cq::layout`].
+    #[doc(alias = "mlx5dv_srq")]
+    #[must_use]
+    pub fn layout(&self) -> Option<QueueLayout> {
+        self.queue.layout()
     }
 
     /// The protection domain of the SRQ.

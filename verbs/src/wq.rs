@@ -15,6 +15,7 @@ use rustix::io::Errno;
 
 use crate::cq::CqShared;
 use crate::qp::post_receives;
+use crate::raw::{GivenUp, QueueLayout};
 use crate::{AnyProvider, Context, Cq, Error, Pd, PostError, PostReason, QueueMemory, RecvRequest, Result};
 
 const MODIFY: &str = "modify_wq";
@@ -87,6 +88,7 @@ pub(crate) struct WqShared<P: Provider> {
     /// stay valid.
     orphan: Mutex<Option<P::Rq>>,
     destroyed: bool,
+    pub(crate) given_up: GivenUp,
     /// The CQ is destroyed after the WQ.
     _cq: Arc<CqShared<P>>,
 }
@@ -134,6 +136,7 @@ impl<P: Provider> Wq<P> {
             handle,
             orphan: Mutex::new(None),
             destroyed: false,
+            given_up: GivenUp::default(),
             _cq: Arc::clone(cq.shared()),
         };
         Ok(Self {
@@ -179,6 +182,13 @@ impl<P: Provider> Wq<P> {
     #[must_use]
     pub fn max_recv_sge(&self) -> u32 {
         self.max_recv_sge
+    }
+
+    /// The addresses of its ring and doorbell record, as for [`Cq::layout`].
+    #[doc(alias = "mlx5dv_rwq")]
+    #[must_use]
+    pub fn layout(&self) -> Option<QueueLayout> {
+        Some(self.queue.layout()?.with_number(self.wq_num))
     }
 
     /// The protection domain of the WQ.
@@ -390,7 +400,10 @@ impl<P: Provider> WqShared<P> {
 
 impl<P: Provider> Drop for WqShared<P> {
     fn drop(&mut self) {
-        if !self.destroyed {
+        if self.given_up.get() {
+            // The kernel object goes on to exist: its memory is leaked.
+            std::mem::forget(self.orphan.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+        } else if !self.destroyed {
             // SAFETY: it was not destroyed, and is being dropped.
             let _ = unsafe { self.destroy() };
         }

@@ -8,6 +8,7 @@ use bareverbs_provider::traits::Provider;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
+use crate::raw::{GivenUp, QueueLayout};
 use crate::{
     AnyProvider, Context, Cq, Error, Pd, PostError, RecvRequest, Result, Srq, SrqAttr, SrqInit, XrcTarget,
 };
@@ -65,6 +66,7 @@ struct Inner<P: Provider> {
     context: Context<P>,
     handle: u32,
     closed: bool,
+    given_up: GivenUp,
 }
 
 impl<P: Provider> Clone for Xrcd<P> {
@@ -96,8 +98,12 @@ impl<P: Provider> Xrcd<P> {
                 _ => None,
             })
         })?;
-        let inner = Inner { context: context.clone(), handle, closed: false };
-        Ok(Self { inner: Arc::new(inner) })
+        Ok(Self::new(context, handle))
+    }
+
+    pub(crate) fn new(context: &Context<P>, handle: u32) -> Self {
+        let given_up = GivenUp::default();
+        Self { inner: Arc::new(Inner { context: context.clone(), handle, closed: false, given_up }) }
     }
 
     /// The context of the domain.
@@ -106,7 +112,16 @@ impl<P: Provider> Xrcd<P> {
         &self.inner.context
     }
 
-    pub(crate) fn handle(&self) -> u32 {
+    /// Its kernel handle.
+    #[must_use]
+    pub fn handle(&self) -> u32 {
+        self.inner.handle
+    }
+
+    /// Gives the kernel object up: nothing closes it before the device file is closed.
+    #[must_use = "nothing else has the handle"]
+    pub fn into_handle(self) -> u32 {
+        self.inner.given_up.set();
         self.inner.handle
     }
 
@@ -154,7 +169,7 @@ impl<P: Provider> Xrcd<P> {
 
 impl<P: Provider> Drop for Inner<P> {
     fn drop(&mut self) {
-        if !self.closed {
+        if !self.closed && !self.given_up.get() {
             // The command fails only if the domain has an object that could not be destroyed.
             // Closing the device file frees both.
             // SAFETY: every user of the domain holds an `Arc` of this, so there is none left.
@@ -205,6 +220,24 @@ impl<P: Provider> XrcSrq<P> {
     #[must_use]
     pub fn srq_num(&self) -> u32 {
         self.srq_num
+    }
+
+    /// Its kernel handle.
+    #[must_use]
+    pub fn handle(&self) -> u32 {
+        self.srq.handle()
+    }
+
+    /// Gives the kernel object up, as [`Srq::into_handle`] does.
+    #[must_use = "nothing else has the handle"]
+    pub fn into_handle(self) -> u32 {
+        self.srq.into_handle()
+    }
+
+    /// The addresses of its ring and doorbell record, as for [`Cq::layout`].
+    #[must_use]
+    pub fn layout(&self) -> Option<QueueLayout> {
+        self.srq.layout()
     }
 
     /// [`SrqInit::user_data`].

@@ -142,7 +142,7 @@ impl<P: Provider> Context<P> {
     #[doc(alias = "ibv_import_dm")]
     #[doc(alias = "ibv_unimport_dm")]
     pub fn import_dm(&self, handle: u32) -> Result<Dm> {
-        Dm::import(self, handle)
+        Dm::import(self, handle, true)
     }
 }
 

@@ -81,6 +81,12 @@ impl ImplicitMr {
         Self { implicit: Arc::new(ImplicitRegistration(Registration::for_test(domain, access))) }
     }
 
+    /// Its kernel handle.
+    #[must_use]
+    pub fn handle(&self) -> u32 {
+        self.implicit.handle()
+    }
+
     /// The local key, for operations of this process.
     #[must_use]
     pub fn lkey(&self) -> u32 {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use bareverbs_provider::command;
 
 use crate::context::ContextInner;
+use crate::raw::GivenUp;
 
 /// The kernel's PD.
 pub(crate) struct PdShared {
@@ -12,11 +13,12 @@ pub(crate) struct PdShared {
     pub(crate) handle: u32,
     /// Whether the PD is imported. The process that created it deallocates it.
     pub(super) imported: bool,
+    pub(crate) given_up: GivenUp,
 }
 
 impl Drop for PdShared {
     fn drop(&mut self) {
-        if self.imported {
+        if self.imported || self.given_up.get() {
             return;
         }
         // The command fails only if the PD has an object that could not be destroyed or that

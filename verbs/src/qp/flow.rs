@@ -144,6 +144,14 @@ fn mask<T, M: Default>(value: Option<T>, all: M) -> M {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowId(u32);
 
+impl FlowId {
+    /// Its kernel handle.
+    #[must_use]
+    pub fn handle(self) -> u32 {
+        self.0
+    }
+}
+
 /// The flows that steer to a QP.
 #[derive(Debug, Default)]
 pub(crate) struct Flows(Vec<u32>);

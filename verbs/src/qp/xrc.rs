@@ -194,6 +194,19 @@ impl<P: Provider> XrcTarget<P> {
         Ok(target)
     }
 
+    /// Its kernel handle.
+    #[must_use]
+    pub fn handle(&self) -> u32 {
+        self.handle
+    }
+
+    /// Gives the handle up: nothing closes it before the device file is closed.
+    #[must_use = "nothing else has the handle"]
+    pub fn into_handle(mut self) -> u32 {
+        self.destroyed = true;
+        self.handle
+    }
+
     /// The QP number (QPN), 24 bits.
     #[must_use]
     pub fn qp_num(&self) -> u32 {

@@ -1,0 +1,288 @@
+//! The raw level: any method of the kernel's ABI on an open device.
+//!
+//! The typed API above it covers the verbs. This level is for methods without a verb, for tests of
+//! the ABI and for research. It works with [`uapi`], the declarations of the ABI.
+//!
+//! | task | item |
+//! |---|---|
+//! | a method that only queries, safely | [`RawContext::query`] |
+//! | any method, typed | [`RawContext::execute`] |
+//! | a write command (`INVOKE_WRITE`) | [`RawContext::invoke`] |
+//! | any ids, attributes and lengths, also invalid ones | [`UntypedCall`] |
+//! | names and values of a call | [`show`] |
+//! | an object that a raw call created | [`RawObject`], or `from_handle` of [`Pd`](crate::Pd) and others |
+//! | the handle of an object | `handle` of each type; `into_handle` gives the object up |
+//! | addresses of rings, doorbell records and registers | [`Qp::layout`](crate::Qp::layout), [`Cq::layout`](crate::Cq::layout), [`Srq::layout`](crate::Srq::layout), [`Wq::layout`](crate::Wq::layout) |
+//!
+//! The PD number of an mlx5 protection domain, by a method without a verb:
+//!
+//! ```no_run
+//! use bareverbs::raw::uapi::mlx5::PdQuery;
+//!
+//! # fn example(pd: &bareverbs::Pd) -> Result<(), Box<dyn std::error::Error>> {
+//! let raw = pd.context().raw();
+//! let mut number = 0;
+//! raw.query::<PdQuery>()
+//!     .handle(PdQuery::HANDLE, pd.handle())
+//!     .output(PdQuery::RESP_PDN, &mut number)
+//!     .execute()?;
+//! println!("PD number {number}");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A method that creates an object, and the object's owner:
+//!
+//! ```no_run
+//! use bareverbs::raw::RawObject;
+//! use bareverbs::raw::uapi::uverbs::{CountersCreate, object};
+//!
+//! # fn example(context: &bareverbs::Context) -> Result<(), bareverbs::Errno> {
+//! let raw = context.raw();
+//! let mut call = raw.call::<CountersCreate>();
+//! call.make(CountersCreate::HANDLE);
+//! // SAFETY: the call has no addresses, and a new object affects no other.
+//! unsafe { raw.execute(&mut call) }?;
+//! // SAFETY: the call created the object, and nothing else has its handle.
+//! let counters = unsafe { RawObject::of::<object::Counters>(&raw, call.made(CountersCreate::HANDLE)) };
+//! println!("counters {}", counters.handle());
+//! # Ok(())
+//! # }
+//! ```
+
+mod adopt;
+mod handles;
+mod object;
+mod query;
+mod show;
+mod untyped;
+
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bareverbs_provider::device::DeviceFile;
+use bareverbs_provider::traits::Provider;
+use rustix::io::Errno;
+use uapi::method::{Call, Method, MethodInfo};
+use uapi::registry::{self, Driver};
+use uapi::write::{self, WriteCommand};
+
+pub use bareverbs_provider::layout::{DoorbellLayout, QueueLayout, RegisterLayout};
+pub use bareverbs_provider::mapping::{Mapping, Protection};
+pub use bareverbs_uapi as uapi;
+
+pub use adopt::RawMr;
+pub use handles::QpLayout;
+pub use object::{RawObject, RefusedDestroy};
+pub use query::{Query, QueryError};
+pub use show::{Shown, show};
+pub use untyped::UntypedCall;
+
+use crate::Context;
+use crate::context::ContextInner;
+
+/// The raw level of a context. It keeps the device open.
+///
+/// The kernel's errors are returned as [`Errno`], unchanged. A call that a signal interrupts is
+/// repeated, so `EINTR` is not returned. In a forked child every call fails with `ESTALE`.
+#[derive(Clone)]
+pub struct RawContext {
+    inner: Arc<ContextInner>,
+}
+
+impl<P: Provider> Context<P> {
+    /// The raw level of the context: any method of the kernel's ABI. See [`raw`](crate::raw).
+    #[must_use]
+    pub fn raw(&self) -> RawContext {
+        RawContext { inner: Arc::clone(self.inner()) }
+    }
+}
+
+impl RawContext {
+    fn file(&self) -> &DeviceFile {
+        &self.inner.file
+    }
+
+    /// The id of the kernel driver, which the header of each call contains.
+    #[must_use]
+    pub fn driver_id(&self) -> u32 {
+        self.file().driver_id()
+    }
+
+    /// The additions of the driver to the core's classes, methods and attributes.
+    #[must_use]
+    pub fn driver(&self) -> Driver {
+        registry::driver(self.driver_id())
+    }
+
+    /// All methods that [`uapi`] declares for the core and for this driver.
+    ///
+    /// ```no_run
+    /// # fn list(context: &bareverbs::Context) {
+    /// for method in context.raw().methods().filter(|method| method.is_query()) {
+    ///     println!("{} ({}) is a query", method.rust, method.c);
+    /// }
+    /// # }
+    /// ```
+    pub fn methods(&self) -> impl Iterator<Item = &'static MethodInfo> + use<> {
+        self.driver().methods()
+    }
+
+    /// A call of method `M` without attributes, for [`RawContext::execute`].
+    #[must_use]
+    pub fn call<'a, M: Method>(&self) -> Call<'a, M> {
+        Call::new(self.driver_id())
+    }
+
+    /// A call of a method that only queries. It needs no `unsafe`.
+    ///
+    /// ```no_run
+    /// use bareverbs::raw::uapi::uverbs::QueryMr;
+    ///
+    /// # fn example(mr: &bareverbs::Mr<Vec<u8>>, context: &bareverbs::Context) -> Result<(), bareverbs::raw::QueryError> {
+    /// let (mut lkey, mut rkey, mut length, mut iova) = (0, 0, 0, 0);
+    /// context
+    ///     .raw()
+    ///     .query::<QueryMr>()
+    ///     .handle(QueryMr::HANDLE, mr.handle())
+    ///     .output(QueryMr::RESP_LKEY, &mut lkey)
+    ///     .output(QueryMr::RESP_RKEY, &mut rkey)
+    ///     .output(QueryMr::RESP_LENGTH, &mut length)
+    ///     .output(QueryMr::RESP_IOVA, &mut iova)
+    ///     .execute()?;
+    /// assert_eq!((lkey, rkey), (mr.lkey(), mr.rkey()));
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn query<'a, M: Method>(&self) -> Query<'a, M> {
+        Query::new(self.clone())
+    }
+
+    /// Executes a call. Outputs are written to the values that the call borrows; [`Call::wrote`]
+    /// says which, [`Call::made`] returns the handle of a new object.
+    ///
+    /// ```no_run
+    /// use bareverbs::raw::uapi::uverbs::PdDestroy;
+    ///
+    /// # fn example(context: &bareverbs::Context, pd: bareverbs::Pd) -> Result<(), bareverbs::Errno> {
+    /// let raw = context.raw();
+    /// let handle = pd.into_handle();
+    /// let mut call = raw.call::<PdDestroy>();
+    /// call.destroy(PdDestroy::HANDLE, handle);
+    /// // SAFETY: the domain was given up, and nothing else has its handle.
+    /// unsafe { raw.execute(&mut call) }
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The kernel's error.
+    ///
+    /// # Safety
+    ///
+    /// 1. The bytes of the call are those that its methods wrote: nothing changed them by
+    ///    [`Call::as_mut_bytes`]. Each attribute has the type that the kernel's method has.
+    /// 2. Objects: the call destroys or modifies only objects that the caller owns or whose owner
+    ///    permits it. A safe handle relies on its object: a call must not destroy it, change the
+    ///    state of its QP, resize its queue or change the rights of its MR.
+    /// 3. Memory: addresses in numbers, structs and driver payloads meet the method's requirements.
+    ///    The kernel and the device access the memory of a created object as long as it exists.
+    /// 4. Descriptors in the call are open.
+    pub unsafe fn execute<M: Method>(&self, call: &mut Call<'_, M>) -> Result<(), Errno> {
+        // SAFETY: by the caller, the bytes are a header of the correct length, and the memory that
+        // attributes point to is borrowed or meets the method's requirements.
+        unsafe { self.file().execute_raw(call.as_mut_bytes()) }
+    }
+
+    /// Executes a write command by the ioctl method `INVOKE_WRITE`. A command with driver payloads,
+    /// or with data after its struct, is built by [`uapi::write::invoke_bytes`] and executed by
+    /// [`RawContext::execute`].
+    ///
+    /// ```no_run
+    /// use bareverbs::raw::uapi::write::{QuerySrq, structs::{QuerySrqReq, QuerySrqResp}};
+    ///
+    /// # fn example(srq: &bareverbs::Srq) -> Result<(), bareverbs::Errno> {
+    /// let request = QuerySrqReq { srq_handle: srq.handle(), ..QuerySrqReq::zeroed() };
+    /// let mut response = QuerySrqResp::zeroed();
+    /// // SAFETY: the command only reads the SRQ's attributes.
+    /// unsafe { srq.pd().context().raw().invoke::<QuerySrq>(&request, &mut response) }?;
+    /// println!("{} receives", response.max_wr);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The kernel's error.
+    ///
+    /// # Safety
+    ///
+    /// As for [`RawContext::execute`]. Any command may modify objects: the table of commands does
+    /// not say which do.
+    pub unsafe fn invoke<C: WriteCommand>(
+        &self,
+        request: &C::Request,
+        response: &mut C::Response,
+    ) -> Result<(), Errno> {
+        let mut call = write::invoke::<C>(self.driver_id(), request, response);
+        // SAFETY: the caller upholds the contract; the call was just built.
+        unsafe { self.execute(&mut call) }
+    }
+
+    /// Executes an untyped call.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    ///
+    /// # Safety
+    ///
+    /// As 2. to 4. of [`RawContext::execute`]. Attributes added by [`UntypedCall::push`] contain
+    /// any numbers, which the kernel may use as addresses: for each, the memory there permits the
+    /// access, or no access occurs because the address is not mapped. Buffers of
+    /// [`UntypedCall::input`] and [`UntypedCall::output`] are the call's own and need no care, even
+    /// with wrong lengths.
+    pub unsafe fn execute_untyped(&self, call: &mut UntypedCall) -> Result<(), Errno> {
+        let mut bytes = call.encode();
+        // SAFETY: `encode` returns at least as many bytes as the header says, and attributes with
+        // buffers point to as many bytes as they say. The caller guarantees the rest.
+        let result = unsafe { self.file().execute_raw(&mut bytes) };
+        call.read_back(&bytes);
+        result
+    }
+
+    /// Maps part of the device file, such as a UAR or device memory, at an offset that a method
+    /// returned.
+    ///
+    /// # Errors
+    /// The error of `mmap`.
+    pub fn map(&self, offset: u64, len: usize, protection: Protection) -> Result<Mapping, Errno> {
+        self.file().map(offset, len, protection).map_err(|refused| refused.errno)
+    }
+}
+
+impl AsFd for RawContext {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file().as_fd()
+    }
+}
+
+impl fmt::Debug for RawContext {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RawContext").field("device", &self.inner.device.name()).finish_non_exhaustive()
+    }
+}
+
+/// Whether the kernel object of a handle was given up: drop does not destroy it.
+#[derive(Debug, Default)]
+pub(crate) struct GivenUp(AtomicBool);
+
+impl GivenUp {
+    pub(crate) fn set(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn get(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}

@@ -1,0 +1,71 @@
+use bareverbs_provider::traits::Provider;
+
+use super::QueueLayout;
+use crate::{Cq, Pd, Srq, Wq};
+
+/// The queues of a QP; see [`Qp::layout`](crate::Qp::layout).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct QpLayout {
+    /// The send queue; `None` if the provider does not report it.
+    pub send: Option<QueueLayout>,
+    /// The receive queue; `None` for a QP with a shared receive queue too.
+    pub recv: Option<QueueLayout>,
+}
+
+impl<P: Provider> Pd<P> {
+    /// Gives the kernel object up, also for all clones: nothing deallocates it before the device
+    /// file is closed.
+    #[must_use = "nothing else has the handle"]
+    pub fn into_handle(self) -> u32 {
+        self.domain().given_up.set();
+        self.handle()
+    }
+}
+
+impl<P: Provider> Cq<P> {
+    /// Its kernel handle.
+    #[must_use]
+    pub fn handle(&self) -> u32 {
+        self.shared().handle
+    }
+
+    /// Gives the kernel object up: nothing destroys it before the device file is closed. Its queue
+    /// and its memory are leaked.
+    #[must_use = "nothing else has the handle"]
+    pub fn into_handle(self) -> u32 {
+        self.shared().given_up.set();
+        self.handle()
+    }
+}
+
+impl<P: Provider> Srq<P> {
+    /// Its kernel handle.
+    #[must_use]
+    pub fn handle(&self) -> u32 {
+        self.shared().handle
+    }
+
+    /// Gives the kernel object up: nothing destroys it before the device file is closed. Its queue
+    /// and its memory are leaked. Posted requests stay in use until the object is destroyed.
+    #[must_use = "nothing else has the handle"]
+    pub fn into_handle(self) -> u32 {
+        self.shared().given_up.set();
+        self.handle()
+    }
+}
+
+impl<P: Provider> Wq<P> {
+    /// Its kernel handle.
+    #[must_use]
+    pub fn handle(&self) -> u32 {
+        self.shared().handle
+    }
+
+    /// Gives the kernel object up, as [`Srq::into_handle`] does.
+    #[must_use = "nothing else has the handle"]
+    pub fn into_handle(self) -> u32 {
+        self.shared().given_up.set();
+        self.handle()
+    }
+}
