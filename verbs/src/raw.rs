@@ -156,7 +156,6 @@ impl RawContext {
     /// # Ok(())
     /// # }
     /// ```
-    #[must_use]
     pub fn query<'a, M: Method>(&self) -> Query<'a, M> {
         Query::new(self.clone())
     }

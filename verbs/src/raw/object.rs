@@ -91,9 +91,9 @@ impl RawObject {
     }
 
     fn release(self) -> (RawContext, u32) {
-        let mut object = mem::ManuallyDrop::new(self);
+        let object = mem::ManuallyDrop::new(self);
         // SAFETY: the object is in a `ManuallyDrop` and its context is not used again.
-        (unsafe { std::ptr::read(&mut object.context) }, object.handle)
+        (unsafe { std::ptr::read(&object.context) }, object.handle)
     }
 
     /// Destroys it. Returns the response of the method, such as numbers of events; empty for most
