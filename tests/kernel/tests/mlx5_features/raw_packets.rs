@@ -230,6 +230,10 @@ pub(crate) fn invalid_flow_rules_are_rejected() {
         assert!(refused.to_string().contains("set `ipv4`"), "{refused}");
         let refused = side.qp.create_flow(&FlowRule { port: 9, ..to_bob() }).unwrap_err();
         assert!(matches!(refused, Error::NoPort { .. }), "{refused}");
+        // The highest priority number of mlx5_ib is `MLX5_IB_FLOW_LAST_PRIO`, 8.
+        let refused = side.qp.create_flow(&FlowRule { priority: u16::MAX, ..to_bob() }).unwrap_err();
+        assert!(refused.errno().is_some(), "the kernel refuses it: {refused}");
+        assert!(refused.to_string().contains("ex::CreateFlow"), "{refused}");
         let refused = side.qp.init(1).unwrap_err();
         assert!(refused.to_string().contains("is in RTS, not in RESET"), "{refused}");
         let mut batch = side.qp.start_send();
