@@ -12,7 +12,7 @@ use bareverbs_provider::error::{CreateError, DoorbellError};
 use bareverbs_provider::traits::{Completion, CompletionQueue, QpControl, RecvQueue, SendQueue};
 use bareverbs_provider::work::{
     Datagram, MwBind, Operation, Payload, RecvRequest, PushError, Remote, SendFlags, SendRequest, Sge,
-    WcFlags, WcOpcode, WcStatus, WorkCompletion,
+    Imm, WorkCompletion,
 };
 use bareverbs_rxe::testing::{CountingArm, CountingDoorbell, PlainMemory};
 use bareverbs_rxe::{RxeAh, RxeCq, RxeRq, RxeSq, SendLimits};
@@ -28,22 +28,6 @@ const HEADER: usize = size_of::<QueueBuf>();
 const STEPS: usize = 300;
 /// The inline data of the requests.
 const INLINE: [u8; 80] = [0x5a; 80];
-
-const NO_COMPLETION: WorkCompletion = WorkCompletion {
-    wr_id: 0,
-    status: WcStatus::SUCCESS,
-    opcode: WcOpcode::SEND,
-    vendor_err: 0,
-    byte_len: 0,
-    imm_data: 0,
-    qp_num: 0,
-    src_qp: 0,
-    wc_flags: WcFlags::empty(),
-    pkey_index: 0,
-    slid: 0,
-    sl: 0,
-    dlid_path_bits: 0,
-};
 
 /// Memory with a header that is mostly valid.
 fn memory(input: &mut Input<'_>, element: usize) -> (PlainMemory, u32) {
@@ -134,7 +118,7 @@ fn completion_queue(input: &mut Input<'_>) {
                 assert!(in_ring(ring.consumer(), capacity));
             }
             4 => {
-                let mut values = vec![NO_COMPLETION; usize::from(input.byte()) % 20];
+                let mut values = vec![WorkCompletion::default(); usize::from(input.byte()) % 20];
                 let taken = cq.next_values(&mut values);
                 assert!(taken <= values.len() && taken <= capacity as usize);
                 if taken > 0 {
@@ -154,7 +138,7 @@ fn completion_queue(input: &mut Input<'_>) {
                     assert_eq!(cq.capacity(), capacity, "the queue stays where it was");
                 }
             }
-            6 => drop(cq.next().map(|completion| completion.imm_data())),
+            6 => drop(cq.next().map(|completion| completion.imm())),
             _ => cq.arm(input.byte() & 1 != 0).expect("this arm always succeeds"),
         }
     }
@@ -164,10 +148,10 @@ fn operation(input: &mut Input<'_>) -> Operation {
     let remote = Remote { addr: u64::from(input.half()), rkey: 7 };
     match input.byte() % 12 {
         0 => Operation::Send,
-        1 => Operation::SendImm(1),
+        1 => Operation::SendImm(Imm(1)),
         2 => Operation::SendInv(2),
         3 => Operation::Write(remote),
-        4 => Operation::WriteImm(remote, 3),
+        4 => Operation::WriteImm(remote, Imm(3)),
         5 => Operation::Read(remote),
         6 => Operation::CmpSwp { remote, compare: 1, swap: 2 },
         7 => Operation::FetchAdd { remote, add: 1 },

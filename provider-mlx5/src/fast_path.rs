@@ -182,7 +182,7 @@ pub(crate) fn control_flags(flags: SendFlags) -> ControlFlags {
 
 #[cfg(test)]
 mod tests {
-    use bareverbs_provider::work::Remote;
+    use bareverbs_provider::work::{Imm, Remote};
     use proptest::prelude::*;
 
     use super::*;
@@ -255,7 +255,7 @@ mod tests {
         }
         let declined = |operation, sges: &[Sge]| declines(&templates, operation, Payload::Sges(sges));
         assert!(!declined(Operation::Send, &[sge]));
-        assert!(declined(Operation::SendImm(1), &[sge]));
+        assert!(declined(Operation::SendImm(Imm(1)), &[sge]));
         assert!(declined(Operation::Send, &[]));
         assert!(declined(Operation::Send, &[sge, sge]));
         for length in [0, (1 << 30) + 1, 1 << 31, u32::MAX] {

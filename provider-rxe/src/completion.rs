@@ -11,7 +11,7 @@ use bareverbs_provider::error::CreateError;
 use bareverbs_provider::layout::QueueLayout;
 use bareverbs_provider::ring::Consumer;
 use bareverbs_provider::traits::{Completion, CompletionQueue};
-use bareverbs_provider::work::{WcFlags, WcOpcode, WcStatus, WorkCompletion};
+use bareverbs_provider::work::{Imm, WcFlags, WcOpcode, WcStatus, WorkCompletion};
 use bareverbs_uapi::write::structs::Wc;
 
 use crate::memory::{KernelQueue, QueueMemory, locate};
@@ -239,13 +239,7 @@ const _: () = {
         vendor_err = vendor_err,
         byte_len = byte_len
     );
-    same_place!(
-        imm_data = ex,
-        qp_num = qp_num,
-        src_qp = src_qp,
-        wc_flags = wc_flags,
-        pkey_index = pkey_index
-    );
+    same_place!(ex = ex, qp_num = qp_num, src_qp = src_qp, wc_flags = wc_flags, pkey_index = pkey_index);
     same_place!(slid = slid, sl = sl, dlid_path_bits = dlid_path_bits);
 };
 
@@ -287,8 +281,9 @@ impl Completion for RxeCompletion<'_> {
     }
 
     #[inline]
-    fn imm_data(&self) -> Option<u32> {
-        (field!(self.wc_flags).contains(WcFlags::WITH_IMM) && self.is_receive()).then(|| field!(self.ex))
+    fn imm(&self) -> Option<Imm> {
+        (field!(self.wc_flags).contains(WcFlags::WITH_IMM) && self.is_receive())
+            .then(|| Imm::from_be(field!(self.ex)))
     }
 
     #[inline]

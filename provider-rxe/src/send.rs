@@ -280,7 +280,7 @@ unsafe impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
         };
         let (opcode, iova, key_or_imm) = match request.operation {
             Operation::Send => (WrOpcode::SEND, 0, 0),
-            Operation::SendImm(imm) => (WrOpcode::SEND_WITH_IMM, 0, imm),
+            Operation::SendImm(imm) => (WrOpcode::SEND_WITH_IMM, 0, imm.to_be()),
             Operation::SendInv(rkey) => (WrOpcode::SEND_WITH_INV, 0, rkey),
             Operation::Write(remote) => {
                 rdma(remote);
@@ -288,7 +288,7 @@ unsafe impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
             }
             Operation::WriteImm(remote, imm) => {
                 rdma(remote);
-                (WrOpcode::RDMA_WRITE_WITH_IMM, remote.addr, imm)
+                (WrOpcode::RDMA_WRITE_WITH_IMM, remote.addr, imm.to_be())
             }
             Operation::Read(remote) => {
                 if !inline.is_empty() {

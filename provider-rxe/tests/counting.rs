@@ -2,7 +2,7 @@
 
 use bareverbs_provider::traits::{Completion, CompletionQueue, RecvQueue, SendQueue};
 use bareverbs_provider::work::{
-    Operation, Payload, RecvRequest, Remote, SendFlags, SendRequest, Sge, WcStatus,
+    Imm, Operation, Payload, RecvRequest, Remote, SendFlags, SendRequest, Sge, WcStatus,
 };
 use bareverbs_rxe::testing::{CountingArm, CountingDoorbell, KernelProducer, PlainMemory};
 use bareverbs_rxe::{RxeCq, RxeRq, RxeSq, SendLimits};
@@ -29,7 +29,7 @@ fn requests() -> [SendRequest<'static>; 4] {
         |operation, payload| SendRequest { wr_id: 1, operation, flags: SendFlags::SIGNALED, payload };
     [
         request(Operation::Send, Payload::Sges(&SGES)),
-        request(Operation::WriteImm(remote, 5), Payload::Inline(&[b"inline", b" bytes"])),
+        request(Operation::WriteImm(remote, Imm(5)), Payload::Inline(&[b"inline", b" bytes"])),
         request(Operation::Read(remote), Payload::Sges(&SGES)),
         request(Operation::Send, Payload::Sges(&[SGES[0]; 3])),
     ]

@@ -1,7 +1,7 @@
 //! The fast path of the queues, compared with the slow path.
 
 use bareverbs_provider::traits::{RecvQueue, SendQueue};
-use bareverbs_provider::work::{Operation, Payload, RecvRequest, Remote, SendFlags, SendRequest, Sge};
+use bareverbs_provider::work::{Imm, Operation, Payload, RecvRequest, Remote, SendFlags, SendRequest, Sge};
 use bareverbs_rxe::testing::{CountingDoorbell, PlainMemory};
 use bareverbs_rxe::{RxeRq, RxeSq, SendLimits};
 use bareverbs_uapi::uverbs::types::QpType;
@@ -93,8 +93,8 @@ proptest! {
         let operation = [
             Operation::Send,
             Operation::Write(REMOTE),
-            Operation::SendImm(7),
-            Operation::WriteImm(REMOTE, 7),
+            Operation::SendImm(Imm(7)),
+            Operation::WriteImm(REMOTE, Imm(7)),
             Operation::Read(REMOTE),
         ][usize::from(kind)];
         let sges: Vec<_> = lengths.iter().map(|&length| Sge { length, ..SGE }).collect();

@@ -7,7 +7,7 @@ use bareverbs_provider::Errno;
 use bareverbs_provider::error::{CreateError, DoorbellError};
 use bareverbs_provider::traits::{Completion, CompletionQueue, RecvQueue, SendQueue};
 use bareverbs_provider::work::{
-    Operation, Payload, PushError, RecvRequest, SendFlags, SendRequest, Sge, WcFlags, WcOpcode, WcStatus,
+    Imm, Operation, Payload, PushError, RecvRequest, SendFlags, SendRequest, Sge, WcFlags, WcOpcode, WcStatus,
 };
 use bareverbs_rxe::testing::{CountingArm, CountingDoorbell, KernelConsumer, KernelProducer, PlainMemory};
 use bareverbs_rxe::{RxeCq, RxeRq, RxeSq, SendLimits};
@@ -385,7 +385,7 @@ fn only_einval_doorbells_take_the_batch_back() {
     }
 }
 
-fn completed(wc: Wc) -> (Option<u32>, Option<u32>, bareverbs_provider::work::WorkCompletion) {
+fn completed(wc: Wc) -> (Option<Imm>, Option<u32>, bareverbs_provider::work::WorkCompletion) {
     let memory = PlainMemory::new(1, size_of::<Wc>());
     // SAFETY: the memory is plain, and this is the only queue in it.
     let mut queue = unsafe { RxeCq::new(memory.clone(), 1, CountingArm::default()) }.unwrap();
@@ -402,11 +402,11 @@ fn completed(wc: Wc) -> (Option<u32>, Option<u32>, bareverbs_provider::work::Wor
         (completion.slid(), completion.sl(), completion.dlid_path_bits()),
         (wc.slid, wc.sl, wc.dlid_path_bits)
     );
-    (completion.imm_data(), completion.invalidated_rkey(), completion.to_value())
+    (completion.imm(), completion.invalidated_rkey(), completion.to_value())
 }
 
 #[test]
-fn immediate_data_is_returned_in_wire_order() {
+fn immediate_data_is_returned_in_host_byte_order() {
     let wire = 0x0102_0304u32.to_be();
     let wc = Wc {
         opcode: WcOpcode::RECV,
@@ -421,9 +421,9 @@ fn immediate_data_is_returned_in_wire_order() {
         ..Wc::zeroed()
     };
     let (imm, rkey, value) = completed(wc);
-    assert_eq!(imm.map(u32::from_be), Some(0x0102_0304));
+    assert_eq!((imm, value.imm()), (Some(Imm(0x0102_0304)), Some(Imm(0x0102_0304))));
     assert_eq!(rkey, None);
-    assert_eq!((value.imm_data, value.src_qp, value.wc_flags), (wire, 18, wc.wc_flags));
+    assert_eq!((value.ex, value.src_qp, value.wc_flags), (wire, 18, wc.wc_flags));
 }
 
 #[test]

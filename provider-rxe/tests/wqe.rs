@@ -5,8 +5,8 @@
 
 use bareverbs_provider::traits::{RecvQueue, SendQueue};
 use bareverbs_provider::work::{
-    AccessFlags, Datagram, MwBind, MwType, Operation, Payload, PlacementType, PushError, RecvRequest, Remote,
-    SelectivityLevel, SendFlags, SendRequest, Sge,
+    AccessFlags, Datagram, Imm, MwBind, MwType, Operation, Payload, PlacementType, PushError, RecvRequest,
+    Remote, SelectivityLevel, SendFlags, SendRequest, Sge,
 };
 use bareverbs_rxe::testing::{CountingDoorbell, PlainMemory};
 use bareverbs_rxe::{RxeAh, RxeRq, RxeSq, SendLimits};
@@ -113,10 +113,9 @@ fn send_of_no_bytes() {
 }
 
 #[test]
-fn immediate_data_is_written_in_memory_order() {
-    let imm = u32::from_ne_bytes([1, 2, 3, 4]);
+fn immediate_data_is_written_in_network_byte_order() {
     let expected = slot(3, 0).put(20, &[1, 2, 3, 4]).iova(0).dma(184, 16, 1).sges(208, &SGES[..1]);
-    shows(request(Operation::SendImm(imm), Payload::Sges(&SGES[..1])), expected);
+    shows(request(Operation::SendImm(Imm(0x0102_0304)), Payload::Sges(&SGES[..1])), expected);
 }
 
 #[test]
@@ -133,8 +132,8 @@ fn write() {
 
 #[test]
 fn write_with_immediate_data() {
-    let expected = slot(1, 0x0a0b_0c0d).rdma().dma(184, 21, 2).sges(208, &SGES);
-    shows(request(Operation::WriteImm(REMOTE, 0x0a0b_0c0d), Payload::Sges(&SGES)), expected);
+    let expected = slot(1, 0x0a0b_0c0d_u32.to_be()).rdma().dma(184, 21, 2).sges(208, &SGES);
+    shows(request(Operation::WriteImm(REMOTE, Imm(0x0a0b_0c0d)), Payload::Sges(&SGES)), expected);
 }
 
 #[test]
@@ -297,11 +296,11 @@ fn caller_flags_never_set_inline() {
 
 const AH: RxeAh = RxeAh { number: 0x0005_0007 };
 
-fn datagram(imm: Option<u32>) -> Datagram<'static, RxeAh> {
+fn datagram(imm: Option<Imm>) -> Datagram<'static, RxeAh> {
     Datagram { ah: &AH, qp_num: 0x0012_3456, qkey: 0x8765_4321, imm }
 }
 
-fn datagram_request<'a>(imm: Option<u32>, payload: Payload<'a>) -> SendRequest<'a, Datagram<'static, RxeAh>> {
+fn datagram_request<'a>(imm: Option<Imm>, payload: Payload<'a>) -> SendRequest<'a, Datagram<'static, RxeAh>> {
     SendRequest {
         wr_id: 0x0102_0304_0506_0708,
         operation: datagram(imm),
@@ -333,8 +332,8 @@ fn datagram_over_an_address_handle() {
 
 #[test]
 fn datagram_with_immediate_data_inline() {
-    let imm = u32::from_ne_bytes([1, 2, 3, 4]);
-    let expected = addressed(Slot::blank(512).send(0x0102_0304_0506_0708, 3, 2 | 8, imm))
+    let imm = Imm(0x0102_0304);
+    let expected = addressed(Slot::blank(512).send(0x0102_0304_0506_0708, 3, 2 | 8, imm.to_be()))
         .dma(184, 7, 0)
         .put(208, b"to whom");
     datagram_shows(datagram_request(Some(imm), Payload::Inline(&[b"to ", b"whom"])), expected);

@@ -1,5 +1,7 @@
 //! Work requests and completions as values.
 
+use std::fmt;
+
 pub use bareverbs_uapi::uverbs::types::AccessFlags;
 pub use bareverbs_uapi::verbs_values::{MwType, WcFlags, WcStatus};
 pub use bareverbs_uapi::write::types::{PlacementType, SelectivityLevel, WcOpcode};
@@ -17,6 +19,70 @@ bitflags::bitflags! {
         /// Raise a solicited event at the receiver.
         #[doc(alias = "IBV_SEND_SOLICITED")]
         const SOLICITED = 1 << 2;
+    }
+}
+
+/// Immediate data: a number that a message carries besides its payload.
+///
+/// The number is in host byte order. The requests and completions convert it to and from the network
+/// byte order of the packet.
+///
+/// ```
+/// use bareverbs_provider::work::{Imm, Operation};
+///
+/// assert_eq!(Operation::SendImm(7.into()), Operation::SendImm(Imm(7)));
+/// assert_eq!(Imm(0x0102_0304).to_be_bytes(), [1, 2, 3, 4]);
+/// ```
+#[doc(alias = "imm_data")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Imm(pub u32);
+
+impl Imm {
+    /// The number of these bytes of a packet.
+    #[must_use]
+    #[inline]
+    pub const fn from_be_bytes(bytes: [u8; 4]) -> Self {
+        Self(u32::from_be_bytes(bytes))
+    }
+
+    /// The bytes in a packet.
+    #[must_use]
+    #[inline]
+    pub const fn to_be_bytes(self) -> [u8; 4] {
+        self.0.to_be_bytes()
+    }
+
+    /// The number from the field of a CQE, which the device fills in network byte order.
+    #[must_use]
+    #[inline]
+    pub const fn from_be(field: u32) -> Self {
+        Self(u32::from_be(field))
+    }
+
+    /// The field of a WQE, in network byte order.
+    #[must_use]
+    #[inline]
+    pub const fn to_be(self) -> u32 {
+        self.0.to_be()
+    }
+}
+
+impl From<u32> for Imm {
+    fn from(number: u32) -> Self {
+        Self(number)
+    }
+}
+
+impl From<Imm> for u32 {
+    fn from(imm: Imm) -> Self {
+        imm.0
+    }
+}
+
+impl fmt::Display for Imm {
+    /// In hexadecimal, with a prefix.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
     }
 }
 
@@ -50,20 +116,18 @@ pub enum Operation {
     /// Sends a message to a receive of the peer.
     #[doc(alias = "IBV_WR_SEND")]
     Send,
-    /// Sends a message with four bytes of immediate data. The wire carries them in memory order:
-    /// pass `number.to_be()`.
+    /// Sends a message with immediate data.
     #[doc(alias = "IBV_WR_SEND_WITH_IMM")]
-    SendImm(u32),
+    SendImm(Imm),
     /// Sends a message that invalidates a remote key of the peer.
     #[doc(alias = "IBV_WR_SEND_WITH_INV")]
     SendInv(u32),
     /// RDMA write to memory of the peer.
     #[doc(alias = "IBV_WR_RDMA_WRITE")]
     Write(Remote),
-    /// RDMA write that also completes a receive of the peer, with immediate data as in
-    /// [`Operation::SendImm`].
+    /// RDMA write that also completes a receive of the peer, with immediate data.
     #[doc(alias = "IBV_WR_RDMA_WRITE_WITH_IMM")]
-    WriteImm(Remote, u32),
+    WriteImm(Remote, Imm),
     /// RDMA read from memory of the peer.
     #[doc(alias = "IBV_WR_RDMA_READ")]
     Read(Remote),
@@ -207,8 +271,8 @@ pub struct Datagram<'a, A> {
     pub qp_num: u32,
     /// Q_Key of the peer.
     pub qkey: u32,
-    /// Immediate data as in [`Operation::SendImm`].
-    pub imm: Option<u32>,
+    /// Immediate data.
+    pub imm: Option<Imm>,
 }
 
 impl<A> Clone for Datagram<'_, A> {
@@ -279,9 +343,9 @@ pub struct WorkCompletion {
     /// Number of bytes received, read or fetched. For datagrams it includes the 40 bytes of the
     /// GRH. The device reports it: check it before slicing a buffer.
     pub byte_len: u32,
-    /// Immediate data in the byte order of the wire (`u32::from_be` gives the number that the peer
-    /// passed through `to_be`), or the invalidated key; `wc_flags` says which.
-    pub imm_data: u32,
+    /// Immediate data in network byte order, or the invalidated key, as in the kernel's `ib_wc`.
+    /// Read it by [`imm`](Self::imm) or [`invalidated_rkey`](Self::invalidated_rkey).
+    pub ex: u32,
     /// Local QP number.
     pub qp_num: u32,
     /// QP number of the sender; datagrams only.
@@ -297,6 +361,45 @@ pub struct WorkCompletion {
     pub sl: u8,
     /// Low bits of the destination LID.
     pub dlid_path_bits: u8,
+}
+
+impl WorkCompletion {
+    /// Immediate data, if the message has any.
+    #[doc(alias = "imm_data")]
+    #[must_use]
+    #[inline]
+    pub fn imm(&self) -> Option<Imm> {
+        self.wc_flags.contains(WcFlags::WITH_IMM).then(|| Imm::from_be(self.ex))
+    }
+
+    /// The R_Key that the message invalidated, if any.
+    #[must_use]
+    #[inline]
+    pub fn invalidated_rkey(&self) -> Option<u32> {
+        self.wc_flags.contains(WcFlags::WITH_INVALIDATE).then_some(self.ex)
+    }
+}
+
+impl Default for WorkCompletion {
+    /// A completion of no request, to be overwritten: all fields 0, with the status
+    /// [`WcStatus::GENERAL_ERR`].
+    fn default() -> Self {
+        Self {
+            wr_id: 0,
+            status: WcStatus::GENERAL_ERR,
+            opcode: WcOpcode::SEND,
+            vendor_err: 0,
+            byte_len: 0,
+            ex: 0,
+            qp_num: 0,
+            src_qp: 0,
+            wc_flags: WcFlags::empty(),
+            pkey_index: 0,
+            slid: 0,
+            sl: 0,
+            dlid_path_bits: 0,
+        }
+    }
 }
 
 /// Reason why a request was not written into the queue.

@@ -18,8 +18,8 @@ use bareverbs_provider::traits::{
     SendQueue,
 };
 use bareverbs_provider::work::{
-    Datagram, Frame, Operation, Payload, PushError, RecvRequest, SendFlags, SendRequest, WcFlags, WcOpcode,
-    WcStatus, WorkCompletion, XrcOperation,
+    Datagram, Frame, Imm, Operation, Payload, PushError, RecvRequest, SendFlags, SendRequest, WcFlags,
+    WcOpcode, WcStatus, WorkCompletion, XrcOperation,
 };
 use bareverbs_uapi::uverbs::types::{CoreSupport, DriverId, WqFlags};
 use bareverbs_uapi::verbs_values::WqState;
@@ -116,7 +116,7 @@ impl Completion for Numbered {
         0
     }
 
-    fn imm_data(&self) -> Option<u32> {
+    fn imm(&self) -> Option<Imm> {
         None
     }
 
@@ -149,16 +149,8 @@ impl Completion for Numbered {
             wr_id: self.0,
             status: self.status(),
             opcode: self.opcode(),
-            vendor_err: 0,
-            byte_len: 0,
-            imm_data: 0,
-            qp_num: 0,
-            src_qp: 0,
             wc_flags: self.wc_flags(),
-            pkey_index: 0,
-            slid: 0,
-            sl: 0,
-            dlid_path_bits: 0,
+            ..WorkCompletion::default()
         }
     }
 }

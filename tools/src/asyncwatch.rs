@@ -26,7 +26,7 @@ struct Line<'a> {
     event: Option<&'static str>,
     number: u32,
     /// Port events only.
-    port: Option<u32>,
+    port: Option<u8>,
 }
 
 /// `bareverbs asyncwatch`: prints a line for each event at once, until a signal arrives or the
@@ -51,9 +51,9 @@ pub(crate) fn watch(options: &Asyncwatch) -> Result<()> {
     }
 }
 
-fn port(event: &AsyncEvent) -> Option<u32> {
+fn port(event: &AsyncEvent) -> Option<u8> {
     match *event {
-        AsyncEvent::Port { port, .. } => Some(port),
+        AsyncEvent::Port { port, .. } => Some(port.into()),
         _ => None,
     }
 }

@@ -7,7 +7,9 @@ use std::net::Ipv6Addr;
 use std::path::Path;
 
 use anyhow::Result;
-use bareverbs::{Context, Device, DeviceAttr, DriverId, GidEntry, GidType, LinkLayer, NodeType, PortAttr};
+use bareverbs::{
+    Context, Device, DeviceAttr, DriverId, GidEntry, GidType, LinkLayer, NodeType, PortAttr, PortNum,
+};
 use rustix::net::netdevice::index_to_name;
 use serde::Serialize;
 
@@ -191,7 +193,7 @@ struct NamedValue {
 
 #[derive(Clone, Debug, Serialize)]
 struct Port {
-    port: u32,
+    port: u8,
     state: NamedValue,
     phys_state: NamedValue,
     /// Bytes.
@@ -207,7 +209,7 @@ struct Port {
 
 #[derive(Clone, Debug, Serialize)]
 struct GidRow {
-    index: u32,
+    index: u8,
     gid: Ipv6Addr,
     #[serde(rename = "type")]
     kind: &'static str,
@@ -219,8 +221,8 @@ fn describe(device: &Device, options: &Devinfo) -> Result<Info> {
     let context = device.open()?;
     let attr = context.query_device()?;
     let ports = match options.ib_port {
-        Some(port) => port.into()..=port.into(),
-        None => 1..=attr.phys_port_cnt.into(),
+        Some(port) => port..=port,
+        None => 1..=attr.phys_port_cnt,
     };
     let gids = context.gid_table()?;
     let ports = ports.map(|port| describe_port(&context, port, &gids)).collect::<Result<_>>()?;
@@ -246,7 +248,7 @@ fn describe(device: &Device, options: &Devinfo) -> Result<Info> {
     })
 }
 
-fn describe_port(context: &Context, port: u32, gids: &[GidEntry]) -> Result<Port> {
+fn describe_port(context: &Context, port: u8, gids: &[GidEntry]) -> Result<Port> {
     let attr = context.query_port(port)?;
     Ok(Port {
         port,
@@ -259,9 +261,9 @@ fn describe_port(context: &Context, port: u32, gids: &[GidEntry]) -> Result<Port
         effective_speed: context.port_speed(port).ok(),
         gids: gids
             .iter()
-            .filter(|entry| entry.port == port)
+            .filter(|entry| entry.port == PortNum(port))
             .map(|entry| GidRow {
-                index: entry.index,
+                index: entry.index.into(),
                 gid: entry.gid.0.into(),
                 kind: gid_type(entry.gid_type),
                 netdev: netdev(entry.netdev_ifindex),

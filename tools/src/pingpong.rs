@@ -17,7 +17,7 @@ mod wait;
 pub(crate) mod xsrq;
 
 use anyhow::{Context as _, Result};
-use bareverbs::{Context, Gid, LinkLayer, PortAttr};
+use bareverbs::{Context, Gid, GidIndex, LinkLayer, PortAttr};
 
 use self::exchange::{Peer, Server};
 use self::limits::DeviceLimits;
@@ -66,7 +66,7 @@ fn run_transport<Q: Queues>(config: Config<'_>) -> Result<()> {
     let device = devices::find_or_first(common.ib_dev.as_deref())?;
     let context = device.open()?;
     let attr = context.query_device()?;
-    let port = context.query_port(common.ib_port.into())?;
+    let port = context.query_port(common.ib_port)?;
     DeviceLimits::new(device.name(), &attr, common.ib_port, &port).check(&config)?;
     let gid = select_gid(common.gid_idx, common.ib_port, &context, &port)?;
 
@@ -98,7 +98,7 @@ fn run_transport<Q: Queues>(config: Config<'_>) -> Result<()> {
         side: endpoint.side(),
         device: device.name().into(),
         port: common.ib_port,
-        gid_index: gid.map(|(index, _)| index),
+        gid_index: gid.map(|(index, _)| index.into()),
         mtu: config.mtu.unwrap_or(port.active_mtu).bytes(),
         local: Addresses::new(config.kind, endpoint.local()),
         remote: Addresses::new(config.kind, &remote),
@@ -144,15 +144,14 @@ fn select_gid(
     ib_port: u8,
     context: &Context,
     port: &PortAttr,
-) -> Result<Option<(u32, Gid)>> {
-    let number = u32::from(ib_port);
+) -> Result<Option<(GidIndex, Gid)>> {
     match index.map(u32::try_from) {
         Some(Ok(index)) => {
-            let entry = context.gid(number, index)?;
+            let entry = context.gid(ib_port, GidIndex::try_from(index)?)?;
             Ok(Some((entry.index, entry.gid)))
         }
         _ if port.link_layer == LinkLayer::ETHERNET => {
-            let entry = context.default_gid(number)?;
+            let entry = context.default_gid(ib_port)?;
             let kind = gid_type(entry.gid_type);
             output::diagnostic(&format!("using GID index {} ({}, {kind})", entry.index, entry.gid));
             Ok(Some((entry.index, entry.gid)))
@@ -160,7 +159,7 @@ fn select_gid(
         _ => {
             anyhow::ensure!(
                 port.lid != 0,
-                "port {number} has no LID: check that a subnet manager is running"
+                "port {ib_port} has no LID: check that a subnet manager is running"
             );
             Ok(None)
         }

@@ -71,7 +71,7 @@ pub(crate) fn connect(qp: &mut Qp<Rc, Mlx5>, peer: u32) -> bareverbs::Result<()>
     let context = qp.pd().context();
     let gid = context.default_gid(1)?;
     let dlid = context.query_port(1)?.lid;
-    let address = AhAttr { dlid, ..AhAttr::global(1, gid.gid, gid.index as u8) };
+    let address = AhAttr { dlid, ..AhAttr::global(1, gid.gid, gid.index) };
     qp.init(&InitAttr { access: Access::REMOTE_WRITE, ..InitAttr::new(1) })?;
     qp.ready_to_receive(&RtrAttr::new(address, peer))?;
     qp.ready_to_send(&RtsAttr::default())

@@ -9,7 +9,7 @@ use bareverbs_provider::work::WcFlags;
 
 use crate::raw::GivenUp;
 use crate::{
-    AhAttr, AnyProvider, Context, Error, GRH_BYTES, Gid, GidEntry, GidType, GlobalRoute, Pd, Result,
+    AhAttr, AnyProvider, Context, Error, GRH_BYTES, Gid, GidEntry, GidType, GlobalRoute, Pd, PortNum, Result,
     WorkCompletion,
 };
 
@@ -35,7 +35,7 @@ const UDP: u8 = 17;
 /// qp.ready_to_send(0)?;
 ///
 /// let gid = context.default_gid(1)?;
-/// let ah = pd.create_ah(&AhAttr::global(1, peer_gid, gid.index as u8))?;
+/// let ah = pd.create_ah(&AhAttr::global(1, peer_gid, gid.index))?;
 /// let mut batch = qp.start_send();
 /// let to = Datagram::new(&ah, peer_qp_num, 0x1111_1111);
 /// batch.send_to_inline(1, to, b"hello", SendFlags::SIGNALED).unwrap();
@@ -55,7 +55,7 @@ impl<P: Provider> Ah<P> {
     pub(crate) fn create(pd: &Pd<P>, attr: &AhAttr) -> Result<Self> {
         const VERB: &str = "create_ah";
         let context = pd.context();
-        let port = context.query_port(attr.port.into())?;
+        let port = context.query_port(attr.port)?;
         let path = context.validate_path(VERB, attr, &port)?;
         let request = AhRequest { pd: pd.domain().handle, attr: path.to_handle() };
         let CreatedAh { handle, ah } = context.provider().create_ah(&request).map_err(|reason| {
@@ -128,19 +128,19 @@ impl<P: Provider> Context<P> {
     #[doc(alias = "ibv_init_ah_from_wc")]
     pub fn ah_attr_from_wc(
         &self,
-        port: u8,
+        port: impl Into<PortNum>,
         completion: &WorkCompletion,
         header: &[u8; GRH_BYTES],
     ) -> Result<AhAttr> {
         const VERB: &str = "init_ah_from_wc";
-        self.check_port(port.into())?;
+        let port = self.check_port(port)?;
         let attr = AhAttr {
             sl: completion.sl,
             src_path_bits: completion.dlid_path_bits,
             ..AhAttr::local(port, completion.slid)
         };
         if !completion.wc_flags.contains(WcFlags::GRH) {
-            self.validate_path(VERB, &attr, &self.query_port(port.into())?)?;
+            self.validate_path(VERB, &attr, &self.query_port(port)?)?;
             return Ok(attr);
         }
         let Some(header) = Grh::parse(header) else {
@@ -150,7 +150,7 @@ impl<P: Provider> Context<P> {
         let own = self.local_gid(port, &header)?;
         let grh = GlobalRoute {
             dgid: header.sgid,
-            sgid_index: u8::try_from(own.index).map_err(|_| self.no_gid(port.into(), own.index))?,
+            sgid_index: own.index,
             flow_label: header.flow_label,
             hop_limit: ANSWER_HOP_LIMIT,
             traffic_class: header.traffic_class,
@@ -162,8 +162,8 @@ impl<P: Provider> Context<P> {
 
     /// The local GID for a reply: the datagram's destination GID, or for a multicast datagram the
     /// best GID of its family.
-    fn local_gid(&self, port: u8, header: &Grh) -> Result<GidEntry> {
-        let (port, receiver) = (port.into(), header.dgid);
+    fn local_gid(&self, port: PortNum, header: &Grh) -> Result<GidEntry> {
+        let receiver = header.dgid;
         let routable = header.next_header == UDP;
         let table = self.gid_table()?;
         let mut own = table

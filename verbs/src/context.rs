@@ -19,7 +19,7 @@ pub use capabilities::Capabilities;
 use crate::gid::select_gid;
 use crate::{
     AhAttr, AnyProvider, AsyncEvents, CompChannel, Cq, CqInit, Device, DeviceAttr, Dm, DmInit, Error,
-    GidEntry, IndirectionTable, LinkLayer, Pd, PortAttr, Result, Wq, Xrcd, XrcdShare,
+    GidEntry, GidIndex, IndirectionTable, LinkLayer, Pd, PortAttr, PortNum, Result, Wq, Xrcd, XrcdShare,
 };
 
 /// Most GID entries that one call can return: an attribute has at most 65,535 bytes.
@@ -115,9 +115,9 @@ impl<P: Provider> Context<P> {
     /// # Errors
     /// [`Error::NoPort`] if the device has no such port; [`Error::Kernel`].
     #[doc(alias = "ibv_query_port")]
-    pub fn query_port(&self, port: u32) -> Result<PortAttr> {
-        let number = self.check_port(port)?;
-        command::query_port(self.file(), number)
+    pub fn query_port(&self, port: impl Into<PortNum>) -> Result<PortAttr> {
+        let port = self.check_port(port)?;
+        command::query_port(self.file(), port.0)
             .map(|resp| PortAttr::from(&resp))
             .map_err(|refused| Error::kernel("query_port", format!("port {port}"), refused))
     }
@@ -128,17 +128,18 @@ impl<P: Provider> Context<P> {
     /// [`Error::NoPort`]; [`Error::Unsupported`] if the kernel or the driver does not report it;
     /// [`Error::Kernel`].
     #[doc(alias = "ibv_query_port_speed")]
-    pub fn port_speed(&self, port: u32) -> Result<u64> {
-        self.check_port(port)?;
+    pub fn port_speed(&self, port: impl Into<PortNum>) -> Result<u64> {
+        let port = self.check_port(port)?;
         if !self.capabilities().port_speed {
             return Err(Error::Unsupported { verb: "query_port_speed", what: "effective port speeds are" });
         }
-        query_port_speed(self.file(), port)
+        query_port_speed(self.file(), port.into())
             .map(|speed| speed.saturating_mul(100))
             .map_err(|refused| Error::kernel("query_port_speed", format!("port {port}"), refused))
     }
 
-    /// The filled entries of the GID tables of all ports.
+    /// The filled entries of the GID tables of all ports. Entries with an index above 255, which
+    /// no QP and no address handle can use, are left out.
     ///
     /// # Errors
     /// [`Error::Kernel`].
@@ -156,7 +157,7 @@ impl<P: Provider> Context<P> {
         let mut entries = vec![KernelGidEntry::zeroed(); room.clamp(1, MAX_GID_ENTRIES) as usize];
         let filled = command::query_gid_table(self.file(), &mut entries)
             .map_err(|refused| Error::kernel("query_gid_table", self.device().name(), refused))?;
-        Ok(entries[..filled].iter().copied().map(GidEntry::from).collect())
+        Ok(entries[..filled].iter().filter_map(|entry| GidEntry::try_from(*entry).ok()).collect())
     }
 
     /// One entry of a port's GID table.
@@ -166,21 +167,23 @@ impl<P: Provider> Context<P> {
     /// [`Error::Kernel`].
     #[doc(alias = "ibv_query_gid")]
     #[doc(alias = "ibv_query_gid_ex")]
-    pub fn gid(&self, port: u32, index: u32) -> Result<GidEntry> {
-        self.check_port(port)?;
-        command::query_gid_entry(self.file(), port, index).map(GidEntry::from).map_err(
-            |refused| match refused.errno {
-                Errno::NODATA => self.no_gid(port, index),
-                Errno::INVAL => match self.query_port(port) {
-                    Ok(attr) if index >= attr.gid_tbl_len => self.no_gid(port, index),
+    pub fn gid(&self, port: impl Into<PortNum>, index: impl Into<GidIndex>) -> Result<GidEntry> {
+        let (port, index) = (self.check_port(port)?, index.into());
+        let entry =
+            command::query_gid_entry(self.file(), port.into(), index.into()).map_err(
+                |refused| match refused.errno {
+                    Errno::NODATA => self.no_gid(port, index),
+                    Errno::INVAL => match self.query_port(port) {
+                        Ok(attr) if u32::from(index) >= attr.gid_tbl_len => self.no_gid(port, index),
+                        _ => Error::kernel("query_gid", format!("port {port} index {index}"), refused),
+                    },
                     _ => Error::kernel("query_gid", format!("port {port} index {index}"), refused),
                 },
-                _ => Error::kernel("query_gid", format!("port {port} index {index}"), refused),
-            },
-        )
+            )?;
+        Ok(entry.try_into()?)
     }
 
-    pub(crate) fn no_gid(&self, port: u32, index: u32) -> Error {
+    pub(crate) fn no_gid(&self, port: PortNum, index: GidIndex) -> Error {
         let table_len = self.query_port(port).map_or(0, |attr| attr.gid_tbl_len);
         let table = self.gid_table().unwrap_or_default();
         Error::NoGid {
@@ -200,11 +203,12 @@ impl<P: Provider> Context<P> {
     ///
     /// # Errors
     /// [`Error::NoPort`]; [`Error::NoGid`] if no entry of the port is filled; [`Error::Kernel`].
-    pub fn default_gid(&self, port: u32) -> Result<GidEntry> {
+    pub fn default_gid(&self, port: impl Into<PortNum>) -> Result<GidEntry> {
+        let port = port.into();
         let PortAttr { link_layer, gid_tbl_len, .. } = self.query_port(port)?;
         let only_port = self.port_count() == 1;
         let table = if only_port { self.gid_entries(gid_tbl_len) } else { self.gid_table() }?;
-        select_gid(&table, port, link_layer).ok_or_else(|| self.no_gid(port, 0))
+        select_gid(&table, port, link_layer).ok_or_else(|| self.no_gid(port, GidIndex(0)))
     }
 
     /// Number of objects of `class` in this context, as counted by the kernel. At most 16,382 can
@@ -345,19 +349,16 @@ impl<P: Provider> Context<P> {
         Err(Error::invalid(verb, reason))
     }
 
-    fn port_count(&self) -> u32 {
-        self.limits().phys_port_cnt.into()
+    fn port_count(&self) -> u8 {
+        self.limits().phys_port_cnt
     }
 
-    pub(crate) fn check_port(&self, port: u32) -> Result<u8> {
-        u8::try_from(port).ok().filter(|_| (1..=self.port_count()).contains(&port)).ok_or_else(|| {
-            Error::NoPort { device: self.device().name().to_owned(), port, count: self.port_count() }
-        })
-    }
-
-    /// Port attributes for the typed QP transitions. Checks the port number.
-    pub(crate) fn port_for_qp(&self, port: u8) -> Result<PortAttr> {
-        self.query_port(port.into())
+    pub(crate) fn check_port(&self, port: impl Into<PortNum>) -> Result<PortNum> {
+        let (port, count) = (port.into(), self.port_count());
+        if (1..=count).contains(&port.0) {
+            return Ok(port);
+        }
+        Err(Error::NoPort { device: self.device().name().to_owned(), port, count })
     }
 
     /// Validates a path and completes it for the kernel. On InfiniBand, a path without a DLID to a
@@ -391,7 +392,7 @@ impl<P: Provider> Context<P> {
         if address.dlid != 0 || port.link_layer != LinkLayer::INFINIBAND {
             return Ok(*address);
         }
-        let own = |entry: &GidEntry| entry.port == u32::from(address.port) && entry.gid == grh.dgid;
+        let own = |entry: &GidEntry| entry.port == address.port && entry.gid == grh.dgid;
         if self.gid_table()?.iter().any(own) {
             Ok(AhAttr { dlid: port.lid, ..*address })
         } else {
@@ -404,8 +405,8 @@ impl<P: Provider> Context<P> {
         let (Some(errno), Some(grh)) = (error.errno(), address.grh) else { return error };
         match errno {
             Errno::NODATA | Errno::INVAL | Errno::NOENT => {
-                let (port, index) = (address.port.into(), grh.sgid_index.into());
-                match self.gid(port, index) {
+                let index = grh.sgid_index;
+                match self.gid(address.port, index) {
                     Err(no_gid @ Error::NoGid { .. }) => no_gid,
                     Ok(own) if own.gid.ipv4().is_some() != grh.dgid.ipv4().is_some() => error.or_hint(|_| {
                         Some(format!(

@@ -9,7 +9,7 @@ use bareverbs_uapi::uverbs::types::DriverId;
 use bareverbs_uapi::verbs_values::WcStatus;
 use rustix::io::Errno;
 
-use crate::PostError;
+use crate::{GidIndex, PortNum, PostError, ValueError};
 
 /// The result of a verb.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -62,9 +62,9 @@ pub enum Error {
         /// The device.
         device: String,
         /// The requested port.
-        port: u32,
+        port: PortNum,
         /// The number of ports of the device.
-        count: u32,
+        count: u8,
     },
     /// The GID table has no entry of that index, or the entry is empty.
     #[error("GID index {index} of port {port} of device {device} {}", gid_error(*index, *table_len, filled))]
@@ -72,13 +72,13 @@ pub enum Error {
         /// The device.
         device: String,
         /// The port.
-        port: u32,
+        port: PortNum,
         /// The requested index.
-        index: u32,
+        index: GidIndex,
         /// Number of entries of the table.
         table_len: u32,
         /// Indices of the filled entries.
-        filled: Vec<u32>,
+        filled: Vec<GidIndex>,
     },
     /// A requested quantity is above the device's limit.
     #[error("{verb}: {what} {asked} is above the device's limit of {max}")]
@@ -100,6 +100,9 @@ pub enum Error {
         /// The reason.
         reason: String,
     },
+    /// A number or a time is out of the range of its type.
+    #[error(transparent)]
+    Value(#[from] ValueError),
     /// The kernel, the driver or the device does not support the request.
     #[error("{verb}: {what} not supported by this kernel or device")]
     Unsupported {
@@ -311,7 +314,7 @@ fn driver_name(driver: Option<DriverId>) -> String {
     driver.map_or_else(|| "an unknown driver".into(), |driver| format!("{driver:?}"))
 }
 
-fn port_range(count: u32) -> String {
+fn port_range(count: u8) -> String {
     match count {
         0 => "none".into(),
         1 => "1 only".into(),
@@ -319,15 +322,15 @@ fn port_range(count: u32) -> String {
     }
 }
 
-fn gid_error(index: u32, table_len: u32, filled: &[u32]) -> String {
+fn gid_error(index: GidIndex, table_len: u32, filled: &[GidIndex]) -> String {
     let filled = match filled {
         [] => "all entries are empty: assign an address to the network interface".into(),
         filled => {
-            let list: Vec<String> = filled.iter().map(u32::to_string).collect();
+            let list: Vec<String> = filled.iter().map(GidIndex::to_string).collect();
             format!("filled entries: {}", list.join(", "))
         }
     };
-    if index < table_len {
+    if u32::from(index) < table_len {
         format!("is empty; {filled}")
     } else {
         format!("exceeds the table of {table_len} entries; {filled}")
@@ -364,16 +367,17 @@ mod tests {
 
     #[test]
     fn port_error_names_the_range() {
-        let error = |count| Error::NoPort { device: "rxe0".into(), port: 3, count }.to_string();
+        let error = |count| Error::NoPort { device: "rxe0".into(), port: PortNum(3), count }.to_string();
         assert_eq!(error(1), "device rxe0 has no port 3: its ports are 1 only");
         assert_eq!(error(2), "device rxe0 has no port 3: its ports are 1 to 2");
     }
 
     #[test]
     fn gid_error_distinguishes_empty_and_out_of_range() {
-        let error = |table_len, filled: &[u32]| {
-            Error::NoGid { device: "rxe0".into(), port: 1, index: 7, table_len, filled: filled.to_vec() }
-                .to_string()
+        let error = |table_len, filled: &[u8]| {
+            let filled = filled.iter().copied().map(GidIndex).collect();
+            let (port, index) = (PortNum(1), GidIndex(7));
+            Error::NoGid { device: "rxe0".into(), port, index, table_len, filled }.to_string()
         };
         assert_eq!(error(8, &[0, 1]), "GID index 7 of port 1 of device rxe0 is empty; filled entries: 0, 1");
         assert_eq!(

@@ -120,7 +120,7 @@ impl<P: Provider> Context<P> {
     ///
     /// let context = Device::find("rxe0")?.open()?;
     /// let own = context.default_gid(1)?;
-    /// let path = AhAttr::global(1, peer, own.index as u8);
+    /// let path = AhAttr::global(1, peer, own.index);
     /// println!("{}", context.resolve_ethernet(&path, Duration::from_secs(3))?.mac);
     /// # Ok::<(), bareverbs::Error>(())
     /// ```
@@ -135,7 +135,7 @@ impl<P: Provider> Context<P> {
         let Some(grh) = address.grh else {
             return Err(Error::invalid(VERB, "the address has no global route, and thus no GID to resolve"));
         };
-        let own = self.gid(address.port.into(), grh.sgid_index.into())?;
+        let own = self.gid(address.port, grh.sgid_index)?;
         if own.netdev_ifindex == 0 {
             return Err(Error::Unsupported { verb: VERB, what: "ports without a network interface are" });
         }

@@ -10,7 +10,7 @@ use bareverbs_uapi::verbs_values::EventType;
 use bareverbs_uapi::write::structs::AsyncEventDesc;
 
 use crate::event_fd::EventFd;
-use crate::{Error, Result};
+use crate::{Error, PortNum, Result};
 
 /// The stream of a context's asynchronous events.
 ///
@@ -143,8 +143,8 @@ pub enum AsyncEvent {
     Port {
         /// The event type.
         event: EventType,
-        /// The port number.
-        port: u32,
+        /// The port.
+        port: PortNum,
     },
     /// The device failed or is being removed.
     #[doc(alias = "IBV_EVENT_DEVICE_FATAL")]
@@ -199,7 +199,10 @@ impl From<AsyncEventDesc> for AsyncEvent {
             | EventType::SM_CHANGE
             | EventType::CLIENT_REREGISTER
             | EventType::GID_CHANGE
-            | EventType::DEVICE_SPEED_CHANGE => Self::Port { event, port: user_data as u32 },
+            | EventType::DEVICE_SPEED_CHANGE => match u8::try_from(user_data) {
+                Ok(port) => Self::Port { event, port: PortNum(port) },
+                Err(_) => Self::Other { event, element: user_data },
+            },
             EventType::DEVICE_FATAL => Self::Device { event },
             event => Self::Other { event, element: user_data },
         }
@@ -220,7 +223,7 @@ mod tests {
         assert_eq!(event(qp, 77), AsyncEvent::Qp { event: qp, user_data: 77 });
         let wq = EventType::WQ_FATAL;
         assert_eq!(event(wq, 6), AsyncEvent::Wq { event: wq, user_data: 6 });
-        assert_eq!(event(port, 1), AsyncEvent::Port { event: port, port: 1 });
+        assert_eq!(event(port, 1), AsyncEvent::Port { event: port, port: PortNum(1) });
         assert_eq!(event(EventType::CQ_ERR, 5), AsyncEvent::Cq { event: EventType::CQ_ERR, user_data: 5 });
     }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use crate::{GidType, LinkLayer};
+use crate::{GidIndex, GidType, LinkLayer, PortNum, ValueError};
 
 /// A global identifier of a port, in network byte order.
 ///
@@ -81,24 +81,26 @@ pub struct GidEntry {
     /// The identifier.
     pub gid: Gid,
     /// Its index in the table.
-    pub index: u32,
+    pub index: GidIndex,
     /// The port.
-    pub port: u32,
+    pub port: PortNum,
     /// Its type: the packet format.
     pub gid_type: GidType,
     /// Index of its network interface; 0 for none.
     pub netdev_ifindex: u32,
 }
 
-impl From<bareverbs_uapi::uverbs::types::GidEntry> for GidEntry {
-    fn from(entry: bareverbs_uapi::uverbs::types::GidEntry) -> Self {
-        Self {
+impl TryFrom<bareverbs_uapi::uverbs::types::GidEntry> for GidEntry {
+    type Error = ValueError;
+
+    fn try_from(entry: bareverbs_uapi::uverbs::types::GidEntry) -> Result<Self, ValueError> {
+        Ok(Self {
             gid: Gid(entry.gid),
-            index: entry.gid_index,
-            port: entry.port_num,
+            index: entry.gid_index.try_into()?,
+            port: entry.port_num.try_into()?,
             gid_type: entry.gid_type,
             netdev_ifindex: entry.netdev_ifindex,
-        }
+        })
     }
 }
 
@@ -106,7 +108,7 @@ impl From<bareverbs_uapi::uverbs::types::GidEntry> for GidEntry {
 ///
 /// On Ethernet, entries are ranked by type (RoCE v2 before v1), then by address (IPv4 before global
 /// IPv6 before link-local IPv6), then by index. On other link layers the lowest index is chosen.
-pub(crate) fn select_gid(table: &[GidEntry], port: u32, link_layer: LinkLayer) -> Option<GidEntry> {
+pub(crate) fn select_gid(table: &[GidEntry], port: PortNum, link_layer: LinkLayer) -> Option<GidEntry> {
     let entries = table.iter().filter(|entry| entry.port == port);
     if link_layer != LinkLayer::ETHERNET {
         return entries.min_by_key(|entry| entry.index).copied();
@@ -134,13 +136,19 @@ fn scope_rank(gid: &Gid) -> u8 {
 mod tests {
     use super::*;
 
-    fn entry(index: u32, address: &str, gid_type: GidType) -> GidEntry {
+    fn entry(index: u8, address: &str, gid_type: GidType) -> GidEntry {
         let address: Ipv6Addr = address.parse().unwrap();
-        GidEntry { gid: address.into(), index, port: 1, gid_type, netdev_ifindex: 3 }
+        GidEntry {
+            gid: address.into(),
+            index: GidIndex(index),
+            port: PortNum(1),
+            gid_type,
+            netdev_ifindex: 3,
+        }
     }
 
-    fn chosen(table: &[GidEntry]) -> Option<u32> {
-        select_gid(table, 1, LinkLayer::ETHERNET).map(|entry| entry.index)
+    fn chosen(table: &[GidEntry]) -> Option<u8> {
+        select_gid(table, PortNum(1), LinkLayer::ETHERNET).map(|entry| entry.index.into())
     }
 
     #[test]
@@ -163,13 +171,16 @@ mod tests {
     #[test]
     fn default_gid_ignores_other_ports() {
         let table = [entry(0, "::ffff:10.1.0.1", GidType::ROCE_V2)];
-        assert_eq!(select_gid(&table, 2, LinkLayer::ETHERNET), None);
+        assert_eq!(select_gid(&table, PortNum(2), LinkLayer::ETHERNET), None);
     }
 
     #[test]
     fn default_gid_on_infiniband_is_the_lowest_index() {
         let table = [entry(1, "2001:db8::1", GidType::IB), entry(0, "fe80::1", GidType::IB)];
-        assert_eq!(select_gid(&table, 1, LinkLayer::INFINIBAND).map(|entry| entry.index), Some(0));
+        assert_eq!(
+            select_gid(&table, PortNum(1), LinkLayer::INFINIBAND).map(|entry| entry.index),
+            Some(GidIndex(0))
+        );
     }
 
     #[test]

@@ -131,8 +131,8 @@ pub use bareverbs_provider::request::{DoorbellChoice, Ece, QueueMemory};
 pub use bareverbs_provider::rss::{HashFields, HashFunctions, TOEPLITZ_KEY};
 pub use bareverbs_provider::traits::{Completion, Provider};
 pub use bareverbs_provider::work::{
-    Frame, MwBind, Operation, Payload, PushError, RecvRequest, Remote, SendFlags, SendRequest, Sge, WcFlags,
-    WorkCompletion, XrcOperation,
+    Frame, Imm, MwBind, Operation, Payload, PushError, RecvRequest, Remote, SendFlags, SendRequest, Sge,
+    WcFlags, WorkCompletion, XrcOperation,
 };
 pub use bareverbs_uapi::nldev::NodeType;
 pub use bareverbs_uapi::uverbs::ObjectClass;
@@ -174,7 +174,7 @@ pub use qp::{
 };
 pub use rss::{IndirectionTable, RssHash, RssInit, RssQp};
 pub use srq::{Srq, SrqAttr, SrqInit};
-pub use values::{Guid, Mtu};
+pub use values::{AckTimeout, GidIndex, Guid, MinRnrTimer, Mtu, PortNum, RetryCount, RnrRetry, ValueError};
 pub use wq::{Wq, WqInit};
 pub use wr_id::WrId;
 pub use xrc::{XrcSrq, XrcSrqInit, Xrcd, XrcdShare};

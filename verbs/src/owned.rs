@@ -83,7 +83,7 @@ use self::buffer::checked_sge;
 use self::in_flight::{InFlight, Operations};
 use crate::{
     Access, AnyProvider, Arm, Buffer, CompChannel, ConnectAttr, Cq, CqInit, Error, InitAttr, MemoryOwner, Mr,
-    Operation, Payload, Pd, PostError, Qp, QpCap, QpInit, QpState, Rc, RecvRequest, Remote, Result,
+    Operation, Payload, Pd, PortNum, PostError, Qp, QpCap, QpInit, QpState, Rc, RecvRequest, Remote, Result,
     SendFlags, SendRequest, Sge, WcOpcode, WcStatus, WorkCompletion,
 };
 
@@ -169,19 +169,18 @@ pub struct Endpoint<M = Buffer, P: Provider = AnyProvider> {
 }
 
 impl<M, P: Provider> Endpoint<M, P> {
-    /// Creates an endpoint at `port` (counted from 1) for `depth` sends and `depth` receives in
+    /// Creates an endpoint at `port` for `depth` sends and `depth` receives in
     /// flight. It uses the port's [default GID](crate::Context::default_gid).
     ///
     /// # Errors
     /// - [`Error::NoPort`]: the device has no such port.
-    /// - [`Error::NoGid`]: the port has no GID with an index below 256.
+    /// - [`Error::NoGid`]: the port has no GID.
     /// - [`Error::Invalid`]: `depth` is 0 or 2^31 or above.
     /// - [`Error::Limit`]: `depth` is above the device's limits.
     /// - [`Error::Kernel`], [`Error::Provider`]: a command of the setup failed.
-    pub fn new(pd: &Pd<P>, port: u8, depth: u32) -> Result<Self> {
-        let context = pd.context();
-        let gid = context.default_gid(port.into())?;
-        let gid_index = u8::try_from(gid.index).map_err(|_| context.no_gid(port.into(), gid.index))?;
+    pub fn new(pd: &Pd<P>, port: impl Into<PortNum>, depth: u32) -> Result<Self> {
+        let (context, port) = (pd.context(), port.into());
+        let gid_index = context.default_gid(port)?.index;
         let entries = depth.checked_mul(2).ok_or_else(|| {
             Error::invalid("Endpoint::new", format!("depth {depth} exceeds the limit of every device"))
         })?;

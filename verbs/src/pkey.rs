@@ -6,7 +6,7 @@ use std::path::Path;
 use bareverbs_provider::traits::Provider;
 use rustix::io::Errno;
 
-use crate::{Context, Error, Result};
+use crate::{Context, Error, PortNum, Result};
 
 impl<P: Provider> Context<P> {
     /// An entry of a port's P_Key table.
@@ -17,9 +17,10 @@ impl<P: Provider> Context<P> {
     /// [`Error::NoPort`]; [`Error::Invalid`] if the table has no such index; [`Error::System`] if
     /// sysfs can't be read.
     #[doc(alias = "ibv_query_pkey")]
-    pub fn pkey(&self, port: u32, index: u32) -> Result<u16> {
+    pub fn pkey(&self, port: impl Into<PortNum>, index: u16) -> Result<u16> {
+        let port = port.into();
         let length = self.query_port(port)?.pkey_tbl_len;
-        if index >= length.into() {
+        if index >= length {
             let reason = format!("P_Key index {index} exceeds the table of {length} entries of port {port}");
             return Err(Error::invalid("query_pkey", reason));
         }
@@ -39,7 +40,7 @@ impl<P: Provider> Context<P> {
     /// The lowest index of a P_Key in a port's table.
     ///
     /// ```no_run
-    /// # fn index(context: &bareverbs::Context) -> bareverbs::Result<u32> {
+    /// # fn index(context: &bareverbs::Context) -> bareverbs::Result<u16> {
     /// // The default partition, as a full member.
     /// context.pkey_index(1, 0xffff)
     /// # }
@@ -49,9 +50,10 @@ impl<P: Provider> Context<P> {
     /// [`Error::NoPort`]; [`Error::Invalid`] if the table does not have it; [`Error::System`] if
     /// sysfs can't be read.
     #[doc(alias = "ibv_get_pkey_index")]
-    pub fn pkey_index(&self, port: u32, pkey: u16) -> Result<u32> {
+    pub fn pkey_index(&self, port: impl Into<PortNum>, pkey: u16) -> Result<u16> {
+        let port = port.into();
         let mut seen = Vec::new();
-        for index in 0..self.query_port(port)?.pkey_tbl_len.into() {
+        for index in 0..self.query_port(port)?.pkey_tbl_len {
             match self.pkey(port, index)? {
                 found if found == pkey => return Ok(index),
                 // An empty entry.

@@ -18,7 +18,7 @@ use bareverbs_provider::traits::{
     RecvQueue, SendQueue,
 };
 use bareverbs_provider::work::{
-    Datagram, Frame, PushError, RecvRequest, SendRequest, WcFlags, WcOpcode, WcStatus, WorkCompletion,
+    Datagram, Frame, Imm, PushError, RecvRequest, SendRequest, WcFlags, WcOpcode, WcStatus, WorkCompletion,
     XrcOperation,
 };
 use bareverbs_rxe::Rxe;
@@ -326,7 +326,7 @@ macro_rules! providers {
                 #[inline]
                 fn src_qp(&self) -> u32;
                 #[inline]
-                fn imm_data(&self) -> Option<u32>;
+                fn imm(&self) -> Option<Imm>;
                 #[inline]
                 fn invalidated_rkey(&self) -> Option<u32>;
                 #[inline]

@@ -125,7 +125,7 @@ impl<'a, P: Provider> QpInit<'a, P> {
 /// let gid = context.default_gid(1)?;
 /// // Send `gid.gid` and `qp.qp_num()` to the peer, and receive those of the peer.
 /// qp.init(&InitAttr::new(1))?;
-/// qp.ready_to_receive(&RtrAttr::new(AhAttr::global(1, peer_gid, gid.index as u8), peer_qp_num))?;
+/// qp.ready_to_receive(&RtrAttr::new(AhAttr::global(1, peer_gid, gid.index), peer_qp_num))?;
 /// qp.ready_to_send(&RtsAttr::default())?;
 /// # Ok::<(), bareverbs::Error>(())
 /// ```
@@ -441,7 +441,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     ///     let (peer_gid, peer_qp_num) = (Gid::default(), 17);
     ///     let gid = context.default_gid(1)?;
     ///     qp.init(&InitAttr::new(1))?;
-    ///     qp.ready_to_receive(&RtrAttr::new(AhAttr::global(1, peer_gid, gid.index as u8), peer_qp_num))?;
+    ///     qp.ready_to_receive(&RtrAttr::new(AhAttr::global(1, peer_gid, gid.index), peer_qp_num))?;
     ///     qp.ready_to_send(&RtsAttr::default())?;
     ///
     ///     let (mut send, mut recv) = qp.split();

@@ -15,7 +15,7 @@ use bareverbs_provider::traits::{
     SendQueue,
 };
 use bareverbs_provider::work::{
-    Datagram, PushError, RecvRequest, SendRequest, WcFlags, WcOpcode, WcStatus, WorkCompletion,
+    Datagram, Imm, PushError, RecvRequest, SendRequest, WcFlags, WcOpcode, WcStatus, WorkCompletion,
 };
 use bareverbs_test_support::allocations::CountingAllocator;
 use bareverbs_uapi::verbs_values::QpState;
@@ -109,16 +109,9 @@ pub(crate) fn completion(wr_id: u64, status: WcStatus) -> WorkCompletion {
         wr_id,
         status,
         opcode: WcOpcode::RECV,
-        vendor_err: 0,
         byte_len: 1,
-        imm_data: 0,
         qp_num: 1,
-        src_qp: 0,
-        wc_flags: WcFlags::empty(),
-        pkey_index: 0,
-        slid: 0,
-        sl: 0,
-        dlid_path_bits: 0,
+        ..WorkCompletion::default()
     }
 }
 
@@ -251,7 +244,7 @@ impl Completion for Taken {
         wc_flags: WcFlags, slid: u16, sl: u8, dlid_path_bits: u8
     }
 
-    fn imm_data(&self) -> Option<u32> {
+    fn imm(&self) -> Option<Imm> {
         None
     }
 

@@ -1,6 +1,32 @@
 //! Value types of the verbs API that have no type in the kernel ABI.
 
+mod port;
+mod timers;
+
 use std::fmt;
+use std::time::Duration;
+
+pub use port::{GidIndex, PortNum};
+pub use timers::{AckTimeout, MinRnrTimer, RetryCount, RnrRetry};
+
+/// A number or a time that a value type can't represent.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what} {given} is above the maximum of {max}")]
+pub struct ValueError {
+    what: &'static str,
+    given: String,
+    max: String,
+}
+
+impl ValueError {
+    fn above(what: &'static str, given: u64, max: u64) -> Self {
+        Self { what, given: given.to_string(), max: max.to_string() }
+    }
+
+    fn longer(what: &'static str, given: Duration, max: Duration) -> Self {
+        Self { what, given: format!("{given:?}"), max: format!("{max:?}") }
+    }
+}
 
 /// A 64-bit identifier of a node or a system, in network byte order.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]

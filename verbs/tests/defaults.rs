@@ -4,10 +4,13 @@
 //! The patterns name every field, so a new field needs its default here. The structs that borrow a
 //! queue need a kernel, and are in `tests/kernel`.
 
+use std::time::Duration;
+
 use bareverbs::{
-    Access, AhAttr, CqInit, DmInit, DoorbellChoice, Ece, EthernetMatch, FlowRule, Frame, Gid, GlobalRoute,
-    InitAttr, Ipv4Match, Mtu, PortMatch, QpAttr, QpAttrMask, QpCap, QpState, QueueMemory, RtrAttr, RtsAttr,
-    SrqInit, UcRtrAttr, UdInitAttr, XrcTargetRtsAttr,
+    Access, AckTimeout, AhAttr, CqInit, DmInit, DoorbellChoice, Ece, EthernetMatch, FlowRule, Frame, Gid,
+    GidIndex, GlobalRoute, InitAttr, Ipv4Match, MinRnrTimer, Mtu, PortMatch, PortNum, QpAttr, QpAttrMask,
+    QpCap, QpState, QueueMemory, RetryCount, RnrRetry, RtrAttr, RtsAttr, SrqInit, UcRtrAttr, UdInitAttr,
+    XrcTargetRtsAttr,
 };
 
 const GID: Gid = Gid([9; 16]);
@@ -15,9 +18,9 @@ const GID: Gid = Gid([9; 16]);
 #[test]
 fn reset_to_init_grants_no_remote_access() {
     let InitAttr { port, pkey_index, access } = InitAttr::new(3);
-    assert_eq!((port, pkey_index, access), (3, 0, Access::empty()));
+    assert_eq!((port, pkey_index, access), (PortNum(3), 0, Access::empty()));
     let UdInitAttr { port, pkey_index, qkey } = UdInitAttr::new(3, 0x1234);
-    assert_eq!((port, pkey_index, qkey), (3, 0, 0x1234));
+    assert_eq!((port, pkey_index, qkey), (PortNum(3), 0, 0x1234));
 }
 
 #[test]
@@ -26,8 +29,7 @@ fn init_to_rtr_defaults() {
     let RtrAttr { address, dest_qp_num, rq_psn, path_mtu, max_dest_rd_atomic, min_rnr_timer } =
         RtrAttr::new(way, 77);
     assert_eq!((address, dest_qp_num, rq_psn, path_mtu), (way, 77, 0, Mtu::Mtu1024));
-    // 12 means 0.64 ms.
-    assert_eq!((max_dest_rd_atomic, min_rnr_timer), (1, 12));
+    assert_eq!((max_dest_rd_atomic, min_rnr_timer.duration()), (1, Duration::from_micros(640)));
     let UcRtrAttr { address, dest_qp_num, rq_psn, path_mtu } = UcRtrAttr::new(way, 77);
     assert_eq!((address, dest_qp_num, rq_psn, path_mtu), (way, 77, 0, Mtu::Mtu1024));
 }
@@ -36,24 +38,23 @@ fn init_to_rtr_defaults() {
 fn rtr_to_rts_defaults() {
     let RtsAttr { sq_psn, timeout, retry_cnt, rnr_retry, max_rd_atomic } = RtsAttr::default();
     assert_eq!((sq_psn, max_rd_atomic), (0, 1));
-    // 4.096 µs × 2^14 = 67 ms.
-    assert_eq!((timeout, retry_cnt), (14, 7));
-    // 7 means retries without limit.
-    assert_eq!(rnr_retry, 7);
+    assert_eq!(timeout.duration(), Some(Duration::from_nanos(4096 << 14)));
+    // Soft-RoCE would retry for ever if it were 7.
+    assert_eq!((retry_cnt, rnr_retry), (RetryCount::new(6).unwrap(), RnrRetry::INFINITE));
     let XrcTargetRtsAttr { sq_psn, timeout } = XrcTargetRtsAttr::default();
-    assert_eq!((sq_psn, timeout), (0, 14));
+    assert_eq!((sq_psn, timeout), (0, AckTimeout::new(14).unwrap()));
 }
 
 #[test]
 fn ah_attr_defaults() {
     let AhAttr { port, dlid, sl, src_path_bits, static_rate, grh } = AhAttr::global(2, GID, 5);
-    assert_eq!((port, dlid, sl, src_path_bits, static_rate), (2, 0, 0, 0, 0));
+    assert_eq!((port, dlid, sl, src_path_bits, static_rate), (PortNum(2), 0, 0, 0, 0));
     let GlobalRoute { dgid, sgid_index, flow_label, hop_limit, traffic_class } = grh.expect("a global route");
-    assert_eq!((dgid, sgid_index, flow_label, hop_limit, traffic_class), (GID, 5, 0, 1, 0));
+    assert_eq!((dgid, sgid_index, flow_label, hop_limit, traffic_class), (GID, GidIndex(5), 0, 1, 0));
     let AhAttr { port, dlid, sl, src_path_bits, static_rate, grh } = AhAttr::local(2, 0x1234);
-    assert_eq!((port, dlid, sl, src_path_bits, static_rate, grh), (2, 0x1234, 0, 0, 0, None));
+    assert_eq!((port, dlid, sl, src_path_bits, static_rate, grh), (PortNum(2), 0x1234, 0, 0, 0, None));
     let AhAttr { port, dlid, sl, src_path_bits, static_rate, grh } = AhAttr::default();
-    assert_eq!((port, dlid, sl, src_path_bits, static_rate, grh), (0, 0, 0, 0, 0, None));
+    assert_eq!((port, dlid, sl, src_path_bits, static_rate, grh), (PortNum(0), 0, 0, 0, 0, None));
 }
 
 #[test]
@@ -89,7 +90,7 @@ fn dm_and_flow_defaults() {
     assert_eq!((from, to), (None, None));
     let FlowRule { port, priority, ethernet, ipv4, upper } = FlowRule::new(1, EthernetMatch::default());
     // 0 is the highest priority.
-    assert_eq!((port, priority, ipv4, upper), (1, 0, None, None));
+    assert_eq!((port, priority, ipv4, upper), (PortNum(1), 0, None, None));
     assert_eq!(ethernet, EthernetMatch::default());
 }
 
@@ -141,8 +142,8 @@ fn raw_modify_attributes_default_to_zero() {
     assert_eq!((pkey_index, alt_pkey_index), (0, 0));
     assert!(!en_sqd_async_notify && !sq_draining);
     assert_eq!((max_rd_atomic, max_dest_rd_atomic, min_rnr_timer), (0, 0, 0));
-    assert_eq!((port_num, timeout, retry_cnt, rnr_retry), (0, 0, 0, 0));
-    assert_eq!((alt_port_num, alt_timeout), (0, 0));
+    assert_eq!((port_num, timeout, retry_cnt, rnr_retry), (PortNum(0), 0, 0, 0));
+    assert_eq!((alt_port_num, alt_timeout), (PortNum(0), 0));
 }
 
 /// The attributes that a typed transition sets.
@@ -153,13 +154,13 @@ fn step(attr: impl Into<(QpAttr, QpAttrMask)>) -> QpAttr {
 #[test]
 fn every_transition_attribute_is_passed_to_modify_qp() {
     let access = Access::REMOTE_READ;
-    let init = InitAttr { port: 3, pkey_index: 4, access };
+    let init = InitAttr { port: PortNum(3), pkey_index: 4, access };
     let expected =
-        QpAttr { qp_state: QpState::INIT, port_num: 3, pkey_index: 4, access, ..QpAttr::default() };
+        QpAttr { qp_state: QpState::INIT, port_num: PortNum(3), pkey_index: 4, access, ..QpAttr::default() };
     assert_eq!(step(&init), expected);
-    let init = UdInitAttr { port: 3, pkey_index: 4, qkey: 5 };
+    let init = UdInitAttr { port: PortNum(3), pkey_index: 4, qkey: 5 };
     let expected =
-        QpAttr { qp_state: QpState::INIT, port_num: 3, pkey_index: 4, qkey: 5, ..QpAttr::default() };
+        QpAttr { qp_state: QpState::INIT, port_num: PortNum(3), pkey_index: 4, qkey: 5, ..QpAttr::default() };
     assert_eq!(step(&init), expected);
 
     let address = AhAttr::global(1, GID, 2);
@@ -169,7 +170,7 @@ fn every_transition_attribute_is_passed_to_modify_qp() {
         rq_psn: 7,
         path_mtu: Mtu::Mtu4096,
         max_dest_rd_atomic: 8,
-        min_rnr_timer: 9,
+        min_rnr_timer: MinRnrTimer::new(9).unwrap(),
     };
     let connected = QpAttr {
         qp_state: QpState::RTR,
@@ -183,7 +184,13 @@ fn every_transition_attribute_is_passed_to_modify_qp() {
     let rtr = UcRtrAttr { address, dest_qp_num: 6, rq_psn: 7, path_mtu: Mtu::Mtu4096 };
     assert_eq!(step(&rtr), connected);
 
-    let rts = RtsAttr { sq_psn: 10, timeout: 11, retry_cnt: 3, rnr_retry: 4, max_rd_atomic: 5 };
+    let rts = RtsAttr {
+        sq_psn: 10,
+        timeout: AckTimeout::new(11).unwrap(),
+        retry_cnt: RetryCount::new(3).unwrap(),
+        rnr_retry: RnrRetry::new(4).unwrap(),
+        max_rd_atomic: 5,
+    };
     let expected = QpAttr {
         qp_state: QpState::RTS,
         sq_psn: 10,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use bareverbs::{
     Completion, Context, Cq, Operation, Payload, PostError, Provider, RecvRequest, SendFlags, SendRequest,
-    SrqInit, WcFlags, WcOpcode, WcStatus, WorkCompletion,
+    SrqInit, WcStatus, WorkCompletion,
 };
 use bareverbs_test_support::TIMEOUT;
 
@@ -19,22 +19,6 @@ const RUNS: usize = 400;
 const BATCH: usize = 32;
 /// Receives that are posted, one by one and in lists.
 const RECEIVES: usize = 128;
-
-const NO_COMPLETION: WorkCompletion = WorkCompletion {
-    wr_id: 0,
-    status: WcStatus::SUCCESS,
-    opcode: WcOpcode::SEND,
-    vendor_err: 0,
-    byte_len: 0,
-    imm_data: 0,
-    qp_num: 0,
-    src_qp: 0,
-    wc_flags: WcFlags::empty(),
-    slid: 0,
-    sl: 0,
-    pkey_index: 0,
-    dlid_path_bits: 0,
-};
 
 /// The output of the results.
 struct Report<'a> {
@@ -265,7 +249,7 @@ fn polls<P: Provider>(report: &Report<'_>, pair: &mut Pair<P>, pause: Pause) -> 
     }
     report.line("poll, next", samples, 1)?;
 
-    let mut into = [NO_COMPLETION; BATCH];
+    let mut into = [WorkCompletion::default(); BATCH];
     for (name, count, room) in
         [("poll_into 1", 1, 1), ("poll_into 1 of 32", 1, BATCH), ("poll_into 32", BATCH, BATCH)]
     {
@@ -299,7 +283,7 @@ fn empty_polls<P: Provider>(report: &Report<'_>, cq: &mut Cq<P>) -> Result<()> {
     }
     report.line("empty poll, next", samples, 1)?;
 
-    let mut into = [NO_COMPLETION; BATCH];
+    let mut into = [WorkCompletion::default(); BATCH];
     let mut samples = Samples::new(RUNS);
     for _ in 0..RUNS {
         let room = black_box(&mut into[..]);

@@ -50,7 +50,7 @@ impl<P: Provider> Pair<P> {
 fn connect<P: Provider>(context: &Context<P>, qp: &mut Qp<Rc, P>, peer: u32) -> Result<()> {
     let gid = context.default_gid(1)?;
     let dlid = context.query_port(1)?.lid;
-    let address = AhAttr { dlid, ..AhAttr::global(1, gid.gid, u8::try_from(gid.index)?) };
+    let address = AhAttr { dlid, ..AhAttr::global(1, gid.gid, gid.index) };
     qp.init(&InitAttr { access: Access::REMOTE_WRITE, ..InitAttr::new(1) })?;
     qp.ready_to_receive(&RtrAttr::new(address, peer))?;
     qp.ready_to_send(&RtsAttr::default())?;

@@ -6,9 +6,10 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use bareverbs::{
-    Access, Ah, AhAttr, Buffer, Context, Cq, CqInit, Datagram, Frame, GlobalRoute, InitAttr, LinkLayer, Mr,
-    Mw, MwType, Operation, Payload, Pd, Qp, QpCap, QpInit, Rc, RecvRequest, RtrAttr, RtsAttr, SendFlags,
-    SendRequest, Sge, Srq, SrqInit, Transport, Uc, UcOperation, UcRtrAttr, Ud, UdInitAttr, WcStatus,
+    Access, AckTimeout, Ah, AhAttr, Buffer, Context, Cq, CqInit, Datagram, Frame, GidIndex, GlobalRoute, Imm,
+    InitAttr, LinkLayer, Mr, Mw, MwType, Operation, Payload, Pd, Qp, QpCap, QpInit, Rc, RecvRequest, RtrAttr,
+    RtsAttr, SendFlags, SendRequest, Sge, Srq, SrqInit, Transport, Uc, UcOperation, UcRtrAttr, Ud,
+    UdInitAttr, WcStatus,
 };
 use bareverbs_test_support::TIMEOUT;
 use bareverbs_wqe_diff::request::{DEPTH, INLINE, Kind, Piece, QKEY, REGION, Request, SGES, Sender};
@@ -40,7 +41,7 @@ pub(crate) struct Testbed {
     srq: Srq,
     handles: Vec<Ah>,
     windows: [Mw; 2],
-    gid_index: u32,
+    gid_index: GidIndex,
     memory: Mr<Buffer>,
     sends: Cq,
     receives: Cq,
@@ -77,12 +78,16 @@ impl Testbed {
 
         let gid = context.default_gid(1)?;
         let dlid = port.lid;
-        let here = AhAttr { dlid, ..AhAttr::global(1, gid.gid, u8::try_from(gid.index)?) };
+        let here = AhAttr { dlid, ..AhAttr::global(1, gid.gid, gid.index) };
         for pair in [&mut rc, &mut shared] {
             both(pair, |qp: &mut Qp<Rc>, peer| {
                 qp.init(&InitAttr { access: ALL.difference(Access::MW_BIND), ..InitAttr::new(1) })?;
                 qp.ready_to_receive(&RtrAttr { max_dest_rd_atomic: 4, ..RtrAttr::new(here, peer) })?;
-                qp.ready_to_send(&RtsAttr { timeout: 18, max_rd_atomic: 4, ..RtsAttr::default() })?;
+                qp.ready_to_send(&RtsAttr {
+                    timeout: AckTimeout::new(18).unwrap(),
+                    max_rd_atomic: 4,
+                    ..RtsAttr::default()
+                })?;
                 Ok(())
             })?;
         }
@@ -123,7 +128,7 @@ impl Testbed {
         if let Some(frames) = &self.frames {
             frames.print_values();
         }
-        println!("gid {:#x}", self.gid_index);
+        println!("gid {:#x}", self.gid_index.0);
         println!("region {:#x} {:#x} {:#x}", self.memory.addr(), self.memory.lkey(), self.memory.rkey());
         println!("windows {:#x} {:#x}", self.windows[0].rkey(), self.windows[1].rkey());
     }
@@ -179,7 +184,7 @@ impl Testbed {
                 let mut all = Vec::new();
                 for (request, plain) in requests {
                     let ah = self.handles.get(request.b as usize).context("no such handle")?;
-                    let imm = (request.kind == Kind::SendImm).then(|| request.imm.to_be());
+                    let imm = (request.kind == Kind::SendImm).then_some(Imm(request.imm));
                     let to = Datagram::new(ah, self.ud[1].qp_num(), request.a as u32);
                     all.push(plain.with(Datagram { imm, ..to }));
                 }
@@ -244,7 +249,7 @@ impl Testbed {
 
     fn operation(&self, request: &Request) -> Result<Operation> {
         let remote = || self.memory.remote(request.remote as usize);
-        let imm = request.imm.to_be();
+        let imm = Imm(request.imm);
         Ok(match request.kind {
             Kind::Send => Operation::Send,
             Kind::SendImm => Operation::SendImm(imm),

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 
 use bareverbs_provider::traits::Completion;
-use bareverbs_provider::work::{WcFlags, WcOpcode, WcStatus, WorkCompletion};
+use bareverbs_provider::work::{Imm, WcFlags, WcOpcode, WcStatus, WorkCompletion};
 
 use crate::cqe::{CQE, Cqe, CqeOpcode, Syndrome};
 
@@ -74,7 +74,7 @@ impl DecodedCqe {
             opcode: cqe.plain_send_opcode(),
             vendor_err: 0,
             byte_len: 0,
-            imm_data: 0,
+            ex: 0,
             qp_num: cqe.qp_num(),
             src_qp: 0,
             wc_flags: WcFlags::empty(),
@@ -198,9 +198,9 @@ impl Completion for Mlx5Completion<'_> {
     }
 
     #[inline]
-    fn imm_data(&self) -> Option<u32> {
+    fn imm(&self) -> Option<Imm> {
         matches!(self.opcode, CqeOpcode::RESP_WR_IMM | CqeOpcode::RESP_SEND_IMM)
-            .then(|| self.cqe.imm_inval_pkey().to_be())
+            .then(|| Imm(self.cqe.imm_inval_pkey()))
     }
 
     #[inline]
@@ -247,7 +247,7 @@ impl Completion for Mlx5Completion<'_> {
             opcode: self.opcode(),
             vendor_err: self.vendor_err(),
             byte_len: self.byte_len(),
-            imm_data: self.imm_data().or(self.invalidated_rkey()).unwrap_or(0),
+            ex: self.imm().map(Imm::to_be).or(self.invalidated_rkey()).unwrap_or(0),
             qp_num: self.qp_num(),
             src_qp: self.src_qp(),
             wc_flags: self.flags(),

@@ -1,9 +1,7 @@
 //! Polls a CQ exhaustively near the wraps of its consumer index.
 
 use bareverbs_provider::traits::{RecvQueue, SendQueue};
-use bareverbs_provider::work::{
-    Operation, Payload, RecvRequest, Remote, SendFlags, SendRequest, Sge, WcFlags, WcOpcode,
-};
+use bareverbs_provider::work::{Operation, Payload, RecvRequest, Remote, SendFlags, SendRequest, Sge};
 use bareverbs_uapi::uverbs::types::{QpCap, QpType};
 
 use super::*;
@@ -126,21 +124,7 @@ impl Fixture {
 
 /// A value that differs from every completion.
 fn untouched() -> WorkCompletion {
-    WorkCompletion {
-        wr_id: u64::MAX,
-        status: WcStatus::GENERAL_ERR,
-        opcode: WcOpcode::SEND,
-        vendor_err: 0,
-        byte_len: 0,
-        imm_data: 0,
-        qp_num: 0,
-        src_qp: 0,
-        wc_flags: WcFlags::empty(),
-        pkey_index: 0,
-        slid: 0,
-        sl: 0,
-        dlid_path_bits: 0,
-    }
+    WorkCompletion { wr_id: u64::MAX, ..WorkCompletion::default() }
 }
 
 fn bytes(wr_id: u64) -> u32 {

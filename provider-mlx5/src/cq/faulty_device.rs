@@ -2,8 +2,7 @@
 
 use bareverbs_provider::traits::{Completion, CompletionQueue, RecvQueue, SendQueue};
 use bareverbs_provider::work::{
-    Operation, Payload, PushError, RecvRequest, Remote, SendFlags, SendRequest, Sge, WcFlags, WcOpcode,
-    WcStatus, WorkCompletion,
+    Operation, Payload, PushError, RecvRequest, Remote, SendFlags, SendRequest, Sge, WcStatus, WorkCompletion,
 };
 use bareverbs_uapi::uverbs::types::QpType;
 
@@ -87,21 +86,7 @@ fn abort_after_an_early_cqe_leaves_a_receive_queue_usable() {
 
 #[test]
 fn discarded_cqes_are_released_to_the_device() {
-    let value = WorkCompletion {
-        wr_id: 0,
-        status: WcStatus::SUCCESS,
-        opcode: WcOpcode::SEND,
-        vendor_err: 0,
-        byte_len: 0,
-        imm_data: 0,
-        qp_num: 0,
-        src_qp: 0,
-        wc_flags: WcFlags::empty(),
-        pkey_index: 0,
-        slid: 0,
-        sl: 0,
-        dlid_path_bits: 0,
-    };
+    let value = WorkCompletion::default();
     let polls: [fn(&mut Mlx5Cq, WorkCompletion) -> bool; 3] = [
         |cq, _| cq.next_value().is_none(),
         |cq, value| cq.next_values(&mut [value; 4]) == 0,

@@ -45,7 +45,7 @@ impl Mlx5Sq {
         self.payload(&mut writer, request.payload)?;
         let (opcode, imm) = match imm {
             None => (Opcode::SEND, 0),
-            Some(imm) => (Opcode::SEND_IMM, imm),
+            Some(imm) => (Opcode::SEND_IMM, imm.to_be()),
         };
         let head = Head { opcode, imm, flags: request.flags, wr_id: request.wr_id, wr_data: PLAIN };
         self.finish(&writer, &head);

@@ -51,14 +51,14 @@ impl Mlx5Sq {
     ) -> Result<(), PushError> {
         match request.operation {
             Operation::Send => {}
-            Operation::SendImm(imm) => (head.opcode, head.imm) = (Opcode::SEND_IMM, imm),
+            Operation::SendImm(imm) => (head.opcode, head.imm) = (Opcode::SEND_IMM, imm.to_be()),
             Operation::SendInv(rkey) => (head.opcode, head.imm) = (Opcode::SEND_INVAL, rkey.to_be()),
             Operation::Write(remote) => {
                 head.opcode = Opcode::RDMA_WRITE;
                 writer.put(wqe::remote_address(remote));
             }
             Operation::WriteImm(remote, imm) => {
-                (head.opcode, head.imm) = (Opcode::RDMA_WRITE_IMM, imm);
+                (head.opcode, head.imm) = (Opcode::RDMA_WRITE_IMM, imm.to_be());
                 writer.put(wqe::remote_address(remote));
             }
             Operation::Read(remote) => {

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use bareverbs_provider::traits::{Completion, CompletionQueue};
-use bareverbs_provider::work::{Operation, WcStatus};
+use bareverbs_provider::work::{Imm, Operation, WcStatus};
 use bareverbs_uapi::mlx5::CqeCompressionFormats as Formats;
 use bareverbs_uapi::uverbs::types::{QpCap, QpType};
 use proptest::prelude::*;
@@ -60,7 +60,7 @@ proptest! {
                     for (length, imm) in messages.into_iter().take(60usize.saturating_sub(expected.len())) {
                         id += 1;
                         recv(left.rq.as_mut().expect("receives"), id, &[testbed.sge(0, 64)]);
-                        let operation = imm.map_or(Operation::Send, Operation::SendImm);
+                        let operation = imm.map_or(Operation::Send, |imm| Operation::SendImm(Imm(imm)));
                         send(&mut right.sq, &request(0, operation, &[testbed.sge(0x1000, length)]));
                         expected.push_back((id, length, imm));
                     }
@@ -71,7 +71,7 @@ proptest! {
                 Step::Poll(count) => {
                     for _ in 0..count {
                         let Some(completion) = cq.queue.next() else { break };
-                        let completion = (completion.status(), (completion.wr_id(), completion.byte_len(), completion.imm_data()));
+                        let completion = (completion.status(), (completion.wr_id(), completion.byte_len(), completion.imm().map(u32::from)));
                         let (wr_id, length, imm) = expected.pop_front().expect("no more than were sent");
                         prop_assert_eq!(completion, (WcStatus::SUCCESS, (wr_id, length, imm)));
                     }

@@ -2,7 +2,7 @@
 
 use bareverbs_provider::traits::SendQueue;
 use bareverbs_provider::work::{
-    Operation, Payload, PushError, SendFlags, SendRequest, WcFlags, WcOpcode, WcStatus,
+    Imm, Operation, Payload, PushError, SendFlags, SendRequest, WcFlags, WcOpcode, WcStatus,
 };
 use bareverbs_uapi::uverbs::types::QpType;
 use proptest::prelude::*;
@@ -15,7 +15,7 @@ fn send_completes_on_both_sides() {
     let (mut left, mut right, mut cq) = testbed.connected(QpType::RC, &cap(8, 64));
     testbed.write(0, b"hello, peer");
     recv(right.rq.as_mut().expect("receives"), 5, &[testbed.sge(0x1000, 64)]);
-    send(&mut left.sq, &request(4, Operation::SendImm(7u32.to_be()), &[testbed.sge(0, 11)]));
+    send(&mut left.sq, &request(4, Operation::SendImm(Imm(7)), &[testbed.sge(0, 11)]));
     testbed.run();
 
     let done = poll(&mut cq);
@@ -24,7 +24,7 @@ fn send_completes_on_both_sides() {
     assert_eq!((sent.status, sent.opcode, sent.qp_num), (WcStatus::SUCCESS, WcOpcode::SEND, left.number));
     assert_eq!((received.status, received.opcode), (WcStatus::SUCCESS, WcOpcode::RECV));
     assert_eq!((received.byte_len, received.qp_num), (11, right.number));
-    assert_eq!((received.wc_flags, received.imm_data), (WcFlags::WITH_IMM, 7u32.to_be()));
+    assert_eq!((received.wc_flags, received.imm()), (WcFlags::WITH_IMM, Some(Imm(7))));
     assert_eq!(testbed.read(0x1000, 11), b"hello, peer");
 }
 

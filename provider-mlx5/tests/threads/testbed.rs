@@ -17,7 +17,7 @@ use bareverbs_mlx5::{Mlx5Cq, Mlx5Rq, Mlx5Sq, Mlx5Srq};
 use bareverbs_provider::mapping::Mapping;
 use bareverbs_provider::traits::{CompletionQueue, RecvQueue, SendQueue};
 use bareverbs_provider::work::{
-    Operation, Payload, PushError, RecvRequest, Remote, SendFlags, SendRequest, Sge, WcStatus, WorkCompletion,
+    Operation, Payload, PushError, RecvRequest, Remote, SendFlags, SendRequest, Sge, WorkCompletion,
 };
 use bareverbs_uapi::uverbs::types::{QpCap, QpType};
 
@@ -242,7 +242,7 @@ impl Cq {
                 self.queue.release();
             }
             1 => {
-                let mut values = [NO_COMPLETION; 4];
+                let mut values = [WorkCompletion::default(); 4];
                 let taken = self.queue.next_values(&mut values);
                 values[..taken].iter().for_each(each);
             }
@@ -250,22 +250,6 @@ impl Cq {
         }
     }
 }
-
-const NO_COMPLETION: WorkCompletion = WorkCompletion {
-    wr_id: u64::MAX,
-    status: WcStatus::GENERAL_ERR,
-    opcode: bareverbs_provider::work::WcOpcode::SEND,
-    vendor_err: 0,
-    byte_len: 0,
-    imm_data: 0,
-    qp_num: 0,
-    src_qp: 0,
-    wc_flags: bareverbs_provider::work::WcFlags::empty(),
-    pkey_index: 0,
-    slid: 0,
-    sl: 0,
-    dlid_path_bits: 0,
-};
 
 /// Parameters of a QP.
 pub(crate) struct Kind<'a> {

@@ -50,7 +50,7 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
         }
         let (opcode, key_or_imm) = match imm {
             None => (WrOpcode::SEND, 0),
-            Some(imm) => (WrOpcode::SEND_WITH_IMM, imm),
+            Some(imm) => (WrOpcode::SEND_WITH_IMM, imm.to_be()),
         };
         // SAFETY: the form fits into the slot's `wr`, which is aligned to 8. The address vector
         // after the number stays unchanged: the kernel reads it only if the number is 0

@@ -2,7 +2,7 @@
 
 use crate::device::IoctlError;
 use crate::layout::QueueLayout;
-use crate::work::{WcFlags, WcOpcode, WcStatus, WorkCompletion};
+use crate::work::{Imm, WcFlags, WcOpcode, WcStatus, WorkCompletion};
 
 /// A completion queue.
 ///
@@ -129,9 +129,9 @@ pub trait Completion {
     fn qp_num(&self) -> u32;
     /// QPN of the sender; datagrams only.
     fn src_qp(&self) -> u32;
-    /// Immediate data, if the message has any: four bytes in wire order. `u32::from_be` gives the
-    /// number if the sender used `u32::to_be`.
-    fn imm_data(&self) -> Option<u32>;
+    /// Immediate data, if the message has any.
+    #[doc(alias = "imm_data")]
+    fn imm(&self) -> Option<Imm>;
     /// The R_Key that the message invalidated, if any.
     fn invalidated_rkey(&self) -> Option<u32>;
     /// The device's own error code.

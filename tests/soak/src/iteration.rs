@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use bareverbs::{
-    Ah, AhAttr, Buffer, Completion, Context, Cq, CqInit, InitAttr, Mr, Mtu, Mw, MwType, Pd, Qp, QpCap,
-    QpInit, Rc, RtrAttr, RtsAttr, Srq, SrqInit, Uc, UcRtrAttr, Ud, UdInitAttr, WcStatus,
+    AckTimeout, Ah, AhAttr, Buffer, Completion, Context, Cq, CqInit, InitAttr, MinRnrTimer, Mr, Mtu, Mw,
+    MwType, Pd, Qp, QpCap, QpInit, Rc, RetryCount, RnrRetry, RtrAttr, RtsAttr, Srq, SrqInit, Uc, UcRtrAttr,
+    Ud, UdInitAttr, WcStatus,
 };
 pub(crate) use bareverbs_test_support::TIMEOUT;
 
@@ -266,7 +267,7 @@ impl Iteration {
                     rq_psn,
                     path_mtu,
                     max_dest_rd_atomic: 4,
-                    min_rnr_timer: 1,
+                    min_rnr_timer: MinRnrTimer::new(1).unwrap(),
                     ..RtrAttr::new(self.path, peer)
                 };
                 // Without an ACK timeout: no packet is lost, and the kernel's timer may expire
@@ -274,9 +275,13 @@ impl Iteration {
                 // retried waits for itself without limit (`rxe_wqe_is_fenced`).
                 let rts = RtsAttr {
                     sq_psn,
-                    timeout: 0,
-                    retry_cnt: 7,
-                    rnr_retry: if connection.rnr_retry_zero { 0 } else { 7 },
+                    timeout: AckTimeout::new(0).unwrap(),
+                    retry_cnt: RetryCount::new(7).unwrap(),
+                    rnr_retry: if connection.rnr_retry_zero {
+                        RnrRetry::new(0).unwrap()
+                    } else {
+                        RnrRetry::new(7).unwrap()
+                    },
                     max_rd_atomic: 4,
                 };
                 qp.init(&init)?;
@@ -319,7 +324,11 @@ impl Iteration {
         for cq in self.cqs.values_mut() {
             let mut completions = cq.poll();
             while let Some(completion) = completions.next() {
-                seen.push((completion.to_value(), completion.imm_data(), completion.invalidated_rkey()));
+                seen.push((
+                    completion.to_value(),
+                    completion.imm().map(u32::from),
+                    completion.invalidated_rkey(),
+                ));
             }
         }
         let count = seen.len();

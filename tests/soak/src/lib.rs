@@ -11,16 +11,16 @@ pub mod op;
 pub mod random;
 pub mod traffic;
 
-use bareverbs::{AhAttr, Context, InitAttr, Qp, Rc, Result, RtrAttr, RtsAttr};
+use bareverbs::{AckTimeout, AhAttr, Context, InitAttr, MinRnrTimer, Qp, Rc, Result, RtrAttr, RtsAttr};
 
 /// The port of all queue pairs.
 const PORT: u8 = 1;
 
 /// The loopback path of the port.
 fn loopback_path(context: &Context) -> Result<AhAttr> {
-    let gid = context.default_gid(PORT.into())?;
-    let dlid = context.query_port(PORT.into())?.lid;
-    Ok(AhAttr { dlid, ..AhAttr::global(PORT, gid.gid, gid.index as u8) })
+    let gid = context.default_gid(PORT)?;
+    let dlid = context.query_port(PORT)?.lid;
+    Ok(AhAttr { dlid, ..AhAttr::global(PORT, gid.gid, gid.index) })
 }
 
 /// Connects two queue pairs of one port, with unlimited retries and timeouts long enough for a slow
@@ -30,8 +30,11 @@ fn connect(one: &mut Qp<Rc>, other: &mut Qp<Rc>) -> Result<()> {
     for (qp, peer) in [one, other].into_iter().zip(numbers) {
         let address = loopback_path(qp.pd().context())?;
         qp.init(&InitAttr::new(PORT))?;
-        qp.ready_to_receive(&RtrAttr { min_rnr_timer: 1, ..RtrAttr::new(address, peer) })?;
-        qp.ready_to_send(&RtsAttr { timeout: 18, ..RtsAttr::default() })?;
+        qp.ready_to_receive(&RtrAttr {
+            min_rnr_timer: MinRnrTimer::new(1).unwrap(),
+            ..RtrAttr::new(address, peer)
+        })?;
+        qp.ready_to_send(&RtsAttr { timeout: AckTimeout::new(18).unwrap(), ..RtsAttr::default() })?;
     }
     Ok(())
 }

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use bareverbs::{
-    Access, CqInit, InitAttr, MwBind, MwType, Operation, Payload, Pd, Qp, QpInit, QpState, RtrAttr,
-    SendFlags, SendRequest, Sge, Uc, UcOperation, UcRtrAttr, WcStatus, inc_rkey,
+    Access, AckTimeout, CqInit, InitAttr, MinRnrTimer, MwBind, MwType, Operation, Payload, Pd, Qp, QpInit,
+    QpState, RnrRetry, RtrAttr, SendFlags, SendRequest, Sge, Uc, UcOperation, UcRtrAttr, WcStatus, inc_rkey,
 };
 use bareverbs_test_support::device;
 use bareverbs_test_support::loopback::{
@@ -167,14 +167,21 @@ pub fn quirks() -> Result<Quirks> {
 /// timer survived a reset of the queue pair.
 fn timer_outlives_reset(pd: &Pd) -> Result<bool> {
     const HALF_A_SECOND: u8 = 31;
-    let plan = PairPlan { rnr_retry: 7, timeout: 0, ..PairPlan::default() };
+    let plan = PairPlan {
+        rnr_retry: RnrRetry::new(7).unwrap(),
+        timeout: AckTimeout::new(0).unwrap(),
+        ..PairPlan::default()
+    };
     let (mut a, mut b) = (side(pd, plan), side(pd, plan));
     let numbers = (a.qp.qp_num(), b.qp.qp_num());
     let memory = region(pd, &[0; 8], Access::LOCAL_WRITE | Access::REMOTE_WRITE);
     let bytes = Payload::Inline(&[&[1; 8]]);
     let up = |side: &mut Side, peer| {
         side.qp.init(&InitAttr { access: Access::REMOTE_WRITE, ..InitAttr::new(PORT) })?;
-        side.qp.ready_to_receive(&RtrAttr { min_rnr_timer: HALF_A_SECOND, ..side.towards(peer) })?;
+        side.qp.ready_to_receive(&RtrAttr {
+            min_rnr_timer: MinRnrTimer::new(HALF_A_SECOND).unwrap(),
+            ..side.towards(peer)
+        })?;
         side.qp.ready_to_send(&side.sending())
     };
 

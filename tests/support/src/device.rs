@@ -102,8 +102,8 @@ pub fn gid() -> Gid {
 ///
 /// # Panics
 /// If the port has no GID.
-pub fn gid_index() -> u32 {
-    open().default_gid(1).expect("the port has an address").index
+pub fn gid_index() -> u8 {
+    open().default_gid(1).expect("the port has an address").index.into()
 }
 
 /// Whether the port's link layer is InfiniBand.

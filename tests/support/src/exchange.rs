@@ -1,14 +1,15 @@
 //! Two endpoints that exchange messages for many rounds and check the received data.
 
 use bareverbs::{
-    Access, Ah, AhAttr, Buffer, Cq, CqInit, Datagram, GRH_BYTES, Mr, Operation, Payload, Pd, Qp, QpInit,
-    RecvRequest, SendFlags, SendRequest, Sge, Ud, UdInitAttr, WcFlags, WcStatus, WorkCompletion,
+    Access, AckTimeout, Ah, AhAttr, Buffer, Cq, CqInit, Datagram, GRH_BYTES, Imm, Mr, Operation, Payload, Pd,
+    Qp, QpInit, RecvRequest, RnrRetry, SendFlags, SendRequest, Sge, Ud, UdInitAttr, WcFlags, WcStatus,
+    WorkCompletion,
 };
 
 use crate::loopback::{Plan, Side, contents, pair, region, request, take};
 
 /// Immediate data of all messages with immediate data.
-pub const IMM: u32 = 0x8765_4321_u32.to_be();
+pub const IMM: Imm = Imm(0x8765_4321);
 
 /// The Q_Key of all datagrams.
 pub const QKEY: u32 = 0x1357_2468;
@@ -24,7 +25,7 @@ pub struct RcEndpoint {
 /// A plan with timeouts that are long enough for a slow guest. Soft-RoCE miscounts reads and
 /// atomics that are retried.
 pub fn long_timeout_plan() -> Plan {
-    Plan { rnr_retry: 7, timeout: 17, ..Plan::default() }
+    Plan { rnr_retry: RnrRetry::INFINITE, timeout: AckTimeout::new(17).unwrap(), ..Plan::default() }
 }
 
 /// Two endpoints, each with `len` bytes registered with `access`.
@@ -113,7 +114,7 @@ impl UdEndpoint {
         qp.ready_to_receive().expect("RTR");
         qp.ready_to_send(0).expect("RTS");
         let gid = context.default_gid(1).expect("the port has an address");
-        let ah = pd.create_ah(&AhAttr::global(1, gid.gid, gid.index as u8)).expect("an address handle");
+        let ah = pd.create_ah(&AhAttr::global(1, gid.gid, gid.index)).expect("an address handle");
         let memory = region(pd, &vec![0; len.max(1)], access);
         let inbox = region(pd, &vec![0; GRH_BYTES + len], Access::LOCAL_WRITE);
         Self { qp, cq, memory, inbox, ah }
@@ -127,7 +128,7 @@ impl UdEndpoint {
     }
 
     /// Posts `text` to the peer.
-    pub fn post(&mut self, to: &Self, imm: Option<u32>, text: &[u8]) {
+    pub fn post(&mut self, to: &Self, imm: Option<Imm>, text: &[u8]) {
         self.memory.write(0, text).expect("the memory has room");
         let sges = [self.memory.sge(..text.len()).expect("the memory has as many")];
         let operation = Datagram { imm, ..Datagram::new(&self.ah, to.qp.qp_num(), QKEY) };
@@ -156,7 +157,7 @@ impl UdEndpoint {
 
     /// Sends `text` and waits for its arrival.
     #[track_caller]
-    pub fn send_to(&mut self, to: &mut Self, imm: Option<u32>, text: &[u8]) -> WorkCompletion {
+    pub fn send_to(&mut self, to: &mut Self, imm: Option<Imm>, text: &[u8]) -> WorkCompletion {
         to.post_inbox();
         self.post(to, imm, text);
         self.expect_completion(7);

@@ -3,9 +3,9 @@
 use std::time::Instant;
 
 use bareverbs::{
-    Access, AhAttr, Buffer, Cq, CqInit, InitAttr, Mr, Operation, Payload, Pd, PostError, Qp, QpAttr,
-    QpAttrMask, QpCap, QpInit, QpState, QueueMemory, Rc, RecvRequest, RtrAttr, RtsAttr, SendFlags,
-    SendRequest, Sge, WcStatus, WorkCompletion,
+    Access, AckTimeout, AhAttr, Buffer, Cq, CqInit, InitAttr, MinRnrTimer, Mr, Operation, Payload, Pd,
+    PostError, Qp, QpAttr, QpAttrMask, QpCap, QpInit, QpState, QueueMemory, Rc, RecvRequest, RnrRetry,
+    RtrAttr, RtsAttr, SendFlags, SendRequest, Sge, WcStatus, WorkCompletion,
 };
 
 use crate::TIMEOUT;
@@ -19,10 +19,10 @@ pub const ALL_REMOTE: Access =
 pub struct Plan {
     /// The capabilities of the queue pair.
     pub cap: QpCap,
-    /// RNR retries; 7 is unlimited.
-    pub rnr_retry: u8,
-    /// ACK timeout: 4.096 µs × 2^n.
-    pub timeout: u8,
+    /// RNR retries.
+    pub rnr_retry: RnrRetry,
+    /// ACK timeout.
+    pub timeout: AckTimeout,
     /// The remote access rights.
     pub access: Access,
     /// Whether to use scatter to CQE.
@@ -35,7 +35,7 @@ impl Plan {
     /// The default with an ACK timeout of at least 1 s, so that lost packets are retried and late
     /// packets are not.
     pub fn long_timeouts() -> Self {
-        Self { rnr_retry: 7, timeout: 18, ..Self::default() }
+        Self { rnr_retry: RnrRetry::INFINITE, timeout: AckTimeout::new(18).unwrap(), ..Self::default() }
     }
 }
 
@@ -46,8 +46,8 @@ impl Default for Plan {
         let cap = QpCap { max_send_sge: 4, max_recv_sge: 4, max_inline_data: 64, ..QpCap::default() };
         Self {
             cap,
-            rnr_retry: 1,
-            timeout: 14,
+            rnr_retry: RnrRetry::new(1).unwrap(),
+            timeout: AckTimeout::default(),
             access: ALL_REMOTE,
             scatter: false,
             memory: QueueMemory::Ordinary,
@@ -137,8 +137,8 @@ impl Side {
         let context = self.qp.pd().context();
         let gid = context.default_gid(1).expect("the port has an address");
         let dlid = context.query_port(1).expect("the first port").lid;
-        let address = AhAttr { dlid, ..AhAttr::global(1, gid.gid, gid.index as u8) };
-        RtrAttr { max_dest_rd_atomic: 4, min_rnr_timer: 1, ..RtrAttr::new(address, peer) }
+        let address = AhAttr { dlid, ..AhAttr::global(1, gid.gid, gid.index) };
+        RtrAttr { max_dest_rd_atomic: 4, min_rnr_timer: MinRnrTimer::MIN, ..RtrAttr::new(address, peer) }
     }
 
     /// The RTS attributes.

@@ -2,9 +2,10 @@
 
 use anyhow::{Context as _, Result};
 use bareverbs::{
-    Ah, AhAttr, Connected, Cq, Datagram, GRH_BYTES, Gid, GlobalRoute, InitAttr, Mtu, Operation, Payload, Pd,
-    PostError, Qp, QpCap, QpInit, Rc, RecvRequest, Remote, RtrAttr, RtsAttr, SendFlags, SendRequest, Srq,
-    SrqInit, Transport, Uc, UcOperation, UcRtrAttr, Ud, UdInitAttr,
+    AckTimeout, Ah, AhAttr, Connected, Cq, Datagram, GRH_BYTES, Gid, GidIndex, GlobalRoute, InitAttr, Mtu,
+    Operation, Payload, Pd, PostError, Qp, QpCap, QpInit, Rc, RecvRequest, Remote, RetryCount, RnrRetry,
+    RtrAttr, RtsAttr, SendFlags, SendRequest, Srq, SrqInit, Transport, Uc, UcOperation, UcRtrAttr, Ud,
+    UdInitAttr,
 };
 
 use super::state::SEND_ID;
@@ -12,10 +13,10 @@ use crate::cli::pingpong::{Config, Kind};
 
 /// Retries before a message counts as lost. The maximum of 7 is not used: with 7, Soft-RoCE retries
 /// without limit (rxe_comp.c, COMPST_ERROR_RETRY) and never reports a lost peer.
-pub(crate) const RETRY_CNT: u8 = 6;
+pub(crate) const RETRY_CNT: RetryCount = RetryCount::new(6).unwrap();
 /// ACK timeout: 4.096 µs × 2^16, which is 0.27 s. With the 14 of ibv_rc_pingpong, a peer whose
 /// machine pauses for half a second would count as lost.
-pub(crate) const ACK_TIMEOUT: u8 = 16;
+pub(crate) const ACK_TIMEOUT: AckTimeout = AckTimeout::new(16).unwrap();
 /// The Q_Key of ibv_ud_pingpong.
 const QKEY: u32 = 0x1111_1111;
 /// The hop limit of UD packets.
@@ -142,14 +143,13 @@ impl Queues for Reliable {
                 rq_psn: route.remote_psn,
                 path_mtu: route.mtu,
                 max_dest_rd_atomic: 1,
-                min_rnr_timer: 12,
                 ..RtrAttr::new(route.address, route.remote_qpn)
             })?;
             qp.ready_to_send(&RtsAttr {
                 sq_psn: route.local_psn,
                 timeout: ACK_TIMEOUT,
                 retry_cnt: RETRY_CNT,
-                rnr_retry: 7,
+                rnr_retry: RnrRetry::INFINITE,
                 max_rd_atomic: 1,
             })?;
         }
@@ -297,12 +297,12 @@ impl Queues for Datagrams {
 /// The path to a peer's port: by its GID if it has one, else by its LID.
 pub(crate) fn ah_attr(
     (port, sl): (u8, u8),
-    sgid_index: Option<u32>,
+    sgid_index: Option<GidIndex>,
     lid: u16,
     gid: Option<Gid>,
 ) -> Result<AhAttr> {
     let ah_attr = match (sgid_index, gid) {
-        (Some(index), Some(gid)) => AhAttr { dlid: lid, ..AhAttr::global(port, gid, u8::try_from(index)?) },
+        (Some(index), Some(gid)) => AhAttr { dlid: lid, ..AhAttr::global(port, gid, index) },
         _ => AhAttr::local(port, lid),
     };
     Ok(AhAttr { sl, ..ah_attr })

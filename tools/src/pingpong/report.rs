@@ -17,7 +17,7 @@ pub(crate) struct Report {
     pub(crate) side: Side,
     pub(crate) device: String,
     pub(crate) port: u8,
-    pub(crate) gid_index: Option<u32>,
+    pub(crate) gid_index: Option<u8>,
     pub(crate) mtu: u32,
     pub(crate) local: Addresses,
     pub(crate) remote: Addresses,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use bareverbs::{
-    Access, Context, Gid, LinkLayer, Mtu, Payload, PortAttr, RecvRequest, WcStatus, WorkCompletion,
+    Access, Context, Gid, GidIndex, LinkLayer, Mtu, Payload, PortAttr, RecvRequest, WcStatus, WorkCompletion,
 };
 
 use super::check::{Checker, FILL, Scheme};
@@ -58,7 +58,7 @@ pub(crate) struct Endpoint<'a, Q> {
     message: Vec<u8>,
     checker: Option<Checker>,
     link_layer: LinkLayer,
-    gid_index: Option<u32>,
+    gid_index: Option<GidIndex>,
     local: Vec<Record>,
     /// Messages posted and received, by queue pair.
     posted: Vec<u64>,
@@ -133,7 +133,7 @@ impl<'a, Q: Queues> Endpoint<'a, Q> {
         config: Config<'a>,
         context: &Context,
         port: &PortAttr,
-        gid: Option<(u32, Gid)>,
+        gid: Option<(GidIndex, Gid)>,
         stop: &'a Stop,
     ) -> Result<Self> {
         let common = config.common;

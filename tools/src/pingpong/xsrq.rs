@@ -11,7 +11,6 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 
 use anyhow::{Context as _, Result};
-use bareverbs::Gid;
 use serde::Serialize;
 
 use self::endpoint::Endpoint;
@@ -34,7 +33,7 @@ struct Report<'a> {
     side: Side,
     device: &'a str,
     port: u8,
-    gid_index: Option<u32>,
+    gid_index: Option<u8>,
     mtu: u32,
     local: &'a [XrcRecord],
     remote: &'a [XrcRecord],
@@ -51,7 +50,7 @@ pub(super) fn run(options: &XsrqPingpong) -> Result<()> {
     let device = devices::find_or_first(options.ib_dev.as_deref())?;
     let context = device.open()?;
     let attr = context.query_device()?;
-    let port = context.query_port(options.ib_port.into())?;
+    let port = context.query_port(options.ib_port)?;
     DeviceLimits::new(device.name(), &attr, options.ib_port, &port).check_xrc(options)?;
     let gid = select_gid(options.gid_idx, options.ib_port, &context, &port)?;
 
@@ -81,7 +80,7 @@ pub(super) fn run(options: &XsrqPingpong) -> Result<()> {
         side: endpoint.side(),
         device: device.name(),
         port: options.ib_port,
-        gid_index: gid.map(|(index, _): (u32, Gid)| index),
+        gid_index: gid.map(|(index, _)| index.into()),
         mtu: options.mtu.bytes(),
         local: endpoint.local(),
         remote: endpoint.remote(),

@@ -10,7 +10,9 @@ use bareverbs_uapi::write::structs::{ExModifyQp, ModifyQpReq, QueryQpResp};
 pub use bring_up::{InitAttr, RtrAttr, RtsAttr, UcRtrAttr, UdInitAttr};
 pub use path::{AhAttr, GlobalRoute};
 
-use crate::{Access, QpAttrMask, QpState};
+use crate::{Access, PortNum, QpAttrMask, QpState};
+#[cfg(doc)]
+use crate::{AckTimeout, MinRnrTimer, RetryCount, RnrRetry};
 
 /// Depths and widths of the queues of a QP.
 #[doc(alias = "ibv_qp_cap")]
@@ -52,8 +54,9 @@ impl From<types::QpCap> for QpCap {
 /// All attributes of a QP. [`Qp::query`](crate::Qp::query) returns them and
 /// [`Qp::modify`](crate::Qp::modify) takes them.
 ///
-/// Values use the kernel's encoding. [`InitAttr`], [`RtrAttr`] and [`RtsAttr`] document their
-/// meaning.
+/// Values use the kernel's encoding, so that a program can pass values that the kernel must reject.
+/// [`AckTimeout`], [`MinRnrTimer`], [`RetryCount`] and [`RnrRetry`] convert to it by `u8::from`, and
+/// from it by `try_from`. [`InitAttr`], [`RtrAttr`] and [`RtsAttr`] document the meaning.
 #[doc(alias = "ibv_qp_attr")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpAttr {
@@ -93,18 +96,18 @@ pub struct QpAttr {
     pub max_rd_atomic: u8,
     /// Outstanding reads and atomics of the peer, as responder.
     pub max_dest_rd_atomic: u8,
-    /// RNR NAK timer, encoded as for [`RtrAttr::min_rnr_timer`].
+    /// RNR NAK timer, the encoding of [`MinRnrTimer`].
     pub min_rnr_timer: u8,
-    /// Local port, counted from 1.
-    pub port_num: u8,
-    /// Local ACK timeout, encoded as for [`RtsAttr::timeout`].
+    /// Local port.
+    pub port_num: PortNum,
+    /// Local ACK timeout, the encoding of [`AckTimeout`].
     pub timeout: u8,
-    /// Retries after a timeout, 0 to 7.
+    /// Retries after a timeout, the encoding of [`RetryCount`].
     pub retry_cnt: u8,
-    /// RNR retries, 0 to 7; 7 retries for ever.
+    /// RNR retries, the encoding of [`RnrRetry`].
     pub rnr_retry: u8,
     /// Port of the alternate path.
-    pub alt_port_num: u8,
+    pub alt_port_num: PortNum,
     /// Timeout of the alternate path.
     pub alt_timeout: u8,
     /// Packet pacing rate in kbit/s; a query does not report it.
@@ -146,11 +149,11 @@ impl QpAttr {
             max_rd_atomic: resp.max_rd_atomic,
             max_dest_rd_atomic: resp.max_dest_rd_atomic,
             min_rnr_timer: resp.min_rnr_timer.0,
-            port_num: resp.port_num,
+            port_num: PortNum(resp.port_num),
             timeout: resp.timeout,
             retry_cnt: resp.retry_cnt,
             rnr_retry: resp.rnr_retry,
-            alt_port_num: resp.alt_port_num,
+            alt_port_num: PortNum(resp.alt_port_num),
             alt_timeout: resp.alt_timeout,
             rate_limit: 0,
         }
@@ -179,11 +182,11 @@ impl QpAttr {
                 max_rd_atomic: self.max_rd_atomic,
                 max_dest_rd_atomic: self.max_dest_rd_atomic,
                 min_rnr_timer: RnrTimeout(self.min_rnr_timer),
-                port_num: self.port_num,
+                port_num: self.port_num.0,
                 timeout: self.timeout,
                 retry_cnt: self.retry_cnt,
                 rnr_retry: self.rnr_retry,
-                alt_port_num: self.alt_port_num,
+                alt_port_num: self.alt_port_num.0,
                 alt_timeout: self.alt_timeout,
                 ..ModifyQpReq::zeroed()
             },

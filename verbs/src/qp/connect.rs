@@ -3,7 +3,9 @@
 use bareverbs_provider::traits::Provider;
 
 use super::{AhAttr, InitAttr, Qp, Rc, RtrAttr, RtsAttr};
-use crate::{Access, Address, QpState, Result};
+use crate::{
+    Access, AckTimeout, Address, GidIndex, MinRnrTimer, PortNum, QpState, Result, RetryCount, RnrRetry,
+};
 
 /// Most reads and atomics at a time that [`Qp::address`] offers.
 const MAX_RD_ATOMIC: u32 = 16;
@@ -11,10 +13,10 @@ const MAX_RD_ATOMIC: u32 = 16;
 /// Attributes of a connection that an end chooses for itself; see [`Qp::connect`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectAttr {
-    /// Local port, counted from 1.
-    pub port: u8,
+    /// Local port.
+    pub port: PortNum,
     /// Index of the local GID in the port's GID table.
-    pub gid_index: u8,
+    pub gid_index: GidIndex,
     /// Index into the port's P_Key table.
     pub pkey_index: u16,
     /// Remote operations that the QP allows: RDMA reads, writes and atomics.
@@ -26,24 +28,24 @@ pub struct ConnectAttr {
     /// Hop limit: the number of routers that a packet may pass, plus 1.
     pub hop_limit: u8,
     /// RNR NAK timer, as [`RtrAttr::min_rnr_timer`].
-    pub min_rnr_timer: u8,
+    pub min_rnr_timer: MinRnrTimer,
     /// Local ACK timeout, as [`RtsAttr::timeout`].
-    pub timeout: u8,
+    pub timeout: AckTimeout,
     /// Retries after a timeout, as [`RtsAttr::retry_cnt`].
-    pub retry_cnt: u8,
+    pub retry_cnt: RetryCount,
     /// RNR retries, as [`RtsAttr::rnr_retry`].
-    pub rnr_retry: u8,
+    pub rnr_retry: RnrRetry,
 }
 
 impl ConnectAttr {
     /// The port and the GID, no remote access, the defaults of [`RtrAttr::new`] and [`RtsAttr`].
     #[must_use]
-    pub fn new(port: u8, gid_index: u8) -> Self {
+    pub fn new(port: impl Into<PortNum>, gid_index: impl Into<GidIndex>) -> Self {
         let RtsAttr { timeout, retry_cnt, rnr_retry, .. } = RtsAttr::default();
         let RtrAttr { min_rnr_timer, .. } = RtrAttr::new(AhAttr::default(), 0);
         Self {
-            port,
-            gid_index,
+            port: port.into(),
+            gid_index: gid_index.into(),
             pkey_index: 0,
             access: Access::empty(),
             sl: 0,
@@ -64,10 +66,10 @@ impl<P: Provider> Qp<Rc, P> {
     /// # Errors
     /// [`Error::NoPort`](crate::Error::NoPort), [`Error::NoGid`](crate::Error::NoGid),
     /// [`Error::Kernel`](crate::Error::Kernel).
-    pub fn address(&self, port: u8, gid_index: u8) -> Result<Address> {
-        let context = self.pd().context();
-        let attr = context.query_port(port.into())?;
-        let gid = context.gid(port.into(), gid_index.into())?.gid;
+    pub fn address(&self, port: impl Into<PortNum>, gid_index: impl Into<GidIndex>) -> Result<Address> {
+        let (context, port) = (self.pd().context(), port.into());
+        let attr = context.query_port(port)?;
+        let gid = context.gid(port, gid_index)?.gid;
         let limits = context.limits();
         Ok(Address {
             lid: attr.lid,
@@ -92,7 +94,7 @@ impl<P: Provider> Qp<Rc, P> {
     /// let context = Device::first()?.open()?;
     /// let cq = context.create_cq(&CqInit::new(32))?;
     /// let mut qp = context.alloc_pd()?.create_qp::<Rc>(&QpInit::new(&cq, &cq))?;
-    /// let gid_index = context.default_gid(1)?.index as u8;
+    /// let gid_index = context.default_gid(1)?.index;
     /// let local = qp.address(1, gid_index)?;
     /// // Send `local` over a socket, and receive the peer's address.
     /// let remote = exchange(&local).expect("an address");

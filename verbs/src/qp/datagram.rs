@@ -6,7 +6,7 @@ use bareverbs_provider::work;
 use rustix::io::Errno;
 
 use super::{Batch, PostReason, Qp, Ud};
-use crate::{Ah, AnyProvider, Error, Gid, Payload, Result, SendFlags, SendRequest};
+use crate::{Ah, AnyProvider, Error, Gid, Imm, Payload, Result, SendFlags, SendRequest};
 
 /// Bytes before the payload of a datagram in the receive's memory, reserved for the [global route
 /// header](crate::Grh).
@@ -25,8 +25,8 @@ pub struct Datagram<'a, P: Provider = AnyProvider> {
     pub qp_num: u32,
     /// Q_Key of the peer. The receiver drops a datagram with another Q_Key than its own.
     pub qkey: u32,
-    /// Immediate data in the byte order of the wire: pass `number.to_be()`.
-    pub imm: Option<u32>,
+    /// Immediate data.
+    pub imm: Option<Imm>,
 }
 
 impl<P: Provider> Clone for Datagram<'_, P> {
@@ -88,7 +88,7 @@ impl<P: Provider> Qp<Ud, P> {
     /// qp.attach_mcast(group)?;
     /// // A sender to the group need not be attached to it.
     /// let own = pd.context().default_gid(1)?;
-    /// let ah = pd.create_ah(&AhAttr::global(1, group, own.index as u8))?;
+    /// let ah = pd.create_ah(&AhAttr::global(1, group, own.index))?;
     /// let mut batch = qp.start_send();
     /// batch.send_to_inline(1, Datagram::new(&ah, MULTICAST_QP, 0x1234), b"to all", SendFlags::SIGNALED)?;
     /// batch.ring()?;

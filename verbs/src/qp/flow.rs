@@ -13,7 +13,7 @@ use zerocopy::IntoBytes;
 
 #[cfg(doc)]
 use crate::Qp;
-use crate::{Context, Error, MacAddress, Result};
+use crate::{Context, Error, MacAddress, PortNum, Result};
 
 /// Ethernet header fields that a frame must match; `None` matches any value.
 #[doc(alias = "ibv_flow_eth_filter")]
@@ -60,8 +60,8 @@ pub enum UpperMatch {
 #[doc(alias = "ibv_flow_attr")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowRule {
-    /// The port that receives the frames, counted from 1.
-    pub port: u8,
+    /// The port that receives the frames.
+    pub port: PortNum,
     /// Priority. If several rules match, the rule with the lowest number takes the frame.
     pub priority: u16,
     /// Ethernet header to match.
@@ -75,8 +75,8 @@ pub struct FlowRule {
 impl FlowRule {
     /// A rule for this Ethernet header, of priority 0 (the highest).
     #[must_use]
-    pub fn new(port: u8, ethernet: EthernetMatch) -> Self {
-        Self { port, priority: 0, ethernet, ipv4: None, upper: None }
+    pub fn new(port: impl Into<PortNum>, ethernet: EthernetMatch) -> Self {
+        Self { port: port.into(), priority: 0, ethernet, ipv4: None, upper: None }
     }
 
     /// Encodes the flow specs for the kernel, back to back, and counts them.
@@ -165,7 +165,7 @@ impl Flows {
         rule: &FlowRule,
     ) -> Result<FlowId> {
         const VERB: &str = "create_flow";
-        context.check_port(rule.port.into())?;
+        context.check_port(rule.port)?;
         if rule.upper.is_some() && rule.ipv4.is_none() {
             let reason = "matching ports requires an IP header: set `ipv4`, for example to its default";
             return Err(Error::invalid(VERB, reason));
@@ -175,7 +175,7 @@ impl Flows {
             attr_type: FlowAttrType::NORMAL,
             priority: rule.priority,
             num_of_specs,
-            port: rule.port,
+            port: rule.port.0,
             ..FlowAttr::zeroed()
         };
         let flow = command::create_flow(context.file(), qp, flow, &specs).map_err(|refused| {

@@ -11,7 +11,7 @@ use super::{
     AhAttr, Connected, InitAttr, Qp, QpAttr, Rc, RtrAttr, RtsAttr, Transport, Uc, UcRtrAttr, Ud, UdInitAttr,
 };
 use crate::mr_hints::OPTIONAL_ACCESS;
-use crate::{Access, Context, Error, Mtu, QpAttrMask, QpState, Result};
+use crate::{Access, Context, Error, Mtu, PortNum, QpAttrMask, QpState, Result};
 
 /// Access rights that a QP can grant. The others apply to MRs only.
 const QP_ACCESS: Access = Access::LOCAL_WRITE
@@ -91,7 +91,7 @@ pub(super) fn check_peer<P: Provider>(
     dest_qp_num: u32,
     rq_psn: u32,
 ) -> Result<AhAttr> {
-    let port = context.port_for_qp(address.port)?;
+    let port = context.query_port(address.port)?;
     if let Some(grh) = address.grh.filter(|grh| grh.dgid.is_multicast()) {
         let reason = format!("a connected QP cannot use the multicast group {}", grh.dgid);
         return Err(Error::invalid(RTR, reason));
@@ -107,12 +107,12 @@ pub(super) fn check_peer<P: Provider>(
     Ok(path)
 }
 
-fn check_pkey<P: Provider>(context: &Context<P>, port: u8, index: u16) -> Result<()> {
+fn check_pkey<P: Provider>(context: &Context<P>, port: PortNum, index: u16) -> Result<()> {
     // Every port has the first P_Key, so no query is needed.
     if index == 0 {
-        return context.check_port(port.into()).map(drop);
+        return context.check_port(port).map(drop);
     }
-    let length = context.port_for_qp(port)?.pkey_tbl_len;
+    let length = context.query_port(port)?.pkey_tbl_len;
     if index < length {
         return Ok(());
     }
@@ -140,8 +140,7 @@ impl<P: Provider> Qp<Rc, P> {
     /// RTR → RTS. The requester executes sends in RTS.
     ///
     /// # Errors
-    /// - [`Error::Invalid`]: the state is not RTR, the PSN has more than 24 bits, or a timer or
-    ///   retry count is out of range.
+    /// - [`Error::Invalid`]: the state is not RTR, or the PSN has more than 24 bits.
     /// - [`Error::Limit`]: `max_rd_atomic` is above the device's limit.
     /// - [`Error::Kernel`]: the kernel rejects the transition.
     #[doc(alias = "IBV_QPS_RTS")]
@@ -229,13 +228,6 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     pub(super) fn rtr_to_rts_reliable(&mut self, attr: &RtsAttr) -> Result<()> {
         self.check_state(RTS, QpState::RTR)?;
         check_24_bits(RTS, "sq_psn", attr.sq_psn)?;
-        for (what, asked, max) in [
-            ("timeout", attr.timeout, 31),
-            ("retry_cnt", attr.retry_cnt, 7),
-            ("rnr_retry", attr.rnr_retry, 7),
-        ] {
-            check_max(RTS, what, asked, max)?;
-        }
         let max = self.context().limits().max_qp_init_rd_atom;
         Error::check_limit(RTS, "max_rd_atomic", attr.max_rd_atomic.into(), max.into())?;
         let (all, mask) = attr.into();
@@ -371,13 +363,8 @@ impl<T: Transport, P: Provider> Qp<T, P> {
 
 /// Validates the responder attributes of INIT → RTR.
 pub(super) fn check_rtr<P: Provider>(context: &Context<P>, attr: &RtrAttr) -> Result<()> {
-    check_max(RTR, "min_rnr_timer", attr.min_rnr_timer, 31)?;
     let (asked, max) = (attr.max_dest_rd_atomic, context.limits().max_qp_rd_atom);
     Error::check_limit(RTR, "max_dest_rd_atomic", asked.into(), max.into())
-}
-
-pub(super) fn check_max(verb: &'static str, what: &'static str, asked: u8, max: u8) -> Result<()> {
-    if asked <= max { Ok(()) } else { Err(Error::invalid(verb, format!("{what} {asked} is above {max}"))) }
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use super::transport::private::Sealed;
 use super::{Batch, FlowId, FlowRule, PostReason, Qp, QpAttr, Transport};
 #[cfg(doc)]
 use crate::Error;
-use crate::{Frame, Payload, PushError, QpAttrMask, QpState, Result, SendFlags, SendRequest};
+use crate::{Frame, Payload, PortNum, PushError, QpAttrMask, QpState, Result, SendFlags, SendRequest};
 
 /// Raw Ethernet frames that bypass the kernel's network stack. The device sends frames unmodified.
 /// [Flows](FlowRule) steer received frames to the QP. Requires `CAP_NET_RAW`, an Ethernet port, and
@@ -95,10 +95,10 @@ impl<P: Provider> Qp<RawPacket, P> {
     /// - [`Error::Invalid`]: the state is not RESET.
     /// - [`Error::NoPort`]
     /// - [`Error::Kernel`]: the kernel rejects the transition.
-    pub fn init(&mut self, port: u8) -> Result<()> {
+    pub fn init(&mut self, port: impl Into<PortNum>) -> Result<()> {
         self.check_state(INIT, QpState::RESET)?;
-        self.pd().context().check_port(port.into())?;
-        let attr = QpAttr { qp_state: QpState::INIT, port_num: port, ..QpAttr::default() };
+        let port_num = self.pd().context().check_port(port)?;
+        let attr = QpAttr { qp_state: QpState::INIT, port_num, ..QpAttr::default() };
         self.modify_qp(INIT, &attr, QpAttrMask::STATE | QpAttrMask::PORT)
     }
 

@@ -5,7 +5,7 @@ use bareverbs_provider::traits::{Provider, SendQueue};
 use bareverbs_uapi::uverbs::types::QpType;
 
 use super::Datagram;
-use crate::{Operation, PushError, Remote, SendRequest};
+use crate::{Imm, Operation, PushError, Remote, SendRequest};
 
 /// A transport of QPs, as a type. A QP has only the operations of its transport.
 pub trait Transport: private::Sealed + 'static {
@@ -95,11 +95,11 @@ pub enum UcOperation {
     /// Send: consumes a receive of the peer.
     Send,
     /// Send with immediate data.
-    SendImm(u32),
+    SendImm(Imm),
     /// RDMA write to the peer's memory.
     Write(Remote),
     /// RDMA write with immediate data; consumes a receive of the peer.
-    WriteImm(Remote, u32),
+    WriteImm(Remote, Imm),
 }
 
 impl From<UcOperation> for Operation {

@@ -6,13 +6,13 @@ use bareverbs_provider::request::XrcTargetRequest;
 use bareverbs_provider::traits::{Provider, SendQueue};
 use bareverbs_uapi::uverbs::types::QpType;
 
-use super::modify::{INIT, RTR, RTS, check_init, check_max, check_peer, check_rtr};
+use super::modify::{INIT, RTR, RTS, check_init, check_peer, check_rtr};
 use super::state_table::check_24_bits;
 use super::transport::private::Sealed;
 use super::{Batch, InitAttr, PostReason, Qp, QpAttr, RtrAttr, RtsAttr, Transport, UcRtrAttr};
 use crate::{
-    AnyProvider, Error, Operation, Payload, PushError, QpAttrMask, QpState, Result, SendFlags, SendRequest,
-    XrcOperation, Xrcd,
+    AckTimeout, AnyProvider, Error, Operation, Payload, PushError, QpAttrMask, QpState, Result, SendFlags,
+    SendRequest, XrcOperation, Xrcd,
 };
 
 /// The requester of an extended reliable connection (XRC). Each request names the SRQ of the peer
@@ -95,8 +95,7 @@ impl<P: Provider> Qp<XrcSend, P> {
     /// RTR → RTS. The requester executes sends in RTS.
     ///
     /// # Errors
-    /// - [`Error::Invalid`]: the state is not RTR, the PSN has more than 24 bits, or a timer or
-    ///   retry count is out of range.
+    /// - [`Error::Invalid`]: the state is not RTR, or the PSN has more than 24 bits.
     /// - [`Error::Limit`]: `max_rd_atomic` is above the device's limit.
     /// - [`Error::Kernel`]: the kernel rejects the transition.
     pub fn ready_to_send(&mut self, attr: &RtsAttr) -> Result<()> {
@@ -130,13 +129,13 @@ pub struct XrcTargetRtsAttr {
     /// PSN of the first packet sent, 24 bits. An XRC target sends acknowledgements only.
     pub sq_psn: u32,
     /// As [`RtsAttr::timeout`].
-    pub timeout: u8,
+    pub timeout: AckTimeout,
 }
 
 impl Default for XrcTargetRtsAttr {
-    /// Timeout 14 (67 ms), PSN 0.
+    /// The default [`AckTimeout`] (67 ms), PSN 0.
     fn default() -> Self {
-        Self { sq_psn: 0, timeout: 14 }
+        Self { sq_psn: 0, timeout: AckTimeout::default() }
     }
 }
 
@@ -270,9 +269,8 @@ impl<P: Provider> XrcTarget<P> {
     pub fn ready_to_send(&mut self, attr: &XrcTargetRtsAttr) -> Result<()> {
         self.check_state(RTS, QpState::RTR)?;
         check_24_bits(RTS, "sq_psn", attr.sq_psn)?;
-        check_max(RTS, "timeout", attr.timeout, 31)?;
         let XrcTargetRtsAttr { sq_psn, timeout } = *attr;
-        let attr = QpAttr { qp_state: QpState::RTS, sq_psn, timeout, ..QpAttr::default() };
+        let attr = QpAttr { qp_state: QpState::RTS, sq_psn, timeout: timeout.into(), ..QpAttr::default() };
         self.modify_qp(RTS, (attr, QpAttrMask::STATE | QpAttrMask::SQ_PSN | QpAttrMask::TIMEOUT))
     }
 

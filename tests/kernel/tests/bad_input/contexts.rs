@@ -130,7 +130,7 @@ pub(crate) fn ah_of_another_pd_fails_the_send() {
             qp.ready_to_receive().unwrap();
             qp.ready_to_send(0).unwrap();
             let gid = own_context.default_gid(1).unwrap();
-            let way = bareverbs::AhAttr::global(1, gid.gid, gid.index as u8);
+            let way = bareverbs::AhAttr::global(1, gid.gid, gid.index);
             let ah = other.create_ah(&way).unwrap();
             let to = Datagram::new(&ah, qp.qp_num(), 7);
             let mut batch = qp.start_send();

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use bareverbs::{
-    AhAttr, Buffer, Cq, CqInit, Datagram, Error, GRH_BYTES, Grh, InitAttr, Mr, Payload, Pd, PostReason,
+    AhAttr, Buffer, Cq, CqInit, Datagram, Error, GRH_BYTES, Grh, Imm, InitAttr, Mr, Payload, Pd, PostReason,
     PushError, Qp, QpCap, QpInit, QpState, RecvRequest, SendFlags, SendRequest, Transport, Uc, UcOperation,
     UcRtrAttr, Ud, UdInitAttr, WcFlags, WcStatus, WorkCompletion,
 };
@@ -61,7 +61,7 @@ impl<T: Transport> End<T> {
 
 fn here(pd: &Pd) -> AhAttr {
     let gid = pd.context().default_gid(1).unwrap();
-    AhAttr::global(1, gid.gid, gid.index as u8)
+    AhAttr::global(1, gid.gid, gid.index)
 }
 
 fn datagrams(pd: &Pd) -> End<Ud> {
@@ -247,7 +247,9 @@ pub(crate) fn zero_byte_uc_messages_and_writes_arrive() {
         let nowhere = bareverbs::Remote { addr: 0, rkey: 0 };
         let nothing = [memory.sge(..0).unwrap()];
         for payload in [Payload::Sges(&[]), Payload::Sges(&nothing), Payload::Inline(&[])] {
-            for operation in [UcOperation::Send, UcOperation::SendImm(7), UcOperation::WriteImm(nowhere, 7)] {
+            for operation in
+                [UcOperation::Send, UcOperation::SendImm(Imm(7)), UcOperation::WriteImm(nowhere, Imm(7))]
+            {
                 b.recv(2, &memory, 64);
                 send(&mut a, operation, payload);
                 assert_eq!(a.done().wr_id, 1);

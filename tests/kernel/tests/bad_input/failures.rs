@@ -1,8 +1,8 @@
 //! Failing requests: the status on each side, the flushed requests, and recovery.
 
 use bareverbs::{
-    Access, Mr, MwBind, MwType, Operation, Payload, PostReason, PushError, QpState, RecvRequest, Remote,
-    RtsAttr, SendFlags, SendRequest, Sge, WcStatus, wc_status_str,
+    Access, Imm, Mr, MwBind, MwType, Operation, Payload, PostReason, PushError, QpState, RecvRequest, Remote,
+    RetryCount, RnrRetry, RtsAttr, SendFlags, SendRequest, Sge, WcStatus, wc_status_str,
 };
 use bareverbs::{Buffer, InitAttr, Pd};
 use bareverbs_kernel_tests::loopback::{
@@ -156,7 +156,7 @@ pub(crate) fn receive_with_wrong_lkey_fails_on_both_sides() {
 pub(crate) fn rnr_and_missing_peer_exhaust_the_retries() {
     nothing_leaks(|| {
         let pd = domain();
-        let mut fixture = Fixture::new(&pd, Plan { rnr_retry: 1, ..Plan::default() });
+        let mut fixture = Fixture::new(&pd, Plan { rnr_retry: RnrRetry::new(1).unwrap(), ..Plan::default() });
         fixture.fails(hello(1), &[WcStatus::RNR_RETRY_EXC_ERR]);
         fixture.comes_back();
 
@@ -167,7 +167,7 @@ pub(crate) fn rnr_and_missing_peer_exhaust_the_retries() {
         let (rtr, rts) = (fixture.a.towards(gone), fixture.a.sending());
         fixture.a.qp.init(&InitAttr::new(1)).unwrap();
         fixture.a.qp.ready_to_receive(&rtr).unwrap();
-        fixture.a.qp.ready_to_send(&RtsAttr { retry_cnt: 1, ..rts }).unwrap();
+        fixture.a.qp.ready_to_send(&RtsAttr { retry_cnt: RetryCount::new(1).unwrap(), ..rts }).unwrap();
         fixture.fails(hello(1), &[WcStatus::RETRY_EXC_ERR]);
         fixture.comes_back();
     });
@@ -183,7 +183,7 @@ pub(crate) fn each_remote_operation_requires_its_access_flag() {
             let memory = region(&pd, &[2; 64], Access::LOCAL_WRITE | right);
             let remote = memory.remote(0).unwrap();
             let operations = match needed {
-                Access::REMOTE_WRITE => vec![Operation::Write(remote), Operation::WriteImm(remote, 7)],
+                Access::REMOTE_WRITE => vec![Operation::Write(remote), Operation::WriteImm(remote, Imm(7))],
                 Access::REMOTE_READ => vec![Operation::Read(remote)],
                 _ => vec![
                     Operation::FetchAdd { remote, add: 1 },

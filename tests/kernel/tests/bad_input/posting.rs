@@ -2,7 +2,7 @@
 
 use bareverbs::{
     Access, Operation, Payload, PlacementType, PostError, PostReason, PushError, QpCap, QpState, RecvRequest,
-    Remote, SelectivityLevel, SendFlags, SendRequest, Sge, SrqInit, WcStatus,
+    Remote, RnrRetry, SelectivityLevel, SendFlags, SendRequest, Sge, SrqInit, WcStatus,
 };
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, contents, domain, pair, region, request};
@@ -17,7 +17,7 @@ fn hello(wr_id: u64) -> SendRequest<'static> {
 
 /// Messages wait for their receives without limit.
 fn long_timeouts() -> Plan {
-    Plan { rnr_retry: 7, ..Plan::default() }
+    Plan { rnr_retry: RnrRetry::new(7).unwrap(), ..Plan::default() }
 }
 
 fn good(range: impl Iterator<Item = u64>) -> Vec<(u64, WcStatus)> {

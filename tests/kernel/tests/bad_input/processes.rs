@@ -4,7 +4,7 @@ use std::io::{Read, Write, pipe};
 use std::mem::forget;
 
 use bareverbs::owned::Endpoint;
-use bareverbs::{Access, Arm, Buffer, CqInit, Operation, Payload};
+use bareverbs::{Access, Arm, Buffer, CqInit, Operation, Payload, RnrRetry};
 use bareverbs_kernel_tests::child;
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::{held, nothing_leaks};
@@ -17,7 +17,7 @@ fn with_all_objects(then: impl FnOnce()) {
     let channel = pd.context().create_comp_channel().unwrap();
     let mut cq = pd.context().create_cq(&CqInit { channel: Some(&channel), ..CqInit::new(64) }).unwrap();
     cq.arm(Arm::Any).unwrap();
-    let (mut a, mut b) = pair(&pd, Plan { rnr_retry: 7, ..Plan::default() });
+    let (mut a, mut b) = pair(&pd, Plan { rnr_retry: RnrRetry::new(7).unwrap(), ..Plan::default() });
     let memory = region(&pd, &[7; 65536], ALL_REMOTE);
     let sges = [memory.sge(..).unwrap()];
     b.recv_into(0, 2, &sges);

@@ -6,8 +6,9 @@
 use std::time::{Duration, Instant};
 
 use bareverbs::{
-    Access, AhAttr, CqInit, CreateError, Error, Gid, GlobalRoute, Operation, Payload, PostReason, QpAttr,
-    QpAttrMask, QpCap, QpInit, QpState, Rc, Remote, Sge, SrqInit, Transport, Uc, Ud, WcStatus,
+    Access, AhAttr, CqInit, CreateError, Error, Gid, GidIndex, GlobalRoute, Imm, Operation, Payload, PortNum,
+    PostReason, QpAttr, QpAttrMask, QpCap, QpInit, QpState, Rc, Remote, RnrRetry, Sge, SrqInit, Transport,
+    Uc, Ud, WcStatus,
 };
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, Side, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
@@ -48,7 +49,7 @@ fn way(own: Gid) -> impl Strategy<Value = AhAttr> {
     let grh = (gid, byte(), word(), byte(), byte()).prop_map(
         |(dgid, sgid_index, flow_label, hop_limit, traffic_class)| GlobalRoute {
             dgid,
-            sgid_index: sgid_index % 4,
+            sgid_index: GidIndex(sgid_index % 4),
             flow_label,
             hop_limit,
             traffic_class,
@@ -56,7 +57,7 @@ fn way(own: Gid) -> impl Strategy<Value = AhAttr> {
     );
     (select(vec![1, 1, 1, 0, 2]), any::<u16>(), byte(), byte(), proptest::option::weighted(0.8, grh))
         .prop_map(|(port, dlid, sl, static_rate, grh)| AhAttr {
-            port,
+            port: PortNum(port),
             dlid,
             sl,
             src_path_bits: 0,
@@ -83,11 +84,11 @@ fn attributes(own: Gid) -> impl Strategy<Value = QpAttr> {
             max_rd_atomic: bytes[2],
             max_dest_rd_atomic: bytes[3],
             min_rnr_timer: bytes[4],
-            port_num: bytes[5] % 3,
+            port_num: PortNum(bytes[5] % 3),
             timeout: bytes[6],
             retry_cnt: bytes[7],
             rnr_retry: bytes[8],
-            alt_port_num: bytes[9],
+            alt_port_num: PortNum(bytes[9]),
             alt_timeout: bytes[10],
             en_sqd_async_notify: bytes[11] % 2 == 0,
             ah_attr,
@@ -209,10 +210,10 @@ fn operation(draft: &Draft, remote: Remote) -> Operation {
     let number = draft.number;
     match draft.operation {
         0 | 1 => Operation::Send,
-        2 => Operation::SendImm(number as u32),
+        2 => Operation::SendImm(Imm(number as u32)),
         3 => Operation::SendInv(number as u32),
         4 => Operation::Write(remote),
-        5 => Operation::WriteImm(remote, number as u32),
+        5 => Operation::WriteImm(remote, Imm(number as u32)),
         6 | 7 => Operation::Read(remote),
         8 => Operation::CmpSwp { remote, compare: 0, swap: number },
         9 => Operation::FetchAdd { remote, add: number },
@@ -236,7 +237,10 @@ pub(crate) fn random_requests_are_rejected_or_complete() {
         let own = region(&pd, &[1; 64], Access::LOCAL_WRITE);
         let open = region(&pd, &[2; 64], ALL_REMOTE);
         let closed = region(&pd, &[3; 64], Access::empty());
-        let sides = std::cell::RefCell::new(pair(&pd, Plan { rnr_retry: 1, ..Plan::default() }));
+        let sides = std::cell::RefCell::new(pair(
+            &pd,
+            Plan { rnr_retry: RnrRetry::new(1).unwrap(), ..Plan::default() },
+        ));
         let outcome = runner(200).run(&draft(), |draft| {
             let (a, b) = &mut *sides.borrow_mut();
             let sges: Vec<Sge> = draft

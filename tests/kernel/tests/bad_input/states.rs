@@ -1,8 +1,8 @@
 //! Invalid state transitions, errors, and recovery.
 
 use bareverbs::{
-    Access, Error, InitAttr, Operation, Payload, PostError, PostReason, QpState, RecvRequest, RtsAttr,
-    SendRequest, WcStatus, WorkCompletion,
+    Access, Error, InitAttr, Operation, Payload, PortNum, PostError, PostReason, QpState, RecvRequest,
+    RnrRetry, RtsAttr, SendRequest, WcStatus, WorkCompletion,
 };
 use bareverbs_kernel_tests::loopback::{Plan, Side, contents, domain, pair, region, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
@@ -13,7 +13,7 @@ fn hello(wr_id: u64) -> SendRequest<'static> {
 
 /// RNR retries are unlimited.
 fn long_timeouts() -> Plan {
-    Plan { rnr_retry: 7, ..Plan::default() }
+    Plan { rnr_retry: RnrRetry::new(7).unwrap(), ..Plan::default() }
 }
 
 fn is_in(side: &Side, state: QpState) {
@@ -206,7 +206,7 @@ pub(crate) fn qp_in_err_can_be_queried_and_flushes_new_sends() {
         assert_eq!(a.ends(2), [(1, WcStatus::RNR_RETRY_EXC_ERR), (2, WcStatus::WR_FLUSH_ERR)]);
         let (attr, init) = a.qp.query().unwrap();
         assert_eq!(attr.qp_state, QpState::ERR);
-        assert_eq!((attr.dest_qp_num, attr.port_num), (b.qp.qp_num(), 1));
+        assert_eq!((attr.dest_qp_num, attr.port_num), (b.qp.qp_num(), PortNum(1)));
         assert!(init.cap.max_send_wr >= 16 && init.cap.max_recv_wr >= 16);
         for round in 0..10 {
             a.send(&[hello(round), hello(round + 100)]).unwrap();

@@ -1,6 +1,6 @@
 //! Messages of 0 bytes, and SGEs of 0 bytes, over RC.
 
-use bareverbs::{Operation, Payload, RecvRequest, Remote, Sge, WcOpcode, WcStatus};
+use bareverbs::{Imm, Operation, Payload, RecvRequest, Remote, Sge, WcOpcode, WcStatus};
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, contents, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 
@@ -25,8 +25,8 @@ pub(crate) fn every_operation_accepts_zero_bytes() {
             let (mut a, mut b) = pair(&pd, Plan::default());
             for (operation, received) in [
                 (Operation::Send, Some(WcOpcode::RECV)),
-                (Operation::SendImm(9), Some(WcOpcode::RECV)),
-                (Operation::WriteImm(nowhere, 9), Some(WcOpcode::RECV_RDMA_WITH_IMM)),
+                (Operation::SendImm(Imm(9)), Some(WcOpcode::RECV)),
+                (Operation::WriteImm(nowhere, Imm(9)), Some(WcOpcode::RECV_RDMA_WITH_IMM)),
                 (Operation::Write(nowhere), None),
                 (Operation::Read(nowhere), None),
             ] {
@@ -79,7 +79,7 @@ pub(crate) fn zero_length_receives_accept_only_empty_messages() {
         let (mut a, mut b) = pair(&pd, Plan::default());
         // A write with immediate data uses a receive of any length.
         b.recv_into(2, 1, &[]);
-        let write = Operation::WriteImm(to.remote(0).unwrap(), 7);
+        let write = Operation::WriteImm(to.remote(0).unwrap(), Imm(7));
         a.send(&[request(1, write, Payload::Inline(&[b"into memory"]))]).unwrap();
         assert_eq!(a.ends(1), [(1, WcStatus::SUCCESS)]);
         let reported = b.completions(1)[0];

@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::Instant;
 
-use bareverbs::{AsyncEvent, CqInit, EventType, Operation, Payload, PortState, QpInit, Rc};
+use bareverbs::{AsyncEvent, CqInit, EventType, Operation, Payload, PortNum, PortState, QpInit, Rc};
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::device::{self, netdev};
 use bareverbs_kernel_tests::loopback::{Plan, domain, open, request, side};
@@ -42,11 +42,11 @@ pub(crate) fn port_state_changes_raise_events() {
     let of_port = |wanted| move |event: &AsyncEvent| matches!(event, AsyncEvent::Port { event, .. } if *event == wanted);
     ip(&["link", "set", "dev", &device, "down"]);
     let down = event(&context, of_port(EventType::PORT_ERR));
-    assert_eq!(down, AsyncEvent::Port { event: EventType::PORT_ERR, port: 1 });
+    assert_eq!(down, AsyncEvent::Port { event: EventType::PORT_ERR, port: PortNum(1) });
     assert_ne!(context.query_port(1).unwrap().state, PortState::ACTIVE);
     ip(&["link", "set", "dev", &device, "up"]);
     let up = event(&context, of_port(EventType::PORT_ACTIVE));
-    assert_eq!(up, AsyncEvent::Port { event: EventType::PORT_ACTIVE, port: 1 });
+    assert_eq!(up, AsyncEvent::Port { event: EventType::PORT_ACTIVE, port: PortNum(1) });
     assert_eq!(context.query_port(1).unwrap().state, PortState::ACTIVE);
     // Later tests need the address at the same index.
     let begin = Instant::now();
@@ -61,7 +61,7 @@ pub(crate) fn new_ip_address_raises_gid_change() {
     let before = context.gid_table().unwrap().len();
     ip(&["address", "add", "10.77.0.1/24", "dev", &device]);
     let change = event(&context, |event| event.event() == EventType::GID_CHANGE);
-    assert_eq!(change, AsyncEvent::Port { event: EventType::GID_CHANGE, port: 1 });
+    assert_eq!(change, AsyncEvent::Port { event: EventType::GID_CHANGE, port: PortNum(1) });
     let begin = Instant::now();
     while context.gid_table().unwrap().len() <= before {
         assert!(begin.elapsed() < TIMEOUT, "the table did not grow");

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use bareverbs::{
     Access, AsyncEvent, CqInit, EventType, Operation, Payload, PostReason, PushError, Qp, QpCap, QpInit,
-    QpState, Rc, SendFlags, SendRequest, WcOpcode, WcStatus,
+    QpState, Rc, RnrRetry, SendFlags, SendRequest, WcOpcode, WcStatus,
 };
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::device;
@@ -50,7 +50,7 @@ pub(crate) fn sqd_completes_started_sends_and_holds_the_rest() {
 pub(crate) fn err_state_flushes_earlier_and_later_posts() {
     nothing_leaks(|| {
         let pd = domain();
-        let (mut a, _b) = pair(&pd, Plan { rnr_retry: 7, ..Plan::default() });
+        let (mut a, _b) = pair(&pd, Plan { rnr_retry: RnrRetry::new(7).unwrap(), ..Plan::default() });
         a.recv_into(100, 3, &[]);
         // The peer has no receives, so they stay outstanding.
         let send = |wr_id| SendRequest {
@@ -130,7 +130,7 @@ pub(crate) fn query_qp_reports_every_state() {
         let attr = reported(&a.qp, QpState::RTS);
         assert_eq!(
             (attr.timeout, attr.retry_cnt, attr.rnr_retry),
-            (rts.timeout, rts.retry_cnt, rts.rnr_retry)
+            (rts.timeout.into(), rts.retry_cnt.into(), rts.rnr_retry.into())
         );
         if device::sqd().is_ok() {
             a.qp.drain().unwrap();
@@ -148,7 +148,8 @@ pub(crate) fn reset_with_outstanding_sends_discards_them() {
         let pd = domain();
         // RNR retries are unlimited. The peer grants no remote access, so a stray write
         // would put it into ERR.
-        let plan = Plan { rnr_retry: 7, access: Access::LOCAL_WRITE, ..plan_with_depth(3) };
+        let plan =
+            Plan { rnr_retry: RnrRetry::new(7).unwrap(), access: Access::LOCAL_WRITE, ..plan_with_depth(3) };
         let (mut a, mut b) = (side(&pd, plan), side(&pd, plan));
         let capacity = a.qp.split().0.capacity();
         for under_way in (0..=capacity).chain([capacity, 1]) {

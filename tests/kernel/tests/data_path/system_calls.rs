@@ -5,7 +5,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
 use bareverbs::{
-    Access, Arm, CqInit, Operation, Payload, QpCap, RecvRequest, SendFlags, SendRequest, WcStatus,
+    Access, Arm, CqInit, Imm, Operation, Payload, QpCap, RecvRequest, SendFlags, SendRequest, WcStatus,
     WorkCompletion,
 };
 use bareverbs_kernel_tests::device;
@@ -178,7 +178,7 @@ pub(crate) fn device_file_is_used_by_ioctl_and_mmap_only() {
             b.recv_into(0, 1, &[memory.sge(..).unwrap()]);
             a.send(&[SendRequest {
                 flags: SendFlags::SIGNALED | SendFlags::SOLICITED,
-                ..request(0, Operation::SendImm(7), Payload::Inline(&[b"hello"]))
+                ..request(0, Operation::SendImm(Imm(7)), Payload::Inline(&[b"hello"]))
             }])
             .unwrap();
             assert_eq!((a.ends(1).len(), b.ends(1).len()), (1, 1));

@@ -29,7 +29,7 @@ fn link_local_of(interface: &str) -> Ipv6Addr {
 }
 
 fn resolve(context: &Context, from: &GidEntry, to: Gid) -> bareverbs::Result<EthernetAddress> {
-    context.resolve_ethernet(&AhAttr::global(1, to, from.index as u8), Duration::from_secs(10))
+    context.resolve_ethernet(&AhAttr::global(1, to, from.index), Duration::from_secs(10))
 }
 
 #[track_caller]
@@ -89,12 +89,12 @@ pub(crate) fn multicast_and_roce_v1_macs_are_derived() {
 pub(crate) fn silent_neighbour_has_no_address() {
     let context = open();
     let from = context.default_gid(1).unwrap();
-    let absent = AhAttr::global(1, Ipv4Addr::new(10, 1, 0, 222).into(), from.index as u8);
+    let absent = AhAttr::global(1, Ipv4Addr::new(10, 1, 0, 222).into(), from.index);
     let error = context.resolve_ethernet(&absent, Duration::from_millis(50)).unwrap_err();
     assert_eq!(error.errno(), Some(Errno::HOSTUNREACH), "{error}");
     assert!(error.to_string().contains("10.1.0.222"), "{error}");
 
-    let elsewhere = AhAttr::global(1, Ipv4Addr::new(203, 0, 113, 1).into(), from.index as u8);
+    let elsewhere = AhAttr::global(1, Ipv4Addr::new(203, 0, 113, 1).into(), from.index);
     let error = context.resolve_ethernet(&elsewhere, TIMEOUT).unwrap_err();
     assert!(error.to_string().contains("203.0.113.1"), "{error}");
 

@@ -24,7 +24,7 @@ pub(crate) fn rc_messages_in_both_directions() {
         });
         exchange_rounds(&mut both, ROUNDS, LEN, |from, to, text| {
             let received = from.send_to(to, Operation::SendImm(IMM), text);
-            assert_eq!((received.opcode, received.imm_data), (WcOpcode::RECV, IMM));
+            assert_eq!((received.opcode, received.imm()), (WcOpcode::RECV, Some(IMM)));
             assert!(received.wc_flags.contains(WcFlags::WITH_IMM));
         });
     });
@@ -39,7 +39,7 @@ pub(crate) fn datagrams_in_both_directions() {
         exchange_rounds(&mut both, ROUNDS, LEN, |from, to, text| {
             let received = from.send_to(to, Some(IMM), text);
             assert!(received.wc_flags.contains(WcFlags::WITH_IMM));
-            assert_eq!(received.imm_data, IMM);
+            assert_eq!(received.imm(), Some(IMM));
         });
     });
 }
@@ -50,7 +50,7 @@ pub(crate) fn writes_with_immediate_in_both_directions() {
         exchange_rounds(&mut both, ROUNDS, LEN, |from, to, text| {
             let operation = Operation::WriteImm(to.memory.remote(0).unwrap(), IMM);
             let received = from.send_to(to, operation, text);
-            assert_eq!((received.opcode, received.imm_data), (WcOpcode::RECV_RDMA_WITH_IMM, IMM));
+            assert_eq!((received.opcode, received.imm()), (WcOpcode::RECV_RDMA_WITH_IMM, Some(IMM)));
         });
     });
 }

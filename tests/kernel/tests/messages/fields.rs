@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use bareverbs::{Access, Completion, Cq, LinkLayer, Operation, Payload, WcOpcode, WcStatus};
+use bareverbs::{Access, Completion, Cq, Imm, LinkLayer, Operation, Payload, WcOpcode, WcStatus};
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::exchange::{IMM, exchange_rounds, rc_endpoints, ud_endpoints};
@@ -21,7 +21,7 @@ struct Read {
     byte_len: u32,
     qp_num: u32,
     src_qp: u32,
-    imm_data: Option<u32>,
+    imm: Option<Imm>,
     invalidated_rkey: Option<u32>,
     vendor_err: u32,
 }
@@ -40,7 +40,7 @@ fn next(cq: &mut Cq) -> Read {
                 byte_len: it.byte_len(),
                 qp_num: it.qp_num(),
                 src_qp: it.src_qp(),
-                imm_data: it.imm_data(),
+                imm: it.imm(),
                 invalidated_rkey: it.invalidated_rkey(),
                 vendor_err: it.vendor_err(),
             };
@@ -71,11 +71,11 @@ pub(crate) fn completion_fields_match_the_message() {
             from.side.send(&[request(7, Operation::SendImm(IMM), Payload::Sges(&elements))]).unwrap();
             let sent = next(&mut from.side.cq);
             assert_eq!((sent.wr_id, sent.status, sent.opcode), (7, WcStatus::SUCCESS, WcOpcode::SEND));
-            assert_eq!((sent.qp_num, sent.imm_data), (from.side.qp.qp_num(), None));
+            assert_eq!((sent.qp_num, sent.imm), (from.side.qp.qp_num(), None));
             let received = next(&mut to.side.cq);
             assert_eq!((received.wr_id, received.status), (8, WcStatus::SUCCESS));
             assert_eq!((received.opcode, received.byte_len), (WcOpcode::RECV, LEN as u32));
-            assert_eq!((received.qp_num, received.imm_data), (to.side.qp.qp_num(), Some(IMM)));
+            assert_eq!((received.qp_num, received.imm), (to.side.qp.qp_num(), Some(IMM)));
             assert_eq!((received.invalidated_rkey, received.vendor_err), (None, 0));
             assert!(to.bytes(LEN) == text);
         });
@@ -97,7 +97,7 @@ pub(crate) fn datagram_completion_fields_match_the_message() {
                 (WcOpcode::RECV, LEN + bareverbs::GRH_BYTES)
             );
             assert_eq!((received.src_qp, received.qp_num), (from.qp.qp_num(), to.qp.qp_num()));
-            assert_eq!((received.imm_data, received.invalidated_rkey), (None, None));
+            assert_eq!((received.imm, received.invalidated_rkey), (None, None));
         });
     });
 }

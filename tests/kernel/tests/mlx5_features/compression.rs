@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use bareverbs::{
-    Access, Completion, CqInit, Error, Operation, Payload, QpCap, QpInit, Rc, RecvRequest, Sge, WcStatus,
+    Access, Completion, CqInit, Error, Imm, Operation, Payload, QpCap, QpInit, Rc, RecvRequest, Sge, WcStatus,
 };
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::device;
@@ -36,7 +36,8 @@ pub(crate) fn compressed_cqes_equal_uncompressed_ones() {
                 .iter()
                 .zip(ids.clone())
                 .map(|(list, id)| {
-                    let operation = if id % 7 == 0 { Operation::SendImm(id as u32) } else { Operation::Send };
+                    let operation =
+                        if id % 7 == 0 { Operation::SendImm(Imm(id as u32)) } else { Operation::Send };
                     request(id, operation, Payload::Sges(list))
                 })
                 .collect();
@@ -50,7 +51,7 @@ pub(crate) fn compressed_cqes_equal_uncompressed_ones() {
                 while let Some(done) = completions.next() {
                     assert_eq!((done.wr_id(), done.status()), (next, WcStatus::SUCCESS));
                     assert_eq!(done.byte_len(), 1 + next as u32 % 64);
-                    assert_eq!(done.imm_data(), (next % 7 == 0).then_some(next as u32));
+                    assert_eq!(done.imm(), (next % 7 == 0).then_some(Imm(next as u32)));
                     next += 1;
                 }
             }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use bareverbs::{
     Access, Buffer, Cq, CqInit, Error, EthernetMatch, FlowRule, Frame, Ipv4Match, MacAddress, Mr, Payload,
-    Pd, PortMatch, Qp, QpCap, QpInit, QpState, RawPacket, RecvRequest, SendFlags, SendRequest, UpperMatch,
-    WcOpcode, WcStatus, WorkCompletion,
+    Pd, PortMatch, PortNum, Qp, QpCap, QpInit, QpState, RawPacket, RecvRequest, SendFlags, SendRequest,
+    UpperMatch, WcOpcode, WcStatus, WorkCompletion,
 };
 use bareverbs_kernel_tests::child::{self, drop_privileges};
 use bareverbs_kernel_tests::loopback::{contents, domain, region, take};
@@ -228,7 +228,7 @@ pub(crate) fn invalid_flow_rules_are_rejected() {
         let upper = Some(UpperMatch::Tcp(PortMatch::default()));
         let refused = side.qp.create_flow(&FlowRule { upper, ..to_bob() }).unwrap_err();
         assert!(refused.to_string().contains("set `ipv4`"), "{refused}");
-        let refused = side.qp.create_flow(&FlowRule { port: 9, ..to_bob() }).unwrap_err();
+        let refused = side.qp.create_flow(&FlowRule { port: PortNum(9), ..to_bob() }).unwrap_err();
         assert!(matches!(refused, Error::NoPort { .. }), "{refused}");
         // The highest priority number of mlx5_ib is `MLX5_IB_FLOW_LAST_PRIO`, 8.
         let refused = side.qp.create_flow(&FlowRule { priority: u16::MAX, ..to_bob() }).unwrap_err();

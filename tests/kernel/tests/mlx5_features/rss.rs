@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use bareverbs::{
     Access, Buffer, Cq, CqInit, DeviceCapFlags, Error, HashFields, HashFunctions, IndirectionTable, Mr,
-    ObjectClass, Pd, PostReason, QueueMemory, RawPacketCaps, RecvRequest, Result, RssHash, RssInit, RssQp,
-    Sge, TOEPLITZ_KEY, WcOpcode, WcStatus, WorkCompletion, Wq, WqFlags, WqInit, WqState,
+    ObjectClass, Pd, PortNum, PostReason, QueueMemory, RawPacketCaps, RecvRequest, Result, RssHash, RssInit,
+    RssQp, Sge, TOEPLITZ_KEY, WcOpcode, WcStatus, WorkCompletion, Wq, WqFlags, WqInit, WqState,
 };
 use bareverbs_kernel_tests::child::{self, drop_privileges};
 use bareverbs_kernel_tests::loopback::{contents, domain, region, take};
@@ -479,7 +479,7 @@ pub(crate) fn rss_invalid_arguments_are_rejected() {
         let refused = spread(&other, &table, OF_IPV4).map(drop).unwrap_err();
         assert!(refused.to_string().contains("belongs to another context"), "{refused}");
         let mut qp = spread(&pd, &table, OF_IPV4).unwrap();
-        let refused = qp.create_flow(&bareverbs::FlowRule { port: 9, ..to_bob() }).unwrap_err();
+        let refused = qp.create_flow(&bareverbs::FlowRule { port: PortNum(9), ..to_bob() }).unwrap_err();
         assert!(matches!(refused, Error::NoPort { .. }), "{refused}");
         drop((qp, table));
         assert_eq!(held(), (2, 0, 0), "of what was refused nothing is left");

@@ -4,10 +4,11 @@ use std::fs::File;
 use std::os::fd::AsFd;
 
 use bareverbs::{
-    Access, AhAttr, AsyncEvent, Buffer, Context, Cq, CqInit, Error, InitAttr, Mr, MwBind, MwType, Operation,
-    Payload, Pd, PostReason, PushError, Qp, QpCap, QpInit, QpState, RecvRequest, RtrAttr, RtsAttr, SendFlags,
-    SendRequest, Srq, SrqInit, UcRtrAttr, WcFlags, WcOpcode, WcStatus, XrcOperation, XrcSend, XrcSrq,
-    XrcSrqInit, XrcTarget, XrcTargetRtsAttr, Xrcd, XrcdShare,
+    Access, AckTimeout, AhAttr, AsyncEvent, Buffer, Context, Cq, CqInit, Error, Imm, InitAttr, MinRnrTimer,
+    Mr, MwBind, MwType, Operation, Payload, Pd, PostReason, PushError, Qp, QpCap, QpInit, QpState,
+    RecvRequest, RnrRetry, RtrAttr, RtsAttr, SendFlags, SendRequest, Srq, SrqInit, UcRtrAttr, WcFlags,
+    WcOpcode, WcStatus, XrcOperation, XrcSend, XrcSrq, XrcSrqInit, XrcTarget, XrcTargetRtsAttr, Xrcd,
+    XrcdShare,
 };
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, contents, domain, region, take};
@@ -21,7 +22,7 @@ const CAP: QpCap =
 fn here(context: &Context) -> AhAttr {
     let gid = context.default_gid(1).unwrap();
     let dlid = context.query_port(1).unwrap().lid;
-    AhAttr { dlid, ..AhAttr::global(1, gid.gid, gid.index as u8) }
+    AhAttr { dlid, ..AhAttr::global(1, gid.gid, gid.index) }
 }
 
 /// An XRC initiator in `pd`, connected to a new target in the XRC domain.
@@ -32,12 +33,21 @@ fn connection(pd: &Pd, cq: &Cq, xrcd: &Xrcd) -> (Qp<XrcSend>, XrcTarget) {
     let way = here(pd.context());
     let init = InitAttr { access: ALL_REMOTE, ..InitAttr::new(1) };
     target.init(&init).unwrap();
-    let rtr = RtrAttr { max_dest_rd_atomic: 4, min_rnr_timer: 1, ..RtrAttr::new(way, sender.qp_num()) };
+    let rtr = RtrAttr {
+        max_dest_rd_atomic: 4,
+        min_rnr_timer: MinRnrTimer::new(1).unwrap(),
+        ..RtrAttr::new(way, sender.qp_num())
+    };
     target.ready_to_receive(&rtr).unwrap();
     target.ready_to_send(&XrcTargetRtsAttr::default()).unwrap();
     sender.init(&InitAttr::new(1)).unwrap();
     sender.ready_to_receive(&UcRtrAttr::new(way, target.qp_num())).unwrap();
-    let rts = RtsAttr { timeout: 16, rnr_retry: 1, max_rd_atomic: 4, ..RtsAttr::default() };
+    let rts = RtsAttr {
+        timeout: AckTimeout::new(16).unwrap(),
+        rnr_retry: RnrRetry::new(1).unwrap(),
+        max_rd_atomic: 4,
+        ..RtsAttr::default()
+    };
     sender.ready_to_send(&rts).unwrap();
     (sender, target)
 }
@@ -123,9 +133,9 @@ pub(crate) fn xrc_carries_every_rc_operation() {
         let remote = theirs.remote(64).unwrap();
         let sges = [ours.sge(..8).unwrap(), ours.sge(16..24).unwrap()];
         for (operation, elements, expected) in [
-            (Operation::SendImm(0x0102_0304), 2, WcOpcode::SEND),
+            (Operation::SendImm(Imm(0x0102_0304)), 2, WcOpcode::SEND),
             (Operation::Write(remote), 2, WcOpcode::RDMA_WRITE),
-            (Operation::WriteImm(remote, 0x0506_0708), 1, WcOpcode::RDMA_WRITE),
+            (Operation::WriteImm(remote, Imm(0x0506_0708)), 1, WcOpcode::RDMA_WRITE),
             (Operation::FetchAdd { remote, add: 2 }, 1, WcOpcode::FETCH_ADD),
             (Operation::CmpSwp { remote, compare: 0, swap: 1 }, 1, WcOpcode::COMP_SWAP),
             (Operation::Read(remote), 1, WcOpcode::RDMA_READ),
@@ -146,9 +156,12 @@ pub(crate) fn xrc_carries_every_rc_operation() {
             );
         }
         let took = take(&mut inbox.cq, 2);
-        let of = |index: usize| (took[index].opcode, took[index].wc_flags, took[index].imm_data);
-        assert_eq!(of(0), (WcOpcode::RECV, took[0].wc_flags | WcFlags::WITH_IMM, 0x0102_0304));
-        assert_eq!(of(1), (WcOpcode::RECV_RDMA_WITH_IMM, took[1].wc_flags | WcFlags::WITH_IMM, 0x0506_0708));
+        let of = |index: usize| (took[index].opcode, took[index].wc_flags, took[index].imm());
+        assert_eq!(of(0), (WcOpcode::RECV, took[0].wc_flags | WcFlags::WITH_IMM, Some(Imm(0x0102_0304))));
+        assert_eq!(
+            of(1),
+            (WcOpcode::RECV_RDMA_WITH_IMM, took[1].wc_flags | WcFlags::WITH_IMM, Some(Imm(0x0506_0708)))
+        );
         assert_eq!(contents(&inbox.memory)[..17], [&[5; 16][..], &[0]].concat());
         let sum = 0x0505_0505_0505_0505u64 + 2;
         assert_eq!(contents(&theirs)[64..88], [&sum.to_ne_bytes()[..], &[5; 8], &[0; 8]].concat());

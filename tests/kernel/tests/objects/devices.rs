@@ -1,6 +1,6 @@
 //! Attributes of a device and its ports.
 
-use bareverbs::{Error, Guid};
+use bareverbs::{Error, Guid, PortNum};
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::open;
 
@@ -40,5 +40,5 @@ pub(crate) fn get_pkey_index_finds_the_default_pkey() {
         context.pkey_index(1, 0x8001).unwrap_err().to_string(),
         "get_pkey_index: port 1 has no P_Key 0x8001; its P_Keys are 0xffff"
     );
-    assert!(matches!(context.pkey_index(2, pkey), Err(Error::NoPort { port: 2, .. })));
+    assert!(matches!(context.pkey_index(2, pkey), Err(Error::NoPort { port: PortNum(2), .. })));
 }

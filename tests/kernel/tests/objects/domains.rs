@@ -30,7 +30,7 @@ pub(crate) fn ah_is_created_and_destroyed() {
         let pd = domain();
         let context = pd.context();
         for gid in context.gid_table().unwrap() {
-            let attr = AhAttr::global(1, gid.gid, gid.index as u8);
+            let attr = AhAttr::global(1, gid.gid, gid.index);
             let ah = pd.create_ah(&attr).unwrap();
             assert_eq!(ah.attr(), &attr);
             assert_eq!(context.object_count(ObjectClass::AH).unwrap(), 1);

@@ -1,7 +1,7 @@
 //! The operations.
 
 use bareverbs_provider::traits::CompletionQueue;
-use bareverbs_provider::work::{Operation, Payload, WcOpcode};
+use bareverbs_provider::work::{Imm, Operation, Payload, WcOpcode};
 use bareverbs_uapi::uverbs::types::QpCap;
 
 use crate::host::Memory;
@@ -22,11 +22,11 @@ pub(crate) fn every_operation_moves_its_bytes() {
     assert_eq!(remote.read(0, 16), b"from the client\0");
 
     pair.receive(101, &[remote.sge(64, 64)]);
-    pair.send(2, Operation::SendImm(0x0102_0304u32.to_be()), Payload::Inline(&[b"with ", b"data"]));
+    pair.send(2, Operation::SendImm(Imm(0x0102_0304)), Payload::Inline(&[b"with ", b"data"]));
     succeeds(&mut pair.client_cq, 2, WcOpcode::SEND);
     pair.server_cq.queue.release();
     let received = succeeds(&mut pair.server_cq, 101, WcOpcode::RECV);
-    assert_eq!((received.byte_len, u32::from_be(received.imm_data)), (9, 0x0102_0304));
+    assert_eq!((received.byte_len, received.imm()), (9, Some(Imm(0x0102_0304))));
     assert_eq!(remote.read(64, 9), b"with data");
 
     pair.send(3, Operation::Write(remote.remote(128)), Payload::Sges(&bytes));
@@ -34,10 +34,10 @@ pub(crate) fn every_operation_moves_its_bytes() {
     assert_eq!(remote.read(128, 15), b"from the client");
 
     pair.receive(102, &[]);
-    pair.send(4, Operation::WriteImm(remote.remote(192), 7u32.to_be()), Payload::Sges(&bytes));
+    pair.send(4, Operation::WriteImm(remote.remote(192), Imm(7)), Payload::Sges(&bytes));
     succeeds(&mut pair.client_cq, 4, WcOpcode::RDMA_WRITE);
     let received = succeeds(&mut pair.server_cq, 102, WcOpcode::RECV_RDMA_WITH_IMM);
-    assert_eq!((received.byte_len, u32::from_be(received.imm_data)), (15, 7));
+    assert_eq!((received.byte_len, received.imm()), (15, Some(Imm(7))));
     assert_eq!(remote.read(192, 15), b"from the client");
 
     pair.send(

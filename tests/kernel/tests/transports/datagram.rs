@@ -3,9 +3,9 @@
 use std::net::Ipv4Addr;
 
 use bareverbs::{
-    AhAttr, Datagram, Error, GRH_BYTES, Gid, GidEntry, Grh, Payload, PostReason, PushError, Qp, QpAttr,
-    QpAttrMask, QpInit, QpState, SendFlags, SendRequest, Ud, UdInitAttr, WcFlags, WcOpcode, WcStatus,
-    WorkCompletion,
+    AhAttr, Datagram, Error, GRH_BYTES, Gid, GidEntry, GidIndex, Grh, Imm, Payload, PortNum, PostReason,
+    PushError, Qp, QpAttr, QpAttrMask, QpInit, QpState, SendFlags, SendRequest, Ud, UdInitAttr, WcFlags,
+    WcOpcode, WcStatus, WorkCompletion,
 };
 use bareverbs_kernel_tests::device;
 
@@ -27,7 +27,7 @@ pub(crate) fn datagram_payload_follows_the_40_byte_grh() {
         assert_eq!(ah.pd().handle(), host.pd.handle());
         receive(&mut to, 1, &memory);
 
-        let operation = Datagram { imm: Some(0xaabb_u32.to_be()), ..Datagram::new(&ah, to.qp_num(), QKEY) };
+        let operation = Datagram { imm: Some(Imm(0xaabb)), ..Datagram::new(&ah, to.qp_num(), QKEY) };
         let sges = [text.sge(..4).unwrap(), text.sge(4..10).unwrap()];
         let payload = Payload::Sges(&sges);
         let request = SendRequest { wr_id: 2, operation, flags: SendFlags::SIGNALED, payload };
@@ -40,7 +40,7 @@ pub(crate) fn datagram_payload_follows_the_40_byte_grh() {
         assert_eq!(received.byte_len as usize, GRH_BYTES + 10);
         assert_eq!((received.src_qp, received.qp_num), (from.qp_num(), to.qp_num()));
         assert!(received.wc_flags.contains(WcFlags::GRH | WcFlags::WITH_IMM));
-        assert_eq!(u32::from_be(received.imm_data), 0xaabb);
+        assert_eq!(received.imm(), Some(Imm(0xaabb)));
         assert_eq!(bytes(&memory, GRH_BYTES, 10), b"registered");
         drop((from, to));
     });
@@ -51,7 +51,7 @@ fn round_trip(host: &Host, gid: GidEntry) -> Grh {
     let (mut alice_cq, mut bob_cq) = (host.cq(), host.cq());
     let (mut alice, mut bob) = (host.datagrams(&alice_cq, QKEY), host.datagrams(&bob_cq, 0x0bad_cafe));
     let (at_alice, at_bob) = (host.memory(4096), host.memory(4096));
-    let ah = host.pd.create_ah(&AhAttr::global(1, gid.gid, gid.index as u8)).unwrap();
+    let ah = host.pd.create_ah(&AhAttr::global(1, gid.gid, gid.index)).unwrap();
     receive(&mut alice, 1, &at_alice);
     receive(&mut bob, 2, &at_bob);
 
@@ -62,7 +62,7 @@ fn round_trip(host: &Host, gid: GidEntry) -> Grh {
 
     let attr = host.context.ah_attr_from_wc(1, &received, &header).unwrap();
     assert_eq!(attr.grh.unwrap().dgid, gid.gid);
-    assert_eq!(u32::from(attr.grh.unwrap().sgid_index), gid.index);
+    assert_eq!(attr.grh.unwrap().sgid_index, gid.index);
     assert_eq!(attr.sl, 0, "only InfiniBand has other service levels");
     let back = host.pd.create_ah(&attr).unwrap();
     assert_eq!(back.attr(), &attr);
@@ -200,7 +200,7 @@ pub(crate) fn ud_bring_up_sets_exactly_the_required_attributes() {
     on_device(|host| {
         let cq = host.cq();
         let mut qp = host.pd.create_qp::<Ud>(&QpInit { cap: CAP, ..QpInit::new(&cq, &cq) }).unwrap();
-        let init = QpAttr { qp_state: QpState::INIT, port_num: 1, ..QpAttr::default() };
+        let init = QpAttr { qp_state: QpState::INIT, port_num: PortNum(1), ..QpAttr::default() };
         let mask = QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | QpAttrMask::ACCESS_FLAGS;
         qp.modify(&init, mask).expect_err("a queue key takes the place of access");
         assert!(matches!(qp.ready_to_receive(), Err(Error::Invalid { .. })), "not from RESET");
@@ -216,7 +216,7 @@ pub(crate) fn ud_bring_up_sets_exactly_the_required_attributes() {
 pub(crate) fn create_ah_requires_a_route() {
     on_device(|host| {
         let gid = host.gid();
-        let to = |address| AhAttr::global(1, Gid::from(address), gid.index as u8);
+        let to = |address| AhAttr::global(1, Gid::from(address), gid.index);
         let Err(error) = host.pd.create_ah(&to(Ipv4Addr::new(10, 1, 0, 77))) else {
             panic!("an AH without a route was created")
         };
@@ -240,8 +240,11 @@ pub(crate) fn create_ah_validates_attributes() {
         if device::ethernet().is_ok() {
             assert!(matches!(refused(&AhAttr::local(1, 5)), Error::Invalid { .. }), "RoCE needs a GID");
         }
-        assert!(matches!(refused(&AhAttr { port: 2, ..host.here() }), Error::NoPort { port: 2, .. }));
+        assert!(matches!(
+            refused(&AhAttr { port: PortNum(2), ..host.here() }),
+            Error::NoPort { port: PortNum(2), .. }
+        ));
         let nowhere = AhAttr::global(1, host.gid().gid, 200);
-        assert!(matches!(refused(&nowhere), Error::NoGid { index: 200, .. }));
+        assert!(matches!(refused(&nowhere), Error::NoGid { index: GidIndex(200), .. }));
     });
 }

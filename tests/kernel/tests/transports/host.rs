@@ -63,7 +63,7 @@ impl Host {
     /// The loopback path.
     pub(crate) fn here(&self) -> AhAttr {
         let gid = self.gid();
-        AhAttr::global(1, gid.gid, gid.index as u8)
+        AhAttr::global(1, gid.gid, gid.index)
     }
 
     /// A UD queue pair in RTS.

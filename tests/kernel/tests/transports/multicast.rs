@@ -31,7 +31,7 @@ fn join(member: &mut Qp<Ud>, group: Gid) -> Result<(), Error> {
 
 fn way(group: Gid, own: &GidEntry) -> AhAttr {
     let dlid = if device::is_infiniband() { LID } else { 0 };
-    AhAttr { dlid, ..AhAttr::global(1, group, own.index as u8) }
+    AhAttr { dlid, ..AhAttr::global(1, group, own.index) }
 }
 
 fn send(qp: &mut Qp<Ud>, to: Datagram<'_>, text: &[u8]) {

@@ -1,7 +1,7 @@
 //! UC.
 
 use bareverbs::{
-    Access, Cq, InitAttr, Operation, Payload, Qp, QpAttr, QpAttrMask, QpInit, QpState, RecvRequest,
+    Access, Cq, Imm, InitAttr, Operation, Payload, Qp, QpAttr, QpAttrMask, QpInit, QpState, RecvRequest,
     SendFlags, SendRequest, Uc, UcOperation, UcRtrAttr, WcOpcode,
 };
 
@@ -42,10 +42,10 @@ pub(crate) fn uc_carries_messages_and_writes() {
         assert_eq!((received.wr_id, received.byte_len, received.opcode), (1, 7, WcOpcode::RECV));
         assert_eq!(bytes(&to, 0, 8), b"message\0");
 
-        let imm = 0x0102_0304_u32.to_be();
+        let imm = Imm(0x0102_0304);
         post(&mut client, 12, UcOperation::SendImm(imm), Payload::Sges(&[from.sge(9..16).unwrap()]));
         let received = done(&mut server_cq);
-        assert_eq!((received.wr_id, received.imm_data, received.byte_len), (2, imm, 7));
+        assert_eq!((received.wr_id, received.imm(), received.byte_len), (2, Some(imm), 7));
         assert_eq!(bytes(&to, 0, 8), b"written\0");
 
         let remote = to.remote(1000).unwrap();

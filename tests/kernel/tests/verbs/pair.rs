@@ -1,8 +1,8 @@
 //! Two connected queue pairs of one device.
 
 use bareverbs::{
-    AhAttr, Buffer, Cq, CqInit, InitAttr, Mr, Pd, Qp, QpCap, QpInit, Rc, RecvRequest, RtrAttr, RtsAttr,
-    SendRequest, WcStatus, WorkCompletion,
+    AckTimeout, AhAttr, Buffer, Cq, CqInit, InitAttr, MinRnrTimer, Mr, Pd, Qp, QpCap, QpInit, Rc,
+    RecvRequest, RetryCount, RnrRetry, RtrAttr, RtsAttr, SendRequest, WcStatus, WorkCompletion,
 };
 pub(crate) use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::loopback::{self, take};
@@ -45,16 +45,22 @@ impl End {
     /// The same with this RNR retry count; 7 is unlimited.
     pub(crate) fn connect_with(&mut self, peer: u32, rnr_retry: u8) {
         let gid = self.qp.pd().context().default_gid(1).unwrap();
-        let address = AhAttr::global(1, gid.gid, gid.index as u8);
+        let address = AhAttr::global(1, gid.gid, gid.index);
         self.qp.init(&InitAttr { access: ALL_REMOTE, ..InitAttr::new(1) }).unwrap();
         self.qp
             .ready_to_receive(&RtrAttr {
                 max_dest_rd_atomic: 4,
-                min_rnr_timer: 1,
+                min_rnr_timer: MinRnrTimer::new(1).unwrap(),
                 ..RtrAttr::new(address, peer)
             })
             .unwrap();
-        let rts = RtsAttr { timeout: 16, retry_cnt: 2, rnr_retry, max_rd_atomic: 4, ..RtsAttr::default() };
+        let rts = RtsAttr {
+            timeout: AckTimeout::new(16).unwrap(),
+            retry_cnt: RetryCount::new(2).unwrap(),
+            rnr_retry: RnrRetry::new(rnr_retry).unwrap(),
+            max_rd_atomic: 4,
+            ..RtsAttr::default()
+        };
         self.qp.ready_to_send(&rts).unwrap();
     }
 

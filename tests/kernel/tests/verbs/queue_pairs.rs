@@ -1,6 +1,6 @@
 use bareverbs::{
-    Access, AhAttr, CqInit, Error, InitAttr, Mtu, Pd, Qp, QpAttr, QpAttrMask, QpCap, QpInit, QpState, Rc,
-    RtrAttr, RtsAttr,
+    Access, AckTimeout, AhAttr, CqInit, Error, InitAttr, Mtu, Pd, PortNum, Qp, QpAttr, QpAttrMask, QpCap,
+    QpInit, QpState, Rc, RetryCount, RnrRetry, RtrAttr, RtsAttr,
 };
 
 use bareverbs_kernel_tests::device;
@@ -14,7 +14,7 @@ fn in_reset(pd: &Pd) -> Qp<Rc> {
 
 fn to_itself(qp: &Qp<Rc>) -> RtrAttr {
     let gid = qp.pd().context().default_gid(1).unwrap();
-    RtrAttr::new(AhAttr::global(1, gid.gid, gid.index as u8), qp.qp_num())
+    RtrAttr::new(AhAttr::global(1, gid.gid, gid.index), qp.qp_num())
 }
 
 pub(crate) fn bring_up_states_match_query_qp() {
@@ -27,7 +27,7 @@ pub(crate) fn bring_up_states_match_query_qp() {
     assert_eq!((qp.state(), kernels(&qp).qp_state), (QpState::INIT, QpState::INIT));
     assert_eq!(
         (kernels(&qp).port_num, kernels(&qp).access),
-        (1, device::reported_access(Access::REMOTE_READ))
+        (PortNum(1), device::reported_access(Access::REMOTE_READ))
     );
 
     let rtr = RtrAttr { rq_psn: 0x12_3456, path_mtu: Mtu::Mtu512, ..to_itself(&qp) };
@@ -40,7 +40,13 @@ pub(crate) fn bring_up_states_match_query_qp() {
     );
     assert_eq!(reported.ah_attr.grh.unwrap().dgid, rtr.address.grh.unwrap().dgid);
 
-    let rts = RtsAttr { sq_psn: 0x65_4321, timeout: 9, retry_cnt: 3, rnr_retry: 5, max_rd_atomic: 2 };
+    let rts = RtsAttr {
+        sq_psn: 0x65_4321,
+        timeout: AckTimeout::new(9).unwrap(),
+        retry_cnt: RetryCount::new(3).unwrap(),
+        rnr_retry: RnrRetry::new(5).unwrap(),
+        max_rd_atomic: 2,
+    };
     qp.ready_to_send(&rts).unwrap();
     let reported = kernels(&qp);
     assert_eq!((qp.state(), reported.qp_state, reported.sq_psn), (QpState::RTS, QpState::RTS, 0x65_4321));
@@ -102,7 +108,10 @@ pub(crate) fn invalid_bring_up_attributes_are_rejected_by_name() {
     // The queue pair is unchanged.
     assert_eq!((qp.state(), qp.query().unwrap().0.qp_state), (QpState::INIT, QpState::INIT));
     qp.ready_to_receive(&good).unwrap();
-    let refused = qp.ready_to_send(&RtsAttr { retry_cnt: 8, ..RtsAttr::default() }).unwrap_err().to_string();
+    let refused = qp
+        .ready_to_send(&RtsAttr { retry_cnt: RetryCount::new(8).unwrap(), ..RtsAttr::default() })
+        .unwrap_err()
+        .to_string();
     assert_eq!(refused, "modify_qp RTR→RTS: retry_cnt 8 is above 7");
 }
 

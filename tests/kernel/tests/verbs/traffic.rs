@@ -1,5 +1,5 @@
 use bareverbs::{
-    Access, Buffer, Operation, Payload, RecvRequest, SendFlags, SendRequest, WcOpcode, WcStatus,
+    Access, Buffer, Imm, Operation, Payload, RecvRequest, SendFlags, SendRequest, WcOpcode, WcStatus,
 };
 
 use crate::pair::{End, contents, message, pair, region};
@@ -28,11 +28,11 @@ pub(crate) fn immediate_data_arrives_as_sent() {
         flags: SendFlags::SIGNALED,
         payload: Payload::Inline(&[b"imm"]),
     };
-    a.send(&request(3, Operation::SendImm(0x1234_5678_u32.to_be())));
-    a.send(&request(4, Operation::WriteImm(target.remote(4).unwrap(), 77_u32.to_be())));
+    a.send(&request(3, Operation::SendImm(Imm(0x1234_5678))));
+    a.send(&request(4, Operation::WriteImm(target.remote(4).unwrap(), Imm(77))));
     let [first, second] = b.completions(2)[..] else { unreachable!() };
-    assert_eq!((first.opcode, u32::from_be(first.imm_data)), (WcOpcode::RECV, 0x1234_5678));
-    assert_eq!((second.opcode, u32::from_be(second.imm_data)), (WcOpcode::RECV_RDMA_WITH_IMM, 77));
+    assert_eq!((first.opcode, first.imm()), (WcOpcode::RECV, Some(Imm(0x1234_5678))));
+    assert_eq!((second.opcode, second.imm()), (WcOpcode::RECV_RDMA_WITH_IMM, Some(Imm(77))));
     assert_eq!((first.byte_len, second.byte_len), (3, 3));
     assert_eq!(contents(&target), b"imm\0imm\0");
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::{Result, bail, ensure};
 use bareverbs::{
-    Datagram, MwBind, Operation, Payload as Bytes, PlacementType, PostError, PostReason, PushError,
+    Datagram, Imm, MwBind, Operation, Payload as Bytes, PlacementType, PostError, PostReason, PushError,
     RecvRequest, Remote, SelectivityLevel, SendFlags, SendRequest, Sge, UcOperation, inc_rkey,
 };
 
@@ -156,7 +156,7 @@ impl Iteration {
                             Action::Datagram(_, right, imm) => (QKEYS[usize::from(!right)], imm),
                             _ => (QKEYS[0], None),
                         };
-                        request(i).with(Datagram { imm, ..Datagram::new(ah, numbers[i], qkey) })
+                        request(i).with(Datagram { imm: imm.map(Imm), ..Datagram::new(ah, numbers[i], qkey) })
                     };
                     qp.post_send(&all.map(addressed).collect::<Vec<_>>())
                 }
@@ -195,10 +195,10 @@ impl Iteration {
     fn operation(&self, request: &Request) -> Operation {
         match request.action {
             Action::Send(None) | Action::Datagram(..) => Operation::Send,
-            Action::Send(Some(imm)) => Operation::SendImm(imm),
+            Action::Send(Some(imm)) => Operation::SendImm(Imm(imm)),
             Action::SendInv(mw) => Operation::SendInv(self.mws[&mw].rkey()),
             Action::Write(target, None) => Operation::Write(self.remote(target)),
-            Action::Write(target, Some(imm)) => Operation::WriteImm(self.remote(target), imm),
+            Action::Write(target, Some(imm)) => Operation::WriteImm(self.remote(target), Imm(imm)),
             Action::Read(target) => Operation::Read(self.remote(target)),
             Action::CmpSwp(target, compare, swap) => {
                 Operation::CmpSwp { remote: self.remote(target), compare, swap }

@@ -7,9 +7,10 @@ use std::os::fd::AsFd;
 
 use anyhow::{Context as _, Result};
 use bareverbs::{
-    Access, Buffer, Context, Gid, InitAttr, LinkLayer, Mr, Operation, Payload, Pd, PortAttr, Qp, QpCap,
-    QpInit, RecvRequest, RtrAttr, RtsAttr, SendFlags, SendRequest, SrqInit, UcRtrAttr, WcStatus,
-    WorkCompletion, XrcOperation, XrcSend, XrcSrq, XrcSrqInit, XrcTarget, XrcTargetRtsAttr, Xrcd, XrcdShare,
+    Access, Buffer, Context, Gid, GidIndex, InitAttr, LinkLayer, Mr, Operation, Payload, Pd, PortAttr, Qp,
+    QpCap, QpInit, RecvRequest, RnrRetry, RtrAttr, RtsAttr, SendFlags, SendRequest, SrqInit, UcRtrAttr,
+    WcStatus, WorkCompletion, XrcOperation, XrcSend, XrcSrq, XrcSrqInit, XrcTarget, XrcTargetRtsAttr, Xrcd,
+    XrcdShare,
 };
 
 use super::record::XrcRecord;
@@ -39,7 +40,7 @@ pub(super) struct Endpoint<'a> {
     /// Declared after the queues, so that the queue pairs are destroyed first.
     memory: Mr<Buffer>,
     link_layer: LinkLayer,
-    gid_index: Option<u32>,
+    gid_index: Option<GidIndex>,
     local: Vec<XrcRecord>,
     remote: Vec<XrcRecord>,
     /// Messages posted to each peer.
@@ -61,7 +62,7 @@ impl<'a> Endpoint<'a> {
         options: &'a XsrqPingpong,
         context: &Context,
         port: &PortAttr,
-        gid: Option<(u32, Gid)>,
+        gid: Option<(GidIndex, Gid)>,
         domain: Option<&File>,
         stop: &'a Stop,
     ) -> Result<Self> {
@@ -166,7 +167,7 @@ impl<'a> Endpoint<'a> {
             sq_psn: own.psn,
             timeout: ACK_TIMEOUT,
             retry_cnt: RETRY_CNT,
-            rnr_retry: 7,
+            rnr_retry: RnrRetry::INFINITE,
             max_rd_atomic: 0,
         })?;
         self.remote.push(remote);

@@ -1,13 +1,13 @@
 //! Attributes of the transitions from RESET to RTS.
 
 use super::{AhAttr, QpAttr};
-use crate::{Access, Mtu, QpAttrMask, QpState};
+use crate::{Access, AckTimeout, MinRnrTimer, Mtu, PortNum, QpAttrMask, QpState, RetryCount, RnrRetry};
 
 /// Attributes of RESET → INIT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InitAttr {
-    /// Local port, counted from 1.
-    pub port: u8,
+    /// Local port.
+    pub port: PortNum,
     /// Index into the port's P_Key table.
     pub pkey_index: u16,
     /// Remote operations that the QP allows (`qp_access_flags`): RDMA reads, writes and atomics.
@@ -18,16 +18,16 @@ pub struct InitAttr {
 impl InitAttr {
     /// P_Key index 0, no remote access.
     #[must_use]
-    pub fn new(port: u8) -> Self {
-        Self { port, pkey_index: 0, access: Access::empty() }
+    pub fn new(port: impl Into<PortNum>) -> Self {
+        Self { port: port.into(), pkey_index: 0, access: Access::empty() }
     }
 }
 
 /// Attributes of RESET → INIT for UD QPs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UdInitAttr {
-    /// Local port, counted from 1.
-    pub port: u8,
+    /// Local port.
+    pub port: PortNum,
     /// Index into the port's P_Key table.
     pub pkey_index: u16,
     /// Local Q_Key. A datagram with another Q_Key is dropped. A Q_Key with the highest bit set
@@ -38,8 +38,8 @@ pub struct UdInitAttr {
 impl UdInitAttr {
     /// P_Key index 0.
     #[must_use]
-    pub fn new(port: u8, qkey: u32) -> Self {
-        Self { port, pkey_index: 0, qkey }
+    pub fn new(port: impl Into<PortNum>, qkey: u32) -> Self {
+        Self { port: port.into(), pkey_index: 0, qkey }
     }
 }
 
@@ -56,13 +56,13 @@ pub struct RtrAttr {
     pub path_mtu: Mtu,
     /// Maximum of incoming reads and atomics that are outstanding (responder).
     pub max_dest_rd_atomic: u8,
-    /// RNR NAK timer, 0 to 31 in the kernel's encoding; 12 is 0.64 ms. The peer waits this long
-    /// before it retries a message for which no receive was posted.
-    pub min_rnr_timer: u8,
+    /// RNR NAK timer: the peer waits this long before it retries a message for which no receive was
+    /// posted.
+    pub min_rnr_timer: MinRnrTimer,
 }
 
 impl RtrAttr {
-    /// MTU 1024, one read or atomic, RNR NAK timer 12, PSN 0.
+    /// MTU 1024, one read or atomic, RNR NAK timer 0.64 ms, PSN 0.
     #[must_use]
     pub fn new(address: AhAttr, dest_qp_num: u32) -> Self {
         Self {
@@ -71,7 +71,7 @@ impl RtrAttr {
             rq_psn: 0,
             path_mtu: Mtu::Mtu1024,
             max_dest_rd_atomic: 1,
-            min_rnr_timer: 12,
+            min_rnr_timer: MinRnrTimer::default(),
         }
     }
 }
@@ -103,21 +103,27 @@ impl UcRtrAttr {
 pub struct RtsAttr {
     /// PSN of the first packet sent, 24 bits.
     pub sq_psn: u32,
-    /// Local ACK timeout: 4.096 µs × 2^n for n of 1 to 31; 0 disables it.
-    pub timeout: u8,
-    /// Retries after a timeout, 0 to 7. Soft-RoCE retries without limit if it is 7: use 6 to detect
-    /// a lost peer there.
-    pub retry_cnt: u8,
-    /// RNR retries, 0 to 6; 7 retries for ever.
-    pub rnr_retry: u8,
+    /// Local ACK timeout.
+    pub timeout: AckTimeout,
+    /// Retries after a timeout.
+    pub retry_cnt: RetryCount,
+    /// Retries after the peer had no receive posted.
+    pub rnr_retry: RnrRetry,
     /// Maximum of outgoing reads and atomics that are outstanding (requester).
     pub max_rd_atomic: u8,
 }
 
 impl Default for RtsAttr {
-    /// Timeout 14 (67 ms), 7 retries of each kind (RNR: for ever), one read or atomic, PSN 0.
+    /// The defaults of [`AckTimeout`] (67 ms), [`RetryCount`] (6) and [`RnrRetry`] (for ever), one
+    /// read or atomic, PSN 0.
     fn default() -> Self {
-        Self { sq_psn: 0, timeout: 14, retry_cnt: 7, rnr_retry: 7, max_rd_atomic: 1 }
+        Self {
+            sq_psn: 0,
+            timeout: AckTimeout::default(),
+            retry_cnt: RetryCount::default(),
+            rnr_retry: RnrRetry::default(),
+            max_rd_atomic: 1,
+        }
     }
 }
 
@@ -175,7 +181,7 @@ impl From<&RtrAttr> for (QpAttr, QpAttrMask) {
             dest_qp_num: rtr.dest_qp_num,
             rq_psn: rtr.rq_psn,
             max_dest_rd_atomic: rtr.max_dest_rd_atomic,
-            min_rnr_timer: rtr.min_rnr_timer,
+            min_rnr_timer: rtr.min_rnr_timer.into(),
             ..QpAttr::default()
         };
         let mask = QpAttrMask::STATE
@@ -194,9 +200,9 @@ impl From<&RtsAttr> for (QpAttr, QpAttrMask) {
         let attr = QpAttr {
             qp_state: QpState::RTS,
             sq_psn: rts.sq_psn,
-            timeout: rts.timeout,
-            retry_cnt: rts.retry_cnt,
-            rnr_retry: rts.rnr_retry,
+            timeout: rts.timeout.into(),
+            retry_cnt: rts.retry_cnt.into(),
+            rnr_retry: rts.rnr_retry.into(),
             max_rd_atomic: rts.max_rd_atomic,
             ..QpAttr::default()
         };

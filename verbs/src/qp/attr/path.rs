@@ -3,7 +3,7 @@
 use bareverbs_uapi::verbs_values::Rate;
 use bareverbs_uapi::write::structs::{self, QpDest};
 
-use crate::Gid;
+use crate::{Gid, GidIndex, PortNum};
 
 /// Global route (GRH fields).
 #[doc(alias = "ibv_global_route")]
@@ -12,7 +12,7 @@ pub struct GlobalRoute {
     /// Destination GID.
     pub dgid: Gid,
     /// Index of the source GID in the port's GID table.
-    pub sgid_index: u8,
+    pub sgid_index: GidIndex,
     /// Flow label, 20 bits.
     pub flow_label: u32,
     /// Hop limit: the number of routers that a packet may pass, plus 1.
@@ -25,8 +25,8 @@ pub struct GlobalRoute {
 #[doc(alias = "ibv_ah_attr")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AhAttr {
-    /// Local port, counted from 1.
-    pub port: u8,
+    /// Local port.
+    pub port: PortNum,
     /// LID of the peer, on InfiniBand only. It is required there: 0 reaches a GID of this port
     /// only.
     pub dlid: u16,
@@ -46,15 +46,16 @@ impl AhAttr {
     /// dlid, ..AhAttr::global(port, dgid, sgid_index) }`. The peer queries its LID with
     /// [`query_port`](crate::Context::query_port).
     #[must_use]
-    pub fn global(port: u8, dgid: Gid, sgid_index: u8) -> Self {
+    pub fn global(port: impl Into<PortNum>, dgid: Gid, sgid_index: impl Into<GidIndex>) -> Self {
+        let sgid_index = sgid_index.into();
         let grh = GlobalRoute { dgid, sgid_index, flow_label: 0, hop_limit: 1, traffic_class: 0 };
-        Self { port, grh: Some(grh), ..Self::default() }
+        Self { port: port.into(), grh: Some(grh), ..Self::default() }
     }
 
     /// Address vector to the LID `dlid` in the same InfiniBand subnet.
     #[must_use]
-    pub fn local(port: u8, dlid: u16) -> Self {
-        Self { port, dlid, ..Self::default() }
+    pub fn local(port: impl Into<PortNum>, dlid: u16) -> Self {
+        Self { port: port.into(), dlid, ..Self::default() }
     }
 
     /// Encodes the attributes for the creation of an address handle.
@@ -88,7 +89,7 @@ impl AhAttr {
     pub(super) fn to_kernel(self) -> QpDest {
         let grh = self.grh.unwrap_or(GlobalRoute {
             dgid: Gid::default(),
-            sgid_index: 0,
+            sgid_index: GidIndex(0),
             flow_label: 0,
             hop_limit: 0,
             traffic_class: 0,
@@ -98,27 +99,27 @@ impl AhAttr {
             flow_label: grh.flow_label,
             dlid: self.dlid,
             reserved: 0,
-            sgid_index: grh.sgid_index,
+            sgid_index: grh.sgid_index.0,
             hop_limit: grh.hop_limit,
             traffic_class: grh.traffic_class,
             sl: self.sl,
             src_path_bits: self.src_path_bits,
             static_rate: Rate(self.static_rate),
             is_global: self.grh.is_some().into(),
-            port_num: self.port,
+            port_num: self.port.0,
         }
     }
 
     pub(super) fn from_kernel(dest: &QpDest) -> Self {
         let grh = GlobalRoute {
             dgid: Gid(dest.dgid),
-            sgid_index: dest.sgid_index,
+            sgid_index: GidIndex(dest.sgid_index),
             flow_label: dest.flow_label,
             hop_limit: dest.hop_limit,
             traffic_class: dest.traffic_class,
         };
         Self {
-            port: dest.port_num,
+            port: PortNum(dest.port_num),
             dlid: dest.dlid,
             sl: dest.sl,
             src_path_bits: dest.src_path_bits,
