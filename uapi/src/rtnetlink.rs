@@ -1,4 +1,5 @@
-//! The part of rtnetlink that resolves neighbours: routes, neighbours and links.
+//! The part of rtnetlink that resolves neighbours and configures links: routes, neighbours, links
+//! and addresses.
 //!
 //! ```
 //! use bareverbs_uapi::netlink::{MessageFlags, MessageWriter};
@@ -66,10 +67,24 @@ abi_structs! {
         kind: u16 = "ifi_type";
         /// Index of the network interface.
         interface: i32 = "ifi_index";
-        /// Flags.
+        /// Flags: `IFF_UP` and others of `linux/if.h`.
         flags: u32 = "ifi_flags";
         /// Mask of the flags to change.
         change: u32 = "ifi_change";
+    }
+
+    /// The header of an address message.
+    struct AddressMessage = tag "ifaddrmsg" in "linux/if_addr.h" {
+        /// Address family.
+        family: u8 = "ifa_family";
+        /// Length of the network prefix in bits.
+        prefix_length: u8 = "ifa_prefixlen";
+        /// Flags.
+        flags: u8 = "ifa_flags";
+        /// Scope of the address.
+        scope: u8 = "ifa_scope";
+        /// Index of the network interface.
+        interface: u32 = "ifa_index";
     }
 }
 
@@ -120,8 +135,16 @@ abi_flags! {
 abi_consts! {
     header = "linux/rtnetlink.h";
 
+    /// Message type: create or change a link; as a notification: it was.
+    const NEW_LINK: u16 = 16, "RTM_NEWLINK";
+    /// Message type: remove a link; as a notification: it was removed.
+    const DEL_LINK: u16 = 17, "RTM_DELLINK";
     /// Message type: query a link.
     const GET_LINK: u16 = 18, "RTM_GETLINK";
+    /// Message type: add an address; as a notification: it was added or changed.
+    const NEW_ADDRESS: u16 = 20, "RTM_NEWADDR";
+    /// Message type: remove an address; as a notification: it was removed.
+    const DEL_ADDRESS: u16 = 21, "RTM_DELADDR";
     /// Message type: query the route to a destination.
     const GET_ROUTE: u16 = 26, "RTM_GETROUTE";
     /// Message type: query a neighbour.
@@ -142,6 +165,10 @@ abi_consts! {
     const NEIGHBOUR_LINK_ADDRESS: u16 = 2, "NDA_LLADDR" in "linux/neighbour.h";
     /// Attribute of a link: its link-layer address.
     const LINK_ADDRESS: u16 = 1, "IFLA_ADDRESS" in "linux/if_link.h";
+    /// Attribute of a link: its name.
+    const LINK_NAME: u16 = 3, "IFLA_IFNAME" in "linux/if_link.h";
+    /// Attribute of a link: its MTU.
+    const LINK_MTU: u16 = 4, "IFLA_MTU" in "linux/if_link.h";
     /// Attribute of a link: type-specific information.
     const LINK_INFO: u16 = 18, "IFLA_LINKINFO" in "linux/if_link.h";
     /// In [`LINK_INFO`]: the link type, as text.
@@ -150,4 +177,14 @@ abi_consts! {
     const LINK_INFO_DATA: u16 = 2, "IFLA_INFO_DATA" in "linux/if_link.h";
     /// Type-specific data of a VLAN: the VLAN id.
     const VLAN_ID: u16 = 1, "IFLA_VLAN_ID" in "linux/if_link.h";
+    /// Attribute of an address: the address, or the peer's on a point-to-point link.
+    const ADDRESS: u16 = 1, "IFA_ADDRESS" in "linux/if_addr.h";
+    /// Attribute of an address: the local address.
+    const ADDRESS_LOCAL: u16 = 2, "IFA_LOCAL" in "linux/if_addr.h";
+    /// Mask of the multicast group of link notifications.
+    const GROUP_LINK: u32 = 1, "RTMGRP_LINK";
+    /// Mask of the multicast group of IPv4 address notifications.
+    const GROUP_IPV4_ADDRESS: u32 = 0x10, "RTMGRP_IPV4_IFADDR";
+    /// Mask of the multicast group of IPv6 address notifications.
+    const GROUP_IPV6_ADDRESS: u32 = 0x100, "RTMGRP_IPV6_IFADDR";
 }
