@@ -1,9 +1,10 @@
-//! Responses of RDMA netlink: devices, ports, resource lists and counters.
+//! Responses of RDMA netlink: devices, ports, resource lists and counters; and notifications of
+//! RDMA netlink, rtnetlink and uevents.
 //!
 //! Any datagram is decoded or is malformed, with at most one object for every 4 bytes. Each device
 //! in the datagram is decoded with the values that were encoded.
 
-use bareverbs::parsers::read_nldev;
+use bareverbs::parsers::{read_nldev, read_notifications};
 use bareverbs_uapi::netlink::{MessageFlags, MessageWriter, messages};
 use bareverbs_uapi::nldev::{ATTRIBUTES, Attribute, Command, ValueKind};
 
@@ -26,6 +27,8 @@ const TABLES: [Attribute; 9] = [
 ];
 
 fn read(datagram: &[u8]) {
+    // Each message is at most one notification, and a uevent is the whole datagram.
+    assert!(read_notifications(datagram) <= messages(datagram).count() + 1);
     if let Ok((devices, objects)) = read_nldev(datagram, SEQ) {
         assert!(devices.len() <= messages(datagram).count());
         // Each table is decoded as its own type; those of MRs and counters are decoded twice.

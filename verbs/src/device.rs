@@ -80,7 +80,7 @@ pub fn devices() -> Result<Vec<Device>> {
         // If no socket can be created, sysfs can't be read either: the list would be empty.
         Err(error) if matches!(error.errno(), Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => Err(error),
         // The kernel has no RDMA netlink, or a filter rejects it.
-        Err(Error::System { .. }) => Ok(sysfs::devices(Path::new("/sys"))),
+        Err(Error::System { .. } | Error::NetlinkRefused(_)) => Ok(sysfs::devices(Path::new("/sys"))),
         Err(error) => Err(error),
     }
 }

@@ -9,6 +9,7 @@ use bareverbs_uapi::uverbs::types::DriverId;
 use bareverbs_uapi::verbs_values::WcStatus;
 use rustix::io::Errno;
 
+use crate::netlink::NetlinkError;
 use crate::{GidIndex, PortNum, PostError, ValueError};
 
 /// The result of a verb.
@@ -157,6 +158,9 @@ pub enum Error {
         /// The errno.
         errno: Errno,
     },
+    /// The kernel refused a netlink request.
+    #[error(transparent)]
+    NetlinkRefused(Box<NetlinkError>),
     /// A netlink response is malformed.
     #[error("{what}: malformed netlink response: {reason}")]
     Netlink {
@@ -204,6 +208,7 @@ impl Error {
         match self {
             Self::Open { errno, .. } | Self::System { errno, .. } => Some(*errno),
             Self::Kernel(refusal) => Some(refusal.refused.errno),
+            Self::NetlinkRefused(refused) => Some(refused.errno),
             _ => None,
         }
     }

@@ -19,32 +19,39 @@
 
 mod attrs;
 mod counters;
+mod error;
+mod events;
+mod links;
 mod resources;
+mod route;
+mod socket;
 mod system;
 #[cfg(feature = "test-utils")]
 pub(crate) mod testing;
 
-use std::os::fd::OwnedFd;
-
-use bareverbs_uapi::netlink::{Attributes, Content, Malformed, MessageFlags, MessageWriter, messages};
+use bareverbs_uapi::netlink::{Attributes, Malformed, MessageFlags, MessageWriter};
 use bareverbs_uapi::nldev::{Attribute, Command, NodeType};
 use bareverbs_uapi::uverbs::types::DriverId;
+use bareverbs_uapi::verbs_values::{PortPhysState, PortState};
 use rustix::io::Errno;
-use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+use rustix::net::netlink::RDMA;
 
+use self::attrs::FromAttribute;
 pub use self::counters::{
     Counter, CounterBinding, CounterMask, CounterMode, CounterStatus, MrCounters, QpCounters,
+};
+pub use self::error::NetlinkError;
+pub use self::events::{
+    AddressEvent, Event, EventSources, EventType, Events, NetdevEvent, RdmaEvent, Uevent,
 };
 pub use self::resources::{
     CmIdResource, ContextResource, CqResource, DriverDetail, DriverValue, MigState, MrResource, Owner,
     PdResource, PollContext, PortSpace, QpResource, QpType, SrqResource, SrqType,
 };
-pub use self::system::SystemInfo;
+pub use self::route::RouteNetlink;
+use self::socket::Socket;
+pub use self::system::{NetnsMode, SystemInfo};
 use crate::{Error, Guid, Result};
-
-/// Size of the largest response: a dump of 32 KiB (`netlink_dump` in `net/netlink/af_netlink.c`).
-/// Other responses are smaller.
-const RESPONSE_BYTES: usize = 32 * 1024;
 
 /// Maximum length of a device name (`IB_DEVICE_NAME_MAX` minus the NUL byte).
 const DEVICE_NAME_LEN: usize = 63;
@@ -59,9 +66,7 @@ const INTERFACE_NAME_LEN: usize = 15;
 /// An RDMA netlink socket.
 #[derive(Debug)]
 pub struct RdmaNetlink {
-    socket: OwnedFd,
-    seq: u32,
-    answer: Vec<u8>,
+    socket: Socket,
 }
 
 /// A device, as RDMA netlink reports it.
@@ -86,6 +91,11 @@ pub struct DeviceInfo {
     pub node_type: NodeType,
     /// Its protocol: `ib`, `roce`, `iw`, `opa` or `usnic`.
     pub protocol: String,
+    /// Whether CQs of the kernel use adaptive moderation (DIM); `None` if the kernel doesn't report
+    /// it.
+    pub adaptive_moderation: Option<bool>,
+    /// Its parent, if it is a sub-device. Linux 6.12 and later.
+    pub parent: Option<String>,
 }
 
 /// A character device of an RDMA device.
@@ -109,14 +119,24 @@ pub struct CharDevice {
 pub struct PortInfo {
     /// Its number, from 1.
     pub port: u32,
-    /// Logical state, as [`PortState`](crate::PortState) numbers it.
-    pub state: u8,
-    /// Physical state, as [`PortPhysState`](crate::PortPhysState) numbers it.
-    pub phys_state: u8,
+    /// Logical state.
+    pub state: PortState,
+    /// Physical state.
+    pub phys_state: PortPhysState,
     /// Index of its network interface, if it has one.
     pub netdev_index: Option<u32>,
     /// Name of its network interface, if it has one.
     pub netdev_name: Option<String>,
+    /// Its LID; InfiniBand only.
+    pub lid: Option<u32>,
+    /// The LID of the subnet manager; InfiniBand only.
+    pub sm_lid: Option<u32>,
+    /// LID mask control (LMC); InfiniBand only.
+    pub lmc: Option<u8>,
+    /// The subnet prefix; InfiniBand only.
+    pub subnet_prefix: Option<u64>,
+    /// Capability flags, as the kernel numbers them; InfiniBand only.
+    pub cap_flags: Option<u64>,
 }
 
 /// Number of objects of each type on a device, of all processes and the kernel together.
@@ -145,20 +165,13 @@ impl RdmaNetlink {
     /// # Errors
     /// [`Error::System`], with [`Errno::PROTONOSUPPORT`] if the kernel has no RDMA netlink.
     pub fn open() -> Result<Self> {
-        net::socket_with(
-            AddressFamily::NETLINK,
-            SocketType::RAW,
-            SocketFlags::CLOEXEC,
-            Some(net::netlink::RDMA),
-        )
-        .map(|socket| Self { socket, seq: 0, answer: vec![0; RESPONSE_BYTES] })
-        .map_err(|errno| Error::system("opening an RDMA netlink socket", errno))
+        Ok(Self { socket: Socket::open("opening an RDMA netlink socket", Some(RDMA))? })
     }
 
     /// The devices of this network namespace.
     ///
     /// # Errors
-    /// [`Error::System`] if the kernel rejects the request; [`Error::Netlink`] if its response is
+    /// [`Error::NetlinkRefused`] if the kernel refuses the request; [`Error::Netlink`] if its response is
     /// malformed.
     pub fn devices(&mut self) -> Result<Vec<DeviceInfo>> {
         let mut found = Vec::new();
@@ -178,7 +191,7 @@ impl RdmaNetlink {
     /// The ports of the device with that index.
     ///
     /// # Errors
-    /// [`Error::System`] if there is no such device; [`Error::Netlink`] if the response is
+    /// [`Error::NetlinkRefused`] if there is no such device; [`Error::Netlink`] if the response is
     /// malformed.
     pub fn ports(&mut self, device_index: u32) -> Result<Vec<PortInfo>> {
         let mut found = Vec::new();
@@ -201,7 +214,7 @@ impl RdmaNetlink {
     /// if it has none.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for an invalid type; [`Error::System`] if the kernel rejects the request;
+    /// [`Error::Invalid`] for an invalid type; [`Error::NetlinkRefused`] if the kernel refuses the request;
     /// [`Error::Netlink`] if the response is malformed.
     pub fn char_device(&mut self, device_index: u32, kind: &str) -> Result<Option<CharDevice>> {
         check_name("RdmaNetlink::char_device", "type", kind, CHARDEV_TYPE_LEN)?;
@@ -251,49 +264,6 @@ impl RdmaNetlink {
         Ok(summary)
     }
 
-    /// Creates a software device named `name` of type `kind` (`rxe` or `siw`) over the network
-    /// interface `netdev`.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] for an invalid name or type; [`Error::System`] if the caller lacks
-    /// `CAP_NET_ADMIN`, or the kernel lacks the module of the type.
-    pub fn new_link(&mut self, name: &str, kind: &str, netdev: &str) -> Result<()> {
-        const VERB: &str = "RdmaNetlink::new_link";
-        check_name(VERB, "device name", name, DEVICE_NAME_LEN)?;
-        check_name(VERB, "type", kind, INTERFACE_NAME_LEN)?;
-        check_name(VERB, "network interface", netdev, INTERFACE_NAME_LEN)?;
-        self.request(
-            &format!("creating {kind} device {name} on {netdev}"),
-            Command::NEWLINK,
-            MessageFlags::ACK,
-            |request| {
-                request
-                    .put_str(Attribute::DEV_NAME.0, name)
-                    .put_str(Attribute::LINK_TYPE.0, kind)
-                    .put_str(Attribute::NDEV_NAME.0, netdev);
-            },
-            |_| Ok(()),
-        )
-    }
-
-    /// Removes the software device named `device`.
-    ///
-    /// # Errors
-    /// [`Error::UnknownDevice`] if there is no such device; [`Error::System`] if the caller lacks
-    /// `CAP_NET_ADMIN`.
-    pub fn del_link(&mut self, device: &str) -> Result<()> {
-        let index = self.index_of(device)?;
-        self.request(
-            &format!("removing device {device}"),
-            Command::DELLINK,
-            MessageFlags::ACK,
-            |request| {
-                request.put_u32(Attribute::DEV_INDEX.0, index);
-            },
-            |_| Ok(()),
-        )
-    }
-
     fn index_of(&mut self, device: &str) -> Result<u32> {
         let devices = self.devices()?;
         match devices.iter().find(|found| found.name == device) {
@@ -312,36 +282,19 @@ impl RdmaNetlink {
         command: Command,
         flags: MessageFlags,
         fill: impl FnOnce(&mut MessageWriter<'_>),
-        mut each: impl FnMut(&Attributes<'_>) -> Result<(), Malformed>,
+        each: impl FnMut(&Attributes<'_>) -> Result<(), Malformed>,
     ) -> Result<()> {
-        self.seq = self.seq.wrapping_add(1);
-        let mut buffer = [0; 1024];
-        let mut writer = MessageWriter::new(&mut buffer);
-        fill(writer.begin(command.message_type(), MessageFlags::REQUEST | flags, self.seq));
-        let request =
-            writer.finish().map_err(|error| Error::invalid("netlink", format!("{what}: {error}")))?;
-        retry(|| net::send(&self.socket, request, SendFlags::empty()))
-            .map_err(|errno| Error::system(what, errno))?;
+        self.socket.request(what, command.message_type(), flags, fill, each)
+    }
 
-        // Only dumps and acknowledged requests end with a final message.
-        let needs_ack = flags.intersects(MessageFlags::DUMP | MessageFlags::ACK);
-        loop {
-            let (_, length) = retry(|| net::recv(&self.socket, &mut self.answer[..], RecvFlags::TRUNC))
-                .map_err(|errno| Error::system(what, errno))?;
-            let datagram = self.answer.get(..length).ok_or_else(|| Error::Netlink {
-                what: what.to_owned(),
-                reason: format!("{length} bytes exceed the maximum of {RESPONSE_BYTES}"),
-            })?;
-            match read_answers(datagram, self.seq, &mut each) {
-                Ok(Outcome::Ended) => return Ok(()),
-                Ok(Outcome::Data) if !needs_ack => return Ok(()),
-                Ok(Outcome::Data | Outcome::Nothing) => {}
-                Ok(Outcome::Refused(errno)) => return Err(Error::system(what, errno)),
-                Err(malformed) => {
-                    return Err(Error::Netlink { what: what.to_owned(), reason: malformed.to_string() });
-                }
-            }
-        }
+    /// Sends a request that returns nothing.
+    fn change(
+        &mut self,
+        what: &str,
+        command: Command,
+        fill: impl FnOnce(&mut MessageWriter<'_>),
+    ) -> Result<()> {
+        self.request(what, command, MessageFlags::ACK, fill, |_| Ok(()))
     }
 }
 
@@ -362,56 +315,6 @@ fn check_name(verb: &'static str, what: &str, name: &str, max: usize) -> Result<
         return Ok(());
     };
     Err(Error::invalid(verb, reason))
-}
-
-/// Outcome of a request, according to one datagram.
-#[derive(Debug, PartialEq, Eq)]
-enum Outcome {
-    Nothing,
-    Data,
-    Ended,
-    Refused(Errno),
-}
-
-fn read_answers(
-    datagram: &[u8],
-    seq: u32,
-    each: &mut impl FnMut(&Attributes<'_>) -> Result<(), Malformed>,
-) -> Result<Outcome, Malformed> {
-    let mut outcome = Outcome::Nothing;
-    for message in messages(datagram) {
-        let message = message?;
-        if message.header.seq != seq {
-            continue;
-        }
-        match message.content()? {
-            Content::Data => {
-                each(&message.attributes())?;
-                outcome = Outcome::Data;
-            }
-            Content::Acknowledged(_) => return Ok(Outcome::Ended),
-            Content::Error(report) | Content::Done(report) => {
-                return Ok(match report.errno {
-                    0 => Outcome::Ended,
-                    // A value outside the errno range is a kernel bug. It must not panic.
-                    errno @ 1..4096 => Outcome::Refused(Errno::from_raw_os_error(errno)),
-                    _ => Outcome::Refused(Errno::PROTO),
-                });
-            }
-            Content::Noop => {}
-            Content::Overrun => return Ok(Outcome::Refused(Errno::NOBUFS)),
-        }
-    }
-    Ok(outcome)
-}
-
-fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
-    loop {
-        match call() {
-            Err(Errno::INTR) => {}
-            done => return done,
-        }
-    }
 }
 
 fn text(attributes: &Attributes<'_>, attribute: Attribute) -> Result<String, Malformed> {
@@ -442,6 +345,8 @@ impl DeviceInfo {
             sys_image_guid: Guid(number64(answer, Attribute::SYS_IMAGE_GUID)?.to_be_bytes()),
             node_type: NodeType(number8(answer, Attribute::DEV_NODE_TYPE)?),
             protocol: text(answer, Attribute::DEV_PROTOCOL)?,
+            adaptive_moderation: FromAttribute::from_attribute(answer, Attribute::DEV_DIM)?,
+            parent: FromAttribute::from_attribute(answer, Attribute::PARENT_NAME)?,
         })
     }
 }
@@ -470,10 +375,15 @@ impl PortInfo {
             answer.find(Attribute::NDEV_NAME.0).map(|found| found.str().map(str::to_owned)).transpose()?;
         Ok(Self {
             port: number32(answer, Attribute::PORT_INDEX)?.unwrap_or(0),
-            state: number8(answer, Attribute::PORT_STATE)?,
-            phys_state: number8(answer, Attribute::PORT_PHYS_STATE)?,
+            state: PortState(number8(answer, Attribute::PORT_STATE)?),
+            phys_state: PortPhysState(number8(answer, Attribute::PORT_PHYS_STATE)?),
             netdev_index: number32(answer, Attribute::NDEV_INDEX)?,
             netdev_name,
+            lid: FromAttribute::from_attribute(answer, Attribute::LID)?,
+            sm_lid: FromAttribute::from_attribute(answer, Attribute::SM_LID)?,
+            lmc: FromAttribute::from_attribute(answer, Attribute::LMC)?,
+            subnet_prefix: FromAttribute::from_attribute(answer, Attribute::SUBNET_PREFIX)?,
+            cap_flags: FromAttribute::from_attribute(answer, Attribute::CAP_FLAGS)?,
         })
     }
 }

@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::ops::RangeInclusive;
 
 use bareverbs_uapi::netlink::{self, Attributes, Malformed};
-use bareverbs_uapi::nldev::{Attribute, CounterMask, CounterMode, PrintType};
+use bareverbs_uapi::nldev::{Attribute, CounterMask, CounterMode, EventType, PrintType};
 use bareverbs_uapi::rdma_cm::PortSpace;
 use bareverbs_uapi::rdma_cm::address::{AddressFamily, SocketAddressIn, SocketAddressIn6};
 use bareverbs_uapi::uverbs::types::{QpType, SrqType};
@@ -160,6 +160,7 @@ optional_attrs! {
     SrqType: |found| SrqType(found.u8()?.into());
     PortSpace: |found| PortSpace(found.u32()? as u16);
     CounterMode: |found| CounterMode(found.u32()?);
+    EventType: |found| EventType(found.u8()?);
     CounterMask: |found| CounterMask::from_bits_retain(found.u32()?);
 }
 

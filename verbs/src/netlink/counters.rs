@@ -10,7 +10,8 @@ use rustix::io::Errno;
 
 use super::RdmaNetlink;
 use super::attrs::{FromAttribute, Owner, list, netlink_struct};
-use crate::Result;
+use super::error::with_hint;
+use crate::{Error, Result};
 
 netlink_struct! {
     /// A counter's name and value.
@@ -88,9 +89,9 @@ impl RdmaNetlink {
     /// ```
     ///
     /// # Errors
-    /// [`Error::UnknownDevice`](crate::Error::UnknownDevice) if there is no such device;
-    /// [`Error::System`](crate::Error::System) if there is no such port;
-    /// [`Error::Netlink`](crate::Error::Netlink) if the response is malformed.
+    /// [`Error::UnknownDevice`] if there is no such device;
+    /// [`Error::NetlinkRefused`] if there is no such port;
+    /// [`Error::Netlink`] if the response is malformed.
     pub fn port_counters(&mut self, device: &str, port: u32) -> Result<Option<Vec<Counter>>> {
         let what = format!("reading the counters of port {port} of {device}");
         self.request_port(
@@ -106,9 +107,9 @@ impl RdmaNetlink {
     /// The counters of a port, including disabled optional ones; `None` if the driver has none.
     ///
     /// # Errors
-    /// [`Error::UnknownDevice`](crate::Error::UnknownDevice) if there is no such device;
-    /// [`Error::System`](crate::Error::System) if there is no such port;
-    /// [`Error::Netlink`](crate::Error::Netlink) if the response is malformed.
+    /// [`Error::UnknownDevice`] if there is no such device;
+    /// [`Error::NetlinkRefused`] if there is no such port;
+    /// [`Error::Netlink`] if the response is malformed.
     pub fn counter_status(&mut self, device: &str, port: u32) -> Result<Option<Vec<CounterStatus>>> {
         let what = format!("listing the counters of port {port} of {device}");
         self.request_port(
@@ -124,9 +125,9 @@ impl RdmaNetlink {
     /// Binding mode of QPs of a port to QP counters; `None` if the driver has no QP counters.
     ///
     /// # Errors
-    /// [`Error::UnknownDevice`](crate::Error::UnknownDevice) if there is no such device;
-    /// [`Error::System`](crate::Error::System) if there is no such port;
-    /// [`Error::Netlink`](crate::Error::Netlink) if the response is malformed.
+    /// [`Error::UnknownDevice`] if there is no such device;
+    /// [`Error::NetlinkRefused`] if there is no such port;
+    /// [`Error::Netlink`] if the response is malformed.
     #[doc(alias = "rdma_nl_counter_mode")]
     pub fn counter_binding(&mut self, device: &str, port: u32) -> Result<Option<CounterBinding>> {
         let what = format!("querying the QP counter mode of port {port} of {device}");
@@ -141,8 +142,8 @@ impl RdmaNetlink {
     /// The sets of counters that QPs of a device are bound to.
     ///
     /// # Errors
-    /// [`Error::UnknownDevice`](crate::Error::UnknownDevice) if there is no such device;
-    /// [`Error::Netlink`](crate::Error::Netlink) if the response is malformed.
+    /// [`Error::UnknownDevice`] if there is no such device;
+    /// [`Error::Netlink`] if the response is malformed.
     pub fn qp_counters(&mut self, device: &str) -> Result<Vec<QpCounters>> {
         self.dump_counters(device, Attribute::RES_QP, Attribute::STAT_COUNTER, QpCounters::read)
     }
@@ -151,10 +152,170 @@ impl RdmaNetlink {
     /// counters.
     ///
     /// # Errors
-    /// [`Error::UnknownDevice`](crate::Error::UnknownDevice) if there is no such device;
-    /// [`Error::Netlink`](crate::Error::Netlink) if the response is malformed.
+    /// [`Error::UnknownDevice`] if there is no such device;
+    /// [`Error::Netlink`] if the response is malformed.
     pub fn mr_counters(&mut self, device: &str) -> Result<Vec<MrCounters>> {
         self.dump_counters(device, Attribute::RES_MR, Attribute::RES_MR, MrCounters::read)
+    }
+
+    /// Enables the optional counters of a port that `names` lists, and disables all others. Without
+    /// names, it disables all.
+    ///
+    /// rxe has no optional counters. [`RdmaNetlink::counter_status`] lists them.
+    ///
+    /// ```no_run
+    /// use bareverbs::netlink::RdmaNetlink;
+    ///
+    /// RdmaNetlink::open()?.set_optional_counters("mlx5_0", 1, &["cc_rx_ce_pkts", "cc_rx_cnp_pkts"])?;
+    /// # Ok::<(), bareverbs::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::UnknownDevice`]; [`Error::NoPort`]; [`Error::Invalid`] if a name is not that of an
+    /// optional counter of the port; [`Error::NetlinkRefused`] with `EPERM` without `CAP_NET_ADMIN`.
+    #[doc(alias = "rdma statistic set link optional-counters")]
+    #[doc(alias = "RDMA_NLDEV_CMD_STAT_SET")]
+    pub fn set_optional_counters(&mut self, device: &str, port: u32, names: &[&str]) -> Result<()> {
+        const VERB: &str = "RdmaNetlink::set_optional_counters";
+        let index = self.index_of_port(device, port)?;
+        let status = self.counter_status(device, port)?.unwrap_or_default();
+        let optional: Vec<_> = status.iter().filter(|counter| counter.enabled.is_some()).collect();
+        let mut wanted = Vec::new();
+        for name in names {
+            let found = optional.iter().find(|counter| counter.name == *name).ok_or_else(|| {
+                let known: Vec<_> = optional.iter().map(|counter| counter.name.as_str()).collect();
+                let known = match &known[..] {
+                    [] => "it has no optional counters".to_owned(),
+                    known => format!("optional counters: {}", known.join(", ")),
+                };
+                Error::invalid(
+                    VERB,
+                    format!("port {port} of {device} has no optional counter {name:?}; {known}"),
+                )
+            })?;
+            wanted.push(found.index);
+        }
+        let what = format!("setting the optional counters of port {port} of {device}");
+        self.change(&what, Command::STAT_SET, |request| {
+            request.put_u32(Attribute::DEV_INDEX.0, index).put_u32(Attribute::PORT_INDEX.0, port).put_nested(
+                Attribute::STAT_HWCOUNTERS.0,
+                |counters| {
+                    for index in wanted {
+                        counters.put_u32(Attribute::STAT_HWCOUNTER_INDEX.0, index);
+                    }
+                },
+            );
+        })
+    }
+
+    /// Binds all QPs of a port to QP counters: one counter for QPs that have the properties
+    /// `shared_by` in common. Without properties, it turns automatic binding off.
+    ///
+    /// `with_optional` says whether the counters include the optional ones (Linux 7.2 and later);
+    /// `None` leaves it to the kernel.
+    ///
+    /// # Errors
+    /// [`Error::UnknownDevice`]; [`Error::NoPort`]; [`Error::NetlinkRefused`] with
+    /// - `EPERM`: no `CAP_NET_ADMIN`;
+    /// - `EOPNOTSUPP`: the driver has no QP counters;
+    /// - `EBUSY`: counters are in use.
+    #[doc(alias = "rdma statistic qp set link auto")]
+    #[doc(alias = "RDMA_COUNTER_MODE_AUTO")]
+    pub fn set_counter_auto(
+        &mut self,
+        device: &str,
+        port: u32,
+        shared_by: CounterMask,
+        with_optional: Option<bool>,
+    ) -> Result<()> {
+        let index = self.index_of_port(device, port)?;
+        let what = format!("setting the QP counter mode of port {port} of {device}");
+        let set = self.change(&what, Command::STAT_SET, |request| {
+            put_qp_counter(request, index, port, CounterMode::AUTO);
+            request.put_u32(Attribute::STAT_AUTO_MODE_MASK.0, shared_by.bits());
+            if let Some(with_optional) = with_optional {
+                request.put_u8(Attribute::STAT_OPCOUNTER_ENABLED.0, with_optional.into());
+            }
+        });
+        with_hint(set, qp_counter_hint)
+    }
+
+    /// Binds a QP to a QP counter, manually. Returns the id of the counter, which is a new one if
+    /// `counter` is `None`.
+    ///
+    /// # Errors
+    /// [`Error::UnknownDevice`]; [`Error::NoPort`]; [`Error::NetlinkRefused`] with
+    /// - `EPERM`: no `CAP_NET_ADMIN`;
+    /// - `ENOENT`: no such QP or counter;
+    /// - `EOPNOTSUPP`: the driver has no QP counters;
+    /// - `EINVAL`: the port is in automatic mode, or the QP is bound already.
+    #[doc(alias = "rdma statistic qp bind")]
+    #[doc(alias = "RDMA_COUNTER_MODE_MANUAL")]
+    pub fn bind_counter(
+        &mut self,
+        device: &str,
+        port: u32,
+        qp_num: u32,
+        counter: Option<u32>,
+    ) -> Result<u32> {
+        let index = self.index_of_port(device, port)?;
+        let mut bound = counter.unwrap_or(0);
+        let what = format!("binding QP {qp_num} of port {port} of {device} to a counter");
+        let asked = self.request(
+            &what,
+            Command::STAT_SET,
+            MessageFlags::ACK,
+            |request| {
+                put_qp_counter(request, index, port, CounterMode::MANUAL);
+                request.put_u32(Attribute::RES_LQPN.0, qp_num);
+                if let Some(counter) = counter {
+                    request.put_u32(Attribute::STAT_COUNTER_ID.0, counter);
+                }
+            },
+            |answer| {
+                bound = Option::from_attribute(answer, Attribute::STAT_COUNTER_ID)?.unwrap_or(bound);
+                Ok(())
+            },
+        );
+        with_hint(asked, qp_counter_hint)?;
+        Ok(bound)
+    }
+
+    /// Unbinds a QP from a QP counter that [`RdmaNetlink::bind_counter`] bound it to.
+    ///
+    /// # Errors
+    /// [`Error::UnknownDevice`]; [`Error::NoPort`]; [`Error::NetlinkRefused`] with
+    /// - `EPERM`: no `CAP_NET_ADMIN`;
+    /// - `ENOENT`: no such QP or counter;
+    /// - `EINVAL`: the port is in automatic mode, or the QP is not bound to the counter.
+    #[doc(alias = "rdma statistic qp unbind")]
+    #[doc(alias = "RDMA_NLDEV_CMD_STAT_DEL")]
+    pub fn unbind_counter(&mut self, device: &str, port: u32, counter: u32, qp_num: u32) -> Result<()> {
+        let index = self.index_of_port(device, port)?;
+        let what = format!("unbinding QP {qp_num} of port {port} of {device} from counter {counter}");
+        let unbound = self.change(&what, Command::STAT_DEL, |request| {
+            request
+                .put_u32(Attribute::DEV_INDEX.0, index)
+                .put_u32(Attribute::PORT_INDEX.0, port)
+                .put_u32(Attribute::STAT_RES.0, Attribute::RES_QP.0.into())
+                .put_u32(Attribute::STAT_COUNTER_ID.0, counter)
+                .put_u32(Attribute::RES_LQPN.0, qp_num);
+        });
+        with_hint(unbound, qp_counter_hint)
+    }
+
+    /// The index of the device, if it has that port.
+    fn index_of_port(&mut self, device: &str, port: u32) -> Result<u32> {
+        let index = self.index_of(device)?;
+        let ports = self.ports(index)?;
+        if ports.iter().any(|found| found.port == port) {
+            return Ok(index);
+        }
+        Err(Error::NoPort {
+            device: device.to_owned(),
+            port: port.try_into()?,
+            count: u8::try_from(ports.len()).unwrap_or(u8::MAX),
+        })
     }
 
     fn dump_counters<T>(
@@ -217,6 +378,26 @@ impl RdmaNetlink {
             }
             Err(error) => Err(error),
         }
+    }
+}
+
+fn put_qp_counter(request: &mut MessageWriter<'_>, index: u32, port: u32, mode: CounterMode) {
+    request
+        .put_u32(Attribute::DEV_INDEX.0, index)
+        .put_u32(Attribute::PORT_INDEX.0, port)
+        .put_u32(Attribute::STAT_RES.0, Attribute::RES_QP.0.into())
+        .put_u32(Attribute::STAT_MODE.0, mode.0);
+}
+
+fn qp_counter_hint(errno: Errno) -> Option<&'static str> {
+    match errno {
+        Errno::OPNOTSUPP => Some("the driver has no QP counters"),
+        Errno::BUSY => Some("QP counters are in use: unbind the QPs, or close their processes"),
+        Errno::NOENT => Some("there is no such QP or counter"),
+        Errno::INVAL => Some(
+            "the driver has no QP counters, the port is in another mode, or the QP's binding is different",
+        ),
+        _ => None,
     }
 }
 

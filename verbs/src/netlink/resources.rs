@@ -160,7 +160,7 @@ macro_rules! lists {
                 ///
                 /// # Errors
                 /// [`Error::UnknownDevice`](crate::Error::UnknownDevice) if there is no such
-                /// device; [`Error::System`](crate::Error::System) if the kernel rejects the
+                /// device; [`Error::NetlinkRefused`](crate::Error::NetlinkRefused) if the kernel refuses the
                 /// request; [`Error::Netlink`](crate::Error::Netlink) if its response is malformed.
                 pub fn $name(&mut self, device: &str) -> Result<Vec<$entry>> {
                     self.list_objects($what, device, Command::$command, Attribute::$table, $entry::read)

@@ -5,13 +5,12 @@ use bareverbs_uapi::nldev::Attribute;
 
 use super::attrs::{FromAttribute, list};
 use super::counters::{Counter, MrCounters, QpCounters};
+use super::events::{Uevent, read_rdma_events, read_route_events};
 use super::resources::{
     CmIdResource, ContextResource, CqResource, MrResource, PdResource, QpResource, SrqResource,
 };
-use super::{
-    CharDevice, CounterBinding, CounterStatus, DeviceInfo, PortInfo, ResourceSummary, SystemInfo,
-    read_answers,
-};
+use super::socket::read_answers;
+use super::{CharDevice, CounterBinding, CounterStatus, DeviceInfo, PortInfo, ResourceSummary, SystemInfo};
 
 /// Parses a response to request `seq`, each message as a response to every request. Returns the
 /// devices that it has, and the number of objects in its lists.
@@ -31,6 +30,14 @@ pub fn read_nldev(datagram: &[u8], seq: u32) -> Result<(Vec<DeviceInfo>, usize),
         Ok(())
     })?;
     Ok((devices, objects))
+}
+
+/// Parses a datagram as a notification of each source. Returns the number of notifications.
+#[must_use]
+pub fn read_notifications(datagram: &[u8]) -> usize {
+    let rdma = read_rdma_events(datagram).map_or(0, |events| events.len());
+    let route = read_route_events(datagram).map_or(0, |events| events.len());
+    rdma + route + usize::from(Uevent::read(datagram).is_some())
 }
 
 fn read_lists(answer: &Attributes<'_>) -> usize {

@@ -1,3 +1,6 @@
+use super::socket::{Outcome, read_answers};
+use bareverbs_uapi::netlink::messages;
+
 use super::*;
 
 /// The response of Linux 6.12 to a dump of devices with one rxe device.
@@ -53,6 +56,8 @@ fn device_dump_is_parsed() {
             sys_image_guid: Guid([2, 0, 0, 0xff, 0xfe, 0, 0, 1]),
             node_type: NodeType::CHANNEL_ADAPTER,
             protocol: "roce".into(),
+            adaptive_moderation: Some(false),
+            parent: None,
         }]
     );
 }
@@ -79,10 +84,10 @@ fn invalid_netlink_errno_does_not_panic() {
         answers(&datagram, 1).0
     };
     assert_eq!(refusal(0), Ok(Outcome::Ended));
-    assert_eq!(refusal(1), Ok(Outcome::Refused(Errno::PERM)));
-    assert_eq!(refusal(95), Ok(Outcome::Refused(Errno::OPNOTSUPP)));
-    assert_eq!(refusal(70_000), Ok(Outcome::Refused(Errno::PROTO)));
-    assert_eq!(refusal(-3), Ok(Outcome::Refused(Errno::PROTO)));
+    assert_eq!(refusal(1), Ok(Outcome::Refused(Errno::PERM, None)));
+    assert_eq!(refusal(95), Ok(Outcome::Refused(Errno::OPNOTSUPP, None)));
+    assert_eq!(refusal(70_000), Ok(Outcome::Refused(Errno::PROTO, None)));
+    assert_eq!(refusal(-3), Ok(Outcome::Refused(Errno::PROTO, None)));
 }
 
 pub(super) fn with_attributes<T>(

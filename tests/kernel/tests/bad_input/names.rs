@@ -91,7 +91,7 @@ pub(crate) fn new_link_rejects_invalid_names() {
 
         let reported = |refused: bareverbs::Result<()>, start: &str| {
             let refused = refused.unwrap_err();
-            assert!(matches!(refused, Error::System { .. }), "{refused:?}");
+            assert!(matches!(refused, Error::NetlinkRefused(_)), "{refused:?}");
             assert!(refused.to_string().starts_with(start), "{refused}");
         };
         reported(netlink.new_link("rxe1", "rxe", "nosuch0"), "creating rxe device rxe1 on nosuch0: ");
@@ -142,7 +142,7 @@ pub(crate) fn netlink_error_names_the_device_index() {
                 // The kernel returns the same error for a missing device and for an unsupported
                 // resource type.
                 let Err(refused) = refused else { continue };
-                assert!(matches!(refused, Error::System { .. }), "{refused:?}");
+                assert!(matches!(refused, Error::NetlinkRefused(_)), "{refused:?}");
                 let text = refused.to_string();
                 assert!(text.starts_with(&format!("{start} device {wrong}: ")), "{text}");
             }
