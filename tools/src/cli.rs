@@ -1,13 +1,18 @@
 //! The command line.
 
+pub(crate) mod device;
 pub(crate) mod pingpong;
+pub(crate) mod stat;
 mod values;
 
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 
+use self::device::{Dev, Link, Monitor, Status, System};
 use self::pingpong::Pingpong;
+use self::stat::Stat;
 use self::values::{number, period};
 
 /// RDMA from one static program, without a C library underneath.
@@ -24,6 +29,18 @@ pub(crate) enum Command {
     Devices(Devices),
     /// Show the attributes of devices and their ports, as ibv_devinfo does
     Devinfo(Devinfo),
+    /// Show each port in a line: state, network interface, GID, rate, MTU, driver
+    Status(Status),
+    /// Show ports; create and remove software devices, as rdma link does
+    Link(Link),
+    /// Show, rename and move devices, as rdma dev does
+    Dev(Dev),
+    /// Show and change system-wide settings, as rdma system does
+    System(System),
+    /// Show counters; enable and bind them, as rdma statistic does
+    Stat(Stat),
+    /// Print devices and ports that come, go and change, as rdma monitor does
+    Monitor(Monitor),
     /// Print asynchronous events as they happen, as ibv_asyncwatch does
     Asyncwatch(Asyncwatch),
     /// Show the objects in use, their owners, and the counters
@@ -33,6 +50,24 @@ pub(crate) enum Command {
     /// Bounce messages between two hosts
     #[command(subcommand)]
     Pingpong(Pingpong),
+    /// Print the completions for a shell
+    Completions(Completions),
+    /// Print the manual page, or write all manual pages
+    Man(Man),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Completions {
+    /// The shell
+    #[arg(value_enum)]
+    pub(crate) shell: Shell,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Man {
+    /// Write the pages of all commands to this folder (default: print the main page)
+    #[arg(long)]
+    pub(crate) dir: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -111,6 +146,69 @@ mod tests {
     fn clap_definition_is_valid() {
         use clap::CommandFactory;
         Cli::command().debug_assert();
+    }
+
+    fn parse(line: &str) -> Result<Command, clap::Error> {
+        let words = std::iter::once("bareverbs").chain(line.split_whitespace());
+        Cli::try_parse_from(words).map(|cli| cli.command)
+    }
+
+    #[test]
+    fn commands_take_the_words_of_rdma() {
+        for line in [
+            "link",
+            "link show",
+            "link show rxe0/1 --json",
+            "link --json list",
+            "link add rxe0 type rxe netdev eth0",
+            "link add --up --wait --address 10.1.0.1/24 rxe0 type rxe netdev eth0",
+            "link add rxe0 type rxe netdev eth0 --wait=3",
+            "link del rxe0",
+            "link delete rxe0",
+            "dev show rxe0",
+            "dev set rxe0 name rxe1",
+            "dev set rxe0 netns 4711",
+            "dev set rxe0 adaptive-moderation on",
+            "system show",
+            "system set netns exclusive",
+            "system set privileged-qkey off",
+            "stat",
+            "stat show link rxe0/1",
+            "stat mode",
+            "stat mode link rxe0/1",
+            "stat mode supported link rxe0/1",
+            "stat set link mlx5_0/1 optional-counters cc_rx_ce_pkts,cc_rx_cnp_pkts",
+            "stat unset link mlx5_0/1 optional-counters",
+            "stat qp show link mlx5_0/1 --json",
+            "stat qp mode",
+            "stat qp set link mlx5_0/1 auto type,pid on",
+            "stat qp set link mlx5_0/1 auto type on --optional-counters on",
+            "stat qp set link mlx5_0/1 auto off",
+            "stat qp bind link mlx5_0/1 lqpn 178",
+            "stat qp bind link mlx5_0/1 lqpn 178 cntn 4",
+            "stat qp unbind link mlx5_0/1 cntn 4 lqpn 178",
+            "stat qp unbind link mlx5_0/1 cntn 4",
+            "stat mr",
+            "monitor --json",
+            "status rxe0",
+            "completions bash",
+            "man --dir /tmp/pages",
+        ] {
+            parse(line).unwrap_or_else(|error| panic!("{line}: {error}"));
+        }
+        for (line, reason) in [
+            ("link add rxe0 kind rxe netdev eth0", "'kind' for '<type>'"),
+            ("link add rxe0 type rxe", "link add [OPTIONS] NAME type TYPE netdev NETDEV"),
+            ("link show rxe0/0", "\"0\" is not a port number"),
+            ("link add --address 10.1.0.1 rxe0 type rxe netdev eth0", "the length of the prefix is missing"),
+            ("link add --address 10.1.0.1/33 rxe0 type rxe netdev eth0", "between 0 and 32"),
+            ("system set netns private", "exclusive, shared"),
+            ("stat qp bind link mlx5_0/1 lqpn 178 cntn", "COUNTER"),
+            ("stat set link mlx5_0/1 optional-counters", "COUNTER"),
+        ] {
+            let text = parse(line).expect_err(line).to_string();
+            assert!(text.contains(reason), "{line}: {text}");
+        }
     }
 
     #[test]

@@ -4,13 +4,20 @@
 
 mod asyncwatch;
 mod cli;
+mod dev;
 mod devices;
 mod devinfo;
 mod dump;
+mod link;
+mod monitor;
 mod output;
+mod packaging;
 mod pingpong;
 mod resources;
 mod signal;
+mod stat;
+mod status;
+mod system;
 #[cfg(feature = "test-utils")]
 pub mod testing;
 
@@ -31,6 +38,14 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
         Command::Resources(options) => resources::show(&options),
         Command::Dump(options) => dump::show(&options),
         Command::Pingpong(options) => pingpong::run(&options),
+        Command::Status(options) => status::show(&options),
+        Command::Link(options) => link::run(&options),
+        Command::Dev(options) => dev::run(&options),
+        Command::System(options) => system::run(&options),
+        Command::Stat(options) => stat::run(&options),
+        Command::Monitor(options) => monitor::watch(&options),
+        Command::Completions(options) => packaging::completions(&options),
+        Command::Man(options) => packaging::man(&options),
     };
     match result {
         Ok(()) => 0,

@@ -19,3 +19,8 @@ pub(crate) fn diagnostic(text: &str) {
     // A failure to write to standard error is ignored: it can't be reported.
     let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
 }
+
+/// A setting as text.
+pub(crate) fn on_off(on: bool) -> &'static str {
+    if on { "on" } else { "off" }
+}

@@ -1,6 +1,6 @@
 //! `bareverbs resources`: a device's objects, their owners, and its counters.
 
-mod rows;
+pub(crate) mod rows;
 mod text;
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -135,11 +135,11 @@ fn snapshot(netlink: &mut RdmaNetlink, device: &str, index: u32) -> Result<Snaps
     })
 }
 
-fn counter_row(counters: &[Counter]) -> Row {
+pub(crate) fn counter_row(counters: &[Counter]) -> Row {
     Row(counters.iter().map(|counter| (counter.name.clone().into(), Cell::Number(counter.value))).collect())
 }
 
-fn bound_counters(sets: &[QpCounters]) -> Vec<Row> {
+pub(crate) fn bound_counters(sets: &[QpCounters]) -> Vec<Row> {
     let mut rows = rows::from_objects(sets);
     for (row, set) in rows.iter_mut().zip(sets) {
         row.0.extend(counter_row(&set.counters).0);

@@ -48,3 +48,9 @@ pub(super) fn period(text: &str) -> Result<f64, String> {
     let seconds = text.parse().ok().filter(|seconds| (0.01..=86400.0).contains(seconds));
     seconds.ok_or_else(|| "must be between 0.01 and 86400".into())
 }
+
+/// A time limit, in seconds.
+pub(super) fn seconds(text: &str) -> Result<f64, String> {
+    let seconds = text.parse().ok().filter(|seconds| (0.0..=86400.0).contains(seconds));
+    seconds.ok_or_else(|| "must be between 0 and 86400".into())
+}

@@ -28,7 +28,7 @@ const CM_STATES: [&str; 12] = [
 
 /// A value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Cell {
+pub(crate) enum Cell {
     Number(u64),
     /// A number that is printed in hexadecimal.
     Key(u32),
@@ -42,7 +42,7 @@ pub(super) enum Cell {
 
 /// Names and values, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Row(pub(super) Vec<(Cow<'static, str>, Cell)>);
+pub(crate) struct Row(pub(crate) Vec<(Cow<'static, str>, Cell)>);
 
 impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -174,7 +174,7 @@ fn qp_type(value: Option<QpType>) -> Option<String> {
 }
 
 /// The mode that binds queue pairs to counters.
-pub(super) fn mode(value: Option<CounterMode>) -> Option<String> {
+pub(crate) fn mode(value: Option<CounterMode>) -> Option<String> {
     named(value, CounterMode::name).map(|name| name.to_lowercase())
 }
 
