@@ -315,6 +315,136 @@ impl<'a, O> SendRequest<'a, O> {
     }
 }
 
+impl<'a> SendRequest<'a> {
+    /// An unsignalled request for any operation.
+    #[must_use]
+    #[inline]
+    pub const fn new(wr_id: u64, operation: Operation, payload: Payload<'a>) -> Self {
+        Self { wr_id, operation, flags: SendFlags::empty(), payload }
+    }
+
+    /// A send of the bytes of `sges`.
+    ///
+    /// ```
+    /// use bareverbs_provider::work::{Operation, SendFlags, SendRequest, Sge};
+    ///
+    /// let sges = [Sge { addr: 0x1000, length: 64, lkey: 7 }];
+    /// let request = SendRequest::send(1, &sges).signaled();
+    /// assert_eq!((request.wr_id, request.operation), (1, Operation::Send));
+    /// assert_eq!(request.flags, SendFlags::SIGNALED);
+    /// ```
+    #[must_use]
+    #[inline]
+    pub const fn send(wr_id: u64, sges: &'a [Sge]) -> Self {
+        Self::new(wr_id, Operation::Send, Payload::Sges(sges))
+    }
+
+    /// A send with immediate data.
+    #[must_use]
+    #[inline]
+    pub const fn send_imm(wr_id: u64, imm: Imm, sges: &'a [Sge]) -> Self {
+        Self::new(wr_id, Operation::SendImm(imm), Payload::Sges(sges))
+    }
+
+    /// An RDMA write of the bytes of `sges` to `remote`.
+    #[must_use]
+    #[inline]
+    pub const fn write(wr_id: u64, remote: Remote, sges: &'a [Sge]) -> Self {
+        Self::new(wr_id, Operation::Write(remote), Payload::Sges(sges))
+    }
+
+    /// An RDMA write with immediate data.
+    #[must_use]
+    #[inline]
+    pub const fn write_imm(wr_id: u64, remote: Remote, imm: Imm, sges: &'a [Sge]) -> Self {
+        Self::new(wr_id, Operation::WriteImm(remote, imm), Payload::Sges(sges))
+    }
+
+    /// An RDMA read from `remote` to the memory of `sges`.
+    #[must_use]
+    #[inline]
+    pub const fn read(wr_id: u64, remote: Remote, sges: &'a [Sge]) -> Self {
+        Self::new(wr_id, Operation::Read(remote), Payload::Sges(sges))
+    }
+
+    /// Adds `add` to the 8 bytes at `remote`. The old value goes to the memory of `result`.
+    #[must_use]
+    #[inline]
+    pub const fn fetch_add(wr_id: u64, remote: Remote, add: u64, result: &'a [Sge]) -> Self {
+        Self::new(wr_id, Operation::FetchAdd { remote, add }, Payload::Sges(result))
+    }
+
+    /// Replaces the 8 bytes at `remote` by `swap` if they equal `compare`. The old value goes to the
+    /// memory of `result`.
+    #[must_use]
+    #[inline]
+    pub const fn compare_swap(
+        wr_id: u64,
+        remote: Remote,
+        compare: u64,
+        swap: u64,
+        result: &'a [Sge],
+    ) -> Self {
+        Self::new(wr_id, Operation::CmpSwp { remote, compare, swap }, Payload::Sges(result))
+    }
+}
+
+impl<'a, O> SendRequest<'a, O> {
+    /// The same request with [`SendFlags::SIGNALED`]: it generates a CQE on success.
+    #[doc(alias = "IBV_SEND_SIGNALED")]
+    #[must_use]
+    #[inline]
+    pub fn signaled(self) -> Self {
+        self.flags(SendFlags::SIGNALED)
+    }
+
+    /// The same request with [`SendFlags::FENCE`]: it waits for earlier reads and atomics.
+    #[doc(alias = "IBV_SEND_FENCE")]
+    #[must_use]
+    #[inline]
+    pub fn fenced(self) -> Self {
+        self.flags(SendFlags::FENCE)
+    }
+
+    /// The same request with [`SendFlags::SOLICITED`]: it raises a solicited event at the receiver.
+    #[doc(alias = "IBV_SEND_SOLICITED")]
+    #[must_use]
+    #[inline]
+    pub fn solicited(self) -> Self {
+        self.flags(SendFlags::SOLICITED)
+    }
+
+    /// The same request with these flags too.
+    #[must_use]
+    #[inline]
+    pub fn flags(self, flags: SendFlags) -> Self {
+        Self { flags: self.flags | flags, ..self }
+    }
+
+    /// The same request with an inline payload: `bytes` are copied into the queue when posted.
+    ///
+    /// ```
+    /// use bareverbs_provider::work::SendRequest;
+    ///
+    /// let request = SendRequest::send(1, &[]).inline(&[b"head", b"body"]).signaled();
+    /// ```
+    #[doc(alias = "IBV_SEND_INLINE")]
+    #[must_use]
+    #[inline]
+    pub fn inline(self, bytes: &'a [&'a [u8]]) -> Self {
+        Self { payload: Payload::Inline(bytes), ..self }
+    }
+}
+
+impl<'a> RecvRequest<'a> {
+    /// A receive into the memory of `sges`.
+    #[must_use]
+    #[inline]
+    pub const fn new(wr_id: u64, sges: &'a [Sge]) -> Self {
+        Self { wr_id, sges }
+    }
+}
+
 /// A receive request.
 #[doc(alias = "ibv_recv_wr")]
 #[derive(Clone, Copy, Debug)]

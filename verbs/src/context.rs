@@ -16,10 +16,12 @@ use rustix::io::Errno;
 
 pub use capabilities::Capabilities;
 
+use crate::error::explain;
 use crate::gid::select_gid;
 use crate::{
-    AhAttr, AnyProvider, AsyncEvents, CompChannel, Cq, CqInit, Device, DeviceAttr, Dm, DmInit, Error,
-    GidEntry, GidIndex, IndirectionTable, LinkLayer, Pd, PortAttr, PortNum, Result, Wq, Xrcd, XrcdShare,
+    AhAttr, AnyProvider, AsyncEvents, CompChannel, Cq, CqInit, Device, DeviceAttr, Dm, DmInit, DriverId,
+    Error, GidEntry, GidIndex, IndirectionTable, LinkLayer, Pd, PortAttr, PortNum, Result, WcStatus, Wq,
+    Xrcd, XrcdShare,
 };
 
 /// Most GID entries that one call can return: an attribute has at most 65,535 bytes.
@@ -347,6 +349,25 @@ impl<P: Provider> Context<P> {
         }
         let reason = format!("the {what} belongs to another context: create it in the same context");
         Err(Error::invalid(verb, reason))
+    }
+
+    /// Describes the status of a completion and its likely causes on this device.
+    ///
+    /// ```no_run
+    /// # let context = bareverbs::Device::first()?.open()?;
+    /// println!("{}", context.explain(bareverbs::WcStatus::WR_FLUSH_ERR));
+    /// # Ok::<(), bareverbs::Error>(())
+    /// ```
+    #[doc(alias = "ibv_wc_status_str")]
+    #[must_use]
+    pub fn explain(&self, status: WcStatus) -> String {
+        explain(status, self.driver())
+    }
+
+    /// The driver of the device, for [`Error::Completion`].
+    #[must_use]
+    pub fn driver(&self) -> DriverId {
+        DriverId(self.file().driver_id())
     }
 
     fn port_count(&self) -> u8 {

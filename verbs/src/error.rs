@@ -1,16 +1,17 @@
 //! Errors of verbs.
 
 use std::fmt;
+use std::io::{self, ErrorKind};
 use std::path::PathBuf;
 
 use bareverbs_provider::device::IoctlError;
-use bareverbs_provider::error::CreateError;
+use bareverbs_provider::error::{CreateError, DoorbellError};
 use bareverbs_uapi::uverbs::types::DriverId;
 use bareverbs_uapi::verbs_values::WcStatus;
 use rustix::io::Errno;
 
 use crate::netlink::NetlinkError;
-use crate::{GidIndex, PortNum, PostError, ValueError};
+use crate::{GidIndex, PortNum, PostError, PostReason, PushError, ValueError};
 
 /// The result of a verb.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -118,8 +119,11 @@ pub enum Error {
     /// Not all work requests were posted.
     #[error(transparent)]
     Post(#[from] PostError),
+    /// A request was not posted.
+    #[error(transparent)]
+    Rejected(#[from] PostReason),
     /// An operation completed with an error.
-    #[error("{verb} failed: {status:?}, {} (vendor error {vendor_err:#x})", wc_status_str(*status))]
+    #[error("{verb} failed: {status:?}, {} (vendor error {vendor_err:#x})", explain(*status, *driver))]
     Completion {
         /// The operation.
         verb: &'static str,
@@ -127,6 +131,8 @@ pub enum Error {
         status: WcStatus,
         /// The vendor error of its completion.
         vendor_err: u32,
+        /// The driver of the device, which tells what the status means there.
+        driver: DriverId,
     },
     /// The device reported a completion whose `wr_id` matches no outstanding operation: it was
     /// never posted or has already completed. [`owned::Endpoint`](crate::owned::Endpoint) then
@@ -209,6 +215,8 @@ impl Error {
             Self::Open { errno, .. } | Self::System { errno, .. } => Some(*errno),
             Self::Kernel(refusal) => Some(refusal.refused.errno),
             Self::NetlinkRefused(refused) => Some(refused.errno),
+            Self::Post(PostError { reason, .. }) | Self::Rejected(reason) => reason.errno(),
+            Self::Provider { reason: CreateError::Ioctl(refused), .. } => Some(refused.errno),
             _ => None,
         }
     }
@@ -249,36 +257,77 @@ impl Error {
     }
 }
 
-/// Describes the status of a completion and its likely causes.
+impl From<PushError> for Error {
+    fn from(error: PushError) -> Self {
+        Self::Rejected(error.into())
+    }
+}
+
+impl From<DoorbellError> for Error {
+    fn from(error: DoorbellError) -> Self {
+        Self::Rejected(PostReason::Doorbell(error))
+    }
+}
+
+impl From<Error> for io::Error {
+    /// An error of the kind that the errno has, if there is one, with the whole error as its source.
+    fn from(error: Error) -> Self {
+        let kind = match (&error, error.errno()) {
+            (_, Some(errno)) => Self::from(errno).kind(),
+            (Error::NoDevice | Error::UnknownDevice { .. } | Error::NoUverbs { .. }, _) => {
+                ErrorKind::NotFound
+            }
+            (Error::NoPort { .. } | Error::NoGid { .. }, _) => ErrorKind::NotFound,
+            (Error::Unsupported { .. } | Error::UnsupportedDriver { .. }, _) => ErrorKind::Unsupported,
+            (Error::Invalid { .. } | Error::Limit { .. } | Error::Value(_), _) => ErrorKind::InvalidInput,
+            (Error::Netlink { .. }, _) => ErrorKind::InvalidData,
+            (Error::Completion { status: WcStatus::RETRY_EXC_ERR, .. }, _) => ErrorKind::TimedOut,
+            (Error::Completion { status: WcStatus::WR_FLUSH_ERR, .. }, _) => ErrorKind::ConnectionAborted,
+            _ => ErrorKind::Other,
+        };
+        Self::new(kind, error)
+    }
+}
+
+/// Describes the status of a completion and its likely causes on the devices of `driver`.
+pub(crate) fn explain(status: WcStatus, driver: DriverId) -> String {
+    let text = wc_status_str(status);
+    let also = match status {
+        _ if driver != DriverId::RXE => None,
+        WcStatus::LOC_QP_OP_ERR => Some("an lkey of another PD, or a receive shorter than the message"),
+        WcStatus::WR_FLUSH_ERR => {
+            Some("a request with a local error: wrong lkey, range or access flags, or an MR of another PD")
+        }
+        WcStatus::REM_INV_REQ_ERR => {
+            Some("a receive whose message was too long or invalidated an invalid rkey")
+        }
+        WcStatus::REM_OP_ERR => Some("the peer's receive is too short, or its MR is not writable"),
+        _ => None,
+    };
+    also.map_or_else(|| text.to_owned(), |also| format!("{text}; on Soft-RoCE also: {also}"))
+}
+
+/// Describes the status of a completion and its likely causes on every device.
+/// [`Context::explain`](crate::Context::explain) adds the causes on a certain device.
 #[doc(alias = "ibv_wc_status_str")]
 #[must_use]
 pub fn wc_status_str(status: WcStatus) -> &'static str {
     match status {
         WcStatus::SUCCESS => "success",
         WcStatus::LOC_LEN_ERR => "the message exceeds the receive buffers or the maximum message size",
-        WcStatus::LOC_QP_OP_ERR => {
-            "the QP cannot execute the request: malformed or unsupported; on Soft-RoCE also an lkey of \
-             another PD, or a receive shorter than the message"
-        }
+        WcStatus::LOC_QP_OP_ERR => "the QP cannot execute the request: malformed or unsupported",
         WcStatus::LOC_PROT_ERR => {
             "an lkey does not allow the access: wrong lkey, range or access flags, or an MR of another PD"
         }
-        WcStatus::WR_FLUSH_ERR => {
-            "the QP is in ERR and flushed the request; on Soft-RoCE also a request with a local \
-             error: wrong lkey, range or access flags, or an MR of another PD"
-        }
+        WcStatus::WR_FLUSH_ERR => "the QP is in ERR and flushed the request",
         WcStatus::MW_BIND_ERR => "the memory window could not be bound",
         WcStatus::BAD_RESP_ERR => "unexpected response of the peer",
         WcStatus::LOC_ACCESS_ERR => "the local MR does not allow the remote write",
         WcStatus::REM_INV_REQ_ERR => {
-            "the peer rejected the request: too long for its receive, or not allowed by its QP; on \
-             Soft-RoCE also a receive whose message was too long or invalidated an invalid rkey"
+            "the peer rejected the request: too long for its receive, or not allowed by its QP"
         }
         WcStatus::REM_ACCESS_ERR => "the rkey does not allow the access: wrong rkey, range or access flags",
-        WcStatus::REM_OP_ERR => {
-            "the peer could not execute the request; on Soft-RoCE also: its receive is too short, or its MR \
-             is not writable"
-        }
+        WcStatus::REM_OP_ERR => "the peer could not execute the request",
         WcStatus::RETRY_EXC_ERR => "the peer did not respond to any retry: it is gone, or the path is broken",
         WcStatus::RNR_RETRY_EXC_ERR => "the peer had no receive posted at any retry",
         WcStatus::REM_ABORT_ERR => "the peer aborted the operation",
@@ -407,5 +456,50 @@ mod tests {
         let text = error.to_string();
         assert!(text.starts_with("reg_mr (16 bytes at 0x1000): REG_MR"), "{text}");
         assert!(text.ends_with(": that range cannot be read"), "{text}");
+    }
+
+    #[test]
+    fn statuses_are_explained_for_the_driver() {
+        let text = |driver| explain(WcStatus::WR_FLUSH_ERR, driver);
+        assert_eq!(text(DriverId::MLX5), "the QP is in ERR and flushed the request");
+        assert!(
+            text(DriverId::RXE).contains("flushed the request; on Soft-RoCE also: a request with a local")
+        );
+        for number in 0..=255 {
+            assert!(!wc_status_str(WcStatus(number)).contains("Soft-RoCE"));
+            assert!(explain(WcStatus(number), DriverId::RXE).starts_with(wc_status_str(WcStatus(number))));
+        }
+        let (verb, status) = ("post_send", WcStatus::REM_OP_ERR);
+        let error = Error::Completion { verb, status, vendor_err: 0, driver: DriverId::RXE };
+        assert!(error.to_string().contains("its MR is not writable"), "{error}");
+    }
+
+    #[test]
+    fn question_mark_converts_errors_of_posting() {
+        let full = PushError::QueueFull { capacity: 8 };
+        let refused = IoctlError { method: "POST_SEND", errno: Errno::IO };
+        let convert = |result: Result<(), PushError>| -> Result<()> { Ok(result?) };
+        assert!(
+            matches!(convert(Err(full)), Err(Error::Rejected(PostReason::Queue(reason))) if reason == full)
+        );
+        let convert = |result: Result<(), PostReason>| -> Result<()> { Ok(result?) };
+        assert!(matches!(convert(Err(full.into())), Err(Error::Rejected(_))));
+        let convert = |result: Result<(), DoorbellError>| -> Result<()> { Ok(result?) };
+        let error = convert(Err(DoorbellError::Posted(refused))).unwrap_err();
+        assert_eq!(error.errno(), Some(Errno::IO));
+        let reason = PostReason::Doorbell(DoorbellError::TakenBack(refused));
+        assert_eq!(Error::from(PostError { accepted: 0, reason }).errno(), Some(Errno::IO));
+    }
+
+    #[test]
+    fn io_errors_have_the_kind_of_the_errno_and_the_whole_message() {
+        let refused = IoctlError { method: "REG_MR", errno: Errno::ACCESS };
+        let error = io::Error::from(Error::kernel("reg_mr", "16 bytes", refused));
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied);
+        assert!(error.to_string().starts_with("reg_mr (16 bytes): "), "{error}");
+        assert_eq!(io::Error::from(Error::NoDevice).kind(), ErrorKind::NotFound);
+        let (verb, status) = ("post_send", WcStatus::RETRY_EXC_ERR);
+        let lost = Error::Completion { verb, status, vendor_err: 0, driver: DriverId::RXE };
+        assert_eq!(io::Error::from(lost).kind(), ErrorKind::TimedOut);
     }
 }

@@ -175,15 +175,16 @@ impl<M, P: Provider> Endpoint<M, P> {
     /// # Errors
     /// - [`Error::NoPort`]: the device has no such port.
     /// - [`Error::NoGid`]: the port has no GID.
-    /// - [`Error::Invalid`]: `depth` is 0 or 2^31 or above.
+    /// - [`Error::Invalid`]: `depth` is 0.
     /// - [`Error::Limit`]: `depth` is above the device's limits.
     /// - [`Error::Kernel`], [`Error::Provider`]: a command of the setup failed.
     pub fn new(pd: &Pd<P>, port: impl Into<PortNum>, depth: u32) -> Result<Self> {
         let (context, port) = (pd.context(), port.into());
         let gid_index = context.default_gid(port)?.index;
-        let entries = depth.checked_mul(2).ok_or_else(|| {
-            Error::invalid("Endpoint::new", format!("depth {depth} exceeds the limit of every device"))
-        })?;
+        let limits = context.limits();
+        let max = limits.max_qp_wr.min(limits.max_cqe / 2);
+        Error::check_limit("Endpoint::new", "depth", depth.into(), max.into())?;
+        let entries = 2 * depth;
         let channel = context.create_comp_channel()?;
         let cq = context.create_cq(&CqInit { channel: Some(&channel), ..CqInit::new(entries) })?;
         let cap = QpCap { max_send_wr: depth, max_recv_wr: depth, ..QpCap::default() };
@@ -264,7 +265,10 @@ impl<M, P: Provider> Endpoint<M, P> {
         if let Some(failure) = self.qp.failure().filter(|failure| failure.wr_id == wr_id) {
             status = failure.status;
         }
-        Some(Err(Failed { error: Error::Completion { verb, status, vendor_err }, buffer: Some(buffer) }))
+        Some(Err(Failed {
+            error: Error::Completion { verb, status, vendor_err, driver: self.qp.pd().context().driver() },
+            buffer: Some(buffer),
+        }))
     }
 
     /// Blocks until an operation completes.

@@ -54,7 +54,8 @@ pub struct QpInit<'a, P: Provider = AnyProvider> {
     pub recv_cq: &'a Cq<P>,
     /// Shared receive queue. With it, the QP has no receive queue of its own.
     pub srq: Option<&'a Srq<P>>,
-    /// Depths and widths of the queues.
+    /// Depths and widths of the queues. Devices may grant more, and the CQs must hold what was
+    /// granted: see [`QpCap`].
     pub cap: QpCap,
     /// Length in bytes of the longest header of a large send ([`Frame::mss`](crate::Frame::mss)):
     /// 14 or more, or 0 for no large sends. Only for [`RawPacket`] QPs on devices with TCP
@@ -411,17 +412,17 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// use std::thread;
     ///
     /// use bareverbs::{
-    ///     Access, AhAttr, Buffer, Cq, CqInit, Device, Error, Gid, InitAttr, Operation, Payload, QpInit, Rc,
-    ///     RecvRequest, Result, RtrAttr, RtsAttr, SendFlags, SendRequest, WcStatus,
+    ///     Access, AhAttr, Buffer, Cq, CqInit, Device, DriverId, Error, Gid, InitAttr, QpInit, Rc, RecvRequest,
+    ///     Result, RtrAttr, RtsAttr, SendRequest, WcStatus,
     /// };
     ///
     /// /// Waits for the one request in flight.
-    /// fn complete(cq: &mut Cq, verb: &'static str, wr_id: u64) -> Result<()> {
+    /// fn complete(cq: &mut Cq, verb: &'static str, wr_id: u64, driver: DriverId) -> Result<()> {
     ///     loop {
     ///         match cq.poll_one() {
     ///             Some(done) if done.wr_id == wr_id => {
     ///                 let (status, vendor_err) = (done.status, done.vendor_err);
-    ///                 let failed = Error::Completion { verb, status, vendor_err };
+    ///                 let failed = Error::Completion { verb, status, vendor_err, driver };
     ///                 return if status == WcStatus::SUCCESS { Ok(()) } else { Err(failed) };
     ///             }
     ///             _ => spin_loop(),
@@ -431,7 +432,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     ///
     /// fn main() -> Result<()> {
     ///     let context = Device::first()?.open()?;
-    ///     let pd = context.alloc_pd()?;
+    ///     let (pd, driver) = (context.alloc_pd()?, context.driver());
     ///     let mut send_cq = context.create_cq(&CqInit::new(16))?;
     ///     let mut recv_cq = context.create_cq(&CqInit::new(16))?;
     ///     let outgoing = pd.register(Buffer::zeroed(4096)?, Access::empty())?;
@@ -449,11 +450,9 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     ///         let sender = scope.spawn(|| {
     ///             let sges = [outgoing.sge(..64)?];
     ///             for wr_id in 1..=100 {
-    ///                 let (flags, payload) = (SendFlags::SIGNALED, Payload::Sges(&sges));
-    ///                 let request = SendRequest { wr_id, operation: Operation::Send, flags, payload };
     ///                 // SAFETY: `outgoing` stays registered and unchanged until `complete` returns.
-    ///                 unsafe { send.post_send(&[request]) }?;
-    ///                 complete(&mut send_cq, "send", wr_id)?;
+    ///                 unsafe { send.post_send(&[SendRequest::send(wr_id, &sges).signaled()]) }?;
+    ///                 complete(&mut send_cq, "send", wr_id, driver)?;
     ///             }
     ///             Ok(())
     ///         });
@@ -461,8 +460,8 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     ///             let sges = [incoming.sge(..)?];
     ///             for wr_id in 1..=100 {
     ///                 // SAFETY: `incoming` stays registered, and nothing reads it, until `complete` returns.
-    ///                 unsafe { recv.post_recv(&[RecvRequest { wr_id, sges: &sges }]) }?;
-    ///                 complete(&mut recv_cq, "recv", wr_id)?;
+    ///                 unsafe { recv.post_recv(&[RecvRequest::new(wr_id, &sges)]) }?;
+    ///                 complete(&mut recv_cq, "recv", wr_id, driver)?;
     ///                 println!("received {:?}", incoming.bytes().map(|bytes| &bytes[..8]));
     ///             }
     ///             Ok(())

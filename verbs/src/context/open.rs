@@ -34,7 +34,7 @@ impl<P: Provider> Context<P> {
             Some(driver) => Some(driver),
             None => probe_driver(&open_file(DriverId::UNKNOWN)?),
         };
-        let file = Arc::new(open_file(Self::driver(device, driver)?)?);
+        let file = Arc::new(open_file(Self::find_driver(device, driver)?)?);
         let refused = |refused: IoctlError| Error::kernel(VERB, device.name(), refused);
         let provider = P::open(Arc::clone(&file)).map_err(refused)?;
         let events = AsyncEvents::create(&file)?;
@@ -56,7 +56,7 @@ impl<P: Provider> Context<P> {
                 (file.into_fd(), driver)
             }
         };
-        let driver = Self::driver(&device, driver)?;
+        let driver = Self::find_driver(&device, driver)?;
         let file = Arc::new(device_file(VERB, &device, fd, driver)?);
         let provider = P::import(Arc::clone(&file)).map_err(|reason| match reason {
             CreateError::Unsupported { .. } => {
@@ -78,7 +78,7 @@ impl<P: Provider> Context<P> {
     }
 
     /// The driver id, if it is known and `P` supports it.
-    fn driver(device: &Device, driver: Option<DriverId>) -> Result<DriverId> {
+    fn find_driver(device: &Device, driver: Option<DriverId>) -> Result<DriverId> {
         driver
             .filter(|driver| P::drives(driver.0))
             .ok_or_else(|| Error::UnsupportedDriver { device: device.name().to_owned(), driver })

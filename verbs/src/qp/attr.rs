@@ -15,6 +15,25 @@ use crate::{Access, PortNum, QpAttrMask, QpState};
 use crate::{AckTimeout, MinRnrTimer, RetryCount, RnrRetry};
 
 /// Depths and widths of the queues of a QP.
+///
+/// Devices round depths up: Soft-RoCE grants 127 for 64. A program that posts until the queue is
+/// full has as many requests outstanding as [`Qp::cap`](crate::Qp::cap) says, and each may occupy an
+/// entry of the CQ. A CQ that overflows loses completions. So such a program sizes the CQ for the
+/// granted depths:
+///
+/// ```no_run
+/// # fn example(pd: &bareverbs::Pd, cq: &mut bareverbs::Cq) -> bareverbs::Result<()> {
+/// use bareverbs::{QpInit, Rc};
+///
+/// let qp = pd.create_qp::<Rc>(&QpInit::new(cq, cq))?;
+/// // The sum over all QPs of the CQ.
+/// let entries = qp.cap().max_send_wr + qp.cap().max_recv_wr;
+/// if cq.capacity() < entries {
+///     cq.resize(entries)?;
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[doc(alias = "ibv_qp_cap")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpCap {

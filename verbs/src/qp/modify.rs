@@ -1,5 +1,6 @@
 //! State transitions of a QP.
 
+use bareverbs_provider::command;
 use bareverbs_provider::device::IoctlError;
 use bareverbs_provider::traits::{Provider, QpControl};
 use bareverbs_uapi::write;
@@ -275,7 +276,8 @@ impl<T: Transport, P: Provider> Qp<T, P> {
                 error
             };
             error.or_hint(|errno| {
-                (errno == Errno::INVAL).then(|| explain_invalid_modify(T::QP_TYPE, self.state(), attr, mask))
+                (errno == Errno::INVAL)
+                    .then(|| explain_invalid_modify(T::QP_TYPE, self.kernel_state(), attr, mask))
             })
         })
     }
@@ -331,7 +333,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     }
 
     fn refused(&self, verb: &'static str, mask: QpAttrMask, refused: IoctlError) -> Error {
-        Error::kernel(verb, format!("QP {:#x} in {:?}, {mask:?}", self.qp_num, self.state()), refused)
+        Error::kernel(verb, format!("QP {:#x} in {:?}, {mask:?}", self.qp_num, self.kernel_state()), refused)
     }
 
     /// # Safety
@@ -349,6 +351,13 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         unsafe { file.invoke::<write::ex::ModifyQp>(request, &mut ExModifyQpResp::zeroed()) }
     }
 
+    /// The state of the QP in the kernel, for error messages: a QP moves itself to ERR. If the
+    /// query fails, the state that the last transition set.
+    fn kernel_state(&self) -> QpState {
+        let resp = command::query_qp(self.context().file(), self.handle, QpAttrMask::STATE);
+        resp.map_or(self.state, |resp| resp.qp_state)
+    }
+
     fn context(&self) -> &Context<P> {
         self.pd.context()
     }
@@ -357,8 +366,15 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         if self.state() == needed {
             return Ok(());
         }
-        Err(Error::invalid(verb, format!("the QP is in {:?}, not in {needed:?}", self.state())))
+        Err(wrong_state(verb, self.state(), self.kernel_state(), needed))
     }
+}
+
+/// The QP is in another state than the transition requires. `last` is the state that the last
+/// transition set, `now` the kernel's.
+pub(super) fn wrong_state(verb: &'static str, last: QpState, now: QpState, needed: QpState) -> Error {
+    let itself = if now == last { "" } else { ", where it moved itself after an error" };
+    Error::invalid(verb, format!("the QP is in {now:?}{itself}, not in {needed:?}"))
 }
 
 /// Validates the responder attributes of INIT → RTR.

@@ -111,12 +111,11 @@ impl<T: Transport, P: Provider> SendHalf<'_, T, P> {
     /// If the doorbell is cheap, the provider rings it at once.
     ///
     /// ```no_run
-    /// use bareverbs::{Completion, Cq, Operation, Payload, PostError, Qp, Rc, SendFlags, SendRequest, Sge};
+    /// use bareverbs::{Completion, Cq, PostError, Qp, Rc, SendRequest, Sge};
     ///
     /// fn answer(qp: &mut Qp<Rc>, cq: &mut Cq, answers: &[Sge]) -> Result<(), PostError> {
     ///     for (wr_id, answer) in (1..).zip(answers) {
-    ///         let payload = Payload::Sges(std::slice::from_ref(answer));
-    ///         let request = SendRequest { wr_id, operation: Operation::Send, flags: SendFlags::SIGNALED, payload };
+    ///         let request = SendRequest::send(wr_id, std::slice::from_ref(answer)).signaled();
     ///         // SAFETY: the caller does not change the answers before they complete.
     ///         unsafe { qp.post_send_deferred(&[request]) }?;
     ///     }

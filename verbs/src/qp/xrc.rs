@@ -6,7 +6,7 @@ use bareverbs_provider::request::XrcTargetRequest;
 use bareverbs_provider::traits::{Provider, SendQueue};
 use bareverbs_uapi::uverbs::types::QpType;
 
-use super::modify::{INIT, RTR, RTS, check_init, check_peer, check_rtr};
+use super::modify::{INIT, RTR, RTS, check_init, check_peer, check_rtr, wrong_state};
 use super::state_table::check_24_bits;
 use super::transport::private::Sealed;
 use super::{Batch, InitAttr, PostReason, Qp, QpAttr, RtrAttr, RtsAttr, Transport, UcRtrAttr};
@@ -335,7 +335,8 @@ impl<P: Provider> XrcTarget<P> {
         if self.state == needed {
             return Ok(());
         }
-        Err(Error::invalid(verb, format!("the QP is in {:?}, not in {needed:?}", self.state)))
+        let now = self.query().map_or(self.state, |attr| attr.qp_state);
+        Err(wrong_state(verb, self.state, now, needed))
     }
 
     fn modify_qp(&mut self, verb: &'static str, (attr, mask): (QpAttr, QpAttrMask)) -> Result<()> {

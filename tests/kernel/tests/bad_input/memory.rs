@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 use std::ptr::{self, NonNull};
 
-use bareverbs::{Access, Buffer, Operation, Payload, Pd, RecvRequest, Remote, Sge, WcStatus, wc_status_str};
+use bareverbs::{Access, Buffer, Operation, Payload, Pd, RecvRequest, Remote, Sge, WcStatus};
 use bareverbs_kernel_tests::child;
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, contents, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
@@ -165,7 +165,7 @@ pub(crate) fn lkey_violations_complete_with_protection_errors() {
             };
             // Newer kernels put the queue pair into ERR first and then flush the failing request.
             assert!(LOCAL_CAUSES.contains(&status), "{what}: {status:?}");
-            assert!(wc_status_str(status).contains("another PD"), "{status:?}");
+            assert!(pd.context().explain(status).contains("another PD"), "{status:?}");
             assert_eq!(a.kernel_state(), bareverbs::QpState::ERR, "{what}");
             assert!(b.cq.poll_one().is_none(), "{what}: nothing was to arrive");
         }
@@ -210,7 +210,8 @@ pub(crate) fn rkey_violations_complete_with_access_errors() {
         let status = a.ends(1)[0].1;
         assert!([WcStatus::REM_INV_REQ_ERR, WcStatus::REM_ACCESS_ERR].contains(&status), "{status:?}");
         assert!(
-            wc_status_str(status).contains("not allowed by its QP") || wc_status_str(status).contains("key")
+            pd.context().explain(status).contains("not allowed by its QP")
+                || pd.context().explain(status).contains("key")
         );
 
         let untouched = [(&source, 1), (&open, 2), (&closed, 3), (&foreign, 4)];

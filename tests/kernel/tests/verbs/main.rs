@@ -1,5 +1,6 @@
 //! The public API on a real kernel with an RDMA device.
 
+mod dead_peer;
 mod deferred;
 mod devices;
 mod events;
@@ -13,6 +14,7 @@ mod queue_pairs;
 mod traffic;
 
 use bareverbs_kernel_tests::{device, kernel_tests};
+use dead_peer::*;
 use deferred::*;
 use devices::*;
 use events::*;
@@ -78,6 +80,10 @@ kernel_tests! {
     rnr_retries_end_with_rnr_retry_exc_err,
     unreachable_peer_exhausts_retries_and_flushes,
     err_state_flushes_receives,
+    failed_qp_is_reported_in_err,
+    send_to_a_killed_peer_fails_within_seconds,
+    endpoint_of_a_killed_peer_fails_within_seconds,
+    cq_of_the_granted_depths_holds_all_completions,
 
     armed_cq_raises_one_event,
     completion_events_identify_their_cq,

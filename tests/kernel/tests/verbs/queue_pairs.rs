@@ -1,11 +1,13 @@
 use bareverbs::{
-    Access, AckTimeout, AhAttr, CqInit, Error, InitAttr, Mtu, Pd, PortNum, Qp, QpAttr, QpAttrMask, QpCap,
-    QpInit, QpState, Rc, RetryCount, RnrRetry, RtrAttr, RtsAttr,
+    Access, AckTimeout, AhAttr, CqInit, DriverId, Error, InitAttr, Mtu, Operation, Payload, Pd, PortNum, Qp,
+    QpAttr, QpAttrMask, QpCap, QpInit, QpState, Rc, Remote, RetryCount, RnrRetry, RtrAttr, RtsAttr, Sge,
+    WcStatus,
 };
 
 use bareverbs_kernel_tests::device;
+use bareverbs_kernel_tests::loopback::{request, take};
 
-use crate::pair::{counts, open};
+use crate::pair::{End, counts, open};
 
 fn in_reset(pd: &Pd) -> Qp<Rc> {
     let cq = pd.context().create_cq(&CqInit::new(16)).unwrap();
@@ -168,4 +170,64 @@ pub(crate) fn raw_modify_is_checked_by_the_kernel() {
     assert_eq!((qp.state(), qp.query().unwrap().0.qp_state), (QpState::RESET, QpState::RESET));
     // A rate limit needs the extended command.
     assert!(qp.modify(&QpAttr::default(), QpAttrMask::RATE_LIMIT).is_err());
+}
+
+pub(crate) fn failed_qp_is_reported_in_err() {
+    let pd = open().alloc_pd().unwrap();
+    let (mut a, mut b) = (End::new(&pd, QpCap::default()), End::new(&pd, QpCap::default()));
+    let numbers = (a.qp.qp_num(), b.qp.qp_num());
+    a.connect(numbers.1);
+    b.connect(numbers.0);
+    a.send(&request(1, Operation::Write(Remote { addr: 0, rkey: 0 }), Payload::Inline(&[])));
+    assert_eq!(a.completions(1)[0].status, WcStatus::SUCCESS);
+    let sges = [Sge { addr: 8, length: 8, lkey: 0xdead_be00 }];
+    a.send(&request(2, Operation::Send, Payload::Sges(&sges)));
+    assert_ne!(a.completions(1)[0].status, WcStatus::SUCCESS);
+    // The last transition was to RTS.
+    assert_eq!(a.qp.state(), QpState::RTS);
+    let refused = a.qp.init(&InitAttr::new(1)).unwrap_err().to_string();
+    let expected =
+        "modify_qp RESET→INIT: the QP is in ERR, where it moved itself after an error, not in RESET";
+    assert_eq!(refused, expected);
+    let to_init = QpAttr { qp_state: QpState::INIT, ..QpAttr::default() };
+    let refused = a.qp.modify(&to_init, QpAttrMask::STATE).unwrap_err().to_string();
+    assert!(refused.contains(" in ERR, "), "{refused}");
+    assert!(refused.contains("no transition from ERR to INIT"), "{refused}");
+}
+
+/// Devices grant deeper queues than requested. Programs that fill them size the CQ for that.
+pub(crate) fn cq_of_the_granted_depths_holds_all_completions() {
+    const QPS: usize = 4;
+    let pd = open().alloc_pd().unwrap();
+    let cap = QpCap { max_send_wr: 16, ..QpCap::default() };
+    let mut cq = pd.context().create_cq(&CqInit::new(16 * QPS as u32)).unwrap();
+    let mut qps: Vec<_> =
+        (0..QPS).map(|_| pd.create_qp::<Rc>(&QpInit { cap, ..QpInit::new(&cq, &cq) }).unwrap()).collect();
+    let granted: u32 = qps.iter().map(|qp| qp.cap().max_send_wr).sum();
+    if pd.context().driver() == DriverId::RXE {
+        assert!(granted > cq.capacity(), "{granted} requests, {} entries", cq.capacity());
+    }
+    if cq.capacity() < granted {
+        assert!(cq.resize(granted).unwrap() >= granted);
+    }
+    let gid = pd.context().default_gid(1).unwrap();
+    let dlid = pd.context().query_port(1).unwrap().lid;
+    let address = AhAttr { dlid, ..AhAttr::global(1, gid.gid, gid.index) };
+    let numbers: Vec<_> = qps.iter().map(Qp::qp_num).collect();
+    for (place, qp) in qps.iter_mut().enumerate() {
+        qp.init(&InitAttr::new(1)).unwrap();
+        qp.ready_to_receive(&RtrAttr::new(address, numbers[place ^ 1])).unwrap();
+        qp.ready_to_send(&RtsAttr::default()).unwrap();
+    }
+    let mut posted = 0;
+    for qp in &mut qps {
+        let write = request(1, Operation::Write(Remote { addr: 0, rkey: 0 }), Payload::Sges(&[]));
+        // SAFETY: the request names no memory.
+        while unsafe { qp.post_send(&[write]) }.is_ok() {
+            posted += 1;
+        }
+    }
+    assert!(posted >= 16 * QPS, "{posted}");
+    let completions = take(&mut cq, posted);
+    assert!(completions.iter().all(|completion| completion.status == WcStatus::SUCCESS));
 }

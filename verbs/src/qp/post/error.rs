@@ -4,7 +4,7 @@ use std::fmt;
 
 use bareverbs_provider::error::DoorbellError;
 
-use crate::{PushError, QpState, WqState};
+use crate::{Errno, PushError, QpState, WqState};
 
 /// An error of a post: not all requests were posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +55,19 @@ pub enum PostReason {
     /// The kernel refused the doorbell.
     #[error("the doorbell failed: {0}")]
     Doorbell(#[source] DoorbellError),
+}
+
+impl PostReason {
+    /// The kernel's errno, if it refused the doorbell.
+    #[must_use]
+    pub fn errno(&self) -> Option<Errno> {
+        match self {
+            Self::Doorbell(DoorbellError::TakenBack(refused) | DoorbellError::Posted(refused)) => {
+                Some(refused.errno)
+            }
+            _ => None,
+        }
+    }
 }
 
 /// All `requests` were posted or none: they share one doorbell.
