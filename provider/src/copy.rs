@@ -66,6 +66,64 @@ pub unsafe fn copy_in(from: &[u8], into: *mut u8) {
     }
 }
 
+macro_rules! words {
+    ($($load:ident, $store:ident, $of:ty;)*) => {$(
+        /// Reads an aligned word whole. Relaxed ordering.
+        ///
+        /// # Safety
+        ///
+        /// `place` must be aligned and valid for reads of the word. During the call this process may
+        /// write it only by functions of this module.
+        #[inline]
+        #[must_use]
+        pub unsafe fn $load(place: *const u8) -> $of {
+            // SAFETY: aligned and valid by this function's contract.
+            unsafe { words::$load(place) }
+        }
+
+        /// Writes an aligned word whole. Relaxed ordering.
+        ///
+        /// # Safety
+        ///
+        /// `place` must be aligned and valid for writes of the word. During the call this process
+        /// may access it only by functions of this module.
+        #[inline]
+        pub unsafe fn $store(place: *mut u8, value: $of) {
+            // SAFETY: aligned and valid by this function's contract.
+            unsafe { words::$store(place, value) };
+        }
+    )*};
+}
+
+words! {
+    load_u32, store_u32, u32;
+    load_u64, store_u64, u64;
+}
+
+/// Adds to an aligned word in one step, as seen by all CPUs. Returns the previous value. It orders
+/// earlier and later accesses of this CPU.
+///
+/// # Safety
+///
+/// As for [`store_u64`].
+#[inline]
+pub unsafe fn fetch_add_u64(place: *mut u8, value: u64) -> u64 {
+    // SAFETY: aligned and valid by this function's contract.
+    unsafe { words::fetch_add_u64(place, value) }
+}
+
+/// Replaces an aligned word by `new` if it is `expected`, in one step, as seen by all CPUs. Returns
+/// the previous value. It orders earlier and later accesses of this CPU.
+///
+/// # Safety
+///
+/// As for [`store_u64`].
+#[inline]
+pub unsafe fn compare_swap_u64(place: *mut u8, expected: u64, new: u64) -> u64 {
+    // SAFETY: aligned and valid by this function's contract.
+    unsafe { words::compare_swap_u64(place, expected, new) }
+}
+
 /// For `len` bytes at `address`: the number of bytes before the first aligned word, and the number
 /// of whole words after them.
 fn split(address: usize, len: usize) -> (usize, usize) {
@@ -168,6 +226,157 @@ mod bytes {
     }
 }
 
+/// Words by one instruction each, or by a loop of two that retries.
+#[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(any(miri, bareverbs_tsan))))]
+mod words {
+    use std::arch::asm;
+
+    macro_rules! words {
+        ($($load:ident, $store:ident, $of:ty, $x86_load:literal, $x86_store:literal, $arm_load:literal, $arm_store:literal;)*) => {$(
+            /// # Safety
+            ///
+            /// `place` must be aligned and valid for reads of the word.
+            #[inline(always)]
+            pub(super) unsafe fn $load(place: *const u8) -> $of {
+                let value: $of;
+                let place = place.expose_provenance() as u64;
+                // SAFETY: the instruction reads the word, which is valid by this function's contract.
+                unsafe {
+                    #[cfg(target_arch = "x86_64")]
+                    asm!($x86_load, place = in(reg) place, value = lateout(reg) value,
+                        options(nostack, preserves_flags, readonly));
+                    #[cfg(target_arch = "aarch64")]
+                    asm!($arm_load, place = in(reg) place, value = lateout(reg) value,
+                        options(nostack, preserves_flags, readonly));
+                }
+                value
+            }
+
+            /// # Safety
+            ///
+            /// `place` must be aligned and valid for writes of the word.
+            #[inline(always)]
+            pub(super) unsafe fn $store(place: *mut u8, value: $of) {
+                let place = place.expose_provenance() as u64;
+                // SAFETY: the instruction writes the word, which is valid by this function's contract.
+                unsafe {
+                    #[cfg(target_arch = "x86_64")]
+                    asm!($x86_store, place = in(reg) place, value = in(reg) value,
+                        options(nostack, preserves_flags));
+                    #[cfg(target_arch = "aarch64")]
+                    asm!($arm_store, place = in(reg) place, value = in(reg) value,
+                        options(nostack, preserves_flags));
+                }
+            }
+        )*};
+    }
+
+    words! {
+        load_u32, store_u32, u32,
+            "mov {value:e}, dword ptr [{place}]", "mov dword ptr [{place}], {value:e}",
+            "ldr {value:w}, [{place}]", "str {value:w}, [{place}]";
+        load_u64, store_u64, u64,
+            "mov {value}, qword ptr [{place}]", "mov qword ptr [{place}], {value}",
+            "ldr {value}, [{place}]", "str {value}, [{place}]";
+    }
+
+    /// # Safety
+    ///
+    /// `place` must be aligned and valid for reads and writes of a word.
+    #[inline(always)]
+    pub(super) unsafe fn fetch_add_u64(place: *mut u8, value: u64) -> u64 {
+        let place = place.expose_provenance() as u64;
+        let previous: u64;
+        // SAFETY: the instructions access the word, which is valid by this function's contract.
+        unsafe {
+            #[cfg(target_arch = "x86_64")]
+            asm!("lock xadd qword ptr [{place}], {value}", place = in(reg) place,
+                value = inout(reg) value => previous, options(nostack));
+            #[cfg(target_arch = "aarch64")]
+            asm!("2:", "ldaxr {previous}, [{place}]", "add {sum}, {previous}, {value}",
+                "stlxr {failed:w}, {sum}, [{place}]", "cbnz {failed:w}, 2b", "dmb ish",
+                place = in(reg) place, value = in(reg) value, previous = out(reg) previous,
+                sum = out(reg) _, failed = out(reg) _, options(nostack, preserves_flags));
+        }
+        previous
+    }
+
+    /// # Safety
+    ///
+    /// `place` must be aligned and valid for reads and writes of a word.
+    #[inline(always)]
+    pub(super) unsafe fn compare_swap_u64(place: *mut u8, expected: u64, new: u64) -> u64 {
+        let place = place.expose_provenance() as u64;
+        let previous: u64;
+        // SAFETY: the instructions access the word, which is valid by this function's contract.
+        unsafe {
+            #[cfg(target_arch = "x86_64")]
+            asm!("lock cmpxchg qword ptr [{place}], {new}", place = in(reg) place, new = in(reg) new,
+                inout("rax") expected => previous, options(nostack));
+            #[cfg(target_arch = "aarch64")]
+            asm!("2:", "ldaxr {previous}, [{place}]", "cmp {previous}, {expected}", "b.ne 3f",
+                "stlxr {failed:w}, {new}, [{place}]", "cbnz {failed:w}, 2b", "3:", "dmb ish",
+                place = in(reg) place, expected = in(reg) expected, new = in(reg) new,
+                previous = out(reg) previous, failed = out(reg) _, options(nostack));
+        }
+        previous
+    }
+}
+
+/// Words by atomics of their size: on other architectures, and where a tool must see the accesses.
+#[cfg(any(miri, bareverbs_tsan, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
+mod words {
+    use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+    macro_rules! words {
+        ($($load:ident, $store:ident, $of:ty, $atomic:ty;)*) => {$(
+            /// # Safety
+            ///
+            /// `place` must be aligned and valid for reads of the word.
+            #[inline(always)]
+            pub(super) unsafe fn $load(place: *const u8) -> $of {
+                // SAFETY: aligned and valid by this function's contract, and only read.
+                unsafe { <$atomic>::from_ptr(place.cast_mut().cast()) }.load(Ordering::Relaxed)
+            }
+
+            /// # Safety
+            ///
+            /// `place` must be aligned and valid for writes of the word.
+            #[inline(always)]
+            pub(super) unsafe fn $store(place: *mut u8, value: $of) {
+                // SAFETY: aligned and valid by this function's contract.
+                unsafe { <$atomic>::from_ptr(place.cast()) }.store(value, Ordering::Relaxed);
+            }
+        )*};
+    }
+
+    words! {
+        load_u32, store_u32, u32, AtomicU32;
+        load_u64, store_u64, u64, AtomicU64;
+    }
+
+    /// # Safety
+    ///
+    /// `place` must be aligned and valid for reads and writes of a word.
+    #[inline(always)]
+    pub(super) unsafe fn fetch_add_u64(place: *mut u8, value: u64) -> u64 {
+        // SAFETY: aligned and valid by this function's contract.
+        unsafe { AtomicU64::from_ptr(place.cast()) }.fetch_add(value, Ordering::SeqCst)
+    }
+
+    /// # Safety
+    ///
+    /// `place` must be aligned and valid for reads and writes of a word.
+    #[inline(always)]
+    pub(super) unsafe fn compare_swap_u64(place: *mut u8, expected: u64, new: u64) -> u64 {
+        // SAFETY: aligned and valid by this function's contract.
+        let word = unsafe { AtomicU64::from_ptr(place.cast()) };
+        let (Ok(previous) | Err(previous)) =
+            word.compare_exchange(expected, new, Ordering::SeqCst, Ordering::SeqCst);
+        previous
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -190,6 +399,55 @@ mod tests {
             let before = bytes[..start].iter().chain(&bytes[start + len..]);
             prop_assert!(around.zip(before).all(|(now, before)| *now == !before));
         }
+    }
+
+    #[test]
+    fn words_are_read_and_written_whole() {
+        let mut memory = [u64::from_ne_bytes([1, 2, 3, 4, 5, 6, 7, 8]), 9];
+        let place = memory.as_mut_ptr().cast::<u8>();
+        // SAFETY: aligned words of the array, which nothing else accesses.
+        unsafe {
+            assert_eq!(load_u64(place), u64::from_ne_bytes([1, 2, 3, 4, 5, 6, 7, 8]));
+            assert_eq!(load_u32(place.add(4)), u32::from_ne_bytes([5, 6, 7, 8]));
+            store_u32(place.add(4), u32::MAX);
+            assert_eq!(load_u64(place).to_ne_bytes(), [1, 2, 3, 4, 255, 255, 255, 255]);
+            store_u64(place, 40);
+            assert_eq!((fetch_add_u64(place, 2), load_u64(place)), (40, 42));
+            assert_eq!((compare_swap_u64(place, 41, 1), load_u64(place)), (42, 42));
+            assert_eq!((compare_swap_u64(place, 42, 1), load_u64(place)), (42, 1));
+            assert_eq!((fetch_add_u64(place, u64::MAX), load_u64(place.add(8))), (1, 9));
+        }
+    }
+
+    #[test]
+    fn concurrent_additions_are_not_lost() {
+        let rounds = if cfg!(miri) { 50 } else { 20_000 };
+        let mut word = 0u64;
+        let place = std::ptr::from_mut(&mut word).expose_provenance();
+        std::thread::scope(|scope| {
+            for thread in 0..3 {
+                scope.spawn(move || {
+                    let place = std::ptr::with_exposed_provenance_mut::<u8>(place);
+                    for _ in 0..rounds {
+                        // SAFETY: the aligned word, which only this module accesses meanwhile.
+                        unsafe {
+                            if thread == 0 {
+                                fetch_add_u64(place, 1);
+                                continue;
+                            }
+                            let mut value = load_u64(place);
+                            loop {
+                                match compare_swap_u64(place, value, value + 1) {
+                                    previous if previous == value => break,
+                                    previous => value = previous,
+                                }
+                            }
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(word, 3 * rounds);
     }
 
     #[test]

@@ -219,6 +219,33 @@ impl Mr<RawMemory> {
         Ok(Self::over_range(registration, addr, len))
     }
 
+    /// Registers bytes with rights of peers.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Pd::register_raw`](crate::Pd::register_raw), except for on-demand MRs on Soft-RoCE:
+    /// they are rejected unless they begin at a page boundary.
+    pub(crate) unsafe fn register_remote(
+        verb: &'static str,
+        domain: &Arc<PdShared>,
+        addr: *mut u8,
+        len: usize,
+        access: Access,
+    ) -> Result<Self> {
+        check_odp_page_offset(verb, domain, access, NonNull::new(addr).unwrap_or(NonNull::dangling()))?;
+        // SAFETY: the caller upholds the contract for the range.
+        let registration = unsafe { Registration::new(domain, addr, len, None, access) }?;
+        Ok(Self::over_range(registration, addr, len))
+    }
+
+    /// An MR of these bytes, whose deregistration fails.
+    #[cfg(test)]
+    pub(crate) fn remote_for_test(domain: &Arc<PdShared>, addr: *mut u8, len: usize) -> Self {
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let iova = addr.expose_provenance() as u64;
+        Self::over_range(Registration { iova, ..Registration::for_test(domain, access) }, addr, len)
+    }
+
     fn over_range(registration: Registration, addr: *mut u8, len: usize) -> Self {
         let start = NonNull::new(addr).unwrap_or(NonNull::dangling());
         // An ODP region may start at the null address. Its copying methods get length 0.
@@ -378,11 +405,29 @@ impl<M> Mr<M> {
     /// stays registered, and owned memory is leaked.
     #[doc(alias = "ibv_dereg_mr")]
     pub fn into_inner(self) -> Result<M> {
+        self.dereg().map_err(|(region, error)| {
+            region.abandon();
+            error
+        })
+    }
+
+    /// Leaks the memory and leaves it registered, because the device may still access it.
+    pub(crate) fn abandon(self) {
         let mut region = ManuallyDrop::new(self);
         // SAFETY: the region is in a `ManuallyDrop` and is not used again.
-        let registration = unsafe { ManuallyDrop::take(&mut region.registration) };
-        // SAFETY: the registration was taken out of the region, and is dropped after this.
-        unsafe { registration.dereg() }?;
+        unsafe { ManuallyDrop::drop(&mut region.registration) };
+    }
+
+    /// Deregisters the region and returns the memory. Returns the region if the kernel refuses.
+    #[expect(clippy::result_large_err, reason = "the error returns the region without an allocation")]
+    pub(crate) fn dereg(self) -> Result<M, (Self, Error)> {
+        // SAFETY: the region is registered. It is not used again if this succeeds.
+        if let Err(error) = unsafe { self.registration.dereg() } {
+            return Err((self, error));
+        }
+        let mut region = ManuallyDrop::new(self);
+        // SAFETY: the region is in a `ManuallyDrop` and is not used again.
+        unsafe { ManuallyDrop::drop(&mut region.registration) };
         // SAFETY: the memory was initialised when the region was created.
         Ok(unsafe { region.memory.assume_init_read() })
     }
@@ -496,10 +541,11 @@ fn too_long(what: &'static str, len: usize) -> Error {
 }
 
 /// Access rights by which a peer can write a region without an operation of this process.
-const REMOTE_WRITABLE: Access = Access::REMOTE_WRITE.union(Access::REMOTE_ATOMIC).union(Access::MW_BIND);
+pub(crate) const REMOTE_WRITABLE: Access =
+    Access::REMOTE_WRITE.union(Access::REMOTE_ATOMIC).union(Access::MW_BIND);
 
 /// Access rights by which a peer can read or write a region without an operation of this process.
-const REMOTE_ACCESSIBLE: Access = REMOTE_WRITABLE.union(Access::REMOTE_READ);
+pub(crate) const REMOTE_ACCESSIBLE: Access = REMOTE_WRITABLE.union(Access::REMOTE_READ);
 
 impl<M> Drop for Mr<M> {
     fn drop(&mut self) {

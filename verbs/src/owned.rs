@@ -66,6 +66,7 @@
 
 mod address;
 mod buffer;
+mod exposed;
 mod in_flight;
 mod part;
 mod pool;
@@ -88,6 +89,7 @@ use crate::{
 };
 
 pub use self::buffer::{AnyBuffer, Source, Target};
+pub use self::exposed::{ExposeError, Exposed, RevokeError, Word};
 pub use self::part::{Chunks, Part, PartError, Shared};
 pub use self::pool::{Lease, Pool};
 

@@ -18,7 +18,8 @@ use crate::{Access, Buffer, Error, MemoryOwner, Mr, Pd, RegisterError, Result};
 /// one registration at the same time, each on a part of its own. The region is deregistered when its
 /// last part is dropped.
 ///
-/// Peers can't access a part: the region has local rights only.
+/// Peers can't access a part: the region has local rights only. [`Part::expose`] opens a part to
+/// them.
 ///
 /// ```no_run
 /// use bareverbs::owned::Part;
@@ -92,6 +93,12 @@ impl<M: MemoryOwner> Part<M> {
 }
 
 impl<M> Part<M> {
+    /// Its first byte in this process's address space.
+    pub(super) fn as_ptr(&self) -> *mut u8 {
+        // SAFETY: the offset is within the region.
+        unsafe { self.region.as_ptr().add(self.offset) }
+    }
+
     /// Length in bytes. It may be 0.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -108,17 +115,17 @@ impl<M> Part<M> {
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: the range is within the region, whose bytes are valid and initialised while it
-        // exists. No peer ever could write them (`check_local`). They belong to this part alone, and
-        // a part that an operation uses is owned by the code that posted it, which calls no method
-        // of it.
-        unsafe { std::slice::from_raw_parts(self.region.as_ptr().add(self.offset), self.len) }
+        // exists. No peer can write them: the region never had remote rights (`check_local`), and an
+        // exposed part is owned by its `Exposed`. They belong to this part alone, and a part that an
+        // operation uses is owned by the code that posted it, which calls no method of it.
+        unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) }
     }
 
     /// Its bytes, to be changed.
     #[must_use]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `bytes`. The part is borrowed exclusively. No peer ever could read its bytes.
-        unsafe { std::slice::from_raw_parts_mut(self.region.as_ptr().add(self.offset), self.len) }
+        // SAFETY: as in `bytes`. The part is borrowed exclusively, and no peer can read its bytes.
+        unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.len) }
     }
 
     /// Splits it: the first part has `mid` bytes, the second the rest.

@@ -1,0 +1,494 @@
+//! Memory that peers access.
+
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ops::RangeBounds;
+
+use bareverbs_provider::{barrier, copy};
+
+use super::Part;
+use super::buffer::sealed::Registered;
+use crate::mr::{REMOTE_ACCESSIBLE, REMOTE_WRITABLE};
+use crate::{Access, AtomicCap, Buffer, Error, MemoryOwner, Mr, RawMemory, Remote, Result};
+
+const EXPOSE: &str = "Part::expose";
+
+/// A range of a registered region that peers access by RDMA: they read, write or update it without
+/// an operation of this process, at any time.
+///
+/// So there is no slice of it. [`read_at`](Self::read_at) and [`write_at`](Self::write_at) copy
+/// bytes, [`load`](Self::load) and [`store`](Self::store) access whole words. To look at the bytes as
+/// a slice, [`revoke`](Self::revoke) the access first.
+///
+/// [`Part::expose`] creates it. The range has a registration of its own, whose key opens this range
+/// and nothing else. The region's other parts stay closed to peers.
+///
+/// ```no_run
+/// use bareverbs::owned::Part;
+/// use bareverbs::{Access, Buffer, Device};
+///
+/// let pd = Device::first()?.open()?.alloc_pd()?;
+/// let part = Part::register(&pd, Buffer::zeroed(4096)?)?;
+/// let exposed = part.expose(Access::REMOTE_WRITE)?;
+/// let remote = exposed.remote(..)?;
+/// println!("send the peer {remote:?}");
+///
+/// // The peer writes, and says so by a message.
+/// let mut header = [0; 16];
+/// exposed.read_at(0, &mut header)?;
+/// let sequence: u64 = exposed.load(16)?;
+///
+/// let part = exposed.revoke()?;
+/// let all: &[u8] = part.bytes();
+/// # Ok::<(), bareverbs::Error>(())
+/// ```
+///
+/// No slice of it exists:
+///
+/// ```compile_fail,E0599
+/// fn look(exposed: &bareverbs::owned::Exposed) -> u8 {
+///     exposed.bytes()[0]
+/// }
+/// ```
+///
+/// It can't be posted either:
+///
+/// ```compile_fail,E0277
+/// # use bareverbs::owned::{Exposed, Source};
+/// fn post_send(_: impl Source) {}
+/// fn send(exposed: Exposed) {
+///     post_send(exposed);
+/// }
+/// ```
+///
+/// # What this process sees
+///
+/// | a peer's | is visible after |
+/// |---|---|
+/// | write with immediate | its receive completion was polled |
+/// | writes before a send or a write with immediate | the receive completion of that message was polled |
+/// | write, without a message | no defined time; a device with relaxed ordering writes bytes in any order |
+/// | atomic operation | a [`load`](Self::load) that returns the new word |
+///
+/// Drop revokes the access. If the kernel refuses, the region stays registered and its memory is
+/// leaked. `mem::forget` leaves the range exposed.
+pub struct Exposed<M = Buffer> {
+    /// Taken out when peers have lost the access, or never.
+    part: ManuallyDrop<Part<M>>,
+    /// The registration with remote rights, of the part's bytes.
+    remote: ManuallyDrop<Mr<RawMemory>>,
+    /// Word accesses and copies of two threads must not race on these architectures.
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    _not_sync: std::marker::PhantomData<std::cell::Cell<()>>,
+}
+
+impl<M: MemoryOwner> Part<M> {
+    /// Registers its bytes again, with the rights `access` for peers. The new key opens these bytes
+    /// only.
+    ///
+    /// [`LOCAL_WRITE`](Access::LOCAL_WRITE) is added for rights to write. The kernel counts the pages
+    /// twice against the limit on locked memory.
+    ///
+    /// # Errors
+    /// The errors return the part.
+    ///
+    /// - [`Error::Invalid`]: `access` contains no right of peers, or [`Access::MW_BIND`].
+    /// - [`Error::Invalid`]: the part is empty.
+    /// - [`Error::Invalid`] on Soft-RoCE: `access` contains [`Access::ON_DEMAND`], and the part does
+    ///   not begin at a page boundary.
+    /// - [`Error::Kernel`], for example beyond the limit on locked memory.
+    pub fn expose(self, access: Access) -> Result<Exposed<M>, ExposeError<M>> {
+        match self.register_remote(access) {
+            Ok(remote) => Ok(Exposed {
+                part: ManuallyDrop::new(self),
+                remote: ManuallyDrop::new(remote),
+                #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+                _not_sync: std::marker::PhantomData,
+            }),
+            Err(error) => Err(ExposeError { error, part: self }),
+        }
+    }
+
+    fn register_remote(&self, access: Access) -> Result<Mr<RawMemory>> {
+        if access.contains(Access::MW_BIND) {
+            let reason = "a memory window would stay open when the access is revoked: omit MW_BIND";
+            return Err(Error::invalid(EXPOSE, reason));
+        }
+        if !access.intersects(REMOTE_ACCESSIBLE) {
+            let reason =
+                format!("{access:?} gives peers no right: use REMOTE_READ, REMOTE_WRITE or REMOTE_ATOMIC");
+            return Err(Error::invalid(EXPOSE, reason));
+        }
+        let local = if access.intersects(REMOTE_WRITABLE) { Access::LOCAL_WRITE } else { Access::empty() };
+        // SAFETY: the part's bytes are valid until its region is dropped, which `Exposed` prevents
+        // while the new registration exists; `MemoryOwner` keeps them valid if it is forgotten. The
+        // caller owns the part, so no reference to its bytes exists. `Exposed` makes none: it
+        // accesses the bytes by `copy` only.
+        unsafe { Mr::register_remote(EXPOSE, self.domain().0, self.as_ptr(), self.len(), access | local) }
+    }
+}
+
+impl<M> Exposed<M> {
+    /// Length in bytes.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "the length of a registration is at least 1 byte")]
+    pub fn len(&self) -> usize {
+        self.part.len()
+    }
+
+    /// The rights of peers.
+    #[must_use]
+    pub fn access(&self) -> Access {
+        self.remote.access()
+    }
+
+    /// The key of peers, and the remote address of the first byte of `range`. A peer uses them to
+    /// access any byte of the exposed memory, not of this range only.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if `range` exceeds the exposed memory.
+    pub fn remote(&self, range: impl RangeBounds<usize>) -> Result<Remote> {
+        let (start, _) = self.remote.range("Exposed::remote", range)?;
+        Ok(Remote { addr: self.remote.addr().wrapping_add(start as u64), rkey: self.remote.rkey() })
+    }
+
+    /// The place of `len` bytes at `offset`.
+    fn place(&self, verb: &'static str, offset: usize, len: usize) -> Result<*mut u8> {
+        let (start, _) = self.remote.range(verb, offset..offset.saturating_add(len))?;
+        // SAFETY: within the memory.
+        Ok(unsafe { self.part.as_ptr().add(start) })
+    }
+
+    fn word<W: Word>(&self, verb: &'static str, offset: usize) -> Result<*mut u8> {
+        let place = self.place(verb, offset, size_of::<W>())?;
+        if !place.addr().is_multiple_of(size_of::<W>()) {
+            let reason = format!("the word of {} bytes at offset {offset} is not aligned", size_of::<W>());
+            return Err(Error::invalid(verb, reason));
+        }
+        Ok(place)
+    }
+
+    /// Copies bytes from the memory, starting at `offset`. A byte that a peer writes at the same time
+    /// has its old or its new value.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the range exceeds the memory.
+    pub fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<()> {
+        let place = self.place("Exposed::read_at", offset, into.len())?;
+        // SAFETY: the bytes are valid while the part exists. This process accesses them only by
+        // functions of `copy`, because no other method of the part is called.
+        unsafe { copy::copy_out(place, into) };
+        Ok(())
+    }
+
+    /// Copies bytes into the memory, starting at `offset`. A byte that a peer writes at the same time
+    /// gets either value.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the range exceeds the memory.
+    pub fn write_at(&self, offset: usize, from: &[u8]) -> Result<()> {
+        let place = self.place("Exposed::write_at", offset, from.len())?;
+        // SAFETY: as in `read_at`.
+        unsafe { copy::copy_in(from, place) };
+        Ok(())
+    }
+
+    /// Reads a word (`u32` or `u64`) whole. Accesses to the memory that follow are made after it.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the word exceeds the memory or is not aligned to its size.
+    pub fn load<W: Word>(&self, offset: usize) -> Result<W> {
+        let place = self.word::<W>("Exposed::load", offset)?;
+        // SAFETY: the word is aligned, and valid as in `read_at`.
+        let word = unsafe { W::load(place) };
+        barrier::after_device_wrote();
+        Ok(word)
+    }
+
+    /// Writes a word (`u32` or `u64`) whole. Accesses to the memory that precede it are made before.
+    ///
+    /// # Errors
+    /// As for [`Exposed::load`].
+    pub fn store<W: Word>(&self, offset: usize, word: W) -> Result<()> {
+        let place = self.word::<W>("Exposed::store", offset)?;
+        barrier::before_device_reads();
+        // SAFETY: the word is aligned, and valid as in `read_at`.
+        unsafe { W::store(place, word) };
+        Ok(())
+    }
+
+    /// Adds to a word in one step. Returns the previous value. The sum wraps around.
+    ///
+    /// It is atomic with atomic operations of peers. This needs a device whose
+    /// [`atomic_cap`](crate::DeviceAttr::atomic_cap) is [`AtomicCap::GLOB`]. With other devices, use
+    /// an atomic operation of the device: a connection to this host.
+    ///
+    /// # Errors
+    /// - [`Error::Unsupported`] if the device's atomic operations are not atomic with the CPU's.
+    /// - [`Error::Invalid`] as for [`Exposed::load`].
+    pub fn fetch_add(&self, offset: usize, value: u64) -> Result<u64> {
+        self.check_global("Exposed::fetch_add")?;
+        let place = self.word::<u64>("Exposed::fetch_add", offset)?;
+        // SAFETY: the word is aligned, and valid as in `read_at`.
+        Ok(unsafe { copy::fetch_add_u64(place, value) })
+    }
+
+    /// Replaces a word by `new` if it is `expected`, in one step. Returns the previous value.
+    ///
+    /// # Errors
+    /// As for [`Exposed::fetch_add`].
+    pub fn compare_swap(&self, offset: usize, expected: u64, new: u64) -> Result<u64> {
+        self.check_global("Exposed::compare_swap")?;
+        let place = self.word::<u64>("Exposed::compare_swap", offset)?;
+        // SAFETY: the word is aligned, and valid as in `read_at`.
+        Ok(unsafe { copy::compare_swap_u64(place, expected, new) })
+    }
+
+    fn check_global(&self, verb: &'static str) -> Result<()> {
+        if self.remote.domain().context.device_attr.base.atomic_cap == AtomicCap::GLOB {
+            return Ok(());
+        }
+        Err(Error::Unsupported { verb, what: "atomic operations of CPU and device on the same word are" })
+    }
+
+    /// Ends the access of peers and returns the part.
+    ///
+    /// It deregisters what [`Part::expose`] registered. The kernel returns when no access is in
+    /// progress. Later accesses of peers fail with
+    /// [`REM_ACCESS_ERR`](crate::WcStatus::REM_ACCESS_ERR).
+    ///
+    /// # Errors
+    /// [`Error::Kernel`]. The memory is still exposed: the error returns it.
+    pub fn revoke(self) -> Result<Part<M>, RevokeError<M>> {
+        let mut exposed = ManuallyDrop::new(self);
+        // SAFETY: `exposed` is not used after this, unless it gets the registration back.
+        let remote = unsafe { ManuallyDrop::take(&mut exposed.remote) };
+        match remote.dereg() {
+            // SAFETY: `exposed` is not used after this.
+            Ok(RawMemory) => Ok(unsafe { ManuallyDrop::take(&mut exposed.part) }),
+            Err((remote, error)) => {
+                exposed.remote = ManuallyDrop::new(remote);
+                Err(RevokeError { error, exposed: ManuallyDrop::into_inner(exposed) })
+            }
+        }
+    }
+}
+
+impl<M> Drop for Exposed<M> {
+    fn drop(&mut self) {
+        // SAFETY: not used after the drop.
+        let remote = unsafe { ManuallyDrop::take(&mut self.remote) };
+        match remote.dereg() {
+            // SAFETY: not used after the drop.
+            Ok(RawMemory) => unsafe { ManuallyDrop::drop(&mut self.part) },
+            // Peers may still access the memory. The part keeps its region for ever.
+            Err((remote, _)) => remote.abandon(),
+        }
+    }
+}
+
+impl<M> fmt::Debug for Exposed<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Exposed")
+            .field("addr", &format_args!("{:#x}", self.remote.addr()))
+            .field("len", &self.len())
+            .field("rkey", &format_args!("{:#x}", self.remote.rkey()))
+            .field("access", &self.access())
+            .finish()
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// A word that CPU and device access whole: `u32` or `u64`. It is sealed.
+pub trait Word: Copy + sealed::Sealed {
+    /// # Safety
+    ///
+    /// As for [`copy::load_u64`].
+    #[doc(hidden)]
+    unsafe fn load(place: *const u8) -> Self;
+
+    /// # Safety
+    ///
+    /// As for [`copy::store_u64`].
+    #[doc(hidden)]
+    unsafe fn store(place: *mut u8, word: Self);
+}
+
+macro_rules! words {
+    ($($of:ty, $load:ident, $store:ident;)*) => {$(
+        impl sealed::Sealed for $of {}
+
+        impl Word for $of {
+            unsafe fn load(place: *const u8) -> Self {
+                // SAFETY: the caller upholds the same contract.
+                unsafe { copy::$load(place) }
+            }
+
+            unsafe fn store(place: *mut u8, word: Self) {
+                // SAFETY: the caller upholds the same contract.
+                unsafe { copy::$store(place, word) };
+            }
+        }
+    )*};
+}
+
+words! {
+    u32, load_u32, store_u32;
+    u64, load_u64, store_u64;
+}
+
+macro_rules! errors {
+    ($($(#[$meta:meta])* $name:ident { $(#[$field_meta:meta])* $field:ident: $of:ident })*) => {$(
+        $(#[$meta])*
+        #[derive(thiserror::Error)]
+        #[error("{error}")]
+        pub struct $name<M> {
+            /// The cause.
+            #[source]
+            pub error: Error,
+            $(#[$field_meta])*
+            pub $field: $of<M>,
+        }
+
+        impl<M> fmt::Debug for $name<M> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_struct(stringify!($name))
+                    .field("error", &self.error)
+                    .field(stringify!($field), &self.$field)
+                    .finish()
+            }
+        }
+
+        impl<M> From<$name<M>> for Error {
+            fn from(failed: $name<M>) -> Self {
+                failed.error
+            }
+        }
+    )*};
+}
+
+errors! {
+    /// A part that was not exposed, with the reason.
+    ExposeError {
+        /// The part.
+        part: Part
+    }
+
+    /// Memory whose exposure did not end, with the reason.
+    RevokeError {
+        /// The memory, to which peers may still have access.
+        exposed: Exposed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr::NonNull;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::testing::Plain;
+    use crate::{ImplicitMr, Pd};
+
+    /// Memory that counts how often it is freed.
+    struct Counted(Buffer, Arc<AtomicUsize>);
+
+    impl Drop for Counted {
+        fn drop(&mut self) {
+            self.1.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    // SAFETY: the buffer's mapping does not move with it.
+    unsafe impl MemoryOwner for Counted {
+        fn region(&mut self) -> (NonNull<u8>, usize) {
+            self.0.region()
+        }
+    }
+
+    fn part(pd: &Pd<Plain>, len: usize, freed: &Arc<AtomicUsize>) -> Part<Counted> {
+        let memory = Counted(Buffer::zeroed(len).unwrap(), Arc::clone(freed));
+        let mr = ImplicitMr::for_test(pd.domain(), Access::LOCAL_WRITE).part(memory);
+        Part::new(mr.map_err(|failed| failed.error).unwrap()).unwrap()
+    }
+
+    /// The bytes from 8 of a part of 40 bytes. Its deregistration fails.
+    fn exposed(freed: &Arc<AtomicUsize>) -> Exposed<Counted> {
+        let pd = Plain::default().domain();
+        let part = part(&pd, 40, freed).split_off(8);
+        let remote = Mr::remote_for_test(pd.domain(), part.as_ptr(), part.len());
+        Exposed { part: ManuallyDrop::new(part), remote: ManuallyDrop::new(remote) }
+    }
+
+    #[test]
+    fn rights_that_can_not_be_revoked_are_rejected() {
+        let (pd, freed) = (Plain::default().domain(), Arc::default());
+        for access in
+            [Access::empty(), Access::LOCAL_WRITE, Access::MW_BIND | Access::REMOTE_WRITE, Access::ON_DEMAND]
+        {
+            let refused = part(&pd, 8, &freed).expose(access).unwrap_err();
+            assert!(matches!(refused.error, Error::Invalid { verb: EXPOSE, .. }), "{refused}");
+            assert_eq!(refused.part.bytes(), [0; 8]);
+        }
+        // The device file of the test accepts no command.
+        let refused = part(&pd, 8, &freed).expose(Access::REMOTE_READ).unwrap_err();
+        assert!(refused.error.errno().is_some(), "{refused}");
+        assert_eq!(refused.part.into_mr().unwrap().len(), 8);
+    }
+
+    #[test]
+    fn empty_part_is_rejected() {
+        let (pd, freed) = (Plain::default().domain(), Arc::default());
+        let refused = part(&pd, 8, &freed).split_off(8).expose(Access::REMOTE_READ).unwrap_err();
+        assert!(refused.to_string().contains("at least 1 byte"), "{refused}");
+    }
+
+    #[test]
+    fn copies_and_words_are_bounds_checked() {
+        let exposed = exposed(&Arc::default());
+        assert_eq!(exposed.len(), 32);
+        exposed.write_at(8, &[1, 2, 3, 4, 5, 6, 7, 8]).unwrap();
+        assert_eq!(exposed.load::<u64>(8).unwrap(), u64::from_ne_bytes([1, 2, 3, 4, 5, 6, 7, 8]));
+        exposed.store(12, 0u32).unwrap();
+        let mut bytes = [9; 10];
+        exposed.read_at(7, &mut bytes).unwrap();
+        assert_eq!(bytes, [0, 1, 2, 3, 4, 0, 0, 0, 0, 0]);
+        let base = exposed.remote(..).unwrap();
+        assert_eq!(exposed.remote(3..9).unwrap(), Remote { addr: base.addr + 3, ..base });
+        for refused in [
+            exposed.read_at(23, &mut bytes).unwrap_err(),
+            exposed.read_at(usize::MAX, &mut bytes).unwrap_err(),
+            exposed.write_at(32, &[1]).unwrap_err(),
+            exposed.load::<u64>(25).unwrap_err(),
+            exposed.load::<u64>(4).unwrap_err(),
+            exposed.load::<u32>(2).unwrap_err(),
+            exposed.store(30, 1u32).unwrap_err(),
+            exposed.store(usize::MAX, 1u64).unwrap_err(),
+            exposed.remote(..33).unwrap_err(),
+        ] {
+            assert!(matches!(refused, Error::Invalid { .. }), "{refused}");
+        }
+    }
+
+    #[test]
+    fn cpu_atomics_need_a_device_with_global_atomicity() {
+        let exposed = exposed(&Arc::default());
+        for refused in [exposed.fetch_add(0, 1).unwrap_err(), exposed.compare_swap(0, 0, 1).unwrap_err()] {
+            assert!(matches!(refused, Error::Unsupported { .. }), "{refused}");
+        }
+        assert_eq!(exposed.load::<u64>(0).unwrap(), 0);
+    }
+
+    #[test]
+    fn memory_is_leaked_if_the_kernel_refuses_to_deregister_it() {
+        let freed = Arc::default();
+        let failed = exposed(&freed).revoke().unwrap_err();
+        assert_eq!(failed.exposed.len(), 32);
+        drop(failed);
+        assert_eq!(freed.load(Ordering::Relaxed), 0);
+    }
+}
