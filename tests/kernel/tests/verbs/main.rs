@@ -4,6 +4,7 @@ mod dead_peer;
 mod deferred;
 mod devices;
 mod events;
+mod exposed;
 mod lifetime;
 mod memory;
 mod owned;
@@ -18,6 +19,7 @@ use dead_peer::*;
 use deferred::*;
 use devices::*;
 use events::*;
+use exposed::*;
 use lifetime::*;
 use memory::*;
 use owned::*;
@@ -95,6 +97,11 @@ kernel_tests! {
     every_drop_order_frees_all_objects,
     failed_creates_leak_no_objects,
     rejected_accept_returns_the_qp_with_posted_work,
+
+    revoked_memory_rejects_peers_and_is_a_slice_again,
+    dropped_exposure_rejects_peers,
+    key_opens_the_exposed_range_only,
+    words_are_shared_with_peers,
 
     endpoints_exchange_messages_without_unsafe,
     endpoints_write_and_read_remote_memory,

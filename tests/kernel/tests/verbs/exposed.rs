@@ -1,0 +1,110 @@
+//! Memory that peers access, and the end of their access.
+
+use bareverbs::owned::{Exposed, Part};
+use bareverbs::{Access, AtomicCap, Buffer, Mr, Operation, Payload, Pd, QpCap, WcStatus};
+use bareverbs_kernel_tests::loopback::{contents, region, request};
+
+use crate::pair::{End, open};
+
+fn peers(pd: &Pd) -> (End, End) {
+    let (mut a, mut b) = (End::new(pd, QpCap::default()), End::new(pd, QpCap::default()));
+    let (of_a, of_b) = (a.qp.qp_num(), b.qp.qp_num());
+    a.connect(of_b);
+    b.connect(of_a);
+    (a, b)
+}
+
+/// Executes `operation` with the bytes of `local`.
+fn execute(peer: &mut End, operation: Operation, local: &Mr<Buffer>) -> WcStatus {
+    let sges = [local.sge(..).unwrap()];
+    peer.send(&request(1, operation, Payload::Sges(&sges)));
+    peer.completions(1)[0].status
+}
+
+fn part(pd: &Pd, len: usize) -> Part {
+    Part::register(pd, Buffer::zeroed(len).unwrap()).unwrap()
+}
+
+pub(crate) fn revoked_memory_rejects_peers_and_is_a_slice_again() {
+    let pd = open().alloc_pd().unwrap();
+    let words = region(&pd, b"by a peer", Access::LOCAL_WRITE);
+    let (mut left, right) = part(&pd, 8192).split_at(5000);
+    left.bytes_mut().fill(b'.');
+    for round in 0..3 {
+        let exposed = left.expose(Access::REMOTE_WRITE).unwrap();
+        let remote = exposed.remote(100 + round..).unwrap();
+        let (mut peer, owner) = peers(&pd);
+        assert_eq!(execute(&mut peer, Operation::Write(remote), &words), WcStatus::SUCCESS);
+        let mut seen = [0; 9];
+        exposed.read_at(100 + round, &mut seen).unwrap();
+        assert_eq!(&seen, b"by a peer");
+
+        left = exposed.revoke().unwrap();
+        let refused = execute(&mut peer, Operation::Write(remote), &words);
+        assert_eq!(refused, WcStatus::REM_ACCESS_ERR);
+        assert_eq!(&left.bytes()[100 + round..][..10], b"by a peer.");
+        left.bytes_mut().fill(b'.');
+        drop((peer, owner));
+    }
+    left.try_join(right).unwrap();
+    assert_eq!(left.into_mr().unwrap().len(), 8192);
+}
+
+pub(crate) fn dropped_exposure_rejects_peers() {
+    let pd = open().alloc_pd().unwrap();
+    let words = region(&pd, b"late", Access::LOCAL_WRITE);
+    let (left, _right) = part(&pd, 64).split_at(32);
+    let exposed = left.expose(Access::REMOTE_WRITE).unwrap();
+    let remote = exposed.remote(..).unwrap();
+    drop(exposed);
+    let (mut peer, _owner) = peers(&pd);
+    assert_eq!(execute(&mut peer, Operation::Write(remote), &words), WcStatus::REM_ACCESS_ERR);
+}
+
+pub(crate) fn key_opens_the_exposed_range_only() {
+    let pd = open().alloc_pd().unwrap();
+    let words = region(&pd, b"12345678", Access::LOCAL_WRITE);
+    // All three lie in one page.
+    let (before, rest) = part(&pd, 300).split_at(100);
+    let (middle, after) = rest.split_at(100);
+    let exposed = middle.expose(Access::REMOTE_WRITE | Access::REMOTE_READ).unwrap();
+    let first = exposed.remote(..).unwrap();
+    for (offset, status) in [
+        (0, WcStatus::SUCCESS),
+        (92, WcStatus::SUCCESS),
+        (-1, WcStatus::REM_ACCESS_ERR),
+        (-8, WcStatus::REM_ACCESS_ERR),
+        (93, WcStatus::REM_ACCESS_ERR),
+        (100, WcStatus::REM_ACCESS_ERR),
+    ] {
+        let remote = bareverbs::Remote { addr: first.addr.wrapping_add_signed(offset), ..first };
+        for operation in [Operation::Write(remote), Operation::Read(remote)] {
+            let (mut peer, _owner) = peers(&pd);
+            assert_eq!(execute(&mut peer, operation, &words), status, "{operation:?} at {offset}");
+        }
+    }
+    assert_eq!((before.bytes(), after.bytes()), (&[0; 100][..], &[0; 100][..]));
+    assert_eq!(&exposed.revoke().unwrap().bytes()[92..], b"12345678");
+}
+
+pub(crate) fn words_are_shared_with_peers() {
+    let pd = open().alloc_pd().unwrap();
+    let result = region(&pd, &[0; 8], Access::LOCAL_WRITE);
+    let exposed: Exposed = part(&pd, 64).expose(Access::REMOTE_ATOMIC | Access::REMOTE_READ).unwrap();
+    exposed.store(8, 40u64).unwrap();
+    let remote = exposed.remote(8..).unwrap();
+    let (mut peer, _owner) = peers(&pd);
+    let add = Operation::FetchAdd { remote, add: 2 };
+    assert_eq!(execute(&mut peer, add, &result), WcStatus::SUCCESS);
+    assert_eq!(contents(&result), 40u64.to_ne_bytes());
+    assert_eq!(exposed.load::<u64>(8).unwrap(), 42);
+    exposed.store(8, 7u32).unwrap();
+    exposed.store(12, 9u32).unwrap();
+    assert_eq!(execute(&mut peer, Operation::Read(remote), &result), WcStatus::SUCCESS);
+    assert_eq!(contents(&result), [7u32.to_ne_bytes(), 9u32.to_ne_bytes()].concat());
+
+    let global = pd.context().query_device().unwrap().atomic_cap == AtomicCap::GLOB;
+    assert_eq!(exposed.fetch_add(16, 5).is_ok(), global);
+    assert_eq!(exposed.compare_swap(16, 5, 6).is_ok(), global);
+    assert_eq!(exposed.load::<u64>(16).unwrap(), if global { 6 } else { 0 });
+}
