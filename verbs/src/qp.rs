@@ -7,6 +7,7 @@ mod drain_reset;
 mod ece;
 mod flow;
 mod modify;
+mod multicast;
 mod post;
 mod raw;
 mod state_table;
@@ -14,7 +15,7 @@ mod transport;
 mod xrc;
 
 use std::marker::PhantomData;
-use std::mem::ManuallyDrop;
+use std::mem::{self, ManuallyDrop};
 use std::sync::Arc;
 
 use bareverbs_provider::command;
@@ -37,11 +38,12 @@ pub use raw::RawPacket;
 pub use transport::{Connected, Rc, Transport, Uc, UcOperation, Ud};
 pub use xrc::{XrcSend, XrcTarget, XrcTargetRtsAttr};
 
+use self::multicast::Attachment;
 use crate::cq::CqShared;
 use crate::raw::{QpLayout, QueueLayout};
 use crate::srq::shared::SrqShared;
 use crate::{
-    AnyProvider, Completions, Cq, Error, Gid, Pd, QpAttrMask, QpState, QueueMemory, RecvRequest, Result,
+    AnyProvider, Completions, Cq, Error, Pd, QpAttrMask, QpState, QueueMemory, RecvRequest, Result,
     SendRequest, Srq,
 };
 
@@ -159,8 +161,8 @@ pub struct Qp<T: Transport, P: Provider = AnyProvider> {
     _cqs: [Arc<CqShared<P>>; 2],
     /// The SRQ is destroyed after the QP.
     _srq: Option<Arc<SrqShared<P>>>,
-    /// Multicast groups that the QP is attached to, with their LIDs; 0 for none.
-    groups: Vec<(Gid, u16)>,
+    /// Multicast groups that the QP is attached to.
+    groups: Vec<Attachment>,
     /// Flows that steer packets to the QP.
     flows: Flows,
     destroyed: bool,
@@ -260,6 +262,8 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(mut self) -> u32 {
         self.destroyed = true;
+        // The memberships of its IP groups stay.
+        mem::forget(mem::take(&mut self.groups));
         self.handle
     }
 
@@ -370,7 +374,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     pub(crate) unsafe fn destroy_inner(&mut self) -> Result<u32, IoctlError> {
         self.destroyed = true;
         // The kernel refuses to destroy a QP that is attached to a multicast group.
-        for (group, lid) in self.groups.drain(..) {
+        for Attachment { group, lid, .. } in self.groups.drain(..) {
             // SAFETY: `self` owns the QP.
             let _ = unsafe { command::detach_mcast(self.pd.context().file(), self.handle, group.0, lid) };
         }

@@ -40,6 +40,8 @@ kernel_tests! {
     multicast_datagram_reaches_every_member,
     ipv6_multicast_datagram_reaches_every_member if device::ethernet,
     detached_qp_receives_no_multicast,
+    ip_group_is_joined_until_the_last_qp_is_detached if device::ethernet,
+    qp_is_not_attached_if_the_ip_group_can_not_be_joined if device::ethernet,
     attach_mcast_requires_a_multicast_gid,
     attached_qp_can_be_dropped,
     infiniband_multicast_requires_a_multicast_lid if device::infiniband,

@@ -1,25 +1,17 @@
 //! Multicast groups.
 
-use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::fs;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
-use bareverbs::{AhAttr, Datagram, Error, GRH_BYTES, Gid, GidEntry, Grh, MULTICAST_QP, Qp, SendFlags, Ud};
+use bareverbs::{
+    AhAttr, Datagram, Errno, Error, GRH_BYTES, Gid, GidEntry, Grh, MULTICAST_QP, Qp, SendFlags, Ud,
+};
 use bareverbs_kernel_tests::device;
 
 use crate::host::{Host, QKEY, bytes, done, on_device, quiet, receive};
 
 const GROUP: Ipv4Addr = Ipv4Addr::new(239, 7, 7, 7);
 const GROUP6: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 7, 7);
-
-/// Joins the groups with sockets of the host, so that its network stack loops packets that
-/// Soft-RoCE sends to them back.
-fn membership(host: &Host) -> Option<(UdpSocket, UdpSocket)> {
-    device::soft_roce().ok()?;
-    let v4 = UdpSocket::bind("0.0.0.0:0").unwrap();
-    v4.join_multicast_v4(&GROUP, &Ipv4Addr::new(10, 1, 0, 1)).unwrap();
-    let v6 = UdpSocket::bind("[::]:0").unwrap();
-    v6.join_multicast_v6(&GROUP6, host.ipv6_gid().netdev_ifindex).unwrap();
-    Some((v4, v6))
-}
 
 /// The LID of the groups on InfiniBand. The device's switch forwards a group's messages to all
 /// ports, and ports filter by GID.
@@ -42,7 +34,6 @@ fn send(qp: &mut Qp<Ud>, to: Datagram<'_>, text: &[u8]) {
 
 /// One sender and two members. Each member receives the message and can answer.
 fn reaches_every_member(host: &Host, group: Gid, own: GidEntry) {
-    let _member = membership(host);
     let mut from_cq = host.cq();
     let mut from = host.datagrams(&from_cq, QKEY);
     let ah = host.pd.create_ah(&way(group, &own)).unwrap();
@@ -78,7 +69,6 @@ pub(crate) fn ipv6_multicast_datagram_reaches_every_member() {
 
 pub(crate) fn detached_qp_receives_no_multicast() {
     on_device(|host| {
-        let _member = membership(host);
         let (mut from_cq, mut stays_cq, mut leaves_cq) = (host.cq(), host.cq(), host.cq());
         let mut from = host.datagrams(&from_cq, QKEY);
         let (mut stays, mut leaves) = (host.datagrams(&stays_cq, QKEY), host.datagrams(&leaves_cq, QKEY));
@@ -97,6 +87,73 @@ pub(crate) fn detached_qp_receives_no_multicast() {
         assert_eq!(done(&mut stays_cq).wr_id, 1);
         quiet(&mut leaves_cq);
         drop((from, stays, leaves));
+    });
+}
+
+/// Whether a socket of the host is a member of the group.
+fn is_joined(group: Gid) -> bool {
+    let (file, number) = match group.ipv4() {
+        Some(group) => ("/proc/net/igmp", format!("{:08X}", u32::from_le_bytes(group.octets()))),
+        None => ("/proc/net/igmp6", group.0.iter().map(|byte| format!("{byte:02x}")).collect()),
+    };
+    fs::read_to_string(file).unwrap().contains(&number)
+}
+
+pub(crate) fn ip_group_is_joined_until_the_last_qp_is_detached() {
+    on_device(|host| {
+        for group in
+            [Gid::from(Ipv4Addr::new(239, 7, 7, 9)), Gid::from(Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 7, 9))]
+        {
+            let cq = host.cq();
+            let (mut a, mut b) = (host.datagrams(&cq, QKEY), host.datagrams(&cq, QKEY));
+            assert!(!is_joined(group));
+            a.attach_mcast(group).unwrap();
+            a.attach_mcast(group).expect("once more changes nothing");
+            b.attach_mcast_via(group, &host.gid()).unwrap();
+            assert!(is_joined(group));
+            a.detach_mcast(group).unwrap();
+            assert!(is_joined(group));
+            drop(b);
+            assert!(!is_joined(group));
+            a.attach_mcast_without_join(group).unwrap();
+            assert!(!is_joined(group));
+        }
+    });
+}
+
+/// A limit on memberships of a socket, until it is dropped.
+struct Limit(String);
+
+impl Limit {
+    const FILE: &str = "/proc/sys/net/ipv4/igmp_max_memberships";
+
+    fn set(limit: &str) -> Self {
+        let before = fs::read_to_string(Self::FILE).unwrap();
+        fs::write(Self::FILE, limit).unwrap();
+        Self(before)
+    }
+}
+
+impl Drop for Limit {
+    fn drop(&mut self) {
+        fs::write(Self::FILE, &self.0).unwrap();
+    }
+}
+
+pub(crate) fn qp_is_not_attached_if_the_ip_group_can_not_be_joined() {
+    on_device(|host| {
+        let group = Gid::from(Ipv4Addr::new(239, 7, 7, 10));
+        let cq = host.cq();
+        let mut qp = host.datagrams(&cq, QKEY);
+        let limit = Limit::set("0");
+        let refused = qp.attach_mcast(group).unwrap_err();
+        drop(limit);
+        assert!(matches!(refused, Error::System { .. }), "{refused}");
+        assert_eq!(refused.errno(), Some(Errno::NOBUFS));
+        assert!(refused.to_string().contains("attach_mcast_without_join"), "{refused}");
+        assert!(matches!(qp.detach_mcast(group), Err(Error::Invalid { .. })));
+        qp.attach_mcast(group).unwrap();
+        qp.detach_mcast(group).unwrap();
     });
 }
 
