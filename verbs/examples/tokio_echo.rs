@@ -38,13 +38,13 @@ async fn echo(mut endpoint: Endpoint, mut spare: Vec<Mr<Buffer>>) -> bareverbs::
         if done.message().is_none() {
             // A send has completed, so its buffer is free.
             answered += 1;
-            spare.push(done.buffer);
+            spare.push(done.into_buffer());
             continue;
         }
-        let length = done.completion.byte_len as usize;
+        let length = done.len as usize;
         let next = spare.pop().expect("one buffer is posted, one is being sent, so one is spare");
         endpoint.get_mut().post_recv(next)?;
-        endpoint.get_mut().post_send(done.buffer, ..length)?;
+        endpoint.get_mut().post_send(done.into_buffer(), ..length)?;
     }
     Ok(())
 }
@@ -61,7 +61,7 @@ async fn ask(mut endpoint: Endpoint, pd: &Pd) -> bareverbs::Result<()> {
         let ended = [endpoint.wait().await?, endpoint.wait().await?];
         let answer = ended.iter().find_map(owned::Done::message);
         assert_eq!(answer, Some(text.as_bytes()), "each message comes back as it was");
-        [question, room] = ended.map(|done| done.buffer);
+        [question, room] = ended.map(owned::Done::into_buffer);
     }
     Ok(())
 }

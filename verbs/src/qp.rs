@@ -142,7 +142,7 @@ impl<'a, P: Provider> QpInit<'a, P> {
 /// ```
 #[doc(alias = "ibv_qp")]
 pub struct Qp<T: Transport, P: Provider = AnyProvider> {
-    /// [`Qp::destroy_inner`] frees both rings after the kernel has destroyed the QP. Until then the
+    /// [`Qp::free_rings`] frees both rings after the kernel has destroyed the QP. Until then the
     /// device uses them. Borrowed views give access to them ([`SendHalf`], [`RecvHalf`],
     /// [`Batch`]), so no safe code can exchange them for other rings.
     sq: ManuallyDrop<P::Sq>,
@@ -165,7 +165,10 @@ pub struct Qp<T: Transport, P: Provider = AnyProvider> {
     groups: Vec<Attachment>,
     /// Flows that steer packets to the QP.
     flows: Flows,
+    /// Whether destroying was attempted.
     destroyed: bool,
+    /// Whether the kernel has destroyed the QP and the rings were not freed.
+    rings_are_unused: bool,
 }
 
 impl<T: Transport, P: Provider> Qp<T, P> {
@@ -247,6 +250,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
             groups: Vec::new(),
             flows: Flows::default(),
             destroyed: false,
+            rings_are_unused: false,
         })
     }
 
@@ -369,9 +373,25 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     ///
     /// # Safety
     ///
-    /// The QP must not have been destroyed before. It must not be used afterwards, except to drop
-    /// it.
+    /// The kernel must not have destroyed the QP before. It must not be used afterwards, except to
+    /// drop it.
     pub(crate) unsafe fn destroy_inner(&mut self) -> Result<u32, IoctlError> {
+        // SAFETY: the caller's contract is stronger.
+        let events = unsafe { self.destroy_object() }?;
+        // SAFETY: the kernel has destroyed the QP, and the rings are not used afterwards.
+        unsafe { self.free_rings() };
+        Ok(events)
+    }
+
+    /// Destroys the kernel's QP and keeps the rings until this value is dropped. Returns the number
+    /// of its events that have been read. If the kernel refuses, the rings and the posted requests
+    /// stay in use.
+    ///
+    /// # Safety
+    ///
+    /// The kernel must not have destroyed the QP before. No command may name it afterwards, and
+    /// nothing may be posted.
+    pub(crate) unsafe fn destroy_object(&mut self) -> Result<u32, IoctlError> {
         self.destroyed = true;
         // The kernel refuses to destroy a QP that is attached to a multicast group.
         for Attachment { group, lid, .. } in self.groups.drain(..) {
@@ -380,8 +400,8 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         }
         // The kernel refuses to destroy a QP that a flow steers to.
         self.flows.destroy_all(self.pd.context().file());
-        // SAFETY: the handle is that of this QP, and no command names it after `destroy_inner`. The
-        // rings are freed below, after the kernel has destroyed the QP.
+        // SAFETY: the handle is that of this QP, and no command names it afterwards, by the contract
+        // of `destroy_object`. The rings are freed only after the kernel has destroyed the QP.
         let resp =
             unsafe { command::destroy_qp(self.pd.context().file(), self.handle) }.inspect_err(|_| {
                 // The device may still use the rings, so they are leaked.
@@ -389,15 +409,27 @@ impl<T: Transport, P: Provider> Qp<T, P> {
                     rq.abandon();
                 }
             })?;
-        // SAFETY: by the contract of `destroy_inner`, this runs once, and the ring is not accessed
-        // afterwards.
+        self.rings_are_unused = true;
+        Ok(resp.events_reported)
+    }
+
+    /// Whether the kernel has destroyed the QP; see [`Qp::destroy_object`].
+    pub(crate) fn is_destroyed(&self) -> bool {
+        self.rings_are_unused
+    }
+
+    /// # Safety
+    ///
+    /// The kernel must have destroyed the QP. The rings must not be used afterwards.
+    unsafe fn free_rings(&mut self) {
+        self.rings_are_unused = false;
+        // SAFETY: `rings_are_unused` was set and is no longer, so this runs once. By the contract,
+        // the ring is not accessed afterwards.
         unsafe { ManuallyDrop::drop(&mut self.sq) };
         if let Some(rq) = &mut self.rq {
-            // SAFETY: by the contract of `destroy_inner`, this runs once, and the ring is not
-            // accessed afterwards.
+            // SAFETY: as for `sq`.
             unsafe { ManuallyDrop::drop(rq) };
         }
-        Ok(resp.events_reported)
     }
 
     /// The send that moved the QP to ERR, if the device reported more than the completion; see
@@ -668,6 +700,9 @@ impl<T: Transport, P: Provider> Drop for Qp<T, P> {
         if !self.destroyed {
             // SAFETY: the QP was not destroyed before, and is being dropped.
             let _ = unsafe { self.destroy_inner() };
+        } else if self.rings_are_unused {
+            // SAFETY: the kernel has destroyed the QP, which is being dropped.
+            unsafe { self.free_rings() };
         }
     }
 }

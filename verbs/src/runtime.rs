@@ -116,25 +116,25 @@ macro_rules! adapters {
 
         #[doc = concat!("An [endpoint](crate::owned::Endpoint) that tasks of ", $runtime, " wait on.")]
         #[derive(Debug)]
-        pub struct Endpoint<M = $crate::Buffer, P: $crate::Provider = $crate::AnyProvider> {
-            endpoint: $crate::owned::Endpoint<M, P>,
+        pub struct Endpoint<B = $crate::Mr<$crate::Buffer>, P: $crate::Provider = $crate::AnyProvider> {
+            endpoint: $crate::owned::Endpoint<B, P>,
             channel: $crate::CompChannel,
             readiness: Readiness,
         }
 
-        impl<M, P: $crate::Provider> Endpoint<M, P> {
+        impl<B, P: $crate::Provider> Endpoint<B, P> {
             /// Registers the endpoint with the runtime.
             ///
             /// # Errors
             /// There is no runtime.
-            pub fn new(endpoint: $crate::owned::Endpoint<M, P>) -> $crate::Result<Self> {
+            pub fn new(endpoint: $crate::owned::Endpoint<B, P>) -> $crate::Result<Self> {
                 let channel = endpoint.channel().clone();
                 Ok(Self { readiness: Readiness::new(channel.events())?, endpoint, channel })
             }
 
             /// Unregisters the endpoint from the runtime and returns it.
             #[must_use]
-            pub fn into_inner(self) -> $crate::owned::Endpoint<M, P> {
+            pub fn into_inner(self) -> $crate::owned::Endpoint<B, P> {
                 self.endpoint
             }
 
@@ -142,7 +142,7 @@ macro_rules! adapters {
             ///
             /// The caller must not replace it by another endpoint: [`Endpoint::wait`] then fails.
             #[must_use]
-            pub fn get_mut(&mut self) -> &mut $crate::owned::Endpoint<M, P> {
+            pub fn get_mut(&mut self) -> &mut $crate::owned::Endpoint<B, P> {
                 &mut self.endpoint
             }
 
@@ -155,7 +155,7 @@ macro_rules! adapters {
             ///   [`get_mut`](Self::get_mut).
             pub async fn wait(
                 &mut self,
-            ) -> $crate::Result<$crate::owned::Done<M>, $crate::owned::Failed<M>> {
+            ) -> $crate::Result<$crate::owned::Done<B>, $crate::owned::Failed<B>> {
                 loop {
                     if let Some(ended) = self.endpoint.poll() {
                         return ended;

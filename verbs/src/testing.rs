@@ -15,7 +15,8 @@ use bareverbs_provider::traits::{
     SendQueue,
 };
 use bareverbs_provider::work::{
-    Datagram, Imm, PushError, RecvRequest, SendRequest, WcFlags, WcOpcode, WcStatus, WorkCompletion,
+    Datagram, Imm, PushError, RecvRequest, SendFlags, SendRequest, WcFlags, WcOpcode, WcStatus,
+    WorkCompletion,
 };
 use bareverbs_test_support::allocations::CountingAllocator;
 use bareverbs_uapi::verbs_values::QpState;
@@ -33,6 +34,12 @@ pub(crate) struct Log {
     pub(crate) completions: VecDeque<WorkCompletion>,
     /// Posted send requests whose doorbell was rung: QP number and `wr_id`.
     pub(crate) sent: Vec<(u32, u64)>,
+    /// The `wr_id`s of the posted send requests that are signalled.
+    pub(crate) signaled: Vec<u64>,
+    /// The number of doorbells of send queues.
+    pub(crate) doorbells: u32,
+    /// Errors of the next doorbells of send queues, in this order. Later doorbells succeed.
+    pub(crate) refusals: VecDeque<DoorbellError>,
     /// Posted receives whose doorbell was rung.
     pub(crate) received: Vec<u64>,
     /// Numbers of the rings that were freed.
@@ -57,6 +64,15 @@ pub(crate) struct Plain(Arc<Mutex<Log>>);
 impl Plain {
     pub(crate) fn log(&self) -> MutexGuard<'_, Log> {
         self.0.lock().expect("no test panics with the log in hand")
+    }
+
+    /// Makes room for `entries` of each kind in the log.
+    pub(crate) fn reserve(&self, entries: usize) {
+        let mut log = self.log();
+        log.completions.reserve(entries);
+        log.sent.reserve(entries);
+        log.signaled.reserve(entries);
+        log.received.reserve(entries);
     }
 
     /// A protection domain of a new context.
@@ -139,6 +155,9 @@ unsafe impl SendQueue for Ring {
 
     unsafe fn push(&mut self, request: &SendRequest<'_>) -> Result<(), PushError> {
         self.pushed.push(request.wr_id);
+        if request.flags.contains(SendFlags::SIGNALED) {
+            self.plain.log().signaled.push(request.wr_id);
+        }
         Ok(())
     }
 
@@ -148,8 +167,13 @@ unsafe impl SendQueue for Ring {
     }
 
     fn ring(&mut self) -> Result<(), DoorbellError> {
-        let requests = std::mem::take(&mut self.pushed);
-        self.plain.log().sent.extend(requests.into_iter().map(|request| (self.number, request)));
+        let mut log = self.plain.log();
+        if let Some(refused) = log.refusals.pop_front() {
+            self.pushed.clear();
+            return Err(refused);
+        }
+        log.doorbells += 1;
+        log.sent.extend(self.pushed.drain(..).map(|request| (self.number, request)));
         Ok(())
     }
 
@@ -190,8 +214,7 @@ unsafe impl RecvQueue for Ring {
     }
 
     fn ring(&mut self) {
-        let requests = std::mem::take(&mut self.pushed);
-        self.plain.log().received.extend(requests);
+        self.plain.log().received.append(&mut self.pushed);
     }
 
     fn abort(&mut self) {

@@ -37,7 +37,7 @@ pub(crate) fn child_drop_does_not_destroy_parent_objects() {
         let extra = context.create_cq(&CqInit { channel: Some(&channel), ..CqInit::new(8) }).unwrap();
         let srq = pd.create_srq(&SrqInit::new(8)).unwrap();
         let memory = region(&pd, &[7; 4096], ALL_REMOTE);
-        let endpoint = Endpoint::<Buffer>::new(&pd, 1, 2).unwrap();
+        let endpoint = Endpoint::<bareverbs::Mr<Buffer>>::new(&pd, 1, 2).unwrap();
         exchange(&mut a, &mut b);
 
         let before = held();

@@ -116,7 +116,7 @@ pub(crate) fn dropped_wait_future_loses_no_event() {
 pub(crate) fn streams_and_endpoints_can_be_taken_from_a_runtime() {
     nothing_leaks(|| {
         let pd = domain();
-        let endpoint = || Endpoint::<Buffer>::new(&pd, 1, 4).unwrap();
+        let endpoint = || Endpoint::<bareverbs::Mr<Buffer>>::new(&pd, 1, 4).unwrap();
         let (a, b) = (endpoint(), endpoint());
         let numbers = [a.address(), b.address()];
         let events = runtime().block_on(async {

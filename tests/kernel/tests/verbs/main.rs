@@ -111,4 +111,9 @@ kernel_tests! {
     wait_timeout_ends,
     endpoint_dropped_with_outstanding_work_frees_its_buffers,
     forgotten_endpoint_keeps_its_buffers,
+    receives_leave_room_for_sends,
+    operations_return_tag_length_and_immediate,
+    unsignaled_runs_and_batches_complete_in_order,
+    aborted_endpoint_returns_all_operations,
+    closed_endpoint_returns_messages_and_unused_receives,
 }

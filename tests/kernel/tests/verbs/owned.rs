@@ -2,12 +2,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use bareverbs::owned::Endpoint;
-use bareverbs::{Access, Buffer, Error, MemoryOwner, Mr, Pd, WcStatus};
+use bareverbs::owned::{Done, Endpoint, Op, Part};
+use bareverbs::{Access, Buffer, Error, Imm, MemoryOwner, Mr, Pd, WcOpcode, WcStatus};
 
 use crate::pair::{ALL_REMOTE, TIMEOUT, contents, counts, open, region};
 
-fn endpoints<M>(pd: &Pd, depth: u32) -> (Endpoint<M>, Endpoint<M>) {
+fn endpoints<B>(pd: &Pd, depth: u32) -> (Endpoint<B>, Endpoint<B>) {
     let (mut alice, mut bob) = (Endpoint::new(pd, 1, depth).unwrap(), Endpoint::new(pd, 1, depth).unwrap());
     alice.connect(&bob.address()).unwrap();
     bob.connect(&alice.address()).unwrap();
@@ -31,7 +31,7 @@ pub(crate) fn endpoints_exchange_messages_without_unsafe() {
         assert_eq!(received.message(), Some(&b"ping"[..]));
         let sent = alice.wait().unwrap();
         assert_eq!((sent.message(), alice.pending(), bob.pending()), (None, 0, 0));
-        ball = sent.buffer;
+        ball = sent.into_buffer();
     }
 }
 
@@ -43,7 +43,7 @@ pub(crate) fn endpoints_write_and_read_remote_memory() {
     alice.wait().unwrap();
     assert_eq!(contents(&shared), b"\0\0\0\0written\0\0\0\0\0");
     alice.post_read(local(&pd, &[b'.'; 9]), 1..8, shared.remote(4).unwrap()).unwrap();
-    let read = alice.wait().unwrap().buffer;
+    let read = alice.wait().unwrap().into_buffer();
     assert_eq!(read.bytes(), Some(&b".written."[..]));
 }
 
@@ -52,11 +52,12 @@ pub(crate) fn refused_post_returns_its_buffer() {
     let mut single = Endpoint::new(&pd, 1, 1).unwrap();
     let refused = single.post_send(local(&pd, b"early"), ..).unwrap_err();
     assert!(refused.to_string().contains("the QP is in INIT"), "{refused}");
-    assert_eq!(refused.buffer.bytes(), Some(&b"early"[..]));
-    let refused = single.post_send(refused.buffer, 3..9).unwrap_err();
+    let early = refused.into_buffer();
+    assert_eq!(early.bytes(), Some(&b"early"[..]));
+    let refused = single.post_send(early, 3..9).unwrap_err();
     assert_eq!(refused.to_string(), "Endpoint::post_send: bytes 3..9 exceed the length of 5 bytes");
 
-    let mut buffer = Some(refused.buffer);
+    let mut buffer = Some(refused.into_buffer());
     let mut taken = 0;
     let full = loop {
         match single.post_recv(buffer.take().unwrap_or_else(|| local(&pd, b"next"))) {
@@ -64,8 +65,141 @@ pub(crate) fn refused_post_returns_its_buffer() {
             Err(full) => break full,
         }
     };
-    assert!(taken >= 1 && single.pending() == taken, "{taken}");
-    assert_eq!(full.buffer.len(), 4);
+    assert!(full.is_full(), "{full}");
+    assert_eq!((taken, single.pending()), (1, 1));
+    assert_eq!(full.into_buffer().len(), 4);
+}
+
+pub(crate) fn receives_leave_room_for_sends() {
+    let pd = open().alloc_pd().unwrap();
+    for depth in [1, 2] {
+        let (mut alice, mut bob) = endpoints(&pd, depth);
+        for _ in 0..3 {
+            for end in [&mut alice, &mut bob] {
+                while end.post_recv(local(&pd, &[0; 8])).is_ok() {}
+                assert_eq!(end.pending_recvs(), depth as usize);
+            }
+            for end in [&mut alice, &mut bob] {
+                end.post_send(local(&pd, b"hello"), ..).unwrap();
+            }
+            for end in [&mut alice, &mut bob] {
+                let ended: Vec<_> = (0..2).map(|_| end.wait().unwrap()).collect();
+                assert_eq!(ended.iter().filter_map(Done::message).collect::<Vec<_>>(), [b"hello"]);
+            }
+        }
+    }
+}
+
+pub(crate) fn operations_return_tag_length_and_immediate() {
+    let pd = open().alloc_pd().unwrap();
+    let options = Endpoint::<Mr<Buffer>>::options().sends(8).inline(16).access(ALL_REMOTE);
+    let (mut alice, mut bob): (Endpoint, Endpoint) =
+        (options.build(&pd).unwrap(), options.build(&pd).unwrap());
+    alice.connect(&bob.address()).unwrap();
+    bob.connect(&alice.address()).unwrap();
+    let shared = region(&pd, &[0; 64]);
+    let remote = shared.remote(8).unwrap();
+    for tag in 1..=4 {
+        bob.post_recv_tagged(local(&pd, &[0; 64]), tag).unwrap();
+    }
+    alice.post(Op::send_imm(local(&pd, b"hello"), ..4, 0x0102_0304).tag(11)).unwrap();
+    alice.post(Op::send_inline(b"inline").tag(12)).unwrap();
+    alice.post(Op::write_imm(local(&pd, &7_u64.to_ne_bytes()), .., remote, 5).tag(13)).unwrap();
+    alice.post(Op::fetch_add(local(&pd, &[0; 16]), remote, 3).tag(14)).unwrap();
+    alice.post(Op::compare_swap(local(&pd, &[0; 8]), remote, 10, 99).tag(15)).unwrap();
+    alice.post(Op::read(local(&pd, &[0; 8]), .., remote).tag(16)).unwrap();
+    alice.post(Op::send_imm_inline(b"", 6).tag(17)).unwrap();
+    let sent: Vec<_> = (0..7).map(|_| alice.wait().unwrap()).collect();
+    let of = |done: &Done<Mr<Buffer>>| (done.tag, done.len, done.opcode);
+    assert_eq!(
+        sent.iter().map(of).collect::<Vec<_>>(),
+        [
+            (11, 4, WcOpcode::SEND),
+            (12, 6, WcOpcode::SEND),
+            (13, 8, WcOpcode::RDMA_WRITE),
+            (14, 8, WcOpcode::FETCH_ADD),
+            (15, 8, WcOpcode::COMP_SWAP),
+            (16, 8, WcOpcode::RDMA_READ),
+            (17, 0, WcOpcode::SEND),
+        ]
+    );
+    let word = |at: usize| {
+        let mut word = [0; 8];
+        sent[at].buffer.as_ref().unwrap().read(0, &mut word).unwrap();
+        u64::from_ne_bytes(word)
+    };
+    assert_eq!([word(3), word(4), word(5)], [7, 10, 99]);
+    let received: Vec<_> = (0..4).map(|_| bob.wait().unwrap()).collect();
+    let of = |done: &Done<Mr<Buffer>>| (done.tag, done.imm, done.message().map(<[u8]>::to_vec));
+    assert_eq!(
+        received.iter().map(of).collect::<Vec<_>>(),
+        [
+            (1, Some(Imm(0x0102_0304)), Some(b"hell".to_vec())),
+            (2, None, Some(b"inline".to_vec())),
+            (3, Some(Imm(5)), None),
+            (4, Some(Imm(6)), Some(Vec::new())),
+        ]
+    );
+}
+
+pub(crate) fn unsignaled_runs_and_batches_complete_in_order() {
+    let pd = open().alloc_pd().unwrap();
+    let (mut alice, mut bob): (Endpoint<Part>, Endpoint<Part>) = endpoints(&pd, 8);
+    let part = |len| Part::register(&pd, Buffer::zeroed(len).unwrap()).unwrap();
+    for receive in part(8 * 64).chunks(64) {
+        bob.post_recv(receive).unwrap();
+    }
+    let mut whole = part(8 * 16);
+    whole.bytes_mut().copy_from_slice(&std::array::from_fn::<u8, 128, _>(|at| at as u8 / 16));
+    let mut batch = alice.batch();
+    for (chunk, tag) in whole.chunks(16).zip(0..) {
+        batch.post(Op::send(chunk, ..).tag(tag).unsignaled()).unwrap();
+    }
+    batch.ring().unwrap();
+    for tag in 0..8 {
+        // The send that filled the queue was signalled.
+        assert_eq!(alice.wait_timeout(TIMEOUT).unwrap().unwrap().tag, tag);
+        assert_eq!(bob.wait_timeout(TIMEOUT).unwrap().unwrap().message(), Some(&[tag as u8; 16][..]));
+    }
+    assert_eq!((alice.pending(), bob.pending()), (0, 0));
+}
+
+pub(crate) fn aborted_endpoint_returns_all_operations() {
+    let pd = open().alloc_pd().unwrap();
+    let (mut alice, mut bob) = endpoints(&pd, 8);
+    bob.post_recv(local(&pd, &[0; 8])).unwrap();
+    alice.post_recv(local(&pd, &[0; 8])).unwrap();
+    alice.post(Op::send(local(&pd, b"first"), ..).tag(1).unsignaled()).unwrap();
+    assert_eq!(bob.wait_timeout(TIMEOUT).unwrap().unwrap().message(), Some(&b"first"[..]));
+    assert!(alice.wait_timeout(Duration::from_millis(1)).unwrap().is_none());
+    alice.abort();
+    let mut ended = 0;
+    while alice.pending() > 0 {
+        let buffer = match alice.wait_timeout(TIMEOUT) {
+            Ok(done) => done.expect("no timeout").buffer,
+            Err(failed) => failed.buffer,
+        };
+        ended += usize::from(buffer.is_some());
+    }
+    assert_eq!(ended, 2);
+}
+
+pub(crate) fn closed_endpoint_returns_messages_and_unused_receives() {
+    let before = counts();
+    let pd = open().alloc_pd().unwrap();
+    let (mut alice, mut bob) = endpoints(&pd, 4);
+    for tag in 1..=2 {
+        bob.post_recv_tagged(local(&pd, &[0; 8]), tag).unwrap();
+    }
+    alice.post_send(local(&pd, b"last"), ..).unwrap();
+    let ended = alice.close(TIMEOUT).unwrap();
+    assert!(matches!(&ended[..], [Ok(done)] if done.opcode == WcOpcode::SEND), "{ended:?}");
+    let received = bob.wait_timeout(TIMEOUT).unwrap().unwrap();
+    assert_eq!(received.message(), Some(&b"last"[..]));
+    let unused = bob.close(TIMEOUT).unwrap();
+    assert!(matches!(&unused[..], [Err(failed)] if failed.tag == 2 && failed.buffer.is_some()), "{unused:?}");
+    drop((ended, received, unused, pd));
+    assert_eq!(counts(), before);
 }
 
 pub(crate) fn failed_operation_returns_its_buffer() {
@@ -118,7 +252,7 @@ unsafe impl MemoryOwner for Watched {
     }
 }
 
-fn with_work_under_way(pd: &Pd, freed: &Arc<AtomicUsize>) -> Endpoint<Watched> {
+fn with_work_under_way(pd: &Pd, freed: &Arc<AtomicUsize>) -> Endpoint<Mr<Watched>> {
     let (mut endpoint, _) = endpoints(pd, 4);
     for _ in 0..3 {
         let memory = Watched(Buffer::zeroed(64).unwrap(), Arc::clone(freed));

@@ -1,0 +1,108 @@
+//! Operations that share a doorbell.
+
+use std::fmt;
+use std::mem::ManuallyDrop;
+
+use bareverbs_provider::error::DoorbellError;
+use bareverbs_provider::traits::Provider;
+
+use super::{Endpoint, NotPosted, Op, Source};
+use crate::{AnyProvider, PostError, PostReason, Result};
+
+/// Operations of an [`Endpoint`] that share one doorbell, from [`Endpoint::batch`].
+///
+/// The device sees them when the batch [rings](Batch::ring) or is dropped.
+///
+/// ```no_run
+/// # use bareverbs::owned::{Endpoint, Op, Part};
+/// # use bareverbs::Remote;
+/// # fn write(endpoint: &mut Endpoint<Part>, file: Part, mut to: Remote) -> bareverbs::Result<()> {
+/// let mut batch = endpoint.batch();
+/// for (chunk, tag) in file.chunks(1 << 20).zip(1..) {
+///     let len = chunk.len() as u64;
+///     batch.post(Op::write(chunk, .., to).tag(tag).unsignaled())?;
+///     to.addr += len;
+/// }
+/// batch.post(Op::send_inline(b"done"))?;
+/// batch.ring()
+/// # }
+/// ```
+#[must_use = "`ring` makes the device execute the operations"]
+pub struct Batch<'e, B, P: Provider = AnyProvider> {
+    endpoint: &'e mut Endpoint<B, P>,
+    pushed: usize,
+}
+
+impl<'e, B, P: Provider> Batch<'e, B, P> {
+    pub(super) fn new(endpoint: &'e mut Endpoint<B, P>) -> Self {
+        Self { endpoint, pushed: 0 }
+    }
+
+    /// The number of operations in the batch.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.pushed
+    }
+
+    /// Whether the batch is empty.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.pushed == 0
+    }
+
+    /// Rings the doorbell for all operations of the batch.
+    ///
+    /// # Errors
+    /// [`Error::Post`](crate::Error::Post) with [`PostReason::Doorbell`]: the kernel refuses the
+    /// doorbell. The connection has failed. [`Endpoint::poll`] returns the operations, with
+    /// [`Outcome::NotDone`](super::Outcome::NotDone) if the device did not see them.
+    pub fn ring(self) -> Result<()> {
+        ManuallyDrop::new(self).ring_once()
+    }
+
+    fn ring_once(&mut self) -> Result<()> {
+        // The requests that `post` left in the queue are posted, too.
+        let rung = self.endpoint.qp.start_send().ring();
+        rung.map_err(|error| {
+            let PostError { reason, .. } = error;
+            if matches!(reason, PostReason::Doorbell(DoorbellError::TakenBack(_))) {
+                self.endpoint.flows.sends.refuse(self.pushed);
+            }
+            self.endpoint.fail();
+            error.into()
+        })
+    }
+}
+
+impl<B: Source, P: Provider> Batch<'_, B, P> {
+    /// Adds an operation.
+    ///
+    /// # Errors
+    /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer. Earlier
+    /// operations stay in the batch.
+    #[inline]
+    pub fn post(&mut self, op: Op<'_, B>) -> Result<(), NotPosted<B>> {
+        let Endpoint { qp, flows, .. } = &mut *self.endpoint;
+        flows.sends.post(op, |request| {
+            // Not dropped: that would take the requests back.
+            let mut batch = ManuallyDrop::new(qp.start_send());
+            // SAFETY: `SendFlow::post` has moved the buffer into the flow; see `Endpoint::post`.
+            unsafe { batch.push(request) }.map_err(|reason| PostError { accepted: 0, reason })
+        })?;
+        self.pushed += 1;
+        Ok(())
+    }
+}
+
+impl<B, P: Provider> Drop for Batch<'_, B, P> {
+    fn drop(&mut self) {
+        // On an error the connection has failed, and polling returns the operations.
+        let _ = self.ring_once();
+    }
+}
+
+impl<B, P: Provider> fmt::Debug for Batch<'_, B, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Batch").field("len", &self.pushed).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,692 @@
+//! A reliable connection whose operations own their buffers.
+
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ops::RangeBounds;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bareverbs_provider::traits::{Completion, Provider};
+
+use super::flow::{Failure, MARKER, RECVS, Received, RecvFlow, SENDS, SendFlow};
+use super::options::Parts;
+use super::queue::owner;
+use super::{Batch, Done, EndpointOptions, Failed, NotPosted, Op, Source, Target};
+use crate::{
+    Address, AnyProvider, Arm, Buffer, CompChannel, ConnectAttr, Cq, Error, Imm, Mr, Operation, Payload, Pd,
+    PortNum, Qp, QpState, Rc, Remote, Result, SendFlags, SendRequest, WcStatus, WorkCompletion,
+};
+
+/// A reliable connection whose operations own their buffers of type `B`: an [`Mr`], a
+/// [`Part`](super::Part), a [`Lease`](super::Lease) or [`AnyBuffer`](super::AnyBuffer).
+///
+/// The first failed operation moves the QP to ERR. All operations in flight then fail, and posting
+/// is rejected.
+///
+/// The endpoint accepts buffers of its own protection domain only: [`Qp::pd`] of [`Endpoint::qp`].
+///
+/// # Operations
+///
+/// | short | with options |
+/// |---|---|
+/// | [`post_recv`](Self::post_recv) | [`post_recv_tagged`](Self::post_recv_tagged) |
+/// | [`post_send`](Self::post_send), [`post_send_imm`](Self::post_send_imm), [`post_send_inline`](Self::post_send_inline) | [`post`](Self::post)`(`[`Op::send`], [`Op::send_imm`], [`Op::send_inline`]`)` |
+/// | [`post_write`](Self::post_write), [`post_write_imm`](Self::post_write_imm), [`post_write_inline`](Self::post_write_inline) | [`Op::write`], [`Op::write_imm`], [`Op::write_inline`] |
+/// | [`post_read`](Self::post_read) | [`Op::read`] |
+/// | [`post_fetch_add`](Self::post_fetch_add), [`post_compare_swap`](Self::post_compare_swap) | [`Op::fetch_add`], [`Op::compare_swap`] |
+/// | [`batch`](Self::batch): several with one doorbell | [`Batch::post`] |
+///
+/// An [`Op`] takes the caller's tag, and may be unsignalled, fenced or solicited.
+///
+/// # Depth
+///
+/// [`sends`](EndpointOptions::sends) and [`recvs`](EndpointOptions::recvs) count separately. Receives
+/// never take room from sends. An operation counts until [`Endpoint::poll`] has returned it.
+///
+/// # Connection
+///
+/// [`EndpointOptions`] sets the attributes. Both ends must be connected before the first send.
+///
+/// Drop destroys the QP before it frees the buffers of operations in flight. `mem::forget` leaks
+/// the buffers. Drop leaks them too if the kernel refuses to destroy the QP, because the device may
+/// still use them.
+///
+/// # Validation of completions
+///
+/// Each operation has a `wr_id` that repeats only after 2^40 operations. A completion with a `wr_id`
+/// of no operation in flight (never posted, of an earlier operation, or a duplicate) returns no
+/// buffer. It moves the QP to ERR and is reported as [`Error::UnknownCompletion`].
+///
+/// The endpoint cannot detect a device that reports success for an operation in flight before it
+/// has finished. The provider guarantees that its devices don't.
+///
+/// # Errors of posting
+///
+/// Posting fails with [`NotPosted`]. It holds the buffer and one of these errors:
+///
+/// | [`NotPosted::error`] | cause |
+/// |---|---|
+/// | [`Error::Invalid`] | The range is beyond the buffer, or longer than 4 GiB. |
+/// | [`Error::Invalid`] | The buffer belongs to another protection domain. |
+/// | [`Error::Invalid`] | On Soft-RoCE: the MR has `ON_DEMAND` and is not page-aligned. |
+/// | [`Error::Invalid`] | The connection has failed. |
+/// | [`Error::Post`], [`PostReason::State`] | A send, write or read before [`Endpoint::connect`]. |
+/// | [`Error::Post`], [`PostReason::Queue`] | The queue is full ([`NotPosted::is_full`]), or the operation is unsupported. |
+/// | [`Error::Post`], [`PostReason::Doorbell`] | The kernel refused the doorbell, and the request was taken back. |
+///
+/// If the kernel refused the doorbell but may still execute the request, posting returns `Ok`: the
+/// operation is in flight.
+///
+/// # Device removal
+///
+/// After the device was removed, posting may return `Ok`, because queues are memory.
+/// [`Endpoint::poll`] finds no new completions. [`Endpoint::wait`], [`Endpoint::wait_timeout`] and
+/// [`Endpoint::arm`] fail with `EIO` from the kernel: [`Error::Kernel`] if the kernel arms the CQ
+/// (Soft-RoCE), else [`Error::System`]. [`Failed::buffer`] is `None`.
+///
+/// Drop leaks the buffers in flight, because the kernel refuses to destroy the QP.
+/// [`Context::async_events`](crate::Context::async_events) reports
+/// [`EventType::DEVICE_FATAL`](crate::EventType::DEVICE_FATAL).
+///
+/// [`PostReason::State`]: crate::PostReason::State
+/// [`PostReason::Queue`]: crate::PostReason::Queue
+/// [`PostReason::Doorbell`]: crate::PostReason::Doorbell
+pub struct Endpoint<B = Mr<Buffer>, P: Provider = AnyProvider> {
+    pub(super) qp: Qp<Rc, P>,
+    cq: Cq<P>,
+    channel: CompChannel,
+    /// Dropped after the QP is destroyed: see `Drop`.
+    pub(super) flows: ManuallyDrop<Flows<B>>,
+    address: Address,
+    attr: ConnectAttr,
+    /// The status that moved the QP to ERR.
+    cause: Option<WcStatus>,
+    /// Whether the marker behind unsignalled sends was posted.
+    marked: bool,
+    /// Whether the CQ is armed, or its event was not read since.
+    armed: bool,
+}
+
+/// The operations of both directions.
+pub(super) struct Flows<B> {
+    pub(super) sends: SendFlow<B>,
+    pub(super) recvs: RecvFlow<B>,
+}
+
+impl<B, P: Provider> Endpoint<B, P> {
+    /// Creates an endpoint at `port` for `depth` sends and `depth` receives in
+    /// flight. Short for [`Endpoint::options`] with these values.
+    ///
+    /// # Errors
+    /// As for [`EndpointOptions::build`].
+    pub fn new(pd: &Pd<P>, port: impl Into<PortNum>, depth: u32) -> Result<Self> {
+        EndpointOptions::default().port(port).sends(depth).recvs(depth).build(pd)
+    }
+
+    pub(super) fn from_parts(parts: Parts<P>) -> Self {
+        let Parts { qp, cq, channel, address, attr, sends, recvs, signal_every } = parts;
+        let domain = qp.pd().domain();
+        let flows = Flows {
+            sends: SendFlow::new(Arc::clone(domain), sends, signal_every),
+            recvs: RecvFlow::new(Arc::clone(domain), recvs),
+        };
+        let flows = ManuallyDrop::new(flows);
+        Self { qp, cq, channel, flows, address, attr, cause: None, marked: false, armed: false }
+    }
+
+    #[cfg(any(feature = "async-io", feature = "tokio"))]
+    pub(crate) fn channel(&self) -> &CompChannel {
+        &self.channel
+    }
+
+    /// The address of this endpoint, for the peer.
+    #[must_use]
+    pub fn address(&self) -> Address {
+        self.address
+    }
+
+    /// The QP.
+    #[must_use]
+    pub fn qp(&self) -> &Qp<Rc, P> {
+        &self.qp
+    }
+
+    /// Connects to the endpoint at `peer`, which must also connect to this one. Receives can be
+    /// posted before, sends only afterwards.
+    ///
+    /// The connection uses the smaller MTU of the two addresses, and the smaller number of reads and
+    /// atomics at a time.
+    ///
+    /// # Errors
+    /// - [`Error::Invalid`]: the endpoint is already connected, or `peer` is not a valid address.
+    /// - [`Error::Kernel`]: the peer is unreachable, or the kernel rejects a transition.
+    pub fn connect(&mut self, peer: &Address) -> Result<()> {
+        self.qp.connect(&self.address, peer, &self.attr)
+    }
+
+    /// The number of operations that [`Endpoint::poll`] has not returned yet, in both directions.
+    #[must_use]
+    pub fn pending(&self) -> usize {
+        self.pending_sends() + self.pending_recvs()
+    }
+
+    /// The number of sends, writes, reads and atomics that [`Endpoint::poll`] has not returned yet.
+    #[must_use]
+    pub fn pending_sends(&self) -> usize {
+        self.flows.sends.queue().len()
+    }
+
+    /// The number of receives that [`Endpoint::poll`] has not returned yet.
+    #[must_use]
+    pub fn pending_recvs(&self) -> usize {
+        self.flows.recvs.queue().len()
+    }
+
+    /// Polls one operation that has ended, or returns `None` if there is none. Operations of a
+    /// direction end in the order of posting.
+    ///
+    /// # Errors
+    /// - [`Error::Completion`]: the operation failed. The error returns the buffer.
+    /// - [`Error::UnknownCompletion`]: the completion matches no operation in flight. It has no
+    ///   buffer.
+    #[inline]
+    pub fn poll(&mut self) -> Option<Result<Done<B>, Failed<B>>> {
+        if (self.flows.sends.has_result() || self.flows.recvs.has_result())
+            && let Some(result) = self.take()
+        {
+            return Some(result);
+        }
+        let value = {
+            let mut completions = self.cq.poll();
+            let completion = completions.next()?;
+            let (wr_id, status) = (completion.wr_id(), completion.status());
+            if status == WcStatus::SUCCESS && owner(wr_id) == RECVS {
+                if let Some(result) = self.flows.recvs.finish(wr_id, received(&completion)) {
+                    return Some(result);
+                }
+            } else if status == WcStatus::SUCCESS
+                && owner(wr_id) == SENDS
+                && self.flows.sends.reap(wr_id, None)
+            {
+                return self.flows.sends.take();
+            }
+            completion.to_value()
+        };
+        self.reap_slow(value).map(Err).or_else(|| self.poll_again())
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn poll_again(&mut self) -> Option<Result<Done<B>, Failed<B>>> {
+        self.poll()
+    }
+
+    /// The oldest operation that was reaped and not returned.
+    #[inline(never)]
+    fn take(&mut self) -> Option<Result<Done<B>, Failed<B>>> {
+        let Flows { sends, recvs } = &mut *self.flows;
+        let result = sends.take().or_else(|| recvs.take())?;
+        Some(result.map_err(|failed| Failed { cause: self.cause, ..failed }))
+    }
+
+    /// Reaps all completions: marks their operations, for later polls.
+    pub(super) fn reap(&mut self) -> Result<()> {
+        while let Some(completion) = self.cq.poll_one() {
+            self.reap_one(completion)?;
+        }
+        Ok(())
+    }
+
+    /// Reaps any completion.
+    ///
+    /// # Errors
+    /// [`Error::UnknownCompletion`].
+    fn reap_one(&mut self, completion: WorkCompletion) -> Result<()> {
+        let wr_id = completion.wr_id;
+        let failure = self.failure(&completion);
+        let Flows { sends, recvs } = &mut *self.flows;
+        let known = match owner(wr_id) {
+            SENDS => sends.reap(wr_id, failure),
+            RECVS => recvs.reap(wr_id, Received { failure, ..received_value(&completion) }),
+            _ if wr_id == MARKER && self.marked => {
+                sends.reap_marker();
+                return Ok(());
+            }
+            _ => false,
+        };
+        if !known || failure.is_some() {
+            self.fail();
+        }
+        if known { Ok(()) } else { Err(Error::UnknownCompletion { wr_id }) }
+    }
+
+    /// The failure that the completion reports.
+    fn failure(&mut self, completion: &WorkCompletion) -> Option<Failure> {
+        let WorkCompletion { wr_id, mut status, vendor_err, .. } = *completion;
+        if status == WcStatus::SUCCESS {
+            return None;
+        }
+        let known = self.qp.failure();
+        if let Some(failure) = known.filter(|failure| failure.wr_id == wr_id) {
+            status = failure.status;
+        }
+        let cause = known.map_or(status, |failure| failure.status);
+        if cause != WcStatus::WR_FLUSH_ERR {
+            self.cause.get_or_insert(cause);
+        }
+        Some(Failure { status, vendor_err })
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn reap_slow(&mut self, completion: WorkCompletion) -> Option<Failed<B>> {
+        self.reap_one(completion).err().map(Failed::from)
+    }
+
+    /// Ends the connection: moves the QP to ERR, which flushes all operations. Without effect if
+    /// that was done.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn fail(&mut self) {
+        self.flows.sends.close();
+        self.flows.recvs.close();
+        if self.qp.is_destroyed() {
+            return;
+        }
+        if self.qp.state() != QpState::ERR {
+            // Soft-RoCE flushes receives that were posted after the QP had failed only on a
+            // transition to ERR. If the kernel refuses it, the device is gone.
+            let _ = self.qp.set_error();
+        }
+        if self.flows.sends.unsignaled_tail() > 0 && !self.marked && self.qp.state() == QpState::ERR {
+            let operation = Operation::Write(Remote { addr: 0, rkey: 0 });
+            let (flags, payload) = (SendFlags::SIGNALED, Payload::Sges(&[]));
+            // SAFETY: the request names no memory.
+            let posted =
+                unsafe { self.qp.post_send(&[SendRequest { wr_id: MARKER, operation, flags, payload }]) };
+            self.marked = posted.is_ok();
+        }
+    }
+
+    /// Ends the connection: all operations in flight fail. Polling and waiting return them, with
+    /// their buffers, until [`Endpoint::pending`] is 0.
+    ///
+    /// ```no_run
+    /// # use bareverbs::owned::Endpoint;
+    /// # fn cancel(mut endpoint: Endpoint) {
+    /// endpoint.abort();
+    /// while endpoint.pending() > 0 {
+    ///     match endpoint.wait() {
+    ///         Ok(done) => println!("operation {} was done", done.tag),
+    ///         Err(failed) if failed.buffer.is_none() => break,
+    ///         Err(failed) => println!("operation {}: {:?}", failed.tag, failed.outcome),
+    ///     }
+    /// }
+    /// # }
+    /// ```
+    pub fn abort(&mut self) {
+        self.fail();
+    }
+
+    /// Waits until all sends, writes, reads and atomics are complete, at most for `timeout`. Then it
+    /// ends the connection. Returns all operations that were not polled, receives included: those
+    /// that received a message, and those that were flushed.
+    ///
+    /// A complete send is in the memory of the peer. It is not known whether the peer has polled it.
+    ///
+    /// ```no_run
+    /// # use bareverbs::owned::Endpoint;
+    /// # fn leave(endpoint: Endpoint) -> bareverbs::Result<()> {
+    /// for result in endpoint.close(std::time::Duration::from_secs(5))? {
+    ///     match result {
+    ///         Ok(done) if done.is_recv() => println!("received {:?}", done.message()),
+    ///         Ok(done) => println!("operation {} is complete", done.tag),
+    ///         Err(failed) => println!("operation {}: {failed}", failed.tag),
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Kernel`]: the kernel refuses to destroy the QP. The buffers in flight are leaked.
+    pub fn close(mut self, timeout: Duration) -> Result<Vec<Result<Done<B>, Failed<B>>>> {
+        let end = Instant::now().checked_add(timeout);
+        // An error of waiting is that of a removed device.
+        let _ = self.reap_until(end, |flows| flows.sends.queue().in_flight() == 0);
+        self.fail();
+        let flushed = Instant::now().checked_add(FLUSH_LIMIT);
+        let _ = self.reap_until(flushed, |flows| flows.in_use() == 0);
+        self.destroy_qp()?;
+        let mut results = Vec::with_capacity(self.pending());
+        results.extend(std::iter::from_fn(|| self.take()));
+        Ok(results)
+    }
+
+    /// Destroys the QP. Its rings stay until the endpoint is dropped.
+    pub(super) fn destroy_qp(&mut self) -> Result<()> {
+        // SAFETY: `fail` and the flows, which are closed by `destroyed`, post nothing afterwards.
+        let destroyed = unsafe { self.qp.destroy_object() };
+        destroyed
+            .map_err(|refused| Error::kernel("destroy_qp", format!("QP {:#x}", self.qp.qp_num()), refused))?;
+        self.flows.sends.destroyed();
+        self.flows.recvs.destroyed();
+        Ok(())
+    }
+
+    /// Reaps until `until`. Returns `false` at `end`, and if waiting is impossible because all
+    /// operations in flight are unsignalled.
+    pub(super) fn reap_until(
+        &mut self,
+        end: Option<Instant>,
+        until: impl Fn(&Flows<B>) -> bool,
+    ) -> Result<bool> {
+        loop {
+            // An unknown completion moves the QP to ERR, which flushes all operations.
+            let _ = self.reap();
+            if until(&self.flows) {
+                return Ok(true);
+            }
+            if self.flows.sends.only_unsignaled() && !self.marked && self.flows.recvs.queue().in_flight() == 0
+            {
+                return Ok(false);
+            }
+            if !self.armed {
+                self.arm_cq()?;
+                continue;
+            }
+            if !self.sleep(end)? {
+                return Ok(false);
+            }
+        }
+    }
+
+    fn arm_cq(&mut self) -> Result<()> {
+        self.cq.arm(Arm::Any)?;
+        self.armed = true;
+        Ok(())
+    }
+
+    /// Sleeps until the armed CQ raises its event. Returns `false` at `end`.
+    fn sleep(&mut self, end: Option<Instant>) -> Result<bool> {
+        let event = match end {
+            None => Some(self.channel.get_event()?),
+            Some(end) => self.channel.get_event_timeout(end.saturating_duration_since(Instant::now()))?,
+        };
+        self.armed &= event.is_none();
+        Ok(event.is_some())
+    }
+
+    /// Blocks until an operation completes.
+    ///
+    /// # Errors
+    /// - [`Error::Completion`] and [`Error::UnknownCompletion`], as for [`Endpoint::poll`].
+    /// - [`Error::Invalid`]: no operation is in flight, or all operations in flight are unsignalled.
+    /// - [`Error::Kernel`] or [`Error::System`] with `EIO`: [the device was
+    ///   removed](Endpoint#device-removal).
+    /// - [`Error::Kernel`] with `ESTALE`: this process was forked from the one that opened the
+    ///   device.
+    pub fn wait(&mut self) -> Result<Done<B>, Failed<B>> {
+        loop {
+            // Without a timeout, `wait_until` returns only with an operation.
+            if let Some(done) = self.wait_until(None)? {
+                return Ok(done);
+            }
+        }
+    }
+
+    /// Blocks until an operation completes, at most for `timeout`. Returns `Ok(None)` on a timeout.
+    ///
+    /// # Errors
+    /// As for [`Endpoint::wait`].
+    pub fn wait_timeout(&mut self, timeout: Duration) -> Result<Option<Done<B>>, Failed<B>> {
+        self.wait_until(Instant::now().checked_add(timeout))
+    }
+
+    fn wait_until(&mut self, end: Option<Instant>) -> Result<Option<Done<B>>, Failed<B>> {
+        loop {
+            if let Some(ended) = self.poll() {
+                return ended.map(Some);
+            }
+            self.check_wait()?;
+            if !self.armed {
+                // Completions before the arm raise no event: poll once more.
+                self.arm_cq()?;
+                continue;
+            }
+            if !self.sleep(end)? {
+                return self.poll().transpose();
+            }
+        }
+    }
+
+    /// Rejects a wait that no completion would end.
+    fn check_wait(&self) -> Result<()> {
+        let reason = if self.pending() == 0 {
+            "no operation is outstanding"
+        } else if self.flows.sends.only_unsignaled() && !self.marked && self.pending_recvs() == 0 {
+            "all outstanding operations are unsignalled: post a signalled one"
+        } else {
+            return Ok(());
+        };
+        Err(Error::invalid("Endpoint::wait", reason))
+    }
+
+    /// Arms the CQ: the file descriptor becomes readable at the next completion. Poll once more
+    /// after this call and before waiting on the descriptor.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] or [`Error::System`], as for [`Endpoint::wait`].
+    pub fn arm(&mut self) -> Result<()> {
+        // Discards events of earlier completions.
+        while self.channel.try_get_event()?.is_some() {
+            self.armed = false;
+        }
+        if self.armed { Ok(()) } else { self.arm_cq() }
+    }
+
+    /// Starts operations that share one doorbell.
+    pub fn batch(&mut self) -> Batch<'_, B, P> {
+        Batch::new(self)
+    }
+}
+
+/// How long the operations of a QP in ERR may take to be flushed.
+pub(super) const FLUSH_LIMIT: Duration = Duration::from_secs(5);
+
+impl<B> Flows<B> {
+    /// The number of operations that the device may still use.
+    pub(super) fn in_use(&self) -> usize {
+        self.sends.in_use() + self.recvs.queue().in_flight()
+    }
+}
+
+#[inline(always)]
+fn received(completion: &impl Completion) -> Received {
+    let (len, imm, opcode) = (completion.byte_len(), completion.imm(), completion.opcode());
+    Received { len, imm, opcode, failure: None }
+}
+
+fn received_value(completion: &WorkCompletion) -> Received {
+    Received { len: completion.byte_len, imm: completion.imm(), opcode: completion.opcode, failure: None }
+}
+
+impl<B: Source, P: Provider> Endpoint<B, P> {
+    /// Posts an operation.
+    ///
+    /// # Errors
+    /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer.
+    #[inline(always)]
+    pub fn post(&mut self, op: Op<'_, B>) -> Result<(), NotPosted<B>> {
+        let Self { qp, flows, .. } = self;
+        // SAFETY: `SendFlow::post` has moved the buffer into the flow and made the SGE from it, by
+        // `checked_sge`. The buffer stays there, registered and untouched (`Source`; `Op` demands a
+        // `Target` for operations that write it), until the provider reports the completion of the
+        // request or of a later one, or `Drop` has destroyed the QP. If the endpoint is forgotten or
+        // the kernel refuses to destroy the QP, the buffer is leaked, and its bytes stay valid.
+        flows.sends.post(op, |request| unsafe { qp.post_send(&[*request]) })
+    }
+
+    /// Posts the bytes of `buffer` in `range` as one message.
+    ///
+    /// # Errors
+    /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer.
+    pub fn post_send(&mut self, buffer: B, range: impl RangeBounds<usize>) -> Result<(), NotPosted<B>> {
+        self.post(Op::send(buffer, range))
+    }
+
+    /// Posts the bytes of `buffer` in `range` as one message with immediate data.
+    ///
+    /// # Errors
+    /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer.
+    pub fn post_send_imm(
+        &mut self,
+        buffer: B,
+        range: impl RangeBounds<usize>,
+        imm: impl Into<Imm>,
+    ) -> Result<(), NotPosted<B>> {
+        self.post(Op::send_imm(buffer, range, imm))
+    }
+
+    /// Posts a write of the bytes of `buffer` in `range` to the peer's memory.
+    ///
+    /// # Errors
+    /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer.
+    pub fn post_write(
+        &mut self,
+        buffer: B,
+        range: impl RangeBounds<usize>,
+        remote: Remote,
+    ) -> Result<(), NotPosted<B>> {
+        self.post(Op::write(buffer, range, remote))
+    }
+
+    /// Posts a write as [`Endpoint::post_write`] does, which also completes a receive of the peer
+    /// with immediate data.
+    ///
+    /// # Errors
+    /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer.
+    pub fn post_write_imm(
+        &mut self,
+        buffer: B,
+        range: impl RangeBounds<usize>,
+        remote: Remote,
+        imm: impl Into<Imm>,
+    ) -> Result<(), NotPosted<B>> {
+        self.post(Op::write_imm(buffer, range, remote, imm))
+    }
+
+    /// Posts `bytes`, which are copied, as one message. They need not be registered. Their maximum
+    /// is [`EndpointOptions::inline`].
+    ///
+    /// # Errors
+    /// [Errors of posting](Endpoint#errors-of-posting).
+    pub fn post_send_inline(&mut self, bytes: &[u8]) -> Result<(), NotPosted<B>> {
+        self.post(Op::send_inline(bytes))
+    }
+
+    /// Posts a write of `bytes`, which are copied, to the peer's memory.
+    ///
+    /// # Errors
+    /// [Errors of posting](Endpoint#errors-of-posting).
+    pub fn post_write_inline(&mut self, bytes: &[u8], remote: Remote) -> Result<(), NotPosted<B>> {
+        self.post(Op::write_inline(bytes, remote))
+    }
+
+    /// Posts `buffer` for one message of up to its whole length. `tag` comes back in [`Done::tag`].
+    ///
+    /// The buffer may be of another type than the endpoint's, such as a [`Part`](super::Part) for an
+    /// endpoint of [`AnyBuffer`](super::AnyBuffer).
+    ///
+    /// # Errors
+    /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer.
+    #[inline(always)]
+    pub fn post_recv_tagged<T: Target + Into<B>>(&mut self, buffer: T, tag: u64) -> Result<(), NotPosted<B>> {
+        let Self { qp, flows, .. } = self;
+        // SAFETY: as in `post`. `T` is a `Target`, so nothing accesses the bytes meanwhile.
+        flows.recvs.post(buffer, tag, |request| unsafe { qp.post_recv(&[*request]) })
+    }
+}
+
+impl<B: Target, P: Provider> Endpoint<B, P> {
+    /// Posts `buffer` for one message of up to its whole length.
+    ///
+    /// # Errors
+    /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer.
+    pub fn post_recv(&mut self, buffer: B) -> Result<(), NotPosted<B>> {
+        self.post_recv_tagged(buffer, 0)
+    }
+
+    /// Posts a read of the peer's memory into the bytes of `buffer` in `range`.
+    ///
+    /// # Errors
+    /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer.
+    pub fn post_read(
+        &mut self,
+        buffer: B,
+        range: impl RangeBounds<usize>,
+        remote: Remote,
+    ) -> Result<(), NotPosted<B>> {
+        self.post(Op::read(buffer, range, remote))
+    }
+
+    /// Posts an addition of `add` to the 8 bytes at `remote`, a multiple of 8. The first 8 bytes of
+    /// `buffer` receive the old value, in native byte order.
+    ///
+    /// # Errors
+    /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer.
+    pub fn post_fetch_add(&mut self, buffer: B, remote: Remote, add: u64) -> Result<(), NotPosted<B>> {
+        self.post(Op::fetch_add(buffer, remote, add))
+    }
+
+    /// Posts a replacement of the 8 bytes at `remote`, a multiple of 8, by `swap` if they equal
+    /// `compare`. The first 8 bytes of `buffer` receive the old value, in native byte order.
+    ///
+    /// # Errors
+    /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer.
+    pub fn post_compare_swap(
+        &mut self,
+        buffer: B,
+        remote: Remote,
+        compare: u64,
+        swap: u64,
+    ) -> Result<(), NotPosted<B>> {
+        self.post(Op::compare_swap(buffer, remote, compare, swap))
+    }
+}
+
+impl<B, P: Provider> Drop for Endpoint<B, P> {
+    fn drop(&mut self) {
+        // The flows are not dropped, even if destroying the QP panics.
+        let destroyed = self.qp.is_destroyed() || {
+            // SAFETY: `self` owns the QP, which was not destroyed, and does not use it afterwards.
+            unsafe { self.qp.destroy_inner() }.is_ok()
+        };
+        if destroyed {
+            // SAFETY: `flows` is not used after this.
+            unsafe { ManuallyDrop::drop(&mut self.flows) };
+        }
+    }
+}
+
+impl<B, P: Provider> AsFd for Endpoint<B, P> {
+    /// The file descriptor that [`Endpoint::arm`] makes readable.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.channel.as_fd()
+    }
+}
+
+impl<B, P: Provider> fmt::Debug for Endpoint<B, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Endpoint")
+            .field("address", &self.address)
+            .field("state", &self.qp.state())
+            .field("pending_sends", &self.pending_sends())
+            .field("pending_recvs", &self.pending_recvs())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,432 @@
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bareverbs_provider::device::IoctlError;
+use rustix::io::Errno;
+
+use super::*;
+use crate::owned::Outcome;
+use crate::testing::{Plain, completion};
+use crate::{Access, CqInit, DoorbellError, DriverId, Gid, ImplicitMr, MemoryOwner, RegisterError, WcOpcode};
+
+/// Memory that counts how often it is freed.
+struct Counted(Vec<u8>, Arc<AtomicUsize>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.1.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+// SAFETY: the heap block of the vector does not move with the vector, and is never freed if the
+// vector is forgotten.
+unsafe impl MemoryOwner for Counted {
+    fn region(&mut self) -> (NonNull<u8>, usize) {
+        // From the second byte on: not page-aligned.
+        (NonNull::from(&mut self.0[1..]).cast(), self.0.len() - 1)
+    }
+}
+
+#[test]
+fn rxe_odp_mr_must_be_page_aligned() {
+    let mut setup = Setup::of(DriverId::RXE);
+    let pd = setup.endpoint.qp.pd().clone();
+    setup.region = ImplicitMr::for_test(pd.domain(), Access::LOCAL_WRITE | Access::ON_DEMAND);
+    let mut memory = Buffer::zeroed(64).unwrap();
+    let (start, _) = memory.region();
+    // SAFETY: within the buffer.
+    let within_page = unsafe { start.add(1) };
+    for (start, refused) in [(start, false), (within_page, true)] {
+        let part = setup.region.part(Placed(start)).map_err(|failed| failed.error).unwrap();
+        assert_eq!(part.check_odp_bounds("Endpoint::post_recv").is_err(), refused);
+        for right in [Access::REMOTE_WRITE, Access::REMOTE_READ] {
+            let rights = Access::LOCAL_WRITE | right | Access::ON_DEMAND;
+            let failed = pd.register(Placed(start), rights).map_err(|failed| failed.error).unwrap_err();
+            assert_eq!(matches!(failed, Error::Invalid { .. }), refused, "{right:?}: {failed}");
+        }
+    }
+    let part = setup.region.part(Counted(vec![0; 64], Arc::default())).map_err(|failed| failed.error);
+    let refused = setup.endpoint.post_recv(part.unwrap()).unwrap_err();
+    assert!(refused.to_string().contains("without ON_DEMAND"), "{refused}");
+    assert!(setup.plain.log().received.is_empty());
+}
+
+/// 32 bytes at a given address.
+struct Placed(NonNull<u8>);
+
+// SAFETY: the only test that uses it keeps the buffer of these bytes.
+unsafe impl MemoryOwner for Placed {
+    fn region(&mut self) -> (NonNull<u8>, usize) {
+        (self.0, 32)
+    }
+}
+
+struct Setup {
+    plain: Plain,
+    region: ImplicitMr,
+    endpoint: Endpoint<Mr<Counted>, Plain>,
+    freed: Arc<AtomicUsize>,
+}
+
+impl Setup {
+    fn new() -> Self {
+        Self::of(DriverId::UNKNOWN)
+    }
+
+    fn of(driver: DriverId) -> Self {
+        let plain = Plain::default();
+        let pd = plain.domain_of(driver);
+        let context = pd.context();
+        let endpoint = Endpoint::from_parts(Parts {
+            qp: plain.queue_pair(&pd),
+            cq: context.create_cq(&CqInit::new(8)).unwrap(),
+            channel: CompChannel::for_test(context.file()),
+            address: Address::new(Gid::default(), 1),
+            attr: ConnectAttr::new(1, 0),
+            sends: 4,
+            recvs: 2,
+            signal_every: 3,
+        });
+        let region = ImplicitMr::for_test(pd.domain(), Access::LOCAL_WRITE);
+        Self { plain, region, endpoint, freed: Arc::default() }
+    }
+
+    /// A part of an implicit MR. Dropping it frees its memory without a kernel command.
+    fn buffer(&self) -> Mr<Counted> {
+        let part = self.region.part(Counted(vec![7; 16], Arc::clone(&self.freed)));
+        part.map_err(|RegisterError { error, .. }| error).unwrap()
+    }
+
+    fn freed(&self) -> usize {
+        self.freed.load(Ordering::Relaxed)
+    }
+
+    /// Posts a receive and returns its `wr_id`.
+    fn post(&mut self) -> u64 {
+        let buffer = self.buffer();
+        self.endpoint.post_recv(buffer).unwrap();
+        *self.plain.log().received.last().unwrap()
+    }
+
+    fn complete(&self, wr_id: u64, status: WcStatus) {
+        self.plain.log().completions.push_back(completion(wr_id, status));
+    }
+
+    /// Posts a send with this tag and returns its `wr_id`.
+    fn send(&mut self, tag: u64, signaled: bool) -> u64 {
+        let op = Op::send(self.buffer(), ..).tag(tag);
+        self.endpoint.post(if signaled { op } else { op.unsignaled() }).unwrap();
+        self.plain.log().sent.last().unwrap().1
+    }
+
+    /// The tags of all operations that have ended, negative for those that failed.
+    fn ended(&mut self) -> Vec<i64> {
+        let tag = |result| match result {
+            Ok(Done { tag, .. }) => tag as i64,
+            Err(Failed { tag, .. }) => -(tag as i64),
+        };
+        std::iter::from_fn(|| self.endpoint.poll().map(tag)).collect()
+    }
+
+    /// Whether the send that was posted last was signalled.
+    fn signaled(&self) -> bool {
+        let log = self.plain.log();
+        log.signaled.last() == log.sent.last().map(|(_, wr_id)| wr_id)
+    }
+
+    /// Polls a completion of an operation that is not in flight.
+    fn poll_unknown(&mut self, expected: u64) {
+        let failed = self.endpoint.poll().unwrap().unwrap_err();
+        assert!(matches!(failed.error, Error::UnknownCompletion { wr_id } if wr_id == expected), "{failed}");
+        assert!(failed.buffer.is_none());
+    }
+}
+
+#[test]
+fn mr_of_another_pd_is_rejected_and_returned() {
+    let mut setup = Setup::new();
+    let same_context = setup.endpoint.qp.pd().context().alloc_pd().unwrap();
+    let other_context = setup.plain.domain();
+    for pd in [&same_context, &other_context] {
+        setup.region = ImplicitMr::for_test(pd.domain(), Access::LOCAL_WRITE);
+        let remote = Remote { addr: 0, rkey: 1 };
+        for posted in [
+            setup.endpoint.post_recv(setup.buffer()),
+            setup.endpoint.post_send(setup.buffer(), ..),
+            setup.endpoint.post_write(setup.buffer(), .., remote),
+            setup.endpoint.post_read(setup.buffer(), .., remote),
+        ] {
+            let NotPosted { error, buffer, .. } = posted.unwrap_err();
+            assert!(matches!(error, Error::Invalid { .. }), "{error}");
+            assert!(error.to_string().contains("different PDs"), "{error}");
+            assert_eq!(buffer.unwrap().len(), 15);
+        }
+    }
+    assert_eq!(setup.endpoint.pending(), 0);
+    let (received, sent) = {
+        let log = setup.plain.log();
+        (log.received.len(), log.sent.len())
+    };
+    assert_eq!((received, sent), (0, 0));
+}
+
+#[test]
+fn in_flight_buffers_are_leaked_if_destroy_qp_fails() {
+    let mut setup = Setup::new();
+    setup.post();
+    setup.post();
+    let Setup { plain, endpoint, freed, .. } = setup;
+    drop(endpoint);
+    assert_eq!((freed.load(Ordering::Relaxed), plain.log().freed.len()), (0, 0));
+}
+
+#[test]
+fn unknown_completion_returns_no_buffer_and_moves_qp_to_err() {
+    for nonsense in [0, 1, 1 << 40, 2 << 40 | 1, 3 << 40, u64::MAX] {
+        for status in [WcStatus::SUCCESS, WcStatus::WR_FLUSH_ERR] {
+            let mut setup = Setup::new();
+            let posted = setup.post();
+            setup.complete(nonsense, status);
+            setup.complete(posted, WcStatus::WR_FLUSH_ERR);
+            setup.poll_unknown(nonsense);
+            assert_eq!((setup.endpoint.pending(), setup.freed()), (1, 0));
+            assert_eq!(setup.endpoint.qp().state(), QpState::ERR);
+            let refused = setup.endpoint.post_recv(setup.buffer()).unwrap_err();
+            assert!(refused.error.to_string().contains("the connection has failed"), "{refused}");
+            let flushed = setup.endpoint.wait().unwrap_err();
+            assert!(flushed.buffer.is_some());
+            // The transition to ERR is issued once.
+            assert_eq!(setup.plain.log().states, [QpState::ERR]);
+        }
+    }
+}
+
+#[test]
+fn failed_endpoint_rejects_posts_even_if_the_kernel_refuses_err() {
+    let mut setup = Setup::new();
+    setup.post();
+    let refused = IoctlError { method: "ModifyQp", errno: Errno::NOMEM };
+    setup.plain.log().answers.push_back(Err(refused));
+    setup.complete(0, WcStatus::SUCCESS);
+    setup.poll_unknown(0);
+    assert_ne!(setup.endpoint.qp().state(), QpState::ERR);
+    let refused = setup.endpoint.post_recv(setup.buffer()).unwrap_err();
+    assert!(refused.error.to_string().contains("the connection has failed"), "{refused}");
+}
+
+#[test]
+fn duplicate_completion_returns_no_second_buffer() {
+    let mut setup = Setup::new();
+    let first = setup.post();
+    setup.complete(first, WcStatus::SUCCESS);
+    let done = setup.endpoint.poll().unwrap().unwrap();
+    assert_eq!(done.message(), Some(&[7][..]));
+    let second = setup.post();
+    assert_ne!(second, first);
+    setup.complete(first, WcStatus::SUCCESS);
+    setup.poll_unknown(first);
+    assert_eq!(setup.endpoint.pending(), 1);
+    setup.complete(second, WcStatus::SUCCESS);
+    assert!(setup.endpoint.poll().unwrap().is_ok());
+}
+
+#[test]
+fn caller_panic_between_post_and_poll_keeps_in_flight_buffers() {
+    let mut setup = Setup::new();
+    let freed = Arc::clone(&setup.freed);
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
+        setup.post();
+        panic!("in between");
+    }))
+    .unwrap_err();
+    assert_eq!(freed.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn provider_panic_in_post_keeps_the_buffer() {
+    let mut setup = Setup::new();
+    let buffer = setup.buffer();
+    let Setup { endpoint, freed, .. } = &mut setup;
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let _ = endpoint.flows.recvs.post(buffer, 0, |_| panic!("after the device was told"));
+    }))
+    .unwrap_err();
+    assert_eq!((freed.load(Ordering::Relaxed), endpoint.pending()), (0, 1));
+}
+
+#[test]
+fn receives_and_sends_have_their_own_depth() {
+    let mut setup = Setup::new();
+    setup.post();
+    setup.post();
+    let full = setup.endpoint.post_recv(setup.buffer()).unwrap_err();
+    assert!(full.is_full() && full.buffer.is_some(), "{full}");
+    assert!(full.to_string().contains("(2 requests)"), "{full}");
+    for tag in 1..=4 {
+        setup.send(tag, true);
+    }
+    let full = setup.endpoint.post(Op::send(setup.buffer(), ..).tag(5)).unwrap_err();
+    assert!(full.is_full() && full.tag == 5 && full.buffer.is_some(), "{full}");
+    assert_eq!((setup.endpoint.pending_sends(), setup.endpoint.pending_recvs()), (4, 2));
+}
+
+#[test]
+fn signaled_completion_returns_older_unsignaled_operations_first() {
+    let mut setup = Setup::new();
+    setup.send(1, false);
+    setup.send(2, false);
+    let third = setup.send(3, true);
+    setup.complete(third, WcStatus::SUCCESS);
+    let done = setup.endpoint.poll().unwrap().unwrap();
+    assert_eq!((done.tag, done.len, done.opcode), (1, 15, WcOpcode::SEND));
+    drop(done);
+    assert_eq!((setup.ended(), setup.freed()), (vec![2, 3], 3));
+}
+
+#[test]
+fn failed_operation_returns_older_unsignaled_operations_as_done() {
+    let mut setup = Setup::new();
+    setup.send(1, false);
+    let second = setup.send(2, true);
+    let third = setup.send(3, true);
+    setup.complete(second, WcStatus::REM_ACCESS_ERR);
+    setup.complete(third, WcStatus::WR_FLUSH_ERR);
+    assert_eq!(setup.endpoint.poll().unwrap().unwrap().tag, 1);
+    let failed = setup.endpoint.poll().unwrap().unwrap_err();
+    assert_eq!((failed.tag, failed.outcome), (2, Outcome::Refused));
+    let failed = setup.endpoint.poll().unwrap().unwrap_err();
+    assert_eq!((failed.tag, failed.outcome), (3, Outcome::Unknown));
+    assert_eq!(failed.cause, Some(WcStatus::REM_ACCESS_ERR));
+    assert!(setup.endpoint.poll().is_none());
+}
+
+#[test]
+fn long_runs_and_the_last_slot_are_signaled() {
+    let mut setup = Setup::new();
+    let signaled: Vec<_> = (1..=4)
+        .map(|tag| {
+            setup.send(tag, false);
+            setup.signaled()
+        })
+        .collect();
+    assert_eq!(signaled, [false, false, true, true]);
+}
+
+#[test]
+fn unsignaled_tail_of_a_failed_connection_ends_by_the_marker() {
+    let mut setup = Setup::new();
+    let first = setup.send(1, true);
+    setup.send(2, false);
+    setup.complete(first, WcStatus::RETRY_EXC_ERR);
+    assert_eq!(setup.ended(), [-1]);
+    let (_, marker) = *setup.plain.log().sent.last().unwrap();
+    assert_eq!(marker, MARKER);
+    setup.complete(marker, WcStatus::WR_FLUSH_ERR);
+    assert_eq!((setup.ended(), setup.endpoint.pending()), (vec![2], 0));
+    // The marker is in flight once.
+    setup.endpoint.abort();
+    assert_eq!(setup.plain.log().sent.len(), 3);
+}
+
+#[test]
+fn wait_for_unsignaled_operations_only_is_rejected() {
+    let mut setup = Setup::new();
+    setup.send(1, false);
+    let failed = setup.endpoint.wait().unwrap_err();
+    assert!(failed.to_string().contains("are unsignalled"), "{failed}");
+    let second = setup.send(2, true);
+    setup.complete(second, WcStatus::SUCCESS);
+    assert_eq!(setup.endpoint.wait().unwrap().tag, 1);
+}
+
+#[test]
+fn batch_is_posted_by_its_end() {
+    let mut setup = Setup::new();
+    let buffers = [setup.buffer(), setup.buffer()];
+    let mut batch = setup.endpoint.batch();
+    for buffer in buffers {
+        batch.post(Op::send(buffer, ..)).unwrap();
+    }
+    assert_eq!((batch.len(), setup.plain.log().sent.len()), (2, 0));
+    batch.ring().unwrap();
+    assert_eq!(setup.plain.log().sent.len(), 2);
+    let buffer = setup.buffer();
+    let mut batch = setup.endpoint.batch();
+    batch.post(Op::send(buffer, ..)).unwrap();
+    drop(batch);
+    let log = setup.plain.log();
+    assert_eq!((log.sent.len(), log.doorbells), (3, 2));
+}
+
+#[test]
+fn batch_with_a_refused_doorbell_is_returned_as_not_done() {
+    let mut setup = Setup::new();
+    let first = setup.send(1, true);
+    let refused = IoctlError { method: "PostSend", errno: Errno::NOMEM };
+    setup.plain.log().refusals.push_back(DoorbellError::TakenBack(refused));
+    let buffers = [setup.buffer(), setup.buffer()];
+    let mut batch = setup.endpoint.batch();
+    for (buffer, tag) in buffers.into_iter().zip(2..) {
+        batch.post(Op::send(buffer, ..).tag(tag).unsignaled()).unwrap();
+    }
+    batch.ring().unwrap_err();
+    assert!(setup.endpoint.poll().is_none(), "the first operation is in flight");
+    assert_eq!(setup.freed(), 0);
+    setup.complete(first, WcStatus::WR_FLUSH_ERR);
+    assert_eq!(setup.endpoint.poll().unwrap().unwrap_err().outcome, Outcome::Unknown);
+    for tag in [2, 3] {
+        let failed = setup.endpoint.poll().unwrap().unwrap_err();
+        assert_eq!((failed.tag, failed.outcome, failed.buffer.is_some()), (tag, Outcome::NotDone, true));
+    }
+    assert_eq!(setup.endpoint.pending(), 0);
+}
+
+#[test]
+fn receive_that_completes_out_of_order_is_unknown() {
+    let mut setup = Setup::new();
+    setup.post();
+    let second = setup.post();
+    setup.complete(second, WcStatus::SUCCESS);
+    setup.poll_unknown(second);
+    assert_eq!((setup.endpoint.pending(), setup.freed()), (2, 0));
+}
+
+#[test]
+fn close_of_an_endpoint_that_cannot_be_destroyed_leaks_its_buffers() {
+    let mut setup = Setup::new();
+    let posted = setup.post();
+    setup.complete(posted, WcStatus::WR_FLUSH_ERR);
+    setup.send(1, true);
+    let Setup { endpoint, freed, .. } = setup;
+    endpoint.close(Duration::ZERO).unwrap_err();
+    assert_eq!(freed.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn posting_and_polling_do_not_allocate() {
+    let mut setup = Setup::new();
+    let mut buffer = Some(setup.buffer());
+    let mut receive = Some(setup.buffer());
+    let run = |setup: &mut Setup, buffer: &mut Option<_>, receive: &mut Option<_>| {
+        setup.endpoint.post_recv(receive.take().unwrap()).unwrap();
+        setup.endpoint.post(Op::send(buffer.take().unwrap(), ..)).unwrap();
+        let (received, sent) = {
+            let log = setup.plain.log();
+            (*log.received.last().unwrap(), log.sent.last().unwrap().1)
+        };
+        setup.complete(received, WcStatus::SUCCESS);
+        setup.complete(sent, WcStatus::SUCCESS);
+        *receive = setup.endpoint.poll().unwrap().unwrap().buffer;
+        *buffer = setup.endpoint.poll().unwrap().unwrap().buffer;
+    };
+    // The log allocates now and then. It has room for 100 entries.
+    setup.plain.reserve(100);
+    run(&mut setup, &mut buffer, &mut receive);
+    let counted = bareverbs_test_support::allocations::allocations(|| {
+        for _ in 0..20 {
+            run(&mut setup, &mut buffer, &mut receive);
+        }
+    });
+    assert_eq!(counted, 0);
+}

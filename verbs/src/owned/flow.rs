@@ -1,0 +1,461 @@
+//! The operations of each direction of an endpoint, with their buffers.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::buffer::checked_sge;
+use super::op::{AnyRange, OpPayload, opcode};
+use super::queue::Queue;
+use super::{Done, Failed, NotPosted, Op, Outcome, Source, Target};
+use crate::pd::shared::PdShared;
+use crate::{
+    DriverId, Error, Imm, Operation, Payload, PostError, PushError, RecvRequest, Result, SendFlags,
+    SendRequest, Sge, WcOpcode, WcStatus,
+};
+
+/// Owners of the `wr_id`s of an endpoint.
+pub(super) const SENDS: u32 = 1;
+pub(super) const RECVS: u32 = 2;
+
+/// The `wr_id` of the request that is posted in ERR behind unsignalled sends. Its completion shows
+/// that the device has finished with them.
+pub(super) const MARKER: u64 = 3 << 40;
+
+const CLOSED: &str = "the connection has failed: create a new endpoint";
+
+#[cold]
+#[inline(never)]
+fn full(verb: &'static str, closed: bool, capacity: usize) -> Error {
+    if closed {
+        return Error::invalid(verb, CLOSED);
+    }
+    let capacity = u32::try_from(capacity).unwrap_or(u32::MAX);
+    PostError { accepted: 0, reason: PushError::QueueFull { capacity }.into() }.into()
+}
+
+fn verb(opcode: WcOpcode) -> &'static str {
+    match opcode {
+        WcOpcode::RDMA_WRITE => "Endpoint::post_write",
+        WcOpcode::RDMA_READ => "Endpoint::post_read",
+        WcOpcode::FETCH_ADD => "Endpoint::post_fetch_add",
+        WcOpcode::COMP_SWAP => "Endpoint::post_compare_swap",
+        WcOpcode::SEND => "Endpoint::post_send",
+        _ => "Endpoint::post_recv",
+    }
+}
+
+/// A send, write, read or atomic operation in flight.
+struct SendEntry<B> {
+    buffer: Option<B>,
+    tag: u64,
+    len: u32,
+    opcode: WcOpcode,
+}
+
+impl<B> SendEntry<B> {
+    #[inline(always)]
+    fn done(self) -> Done<B> {
+        Done { tag: self.tag, buffer: self.buffer, len: self.len, imm: None, opcode: self.opcode }
+    }
+}
+
+/// An error completion of the oldest request in flight.
+#[derive(Clone, Copy)]
+pub(super) struct Failure {
+    pub(super) status: WcStatus,
+    pub(super) vendor_err: u32,
+}
+
+/// What an operation is reported with if its QP was destroyed.
+const FLUSHED: Failure = Failure { status: WcStatus::WR_FLUSH_ERR, vendor_err: 0 };
+
+/// The operations of the send queue of an RC QP.
+///
+/// Soundness: an entry owns its buffer from before the device learns of the request until the
+/// provider reports the request's completion, or that of a later request. A send queue of RC
+/// completes in order.
+pub(super) struct SendFlow<B> {
+    queue: Queue<SendEntry<B>>,
+    depth: u32,
+    domain: Arc<PdShared>,
+    /// Operations that were posted after the last signalled one.
+    run: u32,
+    /// Longest run of unsignalled operations, plus 1.
+    signal_every: u32,
+    /// Of the oldest request in flight. It was polled and not returned.
+    failure: Option<Failure>,
+    /// Whether `failure`, `refused` or `destroyed` is set.
+    failed: bool,
+    /// The newest requests in flight, whose doorbell the kernel refused. They never complete.
+    refused: usize,
+    /// Whether the QP is destroyed. The requests in flight never complete.
+    destroyed: bool,
+}
+
+impl<B> SendFlow<B> {
+    pub(super) fn new(domain: Arc<PdShared>, depth: u32, signal_every: u32) -> Self {
+        let queue = Queue::new(SENDS, depth);
+        Self {
+            queue,
+            depth,
+            domain,
+            run: 0,
+            signal_every,
+            failure: None,
+            failed: false,
+            refused: 0,
+            destroyed: false,
+        }
+    }
+
+    pub(super) fn queue(&self) -> &Queue<impl Sized> {
+        &self.queue
+    }
+
+    pub(super) fn close(&mut self) {
+        self.queue.close();
+    }
+
+    /// The number of operations in flight at the end of the queue that generate no completion.
+    pub(super) fn unsignaled_tail(&self) -> usize {
+        (self.run as usize).min(self.queue.in_flight())
+    }
+
+    /// Whether all operations in flight generate no completion.
+    pub(super) fn only_unsignaled(&self) -> bool {
+        self.queue.in_flight() > 0 && self.unsignaled_tail() == self.queue.in_flight()
+    }
+
+    /// The flags of a request: signalled if it would make a run too long, or fills the queue. So
+    /// there is room for the marker behind an unsignalled tail.
+    #[inline(always)]
+    fn signal(&mut self, mut flags: SendFlags) -> SendFlags {
+        if !flags.contains(SendFlags::SIGNALED) {
+            self.run += 1;
+            if self.run < self.signal_every && self.queue.credits() > 0 {
+                return flags;
+            }
+            flags |= SendFlags::SIGNALED;
+        }
+        self.run = 0;
+        flags
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn take_back(&mut self, run: u32, error: Error) -> NotPosted<B> {
+        self.run = run;
+        match self.queue.take_back() {
+            Some(SendEntry { buffer, tag, .. }) => NotPosted { error, buffer, tag },
+            None => unreachable!("the operation was pushed by the caller"),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn full(&self, entry: SendEntry<B>) -> NotPosted<B> {
+        let error = full(verb(entry.opcode), self.queue.is_closed(), self.depth as usize);
+        NotPosted { error, buffer: entry.buffer, tag: entry.tag }
+    }
+
+    /// Posts the operation on `sge` by `post`. `buffer` is that of the SGE.
+    ///
+    /// `post` may publish the request only if it returns `Ok`, or an error that accepted it.
+    #[inline(always)]
+    pub(super) fn post_request(
+        &mut self,
+        entry: (Option<B>, u64),
+        operation: Operation,
+        flags: SendFlags,
+        (payload, len): (Payload<'_>, u32),
+        post: impl FnOnce(&SendRequest<'_>) -> Result<(), PostError>,
+    ) -> Result<(), NotPosted<B>> {
+        let (buffer, tag) = entry;
+        // The flow owns the buffer before the device learns of it, so a panic in between does not
+        // free it.
+        let wr_id = match self.queue.push(SendEntry { buffer, tag, len, opcode: opcode(&operation) }) {
+            Ok(wr_id) => wr_id,
+            Err(entry) => return Err(self.full(entry)),
+        };
+        let run = self.run;
+        let flags = self.signal(flags);
+        match post(&SendRequest { wr_id, operation, flags, payload }) {
+            Ok(()) => Ok(()),
+            // A request that counts as posted will complete, even if its doorbell was refused.
+            Err(error) if error.accepted > 0 => Ok(()),
+            Err(error) => Err(self.take_back(run, error.into())),
+        }
+    }
+
+    /// The newest `count` requests were taken back by a refused doorbell.
+    pub(super) fn refuse(&mut self, count: usize) {
+        self.close();
+        (self.refused, self.failed) = (count, true);
+    }
+
+    /// The oldest requests were polled, up to the one with this `wr_id`. Returns `false` if no
+    /// request in flight has it.
+    #[inline(always)]
+    pub(super) fn reap(&mut self, wr_id: u64, failure: Option<Failure>) -> bool {
+        let Some(older) = self.queue.position(wr_id) else { return false };
+        match failure {
+            None => self.queue.complete(older + 1),
+            Some(failure) => {
+                // An earlier request that failed would have completed before.
+                self.queue.complete(older);
+                (self.failure, self.failed) = (Some(failure), true);
+            }
+        }
+        true
+    }
+
+    /// The marker was polled. The device has finished with all requests that it saw, and those that
+    /// generated no completion were successful.
+    pub(super) fn reap_marker(&mut self) {
+        self.run = 0;
+        self.queue.complete(self.queue.in_flight() - self.refused.min(self.queue.in_flight()));
+    }
+
+    /// The QP is destroyed: the device has finished with all requests.
+    pub(super) fn destroyed(&mut self) {
+        self.close();
+        (self.destroyed, self.failed) = (true, true);
+    }
+
+    /// Whether [`SendFlow::take`] may return an operation.
+    #[inline(always)]
+    pub(super) fn has_result(&self) -> bool {
+        self.queue.has_complete() || self.failed
+    }
+
+    /// The number of operations that the device may still use.
+    pub(super) fn in_use(&self) -> usize {
+        if self.destroyed { 0 } else { self.queue.in_flight() - self.refused.min(self.queue.in_flight()) }
+    }
+
+    /// The oldest operation that completed.
+    #[inline(always)]
+    pub(super) fn take(&mut self) -> Option<Result<Done<B>, Failed<B>>> {
+        if let Some(entry) = self.queue.take() {
+            return Some(Ok(entry.done()));
+        }
+        self.take_failed().map(Err)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn take_failed(&mut self) -> Option<Failed<B>> {
+        let failure = self.failure.take().or(self.destroyed.then_some(FLUSHED));
+        let refused = self.refused > 0 && self.queue.in_flight() <= self.refused;
+        if failure.is_none() && !refused {
+            return None;
+        }
+        self.queue.complete(1);
+        let SendEntry { buffer, tag, opcode, .. } = self.queue.take()?;
+        let Some(failure) = failure.filter(|_| !refused) else {
+            self.refused -= 1;
+            let error = Error::invalid(verb(opcode), "the kernel refused the doorbell of the batch");
+            return Some(Failed { error, tag, buffer, outcome: Outcome::NotDone, cause: None });
+        };
+        Some(failed(&self.domain, opcode, (buffer, tag), failure))
+    }
+}
+
+fn failed<B>(
+    domain: &PdShared,
+    opcode: WcOpcode,
+    (buffer, tag): (Option<B>, u64),
+    failure: Failure,
+) -> Failed<B> {
+    let Failure { status, vendor_err } = failure;
+    let driver = DriverId(domain.context.file.driver_id());
+    let error = Error::Completion { verb: verb(opcode), status, vendor_err, driver };
+    Failed { error, tag, buffer, outcome: Outcome::of(status), cause: None }
+}
+
+impl<B: Source> SendFlow<B> {
+    /// Posts an operation by `post`.
+    ///
+    /// `post` may publish the request only if it returns `Ok`, or an error that accepted it.
+    #[inline(always)]
+    pub(super) fn post(
+        &mut self,
+        op: Op<'_, B>,
+        post: impl FnOnce(&SendRequest<'_>) -> Result<(), PostError>,
+    ) -> Result<(), NotPosted<B>> {
+        let Op { operation, payload, tag, flags } = op;
+        match payload {
+            OpPayload::Buffer(buffer, range) => {
+                let sge = match self.sge(&operation, &buffer, range) {
+                    Ok(sge) => sge,
+                    Err(error) => return Err(NotPosted { error, buffer: Some(buffer), tag }),
+                };
+                let payload = (Payload::Sges(&[sge]), sge.length);
+                self.post_request((Some(buffer), tag), operation, flags, payload, post)
+            }
+            OpPayload::Inline(bytes) => {
+                // The provider rejects bytes beyond its limit, which is far below 4 GiB.
+                let payload = (Payload::Inline(&[bytes]), bytes.len() as u32);
+                self.post_request((None, tag), operation, flags, payload, post)
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn sge(&self, operation: &Operation, buffer: &B, range: AnyRange) -> Result<Sge> {
+        checked_sge(verb(opcode(operation)), buffer, &self.domain, range)
+    }
+}
+
+/// A receive in flight.
+struct RecvEntry<B> {
+    buffer: Option<B>,
+    tag: u64,
+}
+
+/// What a completion says of a receive.
+#[derive(Clone, Copy)]
+pub(super) struct Received {
+    pub(super) len: u32,
+    pub(super) imm: Option<Imm>,
+    pub(super) opcode: WcOpcode,
+    pub(super) failure: Option<Failure>,
+}
+
+/// The receives of an RC QP with a receive queue of its own.
+///
+/// Soundness: as for [`SendFlow`]. A receive queue completes in order, and each receive generates a
+/// completion.
+pub(super) struct RecvFlow<B> {
+    queue: Queue<RecvEntry<B>>,
+    depth: u32,
+    domain: Arc<PdShared>,
+    /// Of the receives that were reaped and not taken, oldest first. Its capacity is `depth`.
+    reaped: VecDeque<Received>,
+}
+
+impl<B> RecvFlow<B> {
+    pub(super) fn new(domain: Arc<PdShared>, depth: u32) -> Self {
+        let reaped = VecDeque::with_capacity(depth as usize);
+        Self { queue: Queue::new(RECVS, depth), depth, domain, reaped }
+    }
+
+    pub(super) fn queue(&self) -> &Queue<impl Sized> {
+        &self.queue
+    }
+
+    pub(super) fn close(&mut self) {
+        self.queue.close();
+    }
+
+    /// Posts a receive of `sge` by `post`. `buffer` is that of the SGE.
+    ///
+    /// `post` may publish the request only if it returns `Ok`.
+    #[inline(always)]
+    pub(super) fn post_request(
+        &mut self,
+        buffer: Option<B>,
+        tag: u64,
+        sge: Sge,
+        post: impl FnOnce(&RecvRequest<'_>) -> Result<(), PostError>,
+    ) -> Result<(), NotPosted<B>> {
+        // As for sends, the flow owns the buffer before the device learns of it.
+        let wr_id = match self.queue.push(RecvEntry { buffer, tag }) {
+            Ok(wr_id) => wr_id,
+            Err(entry) => return Err(self.full(entry)),
+        };
+        match post(&RecvRequest { wr_id, sges: &[sge] }) {
+            Ok(()) => Ok(()),
+            Err(error) => Err(self.take_back(error.into())),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn full(&self, RecvEntry { buffer, tag }: RecvEntry<B>) -> NotPosted<B> {
+        let error = full(verb(WcOpcode::RECV), self.queue.is_closed(), self.depth as usize);
+        NotPosted { error, buffer, tag }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn take_back(&mut self, error: Error) -> NotPosted<B> {
+        match self.queue.take_back() {
+            Some(RecvEntry { buffer, tag }) => NotPosted { error, buffer, tag },
+            None => unreachable!("the receive was pushed by the caller"),
+        }
+    }
+
+    /// The receive with this `wr_id` was polled: returns it. `None` if it is not the oldest one in
+    /// flight. No reaped receive is left to be taken.
+    #[inline(always)]
+    pub(super) fn finish(&mut self, wr_id: u64, received: Received) -> Option<Result<Done<B>, Failed<B>>> {
+        if self.queue.position(wr_id) != Some(0) {
+            return None;
+        }
+        self.queue.complete(1);
+        let entry = self.queue.take()?;
+        Some(result(&self.domain, entry, received))
+    }
+
+    /// The receive with this `wr_id` was polled. Returns `false` if it is not the oldest one in
+    /// flight.
+    pub(super) fn reap(&mut self, wr_id: u64, received: Received) -> bool {
+        let oldest = self.queue.position(wr_id) == Some(0);
+        if oldest {
+            self.queue.complete(1);
+            self.reaped.push_back(received);
+        }
+        oldest
+    }
+
+    /// The QP is destroyed: the device has finished with all receives.
+    pub(super) fn destroyed(&mut self) {
+        self.close();
+        let flushed = Received { len: 0, imm: None, opcode: WcOpcode::RECV, failure: Some(FLUSHED) };
+        self.reaped.extend(std::iter::repeat_n(flushed, self.queue.in_flight()));
+        self.queue.complete(self.queue.in_flight());
+    }
+
+    /// Whether [`RecvFlow::take`] returns a receive.
+    #[inline(always)]
+    pub(super) fn has_result(&self) -> bool {
+        self.queue.has_complete()
+    }
+
+    /// The oldest receive that was reaped.
+    pub(super) fn take(&mut self) -> Option<Result<Done<B>, Failed<B>>> {
+        let entry = self.queue.take()?;
+        let received = self.reaped.pop_front()?;
+        Some(result(&self.domain, entry, received))
+    }
+}
+
+#[inline(always)]
+fn result<B>(domain: &PdShared, entry: RecvEntry<B>, received: Received) -> Result<Done<B>, Failed<B>> {
+    let RecvEntry { buffer, tag } = entry;
+    let Received { len, imm, opcode, failure } = received;
+    match failure {
+        None => Ok(Done { tag, buffer, len, imm, opcode }),
+        Some(failure) => Err(failed(domain, WcOpcode::RECV, (buffer, tag), failure)),
+    }
+}
+
+impl<B> RecvFlow<B> {
+    /// Posts a receive by `post`, which may publish the request only if it returns `Ok`.
+    ///
+    /// The conversion keeps the buffer: only this crate can convert a [`Target`] to another type of
+    /// buffer.
+    #[inline(always)]
+    pub(super) fn post<T: Target + Into<B>>(
+        &mut self,
+        buffer: T,
+        tag: u64,
+        post: impl FnOnce(&RecvRequest<'_>) -> Result<(), PostError>,
+    ) -> Result<(), NotPosted<B>> {
+        match checked_sge(verb(WcOpcode::RECV), &buffer, &self.domain, ..) {
+            Ok(sge) => self.post_request(Some(buffer.into()), tag, sge, post),
+            Err(error) => Err(NotPosted { error, buffer: Some(buffer.into()), tag }),
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! Operations of a send queue, before they are posted.
+
+use std::ops::{Bound, RangeBounds};
+
+use super::{AnyBuffer, Source, Target};
+use crate::{Imm, Operation, Remote, SendFlags, WcOpcode};
+
+/// A send, write, read or atomic operation, with its buffer and its options.
+/// [`Endpoint::post`](super::Endpoint::post) and [`Batch::post`](super::Batch::post) post it.
+///
+/// ```no_run
+/// # use bareverbs::{Buffer, Mr, owned::{Endpoint, NotPosted, Op}};
+/// # fn post(endpoint: &mut Endpoint, one: Mr<Buffer>, two: Mr<Buffer>) -> Result<(), NotPosted<Mr<Buffer>>> {
+/// endpoint.post(Op::send(one, ..10).tag(7))?;
+/// endpoint.post(Op::send_imm(two, .., 42).tag(8).solicited())?;
+/// endpoint.post(Op::send_inline(b"short"))?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+#[must_use = "`Endpoint::post` posts it"]
+pub struct Op<'a, B> {
+    pub(super) operation: Operation,
+    pub(super) payload: OpPayload<'a, B>,
+    pub(super) tag: u64,
+    pub(super) flags: SendFlags,
+}
+
+/// A range as the caller gave it.
+pub(super) type AnyRange = (Bound<usize>, Bound<usize>);
+
+#[derive(Debug)]
+pub(super) enum OpPayload<'a, B> {
+    Buffer(B, AnyRange),
+    Inline(&'a [u8]),
+}
+
+#[inline(always)]
+fn any_range(range: impl RangeBounds<usize>) -> AnyRange {
+    (range.start_bound().cloned(), range.end_bound().cloned())
+}
+
+/// The opcode of the operation's completion.
+#[inline(always)]
+pub(super) fn opcode(operation: &Operation) -> WcOpcode {
+    match operation {
+        Operation::Write(_) | Operation::WriteImm(..) => WcOpcode::RDMA_WRITE,
+        Operation::Read(_) => WcOpcode::RDMA_READ,
+        Operation::CmpSwp { .. } => WcOpcode::COMP_SWAP,
+        Operation::FetchAdd { .. } => WcOpcode::FETCH_ADD,
+        _ => WcOpcode::SEND,
+    }
+}
+
+impl<B: Source> Op<'_, B> {
+    #[inline(always)]
+    fn of(operation: Operation, buffer: B, range: impl RangeBounds<usize>) -> Self {
+        let payload = OpPayload::Buffer(buffer, any_range(range));
+        Self { operation, payload, tag: 0, flags: SendFlags::SIGNALED }
+    }
+
+    /// Sends the bytes of `buffer` in `range` as one message.
+    #[inline(always)]
+    pub fn send(buffer: B, range: impl RangeBounds<usize>) -> Self {
+        Self::of(Operation::Send, buffer, range)
+    }
+
+    /// Sends the bytes of `buffer` in `range` as one message with immediate data.
+    #[inline(always)]
+    pub fn send_imm(buffer: B, range: impl RangeBounds<usize>, imm: impl Into<Imm>) -> Self {
+        Self::of(Operation::SendImm(imm.into()), buffer, range)
+    }
+
+    /// Writes the bytes of `buffer` in `range` to the peer's memory.
+    #[inline(always)]
+    pub fn write(buffer: B, range: impl RangeBounds<usize>, remote: Remote) -> Self {
+        Self::of(Operation::Write(remote), buffer, range)
+    }
+
+    /// Writes as [`Op::write`] does, and completes a receive of the peer with immediate data.
+    #[inline(always)]
+    pub fn write_imm(buffer: B, range: impl RangeBounds<usize>, remote: Remote, imm: impl Into<Imm>) -> Self {
+        Self::of(Operation::WriteImm(remote, imm.into()), buffer, range)
+    }
+}
+
+impl<B: Target> Op<'_, B> {
+    /// Reads the peer's memory into the bytes of `buffer` in `range`.
+    #[inline(always)]
+    pub fn read(buffer: B, range: impl RangeBounds<usize>, remote: Remote) -> Self {
+        Self::of(Operation::Read(remote), buffer, range)
+    }
+
+    /// Adds `add` to the 8 bytes at `remote`, a multiple of 8. The first 8 bytes of `buffer` receive
+    /// the old value, in native byte order.
+    #[inline(always)]
+    pub fn fetch_add(buffer: B, remote: Remote, add: u64) -> Self {
+        Self::of(Operation::FetchAdd { remote, add }, buffer, ..8)
+    }
+
+    /// Replaces the 8 bytes at `remote`, a multiple of 8, by `swap` if they equal `compare`. The
+    /// first 8 bytes of `buffer` receive the old value, in native byte order.
+    #[inline(always)]
+    pub fn compare_swap(buffer: B, remote: Remote, compare: u64, swap: u64) -> Self {
+        Self::of(Operation::CmpSwp { remote, compare, swap }, buffer, ..8)
+    }
+}
+
+impl<'a, B> Op<'a, B> {
+    #[inline(always)]
+    fn inline(operation: Operation, bytes: &'a [u8]) -> Self {
+        Self { operation, payload: OpPayload::Inline(bytes), tag: 0, flags: SendFlags::SIGNALED }
+    }
+
+    /// Sends `bytes`, which are copied when posted. They need not be registered. Their maximum is
+    /// [`EndpointOptions::inline`](super::EndpointOptions::inline).
+    #[inline(always)]
+    pub fn send_inline(bytes: &'a [u8]) -> Self {
+        Self::inline(Operation::Send, bytes)
+    }
+
+    /// Sends as [`Op::send_inline`] does, with immediate data.
+    #[inline(always)]
+    pub fn send_imm_inline(bytes: &'a [u8], imm: impl Into<Imm>) -> Self {
+        Self::inline(Operation::SendImm(imm.into()), bytes)
+    }
+
+    /// Writes `bytes`, which are copied when posted, to the peer's memory.
+    #[inline(always)]
+    pub fn write_inline(bytes: &'a [u8], remote: Remote) -> Self {
+        Self::inline(Operation::Write(remote), bytes)
+    }
+
+    /// Writes as [`Op::write_inline`] does, and completes a receive of the peer with immediate data.
+    #[inline(always)]
+    pub fn write_imm_inline(bytes: &'a [u8], remote: Remote, imm: impl Into<Imm>) -> Self {
+        Self::inline(Operation::WriteImm(remote, imm.into()), bytes)
+    }
+
+    /// A number that comes back in [`Done::tag`](super::Done::tag) or
+    /// [`Failed::tag`](super::Failed::tag). Default: 0.
+    #[inline(always)]
+    pub fn tag(mut self, tag: u64) -> Self {
+        self.tag = tag;
+        self
+    }
+
+    /// Generates no completion of its own. The operation is reported with the next signalled one,
+    /// which saves the device and the poller work. Runs of such operations are limited by
+    /// [`EndpointOptions::signal_every`](super::EndpointOptions::signal_every).
+    #[inline(always)]
+    pub fn unsignaled(mut self) -> Self {
+        self.flags = self.flags.difference(SendFlags::SIGNALED);
+        self
+    }
+
+    /// Waits until earlier reads and atomics of the endpoint are complete.
+    #[inline(always)]
+    pub fn fenced(mut self) -> Self {
+        self.flags |= SendFlags::FENCE;
+        self
+    }
+
+    /// Raises a solicited event at the peer.
+    #[inline(always)]
+    pub fn solicited(mut self) -> Self {
+        self.flags |= SendFlags::SOLICITED;
+        self
+    }
+
+    /// The same operation for an endpoint of [`AnyBuffer`].
+    pub fn any<M>(self) -> Op<'a, AnyBuffer<M>>
+    where
+        B: Into<AnyBuffer<M>>,
+    {
+        let payload = match self.payload {
+            OpPayload::Buffer(buffer, range) => OpPayload::Buffer(buffer.into(), range),
+            OpPayload::Inline(bytes) => OpPayload::Inline(bytes),
+        };
+        Op { operation: self.operation, payload, tag: self.tag, flags: self.flags }
+    }
+}

@@ -1,0 +1,267 @@
+//! Options of an endpoint.
+
+use bareverbs_provider::traits::Provider;
+
+use super::{Address, Endpoint};
+use crate::{
+    Access, AckTimeout, CompChannel, ConnectAttr, Context, Cq, CqInit, Error, GidIndex, InitAttr,
+    MinRnrTimer, Mtu, Pd, PortNum, Qp, QpCap, QpInit, Rc, Result, RetryCount, RnrRetry,
+};
+
+const VERB: &str = "EndpointOptions::build";
+
+/// Options of an [`Endpoint`], from [`Endpoint::options`].
+///
+/// | option | default |
+/// |---|---|
+/// | [`port`](Self::port) | 1 |
+/// | [`gid_index`](Self::gid_index) | the port's [default GID](crate::Context::default_gid) |
+/// | [`sends`](Self::sends), [`recvs`](Self::recvs) | 16 |
+/// | [`inline`](Self::inline) | 0 bytes |
+/// | [`signal_every`](Self::signal_every) | a quarter of `sends` |
+/// | [`mtu`](Self::mtu) | the port's active MTU |
+/// | [`rd_atomic`](Self::rd_atomic) | 16, or the device's limit |
+/// | [`access`](Self::access) | `REMOTE_READ` and `REMOTE_WRITE` |
+/// | [`timeout`](Self::timeout), [`retry_cnt`](Self::retry_cnt), [`rnr_retry`](Self::rnr_retry) | those of [`RtsAttr`](crate::RtsAttr) |
+/// | [`min_rnr_timer`](Self::min_rnr_timer) | that of [`RtrAttr::new`](crate::RtrAttr::new) |
+/// | [`sl`](Self::sl), [`traffic_class`](Self::traffic_class), [`pkey_index`](Self::pkey_index) | 0 |
+/// | [`hop_limit`](Self::hop_limit) | 1 |
+///
+/// ```no_run
+/// use bareverbs::owned::Endpoint;
+/// use bareverbs::{Device, Mtu};
+///
+/// let pd = Device::first()?.open()?.alloc_pd()?;
+/// let endpoint: Endpoint = Endpoint::options().sends(64).recvs(256).mtu(Mtu::Mtu1024).build(&pd)?;
+/// # Ok::<(), bareverbs::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "`build` creates the endpoint"]
+pub struct EndpointOptions {
+    port: PortNum,
+    gid_index: Option<GidIndex>,
+    sends: u32,
+    recvs: u32,
+    inline: u32,
+    signal_every: Option<u32>,
+    mtu: Option<Mtu>,
+    rd_atomic: Option<u8>,
+    attr: ConnectAttr,
+}
+
+impl Default for EndpointOptions {
+    fn default() -> Self {
+        Self {
+            port: PortNum(1),
+            gid_index: None,
+            sends: 16,
+            recvs: 16,
+            inline: 0,
+            signal_every: None,
+            mtu: None,
+            rd_atomic: None,
+            attr: ConnectAttr {
+                access: Access::REMOTE_READ | Access::REMOTE_WRITE,
+                ..ConnectAttr::new(1, 0)
+            },
+        }
+    }
+}
+
+/// What [`EndpointOptions`] create.
+pub(super) struct Parts<P: Provider> {
+    pub(super) qp: Qp<Rc, P>,
+    pub(super) cq: Cq<P>,
+    pub(super) channel: CompChannel,
+    pub(super) address: Address,
+    pub(super) attr: ConnectAttr,
+    pub(super) sends: u32,
+    pub(super) recvs: u32,
+    pub(super) signal_every: u32,
+}
+
+impl EndpointOptions {
+    /// The local port.
+    pub fn port(mut self, port: impl Into<PortNum>) -> Self {
+        self.port = port.into();
+        self
+    }
+
+    /// Index of the local GID in the port's GID table.
+    pub fn gid_index(mut self, index: impl Into<GidIndex>) -> Self {
+        self.gid_index = Some(index.into());
+        self
+    }
+
+    /// Sends, writes, reads and atomics that can be in flight.
+    pub fn sends(mut self, sends: u32) -> Self {
+        self.sends = sends;
+        self
+    }
+
+    /// Receives that can be posted.
+    pub fn recvs(mut self, recvs: u32) -> Self {
+        self.recvs = recvs;
+        self
+    }
+
+    /// Bytes that an inline send or write can have.
+    pub fn inline(mut self, bytes: u32) -> Self {
+        self.inline = bytes;
+        self
+    }
+
+    /// Longest run of unsignalled operations, plus 1: an [unsignalled](super::Op::unsignaled)
+    /// operation that would make a run of this length is signalled.
+    pub fn signal_every(mut self, operations: u32) -> Self {
+        self.signal_every = Some(operations);
+        self
+    }
+
+    /// Largest path MTU. The connection uses the smaller one of both ends.
+    pub fn mtu(mut self, mtu: Mtu) -> Self {
+        self.mtu = Some(mtu);
+        self
+    }
+
+    /// Reads and atomics at a time, in each direction. The connection uses the smaller number of
+    /// both ends.
+    pub fn rd_atomic(mut self, operations: u8) -> Self {
+        self.rd_atomic = Some(operations);
+        self
+    }
+
+    /// Remote operations that the peer may execute, on memory that allows them.
+    pub fn access(mut self, access: Access) -> Self {
+        self.attr.access = access;
+        self
+    }
+
+    /// Local ACK timeout, as [`RtsAttr::timeout`](crate::RtsAttr::timeout).
+    pub fn timeout(mut self, timeout: AckTimeout) -> Self {
+        self.attr.timeout = timeout;
+        self
+    }
+
+    /// Retries after a timeout, as [`RtsAttr::retry_cnt`](crate::RtsAttr::retry_cnt). A peer that is
+    /// gone is reported after `retry_cnt` + 1 timeouts.
+    pub fn retry_cnt(mut self, retries: RetryCount) -> Self {
+        self.attr.retry_cnt = retries;
+        self
+    }
+
+    /// Retries of a message for which the peer has no receive posted, as
+    /// [`RtsAttr::rnr_retry`](crate::RtsAttr::rnr_retry).
+    pub fn rnr_retry(mut self, retries: RnrRetry) -> Self {
+        self.attr.rnr_retry = retries;
+        self
+    }
+
+    /// RNR NAK timer, as [`RtrAttr::min_rnr_timer`](crate::RtrAttr::min_rnr_timer).
+    pub fn min_rnr_timer(mut self, timer: MinRnrTimer) -> Self {
+        self.attr.min_rnr_timer = timer;
+        self
+    }
+
+    /// Service level, 0 to 15.
+    pub fn sl(mut self, sl: u8) -> Self {
+        self.attr.sl = sl;
+        self
+    }
+
+    /// Traffic class.
+    pub fn traffic_class(mut self, class: u8) -> Self {
+        self.attr.traffic_class = class;
+        self
+    }
+
+    /// Hop limit: the number of routers that a packet may pass, plus 1.
+    pub fn hop_limit(mut self, limit: u8) -> Self {
+        self.attr.hop_limit = limit;
+        self
+    }
+
+    /// Index into the port's P_Key table.
+    pub fn pkey_index(mut self, index: u16) -> Self {
+        self.attr.pkey_index = index;
+        self
+    }
+
+    /// Creates the endpoint, with its CQ and its QP in INIT.
+    ///
+    /// # Errors
+    /// - [`Error::Limit`], [`Error::Invalid`]: an option is out of range. The error names it.
+    /// - [`Error::NoPort`]: the device has no such port.
+    /// - [`Error::NoGid`]: the port has no such GID, or none.
+    /// - [`Error::Kernel`], [`Error::Provider`]: a command of the setup failed.
+    pub fn build<B, P: Provider>(&self, pd: &Pd<P>) -> Result<Endpoint<B, P>> {
+        Ok(Endpoint::from_parts(self.parts(pd)?))
+    }
+
+    pub(super) fn parts<P: Provider>(&self, pd: &Pd<P>) -> Result<Parts<P>> {
+        let context = pd.context();
+        let signal_every = self.check_depths(context)?;
+        let port = context.query_port(self.port)?;
+        if let Some(mtu) = self.mtu.filter(|mtu| *mtu > port.active_mtu) {
+            let active = port.active_mtu;
+            return Err(Error::invalid(VERB, format!("mtu: {mtu} is above the port's active MTU {active}")));
+        }
+        if let Some(asked) = self.rd_atomic {
+            let limits = context.limits();
+            let max = limits.max_qp_rd_atom.min(limits.max_qp_init_rd_atom);
+            Error::check_limit(VERB, "rd_atomic", asked.into(), max.into())?;
+        }
+        let gid_index = match self.gid_index {
+            Some(index) => index,
+            None => context.default_gid(self.port)?.index,
+        };
+        let channel = context.create_comp_channel()?;
+        let entries = self.sends + self.recvs;
+        let cq = context.create_cq(&CqInit { channel: Some(&channel), ..CqInit::new(entries) })?;
+        let cap = QpCap {
+            max_send_wr: self.sends,
+            max_recv_wr: self.recvs,
+            max_inline_data: self.inline,
+            ..QpCap::default()
+        };
+        let mut qp = pd.create_qp::<Rc>(&QpInit { cap, ..QpInit::new(&cq, &cq) })?;
+        let attr = ConnectAttr { port: self.port, gid_index, ..self.attr };
+        qp.init(&InitAttr { port: attr.port, pkey_index: attr.pkey_index, access: attr.access })?;
+        let offered = qp.address(attr.port, gid_index)?;
+        let address = Address {
+            mtu: self.mtu.unwrap_or(offered.mtu),
+            rd_atomic: self.rd_atomic.unwrap_or(offered.rd_atomic),
+            // The granted depth may be larger. The endpoint keeps to what was asked for.
+            recvs: self.recvs,
+            ..offered
+        };
+        Ok(Parts { qp, cq, channel, address, attr, sends: self.sends, recvs: self.recvs, signal_every })
+    }
+
+    /// Checks the options that need no port. Returns the longest run of unsignalled operations,
+    /// plus 1.
+    fn check_depths<P: Provider>(&self, context: &Context<P>) -> Result<u32> {
+        let limits = context.limits();
+        for (option, depth) in [("sends", self.sends), ("recvs", self.recvs)] {
+            if depth == 0 {
+                return Err(Error::invalid(VERB, format!("{option}: must be at least 1")));
+            }
+            Error::check_limit(VERB, option, depth.into(), limits.max_qp_wr.into())?;
+        }
+        let entries = u64::from(self.sends) + u64::from(self.recvs);
+        Error::check_limit(VERB, "sends + recvs", entries, limits.max_cqe.into())?;
+        let signal_every = self.signal_every.unwrap_or((self.sends / 4).max(1));
+        if signal_every == 0 {
+            return Err(Error::invalid(VERB, "signal_every: must be at least 1"));
+        }
+        Error::check_limit(VERB, "signal_every", signal_every.into(), self.sends.into())?;
+        Ok(signal_every)
+    }
+}
+
+impl<B, P: Provider> Endpoint<B, P> {
+    /// Options of an endpoint, all at their defaults.
+    pub fn options() -> EndpointOptions {
+        EndpointOptions::default()
+    }
+}

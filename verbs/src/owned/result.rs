@@ -1,0 +1,165 @@
+//! Results of operations.
+
+use std::fmt;
+
+use super::Source;
+use crate::{Error, Imm, WcOpcode, WcStatus};
+
+/// A successful operation, with its buffer.
+#[non_exhaustive]
+pub struct Done<B> {
+    /// The caller's number of the operation.
+    pub tag: u64,
+    /// The buffer. `None` for an inline operation, and for one of a [scope](super::Endpoint::scope).
+    pub buffer: Option<B>,
+    /// Bytes sent, written, read or received. The device reports the length of a received message.
+    pub len: u32,
+    /// Immediate data of a received message.
+    pub imm: Option<Imm>,
+    /// What the operation was: `RECV` and `RECV_RDMA_WITH_IMM` are receives.
+    pub opcode: WcOpcode,
+}
+
+impl<B> Done<B> {
+    /// Whether the operation was a receive.
+    #[must_use]
+    pub fn is_recv(&self) -> bool {
+        matches!(self.opcode, WcOpcode::RECV | WcOpcode::RECV_RDMA_WITH_IMM)
+    }
+
+    /// The buffer.
+    ///
+    /// # Panics
+    /// If the operation had none: it was inline, or was posted in a scope.
+    #[must_use]
+    pub fn into_buffer(self) -> B {
+        self.buffer.expect("an operation that was posted with a buffer")
+    }
+}
+
+impl<B: Source> Done<B> {
+    /// The received message. `None` if the operation was not the receive of a send, or if peers may
+    /// write the buffer.
+    #[must_use]
+    pub fn message(&self) -> Option<&[u8]> {
+        let bytes = self.buffer.as_ref().filter(|_| self.opcode == WcOpcode::RECV)?.try_bytes()?;
+        bytes.get(..usize::try_from(self.len).ok()?)
+    }
+}
+
+/// Whether a failed operation was carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// It was not carried out: the device never saw it, or rejected it.
+    NotDone,
+    /// The peer refused it.
+    Refused,
+    /// It is unknown whether the peer carried it out, in whole or in part.
+    Unknown,
+}
+
+impl Outcome {
+    pub(super) fn of(status: WcStatus) -> Self {
+        match status {
+            WcStatus::LOC_LEN_ERR | WcStatus::LOC_QP_OP_ERR | WcStatus::LOC_PROT_ERR => Self::NotDone,
+            WcStatus::REM_ACCESS_ERR | WcStatus::REM_INV_REQ_ERR => Self::Refused,
+            _ => Self::Unknown,
+        }
+    }
+}
+
+/// An operation that failed, or an error of waiting.
+#[derive(thiserror::Error)]
+#[error("{error}")]
+#[non_exhaustive]
+#[must_use = "it holds the buffer of the operation"]
+pub struct Failed<B> {
+    /// The cause.
+    #[source]
+    pub error: Error,
+    /// The caller's number of the operation; 0 if the error belongs to no operation.
+    pub tag: u64,
+    /// The buffer. `None` if the operation had none, or if the error belongs to no operation in
+    /// flight, such as [`Error::UnknownCompletion`].
+    pub buffer: Option<B>,
+    /// Whether the operation was carried out.
+    pub outcome: Outcome,
+    /// The status that moved the QP to ERR. Other operations are flushed in consequence.
+    pub cause: Option<WcStatus>,
+}
+
+impl<B> From<Error> for Failed<B> {
+    fn from(error: Error) -> Self {
+        Self { error, tag: 0, buffer: None, outcome: Outcome::Unknown, cause: None }
+    }
+}
+
+impl<B> From<Failed<B>> for Error {
+    fn from(failed: Failed<B>) -> Self {
+        failed.error
+    }
+}
+
+/// An operation that was not posted, with its buffer.
+#[derive(thiserror::Error)]
+#[error("{error}")]
+#[non_exhaustive]
+#[must_use = "it holds the buffer of the operation"]
+pub struct NotPosted<B> {
+    /// The cause.
+    #[source]
+    pub error: Error,
+    /// The buffer. `None` for an inline operation.
+    pub buffer: Option<B>,
+    /// The caller's number of the operation.
+    pub tag: u64,
+}
+
+impl<B> NotPosted<B> {
+    /// The buffer.
+    ///
+    /// # Panics
+    /// If the operation had none: it was inline.
+    #[must_use]
+    pub fn into_buffer(self) -> B {
+        self.buffer.expect("an operation that was posted with a buffer")
+    }
+
+    /// Whether the queue was full: the same post may succeed after a completion.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        matches!(
+            &self.error,
+            Error::Post(crate::PostError {
+                reason: crate::PostReason::Queue(crate::PushError::QueueFull { .. }),
+                ..
+            })
+        )
+    }
+}
+
+impl<B> From<NotPosted<B>> for Error {
+    fn from(refused: NotPosted<B>) -> Self {
+        refused.error
+    }
+}
+
+// Written by hand, so that `B` need not implement `Debug`.
+macro_rules! debug {
+    ($($name:ident { $($field:ident),* })*) => {$(
+        impl<B> fmt::Debug for $name<B> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_struct(stringify!($name))
+                    $(.field(stringify!($field), &self.$field))*
+                    .finish_non_exhaustive()
+            }
+        }
+    )*};
+}
+
+debug! {
+    Done { tag, len, imm, opcode }
+    Failed { error, tag, outcome, cause }
+    NotPosted { error, tag }
+}
