@@ -11,14 +11,15 @@
 //! use bareverbs_mlx5::Mlx5;
 //! use bareverbs_provider::request::{CqRequest, QueueMemory};
 //! use bareverbs_provider::traits::{CompletionQueue, Provider};
+//! use bareverbs_uapi::write::types::CqCreateFlags;
 //! use bareverbs_provider::device::DeviceFile;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let file = Arc::new(DeviceFile::open("/dev/infiniband/uverbs0", 1)?);
 //! let mlx5 = Mlx5::open(file)?;
-//! let memory = QueueMemory::Ordinary;
+//! let (memory, flags) = (QueueMemory::Ordinary, CqCreateFlags::empty());
 //! let request =
-//!     CqRequest { entries: 100, user_handle: 0, channel: None, vector: 0, compressed: false, memory };
+//!     CqRequest { entries: 100, user_handle: 0, channel: None, vector: 0, compressed: false, flags, memory };
 //! // SAFETY: the queue and its kernel object last until the program ends.
 //! let mut cq = unsafe { mlx5.create_cq(&request) }?;
 //! assert!(cq.entries >= 100);

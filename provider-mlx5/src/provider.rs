@@ -357,6 +357,7 @@ mod tests {
         use std::os::unix::process::CommandExt;
 
         use bareverbs_uapi::uverbs::types::WqFlags;
+        use bareverbs_uapi::write::types::CqCreateFlags;
 
         use crate::cq::Ring;
         use crate::cqe::CQE;
@@ -385,8 +386,15 @@ mod tests {
         track(&mlx5.cqs, 1, cq.shared());
         let (memory, pd, user_handle) = (QueueMemory::Ordinary, 0, 0);
         let create = move || {
-            let request =
-                CqRequest { entries: 1, user_handle, channel: None, vector: 0, compressed: false, memory };
+            let request = CqRequest {
+                entries: 1,
+                user_handle,
+                channel: None,
+                vector: 0,
+                compressed: false,
+                flags: CqCreateFlags::empty(),
+                memory,
+            };
             // SAFETY: `/dev/null` creates nothing.
             let cq = unsafe { mlx5.create_cq(&request) }.map(drop);
             let request = SrqRequest { pd, max_wr: 1, max_sge: 1, limit: 0, user_handle, memory, xrc: None };

@@ -5,6 +5,7 @@ mod ece;
 mod limits;
 mod operation;
 mod payload;
+mod rate;
 mod raw_packet;
 mod raw_wqe;
 mod writer;
@@ -17,11 +18,11 @@ use bareverbs_provider::barrier;
 use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_provider::error::DoorbellError;
 use bareverbs_provider::layout::QueueLayout;
-use bareverbs_provider::request::Ece;
+use bareverbs_provider::request::{Burst, Ece};
 use bareverbs_provider::traits::{QpControl, SendQueue};
 use bareverbs_provider::work::{Datagram, Frame, PushError, SendFlags, SendRequest, XrcOperation};
 use bareverbs_uapi::uverbs::types::QpType;
-use bareverbs_uapi::write::structs::ModifyQpReq;
+use bareverbs_uapi::write::structs::{ExModifyQp, ModifyQpReq};
 
 use crate::doorbell::{RecordWord, SendRegister, Word};
 use crate::fast_path::{FastWqe, Templates, control_flags};
@@ -432,6 +433,16 @@ unsafe impl SendQueue for Mlx5Sq {
 // 1. `modify_with_ece` sends the request to the kernel unchanged.
 // 2. The default `resume` does nothing.
 unsafe impl QpControl for Mlx5Sq {
+    unsafe fn modify_rate(
+        &mut self,
+        file: &DeviceFile,
+        request: &ExModifyQp,
+        burst: Burst,
+    ) -> Result<(), IoctlError> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { rate::modify(file, request, burst) }
+    }
+
     fn ece(&self) -> Option<Ece> {
         self.ece_options()
     }

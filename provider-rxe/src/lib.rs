@@ -10,15 +10,16 @@
 //!
 //! use bareverbs_provider::request::{CqRequest, QueueMemory};
 //! use bareverbs_provider::traits::{CompletionQueue, Provider};
+//! use bareverbs_uapi::write::types::CqCreateFlags;
 //! use bareverbs_provider::device::DeviceFile;
 //! use bareverbs_rxe::Rxe;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let file = Arc::new(DeviceFile::open("/dev/infiniband/uverbs0", 14)?);
 //! let rxe = Rxe::open(file)?;
-//! let memory = QueueMemory::Ordinary;
+//! let (memory, flags) = (QueueMemory::Ordinary, CqCreateFlags::empty());
 //! let request =
-//!     CqRequest { entries: 100, user_handle: 0, channel: None, vector: 0, compressed: false, memory };
+//!     CqRequest { entries: 100, user_handle: 0, channel: None, vector: 0, compressed: false, flags, memory };
 //! // SAFETY: the queue and its kernel object last until the program ends.
 //! let mut cq = unsafe { rxe.create_cq(&request) }?;
 //! assert!(cq.entries >= 100);

@@ -17,7 +17,7 @@ use bareverbs_provider::traits::{CreatedAh, CreatedCq, CreatedQp, CreatedSrq, Pr
 use bareverbs_uapi::rxe::{
     CreateAhResp, CreateCqResp, CreateQpResp, CreateSrqResp, MmapInfo, ModifySrqCmd, ResizeCqResp,
 };
-use bareverbs_uapi::uverbs::types::{DriverId, QpType};
+use bareverbs_uapi::uverbs::types::{DriverId, QpCreateFlags, QpType};
 use bareverbs_uapi::verbs_values::SrqAttrMask;
 use bareverbs_uapi::write::structs::ModifySrqReq;
 use bareverbs_uapi::write::types::DeviceCapFlags;
@@ -138,6 +138,9 @@ unsafe impl Provider for Rxe {
         if request.compressed {
             return Err(CreateError::Unsupported { what: "compressed completions" });
         }
+        if !request.flags.is_empty() {
+            return Err(CreateError::Unsupported { what: "CQs with creation flags" });
+        }
         check_queue_memory(request.memory)?;
         let mut response = CreateCqResp::zeroed();
         let payload = DriverPayload { input: &[], output: response.as_mut_bytes() };
@@ -180,6 +183,9 @@ unsafe impl Provider for Rxe {
         }
         if request.max_tso_header > 0 {
             return Err(CreateError::Unsupported { what: "TSO" });
+        }
+        if !QpCreateFlags::SQ_SIG_ALL.contains(request.flags) || request.source_qpn.is_some() {
+            return Err(CreateError::Unsupported { what: "QPs with creation flags" });
         }
         check_queue_memory(request.memory)?;
         if SendLimits::new(request.qp_type, 0, 0).is_none() {

@@ -46,8 +46,8 @@ use bareverbs_uapi::write;
 use bareverbs_uapi::write::WriteCommand;
 use bareverbs_uapi::write::structs::{
     AllocPdReq, AllocPdResp, CreateCompChannelReq, CreateCompChannelResp, DestroyCqResp, DestroyQpResp,
-    ExQueryDevice, ExQueryDeviceResp, ModifyQpReq, QueryDeviceReq, QueryDeviceResp, QueryQpReq, QueryQpResp,
-    ReqNotifyCqReq,
+    ExModifyQp, ExModifyQpResp, ExQueryDevice, ExQueryDeviceResp, ModifyQpReq, QueryDeviceReq,
+    QueryDeviceResp, QueryQpReq, QueryQpResp, ReqNotifyCqReq,
 };
 use rustix::io::Errno;
 
@@ -99,7 +99,7 @@ pub use ah::{AhHandle, attach_mcast, create_ah, destroy_ah, detach_mcast};
 pub use dm::{free_dm, reg_dm_mr};
 pub use dmabuf::{DmabufMrRequest, reg_dmabuf_mr};
 pub use flow::{create_flow, destroy_flow};
-pub use memory::{MwHandle, ReregMr, alloc_mw, dealloc_mw, rereg_mr};
+pub use memory::{MwHandle, ReregMr, Translation, alloc_mw, dealloc_mw, rereg_mr};
 pub use mr::{CreatedMr, MrInfo, MrRequest, RegMrMethod, dereg_mr, query_mr};
 pub use resize::{moderate_cq, resize_cq};
 pub use srq::{SrqHandle, create_srq, destroy_srq, modify_srq, query_srq};
@@ -371,6 +371,9 @@ pub unsafe fn create_cq(
         call.descriptor(CqCreate::COMP_CHANNEL, channel.as_raw_fd());
     }
     call.input(CqCreate::COMP_VECTOR, &request.vector);
+    if !request.flags.is_empty() {
+        call.flags(CqCreate::FLAGS, request.flags);
+    }
     call.output(CqCreate::RESP_CQE, &mut entries);
     add_events!(call, file, CqCreate::EVENT_FD);
     add_payload!(call, payload);
@@ -458,6 +461,9 @@ pub unsafe fn create_qp(
     if request.flags != QpCreateFlags::empty() {
         call.flags(QpCreate::FLAGS, request.flags);
     }
+    if let Some(source_qpn) = &request.source_qpn {
+        call.input(QpCreate::SOURCE_QPN, source_qpn);
+    }
     add_events!(call, file, QpCreate::EVENT_FD);
     call.output_struct(QpCreate::RESP_CAP, &mut cap);
     call.output(QpCreate::RESP_QP_NUM, &mut qp_num);
@@ -528,6 +534,29 @@ pub unsafe fn modify_qp_with(
     // SAFETY: only the payload can contain addresses. The caller guarantees them.
     unsafe { file.execute(&mut call) }
         .map_err(|refused| IoctlError { method: write::ModifyQp::INFO.rust, ..refused })
+}
+
+/// [`modify_qp`] by the extended command, which has a rate limit.
+///
+/// # Errors
+///
+/// As for [`modify_qp`].
+///
+/// # Safety
+///
+/// As for [`modify_qp_with`].
+#[doc(alias = "ibv_modify_qp_rate_limit")]
+pub unsafe fn modify_qp_ex(
+    file: &DeviceFile,
+    request: &ExModifyQp,
+    payload: DriverPayload<'_>,
+) -> Result<(), IoctlError> {
+    let mut response = ExModifyQpResp::zeroed();
+    let mut call = write::invoke::<write::ex::ModifyQp>(file.driver_id(), request, &mut response);
+    add_payload!(call, payload);
+    // SAFETY: only the payload can contain addresses. The caller guarantees them.
+    unsafe { file.execute(&mut call) }
+        .map_err(|refused| IoctlError { method: write::ex::ModifyQp::INFO.rust, ..refused })
 }
 
 /// Queries a queue pair's attributes. Most drivers return all of them, regardless of `mask`.

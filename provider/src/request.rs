@@ -5,6 +5,7 @@ use std::os::fd::BorrowedFd;
 use bareverbs_uapi::uverbs::types::{QpCap, QpCreateFlags, QpType, WqFlags};
 use bareverbs_uapi::verbs_values::WqState;
 use bareverbs_uapi::write::structs::AhAttr;
+use bareverbs_uapi::write::types::CqCreateFlags;
 
 use crate::rss::{HashFields, TOEPLITZ_KEY};
 
@@ -36,6 +37,8 @@ pub struct CqRequest<'a> {
     pub vector: u32,
     /// The device may compress runs of similar CQEs.
     pub compressed: bool,
+    /// Creation flags.
+    pub flags: CqCreateFlags,
     /// Pages of its memory, also after a resize.
     pub memory: QueueMemory,
 }
@@ -60,6 +63,8 @@ pub struct QpRequest {
     pub max_tso_header: u16,
     /// Creation flags.
     pub flags: QpCreateFlags,
+    /// QPN in sent packets in place of the QP's own.
+    pub source_qpn: Option<u32>,
     /// Receive CQEs may carry short messages. Polling copies them to the receive's memory, so the
     /// addresses of receives must be this process's addresses of that memory.
     pub scatter_to_cqe: bool,
@@ -85,6 +90,15 @@ pub enum DoorbellChoice {
     Shared,
     /// A register of its own. Creation fails if none is available.
     Own,
+}
+
+/// Burst parameters of packet pacing; 0 for the device's defaults.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Burst {
+    /// Maximum burst in bytes.
+    pub max_size: u32,
+    /// Typical size of a packet in bytes.
+    pub typical_packet: u16,
 }
 
 /// Options of enhanced connection establishment, beyond the IB specification.

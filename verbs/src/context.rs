@@ -12,6 +12,7 @@ use bareverbs_uapi::method::Call;
 use bareverbs_uapi::uverbs::types::GidEntry as KernelGidEntry;
 use bareverbs_uapi::uverbs::{ObjectClass, QueryPortSpeed};
 use bareverbs_uapi::write::structs::{ExQueryDeviceResp, QueryDeviceResp};
+use bareverbs_uapi::write::types::CqCreateFlags;
 use rustix::io::Errno;
 
 pub use capabilities::Capabilities;
@@ -334,6 +335,37 @@ impl<P: Provider> Context<P> {
     #[doc(alias = "ibv_create_cq_ex")]
     pub fn create_cq(&self, init: &CqInit<'_>) -> Result<Cq<P>> {
         Cq::create(self, init)
+    }
+
+    /// Creates a completion queue whose device does not check for overruns. A CQ with too many
+    /// completions raises no event, and its QPs stay usable. The device saves the check of the
+    /// consumer index.
+    ///
+    /// ```no_run
+    /// # fn example(context: &bareverbs::Context) -> bareverbs::Result<()> {
+    /// use bareverbs::{CqInit, QpCap, QpInit, Rc};
+    ///
+    /// // SAFETY: the only QP of the CQ has at most 32 outstanding requests.
+    /// let cq = unsafe { context.create_cq_ignoring_overrun(&CqInit::new(32)) }?;
+    /// let cap = QpCap { max_send_wr: 16, max_recv_wr: 16, ..QpCap::default() };
+    /// let qp = context.alloc_pd()?.create_qp::<Rc>(&QpInit { cap, ..QpInit::new(&cq, &cq) })?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Context::create_cq`]; [`Error::Unsupported`] if the device checks always, as rxe
+    /// does.
+    ///
+    /// # Safety
+    ///
+    /// At most [`Cq::capacity`] completions are outstanding: requests that were posted and whose
+    /// completions were not polled. Beyond that, the device overwrites completions while they are
+    /// polled, and a completion may name a request that is not complete.
+    #[doc(alias = "IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN")]
+    #[doc(alias = "ibv_create_cq_ex")]
+    pub unsafe fn create_cq_ignoring_overrun(&self, init: &CqInit<'_>) -> Result<Cq<P>> {
+        Cq::create_with(self, init, CqCreateFlags::IGNORE_OVERRUN)
     }
 
     /// Fails if an object named by a request belongs to another context. Its handle would name a

@@ -6,9 +6,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bareverbs_provider::command;
 use bareverbs_provider::device::IoctlError;
+use bareverbs_provider::error::CreateError;
 use bareverbs_provider::request::CqRequest;
 use bareverbs_provider::traits::{CompletionQueue, CreatedCq, Provider};
 use bareverbs_uapi::write::structs::DestroyCqResp;
+use bareverbs_uapi::write::types::CqCreateFlags;
+use rustix::io::Errno;
 
 use crate::raw::{GivenUp, QueueLayout};
 use crate::{AnyProvider, CompChannel, Context, Error, QueueMemory, Result, WorkCompletion};
@@ -110,6 +113,10 @@ pub struct CqEventCounts {
 
 impl<P: Provider> Cq<P> {
     pub(crate) fn create(context: &Context<P>, init: &CqInit<'_>) -> Result<Self> {
+        Self::create_with(context, init, CqCreateFlags::empty())
+    }
+
+    pub(crate) fn create_with(context: &Context<P>, init: &CqInit<'_>, flags: CqCreateFlags) -> Result<Self> {
         const VERB: &str = "create_cq";
         if init.entries == 0 {
             return Err(Error::invalid(VERB, "a CQ requires at least 1 entry"));
@@ -137,12 +144,21 @@ impl<P: Provider> Cq<P> {
             channel: init.channel.map(AsFd::as_fd),
             vector: init.vector,
             compressed: init.compressed,
+            flags,
             memory: init.memory,
         };
         // SAFETY: `CqShared::destroy` keeps the queue until the kernel has destroyed the object,
         // and leaks it otherwise.
-        let CreatedCq { handle, queue, .. } = unsafe { context.provider().create_cq(&request) }
-            .map_err(|reason| Error::create(VERB, format!("{} entries", init.entries), reason))?;
+        let CreatedCq { handle, queue, .. } =
+            unsafe { context.provider().create_cq(&request) }.map_err(|reason| match reason {
+                CreateError::Unsupported { .. }
+                | CreateError::Ioctl(IoctlError { errno: Errno::OPNOTSUPP, .. })
+                    if !flags.is_empty() =>
+                {
+                    Error::Unsupported { verb: VERB, what: "CQs that ignore overruns are" }
+                }
+                reason => Error::create(VERB, format!("{} entries", init.entries), reason),
+            })?;
         let shared = CqShared {
             context: context.clone(),
             handle,

@@ -137,7 +137,8 @@ pub use bareverbs_provider::work::{
 pub use bareverbs_uapi::nldev::NodeType;
 pub use bareverbs_uapi::uverbs::ObjectClass;
 pub use bareverbs_uapi::uverbs::types::{
-    AccessFlags as Access, AdviseMrAdvice as Advice, DriverId, GidType, PortCapFlags, PortFlags, WqFlags,
+    AccessFlags as Access, AdviseMrAdvice as Advice, DriverId, GidType, PortCapFlags, PortFlags,
+    QpCreateFlags, WqFlags,
 };
 pub use bareverbs_uapi::verbs_values::{
     AtomicCap, EventType, LinkLayer, MwType, PortPhysState, PortSpeed, PortState, PortWidth, QpAttrMask,
@@ -159,7 +160,7 @@ pub use events::{AsyncEvent, AsyncEvents};
 pub use gid::{Gid, GidEntry};
 pub use import::ImportedMr;
 pub use memory::{Borrowed, Buffer, MemoryOwner, RawMemory};
-pub use mr::{ImplicitMr, LocalAccess, Mr, MrInfo, MrKeys, RegisterError};
+pub use mr::{AdviceList, ImplicitMr, LocalAccess, Mr, MrInfo, MrKeys, NotReplaced, RegisterError};
 pub use mw::{Mw, inc_rkey};
 pub use owned::{Address, ParseAddressError};
 pub use pd::Pd;
@@ -169,8 +170,8 @@ pub use provider::{AnyCq, AnyRq, AnySq};
 pub use qp::{
     AhAttr, Batch, ConnectAttr, Connected, Datagram, EthernetMatch, FlowId, FlowRule, GRH_BYTES, GlobalRoute,
     InitAttr, Ipv4Match, MULTICAST_QP, PortMatch, PostError, PostReason, Qp, QpAttr, QpCap, QpInit,
-    QpInitAttr, RawPacket, Rc, RecvHalf, RtrAttr, RtsAttr, SendFailure, SendHalf, Transport, Uc, UcOperation,
-    UcRtrAttr, Ud, UdInitAttr, UpperMatch, XrcSend, XrcTarget, XrcTargetRtsAttr,
+    QpInitAttr, RateLimit, RawPacket, Rc, RecvHalf, RtrAttr, RtsAttr, SendFailure, SendHalf, Transport, Uc,
+    UcOperation, UcRtrAttr, Ud, UdInitAttr, UpperMatch, XrcSend, XrcTarget, XrcTargetRtsAttr,
 };
 pub use rss::{IndirectionTable, RssHash, RssInit, RssQp};
 pub use srq::{Srq, SrqAttr, SrqInit};

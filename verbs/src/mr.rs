@@ -3,6 +3,7 @@
 mod advice;
 mod implicit;
 mod keys;
+mod replace;
 mod rereg;
 
 use std::fmt;
@@ -20,9 +21,11 @@ use crate::pd::shared::PdShared;
 use crate::raw::RawMr;
 use crate::{Access, Borrowed, Error, MemoryOwner, RawMemory, Remote, Result, Sge, mr_hints};
 
+pub use advice::AdviceList;
 pub use bareverbs_provider::command::MrInfo;
 pub use implicit::ImplicitMr;
 pub use keys::MrKeys;
+pub use replace::NotReplaced;
 
 const VERB: &str = "reg_mr";
 

@@ -12,9 +12,9 @@ use self::shared::PdShared;
 use crate::import;
 use crate::raw::GivenUp;
 use crate::{
-    Access, Ah, AhAttr, AnyProvider, Borrowed, Context, Dm, DmMr, DmabufMr, Error, ImplicitMr, ImportedMr,
-    LocalAccess, MemoryOwner, Mr, Mw, MwType, NullMr, Qp, QpInit, RawMemory, RegisterError, Result, RssInit,
-    RssQp, Srq, SrqInit, Transport, Wq, WqInit, XrcSrq, XrcSrqInit,
+    Access, Advice, AdviceList, Ah, AhAttr, AnyProvider, Borrowed, Context, Dm, DmMr, DmabufMr, Error,
+    ImplicitMr, ImportedMr, LocalAccess, MemoryOwner, Mr, Mw, MwType, NullMr, Qp, QpInit, RawMemory,
+    RegisterError, Result, RssInit, RssQp, Srq, SrqInit, Transport, Wq, WqInit, XrcSrq, XrcSrqInit,
 };
 
 /// A protection domain. A QP can access only memory regions of its own domain.
@@ -150,6 +150,20 @@ impl<P: Provider> Pd<P> {
     pub unsafe fn register_implicit_remote(&self, access: Access) -> Result<ImplicitMr> {
         // SAFETY: the caller upholds the same contract.
         unsafe { ImplicitMr::register(&self.domain, access) }
+    }
+
+    /// Gives advice for ranges of several ODP regions of the domain in one command.
+    ///
+    /// ```no_run
+    /// # fn fetch(pd: &bareverbs::Pd, a: &bareverbs::Mr<Vec<u8>>, b: &bareverbs::Mr<Vec<u8>>) -> bareverbs::Result<()> {
+    /// use bareverbs::Advice;
+    ///
+    /// pd.advise(Advice::PREFETCH).with(a, ..4096)?.with(b, ..)?.execute()
+    /// # }
+    /// ```
+    #[doc(alias = "ibv_advise_mr")]
+    pub fn advise(&self, advice: Advice) -> AdviceList {
+        AdviceList::new(&self.domain, advice)
     }
 
     /// The null MR. Data that an operation gathers from it is undefined, and data that an operation

@@ -10,7 +10,7 @@ use bareverbs_provider::dm::DeviceMemory;
 use bareverbs_provider::error::{CreateError, DoorbellError};
 use bareverbs_provider::layout::QueueLayout;
 use bareverbs_provider::request::{
-    AhRequest, CqRequest, DmRequest, Ece, QpRequest, RssQpRequest, SrqChange, SrqRequest, WqChange,
+    AhRequest, Burst, CqRequest, DmRequest, Ece, QpRequest, RssQpRequest, SrqChange, SrqRequest, WqChange,
     WqRequest, XrcTargetRequest,
 };
 use bareverbs_provider::traits::{
@@ -22,7 +22,7 @@ use bareverbs_provider::work::{
     XrcOperation,
 };
 use bareverbs_rxe::Rxe;
-use bareverbs_uapi::write::structs::ModifyQpReq;
+use bareverbs_uapi::write::structs::{ExModifyQp, ModifyQpReq};
 use rustix::io::Errno;
 
 /// Implements each listed method by a call of the same method on the variant's value.
@@ -279,6 +279,9 @@ macro_rules! providers {
                 fn ece(&self) -> Option<Ece>;
                 fn set_ece(&mut self, options: u32);
                 unsafe fn modify(&mut self, file: &DeviceFile, request: &ModifyQpReq) -> Result<(), IoctlError>;
+                unsafe fn modify_rate(
+                    &mut self, file: &DeviceFile, request: &ExModifyQp, burst: Burst,
+                ) -> Result<(), IoctlError>;
                 fn modified(&mut self, request: &ModifyQpReq);
                 fn resume(&mut self) -> Result<(), IoctlError>;
             }

@@ -34,17 +34,18 @@ pub(crate) use flow::Flows;
 pub use flow::{EthernetMatch, FlowId, FlowRule, Ipv4Match, PortMatch, UpperMatch};
 pub(crate) use post::post_receives;
 pub use post::{Batch, PostError, PostReason, RecvHalf, SendFailure, SendHalf};
-pub use raw::RawPacket;
+pub use raw::{RateLimit, RawPacket};
 pub use transport::{Connected, Rc, Transport, Uc, UcOperation, Ud};
 pub use xrc::{XrcSend, XrcTarget, XrcTargetRtsAttr};
 
 use self::multicast::Attachment;
+use crate::context::ContextInner;
 use crate::cq::CqShared;
 use crate::raw::{QpLayout, QueueLayout};
 use crate::srq::shared::SrqShared;
 use crate::{
-    AnyProvider, Completions, Cq, Error, Pd, QpAttrMask, QpState, QueueMemory, RecvRequest, Result,
-    SendRequest, Srq,
+    AnyProvider, Completions, Cq, DeviceCapFlags, Error, Pd, QpAttrMask, QpState, QueueMemory, RawPacketCaps,
+    RecvRequest, Result, SendRequest, Srq,
 };
 
 /// Attributes for the creation of a QP.
@@ -68,6 +69,13 @@ pub struct QpInit<'a, P: Provider = AnyProvider> {
     pub max_tso_header: u16,
     /// Whether every send generates a completion, with or without `SendFlags::SIGNALED`.
     pub signal_all: bool,
+    /// Options of the device. Unsupported ones are rejected.
+    #[doc(alias = "IBV_QP_INIT_ATTR_CREATE_FLAGS")]
+    pub flags: QpCreateFlags,
+    /// QPN in sent packets in place of the QP's own. Only UD QPs on InfiniBand, with
+    /// `CAP_NET_RAW`.
+    #[doc(alias = "IBV_QP_CREATE_SOURCE_QPN")]
+    pub source_qp_num: Option<u32>,
     /// Whether the device may place messages of up to 32 bytes into their CQEs instead of writing
     /// them to memory (scatter to CQE). It saves a DMA write. The poller copies the message to the
     /// SGEs of the receive. So the SGE addresses must be virtual addresses of this process: an MR
@@ -106,6 +114,8 @@ impl<'a, P: Provider> QpInit<'a, P> {
             cap: QpCap::default(),
             max_tso_header: 0,
             signal_all: false,
+            flags: QpCreateFlags::empty(),
+            source_qp_num: None,
             scatter_to_cqe: false,
             user_data: 0,
             doorbell: DoorbellChoice::Any,
@@ -201,6 +211,9 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         if let Some(srq) = init.srq {
             context.check_same_context(VERB, "SRQ", srq.shared().context().file())?;
         }
+        if let Some(what) = unsupported_flags(T::QP_TYPE, init, context.inner()) {
+            return Err(Error::Unsupported { verb: VERB, what });
+        }
         let request = QpRequest {
             pd: pd.domain().handle,
             send_cq: init.send_cq.shared().handle,
@@ -209,7 +222,8 @@ impl<T: Transport, P: Provider> Qp<T, P> {
             qp_type: T::QP_TYPE,
             cap: cap.into(),
             max_tso_header: init.max_tso_header,
-            flags: if init.signal_all { QpCreateFlags::SQ_SIG_ALL } else { QpCreateFlags::empty() },
+            flags: if init.signal_all { init.flags | QpCreateFlags::SQ_SIG_ALL } else { init.flags },
+            source_qpn: init.source_qp_num,
             scatter_to_cqe: init.scatter_to_cqe,
             user_handle: init.user_data,
             doorbell: init.doorbell,
@@ -221,6 +235,14 @@ impl<T: Transport, P: Provider> Qp<T, P> {
             .map_err(|reason| {
                 if init.doorbell == DoorbellChoice::Own && matches!(reason, CreateError::Unsupported { .. }) {
                     return Error::Unsupported { verb: VERB, what: "dedicated doorbells are" };
+                }
+                let is_unsupported = matches!(
+                    reason,
+                    CreateError::Unsupported { .. }
+                        | CreateError::Ioctl(IoctlError { errno: rustix::io::Errno::OPNOTSUPP, .. })
+                );
+                if is_unsupported && (!init.flags.is_empty() || init.source_qp_num.is_some()) {
+                    return Error::Unsupported { verb: VERB, what: FLAGS };
                 }
                 Error::create(VERB, format!("{:?}, {cap:?}", T::QP_TYPE), reason).or_hint(|errno| {
                     if errno == rustix::io::Errno::PERM && T::QP_TYPE == QpType::RAW_PACKET {
@@ -693,6 +715,30 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         // SAFETY: the caller's contract is the same.
         unsafe { post::post_receives_in::<T, _>(self.rq.as_deref_mut(), self.state, requests) }
     }
+}
+
+/// Part of the `Error::Unsupported` text.
+const FLAGS: &str = "these QP creation flags are";
+
+/// The creation flags that a device with these attributes does not support, as error text.
+fn unsupported_flags<P: Provider>(
+    qp_type: QpType,
+    init: &QpInit<'_, P>,
+    context: &ContextInner,
+) -> Option<&'static str> {
+    let attr = &context.device_attr;
+    let raw = qp_type == QpType::RAW_PACKET;
+    let frames = |cap| raw && attr.raw_packet_caps.contains(cap);
+    let padding = attr.device_cap_flags_ex.contains(DeviceCapFlags::PCI_WRITE_END_PADDING);
+    let offered = [
+        (QpCreateFlags::SCATTER_FCS, frames(RawPacketCaps::SCATTER_FCS)),
+        (QpCreateFlags::CVLAN_STRIPPING, frames(RawPacketCaps::CVLAN_STRIPPING)),
+        (QpCreateFlags::PCI_WRITE_END_PADDING, padding),
+    ];
+    let lacks = offered.into_iter().any(|(flag, offered)| init.flags.contains(flag) && !offered);
+    let unknown = !QpCreateFlags::all().contains(init.flags);
+    let no_source = init.source_qp_num.is_some() && qp_type != QpType::UD;
+    (lacks || unknown || no_source).then_some(FLAGS)
 }
 
 impl<T: Transport, P: Provider> Drop for Qp<T, P> {

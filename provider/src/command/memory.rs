@@ -49,9 +49,22 @@ pub unsafe fn dealloc_mw(file: &DeviceFile, handle: u32) -> Result<(), IoctlErro
     unsafe { file.execute(&mut call) }
 }
 
-/// The new PD and access rights of an MR; `None` leaves them unchanged.
+/// The new memory of an MR.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Translation {
+    /// Address of the first byte.
+    pub addr: u64,
+    /// Length in bytes.
+    pub length: u64,
+    /// I/O virtual address (IOVA) of the first byte.
+    pub iova: u64,
+}
+
+/// The new memory, PD and access rights of an MR; `None` leaves them unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReregMr {
+    /// The new memory.
+    pub translation: Option<Translation>,
     /// Handle of the new PD.
     pub pd: Option<u32>,
     /// The new access rights.
@@ -69,11 +82,16 @@ pub struct ReregMr {
 ///
 /// 1. The caller must own the MR: no other code of this process relies on its PD, access rights or
 ///    keys.
-/// 2. From now on the device reads and writes the range, and peers do as far as the new access
-///    rights allow. The memory must permit this use.
+/// 2. From now on the device reads and writes the range, the new one if it changes, and peers do as
+///    far as the new access rights allow. The memory must permit this use. If a change of the range
+///    fails, the device may use either range until the MR is deregistered.
 #[doc(alias = "ibv_rereg_mr")]
 pub unsafe fn rereg_mr(file: &DeviceFile, handle: u32, change: &ReregMr) -> Result<(u32, u32), IoctlError> {
     let mut request = ReregMrReq { mr_handle: handle, ..ReregMrReq::zeroed() };
+    if let Some(Translation { addr, length, iova }) = change.translation {
+        request.flags |= MrReregFlags::TRANS;
+        (request.start, request.length, request.hca_va) = (addr, length, iova);
+    }
     if let Some(pd) = change.pd {
         request.flags |= MrReregFlags::PD;
         request.pd_handle = pd;

@@ -1,10 +1,11 @@
 //! State changes of a QP, and the quirks of its driver.
 
-use bareverbs_uapi::write::structs::ModifyQpReq;
+use bareverbs_uapi::write::structs::{ExModifyQp, ModifyQpReq};
+use rustix::io::Errno;
 
-use crate::command;
+use crate::command::{self, DriverPayload};
 use crate::device::{DeviceFile, IoctlError};
-use crate::request::Ece;
+use crate::request::{Burst, Ece};
 
 /// The control operations of a queue pair, implemented by its send queue. None is on the data path.
 ///
@@ -77,6 +78,30 @@ pub unsafe trait QpControl {
         // SAFETY: the caller owns the QP that the request names, and resets its queues, by this
         // method's contract.
         unsafe { command::modify_qp(file, request) }
+    }
+
+    /// Executes the kernel's extended `MODIFY_QP`, with burst parameters of packet pacing. Default:
+    /// `EOPNOTSUPP` for burst parameters other than 0, else the command without a driver payload.
+    ///
+    /// # Errors
+    ///
+    /// The kernel rejects the change.
+    ///
+    /// # Safety
+    ///
+    /// As for [`QpControl::modify`].
+    unsafe fn modify_rate(
+        &mut self,
+        file: &DeviceFile,
+        request: &ExModifyQp,
+        burst: Burst,
+    ) -> Result<(), IoctlError> {
+        if burst != Burst::default() {
+            return Err(IoctlError { method: "ex::ModifyQp", errno: Errno::OPNOTSUPP });
+        }
+        // SAFETY: the caller owns the QP that the request names, and resets its queues, by this
+        // method's contract.
+        unsafe { command::modify_qp_ex(file, request, DriverPayload::default()) }
     }
 
     /// Updates the queue after a successful modify. Default: nothing.

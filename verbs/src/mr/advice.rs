@@ -1,6 +1,8 @@
 //! Advice for ODP regions (ADVISE_MR).
 
+use std::fmt;
 use std::ops::RangeBounds;
+use std::sync::Arc;
 
 use bareverbs_uapi::method::Call;
 use bareverbs_uapi::uverbs::AdviseMr;
@@ -8,6 +10,7 @@ use bareverbs_uapi::uverbs::types::AdviseMrFlag;
 use bareverbs_uapi::write::structs;
 
 use super::Mr;
+use crate::pd::shared::PdShared;
 use crate::{Access, Advice, Error, Result, Sge};
 
 const VERB: &str = "advise_mr";
@@ -62,28 +65,90 @@ impl<M> Mr<M> {
         advice: Advice,
         flags: AdviseMrFlag,
     ) -> Result<()> {
-        let Sge { addr, length, lkey } = self.sge(range)?;
-        let domain = &self.registration.domain;
-        if !domain.context.capabilities.advise_mr {
+        AdviceList::new(self.domain(), advice).with(self, range)?.execute_with(flags)
+    }
+}
+
+/// Advice for several ranges of ODP regions in one command, by [`Pd::advise`](crate::Pd::advise).
+#[doc(alias = "ibv_advise_mr")]
+#[must_use = "`execute` gives the advice"]
+pub struct AdviceList {
+    domain: Arc<PdShared>,
+    advice: Advice,
+    ranges: Vec<structs::Sge>,
+}
+
+impl fmt::Debug for AdviceList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { advice, ranges, .. } = self;
+        f.debug_struct("AdviceList").field("advice", advice).field("ranges", ranges).finish_non_exhaustive()
+    }
+}
+
+impl AdviceList {
+    pub(crate) fn new(domain: &Arc<PdShared>, advice: Advice) -> Self {
+        Self { domain: Arc::clone(domain), advice, ranges: Vec::new() }
+    }
+
+    /// Adds a range of a region.
+    ///
+    /// # Errors
+    /// As for [`Mr::advise`]; [`Error::Invalid`] for a region of another protection domain.
+    pub fn with<M>(mut self, region: &Mr<M>, range: impl RangeBounds<usize>) -> Result<Self> {
+        let Sge { addr, length, lkey } = region.sge(range)?;
+        if !Arc::ptr_eq(&self.domain, region.domain()) {
+            return Err(Error::invalid(VERB, "the MR belongs to another PD"));
+        }
+        if !self.domain.context.capabilities.advise_mr {
             return Err(Error::Unsupported { verb: VERB, what: "MR advice is" });
         }
         // rxe does not check that a region is ODP (`rxe_ib_prefetch_sg_list` of `rxe_odp.c`).
-        if !self.access().contains(Access::ON_DEMAND) {
+        if !region.access().contains(Access::ON_DEMAND) {
             let reason = "the MR is pinned: advice requires an MR registered with ON_DEMAND";
             return Err(Error::invalid(VERB, reason));
         }
-        if length == 0 {
+        if length > 0 {
+            self.ranges.push(structs::Sge { addr, length, lkey });
+        }
+        Ok(self)
+    }
+
+    /// Gives the advice and waits until it is done.
+    ///
+    /// # Errors
+    /// [`Error::Limit`] for more than 4,095 ranges; [`Error::Kernel`].
+    pub fn execute(self) -> Result<()> {
+        self.execute_with(AdviseMrFlag::FLUSH)
+    }
+
+    /// Gives the advice, as [`Mr::advise_async`] does.
+    ///
+    /// # Errors
+    /// As for [`AdviceList::execute`].
+    pub fn execute_async(self) -> Result<()> {
+        self.execute_with(AdviseMrFlag::empty())
+    }
+
+    fn execute_with(self, flags: AdviseMrFlag) -> Result<()> {
+        let Self { domain, advice, ranges } = &self;
+        // An attribute has at most 65,535 bytes.
+        let max = usize::from(u16::MAX) / size_of::<structs::Sge>();
+        Error::check_limit(VERB, "the number of ranges", ranges.len() as u64, max as u64)?;
+        if ranges.is_empty() {
             return Ok(());
         }
-        let ranges = [structs::Sge { addr, length, lkey }];
         let mut call = Call::<AdviseMr>::new(domain.context.file.driver_id());
         call.handle(AdviseMr::PD_HANDLE, domain.handle);
-        call.constant(AdviseMr::ADVICE, advice);
+        call.constant(AdviseMr::ADVICE, *advice);
         call.flags(AdviseMr::FLAGS, flags);
-        call.input_slice(AdviseMr::SGE_LIST, &ranges);
+        call.input_slice(AdviseMr::SGE_LIST, ranges);
         // SAFETY: the method reads only its attributes. Prefetching does not change data.
         unsafe { domain.context.file.execute(&mut call) }.map_err(|refused| {
-            Error::kernel(VERB, format!("{advice:?}, {length} bytes at {addr:#x}"), refused)
+            let asked = match ranges.as_slice() {
+                [structs::Sge { addr, length, .. }] => format!("{advice:?}, {length} bytes at {addr:#x}"),
+                ranges => format!("{advice:?}, {} ranges", ranges.len()),
+            };
+            Error::kernel(VERB, asked, refused)
         })
     }
 }

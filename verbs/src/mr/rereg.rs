@@ -44,7 +44,7 @@ impl<M> Mr<M> {
                 "Soft-RoCE cannot change ON_DEMAND of an MR: keep it unchanged, or register a new MR";
             return Err(Error::invalid(VERB, reason));
         }
-        let change = ReregMr { pd: domain.map(|domain| domain.handle), access };
+        let change = ReregMr { translation: None, pd: domain.map(|domain| domain.handle), access };
         let file = Arc::clone(&registration.domain.context.file);
         // SAFETY: the caller of `rereg` upholds the contract for the range with the new rights.
         let answer = unsafe { command::rereg_mr(&file, handle, &change) };

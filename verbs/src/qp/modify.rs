@@ -2,6 +2,7 @@
 
 use bareverbs_provider::command;
 use bareverbs_provider::device::IoctlError;
+use bareverbs_provider::request::Burst;
 use bareverbs_provider::traits::{Provider, QpControl};
 use bareverbs_uapi::write;
 use bareverbs_uapi::write::structs::{ExModifyQp, ExModifyQpResp};
@@ -356,6 +357,16 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     fn kernel_state(&self) -> QpState {
         let resp = command::query_qp(self.context().file(), self.handle, QpAttrMask::STATE);
         resp.map_or(self.state, |resp| resp.qp_state)
+    }
+
+    /// Sets the rate of sends in kbit/s, without a change of the state.
+    pub(super) fn modify_rate(&mut self, verb: &'static str, rate_limit: u32, burst: Burst) -> Result<()> {
+        let attr = QpAttr { qp_state: self.state(), rate_limit, ..QpAttr::default() };
+        let mask = QpAttrMask::STATE | QpAttrMask::RATE_LIMIT;
+        let request = attr.to_kernel(self.handle, mask);
+        // SAFETY: `self` owns the QP, and its state stays RTS.
+        unsafe { self.sq.modify_rate(self.pd.context().file(), &request, burst) }
+            .map_err(|refused| self.refused(verb, mask, refused))
     }
 
     fn context(&self) -> &Context<P> {

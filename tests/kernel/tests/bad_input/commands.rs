@@ -69,6 +69,7 @@ fn cq_request(channel: Option<BorrowedFd<'_>>) -> CqRequest<'_> {
         channel,
         vector: 0,
         compressed: false,
+        flags: bareverbs_uapi::write::types::CqCreateFlags::empty(),
         memory: QueueMemory::Ordinary,
     }
 }
@@ -131,6 +132,7 @@ impl Testbed {
             cap,
             max_tso_header: 0,
             flags,
+            source_qpn: None,
             scatter_to_cqe: false,
             user_handle: 0,
             doorbell: DoorbellChoice::Any,
@@ -193,11 +195,17 @@ impl Testbed {
                 ("create_srq", self.create_srq(handle).map(drop)),
                 ("create_qp", self.create_qp(handle, self.cq, None).map(drop)),
                 ("create_ah", self.create_ah(handle).map(drop)),
-                ("rereg_mr", self.rereg_mr(self.mr, ReregMr { pd: Some(handle), access: None })),
+                (
+                    "rereg_mr",
+                    self.rereg_mr(self.mr, ReregMr { translation: None, pd: Some(handle), access: None }),
+                ),
             ],
             ObjectClass::MR => vec![
                 ("query_mr", command::query_mr(file, handle).map(drop)),
-                ("rereg_mr", self.rereg_mr(handle, ReregMr { pd: Some(self.pd), access: None })),
+                (
+                    "rereg_mr",
+                    self.rereg_mr(handle, ReregMr { translation: None, pd: Some(self.pd), access: None }),
+                ),
             ],
             ObjectClass::CQ => vec![
                 ("create_qp", self.create_qp(self.pd, handle, None).map(drop)),

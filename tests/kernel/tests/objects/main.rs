@@ -3,12 +3,15 @@
 mod completion_queues;
 mod devices;
 mod domains;
+mod options;
 mod queue_pairs;
 
+use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::kernel_tests;
 use completion_queues::*;
 use devices::*;
 use domains::*;
+use options::*;
 use queue_pairs::*;
 
 kernel_tests! {
@@ -29,4 +32,10 @@ kernel_tests! {
     privileged_qkey_is_rejected_without_privilege,
     max_rd_atomic_is_kept,
     reset_qp_rejects_posts,
+
+    cq_that_ignores_overruns_raises_no_error,
+    qp_creation_flags_work_or_are_unsupported,
+    rate_limit_works_or_is_unsupported if device::raw_packets,
+    advice_covers_several_regions,
+    replaced_memory_of_an_mr_is_used_or_the_mr_is_unchanged,
 }

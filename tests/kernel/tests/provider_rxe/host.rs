@@ -94,6 +94,7 @@ impl Host {
             channel: None,
             vector: 0,
             compressed: false,
+            flags: bareverbs_uapi::write::types::CqCreateFlags::empty(),
             memory: QueueMemory::Ordinary,
         };
         // SAFETY: `destroy` keeps the queue until the kernel has destroyed the object.
@@ -110,6 +111,7 @@ impl Host {
             cap,
             max_tso_header: 0,
             flags: QpCreateFlags::empty(),
+            source_qpn: None,
             scatter_to_cqe: false,
             user_handle: 0,
             doorbell: DoorbellChoice::Any,

@@ -54,6 +54,7 @@ pub(crate) fn destroyed_objects_leave_no_handles() {
         channel: None,
         vector: 0,
         compressed: false,
+        flags: bareverbs_uapi::write::types::CqCreateFlags::empty(),
         memory: QueueMemory::Ordinary,
     };
     // SAFETY: there is no queue to keep.

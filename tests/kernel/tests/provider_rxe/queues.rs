@@ -78,6 +78,7 @@ pub(crate) fn armed_cq_raises_one_event() {
         channel: Some(channel.as_fd()),
         vector: 0,
         compressed: false,
+        flags: bareverbs_uapi::write::types::CqCreateFlags::empty(),
         memory: QueueMemory::Ordinary,
     };
     // SAFETY: rxe keeps a ring's pages as long as its object, mapped or not, and no request is

@@ -78,6 +78,8 @@ pub(crate) fn init_structs_with_borrows_have_defaults() {
         cap,
         max_tso_header,
         signal_all,
+        flags,
+        source_qp_num,
         scatter_to_cqe,
         user_data,
         doorbell,
@@ -85,7 +87,7 @@ pub(crate) fn init_structs_with_borrows_have_defaults() {
     } = QpInit::new(&cq, &cq);
     assert!(std::ptr::eq(send_cq, &cq) && std::ptr::eq(recv_cq, &cq) && srq.is_none());
     assert_eq!((cap, max_tso_header, user_data), (QpCap::default(), 0, 0));
-    assert!(!signal_all && !scatter_to_cqe);
+    assert!(!signal_all && flags.is_empty() && source_qp_num.is_none() && !scatter_to_cqe);
     assert_eq!((doorbell, memory), (DoorbellChoice::Any, QueueMemory::Ordinary));
 
     let WqInit { cq: of, max_recv_wr, max_recv_sge, flags, memory, user_data } = WqInit::new(&cq, 9);

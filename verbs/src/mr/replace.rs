@@ -1,0 +1,189 @@
+//! Replacement of a region's memory (REREG_MR with a new translation).
+
+use std::fmt;
+use std::mem::{ManuallyDrop, MaybeUninit};
+use std::ops::Deref;
+
+use bareverbs_provider::command::{self, ReregMr, Translation};
+use rustix::io::Errno;
+
+use super::{Mr, Object, check_odp_page_offset};
+use crate::{Access, Error, MemoryOwner, Result};
+
+const VERB: &str = "rereg_mr";
+
+/// A region's memory was not replaced.
+#[non_exhaustive]
+pub enum NotReplaced<M, N> {
+    /// The region is unchanged, and the new memory is not registered.
+    Unchanged {
+        /// The reason.
+        error: Error,
+        /// The region.
+        region: Mr<M>,
+        /// The new memory.
+        memory: N,
+    },
+    /// The kernel rejected the change, after which the region was deregistered: the kernel may have
+    /// revoked its keys.
+    Deregistered {
+        /// The reason.
+        error: Error,
+        /// The memory of the region.
+        old: M,
+        /// The new memory.
+        memory: N,
+    },
+    /// The kernel rejected the change and the deregistration. The device may access either memory,
+    /// so both are leaked.
+    Leaked {
+        /// The reason of the rejected change.
+        error: Error,
+    },
+}
+
+impl<M, N> Deref for NotReplaced<M, N> {
+    type Target = Error;
+
+    fn deref(&self) -> &Error {
+        let (Self::Unchanged { error, .. } | Self::Deregistered { error, .. } | Self::Leaked { error }) =
+            self;
+        error
+    }
+}
+
+impl<M, N> fmt::Debug for NotReplaced<M, N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = match self {
+            Self::Unchanged { .. } => "Unchanged",
+            Self::Deregistered { .. } => "Deregistered",
+            Self::Leaked { .. } => "Leaked",
+        };
+        f.debug_struct(state).field("error", &**self).finish_non_exhaustive()
+    }
+}
+
+impl<M, N> fmt::Display for NotReplaced<M, N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&**self, f)
+    }
+}
+
+impl<M, N> std::error::Error for NotReplaced<M, N> {}
+
+impl<M, N> From<NotReplaced<M, N>> for Error {
+    fn from(failed: NotReplaced<M, N>) -> Self {
+        match failed {
+            NotReplaced::Unchanged { error, .. }
+            | NotReplaced::Deregistered { error, .. }
+            | NotReplaced::Leaked { error } => error,
+        }
+    }
+}
+
+impl<M: MemoryOwner> Mr<M> {
+    /// Registers other memory in place of the region's, with the same rights, and returns the old
+    /// memory. Keys and address of the region may change. It costs less than a deregistration and a
+    /// registration on devices that support it.
+    ///
+    /// ```no_run
+    /// # fn swap(region: bareverbs::Mr<Vec<u8>>) -> bareverbs::Result<()> {
+    /// let (region, old) = region.replace(vec![0; 1 << 16])?;
+    /// println!("{} bytes in place of {}", region.len(), old.len());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// - [`Error::Unsupported`] if the kernel or the device does not support it, as rxe.
+    /// - [`Error::Invalid`] for memory of 0 bytes, a part of an implicit region, a region with the
+    ///   right [`Access::MW_BIND`] (a bound window would keep the old memory in use), and for ODP
+    ///   regions as for [`Pd::register`](crate::Pd::register).
+    /// - [`Error::Kernel`].
+    ///
+    /// [`NotReplaced`] has the region, or the memory of both.
+    #[doc(alias = "ibv_rereg_mr")]
+    #[doc(alias = "IBV_REREG_MR_CHANGE_TRANSLATION")]
+    #[expect(clippy::result_large_err, reason = "the error returns the region and the memory")]
+    pub fn replace<N: MemoryOwner>(self, memory: N) -> Result<(Mr<N>, M), NotReplaced<M, N>> {
+        let mut memory = MaybeUninit::new(memory);
+        // SAFETY: it was just initialised.
+        let (start, len) = unsafe { memory.assume_init_mut() }.region();
+        let access = self.access();
+        let handle = match self.check_replace(start, len) {
+            Ok(handle) => handle,
+            Err(error) => {
+                // SAFETY: it was initialised above and not moved out of.
+                let memory = unsafe { memory.assume_init() };
+                return Err(NotReplaced::Unchanged { error, region: self, memory });
+            }
+        };
+        let addr = start.as_ptr().expose_provenance() as u64;
+        let iova = if access.contains(Access::ZERO_BASED) { 0 } else { addr };
+        let translation = Some(Translation { addr, length: len as u64, iova });
+        let change = ReregMr { translation, ..ReregMr::default() };
+        let file = &self.registration.domain.context.file;
+        // SAFETY: the region owns the kernel object. `MemoryOwner` guarantees that the new bytes
+        // are valid while their owner exists, and that nothing else accesses them. Both owners are
+        // kept until the kernel has replaced or deregistered the memory.
+        let answer = unsafe { command::rereg_mr(file, handle, &change) };
+        let asked = format!("{len} bytes at {addr:#x}");
+        let refused = match answer {
+            // Kernels before 7.2 return the keys of the MR that was replaced
+            // (`ib_uverbs_rereg_mr` of `uverbs_cmd.c`).
+            Ok(_) => match command::query_mr(file, handle) {
+                Ok(info) => {
+                    let mut region = ManuallyDrop::new(self);
+                    // SAFETY: the region is in a `ManuallyDrop`, and its fields are not used again.
+                    let mut registration = unsafe { ManuallyDrop::take(&mut region.registration) };
+                    (registration.lkey, registration.rkey, registration.iova) = (info.lkey, info.rkey, iova);
+                    // SAFETY: the memory was initialised when the region was created. The kernel
+                    // has replaced it, so the device does not access it any more.
+                    let old = unsafe { region.memory.assume_init_read() };
+                    return Ok((Mr::new(registration, memory, start, len), old));
+                }
+                Err(refused) => refused,
+            },
+            // No driver changes the region before it checks for support, and `ESTALE` means that no
+            // command was issued.
+            Err(refused) if matches!(refused.errno, Errno::OPNOTSUPP | Errno::STALE) => {
+                let error = match refused.errno {
+                    Errno::OPNOTSUPP => {
+                        Error::Unsupported { verb: VERB, what: "replacements of an MR's memory are" }
+                    }
+                    _ => Error::kernel(VERB, asked, refused),
+                };
+                // SAFETY: it was initialised above and not moved out of.
+                let memory = unsafe { memory.assume_init() };
+                return Err(NotReplaced::Unchanged { error, region: self, memory });
+            }
+            Err(refused) => refused,
+        };
+        let error = Error::kernel(VERB, asked, refused);
+        match self.into_inner() {
+            // SAFETY: it was initialised above and not moved out of. The region is deregistered, so
+            // the device does not access it.
+            Ok(old) => Err(NotReplaced::Deregistered { error, old, memory: unsafe { memory.assume_init() } }),
+            // The memory in `MaybeUninit` is leaked.
+            Err(_) => Err(NotReplaced::Leaked { error }),
+        }
+    }
+
+    /// The handle of the region, if its memory can be replaced by `len` bytes at `start`.
+    fn check_replace(&self, start: std::ptr::NonNull<u8>, len: usize) -> Result<u32> {
+        let invalid = |reason: &str| Err(Error::invalid(VERB, reason));
+        let Object::Own(handle) = self.registration.object else {
+            return invalid("a child of an implicit ODP MR has no memory of its own in the kernel");
+        };
+        if len == 0 {
+            return invalid("the length of an MR must be at least 1 byte");
+        }
+        if self.registration.ever_granted.contains(Access::MW_BIND) {
+            return invalid("an MW may be bound to the MR: register a new MR");
+        }
+        if self.access().contains(Access::ON_DEMAND) {
+            check_odp_page_offset(VERB, self.domain(), self.access(), start)?;
+        }
+        Ok(handle)
+    }
+}
