@@ -23,6 +23,8 @@
 //! | [`ring`] | a ring of slots in shared memory, producer and consumer |
 //! | [`barrier`] | all memory barriers, named by purpose |
 
+#![deny(missing_debug_implementations)]
+
 pub mod barrier;
 pub mod caps;
 pub mod command;

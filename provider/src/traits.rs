@@ -9,6 +9,7 @@ mod qp_control;
 mod recv_queue;
 mod send_queue;
 
+use std::fmt;
 use std::sync::Arc;
 
 use bareverbs_uapi::uverbs::types::QpCap;
@@ -324,4 +325,23 @@ pub struct CreatedAh<P: Provider> {
     pub handle: u32,
     /// The part that send requests need.
     pub ah: P::Ah,
+}
+
+// By hand, so that queues need not implement `Debug`.
+macro_rules! debug {
+    ($($name:ident { $($field:ident),* })*) => {$(
+        impl<P: Provider> fmt::Debug for $name<P> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_struct(stringify!($name))$(.field(stringify!($field), &self.$field))*.finish_non_exhaustive()
+            }
+        }
+    )*};
+}
+
+debug! {
+    CreatedCq { handle, entries }
+    CreatedQp { handle, qp_num, cap }
+    CreatedSrq { handle, max_wr, max_sge, srq_num }
+    CreatedWq { handle, wq_num, max_wr, max_sge }
+    CreatedAh { handle }
 }

@@ -275,6 +275,17 @@ pub struct Datagram<'a, A> {
     pub imm: Option<Imm>,
 }
 
+// By hand, so that the address handle need not implement `Debug`.
+impl<A> fmt::Debug for Datagram<'_, A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Datagram")
+            .field("qp_num", &self.qp_num)
+            .field("qkey", &self.qkey)
+            .field("imm", &self.imm)
+            .finish_non_exhaustive()
+    }
+}
+
 impl<A> Clone for Datagram<'_, A> {
     fn clone(&self) -> Self {
         *self

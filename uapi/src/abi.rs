@@ -177,6 +177,21 @@ impl EnumInfo {
     }
 }
 
+/// A text is neither the name nor the number of a value of an enumeration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ParseNameError {
+    /// The enumeration.
+    pub expected: &'static str,
+}
+
+impl core::fmt::Display for ParseNameError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "not the name or the number of a value of {}", self.expected)
+    }
+}
+
+impl core::error::Error for ParseNameError {}
+
 /// Concatenates tables.
 pub(crate) const fn flatten<T: Copy, const N: usize>(tables: &[&[T]]) -> [T; N] {
     let mut all = [tables[0][0]; N];
@@ -397,6 +412,30 @@ macro_rules! abi_enums {
                     match self.name() {
                         Some(name) => f.write_str(name),
                         None => write!(f, "{}({})", stringify!($name), self.0),
+                    }
+                }
+            }
+
+            impl core::fmt::Display for $name {
+                /// The name of the value, or the number if it has none.
+                fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                    match self.name() {
+                        Some(name) => f.pad(name),
+                        None => core::fmt::Display::fmt(&self.0, f),
+                    }
+                }
+            }
+
+            impl core::str::FromStr for $name {
+                type Err = $crate::abi::ParseNameError;
+
+                /// A name, or a number.
+                fn from_str(text: &str) -> Result<Self, Self::Err> {
+                    match Self::INFO.values.iter().find(|known| known.rust == text) {
+                        Some(known) => Ok(Self(known.value as $repr)),
+                        None => text.parse().map(Self).map_err(|_| $crate::abi::ParseNameError {
+                            expected: stringify!($name),
+                        }),
                     }
                 }
             }

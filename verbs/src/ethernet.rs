@@ -6,6 +6,7 @@ pub(crate) mod testing;
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::os::fd::OwnedFd;
+use std::str::FromStr;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -20,7 +21,8 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socket_with};
 use zerocopy::{Immutable, IntoBytes};
 
-use crate::{AhAttr, Context, Error, Gid, GidEntry, GidType, Result};
+use crate::values::hex;
+use crate::{AhAttr, Context, Error, Gid, GidEntry, GidType, ParseValueError, Result};
 
 const VERB: &str = "resolve_eth_l2_from_gid";
 
@@ -85,6 +87,22 @@ impl fmt::Display for MacAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [a, b, c, d, e, g] = self.0;
         write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+impl FromStr for MacAddress {
+    type Err = ParseValueError;
+
+    /// Six groups of one or two hexadecimal digits.
+    fn from_str(text: &str) -> Result<Self, ParseValueError> {
+        let expected = "an Ethernet address: six groups of hexadecimal digits, such as 52:54:00:12:34:56";
+        let error = ParseValueError { expected };
+        let mut bytes = [0; 6];
+        let mut groups = text.split(':');
+        for byte in &mut bytes {
+            *byte = groups.next().and_then(|group| hex(group, 2)).ok_or(error)? as u8;
+        }
+        if groups.next().is_some() { Err(error) } else { Ok(Self(bytes)) }
     }
 }
 

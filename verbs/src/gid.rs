@@ -1,7 +1,8 @@
 //! Global identifiers: the addresses of ports.
 
 use std::fmt;
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{AddrParseError, IpAddr, Ipv4Addr, Ipv6Addr};
+use std::str::FromStr;
 
 use crate::{GidIndex, GidType, LinkLayer, PortNum, ValueError};
 
@@ -64,6 +65,18 @@ impl fmt::Display for Gid {
     /// As an IPv6 address.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&Ipv6Addr::from(self.0), f)
+    }
+}
+
+impl FromStr for Gid {
+    type Err = AddrParseError;
+
+    /// An IPv6 address, or an IPv4 address, whose mapped form it becomes.
+    fn from_str(text: &str) -> Result<Self, AddrParseError> {
+        text.parse().map(|address| match address {
+            IpAddr::V4(address) => address.into(),
+            IpAddr::V6(address) => address.into(),
+        })
     }
 }
 

@@ -75,6 +75,8 @@
 //! follows the `bad_wr` rule: [`PostError::accepted`] counts the posted requests, and those are
 //! executed.
 
+#![deny(missing_debug_implementations)]
+
 /// Compiles the example of the repository's README.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
@@ -87,6 +89,7 @@ mod attributes;
 mod channel;
 mod context;
 mod cq;
+mod debug;
 mod device;
 mod dm;
 mod dmabuf;
@@ -134,6 +137,7 @@ pub use bareverbs_provider::work::{
     Frame, Imm, MwBind, Operation, Payload, PushError, RecvRequest, Remote, SendFlags, SendRequest, Sge,
     WcFlags, WorkCompletion, XrcOperation,
 };
+pub use bareverbs_uapi::abi::ParseNameError;
 pub use bareverbs_uapi::nldev::NodeType;
 pub use bareverbs_uapi::uverbs::ObjectClass;
 pub use bareverbs_uapi::uverbs::types::{
@@ -175,7 +179,9 @@ pub use qp::{
 };
 pub use rss::{IndirectionTable, RssHash, RssInit, RssQp};
 pub use srq::{Srq, SrqAttr, SrqInit};
-pub use values::{AckTimeout, GidIndex, Guid, MinRnrTimer, Mtu, PortNum, RetryCount, RnrRetry, ValueError};
+pub use values::{
+    AckTimeout, GidIndex, Guid, MinRnrTimer, Mtu, ParseValueError, PortNum, RetryCount, RnrRetry, ValueError,
+};
 pub use wq::{Wq, WqInit};
 pub use wr_id::WrId;
 pub use xrc::{XrcSrq, XrcSrqInit, Xrcd, XrcdShare};

@@ -4,6 +4,7 @@ mod port;
 mod timers;
 
 use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
 pub use port::{GidIndex, PortNum};
@@ -38,6 +39,38 @@ impl fmt::Display for Guid {
         let [a, b, c, d] = [0, 2, 4, 6].map(|i| u16::from_be_bytes([self.0[i], self.0[i + 1]]));
         write!(f, "{a:04x}:{b:04x}:{c:04x}:{d:04x}")
     }
+}
+
+impl FromStr for Guid {
+    type Err = ParseValueError;
+
+    /// Four groups of up to four hexadecimal digits.
+    fn from_str(text: &str) -> Result<Self, ParseValueError> {
+        let mut bytes = [0; 8];
+        let mut groups = text.split(':');
+        for place in bytes.chunks_exact_mut(2) {
+            let group = groups.next().and_then(|group| hex(group, 4)).ok_or(NOT_A_GUID)?;
+            place.copy_from_slice(&group.to_be_bytes());
+        }
+        if groups.next().is_some() { Err(NOT_A_GUID) } else { Ok(Self(bytes)) }
+    }
+}
+
+const NOT_A_GUID: ParseValueError =
+    ParseValueError { expected: "a GUID: four groups of hexadecimal digits, such as 0200:00ff:fe00:0001" };
+
+/// The number of up to `digits` hexadecimal digits.
+pub(crate) fn hex(text: &str, digits: usize) -> Option<u16> {
+    // `from_str_radix` accepts a sign.
+    let valid = (1..=digits).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if valid { u16::from_str_radix(text, 16).ok() } else { None }
+}
+
+/// A text is not a value of the type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not {expected}")]
+pub struct ParseValueError {
+    pub(crate) expected: &'static str,
 }
 
 impl fmt::Debug for Guid {
@@ -91,6 +124,16 @@ impl Mtu {
     }
 }
 
+impl FromStr for Mtu {
+    type Err = ParseValueError;
+
+    /// The number of bytes.
+    fn from_str(text: &str) -> Result<Self, ParseValueError> {
+        let expected = "an MTU: 256, 512, 1024, 2048 or 4096";
+        text.parse().ok().and_then(Self::from_bytes).ok_or(ParseValueError { expected })
+    }
+}
+
 impl fmt::Display for Mtu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.bytes(), f)
@@ -99,7 +142,10 @@ impl fmt::Display for Mtu {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::{Gid, LinkLayer, MacAddress, PortState, QpState, WcStatus};
 
     #[test]
     fn guid_prints_as_four_groups() {
@@ -115,5 +161,57 @@ mod tests {
         }
         assert_eq!((Mtu::from_raw(0), Mtu::from_raw(6)), (None, None));
         assert_eq!(Mtu::from_bytes(1500), None);
+    }
+
+    proptest! {
+        #[test]
+        fn texts_of_values_are_parsed_to_the_same_values(
+            guid: [u8; 8], gid: [u8; 16], ipv4: [u8; 4], mac: [u8; 6], number: u8, mtu in 0..5_usize,
+        ) {
+            fn same<T: FromStr<Err: fmt::Debug> + fmt::Display + fmt::Debug + PartialEq>(value: T) {
+                assert_eq!(value.to_string().parse::<T>().unwrap(), value);
+            }
+            same(Guid(guid));
+            same(Gid(gid));
+            same(Gid::from(std::net::Ipv4Addr::from(ipv4)));
+            same(MacAddress(mac));
+            same(Mtu::ALL[mtu]);
+            same(QpState(number));
+            same(WcStatus(number.into()));
+            same(PortState(number));
+            same(LinkLayer(number));
+        }
+
+        #[test]
+        fn any_text_is_parsed_without_panic(text in "[0-9a-fA-F:.+ -]{0,48}") {
+            if let Ok(guid) = text.parse::<Guid>() {
+                prop_assert_eq!(guid.to_string().parse::<Guid>(), Ok(guid));
+            }
+            if let Ok(mac) = text.parse::<MacAddress>() {
+                prop_assert_eq!(mac.to_string().parse::<MacAddress>(), Ok(mac));
+            }
+            let _ = (text.parse::<Gid>(), text.parse::<Mtu>(), text.parse::<QpState>());
+        }
+    }
+
+    #[test]
+    fn names_and_addresses_are_parsed() {
+        assert_eq!("RTS".parse(), Ok(QpState::RTS));
+        assert_eq!((QpState::RTS.to_string(), QpState(77).to_string()), ("RTS".into(), "77".into()));
+        assert_eq!("WR_FLUSH_ERR".parse(), Ok(WcStatus::WR_FLUSH_ERR));
+        let error = "rts".parse::<QpState>().unwrap_err();
+        assert_eq!(error.to_string(), "not the name or the number of a value of QpState");
+        assert_eq!("10.1.0.1".parse(), Ok(Gid::from(std::net::Ipv4Addr::new(10, 1, 0, 1))));
+        assert_eq!("1024".parse(), Ok(Mtu::Mtu1024));
+        for text in ["", "1:2:3", "1:2:3:4:5", "1:2:3:+4", "1:2:3:12345", "1:2:3:"] {
+            assert_eq!(text.parse::<Guid>(), Err(NOT_A_GUID), "{text}");
+        }
+        for text in ["", "1:2:3:4:5", "1:2:3:4:5:6:7", "1:2:3:4:5:123", "1:2:3:4:5:+6"] {
+            assert!(text.parse::<MacAddress>().is_err(), "{text}");
+        }
+        assert_eq!(
+            "1500".parse::<Mtu>().unwrap_err().to_string(),
+            "not an MTU: 256, 512, 1024, 2048 or 4096"
+        );
     }
 }

@@ -9,6 +9,7 @@ use crate::pd::shared::PdShared;
 use crate::{Buffer, Error, MemoryOwner, Mr, Result, Sge};
 
 pub(crate) mod sealed {
+    use std::fmt;
     use std::sync::Arc;
 
     use crate::Result;
@@ -16,6 +17,12 @@ pub(crate) mod sealed {
 
     /// The protection domain of a buffer.
     pub struct Domain<'a>(pub(crate) &'a Arc<PdShared>);
+
+    impl fmt::Debug for Domain<'_> {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.debug_tuple("Domain").field(&self.0.handle).finish()
+        }
+    }
 
     /// The place of a buffer, as a post reads it. `unsafe impl`s of `Source` uphold its obligations.
     pub trait Registered {

@@ -236,7 +236,7 @@ pub(crate) fn create_ah_requires_a_route() {
 
 pub(crate) fn create_ah_validates_attributes() {
     on_device(|host| {
-        let refused = |attr: &AhAttr| host.pd.create_ah(attr).err().expect("refused");
+        let refused = |attr: &AhAttr| host.pd.create_ah(attr).expect_err("refused");
         if device::ethernet().is_ok() {
             assert!(matches!(refused(&AhAttr::local(1, 5)), Error::Invalid { .. }), "RoCE needs a GID");
         }

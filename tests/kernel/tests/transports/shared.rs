@@ -202,7 +202,7 @@ pub(crate) fn srq_resize_below_posted_receives_is_rejected() {
 pub(crate) fn create_srq_checks_limits() {
     on_device(|host| {
         let attr = host.context.query_device().unwrap();
-        let refused = |init| host.pd.create_srq(&init).err().expect("refused");
+        let refused = |init| host.pd.create_srq(&init).expect_err("refused");
         assert!(matches!(refused(SrqInit::new(0)), Error::Invalid { .. }));
         assert!(matches!(refused(SrqInit::new(attr.max_srq_wr + 1)), Error::Limit { .. }));
         let init = SrqInit { max_sge: attr.max_srq_sge + 1, ..SrqInit::new(4) };
