@@ -25,13 +25,25 @@ use std::sync::Arc;
 
 use ::async_io::Async;
 
-use crate::Result;
 use crate::event_fd::EventFd;
-use crate::runtime::{adapters, failed};
+use crate::runtime::sealed::Events;
+use crate::runtime::{self, failed};
+use crate::{AnyProvider, Buffer, Mr, Result};
+
+/// A [completion channel](crate::CompChannel) that tasks of async-io wait on.
+pub type CompChannel = runtime::CompChannel<Readiness>;
+
+/// A stream of [asynchronous events](crate::AsyncEvents) that tasks of async-io wait for.
+pub type AsyncEvents = runtime::AsyncEvents<Readiness>;
+
+/// An [endpoint](crate::owned::Endpoint) that tasks of async-io wait on.
+pub type Endpoint<B = Mr<Buffer>, P = AnyProvider> = runtime::Endpoint<Readiness, B, P>;
 
 /// A file descriptor that is registered with the reactor.
-struct Readiness(Async<Descriptor>);
+#[derive(Debug)]
+pub struct Readiness(Async<Descriptor>);
 
+#[derive(Debug)]
 struct Descriptor(Arc<EventFd>);
 
 impl AsFd for Descriptor {
@@ -40,13 +52,14 @@ impl AsFd for Descriptor {
     }
 }
 
-impl Readiness {
-    fn new(events: &Arc<EventFd>) -> Result<Self> {
+impl runtime::sealed::Readiness for Readiness {
+    const RUNTIME: &'static str = "async-io";
+
+    fn new(Events(events): Events<'_>) -> Result<Self> {
         Async::new_nonblocking(Descriptor(Arc::clone(events))).map(Self).map_err(failed)
     }
 
-    /// Calls `take` whenever the descriptor is readable, until `take` returns a value.
-    async fn until<T>(&self, mut take: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    async fn until<T: Send>(&self, mut take: impl FnMut() -> Result<Option<T>> + Send) -> Result<T> {
         loop {
             if let Some(taken) = take()? {
                 return Ok(taken);
@@ -55,5 +68,3 @@ impl Readiness {
         }
     }
 }
-
-adapters!("async-io");

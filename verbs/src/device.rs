@@ -97,7 +97,7 @@ fn by_netlink() -> Result<Vec<Device>> {
 
 impl Device {
     /// A device that does not exist.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "test-utils"))]
     pub(crate) fn for_test() -> Self {
         Self {
             name: "plain".to_owned(),

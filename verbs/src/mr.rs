@@ -184,6 +184,26 @@ impl<M: MemoryOwner> Mr<M> {
     }
 }
 
+#[cfg(feature = "test-utils")]
+impl<M: MemoryOwner> Mr<M> {
+    /// A region that no kernel knows. The device knows it by `lkey`.
+    pub(crate) fn without_kernel(domain: &Arc<PdShared>, memory: M, lkey: u32) -> Self {
+        let mut memory = MaybeUninit::new(memory);
+        // SAFETY: it was just initialised.
+        let (start, len) = unsafe { memory.assume_init_mut() }.region();
+        let registration = Registration {
+            domain: Arc::clone(domain),
+            object: Object::Own(0),
+            lkey,
+            rkey: lkey,
+            iova: start.as_ptr().expose_provenance() as u64,
+            access: Access::LOCAL_WRITE,
+            ever_granted: Access::LOCAL_WRITE,
+        };
+        Self::new(registration, memory, start, len)
+    }
+}
+
 impl<'a> Mr<Borrowed<'a>> {
     pub(crate) fn register_borrowed(
         domain: &Arc<PdShared>,

@@ -35,8 +35,9 @@
 //! # }
 //! ```
 //!
-//! Borrowed memory can't be posted like this. `mem::forget` of an endpoint ends the borrow while the
-//! device still uses the memory. So posting requires an MR of a [`MemoryOwner`](crate::MemoryOwner),
+//! Borrowed memory is posted in a [scope](Endpoint::scope), which waits for its operations.
+//! Otherwise `mem::forget` of an endpoint would end the borrow while the device still uses the
+//! memory. So posting requires an MR of a [`MemoryOwner`](crate::MemoryOwner),
 //! which [`Borrowed`](crate::Borrowed) is not:
 //!
 //! ```compile_fail,E0599
@@ -70,12 +71,16 @@ mod buffer;
 mod endpoint;
 mod exposed;
 mod flow;
+#[cfg(feature = "test-utils")]
+pub mod measured;
 mod op;
 mod options;
 mod part;
 mod pool;
 mod queue;
 mod result;
+mod scope;
+mod spin;
 
 pub use self::address::{Address, ParseAddressError};
 pub use self::batch::Batch;
@@ -87,3 +92,6 @@ pub use self::options::EndpointOptions;
 pub use self::part::{Chunks, Part, PartError, Shared};
 pub use self::pool::{Lease, Pool};
 pub use self::result::{Done, Failed, NotPosted, Outcome};
+pub use self::scope::{Lend, Scope};
+pub use self::spin::Spin;
+pub(crate) use self::spin::Spinning;

@@ -1,192 +1,247 @@
-//! Code that the modules for async runtimes share.
+//! Waiting in tasks: one implementation for all async runtimes.
+//!
+//! The types are generic over a sealed [`Readiness`](sealed::Readiness), by which a runtime waits for
+//! a file descriptor. The modules of the runtimes name them.
 
+use std::fmt;
+use std::future::{Future, poll_fn};
 use std::io;
+use std::sync::Arc;
+use std::task::Poll;
 
+use bareverbs_provider::traits::Provider;
 use rustix::io::Errno;
 
-use crate::Error;
+use crate::event_fd::EventFd;
+use crate::owned::{self, Done, Failed};
+use crate::{AnyProvider, Arm, AsyncEvent, Buffer, CompEvent, Cq, Error, Mr, Result, WorkCompletion};
 
 pub(crate) fn failed(error: io::Error) -> Error {
     Error::system("waiting for events in an async task", Errno::from_io_error(&error).unwrap_or(Errno::IO))
 }
 
-/// Declares the async wrapper types over the module's `Readiness`, which has `new` and `until`.
-macro_rules! adapters {
-    ($runtime:literal) => {
-        #[doc = concat!("A [completion channel](crate::CompChannel) that tasks of ", $runtime, " wait on.")]
-        ///
-        /// A channel can have one wrapper at a time.
-        #[derive(Debug)]
-        pub struct CompChannel {
-            channel: crate::CompChannel,
-            readiness: Readiness,
-        }
+pub(crate) mod sealed {
+    use super::*;
 
-        impl CompChannel {
-            /// Registers the channel with the runtime.
-            ///
-            /// # Errors
-            /// There is no runtime, or the channel is registered already (`EEXIST`).
-            pub fn new(channel: crate::CompChannel) -> $crate::Result<Self> {
-                Ok(Self { readiness: Readiness::new(channel.events())?, channel })
-            }
+    /// The events of a descriptor, for the crate only.
+    #[derive(Debug)]
+    pub struct Events<'a>(pub(crate) &'a Arc<EventFd>);
 
-            /// Unregisters the channel from the runtime and returns it.
-            #[must_use]
-            pub fn into_inner(self) -> $crate::CompChannel {
-                self.channel
-            }
+    /// A file descriptor that is registered with a runtime.
+    pub trait Readiness: Sized + Send + Sync {
+        /// Name of the runtime.
+        const RUNTIME: &'static str;
 
-            /// Waits for an event. The future is cancel-safe: dropping it loses no event.
-            ///
-            /// # Errors
-            /// As for [`CompChannel::get_event`](crate::CompChannel::get_event).
-            pub async fn get_event(&self) -> $crate::Result<$crate::CompEvent> {
-                self.readiness.until(|| self.channel.try_get_event()).await
-            }
+        /// Registers the descriptor.
+        fn new(events: Events<'_>) -> Result<Self>;
 
-            /// Polls one completion of `cq`, and waits if the CQ is empty. It polls, arms the CQ,
-            /// polls again and then sleeps, so it misses no completion.
-            ///
-            /// It discards events of other CQs on the channel. One task waits at a time and polls
-            /// first, so this is correct with any number of CQs. To wait for several CQs at once,
-            /// arm them, poll them all once more and wait for
-            #[doc = "[an event](Self::get_event)."]
-            ///
-            /// The future is cancel-safe: dropping it loses no completion.
-            ///
-            /// # Errors
-            /// - [`Error::Invalid`](crate::Error::Invalid): the CQ was not created with this
-            ///   channel.
-            /// - The errors of [`Cq::arm`](crate::Cq::arm) and [`get_event`](Self::get_event).
-            pub async fn completion<P: $crate::Provider>(
-                &mut self,
-                cq: &mut $crate::Cq<P>,
-            ) -> $crate::Result<$crate::WorkCompletion> {
-                if !cq.channel().is_some_and(|channel| channel.is(&self.channel)) {
-                    let reason = "the CQ does not use this channel: create the CQ with it";
-                    return Err($crate::Error::invalid("CompChannel::completion", reason));
-                }
-                loop {
-                    if let Some(completion) = cq.poll_one() {
-                        return Ok(completion);
-                    }
-                    cq.arm($crate::Arm::Any)?;
-                    // Completions before the arm raise no event.
-                    if let Some(completion) = cq.poll_one() {
-                        return Ok(completion);
-                    }
-                    self.get_event().await?;
-                }
-            }
-        }
-
-        #[doc = concat!("A stream of [asynchronous events](crate::AsyncEvents) that tasks of ", $runtime, " wait for.")]
-        ///
-        /// The stream of a context can have one wrapper at a time.
-        #[derive(Debug)]
-        pub struct AsyncEvents {
-            events: $crate::AsyncEvents,
-            readiness: Readiness,
-        }
-
-        impl AsyncEvents {
-            /// Registers the stream with the runtime.
-            ///
-            /// # Errors
-            /// There is no runtime, or the stream is registered already (`EEXIST`).
-            pub fn new(events: $crate::AsyncEvents) -> $crate::Result<Self> {
-                Ok(Self { readiness: Readiness::new(events.events())?, events })
-            }
-
-            /// Unregisters the stream from the runtime and returns it.
-            #[must_use]
-            pub fn into_inner(self) -> $crate::AsyncEvents {
-                self.events
-            }
-
-            /// Waits for an event. The future is cancel-safe: dropping it loses no event.
-            ///
-            /// # Errors
-            /// As for [`AsyncEvents::get`](crate::AsyncEvents::get).
-            pub async fn get(&self) -> $crate::Result<$crate::AsyncEvent> {
-                self.readiness.until(|| self.events.try_get()).await
-            }
-        }
-
-        #[doc = concat!("An [endpoint](crate::owned::Endpoint) that tasks of ", $runtime, " wait on.")]
-        #[derive(Debug)]
-        pub struct Endpoint<B = $crate::Mr<$crate::Buffer>, P: $crate::Provider = $crate::AnyProvider> {
-            endpoint: $crate::owned::Endpoint<B, P>,
-            channel: $crate::CompChannel,
-            readiness: Readiness,
-        }
-
-        impl<B, P: $crate::Provider> Endpoint<B, P> {
-            /// Registers the endpoint with the runtime.
-            ///
-            /// # Errors
-            /// There is no runtime.
-            pub fn new(endpoint: $crate::owned::Endpoint<B, P>) -> $crate::Result<Self> {
-                let channel = endpoint.channel().clone();
-                Ok(Self { readiness: Readiness::new(channel.events())?, endpoint, channel })
-            }
-
-            /// Unregisters the endpoint from the runtime and returns it.
-            #[must_use]
-            pub fn into_inner(self) -> $crate::owned::Endpoint<B, P> {
-                self.endpoint
-            }
-
-            /// The endpoint, for posting.
-            ///
-            /// The caller must not replace it by another endpoint: [`Endpoint::wait`] then fails.
-            #[must_use]
-            pub fn get_mut(&mut self) -> &mut $crate::owned::Endpoint<B, P> {
-                &mut self.endpoint
-            }
-
-            /// Waits until an operation completes. The future is cancel-safe: dropping it loses no
-            /// operation.
-            ///
-            /// # Errors
-            /// - The errors of [`owned::Endpoint::wait`](crate::owned::Endpoint::wait).
-            /// - [`Error::Invalid`](crate::Error::Invalid): the endpoint was replaced through
-            ///   [`get_mut`](Self::get_mut).
-            pub async fn wait(
-                &mut self,
-            ) -> $crate::Result<$crate::owned::Done<B>, $crate::owned::Failed<B>> {
-                loop {
-                    if let Some(ended) = self.endpoint.poll() {
-                        return ended;
-                    }
-                    if self.endpoint.pending() == 0 {
-                        let reason = "no operation is outstanding";
-                        return Err($crate::Error::invalid("Endpoint::wait", reason).into());
-                    }
-                    if !self.endpoint.channel().is(&self.channel) {
-                        let reason = "the endpoint was replaced by another one: wrap the new one";
-                        return Err($crate::Error::invalid("Endpoint::wait", reason).into());
-                    }
-                    self.endpoint.arm()?;
-                    // Completions before the arm raise no event.
-                    if let Some(ended) = self.endpoint.poll() {
-                        return ended;
-                    }
-                    self.readiness.until(|| self.channel.try_get_event()).await?;
-                }
-            }
-        }
-
-        impl std::fmt::Debug for Readiness {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str($runtime)
-            }
-        }
-    };
+        /// Calls `take` whenever the descriptor may be readable, until it returns a value.
+        fn until<T: Send>(
+            &self,
+            take: impl FnMut() -> Result<Option<T>> + Send,
+        ) -> impl Future<Output = Result<T>> + Send;
+    }
 }
 
-pub(crate) use adapters;
+use self::sealed::{Events, Readiness};
+
+/// A [completion channel](crate::CompChannel) that tasks wait on.
+///
+/// A channel can have one wrapper at a time.
+pub struct CompChannel<R> {
+    channel: crate::CompChannel,
+    readiness: R,
+}
+
+impl<R: Readiness> CompChannel<R> {
+    /// Registers the channel with the runtime.
+    ///
+    /// # Errors
+    /// There is no runtime, or the channel is registered already (`EEXIST`).
+    pub fn new(channel: crate::CompChannel) -> Result<Self> {
+        Ok(Self { readiness: R::new(Events(channel.events()))?, channel })
+    }
+
+    /// Unregisters the channel from the runtime and returns it.
+    #[must_use]
+    pub fn into_inner(self) -> crate::CompChannel {
+        self.channel
+    }
+
+    /// Waits for an event. The future is cancel-safe: dropping it loses no event.
+    ///
+    /// # Errors
+    /// As for [`CompChannel::get_event`](crate::CompChannel::get_event).
+    pub async fn get_event(&self) -> Result<CompEvent> {
+        self.readiness.until(|| self.channel.try_get_event()).await
+    }
+
+    /// Polls one completion of `cq`, and waits if the CQ is empty. It polls, arms the CQ, polls
+    /// again and then sleeps, so it misses no completion.
+    ///
+    /// It discards events of other CQs on the channel. One task waits at a time and polls first, so
+    /// this is correct with any number of CQs. To wait for several CQs at once, arm them, poll them
+    /// all once more and wait for [an event](Self::get_event).
+    ///
+    /// The future is cancel-safe: dropping it loses no completion.
+    ///
+    /// # Errors
+    /// - [`Error::Invalid`]: the CQ was not created with this channel.
+    /// - The errors of [`Cq::arm`] and [`get_event`](Self::get_event).
+    pub async fn completion<P: Provider>(&mut self, cq: &mut Cq<P>) -> Result<WorkCompletion> {
+        if !cq.channel().is_some_and(|channel| channel.is(&self.channel)) {
+            let reason = "the CQ does not use this channel: create the CQ with it";
+            return Err(Error::invalid("CompChannel::completion", reason));
+        }
+        loop {
+            if let Some(completion) = cq.poll_one() {
+                return Ok(completion);
+            }
+            cq.arm(Arm::Any)?;
+            // Completions before the arm raise no event.
+            if let Some(completion) = cq.poll_one() {
+                return Ok(completion);
+            }
+            self.get_event().await?;
+        }
+    }
+}
+
+/// A stream of [asynchronous events](crate::AsyncEvents) that tasks wait for.
+///
+/// The stream of a context can have one wrapper at a time.
+pub struct AsyncEvents<R> {
+    events: crate::AsyncEvents,
+    readiness: R,
+}
+
+impl<R: Readiness> AsyncEvents<R> {
+    /// Registers the stream with the runtime.
+    ///
+    /// # Errors
+    /// There is no runtime, or the stream is registered already (`EEXIST`).
+    pub fn new(events: crate::AsyncEvents) -> Result<Self> {
+        Ok(Self { readiness: R::new(Events(events.events()))?, events })
+    }
+
+    /// Unregisters the stream from the runtime and returns it.
+    #[must_use]
+    pub fn into_inner(self) -> crate::AsyncEvents {
+        self.events
+    }
+
+    /// Waits for an event. The future is cancel-safe: dropping it loses no event.
+    ///
+    /// # Errors
+    /// As for [`AsyncEvents::get`](crate::AsyncEvents::get).
+    pub async fn get(&self) -> Result<AsyncEvent> {
+        self.readiness.until(|| self.events.try_get()).await
+    }
+}
+
+/// An [endpoint](owned::Endpoint) that tasks wait on.
+pub struct Endpoint<R, B = Mr<Buffer>, P: Provider = AnyProvider> {
+    endpoint: owned::Endpoint<B, P>,
+    channel: crate::CompChannel,
+    readiness: R,
+}
+
+impl<R: Readiness, B, P: Provider> Endpoint<R, B, P> {
+    /// Registers the endpoint with the runtime.
+    ///
+    /// # Errors
+    /// There is no runtime.
+    pub fn new(endpoint: owned::Endpoint<B, P>) -> Result<Self> {
+        let channel = endpoint.channel().clone();
+        Ok(Self { readiness: R::new(Events(channel.events()))?, endpoint, channel })
+    }
+
+    /// Unregisters the endpoint from the runtime and returns it.
+    #[must_use]
+    pub fn into_inner(self) -> owned::Endpoint<B, P> {
+        self.endpoint
+    }
+
+    /// The endpoint, for posting.
+    ///
+    /// The caller must not replace it by another endpoint: [`Endpoint::wait`] then fails.
+    #[must_use]
+    pub fn get_mut(&mut self) -> &mut owned::Endpoint<B, P> {
+        &mut self.endpoint
+    }
+
+    /// Waits until an operation completes. If one is complete already, it returns without a system
+    /// call. Before it sleeps, it polls for a while as [`Spin`](owned::Spin) says, and lets other
+    /// tasks run between two polls.
+    ///
+    /// The future is cancel-safe: dropping it loses no operation. Operations are not ended by
+    /// dropping a future: their buffers stay in the endpoint until they complete.
+    ///
+    /// # Errors
+    /// - The errors of [`owned::Endpoint::wait`].
+    /// - [`Error::Invalid`]: the endpoint was replaced through [`get_mut`](Self::get_mut).
+    pub async fn wait(&mut self) -> Result<Done<B>, Failed<B>>
+    where
+        B: Send,
+    {
+        if let Some(ended) = self.endpoint.poll() {
+            return ended;
+        }
+        let spin = self.endpoint.start_spin();
+        loop {
+            if !self.endpoint.channel().is(&self.channel) {
+                let reason = "the endpoint was replaced by another one: wrap the new one";
+                return Err(Error::invalid("Endpoint::wait", reason).into());
+            }
+            self.endpoint.check_wait()?;
+            if spin.goes_on() {
+                yield_now().await;
+            } else if self.endpoint.is_armed() {
+                self.readiness.until(|| self.channel.try_get_event()).await?;
+                self.endpoint.event_was_read();
+            } else {
+                // Completions before the arm raise no event: poll once more.
+                self.endpoint.arm_cq()?;
+            }
+            if let Some(ended) = self.endpoint.poll() {
+                self.endpoint.end_spin(spin);
+                return ended;
+            }
+        }
+    }
+}
+
+/// Lets other tasks run.
+async fn yield_now() {
+    let mut yielded = false;
+    poll_fn(|context| {
+        if yielded {
+            return Poll::Ready(());
+        }
+        yielded = true;
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+impl<R: Readiness> fmt::Debug for CompChannel<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompChannel").field("channel", &self.channel).field("runtime", &R::RUNTIME).finish()
+    }
+}
+
+impl<R: Readiness> fmt::Debug for AsyncEvents<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AsyncEvents").field("events", &self.events).field("runtime", &R::RUNTIME).finish()
+    }
+}
+
+impl<R: Readiness, B, P: Provider> fmt::Debug for Endpoint<R, B, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Endpoint").field("endpoint", &self.endpoint).field("runtime", &R::RUNTIME).finish()
+    }
+}
 
 #[cfg(test)]
 mod tests {

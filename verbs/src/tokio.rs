@@ -28,12 +28,24 @@ use ::tokio::io::unix::AsyncFd;
 use ::tokio::runtime::Handle;
 
 use crate::event_fd::EventFd;
-use crate::runtime::{adapters, failed};
-use crate::{Error, Result};
+use crate::runtime::sealed::Events;
+use crate::runtime::{self, failed};
+use crate::{AnyProvider, Buffer, Error, Mr, Result};
 
-/// A file descriptor that is registered with the runtime.
-struct Readiness(AsyncFd<Descriptor>);
+/// A [completion channel](crate::CompChannel) that tasks of tokio wait on.
+pub type CompChannel = runtime::CompChannel<Readiness>;
 
+/// A stream of [asynchronous events](crate::AsyncEvents) that tasks of tokio wait for.
+pub type AsyncEvents = runtime::AsyncEvents<Readiness>;
+
+/// An [endpoint](crate::owned::Endpoint) that tasks of tokio wait on.
+pub type Endpoint<B = Mr<Buffer>, P = AnyProvider> = runtime::Endpoint<Readiness, B, P>;
+
+/// A file descriptor that is registered with tokio.
+#[derive(Debug)]
+pub struct Readiness(AsyncFd<Descriptor>);
+
+#[derive(Debug)]
 struct Descriptor(Arc<EventFd>);
 
 impl AsRawFd for Descriptor {
@@ -42,8 +54,10 @@ impl AsRawFd for Descriptor {
     }
 }
 
-impl Readiness {
-    fn new(events: &Arc<EventFd>) -> Result<Self> {
+impl runtime::sealed::Readiness for Readiness {
+    const RUNTIME: &'static str = "tokio";
+
+    fn new(Events(events): Events<'_>) -> Result<Self> {
         if Handle::try_current().is_err() {
             return Err(Error::invalid("tokio", "no tokio runtime: call this in a task of one"));
         }
@@ -55,8 +69,7 @@ impl Readiness {
             .map_err(|error| failed(error.into()))
     }
 
-    /// Calls `take` whenever the descriptor is readable, until `take` returns a value.
-    async fn until<T>(&self, mut take: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    async fn until<T: Send>(&self, mut take: impl FnMut() -> Result<Option<T>> + Send) -> Result<T> {
         loop {
             // `clear_ready` clears only readiness from before `take`, so an event that arrives
             // after `take` is not lost.
@@ -68,5 +81,3 @@ impl Readiness {
         }
     }
 }
-
-adapters!("tokio");

@@ -1,8 +1,12 @@
 //! The measured queue pair, over `AnyProvider` or the provider's own types.
 
+use std::ptr::NonNull;
+
+use bareverbs::owned::measured::{RawDomain, RawEndpoint};
+use bareverbs::owned::{Op, Part};
 use bareverbs::{
-    AnyCq, AnyProvider, AnyRq, AnySq, Completion, Completions, Operation, Payload, Provider, Rc, RecvHalf,
-    RecvRequest, Remote, SendFlags, SendHalf, SendRequest, Sge, WcStatus, WorkCompletion,
+    AnyCq, AnyProvider, AnyRq, AnySq, Completion, Completions, MemoryOwner, Operation, Payload, Provider, Rc,
+    RecvHalf, RecvRequest, Remote, SendFlags, SendHalf, SendRequest, Sge, WcStatus, WorkCompletion,
 };
 use bareverbs_mlx5::{Mlx5, Mlx5Cq, Mlx5Rq, Mlx5Sq};
 use bareverbs_provider::traits::CompletionQueue;
@@ -51,6 +55,26 @@ impl WrapMlx5 for AnyProvider {
     }
 }
 
+/// Bytes of the testbed's region.
+pub struct Placed(NonNull<u8>, usize);
+
+// SAFETY: the bytes belong to the testbed's region, which outlives the endpoint of the harness.
+unsafe impl Send for Placed {}
+
+// SAFETY: a shared reference gives no access to the bytes.
+unsafe impl Sync for Placed {}
+
+// SAFETY: the testbed's region is never freed while the harness exists, and the harness accesses its
+// bytes in no other way.
+unsafe impl MemoryOwner for Placed {
+    fn region(&mut self) -> (NonNull<u8>, usize) {
+        (self.0, self.1)
+    }
+}
+
+/// A buffer of the safe layer.
+pub type SafeBuffer = Part<Placed>;
+
 /// A queue pair with a BlueFlame register of its own, its peer, and the HCA of both.
 pub struct Harness<P: WrapMlx5> {
     /// The measured send queue.
@@ -63,6 +87,9 @@ pub struct Harness<P: WrapMlx5> {
     pub remote: Remote,
     /// The memory of receives.
     pub sge: Sge,
+    /// The safe layer over these queues.
+    safe: RawEndpoint<SafeBuffer>,
+    domain: RawDomain,
     peer: Mlx5Sq,
     peer_cq: Mlx5Cq,
     testbed: Testbed,
@@ -92,7 +119,10 @@ impl<P: WrapMlx5> Harness<P> {
         send(&mut sq, &request(2, Operation::Write(remote), &[sge]));
         send(&mut peer, &request(3, Operation::Send, &[testbed.sge(0, 8)]));
         let (sq, rq, cq) = (P::sq(sq), P::rq(rq), P::cq(cq.queue));
-        let mut harness = Self { sq, rq, cq, remote, sge, peer, peer_cq: peer_cq.queue, testbed };
+        let domain = RawDomain::new();
+        let safe = RawEndpoint::new(&domain, DEPTH);
+        let mut harness =
+            Self { sq, rq, cq, remote, sge, safe, domain, peer, peer_cq: peer_cq.queue, testbed };
         harness.run();
         assert_eq!(harness.drain(), 2);
         harness
@@ -164,6 +194,48 @@ impl<P: WrapMlx5> Harness<P> {
     #[inline(always)]
     pub fn poll_one(&mut self) -> Option<WorkCompletion> {
         self.cq.next_value()
+    }
+
+    /// A buffer of 64 bytes for the safe layer.
+    #[must_use]
+    pub fn buffer(&self) -> SafeBuffer {
+        let Sge { addr, length, lkey } = self.sge;
+        let start = std::ptr::with_exposed_provenance_mut(addr as usize);
+        let memory = Placed(NonNull::new(start).expect("an address"), length as usize);
+        self.domain.part(memory, lkey)
+    }
+
+    /// Posts a send of `length` bytes of the region.
+    #[inline(always)]
+    pub fn post_sge(&mut self, wr_id: u64, sge: Sge) -> bool {
+        let (operation, payload) = (Operation::Write(self.remote), Payload::Sges(&[sge]));
+        let request = SendRequest { wr_id, operation, flags: SendFlags::SIGNALED, payload };
+        // SAFETY: the region outlives the HCA and is not accessed meanwhile.
+        unsafe { self.send().post_send(&[request]) }.is_ok()
+    }
+
+    /// Posts a write of the whole buffer through the safe layer.
+    #[inline(always)]
+    pub fn safe_write(&mut self, buffer: SafeBuffer, tag: u64) -> bool {
+        let op = Op::write(buffer, .., self.remote).tag(tag);
+        // SAFETY: the queues belong to the harness, which drops the endpoint after the last run of
+        // the device.
+        unsafe { self.safe.post::<P>(&mut SendHalf::from_raw_queue(&mut self.sq), op) }.is_ok()
+    }
+
+    /// Posts a receive through the safe layer.
+    #[inline(always)]
+    pub fn safe_recv(&mut self, buffer: SafeBuffer) -> bool {
+        // SAFETY: as in `safe_write`.
+        unsafe { self.safe.post_recv::<P>(&mut RecvHalf::from_raw_queue(&mut self.rq), buffer) }.is_ok()
+    }
+
+    /// Polls an operation of the safe layer: its tag, length and buffer.
+    #[inline(always)]
+    pub fn safe_poll(&mut self) -> Option<(u64, u32, Option<SafeBuffer>)> {
+        // SAFETY: the CQ is that of the queues.
+        let done = unsafe { self.safe.poll::<P>(&mut self.cq) }?;
+        Some((done.tag, done.len, done.buffer))
     }
 
     /// Makes the peer send `count` messages of 8 bytes.

@@ -21,7 +21,7 @@ mod x86_64 {
     use bareverbs::{
         Operation, Payload, RecvRequest, Remote, SendFlags, SendRequest, Sge, WcStatus, WorkCompletion,
     };
-    use counts::harness::{Harness, WrapMlx5};
+    use counts::harness::{Harness, SafeBuffer, WrapMlx5};
     use counts::marks::{begin, counted, end};
 
     /// Samples of each quantity. All operations of a measurement fit into the queues.
@@ -40,6 +40,7 @@ mod x86_64 {
         sends(types, &mut Harness::<P>::new());
         polls(types, &mut Harness::<P>::new());
         receives(types, &mut Harness::<P>::new());
+        safe(types, &mut Harness::<P>::new());
     }
 
     /// The measured operations. Each is a function of its own, so the compiler can't move code
@@ -72,6 +73,10 @@ mod x86_64 {
         }
         post_sge(harness, wr_id: u64, sge: &Sge) -> () { harness.post_recv(wr_id, sge) }
         post_receives(harness, list: &[RecvRequest<'_>]) -> bool { harness.post_receives(list) }
+        raw_write(harness, wr_id: u64, sge: &Sge) -> bool { harness.post_sge(wr_id, *sge) }
+        safe_write(harness, buffer: SafeBuffer, tag: u64) -> bool { harness.safe_write(buffer, tag) }
+        safe_recv(harness, buffer: SafeBuffer) -> bool { harness.safe_recv(buffer) }
+        safe_poll(harness) -> Option<(u64, u32, Option<SafeBuffer>)> { harness.safe_poll() }
     }
 
     /// Measures the cost of the marks.
@@ -180,5 +185,56 @@ mod x86_64 {
             }
             report(types, name);
         }
+    }
+
+    /// The safe layer, and a raw write that it is compared with.
+    fn safe<P: WrapMlx5>(types: &str, harness: &mut Harness<P>) {
+        let sge = harness.sge;
+        begin();
+        for wr_id in 0..RUNS {
+            assert!(raw_write(harness, wr_id, black_box(&sge)));
+            harness.run();
+            assert_eq!(harness.drain(), 1);
+        }
+        report(types, "post_send 1 sge");
+
+        let mut buffer = Some(harness.buffer());
+        begin();
+        for tag in 0..RUNS {
+            assert!(safe_write(harness, buffer.take().expect("a buffer"), tag));
+            harness.run();
+            let (done, _, again) = harness.safe_poll().expect("a completion");
+            assert_eq!(done, tag);
+            buffer = again;
+        }
+        report(types, "safe post 1");
+
+        begin();
+        for tag in 0..RUNS {
+            assert!(harness.safe_write(buffer.take().expect("a buffer"), tag));
+            harness.run();
+            let (done, len, again) = safe_poll(harness).expect("a completion");
+            assert_eq!((done, len), (tag, 64));
+            buffer = again;
+        }
+        report(types, "safe poll send");
+
+        begin();
+        for _ in 0..RUNS {
+            assert!(safe_recv(harness, buffer.take().expect("a buffer")));
+            harness.receive(1);
+            buffer = harness.safe_poll().expect("a completion").2;
+        }
+        report(types, "safe post_recv 1");
+
+        begin();
+        for _ in 0..RUNS {
+            assert!(harness.safe_recv(buffer.take().expect("a buffer")));
+            harness.receive(1);
+            let (_, len, again) = safe_poll(harness).expect("a completion");
+            assert_eq!(len, 8);
+            buffer = again;
+        }
+        report(types, "safe poll receive");
     }
 }

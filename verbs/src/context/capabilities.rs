@@ -11,6 +11,7 @@ use super::query_port_speed;
 use crate::{Context, CqInit, RawPacket, RssQp};
 
 /// Capabilities of the kernel and the device, determined at open.
+#[cfg_attr(feature = "test-utils", derive(Default))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {

@@ -113,7 +113,7 @@ pub unsafe trait Target: Source {}
 /// memory. On Soft-RoCE, it rejects on-demand MRs that do not begin at a page boundary, because the
 /// kernel accesses bytes before them.
 #[inline]
-pub(crate) fn checked_sge<B: Source>(
+pub(crate) fn checked_sge<B: Registered>(
     verb: &'static str,
     buffer: &B,
     domain: &Arc<PdShared>,

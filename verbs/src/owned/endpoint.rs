@@ -12,10 +12,11 @@ use bareverbs_provider::traits::{Completion, Provider};
 use super::flow::{Failure, MARKER, RECVS, Received, RecvFlow, SENDS, SendFlow};
 use super::options::Parts;
 use super::queue::owner;
-use super::{Batch, Done, EndpointOptions, Failed, NotPosted, Op, Source, Target};
+use super::spin::SpinState;
+use super::{Batch, Done, EndpointOptions, Failed, NotPosted, Op, Source, Spinning, Target};
 use crate::{
-    Address, AnyProvider, Arm, Buffer, CompChannel, ConnectAttr, Cq, Error, Imm, Mr, Operation, Payload, Pd,
-    PortNum, Qp, QpState, Rc, Remote, Result, SendFlags, SendRequest, WcStatus, WorkCompletion,
+    Address, AnyProvider, Arm, Buffer, CompChannel, Completions, ConnectAttr, Cq, Error, Imm, Mr, Operation,
+    Payload, Pd, PortNum, Qp, QpState, Rc, Remote, Result, SendFlags, SendRequest, WcStatus, WorkCompletion,
 };
 
 /// A reliable connection whose operations own their buffers of type `B`: an [`Mr`], a
@@ -106,6 +107,39 @@ pub struct Endpoint<B = Mr<Buffer>, P: Provider = AnyProvider> {
     marked: bool,
     /// Whether the CQ is armed, or its event was not read since.
     armed: bool,
+    spin: SpinState,
+}
+
+/// What a poll found.
+pub(super) enum Polled<B> {
+    /// No completion.
+    Empty,
+    /// The oldest operation of a direction.
+    Ended(Result<Done<B>, Failed<B>>),
+    /// A completion that needs more work.
+    Other(WorkCompletion),
+}
+
+/// Polls a completion. The caller has returned all operations that were reaped before.
+#[inline(always)]
+pub(super) fn poll_flows<B, P: Provider>(
+    flows: &mut Flows<B>,
+    mut completions: Completions<'_, P>,
+) -> Polled<B> {
+    let Some(completion) = completions.next() else { return Polled::Empty };
+    let (wr_id, status) = (completion.wr_id(), completion.status());
+    if status == WcStatus::SUCCESS && owner(wr_id) == RECVS {
+        if let Some(result) = flows.recvs.finish(wr_id, received(&completion)) {
+            return Polled::Ended(result);
+        }
+    } else if status == WcStatus::SUCCESS
+        && owner(wr_id) == SENDS
+        && flows.sends.reap(wr_id, None)
+        && let Some(result) = flows.sends.take()
+    {
+        return Polled::Ended(result);
+    }
+    Polled::Other(completion.to_value())
 }
 
 /// The operations of both directions.
@@ -125,14 +159,25 @@ impl<B, P: Provider> Endpoint<B, P> {
     }
 
     pub(super) fn from_parts(parts: Parts<P>) -> Self {
-        let Parts { qp, cq, channel, address, attr, sends, recvs, signal_every } = parts;
+        let Parts { qp, cq, channel, address, attr, sends, recvs, signal_every, spin } = parts;
         let domain = qp.pd().domain();
         let flows = Flows {
             sends: SendFlow::new(Arc::clone(domain), sends, signal_every),
             recvs: RecvFlow::new(Arc::clone(domain), recvs),
         };
         let flows = ManuallyDrop::new(flows);
-        Self { qp, cq, channel, flows, address, attr, cause: None, marked: false, armed: false }
+        Self {
+            qp,
+            cq,
+            channel,
+            flows,
+            address,
+            attr,
+            cause: None,
+            marked: false,
+            armed: false,
+            spin: SpinState::new(spin),
+        }
     }
 
     #[cfg(any(feature = "async-io", feature = "tokio"))]
@@ -197,29 +242,20 @@ impl<B, P: Provider> Endpoint<B, P> {
         {
             return Some(result);
         }
-        let value = {
-            let mut completions = self.cq.poll();
-            let completion = completions.next()?;
-            let (wr_id, status) = (completion.wr_id(), completion.status());
-            if status == WcStatus::SUCCESS && owner(wr_id) == RECVS {
-                if let Some(result) = self.flows.recvs.finish(wr_id, received(&completion)) {
-                    return Some(result);
-                }
-            } else if status == WcStatus::SUCCESS
-                && owner(wr_id) == SENDS
-                && self.flows.sends.reap(wr_id, None)
-            {
-                return self.flows.sends.take();
-            }
-            completion.to_value()
-        };
-        self.reap_slow(value).map(Err).or_else(|| self.poll_again())
+        match poll_flows::<B, P>(&mut self.flows, self.cq.poll()) {
+            Polled::Empty => None,
+            Polled::Ended(result) => Some(result),
+            Polled::Other(completion) => self.poll_slow(completion),
+        }
     }
 
     #[cold]
     #[inline(never)]
-    fn poll_again(&mut self) -> Option<Result<Done<B>, Failed<B>>> {
-        self.poll()
+    fn poll_slow(&mut self, completion: WorkCompletion) -> Option<Result<Done<B>, Failed<B>>> {
+        match self.reap_one(completion) {
+            Ok(()) => self.poll(),
+            Err(error) => Some(Err(error.into())),
+        }
     }
 
     /// The oldest operation that was reaped and not returned.
@@ -276,12 +312,6 @@ impl<B, P: Provider> Endpoint<B, P> {
             self.cause.get_or_insert(cause);
         }
         Some(Failure { status, vendor_err })
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn reap_slow(&mut self, completion: WorkCompletion) -> Option<Failed<B>> {
-        self.reap_one(completion).err().map(Failed::from)
     }
 
     /// Ends the connection: moves the QP to ERR, which flushes all operations. Without effect if
@@ -402,7 +432,7 @@ impl<B, P: Provider> Endpoint<B, P> {
         }
     }
 
-    fn arm_cq(&mut self) -> Result<()> {
+    pub(crate) fn arm_cq(&mut self) -> Result<()> {
         self.cq.arm(Arm::Any)?;
         self.armed = true;
         Ok(())
@@ -445,24 +475,54 @@ impl<B, P: Provider> Endpoint<B, P> {
     }
 
     fn wait_until(&mut self, end: Option<Instant>) -> Result<Option<Done<B>>, Failed<B>> {
+        if let Some(ended) = self.poll() {
+            return ended.map(Some);
+        }
+        let spin = self.start_spin();
         loop {
-            if let Some(ended) = self.poll() {
-                return ended.map(Some);
-            }
             self.check_wait()?;
-            if !self.armed {
+            let mut in_time = true;
+            if spin.goes_on() {
+                std::hint::spin_loop();
+                in_time = end.is_none_or(|end| Instant::now() < end);
+            } else if self.armed {
+                in_time = self.sleep(end)?;
+            } else {
                 // Completions before the arm raise no event: poll once more.
                 self.arm_cq()?;
-                continue;
             }
-            if !self.sleep(end)? {
-                return self.poll().transpose();
+            if let Some(ended) = self.poll() {
+                self.spin.end(spin);
+                return ended.map(Some);
+            }
+            if !in_time {
+                return Ok(None);
             }
         }
     }
 
+    pub(crate) fn start_spin(&self) -> Spinning {
+        self.spin.start()
+    }
+
+    #[cfg(any(feature = "async-io", feature = "tokio"))]
+    pub(crate) fn end_spin(&mut self, spin: Spinning) {
+        self.spin.end(spin);
+    }
+
+    #[cfg(any(feature = "async-io", feature = "tokio"))]
+    pub(crate) fn is_armed(&self) -> bool {
+        self.armed
+    }
+
+    /// The event of the armed CQ was read from the channel.
+    #[cfg(any(feature = "async-io", feature = "tokio"))]
+    pub(crate) fn event_was_read(&mut self) {
+        self.armed = false;
+    }
+
     /// Rejects a wait that no completion would end.
-    fn check_wait(&self) -> Result<()> {
+    pub(crate) fn check_wait(&self) -> Result<()> {
         let reason = if self.pending() == 0 {
             "no operation is outstanding"
         } else if self.flows.sends.only_unsignaled() && !self.marked && self.pending_recvs() == 0 {

@@ -1,9 +1,11 @@
 //! The operations of each direction of an endpoint, with their buffers.
 
 use std::collections::VecDeque;
+use std::ops::RangeBounds;
 use std::sync::Arc;
 
 use super::buffer::checked_sge;
+use super::buffer::sealed::Registered;
 use super::op::{AnyRange, OpPayload, opcode};
 use super::queue::Queue;
 use super::{Done, Failed, NotPosted, Op, Outcome, Source, Target};
@@ -458,4 +460,15 @@ impl<B> RecvFlow<B> {
             Err(error) => Err(NotPosted { error, buffer: Some(buffer.into()), tag }),
         }
     }
+}
+
+/// An SGE of a region that a scope borrows.
+pub(super) fn scoped_sge<B>(
+    verb: &'static str,
+    region: &impl Registered,
+    domain: &Arc<PdShared>,
+    range: impl RangeBounds<usize>,
+    tag: u64,
+) -> Result<Sge, NotPosted<B>> {
+    checked_sge(verb, region, domain, range).map_err(|error| NotPosted { error, buffer: None, tag })
 }

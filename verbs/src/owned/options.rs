@@ -2,7 +2,7 @@
 
 use bareverbs_provider::traits::Provider;
 
-use super::{Address, Endpoint};
+use super::{Address, Endpoint, Spin};
 use crate::{
     Access, AckTimeout, CompChannel, ConnectAttr, Context, Cq, CqInit, Error, GidIndex, InitAttr,
     MinRnrTimer, Mtu, Pd, PortNum, Qp, QpCap, QpInit, Rc, Result, RetryCount, RnrRetry,
@@ -26,6 +26,7 @@ const VERB: &str = "EndpointOptions::build";
 /// | [`min_rnr_timer`](Self::min_rnr_timer) | that of [`RtrAttr::new`](crate::RtrAttr::new) |
 /// | [`sl`](Self::sl), [`traffic_class`](Self::traffic_class), [`pkey_index`](Self::pkey_index) | 0 |
 /// | [`hop_limit`](Self::hop_limit) | 1 |
+/// | [`spin`](Self::spin) | adaptive, at most 20 µs |
 ///
 /// ```no_run
 /// use bareverbs::owned::Endpoint;
@@ -46,6 +47,7 @@ pub struct EndpointOptions {
     signal_every: Option<u32>,
     mtu: Option<Mtu>,
     rd_atomic: Option<u8>,
+    spin: Spin,
     attr: ConnectAttr,
 }
 
@@ -60,6 +62,7 @@ impl Default for EndpointOptions {
             signal_every: None,
             mtu: None,
             rd_atomic: None,
+            spin: Spin::default(),
             attr: ConnectAttr {
                 access: Access::REMOTE_READ | Access::REMOTE_WRITE,
                 ..ConnectAttr::new(1, 0)
@@ -78,6 +81,7 @@ pub(super) struct Parts<P: Provider> {
     pub(super) sends: u32,
     pub(super) recvs: u32,
     pub(super) signal_every: u32,
+    pub(super) spin: Spin,
 }
 
 impl EndpointOptions {
@@ -134,6 +138,12 @@ impl EndpointOptions {
     /// Remote operations that the peer may execute, on memory that allows them.
     pub fn access(mut self, access: Access) -> Self {
         self.attr.access = access;
+        self
+    }
+
+    /// How long a wait polls before it sleeps.
+    pub fn spin(mut self, spin: Spin) -> Self {
+        self.spin = spin;
         self
     }
 
@@ -235,7 +245,17 @@ impl EndpointOptions {
             recvs: self.recvs,
             ..offered
         };
-        Ok(Parts { qp, cq, channel, address, attr, sends: self.sends, recvs: self.recvs, signal_every })
+        Ok(Parts {
+            qp,
+            cq,
+            channel,
+            address,
+            attr,
+            sends: self.sends,
+            recvs: self.recvs,
+            signal_every,
+            spin: self.spin,
+        })
     }
 
     /// Checks the options that need no port. Returns the longest run of unsignalled operations,
@@ -259,8 +279,9 @@ impl EndpointOptions {
     }
 }
 
-impl<B, P: Provider> Endpoint<B, P> {
-    /// Options of an endpoint, all at their defaults.
+impl Endpoint {
+    /// Options of an endpoint, all at their defaults. [`EndpointOptions::build`] determines the type
+    /// of the buffers.
     pub fn options() -> EndpointOptions {
         EndpointOptions::default()
     }

@@ -72,6 +72,17 @@ impl<T> Queue<T> {
         self.limit.saturating_sub(self.head - self.tail) as usize
     }
 
+    /// The number of requests that were posted so far.
+    #[inline(always)]
+    pub(crate) fn posted(&self) -> u64 {
+        self.head
+    }
+
+    /// The number of requests that have completed so far.
+    pub(crate) fn completed(&self) -> u64 {
+        self.done
+    }
+
     /// Whether a complete request was not taken.
     #[inline(always)]
     pub(crate) fn has_complete(&self) -> bool {

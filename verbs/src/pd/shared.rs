@@ -16,6 +16,14 @@ pub(crate) struct PdShared {
     pub(crate) given_up: GivenUp,
 }
 
+#[cfg(feature = "test-utils")]
+impl PdShared {
+    /// A PD that no kernel knows.
+    pub(crate) fn without_kernel(context: Arc<ContextInner>) -> Self {
+        Self { context, handle: 0, imported: false, given_up: GivenUp::default() }
+    }
+}
+
 impl Drop for PdShared {
     fn drop(&mut self) {
         if self.imported || self.given_up.get() {

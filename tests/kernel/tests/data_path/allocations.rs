@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use bareverbs::owned::{Endpoint, Lease, Op, Pool};
 use bareverbs::{Access, Completion, Operation, Payload, QpCap, RecvRequest, SendFlags, WcStatus};
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::allocations::{CountingAllocator, allocations};
@@ -51,4 +52,35 @@ pub(crate) fn ten_thousand_messages_allocate_nothing() {
     assert_eq!((arrived, counted), (10_000, 0));
     // The counter does detect an allocation.
     assert_eq!(allocations(|| drop(std::hint::black_box(Box::new(1_u64)))), 1);
+}
+
+pub(crate) fn endpoint_messages_allocate_nothing() {
+    let pd = domain();
+    let mut ends: [Endpoint<Lease>; 2] = [(); 2].map(|()| Endpoint::new(&pd, 1, 16).unwrap());
+    let [alice, bob] = ends.each_mut();
+    alice.connect(&bob.address()).unwrap();
+    bob.connect(&alice.address()).unwrap();
+    let pool = Pool::new(&pd, 32, 64).unwrap();
+    let counted = allocations(|| {
+        for round in 0..200 {
+            for _ in 0..10 {
+                bob.post_recv(pool.take().unwrap()).unwrap();
+            }
+            let mut batch = alice.batch();
+            for tag in 0..10 {
+                let op = Op::send(pool.take().unwrap(), ..8).tag(tag);
+                batch.post(if round % 2 == 0 { op } else { op.unsignaled() }).unwrap();
+            }
+            batch.ring().unwrap();
+            bob.post_recv(pool.take().unwrap()).unwrap();
+            alice.post(Op::send(pool.take().unwrap(), ..8).tag(10)).unwrap();
+            for tag in 0..11 {
+                assert_eq!(alice.wait_timeout(TIMEOUT).unwrap().unwrap().tag, tag);
+            }
+            for _ in 0..11 {
+                assert_eq!(bob.wait_timeout(TIMEOUT).unwrap().unwrap().len, 8);
+            }
+        }
+    });
+    assert_eq!(counted, 0);
 }

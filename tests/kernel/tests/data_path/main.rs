@@ -18,4 +18,6 @@ kernel_tests! {
     tool_uses_the_device_file_by_ioctl_and_mmap_only,
     pingpong_of_one_message_takes_few_system_calls if device::not_instrumented,
     ten_thousand_messages_allocate_nothing,
+    endpoint_messages_allocate_nothing,
+    wait_for_a_complete_operation_takes_no_system_call,
 }

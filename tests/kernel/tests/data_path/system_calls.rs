@@ -3,7 +3,9 @@
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
+use bareverbs::owned::{Endpoint, Lease, Pool};
 use bareverbs::{
     Access, Arm, CqInit, Imm, Operation, Payload, QpCap, RecvRequest, SendFlags, SendRequest, WcStatus,
     WorkCompletion,
@@ -244,4 +246,39 @@ pub(crate) fn pingpong_of_one_message_takes_few_system_calls() {
         println!("the {side} takes {} system calls", calls.len());
         assert!(calls.len() <= most, "{} of the {side}: {:?}", calls.len(), numbers(&calls));
     }
+}
+
+pub(crate) fn wait_for_a_complete_operation_takes_no_system_call() {
+    let calls = calls_of(|| {
+        let pd = domain();
+        let mut ends: [Endpoint<Lease>; 2] = [(); 2].map(|()| Endpoint::new(&pd, 1, 16).unwrap());
+        let [alice, bob] = ends.each_mut();
+        alice.connect(&bob.address()).unwrap();
+        bob.connect(&alice.address()).unwrap();
+        let pool = Pool::new(&pd, 32, 64).unwrap();
+        for _ in 0..8 {
+            bob.post_recv(pool.take().unwrap()).unwrap();
+            alice.post_send(pool.take().unwrap(), ..8).unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(200));
+        mark();
+        for _ in 0..8 {
+            drop(alice.wait().unwrap());
+        }
+        mark();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let [_, bob] = ends;
+        runtime.block_on(async {
+            let mut bob = bareverbs::tokio::Endpoint::new(bob).unwrap();
+            mark();
+            for _ in 0..8 {
+                drop(bob.wait().await.unwrap());
+            }
+            mark();
+        });
+        mark();
+    });
+    let parts = between_marks(&calls);
+    let [blocking, _, awaiting, _] = parts[..] else { panic!("four parts: {parts:?}") };
+    assert_eq!((blocking, awaiting), (&[][..], &[][..]));
 }

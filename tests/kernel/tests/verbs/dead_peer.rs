@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use bareverbs::owned::Endpoint;
 use bareverbs::{
-    Access, Address, Buffer, ConnectAttr, CqInit, Error, Mr, Operation, Payload, Pd, QpInit, Rc, Remote,
-    WcStatus,
+    Access, Address, Buffer, ConnectAttr, CqInit, Error, LocalAccess, Mr, Operation, Payload, Pd, QpInit, Rc,
+    Remote, WcStatus,
 };
 use bareverbs_kernel_tests::child;
 use bareverbs_kernel_tests::loopback::request;
@@ -110,4 +110,21 @@ pub(crate) fn endpoint_of_a_killed_peer_fails_within_seconds() {
     let failed = endpoint.wait().unwrap_err();
     assert!(begin.elapsed() < SECONDS, "{:?}", begin.elapsed());
     assert!(matches!(failed.error, Error::Completion { status: WcStatus::RETRY_EXC_ERR, .. }), "{failed}");
+}
+
+pub(crate) fn scope_of_a_killed_peer_ends_within_seconds() {
+    let mut peer = Peer::start();
+    let pd = open().alloc_pd().unwrap();
+    let mut endpoint: Endpoint = Endpoint::new(&pd, 1, 4).unwrap();
+    endpoint.connect(&peer.address).unwrap();
+    peer.connect(&endpoint.address());
+    let mut bytes = [0; 64];
+    let region = pd.register_borrowed(&mut bytes, LocalAccess::Read).unwrap();
+    endpoint.scope(|scope| scope.post_send(&region, .., 1).unwrap()).unwrap();
+    peer.kill();
+    let begin = Instant::now();
+    endpoint.scope(|scope| scope.post_send(&region, .., 2).unwrap()).unwrap();
+    assert!(begin.elapsed() < SECONDS, "{:?}", begin.elapsed());
+    assert_eq!(endpoint.poll().unwrap().unwrap().tag, 1);
+    assert_eq!(endpoint.poll().unwrap().unwrap_err().tag, 2);
 }

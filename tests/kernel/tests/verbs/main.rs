@@ -12,6 +12,7 @@ mod pair;
 mod polling;
 mod posting;
 mod queue_pairs;
+mod scopes;
 mod traffic;
 
 use bareverbs_kernel_tests::{device, kernel_tests};
@@ -26,6 +27,7 @@ use owned::*;
 use polling::*;
 use posting::*;
 use queue_pairs::*;
+use scopes::*;
 use traffic::*;
 
 kernel_tests! {
@@ -116,4 +118,10 @@ kernel_tests! {
     unsignaled_runs_and_batches_complete_in_order,
     aborted_endpoint_returns_all_operations,
     closed_endpoint_returns_messages_and_unused_receives,
+    scope_sends_and_receives_borrowed_memory,
+    scope_waits_for_operations_that_were_not_polled,
+    panic_in_a_scope_ends_its_operations,
+    scope_ends_at_its_timeout,
+    owned_operations_outlive_a_scope,
+    scope_of_a_killed_peer_ends_within_seconds,
 }

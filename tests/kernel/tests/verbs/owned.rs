@@ -7,7 +7,7 @@ use bareverbs::{Access, Buffer, Error, Imm, MemoryOwner, Mr, Pd, WcOpcode, WcSta
 
 use crate::pair::{ALL_REMOTE, TIMEOUT, contents, counts, open, region};
 
-fn endpoints<B>(pd: &Pd, depth: u32) -> (Endpoint<B>, Endpoint<B>) {
+pub(crate) fn endpoints<B>(pd: &Pd, depth: u32) -> (Endpoint<B>, Endpoint<B>) {
     let (mut alice, mut bob) = (Endpoint::new(pd, 1, depth).unwrap(), Endpoint::new(pd, 1, depth).unwrap());
     alice.connect(&bob.address()).unwrap();
     bob.connect(&alice.address()).unwrap();

@@ -6,7 +6,7 @@ use bareverbs_provider::device::IoctlError;
 use rustix::io::Errno;
 
 use super::*;
-use crate::owned::Outcome;
+use crate::owned::{Outcome, Spin};
 use crate::testing::{Plain, completion};
 use crate::{Access, CqInit, DoorbellError, DriverId, Gid, ImplicitMr, MemoryOwner, RegisterError, WcOpcode};
 
@@ -87,6 +87,7 @@ impl Setup {
             sends: 4,
             recvs: 2,
             signal_every: 3,
+            spin: Spin::Never,
         });
         let region = ImplicitMr::for_test(pd.domain(), Access::LOCAL_WRITE);
         Self { plain, region, endpoint, freed: Arc::default() }

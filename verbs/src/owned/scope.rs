@@ -1,0 +1,370 @@
+//! Operations on borrowed memory.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::RangeBounds;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::time::{Duration, Instant};
+
+use bareverbs_provider::traits::Provider;
+
+use super::buffer::sealed::Registered;
+use super::endpoint::FLUSH_LIMIT;
+use super::flow::scoped_sge;
+use super::{Done, Endpoint, Failed, NotPosted};
+use crate::{
+    AnyProvider, Borrowed, Error, Imm, MemoryOwner, Mr, Operation, Payload, Remote, Result, SendFlags,
+};
+
+/// A registered region that a [`Scope`] can borrow: an [`Mr`] of memory that it
+/// [owns](MemoryOwner) or [borrows](Borrowed). It is sealed.
+///
+/// # Safety
+///
+/// While a reference to the region exists, it stays registered and its bytes stay valid. No method
+/// of a shared reference writes the bytes.
+pub unsafe trait Lend: Registered {}
+
+// SAFETY: the MR owns its memory, and stays registered while it exists. `bytes_mut`, `write` and
+// `set_access` borrow it exclusively.
+unsafe impl<M: MemoryOwner> Lend for Mr<M> {}
+
+// SAFETY: as above. The memory is borrowed for the lifetime of the MR.
+unsafe impl Lend for Mr<Borrowed<'_>> {}
+
+/// Posts operations on borrowed regions to an [`Endpoint`]; see [`Endpoint::scope`].
+///
+/// An operation is a method call with the caller's tag as its last argument.
+pub struct Scope<'scope, 'env: 'scope, B, P: Provider = AnyProvider> {
+    endpoint: &'scope mut Endpoint<B, P>,
+    end: Option<Instant>,
+    /// Requests that must be complete at the end, as [`Queue::posted`](super::queue::Queue::posted)
+    /// counts them.
+    posted: Posted,
+    /// Invariant, so that no reference with a shorter lifetime is accepted.
+    _scope: PhantomData<&'scope mut &'scope ()>,
+    _env: PhantomData<&'env mut &'env ()>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Posted {
+    sends: u64,
+    recvs: u64,
+}
+
+impl<B, P: Provider> Endpoint<B, P> {
+    /// Runs `work`, which can post operations on borrowed regions, and waits until all of them are
+    /// complete. So the regions can be used again when this returns.
+    ///
+    /// ```no_run
+    /// use bareverbs::owned::Endpoint;
+    /// use bareverbs::{LocalAccess, Pd, Result};
+    ///
+    /// fn ask(endpoint: &mut Endpoint, pd: &Pd, question: &mut [u8], answer: &mut [u8]) -> Result<u32> {
+    ///     let question = pd.register_borrowed(question, LocalAccess::Read)?;
+    ///     let mut answer = pd.register_borrowed(answer, LocalAccess::ReadWrite)?;
+    ///     endpoint.scope(|scope| {
+    ///         scope.post_recv(&mut answer, 1)?;
+    ///         scope.post_send(&question, .., 2)?;
+    ///         loop {
+    ///             let done = scope.wait()?;
+    ///             if done.tag == 1 {
+    ///                 return Ok(done.len);
+    ///             }
+    ///         }
+    ///     })?
+    /// }
+    /// ```
+    ///
+    /// It waits without limit for operations that `work` did not wait for, unless
+    /// [`Scope::set_timeout`] was called. Receives may never complete. Results of operations that
+    /// `work` did not poll are returned by later polls, without a buffer.
+    ///
+    /// If `work` panics or the time limit expires, the endpoint is [aborted](Endpoint::abort), which
+    /// ends all of its operations. If the device does not flush them within 5 seconds, the QP is
+    /// destroyed. If the kernel refuses that, too, the device may use the borrowed memory for ever,
+    /// and the process is aborted.
+    ///
+    /// A region must live longer than the scope:
+    ///
+    /// ```compile_fail,E0597
+    /// # use bareverbs::{Access, Buffer, Pd, owned::Endpoint};
+    /// # fn escape(endpoint: &mut Endpoint, pd: &Pd) {
+    /// endpoint.scope(|scope| {
+    ///     let region = pd.register(Buffer::zeroed(8).unwrap(), Access::LOCAL_WRITE).unwrap();
+    ///     scope.post_send(&region, .., 1).unwrap();
+    /// });
+    /// # }
+    /// ```
+    ///
+    /// A region that receives can't be read in the scope:
+    ///
+    /// ```compile_fail,E0502
+    /// # use bareverbs::{Buffer, Mr, owned::Endpoint};
+    /// # fn read(endpoint: &mut Endpoint, region: &mut Mr<Buffer>) {
+    /// endpoint.scope(|scope| {
+    ///     scope.post_recv(region, 1).unwrap();
+    ///     println!("{:?}", region.bytes());
+    /// });
+    /// # }
+    /// ```
+    ///
+    /// A scope can't be kept, and a region of an inner scope can't be posted to the outer one:
+    ///
+    /// ```compile_fail,E0521
+    /// # use bareverbs::{Buffer, Mr, owned::{Endpoint, Scope}};
+    /// # fn keep(endpoint: &mut Endpoint) {
+    /// let mut kept = None;
+    /// endpoint.scope(|scope| kept = Some(scope));
+    /// # }
+    /// ```
+    ///
+    /// ```compile_fail,E0597
+    /// # use bareverbs::{Access, Buffer, Pd, owned::Endpoint};
+    /// # fn nest(one: &mut Endpoint, other: &mut Endpoint, pd: &Pd) {
+    /// one.scope(|outer| {
+    ///     let region = pd.register(Buffer::zeroed(8).unwrap(), Access::LOCAL_WRITE).unwrap();
+    ///     other.scope(|inner| outer.post_send(&region, .., 1).unwrap());
+    /// });
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// - [`Error::Invalid`]: operations did not complete in time. The connection has failed.
+    /// - The errors of [`Endpoint::wait`], if waiting at the end failed.
+    ///
+    /// # Panics
+    /// With the panic of `work`, after all operations have ended.
+    pub fn scope<'env, R>(
+        &mut self,
+        work: impl for<'scope> FnOnce(&mut Scope<'scope, 'env, B, P>) -> R,
+    ) -> Result<R> {
+        let mut scope = Scope {
+            endpoint: self,
+            end: None,
+            posted: Posted::default(),
+            _scope: PhantomData,
+            _env: PhantomData,
+        };
+        let result = catch_unwind(AssertUnwindSafe(|| work(&mut scope)));
+        let Scope { end, posted, .. } = scope;
+        if result.is_err() {
+            self.fail();
+        }
+        let ended = self.end_scope(end, posted);
+        match result {
+            Ok(result) => ended.map(|()| result),
+            Err(panic) => resume_unwind(panic),
+        }
+    }
+
+    /// Returns after the device has finished with the requests of a scope.
+    fn end_scope(&mut self, end: Option<Instant>, posted: Posted) -> Result<()> {
+        // The borrows end if this unwinds.
+        let abort = AbortOnDrop;
+        let until = move |flows: &super::endpoint::Flows<B>| {
+            (flows.sends.queue().completed() >= posted.sends || flows.sends.in_use() == 0)
+                && flows.recvs.queue().completed() >= posted.recvs
+        };
+        let result = match self.reap_until(end, until) {
+            Ok(true) => Ok(()),
+            waited => {
+                self.fail();
+                let flushed = Instant::now().checked_add(FLUSH_LIMIT);
+                if !matches!(self.reap_until(flushed, until), Ok(true)) && self.destroy_qp().is_err() {
+                    drop(abort);
+                    unreachable!("the process is aborted");
+                }
+                let reason = "operations of the scope did not complete in time: the connection has failed";
+                waited.and_then(|_| Err(Error::invalid("Endpoint::scope", reason)))
+            }
+        };
+        std::mem::forget(abort);
+        result
+    }
+}
+
+/// Aborts the process if a panic leaves operations on borrowed memory in flight.
+struct AbortOnDrop;
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        std::process::abort();
+    }
+}
+
+impl<'scope, B, P: Provider> Scope<'scope, '_, B, P> {
+    /// Limits how long the operations may take that are in flight at the end of the scope, counted
+    /// from now.
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        self.end = Instant::now().checked_add(timeout);
+    }
+
+    /// Polls one operation of the endpoint, as [`Endpoint::poll`] does.
+    ///
+    /// # Errors
+    /// As for [`Endpoint::poll`].
+    pub fn poll(&mut self) -> Option<Result<Done<B>, Failed<B>>> {
+        self.endpoint.poll()
+    }
+
+    /// Blocks until an operation of the endpoint completes, as [`Endpoint::wait`] does.
+    ///
+    /// # Errors
+    /// As for [`Endpoint::wait`].
+    pub fn wait(&mut self) -> Result<Done<B>, Failed<B>> {
+        self.endpoint.wait()
+    }
+
+    /// Blocks until an operation of the endpoint completes, at most for `timeout`.
+    ///
+    /// # Errors
+    /// As for [`Endpoint::wait`].
+    pub fn wait_timeout(&mut self, timeout: Duration) -> Result<Option<Done<B>>, Failed<B>> {
+        self.endpoint.wait_timeout(timeout)
+    }
+
+    /// Posts `region` for one message of up to its whole length.
+    ///
+    /// # Errors
+    /// [Errors of posting](Endpoint#errors-of-posting).
+    pub fn post_recv(&mut self, region: &'scope mut impl Lend, tag: u64) -> Result<(), NotPosted<B>> {
+        let Endpoint { qp, flows, .. } = &mut *self.endpoint;
+        let sge = scoped_sge("Scope::post_recv", region, qp.pd().domain(), .., tag)?;
+        // Counted before the device learns of it.
+        let before = self.posted.recvs;
+        self.posted.recvs = flows.recvs.queue().posted() + 1;
+        // SAFETY: the region is borrowed exclusively for 'scope, so it stays registered, and nothing
+        // accesses its bytes. `Endpoint::scope` does not return before the request is complete or
+        // the QP is destroyed, and the borrow lasts until it returns.
+        let posted = flows.recvs.post_request(None, tag, sge, |request| unsafe { qp.post_recv(&[*request]) });
+        posted.inspect_err(|_| self.posted.recvs = before)
+    }
+
+    /// # Safety
+    ///
+    /// The region must stay registered until [`Endpoint::scope`] returns. Until then, nothing may
+    /// access its bytes in a way that the operation excludes.
+    unsafe fn post(
+        &mut self,
+        verb: &'static str,
+        region: &impl Lend,
+        range: impl RangeBounds<usize>,
+        operation: Operation,
+        tag: u64,
+    ) -> Result<(), NotPosted<B>> {
+        let Endpoint { qp, flows, .. } = &mut *self.endpoint;
+        let sge = scoped_sge(verb, region, qp.pd().domain(), range, tag)?;
+        let before = self.posted.sends;
+        self.posted.sends = flows.sends.queue().posted() + 1;
+        let payload = (Payload::Sges(&[sge]), sge.length);
+        // SAFETY: the caller's contract is the same.
+        let posted = flows.sends.post_request(
+            (None, tag),
+            operation,
+            SendFlags::SIGNALED,
+            payload,
+            |request| unsafe { qp.post_send(&[*request]) },
+        );
+        posted.inspect_err(|_| self.posted.sends = before)
+    }
+
+    /// Posts the bytes of `region` in `range` as one message.
+    ///
+    /// # Errors
+    /// [Errors of posting](Endpoint#errors-of-posting).
+    pub fn post_send(
+        &mut self,
+        region: &'scope impl Lend,
+        range: impl RangeBounds<usize>,
+        tag: u64,
+    ) -> Result<(), NotPosted<B>> {
+        // SAFETY: the region is borrowed for 'scope, so nothing writes its bytes.
+        unsafe { self.post("Scope::post_send", region, range, Operation::Send, tag) }
+    }
+
+    /// Posts the bytes of `region` in `range` as one message with immediate data.
+    ///
+    /// # Errors
+    /// [Errors of posting](Endpoint#errors-of-posting).
+    pub fn post_send_imm(
+        &mut self,
+        region: &'scope impl Lend,
+        range: impl RangeBounds<usize>,
+        imm: impl Into<Imm>,
+        tag: u64,
+    ) -> Result<(), NotPosted<B>> {
+        // SAFETY: as in `post_send`.
+        unsafe { self.post("Scope::post_send_imm", region, range, Operation::SendImm(imm.into()), tag) }
+    }
+
+    /// Posts a write of the bytes of `region` in `range` to the peer's memory.
+    ///
+    /// # Errors
+    /// [Errors of posting](Endpoint#errors-of-posting).
+    pub fn post_write(
+        &mut self,
+        region: &'scope impl Lend,
+        range: impl RangeBounds<usize>,
+        remote: Remote,
+        tag: u64,
+    ) -> Result<(), NotPosted<B>> {
+        // SAFETY: as in `post_send`.
+        unsafe { self.post("Scope::post_write", region, range, Operation::Write(remote), tag) }
+    }
+
+    /// Posts a read of the peer's memory into the bytes of `region` in `range`.
+    ///
+    /// # Errors
+    /// [Errors of posting](Endpoint#errors-of-posting).
+    pub fn post_read(
+        &mut self,
+        region: &'scope mut impl Lend,
+        range: impl RangeBounds<usize>,
+        remote: Remote,
+        tag: u64,
+    ) -> Result<(), NotPosted<B>> {
+        // SAFETY: the region is borrowed exclusively for 'scope, so nothing accesses its bytes.
+        unsafe { self.post("Scope::post_read", region, range, Operation::Read(remote), tag) }
+    }
+
+    /// Posts an addition of `add` to the 8 bytes at `remote`, a multiple of 8. The first 8 bytes of
+    /// `region` receive the old value, in native byte order.
+    ///
+    /// # Errors
+    /// [Errors of posting](Endpoint#errors-of-posting).
+    pub fn post_fetch_add(
+        &mut self,
+        region: &'scope mut impl Lend,
+        remote: Remote,
+        add: u64,
+        tag: u64,
+    ) -> Result<(), NotPosted<B>> {
+        // SAFETY: as in `post_read`.
+        unsafe { self.post("Scope::post_fetch_add", region, ..8, Operation::FetchAdd { remote, add }, tag) }
+    }
+
+    /// Posts a replacement of the 8 bytes at `remote`, a multiple of 8, by `swap` if they equal
+    /// `compare`. The first 8 bytes of `region` receive the old value, in native byte order.
+    ///
+    /// # Errors
+    /// [Errors of posting](Endpoint#errors-of-posting).
+    pub fn post_compare_swap(
+        &mut self,
+        region: &'scope mut impl Lend,
+        remote: Remote,
+        compare: u64,
+        swap: u64,
+        tag: u64,
+    ) -> Result<(), NotPosted<B>> {
+        let operation = Operation::CmpSwp { remote, compare, swap };
+        // SAFETY: as in `post_read`.
+        unsafe { self.post("Scope::post_compare_swap", region, ..8, operation, tag) }
+    }
+}
+
+impl<B, P: Provider> fmt::Debug for Scope<'_, '_, B, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Scope").field("endpoint", &self.endpoint).finish_non_exhaustive()
+    }
+}
