@@ -30,7 +30,7 @@ impl RdmaNetlink {
     /// - [`Error::NetlinkRefused`](crate::Error::NetlinkRefused) with
     ///   - `EPERM`: the capability is missing, or the interface is a VLAN and the type is `rxe`;
     ///   - `ENODEV`: there is no such network interface;
-    ///   - `EEXIST`: the interface has a device of the type already;
+    ///   - `EEXIST`: the interface has a device of the type already, or the name is taken;
     ///   - `ENFILE`: the name is taken;
     ///   - `EINVAL`: the kernel has no such type.
     #[doc(alias = "rdma link add")]
@@ -47,6 +47,8 @@ impl RdmaNetlink {
                     .put_str(Attribute::LINK_TYPE.0, kind)
                     .put_str(Attribute::NDEV_NAME.0, netdev);
             });
+        let taken = made.as_ref().is_err_and(|error| error.errno() == Some(Errno::EXIST))
+            && self.devices()?.iter().any(|device| device.name == name);
         with_hint(made, |errno| {
             Some(match errno {
                 Errno::PERM => {
@@ -54,6 +56,7 @@ impl RdmaNetlink {
                      interfaces"
                 }
                 Errno::NODEV => "there is no such network interface in this network namespace",
+                Errno::EXIST if taken => "the device name is taken",
                 Errno::EXIST => "the network interface has a device of this type already",
                 Errno::NFILE => "the device name is taken",
                 Errno::INVAL => {
@@ -107,8 +110,8 @@ impl RdmaNetlink {
     /// `/proc/PID/ns/net` or `/run/netns/NAME`.
     ///
     /// Processes that have the device open lose it. The system-wide mode must be
-    /// [`NetnsMode::Exclusive`]. The driver must support removal under open contexts: mlx5 does, rxe
-    /// from Linux 7.2.
+    /// [`NetnsMode::Exclusive`]. The driver must support the move: mlx5 does, rxe of Linux 6.1, 6.12
+    /// and 7.2 does not.
     ///
     /// ```no_run
     /// use std::fs::File;
@@ -141,7 +144,7 @@ impl RdmaNetlink {
             Errno::OPNOTSUPP if shared => {
                 Some("devices are shared by all network namespaces: set the mode to exclusive first")
             }
-            Errno::OPNOTSUPP => Some("the driver cannot remove a device that processes have open"),
+            Errno::OPNOTSUPP => Some("the driver does not support it"),
             Errno::EXIST => Some("the device name is taken in that network namespace"),
             Errno::INVAL => Some("the file is not a network namespace"),
             _ => None,

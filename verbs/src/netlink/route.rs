@@ -55,13 +55,14 @@ impl RouteNetlink {
             change: up,
             ..LinkMessage::zeroed()
         };
-        self.socket.request(
+        let set = self.socket.request(
             &what,
             NEW_LINK,
             MessageFlags::ACK,
             |request| _ = request.put_struct(&head),
             |_| Ok(()),
-        )
+        );
+        with_hint(set, hint)
     }
 
     /// Adds an address with a prefix of `prefix` bits to the network interface `netdev`. It may
@@ -100,7 +101,7 @@ impl RouteNetlink {
         );
         match added {
             Err(error) if error.errno() == Some(Errno::EXIST) => Ok(()),
-            added => added,
+            added => with_hint(added, hint),
         }
     }
 
@@ -108,8 +109,15 @@ impl RouteNetlink {
         check_name(verb, "network interface", netdev, INTERFACE_NAME_LEN)?;
         let found = name_to_index(self.socket.as_fd(), netdev)
             .map_err(|errno| NetlinkError::new(what, errno, None).into());
-        with_hint(found, |errno| {
-            (errno == Errno::NODEV).then_some("there is no such network interface in this network namespace")
-        })
+        with_hint(found, hint)
+    }
+}
+
+/// The likely cause of a refused request.
+fn hint(errno: Errno) -> Option<&'static str> {
+    match errno {
+        Errno::NODEV => Some("there is no such network interface in this network namespace"),
+        Errno::PERM => Some("it requires CAP_NET_ADMIN in the user namespace of the network namespace"),
+        _ => None,
     }
 }
