@@ -173,9 +173,9 @@ pub use provider::AnyProvider;
 pub use provider::{AnyCq, AnyRq, AnySq};
 pub use qp::{
     AhAttr, Batch, ConnectAttr, Connected, Datagram, EthernetMatch, FlowId, FlowRule, GRH_BYTES, GlobalRoute,
-    InitAttr, Ipv4Match, MULTICAST_QP, PortMatch, PostError, PostReason, Qp, QpAttr, QpCap, QpInit,
-    QpInitAttr, RateLimit, RawPacket, Rc, RecvHalf, RtrAttr, RtsAttr, SendFailure, SendHalf, Transport, Uc,
-    UcOperation, UcRtrAttr, Ud, UdInitAttr, UpperMatch, XrcSend, XrcTarget, XrcTargetRtsAttr,
+    InitAttr, Ipv4Match, Ipv6Match, MULTICAST_QP, PortMatch, PostError, PostReason, Qp, QpAttr, QpCap,
+    QpInit, QpInitAttr, RateLimit, RawPacket, Rc, RecvHalf, RtrAttr, RtsAttr, SendFailure, SendHalf,
+    Transport, Uc, UcOperation, UcRtrAttr, Ud, UdInitAttr, UpperMatch, XrcSend, XrcTarget, XrcTargetRtsAttr,
 };
 pub use rss::{IndirectionTable, RssHash, RssInit, RssQp};
 pub use srq::{Srq, SrqAttr, SrqInit};

@@ -31,7 +31,7 @@ pub use attr::{
 pub use connect::ConnectAttr;
 pub use datagram::{Datagram, GRH_BYTES, MULTICAST_QP};
 pub(crate) use flow::Flows;
-pub use flow::{EthernetMatch, FlowId, FlowRule, Ipv4Match, PortMatch, UpperMatch};
+pub use flow::{EthernetMatch, FlowId, FlowRule, Ipv4Match, Ipv6Match, PortMatch, UpperMatch};
 pub(crate) use post::post_receives;
 pub use post::{Batch, PostError, PostReason, RecvHalf, SendFailure, SendHalf};
 pub use raw::{RateLimit, RawPacket};

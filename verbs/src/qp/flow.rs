@@ -1,12 +1,15 @@
 //! Flow steering: rules that direct Ethernet frames to a QP.
 
+use std::net::{Ipv4Addr, Ipv6Addr};
+
 use bareverbs_provider::command;
 use bareverbs_provider::device::DeviceFile;
 use bareverbs_provider::traits::Provider;
 use bareverbs_uapi::abi::{Be16, Be32};
 use bareverbs_uapi::verbs_values::{FlowAttrType, FlowSpecType};
 use bareverbs_uapi::write::structs::{
-    FlowAttr, FlowEthFilter, FlowIpv4Filter, FlowSpecEth, FlowSpecIpv4, FlowSpecTcpUdp, FlowTcpUdpFilter,
+    FlowAttr, FlowEthFilter, FlowIpv4Filter, FlowIpv6Filter, FlowSpecActionDrop, FlowSpecEth, FlowSpecIpv4,
+    FlowSpecIpv6, FlowSpecTcpUdp, FlowTcpUdpFilter,
 };
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
@@ -25,6 +28,8 @@ pub struct EthernetMatch {
     pub from: Option<MacAddress>,
     /// EtherType, such as 0x0800 for IPv4.
     pub ether_type: Option<u16>,
+    /// VLAN id, 0 to 4,095. `Some` requires a VLAN tag; the EtherType is that after the tag.
+    pub vlan: Option<u16>,
 }
 
 /// IPv4 header fields that a frame must match; `None` matches any value.
@@ -32,9 +37,29 @@ pub struct EthernetMatch {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ipv4Match {
     /// Source address.
-    pub from: Option<std::net::Ipv4Addr>,
+    pub from: Option<Ipv4Addr>,
     /// Destination address.
-    pub to: Option<std::net::Ipv4Addr>,
+    pub to: Option<Ipv4Addr>,
+    /// Protocol of the payload, such as 17 for UDP.
+    pub protocol: Option<u8>,
+    /// Type of service: DSCP and ECN.
+    pub tos: Option<u8>,
+}
+
+/// IPv6 header fields that a frame must match; `None` matches any value.
+#[doc(alias = "ibv_flow_ipv6_filter")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ipv6Match {
+    /// Source address.
+    pub from: Option<Ipv6Addr>,
+    /// Destination address.
+    pub to: Option<Ipv6Addr>,
+    /// Next header, such as 17 for UDP.
+    pub next_header: Option<u8>,
+    /// Traffic class: DSCP and ECN.
+    pub traffic_class: Option<u8>,
+    /// Flow label, 20 bits.
+    pub flow_label: Option<u32>,
 }
 
 /// TCP or UDP ports that a frame must match; `None` matches any value.
@@ -68,15 +93,41 @@ pub struct FlowRule {
     pub ethernet: EthernetMatch,
     /// IPv4 header to match. `Some` requires an IPv4 header.
     pub ipv4: Option<Ipv4Match>,
+    /// IPv6 header to match. `Some` requires an IPv6 header, and excludes `ipv4`.
+    pub ipv6: Option<Ipv6Match>,
     /// TCP or UDP header to match. `Some` requires such a header.
     pub upper: Option<UpperMatch>,
+    /// Whether frames that match are dropped, in place of steering them to the QP.
+    #[doc(alias = "IBV_FLOW_SPEC_ACTION_DROP")]
+    pub drop: bool,
 }
 
 impl FlowRule {
     /// A rule for this Ethernet header, of priority 0 (the highest).
     #[must_use]
     pub fn new(port: impl Into<PortNum>, ethernet: EthernetMatch) -> Self {
-        Self { port: port.into(), priority: 0, ethernet, ipv4: None, upper: None }
+        Self { port: port.into(), priority: 0, ethernet, ipv4: None, ipv6: None, upper: None, drop: false }
+    }
+
+    /// Rejects rules that no frame can match, and values wider than their field.
+    fn check(&self, verb: &'static str) -> Result<()> {
+        let invalid = |reason: String| Err(Error::invalid(verb, reason));
+        if self.ipv4.is_some() && self.ipv6.is_some() {
+            return invalid("no frame has an IPv4 and an IPv6 header: set one of `ipv4` and `ipv6`".into());
+        }
+        if self.upper.is_some() && self.ipv4.is_none() && self.ipv6.is_none() {
+            let reason =
+                "matching ports requires an IP header: set `ipv4` or `ipv6`, for example to its default";
+            return invalid(reason.into());
+        }
+        if let Some(vlan) = self.ethernet.vlan.filter(|vlan| *vlan > VLAN_ID) {
+            return invalid(format!("VLAN id {vlan} has more than 12 bits"));
+        }
+        let label = self.ipv6.and_then(|ipv6| ipv6.flow_label);
+        if let Some(label) = label.filter(|label| *label > FLOW_LABEL) {
+            return invalid(format!("flow label {label:#x} has more than 20 bits"));
+        }
+        Ok(())
     }
 
     /// Encodes the flow specs for the kernel, back to back, and counts them.
@@ -84,35 +135,72 @@ impl FlowRule {
         let mac =
             |address: Option<MacAddress>| (address.map_or([0; 6], |mac| mac.0), mask(address, [0xff; 6]));
         let short = |value: Option<u16>| (Be16::new(value.unwrap_or(0)), Be16::new(mask(value, 0xffff)));
-        let EthernetMatch { to, from, ether_type } = self.ethernet;
+        let EthernetMatch { to, from, ether_type, vlan } = self.ethernet;
+        let (vlan_tag, vlan_mask) = (Be16::new(vlan.unwrap_or(0)), Be16::new(mask(vlan, VLAN_ID)));
         let ((dst_mac, dst_mask), (src_mac, src_mask), (ether_type, type_mask)) =
             (mac(to), mac(from), short(ether_type));
         let ethernet = FlowSpecEth {
             spec_type: FlowSpecType::ETH,
             size: size_of::<FlowSpecEth>() as u16,
-            val: FlowEthFilter { dst_mac, src_mac, ether_type, ..FlowEthFilter::zeroed() },
+            val: FlowEthFilter { dst_mac, src_mac, ether_type, vlan_tag },
             mask: FlowEthFilter {
                 dst_mac: dst_mask,
                 src_mac: src_mask,
                 ether_type: type_mask,
-                ..FlowEthFilter::zeroed()
+                vlan_tag: vlan_mask,
             },
             ..FlowSpecEth::zeroed()
         };
         let (mut bytes, mut count) = (ethernet.as_bytes().to_vec(), 1);
-        if let Some(Ipv4Match { from, to }) = self.ipv4 {
-            let address = |value: Option<std::net::Ipv4Addr>| {
+        if let Some(Ipv4Match { from, to, protocol, tos }) = self.ipv4 {
+            let address = |value: Option<Ipv4Addr>| {
                 (Be32::new(value.map_or(0, u32::from)), Be32::new(mask(value, u32::MAX)))
             };
             let ((src_ip, src_mask), (dst_ip, dst_mask)) = (address(from), address(to));
+            let ((proto, proto_mask), (tos, tos_mask)) = (byte(protocol), byte(tos));
             let ipv4 = FlowSpecIpv4 {
                 spec_type: FlowSpecType::IPV4,
                 size: size_of::<FlowSpecIpv4>() as u16,
-                val: FlowIpv4Filter { src_ip, dst_ip, ..FlowIpv4Filter::zeroed() },
-                mask: FlowIpv4Filter { src_ip: src_mask, dst_ip: dst_mask, ..FlowIpv4Filter::zeroed() },
+                val: FlowIpv4Filter { src_ip, dst_ip, proto, tos, ..FlowIpv4Filter::zeroed() },
+                mask: FlowIpv4Filter {
+                    src_ip: src_mask,
+                    dst_ip: dst_mask,
+                    proto: proto_mask,
+                    tos: tos_mask,
+                    ..FlowIpv4Filter::zeroed()
+                },
                 ..FlowSpecIpv4::zeroed()
             };
             bytes.extend_from_slice(ipv4.as_bytes());
+            count += 1;
+        }
+        if let Some(Ipv6Match { from, to, next_header, traffic_class, flow_label }) = self.ipv6 {
+            let address =
+                |value: Option<Ipv6Addr>| (value.map_or([0; 16], |ip| ip.octets()), mask(value, [0xff; 16]));
+            let ((src_ip, src_mask), (dst_ip, dst_mask)) = (address(from), address(to));
+            let ((next_hdr, next_mask), (class, class_mask)) = (byte(next_header), byte(traffic_class));
+            let ipv6 = FlowSpecIpv6 {
+                spec_type: FlowSpecType::IPV6,
+                size: size_of::<FlowSpecIpv6>() as u16,
+                val: FlowIpv6Filter {
+                    src_ip,
+                    dst_ip,
+                    flow_label: Be32::new(flow_label.unwrap_or(0)),
+                    next_hdr,
+                    traffic_class: class,
+                    ..FlowIpv6Filter::zeroed()
+                },
+                mask: FlowIpv6Filter {
+                    src_ip: src_mask,
+                    dst_ip: dst_mask,
+                    flow_label: Be32::new(mask(flow_label, FLOW_LABEL)),
+                    next_hdr: next_mask,
+                    traffic_class: class_mask,
+                    ..FlowIpv6Filter::zeroed()
+                },
+                ..FlowSpecIpv6::zeroed()
+            };
+            bytes.extend_from_slice(ipv6.as_bytes());
             count += 1;
         }
         if let Some(upper) = self.upper {
@@ -131,8 +219,28 @@ impl FlowRule {
             bytes.extend_from_slice(ports.as_bytes());
             count += 1;
         }
+        if self.drop {
+            let drop = FlowSpecActionDrop {
+                spec_type: FlowSpecType::ACTION_DROP,
+                size: size_of::<FlowSpecActionDrop>() as u16,
+                ..FlowSpecActionDrop::zeroed()
+            };
+            bytes.extend_from_slice(drop.as_bytes());
+            count += 1;
+        }
         (bytes, count)
     }
+}
+
+/// Bits of a VLAN tag that are the VLAN id.
+const VLAN_ID: u16 = 0xfff;
+
+/// Bits of a flow label.
+const FLOW_LABEL: u32 = 0xf_ffff;
+
+/// A byte and its mask.
+fn byte(value: Option<u8>) -> (u8, u8) {
+    (value.unwrap_or(0), mask(value, 0xff))
 }
 
 /// `all` if there is a value, else 0.
@@ -166,10 +274,7 @@ impl Flows {
     ) -> Result<FlowId> {
         const VERB: &str = "create_flow";
         context.check_port(rule.port)?;
-        if rule.upper.is_some() && rule.ipv4.is_none() {
-            let reason = "matching ports requires an IP header: set `ipv4`, for example to its default";
-            return Err(Error::invalid(VERB, reason));
-        }
+        rule.check(VERB)?;
         let (specs, num_of_specs) = rule.specs();
         let flow = FlowAttr {
             attr_type: FlowAttrType::NORMAL,
@@ -235,5 +340,41 @@ mod tests {
         let (bytes, count) = rule.specs();
         assert_eq!((bytes.len(), count), (40 + 32 + 16, 3));
         assert_eq!(bytes[72..], [0x41, 0, 0, 0, 16, 0, 0, 0, 0x12, 0x34, 0, 0, 0xff, 0xff, 0, 0]);
+    }
+
+    #[test]
+    fn flow_rule_encodes_vlan_tos_protocol_ipv6_and_drop() {
+        let ethernet = EthernetMatch { vlan: Some(5), ..EthernetMatch::default() };
+        let ipv4 = Ipv4Match { protocol: Some(17), tos: Some(0x2e), ..Ipv4Match::default() };
+        let (bytes, count) = FlowRule { ipv4: Some(ipv4), drop: true, ..FlowRule::new(1, ethernet) }.specs();
+        assert_eq!((bytes.len(), count), (40 + 32 + 8, 3));
+        assert_eq!((&bytes[22..24], &bytes[38..40]), (&[0, 5][..], &[0x0f, 0xff][..]));
+        assert_eq!((&bytes[56..60], &bytes[68..72]), (&[17, 0x2e, 0, 0][..], &[0xff, 0xff, 0, 0][..]));
+        assert_eq!(bytes[72..], [1, 0x10, 0, 0, 8, 0, 0, 0]);
+
+        let to = Some(Ipv6Addr::LOCALHOST);
+        let ipv6 = Ipv6Match { to, next_header: Some(6), flow_label: Some(0x12345), ..Ipv6Match::default() };
+        let rule = FlowRule { ipv6: Some(ipv6), ..FlowRule::new(1, EthernetMatch::default()) };
+        let (bytes, count) = rule.specs();
+        assert_eq!((bytes.len(), count), (40 + 88, 2));
+        let (value, mask) = bytes[48..].split_at(40);
+        assert_eq!(value[16..36], [&Ipv6Addr::LOCALHOST.octets()[..], &[0, 1, 0x23, 0x45]].concat());
+        assert_eq!((value[36], &mask[..16]), (6, &[0; 16][..]));
+        assert_eq!(mask[16..40], [&[0xff; 16][..], &[0, 0xf, 0xff, 0xff, 0xff, 0, 0, 0]].concat());
+    }
+
+    #[test]
+    fn impossible_flow_rules_are_rejected() {
+        let rule = FlowRule::new(1, EthernetMatch::default());
+        let upper = Some(UpperMatch::Tcp(PortMatch::default()));
+        let reason = |rule: FlowRule| rule.check("create_flow").unwrap_err().to_string();
+        let both = FlowRule { ipv4: Some(Ipv4Match::default()), ipv6: Some(Ipv6Match::default()), ..rule };
+        assert!(reason(both).contains("IPv4 and an IPv6"));
+        assert!(reason(FlowRule { upper, ..rule }).contains("requires an IP header"));
+        assert!(FlowRule { upper, ipv6: Some(Ipv6Match::default()), ..rule }.check("create_flow").is_ok());
+        let wide = EthernetMatch { vlan: Some(4096), ..EthernetMatch::default() };
+        assert!(reason(FlowRule::new(1, wide)).contains("12 bits"));
+        let label = Ipv6Match { flow_label: Some(1 << 20), ..Ipv6Match::default() };
+        assert!(reason(FlowRule { ipv6: Some(label), ..rule }).contains("20 bits"));
     }
 }

@@ -72,6 +72,8 @@ kernel_tests! {
     import_is_unsupported_without_the_capability if device::no_import,
     flow_steers_frames_to_its_qp if device::raw_packets,
     flows_match_by_headers if device::raw_packets,
+    flows_match_vlan_tos_protocol_and_ipv6 if device::raw_packets,
+    drop_flow_discards_frames_before_other_flows if device::raw_packets,
     device_computes_checksums if device::raw_packets,
     raw_packet_queues_wrap_and_restart_after_reset if device::raw_packets,
     invalid_flow_rules_are_rejected if device::raw_packets,

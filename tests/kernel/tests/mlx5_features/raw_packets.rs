@@ -1,13 +1,13 @@
 //! Raw frames, and the flows that steer them to queue pairs.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::thread::sleep;
 use std::time::Duration;
 
 use bareverbs::{
-    Access, Buffer, Cq, CqInit, Error, EthernetMatch, FlowRule, Frame, Ipv4Match, MacAddress, Mr, Payload,
-    Pd, PortMatch, PortNum, Qp, QpCap, QpInit, QpState, RawPacket, RecvRequest, SendFlags, SendRequest,
-    UpperMatch, WcOpcode, WcStatus, WorkCompletion,
+    Access, Buffer, Cq, CqInit, Error, EthernetMatch, FlowRule, Frame, Ipv4Match, Ipv6Match, MacAddress, Mr,
+    Payload, Pd, PortMatch, PortNum, Qp, QpCap, QpInit, QpState, RawPacket, RecvRequest, SendFlags,
+    SendRequest, UpperMatch, WcOpcode, WcStatus, WorkCompletion,
 };
 use bareverbs_kernel_tests::child::{self, drop_privileges};
 use bareverbs_kernel_tests::loopback::{contents, domain, region, take};
@@ -22,6 +22,7 @@ pub(crate) const BOB: MacAddress = MacAddress([3, 0, 0, 0, 0, 0xb]);
 pub(crate) const EXPERIMENT: u16 = 0x88b5;
 
 pub(crate) const IPV4: u16 = 0x0800;
+const IPV6: u16 = 0x86dd;
 
 /// Bytes of a receive.
 const ROOM: usize = 256;
@@ -169,6 +170,78 @@ pub(crate) fn flows_match_by_headers() {
 }
 
 /// A UDP datagram to 10.9.8.7 without checksums.
+/// A UDP datagram over IPv6 to port 4791 of `::1`.
+fn datagram_v6() -> Vec<u8> {
+    let head = [&[0x60, 0, 0, 0, 0, 8, 17, 64][..], &[0; 16], &Ipv6Addr::LOCALHOST.octets()].concat();
+    frame(BOB, IPV6, &[&head[..], &[0x12, 0x34, 0x12, 0xb7, 0, 8, 0, 0]].concat())
+}
+
+/// A frame with VLAN tag `id` and the payload of another frame.
+fn tagged(id: u16, frame: &[u8]) -> Vec<u8> {
+    [&frame[..12], &[0x81, 0], &id.to_be_bytes(), &frame[12..]].concat()
+}
+
+pub(crate) fn flows_match_vlan_tos_protocol_and_ipv6() {
+    nothing_leaks(|| {
+        let (mut a, mut b) = sides();
+        let mut marked = datagram(4791);
+        marked[15] = 0x2e;
+        let other = datagram(4791);
+        let v6 = datagram_v6();
+        let ethernet = to_bob().ethernet;
+        let vlan = |id| EthernetMatch { vlan: Some(id), ..ethernet };
+        let ipv4 = |tos, protocol| Some(Ipv4Match { tos, protocol, ..Ipv4Match::default() });
+        let ipv6 = |to, next_header| Some(Ipv6Match { to, next_header, ..Ipv6Match::default() });
+        let local = Some(Ipv6Addr::LOCALHOST);
+        let port = Some(UpperMatch::Udp(PortMatch { to: Some(4791), ..PortMatch::default() }));
+        let (tag_5, tag_6) = (tagged(5, &other), tagged(6, &other));
+        for (rule, hit, miss) in [
+            (FlowRule::new(1, vlan(5)), &tag_5, &tag_6),
+            (FlowRule { ipv4: ipv4(Some(0x2e), None), ..to_bob() }, &marked, &other),
+            (FlowRule { ipv4: ipv4(None, Some(17)), ..to_bob() }, &other, &v6),
+            (FlowRule { ipv6: ipv6(local, None), ..to_bob() }, &v6, &other),
+            (FlowRule { ipv6: ipv6(None, Some(17)), ..to_bob() }, &v6, &other),
+            (FlowRule { ipv6: ipv6(None, None), upper: port, ..to_bob() }, &v6, &other),
+        ] {
+            let flow = b.qp.create_flow(&rule).unwrap();
+            (0..2).for_each(|wr_id| b.receive(wr_id));
+            a.send(miss);
+            a.send(hit);
+            assert_eq!(b.next(), *hit, "{rule:?}");
+            b.nothing_comes();
+            b.qp.destroy_flow(flow).unwrap();
+            let any = b.qp.create_flow(&to_bob()).unwrap();
+            a.send(miss);
+            assert_eq!(b.next(), *miss);
+            b.qp.destroy_flow(any).unwrap();
+        }
+        let absent = FlowRule { ipv6: ipv6(Some(Ipv6Addr::UNSPECIFIED), None), ..to_bob() };
+        b.qp.create_flow(&absent).unwrap();
+        b.receive(0);
+        a.send(&v6);
+        b.nothing_comes();
+    });
+}
+
+pub(crate) fn drop_flow_discards_frames_before_other_flows() {
+    nothing_leaks(|| {
+        let (mut a, mut b) = sides();
+        (0..2).for_each(|wr_id| b.receive(wr_id));
+        b.qp.create_flow(&FlowRule { priority: 1, ..to_bob() }).unwrap();
+        let mut rule = to_bob();
+        rule.ethernet.ether_type = Some(EXPERIMENT);
+        let dropping = b.qp.create_flow(&FlowRule { drop: true, ..rule }).unwrap();
+        let (experiment, other) = (frame(BOB, EXPERIMENT, b"dropped"), frame(BOB, EXPERIMENT + 1, b"kept"));
+        a.send(&experiment);
+        a.send(&other);
+        assert_eq!(b.next(), other);
+        b.nothing_comes();
+        b.qp.destroy_flow(dropping).unwrap();
+        a.send(&experiment);
+        assert_eq!(b.next(), experiment);
+    });
+}
+
 fn datagram(port: u16) -> Vec<u8> {
     let [high, low] = port.to_be_bytes();
     let ip = [0x45, 0, 0, 32, 0, 0, 0, 0, 64, 17, 0, 0, 10, 9, 8, 1, 10, 9, 8, 7];
