@@ -164,21 +164,21 @@ pub(crate) fn write_commands_match_the_verbs() {
 
 pub(crate) fn invalid_calls_get_the_kernels_errno() {
     nothing_leaks(|| {
-        let context = open();
-        let raw = context.raw();
+        let pd = domain();
+        let (raw, mr) = (pd.context().raw(), region(&pd, &[0; 64], Rights::LOCAL_WRITE));
         let info = raw.driver().method(ObjectClass::MR.0, 3).expect("QueryMr");
-        let good = UntypedCall::minimal(raw.driver_id(), info, NO_OBJECT);
-        let run = |change: &dyn Fn(&mut UntypedCall)| {
-            let mut call = good.clone();
+        let run = |handle, change: &dyn Fn(&mut UntypedCall)| {
+            let mut call = UntypedCall::minimal(raw.driver_id(), info, handle);
             change(&mut call);
-            // SAFETY: the handle names no object, and the outputs are buffers of the call.
+            // SAFETY: the call only queries the region, and the outputs are buffers of the call.
             let result = unsafe { raw.execute_untyped(&mut call) };
             println!("{call}: {result:?}");
-            result.unwrap_err()
+            result
         };
-        assert_eq!(run(&|_| {}), Errno::NOENT);
+        assert_eq!(run(mr.handle(), &|_| {}), Ok(()));
+        assert_eq!(run(NO_OBJECT, &|_| {}), Err(Errno::NOENT));
         let header = |change: &dyn Fn(&mut bareverbs::raw::uapi::ioctl::Header)| {
-            run(&|call| change(call.header_mut()))
+            run(mr.handle(), &|call| change(call.header_mut())).unwrap_err()
         };
         assert_eq!(header(&|header| header.object_id = 0x777), Errno::PROTONOSUPPORT);
         assert_eq!(header(&|header| header.method_id = 0x777), Errno::PROTONOSUPPORT);
@@ -187,29 +187,31 @@ pub(crate) fn invalid_calls_get_the_kernels_errno() {
         assert_eq!(header(&|header| header.length -= 1), Errno::INVAL);
         assert_eq!(header(&|header| header.length = u16::MAX), Errno::INVAL);
         assert_eq!(header(&|header| header.reserved1 = 1), Errno::PROTONOSUPPORT);
-        // An output shorter than the value.
-        let length = |len| run(&|call| call.attribute_mut(QueryMr::RESP_LKEY.id()).unwrap().len = len);
-        assert_eq!(length(3), Errno::NOSPC);
-        // Longer outputs are accepted; then the object is looked up.
-        assert_eq!(length(64), Errno::NOENT);
-        // A handle with a length.
-        assert_eq!(run(&|call| call.attribute_mut(QueryMr::HANDLE.id()).unwrap().len = 4), Errno::INVAL);
+        // A shorter and a longer output, and a handle with a length.
+        for (id, len) in
+            [(QueryMr::RESP_LKEY.id(), 3), (QueryMr::RESP_LKEY.id(), 64), (QueryMr::HANDLE.id(), 4)]
+        {
+            let result = run(mr.handle(), &|call| call.attribute_mut(id).unwrap().len = len);
+            assert_eq!(result, Err(Errno::INVAL), "attribute {id} of {len} bytes");
+        }
     });
 }
 
 pub(crate) fn unknown_attributes_are_rejected_if_mandatory() {
     nothing_leaks(|| {
-        let context = open();
-        let raw = context.raw();
+        let pd = domain();
+        let (raw, mr) = (pd.context().raw(), region(&pd, &[0; 64], Rights::LOCAL_WRITE));
         let info = raw.driver().method(ObjectClass::MR.0, 3).expect("QueryMr");
-        let mut call = UntypedCall::minimal(raw.driver_id(), info, NO_OBJECT);
+        let mut call = UntypedCall::minimal(raw.driver_id(), info, mr.handle());
         call.input(0x77, &[1; 4]);
-        // SAFETY: the handle names no object, and the outputs are buffers of the call.
+        // SAFETY: the call only queries the region, and the outputs are buffers of the call.
         assert_eq!(unsafe { raw.execute_untyped(&mut call) }, Err(Errno::PROTONOSUPPORT));
-        call.attribute_mut(0x77).unwrap().flags = Default::default();
-        // SAFETY: the handle names no object, and the outputs are buffers of the call.
-        assert_eq!(unsafe { raw.execute_untyped(&mut call) }, Err(Errno::NOENT));
         assert!(!call.wrote(QueryMr::RESP_LKEY.id()));
+        call.attribute_mut(0x77).unwrap().flags = Default::default();
+        // SAFETY: the call only queries the region, and the outputs are buffers of the call.
+        assert_eq!(unsafe { raw.execute_untyped(&mut call) }, Ok(()));
+        assert!(call.wrote(QueryMr::RESP_LKEY.id()));
+        assert_eq!(call.answer(QueryMr::RESP_LKEY.id()), Some(&mr.lkey().to_ne_bytes()[..]));
     });
 }
 
