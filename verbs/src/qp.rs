@@ -730,7 +730,10 @@ fn unsupported_flags<P: Provider>(
     let raw = qp_type == QpType::RAW_PACKET;
     let frames = |cap| raw && attr.raw_packet_caps.contains(cap);
     let padding = attr.device_cap_flags_ex.contains(DeviceCapFlags::PCI_WRITE_END_PADDING);
+    // Connected QPs are in no multicast group.
+    let multicast = matches!(qp_type, QpType::UD | QpType::RAW_PACKET);
     let offered = [
+        (QpCreateFlags::BLOCK_MULTICAST_LOOPBACK, multicast),
         (QpCreateFlags::SCATTER_FCS, frames(RawPacketCaps::SCATTER_FCS)),
         (QpCreateFlags::CVLAN_STRIPPING, frames(RawPacketCaps::CVLAN_STRIPPING)),
         (QpCreateFlags::PCI_WRITE_END_PADDING, padding),

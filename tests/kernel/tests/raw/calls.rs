@@ -41,7 +41,7 @@ fn adopt(raw: &RawContext, method: &MethodInfo, call: &UntypedCall) -> Vec<RawOb
 }
 
 /// The errors of methods whose handles name no object and whose numbers are 0.
-const ANSWERS: [Errno; 9] = [
+const ANSWERS: [Errno; 10] = [
     Errno::INVAL,
     Errno::NOENT,
     Errno::BADF,
@@ -51,6 +51,7 @@ const ANSWERS: [Errno; 9] = [
     Errno::FAULT,
     Errno::PERM,
     Errno::REMOTEIO,
+    Errno::NODEV,
 ];
 
 /// Every method of the core and of the driver, with its mandatory attributes of minimal size.
