@@ -1,7 +1,17 @@
 //! The provider of a context, as an enum of the built-in providers.
+//!
+//! Each variant exists with its cargo feature. Without any, the enums have an uninhabited variant
+//! only: no device can be opened as [`AnyProvider`].
+#![cfg_attr(not(all(feature = "rxe", feature = "mlx5")), allow(unreachable_patterns))]
+#![cfg_attr(not(any(feature = "rxe", feature = "mlx5")), allow(unused_variables))]
 
+#[cfg(not(any(feature = "rxe", feature = "mlx5")))]
+use std::convert::Infallible;
+#[cfg(not(any(feature = "rxe", feature = "mlx5")))]
+use std::marker::PhantomData;
 use std::sync::Arc;
 
+#[cfg(feature = "mlx5")]
 use bareverbs_mlx5::Mlx5;
 use bareverbs_provider::caps::Capabilities;
 use bareverbs_provider::command::QpHandle;
@@ -21,84 +31,134 @@ use bareverbs_provider::work::{
     Datagram, Frame, Imm, PushError, RecvRequest, SendRequest, WcFlags, WcOpcode, WcStatus, WorkCompletion,
     XrcOperation,
 };
+#[cfg(feature = "rxe")]
 use bareverbs_rxe::Rxe;
 use bareverbs_uapi::write::structs::{ExModifyQp, ModifyQpReq};
 use rustix::io::Errno;
 
 /// Implements each listed method by a call of the same method on the variant's value.
 macro_rules! forward {
-    ([$($variant:ident)*]) => {};
-    ([$($variant:ident)*]
+    ([$($variant:ident $feature:tt)*]) => {};
+    ([$($variant:ident $feature:tt)*]
         $(#[$meta:meta])* fn $name:ident(&self $(, $arg:ident: $ty:ty)* $(,)?) $(-> $ret:ty)?; $($rest:tt)*) => {
         $(#[$meta])*
         fn $name(&self $(, $arg: $ty)*) $(-> $ret)? {
-            forward!(@safe self, $name($($arg),*), $($variant)*)
+            forward!(@safe self, $name($($arg),*), $($variant $feature)*)
         }
-        forward!([$($variant)*] $($rest)*);
+        forward!([$($variant $feature)*] $($rest)*);
     };
-    ([$($variant:ident)*]
+    ([$($variant:ident $feature:tt)*]
         $(#[$meta:meta])* fn $name:ident(&mut self $(, $arg:ident: $ty:ty)* $(,)?) $(-> $ret:ty)?; $($rest:tt)*) => {
         $(#[$meta])*
         fn $name(&mut self $(, $arg: $ty)*) $(-> $ret)? {
-            forward!(@safe self, $name($($arg),*), $($variant)*)
+            forward!(@safe self, $name($($arg),*), $($variant $feature)*)
         }
-        forward!([$($variant)*] $($rest)*);
+        forward!([$($variant $feature)*] $($rest)*);
     };
-    ([$($variant:ident)*]
+    ([$($variant:ident $feature:tt)*]
         $(#[$meta:meta])* unsafe fn $name:ident(&self $(, $arg:ident: $ty:ty)* $(,)?) $(-> $ret:ty)?;
         $($rest:tt)*) => {
         $(#[$meta])*
         unsafe fn $name(&self $(, $arg: $ty)*) $(-> $ret)? {
-            forward!(@unsafe self, $name($($arg),*), $($variant)*)
+            forward!(@unsafe self, $name($($arg),*), $($variant $feature)*)
         }
-        forward!([$($variant)*] $($rest)*);
+        forward!([$($variant $feature)*] $($rest)*);
     };
-    ([$($variant:ident)*]
+    ([$($variant:ident $feature:tt)*]
         $(#[$meta:meta])* unsafe fn $name:ident(&mut self $(, $arg:ident: $ty:ty)* $(,)?) $(-> $ret:ty)?;
         $($rest:tt)*) => {
         $(#[$meta])*
         unsafe fn $name(&mut self $(, $arg: $ty)*) $(-> $ret)? {
-            forward!(@unsafe self, $name($($arg),*), $($variant)*)
+            forward!(@unsafe self, $name($($arg),*), $($variant $feature)*)
         }
-        forward!([$($variant)*] $($rest)*);
+        forward!([$($variant $feature)*] $($rest)*);
     };
-    (@safe $this:ident, $name:ident $args:tt, $($variant:ident)*) => {
-        match $this { $(Self::$variant(inner) => inner.$name $args,)* }
+    (@safe $this:ident, $name:ident $args:tt, $($variant:ident $feature:tt)*) => {
+        match $this {
+            $(#[cfg(feature = $feature)] Self::$variant(inner) => inner.$name $args,)*
+            #[cfg(not(any($(feature = $feature),*)))]
+            Self::None(never, ..) => match *never {},
+        }
     };
-    (@unsafe $this:ident, $name:ident $args:tt, $($variant:ident)*) => {
-        // SAFETY: the caller upholds the method's contract, which is also the variant's.
-        match $this { $(Self::$variant(inner) => unsafe { inner.$name $args },)* }
+    (@unsafe $this:ident, $name:ident $args:tt, $($variant:ident $feature:tt)*) => {
+        match $this {
+            $(#[cfg(feature = $feature)] Self::$variant(inner) => {
+                // SAFETY: the caller upholds the method's contract, which is also the variant's.
+                unsafe { inner.$name $args }
+            })*
+            #[cfg(not(any($(feature = $feature),*)))]
+            Self::None(never, ..) => match *never {},
+        }
     };
 }
 
 /// Declares the enums over the providers and forwards every call to the variant.
 macro_rules! providers {
-    ($($(#[$meta:meta])* $variant:ident($provider:ty)),* $(,)?) => {
+    ($($(#[$meta:meta])* $feature:literal => $variant:ident($provider:ty)),* $(,)?) => {
         /// The built-in provider that drives the device.
         ///
         /// The data path of an enum has a predictable branch; a trait object would have an indirect
         /// call. [`Device::open_as`](crate::Device::open_as) opens a device without the branch.
+        ///
+        /// It opens the devices of the providers that the cargo features `rxe` and `mlx5` select.
         #[allow(clippy::large_enum_variant, reason = "a process has few providers")]
-        pub enum AnyProvider { $($(#[$meta])* $variant($provider),)* }
+        pub enum AnyProvider {
+            $($(#[$meta])* #[cfg(feature = $feature)] $variant($provider),)*
+            #[cfg(not(any($(feature = $feature),*)))]
+            #[doc(hidden)]
+            None(Infallible),
+        }
 
         /// A CQ of the built-in providers.
-        pub enum AnyCq { $($(#[$meta])* $variant(<$provider as Provider>::Cq),)* }
+        pub enum AnyCq {
+            $($(#[$meta])* #[cfg(feature = $feature)] $variant(<$provider as Provider>::Cq),)*
+            #[cfg(not(any($(feature = $feature),*)))]
+            #[doc(hidden)]
+            None(Infallible),
+        }
 
         /// A send queue of the built-in providers.
-        pub enum AnySq { $($(#[$meta])* $variant(<$provider as Provider>::Sq),)* }
+        pub enum AnySq {
+            $($(#[$meta])* #[cfg(feature = $feature)] $variant(<$provider as Provider>::Sq),)*
+            #[cfg(not(any($(feature = $feature),*)))]
+            #[doc(hidden)]
+            None(Infallible),
+        }
 
         /// A receive queue of the built-in providers.
-        pub enum AnyRq { $($(#[$meta])* $variant(<$provider as Provider>::Rq),)* }
+        pub enum AnyRq {
+            $($(#[$meta])* #[cfg(feature = $feature)] $variant(<$provider as Provider>::Rq),)*
+            #[cfg(not(any($(feature = $feature),*)))]
+            #[doc(hidden)]
+            None(Infallible),
+        }
 
         /// An SRQ of the built-in providers.
-        pub enum AnySrq { $($(#[$meta])* $variant(<$provider as Provider>::Srq),)* }
+        pub enum AnySrq {
+            $($(#[$meta])* #[cfg(feature = $feature)] $variant(<$provider as Provider>::Srq),)*
+            #[cfg(not(any($(feature = $feature),*)))]
+            #[doc(hidden)]
+            None(Infallible),
+        }
 
         /// The part of an address handle that the send queues of the built-in providers need.
-        pub enum AnyAh { $($(#[$meta])* $variant(<$provider as Provider>::Ah),)* }
+        pub enum AnyAh {
+            $($(#[$meta])* #[cfg(feature = $feature)] $variant(<$provider as Provider>::Ah),)*
+            #[cfg(not(any($(feature = $feature),*)))]
+            #[doc(hidden)]
+            None(Infallible),
+        }
 
         /// A completion of the built-in providers.
         pub enum AnyCompletion<'a> {
-            $($(#[$meta])* $variant(<<$provider as Provider>::Cq as CompletionQueue>::Completion<'a>),)*
+            $(
+                $(#[$meta])*
+                #[cfg(feature = $feature)]
+                $variant(<<$provider as Provider>::Cq as CompletionQueue>::Completion<'a>),
+            )*
+            #[cfg(not(any($(feature = $feature),*)))]
+            #[doc(hidden)]
+            None(Infallible, PhantomData<&'a ()>),
         }
 
         // SAFETY: each method forwards to the provider of the variant, which upholds the
@@ -112,24 +172,27 @@ macro_rules! providers {
             type Ah = AnyAh;
 
             fn drives(driver_id: u32) -> bool {
-                $(<$provider>::drives(driver_id))||*
+                $(#[cfg(feature = $feature)] if <$provider>::drives(driver_id) {
+                    return true;
+                })*
+                false
             }
 
             fn open(file: Arc<DeviceFile>) -> Result<Self, IoctlError> {
-                $(if <$provider>::drives(file.driver_id()) {
+                $(#[cfg(feature = $feature)] if <$provider>::drives(file.driver_id()) {
                     return <$provider>::open(file).map(Self::$variant);
                 })*
                 Err(IoctlError { method: "open", errno: Errno::OPNOTSUPP })
             }
 
             fn import(file: Arc<DeviceFile>) -> Result<Self, CreateError> {
-                $(if <$provider>::drives(file.driver_id()) {
+                $(#[cfg(feature = $feature)] if <$provider>::drives(file.driver_id()) {
                     return <$provider>::import(file).map(Self::$variant);
                 })*
                 Err(IoctlError { method: "import", errno: Errno::OPNOTSUPP }.into())
             }
 
-            forward! { [$($variant)*]
+            forward! { [$($variant $feature)*]
                 fn capabilities(&self) -> Capabilities;
                 fn import_pd(&self, handle: u32) -> Result<(), CreateError>;
                 fn import_dm(&self, handle: u32) -> Result<DeviceMemory, CreateError>;
@@ -143,18 +206,20 @@ macro_rules! providers {
 
             unsafe fn create_cq(&self, request: &CqRequest<'_>) -> Result<CreatedCq<Self>, CreateError> {
                 match self {
-                    $(Self::$variant(provider) => {
+                    $(#[cfg(feature = $feature)] Self::$variant(provider) => {
                         // SAFETY: the caller upholds the same contract.
                         let created = unsafe { provider.create_cq(request) }?;
                         let CreatedCq { handle, entries, queue } = created;
                         Ok(CreatedCq { handle, entries, queue: AnyCq::$variant(queue) })
                     })*
+                    #[cfg(not(any($(feature = $feature),*)))]
+                    Self::None(never) => match *never {},
                 }
             }
 
             unsafe fn resize_cq(&self, cq: u32, queue: &mut AnyCq, entries: u32) -> Result<u32, CreateError> {
                 match (self, queue) {
-                    $((Self::$variant(provider), AnyCq::$variant(queue)) => {
+                    $(#[cfg(feature = $feature)] (Self::$variant(provider), AnyCq::$variant(queue)) => {
                         // SAFETY: the caller upholds the same contract.
                         unsafe { provider.resize_cq(cq, queue, entries) }
                     })*
@@ -164,30 +229,34 @@ macro_rules! providers {
 
             unsafe fn create_qp(&self, request: &QpRequest) -> Result<CreatedQp<Self>, CreateError> {
                 match self {
-                    $(Self::$variant(provider) => {
+                    $(#[cfg(feature = $feature)] Self::$variant(provider) => {
                         // SAFETY: the caller upholds the same contract.
                         let created = unsafe { provider.create_qp(request) }?;
                         let CreatedQp { handle, qp_num, cap, sq, rq } = created;
                         let (sq, rq) = (AnySq::$variant(sq), rq.map(AnyRq::$variant));
                         Ok(CreatedQp { handle, qp_num, cap, sq, rq })
                     })*
+                    #[cfg(not(any($(feature = $feature),*)))]
+                    Self::None(never) => match *never {},
                 }
             }
 
             unsafe fn create_srq(&self, request: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError> {
                 match self {
-                    $(Self::$variant(provider) => {
+                    $(#[cfg(feature = $feature)] Self::$variant(provider) => {
                         // SAFETY: the caller upholds the same contract.
                         let created = unsafe { provider.create_srq(request) }?;
                         let CreatedSrq { handle, max_wr, max_sge, srq_num, queue } = created;
                         Ok(CreatedSrq { handle, max_wr, max_sge, srq_num, queue: AnySrq::$variant(queue) })
                     })*
+                    #[cfg(not(any($(feature = $feature),*)))]
+                    Self::None(never) => match *never {},
                 }
             }
 
             unsafe fn modify_srq(&self, srq: u32, queue: &mut AnySrq, change: SrqChange) -> Result<(), CreateError> {
                 match (self, queue) {
-                    $((Self::$variant(provider), AnySrq::$variant(queue)) => {
+                    $(#[cfg(feature = $feature)] (Self::$variant(provider), AnySrq::$variant(queue)) => {
                         // SAFETY: the caller upholds the same contract.
                         unsafe { provider.modify_srq(srq, queue, change) }
                     })*
@@ -197,25 +266,35 @@ macro_rules! providers {
 
             unsafe fn create_wq(&self, request: &WqRequest) -> Result<CreatedWq<Self>, CreateError> {
                 match self {
-                    $(Self::$variant(provider) => {
+                    $(#[cfg(feature = $feature)] Self::$variant(provider) => {
                         // SAFETY: the caller upholds the same contract.
                         let created = unsafe { provider.create_wq(request) }?;
                         let CreatedWq { handle, wq_num, max_wr, max_sge, queue } = created;
                         Ok(CreatedWq { handle, wq_num, max_wr, max_sge, queue: AnyRq::$variant(queue) })
                     })*
+                    #[cfg(not(any($(feature = $feature),*)))]
+                    Self::None(never) => match *never {},
                 }
             }
 
             fn address_vector(ah: &AnyAh) -> Vec<u8> {
-                match ah { $(AnyAh::$variant(ah) => <$provider as Provider>::address_vector(ah),)* }
+                match ah {
+                    $(#[cfg(feature = $feature)] AnyAh::$variant(ah) => {
+                        <$provider as Provider>::address_vector(ah)
+                    })*
+                    #[cfg(not(any($(feature = $feature),*)))]
+                    AnyAh::None(never) => match *never {},
+                }
             }
 
             fn create_ah(&self, request: &AhRequest) -> Result<CreatedAh<Self>, CreateError> {
                 match self {
-                    $(Self::$variant(provider) => {
+                    $(#[cfg(feature = $feature)] Self::$variant(provider) => {
                         let CreatedAh { handle, ah } = provider.create_ah(request)?;
                         Ok(CreatedAh { handle, ah: AnyAh::$variant(ah) })
                     })*
+                    #[cfg(not(any($(feature = $feature),*)))]
+                    Self::None(never) => match *never {},
                 }
             }
         }
@@ -232,7 +311,7 @@ macro_rules! providers {
                 request: &SendRequest<'_, Datagram<'_, AnyAh>>,
             ) -> Result<(), PushError> {
                 match (self, request.operation.ah) {
-                    $((Self::$variant(queue), AnyAh::$variant(ah)) => {
+                    $(#[cfg(feature = $feature)] (Self::$variant(queue), AnyAh::$variant(ah)) => {
                         let request = request.with(request.operation.over(ah));
                         // SAFETY: the caller upholds the same contract.
                         unsafe { queue.push_datagram(&request) }
@@ -241,7 +320,7 @@ macro_rules! providers {
                 }
             }
 
-            forward! { [$($variant)*]
+            forward! { [$($variant $feature)*]
                 #[inline]
                 fn capacity(&self) -> u32;
                 fn layout(&self) -> Option<QueueLayout>;
@@ -273,7 +352,7 @@ macro_rules! providers {
 
         // SAFETY: each method forwards to the queue of the variant, which upholds the obligations.
         unsafe impl QpControl for AnySq {
-            forward! { [$($variant)*]
+            forward! { [$($variant $feature)*]
                 fn validate_modify(&self, request: &ModifyQpReq) -> Result<(), &'static str>;
                 fn needs_second_reset(&self) -> bool;
                 fn ece(&self) -> Option<Ece>;
@@ -287,8 +366,8 @@ macro_rules! providers {
             }
         }
 
-        providers!(@recv AnyRq $($variant)*);
-        providers!(@recv AnySrq $($variant)*);
+        providers!(@recv AnyRq $($variant $feature)*);
+        providers!(@recv AnySrq $($variant $feature)*);
 
         // SAFETY: each method forwards to the queue of the variant, which upholds the obligations.
         unsafe impl CompletionQueue for AnyCq {
@@ -296,10 +375,16 @@ macro_rules! providers {
 
             #[inline(always)]
             fn next(&mut self) -> Option<AnyCompletion<'_>> {
-                match self { $(Self::$variant(queue) => queue.next().map(AnyCompletion::$variant),)* }
+                match self {
+                    $(#[cfg(feature = $feature)] Self::$variant(queue) => {
+                        queue.next().map(AnyCompletion::$variant)
+                    })*
+                    #[cfg(not(any($(feature = $feature),*)))]
+                    Self::None(never) => match *never {},
+                }
             }
 
-            forward! { [$($variant)*]
+            forward! { [$($variant $feature)*]
                 #[inline]
                 fn capacity(&self) -> u32;
                 fn layout(&self) -> Option<QueueLayout>;
@@ -315,7 +400,7 @@ macro_rules! providers {
         }
 
         impl Completion for AnyCompletion<'_> {
-            forward! { [$($variant)*]
+            forward! { [$($variant $feature)*]
                 #[inline]
                 fn wr_id(&self) -> u64;
                 #[inline]
@@ -349,11 +434,11 @@ macro_rules! providers {
             }
         }
     };
-    (@recv $queue:ident $($variant:ident)*) => {
+    (@recv $queue:ident $($variant:ident $feature:tt)*) => {
         // SAFETY: each method with obligations forwards to the queue of the variant, which upholds
         // them.
         unsafe impl RecvQueue for $queue {
-            forward! { [$($variant)*]
+            forward! { [$($variant $feature)*]
                 #[inline]
                 fn capacity(&self) -> u32;
                 fn layout(&self) -> Option<QueueLayout>;
@@ -378,8 +463,8 @@ macro_rules! providers {
 }
 
 providers! {
-    /// Soft-RoCE.
-    Rxe(Rxe),
-    /// ConnectX adapters.
-    Mlx5(Mlx5),
+    /// Soft-RoCE, with the feature `rxe`.
+    "rxe" => Rxe(Rxe),
+    /// ConnectX adapters, with the feature `mlx5`.
+    "mlx5" => Mlx5(Mlx5),
 }

@@ -1,6 +1,7 @@
 //! `cargo xtask test`: all checks, from formatting to real kernels.
 
 mod scheduler;
+mod targets;
 
 use std::io::{BufRead, BufReader};
 use std::num::NonZero;
@@ -47,7 +48,7 @@ impl Test {
         let filter = Filter(&self.filter);
         let mut totals = Totals::default();
         if filter.takes_all() {
-            static_checks()?;
+            static_checks(&mut totals)?;
         }
         heading("What the lab needs");
         let lab = Lab::fetch(&self.kernels)?;
@@ -125,7 +126,12 @@ fn data_races(totals: &mut Totals) -> Result<()> {
     Ok(())
 }
 
-fn static_checks() -> Result<()> {
+/// The selections of features of `bareverbs` that are checked besides all: no provider, either
+/// provider, and each other feature alone.
+const FEATURES: [&str; 7] =
+    ["", "rxe", "mlx5", "mlx5,rxe,async-io", "mlx5,rxe,memmap2", "mlx5,rxe,serde", "mlx5,rxe,tokio"];
+
+fn static_checks(totals: &mut Totals) -> Result<()> {
     heading("Formatting");
     succeed(build::cargo().args(["fmt", "--all", "--check"]))?;
     heading("Spelling");
@@ -141,18 +147,24 @@ fn static_checks() -> Result<()> {
         "-D",
         "warnings",
     ]))?;
-    succeed(build::cargo().args([
-        "clippy",
-        "--package",
-        "bareverbs",
-        "--no-default-features",
-        "--quiet",
-        "--",
-        "-D",
-        "warnings",
-    ]))?;
+    for features in FEATURES {
+        succeed(build::cargo().args([
+            "clippy",
+            "--package",
+            "bareverbs",
+            "--no-default-features",
+            "--features",
+            features,
+            "--quiet",
+            "--",
+            "-D",
+            "warnings",
+        ]))?;
+    }
     heading("Documentation");
     documentation()?;
+    heading("Other targets");
+    targets::check(totals)?;
     heading("Packages");
     package::check()
 }

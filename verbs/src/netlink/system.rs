@@ -45,8 +45,8 @@ impl RdmaNetlink {
     /// System-wide settings of the kernel's RDMA core.
     ///
     /// # Errors
-    /// [`Error::NetlinkRefused`](crate::Error::NetlinkRefused) if the kernel refuses the request;
-    /// [`Error::Netlink`](crate::Error::Netlink) if its response is malformed.
+    /// [`Error::NetlinkRefused`] if the kernel refuses the request;
+    /// [`Error::Netlink`] if its response is malformed.
     pub fn system(&mut self) -> Result<SystemInfo> {
         let mut info = SystemInfo::default();
         self.request(
@@ -65,7 +65,7 @@ impl RdmaNetlink {
     /// Sets the visibility of devices in network namespaces, system-wide.
     ///
     /// # Errors
-    /// [`Error::NetlinkRefused`](crate::Error::NetlinkRefused) with `EPERM` without `CAP_NET_ADMIN`
+    /// [`Error::NetlinkRefused`] with `EPERM` without `CAP_NET_ADMIN`
     /// in the initial user namespace, with `EBUSY` while there is a network namespace beside the
     /// initial one.
     #[doc(alias = "rdma system set netns")]
@@ -88,8 +88,8 @@ impl RdmaNetlink {
     /// The kernel reserves these Q_Keys for privileged users by default.
     ///
     /// # Errors
-    /// [`Error::Unsupported`](crate::Error::Unsupported) if the kernel doesn't have the setting;
-    /// [`Error::NetlinkRefused`](crate::Error::NetlinkRefused) with `EPERM` without `CAP_NET_ADMIN`
+    /// [`Error::Unsupported`] if the kernel doesn't have the setting;
+    /// [`Error::NetlinkRefused`] with `EPERM` without `CAP_NET_ADMIN`
     /// in the initial user namespace.
     #[doc(alias = "rdma system set privileged-qkey")]
     pub fn set_privileged_qkey(&mut self, on: bool) -> Result<()> {
