@@ -14,6 +14,7 @@
 //! | [`rss`] | hash fields and functions of receive-side scaling |
 //! | [`device`] | the device file: ioctls and mappings |
 //! | [`copy`] | copies of memory that others access at the same time |
+//! | [`free_list`] | a lock-free list of free slots |
 //! | [`dm`] | device memory |
 //! | [`command`] | the kernel's commands, one function each |
 //! | [`layout`] | addresses of a queue's ring, indices and doorbell |
@@ -32,6 +33,7 @@ pub mod copy;
 pub mod device;
 pub mod dm;
 pub mod error;
+pub mod free_list;
 pub mod handle_guard;
 pub mod layout;
 #[cfg(all(test, loom))]

@@ -1,4 +1,5 @@
-//! Models of both sides of a ring, and the barrier of device memory, for `cargo xtask loom`.
+//! Models of both sides of a ring, the free list of a pool, and the barrier of device memory, for
+//! `cargo xtask loom`.
 //!
 //! The index words are loom's atomics. Each slot is a loom cell, in which loom detects unordered
 //! accesses.
@@ -12,6 +13,7 @@ use loom::thread;
 
 use crate::barrier::issued;
 use crate::dm::DeviceMemory;
+use crate::free_list::FreeList;
 use crate::mapping::{Mapping, Protection};
 use crate::ring::{Consumer, Producer, RingMemory};
 
@@ -219,4 +221,76 @@ fn device_memory_is_flushed_after_the_last_write() {
     let issued = issued::record(probe, || memory.write(8, b"complete"));
     assert_eq!(issued, [("flush_write_combining", *b"complete")]);
     assert!(issued::record(|| (), || memory.write(8, b"")).is_empty());
+}
+
+/// The free list of a pool and what its slots contain.
+struct Pool {
+    free: FreeList,
+    slots: [UnsafeCell<u64>; 2],
+}
+
+// SAFETY: the models access a slot only while they hold it; loom checks it.
+unsafe impl Sync for Pool {}
+// SAFETY: the memory belongs to no thread.
+unsafe impl Send for Pool {}
+
+impl Pool {
+    fn new() -> Arc<Self> {
+        Arc::new(Self { free: FreeList::new(2), slots: [UnsafeCell::new(0), UnsafeCell::new(0)] })
+    }
+
+    /// Takes a slot and changes it.
+    fn use_one(&self) -> Option<u32> {
+        let slot = self.free.take()?;
+        // SAFETY: the slot belongs to this thread until it is put back; loom checks it.
+        self.slots[slot as usize].with_mut(|contents| unsafe { *contents += 1 });
+        Some(slot)
+    }
+}
+
+#[test]
+fn free_list_gives_a_slot_to_one_thread_at_a_time() {
+    model(|| {
+        let pool = Pool::new();
+        let other = Arc::clone(&pool);
+        // Takes both slots and returns the first: the case that the tag is for.
+        let thread = thread::spawn(move || {
+            let taken = [other.use_one(), other.use_one()];
+            for slot in taken.into_iter().flatten() {
+                other.free.put_back(slot);
+            }
+        });
+        if let Some(slot) = pool.use_one() {
+            pool.free.put_back(slot);
+        }
+        thread.join().unwrap();
+        let (first, second) = (pool.free.take().unwrap(), pool.free.take().unwrap());
+        assert_ne!(first, second);
+        assert_eq!(pool.free.take(), None);
+    });
+}
+
+#[test]
+fn free_list_survives_the_return_of_its_top() {
+    model(|| {
+        let pool = Pool::new();
+        let other = Arc::clone(&pool);
+        // The top is taken, the slot below is taken and kept, and the top is returned.
+        let thread = thread::spawn(move || {
+            let top = other.use_one();
+            let below = other.use_one();
+            if let Some(top) = top {
+                other.free.put_back(top);
+            }
+            below
+        });
+        let mine = [pool.use_one(), pool.use_one()];
+        let kept = thread.join().unwrap();
+        let mut taken: Vec<u32> = mine.into_iter().chain([kept]).flatten().collect();
+        taken.sort_unstable();
+        taken.dedup();
+        // All that are held at the end are distinct.
+        let held = mine.iter().flatten().count() + kept.iter().count();
+        assert_eq!(taken.len(), held);
+    });
 }

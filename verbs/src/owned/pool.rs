@@ -1,13 +1,11 @@
 //! Pools of registered buffers of one size.
 
-mod free_list;
-
 use std::fmt;
 use std::sync::Arc;
 
+use bareverbs_provider::free_list::{FreeList, MAX_SLOTS};
 use bareverbs_provider::traits::Provider;
 
-use self::free_list::{FreeList, MAX_SLOTS};
 use super::buffer::sealed::{Domain, Registered};
 use super::{Source, Target};
 use crate::{Access, Buffer, Error, Mr, Pd, Result};

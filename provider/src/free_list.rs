@@ -1,5 +1,8 @@
 //! A lock-free stack of free slots.
 
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+#[cfg(not(loom))]
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Bits of a slot's index in the head. The others are the tag.
@@ -9,7 +12,7 @@ const INDEX_BITS: u32 = 20;
 const NONE: u32 = (1 << INDEX_BITS) - 1;
 
 /// The largest number of slots.
-pub(super) const MAX_SLOTS: usize = NONE as usize;
+pub const MAX_SLOTS: usize = NONE as usize;
 
 /// The indices of the free slots. Any number of threads take and return them.
 ///
@@ -19,16 +22,20 @@ pub(super) const MAX_SLOTS: usize = NONE as usize;
 /// differs then, so the exchange fails. It repeats after 2^44 takes: at 10 ns each, the thread would
 /// have to be stopped for 49 hours between two instructions, for exactly as many takes.
 #[derive(Debug)]
-pub(super) struct FreeList {
+pub struct FreeList {
     head: AtomicU64,
     /// For each free slot, the slot below it.
     below: Box<[AtomicU32]>,
 }
 
 impl FreeList {
-    /// All of `count` slots, at most [`MAX_SLOTS`]. The first to be taken is slot 0.
-    pub(super) fn new(count: usize) -> Self {
-        debug_assert!(count <= MAX_SLOTS);
+    /// All of `count` slots. The first to be taken is slot 0.
+    ///
+    /// # Panics
+    /// If `count` exceeds [`MAX_SLOTS`].
+    #[must_use]
+    pub fn new(count: usize) -> Self {
+        assert!(count <= MAX_SLOTS, "{count} slots exceed the maximum of {MAX_SLOTS}");
         let count = count as u32;
         let below = (1..=count).map(|at| AtomicU32::new(if at == count { NONE } else { at })).collect();
         let top = if count == 0 { NONE } else { 0 };
@@ -36,12 +43,14 @@ impl FreeList {
     }
 
     /// The number of slots, free or not.
-    pub(super) fn capacity(&self) -> usize {
+    #[must_use]
+    pub fn capacity(&self) -> usize {
         self.below.len()
     }
 
     /// Takes a free slot. Writes by the thread that returned it are visible to this one.
-    pub(super) fn take(&self) -> Option<u32> {
+    #[must_use = "the slot is lost unless it is put back"]
+    pub fn take(&self) -> Option<u32> {
         // The acquiring loads pair with the releasing exchange of `put_back`: the entry of `below` is
         // the one that belongs to this head.
         let mut head = self.head.load(Ordering::Acquire);
@@ -58,11 +67,12 @@ impl FreeList {
         }
     }
 
-    /// Returns a slot that was taken.
+    /// Returns a slot that was taken. The list does not check that it was: a slot that is returned
+    /// twice is taken twice.
     ///
     /// # Panics
     /// If there is no such slot.
-    pub(super) fn put_back(&self, slot: u32) {
+    pub fn put_back(&self, slot: u32) {
         let below = &self.below[slot as usize];
         let mut head = self.head.load(Ordering::Relaxed);
         loop {
@@ -76,7 +86,7 @@ impl FreeList {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::collections::HashSet;
     use std::sync::atomic::AtomicBool;
