@@ -233,6 +233,19 @@ mod tests {
     use crate::{GidIndex, GidType};
 
     #[test]
+    fn membership_ends_with_its_socket() {
+        // On the loopback interface.
+        let group = Ipv4Addr::new(239, 250, 3, 7);
+        let number = format!("{:08X}", u32::from_le_bytes(group.octets()));
+        let is_joined = || std::fs::read_to_string("/proc/net/igmp").unwrap().contains(&number);
+        let (one, other) = (join(group.into(), 1).unwrap(), join(group.into(), 1).unwrap());
+        drop(one);
+        assert!(is_joined());
+        drop(other);
+        assert!(!is_joined());
+    }
+
+    #[test]
     fn group_can_not_be_joined_without_an_interface() {
         let group = Gid::from(Ipv4Addr::new(239, 1, 2, 3));
         let own = GidEntry {
