@@ -22,13 +22,14 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use ::async_io::Async;
 
 use crate::event_fd::EventFd;
 use crate::runtime::sealed::Events;
 use crate::runtime::{self, failed};
-use crate::{AnyProvider, Buffer, Mr, Result};
+use crate::{AnyProvider, Buffer, Mr, Result, readiness};
 
 /// A [completion channel](crate::CompChannel) that tasks of async-io wait on.
 pub type CompChannel = runtime::CompChannel<Readiness>;
@@ -66,5 +67,19 @@ impl runtime::sealed::Readiness for Readiness {
             }
             self.0.readable().await.map_err(failed)?;
         }
+    }
+}
+
+impl readiness::Readiness for Readiness {}
+
+impl readiness::sealed::Readiness for Readiness {
+    fn register(channel: &crate::CompChannel) -> Result<Self> {
+        runtime::sealed::Readiness::new(Events(channel.events()))
+    }
+
+    fn poll_drain(&self, cx: &mut Context<'_>, drain: &mut dyn FnMut() -> Result<()>) -> Poll<Result<()>> {
+        let Poll::Ready(ready) = self.0.poll_readable(cx) else { return Poll::Pending };
+        ready.map_err(failed)?;
+        Poll::Ready(drain())
     }
 }

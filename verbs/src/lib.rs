@@ -112,10 +112,12 @@ mod pkey;
 mod provider;
 mod qp;
 pub mod raw;
+mod readiness;
 mod rss;
 #[cfg(any(feature = "async-io", feature = "tokio"))]
 mod runtime;
 mod srq;
+mod sync;
 #[cfg(test)]
 mod testing;
 #[cfg(feature = "tokio")]
@@ -177,6 +179,7 @@ pub use qp::{
     QpInit, QpInitAttr, RateLimit, RawPacket, Rc, RecvHalf, RtrAttr, RtsAttr, SendFailure, SendHalf,
     Transport, Uc, UcOperation, UcRtrAttr, Ud, UdInitAttr, UpperMatch, XrcSend, XrcTarget, XrcTargetRtsAttr,
 };
+pub use readiness::Readiness;
 pub use rss::{IndirectionTable, RssHash, RssInit, RssQp};
 pub use srq::{Srq, SrqAttr, SrqInit};
 pub use values::{

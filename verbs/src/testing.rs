@@ -54,6 +54,10 @@ pub(crate) struct Log {
     pub(crate) needs_second_reset: bool,
     /// Numbers of the rings that were reset.
     pub(crate) reset: Vec<u32>,
+    /// Errors of the next receives, in this order.
+    pub(crate) rejections: VecDeque<PushError>,
+    /// Whether receives panic after they were pushed.
+    pub(crate) panics: bool,
     rings: u32,
 }
 
@@ -209,7 +213,15 @@ unsafe impl RecvQueue for Ring {
     }
 
     unsafe fn push(&mut self, request: &RecvRequest<'_>) -> Result<(), PushError> {
+        let (rejection, panics) = {
+            let mut log = self.plain.log();
+            (log.rejections.pop_front(), log.panics)
+        };
+        if let Some(rejection) = rejection {
+            return Err(rejection);
+        }
         self.pushed.push(request.wr_id);
+        assert!(!panics, "the test asked for it");
         Ok(())
     }
 

@@ -22,6 +22,7 @@
 
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use ::tokio::io::Interest;
 use ::tokio::io::unix::AsyncFd;
@@ -30,7 +31,7 @@ use ::tokio::runtime::Handle;
 use crate::event_fd::EventFd;
 use crate::runtime::sealed::Events;
 use crate::runtime::{self, failed};
-use crate::{AnyProvider, Buffer, Error, Mr, Result};
+use crate::{AnyProvider, Buffer, Error, Mr, Result, readiness};
 
 /// A [completion channel](crate::CompChannel) that tasks of tokio wait on.
 pub type CompChannel = runtime::CompChannel<Readiness>;
@@ -79,5 +80,22 @@ impl runtime::sealed::Readiness for Readiness {
             }
             guard.clear_ready();
         }
+    }
+}
+
+impl readiness::Readiness for Readiness {}
+
+impl readiness::sealed::Readiness for Readiness {
+    fn register(channel: &crate::CompChannel) -> Result<Self> {
+        runtime::sealed::Readiness::new(Events(channel.events()))
+    }
+
+    fn poll_drain(&self, cx: &mut Context<'_>, drain: &mut dyn FnMut() -> Result<()>) -> Poll<Result<()>> {
+        let Poll::Ready(ready) = self.0.poll_read_ready(cx) else { return Poll::Pending };
+        let mut guard = ready.map_err(failed)?;
+        drain()?;
+        // It clears only readiness from before `drain`.
+        guard.clear_ready();
+        Poll::Ready(Ok(()))
     }
 }

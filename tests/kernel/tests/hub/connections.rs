@@ -1,0 +1,213 @@
+use std::time::Instant;
+
+use bareverbs::owned::{Hub, Lease, Part, Peer, Pending, Pool};
+use bareverbs::{Access, Buffer, Error, Pd, WcStatus};
+use bareverbs_kernel_tests::TIMEOUT;
+use bareverbs_kernel_tests::loopback::{ALL_REMOTE, contents, domain};
+use bareverbs_kernel_tests::resources::{held, nothing_leaks, settles_at};
+
+/// Two connected ends on one hub.
+pub(crate) fn pair<B>(hub: &Hub<B>, depth: u32) -> (Peer<B>, Peer<B>) {
+    let (a, b) = (hub.connection(1, depth).unwrap(), hub.connection(1, depth).unwrap());
+    a.connect(&b.address()).unwrap();
+    b.connect(&a.address()).unwrap();
+    (a, b)
+}
+
+pub(crate) fn setup(entries: u32, buffers: usize) -> (Pd, Hub, Pool) {
+    let pd = domain();
+    let hub = Hub::new(&pd, entries).unwrap();
+    let pool = Pool::new(&pd, buffers, 64).unwrap();
+    (pd, hub, pool)
+}
+
+pub(crate) fn take(pool: &Pool) -> Lease {
+    pool.take().expect("a free buffer")
+}
+
+/// A buffer whose 64 bytes are made from `seed`.
+pub(crate) fn message(pool: &Pool, seed: u64) -> Lease {
+    let mut lease = take(pool);
+    for (at, word) in (0..).zip(lease.bytes_mut().chunks_mut(8)) {
+        word.copy_from_slice(&(seed.rotate_left(at * 7) ^ u64::from(at)).to_le_bytes());
+    }
+    lease
+}
+
+/// The seed of a received message. Panics unless it is complete.
+pub(crate) fn seed_of(bytes: &[u8]) -> u64 {
+    assert_eq!(bytes.len(), 64);
+    let words: Vec<_> = bytes.chunks(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect();
+    let seed = words[0];
+    assert!(
+        (0..).zip(&words).all(|(at, word)| seed.rotate_left(at * 7) ^ u64::from(at) == *word),
+        "{words:x?}"
+    );
+    seed
+}
+
+pub(crate) fn hub_executes_every_operation() {
+    nothing_leaks(|| {
+        let (pd, hub, pool) = setup(16, 8);
+        let (a, b) = pair(&hub, 4);
+        let mut target = pd.register(Buffer::zeroed(64).unwrap(), ALL_REMOTE).unwrap();
+        let receives = [b.recv(take(&pool)), b.recv(take(&pool))];
+        a.send(message(&pool, 1), ..).wait().unwrap();
+        a.send_imm(message(&pool, 2), 8..64, 77).wait().unwrap();
+        let [first, second] = receives.map(|pending| pending.wait().unwrap());
+        assert_eq!(seed_of(first.message().unwrap()), 1);
+        assert_eq!(second.message().unwrap().len(), 56);
+
+        a.write(message(&pool, 3), .., target.remote(0).unwrap()).wait().unwrap();
+        assert_eq!(seed_of(&contents(&target)), 3);
+        let read = a.read(take(&pool), .., target.remote(0).unwrap()).wait().unwrap();
+        assert_eq!(seed_of(read.into_buffer().bytes()), 3);
+
+        target.write(0, &[0; 8]).unwrap();
+        let word = target.remote(0).unwrap();
+        let old = |pending: Pending<Lease>| {
+            let done = pending.wait().unwrap();
+            u64::from_ne_bytes(done.into_buffer().bytes()[..8].try_into().unwrap())
+        };
+        let values = [a.fetch_add(take(&pool), word, 5), a.compare_swap(take(&pool), word, 5, 9)].map(old);
+        assert_eq!(values, [0, 5]);
+        assert_eq!(contents(&target)[..8], 9_u64.to_ne_bytes());
+    });
+}
+
+pub(crate) fn hub_room_is_reserved_and_released() {
+    nothing_leaks(|| {
+        let (_pd, hub, pool) = setup(8, 8);
+        assert_eq!(hub.room(), 8);
+        let (a, b) = pair(&hub, 2);
+        assert_eq!(hub.room(), 0);
+        let full = hub.connection(1, 1).unwrap_err();
+        assert!(matches!(full, Error::Limit { verb: "Hub::connection", asked: 2, max: 0, .. }), "{full}");
+        // With operations in flight, detached.
+        drop([b.recv(take(&pool)), b.recv(take(&pool))]);
+        drop(b);
+        assert_eq!(hub.room(), 4);
+        drop(a);
+        assert_eq!(hub.room(), 8);
+        assert_eq!((0..8).map(|_| take(&pool)).collect::<Vec<_>>().len(), 8, "all buffers came back");
+        for _ in 0..20 {
+            let (a, b) = pair(&hub, 2);
+            let received = b.recv(take(&pool));
+            a.send(message(&pool, 5), ..).wait().unwrap();
+            assert_eq!(seed_of(received.wait().unwrap().message().unwrap()), 5);
+        }
+        assert!(matches!(hub.connection(1, 0), Err(Error::Invalid { .. })));
+        assert!(matches!(hub.connection(99, 1), Err(Error::NoPort { .. })));
+        assert_eq!(hub.room(), 8);
+    });
+}
+
+pub(crate) fn full_cq_at_its_exact_reserve_loses_nothing() {
+    nothing_leaks(|| {
+        const DEPTH: u32 = 16;
+        let (_pd, hub, pool) = setup(4 * DEPTH, 4 * DEPTH as usize + 1);
+        let (a, b) = pair(&hub, DEPTH);
+        for round in 0..10 {
+            let mut pending = Vec::new();
+            for peer in [&a, &b] {
+                pending.extend((0..DEPTH).map(|_| peer.recv(take(&pool))));
+            }
+            for peer in [&a, &b] {
+                pending.extend((0..DEPTH).map(|_| peer.send(message(&pool, round), ..)));
+            }
+            // Nobody reaps until all have completed: the CQ is full.
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            let refused = a.send(take(&pool), ..).wait().unwrap_err();
+            assert!(refused.error.to_string().contains("are in use"), "{refused}");
+            for pending in pending {
+                pending.wait().unwrap();
+            }
+        }
+    });
+}
+
+pub(crate) fn aborted_connection_returns_its_buffers() {
+    nothing_leaks(|| {
+        let (_pd, hub, pool) = setup(16, 8);
+        let (a, b) = pair(&hub, 4);
+        let receives: Vec<_> = (0..4).map(|_| b.recv(take(&pool))).collect();
+        b.abort();
+        for pending in receives {
+            let failed = pending.wait().unwrap_err();
+            assert!(
+                matches!(failed.error, Error::Completion { status: WcStatus::WR_FLUSH_ERR, .. }),
+                "{failed}"
+            );
+            assert_eq!(failed.buffer.unwrap().len(), 64);
+        }
+        assert!(b.recv(take(&pool)).wait().unwrap_err().buffer.is_some());
+        assert!(a.failure().is_none());
+    });
+}
+
+pub(crate) fn dead_peer_costs_its_connection_only() {
+    nothing_leaks(|| {
+        let (_pd, hub, pool) = setup(32, 16);
+        let ((a, dead), (c, d)) = (pair(&hub, 4), pair(&hub, 4));
+        let waiting = a.recv(take(&pool));
+        drop(dead);
+        let begin = Instant::now();
+        let lost = a.send(message(&pool, 1), ..);
+        let received = d.recv(take(&pool));
+        c.send(message(&pool, 2), ..).wait().unwrap();
+        assert_eq!(seed_of(received.wait().unwrap().message().unwrap()), 2);
+        let failed = lost.wait().unwrap_err();
+        assert!(
+            matches!(failed.error, Error::Completion { status: WcStatus::RETRY_EXC_ERR, .. }),
+            "{failed}"
+        );
+        assert!(begin.elapsed() < TIMEOUT);
+        assert!(waiting.wait().unwrap_err().buffer.is_some());
+        assert!(matches!(a.failure(), Some(Error::Completion { status: WcStatus::RETRY_EXC_ERR, .. })));
+        c.send(message(&pool, 2), ..).detach();
+        d.recv(take(&pool)).wait().unwrap();
+    });
+}
+
+pub(crate) fn qp_is_destroyed_with_its_last_handle() {
+    let (_pd, hub, pool) = setup(16, 8);
+    let before = held();
+    let with_qps = |count| {
+        let mut expected = before;
+        expected.qp += count;
+        settles_at(expected);
+    };
+    let (a, b) = pair(&hub, 4);
+    with_qps(2);
+    let pending = b.recv(take(&pool));
+    let clone = b.clone();
+    drop((a, b));
+    with_qps(1);
+    drop(clone);
+    // The operation keeps it.
+    with_qps(1);
+    drop(pending);
+    with_qps(0);
+}
+
+pub(crate) fn two_hundred_connections_share_a_cq() {
+    nothing_leaks(|| {
+        const PAIRS: usize = 100;
+        let pd = domain();
+        let hub = Hub::<Part>::new(&pd, 4 * PAIRS as u32).unwrap();
+        let memory =
+            Part::new(pd.register(Buffer::zeroed(128 * PAIRS).unwrap(), Access::LOCAL_WRITE).unwrap());
+        let mut parts = memory.map_err(Error::from).unwrap().chunks(64);
+        let pairs: Vec<_> = (0..PAIRS).map(|_| pair(&hub, 1)).collect();
+        let mut pending = Vec::new();
+        for (number, (a, b)) in pairs.iter().enumerate() {
+            pending.push((number, b.recv(parts.next().unwrap())));
+            let mut message = parts.next().unwrap();
+            message.bytes_mut().fill(number as u8);
+            a.send(message, ..).detach();
+        }
+        for (number, received) in pending.into_iter().rev() {
+            assert_eq!(received.wait().unwrap().message().unwrap(), [number as u8; 64]);
+        }
+    });
+}

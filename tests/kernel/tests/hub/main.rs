@@ -1,0 +1,48 @@
+//! Many connections on one CQ: hubs, used by threads and by tasks.
+
+mod connections;
+mod servers;
+mod tasks;
+mod threads;
+
+use bareverbs_kernel_tests::kernel_tests;
+use connections::*;
+use servers::*;
+use tasks::*;
+use threads::*;
+
+kernel_tests! {
+    hub_executes_every_operation,
+    hub_room_is_reserved_and_released,
+    full_cq_at_its_exact_reserve_loses_nothing,
+    aborted_connection_returns_its_buffers,
+    dead_peer_costs_its_connection_only,
+    qp_is_destroyed_with_its_last_handle,
+    two_hundred_connections_share_a_cq,
+
+    threads_without_a_driver_share_a_hub,
+    threads_with_a_driver_share_a_hub,
+    adaptive_and_busy_threads_share_a_hub,
+    wait_timeout_leaves_the_operation_posted,
+    blocked_thread_takes_over_from_a_dropped_driver,
+    awaited_operations_allocate_nothing,
+
+    tokio_tasks_share_a_hub,
+    async_io_tasks_share_a_hub,
+    tasks_share_a_hub_with_a_driver_thread,
+    cancelled_awaits_lose_no_message,
+    tasks_without_a_driver_end_with_an_error,
+    driver_ends_with_its_hub,
+
+    ten_clients_ask_a_server_on_tokio,
+    threads_use_a_server_without_a_driver,
+    ends_that_send_without_reading_do_not_deadlock,
+    dead_client_costs_itself_only,
+    keepalive_finds_a_dead_idle_client,
+    shutdown_under_traffic_loses_nothing,
+    two_hundred_clients_ask_one_server,
+    full_server_and_foreign_addresses_are_refused,
+    message_longer_than_the_peers_buffers_is_refused,
+    messages_flow_through_a_sink_and_a_stream,
+    qp_uses_an_srq_of_another_pd,
+}

@@ -1,0 +1,495 @@
+use std::collections::HashSet;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::time::Duration;
+
+use bareverbs::owned::server::{Client, Event, PeerId, Report, Server};
+use bareverbs::owned::{Lease, Pending};
+use bareverbs::{
+    Access, AckTimeout, Buffer, ConnectAttr, CqInit, Error, Operation, Payload, Pd, QpInit, Rc, RecvRequest,
+    RetryCount, SendFlags, SendRequest, SrqInit, WcStatus,
+};
+use bareverbs_kernel_tests::loopback::domain;
+use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{TIMEOUT, device};
+use futures_core::Stream;
+use futures_sink::Sink;
+use tokio::runtime::{Builder, Runtime};
+use tokio::time::timeout;
+
+use crate::connections::seed_of;
+
+type Tokio = bareverbs::tokio::Readiness;
+
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// Retries that end within a second.
+fn impatient(pd: &Pd) -> ConnectAttr {
+    let gid = pd.context().default_gid(1).unwrap().index;
+    let timeout = AckTimeout::new(14).unwrap();
+    let access = Access::REMOTE_WRITE;
+    ConnectAttr { timeout, retry_cnt: RetryCount::new(3).unwrap(), access, ..ConnectAttr::new(1, gid) }
+}
+
+fn server(pd: &Pd, peers: u32) -> Server {
+    Server::options()
+        .peers(peers)
+        .window(4)
+        .sends(4)
+        .message_size(64)
+        .connection(impatient(pd))
+        .build(pd)
+        .unwrap()
+}
+
+fn client(pd: &Pd, server: &Server) -> (Client, PeerId) {
+    let options = Client::options().window(4).sends(4).message_size(64).connection(impatient(pd));
+    let client = options.build(pd).unwrap();
+    let (peer, address) = server.handle().admit(&client.address()).unwrap();
+    client.connect(&address).unwrap();
+    (client, peer)
+}
+
+/// Fills a buffer with 64 bytes made from `seed`.
+fn fill(mut lease: Lease, seed: u64) -> Lease {
+    for (at, word) in (0..).zip(lease.bytes_mut().chunks_mut(8)) {
+        word.copy_from_slice(&(seed.rotate_left(at * 7) ^ u64::from(at)).to_le_bytes());
+    }
+    lease
+}
+
+async fn echo(mut server: Server, mut clients: usize) -> Report {
+    let mut shutdown = None;
+    while let Some(event) = timeout(TIMEOUT, server.next()).await.unwrap().unwrap() {
+        match event {
+            Event::Message(message) => {
+                let answer = fill(server.take().unwrap(), seed_of(message.bytes()));
+                drop(timeout(TIMEOUT, message.reply(answer, ..)).await.unwrap().unwrap());
+            }
+            Event::Closed(_) => {
+                clients -= 1;
+                if clients == 0 {
+                    shutdown = Some(server.handle().shutdown());
+                }
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    timeout(TIMEOUT, shutdown.unwrap()).await.unwrap().unwrap()
+}
+
+async fn ask(mut client: Client, number: u64, rounds: u64) {
+    let (mut sent, mut received) = (0, 0);
+    while received < rounds {
+        // As many questions at a time as there are buffers.
+        while sent < rounds && sent - received < 4 {
+            let question = fill(client.take().unwrap(), number << 32 | sent);
+            client.send(question, ..).detach();
+            sent += 1;
+        }
+        match timeout(TIMEOUT, client.next()).await.unwrap().unwrap() {
+            Some(Event::Message(answer)) => assert_eq!(seed_of(answer.bytes()), number << 32 | received),
+            other => panic!("{other:?}"),
+        }
+        received += 1;
+    }
+    let report = timeout(TIMEOUT, client.shutdown()).await.unwrap().unwrap();
+    assert_eq!((report.sent, report.lost), (rounds, 0));
+    assert!(matches!(timeout(TIMEOUT, client.next()).await.unwrap().unwrap(), Some(Event::Closed(_))));
+    assert!(timeout(TIMEOUT, client.next()).await.unwrap().unwrap().is_none());
+}
+
+pub(crate) fn ten_clients_ask_a_server_on_tokio() {
+    nothing_leaks(|| {
+        runtime().block_on(async {
+            let pd = domain();
+            let server = server(&pd, 10);
+            tokio::spawn(server.handle().drive::<Tokio>().unwrap());
+            let mut tasks = Vec::new();
+            for number in 0..10 {
+                let (client, _) = client(&pd, &server);
+                tokio::spawn(client.peer().1.drive::<Tokio>().unwrap());
+                tasks.push(tokio::spawn(ask(client, number, 100)));
+            }
+            let report = echo(server, 10).await;
+            assert_eq!((report.sent, report.lost), (1000, 0));
+            for task in tasks {
+                task.await.unwrap();
+            }
+        });
+        std::thread::sleep(Duration::from_millis(20));
+    });
+}
+
+pub(crate) fn threads_use_a_server_without_a_driver() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let mut server = server(&pd, 2);
+        let (mut client, peer) = client(&pd, &server);
+        std::thread::scope(|threads| {
+            threads.spawn(move || {
+                for round in 0..50 {
+                    client.send(fill(client.take().unwrap(), round), ..).detach();
+                    match client.wait().unwrap() {
+                        Some(Event::Message(answer)) => assert_eq!(seed_of(answer.bytes()), round),
+                        other => panic!("{other:?}"),
+                    }
+                }
+                assert_eq!(client.shutdown().wait().unwrap().lost, 0);
+                assert!(matches!(client.wait().unwrap(), Some(Event::Closed(_))));
+                assert!(client.wait().unwrap().is_none());
+            });
+            loop {
+                match server.wait().unwrap() {
+                    Some(Event::Message(message)) => {
+                        assert_eq!(message.from(), peer);
+                        let answer = fill(server.take().unwrap(), seed_of(message.bytes()));
+                        message.reply(answer, ..).wait().unwrap();
+                    }
+                    Some(Event::Closed(closed)) => {
+                        assert_eq!(closed, peer);
+                        break;
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+        });
+        assert!(server.wait_timeout(Duration::from_millis(20)).unwrap().is_none());
+        assert_eq!(server.handle().peers(), []);
+    });
+}
+
+pub(crate) fn ends_that_send_without_reading_do_not_deadlock() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let mut server = server(&pd, 1);
+        let (mut client, peer) = client(&pd, &server);
+        // Credits are handled while the application does not wait.
+        server.handle().thread().unwrap();
+        client.peer().1.thread().unwrap();
+        // Windows of 4 and queues of 4: the ninth message has no place.
+        let send = |round| {
+            let to_client =
+                server.handle().send(peer, fill(server.take().unwrap_or_else(|| spare(&pd)), round), ..);
+            let to_server = client.send(fill(client.take().unwrap_or_else(|| spare(&pd)), round), ..);
+            [to_client, to_server]
+        };
+        let mut waiting: Vec<Pending<Lease>> = Vec::new();
+        let mut sent = [0_u64; 2];
+        for round in 0..4 {
+            for (at, pending) in send(round).into_iter().enumerate() {
+                pending.wait().unwrap();
+                sent[at] += 1;
+            }
+        }
+        for round in 4..8 {
+            for (at, mut pending) in send(round).into_iter().enumerate() {
+                assert!(pending.wait_timeout(Duration::from_millis(1)).is_none(), "no receive is left");
+                waiting.push(pending);
+                sent[at] += 1;
+            }
+        }
+        for pending in send(8) {
+            let refused = pending.wait().unwrap_err();
+            assert!(refused.error.to_string().contains("await one of them first"), "{refused}");
+            assert!(refused.buffer.is_some());
+        }
+        // Each end reads all that there is, without an order between the ends.
+        for round in 0..8 {
+            for event in [server.wait_timeout(TIMEOUT).unwrap(), client.wait_timeout(TIMEOUT).unwrap()] {
+                match event.unwrap() {
+                    Some(Event::Message(message)) => assert_eq!(seed_of(message.bytes()), round),
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+        waiting.into_iter().for_each(|pending| drop(pending.wait().unwrap()));
+    });
+}
+
+/// A buffer of the PD that belongs to neither end.
+fn spare(pd: &Pd) -> Lease {
+    bareverbs::owned::Pool::new(pd, 1, 64).unwrap().take().unwrap()
+}
+
+pub(crate) fn dead_client_costs_itself_only() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let mut server = server(&pd, 3);
+        let ((dead, lost), (mut alive, peer)) = (client(&pd, &server), client(&pd, &server));
+        dead.send(fill(dead.take().unwrap(), 1), ..).wait().unwrap();
+        drop(dead);
+        let pending = server.handle().send(lost, fill(server.take().unwrap(), 2), ..);
+        alive.send(fill(alive.take().unwrap(), 3), ..).detach();
+        let (mut seeds, mut gone) = (Vec::new(), false);
+        while seeds.len() < 2 || !gone {
+            match server.wait_timeout(TIMEOUT).unwrap().expect("within seconds") {
+                Some(Event::Message(message)) => seeds.push((message.from(), seed_of(message.bytes()))),
+                Some(Event::Gone(peer, error)) => {
+                    assert!(matches!(error, Error::Completion { .. }), "{error}");
+                    assert_eq!(peer, lost);
+                    gone = true;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        seeds.sort_by_key(|(_, seed)| *seed);
+        assert_eq!(seeds, [(lost, 1), (peer, 3)]);
+        assert!(pending.wait().unwrap_err().buffer.is_some());
+        assert!(server.handle().send(lost, server.take().unwrap(), ..).wait().is_err());
+        assert_eq!(server.handle().peers(), [peer]);
+        // Its place is free for another one.
+        let (_other, next) = client(&pd, &server);
+        assert_ne!(next, lost);
+        server.handle().send(peer, fill(server.take().unwrap(), 4), ..).wait().unwrap();
+        assert!(
+            matches!(alive.wait().unwrap(), Some(Event::Message(message)) if seed_of(message.bytes()) == 4)
+        );
+    });
+}
+
+pub(crate) fn keepalive_finds_a_dead_idle_client() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let mut server = server(&pd, 2);
+        let ((dead, lost), (_alive, peer)) = (client(&pd, &server), client(&pd, &server));
+        drop(dead);
+        for _ in 0..3 {
+            server.handle().keepalive();
+        }
+        match server.wait_timeout(TIMEOUT).unwrap().expect("within seconds") {
+            Some(Event::Gone(gone, _)) => assert_eq!(gone, lost),
+            other => panic!("{other:?}"),
+        }
+        server.handle().keepalive();
+        assert!(server.wait_timeout(Duration::from_millis(200)).unwrap().is_none());
+        assert_eq!(server.handle().peers(), [peer]);
+    });
+}
+
+pub(crate) fn shutdown_under_traffic_loses_nothing() {
+    nothing_leaks(|| {
+        const CLIENTS: u64 = 4;
+        let pd = domain();
+        let mut server = server(&pd, CLIENTS as u32);
+        let handle = server.handle().clone();
+        std::thread::scope(|threads| {
+            let clients: Vec<_> = (0..CLIENTS)
+                .map(|_| {
+                    let (mut client, _) = client(&pd, &server);
+                    threads.spawn(move || {
+                        let (mut sent, mut answers, mut next) = (0, 0, 0);
+                        let mut closed = false;
+                        loop {
+                            // Until the server closes.
+                            if !closed && let Some(lease) = client.take() {
+                                let mut pending = client.send(fill(lease, sent), ..);
+                                match pending.wait_timeout(Duration::ZERO) {
+                                    Some(Err(failed)) => assert!(failed.buffer.is_some(), "{failed}"),
+                                    _ => sent += 1,
+                                }
+                            }
+                            match client.wait_timeout(Duration::from_millis(1)).unwrap() {
+                                Some(Some(Event::Message(answer))) => {
+                                    let seed = seed_of(answer.bytes());
+                                    // A full queue has refused some.
+                                    assert!(seed >= next, "{seed} after {next}");
+                                    (answers, next) = (answers + 1, seed + 1);
+                                }
+                                Some(Some(Event::Closed(_))) => {
+                                    closed = true;
+                                    let report = client.shutdown().wait().unwrap();
+                                    assert_eq!((report.sent, report.lost), (sent, 0));
+                                }
+                                Some(None) => break (sent, answers),
+                                Some(other) => panic!("{other:?}"),
+                                None => {}
+                            }
+                        }
+                    })
+                })
+                .collect();
+            let (mut received, mut answered) = (0, 0);
+            let mut shutdown = None;
+            while let Some(event) = server.wait().unwrap() {
+                match event {
+                    Event::Message(message) => {
+                        received += 1;
+                        let seed = seed_of(message.bytes());
+                        if let Some(lease) = server.take() {
+                            let mut pending = message.reply(fill(lease, seed), ..);
+                            match pending.wait_timeout(Duration::ZERO) {
+                                Some(Err(refused)) => assert!(refused.buffer.is_some(), "{refused}"),
+                                _ => answered += 1,
+                            }
+                        }
+                        if received == 200 {
+                            shutdown = Some(handle.shutdown());
+                        }
+                    }
+                    Event::Closed(_) => {}
+                    other => panic!("{other:?}"),
+                }
+            }
+            let report = shutdown.unwrap().wait().unwrap();
+            assert_eq!((report.sent, report.lost), (answered, 0));
+            let ends: Vec<_> = clients.into_iter().map(|client| client.join().unwrap()).collect();
+            assert_eq!(ends.iter().map(|(sent, _)| sent).sum::<u64>(), received);
+            assert_eq!(ends.iter().map(|(_, answers)| answers).sum::<u64>(), answered);
+        });
+    });
+}
+
+pub(crate) fn two_hundred_clients_ask_one_server() {
+    nothing_leaks(|| {
+        const CLIENTS: u64 = 200;
+        let pd = domain();
+        let options = Server::options().peers(CLIENTS as u32).window(1).sends(1).message_size(64);
+        let mut server: Server = options.connection(impatient(&pd)).build(&pd).unwrap();
+        let options = Client::options().window(1).sends(1).message_size(64).connection(impatient(&pd));
+        let mut clients = Vec::new();
+        for number in 0..CLIENTS {
+            let client = options.build(&pd).unwrap();
+            let (_, address) = server.handle().admit(&client.address()).unwrap();
+            client.connect(&address).unwrap();
+            client.send(fill(client.take().unwrap(), number), ..).detach();
+            clients.push(client);
+        }
+        let mut seen = HashSet::new();
+        while seen.len() < CLIENTS as usize {
+            match server.wait_timeout(TIMEOUT).unwrap().expect("all messages arrive") {
+                Some(Event::Message(message)) => {
+                    let seed = seed_of(message.bytes());
+                    assert!(seen.insert(seed));
+                    message.reply(fill(server.take().unwrap(), seed), ..).detach();
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        for (number, mut client) in (0..).zip(clients) {
+            match client.wait_timeout(TIMEOUT).unwrap().expect("all answers arrive") {
+                Some(Event::Message(message)) => assert_eq!(seed_of(message.bytes()), number),
+                other => panic!("{other:?}"),
+            }
+        }
+    });
+}
+
+pub(crate) fn full_server_and_foreign_addresses_are_refused() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let server = server(&pd, 1);
+        let (_client, _) = client(&pd, &server);
+        let other = Client::options().message_size(64).build(&pd).unwrap();
+        let full = server.handle().admit(&other.address()).unwrap_err();
+        assert!(full.to_string().contains("has all its peers"), "{full}");
+        let mut foreign = other.address();
+        foreign.recvs = 0;
+        let refused = other.connect(&foreign).unwrap_err();
+        assert!(refused.to_string().contains("it has no receives"), "{refused}");
+        for (options, name) in [
+            (Server::options().peers(0), "peers"),
+            (Server::options().window(0), "window"),
+            (Server::options().sends(0), "sends"),
+        ] {
+            let refused = options.build(&pd).unwrap_err();
+            assert!(refused.to_string().contains(name), "{refused}");
+        }
+        assert!(matches!(Server::options().peers(100_000).window(1000).build(&pd), Err(Error::Limit { .. })));
+    });
+}
+
+pub(crate) fn message_longer_than_the_peers_buffers_is_refused() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let server = server(&pd, 1);
+        let options = Client::options().message_size(128).connection(impatient(&pd));
+        let client = options.build(&pd).unwrap();
+        let (_, address) = server.handle().admit(&client.address()).unwrap();
+        client.connect(&address).unwrap();
+        let refused = client.send(client.take().unwrap(), ..65).wait().unwrap_err();
+        assert!(matches!(refused.error, Error::Limit { asked: 65, max: 64, .. }), "{refused}");
+        client.send(refused.buffer.unwrap(), ..64).wait().unwrap();
+    });
+}
+
+pub(crate) fn messages_flow_through_a_sink_and_a_stream() {
+    nothing_leaks(|| {
+        runtime().block_on(async {
+            let pd = domain();
+            let mut server = server(&pd, 1);
+            let (client, _) = client(&pd, &server);
+            let drivers = [server.handle(), client.peer().1]
+                .map(|handle| tokio::spawn(handle.drive::<Tokio>().unwrap()));
+            let (peer, handle) = client.peer();
+            let mut sink = handle.sink(peer);
+            let sends = async {
+                for seed in 0..50 {
+                    poll_fn(|cx| Pin::new(&mut sink).poll_ready(cx)).await.unwrap();
+                    let lease = client.take().expect("a buffer for each message on its way");
+                    Pin::new(&mut sink).start_send((fill(lease, seed), 64)).unwrap();
+                }
+                poll_fn(|cx| Pin::new(&mut sink).poll_close(cx)).await.unwrap();
+            };
+            let receives = async {
+                let mut seed = 0;
+                loop {
+                    let event = poll_fn(|cx| Pin::new(&mut server).poll_next(cx));
+                    match timeout(TIMEOUT, event).await.unwrap().unwrap().unwrap() {
+                        Event::Message(message) => assert_eq!(seed_of(message.bytes()), seed),
+                        Event::Closed(_) => break seed,
+                        other => panic!("{other:?}"),
+                    }
+                    seed += 1;
+                }
+            };
+            assert_eq!(tokio::join!(sends, receives).1, 50);
+            drop((sink, server, client));
+            for driver in drivers {
+                timeout(TIMEOUT, driver).await.unwrap().unwrap().unwrap();
+            }
+        });
+    });
+}
+
+/// The IB specification permits it. Soft-RoCE looks keys of an SRQ's receives up in the PD of the QP.
+pub(crate) fn qp_uses_an_srq_of_another_pd() {
+    nothing_leaks(|| {
+        let context = domain().context().clone();
+        let (own, other) = (context.alloc_pd().unwrap(), context.alloc_pd().unwrap());
+        let cq = context.create_cq(&CqInit::new(16)).unwrap();
+        let mut srq = other.create_srq(&SrqInit::new(4)).unwrap();
+        let memory = other.register(Buffer::zeroed(64).unwrap(), Access::LOCAL_WRITE).unwrap();
+        let sge = memory.sge(..).unwrap();
+        // SAFETY: the memory is kept until the QPs and the SRQ are destroyed.
+        unsafe { srq.post_recv(&[RecvRequest { wr_id: 1, sges: &[sge] }]) }.unwrap();
+        let init = QpInit { srq: Some(&srq), ..QpInit::new(&cq, &cq) };
+        let mut receiver = own.create_qp::<Rc>(&init).unwrap();
+        let mut sender = own.create_qp::<Rc>(&QpInit::new(&cq, &cq)).unwrap();
+        let attr = impatient(&own);
+        let addresses = [&sender, &receiver].map(|qp| qp.address(attr.port, attr.gid_index).unwrap());
+        sender.connect(&addresses[0], &addresses[1], &attr).unwrap();
+        receiver.connect(&addresses[1], &addresses[0], &attr).unwrap();
+        let payload = Payload::Inline(&[b"through"]);
+        let request =
+            SendRequest { wr_id: 3, operation: Operation::Send, flags: SendFlags::SIGNALED, payload };
+        // SAFETY: the request is inline.
+        unsafe { sender.post_send(&[request]) }.unwrap();
+        let (mut cq, begin) = (cq, std::time::Instant::now());
+        let mut statuses = std::collections::HashMap::new();
+        while statuses.len() < 2 {
+            assert!(begin.elapsed() < TIMEOUT, "{statuses:?}");
+            if let Some(completion) = cq.poll_one() {
+                statuses.insert(completion.wr_id, completion.status);
+            }
+        }
+        let expected = match device::is_soft_roce() {
+            true => WcStatus::LOC_PROT_ERR,
+            false => WcStatus::SUCCESS,
+        };
+        assert_eq!(statuses[&1], expected, "{statuses:?}");
+        drop((sender, receiver, srq, memory));
+    });
+}

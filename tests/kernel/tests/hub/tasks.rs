@@ -1,0 +1,155 @@
+use std::time::Duration;
+
+use bareverbs::owned::{Hub, Lease, Peer, Pool};
+use bareverbs_kernel_tests::TIMEOUT;
+use bareverbs_kernel_tests::resources::nothing_leaks;
+use tokio::runtime::{Builder, Runtime};
+use tokio::time::timeout;
+
+use crate::connections::{message, pair, seed_of, setup, take};
+
+const ROUNDS: u64 = 100;
+const CLIENTS: u64 = 8;
+
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+async fn echo(peer: Peer<Lease>, pool: Pool) {
+    let mut next = peer.recv(take(&pool));
+    for _ in 0..ROUNDS {
+        let request = std::mem::replace(&mut next, peer.recv(take(&pool))).await.unwrap();
+        peer.send(request.into_buffer(), ..).await.unwrap();
+    }
+}
+
+async fn ask(peer: Peer<Lease>, pool: Pool, client: u64) {
+    for round in 0..ROUNDS {
+        let seed = client << 32 | round;
+        let answer = peer.recv(take(&pool));
+        peer.send(message(&pool, seed), ..).await.unwrap();
+        assert_eq!(seed_of(answer.await.unwrap().message().unwrap()), seed);
+    }
+}
+
+async fn echoes(hub: Hub, pool: Pool) {
+    let mut tasks = Vec::new();
+    for client in 0..CLIENTS {
+        let (a, b) = pair(&hub, 2);
+        tasks.push(tokio::spawn(echo(b, pool.clone())));
+        tasks.push(tokio::spawn(ask(a, pool.clone(), client)));
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+}
+
+pub(crate) fn tokio_tasks_share_a_hub() {
+    nothing_leaks(|| {
+        runtime().block_on(async {
+            let (_pd, hub, pool) = setup(4 * 2 * CLIENTS as u32, 64);
+            let driver = tokio::spawn(hub.drive::<bareverbs::tokio::Readiness>().unwrap());
+            echoes(hub, pool).await;
+            driver.await.unwrap().unwrap();
+        });
+    });
+}
+
+pub(crate) fn tasks_share_a_hub_with_a_driver_thread() {
+    nothing_leaks(|| {
+        runtime().block_on(async {
+            let (_pd, hub, pool) = setup(4 * 2 * CLIENTS as u32, 64);
+            hub.thread().unwrap();
+            echoes(hub, pool).await;
+        });
+    });
+}
+
+pub(crate) fn async_io_tasks_share_a_hub() {
+    nothing_leaks(|| {
+        let (_pd, hub, pool) = setup(8, 16);
+        let driver = hub.drive::<bareverbs::async_io::Readiness>().unwrap();
+        std::thread::scope(|threads| {
+            let (a, b) = pair(&hub, 2);
+            let pool = &pool;
+            threads.spawn(move || async_io::block_on(echo(b, pool.clone())));
+            threads.spawn(move || async_io::block_on(ask(a, pool.clone(), 1)));
+            threads.spawn(move || async_io::block_on(driver).unwrap());
+            drop(hub);
+        });
+    });
+}
+
+pub(crate) fn cancelled_awaits_lose_no_message() {
+    nothing_leaks(|| {
+        runtime().block_on(async {
+            let (_pd, hub, pool) = setup(16, 16);
+            let driver = tokio::spawn(hub.drive::<bareverbs::tokio::Readiness>().unwrap());
+            let (a, b) = pair(&hub, 4);
+            for round in 0..50 {
+                let mut received = b.recv(take(&pool));
+                for _ in 0..3 {
+                    assert!(timeout(Duration::from_micros(200), &mut received).await.is_err());
+                }
+                // Each future of the `select!` may be dropped.
+                let sent = a.send(message(&pool, round), ..);
+                tokio::select! {
+                    biased;
+                    () = tokio::task::yield_now(), if round % 2 == 0 => {}
+                    _ = sent => {}
+                }
+                let done = timeout(TIMEOUT, received).await.unwrap().unwrap();
+                assert_eq!(seed_of(done.message().unwrap()), round);
+            }
+            // Buffers of dropped operations came back.
+            drop((a, b));
+            assert_eq!((0..16).filter_map(|_| pool.take()).collect::<Vec<_>>().len(), 16);
+            drop(hub);
+            driver.await.unwrap().unwrap();
+        });
+    });
+}
+
+pub(crate) fn tasks_without_a_driver_end_with_an_error() {
+    nothing_leaks(|| {
+        runtime().block_on(async {
+            let (_pd, hub, pool) = setup(8, 8);
+            let (a, b) = pair(&hub, 2);
+            let mut received = b.recv(take(&pool));
+            let failed = (&mut received).await.unwrap_err();
+            assert!(failed.error.to_string().contains("no driver"), "{failed}");
+
+            let driver = tokio::spawn(hub.drive::<bareverbs::tokio::Readiness>().unwrap());
+            let waiting = tokio::spawn(async move {
+                let failed = (&mut received).await.unwrap_err();
+                assert!(failed.error.to_string().contains("no driver"), "{failed}");
+                Some(received)
+            });
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            driver.abort();
+            let received = timeout(TIMEOUT, waiting).await.unwrap().unwrap().unwrap();
+
+            // The operation goes on, and another driver can take over.
+            let _driver = tokio::spawn(hub.drive::<bareverbs::tokio::Readiness>().unwrap());
+            a.send(message(&pool, 3), ..).await.unwrap();
+            let done = timeout(TIMEOUT, received).await.unwrap().unwrap();
+            assert_eq!(seed_of(done.message().unwrap()), 3);
+        });
+    });
+}
+
+pub(crate) fn driver_ends_with_its_hub() {
+    nothing_leaks(|| {
+        runtime().block_on(async {
+            let (_pd, hub, pool) = setup(8, 8);
+            let (a, _b) = pair(&hub, 2);
+            let driver = tokio::spawn(hub.drive::<bareverbs::tokio::Readiness>().unwrap());
+            let pending = a.recv(take(&pool));
+            drop((hub, a));
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            assert!(!driver.is_finished(), "connections keep the hub");
+            drop((pending, _b));
+            timeout(TIMEOUT, driver).await.unwrap().unwrap().unwrap();
+        });
+    });
+}

@@ -1,0 +1,416 @@
+//! One CQ for many connections of many threads and tasks.
+//!
+//! A [`Hub`] owns a CQ. Each of its connections, a [`Peer`], posts on its own QP and reports to that
+//! CQ. A post returns a [`Pending`]: a future that returns the result and the buffer, and that a
+//! thread can wait for as well.
+//!
+//! ```no_run
+//! use bareverbs::Device;
+//! use bareverbs::owned::{Hub, Pool};
+//!
+//! let pd = Device::first()?.open()?.alloc_pd()?;
+//! let hub = Hub::new(&pd, 1024)?;
+//! let pool = Pool::new(&pd, 64, 4096)?;
+//! let (alice, bob) = (hub.connection(1, 16)?, hub.connection(1, 16)?);
+//! alice.connect(&bob.address())?;
+//! bob.connect(&alice.address())?;
+//!
+//! let received = bob.recv(pool.take().expect("a free buffer"));
+//! let mut hello = pool.take().expect("a free buffer");
+//! hello.bytes_mut()[..10].copy_from_slice(b"hello, bob");
+//! let sent = alice.send(hello, ..10);
+//!
+//! assert_eq!(received.wait()?.message(), Some(&b"hello, bob"[..]));
+//! sent.wait()?;
+//! # Ok::<(), bareverbs::Error>(())
+//! ```
+//!
+//! # Who reaps
+//!
+//! Whoever waits for a result reaps completions, also those of others, and wakes them. It takes at
+//! most 32 completions with the CQ locked, and hands out all of them before it does anything else.
+//! If another thread reaps already, it does not wait for the lock.
+//!
+//! An awaited operation whose completion is in the CQ makes no system call. Posting and awaiting
+//! allocate no memory.
+//!
+//! # What does not compile
+//!
+//! Access to a posted buffer:
+//!
+//! ```compile_fail,E0382
+//! # use bareverbs::owned::{Lease, Peer};
+//! # fn touch(peer: &Peer<Lease>, mut buffer: Lease) {
+//! peer.send(buffer, ..).detach();
+//! buffer.bytes_mut()[0] = 1;
+//! # }
+//! ```
+//!
+//! Posting borrowed memory, which a forgotten `Pending` would outlive:
+//!
+//! ```compile_fail,E0599
+//! # use bareverbs::owned::Peer;
+//! # use bareverbs::{Borrowed, Mr};
+//! # fn lend<'a>(peer: &Peer<Mr<Borrowed<'a>>>, buffer: Mr<Borrowed<'a>>) {
+//! peer.recv(buffer).detach();
+//! # }
+//! ```
+//!
+//! Receiving into read-only memory:
+//!
+//! ```compile_fail,E0599
+//! # use bareverbs::owned::{Peer, Shared};
+//! # fn overwrite(peer: &Peer<Shared>, buffer: Shared) {
+//! peer.recv(buffer).detach();
+//! # }
+//! ```
+
+pub(crate) mod baton;
+mod driver;
+#[cfg(all(test, loom))]
+mod loom_models;
+pub(crate) mod park;
+pub(crate) mod peer;
+pub(crate) mod reaper;
+pub(crate) mod table;
+mod wait;
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+
+use bareverbs_provider::traits::Provider;
+
+use self::baton::Baton;
+pub use self::driver::Driver;
+pub use self::peer::Peer;
+use self::peer::PeerInner;
+use self::reaper::{BATCH, Batch, Conn, Failure, Operations, Queued, Reaper};
+use self::wait::Spinning;
+use super::server::flow::{CONTROL_SENDS, Flow};
+use super::server::sink::Sink;
+use super::server::{PeerId, options::Resolved};
+use super::{Lease, Spin};
+use crate::readiness::Readiness;
+use crate::{
+    Access, AnyProvider, Arm, CompChannel, ConnectAttr, CqInit, Error, InitAttr, Pd, PortNum, QpCap, QpInit,
+    Rc, Result, Srq,
+};
+
+/// Blocked threads for which a hub has room without an allocation.
+const THREADS: usize = 64;
+
+/// A CQ that many connections share; see the [module](self).
+///
+/// Clones are the same hub. `B` is the type of the buffers, such as [`Lease`] or
+/// [`AnyBuffer`](super::AnyBuffer).
+///
+/// # Drivers
+///
+/// Somebody must wait for the events of the CQ while tasks sleep:
+///
+/// | driver | for |
+/// |---|---|
+/// | [`Hub::drive`], a future | tasks of tokio or async-io: spawn it |
+/// | [`Hub::thread`], a thread | any runtime, or threads only |
+/// | none | threads only: one of the blocked threads waits for all of them |
+///
+/// If the driver is dropped, a blocked thread takes over. Tasks end with an error; see
+/// [`Pending`](super::Pending#without-a-driver).
+///
+/// # Drop
+///
+/// Connections and `Pending`s keep the hub. It is dropped with the last of them. A driver does not
+/// keep it: it ends then.
+pub struct Hub<B = Lease, P: Provider = AnyProvider> {
+    inner: Arc<HubInner<B, P>>,
+}
+
+/// What the handles of a hub share.
+pub(crate) struct HubInner<B, P: Provider> {
+    pub(crate) pd: Pd<P>,
+    channel: CompChannel,
+    pub(crate) table: Operations<B>,
+    pub(crate) baton: Baton,
+    spinning: Spinning,
+    /// Where messages of a server go.
+    sink: Option<Arc<Sink<P>>>,
+    reaper: Mutex<Reaper<P>>,
+}
+
+impl<B, P: Provider> HubInner<B, P> {
+    fn lock(&self) -> MutexGuard<'_, Reaper<P>> {
+        reaper::lock(&self.reaper)
+    }
+
+    #[inline]
+    fn reap(&self, reaper: &mut Reaper<P>, batch: &mut Batch<B>) -> usize {
+        reaper.reap(&self.table, self.sink.as_ref(), batch)
+    }
+
+    /// Ends a connection of a server.
+    pub(crate) fn end(&self, conn: &Conn<P>, failure: Failure, batch: &mut Batch<B>) {
+        reaper::end(conn, failure, &self.table, self.sink.as_ref(), batch);
+    }
+
+    /// Reaps up to about `max` completions, unless another thread reaps. Returns their number.
+    #[inline]
+    pub(crate) fn turn(&self, max: usize) -> usize {
+        let mut all = 0;
+        while all < max {
+            let mut batch = Batch::new();
+            let reaped = match self.reaper.try_lock() {
+                Ok(mut reaper) => self.reap(&mut reaper, &mut batch),
+                Err(TryLockError::Poisoned(poisoned)) => self.reap(&mut poisoned.into_inner(), &mut batch),
+                Err(TryLockError::WouldBlock) => break,
+            };
+            batch.finish();
+            all += reaped;
+            if reaped < BATCH {
+                break;
+            }
+        }
+        all
+    }
+
+    /// Reaps until the CQ is empty.
+    fn reap_all(&self) {
+        loop {
+            let mut batch = Batch::new();
+            let reaped = self.reap(&mut self.lock(), &mut batch);
+            batch.finish();
+            if reaped == 0 {
+                break;
+            }
+        }
+    }
+
+    /// Prepares a sleep: the next completion raises an event. Returns whether completions were
+    /// reaped instead; then the CQ may not be armed.
+    fn arm(&self) -> Result<bool> {
+        let mut batch = Batch::new();
+        let mut reaper = self.lock();
+        let mut reaped = self.reap(&mut reaper, &mut batch);
+        if reaped == 0 && !reaper.armed {
+            reaper.cq.arm(Arm::Any)?;
+            reaper.armed = true;
+            // Completions before the arm raise no event.
+            reaped = self.reap(&mut reaper, &mut batch);
+        }
+        drop(reaper);
+        batch.finish();
+        Ok(reaped > 0)
+    }
+
+    /// Reads the events of the channel. With the CQ locked, so that nobody relies on an armed CQ
+    /// whose event was read.
+    fn take_events(&self) -> Result<()> {
+        let mut reaper = self.lock();
+        while self.channel.try_get_event()?.is_some() {
+            reaper.armed = false;
+        }
+        Ok(())
+    }
+}
+
+impl<B, P: Provider> Drop for HubInner<B, P> {
+    fn drop(&mut self) {
+        // It finds that the hub is gone.
+        if let Some(driver) = self.baton.driver() {
+            driver.wake();
+        }
+    }
+}
+
+impl<B, P: Provider> Hub<B, P> {
+    /// Creates a hub whose CQ has room for `entries` completions: the sum of the depths of all its
+    /// connections, in both directions. It sleeps at once while it waits ([`Spin::Never`]).
+    ///
+    /// # Errors
+    /// - [`Error::Invalid`]: `entries` is 0.
+    /// - [`Error::Limit`]: `entries` is above the device's limit.
+    /// - [`Error::Kernel`]: a command of the setup failed.
+    pub fn new(pd: &Pd<P>, entries: u32) -> Result<Self> {
+        Self::with_spin(pd, entries, Spin::Never)
+    }
+
+    /// Creates a hub whose waiting threads and driver poll before they sleep, as `spin` says.
+    ///
+    /// # Errors
+    /// As for [`Hub::new`].
+    pub fn with_spin(pd: &Pd<P>, entries: u32, spin: Spin) -> Result<Self> {
+        Self::with_sink(pd, entries, spin, None)
+    }
+
+    /// Creates a hub for a server, with its sink and the number of its receives.
+    pub(crate) fn with_sink(
+        pd: &Pd<P>,
+        entries: u32,
+        spin: Spin,
+        sink: Option<(Arc<Sink<P>>, usize)>,
+    ) -> Result<Self> {
+        let context = pd.context();
+        let channel = context.create_comp_channel()?;
+        let cq = context.create_cq(&CqInit { channel: Some(&channel), ..CqInit::new(entries) })?;
+        let mut reaper = Reaper::new(cq, entries);
+        if let Some((_, receives)) = &sink {
+            // Never released.
+            drop(reaper.reserve(*receives));
+        }
+        let inner = HubInner {
+            pd: pd.clone(),
+            channel,
+            table: Operations::new(entries),
+            baton: Baton::new(THREADS),
+            spinning: Spinning::new(spin),
+            sink: sink.map(|(sink, _)| sink),
+            reaper: Mutex::new(reaper),
+        };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    pub(crate) fn inner(&self) -> &Arc<HubInner<B, P>> {
+        &self.inner
+    }
+
+    /// Creates a connection at `port` (counted from 1) for `depth` sends, writes, reads and atomics,
+    /// and for `depth` receives at a time. It uses the port's default GID.
+    ///
+    /// It reserves room for their completions. The room is released after the connection's last
+    /// completion was reaped.
+    ///
+    /// # Errors
+    /// - [`Error::Limit`]: there is not enough room in the CQ, or `depth` is above the device's
+    ///   limits.
+    /// - [`Error::NoPort`], [`Error::NoGid`].
+    /// - [`Error::Invalid`]: `depth` is 0.
+    /// - [`Error::Kernel`]: a command of the setup failed.
+    pub fn connection(&self, port: impl Into<PortNum>, depth: u32) -> Result<Peer<B, P>> {
+        const VERB: &str = "Hub::connection";
+        let port = port.into();
+        let gid_index = self.inner.pd.context().default_gid(port)?.index;
+        let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
+        let attr = ConnectAttr { access, ..ConnectAttr::new(port, gid_index) };
+        if depth == 0 {
+            return Err(Error::invalid(VERB, "a connection requires a depth of at least 1"));
+        }
+        self.open(VERB, attr, [depth, depth], None)
+    }
+
+    /// Creates a connection of a server.
+    pub(crate) fn shared_connection(&self, options: &Resolved, id: PeerId) -> Result<Peer<B, P>> {
+        let Resolved { attr, sends, window, message_size } = *options;
+        let flow = Flow::new(window, sends as usize);
+        let mut peer = self.open("Handle::admit", attr, [sends, CONTROL_SENDS], Some((id, flow)))?;
+        peer.describe(window, message_size);
+        Ok(peer)
+    }
+
+    /// Creates a connection with slots for so many sends and receives. That of a server has no
+    /// receives, but further sends of its own.
+    fn open(
+        &self,
+        verb: &'static str,
+        attr: ConnectAttr,
+        [sends, more]: [u32; 2],
+        shared: Option<(PeerId, Flow<Queued>)>,
+    ) -> Result<Peer<B, P>> {
+        let ConnectAttr { port, gid_index, pkey_index, access, .. } = attr;
+        let asked = sends as usize + more as usize;
+        let mut reaper = self.inner.lock();
+        let room = reaper.room();
+        let Some(slots) = reaper.reserve(asked) else {
+            return Err(Error::Limit {
+                verb,
+                what: "room for completions",
+                asked: asked as u64,
+                max: room as u64,
+            });
+        };
+        let cq = &reaper.cq;
+        let create = |srq: Option<&Srq<P>>| {
+            let (max_send_wr, max_recv_wr) = if srq.is_some() { (sends + more, 0) } else { (sends, more) };
+            let cap = QpCap { max_send_wr, max_recv_wr, ..QpCap::default() };
+            self.inner.pd.create_qp::<Rc>(&QpInit { cap, srq, signal_all: true, ..QpInit::new(cq, cq) })
+        };
+        let created = match self.inner.sink.as_ref().filter(|_| shared.is_some()) {
+            Some(sink) => sink.with_srq(|srq| create(Some(srq))).unwrap_or_else(|| create(None)),
+            None => create(None),
+        };
+        let ready = created.and_then(|mut qp| {
+            qp.init(&InitAttr { pkey_index, access, ..InitAttr::new(port) })?;
+            let local = qp.address(port, gid_index)?;
+            Ok((qp, local))
+        });
+        let (qp, local) = match ready {
+            Ok(ready) => ready,
+            Err(error) => {
+                reaper.release(&slots);
+                return Err(error);
+            }
+        };
+        let conn = Arc::new(Conn::new(qp, slots, sends as usize, shared));
+        drop(reaper);
+        let inner = PeerInner { hub: Arc::clone(&self.inner), conn, local, attr };
+        // The number may be that of a QP which was destroyed.
+        self.inner.reap_all();
+        self.inner.lock().add(&inner.conn);
+        Ok(Peer::new(inner))
+    }
+
+    /// Reaps up to about `max` completions and wakes their tasks. Returns their number. It does not
+    /// wait.
+    ///
+    /// For loops that poll, next to a driver.
+    pub fn turn(&self, max: usize) -> usize {
+        self.inner.turn(max)
+    }
+
+    /// A driver for a task of the runtime of `R`: `bareverbs::tokio::Readiness` or
+    /// `bareverbs::async_io::Readiness`. See [drivers](Self#drivers).
+    ///
+    /// # Errors
+    /// - [`Error::Invalid`]: the hub has a driver, or there is no runtime.
+    /// - [`Error::System`]: the channel could not be registered with the runtime.
+    pub fn drive<R: Readiness>(&self) -> Result<Driver<B, R, P>> {
+        Driver::new(&self.inner)
+    }
+
+    /// Starts a thread that drives the hub. It ends with the hub. See [drivers](Self#drivers).
+    ///
+    /// # Errors
+    /// - [`Error::Invalid`]: the hub has a driver.
+    /// - [`Error::System`]: the thread could not be started.
+    pub fn thread(&self) -> Result<()>
+    where
+        B: Send + 'static,
+    {
+        driver::spawn(&self.inner)
+    }
+
+    /// The protection domain of its connections.
+    #[must_use]
+    pub fn pd(&self) -> &Pd<P> {
+        &self.inner.pd
+    }
+
+    /// The completions for which there is room: the depths that further connections can have.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        self.inner.lock().room()
+    }
+}
+
+impl<B, P: Provider> Clone for Hub<B, P> {
+    fn clone(&self) -> Self {
+        Self { inner: Arc::clone(&self.inner) }
+    }
+}
+
+impl<B, P: Provider> fmt::Debug for Hub<B, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hub").field("driver", &self.inner.baton.has_driver()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;

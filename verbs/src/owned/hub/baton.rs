@@ -1,0 +1,238 @@
+//! Who waits for the events of a hub's CQ.
+//!
+//! Any thread or task may reap completions at any time. Somebody has to wait for the events of the
+//! CQ while the others sleep. That is the hub's driver, if it has one. Otherwise it is one of the
+//! threads that block, the leader. The others are followers: they sleep until their own result is
+//! there or they become the leader.
+
+use std::task::Waker;
+
+use crate::sync::{Mutex, lock};
+
+/// The choice of the leader among blocked threads, and the presence of a driver.
+///
+/// | event | effect |
+/// |---|---|
+/// | a thread joins, and there is neither a driver nor a leader | it leads |
+/// | the leader leaves, and there is no driver | a follower leads and is woken |
+/// | the leader leaves, and there is a driver | the driver is woken, because the leader may have read its event |
+/// | the driver leaves | a follower leads and is woken, unless a thread leads already |
+///
+/// The office passes under the lock. A follower that was appointed and leaves at that moment, for
+/// example at its time limit, leaves as the leader.
+pub(crate) struct Baton {
+    state: Mutex<State>,
+}
+
+struct State {
+    driver: Driver,
+    leader: Option<Seat>,
+    followers: Vec<(Seat, Waker)>,
+    next: u64,
+}
+
+enum Driver {
+    Absent,
+    /// With the waker of its task, if it has been polled.
+    Present(Option<Waker>),
+}
+
+impl Driver {
+    fn take(&mut self) -> Option<Waker> {
+        match self {
+            Self::Present(waker) => waker.take(),
+            Self::Absent => None,
+        }
+    }
+}
+
+/// A blocked thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Seat(u64);
+
+impl Baton {
+    /// `threads` threads can block without an allocation.
+    pub(crate) fn new(threads: usize) -> Self {
+        let followers = Vec::with_capacity(threads);
+        Self { state: Mutex::new(State { driver: Driver::Absent, leader: None, followers, next: 0 }) }
+    }
+
+    /// Adds a thread that is about to sleep. `waker` wakes it.
+    pub(crate) fn join(&self, waker: &Waker) -> Seat {
+        let waker = waker.clone();
+        let mut state = lock(&self.state);
+        let seat = Seat(state.next);
+        state.next += 1;
+        if state.leader.is_none() && matches!(state.driver, Driver::Absent) {
+            state.leader = Some(seat);
+        } else {
+            state.followers.push((seat, waker));
+        }
+        seat
+    }
+
+    /// Whether the thread waits for events.
+    pub(crate) fn leads(&self, seat: Seat) -> bool {
+        lock(&self.state).leader == Some(seat)
+    }
+
+    /// Removes a thread. The caller must wake the returned waker.
+    #[must_use]
+    pub(crate) fn leave(&self, seat: Seat) -> Option<Waker> {
+        let mut state = lock(&self.state);
+        if state.leader == Some(seat) {
+            state.leader = None;
+            return state.appoint();
+        }
+        let at = state.followers.iter().position(|(other, _)| *other == seat);
+        let own = at.map(|at| state.followers.swap_remove(at));
+        drop(state);
+        // The waker is dropped without the lock.
+        drop(own);
+        None
+    }
+
+    /// Makes the caller the driver. `false` if there is one.
+    #[must_use]
+    pub(crate) fn attach_driver(&self) -> bool {
+        let mut state = lock(&self.state);
+        let absent = matches!(state.driver, Driver::Absent);
+        if absent {
+            state.driver = Driver::Present(None);
+        }
+        absent
+    }
+
+    /// Whether there is a driver.
+    pub(crate) fn has_driver(&self) -> bool {
+        matches!(lock(&self.state).driver, Driver::Present(_))
+    }
+
+    /// Registers the waker of the driver, which is about to sleep.
+    pub(crate) fn register_driver(&self, waker: &Waker) {
+        let known = match &lock(&self.state).driver {
+            Driver::Present(Some(known)) => known.will_wake(waker),
+            _ => false,
+        };
+        if !known {
+            let waker = waker.clone();
+            let previous = std::mem::replace(&mut lock(&self.state).driver, Driver::Present(Some(waker)));
+            // The previous waker is dropped without the lock.
+            drop(previous);
+        }
+    }
+
+    /// Takes the waker of the driver, which registers it again when it sleeps the next time.
+    #[must_use]
+    pub(crate) fn driver(&self) -> Option<Waker> {
+        lock(&self.state).driver.take()
+    }
+
+    /// Removes the driver. The caller must wake the returned waker.
+    #[must_use]
+    pub(crate) fn detach_driver(&self) -> Option<Waker> {
+        let mut state = lock(&self.state);
+        let driver = std::mem::replace(&mut state.driver, Driver::Absent);
+        let appointed = if state.leader.is_none() { state.appoint() } else { None };
+        drop(state);
+        drop(driver);
+        appointed
+    }
+}
+
+impl State {
+    /// Chooses who waits for events now. Returns its waker.
+    fn appoint(&mut self) -> Option<Waker> {
+        if matches!(self.driver, Driver::Present(_)) {
+            return self.driver.take();
+        }
+        let (seat, waker) = self.followers.pop()?;
+        self.leader = Some(seat);
+        Some(waker)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::task::Wake;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Flag(AtomicBool);
+
+    impl Wake for Flag {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    struct Thread {
+        seat: Seat,
+        flag: Arc<Flag>,
+        /// What it knows: whether it leads.
+        leads: bool,
+    }
+
+    proptest! {
+        /// At most one thread leads. If threads sleep, one of them leads and knows it or was woken,
+        /// or there is a driver.
+        #[test]
+        fn a_sleeping_thread_has_a_leader_or_a_driver(steps in prop::collection::vec(any::<(u8, prop::sample::Index)>(), 1..80)) {
+            let baton = Baton::new(4);
+            let mut threads: Vec<Thread> = Vec::new();
+            let driver = Arc::new(Flag::default());
+            let mut driven = false;
+            for (step, which) in steps {
+                match step % 5 {
+                    0 | 1 => {
+                        let flag = Arc::new(Flag::default());
+                        let seat = baton.join(&Waker::from(Arc::clone(&flag)));
+                        threads.push(Thread { seat, flag, leads: baton.leads(seat) });
+                    }
+                    2 if !threads.is_empty() => {
+                        // Also one that was appointed and has not noticed.
+                        let left = threads.swap_remove(which.index(threads.len()));
+                        let led = baton.leads(left.seat);
+                        driver.0.store(false, Ordering::Relaxed);
+                        if let Some(waker) = baton.leave(left.seat) {
+                            prop_assert!(led);
+                            waker.wake();
+                        }
+                        // The leader may have read the driver's event.
+                        prop_assert_eq!(driver.0.load(Ordering::Relaxed), led && driven);
+                        if driven {
+                            baton.register_driver(&Waker::from(Arc::clone(&driver)));
+                        }
+                    }
+                    3 => {
+                        prop_assert_eq!(baton.attach_driver(), !driven);
+                        driven = true;
+                        baton.register_driver(&Waker::from(Arc::clone(&driver)));
+                    }
+                    4 if driven => {
+                        driven = false;
+                        if let Some(waker) = baton.detach_driver() {
+                            waker.wake();
+                        }
+                    }
+                    _ => {}
+                }
+                for thread in &mut threads {
+                    if thread.flag.0.swap(false, Ordering::Relaxed) {
+                        thread.leads = baton.leads(thread.seat);
+                    }
+                }
+                prop_assert_eq!(baton.has_driver(), driven);
+                let leaders = threads.iter().filter(|thread| baton.leads(thread.seat)).count();
+                let aware = threads.iter().filter(|thread| thread.leads).count();
+                prop_assert_eq!(leaders, aware, "each leader knows that it leads");
+                prop_assert!(leaders == 1 || leaders == 0 && (driven || threads.is_empty()));
+            }
+        }
+    }
+}

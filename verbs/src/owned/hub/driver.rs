@@ -1,0 +1,146 @@
+//! Drivers: who waits for the events of a hub's CQ.
+
+use std::fmt;
+use std::future::Future;
+use std::os::fd::AsFd;
+use std::pin::Pin;
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use bareverbs_provider::traits::Provider;
+
+use super::park::Parker;
+use super::{BATCH, HubInner};
+use crate::readiness::Readiness;
+use crate::{AnyProvider, CompChannel, Error, Result};
+
+/// Most completions that a driver reaps before it yields to other tasks.
+const TURN: usize = 2 * BATCH;
+/// Most events that a driver handles before it yields to other tasks.
+const ROUNDS: usize = 4;
+
+/// Ends the office of the driver.
+struct Office<B, P: Provider> {
+    hub: Weak<HubInner<B, P>>,
+}
+
+impl<B, P: Provider> Office<B, P> {
+    fn take(hub: &Arc<HubInner<B, P>>) -> Result<Self> {
+        if hub.baton.attach_driver() {
+            return Ok(Self { hub: Arc::downgrade(hub) });
+        }
+        Err(Error::invalid("Hub::drive", "the hub has a driver: a second one would be of no use"))
+    }
+}
+
+impl<B, P: Provider> Drop for Office<B, P> {
+    fn drop(&mut self) {
+        if let Some(hub) = self.hub.upgrade() {
+            if let Some(waker) = hub.baton.detach_driver() {
+                waker.wake();
+            }
+            // The tasks find that there is no driver.
+            hub.table.wake_all();
+        }
+    }
+}
+
+/// The driver of a [`Hub`](super::Hub) as a future, for a task of its own.
+///
+/// It completes when the last handle of the hub (`Hub`, `Peer`, `Pending`) was dropped, or with an
+/// error if the device was removed. It is `Send`. Dropping it ends the office: see
+/// [`Pending`](crate::owned::Pending#without-a-driver).
+#[must_use = "a driver does nothing unless it is polled"]
+pub struct Driver<B, R, P: Provider = AnyProvider> {
+    office: Office<B, P>,
+    readiness: R,
+    /// When the current wait began.
+    start: Option<Instant>,
+}
+
+impl<B, R: Readiness, P: Provider> Driver<B, R, P> {
+    pub(super) fn new(hub: &Arc<HubInner<B, P>>) -> Result<Self> {
+        let readiness = R::register(&hub.channel)?;
+        Ok(Self { office: Office::take(hub)?, readiness, start: None })
+    }
+}
+
+// It contains no pinned values.
+impl<B, R, P: Provider> Unpin for Driver<B, R, P> {}
+
+impl<B, R: Readiness, P: Provider> Future for Driver<B, R, P> {
+    type Output = Result<()>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        let this = self.get_mut();
+        let Some(hub) = this.office.hub.upgrade() else { return Poll::Ready(Ok(())) };
+        hub.baton.register_driver(cx.waker());
+        for _ in 0..ROUNDS {
+            let reaped = hub.turn(TURN);
+            if reaped > 0 {
+                hub.spinning.ended(&mut this.start);
+            }
+            if reaped >= TURN || hub.spinning.goes_on(&mut this.start) {
+                break;
+            }
+            if hub.arm()? {
+                continue;
+            }
+            match this.readiness.poll_drain(cx, &mut || hub.take_events()) {
+                Poll::Ready(drained) => drained?,
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+}
+
+impl<B, R, P: Provider> fmt::Debug for Driver<B, R, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Driver").finish_non_exhaustive()
+    }
+}
+
+/// Starts a thread that drives the hub.
+pub(super) fn spawn<B: Send + 'static, P: Provider>(hub: &Arc<HubInner<B, P>>) -> Result<()> {
+    let office = Office::take(hub)?;
+    let channel = hub.channel.clone();
+    let spawned = std::thread::Builder::new().name("bareverbs-hub".into()).spawn(move || {
+        // An error ends the office: the device was removed.
+        let _ = run(&office, &channel);
+    });
+    spawned.map(drop).map_err(|error| {
+        let errno = rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::AGAIN);
+        Error::system("starting the thread of a hub", errno)
+    })
+}
+
+fn run<B, P: Provider>(office: &Office<B, P>, channel: &CompChannel) -> Result<()> {
+    Parker::with(|parker, waker| {
+        let mut start = None;
+        while let Some(hub) = office.hub.upgrade() {
+            hub.baton.register_driver(waker);
+            if hub.turn(TURN) > 0 {
+                hub.spinning.ended(&mut start);
+                continue;
+            }
+            if hub.spinning.goes_on(&mut start) {
+                std::hint::spin_loop();
+                continue;
+            }
+            if hub.arm()? {
+                continue;
+            }
+            // A sleeping driver does not keep the hub.
+            drop(hub);
+            if parker.sleep(Some(channel.as_fd()), None)?
+                && let Some(hub) = office.hub.upgrade()
+            {
+                hub.take_events()?;
+            }
+        }
+        Ok(())
+    })
+}

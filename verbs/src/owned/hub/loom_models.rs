@@ -1,0 +1,311 @@
+//! Models of the table and of the choice of the leader, for `cargo xtask loom`.
+
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+
+use loom::sync::{Condvar, Mutex};
+use loom::thread;
+
+use super::baton::Baton;
+use super::table::{Completed, Detached, Table};
+use crate::sync::lock;
+
+/// A thread that sleeps until it is woken.
+struct Bell {
+    rung: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Bell {
+    fn new() -> (Arc<Self>, Waker) {
+        let bell = Arc::new(Self { rung: Mutex::new(false), changed: Condvar::new() });
+        (Arc::clone(&bell), Waker::from(bell))
+    }
+
+    fn sleep(&self) {
+        let mut rung = lock(&self.rung);
+        while !*rung {
+            rung = self.changed.wait(rung).unwrap();
+        }
+        *rung = false;
+    }
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        *lock(&self.rung) = true;
+        self.changed.notify_one();
+    }
+}
+
+fn model(work: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound.get_or_insert(3);
+    builder.check(work);
+}
+
+/// Awaits the operation.
+fn wait<T, R>(table: &Table<T, R>, wr_id: u64) -> (T, R) {
+    let (bell, waker) = Bell::new();
+    loop {
+        match table.poll(wr_id, &Context::from_waker(&waker)) {
+            Poll::Ready(result) => return result.expect("the operation is awaited once"),
+            Poll::Pending => bell.sleep(),
+        }
+    }
+}
+
+fn complete<T>(table: &Table<T, u32>, wr_id: u64, result: u32) -> Option<T> {
+    match table.complete(wr_id, result) {
+        Completed::Waiting(waker) => {
+            waker.into_iter().for_each(Waker::wake);
+            None
+        }
+        Completed::Detached(operation, _) => Some(operation),
+        Completed::Unknown => panic!("the operation is in flight"),
+    }
+}
+
+#[test]
+fn completion_wakes_a_task_that_registers_meanwhile() {
+    model(|| {
+        let table = Arc::new(Table::new(1));
+        let wr_id = table.insert(0, "operation");
+        let reaper = {
+            let table = Arc::clone(&table);
+            thread::spawn(move || assert!(complete(&table, wr_id, 7).is_none()))
+        };
+        assert_eq!(wait(&table, wr_id), ("operation", 7));
+        reaper.join().unwrap();
+    });
+}
+
+#[test]
+fn buffer_of_a_detached_operation_is_returned_once() {
+    model(|| {
+        let table = Arc::new(Table::new(1));
+        let wr_id = table.insert(0, "buffer");
+        let reaper = {
+            let table = Arc::clone(&table);
+            thread::spawn(move || complete(&table, wr_id, 7))
+        };
+        let detached = match table.detach(wr_id) {
+            Detached::Ended(buffer, 7) => Some(buffer),
+            Detached::InFlight => None,
+            _ => panic!("nobody else takes it"),
+        };
+        let reaped = reaper.join().unwrap();
+        assert!(detached.is_some() != reaped.is_some());
+        // The slot is free.
+        table.insert(0, "next");
+    });
+}
+
+#[test]
+fn late_completion_ends_no_later_operation_of_the_slot() {
+    model(|| {
+        let table = Arc::new(Table::new(1));
+        let first = table.insert(0, 1);
+        assert!(complete(&table, first, 1).is_none());
+        let repeats = {
+            let table = Arc::clone(&table);
+            thread::spawn(move || assert!(matches!(table.complete(first, 9), Completed::Unknown)))
+        };
+        assert_eq!(wait(&table, first), (1, 1));
+        let second = table.insert(0, 2);
+        repeats.join().unwrap();
+        assert!(complete(&table, second, 2).is_none());
+        assert_eq!(wait(&table, second), (2, 2));
+    });
+}
+
+#[test]
+fn retired_slot_returns_its_buffer_once() {
+    model(|| {
+        let table = Arc::new(Table::new(1));
+        let wr_id = table.insert(0, "buffer");
+        assert!(matches!(table.detach(wr_id), Detached::InFlight));
+        let reaper = {
+            let table = Arc::clone(&table);
+            thread::spawn(move || matches!(table.complete(wr_id, ()), Completed::Detached(..)))
+        };
+        let abandoned = table.abandon(0).is_some();
+        assert!(abandoned != reaper.join().unwrap());
+    });
+}
+
+/// Sleeps until it leads, then leaves.
+fn lead_once(baton: &Baton) {
+    let (bell, waker) = Bell::new();
+    let seat = baton.join(&waker);
+    while !baton.leads(seat) {
+        bell.sleep();
+    }
+    if let Some(next) = baton.leave(seat) {
+        next.wake();
+    }
+}
+
+#[test]
+fn leaving_leader_wakes_a_follower() {
+    model(|| {
+        let baton = Arc::new(Baton::new(2));
+        let other = {
+            let baton = Arc::clone(&baton);
+            thread::spawn(move || lead_once(&baton))
+        };
+        lead_once(&baton);
+        other.join().unwrap();
+    });
+}
+
+#[test]
+fn appointed_follower_that_leaves_passes_the_office_on() {
+    model(|| {
+        let baton = Arc::new(Baton::new(2));
+        let (_, waker) = Bell::new();
+        let leader = baton.join(&waker);
+        let hasty = {
+            let baton = Arc::clone(&baton);
+            // It leaves at its time limit without looking whether it leads.
+            thread::spawn(move || {
+                let (_, waker) = Bell::new();
+                let seat = baton.join(&waker);
+                if let Some(next) = baton.leave(seat) {
+                    next.wake();
+                }
+            })
+        };
+        let patient = {
+            let baton = Arc::clone(&baton);
+            thread::spawn(move || lead_once(&baton))
+        };
+        if let Some(next) = baton.leave(leader) {
+            next.wake();
+        }
+        hasty.join().unwrap();
+        patient.join().unwrap();
+    });
+}
+
+#[test]
+fn dropped_driver_leaves_the_office_to_a_joining_thread() {
+    model(|| {
+        let baton = Arc::new(Baton::new(2));
+        assert!(baton.attach_driver());
+        let driver = {
+            let baton = Arc::clone(&baton);
+            thread::spawn(move || {
+                if let Some(next) = baton.detach_driver() {
+                    next.wake();
+                }
+            })
+        };
+        lead_once(&baton);
+        driver.join().unwrap();
+    });
+}
+
+/// A CQ whose armed state raises one event.
+#[derive(Default)]
+struct ModelCq {
+    completions: Vec<u64>,
+    armed: bool,
+    event: bool,
+    /// Who sleeps on the descriptor of events.
+    sleeper: Option<Waker>,
+}
+
+struct ModelHub {
+    table: Table<(), u32>,
+    baton: Baton,
+    /// Stands for the lock of the reaper and for the device's CQ.
+    cq: Mutex<ModelCq>,
+}
+
+impl ModelHub {
+    /// What the device does.
+    fn device(&self, wr_id: u64) {
+        let sleeper = {
+            let mut cq = lock(&self.cq);
+            cq.completions.push(wr_id);
+            cq.event |= std::mem::take(&mut cq.armed);
+            if cq.event { cq.sleeper.take() } else { None }
+        };
+        sleeper.into_iter().for_each(Waker::wake);
+    }
+
+    /// As `HubInner::turn`.
+    fn turn(&self) -> bool {
+        let mut woken = Vec::new();
+        let reaped = {
+            let Ok(mut cq) = self.cq.try_lock() else { return false };
+            let taken = std::mem::take(&mut cq.completions);
+            for wr_id in &taken {
+                if let Completed::Waiting(Some(waker)) = self.table.complete(*wr_id, 7) {
+                    woken.push(waker);
+                }
+            }
+            !taken.is_empty()
+        };
+        woken.into_iter().for_each(Waker::wake);
+        reaped
+    }
+
+    /// As `HubInner::block_on`, with the arm protocol of `HubInner::arm` and `take_events`.
+    fn wait(&self, wr_id: u64) {
+        let (bell, waker) = Bell::new();
+        let mut seat = None;
+        loop {
+            if self.table.poll(wr_id, &Context::from_waker(&waker)).is_ready() {
+                break;
+            }
+            if self.turn() {
+                continue;
+            }
+            let seat = *seat.get_or_insert_with(|| self.baton.join(&waker));
+            if !self.baton.leads(seat) {
+                bell.sleep();
+                continue;
+            }
+            {
+                let mut cq = lock(&self.cq);
+                cq.event = false;
+                if !cq.completions.is_empty() {
+                    continue;
+                }
+                cq.armed = true;
+                cq.sleeper = Some(waker.clone());
+            }
+            bell.sleep();
+        }
+        if let Some(seat) = seat
+            && let Some(next) = self.baton.leave(seat)
+        {
+            next.wake();
+        }
+    }
+}
+
+#[test]
+fn blocked_threads_get_their_results_without_a_driver() {
+    model(|| {
+        let hub = Arc::new(ModelHub {
+            table: Table::new(2),
+            baton: Baton::new(2),
+            cq: Mutex::new(ModelCq::default()),
+        });
+        let ids = [hub.table.insert(0, ()), hub.table.insert(1, ())];
+        let other = {
+            let hub = Arc::clone(&hub);
+            thread::spawn(move || hub.wait(ids[1]))
+        };
+        let device = {
+            let hub = Arc::clone(&hub);
+            thread::spawn(move || ids.into_iter().for_each(|id| hub.device(id)))
+        };
+        hub.wait(ids[0]);
+        device.join().unwrap();
+        other.join().unwrap();
+    });
+}

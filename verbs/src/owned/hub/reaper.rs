@@ -1,0 +1,545 @@
+//! The CQ of a hub, and the connections on it.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+
+use bareverbs_provider::traits::{Completion, Provider};
+
+use super::table::{Completed, Table};
+use crate::owned::server::PeerId;
+use crate::owned::server::flow::{Flow, Kind};
+use crate::owned::server::sink::{RawEvent, SHARED, Sink};
+use crate::{
+    Cq, DriverId, Imm, Operation as WrOperation, Payload, PostError, Qp, QpState, Rc, Remote, SendFlags,
+    SendRequest, Sge, WcStatus, WorkCompletion,
+};
+
+/// Set in the `wr_id`s of control messages. The kind of the message is in the low bits.
+const CONTROL: u64 = 1 << 62;
+/// The `wr_id` of a keepalive.
+const PROBE: u64 = CONTROL | 5;
+
+/// Most completions that are taken with the CQ locked.
+pub(crate) const BATCH: usize = 32;
+
+/// The operations of a hub.
+pub(crate) type Operations<B> = Table<Operation<B>, WorkCompletion>;
+
+/// An operation of a hub.
+pub(crate) struct Operation<B> {
+    pub(crate) buffer: B,
+    pub(crate) verb: &'static str,
+    pub(crate) direction: Direction,
+    /// Bytes of its request.
+    pub(crate) len: u32,
+}
+
+/// The queue of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    Send,
+    Recv,
+}
+
+/// Why a connection accepts no more operations.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Failure {
+    /// An operation failed.
+    Completion { verb: &'static str, status: WcStatus, vendor_err: u32, driver: DriverId },
+    /// A completion of its QP matches no operation.
+    Unknown { wr_id: u64 },
+    /// Its owner ended it.
+    Aborted,
+    /// A message that was due could not be posted.
+    Post(PostError),
+    /// The peer violated the protocol of [`Server`](crate::owned::server::Server)s.
+    Protocol,
+}
+
+/// A connection of a hub. Its QP is destroyed before its slots are reused.
+pub(crate) struct Conn<P: Provider> {
+    pub(crate) qp_num: u32,
+    /// Its number in its server.
+    pub(crate) id: PeerId,
+    pub(crate) driver: DriverId,
+    state: Mutex<ConnState<P>>,
+    /// Indices of the free slots of each direction.
+    free: [Mutex<Vec<u32>>; 2],
+    /// All of its slots.
+    pub(super) slots: Vec<u32>,
+}
+
+pub(crate) struct ConnState<P: Provider> {
+    /// `None` once the connection is retired.
+    pub(crate) qp: Option<Qp<Rc, P>>,
+    pub(crate) failure: Option<Failure>,
+    /// For connections of servers and clients.
+    pub(crate) flow: Option<Flow<Queued>>,
+    /// Longest message that the peer receives.
+    pub(crate) max_message: u32,
+    /// Whether its server was told of its end.
+    ended: bool,
+    probing: bool,
+}
+
+/// A message that waits for a credit. The table has its buffer.
+pub(crate) struct Queued {
+    pub(crate) wr_id: u64,
+    pub(crate) sge: Sge,
+}
+
+impl<P: Provider> ConnState<P> {
+    /// Posts the messages that are due.
+    pub(crate) fn pump(&mut self) -> Result<(), Failure> {
+        let Self { qp: Some(qp), failure: None, flow: Some(flow), .. } = self else { return Ok(()) };
+        if qp.state() != QpState::RTS {
+            return Ok(());
+        }
+        while let Some((kind, imm, message)) = flow.next() {
+            let (wr_id, sge) = match &message {
+                Some(Queued { wr_id, sge }) => (*wr_id, Some(*sge)),
+                None => (CONTROL | kind as u64, None),
+            };
+            let posted = post(qp, wr_id, WrOperation::SendImm(imm), sge);
+            if let Err(error) = posted {
+                if let Some(message) = message {
+                    // It fails with the connection.
+                    flow.put_back(message);
+                }
+                return Err(Failure::Post(error));
+            }
+        }
+        Ok(())
+    }
+
+    /// Posts a write without data, unless an earlier one is on its way.
+    pub(crate) fn probe(&mut self) -> Result<(), Failure> {
+        let Self { qp: Some(qp), failure: None, probing: probing @ false, .. } = self else { return Ok(()) };
+        if qp.state() != QpState::RTS {
+            return Ok(());
+        }
+        post(qp, PROBE, WrOperation::Write(Remote { addr: 0, rkey: 0 }), None).map_err(Failure::Post)?;
+        *probing = true;
+        Ok(())
+    }
+}
+
+/// Posts a request that does not write local memory.
+fn post<P: Provider>(
+    qp: &mut Qp<Rc, P>,
+    wr_id: u64,
+    operation: WrOperation,
+    sge: Option<Sge>,
+) -> Result<(), PostError> {
+    let payload = Payload::Sges(sge.as_slice());
+    let request = SendRequest { wr_id, operation, flags: SendFlags::SIGNALED, payload };
+    // SAFETY: a request without an SGE names no memory. That of a message was made by `checked_sge`
+    // for a buffer of `Source` that was moved into the table, and `Peer::post` tells how long the
+    // table keeps it.
+    match unsafe { qp.post_send(&[request]) } {
+        // A request that counts as posted will complete.
+        Err(error) if error.accepted == 0 => Err(error),
+        _ => Ok(()),
+    }
+}
+
+impl<P: Provider> Conn<P> {
+    /// `slots` has the slots of `sends` sends, then those of the receives.
+    pub(super) fn new(
+        qp: Qp<Rc, P>,
+        slots: Vec<u32>,
+        sends: usize,
+        shared: Option<(PeerId, Flow<Queued>)>,
+    ) -> Self {
+        let (id, flow) = shared.map_or((PeerId::default(), None), |(id, flow)| (id, Some(flow)));
+        let (qp_num, driver) = (qp.qp_num(), DriverId(qp.pd().domain().context.file.driver_id()));
+        let state = ConnState {
+            qp: Some(qp),
+            failure: None,
+            flow,
+            max_message: u32::MAX,
+            ended: false,
+            probing: false,
+        };
+        let (send, recv) = slots.split_at(sends);
+        Self {
+            qp_num,
+            id,
+            driver,
+            state: Mutex::new(state),
+            free: [Mutex::new(send.to_vec()), Mutex::new(recv.to_vec())],
+            slots,
+        }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, ConnState<P>> {
+        lock(&self.state)
+    }
+
+    /// Takes a free slot.
+    #[inline]
+    pub(crate) fn take_slot(&self, direction: Direction) -> Option<u32> {
+        lock(&self.free[direction as usize]).pop()
+    }
+
+    /// Gives a free slot back. Its vector has the capacity.
+    #[inline]
+    pub(crate) fn put_slot(&self, direction: Direction, index: u32) {
+        lock(&self.free[direction as usize]).push(index);
+    }
+
+    /// Ends the connection: posts are rejected, and operations in flight complete with an error.
+    pub(crate) fn fail(&self, failure: Failure) {
+        let mut state = self.lock();
+        state.failure.get_or_insert(failure);
+        if let Some(qp) = &mut state.qp
+            && qp.state() != QpState::ERR
+        {
+            // If the kernel refuses it, the device is gone.
+            let _ = qp.set_error();
+        }
+    }
+}
+
+/// The CQ with the owners of its completions. Its lock makes its holder the only one that reaps.
+pub(crate) struct Reaper<P: Provider> {
+    pub(super) cq: Cq<P>,
+    /// The connection of each slot.
+    owners: Box<[Option<Arc<Conn<P>>>]>,
+    by_number: HashMap<u32, Arc<Conn<P>>>,
+    /// Slots of no connection. They are also the room of the CQ that is not reserved.
+    free: Vec<u32>,
+    /// Whether the CQ was armed and no event was read since. An event is pending or will come then,
+    /// if there is a completion.
+    pub(super) armed: bool,
+}
+
+impl<P: Provider> Reaper<P> {
+    pub(super) fn new(cq: Cq<P>, entries: u32) -> Self {
+        let owners = (0..entries).map(|_| None).collect();
+        Self { cq, owners, by_number: HashMap::new(), free: (0..entries).rev().collect(), armed: false }
+    }
+
+    /// Reserves room for `count` completions.
+    pub(super) fn reserve(&mut self, count: usize) -> Option<Vec<u32>> {
+        let at = self.free.len().checked_sub(count)?;
+        Some(self.free.split_off(at))
+    }
+
+    /// Releases what `reserve` returned.
+    pub(super) fn release(&mut self, slots: &[u32]) {
+        self.free.extend_from_slice(slots);
+    }
+
+    /// The completions for which there is room.
+    pub(super) fn room(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Adds a connection. The CQ must be empty of completions of a destroyed QP with its number.
+    pub(super) fn add(&mut self, conn: &Arc<Conn<P>>) {
+        self.by_number.insert(conn.qp_num, Arc::clone(conn));
+        for slot in &conn.slots {
+            self.owners[*slot as usize] = Some(Arc::clone(conn));
+        }
+    }
+
+    /// Removes a connection whose QP is destroyed, and releases its room. The CQ must be empty of
+    /// its completions.
+    pub(super) fn remove(&mut self, conn: &Arc<Conn<P>>) {
+        if self.by_number.get(&conn.qp_num).is_some_and(|other| Arc::ptr_eq(other, conn)) {
+            self.by_number.remove(&conn.qp_num);
+        }
+        for slot in &conn.slots {
+            self.owners[*slot as usize] = None;
+        }
+        self.free.extend_from_slice(&conn.slots);
+    }
+
+    /// Takes up to [`BATCH`] completions and hands out the result of each. Returns their number.
+    #[inline]
+    pub(super) fn reap<B>(
+        &mut self,
+        table: &Operations<B>,
+        sink: Option<&Arc<Sink<P>>>,
+        batch: &mut Batch<B>,
+    ) -> usize {
+        let Self { cq, owners, by_number, .. } = self;
+        let mut completions = cq.poll();
+        let mut taken = 0;
+        while taken < BATCH
+            && let Some(completion) = completions.next()
+        {
+            taken += 1;
+            let mut completion = completion.to_value();
+            if let Some(sink) = sink
+                && completion.wr_id & (SHARED | CONTROL) != 0
+            {
+                message(&completion, by_number, table, sink, batch);
+                continue;
+            }
+            if completion.status != WcStatus::SUCCESS {
+                failed(&mut completion, table, owners, sink, batch);
+            }
+            match table.complete(completion.wr_id, completion) {
+                Completed::Waiting(waker) => {
+                    if let Some(sink) = sink {
+                        sink.count_sent(completion.status == WcStatus::SUCCESS, false);
+                    }
+                    batch.woken.extend(waker);
+                }
+                Completed::Detached(operation, _) => {
+                    let index = Operations::<B>::index(completion.wr_id);
+                    if let Some(Some(conn)) = owners.get(index as usize) {
+                        conn.put_slot(operation.direction, index);
+                    }
+                    if let Some(sink) = sink {
+                        sink.count_sent(completion.status == WcStatus::SUCCESS, true);
+                    }
+                    batch.ended.push(operation);
+                }
+                Completed::Unknown => {
+                    if let Some(conn) = by_number.get(&completion.qp_num) {
+                        end(conn, Failure::Unknown { wr_id: completion.wr_id }, table, sink, batch);
+                    }
+                }
+            }
+        }
+        taken
+    }
+}
+
+/// Ends the connection of a failed operation, and replaces the status of its completion by a more
+/// precise one if there is one.
+#[cold]
+#[inline(never)]
+fn failed<B, P: Provider>(
+    completion: &mut WorkCompletion,
+    table: &Operations<B>,
+    owners: &[Option<Arc<Conn<P>>>],
+    sink: Option<&Arc<Sink<P>>>,
+    batch: &mut Batch<B>,
+) {
+    let WorkCompletion { wr_id, vendor_err, .. } = *completion;
+    let Some(verb) = table.inspect(wr_id, |operation| operation.verb) else { return };
+    let Some(Some(conn)) = owners.get(Operations::<B>::index(wr_id) as usize) else { return };
+    let delivered = {
+        let state = conn.lock();
+        if let Some(qp) = &state.qp
+            && let Some(failure) = qp.failure()
+            && failure.wr_id == wr_id
+        {
+            completion.status = failure.status;
+        }
+        state.flow.as_ref().is_some_and(Flow::is_delivered)
+    };
+    end(
+        conn,
+        Failure::Completion { verb, status: completion.status, vendor_err, driver: conn.driver },
+        table,
+        sink,
+        batch,
+    );
+    if delivered {
+        // The peer has answered that it has everything. Only the acknowledgement is missing.
+        completion.status = WcStatus::SUCCESS;
+    }
+}
+
+/// Ends a connection, with the messages that wait for credits, and tells its server.
+pub(super) fn end<B, P: Provider>(
+    conn: &Conn<P>,
+    failure: Failure,
+    table: &Operations<B>,
+    sink: Option<&Arc<Sink<P>>>,
+    batch: &mut Batch<B>,
+) {
+    conn.fail(failure);
+    let Some(sink) = sink else { return };
+    let (queue, complete, first) = {
+        let mut state = conn.lock();
+        let Some(flow) = &mut state.flow else { return };
+        let (queue, complete) = (flow.take_queue(), flow.is_complete());
+        (queue, complete, !std::mem::replace(&mut state.ended, true))
+    };
+    for Queued { wr_id, .. } in queue {
+        let flushed = WorkCompletion { wr_id, status: WcStatus::WR_FLUSH_ERR, ..WorkCompletion::default() };
+        match table.complete(wr_id, flushed) {
+            Completed::Waiting(waker) => {
+                sink.count_sent(false, false);
+                batch.woken.extend(waker);
+            }
+            Completed::Detached(operation, _) => {
+                sink.count_sent(false, true);
+                conn.put_slot(operation.direction, Operations::<B>::index(wr_id));
+                batch.ended.push(operation);
+            }
+            Completed::Unknown => {}
+        }
+    }
+    if first {
+        if complete {
+            sink.finished(conn.id).into_iter().for_each(|waker| batch.woken.extend(waker));
+        } else {
+            batch.woken.extend(sink.push(RawEvent::Gone(conn.id, failure)));
+            batch.woken.extend(sink.ender());
+        }
+    }
+}
+
+/// Handles the completion of a receive of the SRQ, or of a control message.
+fn message<B, P: Provider>(
+    completion: &WorkCompletion,
+    by_number: &HashMap<u32, Arc<Conn<P>>>,
+    table: &Operations<B>,
+    sink: &Arc<Sink<P>>,
+    batch: &mut Batch<B>,
+) {
+    let WorkCompletion { wr_id, status, vendor_err, qp_num, .. } = *completion;
+    let shared = wr_id & SHARED != 0;
+    let receive = if shared { sink.take(wr_id) } else { None };
+    let unknown = shared && receive.is_none();
+    let Some(conn) = by_number.get(&qp_num) else {
+        // Of a connection that is destroyed.
+        receive.into_iter().for_each(|receive| sink.post_again(receive));
+        return;
+    };
+    let failure = if unknown {
+        Some(Failure::Unknown { wr_id })
+    } else if status != WcStatus::SUCCESS {
+        let verb = if shared { "Server::next" } else { "Handle::send" };
+        Some(Failure::Completion { verb, status, vendor_err, driver: conn.driver })
+    } else {
+        None
+    };
+    if let Some(failure) = failure {
+        receive.into_iter().for_each(|receive| sink.post_again(receive));
+        end(conn, failure, table, Some(sink), batch);
+        return;
+    }
+    let mut state = conn.lock();
+    let ended = state.ended;
+    let Some(flow) = state.flow.as_mut().filter(|_| !ended) else {
+        // Its server was told of its end, which follows the last message.
+        drop(state);
+        receive.into_iter().for_each(|receive| sink.post_again(receive));
+        return;
+    };
+    let arrived = match &receive {
+        None => {
+            let kinds = [Kind::Credit, Kind::Bye, Kind::Answer];
+            kinds
+                .into_iter()
+                .filter(|kind| CONTROL | *kind as u64 == wr_id)
+                .for_each(|kind| flow.control_done(kind));
+            if wr_id == PROBE {
+                state.probing = false;
+            }
+            Ok(None)
+        }
+        Some(receive) => {
+            let len = completion.byte_len as usize;
+            let kind = flow.arrived(completion.imm().unwrap_or(Imm(0)));
+            match kind {
+                Ok(kind) if len <= receive.lease.len() => Ok(Some((kind, len))),
+                _ => Err(Failure::Protocol),
+            }
+        }
+    };
+    let pumped = match arrived {
+        Ok(_) => state.pump(),
+        Err(failure) => Err(failure),
+    };
+    let finished =
+        state.flow.as_ref().is_some_and(Flow::is_finished) && !std::mem::replace(&mut state.ended, true);
+    let answered = state.flow.as_ref().is_some_and(Flow::is_delivered);
+    drop(state);
+    match (arrived, receive) {
+        (Ok(Some((Kind::Data, len))), Some(receive)) => {
+            let conn = Arc::clone(conn);
+            batch.woken.extend(sink.push(RawEvent::Message { conn, receive, len }));
+        }
+        (arrived, receive) => {
+            receive.into_iter().for_each(|receive| sink.post_again(receive));
+            if let Ok(Some((Kind::Bye, _))) = arrived {
+                batch.woken.extend(sink.push(RawEvent::Closed(conn.id)));
+            }
+        }
+    }
+    if answered {
+        batch.woken.extend(sink.ender());
+    }
+    if finished {
+        sink.finished(conn.id).into_iter().for_each(|waker| batch.woken.extend(waker));
+    }
+    if let Err(failure) = pumped {
+        end(conn, failure, table, Some(sink), batch);
+    }
+}
+
+/// What is left to do for a batch of completions after the CQ was unlocked: code of users runs then.
+pub(crate) struct Batch<B> {
+    woken: Few<Waker>,
+    ended: Few<Operation<B>>,
+}
+
+impl<B> Batch<B> {
+    #[inline]
+    pub(crate) fn new() -> Self {
+        Self { woken: Few::new(), ended: Few::new() }
+    }
+
+    /// Wakes the tasks and drops the buffers of detached operations.
+    #[inline]
+    pub(crate) fn finish(&mut self) {
+        self.woken.for_each(Waker::wake);
+        self.ended.for_each(drop);
+    }
+}
+
+/// Some values. More than [`BATCH`] occur only when connections end.
+struct Few<T> {
+    values: [Option<T>; BATCH],
+    len: usize,
+    more: Vec<T>,
+}
+
+impl<T> Few<T> {
+    #[inline]
+    fn new() -> Self {
+        Self { values: [const { None }; BATCH], len: 0, more: Vec::new() }
+    }
+
+    #[inline]
+    fn push(&mut self, value: T) {
+        match self.values.get_mut(self.len) {
+            Some(free) => {
+                *free = Some(value);
+                self.len += 1;
+            }
+            None => self.more.push(value),
+        }
+    }
+
+    #[inline]
+    fn extend(&mut self, value: Option<T>) {
+        if let Some(value) = value {
+            self.push(value);
+        }
+    }
+
+    #[inline]
+    fn for_each(&mut self, mut each: impl FnMut(T)) {
+        for value in &mut self.values[..std::mem::take(&mut self.len)] {
+            value.take().into_iter().for_each(&mut each);
+        }
+        self.more.drain(..).for_each(each);
+    }
+}
+
+/// Locks `mutex`. A panic of another holder is ignored: no holder leaves the value in an invalid
+/// state.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

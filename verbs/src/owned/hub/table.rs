@@ -1,0 +1,240 @@
+//! The operations of a hub, each in a slot of its own.
+
+use std::num::NonZeroU32;
+use std::task::{Context, Poll, Waker};
+
+use crate::WrId;
+use crate::sync::{Mutex, lock};
+
+const LAST_GENERATION: u32 = (1 << 30) - 1;
+
+/// Operations by the `wr_id` of their requests, with the results of those that ended. `T` is an
+/// operation, with its buffer, and `R` its result.
+///
+/// The lower half of a `wr_id` is the index of the slot. The upper half is the generation of the
+/// slot, which counts its operations from 1 to 2^30 - 1. So a `wr_id` is unique until a slot has
+/// been used so often, 0 is never valid, and the two highest bits are 0.
+///
+/// | state | from | until |
+/// |---|---|---|
+/// | free | | [`insert`](Self::insert) |
+/// | posted | `insert` | [`complete`](Self::complete), [`take_back`](Self::take_back) |
+/// | done | `complete` | [`poll`](Self::poll) returns the result, [`detach`](Self::detach) |
+/// | detached | `detach` of a posted operation | `complete` |
+///
+/// [`abandon`](Self::abandon) ends every state. Each slot has a lock of its own, which is held for a
+/// few instructions. No code of a user runs with a lock held.
+pub(crate) struct Table<T, R> {
+    slots: Box<[Mutex<Slot<T, R>>]>,
+}
+
+struct Slot<T, R> {
+    /// Generation of the current operation, or of the next one if the slot is free.
+    generation: NonZeroU32,
+    state: State<T, R>,
+}
+
+enum State<T, R> {
+    Free,
+    Posted { operation: T, waker: Option<Waker> },
+    Done { operation: T, result: R },
+    Detached { operation: T },
+}
+
+/// What a completion ended.
+#[must_use]
+pub(crate) enum Completed<T, R> {
+    /// No operation in flight has the `wr_id`.
+    Unknown,
+    /// An operation whose result is wanted. The waker of its task, if one waits.
+    Waiting(Option<Waker>),
+    /// A detached operation. Its slot is free.
+    Detached(T, R),
+}
+
+/// What a detached `wr_id` was.
+#[must_use]
+pub(crate) enum Detached<T, R> {
+    /// An operation in flight, which the table keeps until its completion.
+    InFlight,
+    /// An operation that had ended. Its slot is free.
+    Ended(T, R),
+    /// No operation.
+    Unknown,
+}
+
+impl<T, R> Slot<T, R> {
+    /// Ends the operation: the generation of the next one differs.
+    fn free(&mut self) -> State<T, R> {
+        self.generation = match self.generation.get() {
+            LAST_GENERATION => NonZeroU32::MIN,
+            generation => NonZeroU32::MIN.saturating_add(generation),
+        };
+        std::mem::replace(&mut self.state, State::Free)
+    }
+}
+
+impl<T, R> Table<T, R> {
+    /// Creates `capacity` free slots.
+    pub(crate) fn new(capacity: u32) -> Self {
+        let slot = |_| Mutex::new(Slot { generation: NonZeroU32::MIN, state: State::Free });
+        Self { slots: (0..capacity).map(slot).collect() }
+    }
+
+    /// The index of the slot that `wr_id` names.
+    pub(crate) fn index(wr_id: u64) -> u32 {
+        WrId::from(wr_id).request
+    }
+
+    /// Applies `access` to the slot of `wr_id`, unless the slot is of another generation.
+    #[inline]
+    fn with<V>(&self, wr_id: u64, access: impl FnOnce(&mut Slot<T, R>) -> V) -> Option<V> {
+        let WrId { owner, request } = wr_id.into();
+        let mut slot = lock(self.slots.get(request as usize)?);
+        (slot.generation.get() == owner).then(|| access(&mut slot))
+    }
+
+    /// Stores `operation` in the free slot `index`, which the caller owns. Returns its `wr_id`.
+    #[inline]
+    pub(crate) fn insert(&self, index: u32, operation: T) -> u64 {
+        let mut slot = lock(&self.slots[index as usize]);
+        debug_assert!(matches!(slot.state, State::Free), "the caller owns a free slot");
+        slot.state = State::Posted { operation, waker: None };
+        WrId { owner: slot.generation.get(), request: index }.into()
+    }
+
+    /// Removes an operation whose request was not posted.
+    pub(crate) fn take_back(&self, wr_id: u64) -> Option<T> {
+        let taken = self.with(wr_id, |slot| match slot.state {
+            State::Posted { .. } => Some(slot.free()),
+            _ => None,
+        });
+        match taken.flatten()? {
+            State::Posted { operation, .. } => Some(operation),
+            _ => None,
+        }
+    }
+
+    /// Ends the operation of a completion.
+    #[inline]
+    pub(crate) fn complete(&self, wr_id: u64, result: R) -> Completed<T, R> {
+        let completed = self.with(wr_id, |slot| match std::mem::replace(&mut slot.state, State::Free) {
+            State::Posted { operation, waker } => {
+                slot.state = State::Done { operation, result };
+                Completed::Waiting(waker)
+            }
+            State::Detached { operation } => {
+                slot.free();
+                Completed::Detached(operation, result)
+            }
+            other => {
+                slot.state = other;
+                Completed::Unknown
+            }
+        });
+        completed.unwrap_or(Completed::Unknown)
+    }
+
+    /// Takes the result of an operation that ended and frees its slot. Otherwise registers the
+    /// waker of `cx` in place of an earlier one. `Ready(None)` if no operation has the `wr_id`.
+    #[inline]
+    pub(crate) fn poll(&self, wr_id: u64, cx: &Context<'_>) -> Poll<Option<(T, R)>> {
+        // Cloning and dropping a waker may run any code, so both are done without the lock.
+        let mut waker: Option<Waker> = None;
+        loop {
+            let polled = self.with(wr_id, |slot| match &mut slot.state {
+                State::Done { .. } => Polled::Done(slot.free()),
+                State::Posted { waker: Some(known), .. } if known.will_wake(cx.waker()) => {
+                    Polled::Waits(None)
+                }
+                State::Posted { waker: known, .. } => match waker.take() {
+                    Some(waker) => Polled::Waits(known.replace(waker)),
+                    None => Polled::Clone,
+                },
+                State::Free | State::Detached { .. } => Polled::Unknown,
+            });
+            match polled.unwrap_or(Polled::Unknown) {
+                Polled::Done(State::Done { operation, result }) => {
+                    return Poll::Ready(Some((operation, result)));
+                }
+                Polled::Waits(previous) => {
+                    drop(previous);
+                    return Poll::Pending;
+                }
+                Polled::Clone => waker = Some(cx.waker().clone()),
+                Polled::Done(_) | Polled::Unknown => return Poll::Ready(None),
+            }
+        }
+    }
+
+    /// Looks at an operation in flight.
+    pub(crate) fn inspect<V>(&self, wr_id: u64, look: impl FnOnce(&T) -> V) -> Option<V> {
+        let looked = self.with(wr_id, |slot| match &slot.state {
+            State::Posted { operation, .. } | State::Detached { operation } => Some(look(operation)),
+            _ => None,
+        });
+        looked.flatten()
+    }
+
+    /// Gives up the result of an operation. The table keeps it until its completion.
+    pub(crate) fn detach(&self, wr_id: u64) -> Detached<T, R> {
+        let detached = self.with(wr_id, |slot| match std::mem::replace(&mut slot.state, State::Free) {
+            State::Posted { operation, waker } => {
+                slot.state = State::Detached { operation };
+                (Detached::InFlight, waker)
+            }
+            State::Done { operation, result } => {
+                slot.free();
+                (Detached::Ended(operation, result), None)
+            }
+            other => {
+                slot.state = other;
+                (Detached::Unknown, None)
+            }
+        });
+        // The waker is dropped here, without the lock.
+        detached.map_or(Detached::Unknown, |(detached, _)| detached)
+    }
+
+    /// Frees the slot `index` and returns the operation that it has, in whatever state.
+    pub(crate) fn abandon(&self, index: u32) -> Option<T> {
+        let state = {
+            let mut slot = lock(self.slots.get(index as usize)?);
+            if matches!(slot.state, State::Free) {
+                return None;
+            }
+            slot.free()
+        };
+        match state {
+            State::Free => None,
+            State::Posted { operation, .. }
+            | State::Done { operation, .. }
+            | State::Detached { operation } => Some(operation),
+        }
+    }
+
+    /// Wakes every task that waits for an operation.
+    pub(crate) fn wake_all(&self) {
+        for slot in &self.slots {
+            let waker = match &mut lock(slot).state {
+                State::Posted { waker, .. } => waker.take(),
+                _ => None,
+            };
+            if let Some(waker) = waker {
+                waker.wake();
+            }
+        }
+    }
+}
+
+enum Polled<T, R> {
+    Done(State<T, R>),
+    /// With the waker that was registered before.
+    Waits(Option<Waker>),
+    /// The waker is to be cloned first.
+    Clone,
+    Unknown,
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;

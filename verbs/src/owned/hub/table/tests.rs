@@ -1,0 +1,219 @@
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Wake;
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// Counts how often it is woken.
+#[derive(Default)]
+struct Count(AtomicUsize);
+
+impl Wake for Count {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn counting() -> (Arc<Count>, Waker) {
+    let count = Arc::new(Count::default());
+    (Arc::clone(&count), Waker::from(count))
+}
+
+fn idle() -> Context<'static> {
+    Context::from_waker(Waker::noop())
+}
+
+#[test]
+fn result_wakes_the_last_task_that_polled() {
+    let table = Table::new(1);
+    let wr_id = table.insert(0, "read");
+    let ((first, one), (last, two)) = (counting(), counting());
+    for waker in [&one, &two, &two] {
+        assert!(table.poll(wr_id, &Context::from_waker(waker)).is_pending());
+    }
+    let Completed::Waiting(Some(waker)) = table.complete(wr_id, 7) else { panic!("a task waits") };
+    waker.wake();
+    assert_eq!((first.0.load(Ordering::Relaxed), last.0.load(Ordering::Relaxed)), (0, 1));
+    assert_eq!(table.poll(wr_id, &idle()), Poll::Ready(Some(("read", 7))));
+    assert_eq!(table.poll(wr_id, &idle()), Poll::Ready(None));
+}
+
+#[test]
+fn detached_operation_is_kept_until_its_completion() {
+    let table = Table::new(1);
+    let wr_id = table.insert(0, Arc::new(()));
+    assert!(matches!(table.detach(wr_id), Detached::InFlight));
+    let Completed::Detached(operation, ()) = table.complete(wr_id, ()) else { panic!("in flight until now") };
+    assert_eq!(Arc::strong_count(&operation), 1);
+    assert!(matches!(table.complete(wr_id, ()), Completed::Unknown));
+}
+
+#[test]
+fn zero_stale_and_repeated_wr_ids_match_no_operation() {
+    let table = Table::<_, ()>::new(1);
+    let first = table.insert(0, 1);
+    for unknown in [0, 1, first + 1, first + (1 << 32), u64::MAX] {
+        assert!(matches!(table.complete(unknown, ()), Completed::Unknown), "{unknown:#x}");
+        assert!(matches!(table.detach(unknown), Detached::Unknown));
+        assert_eq!(table.take_back(unknown), None);
+    }
+    assert!(matches!(table.complete(first, ()), Completed::Waiting(None)));
+    assert!(matches!(table.complete(first, ()), Completed::Unknown), "repeated");
+    assert_eq!(table.poll(first, &idle()), Poll::Ready(Some((1, ()))));
+    let second = table.insert(0, 2);
+    assert!(matches!(table.complete(first, ()), Completed::Unknown), "stale");
+    assert_eq!(table.take_back(second), Some(2));
+    assert!(matches!(table.complete(second, ()), Completed::Unknown), "taken back");
+}
+
+#[test]
+fn abandoned_slot_is_free_in_every_state() {
+    let table = Table::new(1);
+    for end in 0..3 {
+        let wr_id = table.insert(0, "buffer");
+        match end {
+            0 => {}
+            1 => drop(table.complete(wr_id, ())),
+            _ => drop(table.detach(wr_id)),
+        }
+        assert_eq!(table.abandon(0), Some("buffer"));
+        assert_eq!(table.abandon(0), None);
+        assert!(matches!(table.complete(wr_id, ()), Completed::Unknown));
+    }
+    assert_eq!(table.abandon(1), None);
+}
+
+#[test]
+fn generations_skip_zero_when_they_wrap() {
+    let table = Table::<(), ()>::new(1);
+    lock(&table.slots[0]).generation = NonZeroU32::new(LAST_GENERATION).unwrap();
+    let last = table.insert(0, ());
+    table.take_back(last).unwrap();
+    assert_eq!(table.insert(0, ()), 1 << 32);
+}
+
+/// A waker whose clones and drops use the table, as code of users may.
+#[test]
+fn wakers_may_use_the_table_when_they_are_cloned_and_dropped() {
+    use std::task::{RawWaker, RawWakerVTable};
+
+    static TABLE: std::sync::LazyLock<Table<u8, ()>> = std::sync::LazyLock::new(|| Table::new(1));
+    fn look() {
+        // It would block if the lock of the slot was held.
+        TABLE.inspect(1 << 32, |_| ());
+    }
+    fn clone(_: *const ()) -> RawWaker {
+        look();
+        RawWaker::new(std::ptr::null(), &VTABLE)
+    }
+    fn each(_: *const ()) {
+        look();
+    }
+    static VTABLE: RawWakerVTable = RawWakerVTable::new(clone, each, each, each);
+    // SAFETY: the functions use no data.
+    let waker = unsafe { Waker::from_raw(RawWaker::new(std::ptr::null(), &VTABLE)) };
+    let wr_id = TABLE.insert(0, 1);
+    for waker in [&waker, Waker::noop(), &waker] {
+        assert!(TABLE.poll(wr_id, &Context::from_waker(waker)).is_pending());
+    }
+    assert!(matches!(TABLE.detach(wr_id), Detached::InFlight));
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Model {
+    Posted,
+    Detached,
+    Done(u32),
+}
+
+proptest! {
+    #[test]
+    fn each_operation_ends_once_with_its_own_result(
+        capacity in 1u32..4,
+        steps in prop::collection::vec((0u8..6, any::<prop::sample::Index>(), 0u64..4, 0u64..5), 1..100),
+    ) {
+        let table = Table::new(capacity);
+        let mut free: Vec<u32> = (0..capacity).collect();
+        let mut model: HashMap<u64, (u32, Model)> = HashMap::new();
+        for (step, (what, which, generation, slot)) in (0u32..).zip(steps) {
+            // A `wr_id` of the model, or an arbitrary one.
+            let mut ids: Vec<u64> = model.keys().copied().collect();
+            ids.sort_unstable();
+            ids.push(generation << 32 | slot);
+            let id = ids[which.index(ids.len())];
+            let known = model.get(&id).copied();
+            match what {
+                0 | 1 => if let Some(index) = free.pop() {
+                    let id = table.insert(index, step);
+                    prop_assert!(id != 0 && Table::<u32, u32>::index(id) == index);
+                    prop_assert!(model.insert(id, (step, Model::Posted)).is_none());
+                },
+                2 => match (table.complete(id, step), known) {
+                    (Completed::Waiting(None), Some((operation, Model::Posted))) => {
+                        model.insert(id, (operation, Model::Done(step)));
+                    }
+                    (Completed::Detached(operation, result), Some((posted, Model::Detached))) => {
+                        prop_assert_eq!((operation, result), (posted, step));
+                        model.remove(&id);
+                        free.push(id as u32);
+                    }
+                    (Completed::Unknown, None | Some((_, Model::Done(_)))) => {}
+                    _ => prop_assert!(false, "completion of {:#x}", id),
+                },
+                3 => match (table.poll(id, &idle()), known) {
+                    (Poll::Ready(Some(ended)), Some((operation, Model::Done(result)))) => {
+                        prop_assert_eq!(ended, (operation, result));
+                        model.remove(&id);
+                        free.push(id as u32);
+                    }
+                    (Poll::Pending, Some((_, Model::Posted))) => {
+                        // Leaves no waker, so that completions return none.
+                        let Some(State::Posted { waker, .. }) = table.with(id, |slot| {
+                            std::mem::replace(&mut slot.state, State::Free)
+                        }) else { unreachable!() };
+                        prop_assert!(waker.is_some());
+                        let operation = known.unwrap().0;
+                        table.with(id, |slot| slot.state = State::Posted { operation, waker: None });
+                    }
+                    (Poll::Ready(None), None | Some((_, Model::Detached))) => {}
+                    _ => prop_assert!(false, "poll of {:#x}", id),
+                },
+                4 => match (table.detach(id), known) {
+                    (Detached::InFlight, Some((operation, Model::Posted))) => {
+                        model.insert(id, (operation, Model::Detached));
+                    }
+                    (Detached::Ended(operation, result), Some((posted, Model::Done(expected)))) => {
+                        prop_assert_eq!((operation, result), (posted, expected));
+                        model.remove(&id);
+                        free.push(id as u32);
+                    }
+                    (Detached::Unknown, None | Some((_, Model::Detached))) => {}
+                    _ => prop_assert!(false, "detach of {:#x}", id),
+                },
+                _ => match (table.take_back(id), known) {
+                    (Some(operation), Some((posted, Model::Posted))) => {
+                        prop_assert_eq!(operation, posted);
+                        model.remove(&id);
+                        free.push(id as u32);
+                    }
+                    (None, None | Some((_, Model::Done(_) | Model::Detached))) => {}
+                    _ => prop_assert!(false, "take back of {:#x}", id),
+                },
+            }
+        }
+        for (operation, _) in model.values() {
+            let left: Vec<_> = (0..capacity).filter(|slot| {
+                table.slots[*slot as usize].lock().is_ok_and(|slot| match &slot.state {
+                    State::Free => false,
+                    State::Posted { operation: one, .. }
+                    | State::Done { operation: one, .. }
+                    | State::Detached { operation: one } => one == operation,
+                })
+            }).collect();
+            prop_assert_eq!(left.len(), 1);
+        }
+    }
+}

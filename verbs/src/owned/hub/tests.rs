@@ -1,0 +1,392 @@
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use super::*;
+use crate::owned::{Done, Failed, Pending};
+use crate::testing::{Plain, completion};
+use crate::{
+    ImplicitMr, MemoryOwner, Mr, PostError, PushError, QpState, RegisterError, Remote, WcStatus,
+    WorkCompletion,
+};
+
+/// Memory that counts how often it is freed.
+struct Counted(Vec<u8>, Arc<AtomicUsize>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.1.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+// SAFETY: the heap block of the vector does not move with the vector, and is never freed if the
+// vector is forgotten.
+unsafe impl MemoryOwner for Counted {
+    fn region(&mut self) -> (NonNull<u8>, usize) {
+        (NonNull::from(&mut self.0[..]).cast(), self.0.len())
+    }
+}
+
+type Buffer = Mr<Counted>;
+
+struct Setup {
+    plain: Plain,
+    region: ImplicitMr,
+    hub: Hub<Buffer, Plain>,
+    freed: Arc<AtomicUsize>,
+}
+
+impl Setup {
+    fn new(entries: u32) -> Self {
+        let plain = Plain::default();
+        let pd = plain.domain();
+        let region = ImplicitMr::for_test(pd.domain(), Access::LOCAL_WRITE);
+        let channel = CompChannel::for_test(pd.context().file());
+        let cq = pd.context().create_cq(&CqInit::new(entries)).unwrap();
+        let inner = HubInner {
+            table: Operations::new(entries),
+            pd,
+            channel,
+            baton: Baton::new(THREADS),
+            spinning: Spinning::new(Spin::Never),
+            sink: None,
+            reaper: Mutex::new(Reaper::new(cq, entries)),
+        };
+        Self { plain, region, hub: Hub { inner: Arc::new(inner) }, freed: Arc::default() }
+    }
+
+    /// A connection in RTS. Its destruction fails.
+    fn connection(&self, depth: usize) -> Peer<Buffer, Plain> {
+        let hub = Arc::clone(&self.hub.inner);
+        let slots = hub.lock().reserve(2 * depth).unwrap();
+        let qp = self.plain.queue_pair(&hub.pd);
+        let local = crate::owned::Address::new(crate::Gid::default(), qp.qp_num());
+        let conn = Arc::new(Conn::new(qp, slots, depth, None));
+        hub.lock().add(&conn);
+        Peer::new(PeerInner { hub, conn, local, attr: ConnectAttr::new(1, 0) })
+    }
+
+    fn buffer(&self) -> Buffer {
+        let part = self.region.part(Counted(vec![7; 16], Arc::clone(&self.freed)));
+        part.map_err(|RegisterError { error, .. }| error).unwrap()
+    }
+
+    fn freed(&self) -> usize {
+        self.freed.load(Ordering::Relaxed)
+    }
+
+    /// Posts a receive. Returns it with its `wr_id`.
+    fn recv(&self, peer: &Peer<Buffer, Plain>) -> (Pending<Buffer, Plain>, u64) {
+        let pending = peer.recv(self.buffer());
+        (pending, *self.plain.log().received.last().unwrap())
+    }
+
+    fn complete(&self, peer: &Peer<Buffer, Plain>, wr_id: u64, status: WcStatus) {
+        let qp_num = peer.address().qp_num;
+        let completion = WorkCompletion { qp_num, ..completion(wr_id, status) };
+        self.plain.log().completions.push_back(completion);
+    }
+}
+
+fn poll(pending: &mut Pending<Buffer, Plain>) -> Poll<Result<Done<Buffer>, Failed<Buffer>>> {
+    std::pin::Pin::new(pending).poll(&mut Context::from_waker(Waker::noop()))
+}
+
+use std::future::Future;
+
+#[test]
+fn result_of_another_operation_is_handed_out() {
+    let setup = Setup::new(8);
+    let (a, b) = (setup.connection(2), setup.connection(2));
+    let ((first, one), (second, two)) = (setup.recv(&a), setup.recv(&b));
+    setup.complete(&b, two, WcStatus::SUCCESS);
+    setup.complete(&a, one, WcStatus::SUCCESS);
+    // The first one to wait reaps both.
+    assert_eq!(second.wait().unwrap().message(), Some(&[7][..]));
+    assert!(setup.plain.log().completions.is_empty());
+    assert_eq!(first.wait().unwrap().message(), Some(&[7][..]));
+    assert_eq!(setup.freed(), 2);
+}
+
+#[test]
+fn refused_post_is_ready_with_its_buffer() {
+    let setup = Setup::new(4);
+    let peer = setup.connection(2);
+    let refused = peer.send(setup.buffer(), 10..17).wait().unwrap_err();
+    assert!(refused.error.to_string().contains("10..17"), "{refused}");
+    assert_eq!(refused.buffer.unwrap().len(), 16);
+    let refuse = PostError { accepted: 0, reason: PushError::QueueFull { capacity: 1 }.into() };
+    setup.plain.log().rejections.push_back(PushError::QueueFull { capacity: 1 });
+    let refused = peer.recv(setup.buffer()).wait().unwrap_err();
+    assert!(matches!(&refused.error, Error::Post(error) if *error == refuse), "{refused}");
+    assert!(refused.buffer.is_some());
+    // Neither took a slot.
+    let taken: Vec<_> = (0..2).map(|_| setup.recv(&peer)).collect();
+    let mut full = peer.recv(setup.buffer());
+    let Poll::Ready(Err(full)) = poll(&mut full) else { panic!("ready at once") };
+    assert!(full.error.to_string().contains("all receives of the connection are in use"), "{full}");
+    drop(taken);
+}
+
+#[test]
+fn receives_take_no_room_of_sends() {
+    let setup = Setup::new(4);
+    let peer = setup.connection(2);
+    let receives: Vec<_> = (0..3).map(|_| peer.recv(setup.buffer())).collect();
+    let sends: Vec<_> = (0..3).map(|_| peer.send(setup.buffer(), ..)).collect();
+    let (received, sent) = {
+        let log = setup.plain.log();
+        (log.received.len(), log.sent.len())
+    };
+    assert_eq!((received, sent), (2, 2));
+    assert_eq!(setup.hub.room(), 0);
+    drop((receives, sends));
+}
+
+#[test]
+fn buffer_of_another_pd_is_rejected() {
+    let mut setup = Setup::new(4);
+    let peer = setup.connection(2);
+    let other = setup.plain.domain();
+    setup.region = ImplicitMr::for_test(other.domain(), Access::LOCAL_WRITE);
+    let remote = Remote { addr: 0, rkey: 1 };
+    for pending in [
+        peer.recv(setup.buffer()),
+        peer.send(setup.buffer(), ..),
+        peer.write(setup.buffer(), .., remote),
+        peer.read(setup.buffer(), .., remote),
+        peer.fetch_add(setup.buffer(), remote, 1),
+        peer.compare_swap(setup.buffer(), remote, 1, 2),
+    ] {
+        let refused = pending.wait().unwrap_err();
+        assert!(refused.error.to_string().contains("different PDs"), "{refused}");
+    }
+    assert!(setup.plain.log().sent.is_empty());
+}
+
+#[test]
+fn dropped_pending_keeps_the_buffer_until_the_completion() {
+    let setup = Setup::new(4);
+    let peer = setup.connection(2);
+    let (pending, wr_id) = setup.recv(&peer);
+    drop(pending);
+    assert_eq!((setup.hub.turn(1), setup.freed()), (0, 0));
+    setup.complete(&peer, wr_id, WcStatus::SUCCESS);
+    assert_eq!((setup.hub.turn(1), setup.freed()), (1, 1));
+    // Its slot is free.
+    let taken: Vec<_> = (0..2).map(|_| setup.recv(&peer)).collect();
+    drop(taken);
+}
+
+#[test]
+fn forgotten_pending_costs_one_operation_of_the_depth() {
+    let setup = Setup::new(4);
+    let peer = setup.connection(2);
+    let (pending, wr_id) = setup.recv(&peer);
+    std::mem::forget(pending);
+    setup.complete(&peer, wr_id, WcStatus::SUCCESS);
+    assert_eq!(setup.hub.turn(1), 1);
+    let (next, _) = setup.recv(&peer);
+    assert!(peer.recv(setup.buffer()).wait().is_err());
+    assert_eq!(setup.freed(), 1, "of the refused one");
+    drop(next);
+}
+
+#[test]
+fn unknown_completions_free_nothing_and_end_their_connection() {
+    for (status, nonsense) in [WcStatus::SUCCESS, WcStatus::WR_FLUSH_ERR]
+        .into_iter()
+        .flat_map(|status| [0, 1, 1 << 32 | 9, 2 << 32, u64::MAX].map(|nonsense| (status, nonsense)))
+    {
+        let setup = Setup::new(8);
+        let (peer, other) = (setup.connection(2), setup.connection(2));
+        let ((pending, wr_id), (unharmed, others)) = (setup.recv(&peer), setup.recv(&other));
+        setup.complete(&peer, nonsense, status);
+        setup.complete(&other, others, WcStatus::SUCCESS);
+        unharmed.wait().unwrap();
+        assert!(matches!(peer.failure(), Some(Error::UnknownCompletion { wr_id }) if wr_id == nonsense));
+        assert_eq!(setup.plain.log().states, [QpState::ERR]);
+        assert!(other.failure().is_none());
+        let refused = peer.send(setup.buffer(), ..).wait().unwrap_err();
+        assert!(matches!(refused.error, Error::UnknownCompletion { .. }), "{refused}");
+        assert_eq!(setup.freed(), 1, "of the unharmed one");
+        setup.complete(&peer, wr_id, WcStatus::WR_FLUSH_ERR);
+        assert!(pending.wait().unwrap_err().buffer.is_some());
+    }
+}
+
+#[test]
+fn repeated_and_late_completions_return_no_second_buffer() {
+    let setup = Setup::new(2);
+    let peer = setup.connection(1);
+    let (first, wr_id) = setup.recv(&peer);
+    setup.complete(&peer, wr_id, WcStatus::SUCCESS);
+    let done = first.wait().unwrap();
+    let (mut second, next) = setup.recv(&peer);
+    assert_eq!(wr_id as u32, next as u32, "the same slot");
+    setup.complete(&peer, wr_id, WcStatus::SUCCESS);
+    assert!(second.wait_timeout(Duration::ZERO).is_none());
+    assert!(matches!(peer.failure(), Some(Error::UnknownCompletion { .. })));
+    drop(done);
+    assert_eq!(setup.freed(), 1);
+}
+
+#[test]
+fn completion_without_a_connection_is_ignored() {
+    let setup = Setup::new(4);
+    let peer = setup.connection(2);
+    for wr_id in [0, 5, u64::MAX] {
+        setup
+            .plain
+            .log()
+            .completions
+            .push_back(WorkCompletion { qp_num: 0xff_ffff, ..completion(wr_id, WcStatus::SUCCESS) });
+    }
+    assert_eq!(setup.hub.turn(8), 3);
+    assert!(peer.failure().is_none());
+}
+
+#[test]
+fn failed_operation_ends_its_connection_only() {
+    let setup = Setup::new(8);
+    let (peer, other) = (setup.connection(2), setup.connection(2));
+    let (pending, wr_id) = setup.recv(&peer);
+    setup.complete(&peer, wr_id, WcStatus::LOC_LEN_ERR);
+    let failed = pending.wait().unwrap_err();
+    assert!(matches!(
+        failed.error,
+        Error::Completion { verb: "Peer::recv", status: WcStatus::LOC_LEN_ERR, .. }
+    ));
+    assert!(failed.buffer.is_some());
+    let refused = peer.send(setup.buffer(), ..).wait().unwrap_err();
+    assert!(matches!(refused.error, Error::Completion { status: WcStatus::LOC_LEN_ERR, .. }), "{refused}");
+    let (pending, wr_id) = setup.recv(&other);
+    setup.complete(&other, wr_id, WcStatus::SUCCESS);
+    pending.wait().unwrap();
+}
+
+#[test]
+fn aborted_connection_rejects_posts() {
+    let setup = Setup::new(4);
+    let peer = setup.connection(2);
+    peer.clone().abort();
+    assert_eq!(setup.plain.log().states, [QpState::ERR]);
+    let refused = peer.recv(setup.buffer()).wait().unwrap_err();
+    assert!(refused.error.to_string().contains("`abort`"), "{refused}");
+    assert!(setup.plain.log().received.is_empty());
+}
+
+#[test]
+fn buffers_are_leaked_if_destroy_qp_fails() {
+    let setup = Setup::new(4);
+    let peer = setup.connection(2);
+    let (detached, _) = setup.recv(&peer);
+    let (pending, _) = setup.recv(&peer);
+    drop(detached);
+    drop(peer);
+    assert_eq!(setup.hub.inner.lock().room(), 0, "the pending operation keeps the connection");
+    drop(pending);
+    let Setup { plain, hub, freed, .. } = setup;
+    assert_eq!(hub.room(), 0, "completions may still come");
+    drop(hub);
+    assert_eq!(freed.load(Ordering::Relaxed), 0);
+    // The queues of the QP are leaked as well; the CQ's are, because the kernel refuses that, too.
+    assert!(plain.log().freed.is_empty());
+}
+
+#[test]
+fn provider_panic_in_post_keeps_the_buffer() {
+    let setup = Setup::new(4);
+    let peer = setup.connection(2);
+    setup.plain.log().panics = true;
+    let buffer = setup.buffer();
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(peer.recv(buffer)))).unwrap_err();
+    setup.plain.log().panics = false;
+    assert_eq!(setup.freed(), 0);
+    // The connection can still be used.
+    let (pending, wr_id) = setup.recv(&peer);
+    setup.complete(&peer, wr_id, WcStatus::SUCCESS);
+    pending.wait().unwrap();
+    drop(peer);
+    assert_eq!(setup.freed(), 1);
+}
+
+#[test]
+fn task_without_a_driver_gets_an_error_and_can_wait() {
+    let setup = Setup::new(4);
+    let peer = setup.connection(2);
+    let (mut pending, wr_id) = setup.recv(&peer);
+    let Poll::Ready(Err(failed)) = poll(&mut pending) else { panic!("there is no driver") };
+    assert!(failed.error.to_string().contains("no driver") && failed.buffer.is_none(), "{failed}");
+    assert!(setup.hub.inner.baton.attach_driver());
+    assert!(poll(&mut pending).is_pending());
+    assert!(setup.hub.inner.baton.detach_driver().is_none());
+    setup.complete(&peer, wr_id, WcStatus::SUCCESS);
+    assert!(matches!(poll(&mut pending), Poll::Ready(Ok(_))));
+}
+
+#[test]
+fn result_is_taken_once() {
+    let setup = Setup::new(4);
+    let peer = setup.connection(2);
+    let (mut pending, wr_id) = setup.recv(&peer);
+    setup.complete(&peer, wr_id, WcStatus::SUCCESS);
+    assert!(matches!(poll(&mut pending), Poll::Ready(Ok(_))));
+    let Poll::Ready(Err(again)) = poll(&mut pending) else { panic!("ready") };
+    assert!(again.error.to_string().contains("taken before"), "{again}");
+    assert!(pending.wait().is_err());
+}
+
+#[test]
+fn batch_of_completions_is_bounded() {
+    let setup = Setup::new(200);
+    let peer = setup.connection(100);
+    let pending: Vec<_> = (0..100).map(|_| setup.recv(&peer)).collect();
+    for (_, wr_id) in &pending {
+        setup.complete(&peer, *wr_id, WcStatus::SUCCESS);
+    }
+    assert_eq!(setup.hub.turn(1), BATCH);
+    assert_eq!(setup.plain.log().completions.len(), 100 - BATCH);
+    assert_eq!(setup.hub.turn(usize::MAX), 100 - BATCH);
+    assert!(pending.into_iter().all(|(pending, _)| pending.wait().is_ok()));
+}
+
+/// A waker that uses the hub, as code of users may.
+struct UsesHub(Hub<Buffer, Plain>, std::sync::Mutex<Option<Peer<Buffer, Plain>>>, AtomicUsize);
+
+impl Wake for UsesHub {
+    fn wake(self: Arc<Self>) {
+        self.0.turn(1);
+        // It retires the connection, which locks the CQ.
+        drop(self.1.lock().unwrap().take());
+        self.2.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn wakers_run_without_a_lock() {
+    let setup = Setup::new(8);
+    let (peer, other) = (setup.connection(2), setup.connection(2));
+    let (mut pending, wr_id) = setup.recv(&peer);
+    let waker = Arc::new(UsesHub(setup.hub.clone(), std::sync::Mutex::new(Some(other)), AtomicUsize::new(0)));
+    assert!(setup.hub.inner.baton.attach_driver());
+    let task = Waker::from(Arc::clone(&waker));
+    assert!(std::pin::Pin::new(&mut pending).poll(&mut Context::from_waker(&task)).is_pending());
+    setup.complete(&peer, wr_id, WcStatus::SUCCESS);
+    setup.hub.turn(1);
+    assert_eq!(waker.2.load(Ordering::Relaxed), 1);
+    assert!(matches!(poll(&mut pending), Poll::Ready(Ok(_))));
+}
+
+#[test]
+fn handles_can_move_between_threads() {
+    fn moves<T: Send + Sync + Unpin>() {}
+    moves::<Hub>();
+    moves::<Peer<Lease>>();
+    moves::<Pending<Lease>>();
+    #[cfg(feature = "tokio")]
+    moves::<Driver<Lease, crate::tokio::Readiness>>();
+    #[cfg(feature = "async-io")]
+    moves::<Driver<Lease, crate::async_io::Readiness>>();
+}

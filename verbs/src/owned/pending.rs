@@ -1,0 +1,217 @@
+//! Operations of a hub that are awaited.
+
+use std::fmt;
+use std::future::Future;
+use std::mem;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use bareverbs_provider::traits::Provider;
+
+use super::hub::peer::PeerInner;
+use super::hub::reaper::{BATCH, Conn, Direction, Failure, Operation, Operations};
+use super::hub::table::Detached;
+use super::{Done, Failed, Outcome};
+use crate::{AnyProvider, Error, Result, WcOpcode, WcStatus, WorkCompletion};
+
+/// An operation of a [`Peer`](super::Peer): posted, and to be awaited.
+///
+/// It is a future, and [`wait`](Self::wait) and [`wait_timeout`](Self::wait_timeout) block a thread.
+/// It returns the buffer, with success and with an error.
+///
+/// If the post was refused, it is ready at once, with the error and the buffer.
+///
+/// # Dropping it
+///
+/// Dropping it does not end the operation, because no device can take a request back. The hub keeps
+/// the buffer until the completion and then drops it: a [`Lease`](super::Lease) goes back to its
+/// pool. So it can be dropped at any time, by `select!`, a timeout or the end of a task. To keep the
+/// result, await it by reference: `timeout(limit, &mut pending)`.
+///
+/// `mem::forget` costs one operation of the depth of the connection, and keeps the QP until
+/// the process ends.
+///
+/// # Without a driver
+///
+/// A task needs a [driver](super::Hub#drivers) of the hub that wakes it. Without one, polling
+/// returns an error ([`Error::Invalid`]) unless the result is there. The operation goes on: the
+/// `Pending` can be polled again or waited for. A blocked thread needs no driver.
+#[must_use = "the operation goes on; its result is lost unless it is awaited"]
+pub struct Pending<B, P: Provider = AnyProvider> {
+    state: State<B, P>,
+}
+
+enum State<B, P: Provider> {
+    Posted {
+        peer: Arc<PeerInner<B, P>>,
+        wr_id: u64,
+    },
+    Refused(Failed<B>),
+    /// Its result was taken.
+    Taken,
+}
+
+// The table holds the buffer, or it is returned by value: it is never pinned.
+impl<B, P: Provider> Unpin for Pending<B, P> {}
+
+impl<B, P: Provider> Pending<B, P> {
+    pub(super) fn posted(peer: Arc<PeerInner<B, P>>, wr_id: u64) -> Self {
+        Self { state: State::Posted { peer, wr_id } }
+    }
+
+    #[cold]
+    pub(super) fn refused(error: Error, buffer: B) -> Self {
+        let outcome = Outcome::NotDone;
+        Self { state: State::Refused(Failed { error, tag: 0, buffer: Some(buffer), outcome, cause: None }) }
+    }
+
+    /// The error of a refused post.
+    #[cfg(feature = "futures")]
+    pub(super) fn into_refused(mut self) -> Result<Failed<B>, Self> {
+        match mem::replace(&mut self.state, State::Taken) {
+            State::Refused(failed) => Ok(failed),
+            other => {
+                self.state = other;
+                Err(self)
+            }
+        }
+    }
+
+    /// Gives the result up, as dropping it does.
+    pub fn detach(self) {}
+
+    /// Blocks until the operation has ended.
+    ///
+    /// # Errors
+    /// - The operation failed or was refused. The error returns the buffer.
+    /// - The device was removed (`EIO`). The hub keeps the buffer.
+    pub fn wait(mut self) -> Result<Done<B>, Failed<B>> {
+        loop {
+            // Without a time limit it returns only with a result.
+            if let Some(result) = self.wait_until(None) {
+                return result;
+            }
+        }
+    }
+
+    /// Blocks until the operation has ended, at most for `timeout`. Returns `None` at the time
+    /// limit; the operation goes on.
+    ///
+    /// # Errors
+    /// As for [`Pending::wait`].
+    pub fn wait_timeout(&mut self, timeout: Duration) -> Option<Result<Done<B>, Failed<B>>> {
+        self.wait_until(Instant::now().checked_add(timeout))
+    }
+
+    fn wait_until(&mut self, end: Option<Instant>) -> Option<Result<Done<B>, Failed<B>>> {
+        // Most results are there or in the CQ.
+        if let Poll::Ready(result) = self.poll_result(&Context::from_waker(Waker::noop())) {
+            return Some(result);
+        }
+        let State::Posted { peer, .. } = &self.state else { return Some(self.take_refused()) };
+        let hub = Arc::clone(&peer.hub);
+        match hub.block_on(end, |cx| self.poll_result(cx)) {
+            Ok(result) => result,
+            Err(error) => Some(Err(error.into())),
+        }
+    }
+
+    fn take_refused(&mut self) -> Result<Done<B>, Failed<B>> {
+        match mem::replace(&mut self.state, State::Taken) {
+            State::Refused(failed) => Err(failed),
+            posted_or_taken => {
+                self.state = posted_or_taken;
+                Err(Error::invalid("Pending", "its result was taken before").into())
+            }
+        }
+    }
+
+    /// Takes the result, or registers the task and helps to reap.
+    #[inline]
+    fn poll_result(&mut self, cx: &Context<'_>) -> Poll<Result<Done<B>, Failed<B>>> {
+        let State::Posted { peer, wr_id } = &self.state else { return Poll::Ready(self.take_refused()) };
+        let mut polled = peer.hub.table.poll(*wr_id, cx);
+        if polled.is_pending() && peer.hub.turn(BATCH) > 0 {
+            polled = peer.hub.table.poll(*wr_id, cx);
+        }
+        let Poll::Ready(ended) = polled else { return Poll::Pending };
+        if let Some((operation, _)) = &ended {
+            peer.conn.put_slot(operation.direction, Operations::<B>::index(*wr_id));
+        }
+        let State::Posted { peer, .. } = mem::replace(&mut self.state, State::Taken) else {
+            return Poll::Ready(self.take_refused());
+        };
+        let result = match ended {
+            Some((operation, completion)) => finished(&peer.conn, operation, &completion),
+            None => Err(Error::invalid("Pending", "the connection was closed").into()),
+        };
+        // The last handle of a connection destroys its QP.
+        drop(peer);
+        Poll::Ready(result)
+    }
+}
+
+#[cold]
+pub(super) fn no_driver(verb: &'static str) -> Error {
+    Error::invalid(verb, "the hub has no driver: spawn `Hub::drive`, or call `Hub::thread`")
+}
+
+fn finished<B, P: Provider>(
+    conn: &Conn<P>,
+    operation: Operation<B>,
+    completion: &WorkCompletion,
+) -> Result<Done<B>, Failed<B>> {
+    let Operation { buffer, verb, direction, len } = operation;
+    let WorkCompletion { status, vendor_err, opcode, byte_len, .. } = *completion;
+    if status == WcStatus::SUCCESS {
+        let received = direction == Direction::Recv && opcode == WcOpcode::RECV;
+        let len = if received { byte_len } else { len };
+        let imm = if direction == Direction::Recv { completion.imm() } else { None };
+        return Ok(Done { tag: 0, buffer: Some(buffer), len, imm, opcode });
+    }
+    let cause = match conn.lock().failure {
+        Some(Failure::Completion { status, .. }) => Some(status),
+        _ => None,
+    };
+    let error = Error::Completion { verb, status, vendor_err, driver: conn.driver };
+    Err(Failed { error, tag: 0, buffer: Some(buffer), outcome: Outcome::of(status), cause })
+}
+
+impl<B, P: Provider> Future for Pending<B, P> {
+    type Output = Result<Done<B>, Failed<B>>;
+
+    /// Cancel-safe: see [dropping it](Pending#dropping-it).
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        let polled = this.poll_result(cx);
+        if polled.is_pending()
+            && let State::Posted { peer, .. } = &this.state
+            && !peer.hub.baton.has_driver()
+        {
+            return Poll::Ready(Err(no_driver("Pending").into()));
+        }
+        polled
+    }
+}
+
+impl<B, P: Provider> Drop for Pending<B, P> {
+    fn drop(&mut self) {
+        let State::Posted { peer, wr_id } = &self.state else { return };
+        if let Detached::Ended(operation, _) = peer.hub.table.detach(*wr_id) {
+            peer.conn.put_slot(operation.direction, Operations::<B>::index(*wr_id));
+        }
+    }
+}
+
+impl<B, P: Provider> fmt::Debug for Pending<B, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = match &self.state {
+            State::Posted { .. } => "posted",
+            State::Refused(_) => "refused",
+            State::Taken => "taken",
+        };
+        f.debug_tuple("Pending").field(&state).finish()
+    }
+}

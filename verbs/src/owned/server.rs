@@ -1,0 +1,629 @@
+//! Servers and clients that exchange messages: one SRQ, one CQ, many peers.
+//!
+//! A server and its clients speak one protocol over RC: messages with flow control and an orderly
+//! end. A [`Client`] is the other end of a [`Server`]'s peer.
+//!
+//! | | |
+//! |---|---|
+//! | order | the messages of a peer arrive in the order of the calls, each once |
+//! | flow control | a message is sent when the peer has a receive for it. Until then it waits in the sender's queue |
+//! | no deadlock | two ends that both send without reading fill their queues; a full queue refuses a message at once |
+//! | end | [`close`](Handle::close) and [`shutdown`](Handle::shutdown) lose no message that was sent before |
+//! | a dead peer | ends its own connection ([`Event::Gone`]), and no other |
+//!
+//! # Server
+//!
+//! ```no_run
+//! use std::io::{Read, Write};
+//! use std::net::TcpListener;
+//!
+//! use bareverbs::owned::server::{Event, Server};
+//! use bareverbs::{Address, Device};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let pd = Device::first()?.open()?.alloc_pd()?;
+//! let mut server = Server::options().peers(100).build(&pd)?;
+//! let handle = server.handle().clone();
+//! // Addresses go over TCP.
+//! std::thread::spawn(move || -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+//!     for stream in TcpListener::bind("[::]:7471")?.incoming() {
+//!         let (mut stream, mut client) = (stream?, [0; Address::LEN]);
+//!         stream.read_exact(&mut client)?;
+//!         let (_peer, address) = handle.admit(&Address::from_bytes(&client)?)?;
+//!         stream.write_all(&address.to_bytes())?;
+//!     }
+//!     Ok(())
+//! });
+//! while let Some(event) = server.wait()? {
+//!     match event {
+//!         Event::Message(message) => {
+//!             let mut answer = server.take().expect("as many buffers as sends");
+//!             let len = message.bytes().len();
+//!             answer.bytes_mut()[..len].copy_from_slice(message.bytes());
+//!             message.reply(answer, ..len).detach();
+//!         }
+//!         Event::Gone(peer, error) => eprintln!("{peer:?} is gone: {error}"),
+//!         Event::Closed(peer) => println!("{peer:?} has finished"),
+//!     }
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Client
+//!
+//! ```no_run
+//! use std::io::{Read, Write};
+//! use std::net::TcpStream;
+//!
+//! use bareverbs::owned::server::{Client, Event};
+//! use bareverbs::{Address, Device};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let pd = Device::first()?.open()?.alloc_pd()?;
+//! let mut client = Client::options().build(&pd)?;
+//! let (mut stream, mut server) = (TcpStream::connect("server:7471")?, [0; Address::LEN]);
+//! stream.write_all(&client.address().to_bytes())?;
+//! stream.read_exact(&mut server)?;
+//! client.connect(&Address::from_bytes(&server)?)?;
+//!
+//! let mut question = client.take().expect("a buffer");
+//! question.bytes_mut()[..5].copy_from_slice(b"hello");
+//! client.send(question, ..5).detach();
+//! if let Some(Event::Message(answer)) = client.wait()? {
+//!     assert_eq!(answer.bytes(), b"hello");
+//! }
+//! println!("{:?}", client.shutdown().wait()?);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Tasks
+//!
+//! In tasks, [`Server::next`] takes the place of [`Server::wait`], and a driver is spawned:
+//! `tokio::spawn(server.handle().drive::<bareverbs::tokio::Readiness>()?)`. See
+//! [drivers](super::Hub#drivers).
+//!
+//! With the feature `futures`, `Server` and `Client` are streams of events, and `Handle::sink` returns
+//! a sink of messages.
+//!
+//! # Idle peers
+//!
+//! A peer that dies while nothing is sent to it is not noticed. [`Handle::keepalive`] probes the
+//! peers; call it every few seconds.
+
+pub(crate) mod flow;
+#[cfg(feature = "futures")]
+mod futures;
+mod message;
+pub(crate) mod options;
+pub(crate) mod sink;
+
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::ops::RangeBounds;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use bareverbs_provider::traits::Provider;
+
+#[cfg(feature = "futures")]
+pub use self::futures::MessageSink;
+pub use self::message::{Event, Message};
+pub use self::options::{ClientOptions, ServerOptions};
+use self::sink::{RawEvent, Sink};
+use super::hub::peer::{Peer, PeerInner};
+use super::hub::reaper::{BATCH, Batch, lock};
+use super::hub::{Driver, Hub};
+use super::{Address, Lease, Pending, Pool, Source};
+use crate::{AnyProvider, Error, Readiness, Result};
+
+/// A peer of a [`Server`]. It is not reused: a later peer has another one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct PeerId {
+    index: u32,
+    generation: u32,
+}
+
+/// What has become of the messages of a server that was [shut down](Handle::shutdown).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Report {
+    /// Messages that the peers have received.
+    pub sent: u64,
+    /// Messages whose [`Pending`] was dropped before they were sent. They are part of the other two
+    /// numbers.
+    pub detached: u64,
+    /// Messages that failed. Some of them may have arrived.
+    pub lost: u64,
+}
+
+/// A server: it receives the messages of many peers, in one queue. See the [module](self).
+///
+/// It reads the events. A [`Handle`] does everything else, from any thread or task.
+pub struct Server<B: Source = Lease, P: Provider = AnyProvider> {
+    handle: Handle<B, P>,
+}
+
+/// Admits, sends and closes. Clones belong to the same server.
+pub struct Handle<B: Source = Lease, P: Provider = AnyProvider> {
+    inner: Arc<Inner<B, P>>,
+}
+
+struct Inner<B, P: Provider> {
+    options: options::Resolved,
+    hub: Hub<B, P>,
+    sink: Arc<Sink<P>>,
+    /// Buffers of receives and of sends.
+    pool: Pool,
+    peers: Mutex<Vec<Entry<B, P>>>,
+    /// Whether the server is shut down: no peer is admitted.
+    closed: AtomicBool,
+}
+
+struct Entry<B, P: Provider> {
+    generation: u32,
+    peer: Option<Peer<B, P>>,
+}
+
+impl<B, P: Provider> Inner<B, P> {
+    fn get(&self, id: PeerId) -> Option<Peer<B, P>> {
+        let peers = lock(&self.peers);
+        let entry = peers.get(id.index as usize).filter(|entry| entry.generation == id.generation)?;
+        entry.peer.clone()
+    }
+
+    /// Removes a peer. Its QP is destroyed when its last operation is dropped.
+    fn remove(&self, id: PeerId) {
+        let removed = {
+            let mut peers = lock(&self.peers);
+            match peers.get_mut(id.index as usize) {
+                Some(entry) if entry.generation == id.generation => {
+                    entry.generation = entry.generation.wrapping_add(1);
+                    entry.peer.take()
+                }
+                _ => None,
+            }
+        };
+        drop(removed);
+    }
+
+    /// Removes the peers that both ends have finished with.
+    fn collect(&self) {
+        while let Some(id) = self.sink.take_finished() {
+            self.remove(id);
+        }
+    }
+
+    /// Applies `change` to the connection of `peer` and posts what is due then.
+    fn update(&self, peer: &Peer<B, P>, change: impl FnOnce(&mut flow::Flow<super::hub::reaper::Queued>)) {
+        let PeerInner { hub, conn, .. } = peer.inner();
+        let pumped = {
+            let mut state = conn.lock();
+            if let Some(flow) = &mut state.flow {
+                change(flow);
+            }
+            state.pump()
+        };
+        if let Err(failure) = pumped {
+            let mut batch = Batch::new();
+            hub.end(conn, failure, &mut batch);
+            batch.finish();
+        }
+    }
+
+    fn each(&self) -> Vec<Peer<B, P>> {
+        lock(&self.peers).iter().filter_map(|entry| entry.peer.clone()).collect()
+    }
+
+    /// Whether the peers have received everything that was sent to them, or are gone.
+    fn is_delivered(&self) -> bool {
+        self.collect();
+        let peers = self.each();
+        peers.iter().all(|peer| {
+            let state = peer.inner().conn.lock();
+            state.failure.is_some() || state.flow.as_ref().is_none_or(flow::Flow::is_delivered)
+        })
+    }
+}
+
+impl<B: Source, P: Provider> Server<B, P> {
+    /// Everything but reading.
+    #[must_use]
+    pub fn handle(&self) -> &Handle<B, P> {
+        &self.handle
+    }
+
+    /// Takes a buffer for a message. `None` if all are in use: await a send first.
+    #[must_use]
+    pub fn take(&self) -> Option<Lease> {
+        self.handle.take()
+    }
+
+    /// Waits for the next event, as a task. `None` when the server was shut down and all peers have
+    /// ended.
+    ///
+    /// Cancel-safe: dropping the future loses no event.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: there is no [driver](super::Hub#drivers).
+    pub async fn next(&mut self) -> Result<Option<Event<B, P>>> {
+        poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    /// Polls for the next event, as [`Server::next`] does.
+    ///
+    /// # Errors
+    /// As for [`Server::next`].
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Event<B, P>>>> {
+        let polled = self.poll_event(cx);
+        if polled.is_pending() && !self.handle.inner.hub.inner().baton.has_driver() {
+            return Poll::Ready(Err(super::pending::no_driver("Server::next")));
+        }
+        polled.map(Ok)
+    }
+
+    /// Blocks until the next event. `None` when the server was shut down and all peers have ended.
+    ///
+    /// # Errors
+    /// [`Error::System`] or [`Error::Kernel`] with `EIO`: the device was removed.
+    pub fn wait(&mut self) -> Result<Option<Event<B, P>>> {
+        loop {
+            if let Some(event) = self.wait_until(None)? {
+                return Ok(event);
+            }
+        }
+    }
+
+    /// Blocks until the next event, at most for `timeout`: `Ok(None)` at the time limit. The inner
+    /// value is that of [`Server::wait`].
+    ///
+    /// # Errors
+    /// As for [`Server::wait`].
+    pub fn wait_timeout(&mut self, timeout: Duration) -> Result<Option<Option<Event<B, P>>>> {
+        self.wait_until(Instant::now().checked_add(timeout))
+    }
+
+    fn wait_until(&mut self, end: Option<Instant>) -> Result<Option<Option<Event<B, P>>>> {
+        let hub = Arc::clone(self.handle.inner.hub.inner());
+        hub.block_on(end, |cx| self.poll_event(cx))
+    }
+
+    fn poll_event(&mut self, cx: &Context<'_>) -> Poll<Option<Event<B, P>>> {
+        let inner = &self.handle.inner;
+        let mut registered = false;
+        loop {
+            inner.collect();
+            if let Some(event) = inner.sink.pop() {
+                return Poll::Ready(Some(self.event(event)));
+            }
+            if inner.closed.load(Ordering::Acquire)
+                && lock(&inner.peers).iter().all(|entry| entry.peer.is_none())
+            {
+                return Poll::Ready(None);
+            }
+            if !registered {
+                inner.sink.register_reader(cx);
+                registered = true;
+            } else if inner.hub.turn(BATCH) == 0 {
+                return Poll::Pending;
+            }
+        }
+    }
+
+    fn event(&self, event: RawEvent<P>) -> Event<B, P> {
+        let inner = &self.handle.inner;
+        match event {
+            RawEvent::Message { conn, receive, len } => {
+                let peer = inner.get(conn.id);
+                Event::Message(Message::new(conn, peer.as_ref(), Arc::clone(&inner.sink), receive, len))
+            }
+            RawEvent::Closed(id) => Event::Closed(id),
+            RawEvent::Gone(id, failure) => {
+                inner.remove(id);
+                Event::Gone(id, failure.into())
+            }
+        }
+    }
+}
+
+impl<B: Source, P: Provider> Handle<B, P> {
+    /// Takes a buffer for a message. `None` if all are in use.
+    #[must_use]
+    pub fn take(&self) -> Option<Lease> {
+        self.inner.pool.take()
+    }
+
+    /// Connects to the client at `remote`. Returns its number, and the address that the client must
+    /// connect to.
+    ///
+    /// # Errors
+    /// - [`Error::Invalid`]: the server was shut down, has its number of peers, or `remote` is not
+    ///   the address of a client.
+    /// - [`Error::Kernel`]: the client is unreachable, or a command of the setup failed.
+    pub fn admit(&self, remote: &Address) -> Result<(PeerId, Address)> {
+        let (id, local) = self.open("Handle::admit")?;
+        match self.connect(id, remote) {
+            Ok(()) => Ok((id, local)),
+            Err(error) => {
+                self.inner.remove(id);
+                Err(error)
+            }
+        }
+    }
+
+    fn open(&self, verb: &'static str) -> Result<(PeerId, Address)> {
+        let inner = &self.inner;
+        inner.collect();
+        let id = {
+            let peers = lock(&inner.peers);
+            let free = (0..).zip(&*peers).find(|(_, entry)| entry.peer.is_none());
+            let Some((index, entry)) = free.filter(|_| !inner.closed.load(Ordering::Acquire)) else {
+                let reason = "the server was shut down or has all its peers; see `ServerOptions::peers`";
+                return Err(Error::invalid(verb, reason));
+            };
+            PeerId { index, generation: entry.generation }
+        };
+        let peer = inner.hub.shared_connection(&inner.options, id)?;
+        let local = peer.address();
+        let mut peers = lock(&inner.peers);
+        let entry = &mut peers[id.index as usize];
+        if entry.peer.is_some() || entry.generation != id.generation {
+            drop(peers);
+            // Another thread took the entry meanwhile.
+            drop(peer);
+            return self.open(verb);
+        }
+        entry.peer = Some(peer);
+        Ok((id, local))
+    }
+
+    fn connect(&self, id: PeerId, remote: &Address) -> Result<()> {
+        const VERB: &str = "Handle::connect";
+        let Some(peer) = self.inner.get(id) else { return Err(Error::invalid(VERB, "the peer has ended")) };
+        if remote.recvs == 0 || remote.recvs > flow::MAX_WINDOW {
+            return Err(Error::invalid(
+                VERB,
+                "the address is not that of a `Server` or `Client`: it has no receives",
+            ));
+        }
+        peer.connect(remote)?;
+        peer.inner().conn.lock().max_message = remote.max_message;
+        self.inner.update(&peer, |flow| flow.connected(remote.recvs));
+        Ok(())
+    }
+
+    /// Sends the bytes of `buffer` in `range` to `peer`. If the peer has no receive for it, the
+    /// message waits in a queue of [`ServerOptions::sends`] messages. A full queue refuses the
+    /// message.
+    pub fn send(&self, peer: PeerId, buffer: B, range: impl RangeBounds<usize>) -> Pending<B, P> {
+        match self.inner.get(peer) {
+            Some(peer) => peer.send_message(buffer, range),
+            None => Pending::refused(Error::invalid("Handle::send", "the peer has ended"), buffer),
+        }
+    }
+
+    /// Ends the connection to `peer` in order: what was sent before arrives. Later messages to it are
+    /// refused. The peer sends what it has queued; then it ends with [`Event::Closed`].
+    pub fn close(&self, peer: PeerId) {
+        if let Some(peer) = self.inner.get(peer) {
+            self.inner.update(&peer, flow::Flow::close);
+        }
+    }
+
+    /// Ends all connections in order, and admits no peer any more. It begins at once; the result is
+    /// there when the peers have received everything that was sent to them, or are gone.
+    ///
+    /// Messages of the peers arrive meanwhile and afterwards: read them until [`Server::next`]
+    /// returns `None`. A peer that waits for receives does so until the messages before are dropped.
+    pub fn shutdown(&self) -> Shutdown<B, P> {
+        self.inner.closed.store(true, Ordering::Release);
+        for peer in self.inner.each() {
+            self.inner.update(&peer, flow::Flow::close);
+        }
+        Shutdown { inner: Arc::clone(&self.inner) }
+    }
+
+    /// Probes each peer to which nothing is on its way, by an RDMA write without data. A peer that is
+    /// dead ends with [`Event::Gone`] after the retries.
+    pub fn keepalive(&self) {
+        self.inner.collect();
+        for peer in self.inner.each() {
+            let PeerInner { hub, conn, .. } = peer.inner();
+            let probed = conn.lock().probe();
+            if let Err(failure) = probed {
+                let mut batch = Batch::new();
+                hub.end(conn, failure, &mut batch);
+                batch.finish();
+            }
+        }
+    }
+
+    /// The numbers of the peers.
+    #[must_use]
+    pub fn peers(&self) -> Vec<PeerId> {
+        self.inner.collect();
+        let peers = lock(&self.inner.peers);
+        let peers = (0..).zip(&*peers).filter(|(_, entry)| entry.peer.is_some());
+        peers.map(|(index, entry)| PeerId { index, generation: entry.generation }).collect()
+    }
+
+    /// A driver, as [`Hub::drive`] returns it.
+    ///
+    /// # Errors
+    /// As for [`Hub::drive`].
+    pub fn drive<R: Readiness>(&self) -> Result<Driver<B, R, P>> {
+        self.inner.hub.drive()
+    }
+
+    /// Starts a thread that drives the server, as [`Hub::thread`] does.
+    ///
+    /// # Errors
+    /// As for [`Hub::thread`].
+    pub fn thread(&self) -> Result<()> {
+        self.inner.hub.thread()
+    }
+}
+
+/// The end of a server; see [`Handle::shutdown`]. It goes on if this is dropped.
+#[must_use = "await it for the report"]
+pub struct Shutdown<B, P: Provider = AnyProvider> {
+    inner: Arc<Inner<B, P>>,
+}
+
+impl<B, P: Provider> Shutdown<B, P> {
+    /// Blocks until the peers have received everything.
+    ///
+    /// # Errors
+    /// [`Error::System`] or [`Error::Kernel`] with `EIO`: the device was removed.
+    pub fn wait(mut self) -> Result<Report> {
+        loop {
+            if let Some(report) = self.wait_until(None)? {
+                return Ok(report);
+            }
+        }
+    }
+
+    /// Blocks until the peers have received everything, at most for `timeout`.
+    ///
+    /// # Errors
+    /// As for [`Shutdown::wait`].
+    pub fn wait_timeout(&mut self, timeout: Duration) -> Result<Option<Report>> {
+        self.wait_until(Instant::now().checked_add(timeout))
+    }
+
+    fn wait_until(&mut self, end: Option<Instant>) -> Result<Option<Report>> {
+        self.inner.hub.inner().block_on(end, |cx| self.poll_report(cx))
+    }
+
+    fn poll_report(&self, cx: &Context<'_>) -> Poll<Report> {
+        let Inner { sink, hub, .. } = &*self.inner;
+        let mut registered = false;
+        while !self.inner.is_delivered() {
+            if !registered {
+                sink.register_ender(cx);
+                registered = true;
+            } else if hub.turn(BATCH) == 0 {
+                return Poll::Pending;
+            }
+        }
+        let [sent, detached, lost] =
+            [&sink.sent, &sink.detached, &sink.lost].map(|counter| counter.load(Ordering::Relaxed));
+        Poll::Ready(Report { sent, detached, lost })
+    }
+}
+
+impl<B, P: Provider> Future for Shutdown<B, P> {
+    type Output = Result<Report>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Report>> {
+        let polled = self.poll_report(cx);
+        if polled.is_pending() && !self.inner.hub.inner().baton.has_driver() {
+            return Poll::Ready(Err(super::pending::no_driver("Handle::shutdown")));
+        }
+        polled.map(Ok)
+    }
+}
+
+/// The other end of a peer of a [`Server`]. See the [module](self).
+pub struct Client<B: Source = Lease, P: Provider = AnyProvider> {
+    server: Server<B, P>,
+    id: PeerId,
+    address: Address,
+}
+
+impl<B: Source, P: Provider> Client<B, P> {
+    /// The address of the client, for [`Handle::admit`].
+    #[must_use]
+    pub fn address(&self) -> Address {
+        self.address
+    }
+
+    /// Connects to the address that [`Handle::admit`] returned.
+    ///
+    /// # Errors
+    /// - [`Error::Invalid`]: the client is connected, or `remote` is not the address of a server.
+    /// - [`Error::Kernel`]: the server is unreachable, or the kernel rejects a transition.
+    pub fn connect(&self, remote: &Address) -> Result<()> {
+        self.server.handle.connect(self.id, remote)
+    }
+
+    /// Takes a buffer for a message. `None` if all are in use: await a send first.
+    #[must_use]
+    pub fn take(&self) -> Option<Lease> {
+        self.server.take()
+    }
+
+    /// Sends the bytes of `buffer` in `range` as [`Handle::send`] does.
+    pub fn send(&self, buffer: B, range: impl RangeBounds<usize>) -> Pending<B, P> {
+        self.server.handle.send(self.id, buffer, range)
+    }
+
+    /// Waits for the next event, as [`Server::next`] does.
+    ///
+    /// # Errors
+    /// As for [`Server::next`].
+    pub async fn next(&mut self) -> Result<Option<Event<B, P>>> {
+        self.server.next().await
+    }
+
+    /// Blocks until the next event, as [`Server::wait`] does.
+    ///
+    /// # Errors
+    /// As for [`Server::wait`].
+    pub fn wait(&mut self) -> Result<Option<Event<B, P>>> {
+        self.server.wait()
+    }
+
+    /// Blocks until the next event, at most for `timeout`, as [`Server::wait_timeout`] does.
+    ///
+    /// # Errors
+    /// As for [`Server::wait`].
+    pub fn wait_timeout(&mut self, timeout: Duration) -> Result<Option<Option<Event<B, P>>>> {
+        self.server.wait_timeout(timeout)
+    }
+
+    /// Ends the connection in order, as [`Handle::shutdown`] does.
+    pub fn shutdown(&self) -> Shutdown<B, P> {
+        self.server.handle.shutdown()
+    }
+
+    /// The number of the server among the client's peers, and the rest of its API.
+    #[must_use]
+    pub fn peer(&self) -> (PeerId, &Handle<B, P>) {
+        (self.id, &self.server.handle)
+    }
+}
+
+impl<B: Source, P: Provider> Clone for Handle<B, P> {
+    fn clone(&self) -> Self {
+        Self { inner: Arc::clone(&self.inner) }
+    }
+}
+
+impl<B: Source, P: Provider> fmt::Debug for Server<B, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server").field("peers", &self.handle.peers()).finish_non_exhaustive()
+    }
+}
+
+impl<B: Source, P: Provider> fmt::Debug for Handle<B, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handle").field("peers", &self.peers()).finish_non_exhaustive()
+    }
+}
+
+impl<B: Source, P: Provider> fmt::Debug for Client<B, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+impl<B, P: Provider> fmt::Debug for Shutdown<B, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shutdown").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,380 @@
+//! Flow control and the orderly end of a connection between servers and clients.
+//!
+//! Every message is a send with immediate data: 4 bits of kind, and 28 bits of credit.
+//!
+//! | kind | value | consumes a credit | payload |
+//! |---|---|---|---|
+//! | data | 1 | yes | the message |
+//! | credit | 2 | no | none |
+//! | bye: no more data follows | 3 | no | none |
+//! | answer to bye: all data arrived | 4 | no | none |
+//!
+//! The credit is an absolute count: how many data messages the sender of this message permits since
+//! the connection began, modulo 2^28. So the latest count replaces all earlier ones.
+//!
+//! # No deadlock
+//!
+//! A data message is sent only with a credit, so a receive is posted for it. A credit comes back when
+//! the application drops the message, with the next data message, or alone when half of them came
+//! back. Control messages need no credit: [`CONTROL_RECEIVES`] receives of each connection are
+//! reserved for them, and posted again when they are reaped. A peer has at most that many control
+//! messages that were not reaped:
+//!
+//! - Two credit messages. Credits that the peer has not seen are at most the window, and each credit
+//!   message carries at least half of it.
+//! - One bye and one answer.
+//!
+//! Neither waits for the application.
+
+use std::collections::VecDeque;
+
+use crate::Imm;
+
+/// Receives that a connection reserves for control messages.
+pub(crate) const CONTROL_RECEIVES: u32 = 4;
+/// Sends that a connection reserves for control messages: a credit, a bye, an answer, a keepalive.
+pub(crate) const CONTROL_SENDS: u32 = 4;
+
+const COUNT: u32 = (1 << 28) - 1;
+/// The largest window: half of it must be told from the other half.
+pub(crate) const MAX_WINDOW: u32 = 1 << 20;
+
+/// The kind of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Kind {
+    Data = 1,
+    Credit = 2,
+    Bye = 3,
+    Answer = 4,
+}
+
+impl Kind {
+    fn of(imm: Imm) -> Option<Self> {
+        [Self::Data, Self::Credit, Self::Bye, Self::Answer]
+            .into_iter()
+            .find(|kind| *kind as u32 == imm.0 >> 28)
+    }
+}
+
+/// A peer that does not adhere to the protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Violation;
+
+/// One end of a connection. `T` is a data message that waits for a credit.
+pub(crate) struct Flow<T> {
+    /// Receives for data of the peer.
+    window: u32,
+    /// Data messages that arrived, and those of them whose receive is posted again.
+    received: u32,
+    released: u32,
+    /// The count of credits that was last sent.
+    told: u32,
+    credit_in_flight: bool,
+    /// Data messages that the peer permits, and those that were sent.
+    granted: u32,
+    sent: u32,
+    queue: VecDeque<T>,
+    closing: bool,
+    bye_sent: bool,
+    /// The peer has received everything.
+    bye_answered: bool,
+    bye_received: bool,
+    answer_sent: bool,
+    answer_done: bool,
+}
+
+impl<T> Flow<T> {
+    /// `window` receives are posted for the peer's data, which was told so. Up to `depth` messages
+    /// wait for credits.
+    pub(crate) fn new(window: u32, depth: usize) -> Self {
+        Self {
+            window,
+            received: 0,
+            released: 0,
+            told: window,
+            credit_in_flight: false,
+            granted: 0,
+            sent: 0,
+            queue: VecDeque::with_capacity(depth),
+            closing: false,
+            bye_sent: false,
+            bye_answered: false,
+            bye_received: false,
+            answer_sent: false,
+            answer_done: false,
+        }
+    }
+
+    /// The peer has posted `window` receives for data of this end.
+    pub(crate) fn connected(&mut self, window: u32) {
+        self.granted = window & COUNT;
+    }
+
+    /// Adds a data message. This end must not be closing.
+    pub(crate) fn push(&mut self, message: T) {
+        debug_assert!(!self.closing);
+        self.queue.push_back(message);
+    }
+
+    /// Puts back the message that `next` has returned.
+    pub(crate) fn put_back(&mut self, message: T) {
+        self.sent = self.sent.wrapping_sub(1) & COUNT;
+        self.queue.push_front(message);
+    }
+
+    /// The messages that wait for credits.
+    pub(crate) fn take_queue(&mut self) -> VecDeque<T> {
+        std::mem::take(&mut self.queue)
+    }
+
+    /// No more data is added: a bye follows the queue.
+    pub(crate) fn close(&mut self) {
+        self.closing = true;
+    }
+
+    pub(crate) fn is_closing(&self) -> bool {
+        self.closing
+    }
+
+    /// A message of the peer arrived.
+    pub(crate) fn arrived(&mut self, imm: Imm) -> Result<Kind, Violation> {
+        let kind = Kind::of(imm).ok_or(Violation)?;
+        // Messages arrive in order, so the count never falls.
+        let more = (imm.0 & COUNT).wrapping_sub(self.granted) & COUNT;
+        if more > MAX_WINDOW {
+            return Err(Violation);
+        }
+        match kind {
+            Kind::Data => {
+                // More than it was told to send.
+                if self.bye_received || self.received.wrapping_sub(self.released) >= self.window {
+                    return Err(Violation);
+                }
+                self.received = self.received.wrapping_add(1);
+            }
+            Kind::Credit => {}
+            Kind::Bye => {
+                if std::mem::replace(&mut self.bye_received, true) {
+                    return Err(Violation);
+                }
+                self.closing = true;
+            }
+            Kind::Answer => {
+                if !self.bye_sent || std::mem::replace(&mut self.bye_answered, true) {
+                    return Err(Violation);
+                }
+            }
+        }
+        self.granted = (self.granted + more) & COUNT;
+        Ok(kind)
+    }
+
+    /// The receive of a data message is posted again.
+    pub(crate) fn released(&mut self) {
+        self.released = self.released.wrapping_add(1);
+    }
+
+    /// The next message to post, with its immediate data. `None` if there is none at the moment.
+    pub(crate) fn next(&mut self) -> Option<(Kind, Imm, Option<T>)> {
+        let total = self.window.wrapping_add(self.released);
+        let owed = total.wrapping_sub(self.told);
+        let (kind, message) = if self.sent != self.granted
+            && let Some(message) = self.queue.pop_front()
+        {
+            self.sent = (self.sent + 1) & COUNT;
+            (Kind::Data, Some(message))
+        } else if self.bye_received && !self.answer_sent {
+            self.answer_sent = true;
+            (Kind::Answer, None)
+        } else if self.closing && self.queue.is_empty() && !self.bye_sent {
+            self.bye_sent = true;
+            (Kind::Bye, None)
+        } else if !self.credit_in_flight && !self.bye_received && owed >= self.window.div_ceil(2) {
+            self.credit_in_flight = true;
+            (Kind::Credit, None)
+        } else {
+            return None;
+        };
+        self.told = total;
+        Some((kind, Imm((kind as u32) << 28 | total & COUNT), message))
+    }
+
+    /// A control message has reached the peer's memory.
+    pub(crate) fn control_done(&mut self, kind: Kind) {
+        match kind {
+            Kind::Credit => self.credit_in_flight = false,
+            Kind::Answer => self.answer_done = true,
+            Kind::Bye | Kind::Data => {}
+        }
+    }
+
+    /// Whether the peer has received everything that this end sent.
+    pub(crate) fn is_delivered(&self) -> bool {
+        self.bye_answered
+    }
+
+    /// Whether both ends have received everything. The last acknowledgement may be missing.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.bye_answered && self.bye_received
+    }
+
+    /// Whether the QP can be destroyed without a loss at either end: the peer has the answer.
+    pub(crate) fn is_finished(&self) -> bool {
+        self.is_complete() && self.answer_done
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// An end with its application, and the messages to the peer that were not reaped there.
+    struct End {
+        flow: Flow<u32>,
+        wire: VecDeque<(Kind, Imm, Option<u32>)>,
+        /// Messages that the application holds.
+        held: u32,
+        sent: u32,
+        heard: Vec<u32>,
+        control: u32,
+    }
+
+    impl End {
+        fn new(window: u32, peers: u32) -> Self {
+            let mut flow = Flow::new(window, 8);
+            flow.connected(peers);
+            Self { flow, wire: VecDeque::new(), held: 0, sent: 0, heard: Vec::new(), control: 0 }
+        }
+
+        fn post(&mut self) {
+            while let Some(message) = self.flow.next() {
+                if message.0 != Kind::Data {
+                    self.control += 1;
+                    // The acknowledgement comes before the peer reaps, the worst case.
+                    self.flow.control_done(message.0);
+                }
+                self.wire.push_back(message);
+            }
+        }
+
+        fn reap(&mut self, from: &mut Self) {
+            let Some((kind, imm, message)) = from.wire.pop_front() else { return };
+            assert_eq!(self.flow.arrived(imm), Ok(kind));
+            if let Some(message) = message {
+                self.heard.push(message);
+                self.held += 1;
+            } else {
+                from.control -= 1;
+            }
+            self.post();
+        }
+
+        fn release(&mut self) {
+            if self.held > 0 {
+                self.held -= 1;
+                self.flow.released();
+                self.post();
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_is_lost_and_receives_suffice(
+            windows in (1u32..6, 1u32..6),
+            steps in prop::collection::vec((0u8..8, any::<bool>()), 1..300),
+        ) {
+            let mut ends = [End::new(windows.0, windows.1), End::new(windows.1, windows.0)];
+            let receives = [windows.0, windows.1];
+            for (step, which) in steps {
+                let [a, b] = &mut ends;
+                let (end, other) = if which { (a, b) } else { (b, a) };
+                match step {
+                    0 | 1 if !end.flow.is_closing() => {
+                        end.flow.push(end.sent);
+                        end.sent += 1;
+                        end.post();
+                    }
+                    2..=4 => end.reap(other),
+                    5 | 6 => end.release(),
+                    _ if end.sent > 20 => {
+                        end.flow.close();
+                        end.post();
+                    }
+                    _ => {}
+                }
+                for at in 0..2 {
+                    let data = ends[1 - at].wire.iter().filter(|(kind, ..)| *kind == Kind::Data).count() as u32;
+                    prop_assert!(data + ends[at].held <= receives[at], "each message has a receive");
+                    prop_assert!(ends[at].control <= CONTROL_RECEIVES);
+                }
+            }
+            // Both end in order.
+            for end in &mut ends {
+                end.flow.close();
+                end.post();
+            }
+            for _ in 0..1000 {
+                let [a, b] = &mut ends;
+                a.reap(b);
+                b.reap(a);
+                a.release();
+                b.release();
+            }
+            let [a, b] = &ends;
+            prop_assert!(a.flow.is_finished() && b.flow.is_finished());
+            prop_assert_eq!(&a.heard, &(0..b.sent).collect::<Vec<_>>());
+            prop_assert_eq!(&b.heard, &(0..a.sent).collect::<Vec<_>>());
+        }
+
+        #[test]
+        fn any_immediate_data_is_accepted_or_rejected(imms in prop::collection::vec(any::<u32>(), 1..20)) {
+            let mut flow = Flow::<()>::new(2, 1);
+            flow.connected(2);
+            let mut data = 0;
+            for imm in imms {
+                data += u32::from(flow.arrived(Imm(imm)) == Ok(Kind::Data));
+            }
+            prop_assert!(data <= 2);
+        }
+    }
+
+    #[test]
+    fn counts_wrap() {
+        let mut ends = [End::new(4, 4), End::new(4, 4)];
+        for end in &mut ends {
+            let start = u32::MAX - 5;
+            (end.flow.received, end.flow.released) = (start, start);
+            end.flow.told = start.wrapping_add(4);
+            end.flow.sent = start & COUNT;
+            end.flow.granted = start.wrapping_add(4) & COUNT;
+        }
+        let [a, b] = &mut ends;
+        for message in 0..20 {
+            a.flow.push(message);
+            a.post();
+            b.reap(a);
+            b.release();
+            a.reap(b);
+        }
+        assert_eq!(b.heard, (0..20).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn excess_data_and_repeated_byes_are_violations() {
+        let mut flow = Flow::<()>::new(1, 1);
+        let imm = |kind: Kind, count: u32| Imm((kind as u32) << 28 | count);
+        assert_eq!(flow.arrived(imm(Kind::Data, 3)), Ok(Kind::Data));
+        assert_eq!(flow.arrived(imm(Kind::Data, 3)), Err(Violation), "the window is 1");
+        assert_eq!(flow.arrived(imm(Kind::Credit, 2)), Err(Violation), "the count falls");
+        assert_eq!(flow.arrived(imm(Kind::Answer, 3)), Err(Violation), "an answer to nothing");
+        assert_eq!(flow.arrived(imm(Kind::Bye, 3)), Ok(Kind::Bye));
+        assert_eq!(flow.arrived(imm(Kind::Bye, 3)), Err(Violation));
+        flow.released();
+        assert_eq!(flow.arrived(imm(Kind::Data, 3)), Err(Violation), "after the bye");
+        assert_eq!(flow.arrived(Imm(3)), Err(Violation));
+    }
+}

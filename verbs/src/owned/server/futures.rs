@@ -1,0 +1,114 @@
+//! Streams of events and sinks of messages (feature `futures`).
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bareverbs_provider::traits::Provider;
+use futures_core::Stream;
+use futures_sink::Sink;
+
+use super::{Client, Event, Handle, PeerId, Server};
+use crate::owned::{Failed, Lease, Pending, Source};
+use crate::{AnyProvider, Result};
+
+impl<B: Source, P: Provider> Stream for Server<B, P> {
+    type Item = Result<Event<B, P>>;
+
+    /// As [`Server::next`]: it ends when the server was shut down and all peers have ended.
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        Server::poll_next(self.get_mut(), cx).map(Result::transpose)
+    }
+}
+
+impl<B: Source, P: Provider> Stream for Client<B, P> {
+    type Item = Result<Event<B, P>>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        Server::poll_next(&mut self.get_mut().server, cx).map(Result::transpose)
+    }
+}
+
+/// A sink of messages to a peer, from [`Handle::sink`]. An item is a buffer, and the number of its
+/// bytes that are sent.
+///
+/// It is ready while fewer than [`ServerOptions::sends`](super::ServerOptions::sends) of its messages
+/// are on their way. It should be the only sender to its peer: `start_send` fails if others take all
+/// places. Flushing waits until the messages are in the peer's memory. Closing also [closes the
+/// connection](Handle::close).
+///
+/// The buffers of sent messages are dropped. An error returns the buffer of its message.
+pub struct MessageSink<B: Source = Lease, P: Provider = AnyProvider> {
+    handle: Handle<B, P>,
+    peer: PeerId,
+    /// Messages on their way, the oldest first.
+    pending: VecDeque<Pending<B, P>>,
+    limit: usize,
+}
+
+impl<B: Source, P: Provider> Handle<B, P> {
+    /// A sink of messages to `peer`.
+    #[must_use]
+    pub fn sink(&self, peer: PeerId) -> MessageSink<B, P> {
+        let limit = self.inner.options.sends as usize;
+        MessageSink { handle: self.clone(), peer, pending: VecDeque::with_capacity(limit), limit }
+    }
+}
+
+impl<B: Source, P: Provider> MessageSink<B, P> {
+    /// Takes the results of messages until fewer than `left` are on their way.
+    fn poll_fewer(&mut self, cx: &mut Context<'_>, left: usize) -> Poll<Result<(), Failed<B>>> {
+        while self.pending.len() >= left {
+            let Some(oldest) = self.pending.front_mut() else { break };
+            let Poll::Ready(result) = Pin::new(oldest).poll(cx) else { return Poll::Pending };
+            self.pending.pop_front();
+            drop(result?);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<B: Source, P: Provider> Sink<(B, usize)> for MessageSink<B, P> {
+    type Error = Failed<B>;
+
+    fn poll_ready(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<(), Failed<B>>> {
+        let this = self.get_mut();
+        this.poll_fewer(cx, this.limit)
+    }
+
+    fn start_send(self: Pin<&mut Self>, (buffer, len): (B, usize)) -> Result<(), Failed<B>> {
+        let this = self.get_mut();
+        let sent = this.handle.send(this.peer, buffer, ..len);
+        match sent.into_refused() {
+            Ok(failed) => Err(failed),
+            Err(pending) => {
+                this.pending.push_back(pending);
+                Ok(())
+            }
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<(), Failed<B>>> {
+        self.get_mut().poll_fewer(cx, 1)
+    }
+
+    fn poll_close(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<(), Failed<B>>> {
+        let this = self.get_mut();
+        this.handle.close(this.peer);
+        this.poll_fewer(cx, 1)
+    }
+}
+
+// The buffers are in the table of the hub.
+impl<B: Source, P: Provider> Unpin for MessageSink<B, P> {}
+
+impl<B: Source, P: Provider> fmt::Debug for MessageSink<B, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MessageSink")
+            .field("peer", &self.peer)
+            .field("pending", &self.pending.len())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,112 @@
+//! Events of a server.
+
+use std::fmt;
+use std::mem;
+use std::ops::RangeBounds;
+use std::sync::{Arc, Weak};
+
+use bareverbs_provider::traits::Provider;
+
+use super::PeerId;
+use super::sink::{Receive, Sink};
+use crate::owned::hub::peer::{Peer, PeerInner};
+use crate::owned::hub::reaper::{Batch, Conn};
+use crate::owned::{Lease, Pending, Source};
+use crate::{AnyProvider, Error};
+
+/// An event of a [`Server`](super::Server) or a [`Client`](super::Client).
+pub enum Event<B: Source = Lease, P: Provider = AnyProvider> {
+    /// A message.
+    Message(Message<B, P>),
+    /// The connection to the peer failed. Its operations fail; the other peers are unaffected. It
+    /// follows the last message of the peer.
+    Gone(PeerId, Error),
+    /// The peer sends no more messages: it has closed the connection, or answers to
+    /// [`close`](super::Handle::close). It follows the last message of the peer.
+    Closed(PeerId),
+}
+
+/// A message. Dropping it gives its buffer back to the receives, and permits the peer to send
+/// another one.
+///
+/// `mem::forget` costs one message of the peer's window.
+pub struct Message<B: Source = Lease, P: Provider = AnyProvider> {
+    conn: Arc<Conn<P>>,
+    /// `Weak`, so that a message does not keep a connection.
+    peer: Weak<PeerInner<B, P>>,
+    sink: Arc<Sink<P>>,
+    /// `None` in `Drop` only.
+    receive: Option<Receive>,
+    len: usize,
+}
+
+impl<B: Source, P: Provider> Message<B, P> {
+    pub(super) fn new(
+        conn: Arc<Conn<P>>,
+        peer: Option<&Peer<B, P>>,
+        sink: Arc<Sink<P>>,
+        receive: Receive,
+        len: usize,
+    ) -> Self {
+        let peer = peer.map_or_else(Weak::new, |peer| Arc::downgrade(peer.shared()));
+        Self { conn, peer, sink, receive: Some(receive), len }
+    }
+
+    /// The message.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        self.receive.as_ref().map_or(&[], |receive| &receive.lease.bytes()[..self.len])
+    }
+
+    /// The sender.
+    #[must_use]
+    pub fn from(&self) -> PeerId {
+        self.conn.id
+    }
+
+    /// Sends a message to the sender of this one, as [`Handle::send`](super::Handle::send) does.
+    pub fn reply(&self, buffer: B, range: impl RangeBounds<usize>) -> Pending<B, P> {
+        match self.peer.upgrade() {
+            Some(peer) => Peer::of(peer).send_message(buffer, range),
+            None => Pending::refused(Error::invalid("Message::reply", "the peer has ended"), buffer),
+        }
+    }
+}
+
+impl<B: Source, P: Provider> Drop for Message<B, P> {
+    fn drop(&mut self) {
+        let Some(receive) = mem::take(&mut self.receive) else { return };
+        // The receive is posted before the credit is told.
+        self.sink.post_again(receive);
+        let pumped = {
+            let mut state = self.conn.lock();
+            if let Some(flow) = &mut state.flow {
+                flow.released();
+            }
+            state.pump()
+        };
+        if let Err(failure) = pumped
+            && let Some(peer) = self.peer.upgrade()
+        {
+            let mut batch = Batch::new();
+            peer.hub.end(&self.conn, failure, &mut batch);
+            batch.finish();
+        }
+    }
+}
+
+impl<B: Source, P: Provider> fmt::Debug for Event<B, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Message(message) => f.debug_tuple("Message").field(message).finish(),
+            Self::Gone(peer, error) => f.debug_tuple("Gone").field(peer).field(error).finish(),
+            Self::Closed(peer) => f.debug_tuple("Closed").field(peer).finish(),
+        }
+    }
+}
+
+impl<B: Source, P: Provider> fmt::Debug for Message<B, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Message").field("from", &self.from()).field("len", &self.len).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,217 @@
+//! Options of servers and clients.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+
+use bareverbs_provider::traits::Provider;
+
+use super::flow::{CONTROL_RECEIVES, CONTROL_SENDS, MAX_WINDOW};
+use super::sink::Sink;
+use super::{Client, Entry, Handle, Inner, Server};
+use crate::owned::hub::Hub;
+use crate::owned::{Lease, Pool, Source, Spin};
+use crate::{Access, ConnectAttr, Error, Pd, PortNum, Result, SrqInit};
+
+const VERB: &str = "ServerOptions::build";
+
+/// Options of a [`Server`], from [`Server::options`].
+///
+/// | option | default |
+/// |---|---|
+/// | [`peers`](Self::peers) | 16 |
+/// | [`window`](Self::window) | 16 messages |
+/// | [`sends`](Self::sends) | 16 messages |
+/// | [`message_size`](Self::message_size) | 4096 bytes |
+/// | [`port`](Self::port) | 1 |
+/// | [`connection`](Self::connection) | [`ConnectAttr::new`] |
+/// | [`spin`](Self::spin) | [`Spin::Never`] |
+///
+/// It takes `peers` × (`window` + `sends` + 4) buffers of the message size, in one registration.
+#[derive(Clone, Copy, Debug)]
+#[must_use = "`build` creates the server"]
+pub struct ServerOptions {
+    peers: u32,
+    window: u32,
+    sends: u32,
+    message_size: u32,
+    port: PortNum,
+    attr: Option<ConnectAttr>,
+    spin: Spin,
+}
+
+/// Options of a [`Client`], from [`Client::options`]. They are those of a server with one peer.
+#[derive(Clone, Copy, Debug, Default)]
+#[must_use = "`build` creates the client"]
+pub struct ClientOptions {
+    options: ServerOptions,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        Self {
+            peers: 16,
+            window: 16,
+            sends: 16,
+            message_size: 4096,
+            port: PortNum(1),
+            attr: None,
+            spin: Spin::Never,
+        }
+    }
+}
+
+/// What each connection of a server needs.
+#[derive(Clone, Copy)]
+pub(crate) struct Resolved {
+    pub(crate) attr: ConnectAttr,
+    pub(crate) sends: u32,
+    pub(crate) window: u32,
+    pub(crate) message_size: u32,
+}
+
+macro_rules! setters {
+    ($($(#[$doc:meta])* $name:ident($argument:ident: $ty:ty) $of:ident = $value:expr;)*) => {
+        impl ServerOptions {
+            $($(#[$doc])*
+            pub fn $name(mut self, $argument: $ty) -> Self {
+                self.$of = $value;
+                self
+            })*
+        }
+
+        impl ClientOptions {
+            $($(#[$doc])*
+            pub fn $name(mut self, $argument: $ty) -> Self {
+                self.options.$of = $value;
+                self
+            })*
+        }
+    };
+}
+
+setters! {
+    /// Messages of a peer that arrive before the application drops one.
+    window(messages: u32) window = messages;
+    /// Messages to a peer that are on their way or wait for the peer's receives.
+    sends(messages: u32) sends = messages;
+    /// Length in bytes of the longest message that is received, and of the buffers of `take`.
+    message_size(bytes: u32) message_size = bytes;
+    /// The local port, counted from 1. Its default GID is used.
+    port(port: impl Into<PortNum>) port = port.into();
+    /// Timeouts, retries and the local address of the connections. It replaces the port. The access
+    /// must contain `REMOTE_WRITE` for the peers' [`keepalive`](super::Handle::keepalive).
+    connection(attr: ConnectAttr) attr = Some(attr);
+    /// How long waiting threads and the driver poll before they sleep.
+    spin(spin: Spin) spin = spin;
+}
+
+impl ServerOptions {
+    /// Peers at a time.
+    pub fn peers(mut self, peers: u32) -> Self {
+        self.peers = peers;
+        self
+    }
+
+    /// Creates the server in `pd`. It sends leases.
+    ///
+    /// # Errors
+    /// As for [`build_for`](Self::build_for).
+    pub fn build<P: Provider>(&self, pd: &Pd<P>) -> Result<Server<Lease, P>> {
+        self.build_for(pd)
+    }
+
+    /// Creates the server in `pd`. It sends buffers of the type `B`.
+    ///
+    /// # Errors
+    /// - [`Error::Invalid`]: an option is 0 or too large. The error names it.
+    /// - [`Error::Limit`]: the CQ or the SRQ would be larger than the device's limits.
+    /// - [`Error::NoPort`], [`Error::NoGid`], [`Error::System`], [`Error::Kernel`].
+    pub fn build_for<B: Source, P: Provider>(&self, pd: &Pd<P>) -> Result<Server<B, P>> {
+        for (option, value) in [
+            ("peers", self.peers),
+            ("window", self.window),
+            ("sends", self.sends),
+            ("message_size", self.message_size),
+        ] {
+            if value == 0 || option != "message_size" && value > MAX_WINDOW {
+                return Err(Error::invalid(
+                    VERB,
+                    format!("{option} is {value}: it must be from 1 to {MAX_WINDOW}"),
+                ));
+            }
+        }
+        let context = pd.context();
+        let attr = match self.attr {
+            Some(attr) => attr,
+            None => {
+                let gid = context.default_gid(self.port)?;
+                ConnectAttr { access: Access::REMOTE_WRITE, ..ConnectAttr::new(self.port, gid.index) }
+            }
+        };
+        let times_peers = |each: u32| {
+            let all = u64::from(self.peers) * u64::from(each);
+            u32::try_from(all)
+                .map_err(|_| Error::invalid(VERB, "the product of peers and messages is too large"))
+        };
+        let receives = times_peers(self.window + CONTROL_RECEIVES)?;
+        let sends = times_peers(self.sends + CONTROL_SENDS)?;
+        let entries = u64::from(receives) + u64::from(sends);
+        Error::check_limit(VERB, "completions of all peers", entries, context.limits().max_cqe.into())?;
+        let count = receives as usize + times_peers(self.sends)? as usize;
+        let pool = Pool::new(pd, count, self.message_size as usize)?;
+        let srq = pd.create_srq(&SrqInit::new(receives))?;
+        let sink = Arc::new(Sink::new(srq, receives as usize, self.peers as usize));
+        let hub =
+            Hub::with_sink(pd, entries as u32, self.spin, Some((Arc::clone(&sink), receives as usize)))?;
+        for index in 0..receives {
+            let lease =
+                pool.take().ok_or_else(|| Error::invalid(VERB, "the pool has a buffer for each receive"))?;
+            sink.post(index, lease)?;
+        }
+        let Self { sends, window, message_size, .. } = *self;
+        let entry = |_| Entry { generation: 1, peer: None };
+        let inner = Inner {
+            options: Resolved { attr, sends, window, message_size },
+            hub,
+            sink,
+            pool,
+            peers: Mutex::new((0..self.peers).map(entry).collect()),
+            closed: AtomicBool::new(false),
+        };
+        Ok(Server { handle: Handle { inner: Arc::new(inner) } })
+    }
+}
+
+impl ClientOptions {
+    /// Creates the client in `pd`. It sends leases.
+    ///
+    /// # Errors
+    /// As for [`ServerOptions::build_for`].
+    pub fn build<P: Provider>(&self, pd: &Pd<P>) -> Result<Client<Lease, P>> {
+        self.build_for(pd)
+    }
+
+    /// Creates the client in `pd`. It sends buffers of the type `B`.
+    ///
+    /// # Errors
+    /// As for [`ServerOptions::build_for`].
+    pub fn build_for<B: Source, P: Provider>(&self, pd: &Pd<P>) -> Result<Client<B, P>> {
+        let server = self.options.peers(1).build_for(pd)?;
+        let (id, address) = server.handle.open(VERB)?;
+        Ok(Client { server, id, address })
+    }
+}
+
+impl Server {
+    /// Options of a server.
+    pub fn options() -> ServerOptions {
+        ServerOptions::default()
+    }
+}
+
+impl Client {
+    /// Options of a client.
+    pub fn options() -> ClientOptions {
+        ClientOptions::default()
+    }
+}

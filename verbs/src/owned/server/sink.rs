@@ -1,0 +1,204 @@
+//! Where the messages of a server go: its SRQ, and the events for the application.
+
+use std::collections::VecDeque;
+use std::mem;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Waker};
+
+use bareverbs_provider::traits::Provider;
+
+use super::PeerId;
+use crate::owned::Lease;
+use crate::owned::buffer::checked_sge;
+use crate::owned::hub::reaper::{Conn, Failure, lock};
+use crate::{Error, Pd, RecvRequest, Result, Srq, WrId};
+
+/// Set in the `wr_id`s of receives of an SRQ.
+pub(crate) const SHARED: u64 = 1 << 63;
+
+/// The receives and the events of a server.
+pub(crate) struct Sink<P: Provider> {
+    /// That of the SRQ.
+    pd: Pd<P>,
+    receives: Mutex<Receives<P>>,
+    events: Mutex<Events<P>>,
+    pub(crate) sent: AtomicU64,
+    pub(crate) lost: AtomicU64,
+    pub(crate) detached: AtomicU64,
+}
+
+struct Receives<P: Provider> {
+    /// `None` once it is destroyed.
+    srq: Option<Srq<P>>,
+    slots: Vec<Slot>,
+}
+
+/// A receive. It is posted while it has its lease.
+struct Slot {
+    /// Counts its uses from 1, in 31 bits.
+    generation: u32,
+    lease: Option<Lease>,
+}
+
+struct Events<P: Provider> {
+    queue: VecDeque<RawEvent<P>>,
+    /// Peers that both ends have finished with.
+    finished: Vec<PeerId>,
+    /// Who waits for an event.
+    reader: Option<Waker>,
+    /// Who waits for the end of peers.
+    ender: Option<Waker>,
+}
+
+/// An event, before it is given to the application.
+pub(crate) enum RawEvent<P: Provider> {
+    Message { conn: Arc<Conn<P>>, receive: Receive, len: usize },
+    Gone(PeerId, Failure),
+    Closed(PeerId),
+}
+
+/// A receive that a message has consumed, and its buffer.
+pub(crate) struct Receive {
+    index: u32,
+    pub(crate) lease: Lease,
+}
+
+impl<P: Provider> Sink<P> {
+    pub(crate) fn new(srq: Srq<P>, receives: usize, peers: usize) -> Self {
+        let slot = |_| Slot { generation: 1, lease: None };
+        let events = Events {
+            // Each receive has one message at a time, each peer ends once and closes once.
+            queue: VecDeque::with_capacity(receives + 2 * peers),
+            finished: Vec::with_capacity(peers),
+            reader: None,
+            ender: None,
+        };
+        Self {
+            pd: srq.pd().clone(),
+            receives: Mutex::new(Receives { srq: Some(srq), slots: (0..receives).map(slot).collect() }),
+            events: Mutex::new(events),
+            sent: AtomicU64::new(0),
+            lost: AtomicU64::new(0),
+            detached: AtomicU64::new(0),
+        }
+    }
+
+    /// Calls `work` with the SRQ.
+    pub(crate) fn with_srq<T>(&self, work: impl FnOnce(&Srq<P>) -> T) -> Option<T> {
+        lock(&self.receives).srq.as_ref().map(work)
+    }
+
+    /// Posts the receive `index` into `lease`.
+    pub(crate) fn post(&self, index: u32, lease: Lease) -> Result<()> {
+        let sge = checked_sge("Server", &lease, self.pd.domain(), ..)?;
+        let mut receives = lock(&self.receives);
+        let Receives { srq: Some(srq), slots } = &mut *receives else { return Ok(()) };
+        let slot = &mut slots[index as usize];
+        // The slot owns the buffer before the device learns of it, so a panic in between does not
+        // free it.
+        slot.lease = Some(lease);
+        let wr_id = SHARED | u64::from(WrId { owner: slot.generation, request: index });
+        // SAFETY: the slot keeps the lease, which `checked_sge` found to be of the SRQ's PD, until
+        // the provider reports the completion of `wr_id` or `Drop` has destroyed the SRQ. If that
+        // fails, or the sink is forgotten, the lease is leaked. A `Target` is not accessed meanwhile.
+        match unsafe { srq.post_recv(&[RecvRequest { wr_id, sges: &[sge] }]) } {
+            Ok(()) => Ok(()),
+            // It counts as posted.
+            Err(error) if error.accepted > 0 => Ok(()),
+            Err(error) => {
+                let lease = slot.lease.take();
+                drop(receives);
+                drop(lease);
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Posts a consumed receive again. If that fails, the device is gone.
+    pub(crate) fn post_again(&self, receive: Receive) {
+        let Receive { index, lease } = receive;
+        let _ = self.post(index, lease);
+    }
+
+    /// Takes the receive of a completion. `None` if none in flight has the `wr_id`.
+    pub(crate) fn take(&self, wr_id: u64) -> Option<Receive> {
+        let WrId { owner, request: index } = (wr_id & !SHARED).into();
+        let mut receives = lock(&self.receives);
+        let slot = receives.slots.get_mut(index as usize)?;
+        if slot.generation != owner {
+            return None;
+        }
+        let lease = slot.lease.take()?;
+        slot.generation = if slot.generation == u32::MAX >> 1 { 1 } else { slot.generation + 1 };
+        Some(Receive { index, lease })
+    }
+
+    /// Adds an event. The caller must wake the returned waker.
+    #[must_use]
+    pub(crate) fn push(&self, event: RawEvent<P>) -> Option<Waker> {
+        let mut events = lock(&self.events);
+        events.queue.push_back(event);
+        events.reader.take()
+    }
+
+    /// Adds a peer that both ends have finished with. The caller must wake the returned wakers.
+    #[must_use]
+    pub(crate) fn finished(&self, peer: PeerId) -> [Option<Waker>; 2] {
+        let mut events = lock(&self.events);
+        events.finished.push(peer);
+        [events.reader.take(), events.ender.take()]
+    }
+
+    /// The waker of who waits for the end of peers, to be woken.
+    #[must_use]
+    pub(crate) fn ender(&self) -> Option<Waker> {
+        lock(&self.events).ender.take()
+    }
+
+    /// Takes the peers that both ends have finished with.
+    pub(crate) fn take_finished(&self) -> Option<PeerId> {
+        lock(&self.events).finished.pop()
+    }
+
+    /// Takes the oldest event.
+    pub(crate) fn pop(&self) -> Option<RawEvent<P>> {
+        lock(&self.events).queue.pop_front()
+    }
+
+    /// Registers who waits for an event.
+    pub(crate) fn register_reader(&self, cx: &Context<'_>) {
+        let waker = cx.waker().clone();
+        let previous = lock(&self.events).reader.replace(waker);
+        drop(previous);
+    }
+
+    /// Registers who waits for the end of peers.
+    pub(crate) fn register_ender(&self, cx: &Context<'_>) {
+        let waker = cx.waker().clone();
+        let previous = lock(&self.events).ender.replace(waker);
+        drop(previous);
+    }
+
+    /// Counts a message that has ended.
+    pub(crate) fn count_sent(&self, success: bool, detached: bool) {
+        let ended = if success { &self.sent } else { &self.lost };
+        ended.fetch_add(1, Ordering::Relaxed);
+        self.detached.fetch_add(detached.into(), Ordering::Relaxed);
+    }
+}
+
+impl<P: Provider> Drop for Sink<P> {
+    fn drop(&mut self) {
+        let receives = self.receives.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+        // Not dropped, even if destroying the SRQ panics.
+        let slots = mem::ManuallyDrop::new(mem::take(&mut receives.slots));
+        let destroyed = match receives.srq.take() {
+            Some(srq) => srq.destroy().map(drop),
+            None => Err(Error::invalid("Server", "the SRQ is taken in `Drop` only")),
+        };
+        if destroyed.is_ok() {
+            drop(mem::ManuallyDrop::into_inner(slots));
+        }
+    }
+}
