@@ -285,15 +285,23 @@ impl<B, P: Provider> Hub<B, P> {
     /// - [`Error::Invalid`]: `depth` is 0.
     /// - [`Error::Kernel`]: a command of the setup failed.
     pub fn connection(&self, port: impl Into<PortNum>, depth: u32) -> Result<Peer<B, P>> {
-        const VERB: &str = "Hub::connection";
         let port = port.into();
         let gid_index = self.inner.pd.context().default_gid(port)?.index;
         let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
-        let attr = ConnectAttr { access, ..ConnectAttr::new(port, gid_index) };
-        if depth == 0 {
+        self.connection_with(ConnectAttr { access, ..ConnectAttr::new(port, gid_index) }, depth, depth)
+    }
+
+    /// Creates a connection with the port, GID, timeouts, retries and peer's rights of `attr`, for
+    /// `sends` sends, writes, reads and atomics and `recvs` receives at a time.
+    ///
+    /// # Errors
+    /// As for [`Hub::connection`].
+    pub fn connection_with(&self, attr: ConnectAttr, sends: u32, recvs: u32) -> Result<Peer<B, P>> {
+        const VERB: &str = "Hub::connection";
+        if sends == 0 || recvs == 0 {
             return Err(Error::invalid(VERB, "a connection requires a depth of at least 1"));
         }
-        self.open(VERB, attr, [depth, depth], None)
+        self.open(VERB, attr, [sends, recvs], None)
     }
 
     /// Creates a connection of a server.

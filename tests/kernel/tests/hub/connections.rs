@@ -1,7 +1,7 @@
 use std::time::Instant;
 
 use bareverbs::owned::{Hub, Lease, Part, Peer, Pending, Pool};
-use bareverbs::{Access, Buffer, Error, Pd, WcStatus};
+use bareverbs::{Access, Buffer, ConnectAttr, Error, Pd, WcStatus};
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, contents, domain};
 use bareverbs_kernel_tests::resources::{held, nothing_leaks, settles_at};
@@ -49,7 +49,11 @@ pub(crate) fn seed_of(bytes: &[u8]) -> u64 {
 pub(crate) fn hub_executes_every_operation() {
     nothing_leaks(|| {
         let (pd, hub, pool) = setup(16, 8);
-        let (a, b) = pair(&hub, 4);
+        let gid_index = pd.context().default_gid(1).unwrap().index;
+        let attr = ConnectAttr { access: ALL_REMOTE, ..ConnectAttr::new(1, gid_index) };
+        let [a, b] = [4, 4].map(|recvs| hub.connection_with(attr, 4, recvs).unwrap());
+        a.connect(&b.address()).unwrap();
+        b.connect(&a.address()).unwrap();
         let mut target = pd.register(Buffer::zeroed(64).unwrap(), ALL_REMOTE).unwrap();
         let receives = [b.recv(take(&pool)), b.recv(take(&pool))];
         a.send(message(&pool, 1), ..).wait().unwrap();
