@@ -37,12 +37,9 @@ pub(crate) fn message(pool: &Pool, seed: u64) -> Lease {
 /// The seed of a received message. Panics unless it is complete.
 pub(crate) fn seed_of(bytes: &[u8]) -> u64 {
     assert_eq!(bytes.len(), 64);
-    let words: Vec<_> = bytes.chunks(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect();
-    let seed = words[0];
-    assert!(
-        (0..).zip(&words).all(|(at, word)| seed.rotate_left(at * 7) ^ u64::from(at) == *word),
-        "{words:x?}"
-    );
+    let word = |at: usize| u64::from_le_bytes(bytes[8 * at..][..8].try_into().unwrap());
+    let seed = word(0);
+    assert!((0..8).all(|at| seed.rotate_left(7 * at as u32) ^ at as u64 == word(at)), "{bytes:x?}");
     seed
 }
 

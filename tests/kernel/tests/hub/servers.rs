@@ -486,7 +486,7 @@ pub(crate) fn qp_uses_an_srq_of_another_pd() {
             }
         }
         let expected = match device::is_soft_roce() {
-            true => WcStatus::LOC_PROT_ERR,
+            true => WcStatus::LOC_QP_OP_ERR,
             false => WcStatus::SUCCESS,
         };
         assert_eq!(statuses[&1], expected, "{statuses:?}");
