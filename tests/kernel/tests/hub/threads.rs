@@ -129,7 +129,11 @@ pub(crate) fn awaited_operations_allocate_nothing() {
             assert_eq!(seed_of(received.wait().unwrap().into_buffer().bytes()), round);
         }
     };
-    // The first wait of a thread creates its waker.
+    // The first sleep of a thread creates its waker.
+    let mut idle = b.recv(take(&pool));
+    assert!(idle.wait_timeout(Duration::from_millis(2)).is_none());
+    a.send(message(&pool, 1), ..).detach();
+    idle.wait().unwrap();
     run(10);
     assert_eq!(allocations(|| run(2_000)), 0);
     assert_eq!(allocations(|| drop(std::hint::black_box(Box::new(1_u64)))), 1);
