@@ -84,6 +84,9 @@
 //! `tokio::spawn(server.handle().drive::<bareverbs::tokio::Readiness>()?)`. See
 //! [drivers](super::Hub#drivers).
 //!
+//! Without a driver, an end handles credits only while one of its threads waits for an event, a
+//! message or the shutdown. The messages that its peer has queued wait until then.
+//!
 //! With the feature `futures`, `Server` and `Client` are streams of events, and `Handle::sink` returns
 //! a sink of messages.
 //!
