@@ -14,7 +14,7 @@ use bareverbs_uapi::write::types::CqCreateFlags;
 use rustix::io::Errno;
 
 use crate::raw::{GivenUp, QueueLayout};
-use crate::{AnyProvider, CompChannel, Context, Error, QueueMemory, Result, WorkCompletion};
+use crate::{AnyProvider, CompChannel, Context, DestroyError, Error, QueueMemory, Result, WorkCompletion};
 
 /// Attributes for the creation of a CQ.
 #[derive(Clone, Copy, Debug, Default)]
@@ -274,20 +274,25 @@ impl<P: Provider> Cq<P> {
     /// discarded. Drop ignores errors, and the CQ is destroyed after its last QP.
     ///
     /// # Errors
-    /// - [`Error::Invalid`]: QPs still use the CQ. It is destroyed after the last of them.
+    /// The CQ and the reason:
+    ///
+    /// - [`Error::Invalid`]: QPs still use the CQ.
     /// - [`Error::Kernel`]: the kernel refuses to destroy it.
     #[doc(alias = "ibv_destroy_cq")]
-    pub fn destroy(self) -> Result<CqEventCounts> {
+    pub fn destroy(mut self) -> Result<CqEventCounts, DestroyError<Self>> {
         const VERB: &str = "destroy_cq";
-        let shared = Arc::clone(&self.shared);
-        drop(self);
-        let Some(mut shared) = Arc::into_inner(shared) else {
-            return Err(Error::invalid(VERB, "QPs still use it: drop them first"));
+        let Some(shared) = Arc::get_mut(&mut self.shared) else {
+            let error = Error::invalid(VERB, "QPs still use it: drop them first");
+            return Err(DestroyError::new(error, self));
         };
-        // SAFETY: `shared` is the last owner, and was not destroyed before.
-        let resp = unsafe { shared.destroy() }.map_err(|refused| Error::kernel(VERB, "a CQ", refused))?;
-        let DestroyCqResp { comp_events_reported, async_events_reported } = resp;
-        Ok(CqEventCounts { completion: comp_events_reported, asynchronous: async_events_reported })
+        // SAFETY: `self` is the last owner, and the CQ was not destroyed before. If this succeeds,
+        // `self` is dropped next.
+        match unsafe { shared.try_destroy() } {
+            Ok(DestroyCqResp { comp_events_reported, async_events_reported }) => {
+                Ok(CqEventCounts { completion: comp_events_reported, asynchronous: async_events_reported })
+            }
+            Err(refused) => Err(DestroyError::new(Error::kernel(VERB, "a CQ", refused), self)),
+        }
     }
 
     /// Polls completions in place, without copying.
@@ -386,12 +391,25 @@ impl<P: Provider> CqShared<P> {
     ///
     /// It must not have been destroyed before, and nothing may use the object afterwards.
     unsafe fn destroy(&mut self) -> Result<DestroyCqResp, IoctlError> {
-        self.destroyed = true;
-        // SAFETY: every user of the CQ holds an `Arc` of this, so there is none left.
-        unsafe { command::destroy_cq(self.context.file(), self.handle) }.inspect_err(|_| {
+        // SAFETY: the caller's contract is stronger.
+        unsafe { self.try_destroy() }.inspect_err(|_| {
             // The kernel refused, so the device may still write to the queue: its memory is leaked.
             std::mem::forget(self.orphan.get_mut().unwrap_or_else(PoisonError::into_inner).take());
         })
+    }
+
+    /// As `destroy`, but the CQ remains usable if the kernel refuses.
+    ///
+    /// # Safety
+    ///
+    /// It must not have been destroyed before. If this succeeds, nothing may use the object
+    /// afterwards.
+    unsafe fn try_destroy(&mut self) -> Result<DestroyCqResp, IoctlError> {
+        // SAFETY: every user of the CQ holds an `Arc` of this, which is borrowed exclusively, so no
+        // other user is left.
+        let resp = unsafe { command::destroy_cq(self.context.file(), self.handle) }?;
+        self.destroyed = true;
+        Ok(resp)
     }
 }
 

@@ -13,7 +13,7 @@ use crate::import;
 use crate::mr::check_range;
 use crate::pd::shared::PdShared;
 use crate::raw::GivenUp;
-use crate::{Access, Context, Error, MrKeys, Result};
+use crate::{Access, Context, DestroyError, Error, MrKeys, Result};
 
 /// Attributes of device memory.
 #[doc(alias = "ibv_alloc_dm_attr")]
@@ -167,22 +167,27 @@ impl Dm {
     /// then freed when its last region is dropped.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if regions of it are left: it is then freed with the last of them;
-    /// [`Error::Kernel`].
+    /// The memory and the reason: [`Error::Invalid`] if regions of it are left; [`Error::Kernel`].
+    #[expect(clippy::result_large_err, reason = "the error returns the object without an allocation")]
     #[doc(alias = "ibv_free_dm")]
-    pub fn free(self) -> Result<()> {
+    pub fn free(mut self) -> Result<(), DestroyError<Self>> {
         const VERB: &str = "free_dm";
-        let Self { memory, shared } = self;
-        drop(memory);
-        let Some(mut shared) = Arc::into_inner(shared) else {
-            return Err(Error::invalid(VERB, "MRs still use it: drop them first"));
+        let Some(shared) = Arc::get_mut(&mut self.shared) else {
+            let error = Error::invalid(VERB, "MRs still use it: drop them first");
+            return Err(DestroyError::new(error, self));
         };
-        if std::mem::replace(&mut shared.skip_free, true) {
+        if shared.skip_free {
             return Ok(());
         }
-        // SAFETY: regions of the memory hold an `Arc` of it, and this was the last `Arc`.
-        unsafe { command::free_dm(&shared.context.file, shared.handle) }
-            .map_err(|refused| Error::kernel(VERB, "device memory", refused))
+        // SAFETY: regions of the memory hold an `Arc` of it, and this is the last `Arc`. If this
+        // succeeds, it is dropped next. The mapping keeps the pages of the device until then.
+        match unsafe { command::free_dm(&shared.context.file, shared.handle) } {
+            Ok(()) => {
+                shared.skip_free = true;
+                Ok(())
+            }
+            Err(refused) => Err(DestroyError::new(Error::kernel(VERB, "device memory", refused), self)),
+        }
     }
 }
 

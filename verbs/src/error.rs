@@ -177,6 +177,31 @@ pub enum Error {
     },
 }
 
+/// An object that was not destroyed, and the reason. The object can be used further, or destroyed
+/// again. Drop of the object attempts that too.
+///
+/// ```no_run
+/// # fn example(mr: bareverbs::Mr<Vec<u8>>, mw: bareverbs::Mw) -> bareverbs::Result<Vec<u8>> {
+/// // rxe refuses to deregister an MR while an MW is bound to it.
+/// let mr = match mr.into_inner() {
+///     Ok(memory) => return Ok(memory),
+///     Err(refused) => refused.object,
+/// };
+/// mw.dealloc()?;
+/// Ok(mr.into_inner()?)
+/// # }
+/// ```
+///
+/// `?` converts it to the [`Error`] and drops the object.
+#[non_exhaustive]
+pub struct DestroyError<T> {
+    /// The reason: [`Error::Invalid`] while other objects of this process use the object,
+    /// [`Error::Kernel`] if the kernel refuses.
+    pub error: Error,
+    /// The object.
+    pub object: T,
+}
+
 /// A request that the kernel rejected.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -254,6 +279,41 @@ impl Error {
     /// Fails with [`Error::Limit`] if `asked` is above `max`.
     pub(crate) fn check_limit(verb: &'static str, what: &'static str, asked: u64, max: u64) -> Result<()> {
         if asked > max { Err(Self::Limit { verb, what, asked, max }) } else { Ok(()) }
+    }
+}
+
+impl<T> fmt::Debug for DestroyError<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DestroyError").field("error", &self.error).finish_non_exhaustive()
+    }
+}
+
+impl<T> fmt::Display for DestroyError<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<T> std::error::Error for DestroyError<T> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
+    }
+}
+
+impl<T> DestroyError<T> {
+    pub(crate) fn new(error: Error, object: T) -> Self {
+        Self { error, object }
+    }
+
+    /// The same reason for the object that `wrap` makes of this one.
+    pub(crate) fn map<U>(self, wrap: impl FnOnce(T) -> U) -> DestroyError<U> {
+        DestroyError { error: self.error, object: wrap(self.object) }
+    }
+}
+
+impl<T> From<DestroyError<T>> for Error {
+    fn from(refused: DestroyError<T>) -> Self {
+        refused.error
     }
 }
 

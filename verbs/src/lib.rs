@@ -160,7 +160,7 @@ pub use cq::{Arm, Completions, Cq, CqEventCounts, CqInit};
 pub use device::{Device, FoundBy, devices};
 pub use dm::{Dm, DmInit, DmMr};
 pub use dmabuf::{DmabufMr, NullMr};
-pub use error::{Error, KernelError, Result, wc_status_str};
+pub use error::{DestroyError, Error, KernelError, Result, wc_status_str};
 pub use ethernet::{EthernetAddress, MacAddress};
 pub use events::{AsyncEvent, AsyncEvents};
 pub use gid::{Gid, GidEntry};

@@ -19,7 +19,7 @@ use rustix::io::Errno;
 
 use crate::pd::shared::PdShared;
 use crate::raw::RawMr;
-use crate::{Access, Borrowed, Error, MemoryOwner, RawMemory, Remote, Result, Sge, mr_hints};
+use crate::{Access, Borrowed, DestroyError, Error, MemoryOwner, RawMemory, Remote, Result, Sge, mr_hints};
 
 pub use advice::AdviceList;
 pub use bareverbs_provider::command::MrInfo;
@@ -424,14 +424,12 @@ impl<M> Mr<M> {
     /// Deregisters the region and returns the memory.
     ///
     /// # Errors
-    /// [`Error::Kernel`], for example while a memory window is bound to the region. The memory then
-    /// stays registered, and owned memory is leaked.
+    /// The region and [`Error::Kernel`], for example while a memory window is bound to the region.
+    /// Drop of the region leaks owned memory if the kernel refuses again.
+    #[expect(clippy::result_large_err, reason = "the error returns the region without an allocation")]
     #[doc(alias = "ibv_dereg_mr")]
-    pub fn into_inner(self) -> Result<M> {
-        self.dereg().map_err(|(region, error)| {
-            region.abandon();
-            error
-        })
+    pub fn into_inner(self) -> Result<M, DestroyError<Self>> {
+        self.dereg().map_err(|(region, error)| DestroyError::new(error, region))
     }
 
     /// Leaks the memory and leaves it registered, because the device may still access it.

@@ -8,7 +8,7 @@ use bareverbs_provider::command;
 use rustix::io::Errno;
 
 use crate::pd::shared::PdShared;
-use crate::{Access, Error, Mr, MwBind, MwType, Remote, Result};
+use crate::{Access, DestroyError, Error, Mr, MwBind, MwType, Remote, Result};
 
 const BIND_VERB: &str = "bind_mw";
 
@@ -74,8 +74,8 @@ pub fn inc_rkey(rkey: u32) -> u32 {
 /// (`__rxe_cleanup` of `rxe_pool.c`).
 ///
 /// Invalidate or deallocate a window before its region is dropped. rxe is known to refuse to
-/// deregister a region with a bound window: [`Mr::into_inner`] fails then, and a dropped region
-/// leaks its memory. No other driver is known to refuse.
+/// deregister a region with a bound window: [`Mr::into_inner`] returns the region, and a dropped
+/// region leaks its memory. No other driver is known to refuse.
 #[doc(alias = "ibv_mw")]
 pub struct Mw {
     domain: Arc<PdShared>,
@@ -205,17 +205,19 @@ impl Mw {
     /// errors.
     ///
     /// # Errors
-    /// [`Error::Kernel`].
+    /// The window and [`Error::Kernel`].
     #[doc(alias = "ibv_dealloc_mw")]
-    pub fn dealloc(mut self) -> Result<()> {
-        self.dealloc_inner()
+    pub fn dealloc(mut self) -> Result<(), DestroyError<Self>> {
+        self.dealloc_inner().map_err(|error| DestroyError::new(error, self))
     }
 
     fn dealloc_inner(&mut self) -> Result<()> {
-        let Some(handle) = self.handle.take() else { return Ok(()) };
-        // SAFETY: the window belongs to this value, and `take` removed the handle.
+        let Some(handle) = self.handle else { return Ok(()) };
+        // SAFETY: the window belongs to this value, which forgets the handle if this succeeds.
         unsafe { command::dealloc_mw(&self.domain.context.file, handle) }
-            .map_err(|refused| Error::kernel("dealloc_mw", format!("rkey {:#x}", self.rkey), refused))
+            .map_err(|refused| Error::kernel("dealloc_mw", format!("rkey {:#x}", self.rkey), refused))?;
+        self.handle = None;
+        Ok(())
     }
 }
 

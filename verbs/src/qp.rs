@@ -44,8 +44,8 @@ use crate::cq::CqShared;
 use crate::raw::{QpLayout, QueueLayout};
 use crate::srq::shared::SrqShared;
 use crate::{
-    AnyProvider, Completions, Cq, DeviceCapFlags, Error, Pd, QpAttrMask, QpState, QueueMemory, RawPacketCaps,
-    RecvRequest, Result, SendRequest, Srq,
+    AnyProvider, Completions, Cq, DestroyError, DeviceCapFlags, Error, Pd, QpAttrMask, QpState, QueueMemory,
+    RawPacketCaps, RecvRequest, Result, SendRequest, Srq,
 };
 
 /// Attributes for the creation of a QP.
@@ -379,15 +379,19 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// read; unread events are discarded. Drop also destroys the QP, and ignores errors.
     ///
     /// # Errors
-    /// [`Error::Kernel`]: the kernel refuses to destroy the QP. The device may then use the rings
-    /// and the memory of posted requests until the process exits. The rings are leaked. The caller
-    /// must keep the memory of the requests.
+    /// The QP and [`Error::Kernel`]: the kernel refuses to destroy it. Its rings and posted requests
+    /// stay in use. It may be detached from its multicast groups, and its flows may be destroyed.
+    #[expect(clippy::result_large_err, reason = "the error returns the QP without an allocation")]
     #[doc(alias = "ibv_destroy_qp")]
-    pub fn destroy(mut self) -> Result<u32> {
-        let number = self.qp_num;
-        // SAFETY: the QP was not destroyed before, and is dropped next.
-        unsafe { self.destroy_inner() }
-            .map_err(|refused| Error::kernel("destroy_qp", format!("QP {number:#x}"), refused))
+    pub fn destroy(mut self) -> Result<u32, DestroyError<Self>> {
+        // SAFETY: the QP was not destroyed before. If this succeeds, it is dropped next.
+        match unsafe { self.try_destroy_object() } {
+            Ok(events) => Ok(events),
+            Err(refused) => {
+                let asked = format!("QP {:#x}", self.qp_num);
+                Err(DestroyError::new(Error::kernel("destroy_qp", asked, refused), self))
+            }
+        }
     }
 
     /// Destroys the QP. Returns the number of its events that have been read. If the kernel
@@ -415,22 +419,34 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// nothing may be posted.
     pub(crate) unsafe fn destroy_object(&mut self) -> Result<u32, IoctlError> {
         self.destroyed = true;
+        // SAFETY: the caller's contract is stronger.
+        unsafe { self.try_destroy_object() }.inspect_err(|_| {
+            // The device may still use the rings, so they are leaked.
+            if let Some(rq) = &mut self.rq {
+                rq.abandon();
+            }
+        })
+    }
+
+    /// As [`Qp::destroy_object`], but the QP remains usable if the kernel refuses.
+    ///
+    /// # Safety
+    ///
+    /// The kernel must not have destroyed the QP before. If this succeeds, no command may name it
+    /// afterwards, and nothing may be posted.
+    unsafe fn try_destroy_object(&mut self) -> Result<u32, IoctlError> {
+        let (file, handle) = (self.pd.context().file(), self.handle);
         // The kernel refuses to destroy a QP that is attached to a multicast group.
-        for Attachment { group, lid, .. } in self.groups.drain(..) {
+        self.groups.retain(|Attachment { group, lid, .. }| {
             // SAFETY: `self` owns the QP.
-            let _ = unsafe { command::detach_mcast(self.pd.context().file(), self.handle, group.0, lid) };
-        }
+            unsafe { command::detach_mcast(file, handle, group.0, *lid) }.is_err()
+        });
         // The kernel refuses to destroy a QP that a flow steers to.
-        self.flows.destroy_all(self.pd.context().file());
-        // SAFETY: the handle is that of this QP, and no command names it afterwards, by the contract
-        // of `destroy_object`. The rings are freed only after the kernel has destroyed the QP.
-        let resp =
-            unsafe { command::destroy_qp(self.pd.context().file(), self.handle) }.inspect_err(|_| {
-                // The device may still use the rings, so they are leaked.
-                if let Some(rq) = &mut self.rq {
-                    rq.abandon();
-                }
-            })?;
+        self.flows.destroy_all(file);
+        // SAFETY: the handle is that of this QP, and no command names it after success, by the
+        // contract. The rings are freed only after the kernel has destroyed the QP.
+        let resp = unsafe { command::destroy_qp(file, handle) }?;
+        self.destroyed = true;
         self.rings_are_unused = true;
         Ok(resp.events_reported)
     }
@@ -816,11 +832,25 @@ mod tests {
         let plain = Plain::default();
         let pd = plain.domain();
         let qp = plain.queue_pair(&pd);
-        qp.destroy().unwrap_err();
+        drop(qp.destroy().unwrap_err());
         drop(plain.queue_pair(&pd));
         drop(pd);
         let log = plain.log();
         assert_eq!((&log.freed[..], log.abandoned), (&[][..], 2));
+    }
+
+    #[test]
+    fn qp_of_a_refused_destroy_posts_to_its_ring() {
+        let plain = Plain::default();
+        let qp = plain.queue_pair(&plain.domain());
+        let ring = qp.qp_num();
+        let mut refused = qp.destroy().unwrap_err();
+        assert_eq!(plain.log().abandoned, 0);
+        send(&mut refused.object.split().0, 1);
+        assert_eq!(plain.log().sent, [(ring, 1)]);
+        let again = refused.object.destroy().unwrap_err();
+        assert!(matches!(Error::from(again), Error::Kernel(_)));
+        assert_eq!(plain.log().abandoned, 1);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use crate::qp::Flows;
 use crate::raw::GivenUp;
 use crate::wq::WqShared;
-use crate::{AnyProvider, Context, Error, FlowId, FlowRule, Pd, Result, Wq};
+use crate::{AnyProvider, Context, DestroyError, Error, FlowId, FlowRule, Pd, Result, Wq};
 
 /// An indirection table of [work queues](Wq). A frame goes to the entry `hash % entries`. A WQ may
 /// be in several entries.
@@ -87,28 +87,39 @@ impl<P: Provider> IndirectionTable<P> {
     /// Destroys the table. Drop ignores errors, and the table is destroyed after its last QP.
     ///
     /// # Errors
-    /// - [`Error::Invalid`]: QPs still use the table. It is destroyed after the last of them.
+    /// The table and the reason:
+    ///
+    /// - [`Error::Invalid`]: QPs still use the table.
     /// - [`Error::Kernel`]: the kernel refuses to destroy it.
     #[doc(alias = "ibv_destroy_rwq_ind_table")]
-    pub fn destroy(self) -> Result<()> {
+    pub fn destroy(mut self) -> Result<(), DestroyError<Self>> {
         const VERB: &str = "destroy_rwq_ind_table";
-        let Some(mut shared) = Arc::into_inner(self.shared) else {
-            return Err(Error::invalid(VERB, "QPs still use it: drop them first"));
+        let Some(shared) = Arc::get_mut(&mut self.shared) else {
+            let error = Error::invalid(VERB, "QPs still use it: drop them first");
+            return Err(DestroyError::new(error, self));
         };
-        // SAFETY: `shared` is the last owner, and was not destroyed before.
-        unsafe { shared.destroy() }.map_err(|refused| Error::kernel(VERB, "an indirection table", refused))
+        // SAFETY: `self` is the last owner, and the table was not destroyed before. If this
+        // succeeds, `self` is dropped next.
+        match unsafe { shared.destroy() } {
+            Ok(()) => Ok(()),
+            Err(refused) => {
+                Err(DestroyError::new(Error::kernel(VERB, "an indirection table", refused), self))
+            }
+        }
     }
 }
 
 impl<P: Provider> TableShared<P> {
     /// # Safety
     ///
-    /// It must not have been destroyed before, and nothing may use the object afterwards.
+    /// It must not have been destroyed before. If this succeeds, nothing may use the object
+    /// afterwards.
     unsafe fn destroy(&mut self) -> Result<(), IoctlError> {
-        self.destroyed = true;
         // SAFETY: by the contract of `destroy`, the handle still names this table. QPs of the table
         // hold an `Arc` of this, so there are none left.
-        unsafe { command::destroy_rwq_ind_table(self.context.file(), self.handle) }
+        unsafe { command::destroy_rwq_ind_table(self.context.file(), self.handle) }?;
+        self.destroyed = true;
+        Ok(())
     }
 }
 
@@ -305,23 +316,29 @@ impl<P: Provider> RssQp<P> {
     /// read. Drop ignores errors.
     ///
     /// # Errors
-    /// [`Error::Kernel`]: the kernel refuses to destroy it.
+    /// The QP and [`Error::Kernel`]: the kernel refuses to destroy it. Its flows may be destroyed.
+    #[expect(clippy::result_large_err, reason = "the error returns the object without an allocation")]
     #[doc(alias = "ibv_destroy_qp")]
-    pub fn destroy(mut self) -> Result<u32> {
-        // SAFETY: it was not destroyed before, and is dropped next.
-        unsafe { self.destroy_inner() }.map_err(|refused| Error::kernel("destroy_qp", "an RSS QP", refused))
+    pub fn destroy(mut self) -> Result<u32, DestroyError<Self>> {
+        // SAFETY: it was not destroyed before. If this succeeds, it is dropped next.
+        match unsafe { self.destroy_inner() } {
+            Ok(events) => Ok(events),
+            Err(refused) => Err(DestroyError::new(Error::kernel("destroy_qp", "an RSS QP", refused), self)),
+        }
     }
 
     /// # Safety
     ///
-    /// It must not have been destroyed before, and must not be used afterwards, except to drop it.
+    /// It must not have been destroyed before. If this succeeds, it must not be used afterwards,
+    /// except to drop it.
     unsafe fn destroy_inner(&mut self) -> Result<u32, IoctlError> {
-        self.destroyed = true;
         let file = self.pd.context().file();
         // The kernel refuses to destroy a QP that a flow steers to.
         self.flows.destroy_all(file);
-        // SAFETY: `self` owns the QP, which is not used any more.
-        Ok(unsafe { command::destroy_qp(file, self.handle) }?.events_reported)
+        // SAFETY: `self` owns the QP, which is not used after success.
+        let resp = unsafe { command::destroy_qp(file, self.handle) }?;
+        self.destroyed = true;
+        Ok(resp.events_reported)
     }
 }
 

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use self::shared::SrqShared;
 use crate::qp::post_receives;
 use crate::raw::{GivenUp, QueueLayout};
-use crate::{AnyProvider, Cq, Error, Pd, PostError, QueueMemory, RecvRequest, Result, Xrcd};
+use crate::{AnyProvider, Cq, DestroyError, Error, Pd, PostError, QueueMemory, RecvRequest, Result, Xrcd};
 
 /// Attributes for the creation of an SRQ.
 #[doc(alias = "ibv_srq_init_attr")]
@@ -276,18 +276,23 @@ impl<P: Provider> Srq<P> {
     /// last QP.
     ///
     /// # Errors
-    /// - [`Error::Invalid`]: QPs still use the SRQ. It is destroyed after the last of them.
-    /// - [`Error::Kernel`]: the kernel refuses to destroy it.
+    /// The SRQ and the reason:
+    ///
+    /// - [`Error::Invalid`]: QPs still use the SRQ.
+    /// - [`Error::Kernel`]: the kernel refuses to destroy it. Its posted receives stay in use.
     #[doc(alias = "ibv_destroy_srq")]
-    pub fn destroy(self) -> Result<u32> {
+    pub fn destroy(mut self) -> Result<u32, DestroyError<Self>> {
         const VERB: &str = "destroy_srq";
-        let shared = Arc::clone(&self.shared);
-        drop(self);
-        let Some(mut shared) = Arc::into_inner(shared) else {
-            return Err(Error::invalid(VERB, "QPs still use it: drop them first"));
+        let Some(shared) = Arc::get_mut(&mut self.shared) else {
+            let error = Error::invalid(VERB, "QPs still use it: drop them first");
+            return Err(DestroyError::new(error, self));
         };
-        // SAFETY: `shared` is the last owner, and was not destroyed before.
-        unsafe { shared.destroy() }.map_err(|refused| Error::kernel(VERB, "an SRQ", refused))
+        // SAFETY: `self` is the last owner, and the SRQ was not destroyed before. If this succeeds,
+        // `self` is dropped next.
+        match unsafe { shared.try_destroy() } {
+            Ok(events) => Ok(events),
+            Err(refused) => Err(DestroyError::new(Error::kernel(VERB, "an SRQ", refused), self)),
+        }
     }
 
     fn modify(&mut self, change: SrqChange) -> Result<(), crate::CreateError> {

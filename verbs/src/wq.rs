@@ -16,7 +16,10 @@ use rustix::io::Errno;
 use crate::cq::CqShared;
 use crate::qp::post_receives;
 use crate::raw::{GivenUp, QueueLayout};
-use crate::{AnyProvider, Context, Cq, Error, Pd, PostError, PostReason, QueueMemory, RecvRequest, Result};
+use crate::{
+    AnyProvider, Context, Cq, DestroyError, Error, Pd, PostError, PostReason, QueueMemory, RecvRequest,
+    Result,
+};
 
 const MODIFY: &str = "modify_wq";
 
@@ -331,18 +334,23 @@ impl<P: Provider> Wq<P> {
     /// last table.
     ///
     /// # Errors
-    /// - [`Error::Invalid`]: tables still hold the WQ. It is destroyed after the last of them.
-    /// - [`Error::Kernel`]: the kernel refuses to destroy it.
+    /// The WQ and the reason:
+    ///
+    /// - [`Error::Invalid`]: tables still hold the WQ.
+    /// - [`Error::Kernel`]: the kernel refuses to destroy it. Its posted receives stay in use.
     #[doc(alias = "ibv_destroy_wq")]
-    pub fn destroy(self) -> Result<u32> {
+    pub fn destroy(mut self) -> Result<u32, DestroyError<Self>> {
         const VERB: &str = "destroy_wq";
-        let shared = Arc::clone(&self.shared);
-        drop(self);
-        let Some(mut shared) = Arc::into_inner(shared) else {
-            return Err(Error::invalid(VERB, "indirection tables still use it: drop them first"));
+        let Some(shared) = Arc::get_mut(&mut self.shared) else {
+            let error = Error::invalid(VERB, "indirection tables still use it: drop them first");
+            return Err(DestroyError::new(error, self));
         };
-        // SAFETY: `shared` is the last owner, and was not destroyed before.
-        unsafe { shared.destroy() }.map_err(|refused| Error::kernel(VERB, "a WQ", refused))
+        // SAFETY: `self` is the last owner, and the WQ was not destroyed before. If this succeeds,
+        // `self` is dropped next.
+        match unsafe { shared.try_destroy() } {
+            Ok(events) => Ok(events),
+            Err(refused) => Err(DestroyError::new(Error::kernel(VERB, "a WQ", refused), self)),
+        }
     }
 }
 
@@ -386,15 +394,28 @@ impl<P: Provider> WqShared<P> {
     ///
     /// It must not have been destroyed before, and nothing may use the object afterwards.
     unsafe fn destroy(&mut self) -> Result<u32, IoctlError> {
-        self.destroyed = true;
-        // SAFETY: every user of the WQ holds an `Arc` of this, so there is none left.
-        unsafe { command::destroy_wq(self.pd.context().file(), self.handle) }.inspect_err(|_| {
+        // SAFETY: the caller's contract is stronger.
+        unsafe { self.try_destroy() }.inspect_err(|_| {
             // The device may still use the ring, so it is leaked.
             let orphan = self.orphan.get_mut().unwrap_or_else(PoisonError::into_inner).take();
             if let Some(mut queue) = orphan.map(ManuallyDrop::new) {
                 queue.abandon();
             }
         })
+    }
+
+    /// As `destroy`, but the WQ remains usable if the kernel refuses.
+    ///
+    /// # Safety
+    ///
+    /// It must not have been destroyed before. If this succeeds, nothing may use the object
+    /// afterwards.
+    unsafe fn try_destroy(&mut self) -> Result<u32, IoctlError> {
+        // SAFETY: every user of the WQ holds an `Arc` of this, which is borrowed exclusively, so no
+        // other user is left.
+        let events = unsafe { command::destroy_wq(self.pd.context().file(), self.handle) }?;
+        self.destroyed = true;
+        Ok(events)
     }
 }
 

@@ -10,7 +10,8 @@ use rustix::io::Errno;
 
 use crate::raw::{GivenUp, QueueLayout};
 use crate::{
-    AnyProvider, Context, Cq, Error, Pd, PostError, RecvRequest, Result, Srq, SrqAttr, SrqInit, XrcTarget,
+    AnyProvider, Context, Cq, DestroyError, Error, Pd, PostError, RecvRequest, Result, Srq, SrqAttr, SrqInit,
+    XrcTarget,
 };
 
 /// How an XRC domain is shared between processes.
@@ -151,19 +152,26 @@ impl<P: Provider> Xrcd<P> {
     /// waits until the last SRQ and QP of the domain is dropped.
     ///
     /// # Errors
-    /// - [`Error::Invalid`]: this process still has clones, SRQs or QPs of the domain. It is closed
-    ///   after the last of them.
+    /// The domain and the reason:
+    ///
+    /// - [`Error::Invalid`]: this process still has clones, SRQs or QPs of the domain.
     /// - [`Error::Kernel`]: the kernel rejects the command.
     #[doc(alias = "ibv_close_xrcd")]
-    pub fn close(self) -> Result<()> {
+    pub fn close(mut self) -> Result<(), DestroyError<Self>> {
         const VERB: &str = "close_xrcd";
-        let Some(mut inner) = Arc::into_inner(self.inner) else {
-            return Err(Error::invalid(VERB, "SRQs or QPs still use it: drop them first"));
+        let Some(inner) = Arc::get_mut(&mut self.inner) else {
+            let error = Error::invalid(VERB, "SRQs or QPs still use it: drop them first");
+            return Err(DestroyError::new(error, self));
         };
-        inner.closed = true;
-        // SAFETY: every user of the domain holds an `Arc` of this, and this was the last one.
-        unsafe { command::close_xrcd(inner.context.file(), inner.handle) }
-            .map_err(|refused| Error::kernel(VERB, "an XRC domain", refused))
+        // SAFETY: every user of the domain holds an `Arc` of this, and this is the last one. If this
+        // succeeds, it is dropped next.
+        match unsafe { command::close_xrcd(inner.context.file(), inner.handle) } {
+            Ok(()) => {
+                inner.closed = true;
+                Ok(())
+            }
+            Err(refused) => Err(DestroyError::new(Error::kernel(VERB, "an XRC domain", refused), self)),
+        }
     }
 }
 
@@ -308,9 +316,10 @@ impl<P: Provider> XrcSrq<P> {
     /// read. Drop ignores errors.
     ///
     /// # Errors
-    /// [`Error::Kernel`]: the kernel refuses to destroy it.
+    /// As for [`Srq::destroy`].
     #[doc(alias = "ibv_destroy_srq")]
-    pub fn destroy(self) -> Result<u32> {
-        self.srq.destroy()
+    pub fn destroy(self) -> Result<u32, DestroyError<Self>> {
+        let srq_num = self.srq_num;
+        self.srq.destroy().map_err(|refused| refused.map(|srq| Self { srq, srq_num }))
     }
 }

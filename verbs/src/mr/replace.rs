@@ -160,12 +160,15 @@ impl<M: MemoryOwner> Mr<M> {
             Err(refused) => refused,
         };
         let error = Error::kernel(VERB, asked, refused);
-        match self.into_inner() {
+        match self.dereg() {
             // SAFETY: it was initialised above and not moved out of. The region is deregistered, so
             // the device does not access it.
             Ok(old) => Err(NotReplaced::Deregistered { error, old, memory: unsafe { memory.assume_init() } }),
             // The memory in `MaybeUninit` is leaked.
-            Err(_) => Err(NotReplaced::Leaked { error }),
+            Err((region, _)) => {
+                region.abandon();
+                Err(NotReplaced::Leaked { error })
+            }
         }
     }
 

@@ -306,12 +306,10 @@ impl Flows {
         Ok(())
     }
 
-    /// Destroys all flows of this QP.
+    /// Destroys all flows of this QP, and keeps those that the kernel refuses to destroy.
     pub(crate) fn destroy_all(&mut self, file: &DeviceFile) {
-        for flow in self.0.drain(..) {
-            // SAFETY: the flow is one of this QP's, and its handle is dropped here.
-            let _ = unsafe { command::destroy_flow(file, flow) };
-        }
+        // SAFETY: the flow is one of this QP's, and its handle is dropped if it was destroyed.
+        self.0.retain(|flow| unsafe { command::destroy_flow(file, *flow) }.is_err());
     }
 }
 

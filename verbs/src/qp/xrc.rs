@@ -11,8 +11,8 @@ use super::state_table::check_24_bits;
 use super::transport::private::Sealed;
 use super::{Batch, InitAttr, PostReason, Qp, QpAttr, RtrAttr, RtsAttr, Transport, UcRtrAttr};
 use crate::{
-    AckTimeout, AnyProvider, Error, Operation, Payload, PushError, QpAttrMask, QpState, Result, SendFlags,
-    SendRequest, XrcOperation, Xrcd,
+    AckTimeout, AnyProvider, DestroyError, Error, Operation, Payload, PushError, QpAttrMask, QpState, Result,
+    SendFlags, SendRequest, XrcOperation, Xrcd,
 };
 
 /// The requester of an extended reliable connection (XRC). Each request names the SRQ of the peer
@@ -312,23 +312,28 @@ impl<P: Provider> XrcTarget<P> {
     /// handle, and ignores errors.
     ///
     /// # Errors
-    /// [`Error::Kernel`]: the kernel rejects the command.
+    /// The target and [`Error::Kernel`]: the kernel rejects the command.
     #[doc(alias = "ibv_destroy_qp")]
-    pub fn destroy(mut self) -> Result<u32> {
-        let number = self.qp_num;
-        // SAFETY: it was not destroyed before, and is dropped next.
-        unsafe { self.destroy_inner() }
-            .map_err(|refused| Error::kernel("destroy_qp", format!("QP {number:#x}"), refused))
+    pub fn destroy(mut self) -> Result<u32, DestroyError<Self>> {
+        // SAFETY: it was not destroyed before. If this succeeds, it is dropped next.
+        match unsafe { self.destroy_inner() } {
+            Ok(events) => Ok(events),
+            Err(refused) => {
+                let asked = format!("QP {:#x}", self.qp_num);
+                Err(DestroyError::new(Error::kernel("destroy_qp", asked, refused), self))
+            }
+        }
     }
 
     /// # Safety
     ///
-    /// It must not have been destroyed before, and must not be used afterwards, except to drop it.
+    /// It must not have been destroyed before. If this succeeds, it must not be used afterwards,
+    /// except to drop it.
     unsafe fn destroy_inner(&mut self) -> Result<u32, IoctlError> {
+        // SAFETY: `self` owns the handle and does not use it after success; the QP has no rings.
+        let resp = unsafe { command::destroy_qp(self.xrcd.context().file(), self.handle) }?;
         self.destroyed = true;
-        // SAFETY: `self` owns the handle and does not use it any more; the QP has no rings.
-        unsafe { command::destroy_qp(self.xrcd.context().file(), self.handle) }
-            .map(|resp| resp.events_reported)
+        Ok(resp.events_reported)
     }
 
     fn check_state(&self, verb: &'static str, needed: QpState) -> Result<()> {

@@ -35,17 +35,27 @@ impl<P: Provider> SrqShared<P> {
     /// # Safety
     ///
     /// The SRQ must not be destroyed already. No code may use it afterwards.
-    pub(super) unsafe fn destroy(&mut self) -> Result<u32, IoctlError> {
+    unsafe fn destroy(&mut self) -> Result<u32, IoctlError> {
+        // SAFETY: the caller's contract is stronger.
+        unsafe { self.try_destroy() }.inspect_err(|_| {
+            // The device may still use the ring, so it is leaked.
+            let orphan = self.orphan.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(mut queue) = orphan.map(ManuallyDrop::new) {
+                queue.abandon();
+            }
+        })
+    }
+
+    /// As `destroy`, but the SRQ remains usable if the kernel refuses.
+    ///
+    /// # Safety
+    ///
+    /// The SRQ must not be destroyed already. If this succeeds, no code may use it afterwards.
+    pub(super) unsafe fn try_destroy(&mut self) -> Result<u32, IoctlError> {
+        // SAFETY: every user of the SRQ holds an `Arc<SrqShared>`, which is borrowed exclusively, so
+        // no other user is left.
+        let resp = unsafe { command::destroy_srq(self.pd.context().file(), self.handle) }?;
         self.destroyed = true;
-        // SAFETY: every user of the SRQ holds an `Arc<SrqShared>`, so no user is left.
-        let resp =
-            unsafe { command::destroy_srq(self.pd.context().file(), self.handle) }.inspect_err(|_| {
-                // The device may still use the ring, so it is leaked.
-                let orphan = self.orphan.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-                if let Some(mut queue) = orphan.map(ManuallyDrop::new) {
-                    queue.abandon();
-                }
-            })?;
         Ok(resp.events_reported)
     }
 }

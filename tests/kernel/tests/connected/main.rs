@@ -44,6 +44,7 @@ kernel_tests! {
     type_1_mw_is_rebound_and_unbound,
     mw_bind_without_mw_bind_access_fails if device::soft_roce_validates_binds,
     mr_with_bound_mw_is_not_deregistered if device::soft_roce_validates_binds,
+    mr_of_a_refused_deregistration_is_deregistered_after_its_mw if device::soft_roce_validates_binds,
     mr_is_addressed_by_its_iova,
     rereg_mr_changes_access,
     rereg_mr_changes_access_of_raw_memory,

@@ -150,11 +150,31 @@ pub(crate) fn mr_with_bound_mw_is_not_deregistered() {
     let refused = memory.into_inner().expect_err("a window is bound to it");
     assert!(refused.to_string().contains("an MW is still bound"), "{refused}");
 
-    // The memory is still valid, for the peer and for this process.
+    // The region is returned and works, and so does its window.
+    let memory = refused.object;
     assert_eq!(write_of(&mut a, window.remote(addr + 16), b"still here"), WcStatus::SUCCESS);
-    // SAFETY: a region that the kernel keeps is never freed.
-    let byte = |offset| unsafe { start.add(offset).read_volatile() };
-    assert_eq!([byte(15), byte(16), byte(17)], [7, b's', b't']);
+    assert_eq!(&contents(&memory)[15..18], b"\x07st");
+    let byte = |offset| {
+        // SAFETY: a region that the kernel keeps is never freed.
+        unsafe { start.add(offset).read_volatile() }
+    };
+    // Drop is refused too, and leaks the memory.
+    drop(memory);
+    assert_eq!(write_of(&mut a, window.remote(addr + 16), b"STILL"), WcStatus::SUCCESS);
+    assert_eq!([byte(15), byte(16), byte(17)], [7, b'S', b'T']);
+}
+
+pub(crate) fn mr_of_a_refused_deregistration_is_deregistered_after_its_mw() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let memory = region(&pd, &[7; 64], BINDABLE);
+        let (_a, mut b) = pair(&pd, Plan::default());
+        let mut window = pd.alloc_mw(MwType::TYPE_2).unwrap();
+        bind(&mut b, &mut window, &memory);
+        let refused = memory.into_inner().expect_err("a window is bound to it");
+        window.dealloc().unwrap();
+        refused.object.into_inner().expect("no window is bound to it any more");
+    });
 }
 
 pub(crate) fn mr_is_addressed_by_its_iova() {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bareverbs::{
     AsyncEvent, Completion as _, CqInit, Error, EventType, InitAttr, Operation, Payload, Pd, Qp, QpInit,
-    QpState, Rc, Remote, SrqInit, WcStatus,
+    QpState, Rc, RecvRequest, Remote, SrqInit, WcStatus,
 };
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, Side, domain, region, request, side, side_on};
@@ -151,12 +151,35 @@ pub(crate) fn destroy_returns_the_count_of_read_events() {
     });
 }
 
+pub(crate) fn queues_of_a_refused_destroy_are_used_and_destroyed_later() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let cq = pd.context().create_cq(&CqInit::new(4)).unwrap();
+        let srq = pd.create_srq(&SrqInit::new(4)).unwrap();
+        let qp = pd.create_qp::<Rc>(&QpInit { srq: Some(&srq), ..QpInit::new(&cq, &cq) }).unwrap();
+        let (cq, srq) = (cq.destroy().unwrap_err(), srq.destroy().unwrap_err());
+        assert!(matches!(cq.error, Error::Invalid { .. }), "{cq}");
+        assert!(matches!(srq.error, Error::Invalid { .. }), "{srq}");
+        let (mut cq, mut srq) = (cq.object, srq.object);
+        drop(qp);
+        assert!(cq.poll_one().is_none());
+        // SAFETY: the request names no memory.
+        unsafe { srq.post_recv(&[RecvRequest { wr_id: 1, sges: &[] }]) }.unwrap();
+        assert_eq!(srq.destroy().unwrap(), 0);
+        assert_eq!(cq.destroy().unwrap().completion, 0);
+    });
+}
+
 pub(crate) fn cq_in_use_outlives_its_qps() {
     nothing_leaks(|| {
         let pd = domain();
         let Side { qp, mut cq, .. } = side(&pd, Plan::long_timeouts());
         assert!(cq.poll().next().map(|completion| completion.wr_id()).is_none());
-        assert!(matches!(cq.destroy(), Err(Error::Invalid { .. })));
+        let refused = cq.destroy().unwrap_err();
+        assert!(matches!(refused.error, Error::Invalid { .. }), "{refused}");
+        let mut cq = refused.object;
+        assert!(cq.poll_one().is_none());
+        drop(cq);
         assert_eq!(qp.query().unwrap().0.qp_state, QpState::RESET, "the queue pair is as it was");
     });
 }

@@ -24,6 +24,7 @@ kernel_tests! {
     async_events_are_read_by_polling_the_descriptor if device::sqd,
     async_event_wakes_a_blocked_reader if device::sqd,
     destroy_returns_the_count_of_read_events if device::sqd,
+    queues_of_a_refused_destroy_are_used_and_destroyed_later,
     cq_in_use_outlives_its_qps,
 
     arm_then_poll_misses_no_completion,

@@ -118,6 +118,8 @@ pub(crate) fn device_memory_is_freed_after_its_last_mr() {
         let region = pd.register_dm(&dm, .., ALL_REMOTE).unwrap();
         let refused = dm.free().unwrap_err();
         assert!(refused.to_string().contains("drop them first"), "{refused}");
+        refused.object.read(0, &mut [0; 64]).unwrap();
+        drop(refused);
         let (mut a, b) = pair(&pd, Plan::default());
         let ours = region_of_zeros(&pd);
         let write = Operation::Write(region.remote(0).unwrap());

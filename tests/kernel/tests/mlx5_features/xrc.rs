@@ -327,7 +327,7 @@ pub(crate) fn xrc_domain_closes_after_its_objects() {
         let inbox = Inbox::new(&pd, &xrcd, 1);
         let refused = xrcd.close().unwrap_err();
         assert!(refused.to_string().contains("drop them first"), "{refused}");
-        drop((pd, cq));
+        drop((pd, cq, refused));
         let Inbox { srq, cq, memory } = inbox;
         drop(cq);
         drop((srq, memory));

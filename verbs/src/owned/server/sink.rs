@@ -194,7 +194,7 @@ impl<P: Provider> Drop for Sink<P> {
         // Not dropped, even if destroying the SRQ panics.
         let slots = mem::ManuallyDrop::new(mem::take(&mut receives.slots));
         let destroyed = match receives.srq.take() {
-            Some(srq) => srq.destroy().map(drop),
+            Some(srq) => srq.destroy().map(drop).map_err(Error::from),
             None => Err(Error::invalid("Server", "the SRQ is taken in `Drop` only")),
         };
         if destroyed.is_ok() {
