@@ -16,6 +16,7 @@ use super::queues::{Queues, Route, ah_attr};
 use super::record::Record;
 use super::run_error::{Failure, Progress, RunError};
 use super::state::{Actions, RECV_ID, RunState, SEND_ID, Side};
+use super::status;
 use super::wait::{CompletionWaiter, TimedCompletion, WaitMode};
 use crate::cli::pingpong::{Config, Kind};
 use crate::output;
@@ -268,7 +269,7 @@ impl<'a, Q: Queues> Endpoint<'a, Q> {
         if status != WcStatus::SUCCESS {
             let (cause, progress) = self.fail_and_drain(state, Some((status, wr_id)));
             let (status, wr_id) = cause.unwrap_or((status, wr_id));
-            return Err(RunError::Status { status, wr_id: wr_id as u32, progress }.into());
+            return Err(self.status_error(status, wr_id, progress).into());
         }
         let place = self.local.iter().position(|local| local.qpn == qp_num);
         let place = place.with_context(|| format!("a completion for unknown QP {qp_num:#x}"))?;
@@ -345,8 +346,13 @@ impl<'a, Q: Queues> Endpoint<'a, Q> {
                 None | Some((WcStatus::SUCCESS | WcStatus::REM_INV_REQ_ERR | WcStatus::REM_ACCESS_ERR, _)),
                 progress,
             ) => RunError::PeerStalled { waited, progress },
-            (Some((status, wr_id)), progress) => RunError::Status { status, wr_id: wr_id as u32, progress },
+            (Some((status, wr_id)), progress) => self.status_error(status, wr_id, progress),
         })
+    }
+
+    fn status_error(&self, status: WcStatus, wr_id: u64, progress: Progress) -> RunError {
+        let cause = status::cause(self.waiter.context(), status);
+        RunError::Status { status, wr_id: wr_id as u32, cause, progress }
     }
 
     /// Brings the queue pairs to ERR and polls the flushed requests. Returns the first failure that

@@ -15,8 +15,8 @@ pub(crate) type Failure = (WcStatus, u64);
 /// Why a run ended early.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RunError {
-    #[error("Failed status {} ({}) for wr_id {wr_id}{}{}", status::words(*.status), .status.0, reason(*.status), progress)]
-    Status { status: WcStatus, wr_id: u32, progress: Progress },
+    #[error("Failed status {} ({}) for wr_id {wr_id}: {cause}{progress}", status::words(*.status), .status.0)]
+    Status { status: WcStatus, wr_id: u32, cause: String, progress: Progress },
     #[error("no completion for {} s; the QP of the peer still exists{progress}", waited.as_secs())]
     PeerStalled { waited: Duration, progress: Progress },
     #[error(
@@ -25,10 +25,6 @@ pub(crate) enum RunError {
         waited.as_secs()
     )]
     PeerLost { waited: Duration, progress: Progress },
-}
-
-fn reason(status: WcStatus) -> String {
-    status::likely_reason(status).map_or_else(String::new, |reason| format!(": {reason}"))
 }
 
 /// The progress of a run.
@@ -63,8 +59,8 @@ mod tests {
 
     #[test]
     fn peer_loss_error_names_status_and_progress() {
-        let error =
-            RunError::Status { status: WcStatus::RETRY_EXC_ERR, wr_id: SEND_ID as u32, progress: PROGRESS };
+        let (status, cause) = (WcStatus::RETRY_EXC_ERR, "the peer has exited or is unreachable".into());
+        let error = RunError::Status { status, wr_id: SEND_ID as u32, cause, progress: PROGRESS };
         assert_eq!(
             error.to_string(),
             "Failed status transport retry counter exceeded (12) for wr_id 2: the peer has exited \

@@ -1,6 +1,6 @@
-//! Completion statuses: the texts of libibverbs, and the likely reason in a ping-pong.
+//! Completion statuses: the texts of libibverbs, and the likely cause.
 
-use bareverbs::WcStatus;
+use bareverbs::{Context, WcStatus};
 
 /// The text of the status (`ibv_wc_status_str`).
 pub(crate) fn words(status: WcStatus) -> &'static str {
@@ -33,8 +33,13 @@ pub(crate) fn words(status: WcStatus) -> &'static str {
     }
 }
 
+/// The likely cause of the status: in a ping-pong if it has one there, otherwise on the device.
+pub(crate) fn cause(context: &Context, status: WcStatus) -> String {
+    likely_reason(status).map_or_else(|| context.explain(status), str::to_owned)
+}
+
 /// The most likely cause of the status in a ping-pong, if it has one.
-pub(crate) fn likely_reason(status: WcStatus) -> Option<&'static str> {
+fn likely_reason(status: WcStatus) -> Option<&'static str> {
     match status {
         WcStatus::RETRY_EXC_ERR => Some("the peer has exited or is unreachable"),
         WcStatus::LOC_LEN_ERR => {

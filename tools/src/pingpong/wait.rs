@@ -32,6 +32,7 @@ pub(crate) type TimedCompletion = (WorkCompletion, Option<u64>);
 /// A CQ and how to wait on it.
 pub(crate) struct CompletionWaiter<'a> {
     pub(crate) cq: Cq,
+    context: Context,
     channel: Option<CompChannel>,
     stop: &'a Stop,
     /// Timeout of the next completion.
@@ -55,7 +56,13 @@ impl<'a> CompletionWaiter<'a> {
             CqInit { channel: channel.as_ref(), timestamps, user_data: CQ_DATA, ..CqInit::new(entries) };
         // The peer may connect all queue pairs before it sends.
         let timeout = COMPLETION_TIMEOUT + TIMEOUT_PER_QP * queue_pairs.saturating_sub(1);
-        Ok(Self { cq: context.create_cq(&init)?, channel, stop, timeout, events: 0 })
+        let (cq, context) = (context.create_cq(&init)?, context.clone());
+        Ok(Self { cq, context, channel, stop, timeout, events: 0 })
+    }
+
+    /// The context of the CQ.
+    pub(crate) fn context(&self) -> &Context {
+        &self.context
     }
 
     /// Arms the CQ for the first event, if events are used.

@@ -197,9 +197,8 @@ impl<'a> Endpoint<'a> {
     fn on_completion(&mut self, completion: WorkCompletion) -> Result<()> {
         let WorkCompletion { wr_id, status, qp_num, byte_len, .. } = completion;
         if status != WcStatus::SUCCESS {
-            let reason =
-                status::likely_reason(status).map_or_else(String::new, |reason| format!(": {reason}"));
-            anyhow::bail!("Failed status {} ({}) for wr_id {wr_id}{reason}", status::words(status), status.0);
+            let (text, cause) = (status::words(status), status::cause(self.waiter.context(), status));
+            anyhow::bail!("Failed status {text} ({}) for wr_id {wr_id}: {cause}", status.0);
         }
         if wr_id == SEND_ID {
             let link = self.links.iter_mut().find(|link| link.sender.qp_num() == qp_num);
