@@ -572,3 +572,71 @@ abi_flags! {
         RNDV_RC = 1 << 0, "IB_TM_CAP_RNDV_RC";
     }
 }
+
+impl Rate {
+    /// The rates in megabit per second, as in `ib_rate_to_mbps` of the kernel, and as multiples of
+    /// 2.5 Gbit/s, as in `ib_rate_to_mult`.
+    const TABLE: [(Self, u32, u32); 22] = [
+        (Self::GBPS_2_5, 2_500, 1),
+        (Self::GBPS_5, 5_000, 2),
+        (Self::GBPS_10, 10_000, 4),
+        (Self::GBPS_20, 20_000, 8),
+        (Self::GBPS_30, 30_000, 12),
+        (Self::GBPS_40, 40_000, 16),
+        (Self::GBPS_60, 60_000, 24),
+        (Self::GBPS_80, 80_000, 32),
+        (Self::GBPS_120, 120_000, 48),
+        (Self::GBPS_14, 14_062, 6),
+        (Self::GBPS_56, 56_250, 22),
+        (Self::GBPS_112, 112_500, 45),
+        (Self::GBPS_168, 168_750, 67),
+        (Self::GBPS_25, 25_781, 10),
+        (Self::GBPS_100, 103_125, 40),
+        (Self::GBPS_200, 206_250, 80),
+        (Self::GBPS_300, 309_375, 120),
+        (Self::GBPS_28, 28_125, 11),
+        (Self::GBPS_50, 53_125, 20),
+        (Self::GBPS_400, 425_000, 160),
+        (Self::GBPS_600, 637_500, 240),
+        (Self::GBPS_800, 850_000, 320),
+    ];
+
+    /// The rate in Mbit/s. `None` for [`Rate::PORT_CURRENT`], for 1600 Gbit/s and for unknown values.
+    #[must_use]
+    #[doc(alias = "ibv_rate_to_mbps")]
+    pub fn mbps(self) -> Option<u32> {
+        Self::TABLE.iter().find(|(rate, ..)| *rate == self).map(|(_, mbps, _)| *mbps)
+    }
+
+    /// The rate as a multiple of 2.5 Gbit/s, within 10 %. `None` where [`Rate::mbps`] is.
+    #[must_use]
+    #[doc(alias = "ibv_rate_to_mult")]
+    pub fn multiple(self) -> Option<u32> {
+        Self::TABLE.iter().find(|(rate, ..)| *rate == self).map(|(.., multiple)| *multiple)
+    }
+
+    /// The rate that is this multiple of 2.5 Gbit/s.
+    #[must_use]
+    #[doc(alias = "mult_to_ibv_rate")]
+    pub fn from_multiple(multiple: u32) -> Option<Self> {
+        Self::TABLE.iter().find(|(.., of_rate)| *of_rate == multiple).map(|(rate, ..)| *rate)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_convert_to_mbps_and_multiples_and_back() {
+        for (rate, mbps, multiple) in Rate::TABLE {
+            assert_eq!((rate.mbps(), rate.multiple()), (Some(mbps), Some(multiple)), "{rate:?}");
+            assert_eq!(Rate::from_multiple(multiple), Some(rate));
+            assert!(mbps.abs_diff(2500 * multiple) * 10 < mbps, "{rate:?}");
+        }
+        for rate in [Rate::PORT_CURRENT, Rate::GBPS_1600, Rate(1), Rate(255)] {
+            assert_eq!((rate.mbps(), rate.multiple()), (None, None), "{rate:?}");
+        }
+        assert_eq!((Rate::from_multiple(0), Rate::from_multiple(3)), (None, None));
+    }
+}

@@ -269,11 +269,34 @@ fn checksum(header: &[u8]) -> u16 {
     ((folded & 0xffff) + (folded >> 16)) as u16
 }
 
+/// The UDP source port of the RoCE v2 packets of a flow label of 20 bits: 49152 to 65535. Switches
+/// choose among paths of equal cost by it.
+///
+/// ```
+/// assert_eq!(bareverbs::flow_label_to_udp_sport(0x0_0001), 0xc001);
+/// ```
+#[doc(alias = "ibv_flow_label_to_udp_sport")]
+#[doc(alias = "rdma_flow_label_to_udp_sport")]
+#[must_use]
+pub const fn flow_label_to_udp_sport(flow_label: u32) -> u16 {
+    let (low, high) = (flow_label & 0x3fff, flow_label >> 14 & 0x3f);
+    (low ^ high) as u16 | 0xc000
+}
+
 #[cfg(test)]
 mod tests {
     use std::net::Ipv6Addr;
 
     use super::*;
+
+    #[test]
+    fn udp_source_port_folds_the_flow_label() {
+        assert_eq!(flow_label_to_udp_sport(0), 0xc000);
+        assert_eq!(flow_label_to_udp_sport(0x03fff), 0xffff);
+        assert_eq!(flow_label_to_udp_sport(0xfc000), 0xc03f);
+        assert_eq!(flow_label_to_udp_sport(0xfffff), 0xffc0);
+        assert_eq!(flow_label_to_udp_sport(0xfff0_0001), 0xc001, "bits above 20 are ignored");
+    }
 
     /// An IPv4 header of a packet from 10.1.0.2 to 10.1.0.1.
     fn ipv4() -> [u8; 20] {

@@ -127,7 +127,7 @@ mod wq;
 mod wr_id;
 mod xrc;
 
-pub use ah::{Ah, Grh};
+pub use ah::{Ah, Grh, flow_label_to_udp_sport};
 pub use attributes::{DeviceAttr, PortAttr};
 pub use bareverbs_provider::Errno;
 pub use bareverbs_provider::device::IoctlError;
@@ -148,7 +148,7 @@ pub use bareverbs_uapi::uverbs::types::{
 };
 pub use bareverbs_uapi::verbs_values::{
     AtomicCap, EventType, LinkLayer, MwType, PortPhysState, PortSpeed, PortState, PortWidth, QpAttrMask,
-    QpState, TmCapFlags, WcStatus, WqState,
+    QpState, Rate, TmCapFlags, WcStatus, WqState,
 };
 pub use bareverbs_uapi::write::types::{
     DeviceCapFlags, OdpGeneralCaps, OdpTransportCaps, PlacementType, RawPacketCaps, SelectivityLevel,
