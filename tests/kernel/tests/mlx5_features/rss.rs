@@ -388,6 +388,8 @@ pub(crate) fn rss_objects_drop_in_any_order() {
         let qp = spread(queues.wqs[0].pd(), &table, OF_IPV4).unwrap();
         let refused = table.destroy().unwrap_err();
         assert!(refused.to_string().contains("QPs still use it"), "{refused}");
+        assert_eq!(refused.object.entries(), 2, "the table is returned");
+        drop(refused);
         assert_eq!(held(), (2, 1));
         drop(qp);
         assert_eq!(held(), (2, 0));
