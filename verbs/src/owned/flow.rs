@@ -59,9 +59,13 @@ impl<B> SendEntry<B> {
     fn done(self) -> Done<B> {
         Done { tag: self.tag, buffer: self.buffer, len: self.len, imm: None, opcode: self.opcode }
     }
+
+    fn failed(self, domain: &PdShared, failure: Failure) -> Failed<B> {
+        failed(domain, self.opcode, (self.buffer, self.tag), failure)
+    }
 }
 
-/// An error completion of the oldest request in flight.
+/// What an error completion says.
 #[derive(Clone, Copy)]
 pub(super) struct Failure {
     pub(super) status: WcStatus,
@@ -84,9 +88,10 @@ pub(super) struct SendFlow<B> {
     run: u32,
     /// Longest run of unsignalled operations, plus 1.
     signal_every: u32,
-    /// Of the oldest request in flight. It was polled and not returned.
-    failure: Option<Failure>,
-    /// Whether `failure`, `refused` or `destroyed` is set.
+    /// Failed requests that were polled and not returned, by their number in the queue. It never has
+    /// more elements than the queue.
+    failures: VecDeque<(u64, Failure)>,
+    /// Whether a request failed, or `refused` or `destroyed` is set.
     failed: bool,
     /// The newest requests in flight, whose doorbell the kernel refused. They never complete.
     refused: usize,
@@ -103,7 +108,7 @@ impl<B> SendFlow<B> {
             domain,
             run: 0,
             signal_every,
-            failure: None,
+            failures: VecDeque::with_capacity(depth as usize),
             failed: false,
             refused: 0,
             destroyed: false,
@@ -200,22 +205,37 @@ impl<B> SendFlow<B> {
     #[inline(always)]
     pub(super) fn reap(&mut self, wr_id: u64, failure: Option<Failure>) -> bool {
         let Some(older) = self.queue.position(wr_id) else { return false };
-        match failure {
-            None => self.queue.complete(older + 1),
-            Some(failure) => {
-                // An earlier request that failed would have completed before.
-                self.queue.complete(older);
-                (self.failure, self.failed) = (Some(failure), true);
-            }
+        if let Some(failure) = failure {
+            self.note_failure(older, failure);
         }
+        self.queue.complete(older + 1);
         true
     }
 
-    /// The marker was polled. The device has finished with all requests that it saw, and those that
-    /// generated no completion were successful.
+    /// The request behind the `older` ones in flight failed. The older ones were unsignalled. They
+    /// were successful if no earlier request had failed, else it is unknown.
+    #[cold]
+    #[inline(never)]
+    fn note_failure(&mut self, older: usize, failure: Failure) {
+        let oldest = self.queue.completed();
+        let number = oldest + older as u64;
+        if self.failed {
+            self.failures.extend((oldest..number).map(|number| (number, FLUSHED)));
+        }
+        self.failures.push_back((number, failure));
+        self.failed = true;
+    }
+
+    /// The marker was polled. The device has finished with all requests that it saw. Those that
+    /// generated no completion were successful, unless an earlier request failed: then it is unknown.
     pub(super) fn reap_marker(&mut self) {
         self.run = 0;
-        self.queue.complete(self.queue.in_flight() - self.refused.min(self.queue.in_flight()));
+        let seen = self.queue.in_flight() - self.refused.min(self.queue.in_flight());
+        if self.failed {
+            let oldest = self.queue.completed();
+            self.failures.extend((oldest..oldest + seen as u64).map(|number| (number, FLUSHED)));
+        }
+        self.queue.complete(seen);
     }
 
     /// The QP is destroyed: the device has finished with all requests.
@@ -238,28 +258,38 @@ impl<B> SendFlow<B> {
     /// The oldest operation that completed.
     #[inline(always)]
     pub(super) fn take(&mut self) -> Option<Result<Done<B>, Failed<B>>> {
-        if let Some(entry) = self.queue.take() {
-            return Some(Ok(entry.done()));
+        if self.failed {
+            return self.take_failed();
         }
-        self.take_failed().map(Err)
+        self.queue.take().map(|entry| Ok(entry.done()))
     }
 
     #[cold]
     #[inline(never)]
-    fn take_failed(&mut self) -> Option<Failed<B>> {
-        let failure = self.failure.take().or(self.destroyed.then_some(FLUSHED));
+    fn take_failed(&mut self) -> Option<Result<Done<B>, Failed<B>>> {
+        let number = self.queue.taken();
+        if let Some(entry) = self.queue.take() {
+            return match self.failures.front() {
+                Some(&(failed, failure)) if failed == number => {
+                    self.failures.pop_front();
+                    Some(Err(entry.failed(&self.domain, failure)))
+                }
+                _ => Some(Ok(entry.done())),
+            };
+        }
         let refused = self.refused > 0 && self.queue.in_flight() <= self.refused;
-        if failure.is_none() && !refused {
+        if !refused && !self.destroyed {
             return None;
         }
         self.queue.complete(1);
-        let SendEntry { buffer, tag, opcode, .. } = self.queue.take()?;
-        let Some(failure) = failure.filter(|_| !refused) else {
-            self.refused -= 1;
-            let error = Error::invalid(verb(opcode), "the kernel refused the doorbell of the batch");
-            return Some(Failed { error, tag, buffer, outcome: Outcome::NotDone, cause: None });
-        };
-        Some(failed(&self.domain, opcode, (buffer, tag), failure))
+        let entry = self.queue.take()?;
+        if !refused {
+            return Some(Err(entry.failed(&self.domain, FLUSHED)));
+        }
+        self.refused -= 1;
+        let SendEntry { buffer, tag, opcode, .. } = entry;
+        let error = Error::invalid(verb(opcode), "the kernel refused the doorbell of the batch");
+        Some(Err(Failed { error, tag, buffer, outcome: Outcome::NotDone, cause: None }))
     }
 }
 

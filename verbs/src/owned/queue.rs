@@ -83,6 +83,12 @@ impl<T> Queue<T> {
         self.done
     }
 
+    /// The number of requests that were taken so far: the number of the request that
+    /// [`Queue::take`] takes next.
+    pub(crate) fn taken(&self) -> u64 {
+        self.tail
+    }
+
     /// Whether a complete request was not taken.
     #[inline(always)]
     pub(crate) fn has_complete(&self) -> bool {

@@ -125,7 +125,7 @@ pub(crate) fn mr_of_another_pd_is_rejected_and_returned() {
                 ("Endpoint::post_read", alice.post_read(buffer(other), .., remote)),
             ] {
                 let refused = posted.unwrap_err();
-                let start = format!("{verb}: the MR and the QP belong to different PDs");
+                let start = format!("{verb}: the buffer and the QP belong to different PDs");
                 assert!(refused.to_string().starts_with(&start), "{refused}");
                 assert!(matches!(refused.error, Error::Invalid { .. }), "{refused:?}");
                 assert_eq!(refused.into_buffer().len(), 64);

@@ -29,17 +29,14 @@ pub(crate) fn tool_rejects_unsupported_options() {
     let port = device::open().query_port(1).unwrap();
     let unknown = format!("no RDMA device is named \"mlx9_9\"; the only device is {name}");
     let no_port = format!("device {name} has no port 3: its ports are 1 only");
-    let last = (port.gid_tbl_len - 1).to_string();
+    let last = (port.gid_tbl_len - 1).min(255).to_string();
     let too_many = (attr.max_qp_wr + 1).to_string();
     let mut cases: Vec<(&[&str], String)> = vec![
         (&["pingpong", "rc", "-d", "mlx9_9"], unknown.clone()),
         (&["devinfo", "-d", "mlx9_9"], unknown),
         (&["pingpong", "rc", "-i", "3"], no_port.clone()),
         (&["devinfo", "-i", "3"], no_port),
-        (
-            &["pingpong", "rc", "-g", "100000"],
-            format!("GID index 100000 of port 1 of device {name} exceeds the table of"),
-        ),
+        (&["pingpong", "rc", "-g", "100000"], "GID index 100000 is above the maximum of 255".to_owned()),
         (
             &["pingpong", "rc", "-s", "0xffffffff"],
             format!("{name}: a message of 4294967295 bytes (-s) exceeds the"),

@@ -303,6 +303,33 @@ fn failed_operation_returns_older_unsignaled_operations_as_done() {
 }
 
 #[test]
+fn failures_that_are_reaped_together_are_all_returned() {
+    let mut setup = Setup::new();
+    setup.send(1, false);
+    let second = setup.send(2, true);
+    let third = setup.send(3, true);
+    let fourth = setup.send(4, true);
+    setup.complete(second, WcStatus::RETRY_EXC_ERR);
+    setup.complete(third, WcStatus::WR_FLUSH_ERR);
+    setup.complete(fourth, WcStatus::WR_FLUSH_ERR);
+    setup.endpoint.reap().unwrap();
+    assert_eq!(setup.endpoint.flows.sends.queue().in_flight(), 0);
+    assert_eq!((setup.ended(), setup.freed()), (vec![1, -2, -3, -4], 4));
+}
+
+#[test]
+fn unsignaled_operation_between_failures_has_failed() {
+    let mut setup = Setup::new();
+    let first = setup.send(1, true);
+    setup.send(2, false);
+    let third = setup.send(3, true);
+    setup.complete(first, WcStatus::RETRY_EXC_ERR);
+    setup.complete(third, WcStatus::WR_FLUSH_ERR);
+    setup.endpoint.reap().unwrap();
+    assert_eq!(setup.ended(), [-1, -2, -3]);
+}
+
+#[test]
 fn long_runs_and_the_last_slot_are_signaled() {
     let mut setup = Setup::new();
     let signaled: Vec<_> = (1..=4)
@@ -324,7 +351,7 @@ fn unsignaled_tail_of_a_failed_connection_ends_by_the_marker() {
     let (_, marker) = *setup.plain.log().sent.last().unwrap();
     assert_eq!(marker, MARKER);
     setup.complete(marker, WcStatus::WR_FLUSH_ERR);
-    assert_eq!((setup.ended(), setup.endpoint.pending()), (vec![2], 0));
+    assert_eq!((setup.ended(), setup.endpoint.pending()), (vec![-2], 0));
     // The marker is in flight once.
     setup.endpoint.abort();
     assert_eq!(setup.plain.log().sent.len(), 3);
