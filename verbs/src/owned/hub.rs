@@ -1,8 +1,8 @@
 //! One CQ for many connections of many threads and tasks.
 //!
 //! A [`Hub`] owns a CQ. Each of its connections, a [`Peer`], posts on its own QP and reports to that
-//! CQ. A post returns a [`Pending`]: a future that returns the result and the buffer, and that a
-//! thread can wait for as well.
+//! CQ. A post returns a [`Pending`](super::Pending): a future that returns the result and the buffer,
+//! and that a thread can wait for as well.
 //!
 //! ```no_run
 //! use bareverbs::Device;

@@ -211,7 +211,7 @@ pub(crate) fn cq_of_the_granted_depths_holds_all_completions() {
     let address = AhAttr { dlid, ..AhAttr::global(1, gid.gid, gid.index) };
     let numbers: Vec<_> = qps.iter().map(Qp::qp_num).collect();
     for (place, qp) in qps.iter_mut().enumerate() {
-        qp.init(&InitAttr::new(1)).unwrap();
+        qp.init(&InitAttr { access: Access::REMOTE_WRITE, ..InitAttr::new(1) }).unwrap();
         qp.ready_to_receive(&RtrAttr::new(address, numbers[place ^ 1])).unwrap();
         qp.ready_to_send(&RtsAttr::default()).unwrap();
     }
