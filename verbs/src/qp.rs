@@ -288,6 +288,10 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(mut self) -> u32 {
         self.destroyed = true;
+        // The caller may free the memory of its receives after it has destroyed the object.
+        if let Some(rq) = &mut self.rq {
+            rq.abandon();
+        }
         // The memberships of its IP groups stay.
         mem::forget(mem::take(&mut self.groups));
         self.handle

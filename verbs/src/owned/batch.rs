@@ -61,16 +61,21 @@ impl<'e, B, P: Provider> Batch<'e, B, P> {
     }
 
     fn ring_once(&mut self) -> Result<()> {
+        self.endpoint.check_open("Batch::ring")?;
         // The requests that `post` left in the queue are posted, too.
         let rung = self.endpoint.qp.start_send().ring();
-        rung.map_err(|error| {
-            let PostError { reason, .. } = error;
-            if matches!(reason, PostReason::Doorbell(DoorbellError::TakenBack(_))) {
-                self.endpoint.flows.sends.refuse(self.pushed);
-            }
-            self.endpoint.fail();
-            error.into()
-        })
+        let sends = &mut self.endpoint.flows.sends;
+        let Err(error) = rung else {
+            sends.published();
+            return Ok(());
+        };
+        if matches!(error.reason, PostReason::Doorbell(DoorbellError::TakenBack(_))) {
+            sends.refuse();
+        } else {
+            sends.published();
+        }
+        self.endpoint.fail();
+        Err(error.into())
     }
 }
 
@@ -83,10 +88,10 @@ impl<B: Source, P: Provider> Batch<'_, B, P> {
     #[inline]
     pub fn post(&mut self, op: Op<'_, B>) -> Result<(), NotPosted<B>> {
         let Endpoint { qp, flows, .. } = &mut *self.endpoint;
-        flows.sends.post(op, |request| {
+        flows.sends.push(op, |request| {
             // Not dropped: that would take the requests back.
             let mut batch = ManuallyDrop::new(qp.start_send());
-            // SAFETY: `SendFlow::post` has moved the buffer into the flow; see `Endpoint::post`.
+            // SAFETY: `SendFlow::push` has moved the buffer into the flow; see `Endpoint::post`.
             unsafe { batch.push(request) }.map_err(|reason| PostError { accepted: 0, reason })
         })?;
         self.pushed += 1;

@@ -9,14 +9,15 @@ use std::time::{Duration, Instant};
 
 use bareverbs_provider::traits::{Completion, Provider};
 
-use super::flow::{Failure, MARKER, RECVS, Received, RecvFlow, SENDS, SendFlow};
+use super::flow::{CLOSED, Failure, MARKER, RECVS, Received, RecvFlow, SENDS, SendFlow};
 use super::options::Parts;
 use super::queue::owner;
 use super::spin::SpinState;
 use super::{Batch, Done, EndpointOptions, Failed, NotPosted, Op, Source, Spinning, Target};
 use crate::{
     Address, AnyProvider, Arm, Buffer, CompChannel, Completions, ConnectAttr, Cq, Error, Imm, Mr, Operation,
-    Payload, Pd, PortNum, Qp, QpState, Rc, Remote, Result, SendFlags, SendRequest, WcStatus, WorkCompletion,
+    Payload, Pd, PortNum, PostError, PostReason, Qp, QpState, Rc, Remote, Result, SendFlags, SendRequest,
+    WcStatus, WorkCompletion,
 };
 
 /// A reliable connection whose operations own their buffers of type `B`: an [`Mr`], a
@@ -74,7 +75,7 @@ use crate::{
 /// | [`Error::Invalid`] | The connection has failed. |
 /// | [`Error::Post`], [`PostReason::State`] | A send, write or read before [`Endpoint::connect`]. |
 /// | [`Error::Post`], [`PostReason::Queue`] | The queue is full ([`NotPosted::is_full`]), or the operation is unsupported. |
-/// | [`Error::Post`], [`PostReason::Doorbell`] | The kernel refused the doorbell, and the request was taken back. |
+/// | [`Error::Post`], [`PostReason::Doorbell`] | The kernel refused the doorbell, and the request was taken back. The connection has failed. |
 ///
 /// If the kernel refused the doorbell but may still execute the request, posting returns `Ok`: the
 /// operation is in flight.
@@ -204,9 +205,11 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// atomics at a time.
     ///
     /// # Errors
-    /// - [`Error::Invalid`]: the endpoint is already connected, or `peer` is not a valid address.
+    /// - [`Error::Invalid`]: the endpoint is already connected, its connection has failed, or `peer` is
+    ///   not a valid address.
     /// - [`Error::Kernel`]: the peer is unreachable, or the kernel rejects a transition.
     pub fn connect(&mut self, peer: &Address) -> Result<()> {
+        self.check_open("Endpoint::connect")?;
         self.qp.connect(&self.address, peer, &self.attr)
     }
 
@@ -336,6 +339,9 @@ impl<B, P: Provider> Endpoint<B, P> {
             let posted =
                 unsafe { self.qp.post_send(&[SendRequest { wr_id: MARKER, operation, flags, payload }]) };
             self.marked = posted.is_ok();
+            if self.marked {
+                self.flows.sends.published();
+            }
         }
     }
 
@@ -392,6 +398,21 @@ impl<B, P: Provider> Endpoint<B, P> {
         let mut results = Vec::with_capacity(self.pending());
         results.extend(std::iter::from_fn(|| self.take()));
         Ok(results)
+    }
+
+    /// Rejects the use of a QP that was destroyed.
+    pub(super) fn check_open(&self, verb: &'static str) -> Result<()> {
+        if self.qp.is_destroyed() { Err(Error::invalid(verb, CLOSED)) } else { Ok(()) }
+    }
+
+    /// A doorbell that the kernel refused ends the connection.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn refused(&mut self, refused: NotPosted<B>) -> NotPosted<B> {
+        if let Error::Post(PostError { reason: PostReason::Doorbell(_), .. }) = refused.error {
+            self.fail();
+        }
+        refused
     }
 
     /// Destroys the QP. Its rings stay until the endpoint is dropped.
@@ -585,7 +606,8 @@ impl<B: Source, P: Provider> Endpoint<B, P> {
         // `Target` for operations that write it), until the provider reports the completion of the
         // request or of a later one, or `Drop` has destroyed the QP. If the endpoint is forgotten or
         // the kernel refuses to destroy the QP, the buffer is leaked, and its bytes stay valid.
-        flows.sends.post(op, |request| unsafe { qp.post_send(&[*request]) })
+        let posted = flows.sends.post(op, |request| unsafe { qp.post_send(&[*request]) });
+        posted.map_err(|refused| self.refused(refused))
     }
 
     /// Posts the bytes of `buffer` in `range` as one message.
@@ -720,6 +742,10 @@ impl<B, P: Provider> Drop for Endpoint<B, P> {
     fn drop(&mut self) {
         // The flows are not dropped, even if destroying the QP panics.
         let destroyed = self.qp.is_destroyed() || {
+            if self.flows.sends.in_use() > 0 {
+                // Before Linux 6.4, Soft-RoCE waits long for a QP in RTS whose send is retried.
+                let _ = self.qp.set_error();
+            }
             // SAFETY: `self` owns the QP, which was not destroyed, and does not use it afterwards.
             unsafe { self.qp.destroy_inner() }.is_ok()
         };

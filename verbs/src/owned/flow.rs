@@ -11,8 +11,8 @@ use super::queue::Queue;
 use super::{Done, Failed, NotPosted, Op, Outcome, Source, Target};
 use crate::pd::shared::PdShared;
 use crate::{
-    DriverId, Error, Imm, Operation, Payload, PostError, PushError, RecvRequest, Result, SendFlags,
-    SendRequest, Sge, WcOpcode, WcStatus,
+    DriverId, Error, Imm, Operation, Payload, PostError, PostReason, PushError, RecvRequest, Result,
+    SendFlags, SendRequest, Sge, WcOpcode, WcStatus,
 };
 
 /// Owners of the `wr_id`s of an endpoint.
@@ -23,7 +23,7 @@ pub(super) const RECVS: u32 = 2;
 /// that the device has finished with them.
 pub(super) const MARKER: u64 = 3 << 40;
 
-const CLOSED: &str = "the connection has failed: create a new endpoint";
+pub(super) const CLOSED: &str = "the connection has failed: create a new endpoint";
 
 #[cold]
 #[inline(never)]
@@ -148,12 +148,18 @@ impl<B> SendFlow<B> {
         flags
     }
 
+    /// Returns the operation that was pushed last. A doorbell that took it back, also took back all
+    /// that were not published. Their `wr_id`s must not be used again, so the flow is closed.
     #[cold]
     #[inline(never)]
-    fn take_back(&mut self, run: u32, error: Error) -> NotPosted<B> {
+    fn take_back(&mut self, run: u32, error: PostError) -> NotPosted<B> {
         self.run = run;
-        match self.queue.take_back() {
-            Some(SendEntry { buffer, tag, .. }) => NotPosted { error, buffer, tag },
+        let entry = self.queue.take_back();
+        if matches!(error.reason, PostReason::Doorbell(_)) {
+            self.refuse();
+        }
+        match entry {
+            Some(SendEntry { buffer, tag, .. }) => NotPosted { error: error.into(), buffer, tag },
             None => unreachable!("the operation was pushed by the caller"),
         }
     }
@@ -165,11 +171,27 @@ impl<B> SendFlow<B> {
         NotPosted { error, buffer: entry.buffer, tag: entry.tag }
     }
 
-    /// Posts the operation on `sge` by `post`. `buffer` is that of the SGE.
+    /// Posts the operation on `sge` by `post`, and publishes it with all earlier ones. `buffer` is that
+    /// of the SGE.
     ///
     /// `post` may publish the request only if it returns `Ok`, or an error that accepted it.
     #[inline(always)]
     pub(super) fn post_request(
+        &mut self,
+        entry: (Option<B>, u64),
+        operation: Operation,
+        flags: SendFlags,
+        payload: (Payload<'_>, u32),
+        post: impl FnOnce(&SendRequest<'_>) -> Result<(), PostError>,
+    ) -> Result<(), NotPosted<B>> {
+        self.push_request(entry, operation, flags, payload, post)?;
+        self.queue.publish();
+        Ok(())
+    }
+
+    /// Adds the operation by `push`, which does not publish it; see [`SendFlow::published`].
+    #[inline(always)]
+    fn push_request(
         &mut self,
         entry: (Option<B>, u64),
         operation: Operation,
@@ -190,14 +212,19 @@ impl<B> SendFlow<B> {
             Ok(()) => Ok(()),
             // A request that counts as posted will complete, even if its doorbell was refused.
             Err(error) if error.accepted > 0 => Ok(()),
-            Err(error) => Err(self.take_back(run, error.into())),
+            Err(error) => Err(self.take_back(run, error)),
         }
     }
 
-    /// The newest `count` requests were taken back by a refused doorbell.
-    pub(super) fn refuse(&mut self, count: usize) {
+    /// The doorbell was rung for all operations, or may have been.
+    pub(super) fn published(&mut self) {
+        self.queue.publish();
+    }
+
+    /// A refused doorbell took back all operations that were not published.
+    pub(super) fn refuse(&mut self) {
         self.close();
-        (self.refused, self.failed) = (count, true);
+        (self.refused, self.failed) = (self.queue.unpublished(), true);
     }
 
     /// The oldest requests were polled, up to the one with this `wr_id`. Returns `false` if no
@@ -306,7 +333,7 @@ fn failed<B>(
 }
 
 impl<B: Source> SendFlow<B> {
-    /// Posts an operation by `post`.
+    /// Posts an operation by `post`, and publishes it with all earlier ones.
     ///
     /// `post` may publish the request only if it returns `Ok`, or an error that accepted it.
     #[inline(always)]
@@ -314,6 +341,18 @@ impl<B: Source> SendFlow<B> {
         &mut self,
         op: Op<'_, B>,
         post: impl FnOnce(&SendRequest<'_>) -> Result<(), PostError>,
+    ) -> Result<(), NotPosted<B>> {
+        self.push(op, post)?;
+        self.queue.publish();
+        Ok(())
+    }
+
+    /// Adds an operation by `push`, which does not publish it; see [`SendFlow::published`].
+    #[inline(always)]
+    pub(super) fn push(
+        &mut self,
+        op: Op<'_, B>,
+        push: impl FnOnce(&SendRequest<'_>) -> Result<(), PostError>,
     ) -> Result<(), NotPosted<B>> {
         let Op { operation, payload, tag, flags } = op;
         match payload {
@@ -323,12 +362,12 @@ impl<B: Source> SendFlow<B> {
                     Err(error) => return Err(NotPosted { error, buffer: Some(buffer), tag }),
                 };
                 let payload = (Payload::Sges(&[sge]), sge.length);
-                self.post_request((Some(buffer), tag), operation, flags, payload, post)
+                self.push_request((Some(buffer), tag), operation, flags, payload, push)
             }
             OpPayload::Inline(bytes) => {
                 // The provider rejects bytes beyond its limit, which is far below 4 GiB.
                 let payload = (Payload::Inline(&[bytes]), bytes.len() as u32);
-                self.post_request((None, tag), operation, flags, payload, post)
+                self.push_request((None, tag), operation, flags, payload, push)
             }
         }
     }
@@ -397,7 +436,10 @@ impl<B> RecvFlow<B> {
             Err(entry) => return Err(self.full(entry)),
         };
         match post(&RecvRequest { wr_id, sges: &[sge] }) {
-            Ok(()) => Ok(()),
+            Ok(()) => {
+                self.queue.publish();
+                Ok(())
+            }
             Err(error) => Err(self.take_back(error.into())),
         }
     }

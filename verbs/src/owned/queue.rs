@@ -33,6 +33,8 @@ pub(crate) struct Queue<T> {
     limit: u64,
     /// Number of the next request.
     head: u64,
+    /// Requests below may be known to the device.
+    published: u64,
     /// Requests below are complete.
     done: u64,
     /// Requests below were taken.
@@ -49,6 +51,7 @@ impl<T> Queue<T> {
             owner: u64::from(owner) << COUNTER_BITS,
             limit: depth.into(),
             head: 0,
+            published: 0,
             done: 0,
             tail: 0,
         }
@@ -130,9 +133,20 @@ impl<T> Queue<T> {
         Ok(self.wr_id(number))
     }
 
-    /// Removes the request that was pushed last, if it is in flight.
+    /// The device may know all requests from now on.
+    #[inline(always)]
+    pub(crate) fn publish(&mut self) {
+        self.published = self.head;
+    }
+
+    /// The number of requests in flight that the device can't know.
+    pub(crate) fn unpublished(&self) -> usize {
+        (self.head - self.published.max(self.done)) as usize
+    }
+
+    /// Removes the request that was pushed last, if it was not published.
     pub(crate) fn take_back(&mut self) -> Option<T> {
-        if self.head == self.done {
+        if self.unpublished() == 0 {
             return None;
         }
         let number = self.head - 1;
@@ -143,12 +157,13 @@ impl<T> Queue<T> {
     }
 
     /// The number of requests in flight that are older than the one with this `wr_id`. `None` if no
-    /// request in flight has it.
+    /// published request in flight has it.
     #[inline(always)]
     pub(crate) fn position(&self, wr_id: u64) -> Option<usize> {
         let number = wr_id ^ self.owner;
         let ahead = number.wrapping_sub(self.done) & COUNTER;
-        (number <= COUNTER && ahead < self.head - self.done).then_some(ahead as usize)
+        let known = self.published.saturating_sub(self.done);
+        (number <= COUNTER && ahead < known).then_some(ahead as usize)
     }
 
     /// Marks the `count` oldest requests in flight as complete, or all if there are fewer.
@@ -201,6 +216,8 @@ mod tests {
     fn zero_foreign_stale_and_repeated_wr_ids_match_no_request() {
         let mut queue = Queue::new(1, 2);
         let first = queue.push("first").unwrap();
+        assert_eq!(queue.position(first), None, "an unpublished request");
+        queue.publish();
         for nonsense in [0, first + 1, first + (1 << COUNTER_BITS), u64::MAX] {
             assert_eq!(queue.position(nonsense), None, "{nonsense:#x}");
         }
@@ -209,6 +226,7 @@ mod tests {
         assert_eq!(queue.position(first), None, "a repeated wr_id");
         assert_eq!(queue.take(), Some("first"));
         let second = queue.push("second").unwrap();
+        queue.publish();
         assert_ne!(second, first);
         assert_eq!((queue.position(first), queue.position(second)), (None, Some(0)));
     }
@@ -218,6 +236,7 @@ mod tests {
         let mut queue = Queue::new(3, 4);
         (queue.head, queue.done, queue.tail) = (COUNTER, COUNTER, COUNTER);
         let ids: Vec<_> = (0..3).map(|entry| queue.push(entry).unwrap()).collect();
+        queue.publish();
         assert_eq!(ids, [3 << 40 | COUNTER, 3 << 40, 3 << 40 | 1]);
         assert_eq!(ids.iter().map(|id| queue.position(*id)).collect::<Vec<_>>(), [Some(0), Some(1), Some(2)]);
         assert!(ids.iter().all(|id| owner(*id) == 3));
@@ -251,6 +270,7 @@ mod tests {
     #[derive(Clone, Debug)]
     enum Step {
         Push,
+        Publish,
         TakeBack,
         /// A `wr_id` of the model, or an arbitrary one.
         Complete(prop::sample::Index, Option<u64>),
@@ -260,6 +280,7 @@ mod tests {
     fn step() -> impl Strategy<Value = Step> {
         prop_oneof![
             4 => Just(Step::Push),
+            2 => Just(Step::Publish),
             1 => Just(Step::TakeBack),
             3 => (any::<prop::sample::Index>(), prop::option::weighted(0.2, 0u64..1 << 42))
                 .prop_map(|(index, other)| Step::Complete(index, other)),
@@ -275,27 +296,32 @@ mod tests {
             steps in prop::collection::vec(step(), 1..120),
         ) {
             let mut queue = Queue::new(2, depth);
-            (queue.head, queue.done, queue.tail) = (start, start, start);
-            // `wr_id` and whether it is complete.
+            (queue.head, queue.published, queue.done, queue.tail) = (start, start, start, start);
+            // `wr_id` and whether it is complete. The newest `unpublished` ones are not published.
             let mut model: VecDeque<(u64, bool)> = VecDeque::new();
             let mut seen = 0u64;
+            let mut unpublished = 0;
             for step in steps {
                 match step {
                     Step::Push => match queue.push(seen) {
                         Ok(wr_id) => {
                             prop_assert!(wr_id != 0 && model.iter().all(|(id, _)| *id != wr_id));
                             model.push_back((wr_id, false));
-                            seen += 1;
+                            (seen, unpublished) = (seen + 1, unpublished + 1);
                         }
                         Err(_) => prop_assert_eq!(model.len(), depth as usize),
                     },
+                    Step::Publish => {
+                        queue.publish();
+                        unpublished = 0;
+                    }
                     Step::TakeBack => {
-                        let expected = model.back().is_some_and(|(_, complete)| !complete);
+                        let expected = unpublished > 0;
                         let taken = queue.take_back();
                         prop_assert_eq!(taken.is_some(), expected);
                         if expected {
                             model.pop_back();
-                            seen -= 1;
+                            (seen, unpublished) = (seen - 1, unpublished - 1);
                         }
                     }
                     Step::Complete(index, other) => {
@@ -306,7 +332,8 @@ mod tests {
                         };
                         let open: Vec<u64> =
                             model.iter().filter(|(_, complete)| !complete).map(|(id, _)| *id).collect();
-                        let expected = open.iter().position(|id| *id == wr_id);
+                        let known = &open[..open.len() - unpublished];
+                        let expected = known.iter().position(|id| *id == wr_id);
                         prop_assert_eq!(queue.position(wr_id), expected);
                         if let Some(position) = expected {
                             queue.complete(position + 1);
@@ -328,6 +355,7 @@ mod tests {
                 }
                 let in_flight = model.iter().filter(|(_, complete)| !complete).count();
                 prop_assert_eq!((queue.len(), queue.in_flight()), (model.len(), in_flight));
+                prop_assert_eq!(queue.unpublished(), unpublished);
                 prop_assert_eq!(queue.credits(), depth as usize - model.len());
                 prop_assert_eq!(queue.has_complete(), in_flight != model.len());
             }

@@ -148,10 +148,13 @@ impl<B, P: Provider> Endpoint<B, P> {
         };
         let result = catch_unwind(AssertUnwindSafe(|| work(&mut scope)));
         let Scope { end, posted, .. } = scope;
+        // The borrows end if this unwinds.
+        let abort = AbortOnDrop;
         if result.is_err() {
             self.fail();
         }
         let ended = self.end_scope(end, posted);
+        std::mem::forget(abort);
         match result {
             Ok(result) => ended.map(|()| result),
             Err(panic) => resume_unwind(panic),
@@ -160,27 +163,22 @@ impl<B, P: Provider> Endpoint<B, P> {
 
     /// Returns after the device has finished with the requests of a scope.
     fn end_scope(&mut self, end: Option<Instant>, posted: Posted) -> Result<()> {
-        // The borrows end if this unwinds.
-        let abort = AbortOnDrop;
         let until = move |flows: &super::endpoint::Flows<B>| {
             (flows.sends.queue().completed() >= posted.sends || flows.sends.in_use() == 0)
                 && flows.recvs.queue().completed() >= posted.recvs
         };
-        let result = match self.reap_until(end, until) {
+        match self.reap_until(end, until) {
             Ok(true) => Ok(()),
             waited => {
                 self.fail();
                 let flushed = Instant::now().checked_add(FLUSH_LIMIT);
                 if !matches!(self.reap_until(flushed, until), Ok(true)) && self.destroy_qp().is_err() {
-                    drop(abort);
-                    unreachable!("the process is aborted");
+                    std::process::abort();
                 }
                 let reason = "operations of the scope did not complete in time: the connection has failed";
                 waited.and_then(|_| Err(Error::invalid("Endpoint::scope", reason)))
             }
-        };
-        std::mem::forget(abort);
-        result
+        }
     }
 }
 
@@ -266,7 +264,10 @@ impl<'scope, B, P: Provider> Scope<'scope, '_, B, P> {
             payload,
             |request| unsafe { qp.post_send(&[*request]) },
         );
-        posted.inspect_err(|_| self.posted.sends = before)
+        posted.map_err(|refused| {
+            self.posted.sends = before;
+            self.endpoint.refused(refused)
+        })
     }
 
     /// Posts the bytes of `region` in `range` as one message.

@@ -1,3 +1,4 @@
+use std::mem;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -408,6 +409,67 @@ fn batch_with_a_refused_doorbell_is_returned_as_not_done() {
         assert_eq!((failed.tag, failed.outcome, failed.buffer.is_some()), (tag, Outcome::NotDone, true));
     }
     assert_eq!(setup.endpoint.pending(), 0);
+}
+
+#[test]
+fn completion_of_a_taken_back_request_ends_no_older_one() {
+    let mut setup = Setup::new();
+    let first = setup.send(1, true);
+    let refused = IoctlError { method: "PostSend", errno: Errno::NOMEM };
+    setup.plain.log().refusals.push_back(DoorbellError::TakenBack(refused));
+    let buffers = [setup.buffer(), setup.buffer()];
+    let mut batch = setup.endpoint.batch();
+    for (buffer, tag) in buffers.into_iter().zip(2..) {
+        batch.post(Op::send(buffer, ..).tag(tag)).unwrap();
+    }
+    batch.ring().unwrap_err();
+    let last = *setup.plain.log().signaled.last().unwrap();
+    // Obligation 4 of `CompletionQueue` allows it.
+    setup.complete(last, WcStatus::GENERAL_ERR);
+    setup.poll_unknown(last);
+    assert!(setup.endpoint.poll().is_none(), "the first operation is in flight");
+    setup.complete(first, WcStatus::WR_FLUSH_ERR);
+    assert_eq!((setup.ended(), setup.freed()), (vec![-1, -2, -3], 3));
+}
+
+#[test]
+fn refused_doorbell_of_a_post_ends_the_connection() {
+    let mut setup = Setup::new();
+    let refused = IoctlError { method: "PostSend", errno: Errno::NOMEM };
+    setup.plain.log().refusals.push_back(DoorbellError::TakenBack(refused));
+    let refused = setup.endpoint.post(Op::send(setup.buffer(), ..).tag(1)).unwrap_err();
+    assert!(matches!(refused.error, Error::Post(_)) && refused.buffer.is_some(), "{refused}");
+    // Its `wr_id` is not used again.
+    let closed = setup.endpoint.post(Op::send(setup.buffer(), ..).tag(2)).unwrap_err();
+    assert!(closed.to_string().contains("the connection has failed"), "{closed}");
+    assert_eq!(setup.endpoint.pending(), 0);
+}
+
+#[test]
+fn completion_of_an_unpublished_request_returns_no_buffer() {
+    let mut setup = Setup::new();
+    let buffer = setup.buffer();
+    let mut batch = setup.endpoint.batch();
+    batch.post(Op::send(buffer, ..).tag(1)).unwrap();
+    mem::forget(batch);
+    let pushed = *setup.plain.log().signaled.last().unwrap();
+    setup.complete(pushed, WcStatus::SUCCESS);
+    setup.poll_unknown(pushed);
+    assert_eq!((setup.endpoint.pending_sends(), setup.freed()), (1, 0));
+}
+
+#[test]
+fn scope_ends_after_a_failed_send() {
+    let mut setup = Setup::new();
+    let region = setup.buffer();
+    let plain = setup.plain.clone();
+    let result = setup.endpoint.scope(|scope| {
+        scope.post_send(&region, .., 1).unwrap();
+        let wr_id = plain.log().sent.last().unwrap().1;
+        plain.log().completions.push_back(completion(wr_id, WcStatus::RETRY_EXC_ERR));
+    });
+    result.unwrap();
+    assert_eq!(setup.ended(), [-1]);
 }
 
 #[test]

@@ -42,10 +42,12 @@ pub(crate) struct PeerInner<B, P: Provider> {
 impl<B, P: Provider> PeerInner<B, P> {
     fn retire(&mut self) {
         let qp = self.conn.lock().qp.take();
-        let Some(qp) = qp else { return };
+        let Some(mut qp) = qp else { return };
         let Self { hub, conn, .. } = self;
         // If destroying the QP fails or panics, the device may still use the memory.
         let leak = Leak { hub, slots: &conn.slots };
+        // Before Linux 6.4, Soft-RoCE waits long for a QP in RTS whose send is retried.
+        let _ = qp.set_error();
         if qp.destroy().is_err() {
             return;
         }
