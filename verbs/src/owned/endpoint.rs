@@ -129,16 +129,13 @@ pub(super) fn poll_flows<B, P: Provider>(
 ) -> Polled<B> {
     let Some(completion) = completions.next() else { return Polled::Empty };
     let (wr_id, status) = (completion.wr_id(), completion.status());
-    if status == WcStatus::SUCCESS && owner(wr_id) == RECVS {
+    if status == WcStatus::SUCCESS {
+        if let Some(done) = flows.sends.finish(wr_id) {
+            return Polled::Ended(Ok(done));
+        }
         if let Some(result) = flows.recvs.finish(wr_id, received(&completion)) {
             return Polled::Ended(result);
         }
-    } else if status == WcStatus::SUCCESS
-        && owner(wr_id) == SENDS
-        && flows.sends.reap(wr_id, None)
-        && let Some(result) = flows.sends.take()
-    {
-        return Polled::Ended(result);
     }
     Polled::Other(completion.to_value())
 }

@@ -227,6 +227,16 @@ impl<B> SendFlow<B> {
         (self.refused, self.failed) = (self.queue.unpublished(), true);
     }
 
+    /// The request with this `wr_id` was polled and was successful: returns it, if none is older and
+    /// none has failed.
+    #[inline(always)]
+    pub(super) fn finish(&mut self, wr_id: u64) -> Option<Done<B>> {
+        if self.failed {
+            return None;
+        }
+        self.queue.take_oldest(wr_id).map(SendEntry::done)
+    }
+
     /// The oldest requests were polled, up to the one with this `wr_id`. Returns `false` if no
     /// request in flight has it.
     #[inline(always)]
@@ -464,11 +474,7 @@ impl<B> RecvFlow<B> {
     /// flight. No reaped receive is left to be taken.
     #[inline(always)]
     pub(super) fn finish(&mut self, wr_id: u64, received: Received) -> Option<Result<Done<B>, Failed<B>>> {
-        if self.queue.position(wr_id) != Some(0) {
-            return None;
-        }
-        self.queue.complete(1);
-        let entry = self.queue.take()?;
+        let entry = self.queue.take_oldest(wr_id)?;
         Some(result(&self.domain, entry, received))
     }
 

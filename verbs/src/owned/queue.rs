@@ -172,6 +172,16 @@ impl<T> Queue<T> {
         self.done += (count as u64).min(self.head - self.done);
     }
 
+    /// Completes and removes the request with this `wr_id`, if it is published and none is older.
+    #[inline(always)]
+    pub(crate) fn take_oldest(&mut self, wr_id: u64) -> Option<T> {
+        if self.done != self.tail || self.done >= self.published || wr_id != self.wr_id(self.done) {
+            return None;
+        }
+        self.done += 1;
+        self.take()
+    }
+
     /// Removes the oldest request if it is complete.
     #[inline(always)]
     pub(crate) fn take(&mut self) -> Option<T> {
@@ -221,11 +231,12 @@ mod tests {
         for nonsense in [0, first + 1, first + (1 << COUNTER_BITS), u64::MAX] {
             assert_eq!(queue.position(nonsense), None, "{nonsense:#x}");
         }
-        assert_eq!(queue.position(first), Some(0));
-        queue.complete(1);
+        assert_eq!((queue.position(first), queue.take_oldest(first + 1)), (Some(0), None));
+        assert_eq!(queue.take_oldest(first), Some("first"));
         assert_eq!(queue.position(first), None, "a repeated wr_id");
-        assert_eq!(queue.take(), Some("first"));
+        assert_eq!(queue.take_oldest(first), None, "a repeated wr_id");
         let second = queue.push("second").unwrap();
+        assert_eq!(queue.take_oldest(second), None, "an unpublished request");
         queue.publish();
         assert_ne!(second, first);
         assert_eq!((queue.position(first), queue.position(second)), (None, Some(0)));

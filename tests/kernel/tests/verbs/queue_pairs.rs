@@ -215,15 +215,14 @@ pub(crate) fn cq_of_the_granted_depths_holds_all_completions() {
         qp.ready_to_receive(&RtrAttr::new(address, numbers[place ^ 1])).unwrap();
         qp.ready_to_send(&RtsAttr::default()).unwrap();
     }
-    let mut posted = 0;
     for qp in &mut qps {
         let write = request(1, Operation::Write(Remote { addr: 0, rkey: 0 }), Payload::Sges(&[]));
-        // SAFETY: the request names no memory.
-        while unsafe { qp.post_send(&[write]) }.is_ok() {
-            posted += 1;
+        // Not until the queue is full: Soft-RoCE frees a slot before its completion is polled.
+        for _ in 0..qp.cap().max_send_wr {
+            // SAFETY: the request names no memory.
+            unsafe { qp.post_send(&[write]) }.unwrap();
         }
     }
-    assert!(posted >= 16 * QPS, "{posted}");
-    let completions = take(&mut cq, posted);
+    let completions = take(&mut cq, granted as usize);
     assert!(completions.iter().all(|completion| completion.status == WcStatus::SUCCESS));
 }
