@@ -72,8 +72,8 @@ macro_rules! words {
         ///
         /// # Safety
         ///
-        /// `place` must be aligned and valid for reads of the word. During the call this process may
-        /// write it only by functions of this module.
+        /// `place` must be aligned and valid for reads of the word. During the call this process
+        /// may write it only by functions of this module.
         #[inline]
         #[must_use]
         pub unsafe fn $load(place: *const u8) -> $of {
@@ -240,7 +240,8 @@ mod words {
             pub(super) unsafe fn $load(place: *const u8) -> $of {
                 let value: $of;
                 let place = place.expose_provenance() as u64;
-                // SAFETY: the instruction reads the word, which is valid by this function's contract.
+                // SAFETY: the instruction reads the word, which is valid by this function's
+                // contract.
                 unsafe {
                     #[cfg(target_arch = "x86_64")]
                     asm!($x86_load, place = in(reg) place, value = lateout(reg) value,
@@ -258,7 +259,8 @@ mod words {
             #[inline(always)]
             pub(super) unsafe fn $store(place: *mut u8, value: $of) {
                 let place = place.expose_provenance() as u64;
-                // SAFETY: the instruction writes the word, which is valid by this function's contract.
+                // SAFETY: the instruction writes the word, which is valid by this function's
+                // contract.
                 unsafe {
                     #[cfg(target_arch = "x86_64")]
                     asm!($x86_store, place = in(reg) place, value = in(reg) value,

@@ -19,8 +19,8 @@ pub const MAX_SLOTS: usize = NONE as usize;
 /// The head contains the index of the top slot and a tag, which counts the takes modulo 2^44. A
 /// thread in [`FreeList::take`] reads the top slot and the slot below. If other threads take both
 /// and return the top slot in between, the top is the same and the slot below is not free. The tag
-/// differs then, so the exchange fails. It repeats after 2^44 takes: at 10 ns each, the thread would
-/// have to be stopped for 49 hours between two instructions, for exactly as many takes.
+/// differs then, so the exchange fails. It repeats after 2^44 takes: at 10 ns each, the thread
+/// would have to be stopped for 49 hours between two instructions, for exactly as many takes.
 #[derive(Debug)]
 pub struct FreeList {
     head: AtomicU64,
@@ -51,8 +51,8 @@ impl FreeList {
     /// Takes a free slot. Writes by the thread that returned it are visible to this one.
     #[must_use = "the slot is lost unless it is put back"]
     pub fn take(&self) -> Option<u32> {
-        // The acquiring loads pair with the releasing exchange of `put_back`: the entry of `below` is
-        // the one that belongs to this head.
+        // The acquiring loads pair with the releasing exchange of `put_back`: the entry of `below`
+        // is the one that belongs to this head.
         let mut head = self.head.load(Ordering::Acquire);
         loop {
             let top = head as u32 & NONE;
@@ -108,7 +108,8 @@ mod tests {
     fn tag_changes_with_each_take() {
         let list = FreeList::new(2);
         let before = list.head.load(Ordering::Relaxed);
-        // The top and the slot below are taken, and the top is returned: the case that a tag is for.
+        // The top and the slot below are taken, and the top is returned: the case that a tag is
+        // for.
         let top = list.take().unwrap();
         list.take().unwrap();
         list.put_back(top);

@@ -24,8 +24,8 @@ bitflags::bitflags! {
 
 /// Immediate data: a number that a message carries besides its payload.
 ///
-/// The number is in host byte order. The requests and completions convert it to and from the network
-/// byte order of the packet.
+/// The number is in host byte order. The requests and completions convert it to and from the
+/// network byte order of the packet.
 ///
 /// ```
 /// use bareverbs_provider::work::{Imm, Operation};
@@ -385,8 +385,8 @@ impl<'a> SendRequest<'a> {
         Self::new(wr_id, Operation::FetchAdd { remote, add }, Payload::Sges(result))
     }
 
-    /// Replaces the 8 bytes at `remote` by `swap` if they equal `compare`. The old value goes to the
-    /// memory of `result`.
+    /// Replaces the 8 bytes at `remote` by `swap` if they equal `compare`. The old value goes to
+    /// the memory of `result`.
     #[must_use]
     #[inline]
     pub const fn compare_swap(

@@ -74,8 +74,8 @@ impl MethodInfo {
     /// only uses, numbers of up to 8 bytes, and outputs.
     ///
     /// A query creates, modifies and destroys no object, gets no address and no descriptor, and
-    /// writes only to its outputs. It may reserve an offset for `mmap`. A method with driver payloads
-    /// is no query.
+    /// writes only to its outputs. It may reserve an offset for `mmap`. A method with driver
+    /// payloads is no query.
     ///
     /// ```
     /// use bareverbs_uapi::method::Method;

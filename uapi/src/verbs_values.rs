@@ -601,7 +601,8 @@ impl Rate {
         (Self::GBPS_800, 850_000, 320),
     ];
 
-    /// The rate in Mbit/s. `None` for [`Rate::PORT_CURRENT`], for 1600 Gbit/s and for unknown values.
+    /// The rate in Mbit/s. `None` for [`Rate::PORT_CURRENT`], for 1600 Gbit/s and for unknown
+    /// values.
     #[must_use]
     #[doc(alias = "ibv_rate_to_mbps")]
     pub fn mbps(self) -> Option<u32> {

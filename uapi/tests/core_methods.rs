@@ -342,7 +342,8 @@ fn every_class_with_handles_has_a_destructor() {
         for object in driver.objects().filter(|object| creates(object.id)) {
             let (method, handle) = driver.destructor(object.id).expect(object.rust);
             assert_eq!(method.object, object.id);
-            // The other mandatory attributes are outputs, so that a destructor needs the handle only.
+            // The other mandatory attributes are outputs, so that a destructor needs the handle
+            // only.
             for other in method.attributes.iter().filter(|other| other.id != handle.id && other.mandatory) {
                 assert!(matches!(other.kind, AttributeKind::Output { .. }), "{} {}", method.rust, other.rust);
             }

@@ -101,8 +101,8 @@ impl Deref for DmabufMr {
 impl Drop for DmabufMr {
     fn drop(&mut self) {
         if !self.given_up.get() {
-            // If the kernel refuses, closing the file frees the region. The device keeps the dma-buf
-            // until then.
+            // If the kernel refuses, closing the file frees the region. The device keeps the
+            // dma-buf until then.
             // SAFETY: the region is this value's. The memory belongs to the exporting driver, which
             // keeps it.
             let _ = unsafe { command::dereg_mr(&self.domain.context.file, self.handle) };

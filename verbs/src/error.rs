@@ -330,7 +330,8 @@ impl From<DoorbellError> for Error {
 }
 
 impl From<Error> for io::Error {
-    /// An error of the kind that the errno has, if there is one, with the whole error as its source.
+    /// An error of the kind that the errno has, if there is one, with the whole error as its
+    /// source.
     fn from(error: Error) -> Self {
         let kind = match (&error, error.errno()) {
             (_, Some(errno)) => Self::from(errno).kind(),

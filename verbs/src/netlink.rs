@@ -171,8 +171,8 @@ impl RdmaNetlink {
     /// The devices of this network namespace.
     ///
     /// # Errors
-    /// [`Error::NetlinkRefused`] if the kernel refuses the request; [`Error::Netlink`] if its response is
-    /// malformed.
+    /// [`Error::NetlinkRefused`] if the kernel refuses the request; [`Error::Netlink`] if its
+    /// response is malformed.
     pub fn devices(&mut self) -> Result<Vec<DeviceInfo>> {
         let mut found = Vec::new();
         self.request(
@@ -214,8 +214,8 @@ impl RdmaNetlink {
     /// if it has none.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for an invalid type; [`Error::NetlinkRefused`] if the kernel refuses the request;
-    /// [`Error::Netlink`] if the response is malformed.
+    /// [`Error::Invalid`] for an invalid type; [`Error::NetlinkRefused`] if the kernel refuses the
+    /// request; [`Error::Netlink`] if the response is malformed.
     pub fn char_device(&mut self, device_index: u32, kind: &str) -> Result<Option<CharDevice>> {
         check_name("RdmaNetlink::char_device", "type", kind, CHARDEV_TYPE_LEN)?;
         let mut found = None;

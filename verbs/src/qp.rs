@@ -383,8 +383,9 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// read; unread events are discarded. Drop also destroys the QP, and ignores errors.
     ///
     /// # Errors
-    /// The QP and [`Error::Kernel`]: the kernel refuses to destroy it. Its rings and posted requests
-    /// stay in use. It may be detached from its multicast groups, and its flows may be destroyed.
+    /// The QP and [`Error::Kernel`]: the kernel refuses to destroy it. Its rings and posted
+    /// requests stay in use. It may be detached from its multicast groups, and its flows may be
+    /// destroyed.
     #[expect(clippy::result_large_err, reason = "the error returns the QP without an allocation")]
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(mut self) -> Result<u32, DestroyError<Self>> {

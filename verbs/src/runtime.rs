@@ -1,7 +1,7 @@
 //! Waiting in tasks: one implementation for all async runtimes.
 //!
-//! The types are generic over a sealed [`Readiness`](sealed::Readiness), by which a runtime waits for
-//! a file descriptor. The modules of the runtimes name them.
+//! The types are generic over a sealed [`Readiness`](sealed::Readiness), by which a runtime waits
+//! for a file descriptor. The modules of the runtimes name them.
 
 use std::fmt;
 use std::future::{Future, poll_fn};

@@ -1,8 +1,8 @@
 //! Locks of the standard library, or of loom.
 //!
-//! The table of operations and the choice of the thread that reaps use these. With `--cfg loom` they
-//! are those of [loom](https://docs.rs/loom), so `cargo xtask loom` explores the orders of their
-//! accesses.
+//! The table of operations and the choice of the thread that reaps use these. With `--cfg loom`
+//! they are those of [loom](https://docs.rs/loom), so `cargo xtask loom` explores the orders of
+//! their accesses.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::{Mutex, MutexGuard};

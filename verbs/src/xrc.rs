@@ -163,8 +163,8 @@ impl<P: Provider> Xrcd<P> {
             let error = Error::invalid(VERB, "SRQs or QPs still use it: drop them first");
             return Err(DestroyError::new(error, self));
         };
-        // SAFETY: every user of the domain holds an `Arc` of this, and this is the last one. If this
-        // succeeds, it is dropped next.
+        // SAFETY: every user of the domain holds an `Arc` of this, and this is the last one. If
+        // this succeeds, it is dropped next.
         match unsafe { command::close_xrcd(inner.context.file(), inner.handle) } {
             Ok(()) => {
                 inner.closed = true;

@@ -64,8 +64,8 @@ unsafe impl Send for Placed {}
 // SAFETY: a shared reference gives no access to the bytes.
 unsafe impl Sync for Placed {}
 
-// SAFETY: the testbed's region is never freed while the harness exists, and the harness accesses its
-// bytes in no other way.
+// SAFETY: the testbed's region is never freed while the harness exists, and the harness accesses
+// its bytes in no other way.
 unsafe impl MemoryOwner for Placed {
     fn region(&mut self) -> (NonNull<u8>, usize) {
         (self.0, self.1)

@@ -110,8 +110,8 @@ impl RdmaNetlink {
     /// `/proc/PID/ns/net` or `/run/netns/NAME`.
     ///
     /// Processes that have the device open lose it. The system-wide mode must be
-    /// [`NetnsMode::Exclusive`]. The driver must support the move: mlx5 does, rxe of Linux 6.1, 6.12
-    /// and 7.2 does not.
+    /// [`NetnsMode::Exclusive`]. The driver must support the move: mlx5 does, rxe of Linux 6.1,
+    /// 6.12 and 7.2 does not.
     ///
     /// ```no_run
     /// use std::fs::File;

@@ -160,8 +160,9 @@ macro_rules! lists {
                 ///
                 /// # Errors
                 /// [`Error::UnknownDevice`](crate::Error::UnknownDevice) if there is no such
-                /// device; [`Error::NetlinkRefused`](crate::Error::NetlinkRefused) if the kernel refuses the
-                /// request; [`Error::Netlink`](crate::Error::Netlink) if its response is malformed.
+                /// device; [`Error::NetlinkRefused`](crate::Error::NetlinkRefused) if the kernel
+                /// refuses the request; [`Error::Netlink`](crate::Error::Netlink) if its response
+                /// is malformed.
                 pub fn $name(&mut self, device: &str) -> Result<Vec<$entry>> {
                     self.list_objects($what, device, Command::$command, Attribute::$table, $entry::read)
                 }

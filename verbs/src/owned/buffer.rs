@@ -24,7 +24,8 @@ pub(crate) mod sealed {
         }
     }
 
-    /// The place of a buffer, as a post reads it. `unsafe impl`s of `Source` uphold its obligations.
+    /// The place of a buffer, as a post reads it. `unsafe impl`s of `Source` uphold its
+    /// obligations.
     pub trait Registered {
         /// The protection domain of the key.
         fn domain(&self) -> Domain<'_>;
@@ -56,8 +57,8 @@ use self::sealed::{Domain, Registered};
 /// guarantees to the code that posts:
 ///
 /// 1. While the value exists, its key, its IOVA and its length do not change, and they name bytes
-///    that are valid, initialised and registered in its protection domain. Moving the value does not
-///    access the bytes.
+///    that are valid, initialised and registered in its protection domain. Moving the value does
+///    not access the bytes.
 /// 2. If the value is forgotten or leaked, this holds until the process ends.
 /// 3. While no method of the value is called, this process writes none of the bytes, and no `&mut`
 ///    reference covers one of them. Copies of [`bareverbs_provider::copy`] are exempt.
@@ -96,9 +97,9 @@ pub unsafe trait Source: Registered + Send + 'static {
 ///
 /// # Safety
 ///
-/// The obligations of [`Source`], and: while no method of the value is called, this process does not
-/// access the bytes, and no reference covers one of them. Copies of [`bareverbs_provider::copy`] are
-/// exempt.
+/// The obligations of [`Source`], and: while no method of the value is called, this process does
+/// not access the bytes, and no reference covers one of them. Copies of
+/// [`bareverbs_provider::copy`] are exempt.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be posted for the device to write",
     label = "not an exclusive, owned, registered buffer",
@@ -106,8 +107,8 @@ pub unsafe trait Source: Registered + Send + 'static {
 )]
 pub unsafe trait Target: Source {}
 
-/// A scatter/gather element for `range` of `buffer`, for a queue of `domain`. Every post of the safe
-/// layer makes its elements by this function.
+/// A scatter/gather element for `range` of `buffer`, for a queue of `domain`. Every post of the
+/// safe layer makes its elements by this function.
 ///
 /// It rejects buffers of another protection domain, because a key of another domain may name other
 /// memory. On Soft-RoCE, it rejects on-demand MRs that do not begin at a page boundary, because the

@@ -43,8 +43,9 @@ use crate::{
 ///
 /// # Depth
 ///
-/// [`sends`](EndpointOptions::sends) and [`recvs`](EndpointOptions::recvs) count separately. Receives
-/// never take room from sends. An operation counts until [`Endpoint::poll`] has returned it.
+/// [`sends`](EndpointOptions::sends) and [`recvs`](EndpointOptions::recvs) count separately.
+/// Receives never take room from sends. An operation counts until [`Endpoint::poll`] has returned
+/// it.
 ///
 /// # Connection
 ///
@@ -56,9 +57,9 @@ use crate::{
 ///
 /// # Validation of completions
 ///
-/// Each operation has a `wr_id` that repeats only after 2^40 operations. A completion with a `wr_id`
-/// of no operation in flight (never posted, of an earlier operation, or a duplicate) returns no
-/// buffer. It moves the QP to ERR and is reported as [`Error::UnknownCompletion`].
+/// Each operation has a `wr_id` that repeats only after 2^40 operations. A completion with a
+/// `wr_id` of no operation in flight (never posted, of an earlier operation, or a duplicate)
+/// returns no buffer. It moves the QP to ERR and is reported as [`Error::UnknownCompletion`].
 ///
 /// The endpoint cannot detect a device that reports success for an operation in flight before it
 /// has finished. The provider guarantees that its devices don't.
@@ -198,8 +199,8 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// Connects to the endpoint at `peer`, which must also connect to this one. Receives can be
     /// posted before, sends only afterwards.
     ///
-    /// The connection uses the smaller MTU of the two addresses, and the smaller number of reads and
-    /// atomics at a time.
+    /// The connection uses the smaller MTU of the two addresses, and the smaller number of reads
+    /// and atomics at a time.
     ///
     /// # Errors
     /// - [`Error::Invalid`]: the endpoint is already connected, its connection has failed, or `peer` is
@@ -362,11 +363,12 @@ impl<B, P: Provider> Endpoint<B, P> {
         self.fail();
     }
 
-    /// Waits until all sends, writes, reads and atomics are complete, at most for `timeout`. Then it
-    /// ends the connection. Returns all operations that were not polled, receives included: those
-    /// that received a message, and those that were flushed.
+    /// Waits until all sends, writes, reads and atomics are complete, at most for `timeout`. Then
+    /// it ends the connection. Returns all operations that were not polled, receives included:
+    /// those that received a message, and those that were flushed.
     ///
-    /// A complete send is in the memory of the peer. It is not known whether the peer has polled it.
+    /// A complete send is in the memory of the peer. It is not known whether the peer has polled
+    /// it.
     ///
     /// ```no_run
     /// # use bareverbs::owned::Endpoint;
@@ -470,7 +472,8 @@ impl<B, P: Provider> Endpoint<B, P> {
     ///
     /// # Errors
     /// - [`Error::Completion`] and [`Error::UnknownCompletion`], as for [`Endpoint::poll`].
-    /// - [`Error::Invalid`]: no operation is in flight, or all operations in flight are unsignalled.
+    /// - [`Error::Invalid`]: no operation is in flight, or all operations in flight are
+    ///   unsignalled.
     /// - [`Error::Kernel`] or [`Error::System`] with `EIO`: [the device was
     ///   removed](Endpoint#device-removal).
     /// - [`Error::Kernel`] with `ESTALE`: this process was forked from the one that opened the
@@ -675,8 +678,8 @@ impl<B: Source, P: Provider> Endpoint<B, P> {
 
     /// Posts `buffer` for one message of up to its whole length. `tag` comes back in [`Done::tag`].
     ///
-    /// The buffer may be of another type than the endpoint's, such as a [`Part`](super::Part) for an
-    /// endpoint of [`AnyBuffer`](super::AnyBuffer).
+    /// The buffer may be of another type than the endpoint's, such as a [`Part`](super::Part) for
+    /// an endpoint of [`AnyBuffer`](super::AnyBuffer).
     ///
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer.

@@ -17,8 +17,8 @@ const EXPOSE: &str = "Part::expose";
 /// an operation of this process, at any time.
 ///
 /// So there is no slice of it. [`read_at`](Self::read_at) and [`write_at`](Self::write_at) copy
-/// bytes, [`load`](Self::load) and [`store`](Self::store) access whole words. To look at the bytes as
-/// a slice, [`revoke`](Self::revoke) the access first.
+/// bytes, [`load`](Self::load) and [`store`](Self::store) access whole words. To look at the bytes
+/// as a slice, [`revoke`](Self::revoke) the access first.
 ///
 /// [`Part::expose`] creates it. The range has a registration of its own, whose key opens this range
 /// and nothing else. The region's other parts stay closed to peers.
@@ -86,16 +86,16 @@ impl<M: MemoryOwner> Part<M> {
     /// Registers its bytes again, with the rights `access` for peers. The new key opens these bytes
     /// only.
     ///
-    /// [`LOCAL_WRITE`](Access::LOCAL_WRITE) is added for rights to write. The kernel counts the pages
-    /// twice against the limit on locked memory.
+    /// [`LOCAL_WRITE`](Access::LOCAL_WRITE) is added for rights to write. The kernel counts the
+    /// pages twice against the limit on locked memory.
     ///
     /// # Errors
     /// The errors return the part.
     ///
     /// - [`Error::Invalid`]: `access` contains no right of peers, or [`Access::MW_BIND`].
     /// - [`Error::Invalid`]: the part is empty.
-    /// - [`Error::Invalid`] on Soft-RoCE: `access` contains [`Access::ON_DEMAND`], and the part does
-    ///   not begin at a page boundary.
+    /// - [`Error::Invalid`] on Soft-RoCE: `access` contains [`Access::ON_DEMAND`], and the part
+    ///   does not begin at a page boundary.
     /// - [`Error::Kernel`], for example beyond the limit on locked memory.
     pub fn expose(self, access: Access) -> Result<Exposed<M>, ExposeError<M>> {
         match self.register_remote(access) {
@@ -168,8 +168,8 @@ impl<M> Exposed<M> {
         Ok(place)
     }
 
-    /// Copies bytes from the memory, starting at `offset`. A byte that a peer writes at the same time
-    /// has its old or its new value.
+    /// Copies bytes from the memory, starting at `offset`. A byte that a peer writes at the same
+    /// time has its old or its new value.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the range exceeds the memory.
@@ -181,8 +181,8 @@ impl<M> Exposed<M> {
         Ok(())
     }
 
-    /// Copies bytes into the memory, starting at `offset`. A byte that a peer writes at the same time
-    /// gets either value.
+    /// Copies bytes into the memory, starting at `offset`. A byte that a peer writes at the same
+    /// time gets either value.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the range exceeds the memory.
@@ -205,7 +205,8 @@ impl<M> Exposed<M> {
         Ok(word)
     }
 
-    /// Writes a word (`u32` or `u64`) whole. Accesses to the memory that precede it are made before.
+    /// Writes a word (`u32` or `u64`) whole. Accesses to the memory that precede it are made
+    /// before.
     ///
     /// # Errors
     /// As for [`Exposed::load`].
@@ -220,8 +221,8 @@ impl<M> Exposed<M> {
     /// Adds to a word in one step. Returns the previous value. The sum wraps around.
     ///
     /// It is atomic with atomic operations of peers. This needs a device whose
-    /// [`atomic_cap`](crate::DeviceAttr::atomic_cap) is [`AtomicCap::GLOB`]. With other devices, use
-    /// an atomic operation of the device: a connection to this host.
+    /// [`atomic_cap`](crate::DeviceAttr::atomic_cap) is [`AtomicCap::GLOB`]. With other devices,
+    /// use an atomic operation of the device: a connection to this host.
     ///
     /// # Errors
     /// - [`Error::Unsupported`] if the device's atomic operations are not atomic with the CPU's.

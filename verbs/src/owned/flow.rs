@@ -88,8 +88,8 @@ pub(super) struct SendFlow<B> {
     run: u32,
     /// Longest run of unsignalled operations, plus 1.
     signal_every: u32,
-    /// Failed requests that were polled and not returned, by their number in the queue. It never has
-    /// more elements than the queue.
+    /// Failed requests that were polled and not returned, by their number in the queue. It never
+    /// has more elements than the queue.
     failures: VecDeque<(u64, Failure)>,
     /// Whether a request failed, or `refused` or `destroyed` is set.
     failed: bool,
@@ -264,7 +264,8 @@ impl<B> SendFlow<B> {
     }
 
     /// The marker was polled. The device has finished with all requests that it saw. Those that
-    /// generated no completion were successful, unless an earlier request failed: then it is unknown.
+    /// generated no completion were successful, unless an earlier request failed: then it is
+    /// unknown.
     pub(super) fn reap_marker(&mut self) {
         self.run = 0;
         let seen = self.queue.in_flight() - self.refused.min(self.queue.in_flight());

@@ -1,8 +1,8 @@
 //! One CQ for many connections of many threads and tasks.
 //!
-//! A [`Hub`] owns a CQ. Each of its connections, a [`Peer`], posts on its own QP and reports to that
-//! CQ. A post returns a [`Pending`](super::Pending): a future that returns the result and the buffer,
-//! and that a thread can wait for as well.
+//! A [`Hub`] owns a CQ. Each of its connections, a [`Peer`], posts on its own QP and reports to
+//! that CQ. A post returns a [`Pending`](super::Pending): a future that returns the result and the
+//! buffer, and that a thread can wait for as well.
 //!
 //! ```no_run
 //! use bareverbs::Device;
@@ -272,8 +272,8 @@ impl<B, P: Provider> Hub<B, P> {
         &self.inner
     }
 
-    /// Creates a connection at `port` (counted from 1) for `depth` sends, writes, reads and atomics,
-    /// and for `depth` receives at a time. It uses the port's default GID.
+    /// Creates a connection at `port` (counted from 1) for `depth` sends, writes, reads and
+    /// atomics, and for `depth` receives at a time. It uses the port's default GID.
     ///
     /// It reserves room for their completions. The room is released after the connection's last
     /// completion was reaped.

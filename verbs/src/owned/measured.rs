@@ -74,15 +74,16 @@ impl<B: Source> RawEndpoint<B> {
     ///
     /// # Safety
     ///
-    /// The endpoint must exist until the device has finished with all operations. `send` must belong
-    /// to the endpoint's queue.
+    /// The endpoint must exist until the device has finished with all operations. `send` must
+    /// belong to the endpoint's queue.
     #[inline(always)]
     pub unsafe fn post<P: Provider>(
         &mut self,
         send: &mut SendHalf<'_, Rc, P>,
         op: Op<'_, B>,
     ) -> Result<(), NotPosted<B>> {
-        // SAFETY: the flow owns the buffer until the operation is complete, by the caller's contract.
+        // SAFETY: the flow owns the buffer until the operation is complete, by the caller's
+        // contract.
         self.flows.sends.post(op, |request| unsafe { send.post_send(&[*request]) })
     }
 }
@@ -102,7 +103,8 @@ impl<B: Target> RawEndpoint<B> {
         recv: &mut RecvHalf<'_, Rc, P>,
         buffer: B,
     ) -> Result<(), NotPosted<B>> {
-        // SAFETY: the flow owns the buffer until the operation is complete, by the caller's contract.
+        // SAFETY: the flow owns the buffer until the operation is complete, by the caller's
+        // contract.
         self.flows.recvs.post(buffer, 0, |request| unsafe { recv.post_recv(&[*request]) })
     }
 }

@@ -91,8 +91,8 @@ impl<B: Target> Op<'_, B> {
         Self::of(Operation::Read(remote), buffer, range)
     }
 
-    /// Adds `add` to the 8 bytes at `remote`, a multiple of 8. The first 8 bytes of `buffer` receive
-    /// the old value, in native byte order.
+    /// Adds `add` to the 8 bytes at `remote`, a multiple of 8. The first 8 bytes of `buffer`
+    /// receive the old value, in native byte order.
     #[inline(always)]
     pub fn fetch_add(buffer: B, remote: Remote, add: u64) -> Self {
         Self::of(Operation::FetchAdd { remote, add }, buffer, ..8)
@@ -131,7 +131,8 @@ impl<'a, B> Op<'a, B> {
         Self::inline(Operation::Write(remote), bytes)
     }
 
-    /// Writes as [`Op::write_inline`] does, and completes a receive of the peer with immediate data.
+    /// Writes as [`Op::write_inline`] does, and completes a receive of the peer with immediate
+    /// data.
     #[inline(always)]
     pub fn write_imm_inline(bytes: &'a [u8], remote: Remote, imm: impl Into<Imm>) -> Self {
         Self::inline(Operation::WriteImm(remote, imm.into()), bytes)

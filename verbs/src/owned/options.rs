@@ -153,8 +153,8 @@ impl EndpointOptions {
         self
     }
 
-    /// Retries after a timeout, as [`RtsAttr::retry_cnt`](crate::RtsAttr::retry_cnt). A peer that is
-    /// gone is reported after `retry_cnt` + 1 timeouts.
+    /// Retries after a timeout, as [`RtsAttr::retry_cnt`](crate::RtsAttr::retry_cnt). A peer that
+    /// is gone is reported after `retry_cnt` + 1 timeouts.
     pub fn retry_cnt(mut self, retries: RetryCount) -> Self {
         self.attr.retry_cnt = retries;
         self
@@ -280,8 +280,8 @@ impl EndpointOptions {
 }
 
 impl Endpoint {
-    /// Options of an endpoint, all at their defaults. [`EndpointOptions::build`] determines the type
-    /// of the buffers.
+    /// Options of an endpoint, all at their defaults. [`EndpointOptions::build`] determines the
+    /// type of the buffers.
     pub fn options() -> EndpointOptions {
         EndpointOptions::default()
     }

@@ -14,9 +14,9 @@ use crate::{Access, Buffer, Error, MemoryOwner, Mr, Pd, RegisterError, Result};
 
 /// An exclusive range of a registered region.
 ///
-/// A part is split and joined without a copy, an allocation or a system call. So many operations use
-/// one registration at the same time, each on a part of its own. The region is deregistered when its
-/// last part is dropped.
+/// A part is split and joined without a copy, an allocation or a system call. So many operations
+/// use one registration at the same time, each on a part of its own. The region is deregistered
+/// when its last part is dropped.
 ///
 /// Peers can't access a part: the region has local rights only. [`Part::expose`] opens a part to
 /// them.
@@ -115,9 +115,9 @@ impl<M> Part<M> {
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: the range is within the region, whose bytes are valid and initialised while it
-        // exists. No peer can write them: the region never had remote rights (`check_local`), and an
-        // exposed part is owned by its `Exposed`. They belong to this part alone, and a part that an
-        // operation uses is owned by the code that posted it, which calls no method of it.
+        // exists. No peer can write them: the region never had remote rights (`check_local`), and
+        // an exposed part is owned by its `Exposed`. They belong to this part alone, and a part
+        // that an operation uses is owned by the code that posted it, which calls no method of it.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) }
     }
 
@@ -226,10 +226,10 @@ impl<M> Registered for Part<M> {
 
 // SAFETY: the part keeps its region, which owns its memory and stays registered until its last part
 // is dropped; nothing re-registers a region that has parts. The bytes of the range belong to this
-// part alone: `new` makes a part of the whole, splitting divides a part, joining adds the range of a
-// part that it consumes. Only its methods borrow them out. `MemoryOwner` keeps the bytes valid and in
-// place, also if the part is forgotten. `check_local` has rejected the regions that Soft-RoCE
-// misplaces.
+// part alone: `new` makes a part of the whole, splitting divides a part, joining adds the range of
+// a part that it consumes. Only its methods borrow them out. `MemoryOwner` keeps the bytes valid
+// and in place, also if the part is forgotten. `check_local` has rejected the regions that
+// Soft-RoCE misplaces.
 unsafe impl<M: Send + Sync + 'static> Source for Part<M> {
     fn try_bytes(&self) -> Option<&[u8]> {
         Some(self.bytes())
@@ -382,8 +382,8 @@ impl<M> Registered for Shared<M> {
     }
 }
 
-// SAFETY: the frozen part upholds the obligations. It is never borrowed exclusively, nor posted for a
-// device to write, while a `Shared` of it exists: the `Arc` gives shared references to it only.
+// SAFETY: the frozen part upholds the obligations. It is never borrowed exclusively, nor posted for
+// a device to write, while a `Shared` of it exists: the `Arc` gives shared references to it only.
 unsafe impl<M: Send + Sync + 'static> Source for Shared<M> {
     fn try_bytes(&self) -> Option<&[u8]> {
         Some(self.bytes())

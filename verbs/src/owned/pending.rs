@@ -18,8 +18,8 @@ use crate::{AnyProvider, Error, Result, WcOpcode, WcStatus, WorkCompletion};
 
 /// An operation of a [`Peer`](super::Peer): posted, and to be awaited.
 ///
-/// It is a future, and [`wait`](Self::wait) and [`wait_timeout`](Self::wait_timeout) block a thread.
-/// It returns the buffer, with success and with an error.
+/// It is a future, and [`wait`](Self::wait) and [`wait_timeout`](Self::wait_timeout) block a
+/// thread. It returns the buffer, with success and with an error.
 ///
 /// If the post was refused, it is ready at once, with the error and the buffer.
 ///
@@ -27,8 +27,8 @@ use crate::{AnyProvider, Error, Result, WcOpcode, WcStatus, WorkCompletion};
 ///
 /// Dropping it does not end the operation, because no device can take a request back. The hub keeps
 /// the buffer until the completion and then drops it: a [`Lease`](super::Lease) goes back to its
-/// pool. So it can be dropped at any time, by `select!`, a timeout or the end of a task. To keep the
-/// result, await it by reference: `timeout(limit, &mut pending)`.
+/// pool. So it can be dropped at any time, by `select!`, a timeout or the end of a task. To keep
+/// the result, await it by reference: `timeout(limit, &mut pending)`.
 ///
 /// `mem::forget` costs one operation of the depth of the connection, and keeps the QP until
 /// the process ends.

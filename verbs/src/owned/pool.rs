@@ -113,8 +113,8 @@ impl fmt::Debug for Pool {
     }
 }
 
-/// A buffer of a [`Pool`]. Dropping it gives the buffer back. `mem::forget` takes the buffer from the
-/// pool for good.
+/// A buffer of a [`Pool`]. Dropping it gives the buffer back. `mem::forget` takes the buffer from
+/// the pool for good.
 ///
 /// A lease may outlive the pool.
 pub struct Lease {
@@ -140,8 +140,8 @@ impl Lease {
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: the slot is within the region, whose bytes are valid and initialised while it
         // exists. The region never had remote rights. The slot belongs to this lease alone, and a
-        // lease that an operation uses is owned by the code that posted it, which calls no method of
-        // it.
+        // lease that an operation uses is owned by the code that posted it, which calls no method
+        // of it.
         unsafe { std::slice::from_raw_parts(self.pool.region.as_ptr().add(self.offset()), self.len()) }
     }
 

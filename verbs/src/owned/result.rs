@@ -10,7 +10,8 @@ use crate::{Error, Imm, WcOpcode, WcStatus};
 pub struct Done<B> {
     /// The caller's number of the operation.
     pub tag: u64,
-    /// The buffer. `None` for an inline operation, and for one of a [scope](super::Endpoint::scope).
+    /// The buffer. `None` for an inline operation, and for one of a
+    /// [scope](super::Endpoint::scope).
     pub buffer: Option<B>,
     /// Bytes sent, written, read or received. The device reports the length of a received message.
     pub len: u32,

@@ -80,10 +80,10 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// [`Scope::set_timeout`] was called. Receives may never complete. Results of operations that
     /// `work` did not poll are returned by later polls, without a buffer.
     ///
-    /// If `work` panics or the time limit expires, the endpoint is [aborted](Endpoint::abort), which
-    /// ends all of its operations. If the device does not flush them within 5 seconds, the QP is
-    /// destroyed. If the kernel refuses that, too, the device may use the borrowed memory for ever,
-    /// and the process is aborted.
+    /// If `work` panics or the time limit expires, the endpoint is [aborted](Endpoint::abort),
+    /// which ends all of its operations. If the device does not flush them within 5 seconds, the QP
+    /// is destroyed. If the kernel refuses that, too, the device may use the borrowed memory for
+    /// ever, and the process is aborted.
     ///
     /// A region must live longer than the scope:
     ///
@@ -232,9 +232,9 @@ impl<'scope, B, P: Provider> Scope<'scope, '_, B, P> {
         // Counted before the device learns of it.
         let before = self.posted.recvs;
         self.posted.recvs = flows.recvs.queue().posted() + 1;
-        // SAFETY: the region is borrowed exclusively for 'scope, so it stays registered, and nothing
-        // accesses its bytes. `Endpoint::scope` does not return before the request is complete or
-        // the QP is destroyed, and the borrow lasts until it returns.
+        // SAFETY: the region is borrowed exclusively for 'scope, so it stays registered, and
+        // nothing accesses its bytes. `Endpoint::scope` does not return before the request is
+        // complete or the QP is destroyed, and the borrow lasts until it returns.
         let posted = flows.recvs.post_request(None, tag, sge, |request| unsafe { qp.post_recv(&[*request]) });
         posted.inspect_err(|_| self.posted.recvs = before)
     }

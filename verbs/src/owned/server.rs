@@ -87,8 +87,8 @@
 //! Without a driver, an end handles credits only while one of its threads waits for an event, a
 //! message or the shutdown. The messages that its peer has queued wait until then.
 //!
-//! With the feature `futures`, `Server` and `Client` are streams of events, and `Handle::sink` returns
-//! a sink of messages.
+//! With the feature `futures`, `Server` and `Client` are streams of events, and `Handle::sink`
+//! returns a sink of messages.
 //!
 //! # Idle peers
 //!
@@ -409,8 +409,8 @@ impl<B: Source, P: Provider> Handle<B, P> {
         }
     }
 
-    /// Ends the connection to `peer` in order: what was sent before arrives. Later messages to it are
-    /// refused. The peer sends what it has queued; then it ends with [`Event::Closed`].
+    /// Ends the connection to `peer` in order: what was sent before arrives. Later messages to it
+    /// are refused. The peer sends what it has queued; then it ends with [`Event::Closed`].
     pub fn close(&self, peer: PeerId) {
         if let Some(peer) = self.inner.get(peer) {
             self.inner.update(&peer, flow::Flow::close);
@@ -421,7 +421,8 @@ impl<B: Source, P: Provider> Handle<B, P> {
     /// there when the peers have received everything that was sent to them, or are gone.
     ///
     /// Messages of the peers arrive meanwhile and afterwards: read them until [`Server::next`]
-    /// returns `None`. A peer that waits for receives does so until the messages before are dropped.
+    /// returns `None`. A peer that waits for receives does so until the messages before are
+    /// dropped.
     pub fn shutdown(&self) -> Shutdown<B, P> {
         self.inner.closed.store(true, Ordering::Release);
         for peer in self.inner.each() {
@@ -430,8 +431,8 @@ impl<B: Source, P: Provider> Handle<B, P> {
         Shutdown { inner: Arc::clone(&self.inner) }
     }
 
-    /// Probes each peer to which nothing is on its way, by an RDMA write without data. A peer that is
-    /// dead ends with [`Event::Gone`] after the retries.
+    /// Probes each peer to which nothing is on its way, by an RDMA write without data. A peer that
+    /// is dead ends with [`Event::Gone`] after the retries.
     pub fn keepalive(&self) {
         self.inner.collect();
         for peer in self.inner.each() {

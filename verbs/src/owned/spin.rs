@@ -56,7 +56,8 @@ impl SpinState {
     /// The wait has ended with a completion.
     pub(super) fn end(&mut self, wait: Spinning) {
         if let Spin::Adaptive(max) = self.policy {
-            // A long pause counts as a bit more than `max`, so that a few short waits make up for it.
+            // A long pause counts as a bit more than `max`, so that a few short waits make up for
+            // it.
             self.average = (3 * self.average + wait.start.elapsed().min(4 * max)) / 4;
         }
     }

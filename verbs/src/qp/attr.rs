@@ -17,9 +17,9 @@ use crate::{AckTimeout, MinRnrTimer, RetryCount, RnrRetry};
 /// Depths and widths of the queues of a QP.
 ///
 /// Devices round depths up: Soft-RoCE grants 127 for 64. A program that posts until the queue is
-/// full has as many requests outstanding as [`Qp::cap`](crate::Qp::cap) says, and each may occupy an
-/// entry of the CQ. A CQ that overflows loses completions. So such a program sizes the CQ for the
-/// granted depths:
+/// full has as many requests outstanding as [`Qp::cap`](crate::Qp::cap) says, and each may occupy
+/// an entry of the CQ. A CQ that overflows loses completions. So such a program sizes the CQ for
+/// the granted depths:
 ///
 /// ```no_run
 /// # fn example(pd: &bareverbs::Pd, cq: &mut bareverbs::Cq) -> bareverbs::Result<()> {
@@ -74,8 +74,8 @@ impl From<types::QpCap> for QpCap {
 /// [`Qp::modify`](crate::Qp::modify) takes them.
 ///
 /// Values use the kernel's encoding, so that a program can pass values that the kernel must reject.
-/// [`AckTimeout`], [`MinRnrTimer`], [`RetryCount`] and [`RnrRetry`] convert to it by `u8::from`, and
-/// from it by `try_from`. [`InitAttr`], [`RtrAttr`] and [`RtsAttr`] document the meaning.
+/// [`AckTimeout`], [`MinRnrTimer`], [`RetryCount`] and [`RnrRetry`] convert to it by `u8::from`,
+/// and from it by `try_from`. [`InitAttr`], [`RtrAttr`] and [`RtsAttr`] document the meaning.
 #[doc(alias = "ibv_qp_attr")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpAttr {

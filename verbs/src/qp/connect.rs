@@ -84,8 +84,8 @@ impl<P: Provider> Qp<Rc, P> {
     /// Connects the QP, which is in RESET or INIT, to the QP at `remote`: RESET → INIT → RTR → RTS.
     /// The peer calls it too, with the addresses exchanged.
     ///
-    /// The connection uses the smaller MTU of the two addresses, and the smaller number of reads and
-    /// atomics. `local` is what the peer was sent.
+    /// The connection uses the smaller MTU of the two addresses, and the smaller number of reads
+    /// and atomics. `local` is what the peer was sent.
     ///
     /// ```no_run
     /// use bareverbs::{Access, Address, ConnectAttr, CqInit, Device, QpInit, Rc};
@@ -104,8 +104,8 @@ impl<P: Provider> Qp<Rc, P> {
     /// ```
     ///
     /// # Errors
-    /// As for [`Qp::init`], [`Qp::ready_to_receive`] and [`Qp::ready_to_send`]. After an error the QP
-    /// is in the state that it reached; [`Qp::reset`] makes it ready for another attempt.
+    /// As for [`Qp::init`], [`Qp::ready_to_receive`] and [`Qp::ready_to_send`]. After an error the
+    /// QP is in the state that it reached; [`Qp::reset`] makes it ready for another attempt.
     #[doc(alias = "ibv_modify_qp")]
     pub fn connect(&mut self, local: &Address, remote: &Address, attr: &ConnectAttr) -> Result<()> {
         let ConnectAttr { port, gid_index, pkey_index, access, .. } = *attr;

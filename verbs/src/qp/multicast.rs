@@ -58,14 +58,15 @@ impl<P: Provider> Qp<Ud, P> {
     ///
     /// # RoCE
     ///
-    /// The group's GID is an IPv6 multicast address, or a mapped IPv4 one. Until it is detached, the
-    /// QP is also a member of the IP group, by a socket of its own: the host's network stack and
-    /// switches drop packets to other groups. The network interface is that of the port's [default
-    /// GID](crate::Context::default_gid), or of the GID that [`Qp::attach_mcast_via`] names.
+    /// The group's GID is an IPv6 multicast address, or a mapped IPv4 one. Until it is detached,
+    /// the QP is also a member of the IP group, by a socket of its own: the host's network stack
+    /// and switches drop packets to other groups. The network interface is that of the port's
+    /// [default GID](crate::Context::default_gid), or of the GID that [`Qp::attach_mcast_via`]
+    /// names.
     ///
     /// - Loopback: members on the host of the sender receive its datagrams, too.
-    /// - Routers: a sender's [`hop_limit`](crate::GlobalRoute::hop_limit) is the TTL of its packets.
-    ///   It is the number of routers that they may pass, plus 1.
+    /// - Routers: a sender's [`hop_limit`](crate::GlobalRoute::hop_limit) is the TTL of its
+    ///   packets. It is the number of routers that they may pass, plus 1.
     ///
     /// ```no_run
     /// # fn join(pd: &bareverbs::Pd, qp: &mut bareverbs::Qp<bareverbs::Ud>) -> Result<(), Box<dyn std::error::Error>> {
@@ -90,8 +91,9 @@ impl<P: Provider> Qp<Ud, P> {
     /// - [`Error::Invalid`]: the default GID has no network interface. Or the device has several
     ///   ports, and the QP is in RESET.
     /// - [`Error::NoGid`]: the RoCE port has no GID.
-    /// - [`Error::System`]: the IP group can't be joined, for instance because the network interface
-    ///   is in another network namespace. [`Qp::attach_mcast_without_join`] needs no membership.
+    /// - [`Error::System`]: the IP group can't be joined, for instance because the network
+    ///   interface is in another network namespace. [`Qp::attach_mcast_without_join`] needs no
+    ///   membership.
     /// - [`Error::Kernel`]: the kernel rejects the command, for instance above the device's number
     ///   of groups.
     #[doc(alias = "ibv_attach_mcast")]
@@ -103,8 +105,8 @@ impl<P: Provider> Qp<Ud, P> {
         })
     }
 
-    /// The same for RoCE, with membership of the IP group on the network interface of `own`, such as
-    /// that of a VLAN.
+    /// The same for RoCE, with membership of the IP group on the network interface of `own`, such
+    /// as that of a VLAN.
     ///
     /// # Errors
     /// As for [`Qp::attach_mcast`].

@@ -177,8 +177,8 @@ impl UntypedCall {
         Some(&output.bytes[..output.bytes.len().min(slot.attribute.len.into())])
     }
 
-    /// The bytes for the kernel: at least as many as the header says. Attributes with a buffer point
-    /// to it, and it has at least as many bytes as the attribute says.
+    /// The bytes for the kernel: at least as many as the header says. Attributes with a buffer
+    /// point to it, and it has at least as many bytes as the attribute says.
     pub(super) fn encode(&mut self) -> Vec<u8> {
         let mut bytes = self.header.as_bytes().to_vec();
         for Slot { attribute, payload } in &mut self.slots {

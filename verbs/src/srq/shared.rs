@@ -52,8 +52,8 @@ impl<P: Provider> SrqShared<P> {
     ///
     /// The SRQ must not be destroyed already. If this succeeds, no code may use it afterwards.
     pub(super) unsafe fn try_destroy(&mut self) -> Result<u32, IoctlError> {
-        // SAFETY: every user of the SRQ holds an `Arc<SrqShared>`, which is borrowed exclusively, so
-        // no other user is left.
+        // SAFETY: every user of the SRQ holds an `Arc<SrqShared>`, which is borrowed exclusively,
+        // so no other user is left.
         let resp = unsafe { command::destroy_srq(self.pd.context().file(), self.handle) }?;
         self.destroyed = true;
         Ok(resp.events_reported)

@@ -454,7 +454,8 @@ pub(crate) fn messages_flow_through_a_sink_and_a_stream() {
     });
 }
 
-/// The IB specification permits it. Soft-RoCE looks keys of an SRQ's receives up in the PD of the QP.
+/// The IB specification permits it. Soft-RoCE looks keys of an SRQ's receives up in the PD of the
+/// QP.
 pub(crate) fn qp_uses_an_srq_of_another_pd() {
     nothing_leaks(|| {
         let context = domain().context().clone();

@@ -30,8 +30,8 @@ impl Parker {
         Ok(Arc::new(Self { state: AtomicU32::new(AWAKE), events }))
     }
 
-    /// Calls `work` with the parker of this thread and its waker. It is created by the first call of
-    /// a thread. Calls within `work` use another one.
+    /// Calls `work` with the parker of this thread and its waker. It is created by the first call
+    /// of a thread. Calls within `work` use another one.
     pub(crate) fn with<T>(work: impl FnOnce(&Self, &Waker) -> Result<T>) -> Result<T> {
         thread_local! {
             static PARKER: RefCell<Option<(Arc<Parker>, Waker)>> = const { RefCell::new(None) };
@@ -50,9 +50,9 @@ impl Parker {
         result
     }
 
-    /// Sleeps until the thread is woken, `other` is readable or `end` has passed. Returns at once if
-    /// the thread was woken since the last sleep. It may return early. Returns whether `other` is
-    /// readable.
+    /// Sleeps until the thread is woken, `other` is readable or `end` has passed. Returns at once
+    /// if the thread was woken since the last sleep. It may return early. Returns whether `other`
+    /// is readable.
     pub(crate) fn sleep(&self, other: Option<BorrowedFd<'_>>, end: Option<Instant>) -> Result<bool> {
         if self.state.compare_exchange(AWAKE, ASLEEP, Ordering::AcqRel, Ordering::Acquire).is_err() {
             self.state.store(AWAKE, Ordering::Release);

@@ -115,8 +115,8 @@ impl<B, P: Provider> Peer<B, P> {
         &self.inner.hub.pd
     }
 
-    /// Connects to the peer at `remote`, which must also connect to this one. Receives can be posted
-    /// before, sends only afterwards.
+    /// Connects to the peer at `remote`, which must also connect to this one. Receives can be
+    /// posted before, sends only afterwards.
     ///
     /// # Errors
     /// As for [`Qp::connect`].
@@ -178,11 +178,11 @@ impl<B: Source, P: Provider> Peer<B, P> {
         self.post(verb, Direction::Send, buffer, range, |qp, wr_id, sge| {
             let payload = Payload::Sges(&[sge]);
             let request = SendRequest { wr_id, operation, flags: SendFlags::SIGNALED, payload };
-            // SAFETY: `post` has moved the buffer into the hub's table and checked its PD and range.
-            // The table keeps it until the provider reports the completion of `wr_id` or the QP is
-            // destroyed (`PeerInner::retire`, which leaks the buffer if that fails). A forgotten hub
-            // leaks the table. `Source` keeps the bytes valid and unwritten meanwhile; operations
-            // that write the bytes come from functions that require `Target`.
+            // SAFETY: `post` has moved the buffer into the hub's table and checked its PD and
+            // range. The table keeps it until the provider reports the completion of `wr_id` or the
+            // QP is destroyed (`PeerInner::retire`, which leaks the buffer if that fails). A
+            // forgotten hub leaks the table. `Source` keeps the bytes valid and unwritten
+            // meanwhile; operations that write the bytes come from functions that require `Target`.
             unsafe { qp.post_send(&[request]) }
         })
     }
@@ -305,8 +305,8 @@ impl<B: Target, P: Provider> Peer<B, P> {
         self.post_send("Peer::fetch_add", buffer, ..8, Operation::FetchAdd { remote, add })
     }
 
-    /// Replaces 8 bytes of the peer's memory by `swap` if they equal `compare`. The first 8 bytes of
-    /// `buffer` receive the old value.
+    /// Replaces 8 bytes of the peer's memory by `swap` if they equal `compare`. The first 8 bytes
+    /// of `buffer` receive the old value.
     pub fn compare_swap(&self, buffer: B, remote: Remote, compare: u64, swap: u64) -> Pending<B, P> {
         self.post_send("Peer::compare_swap", buffer, ..8, Operation::CmpSwp { remote, compare, swap })
     }

@@ -478,7 +478,8 @@ fn message<B, P: Provider>(
     }
 }
 
-/// What is left to do for a batch of completions after the CQ was unlocked: code of users runs then.
+/// What is left to do for a batch of completions after the CQ was unlocked: code of users runs
+/// then.
 pub(crate) struct Batch<B> {
     woken: Few<Waker>,
     ended: Few<Operation<B>>,

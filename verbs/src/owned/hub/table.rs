@@ -22,8 +22,8 @@ const LAST_GENERATION: u32 = (1 << 30) - 1;
 /// | done | `complete` | [`poll`](Self::poll) returns the result, [`detach`](Self::detach) |
 /// | detached | `detach` of a posted operation | `complete` |
 ///
-/// [`abandon`](Self::abandon) ends every state. Each slot has a lock of its own, which is held for a
-/// few instructions. No code of a user runs with a lock held.
+/// [`abandon`](Self::abandon) ends every state. Each slot has a lock of its own, which is held for
+/// a few instructions. No code of a user runs with a lock held.
 pub(crate) struct Table<T, R> {
     slots: Box<[Mutex<Slot<T, R>>]>,
 }

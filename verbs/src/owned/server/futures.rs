@@ -34,10 +34,10 @@ impl<B: Source, P: Provider> Stream for Client<B, P> {
 /// A sink of messages to a peer, from [`Handle::sink`]. An item is a buffer, and the number of its
 /// bytes that are sent.
 ///
-/// It is ready while fewer than [`ServerOptions::sends`](super::ServerOptions::sends) of its messages
-/// are on their way. It should be the only sender to its peer: `start_send` fails if others take all
-/// places. Flushing waits until the messages are in the peer's memory. Closing also [closes the
-/// connection](Handle::close).
+/// It is ready while fewer than [`ServerOptions::sends`](super::ServerOptions::sends) of its
+/// messages are on their way. It should be the only sender to its peer: `start_send` fails if
+/// others take all places. Flushing waits until the messages are in the peer's memory. Closing also
+/// [closes the connection](Handle::close).
 ///
 /// The buffers of sent messages are dropped. An error returns the buffer of its message.
 pub struct MessageSink<B: Source = Lease, P: Provider = AnyProvider> {

@@ -101,7 +101,8 @@ impl<P: Provider> Sink<P> {
         let wr_id = SHARED | u64::from(WrId { owner: slot.generation, request: index });
         // SAFETY: the slot keeps the lease, which `checked_sge` found to be of the SRQ's PD, until
         // the provider reports the completion of `wr_id` or `Drop` has destroyed the SRQ. If that
-        // fails, or the sink is forgotten, the lease is leaked. A `Target` is not accessed meanwhile.
+        // fails, or the sink is forgotten, the lease is leaked. A `Target` is not accessed
+        // meanwhile.
         match unsafe { srq.post_recv(&[RecvRequest { wr_id, sges: &[sge] }]) } {
             Ok(()) => Ok(()),
             // It counts as posted.
