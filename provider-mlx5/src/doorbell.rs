@@ -331,7 +331,7 @@ impl SendRegister {
         }
     }
 
-    /// Where it lies.
+    /// Address, UAR index, offset and BlueFlame size of the register.
     pub(crate) fn layout(&self) -> RegisterLayout {
         let (uar, half) = match self {
             Self::Shared(uar) => (&**uar, 0),

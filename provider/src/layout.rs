@@ -1,4 +1,4 @@
-//! Where a queue lies in memory, for programs that read or write rings themselves.
+//! Addresses of a queue in memory, for programs that read or write rings directly.
 
 use std::ptr::NonNull;
 
@@ -19,11 +19,10 @@ pub struct QueueLayout {
     pub stride: u32,
     /// Bytes from the start of a slot to its content: 64 for CQEs of 128 bytes on mlx5, else 0.
     pub content_offset: u32,
-    /// The next slot that this process fills, or polls. mlx5 counts on modulo 2^32 (CQs: modulo
-    /// 2^24), rxe wraps at the number of slots.
+    /// The next slot that this process fills or polls. On mlx5 it counts modulo 2^32 (CQs: 2^24);
+    /// on rxe it counts modulo the number of slots.
     pub index: u32,
-    /// The number by which the device names the queue: QPN, CQN or SRQN. `None` if the queue does
-    /// not know it.
+    /// QPN, CQN or SRQN. `None` if the provider's queue does not store it.
     pub number: Option<u32>,
     /// The shared indices and the doorbell.
     pub doorbell: DoorbellLayout,

@@ -206,7 +206,7 @@ impl Producer {
         self.ring.mask
     }
 
-    /// Where the ring lies, its indices, and the next slot to fill.
+    /// Addresses of the ring and its indices, and the next slot to fill.
     #[must_use]
     pub fn layout(&self) -> QueueLayout {
         self.ring.layout(self.next)
@@ -411,7 +411,7 @@ impl Consumer {
         self.ring.mask
     }
 
-    /// Where the ring lies, its indices, and the next slot to take.
+    /// Addresses of the ring and its indices, and the next slot to take.
     #[must_use]
     pub fn layout(&self) -> QueueLayout {
         self.ring.layout(self.next)

@@ -78,7 +78,8 @@ impl<P: Provider> Ah<P> {
         self.handle
     }
 
-    /// Gives the kernel object up: nothing destroys it before the device file is closed.
+    /// Releases the handle: drop no longer destroys the kernel object. The kernel destroys it when
+    /// the device file is closed.
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(self) -> u32 {
         self.given_up.set();

@@ -107,7 +107,8 @@ impl Dm {
         self.shared.handle
     }
 
-    /// Gives the kernel object up: nothing frees it before the device file is closed.
+    /// Releases the handle: drop no longer frees the kernel object. The kernel frees it when the
+    /// device file is closed.
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(self) -> u32 {
         self.shared.given_up.set();
@@ -253,7 +254,8 @@ impl DmMr {
         self.handle
     }
 
-    /// Gives the kernel object up: nothing deregisters it before the device file is closed.
+    /// Releases the handle: drop no longer deregisters the kernel object. The kernel deregisters it
+    /// when the device file is closed.
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(self) -> u32 {
         self.given_up.set();

@@ -82,7 +82,8 @@ impl DmabufMr {
         self.handle
     }
 
-    /// Gives the kernel object up: nothing deregisters it before the device file is closed.
+    /// Releases the handle: drop no longer deregisters the kernel object. The kernel deregisters it
+    /// when the device file is closed.
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(self) -> u32 {
         self.given_up.set();

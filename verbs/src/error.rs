@@ -131,7 +131,7 @@ pub enum Error {
         status: WcStatus,
         /// The vendor error of its completion.
         vendor_err: u32,
-        /// The driver of the device, which tells what the status means there.
+        /// The driver of the device. The likely causes of a status differ by driver.
         driver: DriverId,
     },
     /// The device reported a completion whose `wr_id` matches no outstanding operation: it was

@@ -186,7 +186,7 @@ impl<M: MemoryOwner> Mr<M> {
 
 #[cfg(feature = "test-utils")]
 impl<M: MemoryOwner> Mr<M> {
-    /// A region that no kernel knows. The device knows it by `lkey`.
+    /// A region without a kernel object, with the L_Key `lkey`.
     pub(crate) fn without_kernel(domain: &Arc<PdShared>, memory: M, lkey: u32) -> Self {
         let mut memory = MaybeUninit::new(memory);
         // SAFETY: it was just initialised.
@@ -298,8 +298,8 @@ impl<M> Mr<M> {
         self.registration.handle()
     }
 
-    /// Gives the kernel object up: nothing deregisters it before the device file is closed, and
-    /// owned memory is leaked.
+    /// Releases the handle: drop no longer deregisters the kernel object. The kernel deregisters it
+    /// when the device file is closed. Owned memory is leaked.
     ///
     /// # Errors
     /// The region, if it is a part of an [implicit region](ImplicitMr), which owns the object.

@@ -113,7 +113,8 @@ impl Mw {
         self.handle.unwrap_or(u32::MAX)
     }
 
-    /// Gives the kernel object up: nothing deallocates it before the device file is closed.
+    /// Releases the handle: drop no longer deallocates the kernel object. The kernel deallocates it
+    /// when the device file is closed.
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(mut self) -> u32 {
         self.handle.take().unwrap_or(u32::MAX)

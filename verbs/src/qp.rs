@@ -282,9 +282,9 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         self.handle
     }
 
-    /// Gives the kernel object up: nothing destroys it before the device file is closed. Its queues
-    /// and their memory are leaked; flows and multicast groups stay. Posted requests stay in use
-    /// until the object is destroyed.
+    /// Releases the handle: drop no longer destroys the kernel object. The kernel destroys it when
+    /// the device file is closed. Its queues and their memory are leaked; flows and multicast
+    /// groups stay. Posted requests stay in use until the object is destroyed.
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(mut self) -> u32 {
         self.destroyed = true;

@@ -11,7 +11,7 @@
 //! | any ids, attributes and lengths, also invalid ones | [`UntypedCall`] |
 //! | names and values of a call | [`show`] |
 //! | an object that a raw call created | [`RawObject`], or `from_handle` of [`Pd`](crate::Pd) and others |
-//! | the handle of an object | `handle` of each type; `into_handle` gives the object up |
+//! | the handle of an object | `handle` of each type; `into_handle` releases it |
 //! | addresses of rings, doorbell records and registers | [`Qp::layout`](crate::Qp::layout), [`Cq::layout`](crate::Cq::layout), [`Srq::layout`](crate::Srq::layout), [`Wq::layout`](crate::Wq::layout) |
 //!
 //! The PD number of an mlx5 protection domain, by a method without a verb:
@@ -272,7 +272,7 @@ impl fmt::Debug for RawContext {
     }
 }
 
-/// Whether the kernel object of a handle was given up: drop does not destroy it.
+/// Whether `into_handle` released the handle: drop does not destroy the kernel object.
 #[derive(Debug, Default)]
 pub(crate) struct GivenUp(AtomicBool);
 

@@ -70,8 +70,8 @@ impl<P: Provider> IndirectionTable<P> {
         self.shared.handle
     }
 
-    /// Gives the kernel object up: nothing destroys it before the device file is closed, and its
-    /// work queues stay in use.
+    /// Releases the handle: drop no longer destroys the kernel object. The kernel destroys it when
+    /// the device file is closed. Its work queues stay in use.
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(self) -> u32 {
         self.shared.given_up.set();
@@ -272,8 +272,8 @@ impl<P: Provider> RssQp<P> {
         self.handle
     }
 
-    /// Gives the kernel object and its flows up: nothing destroys them before the device file is
-    /// closed.
+    /// Releases the handle: drop no longer destroys the kernel object and its flows. The kernel
+    /// destroys them when the device file is closed.
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(mut self) -> u32 {
         self.destroyed = true;

@@ -119,7 +119,8 @@ impl<P: Provider> Xrcd<P> {
         self.inner.handle
     }
 
-    /// Gives the kernel object up: nothing closes it before the device file is closed.
+    /// Releases the handle: drop no longer closes the kernel object. The kernel closes it when the
+    /// device file is closed.
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(self) -> u32 {
         self.inner.given_up.set();
@@ -236,7 +237,7 @@ impl<P: Provider> XrcSrq<P> {
         self.srq.handle()
     }
 
-    /// Gives the kernel object up, as [`Srq::into_handle`] does.
+    /// Releases the handle, as [`Srq::into_handle`] does.
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(self) -> u32 {
         self.srq.into_handle()

@@ -212,7 +212,7 @@ impl RdmaNetlink {
     /// Binds all QPs of a port to QP counters: one counter for QPs that have the properties
     /// `shared_by` in common. Without properties, it turns automatic binding off.
     ///
-    /// `with_optional` says whether the counters include the optional ones (Linux 7.2 and later);
+    /// `with_optional`: whether the counters include the optional ones (Linux 7.2 and later);
     /// `None` leaves it to the kernel.
     ///
     /// # Errors

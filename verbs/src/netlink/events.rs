@@ -107,7 +107,7 @@ pub struct NetdevEvent {
     pub index: u32,
     /// Its name.
     pub name: String,
-    /// Whether the interface is gone.
+    /// Whether the interface was removed.
     pub removed: bool,
     /// Whether it is administratively up.
     #[doc(alias = "IFF_UP")]
@@ -129,7 +129,7 @@ pub struct AddressEvent {
     pub address: IpAddr,
     /// Length of its network prefix in bits.
     pub prefix: u8,
-    /// Whether the address is gone.
+    /// Whether the address was removed.
     pub removed: bool,
 }
 

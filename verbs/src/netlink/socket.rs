@@ -27,7 +27,7 @@ pub(super) struct Socket {
 }
 
 impl Socket {
-    /// Opens a socket; without a protocol, of rtnetlink, whose number is 0.
+    /// Opens a netlink socket of `protocol`. `None`: rtnetlink (`NETLINK_ROUTE`, 0).
     pub(super) fn open(what: &str, protocol: Option<Protocol>) -> Result<Self> {
         let fd = net::socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)
             .map_err(|errno| Error::system(what, errno))?;

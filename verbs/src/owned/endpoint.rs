@@ -327,7 +327,7 @@ impl<B, P: Provider> Endpoint<B, P> {
         }
         if self.qp.state() != QpState::ERR {
             // Soft-RoCE flushes receives that were posted after the QP had failed only on a
-            // transition to ERR. If the kernel refuses it, the device is gone.
+            // transition to ERR. The kernel refuses it only if the device was removed.
             let _ = self.qp.set_error();
         }
         if self.flows.sends.unsignaled_tail() > 0 && !self.marked && self.qp.state() == QpState::ERR {
@@ -367,8 +367,8 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// it ends the connection. Returns all operations that were not polled, receives included:
     /// those that received a message, and those that were flushed.
     ///
-    /// A complete send is in the memory of the peer. It is not known whether the peer has polled
-    /// it.
+    /// A send is complete when the peer's device has acknowledged it. The acknowledgement does not
+    /// show that the peer has polled its receive, or that the data is visible in the peer's memory.
     ///
     /// ```no_run
     /// # use bareverbs::owned::Endpoint;

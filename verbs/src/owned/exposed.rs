@@ -20,8 +20,8 @@ const EXPOSE: &str = "Part::expose";
 /// bytes, [`load`](Self::load) and [`store`](Self::store) access whole words. To look at the bytes
 /// as a slice, [`revoke`](Self::revoke) the access first.
 ///
-/// [`Part::expose`] creates it. The range has a registration of its own, whose key opens this range
-/// and nothing else. The region's other parts stay closed to peers.
+/// [`Part::expose`] creates it. The range has a registration of its own, whose R_Key grants access
+/// to this range only. Peers can't access the region's other parts.
 ///
 /// ```no_run
 /// use bareverbs::owned::Part;
@@ -83,8 +83,8 @@ pub struct Exposed<M = Buffer> {
 }
 
 impl<M: MemoryOwner> Part<M> {
-    /// Registers its bytes again, with the rights `access` for peers. The new key opens these bytes
-    /// only.
+    /// Registers its bytes again, with the rights `access` for peers. The new R_Key grants access
+    /// to these bytes only.
     ///
     /// [`LOCAL_WRITE`](Access::LOCAL_WRITE) is added for rights to write. The kernel counts the
     /// pages twice against the limit on locked memory.
@@ -218,7 +218,7 @@ impl<M> Exposed<M> {
         Ok(())
     }
 
-    /// Adds to a word in one step. Returns the previous value. The sum wraps around.
+    /// Adds to a word of 8 bytes atomically. Returns the previous value. The sum wraps around.
     ///
     /// It is atomic with atomic operations of peers. This needs a device whose
     /// [`atomic_cap`](crate::DeviceAttr::atomic_cap) is [`AtomicCap::GLOB`]. With other devices,
@@ -234,7 +234,8 @@ impl<M> Exposed<M> {
         Ok(unsafe { copy::fetch_add_u64(place, value) })
     }
 
-    /// Replaces a word by `new` if it is `expected`, in one step. Returns the previous value.
+    /// Replaces a word of 8 bytes by `new` if it is `expected`, atomically. Returns the previous
+    /// value.
     ///
     /// # Errors
     /// As for [`Exposed::fetch_add`].
@@ -282,7 +283,7 @@ impl<M> Drop for Exposed<M> {
         match remote.dereg() {
             // SAFETY: not used after the drop.
             Ok(RawMemory) => unsafe { ManuallyDrop::drop(&mut self.part) },
-            // Peers may still access the memory. The part keeps its region for ever.
+            // Peers may still access the memory. The part keeps its region until the process ends.
             Err((remote, _)) => remote.abandon(),
         }
     }

@@ -65,19 +65,19 @@ impl<B> SendEntry<B> {
     }
 }
 
-/// What an error completion says.
+/// Status and vendor error of an error completion.
 #[derive(Clone, Copy)]
 pub(super) struct Failure {
     pub(super) status: WcStatus,
     pub(super) vendor_err: u32,
 }
 
-/// What an operation is reported with if its QP was destroyed.
+/// The failure of an operation whose QP was destroyed.
 const FLUSHED: Failure = Failure { status: WcStatus::WR_FLUSH_ERR, vendor_err: 0 };
 
 /// The operations of the send queue of an RC QP.
 ///
-/// Soundness: an entry owns its buffer from before the device learns of the request until the
+/// Soundness: an entry owns its buffer from before the request is posted until the
 /// provider reports the request's completion, or that of a later request. A send queue of RC
 /// completes in order.
 pub(super) struct SendFlow<B> {
@@ -200,7 +200,7 @@ impl<B> SendFlow<B> {
         post: impl FnOnce(&SendRequest<'_>) -> Result<(), PostError>,
     ) -> Result<(), NotPosted<B>> {
         let (buffer, tag) = entry;
-        // The flow owns the buffer before the device learns of it, so a panic in between does not
+        // The flow owns the buffer before the request is posted, so a panic in between does not
         // free it.
         let wr_id = match self.queue.push(SendEntry { buffer, tag, len, opcode: opcode(&operation) }) {
             Ok(wr_id) => wr_id,
@@ -395,7 +395,7 @@ struct RecvEntry<B> {
     tag: u64,
 }
 
-/// What a completion says of a receive.
+/// The completion of a receive.
 #[derive(Clone, Copy)]
 pub(super) struct Received {
     pub(super) len: u32,
@@ -441,7 +441,7 @@ impl<B> RecvFlow<B> {
         sge: Sge,
         post: impl FnOnce(&RecvRequest<'_>) -> Result<(), PostError>,
     ) -> Result<(), NotPosted<B>> {
-        // As for sends, the flow owns the buffer before the device learns of it.
+        // As for sends, the flow owns the buffer before the request is posted.
         let wr_id = match self.queue.push(RecvEntry { buffer, tag }) {
             Ok(wr_id) => wr_id,
             Err(entry) => return Err(self.full(entry)),

@@ -25,11 +25,11 @@
 //! # Ok::<(), bareverbs::Error>(())
 //! ```
 //!
-//! # Who reaps
+//! # Polling of the CQ
 //!
-//! Whoever waits for a result reaps completions, also those of others, and wakes them. It takes at
-//! most 32 completions with the CQ locked, and hands out all of them before it does anything else.
-//! If another thread reaps already, it does not wait for the lock.
+//! Each thread or task that waits for a result polls the CQ. It delivers the completions of other
+//! waiters too, and wakes them. It polls at most 32 completions with the CQ locked, and delivers
+//! all of them before it continues. If another thread holds the lock, it does not wait for it.
 //!
 //! An awaited operation whose completion is in the CQ makes no system call. Posting and awaiting
 //! allocate no memory.
@@ -106,7 +106,7 @@ const THREADS: usize = 64;
 ///
 /// # Drivers
 ///
-/// Somebody must wait for the events of the CQ while tasks sleep:
+/// A driver waits for the events of the CQ while tasks sleep:
 ///
 /// | driver | for |
 /// |---|---|
@@ -114,13 +114,13 @@ const THREADS: usize = 64;
 /// | [`Hub::thread`], a thread | any runtime, or threads only |
 /// | none | threads only: one of the blocked threads waits for all of them |
 ///
-/// If the driver is dropped, a blocked thread takes over. Tasks end with an error; see
+/// If the driver is dropped, a blocked thread takes over. Awaiting tasks get an error; see
 /// [`Pending`](super::Pending#without-a-driver).
 ///
 /// # Drop
 ///
 /// Connections and `Pending`s keep the hub. It is dropped with the last of them. A driver does not
-/// keep it: it ends then.
+/// keep it, and ends with it.
 pub struct Hub<B = Lease, P: Provider = AnyProvider> {
     inner: Arc<HubInner<B, P>>,
 }
@@ -132,7 +132,7 @@ pub(crate) struct HubInner<B, P: Provider> {
     pub(crate) table: Operations<B>,
     pub(crate) baton: Baton,
     spinning: Spinning,
-    /// Where messages of a server go.
+    /// The SRQ and the events of a server.
     sink: Option<Arc<Sink<P>>>,
     reaper: Mutex<Reaper<P>>,
 }
@@ -201,8 +201,8 @@ impl<B, P: Provider> HubInner<B, P> {
         Ok(reaped > 0)
     }
 
-    /// Reads the events of the channel. With the CQ locked, so that nobody relies on an armed CQ
-    /// whose event was read.
+    /// Reads the events of the channel, with the CQ locked: otherwise another thread could rely on
+    /// an armed CQ whose event was read.
     fn take_events(&self) -> Result<()> {
         let mut reaper = self.lock();
         while self.channel.try_get_event()?.is_some() {
@@ -214,7 +214,7 @@ impl<B, P: Provider> HubInner<B, P> {
 
 impl<B, P: Provider> Drop for HubInner<B, P> {
     fn drop(&mut self) {
-        // It finds that the hub is gone.
+        // The driver ends, because the hub is dropped.
         if let Some(driver) = self.baton.driver() {
             driver.wake();
         }
@@ -233,7 +233,7 @@ impl<B, P: Provider> Hub<B, P> {
         Self::with_spin(pd, entries, Spin::Never)
     }
 
-    /// Creates a hub whose waiting threads and driver poll before they sleep, as `spin` says.
+    /// Creates a hub whose waiting threads and driver poll before they sleep, by the policy `spin`.
     ///
     /// # Errors
     /// As for [`Hub::new`].
@@ -313,8 +313,8 @@ impl<B, P: Provider> Hub<B, P> {
         Ok(peer)
     }
 
-    /// Creates a connection with slots for so many sends and receives. That of a server has no
-    /// receives, but further sends of its own.
+    /// Creates a connection with slots for `sends` sends and `more` receives. For a connection of a
+    /// server, which uses the SRQ, `more` counts control sends.
     fn open(
         &self,
         verb: &'static str,
@@ -359,7 +359,7 @@ impl<B, P: Provider> Hub<B, P> {
         let conn = Arc::new(Conn::new(qp, slots, sends as usize, shared));
         drop(reaper);
         let inner = PeerInner { hub: Arc::clone(&self.inner), conn, local, attr };
-        // The number may be that of a QP which was destroyed.
+        // The kernel may have reused the QPN of a destroyed QP.
         self.inner.reap_all();
         self.inner.lock().add(&inner.conn);
         Ok(Peer::new(inner))
@@ -368,7 +368,7 @@ impl<B, P: Provider> Hub<B, P> {
     /// Reaps up to about `max` completions and wakes their tasks. Returns their number. It does not
     /// wait.
     ///
-    /// For loops that poll, next to a driver.
+    /// For busy-polling loops; a driver may run as well.
     pub fn turn(&self, max: usize) -> usize {
         self.inner.turn(max)
     }

@@ -12,7 +12,7 @@ use crate::context::ContextInner;
 use crate::pd::shared::PdShared;
 use crate::{Completions, MemoryOwner, Mr, Rc, RecvHalf, SendHalf};
 
-/// A protection domain that no kernel knows.
+/// A protection domain without a kernel object.
 pub struct RawDomain(Arc<PdShared>);
 
 impl RawDomain {
@@ -23,7 +23,7 @@ impl RawDomain {
         Self(Arc::new(PdShared::without_kernel(ContextInner::without_kernel())))
     }
 
-    /// The whole of a region that the device knows by `lkey`.
+    /// A part of all bytes of a region with the L_Key `lkey`.
     ///
     /// # Panics
     /// Never: a region without a kernel has local rights only.

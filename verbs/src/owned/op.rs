@@ -146,8 +146,8 @@ impl<'a, B> Op<'a, B> {
         self
     }
 
-    /// Generates no completion of its own. The operation is reported with the next signalled one,
-    /// which saves the device and the poller work. Runs of such operations are limited by
+    /// Clears `IBV_SEND_SIGNALED`: the operation generates no CQE on success. It is reported with
+    /// the next signalled one. Runs of such operations are limited by
     /// [`EndpointOptions::signal_every`](super::EndpointOptions::signal_every).
     #[inline(always)]
     pub fn unsignaled(mut self) -> Self {
@@ -155,14 +155,16 @@ impl<'a, B> Op<'a, B> {
         self
     }
 
-    /// Waits until earlier reads and atomics of the endpoint are complete.
+    /// Sets the fence indicator (`IBV_SEND_FENCE`): the operation starts after earlier reads and
+    /// atomics of the endpoint are complete.
     #[inline(always)]
     pub fn fenced(mut self) -> Self {
         self.flags |= SendFlags::FENCE;
         self
     }
 
-    /// Raises a solicited event at the peer.
+    /// Sets the solicited event bit (`IBV_SEND_SOLICITED`): the peer's completion raises a
+    /// solicited event.
     #[inline(always)]
     pub fn solicited(mut self) -> Self {
         self.flags |= SendFlags::SOLICITED;

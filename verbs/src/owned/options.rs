@@ -97,19 +97,19 @@ impl EndpointOptions {
         self
     }
 
-    /// Sends, writes, reads and atomics that can be in flight.
+    /// Maximum of sends, writes, reads and atomics in flight (`max_send_wr`).
     pub fn sends(mut self, sends: u32) -> Self {
         self.sends = sends;
         self
     }
 
-    /// Receives that can be posted.
+    /// Maximum of posted receives (`max_recv_wr`).
     pub fn recvs(mut self, recvs: u32) -> Self {
         self.recvs = recvs;
         self
     }
 
-    /// Bytes that an inline send or write can have.
+    /// Maximum of an inline send or write, in bytes.
     pub fn inline(mut self, bytes: u32) -> Self {
         self.inline = bytes;
         self
@@ -128,8 +128,8 @@ impl EndpointOptions {
         self
     }
 
-    /// Reads and atomics at a time, in each direction. The connection uses the smaller number of
-    /// both ends.
+    /// Outstanding reads and atomics in each direction (`max_rd_atomic`, `max_dest_rd_atomic`). The
+    /// connection uses the smaller number of both ends.
     pub fn rd_atomic(mut self, operations: u8) -> Self {
         self.rd_atomic = Some(operations);
         self
@@ -153,8 +153,8 @@ impl EndpointOptions {
         self
     }
 
-    /// Retries after a timeout, as [`RtsAttr::retry_cnt`](crate::RtsAttr::retry_cnt). A peer that
-    /// is gone is reported after `retry_cnt` + 1 timeouts.
+    /// Retries after a timeout, as [`RtsAttr::retry_cnt`](crate::RtsAttr::retry_cnt). An
+    /// unreachable peer is reported after `retry_cnt` + 1 timeouts.
     pub fn retry_cnt(mut self, retries: RetryCount) -> Self {
         self.attr.retry_cnt = retries;
         self
@@ -179,13 +179,14 @@ impl EndpointOptions {
         self
     }
 
-    /// Traffic class.
+    /// Traffic class of the GRH; TOS (DSCP and ECN) of RoCE v2 packets.
     pub fn traffic_class(mut self, class: u8) -> Self {
         self.attr.traffic_class = class;
         self
     }
 
-    /// Hop limit: the number of routers that a packet may pass, plus 1.
+    /// Hop limit of the GRH, and TTL of RoCE v2 packets: the number of routers that a packet may
+    /// pass, plus 1.
     pub fn hop_limit(mut self, limit: u8) -> Self {
         self.attr.hop_limit = limit;
         self

@@ -18,8 +18,8 @@ use crate::{Access, Buffer, Error, MemoryOwner, Mr, Pd, RegisterError, Result};
 /// use one registration at the same time, each on a part of its own. The region is deregistered
 /// when its last part is dropped.
 ///
-/// Peers can't access a part: the region has local rights only. [`Part::expose`] opens a part to
-/// them.
+/// Peers can't access a part: the region has local rights only. [`Part::expose`] gives them access
+/// to a part.
 ///
 /// ```no_run
 /// use bareverbs::owned::Part;
@@ -35,7 +35,7 @@ use crate::{Access, Buffer, Error, MemoryOwner, Mr, Pd, RegisterError, Result};
 /// # Ok::<(), bareverbs::Error>(())
 /// ```
 ///
-/// A part that was split, posted or frozen is no longer there:
+/// Splitting, posting and freezing move the part:
 ///
 /// ```compile_fail,E0382
 /// # use bareverbs::owned::{Part, Target};
@@ -70,9 +70,8 @@ impl<M: MemoryOwner> Part<M> {
     /// # Errors
     /// The errors return the MR.
     ///
-    /// - [`Error::Invalid`]: the MR has or ever had remote rights or
-    ///   [`MW_BIND`](Access::MW_BIND). A remote key opens all of a region, so slices of it would be
-    ///   unsound.
+    /// - [`Error::Invalid`]: the MR has or ever had remote rights or [`MW_BIND`](Access::MW_BIND).
+    ///   An R_Key grants access to the whole region, so slices of it would be unsound.
     /// - [`Error::Invalid`] on Soft-RoCE: the MR has [`ON_DEMAND`](Access::ON_DEMAND). The kernel
     ///   would access bytes of other parts.
     pub fn new(mr: Mr<M>) -> Result<Self, PartError<M>> {
@@ -121,7 +120,7 @@ impl<M> Part<M> {
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) }
     }
 
-    /// Its bytes, to be changed.
+    /// Its bytes, mutable.
     #[must_use]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `bytes`. The part is borrowed exclusively, and no peer can read its bytes.

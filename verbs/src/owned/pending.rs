@@ -18,8 +18,8 @@ use crate::{AnyProvider, Error, Result, WcOpcode, WcStatus, WorkCompletion};
 
 /// An operation of a [`Peer`](super::Peer): posted, and to be awaited.
 ///
-/// It is a future, and [`wait`](Self::wait) and [`wait_timeout`](Self::wait_timeout) block a
-/// thread. It returns the buffer, with success and with an error.
+/// Tasks await it as a future; [`wait`](Self::wait) and [`wait_timeout`](Self::wait_timeout) block
+/// a thread. Success and failure return the buffer.
 ///
 /// If the post was refused, it is ready at once, with the error and the buffer.
 ///
@@ -79,7 +79,7 @@ impl<B, P: Provider> Pending<B, P> {
         }
     }
 
-    /// Gives the result up, as dropping it does.
+    /// Discards the result, as dropping it does.
     pub fn detach(self) {}
 
     /// Blocks until the operation has ended.

@@ -113,8 +113,8 @@ impl fmt::Debug for Pool {
     }
 }
 
-/// A buffer of a [`Pool`]. Dropping it gives the buffer back. `mem::forget` takes the buffer from
-/// the pool for good.
+/// A buffer of a [`Pool`]. Dropping it gives the buffer back. `mem::forget` removes the buffer from
+/// the pool permanently.
 ///
 /// A lease may outlive the pool.
 pub struct Lease {
@@ -145,7 +145,7 @@ impl Lease {
         unsafe { std::slice::from_raw_parts(self.pool.region.as_ptr().add(self.offset()), self.len()) }
     }
 
-    /// Its bytes, to be changed.
+    /// Its bytes, mutable.
     #[must_use]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `bytes`. The lease is borrowed exclusively.
@@ -189,7 +189,7 @@ impl Registered for Lease {
 
 // SAFETY: the lease keeps the pool's region, which owns its memory and stays registered until the
 // last lease is dropped. The free list gives a slot to one lease at a time, and only that lease's
-// methods borrow its bytes out. A forgotten lease keeps the region for ever.
+// methods borrow its bytes out. A forgotten lease keeps the region until the process ends.
 unsafe impl Source for Lease {
     fn try_bytes(&self) -> Option<&[u8]> {
         Some(self.bytes())

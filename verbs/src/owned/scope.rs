@@ -82,8 +82,8 @@ impl<B, P: Provider> Endpoint<B, P> {
     ///
     /// If `work` panics or the time limit expires, the endpoint is [aborted](Endpoint::abort),
     /// which ends all of its operations. If the device does not flush them within 5 seconds, the QP
-    /// is destroyed. If the kernel refuses that, too, the device may use the borrowed memory for
-    /// ever, and the process is aborted.
+    /// is destroyed. If the kernel also refuses to destroy the QP, the device may access the
+    /// borrowed memory without limit, and the process is aborted.
     ///
     /// A region must live longer than the scope:
     ///
@@ -192,8 +192,8 @@ impl Drop for AbortOnDrop {
 }
 
 impl<'scope, B, P: Provider> Scope<'scope, '_, B, P> {
-    /// Limits how long the operations may take that are in flight at the end of the scope, counted
-    /// from now.
+    /// Sets the time limit, counted from now, for operations that are in flight at the end of the
+    /// scope. Default: none.
     pub fn set_timeout(&mut self, timeout: Duration) {
         self.end = Instant::now().checked_add(timeout);
     }
@@ -229,7 +229,7 @@ impl<'scope, B, P: Provider> Scope<'scope, '_, B, P> {
     pub fn post_recv(&mut self, region: &'scope mut impl Lend, tag: u64) -> Result<(), NotPosted<B>> {
         let Endpoint { qp, flows, .. } = &mut *self.endpoint;
         let sge = scoped_sge("Scope::post_recv", region, qp.pd().domain(), .., tag)?;
-        // Counted before the device learns of it.
+        // Counted before the request is posted.
         let before = self.posted.recvs;
         self.posted.recvs = flows.recvs.queue().posted() + 1;
         // SAFETY: the region is borrowed exclusively for 'scope, so it stays registered, and

@@ -92,8 +92,8 @@
 //!
 //! # Idle peers
 //!
-//! A peer that dies while nothing is sent to it is not noticed. [`Handle::keepalive`] probes the
-//! peers; call it every few seconds.
+//! A failed peer is detected only by a send to it. [`Handle::keepalive`] probes idle peers; call it
+//! every few seconds.
 
 pub(crate) mod flow;
 #[cfg(feature = "futures")]
@@ -124,18 +124,18 @@ use super::hub::{Driver, Hub};
 use super::{Address, Lease, Pending, Pool, Source};
 use crate::{AnyProvider, Error, Readiness, Result};
 
-/// A peer of a [`Server`]. It is not reused: a later peer has another one.
+/// The id of a peer of a [`Server`]. Ids are not reused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PeerId {
     index: u32,
     generation: u32,
 }
 
-/// What has become of the messages of a server that was [shut down](Handle::shutdown).
+/// Counts of the messages of a server that was [shut down](Handle::shutdown).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Report {
-    /// Messages that the peers have received.
+    /// Messages that the peers' devices have acknowledged.
     pub sent: u64,
     /// Messages whose [`Pending`] was dropped before they were sent. They are part of the other two
     /// numbers.
@@ -222,7 +222,7 @@ impl<B, P: Provider> Inner<B, P> {
         lock(&self.peers).iter().filter_map(|entry| entry.peer.clone()).collect()
     }
 
-    /// Whether the peers have received everything that was sent to them, or are gone.
+    /// Whether every peer has received all messages to it, or has failed.
     fn is_delivered(&self) -> bool {
         self.collect();
         let peers = self.each();
@@ -234,7 +234,7 @@ impl<B, P: Provider> Inner<B, P> {
 }
 
 impl<B: Source, P: Provider> Server<B, P> {
-    /// Everything but reading.
+    /// The handle that admits, sends and closes.
     #[must_use]
     pub fn handle(&self) -> &Handle<B, P> {
         &self.handle
@@ -409,20 +409,21 @@ impl<B: Source, P: Provider> Handle<B, P> {
         }
     }
 
-    /// Ends the connection to `peer` in order: what was sent before arrives. Later messages to it
-    /// are refused. The peer sends what it has queued; then it ends with [`Event::Closed`].
+    /// Closes the connection to `peer` without loss: messages that were sent before are delivered,
+    /// and later ones are rejected. The peer sends its queued messages; then [`Event::Closed`]
+    /// follows.
     pub fn close(&self, peer: PeerId) {
         if let Some(peer) = self.inner.get(peer) {
             self.inner.update(&peer, flow::Flow::close);
         }
     }
 
-    /// Ends all connections in order, and admits no peer any more. It begins at once; the result is
-    /// there when the peers have received everything that was sent to them, or are gone.
+    /// Closes all connections as [`Handle::close`] does, and admits no more peers. It begins at
+    /// once. The result is available when every peer has received all messages to it, or has
+    /// failed.
     ///
     /// Messages of the peers arrive meanwhile and afterwards: read them until [`Server::next`]
-    /// returns `None`. A peer that waits for receives does so until the messages before are
-    /// dropped.
+    /// returns `None`. A peer without credits waits until earlier messages are dropped.
     pub fn shutdown(&self) -> Shutdown<B, P> {
         self.inner.closed.store(true, Ordering::Release);
         for peer in self.inner.each() {
@@ -431,8 +432,8 @@ impl<B: Source, P: Provider> Handle<B, P> {
         Shutdown { inner: Arc::clone(&self.inner) }
     }
 
-    /// Probes each peer to which nothing is on its way, by an RDMA write without data. A peer that
-    /// is dead ends with [`Event::Gone`] after the retries.
+    /// Probes each peer by a zero-length RDMA write, unless an earlier probe is outstanding. An
+    /// unreachable peer ends with [`Event::Gone`] after the retries.
     pub fn keepalive(&self) {
         self.inner.collect();
         for peer in self.inner.each() {
@@ -472,7 +473,7 @@ impl<B: Source, P: Provider> Handle<B, P> {
     }
 }
 
-/// The end of a server; see [`Handle::shutdown`]. It goes on if this is dropped.
+/// The shutdown of a server; see [`Handle::shutdown`]. It continues if this is dropped.
 #[must_use = "await it for the report"]
 pub struct Shutdown<B, P: Provider = AnyProvider> {
     inner: Arc<Inner<B, P>>,
@@ -590,12 +591,12 @@ impl<B: Source, P: Provider> Client<B, P> {
         self.server.wait_timeout(timeout)
     }
 
-    /// Ends the connection in order, as [`Handle::shutdown`] does.
+    /// Closes the connection without loss, as [`Handle::shutdown`] does.
     pub fn shutdown(&self) -> Shutdown<B, P> {
         self.server.handle.shutdown()
     }
 
-    /// The number of the server among the client's peers, and the rest of its API.
+    /// The id of the server as the client's peer, and the client's handle.
     #[must_use]
     pub fn peer(&self) -> (PeerId, &Handle<B, P>) {
         (self.id, &self.server.handle)

@@ -35,7 +35,7 @@ pub(super) struct SpinState {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spinning {
     start: Instant,
-    /// How long to poll. `None` for ever.
+    /// How long to poll. `None`: no limit.
     limit: Option<Duration>,
 }
 
@@ -56,8 +56,8 @@ impl SpinState {
     /// The wait has ended with a completion.
     pub(super) fn end(&mut self, wait: Spinning) {
         if let Spin::Adaptive(max) = self.policy {
-            // A long pause counts as a bit more than `max`, so that a few short waits make up for
-            // it.
+            // A long wait counts as at most 4 × `max`, so that a few short waits lower the average
+            // below `max`.
             self.average = (3 * self.average + wait.start.elapsed().min(4 * max)) / 4;
         }
     }

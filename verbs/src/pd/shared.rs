@@ -18,7 +18,7 @@ pub(crate) struct PdShared {
 
 #[cfg(feature = "test-utils")]
 impl PdShared {
-    /// A PD that no kernel knows.
+    /// A PD without a kernel object.
     pub(crate) fn without_kernel(context: Arc<ContextInner>) -> Self {
         Self { context, handle: 0, imported: false, given_up: GivenUp::default() }
     }

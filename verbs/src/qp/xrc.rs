@@ -199,7 +199,8 @@ impl<P: Provider> XrcTarget<P> {
         self.handle
     }
 
-    /// Gives the handle up: nothing closes it before the device file is closed.
+    /// Releases the handle: drop no longer closes the kernel object. The kernel closes it when the
+    /// device file is closed.
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(mut self) -> u32 {
         self.destroyed = true;

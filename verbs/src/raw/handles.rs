@@ -14,8 +14,8 @@ pub struct QpLayout {
 }
 
 impl<P: Provider> Pd<P> {
-    /// Gives the kernel object up, also for all clones: nothing deallocates it before the device
-    /// file is closed.
+    /// Releases the handle, also for all clones: drop no longer deallocates the kernel object. The
+    /// kernel deallocates it when the device file is closed.
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(self) -> u32 {
         self.domain().given_up.set();
@@ -30,8 +30,8 @@ impl<P: Provider> Cq<P> {
         self.shared().handle
     }
 
-    /// Gives the kernel object up: nothing destroys it before the device file is closed. Its queue
-    /// and its memory are leaked.
+    /// Releases the handle: drop no longer destroys the kernel object. The kernel destroys it when
+    /// the device file is closed. Its queue and its memory are leaked.
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(self) -> u32 {
         self.shared().given_up.set();
@@ -46,8 +46,9 @@ impl<P: Provider> Srq<P> {
         self.shared().handle
     }
 
-    /// Gives the kernel object up: nothing destroys it before the device file is closed. Its queue
-    /// and its memory are leaked. Posted requests stay in use until the object is destroyed.
+    /// Releases the handle: drop no longer destroys the kernel object. The kernel destroys it when
+    /// the device file is closed. Its queue and its memory are leaked. Posted requests stay in use
+    /// until the object is destroyed.
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(self) -> u32 {
         self.shared().given_up.set();
@@ -62,7 +63,7 @@ impl<P: Provider> Wq<P> {
         self.shared().handle
     }
 
-    /// Gives the kernel object up, as [`Srq::into_handle`] does.
+    /// Releases the handle, as [`Srq::into_handle`] does.
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(self) -> u32 {
         self.shared().given_up.set();

@@ -84,7 +84,8 @@ impl RawObject {
         &self.context
     }
 
-    /// Gives the object up: it is not destroyed before the device file is closed.
+    /// Releases the handle: drop no longer destroys the kernel object. The kernel destroys it when
+    /// the device file is closed.
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(self) -> u32 {
         self.release().1

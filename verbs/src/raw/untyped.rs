@@ -11,7 +11,7 @@ use super::uapi::method::{Access, AttributeInfo, AttributeKind, MethodInfo, Payl
 /// It owns its buffers. [`RawContext::execute_untyped`](super::RawContext::execute_untyped)
 /// executes it.
 ///
-/// A query with a buffer of the wrong length, and with an attribute that no kernel knows:
+/// A query with a buffer of the wrong length, and with an undefined attribute:
 ///
 /// ```no_run
 /// use bareverbs::raw::UntypedCall;
@@ -149,7 +149,7 @@ impl UntypedCall {
         self.add(attribute(id, short), Some(Payload { bytes: vec![0; len], output: true }))
     }
 
-    /// The first attribute with this id, to be changed: its flags, its element of an enumeration,
+    /// The first attribute with this id, mutable: its flags, its element of an enumeration,
     /// or a wrong length. If it has a buffer, its `data` is overwritten when the call is executed,
     /// and the buffer grows to a longer length.
     pub fn attribute_mut(&mut self, id: u16) -> Option<&mut Attribute> {

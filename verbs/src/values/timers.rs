@@ -25,7 +25,7 @@ use super::ValueError;
 pub struct AckTimeout(u8);
 
 impl AckTimeout {
-    /// No timeout: a request whose acknowledgement is lost waits for ever.
+    /// No timeout: a request whose acknowledgement is lost is never retried and never completes.
     pub const INFINITE: Self = Self(0);
 
     /// The time 4.096 µs × 2^`exponent`; 0 is [`INFINITE`](Self::INFINITE). `None` above 31.
@@ -103,8 +103,8 @@ impl MinRnrTimer {
     /// The longest time, 655.36 ms.
     pub const MAX: Self = Self(0);
 
-    /// The time with this code (IBTA table 45): 0 is 655.36 ms, 1 is 10 µs, 31 is 491.52 ms. `None`
-    /// above 31.
+    /// The time with this code (IBTA, "Encoding for RNR NAK Timer Field"): 0 is 655.36 ms, 1 is 10
+    /// µs, 31 is 491.52 ms. `None` above 31.
     #[must_use]
     pub const fn new(code: u8) -> Option<Self> {
         if code <= 31 { Some(Self(code)) } else { None }
@@ -146,15 +146,15 @@ impl fmt::Display for MinRnrTimer {
 
 /// How often a requester sends a request again after an [`AckTimeout`], 0 to 7 times.
 ///
-/// Soft-RoCE retries for ever if it is 7. With up to 6 retries the request ends on every device,
-/// with [`WcStatus::RETRY_EXC_ERR`](crate::WcStatus::RETRY_EXC_ERR).
+/// Soft-RoCE retries without limit if it is 7. With up to 6 retries the request ends on every
+/// device, with [`WcStatus::RETRY_EXC_ERR`](crate::WcStatus::RETRY_EXC_ERR).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RetryCount(u8);
 
 impl RetryCount {
     /// No retry.
     pub const ZERO: Self = Self(0);
-    /// 7 retries; for ever on Soft-RoCE.
+    /// 7 retries; without limit on Soft-RoCE.
     pub const MAX: Self = Self(7);
 
     /// `count` retries. `None` above 7.
@@ -178,7 +178,7 @@ impl fmt::Display for RetryCount {
 }
 
 /// How often a requester sends a message again after the peer had no receive posted (RNR NAK), 0 to
-/// 6 times or for ever. The peer's [`MinRnrTimer`] is the pause before each retry.
+/// 6 times or without limit. The peer's [`MinRnrTimer`] is the minimum delay before each retry.
 ///
 /// After finite retries the request ends with
 /// [`WcStatus::RNR_RETRY_EXC_ERR`](crate::WcStatus::RNR_RETRY_EXC_ERR).
@@ -188,7 +188,7 @@ pub struct RnrRetry(u8);
 impl RnrRetry {
     /// No retry.
     pub const ZERO: Self = Self(0);
-    /// Retries for ever. They end if the peer stops responding: that counts as a timeout.
+    /// Retries without limit. A peer that stops responding is detected by the [`AckTimeout`].
     pub const INFINITE: Self = Self(7);
 
     /// `count` retries; 7 is [`INFINITE`](Self::INFINITE). `None` above 7.

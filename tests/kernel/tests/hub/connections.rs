@@ -116,7 +116,7 @@ pub(crate) fn full_cq_at_its_exact_reserve_loses_nothing() {
             for peer in [&a, &b] {
                 pending.extend((0..DEPTH).map(|_| peer.send(message(&pool, round), ..)));
             }
-            // Nobody reaps until all have completed: the CQ is full.
+            // No thread reaps until all have completed: the CQ is full.
             std::thread::sleep(std::time::Duration::from_millis(20));
             let refused = a.send(take(&pool), ..).wait().unwrap_err();
             assert!(refused.error.to_string().contains("are in use"), "{refused}");

@@ -48,7 +48,7 @@ impl Peer {
         Self { process, address, to_peer, from_peer }
     }
 
-    /// Tells the peer where to connect to, and waits until it has.
+    /// Sends the peer the address to connect to, and waits until it is connected.
     fn connect(&mut self, own: &Address) {
         self.to_peer.write_all(&own.to_bytes()).unwrap();
         self.from_peer.read_exact(&mut [0]).unwrap();

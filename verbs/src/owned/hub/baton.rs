@@ -1,9 +1,9 @@
-//! Who waits for the events of a hub's CQ.
+//! Election of the thread or task that waits for the events of a hub's CQ.
 //!
-//! Any thread or task may reap completions at any time. Somebody has to wait for the events of the
-//! CQ while the others sleep. That is the hub's driver, if it has one. Otherwise it is one of the
-//! threads that block, the leader. The others are followers: they sleep until their own result is
-//! there or they become the leader.
+//! Any thread or task may reap completions at any time. One of them waits for the events of the CQ
+//! while the others sleep: the hub's driver if there is one, else the leader, one of the blocked
+//! threads. The other blocked threads are followers. They sleep until their result is available or
+//! they become the leader.
 
 use std::task::Waker;
 
@@ -18,8 +18,8 @@ use crate::sync::{Mutex, lock};
 /// | the leader leaves, and there is a driver | the driver is woken, because the leader may have read its event |
 /// | the driver leaves | a follower leads and is woken, unless a thread leads already |
 ///
-/// The office passes under the lock. A follower that was appointed and leaves at that moment, for
-/// example at its time limit, leaves as the leader.
+/// The leader changes under the lock. A follower that was made the leader and leaves at that
+/// moment, for example on a timeout, leaves as the leader.
 pub(crate) struct Baton {
     state: Mutex<State>,
 }
@@ -141,7 +141,7 @@ impl Baton {
 }
 
 impl State {
-    /// Chooses who waits for events now. Returns its waker.
+    /// Makes a follower the leader if there is neither a driver nor a leader. Returns its waker.
     fn appoint(&mut self) -> Option<Waker> {
         if matches!(self.driver, Driver::Present(_)) {
             return self.driver.take();

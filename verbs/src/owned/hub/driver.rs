@@ -1,4 +1,4 @@
-//! Drivers: who waits for the events of a hub's CQ.
+//! Drivers, which wait for the events of a hub's CQ.
 
 use std::fmt;
 use std::future::Future;
@@ -15,12 +15,12 @@ use super::{BATCH, HubInner};
 use crate::readiness::Readiness;
 use crate::{AnyProvider, CompChannel, Error, Result};
 
-/// Most completions that a driver reaps before it yields to other tasks.
+/// Maximum of completions that a driver reaps before it yields to other tasks.
 const TURN: usize = 2 * BATCH;
-/// Most events that a driver handles before it yields to other tasks.
+/// Maximum of events that a driver handles before it yields to other tasks.
 const ROUNDS: usize = 4;
 
-/// Ends the office of the driver.
+/// The role of the driver. Drop ends it.
 struct Office<B, P: Provider> {
     hub: Weak<HubInner<B, P>>,
 }
@@ -49,7 +49,7 @@ impl<B, P: Provider> Drop for Office<B, P> {
 /// The driver of a [`Hub`](super::Hub) as a future, for a task of its own.
 ///
 /// It completes when the last handle of the hub (`Hub`, `Peer`, `Pending`) was dropped, or with an
-/// error if the device was removed. It is `Send`. Dropping it ends the office: see
+/// error if the device was removed. It is `Send`. After it is dropped, the hub has no driver: see
 /// [`Pending`](crate::owned::Pending#without-a-driver).
 #[must_use = "a driver does nothing unless it is polled"]
 pub struct Driver<B, R, P: Provider = AnyProvider> {
@@ -108,7 +108,7 @@ pub(super) fn spawn<B: Send + 'static, P: Provider>(hub: &Arc<HubInner<B, P>>) -
     let office = Office::take(hub)?;
     let channel = hub.channel.clone();
     let spawned = std::thread::Builder::new().name("bareverbs-hub".into()).spawn(move || {
-        // An error ends the office: the device was removed.
+        // On an error the device was removed, and the thread ends.
         let _ = run(&office, &channel);
     });
     spawned.map(drop).map_err(|error| {

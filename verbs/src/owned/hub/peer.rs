@@ -26,7 +26,7 @@ use crate::{
 /// The first failed operation ends the connection: all its operations fail, and posts are rejected.
 ///
 /// The QP is destroyed when the last clone and the last `Pending` of the connection are dropped.
-/// Operations in flight end with it. To send the last messages for certain, await them first.
+/// Operations in flight end with it, and their messages may be lost: await them first.
 pub struct Peer<B, P: Provider = AnyProvider> {
     inner: Arc<PeerInner<B, P>>,
 }
@@ -60,8 +60,8 @@ impl<B, P: Provider> PeerInner<B, P> {
     }
 }
 
-/// Forgets the operations of a connection: the table no longer has them, and nobody frees their
-/// memory. Their slots stay reserved.
+/// Forgets the operations of a connection: the table no longer has them, and their memory is
+/// leaked. Their slots stay reserved.
 struct Leak<'h, B, P: Provider> {
     hub: &'h HubInner<B, P>,
     slots: &'h [u32],
@@ -96,7 +96,8 @@ impl<B, P: Provider> Peer<B, P> {
         &self.inner
     }
 
-    /// Sets what the address of a new connection of a server says of its receives.
+    /// Sets the receive window and the maximum message size in the address of a server's new
+    /// connection.
     pub(super) fn describe(&mut self, recvs: u32, max_message: u32) {
         if let Some(inner) = Arc::get_mut(&mut self.inner) {
             (inner.local.recvs, inner.local.max_message) = (recvs, max_message);
@@ -213,7 +214,7 @@ impl<B: Source, P: Provider> Peer<B, P> {
             drop(state);
             return Pending::refused(full(verb, conn, direction), buffer);
         };
-        // The table owns the buffer before the device learns of it, so a panic in between does not
+        // The table owns the buffer before the request is posted, so a panic in between does not
         // free it.
         let wr_id = hub.table.insert(index, Posted { buffer, verb, direction, len: sge.length });
         match post(qp, wr_id, sge) {
@@ -268,7 +269,7 @@ impl<B: Source, P: Provider> Peer<B, P> {
             });
             return Pending::refused(error, buffer);
         };
-        // The table owns the buffer before the device learns of it, so a panic in between does not
+        // The table owns the buffer before the request is posted, so a panic in between does not
         // free it.
         let wr_id = hub
             .table

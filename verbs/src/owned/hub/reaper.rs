@@ -20,7 +20,7 @@ const CONTROL: u64 = 1 << 62;
 /// The `wr_id` of a keepalive.
 const PROBE: u64 = CONTROL | 5;
 
-/// Most completions that are taken with the CQ locked.
+/// Maximum of completions that are polled with the CQ locked.
 pub(crate) const BATCH: usize = 32;
 
 /// The operations of a hub.
@@ -78,7 +78,7 @@ pub(crate) struct ConnState<P: Provider> {
     pub(crate) flow: Option<Flow<Queued>>,
     /// Longest message that the peer receives.
     pub(crate) max_message: u32,
-    /// Whether its server was told of its end.
+    /// Whether the event of its end was queued for its server.
     ended: bool,
     probing: bool,
 }
@@ -113,7 +113,7 @@ impl<P: Provider> ConnState<P> {
         Ok(())
     }
 
-    /// Posts a write without data, unless an earlier one is on its way.
+    /// Posts a zero-length RDMA write, unless an earlier one is outstanding.
     pub(crate) fn probe(&mut self) -> Result<(), Failure> {
         let Self { qp: Some(qp), failure: None, probing: probing @ false, .. } = self else { return Ok(()) };
         if qp.state() != QpState::RTS {
@@ -135,8 +135,8 @@ fn post<P: Provider>(
     let payload = Payload::Sges(sge.as_slice());
     let request = SendRequest { wr_id, operation, flags: SendFlags::SIGNALED, payload };
     // SAFETY: a request without an SGE names no memory. That of a message was made by `checked_sge`
-    // for a buffer of `Source` that was moved into the table, and `Peer::post` tells how long the
-    // table keeps it.
+    // for a buffer of `Source` that was moved into the table, and `Peer::post` documents how long
+    // the table keeps it.
     match unsafe { qp.post_send(&[request]) } {
         // A request that counts as posted will complete.
         Err(error) if error.accepted == 0 => Err(error),
@@ -196,7 +196,7 @@ impl<P: Provider> Conn<P> {
         if let Some(qp) = &mut state.qp
             && qp.state() != QpState::ERR
         {
-            // If the kernel refuses it, the device is gone.
+            // The kernel refuses it only if the device was removed.
             let _ = qp.set_error();
         }
     }
@@ -347,7 +347,8 @@ fn failed<B, P: Provider>(
     }
 }
 
-/// Ends a connection, with the messages that wait for credits, and tells its server.
+/// Ends a connection, flushes its messages that wait for credits, and queues the event for its
+/// server.
 pub(super) fn end<B, P: Provider>(
     conn: &Conn<P>,
     failure: Failure,
@@ -401,7 +402,7 @@ fn message<B, P: Provider>(
     let receive = if shared { sink.take(wr_id) } else { None };
     let unknown = shared && receive.is_none();
     let Some(conn) = by_number.get(&qp_num) else {
-        // Of a connection that is destroyed.
+        // The connection was destroyed.
         receive.into_iter().for_each(|receive| sink.post_again(receive));
         return;
     };
@@ -421,7 +422,7 @@ fn message<B, P: Provider>(
     let mut state = conn.lock();
     let ended = state.ended;
     let Some(flow) = state.flow.as_mut().filter(|_| !ended) else {
-        // Its server was told of its end, which follows the last message.
+        // The event of its end was queued, and no message may follow it.
         drop(state);
         receive.into_iter().for_each(|receive| sink.post_again(receive));
         return;
@@ -478,8 +479,8 @@ fn message<B, P: Provider>(
     }
 }
 
-/// What is left to do for a batch of completions after the CQ was unlocked: code of users runs
-/// then.
+/// Wakers to call and buffers to drop after the CQ was unlocked, because both run code of the
+/// application.
 pub(crate) struct Batch<B> {
     woken: Few<Waker>,
     ended: Few<Operation<B>>,
@@ -499,7 +500,7 @@ impl<B> Batch<B> {
     }
 }
 
-/// Some values. More than [`BATCH`] occur only when connections end.
+/// A list that allocates only beyond [`BATCH`] values, which occur when connections end.
 struct Few<T> {
     values: [Option<T>; BATCH],
     len: usize,

@@ -12,8 +12,8 @@ const LAST_GENERATION: u32 = (1 << 30) - 1;
 /// operation, with its buffer, and `R` its result.
 ///
 /// The lower half of a `wr_id` is the index of the slot. The upper half is the generation of the
-/// slot, which counts its operations from 1 to 2^30 - 1. So a `wr_id` is unique until a slot has
-/// been used so often, 0 is never valid, and the two highest bits are 0.
+/// slot, which counts its operations from 1 to 2^30 - 1. So a `wr_id` repeats only after 2^30 - 1
+/// uses of its slot, 0 is never valid, and the two highest bits are 0.
 ///
 /// | state | from | until |
 /// |---|---|---|
@@ -23,7 +23,7 @@ const LAST_GENERATION: u32 = (1 << 30) - 1;
 /// | detached | `detach` of a posted operation | `complete` |
 ///
 /// [`abandon`](Self::abandon) ends every state. Each slot has a lock of its own, which is held for
-/// a few instructions. No code of a user runs with a lock held.
+/// a few instructions. No code of the application runs with a lock held.
 pub(crate) struct Table<T, R> {
     slots: Box<[Mutex<Slot<T, R>>]>,
 }
@@ -196,7 +196,7 @@ impl<T, R> Table<T, R> {
         detached.map_or(Detached::Unknown, |(detached, _)| detached)
     }
 
-    /// Frees the slot `index` and returns the operation that it has, in whatever state.
+    /// Frees the slot `index` in any state and returns its operation.
     pub(crate) fn abandon(&self, index: u32) -> Option<T> {
         let state = {
             let mut slot = lock(self.slots.get(index as usize)?);

@@ -14,7 +14,7 @@ use super::park::Parker;
 use crate::Result;
 use crate::owned::Spin;
 
-/// The spin policy of a hub, with what it has learned.
+/// The spin policy of a hub, and the smoothed length of its waits.
 pub(crate) struct Spinning {
     policy: Spin,
     /// Smoothed length of waits in nanoseconds.

@@ -36,7 +36,7 @@ pub(crate) const CONTROL_RECEIVES: u32 = 4;
 pub(crate) const CONTROL_SENDS: u32 = 4;
 
 const COUNT: u32 = (1 << 28) - 1;
-/// The largest window: half of it must be told from the other half.
+/// The largest window: the difference of two counts modulo 2^28 must be unambiguous.
 pub(crate) const MAX_WINDOW: u32 = 1 << 20;
 
 /// The kind of a message.
@@ -57,7 +57,7 @@ impl Kind {
     }
 }
 
-/// A peer that does not adhere to the protocol.
+/// A violation of the protocol by the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Violation;
 
@@ -85,8 +85,8 @@ pub(crate) struct Flow<T> {
 }
 
 impl<T> Flow<T> {
-    /// `window` receives are posted for the peer's data, which was told so. Up to `depth` messages
-    /// wait for credits.
+    /// `window` receives are posted for the peer's data, and the peer has that count from the
+    /// address. Up to `depth` messages wait for credits.
     pub(crate) fn new(window: u32, depth: usize) -> Self {
         Self {
             window,
@@ -147,7 +147,7 @@ impl<T> Flow<T> {
         }
         match kind {
             Kind::Data => {
-                // More than it was told to send.
+                // More messages than it has credits for.
                 if self.bye_received || self.received.wrapping_sub(self.released) >= self.window {
                     return Err(Violation);
                 }
@@ -200,7 +200,7 @@ impl<T> Flow<T> {
         Some((kind, Imm((kind as u32) << 28 | total & COUNT), message))
     }
 
-    /// A control message has reached the peer's memory.
+    /// The peer's device has acknowledged a control message.
     pub(crate) fn control_done(&mut self, kind: Kind) {
         match kind {
             Kind::Credit => self.credit_in_flight = false,

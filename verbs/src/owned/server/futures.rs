@@ -35,15 +35,15 @@ impl<B: Source, P: Provider> Stream for Client<B, P> {
 /// bytes that are sent.
 ///
 /// It is ready while fewer than [`ServerOptions::sends`](super::ServerOptions::sends) of its
-/// messages are on their way. It should be the only sender to its peer: `start_send` fails if
-/// others take all places. Flushing waits until the messages are in the peer's memory. Closing also
-/// [closes the connection](Handle::close).
+/// messages are outstanding. It should be the only sender to its peer: `start_send` fails if other
+/// senders fill the queue. Flushing waits until the peer's device has acknowledged the messages.
+/// Closing also [closes the connection](Handle::close).
 ///
 /// The buffers of sent messages are dropped. An error returns the buffer of its message.
 pub struct MessageSink<B: Source = Lease, P: Provider = AnyProvider> {
     handle: Handle<B, P>,
     peer: PeerId,
-    /// Messages on their way, the oldest first.
+    /// Outstanding messages, the oldest first.
     pending: VecDeque<Pending<B, P>>,
     limit: usize,
 }
@@ -58,7 +58,7 @@ impl<B: Source, P: Provider> Handle<B, P> {
 }
 
 impl<B: Source, P: Provider> MessageSink<B, P> {
-    /// Takes the results of messages until fewer than `left` are on their way.
+    /// Takes the results of messages until fewer than `left` are outstanding.
     fn poll_fewer(&mut self, cx: &mut Context<'_>, left: usize) -> Poll<Result<(), Failed<B>>> {
         while self.pending.len() >= left {
             let Some(oldest) = self.pending.front_mut() else { break };

@@ -76,7 +76,7 @@ impl<B: Source, P: Provider> Message<B, P> {
 impl<B: Source, P: Provider> Drop for Message<B, P> {
     fn drop(&mut self) {
         let Some(receive) = mem::take(&mut self.receive) else { return };
-        // The receive is posted before the credit is told.
+        // The receive is posted before the credit is sent.
         self.sink.post_again(receive);
         let pumped = {
             let mut state = self.conn.lock();

@@ -1,4 +1,4 @@
-//! Where the messages of a server go: its SRQ, and the events for the application.
+//! The SRQ of a server, and the queue of events for the application.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -45,9 +45,9 @@ struct Events<P: Provider> {
     queue: VecDeque<RawEvent<P>>,
     /// Peers that both ends have finished with.
     finished: Vec<PeerId>,
-    /// Who waits for an event.
+    /// The waker of the task or thread that waits for an event.
     reader: Option<Waker>,
-    /// Who waits for the end of peers.
+    /// The waker of the task or thread that waits for the end of peers.
     ender: Option<Waker>,
 }
 
@@ -95,7 +95,7 @@ impl<P: Provider> Sink<P> {
         let mut receives = lock(&self.receives);
         let Receives { srq: Some(srq), slots } = &mut *receives else { return Ok(()) };
         let slot = &mut slots[index as usize];
-        // The slot owns the buffer before the device learns of it, so a panic in between does not
+        // The slot owns the buffer before the request is posted, so a panic in between does not
         // free it.
         slot.lease = Some(lease);
         let wr_id = SHARED | u64::from(WrId { owner: slot.generation, request: index });
@@ -116,7 +116,7 @@ impl<P: Provider> Sink<P> {
         }
     }
 
-    /// Posts a consumed receive again. If that fails, the device is gone.
+    /// Posts a consumed receive again. It fails only if the device was removed.
     pub(crate) fn post_again(&self, receive: Receive) {
         let Receive { index, lease } = receive;
         let _ = self.post(index, lease);
@@ -151,7 +151,8 @@ impl<P: Provider> Sink<P> {
         [events.reader.take(), events.ender.take()]
     }
 
-    /// The waker of who waits for the end of peers, to be woken.
+    /// Takes the waker of the task or thread that waits for the end of peers. The caller must wake
+    /// it.
     #[must_use]
     pub(crate) fn ender(&self) -> Option<Waker> {
         lock(&self.events).ender.take()
@@ -167,14 +168,14 @@ impl<P: Provider> Sink<P> {
         lock(&self.events).queue.pop_front()
     }
 
-    /// Registers who waits for an event.
+    /// Registers the waker of the task or thread that waits for an event.
     pub(crate) fn register_reader(&self, cx: &Context<'_>) {
         let waker = cx.waker().clone();
         let previous = lock(&self.events).reader.replace(waker);
         drop(previous);
     }
 
-    /// Registers who waits for the end of peers.
+    /// Registers the waker of the task or thread that waits for the end of peers.
     pub(crate) fn register_ender(&self, cx: &Context<'_>) {
         let waker = cx.waker().clone();
         let previous = lock(&self.events).ender.replace(waker);
