@@ -95,13 +95,14 @@ impl<M: MemoryOwner> Mr<M> {
     /// ```
     ///
     /// # Errors
-    /// - [`Error::Unsupported`] if the kernel or the device does not support it, as rxe.
+    /// - [`Error::Unsupported`] if the kernel or the driver does not support it, such as rxe.
     /// - [`Error::Invalid`] for memory of 0 bytes, a part of an implicit region, a region with the
     ///   right [`Access::MW_BIND`] (a bound window would keep the old memory in use), and for ODP
     ///   regions as for [`Pd::register`](crate::Pd::register).
     /// - [`Error::Kernel`].
     ///
-    /// [`NotReplaced`] has the region, or the memory of both.
+    /// [`NotReplaced`] returns the region and the new memory, or both memories, unless they are
+    /// leaked.
     #[doc(alias = "ibv_rereg_mr")]
     #[doc(alias = "IBV_REREG_MR_CHANGE_TRANSLATION")]
     #[expect(clippy::result_large_err, reason = "the error returns the region and the memory")]

@@ -14,7 +14,7 @@ use super::socket::Socket;
 use super::{INTERFACE_NAME_LEN, check_name};
 use crate::{Error, Result};
 
-/// A socket that sets up network interfaces, for software devices over them.
+/// An rtnetlink socket that configures network interfaces below software devices.
 ///
 /// ```no_run
 /// use bareverbs::netlink::{RdmaNetlink, RouteNetlink};

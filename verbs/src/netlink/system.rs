@@ -65,9 +65,8 @@ impl RdmaNetlink {
     /// Sets the visibility of devices in network namespaces, system-wide.
     ///
     /// # Errors
-    /// [`Error::NetlinkRefused`] with `EPERM` without `CAP_NET_ADMIN`
-    /// in the initial user namespace, with `EBUSY` while there is a network namespace beside the
-    /// initial one.
+    /// [`Error::NetlinkRefused`] with `EPERM` without `CAP_NET_ADMIN` in the initial user
+    /// namespace, with `EBUSY` while other network namespaces than the initial one exist.
     #[doc(alias = "rdma system set netns")]
     #[doc(alias = "RDMA_NLDEV_CMD_SYS_SET")]
     pub fn set_netns_mode(&mut self, mode: NetnsMode) -> Result<()> {

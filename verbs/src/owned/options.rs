@@ -179,14 +179,14 @@ impl EndpointOptions {
         self
     }
 
-    /// Traffic class of the GRH; TOS (DSCP and ECN) of RoCE v2 packets.
+    /// Traffic class; TOS (DSCP and ECN) of RoCE v2 packets.
     pub fn traffic_class(mut self, class: u8) -> Self {
         self.attr.traffic_class = class;
         self
     }
 
-    /// Hop limit of the GRH, and TTL of RoCE v2 packets: the number of routers that a packet may
-    /// pass, plus 1.
+    /// Hop limit: the number of routers that a packet may pass, plus 1. On RoCE the kernel replaces
+    /// it by the hop limit of the IP route.
     pub fn hop_limit(mut self, limit: u8) -> Self {
         self.attr.hop_limit = limit;
         self

@@ -65,7 +65,7 @@ impl Pool {
 
     /// Takes a buffer. `None` if all are taken.
     ///
-    /// Its bytes are those that its last user left.
+    /// The buffer is not zeroed: it has the bytes of its last use.
     #[must_use]
     pub fn take(&self) -> Option<Lease> {
         let slot = self.inner.free.take()?;

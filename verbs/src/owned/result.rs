@@ -17,7 +17,7 @@ pub struct Done<B> {
     pub len: u32,
     /// Immediate data of a received message.
     pub imm: Option<Imm>,
-    /// What the operation was: `RECV` and `RECV_RDMA_WITH_IMM` are receives.
+    /// Opcode of the completion. `RECV` and `RECV_RDMA_WITH_IMM` are receives.
     pub opcode: WcOpcode,
 }
 
@@ -48,15 +48,16 @@ impl<B: Source> Done<B> {
     }
 }
 
-/// Whether a failed operation was carried out.
+/// Whether a failed operation was executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// It was not carried out: the device never saw it, or rejected it.
+    /// The local device did not receive the request, or reported a local error: `LOC_LEN_ERR`,
+    /// `LOC_QP_OP_ERR` or `LOC_PROT_ERR`.
     NotDone,
-    /// The peer refused it.
+    /// The peer rejected the request: `REM_ACCESS_ERR` or `REM_INV_REQ_ERR`.
     Refused,
-    /// It is unknown whether the peer carried it out, in whole or in part.
+    /// It is unknown whether the peer executed it, in whole or in part.
     Unknown,
 }
 
@@ -84,9 +85,9 @@ pub struct Failed<B> {
     /// The buffer. `None` if the operation had none, or if the error belongs to no operation in
     /// flight, such as [`Error::UnknownCompletion`].
     pub buffer: Option<B>,
-    /// Whether the operation was carried out.
+    /// Whether the operation was executed.
     pub outcome: Outcome,
-    /// The status that moved the QP to ERR. Other operations are flushed in consequence.
+    /// The status that moved the QP to ERR. Operations in flight are flushed.
     pub cause: Option<WcStatus>,
 }
 

@@ -23,9 +23,10 @@ pub struct ConnectAttr {
     pub access: Access,
     /// Service level, 0 to 15.
     pub sl: u8,
-    /// Traffic class.
+    /// Traffic class; TOS (DSCP and ECN) of RoCE v2 packets.
     pub traffic_class: u8,
-    /// Hop limit: the number of routers that a packet may pass, plus 1.
+    /// Hop limit: the number of routers that a packet may pass, plus 1. On RoCE the kernel replaces
+    /// it by the hop limit of the IP route.
     pub hop_limit: u8,
     /// RNR NAK timer, as [`RtrAttr::min_rnr_timer`].
     pub min_rnr_timer: MinRnrTimer,

@@ -14,11 +14,11 @@
 //!
 //! # No deadlock
 //!
-//! A data message is sent only with a credit, so a receive is posted for it. A credit comes back
-//! when the application drops the message, with the next data message, or alone when half of them
-//! came back. Control messages need no credit: [`CONTROL_RECEIVES`] receives of each connection are
-//! reserved for them, and posted again when they are reaped. A peer has at most that many control
-//! messages that were not reaped:
+//! A data message is sent only with a credit, so a receive is posted for it. The application's drop
+//! of a message returns its credit: with the next data message, or in a credit message once half of
+//! the window is unreported. Control messages need no credit: [`CONTROL_RECEIVES`] receives of each
+//! connection are reserved for them, and posted again when they are reaped. A peer has at most that
+//! many control messages that were not reaped:
 //!
 //! - Two credit messages. Credits that the peer has not seen are at most the window, and each
 //!   credit message carries at least half of it.

@@ -15,9 +15,11 @@ pub struct GlobalRoute {
     pub sgid_index: GidIndex,
     /// Flow label, 20 bits.
     pub flow_label: u32,
-    /// Hop limit: the number of routers that a packet may pass, plus 1.
+    /// Hop limit: the number of routers that a packet may pass, plus 1; TTL of RoCE v2 packets. On
+    /// RoCE the kernel replaces it by the hop limit of the IP route in `MODIFY_QP` (RC, UC, XRC);
+    /// multicast address handles keep it.
     pub hop_limit: u8,
-    /// Traffic class.
+    /// Traffic class; TOS (DSCP and ECN) of RoCE v2 packets.
     pub traffic_class: u8,
 }
 
