@@ -23,7 +23,7 @@ const VERB: &str = "ServerOptions::build";
 /// | [`sends`](Self::sends) | 16 messages |
 /// | [`message_size`](Self::message_size) | 4096 bytes |
 /// | [`port`](Self::port) | 1 |
-/// | [`connection`](Self::connection) | [`ConnectAttr::new`] |
+/// | [`connection`](Self::connection) | [`ConnectAttr::new`] with access `REMOTE_WRITE` |
 /// | [`spin`](Self::spin) | [`Spin::Never`] |
 ///
 /// It takes `peers` × (`window` + `sends` + 4) buffers of the message size, in one registration.
