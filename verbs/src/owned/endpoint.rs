@@ -203,8 +203,8 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// and atomics at a time.
     ///
     /// # Errors
-    /// - [`Error::Invalid`]: the endpoint is already connected, its connection has failed, or `peer` is
-    ///   not a valid address.
+    /// - [`Error::Invalid`]: the endpoint is already connected, its connection has failed, or
+    ///   `peer` is not a valid address.
     /// - [`Error::Kernel`]: the peer is unreachable, or the kernel rejects a transition.
     pub fn connect(&mut self, peer: &Address) -> Result<()> {
         self.check_open("Endpoint::connect")?;
@@ -604,8 +604,8 @@ impl<B: Source, P: Provider> Endpoint<B, P> {
         // SAFETY: `SendFlow::post` has moved the buffer into the flow and made the SGE from it, by
         // `checked_sge`. The buffer stays there, registered and untouched (`Source`; `Op` demands a
         // `Target` for operations that write it), until the provider reports the completion of the
-        // request or of a later one, or `Drop` has destroyed the QP. If the endpoint is forgotten or
-        // the kernel refuses to destroy the QP, the buffer is leaked, and its bytes stay valid.
+        // request or of a later one, or `Drop` has destroyed the QP. If the endpoint is forgotten
+        // or the kernel refuses to destroy the QP, the buffer is leaked, and its bytes stay valid.
         let posted = flows.sends.post(op, |request| unsafe { qp.post_send(&[*request]) });
         posted.map_err(|refused| self.refused(refused))
     }

@@ -171,8 +171,8 @@ impl<B> SendFlow<B> {
         NotPosted { error, buffer: entry.buffer, tag: entry.tag }
     }
 
-    /// Posts the operation on `sge` by `post`, and publishes it with all earlier ones. `buffer` is that
-    /// of the SGE.
+    /// Posts the operation on `sge` by `post`, and publishes it with all earlier ones. `buffer` is
+    /// that of the SGE.
     ///
     /// `post` may publish the request only if it returns `Ok`, or an error that accepted it.
     #[inline(always)]
@@ -227,8 +227,8 @@ impl<B> SendFlow<B> {
         (self.refused, self.failed) = (self.queue.unpublished(), true);
     }
 
-    /// The request with this `wr_id` was polled and was successful: returns it, if none is older and
-    /// none has failed.
+    /// The request with this `wr_id` was polled and was successful: returns it, if none is older
+    /// and none has failed.
     #[inline(always)]
     pub(super) fn finish(&mut self, wr_id: u64) -> Option<Done<B>> {
         if self.failed {
