@@ -19,7 +19,8 @@ use crate::{AckTimeout, MinRnrTimer, RetryCount, RnrRetry};
 /// Devices round depths up: Soft-RoCE grants 127 for 64. A program that posts until the queue is
 /// full has as many requests outstanding as [`Qp::cap`](crate::Qp::cap) says, and each may occupy
 /// an entry of the CQ. A CQ that overflows loses completions. So such a program sizes the CQ for
-/// the granted depths:
+/// the granted depths. It also counts what was posted and not polled, because Soft-RoCE frees the
+/// slot of a request before its completion is polled:
 ///
 /// ```no_run
 /// # fn example(pd: &bareverbs::Pd, cq: &mut bareverbs::Cq) -> bareverbs::Result<()> {
