@@ -215,7 +215,9 @@ fn send_queue(input: &mut Input<'_>) {
                 } else {
                     let request = SendRequest { wr_id: next, operation: operation(input), flags, payload };
                     // SAFETY: no kernel executes the request.
-                    if unsafe { sq.try_push(&request) } { Ok(()) } else { unsafe { sq.push(&request) } }
+                    let pushed = unsafe { sq.try_push(&request) };
+                    // SAFETY: as for `try_push`: no kernel executes the request.
+                    if pushed { Ok(()) } else { unsafe { sq.push(&request) } }
                 };
                 match pushed {
                     Ok(()) => (next, accepted.batch) = (next + 1, accepted.batch + 1),

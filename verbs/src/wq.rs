@@ -395,13 +395,15 @@ impl<P: Provider> WqShared<P> {
     /// It must not have been destroyed before, and nothing may use the object afterwards.
     unsafe fn destroy(&mut self) -> Result<u32, IoctlError> {
         // SAFETY: the caller's contract is stronger.
-        unsafe { self.try_destroy() }.inspect_err(|_| {
-            // The device may still use the ring, so it is leaked.
-            let orphan = self.orphan.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-            if let Some(mut queue) = orphan.map(ManuallyDrop::new) {
-                queue.abandon();
-            }
-        })
+        unsafe { self.try_destroy() }.inspect_err(|_| self.leak_ring())
+    }
+
+    /// Leaks the ring, which the device may still use. No receive is scattered from CQEs afterwards.
+    fn leak_ring(&mut self) {
+        let orphan = self.orphan.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(mut queue) = orphan.map(ManuallyDrop::new) {
+            queue.abandon();
+        }
     }
 
     /// As `destroy`, but the WQ remains usable if the kernel refuses.
@@ -422,8 +424,9 @@ impl<P: Provider> WqShared<P> {
 impl<P: Provider> Drop for WqShared<P> {
     fn drop(&mut self) {
         if self.given_up.get() {
-            // The kernel object goes on to exist: its memory is leaked.
-            std::mem::forget(self.orphan.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+            // The kernel object goes on to exist: its ring is leaked. The caller may free the memory of
+            // its receives after it has destroyed the object.
+            self.leak_ring();
         } else if !self.destroyed {
             // SAFETY: it was not destroyed, and is being dropped.
             let _ = unsafe { self.destroy() };

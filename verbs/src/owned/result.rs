@@ -52,19 +52,20 @@ impl<B: Source> Done<B> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// The local device did not receive the request, or reported a local error: `LOC_LEN_ERR`,
-    /// `LOC_QP_OP_ERR` or `LOC_PROT_ERR`.
+    /// The local device did not receive the request: the kernel refused its doorbell.
     NotDone,
-    /// The peer rejected the request: `REM_ACCESS_ERR` or `REM_INV_REQ_ERR`.
+    /// The peer rejected the request: `REM_ACCESS_ERR` or `REM_INV_REQ_ERR`. Of a message of several
+    /// packets, earlier packets may have been written.
     Refused,
-    /// It is unknown whether the peer executed it, in whole or in part.
+    /// It is unknown whether the peer executed it, in whole or in part. This includes local errors
+    /// such as `LOC_PROT_ERR`: a device may find them after its first packet, or in the response to a
+    /// read or an atomic that the peer has executed.
     Unknown,
 }
 
 impl Outcome {
     pub(super) fn of(status: WcStatus) -> Self {
         match status {
-            WcStatus::LOC_LEN_ERR | WcStatus::LOC_QP_OP_ERR | WcStatus::LOC_PROT_ERR => Self::NotDone,
             WcStatus::REM_ACCESS_ERR | WcStatus::REM_INV_REQ_ERR => Self::Refused,
             _ => Self::Unknown,
         }

@@ -146,8 +146,8 @@ pub(crate) fn query_qp_reports_every_state() {
 pub(crate) fn reset_with_outstanding_sends_discards_them() {
     nothing_leaks(|| {
         let pd = domain();
-        // RNR retries are unlimited. The peer grants no remote access, so a stray write
-        // would put it into ERR.
+        // RNR retries are unlimited. The peer grants no remote access, so a write that is executed
+        // after the reset would move it to ERR.
         let plan =
             Plan { rnr_retry: RnrRetry::new(7).unwrap(), access: Access::LOCAL_WRITE, ..plan_with_depth(3) };
         let (mut a, mut b) = (side(&pd, plan), side(&pd, plan));

@@ -127,18 +127,16 @@ impl ServerOptions {
     /// - [`Error::Limit`]: the CQ or the SRQ would be larger than the device's limits.
     /// - [`Error::NoPort`], [`Error::NoGid`], [`Error::System`], [`Error::Kernel`].
     pub fn build_for<B: Source, P: Provider>(&self, pd: &Pd<P>) -> Result<Server<B, P>> {
-        for (option, value) in [
-            ("peers", self.peers),
-            ("window", self.window),
-            ("sends", self.sends),
-            ("message_size", self.message_size),
-        ] {
-            if value == 0 || option != "message_size" && value > MAX_WINDOW {
+        for (option, value) in [("peers", self.peers), ("window", self.window), ("sends", self.sends)] {
+            if !(1..=MAX_WINDOW).contains(&value) {
                 return Err(Error::invalid(
                     VERB,
                     format!("{option} is {value}: it must be from 1 to {MAX_WINDOW}"),
                 ));
             }
+        }
+        if self.message_size == 0 {
+            return Err(Error::invalid(VERB, "message_size is 0: it must be at least 1"));
         }
         let context = pd.context();
         let attr = match self.attr {
@@ -150,8 +148,9 @@ impl ServerOptions {
         };
         let times_peers = |each: u32| {
             let all = u64::from(self.peers) * u64::from(each);
-            u32::try_from(all)
-                .map_err(|_| Error::invalid(VERB, "the product of peers and messages is too large"))
+            u32::try_from(all).map_err(|_| {
+                Error::invalid(VERB, format!("{all} messages of all peers exceed 2^32: lower `peers`"))
+            })
         };
         let receives = times_peers(self.window + CONTROL_RECEIVES)?;
         let sends = times_peers(self.sends + CONTROL_SENDS)?;
@@ -164,8 +163,9 @@ impl ServerOptions {
         let hub =
             Hub::with_sink(pd, entries as u32, self.spin, Some((Arc::clone(&sink), receives as usize)))?;
         for index in 0..receives {
-            let lease =
-                pool.take().ok_or_else(|| Error::invalid(VERB, "the pool has a buffer for each receive"))?;
+            let lease = pool
+                .take()
+                .ok_or_else(|| Error::invalid(VERB, "the pool has no buffer left for a receive"))?;
             sink.post(index, lease)?;
         }
         let Self { sends, window, message_size, .. } = *self;
