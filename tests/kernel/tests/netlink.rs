@@ -1,13 +1,21 @@
 //! RDMA netlink's lists and counters, compared with the objects of a test.
 
 use std::collections::BTreeSet;
+use std::os::fd::AsFd;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
-use bareverbs::netlink::{MigState, Owner, QpType, RdmaNetlink, SrqType};
-use bareverbs::{Access, Mr, Operation, Payload, QpCap, QpInit, QpState, Rc, SrqInit};
+use bareverbs::netlink::{
+    CounterMask, Event, EventSources, Events, MigState, NetdevEvent, Owner, QpType, RdmaNetlink,
+    RouteNetlink, SrqType,
+};
+use bareverbs::{Access, Error, Mr, Operation, Payload, PortNum, QpCap, QpInit, QpState, Rc, SrqInit};
 use bareverbs_kernel_tests::kernel_tests;
 use bareverbs_kernel_tests::loopback::{Plan, domain, pair, region, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{child, device};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rustix::io::Errno;
 
 kernel_tests! {
     resources_have_owner_and_parent,
@@ -19,6 +27,11 @@ kernel_tests! {
     counters_have_the_names_of_their_status,
     rxe_has_no_per_qp_counters if device::soft_roce,
     unknown_device_or_port_is_rejected,
+    unknown_ports_and_counters_are_not_changed,
+    events_wake_a_poller_of_the_descriptor,
+    lost_events_are_reported_and_others_follow,
+    rdma_events_require_privileges_before_linux_7_2,
+    refused_request_has_the_kernels_explanation,
 }
 
 fn netlink() -> RdmaNetlink {
@@ -180,4 +193,113 @@ fn unknown_device_or_port_is_rejected() {
     netlink.counter_status(device::name(), 0).unwrap_err();
     netlink.counter_binding(device::name(), 9).unwrap_err();
     netlink.qp_counters("rxe7").unwrap_err();
+}
+
+fn unknown_ports_and_counters_are_not_changed() {
+    let mut netlink = netlink();
+    let name = device::name();
+    for refused in [
+        netlink.set_optional_counters(name, 2, &[]),
+        netlink.set_counter_auto(name, 2, CounterMask::QP_TYPE, None),
+        netlink.bind_counter(name, 2, 1, None).map(drop),
+        netlink.unbind_counter(name, 2, 1, 1),
+    ] {
+        assert!(matches!(refused, Err(Error::NoPort { port: PortNum(2), count: 1, .. })), "{refused:?}");
+    }
+    let refused = netlink.set_optional_counters(name, 1, &["no such counter"]).unwrap_err();
+    assert!(refused.to_string().contains("has no optional counter \"no such counter\""), "{refused}");
+    assert!(matches!(
+        netlink.set_counter_auto("rxe7", 1, CounterMask::PID, None),
+        Err(Error::UnknownDevice { .. })
+    ));
+}
+
+/// The interface that events are caused on.
+const INTERFACE: &str = "lo";
+
+fn ip(arguments: &[&str]) {
+    assert!(Command::new("ip").args(arguments).status().unwrap().success(), "{arguments:?}");
+}
+
+fn set_mtu(mtu: u32) {
+    ip(&["link", "set", "dev", INTERFACE, "mtu", &mtu.to_string()]);
+}
+
+fn is_readable(events: &Events) -> bool {
+    let mut fds = [PollFd::new(events.as_fd(), PollFlags::POLLIN)];
+    poll(&mut fds, PollTimeout::ZERO).unwrap() > 0
+}
+
+fn events_wake_a_poller_of_the_descriptor() {
+    let mut events = Events::open(EventSources::NETDEV).unwrap();
+    while events.get_timeout(Duration::from_millis(200)).unwrap().is_some() {}
+    assert!(!is_readable(&events));
+    let begin = Instant::now();
+    assert_eq!(events.get_timeout(Duration::from_millis(50)).unwrap(), None);
+    assert!(begin.elapsed() >= Duration::from_millis(50));
+    set_mtu(40_000);
+    assert!(is_readable(&events));
+    let Event::Netdev(event) = events.get().unwrap() else { panic!("another event") };
+    let NetdevEvent { name, removed, up, mtu, .. } = event;
+    assert_eq!((name.as_str(), removed, up, mtu), (INTERFACE, false, true, Some(40_000)));
+    while events.try_get().unwrap().is_some() {}
+    assert!(!is_readable(&events));
+    set_mtu(65_536);
+}
+
+fn lost_events_are_reported_and_others_follow() {
+    let mut events = Events::open(EventSources::NETDEV).unwrap();
+    let mut lines = String::new();
+    for mtu in 30_000..33_000 {
+        lines += &format!("link set dev {INTERFACE} mtu {mtu}\n");
+    }
+    let path = std::env::temp_dir().join("mtu-changes");
+    std::fs::write(&path, lines).unwrap();
+    ip(&["-batch", path.to_str().unwrap()]);
+    std::fs::remove_file(&path).unwrap();
+    let taken: Vec<Event> = std::iter::from_fn(|| events.try_get().unwrap()).collect();
+    assert!(taken.contains(&Event::Lost(EventSources::NETDEV)), "{} events", taken.len());
+    assert!(taken.len() > 20, "{taken:?}");
+    set_mtu(65_536);
+    let last = std::iter::from_fn(|| events.try_get().unwrap()).last();
+    assert!(matches!(&last, Some(Event::Netdev(event)) if event.mtu == Some(65_536)), "{last:?}");
+}
+
+fn rdma_events_require_privileges_before_linux_7_2() {
+    let system = netlink().system().unwrap();
+    Events::open(EventSources::all()).unwrap();
+    child::run(|| {
+        child::drop_privileges();
+        Events::open(EventSources::UEVENT | EventSources::NETDEV).unwrap();
+        match Events::open(EventSources::RDMA) {
+            Ok(_) => assert!(system.monitor, "this kernel is older than RDMA notifications"),
+            Err(Error::NetlinkRefused(refused)) => {
+                assert_eq!(refused.errno, Errno::PERM);
+                assert!(refused.to_string().contains("CAP_NET_ADMIN"), "{refused}");
+            }
+            Err(error) => panic!("{error:?}"),
+        }
+    });
+}
+
+fn refused_request_has_the_kernels_explanation() {
+    let mut route = RouteNetlink::open().unwrap();
+    let multicast = "ff02::9".parse().unwrap();
+    let refused = match route.add_address(INTERFACE, multicast, 64) {
+        Err(Error::NetlinkRefused(refused)) => refused,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(refused.errno, Errno::ADDRNOTAVAIL);
+    // Not every kernel explains it.
+    if let Some(message) = &refused.message {
+        assert!(refused.to_string().contains(&format!("({message:?})")), "{refused}");
+    }
+    let refused = route.add_address(INTERFACE, "10.9.0.1".parse().unwrap(), 33).unwrap_err();
+    assert!(
+        refused.to_string().ends_with("the prefix of 10.9.0.1 has 33 bits; the maximum is 32"),
+        "{refused}"
+    );
+    route.set_up(INTERFACE).unwrap();
+    // It may have the address already.
+    route.add_address(INTERFACE, "127.0.0.1".parse().unwrap(), 8).unwrap();
 }
