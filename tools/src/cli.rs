@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_take_the_words_of_rdma() {
+    fn commands_accept_the_syntax_of_rdma() {
         for line in [
             "link",
             "link show",

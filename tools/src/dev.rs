@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn device_is_a_line_of_names_and_values() {
+    fn device_prints_as_names_and_values() {
         let row = Row {
             ifindex: 0,
             ifname: "rxe0".into(),

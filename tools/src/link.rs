@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn port_is_a_line_of_names_and_values() {
+    fn port_prints_as_names_and_values() {
         assert_eq!(row().text(), "link rxe0/1 state ACTIVE physical_state LINK_UP netdev eth0\n");
         let ib = Row { subnet_prefix: Some(groups(0xfe80 << 48)), lid: Some(7), netdev: None, ..row() };
         assert_eq!(

@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn binding_is_a_line_and_an_object() {
+    fn binding_prints_as_text_and_as_json() {
         let binding = |mode, criteria: &[&'static str], optional_counters| Binding {
             ifname: "mlx5_0".into(),
             port: 1,

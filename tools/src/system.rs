@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn settings_are_a_line_and_an_object() {
+    fn settings_print_as_text_and_as_json() {
         let mut settings =
             Settings { netns: "shared".into(), privileged_qkey: None, monitor: false, copy_on_fork: true };
         assert_eq!(settings.text(), "netns shared monitor off copy-on-fork on");

@@ -7,7 +7,7 @@ use bareverbs_provider::request::AhRequest;
 use bareverbs_provider::traits::{CreatedAh, Provider};
 use bareverbs_provider::work::WcFlags;
 
-use crate::raw::GivenUp;
+use crate::raw::Released;
 use crate::{
     AhAttr, AnyProvider, Context, Error, GRH_BYTES, Gid, GidEntry, GidType, GlobalRoute, Pd, PortNum, Result,
     WorkCompletion,
@@ -47,7 +47,7 @@ pub struct Ah<P: Provider = AnyProvider> {
     inner: P::Ah,
     handle: u32,
     attr: AhAttr,
-    given_up: GivenUp,
+    released: Released,
     pd: Pd<P>,
 }
 
@@ -64,7 +64,7 @@ impl<P: Provider> Ah<P> {
             });
             context.path_error(Error::create(VERB, asked, reason), attr)
         })?;
-        Ok(Self { inner: ah, handle, attr: *attr, given_up: GivenUp::default(), pd: pd.clone() })
+        Ok(Self { inner: ah, handle, attr: *attr, released: Released::default(), pd: pd.clone() })
     }
 
     #[inline(always)]
@@ -82,7 +82,7 @@ impl<P: Provider> Ah<P> {
     /// the device file is closed.
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(self) -> u32 {
-        self.given_up.set();
+        self.released.set();
         self.handle
     }
 
@@ -110,7 +110,7 @@ impl<P: Provider> Ah<P> {
 
 impl<P: Provider> Drop for Ah<P> {
     fn drop(&mut self) {
-        if !self.given_up.get() {
+        if !self.released.get() {
             // It fails only if the device was removed, which destroys the handle too.
             // SAFETY: this value owns the address handle.
             let _ = unsafe { command::destroy_ah(self.pd.context().file(), self.handle) };

@@ -13,7 +13,7 @@ use bareverbs_uapi::write::structs::DestroyCqResp;
 use bareverbs_uapi::write::types::CqCreateFlags;
 use rustix::io::Errno;
 
-use crate::raw::{GivenUp, QueueLayout};
+use crate::raw::{QueueLayout, Released};
 use crate::{AnyProvider, CompChannel, Context, DestroyError, Error, QueueMemory, Result, WorkCompletion};
 
 /// Attributes for the creation of a CQ.
@@ -94,7 +94,7 @@ pub(crate) struct CqShared<P: Provider> {
     /// write to it.
     orphan: Mutex<Option<P::Cq>>,
     destroyed: bool,
-    pub(crate) given_up: GivenUp,
+    pub(crate) released: Released,
 }
 
 /// The number of events of a destroyed CQ that have been read. No more events follow.
@@ -166,7 +166,7 @@ impl<P: Provider> Cq<P> {
             channel: init.channel.cloned(),
             orphan: Mutex::new(None),
             destroyed: false,
-            given_up: GivenUp::default(),
+            released: Released::default(),
         };
         Ok(Self { queue: ManuallyDrop::new(queue), shared: Arc::new(shared) })
     }
@@ -415,7 +415,7 @@ impl<P: Provider> CqShared<P> {
 
 impl<P: Provider> Drop for CqShared<P> {
     fn drop(&mut self) {
-        if self.given_up.get() {
+        if self.released.get() {
             // The kernel object goes on to exist: its memory is leaked.
             std::mem::forget(self.orphan.get_mut().unwrap_or_else(PoisonError::into_inner).take());
         } else if !self.destroyed {

@@ -12,7 +12,7 @@ use crate::context::ContextInner;
 use crate::import;
 use crate::mr::check_range;
 use crate::pd::shared::PdShared;
-use crate::raw::GivenUp;
+use crate::raw::Released;
 use crate::{Access, Context, DestroyError, Error, MrKeys, Result};
 
 /// Attributes of device memory.
@@ -62,7 +62,7 @@ struct DmShared {
     handle: u32,
     /// It was freed, or it is imported.
     skip_free: bool,
-    given_up: GivenUp,
+    released: Released,
 }
 
 impl Dm {
@@ -88,7 +88,7 @@ impl Dm {
     }
 
     fn new(context: Arc<ContextInner>, memory: DeviceMemory, handle: u32, skip_free: bool) -> Self {
-        let shared = DmShared { context, handle, skip_free, given_up: GivenUp::default() };
+        let shared = DmShared { context, handle, skip_free, released: Released::default() };
         Self { memory, shared: Arc::new(shared) }
     }
 
@@ -111,7 +111,7 @@ impl Dm {
     /// device file is closed.
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(self) -> u32 {
-        self.shared.given_up.set();
+        self.shared.released.set();
         self.shared.handle
     }
 
@@ -203,7 +203,7 @@ impl DmShared {
 
 impl Drop for DmShared {
     fn drop(&mut self) {
-        if !self.skip_free && !self.given_up.get() {
+        if !self.skip_free && !self.released.get() {
             // It fails only if a region of it could not be deregistered. Closing the file frees
             // both.
             // SAFETY: regions of the memory hold an `Arc` of it, so none is left.
@@ -218,7 +218,7 @@ pub struct DmMr {
     _dm: Arc<DmShared>,
     handle: u32,
     keys: MrKeys,
-    given_up: GivenUp,
+    released: Released,
 }
 
 impl DmMr {
@@ -245,7 +245,7 @@ impl DmMr {
         let (domain, _dm) = (Arc::clone(domain), Arc::clone(&dm.shared));
         // The region is zero-based for operations of this process and of peers.
         let keys = MrKeys::new((made.lkey, made.rkey), 0, len);
-        Ok(Self { domain, _dm, handle: made.handle, keys, given_up: GivenUp::default() })
+        Ok(Self { domain, _dm, handle: made.handle, keys, released: Released::default() })
     }
 
     /// Its kernel handle.
@@ -258,7 +258,7 @@ impl DmMr {
     /// when the device file is closed.
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(self) -> u32 {
-        self.given_up.set();
+        self.released.set();
         self.handle
     }
 }
@@ -273,7 +273,7 @@ impl Deref for DmMr {
 
 impl Drop for DmMr {
     fn drop(&mut self) {
-        if !self.given_up.get() {
+        if !self.released.get() {
             // If the kernel refuses, closing the file frees the region.
             // SAFETY: the region is this value's, and its memory is the device's.
             let _ = unsafe { command::dereg_mr(&self.domain.context.file, self.handle) };

@@ -8,7 +8,7 @@ use bareverbs_provider::command::{self, DmabufMrRequest};
 use rustix::io::Errno;
 
 use crate::pd::shared::PdShared;
-use crate::raw::GivenUp;
+use crate::raw::Released;
 use crate::{Access, Error, MrKeys, Result, Sge};
 
 /// The null MR; see [`Pd::alloc_null_mr`](crate::Pd::alloc_null_mr).
@@ -36,7 +36,7 @@ pub struct DmabufMr {
     domain: Arc<PdShared>,
     handle: u32,
     keys: MrKeys,
-    given_up: GivenUp,
+    released: Released,
 }
 
 impl DmabufMr {
@@ -72,8 +72,8 @@ impl DmabufMr {
             })
         })?;
         let keys = MrKeys::new((made.lkey, made.rkey), iova, len);
-        let (domain, given_up) = (Arc::clone(domain), GivenUp::default());
-        Ok(Self { domain, handle: made.handle, keys, given_up })
+        let (domain, released) = (Arc::clone(domain), Released::default());
+        Ok(Self { domain, handle: made.handle, keys, released })
     }
 
     /// Its kernel handle.
@@ -86,7 +86,7 @@ impl DmabufMr {
     /// when the device file is closed.
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(self) -> u32 {
-        self.given_up.set();
+        self.released.set();
         self.handle
     }
 }
@@ -101,7 +101,7 @@ impl Deref for DmabufMr {
 
 impl Drop for DmabufMr {
     fn drop(&mut self) {
-        if !self.given_up.get() {
+        if !self.released.get() {
             // If the kernel refuses, closing the file frees the region. The device keeps the
             // dma-buf until then.
             // SAFETY: the region is this value's. The memory belongs to the exporting driver, which

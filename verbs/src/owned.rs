@@ -90,7 +90,7 @@ pub use self::batch::Batch;
 pub use self::buffer::{AnyBuffer, Source, Target};
 pub use self::endpoint::Endpoint;
 pub use self::exposed::{ExposeError, Exposed, RevokeError, Word};
-pub use self::hub::{Hub, Peer};
+pub use self::hub::{Connection, Hub};
 pub use self::op::Op;
 pub use self::options::EndpointOptions;
 pub use self::part::{Chunks, Part, PartError, Shared};

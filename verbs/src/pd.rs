@@ -10,7 +10,7 @@ use bareverbs_provider::traits::Provider;
 
 use self::shared::PdShared;
 use crate::import;
-use crate::raw::GivenUp;
+use crate::raw::Released;
 use crate::{
     Access, Advice, AdviceList, Ah, AhAttr, AnyProvider, Borrowed, Context, Dm, DmMr, DmabufMr, Error,
     ImplicitMr, ImportedMr, LocalAccess, MemoryOwner, Mr, Mw, MwType, NullMr, Qp, QpInit, RawMemory,
@@ -48,8 +48,8 @@ impl<P: Provider> Pd<P> {
     }
 
     pub(crate) fn new(context: &Context<P>, handle: u32, imported: bool) -> Self {
-        let given_up = GivenUp::default();
-        let domain = PdShared { context: Arc::clone(context.inner()), handle, imported, given_up };
+        let released = Released::default();
+        let domain = PdShared { context: Arc::clone(context.inner()), handle, imported, released };
         Self { context: context.clone(), domain: Arc::new(domain) }
     }
 

@@ -9,7 +9,7 @@
 //! | any method, typed | [`RawContext::execute`] |
 //! | a write command (`INVOKE_WRITE`) | [`RawContext::invoke`] |
 //! | any ids, attributes and lengths, also invalid ones | [`UntypedCall`] |
-//! | names and values of a call | [`show`] |
+//! | names and values of a call | [`display_call`] |
 //! | an object that a raw call created | [`RawObject`], or `from_handle` of [`Pd`](crate::Pd) and others |
 //! | the handle of an object | `handle` of each type; `into_handle` releases it |
 //! | addresses of rings, doorbell records and registers | [`Qp::layout`](crate::Qp::layout), [`Cq::layout`](crate::Cq::layout), [`Srq::layout`](crate::Srq::layout), [`Wq::layout`](crate::Wq::layout) |
@@ -51,10 +51,10 @@
 //! ```
 
 mod adopt;
+mod display;
 mod handles;
 mod object;
 mod query;
-mod show;
 mod untyped;
 
 use std::fmt;
@@ -74,10 +74,10 @@ pub use bareverbs_provider::mapping::{Mapping, Protection};
 pub use bareverbs_uapi as uapi;
 
 pub use adopt::RawMr;
+pub use display::{DisplayCall, display_call};
 pub use handles::QpLayout;
-pub use object::{RawObject, RefusedDestroy};
+pub use object::{RawDestroyError, RawObject};
 pub use query::{Query, QueryError};
-pub use show::{Shown, show};
 pub use untyped::UntypedCall;
 
 use crate::Context;
@@ -171,7 +171,7 @@ impl RawContext {
     /// let handle = pd.into_handle();
     /// let mut call = raw.call::<PdDestroy>();
     /// call.destroy(PdDestroy::HANDLE, handle);
-    /// // SAFETY: the domain was given up, and nothing else has its handle.
+    /// // SAFETY: the domain was released, and nothing else has its handle.
     /// unsafe { raw.execute(&mut call) }
     /// # }
     /// ```
@@ -274,9 +274,9 @@ impl fmt::Debug for RawContext {
 
 /// Whether `into_handle` released the handle: drop does not destroy the kernel object.
 #[derive(Debug, Default)]
-pub(crate) struct GivenUp(AtomicBool);
+pub(crate) struct Released(AtomicBool);
 
-impl GivenUp {
+impl Released {
     pub(crate) fn set(&self) {
         self.0.store(true, Ordering::Release);
     }

@@ -10,7 +10,7 @@ use bareverbs_provider::traits::Provider;
 use rustix::io::Errno;
 
 use crate::qp::Flows;
-use crate::raw::GivenUp;
+use crate::raw::Released;
 use crate::wq::WqShared;
 use crate::{AnyProvider, Context, DestroyError, Error, FlowId, FlowRule, Pd, Result, Wq};
 
@@ -29,7 +29,7 @@ struct TableShared<P: Provider> {
     handle: u32,
     entries: usize,
     destroyed: bool,
-    given_up: GivenUp,
+    released: Released,
     /// The WQs are destroyed after the table.
     _wqs: Vec<Arc<WqShared<P>>>,
 }
@@ -58,7 +58,7 @@ impl<P: Provider> IndirectionTable<P> {
             handle,
             entries: wqs.len(),
             destroyed: false,
-            given_up: GivenUp::default(),
+            released: Released::default(),
             _wqs: wqs.iter().map(|wq| Arc::clone(wq.shared())).collect(),
         };
         Ok(Self { shared: Arc::new(shared) })
@@ -74,7 +74,7 @@ impl<P: Provider> IndirectionTable<P> {
     /// the device file is closed. Its work queues stay in use.
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(self) -> u32 {
-        self.shared.given_up.set();
+        self.shared.released.set();
         self.shared.handle
     }
 
@@ -125,7 +125,7 @@ impl<P: Provider> TableShared<P> {
 
 impl<P: Provider> Drop for TableShared<P> {
     fn drop(&mut self) {
-        if !self.destroyed && !self.given_up.get() {
+        if !self.destroyed && !self.released.get() {
             // SAFETY: it was not destroyed, and is being dropped.
             let _ = unsafe { self.destroy() };
         }

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 use self::shared::SrqShared;
 use crate::qp::post_receives;
-use crate::raw::{GivenUp, QueueLayout};
+use crate::raw::{QueueLayout, Released};
 use crate::{AnyProvider, Cq, DestroyError, Error, Pd, PostError, QueueMemory, RecvRequest, Result, Xrcd};
 
 /// Attributes for the creation of an SRQ.
@@ -123,7 +123,7 @@ impl<P: Provider> Srq<P> {
             handle,
             orphan: Mutex::new(None),
             destroyed: false,
-            given_up: GivenUp::default(),
+            released: Released::default(),
             _xrc: xrc.map(|(xrcd, cq)| (xrcd.clone(), Arc::clone(cq.shared()))),
         };
         let srq = Self { queue: ManuallyDrop::new(queue), max_sge, user_data, shared: Arc::new(shared) };

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 
 use crate::cq::CqShared;
 use crate::qp::post_receives;
-use crate::raw::{GivenUp, QueueLayout};
+use crate::raw::{QueueLayout, Released};
 use crate::{
     AnyProvider, Context, Cq, DestroyError, Error, Pd, PostError, PostReason, QueueMemory, RecvRequest,
     Result,
@@ -91,7 +91,7 @@ pub(crate) struct WqShared<P: Provider> {
     /// stay valid.
     orphan: Mutex<Option<P::Rq>>,
     destroyed: bool,
-    pub(crate) given_up: GivenUp,
+    pub(crate) released: Released,
     /// The CQ is destroyed after the WQ.
     _cq: Arc<CqShared<P>>,
 }
@@ -139,7 +139,7 @@ impl<P: Provider> Wq<P> {
             handle,
             orphan: Mutex::new(None),
             destroyed: false,
-            given_up: GivenUp::default(),
+            released: Released::default(),
             _cq: Arc::clone(cq.shared()),
         };
         Ok(Self {
@@ -423,7 +423,7 @@ impl<P: Provider> WqShared<P> {
 
 impl<P: Provider> Drop for WqShared<P> {
     fn drop(&mut self) {
-        if self.given_up.get() {
+        if self.released.get() {
             // The kernel object goes on to exist: its ring is leaked. The caller may free the memory of
             // its receives after it has destroyed the object.
             self.leak_ring();

@@ -8,7 +8,7 @@ use bareverbs_provider::traits::Provider;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-use crate::raw::{GivenUp, QueueLayout};
+use crate::raw::{QueueLayout, Released};
 use crate::{
     AnyProvider, Context, Cq, DestroyError, Error, Pd, PostError, RecvRequest, Result, Srq, SrqAttr, SrqInit,
     XrcTarget,
@@ -67,7 +67,7 @@ struct Inner<P: Provider> {
     context: Context<P>,
     handle: u32,
     closed: bool,
-    given_up: GivenUp,
+    released: Released,
 }
 
 impl<P: Provider> Clone for Xrcd<P> {
@@ -103,8 +103,8 @@ impl<P: Provider> Xrcd<P> {
     }
 
     pub(crate) fn new(context: &Context<P>, handle: u32) -> Self {
-        let given_up = GivenUp::default();
-        Self { inner: Arc::new(Inner { context: context.clone(), handle, closed: false, given_up }) }
+        let released = Released::default();
+        Self { inner: Arc::new(Inner { context: context.clone(), handle, closed: false, released }) }
     }
 
     /// The context of the domain.
@@ -123,7 +123,7 @@ impl<P: Provider> Xrcd<P> {
     /// device file is closed.
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(self) -> u32 {
-        self.inner.given_up.set();
+        self.inner.released.set();
         self.inner.handle
     }
 
@@ -178,7 +178,7 @@ impl<P: Provider> Xrcd<P> {
 
 impl<P: Provider> Drop for Inner<P> {
     fn drop(&mut self) {
-        if !self.closed && !self.given_up.get() {
+        if !self.closed && !self.released.get() {
             // The command fails only if the domain has an object that could not be destroyed.
             // Closing the device file frees both.
             // SAFETY: every user of the domain holds an `Arc` of this, so there is none left.

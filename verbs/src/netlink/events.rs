@@ -503,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn silent_sources_have_no_event() {
+    fn poll_without_messages_returns_no_event() {
         // Any user may subscribe to network interfaces.
         let mut events = Events::open(EventSources::NETDEV).unwrap();
         events.get_timeout(Duration::ZERO).unwrap();

@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn rights_that_can_not_be_revoked_are_rejected() {
+    fn access_without_remote_rights_or_with_mw_bind_is_rejected() {
         let (pd, freed) = (Plain::default().domain(), Arc::default());
         for access in
             [Access::empty(), Access::LOCAL_WRITE, Access::MW_BIND | Access::REMOTE_WRITE, Access::ON_DEMAND]

@@ -1,6 +1,6 @@
 //! One CQ for many connections of many threads and tasks.
 //!
-//! A [`Hub`] owns a CQ. Each of its connections, a [`Peer`], posts on its own QP and reports to
+//! A [`Hub`] owns a CQ. Each of its connections, a [`Connection`], posts on its own QP and reports to
 //! that CQ. A post returns a [`Pending`](super::Pending): a future that returns the result and the
 //! buffer, and that a thread can wait for as well.
 //!
@@ -39,8 +39,8 @@
 //! Access to a posted buffer:
 //!
 //! ```compile_fail,E0382
-//! # use bareverbs::owned::{Lease, Peer};
-//! # fn touch(peer: &Peer<Lease>, mut buffer: Lease) {
+//! # use bareverbs::owned::{Lease, Connection};
+//! # fn touch(peer: &Connection<Lease>, mut buffer: Lease) {
 //! peer.send(buffer, ..).detach();
 //! buffer.bytes_mut()[0] = 1;
 //! # }
@@ -49,9 +49,9 @@
 //! Posting borrowed memory, which a forgotten `Pending` would outlive:
 //!
 //! ```compile_fail,E0599
-//! # use bareverbs::owned::Peer;
+//! # use bareverbs::owned::Connection;
 //! # use bareverbs::{Borrowed, Mr};
-//! # fn lend<'a>(peer: &Peer<Mr<Borrowed<'a>>>, buffer: Mr<Borrowed<'a>>) {
+//! # fn lend<'a>(peer: &Connection<Mr<Borrowed<'a>>>, buffer: Mr<Borrowed<'a>>) {
 //! peer.recv(buffer).detach();
 //! # }
 //! ```
@@ -59,18 +59,18 @@
 //! Receiving into read-only memory:
 //!
 //! ```compile_fail,E0599
-//! # use bareverbs::owned::{Peer, Shared};
-//! # fn overwrite(peer: &Peer<Shared>, buffer: Shared) {
+//! # use bareverbs::owned::{Connection, Shared};
+//! # fn overwrite(peer: &Connection<Shared>, buffer: Shared) {
 //! peer.recv(buffer).detach();
 //! # }
 //! ```
 
-pub(crate) mod baton;
+pub(crate) mod connection;
 mod driver;
+pub(crate) mod election;
 #[cfg(all(test, loom))]
 mod loom_models;
 pub(crate) mod park;
-pub(crate) mod peer;
 pub(crate) mod reaper;
 pub(crate) mod table;
 mod wait;
@@ -80,14 +80,14 @@ use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 use bareverbs_provider::traits::Provider;
 
-use self::baton::Baton;
+pub use self::connection::Connection;
+use self::connection::ConnectionInner;
 pub use self::driver::Driver;
-pub use self::peer::Peer;
-use self::peer::PeerInner;
+use self::election::Election;
 use self::reaper::{BATCH, Batch, Conn, Failure, Operations, Queued, Reaper};
 use self::wait::Spinning;
 use super::server::flow::{CONTROL_SENDS, Flow};
-use super::server::sink::Sink;
+use super::server::inbound::Inbound;
 use super::server::{PeerId, options::Resolved};
 use super::{Lease, Spin};
 use crate::readiness::Readiness;
@@ -130,10 +130,10 @@ pub(crate) struct HubInner<B, P: Provider> {
     pub(crate) pd: Pd<P>,
     channel: CompChannel,
     pub(crate) table: Operations<B>,
-    pub(crate) baton: Baton,
+    pub(crate) election: Election,
     spinning: Spinning,
     /// The SRQ and the events of a server.
-    sink: Option<Arc<Sink<P>>>,
+    inbound: Option<Arc<Inbound<P>>>,
     reaper: Mutex<Reaper<P>>,
 }
 
@@ -144,17 +144,17 @@ impl<B, P: Provider> HubInner<B, P> {
 
     #[inline]
     fn reap(&self, reaper: &mut Reaper<P>, batch: &mut Batch<B>) -> usize {
-        reaper.reap(&self.table, self.sink.as_ref(), batch)
+        reaper.reap(&self.table, self.inbound.as_ref(), batch)
     }
 
     /// Ends a connection of a server.
     pub(crate) fn end(&self, conn: &Conn<P>, failure: Failure, batch: &mut Batch<B>) {
-        reaper::end(conn, failure, &self.table, self.sink.as_ref(), batch);
+        reaper::end(conn, failure, &self.table, self.inbound.as_ref(), batch);
     }
 
     /// Reaps up to about `max` completions, unless another thread reaps. Returns their number.
     #[inline]
-    pub(crate) fn turn(&self, max: usize) -> usize {
+    pub(crate) fn poll(&self, max: usize) -> usize {
         let mut all = 0;
         while all < max {
             let mut batch = Batch::new();
@@ -215,7 +215,7 @@ impl<B, P: Provider> HubInner<B, P> {
 impl<B, P: Provider> Drop for HubInner<B, P> {
     fn drop(&mut self) {
         // The driver ends, because the hub is dropped.
-        if let Some(driver) = self.baton.driver() {
+        if let Some(driver) = self.election.driver() {
             driver.wake();
         }
     }
@@ -238,21 +238,21 @@ impl<B, P: Provider> Hub<B, P> {
     /// # Errors
     /// As for [`Hub::new`].
     pub fn with_spin(pd: &Pd<P>, entries: u32, spin: Spin) -> Result<Self> {
-        Self::with_sink(pd, entries, spin, None)
+        Self::with_inbound(pd, entries, spin, None)
     }
 
-    /// Creates a hub for a server, with its sink and the number of its receives.
-    pub(crate) fn with_sink(
+    /// Creates a hub for a server, with its inbound and the number of its receives.
+    pub(crate) fn with_inbound(
         pd: &Pd<P>,
         entries: u32,
         spin: Spin,
-        sink: Option<(Arc<Sink<P>>, usize)>,
+        inbound: Option<(Arc<Inbound<P>>, usize)>,
     ) -> Result<Self> {
         let context = pd.context();
         let channel = context.create_comp_channel()?;
         let cq = context.create_cq(&CqInit { channel: Some(&channel), ..CqInit::new(entries) })?;
         let mut reaper = Reaper::new(cq, entries);
-        if let Some((_, receives)) = &sink {
+        if let Some((_, receives)) = &inbound {
             // Never released.
             drop(reaper.reserve(*receives));
         }
@@ -260,9 +260,9 @@ impl<B, P: Provider> Hub<B, P> {
             pd: pd.clone(),
             channel,
             table: Operations::new(entries),
-            baton: Baton::new(THREADS),
+            election: Election::new(THREADS),
             spinning: Spinning::new(spin),
-            sink: sink.map(|(sink, _)| sink),
+            inbound: inbound.map(|(inbound, _)| inbound),
             reaper: Mutex::new(reaper),
         };
         Ok(Self { inner: Arc::new(inner) })
@@ -284,7 +284,7 @@ impl<B, P: Provider> Hub<B, P> {
     /// - [`Error::NoPort`], [`Error::NoGid`].
     /// - [`Error::Invalid`]: `depth` is 0.
     /// - [`Error::Kernel`]: a command of the setup failed.
-    pub fn connection(&self, port: impl Into<PortNum>, depth: u32) -> Result<Peer<B, P>> {
+    pub fn connection(&self, port: impl Into<PortNum>, depth: u32) -> Result<Connection<B, P>> {
         let port = port.into();
         let gid_index = self.inner.pd.context().default_gid(port)?.index;
         let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
@@ -296,7 +296,7 @@ impl<B, P: Provider> Hub<B, P> {
     ///
     /// # Errors
     /// As for [`Hub::connection`].
-    pub fn connection_with(&self, attr: ConnectAttr, sends: u32, recvs: u32) -> Result<Peer<B, P>> {
+    pub fn connection_with(&self, attr: ConnectAttr, sends: u32, recvs: u32) -> Result<Connection<B, P>> {
         const VERB: &str = "Hub::connection";
         if sends == 0 || recvs == 0 {
             return Err(Error::invalid(VERB, "a connection requires a depth of at least 1"));
@@ -305,7 +305,7 @@ impl<B, P: Provider> Hub<B, P> {
     }
 
     /// Creates a connection of a server.
-    pub(crate) fn shared_connection(&self, options: &Resolved, id: PeerId) -> Result<Peer<B, P>> {
+    pub(crate) fn shared_connection(&self, options: &Resolved, id: PeerId) -> Result<Connection<B, P>> {
         let Resolved { attr, sends, window, message_size } = *options;
         let flow = Flow::new(window, sends as usize);
         let mut peer = self.open("Handle::admit", attr, [sends, CONTROL_SENDS], Some((id, flow)))?;
@@ -321,11 +321,11 @@ impl<B, P: Provider> Hub<B, P> {
         attr: ConnectAttr,
         [sends, more]: [u32; 2],
         shared: Option<(PeerId, Flow<Queued>)>,
-    ) -> Result<Peer<B, P>> {
+    ) -> Result<Connection<B, P>> {
         let ConnectAttr { port, gid_index, pkey_index, access, .. } = attr;
         let asked = sends as usize + more as usize;
         let mut reaper = self.inner.lock();
-        let room = reaper.room();
+        let room = reaper.free_entries();
         let Some(slots) = reaper.reserve(asked) else {
             return Err(Error::Limit {
                 verb,
@@ -340,8 +340,8 @@ impl<B, P: Provider> Hub<B, P> {
             let cap = QpCap { max_send_wr, max_recv_wr, ..QpCap::default() };
             self.inner.pd.create_qp::<Rc>(&QpInit { cap, srq, signal_all: true, ..QpInit::new(cq, cq) })
         };
-        let created = match self.inner.sink.as_ref().filter(|_| shared.is_some()) {
-            Some(sink) => sink.with_srq(|srq| create(Some(srq))).unwrap_or_else(|| create(None)),
+        let created = match self.inner.inbound.as_ref().filter(|_| shared.is_some()) {
+            Some(inbound) => inbound.with_srq(|srq| create(Some(srq))).unwrap_or_else(|| create(None)),
             None => create(None),
         };
         let ready = created.and_then(|mut qp| {
@@ -358,19 +358,19 @@ impl<B, P: Provider> Hub<B, P> {
         };
         let conn = Arc::new(Conn::new(qp, slots, sends as usize, shared));
         drop(reaper);
-        let inner = PeerInner { hub: Arc::clone(&self.inner), conn, local, attr };
+        let inner = ConnectionInner { hub: Arc::clone(&self.inner), conn, local, attr };
         // The kernel may have reused the QPN of a destroyed QP.
         self.inner.reap_all();
         self.inner.lock().add(&inner.conn);
-        Ok(Peer::new(inner))
+        Ok(Connection::new(inner))
     }
 
     /// Reaps up to about `max` completions and wakes their tasks. Returns their number. It does not
     /// wait.
     ///
     /// For busy-polling loops; a driver may run as well.
-    pub fn turn(&self, max: usize) -> usize {
-        self.inner.turn(max)
+    pub fn poll(&self, max: usize) -> usize {
+        self.inner.poll(max)
     }
 
     /// A driver for a task of the runtime of `R`: `bareverbs::tokio::Readiness` or
@@ -403,8 +403,8 @@ impl<B, P: Provider> Hub<B, P> {
 
     /// The completions for which there is room: the depths that further connections can have.
     #[must_use]
-    pub fn room(&self) -> usize {
-        self.inner.lock().room()
+    pub fn free_entries(&self) -> usize {
+        self.inner.lock().free_entries()
     }
 }
 
@@ -416,7 +416,7 @@ impl<B, P: Provider> Clone for Hub<B, P> {
 
 impl<B, P: Provider> fmt::Debug for Hub<B, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Hub").field("driver", &self.inner.baton.has_driver()).finish_non_exhaustive()
+        f.debug_struct("Hub").field("driver", &self.inner.election.has_driver()).finish_non_exhaustive()
     }
 }
 

@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 
 use bareverbs_provider::traits::Provider;
 
-use super::hub::peer::PeerInner;
+use super::hub::connection::ConnectionInner;
 use super::hub::reaper::{BATCH, Conn, Direction, Failure, Operation, Operations};
 use super::hub::table::Detached;
 use super::{Done, Failed, Outcome};
 use crate::{AnyProvider, Error, Result, WcOpcode, WcStatus, WorkCompletion};
 
-/// An operation of a [`Peer`](super::Peer): posted, and to be awaited.
+/// An operation of a [`Connection`](super::Connection): posted, and to be awaited.
 ///
 /// Tasks await it as a future; [`wait`](Self::wait) and [`wait_timeout`](Self::wait_timeout) block
 /// a thread. Success and failure return the buffer.
@@ -45,7 +45,7 @@ pub struct Pending<B, P: Provider = AnyProvider> {
 
 enum State<B, P: Provider> {
     Posted {
-        peer: Arc<PeerInner<B, P>>,
+        peer: Arc<ConnectionInner<B, P>>,
         wr_id: u64,
     },
     Refused(Failed<B>),
@@ -57,7 +57,7 @@ enum State<B, P: Provider> {
 impl<B, P: Provider> Unpin for Pending<B, P> {}
 
 impl<B, P: Provider> Pending<B, P> {
-    pub(super) fn posted(peer: Arc<PeerInner<B, P>>, wr_id: u64) -> Self {
+    pub(super) fn posted(peer: Arc<ConnectionInner<B, P>>, wr_id: u64) -> Self {
         Self { state: State::Posted { peer, wr_id } }
     }
 
@@ -133,7 +133,7 @@ impl<B, P: Provider> Pending<B, P> {
     fn poll_result(&mut self, cx: &Context<'_>) -> Poll<Result<Done<B>, Failed<B>>> {
         let State::Posted { peer, wr_id } = &self.state else { return Poll::Ready(self.take_refused()) };
         let mut polled = peer.hub.table.poll(*wr_id, cx);
-        if polled.is_pending() && peer.hub.turn(BATCH) > 0 {
+        if polled.is_pending() && peer.hub.poll(BATCH) > 0 {
             polled = peer.hub.table.poll(*wr_id, cx);
         }
         let Poll::Ready(ended) = polled else { return Poll::Pending };
@@ -188,7 +188,7 @@ impl<B, P: Provider> Future for Pending<B, P> {
         let polled = this.poll_result(cx);
         if polled.is_pending()
             && let State::Posted { peer, .. } = &this.state
-            && !peer.hub.baton.has_driver()
+            && !peer.hub.election.has_driver()
         {
             return Poll::Ready(Err(no_driver("Pending").into()));
         }

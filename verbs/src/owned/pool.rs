@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_no_pool_has_are_rejected() {
+    fn zero_and_overflowing_sizes_are_rejected() {
         for (count, size) in [(0, 64), (1 << 20, 64), (1, 0), (1, 1 << 32), (MAX_SLOTS, usize::MAX)] {
             let refused = layout(count, size).unwrap_err();
             assert!(matches!(refused, Error::Invalid { verb: "Pool::new", .. }), "{refused}");

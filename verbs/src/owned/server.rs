@@ -9,7 +9,7 @@
 //! | flow control | a message is sent when the peer has a receive for it. Until then it waits in the sender's queue |
 //! | no deadlock | two ends that both send without reading fill their queues; a full queue refuses a message at once |
 //! | end | [`close`](Handle::close) and [`shutdown`](Handle::shutdown) lose no message that was sent before |
-//! | a dead peer | ends its own connection ([`Event::Gone`]), and no other |
+//! | a dead peer | ends its own connection ([`Event::Failed`]), and no other |
 //!
 //! # Server
 //!
@@ -42,7 +42,7 @@
 //!             answer.bytes_mut()[..len].copy_from_slice(message.bytes());
 //!             message.reply(answer, ..len).detach();
 //!         }
-//!         Event::Gone(peer, error) => eprintln!("{peer:?} is gone: {error}"),
+//!         Event::Failed(peer, error) => eprintln!("{peer:?} is gone: {error}"),
 //!         Event::Closed(peer) => println!("{peer:?} has finished"),
 //!     }
 //! }
@@ -98,9 +98,9 @@
 pub(crate) mod flow;
 #[cfg(feature = "futures")]
 mod futures;
+pub(crate) mod inbound;
 mod message;
 pub(crate) mod options;
-pub(crate) mod sink;
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -115,10 +115,10 @@ use bareverbs_provider::traits::Provider;
 
 #[cfg(feature = "futures")]
 pub use self::futures::MessageSink;
+use self::inbound::{Inbound, RawEvent};
 pub use self::message::{Event, Message};
 pub use self::options::{ClientOptions, ServerOptions};
-use self::sink::{RawEvent, Sink};
-use super::hub::peer::{Peer, PeerInner};
+use super::hub::connection::{Connection, ConnectionInner};
 use super::hub::reaper::{BATCH, Batch, lock};
 use super::hub::{Driver, Hub};
 use super::{Address, Lease, Pending, Pool, Source};
@@ -159,7 +159,7 @@ pub struct Handle<B: Source = Lease, P: Provider = AnyProvider> {
 struct Inner<B, P: Provider> {
     options: options::Resolved,
     hub: Hub<B, P>,
-    sink: Arc<Sink<P>>,
+    inbound: Arc<Inbound<P>>,
     /// Buffers of receives and of sends.
     pool: Pool,
     peers: Mutex<Vec<Entry<B, P>>>,
@@ -169,11 +169,11 @@ struct Inner<B, P: Provider> {
 
 struct Entry<B, P: Provider> {
     generation: u32,
-    peer: Option<Peer<B, P>>,
+    peer: Option<Connection<B, P>>,
 }
 
 impl<B, P: Provider> Inner<B, P> {
-    fn get(&self, id: PeerId) -> Option<Peer<B, P>> {
+    fn get(&self, id: PeerId) -> Option<Connection<B, P>> {
         let peers = lock(&self.peers);
         let entry = peers.get(id.index as usize).filter(|entry| entry.generation == id.generation)?;
         entry.peer.clone()
@@ -196,14 +196,18 @@ impl<B, P: Provider> Inner<B, P> {
 
     /// Removes the peers that both ends have finished with.
     fn collect(&self) {
-        while let Some(id) = self.sink.take_finished() {
+        while let Some(id) = self.inbound.take_finished() {
             self.remove(id);
         }
     }
 
     /// Applies `change` to the connection of `peer` and posts what is due then.
-    fn update(&self, peer: &Peer<B, P>, change: impl FnOnce(&mut flow::Flow<super::hub::reaper::Queued>)) {
-        let PeerInner { hub, conn, .. } = peer.inner();
+    fn update(
+        &self,
+        peer: &Connection<B, P>,
+        change: impl FnOnce(&mut flow::Flow<super::hub::reaper::Queued>),
+    ) {
+        let ConnectionInner { hub, conn, .. } = peer.inner();
         let pumped = {
             let mut state = conn.lock();
             if let Some(flow) = &mut state.flow {
@@ -218,7 +222,7 @@ impl<B, P: Provider> Inner<B, P> {
         }
     }
 
-    fn each(&self) -> Vec<Peer<B, P>> {
+    fn each(&self) -> Vec<Connection<B, P>> {
         lock(&self.peers).iter().filter_map(|entry| entry.peer.clone()).collect()
     }
 
@@ -263,7 +267,7 @@ impl<B: Source, P: Provider> Server<B, P> {
     /// As for [`Server::next`].
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Event<B, P>>>> {
         let polled = self.poll_event(cx);
-        if polled.is_pending() && !self.handle.inner.hub.inner().baton.has_driver() {
+        if polled.is_pending() && !self.handle.inner.hub.inner().election.has_driver() {
             return Poll::Ready(Err(super::pending::no_driver("Server::next")));
         }
         polled.map(Ok)
@@ -300,7 +304,7 @@ impl<B: Source, P: Provider> Server<B, P> {
         let mut registered = false;
         loop {
             inner.collect();
-            if let Some(event) = inner.sink.pop() {
+            if let Some(event) = inner.inbound.pop() {
                 return Poll::Ready(Some(self.event(event)));
             }
             if inner.closed.load(Ordering::Acquire)
@@ -309,9 +313,9 @@ impl<B: Source, P: Provider> Server<B, P> {
                 return Poll::Ready(None);
             }
             if !registered {
-                inner.sink.register_reader(cx);
+                inner.inbound.register_reader(cx);
                 registered = true;
-            } else if inner.hub.turn(BATCH) == 0 {
+            } else if inner.hub.poll(BATCH) == 0 {
                 return Poll::Pending;
             }
         }
@@ -322,12 +326,12 @@ impl<B: Source, P: Provider> Server<B, P> {
         match event {
             RawEvent::Message { conn, receive, len } => {
                 let peer = inner.get(conn.id);
-                Event::Message(Message::new(conn, peer.as_ref(), Arc::clone(&inner.sink), receive, len))
+                Event::Message(Message::new(conn, peer.as_ref(), Arc::clone(&inner.inbound), receive, len))
             }
             RawEvent::Closed(id) => Event::Closed(id),
-            RawEvent::Gone(id, failure) => {
+            RawEvent::Failed(id, failure) => {
                 inner.remove(id);
-                Event::Gone(id, failure.into())
+                Event::Failed(id, failure.into())
             }
         }
     }
@@ -364,8 +368,11 @@ impl<B: Source, P: Provider> Handle<B, P> {
         let id = {
             let peers = lock(&inner.peers);
             let free = (0..).zip(&*peers).find(|(_, entry)| entry.peer.is_none());
-            let Some((index, entry)) = free.filter(|_| !inner.closed.load(Ordering::Acquire)) else {
-                let reason = "the server was shut down or has all its peers; see `ServerOptions::peers`";
+            if inner.closed.load(Ordering::Acquire) {
+                return Err(Error::invalid(verb, "the server was shut down"));
+            }
+            let Some((index, entry)) = free else {
+                let reason = format!("all {} peers of `ServerOptions::peers` are connected", peers.len());
                 return Err(Error::invalid(verb, reason));
             };
             PeerId { index, generation: entry.generation }
@@ -390,7 +397,7 @@ impl<B: Source, P: Provider> Handle<B, P> {
         if remote.recvs == 0 || remote.recvs > flow::MAX_WINDOW {
             return Err(Error::invalid(
                 VERB,
-                "the address is not that of a `Server` or `Client`: it has no receives",
+                "the address is not that of a `Server` or `Client`: its `recvs` is 0 or too large",
             ));
         }
         peer.connect(remote)?;
@@ -433,11 +440,11 @@ impl<B: Source, P: Provider> Handle<B, P> {
     }
 
     /// Probes each peer by a zero-length RDMA write, unless an earlier probe is outstanding. An
-    /// unreachable peer ends with [`Event::Gone`] after the retries.
+    /// unreachable peer ends with [`Event::Failed`] after the retries.
     pub fn keepalive(&self) {
         self.inner.collect();
         for peer in self.inner.each() {
-            let PeerInner { hub, conn, .. } = peer.inner();
+            let ConnectionInner { hub, conn, .. } = peer.inner();
             let probed = conn.lock().probe();
             if let Err(failure) = probed {
                 let mut batch = Batch::new();
@@ -505,18 +512,18 @@ impl<B, P: Provider> Shutdown<B, P> {
     }
 
     fn poll_report(&self, cx: &Context<'_>) -> Poll<Report> {
-        let Inner { sink, hub, .. } = &*self.inner;
+        let Inner { inbound, hub, .. } = &*self.inner;
         let mut registered = false;
         while !self.inner.is_delivered() {
             if !registered {
-                sink.register_ender(cx);
+                inbound.register_shutdown(cx);
                 registered = true;
-            } else if hub.turn(BATCH) == 0 {
+            } else if hub.poll(BATCH) == 0 {
                 return Poll::Pending;
             }
         }
         let [sent, detached, lost] =
-            [&sink.sent, &sink.detached, &sink.lost].map(|counter| counter.load(Ordering::Relaxed));
+            [&inbound.sent, &inbound.detached, &inbound.lost].map(|counter| counter.load(Ordering::Relaxed));
         Poll::Ready(Report { sent, detached, lost })
     }
 }
@@ -526,7 +533,7 @@ impl<B, P: Provider> Future for Shutdown<B, P> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Report>> {
         let polled = self.poll_report(cx);
-        if polled.is_pending() && !self.inner.hub.inner().baton.has_driver() {
+        if polled.is_pending() && !self.inner.hub.inner().election.has_driver() {
             return Poll::Ready(Err(super::pending::no_driver("Handle::shutdown")));
         }
         polled.map(Ok)

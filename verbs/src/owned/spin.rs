@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn policies_decide_without_history() {
+    fn first_wait_polls_unless_the_policy_is_never() {
         assert!(!SpinState::new(Spin::Never).start().goes_on());
         assert!(SpinState::new(Spin::Always).start().goes_on());
         assert!(SpinState::new(Spin::Adaptive(MAX)).start().goes_on());

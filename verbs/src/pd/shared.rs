@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bareverbs_provider::command;
 
 use crate::context::ContextInner;
-use crate::raw::GivenUp;
+use crate::raw::Released;
 
 /// The kernel's PD.
 pub(crate) struct PdShared {
@@ -13,20 +13,20 @@ pub(crate) struct PdShared {
     pub(crate) handle: u32,
     /// Whether the PD is imported. The process that created it deallocates it.
     pub(super) imported: bool,
-    pub(crate) given_up: GivenUp,
+    pub(crate) released: Released,
 }
 
 #[cfg(feature = "test-utils")]
 impl PdShared {
     /// A PD without a kernel object.
     pub(crate) fn without_kernel(context: Arc<ContextInner>) -> Self {
-        Self { context, handle: 0, imported: false, given_up: GivenUp::default() }
+        Self { context, handle: 0, imported: false, released: Released::default() }
     }
 }
 
 impl Drop for PdShared {
     fn drop(&mut self) {
-        if self.imported || self.given_up.get() {
+        if self.imported || self.released.get() {
             return;
         }
         // The command fails only if the PD has an object that could not be destroyed or that

@@ -18,7 +18,7 @@ impl<P: Provider> Pd<P> {
     /// kernel deallocates it when the device file is closed.
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(self) -> u32 {
-        self.domain().given_up.set();
+        self.domain().released.set();
         self.handle()
     }
 }
@@ -34,7 +34,7 @@ impl<P: Provider> Cq<P> {
     /// the device file is closed. Its queue and its memory are leaked.
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(self) -> u32 {
-        self.shared().given_up.set();
+        self.shared().released.set();
         self.handle()
     }
 }
@@ -51,7 +51,7 @@ impl<P: Provider> Srq<P> {
     /// until the object is destroyed.
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(self) -> u32 {
-        self.shared().given_up.set();
+        self.shared().released.set();
         self.handle()
     }
 }
@@ -66,7 +66,7 @@ impl<P: Provider> Wq<P> {
     /// Releases the handle, as [`Srq::into_handle`] does.
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(self) -> u32 {
-        self.shared().given_up.set();
+        self.shared().released.set();
         self.handle()
     }
 }

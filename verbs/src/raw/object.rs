@@ -16,7 +16,7 @@ use super::{RawContext, UntypedCall};
 /// use bareverbs::raw::uapi::uverbs::object;
 ///
 /// # fn example(cq: bareverbs::Cq, context: &bareverbs::Context) -> Result<(), Box<dyn std::error::Error>> {
-/// // The safe handle is given up: its queue is leaked, and the object goes on to exist.
+/// // The safe handle is released: its queue is leaked, and the object goes on to exist.
 /// let handle = cq.into_handle();
 /// // SAFETY: nothing else has the handle.
 /// let cq = unsafe { RawObject::of::<object::Cq>(&context.raw(), handle) };
@@ -35,7 +35,7 @@ pub struct RawObject {
 /// The kernel refused to destroy an object, which is returned.
 #[derive(Debug, thiserror::Error)]
 #[error("object {} of class {:#x} was not destroyed: {errno}", object.handle, object.class)]
-pub struct RefusedDestroy {
+pub struct RawDestroyError {
     /// The kernel's error, such as `EBUSY` while another object uses it.
     pub errno: Errno,
     /// The object.
@@ -102,13 +102,13 @@ impl RawObject {
     ///
     /// # Errors
     /// The kernel's error and the object. `EPROTONOSUPPORT` for a class without such a method.
-    pub fn destroy(self) -> Result<Vec<u8>, RefusedDestroy> {
+    pub fn destroy(self) -> Result<Vec<u8>, RawDestroyError> {
         match self.destroy_inner() {
             Ok(answer) => {
                 drop(self.release());
                 Ok(answer)
             }
-            Err(errno) => Err(RefusedDestroy { errno, object: self }),
+            Err(errno) => Err(RawDestroyError { errno, object: self }),
         }
     }
 

@@ -8,7 +8,7 @@ use super::uapi::method::{
     Attr, AttributeKind, Call, Constant, Flags, Handle, In, Kind, Method, MethodInfo, Object, Out, OutSlice,
     OutStruct,
 };
-use super::{RawContext, show};
+use super::{RawContext, display_call};
 
 /// Error of a [`Query`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -190,7 +190,7 @@ impl<'a, M: Method> Query<'a, M> {
 
 impl<M: Method> fmt::Debug for Query<'_, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Query({})", show(self.call.as_bytes()))
+        write!(f, "Query({})", display_call(self.call.as_bytes()))
     }
 }
 

@@ -2,7 +2,7 @@ use std::fmt;
 
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::show;
+use super::display_call;
 use super::uapi::ioctl::{Attribute, AttributeFlags, Header};
 use super::uapi::method::{Access, AttributeInfo, AttributeKind, MethodInfo, PayloadSize};
 
@@ -220,7 +220,7 @@ fn minimum(size: PayloadSize) -> usize {
 
 impl fmt::Display for UntypedCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&show(&self.clone().encode()), f)
+        fmt::Display::fmt(&display_call(&self.clone().encode()), f)
     }
 }
 

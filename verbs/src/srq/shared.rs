@@ -8,7 +8,7 @@ use bareverbs_provider::device::IoctlError;
 use bareverbs_provider::traits::{Provider, RecvQueue};
 
 use crate::cq::CqShared;
-use crate::raw::GivenUp;
+use crate::raw::Released;
 use crate::{Context, Pd, Xrcd};
 
 /// The part of an SRQ that its QPs share.
@@ -19,7 +19,7 @@ pub(crate) struct SrqShared<P: Provider> {
     /// valid.
     pub(super) orphan: Mutex<Option<P::Srq>>,
     pub(super) destroyed: bool,
-    pub(crate) given_up: GivenUp,
+    pub(crate) released: Released,
     /// XRC only: the XRC domain and the CQ of the SRQ. Both are destroyed after the SRQ.
     pub(super) _xrc: Option<(Xrcd<P>, Arc<CqShared<P>>)>,
 }
@@ -62,7 +62,7 @@ impl<P: Provider> SrqShared<P> {
 
 impl<P: Provider> Drop for SrqShared<P> {
     fn drop(&mut self) {
-        if self.given_up.get() {
+        if self.released.get() {
             // The kernel object goes on to exist: its memory is leaked.
             std::mem::forget(self.orphan.get_mut().unwrap_or_else(PoisonError::into_inner).take());
         } else if !self.destroyed {

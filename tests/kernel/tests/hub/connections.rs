@@ -1,13 +1,13 @@
 use std::time::Instant;
 
-use bareverbs::owned::{Hub, Lease, Part, Peer, Pending, Pool};
+use bareverbs::owned::{Connection, Hub, Lease, Part, Pending, Pool};
 use bareverbs::{Access, Buffer, ConnectAttr, Error, Pd, WcStatus};
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, contents, domain};
 use bareverbs_kernel_tests::resources::{held, nothing_leaks, settles_at};
 
 /// Two connected ends on one hub.
-pub(crate) fn pair<B>(hub: &Hub<B>, depth: u32) -> (Peer<B>, Peer<B>) {
+pub(crate) fn pair<B>(hub: &Hub<B>, depth: u32) -> (Connection<B>, Connection<B>) {
     let (a, b) = (hub.connection(1, depth).unwrap(), hub.connection(1, depth).unwrap());
     a.connect(&b.address()).unwrap();
     b.connect(&a.address()).unwrap();
@@ -79,17 +79,17 @@ pub(crate) fn hub_executes_every_operation() {
 pub(crate) fn hub_room_is_reserved_and_released() {
     nothing_leaks(|| {
         let (_pd, hub, pool) = setup(8, 8);
-        assert_eq!(hub.room(), 8);
+        assert_eq!(hub.free_entries(), 8);
         let (a, b) = pair(&hub, 2);
-        assert_eq!(hub.room(), 0);
+        assert_eq!(hub.free_entries(), 0);
         let full = hub.connection(1, 1).unwrap_err();
         assert!(matches!(full, Error::Limit { verb: "Hub::connection", asked: 2, max: 0, .. }), "{full}");
         // With operations in flight, detached.
         drop([b.recv(take(&pool)), b.recv(take(&pool))]);
         drop(b);
-        assert_eq!(hub.room(), 4);
+        assert_eq!(hub.free_entries(), 4);
         drop(a);
-        assert_eq!(hub.room(), 8);
+        assert_eq!(hub.free_entries(), 8);
         assert_eq!((0..8).map(|_| take(&pool)).collect::<Vec<_>>().len(), 8, "all buffers came back");
         for _ in 0..20 {
             let (a, b) = pair(&hub, 2);
@@ -99,7 +99,7 @@ pub(crate) fn hub_room_is_reserved_and_released() {
         }
         assert!(matches!(hub.connection(1, 0), Err(Error::Invalid { .. })));
         assert!(matches!(hub.connection(99, 1), Err(Error::NoPort { .. })));
-        assert_eq!(hub.room(), 8);
+        assert_eq!(hub.free_entries(), 8);
     });
 }
 

@@ -232,7 +232,7 @@ pub(crate) fn dead_client_costs_itself_only() {
         while seeds.len() < 2 || !gone {
             match server.wait_timeout(TIMEOUT).unwrap().expect("within seconds") {
                 Some(Event::Message(message)) => seeds.push((message.from(), seed_of(message.bytes()))),
-                Some(Event::Gone(peer, error)) => {
+                Some(Event::Failed(peer, error)) => {
                     assert!(matches!(error, Error::Completion { .. }), "{error}");
                     assert_eq!(peer, lost);
                     gone = true;
@@ -265,7 +265,7 @@ pub(crate) fn keepalive_finds_a_dead_idle_client() {
             server.handle().keepalive();
         }
         match server.wait_timeout(TIMEOUT).unwrap().expect("within seconds") {
-            Some(Event::Gone(gone, _)) => assert_eq!(gone, lost),
+            Some(Event::Failed(failed, _)) => assert_eq!(failed, lost),
             other => panic!("{other:?}"),
         }
         server.handle().keepalive();

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use bareverbs::owned::{Hub, Lease, Peer, Pool};
+use bareverbs::owned::{Connection, Hub, Lease, Pool};
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use tokio::runtime::{Builder, Runtime};
@@ -15,7 +15,7 @@ fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-async fn echo(peer: Peer<Lease>, pool: Pool) {
+async fn echo(peer: Connection<Lease>, pool: Pool) {
     let mut next = peer.recv(take(&pool));
     for _ in 0..ROUNDS {
         let request = std::mem::replace(&mut next, peer.recv(take(&pool))).await.unwrap();
@@ -23,7 +23,7 @@ async fn echo(peer: Peer<Lease>, pool: Pool) {
     }
 }
 
-async fn ask(peer: Peer<Lease>, pool: Pool, client: u64) {
+async fn ask(peer: Connection<Lease>, pool: Pool, client: u64) {
     for round in 0..ROUNDS {
         let seed = client << 32 | round;
         let answer = peer.recv(take(&pool));

@@ -1,6 +1,6 @@
 use std::time::{Duration, Instant};
 
-use bareverbs::owned::{Hub, Peer, Pool, Spin};
+use bareverbs::owned::{Connection, Hub, Pool, Spin};
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::allocations::{CountingAllocator, allocations};
 use bareverbs_kernel_tests::loopback::domain;
@@ -14,7 +14,7 @@ static COUNTING: CountingAllocator = CountingAllocator;
 const ROUNDS: u64 = 200;
 
 /// Answers each message with the same bytes.
-fn echo(peer: &Peer<bareverbs::owned::Lease>, pool: &Pool) {
+fn echo(peer: &Connection<bareverbs::owned::Lease>, pool: &Pool) {
     let mut next = peer.recv(take(pool));
     for _ in 0..ROUNDS {
         let request = std::mem::replace(&mut next, peer.recv(take(pool))).wait().unwrap();
@@ -22,7 +22,7 @@ fn echo(peer: &Peer<bareverbs::owned::Lease>, pool: &Pool) {
     }
 }
 
-fn ask(peer: &Peer<bareverbs::owned::Lease>, pool: &Pool, client: u64) {
+fn ask(peer: &Connection<bareverbs::owned::Lease>, pool: &Pool, client: u64) {
     for round in 0..ROUNDS {
         let seed = client << 32 | round;
         let answer = peer.recv(take(pool));

@@ -370,7 +370,7 @@ fn wait_for_unsignaled_operations_only_is_rejected() {
 }
 
 #[test]
-fn batch_is_posted_by_its_end() {
+fn batch_is_posted_by_ring_or_drop() {
     let mut setup = Setup::new();
     let buffers = [setup.buffer(), setup.buffer()];
     let mut batch = setup.endpoint.batch();

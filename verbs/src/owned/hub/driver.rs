@@ -21,23 +21,23 @@ const TURN: usize = 2 * BATCH;
 const ROUNDS: usize = 4;
 
 /// The role of the driver. Drop ends it.
-struct Office<B, P: Provider> {
+struct DriverGuard<B, P: Provider> {
     hub: Weak<HubInner<B, P>>,
 }
 
-impl<B, P: Provider> Office<B, P> {
+impl<B, P: Provider> DriverGuard<B, P> {
     fn take(hub: &Arc<HubInner<B, P>>) -> Result<Self> {
-        if hub.baton.attach_driver() {
+        if hub.election.attach_driver() {
             return Ok(Self { hub: Arc::downgrade(hub) });
         }
-        Err(Error::invalid("Hub::drive", "the hub has a driver: a second one would be of no use"))
+        Err(Error::invalid("Hub::drive", "the hub already has a driver: a task or thread that drives it"))
     }
 }
 
-impl<B, P: Provider> Drop for Office<B, P> {
+impl<B, P: Provider> Drop for DriverGuard<B, P> {
     fn drop(&mut self) {
         if let Some(hub) = self.hub.upgrade() {
-            if let Some(waker) = hub.baton.detach_driver() {
+            if let Some(waker) = hub.election.detach_driver() {
                 waker.wake();
             }
             // The tasks find that there is no driver.
@@ -48,12 +48,12 @@ impl<B, P: Provider> Drop for Office<B, P> {
 
 /// The driver of a [`Hub`](super::Hub) as a future, for a task of its own.
 ///
-/// It completes when the last handle of the hub (`Hub`, `Peer`, `Pending`) was dropped, or with an
+/// It completes when the last handle of the hub (`Hub`, `Connection`, `Pending`) was dropped, or with an
 /// error if the device was removed. It is `Send`. After it is dropped, the hub has no driver: see
 /// [`Pending`](crate::owned::Pending#without-a-driver).
 #[must_use = "a driver does nothing unless it is polled"]
 pub struct Driver<B, R, P: Provider = AnyProvider> {
-    office: Office<B, P>,
+    guard: DriverGuard<B, P>,
     readiness: R,
     /// When the current wait began.
     start: Option<Instant>,
@@ -62,7 +62,7 @@ pub struct Driver<B, R, P: Provider = AnyProvider> {
 impl<B, R: Readiness, P: Provider> Driver<B, R, P> {
     pub(super) fn new(hub: &Arc<HubInner<B, P>>) -> Result<Self> {
         let readiness = R::register(&hub.channel)?;
-        Ok(Self { office: Office::take(hub)?, readiness, start: None })
+        Ok(Self { guard: DriverGuard::take(hub)?, readiness, start: None })
     }
 }
 
@@ -74,10 +74,10 @@ impl<B, R: Readiness, P: Provider> Future for Driver<B, R, P> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
         let this = self.get_mut();
-        let Some(hub) = this.office.hub.upgrade() else { return Poll::Ready(Ok(())) };
-        hub.baton.register_driver(cx.waker());
+        let Some(hub) = this.guard.hub.upgrade() else { return Poll::Ready(Ok(())) };
+        hub.election.register_driver(cx.waker());
         for _ in 0..ROUNDS {
-            let reaped = hub.turn(TURN);
+            let reaped = hub.poll(TURN);
             if reaped > 0 {
                 hub.spinning.ended(&mut this.start);
             }
@@ -105,11 +105,11 @@ impl<B, R, P: Provider> fmt::Debug for Driver<B, R, P> {
 
 /// Starts a thread that drives the hub.
 pub(super) fn spawn<B: Send + 'static, P: Provider>(hub: &Arc<HubInner<B, P>>) -> Result<()> {
-    let office = Office::take(hub)?;
+    let guard = DriverGuard::take(hub)?;
     let channel = hub.channel.clone();
     let spawned = std::thread::Builder::new().name("bareverbs-hub".into()).spawn(move || {
         // On an error the device was removed, and the thread ends.
-        let _ = run(&office, &channel);
+        let _ = run(&guard, &channel);
     });
     spawned.map(drop).map_err(|error| {
         let errno = rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::AGAIN);
@@ -117,12 +117,12 @@ pub(super) fn spawn<B: Send + 'static, P: Provider>(hub: &Arc<HubInner<B, P>>) -
     })
 }
 
-fn run<B, P: Provider>(office: &Office<B, P>, channel: &CompChannel) -> Result<()> {
+fn run<B, P: Provider>(guard: &DriverGuard<B, P>, channel: &CompChannel) -> Result<()> {
     Parker::with(|parker, waker| {
         let mut start = None;
-        while let Some(hub) = office.hub.upgrade() {
-            hub.baton.register_driver(waker);
-            if hub.turn(TURN) > 0 {
+        while let Some(hub) = guard.hub.upgrade() {
+            hub.election.register_driver(waker);
+            if hub.poll(TURN) > 0 {
                 hub.spinning.ended(&mut start);
                 continue;
             }
@@ -136,7 +136,7 @@ fn run<B, P: Provider>(office: &Office<B, P>, channel: &CompChannel) -> Result<(
             // A sleeping driver does not keep the hub.
             drop(hub);
             if parker.sleep(Some(channel.as_fd()), None)?
-                && let Some(hub) = office.hub.upgrade()
+                && let Some(hub) = guard.hub.upgrade()
             {
                 hub.take_events()?;
             }

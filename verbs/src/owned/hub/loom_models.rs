@@ -6,7 +6,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use loom::sync::{Condvar, Mutex};
 use loom::thread;
 
-use super::baton::Baton;
+use super::election::Election;
 use super::table::{Completed, Detached, Table};
 use crate::sync::lock;
 
@@ -135,13 +135,13 @@ fn retired_slot_returns_its_buffer_once() {
 }
 
 /// Sleeps until it leads, then leaves.
-fn lead_once(baton: &Baton) {
+fn lead_once(election: &Election) {
     let (bell, waker) = Bell::new();
-    let seat = baton.join(&waker);
-    while !baton.leads(seat) {
+    let id = election.join(&waker);
+    while !election.leads(id) {
         bell.sleep();
     }
-    if let Some(next) = baton.leave(seat) {
+    if let Some(next) = election.leave(id) {
         next.wake();
     }
 }
@@ -149,38 +149,38 @@ fn lead_once(baton: &Baton) {
 #[test]
 fn leaving_leader_wakes_a_follower() {
     model(|| {
-        let baton = Arc::new(Baton::new(2));
+        let election = Arc::new(Election::new(2));
         let other = {
-            let baton = Arc::clone(&baton);
-            thread::spawn(move || lead_once(&baton))
+            let election = Arc::clone(&election);
+            thread::spawn(move || lead_once(&election))
         };
-        lead_once(&baton);
+        lead_once(&election);
         other.join().unwrap();
     });
 }
 
 #[test]
-fn appointed_follower_that_leaves_passes_the_office_on() {
+fn appointed_follower_that_leaves_appoints_another() {
     model(|| {
-        let baton = Arc::new(Baton::new(2));
+        let election = Arc::new(Election::new(2));
         let (_, waker) = Bell::new();
-        let leader = baton.join(&waker);
+        let leader = election.join(&waker);
         let hasty = {
-            let baton = Arc::clone(&baton);
+            let election = Arc::clone(&election);
             // It leaves at its time limit without looking whether it leads.
             thread::spawn(move || {
                 let (_, waker) = Bell::new();
-                let seat = baton.join(&waker);
-                if let Some(next) = baton.leave(seat) {
+                let id = election.join(&waker);
+                if let Some(next) = election.leave(id) {
                     next.wake();
                 }
             })
         };
         let patient = {
-            let baton = Arc::clone(&baton);
-            thread::spawn(move || lead_once(&baton))
+            let election = Arc::clone(&election);
+            thread::spawn(move || lead_once(&election))
         };
-        if let Some(next) = baton.leave(leader) {
+        if let Some(next) = election.leave(leader) {
             next.wake();
         }
         hasty.join().unwrap();
@@ -189,19 +189,19 @@ fn appointed_follower_that_leaves_passes_the_office_on() {
 }
 
 #[test]
-fn dropped_driver_leaves_the_office_to_a_joining_thread() {
+fn thread_that_joins_leads_after_the_driver_was_dropped() {
     model(|| {
-        let baton = Arc::new(Baton::new(2));
-        assert!(baton.attach_driver());
+        let election = Arc::new(Election::new(2));
+        assert!(election.attach_driver());
         let driver = {
-            let baton = Arc::clone(&baton);
+            let election = Arc::clone(&election);
             thread::spawn(move || {
-                if let Some(next) = baton.detach_driver() {
+                if let Some(next) = election.detach_driver() {
                     next.wake();
                 }
             })
         };
-        lead_once(&baton);
+        lead_once(&election);
         driver.join().unwrap();
     });
 }
@@ -218,7 +218,7 @@ struct ModelCq {
 
 struct ModelHub {
     table: Table<(), u32>,
-    baton: Baton,
+    election: Election,
     /// Stands for the lock of the reaper and for the device's CQ.
     cq: Mutex<ModelCq>,
 }
@@ -236,7 +236,7 @@ impl ModelHub {
     }
 
     /// As `HubInner::turn`.
-    fn turn(&self) -> bool {
+    fn poll(&self) -> bool {
         let mut woken = Vec::new();
         let reaped = {
             let Ok(mut cq) = self.cq.try_lock() else { return false };
@@ -255,16 +255,16 @@ impl ModelHub {
     /// As `HubInner::block_on`, with the arm protocol of `HubInner::arm` and `take_events`.
     fn wait(&self, wr_id: u64) {
         let (bell, waker) = Bell::new();
-        let mut seat = None;
+        let mut id = None;
         loop {
             if self.table.poll(wr_id, &Context::from_waker(&waker)).is_ready() {
                 break;
             }
-            if self.turn() {
+            if self.poll() {
                 continue;
             }
-            let seat = *seat.get_or_insert_with(|| self.baton.join(&waker));
-            if !self.baton.leads(seat) {
+            let id = *id.get_or_insert_with(|| self.election.join(&waker));
+            if !self.election.leads(id) {
                 bell.sleep();
                 continue;
             }
@@ -279,8 +279,8 @@ impl ModelHub {
             }
             bell.sleep();
         }
-        if let Some(seat) = seat
-            && let Some(next) = self.baton.leave(seat)
+        if let Some(id) = id
+            && let Some(next) = self.election.leave(id)
         {
             next.wake();
         }
@@ -292,7 +292,7 @@ fn blocked_threads_get_their_results_without_a_driver() {
     model(|| {
         let hub = Arc::new(ModelHub {
             table: Table::new(2),
-            baton: Baton::new(2),
+            election: Election::new(2),
             cq: Mutex::new(ModelCq::default()),
         });
         let ids = [hub.table.insert(0, ()), hub.table.insert(1, ())];

@@ -9,7 +9,7 @@ use bareverbs_provider::traits::{Completion, Provider};
 use super::table::{Completed, Table};
 use crate::owned::server::PeerId;
 use crate::owned::server::flow::{Flow, Kind};
-use crate::owned::server::sink::{RawEvent, SHARED, Sink};
+use crate::owned::server::inbound::{Inbound, RawEvent, SHARED};
 use crate::{
     Cq, DriverId, Imm, Operation as WrOperation, Payload, PostError, Qp, QpState, Rc, Remote, SendFlags,
     SendRequest, Sge, WcStatus, WorkCompletion,
@@ -135,7 +135,7 @@ fn post<P: Provider>(
     let payload = Payload::Sges(sge.as_slice());
     let request = SendRequest { wr_id, operation, flags: SendFlags::SIGNALED, payload };
     // SAFETY: a request without an SGE names no memory. That of a message was made by `checked_sge`
-    // for a buffer of `Source` that was moved into the table, and `Peer::post` documents how long
+    // for a buffer of `Source` that was moved into the table, and `Connection::post` documents how long
     // the table keeps it.
     match unsafe { qp.post_send(&[request]) } {
         // A request that counts as posted will complete.
@@ -233,7 +233,7 @@ impl<P: Provider> Reaper<P> {
     }
 
     /// The completions for which there is room.
-    pub(super) fn room(&self) -> usize {
+    pub(super) fn free_entries(&self) -> usize {
         self.free.len()
     }
 
@@ -262,7 +262,7 @@ impl<P: Provider> Reaper<P> {
     pub(super) fn reap<B>(
         &mut self,
         table: &Operations<B>,
-        sink: Option<&Arc<Sink<P>>>,
+        inbound: Option<&Arc<Inbound<P>>>,
         batch: &mut Batch<B>,
     ) -> usize {
         let Self { cq, owners, by_number, .. } = self;
@@ -273,19 +273,19 @@ impl<P: Provider> Reaper<P> {
         {
             taken += 1;
             let mut completion = completion.to_value();
-            if let Some(sink) = sink
+            if let Some(inbound) = inbound
                 && completion.wr_id & (SHARED | CONTROL) != 0
             {
-                message(&completion, by_number, table, sink, batch);
+                message(&completion, by_number, table, inbound, batch);
                 continue;
             }
             if completion.status != WcStatus::SUCCESS {
-                failed(&mut completion, table, owners, sink, batch);
+                failed(&mut completion, table, owners, inbound, batch);
             }
             match table.complete(completion.wr_id, completion) {
                 Completed::Waiting(waker) => {
-                    if let Some(sink) = sink {
-                        sink.count_sent(completion.status == WcStatus::SUCCESS, false);
+                    if let Some(inbound) = inbound {
+                        inbound.count_sent(completion.status == WcStatus::SUCCESS, false);
                     }
                     batch.woken.extend(waker);
                 }
@@ -294,14 +294,14 @@ impl<P: Provider> Reaper<P> {
                     if let Some(Some(conn)) = owners.get(index as usize) {
                         conn.put_slot(operation.direction, index);
                     }
-                    if let Some(sink) = sink {
-                        sink.count_sent(completion.status == WcStatus::SUCCESS, true);
+                    if let Some(inbound) = inbound {
+                        inbound.count_sent(completion.status == WcStatus::SUCCESS, true);
                     }
                     batch.ended.push(operation);
                 }
                 Completed::Unknown => {
                     if let Some(conn) = by_number.get(&completion.qp_num) {
-                        end(conn, Failure::Unknown { wr_id: completion.wr_id }, table, sink, batch);
+                        end(conn, Failure::Unknown { wr_id: completion.wr_id }, table, inbound, batch);
                     }
                 }
             }
@@ -318,7 +318,7 @@ fn failed<B, P: Provider>(
     completion: &mut WorkCompletion,
     table: &Operations<B>,
     owners: &[Option<Arc<Conn<P>>>],
-    sink: Option<&Arc<Sink<P>>>,
+    inbound: Option<&Arc<Inbound<P>>>,
     batch: &mut Batch<B>,
 ) {
     let WorkCompletion { wr_id, vendor_err, .. } = *completion;
@@ -338,7 +338,7 @@ fn failed<B, P: Provider>(
         conn,
         Failure::Completion { verb, status: completion.status, vendor_err, driver: conn.driver },
         table,
-        sink,
+        inbound,
         batch,
     );
     if delivered {
@@ -353,11 +353,11 @@ pub(super) fn end<B, P: Provider>(
     conn: &Conn<P>,
     failure: Failure,
     table: &Operations<B>,
-    sink: Option<&Arc<Sink<P>>>,
+    inbound: Option<&Arc<Inbound<P>>>,
     batch: &mut Batch<B>,
 ) {
     conn.fail(failure);
-    let Some(sink) = sink else { return };
+    let Some(inbound) = inbound else { return };
     let (queue, complete, first) = {
         let mut state = conn.lock();
         let Some(flow) = &mut state.flow else { return };
@@ -368,11 +368,11 @@ pub(super) fn end<B, P: Provider>(
         let flushed = WorkCompletion { wr_id, status: WcStatus::WR_FLUSH_ERR, ..WorkCompletion::default() };
         match table.complete(wr_id, flushed) {
             Completed::Waiting(waker) => {
-                sink.count_sent(false, false);
+                inbound.count_sent(false, false);
                 batch.woken.extend(waker);
             }
             Completed::Detached(operation, _) => {
-                sink.count_sent(false, true);
+                inbound.count_sent(false, true);
                 conn.put_slot(operation.direction, Operations::<B>::index(wr_id));
                 batch.ended.push(operation);
             }
@@ -381,10 +381,10 @@ pub(super) fn end<B, P: Provider>(
     }
     if first {
         if complete {
-            sink.finished(conn.id).into_iter().for_each(|waker| batch.woken.extend(waker));
+            inbound.finished(conn.id).into_iter().for_each(|waker| batch.woken.extend(waker));
         } else {
-            batch.woken.extend(sink.push(RawEvent::Gone(conn.id, failure)));
-            batch.woken.extend(sink.ender());
+            batch.woken.extend(inbound.push(RawEvent::Failed(conn.id, failure)));
+            batch.woken.extend(inbound.shutdown_waker());
         }
     }
 }
@@ -394,16 +394,16 @@ fn message<B, P: Provider>(
     completion: &WorkCompletion,
     by_number: &HashMap<u32, Arc<Conn<P>>>,
     table: &Operations<B>,
-    sink: &Arc<Sink<P>>,
+    inbound: &Arc<Inbound<P>>,
     batch: &mut Batch<B>,
 ) {
     let WorkCompletion { wr_id, status, vendor_err, qp_num, .. } = *completion;
     let shared = wr_id & SHARED != 0;
-    let receive = if shared { sink.take(wr_id) } else { None };
+    let receive = if shared { inbound.take(wr_id) } else { None };
     let unknown = shared && receive.is_none();
     let Some(conn) = by_number.get(&qp_num) else {
         // The connection was destroyed.
-        receive.into_iter().for_each(|receive| sink.post_again(receive));
+        receive.into_iter().for_each(|receive| inbound.post_again(receive));
         return;
     };
     let failure = if unknown {
@@ -415,8 +415,8 @@ fn message<B, P: Provider>(
         None
     };
     if let Some(failure) = failure {
-        receive.into_iter().for_each(|receive| sink.post_again(receive));
-        end(conn, failure, table, Some(sink), batch);
+        receive.into_iter().for_each(|receive| inbound.post_again(receive));
+        end(conn, failure, table, Some(inbound), batch);
         return;
     }
     let mut state = conn.lock();
@@ -424,12 +424,12 @@ fn message<B, P: Provider>(
     let Some(flow) = state.flow.as_mut().filter(|_| !ended) else {
         // The event of its end was queued, and no message may follow it.
         drop(state);
-        receive.into_iter().for_each(|receive| sink.post_again(receive));
+        receive.into_iter().for_each(|receive| inbound.post_again(receive));
         return;
     };
     let arrived = match &receive {
         None => {
-            let kinds = [Kind::Credit, Kind::Bye, Kind::Answer];
+            let kinds = [Kind::Credit, Kind::Fin, Kind::FinAck];
             kinds
                 .into_iter()
                 .filter(|kind| CONTROL | *kind as u64 == wr_id)
@@ -459,37 +459,37 @@ fn message<B, P: Provider>(
     match (arrived, receive) {
         (Ok(Some((Kind::Data, len))), Some(receive)) => {
             let conn = Arc::clone(conn);
-            batch.woken.extend(sink.push(RawEvent::Message { conn, receive, len }));
+            batch.woken.extend(inbound.push(RawEvent::Message { conn, receive, len }));
         }
         (arrived, receive) => {
-            receive.into_iter().for_each(|receive| sink.post_again(receive));
-            if let Ok(Some((Kind::Bye, _))) = arrived {
-                batch.woken.extend(sink.push(RawEvent::Closed(conn.id)));
+            receive.into_iter().for_each(|receive| inbound.post_again(receive));
+            if let Ok(Some((Kind::Fin, _))) = arrived {
+                batch.woken.extend(inbound.push(RawEvent::Closed(conn.id)));
             }
         }
     }
     if answered {
-        batch.woken.extend(sink.ender());
+        batch.woken.extend(inbound.shutdown_waker());
     }
     if finished {
-        sink.finished(conn.id).into_iter().for_each(|waker| batch.woken.extend(waker));
+        inbound.finished(conn.id).into_iter().for_each(|waker| batch.woken.extend(waker));
     }
     if let Err(failure) = pumped {
-        end(conn, failure, table, Some(sink), batch);
+        end(conn, failure, table, Some(inbound), batch);
     }
 }
 
 /// Wakers to call and buffers to drop after the CQ was unlocked, because both run code of the
 /// application.
 pub(crate) struct Batch<B> {
-    woken: Few<Waker>,
-    ended: Few<Operation<B>>,
+    woken: SmallList<Waker>,
+    ended: SmallList<Operation<B>>,
 }
 
 impl<B> Batch<B> {
     #[inline]
     pub(crate) fn new() -> Self {
-        Self { woken: Few::new(), ended: Few::new() }
+        Self { woken: SmallList::new(), ended: SmallList::new() }
     }
 
     /// Wakes the tasks and drops the buffers of detached operations.
@@ -501,13 +501,13 @@ impl<B> Batch<B> {
 }
 
 /// A list that allocates only beyond [`BATCH`] values, which occur when connections end.
-struct Few<T> {
+struct SmallList<T> {
     values: [Option<T>; BATCH],
     len: usize,
     more: Vec<T>,
 }
 
-impl<T> Few<T> {
+impl<T> SmallList<T> {
     #[inline]
     fn new() -> Self {
         Self { values: [const { None }; BATCH], len: 0, more: Vec::new() }

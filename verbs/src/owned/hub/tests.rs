@@ -48,23 +48,23 @@ impl Setup {
             table: Operations::new(entries),
             pd,
             channel,
-            baton: Baton::new(THREADS),
+            election: Election::new(THREADS),
             spinning: Spinning::new(Spin::Never),
-            sink: None,
+            inbound: None,
             reaper: Mutex::new(Reaper::new(cq, entries)),
         };
         Self { plain, region, hub: Hub { inner: Arc::new(inner) }, freed: Arc::default() }
     }
 
     /// A connection in RTS. Its destruction fails.
-    fn connection(&self, depth: usize) -> Peer<Buffer, Plain> {
+    fn connection(&self, depth: usize) -> Connection<Buffer, Plain> {
         let hub = Arc::clone(&self.hub.inner);
         let slots = hub.lock().reserve(2 * depth).unwrap();
         let qp = self.plain.queue_pair(&hub.pd);
         let local = crate::owned::Address::new(crate::Gid::default(), qp.qp_num());
         let conn = Arc::new(Conn::new(qp, slots, depth, None));
         hub.lock().add(&conn);
-        Peer::new(PeerInner { hub, conn, local, attr: ConnectAttr::new(1, 0) })
+        Connection::new(ConnectionInner { hub, conn, local, attr: ConnectAttr::new(1, 0) })
     }
 
     fn buffer(&self) -> Buffer {
@@ -77,12 +77,12 @@ impl Setup {
     }
 
     /// Posts a receive. Returns it with its `wr_id`.
-    fn recv(&self, peer: &Peer<Buffer, Plain>) -> (Pending<Buffer, Plain>, u64) {
+    fn recv(&self, peer: &Connection<Buffer, Plain>) -> (Pending<Buffer, Plain>, u64) {
         let pending = peer.recv(self.buffer());
         (pending, *self.plain.log().received.last().unwrap())
     }
 
-    fn complete(&self, peer: &Peer<Buffer, Plain>, wr_id: u64, status: WcStatus) {
+    fn complete(&self, peer: &Connection<Buffer, Plain>, wr_id: u64, status: WcStatus) {
         let qp_num = peer.address().qp_num;
         let completion = WorkCompletion { qp_num, ..completion(wr_id, status) };
         self.plain.log().completions.push_back(completion);
@@ -140,7 +140,7 @@ fn receives_take_no_room_of_sends() {
         (log.received.len(), log.sent.len())
     };
     assert_eq!((received, sent), (2, 2));
-    assert_eq!(setup.hub.room(), 0);
+    assert_eq!(setup.hub.free_entries(), 0);
     drop((receives, sends));
 }
 
@@ -171,9 +171,9 @@ fn dropped_pending_keeps_the_buffer_until_the_completion() {
     let peer = setup.connection(2);
     let (pending, wr_id) = setup.recv(&peer);
     drop(pending);
-    assert_eq!((setup.hub.turn(1), setup.freed()), (0, 0));
+    assert_eq!((setup.hub.poll(1), setup.freed()), (0, 0));
     setup.complete(&peer, wr_id, WcStatus::SUCCESS);
-    assert_eq!((setup.hub.turn(1), setup.freed()), (1, 1));
+    assert_eq!((setup.hub.poll(1), setup.freed()), (1, 1));
     // Its slot is free.
     let taken: Vec<_> = (0..2).map(|_| setup.recv(&peer)).collect();
     drop(taken);
@@ -186,7 +186,7 @@ fn forgotten_pending_costs_one_operation_of_the_depth() {
     let (pending, wr_id) = setup.recv(&peer);
     std::mem::forget(pending);
     setup.complete(&peer, wr_id, WcStatus::SUCCESS);
-    assert_eq!(setup.hub.turn(1), 1);
+    assert_eq!(setup.hub.poll(1), 1);
     let (next, _) = setup.recv(&peer);
     assert!(peer.recv(setup.buffer()).wait().is_err());
     assert_eq!(setup.freed(), 1, "of the refused one");
@@ -243,7 +243,7 @@ fn completion_without_a_connection_is_ignored() {
             .completions
             .push_back(WorkCompletion { qp_num: 0xff_ffff, ..completion(wr_id, WcStatus::SUCCESS) });
     }
-    assert_eq!(setup.hub.turn(8), 3);
+    assert_eq!(setup.hub.poll(8), 3);
     assert!(peer.failure().is_none());
 }
 
@@ -256,7 +256,7 @@ fn failed_operation_ends_its_connection_only() {
     let failed = pending.wait().unwrap_err();
     assert!(matches!(
         failed.error,
-        Error::Completion { verb: "Peer::recv", status: WcStatus::LOC_LEN_ERR, .. }
+        Error::Completion { verb: "Connection::recv", status: WcStatus::LOC_LEN_ERR, .. }
     ));
     assert!(failed.buffer.is_some());
     let refused = peer.send(setup.buffer(), ..).wait().unwrap_err();
@@ -285,10 +285,10 @@ fn buffers_are_leaked_if_destroy_qp_fails() {
     let (pending, _) = setup.recv(&peer);
     drop(detached);
     drop(peer);
-    assert_eq!(setup.hub.inner.lock().room(), 0, "the pending operation keeps the connection");
+    assert_eq!(setup.hub.inner.lock().free_entries(), 0, "the pending operation keeps the connection");
     drop(pending);
     let Setup { plain, hub, freed, .. } = setup;
-    assert_eq!(hub.room(), 0, "completions may still come");
+    assert_eq!(hub.free_entries(), 0, "completions may still come");
     drop(hub);
     assert_eq!(freed.load(Ordering::Relaxed), 0);
     // The queues of the QP are leaked as well; the CQ's are, because the kernel refuses that, too.
@@ -319,9 +319,9 @@ fn task_without_a_driver_gets_an_error_and_can_wait() {
     let (mut pending, wr_id) = setup.recv(&peer);
     let Poll::Ready(Err(failed)) = poll(&mut pending) else { panic!("there is no driver") };
     assert!(failed.error.to_string().contains("no driver") && failed.buffer.is_none(), "{failed}");
-    assert!(setup.hub.inner.baton.attach_driver());
+    assert!(setup.hub.inner.election.attach_driver());
     assert!(poll(&mut pending).is_pending());
-    assert!(setup.hub.inner.baton.detach_driver().is_none());
+    assert!(setup.hub.inner.election.detach_driver().is_none());
     setup.complete(&peer, wr_id, WcStatus::SUCCESS);
     assert!(matches!(poll(&mut pending), Poll::Ready(Ok(_))));
 }
@@ -346,18 +346,18 @@ fn batch_of_completions_is_bounded() {
     for (_, wr_id) in &pending {
         setup.complete(&peer, *wr_id, WcStatus::SUCCESS);
     }
-    assert_eq!(setup.hub.turn(1), BATCH);
+    assert_eq!(setup.hub.poll(1), BATCH);
     assert_eq!(setup.plain.log().completions.len(), 100 - BATCH);
-    assert_eq!(setup.hub.turn(usize::MAX), 100 - BATCH);
+    assert_eq!(setup.hub.poll(usize::MAX), 100 - BATCH);
     assert!(pending.into_iter().all(|(pending, _)| pending.wait().is_ok()));
 }
 
 /// A waker that uses the hub, as code of users may.
-struct UsesHub(Hub<Buffer, Plain>, std::sync::Mutex<Option<Peer<Buffer, Plain>>>, AtomicUsize);
+struct UsesHub(Hub<Buffer, Plain>, std::sync::Mutex<Option<Connection<Buffer, Plain>>>, AtomicUsize);
 
 impl Wake for UsesHub {
     fn wake(self: Arc<Self>) {
-        self.0.turn(1);
+        self.0.poll(1);
         // It retires the connection, which locks the CQ.
         drop(self.1.lock().unwrap().take());
         self.2.fetch_add(1, Ordering::Relaxed);
@@ -370,11 +370,11 @@ fn wakers_run_without_a_lock() {
     let (peer, other) = (setup.connection(2), setup.connection(2));
     let (mut pending, wr_id) = setup.recv(&peer);
     let waker = Arc::new(UsesHub(setup.hub.clone(), std::sync::Mutex::new(Some(other)), AtomicUsize::new(0)));
-    assert!(setup.hub.inner.baton.attach_driver());
+    assert!(setup.hub.inner.election.attach_driver());
     let task = Waker::from(Arc::clone(&waker));
     assert!(std::pin::Pin::new(&mut pending).poll(&mut Context::from_waker(&task)).is_pending());
     setup.complete(&peer, wr_id, WcStatus::SUCCESS);
-    setup.hub.turn(1);
+    setup.hub.poll(1);
     assert_eq!(waker.2.load(Ordering::Relaxed), 1);
     assert!(matches!(poll(&mut pending), Poll::Ready(Ok(_))));
 }
@@ -383,7 +383,7 @@ fn wakers_run_without_a_lock() {
 fn handles_can_move_between_threads() {
     fn moves<T: Send + Sync + Unpin>() {}
     moves::<Hub>();
-    moves::<Peer<Lease>>();
+    moves::<Connection<Lease>>();
     moves::<Pending<Lease>>();
     #[cfg(feature = "tokio")]
     moves::<Driver<Lease, crate::tokio::Readiness>>();

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use bareverbs_provider::traits::Provider;
 
 use super::HubInner;
-use super::baton::{Baton, Seat};
+use super::election::{Election, WaiterId};
 use super::park::Parker;
 use crate::Result;
 use crate::owned::Spin;
@@ -55,20 +55,20 @@ fn nanoseconds(time: Duration) -> u64 {
 }
 
 /// A blocked thread, from when it is about to sleep until it leaves.
-struct Seated<'h> {
-    baton: &'h Baton,
-    seat: Seat,
+struct Waiter<'h> {
+    election: &'h Election,
+    id: WaiterId,
 }
 
-impl<'h> Seated<'h> {
-    fn new(baton: &'h Baton, waker: &Waker) -> Self {
-        Self { baton, seat: baton.join(waker) }
+impl<'h> Waiter<'h> {
+    fn new(election: &'h Election, waker: &Waker) -> Self {
+        Self { election, id: election.join(waker) }
     }
 }
 
-impl Drop for Seated<'_> {
+impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        if let Some(waker) = self.baton.leave(self.seat) {
+        if let Some(waker) = self.election.leave(self.id) {
             waker.wake();
         }
     }
@@ -84,7 +84,7 @@ impl<B, P: Provider> HubInner<B, P> {
     ) -> Result<Option<T>> {
         Parker::with(|parker, waker| {
             let mut context = Context::from_waker(waker);
-            let mut seated = None;
+            let mut waiter = None;
             let mut start = None;
             loop {
                 if let Poll::Ready(value) = poll(&mut context) {
@@ -98,8 +98,8 @@ impl<B, P: Provider> HubInner<B, P> {
                     hint::spin_loop();
                     continue;
                 }
-                let seated = seated.get_or_insert_with(|| Seated::new(&self.baton, waker));
-                if !self.baton.leads(seated.seat) {
+                let waiter = waiter.get_or_insert_with(|| Waiter::new(&self.election, waker));
+                if !self.election.leads(waiter.id) {
                     parker.sleep(None, end)?;
                     continue;
                 }

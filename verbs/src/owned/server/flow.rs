@@ -6,8 +6,8 @@
 //! |---|---|---|---|
 //! | data | 1 | yes | the message |
 //! | credit | 2 | no | none |
-//! | bye: no more data follows | 3 | no | none |
-//! | answer to bye: all data arrived | 4 | no | none |
+//! | FIN: no more data follows | 3 | no | none |
+//! | FIN acknowledged: all data arrived | 4 | no | none |
 //!
 //! The credit is an absolute count: how many data messages the sender of this message permits since
 //! the connection began, modulo 2^28. So the latest count replaces all earlier ones.
@@ -22,7 +22,7 @@
 //!
 //! - Two credit messages. Credits that the peer has not seen are at most the window, and each
 //!   credit message carries at least half of it.
-//! - One bye and one answer.
+//! - One FIN and one acknowledgement of it.
 //!
 //! Neither waits for the application.
 
@@ -32,7 +32,7 @@ use crate::Imm;
 
 /// Receives that a connection reserves for control messages.
 pub(crate) const CONTROL_RECEIVES: u32 = 4;
-/// Sends that a connection reserves for control messages: a credit, a bye, an answer, a keepalive.
+/// Sends that a connection reserves for control messages: a credit, a FIN, its acknowledgement, a keepalive.
 pub(crate) const CONTROL_SENDS: u32 = 4;
 
 const COUNT: u32 = (1 << 28) - 1;
@@ -45,13 +45,13 @@ pub(crate) const MAX_WINDOW: u32 = 1 << 20;
 pub(crate) enum Kind {
     Data = 1,
     Credit = 2,
-    Bye = 3,
-    Answer = 4,
+    Fin = 3,
+    FinAck = 4,
 }
 
 impl Kind {
     fn of(imm: Imm) -> Option<Self> {
-        [Self::Data, Self::Credit, Self::Bye, Self::Answer]
+        [Self::Data, Self::Credit, Self::Fin, Self::FinAck]
             .into_iter()
             .find(|kind| *kind as u32 == imm.0 >> 28)
     }
@@ -76,12 +76,12 @@ pub(crate) struct Flow<T> {
     sent: u32,
     queue: VecDeque<T>,
     closing: bool,
-    bye_sent: bool,
+    fin_sent: bool,
     /// The peer has received everything.
-    bye_answered: bool,
-    bye_received: bool,
-    answer_sent: bool,
-    answer_done: bool,
+    fin_acked: bool,
+    fin_received: bool,
+    fin_ack_sent: bool,
+    fin_ack_done: bool,
 }
 
 impl<T> Flow<T> {
@@ -98,11 +98,11 @@ impl<T> Flow<T> {
             sent: 0,
             queue: VecDeque::with_capacity(depth),
             closing: false,
-            bye_sent: false,
-            bye_answered: false,
-            bye_received: false,
-            answer_sent: false,
-            answer_done: false,
+            fin_sent: false,
+            fin_acked: false,
+            fin_received: false,
+            fin_ack_sent: false,
+            fin_ack_done: false,
         }
     }
 
@@ -128,7 +128,7 @@ impl<T> Flow<T> {
         std::mem::take(&mut self.queue)
     }
 
-    /// No more data is added: a bye follows the queue.
+    /// No more data is added: a FIN follows the queue.
     pub(crate) fn close(&mut self) {
         self.closing = true;
     }
@@ -148,20 +148,20 @@ impl<T> Flow<T> {
         match kind {
             Kind::Data => {
                 // More messages than it has credits for.
-                if self.bye_received || self.received.wrapping_sub(self.released) >= self.window {
+                if self.fin_received || self.received.wrapping_sub(self.released) >= self.window {
                     return Err(Violation);
                 }
                 self.received = self.received.wrapping_add(1);
             }
             Kind::Credit => {}
-            Kind::Bye => {
-                if std::mem::replace(&mut self.bye_received, true) {
+            Kind::Fin => {
+                if std::mem::replace(&mut self.fin_received, true) {
                     return Err(Violation);
                 }
                 self.closing = true;
             }
-            Kind::Answer => {
-                if !self.bye_sent || std::mem::replace(&mut self.bye_answered, true) {
+            Kind::FinAck => {
+                if !self.fin_sent || std::mem::replace(&mut self.fin_acked, true) {
                     return Err(Violation);
                 }
             }
@@ -184,13 +184,13 @@ impl<T> Flow<T> {
         {
             self.sent = (self.sent + 1) & COUNT;
             (Kind::Data, Some(message))
-        } else if self.bye_received && !self.answer_sent {
-            self.answer_sent = true;
-            (Kind::Answer, None)
-        } else if self.closing && self.queue.is_empty() && !self.bye_sent {
-            self.bye_sent = true;
-            (Kind::Bye, None)
-        } else if !self.credit_in_flight && !self.bye_received && owed >= self.window.div_ceil(2) {
+        } else if self.fin_received && !self.fin_ack_sent {
+            self.fin_ack_sent = true;
+            (Kind::FinAck, None)
+        } else if self.closing && self.queue.is_empty() && !self.fin_sent {
+            self.fin_sent = true;
+            (Kind::Fin, None)
+        } else if !self.credit_in_flight && !self.fin_received && owed >= self.window.div_ceil(2) {
             self.credit_in_flight = true;
             (Kind::Credit, None)
         } else {
@@ -204,24 +204,24 @@ impl<T> Flow<T> {
     pub(crate) fn control_done(&mut self, kind: Kind) {
         match kind {
             Kind::Credit => self.credit_in_flight = false,
-            Kind::Answer => self.answer_done = true,
-            Kind::Bye | Kind::Data => {}
+            Kind::FinAck => self.fin_ack_done = true,
+            Kind::Fin | Kind::Data => {}
         }
     }
 
     /// Whether the peer has received everything that this end sent.
     pub(crate) fn is_delivered(&self) -> bool {
-        self.bye_answered
+        self.fin_acked
     }
 
     /// Whether both ends have received everything. The last acknowledgement may be missing.
     pub(crate) fn is_complete(&self) -> bool {
-        self.bye_answered && self.bye_received
+        self.fin_acked && self.fin_received
     }
 
-    /// Whether the QP can be destroyed without a loss at either end: the peer has the answer.
+    /// Whether the QP can be destroyed without a loss at either end: the peer has the acknowledgement of its FIN.
     pub(crate) fn is_finished(&self) -> bool {
-        self.is_complete() && self.answer_done
+        self.is_complete() && self.fin_ack_done
     }
 }
 
@@ -364,17 +364,17 @@ mod tests {
     }
 
     #[test]
-    fn excess_data_and_repeated_byes_are_violations() {
+    fn excess_data_and_repeated_fins_are_violations() {
         let mut flow = Flow::<()>::new(1, 1);
         let imm = |kind: Kind, count: u32| Imm((kind as u32) << 28 | count);
         assert_eq!(flow.arrived(imm(Kind::Data, 3)), Ok(Kind::Data));
         assert_eq!(flow.arrived(imm(Kind::Data, 3)), Err(Violation), "the window is 1");
         assert_eq!(flow.arrived(imm(Kind::Credit, 2)), Err(Violation), "the count falls");
-        assert_eq!(flow.arrived(imm(Kind::Answer, 3)), Err(Violation), "an answer to nothing");
-        assert_eq!(flow.arrived(imm(Kind::Bye, 3)), Ok(Kind::Bye));
-        assert_eq!(flow.arrived(imm(Kind::Bye, 3)), Err(Violation));
+        assert_eq!(flow.arrived(imm(Kind::FinAck, 3)), Err(Violation), "no FIN was sent");
+        assert_eq!(flow.arrived(imm(Kind::Fin, 3)), Ok(Kind::Fin));
+        assert_eq!(flow.arrived(imm(Kind::Fin, 3)), Err(Violation));
         flow.released();
-        assert_eq!(flow.arrived(imm(Kind::Data, 3)), Err(Violation), "after the bye");
+        assert_eq!(flow.arrived(imm(Kind::Data, 3)), Err(Violation), "after the FIN");
         assert_eq!(flow.arrived(Imm(3)), Err(Violation));
     }
 }

@@ -8,8 +8,8 @@ use std::sync::{Arc, Weak};
 use bareverbs_provider::traits::Provider;
 
 use super::PeerId;
-use super::sink::{Receive, Sink};
-use crate::owned::hub::peer::{Peer, PeerInner};
+use super::inbound::{Inbound, Receive};
+use crate::owned::hub::connection::{Connection, ConnectionInner};
 use crate::owned::hub::reaper::{Batch, Conn};
 use crate::owned::{Lease, Pending, Source};
 use crate::{AnyProvider, Error};
@@ -20,7 +20,7 @@ pub enum Event<B: Source = Lease, P: Provider = AnyProvider> {
     Message(Message<B, P>),
     /// The connection to the peer failed. Its operations fail; the other peers are unaffected. It
     /// follows the last message of the peer.
-    Gone(PeerId, Error),
+    Failed(PeerId, Error),
     /// The peer sends no more messages: it has closed the connection, or answers to
     /// [`close`](super::Handle::close). It follows the last message of the peer.
     Closed(PeerId),
@@ -33,8 +33,8 @@ pub enum Event<B: Source = Lease, P: Provider = AnyProvider> {
 pub struct Message<B: Source = Lease, P: Provider = AnyProvider> {
     conn: Arc<Conn<P>>,
     /// `Weak`, so that a message does not keep a connection.
-    peer: Weak<PeerInner<B, P>>,
-    sink: Arc<Sink<P>>,
+    peer: Weak<ConnectionInner<B, P>>,
+    inbound: Arc<Inbound<P>>,
     /// `None` in `Drop` only.
     receive: Option<Receive>,
     len: usize,
@@ -43,13 +43,13 @@ pub struct Message<B: Source = Lease, P: Provider = AnyProvider> {
 impl<B: Source, P: Provider> Message<B, P> {
     pub(super) fn new(
         conn: Arc<Conn<P>>,
-        peer: Option<&Peer<B, P>>,
-        sink: Arc<Sink<P>>,
+        peer: Option<&Connection<B, P>>,
+        inbound: Arc<Inbound<P>>,
         receive: Receive,
         len: usize,
     ) -> Self {
         let peer = peer.map_or_else(Weak::new, |peer| Arc::downgrade(peer.shared()));
-        Self { conn, peer, sink, receive: Some(receive), len }
+        Self { conn, peer, inbound, receive: Some(receive), len }
     }
 
     /// The message.
@@ -67,7 +67,7 @@ impl<B: Source, P: Provider> Message<B, P> {
     /// Sends a message to the sender of this one, as [`Handle::send`](super::Handle::send) does.
     pub fn reply(&self, buffer: B, range: impl RangeBounds<usize>) -> Pending<B, P> {
         match self.peer.upgrade() {
-            Some(peer) => Peer::of(peer).send_message(buffer, range),
+            Some(peer) => Connection::of(peer).send_message(buffer, range),
             None => Pending::refused(Error::invalid("Message::reply", "the peer has ended"), buffer),
         }
     }
@@ -77,7 +77,7 @@ impl<B: Source, P: Provider> Drop for Message<B, P> {
     fn drop(&mut self) {
         let Some(receive) = mem::take(&mut self.receive) else { return };
         // The receive is posted before the credit is sent.
-        self.sink.post_again(receive);
+        self.inbound.post_again(receive);
         let pumped = {
             let mut state = self.conn.lock();
             if let Some(flow) = &mut state.flow {
@@ -99,7 +99,7 @@ impl<B: Source, P: Provider> fmt::Debug for Event<B, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Message(message) => f.debug_tuple("Message").field(message).finish(),
-            Self::Gone(peer, error) => f.debug_tuple("Gone").field(peer).field(error).finish(),
+            Self::Failed(peer, error) => f.debug_tuple("Failed").field(peer).field(error).finish(),
             Self::Closed(peer) => f.debug_tuple("Closed").field(peer).finish(),
         }
     }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use bareverbs_provider::traits::Provider;
 
 use super::flow::{CONTROL_RECEIVES, CONTROL_SENDS, MAX_WINDOW};
-use super::sink::Sink;
+use super::inbound::Inbound;
 use super::{Client, Entry, Handle, Inner, Server};
 use crate::owned::hub::Hub;
 use crate::owned::{Lease, Pool, Source, Spin};
@@ -159,21 +159,25 @@ impl ServerOptions {
         let count = receives as usize + times_peers(self.sends)? as usize;
         let pool = Pool::new(pd, count, self.message_size as usize)?;
         let srq = pd.create_srq(&SrqInit::new(receives))?;
-        let sink = Arc::new(Sink::new(srq, receives as usize, self.peers as usize));
-        let hub =
-            Hub::with_sink(pd, entries as u32, self.spin, Some((Arc::clone(&sink), receives as usize)))?;
+        let inbound = Arc::new(Inbound::new(srq, receives as usize, self.peers as usize));
+        let hub = Hub::with_inbound(
+            pd,
+            entries as u32,
+            self.spin,
+            Some((Arc::clone(&inbound), receives as usize)),
+        )?;
         for index in 0..receives {
             let lease = pool
                 .take()
                 .ok_or_else(|| Error::invalid(VERB, "the pool has no buffer left for a receive"))?;
-            sink.post(index, lease)?;
+            inbound.post(index, lease)?;
         }
         let Self { sends, window, message_size, .. } = *self;
         let entry = |_| Entry { generation: 1, peer: None };
         let inner = Inner {
             options: Resolved { attr, sends, window, message_size },
             hub,
-            sink,
+            inbound,
             pool,
             peers: Mutex::new((0..self.peers).map(entry).collect()),
             closed: AtomicBool::new(false),

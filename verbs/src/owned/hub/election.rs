@@ -20,14 +20,14 @@ use crate::sync::{Mutex, lock};
 ///
 /// The leader changes under the lock. A follower that was made the leader and leaves at that
 /// moment, for example on a timeout, leaves as the leader.
-pub(crate) struct Baton {
+pub(crate) struct Election {
     state: Mutex<State>,
 }
 
 struct State {
     driver: Driver,
-    leader: Option<Seat>,
-    followers: Vec<(Seat, Waker)>,
+    leader: Option<WaiterId>,
+    followers: Vec<(WaiterId, Waker)>,
     next: u64,
 }
 
@@ -48,9 +48,9 @@ impl Driver {
 
 /// A blocked thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Seat(u64);
+pub(crate) struct WaiterId(u64);
 
-impl Baton {
+impl Election {
     /// `threads` threads can block without an allocation.
     pub(crate) fn new(threads: usize) -> Self {
         let followers = Vec::with_capacity(threads);
@@ -58,33 +58,33 @@ impl Baton {
     }
 
     /// Adds a thread that is about to sleep. `waker` wakes it.
-    pub(crate) fn join(&self, waker: &Waker) -> Seat {
+    pub(crate) fn join(&self, waker: &Waker) -> WaiterId {
         let waker = waker.clone();
         let mut state = lock(&self.state);
-        let seat = Seat(state.next);
+        let id = WaiterId(state.next);
         state.next += 1;
         if state.leader.is_none() && matches!(state.driver, Driver::Absent) {
-            state.leader = Some(seat);
+            state.leader = Some(id);
         } else {
-            state.followers.push((seat, waker));
+            state.followers.push((id, waker));
         }
-        seat
+        id
     }
 
     /// Whether the thread waits for events.
-    pub(crate) fn leads(&self, seat: Seat) -> bool {
-        lock(&self.state).leader == Some(seat)
+    pub(crate) fn leads(&self, id: WaiterId) -> bool {
+        lock(&self.state).leader == Some(id)
     }
 
     /// Removes a thread. The caller must wake the returned waker.
     #[must_use]
-    pub(crate) fn leave(&self, seat: Seat) -> Option<Waker> {
+    pub(crate) fn leave(&self, id: WaiterId) -> Option<Waker> {
         let mut state = lock(&self.state);
-        if state.leader == Some(seat) {
+        if state.leader == Some(id) {
             state.leader = None;
             return state.appoint();
         }
-        let at = state.followers.iter().position(|(other, _)| *other == seat);
+        let at = state.followers.iter().position(|(other, _)| *other == id);
         let own = at.map(|at| state.followers.swap_remove(at));
         drop(state);
         // The waker is dropped without the lock.
@@ -146,8 +146,8 @@ impl State {
         if matches!(self.driver, Driver::Present(_)) {
             return self.driver.take();
         }
-        let (seat, waker) = self.followers.pop()?;
-        self.leader = Some(seat);
+        let (id, waker) = self.followers.pop()?;
+        self.leader = Some(id);
         Some(waker)
     }
 }
@@ -172,7 +172,7 @@ mod tests {
     }
 
     struct Thread {
-        seat: Seat,
+        id: WaiterId,
         flag: Arc<Flag>,
         /// What it knows: whether it leads.
         leads: bool,
@@ -182,8 +182,8 @@ mod tests {
         /// At most one thread leads. If threads sleep, one of them leads and knows it or was woken,
         /// or there is a driver.
         #[test]
-        fn a_sleeping_thread_has_a_leader_or_a_driver(steps in prop::collection::vec(any::<(u8, prop::sample::Index)>(), 1..80)) {
-            let baton = Baton::new(4);
+        fn while_threads_sleep_one_leads_or_there_is_a_driver(steps in prop::collection::vec(any::<(u8, prop::sample::Index)>(), 1..80)) {
+            let election = Election::new(4);
             let mut threads: Vec<Thread> = Vec::new();
             let driver = Arc::new(Flag::default());
             let mut driven = false;
@@ -191,32 +191,32 @@ mod tests {
                 match step % 5 {
                     0 | 1 => {
                         let flag = Arc::new(Flag::default());
-                        let seat = baton.join(&Waker::from(Arc::clone(&flag)));
-                        threads.push(Thread { seat, flag, leads: baton.leads(seat) });
+                        let id = election.join(&Waker::from(Arc::clone(&flag)));
+                        threads.push(Thread { id, flag, leads: election.leads(id) });
                     }
                     2 if !threads.is_empty() => {
                         // Also one that was appointed and has not noticed.
                         let left = threads.swap_remove(which.index(threads.len()));
-                        let led = baton.leads(left.seat);
+                        let led = election.leads(left.id);
                         driver.0.store(false, Ordering::Relaxed);
-                        if let Some(waker) = baton.leave(left.seat) {
+                        if let Some(waker) = election.leave(left.id) {
                             prop_assert!(led);
                             waker.wake();
                         }
                         // The leader may have read the driver's event.
                         prop_assert_eq!(driver.0.load(Ordering::Relaxed), led && driven);
                         if driven {
-                            baton.register_driver(&Waker::from(Arc::clone(&driver)));
+                            election.register_driver(&Waker::from(Arc::clone(&driver)));
                         }
                     }
                     3 => {
-                        prop_assert_eq!(baton.attach_driver(), !driven);
+                        prop_assert_eq!(election.attach_driver(), !driven);
                         driven = true;
-                        baton.register_driver(&Waker::from(Arc::clone(&driver)));
+                        election.register_driver(&Waker::from(Arc::clone(&driver)));
                     }
                     4 if driven => {
                         driven = false;
-                        if let Some(waker) = baton.detach_driver() {
+                        if let Some(waker) = election.detach_driver() {
                             waker.wake();
                         }
                     }
@@ -224,11 +224,11 @@ mod tests {
                 }
                 for thread in &mut threads {
                     if thread.flag.0.swap(false, Ordering::Relaxed) {
-                        thread.leads = baton.leads(thread.seat);
+                        thread.leads = election.leads(thread.id);
                     }
                 }
-                prop_assert_eq!(baton.has_driver(), driven);
-                let leaders = threads.iter().filter(|thread| baton.leads(thread.seat)).count();
+                prop_assert_eq!(election.has_driver(), driven);
+                let leaders = threads.iter().filter(|thread| election.leads(thread.id)).count();
                 let aware = threads.iter().filter(|thread| thread.leads).count();
                 prop_assert_eq!(leaders, aware, "each leader knows that it leads");
                 prop_assert!(leaders == 1 || leaders == 0 && (driven || threads.is_empty()));

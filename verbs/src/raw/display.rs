@@ -4,9 +4,9 @@ use std::os::unix::fs::FileExt;
 
 use super::uapi::decode::{Memory, decode};
 
-/// The bytes of a call, printed by [`show`].
+/// The bytes of a call, printed by [`display_call`].
 #[derive(Clone, Copy, Debug)]
-pub struct Shown<'a>(&'a [u8]);
+pub struct DisplayCall<'a>(&'a [u8]);
 
 /// Prints the bytes of a call with the names and values of its method and attributes. `{:#}` prints
 /// one line for each attribute and field. Invalid bytes are printed with the reason.
@@ -15,20 +15,20 @@ pub struct Shown<'a>(&'a [u8]);
 /// as an address.
 ///
 /// ```
-/// use bareverbs::raw::show;
+/// use bareverbs::raw::display_call;
 /// use bareverbs::raw::uapi::method::Call;
 /// use bareverbs::raw::uapi::uverbs::{PdDestroy, types::DriverId};
 ///
 /// let mut call = Call::<PdDestroy>::new(DriverId::RXE.0);
 /// call.destroy(PdDestroy::HANDLE, 7);
-/// assert_eq!(show(call.as_bytes()).to_string(), "PdDestroy on RXE {HANDLE: destroy Pd 7}");
+/// assert_eq!(display_call(call.as_bytes()).to_string(), "PdDestroy on RXE {HANDLE: destroy Pd 7}");
 /// ```
 #[must_use]
-pub fn show(call: &[u8]) -> Shown<'_> {
-    Shown(call)
+pub fn display_call(call: &[u8]) -> DisplayCall<'_> {
+    DisplayCall(call)
 }
 
-impl fmt::Display for Shown<'_> {
+impl fmt::Display for DisplayCall<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let memory = OwnMemory(File::open("/proc/self/mem").ok());
         match decode(self.0, &memory) {
@@ -63,14 +63,14 @@ mod tests {
         // Mark the output as written, as the kernel does.
         let flags = size_of::<super::super::uapi::ioctl::Header>() + 4;
         call.as_mut_bytes()[flags] |= 2;
-        let text = show(call.as_bytes()).to_string();
+        let text = display_call(call.as_bytes()).to_string();
         assert!(text.contains("gid_index: 77"), "{text}");
     }
 
     #[test]
     fn show_names_the_reason_of_invalid_bytes() {
         assert_eq!(
-            show(&[0; 3]).to_string(),
+            display_call(&[0; 3]).to_string(),
             "invalid call: 3 bytes are shorter than an ioctl header of 24 bytes"
         );
     }

@@ -18,7 +18,7 @@ use crate::{Error, Pd, RecvRequest, Result, Srq, WrId};
 pub(crate) const SHARED: u64 = 1 << 63;
 
 /// The receives and the events of a server.
-pub(crate) struct Sink<P: Provider> {
+pub(crate) struct Inbound<P: Provider> {
     /// That of the SRQ.
     pd: Pd<P>,
     receives: Mutex<Receives<P>>,
@@ -48,13 +48,13 @@ struct Events<P: Provider> {
     /// The waker of the task or thread that waits for an event.
     reader: Option<Waker>,
     /// The waker of the task or thread that waits for the end of peers.
-    ender: Option<Waker>,
+    shutdown_waker: Option<Waker>,
 }
 
 /// An event, before it is given to the application.
 pub(crate) enum RawEvent<P: Provider> {
     Message { conn: Arc<Conn<P>>, receive: Receive, len: usize },
-    Gone(PeerId, Failure),
+    Failed(PeerId, Failure),
     Closed(PeerId),
 }
 
@@ -64,7 +64,7 @@ pub(crate) struct Receive {
     pub(crate) lease: Lease,
 }
 
-impl<P: Provider> Sink<P> {
+impl<P: Provider> Inbound<P> {
     pub(crate) fn new(srq: Srq<P>, receives: usize, peers: usize) -> Self {
         let slot = |_| Slot { generation: 1, lease: None };
         let events = Events {
@@ -72,7 +72,7 @@ impl<P: Provider> Sink<P> {
             queue: VecDeque::with_capacity(receives + 2 * peers),
             finished: Vec::with_capacity(peers),
             reader: None,
-            ender: None,
+            shutdown_waker: None,
         };
         Self {
             pd: srq.pd().clone(),
@@ -101,7 +101,7 @@ impl<P: Provider> Sink<P> {
         let wr_id = SHARED | u64::from(WrId { owner: slot.generation, request: index });
         // SAFETY: the slot keeps the lease, which `checked_sge` found to be of the SRQ's PD, until
         // the provider reports the completion of `wr_id` or `Drop` has destroyed the SRQ. If that
-        // fails, or the sink is forgotten, the lease is leaked. A `Target` is not accessed
+        // fails, or the inbound is forgotten, the lease is leaked. A `Target` is not accessed
         // meanwhile.
         match unsafe { srq.post_recv(&[RecvRequest { wr_id, sges: &[sge] }]) } {
             Ok(()) => Ok(()),
@@ -148,14 +148,14 @@ impl<P: Provider> Sink<P> {
     pub(crate) fn finished(&self, peer: PeerId) -> [Option<Waker>; 2] {
         let mut events = lock(&self.events);
         events.finished.push(peer);
-        [events.reader.take(), events.ender.take()]
+        [events.reader.take(), events.shutdown_waker.take()]
     }
 
     /// Takes the waker of the task or thread that waits for the end of peers. The caller must wake
     /// it.
     #[must_use]
-    pub(crate) fn ender(&self) -> Option<Waker> {
-        lock(&self.events).ender.take()
+    pub(crate) fn shutdown_waker(&self) -> Option<Waker> {
+        lock(&self.events).shutdown_waker.take()
     }
 
     /// Takes the peers that both ends have finished with.
@@ -176,9 +176,9 @@ impl<P: Provider> Sink<P> {
     }
 
     /// Registers the waker of the task or thread that waits for the end of peers.
-    pub(crate) fn register_ender(&self, cx: &Context<'_>) {
+    pub(crate) fn register_shutdown(&self, cx: &Context<'_>) {
         let waker = cx.waker().clone();
-        let previous = lock(&self.events).ender.replace(waker);
+        let previous = lock(&self.events).shutdown_waker.replace(waker);
         drop(previous);
     }
 
@@ -190,7 +190,7 @@ impl<P: Provider> Sink<P> {
     }
 }
 
-impl<P: Provider> Drop for Sink<P> {
+impl<P: Provider> Drop for Inbound<P> {
     fn drop(&mut self) {
         let receives = self.receives.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
         // Not dropped, even if destroying the SRQ panics.

@@ -27,19 +27,19 @@ use crate::{
 ///
 /// The QP is destroyed when the last clone and the last `Pending` of the connection are dropped.
 /// Operations in flight end with it, and their messages may be lost: await them first.
-pub struct Peer<B, P: Provider = AnyProvider> {
-    inner: Arc<PeerInner<B, P>>,
+pub struct Connection<B, P: Provider = AnyProvider> {
+    inner: Arc<ConnectionInner<B, P>>,
 }
 
-/// What the clones of a `Peer` and its `Pending`s share.
-pub(crate) struct PeerInner<B, P: Provider> {
+/// What the clones of a `Connection` and its `Pending`s share.
+pub(crate) struct ConnectionInner<B, P: Provider> {
     pub(crate) hub: Arc<HubInner<B, P>>,
     pub(crate) conn: Arc<Conn<P>>,
     pub(crate) local: Address,
     pub(crate) attr: ConnectAttr,
 }
 
-impl<B, P: Provider> PeerInner<B, P> {
+impl<B, P: Provider> ConnectionInner<B, P> {
     fn retire(&mut self) {
         let qp = self.conn.lock().qp.take();
         let Some(mut qp) = qp else { return };
@@ -73,26 +73,26 @@ impl<B, P: Provider> Drop for Leak<'_, B, P> {
     }
 }
 
-impl<B, P: Provider> Drop for PeerInner<B, P> {
+impl<B, P: Provider> Drop for ConnectionInner<B, P> {
     fn drop(&mut self) {
         self.retire();
     }
 }
 
-impl<B, P: Provider> Peer<B, P> {
-    pub(super) fn new(inner: PeerInner<B, P>) -> Self {
+impl<B, P: Provider> Connection<B, P> {
+    pub(super) fn new(inner: ConnectionInner<B, P>) -> Self {
         Self { inner: Arc::new(inner) }
     }
 
-    pub(crate) fn of(inner: Arc<PeerInner<B, P>>) -> Self {
+    pub(crate) fn of(inner: Arc<ConnectionInner<B, P>>) -> Self {
         Self { inner }
     }
 
-    pub(crate) fn inner(&self) -> &PeerInner<B, P> {
+    pub(crate) fn inner(&self) -> &ConnectionInner<B, P> {
         &self.inner
     }
 
-    pub(crate) fn shared(&self) -> &Arc<PeerInner<B, P>> {
+    pub(crate) fn shared(&self) -> &Arc<ConnectionInner<B, P>> {
         &self.inner
     }
 
@@ -122,10 +122,10 @@ impl<B, P: Provider> Peer<B, P> {
     /// # Errors
     /// As for [`Qp::connect`].
     pub fn connect(&self, remote: &Address) -> Result<()> {
-        let PeerInner { conn, local, attr, .. } = &*self.inner;
+        let ConnectionInner { conn, local, attr, .. } = &*self.inner;
         match &mut conn.lock().qp {
             Some(qp) => qp.connect(local, remote, attr),
-            None => Err(Error::invalid("Peer::connect", "the connection is closed")),
+            None => Err(Error::invalid("Connection::connect", "the connection is closed")),
         }
     }
 
@@ -142,20 +142,20 @@ impl<B, P: Provider> Peer<B, P> {
     }
 }
 
-impl<B: Source, P: Provider> Peer<B, P> {
+impl<B: Source, P: Provider> Connection<B, P> {
     /// Sends the bytes of `buffer` in `range` as one message.
     pub fn send(&self, buffer: B, range: impl RangeBounds<usize>) -> Pending<B, P> {
-        self.post_send("Peer::send", buffer, range, Operation::Send)
+        self.post_send("Connection::send", buffer, range, Operation::Send)
     }
 
     /// Sends a message with immediate data.
     pub fn send_imm(&self, buffer: B, range: impl RangeBounds<usize>, imm: impl Into<Imm>) -> Pending<B, P> {
-        self.post_send("Peer::send_imm", buffer, range, Operation::SendImm(imm.into()))
+        self.post_send("Connection::send_imm", buffer, range, Operation::SendImm(imm.into()))
     }
 
     /// Writes the bytes of `buffer` in `range` to the peer's memory.
     pub fn write(&self, buffer: B, range: impl RangeBounds<usize>, remote: Remote) -> Pending<B, P> {
-        self.post_send("Peer::write", buffer, range, Operation::Write(remote))
+        self.post_send("Connection::write", buffer, range, Operation::Write(remote))
     }
 
     /// Writes to the peer's memory and completes one of its receives with immediate data.
@@ -166,7 +166,7 @@ impl<B: Source, P: Provider> Peer<B, P> {
         remote: Remote,
         imm: impl Into<Imm>,
     ) -> Pending<B, P> {
-        self.post_send("Peer::write_imm", buffer, range, Operation::WriteImm(remote, imm.into()))
+        self.post_send("Connection::write_imm", buffer, range, Operation::WriteImm(remote, imm.into()))
     }
 
     fn post_send(
@@ -181,7 +181,7 @@ impl<B: Source, P: Provider> Peer<B, P> {
             let request = SendRequest { wr_id, operation, flags: SendFlags::SIGNALED, payload };
             // SAFETY: `post` has moved the buffer into the hub's table and checked its PD and
             // range. The table keeps it until the provider reports the completion of `wr_id` or the
-            // QP is destroyed (`PeerInner::retire`, which leaks the buffer if that fails). A
+            // QP is destroyed (`ConnectionInner::retire`, which leaks the buffer if that fails). A
             // forgotten hub leaks the table. `Source` keeps the bytes valid and unwritten
             // meanwhile; operations that write the bytes come from functions that require `Target`.
             unsafe { qp.post_send(&[request]) }
@@ -196,7 +196,7 @@ impl<B: Source, P: Provider> Peer<B, P> {
         range: impl RangeBounds<usize>,
         post: impl FnOnce(&mut Qp<Rc, P>, u64, Sge) -> Result<(), PostError>,
     ) -> Pending<B, P> {
-        let PeerInner { hub, conn, .. } = &*self.inner;
+        let ConnectionInner { hub, conn, .. } = &*self.inner;
         let sge = match checked_sge(verb, &buffer, hub.pd.domain(), range) {
             Ok(sge) => sge,
             Err(error) => return Pending::refused(error, buffer),
@@ -235,11 +235,11 @@ impl<B: Source, P: Provider> Peer<B, P> {
     }
 }
 
-impl<B: Source, P: Provider> Peer<B, P> {
+impl<B: Source, P: Provider> Connection<B, P> {
     /// Sends a message of a server or a client, or adds it to those that wait for credits.
     pub(crate) fn send_message(&self, buffer: B, range: impl RangeBounds<usize>) -> Pending<B, P> {
         const VERB: &str = "Handle::send";
-        let PeerInner { hub, conn, .. } = &*self.inner;
+        let ConnectionInner { hub, conn, .. } = &*self.inner;
         let sge = match checked_sge(VERB, &buffer, hub.pd.domain(), range) {
             Ok(sge) => sge,
             Err(error) => return Pending::refused(error, buffer),
@@ -264,7 +264,7 @@ impl<B: Source, P: Provider> Peer<B, P> {
         let (Some(index), Some(flow)) = (index, &mut state.flow) else {
             drop(state);
             let error = refusal.unwrap_or_else(|| {
-                let reason = "all messages to the peer wait or are on their way: await one of them first";
+                let reason = "the queue of messages to the peer is full: await an earlier `Pending` first";
                 Error::invalid(VERB, reason)
             });
             return Pending::refused(error, buffer);
@@ -286,10 +286,10 @@ impl<B: Source, P: Provider> Peer<B, P> {
     }
 }
 
-impl<B: Target, P: Provider> Peer<B, P> {
+impl<B: Target, P: Provider> Connection<B, P> {
     /// Receives one message of up to the whole length of `buffer`.
     pub fn recv(&self, buffer: B) -> Pending<B, P> {
-        self.post("Peer::recv", Direction::Recv, buffer, .., |qp, wr_id, sge| {
+        self.post("Connection::recv", Direction::Recv, buffer, .., |qp, wr_id, sge| {
             // SAFETY: as in `post_send`; a `Target` is not accessed meanwhile.
             unsafe { qp.post_recv(&[RecvRequest { wr_id, sges: &[sge] }]) }
         })
@@ -297,19 +297,19 @@ impl<B: Target, P: Provider> Peer<B, P> {
 
     /// Reads the peer's memory into the bytes of `buffer` in `range`.
     pub fn read(&self, buffer: B, range: impl RangeBounds<usize>, remote: Remote) -> Pending<B, P> {
-        self.post_send("Peer::read", buffer, range, Operation::Read(remote))
+        self.post_send("Connection::read", buffer, range, Operation::Read(remote))
     }
 
     /// Adds `add` to 8 bytes of the peer's memory. The first 8 bytes of `buffer` receive the old
     /// value.
     pub fn fetch_add(&self, buffer: B, remote: Remote, add: u64) -> Pending<B, P> {
-        self.post_send("Peer::fetch_add", buffer, ..8, Operation::FetchAdd { remote, add })
+        self.post_send("Connection::fetch_add", buffer, ..8, Operation::FetchAdd { remote, add })
     }
 
     /// Replaces 8 bytes of the peer's memory by `swap` if they equal `compare`. The first 8 bytes
     /// of `buffer` receive the old value.
     pub fn compare_swap(&self, buffer: B, remote: Remote, compare: u64, swap: u64) -> Pending<B, P> {
-        self.post_send("Peer::compare_swap", buffer, ..8, Operation::CmpSwp { remote, compare, swap })
+        self.post_send("Connection::compare_swap", buffer, ..8, Operation::CmpSwp { remote, compare, swap })
     }
 }
 
@@ -336,20 +336,20 @@ impl From<Failure> for Error {
                     "the peer violated the protocol: it is not a `Server` or `Client`, or has failed";
                 Self::invalid("Server", reason)
             }
-            Failure::Aborted => Self::invalid("Peer", "the connection was ended by `abort`"),
+            Failure::Aborted => Self::invalid("Connection", "the connection was ended by `abort`"),
         }
     }
 }
 
-impl<B, P: Provider> Clone for Peer<B, P> {
+impl<B, P: Provider> Clone for Connection<B, P> {
     fn clone(&self) -> Self {
         Self { inner: Arc::clone(&self.inner) }
     }
 }
 
-impl<B, P: Provider> fmt::Debug for Peer<B, P> {
+impl<B, P: Provider> fmt::Debug for Connection<B, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Peer")
+        f.debug_struct("Connection")
             .field("qp_num", &format_args!("{:#x}", self.inner.conn.qp_num))
             .field("failure", &self.inner.conn.lock().failure)
             .finish_non_exhaustive()
