@@ -89,11 +89,11 @@ use self::wait::Spinning;
 use super::server::flow::{CONTROL_SENDS, Flow};
 use super::server::inbound::Inbound;
 use super::server::{PeerId, options::Resolved};
-use super::{Lease, Spin};
+use super::{Address, EndpointOptions, Lease, Spin};
 use crate::readiness::Readiness;
 use crate::{
-    Access, AnyProvider, Arm, CompChannel, ConnectAttr, CqInit, Error, InitAttr, Pd, PortNum, QpCap, QpInit,
-    Rc, Result, Srq,
+    AnyProvider, Arm, CompChannel, ConnectAttr, CqInit, Error, InitAttr, Pd, PortNum, QpCap, QpInit, Rc,
+    Result, Srq,
 };
 
 /// Blocked threads for which a hub has room without an allocation.
@@ -273,53 +273,62 @@ impl<B, P: Provider> Hub<B, P> {
     }
 
     /// Creates a connection at `port` (counted from 1) for `depth` sends, writes, reads and
-    /// atomics, and for `depth` receives at a time. It uses the port's default GID.
-    ///
-    /// It reserves room for their completions. The room is released after the connection's last
-    /// completion was reaped.
+    /// atomics, and for `depth` receives at a time. The other options have their defaults; see
+    /// [`Hub::connection_with`].
     ///
     /// # Errors
-    /// - [`Error::Limit`]: there is not enough room in the CQ, or `depth` is above the device's
-    ///   limits.
-    /// - [`Error::NoPort`], [`Error::NoGid`].
-    /// - [`Error::Invalid`]: `depth` is 0.
-    /// - [`Error::Kernel`]: a command of the setup failed.
+    /// As for [`Hub::connection_with`].
     pub fn connection(&self, port: impl Into<PortNum>, depth: u32) -> Result<Connection<B, P>> {
-        let port = port.into();
-        let gid_index = self.inner.pd.context().default_gid(port)?.index;
-        let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
-        self.connection_with(ConnectAttr { access, ..ConnectAttr::new(port, gid_index) }, depth, depth)
+        self.connection_with(&EndpointOptions::default().port(port).sends(depth).recvs(depth))
     }
 
-    /// Creates a connection with the port, GID, timeouts, retries and peer's rights of `attr`, for
-    /// `sends` sends, writes, reads and atomics and `recvs` receives at a time.
+    /// Creates a connection.
+    ///
+    /// It reserves room for the completions of its sends and receives. The room is released after
+    /// the connection's last completion was reaped.
+    ///
+    /// [`EndpointOptions::signal_every`] and [`EndpointOptions::spin`] have no effect: every
+    /// operation is signalled, and the hub has the policy of waits.
+    ///
+    /// ```no_run
+    /// use bareverbs::owned::{Endpoint, Hub, Lease};
+    /// use bareverbs::{Device, Mtu};
+    ///
+    /// let pd = Device::first()?.open()?.alloc_pd()?;
+    /// let hub: Hub<Lease> = Hub::new(&pd, 1024)?;
+    /// let options = Endpoint::options().sends(64).recvs(16).inline(64).mtu(Mtu::Mtu1024);
+    /// let connection = hub.connection_with(&options)?;
+    /// # Ok::<(), bareverbs::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// As for [`Hub::connection`].
-    pub fn connection_with(&self, attr: ConnectAttr, sends: u32, recvs: u32) -> Result<Connection<B, P>> {
+    /// - [`Error::Limit`]: there is not enough room in the CQ, or an option is above the device's
+    ///   limits.
+    /// - [`Error::Invalid`]: an option is out of range. The error names it.
+    /// - [`Error::NoPort`], [`Error::NoGid`].
+    /// - [`Error::Kernel`]: a command of the setup failed.
+    pub fn connection_with(&self, options: &EndpointOptions) -> Result<Connection<B, P>> {
         const VERB: &str = "Hub::connection";
-        if sends == 0 || recvs == 0 {
-            return Err(Error::invalid(VERB, "a connection requires a depth of at least 1"));
-        }
-        self.open(VERB, attr, [sends, recvs], None)
+        let attr = options.check(VERB, self.inner.pd.context())?;
+        self.open(VERB, attr, options.capacity(), |address| options.address(address), None)
     }
 
     /// Creates a connection of a server.
     pub(crate) fn shared_connection(&self, options: &Resolved, id: PeerId) -> Result<Connection<B, P>> {
         let Resolved { attr, sends, window, message_size } = *options;
         let flow = Flow::new(window, sends as usize);
-        let mut peer = self.open("Handle::admit", attr, [sends, CONTROL_SENDS], Some((id, flow)))?;
-        peer.describe(window, message_size);
-        Ok(peer)
+        let describe = |address| Address { recvs: window, max_message: message_size, ..address };
+        self.open("Handle::admit", attr, [sends, CONTROL_SENDS, 0], describe, Some((id, flow)))
     }
 
     /// Creates a connection with slots for `sends` sends and `more` receives. For a connection of a
-    /// server, which uses the SRQ, `more` counts control sends.
+    /// server, which uses the SRQ, `more` counts control sends. `describe` completes its address.
     fn open(
         &self,
         verb: &'static str,
         attr: ConnectAttr,
-        [sends, more]: [u32; 2],
+        [sends, more, max_inline_data]: [u32; 3],
+        describe: impl FnOnce(Address) -> Address,
         shared: Option<(PeerId, Flow<Queued>)>,
     ) -> Result<Connection<B, P>> {
         let ConnectAttr { port, gid_index, pkey_index, access, .. } = attr;
@@ -337,7 +346,7 @@ impl<B, P: Provider> Hub<B, P> {
         let cq = &reaper.cq;
         let create = |srq: Option<&Srq<P>>| {
             let (max_send_wr, max_recv_wr) = if srq.is_some() { (sends + more, 0) } else { (sends, more) };
-            let cap = QpCap { max_send_wr, max_recv_wr, ..QpCap::default() };
+            let cap = QpCap { max_send_wr, max_recv_wr, max_inline_data, ..QpCap::default() };
             self.inner.pd.create_qp::<Rc>(&QpInit { cap, srq, signal_all: true, ..QpInit::new(cq, cq) })
         };
         let created = match self.inner.inbound.as_ref().filter(|_| shared.is_some()) {
@@ -346,7 +355,7 @@ impl<B, P: Provider> Hub<B, P> {
         };
         let ready = created.and_then(|mut qp| {
             qp.init(&InitAttr { pkey_index, access, ..InitAttr::new(port) })?;
-            let local = qp.address(port, gid_index)?;
+            let local = describe(qp.address(port, gid_index)?);
             Ok((qp, local))
         });
         let (qp, local) = match ready {

@@ -30,8 +30,8 @@ pub struct Op<'a, B> {
 pub(super) type AnyRange = (Bound<usize>, Bound<usize>);
 
 #[derive(Debug)]
-pub(super) enum OpPayload<'a, B> {
-    Buffer(B, AnyRange),
+pub(super) enum OpPayload<'a, B, R = AnyRange> {
+    Buffer(B, R),
     Inline(&'a [u8]),
 }
 

@@ -211,21 +211,8 @@ impl EndpointOptions {
 
     pub(super) fn parts<P: Provider>(&self, pd: &Pd<P>) -> Result<Parts<P>> {
         let context = pd.context();
-        let signal_every = self.check_depths(context)?;
-        let port = context.query_port(self.port)?;
-        if let Some(mtu) = self.mtu.filter(|mtu| *mtu > port.active_mtu) {
-            let active = port.active_mtu;
-            return Err(Error::invalid(VERB, format!("mtu: {mtu} is above the port's active MTU {active}")));
-        }
-        if let Some(asked) = self.rd_atomic {
-            let limits = context.limits();
-            let max = limits.max_qp_rd_atom.min(limits.max_qp_init_rd_atom);
-            Error::check_limit(VERB, "rd_atomic", asked.into(), max.into())?;
-        }
-        let gid_index = match self.gid_index {
-            Some(index) => index,
-            None => context.default_gid(self.port)?.index,
-        };
+        let signal_every = self.check_signal_every()?;
+        let attr = self.check(VERB, context)?;
         let channel = context.create_comp_channel()?;
         let entries = self.sends + self.recvs;
         let cq = context.create_cq(&CqInit { channel: Some(&channel), ..CqInit::new(entries) })?;
@@ -236,16 +223,8 @@ impl EndpointOptions {
             ..QpCap::default()
         };
         let mut qp = pd.create_qp::<Rc>(&QpInit { cap, ..QpInit::new(&cq, &cq) })?;
-        let attr = ConnectAttr { port: self.port, gid_index, ..self.attr };
         qp.init(&InitAttr { port: attr.port, pkey_index: attr.pkey_index, access: attr.access })?;
-        let offered = qp.address(attr.port, gid_index)?;
-        let address = Address {
-            mtu: self.mtu.unwrap_or(offered.mtu),
-            rd_atomic: self.rd_atomic.unwrap_or(offered.rd_atomic),
-            // The granted depth may be larger. The endpoint keeps to what was asked for.
-            recvs: self.recvs,
-            ..offered
-        };
+        let address = self.address(qp.address(attr.port, attr.gid_index)?);
         Ok(Parts {
             qp,
             cq,
@@ -259,23 +238,61 @@ impl EndpointOptions {
         })
     }
 
-    /// Checks the options that need no port. Returns the longest run of unsignalled operations,
-    /// plus 1.
-    fn check_depths<P: Provider>(&self, context: &Context<P>) -> Result<u32> {
+    /// The depths of both directions and the maximum of inline data.
+    pub(super) fn capacity(&self) -> [u32; 3] {
+        [self.sends, self.recvs, self.inline]
+    }
+
+    /// Checks the options against the device and its port. Returns them with the GID index.
+    pub(super) fn check<P: Provider>(&self, verb: &'static str, context: &Context<P>) -> Result<ConnectAttr> {
+        self.check_depths(verb, context)?;
+        let port = context.query_port(self.port)?;
+        if let Some(mtu) = self.mtu.filter(|mtu| *mtu > port.active_mtu) {
+            let active = port.active_mtu;
+            return Err(Error::invalid(verb, format!("mtu: {mtu} is above the port's active MTU {active}")));
+        }
+        if let Some(asked) = self.rd_atomic {
+            let limits = context.limits();
+            let max = limits.max_qp_rd_atom.min(limits.max_qp_init_rd_atom);
+            Error::check_limit(verb, "rd_atomic", asked.into(), max.into())?;
+        }
+        let gid_index = match self.gid_index {
+            Some(index) => index,
+            None => context.default_gid(self.port)?.index,
+        };
+        Ok(ConnectAttr { port: self.port, gid_index, ..self.attr })
+    }
+
+    /// The address of a QP with these options. `offered` is that of the QP without them.
+    pub(super) fn address(&self, offered: Address) -> Address {
+        Address {
+            mtu: self.mtu.unwrap_or(offered.mtu),
+            rd_atomic: self.rd_atomic.unwrap_or(offered.rd_atomic),
+            // The granted depth may be larger. The endpoint keeps to what was asked for.
+            recvs: self.recvs,
+            ..offered
+        }
+    }
+
+    fn check_depths<P: Provider>(&self, verb: &'static str, context: &Context<P>) -> Result<()> {
         let limits = context.limits();
         for (option, depth) in [("sends", self.sends), ("recvs", self.recvs)] {
             if depth == 0 {
-                return Err(Error::invalid(VERB, format!("{option}: must be at least 1")));
+                return Err(Error::invalid(verb, format!("{option}: must be at least 1")));
             }
-            Error::check_limit(VERB, option, depth.into(), limits.max_qp_wr.into())?;
+            Error::check_limit(verb, option, depth.into(), limits.max_qp_wr.into())?;
         }
         let entries = u64::from(self.sends) + u64::from(self.recvs);
-        Error::check_limit(VERB, "sends + recvs", entries, limits.max_cqe.into())?;
+        Error::check_limit(verb, "sends + recvs", entries, limits.max_cqe.into())
+    }
+
+    /// Returns the longest run of unsignalled operations, plus 1.
+    fn check_signal_every(&self) -> Result<u32> {
         let signal_every = self.signal_every.unwrap_or((self.sends / 4).max(1));
         if signal_every == 0 {
             return Err(Error::invalid(VERB, "signal_every: must be at least 1"));
         }
-        Error::check_limit(VERB, "signal_every", signal_every.into(), self.sends.into())?;
+        Error::check_limit(VERB, "signal_every", signal_every.into(), self.sends.max(1).into())?;
         Ok(signal_every)
     }
 }

@@ -13,7 +13,8 @@ use bareverbs_provider::traits::Provider;
 use super::hub::connection::ConnectionInner;
 use super::hub::reaper::{BATCH, Conn, Direction, Failure, Operation, Operations};
 use super::hub::table::Detached;
-use super::{Done, Failed, Outcome};
+use super::op::OpPayload;
+use super::{Done, Failed, Op, Outcome};
 use crate::{AnyProvider, Error, Result, WcOpcode, WcStatus, WorkCompletion};
 
 /// An operation of a [`Connection`](super::Connection): posted, and to be awaited.
@@ -62,9 +63,29 @@ impl<B, P: Provider> Pending<B, P> {
     }
 
     #[cold]
-    pub(super) fn refused(error: Error, buffer: B) -> Self {
+    pub(super) fn refused(error: Error, buffer: Option<B>, tag: u64) -> Self {
         let outcome = Outcome::NotDone;
-        Self { state: State::Refused(Failed { error, tag: 0, buffer: Some(buffer), outcome, cause: None }) }
+        Self { state: State::Refused(Failed { error, tag, buffer, outcome, cause: None }) }
+    }
+
+    #[cold]
+    pub(super) fn refused_op(error: Error, op: Op<'_, B>) -> Self {
+        let buffer = match op.payload {
+            OpPayload::Buffer(buffer, _) => Some(buffer),
+            OpPayload::Inline(_) => None,
+        };
+        Self::refused(error, buffer, op.tag)
+    }
+
+    /// Takes the connection and the `wr_id`, if it is posted. The operation goes on.
+    pub(super) fn take_posted(&mut self) -> Option<(Arc<ConnectionInner<B, P>>, u64)> {
+        match mem::replace(&mut self.state, State::Taken) {
+            State::Posted { peer, wr_id } => Some((peer, wr_id)),
+            other => {
+                self.state = other;
+                None
+            }
+        }
     }
 
     /// The error of a refused post.
@@ -163,20 +184,20 @@ fn finished<B, P: Provider>(
     operation: Operation<B>,
     completion: &WorkCompletion,
 ) -> Result<Done<B>, Failed<B>> {
-    let Operation { buffer, verb, direction, len } = operation;
+    let Operation { buffer, verb, direction, tag, len } = operation;
     let WorkCompletion { status, vendor_err, opcode, byte_len, .. } = *completion;
     if status == WcStatus::SUCCESS {
         let received = direction == Direction::Recv && opcode == WcOpcode::RECV;
         let len = if received { byte_len } else { len };
         let imm = if direction == Direction::Recv { completion.imm() } else { None };
-        return Ok(Done { tag: 0, buffer: Some(buffer), len, imm, opcode });
+        return Ok(Done { tag, buffer, len, imm, opcode });
     }
     let cause = match conn.lock().failure {
         Some(Failure::Completion { status, .. }) => Some(status),
         _ => None,
     };
     let error = Error::Completion { verb, status, vendor_err, driver: conn.driver };
-    Err(Failed { error, tag: 0, buffer: Some(buffer), outcome: Outcome::of(status), cause })
+    Err(Failed { error, tag, buffer, outcome: Outcome::of(status), cause })
 }
 
 impl<B, P: Provider> Future for Pending<B, P> {

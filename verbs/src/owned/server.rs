@@ -412,7 +412,7 @@ impl<B: Source, P: Provider> Handle<B, P> {
     pub fn send(&self, peer: PeerId, buffer: B, range: impl RangeBounds<usize>) -> Pending<B, P> {
         match self.inner.get(peer) {
             Some(peer) => peer.send_message(buffer, range),
-            None => Pending::refused(Error::invalid("Handle::send", "the peer has ended"), buffer),
+            None => Pending::refused(Error::invalid("Handle::send", "the peer has ended"), Some(buffer), 0),
         }
     }
 

@@ -8,13 +8,14 @@ use std::sync::Arc;
 use bareverbs_provider::traits::Provider;
 
 use super::HubInner;
-use super::reaper::{Batch, Conn, Direction, Failure, Operation as Posted, Queued};
+use super::reaper::{Batch, Conn, Direction, Failure, Operation, Operations, Queued};
 use crate::owned::buffer::checked_sge;
+use crate::owned::op::OpPayload;
 use crate::owned::server::flow::Flow;
-use crate::owned::{Address, Pending, Source, Target};
+use crate::owned::{Address, Op, Pending, Source, Target};
 use crate::{
-    AnyProvider, ConnectAttr, Error, Imm, Operation, Payload, Pd, PostError, Qp, Rc, RecvRequest, Remote,
-    Result, SendFlags, SendRequest, Sge,
+    AnyProvider, ConnectAttr, Error, Imm, Operation as WrOperation, Payload, Pd, PostError, PushError, Qp,
+    Rc, RecvRequest, Remote, Result, SendFlags, SendRequest, Sge,
 };
 
 /// A connection of a [`Hub`](super::Hub).
@@ -96,14 +97,6 @@ impl<B, P: Provider> Connection<B, P> {
         &self.inner
     }
 
-    /// Sets the receive window and the maximum message size in the address of a server's new
-    /// connection.
-    pub(super) fn describe(&mut self, recvs: u32, max_message: u32) {
-        if let Some(inner) = Arc::get_mut(&mut self.inner) {
-            (inner.local.recvs, inner.local.max_message) = (recvs, max_message);
-        }
-    }
-
     /// The address of this end, for the peer.
     #[must_use]
     pub fn address(&self) -> Address {
@@ -145,17 +138,17 @@ impl<B, P: Provider> Connection<B, P> {
 impl<B: Source, P: Provider> Connection<B, P> {
     /// Sends the bytes of `buffer` in `range` as one message.
     pub fn send(&self, buffer: B, range: impl RangeBounds<usize>) -> Pending<B, P> {
-        self.post_send("Connection::send", buffer, range, Operation::Send)
+        self.post(Op::send(buffer, range))
     }
 
     /// Sends a message with immediate data.
     pub fn send_imm(&self, buffer: B, range: impl RangeBounds<usize>, imm: impl Into<Imm>) -> Pending<B, P> {
-        self.post_send("Connection::send_imm", buffer, range, Operation::SendImm(imm.into()))
+        self.post(Op::send_imm(buffer, range, imm))
     }
 
     /// Writes the bytes of `buffer` in `range` to the peer's memory.
     pub fn write(&self, buffer: B, range: impl RangeBounds<usize>, remote: Remote) -> Pending<B, P> {
-        self.post_send("Connection::write", buffer, range, Operation::Write(remote))
+        self.post(Op::write(buffer, range, remote))
     }
 
     /// Writes to the peer's memory and completes one of its receives with immediate data.
@@ -166,73 +159,215 @@ impl<B: Source, P: Provider> Connection<B, P> {
         remote: Remote,
         imm: impl Into<Imm>,
     ) -> Pending<B, P> {
-        self.post_send("Connection::write_imm", buffer, range, Operation::WriteImm(remote, imm.into()))
+        self.post(Op::write_imm(buffer, range, remote, imm))
     }
 
-    fn post_send(
-        &self,
-        verb: &'static str,
-        buffer: B,
-        range: impl RangeBounds<usize>,
-        operation: Operation,
-    ) -> Pending<B, P> {
-        self.post(verb, Direction::Send, buffer, range, |qp, wr_id, sge| {
-            let payload = Payload::Sges(&[sge]);
-            let request = SendRequest { wr_id, operation, flags: SendFlags::SIGNALED, payload };
-            // SAFETY: `post` has moved the buffer into the hub's table and checked its PD and
-            // range. The table keeps it until the provider reports the completion of `wr_id` or the
-            // QP is destroyed (`ConnectionInner::retire`, which leaks the buffer if that fails). A
-            // forgotten hub leaks the table. `Source` keeps the bytes valid and unwritten
-            // meanwhile; operations that write the bytes come from functions that require `Target`.
-            unsafe { qp.post_send(&[request]) }
-        })
+    /// Posts any operation of the send queue, with its options: inline data, fence, solicited event
+    /// and a tag, which comes back in [`Done::tag`](crate::owned::Done::tag).
+    ///
+    /// Each operation has a result of its own, so [`Op::unsignaled`] has no effect.
+    ///
+    /// ```no_run
+    /// # use bareverbs::owned::{Connection, Lease, Op};
+    /// # fn post(connection: &Connection, lease: Lease) -> bareverbs::Result<()> {
+    /// let reply = connection.post(Op::send_inline(b"short").tag(7));
+    /// let write = connection.post(Op::send(lease, ..10).fenced().tag(8));
+    /// assert_eq!((reply.wait()?.tag, write.wait()?.tag), (7, 8));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn post(&self, op: Op<'_, B>) -> Pending<B, P> {
+        let CheckedOp { posted, operation, payload, flags } = match self.checked(op) {
+            Ok(checked) => checked,
+            Err(refused) => return refused,
+        };
+        match payload {
+            OpPayload::Buffer(buffer, sge) => self.submit(posted, Some(buffer), |qp, wr_id| {
+                let request = SendRequest { wr_id, operation, flags, payload: Payload::Sges(&[sge]) };
+                // SAFETY: `submit` has moved the buffer into the hub's table, and `checked` has
+                // checked its PD and range. The table keeps it until the provider reports the
+                // completion of `wr_id` or the QP is destroyed (`ConnectionInner::retire`, which
+                // leaks the buffer if that fails). A forgotten hub leaks the table. `Source` keeps
+                // the bytes valid and unwritten meanwhile; operations that write the bytes come
+                // from constructors of `Op` that require `Target`.
+                unsafe { qp.post_send(&[request]) }
+            }),
+            OpPayload::Inline(bytes) => self.submit(posted, None, |qp, wr_id| {
+                let request = SendRequest { wr_id, operation, flags, payload: Payload::Inline(&[bytes]) };
+                // SAFETY: the bytes are copied before this returns.
+                unsafe { qp.post_send(&[request]) }
+            }),
+        }
     }
 
-    fn post(
+    /// Posts all of `ops` in order with one doorbell, and adds their results to `pending`.
+    ///
+    /// If an operation is refused, the ones behind it are refused as well, and the ones before it
+    /// are posted. It allocates only if the capacity of `pending` is too small.
+    ///
+    /// ```no_run
+    /// # use bareverbs::owned::{Connection, Op, Part};
+    /// # use bareverbs::Remote;
+    /// # fn write(connection: &Connection<Part>, file: Part, mut to: Remote) -> bareverbs::Result<()> {
+    /// let mut ops = Vec::new();
+    /// for chunk in file.chunks(1 << 20) {
+    ///     let len = chunk.len() as u64;
+    ///     ops.push(Op::write(chunk, .., to));
+    ///     to.addr += len;
+    /// }
+    /// let mut pending = Vec::new();
+    /// connection.post_all(&mut ops, &mut pending);
+    /// for operation in pending {
+    ///     operation.wait()?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn post_all(&self, ops: &mut Vec<Op<'_, B>>, pending: &mut Vec<Pending<B, P>>) {
+        pending.reserve(ops.len());
+        let first = pending.len();
+        let ConnectionInner { hub, conn, .. } = &*self.inner;
+        let mut state = conn.lock();
+        let failure = state.failure;
+        let Some(qp) = state.qp.as_mut().filter(|_| failure.is_none()) else {
+            drop(state);
+            let error = || Error::from(failure.unwrap_or(Failure::Aborted));
+            pending.extend(ops.drain(..).map(|op| Pending::refused_op(error(), op)));
+            return;
+        };
+        let mut ops = ops.drain(..);
+        let mut batch = qp.start_send();
+        for op in &mut ops {
+            let CheckedOp { posted, operation, payload, flags } = match self.checked(op) {
+                Ok(checked) => checked,
+                Err(refused) => {
+                    pending.push(refused);
+                    break;
+                }
+            };
+            let (buffer, sge, bytes) = match payload {
+                OpPayload::Buffer(buffer, sge) => (Some(buffer), Some(sge), None),
+                OpPayload::Inline(bytes) => (None, None, Some(bytes)),
+            };
+            let Some(index) = conn.take_slot(Direction::Send) else {
+                pending.push(Pending::refused(full(conn, Direction::Send), buffer, posted.tag));
+                break;
+            };
+            let wr_id = hub.table.insert(index, Operation { buffer, ..posted });
+            let payload = match &bytes {
+                Some(bytes) => Payload::Inline(std::slice::from_ref(bytes)),
+                None => Payload::Sges(sge.as_slice()),
+            };
+            // SAFETY: as in `post`: the table has the buffer, or the bytes are copied.
+            match unsafe { batch.push(&SendRequest { wr_id, operation, flags, payload }) } {
+                Ok(()) => pending.push(Pending::posted(Arc::clone(&self.inner), wr_id)),
+                Err(reason) => {
+                    let error = PostError { accepted: 0, reason };
+                    pending.push(self.take_back(wr_id, error.into()));
+                    break;
+                }
+            }
+        }
+        let rung = batch.ring();
+        drop(state);
+        if let Err(error) = rung
+            && error.accepted == 0
+        {
+            // None of them was posted.
+            for operation in &mut pending[first..] {
+                if let Some((peer, wr_id)) = operation.take_posted() {
+                    *operation = Self::of(peer).take_back(wr_id, error.into());
+                }
+            }
+        }
+        let behind = || Error::invalid("Connection::post_all", "an earlier operation was refused");
+        pending.extend(ops.map(|op| Pending::refused_op(behind(), op)));
+    }
+
+    /// Checks the buffer of an operation and replaces its range by an SGE.
+    fn checked<'a>(&self, op: Op<'a, B>) -> Result<CheckedOp<'a, B>, Pending<B, P>> {
+        let Op { operation, payload, tag, flags } = op;
+        let verb = verb(&operation);
+        let (payload, len) = match payload {
+            OpPayload::Buffer(buffer, range) => {
+                match checked_sge(verb, &buffer, self.inner.hub.pd.domain(), range) {
+                    Ok(sge) => (OpPayload::Buffer(buffer, sge), sge.length),
+                    Err(error) => return Err(Pending::refused(error, Some(buffer), tag)),
+                }
+            }
+            // A longer one is refused when it is pushed.
+            OpPayload::Inline(bytes) => {
+                (OpPayload::Inline(bytes), u32::try_from(bytes.len()).unwrap_or(u32::MAX))
+            }
+        };
+        Ok(CheckedOp { posted: self.entry(verb, Direction::Send, tag, len), operation, payload, flags })
+    }
+}
+
+impl<B, P: Provider> Connection<B, P> {
+    fn entry(&self, verb: &'static str, direction: Direction, tag: u64, len: u32) -> Operation<B> {
+        Operation { buffer: None, verb, direction, tag, len }
+    }
+
+    /// Moves `buffer` into the table and posts its request by `post`.
+    fn submit(
         &self,
-        verb: &'static str,
-        direction: Direction,
-        buffer: B,
-        range: impl RangeBounds<usize>,
-        post: impl FnOnce(&mut Qp<Rc, P>, u64, Sge) -> Result<(), PostError>,
+        operation: Operation<B>,
+        buffer: Option<B>,
+        post: impl FnOnce(&mut Qp<Rc, P>, u64) -> Result<(), PostError>,
     ) -> Pending<B, P> {
         let ConnectionInner { hub, conn, .. } = &*self.inner;
-        let sge = match checked_sge(verb, &buffer, hub.pd.domain(), range) {
-            Ok(sge) => sge,
-            Err(error) => return Pending::refused(error, buffer),
-        };
+        let Operation { direction, tag, .. } = operation;
         let mut state = conn.lock();
         if let Some(failure) = state.failure {
             drop(state);
-            return Pending::refused(failure.into(), buffer);
+            return Pending::refused(failure.into(), buffer, tag);
         }
         let Some(qp) = &mut state.qp else {
             drop(state);
-            return Pending::refused(Failure::Aborted.into(), buffer);
+            return Pending::refused(Failure::Aborted.into(), buffer, tag);
         };
         let Some(index) = conn.take_slot(direction) else {
             drop(state);
-            return Pending::refused(full(verb, conn, direction), buffer);
+            return Pending::refused(full(conn, direction), buffer, tag);
         };
         // The table owns the buffer before the request is posted, so a panic in between does not
         // free it.
-        let wr_id = hub.table.insert(index, Posted { buffer, verb, direction, len: sge.length });
-        match post(qp, wr_id, sge) {
+        let wr_id = hub.table.insert(index, Operation { buffer, ..operation });
+        match post(qp, wr_id) {
             Ok(()) => {}
             // A request that counts as posted will complete, even if its doorbell was refused.
             Err(error) if error.accepted > 0 => {}
             Err(error) => {
-                if let Some(Posted { buffer, .. }) = hub.table.take_back(wr_id) {
-                    conn.put_slot(direction, index);
-                    drop(state);
-                    return Pending::refused(error.into(), buffer);
-                }
-                // A device that completed what it was not given. The buffer is in the table.
+                drop(state);
+                return self.take_back(wr_id, error.into());
             }
         }
         drop(state);
         Pending::posted(Arc::clone(&self.inner), wr_id)
     }
+
+    /// Refuses an operation whose request was not posted.
+    #[cold]
+    fn take_back(&self, wr_id: u64, error: Error) -> Pending<B, P> {
+        let ConnectionInner { hub, conn, .. } = &*self.inner;
+        match hub.table.take_back(wr_id) {
+            Some(Operation { buffer, direction, tag, .. }) => {
+                conn.put_slot(direction, Operations::<B>::index(wr_id));
+                Pending::refused(error, buffer, tag)
+            }
+            // A device that completed what it was not given. The table has the buffer.
+            None => Pending::posted(Arc::clone(&self.inner), wr_id),
+        }
+    }
+}
+
+/// An operation whose buffer was checked. `posted` does not have the buffer yet.
+struct CheckedOp<'a, B> {
+    posted: Operation<B>,
+    operation: WrOperation,
+    payload: OpPayload<'a, B, Sge>,
+    flags: SendFlags,
 }
 
 impl<B: Source, P: Provider> Connection<B, P> {
@@ -242,7 +377,7 @@ impl<B: Source, P: Provider> Connection<B, P> {
         let ConnectionInner { hub, conn, .. } = &*self.inner;
         let sge = match checked_sge(VERB, &buffer, hub.pd.domain(), range) {
             Ok(sge) => sge,
-            Err(error) => return Pending::refused(error, buffer),
+            Err(error) => return Pending::refused(error, Some(buffer), 0),
         };
         let mut state = conn.lock();
         let max = state.max_message;
@@ -267,13 +402,14 @@ impl<B: Source, P: Provider> Connection<B, P> {
                 let reason = "the queue of messages to the peer is full: await an earlier `Pending` first";
                 Error::invalid(VERB, reason)
             });
-            return Pending::refused(error, buffer);
+            return Pending::refused(error, Some(buffer), 0);
         };
         // The table owns the buffer before the request is posted, so a panic in between does not
         // free it.
-        let wr_id = hub
-            .table
-            .insert(index, Posted { buffer, verb: VERB, direction: Direction::Send, len: sge.length });
+        let wr_id = hub.table.insert(
+            index,
+            Operation { buffer: Some(buffer), ..self.entry(VERB, Direction::Send, 0, sge.length) },
+        );
         flow.push(Queued { wr_id, sge });
         let pumped = state.pump();
         drop(state);
@@ -289,38 +425,58 @@ impl<B: Source, P: Provider> Connection<B, P> {
 impl<B: Target, P: Provider> Connection<B, P> {
     /// Receives one message of up to the whole length of `buffer`.
     pub fn recv(&self, buffer: B) -> Pending<B, P> {
-        self.post("Connection::recv", Direction::Recv, buffer, .., |qp, wr_id, sge| {
-            // SAFETY: as in `post_send`; a `Target` is not accessed meanwhile.
+        self.recv_tagged(buffer, 0)
+    }
+
+    /// Receives as [`Connection::recv`] does. `tag` comes back in
+    /// [`Done::tag`](crate::owned::Done::tag).
+    pub fn recv_tagged(&self, buffer: B, tag: u64) -> Pending<B, P> {
+        const VERB: &str = "Connection::recv";
+        let sge = match checked_sge(VERB, &buffer, self.inner.hub.pd.domain(), ..) {
+            Ok(sge) => sge,
+            Err(error) => return Pending::refused(error, Some(buffer), tag),
+        };
+        self.submit(self.entry(VERB, Direction::Recv, tag, sge.length), Some(buffer), |qp, wr_id| {
+            // SAFETY: as in `post`; a `Target` is not accessed meanwhile.
             unsafe { qp.post_recv(&[RecvRequest { wr_id, sges: &[sge] }]) }
         })
     }
 
     /// Reads the peer's memory into the bytes of `buffer` in `range`.
     pub fn read(&self, buffer: B, range: impl RangeBounds<usize>, remote: Remote) -> Pending<B, P> {
-        self.post_send("Connection::read", buffer, range, Operation::Read(remote))
+        self.post(Op::read(buffer, range, remote))
     }
 
     /// Adds `add` to 8 bytes of the peer's memory. The first 8 bytes of `buffer` receive the old
     /// value.
     pub fn fetch_add(&self, buffer: B, remote: Remote, add: u64) -> Pending<B, P> {
-        self.post_send("Connection::fetch_add", buffer, ..8, Operation::FetchAdd { remote, add })
+        self.post(Op::fetch_add(buffer, remote, add))
     }
 
     /// Replaces 8 bytes of the peer's memory by `swap` if they equal `compare`. The first 8 bytes
     /// of `buffer` receive the old value.
     pub fn compare_swap(&self, buffer: B, remote: Remote, compare: u64, swap: u64) -> Pending<B, P> {
-        self.post_send("Connection::compare_swap", buffer, ..8, Operation::CmpSwp { remote, compare, swap })
+        self.post(Op::compare_swap(buffer, remote, compare, swap))
     }
 }
 
+fn verb(operation: &WrOperation) -> &'static str {
+    match operation {
+        WrOperation::Write(_) => "Connection::write",
+        WrOperation::WriteImm(..) => "Connection::write_imm",
+        WrOperation::Read(_) => "Connection::read",
+        WrOperation::CmpSwp { .. } => "Connection::compare_swap",
+        WrOperation::FetchAdd { .. } => "Connection::fetch_add",
+        WrOperation::SendImm(_) => "Connection::send_imm",
+        _ => "Connection::send",
+    }
+}
+
+/// The error of [`NotPosted::is_full`](crate::owned::NotPosted::is_full).
 #[cold]
-fn full<P: Provider>(verb: &'static str, conn: &Conn<P>, direction: Direction) -> Error {
-    let what = match direction {
-        Direction::Send => "sends",
-        Direction::Recv => "receives",
-    };
-    let _ = conn;
-    Error::invalid(verb, format!("all {what} of the connection are in use: await one of them first"))
+fn full<P: Provider>(conn: &Conn<P>, direction: Direction) -> Error {
+    let capacity = conn.depths[direction as usize];
+    PostError { accepted: 0, reason: PushError::QueueFull { capacity }.into() }.into()
 }
 
 impl From<Failure> for Error {

@@ -28,9 +28,12 @@ pub(crate) type Operations<B> = Table<Operation<B>, WorkCompletion>;
 
 /// An operation of a hub.
 pub(crate) struct Operation<B> {
-    pub(crate) buffer: B,
+    /// `None` if it is inline.
+    pub(crate) buffer: Option<B>,
     pub(crate) verb: &'static str,
     pub(crate) direction: Direction,
+    /// The caller's number.
+    pub(crate) tag: u64,
     /// Bytes of its request.
     pub(crate) len: u32,
 }
@@ -68,6 +71,8 @@ pub(crate) struct Conn<P: Provider> {
     free: [Mutex<Vec<u32>>; 2],
     /// All of its slots.
     pub(super) slots: Vec<u32>,
+    /// The number of slots of each direction.
+    pub(super) depths: [u32; 2],
 }
 
 pub(crate) struct ConnState<P: Provider> {
@@ -169,6 +174,7 @@ impl<P: Provider> Conn<P> {
             driver,
             state: Mutex::new(state),
             free: [Mutex::new(send.to_vec()), Mutex::new(recv.to_vec())],
+            depths: [send.len() as u32, recv.len() as u32],
             slots,
         }
     }

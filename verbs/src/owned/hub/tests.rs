@@ -3,11 +3,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
+use bareverbs_provider::device::IoctlError;
+use bareverbs_provider::error::DoorbellError;
+use rustix::io::Errno;
+
 use super::*;
-use crate::owned::{Done, Failed, Pending};
+use crate::owned::{Done, Failed, Op, Outcome, Pending};
 use crate::testing::{Plain, completion};
 use crate::{
-    ImplicitMr, MemoryOwner, Mr, PostError, PushError, QpState, RegisterError, Remote, WcStatus,
+    Access, ImplicitMr, MemoryOwner, Mr, PostError, PushError, QpState, RegisterError, Remote, WcStatus,
     WorkCompletion,
 };
 
@@ -125,7 +129,8 @@ fn refused_post_is_ready_with_its_buffer() {
     let taken: Vec<_> = (0..2).map(|_| setup.recv(&peer)).collect();
     let mut full = peer.recv(setup.buffer());
     let Poll::Ready(Err(full)) = poll(&mut full) else { panic!("ready at once") };
-    assert!(full.error.to_string().contains("all receives of the connection are in use"), "{full}");
+    let capacity = PostError { accepted: 0, reason: PushError::QueueFull { capacity: 2 }.into() };
+    assert!(matches!(&full.error, Error::Post(error) if *error == capacity), "{full}");
     drop(taken);
 }
 
@@ -191,6 +196,97 @@ fn forgotten_pending_costs_one_operation_of_the_depth() {
     assert!(peer.recv(setup.buffer()).wait().is_err());
     assert_eq!(setup.freed(), 1, "of the refused one");
     drop(next);
+}
+
+#[test]
+fn tags_come_back_with_results_and_refusals() {
+    let setup = Setup::new(8);
+    let peer = setup.connection(2);
+    let send = peer.post(Op::send_inline(b"short").tag(7));
+    let recv = peer.recv_tagged(setup.buffer(), 8);
+    let (sent, received) = {
+        let log = setup.plain.log();
+        (log.sent[0].1, log.received[0])
+    };
+    setup.complete(&peer, sent, WcStatus::SUCCESS);
+    setup.complete(&peer, received, WcStatus::WR_FLUSH_ERR);
+    let done = send.wait().unwrap();
+    assert_eq!((done.tag, done.len, done.buffer.is_none()), (7, 5, true));
+    assert_eq!(recv.wait().unwrap_err().tag, 8);
+    let refused = peer.post(Op::send(setup.buffer(), ..).tag(9)).wait().unwrap_err();
+    assert_eq!((refused.tag, refused.outcome), (9, Outcome::NotDone));
+}
+
+#[test]
+fn operations_of_post_all_share_a_doorbell() {
+    let setup = Setup::new(8);
+    let peer = setup.connection(3);
+    let mut ops: Vec<_> = (0..3).map(|tag| Op::send(setup.buffer(), ..).tag(tag)).collect();
+    let mut pending = Vec::new();
+    peer.post_all(&mut ops, &mut pending);
+    let sent: Vec<_> = {
+        let log = setup.plain.log();
+        assert_eq!(log.doorbells, 1);
+        log.sent.iter().map(|sent| sent.1).collect()
+    };
+    assert_eq!((ops.len(), sent.len()), (0, 3));
+    sent.iter().for_each(|wr_id| setup.complete(&peer, *wr_id, WcStatus::SUCCESS));
+    let tags: Vec<_> = pending.into_iter().map(|pending| pending.wait().unwrap().tag).collect();
+    assert_eq!(tags, [0, 1, 2]);
+    assert_eq!(setup.freed(), 3);
+}
+
+#[test]
+fn post_all_refuses_what_follows_a_refused_operation() {
+    let setup = Setup::new(8);
+    let peer = setup.connection(2);
+    // The third one finds no slot.
+    let mut ops: Vec<_> = (0..4).map(|tag| Op::send(setup.buffer(), ..).tag(tag)).collect();
+    let mut pending = Vec::new();
+    peer.post_all(&mut ops, &mut pending);
+    let sent: Vec<_> = setup.plain.log().sent.iter().map(|sent| sent.1).collect();
+    assert_eq!(sent.len(), 2);
+    sent.iter().for_each(|wr_id| setup.complete(&peer, *wr_id, WcStatus::SUCCESS));
+    let mut results = pending.into_iter().map(Pending::wait);
+    assert_eq!([0, 1].map(|_| results.next().unwrap().unwrap().tag), [0, 1]);
+    let refused = [2, 3].map(|_| results.next().unwrap().unwrap_err());
+    assert!(matches!(refused[0].error, Error::Post(_)), "{:?}", refused[0]);
+    assert!(refused[1].error.to_string().contains("an earlier operation was refused"));
+    assert_eq!(refused.map(|refused| (refused.tag, refused.buffer.is_some())), [(2, true), (3, true)]);
+}
+
+#[test]
+fn post_all_returns_all_buffers_of_a_refused_doorbell() {
+    let setup = Setup::new(8);
+    let peer = setup.connection(2);
+    setup
+        .plain
+        .log()
+        .refusals
+        .push_back(DoorbellError::TakenBack(IoctlError { method: "PostSend", errno: Errno::NOMEM }));
+    let mut ops: Vec<_> = (0..2).map(|tag| Op::send(setup.buffer(), ..).tag(tag)).collect();
+    let mut pending = Vec::new();
+    peer.post_all(&mut ops, &mut pending);
+    for (refused, tag) in pending.drain(..).map(|pending| pending.wait().unwrap_err()).zip(0..) {
+        assert_eq!((refused.tag, refused.buffer.is_some()), (tag, true), "{refused}");
+        assert_eq!(refused.error.errno(), Some(Errno::NOMEM));
+    }
+    // Their slots are free.
+    let mut ops: Vec<_> = (0..2).map(|_| Op::send(setup.buffer(), ..)).collect();
+    peer.post_all(&mut ops, &mut pending);
+    assert!(pending.iter_mut().all(|pending| pending.wait_timeout(Duration::ZERO).is_none()));
+}
+
+#[test]
+fn post_all_on_a_failed_connection_posts_nothing() {
+    let setup = Setup::new(8);
+    let peer = setup.connection(2);
+    peer.abort();
+    let mut ops: Vec<_> = (0..2).map(|_| Op::send(setup.buffer(), ..)).collect();
+    let mut pending = Vec::new();
+    peer.post_all(&mut ops, &mut pending);
+    assert!(pending.into_iter().all(|pending| pending.wait().unwrap_err().buffer.is_some()));
+    assert!(setup.plain.log().sent.is_empty());
 }
 
 #[test]
