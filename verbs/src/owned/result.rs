@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::Source;
-use crate::{Error, Imm, WcOpcode, WcStatus};
+use crate::{Error, Imm, PostError, PostReason, PushError, WcOpcode, WcStatus};
 
 /// A successful operation, with its buffer.
 #[non_exhaustive]
@@ -92,6 +92,20 @@ pub struct Failed<B> {
     pub cause: Option<WcStatus>,
 }
 
+impl<B> Failed<B> {
+    /// Whether the operation was refused because the queue of the connection was full: the same
+    /// post may succeed after another operation of the connection was awaited.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        is_full(&self.error)
+    }
+}
+
+fn is_full(error: &Error) -> bool {
+    let full = |error: &PostError| matches!(error.reason, PostReason::Queue(PushError::QueueFull { .. }));
+    matches!(error, Error::Post(error) if full(error))
+}
+
 impl<B> From<Error> for Failed<B> {
     fn from(error: Error) -> Self {
         Self { error, tag: 0, buffer: None, outcome: Outcome::Unknown, cause: None }
@@ -132,13 +146,7 @@ impl<B> NotPosted<B> {
     /// Whether the queue was full: the same post may succeed after a completion.
     #[must_use]
     pub fn is_full(&self) -> bool {
-        matches!(
-            &self.error,
-            Error::Post(crate::PostError {
-                reason: crate::PostReason::Queue(crate::PushError::QueueFull { .. }),
-                ..
-            })
-        )
+        is_full(&self.error)
     }
 }
 

@@ -198,7 +198,7 @@ pub(crate) fn ends_that_send_without_reading_do_not_deadlock() {
         }
         for pending in send(8) {
             let refused = pending.wait().unwrap_err();
-            assert!(refused.error.to_string().contains("await one of them first"), "{refused}");
+            assert!(refused.is_full(), "{refused}");
             assert!(refused.buffer.is_some());
         }
         // Each end reads all that there is, without an order between the ends.
@@ -389,11 +389,11 @@ pub(crate) fn full_server_and_foreign_addresses_are_refused() {
         let (_client, _) = client(&pd, &server);
         let other = Client::options().message_size(64).build(&pd).unwrap();
         let full = server.handle().admit(&other.address()).unwrap_err();
-        assert!(full.to_string().contains("has all its peers"), "{full}");
+        assert!(full.to_string().contains("all 1 peers"), "{full}");
         let mut foreign = other.address();
         foreign.recvs = 0;
         let refused = other.connect(&foreign).unwrap_err();
-        assert!(refused.to_string().contains("it has no receives"), "{refused}");
+        assert!(refused.to_string().contains("`recvs` is 0"), "{refused}");
         for (options, name) in [
             (Server::options().peers(0), "peers"),
             (Server::options().window(0), "window"),

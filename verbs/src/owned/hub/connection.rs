@@ -398,10 +398,7 @@ impl<B: Source, P: Provider> Connection<B, P> {
         let index = if refusal.is_none() { conn.take_slot(Direction::Send) } else { None };
         let (Some(index), Some(flow)) = (index, &mut state.flow) else {
             drop(state);
-            let error = refusal.unwrap_or_else(|| {
-                let reason = "the queue of messages to the peer is full: await an earlier `Pending` first";
-                Error::invalid(VERB, reason)
-            });
+            let error = refusal.unwrap_or_else(|| full(conn, Direction::Send));
             return Pending::refused(error, Some(buffer), 0);
         };
         // The table owns the buffer before the request is posted, so a panic in between does not
@@ -472,7 +469,7 @@ fn verb(operation: &WrOperation) -> &'static str {
     }
 }
 
-/// The error of [`NotPosted::is_full`](crate::owned::NotPosted::is_full).
+/// The error of [`Failed::is_full`](crate::owned::Failed::is_full).
 #[cold]
 fn full<P: Provider>(conn: &Conn<P>, direction: Direction) -> Error {
     let capacity = conn.depths[direction as usize];
