@@ -1,6 +1,6 @@
 //! The memory that both halves of a QP share, and the layout of its rings.
 
-use bareverbs_provider::error::CreateError;
+use bareverbs_provider::error::{CreateError, Limit};
 use bareverbs_provider::mapping::Mapping;
 use bareverbs_uapi::uverbs::types::{QpCap, QpType};
 use std::ptr::NonNull;
@@ -81,14 +81,14 @@ impl ReceiveLayout {
     ///
     /// Fails with `CreateError::Limit` if the device's limits do not permit it.
     pub(crate) fn new(max_wr: u32, max_sge: u32, limits: Limits) -> Result<Self, CreateError> {
-        let limit = |what, asked: u32, max| CreateError::Limit { what, asked: asked.into(), max };
+        let limit = |limit, asked: u32, max| CreateError::Limit { limit, asked: asked.into(), max };
         let bytes = (u64::from(max_sge.max(1)) * SEGMENT as u64).next_power_of_two();
         if bytes > limits.recv_bytes.into() {
-            return Err(limit("max_recv_sge", max_sge, u64::from(limits.recv_bytes) / SEGMENT as u64));
+            return Err(limit(Limit::MaxRecvSge, max_sge, u64::from(limits.recv_bytes) / SEGMENT as u64));
         }
         let most = limits.receives.min(MAX_RECEIVES);
         if max_wr > most {
-            return Err(limit("max_recv_wr", max_wr, most.into()));
+            return Err(limit(Limit::MaxRecvWr, max_wr, most.into()));
         }
         // The ring has at least the size of one block.
         let slots = u64::from(max_wr).next_power_of_two().max(BLOCK as u64 / bytes);
@@ -139,7 +139,7 @@ impl Layout {
         no_receives: bool,
         limits: Limits,
     ) -> Result<Self, CreateError> {
-        let limit = |what, asked: u32, max| CreateError::Limit { what, asked: asked.into(), max };
+        let limit = |limit, asked: u32, max| CreateError::Limit { limit, asked: asked.into(), max };
         let limits = Limits { send_bytes: limits.send_bytes.min(MAX_SEND), ..limits };
         // Segments before the data: the control segment and the segments of the longest operation.
         let head = match qp_type {
@@ -161,9 +161,9 @@ impl Layout {
         if bytes > limits.send_bytes.into() {
             let room = u64::from(limits.send_bytes).saturating_sub(head * SEGMENT as u64);
             return Err(if wqe::inline_segments(cap.max_inline_data as usize) > sge as usize {
-                limit("max_inline_data", cap.max_inline_data, room.saturating_sub(4))
+                limit(Limit::MaxInlineData, cap.max_inline_data, room.saturating_sub(4))
             } else {
-                limit("max_send_sge", sge, room / SEGMENT as u64)
+                limit(Limit::MaxSendSge, sge, room / SEGMENT as u64)
             });
         }
         // A TSO WQE has the inline header and up to `sge` SGEs.
@@ -175,7 +175,7 @@ impl Layout {
         if large > limits.send_bytes.into() || tso_header > wqe::MAX_HEADER {
             let used = before_header * SEGMENT as u64 + wqe::HEADER_START as u64;
             let room = u64::from(limits.send_bytes).saturating_sub(used);
-            return Err(limit("max_tso_header", tso_header.into(), room.min(wqe::MAX_HEADER.into())));
+            return Err(limit(Limit::MaxTsoHeader, tso_header.into(), room.min(wqe::MAX_HEADER.into())));
         }
         let bytes = bytes.max(large);
         let blocks_each = bytes / BLOCK as u64;
@@ -183,7 +183,7 @@ impl Layout {
         let max_blocks = limits.send_blocks.min(MAX_SEND_BLOCKS);
         if blocks > max_blocks.into() {
             let most = u64::from(max_blocks) / blocks_each;
-            return Err(limit("max_send_wr", cap.max_send_wr, most));
+            return Err(limit(Limit::MaxSendWr, cap.max_send_wr, most));
         }
         let room = bytes / SEGMENT as u64 - head;
 
@@ -284,7 +284,7 @@ mod tests {
         // blocks.
         assert_eq!(large(54).map(|layout| (layout.send_blocks, layout.sends)), Ok((16, 8)));
         assert_eq!(large(67).map(|layout| (layout.send_blocks, layout.sends)), Ok((32, 10)));
-        let refused = CreateError::Limit { what: "max_tso_header", asked: 963, max: 962 };
+        let refused = CreateError::Limit { limit: Limit::MaxTsoHeader, asked: 963, max: 962 };
         assert_eq!((large(962).map(|layout| layout.sends), large(963)), (Ok(8), Err(refused)));
     }
 
@@ -292,11 +292,11 @@ mod tests {
     fn send_wqe_fits_the_8_bit_ds_count() {
         let huge = Limits { send_bytes: u16::MAX.into(), ..LIMITS };
         let layout = |sges, inline| Layout::new(QpType::RC, &cap(1, sges, inline), 0, false, huge);
-        let refused = |what, asked, max| Err(CreateError::Limit { what, asked, max });
+        let refused = |limit, asked, max| Err(CreateError::Limit { limit, asked, max });
         assert_eq!(layout(249, 0).map(|layout| layout.send_sge), Ok(249));
-        assert_eq!(layout(250, 0), refused("max_send_sge", 250, 249));
+        assert_eq!(layout(250, 0), refused(Limit::MaxSendSge, 250, 249));
         assert_eq!(layout(1, 3980).map(|layout| layout.inline), Ok(3980));
-        assert_eq!(layout(1, 3981), refused("max_inline_data", 3981, 3980));
+        assert_eq!(layout(1, 3981), refused(Limit::MaxInlineData, 3981, 3980));
     }
 
     #[test]
@@ -304,7 +304,7 @@ mod tests {
         let limits = Limits { send_blocks: 1 << 20, ..LIMITS };
         let layout = |sends| Layout::new(QpType::UD, &cap(sends, 1, 0), 0, true, limits);
         assert_eq!(layout(1 << 14).map(|layout| layout.send_blocks), Ok(1 << 15));
-        assert!(matches!(layout(1 << 15), Err(CreateError::Limit { what: "max_send_wr", .. })));
+        assert!(matches!(layout(1 << 15), Err(CreateError::Limit { limit: Limit::MaxSendWr, .. })));
     }
 
     #[test]
@@ -313,7 +313,7 @@ mod tests {
         assert!(Layout::new(QpType::RC, &cap(1, 1, 977), 0, false, LIMITS).is_err());
         assert!(Layout::new(QpType::RC, &cap(1, 1, u32::MAX), 0, false, LIMITS).is_err());
         let refused = Layout::new(QpType::UD, &cap(1, 1, 2000), 0, false, LIMITS);
-        assert_eq!(refused, Err(CreateError::Limit { what: "max_inline_data", asked: 2000, max: 956 }));
+        assert_eq!(refused, Err(CreateError::Limit { limit: Limit::MaxInlineData, asked: 2000, max: 956 }));
         assert!(Layout::new(QpType::UD, &cap(1, 1, 956), 0, false, LIMITS).is_ok());
         assert!(Layout::new(QpType::RC, &cap(u32::MAX, 1, 0), 0, false, LIMITS).is_err());
     }

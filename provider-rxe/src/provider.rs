@@ -6,7 +6,7 @@ use bareverbs_provider::Errno;
 use bareverbs_provider::caps::Capabilities;
 use bareverbs_provider::command::{self, ContextInfo, DriverPayload};
 use bareverbs_provider::device::{DeviceFile, IoctlError};
-use bareverbs_provider::error::CreateError;
+use bareverbs_provider::error::{CreateError, Feature};
 use bareverbs_provider::handle_guard::HandleGuard;
 use bareverbs_provider::mapping::Protection;
 use bareverbs_provider::request::{
@@ -54,7 +54,7 @@ impl Rxe {
 fn check_queue_memory(memory: QueueMemory) -> Result<(), CreateError> {
     match memory {
         QueueMemory::Ordinary => Ok(()),
-        QueueMemory::HugePages => Err(CreateError::Unsupported { what: "queues in huge pages" }),
+        QueueMemory::HugePages => Err(CreateError::Unsupported { feature: Feature::HugePageQueues }),
     }
 }
 
@@ -136,10 +136,10 @@ unsafe impl Provider for Rxe {
 
     unsafe fn create_cq(&self, request: &CqRequest<'_>) -> Result<CreatedCq<Self>, CreateError> {
         if request.compressed {
-            return Err(CreateError::Unsupported { what: "compressed completions" });
+            return Err(CreateError::Unsupported { feature: Feature::CompressedCompletions });
         }
         if !request.flags.is_empty() {
-            return Err(CreateError::Unsupported { what: "CQs with creation flags" });
+            return Err(CreateError::Unsupported { feature: Feature::CqIgnoreOverrun });
         }
         check_queue_memory(request.memory)?;
         let mut response = CreateCqResp::zeroed();
@@ -172,24 +172,24 @@ unsafe impl Provider for Rxe {
 
     unsafe fn create_qp(&self, request: &QpRequest) -> Result<CreatedQp<Self>, CreateError> {
         if request.doorbell == DoorbellChoice::Own {
-            return Err(CreateError::Unsupported { what: "dedicated doorbells" });
+            return Err(CreateError::Unsupported { feature: Feature::DedicatedDoorbells });
         }
         let mut request = *request;
         // Kernels that check the WQE in progress against the SGE width reject inline data on a
         // queue of width 0.
         request.cap.max_send_sge = request.cap.max_send_sge.max(1);
         if request.scatter_to_cqe {
-            return Err(CreateError::Unsupported { what: "scatter to CQE" });
+            return Err(CreateError::Unsupported { feature: Feature::ScatterToCqe });
         }
         if request.max_tso_header > 0 {
-            return Err(CreateError::Unsupported { what: "TSO" });
+            return Err(CreateError::Unsupported { feature: Feature::Tso });
         }
         if !QpCreateFlags::SQ_SIG_ALL.contains(request.flags) || request.source_qpn.is_some() {
-            return Err(CreateError::Unsupported { what: "QPs with creation flags" });
+            return Err(CreateError::Unsupported { feature: Feature::QpCreateFlags });
         }
         check_queue_memory(request.memory)?;
         if SendLimits::new(request.qp_type, 0, 0).is_none() {
-            return Err(CreateError::Unsupported { what: "QPs of this type" });
+            return Err(CreateError::Unsupported { feature: Feature::QpType });
         }
         let mtu = if request.qp_type == QpType::UD { self.mtu()? } else { 0 };
         let mut response = CreateQpResp::zeroed();
@@ -217,7 +217,7 @@ unsafe impl Provider for Rxe {
         };
         let memory = self.map(&response.sq_mi)?;
         let limits = SendLimits::new(request.qp_type, cap.max_send_sge, cap.max_inline_data)
-            .ok_or(CreateError::Unsupported { what: "QPs of this type" })?
+            .ok_or(CreateError::Unsupported { feature: Feature::QpType })?
             .with_mtu(mtu)
             .with_capabilities(self.device_cap_flags);
         let doorbell = KernelDoorbell::new(self.file.clone(), made.handle);
@@ -291,7 +291,7 @@ unsafe impl Provider for Rxe {
             // Destroying it cannot fail: nothing uses the handle yet.
             // SAFETY: the kernel has just created it, and no other code knows its handle.
             let _ = unsafe { command::destroy_ah(&self.file, made.handle) };
-            return Err(CreateError::Unsupported { what: "address handles without a kernel index" });
+            return Err(CreateError::Unsupported { feature: Feature::AddressHandles });
         }
         Ok(CreatedAh { handle: made.handle, ah: RxeAh { number: response.ah_num } })
     }

@@ -1,6 +1,6 @@
 //! Conditions that enable the fast path of a queue, and the limits that a queue reports.
 
-use bareverbs_provider::error::CreateError;
+use bareverbs_provider::error::{CreateError, Feature};
 use bareverbs_provider::traits::{QpControl, RecvQueue, SendQueue};
 use bareverbs_provider::work::{
     Datagram, Operation, Payload, PushError, RecvRequest, Remote, SendFlags, SendRequest, Sge,
@@ -91,7 +91,7 @@ fn posted_counts_receives_the_kernel_has_not_consumed() {
     assert_eq!(queue.posted(), 5);
     assert!(kernel.take().is_some() && kernel.take().is_some());
     assert_eq!(queue.posted(), 3);
-    let failed = CreateError::Unsupported { what: "a mapping" };
+    let failed = CreateError::Unsupported { feature: Feature::QpType };
     // SAFETY: the kernel's side no longer reads the memory.
     assert_eq!(unsafe { queue.finish_resize(Err(failed), 7) }, Err(failed));
     assert_eq!(queue.posted(), 0, "the kernel's queue is elsewhere");

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use bareverbs_provider::Errno;
-use bareverbs_provider::error::{CreateError, DoorbellError};
+use bareverbs_provider::error::{CreateError, DoorbellError, Feature};
 use bareverbs_provider::traits::{Completion, CompletionQueue, RecvQueue, SendQueue};
 use bareverbs_provider::work::{
     Imm, Operation, Payload, PushError, RecvRequest, SendFlags, SendRequest, Sge, WcFlags, WcOpcode, WcStatus,
@@ -188,7 +188,7 @@ proptest! {
                 continue;
             };
             if unmapped {
-                let failed = CreateError::Unsupported { what: "a mapping" };
+                let failed = CreateError::Unsupported { feature: Feature::QpType };
                 // SAFETY: the kernel's side has moved and no longer reads the old memory.
                 prop_assert_eq!(unsafe { queue.finish_resize(Err(failed), depth) }, Err(failed));
                 // SAFETY: no kernel executes the request.

@@ -1,6 +1,9 @@
 //! Errors of providers: creation and doorbells.
 
+mod kinds;
+
 use crate::device::IoctlError;
+pub use kinds::{Feature, Limit};
 
 /// An object could not be created or changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -20,10 +23,10 @@ pub enum CreateError {
         value: u64,
     },
     /// A size above a limit of the device that the kernel does not report.
-    #[error("{what} {asked} is above the device's limit of {max}")]
+    #[error("{limit} {asked} is above the device's limit of {max}")]
     Limit {
-        /// The name of the size.
-        what: &'static str,
+        /// The size.
+        limit: Limit,
         /// The size that was requested.
         asked: u64,
         /// The largest size.
@@ -38,11 +41,11 @@ pub enum CreateError {
         /// Pages that the queue needs.
         pages: u64,
     },
-    /// The provider does not support the object or the option.
-    #[error("this provider does not support {what}")]
+    /// The provider, the kernel or the device does not support the object or the option.
+    #[error("{feature}")]
     Unsupported {
         /// The object or the option.
-        what: &'static str,
+        feature: Feature,
     },
 }
 

@@ -22,7 +22,7 @@ use crate::caps::Capabilities;
 use crate::command::QpHandle;
 use crate::device::{DeviceFile, IoctlError};
 use crate::dm::DeviceMemory;
-use crate::error::CreateError;
+use crate::error::{CreateError, Feature};
 use crate::request::{
     AhRequest, CqRequest, DmRequest, QpRequest, RssQpRequest, SrqChange, SrqRequest, WqChange, WqRequest,
     XrcTargetRequest,
@@ -125,21 +125,21 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
     /// Default: [`CreateError::Unsupported`].
     fn import(file: Arc<DeviceFile>) -> Result<Self, CreateError> {
         let _ = file;
-        Err(CreateError::Unsupported { what: "importing contexts" })
+        Err(CreateError::Unsupported { feature: Feature::ImportedContexts })
     }
 
     /// Checks that the context has a protection domain with this handle, created by any process.
     /// Default: [`CreateError::Unsupported`].
     fn import_pd(&self, handle: u32) -> Result<(), CreateError> {
         let _ = handle;
-        Err(CreateError::Unsupported { what: "importing PDs" })
+        Err(CreateError::Unsupported { feature: Feature::ImportedObjects })
     }
 
     /// Maps device memory with this handle, allocated by any process. Default:
     /// [`CreateError::Unsupported`].
     fn import_dm(&self, handle: u32) -> Result<DeviceMemory, CreateError> {
         let _ = handle;
-        Err(CreateError::Unsupported { what: "importing device memory" })
+        Err(CreateError::Unsupported { feature: Feature::ImportedObjects })
     }
 
     /// The capabilities of the context, read when it was opened.
@@ -147,14 +147,14 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
 
     /// Reads the device's clock, in its own ticks. Default: [`CreateError::Unsupported`].
     fn read_clock(&self) -> Result<u64, CreateError> {
-        Err(CreateError::Unsupported { what: "reading the device clock" })
+        Err(CreateError::Unsupported { feature: Feature::DeviceClock })
     }
 
     /// Allocates device memory. Returns the kernel's handle and the mapping. Default:
     /// [`CreateError::Unsupported`].
     fn alloc_dm(&self, request: &DmRequest) -> Result<(u32, DeviceMemory), CreateError> {
         let _ = request;
-        Err(CreateError::Unsupported { what: "device memory" })
+        Err(CreateError::Unsupported { feature: Feature::DeviceMemory })
     }
 
     /// Creates a protection domain. Returns the kernel's handle.
@@ -183,7 +183,7 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
     /// the object must not have been destroyed.
     unsafe fn resize_cq(&self, cq: u32, queue: &mut Self::Cq, entries: u32) -> Result<u32, CreateError> {
         let _ = (cq, queue, entries);
-        Err(CreateError::Unsupported { what: "resizing CQs" })
+        Err(CreateError::Unsupported { feature: Feature::CqResize })
     }
 
     /// Creates a queue pair in the state RESET. A failed call leaves no object behind.
@@ -198,7 +198,7 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
     /// [`CreateError::Unsupported`].
     fn create_xrc_target(&self, request: &XrcTargetRequest) -> Result<QpHandle, CreateError> {
         let _ = request;
-        Err(CreateError::Unsupported { what: "XRC QPs" })
+        Err(CreateError::Unsupported { feature: Feature::XrcQps })
     }
 
     /// Creates a shared receive queue. A failed call leaves no object behind.
@@ -234,7 +234,7 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
     /// As for [`Provider::create_cq`].
     unsafe fn create_wq(&self, request: &WqRequest) -> Result<CreatedWq<Self>, CreateError> {
         let _ = request;
-        Err(CreateError::Unsupported { what: "WQs" })
+        Err(CreateError::Unsupported { feature: Feature::Wqs })
     }
 
     /// Changes the work queue with the kernel's handle `wq`. Default: [`CreateError::Unsupported`].
@@ -246,14 +246,14 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
     /// request.
     unsafe fn modify_wq(&self, wq: u32, change: WqChange) -> Result<(), CreateError> {
         let _ = (wq, change);
-        Err(CreateError::Unsupported { what: "WQs" })
+        Err(CreateError::Unsupported { feature: Feature::Wqs })
     }
 
     /// Creates an RSS queue pair, which spreads packets over the work queues of an indirection
     /// table. It has no queues and no states. Default: [`CreateError::Unsupported`].
     fn create_rss_qp(&self, request: &RssQpRequest) -> Result<QpHandle, CreateError> {
         let _ = request;
-        Err(CreateError::Unsupported { what: "RSS QPs" })
+        Err(CreateError::Unsupported { feature: Feature::RssQps })
     }
 
     /// The address vector of an address handle as send requests contain it, or the number by which

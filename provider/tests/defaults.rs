@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bareverbs_provider::caps::Capabilities;
 use bareverbs_provider::device::{DeviceFile, IoctlError};
-use bareverbs_provider::error::{CreateError, DoorbellError};
+use bareverbs_provider::error::{CreateError, DoorbellError, Feature};
 use bareverbs_provider::mapping::{HUGE_PAGE, Mapping};
 use bareverbs_provider::request::{
     AhRequest, CqRequest, DmRequest, QpRequest, QueueMemory, SrqChange, SrqRequest, XrcTargetRequest,
@@ -205,23 +205,23 @@ unsafe impl Provider for Minimal {
     }
 
     unsafe fn create_cq(&self, _: &CqRequest<'_>) -> Result<CreatedCq<Self>, CreateError> {
-        Err(CreateError::Unsupported { what: "objects" })
+        Err(CreateError::Unsupported { feature: Feature::QpType })
     }
 
     unsafe fn create_qp(&self, _: &QpRequest) -> Result<CreatedQp<Self>, CreateError> {
-        Err(CreateError::Unsupported { what: "objects" })
+        Err(CreateError::Unsupported { feature: Feature::QpType })
     }
 
     unsafe fn create_srq(&self, _: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError> {
-        Err(CreateError::Unsupported { what: "objects" })
+        Err(CreateError::Unsupported { feature: Feature::QpType })
     }
 
     unsafe fn modify_srq(&self, _: u32, _: &mut Queue, _: SrqChange) -> Result<(), CreateError> {
-        Err(CreateError::Unsupported { what: "objects" })
+        Err(CreateError::Unsupported { feature: Feature::QpType })
     }
 
     fn create_ah(&self, _: &AhRequest) -> Result<CreatedAh<Self>, CreateError> {
-        Err(CreateError::Unsupported { what: "objects" })
+        Err(CreateError::Unsupported { feature: Feature::QpType })
     }
 }
 

@@ -518,6 +518,29 @@ macro_rules! abi_flags {
                 }
             }
 
+            impl core::fmt::Display for $name {
+                /// The names of the flags, joined by ` | `; unknown bits as a hexadecimal number; 0 for
+                /// none.
+                fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                    core::fmt::Debug::fmt(self, f)
+                }
+            }
+
+            impl core::str::FromStr for $name {
+                type Err = $crate::abi::ParseNameError;
+
+                /// Names of flags and hexadecimal numbers such as `0x100000`, joined by `|`; 0 for
+                /// none.
+                fn from_str(text: &str) -> Result<Self, Self::Err> {
+                    match text.trim() {
+                        "0" => Ok(Self::empty()),
+                        text => bitflags::parser::from_str(text).map_err(|_| $crate::abi::ParseNameError {
+                            expected: stringify!($name),
+                        }),
+                    }
+                }
+            }
+
             impl $crate::abi::AbiField for $name {
                 const KIND: $crate::abi::FieldKind = $crate::abi::FieldKind::Named(&Self::INFO);
             }

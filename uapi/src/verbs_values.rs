@@ -575,8 +575,8 @@ abi_flags! {
 
 impl Rate {
     /// The rates in megabit per second, as in `ib_rate_to_mbps` of the kernel, and as multiples of
-    /// 2.5 Gbit/s, as in `ib_rate_to_mult`.
-    const TABLE: [(Self, u32, u32); 22] = [
+    /// 2.5 Gbit/s, as in `ib_rate_to_mult`. Linux 6.1 lacks the last two, 6.12 the last.
+    const TABLE: [(Self, u32, u32); 23] = [
         (Self::GBPS_2_5, 2_500, 1),
         (Self::GBPS_5, 5_000, 2),
         (Self::GBPS_10, 10_000, 4),
@@ -599,10 +599,10 @@ impl Rate {
         (Self::GBPS_400, 425_000, 160),
         (Self::GBPS_600, 637_500, 240),
         (Self::GBPS_800, 850_000, 320),
+        (Self::GBPS_1600, 1_700_000, 640),
     ];
 
-    /// The rate in Mbit/s. `None` for [`Rate::PORT_CURRENT`], for 1600 Gbit/s and for unknown
-    /// values.
+    /// The rate in Mbit/s. `None` for [`Rate::PORT_CURRENT`] and for unknown values.
     #[must_use]
     #[doc(alias = "ibv_rate_to_mbps")]
     pub fn mbps(self) -> Option<u32> {
@@ -635,9 +635,10 @@ mod tests {
             assert_eq!(Rate::from_multiple(multiple), Some(rate));
             assert!(mbps.abs_diff(2500 * multiple) * 10 < mbps, "{rate:?}");
         }
-        for rate in [Rate::PORT_CURRENT, Rate::GBPS_1600, Rate(1), Rate(255)] {
+        for rate in [Rate::PORT_CURRENT, Rate(1), Rate(255)] {
             assert_eq!((rate.mbps(), rate.multiple()), (None, None), "{rate:?}");
         }
+        assert_eq!((Rate::GBPS_14.mbps(), Rate::GBPS_1600.mbps()), (Some(14_062), Some(1_700_000)));
         assert_eq!((Rate::from_multiple(0), Rate::from_multiple(3)), (None, None));
     }
 }

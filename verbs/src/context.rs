@@ -10,6 +10,7 @@ use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_provider::traits::Provider;
 use bareverbs_uapi::method::Call;
 use bareverbs_uapi::uverbs::types::GidEntry as KernelGidEntry;
+use bareverbs_uapi::uverbs::types::QpType;
 use bareverbs_uapi::uverbs::{ObjectClass, QueryPortSpeed};
 use bareverbs_uapi::write::structs::{ExQueryDeviceResp, QueryDeviceResp};
 use bareverbs_uapi::write::types::CqCreateFlags;
@@ -21,8 +22,8 @@ use crate::error::explain;
 use crate::gid::select_gid;
 use crate::{
     AhAttr, AnyProvider, AsyncEvents, CompChannel, Cq, CqInit, Device, DeviceAttr, Dm, DmInit, DriverId,
-    Error, GidEntry, GidIndex, IndirectionTable, LinkLayer, Pd, PortAttr, PortNum, Result, WcStatus, Wq,
-    Xrcd, XrcdShare,
+    Error, Feature, GidEntry, GidIndex, IndirectionTable, Limit, LinkLayer, Pd, PortAttr, PortNum, Result,
+    WcStatus, Wq, Xrcd, XrcdShare,
 };
 
 /// Most GID entries that one call can return: an attribute has at most 65,535 bytes.
@@ -113,6 +114,22 @@ impl<P: Provider> Context<P> {
         Ok(attr)
     }
 
+    /// Whether QPs of this type can be created. A QP of another type, and an RSS QP, fails with
+    /// [`Error::Unsupported`].
+    ///
+    /// The attributes `tso_supported_qpts`, `rss_supported_qpts` and `rate_limit_supported_qpts` of
+    /// [`DeviceAttr`] are masks of `1 << qp_type.0` for TSO, RSS and packet pacing.
+    #[must_use]
+    #[doc(alias = "ibv_is_qpt_supported")]
+    pub fn is_qpt_supported(&self, qp_type: QpType) -> bool {
+        match qp_type {
+            QpType::RC | QpType::UC | QpType::UD => true,
+            QpType::XRC_INI | QpType::XRC_TGT => self.capabilities().xrc,
+            QpType::RAW_PACKET => self.capabilities().raw_packets,
+            _ => false,
+        }
+    }
+
     /// Properties of a port. Ports are numbered from 1.
     ///
     /// # Errors
@@ -134,7 +151,7 @@ impl<P: Provider> Context<P> {
     pub fn port_speed(&self, port: impl Into<PortNum>) -> Result<u64> {
         let port = self.check_port(port)?;
         if !self.capabilities().port_speed {
-            return Err(Error::Unsupported { verb: "query_port_speed", what: "effective port speeds are" });
+            return Err(Error::unsupported("query_port_speed", Feature::PortSpeed));
         }
         query_port_speed(self.file(), port.into())
             .map(|speed| speed.saturating_mul(100))
@@ -231,7 +248,7 @@ impl<P: Provider> Context<P> {
         })?;
         // The kernel fills the array and does not report whether there are more.
         let max = MAX_HANDLES as u64 - 1;
-        Error::check_limit(VERB, "the object count, at least", count as u64, max)?;
+        Error::check_limit(VERB, Limit::Objects, count as u64, max)?;
         Ok(count)
     }
 
@@ -284,7 +301,7 @@ impl<P: Provider> Context<P> {
     pub fn raw_clock(&self) -> Result<u64> {
         const VERB: &str = "query_rt_values";
         if !self.capabilities().completion_timestamps {
-            return Err(Error::Unsupported { verb: VERB, what: "reads of the device clock are" });
+            return Err(Error::unsupported(VERB, Feature::DeviceClock));
         }
         // The clock page of the device is not mapped in a forked child.
         self.file()

@@ -14,7 +14,10 @@ use bareverbs_uapi::write::types::CqCreateFlags;
 use rustix::io::Errno;
 
 use crate::raw::{QueueLayout, Released};
-use crate::{AnyProvider, CompChannel, Context, DestroyError, Error, QueueMemory, Result, WorkCompletion};
+use crate::{
+    AnyProvider, CompChannel, Context, DestroyError, Error, Feature, Limit, QueueMemory, Result,
+    WorkCompletion,
+};
 
 /// Attributes for the creation of a CQ.
 #[derive(Clone, Copy, Debug, Default)]
@@ -122,13 +125,13 @@ impl<P: Provider> Cq<P> {
             return Err(Error::invalid(VERB, "a CQ requires at least 1 entry"));
         }
         if init.timestamps && !context.capabilities().completion_timestamps {
-            return Err(Error::Unsupported { verb: VERB, what: "completion timestamps are" });
+            return Err(Error::unsupported(VERB, Feature::CompletionTimestamps));
         }
         if init.compressed && !context.capabilities().compressed_completions {
-            return Err(Error::Unsupported { verb: VERB, what: "compressed completions are" });
+            return Err(Error::unsupported(VERB, Feature::CompressedCompletions));
         }
         let limits = context.limits();
-        Error::check_limit(VERB, "entries", init.entries.into(), limits.max_cqe.into())?;
+        Error::check_limit(VERB, Limit::CqEntries, init.entries.into(), limits.max_cqe.into())?;
         let vectors = context.capabilities().num_comp_vectors;
         if init.vector >= vectors {
             let last = vectors.saturating_sub(1);
@@ -151,11 +154,8 @@ impl<P: Provider> Cq<P> {
         // and leaks it otherwise.
         let CreatedCq { handle, queue, .. } =
             unsafe { context.provider().create_cq(&request) }.map_err(|reason| match reason {
-                CreateError::Unsupported { .. }
-                | CreateError::Ioctl(IoctlError { errno: Errno::OPNOTSUPP, .. })
-                    if !flags.is_empty() =>
-                {
-                    Error::Unsupported { verb: VERB, what: "CQs that ignore overruns are" }
+                CreateError::Ioctl(IoctlError { errno: Errno::OPNOTSUPP, .. }) if !flags.is_empty() => {
+                    Error::unsupported(VERB, Feature::CqIgnoreOverrun)
                 }
                 reason => Error::create(VERB, format!("{} entries", init.entries), reason),
             })?;
@@ -220,7 +220,7 @@ impl<P: Provider> Cq<P> {
             return Err(Error::invalid(VERB, "a CQ requires at least 1 entry"));
         }
         let context = &self.shared.context;
-        Error::check_limit(VERB, "entries", entries.into(), context.limits().max_cqe.into())?;
+        Error::check_limit(VERB, Limit::CqEntries, entries.into(), context.limits().max_cqe.into())?;
         // Providers access the ring first, and a forked child does not have it.
         context.file().check_same_process().map_err(|errno| {
             Error::kernel(VERB, format!("{entries} entries"), IoctlError { method: "ResizeCq", errno })
@@ -262,10 +262,10 @@ impl<P: Provider> Cq<P> {
         let context = &self.shared.context;
         let caps = context.inner().device_attr.cq_moderation_caps;
         if caps.max_cq_moderation_count == 0 {
-            return Err(Error::Unsupported { verb: VERB, what: "moderated CQs are" });
+            return Err(Error::unsupported(VERB, Feature::CqModeration));
         }
-        Error::check_limit(VERB, "count", count.into(), caps.max_cq_moderation_count.into())?;
-        Error::check_limit(VERB, "period", period.into(), caps.max_cq_moderation_period.into())?;
+        Error::check_limit(VERB, Limit::CqCount, count.into(), caps.max_cq_moderation_count.into())?;
+        Error::check_limit(VERB, Limit::CqPeriod, period.into(), caps.max_cq_moderation_period.into())?;
         command::moderate_cq(context.file(), self.shared.handle, count, period)
             .map_err(|refused| Error::kernel(VERB, format!("{count} completions or {period} µs"), refused))
     }

@@ -39,7 +39,8 @@ debug! {
     }
     it: "QpInit" [P: Provider] QpInit<'_, P> {
         send_cq = it.send_cq, recv_cq = it.recv_cq, srq = it.srq, cap = it.cap,
-        max_tso_header = it.max_tso_header, signal_all = it.signal_all,
+        max_tso_header = it.max_tso_header, signal_all = it.signal_all, flags = it.flags,
+        source_qp_num = it.source_qp_num,
         scatter_to_cqe = it.scatter_to_cqe, user_data = it.user_data, doorbell = it.doorbell,
         memory = it.memory
     }
@@ -80,9 +81,8 @@ debug! {
 
 #[cfg(test)]
 mod tests {
-    use crate::QpInit;
     use crate::testing::Plain;
-    use crate::{CqInit, QpCap};
+    use crate::{CqInit, QpCap, QpCreateFlags, QpInit};
 
     #[test]
     fn handles_print_their_numbers() {
@@ -95,8 +95,11 @@ mod tests {
             "{text}"
         );
         let cq = pd.context().create_cq(&CqInit { user_data: 7, ..CqInit::new(8) }).unwrap();
-        let text = format!("{:?}", QpInit { cap: QpCap::default(), ..QpInit::new(&cq, &cq) });
+        let (flags, source_qp_num) = (QpCreateFlags::SCATTER_FCS, Some(9));
+        let init = QpInit { cap: QpCap::default(), flags, source_qp_num, ..QpInit::new(&cq, &cq) };
+        let text = format!("{init:?}");
         assert!(text.contains("send_cq: Cq {") && text.contains("user_data: 7"), "{text}");
+        assert!(text.contains("flags: SCATTER_FCS, source_qp_num: Some(9)"), "{text}");
         assert!(format!("{:?} {:?}", pd, pd.context()).starts_with("Pd { handle: "));
     }
 }

@@ -13,7 +13,7 @@ use crate::import;
 use crate::mr::check_range;
 use crate::pd::shared::PdShared;
 use crate::raw::Released;
-use crate::{Access, Context, DestroyError, Error, MrKeys, Result};
+use crate::{Access, Context, DestroyError, Error, Feature, Limit, MrKeys, Result};
 
 /// Attributes of device memory.
 #[doc(alias = "ibv_alloc_dm_attr")]
@@ -69,14 +69,14 @@ impl Dm {
     pub(crate) fn alloc<P: Provider>(context: &Context<P>, init: &DmInit) -> Result<Self> {
         const VERB: &str = "alloc_dm";
         if !context.capabilities().device_memory {
-            return Err(Error::Unsupported { verb: VERB, what: "device memory allocations are" });
+            return Err(Error::unsupported(VERB, Feature::DeviceMemory));
         }
         let DmInit { len, log_align } = *init;
         if len == 0 {
             return Err(Error::invalid(VERB, "the length of device memory must be at least 1 byte"));
         }
         let inner = Arc::clone(context.inner());
-        Error::check_limit(VERB, "len", len as u64, inner.device_attr.max_dm_size)?;
+        Error::check_limit(VERB, Limit::DmLen, len as u64, inner.device_attr.max_dm_size)?;
         let request = DmRequest { len: len as u64, log_align };
         let made = context.provider().alloc_dm(&request);
         let (handle, memory) = made.map_err(|reason| {

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use crate::pd::shared::PdShared;
 use crate::raw::Released;
-use crate::{Access, Error, MrKeys, Result, Sge};
+use crate::{Access, Error, Feature, MrKeys, Result, Sge};
 
 /// The null MR; see [`Pd::alloc_null_mr`](crate::Pd::alloc_null_mr).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +59,7 @@ impl DmabufMr {
         let request = DmabufMrRequest { pd: domain.handle, fd: buffer, offset, length, iova, access };
         let made = command::reg_dmabuf_mr(&domain.context.file, &request).map_err(|refused| {
             if matches!(refused.errno, Errno::OPNOTSUPP | Errno::PROTONOSUPPORT) {
-                return Error::Unsupported { verb: VERB, what: "dma-buf MRs are" };
+                return Error::unsupported(VERB, Feature::DmabufMrs);
             }
             let asked = format!("{len} bytes at {offset:#x}, iova {iova:#x}, access {access:?}");
             Error::kernel(VERB, asked, refused).or_hint(|errno| match errno {

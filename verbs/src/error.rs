@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind};
 use std::path::PathBuf;
 
 use bareverbs_provider::device::IoctlError;
-use bareverbs_provider::error::{CreateError, DoorbellError};
+use bareverbs_provider::error::{CreateError, DoorbellError, Feature, Limit};
 use bareverbs_uapi::uverbs::types::DriverId;
 use bareverbs_uapi::verbs_values::WcStatus;
 use rustix::io::Errno;
@@ -17,6 +17,24 @@ use crate::{GidIndex, PortNum, PostError, PostReason, PushError, ValueError};
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error of a verb: the request, the cause and the remedy.
+///
+/// Programs match on the variant, the [`Feature`], the [`Limit`] and the [errno](Error::errno).
+/// [`Error::verb`] is the name of the verb as in C without its prefix, such as `create_qp`, or the
+/// path of a function that C lacks, such as `Handle::send`. `Display` is for people; its text may
+/// change.
+///
+/// ```
+/// use bareverbs::{Error, Feature, Limit};
+///
+/// fn is_permanent(error: &Error) -> bool {
+///     match error {
+///         Error::Unsupported { feature: Feature::Wqs | Feature::RssQps, .. } => true,
+///         Error::Limit { limit: Limit::MaxSendWr, asked, max, .. } => asked > max,
+///         _ => false,
+///     }
+/// }
+/// # assert!(!is_permanent(&Error::NoDevice));
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -83,12 +101,12 @@ pub enum Error {
         filled: Vec<GidIndex>,
     },
     /// A requested quantity is above the device's limit.
-    #[error("{verb}: {what} {asked} is above the device's limit of {max}")]
+    #[error("{verb}: {limit} {asked} is above the device's limit of {max}")]
     Limit {
         /// The verb.
         verb: &'static str,
         /// The quantity.
-        what: &'static str,
+        limit: Limit,
         /// The requested value.
         asked: u64,
         /// The maximum.
@@ -106,12 +124,12 @@ pub enum Error {
     #[error(transparent)]
     Value(#[from] ValueError),
     /// The kernel, the driver or the device does not support the request.
-    #[error("{verb}: {what} not supported by this kernel or device")]
+    #[error("{verb}: {feature}")]
     Unsupported {
         /// The verb.
         verb: &'static str,
-        /// The unsupported feature as the start of a sentence, such as "memory windows are".
-        what: &'static str,
+        /// The unsupported feature.
+        feature: Feature,
     },
     /// The kernel rejected the request.
     #[error(transparent)]
@@ -246,8 +264,26 @@ impl Error {
         }
     }
 
+    /// The verb that failed, if the error is one of a verb. See [`Error`] for the names.
+    #[must_use]
+    pub fn verb(&self) -> Option<&'static str> {
+        match self {
+            Self::Limit { verb, .. }
+            | Self::Invalid { verb, .. }
+            | Self::Unsupported { verb, .. }
+            | Self::Completion { verb, .. }
+            | Self::Provider { verb, .. } => Some(verb),
+            Self::Kernel(refusal) => Some(refusal.verb),
+            _ => None,
+        }
+    }
+
     pub(crate) fn invalid(verb: &'static str, reason: impl Into<String>) -> Self {
         Self::Invalid { verb, reason: reason.into() }
+    }
+
+    pub(crate) fn unsupported(verb: &'static str, feature: Feature) -> Self {
+        Self::Unsupported { verb, feature }
     }
 
     pub(crate) fn system(what: impl Into<String>, errno: Errno) -> Self {
@@ -261,7 +297,8 @@ impl Error {
     pub(crate) fn create(verb: &'static str, asked: impl Into<String>, reason: CreateError) -> Self {
         match reason {
             CreateError::Ioctl(refused) => Self::kernel(verb, asked, refused),
-            CreateError::Limit { what, asked, max } => Self::Limit { verb, what, asked, max },
+            CreateError::Limit { limit, asked, max } => Self::Limit { verb, limit, asked, max },
+            CreateError::Unsupported { feature } => Self::unsupported(verb, feature),
             reason => Self::Provider { verb, asked: asked.into(), reason },
         }
     }
@@ -277,8 +314,8 @@ impl Error {
     }
 
     /// Fails with [`Error::Limit`] if `asked` is above `max`.
-    pub(crate) fn check_limit(verb: &'static str, what: &'static str, asked: u64, max: u64) -> Result<()> {
-        if asked > max { Err(Self::Limit { verb, what, asked, max }) } else { Ok(()) }
+    pub(crate) fn check_limit(verb: &'static str, limit: Limit, asked: u64, max: u64) -> Result<()> {
+        if asked > max { Err(Self::Limit { verb, limit, asked, max }) } else { Ok(()) }
     }
 }
 
@@ -504,9 +541,33 @@ mod tests {
 
     #[test]
     fn limit_error_names_request_and_limit() {
-        let error = Error::check_limit("create_qp", "max_send_sge", 64, 32).unwrap_err();
+        let error = Error::check_limit("create_qp", Limit::MaxSendSge, 64, 32).unwrap_err();
         assert_eq!(error.to_string(), "create_qp: max_send_sge 64 is above the device's limit of 32");
-        assert!(Error::check_limit("create_qp", "max_send_sge", 32, 32).is_ok());
+        assert!(matches!(
+            error,
+            Error::Limit { verb: "create_qp", limit: Limit::MaxSendSge, asked: 64, max: 32 }
+        ));
+        assert_eq!(error.verb(), Some("create_qp"));
+        assert!(Error::check_limit("create_qp", Limit::MaxSendSge, 32, 32).is_ok());
+    }
+
+    #[test]
+    fn creation_errors_become_typed_errors() {
+        let convert = |reason| Error::create("create_cq", "8 entries", reason);
+        let feature = Feature::CompressedCompletions;
+        let error = convert(CreateError::Unsupported { feature });
+        assert!(
+            matches!(error, Error::Unsupported { verb: "create_cq", feature: found } if found == feature)
+        );
+        let text = "create_cq: compressed completions are not supported by this kernel or device";
+        assert_eq!(error.to_string(), text);
+        let (limit, asked, max) = (Limit::CqEntries, 9, 8);
+        let error = convert(CreateError::Limit { limit, asked, max });
+        assert!(matches!(error, Error::Limit { limit: Limit::CqEntries, asked: 9, max: 8, .. }));
+        let refused = IoctlError { method: "CqCreate", errno: Errno::NOMEM };
+        let error = convert(CreateError::Ioctl(refused));
+        assert_eq!((error.verb(), error.errno()), (Some("create_cq"), Some(Errno::NOMEM)));
+        assert_eq!(Error::NoDevice.verb(), None);
     }
 
     #[test]

@@ -22,7 +22,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::values::hex;
-use crate::{AhAttr, Context, Error, Gid, GidEntry, GidType, ParseValueError, Result};
+use crate::{AhAttr, Context, Error, Feature, Gid, GidEntry, GidType, ParseValueError, Result};
 
 const VERB: &str = "resolve_eth_l2_from_gid";
 
@@ -155,7 +155,7 @@ impl<P: Provider> Context<P> {
         };
         let own = self.gid(address.port, grh.sgid_index)?;
         if own.netdev_ifindex == 0 {
-            return Err(Error::Unsupported { verb: VERB, what: "ports without a network interface are" });
+            return Err(Error::unsupported(VERB, Feature::PortsWithoutNetdev));
         }
         let mut netlink = RouteNetlink::open()?;
         let link = netlink.link(own.netdev_ifindex)?;

@@ -7,14 +7,11 @@ use bareverbs_provider::command;
 use bareverbs_provider::error::CreateError;
 
 use crate::pd::shared::PdShared;
-use crate::{Error, MrKeys, Result};
+use crate::{Error, Feature, MrKeys, Result};
 
 /// The error of a failed import.
 pub(crate) fn error(verb: &'static str, handle: u32, reason: CreateError) -> Error {
-    match reason {
-        CreateError::Unsupported { .. } => Error::Unsupported { verb, what: "imported objects are" },
-        reason => Error::create(verb, format!("handle {handle}"), reason),
-    }
+    Error::create(verb, format!("handle {handle}"), reason)
 }
 
 /// Memory that another process registered, by [`Pd::import_mr`](crate::Pd::import_mr).
@@ -30,7 +27,7 @@ impl ImportedMr {
     pub(crate) fn import(domain: &Arc<PdShared>, handle: u32) -> Result<Self> {
         const VERB: &str = "import_mr";
         if !domain.context.capabilities.import {
-            return Err(Error::Unsupported { verb: VERB, what: "imported objects are" });
+            return Err(Error::unsupported(VERB, Feature::ImportedObjects));
         }
         let resp = command::query_mr(&domain.context.file, handle)
             .map_err(|refused| Error::kernel(VERB, format!("handle {handle}"), refused))?;

@@ -131,7 +131,7 @@ pub use ah::{Ah, Grh, flow_label_to_udp_sport};
 pub use attributes::{DeviceAttr, PortAttr};
 pub use bareverbs_provider::Errno;
 pub use bareverbs_provider::device::IoctlError;
-pub use bareverbs_provider::error::{CreateError, DoorbellError};
+pub use bareverbs_provider::error::{CreateError, DoorbellError, Feature, Limit};
 pub use bareverbs_provider::request::{DoorbellChoice, Ece, QueueMemory};
 pub use bareverbs_provider::rss::{HashFields, HashFunctions, TOEPLITZ_KEY};
 pub use bareverbs_provider::traits::{Completion, Provider};
@@ -144,7 +144,7 @@ pub use bareverbs_uapi::nldev::NodeType;
 pub use bareverbs_uapi::uverbs::ObjectClass;
 pub use bareverbs_uapi::uverbs::types::{
     AccessFlags as Access, AdviseMrAdvice as Advice, DriverId, GidType, PortCapFlags, PortFlags,
-    QpCreateFlags, WqFlags,
+    QpCreateFlags, QpType, WqFlags,
 };
 pub use bareverbs_uapi::verbs_values::{
     AtomicCap, EventType, LinkLayer, MwType, PortPhysState, PortSpeed, PortState, PortWidth, QpAttrMask,
@@ -174,9 +174,9 @@ pub use provider::AnyProvider;
 #[cfg(feature = "test-utils")]
 pub use provider::{AnyCq, AnyRq, AnySq};
 pub use qp::{
-    AhAttr, Batch, ConnectAttr, Connected, Datagram, EthernetMatch, FlowId, FlowRule, GRH_BYTES, GlobalRoute,
-    InitAttr, Ipv4Match, Ipv6Match, MULTICAST_QP, PortMatch, PostError, PostReason, Qp, QpAttr, QpCap,
-    QpInit, QpInitAttr, RateLimit, RawPacket, Rc, RecvHalf, RtrAttr, RtsAttr, SendFailure, SendHalf,
+    AhAttr, Batch, BringUp, ConnectAttr, Connected, Datagram, EthernetMatch, FlowId, FlowRule, GRH_BYTES,
+    GlobalRoute, InitAttr, Ipv4Match, Ipv6Match, MULTICAST_QP, PortMatch, PostError, PostReason, Qp, QpAttr,
+    QpCap, QpInit, QpInitAttr, RateLimit, RawPacket, Rc, RecvHalf, RtrAttr, RtsAttr, SendFailure, SendHalf,
     Transport, Uc, UcOperation, UcRtrAttr, Ud, UdInitAttr, UpperMatch, XrcSend, XrcTarget, XrcTargetRtsAttr,
 };
 pub use readiness::Readiness;

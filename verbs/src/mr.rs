@@ -428,8 +428,25 @@ impl<M> Mr<M> {
     /// Drop of the region leaks owned memory if the kernel refuses again.
     #[expect(clippy::result_large_err, reason = "the error returns the region without an allocation")]
     #[doc(alias = "ibv_dereg_mr")]
+    pub fn dereg(self) -> Result<M, DestroyError<Self>> {
+        // SAFETY: the region is registered. It is not used again if this succeeds.
+        if let Err(error) = unsafe { self.registration.dereg() } {
+            return Err(DestroyError::new(error, self));
+        }
+        let mut region = ManuallyDrop::new(self);
+        // SAFETY: the region is in a `ManuallyDrop` and is not used again.
+        unsafe { ManuallyDrop::drop(&mut region.registration) };
+        // SAFETY: the memory was initialised when the region was created.
+        Ok(unsafe { region.memory.assume_init_read() })
+    }
+
+    /// [`Mr::dereg`] under the name that `std` gives to the end of a wrapper.
+    ///
+    /// # Errors
+    /// As for [`Mr::dereg`].
+    #[expect(clippy::result_large_err, reason = "the error returns the region without an allocation")]
     pub fn into_inner(self) -> Result<M, DestroyError<Self>> {
-        self.dereg().map_err(|(region, error)| DestroyError::new(error, region))
+        self.dereg()
     }
 
     /// Leaks the memory and leaves it registered, because the device may still access it.
@@ -437,20 +454,6 @@ impl<M> Mr<M> {
         let mut region = ManuallyDrop::new(self);
         // SAFETY: the region is in a `ManuallyDrop` and is not used again.
         unsafe { ManuallyDrop::drop(&mut region.registration) };
-    }
-
-    /// Deregisters the region and returns the memory. Returns the region if the kernel refuses.
-    #[expect(clippy::result_large_err, reason = "the error returns the region without an allocation")]
-    pub(crate) fn dereg(self) -> Result<M, (Self, Error)> {
-        // SAFETY: the region is registered. It is not used again if this succeeds.
-        if let Err(error) = unsafe { self.registration.dereg() } {
-            return Err((self, error));
-        }
-        let mut region = ManuallyDrop::new(self);
-        // SAFETY: the region is in a `ManuallyDrop` and is not used again.
-        unsafe { ManuallyDrop::drop(&mut region.registration) };
-        // SAFETY: the memory was initialised when the region was created.
-        Ok(unsafe { region.memory.assume_init_read() })
     }
 
     pub(crate) fn domain(&self) -> &Arc<PdShared> {
@@ -597,6 +600,7 @@ impl<M> fmt::Debug for Mr<M> {
 /// A failed registration, with the memory.
 #[derive(thiserror::Error)]
 #[error("{error}")]
+#[non_exhaustive]
 pub struct RegisterError<M> {
     /// Why it failed.
     #[source]

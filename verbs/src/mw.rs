@@ -8,7 +8,7 @@ use bareverbs_provider::command;
 use rustix::io::Errno;
 
 use crate::pd::shared::PdShared;
-use crate::{Access, DestroyError, Error, Mr, MwBind, MwType, Remote, Result};
+use crate::{Access, DestroyError, Error, Feature, Mr, MwBind, MwType, Remote, Result};
 
 const BIND_VERB: &str = "bind_mw";
 
@@ -95,7 +95,7 @@ impl Mw {
         let made =
             command::alloc_mw(&domain.context.file, domain.handle, mw_type).map_err(
                 |refused| match refused.errno {
-                    Errno::OPNOTSUPP => Error::Unsupported { verb: VERB, what: "memory windows are" },
+                    Errno::OPNOTSUPP => Error::unsupported(VERB, Feature::MemoryWindows),
                     _ => Error::kernel(VERB, format!("{mw_type:?}"), refused),
                 },
             )?;

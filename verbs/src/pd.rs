@@ -13,7 +13,7 @@ use crate::import;
 use crate::raw::Released;
 use crate::{
     Access, Advice, AdviceList, Ah, AhAttr, AnyProvider, Borrowed, Context, Dm, DmMr, DmabufMr, Error,
-    ImplicitMr, ImportedMr, LocalAccess, MemoryOwner, Mr, Mw, MwType, NullMr, Qp, QpInit, RawMemory,
+    Feature, ImplicitMr, ImportedMr, LocalAccess, MemoryOwner, Mr, Mw, MwType, NullMr, Qp, QpInit, RawMemory,
     RegisterError, Result, RssInit, RssQp, Srq, SrqInit, Transport, Wq, WqInit, XrcSrq, XrcSrqInit,
 };
 
@@ -182,7 +182,7 @@ impl<P: Provider> Pd<P> {
     #[doc(alias = "ibv_alloc_null_mr")]
     pub fn alloc_null_mr(&self) -> Result<NullMr> {
         let lkey = self.context.provider().capabilities().null_key;
-        let lkey = lkey.ok_or(Error::Unsupported { verb: "alloc_null_mr", what: "null MRs are" })?;
+        let lkey = lkey.ok_or(Error::unsupported("alloc_null_mr", Feature::NullMr))?;
         Ok(NullMr { lkey })
     }
 

@@ -36,6 +36,8 @@ use bareverbs_rxe::Rxe;
 use bareverbs_uapi::write::structs::{ExModifyQp, ModifyQpReq};
 use rustix::io::Errno;
 
+use crate::Feature;
+
 /// Implements each listed method by a call of the same method on the variant's value.
 macro_rules! forward {
     ([$($variant:ident $feature:tt)*]) => {};
@@ -102,6 +104,7 @@ macro_rules! providers {
         ///
         /// It opens the devices of the providers that the cargo features `rxe` and `mlx5` select.
         #[allow(clippy::large_enum_variant, reason = "a process has few providers")]
+        #[non_exhaustive]
         pub enum AnyProvider {
             $($(#[$meta])* #[cfg(feature = $feature)] $variant($provider),)*
             #[cfg(not(any($(feature = $feature),*)))]
@@ -110,6 +113,7 @@ macro_rules! providers {
         }
 
         /// A CQ of the built-in providers.
+        #[non_exhaustive]
         pub enum AnyCq {
             $($(#[$meta])* #[cfg(feature = $feature)] $variant(<$provider as Provider>::Cq),)*
             #[cfg(not(any($(feature = $feature),*)))]
@@ -118,6 +122,7 @@ macro_rules! providers {
         }
 
         /// A send queue of the built-in providers.
+        #[non_exhaustive]
         pub enum AnySq {
             $($(#[$meta])* #[cfg(feature = $feature)] $variant(<$provider as Provider>::Sq),)*
             #[cfg(not(any($(feature = $feature),*)))]
@@ -126,6 +131,7 @@ macro_rules! providers {
         }
 
         /// A receive queue of the built-in providers.
+        #[non_exhaustive]
         pub enum AnyRq {
             $($(#[$meta])* #[cfg(feature = $feature)] $variant(<$provider as Provider>::Rq),)*
             #[cfg(not(any($(feature = $feature),*)))]
@@ -134,6 +140,7 @@ macro_rules! providers {
         }
 
         /// An SRQ of the built-in providers.
+        #[non_exhaustive]
         pub enum AnySrq {
             $($(#[$meta])* #[cfg(feature = $feature)] $variant(<$provider as Provider>::Srq),)*
             #[cfg(not(any($(feature = $feature),*)))]
@@ -142,6 +149,7 @@ macro_rules! providers {
         }
 
         /// The part of an address handle that the send queues of the built-in providers need.
+        #[non_exhaustive]
         pub enum AnyAh {
             $($(#[$meta])* #[cfg(feature = $feature)] $variant(<$provider as Provider>::Ah),)*
             #[cfg(not(any($(feature = $feature),*)))]
@@ -150,6 +158,7 @@ macro_rules! providers {
         }
 
         /// A completion of the built-in providers.
+        #[non_exhaustive]
         pub enum AnyCompletion<'a> {
             $(
                 $(#[$meta])*
@@ -223,7 +232,7 @@ macro_rules! providers {
                         // SAFETY: the caller upholds the same contract.
                         unsafe { provider.resize_cq(cq, queue, entries) }
                     })*
-                    _ => Err(CreateError::Unsupported { what: "CQs of another provider" }),
+                    _ => Err(CreateError::Unsupported { feature: Feature::ForeignObjects }),
                 }
             }
 
@@ -260,7 +269,7 @@ macro_rules! providers {
                         // SAFETY: the caller upholds the same contract.
                         unsafe { provider.modify_srq(srq, queue, change) }
                     })*
-                    _ => Err(CreateError::Unsupported { what: "SRQs of another provider" }),
+                    _ => Err(CreateError::Unsupported { feature: Feature::ForeignObjects }),
                 }
             }
 

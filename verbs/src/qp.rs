@@ -1,6 +1,7 @@
 //! Queue pairs.
 
 mod attr;
+mod bring_up;
 mod connect;
 mod datagram;
 mod drain_reset;
@@ -24,10 +25,12 @@ use bareverbs_provider::error::CreateError;
 use bareverbs_provider::request::{DoorbellChoice, QpRequest};
 use bareverbs_provider::traits::{CreatedQp, Provider, RecvQueue, SendQueue};
 use bareverbs_uapi::uverbs::types::{QpCreateFlags, QpType};
+use rustix::io::Errno;
 
 pub use attr::{
     AhAttr, GlobalRoute, InitAttr, QpAttr, QpCap, QpInitAttr, RtrAttr, RtsAttr, UcRtrAttr, UdInitAttr,
 };
+pub use bring_up::BringUp;
 pub use connect::ConnectAttr;
 pub use datagram::{Datagram, GRH_BYTES, MULTICAST_QP};
 pub(crate) use flow::Flows;
@@ -44,8 +47,8 @@ use crate::cq::CqShared;
 use crate::raw::{QpLayout, QueueLayout};
 use crate::srq::shared::SrqShared;
 use crate::{
-    AnyProvider, Completions, Cq, DestroyError, DeviceCapFlags, Error, Pd, QpAttrMask, QpState, QueueMemory,
-    RawPacketCaps, RecvRequest, Result, SendRequest, Srq,
+    AnyProvider, Completions, Cq, DestroyError, DeviceCapFlags, Error, Feature, Limit, Pd, QpAttrMask,
+    QpState, QueueMemory, RawPacketCaps, RecvRequest, Result, SendRequest, Srq,
 };
 
 /// Attributes for the creation of a QP.
@@ -188,7 +191,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         let (mut cap, limits) = (init.cap, context.limits());
         if T::QP_TYPE == QpType::XRC_INI {
             if !context.capabilities().xrc {
-                return Err(Error::Unsupported { verb: VERB, what: "XRC QPs are" });
+                return Err(Error::unsupported(VERB, Feature::XrcQps));
             }
             if init.srq.is_some() {
                 return Err(Error::invalid(VERB, "an XRC initiator QP has no receives: omit `srq`"));
@@ -196,23 +199,23 @@ impl<T: Transport, P: Provider> Qp<T, P> {
             (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
         }
         if T::QP_TYPE == QpType::RAW_PACKET && !context.capabilities().raw_packets {
-            return Err(Error::Unsupported { verb: VERB, what: "raw packet QPs are" });
+            return Err(Error::unsupported(VERB, Feature::RawPacketQps));
         }
-        for (what, asked, max) in [
-            ("max_send_wr", cap.max_send_wr, limits.max_qp_wr),
-            ("max_recv_wr", cap.max_recv_wr, limits.max_qp_wr),
-            ("max_send_sge", cap.max_send_sge, limits.max_sge),
-            ("max_recv_sge", cap.max_recv_sge, limits.max_sge),
+        for (limit, asked, max) in [
+            (Limit::MaxSendWr, cap.max_send_wr, limits.max_qp_wr),
+            (Limit::MaxRecvWr, cap.max_recv_wr, limits.max_qp_wr),
+            (Limit::MaxSendSge, cap.max_send_sge, limits.max_sge),
+            (Limit::MaxRecvSge, cap.max_recv_sge, limits.max_sge),
         ] {
-            Error::check_limit(VERB, what, asked.into(), max.into())?;
+            Error::check_limit(VERB, limit, asked.into(), max.into())?;
         }
         context.check_same_context(VERB, "send CQ", init.send_cq.shared().context().file())?;
         context.check_same_context(VERB, "receive CQ", init.recv_cq.shared().context().file())?;
         if let Some(srq) = init.srq {
             context.check_same_context(VERB, "SRQ", srq.shared().context().file())?;
         }
-        if let Some(what) = unsupported_flags(T::QP_TYPE, init, context.inner()) {
-            return Err(Error::Unsupported { verb: VERB, what });
+        if lacks_flags(T::QP_TYPE, init, context.inner()) {
+            return Err(Error::unsupported(VERB, Feature::QpCreateFlags));
         }
         let request = QpRequest {
             pd: pd.domain().handle,
@@ -233,22 +236,16 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         // leaks them otherwise.
         let CreatedQp { handle, qp_num, cap, sq, rq } = unsafe { context.provider().create_qp(&request) }
             .map_err(|reason| {
-                if init.doorbell == DoorbellChoice::Own && matches!(reason, CreateError::Unsupported { .. }) {
-                    return Error::Unsupported { verb: VERB, what: "dedicated doorbells are" };
-                }
-                let is_unsupported = matches!(
-                    reason,
-                    CreateError::Unsupported { .. }
-                        | CreateError::Ioctl(IoctlError { errno: rustix::io::Errno::OPNOTSUPP, .. })
-                );
-                if is_unsupported && (!init.flags.is_empty() || init.source_qp_num.is_some()) {
-                    return Error::Unsupported { verb: VERB, what: FLAGS };
+                let refused =
+                    matches!(reason, CreateError::Ioctl(IoctlError { errno: Errno::OPNOTSUPP, .. }));
+                if refused && (!init.flags.is_empty() || init.source_qp_num.is_some()) {
+                    return Error::unsupported(VERB, Feature::QpCreateFlags);
                 }
                 Error::create(VERB, format!("{:?}, {cap:?}", T::QP_TYPE), reason).or_hint(|errno| {
-                    if errno == rustix::io::Errno::PERM && T::QP_TYPE == QpType::RAW_PACKET {
+                    if errno == Errno::PERM && T::QP_TYPE == QpType::RAW_PACKET {
                         return Some("raw packets require CAP_NET_RAW".into());
                     }
-                    (errno == rustix::io::Errno::INVAL && cap.max_inline_data > 0).then(|| {
+                    (errno == Errno::INVAL && cap.max_inline_data > 0).then(|| {
                         format!(
                             "the device may not support {} inline bytes: request fewer",
                             cap.max_inline_data
@@ -738,15 +735,8 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     }
 }
 
-/// Part of the `Error::Unsupported` text.
-const FLAGS: &str = "these QP creation flags are";
-
-/// The creation flags that a device with these attributes does not support, as error text.
-fn unsupported_flags<P: Provider>(
-    qp_type: QpType,
-    init: &QpInit<'_, P>,
-    context: &ContextInner,
-) -> Option<&'static str> {
+/// Whether a device with these attributes lacks a creation flag that `init` asks for.
+fn lacks_flags<P: Provider>(qp_type: QpType, init: &QpInit<'_, P>, context: &ContextInner) -> bool {
     let attr = &context.device_attr;
     let raw = qp_type == QpType::RAW_PACKET;
     let frames = |cap| raw && attr.raw_packet_caps.contains(cap);
@@ -760,9 +750,11 @@ fn unsupported_flags<P: Provider>(
         (QpCreateFlags::PCI_WRITE_END_PADDING, padding),
     ];
     let lacks = offered.into_iter().any(|(flag, offered)| init.flags.contains(flag) && !offered);
-    let unknown = !QpCreateFlags::all().contains(init.flags);
+    // `all` has the bits without a name too.
+    let known = QpCreateFlags::INFO.values.iter().fold(0, |known, flag| known | flag.value as u32);
+    let unknown = init.flags.bits() & !known != 0;
     let no_source = init.source_qp_num.is_some() && qp_type != QpType::UD;
-    (lacks || unknown || no_source).then_some(FLAGS)
+    lacks || unknown || no_source
 }
 
 impl<T: Transport, P: Provider> Drop for Qp<T, P> {

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use crate::qp::Flows;
 use crate::raw::Released;
 use crate::wq::WqShared;
-use crate::{AnyProvider, Context, DestroyError, Error, FlowId, FlowRule, Pd, Result, Wq};
+use crate::{AnyProvider, Context, DestroyError, Error, Feature, FlowId, FlowRule, Limit, Pd, Result, Wq};
 
 /// An indirection table of [work queues](Wq). A frame goes to the entry `hash % entries`. A WQ may
 /// be in several entries.
@@ -39,14 +39,14 @@ impl<P: Provider> IndirectionTable<P> {
         const VERB: &str = "create_rwq_ind_table";
         let attr = &context.inner().device_attr;
         if !context.capabilities().rss {
-            return Err(Error::Unsupported { verb: VERB, what: "indirection tables are" });
+            return Err(Error::unsupported(VERB, Feature::IndirectionTables));
         }
         if !wqs.len().is_power_of_two() {
             let reason = format!("the number of entries must be a power of two, not {}", wqs.len());
             return Err(Error::invalid(VERB, reason));
         }
         let max = attr.rss_caps.max_rwq_indirection_table_size;
-        Error::check_limit(VERB, "the number of entries", wqs.len() as u64, max.into())?;
+        Error::check_limit(VERB, Limit::IndirectionEntries, wqs.len() as u64, max.into())?;
         for wq in wqs {
             context.check_same_context(VERB, "WQ", wq.shared().context().file())?;
         }
@@ -152,7 +152,7 @@ impl RssHash {
         use HashFields as F;
         let fields = self.fields;
         if !device.contains(fields) {
-            return Err(Error::Unsupported { verb, what: "some of these RX hash fields are" });
+            return Err(Error::unsupported(verb, Feature::RxHashFields));
         }
         let has = |which| usize::from(fields.intersects(which));
         if has(F::SRC_IPV4 | F::DST_IPV4) + has(F::SRC_IPV6 | F::DST_IPV6) > 1 {
@@ -223,12 +223,12 @@ impl<P: Provider> RssQp<P> {
         const VERB: &str = "create_qp";
         let (context, table) = (pd.context(), &init.table.shared);
         if !context.capabilities().rss {
-            return Err(Error::Unsupported { verb: VERB, what: "RSS QPs are" });
+            return Err(Error::unsupported(VERB, Feature::RssQps));
         }
         context.check_same_context(VERB, "indirection table", table.context.file())?;
         let caps = context.provider().capabilities();
         if !caps.rx_hash_function.contains(HashFunctions::TOEPLITZ) {
-            return Err(Error::Unsupported { verb: VERB, what: "Toeplitz hashes are" });
+            return Err(Error::unsupported(VERB, Feature::ToeplitzHash));
         }
         let RssHash { fields, key } = init.hash;
         init.hash.check(VERB, caps.rx_hash_fields_mask, table.entries)?;

@@ -14,7 +14,9 @@ use rustix::io::Errno;
 use self::shared::SrqShared;
 use crate::qp::post_receives;
 use crate::raw::{QueueLayout, Released};
-use crate::{AnyProvider, Cq, DestroyError, Error, Pd, PostError, QueueMemory, RecvRequest, Result, Xrcd};
+use crate::{
+    AnyProvider, Cq, DestroyError, Error, Limit, Pd, PostError, QueueMemory, RecvRequest, Result, Xrcd,
+};
 
 /// Attributes for the creation of an SRQ.
 #[doc(alias = "ibv_srq_init_attr")]
@@ -97,7 +99,7 @@ impl<P: Provider> Srq<P> {
         const VERB: &str = "create_srq";
         let limits = pd.context().limits();
         check_depth(VERB, init.max_wr, limits.max_srq_wr)?;
-        Error::check_limit(VERB, "max_sge", init.max_sge.into(), limits.max_srq_sge.into())?;
+        Error::check_limit(VERB, Limit::SrqMaxSge, init.max_sge.into(), limits.max_srq_sge.into())?;
         check_srq_limit(VERB, init.limit, init.max_wr)?;
         let SrqInit { max_wr, max_sge, limit, memory, user_data } = *init;
         if let Some((xrcd, cq)) = xrc {
@@ -309,7 +311,7 @@ fn check_depth(verb: &'static str, max_wr: u32, max: u32) -> Result<()> {
     if max_wr == 0 {
         return Err(Error::invalid(verb, "an SRQ requires a capacity of at least 1 receive"));
     }
-    Error::check_limit(verb, "max_wr", max_wr.into(), max.into())
+    Error::check_limit(verb, Limit::SrqMaxWr, max_wr.into(), max.into())
 }
 
 fn check_srq_limit(verb: &'static str, limit: u32, holds: u32) -> Result<()> {

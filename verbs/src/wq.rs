@@ -17,8 +17,8 @@ use crate::cq::CqShared;
 use crate::qp::post_receives;
 use crate::raw::{QueueLayout, Released};
 use crate::{
-    AnyProvider, Context, Cq, DestroyError, Error, Pd, PostError, PostReason, QueueMemory, RecvRequest,
-    Result,
+    AnyProvider, Context, Cq, DestroyError, Error, Feature, Limit, Pd, PostError, PostReason, QueueMemory,
+    RecvRequest, Result,
 };
 
 const MODIFY: &str = "modify_wq";
@@ -102,18 +102,18 @@ impl<P: Provider> Wq<P> {
         let context = pd.context();
         let WqInit { cq, max_recv_wr, max_recv_sge, flags, memory, user_data } = *init;
         if !context.capabilities().work_queues {
-            return Err(Error::Unsupported { verb: VERB, what: "WQs are" });
+            return Err(Error::unsupported(VERB, Feature::Wqs));
         }
         if max_recv_wr == 0 {
             return Err(Error::invalid(VERB, "a WQ requires a capacity of at least 1 receive"));
         }
         let limits = context.limits();
-        Error::check_limit(VERB, "max_recv_wr", max_recv_wr.into(), limits.max_qp_wr.into())?;
-        Error::check_limit(VERB, "max_recv_sge", max_recv_sge.into(), limits.max_sge.into())?;
+        Error::check_limit(VERB, Limit::MaxRecvWr, max_recv_wr.into(), limits.max_qp_wr.into())?;
+        Error::check_limit(VERB, Limit::MaxRecvSge, max_recv_sge.into(), limits.max_sge.into())?;
         context.check_same_context(VERB, "CQ", cq.shared().context().file())?;
         let attr = &context.inner().device_attr;
-        if let Some(what) = unsupported_flags(flags, attr.raw_packet_caps, attr.device_cap_flags_ex) {
-            return Err(Error::Unsupported { verb: VERB, what });
+        if let Some(feature) = unsupported_flags(flags, attr.raw_packet_caps, attr.device_cap_flags_ex) {
+            return Err(Error::unsupported(VERB, feature));
         }
         let request = WqRequest {
             pd: pd.domain().handle,
@@ -279,8 +279,8 @@ impl<P: Provider> Wq<P> {
     pub fn strip_vlan(&mut self, strip: bool) -> Result<()> {
         let (context, which) = (self.shared.pd.context(), WqFlags::CVLAN_STRIPPING);
         let attr = &context.inner().device_attr;
-        if let Some(what) = unsupported_flags(which, attr.raw_packet_caps, attr.device_cap_flags_ex) {
-            return Err(Error::Unsupported { verb: MODIFY, what });
+        if let Some(feature) = unsupported_flags(which, attr.raw_packet_caps, attr.device_cap_flags_ex) {
+            return Err(Error::unsupported(MODIFY, feature));
         }
         let flags = if strip { which } else { WqFlags::empty() };
         // SAFETY: `self` owns the WQ, and its state is unchanged.
@@ -354,24 +354,27 @@ impl<P: Provider> Wq<P> {
     }
 }
 
-/// The first of `flags` that a device with these capabilities does not support, as error text.
-fn unsupported_flags(flags: WqFlags, caps: RawPacketCaps, device: DeviceCapFlags) -> Option<&'static str> {
+/// The first of `flags` that a device with these capabilities does not support.
+fn unsupported_flags(flags: WqFlags, caps: RawPacketCaps, device: DeviceCapFlags) -> Option<Feature> {
     let has = |cap| caps.contains(cap);
     let offered = [
-        (WqFlags::CVLAN_STRIPPING, has(RawPacketCaps::CVLAN_STRIPPING), "WQs with CVLAN stripping are"),
-        (WqFlags::SCATTER_FCS, has(RawPacketCaps::SCATTER_FCS), "WQs with FCS scattering are"),
-        (WqFlags::DELAY_DROP, has(RawPacketCaps::DELAY_DROP), "WQs with delay drop are"),
+        (WqFlags::CVLAN_STRIPPING, has(RawPacketCaps::CVLAN_STRIPPING), Feature::WqCvlanStripping),
+        (WqFlags::SCATTER_FCS, has(RawPacketCaps::SCATTER_FCS), Feature::WqScatterFcs),
+        (WqFlags::DELAY_DROP, has(RawPacketCaps::DELAY_DROP), Feature::WqDelayDrop),
         (
             WqFlags::PCI_WRITE_END_PADDING,
             device.contains(DeviceCapFlags::PCI_WRITE_END_PADDING),
-            "WQs with PCI write end padding are",
+            Feature::WqPciWriteEndPadding,
         ),
     ];
     let known = offered.iter().fold(WqFlags::empty(), |known, (flag, ..)| known | *flag);
     if flags.intersects(known.complement()) {
-        return Some("unknown WQ flags are");
+        return Some(Feature::WqFlags);
     }
-    offered.into_iter().find(|(flag, offered, _)| flags.contains(*flag) && !offered).map(|(.., what)| what)
+    offered
+        .into_iter()
+        .find(|(flag, offered, _)| flags.contains(*flag) && !offered)
+        .map(|(.., feature)| feature)
 }
 
 impl<P: Provider> Drop for Wq<P> {
@@ -445,8 +448,7 @@ mod tests {
         assert_eq!(lacks(WqFlags::empty(), RawPacketCaps::empty()), None);
         assert_eq!(lacks(WqFlags::CVLAN_STRIPPING, RawPacketCaps::CVLAN_STRIPPING), None);
         let both = WqFlags::CVLAN_STRIPPING | WqFlags::SCATTER_FCS;
-        let what = lacks(both, RawPacketCaps::CVLAN_STRIPPING).expect("one is lacking");
-        assert!(what.contains("FCS"), "{what}");
+        assert_eq!(lacks(both, RawPacketCaps::CVLAN_STRIPPING), Some(Feature::WqScatterFcs));
         assert!(lacks(WqFlags::DELAY_DROP, RawPacketCaps::all() - RawPacketCaps::DELAY_DROP).is_some());
         assert!(lacks(WqFlags::PCI_WRITE_END_PADDING, RawPacketCaps::all()).is_some());
         let padding = DeviceCapFlags::PCI_WRITE_END_PADDING;

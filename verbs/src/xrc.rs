@@ -10,12 +10,13 @@ use rustix::io::Errno;
 
 use crate::raw::{QueueLayout, Released};
 use crate::{
-    AnyProvider, Context, Cq, DestroyError, Error, Pd, PostError, RecvRequest, Result, Srq, SrqAttr, SrqInit,
-    XrcTarget,
+    AnyProvider, Context, Cq, DestroyError, Error, Feature, Pd, PostError, RecvRequest, Result, Srq, SrqAttr,
+    SrqInit, XrcTarget,
 };
 
 /// How an XRC domain is shared between processes.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub enum XrcdShare<'a> {
     /// Private to this process.
     Private,
@@ -80,7 +81,7 @@ impl<P: Provider> Xrcd<P> {
     pub(crate) fn open(context: &Context<P>, share: XrcdShare<'_>) -> Result<Self> {
         const VERB: &str = "open_xrcd";
         if !context.capabilities().xrc {
-            return Err(Error::Unsupported { verb: VERB, what: "XRC domains are" });
+            return Err(Error::unsupported(VERB, Feature::XrcDomains));
         }
         let (shared, flags) = match share {
             XrcdShare::Private => (None, OFlags::CREATE),

@@ -2,7 +2,7 @@
 
 use bareverbs_provider::command::{self, DriverPayload};
 use bareverbs_provider::device::DeviceFile;
-use bareverbs_provider::error::CreateError;
+use bareverbs_provider::error::{CreateError, Feature};
 use bareverbs_provider::handle_guard::HandleGuard;
 use bareverbs_provider::request::AhRequest;
 use bareverbs_provider::traits::CreatedAh;
@@ -20,12 +20,10 @@ impl Mlx5 {
         let port = command::query_port(&self.file, attr.port_num)?.legacy_resp;
         let ethernet = port.link_layer == LinkLayer::ETHERNET;
         if ethernet && attr.is_global == 0 {
-            return Err(CreateError::Unsupported { what: "Ethernet paths without a GID" });
+            return Err(CreateError::Unsupported { feature: Feature::EthernetPathsWithoutGid });
         }
         if ethernet && !self.ucontext.cmds_supp_uhw.contains(CommandsWithPayload::CREATE_AH) {
-            return Err(CreateError::Unsupported {
-                what: "address handles without a next hop from the kernel",
-            });
+            return Err(CreateError::Unsupported { feature: Feature::AddressHandles });
         }
         let mut response = CreateAhResp::zeroed();
         let output: &mut [u8] = if ethernet { response.as_mut_bytes() } else { &mut [] };

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use bareverbs_provider::Errno;
 use bareverbs_provider::device::{DeviceFile, IoctlError};
-use bareverbs_provider::error::CreateError;
+use bareverbs_provider::error::{CreateError, Feature};
 use bareverbs_provider::mapping::{Mapping, Protection};
 use bareverbs_uapi::mlx5::{AllocUcontextResp, AllocUcontextRespMask, MmapCommand};
 
@@ -42,7 +42,7 @@ impl Page {
     fn new(file: &DeviceFile, resp: &AllocUcontextResp) -> Result<Self, CreateError> {
         // The kernel reports no offset if its pages are larger than the device's.
         if !resp.comp_mask.contains(AllocUcontextRespMask::CORE_CLOCK_OFFSET) {
-            return Err(CreateError::Unsupported { what: "reading the device clock" });
+            return Err(CreateError::Unsupported { feature: Feature::DeviceClock });
         }
         let offset = usize::try_from(resp.hca_core_clock_offset).unwrap_or(usize::MAX);
         if offset > PAGE - CLOCK || !offset.is_multiple_of(CLOCK) {

@@ -1,7 +1,7 @@
 //! Completion queues.
 
 use bareverbs_provider::command::{self, DriverPayload};
-use bareverbs_provider::error::CreateError;
+use bareverbs_provider::error::{CreateError, Feature, Limit};
 use bareverbs_provider::request::{CqRequest, QueueMemory};
 use bareverbs_provider::traits::{CompletionQueue, CreatedCq};
 use bareverbs_uapi::mlx5::{CqFlags, CreateCqReq, CreateCqResp, ResizeCqReq};
@@ -31,7 +31,7 @@ impl Mlx5 {
         let log = u64::from(entries).saturating_add(1).next_power_of_two().trailing_zeros();
         if log > MAX_CQE_LOG {
             let max = (1 << MAX_CQE_LOG) - 1;
-            return Err(CreateError::Limit { what: "entries", asked: entries.into(), max });
+            return Err(CreateError::Limit { limit: Limit::CqEntries, asked: entries.into(), max });
         }
         let memory = queue_memory(CQE << log, memory)?;
         Ok((Ring::new(memory, log, CQE), (1 << log) - 1))
@@ -47,7 +47,7 @@ impl Mlx5 {
         let (ring, entries) = self.ring(request.entries, request.memory)?;
         let mini_cqe_format = if request.compressed {
             let format = self.mini_cqe_format;
-            Some(format.ok_or(CreateError::Unsupported { what: "compressed completions" })?)
+            Some(format.ok_or(CreateError::Unsupported { feature: Feature::CompressedCompletions })?)
         } else {
             None
         };

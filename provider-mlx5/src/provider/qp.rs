@@ -7,7 +7,7 @@ use bareverbs_provider::Errno;
 use bareverbs_provider::caps::Capabilities;
 use bareverbs_provider::command::{self, DriverPayload};
 use bareverbs_provider::device::IoctlError;
-use bareverbs_provider::error::CreateError;
+use bareverbs_provider::error::{CreateError, Feature};
 use bareverbs_provider::request::{DoorbellChoice, QpRequest};
 use bareverbs_provider::traits::CreatedQp;
 use bareverbs_uapi::mlx5::verbs::UarType;
@@ -35,7 +35,7 @@ impl Mlx5 {
             _ => false,
         };
         if !known_type {
-            return Err(CreateError::Unsupported { what: "QPs of this type" });
+            return Err(CreateError::Unsupported { feature: Feature::QpType });
         }
         let receives = request.srq.is_none() && request.qp_type != QpType::XRC_INI;
         let mut flags = QpFlags::UAR_PAGE_INDEX;
@@ -43,9 +43,7 @@ impl Mlx5 {
             let signals_all = request.flags.contains(QpCreateFlags::SQ_SIG_ALL);
             // If all sends are signalled, CQEs would carry the results of reads too.
             if !receives || signals_all || !matches!(request.qp_type, QpType::RC | QpType::UC) {
-                let what =
-                    "scatter to CQE for QPs other than RC or UC with an own RQ and without `signal_all`";
-                return Err(CreateError::Unsupported { what });
+                return Err(CreateError::Unsupported { feature: Feature::ScatterToCqe });
             }
             flags |= QpFlags::SCATTER_CQE;
         }
@@ -171,7 +169,7 @@ impl Mlx5 {
         }
         let Capabilities { max_tso, tso_supported_qpts, .. } = self.caps;
         if max_tso == 0 || tso_supported_qpts >> request.qp_type.0 & 1 == 0 {
-            return Err(CreateError::Unsupported { what: "TSO on QPs of this type" });
+            return Err(CreateError::Unsupported { feature: Feature::Tso });
         }
         Ok(max_tso.into())
     }

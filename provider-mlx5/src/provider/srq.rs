@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bareverbs_provider::Errno;
 use bareverbs_provider::command::{self, DriverPayload};
 use bareverbs_provider::device::{DeviceFile, IoctlError};
-use bareverbs_provider::error::CreateError;
+use bareverbs_provider::error::{CreateError, Feature, Limit};
 use bareverbs_provider::handle_guard::HandleGuard;
 use bareverbs_provider::request::{SrqChange, SrqRequest};
 use bareverbs_provider::traits::{CreatedSrq, RecvQueue};
@@ -29,11 +29,11 @@ impl Mlx5 {
         let slots = u64::from(request.max_wr) + 1;
         if slots > 1 << 16 {
             let (asked, max) = (request.max_wr.into(), (1 << 16) - 1);
-            return Err(CreateError::Limit { what: "max_wr", asked, max });
+            return Err(CreateError::Limit { limit: Limit::SrqMaxWr, asked, max });
         }
         if shift > 16 {
             let (asked, max) = (request.max_sge.into(), (1 << 12) - 1);
-            return Err(CreateError::Limit { what: "max_sge", asked, max });
+            return Err(CreateError::Limit { limit: Limit::SrqMaxSge, asked, max });
         }
         let slots = (slots as u32).next_power_of_two().max(2);
         let memory = queue_memory((slots as usize) << shift, request.memory)?;
@@ -90,7 +90,7 @@ impl Mlx5 {
         queue.ring();
         match change {
             SrqChange::Limit(limit) => Ok(self.arm_srq_limit(srq, limit)?),
-            SrqChange::MaxWr(_) => Err(CreateError::Unsupported { what: "resizing SRQs" }),
+            SrqChange::MaxWr(_) => Err(CreateError::Unsupported { feature: Feature::SrqResize }),
         }
     }
 

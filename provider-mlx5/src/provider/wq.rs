@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bareverbs_provider::Errno;
 use bareverbs_provider::command::{self, DriverPayload, QpHandle};
 use bareverbs_provider::device::{DeviceFile, IoctlError};
-use bareverbs_provider::error::CreateError;
+use bareverbs_provider::error::{CreateError, Feature};
 use bareverbs_provider::mapping::Mapping;
 use bareverbs_provider::request::{RssQpRequest, WqChange, WqRequest};
 use bareverbs_provider::rss::{HashFields, TOEPLITZ_KEY};
@@ -72,7 +72,7 @@ pub(crate) unsafe fn create(
 ) -> Result<CreatedWq<Mlx5>, CreateError> {
     if mlx5.ucontext_resp().cqe_version == 0 {
         // The driver does not create raw packet QPs with CQEs of version 0 either.
-        return Err(CreateError::Unsupported { what: "WQs with CQE version 0" });
+        return Err(CreateError::Unsupported { feature: Feature::Wqs });
     }
     let layout = ReceiveLayout::new(request.max_wr, request.max_sge, limits)?;
     let db_addr = doorbell.address();

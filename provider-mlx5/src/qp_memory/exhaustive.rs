@@ -1,6 +1,7 @@
 //! Compares every small ring layout with a model.
 
 use super::*;
+use bareverbs_provider::error::Limit;
 
 /// A device with small limits, so that the test reaches every limit.
 const SMALL: Limits = Limits { send_bytes: 256, recv_bytes: 64, send_blocks: 8, receives: 4 };
@@ -68,16 +69,16 @@ fn every_small_send_ring_has_minimal_size() {
 
 /// Asserts that the `max` of an error is accepted, and that `max + 1` is rejected.
 fn check_limit(qp_type: QpType, cap: &QpCap, header: u16, error: &CreateError) {
-    let CreateError::Limit { what, asked, max } = *error else { panic!("{error}") };
+    let CreateError::Limit { limit, asked, max } = *error else { panic!("{error}") };
     assert!(max < asked, "{error}");
     let with = |value: u64| {
         let (mut cap, mut header) = (*cap, header);
-        let place = match what {
-            "max_send_sge" => &mut cap.max_send_sge,
-            "max_inline_data" => &mut cap.max_inline_data,
-            "max_send_wr" => &mut cap.max_send_wr,
-            "max_recv_sge" => &mut cap.max_recv_sge,
-            "max_recv_wr" => &mut cap.max_recv_wr,
+        let place = match limit {
+            Limit::MaxSendSge => &mut cap.max_send_sge,
+            Limit::MaxInlineData => &mut cap.max_inline_data,
+            Limit::MaxSendWr => &mut cap.max_send_wr,
+            Limit::MaxRecvSge => &mut cap.max_recv_sge,
+            Limit::MaxRecvWr => &mut cap.max_recv_wr,
             _ => {
                 header = value as u16;
                 &mut 0
@@ -86,10 +87,10 @@ fn check_limit(qp_type: QpType, cap: &QpCap, header: u16, error: &CreateError) {
         *place = value as u32;
         Layout::new(qp_type, &cap, header, false, SMALL)
     };
-    let names = |layout: &Result<Layout, CreateError>| matches!(layout, Err(CreateError::Limit { what: named, .. }) if *named == what);
+    let names = |layout: &Result<Layout, CreateError>| matches!(layout, Err(CreateError::Limit { limit: named, .. }) if *named == limit);
     assert!(with(max + 1).is_err(), "{qp_type:?} {cap:?}: {error}");
     // The number of blocks is rounded up to a power of 2, so fewer sends may be rejected too.
-    if what != "max_send_wr" {
+    if limit != Limit::MaxSendWr {
         assert!(!names(&with(max)), "{qp_type:?} {cap:?}: {error}");
     }
 }

@@ -267,26 +267,37 @@ abi_flags! {
     /// Access flags of a memory region; `IBV_ACCESS_*` in libibverbs.
     flags AccessFlags : u32 = "ib_uverbs_access_flags" {
         /// Local write.
+        #[doc(alias = "IBV_ACCESS_LOCAL_WRITE")]
         LOCAL_WRITE = 1 << 0, "IB_UVERBS_ACCESS_LOCAL_WRITE";
         /// Remote write.
+        #[doc(alias = "IBV_ACCESS_REMOTE_WRITE")]
         REMOTE_WRITE = 1 << 1, "IB_UVERBS_ACCESS_REMOTE_WRITE";
         /// Remote read.
+        #[doc(alias = "IBV_ACCESS_REMOTE_READ")]
         REMOTE_READ = 1 << 2, "IB_UVERBS_ACCESS_REMOTE_READ";
         /// Remote atomics.
+        #[doc(alias = "IBV_ACCESS_REMOTE_ATOMIC")]
         REMOTE_ATOMIC = 1 << 3, "IB_UVERBS_ACCESS_REMOTE_ATOMIC";
         /// Memory windows can be bound.
+        #[doc(alias = "IBV_ACCESS_MW_BIND")]
         MW_BIND = 1 << 4, "IB_UVERBS_ACCESS_MW_BIND";
         /// Zero-based: addresses start at 0.
+        #[doc(alias = "IBV_ACCESS_ZERO_BASED")]
         ZERO_BASED = 1 << 5, "IB_UVERBS_ACCESS_ZERO_BASED";
         /// On-demand paging (ODP): pages are not pinned.
+        #[doc(alias = "IBV_ACCESS_ON_DEMAND")]
         ON_DEMAND = 1 << 6, "IB_UVERBS_ACCESS_ON_DEMAND";
         /// The memory has huge pages.
+        #[doc(alias = "IBV_ACCESS_HUGETLB")]
         HUGETLB = 1 << 7, "IB_UVERBS_ACCESS_HUGETLB";
         /// Remote flush to global visibility.
+        #[doc(alias = "IBV_ACCESS_FLUSH_GLOBAL")]
         FLUSH_GLOBAL = 1 << 8, "IB_UVERBS_ACCESS_FLUSH_GLOBAL" since V6_12;
         /// Remote flush to persistence.
+        #[doc(alias = "IBV_ACCESS_FLUSH_PERSISTENT")]
         FLUSH_PERSISTENT = 1 << 9, "IB_UVERBS_ACCESS_FLUSH_PERSISTENT" since V6_12;
         /// Relaxed ordering of the device's accesses; ignored if unknown.
+        #[doc(alias = "IBV_ACCESS_RELAXED_ORDERING")]
         RELAXED_ORDERING = 1 << 20, "IB_UVERBS_ACCESS_RELAXED_ORDERING";
     }
 
@@ -424,4 +435,28 @@ abi_consts! {
     const FLOW_ACTION_ESP_FLAGS_TUNNEL: u32 = 0, "IB_UVERBS_FLOW_ACTION_ESP_FLAGS_TUNNEL";
     /// Decryption.
     const FLOW_ACTION_ESP_FLAGS_DECRYPT: u32 = 0, "IB_UVERBS_FLOW_ACTION_ESP_FLAGS_DECRYPT";
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::string::ToString;
+
+    use super::*;
+
+    #[test]
+    fn flags_are_parsed_as_printed() {
+        for bits in (0..=9).map(|n| 1 << n).chain([0, 3, 1 << 20, 1 << 30, !0]) {
+            let flags = AccessFlags::from_bits_retain(bits);
+            assert_eq!(flags.to_string().parse(), Ok(flags), "{flags}");
+        }
+        assert_eq!(
+            "LOCAL_WRITE|REMOTE_READ".parse(),
+            Ok(AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ)
+        );
+        for wrong in ["LOCAL", "LOCAL_WRITE,REMOTE_READ", "LOCAL_WRITE |", "-1"] {
+            assert!(wrong.parse::<AccessFlags>().is_err(), "{wrong}");
+        }
+    }
 }

@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use bareverbs_provider::command::{self, RegMrMethod};
 use bareverbs_provider::device::{DeviceFile, IoctlError, OpenError};
-use bareverbs_provider::error::CreateError;
 use bareverbs_provider::traits::Provider;
 use bareverbs_uapi::method::Call;
 use bareverbs_uapi::uverbs::types::DriverId;
@@ -58,15 +57,12 @@ impl<P: Provider> Context<P> {
         };
         let driver = Self::find_driver(&device, driver)?;
         let file = Arc::new(device_file(VERB, &device, fd, driver)?);
-        let provider = P::import(Arc::clone(&file)).map_err(|reason| match reason {
-            CreateError::Unsupported { .. } => {
-                Error::Unsupported { verb: VERB, what: "imported contexts are" }
-            }
-            reason => Error::create(VERB, device.name(), reason).or_hint(|errno| {
+        let provider = P::import(Arc::clone(&file)).map_err(|reason| {
+            Error::create(VERB, device.name(), reason).or_hint(|errno| {
                 (errno == Errno::INVAL).then(|| {
                     "the file may have no context: the sending process must open the device first".into()
                 })
-            }),
+            })
         })?;
         let events = AsyncEvents::create(&file)?;
         let stream = events.as_fd().try_clone_to_owned().map_err(|error| {

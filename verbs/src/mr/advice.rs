@@ -11,7 +11,7 @@ use bareverbs_uapi::write::structs;
 
 use super::Mr;
 use crate::pd::shared::PdShared;
-use crate::{Access, Advice, Error, Result, Sge};
+use crate::{Access, Advice, Error, Feature, Limit, Result, Sge};
 
 const VERB: &str = "advise_mr";
 
@@ -100,7 +100,7 @@ impl AdviceList {
             return Err(Error::invalid(VERB, "the MR belongs to another PD"));
         }
         if !self.domain.context.capabilities.advise_mr {
-            return Err(Error::Unsupported { verb: VERB, what: "MR advice is" });
+            return Err(Error::unsupported(VERB, Feature::MrAdvice));
         }
         // rxe does not check that a region is ODP (`rxe_ib_prefetch_sg_list` of `rxe_odp.c`).
         if !region.access().contains(Access::ON_DEMAND) {
@@ -133,7 +133,7 @@ impl AdviceList {
         let Self { domain, advice, ranges } = &self;
         // An attribute has at most 65,535 bytes.
         let max = usize::from(u16::MAX) / size_of::<structs::Sge>();
-        Error::check_limit(VERB, "the number of ranges", ranges.len() as u64, max as u64)?;
+        Error::check_limit(VERB, Limit::AdviseRanges, ranges.len() as u64, max as u64)?;
         if ranges.is_empty() {
             return Ok(());
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::{LocalAccess, Mr, Object, RegisterError, Registration, VERB};
 use crate::pd::shared::PdShared;
-use crate::{Access, Error, MemoryOwner, Remote, Result, Sge};
+use crate::{Access, Error, Feature, MemoryOwner, Remote, Result, Sge};
 
 /// An implicit ODP region. One pair of keys covers the whole address space of the process, also
 /// memory that is mapped later. Nothing is pinned: pages are faulted in when operations access
@@ -65,7 +65,7 @@ impl ImplicitMr {
     /// As for [`Pd::register_implicit_remote`](crate::Pd::register_implicit_remote).
     pub(crate) unsafe fn register(domain: &Arc<PdShared>, access: Access) -> Result<Self> {
         if !domain.context.capabilities.odp_implicit {
-            return Err(Error::Unsupported { verb: VERB, what: "implicit ODP MRs are" });
+            return Err(Error::unsupported(VERB, Feature::ImplicitOdp));
         }
         // SAFETY: the caller upholds the contract for all of the process's memory. The kernel
         // recognises an implicit region by address 0 and this length.

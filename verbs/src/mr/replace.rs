@@ -8,7 +8,7 @@ use bareverbs_provider::command::{self, ReregMr, Translation};
 use rustix::io::Errno;
 
 use super::{Mr, Object, check_odp_page_offset};
-use crate::{Access, Error, MemoryOwner, Result};
+use crate::{Access, Error, Feature, MemoryOwner, Result};
 
 const VERB: &str = "rereg_mr";
 
@@ -149,9 +149,7 @@ impl<M: MemoryOwner> Mr<M> {
             // command was issued.
             Err(refused) if matches!(refused.errno, Errno::OPNOTSUPP | Errno::STALE) => {
                 let error = match refused.errno {
-                    Errno::OPNOTSUPP => {
-                        Error::Unsupported { verb: VERB, what: "replacements of an MR's memory are" }
-                    }
+                    Errno::OPNOTSUPP => Error::unsupported(VERB, Feature::MrReplacement),
                     _ => Error::kernel(VERB, asked, refused),
                 };
                 // SAFETY: it was initialised above and not moved out of.
@@ -166,8 +164,8 @@ impl<M: MemoryOwner> Mr<M> {
             // the device does not access it.
             Ok(old) => Err(NotReplaced::Deregistered { error, old, memory: unsafe { memory.assume_init() } }),
             // The memory in `MaybeUninit` is leaked.
-            Err((region, _)) => {
-                region.abandon();
+            Err(refused) => {
+                refused.object.abandon();
                 Err(NotReplaced::Leaked { error })
             }
         }

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use super::{Mr, Object, REMOTE_ACCESSIBLE, check_odp_page_offset, is_soft_roce};
 use crate::pd::shared::PdShared;
-use crate::{Access, Error, MemoryOwner, Pd, RawMemory, Result, mr_hints};
+use crate::{Access, Error, Feature, MemoryOwner, Pd, RawMemory, Result, mr_hints};
 
 const VERB: &str = "rereg_mr";
 
@@ -57,7 +57,7 @@ impl<M> Mr<M> {
             registration.ever_granted |= access;
         }
         let (lkey, rkey) = answer.map_err(|refused| match refused.errno {
-            Errno::OPNOTSUPP => Error::Unsupported { verb: VERB, what: "such MR re-registrations are" },
+            Errno::OPNOTSUPP => Error::unsupported(VERB, Feature::MrRereg),
             _ => Error::kernel(VERB, format!("lkey {:#x}, {change:?}", registration.lkey), refused).or_hint(
                 |errno| match errno {
                     Errno::ACCESS => Some(

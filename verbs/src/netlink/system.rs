@@ -9,10 +9,11 @@ use rustix::io::Errno;
 use super::attrs::FromAttribute;
 use super::error::with_hint;
 use super::{RdmaNetlink, number8};
-use crate::{Error, Result};
+use crate::{Error, Feature, Result};
 
 /// Visibility of devices in network namespaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum NetnsMode {
     /// A device is visible in its own network namespace only.
     Exclusive,
@@ -93,10 +94,7 @@ impl RdmaNetlink {
     #[doc(alias = "rdma system set privileged-qkey")]
     pub fn set_privileged_qkey(&mut self, on: bool) -> Result<()> {
         if self.system()?.privileged_qkey.is_none() {
-            return Err(Error::Unsupported {
-                verb: "RdmaNetlink::set_privileged_qkey",
-                what: "privileged Q_Keys of unprivileged processes are",
-            });
+            return Err(Error::unsupported("RdmaNetlink::set_privileged_qkey", Feature::PrivilegedQkey));
         }
         let what = format!("setting privileged-qkey {}", if on { "on" } else { "off" });
         self.change(&what, Command::SYS_SET, |request| {

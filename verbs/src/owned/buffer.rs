@@ -181,6 +181,7 @@ unsafe impl<M: MemoryOwner + Send + 'static> Target for Mr<M> {}
 ///
 /// It is a [`Source`] only. What a device writes is posted as the [`Part`] or [`Lease`] itself.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum AnyBuffer<M = Buffer> {
     /// An exclusive range.
     Part(Part<M>),

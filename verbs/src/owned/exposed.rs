@@ -9,7 +9,7 @@ use bareverbs_provider::{barrier, copy};
 use super::Part;
 use super::buffer::sealed::Registered;
 use crate::mr::{REMOTE_ACCESSIBLE, REMOTE_WRITABLE};
-use crate::{Access, AtomicCap, Buffer, Error, MemoryOwner, Mr, RawMemory, Remote, Result};
+use crate::{Access, AtomicCap, Buffer, Error, Feature, MemoryOwner, Mr, RawMemory, Remote, Result};
 
 const EXPOSE: &str = "Part::expose";
 
@@ -250,7 +250,7 @@ impl<M> Exposed<M> {
         if self.remote.domain().context.device_attr.base.atomic_cap == AtomicCap::GLOB {
             return Ok(());
         }
-        Err(Error::Unsupported { verb, what: "atomic operations of CPU and device on the same word are" })
+        Err(Error::unsupported(verb, Feature::GlobalAtomics))
     }
 
     /// Ends the access of peers and returns the part.
@@ -268,9 +268,9 @@ impl<M> Exposed<M> {
         match remote.dereg() {
             // SAFETY: `exposed` is not used after this.
             Ok(RawMemory) => Ok(unsafe { ManuallyDrop::take(&mut exposed.part) }),
-            Err((remote, error)) => {
-                exposed.remote = ManuallyDrop::new(remote);
-                Err(RevokeError { error, exposed: ManuallyDrop::into_inner(exposed) })
+            Err(refused) => {
+                exposed.remote = ManuallyDrop::new(refused.object);
+                Err(RevokeError { error: refused.error, exposed: ManuallyDrop::into_inner(exposed) })
             }
         }
     }
@@ -284,7 +284,7 @@ impl<M> Drop for Exposed<M> {
             // SAFETY: not used after the drop.
             Ok(RawMemory) => unsafe { ManuallyDrop::drop(&mut self.part) },
             // Peers may still access the memory. The part keeps its region until the process ends.
-            Err((remote, _)) => remote.abandon(),
+            Err(refused) => refused.object.abandon(),
         }
     }
 }

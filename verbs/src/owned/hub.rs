@@ -92,8 +92,8 @@ use super::server::{PeerId, options::Resolved};
 use super::{Address, EndpointOptions, Lease, Spin};
 use crate::readiness::Readiness;
 use crate::{
-    AnyProvider, Arm, CompChannel, ConnectAttr, CqInit, Error, InitAttr, Pd, PortNum, QpCap, QpInit, Rc,
-    Result, Srq,
+    AnyProvider, Arm, CompChannel, ConnectAttr, CqInit, Error, InitAttr, Limit, Pd, PortNum, QpCap, QpInit,
+    Rc, Result, Srq,
 };
 
 /// Blocked threads for which a hub has room without an allocation.
@@ -338,7 +338,7 @@ impl<B, P: Provider> Hub<B, P> {
         let Some(slots) = reaper.reserve(asked) else {
             return Err(Error::Limit {
                 verb,
-                what: "room for completions",
+                limit: Limit::HubCompletions,
                 asked: asked as u64,
                 max: room as u64,
             });

@@ -4,7 +4,7 @@ use bareverbs_provider::traits::Provider;
 
 use super::{Address, Endpoint, Spin};
 use crate::{
-    Access, AckTimeout, CompChannel, ConnectAttr, Context, Cq, CqInit, Error, GidIndex, InitAttr,
+    Access, AckTimeout, CompChannel, ConnectAttr, Context, Cq, CqInit, Error, GidIndex, InitAttr, Limit,
     MinRnrTimer, Mtu, Pd, PortNum, Qp, QpCap, QpInit, Rc, Result, RetryCount, RnrRetry,
 };
 
@@ -254,7 +254,7 @@ impl EndpointOptions {
         if let Some(asked) = self.rd_atomic {
             let limits = context.limits();
             let max = limits.max_qp_rd_atom.min(limits.max_qp_init_rd_atom);
-            Error::check_limit(verb, "rd_atomic", asked.into(), max.into())?;
+            Error::check_limit(verb, Limit::RdAtomic, asked.into(), max.into())?;
         }
         let gid_index = match self.gid_index {
             Some(index) => index,
@@ -276,14 +276,14 @@ impl EndpointOptions {
 
     fn check_depths<P: Provider>(&self, verb: &'static str, context: &Context<P>) -> Result<()> {
         let limits = context.limits();
-        for (option, depth) in [("sends", self.sends), ("recvs", self.recvs)] {
+        for (limit, depth) in [(Limit::Sends, self.sends), (Limit::Recvs, self.recvs)] {
             if depth == 0 {
-                return Err(Error::invalid(verb, format!("{option}: must be at least 1")));
+                return Err(Error::invalid(verb, format!("{limit}: must be at least 1")));
             }
-            Error::check_limit(verb, option, depth.into(), limits.max_qp_wr.into())?;
+            Error::check_limit(verb, limit, depth.into(), limits.max_qp_wr.into())?;
         }
         let entries = u64::from(self.sends) + u64::from(self.recvs);
-        Error::check_limit(verb, "sends + recvs", entries, limits.max_cqe.into())
+        Error::check_limit(verb, Limit::SendsAndRecvs, entries, limits.max_cqe.into())
     }
 
     /// Returns the longest run of unsignalled operations, plus 1.
@@ -292,7 +292,7 @@ impl EndpointOptions {
         if signal_every == 0 {
             return Err(Error::invalid(VERB, "signal_every: must be at least 1"));
         }
-        Error::check_limit(VERB, "signal_every", signal_every.into(), self.sends.max(1).into())?;
+        Error::check_limit(VERB, Limit::SignalEvery, signal_every.into(), self.sends.max(1).into())?;
         Ok(signal_every)
     }
 }

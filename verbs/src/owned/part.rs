@@ -402,6 +402,7 @@ impl<M> fmt::Debug for Shared<M> {
 /// An MR that can't be divided, returned with the reason.
 #[derive(thiserror::Error)]
 #[error("{error}")]
+#[non_exhaustive]
 pub struct PartError<M> {
     /// The cause.
     #[source]

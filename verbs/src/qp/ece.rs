@@ -4,10 +4,7 @@ use bareverbs_provider::request::Ece;
 use bareverbs_provider::traits::{Provider, QpControl};
 
 use super::{Qp, Transport};
-use crate::{Error, Result};
-
-/// Part of the `Error::Unsupported` text.
-const ECE_OPTIONS: &str = "ECE options are";
+use crate::{Error, Feature, Result};
 
 impl<T: Transport, P: Provider> Qp<T, P> {
     /// The ECE options. Initially, the options that the device supports for the connection. After
@@ -35,7 +32,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// [`Error::Unsupported`] without [`Capabilities::ece`](crate::Capabilities::ece).
     #[doc(alias = "ibv_query_ece")]
     pub fn query_ece(&self) -> Result<Ece> {
-        self.sq.ece().ok_or(Error::Unsupported { verb: "query_ece", what: ECE_OPTIONS })
+        self.sq.ece().ok_or(Error::unsupported("query_ece", Feature::Ece))
     }
 
     /// Requests these ECE options with the next transition, such as that to RTR.
@@ -46,7 +43,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     #[doc(alias = "ibv_set_ece")]
     pub fn set_ece(&mut self, ece: Ece) -> Result<()> {
         const VERB: &str = "set_ece";
-        let own = self.sq.ece().ok_or(Error::Unsupported { verb: VERB, what: ECE_OPTIONS })?;
+        let own = self.sq.ece().ok_or(Error::unsupported(VERB, Feature::Ece))?;
         if ece.vendor_id != own.vendor_id {
             let (given, own) = (ece.vendor_id, own.vendor_id);
             let reason = format!("the options are of vendor {given:#x}, the device is of vendor {own:#x}");

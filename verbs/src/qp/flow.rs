@@ -74,6 +74,7 @@ pub struct PortMatch {
 
 /// The transport header, with its ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum UpperMatch {
     /// TCP.
     Tcp(PortMatch),

@@ -13,7 +13,7 @@ use super::{
     AhAttr, Connected, InitAttr, Qp, QpAttr, Rc, RtrAttr, RtsAttr, Transport, Uc, UcRtrAttr, Ud, UdInitAttr,
 };
 use crate::mr_hints::OPTIONAL_ACCESS;
-use crate::{Access, Context, Error, Mtu, PortNum, QpAttrMask, QpState, Result};
+use crate::{Access, Context, Error, Limit, Mtu, PortNum, QpAttrMask, QpState, Result};
 
 /// Access rights that a QP can grant. The others apply to MRs only.
 const QP_ACCESS: Access = Access::LOCAL_WRITE
@@ -231,7 +231,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         self.check_state(RTS, QpState::RTR)?;
         check_24_bits(RTS, "sq_psn", attr.sq_psn)?;
         let max = self.context().limits().max_qp_init_rd_atom;
-        Error::check_limit(RTS, "max_rd_atomic", attr.max_rd_atomic.into(), max.into())?;
+        Error::check_limit(RTS, Limit::MaxRdAtomic, attr.max_rd_atomic.into(), max.into())?;
         let (all, mask) = attr.into();
         self.modify_qp(RTS, &all, mask)
     }
@@ -257,17 +257,22 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         const VERB: &str = "modify_qp";
         check_values(VERB, self.state(), attr, mask)?;
         let limits = self.context().limits();
-        for (bit, what, asked, max) in [
-            (QpAttrMask::MAX_QP_RD_ATOMIC, "max_rd_atomic", attr.max_rd_atomic, limits.max_qp_init_rd_atom),
+        for (bit, limit, asked, max) in [
+            (
+                QpAttrMask::MAX_QP_RD_ATOMIC,
+                Limit::MaxRdAtomic,
+                attr.max_rd_atomic,
+                limits.max_qp_init_rd_atom,
+            ),
             (
                 QpAttrMask::MAX_DEST_RD_ATOMIC,
-                "max_dest_rd_atomic",
+                Limit::MaxDestRdAtomic,
                 attr.max_dest_rd_atomic,
                 limits.max_qp_rd_atom,
             ),
         ] {
             if mask.contains(bit) {
-                Error::check_limit(VERB, what, asked.into(), max.into())?;
+                Error::check_limit(VERB, limit, asked.into(), max.into())?;
             }
         }
         self.modify_qp(VERB, attr, mask).map_err(|error| {
@@ -391,7 +396,7 @@ pub(super) fn wrong_state(verb: &'static str, last: QpState, now: QpState, neede
 /// Validates the responder attributes of INIT → RTR.
 pub(super) fn check_rtr<P: Provider>(context: &Context<P>, attr: &RtrAttr) -> Result<()> {
     let (asked, max) = (attr.max_dest_rd_atomic, context.limits().max_qp_rd_atom);
-    Error::check_limit(RTR, "max_dest_rd_atomic", asked.into(), max.into())
+    Error::check_limit(RTR, Limit::MaxDestRdAtomic, asked.into(), max.into())
 }
 
 #[cfg(test)]

@@ -7,7 +7,10 @@ use bareverbs_uapi::uverbs::types::QpType;
 use super::modify::{INIT, RTR, RTS};
 use super::transport::private::Sealed;
 use super::{Batch, FlowId, FlowRule, PostReason, Qp, QpAttr, Transport};
-use crate::{Error, Frame, Payload, PortNum, PushError, QpAttrMask, QpState, Result, SendFlags, SendRequest};
+use crate::{
+    Error, Feature, Frame, Limit, Payload, PortNum, PushError, QpAttrMask, QpState, Result, SendFlags,
+    SendRequest,
+};
 
 /// Raw Ethernet frames that bypass the kernel's network stack. The device sends frames unmodified.
 /// [Flows](FlowRule) steer received frames to the QP. Requires `CAP_NET_RAW`, an Ethernet port, and
@@ -159,10 +162,10 @@ impl<P: Provider> Qp<RawPacket, P> {
         self.check_state(VERB, QpState::RTS)?;
         let caps = self.pd().context().provider().capabilities();
         if caps.rate_limit_supported_qpts >> QpType::RAW_PACKET.0 & 1 == 0 {
-            return Err(Error::Unsupported { verb: VERB, what: "rate limits of QPs are" });
+            return Err(Error::unsupported(VERB, Feature::RateLimit));
         }
         let RateLimit { rate, max_burst, typical_packet } = *limit;
-        Error::check_limit(VERB, "rate", rate.into(), caps.qp_rate_limit_max.into())?;
+        Error::check_limit(VERB, Limit::Rate, rate.into(), caps.qp_rate_limit_max.into())?;
         if rate != 0 && rate < caps.qp_rate_limit_min {
             let reason = format!("rate {rate} kbit/s is below the minimum of {}", caps.qp_rate_limit_min);
             return Err(Error::invalid(VERB, reason));

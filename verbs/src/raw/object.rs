@@ -35,6 +35,7 @@ pub struct RawObject {
 /// The kernel refused to destroy an object, which is returned.
 #[derive(Debug, thiserror::Error)]
 #[error("object {} of class {:#x} was not destroyed: {errno}", object.handle, object.class)]
+#[non_exhaustive]
 pub struct RawDestroyError {
     /// The kernel's error, such as `EBUSY` while another object uses it.
     pub errno: Errno,

@@ -21,6 +21,7 @@ use super::ValueError;
 /// assert_eq!(timeout, AckTimeout::new(15).unwrap());
 /// # Ok::<(), bareverbs::ValueError>(())
 /// ```
+#[doc(alias = "timeout")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AckTimeout(u8);
 
@@ -94,6 +95,7 @@ const RNR_TIMES: [u64; 32] = [
 /// # Ok::<(), bareverbs::ValueError>(())
 /// ```
 #[doc(alias = "ib_rnr_timeout")]
+#[doc(alias = "min_rnr_timer")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MinRnrTimer(u8);
 
@@ -148,6 +150,7 @@ impl fmt::Display for MinRnrTimer {
 ///
 /// Soft-RoCE retries without limit if it is 7. With up to 6 retries the request ends on every
 /// device, with [`WcStatus::RETRY_EXC_ERR`](crate::WcStatus::RETRY_EXC_ERR).
+#[doc(alias = "retry_cnt")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RetryCount(u8);
 
@@ -182,6 +185,7 @@ impl fmt::Display for RetryCount {
 ///
 /// After finite retries the request ends with
 /// [`WcStatus::RNR_RETRY_EXC_ERR`](crate::WcStatus::RNR_RETRY_EXC_ERR).
+#[doc(alias = "rnr_retry")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RnrRetry(u8);
 

@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 
 use bareverbs::{
-    Access, AckTimeout, AhAttr, CqInit, Error, Gid, GidIndex, GlobalRoute, InitAttr, MinRnrTimer, Mtu,
+    Access, AckTimeout, AhAttr, CqInit, Error, Gid, GidIndex, GlobalRoute, InitAttr, Limit, MinRnrTimer, Mtu,
     PortNum, QpAttr, QpAttrMask, QpInit, QpState, RetryCount, RnrRetry, RtrAttr, RtsAttr, Uc, UcRtrAttr, Ud,
     UdInitAttr,
 };
@@ -208,7 +208,7 @@ pub(crate) fn rtr_to_rts_attributes_are_validated() {
         }
         let most = pd.context().query_device().unwrap().max_qp_init_rd_atom as u8;
         let refused = rc.qp.ready_to_send(&RtsAttr { max_rd_atomic: most + 1, ..good }).unwrap_err();
-        assert!(matches!(refused, Error::Limit { what: "max_rd_atomic", .. }), "{refused:?}");
+        assert!(matches!(refused, Error::Limit { limit: Limit::MaxRdAtomic, .. }), "{refused:?}");
         assert_eq!(rc.kernel_state(), QpState::RTR);
         let most = RtsAttr {
             sq_psn: 0xff_ffff,

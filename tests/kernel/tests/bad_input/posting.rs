@@ -180,9 +180,10 @@ pub(crate) fn total_length_overflow_is_rejected() {
         {
             let sges: Vec<_> = lengths.iter().map(|length| sge(*length)).collect();
             let given = lengths.iter().map(|length| u64::from(*length)).sum();
-            let beyond = |max| PostError {
-                accepted: 0,
-                reason: PostReason::Queue(PushError::MessageTooLong { given, max }),
+            let is_beyond = |refused: Result<(), PostError>, max, what: &str| {
+                let refused = refused.unwrap_err();
+                let reason = PostReason::Queue(PushError::MessageTooLong { given, max });
+                assert_eq!((refused.accepted, refused.reason), (0, reason), "{what}");
             };
             for operation in [
                 Operation::Send,
@@ -190,13 +191,13 @@ pub(crate) fn total_length_overflow_is_rejected() {
                 Operation::Read(target.remote(0).unwrap()),
             ] {
                 let refused = a.send(&[request(1, operation, Payload::Sges(&sges))]);
-                assert_eq!(refused, Err(beyond(max)), "{operation:?}");
+                is_beyond(refused, max, operation.name());
             }
-            assert_eq!(b.recv(&[RecvRequest { wr_id: 1, sges: &sges }]), Err(beyond(1 << 31)));
+            is_beyond(b.recv(&[RecvRequest { wr_id: 1, sges: &sges }]), 1 << 31, "a receive");
             let mut srq = pd.create_srq(&SrqInit { max_sge: 4, ..SrqInit::new(4) }).unwrap();
             // SAFETY: the request is rejected.
             let refused = unsafe { srq.post_recv(&[RecvRequest { wr_id: 1, sges: &sges }]) };
-            assert_eq!(refused, Err(beyond(1 << 31)));
+            is_beyond(refused, 1 << 31, "a receive of an SRQ");
         }
         // Each part of the inline data fits, but not their sum.
         let limit = a.qp.cap().max_inline_data as usize;

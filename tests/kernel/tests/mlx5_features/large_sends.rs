@@ -1,8 +1,8 @@
 //! TSO: sends that the device segments into frames of a TCP stream.
 
 use bareverbs::{
-    Access, CqInit, Error, Frame, Payload, Pd, QpInit, RawPacket, Rc, SendFlags, SendRequest, Sge, WcOpcode,
-    WcStatus,
+    Access, CqInit, Error, Frame, Limit, Payload, Pd, QpInit, RawPacket, Rc, SendFlags, SendRequest, Sge,
+    WcOpcode, WcStatus,
 };
 use bareverbs_kernel_tests::loopback::{domain, region, take};
 use bareverbs_kernel_tests::resources::nothing_leaks;
@@ -112,7 +112,10 @@ pub(crate) fn invalid_tso_sends_are_rejected() {
         assert!(refused.to_string().contains("a TSO send without `max_tso_header`"), "{refused}");
         let cq = pd.context().create_cq(&CqInit::new(4)).unwrap();
         let refused = with_header::<RawPacket>(&pd, &cq, u16::MAX);
-        assert!(matches!(refused, Error::Limit { what: "max_tso_header", asked: 65535, .. }), "{refused}");
+        assert!(
+            matches!(refused, Error::Limit { limit: Limit::MaxTsoHeader, asked: 65535, .. }),
+            "{refused}"
+        );
         // The maximum length.
         let operation = large(&header, 8000);
         post(&mut a, operation, &[Sge { length: max, ..all }]).unwrap();

@@ -6,9 +6,9 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use bareverbs::{
-    Access, Buffer, Cq, CqInit, DeviceCapFlags, Error, HashFields, HashFunctions, IndirectionTable, Mr,
-    ObjectClass, Pd, PortNum, PostReason, QueueMemory, RawPacketCaps, RecvRequest, Result, RssHash, RssInit,
-    RssQp, Sge, TOEPLITZ_KEY, WcOpcode, WcStatus, WorkCompletion, Wq, WqFlags, WqInit, WqState,
+    Access, Buffer, Cq, CqInit, DeviceCapFlags, Error, HashFields, HashFunctions, IndirectionTable, Limit,
+    Mr, ObjectClass, Pd, PortNum, PostReason, QueueMemory, RawPacketCaps, RecvRequest, Result, RssHash,
+    RssInit, RssQp, Sge, TOEPLITZ_KEY, WcOpcode, WcStatus, WorkCompletion, Wq, WqFlags, WqInit, WqState,
 };
 use bareverbs_kernel_tests::child::{self, drop_privileges};
 use bareverbs_kernel_tests::loopback::{contents, domain, region, take};
@@ -422,9 +422,9 @@ pub(crate) fn rss_invalid_arguments_are_rejected() {
         let refused = wq(|init| init.max_recv_wr = 0);
         assert!(refused.to_string().contains("at least 1 receive"), "{refused}");
         let refused = wq(|init| init.max_recv_wr = u32::MAX);
-        assert!(matches!(refused, Error::Limit { what: "max_recv_wr", .. }), "{refused}");
+        assert!(matches!(refused, Error::Limit { limit: Limit::MaxRecvWr, .. }), "{refused}");
         let refused = wq(|init| init.max_recv_sge = u32::MAX);
-        assert!(matches!(refused, Error::Limit { what: "max_recv_sge", .. }), "{refused}");
+        assert!(matches!(refused, Error::Limit { limit: Limit::MaxRecvSge, .. }), "{refused}");
         let offered = |cap| attr.raw_packet_caps.contains(cap);
         for (flags, offered) in [
             (WqFlags::SCATTER_FCS, offered(RawPacketCaps::SCATTER_FCS)),

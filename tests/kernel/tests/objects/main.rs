@@ -28,6 +28,7 @@ kernel_tests! {
 
     new_qp_is_in_reset_with_requested_caps,
     bring_up_of_each_transport_matches_query_qp,
+    bring_up_is_generic_over_transports,
     qp_caps_above_device_limits_are_rejected,
     privileged_qkey_is_rejected_without_privilege,
     max_rd_atomic_is_kept,

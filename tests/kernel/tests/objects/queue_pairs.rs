@@ -1,9 +1,9 @@
 //! Queue pairs of each transport: creation and bring-up.
 
 use bareverbs::{
-    Cq, CqInit, Datagram, Error, InitAttr, Payload, Pd, PostReason, Qp, QpAttr, QpAttrMask, QpCap, QpInit,
-    QpState, Rc, RecvRequest, RtrAttr, RtsAttr, SendFlags, SendRequest, Transport, Uc, UcRtrAttr, Ud,
-    UdInitAttr,
+    BringUp, Cq, CqInit, Datagram, Error, Feature, InitAttr, Payload, Pd, PortNum, PostReason, Qp, QpAttr,
+    QpAttrMask, QpCap, QpInit, QpState, QpType, RawPacket, Rc, RecvRequest, RtrAttr, RtsAttr, SendFlags,
+    SendRequest, Transport, Uc, UcRtrAttr, Ud, UdInitAttr,
 };
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::exchange::ud_endpoints;
@@ -99,6 +99,36 @@ pub(crate) fn bring_up_of_each_transport_matches_query_qp() {
             ud.modify(&QpAttr { qp_state: QpState::RESET, ..QpAttr::default() }, QpAttrMask::STATE).unwrap();
             assert_eq!(state(&ud), QpState::RESET);
         }
+    });
+}
+
+pub(crate) fn bring_up_is_generic_over_transports() {
+    fn look<T: BringUp>(pd: &Pd, init: &T::Init, rtr: &T::Rtr, rts: &T::Rts) {
+        let supported = pd.context().is_qpt_supported(T::QP_TYPE);
+        assert!(supported || T::QP_TYPE == QpType::RAW_PACKET);
+        let made = make::<T>(pd, CAP, false);
+        if !supported {
+            let feature = Feature::RawPacketQps;
+            let refused = made.map(drop).unwrap_err();
+            assert!(matches!(refused, Error::Unsupported { feature: found, .. } if found == feature));
+            return;
+        }
+        let mut qp = made.unwrap();
+        qp.bring_up(init, rtr, rts).unwrap();
+        assert_eq!(state(&qp), QpState::RTS);
+        // The first transition is refused, and nothing changes.
+        qp.bring_up(init, rtr, rts).unwrap_err();
+        assert_eq!(state(&qp), QpState::RTS);
+    }
+    nothing_leaks(|| {
+        let pd = domain();
+        let init = InitAttr::new(1);
+        let here = loopback::side(&pd, loopback::Plan::default()).towards(0x123).address;
+        look::<Rc>(&pd, &init, &RtrAttr::new(here, 0x123), &RtsAttr::default());
+        look::<Uc>(&pd, &init, &UcRtrAttr::new(here, 0x123), &7);
+        look::<Ud>(&pd, &UdInitAttr::new(1, 0x123), &(), &7);
+        look::<RawPacket>(&pd, &PortNum(1), &(), &());
+        assert!(!pd.context().is_qpt_supported(QpType(0x77)));
     });
 }
 

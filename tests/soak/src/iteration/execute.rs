@@ -36,15 +36,17 @@ impl Iteration {
             Ok(()) => {
                 ensure!(taken == asked, "all {asked} requests were taken, but there is room for {taken}")
             }
-            Err(PostError { accepted, reason: PostReason::Queue(PushError::QueueFull { .. }) }) => match op {
-                Op::PostSend(id, requests) if accepted < taken && self.frees_slots_later(*id) => {
-                    self.post_when_there_is_room(*id, &requests[accepted..taken])?;
+            Err(PostError { accepted, reason: PostReason::Queue(PushError::QueueFull { .. }), .. }) => {
+                match op {
+                    Op::PostSend(id, requests) if accepted < taken && self.frees_slots_later(*id) => {
+                        self.post_when_there_is_room(*id, &requests[accepted..taken])?;
+                    }
+                    _ => ensure!(
+                        accepted == taken,
+                        "{accepted} requests were taken, but there is room for {taken}"
+                    ),
                 }
-                _ => ensure!(
-                    accepted == taken,
-                    "{accepted} requests were taken, but there is room for {taken}"
-                ),
-            },
+            }
             Err(error) => bail!("{error}"),
         }
         Ok(())

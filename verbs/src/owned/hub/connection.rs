@@ -14,8 +14,8 @@ use crate::owned::op::OpPayload;
 use crate::owned::server::flow::Flow;
 use crate::owned::{Address, Op, Pending, Source, Target};
 use crate::{
-    AnyProvider, ConnectAttr, Error, Imm, Operation as WrOperation, Payload, Pd, PostError, PushError, Qp,
-    Rc, RecvRequest, Remote, Result, SendFlags, SendRequest, Sge,
+    AnyProvider, ConnectAttr, Error, Imm, Limit, Operation as WrOperation, Payload, Pd, PostError, PushError,
+    Qp, Rc, RecvRequest, Remote, Result, SendFlags, SendRequest, Sge,
 };
 
 /// A connection of a [`Hub`](super::Hub).
@@ -386,7 +386,7 @@ impl<B: Source, P: Provider> Connection<B, P> {
         } else if sge.length > max {
             Some(Error::Limit {
                 verb: VERB,
-                what: "message of bytes",
+                limit: Limit::MessageLen,
                 asked: sge.length.into(),
                 max: max.into(),
             })

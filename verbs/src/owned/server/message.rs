@@ -15,6 +15,7 @@ use crate::owned::{Lease, Pending, Source};
 use crate::{AnyProvider, Error};
 
 /// An event of a [`Server`](super::Server) or a [`Client`](super::Client).
+#[non_exhaustive]
 pub enum Event<B: Source = Lease, P: Provider = AnyProvider> {
     /// A message.
     Message(Message<B, P>),

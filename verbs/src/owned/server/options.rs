@@ -10,7 +10,7 @@ use super::inbound::Inbound;
 use super::{Client, Entry, Handle, Inner, Server};
 use crate::owned::hub::Hub;
 use crate::owned::{Lease, Pool, Source, Spin};
-use crate::{Access, ConnectAttr, Error, Pd, PortNum, Result, SrqInit};
+use crate::{Access, ConnectAttr, Error, Limit, Pd, PortNum, Result, SrqInit};
 
 const VERB: &str = "ServerOptions::build";
 
@@ -155,7 +155,7 @@ impl ServerOptions {
         let receives = times_peers(self.window + CONTROL_RECEIVES)?;
         let sends = times_peers(self.sends + CONTROL_SENDS)?;
         let entries = u64::from(receives) + u64::from(sends);
-        Error::check_limit(VERB, "completions of all peers", entries, context.limits().max_cqe.into())?;
+        Error::check_limit(VERB, Limit::PeerCompletions, entries, context.limits().max_cqe.into())?;
         let count = receives as usize + times_peers(self.sends)? as usize;
         let pool = Pool::new(pd, count, self.message_size as usize)?;
         let srq = pd.create_srq(&SrqInit::new(receives))?;

@@ -9,6 +9,7 @@ use crate::{Errno, PushError, QpState, WqState};
 /// An error of a post: not all requests were posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(alias = "bad_wr")]
+#[non_exhaustive]
 pub struct PostError {
     /// The number of requests that were posted and will complete. It is the index of the rejected
     /// request.
