@@ -95,6 +95,7 @@ impl Plain {
         let mut resp = ExQueryDeviceResp::zeroed();
         let base = &mut resp.base;
         (base.max_qp_wr, base.max_sge, base.max_cqe) = (1 << 10, 4, 1 << 10);
+        (base.max_srq_wr, base.max_srq_sge) = (1 << 10, 4);
         let file = std::fs::File::open(path).expect("a file that is there");
         // SAFETY: the file fails every ioctl and mmap: tests pass `/dev/null` and `/dev/urandom`
         // only.

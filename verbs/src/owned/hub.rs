@@ -268,6 +268,39 @@ impl<B, P: Provider> Hub<B, P> {
         Ok(Self { inner: Arc::new(inner) })
     }
 
+    /// A hub whose channel has no events.
+    #[cfg(test)]
+    pub(crate) fn for_test(pd: &Pd<P>, entries: u32, inbound: Option<Arc<Inbound<P>>>) -> Self {
+        let channel = CompChannel::for_test(pd.context().file());
+        let cq = pd.context().create_cq(&CqInit::new(entries)).expect("a CQ");
+        let inner = HubInner {
+            pd: pd.clone(),
+            channel,
+            table: Operations::new(entries),
+            election: Election::new(THREADS),
+            spinning: Spinning::new(Spin::Never),
+            inbound,
+            reaper: Mutex::new(Reaper::new(cq, entries)),
+        };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// A connection on a QP that the test has made.
+    #[cfg(test)]
+    pub(crate) fn connection_for_test(
+        &self,
+        qp: crate::Qp<Rc, P>,
+        [sends, more]: [usize; 2],
+        shared: Option<(PeerId, Flow<Queued>)>,
+    ) -> Connection<B, P> {
+        let slots = self.inner.lock().reserve(sends + more).expect("room");
+        let local = Address::new(crate::Gid::default(), qp.qp_num());
+        let conn = Arc::new(Conn::new(qp, slots, sends, shared));
+        self.inner.lock().add(&conn);
+        let hub = Arc::clone(&self.inner);
+        Connection::new(ConnectionInner { hub, conn, local, attr: ConnectAttr::new(1, 0) })
+    }
+
     pub(crate) fn inner(&self) -> &Arc<HubInner<B, P>> {
         &self.inner
     }

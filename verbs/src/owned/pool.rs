@@ -63,6 +63,15 @@ impl Pool {
         Self { inner: Arc::new(Inner { region, free: FreeList::new(count), size, stride }) }
     }
 
+    /// A pool in a region that no kernel has registered.
+    #[cfg(test)]
+    pub(crate) fn for_test(pd: &Pd<crate::testing::Plain>, count: usize, size: usize) -> Self {
+        let (stride, len) = layout(count, size).expect("valid sizes");
+        let region = crate::ImplicitMr::for_test(pd.domain(), Access::LOCAL_WRITE)
+            .part(Buffer::zeroed(len).expect("memory"));
+        Self::of(region.map_err(|failed| failed.error).expect("a region"), count, size, stride)
+    }
+
     /// Takes a buffer. `None` if all are taken.
     ///
     /// The buffer is not zeroed: it has the bytes of its last use.
@@ -214,17 +223,13 @@ mod tests {
     use bareverbs_test_support::allocations::allocations;
 
     use super::*;
-    use crate::ImplicitMr;
     use crate::owned::buffer::checked_sge;
     use crate::testing::Plain;
 
     fn pool(count: usize, size: usize) -> (Pd<Plain>, Pool) {
         let pd = Plain::default().domain();
-        let (stride, len) = layout(count, size).unwrap();
-        let region =
-            ImplicitMr::for_test(pd.domain(), Access::LOCAL_WRITE).part(Buffer::zeroed(len).unwrap());
-        let region = region.map_err(|failed| failed.error).unwrap();
-        (pd, Pool::of(region, count, size, stride))
+        let pool = Pool::for_test(&pd, count, size);
+        (pd, pool)
     }
 
     #[test]

@@ -639,3 +639,6 @@ impl<B, P: Provider> fmt::Debug for Shutdown<B, P> {
         f.debug_struct("Shutdown").finish_non_exhaustive()
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -46,29 +46,12 @@ impl Setup {
         let plain = Plain::default();
         let pd = plain.domain();
         let region = ImplicitMr::for_test(pd.domain(), Access::LOCAL_WRITE);
-        let channel = CompChannel::for_test(pd.context().file());
-        let cq = pd.context().create_cq(&CqInit::new(entries)).unwrap();
-        let inner = HubInner {
-            table: Operations::new(entries),
-            pd,
-            channel,
-            election: Election::new(THREADS),
-            spinning: Spinning::new(Spin::Never),
-            inbound: None,
-            reaper: Mutex::new(Reaper::new(cq, entries)),
-        };
-        Self { plain, region, hub: Hub { inner: Arc::new(inner) }, freed: Arc::default() }
+        Self { plain, region, hub: Hub::for_test(&pd, entries, None), freed: Arc::default() }
     }
 
     /// A connection in RTS. Its destruction fails.
     fn connection(&self, depth: usize) -> Connection<Buffer, Plain> {
-        let hub = Arc::clone(&self.hub.inner);
-        let slots = hub.lock().reserve(2 * depth).unwrap();
-        let qp = self.plain.queue_pair(&hub.pd);
-        let local = crate::owned::Address::new(crate::Gid::default(), qp.qp_num());
-        let conn = Arc::new(Conn::new(qp, slots, depth, None));
-        hub.lock().add(&conn);
-        Connection::new(ConnectionInner { hub, conn, local, attr: ConnectAttr::new(1, 0) })
+        self.hub.connection_for_test(self.plain.queue_pair(&self.hub.inner.pd), [depth; 2], None)
     }
 
     fn buffer(&self) -> Buffer {

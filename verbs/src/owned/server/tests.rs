@@ -1,0 +1,219 @@
+use super::flow::{CONTROL_RECEIVES, CONTROL_SENDS, Flow, Kind};
+use super::inbound::{Inbound, SHARED};
+use super::*;
+use crate::testing::{Plain, completion};
+use crate::{ConnectAttr, Imm, Srq, SrqInit, WcFlags, WcStatus, WorkCompletion};
+
+const WINDOW: u32 = 2;
+const SENDS: u32 = 2;
+const SIZE: usize = 32;
+const RECEIVES: u32 = WINDOW + CONTROL_RECEIVES;
+
+/// A server with one peer, and no device.
+struct Setup {
+    plain: Plain,
+    server: Server<Lease, Plain>,
+    peer: PeerId,
+    qp_num: u32,
+    /// Messages and credits that the peer has sent.
+    credits: u32,
+}
+
+impl Setup {
+    fn new() -> Self {
+        let plain = Plain::default();
+        let pd = plain.domain();
+        let pool = Pool::for_test(&pd, (RECEIVES + SENDS) as usize, SIZE);
+        let srq = Srq::create(&pd, &SrqInit::new(RECEIVES)).unwrap();
+        let inbound = Arc::new(Inbound::new(srq, RECEIVES as usize, 1));
+        let hub = Hub::for_test(&pd, 64, Some(Arc::clone(&inbound)));
+        for index in 0..RECEIVES {
+            inbound.post(index, pool.take().unwrap()).unwrap();
+        }
+        let peer = PeerId { index: 0, generation: 1 };
+        let mut flow = Flow::new(WINDOW, SENDS as usize);
+        flow.connected(WINDOW);
+        let qp = plain.queue_pair(&pd);
+        let qp_num = qp.qp_num();
+        let connection =
+            hub.connection_for_test(qp, [SENDS as usize, CONTROL_SENDS as usize], Some((peer, flow)));
+        connection.inner().conn.lock().max_message = SIZE as u32;
+        let attr = ConnectAttr::new(1, 0);
+        let options = options::Resolved { attr, sends: SENDS, window: WINDOW, message_size: SIZE as u32 };
+        let peers = Mutex::new(vec![Entry { generation: 1, peer: Some(connection) }]);
+        let inner = Inner { options, hub, inbound, pool, peers, closed: AtomicBool::new(false) };
+        let server = Server { handle: Handle { inner: Arc::new(inner) } };
+        Self { plain, server, peer, qp_num, credits: WINDOW }
+    }
+
+    /// The oldest receive that is posted.
+    fn receive(&self) -> u64 {
+        self.plain.log().received.remove(0)
+    }
+
+    /// A message of the peer consumes the receive `wr_id`.
+    fn arrives(&self, wr_id: u64, kind: u32, byte_len: u32) {
+        let imm = Imm(kind << 28 | self.credits);
+        let arrived = WorkCompletion {
+            qp_num: self.qp_num,
+            byte_len,
+            ex: imm.to_be(),
+            wc_flags: WcFlags::WITH_IMM,
+            ..completion(wr_id, WcStatus::SUCCESS)
+        };
+        self.plain.log().completions.push_back(arrived);
+    }
+
+    /// The device has executed the oldest send.
+    fn sent(&self) {
+        let sent = self.plain.log().sent.remove(0).1;
+        let done = WorkCompletion { qp_num: self.qp_num, ..completion(sent, WcStatus::SUCCESS) };
+        self.plain.log().completions.push_back(done);
+    }
+
+    fn next(&mut self) -> Option<Event<Lease, Plain>> {
+        self.server.wait_timeout(Duration::ZERO).unwrap().flatten()
+    }
+
+    fn message(&mut self) -> Message<Lease, Plain> {
+        match self.next() {
+            Some(Event::Message(message)) => message,
+            other => panic!("a message, not {other:?}"),
+        }
+    }
+
+    fn failure(&mut self) -> Error {
+        match self.next() {
+            Some(Event::Failed(peer, error)) if peer == self.peer => error,
+            other => panic!("the end of the peer, not {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn message_gives_its_receive_back_when_dropped() {
+    let mut setup = Setup::new();
+    assert_eq!(setup.plain.log().received.len(), RECEIVES as usize);
+    let receive = setup.receive();
+    setup.arrives(receive, Kind::Data as u32, 5);
+    let message = setup.message();
+    assert_eq!((message.bytes().len(), message.from()), (5, setup.peer));
+    assert_eq!(setup.plain.log().received.len(), RECEIVES as usize - 1);
+    drop(message);
+    let again = *setup.plain.log().received.last().unwrap();
+    assert_eq!((again as u32, again == receive), (receive as u32, false), "the slot, with a new wr_id");
+    // Half of the window is unreported: a credit message.
+    assert_eq!(setup.plain.log().sent.len(), 1);
+}
+
+#[test]
+fn messages_wait_for_credits() {
+    let mut setup = Setup::new();
+    let send = |setup: &Setup| setup.server.handle.send(setup.peer, setup.server.take().unwrap(), ..4);
+    let first = [send(&setup), send(&setup)];
+    (0..2).for_each(|_| setup.sent());
+    first.into_iter().for_each(|sent| assert_eq!(sent.wait().unwrap().len, 4));
+    let mut third = send(&setup);
+    assert!(setup.plain.log().sent.is_empty(), "the peer has permitted two");
+    assert!(third.wait_timeout(Duration::ZERO).is_none());
+    setup.credits += 1;
+    let receive = setup.receive();
+    setup.arrives(receive, Kind::Credit as u32, 0);
+    assert!(setup.next().is_none());
+    setup.sent();
+    assert_eq!(third.wait().unwrap().len, 4);
+}
+
+#[test]
+fn unknown_receives_end_the_connection() {
+    for nonsense in [SHARED, SHARED | 1, SHARED | 1 << 32 | 99, SHARED | 2 << 32, u64::MAX] {
+        let mut setup = Setup::new();
+        setup.arrives(nonsense, Kind::Data as u32, 5);
+        let failure = setup.failure();
+        assert!(matches!(failure, Error::UnknownCompletion { wr_id } if wr_id == nonsense), "{failure}");
+    }
+}
+
+#[test]
+fn repeated_receive_returns_no_second_message() {
+    let mut setup = Setup::new();
+    let receive = setup.receive();
+    setup.arrives(receive, Kind::Data as u32, 5);
+    setup.arrives(receive, Kind::Data as u32, 5);
+    let message = setup.message();
+    assert!(matches!(setup.failure(), Error::UnknownCompletion { .. }));
+    assert_eq!(message.bytes().len(), 5);
+    assert!(message.reply(setup.server.take().unwrap(), ..).wait().is_err());
+}
+
+#[test]
+fn messages_that_violate_the_protocol_end_the_connection() {
+    let over = SIZE as u32 + 1;
+    for (kind, byte_len) in [(Kind::Data as u32, over), (Kind::Data as u32, u32::MAX), (0, 5), (9, 5)] {
+        let mut setup = Setup::new();
+        let receive = setup.receive();
+        setup.arrives(receive, kind, byte_len);
+        assert!(setup.failure().to_string().contains("violated the protocol"));
+        // The receive is posted again.
+        assert_eq!(setup.plain.log().received.len(), RECEIVES as usize);
+    }
+}
+
+#[test]
+fn message_beyond_the_window_ends_the_connection() {
+    let mut setup = Setup::new();
+    for _ in 0..=WINDOW {
+        let receive = setup.receive();
+        setup.arrives(receive, Kind::Data as u32, 5);
+    }
+    let messages = [setup.message(), setup.message()];
+    assert!(setup.failure().to_string().contains("violated the protocol"));
+    drop(messages);
+    assert_eq!(setup.plain.log().received.len(), RECEIVES as usize, "every receive is posted again");
+}
+
+#[test]
+fn failed_send_ends_its_peer_and_is_counted() {
+    let mut setup = Setup::new();
+    let pending = setup.server.handle.send(setup.peer, setup.server.take().unwrap(), ..4);
+    let sent = setup.plain.log().sent.remove(0).1;
+    let failed = WorkCompletion { qp_num: setup.qp_num, ..completion(sent, WcStatus::RETRY_EXC_ERR) };
+    setup.plain.log().completions.push_back(failed);
+    assert!(matches!(setup.failure(), Error::Completion { status: WcStatus::RETRY_EXC_ERR, .. }));
+    assert!(pending.wait().unwrap_err().buffer.is_some());
+    let report = setup.server.handle.shutdown().wait().unwrap();
+    assert_eq!((report.sent, report.lost), (0, 1));
+    assert!(setup.next().is_none());
+}
+
+#[test]
+fn shutdown_ends_when_both_ends_have_received_everything() {
+    let mut setup = Setup::new();
+    let sent = setup.server.handle.send(setup.peer, setup.server.take().unwrap(), ..4);
+    let mut shutdown = setup.server.handle.shutdown();
+    // The message, then the FIN.
+    assert_eq!(setup.plain.log().sent.len(), 2);
+    (0..2).for_each(|_| setup.sent());
+    sent.wait().unwrap();
+    assert!(shutdown.wait_timeout(Duration::ZERO).unwrap().is_none());
+    for kind in [Kind::FinAck, Kind::Fin] {
+        let receive = setup.receive();
+        setup.arrives(receive, kind as u32, 0);
+    }
+    assert!(matches!(setup.next(), Some(Event::Closed(peer)) if peer == setup.peer));
+    // The acknowledgement of the peer's FIN.
+    setup.sent();
+    assert_eq!(shutdown.wait().unwrap(), Report { sent: 1, detached: 0, lost: 0 });
+    assert!(setup.next().is_none());
+    assert!(setup.server.handle.peers().is_empty());
+}
+
+#[test]
+fn completions_of_a_removed_peer_post_their_receives_again() {
+    let mut setup = Setup::new();
+    setup.qp_num += 1000;
+    let receive = setup.receive();
+    setup.arrives(receive, Kind::Data as u32, 5);
+    assert!(setup.next().is_none());
+    assert_eq!(setup.plain.log().received.len(), RECEIVES as usize);
+}
