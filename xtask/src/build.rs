@@ -93,6 +93,18 @@ pub(crate) fn soak() -> Result<PathBuf> {
     Ok(target_folder().join(TARGET).join("debug/bareverbs-soak"))
 }
 
+/// Builds the examples of `verbs` for two hosts. Returns their folder.
+pub(crate) fn examples() -> Result<PathBuf> {
+    announce("the examples");
+    let mut cargo = static_cargo("build");
+    cargo.args(["--quiet", GUEST_PROFILE[0], GUEST_PROFILE[1], "--package", "bareverbs"]);
+    cargo.args(["--examples", "--features", "tokio,async-io"]);
+    if !cargo.status().context("running cargo")?.success() {
+        bail!("the examples could not be built");
+    }
+    Ok(target_folder().join(TARGET).join("debug/examples"))
+}
+
 /// Builds the program that measures the data path.
 pub(crate) fn fastpath() -> Result<PathBuf> {
     announce("the measuring program");

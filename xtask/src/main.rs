@@ -5,6 +5,7 @@ mod counts;
 mod coverage;
 mod demo;
 mod deny;
+mod examples;
 mod fastpath;
 mod filter;
 mod fuzz;

@@ -14,6 +14,7 @@ use bareverbs_lab::{
 };
 use clap::ValueEnum;
 
+use crate::examples::{self, Example};
 use crate::filter::Filter;
 use crate::guest_tests::{GuestTest, PROFILE_FILE, guest_tests};
 use crate::hca::{self, Testbed, Tier};
@@ -110,6 +111,7 @@ enum Special {
     FastPath(Vec<fastpath::Check>),
     WqeDiff(wqe_diff::Check),
     Hosts(&'static str, two_hosts::Test),
+    Examples(Option<HcaPort>, Vec<&'static Example>),
     Hca(HcaPort, Tier, Vec<(String, hca::Test)>),
 }
 
@@ -157,9 +159,10 @@ impl<'a> Plan<'a> {
     /// Builds the programs of the tests.
     pub(super) fn new(lab: &'a Lab, devices: &'a [Tested], filter: Filter<'a>) -> Result<Self> {
         let programs = build::guest_programs()?;
-        // HCA tests need no test binaries.
+        // Tests of HCAs and examples need no test binaries.
         let hca_only = filter.only(hca::PREFIX);
-        let (folder, mut tests) = if hca_only { Default::default() } else { guest_tests()? };
+        let needs_none = hca_only || filter.only(examples::PREFIX);
+        let (folder, mut tests) = if needs_none { Default::default() } else { guest_tests()? };
         tests.retain(|test| filter.takes(&test.title()));
         Ok(Self { lab, programs, folder, tests, devices, filter, hca_only, profiles: None })
     }
@@ -226,7 +229,12 @@ impl<'a> Plan<'a> {
     fn test_run<'b>(&'b self, name: &str, kernel: &'b Kernel, device: Tested) -> TestRun<'b> {
         let mut specials = VecDeque::new();
         let tests = self.tests.iter().collect();
-        // Tests that boot their own guests choose the device too.
+        let examples = examples::tests(self.filter);
+        // IPv4 multicast groups are for Ethernet.
+        if self.profiles.is_none() && device != Tested::Ib && !examples.is_empty() {
+            specials.push_back(Special::Examples(device.port(), examples));
+        }
+        // Other tests that boot their own guests choose the device too.
         if device != self.devices[0] || self.profiles.is_some() {
             return TestRun { name: device.run_name(name), kernel, device, tests, specials, guests: 0 };
         }
@@ -428,6 +436,17 @@ impl<'b> Worker<'_, 'b> {
                 self.report(name, title, outcome, &report.text(), begin);
             }
             Special::Hosts(title, test) => self.judged(name, title, test(&setup), begin),
+            Special::Examples(port, tests) => {
+                let mut hosts = examples::Hosts::new(&setup, port)?;
+                for example in tests {
+                    let begin = Instant::now();
+                    let result = hosts.run(example);
+                    self.judged(name, &example.title(), result, begin);
+                }
+                if let Err(error) = hosts.end() {
+                    self.judged(name, SOUND, Err(error), Instant::now());
+                }
+            }
             Special::Hca(port, tier, tests) => {
                 let mut testbed = Testbed::new(&setup, name, port, tier)?;
                 for (title, test) in tests {
