@@ -40,8 +40,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Error {
     /// No RDMA device is visible to this process.
     #[error(
-        "no RDMA device found: load its driver, or create a software device with `rdma link add \
-         rxe0 type rxe netdev eth0`"
+        "no RDMA device found: load its driver, or create a software device with `bareverbs link \
+         add rxe0 type rxe netdev eth0`"
     )]
     NoDevice,
     /// No device has that name.
@@ -119,6 +119,21 @@ pub enum Error {
         verb: &'static str,
         /// The reason.
         reason: String,
+    },
+    /// The connection or the server has ended, or is ending: it accepts no more operations.
+    #[error("{verb}: {reason}")]
+    Closed {
+        /// The operation.
+        verb: &'static str,
+        /// What has ended.
+        reason: &'static str,
+    },
+    /// A task waits, and the [hub](crate::owned::Hub#drivers) has no driver that would wake it. The
+    /// operation goes on.
+    #[error("{verb}: the hub has no driver: spawn `Hub::drive`, or call `Hub::thread`")]
+    NoDriver {
+        /// The operation.
+        verb: &'static str,
     },
     /// A number or a time is out of the range of its type.
     #[error(transparent)]

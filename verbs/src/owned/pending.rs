@@ -37,7 +37,7 @@ use crate::{AnyProvider, Error, Result, WcOpcode, WcStatus, WorkCompletion};
 /// # Without a driver
 ///
 /// A task needs a [driver](super::Hub#drivers) of the hub that wakes it. Without one, polling
-/// returns an error ([`Error::Invalid`]) unless the result is there. The operation goes on: the
+/// returns [`Error::NoDriver`] unless the result is there. The operation goes on: the
 /// `Pending` can be polled again or waited for. A blocked thread needs no driver.
 #[must_use = "the operation goes on; its result is lost unless it is awaited"]
 pub struct Pending<B, P: Provider = AnyProvider> {
@@ -166,17 +166,12 @@ impl<B, P: Provider> Pending<B, P> {
         };
         let result = match ended {
             Some((operation, completion)) => finished(&peer.conn, operation, &completion),
-            None => Err(Error::invalid("Pending", "the connection was closed").into()),
+            None => Err(Error::Closed { verb: "Pending", reason: "the connection was closed" }.into()),
         };
         // The last handle of a connection destroys its QP.
         drop(peer);
         Poll::Ready(result)
     }
-}
-
-#[cold]
-pub(super) fn no_driver(verb: &'static str) -> Error {
-    Error::invalid(verb, "the hub has no driver: spawn `Hub::drive`, or call `Hub::thread`")
 }
 
 fn finished<B, P: Provider>(
@@ -211,7 +206,7 @@ impl<B, P: Provider> Future for Pending<B, P> {
             && let State::Posted { peer, .. } = &this.state
             && !peer.hub.election.has_driver()
         {
-            return Poll::Ready(Err(no_driver("Pending").into()));
+            return Poll::Ready(Err(Error::NoDriver { verb: "Pending" }.into()));
         }
         polled
     }

@@ -124,6 +124,10 @@ use super::hub::{Driver, Hub};
 use super::{Address, Lease, Pending, Pool, Source};
 use crate::{AnyProvider, Error, Readiness, Result};
 
+fn closed(verb: &'static str) -> Error {
+    Error::Closed { verb, reason: "the peer has ended" }
+}
+
 /// The id of a peer of a [`Server`]. Ids are not reused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PeerId {
@@ -256,7 +260,7 @@ impl<B: Source, P: Provider> Server<B, P> {
     /// Cancel-safe: dropping the future loses no event.
     ///
     /// # Errors
-    /// [`Error::Invalid`]: there is no [driver](super::Hub#drivers).
+    /// [`Error::NoDriver`]: there is no [driver](super::Hub#drivers).
     pub async fn next(&mut self) -> Result<Option<Event<B, P>>> {
         poll_fn(|cx| self.poll_next(cx)).await
     }
@@ -268,7 +272,7 @@ impl<B: Source, P: Provider> Server<B, P> {
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Event<B, P>>>> {
         let polled = self.poll_event(cx);
         if polled.is_pending() && !self.handle.inner.hub.inner().election.has_driver() {
-            return Poll::Ready(Err(super::pending::no_driver("Server::next")));
+            return Poll::Ready(Err(Error::NoDriver { verb: "Server::next" }));
         }
         polled.map(Ok)
     }
@@ -348,8 +352,9 @@ impl<B: Source, P: Provider> Handle<B, P> {
     /// connect to.
     ///
     /// # Errors
-    /// - [`Error::Invalid`]: the server was shut down, has its number of peers, or `remote` is not
-    ///   the address of a client.
+    /// - [`Error::Closed`]: the server was shut down.
+    /// - [`Error::Invalid`]: the server has its number of peers, or `remote` is not the address of a
+    ///   client.
     /// - [`Error::Kernel`]: the client is unreachable, or a command of the setup failed.
     pub fn admit(&self, remote: &Address) -> Result<(PeerId, Address)> {
         let (id, local) = self.open("Handle::admit")?;
@@ -369,7 +374,7 @@ impl<B: Source, P: Provider> Handle<B, P> {
             let peers = lock(&inner.peers);
             let free = (0..).zip(&*peers).find(|(_, entry)| entry.peer.is_none());
             if inner.closed.load(Ordering::Acquire) {
-                return Err(Error::invalid(verb, "the server was shut down"));
+                return Err(Error::Closed { verb, reason: "the server was shut down" });
             }
             let Some((index, entry)) = free else {
                 let reason = format!("all {} peers of `ServerOptions::peers` are connected", peers.len());
@@ -393,7 +398,7 @@ impl<B: Source, P: Provider> Handle<B, P> {
 
     fn connect(&self, id: PeerId, remote: &Address) -> Result<()> {
         const VERB: &str = "Handle::connect";
-        let Some(peer) = self.inner.get(id) else { return Err(Error::invalid(VERB, "the peer has ended")) };
+        let Some(peer) = self.inner.get(id) else { return Err(closed(VERB)) };
         if remote.recvs == 0 || remote.recvs > flow::MAX_WINDOW {
             return Err(Error::invalid(
                 VERB,
@@ -412,7 +417,7 @@ impl<B: Source, P: Provider> Handle<B, P> {
     pub fn send(&self, peer: PeerId, buffer: B, range: impl RangeBounds<usize>) -> Pending<B, P> {
         match self.inner.get(peer) {
             Some(peer) => peer.send_message(buffer, range),
-            None => Pending::refused(Error::invalid("Handle::send", "the peer has ended"), Some(buffer), 0),
+            None => Pending::refused(closed("Handle::send"), Some(buffer), 0),
         }
     }
 
@@ -534,7 +539,7 @@ impl<B, P: Provider> Future for Shutdown<B, P> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Report>> {
         let polled = self.poll_report(cx);
         if polled.is_pending() && !self.inner.hub.inner().election.has_driver() {
-            return Poll::Ready(Err(super::pending::no_driver("Handle::shutdown")));
+            return Poll::Ready(Err(Error::NoDriver { verb: "Handle::shutdown" }));
         }
         polled.map(Ok)
     }

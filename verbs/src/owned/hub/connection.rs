@@ -118,7 +118,7 @@ impl<B, P: Provider> Connection<B, P> {
         let ConnectionInner { conn, local, attr, .. } = &*self.inner;
         match &mut conn.lock().qp {
             Some(qp) => qp.connect(local, remote, attr),
-            None => Err(Error::invalid("Connection::connect", "the connection is closed")),
+            None => Err(Error::Closed { verb: "Connection::connect", reason: "the connection was closed" }),
         }
     }
 
@@ -391,7 +391,7 @@ impl<B: Source, P: Provider> Connection<B, P> {
                 max: max.into(),
             })
         } else if state.flow.as_ref().is_none_or(Flow::is_closing) {
-            Some(Error::invalid(VERB, "the connection is closing: it takes no more messages"))
+            Some(Error::Closed { verb: VERB, reason: "the connection is closing: it takes no more messages" })
         } else {
             None
         };
@@ -489,7 +489,9 @@ impl From<Failure> for Error {
                     "the peer violated the protocol: it is not a `Server` or `Client`, or has failed";
                 Self::invalid("Server", reason)
             }
-            Failure::Aborted => Self::invalid("Connection", "the connection was ended by `abort`"),
+            Failure::Aborted => {
+                Self::Closed { verb: "Connection", reason: "the connection was ended by `abort`" }
+            }
         }
     }
 }

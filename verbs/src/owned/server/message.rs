@@ -69,7 +69,7 @@ impl<B: Source, P: Provider> Message<B, P> {
     pub fn reply(&self, buffer: B, range: impl RangeBounds<usize>) -> Pending<B, P> {
         match self.peer.upgrade() {
             Some(peer) => Connection::of(peer).send_message(buffer, range),
-            None => Pending::refused(Error::invalid("Message::reply", "the peer has ended"), Some(buffer), 0),
+            None => Pending::refused(super::closed("Message::reply"), Some(buffer), 0),
         }
     }
 }
