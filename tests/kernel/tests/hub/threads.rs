@@ -1,6 +1,7 @@
 use std::time::{Duration, Instant};
 
-use bareverbs::owned::{Connection, Hub, Pool, Spin};
+use bareverbs::AckTimeout;
+use bareverbs::owned::{Connection, Endpoint, Hub, Lease, Pool, Spin};
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::allocations::{CountingAllocator, allocations};
 use bareverbs_kernel_tests::loopback::domain;
@@ -14,7 +15,7 @@ static COUNTING: CountingAllocator = CountingAllocator;
 const ROUNDS: u64 = 200;
 
 /// Answers each message with the same bytes.
-fn echo(peer: &Connection<bareverbs::owned::Lease>, pool: &Pool) {
+fn echo(peer: &Connection<Lease>, pool: &Pool) {
     let mut next = peer.recv(take(pool));
     for _ in 0..ROUNDS {
         let request = std::mem::replace(&mut next, peer.recv(take(pool))).wait().unwrap();
@@ -22,7 +23,7 @@ fn echo(peer: &Connection<bareverbs::owned::Lease>, pool: &Pool) {
     }
 }
 
-fn ask(peer: &Connection<bareverbs::owned::Lease>, pool: &Pool, client: u64) {
+fn ask(peer: &Connection<Lease>, pool: &Pool, client: u64) {
     for round in 0..ROUNDS {
         let seed = client << 32 | round;
         let answer = peer.recv(take(pool));
@@ -31,11 +32,20 @@ fn ask(peer: &Connection<bareverbs::owned::Lease>, pool: &Pool, client: u64) {
     }
 }
 
+/// Two connected ends. Their retries outlast a guest that the host, or a thread that polls, stalls.
+fn patient_pair(hub: &Hub) -> (Connection<Lease>, Connection<Lease>) {
+    let options = Endpoint::options().sends(2).recvs(2).timeout(AckTimeout::new(18).unwrap());
+    let (a, b) = (hub.connection_with(&options).unwrap(), hub.connection_with(&options).unwrap());
+    a.connect(&b.address()).unwrap();
+    b.connect(&a.address()).unwrap();
+    (a, b)
+}
+
 /// Four clients and four servers, each a thread, on one CQ.
 fn echoes(hub: &Hub, pool: &Pool) {
     std::thread::scope(|threads| {
         for client in 0..4 {
-            let (a, b) = pair(hub, 2);
+            let (a, b) = patient_pair(hub);
             threads.spawn(move || echo(&b, pool));
             threads.spawn(move || ask(&a, pool, client));
         }
