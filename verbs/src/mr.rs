@@ -17,7 +17,7 @@ use bareverbs_provider::copy;
 use bareverbs_uapi::uverbs::types::DriverId;
 use rustix::io::Errno;
 
-use crate::pd::shared::PdShared;
+use crate::pd::shared::{PdId, PdShared};
 use crate::raw::RawMr;
 use crate::{Access, Borrowed, DestroyError, Error, MemoryOwner, RawMemory, Remote, Result, Sge, mr_hints};
 
@@ -44,11 +44,19 @@ pub enum LocalAccess {
 /// unless peers may ever have written the memory.
 #[doc(alias = "ibv_mr")]
 pub struct Mr<M> {
+    /// In a box, so that moving a region moves one pointer.
+    inner: Box<Inner<M>>,
+}
+
+struct Inner<M> {
+    /// Taken out when the region is dropped.
     registration: ManuallyDrop<Registration>,
     /// Not a plain `M`: moving a `Box` asserts exclusive access to its bytes.
     memory: MaybeUninit<M>,
     start: NonNull<u8>,
     len: usize,
+    /// See [`Mr::verified_pd`].
+    verified_pd: PdId,
 }
 
 // SAFETY: the region is accessed through this value's methods only. They borrow it like `Box`
@@ -287,15 +295,28 @@ impl Mr<RawMemory> {
     }
 }
 
+impl<M> Inner<M> {
+    /// Computes `verified_pd`, after any change of the other fields.
+    fn verify(&mut self) {
+        let domain = &self.registration.domain;
+        let fits = u32::try_from(self.len).is_ok();
+        let placed = check_odp_page_offset(VERB, domain, self.registration.access, self.start).is_ok();
+        self.verified_pd = if fits && placed { PdId::of(domain) } else { PdId::NONE };
+    }
+}
+
 impl<M> Mr<M> {
     fn new(registration: Registration, memory: MaybeUninit<M>, start: NonNull<u8>, len: usize) -> Self {
-        Self { registration: ManuallyDrop::new(registration), memory, start, len }
+        let registration = ManuallyDrop::new(registration);
+        let mut inner = Box::new(Inner { registration, memory, start, len, verified_pd: PdId::NONE });
+        inner.verify();
+        Self { inner }
     }
 
     /// Its kernel handle. Other processes [import](crate::Pd::import_mr) the region by it.
     #[must_use]
     pub fn handle(&self) -> u32 {
-        self.registration.handle()
+        self.inner.registration.handle()
     }
 
     /// Releases the handle: drop no longer deregisters the kernel object. The kernel deregisters it
@@ -304,48 +325,46 @@ impl<M> Mr<M> {
     /// # Errors
     /// The region, if it is a part of an [implicit region](ImplicitMr), which owns the object.
     pub fn into_handle(self) -> Result<u32, Self> {
-        let Object::Own(handle) = self.registration.object else { return Err(self) };
-        let mut region = ManuallyDrop::new(self);
-        // SAFETY: the region is in a `ManuallyDrop` and is not used again.
-        drop(unsafe { ManuallyDrop::take(&mut region.registration) });
+        let Object::Own(handle) = self.inner.registration.object else { return Err(self) };
+        drop(ManuallyDrop::into_inner(self.into_parts().registration));
         Ok(handle)
     }
 
     /// The local key, for operations of this process.
     #[must_use]
     pub fn lkey(&self) -> u32 {
-        self.registration.lkey
+        self.inner.registration.lkey
     }
 
     /// The remote key, for operations of peers.
     #[must_use]
     pub fn rkey(&self) -> u32 {
-        self.registration.rkey
+        self.inner.registration.rkey
     }
 
     /// The address of its first byte in operations of this process and of peers (IOVA).
     #[must_use]
     pub fn addr(&self) -> u64 {
-        self.registration.iova
+        self.inner.registration.iova
     }
 
     /// Its current access rights.
     #[must_use]
     pub fn access(&self) -> Access {
-        self.registration.access
+        self.inner.registration.access
     }
 
     /// Length in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "the length of an MR is at least 1 byte")]
     pub fn len(&self) -> usize {
-        self.len
+        self.inner.len
     }
 
     /// Its first byte in this process's address space.
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
-        self.start.as_ptr()
+        self.inner.start.as_ptr()
     }
 
     /// A scatter/gather element for a range of it; `..` is all of it.
@@ -375,7 +394,7 @@ impl<M> Mr<M> {
         // SAFETY: the range is within the region. The bytes are valid while the region exists.
         // While a request uses them, this process writes them only by such copies: here, in `write`
         // and in a poller (scatter to CQE). The caller that posts the request guarantees it.
-        unsafe { copy::copy_out(self.start.as_ptr().add(start), into) };
+        unsafe { copy::copy_out(self.inner.start.as_ptr().add(start), into) };
         Ok(())
     }
 
@@ -388,7 +407,7 @@ impl<M> Mr<M> {
         // SAFETY: the range is within the region. The bytes are valid while the region exists. The
         // exclusive borrow excludes other accesses of this process except such copies of a poller
         // (scatter to CQE).
-        unsafe { copy::copy_in(from, self.start.as_ptr().add(start)) };
+        unsafe { copy::copy_in(from, self.inner.start.as_ptr().add(start)) };
         Ok(())
     }
 
@@ -405,8 +424,8 @@ impl<M> Mr<M> {
         // the caller of `register_raw`). No peer can write them or ever could. The caller of an
         // `unsafe` method that posts an operation on them guarantees that no slice is read until it
         // is complete.
-        (!self.registration.ever_granted.intersects(REMOTE_WRITABLE))
-            .then(|| unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) })
+        (!self.inner.registration.ever_granted.intersects(REMOTE_WRITABLE))
+            .then(|| unsafe { std::slice::from_raw_parts(self.inner.start.as_ptr(), self.inner.len) })
     }
 
     /// Its bytes as a mutable slice. `None` if [`Mr::bytes`] is `None`, and if the region has or
@@ -417,8 +436,8 @@ impl<M> Mr<M> {
         // the caller of `register_raw`). No peer can read or write them or ever could. The caller
         // of an `unsafe` method that posts an operation on them guarantees that no slice is changed
         // until it is complete. The region is borrowed exclusively.
-        (!self.registration.ever_granted.intersects(REMOTE_ACCESSIBLE))
-            .then(|| unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) })
+        (!self.inner.registration.ever_granted.intersects(REMOTE_ACCESSIBLE))
+            .then(|| unsafe { std::slice::from_raw_parts_mut(self.inner.start.as_ptr(), self.inner.len) })
     }
 
     /// Deregisters the region and returns the memory.
@@ -426,38 +445,47 @@ impl<M> Mr<M> {
     /// # Errors
     /// The region and [`Error::Kernel`], for example while a memory window is bound to the region.
     /// Drop of the region leaks owned memory if the kernel refuses again.
-    #[expect(clippy::result_large_err, reason = "the error returns the region without an allocation")]
     #[doc(alias = "ibv_dereg_mr")]
     pub fn dereg(self) -> Result<M, DestroyError<Self>> {
         // SAFETY: the region is registered. It is not used again if this succeeds.
-        if let Err(error) = unsafe { self.registration.dereg() } {
+        if let Err(error) = unsafe { self.inner.registration.dereg() } {
             return Err(DestroyError::new(error, self));
         }
-        let mut region = ManuallyDrop::new(self);
-        // SAFETY: the region is in a `ManuallyDrop` and is not used again.
-        unsafe { ManuallyDrop::drop(&mut region.registration) };
+        let Inner { registration, memory, .. } = self.into_parts();
+        drop(ManuallyDrop::into_inner(registration));
         // SAFETY: the memory was initialised when the region was created.
-        Ok(unsafe { region.memory.assume_init_read() })
+        Ok(unsafe { memory.assume_init() })
     }
 
     /// [`Mr::dereg`] under the name that `std` gives to the end of a wrapper.
     ///
     /// # Errors
     /// As for [`Mr::dereg`].
-    #[expect(clippy::result_large_err, reason = "the error returns the region without an allocation")]
     pub fn into_inner(self) -> Result<M, DestroyError<Self>> {
         self.dereg()
     }
 
     /// Leaks the memory and leaves it registered, because the device may still access it.
     pub(crate) fn abandon(self) {
-        let mut region = ManuallyDrop::new(self);
+        drop(ManuallyDrop::into_inner(self.into_parts().registration));
+    }
+
+    /// Its parts. The region stays registered.
+    fn into_parts(self) -> Inner<M> {
+        let region = ManuallyDrop::new(self);
         // SAFETY: the region is in a `ManuallyDrop` and is not used again.
-        unsafe { ManuallyDrop::drop(&mut region.registration) };
+        *unsafe { std::ptr::read(&raw const region.inner) }
     }
 
     pub(crate) fn domain(&self) -> &Arc<PdShared> {
-        &self.registration.domain
+        &self.inner.registration.domain
+    }
+
+    /// Its PD, if an SGE of any range of it is accepted: no range is too long for an SGE, and
+    /// [`Mr::check_odp_bounds`] succeeds.
+    #[inline]
+    pub(crate) fn verified_pd(&self) -> PdId {
+        self.inner.verified_pd
     }
 
     /// Rejects an MR that the device is known to access out of bounds.
@@ -466,7 +494,7 @@ impl<M> Mr<M> {
     #[inline]
     pub(crate) fn check_odp_bounds(&self, verb: &'static str) -> Result<()> {
         if self.access().contains(Access::ON_DEMAND) {
-            return check_odp_page_offset(verb, self.domain(), self.access(), self.start);
+            return check_odp_page_offset(verb, self.domain(), self.access(), self.inner.start);
         }
         Ok(())
     }
@@ -474,7 +502,7 @@ impl<M> Mr<M> {
     /// Rejects an MR whose bytes peers may access, and one of which the device is known to access
     /// other bytes than those that a request names.
     pub(crate) fn check_local(&self, verb: &'static str) -> Result<()> {
-        let remote = self.registration.ever_granted.intersection(REMOTE_ACCESSIBLE);
+        let remote = self.inner.registration.ever_granted.intersection(REMOTE_ACCESSIBLE);
         if !remote.is_empty() {
             let reason = format!(
                 "the MR has or had the right {remote:?}, by which peers can access all of it: register the \
@@ -492,7 +520,7 @@ impl<M> Mr<M> {
     }
 
     pub(crate) fn range(&self, what: &'static str, range: impl RangeBounds<usize>) -> Result<(usize, usize)> {
-        check_range(what, range, self.len)
+        check_range(what, range, self.inner.len)
     }
 }
 
@@ -503,6 +531,20 @@ pub(crate) fn check_range(
     range: impl RangeBounds<usize>,
     len: usize,
 ) -> Result<(usize, usize)> {
+    let (start, end) = bounds(range, len);
+    within(start, end, len).ok_or_else(|| beyond_the_end(what, start, end, len))
+}
+
+/// As [`check_range`]. `None` if the range is not within `len` bytes.
+#[inline(always)]
+pub(crate) fn range_within(range: impl RangeBounds<usize>, len: usize) -> Option<(usize, usize)> {
+    let (start, end) = bounds(range, len);
+    within(start, end, len)
+}
+
+/// Start and end of a range of `len` bytes. `None` for a bound beyond the address space.
+#[inline(always)]
+fn bounds(range: impl RangeBounds<usize>, len: usize) -> (Option<usize>, Option<usize>) {
     let start = match range.start_bound() {
         Bound::Included(start) => Some(*start),
         Bound::Excluded(start) => start.checked_add(1),
@@ -513,10 +555,13 @@ pub(crate) fn check_range(
         Bound::Excluded(end) => Some(*end),
         Bound::Unbounded => Some(len),
     };
-    match (start, end) {
-        (Some(start), Some(end)) if start <= end && end <= len => Ok((start, end - start)),
-        _ => Err(beyond_the_end(what, start, end, len)),
-    }
+    (start, end)
+}
+
+#[inline(always)]
+fn within(start: Option<usize>, end: Option<usize>, len: usize) -> Option<(usize, usize)> {
+    let (start, end) = (start?, end?);
+    (start <= end && end <= len).then(|| (start, end - start))
 }
 
 #[cold]
@@ -574,13 +619,13 @@ pub(crate) const REMOTE_ACCESSIBLE: Access = REMOTE_WRITABLE.union(Access::REMOT
 impl<M> Drop for Mr<M> {
     fn drop(&mut self) {
         // SAFETY: the region is not used after its drop.
-        let registration = unsafe { ManuallyDrop::take(&mut self.registration) };
+        let registration = unsafe { ManuallyDrop::take(&mut self.inner.registration) };
         // If the kernel refuses, the device may still access the memory: it is leaked.
         // SAFETY: the registration was taken out of the region, and is dropped after this.
         if unsafe { registration.dereg() }.is_ok() {
             // SAFETY: the memory was initialised when the region was created, and is dropped only
             // here.
-            unsafe { self.memory.assume_init_drop() };
+            unsafe { self.inner.memory.assume_init_drop() };
         }
     }
 }
@@ -589,7 +634,7 @@ impl<M> fmt::Debug for Mr<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Mr")
             .field("addr", &format_args!("{:#x}", self.addr()))
-            .field("len", &self.len)
+            .field("len", &self.inner.len)
             .field("lkey", &format_args!("{:#x}", self.lkey()))
             .field("rkey", &format_args!("{:#x}", self.rkey()))
             .field("access", &self.access())

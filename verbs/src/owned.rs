@@ -63,8 +63,6 @@
 //! # }
 //! ```
 
-#![expect(clippy::result_large_err, reason = "errors return the buffer without an allocation")]
-
 mod address;
 mod batch;
 mod buffer;

@@ -417,6 +417,8 @@ macro_rules! providers {
                 #[inline]
                 fn opcode(&self) -> WcOpcode;
                 #[inline]
+                fn recv_opcode(&self) -> WcOpcode;
+                #[inline]
                 fn byte_len(&self) -> u32;
                 #[inline]
                 fn qp_num(&self) -> u32;
@@ -424,6 +426,8 @@ macro_rules! providers {
                 fn src_qp(&self) -> u32;
                 #[inline]
                 fn imm(&self) -> Option<Imm>;
+                #[inline]
+                fn recv_imm(&self) -> Option<Imm>;
                 #[inline]
                 fn invalidated_rkey(&self) -> Option<u32>;
                 #[inline]

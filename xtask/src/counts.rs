@@ -38,7 +38,7 @@ use Figure::{Each, Further, One};
 /// `AnyProvider`, and the provider's own types.
 const TYPES: [&str; 2] = ["any", "own"];
 
-const ROWS: [Row; 19] = [
+const ROWS: [Row; 27] = [
     Row(
         "post_send of a write of 8 bytes, known where it is posted",
         One("post_send 1 in place"),
@@ -62,10 +62,18 @@ const ROWS: [Row; 19] = [
     Row("post_recv of a list of 32, each", Each("post_recv 32", 32.0), [34.0, 33.0]),
     Row("each further of a list of 32", Further("post_recv 1", "post_recv 32", 31.0), [34.0, 33.0]),
     Row("post_send of a write of one element", One("post_send 1 sge"), [75.0, 72.0]),
-    Row("safe: post of the same", One("safe post 1"), [235.0, 226.0]),
-    Row("safe: poll, of a send", One("safe poll send"), [100.0, 92.0]),
-    Row("safe: post_recv", One("safe post_recv 1"), [101.0, 72.0]),
-    Row("safe: poll, of a receive", One("safe poll receive"), [112.0, 99.0]),
+    Row("safe, `Lease`: post of the same", One("safe post Lease"), [89.0, 87.0]),
+    Row("safe, `Lease`: poll, of a send", One("safe poll send Lease"), [61.0, 53.0]),
+    Row("safe, `Lease`: post_recv", One("safe post_recv Lease"), [44.0, 42.0]),
+    Row("safe, `Lease`: poll, of a receive", One("safe poll receive Lease"), [69.0, 59.0]),
+    Row("safe, `Part`: post of the same", One("safe post Part"), [93.0, 91.0]),
+    Row("safe, `Part`: poll, of a send", One("safe poll send Part"), [75.0, 67.0]),
+    Row("safe, `Part`: post_recv", One("safe post_recv Part"), [48.0, 46.0]),
+    Row("safe, `Part`: poll, of a receive", One("safe poll receive Part"), [85.0, 73.0]),
+    Row("safe, `Mr`: post of the same", One("safe post Mr"), [89.0, 87.0]),
+    Row("safe, `Mr`: poll, of a send", One("safe poll send Mr"), [56.0, 49.0]),
+    Row("safe, `Mr`: post_recv", One("safe post_recv Mr"), [44.0, 42.0]),
+    Row("safe, `Mr`: poll, of a receive", One("safe poll receive Mr"), [65.0, 55.0]),
 ];
 
 impl Counts {

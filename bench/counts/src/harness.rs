@@ -3,10 +3,10 @@
 use std::ptr::NonNull;
 
 use bareverbs::owned::measured::{RawDomain, RawEndpoint};
-use bareverbs::owned::{Op, Part};
+use bareverbs::owned::{Done, Failed, Lease, Op, Part, Target};
 use bareverbs::{
-    AnyCq, AnyProvider, AnyRq, AnySq, Completion, Completions, MemoryOwner, Operation, Payload, Provider, Rc,
-    RecvHalf, RecvRequest, Remote, SendFlags, SendHalf, SendRequest, Sge, WcStatus, WorkCompletion,
+    AnyCq, AnyProvider, AnyRq, AnySq, Completion, Completions, MemoryOwner, Mr, Operation, Payload, Provider,
+    Rc, RecvHalf, RecvRequest, Remote, SendFlags, SendHalf, SendRequest, Sge, WcStatus, WorkCompletion,
 };
 use bareverbs_mlx5::{Mlx5, Mlx5Cq, Mlx5Rq, Mlx5Sq};
 use bareverbs_provider::traits::CompletionQueue;
@@ -73,10 +73,42 @@ unsafe impl MemoryOwner for Placed {
 }
 
 /// A buffer of the safe layer.
-pub type SafeBuffer = Part<Placed>;
+pub trait SafeBuffer: Target {
+    /// The name of its type.
+    const NAME: &str;
+
+    /// A buffer of `memory`.
+    fn make(domain: &RawDomain, memory: Placed, lkey: u32) -> Self;
+}
+
+impl SafeBuffer for Part<Placed> {
+    const NAME: &str = "Part";
+
+    fn make(domain: &RawDomain, memory: Placed, lkey: u32) -> Self {
+        domain.part(memory, lkey)
+    }
+}
+
+impl SafeBuffer for Mr<Placed> {
+    const NAME: &str = "Mr";
+
+    fn make(domain: &RawDomain, memory: Placed, lkey: u32) -> Self {
+        domain.mr(memory, lkey)
+    }
+}
+
+impl SafeBuffer for Lease {
+    const NAME: &str = "Lease";
+
+    fn make(domain: &RawDomain, Placed(start, len): Placed, lkey: u32) -> Self {
+        // SAFETY: the testbed's region is never freed while the harness exists, and only the pool's
+        // lease names these bytes.
+        unsafe { domain.pool(start, len, lkey) }.take().expect("a free buffer")
+    }
+}
 
 /// A queue pair with a BlueFlame register of its own, its peer, and the HCA of both.
-pub struct Harness<P: WrapMlx5> {
+pub struct Harness<P: WrapMlx5, B = Lease> {
     /// The measured send queue.
     pub sq: P::Sq,
     /// The measured receive queue.
@@ -88,14 +120,14 @@ pub struct Harness<P: WrapMlx5> {
     /// The memory of receives.
     pub sge: Sge,
     /// The safe layer over these queues.
-    safe: RawEndpoint<SafeBuffer>,
+    safe: RawEndpoint<B>,
     domain: RawDomain,
     peer: Mlx5Sq,
     peer_cq: Mlx5Cq,
     testbed: Testbed,
 }
 
-impl<P: WrapMlx5> Harness<P> {
+impl<P: WrapMlx5, B: SafeBuffer> Harness<P, B> {
     /// Sets the queue pair up. Each kind of request has been posted and polled once.
     #[expect(clippy::new_without_default, reason = "creating a device is too costly for `Default`")]
     #[must_use]
@@ -198,11 +230,11 @@ impl<P: WrapMlx5> Harness<P> {
 
     /// A buffer of 64 bytes for the safe layer.
     #[must_use]
-    pub fn buffer(&self) -> SafeBuffer {
+    pub fn buffer(&self) -> B {
         let Sge { addr, length, lkey } = self.sge;
         let start = std::ptr::with_exposed_provenance_mut(addr as usize);
         let memory = Placed(NonNull::new(start).expect("an address"), length as usize);
-        self.domain.part(memory, lkey)
+        B::make(&self.domain, memory, lkey)
     }
 
     /// Posts a send of `length` bytes of the region.
@@ -216,7 +248,7 @@ impl<P: WrapMlx5> Harness<P> {
 
     /// Posts a write of the whole buffer through the safe layer.
     #[inline(always)]
-    pub fn safe_write(&mut self, buffer: SafeBuffer, tag: u64) -> bool {
+    pub fn safe_write(&mut self, buffer: B, tag: u64) -> bool {
         let op = Op::write(buffer, .., self.remote).tag(tag);
         // SAFETY: the queues belong to the harness, which drops the endpoint after the last run of
         // the device.
@@ -225,17 +257,16 @@ impl<P: WrapMlx5> Harness<P> {
 
     /// Posts a receive through the safe layer.
     #[inline(always)]
-    pub fn safe_recv(&mut self, buffer: SafeBuffer) -> bool {
+    pub fn safe_recv(&mut self, buffer: B) -> bool {
         // SAFETY: as in `safe_write`.
         unsafe { self.safe.post_recv::<P>(&mut RecvHalf::from_raw_queue(&mut self.rq), buffer) }.is_ok()
     }
 
-    /// Polls an operation of the safe layer: its tag, length and buffer.
+    /// Polls an operation of the safe layer.
     #[inline(always)]
-    pub fn safe_poll(&mut self) -> Option<(u64, u32, Option<SafeBuffer>)> {
+    pub fn safe_poll(&mut self) -> Option<Result<Done<B>, Failed<B>>> {
         // SAFETY: the CQ is that of the queues.
-        let done = unsafe { self.safe.poll::<P>(&mut self.cq) }?;
-        Some((done.tag, done.len, done.buffer))
+        unsafe { self.safe.poll::<P>(&mut self.cq) }
     }
 
     /// Makes the peer send `count` messages of 8 bytes.

@@ -18,10 +18,12 @@ mod x86_64 {
     use std::ffi::CString;
     use std::hint::black_box;
 
+    use bareverbs::Mr;
+    use bareverbs::owned::{Lease, Part};
     use bareverbs::{
         Operation, Payload, RecvRequest, Remote, SendFlags, SendRequest, Sge, WcStatus, WorkCompletion,
     };
-    use counts::harness::{Harness, SafeBuffer, WrapMlx5};
+    use counts::harness::{Harness, Placed, SafeBuffer, WrapMlx5};
     use counts::marks::{begin, counted, end};
 
     /// Samples of each quantity. All operations of a measurement fit into the queues.
@@ -40,7 +42,10 @@ mod x86_64 {
         sends(types, &mut Harness::<P>::new());
         polls(types, &mut Harness::<P>::new());
         receives(types, &mut Harness::<P>::new());
-        safe(types, &mut Harness::<P>::new());
+        raw(types, &mut Harness::<P>::new());
+        safe(types, &mut Harness::<P, Lease>::new());
+        safe(types, &mut Harness::<P, Part<Placed>>::new());
+        safe(types, &mut Harness::<P, Mr<Placed>>::new());
     }
 
     /// The measured operations. Each is a function of its own, so the compiler can't move code
@@ -74,9 +79,29 @@ mod x86_64 {
         post_sge(harness, wr_id: u64, sge: &Sge) -> () { harness.post_recv(wr_id, sge) }
         post_receives(harness, list: &[RecvRequest<'_>]) -> bool { harness.post_receives(list) }
         raw_write(harness, wr_id: u64, sge: &Sge) -> bool { harness.post_sge(wr_id, *sge) }
-        safe_write(harness, buffer: SafeBuffer, tag: u64) -> bool { harness.safe_write(buffer, tag) }
-        safe_recv(harness, buffer: SafeBuffer) -> bool { harness.safe_recv(buffer) }
-        safe_poll(harness) -> Option<(u64, u32, Option<SafeBuffer>)> { harness.safe_poll() }
+    }
+
+    /// As `measured`, for a type of buffer.
+    macro_rules! measured_safe {
+        ($($name:ident($harness:ident $(, $argument:ident: $ty:ty)*) -> $result:ty $work:block)*) => {$(
+            #[inline(never)]
+            fn $name<P: WrapMlx5, B: SafeBuffer>($harness: &mut Harness<P, B> $(, $argument: $ty)*) -> $result {
+                counted(|| $work)
+            }
+        )*};
+    }
+
+    measured_safe! {
+        safe_write(harness, buffer: B, tag: u64) -> bool { harness.safe_write(buffer, tag) }
+        safe_recv(harness, buffer: B) -> bool { harness.safe_recv(buffer) }
+        safe_poll_send(harness) -> Option<(u64, B)> {
+            let Some(Ok(done)) = harness.safe_poll() else { return None };
+            Some((done.tag, done.into_buffer()))
+        }
+        safe_poll_recv(harness) -> Option<(u64, B)> {
+            let Some(Ok(done)) = harness.safe_poll() else { return None };
+            Some((done.tag + u64::from(done.len), done.into_buffer()))
+        }
     }
 
     /// Measures the cost of the marks.
@@ -187,8 +212,8 @@ mod x86_64 {
         }
     }
 
-    /// The safe layer, and a raw write that it is compared with.
-    fn safe<P: WrapMlx5>(types: &str, harness: &mut Harness<P>) {
+    /// A raw write that the safe layer is compared with.
+    fn raw<P: WrapMlx5>(types: &str, harness: &mut Harness<P>) {
         let sge = harness.sge;
         begin();
         for wr_id in 0..RUNS {
@@ -197,44 +222,48 @@ mod x86_64 {
             assert_eq!(harness.drain(), 1);
         }
         report(types, "post_send 1 sge");
+    }
 
-        let mut buffer = Some(harness.buffer());
+    /// The safe layer.
+    fn safe<P: WrapMlx5, B: SafeBuffer>(types: &str, harness: &mut Harness<P, B>) {
+        let report = |name: &str| report(types, &format!("safe {name} {}", B::NAME));
+        let mut buffer = harness.buffer();
         begin();
         for tag in 0..RUNS {
-            assert!(safe_write(harness, buffer.take().expect("a buffer"), tag));
+            assert!(safe_write(harness, buffer, tag));
             harness.run();
-            let (done, _, again) = harness.safe_poll().expect("a completion");
+            let done = harness.safe_poll().expect("a completion").expect("a success");
+            assert_eq!((done.tag, done.len), (tag, 64));
+            buffer = done.into_buffer();
+        }
+        report("post");
+
+        begin();
+        for tag in 0..RUNS {
+            assert!(harness.safe_write(buffer, tag));
+            harness.run();
+            let (done, again) = safe_poll_send(harness).expect("a completion");
             assert_eq!(done, tag);
             buffer = again;
         }
-        report(types, "safe post 1");
-
-        begin();
-        for tag in 0..RUNS {
-            assert!(harness.safe_write(buffer.take().expect("a buffer"), tag));
-            harness.run();
-            let (done, len, again) = safe_poll(harness).expect("a completion");
-            assert_eq!((done, len), (tag, 64));
-            buffer = again;
-        }
-        report(types, "safe poll send");
+        report("poll send");
 
         begin();
         for _ in 0..RUNS {
-            assert!(safe_recv(harness, buffer.take().expect("a buffer")));
+            assert!(safe_recv(harness, buffer));
             harness.receive(1);
-            buffer = harness.safe_poll().expect("a completion").2;
+            buffer = harness.safe_poll().expect("a completion").expect("a success").into_buffer();
         }
-        report(types, "safe post_recv 1");
+        report("post_recv");
 
         begin();
         for _ in 0..RUNS {
-            assert!(harness.safe_recv(buffer.take().expect("a buffer")));
+            assert!(harness.safe_recv(buffer));
             harness.receive(1);
-            let (_, len, again) = safe_poll(harness).expect("a completion");
+            let (len, again) = safe_poll_recv(harness).expect("a completion");
             assert_eq!(len, 8);
             buffer = again;
         }
-        report(types, "safe poll receive");
+        report("poll receive");
     }
 }

@@ -182,6 +182,12 @@ impl Completion for Mlx5Completion<'_> {
         }
     }
 
+    /// Without an access to the CQE.
+    #[inline]
+    fn recv_opcode(&self) -> WcOpcode {
+        if self.opcode == CqeOpcode::RESP_WR_IMM { WcOpcode::RECV_RDMA_WITH_IMM } else { WcOpcode::RECV }
+    }
+
     #[inline]
     fn byte_len(&self) -> u32 {
         self.byte_len
@@ -201,6 +207,13 @@ impl Completion for Mlx5Completion<'_> {
     fn imm(&self) -> Option<Imm> {
         matches!(self.opcode, CqeOpcode::RESP_WR_IMM | CqeOpcode::RESP_SEND_IMM)
             .then(|| Imm(self.cqe.imm_inval_pkey()))
+    }
+
+    /// Without a branch: among the opcodes of successful receives, those with immediate data are odd.
+    #[inline]
+    fn recv_imm(&self) -> Option<Imm> {
+        let imm = Imm(self.cqe.imm_inval_pkey());
+        (self.opcode.0 & 1 != 0).then_some(imm)
     }
 
     #[inline]

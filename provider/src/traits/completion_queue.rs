@@ -123,6 +123,12 @@ pub trait Completion {
     fn status(&self) -> WcStatus;
     /// Operation; valid on success only.
     fn opcode(&self) -> WcOpcode;
+    /// Operation of a completion that is known to be of a successful receive. Default:
+    /// [`opcode`](Self::opcode).
+    #[inline]
+    fn recv_opcode(&self) -> WcOpcode {
+        self.opcode()
+    }
     /// Length in bytes of the received, read or fetched data.
     fn byte_len(&self) -> u32;
     /// QPN of the local queue pair.
@@ -132,6 +138,12 @@ pub trait Completion {
     /// Immediate data, if the message has any.
     #[doc(alias = "imm_data")]
     fn imm(&self) -> Option<Imm>;
+    /// Immediate data of a completion that is known to be of a successful receive. Default:
+    /// [`imm`](Self::imm).
+    #[inline]
+    fn recv_imm(&self) -> Option<Imm> {
+        self.imm()
+    }
     /// The R_Key that the message invalidated, if any.
     fn invalidated_rkey(&self) -> Option<u32>;
     /// The device's own error code.

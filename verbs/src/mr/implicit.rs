@@ -1,6 +1,6 @@
 //! Implicit ODP regions.
 
-use std::mem::{ManuallyDrop, MaybeUninit};
+use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::Arc;
 
@@ -146,7 +146,7 @@ impl ImplicitMr {
             access: implicit.access,
             ever_granted: implicit.ever_granted,
         };
-        Ok(Mr { registration: ManuallyDrop::new(registration), memory, start, len })
+        Ok(Mr::new(registration, memory, start, len))
     }
 }
 

@@ -105,7 +105,6 @@ impl<M: MemoryOwner> Mr<M> {
     /// leaked.
     #[doc(alias = "ibv_rereg_mr")]
     #[doc(alias = "IBV_REREG_MR_CHANGE_TRANSLATION")]
-    #[expect(clippy::result_large_err, reason = "the error returns the region and the memory")]
     pub fn replace<N: MemoryOwner>(self, memory: N) -> Result<(Mr<N>, M), NotReplaced<M, N>> {
         let mut memory = MaybeUninit::new(memory);
         // SAFETY: it was just initialised.
@@ -123,7 +122,7 @@ impl<M: MemoryOwner> Mr<M> {
         let iova = if access.contains(Access::ZERO_BASED) { 0 } else { addr };
         let translation = Some(Translation { addr, length: len as u64, iova });
         let change = ReregMr { translation, ..ReregMr::default() };
-        let file = &self.registration.domain.context.file;
+        let file = &self.inner.registration.domain.context.file;
         // SAFETY: the region owns the kernel object. `MemoryOwner` guarantees that the new bytes
         // are valid while their owner exists, and that nothing else accesses them. Both owners are
         // kept until the kernel has replaced or deregistered the memory.
@@ -134,13 +133,12 @@ impl<M: MemoryOwner> Mr<M> {
             // (`ib_uverbs_rereg_mr` of `uverbs_cmd.c`).
             Ok(_) => match command::query_mr(file, handle) {
                 Ok(info) => {
-                    let mut region = ManuallyDrop::new(self);
-                    // SAFETY: the region is in a `ManuallyDrop`, and its fields are not used again.
-                    let mut registration = unsafe { ManuallyDrop::take(&mut region.registration) };
+                    let parts = self.into_parts();
+                    let mut registration = ManuallyDrop::into_inner(parts.registration);
                     (registration.lkey, registration.rkey, registration.iova) = (info.lkey, info.rkey, iova);
                     // SAFETY: the memory was initialised when the region was created. The kernel
                     // has replaced it, so the device does not access it any more.
-                    let old = unsafe { region.memory.assume_init_read() };
+                    let old = unsafe { parts.memory.assume_init() };
                     return Ok((Mr::new(registration, memory, start, len), old));
                 }
                 Err(refused) => refused,
@@ -174,13 +172,13 @@ impl<M: MemoryOwner> Mr<M> {
     /// The handle of the region, if its memory can be replaced by `len` bytes at `start`.
     fn check_replace(&self, start: std::ptr::NonNull<u8>, len: usize) -> Result<u32> {
         let invalid = |reason: &str| Err(Error::invalid(VERB, reason));
-        let Object::Own(handle) = self.registration.object else {
+        let Object::Own(handle) = self.inner.registration.object else {
             return invalid("a child of an implicit ODP MR has no memory of its own in the kernel");
         };
         if len == 0 {
             return invalid("the length of an MR must be at least 1 byte");
         }
-        if self.registration.ever_granted.contains(Access::MW_BIND) {
+        if self.inner.registration.ever_granted.contains(Access::MW_BIND) {
             return invalid("an MW may be bound to the MR: register a new MR");
         }
         if self.access().contains(Access::ON_DEMAND) {

@@ -6,11 +6,72 @@ use bareverbs_provider::command::{self, MrInfo, ReregMr};
 use bareverbs_provider::traits::Provider;
 use rustix::io::Errno;
 
-use super::{Mr, Object, REMOTE_ACCESSIBLE, check_odp_page_offset, is_soft_roce};
+use super::{Mr, Object, REMOTE_ACCESSIBLE, Registration, check_odp_page_offset, is_soft_roce};
 use crate::pd::shared::PdShared;
 use crate::{Access, Error, Feature, MemoryOwner, Pd, RawMemory, Result, mr_hints};
 
 const VERB: &str = "rereg_mr";
+
+impl Registration {
+    /// # Safety
+    ///
+    /// As for [`command::rereg_mr`].
+    unsafe fn change(&mut self, domain: Option<&Arc<PdShared>>, access: Option<Access>) -> Result<()> {
+        if domain.is_some_and(|domain| !Arc::ptr_eq(&domain.context, &self.domain.context)) {
+            let reason = "the PD and the MR belong to different contexts";
+            return Err(Error::invalid(VERB, reason));
+        }
+        let Object::Own(handle) = self.object else {
+            let reason = "a child of an implicit ODP MR has the access and the PD of its parent";
+            return Err(Error::invalid(VERB, reason));
+        };
+        if let Some(access) = access
+            && (access ^ self.access).contains(Access::ON_DEMAND)
+            && is_soft_roce(&self.domain)
+        {
+            let reason =
+                "Soft-RoCE cannot change ON_DEMAND of an MR: keep it unchanged, or register a new MR";
+            return Err(Error::invalid(VERB, reason));
+        }
+        let change = ReregMr { translation: None, pd: domain.map(|domain| domain.handle), access };
+        let file = Arc::clone(&self.domain.context.file);
+        // SAFETY: the caller of `change` upholds the contract for the range with the new rights.
+        let answer = unsafe { command::rereg_mr(&file, handle, &change) };
+        if let Some(access) = access
+            && !answer.is_err_and(|refused| refused.errno == Errno::STALE)
+        {
+            // Rights count as granted even if the command fails, with any errno: a driver may fail
+            // after the device has changed the region. `ESTALE` alone means that no command was
+            // issued.
+            self.ever_granted |= access;
+        }
+        let (lkey, rkey) =
+            answer.map_err(|refused| match refused.errno {
+                Errno::OPNOTSUPP => Error::unsupported(VERB, Feature::MrRereg),
+                _ => Error::kernel(VERB, format!("lkey {:#x}, {change:?}", self.lkey), refused).or_hint(
+                    |errno| match errno {
+                        Errno::ACCESS => Some(
+                            "an MR registered without LOCAL_WRITE cannot be made writable: register a new MR"
+                                .into(),
+                        ),
+                        Errno::INVAL | Errno::OPNOTSUPP => access.and_then(|access| {
+                            mr_hints::access_hint(access, &self.domain.context.capabilities)
+                        }),
+                        _ => None,
+                    },
+                ),
+            })?;
+        self.lkey = lkey;
+        self.rkey = rkey;
+        if let Some(domain) = domain {
+            self.domain = Arc::clone(domain);
+        }
+        if let Some(access) = access {
+            self.access = access;
+        }
+        Ok(())
+    }
+}
 
 impl<M> Mr<M> {
     /// The kernel's information about it.
@@ -18,7 +79,7 @@ impl<M> Mr<M> {
     /// # Errors
     /// [`Error::Kernel`].
     pub fn query(&self) -> Result<MrInfo> {
-        let registration = &self.registration;
+        let registration = &self.inner.registration;
         command::query_mr(&registration.domain.context.file, registration.handle())
             .map_err(|refused| Error::kernel("query_mr", format!("lkey {:#x}", registration.lkey), refused))
     }
@@ -27,59 +88,10 @@ impl<M> Mr<M> {
     ///
     /// As for [`command::rereg_mr`].
     unsafe fn rereg(&mut self, domain: Option<&Arc<PdShared>>, access: Option<Access>) -> Result<()> {
-        let registration = &mut *self.registration;
-        if domain.is_some_and(|domain| !Arc::ptr_eq(&domain.context, &registration.domain.context)) {
-            let reason = "the PD and the MR belong to different contexts";
-            return Err(Error::invalid(VERB, reason));
-        }
-        let Object::Own(handle) = registration.object else {
-            let reason = "a child of an implicit ODP MR has the access and the PD of its parent";
-            return Err(Error::invalid(VERB, reason));
-        };
-        if let Some(access) = access
-            && (access ^ registration.access).contains(Access::ON_DEMAND)
-            && is_soft_roce(&registration.domain)
-        {
-            let reason =
-                "Soft-RoCE cannot change ON_DEMAND of an MR: keep it unchanged, or register a new MR";
-            return Err(Error::invalid(VERB, reason));
-        }
-        let change = ReregMr { translation: None, pd: domain.map(|domain| domain.handle), access };
-        let file = Arc::clone(&registration.domain.context.file);
-        // SAFETY: the caller of `rereg` upholds the contract for the range with the new rights.
-        let answer = unsafe { command::rereg_mr(&file, handle, &change) };
-        if let Some(access) = access
-            && !answer.is_err_and(|refused| refused.errno == Errno::STALE)
-        {
-            // Rights count as granted even if the command fails, with any errno: a driver may fail
-            // after the device has changed the region. `ESTALE` alone means that no command was
-            // issued.
-            registration.ever_granted |= access;
-        }
-        let (lkey, rkey) = answer.map_err(|refused| match refused.errno {
-            Errno::OPNOTSUPP => Error::unsupported(VERB, Feature::MrRereg),
-            _ => Error::kernel(VERB, format!("lkey {:#x}, {change:?}", registration.lkey), refused).or_hint(
-                |errno| match errno {
-                    Errno::ACCESS => Some(
-                        "an MR registered without LOCAL_WRITE cannot be made writable: register a new MR"
-                            .into(),
-                    ),
-                    Errno::INVAL | Errno::OPNOTSUPP => access.and_then(|access| {
-                        mr_hints::access_hint(access, &registration.domain.context.capabilities)
-                    }),
-                    _ => None,
-                },
-            ),
-        })?;
-        registration.lkey = lkey;
-        registration.rkey = rkey;
-        if let Some(domain) = domain {
-            registration.domain = Arc::clone(domain);
-        }
-        if let Some(access) = access {
-            registration.access = access;
-        }
-        Ok(())
+        // SAFETY: the caller's contract is the same.
+        let changed = unsafe { self.inner.registration.change(domain, access) };
+        self.inner.verify();
+        changed
     }
 
     /// Moves it to another protection domain of the same context. Its keys may change.
@@ -139,7 +151,7 @@ impl<M: MemoryOwner> Mr<M> {
     #[doc(alias = "ibv_rereg_mr")]
     pub fn set_access(&mut self, access: Access) -> Result<()> {
         if access.intersects(REMOTE_ACCESSIBLE) {
-            check_odp_page_offset(VERB, self.domain(), access | self.access(), self.start)?;
+            check_odp_page_offset(VERB, self.domain(), access | self.access(), self.inner.start)?;
         }
         // SAFETY: `MemoryOwner` guarantees that the bytes stay valid and that only the region
         // accesses them, so any right may be granted. The exclusive borrow ends all slices that

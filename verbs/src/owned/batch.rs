@@ -6,8 +6,9 @@ use std::mem::ManuallyDrop;
 use bareverbs_provider::error::DoorbellError;
 use bareverbs_provider::traits::Provider;
 
+use super::flow::Unpublished;
 use super::{Endpoint, NotPosted, Op, Source};
-use crate::{AnyProvider, PostError, PostReason, Result};
+use crate::{AnyProvider, PostReason, Result};
 
 /// Operations of an [`Endpoint`] that share one doorbell, from [`Endpoint::batch`].
 ///
@@ -55,7 +56,7 @@ impl<'e, B, P: Provider> Batch<'e, B, P> {
     /// # Errors
     /// [`Error::Post`](crate::Error::Post) with [`PostReason::Doorbell`]: the kernel refuses the
     /// doorbell. The connection has failed. [`Endpoint::poll`] returns the operations, with
-    /// [`Outcome::NotDone`](super::Outcome::NotDone) if the device did not see them.
+    /// [`Outcome::NotExecuted`](super::Outcome::NotExecuted) if the device did not see them.
     pub fn ring(self) -> Result<()> {
         ManuallyDrop::new(self).ring_once()
     }
@@ -88,12 +89,7 @@ impl<B: Source, P: Provider> Batch<'_, B, P> {
     #[inline]
     pub fn post(&mut self, op: Op<'_, B>) -> Result<(), NotPosted<B>> {
         let Endpoint { qp, flows, .. } = &mut *self.endpoint;
-        flows.sends.push(op, |request| {
-            // Not dropped: that would take the requests back.
-            let mut batch = ManuallyDrop::new(qp.start_send());
-            // SAFETY: `SendFlow::push` has moved the buffer into the flow; see `Endpoint::post`.
-            unsafe { batch.push(request) }.map_err(|reason| PostError { accepted: 0, reason })
-        })?;
+        flows.sends.post(&mut Unpublished(qp), op)?;
         self.pushed += 1;
         Ok(())
     }

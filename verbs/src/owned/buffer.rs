@@ -4,7 +4,7 @@ use std::ops::RangeBounds;
 use std::sync::Arc;
 
 use super::{Lease, Part, Shared};
-use crate::mr::{check_range, element};
+use crate::mr::{check_range, element, range_within};
 use crate::pd::shared::PdShared;
 use crate::{Buffer, Error, MemoryOwner, Mr, Result, Sge};
 
@@ -13,6 +13,7 @@ pub(crate) mod sealed {
     use std::sync::Arc;
 
     use crate::Result;
+    pub(crate) use crate::pd::shared::PdId;
     use crate::pd::shared::PdShared;
 
     /// The protection domain of a buffer.
@@ -41,10 +42,14 @@ pub(crate) mod sealed {
 
         /// Rejects a buffer that the device is known to access out of bounds.
         fn check_bounds(&self, verb: &'static str) -> Result<()>;
+
+        /// The PD of `domain`, computed before, if the length fits an SGE and `check_bounds`
+        /// succeeds. [`PdId::NONE`] demands the checks.
+        fn verified_pd(&self) -> PdId;
     }
 }
 
-use self::sealed::{Domain, Registered};
+use self::sealed::{Domain, PdId, Registered};
 
 /// A registered buffer that a device may read: the payload of a send or a write.
 ///
@@ -63,6 +68,8 @@ use self::sealed::{Domain, Registered};
 /// 3. While no method of the value is called, this process writes none of the bytes, and no `&mut`
 ///    reference covers one of them. Copies of [`bareverbs_provider::copy`] are exempt.
 /// 4. `check_bounds` fails for a buffer with which the device is known to access other bytes.
+/// 5. If `verified_pd` is not [`PdId::NONE`], it is the PD of `domain`, `length` is below 4 GiB, and
+///    `check_bounds` succeeds.
 ///
 /// ```compile_fail,E0277
 /// # use bareverbs::{Borrowed, Mr};
@@ -108,12 +115,11 @@ pub unsafe trait Source: Registered + Send + 'static {
 pub unsafe trait Target: Source {}
 
 /// A scatter/gather element for `range` of `buffer`, for a queue of `domain`. Every post of the
-/// safe layer makes its elements by this function.
+/// safe layer makes its elements by this function or by [`verified_sge`].
 ///
 /// It rejects buffers of another protection domain, because a key of another domain may name other
 /// memory. On Soft-RoCE, it rejects on-demand MRs that do not begin at a page boundary, because the
 /// kernel accesses bytes before them.
-#[inline]
 pub(crate) fn checked_sge<B: Registered>(
     verb: &'static str,
     buffer: &B,
@@ -125,6 +131,22 @@ pub(crate) fn checked_sge<B: Registered>(
     }
     buffer.check_bounds(verb)?;
     element(verb, buffer.iova(), check_range(verb, range, buffer.length())?, buffer.lkey())
+}
+
+/// The element of [`checked_sge`], for a queue of `pd`. `None` if `checked_sge` would fail, and for
+/// a buffer that was not verified before.
+#[inline(always)]
+pub(super) fn verified_sge<B: Registered>(
+    buffer: &B,
+    pd: PdId,
+    range: impl RangeBounds<usize>,
+) -> Option<Sge> {
+    // One comparison covers the PD, the bounds and the length of an SGE: obligation 5 of `Source`.
+    if buffer.verified_pd() != pd {
+        return None;
+    }
+    let (start, len) = range_within(range, buffer.length())?;
+    Some(Sge { addr: buffer.iova().wrapping_add(start as u64), length: len as u32, lkey: buffer.lkey() })
 }
 
 #[cold]
@@ -162,6 +184,11 @@ impl<M> Registered for Mr<M> {
     #[inline]
     fn check_bounds(&self, verb: &'static str) -> Result<()> {
         self.check_odp_bounds(verb)
+    }
+
+    #[inline]
+    fn verified_pd(&self) -> PdId {
+        self.verified_pd()
     }
 }
 
@@ -242,11 +269,63 @@ forward! {
     lkey() -> u32;
     length() -> usize;
     check_bounds(verb: &'static str) -> Result<()>;
+    verified_pd() -> PdId;
 }
 
 // SAFETY: each of the three is a `Source`.
 unsafe impl<M: Send + Sync + 'static> Source for AnyBuffer<M> {
     fn try_bytes(&self) -> Option<&[u8]> {
         Some(self.bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::Bound;
+    use std::ptr::NonNull;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::testing::Plain;
+    use crate::{Access, ImplicitMr};
+
+    /// Memory that no test accesses.
+    struct Claimed(usize);
+
+    // SAFETY: the bytes are never accessed.
+    unsafe impl MemoryOwner for Claimed {
+        fn region(&mut self) -> (NonNull<u8>, usize) {
+            (NonNull::dangling(), self.0)
+        }
+    }
+
+    fn bound() -> impl Strategy<Value = Bound<usize>> {
+        let at = || prop_oneof![9 => 0usize..20, 1 => Just(usize::MAX)];
+        prop_oneof![at().prop_map(Bound::Included), at().prop_map(Bound::Excluded), Just(Bound::Unbounded)]
+    }
+
+    proptest! {
+        #[test]
+        fn verified_element_equals_the_checked_one(range in (bound(), bound())) {
+            let plain = Plain::default();
+            let (pd, other) = (plain.domain(), plain.domain());
+            let mr = ImplicitMr::for_test(pd.domain(), Access::LOCAL_WRITE).part(vec![0; 16]).unwrap();
+            let checked = checked_sge("test", &mr, pd.domain(), range);
+            prop_assert_eq!(verified_sge(&mr, PdId::of(pd.domain()), range), checked.ok());
+            prop_assert_eq!(verified_sge(&mr, PdId::of(other.domain()), range), None);
+        }
+    }
+
+    #[test]
+    fn region_beyond_4_gib_is_not_verified_and_its_ranges_are_posted() {
+        let pd = Plain::default().domain();
+        let region = ImplicitMr::for_test(pd.domain(), Access::LOCAL_WRITE);
+        for (len, verified) in [(u32::MAX as usize, true), (1 << 32, false)] {
+            let mr = region.part(Claimed(len)).map_err(|failed| failed.error).unwrap();
+            assert_eq!(verified_sge(&mr, PdId::of(pd.domain()), ..).is_some(), verified);
+            assert_eq!(checked_sge("test", &mr, pd.domain(), ..).is_ok(), verified);
+            assert_eq!(checked_sge("test", &mr, pd.domain(), 1..9).unwrap().length, 8);
+        }
     }
 }

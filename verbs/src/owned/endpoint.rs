@@ -14,6 +14,7 @@ use super::options::Parts;
 use super::queue::owner;
 use super::spin::SpinState;
 use super::{Batch, Done, EndpointOptions, Failed, NotPosted, Op, Source, Spinning, Target};
+use crate::pd::shared::PdShared;
 use crate::{
     Address, AnyProvider, Arm, Buffer, CompChannel, Completions, ConnectAttr, Cq, Error, Imm, Mr, Operation,
     Payload, Pd, PortNum, PostError, PostReason, Qp, QpState, Rc, Remote, Result, SendFlags, SendRequest,
@@ -23,7 +24,7 @@ use crate::{
 /// A reliable connection whose operations own their buffers of type `B`: an [`Mr`], a
 /// [`Part`](super::Part), a [`Lease`](super::Lease) or [`AnyBuffer`](super::AnyBuffer).
 ///
-/// The first failed operation moves the QP to ERR. All operations in flight then fail, and posting
+/// The first failed operation moves the QP to ERR. All outstanding operations then fail, and posting
 /// is rejected.
 ///
 /// The endpoint accepts buffers of its own protection domain only: [`Qp::pd`] of [`Endpoint::qp`].
@@ -51,18 +52,17 @@ use crate::{
 ///
 /// [`EndpointOptions`] sets the attributes. Both ends must be connected before the first send.
 ///
-/// Drop destroys the QP before it frees the buffers of operations in flight. `mem::forget` leaks
+/// Drop destroys the QP before it frees the buffers of outstanding operations. `mem::forget` leaks
 /// the buffers. Drop leaks them too if the kernel refuses to destroy the QP, because the device may
 /// still use them.
 ///
 /// # Validation of completions
 ///
-/// Each operation has a `wr_id` that repeats only after 2^40 operations. A completion with a
-/// `wr_id` of no operation in flight (never posted, of an earlier operation, or a duplicate)
-/// returns no buffer. It moves the QP to ERR and is reported as [`Error::UnknownCompletion`].
+/// Each operation has a `wr_id` of its own, which never repeats. A completion with a `wr_id` of no
+/// outstanding operation (never posted, of an earlier operation, or a duplicate) returns no buffer. It moves the QP to ERR and is reported as [`Error::UnknownCompletion`].
 ///
-/// The endpoint cannot detect a device that reports success for an operation in flight before it
-/// has finished. The provider guarantees that its devices don't.
+/// The endpoint cannot detect a device that reports success for an outstanding operation before
+/// it has finished. The provider guarantees that its devices don't.
 ///
 /// # Errors of posting
 ///
@@ -79,7 +79,7 @@ use crate::{
 /// | [`Error::Post`], [`PostReason::Doorbell`] | The kernel refused the doorbell, and the request was taken back. The connection has failed. |
 ///
 /// If the kernel refused the doorbell but may still execute the request, posting returns `Ok`: the
-/// operation is in flight.
+/// operation is outstanding.
 ///
 /// # Device removal
 ///
@@ -88,7 +88,7 @@ use crate::{
 /// [`Endpoint::arm`] fail with `EIO` from the kernel: [`Error::Kernel`] if the kernel arms the CQ
 /// (Soft-RoCE), else [`Error::System`]. [`Failed::buffer`] is `None`.
 ///
-/// Drop leaks the buffers in flight, because the kernel refuses to destroy the QP.
+/// Drop leaks the buffers of outstanding operations, because the kernel refuses to destroy the QP.
 /// [`Context::async_events`](crate::Context::async_events) reports
 /// [`EventType::DEVICE_FATAL`](crate::EventType::DEVICE_FATAL).
 ///
@@ -114,42 +114,50 @@ pub struct Endpoint<B = Mr<Buffer>, P: Provider = AnyProvider> {
 
 /// What a poll found.
 pub(super) enum Polled<B> {
-    /// No completion.
+    /// Nothing.
     Empty,
-    /// The oldest operation of a direction.
-    Ended(Result<Done<B>, Failed<B>>),
-    /// A completion that needs more work.
-    Other(WorkCompletion),
+    /// An operation that was successful.
+    Done(Done<B>),
+    /// A completion that needs more work, in [`Flows::polled`], or an operation that was reaped
+    /// before.
+    Slow,
 }
 
-/// Polls a completion. The caller has returned all operations that were reaped before.
+/// Polls a completion.
 #[inline(always)]
 pub(super) fn poll_flows<B, P: Provider>(
     flows: &mut Flows<B>,
     mut completions: Completions<'_, P>,
 ) -> Polled<B> {
-    let Some(completion) = completions.next() else { return Polled::Empty };
+    let Some(completion) = completions.next() else {
+        return if flows.has_result() { Polled::Slow } else { Polled::Empty };
+    };
     let (wr_id, status) = (completion.wr_id(), completion.status());
     if status == WcStatus::SUCCESS {
-        if let Some(done) = flows.sends.finish(wr_id) {
-            return Polled::Ended(Ok(done));
+        if let Some(oldest) = flows.sends.oldest(wr_id) {
+            return Polled::Done(oldest.take().done());
         }
-        if let Some(result) = flows.recvs.finish(wr_id, received(&completion)) {
-            return Polled::Ended(result);
+        if let Some(oldest) = flows.recvs.oldest(wr_id) {
+            return Polled::Done(oldest.take().done(received(&completion)));
         }
     }
-    Polled::Other(completion.to_value())
+    // A copy, so that the fast path keeps the completion in registers.
+    let copy = ManuallyDrop::new(completion);
+    flows.polled = Some(copy.to_value());
+    Polled::Slow
 }
 
 /// The operations of both directions.
 pub(super) struct Flows<B> {
     pub(super) sends: SendFlow<B>,
     pub(super) recvs: RecvFlow<B>,
+    /// A completion that was polled and not reaped. Not in [`Polled`], whose variants share their
+    /// place: the compiler would move the operation through memory.
+    polled: Option<WorkCompletion>,
 }
 
 impl<B, P: Provider> Endpoint<B, P> {
-    /// Creates an endpoint at `port` for `depth` sends and `depth` receives in
-    /// flight. Short for [`Endpoint::options`] with these values.
+    /// Creates an endpoint at `port` for `depth` outstanding sends and `depth` receives. Short for [`Endpoint::options`] with these values.
     ///
     /// # Errors
     /// As for [`EndpointOptions::build`].
@@ -160,11 +168,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     pub(super) fn from_parts(parts: Parts<P>) -> Self {
         let Parts { qp, cq, channel, address, attr, sends, recvs, signal_every, spin } = parts;
         let domain = qp.pd().domain();
-        let flows = Flows {
-            sends: SendFlow::new(Arc::clone(domain), sends, signal_every),
-            recvs: RecvFlow::new(Arc::clone(domain), recvs),
-        };
-        let flows = ManuallyDrop::new(flows);
+        let flows = ManuallyDrop::new(Flows::new(domain, sends, signal_every, recvs));
         Self {
             qp,
             cq,
@@ -234,36 +238,35 @@ impl<B, P: Provider> Endpoint<B, P> {
     ///
     /// # Errors
     /// - [`Error::Completion`]: the operation failed. The error returns the buffer.
-    /// - [`Error::UnknownCompletion`]: the completion matches no operation in flight. It has no
+    /// - [`Error::UnknownCompletion`]: the completion matches no outstanding operation. It has no
     ///   buffer.
     #[inline]
     pub fn poll(&mut self) -> Option<Result<Done<B>, Failed<B>>> {
-        if (self.flows.sends.has_result() || self.flows.recvs.has_result())
-            && let Some(result) = self.take()
-        {
-            return Some(result);
-        }
         match poll_flows::<B, P>(&mut self.flows, self.cq.poll()) {
+            Polled::Done(done) => Some(Ok(done)),
             Polled::Empty => None,
-            Polled::Ended(result) => Some(result),
-            Polled::Other(completion) => self.poll_slow(completion),
+            Polled::Slow => self.poll_slow(),
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn poll_slow(&mut self, completion: WorkCompletion) -> Option<Result<Done<B>, Failed<B>>> {
-        match self.reap_one(completion) {
-            Ok(()) => self.poll(),
-            Err(error) => Some(Err(error.into())),
+    fn poll_slow(&mut self) -> Option<Result<Done<B>, Failed<B>>> {
+        let completion = self.flows.polled.take();
+        let earlier = self.take();
+        let Some(completion) = completion else { return earlier };
+        match (self.reap_one(completion), earlier) {
+            // An unknown completion has ended the connection. Later polls show that, too.
+            (_, Some(earlier)) => Some(earlier),
+            // The completion of the marker may end no operation.
+            (Ok(()), None) => self.take().or_else(|| self.poll()),
+            (Err(error), None) => Some(Err(error.into())),
         }
     }
 
     /// The oldest operation that was reaped and not returned.
-    #[inline(never)]
     fn take(&mut self) -> Option<Result<Done<B>, Failed<B>>> {
-        let Flows { sends, recvs } = &mut *self.flows;
-        let result = sends.take().or_else(|| recvs.take())?;
+        let result = self.flows.take()?;
         Some(result.map_err(|failed| Failed { cause: self.cause, ..failed }))
     }
 
@@ -282,16 +285,17 @@ impl<B, P: Provider> Endpoint<B, P> {
     fn reap_one(&mut self, completion: WorkCompletion) -> Result<()> {
         let wr_id = completion.wr_id;
         let failure = self.failure(&completion);
-        let Flows { sends, recvs } = &mut *self.flows;
+        let Flows { sends, recvs, .. } = &mut *self.flows;
         let known = match owner(wr_id) {
             SENDS => sends.reap(wr_id, failure),
-            RECVS => recvs.reap(wr_id, Received { failure, ..received_value(&completion) }),
+            RECVS => recvs.reap(wr_id, received_value(&completion), failure),
             _ if wr_id == MARKER && self.marked => {
                 sends.reap_marker();
                 return Ok(());
             }
             _ => false,
         };
+        self.flows.hold();
         if !known || failure.is_some() {
             self.fail();
         }
@@ -343,7 +347,7 @@ impl<B, P: Provider> Endpoint<B, P> {
         }
     }
 
-    /// Ends the connection: all operations in flight fail. Polling and waiting return them, with
+    /// Ends the connection: all outstanding operations fail. Polling and waiting return them, with
     /// their buffers, until [`Endpoint::pending`] is 0.
     ///
     /// ```no_run
@@ -385,11 +389,11 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Kernel`]: the kernel refuses to destroy the QP. The buffers in flight are leaked.
+    /// [`Error::Kernel`]: the kernel refuses to destroy the QP. The buffers of outstanding operations are leaked.
     pub fn close(mut self, timeout: Duration) -> Result<Vec<Result<Done<B>, Failed<B>>>> {
         let end = Instant::now().checked_add(timeout);
         // An error of waiting is that of a removed device.
-        let _ = self.reap_until(end, |flows| flows.sends.queue().in_flight() == 0);
+        let _ = self.reap_until(end, |flows| flows.sends.queue().outstanding() == 0);
         self.fail();
         let flushed = Instant::now().checked_add(FLUSH_LIMIT);
         let _ = self.reap_until(flushed, |flows| flows.in_use() == 0);
@@ -426,7 +430,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     }
 
     /// Reaps until `until`. Returns `false` at `end`, and if waiting is impossible because all
-    /// operations in flight are unsignalled.
+    /// outstanding operations are unsignalled.
     pub(super) fn reap_until(
         &mut self,
         end: Option<Instant>,
@@ -438,7 +442,9 @@ impl<B, P: Provider> Endpoint<B, P> {
             if until(&self.flows) {
                 return Ok(true);
             }
-            if self.flows.sends.only_unsignaled() && !self.marked && self.flows.recvs.queue().in_flight() == 0
+            if self.flows.sends.only_unsignaled()
+                && !self.marked
+                && self.flows.recvs.queue().outstanding() == 0
             {
                 return Ok(false);
             }
@@ -472,7 +478,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     ///
     /// # Errors
     /// - [`Error::Completion`] and [`Error::UnknownCompletion`], as for [`Endpoint::poll`].
-    /// - [`Error::Invalid`]: no operation is in flight, or all operations in flight are
+    /// - [`Error::Invalid`]: no operation is outstanding, or all outstanding operations are
     ///   unsignalled.
     /// - [`Error::Kernel`] or [`Error::System`] with `EIO`: [the device was
     ///   removed](Endpoint#device-removal).
@@ -577,20 +583,49 @@ impl<B, P: Provider> Endpoint<B, P> {
 pub(super) const FLUSH_LIMIT: Duration = Duration::from_secs(5);
 
 impl<B> Flows<B> {
+    pub(super) fn new(domain: &Arc<PdShared>, sends: u32, signal_every: u32, recvs: u32) -> Self {
+        Self {
+            sends: SendFlow::new(Arc::clone(domain), sends, signal_every),
+            recvs: RecvFlow::new(Arc::clone(domain), recvs),
+            polled: None,
+        }
+    }
+
+    /// The oldest operation that was reaped and not returned.
+    pub(super) fn take(&mut self) -> Option<Result<Done<B>, Failed<B>>> {
+        let result = self.sends.take().or_else(|| self.recvs.take());
+        self.hold();
+        result
+    }
+
+    /// Makes polls return operations that were reaped before all others, if there are any.
+    fn hold(&mut self) {
+        let held = self.sends.queue().has_complete() || self.recvs.queue().has_complete();
+        self.sends.hold(held);
+        self.recvs.hold(held);
+    }
+
+    /// Whether [`Endpoint::take`] may return an operation.
+    #[inline(always)]
+    fn has_result(&self) -> bool {
+        self.sends.has_result() || self.recvs.has_result()
+    }
+
     /// The number of operations that the device may still use.
     pub(super) fn in_use(&self) -> usize {
-        self.sends.in_use() + self.recvs.queue().in_flight()
+        self.sends.in_use() + self.recvs.queue().outstanding()
     }
 }
 
+/// The fields of a successful receive.
 #[inline(always)]
 fn received(completion: &impl Completion) -> Received {
-    let (len, imm, opcode) = (completion.byte_len(), completion.imm(), completion.opcode());
-    Received { len, imm, opcode, failure: None }
+    let len = completion.byte_len();
+    Received { len, imm: completion.recv_imm(), opcode: completion.recv_opcode() }
 }
 
 fn received_value(completion: &WorkCompletion) -> Received {
-    Received { len: completion.byte_len, imm: completion.imm(), opcode: completion.opcode, failure: None }
+    Received { len: completion.byte_len, imm: completion.imm(), opcode: completion.opcode }
 }
 
 impl<B: Source, P: Provider> Endpoint<B, P> {
@@ -601,12 +636,7 @@ impl<B: Source, P: Provider> Endpoint<B, P> {
     #[inline(always)]
     pub fn post(&mut self, op: Op<'_, B>) -> Result<(), NotPosted<B>> {
         let Self { qp, flows, .. } = self;
-        // SAFETY: `SendFlow::post` has moved the buffer into the flow and made the SGE from it, by
-        // `checked_sge`. The buffer stays there, registered and untouched (`Source`; `Op` demands a
-        // `Target` for operations that write it), until the provider reports the completion of the
-        // request or of a later one, or `Drop` has destroyed the QP. If the endpoint is forgotten
-        // or the kernel refuses to destroy the QP, the buffer is leaked, and its bytes stay valid.
-        let posted = flows.sends.post(op, |request| unsafe { qp.post_send(&[*request]) });
+        let posted = flows.sends.post(qp, op);
         posted.map_err(|refused| self.refused(refused))
     }
 
@@ -686,8 +716,7 @@ impl<B: Source, P: Provider> Endpoint<B, P> {
     #[inline(always)]
     pub fn post_recv_tagged<T: Target + Into<B>>(&mut self, buffer: T, tag: u64) -> Result<(), NotPosted<B>> {
         let Self { qp, flows, .. } = self;
-        // SAFETY: as in `post`. `T` is a `Target`, so nothing accesses the bytes meanwhile.
-        flows.recvs.post(buffer, tag, |request| unsafe { qp.post_recv(&[*request]) })
+        flows.recvs.post(qp, buffer, tag)
     }
 }
 

@@ -1,18 +1,21 @@
 //! The operations of each direction of an endpoint, with their buffers.
 
 use std::collections::VecDeque;
-use std::ops::RangeBounds;
+use std::mem::ManuallyDrop;
+use std::ops::{Range, RangeBounds};
 use std::sync::Arc;
 
-use super::buffer::checked_sge;
-use super::buffer::sealed::Registered;
-use super::op::{AnyRange, OpPayload, opcode};
-use super::queue::Queue;
+use bareverbs_provider::traits::Provider;
+
+use super::buffer::sealed::{PdId, Registered};
+use super::buffer::{checked_sge, verified_sge};
+use super::op::{OpPayload, opcode};
+use super::queue::{Oldest, Queue};
 use super::{Done, Failed, NotPosted, Op, Outcome, Source, Target};
 use crate::pd::shared::PdShared;
 use crate::{
-    DriverId, Error, Imm, Operation, Payload, PostError, PostReason, PushError, RecvRequest, Result,
-    SendFlags, SendRequest, Sge, WcOpcode, WcStatus,
+    DriverId, Error, Imm, Operation, Payload, PostError, PostReason, PushError, Qp, Rc, RecvHalf,
+    RecvRequest, Result, SendFlags, SendHalf, SendRequest, Sge, WcOpcode, WcStatus,
 };
 
 /// Owners of the `wr_id`s of an endpoint.
@@ -21,7 +24,7 @@ pub(super) const RECVS: u32 = 2;
 
 /// The `wr_id` of the request that is posted in ERR behind unsignalled sends. Its completion shows
 /// that the device has finished with them.
-pub(super) const MARKER: u64 = 3 << 40;
+pub(super) const MARKER: u64 = 3 << 62;
 
 pub(super) const CLOSED: &str = "the connection has failed: create a new endpoint";
 
@@ -46,8 +49,102 @@ fn verb(opcode: WcOpcode) -> &'static str {
     }
 }
 
-/// A send, write, read or atomic operation in flight.
-struct SendEntry<B> {
+/// A send queue that a flow posts to. A trait and not a closure, so that the fast path is inlined.
+pub(super) trait PostSend {
+    /// Whether a posted request is published, with all earlier ones.
+    const PUBLISHES: bool;
+
+    /// Posts a request by the fast path. `None`: the request was not posted.
+    ///
+    /// # Safety
+    ///
+    /// As for [`SendHalf::post_send`].
+    unsafe fn try_post(&mut self, request: &SendRequest<'_>) -> Option<Result<(), PostError>>;
+
+    /// Posts a request. It is published only if the result is `Ok`, or an error that accepted it.
+    ///
+    /// # Safety
+    ///
+    /// As for [`SendHalf::post_send`].
+    unsafe fn post(&mut self, request: &SendRequest<'_>) -> Result<(), PostError>;
+}
+
+/// A receive queue that a flow posts to.
+pub(super) trait PostRecv {
+    /// Posts a receive by the fast path. `false`: it was not posted.
+    ///
+    /// # Safety
+    ///
+    /// As for [`RecvHalf::post_recv`].
+    unsafe fn try_post(&mut self, request: &RecvRequest<'_>) -> bool;
+
+    /// Posts a receive. It is published only if the result is `Ok`.
+    ///
+    /// # Safety
+    ///
+    /// As for [`RecvHalf::post_recv`].
+    unsafe fn post(&mut self, request: &RecvRequest<'_>) -> Result<(), PostError>;
+}
+
+macro_rules! queues {
+    ($($(#[$attribute:meta])* $trait:ident for $queue:ty {
+        $request:ident -> $result:ty, $try_post:ident, $post:ident $(, $publishes:ident)?
+    })*) => {$(
+        $(#[$attribute])*
+        impl<P: Provider> $trait for $queue {
+            $(const $publishes: bool = true;)?
+
+            #[inline(always)]
+            unsafe fn try_post(&mut self, request: &$request<'_>) -> $result {
+                // SAFETY: the caller's contract is the same.
+                unsafe { self.$try_post(request) }
+            }
+
+            #[inline(always)]
+            unsafe fn post(&mut self, request: &$request<'_>) -> Result<(), PostError> {
+                // SAFETY: the caller's contract is the same.
+                unsafe { self.$post(std::slice::from_ref(request)) }
+            }
+        }
+    )*};
+}
+
+queues! {
+    PostSend for Qp<Rc, P> {
+        SendRequest -> Option<Result<(), PostError>>, try_post_send, post_send, PUBLISHES
+    }
+    PostRecv for Qp<Rc, P> { RecvRequest -> bool, try_post_recv, post_recv }
+    #[cfg(feature = "test-utils")]
+    PostSend for SendHalf<'_, Rc, P> {
+        SendRequest -> Option<Result<(), PostError>>, try_post_send, post_send, PUBLISHES
+    }
+    #[cfg(feature = "test-utils")]
+    PostRecv for RecvHalf<'_, Rc, P> { RecvRequest -> bool, try_post_recv, post_recv }
+}
+
+/// Adds requests to a QP without a doorbell.
+pub(super) struct Unpublished<'q, P: Provider>(pub(super) &'q mut Qp<Rc, P>);
+
+impl<P: Provider> PostSend for Unpublished<'_, P> {
+    const PUBLISHES: bool = false;
+
+    #[inline(always)]
+    unsafe fn try_post(&mut self, request: &SendRequest<'_>) -> Option<Result<(), PostError>> {
+        // SAFETY: the caller's contract is the same.
+        Some(unsafe { self.post(request) })
+    }
+
+    #[inline(always)]
+    unsafe fn post(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
+        // Not dropped: that would take the requests back.
+        let mut batch = ManuallyDrop::new(self.0.start_send());
+        // SAFETY: the caller's contract is the same.
+        unsafe { batch.push(request) }.map_err(|reason| PostError { accepted: 0, reason })
+    }
+}
+
+/// An outstanding send, write, read or atomic operation.
+pub(super) struct SendEntry<B> {
     buffer: Option<B>,
     tag: u64,
     len: u32,
@@ -56,12 +153,38 @@ struct SendEntry<B> {
 
 impl<B> SendEntry<B> {
     #[inline(always)]
-    fn done(self) -> Done<B> {
+    pub(super) fn done(self) -> Done<B> {
         Done { tag: self.tag, buffer: self.buffer, len: self.len, imm: None, opcode: self.opcode }
     }
 
     fn failed(self, domain: &PdShared, failure: Failure) -> Failed<B> {
         failed(domain, self.opcode, (self.buffer, self.tag), failure)
+    }
+}
+
+/// The runs of unsignalled operations.
+struct Runs {
+    /// The newest one, by `wr_id`s. A signalled operation behind it does not change it.
+    newest: Range<u64>,
+    /// Longest run, plus 1.
+    limit: u32,
+}
+
+impl Runs {
+    /// The flags of the next request: signalled if it would make a run too long, or fills the queue
+    /// (`last`). So there is room for the marker behind an unsignalled tail.
+    #[inline(always)]
+    fn signal(&mut self, wr_id: u64, last: bool, flags: SendFlags) -> SendFlags {
+        if flags.contains(SendFlags::SIGNALED) {
+            return flags;
+        }
+        let start = if self.newest.end == wr_id { self.newest.start } else { wr_id };
+        let end = wr_id + 1;
+        if end - start < self.limit.into() && !last {
+            self.newest = start..end;
+            return flags;
+        }
+        flags | SendFlags::SIGNALED
     }
 }
 
@@ -84,10 +207,9 @@ pub(super) struct SendFlow<B> {
     queue: Queue<SendEntry<B>>,
     depth: u32,
     domain: Arc<PdShared>,
-    /// Operations that were posted after the last signalled one.
-    run: u32,
-    /// Longest run of unsignalled operations, plus 1.
-    signal_every: u32,
+    /// That of `domain`.
+    pd: PdId,
+    runs: Runs,
     /// Failed requests that were polled and not returned, by their number in the queue. It never
     /// has more elements than the queue.
     failures: VecDeque<(u64, Failure)>,
@@ -102,12 +224,13 @@ pub(super) struct SendFlow<B> {
 impl<B> SendFlow<B> {
     pub(super) fn new(domain: Arc<PdShared>, depth: u32, signal_every: u32) -> Self {
         let queue = Queue::new(SENDS, depth);
+        let runs = Runs { newest: queue.posted()..queue.posted(), limit: signal_every };
         Self {
             queue,
             depth,
+            pd: PdId::of(&domain),
             domain,
-            run: 0,
-            signal_every,
+            runs,
             failures: VecDeque::with_capacity(depth as usize),
             failed: false,
             refused: 0,
@@ -123,96 +246,86 @@ impl<B> SendFlow<B> {
         self.queue.close();
     }
 
-    /// The number of operations in flight at the end of the queue that generate no completion.
+    /// Makes `oldest` return `None`, or not.
+    pub(super) fn hold(&mut self, held: bool) {
+        self.queue.hold(held);
+    }
+
+    /// The number of outstanding operations at the end of the queue that generate no completion.
     pub(super) fn unsignaled_tail(&self) -> usize {
-        (self.run as usize).min(self.queue.in_flight())
-    }
-
-    /// Whether all operations in flight generate no completion.
-    pub(super) fn only_unsignaled(&self) -> bool {
-        self.queue.in_flight() > 0 && self.unsignaled_tail() == self.queue.in_flight()
-    }
-
-    /// The flags of a request: signalled if it would make a run too long, or fills the queue. So
-    /// there is room for the marker behind an unsignalled tail.
-    #[inline(always)]
-    fn signal(&mut self, mut flags: SendFlags) -> SendFlags {
-        if !flags.contains(SendFlags::SIGNALED) {
-            self.run += 1;
-            if self.run < self.signal_every && self.queue.credits() > 0 {
-                return flags;
-            }
-            flags |= SendFlags::SIGNALED;
+        if self.runs.newest.end != self.queue.posted() {
+            return 0;
         }
-        self.run = 0;
-        flags
+        ((self.runs.newest.end - self.runs.newest.start) as usize).min(self.queue.outstanding())
+    }
+
+    /// Whether all outstanding operations generate no completion.
+    pub(super) fn only_unsignaled(&self) -> bool {
+        self.queue.outstanding() > 0 && self.unsignaled_tail() == self.queue.outstanding()
     }
 
     /// Returns the operation that was pushed last. A doorbell that took it back, also took back all
     /// that were not published. Their `wr_id`s must not be used again, so the flow is closed.
     #[cold]
     #[inline(never)]
-    fn take_back(&mut self, run: u32, error: PostError) -> NotPosted<B> {
-        self.run = run;
+    fn take_back(&mut self, error: PostError) -> Result<(), NotPosted<B>> {
         let entry = self.queue.take_back();
+        self.runs.newest.end = self.runs.newest.end.min(self.queue.posted());
         if matches!(error.reason, PostReason::Doorbell(_)) {
             self.refuse();
         }
         match entry {
-            Some(SendEntry { buffer, tag, .. }) => NotPosted { error: error.into(), buffer, tag },
+            Some(SendEntry { buffer, tag, .. }) => Err(NotPosted { error: error.into(), buffer, tag }),
             None => unreachable!("the operation was pushed by the caller"),
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn full(&self, entry: SendEntry<B>) -> NotPosted<B> {
+    fn full(&self, entry: SendEntry<B>) -> Result<(), NotPosted<B>> {
         let error = full(verb(entry.opcode), self.queue.is_closed(), self.depth as usize);
-        NotPosted { error, buffer: entry.buffer, tag: entry.tag }
+        Err(NotPosted { error, buffer: entry.buffer, tag: entry.tag })
     }
 
-    /// Posts the operation on `sge` by `post`, and publishes it with all earlier ones. `buffer` is
-    /// that of the SGE.
+    /// Posts an operation, and publishes it with all earlier ones if the queue does. `payload` is
+    /// that of the request, and its length.
     ///
-    /// `post` may publish the request only if it returns `Ok`, or an error that accepted it.
-    #[inline(always)]
-    pub(super) fn post_request(
+    /// # Safety
+    ///
+    /// The memory of the payload must satisfy the contract of [`SendHalf::post_send`] until the
+    /// flow has returned the operation, or the QP is destroyed. The flow keeps the entry's buffer
+    /// until then.
+    pub(super) unsafe fn post_request<Q: PostSend>(
         &mut self,
-        entry: (Option<B>, u64),
-        operation: Operation,
-        flags: SendFlags,
-        payload: (Payload<'_>, u32),
-        post: impl FnOnce(&SendRequest<'_>) -> Result<(), PostError>,
-    ) -> Result<(), NotPosted<B>> {
-        self.push_request(entry, operation, flags, payload, post)?;
-        self.queue.publish();
-        Ok(())
-    }
-
-    /// Adds the operation by `push`, which does not publish it; see [`SendFlow::published`].
-    #[inline(always)]
-    fn push_request(
-        &mut self,
-        entry: (Option<B>, u64),
+        queue: &mut Q,
+        (buffer, tag): (Option<B>, u64),
         operation: Operation,
         flags: SendFlags,
         (payload, len): (Payload<'_>, u32),
-        post: impl FnOnce(&SendRequest<'_>) -> Result<(), PostError>,
     ) -> Result<(), NotPosted<B>> {
-        let (buffer, tag) = entry;
         // The flow owns the buffer before the request is posted, so a panic in between does not
         // free it.
-        let wr_id = match self.queue.push(SendEntry { buffer, tag, len, opcode: opcode(&operation) }) {
-            Ok(wr_id) => wr_id,
-            Err(entry) => return Err(self.full(entry)),
-        };
-        let run = self.run;
-        let flags = self.signal(flags);
-        match post(&SendRequest { wr_id, operation, flags, payload }) {
-            Ok(()) => Ok(()),
+        let entry = SendEntry { buffer, tag, len, opcode: opcode(&operation) };
+        let Some(vacant) = self.queue.vacant() else { return self.full(entry) };
+        let wr_id = vacant.wr_id();
+        let flags = self.runs.signal(wr_id, vacant.is_last(), flags);
+        vacant.fill(entry);
+        // SAFETY: the caller upholds the contract.
+        let posted = unsafe { queue.post(&SendRequest { wr_id, operation, flags, payload }) };
+        self.posted::<Q>(posted)
+    }
+
+    /// The request that was pushed last was posted, or not.
+    fn posted<Q: PostSend>(&mut self, posted: Result<(), PostError>) -> Result<(), NotPosted<B>> {
+        match posted {
             // A request that counts as posted will complete, even if its doorbell was refused.
-            Err(error) if error.accepted > 0 => Ok(()),
-            Err(error) => Err(self.take_back(run, error)),
+            Err(error) if error.accepted == 0 => self.take_back(error),
+            _ => {
+                if Q::PUBLISHES {
+                    self.queue.publish();
+                }
+                Ok(())
+            }
         }
     }
 
@@ -227,14 +340,11 @@ impl<B> SendFlow<B> {
         (self.refused, self.failed) = (self.queue.unpublished(), true);
     }
 
-    /// The request with this `wr_id` was polled and was successful: returns it, if none is older
-    /// and none has failed.
+    /// The operation with this `wr_id`, if it is published and the oldest one of the flow. `None` if
+    /// the flow is held.
     #[inline(always)]
-    pub(super) fn finish(&mut self, wr_id: u64) -> Option<Done<B>> {
-        if self.failed {
-            return None;
-        }
-        self.queue.take_oldest(wr_id).map(SendEntry::done)
+    pub(super) fn oldest(&mut self, wr_id: u64) -> Option<Oldest<'_, SendEntry<B>>> {
+        self.queue.oldest_if(wr_id)
     }
 
     /// The oldest requests were polled, up to the one with this `wr_id`. Returns `false` if no
@@ -267,8 +377,8 @@ impl<B> SendFlow<B> {
     /// generated no completion were successful, unless an earlier request failed: then it is
     /// unknown.
     pub(super) fn reap_marker(&mut self) {
-        self.run = 0;
-        let seen = self.queue.in_flight() - self.refused.min(self.queue.in_flight());
+        self.runs.newest = self.queue.posted()..self.queue.posted();
+        let seen = self.queue.outstanding() - self.refused.min(self.queue.outstanding());
         if self.failed {
             let oldest = self.queue.completed();
             self.failures.extend((oldest..oldest + seen as u64).map(|number| (number, FLUSHED)));
@@ -290,7 +400,7 @@ impl<B> SendFlow<B> {
 
     /// The number of operations that the device may still use.
     pub(super) fn in_use(&self) -> usize {
-        if self.destroyed { 0 } else { self.queue.in_flight() - self.refused.min(self.queue.in_flight()) }
+        if self.destroyed { 0 } else { self.queue.outstanding() - self.refused.min(self.queue.outstanding()) }
     }
 
     /// The oldest operation that completed.
@@ -315,7 +425,7 @@ impl<B> SendFlow<B> {
                 _ => Some(Ok(entry.done())),
             };
         }
-        let refused = self.refused > 0 && self.queue.in_flight() <= self.refused;
+        let refused = self.refused > 0 && self.queue.outstanding() <= self.refused;
         if !refused && !self.destroyed {
             return None;
         }
@@ -327,7 +437,7 @@ impl<B> SendFlow<B> {
         self.refused -= 1;
         let SendEntry { buffer, tag, opcode, .. } = entry;
         let error = Error::invalid(verb(opcode), "the kernel refused the doorbell of the batch");
-        Some(Err(Failed { error, tag, buffer, outcome: Outcome::NotDone, cause: None }))
+        Some(Err(Failed { error, tag, buffer, outcome: Outcome::NotExecuted, cause: None }))
     }
 }
 
@@ -343,54 +453,129 @@ fn failed<B>(
     Failed { error, tag, buffer, outcome: Outcome::of(status), cause: None }
 }
 
+/// A post that the fast path did not finish.
+enum Unfinished<'a, B> {
+    /// The operation was not pushed.
+    Op(Op<'a, B>),
+    /// The request was pushed, and the fast path of the queue declined it.
+    Declined { wr_id: u64, operation: Operation, flags: SendFlags, payload: Place<'a> },
+    /// The request was pushed, and the fast path of the queue failed.
+    Failed(PostError),
+}
+
+/// The payload of a request, by value.
+#[derive(Clone, Copy)]
+enum Place<'a> {
+    Sge(Sge),
+    Inline(&'a [u8]),
+}
+
 impl<B: Source> SendFlow<B> {
-    /// Posts an operation by `post`, and publishes it with all earlier ones.
-    ///
-    /// `post` may publish the request only if it returns `Ok`, or an error that accepted it.
+    /// Posts an operation to the send queue of the flow's QP, and publishes it with all earlier
+    /// ones if the queue does.
     #[inline(always)]
-    pub(super) fn post(
-        &mut self,
-        op: Op<'_, B>,
-        post: impl FnOnce(&SendRequest<'_>) -> Result<(), PostError>,
-    ) -> Result<(), NotPosted<B>> {
-        self.push(op, post)?;
-        self.queue.publish();
-        Ok(())
+    pub(super) fn post<Q: PostSend>(&mut self, queue: &mut Q, op: Op<'_, B>) -> Result<(), NotPosted<B>> {
+        // One call of the slow path, so that the result of the fast path stays in registers.
+        let unfinished = 'unfinished: {
+            let (place, len) = match &op.payload {
+                OpPayload::Buffer(buffer, range) => match verified_sge(buffer, self.pd, *range) {
+                    Some(sge) => (Place::Sge(sge), sge.length),
+                    None => break 'unfinished Unfinished::Op(op),
+                },
+                // The provider rejects bytes beyond its limit, which is far below 4 GiB.
+                OpPayload::Inline(bytes) => (Place::Inline(bytes), bytes.len() as u32),
+            };
+            let Some(vacant) = self.queue.vacant() else { break 'unfinished Unfinished::Op(op) };
+            let Op { operation, payload: buffer, tag, flags } = op;
+            let buffer = match buffer {
+                OpPayload::Buffer(buffer, _) => Some(buffer),
+                OpPayload::Inline(_) => None,
+            };
+            let wr_id = vacant.wr_id();
+            let flags = self.runs.signal(wr_id, vacant.is_last(), flags);
+            // The flow owns the buffer before the request is posted, so a panic in between does not
+            // free it.
+            let pushed = vacant.fill(SendEntry { buffer, tag, len, opcode: opcode(&operation) });
+            let (sges, parts);
+            let payload = match place {
+                Place::Sge(sge) => {
+                    sges = [sge];
+                    Payload::Sges(&sges)
+                }
+                Place::Inline(bytes) => {
+                    parts = [bytes];
+                    Payload::Inline(&parts)
+                }
+            };
+            // SAFETY: the SGE is of the buffer, by `verified_sge`, and the flow owns the buffer. It
+            // stays there, registered and untouched (`Source`; `Op` demands a `Target` for
+            // operations that write it), until the provider reports the completion of the request
+            // or of a later one, or the QP is destroyed. If the flow is forgotten, as by an endpoint
+            // that is forgotten or whose QP the kernel refuses to destroy, the buffer is leaked, and
+            // its bytes stay valid.
+            match unsafe { queue.try_post(&SendRequest { wr_id, operation, flags, payload }) } {
+                Some(Ok(())) => {
+                    if Q::PUBLISHES {
+                        pushed.publish();
+                    }
+                    return Ok(());
+                }
+                Some(Err(error)) => Unfinished::Failed(error),
+                None => Unfinished::Declined { wr_id, operation, flags, payload: place },
+            }
+        };
+        self.post_slow(queue, unfinished)
     }
 
-    /// Adds an operation by `push`, which does not publish it; see [`SendFlow::published`].
-    #[inline(always)]
-    pub(super) fn push(
+    /// Finishes a post.
+    #[cold]
+    #[inline(never)]
+    fn post_slow<Q: PostSend>(
         &mut self,
-        op: Op<'_, B>,
-        push: impl FnOnce(&SendRequest<'_>) -> Result<(), PostError>,
+        queue: &mut Q,
+        unfinished: Unfinished<'_, B>,
     ) -> Result<(), NotPosted<B>> {
-        let Op { operation, payload, tag, flags } = op;
+        let Op { operation, payload, tag, flags } = match unfinished {
+            Unfinished::Op(op) => op,
+            Unfinished::Declined { wr_id, operation, flags, payload } => {
+                let (sges, parts);
+                let payload = match payload {
+                    Place::Sge(sge) => {
+                        sges = [sge];
+                        Payload::Sges(&sges)
+                    }
+                    Place::Inline(bytes) => {
+                        parts = [bytes];
+                        Payload::Inline(&parts)
+                    }
+                };
+                // SAFETY: the contract is upheld as in `post`, and the request was not posted.
+                let posted = unsafe { queue.post(&SendRequest { wr_id, operation, flags, payload }) };
+                return self.posted::<Q>(posted);
+            }
+            Unfinished::Failed(error) => return self.posted::<Q>(Err(error)),
+        };
         match payload {
             OpPayload::Buffer(buffer, range) => {
-                let sge = match self.sge(&operation, &buffer, range) {
+                let sge = match checked_sge(verb(opcode(&operation)), &buffer, &self.domain, range) {
                     Ok(sge) => sge,
                     Err(error) => return Err(NotPosted { error, buffer: Some(buffer), tag }),
                 };
                 let payload = (Payload::Sges(&[sge]), sge.length);
-                self.push_request((Some(buffer), tag), operation, flags, payload, push)
+                // SAFETY: as in `post`.
+                unsafe { self.post_request(queue, (Some(buffer), tag), operation, flags, payload) }
             }
             OpPayload::Inline(bytes) => {
-                // The provider rejects bytes beyond its limit, which is far below 4 GiB.
                 let payload = (Payload::Inline(&[bytes]), bytes.len() as u32);
-                self.push_request((None, tag), operation, flags, payload, push)
+                // SAFETY: the request names no memory.
+                unsafe { self.post_request(queue, (None, tag), operation, flags, payload) }
             }
         }
     }
-
-    #[inline(always)]
-    fn sge(&self, operation: &Operation, buffer: &B, range: AnyRange) -> Result<Sge> {
-        checked_sge(verb(opcode(operation)), buffer, &self.domain, range)
-    }
 }
 
-/// A receive in flight.
-struct RecvEntry<B> {
+/// An outstanding receive.
+pub(super) struct RecvEntry<B> {
     buffer: Option<B>,
     tag: u64,
 }
@@ -401,7 +586,13 @@ pub(super) struct Received {
     pub(super) len: u32,
     pub(super) imm: Option<Imm>,
     pub(super) opcode: WcOpcode,
-    pub(super) failure: Option<Failure>,
+}
+
+impl<B> RecvEntry<B> {
+    #[inline(always)]
+    pub(super) fn done(self, Received { len, imm, opcode }: Received) -> Done<B> {
+        Done { tag: self.tag, buffer: self.buffer, len, imm, opcode }
+    }
 }
 
 /// The receives of an RC QP with a receive queue of its own.
@@ -412,14 +603,16 @@ pub(super) struct RecvFlow<B> {
     queue: Queue<RecvEntry<B>>,
     depth: u32,
     domain: Arc<PdShared>,
+    /// That of `domain`.
+    pd: PdId,
     /// Of the receives that were reaped and not taken, oldest first. Its capacity is `depth`.
-    reaped: VecDeque<Received>,
+    reaped: VecDeque<(Received, Option<Failure>)>,
 }
 
 impl<B> RecvFlow<B> {
     pub(super) fn new(domain: Arc<PdShared>, depth: u32) -> Self {
         let reaped = VecDeque::with_capacity(depth as usize);
-        Self { queue: Queue::new(RECVS, depth), depth, domain, reaped }
+        Self { queue: Queue::new(RECVS, depth), depth, pd: PdId::of(&domain), domain, reaped }
     }
 
     pub(super) fn queue(&self) -> &Queue<impl Sized> {
@@ -430,62 +623,61 @@ impl<B> RecvFlow<B> {
         self.queue.close();
     }
 
-    /// Posts a receive of `sge` by `post`. `buffer` is that of the SGE.
+    /// Makes `oldest` return `None`, or not.
+    pub(super) fn hold(&mut self, held: bool) {
+        self.queue.hold(held);
+    }
+
+    /// Posts a receive.
     ///
-    /// `post` may publish the request only if it returns `Ok`.
-    #[inline(always)]
-    pub(super) fn post_request(
+    /// # Safety
+    ///
+    /// The memory of `sge` must satisfy the contract of [`RecvHalf::post_recv`] until the flow has
+    /// returned the receive, or the QP is destroyed. The flow keeps `buffer` until then.
+    pub(super) unsafe fn post_request(
         &mut self,
-        buffer: Option<B>,
-        tag: u64,
+        queue: &mut impl PostRecv,
+        (buffer, tag): (Option<B>, u64),
         sge: Sge,
-        post: impl FnOnce(&RecvRequest<'_>) -> Result<(), PostError>,
     ) -> Result<(), NotPosted<B>> {
         // As for sends, the flow owns the buffer before the request is posted.
         let wr_id = match self.queue.push(RecvEntry { buffer, tag }) {
             Ok(wr_id) => wr_id,
-            Err(entry) => return Err(self.full(entry)),
-        };
-        match post(&RecvRequest { wr_id, sges: &[sge] }) {
-            Ok(()) => {
-                self.queue.publish();
-                Ok(())
+            Err(RecvEntry { buffer, tag }) => {
+                let error = full(verb(WcOpcode::RECV), self.queue.is_closed(), self.depth as usize);
+                return Err(NotPosted { error, buffer, tag });
             }
-            Err(error) => Err(self.take_back(error.into())),
-        }
+        };
+        // SAFETY: the caller upholds the contract.
+        let posted = unsafe { queue.post(&RecvRequest { wr_id, sges: &[sge] }) };
+        self.posted(posted)
     }
 
-    #[cold]
-    #[inline(never)]
-    fn full(&self, RecvEntry { buffer, tag }: RecvEntry<B>) -> NotPosted<B> {
-        let error = full(verb(WcOpcode::RECV), self.queue.is_closed(), self.depth as usize);
-        NotPosted { error, buffer, tag }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn take_back(&mut self, error: Error) -> NotPosted<B> {
+    /// The receive that was pushed last was posted, or not.
+    fn posted(&mut self, posted: Result<(), PostError>) -> Result<(), NotPosted<B>> {
+        let Err(error) = posted else {
+            self.queue.publish();
+            return Ok(());
+        };
         match self.queue.take_back() {
-            Some(RecvEntry { buffer, tag }) => NotPosted { error, buffer, tag },
+            Some(RecvEntry { buffer, tag }) => Err(NotPosted { error: error.into(), buffer, tag }),
             None => unreachable!("the receive was pushed by the caller"),
         }
     }
 
-    /// The receive with this `wr_id` was polled: returns it. `None` if it is not the oldest one in
-    /// flight. No reaped receive is left to be taken.
+    /// As [`SendFlow::oldest`].
     #[inline(always)]
-    pub(super) fn finish(&mut self, wr_id: u64, received: Received) -> Option<Result<Done<B>, Failed<B>>> {
-        let entry = self.queue.take_oldest(wr_id)?;
-        Some(result(&self.domain, entry, received))
+    pub(super) fn oldest(&mut self, wr_id: u64) -> Option<Oldest<'_, RecvEntry<B>>> {
+        self.queue.oldest_if(wr_id)
     }
 
-    /// The receive with this `wr_id` was polled. Returns `false` if it is not the oldest one in
-    /// flight.
-    pub(super) fn reap(&mut self, wr_id: u64, received: Received) -> bool {
+    /// The receive with this `wr_id` was polled. Returns `false` if it is not the oldest outstanding
+    /// one.
+    pub(super) fn reap(&mut self, wr_id: u64, received: Received, failure: Option<Failure>) -> bool {
         let oldest = self.queue.position(wr_id) == Some(0);
         if oldest {
             self.queue.complete(1);
-            self.reaped.push_back(received);
+            self.reaped.push_back((received, failure));
         }
         oldest
     }
@@ -493,9 +685,9 @@ impl<B> RecvFlow<B> {
     /// The QP is destroyed: the device has finished with all receives.
     pub(super) fn destroyed(&mut self) {
         self.close();
-        let flushed = Received { len: 0, imm: None, opcode: WcOpcode::RECV, failure: Some(FLUSHED) };
-        self.reaped.extend(std::iter::repeat_n(flushed, self.queue.in_flight()));
-        self.queue.complete(self.queue.in_flight());
+        let flushed = (Received { len: 0, imm: None, opcode: WcOpcode::RECV }, Some(FLUSHED));
+        self.reaped.extend(std::iter::repeat_n(flushed, self.queue.outstanding()));
+        self.queue.complete(self.queue.outstanding());
     }
 
     /// Whether [`RecvFlow::take`] returns a receive.
@@ -507,36 +699,62 @@ impl<B> RecvFlow<B> {
     /// The oldest receive that was reaped.
     pub(super) fn take(&mut self) -> Option<Result<Done<B>, Failed<B>>> {
         let entry = self.queue.take()?;
-        let received = self.reaped.pop_front()?;
-        Some(result(&self.domain, entry, received))
-    }
-}
-
-#[inline(always)]
-fn result<B>(domain: &PdShared, entry: RecvEntry<B>, received: Received) -> Result<Done<B>, Failed<B>> {
-    let RecvEntry { buffer, tag } = entry;
-    let Received { len, imm, opcode, failure } = received;
-    match failure {
-        None => Ok(Done { tag, buffer, len, imm, opcode }),
-        Some(failure) => Err(failed(domain, WcOpcode::RECV, (buffer, tag), failure)),
+        let (received, failure) = self.reaped.pop_front()?;
+        Some(match failure {
+            None => Ok(entry.done(received)),
+            Some(failure) => Err(failed(&self.domain, WcOpcode::RECV, (entry.buffer, entry.tag), failure)),
+        })
     }
 }
 
 impl<B> RecvFlow<B> {
-    /// Posts a receive by `post`, which may publish the request only if it returns `Ok`.
+    /// Posts a receive to the receive queue of the flow's QP.
     ///
     /// The conversion keeps the buffer: only this crate can convert a [`Target`] to another type of
     /// buffer.
     #[inline(always)]
     pub(super) fn post<T: Target + Into<B>>(
         &mut self,
+        queue: &mut impl PostRecv,
         buffer: T,
         tag: u64,
-        post: impl FnOnce(&RecvRequest<'_>) -> Result<(), PostError>,
     ) -> Result<(), NotPosted<B>> {
-        match checked_sge(verb(WcOpcode::RECV), &buffer, &self.domain, ..) {
-            Ok(sge) => self.post_request(Some(buffer.into()), tag, sge, post),
-            Err(error) => Err(NotPosted { error, buffer: Some(buffer.into()), tag }),
+        let unfinished = 'unfinished: {
+            let Some(sge) = verified_sge(&buffer, self.pd, ..) else { break 'unfinished Err(buffer) };
+            let Some(vacant) = self.queue.vacant() else { break 'unfinished Err(buffer) };
+            let wr_id = vacant.wr_id();
+            let pushed = vacant.fill(RecvEntry { buffer: Some(buffer.into()), tag });
+            // SAFETY: as in `SendFlow::post`. `T` is a `Target`, so nothing accesses the bytes
+            // meanwhile.
+            if unsafe { queue.try_post(&RecvRequest { wr_id, sges: &[sge] }) } {
+                pushed.publish();
+                return Ok(());
+            }
+            Ok((wr_id, sge))
+        };
+        self.post_slow(queue, unfinished, tag)
+    }
+
+    /// Finishes a post. `unfinished` is the request that was pushed and not posted, or the buffer.
+    #[cold]
+    #[inline(never)]
+    fn post_slow<T: Target + Into<B>>(
+        &mut self,
+        queue: &mut impl PostRecv,
+        unfinished: Result<(u64, Sge), T>,
+        tag: u64,
+    ) -> Result<(), NotPosted<B>> {
+        match unfinished {
+            Ok((wr_id, sge)) => {
+                // SAFETY: the contract is upheld as in `post`, and the request was not posted.
+                let posted = unsafe { queue.post(&RecvRequest { wr_id, sges: &[sge] }) };
+                self.posted(posted)
+            }
+            Err(buffer) => match checked_sge(verb(WcOpcode::RECV), &buffer, &self.domain, ..) {
+                // SAFETY: as in `post`.
+                Ok(sge) => unsafe { self.post_request(queue, (Some(buffer.into()), tag), sge) },
+                Err(error) => Err(NotPosted { error, buffer: Some(buffer.into()), tag }),
+            },
         }
     }
 }

@@ -1,16 +1,16 @@
 //! The safe layer over queues without a kernel, for measurements.
 
 use std::fmt;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use bareverbs_provider::traits::Provider;
 
 use super::endpoint::{Flows, Polled, poll_flows};
-use super::flow::{RecvFlow, SendFlow};
-use super::{Done, NotPosted, Op, Part, Source, Target};
+use super::{Done, Failed, NotPosted, Op, Part, Pool, Source, Target};
 use crate::context::ContextInner;
 use crate::pd::shared::PdShared;
-use crate::{Completions, MemoryOwner, Mr, Rc, RecvHalf, SendHalf};
+use crate::{Buffer, Completions, MemoryOwner, Mr, Rc, RecvHalf, SendHalf};
 
 /// A protection domain without a kernel object.
 pub struct RawDomain(Arc<PdShared>);
@@ -29,9 +29,26 @@ impl RawDomain {
     /// Never: a region without a kernel has local rights only.
     #[must_use]
     pub fn part<M: MemoryOwner>(&self, memory: M, lkey: u32) -> Part<M> {
-        Part::new(Mr::without_kernel(&self.0, memory, lkey))
-            .map_err(|failed| failed.error)
-            .expect("local rights")
+        Part::new(self.mr(memory, lkey)).map_err(|failed| failed.error).expect("local rights")
+    }
+
+    /// A region with the L_Key `lkey`.
+    #[must_use]
+    pub fn mr<M: MemoryOwner>(&self, memory: M, lkey: u32) -> Mr<M> {
+        Mr::without_kernel(&self.0, memory, lkey)
+    }
+
+    /// A pool of one buffer, with the L_Key `lkey`.
+    ///
+    /// # Safety
+    ///
+    /// The bytes must be valid until the process ends, and only this pool accesses them.
+    #[must_use]
+    pub unsafe fn pool(&self, start: NonNull<u8>, len: usize, lkey: u32) -> Pool {
+        // SAFETY: the bytes stay valid by the caller's contract. The buffer is never dropped,
+        // because the region can't be deregistered.
+        let memory = unsafe { Buffer::from_raw_parts(start, len) };
+        Pool::of(self.mr(memory, lkey), 1, len, len)
     }
 }
 
@@ -44,30 +61,39 @@ impl<B> RawEndpoint<B> {
     /// An endpoint for `depth` operations in each direction.
     #[must_use]
     pub fn new(domain: &RawDomain, depth: u32) -> Self {
-        let sends = SendFlow::new(Arc::clone(&domain.0), depth, depth);
-        Self { flows: Flows { sends, recvs: RecvFlow::new(Arc::clone(&domain.0), depth) } }
+        Self { flows: Flows::new(&domain.0, depth, depth, depth) }
     }
 
-    /// As [`Endpoint::poll`](super::Endpoint::poll).
-    ///
-    /// # Panics
-    /// If an operation failed.
+    /// As [`Endpoint::poll`](super::Endpoint::poll). Completions that need more work are dropped.
     ///
     /// # Safety
     ///
     /// `cq` must be the CQ of the queues that the endpoint posts to.
     #[inline(always)]
-    pub unsafe fn poll<P: Provider>(&mut self, cq: &mut P::Cq) -> Option<Done<B>> {
+    pub unsafe fn poll<P: Provider>(&mut self, cq: &mut P::Cq) -> Option<Result<Done<B>, Failed<B>>> {
         match poll_flows::<B, P>(&mut self.flows, Completions::from_raw_queue(cq)) {
+            Polled::Done(done) => Some(Ok(done)),
             Polled::Empty => None,
-            Polled::Ended(Ok(done)) => Some(done),
-            Polled::Ended(Err(_)) | Polled::Other(_) => panic!("an operation failed"),
+            Polled::Slow => self.poll_slow(),
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn poll_slow(&mut self) -> Option<Result<Done<B>, Failed<B>>> {
+        self.flows.take()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn refused(&mut self, refused: NotPosted<B>) -> NotPosted<B> {
+        self.flows.sends.close();
+        refused
     }
 }
 
 impl<B: Source> RawEndpoint<B> {
-    /// As [`Endpoint::post`](super::Endpoint::post).
+    /// As [`Endpoint::post`](super::Endpoint::post). An error closes the endpoint.
     ///
     /// # Errors
     /// As for `Endpoint::post`.
@@ -82,9 +108,7 @@ impl<B: Source> RawEndpoint<B> {
         send: &mut SendHalf<'_, Rc, P>,
         op: Op<'_, B>,
     ) -> Result<(), NotPosted<B>> {
-        // SAFETY: the flow owns the buffer until the operation is complete, by the caller's
-        // contract.
-        self.flows.sends.post(op, |request| unsafe { send.post_send(&[*request]) })
+        self.flows.sends.post(send, op).map_err(|refused| self.refused(refused))
     }
 }
 
@@ -103,9 +127,7 @@ impl<B: Target> RawEndpoint<B> {
         recv: &mut RecvHalf<'_, Rc, P>,
         buffer: B,
     ) -> Result<(), NotPosted<B>> {
-        // SAFETY: the flow owns the buffer until the operation is complete, by the caller's
-        // contract.
-        self.flows.recvs.post(buffer, 0, |request| unsafe { recv.post_recv(&[*request]) })
+        self.flows.recvs.post(recv, buffer, 0)
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use bareverbs_provider::traits::Provider;
 
-use super::buffer::sealed::{Domain, Registered};
+use super::buffer::sealed::{Domain, PdId, Registered};
 use super::{Source, Target};
 use crate::mr::check_range;
 use crate::{Access, Buffer, Error, MemoryOwner, Mr, Pd, RegisterError, Result};
@@ -58,10 +58,17 @@ use crate::{Access, Buffer, Error, MemoryOwner, Mr, Pd, RegisterError, Result};
 /// }
 /// ```
 pub struct Part<M = Buffer> {
-    /// Its bytes in `offset..offset + len` belong to this part alone.
-    region: Arc<Mr<M>>,
-    offset: usize,
+    /// `len` bytes of it from `iova` on belong to this part alone.
+    region: Arc<Region<M>>,
+    iova: u64,
     len: usize,
+}
+
+/// A region that has parts. Nothing changes its MR.
+struct Region<M> {
+    mr: Mr<M>,
+    lkey: u32,
+    verified_pd: PdId,
 }
 
 impl<M: MemoryOwner> Part<M> {
@@ -76,7 +83,7 @@ impl<M: MemoryOwner> Part<M> {
     ///   would access bytes of other parts.
     pub fn new(mr: Mr<M>) -> Result<Self, PartError<M>> {
         match mr.check_local("Part::new") {
-            Ok(()) => Ok(Self { offset: 0, len: mr.len(), region: Arc::new(mr) }),
+            Ok(()) => Ok(Self::whole(mr)),
             Err(error) => Err(PartError { error, mr }),
         }
     }
@@ -86,16 +93,27 @@ impl<M: MemoryOwner> Part<M> {
     /// # Errors
     /// As for [`Pd::register`]. The errors return the memory.
     pub fn register<P: Provider>(pd: &Pd<P>, memory: M) -> Result<Self, RegisterError<M>> {
-        let mr = pd.register(memory, Access::LOCAL_WRITE)?;
-        Ok(Self { offset: 0, len: mr.len(), region: Arc::new(mr) })
+        Ok(Self::whole(pd.register(memory, Access::LOCAL_WRITE)?))
     }
 }
 
 impl<M> Part<M> {
+    /// `mr` has local rights only.
+    fn whole(mr: Mr<M>) -> Self {
+        let (iova, len) = (mr.addr(), mr.len());
+        let (lkey, verified_pd) = (mr.lkey(), mr.verified_pd());
+        Self { region: Arc::new(Region { mr, lkey, verified_pd }), iova, len }
+    }
+
+    /// The offset of its first byte within the region.
+    fn offset(&self) -> usize {
+        self.iova.wrapping_sub(self.region.mr.addr()) as usize
+    }
+
     /// Its first byte in this process's address space.
     pub(super) fn as_ptr(&self) -> *mut u8 {
         // SAFETY: the offset is within the region.
-        unsafe { self.region.as_ptr().add(self.offset) }
+        unsafe { self.region.mr.as_ptr().add(self.offset()) }
     }
 
     /// Length in bytes. It may be 0.
@@ -144,7 +162,8 @@ impl<M> Part<M> {
     #[must_use = "a part that is not used is dropped"]
     pub fn split_off(&mut self, at: usize) -> Self {
         assert!(at <= self.len, "a split at {at} exceeds the part's {} bytes", self.len);
-        let rest = Self { region: Arc::clone(&self.region), offset: self.offset + at, len: self.len - at };
+        let iova = self.iova.wrapping_add(at as u64);
+        let rest = Self { region: Arc::clone(&self.region), iova, len: self.len - at };
         self.len = at;
         rest
     }
@@ -167,10 +186,10 @@ impl<M> Part<M> {
         if !Arc::ptr_eq(&self.region, &other.region) {
             return Err(other);
         }
-        if self.offset + self.len == other.offset {
+        if self.offset() + self.len == other.offset() {
             self.len += other.len;
-        } else if other.offset + other.len == self.offset {
-            self.offset = other.offset;
+        } else if other.offset() + other.len == self.offset() {
+            self.iova = other.iova;
             self.len += other.len;
         } else {
             return Err(other);
@@ -182,7 +201,7 @@ impl<M> Part<M> {
     /// one counter.
     #[must_use]
     pub fn freeze(self) -> Shared<M> {
-        Shared { offset: 0, len: self.len, part: Arc::new(self) }
+        Shared { iova: self.iova, len: self.len, part: Arc::new(self) }
     }
 
     /// The region, if this is its only part. Parts that were dropped do not matter.
@@ -190,25 +209,28 @@ impl<M> Part<M> {
     /// # Errors
     /// Returns the part if the region has other parts.
     pub fn into_mr(self) -> Result<Mr<M>, Self> {
-        let Self { region, offset, len } = self;
-        Arc::try_unwrap(region).map_err(|region| Self { region, offset, len })
+        let Self { region, iova, len } = self;
+        match Arc::try_unwrap(region) {
+            Ok(region) => Ok(region.mr),
+            Err(region) => Err(Self { region, iova, len }),
+        }
     }
 }
 
 impl<M> Registered for Part<M> {
     #[inline]
     fn domain(&self) -> Domain<'_> {
-        Domain(self.region.domain())
+        Domain(self.region.mr.domain())
     }
 
     #[inline]
     fn iova(&self) -> u64 {
-        self.region.addr().wrapping_add(self.offset as u64)
+        self.iova
     }
 
     #[inline]
     fn lkey(&self) -> u32 {
-        self.region.lkey()
+        self.region.lkey
     }
 
     #[inline]
@@ -220,6 +242,11 @@ impl<M> Registered for Part<M> {
     fn check_bounds(&self, _: &'static str) -> Result<()> {
         // `check_local` has rejected the regions with which a device exceeds the bounds.
         Ok(())
+    }
+
+    #[inline]
+    fn verified_pd(&self) -> PdId {
+        self.region.verified_pd
     }
 }
 
@@ -302,8 +329,7 @@ impl<M> fmt::Debug for Chunks<M> {
 /// ```
 pub struct Shared<M = Buffer> {
     part: Arc<Part<M>>,
-    /// Counted from the part's first byte.
-    offset: usize,
+    iova: u64,
     len: usize,
 }
 
@@ -329,7 +355,8 @@ impl<M> Shared<M> {
     /// Its bytes.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
-        &self.part.bytes()[self.offset..self.offset + self.len]
+        let start = self.iova.wrapping_sub(self.part.iova) as usize;
+        &self.part.bytes()[start..start + self.len]
     }
 
     /// A range of it, which shares the bytes.
@@ -339,7 +366,9 @@ impl<M> Shared<M> {
     #[must_use]
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Self {
         match check_range("Shared::slice", range, self.len) {
-            Ok((start, len)) => Self { part: Arc::clone(&self.part), offset: self.offset + start, len },
+            Ok((start, len)) => {
+                Self { part: Arc::clone(&self.part), iova: self.iova.wrapping_add(start as u64), len }
+            }
             Err(error) => panic!("{error}"),
         }
     }
@@ -349,8 +378,8 @@ impl<M> Shared<M> {
     /// # Errors
     /// Returns itself if there are others.
     pub fn try_unfreeze(self) -> Result<Part<M>, Self> {
-        let Self { part, offset, len } = self;
-        Arc::try_unwrap(part).map_err(|part| Self { part, offset, len })
+        let Self { part, iova, len } = self;
+        Arc::try_unwrap(part).map_err(|part| Self { part, iova, len })
     }
 }
 
@@ -362,7 +391,7 @@ impl<M> Registered for Shared<M> {
 
     #[inline]
     fn iova(&self) -> u64 {
-        self.part.iova().wrapping_add(self.offset as u64)
+        self.iova
     }
 
     #[inline]
@@ -378,6 +407,11 @@ impl<M> Registered for Shared<M> {
     #[inline]
     fn check_bounds(&self, verb: &'static str) -> Result<()> {
         self.part.check_bounds(verb)
+    }
+
+    #[inline]
+    fn verified_pd(&self) -> PdId {
+        self.part.verified_pd()
     }
 }
 

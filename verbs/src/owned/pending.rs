@@ -64,7 +64,7 @@ impl<B, P: Provider> Pending<B, P> {
 
     #[cold]
     pub(super) fn refused(error: Error, buffer: Option<B>, tag: u64) -> Self {
-        let outcome = Outcome::NotDone;
+        let outcome = Outcome::NotExecuted;
         Self { state: State::Refused(Failed { error, tag, buffer, outcome, cause: None }) }
     }
 

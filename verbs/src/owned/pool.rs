@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bareverbs_provider::free_list::{FreeList, MAX_SLOTS};
 use bareverbs_provider::traits::Provider;
 
-use super::buffer::sealed::{Domain, Registered};
+use super::buffer::sealed::{Domain, PdId, Registered};
 use super::{Source, Target};
 use crate::{Access, Buffer, Error, Mr, Pd, Result};
 
@@ -42,6 +42,8 @@ struct Inner {
     size: usize,
     /// Distance of two buffers.
     stride: usize,
+    lkey: u32,
+    verified_pd: PdId,
 }
 
 impl Pool {
@@ -59,8 +61,12 @@ impl Pool {
     }
 
     /// `region` has local rights only, and `count` times `stride` bytes.
-    fn of(region: Mr<Buffer>, count: usize, size: usize, stride: usize) -> Self {
-        Self { inner: Arc::new(Inner { region, free: FreeList::new(count), size, stride }) }
+    pub(super) fn of(region: Mr<Buffer>, count: usize, size: usize, stride: usize) -> Self {
+        // The region may be too long for an SGE. Its buffers are not, and they are not registered on
+        // demand.
+        let (lkey, verified_pd) = (region.lkey(), PdId::of(region.domain()));
+        let free = FreeList::new(count);
+        Self { inner: Arc::new(Inner { region, free, size, stride, lkey, verified_pd }) }
     }
 
     /// A pool in a region that no kernel has registered.
@@ -78,7 +84,9 @@ impl Pool {
     #[must_use]
     pub fn take(&self) -> Option<Lease> {
         let slot = self.inner.free.take()?;
-        Some(Lease { pool: Arc::clone(&self.inner), slot })
+        let offset = slot as usize * self.inner.stride;
+        let iova = self.inner.region.addr().wrapping_add(offset as u64);
+        Some(Lease { pool: Arc::clone(&self.inner), iova })
     }
 
     /// The number of its buffers, taken or not.
@@ -128,13 +136,13 @@ impl fmt::Debug for Pool {
 /// A lease may outlive the pool.
 pub struct Lease {
     pool: Arc<Inner>,
-    /// Belongs to this lease alone.
-    slot: u32,
+    /// The address of its slot, which belongs to this lease alone.
+    iova: u64,
 }
 
 impl Lease {
     fn offset(&self) -> usize {
-        self.slot as usize * self.pool.stride
+        self.iova.wrapping_sub(self.pool.region.addr()) as usize
     }
 
     /// Length in bytes: [`Pool::buffer_len`].
@@ -164,7 +172,7 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.pool.free.put_back(self.slot);
+        self.pool.free.put_back((self.offset() / self.pool.stride) as u32);
     }
 }
 
@@ -176,12 +184,12 @@ impl Registered for Lease {
 
     #[inline]
     fn iova(&self) -> u64 {
-        self.pool.region.addr().wrapping_add(self.offset() as u64)
+        self.iova
     }
 
     #[inline]
     fn lkey(&self) -> u32 {
-        self.pool.region.lkey()
+        self.pool.lkey
     }
 
     #[inline]
@@ -193,6 +201,11 @@ impl Registered for Lease {
     fn check_bounds(&self, _: &'static str) -> Result<()> {
         // The pool's region is not registered on demand.
         Ok(())
+    }
+
+    #[inline]
+    fn verified_pd(&self) -> PdId {
+        self.pool.verified_pd
     }
 }
 

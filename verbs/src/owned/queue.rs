@@ -1,11 +1,10 @@
-//! One direction of one QP: the requests in flight, in the order of posting.
+//! One direction of one QP: the outstanding requests, in the order of posting.
 
 use std::fmt;
 use std::mem::MaybeUninit;
 
 /// Bits of a `wr_id` that count the requests of a queue. The owner is above them.
-const COUNTER_BITS: u32 = 40;
-const COUNTER: u64 = (1 << COUNTER_BITS) - 1;
+const COUNTER_BITS: u32 = 62;
 
 /// The owner in a `wr_id`.
 #[inline(always)]
@@ -13,124 +12,162 @@ pub(crate) fn owner(wr_id: u64) -> u32 {
     (wr_id >> COUNTER_BITS) as u32
 }
 
-/// The requests of one queue that are in flight or whose completion was not taken yet. It is a ring
-/// in the order of posting, allocated once.
+/// The requests of one queue that are outstanding or whose completion was not taken yet. It is a
+/// ring in the order of posting, allocated once.
 ///
 /// It serves queues that complete in order: the send queue and the private receive queue of an RC
 /// QP. A completion of a send also completes all older sends, which were not signalled.
 ///
-/// A `wr_id` has the owner in its upper 24 bits and the request's number modulo 2^40 below. A queue
-/// has at most 2^31 requests in flight. So a `wr_id` of an earlier request matches again only after
-/// 2^40 further requests. An owner is not 0, so 0 is never a valid `wr_id`.
+/// A `wr_id` has the owner, 1 to 3, in its upper 2 bits and the number of the request below. So it
+/// never repeats: a queue can't post 2^61 requests, which takes 73 years at 10^9 a second. 0 is
+/// never valid.
 ///
-/// Invariant: the entries of the requests from `tail` up to `head` are initialised.
+/// All positions are `wr_id`s, so that neither a post nor a poll converts one to the other.
+///
+/// Invariants, in which a request is named by its `wr_id`:
+///
+/// - The entries of the requests from `tail` up to `head` are initialised. `tail` is the oldest
+///   outstanding request minus `complete`.
+/// - The oldest outstanding request is at most `head`, and so is `published`.
+/// - The number of entries is a power of two and at least `head - tail`. `mask` is this number
+///   minus 1.
+/// - `oldest` has the bit `HELD` if `complete` is not 0.
 pub(crate) struct Queue<T> {
-    /// Its length is a power of two.
     entries: Box<[MaybeUninit<T>]>,
-    /// The owner in its place in a `wr_id`.
-    owner: u64,
-    /// Maximum of requests between `tail` and `head`. 0 if the queue is closed.
-    limit: u64,
-    /// Number of the next request.
+    mask: usize,
+    /// The next request.
     head: u64,
+    /// Requests from here on have no room: `tail` plus the depth. Below every `wr_id` if the queue
+    /// is closed: it was 0 then, and has grown by at most one for each entry.
+    end: u64,
     /// Requests below may be known to the device.
     published: u64,
-    /// Requests below are complete.
-    done: u64,
-    /// Requests below were taken.
-    tail: u64,
+    /// The oldest outstanding request, or `head` if there is none; with `HELD`, which makes it differ
+    /// from every `wr_id`, if [`Queue::oldest_if`] must not return it.
+    oldest: u64,
+    /// The number of requests that are complete and were not taken.
+    complete: u64,
 }
 
+/// A bit of `oldest` that no `wr_id` has.
+const HELD: u64 = 1 << (COUNTER_BITS - 1);
+
 impl<T> Queue<T> {
-    /// A queue for `depth` requests, 1 to 2^31. `owner` has 24 bits and is not 0.
+    /// A queue for `depth` requests, 1 to 2^31. `owner` is 1 to 3.
     pub(crate) fn new(owner: u32, depth: u32) -> Self {
-        assert!((1..1 << 24).contains(&owner) && (1..=1 << 31).contains(&depth), "{owner}, {depth}");
+        assert!((1..4).contains(&owner) && (1..=1 << 31).contains(&depth), "{owner}, {depth}");
         let slots = (depth as usize).next_power_of_two();
+        let first = u64::from(owner) << COUNTER_BITS;
         Self {
             entries: (0..slots).map(|_| MaybeUninit::uninit()).collect(),
-            owner: u64::from(owner) << COUNTER_BITS,
-            limit: depth.into(),
-            head: 0,
-            published: 0,
-            done: 0,
-            tail: 0,
+            mask: slots - 1,
+            head: first,
+            end: first + u64::from(depth),
+            published: first,
+            oldest: first,
+            complete: 0,
         }
     }
 
-    /// The number of requests that are in flight or complete and not taken.
+    /// The number of requests that are outstanding or complete and not taken.
     #[inline(always)]
     pub(crate) fn len(&self) -> usize {
-        (self.head - self.tail) as usize
+        (self.head - self.tail()) as usize
     }
 
-    /// The number of requests in flight: posted and not complete.
+    /// The oldest outstanding request, or `head` if there is none.
     #[inline(always)]
-    pub(crate) fn in_flight(&self) -> usize {
-        (self.head - self.done) as usize
+    fn oldest(&self) -> u64 {
+        self.oldest & !HELD
+    }
+
+    /// The oldest request that was not taken, or `head` if there is none.
+    #[inline(always)]
+    fn tail(&self) -> u64 {
+        self.oldest() - self.complete
+    }
+
+    /// Sets the oldest outstanding request and the number of complete ones.
+    fn set_oldest(&mut self, oldest: u64, complete: u64) {
+        self.complete = complete;
+        self.oldest = if complete == 0 { oldest } else { oldest | HELD };
+    }
+
+    /// Makes [`Queue::oldest_if`] return `None`, or not. [`Queue::complete`] and [`Queue::take`]
+    /// also change this.
+    pub(crate) fn hold(&mut self, held: bool) {
+        let oldest = self.oldest();
+        self.oldest = if held || self.complete != 0 { oldest | HELD } else { oldest };
+    }
+
+    /// The number of outstanding requests: posted and not complete.
+    #[inline(always)]
+    pub(crate) fn outstanding(&self) -> usize {
+        (self.head - self.oldest()) as usize
     }
 
     /// The number of requests that can be pushed; 0 if the queue is closed.
     #[inline(always)]
     pub(crate) fn credits(&self) -> usize {
-        self.limit.saturating_sub(self.head - self.tail) as usize
+        self.end.saturating_sub(self.head) as usize
     }
 
-    /// The number of requests that were posted so far.
+    /// The `wr_id` of the next request. It counts the requests that were posted so far.
     #[inline(always)]
     pub(crate) fn posted(&self) -> u64 {
         self.head
     }
 
-    /// The number of requests that have completed so far.
+    /// The `wr_id` of the oldest outstanding request. It counts the requests that have completed so
+    /// far.
     pub(crate) fn completed(&self) -> u64 {
-        self.done
+        self.oldest()
     }
 
-    /// The number of requests that were taken so far: the number of the request that
-    /// [`Queue::take`] takes next.
+    /// The `wr_id` of the request that [`Queue::take`] takes next. It counts the requests that were
+    /// taken so far.
     pub(crate) fn taken(&self) -> u64 {
-        self.tail
+        self.tail()
     }
 
     /// Whether a complete request was not taken.
     #[inline(always)]
     pub(crate) fn has_complete(&self) -> bool {
-        self.tail != self.done
+        self.complete != 0
     }
 
     /// Accepts no request from now on.
     pub(crate) fn close(&mut self) {
-        self.limit = 0;
+        self.end = 0;
     }
 
     /// Whether [`Queue::close`] was called.
     #[inline]
     pub(crate) fn is_closed(&self) -> bool {
-        self.limit == 0
+        owner(self.end) == 0
     }
 
     #[inline(always)]
-    fn entry(&mut self, number: u64) -> &mut MaybeUninit<T> {
-        let mask = self.entries.len() - 1;
-        &mut self.entries[number as usize & mask]
-    }
-
-    #[inline(always)]
-    fn wr_id(&self, number: u64) -> u64 {
-        self.owner | number & COUNTER
+    fn entry(&mut self, wr_id: u64) -> &mut MaybeUninit<T> {
+        // The owner is above the bits of the mask: a queue has at most 2^31 entries.
+        let index = wr_id as usize & self.mask;
+        // SAFETY: the number of entries is `mask + 1`.
+        unsafe { self.entries.get_unchecked_mut(index) }
     }
 
     /// Stores the entry of a request and returns the request's `wr_id`. Returns the entry if the
     /// queue is full or closed.
-    #[inline(always)]
     pub(crate) fn push(&mut self, entry: T) -> Result<u64, T> {
-        if self.head - self.tail >= self.limit {
-            return Err(entry);
-        }
-        let number = self.head;
-        self.entry(number).write(entry);
-        self.head = number + 1;
-        Ok(self.wr_id(number))
+        let Some(vacant) = self.vacant() else { return Err(entry) };
+        let wr_id = vacant.wr_id();
+        vacant.fill(entry);
+        Ok(wr_id)
+    }
+
+    /// The place of the next request. `None` if the queue is full or closed.
+    #[inline(always)]
+    pub(crate) fn vacant(&mut self) -> Option<Vacant<'_, T>> {
+        (self.head < self.end).then_some(Vacant(self))
     }
 
     /// The device may know all requests from now on.
@@ -139,9 +176,9 @@ impl<T> Queue<T> {
         self.published = self.head;
     }
 
-    /// The number of requests in flight that the device can't know.
+    /// The number of outstanding requests that the device can't know.
     pub(crate) fn unpublished(&self) -> usize {
-        (self.head - self.published.max(self.done)) as usize
+        (self.head - self.published.max(self.oldest())) as usize
     }
 
     /// Removes the request that was pushed last, if it was not published.
@@ -149,50 +186,117 @@ impl<T> Queue<T> {
         if self.unpublished() == 0 {
             return None;
         }
-        let number = self.head - 1;
-        self.head = number;
-        // SAFETY: the request was below `head` and not below `done`, so its entry is initialised.
-        // It is beyond `head` now, so it is not read again before it is written.
-        Some(unsafe { self.entry(number).assume_init_read() })
+        let wr_id = self.head - 1;
+        self.head = wr_id;
+        // SAFETY: the request was below `head` and outstanding, so its entry is initialised. It is
+        // beyond `head` now, so it is not read again before it is written.
+        Some(unsafe { self.entry(wr_id).assume_init_read() })
     }
 
-    /// The number of requests in flight that are older than the one with this `wr_id`. `None` if no
-    /// published request in flight has it.
+    /// The number of outstanding requests that are older than the one with this `wr_id`. `None` if
+    /// no published outstanding request has it.
     #[inline(always)]
     pub(crate) fn position(&self, wr_id: u64) -> Option<usize> {
-        let number = wr_id ^ self.owner;
-        let ahead = number.wrapping_sub(self.done) & COUNTER;
-        let known = self.published.saturating_sub(self.done);
-        (number <= COUNTER && ahead < known).then_some(ahead as usize)
+        let older = wr_id.wrapping_sub(self.oldest());
+        let known = self.published.saturating_sub(self.oldest());
+        (older < known).then_some(older as usize)
     }
 
-    /// Marks the `count` oldest requests in flight as complete, or all if there are fewer.
-    #[inline(always)]
+    /// Marks the `count` oldest outstanding requests as complete, or all if there are fewer.
     pub(crate) fn complete(&mut self, count: usize) {
-        self.done += (count as u64).min(self.head - self.done);
+        let count = (count as u64).min(self.head - self.oldest());
+        self.set_oldest(self.oldest() + count, self.complete + count);
     }
 
-    /// Completes and removes the request with this `wr_id`, if it is published and none is older.
+    /// The request with this `wr_id`, if it is published, none is older, and the queue is not
+    /// [held](Queue::hold).
     #[inline(always)]
-    pub(crate) fn take_oldest(&mut self, wr_id: u64) -> Option<T> {
-        if self.done != self.tail || self.done >= self.published || wr_id != self.wr_id(self.done) {
-            return None;
-        }
-        self.done += 1;
-        self.take()
+    pub(crate) fn oldest_if(&mut self, wr_id: u64) -> Option<Oldest<'_, T>> {
+        // `wr_id` has not `HELD` then: `published` has not, and is greater.
+        (wr_id == self.oldest && wr_id < self.published).then_some(Oldest { queue: self, wr_id })
     }
 
     /// Removes the oldest request if it is complete.
     #[inline(always)]
     pub(crate) fn take(&mut self) -> Option<T> {
-        if self.tail == self.done {
+        if self.complete == 0 {
             return None;
         }
-        let number = self.tail;
-        self.tail = number + 1;
-        // SAFETY: the request was between `tail` and `head`, so its entry is initialised. It is
-        // below `tail` now, so it is not read again before it is written.
-        Some(unsafe { self.entry(number).assume_init_read() })
+        let wr_id = self.tail();
+        self.set_oldest(self.oldest(), self.complete - 1);
+        // SAFETY: a complete request is below `head`. It was the tail, and is not now.
+        Some(unsafe { self.take_entry(wr_id) })
+    }
+
+    /// Takes the entry of a request.
+    ///
+    /// # Safety
+    ///
+    /// The request was the tail, and is below the tail now.
+    #[inline(always)]
+    unsafe fn take_entry(&mut self, wr_id: u64) -> T {
+        self.end += 1;
+        // SAFETY: the request was between the tail and `head`, so its entry is initialised. It is
+        // below the tail now, so it is not read again before it is written.
+        unsafe { self.entry(wr_id).assume_init_read() }
+    }
+}
+
+/// The oldest request of a queue. It is outstanding and published, and no request is complete.
+pub(crate) struct Oldest<'q, T> {
+    queue: &'q mut Queue<T>,
+    wr_id: u64,
+}
+
+impl<T> Oldest<'_, T> {
+    /// Completes and removes the request.
+    #[inline(always)]
+    pub(crate) fn take(self) -> T {
+        self.queue.oldest = self.wr_id + 1;
+        // SAFETY: the request was the tail, because none is complete. It is not now.
+        unsafe { self.queue.take_entry(self.wr_id) }
+    }
+}
+
+/// The place of the next request of a queue that is neither full nor closed.
+pub(crate) struct Vacant<'q, T>(&'q mut Queue<T>);
+
+impl<'q, T> Vacant<'q, T> {
+    /// The `wr_id` of the request.
+    #[inline(always)]
+    pub(crate) fn wr_id(&self) -> u64 {
+        self.0.head
+    }
+
+    /// Whether the request fills the queue.
+    #[inline(always)]
+    pub(crate) fn is_last(&self) -> bool {
+        self.0.head + 1 == self.0.end
+    }
+
+    /// Stores the entry of the request.
+    #[inline(always)]
+    pub(crate) fn fill(self, entry: T) -> Pushed<'q, T> {
+        let wr_id = self.0.head;
+        self.0.entry(wr_id).write(entry);
+        let head = wr_id + 1;
+        self.0.head = head;
+        Pushed { queue: self.0, head }
+    }
+}
+
+/// A request that was pushed to a queue. It is the last one.
+pub(crate) struct Pushed<'q, T> {
+    queue: &'q mut Queue<T>,
+    /// That of the queue, in a register.
+    head: u64,
+}
+
+impl<T> Pushed<'_, T> {
+    /// As [`Queue::publish`].
+    #[inline(always)]
+    pub(crate) fn publish(self) {
+        self.queue.published = self.head;
     }
 }
 
@@ -206,9 +310,9 @@ impl<T> Drop for Queue<T> {
 impl<T> fmt::Debug for Queue<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Queue")
-            .field("limit", &self.limit)
-            .field("in_flight", &self.in_flight())
-            .field("complete", &(self.done - self.tail))
+            .field("outstanding", &self.outstanding())
+            .field("complete", &self.complete)
+            .field("credits", &self.credits())
             .finish_non_exhaustive()
     }
 }
@@ -222,35 +326,63 @@ mod tests {
 
     use super::*;
 
+    fn take_oldest<T>(queue: &mut Queue<T>, wr_id: u64) -> Option<T> {
+        queue.oldest_if(wr_id).map(Oldest::take)
+    }
+
     #[test]
     fn zero_foreign_stale_and_repeated_wr_ids_match_no_request() {
         let mut queue = Queue::new(1, 2);
         let first = queue.push("first").unwrap();
         assert_eq!(queue.position(first), None, "an unpublished request");
         queue.publish();
-        for nonsense in [0, first + 1, first + (1 << COUNTER_BITS), u64::MAX] {
+        for nonsense in [0, first + 1, first ^ (3 << COUNTER_BITS), u64::MAX] {
             assert_eq!(queue.position(nonsense), None, "{nonsense:#x}");
         }
-        assert_eq!((queue.position(first), queue.take_oldest(first + 1)), (Some(0), None));
-        assert_eq!(queue.take_oldest(first), Some("first"));
+        assert_eq!((queue.position(first), take_oldest(&mut queue, first + 1)), (Some(0), None));
+        assert_eq!(take_oldest(&mut queue, first), Some("first"));
         assert_eq!(queue.position(first), None, "a repeated wr_id");
-        assert_eq!(queue.take_oldest(first), None, "a repeated wr_id");
+        assert_eq!(take_oldest(&mut queue, first), None, "a repeated wr_id");
         let second = queue.push("second").unwrap();
-        assert_eq!(queue.take_oldest(second), None, "an unpublished request");
+        assert_eq!(take_oldest(&mut queue, second), None, "an unpublished request");
         queue.publish();
         assert_ne!(second, first);
         assert_eq!((queue.position(first), queue.position(second)), (None, Some(0)));
     }
 
     #[test]
-    fn numbers_wrap_below_the_owner() {
-        let mut queue = Queue::new(3, 4);
-        (queue.head, queue.done, queue.tail) = (COUNTER, COUNTER, COUNTER);
-        let ids: Vec<_> = (0..3).map(|entry| queue.push(entry).unwrap()).collect();
+    fn wr_ids_count_up_from_the_owner() {
+        for of in 1..4 {
+            let mut queue = Queue::new(of, 4);
+            let first = u64::from(of) << 62;
+            let ids: Vec<_> = (0..3).map(|entry| queue.push(entry).unwrap()).collect();
+            queue.publish();
+            assert_eq!(ids, [first, first + 1, first + 2]);
+            assert_eq!(
+                ids.iter().map(|id| queue.position(*id)).collect::<Vec<_>>(),
+                [Some(0), Some(1), Some(2)]
+            );
+            assert!(ids.iter().all(|id| owner(*id) == of));
+        }
+    }
+
+    #[test]
+    fn closed_queue_stays_closed_when_its_requests_are_taken() {
+        let mut queue = Queue::new(1, 2);
+        let ids = [queue.push(7).unwrap(), queue.push(8).unwrap()];
         queue.publish();
-        assert_eq!(ids, [3 << 40 | COUNTER, 3 << 40, 3 << 40 | 1]);
-        assert_eq!(ids.iter().map(|id| queue.position(*id)).collect::<Vec<_>>(), [Some(0), Some(1), Some(2)]);
-        assert!(ids.iter().all(|id| owner(*id) == 3));
+        queue.close();
+        assert_eq!((take_oldest(&mut queue, ids[0]), take_oldest(&mut queue, ids[1])), (Some(7), Some(8)));
+        assert_eq!((queue.push(9), queue.credits(), queue.is_closed()), (Err(9), 0, true));
+    }
+
+    #[test]
+    fn taken_unpublished_requests_leave_no_entry_to_take() {
+        let mut queue = Queue::new(1, 4);
+        let first = queue.push(7).unwrap();
+        queue.complete(1);
+        assert_eq!(queue.take(), Some(7));
+        assert_eq!((take_oldest(&mut queue, first + 1), queue.position(first + 1)), (None, None));
     }
 
     #[test]
@@ -288,12 +420,17 @@ mod tests {
         Take,
     }
 
+    fn any_wr_id() -> impl Strategy<Value = u64> {
+        let first: u64 = 2 << COUNTER_BITS;
+        prop_oneof![0u64..1 << 42, first..first + 150, first + HELD..first + HELD + 150, any::<u64>()]
+    }
+
     fn step() -> impl Strategy<Value = Step> {
         prop_oneof![
             4 => Just(Step::Push),
             2 => Just(Step::Publish),
             1 => Just(Step::TakeBack),
-            3 => (any::<prop::sample::Index>(), prop::option::weighted(0.2, 0u64..1 << 42))
+            3 => (any::<prop::sample::Index>(), prop::option::weighted(0.2, any_wr_id()))
                 .prop_map(|(index, other)| Step::Complete(index, other)),
             3 => Just(Step::Take),
         ]
@@ -303,11 +440,13 @@ mod tests {
         #[test]
         fn queue_is_a_fifo_whose_completions_retire_all_older_requests(
             depth in 1u32..9,
-            start in prop_oneof![Just(0), COUNTER - 20..=COUNTER],
+            start in prop_oneof![Just(0), 0u64..1 << 60],
             steps in prop::collection::vec(step(), 1..120),
         ) {
             let mut queue = Queue::new(2, depth);
-            (queue.head, queue.published, queue.done, queue.tail) = (start, start, start, start);
+            let first = 2 << COUNTER_BITS | start;
+            (queue.head, queue.published, queue.oldest) = (first, first, first);
+            queue.end = first + u64::from(depth);
             // `wr_id` and whether it is complete. The newest `unpublished` ones are not published.
             let mut model: VecDeque<(u64, bool)> = VecDeque::new();
             let mut seen = 0u64;
@@ -364,11 +503,11 @@ mod tests {
                         }
                     }
                 }
-                let in_flight = model.iter().filter(|(_, complete)| !complete).count();
-                prop_assert_eq!((queue.len(), queue.in_flight()), (model.len(), in_flight));
+                let outstanding = model.iter().filter(|(_, complete)| !complete).count();
+                prop_assert_eq!((queue.len(), queue.outstanding()), (model.len(), outstanding));
                 prop_assert_eq!(queue.unpublished(), unpublished);
                 prop_assert_eq!(queue.credits(), depth as usize - model.len());
-                prop_assert_eq!(queue.has_complete(), in_flight != model.len());
+                prop_assert_eq!(queue.has_complete(), outstanding != model.len());
             }
         }
     }

@@ -53,7 +53,7 @@ impl<B: Source> Done<B> {
 #[non_exhaustive]
 pub enum Outcome {
     /// The local device did not receive the request: the kernel refused its doorbell.
-    NotDone,
+    NotExecuted,
     /// The peer rejected the request: `REM_ACCESS_ERR` or `REM_INV_REQ_ERR`. Of a message of several
     /// packets, earlier packets may have been written.
     Refused,

@@ -235,7 +235,7 @@ impl<'scope, B, P: Provider> Scope<'scope, '_, B, P> {
         // SAFETY: the region is borrowed exclusively for 'scope, so it stays registered, and
         // nothing accesses its bytes. `Endpoint::scope` does not return before the request is
         // complete or the QP is destroyed, and the borrow lasts until it returns.
-        let posted = flows.recvs.post_request(None, tag, sge, |request| unsafe { qp.post_recv(&[*request]) });
+        let posted = unsafe { flows.recvs.post_request(qp, (None, tag), sge) };
         posted.inspect_err(|_| self.posted.recvs = before)
     }
 
@@ -257,13 +257,8 @@ impl<'scope, B, P: Provider> Scope<'scope, '_, B, P> {
         self.posted.sends = flows.sends.queue().posted() + 1;
         let payload = (Payload::Sges(&[sge]), sge.length);
         // SAFETY: the caller's contract is the same.
-        let posted = flows.sends.post_request(
-            (None, tag),
-            operation,
-            SendFlags::SIGNALED,
-            payload,
-            |request| unsafe { qp.post_send(&[*request]) },
-        );
+        let posted =
+            unsafe { flows.sends.post_request(qp, (None, tag), operation, SendFlags::SIGNALED, payload) };
         posted.map_err(|refused| {
             self.posted.sends = before;
             self.endpoint.refused(refused)

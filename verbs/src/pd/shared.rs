@@ -16,6 +16,19 @@ pub(crate) struct PdShared {
     pub(crate) released: Released,
 }
 
+/// Identifies a PD while an `Arc` of it exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PdId(usize);
+
+impl PdId {
+    /// No PD.
+    pub(crate) const NONE: Self = Self(0);
+
+    pub(crate) fn of(domain: &Arc<PdShared>) -> Self {
+        Self(Arc::as_ptr(domain).addr())
+    }
+}
+
 #[cfg(feature = "test-utils")]
 impl PdShared {
     /// A PD without a kernel object.

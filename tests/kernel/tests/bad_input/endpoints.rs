@@ -1,7 +1,5 @@
 //! Wrong use of `owned`: buffers are returned, and no call blocks without limit.
 
-#![expect(clippy::result_large_err, reason = "errors give the buffer back")]
-
 use std::net::Ipv4Addr;
 use std::time::Duration;
 

@@ -7,9 +7,13 @@ use bareverbs_provider::device::IoctlError;
 use rustix::io::Errno;
 
 use super::*;
+use crate::owned::flow::PostRecv;
 use crate::owned::{Outcome, Spin};
 use crate::testing::{Plain, completion};
-use crate::{Access, CqInit, DoorbellError, DriverId, Gid, ImplicitMr, MemoryOwner, RegisterError, WcOpcode};
+use crate::{
+    Access, CqInit, DoorbellError, DriverId, Gid, ImplicitMr, MemoryOwner, RecvRequest, RegisterError,
+    WcOpcode,
+};
 
 /// Memory that counts how often it is freed.
 struct Counted(Vec<u8>, Arc<AtomicUsize>);
@@ -185,7 +189,7 @@ fn in_flight_buffers_are_leaked_if_destroy_qp_fails() {
 
 #[test]
 fn unknown_completion_returns_no_buffer_and_moves_qp_to_err() {
-    for nonsense in [0, 1, 1 << 40, 2 << 40 | 1, 3 << 40, u64::MAX] {
+    for nonsense in [0, 1, 1 << 62, 2 << 62 | 1, 2 << 62 | 1 << 61, 3 << 62, u64::MAX] {
         for status in [WcStatus::SUCCESS, WcStatus::WR_FLUSH_ERR] {
             let mut setup = Setup::new();
             let posted = setup.post();
@@ -245,13 +249,25 @@ fn caller_panic_between_post_and_poll_keeps_in_flight_buffers() {
     assert_eq!(freed.load(Ordering::Relaxed), 0);
 }
 
+struct Panics;
+
+impl PostRecv for Panics {
+    unsafe fn try_post(&mut self, _: &RecvRequest<'_>) -> bool {
+        panic!("after the request was published");
+    }
+
+    unsafe fn post(&mut self, _: &RecvRequest<'_>) -> Result<(), PostError> {
+        unreachable!("`try_post` has panicked");
+    }
+}
+
 #[test]
 fn provider_panic_in_post_keeps_the_buffer() {
     let mut setup = Setup::new();
     let buffer = setup.buffer();
     let Setup { endpoint, freed, .. } = &mut setup;
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        let _ = endpoint.flows.recvs.post(buffer, 0, |_| panic!("after the device was told"));
+        let _ = endpoint.flows.recvs.post(&mut Panics, buffer, 0);
     }))
     .unwrap_err();
     assert_eq!((freed.load(Ordering::Relaxed), endpoint.pending()), (0, 1));
@@ -314,7 +330,7 @@ fn failures_that_are_reaped_together_are_all_returned() {
     setup.complete(third, WcStatus::WR_FLUSH_ERR);
     setup.complete(fourth, WcStatus::WR_FLUSH_ERR);
     setup.endpoint.reap().unwrap();
-    assert_eq!(setup.endpoint.flows.sends.queue().in_flight(), 0);
+    assert_eq!(setup.endpoint.flows.sends.queue().outstanding(), 0);
     assert_eq!((setup.ended(), setup.freed()), (vec![1, -2, -3, -4], 4));
 }
 
@@ -406,7 +422,7 @@ fn batch_with_a_refused_doorbell_is_returned_as_not_done() {
     assert_eq!(setup.endpoint.poll().unwrap().unwrap_err().outcome, Outcome::Unknown);
     for tag in [2, 3] {
         let failed = setup.endpoint.poll().unwrap().unwrap_err();
-        assert_eq!((failed.tag, failed.outcome, failed.buffer.is_some()), (tag, Outcome::NotDone, true));
+        assert_eq!((failed.tag, failed.outcome, failed.buffer.is_some()), (tag, Outcome::NotExecuted, true));
     }
     assert_eq!(setup.endpoint.pending(), 0);
 }
@@ -519,4 +535,33 @@ fn posting_and_polling_do_not_allocate() {
         }
     });
     assert_eq!(counted, 0);
+}
+
+#[test]
+fn reaped_operations_are_returned_before_later_ones_of_either_direction() {
+    let mut setup = Setup::new();
+    let received = setup.post();
+    let first = setup.send(1, true);
+    setup.complete(received, WcStatus::SUCCESS);
+    setup.endpoint.reap().unwrap();
+    setup.complete(first, WcStatus::SUCCESS);
+    assert!(setup.endpoint.poll().unwrap().unwrap().is_recv());
+    assert_eq!(setup.endpoint.poll().unwrap().unwrap().tag, 1);
+    // Later operations take the fast path again.
+    let second = setup.send(2, true);
+    setup.complete(second, WcStatus::SUCCESS);
+    assert_eq!((setup.ended(), setup.endpoint.pending()), (vec![2], 0));
+}
+
+#[test]
+fn closed_endpoint_rejects_posts_after_its_operations_ended() {
+    let mut setup = Setup::new();
+    let sent = setup.send(1, true);
+    setup.endpoint.abort();
+    setup.complete(sent, WcStatus::SUCCESS);
+    assert_eq!(setup.ended(), [1]);
+    for _ in 0..8 {
+        let refused = setup.endpoint.post(Op::send(setup.buffer(), ..)).unwrap_err();
+        assert!(refused.to_string().contains("the connection has failed"), "{refused}");
+    }
 }

@@ -197,7 +197,7 @@ fn tags_come_back_with_results_and_refusals() {
     assert_eq!((done.tag, done.len, done.buffer.is_none()), (7, 5, true));
     assert_eq!(recv.wait().unwrap_err().tag, 8);
     let refused = peer.post(Op::send(setup.buffer(), ..).tag(9)).wait().unwrap_err();
-    assert_eq!((refused.tag, refused.outcome), (9, Outcome::NotDone));
+    assert_eq!((refused.tag, refused.outcome), (9, Outcome::NotExecuted));
 }
 
 #[test]
