@@ -58,6 +58,8 @@ pub(crate) struct Log {
     pub(crate) rejections: VecDeque<PushError>,
     /// Whether receives panic after they were pushed.
     pub(crate) panics: bool,
+    /// The number of times that CQs were armed.
+    pub(crate) arms: u32,
     rings: u32,
 }
 
@@ -259,6 +261,7 @@ unsafe impl CompletionQueue for Ring {
     fn release(&mut self) {}
 
     fn arm(&mut self, _: bool) -> Result<(), IoctlError> {
+        self.plain.log().arms += 1;
         Ok(())
     }
 }

@@ -14,9 +14,11 @@ use super::queue::{Oldest, Queue};
 use super::{Done, Failed, NotPosted, Op, Outcome, Source, Target};
 use crate::pd::shared::PdShared;
 use crate::{
-    DriverId, Error, Imm, Operation, Payload, PostError, PostReason, PushError, Qp, Rc, RecvHalf,
-    RecvRequest, Result, SendFlags, SendHalf, SendRequest, Sge, WcOpcode, WcStatus,
+    DriverId, Error, Imm, Operation, Payload, PostError, PostReason, PushError, Qp, Rc, RecvRequest, Result,
+    SendFlags, SendRequest, Sge, WcOpcode, WcStatus,
 };
+#[cfg(any(doc, feature = "test-utils"))]
+use crate::{RecvHalf, SendHalf};
 
 /// Owners of the `wr_id`s of an endpoint.
 pub(super) const SENDS: u32 = 1;
@@ -215,9 +217,9 @@ pub(super) struct SendFlow<B> {
     failures: VecDeque<(u64, Failure)>,
     /// Whether a request failed, or `refused` or `destroyed` is set.
     failed: bool,
-    /// The newest requests in flight, whose doorbell the kernel refused. They never complete.
+    /// The newest outstanding requests, whose doorbell the kernel refused. They never complete.
     refused: usize,
-    /// Whether the QP is destroyed. The requests in flight never complete.
+    /// Whether the QP is destroyed. The outstanding requests never complete.
     destroyed: bool,
 }
 
@@ -348,7 +350,7 @@ impl<B> SendFlow<B> {
     }
 
     /// The oldest requests were polled, up to the one with this `wr_id`. Returns `false` if no
-    /// request in flight has it.
+    /// outstanding request has it.
     #[inline(always)]
     pub(super) fn reap(&mut self, wr_id: u64, failure: Option<Failure>) -> bool {
         let Some(older) = self.queue.position(wr_id) else { return false };
@@ -359,7 +361,7 @@ impl<B> SendFlow<B> {
         true
     }
 
-    /// The request behind the `older` ones in flight failed. The older ones were unsignalled. They
+    /// The request behind the `older` outstanding ones failed. The older ones were unsignalled. They
     /// were successful if no earlier request had failed, else it is unknown.
     #[cold]
     #[inline(never)]

@@ -97,7 +97,7 @@ impl EndpointOptions {
         self
     }
 
-    /// Maximum of sends, writes, reads and atomics in flight (`max_send_wr`).
+    /// Maximum of outstanding sends, writes, reads and atomics (`max_send_wr`).
     pub fn sends(mut self, sends: u32) -> Self {
         self.sends = sends;
         self

@@ -83,12 +83,12 @@ pub struct Failed<B> {
     pub error: Error,
     /// The caller's number of the operation; 0 if the error belongs to no operation.
     pub tag: u64,
-    /// The buffer. `None` if the operation had none, or if the error belongs to no operation in
-    /// flight, such as [`Error::UnknownCompletion`].
+    /// The buffer. `None` if the operation had none, or if the error belongs to no outstanding
+    /// operation, such as [`Error::UnknownCompletion`].
     pub buffer: Option<B>,
     /// Whether the operation was executed.
     pub outcome: Outcome,
-    /// The status that moved the QP to ERR. Operations in flight are flushed.
+    /// The status that moved the QP to ERR. Outstanding operations are flushed.
     pub cause: Option<WcStatus>,
 }
 

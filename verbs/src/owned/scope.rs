@@ -182,7 +182,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     }
 }
 
-/// Aborts the process if a panic leaves operations on borrowed memory in flight.
+/// Aborts the process if a panic leaves operations on borrowed memory outstanding.
 struct AbortOnDrop;
 
 impl Drop for AbortOnDrop {
@@ -192,7 +192,7 @@ impl Drop for AbortOnDrop {
 }
 
 impl<'scope, B, P: Provider> Scope<'scope, '_, B, P> {
-    /// Sets the time limit, counted from now, for operations that are in flight at the end of the
+    /// Sets the time limit, counted from now, for operations that are outstanding at the end of the
     /// scope. Default: none.
     pub fn set_timeout(&mut self, timeout: Duration) {
         self.end = Instant::now().checked_add(timeout);

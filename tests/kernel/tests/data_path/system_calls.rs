@@ -256,7 +256,7 @@ pub(crate) fn wait_for_a_complete_operation_takes_no_system_call() {
         alice.connect(&bob.address()).unwrap();
         bob.connect(&alice.address()).unwrap();
         let pool = Pool::new(&pd, 32, 64).unwrap();
-        for _ in 0..8 {
+        for _ in 0..16 {
             bob.post_recv(pool.take().unwrap()).unwrap();
             alice.post_send(pool.take().unwrap(), ..8).unwrap();
         }
@@ -267,7 +267,7 @@ pub(crate) fn wait_for_a_complete_operation_takes_no_system_call() {
         }
         mark();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let [_, bob] = ends;
+        let [alice, bob] = ends;
         runtime.block_on(async {
             let mut bob = bareverbs::tokio::Endpoint::new(bob).unwrap();
             mark();
@@ -276,9 +276,16 @@ pub(crate) fn wait_for_a_complete_operation_takes_no_system_call() {
             }
             mark();
         });
-        mark();
+        async_io::block_on(async {
+            let mut alice = bareverbs::async_io::Endpoint::new(alice).unwrap();
+            mark();
+            for _ in 0..8 {
+                drop(alice.wait().await.unwrap());
+            }
+            mark();
+        });
     });
     let parts = between_marks(&calls);
-    let [blocking, _, awaiting, _] = parts[..] else { panic!("four parts: {parts:?}") };
-    assert_eq!((blocking, awaiting), (&[][..], &[][..]));
+    let [blocking, _, tokio, _, async_io] = parts[..] else { panic!("five parts: {parts:?}") };
+    assert_eq!((blocking, tokio, async_io), (&[][..], &[][..], &[][..]));
 }

@@ -141,7 +141,7 @@ impl Setup {
         log.signaled.last() == log.sent.last().map(|(_, wr_id)| wr_id)
     }
 
-    /// Polls a completion of an operation that is not in flight.
+    /// Polls a completion of an operation that is not outstanding.
     fn poll_unknown(&mut self, expected: u64) {
         let failed = self.endpoint.poll().unwrap().unwrap_err();
         assert!(matches!(failed.error, Error::UnknownCompletion { wr_id } if wr_id == expected), "{failed}");
@@ -178,7 +178,7 @@ fn mr_of_another_pd_is_rejected_and_returned() {
 }
 
 #[test]
-fn in_flight_buffers_are_leaked_if_destroy_qp_fails() {
+fn buffers_of_outstanding_operations_are_leaked_if_destroy_qp_fails() {
     let mut setup = Setup::new();
     setup.post();
     setup.post();
@@ -238,7 +238,7 @@ fn duplicate_completion_returns_no_second_buffer() {
 }
 
 #[test]
-fn caller_panic_between_post_and_poll_keeps_in_flight_buffers() {
+fn caller_panic_between_post_and_poll_keeps_outstanding_buffers() {
     let mut setup = Setup::new();
     let freed = Arc::clone(&setup.freed);
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
@@ -369,7 +369,7 @@ fn unsignaled_tail_of_a_failed_connection_ends_by_the_marker() {
     assert_eq!(marker, MARKER);
     setup.complete(marker, WcStatus::WR_FLUSH_ERR);
     assert_eq!((setup.ended(), setup.endpoint.pending()), (vec![-2], 0));
-    // The marker is in flight once.
+    // The marker is posted once.
     setup.endpoint.abort();
     assert_eq!(setup.plain.log().sent.len(), 3);
 }
@@ -405,7 +405,7 @@ fn batch_is_posted_by_ring_or_drop() {
 }
 
 #[test]
-fn batch_with_a_refused_doorbell_is_returned_as_not_done() {
+fn batch_with_a_refused_doorbell_is_returned_as_not_executed() {
     let mut setup = Setup::new();
     let first = setup.send(1, true);
     let refused = IoctlError { method: "PostSend", errno: Errno::NOMEM };
@@ -416,7 +416,7 @@ fn batch_with_a_refused_doorbell_is_returned_as_not_done() {
         batch.post(Op::send(buffer, ..).tag(tag).unsignaled()).unwrap();
     }
     batch.ring().unwrap_err();
-    assert!(setup.endpoint.poll().is_none(), "the first operation is in flight");
+    assert!(setup.endpoint.poll().is_none(), "the first operation is outstanding");
     assert_eq!(setup.freed(), 0);
     setup.complete(first, WcStatus::WR_FLUSH_ERR);
     assert_eq!(setup.endpoint.poll().unwrap().unwrap_err().outcome, Outcome::Unknown);
@@ -443,7 +443,7 @@ fn completion_of_a_taken_back_request_ends_no_older_one() {
     // Obligation 4 of `CompletionQueue` allows it.
     setup.complete(last, WcStatus::GENERAL_ERR);
     setup.poll_unknown(last);
-    assert!(setup.endpoint.poll().is_none(), "the first operation is in flight");
+    assert!(setup.endpoint.poll().is_none(), "the first operation is outstanding");
     setup.complete(first, WcStatus::WR_FLUSH_ERR);
     assert_eq!((setup.ended(), setup.freed()), (vec![-1, -2, -3], 3));
 }
@@ -563,5 +563,135 @@ fn closed_endpoint_rejects_posts_after_its_operations_ended() {
     for _ in 0..8 {
         let refused = setup.endpoint.post(Op::send(setup.buffer(), ..)).unwrap_err();
         assert!(refused.to_string().contains("the connection has failed"), "{refused}");
+    }
+}
+
+#[test]
+fn forgotten_values_do_not_end_the_wait_of_a_scope() {
+    let mut setup = Setup::new();
+    let (region, mut answer) = (setup.buffer(), setup.buffer());
+    let plain = setup.plain.clone();
+    setup
+        .endpoint
+        .scope(|scope| {
+            scope.post_send(&region, .., 1).unwrap();
+            scope.post_send(&region, .., 2).unwrap();
+            mem::forget(scope.post_recv(&mut answer, 3));
+            let posted = plain.log().sent.iter().map(|(_, wr_id)| *wr_id).collect::<Vec<_>>();
+            plain.log().completions.push_back(completion(posted[0], WcStatus::SUCCESS));
+            mem::forget(scope.poll());
+            let received = plain.log().received.clone();
+            let ends = posted[1..].iter().chain(&received);
+            plain.log().completions.extend(ends.map(|wr_id| completion(*wr_id, WcStatus::SUCCESS)));
+            // The reference to the scope.
+            mem::forget(Box::new(scope));
+        })
+        .unwrap();
+    // The scope has reaped both operations that were not polled.
+    assert_eq!((setup.endpoint.flows.in_use(), setup.plain.log().completions.len()), (0, 0));
+    assert_eq!(setup.ended(), [2, 3]);
+}
+
+/// Posts a send of a borrowed region in a scope, and lets the scope expire.
+fn expire_in_scope(setup: &mut Setup) -> Result<()> {
+    let region = setup.buffer();
+    setup.endpoint.scope(|scope| {
+        scope.set_timeout(Duration::ZERO);
+        scope.post_send(&region, .., 1).unwrap();
+    })
+}
+
+/// Makes every ioctl of this thread succeed without effect.
+fn succeed_ioctls() {
+    let statement = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
+    let mut filter = [
+        // The number of the system call.
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_ioctl as u32),
+        // The errno is 0.
+        statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO),
+        statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: the calls change this thread only, and the program is valid.
+    let installed = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+            | libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)
+    };
+    assert_eq!(installed, 0, "{}", std::io::Error::last_os_error());
+}
+
+#[test]
+fn scope_destroys_the_qp_if_its_operations_are_not_flushed() {
+    let test = || {
+        let mut setup = Setup::new();
+        let freed = Arc::clone(&setup.freed);
+        succeed_ioctls();
+        let owned = setup.send(7, true);
+        // The channel of the setup fails to wait.
+        expire_in_scope(&mut setup).unwrap_err();
+        assert!(setup.endpoint.qp().is_destroyed() && setup.freed() == 1, "the region of the scope");
+        // A completion that was in the CQ.
+        setup.complete(owned, WcStatus::SUCCESS);
+        assert_eq!(setup.ended(), [7, -1]);
+        let refused = setup.endpoint.post_recv(setup.buffer()).unwrap_err();
+        assert!(refused.to_string().contains("the connection has failed"), "{refused}");
+        drop((setup, refused));
+        assert_eq!(freed.load(Ordering::Relaxed), 3);
+    };
+    std::thread::spawn(test).join().unwrap();
+}
+
+#[test]
+fn scope_aborts_the_process_if_the_qp_cannot_be_destroyed() {
+    use std::os::unix::process::ExitStatusExt;
+
+    const CHILD: &str = "BAREVERBS_TEST_SCOPE_ABORTS";
+    if std::env::var_os(CHILD).is_some() {
+        let _ = expire_in_scope(&mut Setup::new());
+        // Not reached: the parent expects a signal.
+        std::process::exit(0);
+    }
+    let name = std::thread::current().name().expect("the name of the test").to_owned();
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+    let output = child.args(["--exact", &name, "--nocapture"]).env(CHILD, "1").output().unwrap();
+    assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{output:?}");
+}
+
+/// Waits that fail the test.
+#[cfg(any(feature = "async-io", feature = "tokio"))]
+struct NoWait;
+
+#[cfg(any(feature = "async-io", feature = "tokio"))]
+impl crate::runtime::sealed::Readiness for NoWait {
+    const RUNTIME: &'static str = "none";
+
+    fn new(_: crate::runtime::sealed::Events<'_>) -> Result<Self> {
+        Ok(Self)
+    }
+
+    async fn until<T: Send>(&self, _: impl FnMut() -> Result<Option<T>> + Send) -> Result<T> {
+        panic!("it waits for the descriptor");
+    }
+}
+
+#[cfg(any(feature = "async-io", feature = "tokio"))]
+#[test]
+fn await_of_a_complete_operation_neither_arms_nor_waits() {
+    use std::task::{Context, Poll, Waker};
+
+    let mut setup = Setup::new();
+    let first = setup.send(1, true);
+    let second = setup.send(2, true);
+    setup.complete(first, WcStatus::SUCCESS);
+    setup.complete(second, WcStatus::WR_FLUSH_ERR);
+    let Setup { plain, endpoint, .. } = setup;
+    let mut endpoint = crate::runtime::Endpoint::<NoWait, _, _>::new(endpoint).unwrap();
+    let mut context = Context::from_waker(Waker::noop());
+    for expected in [1, -2] {
+        let polled = std::pin::pin!(endpoint.wait()).poll(&mut context);
+        let Poll::Ready(ended) = polled else { panic!("the first poll returns it") };
+        let tag = ended.map_or_else(|failed| -(failed.tag as i64), |done| done.tag as i64);
+        assert_eq!((tag, plain.log().arms), (expected, 0));
     }
 }
