@@ -19,12 +19,11 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Read;
 use std::net::TcpStream;
 use std::sync::Arc;
-use std::time::Duration;
 use std::{str, thread};
 
 use anyhow::{Context, Result, bail, ensure};
 use bareverbs::owned::{Endpoint, EndpointOptions, Exposed, Lease, Part, Pool};
-use bareverbs::{Access, AckTimeout, Buffer, Device, Pd, Remote};
+use bareverbs::{Access, Buffer, Device, Pd, Remote};
 use clap::{Parser, Subcommand};
 use common::{Ends, Lines};
 
@@ -67,11 +66,9 @@ fn main() -> Result<()> {
     }
 }
 
-/// The options of both ends. Soft-RoCE may execute an atomic operation twice if its response is
-/// late, so the timeout is long.
-fn options() -> Result<EndpointOptions> {
-    let timeout = AckTimeout::try_from(Duration::from_secs(1))?;
-    Ok(Endpoint::options().access(RIGHTS).inline(SLOT as u32).timeout(timeout))
+/// The options of both ends.
+fn options() -> EndpointOptions {
+    Endpoint::options().access(RIGHTS).inline(SLOT as u32)
 }
 
 fn serve(pd: &Pd, ends: &Ends, clients: usize) -> Result<()> {
@@ -99,7 +96,7 @@ fn serve(pd: &Pd, ends: &Ends, clients: usize) -> Result<()> {
 /// Connects a client and waits until it leaves. The device serves its operations.
 fn admit(pd: &Pd, mut stream: TcpStream, table: &Exposed) -> Result<()> {
     let mut client = Lines::new(stream.try_clone()?);
-    let mut endpoint: Endpoint = options()?.build(pd)?;
+    let mut endpoint: Endpoint = options().build(pd)?;
     endpoint.connect(&client.receive()?)?;
     let Remote { addr, rkey } = table.remote(..)?;
     client.send(endpoint.address())?;
@@ -111,7 +108,7 @@ fn admit(pd: &Pd, mut stream: TcpStream, table: &Exposed) -> Result<()> {
 }
 
 fn ask(pd: &Pd, mut server: Lines, request: Request) -> Result<()> {
-    let mut endpoint = options()?.build(pd)?;
+    let mut endpoint = options().build(pd)?;
     server.send(endpoint.address())?;
     endpoint.connect(&server.receive()?)?;
     let base = Remote { addr: server.receive()?, rkey: server.receive()? };

@@ -82,6 +82,11 @@
 #[doc = include_str!("../../README.md")]
 struct Readme;
 
+/// Compiles the recipes.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/cookbook.md")]
+struct Cookbook;
+
 mod ah;
 #[cfg(feature = "async-io")]
 pub mod async_io;

@@ -77,7 +77,8 @@ const EXAMPLES: [Example; 9] = [
     Example {
         name: "srq_server_answers_4_clients",
         server: "srq_server --clients 4 -n 50",
-        client: "for client in 1 2 3 4; do srq_server -n 50 $1 & done; wait",
+        client: "for client in 1 2 3 4; do srq_server -n 50 $1 & clients+=($!); done; \
+                 for client in ${clients[@]}; do wait $client || exit 1; done",
         prints: [&["answered 4 clients"], &["50 messages came back"]],
         same: None,
     },

@@ -73,7 +73,10 @@
 //! if let Some(Event::Message(answer)) = client.wait()? {
 //!     assert_eq!(answer.bytes(), b"hello");
 //! }
-//! println!("{:?}", client.shutdown().wait()?);
+//! let closing = client.shutdown();
+//! // The server may need the connection until its last event.
+//! while client.wait()?.is_some() {}
+//! println!("{:?}", closing.wait()?);
 //! # Ok(())
 //! # }
 //! ```

@@ -18,7 +18,7 @@
 //!   header; group; members: `attributes`, `datagrams`, `groups`
 //! - `post_send`, `post_recv`, inline data and datagrams: state; SGEs, lengths, sums; payload of
 //!   the wrong type; full queue; keys and ranges, local and remote; no receive, too short receive:
-//!   `posting`, `states`, `failures`, `datagrams`, `zero`, `random`
+//!   `posting`, `states`, `failures`, `cookbook`, `datagrams`, `zero`, `random`
 //! - `owned::Endpoint`: port, depth, peer, range, PD; use after a failure: `endpoints`
 //! - all verbs: device removal: `removal`
 //! - `provider::command`: handles that never existed, freed handles, handles of another type or
@@ -27,6 +27,7 @@
 mod attributes;
 mod commands;
 mod contexts;
+mod cookbook;
 mod datagrams;
 mod devices;
 mod endpoints;
@@ -49,6 +50,7 @@ use attributes::*;
 use bareverbs_kernel_tests::{device, kernel_tests};
 use commands::*;
 use contexts::*;
+use cookbook::*;
 use datagrams::*;
 use devices::*;
 use endpoints::*;
@@ -117,6 +119,8 @@ kernel_tests! {
     duplicate_wr_ids_are_returned_for_each_request,
     forgotten_batch_is_sent_with_the_next_doorbell,
 
+    statuses_are_those_of_the_cookbook,
+    granted_depths_are_those_of_the_cookbook,
     short_receive_fails_on_both_sides,
     receive_with_wrong_lkey_fails_on_both_sides,
     rnr_and_missing_peer_exhaust_the_retries,
