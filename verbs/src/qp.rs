@@ -316,7 +316,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     }
 
     /// Sets the cached state without asking the kernel.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "test-utils"))]
     pub(crate) fn assume_state(&mut self, state: QpState) {
         self.state = state;
     }

@@ -3,7 +3,6 @@
 //! supply the completions.
 
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use bareverbs_provider::caps::Capabilities;
@@ -119,11 +118,6 @@ impl Plain {
         log.rings += 1;
         Ring { number: log.rings, pushed: Vec::new(), plain: self.clone() }
     }
-}
-
-/// A descriptor that never has an event.
-pub(crate) fn no_events() -> OwnedFd {
-    std::fs::File::open("/dev/null").expect("/dev/null").into()
 }
 
 /// A completion of the request `wr_id`.

@@ -38,7 +38,7 @@ use Figure::{Each, Further, One};
 /// `AnyProvider`, and the provider's own types.
 const TYPES: [&str; 2] = ["any", "own"];
 
-const ROWS: [Row; 27] = [
+const ROWS: [Row; 29] = [
     Row(
         "post_send of a write of 8 bytes, known where it is posted",
         One("post_send 1 in place"),
@@ -74,6 +74,8 @@ const ROWS: [Row; 27] = [
     Row("safe, `Mr`: poll, of a send", One("safe poll send Mr"), [56.0, 49.0]),
     Row("safe, `Mr`: post_recv", One("safe post_recv Mr"), [44.0, 42.0]),
     Row("safe, `Mr`: poll, of a receive", One("safe poll receive Mr"), [65.0, 55.0]),
+    Row("hub, `Lease`: post of the same", One("hub post"), [360.0, 360.0]),
+    Row("hub: await of a completion in the CQ", One("hub await"), [1700.0, 1700.0]),
 ];
 
 impl Counts {

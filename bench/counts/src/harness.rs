@@ -2,8 +2,8 @@
 
 use std::ptr::NonNull;
 
-use bareverbs::owned::measured::{RawDomain, RawEndpoint};
-use bareverbs::owned::{Done, Failed, Lease, Op, Part, Target};
+use bareverbs::owned::measured::{Given, RawDomain, RawEndpoint, RawHub};
+use bareverbs::owned::{Done, Failed, Lease, Op, Part, Pending, Target};
 use bareverbs::{
     AnyCq, AnyProvider, AnyRq, AnySq, Completion, Completions, MemoryOwner, Mr, Operation, Payload, Provider,
     Rc, RecvHalf, RecvRequest, Remote, SendFlags, SendHalf, SendRequest, Sge, WcStatus, WorkCompletion,
@@ -269,6 +269,15 @@ impl<P: WrapMlx5, B: SafeBuffer> Harness<P, B> {
         unsafe { self.safe.poll::<P>(&mut self.cq) }
     }
 
+    /// The same queues in a hub.
+    #[must_use]
+    pub fn into_hub(self) -> HubHarness<P> {
+        let Self { sq, rq, cq, remote, sge, peer, peer_cq, testbed, .. } = self;
+        // SAFETY: the QP of the queues is connected. The device runs in `HubHarness::run` only.
+        let hub = unsafe { RawHub::new(cq, (sq, rq), DEPTH) };
+        HubHarness { hub, remote, sge, testbed, _peer: (peer, peer_cq) }
+    }
+
     /// Makes the peer send `count` messages of 8 bytes.
     pub fn receive(&mut self, count: u64) {
         for wr_id in 0..count {
@@ -291,5 +300,36 @@ impl<P: WrapMlx5, B: SafeBuffer> Harness<P, B> {
             taken += 1;
         }
         taken
+    }
+}
+
+/// A hub with the connection of a [`Harness`].
+pub struct HubHarness<P: WrapMlx5> {
+    hub: RawHub<Lease, P>,
+    remote: Remote,
+    sge: Sge,
+    testbed: Testbed,
+    _peer: (Mlx5Sq, Mlx5Cq),
+}
+
+impl<P: WrapMlx5> HubHarness<P> {
+    /// A buffer of 64 bytes.
+    #[must_use]
+    pub fn buffer(&self) -> Lease {
+        let Sge { addr, length, lkey } = self.sge;
+        let start = std::ptr::with_exposed_provenance_mut(addr as usize);
+        let memory = Placed(NonNull::new(start).expect("an address"), length as usize);
+        Lease::make(self.hub.domain(), memory, lkey)
+    }
+
+    /// Posts a write of the whole buffer.
+    #[inline(always)]
+    pub fn post(&self, buffer: Lease, tag: u64) -> Pending<Lease, Given<P>> {
+        self.hub.post(Op::write(buffer, .., self.remote).tag(tag))
+    }
+
+    /// Runs the HCA until it is idle.
+    pub fn run(&mut self) {
+        self.testbed.run();
     }
 }

@@ -16,14 +16,18 @@ fn main() {
 #[cfg(target_arch = "x86_64")]
 mod x86_64 {
     use std::ffi::CString;
+    use std::future::Future;
     use std::hint::black_box;
+    use std::pin::Pin;
+    use std::task::{Context, Poll, Waker};
 
     use bareverbs::Mr;
-    use bareverbs::owned::{Lease, Part};
+    use bareverbs::owned::measured::Given;
+    use bareverbs::owned::{Lease, Part, Pending};
     use bareverbs::{
         Operation, Payload, RecvRequest, Remote, SendFlags, SendRequest, Sge, WcStatus, WorkCompletion,
     };
-    use counts::harness::{Harness, Placed, SafeBuffer, WrapMlx5};
+    use counts::harness::{Harness, HubHarness, Placed, SafeBuffer, WrapMlx5};
     use counts::marks::{begin, counted, end};
 
     /// Samples of each quantity. All operations of a measurement fit into the queues.
@@ -44,6 +48,7 @@ mod x86_64 {
         receives(types, &mut Harness::<P>::new());
         raw(types, &mut Harness::<P>::new());
         safe(types, &mut Harness::<P, Lease>::new());
+        hub(types, &mut Harness::<P, Lease>::new().into_hub());
         safe(types, &mut Harness::<P, Part<Placed>>::new());
         safe(types, &mut Harness::<P, Mr<Placed>>::new());
     }
@@ -265,5 +270,45 @@ mod x86_64 {
             buffer = again;
         }
         report("poll receive");
+    }
+    #[inline(never)]
+    fn hub_write<P: WrapMlx5>(harness: &HubHarness<P>, buffer: Lease, tag: u64) -> Pending<Lease, Given<P>> {
+        counted(|| harness.post(buffer, tag))
+    }
+
+    /// The completion is in the CQ. The future reaps it and takes the result.
+    #[inline(never)]
+    fn hub_await<P: WrapMlx5>(
+        pending: Pending<Lease, Given<P>>,
+        cx: &mut Context<'_>,
+    ) -> Option<(u64, Lease)> {
+        let mut pending = pending;
+        let polled = counted(|| Pin::new(&mut pending).poll(cx));
+        let Poll::Ready(Ok(done)) = polled else { return None };
+        Some((done.tag, done.into_buffer()))
+    }
+
+    /// A hub: a post, and a completion that is handed to the future that waits for it.
+    fn hub<P: WrapMlx5>(types: &str, harness: &mut HubHarness<P>) {
+        let mut cx = Context::from_waker(Waker::noop());
+        let mut buffer = harness.buffer();
+        for name in ["hub post", "hub await"] {
+            begin();
+            for tag in 0..RUNS {
+                let posted = name == "hub post";
+                let pending =
+                    if posted { hub_write(harness, buffer, tag) } else { harness.post(buffer, tag) };
+                harness.run();
+                let (done, again) = if posted {
+                    let done = pending.wait().expect("a success");
+                    (done.tag, done.into_buffer())
+                } else {
+                    hub_await(pending, &mut cx).expect("a completion")
+                };
+                assert_eq!(done, tag);
+                buffer = again;
+            }
+            report(types, name);
+        }
     }
 }

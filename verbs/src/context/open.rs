@@ -101,7 +101,7 @@ impl<P: Provider> Context<P> {
     }
 
     /// A context whose device file fails every command.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "test-utils"))]
     pub(crate) fn for_test(
         file: Arc<DeviceFile>,
         provider: P,

@@ -271,8 +271,19 @@ impl<B, P: Provider> Hub<B, P> {
     /// A hub whose channel has no events.
     #[cfg(test)]
     pub(crate) fn for_test(pd: &Pd<P>, entries: u32, inbound: Option<Arc<Inbound<P>>>) -> Self {
-        let channel = CompChannel::for_test(pd.context().file());
         let cq = pd.context().create_cq(&CqInit::new(entries)).expect("a CQ");
+        Self::of_cq(pd, cq, entries, inbound)
+    }
+
+    /// A hub of `cq` whose channel has no events.
+    #[cfg(any(test, feature = "test-utils"))]
+    pub(crate) fn of_cq(
+        pd: &Pd<P>,
+        cq: crate::Cq<P>,
+        entries: u32,
+        inbound: Option<Arc<Inbound<P>>>,
+    ) -> Self {
+        let channel = CompChannel::for_test(pd.context().file());
         let inner = HubInner {
             pd: pd.clone(),
             channel,
@@ -286,7 +297,7 @@ impl<B, P: Provider> Hub<B, P> {
     }
 
     /// A connection on a QP that the test has made.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "test-utils"))]
     pub(crate) fn connection_for_test(
         &self,
         qp: crate::Qp<Rc, P>,

@@ -2,15 +2,23 @@
 
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
-use bareverbs_provider::traits::Provider;
+use bareverbs_provider::caps::Capabilities;
+use bareverbs_provider::device::{DeviceFile, IoctlError};
+use bareverbs_provider::error::CreateError;
+use bareverbs_provider::request::{AhRequest, CqRequest, QpRequest, SrqChange, SrqRequest};
+use bareverbs_provider::traits::{CreatedAh, CreatedCq, CreatedQp, CreatedSrq, Provider};
+use bareverbs_uapi::write::structs::ExQueryDeviceResp;
+use rustix::io::Errno;
 
 use super::endpoint::{Flows, Polled, poll_flows};
-use super::{Done, Failed, NotPosted, Op, Part, Pool, Source, Target};
+use super::{Connection, Done, Failed, Hub, NotPosted, Op, Part, Pending, Pool, Source, Target};
 use crate::context::ContextInner;
 use crate::pd::shared::PdShared;
-use crate::{Buffer, Completions, MemoryOwner, Mr, Rc, RecvHalf, SendHalf};
+use crate::{
+    Buffer, Completions, Context, CqInit, MemoryOwner, Mr, QpCap, QpInit, QpState, Rc, RecvHalf, SendHalf,
+};
 
 /// A protection domain without a kernel object.
 pub struct RawDomain(Arc<PdShared>);
@@ -128,6 +136,121 @@ impl<B: Target> RawEndpoint<B> {
         buffer: B,
     ) -> Result<(), NotPosted<B>> {
         self.flows.recvs.post(recv, buffer, 0)
+    }
+}
+
+/// A provider of queues that exist already.
+pub struct Given<P: Provider> {
+    cq: Mutex<Option<P::Cq>>,
+    qp: Mutex<Option<(P::Sq, P::Rq)>>,
+}
+
+/// A command that is not measured.
+fn not_measured() -> CreateError {
+    CreateError::Ioctl(IoctlError { method: "measured", errno: Errno::NOTTY })
+}
+
+// SAFETY: each queue is given out once. The caller of `RawHub::new` upholds the rest.
+unsafe impl<P: Provider> Provider for Given<P> {
+    type Cq = P::Cq;
+    type Sq = P::Sq;
+    type Rq = P::Rq;
+    type Srq = P::Srq;
+    type Ah = P::Ah;
+
+    fn drives(_: u32) -> bool {
+        false
+    }
+
+    fn open(_: Arc<DeviceFile>) -> Result<Self, IoctlError> {
+        Err(IoctlError { method: "measured", errno: Errno::NOTTY })
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { num_comp_vectors: 1, ..Capabilities::default() }
+    }
+
+    fn alloc_pd(&self) -> Result<u32, IoctlError> {
+        Ok(1)
+    }
+
+    unsafe fn create_cq(&self, request: &CqRequest<'_>) -> Result<CreatedCq<Self>, CreateError> {
+        let queue = self.cq.lock().expect("no panic").take().ok_or_else(not_measured)?;
+        Ok(CreatedCq { handle: 1, entries: request.entries, queue })
+    }
+
+    unsafe fn create_qp(&self, request: &QpRequest) -> Result<CreatedQp<Self>, CreateError> {
+        let (sq, rq) = self.qp.lock().expect("no panic").take().ok_or_else(not_measured)?;
+        Ok(CreatedQp { handle: 1, qp_num: 1, cap: request.cap, sq, rq: Some(rq) })
+    }
+
+    unsafe fn create_srq(&self, _: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError> {
+        Err(not_measured())
+    }
+
+    unsafe fn modify_srq(&self, _: u32, _: &mut P::Srq, _: SrqChange) -> Result<(), CreateError> {
+        Err(not_measured())
+    }
+
+    fn create_ah(&self, _: &AhRequest) -> Result<CreatedAh<Self>, CreateError> {
+        Err(not_measured())
+    }
+}
+
+/// A hub with one connection, on queues without a kernel.
+pub struct RawHub<B, P: Provider> {
+    connection: Connection<B, Given<P>>,
+    domain: RawDomain,
+}
+
+impl<B: Source, P: Provider> RawHub<B, P> {
+    /// A hub for `depth` operations in each direction.
+    ///
+    /// # Panics
+    /// If there is not enough memory.
+    ///
+    /// # Safety
+    ///
+    /// `sq` and `rq` must be the queues of a connected QP, and `cq` their CQ. The device must not
+    /// access memory after the hub was dropped.
+    #[must_use]
+    pub unsafe fn new(cq: P::Cq, (sq, rq): (P::Sq, P::Rq), depth: u32) -> Self {
+        let provider = Given::<P> { cq: Mutex::new(Some(cq)), qp: Mutex::new(Some((sq, rq))) };
+        let mut limits = ExQueryDeviceResp::zeroed();
+        let base = &mut limits.base;
+        (base.max_qp_wr, base.max_sge, base.max_cqe) = (depth, 4, 2 * depth);
+        let file = Arc::clone(&ContextInner::without_kernel().file);
+        let pd = Context::for_test(file, provider, limits).alloc_pd().expect("no command");
+        let cq = pd.context().create_cq(&CqInit::new(2 * depth)).expect("no command");
+        let cap = QpCap { max_send_wr: depth, max_recv_wr: depth, ..QpCap::default() };
+        let mut qp = pd.create_qp(&QpInit { cap, ..QpInit::new(&cq, &cq) }).expect("no command");
+        let hub = Hub::of_cq(&pd, cq, 2 * depth, None);
+        qp.assume_state(QpState::RTS);
+        let connection = hub.connection_for_test(qp, [depth as usize; 2], None);
+        Self { connection, domain: RawDomain(Arc::clone(pd.domain())) }
+    }
+
+    /// The protection domain of its buffers.
+    pub fn domain(&self) -> &RawDomain {
+        &self.domain
+    }
+
+    /// As [`Connection::post`].
+    #[inline(always)]
+    pub fn post(&self, op: Op<'_, B>) -> Pending<B, Given<P>> {
+        self.connection.post(op)
+    }
+}
+
+impl<P: Provider> fmt::Debug for Given<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Given").finish_non_exhaustive()
+    }
+}
+
+impl<B, P: Provider> fmt::Debug for RawHub<B, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RawHub").finish_non_exhaustive()
     }
 }
 
