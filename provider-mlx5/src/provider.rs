@@ -94,7 +94,7 @@ fn lookup<T>(
 /// Allocates the memory of a queue, in bytes.
 pub(crate) fn queue_memory(bytes: usize, memory: QueueMemory) -> Result<Mapping, CreateError> {
     match memory {
-        QueueMemory::Ordinary => Ok(Mapping::anonymous(bytes).map_err(ioctl_error("mmap"))?),
+        QueueMemory::BasePages => Ok(Mapping::anonymous(bytes).map_err(ioctl_error("mmap"))?),
         QueueMemory::HugePages => Mapping::huge(bytes).map_err(|errno| match errno {
             Errno::NOMEM => CreateError::NoHugePages { pages: bytes.div_ceil(HUGE_PAGE) as u64 },
             errno => ioctl_error("mmap (huge pages)")(errno).into(),
@@ -384,7 +384,7 @@ mod tests {
         let ring = Ring::new(Mapping::anonymous(CQE).unwrap(), 0, CQE);
         let cq = Mlx5Cq::new(ring, 1, &mlx5.table, mlx5.records.take().unwrap(), &mlx5.uar);
         track(&mlx5.cqs, 1, cq.shared());
-        let (memory, pd, user_handle) = (QueueMemory::Ordinary, 0, 0);
+        let (memory, pd, user_handle) = (QueueMemory::BasePages, 0, 0);
         let create = move || {
             let request = CqRequest {
                 entries: 1,

@@ -17,7 +17,7 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let file = Arc::new(DeviceFile::open("/dev/infiniband/uverbs0", 14)?);
 //! let rxe = Rxe::open(file)?;
-//! let (memory, flags) = (QueueMemory::Ordinary, CqCreateFlags::empty());
+//! let (memory, flags) = (QueueMemory::BasePages, CqCreateFlags::empty());
 //! let request =
 //!     CqRequest { entries: 100, user_handle: 0, channel: None, vector: 0, compressed: false, flags, memory };
 //! // SAFETY: the queue and its kernel object last until the program ends.

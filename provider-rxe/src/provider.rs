@@ -53,7 +53,7 @@ impl Rxe {
 /// Rejects huge pages: the kernel allocates the queues.
 fn check_queue_memory(memory: QueueMemory) -> Result<(), CreateError> {
     match memory {
-        QueueMemory::Ordinary => Ok(()),
+        QueueMemory::BasePages => Ok(()),
         QueueMemory::HugePages => Err(CreateError::Unsupported { feature: Feature::HugePageQueues }),
     }
 }

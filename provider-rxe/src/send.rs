@@ -108,7 +108,7 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
     #[cold]
     fn unsupported_operation(&self, operation: &Operation, opcode: WrOpcode) -> PushError {
         if self.rd_atomic.has(opcode) {
-            PushError::NoReadsOutstanding { operation: operation.name() }
+            PushError::MaxRdAtomicZero { operation: operation.name() }
         } else {
             unsupported(operation)
         }

@@ -76,7 +76,7 @@ fn hint(errno: Errno) -> Option<&'static str> {
         Errno::OPNOTSUPP => "the device does not support it",
         Errno::INVAL => "an argument is out of range, or the state of the object does not allow it",
         Errno::NOMEM => "out of memory, or the limit on locked memory is exceeded",
-        Errno::PERM | Errno::ACCESS => "a privilege is missing",
+        Errno::PERM | Errno::ACCESS => "a capability or access right is missing, such as CAP_NET_RAW",
         Errno::NOENT => "the context has no such object",
         Errno::BUSY => "another object still uses it",
         Errno::FAULT => "part of the memory is not mapped with the requested access",

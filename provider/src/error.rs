@@ -22,8 +22,8 @@ pub enum CreateError {
         /// The invalid value.
         value: u64,
     },
-    /// A size above a limit of the device that the kernel does not report.
-    #[error("{limit} {asked} is above the device's limit of {max}")]
+    /// A size above a limit that the kernel does not report.
+    #[error("{limit} {asked} is above the maximum of {max}")]
     Limit {
         /// The size.
         limit: Limit,
@@ -35,7 +35,7 @@ pub enum CreateError {
     /// Too few huge pages are free.
     #[error(
         "fewer than {pages} huge pages of 2 MiB are free: reserve some, for example with `sysctl \
-         vm.nr_hugepages=64`, or use normal pages"
+         vm.nr_hugepages=64`, or use base pages"
     )]
     NoHugePages {
         /// Pages that the queue needs.

@@ -15,9 +15,9 @@ use crate::rss::{HashFields, TOEPLITZ_KEY};
 #[doc(alias = "MLX_SRQ_ALLOC_TYPE")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum QueueMemory {
-    /// Ordinary pages.
+    /// Pages of the system's base size.
     #[default]
-    Ordinary,
+    BasePages,
     /// Huge pages of 2 MiB, at least one for each queue. They need fewer address translations by
     /// the device and the processor. The kernel must have some reserved (`vm.nr_hugepages`).
     HugePages,

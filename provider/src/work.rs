@@ -115,24 +115,31 @@ pub struct Remote {
 pub enum Operation {
     /// Sends a message to a receive of the peer.
     #[doc(alias = "IBV_WR_SEND")]
+    #[doc(alias = "ibv_wr_send")]
     Send,
     /// Sends a message with immediate data.
     #[doc(alias = "IBV_WR_SEND_WITH_IMM")]
+    #[doc(alias = "ibv_wr_send_imm")]
     SendImm(Imm),
     /// Sends a message that invalidates a remote key of the peer.
     #[doc(alias = "IBV_WR_SEND_WITH_INV")]
+    #[doc(alias = "ibv_wr_send_inv")]
     SendInv(u32),
     /// RDMA write to memory of the peer.
     #[doc(alias = "IBV_WR_RDMA_WRITE")]
+    #[doc(alias = "ibv_wr_rdma_write")]
     Write(Remote),
     /// RDMA write that also completes a receive of the peer, with immediate data.
     #[doc(alias = "IBV_WR_RDMA_WRITE_WITH_IMM")]
+    #[doc(alias = "ibv_wr_rdma_write_imm")]
     WriteImm(Remote, Imm),
     /// RDMA read from memory of the peer.
     #[doc(alias = "IBV_WR_RDMA_READ")]
+    #[doc(alias = "ibv_wr_rdma_read")]
     Read(Remote),
     /// Replaces the peer's 8 bytes by `swap` if they equal `compare`; returns the old value.
     #[doc(alias = "IBV_WR_ATOMIC_CMP_AND_SWP")]
+    #[doc(alias = "ibv_wr_atomic_cmp_swp")]
     CmpSwp {
         /// Address of the 8 bytes, a multiple of 8.
         remote: Remote,
@@ -143,6 +150,7 @@ pub enum Operation {
     },
     /// Adds to the peer's 8 bytes; returns the old value.
     #[doc(alias = "IBV_WR_ATOMIC_FETCH_AND_ADD")]
+    #[doc(alias = "ibv_wr_atomic_fetch_add")]
     FetchAdd {
         /// Address of the 8 bytes, a multiple of 8.
         remote: Remote,
@@ -151,12 +159,14 @@ pub enum Operation {
     },
     /// Invalidates a key of this process, such as that of a type 2 memory window. Has no payload.
     #[doc(alias = "IBV_WR_LOCAL_INV")]
+    #[doc(alias = "ibv_wr_local_inv")]
     LocalInv(u32),
     /// Binds a memory window to part of an MR, or unbinds a type 1 window. Has no payload.
     #[doc(alias = "IBV_WR_BIND_MW")]
     BindMw(MwBind),
     /// Makes earlier writes to the peer's memory visible or persistent there. Has no payload.
     #[doc(alias = "IBV_WR_FLUSH")]
+    #[doc(alias = "ibv_wr_flush")]
     Flush {
         /// Start of the range.
         remote: Remote,
@@ -169,6 +179,7 @@ pub enum Operation {
     },
     /// Writes the peer's 8 bytes atomically: no reader sees part of them. Has no payload.
     #[doc(alias = "IBV_WR_ATOMIC_WRITE")]
+    #[doc(alias = "ibv_wr_atomic_write")]
     AtomicWrite {
         /// Address of the 8 bytes, a multiple of 8.
         remote: Remote,
@@ -202,8 +213,8 @@ impl Operation {
 #[doc(alias = "ibv_wr_set_xrc_srqn")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct XrcOperation {
-    /// SRQ number, 24 bits. Receives are taken from this SRQ. Operations that take no receive
-    /// ignore it.
+    /// SRQ number, 24 bits. Sends and writes with immediate consume receives of this SRQ. RDMA and
+    /// atomic requests access memory in the PD of this SRQ.
     pub remote_srq: u32,
     /// The operation.
     pub operation: Operation,
@@ -257,9 +268,13 @@ pub struct MwBind {
 #[derive(Clone, Copy, Debug)]
 pub enum Payload<'a> {
     /// Registered memory, gathered in order.
+    #[doc(alias = "ibv_wr_set_sge")]
+    #[doc(alias = "ibv_wr_set_sge_list")]
     Sges(&'a [Sge]),
     /// Bytes copied into the queue when posted; for sends and writes only.
     #[doc(alias = "IBV_SEND_INLINE")]
+    #[doc(alias = "ibv_wr_set_inline_data")]
+    #[doc(alias = "ibv_wr_set_inline_data_list")]
     Inline(&'a [&'a [u8]]),
 }
 
@@ -632,10 +647,10 @@ pub enum PushError {
     },
     /// The address handle belongs to another device.
     #[error("the address handle belongs to another device: create one in the PD of the QP")]
-    ForeignAddress,
+    ForeignAh,
     /// A read or an atomic on a QP whose `max_rd_atomic` is 0. A device would never complete it.
     #[error("{operation} requires max_rd_atomic of at least 1; the QP was connected with 0")]
-    NoReadsOutstanding {
+    MaxRdAtomicZero {
         /// The operation's name.
         operation: &'static str,
     },

@@ -265,7 +265,7 @@ fn minimal_provider_rejects_optional_objects() {
         max_wr: 1,
         max_sge: 1,
         flags: WqFlags::empty(),
-        memory: QueueMemory::Ordinary,
+        memory: QueueMemory::BasePages,
         user_handle: 0,
     };
     // SAFETY: the provider creates no object, so the caller has no queue to keep.

@@ -276,7 +276,7 @@ impl Watcher {
 }
 
 /// Whether the kernel can remove the device while it is open. Software devices are left out: before
-/// Linux 7.2 their removal waits until all processes have closed them. The states of their ports
+/// Linux 7.3 their removal waits until all processes have closed them. The states of their ports
 /// follow the network interface.
 fn may_stay_open(device: &Device) -> bool {
     !matches!(device.driver_id(), None | Some(DriverId::RXE | DriverId::SIW))

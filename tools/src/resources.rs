@@ -114,7 +114,7 @@ fn snapshot(netlink: &mut RdmaNetlink, device: &str, index: u32) -> Result<Snaps
         Group { kind: "cq", list: rows::from_objects(&netlink.completion_queues(device)?) },
         Group { kind: "qp", list: rows::from_objects(&netlink.queue_pairs(device)?) },
         Group { kind: "srq", list: rows::from_objects(&netlink.shared_receive_queues(device)?) },
-        Group { kind: "cm_id", list: rows::from_objects(&netlink.connection_ids(device)?) },
+        Group { kind: "cm_id", list: rows::from_objects(&netlink.cm_ids(device)?) },
     ];
     let mut ports = Vec::new();
     for port in netlink.ports(index)? {

@@ -9,42 +9,57 @@ abi_enums! {
     /// State of a queue pair; `IBV_QPS_*` in libibverbs.
     enum QpState : u8 = "ib_qp_state" {
         /// RESET: requests are neither accepted nor processed.
+        #[doc(alias = "IBV_QPS_RESET")]
         RESET = 0, "IB_QPS_RESET";
         /// INIT: receives can be posted.
+        #[doc(alias = "IBV_QPS_INIT")]
         INIT = 1, "IB_QPS_INIT";
         /// RTR: ready to receive.
+        #[doc(alias = "IBV_QPS_RTR")]
         RTR = 2, "IB_QPS_RTR";
         /// RTS: ready to send.
+        #[doc(alias = "IBV_QPS_RTS")]
         RTS = 3, "IB_QPS_RTS";
         /// SQD: the send queue drains and stops.
+        #[doc(alias = "IBV_QPS_SQD")]
         SQD = 4, "IB_QPS_SQD";
         /// SQE: the send queue failed, the receive queue works (not for RC).
+        #[doc(alias = "IBV_QPS_SQE")]
         SQE = 5, "IB_QPS_SQE";
         /// ERR: all requests are flushed.
+        #[doc(alias = "IBV_QPS_ERR")]
         ERR = 6, "IB_QPS_ERR";
     }
 
     /// State of path migration.
     enum MigState : u8 = "ib_mig_state" {
         /// MIGRATED: on the alternate path, or migration is not in use.
+        #[doc(alias = "IBV_MIG_MIGRATED")]
         MIGRATED = 0, "IB_MIG_MIGRATED";
         /// REARM: a new alternate path is being loaded.
+        #[doc(alias = "IBV_MIG_REARM")]
         REARM = 1, "IB_MIG_REARM";
         /// ARMED: ready to migrate to the alternate path.
+        #[doc(alias = "IBV_MIG_ARMED")]
         ARMED = 2, "IB_MIG_ARMED";
     }
 
     /// Path MTU: maximum payload of a packet.
     enum Mtu : u8 = "ib_mtu" {
         /// 256 bytes.
+        #[doc(alias = "IBV_MTU_256")]
         MTU_256 = 1, "IB_MTU_256";
         /// 512 bytes.
+        #[doc(alias = "IBV_MTU_512")]
         MTU_512 = 2, "IB_MTU_512";
         /// 1024 bytes.
+        #[doc(alias = "IBV_MTU_1024")]
         MTU_1024 = 3, "IB_MTU_1024";
         /// 2048 bytes.
+        #[doc(alias = "IBV_MTU_2048")]
         MTU_2048 = 4, "IB_MTU_2048";
         /// 4096 bytes.
+        #[doc(alias = "IBV_MTU_4096")]
         MTU_4096 = 5, "IB_MTU_4096";
         /// 8192 bytes; Omni-Path only.
         OPA_8192 = 6, "OPA_MTU_8192";
@@ -55,34 +70,47 @@ abi_enums! {
     /// Logical state of a port.
     enum PortState : u8 = "ib_port_state" {
         /// NOP: used in requests only.
+        #[doc(alias = "IBV_PORT_NOP")]
         NOP = 0, "IB_PORT_NOP";
         /// DOWN: no link.
+        #[doc(alias = "IBV_PORT_DOWN")]
         DOWN = 1, "IB_PORT_DOWN";
         /// INIT: link up, not configured.
+        #[doc(alias = "IBV_PORT_INIT")]
         INIT = 2, "IB_PORT_INIT";
         /// ARMED: configured, no data traffic yet.
+        #[doc(alias = "IBV_PORT_ARMED")]
         ARMED = 3, "IB_PORT_ARMED";
         /// ACTIVE: data traffic.
+        #[doc(alias = "IBV_PORT_ACTIVE")]
         ACTIVE = 4, "IB_PORT_ACTIVE";
         /// ACTIVE_DEFER: active, with a transient link error.
+        #[doc(alias = "IBV_PORT_ACTIVE_DEFER")]
         ACTIVE_DEFER = 5, "IB_PORT_ACTIVE_DEFER";
     }
 
     /// Physical state of a port.
     enum PortPhysState : u8 = "ib_port_phys_state" {
         /// Sleep.
+        #[doc(alias = "IBV_PORT_PHYS_STATE_SLEEP")]
         SLEEP = 1, "IB_PORT_PHYS_STATE_SLEEP";
         /// Polling.
+        #[doc(alias = "IBV_PORT_PHYS_STATE_POLLING")]
         POLLING = 2, "IB_PORT_PHYS_STATE_POLLING";
         /// Disabled.
+        #[doc(alias = "IBV_PORT_PHYS_STATE_DISABLED")]
         DISABLED = 3, "IB_PORT_PHYS_STATE_DISABLED";
         /// Port configuration training.
+        #[doc(alias = "IBV_PORT_PHYS_STATE_PORT_CONFIGURATION_TRAINING")]
         TRAINING = 4, "IB_PORT_PHYS_STATE_PORT_CONFIGURATION_TRAINING";
         /// Link up.
+        #[doc(alias = "IBV_PORT_PHYS_STATE_LINK_UP")]
         LINK_UP = 5, "IB_PORT_PHYS_STATE_LINK_UP";
         /// Link error recovery.
+        #[doc(alias = "IBV_PORT_PHYS_STATE_LINK_ERROR_RECOVERY")]
         LINK_ERROR_RECOVERY = 6, "IB_PORT_PHYS_STATE_LINK_ERROR_RECOVERY";
         /// PHY test.
+        #[doc(alias = "IBV_PORT_PHYS_STATE_PHY_TEST")]
         PHY_TEST = 7, "IB_PORT_PHYS_STATE_PHY_TEST";
     }
 
@@ -145,146 +173,213 @@ abi_enums! {
     /// Type of an asynchronous event.
     enum EventType : u32 = "ib_event_type" {
         /// A CQ overran or failed.
+        #[doc(alias = "IBV_EVENT_CQ_ERR")]
         CQ_ERR = 0, "IB_EVENT_CQ_ERR";
         /// A QP failed (QP_FATAL).
+        #[doc(alias = "IBV_EVENT_QP_FATAL")]
         QP_FATAL = 1, "IB_EVENT_QP_FATAL";
         /// A QP received an invalid request (QP_REQ_ERR).
+        #[doc(alias = "IBV_EVENT_QP_REQ_ERR")]
         QP_REQ_ERR = 2, "IB_EVENT_QP_REQ_ERR";
         /// A QP detected an access violation (QP_ACCESS_ERR).
+        #[doc(alias = "IBV_EVENT_QP_ACCESS_ERR")]
         QP_ACCESS_ERR = 3, "IB_EVENT_QP_ACCESS_ERR";
         /// A QP in RTR received its first packet.
+        #[doc(alias = "IBV_EVENT_COMM_EST")]
         COMM_EST = 4, "IB_EVENT_COMM_EST";
         /// A send queue in SQD has drained.
+        #[doc(alias = "IBV_EVENT_SQ_DRAINED")]
         SQ_DRAINED = 5, "IB_EVENT_SQ_DRAINED";
         /// A connection migrated to its alternate path.
+        #[doc(alias = "IBV_EVENT_PATH_MIG")]
         PATH_MIG = 6, "IB_EVENT_PATH_MIG";
         /// A connection failed to migrate to its alternate path.
+        #[doc(alias = "IBV_EVENT_PATH_MIG_ERR")]
         PATH_MIG_ERR = 7, "IB_EVENT_PATH_MIG_ERR";
         /// The device failed or is being removed.
+        #[doc(alias = "IBV_EVENT_DEVICE_FATAL")]
         DEVICE_FATAL = 8, "IB_EVENT_DEVICE_FATAL";
         /// A port became active.
+        #[doc(alias = "IBV_EVENT_PORT_ACTIVE")]
         PORT_ACTIVE = 9, "IB_EVENT_PORT_ACTIVE";
         /// A port went down.
+        #[doc(alias = "IBV_EVENT_PORT_ERR")]
         PORT_ERR = 10, "IB_EVENT_PORT_ERR";
         /// The LID of a port changed.
+        #[doc(alias = "IBV_EVENT_LID_CHANGE")]
         LID_CHANGE = 11, "IB_EVENT_LID_CHANGE";
         /// The P_Key table of a port changed.
+        #[doc(alias = "IBV_EVENT_PKEY_CHANGE")]
         PKEY_CHANGE = 12, "IB_EVENT_PKEY_CHANGE";
         /// The subnet manager of a port changed.
+        #[doc(alias = "IBV_EVENT_SM_CHANGE")]
         SM_CHANGE = 13, "IB_EVENT_SM_CHANGE";
         /// An SRQ failed.
+        #[doc(alias = "IBV_EVENT_SRQ_ERR")]
         SRQ_ERR = 14, "IB_EVENT_SRQ_ERR";
         /// The number of posted receives of an SRQ fell below its limit.
+        #[doc(alias = "IBV_EVENT_SRQ_LIMIT_REACHED")]
         SRQ_LIMIT_REACHED = 15, "IB_EVENT_SRQ_LIMIT_REACHED";
         /// A QP with an SRQ has consumed its last WQE.
+        #[doc(alias = "IBV_EVENT_QP_LAST_WQE_REACHED")]
         QP_LAST_WQE_REACHED = 16, "IB_EVENT_QP_LAST_WQE_REACHED";
         /// The subnet manager requests client re-registration.
+        #[doc(alias = "IBV_EVENT_CLIENT_REREGISTER")]
         CLIENT_REREGISTER = 17, "IB_EVENT_CLIENT_REREGISTER";
         /// The GID table of a port changed.
+        #[doc(alias = "IBV_EVENT_GID_CHANGE")]
         GID_CHANGE = 18, "IB_EVENT_GID_CHANGE";
         /// A WQ failed.
+        #[doc(alias = "IBV_EVENT_WQ_FATAL")]
         WQ_FATAL = 19, "IB_EVENT_WQ_FATAL";
         /// The speed of a port changed.
+        #[doc(alias = "IBV_EVENT_DEVICE_SPEED_CHANGE")]
         DEVICE_SPEED_CHANGE = 20, "IB_EVENT_DEVICE_SPEED_CHANGE" since V7_2;
     }
 
     /// Status of a completion; `IBV_WC_*` in libibverbs.
     enum WcStatus : u32 = "ib_wc_status" {
         /// Success.
+        #[doc(alias = "IBV_WC_SUCCESS")]
         SUCCESS = 0, "IB_WC_SUCCESS";
         /// Local length error: the buffers do not fit the message.
+        #[doc(alias = "IBV_WC_LOC_LEN_ERR")]
         LOC_LEN_ERR = 1, "IB_WC_LOC_LEN_ERR";
         /// Local QP operation error: the QP can't execute the request.
+        #[doc(alias = "IBV_WC_LOC_QP_OP_ERR")]
         LOC_QP_OP_ERR = 2, "IB_WC_LOC_QP_OP_ERR";
         /// Local EE context operation error. No device has EE contexts.
+        #[doc(alias = "IBV_WC_LOC_EEC_OP_ERR")]
         LOC_EEC_OP_ERR = 3, "IB_WC_LOC_EEC_OP_ERR";
         /// Local protection error: an lkey does not allow the access.
+        #[doc(alias = "IBV_WC_LOC_PROT_ERR")]
         LOC_PROT_ERR = 4, "IB_WC_LOC_PROT_ERR";
         /// Flushed: the QP was in ERR.
+        #[doc(alias = "IBV_WC_WR_FLUSH_ERR")]
         WR_FLUSH_ERR = 5, "IB_WC_WR_FLUSH_ERR";
         /// Memory window bind error.
+        #[doc(alias = "IBV_WC_MW_BIND_ERR")]
         MW_BIND_ERR = 6, "IB_WC_MW_BIND_ERR";
         /// Bad response of the peer.
+        #[doc(alias = "IBV_WC_BAD_RESP_ERR")]
         BAD_RESP_ERR = 7, "IB_WC_BAD_RESP_ERR";
         /// Local access error: an RDMA WRITE with immediate failed the local protection check.
+        #[doc(alias = "IBV_WC_LOC_ACCESS_ERR")]
         LOC_ACCESS_ERR = 8, "IB_WC_LOC_ACCESS_ERR";
         /// Remote invalid request error.
+        #[doc(alias = "IBV_WC_REM_INV_REQ_ERR")]
         REM_INV_REQ_ERR = 9, "IB_WC_REM_INV_REQ_ERR";
         /// Remote access error: the peer's rkey does not allow the access.
+        #[doc(alias = "IBV_WC_REM_ACCESS_ERR")]
         REM_ACCESS_ERR = 10, "IB_WC_REM_ACCESS_ERR";
         /// Remote operation error: the peer could not complete the request.
+        #[doc(alias = "IBV_WC_REM_OP_ERR")]
         REM_OP_ERR = 11, "IB_WC_REM_OP_ERR";
         /// Retries exceeded: no response of the peer.
+        #[doc(alias = "IBV_WC_RETRY_EXC_ERR")]
         RETRY_EXC_ERR = 12, "IB_WC_RETRY_EXC_ERR";
         /// RNR retries exceeded: the peer had no receive posted.
+        #[doc(alias = "IBV_WC_RNR_RETRY_EXC_ERR")]
         RNR_RETRY_EXC_ERR = 13, "IB_WC_RNR_RETRY_EXC_ERR";
         /// Local RDD violation.
+        #[doc(alias = "IBV_WC_LOC_RDD_VIOL_ERR")]
         LOC_RDD_VIOL_ERR = 14, "IB_WC_LOC_RDD_VIOL_ERR";
         /// Remote invalid RD request.
+        #[doc(alias = "IBV_WC_REM_INV_RD_REQ_ERR")]
         REM_INV_RD_REQ_ERR = 15, "IB_WC_REM_INV_RD_REQ_ERR";
         /// Aborted by the peer.
+        #[doc(alias = "IBV_WC_REM_ABORT_ERR")]
         REM_ABORT_ERR = 16, "IB_WC_REM_ABORT_ERR";
         /// Invalid end-to-end context number.
+        #[doc(alias = "IBV_WC_INV_EECN_ERR")]
         INV_EECN_ERR = 17, "IB_WC_INV_EECN_ERR";
         /// Invalid end-to-end context state.
+        #[doc(alias = "IBV_WC_INV_EEC_STATE_ERR")]
         INV_EEC_STATE_ERR = 18, "IB_WC_INV_EEC_STATE_ERR";
         /// Fatal error of the device.
+        #[doc(alias = "IBV_WC_FATAL_ERR")]
         FATAL_ERR = 19, "IB_WC_FATAL_ERR";
         /// Response timeout.
+        #[doc(alias = "IBV_WC_RESP_TIMEOUT_ERR")]
         RESP_TIMEOUT_ERR = 20, "IB_WC_RESP_TIMEOUT_ERR";
         /// General error.
+        #[doc(alias = "IBV_WC_GENERAL_ERR")]
         GENERAL_ERR = 21, "IB_WC_GENERAL_ERR";
     }
 
     /// Static rate of a path.
     enum Rate : u8 = "ib_rate" {
         /// Rate of the port.
+        #[doc(alias = "IBV_RATE_PORT_CURRENT")]
         PORT_CURRENT = 0, "IB_RATE_PORT_CURRENT";
         /// 2.5 Gbit/s.
+        #[doc(alias = "IBV_RATE_2_5_GBPS")]
         GBPS_2_5 = 2, "IB_RATE_2_5_GBPS";
         /// 5 Gbit/s.
+        #[doc(alias = "IBV_RATE_5_GBPS")]
         GBPS_5 = 5, "IB_RATE_5_GBPS";
         /// 10 Gbit/s.
+        #[doc(alias = "IBV_RATE_10_GBPS")]
         GBPS_10 = 3, "IB_RATE_10_GBPS";
         /// 20 Gbit/s.
+        #[doc(alias = "IBV_RATE_20_GBPS")]
         GBPS_20 = 6, "IB_RATE_20_GBPS";
         /// 30 Gbit/s.
+        #[doc(alias = "IBV_RATE_30_GBPS")]
         GBPS_30 = 4, "IB_RATE_30_GBPS";
         /// 40 Gbit/s.
+        #[doc(alias = "IBV_RATE_40_GBPS")]
         GBPS_40 = 7, "IB_RATE_40_GBPS";
         /// 60 Gbit/s.
+        #[doc(alias = "IBV_RATE_60_GBPS")]
         GBPS_60 = 8, "IB_RATE_60_GBPS";
         /// 80 Gbit/s.
+        #[doc(alias = "IBV_RATE_80_GBPS")]
         GBPS_80 = 9, "IB_RATE_80_GBPS";
         /// 120 Gbit/s.
+        #[doc(alias = "IBV_RATE_120_GBPS")]
         GBPS_120 = 10, "IB_RATE_120_GBPS";
         /// 14 Gbit/s.
+        #[doc(alias = "IBV_RATE_14_GBPS")]
         GBPS_14 = 11, "IB_RATE_14_GBPS";
         /// 56 Gbit/s.
+        #[doc(alias = "IBV_RATE_56_GBPS")]
         GBPS_56 = 12, "IB_RATE_56_GBPS";
         /// 112 Gbit/s.
+        #[doc(alias = "IBV_RATE_112_GBPS")]
         GBPS_112 = 13, "IB_RATE_112_GBPS";
         /// 168 Gbit/s.
+        #[doc(alias = "IBV_RATE_168_GBPS")]
         GBPS_168 = 14, "IB_RATE_168_GBPS";
         /// 25 Gbit/s.
+        #[doc(alias = "IBV_RATE_25_GBPS")]
         GBPS_25 = 15, "IB_RATE_25_GBPS";
         /// 100 Gbit/s.
+        #[doc(alias = "IBV_RATE_100_GBPS")]
         GBPS_100 = 16, "IB_RATE_100_GBPS";
         /// 200 Gbit/s.
+        #[doc(alias = "IBV_RATE_200_GBPS")]
         GBPS_200 = 17, "IB_RATE_200_GBPS";
         /// 300 Gbit/s.
+        #[doc(alias = "IBV_RATE_300_GBPS")]
         GBPS_300 = 18, "IB_RATE_300_GBPS";
         /// 28 Gbit/s.
+        #[doc(alias = "IBV_RATE_28_GBPS")]
         GBPS_28 = 19, "IB_RATE_28_GBPS";
         /// 50 Gbit/s.
+        #[doc(alias = "IBV_RATE_50_GBPS")]
         GBPS_50 = 20, "IB_RATE_50_GBPS";
         /// 400 Gbit/s.
+        #[doc(alias = "IBV_RATE_400_GBPS")]
         GBPS_400 = 21, "IB_RATE_400_GBPS";
         /// 600 Gbit/s.
+        #[doc(alias = "IBV_RATE_600_GBPS")]
         GBPS_600 = 22, "IB_RATE_600_GBPS";
         /// 800 Gbit/s.
+        #[doc(alias = "IBV_RATE_800_GBPS")]
         GBPS_800 = 23, "IB_RATE_800_GBPS" since V6_12;
         /// 1600 Gbit/s.
+        #[doc(alias = "IBV_RATE_1600_GBPS")]
         GBPS_1600 = 25, "IB_RATE_1600_GBPS" since V7_2;
     }
 
@@ -379,56 +474,78 @@ abi_enums! {
     /// State of a work queue.
     enum WqState : u32 = "ib_wq_state" {
         /// RESET.
+        #[doc(alias = "IBV_WQS_RESET")]
         RESET = 0, "IB_WQS_RESET";
         /// RDY: ready to receive.
+        #[doc(alias = "IBV_WQS_RDY")]
         RDY = 1, "IB_WQS_RDY";
         /// ERR.
+        #[doc(alias = "IBV_WQS_ERR")]
         ERR = 2, "IB_WQS_ERR";
     }
 
     /// Type of a flow.
     enum FlowAttrType : u32 = "ib_flow_attr_type" {
         /// Packets that match its specifications.
+        #[doc(alias = "IBV_FLOW_ATTR_NORMAL")]
         NORMAL = 0, "IB_FLOW_ATTR_NORMAL";
         /// All packets that match no other flow.
+        #[doc(alias = "IBV_FLOW_ATTR_ALL_DEFAULT")]
         ALL_DEFAULT = 1, "IB_FLOW_ATTR_ALL_DEFAULT";
         /// Multicast packets that match no other flow.
+        #[doc(alias = "IBV_FLOW_ATTR_MC_DEFAULT")]
         MC_DEFAULT = 2, "IB_FLOW_ATTR_MC_DEFAULT";
         /// A copy of all traffic of the port.
+        #[doc(alias = "IBV_FLOW_ATTR_SNIFFER")]
         SNIFFER = 3, "IB_FLOW_ATTR_SNIFFER";
     }
 
     /// Type of a flow specification.
     enum FlowSpecType : u32 = "ib_flow_spec_type" {
         /// Ethernet header.
+        #[doc(alias = "IBV_FLOW_SPEC_ETH")]
         ETH = 0x20, "IB_FLOW_SPEC_ETH";
         /// InfiniBand local header.
+        #[doc(alias = "IBV_FLOW_SPEC_IB")]
         IB = 0x22, "IB_FLOW_SPEC_IB";
         /// IPv4 header.
+        #[doc(alias = "IBV_FLOW_SPEC_IPV4")]
         IPV4 = 0x30, "IB_FLOW_SPEC_IPV4";
         /// IPv6 header.
+        #[doc(alias = "IBV_FLOW_SPEC_IPV6")]
         IPV6 = 0x31, "IB_FLOW_SPEC_IPV6";
         /// IPsec ESP header.
+        #[doc(alias = "IBV_FLOW_SPEC_ESP")]
         ESP = 0x34, "IB_FLOW_SPEC_ESP";
         /// TCP header.
+        #[doc(alias = "IBV_FLOW_SPEC_TCP")]
         TCP = 0x40, "IB_FLOW_SPEC_TCP";
         /// UDP header.
+        #[doc(alias = "IBV_FLOW_SPEC_UDP")]
         UDP = 0x41, "IB_FLOW_SPEC_UDP";
         /// VXLAN header.
+        #[doc(alias = "IBV_FLOW_SPEC_VXLAN_TUNNEL")]
         VXLAN_TUNNEL = 0x50, "IB_FLOW_SPEC_VXLAN_TUNNEL";
         /// GRE header.
+        #[doc(alias = "IBV_FLOW_SPEC_GRE")]
         GRE = 0x51, "IB_FLOW_SPEC_GRE";
         /// MPLS label.
+        #[doc(alias = "IBV_FLOW_SPEC_MPLS")]
         MPLS = 0x60, "IB_FLOW_SPEC_MPLS";
         /// Flag: the inner header of a tunnel.
+        #[doc(alias = "IBV_FLOW_SPEC_INNER")]
         INNER = 0x100, "IB_FLOW_SPEC_INNER";
         /// Set a tag in completions.
+        #[doc(alias = "IBV_FLOW_SPEC_ACTION_TAG")]
         ACTION_TAG = 0x1000, "IB_FLOW_SPEC_ACTION_TAG";
         /// Drop the packets.
+        #[doc(alias = "IBV_FLOW_SPEC_ACTION_DROP")]
         ACTION_DROP = 0x1001, "IB_FLOW_SPEC_ACTION_DROP";
         /// Apply a flow action object.
+        #[doc(alias = "IBV_FLOW_SPEC_ACTION_HANDLE")]
         ACTION_HANDLE = 0x1002, "IB_FLOW_SPEC_ACTION_HANDLE";
         /// Count in a counters object.
+        #[doc(alias = "IBV_FLOW_SPEC_ACTION_COUNT")]
         ACTION_COUNT = 0x1003, "IB_FLOW_SPEC_ACTION_COUNT";
     }
 
@@ -509,18 +626,25 @@ abi_flags! {
     /// Flags of a completion; `IBV_WC_*` in libibverbs.
     flags WcFlags : u32 = "ib_wc_flags" {
         /// A GRH is in the first 40 bytes of the receive buffer.
+        #[doc(alias = "IBV_WC_GRH")]
         GRH = 1, "IB_WC_GRH";
         /// Immediate data.
+        #[doc(alias = "IBV_WC_WITH_IMM")]
         WITH_IMM = 1 << 1, "IB_WC_WITH_IMM";
         /// The rkey that the peer invalidated.
+        #[doc(alias = "IBV_WC_WITH_INVALIDATE")]
         WITH_INVALIDATE = 1 << 2, "IB_WC_WITH_INVALIDATE";
         /// Checksums are valid.
+        #[doc(alias = "IBV_WC_IP_CSUM_OK")]
         IP_CSUM_OK = 1 << 3, "IB_WC_IP_CSUM_OK";
         /// Source Ethernet address.
+        #[doc(alias = "IBV_WC_WITH_SMAC")]
         WITH_SMAC = 1 << 4, "IB_WC_WITH_SMAC";
         /// A VLAN tag.
+        #[doc(alias = "IBV_WC_WITH_VLAN")]
         WITH_VLAN = 1 << 5, "IB_WC_WITH_VLAN";
         /// Type of the network header.
+        #[doc(alias = "IBV_WC_WITH_NETWORK_HDR_TYPE")]
         WITH_NETWORK_HDR_TYPE = 1 << 6, "IB_WC_WITH_NETWORK_HDR_TYPE";
     }
 
@@ -561,8 +685,10 @@ abi_flags! {
     /// Flags of a flow.
     flags FlowFlags : u32 = "ib_flow_flags" {
         /// Packets also continue to later flows (no trap).
+        #[doc(alias = "IBV_FLOW_ATTR_FLAGS_DONT_TRAP")]
         DONT_TRAP = 1 << 1, "IB_FLOW_ATTR_FLAGS_DONT_TRAP";
         /// The flow matches egress packets.
+        #[doc(alias = "IBV_FLOW_ATTR_FLAGS_EGRESS")]
         EGRESS = 1 << 2, "IB_FLOW_ATTR_FLAGS_EGRESS";
     }
 

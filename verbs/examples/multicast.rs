@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Datagrams may be lost. A receiver counts them. Groups of InfiniBand ports also have a LID: see
-//! `Qp::attach_mcast_at`.
+//! `Qp::attach_mcast_with_lid`.
 
 use std::thread;
 use std::time::{Duration, Instant};

@@ -43,6 +43,7 @@ const UDP: u8 = 17;
 /// # Ok::<(), bareverbs::Error>(())
 /// ```
 #[doc(alias = "ibv_ah")]
+#[doc(alias = "ibv_destroy_ah")]
 pub struct Ah<P: Provider = AnyProvider> {
     inner: P::Ah,
     handle: u32,

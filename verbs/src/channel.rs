@@ -39,6 +39,7 @@ use crate::{Error, Result};
 /// # Ok::<(), bareverbs::Error>(())
 /// ```
 #[doc(alias = "ibv_comp_channel")]
+#[doc(alias = "ibv_destroy_comp_channel")]
 #[derive(Clone, Debug)]
 pub struct CompChannel {
     events: Arc<EventFd>,

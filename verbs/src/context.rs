@@ -44,6 +44,7 @@ const MAX_HANDLES: usize = u16::MAX as usize / size_of::<u32>();
 /// # Ok::<(), bareverbs::Error>(())
 /// ```
 #[doc(alias = "ibv_context")]
+#[doc(alias = "ibv_close_device")]
 pub struct Context<P: Provider = AnyProvider> {
     shared: Arc<ContextShared<P>>,
 }
@@ -295,8 +296,8 @@ impl<P: Provider> Context<P> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if the device has no such clock; [`Error::Provider`] if the kernel
-    /// does not expose it; [`Error::Kernel`] if the kernel refuses to map it.
+    /// [`Error::Unsupported`] if the device has no such clock or the kernel does not expose it;
+    /// [`Error::Provider`] for an invalid clock page; [`Error::Kernel`] if the kernel refuses to map it.
     #[doc(alias = "ibv_query_rt_values_ex")]
     pub fn raw_clock(&self) -> Result<u64> {
         const VERB: &str = "query_rt_values";

@@ -207,7 +207,7 @@ impl<P: Provider> Cq<P> {
     /// # Errors
     /// - [`Error::Invalid`]: `entries` is 0.
     /// - [`Error::Limit`]: `entries` is above the device's `max_cqe`.
-    /// - [`Error::Provider`]: the provider does not support resizing.
+    /// - [`Error::Unsupported`]: the provider does not resize CQs.
     /// - [`Error::Kernel`] with `EINVAL`: the CQ has more pending completions than `entries`. It is
     ///   unchanged.
     /// - [`Error::Kernel`] for `mmap` ([`KernelError::refused`](crate::KernelError) names it): the
@@ -237,8 +237,9 @@ impl<P: Provider> Cq<P> {
         })
     }
 
-    /// Moderates events: an armed CQ raises its event when it has `count` completions, or `period`
-    /// microseconds after the first of them. The default, 0 and 0, raises the event at once.
+    /// Moderates events: an armed CQ raises its event after `count` completions or after `period`
+    /// microseconds, whichever is first. The device defines when the period starts; on ConnectX, at
+    /// the previous event. The default, 0 and 0, raises the event at once.
     ///
     /// ```no_run
     /// # fn calm(cq: &bareverbs::Cq) -> bareverbs::Result<()> {
@@ -291,7 +292,10 @@ impl<P: Provider> Cq<P> {
             Ok(DestroyCqResp { comp_events_reported, async_events_reported }) => {
                 Ok(CqEventCounts { completion: comp_events_reported, asynchronous: async_events_reported })
             }
-            Err(refused) => Err(DestroyError::new(Error::kernel(VERB, "a CQ", refused), self)),
+            Err(refused) => Err(DestroyError::new(
+                Error::kernel(VERB, format!("CQ handle {}", self.shared.handle), refused),
+                self,
+            )),
         }
     }
 

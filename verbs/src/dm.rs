@@ -187,7 +187,10 @@ impl Dm {
                 shared.skip_free = true;
                 Ok(())
             }
-            Err(refused) => Err(DestroyError::new(Error::kernel(VERB, "device memory", refused), self)),
+            Err(refused) => {
+                let asked = format!("device memory handle {}", shared.handle);
+                Err(DestroyError::new(Error::kernel(VERB, asked, refused), self))
+            }
         }
     }
 }
@@ -196,7 +199,7 @@ impl DmShared {
     fn check_same_process(&self, verb: &'static str) -> Result<()> {
         self.context.file.check_same_process().map_err(|errno| {
             let refused = bareverbs_provider::device::IoctlError { method: "mmap", errno };
-            Error::kernel(verb, "device memory", refused)
+            Error::kernel(verb, format!("device memory handle {}", self.handle), refused)
         })
     }
 }

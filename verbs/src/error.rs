@@ -20,7 +20,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// Programs match on the variant, the [`Feature`], the [`Limit`] and the [errno](Error::errno).
 /// [`Error::verb`] is the name of the verb as in C without its prefix, such as `create_qp`, or the
-/// path of a function that C lacks, such as `Handle::send`. `Display` is for people; its text may
+/// path of a function that C lacks, such as `Handle::send`. Typed transitions append the states,
+/// such as `modify_qp INIT→RTR`: match by `starts_with`. `Display` is for people; its text may
 /// change.
 ///
 /// ```
@@ -40,8 +41,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Error {
     /// No RDMA device is visible to this process.
     #[error(
-        "no RDMA device found: load its driver, or create a software device with `bareverbs link \
-         add rxe0 type rxe netdev eth0`"
+        "no RDMA device found: load its driver, or create a software device with `rdma link add \
+         rxe0 type rxe netdev eth0` or `bareverbs link add ...`"
     )]
     NoDevice,
     /// No device has that name.
@@ -77,7 +78,7 @@ pub enum Error {
         driver: Option<DriverId>,
     },
     /// The device has no port of that number.
-    #[error("device {device} has no port {port}: its ports are {}", port_range(*count))]
+    #[error("device {device} has no port {port}: {}", port_range(*count))]
     NoPort {
         /// The device.
         device: String,
@@ -100,8 +101,8 @@ pub enum Error {
         /// Indices of the filled entries.
         filled: Vec<GidIndex>,
     },
-    /// A requested quantity is above the device's limit.
-    #[error("{verb}: {limit} {asked} is above the device's limit of {max}")]
+    /// A requested quantity is above the limit of the device, the queue or the peer.
+    #[error("{verb}: {limit} {asked} is above the maximum of {max}")]
     Limit {
         /// The verb.
         verb: &'static str,
@@ -178,7 +179,7 @@ pub enum Error {
         /// The `wr_id` of the completion.
         wr_id: u64,
     },
-    /// The provider rejected the request, or could not use the object that the kernel created.
+    /// The kernel's description of the object is unusable, or no huge pages are free.
     #[error("{verb} ({asked}): {reason}")]
     Provider {
         /// The verb.
@@ -287,6 +288,8 @@ impl Error {
             | Self::Invalid { verb, .. }
             | Self::Unsupported { verb, .. }
             | Self::Completion { verb, .. }
+            | Self::Closed { verb, .. }
+            | Self::NoDriver { verb }
             | Self::Provider { verb, .. } => Some(verb),
             Self::Kernel(refusal) => Some(refusal.verb),
             _ => None,
@@ -393,6 +396,7 @@ impl From<Error> for io::Error {
             (Error::NoPort { .. } | Error::NoGid { .. }, _) => ErrorKind::NotFound,
             (Error::Unsupported { .. } | Error::UnsupportedDriver { .. }, _) => ErrorKind::Unsupported,
             (Error::Invalid { .. } | Error::Limit { .. } | Error::Value(_), _) => ErrorKind::InvalidInput,
+            (Error::Closed { .. }, _) => ErrorKind::NotConnected,
             (Error::Netlink { .. }, _) => ErrorKind::InvalidData,
             (Error::Completion { status: WcStatus::RETRY_EXC_ERR, .. }, _) => ErrorKind::TimedOut,
             (Error::Completion { status: WcStatus::WR_FLUSH_ERR, .. }, _) => ErrorKind::ConnectionAborted,
@@ -446,7 +450,10 @@ pub fn wc_status_str(status: WcStatus) -> &'static str {
         WcStatus::REM_ABORT_ERR => "the peer aborted the operation",
         WcStatus::FATAL_ERR => "the device failed",
         WcStatus::RESP_TIMEOUT_ERR => "the response timed out",
-        _ => "unknown status",
+        WcStatus::GENERAL_ERR => {
+            "general error: the CQE matches no outstanding request, or has an unknown syndrome"
+        }
+        _ => "a status without a description",
     }
 }
 
@@ -483,9 +490,9 @@ fn driver_name(driver: Option<DriverId>) -> String {
 
 fn port_range(count: u8) -> String {
     match count {
-        0 => "none".into(),
-        1 => "1 only".into(),
-        count => format!("1 to {count}"),
+        0 => "it has no ports".into(),
+        1 => "its only port is 1".into(),
+        count => format!("its ports are 1 to {count}"),
     }
 }
 
@@ -535,7 +542,7 @@ mod tests {
     #[test]
     fn port_error_names_the_range() {
         let error = |count| Error::NoPort { device: "rxe0".into(), port: PortNum(3), count }.to_string();
-        assert_eq!(error(1), "device rxe0 has no port 3: its ports are 1 only");
+        assert_eq!(error(1), "device rxe0 has no port 3: its only port is 1");
         assert_eq!(error(2), "device rxe0 has no port 3: its ports are 1 to 2");
     }
 
@@ -557,7 +564,7 @@ mod tests {
     #[test]
     fn limit_error_names_request_and_limit() {
         let error = Error::check_limit("create_qp", Limit::MaxSendSge, 64, 32).unwrap_err();
-        assert_eq!(error.to_string(), "create_qp: max_send_sge 64 is above the device's limit of 32");
+        assert_eq!(error.to_string(), "create_qp: max_send_sge 64 is above the maximum of 32");
         assert!(matches!(
             error,
             Error::Limit { verb: "create_qp", limit: Limit::MaxSendSge, asked: 64, max: 32 }

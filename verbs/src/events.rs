@@ -114,7 +114,7 @@ pub enum AsyncEvent {
         /// User data of the queue.
         user_data: u64,
     },
-    /// A QP event: an error, a drained send queue, a path migration, or an established connection.
+    /// A QP event: an error, `SQ_DRAINED`, a path migration, `COMM_EST` or `QP_LAST_WQE_REACHED`.
     Qp {
         /// The event type.
         event: EventType,

@@ -71,7 +71,7 @@ impl fmt::Display for Gid {
 impl FromStr for Gid {
     type Err = AddrParseError;
 
-    /// An IPv6 address, or an IPv4 address, whose mapped form it becomes.
+    /// Parses an IPv6 or an IPv4 address. An IPv4 address becomes IPv4-mapped.
     fn from_str(text: &str) -> Result<Self, AddrParseError> {
         text.parse().map(|address| match address {
             IpAddr::V4(address) => address.into(),

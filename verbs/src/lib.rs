@@ -52,8 +52,9 @@
 //!
 //! # Forks
 //!
-//! Handles are unusable in a forked child. The child does not affect the queues, objects and
-//! registered memory of the parent:
+//! There is no `ibv_fork_init` (`RDMAV_FORK_SAFE`): the kernel copies pinned pages. Handles are
+//! unusable in a forked child. The child does not affect the queues, objects and registered memory
+//! of the parent:
 //!
 //! - Every verb on an inherited handle fails with `ESTALE`. Events are not read. Drop releases
 //!   nothing.

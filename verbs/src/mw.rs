@@ -132,7 +132,8 @@ impl Mw {
         self.mw_type
     }
 
-    /// The remote address and key of the byte at `addr` of its region, through the window.
+    /// The remote address and key for `addr`, an address of the MR. If the window is bound with
+    /// [`Access::ZERO_BASED`], `addr` is an offset in the window.
     #[must_use]
     pub fn remote(&self, addr: u64) -> Remote {
         Remote { addr, rkey: self.rkey }

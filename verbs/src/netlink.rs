@@ -173,6 +173,8 @@ impl RdmaNetlink {
     /// # Errors
     /// [`Error::NetlinkRefused`] if the kernel refuses the request; [`Error::Netlink`] if its
     /// response is malformed.
+    #[doc(alias = "rdma dev show")]
+    #[doc(alias = "RDMA_NLDEV_CMD_GET")]
     pub fn devices(&mut self) -> Result<Vec<DeviceInfo>> {
         let mut found = Vec::new();
         self.request(
@@ -193,6 +195,8 @@ impl RdmaNetlink {
     /// # Errors
     /// [`Error::NetlinkRefused`] if there is no such device; [`Error::Netlink`] if the response is
     /// malformed.
+    #[doc(alias = "rdma link show")]
+    #[doc(alias = "RDMA_NLDEV_CMD_PORT_GET")]
     pub fn ports(&mut self, device_index: u32) -> Result<Vec<PortInfo>> {
         let mut found = Vec::new();
         self.request(
@@ -246,6 +250,8 @@ impl RdmaNetlink {
     /// # Errors
     /// [`Error::UnknownDevice`] if there is no such device; [`Error::Netlink`] if the response is
     /// malformed.
+    #[doc(alias = "rdma resource show")]
+    #[doc(alias = "RDMA_NLDEV_CMD_RES_GET")]
     pub fn resources(&mut self, device: &str) -> Result<ResourceSummary> {
         let index = self.index_of(device)?;
         let mut summary = ResourceSummary::default();

@@ -22,6 +22,7 @@ use crate::{
 /// Cloning is cheap. The domain is deallocated when the last object that was created in it is
 /// dropped.
 #[doc(alias = "ibv_pd")]
+#[doc(alias = "ibv_dealloc_pd")]
 pub struct Pd<P: Provider = AnyProvider> {
     context: Context<P>,
     domain: Arc<PdShared>,
@@ -249,6 +250,7 @@ impl<P: Provider> Pd<P> {
     ///   region can call them.
     #[doc(alias = "ibv_reg_mr")]
     #[doc(alias = "ibv_reg_mr_iova")]
+    #[doc(alias = "ibv_reg_mr_iova2")]
     pub unsafe fn register_raw(
         &self,
         addr: *mut u8,

@@ -310,7 +310,7 @@ macro_rules! providers {
 
         // SAFETY: each method with obligations forwards to the queue of the variant, which upholds
         // them. A request with an address handle of another variant fails with
-        // `PushError::ForeignAddress` and reaches no queue.
+        // `PushError::ForeignAh` and reaches no queue.
         unsafe impl SendQueue for AnySq {
             type Ah = AnyAh;
 
@@ -325,7 +325,7 @@ macro_rules! providers {
                         // SAFETY: the caller upholds the same contract.
                         unsafe { queue.push_datagram(&request) }
                     })*
-                    _ => Err(PushError::ForeignAddress),
+                    _ => Err(PushError::ForeignAh),
                 }
             }
 

@@ -87,6 +87,8 @@ pub struct QpInit<'a, P: Provider = AnyProvider> {
     /// Only on ConnectX, for RC and UC QPs that have their own receive queue and do not set
     /// [`signal_all`](Self::signal_all).
     #[doc(alias = "MLX5_QP_FLAG_SCATTER_CQE")]
+    #[doc(alias = "MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE")]
+    #[doc(alias = "MLX5_SCATTER_TO_CQE")]
     pub scatter_to_cqe: bool,
     /// Value reported in [asynchronous events](crate::AsyncEvent::Qp). For completions, use the
     /// `wr_id` of the requests; see [`WrId`](crate::WrId).
@@ -100,6 +102,8 @@ pub struct QpInit<'a, P: Provider = AnyProvider> {
     ///
     /// Thread domains of C serve the same purpose and also avoid locks. Queues here have one owner
     /// and no locks.
+    #[doc(alias = "ibv_alloc_td")]
+    #[doc(alias = "ibv_alloc_parent_domain")]
     pub doorbell: DoorbellChoice,
     /// Page size of the memory of the queues. ConnectX only: on other devices the kernel allocates
     /// it.
@@ -122,7 +126,7 @@ impl<'a, P: Provider> QpInit<'a, P> {
             scatter_to_cqe: false,
             user_data: 0,
             doorbell: DoorbellChoice::Any,
-            memory: QueueMemory::Ordinary,
+            memory: QueueMemory::BasePages,
         }
     }
 }
@@ -472,8 +476,8 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         }
     }
 
-    /// The send that moved the QP to ERR, if the device reported more than the completion; see
-    /// [`SendHalf::failure`].
+    /// The send that failed locally, with its original status. `None` if the completion has that
+    /// status. Soft-RoCE since Linux 6.4 completes the failed send with `WR_FLUSH_ERR`.
     #[must_use]
     pub fn failure(&self) -> Option<SendFailure> {
         self.sq.failure().map(SendFailure::from)

@@ -103,7 +103,8 @@ impl<P: Provider> IndirectionTable<P> {
         match unsafe { shared.destroy() } {
             Ok(()) => Ok(()),
             Err(refused) => {
-                Err(DestroyError::new(Error::kernel(VERB, "an indirection table", refused), self))
+                let asked = format!("indirection table handle {}", shared.handle);
+                Err(DestroyError::new(Error::kernel(VERB, asked, refused), self))
             }
         }
     }
@@ -323,7 +324,10 @@ impl<P: Provider> RssQp<P> {
         // SAFETY: it was not destroyed before. If this succeeds, it is dropped next.
         match unsafe { self.destroy_inner() } {
             Ok(events) => Ok(events),
-            Err(refused) => Err(DestroyError::new(Error::kernel("destroy_qp", "an RSS QP", refused), self)),
+            Err(refused) => {
+                let asked = format!("RSS QP handle {}", self.handle);
+                Err(DestroyError::new(Error::kernel("destroy_qp", asked, refused), self))
+            }
         }
     }
 

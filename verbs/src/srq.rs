@@ -39,7 +39,7 @@ impl SrqInit {
     /// An SRQ for `max_wr` receives of one SGE each, without a limit.
     #[must_use]
     pub fn new(max_wr: u32) -> Self {
-        Self { max_wr, max_sge: 1, limit: 0, memory: QueueMemory::Ordinary, user_data: 0 }
+        Self { max_wr, max_sge: 1, limit: 0, memory: QueueMemory::BasePages, user_data: 0 }
     }
 }
 
@@ -210,8 +210,9 @@ impl<P: Provider> Srq<P> {
     /// [`Error::Kernel`]: the kernel rejects the command.
     #[doc(alias = "ibv_query_srq")]
     pub fn query(&self) -> Result<SrqAttr> {
-        let resp = command::query_srq(self.pd().context().file(), self.shared.handle)
-            .map_err(|refused| Error::kernel("query_srq", "its attributes", refused))?;
+        let resp = command::query_srq(self.pd().context().file(), self.shared.handle).map_err(|refused| {
+            Error::kernel("query_srq", format!("SRQ handle {}", self.shared.handle), refused)
+        })?;
         Ok(SrqAttr { max_wr: resp.max_wr, max_sge: resp.max_sge, limit: resp.srq_limit })
     }
 
@@ -224,7 +225,7 @@ impl<P: Provider> Srq<P> {
     ///
     /// srq.set_limit(16)?;
     /// if let AsyncEvent::Srq { user_data, .. } = srq.pd().context().async_events().get()? {
-    ///     println!("fewer than 16 receives are left in {user_data}: post, and ask again");
+    ///     println!("fewer than 16 receives are left in {user_data}: post receives, then set the limit again");
     /// }
     /// # Ok(())
     /// # }
@@ -232,7 +233,7 @@ impl<P: Provider> Srq<P> {
     ///
     /// # Errors
     /// - [`Error::Invalid`]: `limit` is above the capacity.
-    /// - [`Error::Kernel`], [`Error::Provider`]: the modify failed.
+    /// - [`Error::Kernel`]: the kernel rejects the command.
     #[doc(alias = "ibv_modify_srq")]
     pub fn set_limit(&mut self, limit: u32) -> Result<()> {
         const VERB: &str = "modify_srq";
@@ -293,7 +294,10 @@ impl<P: Provider> Srq<P> {
         // `self` is dropped next.
         match unsafe { shared.try_destroy() } {
             Ok(events) => Ok(events),
-            Err(refused) => Err(DestroyError::new(Error::kernel(VERB, "an SRQ", refused), self)),
+            Err(refused) => {
+                let asked = format!("SRQ handle {}", shared.handle);
+                Err(DestroyError::new(Error::kernel(VERB, asked, refused), self))
+            }
         }
     }
 

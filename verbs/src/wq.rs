@@ -45,7 +45,7 @@ impl<'a, P: Provider> WqInit<'a, P> {
     /// A WQ for `max_recv_wr` receives of one SGE each, which receives frames unmodified.
     #[must_use]
     pub fn new(cq: &'a Cq<P>, max_recv_wr: u32) -> Self {
-        let (flags, memory) = (WqFlags::empty(), QueueMemory::Ordinary);
+        let (flags, memory) = (WqFlags::empty(), QueueMemory::BasePages);
         Self { cq, max_recv_wr, max_recv_sge: 1, flags, memory, user_data: 0 }
     }
 }
@@ -212,7 +212,7 @@ impl<P: Provider> Wq<P> {
             let reason = format!("the WQ is in {:?}, not in RESET: reset it first", self.state);
             return Err(Error::invalid(MODIFY, reason));
         }
-        // SAFETY: the state is not RESET.
+        // SAFETY: the target state is not RESET.
         unsafe { self.modify_state(WqState::RDY) }
     }
 
@@ -228,7 +228,7 @@ impl<P: Provider> Wq<P> {
         if self.state == WqState::RESET {
             return Err(Error::invalid(MODIFY, "the WQ is in RESET and has no posted receives"));
         }
-        // SAFETY: the state is not RESET.
+        // SAFETY: the target state is not RESET.
         unsafe { self.modify_state(WqState::ERR) }
     }
 
@@ -349,7 +349,9 @@ impl<P: Provider> Wq<P> {
         // `self` is dropped next.
         match unsafe { shared.try_destroy() } {
             Ok(events) => Ok(events),
-            Err(refused) => Err(DestroyError::new(Error::kernel(VERB, "a WQ", refused), self)),
+            Err(refused) => {
+                Err(DestroyError::new(Error::kernel(VERB, format!("WQ {:#x}", self.wq_num), refused), self))
+            }
         }
     }
 }

@@ -150,8 +150,8 @@ impl<P: Provider> Xrcd<P> {
         XrcTarget::open(self, qp_num, user_data)
     }
 
-    /// Closes the domain. It is destroyed when the last process closes it. Drop ignores errors, and
-    /// waits until the last SRQ and QP of the domain is dropped.
+    /// Closes the domain. It is destroyed when the last process closes it. Drop ignores errors;
+    /// the domain is closed after its last SRQ and QP.
     ///
     /// # Errors
     /// The domain and the reason:
@@ -172,7 +172,10 @@ impl<P: Provider> Xrcd<P> {
                 inner.closed = true;
                 Ok(())
             }
-            Err(refused) => Err(DestroyError::new(Error::kernel(VERB, "an XRC domain", refused), self)),
+            Err(refused) => {
+                let asked = format!("XRC domain handle {}", inner.handle);
+                Err(DestroyError::new(Error::kernel(VERB, asked, refused), self))
+            }
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::cqe::{CQE, CqeOpcode};
 impl Mlx5Cq {
     /// The kind of memory of the ring.
     pub(crate) fn memory(&self) -> QueueMemory {
-        if self.ring.memory().is_huge() { QueueMemory::HugePages } else { QueueMemory::Ordinary }
+        if self.ring.memory().is_huge() { QueueMemory::HugePages } else { QueueMemory::BasePages }
     }
 
     /// Resizes the CQ to `ring`. `command` makes the kernel issue the resize to the device. If it

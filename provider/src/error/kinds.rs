@@ -150,15 +150,20 @@ texts! {
         #[doc(alias = "max_tso_header")]
         MaxTsoHeader = "max_tso_header",
         /// Number of receives of an SRQ.
+        #[doc(alias = "max_wr")]
         SrqMaxWr = "max_wr",
         /// SGEs of a receive of an SRQ.
+        #[doc(alias = "max_sge")]
         SrqMaxSge = "max_sge",
         /// Entries of a CQ.
-        CqEntries = "entries",
+        #[doc(alias = "cqe")]
+        CqEntries = "cqe",
         /// CQ moderation: completions per event.
-        CqCount = "count",
+        #[doc(alias = "cq_count")]
+        CqCount = "cq_count",
         /// CQ moderation: delay of an event in microseconds.
-        CqPeriod = "period",
+        #[doc(alias = "cq_period")]
+        CqPeriod = "cq_period",
         /// Outstanding reads and atomics as requester.
         #[doc(alias = "max_rd_atomic")]
         MaxRdAtomic = "max_rd_atomic",
@@ -174,23 +179,23 @@ texts! {
         /// Ranges of one call of MR advice.
         AdviseRanges = "the number of ranges",
         /// Objects that can be counted.
-        Objects = "the object count, at least",
-        /// Sends in flight of an endpoint.
+        Objects = "object count (at least)",
+        /// Outstanding sends of an endpoint.
         Sends = "sends",
-        /// Receives in flight of an endpoint.
+        /// Outstanding receives of an endpoint.
         Recvs = "recvs",
-        /// Operations in flight of an endpoint: one CQ entry each.
+        /// Outstanding operations of an endpoint: one CQ entry each.
         SendsAndRecvs = "sends + recvs",
         /// Outstanding reads and atomics of an endpoint.
         RdAtomic = "rd_atomic",
         /// Longest run of unsignalled sends of an endpoint.
-        SignalEvery = "signal_every",
+        SignalEvery = "signal_every (at most sends)",
         /// Completions of all peers of a server: one CQ entry each.
-        PeerCompletions = "completions of all peers",
+        PeerCompletions = "peers * (window + sends + 8) CQ entries",
         /// Completions of a new connection of a hub: one free CQ entry each.
-        HubCompletions = "room for completions",
+        HubCompletions = "sends + recvs (one free CQ entry of the hub each)",
         /// Bytes of a message.
-        MessageLen = "message of bytes",
+        MessageLen = "message length in bytes (the peer's message_size)",
     }
 }
 

@@ -122,6 +122,7 @@ pub trait Completion {
     /// Status.
     fn status(&self) -> WcStatus;
     /// Operation; valid on success only.
+    #[doc(alias = "ibv_wc_read_opcode")]
     fn opcode(&self) -> WcOpcode;
     /// Operation of a completion that is known to be of a successful receive. Default:
     /// [`opcode`](Self::opcode).
@@ -130,13 +131,17 @@ pub trait Completion {
         self.opcode()
     }
     /// Length in bytes of the received, read or fetched data.
+    #[doc(alias = "ibv_wc_read_byte_len")]
     fn byte_len(&self) -> u32;
     /// QPN of the local queue pair.
+    #[doc(alias = "ibv_wc_read_qp_num")]
     fn qp_num(&self) -> u32;
     /// QPN of the sender; datagrams only.
+    #[doc(alias = "ibv_wc_read_src_qp")]
     fn src_qp(&self) -> u32;
     /// Immediate data, if the message has any.
     #[doc(alias = "imm_data")]
+    #[doc(alias = "ibv_wc_read_imm_data")]
     fn imm(&self) -> Option<Imm>;
     /// Immediate data of a completion that is known to be of a successful receive. Default:
     /// [`imm`](Self::imm).
@@ -145,20 +150,27 @@ pub trait Completion {
         self.imm()
     }
     /// The R_Key that the message invalidated, if any.
+    #[doc(alias = "ibv_wc_read_invalidated_rkey")]
     fn invalidated_rkey(&self) -> Option<u32>;
     /// The device's own error code.
+    #[doc(alias = "ibv_wc_read_vendor_err")]
     fn vendor_err(&self) -> u32;
     /// Flags, such as a GRH before the payload.
+    #[doc(alias = "ibv_wc_read_wc_flags")]
     fn wc_flags(&self) -> WcFlags;
     /// LID of the sender; 0 on RoCE.
+    #[doc(alias = "ibv_wc_read_slid")]
     fn slid(&self) -> u16;
     /// Service level.
+    #[doc(alias = "ibv_wc_read_sl")]
     fn sl(&self) -> u8;
     /// Low bits of the destination LID.
+    #[doc(alias = "ibv_wc_read_dlid_path_bits")]
     fn dlid_path_bits(&self) -> u8;
     /// Completion time in ticks of the device's clock
     /// ([`Provider::read_clock`](super::Provider::read_clock)), if the device reports it. Default:
     /// `None`.
+    #[doc(alias = "ibv_wc_read_completion_ts")]
     fn timestamp(&self) -> Option<u64> {
         None
     }

@@ -117,7 +117,7 @@ fn kernel_objects_are_listed_by_name() {
     let queues = netlink.completion_queues(device::name()).unwrap();
     assert!(queues.iter().any(|queue| queue.poll_context.is_some() && queue.context.is_none()), "{queues:?}");
     // No address is resolved, and nothing listens.
-    assert_eq!(netlink.connection_ids(device::name()).unwrap(), []);
+    assert_eq!(netlink.cm_ids(device::name()).unwrap(), []);
 }
 
 fn mr_keys_require_cap_net_admin() {

@@ -50,7 +50,7 @@ impl Default for Plan {
             timeout: AckTimeout::default(),
             access: ALL_REMOTE,
             scatter: false,
-            memory: QueueMemory::Ordinary,
+            memory: QueueMemory::BasePages,
         }
     }
 }

@@ -34,7 +34,7 @@ impl<M> Mr<M> {
     /// # fn advise(region: &bareverbs::Mr<bareverbs::Buffer>) -> bareverbs::Result<()> {
     /// use bareverbs::Advice;
     ///
-    /// // Everything that is in memory now; and then the first 64 KiB, wherever they are.
+    /// // Maps the resident pages, then faults in the first 64 KiB.
     /// region.advise(.., Advice::PREFETCH_NO_FAULT)?;
     /// region.advise(..65536, Advice::PREFETCH)
     /// # }

@@ -92,6 +92,8 @@ impl RdmaNetlink {
     /// [`Error::UnknownDevice`] if there is no such device;
     /// [`Error::NetlinkRefused`] if there is no such port;
     /// [`Error::Netlink`] if the response is malformed.
+    #[doc(alias = "rdma statistic show")]
+    #[doc(alias = "RDMA_NLDEV_CMD_STAT_GET")]
     pub fn port_counters(&mut self, device: &str, port: u32) -> Result<Option<Vec<Counter>>> {
         let what = format!("reading the counters of port {port} of {device}");
         self.request_port(
@@ -110,6 +112,8 @@ impl RdmaNetlink {
     /// [`Error::UnknownDevice`] if there is no such device;
     /// [`Error::NetlinkRefused`] if there is no such port;
     /// [`Error::Netlink`] if the response is malformed.
+    #[doc(alias = "rdma statistic mode")]
+    #[doc(alias = "RDMA_NLDEV_CMD_STAT_GET_STATUS")]
     pub fn counter_status(&mut self, device: &str, port: u32) -> Result<Option<Vec<CounterStatus>>> {
         let what = format!("listing the counters of port {port} of {device}");
         self.request_port(
@@ -144,6 +148,7 @@ impl RdmaNetlink {
     /// # Errors
     /// [`Error::UnknownDevice`] if there is no such device;
     /// [`Error::Netlink`] if the response is malformed.
+    #[doc(alias = "rdma statistic qp show")]
     pub fn qp_counters(&mut self, device: &str) -> Result<Vec<QpCounters>> {
         self.dump_counters(device, Attribute::RES_QP, Attribute::STAT_COUNTER, QpCounters::read)
     }

@@ -196,7 +196,10 @@ impl Events {
             sockets.push((source, socket));
         }
         if sockets.is_empty() {
-            return Err(Error::invalid("Events::open", "there is no source of notifications"));
+            return Err(Error::invalid(
+                "Events::open",
+                "`sources` is empty: pass `EventSources::RDMA`, `UEVENT` or `NETDEV`",
+            ));
         }
         Ok(Self { sockets, epoll, pending: VecDeque::new(), buffer: vec![0; RESPONSE_BYTES] })
     }
@@ -499,7 +502,10 @@ mod tests {
     #[test]
     fn subscription_without_sources_is_refused() {
         let refused = Events::open(EventSources::empty()).unwrap_err();
-        assert_eq!(refused.to_string(), "Events::open: there is no source of notifications");
+        assert_eq!(
+            refused.to_string(),
+            "Events::open: `sources` is empty: pass `EventSources::RDMA`, `UEVENT` or `NETDEV`"
+        );
     }
 
     #[test]

@@ -70,7 +70,7 @@ impl RdmaNetlink {
 
     /// Removes the software device named `device`.
     ///
-    /// rxe before Linux 7.2 waits until all processes have closed the device.
+    /// rxe before Linux 7.3 waits until all processes have closed the device.
     ///
     /// # Errors
     /// [`Error::UnknownDevice`](crate::Error::UnknownDevice) if there is no such device;

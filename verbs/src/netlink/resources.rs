@@ -182,18 +182,32 @@ lists! {
     /// }
     /// # Ok::<(), bareverbs::Error>(())
     /// ```
+    #[doc(alias = "rdma resource show qp")]
+    #[doc(alias = "RDMA_NLDEV_CMD_RES_QP_GET")]
     queue_pairs -> QpResource: RES_QP_GET, RES_QP, "listing QPs";
     /// The completion queues of the device named `device`.
+    #[doc(alias = "rdma resource show cq")]
+    #[doc(alias = "RDMA_NLDEV_CMD_RES_CQ_GET")]
     completion_queues -> CqResource: RES_CQ_GET, RES_CQ, "listing CQs";
     /// The memory regions of the device named `device`.
+    #[doc(alias = "rdma resource show mr")]
+    #[doc(alias = "RDMA_NLDEV_CMD_RES_MR_GET")]
     memory_regions -> MrResource: RES_MR_GET, RES_MR, "listing MRs";
     /// The protection domains of the device named `device`.
+    #[doc(alias = "rdma resource show pd")]
+    #[doc(alias = "RDMA_NLDEV_CMD_RES_PD_GET")]
     protection_domains -> PdResource: RES_PD_GET, RES_PD, "listing PDs";
     /// The CM IDs of the device named `device`.
-    connection_ids -> CmIdResource: RES_CM_ID_GET, RES_CM_ID, "listing CM IDs";
+    #[doc(alias = "rdma resource show cm_id")]
+    #[doc(alias = "RDMA_NLDEV_CMD_RES_CM_ID_GET")]
+    cm_ids -> CmIdResource: RES_CM_ID_GET, RES_CM_ID, "listing CM IDs";
     /// The open contexts of the device named `device`.
+    #[doc(alias = "rdma resource show ctx")]
+    #[doc(alias = "RDMA_NLDEV_CMD_RES_CTX_GET")]
     contexts -> ContextResource: RES_CTX_GET, RES_CTX, "listing contexts";
     /// The shared receive queues of the device named `device`.
+    #[doc(alias = "rdma resource show srq")]
+    #[doc(alias = "RDMA_NLDEV_CMD_RES_SRQ_GET")]
     shared_receive_queues -> SrqResource: RES_SRQ_GET, RES_SRQ, "listing SRQs";
 }
 

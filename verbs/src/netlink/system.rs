@@ -31,6 +31,7 @@ pub struct SystemInfo {
     /// Whether a forked child gets copies of pinned pages. If so, the parent and the device
     /// continue to share theirs. See [fork](crate#forks).
     #[doc(alias = "ibv_is_fork_initialized")]
+    #[doc(alias = "rdma system set copy-on-fork")]
     pub copy_on_fork: bool,
     /// Whether unprivileged processes may set Q_Keys with the highest bit set; `None` if the kernel
     /// doesn't have the setting.

@@ -33,7 +33,7 @@ const EXPOSE: &str = "Part::expose";
 /// let remote = exposed.remote(..)?;
 /// println!("send the peer {remote:?}");
 ///
-/// // The peer writes, and says so by a message.
+/// // The peer writes, then sends a message.
 /// let mut header = [0; 16];
 /// exposed.read_at(0, &mut header)?;
 /// let sequence: u64 = exposed.load(16)?;
@@ -61,9 +61,9 @@ const EXPOSE: &str = "Part::expose";
 /// }
 /// ```
 ///
-/// # What this process sees
+/// # Visibility of remote operations
 ///
-/// | a peer's | is visible after |
+/// | operation of a peer | visible after |
 /// |---|---|
 /// | write with immediate | its receive completion was polled |
 /// | writes before a send or a write with immediate | the receive completion of that message was polled |

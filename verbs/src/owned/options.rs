@@ -115,8 +115,8 @@ impl EndpointOptions {
         self
     }
 
-    /// Longest run of unsignalled operations, plus 1: an [unsignalled](super::Op::unsignaled)
-    /// operation that would make a run of this length is signalled.
+    /// Every `signal_every`-th operation of a run is signalled, even if it is
+    /// [unsignalled](super::Op::unsignaled). 1 to `sends`.
     pub fn signal_every(mut self, operations: u32) -> Self {
         self.signal_every = Some(operations);
         self

@@ -144,7 +144,7 @@ impl<B, P: Provider> Pending<B, P> {
             State::Refused(failed) => Err(failed),
             posted_or_taken => {
                 self.state = posted_or_taken;
-                Err(Error::invalid("Pending", "its result was taken before").into())
+                Err(Error::invalid("Pending::wait", "its result was taken before").into())
             }
         }
     }
@@ -166,7 +166,7 @@ impl<B, P: Provider> Pending<B, P> {
         };
         let result = match ended {
             Some((operation, completion)) => finished(&peer.conn, operation, &completion),
-            None => Err(Error::Closed { verb: "Pending", reason: "the connection was closed" }.into()),
+            None => Err(Error::Closed { verb: "Pending::wait", reason: "the connection was closed" }.into()),
         };
         // The last handle of a connection destroys its QP.
         drop(peer);
@@ -206,7 +206,7 @@ impl<B, P: Provider> Future for Pending<B, P> {
             && let State::Posted { peer, .. } = &this.state
             && !peer.hub.election.has_driver()
         {
-            return Poll::Ready(Err(Error::NoDriver { verb: "Pending" }.into()));
+            return Poll::Ready(Err(Error::NoDriver { verb: "Pending::wait" }.into()));
         }
         polled
     }

@@ -106,11 +106,11 @@ impl Pool {
 fn layout(count: usize, size: usize) -> Result<(usize, usize)> {
     const VERB: &str = "Pool::new";
     if count == 0 || count > MAX_SLOTS {
-        let reason = format!("a pool of {count} buffers: it has from 1 to {MAX_SLOTS}");
+        let reason = format!("count {count} is out of range: 1 to {MAX_SLOTS}");
         return Err(Error::invalid(VERB, reason));
     }
     if size == 0 || u32::try_from(size).is_err() {
-        let reason = format!("buffers of {size} bytes: they have from 1 to {} bytes", u32::MAX);
+        let reason = format!("size {size} is out of range: 1 to {} bytes", u32::MAX);
         return Err(Error::invalid(VERB, reason));
     }
     let stride = size.checked_next_multiple_of(ALIGNMENT);

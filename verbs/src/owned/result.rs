@@ -52,7 +52,8 @@ impl<B: Source> Done<B> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// The local device did not receive the request: the kernel refused its doorbell.
+    /// The request was not posted: it was rejected in user space, or the kernel refused its doorbell
+    /// and the request was taken back.
     NotExecuted,
     /// The peer rejected the request: `REM_ACCESS_ERR` or `REM_INV_REQ_ERR`. Of a message of several
     /// packets, earlier packets may have been written.

@@ -147,8 +147,8 @@ pub struct Report {
     /// Messages whose [`Pending`] was dropped before they were sent. They are part of the other two
     /// numbers.
     pub detached: u64,
-    /// Messages that failed. Some of them may have arrived.
-    pub lost: u64,
+    /// Messages that failed. The peer may have received some of them.
+    pub failed: u64,
 }
 
 /// A server: it receives the messages of many peers, in one queue. See the [module](self).
@@ -351,8 +351,8 @@ impl<B: Source, P: Provider> Handle<B, P> {
         self.inner.pool.take()
     }
 
-    /// Connects to the client at `remote`. Returns its number, and the address that the client must
-    /// connect to.
+    /// Connects to the client at `remote`. Returns the peer's id, and the local address, to
+    /// which the client must connect.
     ///
     /// # Errors
     /// - [`Error::Closed`]: the server was shut down.
@@ -462,7 +462,7 @@ impl<B: Source, P: Provider> Handle<B, P> {
         }
     }
 
-    /// The numbers of the peers.
+    /// The ids of the connected peers.
     #[must_use]
     pub fn peers(&self) -> Vec<PeerId> {
         self.inner.collect();
@@ -530,9 +530,9 @@ impl<B, P: Provider> Shutdown<B, P> {
                 return Poll::Pending;
             }
         }
-        let [sent, detached, lost] =
-            [&inbound.sent, &inbound.detached, &inbound.lost].map(|counter| counter.load(Ordering::Relaxed));
-        Poll::Ready(Report { sent, detached, lost })
+        let [sent, detached, failed] = [&inbound.sent, &inbound.detached, &inbound.failed]
+            .map(|counter| counter.load(Ordering::Relaxed));
+        Poll::Ready(Report { sent, detached, failed })
     }
 }
 

@@ -302,7 +302,7 @@ impl Flows {
         let at = at.ok_or_else(|| Error::invalid(VERB, "the flow belongs to another QP"))?;
         // SAFETY: the flow is one of this QP's, as checked above.
         unsafe { command::destroy_flow(context.file(), flow.0) }
-            .map_err(|refused| Error::kernel(VERB, "a flow", refused))?;
+            .map_err(|refused| Error::kernel(VERB, format!("flow handle {}", flow.0), refused))?;
         self.0.swap_remove(at);
         Ok(())
     }

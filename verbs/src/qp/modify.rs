@@ -195,8 +195,13 @@ impl<P: Provider> Qp<Ud, P> {
         let (all, mask) = attr.into();
         self.modify_qp(INIT, &all, mask).map_err(|error| {
             error.or_hint(|errno| {
-                (errno == Errno::PERM)
-                    .then(|| format!("Q_Key {:#x} is privileged (highest bit set): clear the bit", attr.qkey))
+                (errno == Errno::PERM).then(|| {
+                    format!(
+                        "Q_Key {:#x} is privileged (highest bit set): clear the bit, run with CAP_NET_RAW, or \
+                         permit it by `rdma system set privileged-qkey on`",
+                        attr.qkey
+                    )
+                })
             })
         })
     }

@@ -38,8 +38,8 @@ fn join(group: Gid, interface: u32) -> Result<OwnedFd> {
     };
     joined.map_err(|errno| {
         let what = format!(
-            "joining {group} on network interface {interface} (or join it by other means and use \
-             `attach_mcast_without_join`)"
+            "joining IP group {group} on network interface {interface}; `attach_mcast_without_join` needs no \
+             membership"
         );
         Error::system(what, errno)
     })
@@ -54,7 +54,7 @@ impl<P: Provider> Qp<Ud, P> {
     /// Attaches the QP to a multicast group: the QP receives datagrams to the group that carry its
     /// Q_Key. A second attach to the same group does nothing. Dropping the QP detaches it.
     ///
-    /// On InfiniBand a group also has a LID: [`Qp::attach_mcast_at`].
+    /// On InfiniBand a group also has a LID: [`Qp::attach_mcast_with_lid`].
     ///
     /// # RoCE
     ///
@@ -105,8 +105,8 @@ impl<P: Provider> Qp<Ud, P> {
         })
     }
 
-    /// The same for RoCE, with membership of the IP group on the network interface of `own`, such
-    /// as that of a VLAN.
+    /// Attaches as [`Qp::attach_mcast`] does, and joins the IP group on the network interface of
+    /// `own`, such as that of a VLAN. RoCE only.
     ///
     /// # Errors
     /// As for [`Qp::attach_mcast`].
@@ -115,7 +115,7 @@ impl<P: Provider> Qp<Ud, P> {
         self.attach(group, 0, |_| join_via(group, own).map(Some))
     }
 
-    /// The same without membership of the IP group. On Soft-RoCE, the QP receives nothing until
+    /// Attaches without joining the IP group. On Soft-RoCE, the QP receives nothing until
     /// another socket of the host joins the group.
     ///
     /// # Errors
@@ -133,7 +133,7 @@ impl<P: Provider> Qp<Ud, P> {
     /// As for [`Qp::attach_mcast`]. [`Error::Invalid`] also if the LID is not a multicast LID
     /// (0xc000 to 0xfffe).
     #[doc(alias = "ibv_attach_mcast")]
-    pub fn attach_mcast_at(&mut self, group: Gid, lid: u16) -> Result<()> {
+    pub fn attach_mcast_with_lid(&mut self, group: Gid, lid: u16) -> Result<()> {
         if !(0xc000..0xffff).contains(&lid) {
             return Err(Error::invalid(VERB, format!("{lid:#x} is not a multicast LID (0xc000 to 0xfffe)")));
         }
@@ -182,9 +182,9 @@ impl<P: Provider> Qp<Ud, P> {
                     Errno::NOMEM => {
                         Some("the device may have no free multicast group or member entry".to_owned())
                     }
-                    Errno::INVAL if lid == 0 => {
-                        Some("InfiniBand requires the LID of the group: use `attach_mcast_at`".to_owned())
-                    }
+                    Errno::INVAL if lid == 0 => Some(
+                        "InfiniBand requires the LID of the group: use `attach_mcast_with_lid`".to_owned(),
+                    ),
                     _ => None,
                 }
             })

@@ -204,8 +204,8 @@ impl<T: Transport, P: Provider> SendHalf<'_, T, P> {
         self.queue.capacity()
     }
 
-    /// The send that moved the QP to ERR, if the device reported more than the completion.
-    /// Soft-RoCE since Linux 6.4 completes also the failed request with `WR_FLUSH_ERR`.
+    /// The send that failed locally, with its original status. `None` if the completion has that
+    /// status. Soft-RoCE since Linux 6.4 completes the failed send with `WR_FLUSH_ERR`.
     #[must_use]
     pub fn failure(&self) -> Option<SendFailure> {
         self.queue.failure().map(SendFailure::from)

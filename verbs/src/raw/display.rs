@@ -55,7 +55,7 @@ mod tests {
     use crate::raw::uapi::uverbs::types::{DriverId, GidEntry};
 
     #[test]
-    fn show_reads_payloads_from_memory() {
+    fn display_call_reads_payloads_from_memory() {
         let mut entries = [GidEntry::zeroed()];
         entries[0].gid_index = 77;
         let mut call = Call::<QueryGidTable>::new(DriverId::RXE.0);
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn show_names_the_reason_of_invalid_bytes() {
+    fn display_call_names_the_reason_of_invalid_bytes() {
         assert_eq!(
             display_call(&[0; 3]).to_string(),
             "invalid call: 3 bytes are shorter than an ioctl header of 24 bytes"

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use super::ValueError;
 
-/// Local ACK timeout: how long a requester waits for an acknowledgement before it sends a request
-/// again.
+/// Local ACK timeout: how long a requester waits for an acknowledgement before it retries.
 ///
 /// The encoding has 31 finite times, 4.096 µs × 2^n for n of 1 to 31, from 8.192 µs to 2.4 hours. A
 /// device may wait up to four times as long (IBTA C9-141), and may have a longer minimum.
@@ -80,8 +79,7 @@ const RNR_TIMES: [u64; 32] = [
     3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
 ];
 
-/// Minimum RNR NAK timer: how long the peer waits before it repeats a message for which no receive
-/// was posted.
+/// Minimum RNR NAK timer: how long the requester waits after an RNR NAK before it retries.
 ///
 /// The encoding has 32 times from 10 µs to 655.36 ms. A device may wait longer.
 ///
@@ -146,7 +144,7 @@ impl fmt::Display for MinRnrTimer {
     }
 }
 
-/// How often a requester sends a request again after an [`AckTimeout`], 0 to 7 times.
+/// Number of retries after an [`AckTimeout`], 0 to 7.
 ///
 /// Soft-RoCE retries without limit if it is 7. With up to 6 retries the request ends on every
 /// device, with [`WcStatus::RETRY_EXC_ERR`](crate::WcStatus::RETRY_EXC_ERR).
@@ -180,8 +178,7 @@ impl fmt::Display for RetryCount {
     }
 }
 
-/// How often a requester sends a message again after the peer had no receive posted (RNR NAK), 0 to
-/// 6 times or without limit. The peer's [`MinRnrTimer`] is the minimum delay before each retry.
+/// Number of retries after an RNR NAK: 0 to 6, or unlimited. The peer's [`MinRnrTimer`] is the minimum delay before each retry.
 ///
 /// After finite retries the request ends with
 /// [`WcStatus::RNR_RETRY_EXC_ERR`](crate::WcStatus::RNR_RETRY_EXC_ERR).

@@ -175,7 +175,7 @@ pub(crate) fn init_to_rtr_attributes_are_validated() {
         let refused = rc.qp.ready_to_receive(&RtrAttr { max_dest_rd_atomic: most + 1, ..good }).unwrap_err();
         assert_eq!(
             refused.to_string(),
-            format!("{RTR}: max_dest_rd_atomic {} is above the device's limit of {most}", most + 1)
+            format!("{RTR}: max_dest_rd_atomic {} is above the maximum of {most}", most + 1)
         );
         assert_eq!((rc.kernel_state(), uc.query().unwrap().0.qp_state), (QpState::INIT, QpState::INIT));
         rc.qp

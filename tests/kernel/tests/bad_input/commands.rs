@@ -70,7 +70,7 @@ fn cq_request(channel: Option<BorrowedFd<'_>>) -> CqRequest<'_> {
         vector: 0,
         compressed: false,
         flags: bareverbs_uapi::write::types::CqCreateFlags::empty(),
-        memory: QueueMemory::Ordinary,
+        memory: QueueMemory::BasePages,
     }
 }
 
@@ -109,7 +109,7 @@ impl Testbed {
             max_wr: 16,
             max_sge: 1,
             limit: 0,
-            memory: QueueMemory::Ordinary,
+            memory: QueueMemory::BasePages,
             user_handle: 0,
             xrc: None,
         };
@@ -136,7 +136,7 @@ impl Testbed {
             scatter_to_cqe: false,
             user_handle: 0,
             doorbell: DoorbellChoice::Any,
-            memory: QueueMemory::Ordinary,
+            memory: QueueMemory::BasePages,
         };
         // SAFETY: `queues` has the queues until the kernel has destroyed the object.
         let made = refused(unsafe { self.provider.create_qp(&request) })?;

@@ -193,7 +193,7 @@ pub(crate) fn queues_above_device_limits_name_the_limit() {
                 refused,
                 match entries {
                     0 => "create_cq: a CQ requires at least 1 entry".to_owned(),
-                    _ => format!("create_cq: entries {entries} is above the device's limit of {max_cqe}"),
+                    _ => format!("create_cq: cqe {entries} is above the maximum of {max_cqe}"),
                 }
             );
         }
@@ -212,7 +212,7 @@ pub(crate) fn queues_above_device_limits_name_the_limit() {
                 *field(&mut cap) = asked;
                 let refused = create(cap).unwrap_err();
                 assert!(matches!(refused, Error::Limit { .. }), "{refused:?}");
-                let text = format!("create_qp: {what} {asked} is above the device's limit of {max}");
+                let text = format!("create_qp: {what} {asked} is above the maximum of {max}");
                 assert_eq!(refused.to_string(), text);
             }
         }

@@ -30,8 +30,8 @@ pub(crate) fn endpoint_new_and_connect_validate_arguments() {
             (0, 4, &*format!("device {device} has no port 0")),
             (2, 4, &*format!("device {device} has no port 2")),
             (1, 0, "EndpointOptions::build: sends: must be at least 1"),
-            (1, 1 << 21, "EndpointOptions::build: sends 2097152 is above the device's limit of"),
-            (1, u32::MAX, "EndpointOptions::build: sends 4294967295 is above the device's limit of"),
+            (1, 1 << 21, "EndpointOptions::build: sends 2097152 is above the maximum of"),
+            (1, u32::MAX, "EndpointOptions::build: sends 4294967295 is above the maximum of"),
         ] {
             let refused = Endpoint::<Mr<Buffer>>::new(&pd, port, depth).map(drop).unwrap_err();
             assert!(refused.to_string().starts_with(start), "{refused}");
@@ -39,9 +39,9 @@ pub(crate) fn endpoint_new_and_connect_validate_arguments() {
         let options = Endpoint::<Mr<Buffer>>::options;
         for (options, words) in [
             (options().recvs(0), "recvs: must be at least 1"),
-            (options().recvs(u32::MAX), "recvs 4294967295 is above the device's limit of"),
+            (options().recvs(u32::MAX), "recvs 4294967295 is above the maximum of"),
             (options().signal_every(0), "signal_every: must be at least 1"),
-            (options().sends(4).signal_every(5), "signal_every 5 is above the device's limit of 4"),
+            (options().sends(4).signal_every(5), "signal_every 5 is above the maximum of 4"),
         ] {
             let refused = options.build::<Mr<Buffer>, _>(&pd).map(drop).unwrap_err();
             assert!(

@@ -319,7 +319,7 @@ pub(crate) fn max_rd_atomic_zero_rejects_reads_and_atomics() {
             (Operation::CmpSwp { remote, compare: 0, swap: 1 }, "a compare-and-swap"),
         ] {
             let refused = fixture.a.send(&[request(1, operation, Payload::Sges(&eight))]).unwrap_err();
-            let reason = PostReason::Queue(PushError::NoReadsOutstanding { operation: name });
+            let reason = PostReason::Queue(PushError::MaxRdAtomicZero { operation: name });
             assert_eq!((refused.accepted, refused.reason), (0, reason));
             let text = format!(
                 "no request was posted: {name} requires max_rd_atomic of at least 1; the QP was \

@@ -101,7 +101,7 @@ async fn ask(mut client: Client, number: u64, rounds: u64) {
         received += 1;
     }
     let report = timeout(TIMEOUT, client.shutdown()).await.unwrap().unwrap();
-    assert_eq!((report.sent, report.lost), (rounds, 0));
+    assert_eq!((report.sent, report.failed), (rounds, 0));
     assert!(matches!(timeout(TIMEOUT, client.next()).await.unwrap().unwrap(), Some(Event::Closed(_))));
     assert!(timeout(TIMEOUT, client.next()).await.unwrap().unwrap().is_none());
 }
@@ -119,7 +119,7 @@ pub(crate) fn ten_clients_ask_a_server_on_tokio() {
                 tasks.push(tokio::spawn(ask(client, number, 100)));
             }
             let report = echo(server, 10).await;
-            assert_eq!((report.sent, report.lost), (1000, 0));
+            assert_eq!((report.sent, report.failed), (1000, 0));
             for task in tasks {
                 task.await.unwrap();
             }
@@ -142,7 +142,7 @@ pub(crate) fn threads_use_a_server_without_a_driver() {
                         other => panic!("{other:?}"),
                     }
                 }
-                assert_eq!(client.shutdown().wait().unwrap().lost, 0);
+                assert_eq!(client.shutdown().wait().unwrap().failed, 0);
                 assert!(matches!(client.wait().unwrap(), Some(Event::Closed(_))));
                 assert!(client.wait().unwrap().is_none());
             });
@@ -306,7 +306,7 @@ pub(crate) fn shutdown_under_traffic_loses_nothing() {
                                 Some(Some(Event::Closed(_))) => {
                                     closed = true;
                                     let report = client.shutdown().wait().unwrap();
-                                    assert_eq!((report.sent, report.lost), (sent, 0));
+                                    assert_eq!((report.sent, report.failed), (sent, 0));
                                 }
                                 Some(None) => break (sent, answers),
                                 Some(other) => panic!("{other:?}"),
@@ -339,7 +339,7 @@ pub(crate) fn shutdown_under_traffic_loses_nothing() {
                 }
             }
             let report = shutdown.unwrap().wait().unwrap();
-            assert_eq!((report.sent, report.lost), (answered, 0));
+            assert_eq!((report.sent, report.failed), (answered, 0));
             let ends: Vec<_> = clients.into_iter().map(|client| client.join().unwrap()).collect();
             assert_eq!(ends.iter().map(|(sent, _)| sent).sum::<u64>(), received);
             assert_eq!(ends.iter().map(|(_, answers)| answers).sum::<u64>(), answered);

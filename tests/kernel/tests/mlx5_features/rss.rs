@@ -65,7 +65,7 @@ pub(crate) struct Queues {
 
 impl Queues {
     fn new(pd: &Pd, count: usize) -> Self {
-        Self::in_memory(pd, count, QueueMemory::Ordinary)
+        Self::in_memory(pd, count, QueueMemory::BasePages)
     }
 
     fn in_memory(pd: &Pd, count: usize, memory: QueueMemory) -> Self {
@@ -85,7 +85,7 @@ impl Queues {
 
     /// Work queues in RDY, each with its receives.
     fn ready(pd: &Pd, count: usize) -> Self {
-        Self::ready_in(pd, count, QueueMemory::Ordinary)
+        Self::ready_in(pd, count, QueueMemory::BasePages)
     }
 
     pub(crate) fn ready_in(pd: &Pd, count: usize, memory: QueueMemory) -> Self {

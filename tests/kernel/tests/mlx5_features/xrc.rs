@@ -302,7 +302,7 @@ pub(crate) fn xrc_rejects_unsupported_operations() {
         }
         // SAFETY: the request has no SGEs.
         let reason = unsafe { sender.post_recv(&[RecvRequest { wr_id: 1, sges: &[] }]) }.unwrap_err().reason;
-        assert_eq!(reason, PostReason::SendsOnly);
+        assert_eq!(reason, PostReason::XrcInitiator);
         let refused = target.init(&InitAttr::new(1)).unwrap_err();
         assert!(refused.to_string().contains("is in RTS, not in RESET"), "{refused}");
         target.reset().unwrap();

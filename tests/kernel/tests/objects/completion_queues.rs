@@ -66,7 +66,7 @@ pub(crate) fn cq_moderation_is_limited_by_the_device() -> Outcome {
         let refused = cq.moderate(1, long).unwrap_err().to_string();
         assert_eq!(
             refused,
-            format!("modify_cq: period {long} is above the device's limit of {max_cq_period}")
+            format!("modify_cq: cq_period {long} is above the maximum of {max_cq_period}")
         );
     }
     Ok(Completion::Completed)

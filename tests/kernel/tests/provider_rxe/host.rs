@@ -95,7 +95,7 @@ impl Host {
             vector: 0,
             compressed: false,
             flags: bareverbs_uapi::write::types::CqCreateFlags::empty(),
-            memory: QueueMemory::Ordinary,
+            memory: QueueMemory::BasePages,
         };
         // SAFETY: `destroy` keeps the queue until the kernel has destroyed the object.
         unsafe { self.rxe.create_cq(&request) }.unwrap()
@@ -115,7 +115,7 @@ impl Host {
             scatter_to_cqe: false,
             user_handle: 0,
             doorbell: DoorbellChoice::Any,
-            memory: QueueMemory::Ordinary,
+            memory: QueueMemory::BasePages,
         };
         // SAFETY: `destroy` keeps the queues until the kernel has destroyed the object.
         unsafe { self.rxe.create_qp(&request) }.unwrap()

@@ -55,7 +55,7 @@ pub(crate) fn destroyed_objects_leave_no_handles() {
         vector: 0,
         compressed: false,
         flags: bareverbs_uapi::write::types::CqCreateFlags::empty(),
-        memory: QueueMemory::Ordinary,
+        memory: QueueMemory::BasePages,
     };
     // SAFETY: there is no queue to keep.
     assert!(unsafe { pair.host.rxe.create_cq(&request) }.is_err());

@@ -79,7 +79,7 @@ pub(crate) fn armed_cq_raises_one_event() {
         vector: 0,
         compressed: false,
         flags: bareverbs_uapi::write::types::CqCreateFlags::empty(),
-        memory: QueueMemory::Ordinary,
+        memory: QueueMemory::BasePages,
     };
     // SAFETY: rxe keeps a ring's pages as long as its object, mapped or not, and no request is
     // posted to the queues dropped here.
@@ -107,7 +107,7 @@ pub(crate) fn srq_receives_messages_of_a_connection() {
         max_wr: 20,
         max_sge: 2,
         limit: 0,
-        memory: QueueMemory::Ordinary,
+        memory: QueueMemory::BasePages,
         user_handle: 0,
         xrc: None,
     };

@@ -18,7 +18,11 @@ const GROUP6: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 7, 7);
 const LID: u16 = 0xc007;
 
 fn join(member: &mut Qp<Ud>, group: Gid) -> Result<(), Error> {
-    if device::is_infiniband() { member.attach_mcast_at(group, LID) } else { member.attach_mcast(group) }
+    if device::is_infiniband() {
+        member.attach_mcast_with_lid(group, LID)
+    } else {
+        member.attach_mcast(group)
+    }
 }
 
 fn way(group: Gid, own: &GidEntry) -> AhAttr {
@@ -180,7 +184,7 @@ pub(crate) fn infiniband_multicast_requires_a_multicast_lid() {
         let cq = host.cq();
         let mut qp = host.datagrams(&cq, QKEY);
         for lid in [0, 1, 0xbfff, 0xffff] {
-            assert!(matches!(qp.attach_mcast_at(GROUP6.into(), lid), Err(Error::Invalid { .. })));
+            assert!(matches!(qp.attach_mcast_with_lid(GROUP6.into(), lid), Err(Error::Invalid { .. })));
         }
         let refused = qp.attach_mcast(GROUP6.into()).unwrap_err().to_string();
         assert!(refused.contains("requires the LID of the group"), "{refused}");

@@ -225,7 +225,7 @@ pub(crate) fn qp_with_srq_rejects_post_recv() {
         let (client, mut server) = connection(host, &cq, &cq, &srq);
         // SAFETY: the request is rejected.
         let refused = unsafe { server.post_recv(&[RecvRequest { wr_id: 0, sges: &[] }]) }.unwrap_err();
-        assert_eq!((refused.accepted, refused.reason), (0, PostReason::Shared));
+        assert_eq!((refused.accepted, refused.reason), (0, PostReason::UsesSrq));
         assert_eq!(server.cap().max_recv_wr, 0);
         drop((client, server));
     });

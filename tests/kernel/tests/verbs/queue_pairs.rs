@@ -105,7 +105,7 @@ pub(crate) fn invalid_bring_up_attributes_are_rejected_by_name() {
     );
     assert_eq!(
         refused(RtrAttr { max_dest_rd_atomic: (most + 1) as u8, ..good }),
-        format!("modify_qp INIT→RTR: max_dest_rd_atomic {} is above the device's limit of {most}", most + 1)
+        format!("modify_qp INIT→RTR: max_dest_rd_atomic {} is above the maximum of {most}", most + 1)
     );
     // The queue pair is unchanged.
     assert_eq!((qp.state(), qp.query().unwrap().0.qp_state), (QpState::INIT, QpState::INIT));
@@ -128,10 +128,10 @@ pub(crate) fn caps_above_device_limits_are_rejected_by_name() {
         (QpCap { max_send_sge: wide, ..cap }, format!("max_send_sge {wide}"), attr.max_sge),
         (QpCap { max_recv_sge: wide, ..cap }, format!("max_recv_sge {wide}"), attr.max_sge),
     ] {
-        assert_eq!(refused(cap), format!("create_qp: {asked} is above the device's limit of {most}"));
+        assert_eq!(refused(cap), format!("create_qp: {asked} is above the maximum of {most}"));
     }
     let inline = refused(QpCap { max_inline_data: 1 << 20, ..cap });
-    let known = inline.starts_with("create_qp: max_inline_data 1048576 is above the device's limit of ");
+    let known = inline.starts_with("create_qp: max_inline_data 1048576 is above the maximum of ");
     let guessed = inline.ends_with("the device may not support 1048576 inline bytes: request fewer");
     assert!(known || guessed, "{inline}");
     drop((cq, pd));
@@ -145,7 +145,7 @@ pub(crate) fn cqs_of_invalid_depth_are_rejected() {
     let most = context.query_device().unwrap().max_cqe;
     assert_eq!(
         refused(CqInit::new(1 << 31)),
-        format!("create_cq: entries 2147483648 is above the device's limit of {most}")
+        format!("create_cq: cqe 2147483648 is above the maximum of {most}")
     );
     let vector = refused(CqInit { vector: 99, ..CqInit::new(1) });
     assert!(vector.starts_with("create_cq: ") && vector.contains("vector 99"), "{vector}");

@@ -485,9 +485,9 @@ impl From<Failure> for Error {
             Failure::Unknown { wr_id } => Self::UnknownCompletion { wr_id },
             Failure::Post(error) => error.into(),
             Failure::Protocol => {
-                let reason =
-                    "the peer violated the protocol: it is not a `Server` or `Client`, or has failed";
-                Self::invalid("Server", reason)
+                let reason = "the peer violated the flow control protocol: connect `Server`s and `Client`s of the \
+                              same version only";
+                Self::Closed { verb: "Server::next", reason }
             }
             Failure::Aborted => {
                 Self::Closed { verb: "Connection", reason: "the connection was ended by `abort`" }

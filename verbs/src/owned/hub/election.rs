@@ -174,13 +174,13 @@ mod tests {
     struct Thread {
         id: WaiterId,
         flag: Arc<Flag>,
-        /// What it knows: whether it leads.
+        /// Whether it has observed that it leads.
         leads: bool,
     }
 
     proptest! {
-        /// At most one thread leads. If threads sleep, one of them leads and knows it or was woken,
-        /// or there is a driver.
+        /// At most one thread leads. If threads sleep, the leader has observed its role or was
+        /// woken, or there is a driver.
         #[test]
         fn while_threads_sleep_one_leads_or_there_is_a_driver(steps in prop::collection::vec(any::<(u8, prop::sample::Index)>(), 1..80)) {
             let election = Election::new(4);

@@ -92,7 +92,7 @@ fn buffer_of_a_detached_operation_is_returned_once() {
         let detached = match table.detach(wr_id) {
             Detached::Ended(buffer, 7) => Some(buffer),
             Detached::InFlight => None,
-            _ => panic!("nobody else takes it"),
+            _ => panic!("only this thread takes it"),
         };
         let reaped = reaper.join().unwrap();
         assert!(detached.is_some() != reaped.is_some());

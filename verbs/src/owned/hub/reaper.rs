@@ -348,7 +348,8 @@ fn failed<B, P: Provider>(
         batch,
     );
     if delivered {
-        // The peer has answered that it has everything. Only the acknowledgement is missing.
+        // The peer has acknowledged all data (FIN acknowledged). Only the hardware acknowledgement
+        // is missing.
         completion.status = WcStatus::SUCCESS;
     }
 }

@@ -69,7 +69,7 @@ pub(crate) struct Flow<T> {
     received: u32,
     released: u32,
     /// The count of credits that was last sent.
-    told: u32,
+    advertised: u32,
     credit_in_flight: bool,
     /// Data messages that the peer permits, and those that were sent.
     granted: u32,
@@ -92,7 +92,7 @@ impl<T> Flow<T> {
             window,
             received: 0,
             released: 0,
-            told: window,
+            advertised: window,
             credit_in_flight: false,
             granted: 0,
             sent: 0,
@@ -178,7 +178,7 @@ impl<T> Flow<T> {
     /// The next message to post, with its immediate data. `None` if there is none at the moment.
     pub(crate) fn next(&mut self) -> Option<(Kind, Imm, Option<T>)> {
         let total = self.window.wrapping_add(self.released);
-        let owed = total.wrapping_sub(self.told);
+        let unadvertised = total.wrapping_sub(self.advertised);
         let (kind, message) = if self.sent != self.granted
             && let Some(message) = self.queue.pop_front()
         {
@@ -190,13 +190,13 @@ impl<T> Flow<T> {
         } else if self.closing && self.queue.is_empty() && !self.fin_sent {
             self.fin_sent = true;
             (Kind::Fin, None)
-        } else if !self.credit_in_flight && !self.fin_received && owed >= self.window.div_ceil(2) {
+        } else if !self.credit_in_flight && !self.fin_received && unadvertised >= self.window.div_ceil(2) {
             self.credit_in_flight = true;
             (Kind::Credit, None)
         } else {
             return None;
         };
-        self.told = total;
+        self.advertised = total;
         Some((kind, Imm((kind as u32) << 28 | total & COUNT), message))
     }
 
@@ -283,7 +283,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_is_lost_and_receives_suffice(
+        fn every_message_is_delivered_once_and_has_a_posted_receive(
             windows in (1u32..6, 1u32..6),
             steps in prop::collection::vec((0u8..8, any::<bool>()), 1..300),
         ) {
@@ -343,12 +343,12 @@ mod tests {
     }
 
     #[test]
-    fn counts_wrap() {
+    fn credit_counts_wrap_modulo_2_28() {
         let mut ends = [End::new(4, 4), End::new(4, 4)];
         for end in &mut ends {
             let start = u32::MAX - 5;
             (end.flow.received, end.flow.released) = (start, start);
-            end.flow.told = start.wrapping_add(4);
+            end.flow.advertised = start.wrapping_add(4);
             end.flow.sent = start & COUNT;
             end.flow.granted = start.wrapping_add(4) & COUNT;
         }

@@ -24,7 +24,7 @@ pub(crate) struct Inbound<P: Provider> {
     receives: Mutex<Receives<P>>,
     events: Mutex<Events<P>>,
     pub(crate) sent: AtomicU64,
-    pub(crate) lost: AtomicU64,
+    pub(crate) failed: AtomicU64,
     pub(crate) detached: AtomicU64,
 }
 
@@ -79,7 +79,7 @@ impl<P: Provider> Inbound<P> {
             receives: Mutex::new(Receives { srq: Some(srq), slots: (0..receives).map(slot).collect() }),
             events: Mutex::new(events),
             sent: AtomicU64::new(0),
-            lost: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
             detached: AtomicU64::new(0),
         }
     }
@@ -184,7 +184,7 @@ impl<P: Provider> Inbound<P> {
 
     /// Counts a message that has ended.
     pub(crate) fn count_sent(&self, success: bool, detached: bool) {
-        let ended = if success { &self.sent } else { &self.lost };
+        let ended = if success { &self.sent } else { &self.failed };
         ended.fetch_add(1, Ordering::Relaxed);
         self.detached.fetch_add(detached.into(), Ordering::Relaxed);
     }

@@ -90,9 +90,10 @@ macro_rules! setters {
 }
 
 setters! {
-    /// Messages of a peer that arrive before the application drops one.
+    /// Credits of each peer: messages that a peer may send before the application drops one. 1 to
+    /// 2^20.
     window(messages: u32) window = messages;
-    /// Messages to a peer that are on their way or wait for the peer's receives.
+    /// Outstanding and queued messages for each peer. 1 to 2^20.
     sends(messages: u32) sends = messages;
     /// Length in bytes of the longest message that is received, and of the buffers of `take`.
     message_size(bytes: u32) message_size = bytes;

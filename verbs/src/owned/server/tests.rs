@@ -153,7 +153,7 @@ fn messages_that_violate_the_protocol_end_the_connection() {
         let mut setup = Setup::new();
         let receive = setup.receive();
         setup.arrives(receive, kind, byte_len);
-        assert!(setup.failure().to_string().contains("violated the protocol"));
+        assert!(setup.failure().to_string().contains("violated the flow control protocol"));
         // The receive is posted again.
         assert_eq!(setup.plain.log().received.len(), RECEIVES as usize);
     }
@@ -167,7 +167,7 @@ fn message_beyond_the_window_ends_the_connection() {
         setup.arrives(receive, Kind::Data as u32, 5);
     }
     let messages = [setup.message(), setup.message()];
-    assert!(setup.failure().to_string().contains("violated the protocol"));
+    assert!(setup.failure().to_string().contains("violated the flow control protocol"));
     drop(messages);
     assert_eq!(setup.plain.log().received.len(), RECEIVES as usize, "every receive is posted again");
 }
@@ -182,7 +182,7 @@ fn failed_send_ends_its_peer_and_is_counted() {
     assert!(matches!(setup.failure(), Error::Completion { status: WcStatus::RETRY_EXC_ERR, .. }));
     assert!(pending.wait().unwrap_err().buffer.is_some());
     let report = setup.server.handle.shutdown().wait().unwrap();
-    assert_eq!((report.sent, report.lost), (0, 1));
+    assert_eq!((report.sent, report.failed), (0, 1));
     assert!(setup.next().is_none());
 }
 
@@ -203,7 +203,7 @@ fn shutdown_ends_when_both_ends_have_received_everything() {
     assert!(matches!(setup.next(), Some(Event::Closed(peer)) if peer == setup.peer));
     // The acknowledgement of the peer's FIN.
     setup.sent();
-    assert_eq!(shutdown.wait().unwrap(), Report { sent: 1, detached: 0, lost: 0 });
+    assert_eq!(shutdown.wait().unwrap(), Report { sent: 1, detached: 0, failed: 0 });
     assert!(setup.next().is_none());
     assert!(setup.server.handle.peers().is_empty());
 }

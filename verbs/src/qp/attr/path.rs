@@ -29,8 +29,7 @@ pub struct GlobalRoute {
 pub struct AhAttr {
     /// Local port.
     pub port: PortNum,
-    /// LID of the peer, on InfiniBand only. It is required there: 0 reaches a GID of this port
-    /// only.
+    /// LID of the peer. InfiniBand only; required, except for a GID of the local port.
     pub dlid: u16,
     /// Service level, 0 to 15.
     pub sl: u8,

@@ -47,12 +47,12 @@ pub enum PostReason {
     /// The work queue is in a state that does not allow the post.
     #[error("the WQ is in {0:?}; posting requires RDY")]
     WqState(WqState),
-    /// The QP uses a shared receive queue, which takes its receives.
+    /// The QP uses an SRQ: post receives to the SRQ.
     #[error("the QP uses an SRQ: post receives to the SRQ")]
-    Shared,
-    /// The QP is an XRC QP that only sends.
+    UsesSrq,
+    /// The QP is an XRC initiator, which has no receives.
     #[error("an XRC initiator QP has no receives: post them to an SRQ of the XRC domain")]
-    SendsOnly,
+    XrcInitiator,
     /// The kernel refused the doorbell.
     #[error("the doorbell failed: {0}")]
     Doorbell(#[source] DoorbellError),

@@ -113,8 +113,8 @@ pub(in crate::qp) unsafe fn post_receives_in<T: Transport, Q: RecvQueue>(
         // SAFETY: the caller's contract is the same.
         Some(queue) if state != QpState::RESET => return unsafe { post_receives(queue, requests) },
         Some(_) => PostReason::State(state),
-        None if T::QP_TYPE == QpType::XRC_INI => PostReason::SendsOnly,
-        None => PostReason::Shared,
+        None if T::QP_TYPE == QpType::XRC_INI => PostReason::XrcInitiator,
+        None => PostReason::UsesSrq,
     };
     if requests.is_empty() { Ok(()) } else { Err(PostError { accepted: 0, reason }) }
 }
