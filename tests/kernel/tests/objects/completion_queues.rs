@@ -64,10 +64,7 @@ pub(crate) fn cq_moderation_is_limited_by_the_device() -> Outcome {
     cq.moderate(0, 0).unwrap();
     if let Some(long) = max_cq_period.checked_add(1) {
         let refused = cq.moderate(1, long).unwrap_err().to_string();
-        assert_eq!(
-            refused,
-            format!("modify_cq: cq_period {long} is above the maximum of {max_cq_period}")
-        );
+        assert_eq!(refused, format!("modify_cq: cq_period {long} is above the maximum of {max_cq_period}"));
     }
     Ok(Completion::Completed)
 }
