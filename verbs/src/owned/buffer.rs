@@ -44,7 +44,7 @@ pub(crate) mod sealed {
         fn check_bounds(&self, verb: &'static str) -> Result<()>;
 
         /// The PD of `domain`, computed before, if the length fits an SGE and `check_bounds`
-        /// succeeds. [`PdId::NONE`] demands the checks.
+        /// succeeds. `PdId::NONE` demands the checks.
         fn verified_pd(&self) -> PdId;
     }
 }
@@ -68,7 +68,7 @@ use self::sealed::{Domain, PdId, Registered};
 /// 3. While no method of the value is called, this process writes none of the bytes, and no `&mut`
 ///    reference covers one of them. Copies of [`bareverbs_provider::copy`] are exempt.
 /// 4. `check_bounds` fails for a buffer with which the device is known to access other bytes.
-/// 5. If `verified_pd` is not [`PdId::NONE`], it is the PD of `domain`, `length` is below 4 GiB, and
+/// 5. If `verified_pd` is not `PdId::NONE`, it is the PD of `domain`, `length` is below 4 GiB, and
 ///    `check_bounds` succeeds.
 ///
 /// ```compile_fail,E0277
