@@ -2,8 +2,10 @@
 
 mod ah;
 mod clock;
+mod clock_page;
 mod cq;
 mod dm;
+mod flow;
 mod import;
 mod qp;
 mod srq;
@@ -16,6 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use bareverbs_provider::Errno;
 use bareverbs_provider::caps::Capabilities;
+use bareverbs_provider::clock::ClockInfo;
 use bareverbs_provider::command::{self, ContextInfo, DriverPayload, QpHandle};
 use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_provider::dm::DeviceMemory;
@@ -24,7 +27,7 @@ use bareverbs_provider::mapping::{HUGE_PAGE, Mapping};
 use bareverbs_provider::request::{
     AhRequest, CqRequest, DmRequest, QpRequest, QueueMemory, SrqChange, SrqRequest, XrcTargetRequest,
 };
-use bareverbs_provider::request::{RssQpRequest, WqChange, WqRequest};
+use bareverbs_provider::request::{CountedFlowRequest, RssQpRequest, WqChange, WqRequest};
 use bareverbs_provider::rss::{HashFields, HashFunctions};
 use bareverbs_provider::traits::CreatedWq;
 use bareverbs_provider::traits::{CreatedAh, CreatedCq, CreatedQp, CreatedSrq, Provider};
@@ -37,6 +40,7 @@ use bareverbs_uapi::uverbs::types::DriverId;
 use zerocopy::IntoBytes;
 
 use self::clock::Clock;
+use self::clock_page::ClockPage;
 use crate::cq::{MiniCqeFormat, Mlx5Cq};
 use crate::doorbell::{DoorbellRecords, Uar};
 use crate::qp_memory::Limits;
@@ -68,6 +72,7 @@ pub struct Mlx5 {
     cqs: Mutex<HashMap<u32, Weak<CqShared>>>,
     srqs: Mutex<HashMap<u32, Weak<SrqShared>>>,
     clock: Clock,
+    clock_page: ClockPage,
 }
 
 fn ioctl_error(method: &'static str) -> impl FnOnce(Errno) -> IoctlError {
@@ -170,6 +175,7 @@ impl Mlx5 {
             cqs: Mutex::default(),
             srqs: Mutex::default(),
             clock: Clock::default(),
+            clock_page: ClockPage::default(),
         })
     }
 
@@ -268,6 +274,14 @@ unsafe impl Provider for Mlx5 {
 
     fn read_clock(&self) -> Result<u64, CreateError> {
         self.clock.read(&self.file, &self.ucontext)
+    }
+
+    fn clock_info(&self) -> Result<ClockInfo, CreateError> {
+        self.clock_page.read(&self.file, &self.ucontext)
+    }
+
+    fn create_counted_flow(&self, request: &CountedFlowRequest<'_>) -> Result<u32, CreateError> {
+        flow::create_counted(&self.file, request)
     }
 
     fn alloc_dm(&self, request: &DmRequest) -> Result<(u32, DeviceMemory), CreateError> {
@@ -378,6 +392,7 @@ mod tests {
             cqs: Mutex::default(),
             srqs: Mutex::default(),
             clock: Clock::default(),
+            clock_page: ClockPage::default(),
         };
         // The page of doorbell records has room for more.
         let _record = mlx5.records.take().unwrap();

@@ -19,7 +19,8 @@
 //!
 //! Other architectures use a sequentially consistent fence for each.
 //!
-//! [`before_slots_are_reused`] orders accesses between threads of this process only.
+//! [`before_slots_are_reused`] orders accesses between threads of this process only, and
+//! [`between_reads`] those of a thread and of the kernel on another CPU.
 //!
 //! With `--cfg loom` the index words are loom's atomics at the same addresses. `cargo xtask loom`
 //! explores the rings of [`crate::ring`] with them. The module `issued` records the barriers then,
@@ -124,6 +125,13 @@ pub unsafe fn read_own_index(index: *mut u32) -> u32 {
     // SAFETY: valid and aligned by this function's contract; the word is never accessed
     // non-atomically.
     unsafe { word(index) }.load(Ordering::Relaxed)
+}
+
+/// Orders earlier loads from memory that the kernel writes before later ones, as a reader of a
+/// sequence lock must.
+#[inline]
+pub fn between_reads() {
+    fence(Ordering::Acquire);
 }
 
 /// Orders all accesses to normal memory before a later store that makes a device read memory.

@@ -98,7 +98,9 @@ mod xrc;
 pub use ah::{AhHandle, attach_mcast, create_ah, destroy_ah, detach_mcast};
 pub use dm::{free_dm, reg_dm_mr};
 pub use dmabuf::{DmabufMrRequest, reg_dmabuf_mr};
-pub use flow::{create_flow, destroy_flow};
+pub use flow::{
+    create_counters, create_flow, create_flow_with, destroy_counters, destroy_flow, read_counters,
+};
 pub use memory::{MwHandle, ReregMr, Translation, alloc_mw, dealloc_mw, rereg_mr};
 pub use mr::{CreatedMr, MrInfo, MrRequest, RegMrMethod, dereg_mr, query_mr};
 pub use resize::{moderate_cq, resize_cq};

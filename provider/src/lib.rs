@@ -28,6 +28,7 @@
 
 pub mod barrier;
 pub mod caps;
+pub mod clock;
 pub mod command;
 pub mod copy;
 pub mod device;

@@ -3,8 +3,8 @@
 use std::os::fd::BorrowedFd;
 
 use bareverbs_uapi::uverbs::types::{QpCap, QpCreateFlags, QpType, WqFlags};
-use bareverbs_uapi::verbs_values::WqState;
-use bareverbs_uapi::write::structs::AhAttr;
+use bareverbs_uapi::verbs_values::{CounterDescription, WqState};
+use bareverbs_uapi::write::structs::{AhAttr, FlowAttr};
 use bareverbs_uapi::write::types::CqCreateFlags;
 
 use crate::rss::{HashFields, TOEPLITZ_KEY};
@@ -212,6 +212,20 @@ pub struct RssQpRequest {
     pub key: [u8; TOEPLITZ_KEY],
     /// Returned in asynchronous events.
     pub user_handle: u64,
+}
+
+/// Parameters of a flow that counts its packets.
+#[derive(Clone, Copy, Debug)]
+pub struct CountedFlowRequest<'a> {
+    /// The kernel's handle of the QP.
+    pub qp: u32,
+    /// The flow.
+    pub flow: FlowAttr,
+    /// The specifications, back to back. One of them names the counters object.
+    pub specs: &'a [u8],
+    /// What the counters object counts, by the index of its values. Empty if a flow uses the object
+    /// already.
+    pub counters: &'a [CounterDescription],
 }
 
 /// Parameters of device memory.

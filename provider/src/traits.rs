@@ -19,13 +19,14 @@ pub use self::qp_control::QpControl;
 pub use self::recv_queue::RecvQueue;
 pub use self::send_queue::SendQueue;
 use crate::caps::Capabilities;
+use crate::clock::ClockInfo;
 use crate::command::QpHandle;
 use crate::device::{DeviceFile, IoctlError};
 use crate::dm::DeviceMemory;
 use crate::error::{CreateError, Feature};
 use crate::request::{
-    AhRequest, CqRequest, DmRequest, QpRequest, RssQpRequest, SrqChange, SrqRequest, WqChange, WqRequest,
-    XrcTargetRequest,
+    AhRequest, CountedFlowRequest, CqRequest, DmRequest, QpRequest, RssQpRequest, SrqChange, SrqRequest,
+    WqChange, WqRequest, XrcTargetRequest,
 };
 
 /// An open device of one kind.
@@ -150,6 +151,12 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
         Err(CreateError::Unsupported { feature: Feature::DeviceClock })
     }
 
+    /// Reads the conversion of the device's clock to nanoseconds. Default:
+    /// [`CreateError::Unsupported`].
+    fn clock_info(&self) -> Result<ClockInfo, CreateError> {
+        Err(CreateError::Unsupported { feature: Feature::ClockInfo })
+    }
+
     /// Allocates device memory. Returns the kernel's handle and the mapping. Default:
     /// [`CreateError::Unsupported`].
     fn alloc_dm(&self, request: &DmRequest) -> Result<(u32, DeviceMemory), CreateError> {
@@ -254,6 +261,13 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
     fn create_rss_qp(&self, request: &RssQpRequest) -> Result<QpHandle, CreateError> {
         let _ = request;
         Err(CreateError::Unsupported { feature: Feature::RssQps })
+    }
+
+    /// Creates a flow that counts its packets. Returns the kernel's handle. Default:
+    /// [`CreateError::Unsupported`].
+    fn create_counted_flow(&self, request: &CountedFlowRequest<'_>) -> Result<u32, CreateError> {
+        let _ = request;
+        Err(CreateError::Unsupported { feature: Feature::FlowCounters })
     }
 
     /// The address vector of an address handle as send requests contain it, or the number by which

@@ -21,9 +21,9 @@ pub use capabilities::Capabilities;
 use crate::error::explain;
 use crate::gid::select_gid;
 use crate::{
-    AhAttr, AnyProvider, AsyncEvents, CompChannel, Cq, CqInit, Device, DeviceAttr, Dm, DmInit, DriverId,
-    Error, Feature, GidEntry, GidIndex, IndirectionTable, Limit, LinkLayer, Pd, PortAttr, PortNum, Result,
-    WcStatus, Wq, Xrcd, XrcdShare,
+    AhAttr, AnyProvider, AsyncEvents, ClockInfo, CompChannel, Cq, CqInit, Device, DeviceAttr, Dm, DmInit,
+    DriverId, Error, Feature, FlowCounters, GidEntry, GidIndex, IndirectionTable, Limit, LinkLayer, Pd,
+    PortAttr, PortNum, Result, WcStatus, Wq, Xrcd, XrcdShare,
 };
 
 /// Most GID entries that one call can return: an attribute has at most 65,535 bytes.
@@ -276,6 +276,49 @@ impl<P: Provider> Context<P> {
     #[doc(alias = "ibv_open_xrcd")]
     pub fn open_xrcd(&self, share: XrcdShare<'_>) -> Result<Xrcd<P>> {
         Xrcd::open(self, share)
+    }
+
+    /// The conversion of the device clock to wall-clock time, from a page that the kernel updates.
+    /// [`ClockInfo::time`] gives the time of a [completion](crate::Completion::timestamp).
+    ///
+    /// The result is valid for about a second: read it again for each batch of completions. A read
+    /// needs no system call after the first one.
+    ///
+    /// ```no_run
+    /// use bareverbs::{Completion, Context, Cq};
+    /// use std::time::SystemTime;
+    ///
+    /// fn print_times(context: &Context, cq: &mut Cq) -> bareverbs::Result<()> {
+    ///     let clock = context.clock_info()?;
+    ///     for done in cq.poll() {
+    ///         if let Some(ticks) = done.timestamp() {
+    ///             println!("{:?}", SystemTime::UNIX_EPOCH + clock.time(ticks));
+    ///         }
+    ///     }
+    ///     Ok(())
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the kernel has no clock page for the device; [`Error::Kernel`] with
+    /// `EBUSY` if the kernel updates the page all the time.
+    #[doc(alias = "mlx5dv_get_clock_info")]
+    #[doc(alias = "ibv_wc_read_completion_wallclock_ns")]
+    #[doc(alias = "IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK")]
+    pub fn clock_info(&self) -> Result<ClockInfo> {
+        self.provider()
+            .clock_info()
+            .map_err(|reason| Error::create("get_clock_info", "the clock page", reason))
+    }
+
+    /// Creates counters for flows; see
+    /// [`Qp::create_counted_flow`](crate::Qp::create_counted_flow).
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the device has no flow counters; [`Error::Kernel`].
+    #[doc(alias = "ibv_create_counters")]
+    pub fn create_flow_counters(&self) -> Result<FlowCounters> {
+        FlowCounters::create(self)
     }
 
     /// The device clock now, in ticks. [`Completion::timestamp`](crate::Completion::timestamp) uses

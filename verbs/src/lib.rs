@@ -136,6 +136,7 @@ mod xrc;
 pub use ah::{Ah, Grh, flow_label_to_udp_sport};
 pub use attributes::{DeviceAttr, PortAttr};
 pub use bareverbs_provider::Errno;
+pub use bareverbs_provider::clock::ClockInfo;
 pub use bareverbs_provider::device::IoctlError;
 pub use bareverbs_provider::error::{CreateError, DoorbellError, Feature, Limit};
 pub use bareverbs_provider::request::{DoorbellChoice, Ece, QueueMemory};
@@ -180,10 +181,11 @@ pub use provider::AnyProvider;
 #[cfg(feature = "test-utils")]
 pub use provider::{AnyCq, AnyRq, AnySq};
 pub use qp::{
-    AhAttr, Batch, BringUp, ConnectAttr, Connected, Datagram, EthernetMatch, FlowId, FlowRule, GRH_BYTES,
-    GlobalRoute, InitAttr, Ipv4Match, Ipv6Match, MULTICAST_QP, PortMatch, PostError, PostReason, Qp, QpAttr,
-    QpCap, QpInit, QpInitAttr, RateLimit, RawPacket, Rc, RecvHalf, RtrAttr, RtsAttr, SendFailure, SendHalf,
-    Transport, Uc, UcOperation, UcRtrAttr, Ud, UdInitAttr, UpperMatch, XrcSend, XrcTarget, XrcTargetRtsAttr,
+    AhAttr, Batch, BringUp, ConnectAttr, Connected, Datagram, EthernetMatch, FlowCount, FlowCounters, FlowId,
+    FlowRule, GRH_BYTES, GlobalRoute, InitAttr, Ipv4Match, Ipv6Match, MULTICAST_QP, PortMatch, PostError,
+    PostReason, Qp, QpAttr, QpCap, QpInit, QpInitAttr, RateLimit, RawPacket, Rc, RecvHalf, RtrAttr, RtsAttr,
+    SendFailure, SendHalf, Transport, Uc, UcOperation, UcRtrAttr, Ud, UdInitAttr, UpperMatch, XrcSend,
+    XrcTarget, XrcTargetRtsAttr,
 };
 pub use readiness::Readiness;
 pub use rss::{IndirectionTable, RssHash, RssInit, RssQp};

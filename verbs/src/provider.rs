@@ -14,14 +14,15 @@ use std::sync::Arc;
 #[cfg(feature = "mlx5")]
 use bareverbs_mlx5::Mlx5;
 use bareverbs_provider::caps::Capabilities;
+use bareverbs_provider::clock::ClockInfo;
 use bareverbs_provider::command::QpHandle;
 use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_provider::dm::DeviceMemory;
 use bareverbs_provider::error::{CreateError, DoorbellError};
 use bareverbs_provider::layout::QueueLayout;
 use bareverbs_provider::request::{
-    AhRequest, Burst, CqRequest, DmRequest, Ece, QpRequest, RssQpRequest, SrqChange, SrqRequest, WqChange,
-    WqRequest, XrcTargetRequest,
+    AhRequest, Burst, CountedFlowRequest, CqRequest, DmRequest, Ece, QpRequest, RssQpRequest, SrqChange,
+    SrqRequest, WqChange, WqRequest, XrcTargetRequest,
 };
 use bareverbs_provider::traits::{
     Completion, CompletionQueue, CreatedAh, CreatedCq, CreatedQp, CreatedSrq, CreatedWq, Provider, QpControl,
@@ -206,7 +207,9 @@ macro_rules! providers {
                 fn import_pd(&self, handle: u32) -> Result<(), CreateError>;
                 fn import_dm(&self, handle: u32) -> Result<DeviceMemory, CreateError>;
                 fn read_clock(&self) -> Result<u64, CreateError>;
+                fn clock_info(&self) -> Result<ClockInfo, CreateError>;
                 fn alloc_dm(&self, request: &DmRequest) -> Result<(u32, DeviceMemory), CreateError>;
+                fn create_counted_flow(&self, request: &CountedFlowRequest<'_>) -> Result<u32, CreateError>;
                 fn alloc_pd(&self) -> Result<u32, IoctlError>;
                 fn create_xrc_target(&self, request: &XrcTargetRequest) -> Result<QpHandle, CreateError>;
                 unsafe fn modify_wq(&self, wq: u32, change: WqChange) -> Result<(), CreateError>;

@@ -12,7 +12,9 @@ use rustix::io::Errno;
 use crate::qp::Flows;
 use crate::raw::Released;
 use crate::wq::WqShared;
-use crate::{AnyProvider, Context, DestroyError, Error, Feature, FlowId, FlowRule, Limit, Pd, Result, Wq};
+use crate::{
+    AnyProvider, Context, DestroyError, Error, Feature, FlowCounters, FlowId, FlowRule, Limit, Pd, Result, Wq,
+};
 
 /// An indirection table of [work queues](Wq). A frame goes to the entry `hash % entries`. A WQ may
 /// be in several entries.
@@ -301,7 +303,19 @@ impl<P: Provider> RssQp<P> {
     /// As for [`Qp::create_flow`](crate::Qp::create_flow).
     #[doc(alias = "ibv_create_flow")]
     pub fn create_flow(&mut self, rule: &FlowRule) -> Result<FlowId> {
-        self.flows.create(self.pd.context(), self.handle, rule)
+        self.flows.create(self.pd.context(), self.handle, rule, None)
+    }
+
+    /// As [`RssQp::create_flow`], and counts the frames that match. Frames that the rule drops are
+    /// counted too. Several flows can use the same counters.
+    ///
+    /// # Errors
+    /// As for [`RssQp::create_flow`]; [`Error::Invalid`] for counters of another context;
+    /// [`Error::Unsupported`] if the device has no flow counters.
+    #[doc(alias = "ibv_attach_counters_point_flow")]
+    #[doc(alias = "IBV_FLOW_SPEC_ACTION_COUNT")]
+    pub fn create_counted_flow(&mut self, rule: &FlowRule, counters: &FlowCounters) -> Result<FlowId> {
+        self.flows.create(self.pd.context(), self.handle, rule, Some(counters))
     }
 
     /// Destroys a flow.

@@ -203,6 +203,9 @@ fn flow(cap: &mut ViewMut<'_, NicFlowCap>) {
     table
         .fill(&bytes)
         .set(FlowTableCap::FT_SUPPORT, 1u8)
+        .set(FlowTableCap::FLOW_COUNTER, 1u8)
+        // One counter for each entry.
+        .set(FlowTableCap::LOG_MAX_FLOW_COUNTER, 0u8)
         .set(FlowTableCap::FLOW_MODIFY_EN, 1u8)
         .set(FlowTableCap::MODIFY_ROOT, 1u8)
         .set(FlowTableCap::IDENTIFIED_MISS_TABLE_MODE, 1u8)

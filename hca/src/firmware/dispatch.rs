@@ -150,6 +150,9 @@ impl Firmware {
             DESTROY_FLOW_GROUP => self.steering.destroy_group(request),
             SET_FLOW_TABLE_ENTRY => self.steering.set_entry(request),
             DELETE_FLOW_TABLE_ENTRY => self.steering.delete_entry(request),
+            ALLOC_FLOW_COUNTER => self.steering.alloc_counter(request, reply),
+            DEALLOC_FLOW_COUNTER => self.steering.dealloc_counter(request),
+            QUERY_FLOW_COUNTER => self.steering.query_counter(request, reply),
             _ => Err(Status::BadOpcode),
         }
     }

@@ -3,7 +3,8 @@
 use super::bits::{Field, Layout, ViewMut};
 use super::layout::command::{
     CreateCqIn, CreateEqIn, CreateFlowGroupIn, CreateFlowTableIn, CreateMkeyIn, CreateQpIn, CreateXrcSrqIn,
-    FlowContext, PageFaultResumeIn, RoceAddrLayout, SetFlowTableRootIn, SetFteIn, TransPageFaultInfo,
+    FlowContext, PageFaultResumeIn, QueryFlowCounterIn, RoceAddrLayout, SetFlowTableRootIn, SetFteIn,
+    TransPageFaultInfo,
 };
 use super::layout::object::{AddressPath, Cqc, Eqc, Mkc, Qpc, Rmpc, Rqc, Sqc, Wq, XrcSrqc};
 use super::opcode::*;
@@ -14,7 +15,7 @@ use crate::engine::page_fault::kind;
 pub(crate) const BEGINNING: [u16; 2] = [ENABLE_HCA, INIT_HCA];
 
 /// Commands in an order in which all succeed. The last ones need an Ethernet port.
-pub(crate) const OPCODES: [u16; 38] = [
+pub(crate) const OPCODES: [u16; 40] = [
     ALLOC_PD,
     ALLOC_UAR,
     ALLOC_XRCD,
@@ -51,7 +52,9 @@ pub(crate) const OPCODES: [u16; 38] = [
     CREATE_TIR,
     CREATE_FLOW_TABLE,
     CREATE_FLOW_GROUP,
+    ALLOC_FLOW_COUNTER,
     SET_FLOW_TABLE_ENTRY,
+    QUERY_FLOW_COUNTER,
     SET_FLOW_TABLE_ROOT,
 ];
 
@@ -68,6 +71,8 @@ const RQ: u32 = 0x10;
 const TIR: u32 = 1;
 /// The flow table, and its flow group.
 const FLOW: u32 = 1;
+/// The flow counter of the flow entry.
+const FLOW_COUNTER: u32 = 1;
 /// The device's own GID, for 10.1.0.1.
 const GID: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 1, 0, 1];
 /// Rings have 16 entries, each ring in its own pages, and a doorbell record.
@@ -99,7 +104,8 @@ pub(crate) fn command(opcode: u16, memory: u64) -> Vec<u8> {
                 input[INLINE_RQN..INLINE_RQN + 4].copy_from_slice(&RQ.to_be_bytes());
             }
         }
-        CREATE_FLOW_TABLE | CREATE_FLOW_GROUP | SET_FLOW_TABLE_ENTRY | SET_FLOW_TABLE_ROOT => {
+        CREATE_FLOW_TABLE | CREATE_FLOW_GROUP | SET_FLOW_TABLE_ENTRY | SET_FLOW_TABLE_ROOT
+        | QUERY_FLOW_COUNTER => {
             steer(&mut input, opcode);
         }
         SET_ROCE_ADDRESS => set_roce_address(&mut input),
@@ -279,7 +285,7 @@ fn create_work_queue(input: &mut Vec<u8>, opcode: u16, memory: u64) {
 
 /// Steers all frames to the TIR.
 fn steer(input: &mut Vec<u8>, opcode: u16) {
-    const FORWARD: u64 = 1 << 2;
+    const FORWARD_AND_COUNT: u64 = 1 << 2 | 1 << 3;
     const ENTRY: usize = 0x40;
     const DESTINATIONS: usize = ENTRY + 0x300;
     const TO_TIR: u32 = 2 << 24;
@@ -288,19 +294,24 @@ fn steer(input: &mut Vec<u8>, opcode: u16) {
         CREATE_FLOW_GROUP => fill::<CreateFlowGroupIn>(input, |view| {
             set(view, &[(CreateFlowGroupIn::TABLE_ID, FLOW.into()), (CreateFlowGroupIn::END_FLOW_INDEX, 3)]);
         }),
+        QUERY_FLOW_COUNTER => fill::<QueryFlowCounterIn>(input, |view| {
+            set(view, &[(QueryFlowCounterIn::FLOW_COUNTER_ID, FLOW_COUNTER.into())]);
+        }),
         SET_FLOW_TABLE_ROOT => fill::<SetFlowTableRootIn>(input, |view| {
             set(view, &[(SetFlowTableRootIn::TABLE_ID, FLOW.into())]);
         }),
         _ => {
             fill::<SetFteIn>(input, |view| set(view, &[(SetFteIn::TABLE_ID, FLOW.into())]));
-            input.resize(DESTINATIONS + 8, 0);
+            input.resize(DESTINATIONS + 16, 0);
             if let Some(mut context) = ViewMut::<FlowContext>::new(&mut input[ENTRY..]) {
                 context
                     .set(FlowContext::GROUP_ID, FLOW)
-                    .set(FlowContext::ACTION, FORWARD)
-                    .set(FlowContext::DESTINATION_LIST_SIZE, 1u8);
+                    .set(FlowContext::ACTION, FORWARD_AND_COUNT)
+                    .set(FlowContext::DESTINATION_LIST_SIZE, 1u8)
+                    .set(FlowContext::FLOW_COUNTER_LIST_SIZE, 1u8);
             }
             input[DESTINATIONS..DESTINATIONS + 4].copy_from_slice(&(TO_TIR | TIR).to_be_bytes());
+            input[DESTINATIONS + 8..DESTINATIONS + 12].copy_from_slice(&FLOW_COUNTER.to_be_bytes());
         }
     }
 }

@@ -16,6 +16,8 @@ pub(super) const LOG_TIRS: u8 = 12;
 pub(super) const LOG_TISES: u8 = 8;
 /// Maximum number of flow tables, log2.
 pub(super) const LOG_FLOW_TABLES: u8 = 8;
+/// Maximum number of flow counters, log2.
+pub(super) const LOG_FLOW_COUNTERS: u8 = 12;
 /// Maximum number of PDs, log2.
 pub(super) const LOG_PDS: u8 = 16;
 /// Maximum number of XRC domains, log2.

@@ -1,13 +1,16 @@
 //! Flow tables, which steer received frames to receive queues.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 
 use super::command::{Reply, Request, Result, Status};
 use super::headers::{OUTER, parameters};
 use super::layout::command::{
-    CreateFlowGroupIn, CreateFlowTableIn, FlowContext, SetFlowTableRootIn, SetFteIn,
+    AllocFlowCounterIn, CreateFlowGroupIn, CreateFlowTableIn, FlowContext, QueryFlowCounterIn,
+    SetFlowTableRootIn, SetFteIn,
 };
-use super::limits::LOG_FLOW_TABLES;
+use super::layout::traffic::TrafficCounter;
+use super::limits::{LOG_FLOW_COUNTERS, LOG_FLOW_TABLES};
 use super::nic::Nic;
 use crate::engine::Engine;
 use crate::engine::table::Table;
@@ -42,8 +45,16 @@ struct Group {
 struct Entry {
     group: u32,
     value: [u8; OUTER],
-    forwards: bool,
     destinations: Vec<Destination>,
+    /// The flow counter that counts the frames of the entry.
+    counter: Option<u32>,
+}
+
+/// Frames and bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Count {
+    packets: u64,
+    octets: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,11 +68,16 @@ enum Destination {
 pub(super) struct Steering {
     tables: Table<FlowTable>,
     root: Option<u32>,
+    counters: Table<Cell<Count>>,
 }
 
 impl Default for Steering {
     fn default() -> Self {
-        Self { tables: Table::new(1, 1 << LOG_FLOW_TABLES), root: None }
+        Self {
+            tables: Table::new(1, 1 << LOG_FLOW_TABLES),
+            root: None,
+            counters: Table::new(1, 1 << LOG_FLOW_COUNTERS),
+        }
     }
 }
 
@@ -145,6 +161,8 @@ impl Steering {
         const VALUE: usize = CONTEXT + 0x40;
         const DESTINATIONS: usize = CONTEXT + 0x300;
         const FORWARD: u32 = 1 << 2;
+        const COUNT: u32 = 1 << 3;
+        const EACH: usize = 8;
         let view = request.view::<SetFteIn>()?;
         let context = request.view_at::<FlowContext>(CONTEXT)?;
         let table = self.tables.get_mut(view.get32(SetFteIn::TABLE_ID)).ok_or(Status::BadResource)?;
@@ -155,12 +173,23 @@ impl Steering {
         }
         let forwards = context.get32(FlowContext::ACTION) & FORWARD != 0;
         let count = if forwards { context.get(FlowContext::DESTINATION_LIST_SIZE) as usize } else { 0 };
-        let list = request.bytes(DESTINATIONS, count.checked_mul(8).ok_or(Status::BadParameter)?)?;
+        let length = count.checked_mul(EACH).ok_or(Status::BadParameter)?;
+        let list = request.bytes(DESTINATIONS, length)?;
+        let counts = context.get32(FlowContext::ACTION) & COUNT != 0;
+        let counter = match (counts, context.get(FlowContext::FLOW_COUNTER_LIST_SIZE)) {
+            (false, _) => None,
+            // The list of counters follows the list of destinations.
+            (true, 1) => Some(request.word(DESTINATIONS + length)?),
+            (true, _) => return Err(Status::BadParameter),
+        };
+        if counter.is_some_and(|counter| self.counters.get(counter).is_none()) {
+            return Err(Status::BadResource);
+        }
         let entry = Entry {
             group,
             value: front(request.bytes(VALUE, PARAMETERS)?),
-            forwards,
-            destinations: list.chunks_exact(8).map(destination).collect(),
+            destinations: list.chunks_exact(EACH).map(destination).collect(),
+            counter,
         };
         table.entries.insert(index, entry);
         Ok(())
@@ -171,21 +200,62 @@ impl Steering {
         table.entries.remove(&request.word(0x20)?).map(drop).ok_or(Status::BadResource)
     }
 
-    /// The receive queues that a frame is steered to. `from` is the transport domain of a sender on
+    pub(super) fn alloc_counter(&mut self, request: Request<'_>, reply: &mut Reply<'_>) -> Result<()> {
+        // Bulks are not reported as supported.
+        if request.view::<AllocFlowCounterIn>()?.get8(AllocFlowCounterIn::FLOW_COUNTER_BULK) != 0 {
+            return Err(Status::BadParameter);
+        }
+        reply.object(self.counters.insert_with(|_| Cell::default()).ok_or(Status::Limit)?)
+    }
+
+    pub(super) fn dealloc_counter(&mut self, request: Request<'_>) -> Result<()> {
+        let number = request.word(8)?;
+        let mut entries = self.tables.iter().flat_map(|table| table.entries.values());
+        if entries.any(|entry| entry.counter == Some(number)) {
+            return Err(Status::BadResourceState);
+        }
+        self.counters.remove(number).map(drop).ok_or(Status::BadResource)
+    }
+
+    pub(super) fn query_counter(&self, request: Request<'_>, reply: &mut Reply<'_>) -> Result<()> {
+        const STATISTICS: usize = 0x10;
+        let view = request.view::<QueryFlowCounterIn>()?;
+        let counter =
+            self.counters.get(view.get32(QueryFlowCounterIn::FLOW_COUNTER_ID)).ok_or(Status::BadResource)?;
+        if view.get(QueryFlowCounterIn::NUM_OF_COUNTERS) > 1 {
+            return Err(Status::BadParameter);
+        }
+        let Count { packets, octets } = counter.get();
+        reply
+            .view_at::<TrafficCounter>(STATISTICS)?
+            .set(TrafficCounter::PACKETS, packets)
+            .set(TrafficCounter::OCTETS, octets);
+        if view.flag(QueryFlowCounterIn::CLEAR) {
+            counter.take();
+        }
+        Ok(())
+    }
+
+    /// The receive queues that a frame is steered to, which it counts. `from` is the transport domain of a sender on
     /// the same port.
     pub(super) fn find(&self, nic: &Nic, engine: &Engine, from: Option<u32>, frame: &[u8]) -> Vec<u32> {
-        let (headers, mut tirs) = (parameters(frame), Vec::new());
+        let (headers, mut found) = (parameters(frame), Found::default());
         if let Some(root) = self.root {
-            self.follow(root, &headers, DEEPEST, &mut tirs);
+            self.follow(root, &headers, DEEPEST, &mut found);
+        }
+        let Found { tirs, counters } = found;
+        for counter in counters.into_iter().filter_map(|counter| self.counters.get(counter)) {
+            let Count { packets, octets } = counter.get();
+            counter.set(Count { packets: packets + 1, octets: octets + frame.len() as u64 });
         }
         let tirs = tirs.into_iter().filter_map(|tir| nic.tirs.get(tir)).filter(|tir| tir.takes(from, frame));
         let queues = tirs.filter_map(|tir| tir.queue(&nic.rqts, &headers));
         queues.filter(|rq| engine.rq_ready(*rq)).collect()
     }
 
-    /// Collects the TIRs that a frame is forwarded to.
-    fn follow(&self, table: u32, frame: &[u8; OUTER], depth: usize, tirs: &mut Vec<u32>) {
-        let Some(table) = self.tables.get(table).filter(|_| depth > 0 && tirs.len() < DEEPEST) else {
+    /// Collects the TIRs that a frame is forwarded to, and the counters of its entries.
+    fn follow(&self, table: u32, frame: &[u8; OUTER], depth: usize, found: &mut Found) {
+        let Some(table) = self.tables.get(table).filter(|_| depth > 0 && found.tirs.len() < DEEPEST) else {
             return;
         };
         let hit = table.entries.values().find(|entry| {
@@ -194,21 +264,29 @@ impl Steering {
         match hit {
             None => {
                 if let Some(miss) = table.miss {
-                    self.follow(miss, frame, depth - 1, tirs);
+                    self.follow(miss, frame, depth - 1, found);
                 }
             }
-            Some(entry) if entry.forwards => {
+            Some(entry) => {
+                found.counters.extend(entry.counter);
                 for destination in &entry.destinations {
                     match *destination {
-                        Destination::Table(next) => self.follow(next, frame, depth - 1, tirs),
-                        Destination::Tir(tir) => tirs.push(tir),
+                        Destination::Table(next) => self.follow(next, frame, depth - 1, found),
+                        Destination::Tir(tir) => found.tirs.push(tir),
                         Destination::Drop => {}
                     }
                 }
             }
-            Some(_) => {}
         }
     }
+}
+
+/// Where a frame goes.
+#[derive(Default)]
+struct Found {
+    tirs: Vec<u32>,
+    /// The counters of the entries that it matched.
+    counters: Vec<u32>,
 }
 
 impl Group {

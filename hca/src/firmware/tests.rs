@@ -190,6 +190,37 @@ fn self_loopback_is_opt_in() {
 }
 
 #[test]
+fn flow_counter_counts_frames_that_match() {
+    const CLEAR: usize = 0x18;
+    let mut hca = ready(Link::Ethernet);
+    for &opcode in FirmwareHarness::examples() {
+        let _ = run(&mut hca, &super::example::command(opcode, 0), 0x400);
+    }
+    for length in [60, 100] {
+        let (firmware, engine) = &hca;
+        assert_eq!(firmware.steer(engine, &vec![0xff; length]), [0x10]);
+    }
+    let mut query = super::example::command(QUERY_FLOW_COUNTER, 0);
+    query[CLEAR] = 0x80;
+    for (packets, octets) in [(2_u64, 160_u64), (0, 0)] {
+        let (status, answer) = run(&mut hca, &query, 0x20);
+        assert_eq!(status, Ok(()));
+        assert_eq!(answer[0x10..], [packets.to_be_bytes(), octets.to_be_bytes()].concat());
+    }
+    // The flow entry uses the counter.
+    let free = command(DEALLOC_FLOW_COUNTER, 0, &[0, 0, 0, 1]);
+    assert_eq!(run(&mut hca, &free, 0x10).0, Err(Status::BadResourceState));
+    let mut delete = command(DELETE_FLOW_TABLE_ENTRY, 0, &[0; 0x38]);
+    delete[0x17] = 1;
+    assert_eq!(run(&mut hca, &delete, 0x10).0, Ok(()));
+    assert_eq!(run(&mut hca, &free, 0x10).0, Ok(()));
+    assert_eq!(run(&mut hca, &query, 0x20).0, Err(Status::BadResource));
+    // An entry needs a counter that exists.
+    let entry = super::example::command(SET_FLOW_TABLE_ENTRY, 0);
+    assert_eq!(run(&mut hca, &entry, 0x10).0, Err(Status::BadResource));
+}
+
+#[test]
 fn illegal_qp_transitions_are_rejected() {
     let mut hca = with_examples();
     for opcode in [RST2INIT_QP, INIT2RTR_QP, RTR2RTS_QP, SQERR2RTS_QP, INIT2INIT_QP] {

@@ -40,6 +40,8 @@ texts! {
         PrivilegedQkey = "privileged Q_Keys of unprivileged processes are",
         /// Reads of the device clock.
         DeviceClock = "reads of the device clock are",
+        /// Conversion of the device clock to nanoseconds.
+        ClockInfo = "wall-clock times of the device clock are",
         /// Import of a context of another process.
         ImportedContexts = "imported contexts are",
         /// Import of objects of another process.
@@ -97,6 +99,8 @@ texts! {
         RateLimit = "rate limits of QPs are",
         /// Enhanced connection establishment (ECE).
         Ece = "ECE options are",
+        /// Counters of flows.
+        FlowCounters = "flow counters are",
         /// Work queues (WQs).
         Wqs = "WQs are",
         /// WQ flags that are unknown.

@@ -1,9 +1,10 @@
 //! Flow steering: rules that direct Ethernet frames to a QP.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 
 use bareverbs_provider::command;
-use bareverbs_provider::device::DeviceFile;
+use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_provider::traits::Provider;
 use bareverbs_uapi::abi::{Be16, Be32};
 use bareverbs_uapi::verbs_values::{FlowAttrType, FlowSpecType};
@@ -14,6 +15,7 @@ use bareverbs_uapi::write::structs::{
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
+use super::flow_counters::{CountersShared, FlowCounters};
 #[cfg(doc)]
 use crate::Qp;
 use crate::{Context, Error, MacAddress, PortNum, Result};
@@ -263,20 +265,43 @@ impl FlowId {
 
 /// The flows that steer to a QP.
 #[derive(Debug, Default)]
-pub(crate) struct Flows(Vec<u32>);
+pub(crate) struct Flows(Vec<Flow>);
+
+#[derive(Debug)]
+struct Flow {
+    handle: u32,
+    /// The counters are destroyed after the flow.
+    counters: Option<Arc<CountersShared>>,
+}
+
+impl Flow {
+    /// # Safety
+    ///
+    /// The flow must not have been destroyed before. If this succeeds, the handle must not be used
+    /// afterwards.
+    unsafe fn destroy(&self, file: &DeviceFile) -> Result<(), IoctlError> {
+        // SAFETY: the caller's contract is the same.
+        let destroy = || unsafe { command::destroy_flow(file, self.handle) };
+        match &self.counters {
+            Some(counters) => counters.destroy_flow(destroy),
+            None => destroy(),
+        }
+    }
+}
 
 impl Flows {
-    /// Creates a flow that steers to the QP with the handle `qp`.
+    /// Creates a flow that steers to the QP with the handle `qp`, and counts into `counters`.
     pub(crate) fn create<P: Provider>(
         &mut self,
         context: &Context<P>,
         qp: u32,
         rule: &FlowRule,
+        counters: Option<&FlowCounters>,
     ) -> Result<FlowId> {
         const VERB: &str = "create_flow";
         context.check_port(rule.port)?;
         rule.check(VERB)?;
-        let (specs, num_of_specs) = rule.specs();
+        let (mut specs, num_of_specs) = rule.specs();
         let flow = FlowAttr {
             attr_type: FlowAttrType::NORMAL,
             priority: rule.priority,
@@ -284,24 +309,30 @@ impl Flows {
             port: rule.port.0,
             ..FlowAttr::zeroed()
         };
-        let flow = command::create_flow(context.file(), qp, flow, &specs).map_err(|refused| {
-            Error::kernel(VERB, format!("{rule:?}"), refused).or_hint(|errno| match errno {
+        let asked = format!("{rule:?}");
+        let made = match counters {
+            Some(counters) => counters.create_flow((VERB, &asked), context, qp, flow, &mut specs),
+            None => command::create_flow(context.file(), qp, flow, &specs)
+                .map_err(|refused| Error::kernel(VERB, asked, refused)),
+        };
+        let handle = made.map_err(|error| {
+            error.or_hint(|errno| match errno {
                 Errno::PERM => Some("flows require CAP_NET_RAW".into()),
                 Errno::INVAL => Some("the device may not support these headers or this priority".into()),
                 _ => None,
             })
         })?;
-        self.0.push(flow);
-        Ok(FlowId(flow))
+        self.0.push(Flow { handle, counters: counters.map(|counters| Arc::clone(counters.shared())) });
+        Ok(FlowId(handle))
     }
 
     /// Destroys a flow of this QP.
     pub(crate) fn destroy<P: Provider>(&mut self, context: &Context<P>, flow: FlowId) -> Result<()> {
         const VERB: &str = "destroy_flow";
-        let at = self.0.iter().position(|own| *own == flow.0);
+        let at = self.0.iter().position(|own| own.handle == flow.0);
         let at = at.ok_or_else(|| Error::invalid(VERB, "the flow belongs to another QP"))?;
         // SAFETY: the flow is one of this QP's, as checked above.
-        unsafe { command::destroy_flow(context.file(), flow.0) }
+        unsafe { self.0[at].destroy(context.file()) }
             .map_err(|refused| Error::kernel(VERB, format!("flow handle {}", flow.0), refused))?;
         self.0.swap_remove(at);
         Ok(())
@@ -310,7 +341,7 @@ impl Flows {
     /// Destroys all flows of this QP, and keeps those that the kernel refuses to destroy.
     pub(crate) fn destroy_all(&mut self, file: &DeviceFile) {
         // SAFETY: the flow is one of this QP's, and its handle is dropped if it was destroyed.
-        self.0.retain(|flow| unsafe { command::destroy_flow(file, *flow) }.is_err());
+        self.0.retain(|flow| unsafe { flow.destroy(file) }.is_err());
     }
 }
 

@@ -6,7 +6,7 @@ use bareverbs_uapi::uverbs::types::QpType;
 
 use super::modify::{INIT, RTR, RTS};
 use super::transport::private::Sealed;
-use super::{Batch, FlowId, FlowRule, PostReason, Qp, QpAttr, Transport};
+use super::{Batch, FlowCounters, FlowId, FlowRule, PostReason, Qp, QpAttr, Transport};
 use crate::{
     Error, Feature, Frame, Limit, Payload, PortNum, PushError, QpAttrMask, QpState, Result, SendFlags,
     SendRequest,
@@ -183,7 +183,19 @@ impl<P: Provider> Qp<RawPacket, P> {
     /// - [`Error::Kernel`]: the kernel rejects the command, with `EPERM` without `CAP_NET_RAW`.
     #[doc(alias = "ibv_create_flow")]
     pub fn create_flow(&mut self, rule: &FlowRule) -> Result<FlowId> {
-        self.flows.create(self.pd.context(), self.handle, rule)
+        self.flows.create(self.pd.context(), self.handle, rule, None)
+    }
+
+    /// As [`Qp::create_flow`], and counts the frames that match. Frames that the rule drops are
+    /// counted too. Several flows can use the same counters.
+    ///
+    /// # Errors
+    /// As for [`Qp::create_flow`]; [`Error::Invalid`] for counters of another context;
+    /// [`Error::Unsupported`] if the device has no flow counters.
+    #[doc(alias = "ibv_attach_counters_point_flow")]
+    #[doc(alias = "IBV_FLOW_SPEC_ACTION_COUNT")]
+    pub fn create_counted_flow(&mut self, rule: &FlowRule, counters: &FlowCounters) -> Result<FlowId> {
+        self.flows.create(self.pd.context(), self.handle, rule, Some(counters))
     }
 
     /// Destroys a flow.

@@ -163,6 +163,7 @@ layout! {
     /// Capabilities of one flow table type (`mlx5_ifc_flow_table_prop_layout_bits`).
     FlowTableCap: 0x40 {
         FT_SUPPORT: 0x0, 1,
+        FLOW_COUNTER: 0x2, 1,
         FLOW_MODIFY_EN: 0x3, 1,
         MODIFY_ROOT: 0x4, 1,
         IDENTIFIED_MISS_TABLE_MODE: 0x5, 1,
@@ -170,6 +171,7 @@ layout! {
         LOG_MAX_FT_SIZE: 0x22, 6,
         MAX_FT_LEVEL: 0x38, 8,
         LOG_MAX_FT_NUM: 0x78, 8,
+        LOG_MAX_FLOW_COUNTER: 0x90, 8,
         LOG_MAX_DESTINATION: 0x98, 8,
         LOG_MAX_FLOW: 0xb8, 8,
     }

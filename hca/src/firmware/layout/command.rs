@@ -301,6 +301,23 @@ layout! {
         GROUP_ID: 0x20, 32,
         ACTION: 0x70, 16,
         DESTINATION_LIST_SIZE: 0x88, 24,
+        FLOW_COUNTER_LIST_SIZE: 0xa8, 24,
+    }
+}
+
+layout! {
+    /// ALLOC_FLOW_COUNTER (`mlx5_ifc_alloc_flow_counter_in_bits`).
+    AllocFlowCounterIn: 0x10 {
+        FLOW_COUNTER_BULK: 0x78, 8,
+    }
+}
+
+layout! {
+    /// QUERY_FLOW_COUNTER (`mlx5_ifc_query_flow_counter_in_bits`).
+    QueryFlowCounterIn: 0x20 {
+        CLEAR: 0xc0, 1,
+        NUM_OF_COUNTERS: 0xd0, 16,
+        FLOW_COUNTER_ID: 0xe0, 32,
     }
 }
 

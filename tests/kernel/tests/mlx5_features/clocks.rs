@@ -1,9 +1,9 @@
 //! Completion timestamps and the device's clock.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use bareverbs::{
-    Access, Completion, Cq, CqInit, Error, Operation, Payload, Pd, RecvRequest, Remote, WcStatus,
+    Access, Completion, Cq, CqInit, Error, Feature, Operation, Payload, Pd, RecvRequest, Remote, WcStatus,
 };
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::loopback::{Plan, Side, domain, pair, region, request, side};
@@ -72,6 +72,45 @@ pub(crate) fn raw_clock_runs_at_hca_core_clock() {
     });
 }
 
+pub(crate) fn completions_have_wall_clock_times() {
+    let now = || SystemTime::UNIX_EPOCH.elapsed().unwrap();
+    nothing_leaks(|| {
+        let pd = domain();
+        let context = pd.context();
+        let (mut a, mut b) = (timed_side(&pd), timed_side(&pd));
+        a.connect(b.qp.qp_num());
+        b.connect(a.qp.qp_num());
+        let memory = region(&pd, &[0; 64], Access::LOCAL_WRITE);
+        let sges = [memory.sge(..8).unwrap()];
+        let time = |ticks| context.clock_info().unwrap().time(ticks);
+        let info = context.clock_info().unwrap();
+        println!("{info:?}, now {:?}, of the clock {:?}", now(), time(context.raw_clock().unwrap()));
+        let mask = context.query_device().unwrap().completion_timestamp_mask;
+        // The kernel converts fewer bits than a timestamp has.
+        assert!(info.mask & !mask == 0 && info.mask > u32::MAX.into(), "{info:?}");
+        // The frequency of the conversion is that of the clock.
+        let khz = context.query_device().unwrap().hca_core_clock;
+        let second = time(info.cycles + khz * 1000) - time(info.cycles);
+        assert!(second.abs_diff(Duration::from_secs(1)) < Duration::from_millis(1), "{second:?}");
+        for number in 0..20 {
+            b.recv(&[RecvRequest { wr_id: number, sges: &sges }]).unwrap();
+            let before = time(context.raw_clock().unwrap());
+            a.send(&[request(number, Operation::Send, Payload::Sges(&sges))]).unwrap();
+            let (received, sent) = (next(&mut b.cq).2.unwrap(), next(&mut a.cq).2.unwrap());
+            let after = time(context.raw_clock().unwrap());
+            for ticks in [received, sent] {
+                // An update of the page between two conversions may correct the time.
+                let slack = Duration::from_millis(10);
+                assert!((before - slack..=after + slack).contains(&time(ticks)));
+            }
+        }
+        // The kernel set the device clock to the system's time when it loaded the driver. The two
+        // clocks drift.
+        let difference = time(context.raw_clock().unwrap()).abs_diff(now());
+        assert!(difference < Duration::from_secs(300), "{difference:?}");
+    });
+}
+
 pub(crate) fn error_completions_have_no_timestamp() {
     nothing_leaks(|| {
         let pd = domain();
@@ -100,6 +139,8 @@ pub(crate) fn timestamps_are_unsupported_without_the_capability() {
         let refused = context.raw_clock().unwrap_err();
         assert!(matches!(refused, Error::Unsupported { .. }), "{refused}");
         assert_eq!(context.query_device().unwrap().completion_timestamp_mask, 0);
+        let refused = context.clock_info().unwrap_err();
+        assert!(matches!(refused, Error::Unsupported { feature: Feature::ClockInfo, .. }), "{refused}");
 
         // Without the option, completions have no timestamps.
         let (mut a, b) = pair(&pd, Plan::default());

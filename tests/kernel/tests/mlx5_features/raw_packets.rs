@@ -5,9 +5,9 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use bareverbs::{
-    Access, Buffer, Cq, CqInit, Error, EthernetMatch, FlowRule, Frame, Ipv4Match, Ipv6Match, MacAddress, Mr,
-    Payload, Pd, PortMatch, PortNum, Qp, QpCap, QpInit, QpState, RawPacket, RecvRequest, SendFlags,
-    SendRequest, UpperMatch, WcOpcode, WcStatus, WorkCompletion,
+    Access, Buffer, Cq, CqInit, Error, EthernetMatch, Feature, FlowCount, FlowRule, Frame, Ipv4Match,
+    Ipv6Match, MacAddress, Mr, Payload, Pd, PortMatch, PortNum, Qp, QpCap, QpInit, QpState, RawPacket,
+    RecvRequest, SendFlags, SendRequest, UpperMatch, WcOpcode, WcStatus, WorkCompletion,
 };
 use bareverbs_kernel_tests::child::{self, drop_privileges};
 use bareverbs_kernel_tests::loopback::{contents, domain, region, take};
@@ -240,6 +240,65 @@ pub(crate) fn drop_flow_discards_frames_before_other_flows() {
         b.qp.destroy_flow(dropping).unwrap();
         a.send(&experiment);
         assert_eq!(b.next(), experiment);
+    });
+}
+
+pub(crate) fn flow_counters_count_frames_of_their_flows() {
+    nothing_leaks(|| {
+        let (mut a, mut b) = sides();
+        let counters = b.qp.pd().context().create_flow_counters().unwrap();
+        let unused = counters.read().unwrap_err();
+        assert!(matches!(unused, Error::Invalid { verb: "read_counters", .. }), "{unused}");
+        let of = |ether_type| {
+            let ethernet = EthernetMatch { ether_type: Some(ether_type), ..EthernetMatch::default() };
+            FlowRule::new(1, EthernetMatch { to: Some(BOB), ..ethernet })
+        };
+        let (short, long) = (frame(BOB, EXPERIMENT, &[1; 60]), frame(BOB, EXPERIMENT + 1, &[2; 100]));
+        let bytes = |frames: &[&Vec<u8>]| frames.iter().map(|frame| frame.len() as u64).sum::<u64>();
+        let first = b.qp.create_counted_flow(&of(EXPERIMENT), &counters).unwrap();
+        assert_eq!(counters.read().unwrap(), FlowCount::default());
+        b.receive(0);
+        a.send(&long);
+        for _ in 0..3 {
+            a.send(&short);
+        }
+        assert_eq!(b.next(), short);
+        b.nothing_comes();
+        // Frames without a receive count, too.
+        let count = counters.read().unwrap();
+        assert_eq!((count.packets, count.bytes), (3, bytes(&[&short; 3])));
+        // A second flow with the same counters, which drops its frames.
+        let dropping = FlowRule { drop: true, ..of(EXPERIMENT + 1) };
+        let second = b.qp.create_counted_flow(&dropping, &counters).unwrap();
+        b.receive(0);
+        a.send(&long);
+        b.nothing_comes();
+        b.qp.destroy_flow(first).unwrap();
+        // No flow matches it.
+        a.send(&short);
+        a.send(&long);
+        let count = counters.read().unwrap();
+        assert_eq!((count.packets, count.bytes), (5, bytes(&[&short, &short, &short, &long, &long])));
+        // The first flow after the last one describes the counters again.
+        b.qp.destroy_flow(second).unwrap();
+        counters.read().unwrap_err();
+        b.qp.create_counted_flow(&of(EXPERIMENT), &counters).unwrap();
+        a.send(&short);
+        assert_eq!(b.next(), short);
+        assert_eq!(counters.read().unwrap().packets, 6);
+        let foreign = a.qp.create_counted_flow(&to_bob(), &counters).unwrap_err();
+        assert!(matches!(foreign, Error::Invalid { verb: "create_flow", .. }), "{foreign}");
+        // The flow keeps its counters.
+        drop(counters);
+        a.send(&short);
+        b.nothing_comes();
+    });
+}
+
+pub(crate) fn flow_counters_are_unsupported_without_the_driver() {
+    nothing_leaks(|| {
+        let refused = bareverbs_kernel_tests::device::open().create_flow_counters().unwrap_err();
+        assert!(matches!(refused, Error::Unsupported { feature: Feature::FlowCounters, .. }), "{refused}");
     });
 }
 

@@ -1,0 +1,174 @@
+//! Counters of flows.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bareverbs_provider::command;
+use bareverbs_provider::request::CountedFlowRequest;
+use bareverbs_provider::traits::Provider;
+use bareverbs_uapi::verbs_values::{CounterDescription, FlowSpecType};
+use bareverbs_uapi::write::structs::{FlowAttr, FlowSpecActionCount};
+use rustix::io::Errno;
+use zerocopy::IntoBytes;
+
+use crate::context::ContextInner;
+use crate::{Context, Error, Feature, Result};
+
+/// What a counters object counts. The index of a value is that of its description.
+const VALUES: [CounterDescription; 2] = [CounterDescription::PACKETS, CounterDescription::BYTES];
+
+/// Packets and bytes that flows have counted; see [`FlowCounters::read`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FlowCount {
+    /// Packets that matched.
+    #[doc(alias = "IBV_COUNTER_PACKETS")]
+    pub packets: u64,
+    /// Their bytes, from the Ethernet header on. Whether the device counts the frame check sequence
+    /// is not specified.
+    #[doc(alias = "IBV_COUNTER_BYTES")]
+    pub bytes: u64,
+}
+
+/// A counters object: counts the packets of one or more flows.
+///
+/// ```no_run
+/// use bareverbs::{EthernetMatch, FlowRule, Qp, RawPacket};
+///
+/// # fn example(qp: &mut Qp<RawPacket>) -> bareverbs::Result<()> {
+/// let counters = qp.pd().context().create_flow_counters()?;
+/// let all_of_vlan_5 = EthernetMatch { vlan: Some(5), ..EthernetMatch::default() };
+/// qp.create_counted_flow(&FlowRule::new(1, all_of_vlan_5), &counters)?;
+/// // Later:
+/// println!("{} packets", counters.read()?.packets);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// The kernel object is destroyed after the last flow that uses it.
+#[doc(alias = "ibv_counters")]
+#[derive(Clone, Debug)]
+pub struct FlowCounters {
+    shared: Arc<CountersShared>,
+}
+
+pub(crate) struct CountersShared {
+    context: Arc<ContextInner>,
+    handle: u32,
+    /// The flows that use the object. The first one describes its values, and the driver forgets the
+    /// description with the last one. Locked while a flow is created or destroyed.
+    flows: Mutex<u32>,
+}
+
+impl FlowCounters {
+    pub(crate) fn create<P: Provider>(context: &Context<P>) -> Result<Self> {
+        const VERB: &str = "create_counters";
+        let handle = command::create_counters(context.file()).map_err(|refused| match refused.errno {
+            Errno::OPNOTSUPP | Errno::PROTONOSUPPORT => Error::unsupported(VERB, Feature::FlowCounters),
+            _ => Error::kernel(VERB, "flow counters", refused),
+        })?;
+        let context = Arc::clone(context.inner());
+        Ok(Self { shared: Arc::new(CountersShared { context, handle, flows: Mutex::new(0) }) })
+    }
+
+    /// The packets and bytes that the flows have counted since the object was created.
+    ///
+    /// # Errors
+    /// - [`Error::Invalid`]: no flow uses the counters.
+    /// - [`Error::Kernel`]: the kernel rejects the command.
+    #[doc(alias = "ibv_read_counters")]
+    pub fn read(&self) -> Result<FlowCount> {
+        const VERB: &str = "read_counters";
+        let flows = self.shared.lock();
+        if *flows == 0 {
+            return Err(Error::invalid(VERB, "no flow uses the counters"));
+        }
+        let mut values = [0; VALUES.len()];
+        command::read_counters(&self.shared.context.file, self.shared.handle, &mut values).map_err(
+            |refused| Error::kernel(VERB, format!("counters handle {}", self.shared.handle), refused),
+        )?;
+        let [packets, bytes] = values;
+        Ok(FlowCount { packets, bytes })
+    }
+
+    /// Creates a flow that uses the counters. Returns its handle.
+    pub(super) fn create_flow<P: Provider>(
+        &self,
+        (verb, asked): (&'static str, &str),
+        context: &Context<P>,
+        qp: u32,
+        flow: FlowAttr,
+        specs: &mut Vec<u8>,
+    ) -> Result<u32> {
+        context.check_same_context(verb, "flow counters", &self.shared.context.file)?;
+        specs.extend_from_slice(self.spec().as_bytes());
+        let flow = FlowAttr { num_of_specs: flow.num_of_specs + 1, ..flow };
+        let mut flows = self.shared.lock();
+        let counters = if *flows == 0 { &VALUES[..] } else { &[] };
+        let made = context.provider().create_counted_flow(&CountedFlowRequest { qp, flow, specs, counters });
+        let handle = made.map_err(|reason| Error::create(verb, asked, reason))?;
+        *flows += 1;
+        Ok(handle)
+    }
+
+    fn spec(&self) -> FlowSpecActionCount {
+        FlowSpecActionCount {
+            spec_type: FlowSpecType::ACTION_COUNT,
+            size: size_of::<FlowSpecActionCount>() as u16,
+            handle: self.shared.handle,
+            ..FlowSpecActionCount::zeroed()
+        }
+    }
+
+    pub(super) fn shared(&self) -> &Arc<CountersShared> {
+        &self.shared
+    }
+}
+
+impl CountersShared {
+    fn lock(&self) -> std::sync::MutexGuard<'_, u32> {
+        self.flows.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Destroys a flow that uses the counters, by `destroy`.
+    pub(super) fn destroy_flow<E>(&self, destroy: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+        let mut flows = self.lock();
+        destroy()?;
+        *flows -= 1;
+        Ok(())
+    }
+}
+
+impl fmt::Debug for CountersShared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CountersShared").field("handle", &self.handle).finish_non_exhaustive()
+    }
+}
+
+impl Drop for CountersShared {
+    fn drop(&mut self) {
+        // SAFETY: the handle is this object's, which is being dropped. A flow that uses it holds an
+        // `Arc` of it.
+        let _ = unsafe { command::destroy_counters(&self.context.file, self.handle) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Plain;
+
+    #[test]
+    fn count_action_names_the_counters() {
+        let plain = Plain::default();
+        let context = Arc::clone(plain.domain().context().inner());
+        let shared = CountersShared { context, handle: 0x0102, flows: Mutex::new(0) };
+        let counters = FlowCounters { shared: Arc::new(shared) };
+        assert_eq!(
+            counters.spec().as_bytes(),
+            [[0x03, 0x10, 0, 0, 16, 0, 0, 0], [0x02, 0x01, 0, 0, 0, 0, 0, 0]].concat()
+        );
+        let refused = counters.read().unwrap_err();
+        assert!(matches!(refused, Error::Invalid { .. }), "{refused}");
+    }
+}
