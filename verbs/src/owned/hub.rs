@@ -66,7 +66,7 @@
 //! ```
 
 pub(crate) mod connection;
-mod driver;
+pub(crate) mod driver;
 pub(crate) mod election;
 #[cfg(all(test, loom))]
 mod loom_models;
@@ -172,13 +172,15 @@ impl<B, P: Provider> HubInner<B, P> {
         all
     }
 
-    /// Reaps until the CQ is empty.
+    /// Reaps all completions that are in the CQ at the time of the call, and maybe later ones.
     fn reap_all(&self) {
+        let mut left = self.lock().cq.capacity() as usize;
         loop {
             let mut batch = Batch::new();
             let reaped = self.reap(&mut self.lock(), &mut batch);
             batch.finish();
-            if reaped == 0 {
+            left = left.saturating_sub(reaped);
+            if reaped == 0 || left == 0 {
                 break;
             }
         }

@@ -122,7 +122,7 @@ use self::inbound::{Inbound, RawEvent};
 pub use self::message::{Event, Message};
 pub use self::options::{ClientOptions, ServerOptions};
 use super::hub::connection::{Connection, ConnectionInner};
-use super::hub::reaper::{BATCH, Batch, lock};
+use super::hub::reaper::{BATCH, Batch, Conn, lock};
 use super::hub::{Driver, Hub};
 use super::{Address, Lease, Pending, Pool, Source};
 use crate::{AnyProvider, Error, Readiness, Result};
@@ -130,6 +130,9 @@ use crate::{AnyProvider, Error, Readiness, Result};
 fn closed(verb: &'static str) -> Error {
     Error::Closed { verb, reason: "the peer has ended" }
 }
+
+/// Batches of completions that are reaped before others get their turn.
+const ROUNDS: u32 = 4;
 
 /// The id of a peer of a [`Server`]. Ids are not reused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -177,6 +180,28 @@ struct Inner<B, P: Provider> {
 struct Entry<B, P: Provider> {
     generation: u32,
     peer: Option<Connection<B, P>>,
+    /// The connection of the peer before, whose messages may hold receives.
+    previous: Option<Arc<Conn<P>>>,
+}
+
+impl<B, P: Provider> Entry<B, P> {
+    fn new() -> Self {
+        Self { generation: 1, peer: None, previous: None }
+    }
+
+    /// Whether all its receives are posted, and it has no peer.
+    fn is_free(&self) -> bool {
+        let holds = |conn: &Arc<Conn<P>>| conn.lock().flow.as_ref().is_some_and(flow::Flow::holds_messages);
+        self.peer.is_none() && !self.previous.as_ref().is_some_and(holds)
+    }
+
+    /// Whether it has a peer that may have an event.
+    fn is_open(&self) -> bool {
+        let unused = |peer: &Connection<B, P>| {
+            peer.inner().conn.lock().flow.as_ref().is_some_and(flow::Flow::is_unused)
+        };
+        self.peer.as_ref().is_some_and(|peer| !unused(peer))
+    }
 }
 
 impl<B, P: Provider> Inner<B, P> {
@@ -193,12 +218,17 @@ impl<B, P: Provider> Inner<B, P> {
             match peers.get_mut(id.index as usize) {
                 Some(entry) if entry.generation == id.generation => {
                     entry.generation = entry.generation.wrapping_add(1);
-                    entry.peer.take()
+                    let peer = entry.peer.take();
+                    entry.previous = peer.as_ref().map(|peer| Arc::clone(&peer.inner().conn));
+                    peer
                 }
                 _ => None,
             }
         };
-        drop(removed);
+        if removed.is_some() {
+            drop(removed);
+            self.inbound.wake_all();
+        }
     }
 
     /// Removes the peers that both ends have finished with.
@@ -220,7 +250,7 @@ impl<B, P: Provider> Inner<B, P> {
             if let Some(flow) = &mut state.flow {
                 change(flow);
             }
-            state.pump()
+            state.pump(&hub.table)
         };
         if let Err(failure) = pumped {
             let mut batch = Batch::new();
@@ -309,14 +339,12 @@ impl<B: Source, P: Provider> Server<B, P> {
     fn poll_event(&mut self, cx: &Context<'_>) -> Poll<Option<Event<B, P>>> {
         let inner = &self.handle.inner;
         let mut registered = false;
-        loop {
+        for _ in 0..ROUNDS {
             inner.collect();
             if let Some(event) = inner.inbound.pop() {
                 return Poll::Ready(Some(self.event(event)));
             }
-            if inner.closed.load(Ordering::Acquire)
-                && lock(&inner.peers).iter().all(|entry| entry.peer.is_none())
-            {
+            if inner.closed.load(Ordering::Acquire) && !lock(&inner.peers).iter().any(Entry::is_open) {
                 return Poll::Ready(None);
             }
             if !registered {
@@ -326,6 +354,9 @@ impl<B: Source, P: Provider> Server<B, P> {
                 return Poll::Pending;
             }
         }
+        // Other connections keep the CQ busy: others get their turn first.
+        cx.waker().wake_by_ref();
+        Poll::Pending
     }
 
     fn event(&self, event: RawEvent<P>) -> Event<B, P> {
@@ -375,12 +406,15 @@ impl<B: Source, P: Provider> Handle<B, P> {
         inner.collect();
         let id = {
             let peers = lock(&inner.peers);
-            let free = (0..).zip(&*peers).find(|(_, entry)| entry.peer.is_none());
+            let free = (0..).zip(&*peers).find(|(_, entry)| entry.is_free());
             if inner.closed.load(Ordering::Acquire) {
                 return Err(Error::Closed { verb, reason: "the server was shut down" });
             }
             let Some((index, entry)) = free else {
-                let reason = format!("all {} peers of `ServerOptions::peers` are connected", peers.len());
+                let reason = format!(
+                    "all {} peers of `ServerOptions::peers` are connected, or their messages are not dropped",
+                    peers.len()
+                );
                 return Err(Error::invalid(verb, reason));
             };
             PeerId { index, generation: entry.generation }
@@ -389,13 +423,18 @@ impl<B: Source, P: Provider> Handle<B, P> {
         let local = peer.address();
         let mut peers = lock(&inner.peers);
         let entry = &mut peers[id.index as usize];
+        // `shutdown` closes the peers that it finds behind this lock.
+        if inner.closed.load(Ordering::Acquire) {
+            drop(peers);
+            return Err(Error::Closed { verb, reason: "the server was shut down" });
+        }
         if entry.peer.is_some() || entry.generation != id.generation {
             drop(peers);
             // Another thread took the entry meanwhile.
             drop(peer);
             return self.open(verb);
         }
-        entry.peer = Some(peer);
+        (entry.peer, entry.previous) = (Some(peer), None);
         Ok((id, local))
     }
 
@@ -408,9 +447,14 @@ impl<B: Source, P: Provider> Handle<B, P> {
                 "the address is not that of a `Server` or `Client`: its `recvs` is 0 or too large",
             ));
         }
-        peer.connect(remote)?;
-        peer.inner().conn.lock().max_message = remote.max_message;
-        self.inner.update(&peer, |flow| flow.connected(remote.recvs));
+        peer.connect_and(remote, |state| {
+            state.max_message = remote.max_message;
+            if let Some(flow) = &mut state.flow {
+                flow.connected(remote.recvs);
+            }
+        })?;
+        // It posts the messages that were queued before.
+        self.inner.update(&peer, |_| ());
         Ok(())
     }
 
@@ -521,14 +565,18 @@ impl<B, P: Provider> Shutdown<B, P> {
 
     fn poll_report(&self, cx: &Context<'_>) -> Poll<Report> {
         let Inner { inbound, hub, .. } = &*self.inner;
-        let mut registered = false;
+        let mut rounds = 0;
         while !self.inner.is_delivered() {
-            if !registered {
-                inbound.register_shutdown(cx);
-                registered = true;
-            } else if hub.poll(BATCH) == 0 {
-                return Poll::Pending;
+            match rounds {
+                0 => inbound.register_shutdown(cx),
+                ROUNDS => {
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                _ if hub.poll(BATCH) == 0 => return Poll::Pending,
+                _ => {}
             }
+            rounds += 1;
         }
         let [sent, detached, failed] = [&inbound.sent, &inbound.detached, &inbound.failed]
             .map(|counter| counter.load(Ordering::Relaxed));

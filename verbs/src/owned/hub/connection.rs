@@ -3,12 +3,13 @@
 use std::fmt;
 use std::mem;
 use std::ops::RangeBounds;
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 
 use bareverbs_provider::traits::Provider;
 
 use super::HubInner;
-use super::reaper::{Batch, Conn, Direction, Failure, Operation, Operations, Queued};
+use super::reaper::{Batch, Conn, ConnState, Direction, Failure, Operation, Operations, Queued};
 use crate::owned::buffer::checked_sge;
 use crate::owned::op::OpPayload;
 use crate::owned::server::flow::Flow;
@@ -53,11 +54,18 @@ impl<B, P: Provider> ConnectionInner<B, P> {
             return;
         }
         mem::forget(leak);
-        // Each slot stays reserved until its last completion has been reaped.
-        hub.reap_all();
+        // Each slot stays reserved until its last completion has been reaped, even if a waker
+        // panics. Each panic ends at least one completion.
+        let mut panicked = None;
+        while let Err(panic) = panic::catch_unwind(AssertUnwindSafe(|| hub.reap_all())) {
+            panicked = Some(panic);
+        }
         let abandoned: Vec<_> = conn.slots.iter().filter_map(|slot| hub.table.abandon(*slot)).collect();
         hub.lock().remove(conn);
         drop(abandoned);
+        if let Some(panic) = panicked.filter(|_| !std::thread::panicking()) {
+            panic::resume_unwind(panic);
+        }
     }
 }
 
@@ -115,11 +123,26 @@ impl<B, P: Provider> Connection<B, P> {
     /// # Errors
     /// As for [`Qp::connect`].
     pub fn connect(&self, remote: &Address) -> Result<()> {
+        self.connect_and(remote, |_| ())
+    }
+
+    /// Connects, and calls `connected` before a completion of the connection is handled.
+    pub(crate) fn connect_and(
+        &self,
+        remote: &Address,
+        connected: impl FnOnce(&mut ConnState<P>),
+    ) -> Result<()> {
         let ConnectionInner { conn, local, attr, .. } = &*self.inner;
-        match &mut conn.lock().qp {
-            Some(qp) => qp.connect(local, remote, attr),
-            None => Err(Error::Closed { verb: "Connection::connect", reason: "the connection was closed" }),
+        let mut state = conn.lock();
+        match &mut state.qp {
+            Some(qp) => qp.connect(local, remote, attr)?,
+            None => {
+                let reason = "the connection was closed";
+                return Err(Error::Closed { verb: "Connection::connect", reason });
+            }
         }
+        connected(&mut state);
+        Ok(())
     }
 
     /// Ends the connection: all operations in flight fail, and return their buffers when the device
@@ -270,13 +293,16 @@ impl<B: Source, P: Provider> Connection<B, P> {
         }
         let rung = batch.ring();
         drop(state);
-        if let Err(error) = rung
-            && error.accepted == 0
-        {
+        match rung {
+            Ok(()) => {}
+            // They count as posted, and complete when the connection ends.
+            Err(error) if error.accepted > 0 => self.end(Failure::Post(error)),
             // None of them was posted.
-            for operation in &mut pending[first..] {
-                if let Some((peer, wr_id)) = operation.take_posted() {
-                    *operation = Self::of(peer).take_back(wr_id, error.into());
+            Err(error) => {
+                for operation in &mut pending[first..] {
+                    if let Some((peer, wr_id)) = operation.take_posted() {
+                        *operation = Self::of(peer).take_back(wr_id, error.into());
+                    }
                 }
             }
         }
@@ -336,8 +362,12 @@ impl<B, P: Provider> Connection<B, P> {
         let wr_id = hub.table.insert(index, Operation { buffer, ..operation });
         match post(qp, wr_id) {
             Ok(()) => {}
-            // A request that counts as posted will complete, even if its doorbell was refused.
-            Err(error) if error.accepted > 0 => {}
+            // A request that counts as posted completes when the connection ends.
+            Err(error) if error.accepted > 0 => {
+                drop(state);
+                self.end(Failure::Post(error));
+                return Pending::posted(Arc::clone(&self.inner), wr_id);
+            }
             Err(error) => {
                 drop(state);
                 return self.take_back(wr_id, error.into());
@@ -345,6 +375,13 @@ impl<B, P: Provider> Connection<B, P> {
         }
         drop(state);
         Pending::posted(Arc::clone(&self.inner), wr_id)
+    }
+
+    #[cold]
+    fn end(&self, failure: Failure) {
+        let mut batch = Batch::new();
+        self.inner.hub.end(&self.inner.conn, failure, &mut batch);
+        batch.finish();
     }
 
     /// Refuses an operation whose request was not posted.
@@ -403,17 +440,15 @@ impl<B: Source, P: Provider> Connection<B, P> {
         };
         // The table owns the buffer before the request is posted, so a panic in between does not
         // free it.
-        let wr_id = hub.table.insert(
+        let wr_id = hub.table.insert_queued(
             index,
             Operation { buffer: Some(buffer), ..self.entry(VERB, Direction::Send, 0, sge.length) },
         );
         flow.push(Queued { wr_id, sge });
-        let pumped = state.pump();
+        let pumped = state.pump(&hub.table);
         drop(state);
         if let Err(failure) = pumped {
-            let mut batch = Batch::new();
-            hub.end(conn, failure, &mut batch);
-            batch.finish();
+            self.end(failure);
         }
         Pending::posted(Arc::clone(&self.inner), wr_id)
     }

@@ -21,12 +21,12 @@ const TURN: usize = 2 * BATCH;
 const ROUNDS: usize = 4;
 
 /// The role of the driver. Drop ends it.
-struct DriverGuard<B, P: Provider> {
+pub(crate) struct DriverGuard<B, P: Provider> {
     hub: Weak<HubInner<B, P>>,
 }
 
 impl<B, P: Provider> DriverGuard<B, P> {
-    fn take(hub: &Arc<HubInner<B, P>>) -> Result<Self> {
+    pub(crate) fn take(hub: &Arc<HubInner<B, P>>) -> Result<Self> {
         if hub.election.attach_driver() {
             return Ok(Self { hub: Arc::downgrade(hub) });
         }
@@ -34,15 +34,25 @@ impl<B, P: Provider> DriverGuard<B, P> {
     }
 }
 
-impl<B, P: Provider> Drop for DriverGuard<B, P> {
-    fn drop(&mut self) {
-        if let Some(hub) = self.hub.upgrade() {
+impl<B, P: Provider> DriverGuard<B, P> {
+    fn end(&mut self) {
+        let hub = std::mem::take(&mut self.hub).upgrade();
+        if let Some(hub) = hub {
             if let Some(waker) = hub.election.detach_driver() {
                 waker.wake();
             }
             // The tasks find that there is no driver.
             hub.table.wake_all();
+            if let Some(inbound) = &hub.inbound {
+                inbound.wake_all();
+            }
         }
+    }
+}
+
+impl<B, P: Provider> Drop for DriverGuard<B, P> {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 
@@ -74,6 +84,18 @@ impl<B, R: Readiness, P: Provider> Future for Driver<B, R, P> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
         let this = self.get_mut();
+        let polled = this.poll_hub(cx);
+        if polled.is_ready() {
+            // It may be kept after its end.
+            this.guard.end();
+        }
+        polled
+    }
+}
+
+impl<B, R: Readiness, P: Provider> Driver<B, R, P> {
+    fn poll_hub(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        let this = self;
         let Some(hub) = this.guard.hub.upgrade() else { return Poll::Ready(Ok(())) };
         hub.election.register_driver(cx.waker());
         for _ in 0..ROUNDS {

@@ -13,7 +13,7 @@ use crate::sync::{Mutex, lock};
 ///
 /// | event | effect |
 /// |---|---|
-/// | a thread joins, and there is neither a driver nor a leader | it leads |
+/// | a thread joins, and there is neither a driver that was polled nor a leader | it leads |
 /// | the leader leaves, and there is no driver | a follower leads and is woken |
 /// | the leader leaves, and there is a driver | the driver is woken, because the leader may have read its event |
 /// | the driver leaves | a follower leads and is woken, unless a thread leads already |
@@ -33,6 +33,8 @@ struct State {
 
 enum Driver {
     Absent,
+    /// It was never polled: blocked threads do not rely on it.
+    Unpolled,
     /// With the waker of its task, if it has been polled.
     Present(Option<Waker>),
 }
@@ -41,8 +43,13 @@ impl Driver {
     fn take(&mut self) -> Option<Waker> {
         match self {
             Self::Present(waker) => waker.take(),
-            Self::Absent => None,
+            Self::Absent | Self::Unpolled => None,
         }
+    }
+
+    /// Whether it waits for events, or will.
+    fn runs(&self) -> bool {
+        matches!(self, Self::Present(_))
     }
 }
 
@@ -63,7 +70,7 @@ impl Election {
         let mut state = lock(&self.state);
         let id = WaiterId(state.next);
         state.next += 1;
-        if state.leader.is_none() && matches!(state.driver, Driver::Absent) {
+        if state.leader.is_none() && !state.driver.runs() {
             state.leader = Some(id);
         } else {
             state.followers.push((id, waker));
@@ -98,14 +105,14 @@ impl Election {
         let mut state = lock(&self.state);
         let absent = matches!(state.driver, Driver::Absent);
         if absent {
-            state.driver = Driver::Present(None);
+            state.driver = Driver::Unpolled;
         }
         absent
     }
 
     /// Whether there is a driver.
     pub(crate) fn has_driver(&self) -> bool {
-        matches!(lock(&self.state).driver, Driver::Present(_))
+        !matches!(lock(&self.state).driver, Driver::Absent)
     }
 
     /// Registers the waker of the driver, which is about to sleep.
@@ -143,7 +150,7 @@ impl Election {
 impl State {
     /// Makes a follower the leader if there is neither a driver nor a leader. Returns its waker.
     fn appoint(&mut self) -> Option<Waker> {
-        if matches!(self.driver, Driver::Present(_)) {
+        if self.driver.runs() {
             return self.driver.take();
         }
         let (id, waker) = self.followers.pop()?;
@@ -176,6 +183,18 @@ mod tests {
         flag: Arc<Flag>,
         /// Whether it has observed that it leads.
         leads: bool,
+    }
+
+    #[test]
+    fn driver_that_was_never_polled_leaves_a_thread_to_lead() {
+        let election = Election::new(4);
+        assert!(election.attach_driver() && election.has_driver());
+        let id = election.join(Waker::noop());
+        assert!(election.leads(id));
+        election.register_driver(Waker::noop());
+        let follower = election.join(Waker::noop());
+        assert!(!election.leads(follower));
+        assert!(election.leave(id).is_some(), "the driver is woken");
     }
 
     proptest! {

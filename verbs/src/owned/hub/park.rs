@@ -65,8 +65,10 @@ impl Parker {
             [own, other.unwrap_or(own)].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         let polled = rustix::event::poll(&mut descriptors[..1 + usize::from(other.is_some())], left.as_ref());
         let readable = other.is_some() && !descriptors[1].revents().is_empty();
-        if self.state.swap(AWAKE, Ordering::AcqRel) == WOKEN {
-            // Either the eventfd was written, or it will be: the next sleep returns early then.
+        let written = !descriptors[0].revents().is_empty();
+        if self.state.swap(AWAKE, Ordering::AcqRel) == WOKEN || written {
+            // Either the eventfd was written, or it will be: the next sleep returns early then, and
+            // reads it.
             let _ = rustix::io::read(self.events.as_fd(), &mut [0; 8]);
         }
         match polled {
@@ -99,6 +101,20 @@ mod tests {
 
     fn later(milliseconds: u64) -> Option<Instant> {
         Some(Instant::now() + Duration::from_millis(milliseconds))
+    }
+
+    #[test]
+    fn late_write_of_a_waker_ends_one_sleep_only() {
+        Parker::with(|parker, _| {
+            // A waker that was stopped before its write, while the thread returned otherwise.
+            rustix::io::write(&parker.events, &1_u64.to_ne_bytes()).unwrap();
+            parker.sleep(None, later(5000))?;
+            let start = Instant::now();
+            parker.sleep(None, later(20))?;
+            assert!(start.elapsed() >= Duration::from_millis(20));
+            Ok(())
+        })
+        .unwrap();
     }
 
     #[test]

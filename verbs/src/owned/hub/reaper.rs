@@ -12,7 +12,7 @@ use crate::owned::server::flow::{Flow, Kind};
 use crate::owned::server::inbound::{Inbound, RawEvent, SHARED};
 use crate::{
     Cq, DriverId, Imm, Operation as WrOperation, Payload, PostError, Qp, QpState, Rc, Remote, SendFlags,
-    SendRequest, Sge, WcStatus, WorkCompletion,
+    SendRequest, Sge, WcOpcode, WcStatus, WorkCompletion,
 };
 
 /// Set in the `wr_id`s of control messages. The kind of the message is in the low bits.
@@ -96,7 +96,7 @@ pub(crate) struct Queued {
 
 impl<P: Provider> ConnState<P> {
     /// Posts the messages that are due.
-    pub(crate) fn pump(&mut self) -> Result<(), Failure> {
+    pub(crate) fn pump<B>(&mut self, table: &Operations<B>) -> Result<(), Failure> {
         let Self { qp: Some(qp), failure: None, flow: Some(flow), .. } = self else { return Ok(()) };
         if qp.state() != QpState::RTS {
             return Ok(());
@@ -106,9 +106,13 @@ impl<P: Provider> ConnState<P> {
                 Some(Queued { wr_id, sge }) => (*wr_id, Some(*sge)),
                 None => (CONTROL | kind as u64, None),
             };
+            if message.is_some() {
+                table.publish(wr_id);
+            }
             let posted = post(qp, wr_id, WrOperation::SendImm(imm), sge);
             if let Err(error) = posted {
-                if let Some(message) = message {
+                // A request that counts as posted completes when the connection ends.
+                if let Some(message) = message.filter(|_| error.accepted == 0) {
                     // It fails with the connection.
                     flow.put_back(message);
                 }
@@ -124,9 +128,8 @@ impl<P: Provider> ConnState<P> {
         if qp.state() != QpState::RTS {
             return Ok(());
         }
-        post(qp, PROBE, WrOperation::Write(Remote { addr: 0, rkey: 0 }), None).map_err(Failure::Post)?;
         *probing = true;
-        Ok(())
+        post(qp, PROBE, WrOperation::Write(Remote { addr: 0, rkey: 0 }), None).map_err(Failure::Post)
     }
 }
 
@@ -142,11 +145,7 @@ fn post<P: Provider>(
     // SAFETY: a request without an SGE names no memory. That of a message was made by `checked_sge`
     // for a buffer of `Source` that was moved into the table, and `Connection::post` documents how long
     // the table keeps it.
-    match unsafe { qp.post_send(&[request]) } {
-        // A request that counts as posted will complete.
-        Err(error) if error.accepted == 0 => Err(error),
-        _ => Ok(()),
-    }
+    unsafe { qp.post_send(&[request]) }
 }
 
 impl<P: Provider> Conn<P> {
@@ -373,6 +372,7 @@ pub(super) fn end<B, P: Provider>(
     };
     for Queued { wr_id, .. } in queue {
         let flushed = WorkCompletion { wr_id, status: WcStatus::WR_FLUSH_ERR, ..WorkCompletion::default() };
+        table.publish(wr_id);
         match table.complete(wr_id, flushed) {
             Completed::Waiting(waker) => {
                 inbound.count_sent(false, false);
@@ -388,10 +388,10 @@ pub(super) fn end<B, P: Provider>(
     }
     if first {
         if complete {
-            inbound.finished(conn.id).into_iter().for_each(|waker| batch.woken.extend(waker));
+            batch.wake(inbound.finished(conn.id));
         } else {
             batch.woken.extend(inbound.push(RawEvent::Failed(conn.id, failure)));
-            batch.woken.extend(inbound.shutdown_waker());
+            batch.wake(inbound.shutdown_wakers());
         }
     }
 }
@@ -448,15 +448,17 @@ fn message<B, P: Provider>(
         }
         Some(receive) => {
             let len = completion.byte_len as usize;
-            let kind = flow.arrived(completion.imm().unwrap_or(Imm(0)));
-            match kind {
-                Ok(kind) if len <= receive.lease.len() => Ok(Some((kind, len))),
-                _ => Err(Failure::Protocol),
+            // The length of an RDMA write with immediate is not that of bytes in the receive.
+            if completion.opcode == WcOpcode::RECV && len <= receive.lease.len() {
+                let kind = flow.arrived(completion.imm().unwrap_or(Imm(0)));
+                kind.map(|kind| Some((kind, len))).map_err(|_| Failure::Protocol)
+            } else {
+                Err(Failure::Protocol)
             }
         }
     };
     let pumped = match arrived {
-        Ok(_) => state.pump(),
+        Ok(_) => state.pump(table),
         Err(failure) => Err(failure),
     };
     let finished =
@@ -476,10 +478,10 @@ fn message<B, P: Provider>(
         }
     }
     if answered {
-        batch.woken.extend(inbound.shutdown_waker());
+        batch.wake(inbound.shutdown_wakers());
     }
     if finished {
-        inbound.finished(conn.id).into_iter().for_each(|waker| batch.woken.extend(waker));
+        batch.wake(inbound.finished(conn.id));
     }
     if let Err(failure) = pumped {
         end(conn, failure, table, Some(inbound), batch);
@@ -499,11 +501,22 @@ impl<B> Batch<B> {
         Self { woken: SmallList::new(), ended: SmallList::new() }
     }
 
+    fn wake(&mut self, wakers: Vec<Waker>) {
+        wakers.into_iter().for_each(|waker| self.woken.push(waker));
+    }
+
     /// Wakes the tasks and drops the buffers of detached operations.
     #[inline]
     pub(crate) fn finish(&mut self) {
         self.woken.for_each(Waker::wake);
         self.ended.for_each(drop);
+    }
+}
+
+impl<B> Drop for Batch<B> {
+    /// Wakes the other tasks if a waker panics.
+    fn drop(&mut self) {
+        self.finish();
     }
 }
 
@@ -538,12 +551,16 @@ impl<T> SmallList<T> {
         }
     }
 
+    /// Empties the list. If `each` panics, the other values stay in it.
     #[inline]
     fn for_each(&mut self, mut each: impl FnMut(T)) {
-        for value in &mut self.values[..std::mem::take(&mut self.len)] {
+        for value in &mut self.values[..self.len] {
             value.take().into_iter().for_each(&mut each);
         }
-        self.more.drain(..).for_each(each);
+        self.len = 0;
+        while let Some(value) = self.more.pop() {
+            each(value);
+        }
     }
 }
 

@@ -18,11 +18,13 @@ const LAST_GENERATION: u32 = (1 << 30) - 1;
 /// | state | from | until |
 /// |---|---|---|
 /// | free | | [`insert`](Self::insert) |
-/// | posted | `insert` | [`complete`](Self::complete), [`take_back`](Self::take_back) |
+/// | queued | [`insert_queued`](Self::insert_queued) | [`publish`](Self::publish) |
+/// | posted | `insert`, `publish` | [`complete`](Self::complete), [`take_back`](Self::take_back) |
 /// | done | `complete` | [`poll`](Self::poll) returns the result, [`detach`](Self::detach) |
 /// | detached | `detach` of a posted operation | `complete` |
 ///
-/// [`abandon`](Self::abandon) ends every state. Each slot has a lock of its own, which is held for
+/// A queued operation is one of which no device knows: no completion ends it. Otherwise it is as a
+/// posted one. [`abandon`](Self::abandon) ends every state. Each slot has a lock of its own, which is held for
 /// a few instructions. No code of the application runs with a lock held.
 pub(crate) struct Table<T, R> {
     slots: Box<[Mutex<Slot<T, R>>]>,
@@ -31,6 +33,7 @@ pub(crate) struct Table<T, R> {
 struct Slot<T, R> {
     /// Generation of the current operation, or of the next one if the slot is free.
     generation: NonZeroU32,
+    queued: bool,
     state: State<T, R>,
 }
 
@@ -70,6 +73,7 @@ impl<T, R> Slot<T, R> {
             LAST_GENERATION => NonZeroU32::MIN,
             generation => NonZeroU32::MIN.saturating_add(generation),
         };
+        self.queued = false;
         std::mem::replace(&mut self.state, State::Free)
     }
 }
@@ -77,7 +81,7 @@ impl<T, R> Slot<T, R> {
 impl<T, R> Table<T, R> {
     /// Creates `capacity` free slots.
     pub(crate) fn new(capacity: u32) -> Self {
-        let slot = |_| Mutex::new(Slot { generation: NonZeroU32::MIN, state: State::Free });
+        let slot = |_| Mutex::new(Slot { generation: NonZeroU32::MIN, queued: false, state: State::Free });
         Self { slots: (0..capacity).map(slot).collect() }
     }
 
@@ -103,6 +107,18 @@ impl<T, R> Table<T, R> {
         WrId { owner: slot.generation.get(), request: index }.into()
     }
 
+    /// Stores as `insert` does an operation that is posted later.
+    pub(crate) fn insert_queued(&self, index: u32, operation: T) -> u64 {
+        let wr_id = self.insert(index, operation);
+        self.with(wr_id, |slot| slot.queued = true);
+        wr_id
+    }
+
+    /// A queued operation is about to be posted, or was flushed.
+    pub(crate) fn publish(&self, wr_id: u64) {
+        self.with(wr_id, |slot| slot.queued = false);
+    }
+
     /// Removes an operation whose request was not posted.
     pub(crate) fn take_back(&self, wr_id: u64) -> Option<T> {
         let taken = self.with(wr_id, |slot| match slot.state {
@@ -119,6 +135,10 @@ impl<T, R> Table<T, R> {
     #[inline]
     pub(crate) fn complete(&self, wr_id: u64, result: R) -> Completed<T, R> {
         let completed = self.with(wr_id, |slot| match std::mem::replace(&mut slot.state, State::Free) {
+            state if slot.queued => {
+                slot.state = state;
+                Completed::Unknown
+            }
             State::Posted { operation, waker } => {
                 slot.state = State::Done { operation, result };
                 Completed::Waiting(waker)
@@ -213,9 +233,18 @@ impl<T, R> Table<T, R> {
         }
     }
 
-    /// Wakes every task that waits for an operation.
+    /// Wakes every task that waits for an operation, even if a waker panics.
     pub(crate) fn wake_all(&self) {
-        for slot in &self.slots {
+        WakeRest(self.slots.iter()).run();
+    }
+}
+
+/// The slots whose tasks are still to be woken.
+struct WakeRest<'t, T, R>(std::slice::Iter<'t, Mutex<Slot<T, R>>>);
+
+impl<T, R> WakeRest<'_, T, R> {
+    fn run(&mut self) {
+        for slot in &mut self.0 {
             let waker = match &mut lock(slot).state {
                 State::Posted { waker, .. } => waker.take(),
                 _ => None,
@@ -224,6 +253,12 @@ impl<T, R> Table<T, R> {
                 waker.wake();
             }
         }
+    }
+}
+
+impl<T, R> Drop for WakeRest<'_, T, R> {
+    fn drop(&mut self) {
+        self.run();
     }
 }
 

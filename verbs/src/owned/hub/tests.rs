@@ -469,3 +469,52 @@ fn handles_can_move_between_threads() {
     #[cfg(feature = "async-io")]
     moves::<Driver<Lease, crate::async_io::Readiness>>();
 }
+
+#[test]
+fn refused_doorbell_of_posted_operations_ends_the_connection() {
+    for many in [false, true] {
+        let setup = Setup::new(8);
+        let peer = setup.connection(2);
+        let refused = IoctlError { method: "PostSend", errno: Errno::NOMEM };
+        setup.plain.log().refusals.push_back(DoorbellError::Posted(refused));
+        let mut pending = Vec::new();
+        if many {
+            peer.post_all(&mut vec![Op::send(setup.buffer(), ..)], &mut pending);
+        } else {
+            pending.push(peer.send(setup.buffer(), ..));
+        }
+        assert_eq!(setup.plain.log().states, [QpState::ERR], "so that it completes");
+        assert_eq!(peer.failure().unwrap().errno(), Some(Errno::NOMEM));
+        assert!(pending[0].wait_timeout(Duration::ZERO).is_none());
+        assert_eq!(setup.freed(), 0);
+    }
+}
+
+#[test]
+fn panic_of_a_waker_does_not_lose_the_wakes_of_others() {
+    struct Panics;
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("the test asked for it");
+        }
+    }
+    struct Counts(AtomicUsize);
+    impl Wake for Counts {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    let setup = Setup::new(8);
+    let (a, b) = (setup.connection(2), setup.connection(2));
+    let ((mut first, one), (mut second, two)) = (setup.recv(&a), setup.recv(&b));
+    let counts = Arc::new(Counts(AtomicUsize::new(0)));
+    let wakers = [Waker::from(Arc::new(Panics)), Waker::from(Arc::clone(&counts))];
+    assert!(setup.hub.inner.election.attach_driver());
+    assert!(std::pin::Pin::new(&mut first).poll(&mut Context::from_waker(&wakers[0])).is_pending());
+    assert!(std::pin::Pin::new(&mut second).poll(&mut Context::from_waker(&wakers[1])).is_pending());
+    setup.complete(&a, one, WcStatus::SUCCESS);
+    setup.complete(&b, two, WcStatus::SUCCESS);
+    let polled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| setup.hub.poll(8)));
+    assert!(polled.is_err());
+    assert_eq!(counts.0.load(Ordering::Relaxed), 1);
+}

@@ -75,6 +75,7 @@ pub(crate) struct Flow<T> {
     granted: u32,
     sent: u32,
     queue: VecDeque<T>,
+    connected: bool,
     closing: bool,
     fin_sent: bool,
     /// The peer has received everything.
@@ -97,6 +98,7 @@ impl<T> Flow<T> {
             granted: 0,
             sent: 0,
             queue: VecDeque::with_capacity(depth),
+            connected: false,
             closing: false,
             fin_sent: false,
             fin_acked: false,
@@ -108,7 +110,7 @@ impl<T> Flow<T> {
 
     /// The peer has posted `window` receives for data of this end.
     pub(crate) fn connected(&mut self, window: u32) {
-        self.granted = window & COUNT;
+        (self.granted, self.connected) = (window & COUNT, true);
     }
 
     /// Adds a data message. This end must not be closing.
@@ -209,9 +211,20 @@ impl<T> Flow<T> {
         }
     }
 
-    /// Whether the peer has received everything that this end sent.
+    /// Whether the peer has received everything that this end sent: nothing, if it was never
+    /// connected.
     pub(crate) fn is_delivered(&self) -> bool {
-        self.fin_acked
+        self.fin_acked || !self.connected
+    }
+
+    /// Whether it was closed before it was connected: it has no event.
+    pub(crate) fn is_unused(&self) -> bool {
+        self.closing && !self.connected
+    }
+
+    /// Whether the application holds messages of the peer.
+    pub(crate) fn holds_messages(&self) -> bool {
+        self.received != self.released
     }
 
     /// Whether both ends have received everything. The last acknowledgement may be missing.

@@ -47,8 +47,16 @@ struct Events<P: Provider> {
     finished: Vec<PeerId>,
     /// The waker of the task or thread that waits for an event.
     reader: Option<Waker>,
-    /// The waker of the task or thread that waits for the end of peers.
-    shutdown_waker: Option<Waker>,
+    /// The wakers of the tasks and threads that wait for the end of peers.
+    shutdown_wakers: Vec<Waker>,
+}
+
+impl<P: Provider> Events<P> {
+    fn take_wakers(&mut self) -> Vec<Waker> {
+        let mut wakers = mem::take(&mut self.shutdown_wakers);
+        wakers.extend(self.reader.take());
+        wakers
+    }
 }
 
 /// An event, before it is given to the application.
@@ -72,7 +80,7 @@ impl<P: Provider> Inbound<P> {
             queue: VecDeque::with_capacity(receives + 2 * peers),
             finished: Vec::with_capacity(peers),
             reader: None,
-            shutdown_waker: None,
+            shutdown_wakers: Vec::new(),
         };
         Self {
             pd: srq.pd().clone(),
@@ -145,17 +153,23 @@ impl<P: Provider> Inbound<P> {
 
     /// Adds a peer that both ends have finished with. The caller must wake the returned wakers.
     #[must_use]
-    pub(crate) fn finished(&self, peer: PeerId) -> [Option<Waker>; 2] {
+    pub(crate) fn finished(&self, peer: PeerId) -> Vec<Waker> {
         let mut events = lock(&self.events);
         events.finished.push(peer);
-        [events.reader.take(), events.shutdown_waker.take()]
+        events.take_wakers()
     }
 
-    /// Takes the waker of the task or thread that waits for the end of peers. The caller must wake
-    /// it.
+    /// Takes the wakers of the tasks and threads that wait for the end of peers. The caller must
+    /// wake them.
     #[must_use]
-    pub(crate) fn shutdown_waker(&self) -> Option<Waker> {
-        lock(&self.events).shutdown_waker.take()
+    pub(crate) fn shutdown_wakers(&self) -> Vec<Waker> {
+        mem::take(&mut lock(&self.events).shutdown_wakers)
+    }
+
+    /// Wakes everybody who waits for an event or for the end of peers.
+    pub(crate) fn wake_all(&self) {
+        let wakers = lock(&self.events).take_wakers();
+        wakers.into_iter().for_each(Waker::wake);
     }
 
     /// Takes the peers that both ends have finished with.
@@ -178,8 +192,13 @@ impl<P: Provider> Inbound<P> {
     /// Registers the waker of the task or thread that waits for the end of peers.
     pub(crate) fn register_shutdown(&self, cx: &Context<'_>) {
         let waker = cx.waker().clone();
-        let previous = lock(&self.events).shutdown_waker.replace(waker);
-        drop(previous);
+        let mut events = lock(&self.events);
+        if events.shutdown_wakers.iter().all(|known| !known.will_wake(&waker)) {
+            events.shutdown_wakers.push(waker);
+        } else {
+            drop(events);
+            drop(waker);
+        }
     }
 
     /// Counts a message that has ended.

@@ -30,7 +30,8 @@ pub enum Event<B: Source = Lease, P: Provider = AnyProvider> {
 /// A message. Dropping it gives its buffer back to the receives, and permits the peer to send
 /// another one.
 ///
-/// `mem::forget` costs one message of the peer's window.
+/// `mem::forget` costs one message of the peer's window. After the peer has ended, its place in
+/// [`ServerOptions::peers`](super::ServerOptions::peers) is free when all its messages are dropped.
 pub struct Message<B: Source = Lease, P: Provider = AnyProvider> {
     conn: Arc<Conn<P>>,
     /// `Weak`, so that a message does not keep a connection.
@@ -79,15 +80,17 @@ impl<B: Source, P: Provider> Drop for Message<B, P> {
         let Some(receive) = mem::take(&mut self.receive) else { return };
         // The receive is posted before the credit is sent.
         self.inbound.post_again(receive);
+        let peer = self.peer.upgrade();
         let pumped = {
             let mut state = self.conn.lock();
             if let Some(flow) = &mut state.flow {
                 flow.released();
             }
-            state.pump()
+            // Without the peer, its QP is destroyed.
+            peer.as_ref().map_or(Ok(()), |peer| state.pump(&peer.hub.table))
         };
         if let Err(failure) = pumped
-            && let Some(peer) = self.peer.upgrade()
+            && let Some(peer) = peer
         {
             let mut batch = Batch::new();
             peer.hub.end(&self.conn, failure, &mut batch);

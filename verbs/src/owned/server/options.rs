@@ -174,13 +174,12 @@ impl ServerOptions {
             inbound.post(index, lease)?;
         }
         let Self { sends, window, message_size, .. } = *self;
-        let entry = |_| Entry { generation: 1, peer: None };
         let inner = Inner {
             options: Resolved { attr, sends, window, message_size },
             hub,
             inbound,
             pool,
-            peers: Mutex::new((0..self.peers).map(entry).collect()),
+            peers: Mutex::new((0..self.peers).map(|_| Entry::new()).collect()),
             closed: AtomicBool::new(false),
         };
         Ok(Server { handle: Handle { inner: Arc::new(inner) } })

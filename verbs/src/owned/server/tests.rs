@@ -1,8 +1,14 @@
+use std::task::Waker;
+
+use bareverbs_provider::device::IoctlError;
+use bareverbs_provider::error::DoorbellError;
+use rustix::io::Errno;
+
 use super::flow::{CONTROL_RECEIVES, CONTROL_SENDS, Flow, Kind};
 use super::inbound::{Inbound, SHARED};
 use super::*;
 use crate::testing::{Plain, completion};
-use crate::{ConnectAttr, Imm, Srq, SrqInit, WcFlags, WcStatus, WorkCompletion};
+use crate::{ConnectAttr, Imm, Srq, SrqInit, WcFlags, WcOpcode, WcStatus, WorkCompletion};
 
 const WINDOW: u32 = 2;
 const SENDS: u32 = 2;
@@ -21,6 +27,10 @@ struct Setup {
 
 impl Setup {
     fn new() -> Self {
+        Self::with(|flow| flow.connected(WINDOW))
+    }
+
+    fn with(connect: impl FnOnce(&mut Flow<crate::owned::hub::reaper::Queued>)) -> Self {
         let plain = Plain::default();
         let pd = plain.domain();
         let pool = Pool::for_test(&pd, (RECEIVES + SENDS) as usize, SIZE);
@@ -32,7 +42,7 @@ impl Setup {
         }
         let peer = PeerId { index: 0, generation: 1 };
         let mut flow = Flow::new(WINDOW, SENDS as usize);
-        flow.connected(WINDOW);
+        connect(&mut flow);
         let qp = plain.queue_pair(&pd);
         let qp_num = qp.qp_num();
         let connection =
@@ -40,7 +50,7 @@ impl Setup {
         connection.inner().conn.lock().max_message = SIZE as u32;
         let attr = ConnectAttr::new(1, 0);
         let options = options::Resolved { attr, sends: SENDS, window: WINDOW, message_size: SIZE as u32 };
-        let peers = Mutex::new(vec![Entry { generation: 1, peer: Some(connection) }]);
+        let peers = Mutex::new(vec![Entry { peer: Some(connection), ..Entry::new() }]);
         let inner = Inner { options, hub, inbound, pool, peers, closed: AtomicBool::new(false) };
         let server = Server { handle: Handle { inner: Arc::new(inner) } };
         Self { plain, server, peer, qp_num, credits: WINDOW }
@@ -216,4 +226,111 @@ fn completions_of_a_removed_peer_post_their_receives_again() {
     setup.arrives(receive, Kind::Data as u32, 5);
     assert!(setup.next().is_none());
     assert_eq!(setup.plain.log().received.len(), RECEIVES as usize);
+}
+
+#[test]
+fn completions_do_not_end_messages_that_wait_for_credits() {
+    let mut setup = Setup::new();
+    let send = |setup: &Setup| setup.server.handle.send(setup.peer, setup.server.take().unwrap(), ..4);
+    let sent = [send(&setup), send(&setup)];
+    (0..2).for_each(|_| setup.sent());
+    sent.into_iter().for_each(|sent| assert_eq!(sent.wait().unwrap().len, 4));
+    let mut queued = send(&setup);
+    for wr_id in (0..64_u64).flat_map(|index| (1..4_u64).map(move |generation| generation << 32 | index)) {
+        let lie = WorkCompletion { qp_num: 0xff_ffff, ..completion(wr_id, WcStatus::SUCCESS) };
+        setup.plain.log().completions.push_back(lie);
+    }
+    assert_eq!(setup.server.handle.inner.hub.poll(usize::MAX), 3 * 64);
+    assert!(queued.wait_timeout(Duration::ZERO).is_none());
+    setup.credits += 1;
+    let receive = setup.receive();
+    setup.arrives(receive, Kind::Credit as u32, 0);
+    assert!(setup.next().is_none());
+    setup.sent();
+    assert_eq!(queued.wait().unwrap().len, 4);
+}
+
+#[test]
+fn write_with_immediate_is_no_message() {
+    let mut setup = Setup::new();
+    let receive = setup.receive();
+    setup.arrives(receive, Kind::Data as u32, 5);
+    setup.plain.log().completions.back_mut().unwrap().opcode = WcOpcode::RECV_RDMA_WITH_IMM;
+    assert!(setup.failure().to_string().contains("violated the flow control protocol"));
+}
+
+#[test]
+fn refused_doorbell_of_a_posted_message_ends_the_connection() {
+    let mut setup = Setup::new();
+    let refused = IoctlError { method: "PostSend", errno: Errno::NOMEM };
+    setup.plain.log().refusals.push_back(DoorbellError::Posted(refused));
+    let pending = setup.server.handle.send(setup.peer, setup.server.take().unwrap(), ..4);
+    assert_eq!(setup.failure().errno(), Some(Errno::NOMEM));
+    assert_eq!(setup.plain.log().states, [crate::QpState::ERR]);
+    drop(pending);
+}
+
+#[test]
+fn every_waiter_of_a_shutdown_is_woken() {
+    let mut setup = Setup::new();
+    let woken = [(); 2].map(|()| Arc::new(Woken::default()));
+    assert!(setup.server.handle.inner.hub.inner().election.attach_driver());
+    let mut shutdowns = [setup.server.handle.shutdown(), setup.server.handle.shutdown()];
+    for (shutdown, woken) in shutdowns.iter_mut().zip(&woken) {
+        let waker = Waker::from(Arc::clone(woken));
+        assert!(Pin::new(shutdown).poll(&mut Context::from_waker(&waker)).is_pending());
+    }
+    setup.sent();
+    let receive = setup.receive();
+    setup.arrives(receive, Kind::FinAck as u32, 0);
+    while setup.next().is_some() {}
+    assert!(woken.iter().all(|woken| woken.0.load(Ordering::Relaxed)));
+}
+
+#[test]
+fn end_of_the_driver_wakes_the_reader_and_shutdowns() {
+    let mut setup = Setup::new();
+    let hub = Arc::clone(setup.server.handle.inner.hub.inner());
+    let guard = crate::owned::hub::driver::DriverGuard::take(&hub).unwrap();
+    let woken = [(); 2].map(|()| Arc::new(Woken::default()));
+    let wakers = woken.clone().map(Waker::from);
+    assert!(setup.server.poll_next(&mut Context::from_waker(&wakers[0])).is_pending());
+    let mut shutdown = setup.server.handle.shutdown();
+    assert!(Pin::new(&mut shutdown).poll(&mut Context::from_waker(&wakers[1])).is_pending());
+    drop(guard);
+    assert!(woken.iter().all(|woken| woken.0.load(Ordering::Relaxed)));
+    let polled = setup.server.poll_next(&mut Context::from_waker(&wakers[0]));
+    assert!(matches!(polled, Poll::Ready(Err(Error::NoDriver { .. }))));
+}
+
+#[test]
+fn shutdown_ignores_a_peer_that_was_never_connected() {
+    let mut setup = Setup::with(|_| ());
+    assert_eq!(setup.server.handle.shutdown().wait().unwrap(), Report::default());
+    assert!(setup.next().is_none());
+    let refused = setup.server.handle.open("test").unwrap_err();
+    assert!(matches!(refused, Error::Closed { .. }), "{refused}");
+}
+
+#[test]
+fn place_of_an_ended_peer_is_free_when_its_messages_are_dropped() {
+    let mut setup = Setup::new();
+    let receive = setup.receive();
+    setup.arrives(receive, Kind::Data as u32, 5);
+    let message = setup.message();
+    setup.server.handle.inner.remove(setup.peer);
+    let full = setup.server.handle.open("test").unwrap_err();
+    assert!(full.to_string().contains("all 1 peers"), "{full}");
+    drop(message);
+    assert!(lock(&setup.server.handle.inner.peers)[0].is_free());
+    assert_eq!(setup.plain.log().received.len(), RECEIVES as usize);
+}
+
+#[derive(Default)]
+struct Woken(AtomicBool);
+
+impl std::task::Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
