@@ -182,9 +182,9 @@ pub use provider::AnyProvider;
 pub use provider::{AnyCq, AnyRq, AnySq};
 pub use qp::{
     AhAttr, Batch, BringUp, ConnectAttr, Connected, Datagram, EthernetMatch, FlowCount, FlowCounters, FlowId,
-    FlowRule, GRH_BYTES, GlobalRoute, InitAttr, Ipv4Match, Ipv6Match, MULTICAST_QP, PortMatch, PostError,
-    PostReason, Qp, QpAttr, QpCap, QpInit, QpInitAttr, RateLimit, RawPacket, Rc, RecvHalf, RtrAttr, RtsAttr,
-    SendFailure, SendHalf, Transport, Uc, UcOperation, UcRtrAttr, Ud, UdInitAttr, UpperMatch, XrcSend,
+    FlowRule, GRH_BYTES, GlobalRoute, InitAttr, Ipv4Match, Ipv6Match, L4Match, MULTICAST_QP, PortMatch,
+    PostError, PostReason, Qp, QpAttr, QpCap, QpInit, QpInitAttr, RateLimit, RawPacket, Rc, RecvHalf,
+    RtrAttr, RtsAttr, SendFailure, SendHalf, Transport, Uc, UcOperation, UcRtrAttr, Ud, UdInitAttr, XrcSend,
     XrcTarget, XrcTargetRtsAttr,
 };
 pub use readiness::Readiness;

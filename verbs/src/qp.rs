@@ -35,7 +35,7 @@ pub use bring_up::BringUp;
 pub use connect::ConnectAttr;
 pub use datagram::{Datagram, GRH_BYTES, MULTICAST_QP};
 pub(crate) use flow::Flows;
-pub use flow::{EthernetMatch, FlowId, FlowRule, Ipv4Match, Ipv6Match, PortMatch, UpperMatch};
+pub use flow::{EthernetMatch, FlowId, FlowRule, Ipv4Match, Ipv6Match, L4Match, PortMatch};
 pub use flow_counters::{FlowCount, FlowCounters};
 pub(crate) use post::post_receives;
 pub use post::{Batch, PostError, PostReason, RecvHalf, SendFailure, SendHalf};

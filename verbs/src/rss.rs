@@ -205,7 +205,7 @@ pub struct RssInit<'a, P: Provider = AnyProvider> {
 /// let mut qp = pd.create_rss_qp(&RssInit { table: &table, hash, user_data: 0 })?;
 /// // Frames to this address consume the receives that are posted to the four WQs.
 /// let own = Some(MacAddress([2, 0, 0, 0, 0, 7]));
-/// qp.create_flow(&FlowRule::new(1, EthernetMatch { to: own, ..EthernetMatch::default() }))?;
+/// qp.create_flow(&FlowRule::new(1, EthernetMatch { dst_mac: own, ..EthernetMatch::default() }))?;
 /// # Ok(())
 /// # }
 /// ```

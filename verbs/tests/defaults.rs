@@ -82,19 +82,19 @@ fn cq_init_defaults() {
 fn dm_and_flow_defaults() {
     let DmInit { len, log_align } = DmInit::new(4096);
     assert_eq!((len, log_align), (4096, 0));
-    let EthernetMatch { to, from, ether_type, vlan } = EthernetMatch::default();
+    let EthernetMatch { dst_mac, src_mac, ether_type, vlan } = EthernetMatch::default();
     assert!(vlan.is_none());
-    assert_eq!((to, from, ether_type), (None, None, None));
-    let Ipv4Match { from, to, protocol, tos } = Ipv4Match::default();
+    assert_eq!((dst_mac, src_mac, ether_type), (None, None, None));
+    let Ipv4Match { src_ip, dst_ip, protocol, tos } = Ipv4Match::default();
     assert!(protocol.is_none() && tos.is_none());
-    assert_eq!((from, to), (None, None));
-    let PortMatch { from, to } = PortMatch::default();
-    assert_eq!((from, to), (None, None));
-    let FlowRule { port, priority, ethernet, ipv4, ipv6, upper, drop } =
+    assert_eq!((src_ip, dst_ip), (None, None));
+    let PortMatch { src_port, dst_port } = PortMatch::default();
+    assert_eq!((src_port, dst_port), (None, None));
+    let FlowRule { port, priority, ethernet, ipv4, ipv6, l4, drop } =
         FlowRule::new(1, EthernetMatch::default());
     assert!(ipv6.is_none() && !drop);
     // 0 is the highest priority.
-    assert_eq!((port, priority, ipv4, upper), (PortNum(1), 0, None, None));
+    assert_eq!((port, priority, ipv4, l4), (PortNum(1), 0, None, None));
     assert_eq!(ethernet, EthernetMatch::default());
 }
 

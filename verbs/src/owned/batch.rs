@@ -71,7 +71,7 @@ impl<'e, B, P: Provider> Batch<'e, B, P> {
             return Ok(());
         };
         if matches!(error.reason, PostReason::Doorbell(DoorbellError::TakenBack(_))) {
-            sends.refuse();
+            sends.refuse(error.reason);
         } else {
             sends.published();
         }

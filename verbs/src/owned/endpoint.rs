@@ -70,10 +70,10 @@ use crate::{
 ///
 /// | [`NotPosted::error`] | cause |
 /// |---|---|
-/// | [`Error::Invalid`] | The range is beyond the buffer, or longer than 4 GiB. |
+/// | [`Error::Invalid`] | The range is beyond the buffer, or is 4 GiB or longer. |
 /// | [`Error::Invalid`] | The buffer belongs to another protection domain. |
 /// | [`Error::Invalid`] | On Soft-RoCE: the MR has `ON_DEMAND` and is not page-aligned. |
-/// | [`Error::Invalid`] | The connection has failed. |
+/// | [`Error::Closed`] | The connection has failed. |
 /// | [`Error::Post`], [`PostReason::State`] | A send, write or read before [`Endpoint::connect`]. |
 /// | [`Error::Post`], [`PostReason::Queue`] | The queue is full ([`NotPosted::is_full`]), or the operation is unsupported. |
 /// | [`Error::Post`], [`PostReason::Doorbell`] | The kernel refused the doorbell, and the request was taken back. The connection has failed. |
@@ -207,8 +207,8 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// and atomics at a time.
     ///
     /// # Errors
-    /// - [`Error::Invalid`]: the endpoint is already connected, its connection has failed, or
-    ///   `peer` is not a valid address.
+    /// - [`Error::Invalid`]: the endpoint is already connected, or `peer` is not a valid address.
+    /// - [`Error::Closed`]: its connection has failed.
     /// - [`Error::Kernel`]: the peer is unreachable, or the kernel rejects a transition.
     pub fn connect(&mut self, peer: &Address) -> Result<()> {
         self.check_open("Endpoint::connect")?;
@@ -405,7 +405,7 @@ impl<B, P: Provider> Endpoint<B, P> {
 
     /// Rejects the use of a QP that was destroyed.
     pub(super) fn check_open(&self, verb: &'static str) -> Result<()> {
-        if self.qp.is_destroyed() { Err(Error::invalid(verb, CLOSED)) } else { Ok(()) }
+        if self.qp.is_destroyed() { Err(Error::Closed { verb, reason: CLOSED }) } else { Ok(()) }
     }
 
     /// A doorbell that the kernel refused ends the connection.

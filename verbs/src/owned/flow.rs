@@ -34,7 +34,7 @@ pub(super) const CLOSED: &str = "the connection has failed: create a new endpoin
 #[inline(never)]
 fn full(verb: &'static str, closed: bool, capacity: usize) -> Error {
     if closed {
-        return Error::invalid(verb, CLOSED);
+        return Error::Closed { verb, reason: CLOSED };
     }
     let capacity = u32::try_from(capacity).unwrap_or(u32::MAX);
     PostError { accepted: 0, reason: PushError::QueueFull { capacity }.into() }.into()
@@ -219,6 +219,8 @@ pub(super) struct SendFlow<B> {
     failed: bool,
     /// The newest outstanding requests, whose doorbell the kernel refused. They never complete.
     refused: usize,
+    /// Why they were refused.
+    refusal: Option<PostError>,
     /// Whether the QP is destroyed. The outstanding requests never complete.
     destroyed: bool,
 }
@@ -236,6 +238,7 @@ impl<B> SendFlow<B> {
             failures: VecDeque::with_capacity(depth as usize),
             failed: false,
             refused: 0,
+            refusal: None,
             destroyed: false,
         }
     }
@@ -274,7 +277,7 @@ impl<B> SendFlow<B> {
         let entry = self.queue.take_back();
         self.runs.newest.end = self.runs.newest.end.min(self.queue.posted());
         if matches!(error.reason, PostReason::Doorbell(_)) {
-            self.refuse();
+            self.refuse(error.reason);
         }
         match entry {
             Some(SendEntry { buffer, tag, .. }) => Err(NotPosted { error: error.into(), buffer, tag }),
@@ -337,9 +340,10 @@ impl<B> SendFlow<B> {
     }
 
     /// A refused doorbell took back all operations that were not published.
-    pub(super) fn refuse(&mut self) {
+    pub(super) fn refuse(&mut self, reason: PostReason) {
         self.close();
         (self.refused, self.failed) = (self.queue.unpublished(), true);
+        self.refusal = Some(PostError { accepted: 0, reason });
     }
 
     /// The operation with this `wr_id`, if it is published and the oldest one of the flow. `None` if
@@ -438,7 +442,8 @@ impl<B> SendFlow<B> {
         }
         self.refused -= 1;
         let SendEntry { buffer, tag, opcode, .. } = entry;
-        let error = Error::invalid(verb(opcode), "the kernel refused the doorbell of the batch");
+        let closed = || Error::Closed { verb: verb(opcode), reason: CLOSED };
+        let error = self.refusal.map_or_else(closed, Error::from);
         Some(Err(Failed { error, tag, buffer, outcome: Outcome::NotExecuted, cause: None }))
     }
 }

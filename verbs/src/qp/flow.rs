@@ -25,9 +25,9 @@ use crate::{Context, Error, MacAddress, PortNum, Result};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EthernetMatch {
     /// Destination address.
-    pub to: Option<MacAddress>,
+    pub dst_mac: Option<MacAddress>,
     /// Source address.
-    pub from: Option<MacAddress>,
+    pub src_mac: Option<MacAddress>,
     /// EtherType, such as 0x0800 for IPv4.
     pub ether_type: Option<u16>,
     /// VLAN id, 0 to 4,095. `Some` requires a VLAN tag; the EtherType is that after the tag.
@@ -39,9 +39,9 @@ pub struct EthernetMatch {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ipv4Match {
     /// Source address.
-    pub from: Option<Ipv4Addr>,
+    pub src_ip: Option<Ipv4Addr>,
     /// Destination address.
-    pub to: Option<Ipv4Addr>,
+    pub dst_ip: Option<Ipv4Addr>,
     /// Protocol of the payload, such as 17 for UDP.
     pub protocol: Option<u8>,
     /// Type of service: DSCP and ECN.
@@ -53,9 +53,9 @@ pub struct Ipv4Match {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ipv6Match {
     /// Source address.
-    pub from: Option<Ipv6Addr>,
+    pub src_ip: Option<Ipv6Addr>,
     /// Destination address.
-    pub to: Option<Ipv6Addr>,
+    pub dst_ip: Option<Ipv6Addr>,
     /// Next header, such as 17 for UDP.
     pub next_header: Option<u8>,
     /// Traffic class: DSCP and ECN.
@@ -69,15 +69,15 @@ pub struct Ipv6Match {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortMatch {
     /// Source port.
-    pub from: Option<u16>,
+    pub src_port: Option<u16>,
     /// Destination port.
-    pub to: Option<u16>,
+    pub dst_port: Option<u16>,
 }
 
 /// The transport header, with its ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum UpperMatch {
+pub enum L4Match {
     /// TCP.
     Tcp(PortMatch),
     /// UDP.
@@ -99,7 +99,7 @@ pub struct FlowRule {
     /// IPv6 header to match. `Some` requires an IPv6 header, and excludes `ipv4`.
     pub ipv6: Option<Ipv6Match>,
     /// TCP or UDP header to match. `Some` requires such a header.
-    pub upper: Option<UpperMatch>,
+    pub l4: Option<L4Match>,
     /// Whether frames that match are dropped, in place of steering them to the QP.
     #[doc(alias = "IBV_FLOW_SPEC_ACTION_DROP")]
     pub drop: bool,
@@ -109,7 +109,7 @@ impl FlowRule {
     /// A rule for this Ethernet header, of priority 0 (the highest).
     #[must_use]
     pub fn new(port: impl Into<PortNum>, ethernet: EthernetMatch) -> Self {
-        Self { port: port.into(), priority: 0, ethernet, ipv4: None, ipv6: None, upper: None, drop: false }
+        Self { port: port.into(), priority: 0, ethernet, ipv4: None, ipv6: None, l4: None, drop: false }
     }
 
     /// Rejects rules that no frame can match, and values wider than their field.
@@ -118,7 +118,7 @@ impl FlowRule {
         if self.ipv4.is_some() && self.ipv6.is_some() {
             return invalid("no frame has an IPv4 and an IPv6 header: set one of `ipv4` and `ipv6`".into());
         }
-        if self.upper.is_some() && self.ipv4.is_none() && self.ipv6.is_none() {
+        if self.l4.is_some() && self.ipv4.is_none() && self.ipv6.is_none() {
             let reason =
                 "matching ports requires an IP header: set `ipv4` or `ipv6`, for example to its default";
             return invalid(reason.into());
@@ -138,10 +138,10 @@ impl FlowRule {
         let mac =
             |address: Option<MacAddress>| (address.map_or([0; 6], |mac| mac.0), mask(address, [0xff; 6]));
         let short = |value: Option<u16>| (Be16::new(value.unwrap_or(0)), Be16::new(mask(value, 0xffff)));
-        let EthernetMatch { to, from, ether_type, vlan } = self.ethernet;
+        let EthernetMatch { dst_mac, src_mac, ether_type, vlan } = self.ethernet;
         let (vlan_tag, vlan_mask) = (Be16::new(vlan.unwrap_or(0)), Be16::new(mask(vlan, VLAN_ID)));
         let ((dst_mac, dst_mask), (src_mac, src_mask), (ether_type, type_mask)) =
-            (mac(to), mac(from), short(ether_type));
+            (mac(dst_mac), mac(src_mac), short(ether_type));
         let ethernet = FlowSpecEth {
             spec_type: FlowSpecType::ETH,
             size: size_of::<FlowSpecEth>() as u16,
@@ -155,7 +155,7 @@ impl FlowRule {
             ..FlowSpecEth::zeroed()
         };
         let (mut bytes, mut count) = (ethernet.as_bytes().to_vec(), 1);
-        if let Some(Ipv4Match { from, to, protocol, tos }) = self.ipv4 {
+        if let Some(Ipv4Match { src_ip: from, dst_ip: to, protocol, tos }) = self.ipv4 {
             let address = |value: Option<Ipv4Addr>| {
                 (Be32::new(value.map_or(0, u32::from)), Be32::new(mask(value, u32::MAX)))
             };
@@ -177,7 +177,9 @@ impl FlowRule {
             bytes.extend_from_slice(ipv4.as_bytes());
             count += 1;
         }
-        if let Some(Ipv6Match { from, to, next_header, traffic_class, flow_label }) = self.ipv6 {
+        if let Some(Ipv6Match { src_ip: from, dst_ip: to, next_header, traffic_class, flow_label }) =
+            self.ipv6
+        {
             let address =
                 |value: Option<Ipv6Addr>| (value.map_or([0; 16], |ip| ip.octets()), mask(value, [0xff; 16]));
             let ((src_ip, src_mask), (dst_ip, dst_mask)) = (address(from), address(to));
@@ -206,10 +208,10 @@ impl FlowRule {
             bytes.extend_from_slice(ipv6.as_bytes());
             count += 1;
         }
-        if let Some(upper) = self.upper {
-            let (spec_type, PortMatch { from, to }) = match upper {
-                UpperMatch::Tcp(ports) => (FlowSpecType::TCP, ports),
-                UpperMatch::Udp(ports) => (FlowSpecType::UDP, ports),
+        if let Some(l4) = self.l4 {
+            let (spec_type, PortMatch { src_port: from, dst_port: to }) = match l4 {
+                L4Match::Tcp(ports) => (FlowSpecType::TCP, ports),
+                L4Match::Udp(ports) => (FlowSpecType::UDP, ports),
             };
             let ((src_port, src_mask), (dst_port, dst_mask)) = (short(from), short(to));
             let ports = FlowSpecTcpUdp {
@@ -351,7 +353,8 @@ mod tests {
 
     #[test]
     fn flow_rule_masks_only_given_fields() {
-        let ethernet = EthernetMatch { to: Some(MacAddress([1, 2, 3, 4, 5, 6])), ..EthernetMatch::default() };
+        let ethernet =
+            EthernetMatch { dst_mac: Some(MacAddress([1, 2, 3, 4, 5, 6])), ..EthernetMatch::default() };
         let (bytes, count) = FlowRule::new(1, ethernet).specs();
         assert_eq!((bytes.len(), count), (40, 1));
         assert_eq!(bytes[..8], [0x20, 0, 0, 0, 40, 0, 0, 0]);
@@ -361,12 +364,9 @@ mod tests {
 
     #[test]
     fn flow_rule_ports_are_big_endian() {
-        let upper = Some(UpperMatch::Udp(PortMatch { from: None, to: Some(0x1234) }));
-        let rule = FlowRule {
-            ipv4: Some(Ipv4Match::default()),
-            upper,
-            ..FlowRule::new(1, EthernetMatch::default())
-        };
+        let l4 = Some(L4Match::Udp(PortMatch { src_port: None, dst_port: Some(0x1234) }));
+        let rule =
+            FlowRule { ipv4: Some(Ipv4Match::default()), l4, ..FlowRule::new(1, EthernetMatch::default()) };
         let (bytes, count) = rule.specs();
         assert_eq!((bytes.len(), count), (40 + 32 + 16, 3));
         assert_eq!(bytes[72..], [0x41, 0, 0, 0, 16, 0, 0, 0, 0x12, 0x34, 0, 0, 0xff, 0xff, 0, 0]);
@@ -382,8 +382,9 @@ mod tests {
         assert_eq!((&bytes[56..60], &bytes[68..72]), (&[17, 0x2e, 0, 0][..], &[0xff, 0xff, 0, 0][..]));
         assert_eq!(bytes[72..], [1, 0x10, 0, 0, 8, 0, 0, 0]);
 
-        let to = Some(Ipv6Addr::LOCALHOST);
-        let ipv6 = Ipv6Match { to, next_header: Some(6), flow_label: Some(0x12345), ..Ipv6Match::default() };
+        let dst_ip = Some(Ipv6Addr::LOCALHOST);
+        let ipv6 =
+            Ipv6Match { dst_ip, next_header: Some(6), flow_label: Some(0x12345), ..Ipv6Match::default() };
         let rule = FlowRule { ipv6: Some(ipv6), ..FlowRule::new(1, EthernetMatch::default()) };
         let (bytes, count) = rule.specs();
         assert_eq!((bytes.len(), count), (40 + 88, 2));
@@ -396,12 +397,12 @@ mod tests {
     #[test]
     fn impossible_flow_rules_are_rejected() {
         let rule = FlowRule::new(1, EthernetMatch::default());
-        let upper = Some(UpperMatch::Tcp(PortMatch::default()));
+        let l4 = Some(L4Match::Tcp(PortMatch::default()));
         let reason = |rule: FlowRule| rule.check("create_flow").unwrap_err().to_string();
         let both = FlowRule { ipv4: Some(Ipv4Match::default()), ipv6: Some(Ipv6Match::default()), ..rule };
         assert!(reason(both).contains("IPv4 and an IPv6"));
-        assert!(reason(FlowRule { upper, ..rule }).contains("requires an IP header"));
-        assert!(FlowRule { upper, ipv6: Some(Ipv6Match::default()), ..rule }.check("create_flow").is_ok());
+        assert!(reason(FlowRule { l4, ..rule }).contains("requires an IP header"));
+        assert!(FlowRule { l4, ipv6: Some(Ipv6Match::default()), ..rule }.check("create_flow").is_ok());
         let wide = EthernetMatch { vlan: Some(4096), ..EthernetMatch::default() };
         assert!(reason(FlowRule::new(1, wide)).contains("12 bits"));
         let label = Ipv6Match { flow_label: Some(1 << 20), ..Ipv6Match::default() };

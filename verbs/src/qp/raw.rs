@@ -27,7 +27,7 @@ use crate::{
 /// qp.ready_to_send()?;
 /// // Frames to this address consume the posted receives.
 /// let own = MacAddress([2, 0, 0, 0, 0, 7]);
-/// let rule = FlowRule::new(1, EthernetMatch { to: Some(own), ..EthernetMatch::default() });
+/// let rule = FlowRule::new(1, EthernetMatch { dst_mac: Some(own), ..EthernetMatch::default() });
 /// qp.create_flow(&rule)?;
 /// // Destination address, source address, EtherType, payload.
 /// let frame = [&[2, 0, 0, 0, 0, 8][..], &own.0, &[0x88, 0xb5], &[0; 46]].concat();

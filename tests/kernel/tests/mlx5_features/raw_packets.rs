@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use bareverbs::{
     Access, Buffer, Cq, CqInit, Error, EthernetMatch, Feature, FlowCount, FlowRule, Frame, Ipv4Match,
-    Ipv6Match, MacAddress, Mr, Payload, Pd, PortMatch, PortNum, Qp, QpCap, QpInit, QpState, RawPacket,
-    RecvRequest, SendFlags, SendRequest, UpperMatch, WcOpcode, WcStatus, WorkCompletion,
+    Ipv6Match, L4Match, MacAddress, Mr, Payload, Pd, PortMatch, PortNum, Qp, QpCap, QpInit, QpState,
+    RawPacket, RecvRequest, SendFlags, SendRequest, WcOpcode, WcStatus, WorkCompletion,
 };
 use bareverbs_kernel_tests::child::{self, drop_privileges};
 use bareverbs_kernel_tests::loopback::{contents, domain, region, take};
@@ -99,7 +99,7 @@ fn sides() -> (Side, Side) {
 }
 
 pub(crate) fn to_bob() -> FlowRule {
-    FlowRule::new(1, EthernetMatch { to: Some(BOB), ..EthernetMatch::default() })
+    FlowRule::new(1, EthernetMatch { dst_mac: Some(BOB), ..EthernetMatch::default() })
 }
 
 pub(crate) fn flow_steers_frames_to_its_qp() {
@@ -150,10 +150,10 @@ pub(crate) fn flow_steers_frames_to_its_qp() {
 pub(crate) fn flows_match_by_headers() {
     nothing_leaks(|| {
         let ((mut a, mut b), mut c) = (sides(), Side::new(&domain()));
-        let upper = |port| Some(UpperMatch::Udp(PortMatch { to: Some(port), ..PortMatch::default() }));
-        let ipv4 = Some(Ipv4Match { to: Some(Ipv4Addr::new(10, 9, 8, 7)), ..Ipv4Match::default() });
-        b.qp.create_flow(&FlowRule { ipv4, upper: upper(1000), ..to_bob() }).unwrap();
-        c.qp.create_flow(&FlowRule { ipv4, upper: upper(1001), ..to_bob() }).unwrap();
+        let l4 = |port| Some(L4Match::Udp(PortMatch { dst_port: Some(port), ..PortMatch::default() }));
+        let ipv4 = Some(Ipv4Match { dst_ip: Some(Ipv4Addr::new(10, 9, 8, 7)), ..Ipv4Match::default() });
+        b.qp.create_flow(&FlowRule { ipv4, l4: l4(1000), ..to_bob() }).unwrap();
+        c.qp.create_flow(&FlowRule { ipv4, l4: l4(1001), ..to_bob() }).unwrap();
         for side in [&mut b, &mut c] {
             side.receive(0);
             side.receive(1);
@@ -191,9 +191,9 @@ pub(crate) fn flows_match_vlan_tos_protocol_and_ipv6() {
         let ethernet = to_bob().ethernet;
         let vlan = |id| EthernetMatch { vlan: Some(id), ..ethernet };
         let ipv4 = |tos, protocol| Some(Ipv4Match { tos, protocol, ..Ipv4Match::default() });
-        let ipv6 = |to, next_header| Some(Ipv6Match { to, next_header, ..Ipv6Match::default() });
+        let ipv6 = |dst_ip, next_header| Some(Ipv6Match { dst_ip, next_header, ..Ipv6Match::default() });
         let local = Some(Ipv6Addr::LOCALHOST);
-        let port = Some(UpperMatch::Udp(PortMatch { to: Some(4791), ..PortMatch::default() }));
+        let port = Some(L4Match::Udp(PortMatch { dst_port: Some(4791), ..PortMatch::default() }));
         let (tag_5, tag_6) = (tagged(5, &other), tagged(6, &other));
         for (rule, hit, miss) in [
             (FlowRule::new(1, vlan(5)), &tag_5, &tag_6),
@@ -201,7 +201,7 @@ pub(crate) fn flows_match_vlan_tos_protocol_and_ipv6() {
             (FlowRule { ipv4: ipv4(None, Some(17)), ..to_bob() }, &other, &v6),
             (FlowRule { ipv6: ipv6(local, None), ..to_bob() }, &v6, &other),
             (FlowRule { ipv6: ipv6(None, Some(17)), ..to_bob() }, &v6, &other),
-            (FlowRule { ipv6: ipv6(None, None), upper: port, ..to_bob() }, &v6, &other),
+            (FlowRule { ipv6: ipv6(None, None), l4: port, ..to_bob() }, &v6, &other),
         ] {
             let flow = b.qp.create_flow(&rule).unwrap();
             (0..2).for_each(|wr_id| b.receive(wr_id));
@@ -251,7 +251,7 @@ pub(crate) fn flow_counters_count_frames_of_their_flows() {
         assert!(matches!(unused, Error::Invalid { verb: "read_counters", .. }), "{unused}");
         let of = |ether_type| {
             let ethernet = EthernetMatch { ether_type: Some(ether_type), ..EthernetMatch::default() };
-            FlowRule::new(1, EthernetMatch { to: Some(BOB), ..ethernet })
+            FlowRule::new(1, EthernetMatch { dst_mac: Some(BOB), ..ethernet })
         };
         let (short, long) = (frame(BOB, EXPERIMENT, &[1; 60]), frame(BOB, EXPERIMENT + 1, &[2; 100]));
         let bytes = |frames: &[&Vec<u8>]| frames.iter().map(|frame| frame.len() as u64).sum::<u64>();
@@ -358,8 +358,8 @@ pub(crate) fn invalid_flow_rules_are_rejected() {
     nothing_leaks(|| {
         let pd = domain();
         let mut side = Side::new(&pd);
-        let upper = Some(UpperMatch::Tcp(PortMatch::default()));
-        let refused = side.qp.create_flow(&FlowRule { upper, ..to_bob() }).unwrap_err();
+        let l4 = Some(L4Match::Tcp(PortMatch::default()));
+        let refused = side.qp.create_flow(&FlowRule { l4, ..to_bob() }).unwrap_err();
         assert!(refused.to_string().contains("set `ipv4`"), "{refused}");
         let refused = side.qp.create_flow(&FlowRule { port: PortNum(9), ..to_bob() }).unwrap_err();
         assert!(matches!(refused, Error::NoPort { .. }), "{refused}");

@@ -423,6 +423,7 @@ fn batch_with_a_refused_doorbell_is_returned_as_not_executed() {
     for tag in [2, 3] {
         let failed = setup.endpoint.poll().unwrap().unwrap_err();
         assert_eq!((failed.tag, failed.outcome, failed.buffer.is_some()), (tag, Outcome::NotExecuted, true));
+        assert_eq!(failed.error.errno(), Some(Errno::NOMEM));
     }
     assert_eq!(setup.endpoint.pending(), 0);
 }
