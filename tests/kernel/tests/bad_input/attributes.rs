@@ -65,7 +65,7 @@ pub(crate) fn privileged_qkey_is_rejected_without_privilege() {
                     Err::<(), _>(refused),
                     INIT,
                     1,
-                    "is privileged (highest bit set): clear the bit",
+                    "or permit it by `rdma system set privileged-qkey on`",
                 );
                 assert_eq!(ud.query().unwrap().0.qp_state, QpState::RESET);
                 ud.init(&UdInitAttr::new(1, 0x7fff_ffff)).unwrap();

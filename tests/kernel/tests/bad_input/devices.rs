@@ -128,7 +128,7 @@ pub(crate) fn every_verb_rejects_invalid_ports() {
             ];
             for refused in verbs {
                 let text = refused.unwrap_err().to_string();
-                assert_eq!(text, format!("device {device} has no port {port}: its ports are 1 only"));
+                assert_eq!(text, format!("device {device} has no port {port}: its only port is 1"));
             }
         }
         assert_eq!((side.qp.state(), side.kernel_state()), (QpState::RESET, QpState::RESET));

@@ -41,7 +41,7 @@ pub(crate) fn endpoint_new_and_connect_validate_arguments() {
             (options().recvs(0), "recvs: must be at least 1"),
             (options().recvs(u32::MAX), "recvs 4294967295 is above the maximum of"),
             (options().signal_every(0), "signal_every: must be at least 1"),
-            (options().sends(4).signal_every(5), "signal_every 5 is above the maximum of 4"),
+            (options().sends(4).signal_every(5), "signal_every (at most sends) 5 is above the maximum of 4"),
         ] {
             let refused = options.build::<Mr<Buffer>, _>(&pd).map(drop).unwrap_err();
             assert!(

@@ -28,7 +28,7 @@ pub(crate) fn tool_rejects_unsupported_options() {
     let attr = device::open().query_device().unwrap();
     let port = device::open().query_port(1).unwrap();
     let unknown = format!("no RDMA device is named \"mlx9_9\"; the only device is {name}");
-    let no_port = format!("device {name} has no port 3: its ports are 1 only");
+    let no_port = format!("device {name} has no port 3: its only port is 1");
     let last = (port.gid_tbl_len - 1).min(255).to_string();
     let too_many = (attr.max_qp_wr + 1).to_string();
     let mut cases: Vec<(&[&str], String)> = vec![

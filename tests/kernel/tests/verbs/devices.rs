@@ -90,7 +90,7 @@ pub(crate) fn query_port_reports_state_and_mtu() {
 pub(crate) fn nonexistent_ports_are_rejected_with_the_valid_range() {
     let (context, device) = (open(), device::name());
     for port in [0, 3, 255] {
-        let expected = format!("device {device} has no port {port}: its ports are 1 only");
+        let expected = format!("device {device} has no port {port}: its only port is 1");
         assert_eq!(context.query_port(port).unwrap_err().to_string(), expected);
         assert_eq!(context.gid(port, 0).unwrap_err().to_string(), expected);
         assert_eq!(context.default_gid(port).unwrap_err().to_string(), expected);

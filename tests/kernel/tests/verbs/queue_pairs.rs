@@ -74,7 +74,7 @@ pub(crate) fn invalid_bring_up_attributes_are_rejected_by_name() {
     let device = device::name();
     for port in [0, 3] {
         let refused = qp.init(&InitAttr::new(port)).unwrap_err().to_string();
-        assert_eq!(refused, format!("device {device} has no port {port}: its ports are 1 only"));
+        assert_eq!(refused, format!("device {device} has no port {port}: its only port is 1"));
     }
     qp.init(&InitAttr::new(1)).unwrap();
 

@@ -199,6 +199,7 @@ impl<B: Source, P: Provider> Connection<B, P> {
     /// # Ok(())
     /// # }
     /// ```
+    #[inline]
     pub fn post(&self, op: Op<'_, B>) -> Pending<B, P> {
         let CheckedOp { posted, operation, payload, flags } = match self.checked(op) {
             Ok(checked) => checked,
@@ -311,6 +312,7 @@ impl<B: Source, P: Provider> Connection<B, P> {
     }
 
     /// Checks the buffer of an operation and replaces its range by an SGE.
+    #[inline]
     fn checked<'a>(&self, op: Op<'a, B>) -> Result<CheckedOp<'a, B>, Pending<B, P>> {
         let Op { operation, payload, tag, flags } = op;
         let verb = verb(&operation);
@@ -331,11 +333,13 @@ impl<B: Source, P: Provider> Connection<B, P> {
 }
 
 impl<B, P: Provider> Connection<B, P> {
+    #[inline]
     fn entry(&self, verb: &'static str, direction: Direction, tag: u64, len: u32) -> Operation<B> {
         Operation { buffer: None, verb, direction, tag, len }
     }
 
     /// Moves `buffer` into the table and posts its request by `post`.
+    #[inline]
     fn submit(
         &self,
         operation: Operation<B>,

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
 use bareverbs_provider::traits::{Completion, Provider};
+use smallvec::SmallVec;
 
 use super::table::{Completed, Table};
 use crate::owned::server::PeerId;
@@ -502,14 +503,14 @@ impl<B> Batch<B> {
     }
 
     fn wake(&mut self, wakers: Vec<Waker>) {
-        wakers.into_iter().for_each(|waker| self.woken.push(waker));
+        self.woken.extend(wakers);
     }
 
     /// Wakes the tasks and drops the buffers of detached operations.
     #[inline]
     pub(crate) fn finish(&mut self) {
-        self.woken.for_each(Waker::wake);
-        self.ended.for_each(drop);
+        empty(&mut self.woken, Waker::wake);
+        empty(&mut self.ended, drop);
     }
 }
 
@@ -521,46 +522,14 @@ impl<B> Drop for Batch<B> {
 }
 
 /// A list that allocates only beyond [`BATCH`] values, which occur when connections end.
-struct SmallList<T> {
-    values: [Option<T>; BATCH],
-    len: usize,
-    more: Vec<T>,
-}
+type SmallList<T> = SmallVec<[T; BATCH]>;
 
-impl<T> SmallList<T> {
-    #[inline]
-    fn new() -> Self {
-        Self { values: [const { None }; BATCH], len: 0, more: Vec::new() }
-    }
-
-    #[inline]
-    fn push(&mut self, value: T) {
-        match self.values.get_mut(self.len) {
-            Some(free) => {
-                *free = Some(value);
-                self.len += 1;
-            }
-            None => self.more.push(value),
-        }
-    }
-
-    #[inline]
-    fn extend(&mut self, value: Option<T>) {
-        if let Some(value) = value {
-            self.push(value);
-        }
-    }
-
-    /// Empties the list. If `each` panics, the other values stay in it.
-    #[inline]
-    fn for_each(&mut self, mut each: impl FnMut(T)) {
-        for value in &mut self.values[..self.len] {
-            value.take().into_iter().for_each(&mut each);
-        }
-        self.len = 0;
-        while let Some(value) = self.more.pop() {
-            each(value);
-        }
+/// Empties the list in order. If `each` panics, the other values stay in it.
+#[inline]
+fn empty<T>(list: &mut SmallList<T>, mut each: impl FnMut(T)) {
+    list.reverse();
+    while let Some(value) = list.pop() {
+        each(value);
     }
 }
 
