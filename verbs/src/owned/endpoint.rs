@@ -560,8 +560,9 @@ impl<B, P: Provider> Endpoint<B, P> {
         Err(Error::invalid("Endpoint::wait", reason))
     }
 
-    /// Arms the CQ: the file descriptor becomes readable at the next completion. Poll once more
-    /// after this call and before waiting on the descriptor.
+    /// Arms the CQ: the file descriptor becomes readable at the next completion. It reads pending
+    /// events first, so a level-triggered `epoll` does not report them again. Poll once more after
+    /// this call and before waiting on the descriptor.
     ///
     /// # Errors
     /// [`Error::Kernel`] or [`Error::System`], as for [`Endpoint::wait`].

@@ -379,7 +379,12 @@ impl<B: Source, P: Provider> Handle<B, P> {
     /// Takes a buffer for a message. `None` if all are in use.
     #[must_use]
     pub fn take(&self) -> Option<Lease> {
-        self.inner.pool.take()
+        let Inner { pool, hub, .. } = &*self.inner;
+        // Buffers of sends are free when their completions are reaped.
+        pool.take().or_else(|| {
+            hub.poll(BATCH);
+            pool.take()
+        })
     }
 
     /// Connects to the client at `remote`. Returns the peer's id, and the local address, to
@@ -608,6 +613,12 @@ impl<B: Source, P: Provider> Client<B, P> {
     #[must_use]
     pub fn address(&self) -> Address {
         self.address
+    }
+
+    /// The handle that sends, probes and drives.
+    #[must_use]
+    pub fn handle(&self) -> &Handle<B, P> {
+        &self.server.handle
     }
 
     /// Connects to the address that [`Handle::admit`] returned.

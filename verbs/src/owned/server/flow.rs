@@ -78,6 +78,8 @@ pub(crate) struct Flow<T> {
     connected: bool,
     closing: bool,
     fin_sent: bool,
+    /// The peer's device has acknowledged the FIN.
+    fin_done: bool,
     /// The peer has received everything.
     fin_acked: bool,
     fin_received: bool,
@@ -101,6 +103,7 @@ impl<T> Flow<T> {
             connected: false,
             closing: false,
             fin_sent: false,
+            fin_done: false,
             fin_acked: false,
             fin_received: false,
             fin_ack_sent: false,
@@ -207,14 +210,18 @@ impl<T> Flow<T> {
         match kind {
             Kind::Credit => self.credit_in_flight = false,
             Kind::FinAck => self.fin_ack_done = true,
-            Kind::Fin | Kind::Data => {}
+            Kind::Fin => self.fin_done = true,
+            Kind::Data => {}
         }
     }
 
     /// Whether the peer has received everything that this end sent: nothing, if it was never
     /// connected.
+    ///
+    /// A peer that sent its own FIN may leave when that is acknowledged, and then answers no more.
+    /// Its device has all messages when it has acknowledged the FIN behind them.
     pub(crate) fn is_delivered(&self) -> bool {
-        self.fin_acked || !self.connected
+        self.fin_acked || !self.connected || self.fin_received && self.fin_done
     }
 
     /// Whether it was closed before it was connected: it has no event.
@@ -229,10 +236,11 @@ impl<T> Flow<T> {
 
     /// Whether both ends have received everything. The last acknowledgement may be missing.
     pub(crate) fn is_complete(&self) -> bool {
-        self.fin_acked && self.fin_received
+        self.is_delivered() && self.fin_received
     }
 
-    /// Whether the QP can be destroyed without a loss at either end: the peer has the acknowledgement of its FIN.
+    /// Whether the QP can be destroyed without a loss at either end: the peer has the
+    /// acknowledgement of its FIN.
     pub(crate) fn is_finished(&self) -> bool {
         self.is_complete() && self.fin_ack_done
     }

@@ -219,6 +219,32 @@ fn shutdown_ends_when_both_ends_have_received_everything() {
 }
 
 #[test]
+fn shutdown_ends_when_a_peer_that_has_closed_leaves() {
+    let mut setup = Setup::new();
+    let receive = setup.receive();
+    setup.arrives(receive, Kind::Fin as u32, 0);
+    assert!(matches!(setup.next(), Some(Event::Closed(peer)) if peer == setup.peer));
+    let mut shutdown = setup.server.handle.shutdown();
+    // The acknowledgement of the peer's FIN, and the FIN of this end. The peer does not answer it.
+    assert_eq!(setup.plain.log().sent.len(), 2);
+    assert!(shutdown.wait_timeout(Duration::ZERO).unwrap().is_none());
+    (0..2).for_each(|_| setup.sent());
+    assert_eq!(shutdown.wait().unwrap(), Report::default());
+    assert!(setup.next().is_none());
+    assert!(setup.server.handle.peers().is_empty());
+}
+
+#[test]
+fn take_reaps_sends_that_are_complete() {
+    let setup = Setup::new();
+    let send = || setup.server.handle.send(setup.peer, setup.server.take().unwrap(), ..4);
+    [send(), send()].into_iter().for_each(Pending::detach);
+    assert!(setup.server.take().is_none());
+    setup.sent();
+    assert!(setup.server.take().is_some());
+}
+
+#[test]
 fn completions_of_a_removed_peer_post_their_receives_again() {
     let mut setup = Setup::new();
     setup.qp_num += 1000;
