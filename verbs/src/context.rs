@@ -290,7 +290,8 @@ impl<P: Provider> Context<P> {
     ///
     /// fn print_times(context: &Context, cq: &mut Cq) -> bareverbs::Result<()> {
     ///     let clock = context.clock_info()?;
-    ///     for done in cq.poll() {
+    ///     let mut completions = cq.poll();
+    ///     while let Some(done) = completions.next() {
     ///         if let Some(ticks) = done.timestamp() {
     ///             println!("{:?}", SystemTime::UNIX_EPOCH + clock.time(ticks));
     ///         }

@@ -42,8 +42,9 @@
 //!             answer.bytes_mut()[..len].copy_from_slice(message.bytes());
 //!             message.reply(answer, ..len).detach();
 //!         }
-//!         Event::Failed(peer, error) => eprintln!("{peer:?} is gone: {error}"),
+//!         Event::Failed(peer, error) => eprintln!("{peer:?} failed: {error}"),
 //!         Event::Closed(peer) => println!("{peer:?} has finished"),
+//!         _ => {}
 //!     }
 //! }
 //! # Ok(())

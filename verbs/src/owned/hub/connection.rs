@@ -13,7 +13,7 @@ use super::reaper::{Batch, Conn, ConnState, Direction, Failure, Operation, Opera
 use crate::owned::buffer::checked_sge;
 use crate::owned::op::OpPayload;
 use crate::owned::server::flow::Flow;
-use crate::owned::{Address, Op, Pending, Source, Target};
+use crate::owned::{Address, Lease, Op, Pending, Source, Target};
 use crate::{
     AnyProvider, ConnectAttr, Error, Imm, Limit, Operation as WrOperation, Payload, Pd, PostError, PushError,
     Qp, Rc, RecvRequest, Remote, Result, SendFlags, SendRequest, Sge,
@@ -29,7 +29,7 @@ use crate::{
 ///
 /// The QP is destroyed when the last clone and the last `Pending` of the connection are dropped.
 /// Operations in flight end with it, and their messages may be lost: await them first.
-pub struct Connection<B, P: Provider = AnyProvider> {
+pub struct Connection<B = Lease, P: Provider = AnyProvider> {
     inner: Arc<ConnectionInner<B, P>>,
 }
 
