@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use bareverbs::{
-    Access, AhAttr, CqInit, CreateError, Error, Gid, GidIndex, GlobalRoute, Imm, Operation, Payload, PortNum,
+    Access, AhAttr, CqInit, Error, Feature, Gid, GidIndex, GlobalRoute, Imm, Operation, Payload, PortNum,
     PostReason, QpAttr, QpAttrMask, QpCap, QpInit, QpState, Rc, Remote, RnrRetry, Sge, SrqInit, Transport,
     Uc, Ud, WcStatus,
 };
@@ -164,7 +164,7 @@ pub(crate) fn queues_are_created_as_requested_or_rejected() {
                     prop_assert!(srq.capacity() >= entries && srq.max_sge() >= limit % 40);
                     srq.set_limit(resized).or_else(answers)?;
                     match srq.resize(resized) {
-                        Err(Error::Provider { reason: CreateError::Unsupported { .. }, .. }) => {}
+                        Err(Error::Unsupported { feature: Feature::SrqResize, .. }) => {}
                         resized => resized.or_else(answers)?,
                     }
                 }
