@@ -82,7 +82,7 @@ async fn serve(pd: &Pd, port: u16, clients: u32) -> Result<()> {
                     message.reply(answer, ..len).detach();
                 }
                 Some(Event::Failed(peer, error)) => {
-                    eprintln!("{peer:?} is gone: {error}");
+                    eprintln!("{peer:?} failed: {error}");
                     ended += 1;
                 }
                 Some(Event::Closed(_)) => ended += 1,
@@ -99,7 +99,7 @@ async fn serve(pd: &Pd, port: u16, clients: u32) -> Result<()> {
     Ok(())
 }
 
-/// Connects a client that knocks over TCP.
+/// Reads a client's address from its TCP connection and connects a QP to it.
 async fn admit(handle: &Handle, mut stream: TcpStream) -> Result<()> {
     let mut client = [0; Address::LEN];
     stream.read_exact(&mut client).await?;

@@ -64,7 +64,7 @@ const EXAMPLES: [Example; 9] = [
         name: "rpc_tokio_serves_8_clients",
         server: "rpc_tokio --clients 8",
         client: "rpc_tokio --clients 8 --calls 50 $1",
-        prints: [&["sent: 400", "lost: 0"], &["8 clients made 50 calls each"]],
+        prints: [&["sent: 400", "failed: 0"], &["8 clients made 50 calls each"]],
         same: None,
     },
     Example {
