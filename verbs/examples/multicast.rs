@@ -82,7 +82,7 @@ fn main() -> Result<()> {
                 let to = Datagram::new(&ah, MULTICAST_QP, QKEY);
                 batch.send_to_inline(number.into(), to, text.as_bytes(), SendFlags::SIGNALED)?;
                 batch.ring()?;
-                // The device has sent it. Nobody acknowledges it.
+                // The device has sent it. UD has no acknowledgement.
                 wait()?;
                 thread::sleep(Duration::from_millis(1));
             }

@@ -51,8 +51,8 @@ fn main() -> Result<()> {
     let gid = end.context.default_gid(PORT)?;
     let local = end.qp.address(PORT, gid.index)?;
 
-    // 3. The ends exchange their addresses. Nobody sends before the peer is ready to receive: the
-    // server tells its address last, and the client sends first.
+    // 3. The ends exchange their addresses. The server sends its address after it is in RTR, so the
+    // client sends first.
     match &ends.host {
         None => {
             let mut client = Lines::new(ends.listen()?.accept()?.0);

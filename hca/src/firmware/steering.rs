@@ -236,8 +236,8 @@ impl Steering {
         Ok(())
     }
 
-    /// The receive queues that a frame is steered to, which it counts. `from` is the transport domain of a sender on
-    /// the same port.
+    /// The receive queues that a frame is steered to, which it counts. `from` is the transport
+    /// domain of a sender on the same port.
     pub(super) fn find(&self, nic: &Nic, engine: &Engine, from: Option<u32>, frame: &[u8]) -> Vec<u32> {
         let (headers, mut found) = (parameters(frame), Found::default());
         if let Some(root) = self.root {

@@ -59,10 +59,11 @@ use crate::{
 /// # Validation of completions
 ///
 /// Each operation has a `wr_id` of its own, which never repeats. A completion with a `wr_id` of no
-/// outstanding operation (never posted, of an earlier operation, or a duplicate) returns no buffer. It moves the QP to ERR and is reported as [`Error::UnknownCompletion`].
+/// outstanding operation (never posted, of an earlier operation, or a duplicate) returns no buffer.
+/// It moves the QP to ERR and is reported as [`Error::UnknownCompletion`].
 ///
-/// The endpoint cannot detect a device that reports success for an outstanding operation before
-/// it has finished. The provider guarantees that its devices don't.
+/// The endpoint cannot detect a device that completes an outstanding operation before it has
+/// finished its DMA. Devices are trusted not to: see `docs/soundness.md`.
 ///
 /// # Errors of posting
 ///
@@ -157,7 +158,8 @@ pub(super) struct Flows<B> {
 }
 
 impl<B, P: Provider> Endpoint<B, P> {
-    /// Creates an endpoint at `port` for `depth` outstanding sends and `depth` receives. Short for [`Endpoint::options`] with these values.
+    /// Creates an endpoint at `port` for `depth` outstanding sends and `depth` receives. Short for
+    /// [`Endpoint::options`] with these values.
     ///
     /// # Errors
     /// As for [`EndpointOptions::build`].
@@ -389,7 +391,8 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Kernel`]: the kernel refuses to destroy the QP. The buffers of outstanding operations are leaked.
+    /// [`Error::Kernel`]: the kernel refuses to destroy the QP. The buffers of outstanding
+    /// operations are leaked.
     pub fn close(mut self, timeout: Duration) -> Result<Vec<Result<Done<B>, Failed<B>>>> {
         let end = Instant::now().checked_add(timeout);
         // An error of waiting is that of a removed device.

@@ -178,7 +178,8 @@ impl fmt::Display for RetryCount {
     }
 }
 
-/// Number of retries after an RNR NAK: 0 to 6, or unlimited. The peer's [`MinRnrTimer`] is the minimum delay before each retry.
+/// Number of retries after an RNR NAK: 0 to 6, or unlimited. The peer's [`MinRnrTimer`] is the
+/// minimum delay before each retry.
 ///
 /// After finite retries the request ends with
 /// [`WcStatus::RNR_RETRY_EXC_ERR`](crate::WcStatus::RNR_RETRY_EXC_ERR).

@@ -144,8 +144,8 @@ fn post<P: Provider>(
     let payload = Payload::Sges(sge.as_slice());
     let request = SendRequest { wr_id, operation, flags: SendFlags::SIGNALED, payload };
     // SAFETY: a request without an SGE names no memory. That of a message was made by `checked_sge`
-    // for a buffer of `Source` that was moved into the table, and `Connection::post` documents how long
-    // the table keeps it.
+    // for a buffer of `Source` that was moved into the table, and `Connection::post` documents how
+    // long the table keeps it.
     unsafe { qp.post_send(&[request]) }
 }
 

@@ -24,8 +24,8 @@ const LAST_GENERATION: u32 = (1 << 30) - 1;
 /// | detached | `detach` of a posted operation | `complete` |
 ///
 /// A queued operation is one of which no device knows: no completion ends it. Otherwise it is as a
-/// posted one. [`abandon`](Self::abandon) ends every state. Each slot has a lock of its own, which is held for
-/// a few instructions. No code of the application runs with a lock held.
+/// posted one. [`abandon`](Self::abandon) ends every state. Each slot has a lock of its own, which
+/// is held for a few instructions. No code of the application runs with a lock held.
 pub(crate) struct Table<T, R> {
     slots: Box<[Mutex<Slot<T, R>>]>,
 }

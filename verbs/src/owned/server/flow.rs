@@ -32,7 +32,8 @@ use crate::Imm;
 
 /// Receives that a connection reserves for control messages.
 pub(crate) const CONTROL_RECEIVES: u32 = 4;
-/// Sends that a connection reserves for control messages: a credit, a FIN, its acknowledgement, a keepalive.
+/// Sends that a connection reserves for control messages: a credit, a FIN, its acknowledgement, a
+/// keepalive.
 pub(crate) const CONTROL_SENDS: u32 = 4;
 
 const COUNT: u32 = (1 << 28) - 1;
