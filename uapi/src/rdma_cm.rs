@@ -20,13 +20,15 @@ mod call;
 pub mod commands;
 mod decode;
 pub mod event;
+mod option;
 pub mod path;
 pub mod structs;
 
 pub use call::Call;
 pub use commands::*;
 pub use decode::{Decoded, DecodedResponse, decode};
-pub use event::EventType;
+pub use event::{EventParam, EventType, ParamKind};
+pub use option::{DecodedOption, option_name};
 
 abi_structs! {
     header = "rdma/rdma_user_cm.h";

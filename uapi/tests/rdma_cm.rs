@@ -2,9 +2,10 @@
 
 use bareverbs_uapi::abi::{Be16, Since};
 use bareverbs_uapi::rdma_cm::address::{AddressFamily, SocketAddressIn, SocketAddressStorage};
-use bareverbs_uapi::rdma_cm::path::PathRecData;
+use bareverbs_uapi::rdma_cm::path::{PathFlags, PathRecData, PathRecord};
 use bareverbs_uapi::rdma_cm::structs::*;
 use bareverbs_uapi::rdma_cm::*;
+use bareverbs_uapi::uverbs::types::QpType;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -79,6 +80,51 @@ proptest! {
     }
 
     #[test]
+    fn any_option_value_can_be_printed(level in 0_u32..3, option in 0_u32..6, bytes in vec(any::<u8>(), 0..200)) {
+        let level = OptionLevel(level);
+        let told = DecodedOption { level, option, bytes: &bytes }.to_string();
+        prop_assert!(told.len() <= 64 + 16 * bytes.len(), "{told}");
+        let request = SetOptionReq { level, optname: option, ..SetOptionReq::zeroed() };
+        let call = Call::<SetOption>::new(request, &mut ()).as_bytes().to_vec();
+        prop_assert_eq!(decode(&call).option(&bytes).unwrap().to_string(), told);
+        prop_assert!(decode(&call[..20]).option(&bytes).is_none());
+    }
+
+    #[test]
+    fn parameters_of_an_event_are_those_of_its_qp_type(bytes: [[u8; 56]; 6], event in 0_u32..21, ud: bool) {
+        let mut resp = EventResp::read_from_bytes(bytes.as_flattened()).unwrap();
+        resp.event = EventType(event);
+        let qp_type = if ud { QpType::UD } else { QpType::RC };
+        // Compared as bytes: the members overlap.
+        let start = resp.ud.as_bytes();
+        match resp.param(qp_type) {
+            EventParam::None => prop_assert_eq!(ParamKind::of(resp.event, qp_type), ParamKind::None),
+            EventParam::Conn(conn) => prop_assert_eq!(conn.as_bytes(), &start[..size_of::<ConnParam>()]),
+            EventParam::Ud(ud) => prop_assert_eq!(ud.as_bytes(), start),
+            EventParam::Arg(arg) => prop_assert_eq!(&arg.to_ne_bytes()[..], &start[..8]),
+        }
+        let told = decode(&get_event()).response(resp.as_bytes()).with_qp_type(qp_type).to_string();
+        let kind = ParamKind::of(resp.event, qp_type);
+        prop_assert_eq!(told.contains(" conn: ConnParam {"), kind == ParamKind::Conn, "{}", told);
+        prop_assert_eq!(told.contains(" ud: UdParam {"), kind == ParamKind::Ud, "{}", told);
+        prop_assert_eq!(told.contains(" arg: "), kind == ParamKind::Arg, "{}", told);
+    }
+
+    #[test]
+    fn path_records_round_trip(bytes: [u8; 32], more: [u8; 26]) {
+        let mut wire = [0; PathRecord::LEN];
+        wire[..32].copy_from_slice(&bytes);
+        wire[32..58].copy_from_slice(&more);
+        // The reserved bits beside the flow label.
+        wire[44] &= 0x8f;
+        let record = PathRecord::from_bytes(&wire);
+        prop_assert_eq!(record.to_bytes(), wire);
+        let data = PathRecData::new(PathFlags::GMP, &record);
+        prop_assert_eq!(&data.as_bytes()[8..], &wire[..]);
+        prop_assert_eq!(data.record(), record);
+    }
+
+    #[test]
     fn event_arguments_round_trip(arg: u64) {
         let mut written = WriteCmEventReq::zeroed();
         written.set_arg(arg);
@@ -86,6 +132,79 @@ proptest! {
         let event = EventResp { ud: written.ud, ..EventResp::zeroed() };
         prop_assert_eq!(event.arg(), arg);
     }
+}
+
+/// The command that reads an event.
+fn get_event() -> Vec<u8> {
+    Call::<GetEvent>::new(GetEventReq::zeroed(), &mut EventResp::zeroed()).as_bytes().to_vec()
+}
+
+#[test]
+fn path_record_fields_have_their_places() {
+    let record = PathRecord {
+        dlid: 0x1234,
+        flow_label: 0xa_bcde,
+        hop_limit: 0x40,
+        reversible: true,
+        numb_path: 1,
+        pkey: 0xffff,
+        sl: 3,
+        mtu_selector: 2,
+        mtu: 5,
+        packet_life_time: 16,
+        ..PathRecord::default()
+    };
+    let wire = record.to_bytes();
+    assert_eq!(wire[40..42], [0x12, 0x34]);
+    assert_eq!(wire[44..58], [0x0a, 0xbc, 0xde, 0x40, 0, 0x81, 0xff, 0xff, 0, 3, 0x85, 0, 16, 0]);
+}
+
+#[test]
+fn events_print_the_parameters_of_their_type() {
+    let event = EventResp { uid: 7, event: EventType::USER, ..EventResp::zeroed() };
+    let told = |event: &EventResp| decode(&get_event()).response(event.as_bytes()).to_string();
+    assert_eq!(
+        told(&event),
+        "EventResp { uid: 7, id: 0, event: USER, status: 0, arg: 0, ece: Ece { vendor_id: 0, attr_mod: 0 } }"
+    );
+    let resolved = EventResp { event: EventType::ADDR_RESOLVED, ..event };
+    assert!(told(&resolved).contains("event: ADDR_RESOLVED, status: 0, ece: "), "{}", told(&resolved));
+    // The QPN of a request tells connected QPs from datagram QPs.
+    let request = EventResp { event: EventType::CONNECT_REQUEST, ..event };
+    assert_eq!(request.likely_qp_type(), QpType::UD);
+    assert!(told(&request).contains("ud: UdParam { qp_num: 0,"), "{}", told(&request));
+    let mut request = request;
+    request.ud.qp_num = 17;
+    assert!(told(&request).contains("conn: ConnParam { qp_num: 17,"), "{}", told(&request));
+    // An established datagram id has the QPN of the peer.
+    request.event = EventType::ESTABLISHED;
+    assert_eq!(request.likely_qp_type(), QpType::UD);
+    request.ud.qp_num = 0;
+    assert_eq!(request.likely_qp_type(), QpType::RC);
+    // A truncated event is printed up to its end.
+    let told = decode(&get_event()).response(&request.as_bytes()[..18]).to_string();
+    assert_eq!(told, "EventResp { uid: 7, id: 0, event: ESTABLISHED, status: <2 of 4 bytes: 0x0000> }");
+}
+
+#[test]
+fn option_values_print_as_their_type() {
+    let told = |level, option, bytes: &[u8]| DecodedOption { level, option, bytes }.to_string();
+    let (id, ib) = (OptionLevel::ID, OptionLevel::IB);
+    assert_eq!(told(id, IdOption::TOS.0, &[32]), "TOS = 32");
+    assert_eq!(told(id, IdOption::REUSE_ADDR.0, &1_i32.to_ne_bytes()), "REUSE_ADDR = 1");
+    assert_eq!(told(id, IdOption::AF_ONLY.0, &[1]), "AF_ONLY = 0x01");
+    assert_eq!(told(id, IdOption::ACK_TIMEOUT.0, &[14]), "ACK_TIMEOUT = 14");
+    assert_eq!(told(id, 9, &[1, 2]), "option 9 of level 0 = 0x0102");
+    let path = PathRecData::new(PathFlags::BIDIRECTIONAL, &PathRecord::default());
+    let told_path = told(ib, IbOption::PATH.0, path.as_bytes());
+    assert!(told_path.starts_with("PATH = [PathRecData { flags: BIDIRECTIONAL,"), "{told_path}");
+    assert_eq!(told(ib, IbOption::PATH.0, &[0, 1]), "PATH = 0x0001");
+    assert_eq!(option_name(OptionLevel(7), 0), None);
+
+    let request = SetOptionReq { id: 3, level: ib, optname: IbOption::PATH.0, ..SetOptionReq::zeroed() };
+    let call = Call::<SetOption>::new(request, &mut ()).as_bytes().to_vec();
+    assert!(decode(&call).to_string().ends_with("optname: 1, optlen: 0 } (PATH)"), "{}", decode(&call));
+    assert!(decode(&get_event()).option(&[]).is_none());
 }
 
 #[test]

@@ -217,20 +217,58 @@ impl RdmaNetlink {
     /// The character device of type `kind`, such as `uverbs`, of the device with that index; `None`
     /// if it has none.
     ///
+    /// The character device `rdma_cm` belongs to no device: [`RdmaNetlink::global_char_device`].
+    ///
     /// # Errors
     /// [`Error::Invalid`] for an invalid type; [`Error::NetlinkRefused`] if the kernel refuses the
     /// request; [`Error::Netlink`] if the response is malformed.
+    #[doc(alias = "RDMA_NLDEV_CMD_GET_CHARDEV")]
     pub fn char_device(&mut self, device_index: u32, kind: &str) -> Result<Option<CharDevice>> {
         check_name("RdmaNetlink::char_device", "type", kind, CHARDEV_TYPE_LEN)?;
+        self.get_char_device(
+            &format!("querying the {kind} character device of device {device_index}"),
+            Some(device_index),
+            kind,
+        )
+    }
+
+    /// The character device of type `kind` that serves all devices; `None` if the kernel has none.
+    /// The only type is `rdma_cm`, the connection manager. If its module is not loaded, the kernel
+    /// loads it (`request_module` of alias `rdma-client-rdma_cm`).
+    ///
+    /// ```no_run
+    /// use bareverbs::netlink::RdmaNetlink;
+    ///
+    /// let found = RdmaNetlink::open()?.global_char_device("rdma_cm")?;
+    /// println!("the connection manager: {found:?}");
+    /// # Ok::<(), bareverbs::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`RdmaNetlink::char_device`].
+    #[doc(alias = "RDMA_NLDEV_CMD_GET_CHARDEV")]
+    pub fn global_char_device(&mut self, kind: &str) -> Result<Option<CharDevice>> {
+        check_name("RdmaNetlink::global_char_device", "type", kind, CHARDEV_TYPE_LEN)?;
+        self.get_char_device(&format!("querying the character device {kind}"), None, kind)
+    }
+
+    fn get_char_device(
+        &mut self,
+        what: &str,
+        device_index: Option<u32>,
+        kind: &str,
+    ) -> Result<Option<CharDevice>> {
         let mut found = None;
         let asked = self.request(
-            &format!("querying the {kind} character device of device {device_index}"),
+            what,
             Command::GET_CHARDEV,
             MessageFlags::empty(),
             |request| {
-                request
-                    .put_u32(Attribute::DEV_INDEX.0, device_index)
-                    .put_str(Attribute::CHARDEV_TYPE.0, kind);
+                // The kernel rejects the look-up of a global character device with an index.
+                if let Some(index) = device_index {
+                    request.put_u32(Attribute::DEV_INDEX.0, index);
+                }
+                request.put_str(Attribute::CHARDEV_TYPE.0, kind);
             },
             |answer| {
                 found = Some(CharDevice::read(answer)?);

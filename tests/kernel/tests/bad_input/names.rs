@@ -161,6 +161,14 @@ pub(crate) fn netlink_error_names_the_device_index() {
             let text = format!("RdmaNetlink::char_device: invalid type {kind:?}: {reason}");
             invalid(netlink.char_device(index, kind), &text);
         }
+        // The connection manager belongs to no device, and uverbs to one.
+        assert_eq!(netlink.char_device(index, "rdma_cm").unwrap(), None);
+        assert_eq!(netlink.global_char_device("uverbs").unwrap(), None);
+        assert_eq!(netlink.global_char_device("nosuch").unwrap(), None);
+        let text = "RdmaNetlink::global_char_device: the type is empty";
+        invalid(netlink.global_char_device(""), text);
+        let found = netlink.global_char_device("rdma_cm").unwrap().unwrap();
+        assert_eq!((found.name.as_str(), found.abi, found.driver_id), ("rdma_cm", 4, None));
         // The socket still works.
         assert!(netlink.char_device(index, "uverbs").unwrap().is_some());
     });
