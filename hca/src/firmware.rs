@@ -22,6 +22,7 @@ mod qps;
 mod queue;
 mod queues;
 mod registers;
+mod resource_dump;
 mod resources;
 mod rqs;
 mod rss;

@@ -46,7 +46,7 @@ pub use self::events::{
 };
 pub use self::resources::{
     CmIdResource, ContextResource, CqResource, DriverDetail, DriverValue, MigState, MrResource, Owner,
-    PdResource, PollContext, PortSpace, QpResource, QpType, SrqResource, SrqType,
+    PdResource, PollContext, PortSpace, QpResource, QpType, RawObject, SrqResource, SrqType,
 };
 pub use self::route::RouteNetlink;
 use self::socket::Socket;

@@ -100,6 +100,11 @@ pub(crate) struct Mkey {
     pub(crate) unbounded: bool,
     pub(crate) log_page: u8,
     pub(crate) remote_invalidate: bool,
+    /// Whether writes may pass each other on the bus. The engine writes in order; it only keeps the
+    /// bit, as it does the next.
+    pub(crate) relaxed_ordering_write: bool,
+    /// Whether reads may pass writes on the bus.
+    pub(crate) relaxed_ordering_read: bool,
     pub(crate) umr: bool,
     /// Capacity of the translation in 16-byte entries (octowords).
     pub(crate) capacity: u32,
@@ -150,6 +155,14 @@ impl Context<'_> {
         self.0[12] & 0x01 != 0
     }
 
+    pub(crate) fn relaxed_ordering_write(self) -> bool {
+        self.0[1] & 0x04 != 0
+    }
+
+    pub(crate) fn relaxed_ordering_read(self) -> bool {
+        self.0[59] & 0x40 != 0
+    }
+
     pub(crate) fn pd(self) -> u32 {
         self.word(12) & 0xff_ffff
     }
@@ -186,6 +199,8 @@ impl Mkey {
             unbounded: context.unbounded(),
             log_page: context.log_page(),
             remote_invalidate: context.remote_invalidate(),
+            relaxed_ordering_write: context.relaxed_ordering_write(),
+            relaxed_ordering_read: context.relaxed_ordering_read(),
             umr: context.umr(),
             capacity: context.translation_size(),
             translation: Vec::new(),

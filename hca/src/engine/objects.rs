@@ -1,10 +1,10 @@
 //! Creation, modification and destruction of EQs, CQs, mkeys, SRQs and the netdev's RQs.
 
-use super::core::Counters;
+use super::core::{Core, Counters};
 use super::cq::{self, CqSetup, Moderation};
 use super::eq::{self, EqSetup, EventKind};
 use super::ethernet::{self, Rq, RqSetup, RqState};
-use super::mkey::{self, KeyKind, Mkey};
+use super::mkey::{self, Accessor, KeyKind, Mkey};
 use super::srq::{self, SrqSetup};
 use super::{Engine, EngineError, ReceiveQueue, Ring, Traffic};
 
@@ -128,6 +128,8 @@ impl Engine {
             unbounded: false,
             log_page: 0,
             remote_invalidate: true,
+            relaxed_ordering_write: false,
+            relaxed_ordering_read: false,
             umr: true,
             capacity: 0,
             translation: Vec::new(),
@@ -156,6 +158,8 @@ impl Engine {
             unbounded: false,
             log_page: 12,
             remote_invalidate: true,
+            relaxed_ordering_write: false,
+            relaxed_ordering_read: false,
             umr: true,
             capacity: entries,
             translation: Vec::new(),
@@ -182,6 +186,14 @@ impl Engine {
 
     pub(crate) fn mkey(&self, index: u32) -> Result<&Mkey, EngineError> {
         self.core.mkeys.get(index).ok_or(EngineError::Missing)
+    }
+
+    /// Writes for the firmware through a key of any PD.
+    pub(crate) fn write_by_key(&self, key: u32, address: u64, bytes: &[u8]) -> Result<(), EngineError> {
+        let who = Accessor { pd: 0, qp: mkey::ANY_QP, reserved_lkey: false, any_pd: true };
+        let Core { mkeys, memory, .. } = &self.core;
+        mkey::write(mkeys, memory, who, (key, address), mkey::access::LOCAL_WRITE, bytes)
+            .map_err(|_| EngineError::Invalid)
     }
 
     pub(crate) fn destroy_mkey(&mut self, index: u32) -> Result<(), EngineError> {

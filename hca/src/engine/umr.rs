@@ -25,10 +25,12 @@ mod mask {
     pub(super) const QP: u64 = 1 << 14;
     /// First of five mask bits: local read, local write, remote read, remote write, atomic.
     pub(super) const ACCESS_SHIFT: u32 = 17;
+    pub(super) const RELAXED_ORDERING_WRITE: u64 = 1 << 25;
     pub(super) const FREE: u64 = 1 << 29;
-    /// Mask bits that are accepted without effect: ordering and fence hints, which the engine
-    /// doesn't model, and the sixth bit of the page size.
-    const WITHOUT_EFFECT: u64 = 1 << 23 | 1 << 25 | 1 << 42 | 1 << 47;
+    pub(super) const RELAXED_ORDERING_READ: u64 = 1 << 47;
+    /// Mask bits that are accepted without effect: a fence hint, which the engine doesn't model,
+    /// and the sixth bit of the page size.
+    const WITHOUT_EFFECT: u64 = 1 << 23 | 1 << 42;
     /// All supported mask bits. Signatures, among others, are unsupported.
     pub(super) const KNOWN: u64 = LENGTH
         | PAGE_SIZE
@@ -38,7 +40,9 @@ mod mask {
         | KEY
         | QP
         | 0x1f << ACCESS_SHIFT
+        | RELAXED_ORDERING_WRITE
         | FREE
+        | RELAXED_ORDERING_READ
         | WITHOUT_EFFECT;
 }
 
@@ -113,6 +117,12 @@ pub(crate) fn execute(core: &mut Core, who: Accessor, work: &Work) -> Result<(),
     }
     let rights = (changes >> mask::ACCESS_SHIFT & 0x1f) as u8;
     key.access = key.access & !rights | context.access() & rights;
+    if wants(mask::RELAXED_ORDERING_WRITE) {
+        key.relaxed_ordering_write = context.relaxed_ordering_write();
+    }
+    if wants(mask::RELAXED_ORDERING_READ) {
+        key.relaxed_ordering_read = context.relaxed_ordering_read();
+    }
     if wants(mask::FREE) {
         key.free = context.free();
     }

@@ -2,8 +2,8 @@
 
 use super::bits::ViewMut;
 use super::layout::caps::{
-    AtomicCaps, DeviceMemoryCap, EthernetCap, FlowTableCap, HcaCap, NicFlowCap, OdpCap, OdpSchemeCap,
-    OdpServiceCap, RoceCap,
+    AtomicCaps, DebugCap, DeviceMemoryCap, EthernetCap, FlowTableCap, HcaCap, NicFlowCap, OdpCap,
+    OdpSchemeCap, OdpServiceCap, RoceCap,
 };
 use super::limits as firmware;
 use crate::engine::{LONGEST_RUN, Link, limits};
@@ -23,6 +23,7 @@ mod kind {
     pub(super) const ATOMIC: u16 = 3;
     pub(super) const ROCE: u16 = 4;
     pub(super) const FLOW: u16 = 7;
+    pub(super) const DEBUG: u16 = 0xd;
     pub(super) const DEVICE_MEMORY: u16 = 0xf;
 }
 
@@ -32,6 +33,9 @@ pub(super) fn block(link: Link, cqe_version: u8, of: u16) -> Option<Vec<u8>> {
     match (of, link) {
         (kind::GENERAL, _) => general(&mut ViewMut::new(&mut bytes)?, link, cqe_version),
         (kind::DEVICE_MEMORY, _) => device_memory(&mut ViewMut::new(&mut bytes)?),
+        (kind::DEBUG, _) => {
+            ViewMut::new(&mut bytes)?.set(DebugCap::RESOURCE_DUMP, 1u8);
+        }
         (kind::ATOMIC, _) => atomic(&mut ViewMut::new(&mut bytes)?),
         (kind::ODP, _) => on_demand(&mut ViewMut::new(&mut bytes)?),
         (kind::ETHERNET, Link::Ethernet) => ethernet(&mut ViewMut::new(&mut bytes)?),
@@ -63,6 +67,11 @@ fn general(cap: &mut ViewMut<'_, HcaCap>, link: Link, cqe_version: u8) {
         .set(HcaCap::DUMP_FILL_MKEY, 1u8)
         .set(HcaCap::TERMINATE_SCATTER_LIST_MKEY, 1u8)
         .set(HcaCap::IMAICL, 1u8)
+        .set(HcaCap::RELAXED_ORDERING_WRITE, 1u8)
+        .set(HcaCap::RELAXED_ORDERING_WRITE_UMR, 1u8)
+        .set(HcaCap::RELAXED_ORDERING_READ_PCI_ENABLED, 1u8)
+        .set(HcaCap::RELAXED_ORDERING_READ_UMR, 1u8)
+        .set(HcaCap::DEBUG, 1u8)
         .set(HcaCap::LOG_MAX_RA_REQ_QP, 4u8)
         .set(HcaCap::LOG_MAX_RA_RES_QP, 4u8)
         .set(HcaCap::LOG_MAX_MSG, 30u8)

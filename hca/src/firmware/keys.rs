@@ -7,7 +7,7 @@ use super::layout::object::Mkc;
 use super::state::Firmware;
 use super::work_queue::PAGES;
 use crate::engine::Engine;
-use crate::engine::mkey::{AccessMode, Context, Mkey, present};
+use crate::engine::mkey::{AccessMode, Context, Mkey, access, present};
 
 /// Maximum number of translation entries of an mkey, enough for 64 GiB in 4 KiB pages.
 const MOST_ENTRIES: u32 = 1 << 23;
@@ -71,7 +71,15 @@ impl Firmware {
             .set(Mkc::MKEY_7_0, key.variant)
             .set(Mkc::START_ADDR, key.start)
             .set(Mkc::LEN, key.length)
-            .set(Mkc::LOG_PAGE_SIZE, key.log_page);
+            .set(Mkc::LOG_PAGE_SIZE, key.log_page)
+            .set(Mkc::LR, key.access & access::LOCAL_READ != 0)
+            .set(Mkc::LW, key.access & access::LOCAL_WRITE != 0)
+            .set(Mkc::RR, key.access & access::REMOTE_READ != 0)
+            .set(Mkc::RW, key.access & access::REMOTE_WRITE != 0)
+            .set(Mkc::A, key.access & access::ATOMIC != 0)
+            .set(Mkc::EN_RINVAL, key.remote_invalidate)
+            .set(Mkc::RELAXED_ORDERING_WRITE, key.relaxed_ordering_write)
+            .set(Mkc::RELAXED_ORDERING_READ, key.relaxed_ordering_read);
         // The driver reads here the keys behind a memory window when it resolves a page fault.
         for (index, word) in key.translation.iter().enumerate() {
             let at = TRANSLATION + 8 * index;

@@ -3,6 +3,7 @@
 
 pub(crate) mod caps;
 pub(crate) mod command;
+pub(crate) mod dump;
 pub(crate) mod object;
 pub(crate) mod port;
 pub(crate) mod traffic;

@@ -16,6 +16,7 @@ mod register {
     pub(super) const PVLC: u16 = 0x500f;
     pub(super) const NODE_DESCRIPTION: u16 = 0x6001;
     pub(super) const HOST_ENDIANNESS: u16 = 0x7004;
+    pub(super) const RESOURCE_DUMP: u16 = 0xc000;
 }
 
 const HEADER: usize = 16;
@@ -87,6 +88,7 @@ impl Firmware {
             // No pause frames in either direction.
             register::PFCC if read => Ok(()),
             register::PPCNT if read => self.port_counters(engine, data, reply, HEADER),
+            register::RESOURCE_DUMP => self.dump_resource(engine, request, reply),
             register::HOST_ENDIANNESS if !read => Ok(()),
             _ => Err(Status::BadParameter),
         }

@@ -6,8 +6,9 @@ use super::bits::{Layout, View, ViewMut};
 use super::caps;
 use super::command::Status;
 use super::layout::caps::HcaCap;
-use super::layout::command::{ModifyRqIn, Rqtc, RxHashFieldSelect, Tirc};
-use super::layout::object::{Rqc, Wq};
+use super::layout::command::{CreateMkeyIn, ModifyRqIn, Rqtc, RxHashFieldSelect, Tirc};
+use super::layout::dump::{MenuRecord, MenuSegment, ResourceDump, ResourceSegment, SegmentHeader};
+use super::layout::object::{Mkc, Rqc, Wq};
 use super::opcode::*;
 use super::state::Firmware;
 use crate::FirmwareHarness;
@@ -453,4 +454,82 @@ proptest! {
             hca.1.run(1);
         }
     }
+}
+
+/// Registers a key for all memory and runs the resource dump register with it.
+fn dump(hca: &mut (Firmware, Engine), kind: u16, index: u32, length: u32) -> (Result<(), Status>, Vec<u8>) {
+    const ADDRESS: u64 = 0x8_0000;
+    let mut key = command(CREATE_MKEY, 0, &[0; 0x108]);
+    let mut view = ViewMut::<CreateMkeyIn>::new(&mut key).unwrap();
+    let mut context = view.part(CreateMkeyIn::MEMORY_KEY_MKEY_ENTRY);
+    context.set(Mkc::LW, 1u8).set(Mkc::LR, 1u8).set(Mkc::PD, 1u8).set(Mkc::LEN, 0x10_0000u32);
+    context.set(Mkc::QPN, 0xff_ffffu32);
+    let (created, answer) = run(hca, &key, 16);
+    created.unwrap();
+    let key = u32::from_be_bytes(answer[8..12].try_into().unwrap()) << 8;
+    let mut input = command(ACCESS_REG, 1, &[0, 0, 0xc0, 0, 0, 0, 0, 0]);
+    input.resize(16 + 0x100, 0);
+    ViewMut::<ResourceDump>::new(&mut input[16..])
+        .unwrap()
+        .set(ResourceDump::SEGMENT_TYPE, kind)
+        .set(ResourceDump::INDEX1, index)
+        .set(ResourceDump::MKEY, key)
+        .set(ResourceDump::SIZE, length)
+        .set(ResourceDump::ADDRESS, ADDRESS);
+    let (result, answer) = run(hca, &input, 16 + 0x100);
+    let length = View::<ResourceDump>::new(&answer[16..]).map_or(0, |view| view.get(ResourceDump::SIZE));
+    let mut bytes = vec![0; if result.is_ok() { length as usize } else { 0 }];
+    hca.1.memory().read(ADDRESS, &mut bytes).unwrap();
+    (result, bytes)
+}
+
+/// The segments of a dump: types and bytes.
+fn segments(mut dump: &[u8]) -> Vec<(u64, &[u8])> {
+    let mut found = Vec::new();
+    while let Some(header) = View::<SegmentHeader>::new(dump) {
+        let (segment, rest) = dump.split_at(header.get(SegmentHeader::LENGTH_DW) as usize * 4);
+        found.push((header.get(SegmentHeader::SEGMENT_TYPE), segment));
+        dump = rest;
+    }
+    found
+}
+
+#[test]
+fn resource_dump_of_an_mkey_has_its_relaxed_ordering_bits() {
+    let mut hca = ready(Link::InfiniBand);
+    let mut key = command(CREATE_MKEY, 0, &[0; 0x108]);
+    ViewMut::<CreateMkeyIn>::new(&mut key)
+        .unwrap()
+        .part(CreateMkeyIn::MEMORY_KEY_MKEY_ENTRY)
+        .set(Mkc::RELAXED_ORDERING_WRITE, 1u8)
+        .set(Mkc::RELAXED_ORDERING_READ, 1u8)
+        .set(Mkc::PD, 1u8);
+    let (created, answer) = run(&mut hca, &key, 16);
+    created.unwrap();
+    let index = u32::from_be_bytes(answer[8..12].try_into().unwrap());
+
+    let (result, menu) = dump(&mut hca, 0xffff, 0, 4096);
+    assert_eq!(result, Ok(()));
+    let found = segments(&menu);
+    assert_eq!(found.iter().map(|(kind, _)| *kind).collect::<Vec<_>>(), [0xfffe, 0xfffa, 0xffff, 0xfffb]);
+    let records = found[2].1[MenuSegment::SIZE..].chunks(MenuRecord::SIZE);
+    let named = |name: &[u8]| {
+        let view = records.clone().map(|record| View::<MenuRecord>::new(record).unwrap());
+        let mut of_name = view.filter(|view| view.bytes(MenuRecord::SEGMENT_NAME).starts_with(name));
+        of_name.next().unwrap().get(MenuRecord::SEGMENT_TYPE) as u16
+    };
+    let kind = named(b"PRM_QUERY_MKEY\0");
+
+    let (result, bytes) = dump(&mut hca, kind, index, 4096);
+    assert_eq!(result, Ok(()));
+    let found = segments(&bytes);
+    let payload =
+        &found.iter().find(|(found, _)| *found == u64::from(kind)).unwrap().1[ResourceSegment::SIZE..];
+    let context = View::<Mkc>::new(&payload[16..]).unwrap();
+    assert!(context.flag(Mkc::RELAXED_ORDERING_WRITE) && context.flag(Mkc::RELAXED_ORDERING_READ));
+    assert!(!context.flag(Mkc::LW));
+
+    assert_eq!(dump(&mut hca, kind, 0xfff, 4096).0, Err(Status::BadResource), "no such key");
+    assert_eq!(dump(&mut hca, kind, index, 64).0, Err(Status::BadParameter), "no room");
+    assert_eq!(dump(&mut hca, 0x1fff, index, 4096).0, Err(Status::BadParameter), "no such type");
 }

@@ -46,6 +46,8 @@ impl Config {
         // PCI Express endpoint, version 2, with function level reset; 16 lanes of 8 GT/s.
         config.put(EXPRESS, &[0x10, MSIX as u8, 0x02, 0x00]);
         config.put(EXPRESS + 4, &(1u32 << 28 | 1 << 15 | 0x2).to_le_bytes());
+        // Device control: relaxed ordering and no snoop enabled, reads of at most 512 bytes.
+        config.put(DEVICE_CONTROL, &0x2810u16.to_le_bytes());
         config.put(EXPRESS + 12, &0x103u32.to_le_bytes());
         config.put(EXPRESS + 18, &0x103u16.to_le_bytes());
         // MSI-X: table and pending bits in BAR 0.

@@ -238,6 +238,87 @@ impl RdmaNetlink {
     }
 }
 
+/// An object whose raw state a device can report: [`RdmaNetlink::raw_state`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RawObject {
+    /// A queue pair; from INIT on, because the kernel finds a QP by port and number.
+    Qp {
+        /// Its number ([`QpResource::qp_num`]).
+        qp_num: u32,
+        /// Its port ([`QpResource::port`]).
+        port: u32,
+    },
+    /// A completion queue, by its number in the kernel ([`CqResource::number`]).
+    Cq(u32),
+    /// A memory region, by its number in the kernel ([`MrResource::number`]).
+    Mr(u32),
+    /// A shared receive queue, by its number in the kernel ([`SrqResource::number`]); since Linux
+    /// 6.12.
+    Srq(u32),
+}
+
+impl RawObject {
+    fn request(self) -> (&'static str, Command, Attribute, u32) {
+        match self {
+            Self::Qp { qp_num, .. } => ("QP", Command::RES_QP_GET_RAW, Attribute::RES_LQPN, qp_num),
+            Self::Cq(number) => ("CQ", Command::RES_CQ_GET_RAW, Attribute::RES_CQN, number),
+            Self::Mr(number) => ("MR", Command::RES_MR_GET_RAW, Attribute::RES_MRN, number),
+            Self::Srq(number) => ("SRQ", Command::RES_SRQ_GET_RAW, Attribute::RES_SRQN, number),
+        }
+    }
+}
+
+impl RdmaNetlink {
+    /// The state of an object as the device keeps it, in the device's own format.
+    ///
+    /// mlx5 returns the segments of its resource dump, which contain the object's context. It needs
+    /// a device with resource dumps. rxe has no raw state. The kernel requires `CAP_NET_ADMIN`.
+    ///
+    /// ```no_run
+    /// use bareverbs::netlink::{RawObject, RdmaNetlink};
+    ///
+    /// let mut netlink = RdmaNetlink::open()?;
+    /// for mr in netlink.memory_regions("mlx5_0")? {
+    ///     println!("{:02x?}", netlink.raw_state("mlx5_0", RawObject::Mr(mr.number))?);
+    /// }
+    /// # Ok::<(), bareverbs::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::UnknownDevice`](crate::Error::UnknownDevice) if there is no such device;
+    /// [`Error::NetlinkRefused`](crate::Error::NetlinkRefused) if the kernel refuses the request:
+    /// `EPERM` without the capability, `ENOENT` if there is no such object, `EINVAL` if the driver
+    /// has no raw state, `EOPNOTSUPP` if the device has none;
+    /// [`Error::Netlink`](crate::Error::Netlink) if the response is malformed.
+    #[doc(alias = "rdma resource show -r")]
+    #[doc(alias = "RDMA_NLDEV_CMD_RES_QP_GET_RAW")]
+    #[doc(alias = "RDMA_NLDEV_CMD_RES_MR_GET_RAW")]
+    pub fn raw_state(&mut self, device: &str, object: RawObject) -> Result<Vec<u8>> {
+        let index = self.index_of(device)?;
+        let (kind, command, id, number) = object.request();
+        let mut found = Vec::new();
+        self.request(
+            &format!("reading the raw state of {kind} {number} of {device}"),
+            command,
+            MessageFlags::empty(),
+            |request| {
+                request.put_u32(Attribute::DEV_INDEX.0, index).put_u32(id.0, number);
+                if let RawObject::Qp { port, .. } = object {
+                    request.put_u32(Attribute::PORT_INDEX.0, port);
+                }
+            },
+            |answer| {
+                if let Some(raw) = answer.find(Attribute::RES_RAW.0) {
+                    found.extend_from_slice(raw.payload);
+                }
+                Ok(())
+            },
+        )?;
+        Ok(found)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::tests::with_attributes;

@@ -17,6 +17,8 @@ fn key(mode: AccessMode, start: u64, length: u64, translation: Vec<u64>) -> Mkey
         unbounded: false,
         log_page: 12,
         remote_invalidate: false,
+        relaxed_ordering_write: false,
+        relaxed_ordering_read: false,
         umr: true,
         capacity: 64,
         translation,

@@ -22,6 +22,8 @@ fn key(start: u64, length: u64) -> Mkey {
         unbounded: false,
         log_page: 0,
         remote_invalidate: false,
+        relaxed_ordering_write: false,
+        relaxed_ordering_read: false,
         umr: false,
         capacity: 0,
         translation: Vec::new(),

@@ -69,6 +69,27 @@ fn umr_sets_key_translation() {
 }
 
 #[test]
+fn umr_sets_the_relaxed_ordering_bits_that_its_mask_selects() {
+    const WRITE: u64 = 1 << 25;
+    const READ: u64 = 1 << 47;
+    let (mut pair, key) = filled(KeyKind::Mtt, 0);
+    let bits = |pair: &Pair| {
+        let mkey = pair.engine.mkey(key >> 8).unwrap();
+        (mkey.relaxed_ordering_write, mkey.relaxed_ordering_read)
+    };
+    assert_eq!(bits(&pair), (false, false));
+    for (mask, expected) in [(WRITE, (true, false)), (READ, (true, true))] {
+        let mut body = update(mask, false, 0, 0, &[]);
+        body[49] = 0x04;
+        body[107] = 0x40;
+        pair.post(0, opcode::UMR, key, &body);
+        pair.settle(|packets| packets);
+        assert_eq!(pair.poll().iter().map(|cqe| cqe.syndrome).collect::<Vec<_>>(), [0]);
+        assert_eq!(bits(&pair), expected);
+    }
+}
+
+#[test]
 fn umr_sets_key_bounds() {
     for kind in KINDS {
         for (at, length) in [(0x7000_1fff, 2), (0x6fff_ffff, 1), (0x7000_2000, 1)] {

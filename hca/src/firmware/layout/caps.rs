@@ -20,6 +20,11 @@ layout! {
         LOG_MAX_KLM_LIST_SIZE: 0x11a, 6,
         UMR_EXTENDED_TRANSLATION_OFFSET: 0x118, 1,
         DUMP_FILL_MKEY: 0xf8, 1,
+        RELAXED_ORDERING_WRITE_UMR: 0xd0, 1,
+        RELAXED_ORDERING_READ_UMR: 0xd1, 1,
+        RELAXED_ORDERING_WRITE: 0xe8, 1,
+        RELAXED_ORDERING_READ_PCI_ENABLED: 0xe9, 1,
+        DEBUG: 0x183, 1,
         NULL_MKEY: 0x119, 1,
         TERMINATE_SCATTER_LIST_MKEY: 0xf6, 1,
         LOG_MAX_RA_REQ_QP: 0x14a, 6,
@@ -87,6 +92,13 @@ layout! {
         CQE_COMPRESSION_MAX_NUM: 0x5d0, 16,
         MAX_QP_CNT: 0x186, 10,
         OUT_OF_SEQ_CNT: 0x180, 1,
+    }
+}
+
+layout! {
+    /// Debugging capabilities (`mlx5_ifc_debug_cap_bits`).
+    DebugCap: 0x100 {
+        RESOURCE_DUMP: 0x9, 1,
     }
 }
 

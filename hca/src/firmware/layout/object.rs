@@ -106,11 +106,19 @@ layout! {
     /// Memory key context (`mlx5_ifc_mkc_bits`).
     Mkc: 0x40 {
         FREE: 0x1, 1,
+        RELAXED_ORDERING_WRITE: 0xd, 1,
+        A: 0x11, 1,
+        RW: 0x12, 1,
+        RR: 0x13, 1,
+        LW: 0x14, 1,
+        LR: 0x15, 1,
         QPN: 0x20, 24,
         MKEY_7_0: 0x38, 8,
+        EN_RINVAL: 0x67, 1,
         PD: 0x68, 24,
         START_ADDR: 0x80, 64,
         LEN: 0xc0, 64,
+        RELAXED_ORDERING_READ: 0x1d9, 1,
         LOG_PAGE_SIZE: 0x1da, 6,
     }
 }

@@ -4,6 +4,7 @@
 mod clocks;
 mod compression;
 mod device_memory;
+mod device_state;
 mod doorbells;
 mod foreign_memory;
 mod huge_pages;
@@ -23,6 +24,7 @@ use bareverbs_kernel_tests::{device, kernel_tests};
 use clocks::*;
 use compression::*;
 use device_memory::*;
+use device_state::*;
 use doorbells::*;
 use foreign_memory::*;
 use huge_pages::*;
@@ -110,6 +112,8 @@ kernel_tests! {
     qps_work_with_shared_and_dedicated_doorbells if device::connectx,
     dedicated_doorbell_is_unsupported_on_rxe if device::soft_roce,
     port_counters_count_packets_and_bytes if counted,
+    relaxed_ordering_reaches_the_mkey if device::connectx,
+    rxe_has_no_raw_state if device::soft_roce,
     dmabuf_mr_is_remotely_accessible,
     invalid_dmabuf_registrations_are_rejected,
 }

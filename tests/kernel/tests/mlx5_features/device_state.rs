@@ -1,0 +1,79 @@
+//! What the device keeps of the driver's objects, by the raw state of RDMA netlink.
+
+use bareverbs::netlink::{Owner, RawObject, RdmaNetlink};
+use bareverbs::{Access, Error, Mr};
+use bareverbs_kernel_tests::device;
+use bareverbs_kernel_tests::loopback::{domain, region};
+use bareverbs_kernel_tests::resources::nothing_leaks;
+use rustix::io::Errno;
+
+/// Segment types from this on are not objects.
+const NO_OBJECT: u16 = 0xfff0;
+/// Offset of the query command's output in an object's segment, and of the context in that of
+/// QUERY_MKEY.
+const OUTPUT: usize = 16;
+const MKEY_CONTEXT: usize = OUTPUT + 16;
+
+/// The segment of the object in a resource dump of mlx5: a chain of segments, each with its length
+/// in words and its type.
+pub(crate) fn object_segment(mut dump: &[u8]) -> &[u8] {
+    while dump.len() >= 4 {
+        let words = u16::from_be_bytes([dump[0], dump[1]]);
+        let (segment, rest) = dump.split_at(usize::from(words) * 4);
+        if u16::from_be_bytes([dump[2], dump[3]]) < NO_OBJECT {
+            return segment;
+        }
+        dump = rest;
+    }
+    panic!("the dump has no object");
+}
+
+/// The mkey context of the region (`mlx5_ifc_mkc_bits`).
+fn mkey_context<M>(mr: &Mr<M>) -> Vec<u8> {
+    let mut netlink = RdmaNetlink::open().unwrap();
+    let regions = netlink.memory_regions(device::name()).unwrap();
+    let own = regions.iter().find(|listed| listed.lkey == Some(mr.lkey())).unwrap();
+    let dump = netlink.raw_state(device::name(), RawObject::Mr(own.number)).unwrap();
+    object_segment(&dump)[MKEY_CONTEXT..][..64].to_vec()
+}
+
+/// The bits `relaxed_ordering_write` and `relaxed_ordering_read`.
+fn relaxed<M>(mr: &Mr<M>) -> (bool, bool) {
+    let context = mkey_context(mr);
+    (context[1] & 0x04 != 0, context[59] & 0x40 != 0)
+}
+
+pub(crate) fn relaxed_ordering_reaches_the_mkey() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let strict = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let access = strict | Access::RELAXED_ORDERING;
+        // Small and large regions take different paths in the driver.
+        for len in [8, 4096, 4 << 20] {
+            let bytes = vec![0; len];
+            assert_eq!(relaxed(&region(&pd, &bytes, strict)), (false, false), "{len} bytes");
+            assert_eq!(relaxed(&region(&pd, &bytes, access)), (true, true), "{len} bytes");
+        }
+        let mut changed = region(&pd, &[0; 4096], strict);
+        for (access, bits) in [(access, (true, true)), (strict, (false, false))] {
+            changed.set_access(access).unwrap();
+            assert_eq!(relaxed(&changed), bits, "{access:?}");
+        }
+    });
+}
+
+pub(crate) fn rxe_has_no_raw_state() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let mr = region(&pd, &[0; 8], Access::LOCAL_WRITE | Access::RELAXED_ORDERING);
+        let mut netlink = RdmaNetlink::open().unwrap();
+        let regions = netlink.memory_regions(device::name()).unwrap();
+        let me = Owner::Process(std::process::id());
+        let own = regions.iter().find(|listed| listed.owner == me).unwrap();
+        assert_eq!(own.lkey, Some(mr.lkey()));
+        match netlink.raw_state(device::name(), RawObject::Mr(own.number)) {
+            Err(Error::NetlinkRefused(refused)) => assert_eq!(refused.errno, Errno::INVAL),
+            other => panic!("{other:?}"),
+        }
+    });
+}
