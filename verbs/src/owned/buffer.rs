@@ -46,6 +46,12 @@ pub(crate) mod sealed {
         /// The PD of `domain`, computed before, if the length fits an SGE and `check_bounds`
         /// succeeds. `PdId::NONE` demands the checks.
         fn verified_pd(&self) -> PdId;
+
+        /// `length`, if `verified_pd` is not `PdId::NONE`.
+        #[inline]
+        fn verified_len(&self) -> u32 {
+            self.length() as u32
+        }
     }
 }
 
@@ -145,7 +151,7 @@ pub(super) fn verified_sge<B: Registered>(
     if buffer.verified_pd() != pd {
         return None;
     }
-    let (start, len) = range_within(range, buffer.length())?;
+    let (start, len) = range_within(range, buffer.verified_len() as usize)?;
     Some(Sge { addr: buffer.iova().wrapping_add(start as u64), length: len as u32, lkey: buffer.lkey() })
 }
 
@@ -270,6 +276,7 @@ forward! {
     length() -> usize;
     check_bounds(verb: &'static str) -> Result<()>;
     verified_pd() -> PdId;
+    verified_len() -> u32;
 }
 
 // SAFETY: each of the three is a `Source`.

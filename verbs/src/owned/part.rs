@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::iter::FusedIterator;
+use std::num::NonZeroUsize;
 use std::ops::RangeBounds;
 use std::sync::Arc;
 
@@ -57,18 +58,75 @@ use crate::{Access, Buffer, Error, MemoryOwner, Mr, Pd, RegisterError, Result};
 ///     bytes[0]
 /// }
 /// ```
+///
+/// A part of less than 4 GiB is two words. Splitting and joining parts of 4 GiB or more allocates
+/// the descriptions of their windows.
 pub struct Part<M = Buffer> {
-    /// `len` bytes of it from `iova` on belong to this part alone.
-    region: Arc<Region<M>>,
-    iova: u64,
-    len: usize,
+    window: Arc<Window<M>>,
+    /// The range belongs to this part alone.
+    range: Range,
 }
 
-/// A region that has parts. Nothing changes its MR.
-struct Region<M> {
-    mr: Mr<M>,
+/// A range of a window: the offset in the upper half, the length in the lower one.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Range(u64);
+
+impl Range {
+    /// The whole of a wide window. Its offset is 0, and no other range has its length.
+    const WHOLE: Self = Self(u32::MAX as u64);
+
+    /// `None` if it ends at 2^32 - 1 or beyond.
+    fn new(offset: usize, len: usize) -> Option<Self> {
+        let end = offset.checked_add(len).and_then(|end| u32::try_from(end).ok());
+        end.filter(|end| *end != u32::MAX).map(|_| Self((offset as u64) << 32 | len as u64))
+    }
+
+    #[inline(always)]
+    fn offset(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    #[inline(always)]
+    fn len(self) -> u32 {
+        self.0 as u32
+    }
+}
+
+/// A base in a region that has parts. Their ranges are relative to it.
+struct Window<M> {
+    /// The IOVA of its first byte.
+    iova: u64,
     lkey: u32,
+    /// Of its ranges. `NONE` if it is wide.
     verified_pd: PdId,
+    /// Its length, if it is wide: too long for a range. Its only range is [`Range::WHOLE`] then.
+    wide: Option<NonZeroUsize>,
+    owner: Owner<M>,
+}
+
+/// What owns the region of a window.
+enum Owner<M> {
+    /// The window begins where the region does. Nothing changes the MR.
+    Mr(Mr<M>),
+    /// Another window, whose owner is the MR.
+    First(Arc<Window<M>>),
+}
+
+impl<M> Window<M> {
+    fn mr(&self) -> &Mr<M> {
+        match &self.owner {
+            Owner::Mr(mr) => mr,
+            Owner::First(first) => first.mr(),
+        }
+    }
+
+    /// The MR of the first window.
+    fn into_mr(self) -> Mr<M> {
+        match self.owner {
+            Owner::Mr(mr) => mr,
+            Owner::First(_) => unreachable!("the first window of a region owns the MR"),
+        }
+    }
 }
 
 impl<M: MemoryOwner> Part<M> {
@@ -100,32 +158,82 @@ impl<M: MemoryOwner> Part<M> {
 impl<M> Part<M> {
     /// `mr` has local rights only.
     fn whole(mr: Mr<M>) -> Self {
-        let (iova, len) = (mr.addr(), mr.len());
-        let (lkey, verified_pd) = (mr.lkey(), mr.verified_pd());
-        Self { region: Arc::new(Region { mr, lkey, verified_pd }), iova, len }
+        let (iova, lkey, len) = (mr.addr(), mr.lkey(), mr.len());
+        Self::of_window(iova, lkey, len, mr.verified_pd(), Owner::Mr(mr))
+    }
+
+    /// The whole of a new window.
+    fn of_window(iova: u64, lkey: u32, len: usize, verified_pd: PdId, owner: Owner<M>) -> Self {
+        let (range, wide, verified_pd) = match Range::new(0, len) {
+            Some(range) => (range, None, verified_pd),
+            None => (Range::WHOLE, NonZeroUsize::new(len), PdId::NONE),
+        };
+        Self { window: Arc::new(Window { iova, lkey, verified_pd, wide, owner }), range }
+    }
+
+    /// The window that owns the MR.
+    fn first(&self) -> &Arc<Window<M>> {
+        match &self.window.owner {
+            Owner::Mr(_) => &self.window,
+            Owner::First(first) => first,
+        }
+    }
+
+    /// A range of the region, relative to the part's window. `None` if it does not fit.
+    fn range_at(&self, offset: usize, len: usize) -> Option<Range> {
+        let base = self.window.iova.wrapping_sub(self.region_iova()) as usize;
+        let relative = offset.checked_sub(base).filter(|_| self.window.wide.is_none());
+        relative.and_then(|offset| Range::new(offset, len))
+    }
+
+    /// A part of the same region. The range at `offset` of the region must belong to the caller.
+    fn sibling(&self, offset: usize, len: usize) -> Self {
+        if let Some(range) = self.range_at(offset, len) {
+            return Self { window: Arc::clone(&self.window), range };
+        }
+        let first = Arc::clone(self.first());
+        let (iova, lkey, pd) = (first.iova.wrapping_add(offset as u64), first.lkey, first.mr().domain());
+        Self::of_window(iova, lkey, len, PdId::of(pd), Owner::First(first))
+    }
+
+    /// Replaces its range. The new one must belong to the caller.
+    fn set_range(&mut self, offset: usize, len: usize) {
+        match self.range_at(offset, len) {
+            Some(range) => self.range = range,
+            None => *self = self.sibling(offset, len),
+        }
+    }
+
+    fn region_iova(&self) -> u64 {
+        self.first().iova
     }
 
     /// The offset of its first byte within the region.
     fn offset(&self) -> usize {
-        self.iova.wrapping_sub(self.region.mr.addr()) as usize
+        self.iova().wrapping_sub(self.region_iova()) as usize
     }
 
     /// Its first byte in this process's address space.
     pub(super) fn as_ptr(&self) -> *mut u8 {
         // SAFETY: the offset is within the region.
-        unsafe { self.region.mr.as_ptr().add(self.offset()) }
+        unsafe { self.window.mr().as_ptr().add(self.offset()) }
     }
 
     /// Length in bytes. It may be 0.
     #[must_use]
+    #[inline]
     pub fn len(&self) -> usize {
-        self.len
+        if self.range == Range::WHOLE {
+            self.window.wide.map_or(0, NonZeroUsize::get)
+        } else {
+            self.range.len() as usize
+        }
     }
 
     /// Whether its length is 0.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
     }
 
     /// Its bytes.
@@ -135,14 +243,14 @@ impl<M> Part<M> {
         // exists. No peer can write them: the region never had remote rights (`check_local`), and
         // an exposed part is owned by its `Exposed`. They belong to this part alone, and a part
         // that an operation uses is owned by the code that posted it, which calls no method of it.
-        unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) }
+        unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len()) }
     }
 
     /// Its bytes, mutable.
     #[must_use]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `bytes`. The part is borrowed exclusively, and no peer can read its bytes.
-        unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.len) }
+        unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.len()) }
     }
 
     /// Splits it: the first part has `mid` bytes, the second the rest.
@@ -161,10 +269,10 @@ impl<M> Part<M> {
     /// If `at` exceeds its length.
     #[must_use = "a part that is not used is dropped"]
     pub fn split_off(&mut self, at: usize) -> Self {
-        assert!(at <= self.len, "a split at {at} exceeds the part's {} bytes", self.len);
-        let iova = self.iova.wrapping_add(at as u64);
-        let rest = Self { region: Arc::clone(&self.region), iova, len: self.len - at };
-        self.len = at;
+        let (offset, len) = (self.offset(), self.len());
+        assert!(at <= len, "a split at {at} exceeds the part's {len} bytes");
+        let rest = self.sibling(offset + at, len - at);
+        self.set_range(offset, at);
         rest
     }
 
@@ -183,14 +291,18 @@ impl<M> Part<M> {
     /// # Errors
     /// Returns `other` if it is of another region or not a neighbour.
     pub fn try_join(&mut self, other: Self) -> Result<(), Self> {
-        if !Arc::ptr_eq(&self.region, &other.region) {
+        if !Arc::ptr_eq(self.first(), other.first()) {
             return Err(other);
         }
-        if self.offset() + self.len == other.offset() {
-            self.len += other.len;
-        } else if other.offset() + other.len == self.offset() {
-            self.iova = other.iova;
-            self.len += other.len;
+        let (start, other_start) = (self.offset(), other.offset());
+        let len = self.len() + other.len();
+        if start + self.len() == other_start {
+            self.set_range(start, len);
+        } else if other_start + other.len() == start {
+            if self.range_at(other_start, len).is_none() {
+                *self = other;
+            }
+            self.set_range(other_start, len);
         } else {
             return Err(other);
         }
@@ -201,7 +313,7 @@ impl<M> Part<M> {
     /// one counter.
     #[must_use]
     pub fn freeze(self) -> Shared<M> {
-        Shared { iova: self.iova, len: self.len, part: Arc::new(self) }
+        Shared { iova: self.iova(), len: self.len(), part: Arc::new(self) }
     }
 
     /// The region, if this is its only part. Parts that were dropped do not matter.
@@ -209,10 +321,16 @@ impl<M> Part<M> {
     /// # Errors
     /// Returns the part if the region has other parts.
     pub fn into_mr(self) -> Result<Mr<M>, Self> {
-        let Self { region, iova, len } = self;
-        match Arc::try_unwrap(region) {
-            Ok(region) => Ok(region.mr),
-            Err(region) => Err(Self { region, iova, len }),
+        let Self { window, range } = self;
+        match Arc::try_unwrap(window) {
+            Ok(Window { owner: Owner::Mr(mr), .. }) => Ok(mr),
+            Ok(Window { owner: Owner::First(first), iova, lkey, verified_pd, wide }) => {
+                Arc::try_unwrap(first).map(Window::into_mr).map_err(|first| {
+                    let owner = Owner::First(first);
+                    Self { window: Arc::new(Window { iova, lkey, verified_pd, wide, owner }), range }
+                })
+            }
+            Err(window) => Err(Self { window, range }),
         }
     }
 }
@@ -220,22 +338,22 @@ impl<M> Part<M> {
 impl<M> Registered for Part<M> {
     #[inline]
     fn domain(&self) -> Domain<'_> {
-        Domain(self.region.mr.domain())
+        Domain(self.window.mr().domain())
     }
 
     #[inline]
     fn iova(&self) -> u64 {
-        self.iova
+        self.window.iova.wrapping_add(self.range.offset().into())
     }
 
     #[inline]
     fn lkey(&self) -> u32 {
-        self.region.lkey
+        self.window.lkey
     }
 
     #[inline]
     fn length(&self) -> usize {
-        self.len
+        self.len()
     }
 
     #[inline]
@@ -246,7 +364,12 @@ impl<M> Registered for Part<M> {
 
     #[inline]
     fn verified_pd(&self) -> PdId {
-        self.region.verified_pd
+        self.window.verified_pd
+    }
+
+    #[inline]
+    fn verified_len(&self) -> u32 {
+        self.range.len()
     }
 }
 
@@ -269,7 +392,7 @@ impl<M> fmt::Debug for Part<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Part")
             .field("addr", &format_args!("{:#x}", self.iova()))
-            .field("len", &self.len)
+            .field("len", &self.len())
             .field("lkey", &format_args!("{:#x}", self.lkey()))
             .finish()
     }
@@ -286,14 +409,14 @@ impl<M> Iterator for Chunks<M> {
 
     fn next(&mut self) -> Option<Part<M>> {
         let mut part = self.rest.take().filter(|part| !part.is_empty())?;
-        if part.len > self.size {
+        if part.len() > self.size {
             self.rest = Some(part.split_off(self.size));
         }
         Some(part)
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
-        let left = self.rest.as_ref().map_or(0, |part| part.len.div_ceil(self.size));
+        let left = self.rest.as_ref().map_or(0, |part| part.len().div_ceil(self.size));
         (left, Some(left))
     }
 }
@@ -355,7 +478,7 @@ impl<M> Shared<M> {
     /// Its bytes.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
-        let start = self.iova.wrapping_sub(self.part.iova) as usize;
+        let start = self.iova.wrapping_sub(self.part.iova()) as usize;
         &self.part.bytes()[start..start + self.len]
     }
 
@@ -459,9 +582,12 @@ impl<M> From<PartError<M>> for Error {
 
 #[cfg(test)]
 mod tests {
+    use std::ptr::NonNull;
+
     use proptest::prelude::*;
 
     use super::*;
+    use crate::owned::buffer::checked_sge;
     use crate::testing::Plain;
     use crate::{DriverId, ImplicitMr};
 
@@ -545,6 +671,78 @@ mod tests {
     #[should_panic = "a split at 5 exceeds the part's 4 bytes"]
     fn split_beyond_a_part_panics() {
         let _ = whole(4).split_at(5);
+    }
+
+    /// Memory that no test accesses.
+    struct Claimed(usize);
+
+    // SAFETY: the bytes are never accessed.
+    unsafe impl MemoryOwner for Claimed {
+        fn region(&mut self) -> (NonNull<u8>, usize) {
+            (NonNull::dangling(), self.0)
+        }
+    }
+
+    fn claimed(len: usize) -> Part<Claimed> {
+        let pd = Plain::default().domain();
+        let mr = ImplicitMr::for_test(pd.domain(), Access::LOCAL_WRITE).part(Claimed(len));
+        Part::new(mr.map_err(|failed| failed.error).unwrap()).unwrap()
+    }
+
+    const GIB: usize = 1 << 30;
+
+    #[test]
+    fn parts_of_a_region_beyond_4_gib_are_split_and_joined() {
+        let whole = claimed(20 * GIB);
+        let iova = whole.iova();
+        assert_eq!((whole.len(), whole.verified_pd()), (20 * GIB, PdId::NONE));
+        let (mut left, right) = whole.split_at(9 * GIB + 1);
+        assert_eq!((left.iova(), left.len()), (iova, 9 * GIB + 1));
+        assert_eq!((right.iova() - iova, right.len()), ((9 * GIB + 1) as u64, 11 * GIB - 1));
+        let (short, rest) = right.split_at(GIB);
+        assert_eq!((short.iova() - iova, short.len()), ((9 * GIB + 1) as u64, GIB));
+        assert_ne!(short.verified_pd(), PdId::NONE, "an SGE holds its length");
+        let (short, end) = short.split_at(GIB - 3);
+        assert_eq!((end.iova(), end.len()), (rest.iova() - 3, 3));
+        let rest = left.try_join(rest).unwrap_err();
+        left.try_join(short).unwrap();
+        left.try_join(end).unwrap();
+        assert_eq!((left.iova(), left.len()), (iova, 10 * GIB + 1));
+        // The upper part joins the lower one.
+        let mut rest = rest;
+        rest.try_join(left).unwrap();
+        assert_eq!((rest.iova(), rest.len()), (iova, 20 * GIB));
+    }
+
+    #[test]
+    fn region_beyond_4_gib_comes_back_from_its_last_part() {
+        let mut parts = claimed(9 * GIB).chunks(2 * GIB);
+        assert_eq!(parts.len(), 5);
+        let last = parts.by_ref().last().unwrap();
+        assert_eq!(last.len(), GIB);
+        assert_eq!(last.into_mr().unwrap().len(), 9 * GIB);
+
+        let mut parts = claimed(9 * GIB).chunks(2 * GIB);
+        let (mut first, mut others) = (parts.next().unwrap(), parts.collect::<Vec<_>>());
+        let last = others.pop().unwrap().into_mr().unwrap_err();
+        others.push(last);
+        while let Some(part) = others.pop() {
+            if let Err(part) = first.try_join(part) {
+                others.insert(0, part);
+            }
+        }
+        assert_eq!((first.len(), first.offset()), (9 * GIB, 0));
+        assert_eq!(first.into_mr().unwrap().len(), 9 * GIB);
+    }
+
+    #[test]
+    fn part_of_the_longest_sge_is_posted_after_the_checks() {
+        for (len, verified) in [(u32::MAX as usize - 1, true), (u32::MAX as usize, false)] {
+            let part = claimed(len);
+            assert_eq!((part.len(), part.verified_pd() != PdId::NONE), (len, verified));
+            let pd = Arc::clone(part.domain().0);
+            assert_eq!(checked_sge("test", &part, &pd, ..).unwrap().length as usize, len);
+        }
     }
 
     #[test]
