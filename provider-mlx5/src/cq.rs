@@ -12,7 +12,7 @@ use std::sync::Arc;
 use bareverbs_provider::barrier;
 use bareverbs_provider::device::IoctlError;
 use bareverbs_provider::layout::QueueLayout;
-use bareverbs_provider::traits::{Completion, CompletionQueue};
+use bareverbs_provider::traits::{Completion, CompletionQueue, Visitor};
 use bareverbs_provider::work::{WcStatus, WorkCompletion};
 
 pub use self::decode::Mlx5Completion;
@@ -502,6 +502,20 @@ unsafe impl CompletionQueue for Mlx5Cq {
     fn next(&mut self) -> Option<Mlx5Completion<'_>> {
         // SAFETY: the ring is not freed while the CQ is borrowed.
         Some(unsafe { self.poll_one()?.completion() })
+    }
+
+    #[inline(always)]
+    fn visit_next<V: Visitor>(&mut self, visitor: V) -> V::Output {
+        match self.poll_fast() {
+            FastPoll::Cqe(cqe) => {
+                // SAFETY: the ring is not freed while the CQ is borrowed.
+                let output = visitor.completion(unsafe { cqe.completion() });
+                self.release();
+                output
+            }
+            FastPoll::Empty => visitor.empty(),
+            FastPoll::Declined => visitor.declined(),
+        }
     }
 
     /// The results of the fast path and of the slow path are returned separately. A single value

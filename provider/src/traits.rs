@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use bareverbs_uapi::uverbs::types::QpCap;
 
-pub use self::completion_queue::{Completion, CompletionQueue};
+pub use self::completion_queue::{Completion, CompletionQueue, Visitor};
 pub use self::qp_control::QpControl;
 pub use self::recv_queue::RecvQueue;
 pub use self::send_queue::SendQueue;

@@ -15,7 +15,7 @@ use bareverbs_provider::request::{RssQpRequest, WqChange, WqRequest};
 use bareverbs_provider::rss::{HashFields, TOEPLITZ_KEY};
 use bareverbs_provider::traits::{
     Completion, CompletionQueue, CreatedAh, CreatedCq, CreatedQp, CreatedSrq, Provider, QpControl, RecvQueue,
-    SendQueue,
+    SendQueue, Visitor,
 };
 use bareverbs_provider::work::{
     Datagram, Frame, Imm, Operation, Payload, PushError, RecvRequest, SendFlags, SendRequest, WcFlags,
@@ -319,6 +319,33 @@ fn minimal_send_queue_rings_for_deferred_requests() {
         assert_eq!(SendQueue::try_post(&mut queue, &send, false), None);
     }
     assert_eq!((queue.pushed, queue.rings), (5, 2));
+}
+
+struct Visited;
+
+impl Visitor for Visited {
+    type Output = Option<(u64, bool)>;
+
+    fn completion(self, completion: impl Completion) -> Self::Output {
+        Some((completion.wr_id(), completion.is_recv()))
+    }
+
+    fn empty(self) -> Self::Output {
+        None
+    }
+
+    fn declined(self) -> Self::Output {
+        panic!("the default polls every completion");
+    }
+}
+
+#[test]
+fn minimal_completion_queue_releases_what_a_visitor_has_seen() {
+    let mut queue = Queue { completions: 2, ..Queue::default() };
+    for expected in [Some((1, false)), Some((0, false)), None] {
+        assert_eq!(queue.visit_next(Visited), expected);
+    }
+    assert_eq!(queue.releases, 2);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use bareverbs_provider::command;
 use bareverbs_provider::device::IoctlError;
 use bareverbs_provider::error::CreateError;
 use bareverbs_provider::request::CqRequest;
-use bareverbs_provider::traits::{CompletionQueue, CreatedCq, Provider};
+use bareverbs_provider::traits::{CompletionQueue, CreatedCq, Provider, Visitor};
 use bareverbs_uapi::write::structs::DestroyCqResp;
 use bareverbs_uapi::write::types::CqCreateFlags;
 use rustix::io::Errno;
@@ -330,6 +330,12 @@ impl<P: Provider> Cq<P> {
     #[inline]
     pub fn poll(&mut self) -> Completions<'_, P> {
         Completions { queue: &mut self.queue, taken: false }
+    }
+
+    /// As [`CompletionQueue::visit_next`].
+    #[inline(always)]
+    pub(crate) fn visit_next<V: Visitor>(&mut self, visitor: V) -> V::Output {
+        self.queue.visit_next(visitor)
     }
 
     /// Polls one completion; `None` if the CQ is empty.

@@ -26,7 +26,7 @@ use bareverbs_provider::request::{
 };
 use bareverbs_provider::traits::{
     Completion, CompletionQueue, CreatedAh, CreatedCq, CreatedQp, CreatedSrq, CreatedWq, Provider, QpControl,
-    RecvQueue, SendQueue,
+    RecvQueue, SendQueue, Visitor,
 };
 use bareverbs_provider::work::{
     Datagram, Frame, Imm, PushError, RecvRequest, SendRequest, WcFlags, WcOpcode, WcStatus, WorkCompletion,
@@ -386,6 +386,11 @@ macro_rules! providers {
             type Completion<'a> = AnyCompletion<'a>;
 
             #[inline(always)]
+            fn visit_next<V: Visitor>(&mut self, visitor: V) -> V::Output {
+                forward!(@safe self, visit_next(visitor), $($variant $feature)*)
+            }
+
+            #[inline(always)]
             fn next(&mut self) -> Option<AnyCompletion<'_>> {
                 match self {
                     $(#[cfg(feature = $feature)] Self::$variant(queue) => {
@@ -419,6 +424,8 @@ macro_rules! providers {
                 fn status(&self) -> WcStatus;
                 #[inline]
                 fn opcode(&self) -> WcOpcode;
+                #[inline]
+                fn is_recv(&self) -> bool;
                 #[inline]
                 fn recv_opcode(&self) -> WcOpcode;
                 #[inline]

@@ -11,7 +11,7 @@ use bareverbs_provider::error::{CreateError, DoorbellError};
 use bareverbs_provider::request::{AhRequest, CqRequest, QpRequest, SrqChange, SrqRequest};
 use bareverbs_provider::traits::{
     Completion, CompletionQueue, CreatedAh, CreatedCq, CreatedQp, CreatedSrq, Provider, QpControl, RecvQueue,
-    SendQueue,
+    SendQueue, Visitor,
 };
 use bareverbs_provider::work::{
     Datagram, Imm, PushError, RecvRequest, SendFlags, SendRequest, WcFlags, WcOpcode, WcStatus,
@@ -59,6 +59,8 @@ pub(crate) struct Log {
     pub(crate) panics: bool,
     /// The number of times that CQs were armed.
     pub(crate) arms: u32,
+    /// Whether the fast path of polls declines every completion.
+    pub(crate) declines: bool,
     rings: u32,
 }
 
@@ -250,6 +252,16 @@ unsafe impl CompletionQueue for Ring {
 
     fn next(&mut self) -> Option<Taken> {
         self.plain.log().completions.pop_front().map(Taken)
+    }
+
+    fn visit_next<V: Visitor>(&mut self, visitor: V) -> V::Output {
+        if self.plain.log().declines {
+            return visitor.declined();
+        }
+        match self.next() {
+            Some(completion) => visitor.completion(completion),
+            None => visitor.empty(),
+        }
     }
 
     fn release(&mut self) {}

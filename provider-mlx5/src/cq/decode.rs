@@ -184,6 +184,12 @@ impl Completion for Mlx5Completion<'_> {
 
     /// Without an access to the CQE.
     #[inline]
+    fn is_recv(&self) -> bool {
+        self.opcode != CqeOpcode::REQ
+    }
+
+    /// Without an access to the CQE.
+    #[inline]
     fn recv_opcode(&self) -> WcOpcode {
         if self.opcode == CqeOpcode::RESP_WR_IMM { WcOpcode::RECV_RDMA_WITH_IMM } else { WcOpcode::RECV }
     }

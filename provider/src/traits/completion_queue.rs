@@ -16,8 +16,8 @@ use crate::work::{Imm, WcFlags, WcOpcode, WcStatus, WorkCompletion};
 ///    until the value is dropped. The memory that a borrowed [`Completion`] reads stays valid and
 ///    in place while it is borrowed. `verbs`' `Cq::drop` relies on it: it destroys the kernel
 ///    object first.
-/// 2. **Success** ([`next`](Self::next), [`next_value`](Self::next_value),
-///    [`next_values`](Self::next_values)). A completion with the status [`WcStatus::SUCCESS`]
+/// 2. **Success** ([`next`](Self::next), [`visit_next`](Self::visit_next),
+///    [`next_value`](Self::next_value), [`next_values`](Self::next_values)). A completion with the status [`WcStatus::SUCCESS`]
 ///    belongs to a request that was posted to a queue of this CQ. It has the posted `wr_id`: that
 ///    of the last request in the slot that the entry names. `verbs`' `Endpoint::poll` relies on it:
 ///    it returns the request's buffer.
@@ -36,8 +36,8 @@ use crate::work::{Imm, WcFlags, WcOpcode, WcStatus, WorkCompletion};
 ///    one of the new request, and the device is trusted not to write it before it has finished
 ///    that request.
 /// 5. **Slots** ([`release`](Self::release)). The device writes to the slot of a polled completion
-///    only after `release`, or after [`next_value`](Self::next_value) or
-///    [`next_values`](Self::next_values), which also release. No completion can be borrowed then.
+///    only after `release`, or after [`visit_next`](Self::visit_next),
+///    [`next_value`](Self::next_value) or [`next_values`](Self::next_values), which also release. No completion can be borrowed then.
 ///
 /// No code may rely on the fields of a completion beyond its `wr_id` and status without a check:
 /// `byte_len` may exceed the memory of the request.
@@ -68,6 +68,18 @@ pub unsafe trait CompletionQueue: Send {
 
     /// Polls the next completion. [`CompletionQueue::release`] returns its slot to the device.
     fn next(&mut self) -> Option<Self::Completion<'_>>;
+
+    /// Polls the next completion on the fast path, passes it to `visitor`, and releases its slot and
+    /// all slots polled before. The visitor is compiled for each type of completion, so the fields
+    /// that a provider knows are constants in it. Default: [`next`](Self::next),
+    /// [`release`](Self::release).
+    #[inline(always)]
+    fn visit_next<V: Visitor>(&mut self, visitor: V) -> V::Output {
+        let Some(completion) = self.next() else { return visitor.empty() };
+        let output = visitor.completion(completion);
+        self.release();
+        output
+    }
 
     /// Polls the next completion by value and releases its slot and all slots polled before.
     /// Default: [`next`](Self::next), [`Completion::to_value`], [`release`](Self::release).
@@ -113,6 +125,21 @@ pub unsafe trait CompletionQueue: Send {
     fn arm(&mut self, solicited_only: bool) -> Result<(), IoctlError>;
 }
 
+/// The user of [`CompletionQueue::visit_next`]. One of the methods is called.
+pub trait Visitor {
+    /// The result of each method.
+    type Output;
+
+    /// There is a completion.
+    fn completion(self, completion: impl Completion) -> Self::Output;
+
+    /// The device has written no further CQE.
+    fn empty(self) -> Self::Output;
+
+    /// Nothing was polled: [`CompletionQueue::next`] must handle the CQE, if there is one.
+    fn declined(self) -> Self::Output;
+}
+
 /// A completion in place. The obligations are those of [`CompletionQueue`]; this trait by itself
 /// guarantees nothing.
 pub trait Completion {
@@ -124,6 +151,12 @@ pub trait Completion {
     /// Operation; valid on success only.
     #[doc(alias = "ibv_wc_read_opcode")]
     fn opcode(&self) -> WcOpcode;
+    /// Whether a completion that is known to be successful is that of a receive. Default: whether
+    /// [`opcode`](Self::opcode) has the bit [`WcOpcode::RECV`].
+    #[inline]
+    fn is_recv(&self) -> bool {
+        self.opcode().0 & WcOpcode::RECV.0 != 0
+    }
     /// Operation of a completion that is known to be of a successful receive. Default:
     /// [`opcode`](Self::opcode).
     #[inline]

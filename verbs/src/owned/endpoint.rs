@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bareverbs_provider::traits::{Completion, Provider};
+use bareverbs_provider::traits::{Completion, Provider, Visitor};
 
 use super::flow::{CLOSED, Failure, MARKER, RECVS, Received, RecvFlow, SENDS, SendFlow};
 use super::options::Parts;
@@ -119,27 +119,54 @@ pub(super) enum Polled<B> {
     Empty,
     /// An operation that was successful.
     Done(Done<B>),
-    /// A completion that needs more work, in [`Flows::polled`], or an operation that was reaped
-    /// before.
+    /// A completion that needs more work, in [`Flows::polled`], an operation that was reaped
+    /// before, or a CQE that the fast path declined.
     Slow,
 }
 
-/// Polls a completion.
-#[inline(always)]
-pub(super) fn poll_flows<B, P: Provider>(
+/// Polls a completion on the fast path.
+pub(super) struct PollFast<'f, B>(pub(super) &'f mut Flows<B>);
+
+impl<B> Visitor for PollFast<'_, B> {
+    type Output = Polled<B>;
+
+    #[inline(always)]
+    fn completion(self, completion: impl Completion) -> Polled<B> {
+        end_operation(self.0, completion)
+    }
+
+    #[inline(always)]
+    fn empty(self) -> Polled<B> {
+        if self.0.has_result() { Polled::Slow } else { Polled::Empty }
+    }
+
+    #[inline(always)]
+    fn declined(self) -> Polled<B> {
+        Polled::Slow
+    }
+}
+
+/// Polls any completion.
+pub(super) fn poll_any<B, P: Provider>(
     flows: &mut Flows<B>,
     mut completions: Completions<'_, P>,
 ) -> Polled<B> {
-    let Some(completion) = completions.next() else {
-        return if flows.has_result() { Polled::Slow } else { Polled::Empty };
-    };
+    completions.next().map_or(Polled::Empty, |completion| end_operation(flows, completion))
+}
+
+/// Takes the operation of a completion, if it was successful and is the oldest of its queue.
+#[inline(always)]
+fn end_operation<B>(flows: &mut Flows<B>, completion: impl Completion) -> Polled<B> {
     let (wr_id, status) = (completion.wr_id(), completion.status());
     if status == WcStatus::SUCCESS {
-        if let Some(oldest) = flows.sends.oldest(wr_id) {
+        // The direction decides which queue is searched. It may be wrong if the device is: then no
+        // request of the queue has this `wr_id`.
+        if completion.is_recv() {
+            if let Some(oldest) = flows.recvs.oldest(wr_id) {
+                return Polled::Done(oldest.take().done(received(&completion)));
+            }
+        } else if let Some(oldest) = flows.sends.oldest(wr_id) {
             return Polled::Done(oldest.take().done());
-        }
-        if let Some(oldest) = flows.recvs.oldest(wr_id) {
-            return Polled::Done(oldest.take().done(received(&completion)));
         }
     }
     // A copy, so that the fast path keeps the completion in registers.
@@ -154,7 +181,10 @@ pub(super) struct Flows<B> {
     pub(super) recvs: RecvFlow<B>,
     /// A completion that was polled and not reaped. Not in [`Polled`], whose variants share their
     /// place: the compiler would move the operation through memory.
-    polled: Option<WorkCompletion>,
+    pub(super) polled: Option<WorkCompletion>,
+    /// The result of a slow poll, for a moment. The slow path returns it here, because a function's
+    /// result in memory would force that of the fast path into the same memory.
+    pub(super) slow: Option<Result<Done<B>, Failed<B>>>,
 }
 
 impl<B, P: Provider> Endpoint<B, P> {
@@ -244,19 +274,32 @@ impl<B, P: Provider> Endpoint<B, P> {
     ///   buffer.
     #[inline]
     pub fn poll(&mut self) -> Option<Result<Done<B>, Failed<B>>> {
-        match poll_flows::<B, P>(&mut self.flows, self.cq.poll()) {
+        match self.cq.visit_next(PollFast(&mut self.flows)) {
             Polled::Done(done) => Some(Ok(done)),
             Polled::Empty => None,
-            Polled::Slow => self.poll_slow(),
+            Polled::Slow => {
+                self.poll_slow();
+                self.flows.slow.take()
+            }
         }
     }
 
-    #[cold]
     #[inline(never)]
-    fn poll_slow(&mut self) -> Option<Result<Done<B>, Failed<B>>> {
-        let completion = self.flows.polled.take();
-        let earlier = self.take();
-        let Some(completion) = completion else { return earlier };
+    fn poll_slow(&mut self) {
+        self.flows.slow = self.slow_result();
+    }
+
+    fn slow_result(&mut self) -> Option<Result<Done<B>, Failed<B>>> {
+        let completion = match self.flows.polled.take() {
+            Some(completion) => completion,
+            // The fast path declined a CQE, or found none and there are operations that were reaped.
+            None => match poll_any::<B, P>(&mut self.flows, self.cq.poll()) {
+                Polled::Done(done) => return Some(Ok(done)),
+                Polled::Empty => return self.take(),
+                Polled::Slow => self.flows.polled.take()?,
+            },
+        };
+        let earlier = if self.flows.has_complete() { self.take() } else { None };
         match (self.reap_one(completion), earlier) {
             // An unknown completion has ended the connection. Later polls show that, too.
             (_, Some(earlier)) => Some(earlier),
@@ -592,6 +635,7 @@ impl<B> Flows<B> {
             sends: SendFlow::new(Arc::clone(domain), sends, signal_every),
             recvs: RecvFlow::new(Arc::clone(domain), recvs),
             polled: None,
+            slow: None,
         }
     }
 
@@ -604,9 +648,14 @@ impl<B> Flows<B> {
 
     /// Makes polls return operations that were reaped before all others, if there are any.
     fn hold(&mut self) {
-        let held = self.sends.queue().has_complete() || self.recvs.queue().has_complete();
+        let held = self.has_complete();
         self.sends.hold(held);
         self.recvs.hold(held);
+    }
+
+    /// Whether an operation was reaped and not returned.
+    fn has_complete(&self) -> bool {
+        self.sends.queue().has_complete() || self.recvs.queue().has_complete()
     }
 
     /// Whether [`Endpoint::take`] may return an operation.

@@ -8,11 +8,11 @@ use bareverbs_provider::caps::Capabilities;
 use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_provider::error::CreateError;
 use bareverbs_provider::request::{AhRequest, CqRequest, QpRequest, SrqChange, SrqRequest};
-use bareverbs_provider::traits::{CreatedAh, CreatedCq, CreatedQp, CreatedSrq, Provider};
+use bareverbs_provider::traits::{CompletionQueue, CreatedAh, CreatedCq, CreatedQp, CreatedSrq, Provider};
 use bareverbs_uapi::write::structs::ExQueryDeviceResp;
 use rustix::io::Errno;
 
-use super::endpoint::{Flows, Polled, poll_flows};
+use super::endpoint::{Flows, PollFast, Polled, poll_any};
 use super::{Connection, Done, Failed, Hub, NotPosted, Op, Part, Pending, Pool, Source, Target};
 use crate::context::ContextInner;
 use crate::pd::shared::PdShared;
@@ -79,17 +79,22 @@ impl<B> RawEndpoint<B> {
     /// `cq` must be the CQ of the queues that the endpoint posts to.
     #[inline(always)]
     pub unsafe fn poll<P: Provider>(&mut self, cq: &mut P::Cq) -> Option<Result<Done<B>, Failed<B>>> {
-        match poll_flows::<B, P>(&mut self.flows, Completions::from_raw_queue(cq)) {
+        match cq.visit_next(PollFast(&mut self.flows)) {
             Polled::Done(done) => Some(Ok(done)),
             Polled::Empty => None,
-            Polled::Slow => self.poll_slow(),
+            Polled::Slow => {
+                self.poll_slow::<P>(cq);
+                self.flows.slow.take()
+            }
         }
     }
 
-    #[cold]
     #[inline(never)]
-    fn poll_slow(&mut self) -> Option<Result<Done<B>, Failed<B>>> {
-        self.flows.take()
+    fn poll_slow<P: Provider>(&mut self, cq: &mut P::Cq) {
+        self.flows.slow = match poll_any::<B, P>(&mut self.flows, Completions::from_raw_queue(cq)) {
+            Polled::Done(done) => Some(Ok(done)),
+            Polled::Empty | Polled::Slow => self.flows.take(),
+        };
     }
 
     #[cold]

@@ -116,7 +116,13 @@ impl Setup {
     }
 
     fn complete(&self, wr_id: u64, status: WcStatus) {
-        self.plain.log().completions.push_back(completion(wr_id, status));
+        let opcode = if owner(wr_id) == RECVS { WcOpcode::RECV } else { WcOpcode::SEND };
+        self.complete_as(wr_id, status, opcode);
+    }
+
+    fn complete_as(&self, wr_id: u64, status: WcStatus, opcode: WcOpcode) {
+        let completion = WorkCompletion { opcode, ..completion(wr_id, status) };
+        self.plain.log().completions.push_back(completion);
     }
 
     /// Posts a send with this tag and returns its `wr_id`.
@@ -552,6 +558,34 @@ fn reaped_operations_are_returned_before_later_ones_of_either_direction() {
     let second = setup.send(2, true);
     setup.complete(second, WcStatus::SUCCESS);
     assert_eq!((setup.ended(), setup.endpoint.pending()), (vec![2], 0));
+}
+
+#[test]
+fn completion_with_the_opcode_of_the_other_direction_ends_its_operation() {
+    let mut setup = Setup::new();
+    let (received, sent) = (setup.post(), setup.send(1, true));
+    setup.complete_as(sent, WcStatus::SUCCESS, WcOpcode::RECV);
+    assert_eq!(setup.ended(), [1]);
+    setup.complete_as(received, WcStatus::SUCCESS, WcOpcode::SEND);
+    assert!(setup.endpoint.poll().unwrap().unwrap().buffer.is_some());
+    assert_eq!(setup.endpoint.pending(), 0);
+}
+
+#[test]
+fn completions_that_the_fast_path_declines_are_returned_in_order() {
+    let mut setup = Setup::new();
+    setup.plain.log().declines = true;
+    assert!(setup.endpoint.poll().is_none());
+    let received = setup.post();
+    let (first, second) = (setup.send(1, true), setup.send(2, true));
+    setup.complete(first, WcStatus::SUCCESS);
+    setup.complete(received, WcStatus::SUCCESS);
+    setup.complete(second, WcStatus::REM_OP_ERR);
+    assert_eq!(setup.endpoint.poll().unwrap().unwrap().tag, 1);
+    setup.endpoint.reap().unwrap();
+    assert_eq!(setup.endpoint.poll().unwrap().unwrap_err().tag, 2);
+    assert!(setup.endpoint.poll().unwrap().unwrap().is_recv());
+    assert!(setup.endpoint.poll().is_none());
 }
 
 #[test]
