@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 use bareverbs_provider::traits::Provider;
 
 use super::hub::connection::ConnectionInner;
-use super::hub::reaper::{BATCH, Conn, Direction, Failure, Operation, Operations};
+use super::hub::reaper::{BATCH, Conn, Direction, Ended, Failure, Operation, Operations};
 use super::hub::table::Detached;
 use super::op::OpPayload;
 use super::{Done, Failed, Op, Outcome};
-use crate::{AnyProvider, Error, Result, WcOpcode, WcStatus, WorkCompletion};
+use crate::{AnyProvider, Error, Result, WcOpcode, WcStatus};
 
 /// An operation of a [`Connection`](super::Connection): posted, and to be awaited.
 ///
@@ -153,10 +153,12 @@ impl<B, P: Provider> Pending<B, P> {
     #[inline]
     fn poll_result(&mut self, cx: &Context<'_>) -> Poll<Result<Done<B>, Failed<B>>> {
         let State::Posted { peer, wr_id } = &self.state else { return Poll::Ready(self.take_refused()) };
-        let mut polled = peer.hub.table.poll(*wr_id, cx);
-        if polled.is_pending() && peer.hub.poll(BATCH) > 0 {
-            polled = peer.hub.table.poll(*wr_id, cx);
+        if peer.hub.table.is_in_flight(*wr_id) {
+            peer.hub.poll(BATCH);
         }
+        // A completion that arrives from now on raises an event: a driver or a blocked thread reaps
+        // it, and finds the waker.
+        let polled = peer.hub.table.poll(*wr_id, cx);
         let Poll::Ready(ended) = polled else { return Poll::Pending };
         if let Some((operation, _)) = &ended {
             peer.conn.put_slot(operation.direction, Operations::<B>::index(*wr_id));
@@ -165,7 +167,7 @@ impl<B, P: Provider> Pending<B, P> {
             return Poll::Ready(self.take_refused());
         };
         let result = match ended {
-            Some((operation, completion)) => finished(&peer.conn, operation, &completion),
+            Some((operation, completion)) => finished(&peer.conn, operation, completion),
             None => Err(Error::Closed { verb: "Pending::wait", reason: "the connection was closed" }.into()),
         };
         // The last handle of a connection destroys its QP.
@@ -177,14 +179,14 @@ impl<B, P: Provider> Pending<B, P> {
 fn finished<B, P: Provider>(
     conn: &Conn<P>,
     operation: Operation<B>,
-    completion: &WorkCompletion,
+    ended: Ended,
 ) -> Result<Done<B>, Failed<B>> {
     let Operation { buffer, verb, direction, tag, len } = operation;
-    let WorkCompletion { status, vendor_err, opcode, byte_len, .. } = *completion;
+    let Ended { status, vendor_err, opcode, byte_len, imm } = ended;
     if status == WcStatus::SUCCESS {
         let received = direction == Direction::Recv && opcode == WcOpcode::RECV;
         let len = if received { byte_len } else { len };
-        let imm = if direction == Direction::Recv { completion.imm() } else { None };
+        let imm = imm.filter(|_| direction == Direction::Recv);
         return Ok(Done { tag, buffer, len, imm, opcode });
     }
     let cause = match conn.lock().failure {

@@ -25,7 +25,34 @@ const PROBE: u64 = CONTROL | 5;
 pub(crate) const BATCH: usize = 32;
 
 /// The operations of a hub.
-pub(crate) type Operations<B> = Table<Operation<B>, WorkCompletion>;
+pub(crate) type Operations<B> = Table<Operation<B>, Ended>;
+
+/// The completion of an operation.
+#[derive(Clone, Copy)]
+pub(crate) struct Ended {
+    pub(crate) status: WcStatus,
+    pub(crate) vendor_err: u32,
+    pub(crate) opcode: WcOpcode,
+    pub(crate) byte_len: u32,
+    /// Immediate data of a receive.
+    pub(crate) imm: Option<Imm>,
+}
+
+impl Ended {
+    #[inline(always)]
+    fn success(completion: &impl Completion) -> Self {
+        let (opcode, imm) = match completion.is_recv() {
+            true => (completion.recv_opcode(), completion.recv_imm()),
+            false => (completion.opcode(), None),
+        };
+        let byte_len = completion.byte_len();
+        Self { status: WcStatus::SUCCESS, vendor_err: 0, opcode, byte_len, imm }
+    }
+
+    fn error(status: WcStatus, vendor_err: u32) -> Self {
+        Self { status, vendor_err, opcode: WcOpcode::SEND, byte_len: 0, imm: None }
+    }
+}
 
 /// An operation of a hub.
 pub(crate) struct Operation<B> {
@@ -278,36 +305,39 @@ impl<P: Provider> Reaper<P> {
             && let Some(completion) = completions.next()
         {
             taken += 1;
-            let mut completion = completion.to_value();
+            let wr_id = completion.wr_id();
             if let Some(inbound) = inbound
-                && completion.wr_id & (SHARED | CONTROL) != 0
+                && wr_id & (SHARED | CONTROL) != 0
             {
-                message(&completion, by_number, table, inbound, batch);
+                message(&completion.to_value(), by_number, table, inbound, batch);
                 continue;
             }
-            if completion.status != WcStatus::SUCCESS {
-                failed(&mut completion, table, owners, inbound, batch);
-            }
-            match table.complete(completion.wr_id, completion) {
+            let ended = match completion.status() {
+                WcStatus::SUCCESS => Ended::success(&completion),
+                _ => failed(&completion.to_value(), table, owners, inbound, batch),
+            };
+            match table.complete(wr_id, ended) {
                 Completed::Waiting(waker) => {
                     if let Some(inbound) = inbound {
-                        inbound.count_sent(completion.status == WcStatus::SUCCESS, false);
+                        inbound.count_sent(ended.status == WcStatus::SUCCESS, false);
                     }
-                    batch.woken.extend(waker);
+                    if let Some(waker) = waker {
+                        batch.woken.push(waker);
+                    }
                 }
                 Completed::Detached(operation, _) => {
-                    let index = Operations::<B>::index(completion.wr_id);
+                    let index = Operations::<B>::index(wr_id);
                     if let Some(Some(conn)) = owners.get(index as usize) {
                         conn.put_slot(operation.direction, index);
                     }
                     if let Some(inbound) = inbound {
-                        inbound.count_sent(completion.status == WcStatus::SUCCESS, true);
+                        inbound.count_sent(ended.status == WcStatus::SUCCESS, true);
                     }
                     batch.ended.push(operation);
                 }
                 Completed::Unknown => {
-                    if let Some(conn) = by_number.get(&completion.qp_num) {
-                        end(conn, Failure::Unknown { wr_id: completion.wr_id }, table, inbound, batch);
+                    if let Some(conn) = by_number.get(&completion.qp_num()) {
+                        end(conn, Failure::Unknown { wr_id }, table, inbound, batch);
                     }
                 }
             }
@@ -316,42 +346,34 @@ impl<P: Provider> Reaper<P> {
     }
 }
 
-/// Ends the connection of a failed operation, and replaces the status of its completion by a more
-/// precise one if there is one.
+/// Ends the connection of a failed operation. Returns a more precise status if there is one.
 #[cold]
 #[inline(never)]
 fn failed<B, P: Provider>(
-    completion: &mut WorkCompletion,
+    completion: &WorkCompletion,
     table: &Operations<B>,
     owners: &[Option<Arc<Conn<P>>>],
     inbound: Option<&Arc<Inbound<P>>>,
     batch: &mut Batch<B>,
-) {
-    let WorkCompletion { wr_id, vendor_err, .. } = *completion;
-    let Some(verb) = table.inspect(wr_id, |operation| operation.verb) else { return };
-    let Some(Some(conn)) = owners.get(Operations::<B>::index(wr_id) as usize) else { return };
+) -> Ended {
+    let WorkCompletion { wr_id, mut status, vendor_err, .. } = *completion;
+    let unchanged = Ended::error(status, vendor_err);
+    let Some(verb) = table.inspect(wr_id, |operation| operation.verb) else { return unchanged };
+    let Some(Some(conn)) = owners.get(Operations::<B>::index(wr_id) as usize) else { return unchanged };
     let delivered = {
         let state = conn.lock();
         if let Some(qp) = &state.qp
             && let Some(failure) = qp.failure()
             && failure.wr_id == wr_id
         {
-            completion.status = failure.status;
+            status = failure.status;
         }
         state.flow.as_ref().is_some_and(Flow::is_delivered)
     };
-    end(
-        conn,
-        Failure::Completion { verb, status: completion.status, vendor_err, driver: conn.driver },
-        table,
-        inbound,
-        batch,
-    );
-    if delivered {
-        // The peer has acknowledged all data (FIN acknowledged). Only the hardware acknowledgement
-        // is missing.
-        completion.status = WcStatus::SUCCESS;
-    }
+    end(conn, Failure::Completion { verb, status, vendor_err, driver: conn.driver }, table, inbound, batch);
+    // If the peer has acknowledged all data (FIN acknowledged), only the hardware acknowledgement is
+    // missing.
+    Ended::error(if delivered { WcStatus::SUCCESS } else { status }, vendor_err)
 }
 
 /// Ends a connection, flushes its messages that wait for credits, and queues the event for its
@@ -372,9 +394,8 @@ pub(super) fn end<B, P: Provider>(
         (queue, complete, !std::mem::replace(&mut state.ended, true))
     };
     for Queued { wr_id, .. } in queue {
-        let flushed = WorkCompletion { wr_id, status: WcStatus::WR_FLUSH_ERR, ..WorkCompletion::default() };
         table.publish(wr_id);
-        match table.complete(wr_id, flushed) {
+        match table.complete(wr_id, Ended::error(WcStatus::WR_FLUSH_ERR, 0)) {
             Completed::Waiting(waker) => {
                 inbound.count_sent(false, false);
                 batch.woken.extend(waker);
@@ -527,6 +548,9 @@ type SmallList<T> = SmallVec<[T; BATCH]>;
 /// Empties the list in order. If `each` panics, the other values stay in it.
 #[inline]
 fn empty<T>(list: &mut SmallList<T>, mut each: impl FnMut(T)) {
+    if list.is_empty() {
+        return;
+    }
     list.reverse();
     while let Some(value) = list.pop() {
         each(value);

@@ -187,6 +187,12 @@ impl<T, R> Table<T, R> {
         }
     }
 
+    /// Whether an operation is in flight, and not detached.
+    #[inline]
+    pub(crate) fn is_in_flight(&self, wr_id: u64) -> bool {
+        self.with(wr_id, |slot| matches!(slot.state, State::Posted { .. })).unwrap_or(false)
+    }
+
     /// Looks at an operation in flight.
     pub(crate) fn inspect<V>(&self, wr_id: u64, look: impl FnOnce(&T) -> V) -> Option<V> {
         let looked = self.with(wr_id, |slot| match &slot.state {
