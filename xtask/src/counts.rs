@@ -74,8 +74,8 @@ const ROWS: [Row; 29] = [
     Row("safe, `Mr`: poll, of a send", One("safe poll send Mr"), [52.0, 47.0]),
     Row("safe, `Mr`: post_recv", One("safe post_recv Mr"), [44.0, 42.0]),
     Row("safe, `Mr`: poll, of a receive", One("safe poll receive Mr"), [56.0, 51.0]),
-    Row("hub, `Lease`: post of the same", One("hub post"), [358.0, 366.0]),
-    Row("hub: await of a completion in the CQ", One("hub await"), [1200.0, 1200.0]),
+    Row("hub, `Lease`: post of the same", One("hub post"), [354.0, 359.0]),
+    Row("hub: await of a completion in the CQ", One("hub await"), [750.0, 720.0]),
 ];
 
 impl Counts {
