@@ -1,7 +1,10 @@
 //! Work requests and completions as values.
 
+mod remote;
+
 use std::fmt;
 
+pub use self::remote::{ParseRemoteError, Remote};
 pub use bareverbs_uapi::uverbs::types::AccessFlags;
 pub use bareverbs_uapi::verbs_values::{MwType, WcFlags, WcStatus};
 pub use bareverbs_uapi::write::types::{PlacementType, SelectivityLevel, WcOpcode};
@@ -97,15 +100,6 @@ pub struct Sge {
     pub length: u32,
     /// Local key of the MR.
     pub lkey: u32,
-}
-
-/// Memory of the remote side.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Remote {
-    /// Address of the first byte, in the MR's address space.
-    pub addr: u64,
-    /// Remote key of the MR.
-    pub rkey: u32,
 }
 
 /// Operation of a send request.
@@ -519,7 +513,49 @@ pub struct WorkCompletion {
     pub dlid_path_bits: u8,
 }
 
+/// A completion with an error status, from [`WorkCompletion::check`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("request {wr_id:#x} failed: {status} (vendor error {vendor_err:#x})")]
+#[non_exhaustive]
+pub struct WcError {
+    /// `wr_id` of the request.
+    pub wr_id: u64,
+    /// Completion status.
+    pub status: WcStatus,
+    /// Vendor-specific error code.
+    pub vendor_err: u32,
+}
+
 impl WorkCompletion {
+    /// Whether the request was successful.
+    #[must_use]
+    #[inline]
+    pub fn is_success(&self) -> bool {
+        self.status == WcStatus::SUCCESS
+    }
+
+    /// Checks that the request was successful.
+    ///
+    /// ```
+    /// # use bareverbs_provider::work::{WcError, WorkCompletion};
+    /// fn received(completion: &WorkCompletion) -> Result<u32, WcError> {
+    ///     completion.check()?;
+    ///     Ok(completion.byte_len)
+    /// }
+    /// assert!(received(&WorkCompletion::default()).is_err());
+    /// ```
+    ///
+    /// # Errors
+    /// The status is not [`WcStatus::SUCCESS`]. The error converts to the `Error` of `bareverbs`.
+    #[inline]
+    pub fn check(&self) -> Result<(), WcError> {
+        if self.is_success() {
+            return Ok(());
+        }
+        let Self { wr_id, status, vendor_err, .. } = *self;
+        Err(WcError { wr_id, status, vendor_err })
+    }
+
     /// Immediate data, if the message has any.
     #[doc(alias = "imm_data")]
     #[must_use]

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use bareverbs_provider::device::IoctlError;
 use bareverbs_provider::error::{CreateError, DoorbellError, Feature, Limit};
+use bareverbs_provider::work::WcError;
 use bareverbs_uapi::uverbs::types::DriverId;
 use bareverbs_uapi::verbs_values::WcStatus;
 use rustix::io::Errno;
@@ -369,6 +370,14 @@ impl<T> DestroyError<T> {
 impl<T> From<DestroyError<T>> for Error {
     fn from(refused: DestroyError<T>) -> Self {
         refused.error
+    }
+}
+
+impl From<WcError> for Error {
+    /// The driver is unknown, so the description has the causes that all devices share.
+    fn from(failed: WcError) -> Self {
+        let WcError { status, vendor_err, .. } = failed;
+        Self::Completion { verb: "poll_cq", status, vendor_err, driver: DriverId::UNKNOWN }
     }
 }
 

@@ -143,8 +143,8 @@ pub use bareverbs_provider::request::{DoorbellChoice, Ece, QueueMemory};
 pub use bareverbs_provider::rss::{HashFields, HashFunctions, TOEPLITZ_KEY};
 pub use bareverbs_provider::traits::{Completion, Provider};
 pub use bareverbs_provider::work::{
-    Frame, Imm, MwBind, Operation, Payload, PushError, RecvRequest, Remote, SendFlags, SendRequest, Sge,
-    WcFlags, WorkCompletion, XrcOperation,
+    Frame, Imm, MwBind, Operation, ParseRemoteError, Payload, PushError, RecvRequest, Remote, SendFlags,
+    SendRequest, Sge, WcError, WcFlags, WorkCompletion, XrcOperation,
 };
 pub use bareverbs_uapi::abi::ParseNameError;
 pub use bareverbs_uapi::nldev::NodeType;
