@@ -24,7 +24,7 @@ use std::{str, thread};
 
 use anyhow::{Context, Result, bail, ensure};
 use bareverbs::owned::Lease;
-use bareverbs::owned::server::{Client, Event, Handle, Server};
+use bareverbs::owned::server::{Client, Event, Handle, Server, Waited};
 use bareverbs::{Device, Pd};
 use clap::Parser;
 use common::{Ends, Lines};
@@ -67,7 +67,7 @@ fn receive(pd: &Pd, options: &Options) -> Result<()> {
     let mut closing = None;
     loop {
         match server.wait_timeout(PROBE)? {
-            Some(Some(Event::Message(message))) => {
+            Waited::Event(Event::Message(message)) => {
                 let number: u64 = str::from_utf8(message.bytes())?.parse()?;
                 // After a loss, the sender repeats messages that are in the file already.
                 if number > last {
@@ -79,12 +79,12 @@ fn receive(pd: &Pd, options: &Options) -> Result<()> {
                 answer.bytes_mut()[..8].copy_from_slice(&last.to_be_bytes());
                 message.reply(answer, ..8).detach();
             }
-            Some(Some(Event::Failed(_, error))) => println!("the sender is gone: {error}"),
-            // The sender has all answers. The last event is `None`.
-            Some(Some(Event::Closed(_))) => closing = Some(server.handle().shutdown()),
-            Some(Some(_)) => {}
-            Some(None) => break,
-            None => server.handle().keepalive(),
+            Waited::Event(Event::Failed(_, error)) => println!("the sender is gone: {error}"),
+            // The sender has all answers.
+            Waited::Event(Event::Closed(_)) => closing = Some(server.handle().shutdown()),
+            Waited::Event(_) => {}
+            Waited::Ended => break,
+            Waited::TimedOut => server.handle().keepalive(),
         }
     }
     let report = closing.context("the server was shut down")?.wait()?;
@@ -134,14 +134,14 @@ fn send(pd: &Pd, host: &str, options: &Options) -> Result<()> {
             }
             thread::sleep(Duration::from_millis(options.pause));
             match client.wait_timeout(PROBE)? {
-                Some(Some(Event::Message(answer))) => {
+                Waited::Event(Event::Message(answer)) => {
                     let last = u64::from_be_bytes(answer.bytes().try_into()?);
                     unacknowledged.retain(|number| *number > last);
                     heard = Instant::now();
                 }
-                Some(Some(Event::Failed(_, error))) => break error,
-                Some(_) => bail!("the receiver has closed the connection"),
-                None => client.peer().1.keepalive(),
+                Waited::Event(Event::Failed(_, error)) => break error,
+                Waited::Event(_) | Waited::Ended => bail!("the receiver has closed the connection"),
+                Waited::TimedOut => client.peer().1.keepalive(),
             }
         };
         let ms = heard.elapsed().as_millis();

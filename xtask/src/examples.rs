@@ -36,9 +36,9 @@ pub(crate) struct Example {
 
 const EXAMPLES: [Example; 9] = [
     Example {
-        name: "rc_by_hand_answers_messages",
-        server: "rc_by_hand -n 100",
-        client: "rc_by_hand -n 100 $1",
+        name: "rc_connect_answers_messages",
+        server: "rc_connect -n 100",
+        client: "rc_connect -n 100 $1",
         prints: [&["100 messages went there and back"]; 2],
         same: None,
     },

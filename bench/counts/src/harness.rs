@@ -2,7 +2,7 @@
 
 use std::ptr::NonNull;
 
-use bareverbs::owned::measured::{Given, RawDomain, RawEndpoint, RawHub};
+use bareverbs::owned::measured::{Given, HarnessEndpoint, HarnessHub, HarnessPd};
 use bareverbs::owned::{Done, Failed, Lease, Op, Part, Pending, Target};
 use bareverbs::{
     AnyCq, AnyProvider, AnyRq, AnySq, Completion, Completions, MemoryOwner, Mr, Operation, Payload, Provider,
@@ -78,13 +78,13 @@ pub trait SafeBuffer: Target {
     const NAME: &str;
 
     /// A buffer of `memory`.
-    fn make(domain: &RawDomain, memory: Placed, lkey: u32) -> Self;
+    fn make(domain: &HarnessPd, memory: Placed, lkey: u32) -> Self;
 }
 
 impl SafeBuffer for Part<Placed> {
     const NAME: &str = "Part";
 
-    fn make(domain: &RawDomain, memory: Placed, lkey: u32) -> Self {
+    fn make(domain: &HarnessPd, memory: Placed, lkey: u32) -> Self {
         domain.part(memory, lkey)
     }
 }
@@ -92,7 +92,7 @@ impl SafeBuffer for Part<Placed> {
 impl SafeBuffer for Mr<Placed> {
     const NAME: &str = "Mr";
 
-    fn make(domain: &RawDomain, memory: Placed, lkey: u32) -> Self {
+    fn make(domain: &HarnessPd, memory: Placed, lkey: u32) -> Self {
         domain.mr(memory, lkey)
     }
 }
@@ -100,7 +100,7 @@ impl SafeBuffer for Mr<Placed> {
 impl SafeBuffer for Lease {
     const NAME: &str = "Lease";
 
-    fn make(domain: &RawDomain, Placed(start, len): Placed, lkey: u32) -> Self {
+    fn make(domain: &HarnessPd, Placed(start, len): Placed, lkey: u32) -> Self {
         // SAFETY: the testbed's region is never freed while the harness exists, and only the pool's
         // lease names these bytes.
         unsafe { domain.pool(start, len, lkey) }.take().expect("a free buffer")
@@ -120,8 +120,8 @@ pub struct Harness<P: WrapMlx5, B = Lease> {
     /// The memory of receives.
     pub sge: Sge,
     /// The safe layer over these queues.
-    safe: RawEndpoint<B>,
-    domain: RawDomain,
+    safe: HarnessEndpoint<B>,
+    domain: HarnessPd,
     peer: Mlx5Sq,
     peer_cq: Mlx5Cq,
     testbed: Testbed,
@@ -151,8 +151,8 @@ impl<P: WrapMlx5, B: SafeBuffer> Harness<P, B> {
         send(&mut sq, &request(2, Operation::Write(remote), &[sge]));
         send(&mut peer, &request(3, Operation::Send, &[testbed.sge(0, 8)]));
         let (sq, rq, cq) = (P::sq(sq), P::rq(rq), P::cq(cq.queue));
-        let domain = RawDomain::new();
-        let safe = RawEndpoint::new(&domain, DEPTH);
+        let domain = HarnessPd::new();
+        let safe = HarnessEndpoint::new(&domain, DEPTH);
         let mut harness =
             Self { sq, rq, cq, remote, sge, safe, domain, peer, peer_cq: peer_cq.queue, testbed };
         harness.run();
@@ -274,7 +274,7 @@ impl<P: WrapMlx5, B: SafeBuffer> Harness<P, B> {
     pub fn into_hub(self) -> HubHarness<P> {
         let Self { sq, rq, cq, remote, sge, peer, peer_cq, testbed, .. } = self;
         // SAFETY: the QP of the queues is connected. The device runs in `HubHarness::run` only.
-        let hub = unsafe { RawHub::new(cq, (sq, rq), DEPTH) };
+        let hub = unsafe { HarnessHub::new(cq, (sq, rq), DEPTH) };
         HubHarness { hub, remote, sge, testbed, _peer: (peer, peer_cq) }
     }
 
@@ -305,7 +305,7 @@ impl<P: WrapMlx5, B: SafeBuffer> Harness<P, B> {
 
 /// A hub with the connection of a [`Harness`].
 pub struct HubHarness<P: WrapMlx5> {
-    hub: RawHub<Lease, P>,
+    hub: HarnessHub<Lease, P>,
     remote: Remote,
     sge: Sge,
     testbed: Testbed,

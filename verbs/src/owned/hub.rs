@@ -361,9 +361,10 @@ impl<B, P: Provider> Hub<B, P> {
 
     /// Creates a connection of a server.
     pub(crate) fn shared_connection(&self, options: &Resolved, id: PeerId) -> Result<Connection<B, P>> {
-        let Resolved { attr, sends, window, message_size } = *options;
+        let Resolved { attr, connection, sends, window, message_size } = *options;
         let flow = Flow::new(window, sends as usize);
-        let describe = |address| Address { recvs: window, max_message: message_size, ..address };
+        let describe =
+            |offered| Address { recvs: window, max_message: message_size, ..connection.address(offered) };
         self.open("Handle::admit", attr, [sends, CONTROL_SENDS, 0], describe, Some((id, flow)))
     }
 

@@ -21,9 +21,9 @@ use crate::{
 };
 
 /// A protection domain without a kernel object.
-pub struct RawDomain(Arc<PdShared>);
+pub struct HarnessPd(Arc<PdShared>);
 
-impl RawDomain {
+impl HarnessPd {
     /// Creates the domain. Commands on it fail.
     #[expect(clippy::new_without_default, reason = "it opens a file")]
     #[must_use]
@@ -61,14 +61,14 @@ impl RawDomain {
 }
 
 /// An endpoint whose queues the caller keeps.
-pub struct RawEndpoint<B> {
+pub struct HarnessEndpoint<B> {
     flows: Flows<B>,
 }
 
-impl<B> RawEndpoint<B> {
+impl<B> HarnessEndpoint<B> {
     /// An endpoint for `depth` operations in each direction.
     #[must_use]
-    pub fn new(domain: &RawDomain, depth: u32) -> Self {
+    pub fn new(domain: &HarnessPd, depth: u32) -> Self {
         Self { flows: Flows::new(&domain.0, depth, depth, depth) }
     }
 
@@ -105,7 +105,7 @@ impl<B> RawEndpoint<B> {
     }
 }
 
-impl<B: Source> RawEndpoint<B> {
+impl<B: Source> HarnessEndpoint<B> {
     /// As [`Endpoint::post`](super::Endpoint::post). An error closes the endpoint.
     ///
     /// # Errors
@@ -125,7 +125,7 @@ impl<B: Source> RawEndpoint<B> {
     }
 }
 
-impl<B: Target> RawEndpoint<B> {
+impl<B: Target> HarnessEndpoint<B> {
     /// As [`Endpoint::post_recv`](super::Endpoint::post_recv).
     ///
     /// # Errors
@@ -133,7 +133,7 @@ impl<B: Target> RawEndpoint<B> {
     ///
     /// # Safety
     ///
-    /// As for [`RawEndpoint::post`].
+    /// As for [`HarnessEndpoint::post`].
     #[inline(always)]
     pub unsafe fn post_recv<P: Provider>(
         &mut self,
@@ -155,7 +155,7 @@ fn not_measured() -> CreateError {
     CreateError::Ioctl(IoctlError { method: "measured", errno: Errno::NOTTY })
 }
 
-// SAFETY: each queue is given out once. The caller of `RawHub::new` upholds the rest.
+// SAFETY: each queue is given out once. The caller of `HarnessHub::new` upholds the rest.
 unsafe impl<P: Provider> Provider for Given<P> {
     type Cq = P::Cq;
     type Sq = P::Sq;
@@ -203,12 +203,12 @@ unsafe impl<P: Provider> Provider for Given<P> {
 }
 
 /// A hub with one connection, on queues without a kernel.
-pub struct RawHub<B, P: Provider> {
+pub struct HarnessHub<B, P: Provider> {
     connection: Connection<B, Given<P>>,
-    domain: RawDomain,
+    domain: HarnessPd,
 }
 
-impl<B: Source, P: Provider> RawHub<B, P> {
+impl<B: Source, P: Provider> HarnessHub<B, P> {
     /// A hub for `depth` operations in each direction.
     ///
     /// # Panics
@@ -232,11 +232,11 @@ impl<B: Source, P: Provider> RawHub<B, P> {
         let hub = Hub::of_cq(&pd, cq, 2 * depth, None);
         qp.assume_state(QpState::RTS);
         let connection = hub.connection_for_test(qp, [depth as usize; 2], None);
-        Self { connection, domain: RawDomain(Arc::clone(pd.domain())) }
+        Self { connection, domain: HarnessPd(Arc::clone(pd.domain())) }
     }
 
     /// The protection domain of its buffers.
-    pub fn domain(&self) -> &RawDomain {
+    pub fn domain(&self) -> &HarnessPd {
         &self.domain
     }
 
@@ -253,20 +253,20 @@ impl<P: Provider> fmt::Debug for Given<P> {
     }
 }
 
-impl<B, P: Provider> fmt::Debug for RawHub<B, P> {
+impl<B, P: Provider> fmt::Debug for HarnessHub<B, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RawHub").finish_non_exhaustive()
+        f.debug_struct("HarnessHub").finish_non_exhaustive()
     }
 }
 
-impl fmt::Debug for RawDomain {
+impl fmt::Debug for HarnessPd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RawDomain").finish_non_exhaustive()
+        f.debug_struct("HarnessPd").finish_non_exhaustive()
     }
 }
 
-impl<B> fmt::Debug for RawEndpoint<B> {
+impl<B> fmt::Debug for HarnessEndpoint<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RawEndpoint").finish_non_exhaustive()
+        f.debug_struct("HarnessEndpoint").finish_non_exhaustive()
     }
 }

@@ -4,8 +4,8 @@ use bareverbs_provider::traits::Provider;
 
 use super::{Address, Endpoint, Spin};
 use crate::{
-    Access, AckTimeout, CompChannel, ConnectAttr, Context, Cq, CqInit, Error, GidIndex, InitAttr, Limit,
-    MinRnrTimer, Mtu, Pd, PortNum, Qp, QpCap, QpInit, Rc, Result, RetryCount, RnrRetry,
+    Access, CompChannel, ConnectAttr, Context, Cq, CqInit, Error, GidIndex, InitAttr, Limit, Mtu, Pd,
+    PortNum, Qp, QpCap, QpInit, Rc, Result,
 };
 
 const VERB: &str = "EndpointOptions::build";
@@ -36,37 +36,158 @@ const VERB: &str = "EndpointOptions::build";
 /// let endpoint: Endpoint = Endpoint::options().sends(64).recvs(256).mtu(Mtu::Mtu1024).build(&pd)?;
 /// # Ok::<(), bareverbs::Error>(())
 /// ```
+///
+/// # Shared queues
+///
+/// An endpoint has a CQ, a send queue and a receive queue of its own, and one owner. The same options
+/// create connections that share them:
+///
+/// | for | use |
+/// |---|---|
+/// | one CQ for many connections | [`Hub::connection_with`](super::Hub::connection_with) with these options |
+/// | sends and receives of one connection in different threads or tasks | clones of a [`Connection`](super::Connection) of a hub |
+/// | one SRQ for the messages of many peers | a [`Server`](super::server::Server), whose options have the same setters |
 #[derive(Clone, Debug)]
 #[must_use = "`build` creates the endpoint"]
 pub struct EndpointOptions {
-    port: PortNum,
-    gid_index: Option<GidIndex>,
+    connection: ConnectionOptions,
     sends: u32,
     recvs: u32,
     inline: u32,
     signal_every: Option<u32>,
-    mtu: Option<Mtu>,
-    rd_atomic: Option<u8>,
     spin: Spin,
-    attr: ConnectAttr,
 }
+
+/// The options that all connections have.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ConnectionOptions {
+    pub(super) port: PortNum,
+    pub(super) gid_index: Option<GidIndex>,
+    pub(super) mtu: Option<Mtu>,
+    pub(super) rd_atomic: Option<u8>,
+    pub(super) attr: ConnectAttr,
+}
+
+impl ConnectionOptions {
+    pub(super) fn new(access: Access) -> Self {
+        let attr = ConnectAttr { access, ..ConnectAttr::new(1, 0) };
+        Self { port: PortNum(1), gid_index: None, mtu: None, rd_atomic: None, attr }
+    }
+
+    /// Checks the options against the device and its port. Returns them with the GID index.
+    pub(super) fn check<P: Provider>(&self, verb: &'static str, context: &Context<P>) -> Result<ConnectAttr> {
+        let port = context.query_port(self.port)?;
+        if let Some(mtu) = self.mtu.filter(|mtu| *mtu > port.active_mtu) {
+            let active = port.active_mtu;
+            return Err(Error::invalid(verb, format!("mtu: {mtu} is above the port's active MTU {active}")));
+        }
+        if let Some(asked) = self.rd_atomic {
+            let limits = context.limits();
+            let max = limits.max_qp_rd_atom.min(limits.max_qp_init_rd_atom);
+            Error::check_limit(verb, Limit::RdAtomic, asked.into(), max.into())?;
+        }
+        let gid_index = match self.gid_index {
+            Some(index) => index,
+            None => context.default_gid(self.port)?.index,
+        };
+        Ok(ConnectAttr { port: self.port, gid_index, ..self.attr })
+    }
+
+    /// The address of a QP with these options. `offered` is that of the QP without them.
+    pub(super) fn address(&self, offered: Address) -> Address {
+        let mtu = self.mtu.unwrap_or(offered.mtu);
+        Address { mtu, rd_atomic: self.rd_atomic.unwrap_or(offered.rd_atomic), ..offered }
+    }
+}
+
+/// The setters that the options of endpoints, servers and clients share.
+macro_rules! connection_setters {
+    ($type:ty, $($connection:ident).+) => {
+        impl $type {
+            /// The local port.
+            pub fn port(mut self, port: impl Into<$crate::PortNum>) -> Self {
+                self.$($connection).+.port = port.into();
+                self
+            }
+
+            /// Index of the local GID in the port's GID table.
+            pub fn gid_index(mut self, index: impl Into<$crate::GidIndex>) -> Self {
+                self.$($connection).+.gid_index = Some(index.into());
+                self
+            }
+
+            /// Largest path MTU. The connection uses the smaller one of both ends.
+            pub fn mtu(mut self, mtu: $crate::Mtu) -> Self {
+                self.$($connection).+.mtu = Some(mtu);
+                self
+            }
+
+            /// Local ACK timeout, as [`RtsAttr::timeout`](crate::RtsAttr::timeout).
+            pub fn timeout(mut self, timeout: $crate::AckTimeout) -> Self {
+                self.$($connection).+.attr.timeout = timeout;
+                self
+            }
+
+            /// Retries after a timeout, as [`RtsAttr::retry_cnt`](crate::RtsAttr::retry_cnt). An
+            /// unreachable peer is reported after `retry_cnt` + 1 timeouts.
+            pub fn retry_cnt(mut self, retries: $crate::RetryCount) -> Self {
+                self.$($connection).+.attr.retry_cnt = retries;
+                self
+            }
+
+            /// Retries of a message for which the peer has no receive posted, as
+            /// [`RtsAttr::rnr_retry`](crate::RtsAttr::rnr_retry).
+            pub fn rnr_retry(mut self, retries: $crate::RnrRetry) -> Self {
+                self.$($connection).+.attr.rnr_retry = retries;
+                self
+            }
+
+            /// RNR NAK timer, as [`RtrAttr::min_rnr_timer`](crate::RtrAttr::min_rnr_timer).
+            pub fn min_rnr_timer(mut self, timer: $crate::MinRnrTimer) -> Self {
+                self.$($connection).+.attr.min_rnr_timer = timer;
+                self
+            }
+
+            /// Service level, 0 to 15.
+            pub fn sl(mut self, sl: u8) -> Self {
+                self.$($connection).+.attr.sl = sl;
+                self
+            }
+
+            /// Traffic class; TOS (DSCP and ECN) of RoCE v2 packets.
+            pub fn traffic_class(mut self, class: u8) -> Self {
+                self.$($connection).+.attr.traffic_class = class;
+                self
+            }
+
+            /// Hop limit: the number of routers that a packet may pass, plus 1. On RoCE the kernel
+            /// replaces it by the hop limit of the IP route.
+            pub fn hop_limit(mut self, limit: u8) -> Self {
+                self.$($connection).+.attr.hop_limit = limit;
+                self
+            }
+
+            /// Index into the port's P_Key table.
+            pub fn pkey_index(mut self, index: u16) -> Self {
+                self.$($connection).+.attr.pkey_index = index;
+                self
+            }
+        }
+    };
+}
+pub(super) use connection_setters;
+
+connection_setters!(EndpointOptions, connection);
 
 impl Default for EndpointOptions {
     fn default() -> Self {
         Self {
-            port: PortNum(1),
-            gid_index: None,
+            connection: ConnectionOptions::new(Access::REMOTE_READ | Access::REMOTE_WRITE),
             sends: 16,
             recvs: 16,
             inline: 0,
             signal_every: None,
-            mtu: None,
-            rd_atomic: None,
             spin: Spin::default(),
-            attr: ConnectAttr {
-                access: Access::REMOTE_READ | Access::REMOTE_WRITE,
-                ..ConnectAttr::new(1, 0)
-            },
         }
     }
 }
@@ -85,18 +206,6 @@ pub(super) struct Parts<P: Provider> {
 }
 
 impl EndpointOptions {
-    /// The local port.
-    pub fn port(mut self, port: impl Into<PortNum>) -> Self {
-        self.port = port.into();
-        self
-    }
-
-    /// Index of the local GID in the port's GID table.
-    pub fn gid_index(mut self, index: impl Into<GidIndex>) -> Self {
-        self.gid_index = Some(index.into());
-        self
-    }
-
     /// Maximum of outstanding sends, writes, reads and atomics (`max_send_wr`).
     pub fn sends(mut self, sends: u32) -> Self {
         self.sends = sends;
@@ -122,79 +231,22 @@ impl EndpointOptions {
         self
     }
 
-    /// Largest path MTU. The connection uses the smaller one of both ends.
-    pub fn mtu(mut self, mtu: Mtu) -> Self {
-        self.mtu = Some(mtu);
-        self
-    }
-
     /// Outstanding reads and atomics in each direction (`max_rd_atomic`, `max_dest_rd_atomic`). The
     /// connection uses the smaller number of both ends.
     pub fn rd_atomic(mut self, operations: u8) -> Self {
-        self.rd_atomic = Some(operations);
+        self.connection.rd_atomic = Some(operations);
         self
     }
 
     /// Remote operations that the peer may execute, on memory that allows them.
     pub fn access(mut self, access: Access) -> Self {
-        self.attr.access = access;
+        self.connection.attr.access = access;
         self
     }
 
     /// How long a wait polls before it sleeps.
     pub fn spin(mut self, spin: Spin) -> Self {
         self.spin = spin;
-        self
-    }
-
-    /// Local ACK timeout, as [`RtsAttr::timeout`](crate::RtsAttr::timeout).
-    pub fn timeout(mut self, timeout: AckTimeout) -> Self {
-        self.attr.timeout = timeout;
-        self
-    }
-
-    /// Retries after a timeout, as [`RtsAttr::retry_cnt`](crate::RtsAttr::retry_cnt). An
-    /// unreachable peer is reported after `retry_cnt` + 1 timeouts.
-    pub fn retry_cnt(mut self, retries: RetryCount) -> Self {
-        self.attr.retry_cnt = retries;
-        self
-    }
-
-    /// Retries of a message for which the peer has no receive posted, as
-    /// [`RtsAttr::rnr_retry`](crate::RtsAttr::rnr_retry).
-    pub fn rnr_retry(mut self, retries: RnrRetry) -> Self {
-        self.attr.rnr_retry = retries;
-        self
-    }
-
-    /// RNR NAK timer, as [`RtrAttr::min_rnr_timer`](crate::RtrAttr::min_rnr_timer).
-    pub fn min_rnr_timer(mut self, timer: MinRnrTimer) -> Self {
-        self.attr.min_rnr_timer = timer;
-        self
-    }
-
-    /// Service level, 0 to 15.
-    pub fn sl(mut self, sl: u8) -> Self {
-        self.attr.sl = sl;
-        self
-    }
-
-    /// Traffic class; TOS (DSCP and ECN) of RoCE v2 packets.
-    pub fn traffic_class(mut self, class: u8) -> Self {
-        self.attr.traffic_class = class;
-        self
-    }
-
-    /// Hop limit: the number of routers that a packet may pass, plus 1. On RoCE the kernel replaces
-    /// it by the hop limit of the IP route.
-    pub fn hop_limit(mut self, limit: u8) -> Self {
-        self.attr.hop_limit = limit;
-        self
-    }
-
-    /// Index into the port's P_Key table.
-    pub fn pkey_index(mut self, index: u16) -> Self {
-        self.attr.pkey_index = index;
         self
     }
 
@@ -246,32 +298,13 @@ impl EndpointOptions {
     /// Checks the options against the device and its port. Returns them with the GID index.
     pub(super) fn check<P: Provider>(&self, verb: &'static str, context: &Context<P>) -> Result<ConnectAttr> {
         self.check_depths(verb, context)?;
-        let port = context.query_port(self.port)?;
-        if let Some(mtu) = self.mtu.filter(|mtu| *mtu > port.active_mtu) {
-            let active = port.active_mtu;
-            return Err(Error::invalid(verb, format!("mtu: {mtu} is above the port's active MTU {active}")));
-        }
-        if let Some(asked) = self.rd_atomic {
-            let limits = context.limits();
-            let max = limits.max_qp_rd_atom.min(limits.max_qp_init_rd_atom);
-            Error::check_limit(verb, Limit::RdAtomic, asked.into(), max.into())?;
-        }
-        let gid_index = match self.gid_index {
-            Some(index) => index,
-            None => context.default_gid(self.port)?.index,
-        };
-        Ok(ConnectAttr { port: self.port, gid_index, ..self.attr })
+        self.connection.check(verb, context)
     }
 
     /// The address of a QP with these options. `offered` is that of the QP without them.
     pub(super) fn address(&self, offered: Address) -> Address {
-        Address {
-            mtu: self.mtu.unwrap_or(offered.mtu),
-            rd_atomic: self.rd_atomic.unwrap_or(offered.rd_atomic),
-            // The granted depth may be larger. The endpoint keeps to what was asked for.
-            recvs: self.recvs,
-            ..offered
-        }
+        // The granted depth may be larger. The endpoint keeps to what was asked for.
+        Address { recvs: self.recvs, ..self.connection.address(offered) }
     }
 
     fn check_depths<P: Provider>(&self, verb: &'static str, context: &Context<P>) -> Result<()> {

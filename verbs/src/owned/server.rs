@@ -120,7 +120,7 @@ use bareverbs_provider::traits::Provider;
 #[cfg(feature = "futures")]
 pub use self::futures::MessageSink;
 use self::inbound::{Inbound, RawEvent};
-pub use self::message::{Event, Message};
+pub use self::message::{Event, Message, Waited};
 pub use self::options::{ClientOptions, ServerOptions};
 use super::hub::connection::{Connection, ConnectionInner};
 use super::hub::reaper::{BATCH, Batch, Conn, lock};
@@ -323,13 +323,16 @@ impl<B: Source, P: Provider> Server<B, P> {
         }
     }
 
-    /// Blocks until the next event, at most for `timeout`: `Ok(None)` at the time limit. The inner
-    /// value is that of [`Server::wait`].
+    /// Blocks until the next event, at most for `timeout`.
     ///
     /// # Errors
     /// As for [`Server::wait`].
-    pub fn wait_timeout(&mut self, timeout: Duration) -> Result<Option<Option<Event<B, P>>>> {
-        self.wait_until(Instant::now().checked_add(timeout))
+    pub fn wait_timeout(&mut self, timeout: Duration) -> Result<Waited<B, P>> {
+        Ok(match self.wait_until(Instant::now().checked_add(timeout))? {
+            Some(Some(event)) => Waited::Event(event),
+            Some(None) => Waited::Ended,
+            None => Waited::TimedOut,
+        })
     }
 
     fn wait_until(&mut self, end: Option<Instant>) -> Result<Option<Option<Event<B, P>>>> {
@@ -398,7 +401,7 @@ impl<B: Source, P: Provider> Handle<B, P> {
     /// - [`Error::Kernel`]: the client is unreachable, or a command of the setup failed.
     pub fn admit(&self, remote: &Address) -> Result<(PeerId, Address)> {
         let (id, local) = self.open("Handle::admit")?;
-        match self.connect(id, remote) {
+        match self.connect("Handle::admit", id, remote) {
             Ok(()) => Ok((id, local)),
             Err(error) => {
                 self.inner.remove(id);
@@ -444,12 +447,11 @@ impl<B: Source, P: Provider> Handle<B, P> {
         Ok((id, local))
     }
 
-    fn connect(&self, id: PeerId, remote: &Address) -> Result<()> {
-        const VERB: &str = "Handle::connect";
-        let Some(peer) = self.inner.get(id) else { return Err(closed(VERB)) };
+    fn connect(&self, verb: &'static str, id: PeerId, remote: &Address) -> Result<()> {
+        let Some(peer) = self.inner.get(id) else { return Err(closed(verb)) };
         if remote.recvs == 0 || remote.recvs > flow::MAX_WINDOW {
             return Err(Error::invalid(
-                VERB,
+                verb,
                 "the address is not that of a `Server` or `Client`: its `recvs` is 0 or too large",
             ));
         }
@@ -628,7 +630,7 @@ impl<B: Source, P: Provider> Client<B, P> {
     /// - [`Error::Invalid`]: the client is connected, or `remote` is not the address of a server.
     /// - [`Error::Kernel`]: the server is unreachable, or the kernel rejects a transition.
     pub fn connect(&self, remote: &Address) -> Result<()> {
-        self.server.handle.connect(self.id, remote)
+        self.server.handle.connect("Client::connect", self.id, remote)
     }
 
     /// Takes a buffer for a message. `None` if all are in use: await a send first.
@@ -662,7 +664,7 @@ impl<B: Source, P: Provider> Client<B, P> {
     ///
     /// # Errors
     /// As for [`Server::wait`].
-    pub fn wait_timeout(&mut self, timeout: Duration) -> Result<Option<Option<Event<B, P>>>> {
+    pub fn wait_timeout(&mut self, timeout: Duration) -> Result<Waited<B, P>> {
         self.server.wait_timeout(timeout)
     }
 

@@ -3,7 +3,7 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::time::Duration;
 
-use bareverbs::owned::server::{Client, Event, PeerId, Report, Server};
+use bareverbs::owned::server::{Client, Event, PeerId, Report, Server, Waited};
 use bareverbs::owned::{Lease, Pending};
 use bareverbs::{
     Access, AckTimeout, Buffer, ConnectAttr, CqInit, Error, Operation, Payload, Pd, QpInit, Rc, RecvRequest,
@@ -26,11 +26,8 @@ fn runtime() -> Runtime {
 }
 
 /// Retries that end within a second.
-fn impatient(pd: &Pd) -> ConnectAttr {
-    let gid = pd.context().default_gid(1).unwrap().index;
-    let timeout = AckTimeout::new(14).unwrap();
-    let access = Access::REMOTE_WRITE;
-    ConnectAttr { timeout, retry_cnt: RetryCount::new(3).unwrap(), access, ..ConnectAttr::new(1, gid) }
+fn impatient() -> (AckTimeout, RetryCount) {
+    (AckTimeout::new(14).unwrap(), RetryCount::new(3).unwrap())
 }
 
 fn server(pd: &Pd, peers: u32) -> Server {
@@ -39,13 +36,15 @@ fn server(pd: &Pd, peers: u32) -> Server {
         .window(4)
         .sends(4)
         .message_size(64)
-        .connection(impatient(pd))
+        .timeout(impatient().0)
+        .retry_cnt(impatient().1)
         .build(pd)
         .unwrap()
 }
 
 fn client(pd: &Pd, server: &Server) -> (Client, PeerId) {
-    let options = Client::options().window(4).sends(4).message_size(64).connection(impatient(pd));
+    let options =
+        Client::options().window(4).sends(4).message_size(64).timeout(impatient().0).retry_cnt(impatient().1);
     let client = options.build(pd).unwrap();
     let (peer, address) = server.handle().admit(&client.address()).unwrap();
     client.connect(&address).unwrap();
@@ -161,7 +160,7 @@ pub(crate) fn threads_use_a_server_without_a_driver() {
                 }
             }
         });
-        assert!(server.wait_timeout(Duration::from_millis(20)).unwrap().is_none());
+        assert!(server.wait_timeout(Duration::from_millis(20)).unwrap().is_timeout());
         assert_eq!(server.handle().peers(), []);
     });
 }
@@ -204,8 +203,8 @@ pub(crate) fn ends_that_send_without_reading_do_not_deadlock() {
         // Each end reads all that there is, without an order between the ends.
         for round in 0..8 {
             for event in [server.wait_timeout(TIMEOUT).unwrap(), client.wait_timeout(TIMEOUT).unwrap()] {
-                match event.unwrap() {
-                    Some(Event::Message(message)) => assert_eq!(seed_of(message.bytes()), round),
+                match event {
+                    Waited::Event(Event::Message(message)) => assert_eq!(seed_of(message.bytes()), round),
                     other => panic!("{other:?}"),
                 }
             }
@@ -230,9 +229,11 @@ pub(crate) fn dead_client_costs_itself_only() {
         alive.send(fill(alive.take().unwrap(), 3), ..).detach();
         let (mut seeds, mut gone) = (Vec::new(), false);
         while seeds.len() < 2 || !gone {
-            match server.wait_timeout(TIMEOUT).unwrap().expect("within seconds") {
-                Some(Event::Message(message)) => seeds.push((message.from(), seed_of(message.bytes()))),
-                Some(Event::Failed(peer, error)) => {
+            match server.wait_timeout(TIMEOUT).unwrap() {
+                Waited::Event(Event::Message(message)) => {
+                    seeds.push((message.from(), seed_of(message.bytes())))
+                }
+                Waited::Event(Event::Failed(peer, error)) => {
                     assert!(matches!(error, Error::Completion { .. }), "{error}");
                     assert_eq!(peer, lost);
                     gone = true;
@@ -264,12 +265,12 @@ pub(crate) fn keepalive_finds_a_dead_idle_client() {
         for _ in 0..3 {
             server.handle().keepalive();
         }
-        match server.wait_timeout(TIMEOUT).unwrap().expect("within seconds") {
-            Some(Event::Failed(failed, _)) => assert_eq!(failed, lost),
+        match server.wait_timeout(TIMEOUT).unwrap() {
+            Waited::Event(Event::Failed(failed, _)) => assert_eq!(failed, lost),
             other => panic!("{other:?}"),
         }
         server.handle().keepalive();
-        assert!(server.wait_timeout(Duration::from_millis(200)).unwrap().is_none());
+        assert!(server.wait_timeout(Duration::from_millis(200)).unwrap().is_timeout());
         assert_eq!(server.handle().peers(), [peer]);
     });
 }
@@ -297,20 +298,20 @@ pub(crate) fn shutdown_under_traffic_loses_nothing() {
                                 }
                             }
                             match client.wait_timeout(Duration::from_millis(1)).unwrap() {
-                                Some(Some(Event::Message(answer))) => {
+                                Waited::Event(Event::Message(answer)) => {
                                     let seed = seed_of(answer.bytes());
                                     // A full queue has refused some.
                                     assert!(seed >= next, "{seed} after {next}");
                                     (answers, next) = (answers + 1, seed + 1);
                                 }
-                                Some(Some(Event::Closed(_))) => {
+                                Waited::Event(Event::Closed(_)) => {
                                     closed = true;
                                     let report = client.shutdown().wait().unwrap();
                                     assert_eq!((report.sent, report.failed), (sent, 0));
                                 }
-                                Some(None) => break (sent, answers),
-                                Some(other) => panic!("{other:?}"),
-                                None => {}
+                                Waited::Ended => break (sent, answers),
+                                Waited::Event(other) => panic!("{other:?}"),
+                                Waited::TimedOut => {}
                             }
                         }
                     })
@@ -352,8 +353,13 @@ pub(crate) fn two_hundred_clients_ask_one_server() {
         const CLIENTS: u64 = 200;
         let pd = domain();
         let options = Server::options().peers(CLIENTS as u32).window(1).sends(1).message_size(64);
-        let mut server: Server = options.connection(impatient(&pd)).build(&pd).unwrap();
-        let options = Client::options().window(1).sends(1).message_size(64).connection(impatient(&pd));
+        let mut server: Server = options.timeout(impatient().0).retry_cnt(impatient().1).build(&pd).unwrap();
+        let options = Client::options()
+            .window(1)
+            .sends(1)
+            .message_size(64)
+            .timeout(impatient().0)
+            .retry_cnt(impatient().1);
         let mut clients = Vec::new();
         for number in 0..CLIENTS {
             let client = options.build(&pd).unwrap();
@@ -364,8 +370,8 @@ pub(crate) fn two_hundred_clients_ask_one_server() {
         }
         let mut seen = HashSet::new();
         while seen.len() < CLIENTS as usize {
-            match server.wait_timeout(TIMEOUT).unwrap().expect("all messages arrive") {
-                Some(Event::Message(message)) => {
+            match server.wait_timeout(TIMEOUT).unwrap() {
+                Waited::Event(Event::Message(message)) => {
                     let seed = seed_of(message.bytes());
                     assert!(seen.insert(seed));
                     message.reply(fill(server.take().unwrap(), seed), ..).detach();
@@ -374,8 +380,8 @@ pub(crate) fn two_hundred_clients_ask_one_server() {
             }
         }
         for (number, mut client) in (0..).zip(clients) {
-            match client.wait_timeout(TIMEOUT).unwrap().expect("all answers arrive") {
-                Some(Event::Message(message)) => assert_eq!(seed_of(message.bytes()), number),
+            match client.wait_timeout(TIMEOUT).unwrap() {
+                Waited::Event(Event::Message(message)) => assert_eq!(seed_of(message.bytes()), number),
                 other => panic!("{other:?}"),
             }
         }
@@ -410,7 +416,7 @@ pub(crate) fn message_longer_than_the_peers_buffers_is_refused() {
     nothing_leaks(|| {
         let pd = domain();
         let server = server(&pd, 1);
-        let options = Client::options().message_size(128).connection(impatient(&pd));
+        let options = Client::options().message_size(128).timeout(impatient().0).retry_cnt(impatient().1);
         let client = options.build(&pd).unwrap();
         let (_, address) = server.handle().admit(&client.address()).unwrap();
         client.connect(&address).unwrap();
@@ -474,7 +480,10 @@ pub(crate) fn qp_uses_an_srq_of_another_pd() {
         let init = QpInit { srq: Some(&srq), ..QpInit::new(&cq, &cq) };
         let mut receiver = own.create_qp::<Rc>(&init).unwrap();
         let mut sender = own.create_qp::<Rc>(&QpInit::new(&cq, &cq)).unwrap();
-        let attr = impatient(&own);
+        let gid = own.context().default_gid(1).unwrap().index;
+        let (timeout, retry_cnt) = impatient();
+        let access = Access::REMOTE_WRITE;
+        let attr = ConnectAttr { timeout, retry_cnt, access, ..ConnectAttr::new(1, gid) };
         let addresses = [&sender, &receiver].map(|qp| qp.address(attr.port, attr.gid_index).unwrap());
         sender.connect(&addresses[0], &addresses[1], &attr).unwrap();
         receiver.connect(&addresses[1], &addresses[0], &attr).unwrap();

@@ -9,10 +9,12 @@ use super::flow::{CONTROL_RECEIVES, CONTROL_SENDS, MAX_WINDOW};
 use super::inbound::Inbound;
 use super::{Client, Entry, Handle, Inner, Server};
 use crate::owned::hub::Hub;
+use crate::owned::options::{ConnectionOptions, connection_setters};
 use crate::owned::{Lease, Pool, Source, Spin};
-use crate::{Access, ConnectAttr, Error, Limit, Pd, PortNum, Result, SrqInit};
+use crate::{Access, ConnectAttr, Error, Limit, Pd, Result, SrqInit};
 
-const VERB: &str = "ServerOptions::build";
+const SERVER: &str = "ServerOptions::build";
+const CLIENT: &str = "ClientOptions::build";
 
 /// Options of a [`Server`], from [`Server::options`].
 ///
@@ -22,8 +24,7 @@ const VERB: &str = "ServerOptions::build";
 /// | [`window`](Self::window) | 16 messages |
 /// | [`sends`](Self::sends) | 16 messages |
 /// | [`message_size`](Self::message_size) | 4096 bytes |
-/// | [`port`](Self::port) | 1 |
-/// | [`connection`](Self::connection) | [`ConnectAttr::new`] with access `REMOTE_WRITE` |
+/// | those of the connections, such as [`port`](Self::port) and [`timeout`](Self::timeout) | those of [`EndpointOptions`](crate::owned::EndpointOptions) |
 /// | [`spin`](Self::spin) | [`Spin::Never`] |
 ///
 /// It takes `peers` × (`window` + `sends` + 4) buffers of the message size, in one registration.
@@ -34,8 +35,7 @@ pub struct ServerOptions {
     window: u32,
     sends: u32,
     message_size: u32,
-    port: PortNum,
-    attr: Option<ConnectAttr>,
+    connection: ConnectionOptions,
     spin: Spin,
 }
 
@@ -53,8 +53,8 @@ impl Default for ServerOptions {
             window: 16,
             sends: 16,
             message_size: 4096,
-            port: PortNum(1),
-            attr: None,
+            // A keepalive is a zero-length RDMA write.
+            connection: ConnectionOptions::new(Access::REMOTE_WRITE),
             spin: Spin::Never,
         }
     }
@@ -64,6 +64,7 @@ impl Default for ServerOptions {
 #[derive(Clone, Copy)]
 pub(crate) struct Resolved {
     pub(crate) attr: ConnectAttr,
+    pub(crate) connection: ConnectionOptions,
     pub(crate) sends: u32,
     pub(crate) window: u32,
     pub(crate) message_size: u32,
@@ -97,14 +98,12 @@ setters! {
     sends(messages: u32) sends = messages;
     /// Length in bytes of the longest message that is received, and of the buffers of `take`.
     message_size(bytes: u32) message_size = bytes;
-    /// The local port, counted from 1. Its default GID is used.
-    port(port: impl Into<PortNum>) port = port.into();
-    /// Timeouts, retries and the local address of the connections. It replaces the port. The access
-    /// must contain `REMOTE_WRITE` for the peers' [`keepalive`](super::Handle::keepalive).
-    connection(attr: ConnectAttr) attr = Some(attr);
     /// How long waiting threads and the driver poll before they sleep.
     spin(spin: Spin) spin = spin;
 }
+
+connection_setters!(ServerOptions, connection);
+connection_setters!(ClientOptions, options.connection);
 
 impl ServerOptions {
     /// Peers at a time.
@@ -128,35 +127,33 @@ impl ServerOptions {
     /// - [`Error::Limit`]: the CQ or the SRQ would be larger than the device's limits.
     /// - [`Error::NoPort`], [`Error::NoGid`], [`Error::System`], [`Error::Kernel`].
     pub fn build_for<B: Source, P: Provider>(&self, pd: &Pd<P>) -> Result<Server<B, P>> {
+        self.build_as(SERVER, pd)
+    }
+
+    fn build_as<B: Source, P: Provider>(&self, verb: &'static str, pd: &Pd<P>) -> Result<Server<B, P>> {
         for (option, value) in [("peers", self.peers), ("window", self.window), ("sends", self.sends)] {
             if !(1..=MAX_WINDOW).contains(&value) {
                 return Err(Error::invalid(
-                    VERB,
+                    verb,
                     format!("{option} is {value}: it must be from 1 to {MAX_WINDOW}"),
                 ));
             }
         }
         if self.message_size == 0 {
-            return Err(Error::invalid(VERB, "message_size is 0: it must be at least 1"));
+            return Err(Error::invalid(verb, "message_size is 0: it must be at least 1"));
         }
         let context = pd.context();
-        let attr = match self.attr {
-            Some(attr) => attr,
-            None => {
-                let gid = context.default_gid(self.port)?;
-                ConnectAttr { access: Access::REMOTE_WRITE, ..ConnectAttr::new(self.port, gid.index) }
-            }
-        };
+        let attr = self.connection.check(verb, context)?;
         let times_peers = |each: u32| {
             let all = u64::from(self.peers) * u64::from(each);
             u32::try_from(all).map_err(|_| {
-                Error::invalid(VERB, format!("{all} messages of all peers exceed 2^32: lower `peers`"))
+                Error::invalid(verb, format!("{all} messages of all peers exceed 2^32: lower `peers`"))
             })
         };
         let receives = times_peers(self.window + CONTROL_RECEIVES)?;
         let sends = times_peers(self.sends + CONTROL_SENDS)?;
         let entries = u64::from(receives) + u64::from(sends);
-        Error::check_limit(VERB, Limit::PeerCompletions, entries, context.limits().max_cqe.into())?;
+        Error::check_limit(verb, Limit::PeerCompletions, entries, context.limits().max_cqe.into())?;
         let count = receives as usize + times_peers(self.sends)? as usize;
         let pool = Pool::new(pd, count, self.message_size as usize)?;
         let srq = pd.create_srq(&SrqInit::new(receives))?;
@@ -170,12 +167,12 @@ impl ServerOptions {
         for index in 0..receives {
             let lease = pool
                 .take()
-                .ok_or_else(|| Error::invalid(VERB, "the pool has no buffer left for a receive"))?;
+                .ok_or_else(|| Error::invalid(verb, "the pool has no buffer left for a receive"))?;
             inbound.post(index, lease)?;
         }
-        let Self { sends, window, message_size, .. } = *self;
+        let Self { connection, sends, window, message_size, .. } = *self;
         let inner = Inner {
-            options: Resolved { attr, sends, window, message_size },
+            options: Resolved { attr, connection, sends, window, message_size },
             hub,
             inbound,
             pool,
@@ -200,8 +197,8 @@ impl ClientOptions {
     /// # Errors
     /// As for [`ServerOptions::build_for`].
     pub fn build_for<B: Source, P: Provider>(&self, pd: &Pd<P>) -> Result<Client<B, P>> {
-        let server = self.options.peers(1).build_for(pd)?;
-        let (id, address) = server.handle.open(VERB)?;
+        let server: Server<B, P> = self.options.peers(1).build_as(CLIENT, pd)?;
+        let (id, address) = server.handle.open(CLIENT)?;
         Ok(Client { server, id, address })
     }
 }

@@ -7,8 +7,11 @@ use rustix::io::Errno;
 use super::flow::{CONTROL_RECEIVES, CONTROL_SENDS, Flow, Kind};
 use super::inbound::{Inbound, SHARED};
 use super::*;
+use crate::owned::options::ConnectionOptions;
 use crate::testing::{Plain, completion};
-use crate::{ConnectAttr, Imm, Srq, SrqInit, WcFlags, WcOpcode, WcStatus, WorkCompletion};
+use crate::{
+    Access, AckTimeout, ConnectAttr, Imm, Srq, SrqInit, WcFlags, WcOpcode, WcStatus, WorkCompletion,
+};
 
 const WINDOW: u32 = 2;
 const SENDS: u32 = 2;
@@ -49,7 +52,14 @@ impl Setup {
             hub.connection_for_test(qp, [SENDS as usize, CONTROL_SENDS as usize], Some((peer, flow)));
         connection.inner().conn.lock().max_message = SIZE as u32;
         let attr = ConnectAttr::new(1, 0);
-        let options = options::Resolved { attr, sends: SENDS, window: WINDOW, message_size: SIZE as u32 };
+        let defaults = ConnectionOptions::new(Access::REMOTE_WRITE);
+        let options = options::Resolved {
+            attr,
+            connection: defaults,
+            sends: SENDS,
+            window: WINDOW,
+            message_size: SIZE as u32,
+        };
         let peers = Mutex::new(vec![Entry { peer: Some(connection), ..Entry::new() }]);
         let inner = Inner { options, hub, inbound, pool, peers, closed: AtomicBool::new(false) };
         let server = Server { handle: Handle { inner: Arc::new(inner) } };
@@ -82,7 +92,7 @@ impl Setup {
     }
 
     fn next(&mut self) -> Option<Event<Lease, Plain>> {
-        self.server.wait_timeout(Duration::ZERO).unwrap().flatten()
+        self.server.wait_timeout(Duration::ZERO).unwrap().event()
     }
 
     fn message(&mut self) -> Message<Lease, Plain> {
@@ -359,4 +369,15 @@ impl std::task::Wake for Woken {
     fn wake(self: Arc<Self>) {
         self.0.store(true, Ordering::Relaxed);
     }
+}
+
+#[test]
+fn errors_name_the_options_that_were_built() {
+    let pd = Plain::default().domain();
+    let server = Server::options().window(0).build(&pd).unwrap_err();
+    assert_eq!(server.verb(), Some("ServerOptions::build"), "{server}");
+    let client = Client::options().window(0).build(&pd).unwrap_err();
+    assert_eq!(client.verb(), Some("ClientOptions::build"), "{client}");
+    let server = Server::options().timeout(AckTimeout::new(14).unwrap()).message_size(0).build(&pd);
+    assert!(server.unwrap_err().to_string().contains("message_size is 0"));
 }

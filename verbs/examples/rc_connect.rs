@@ -1,8 +1,8 @@
 //! Reliable connected (RC) messages by hand: context, PD, CQs, MRs, QP; INIT, RTR, RTS; post, poll.
 //!
 //! ```text
-//! host 1: cargo run --example rc_by_hand
-//! host 2: cargo run --example rc_by_hand -- HOST1
+//! host 1: cargo run --example rc_connect
+//! host 2: cargo run --example rc_connect -- HOST1
 //! ```
 //!
 //! Posting is `unsafe` at this level, because the compiler can't see how long the device uses the
