@@ -22,6 +22,7 @@ macro_rules! targets {
 }
 
 targets! {
+    cm_events,
     dump_text,
     fabric_packets,
     grh_header,

@@ -84,6 +84,16 @@ impl<P: Provider> Context<P> {
         &self.shared.provider
     }
 
+    /// The most RDMA reads and atomics that a QP executes at a time as responder, and that it has
+    /// outstanding as requester. It needs no system call.
+    #[doc(alias = "max_qp_rd_atom")]
+    #[doc(alias = "max_qp_init_rd_atom")]
+    #[must_use]
+    pub fn rd_atomic_limits(&self) -> (u32, u32) {
+        let limits = self.limits();
+        (limits.max_qp_rd_atom, limits.max_qp_init_rd_atom)
+    }
+
     pub(crate) fn limits(&self) -> &QueryDeviceResp {
         &self.shared.inner.device_attr.base
     }

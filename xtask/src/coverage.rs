@@ -22,7 +22,7 @@ use crate::print::heading;
 use crate::test::{Lab, Plan, Tested, side_by_side};
 
 /// The folders of the measured crates.
-const PRODUCT_CRATES: [&str; 5] = ["uapi", "provider", "provider-rxe", "provider-mlx5", "verbs"];
+const PRODUCT_CRATES: [&str; 6] = ["uapi", "provider", "provider-rxe", "provider-mlx5", "verbs", "rdmacm"];
 
 #[derive(Args)]
 pub(crate) struct Measure {

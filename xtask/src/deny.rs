@@ -22,10 +22,11 @@ const TOOL: &str = "cargo-deny";
 const VERSION: &str = "0.20.2";
 
 /// The crates that users build. All others are for tests.
-const PRODUCT: [&str; 6] = [
+const PRODUCT: [&str; 7] = [
     "bareverbs",
     "bareverbs-mlx5",
     "bareverbs-provider",
+    "bareverbs-rdmacm",
     "bareverbs-rxe",
     "bareverbs-tools",
     "bareverbs-uapi",

@@ -26,16 +26,17 @@ const VERSION: &str = "27.1.0";
 
 /// The crates that tests without a kernel cover, each with the crates whose tests judge its
 /// mutants.
-const PACKAGES: [(&str, &[&str]); 4] = [
+const PACKAGES: [(&str, &[&str]); 5] = [
     ("bareverbs-uapi", &["bareverbs-uapi"]),
     ("bareverbs-provider", &["bareverbs-provider", "bareverbs-rxe"]),
     ("bareverbs-rxe", &["bareverbs-rxe"]),
     ("bareverbs-mlx5", &["bareverbs-mlx5"]),
+    ("bareverbs-rdmacm", &["bareverbs-rdmacm"]),
 ];
 
 #[derive(Args)]
 pub(crate) struct Mutants {
-    /// Only this crate: bareverbs-uapi, -provider, -rxe or -mlx5; may be given more than once.
+    /// Only this crate: bareverbs-uapi, -provider, -rxe, -mlx5 or -rdmacm; may be given more than once.
     #[arg(long = "package", value_name = "CRATE", conflicts_with = "kernel")]
     packages: Vec<String>,
     /// Only files that match; may be given more than once.

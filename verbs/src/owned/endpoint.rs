@@ -17,8 +17,8 @@ use super::{Batch, Done, EndpointOptions, Failed, NotPosted, Op, Source, Spinnin
 use crate::pd::shared::PdShared;
 use crate::{
     Address, AnyProvider, Arm, Buffer, CompChannel, Completions, ConnectAttr, Cq, Error, Imm, Mr, Operation,
-    Payload, Pd, PortNum, PostError, PostReason, Qp, QpState, Rc, Remote, Result, SendFlags, SendRequest,
-    WcStatus, WorkCompletion,
+    Payload, Pd, PortNum, PostError, PostReason, Qp, QpAttr, QpAttrMask, QpState, Rc, Remote, Result,
+    SendFlags, SendRequest, WcStatus, WorkCompletion,
 };
 
 /// A reliable connection whose operations own their buffers of type `B`: an [`Mr`], a
@@ -245,6 +245,31 @@ impl<B, P: Provider> Endpoint<B, P> {
     pub fn connect(&mut self, peer: &Address) -> Result<()> {
         self.check_open("Endpoint::connect")?;
         self.qp.connect(&self.address, peer, &self.attr)
+    }
+
+    /// Connects by attributes that a connection manager hands out, in place of
+    /// [`Endpoint::connect`]: one call each for INIT (where it changes port or P_Key), RTR and RTS.
+    /// The crate `bareverbs-rdmacm` does this.
+    ///
+    /// The access rights remain those of [`EndpointOptions::access`].
+    ///
+    /// # Errors
+    /// - [`Error::Invalid`]: the mask has no state, the state is another one, or the endpoint is
+    ///   already connected.
+    /// - [`Error::Closed`]: its connection has failed.
+    /// - The errors of [`Qp::modify`].
+    #[doc(alias = "rdma_init_qp_attr")]
+    pub fn connect_by(&mut self, attr: &QpAttr, mask: QpAttrMask) -> Result<()> {
+        const VERB: &str = "Endpoint::connect_by";
+        self.check_open(VERB)?;
+        let target = mask.contains(QpAttrMask::STATE).then_some(attr.qp_state);
+        if self.qp.state() == QpState::RTS {
+            return Err(Error::invalid(VERB, "the endpoint is already connected"));
+        }
+        if !matches!(target, Some(QpState::INIT | QpState::RTR | QpState::RTS)) {
+            return Err(Error::invalid(VERB, format!("the state is {target:?}, not INIT, RTR or RTS")));
+        }
+        self.qp.modify(attr, mask.difference(QpAttrMask::ACCESS_FLAGS))
     }
 
     /// The number of operations that [`Endpoint::poll`] has not returned yet, in both directions.

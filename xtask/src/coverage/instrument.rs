@@ -19,12 +19,13 @@ use crate::test::Instrumented;
 const WRAPPER: &str = "BAREVERBS_COVERAGE_WRAPPER";
 
 /// The packages whose tests run: those without a kernel, then those in guests.
-const PACKAGES: [&str; 8] = [
+const PACKAGES: [&str; 9] = [
     "bareverbs-uapi",
     "bareverbs-provider",
     "bareverbs-rxe",
     "bareverbs-mlx5",
     "bareverbs",
+    "bareverbs-rdmacm",
     "bareverbs-abi-tests",
     "bareverbs-kernel-tests",
     "bareverbs-interop-tests",

@@ -1,0 +1,276 @@
+//! The kernel's commands: one function each, from a typed request to a typed response.
+//!
+//! This is the raw level. An id of the kernel is a bare number here, and nothing destroys it but
+//! [`destroy_id`] and the last close of the file. [`CmId`](crate::CmId) owns one.
+//!
+//! A command is one `write` to the file. The kernel writes the response to memory that the call
+//! borrows, before `write` returns. Commands affect no memory beside that.
+//!
+//! ```no_run
+//! use bareverbs_rdmacm::command::{self, CmFile};
+//! use bareverbs_uapi::rdma_cm::PortSpace;
+//! use bareverbs_uapi::rdma_cm::structs::{CreateIdReq, DestroyIdReq};
+//!
+//! let file = CmFile::open()?;
+//! let request = CreateIdReq { uid: 1, ps: PortSpace::TCP, ..CreateIdReq::zeroed() };
+//! let id = command::create_id(&file, request)?.id;
+//! let destroyed = command::destroy_id(&file, DestroyIdReq { id, ..DestroyIdReq::zeroed() })?;
+//! assert_eq!(destroyed.events_reported, 0);
+//! # Ok::<(), bareverbs_rdmacm::Error>(())
+//! ```
+
+use std::fmt;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use bareverbs_provider::process::ForkGuard;
+use bareverbs_uapi::rdma_cm::structs::*;
+use bareverbs_uapi::rdma_cm::*;
+use bareverbs_uapi::write::structs::QpAttr;
+use rustix::io::Errno;
+use zerocopy::FromZeros;
+
+use crate::chardev;
+use crate::error::CommandError;
+use crate::{Error, Result};
+
+/// `ENOTSUPP` of the kernel, which has no name in user space.
+const ENOTSUPP: i32 = 524;
+
+/// An open file of the connection manager: non-blocking, for this process only.
+///
+/// Commands of a forked child fail with `ESTALE`. After a change of credentials (`setuid`) they
+/// fail with `EACCES`: the kernel compares them with those of the open.
+#[derive(Debug)]
+pub struct CmFile {
+    fd: OwnedFd,
+    process: ForkGuard,
+}
+
+impl CmFile {
+    /// Opens the connection manager.
+    ///
+    /// # Errors
+    /// Those of [`CmDevice::find`](crate::CmDevice::find); [`Error::Open`].
+    pub fn open() -> Result<Self> {
+        let process = ForkGuard::new()
+            .map_err(|errno| Error::System { what: "creating the page of the fork guard", errno })?;
+        Ok(Self { fd: chardev::open()?, process })
+    }
+
+    /// Whether the current process opened the file.
+    #[must_use]
+    pub fn is_of_this_process(&self) -> bool {
+        self.process.is_same_process()
+    }
+
+    /// Writes a command. `asked` describes the request for errors.
+    fn write<C: Command>(
+        &self,
+        call: &Call<'_, C>,
+        asked: impl FnOnce() -> String,
+    ) -> Result<(), CommandError> {
+        let refused = |errno, hint| {
+            let command = C::INFO.c.trim_start_matches("RDMA_USER_CM_CMD_");
+            Err(CommandError { command, asked: asked(), errno, hint })
+        };
+        if !self.is_of_this_process() {
+            let hint = "the file was opened before fork; open a channel in this process";
+            return refused(Errno::STALE, Some(hint));
+        }
+        loop {
+            return match rustix::io::write(&self.fd, call.as_bytes()) {
+                Ok(_) => Ok(()),
+                Err(Errno::INTR) => continue,
+                Err(errno) => refused(errno, hint(C::INFO.number, errno)),
+            };
+        }
+    }
+}
+
+impl AsFd for CmFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// The likely cause of a refusal.
+fn hint(command: u32, errno: Errno) -> Option<&'static str> {
+    const CONNECT: u32 = Connect::INFO.number;
+    const ACCEPT: u32 = Accept::INFO.number;
+    const BIND: u32 = Bind::INFO.number;
+    const LISTEN: u32 = Listen::INFO.number;
+    const RESOLVE_ADDR: u32 = ResolveAddr::INFO.number;
+    const RESOLVE_ROUTE: u32 = ResolveRoute::INFO.number;
+    const JOIN: u32 = JoinMcast::INFO.number;
+    const WRITE_EVENT: u32 = WriteCmEvent::INFO.number;
+    const RESOLVE_SERVICE: u32 = ResolveIbService::INFO.number;
+    match (command, errno) {
+        (BIND | LISTEN, Errno::ACCESS) => Some("ports below 1024 require CAP_NET_BIND_SERVICE"),
+        (_, Errno::ACCESS) => Some("the credentials of this process changed since the file was opened"),
+        (_, Errno::NXIO) => Some("the RDMA device was removed; only destroy the identifier"),
+        (BIND, Errno::NODEV) => Some("the address is local, but its network interface has no RDMA device"),
+        (BIND, Errno::ADDRNOTAVAIL) => Some("the address is not one of this host"),
+        (BIND, Errno::INVAL) => {
+            Some("the identifier is bound already, or an IPv6 link-local address has no scope id")
+        }
+        (LISTEN, Errno::INVAL) => Some("the identifier listens already, or is in use as a client"),
+        (CONNECT, Errno::INVAL) => {
+            Some("the route is not resolved, or the identifier was used for a connection")
+        }
+        (ACCEPT, Errno::INVAL) => {
+            Some("there is no pending request: it was accepted before, the peer gave up, or was no request")
+        }
+        (RESOLVE_ADDR, Errno::INVAL) => {
+            Some("the identifier has resolved or is resolving an address already")
+        }
+        (RESOLVE_ROUTE, Errno::INVAL) => Some("the address is not resolved, or the time limit is 0"),
+        (RESOLVE_ROUTE, Errno::NODEV) => Some(
+            "the address has no network interface with an RDMA device: loopback addresses have none; use the \
+             address of the device's own interface",
+        ),
+        (JOIN, Errno::INVAL) => Some("the identifier is not for datagrams, or is not bound to a device"),
+        (JOIN, errno) if errno.raw_os_error() == ENOTSUPP => Some("RoCE v2 has no IPv6 multicast groups"),
+        (WRITE_EVENT | RESOLVE_SERVICE, Errno::INVAL) => Some("Linux 7.2 and later have this command"),
+        _ => None,
+    }
+}
+
+/// Describes a request without its padding and addresses.
+fn describe(id: u32, more: fmt::Arguments<'_>) -> String {
+    format!("id {id}{more}")
+}
+
+/// Declares functions that write a request: `name(Command) -> Response, |request| description`.
+macro_rules! commands {
+    ($($(#[$meta:meta])* $name:ident($command:ident) -> $response:ty, |$request:ident| $asked:expr;)*) => {$(
+        $(#[$meta])*
+        ///
+        /// # Errors
+        /// [`Error::Command`]: the kernel refused it.
+        pub fn $name(file: &CmFile, $request: <$command as Command>::Request) -> Result<$response> {
+            let mut response = <<$command as Command>::Response as FromZeros>::new_zeroed();
+            let call = Call::<$command>::new($request, &mut response);
+            file.write(&call, || $asked)?;
+            Ok(response)
+        }
+    )*};
+}
+
+commands! {
+    /// CREATE_ID: creates an identifier. `uid` 0 gets no events.
+    create_id(CreateId) -> CreateIdResp, |request| format!("{:?}, QP type {}", request.ps, request.qp_type);
+    /// DESTROY_ID: destroys an identifier, its undelivered events and the children in them. It
+    /// blocks while the kernel handles an event of it or sends its messages.
+    destroy_id(DestroyId) -> DestroyIdResp, |request| describe(request.id, format_args!(""));
+    /// BIND_IP: [`bind`] for IP addresses.
+    bind_ip(BindIp) -> (), |request| describe(request.id, format_args!(""));
+    /// RESOLVE_IP: [`resolve_addr`] for IP addresses.
+    resolve_ip(ResolveIp) -> (), |request| {
+        describe(request.id, format_args!(", at most {} ms", request.timeout_ms))
+    };
+    /// RESOLVE_ROUTE: resolves the route.
+    resolve_route(ResolveRoute) -> (), |request| {
+        describe(request.id, format_args!(", at most {} ms", request.timeout_ms))
+    };
+    /// QUERY_ROUTE: the addresses and the path.
+    query_route(QueryRoute) -> QueryRouteResp, |request| describe(request.id, format_args!(""));
+    /// CONNECT: sends the connection request.
+    connect(Connect) -> (), |request| describe(request.id, format_args!(", QP {:#x}", request.conn_param.qp_num));
+    /// LISTEN: accepts connection requests. A backlog of 0 is the maximum.
+    listen(Listen) -> (), |request| describe(request.id, format_args!(", backlog {}", request.backlog));
+    /// ACCEPT: accepts a request (`conn_param.valid` 1), or confirms a response (0).
+    accept(Accept) -> (), |request| describe(request.id, format_args!(", QP {:#x}", request.conn_param.qp_num));
+    /// REJECT: rejects a request or a response.
+    reject(Reject) -> (), |request| describe(request.id, format_args!(", reason {}", request.reason));
+    /// DISCONNECT: ends the connection, or answers the peer's end.
+    disconnect(Disconnect) -> (), |request| describe(request.id, format_args!(""));
+    /// INIT_QP_ATTR: the attributes for a transition of the QP.
+    init_qp_attr(InitQpAttr) -> QpAttr, |request| {
+        describe(request.id, format_args!(", QP state {}", request.qp_state))
+    };
+    /// NOTIFY: passes an asynchronous event of the QP to the kernel.
+    notify(Notify) -> (), |request| describe(request.id, format_args!(", event {:?}", request.event));
+    /// JOIN_IP_MCAST: [`join_mcast`] for IP addresses, as a full member.
+    join_ip_mcast(JoinIpMcast) -> CreateIdResp, |request| describe(request.id, format_args!(""));
+    /// LEAVE_MCAST: leaves a group. The id is that of the membership.
+    leave_mcast(LeaveMcast) -> DestroyIdResp, |request| format!("membership {}", request.id);
+    /// MIGRATE_ID: moves an identifier from the file with descriptor `fd` to this file.
+    migrate_id(MigrateId) -> MigrateIdResp, |request| describe(request.id, format_args!(", fd {}", request.fd));
+    /// QUERY of addresses or GIDs.
+    query_addr(Query) -> QueryAddrResp, |request| describe(request.id, format_args!(", {:?}", request.option));
+    /// BIND: binds to an address of any family.
+    bind(Bind) -> (), |request| describe(request.id, format_args!(", {}", address(&request.addr)));
+    /// RESOLVE_ADDR: resolves an address of any family.
+    resolve_addr(ResolveAddr) -> (), |request| {
+        let address = address(&request.dst_addr);
+        describe(request.id, format_args!(", {address}, at most {} ms", request.timeout_ms))
+    };
+    /// JOIN_MCAST: joins a multicast group of any family.
+    join_mcast(JoinMcast) -> CreateIdResp, |request| {
+        describe(request.id, format_args!(", {}, {:?}", address(&request.addr), request.join_flags))
+    };
+    /// RESOLVE_IB_SERVICE: resolves services of the subnet administrator. Linux 7.2 and later.
+    resolve_ib_service(ResolveIbService) -> (), |request| {
+        describe(request.id, format_args!(", service {:#x}", request.ibs.service_id))
+    };
+    /// WRITE_CM_EVENT: queues an event of the application. Linux 7.2 and later.
+    write_cm_event(WriteCmEvent) -> (), |request| describe(request.id, format_args!(", {:?}", request.event));
+}
+
+fn address(storage: &address::SocketAddressStorage) -> String {
+    crate::Addr::from_kernel(storage)
+        .map_or_else(|| format!("address family {}", storage.family.0), |addr| addr.to_string())
+}
+
+/// QUERY of paths or services, into `room`.
+///
+/// # Errors
+/// [`Error::Command`]: the kernel refused it.
+pub fn query(file: &CmFile, request: QueryReq, room: &mut [u8]) -> Result<()> {
+    let call = Call::<Query>::with_room(request, room);
+    file.write(&call, || describe(request.id, format_args!(", {:?}", request.option)))?;
+    Ok(())
+}
+
+/// GET_EVENT: the next event of any identifier of the file; `None` if there is none.
+///
+/// # Errors
+/// [`Error::Command`]: the kernel refused it.
+pub fn get_event(file: &CmFile) -> Result<Option<EventResp>> {
+    let mut response = EventResp::zeroed();
+    let call = Call::<GetEvent>::new(GetEventReq::zeroed(), &mut response);
+    match file.write(&call, String::new) {
+        Ok(()) => Ok(Some(response)),
+        Err(error) if error.errno == Errno::AGAIN => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// SET_OPTION: sets an option to `value`. The address and the length in the request are replaced.
+///
+/// # Errors
+/// [`Error::Command`]: the kernel refused it. [`Error::Invalid`]: the value has 4 GiB or more.
+pub fn set_option(file: &CmFile, mut request: SetOptionReq, value: &[u8]) -> Result<()> {
+    request.optval = value.as_ptr().expose_provenance() as u64;
+    request.optlen = u32::try_from(value.len())
+        .map_err(|_| Error::invalid("set_option", "the value has 4 GiB or more"))?;
+    let mut response = ();
+    let call = Call::<SetOption>::new(request, &mut response);
+    file.write(&call, || {
+        let SetOptionReq { level, optname: option, .. } = request;
+        match option_name(level, option) {
+            // Only values of a few bytes: paths are long.
+            Some(_) if value.len() <= 8 => {
+                describe(request.id, format_args!(", {}", DecodedOption { level, option, bytes: value }))
+            }
+            Some(name) => describe(request.id, format_args!(", {name}, {} bytes", value.len())),
+            None => describe(request.id, format_args!(", level {}, option {option}", level.0)),
+        }
+    })?;
+    Ok(())
+}
+
+/// The number of a file's descriptor, for [`migrate_id`].
+pub(crate) fn descriptor(file: &CmFile) -> u32 {
+    file.fd.as_raw_fd().cast_unsigned()
+}

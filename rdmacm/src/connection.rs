@@ -1,0 +1,563 @@
+//! Connections with their queue pairs: a listener, a connector, and what they yield.
+//!
+//! A [`Connection`] owns an identifier and a queue that is in RTS: a [`Qp<Rc>`](bareverbs::Qp), or
+//! the safe [`Endpoint`]. Calls block, with time limits; the modules `tokio` and `async_io` have the
+//! same types for tasks.
+//!
+//! ```no_run
+//! use bareverbs::owned::Endpoint;
+//! use bareverbs::{Access, Buffer};
+//! use bareverbs_rdmacm::connection::{Connector, Listener};
+//! use std::time::Duration;
+//!
+//! const LIMIT: Duration = Duration::from_secs(10);
+//!
+//! fn server() -> Result<(), Box<dyn std::error::Error>> {
+//!     let listener = Listener::bind("0.0.0.0:7174")?;
+//!     let mut peer = listener.accept(&Endpoint::options(), LIMIT)?;
+//!     let pd = peer.qp().pd().clone();
+//!     peer.post_recv(pd.register(Buffer::zeroed(4096)?, Access::LOCAL_WRITE)?)?;
+//!     println!("{:?}", peer.wait()?.message());
+//!     Ok(())
+//! }
+//!
+//! fn client() -> Result<(), Box<dyn std::error::Error>> {
+//!     let mut server = Connector::new().connect("10.1.0.1:7174", &Endpoint::options(), LIMIT)?;
+//!     let pd = server.qp().pd().clone();
+//!     let mut hello = pd.register(Buffer::zeroed(4096)?, Access::LOCAL_WRITE)?;
+//!     hello.write(0, b"hello")?;
+//!     server.post_send(hello, ..5)?;
+//!     server.wait()?;
+//!     server.disconnect(LIMIT)?;
+//!     Ok(())
+//! }
+//! ```
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bareverbs::owned::{Endpoint, EndpointOptions};
+use bareverbs::{Ece, Pd, PortNum};
+
+use crate::channel::EventChannel;
+use crate::event::{EventKind, RequestParam};
+use crate::id::BoundDevice;
+use crate::param::PrivateData;
+use crate::qp::bring_up;
+pub use crate::qp::{ConnectOptions, ConnectQueue};
+use crate::steps::{self, Deadline, Wait, run};
+use crate::{Addr, CmId, ConnectRequest, Error, PeerParam, PortSpace, Result};
+
+/// Open devices, each with a protection domain, that connections share. Clones are the same list.
+///
+/// ```no_run
+/// # fn example(route: &bareverbs_rdmacm::connection::Route) -> bareverbs_rdmacm::Result<()> {
+/// use bareverbs_rdmacm::connection::Domains;
+///
+/// let domains = Domains::default();
+/// let pd = domains.pd(route.device()?)?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Domains {
+    known: Arc<Mutex<Vec<(BoundDevice, Pd)>>>,
+}
+
+impl Domains {
+    /// The protection domain of a device, which is opened on first use.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`]: the device can't be opened.
+    pub fn pd(&self, device: BoundDevice) -> Result<Pd> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_it = |of: &BoundDevice| (of.node_guid, of.index) == (device.node_guid, device.index);
+        if let Some((_, pd)) = known.iter().find(|(of, _)| is_it(of)) {
+            return Ok(pd.clone());
+        }
+        let pd = device.find()?.open()?.alloc_pd()?;
+        known.push((device, pd.clone()));
+        Ok(pd)
+    }
+
+    /// An endpoint on the device and the port of a connection.
+    pub(crate) fn endpoint(&self, device: BoundDevice, options: &EndpointOptions) -> Result<Endpoint> {
+        let pd = self.pd(device)?;
+        Ok(options.clone().port(device.port).build(&pd)?)
+    }
+}
+
+/// The device of an identifier.
+pub(crate) fn device_of(id: &CmId) -> Result<BoundDevice> {
+    let bound = id.addresses()?.device;
+    bound.ok_or_else(|| Error::invalid("device", "the identifier has no device: its address is not resolved"))
+}
+
+/// The address of the peer of an identifier.
+fn peer_addr(id: &CmId) -> Result<Addr> {
+    let peer = id.addresses()?.peer;
+    peer.ok_or_else(|| Error::invalid("peer_addr", "the identifier has no peer"))
+}
+
+/// Calls `each` with the addresses of a name until one succeeds.
+pub(crate) fn each_address<T>(
+    verb: &'static str,
+    addrs: impl ToSocketAddrs,
+    mut each: impl FnMut(SocketAddr) -> Result<T>,
+) -> Result<T> {
+    let addrs = addrs.to_socket_addrs().map_err(|error| Error::invalid(verb, error.to_string()))?;
+    let mut last = Error::invalid(verb, "the name has no address");
+    for addr in addrs {
+        match each(addr) {
+            Ok(done) => return Ok(done),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// A listener for connections.
+#[derive(Debug)]
+pub struct Listener {
+    id: CmId,
+    domains: Domains,
+}
+
+impl Listener {
+    /// Listens on the first of the addresses that can be bound. Host names are resolved by the
+    /// system. Port 0 is a free port: [`Listener::local_addr`]. An unspecified address is that of
+    /// every device.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: the name has no address. Those of [`EventChannel::new`],
+    /// [`CmId::bind_addr`] and [`CmId::listen`].
+    #[doc(alias = "rdma_create_ep")]
+    #[doc(alias = "rdma_getaddrinfo")]
+    pub fn bind(addrs: impl ToSocketAddrs) -> Result<Self> {
+        each_address("Listener::bind", addrs, |addr| {
+            let id = CmId::new(&EventChannel::private()?, PortSpace::Tcp)?;
+            id.bind_addr(addr)?;
+            id.listen(0)?;
+            Ok(Self { id, domains: Domains::default() })
+        })
+    }
+
+    /// The identifier.
+    #[must_use]
+    pub fn id(&self) -> &CmId {
+        &self.id
+    }
+
+    /// The devices that [`Listener::accept`] has opened.
+    #[must_use]
+    pub fn domains(&self) -> &Domains {
+        &self.domains
+    }
+
+    /// The address that it listens on.
+    ///
+    /// # Errors
+    /// As for [`CmId::addresses`].
+    #[doc(alias = "rdma_get_local_addr")]
+    pub fn local_addr(&self) -> Result<SocketAddr> {
+        let local = self.id.addresses()?.local.and_then(|addr| addr.ip());
+        local.ok_or_else(|| Error::invalid("local_addr", "the identifier is not bound to an IP address"))
+    }
+
+    /// Waits for a request.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`]
+    #[doc(alias = "rdma_get_request")]
+    pub fn get_request(&self, limit: Duration) -> Result<Incoming> {
+        run(self.next_request(&Deadline::new(limit)))
+    }
+
+    pub(crate) async fn next_request(&self, wait: &impl Wait) -> Result<Incoming> {
+        Ok(Incoming { request: steps::request(wait, &self.id).await? })
+    }
+
+    /// Waits for a request and accepts it with a new endpoint on its device. Receives may be posted
+    /// afterwards: the peer's messages are repeated until then.
+    ///
+    /// The time limit is for the request, and again for the confirmation by the peer.
+    ///
+    /// # Errors
+    /// Those of [`Listener::get_request`], [`EndpointOptions::build`] and [`Incoming::accept`].
+    pub fn accept(&self, options: &EndpointOptions, limit: Duration) -> Result<Connection<Endpoint>> {
+        let incoming = self.get_request(limit)?;
+        let endpoint = self.domains.endpoint(incoming.device()?, options)?;
+        incoming.accept(endpoint, &ConnectOptions::default(), limit)
+    }
+}
+
+/// A request of a peer. Drop rejects it.
+#[derive(Debug)]
+#[must_use = "drop rejects the request"]
+pub struct Incoming {
+    request: ConnectRequest,
+}
+
+impl Incoming {
+    /// The request.
+    pub fn request(&self) -> &ConnectRequest {
+        &self.request
+    }
+
+    /// The address of the peer.
+    ///
+    /// # Errors
+    /// As for [`CmId::addresses`].
+    #[doc(alias = "rdma_get_peer_addr")]
+    pub fn peer_addr(&self) -> Result<Addr> {
+        peer_addr(self.request.id())
+    }
+
+    /// Data from the application of the peer, padded with zeros.
+    #[must_use]
+    pub fn private_data(&self) -> &PrivateData {
+        self.request.private_data()
+    }
+
+    /// The device and the port on which the queue pair must be.
+    ///
+    /// # Errors
+    /// As for [`CmId::addresses`].
+    pub fn device(&self) -> Result<BoundDevice> {
+        device_of(self.request.id())
+    }
+
+    /// The port on which the queue pair must be.
+    ///
+    /// # Errors
+    /// As for [`CmId::addresses`].
+    pub fn port(&self) -> Result<PortNum> {
+        Ok(self.device()?.port)
+    }
+
+    /// Moves the queue to RTS, accepts the request, and waits until the peer has confirmed.
+    /// Receives are posted to the queue before, or after.
+    ///
+    /// # Errors
+    /// The request is rejected then, and the queue dropped.
+    ///
+    /// - [`Error::Verbs`]: a transition of the queue pair failed.
+    /// - [`Error::Rejected`], [`Error::Unreachable`], [`Error::Disconnected`], [`Error::TimedOut`]
+    /// - Those of [`CmId::accept`].
+    #[doc(alias = "rdma_accept")]
+    pub fn accept<Q: ConnectQueue>(
+        self,
+        queue: Q,
+        options: &ConnectOptions<'_>,
+        limit: Duration,
+    ) -> Result<Connection<Q>> {
+        run(self.accept_with(&Deadline::new(limit), queue, options))
+    }
+
+    pub(crate) async fn accept_with<Q: ConnectQueue>(
+        self,
+        wait: &impl Wait,
+        mut queue: Q,
+        options: &ConnectOptions<'_>,
+    ) -> Result<Connection<Q>> {
+        let RequestParam::Connection(peer) = self.request.param().clone() else {
+            return Err(Error::invalid("accept", "the request is for a datagram QP"));
+        };
+        let mut param = options.param(&queue);
+        // What the peer can't use is not reserved.
+        param.responder_resources = param.responder_resources.min(peer.responder_resources);
+        param.initiator_depth = param.initiator_depth.min(peer.initiator_depth);
+        agree_on_ece(&mut queue, peer.ece)?;
+        bring_up(self.request.id(), &mut queue, options, Some(&param))?;
+        param.ece = queue.ece().unwrap_or_default();
+        let id = self.request.accept(&param)?;
+        steps::established(wait, &id).await?;
+        Ok(Connection { id, queue, peer, ended: false })
+    }
+
+    /// Rejects the request, with data for the peer's application.
+    ///
+    /// # Errors
+    /// As for [`CmId::reject`].
+    #[doc(alias = "rdma_reject")]
+    pub fn reject(self, private_data: &[u8]) -> Result<()> {
+        self.request.reject(private_data)
+    }
+}
+
+/// Uses the peer's ECE options if they are of this device's vendor, else none.
+fn agree_on_ece<Q: ConnectQueue>(queue: &mut Q, peer: Ece) -> Result<()> {
+    if let Some(own) = queue.ece() {
+        let options = if peer.vendor_id == own.vendor_id { peer.options } else { 0 };
+        queue.set_ece(Ece { vendor_id: own.vendor_id, options })?;
+    }
+    Ok(())
+}
+
+/// Connects to peers, on devices that it opens once.
+#[derive(Clone, Debug, Default)]
+pub struct Connector {
+    domains: Domains,
+}
+
+impl Connector {
+    /// A connector without an open device.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A connector with these devices, such as those of a [`Listener`].
+    #[must_use]
+    pub fn with_domains(domains: &Domains) -> Self {
+        Self { domains: domains.clone() }
+    }
+
+    /// The devices that it has opened.
+    #[must_use]
+    pub fn domains(&self) -> &Domains {
+        &self.domains
+    }
+
+    /// Connects to the first of the addresses that has a route, with a new endpoint. Receives may
+    /// be posted afterwards: the peer's messages are repeated until then.
+    ///
+    /// The time limit is for the resolution of an address, and again for the answer of the peer.
+    ///
+    /// # Errors
+    /// Those of [`Route::resolve`], [`EndpointOptions::build`] and [`Route::connect`].
+    #[doc(alias = "rdma_create_ep")]
+    #[doc(alias = "rdma_getaddrinfo")]
+    pub fn connect(
+        &self,
+        addrs: impl ToSocketAddrs,
+        options: &EndpointOptions,
+        limit: Duration,
+    ) -> Result<Connection<Endpoint>> {
+        let route = Route::resolve(addrs, limit)?;
+        let endpoint = self.domains.endpoint(route.device()?, options)?;
+        route.connect(endpoint, &ConnectOptions::default(), limit)
+    }
+}
+
+/// A route to a peer: the device and the port on which the queue pair must be.
+#[derive(Debug)]
+pub struct Route {
+    id: CmId,
+}
+
+impl Route {
+    /// Resolves the first of the addresses that has a route. Host names are resolved by the system.
+    ///
+    /// # Errors
+    /// - [`Error::Invalid`]: the name has no address.
+    /// - [`Error::Address`], [`Error::Route`], [`Error::TimedOut`]; those of [`CmId::resolve_addr`].
+    #[doc(alias = "rdma_resolve_addr")]
+    #[doc(alias = "rdma_resolve_route")]
+    #[doc(alias = "rdma_getaddrinfo")]
+    pub fn resolve(addrs: impl ToSocketAddrs, limit: Duration) -> Result<Self> {
+        each_address("Route::resolve", addrs, |addr| {
+            run(Self::resolve_with(&Deadline::new(limit), addr.into(), limit))
+        })
+    }
+
+    pub(crate) async fn resolve_with(wait: &impl Wait, addr: Addr, limit: Duration) -> Result<Self> {
+        let id = CmId::new(&EventChannel::private()?, PortSpace::Tcp)?;
+        Self::resolve_on(wait, id, addr, limit).await
+    }
+
+    pub(crate) async fn resolve_on(wait: &impl Wait, id: CmId, addr: Addr, limit: Duration) -> Result<Self> {
+        steps::resolve(wait, &id, None, addr, limit).await?;
+        Ok(Self { id })
+    }
+
+    /// The identifier.
+    #[must_use]
+    pub fn id(&self) -> &CmId {
+        &self.id
+    }
+
+    /// The address of the peer.
+    ///
+    /// # Errors
+    /// As for [`CmId::addresses`].
+    #[doc(alias = "rdma_get_peer_addr")]
+    pub fn peer_addr(&self) -> Result<Addr> {
+        peer_addr(&self.id)
+    }
+
+    /// The device and the port on which the queue pair must be.
+    ///
+    /// # Errors
+    /// As for [`CmId::addresses`].
+    pub fn device(&self) -> Result<BoundDevice> {
+        device_of(&self.id)
+    }
+
+    /// The port on which the queue pair must be.
+    ///
+    /// # Errors
+    /// As for [`CmId::addresses`].
+    pub fn port(&self) -> Result<PortNum> {
+        Ok(self.device()?.port)
+    }
+
+    /// Connects the queue and moves it to RTS. Receives are posted to the queue before, or after.
+    ///
+    /// # Errors
+    /// The queue is dropped then.
+    ///
+    /// - [`Error::Rejected`], [`Error::Unreachable`], [`Error::TimedOut`]
+    /// - [`Error::Verbs`]: a transition of the queue pair failed. The peer's acceptance is rejected.
+    /// - Those of [`CmId::connect`].
+    #[doc(alias = "rdma_connect")]
+    pub fn connect<Q: ConnectQueue>(
+        self,
+        queue: Q,
+        options: &ConnectOptions<'_>,
+        limit: Duration,
+    ) -> Result<Connection<Q>> {
+        run(self.connect_with(&Deadline::new(limit), queue, options))
+    }
+
+    pub(crate) async fn connect_with<Q: ConnectQueue>(
+        self,
+        wait: &impl Wait,
+        mut queue: Q,
+        options: &ConnectOptions<'_>,
+    ) -> Result<Connection<Q>> {
+        let id = self.id;
+        let peer = steps::connect(wait, &id, &options.param(&queue)).await?;
+        agree_on_ece(&mut queue, peer.ece)?;
+        bring_up(&id, &mut queue, options, None)?;
+        id.establish()?;
+        Ok(Connection { id, queue, peer, ended: false })
+    }
+}
+
+/// A connection: its identifier and its queue, which is in RTS. It dereferences to the queue.
+///
+/// Drop ends the connection without waiting for the peer, and then drops the queue. If the one
+/// message about the end is lost, the peer notices by errors of its operations only.
+/// [`Connection::disconnect`] repeats it.
+#[derive(Debug)]
+pub struct Connection<Q> {
+    /// Dropped before the queue, so that the peer is told.
+    id: CmId,
+    queue: Q,
+    peer: PeerParam,
+    ended: bool,
+}
+
+impl<Q> Connection<Q> {
+    /// The identifier.
+    #[must_use]
+    pub fn id(&self) -> &CmId {
+        &self.id
+    }
+
+    /// The parameters and the private data of the peer.
+    #[must_use]
+    pub fn peer(&self) -> &PeerParam {
+        &self.peer
+    }
+
+    /// The address of the peer.
+    ///
+    /// # Errors
+    /// As for [`CmId::addresses`].
+    #[doc(alias = "rdma_get_peer_addr")]
+    pub fn peer_addr(&self) -> Result<Addr> {
+        peer_addr(&self.id)
+    }
+
+    /// Whether the peer has ended the connection. It does not wait. The end is answered.
+    ///
+    /// # Errors
+    /// - [`Error::DeviceRemoved`]
+    /// - Those of [`EventChannel::get_event`].
+    pub fn is_disconnected(&mut self) -> Result<bool> {
+        while let Some(event) = self.id.channel().get_event()? {
+            match event.kind {
+                EventKind::Disconnected(_) if event.key == self.id.key() => self.answer_end()?,
+                EventKind::DeviceRemoval => return Err(Error::DeviceRemoved { verb: "is_disconnected" }),
+                _ => {}
+            }
+        }
+        Ok(self.ended)
+    }
+
+    /// Answers the end by the peer.
+    fn answer_end(&mut self) -> Result<()> {
+        self.ended = true;
+        self.id.disconnect()
+    }
+
+    /// Waits until the peer ends the connection, and answers.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`], [`Error::DeviceRemoved`]
+    pub fn wait_disconnected(&mut self, limit: Duration) -> Result<()> {
+        run(self.until_disconnected(&Deadline::new(limit)))
+    }
+
+    pub(crate) async fn until_disconnected(&mut self, wait: &impl Wait) -> Result<()> {
+        if !self.ended {
+            steps::disconnected(wait, &self.id, "wait_disconnected").await?;
+            self.answer_end()?;
+        }
+        Ok(())
+    }
+
+    /// Ends the connection, and waits until the peer has answered. Operations that are outstanding
+    /// at either end may fail: end them before. The queue is still in RTS afterwards.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`]; [`Error::Unreachable`]: the peer never answered;
+    /// [`Error::DeviceRemoved`].
+    #[doc(alias = "rdma_disconnect")]
+    pub fn disconnect(&mut self, limit: Duration) -> Result<()> {
+        run(self.disconnect_with(&Deadline::new(limit)))
+    }
+
+    pub(crate) async fn disconnect_with(&mut self, wait: &impl Wait) -> Result<()> {
+        if self.is_disconnected()? {
+            return Ok(());
+        }
+        self.id.disconnect()?;
+        let status = steps::disconnected(wait, &self.id, "disconnect").await?;
+        self.ended = true;
+        status.map_or(Ok(()), |errno| Err(Error::Unreachable(errno)))
+    }
+
+    /// The same connection with another queue that `wrap` makes of its queue.
+    ///
+    /// # Errors
+    /// Those of `wrap`. The connection is dropped then.
+    pub fn try_map<T, E>(self, wrap: impl FnOnce(Q) -> Result<T, E>) -> Result<Connection<T>, E> {
+        let Self { id, queue, peer, ended } = self;
+        Ok(Connection { id, queue: wrap(queue)?, peer, ended })
+    }
+
+    /// The identifier and the queue.
+    #[must_use]
+    pub fn into_parts(self) -> (CmId, Q) {
+        (self.id, self.queue)
+    }
+}
+
+impl<Q> Deref for Connection<Q> {
+    type Target = Q;
+
+    fn deref(&self) -> &Q {
+        &self.queue
+    }
+}
+
+impl<Q> DerefMut for Connection<Q> {
+    fn deref_mut(&mut self) -> &mut Q {
+        &mut self.queue
+    }
+}

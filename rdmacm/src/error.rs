@@ -1,0 +1,260 @@
+//! Errors of the connection manager.
+
+use std::fmt;
+use std::io::{self, ErrorKind};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use crate::event::{Rejected, RouteStatus, SidrStatus};
+
+/// The result of a call of the connection manager.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An error of the connection manager: the request, the cause and the remedy.
+///
+/// Programs match on the variant and on [`Error::errno`]. `Display` is for people; its text may
+/// change.
+///
+/// ```
+/// use bareverbs_rdmacm::Error;
+/// use bareverbs_rdmacm::event::RejectReason;
+///
+/// fn is_nobody_listening(error: &Error) -> bool {
+///     matches!(error, Error::Rejected(rejected) if rejected.reason == RejectReason::InvalidServiceId)
+/// }
+/// # assert!(!is_nobody_listening(&Error::NoConnectionManager));
+/// ```
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The kernel has no connection manager for user space.
+    #[error("the kernel has no RDMA connection manager for programs: load the kernel module rdma_ucm")]
+    NoConnectionManager,
+    /// The character device of the connection manager can't be opened.
+    #[error("cannot open {}: {errno}{}", path.display(), open_hint(*errno))]
+    Open {
+        /// Its path.
+        path: PathBuf,
+        /// The errno.
+        errno: Errno,
+    },
+    /// The kernel refused a command.
+    #[error(transparent)]
+    Command(Box<CommandError>),
+    /// The request is invalid. It was not sent to the kernel.
+    #[error("{verb}: {reason}")]
+    Invalid {
+        /// The call.
+        verb: &'static str,
+        /// The reason.
+        reason: String,
+    },
+    /// The private data is longer than its message carries. It was not sent to the kernel.
+    #[error("{verb}: {length} bytes of private data; the message carries at most {max}")]
+    PrivateData {
+        /// The call.
+        verb: &'static str,
+        /// The requested number of bytes.
+        length: usize,
+        /// The maximum.
+        max: usize,
+    },
+    /// The peer's address was not resolved. `ENODEV`: the route to it leads over no RDMA device.
+    /// `ETIMEDOUT`: no neighbour answered.
+    #[error("resolving the address failed: {}{}", .0, address_hint(*.0))]
+    Address(Errno),
+    /// No route to the peer was found.
+    #[error("resolving the route failed: {0}")]
+    Route(RouteStatus),
+    /// The peer, or the kernel for it, rejected the connection.
+    #[error("the connection was rejected: {0}")]
+    Rejected(Box<Rejected>),
+    /// The peer did not answer. `ETIMEDOUT`, unless the kernel reports another errno.
+    #[error("the peer is unreachable: {0}")]
+    Unreachable(Errno),
+    /// The peer refused a request of a datagram QP.
+    #[error("the peer refused the request for its datagram QP: {0}")]
+    Sidr(SidrStatus),
+    /// Joining a multicast group failed.
+    #[error("joining the multicast group failed: {0}")]
+    Multicast(Errno),
+    /// The connection ended before it was established, or while the call waited.
+    #[error("{verb}: the connection was disconnected")]
+    Disconnected {
+        /// The call.
+        verb: &'static str,
+    },
+    /// The device is being removed. The identifier can only be dropped.
+    #[error("{verb}: the RDMA device is being removed")]
+    DeviceRemoved {
+        /// The call.
+        verb: &'static str,
+    },
+    /// The time limit of a blocking call has passed.
+    #[error("{verb}: no answer within {limit:?}")]
+    TimedOut {
+        /// The call.
+        verb: &'static str,
+        /// Its time limit.
+        limit: Duration,
+    },
+    /// The kernel or the device has no such operation.
+    #[error("{verb}: {reason}")]
+    Unsupported {
+        /// The call.
+        verb: &'static str,
+        /// What is missing.
+        reason: &'static str,
+    },
+    /// A system call other than a command failed.
+    #[error("{what}: {errno}")]
+    System {
+        /// The attempted action.
+        what: &'static str,
+        /// The errno.
+        errno: Errno,
+    },
+    /// A verb failed, such as a transition of the QP.
+    #[error(transparent)]
+    Verbs(#[from] bareverbs::Error),
+}
+
+/// A command that the kernel refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CommandError {
+    /// The command, named as in the kernel's ABI without its prefix, such as `RESOLVE_ADDR`.
+    pub command: &'static str,
+    /// The request, as text.
+    pub asked: String,
+    /// The errno.
+    pub errno: Errno,
+    /// The likely cause and the remedy, if known.
+    pub hint: Option<&'static str>,
+}
+
+impl fmt::Display for CommandError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { command, asked, errno, hint } = self;
+        match *errno {
+            Errno::STALE => write!(f, "{command} was not issued ({asked}): {errno}")?,
+            _ => write!(f, "{command} was refused by the kernel ({asked}): {errno}")?,
+        }
+        match hint {
+            Some(hint) => write!(f, ": {hint}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for CommandError {}
+
+impl From<CommandError> for Error {
+    fn from(error: CommandError) -> Self {
+        Self::Command(Box::new(error))
+    }
+}
+
+fn open_hint(errno: Errno) -> &'static str {
+    match errno {
+        Errno::NOENT => {
+            ": the kernel has the device, the node is missing: is udev running, or the node in the container?"
+        }
+        Errno::ACCESS | Errno::PERM => ": the node should have mode 0666",
+        _ => "",
+    }
+}
+
+fn address_hint(errno: Errno) -> &'static str {
+    match errno {
+        Errno::NODEV => ": the route leads over no RDMA device",
+        Errno::TIMEDOUT => ": no neighbour answered",
+        _ => "",
+    }
+}
+
+impl Error {
+    pub(crate) fn invalid(verb: &'static str, reason: impl Into<String>) -> Self {
+        Self::Invalid { verb, reason: reason.into() }
+    }
+
+    /// The errno, if the kernel reported one.
+    #[must_use]
+    pub fn errno(&self) -> Option<Errno> {
+        match self {
+            Self::Open { errno, .. } | Self::System { errno, .. } => Some(*errno),
+            Self::Command(error) => Some(error.errno),
+            Self::Address(errno) | Self::Unreachable(errno) | Self::Multicast(errno) => Some(*errno),
+            Self::Route(RouteStatus::Errno(errno)) => Some(*errno),
+            Self::Verbs(error) => error.errno(),
+            _ => None,
+        }
+    }
+}
+
+impl From<Error> for io::Error {
+    /// An error of the kind that the errno has, if there is one, with the whole error as its
+    /// source. A rejected connection is [`ErrorKind::ConnectionRefused`].
+    fn from(error: Error) -> Self {
+        let kind = match (&error, error.errno()) {
+            (Error::Unreachable(Errno::TIMEDOUT), _) => ErrorKind::TimedOut,
+            (_, Some(errno)) => Self::from(errno).kind(),
+            (Error::Verbs(_), _) => {
+                let Error::Verbs(inner) = error else { return Self::other("a verb failed") };
+                return inner.into();
+            }
+            (Error::NoConnectionManager, _) => ErrorKind::NotFound,
+            (Error::Invalid { .. } | Error::PrivateData { .. }, _) => ErrorKind::InvalidInput,
+            (Error::Rejected(_) | Error::Sidr(_), _) => ErrorKind::ConnectionRefused,
+            (Error::Disconnected { .. }, _) => ErrorKind::ConnectionReset,
+            (Error::DeviceRemoved { .. }, _) => ErrorKind::NotConnected,
+            (Error::TimedOut { .. }, _) => ErrorKind::TimedOut,
+            (Error::Unsupported { .. }, _) => ErrorKind::Unsupported,
+            _ => ErrorKind::Other,
+        };
+        Self::new(kind, error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn io_errors_have_the_kind_of_their_cause() {
+        let refused =
+            CommandError { command: "BIND", asked: "x".into(), errno: Errno::ADDRINUSE, hint: None };
+        let kinds = [
+            (Error::from(refused), ErrorKind::AddrInUse),
+            (Error::Address(Errno::NETUNREACH), ErrorKind::NetworkUnreachable),
+            (Error::Unreachable(Errno::TIMEDOUT), ErrorKind::TimedOut),
+            (Error::NoConnectionManager, ErrorKind::NotFound),
+            (Error::Disconnected { verb: "connect" }, ErrorKind::ConnectionReset),
+            (Error::invalid("bind_addr", "x"), ErrorKind::InvalidInput),
+            (Error::TimedOut { verb: "connect", limit: Duration::ZERO }, ErrorKind::TimedOut),
+            (bareverbs::Error::NoDevice.into(), ErrorKind::NotFound),
+        ];
+        for (error, kind) in kinds {
+            let text = error.to_string();
+            let error = io::Error::from(error);
+            assert_eq!(error.kind(), kind, "{text}");
+            assert_eq!(error.to_string(), text);
+        }
+    }
+
+    #[test]
+    fn command_errors_name_command_request_errno_and_hint() {
+        let error = CommandError {
+            command: "LISTEN",
+            asked: "id 3".into(),
+            errno: Errno::INVAL,
+            hint: Some("bind it first"),
+        };
+        let text = "LISTEN was refused by the kernel (id 3): Invalid argument (os error 22): bind it first";
+        assert_eq!(error.to_string(), text);
+        let stale = CommandError { errno: Errno::STALE, hint: None, ..error };
+        assert!(stale.to_string().starts_with("LISTEN was not issued (id 3): "), "{stale}");
+    }
+}

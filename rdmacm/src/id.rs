@@ -1,0 +1,804 @@
+//! Identifiers: the kernel's objects for listeners and connections.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bareverbs::{Device, Guid, PortNum, QpAttr, QpAttrMask, QpState, QpType};
+use bareverbs_uapi::rdma_cm::path::{PathRecData, ServiceRec};
+use bareverbs_uapi::rdma_cm::structs::*;
+use bareverbs_uapi::rdma_cm::{EventType, IbServiceFlags, QueryOption};
+use bareverbs_uapi::verbs_values;
+use rustix::io::Errno;
+use zerocopy::FromBytes;
+
+use crate::addr::{Addr, IbAddr, PortSpace};
+use crate::channel::EventChannel;
+use crate::command::{self, CmFile};
+use crate::key::{self, Key, KeyInfo};
+use crate::multicast::Membership;
+use crate::option::PathRecord;
+use crate::param::{ConnParam, Message};
+use crate::qp::qp_attr;
+use crate::{Error, Result};
+
+/// Number of records that a query offers room for. The kernel has one path for each identifier, or
+/// two with an alternate path; 6.12 returns one record less than fits.
+const PATHS: usize = 4;
+const SERVICES: usize = 64;
+
+/// An identifier: a listener, or one end of a connection.
+///
+/// The kernel keeps its state and checks each call against it. Calls that the state forbids fail
+/// with [`Error::Command`] and `EINVAL`. An identifier connects once: after an attempt failed,
+/// create another.
+///
+/// ```text
+/// active:   resolve_addr → resolve_route → connect → (QP to RTS) → establish → disconnect
+/// passive:  bind_addr → listen → ConnectRequest → (QP to RTS) → accept → disconnect
+/// ```
+///
+/// Drop destroys the kernel's identifier. An established connection then ends: the peer gets
+/// [`EventKind::Disconnected`](crate::event::EventKind::Disconnected) if the one message about it
+/// is not lost. [`CmId::disconnect`] repeats the message until it is answered. Drop may block for a
+/// moment, while the kernel handles an event of the identifier or sends its messages. It waits for
+/// no event to be read or acknowledged.
+///
+/// ```no_run
+/// use bareverbs_rdmacm::event::EventKind;
+/// use bareverbs_rdmacm::{CmId, EventChannel, PortSpace};
+/// use std::net::Ipv4Addr;
+///
+/// let channel = EventChannel::new()?;
+/// let listener = CmId::new(&channel, PortSpace::Tcp)?;
+/// listener.bind_addr((Ipv4Addr::UNSPECIFIED, 7174))?;
+/// listener.listen(16)?;
+/// if let EventKind::ConnectRequest(request) = channel.wait()?.kind {
+///     println!("request from {:?}", request.id().addresses()?.peer);
+/// }
+/// # Ok::<(), bareverbs_rdmacm::Error>(())
+/// ```
+#[doc(alias = "rdma_cm_id")]
+#[doc(alias = "rdma_destroy_id")]
+pub struct CmId {
+    channel: EventChannel,
+    number: u32,
+    key: Key,
+    info: KeyInfo,
+    /// Whether the address to connect to is an InfiniBand address.
+    to_ib_addr: AtomicBool,
+    listens: AtomicBool,
+    accepted: AtomicBool,
+    memberships: Mutex<Vec<Membership>>,
+    destroyed: bool,
+}
+
+/// The device that an identifier is bound to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BoundDevice {
+    /// Its node GUID.
+    pub node_guid: Guid,
+    /// Its index in RDMA netlink.
+    pub index: u32,
+    /// The port.
+    pub port: PortNum,
+}
+
+impl BoundDevice {
+    /// The device.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`]: it can't be listed, or is gone ([`bareverbs::Error::NoDevice`]).
+    pub fn find(&self) -> Result<Device> {
+        let is_it = |device: &Device| {
+            device.node_guid() == self.node_guid && device.index().is_none_or(|index| index == self.index)
+        };
+        let found = bareverbs::devices()?.into_iter().find(is_it);
+        Ok(found.ok_or(bareverbs::Error::NoDevice)?)
+    }
+}
+
+/// Addresses of an identifier.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Addresses {
+    /// The device; `None` for an identifier that is not bound, or bound to all devices.
+    pub device: Option<BoundDevice>,
+    /// The P_Key.
+    pub pkey: u16,
+    /// The local address; `None` before the identifier is bound.
+    pub local: Option<Addr>,
+    /// The address of the peer; `None` before it is known.
+    pub peer: Option<Addr>,
+}
+
+/// A service of the subnet, from [`CmId::ib_services`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct IbService {
+    /// Service ID.
+    pub id: u64,
+    /// GID of the port that has the service.
+    pub gid: bareverbs::Gid,
+    /// P_Key.
+    pub pkey: u16,
+    /// Lease in seconds.
+    pub lease: u32,
+    /// Name, without the zeros at its end.
+    pub name: Vec<u8>,
+}
+
+impl IbService {
+    fn from_kernel(record: &ServiceRec) -> Self {
+        let end = record.name.iter().position(|byte| *byte == 0).unwrap_or(record.name.len());
+        Self {
+            id: record.id.get(),
+            gid: bareverbs::Gid(record.gid),
+            pkey: record.pkey.get(),
+            lease: record.lease.get(),
+            name: record.name[..end].to_vec(),
+        }
+    }
+}
+
+/// The search key of [`CmId::resolve_ib_service`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServiceKey<'a> {
+    /// A service ID.
+    Id(u64),
+    /// A name of at most 63 bytes.
+    Name(&'a str),
+}
+
+/// Milliseconds of a time limit, rounded up. The kernel's limit is about 24 days.
+fn millis(timeout: Duration) -> u32 {
+    timeout.as_nanos().div_ceil(1_000_000).min(i32::MAX as u128) as u32
+}
+
+impl CmId {
+    /// Creates an identifier on a channel, with the QP type of the port space.
+    ///
+    /// # Errors
+    /// [`Error::Command`]: the kernel refused it.
+    #[doc(alias = "rdma_create_id")]
+    pub fn new(channel: &EventChannel, port_space: PortSpace) -> Result<Self> {
+        Self::with_qp_type(channel, port_space, port_space.qp_type())
+    }
+
+    /// Creates an identifier for QPs of a type. Only [`PortSpace::Ib`] leaves the choice: RC, UC,
+    /// UD, or one of the XRC types.
+    ///
+    /// # Errors
+    /// - [`Error::Invalid`]: the port space implies another QP type.
+    /// - [`Error::Command`]: the kernel refused it.
+    #[doc(alias = "rdma_create_id")]
+    pub fn with_qp_type(channel: &EventChannel, port_space: PortSpace, qp_type: QpType) -> Result<Self> {
+        if port_space != PortSpace::Ib && qp_type != port_space.qp_type() {
+            let reason =
+                format!("port space {port_space:?} implies {:?}, not {qp_type:?}", port_space.qp_type());
+            return Err(Error::invalid("CmId::with_qp_type", reason));
+        }
+        let info = KeyInfo { port_space, qp_type };
+        let key = key::create(info);
+        let request = CreateIdReq {
+            uid: key.get(),
+            ps: port_space.to_kernel(),
+            qp_type: qp_type.0 as u8,
+            ..CreateIdReq::zeroed()
+        };
+        match command::create_id(channel.file(), request) {
+            Ok(created) => Ok(Self::from_parts(channel, created.id, key, info)),
+            Err(error) => {
+                key::retire(key);
+                Err(error)
+            }
+        }
+    }
+
+    /// The identifier that the kernel created for a request.
+    pub(crate) fn adopt(channel: &EventChannel, number: u32, info: KeyInfo) -> Self {
+        Self::from_parts(channel, number, key::create(info), info)
+    }
+
+    fn from_parts(channel: &EventChannel, number: u32, key: Key, info: KeyInfo) -> Self {
+        Self {
+            channel: channel.clone(),
+            number,
+            key,
+            info,
+            to_ib_addr: AtomicBool::new(false),
+            listens: AtomicBool::new(false),
+            accepted: AtomicBool::new(false),
+            memberships: Mutex::new(Vec::new()),
+            destroyed: false,
+        }
+    }
+
+    pub(crate) fn file(&self) -> &CmFile {
+        self.channel.file()
+    }
+
+    /// The kernel's number of the identifier, for [`command`](crate::command). It is unique in the
+    /// system, and may be 0. [`CmIdResource`](bareverbs::netlink::CmIdResource) lists it.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// The key by which events name the identifier.
+    #[must_use]
+    pub fn key(&self) -> Key {
+        self.key
+    }
+
+    /// The channel that delivers its events.
+    #[must_use]
+    pub fn channel(&self) -> &EventChannel {
+        &self.channel
+    }
+
+    /// Its port space.
+    #[must_use]
+    pub fn port_space(&self) -> PortSpace {
+        self.info.port_space
+    }
+
+    /// The type of its QP.
+    #[must_use]
+    pub fn qp_type(&self) -> QpType {
+        self.info.qp_type
+    }
+
+    /// Destroys the identifier. Drop does it too, and ignores errors.
+    ///
+    /// # Errors
+    /// [`Error::Command`]: the kernel refused it, for instance with `EACCES` after a change of
+    /// credentials. The kernel destroys the identifier when the file is closed, after the last
+    /// identifier and clone of the channel.
+    #[doc(alias = "rdma_destroy_id")]
+    pub fn destroy(mut self) -> Result<()> {
+        self.destroy_now()
+    }
+
+    fn destroy_now(&mut self) -> Result<()> {
+        if self.destroyed {
+            return Ok(());
+        }
+        self.destroyed = true;
+        let request = DestroyIdReq { id: self.number, ..DestroyIdReq::zeroed() };
+        // In a forked child the tables of keys may be locked by a thread that is not there.
+        if self.file().is_of_this_process() {
+            key::retire(self.key);
+            self.memberships().drain(..).for_each(|membership| key::retire(membership.key));
+        }
+        command::destroy_id(self.file(), request).map(drop)
+    }
+
+    /// Binds to a local address. An unspecified IP address is that of every device, and port 0 is
+    /// a free port of `net.ipv4.ip_local_port_range`; [`CmId::addresses`] tells which.
+    ///
+    /// A loopback address (127.0.0.1, `::1`) means every device too, because no RDMA device has
+    /// one. An identifier that is bound to every device can listen only.
+    ///
+    /// The kernel adds a new address to the device with a short delay, during which binding fails
+    /// with `ENODEV`.
+    ///
+    /// # Errors
+    /// [`Error::Command`] with
+    /// - `EADDRNOTAVAIL`: the address is not local.
+    /// - `ENODEV`: it is local, but its network interface has no RDMA device.
+    /// - `EADDRINUSE`: the port is in use in this port space.
+    /// - `EINVAL`: the identifier is bound already; a link-local IPv6 address without scope id.
+    /// - `EACCES`: ports below 1024 require `CAP_NET_BIND_SERVICE`.
+    #[doc(alias = "rdma_bind_addr")]
+    pub fn bind_addr(&self, addr: impl Into<Addr>) -> Result<()> {
+        let (addr, addr_size) = addr.into().to_kernel();
+        command::bind(self.file(), BindReq { id: self.number, addr_size, addr, ..BindReq::zeroed() })
+    }
+
+    /// Resolves the address of a peer to a device and the peer's hardware address. `src` is the
+    /// local address; `None` leaves the choice to the routing table, or keeps that of
+    /// [`CmId::bind_addr`]. `timeout` is in milliseconds, rounded up.
+    ///
+    /// [`EventKind::AddrResolved`](crate::event::EventKind::AddrResolved) or
+    /// [`EventKind::AddrError`](crate::event::EventKind::AddrError) follows.
+    ///
+    /// Use the address of a device, also for a peer on this host: a loopback address resolves, but
+    /// has no route on RoCE.
+    ///
+    /// # Errors
+    /// No event follows then.
+    ///
+    /// - [`Error::Command`] with `ENETUNREACH`, `EADDRNOTAVAIL`, `ENODEV`: no route, no such local
+    ///   address, no RDMA device at it.
+    /// - [`Error::Command`] with `EINVAL`: the identifier has resolved an address already, or the
+    ///   two addresses differ in their family.
+    #[doc(alias = "rdma_resolve_addr")]
+    pub fn resolve_addr(&self, src: Option<Addr>, dst: impl Into<Addr>, timeout: Duration) -> Result<()> {
+        let dst = dst.into();
+        let (dst_addr, dst_size) = dst.to_kernel();
+        let mut request = ResolveAddrReq {
+            id: self.number,
+            timeout_ms: millis(timeout),
+            dst_addr,
+            dst_size,
+            ..ResolveAddrReq::zeroed()
+        };
+        if let Some(src) = src {
+            (request.src_addr, request.src_size) = src.to_kernel();
+        }
+        command::resolve_addr(self.file(), request)?;
+        self.to_ib_addr.store(matches!(dst, Addr::Ib(_)), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Resolves the route to the resolved address. `timeout` is in milliseconds, rounded up, and
+    /// not 0. On RoCE it is done at once.
+    ///
+    /// [`EventKind::RouteResolved`](crate::event::EventKind::RouteResolved) or
+    /// [`EventKind::RouteError`](crate::event::EventKind::RouteError) follows.
+    ///
+    /// # Errors
+    /// No event follows then.
+    ///
+    /// - [`Error::Invalid`]: `timeout` is 0.
+    /// - [`Error::Command`] with `ENODEV`: the address is a loopback address, on RoCE.
+    /// - [`Error::Command`] with `EINVAL`: the address is not resolved, or the MTU of the network
+    ///   interface is too small.
+    #[doc(alias = "rdma_resolve_route")]
+    pub fn resolve_route(&self, timeout: Duration) -> Result<()> {
+        if timeout.is_zero() {
+            return Err(Error::invalid("resolve_route", "the time limit is 0"));
+        }
+        let request = ResolveRouteReq { id: self.number, timeout_ms: millis(timeout) };
+        command::resolve_route(self.file(), request)
+    }
+
+    /// Listens for requests, each an
+    /// [`EventKind::ConnectRequest`](crate::event::EventKind::ConnectRequest). An identifier that
+    /// is not bound is bound to a free port of all devices.
+    ///
+    /// `backlog` is the number of requests that wait to be read; 0 means the maximum, the sysctl
+    /// `net.rdma_ucm.max_backlog` (default 1024). Above it, requests of connected QPs are ignored
+    /// until the peer repeats them, and requests of datagram QPs are refused.
+    ///
+    /// # Errors
+    /// [`Error::Command`] with `EADDRINUSE`: another identifier listens on the port. With `EINVAL`:
+    /// the identifier listens already, or is in use as a client.
+    #[doc(alias = "rdma_listen")]
+    pub fn listen(&self, backlog: u32) -> Result<()> {
+        // The kernel resets the count of waiting requests even if it then refuses a second call.
+        if self.listens.swap(true, Ordering::Relaxed) {
+            return Err(Error::invalid("listen", "the identifier listens already"));
+        }
+        let backlog = backlog.min(i32::MAX.cast_unsigned());
+        let listened = command::listen(self.file(), ListenReq { id: self.number, backlog });
+        if listened.is_err() {
+            self.listens.store(false, Ordering::Relaxed);
+        }
+        listened
+    }
+
+    /// Connects to the resolved peer.
+    ///
+    /// One of these events follows: for a connected QP
+    /// [`ConnectResponse`](crate::event::EventKind::ConnectResponse), for a datagram QP
+    /// [`Established`](crate::event::EventKind::Established); else
+    /// [`Rejected`](crate::event::EventKind::Rejected) or
+    /// [`Unreachable`](crate::event::EventKind::Unreachable). The kernel repeats the request 15
+    /// times, for about 70 to 100 seconds on RoCE.
+    ///
+    /// # Errors
+    /// - [`Error::PrivateData`]: the private data is too long; see [`Message::max_private_data`].
+    /// - [`Error::Invalid`]: a connected QP without a QPN.
+    /// - [`Error::Command`] with `EINVAL`: the route is not resolved, or the identifier was used
+    ///   for a connection.
+    #[doc(alias = "rdma_connect")]
+    pub fn connect(&self, param: &ConnParam<'_>) -> Result<()> {
+        const VERB: &str = "connect";
+        let to_ib_addr = self.to_ib_addr.load(Ordering::Relaxed);
+        Message::Connect.check(VERB, param.private_data, self.qp_type(), to_ib_addr)?;
+        self.check_qp_num(VERB, param)?;
+        let request = ConnectReq {
+            conn_param: param.to_kernel(),
+            id: self.number,
+            ece: param.kernel_ece(),
+            ..ConnectReq::zeroed()
+        };
+        command::connect(self.file(), request)
+    }
+
+    /// Rejects QP numbers that no packet can carry: the kernel would cut them. QP 0 and QP 1 are
+    /// the kernel's.
+    fn check_qp_num(&self, verb: &'static str, param: &ConnParam<'_>) -> Result<()> {
+        let qp_num = param.qp_num;
+        if qp_num >> 24 != 0 {
+            return Err(Error::invalid(verb, format!("QP number {qp_num:#x} has more than 24 bits")));
+        }
+        if qp_num <= 1 && self.qp_type() != QpType::UD {
+            let reason = format!("QP number {qp_num}: a connection needs a queue pair of this process");
+            return Err(Error::invalid(verb, reason));
+        }
+        Ok(())
+    }
+
+    /// Accepts the request that this identifier was created for.
+    ///
+    /// # Errors
+    /// - [`Error::PrivateData`]: the private data is too long.
+    /// - [`Error::Invalid`]: the QPN has more than 24 bits, or a connected QP has none; the request
+    ///   was accepted already. The kernel would reject it after all then, and block the destruction
+    ///   of the identifier for about a minute.
+    /// - [`Error::Command`] with `EINVAL`: the peer gave up, or the identifier is for no request.
+    ///   After other errors, the kernel has rejected the request.
+    #[doc(alias = "rdma_accept")]
+    pub fn accept(&self, param: &ConnParam<'_>) -> Result<()> {
+        const VERB: &str = "accept";
+        Message::Accept.check(VERB, param.private_data, self.qp_type(), false)?;
+        self.check_qp_num(VERB, param)?;
+        let request = AcceptReq {
+            uid: self.key.get(),
+            conn_param: param.to_kernel(),
+            id: self.number,
+            ece: param.kernel_ece(),
+            ..AcceptReq::zeroed()
+        };
+        if self.accepted.swap(true, Ordering::Relaxed) {
+            return Err(Error::invalid(VERB, "the request was accepted already"));
+        }
+        let accepted = command::accept(self.file(), request);
+        if accepted.is_err() {
+            self.accepted.store(false, Ordering::Relaxed);
+        }
+        accepted
+    }
+
+    /// Confirms the response of the peer, after the QP was moved to RTS. No event follows; the peer
+    /// gets [`Established`](crate::event::EventKind::Established).
+    ///
+    /// # Errors
+    /// [`Error::Command`] with `EINVAL`: there is no response, or it was confirmed.
+    #[doc(alias = "rdma_establish")]
+    pub fn establish(&self) -> Result<()> {
+        command::accept(self.file(), AcceptReq { id: self.number, ..AcceptReq::zeroed() })
+    }
+
+    /// Rejects the request, or the response of the peer, with data for the peer's application. No
+    /// event follows.
+    ///
+    /// # Errors
+    /// - [`Error::PrivateData`]: the private data is too long.
+    /// - [`Error::Invalid`]: the request was accepted. The destruction of the identifier would block
+    ///   for about a minute then. Drop it instead, which rejects too.
+    /// - [`Error::Command`] with `EINVAL`: there is nothing to reject.
+    #[doc(alias = "rdma_reject")]
+    pub fn reject(&self, private_data: &[u8]) -> Result<()> {
+        self.reject_with(private_data, 0)
+    }
+
+    /// Rejects because of the peer's ECE options
+    /// ([`RejectReason::VendorOptionNotSupported`](crate::event::RejectReason::VendorOptionNotSupported)).
+    ///
+    /// # Errors
+    /// As for [`CmId::reject`].
+    #[doc(alias = "rdma_reject_ece")]
+    pub fn reject_ece(&self, private_data: &[u8]) -> Result<()> {
+        self.reject_with(private_data, crate::event::RejectReason::VendorOptionNotSupported.code() as u8)
+    }
+
+    fn reject_with(&self, private_data: &[u8], reason: u8) -> Result<()> {
+        Message::Reject.check("reject", private_data, self.qp_type(), false)?;
+        if self.accepted.load(Ordering::Relaxed) {
+            return Err(Error::invalid("reject", "the request was accepted already: drop the identifier"));
+        }
+        let mut request = RejectReq {
+            id: self.number,
+            private_data_len: private_data.len() as u8,
+            reason,
+            ..RejectReq::zeroed()
+        };
+        request.private_data[..private_data.len()].copy_from_slice(private_data);
+        command::reject(self.file(), request)
+    }
+
+    /// Ends the connection, or answers the end by the peer. The end that asks first gets
+    /// [`Disconnected`](crate::event::EventKind::Disconnected) when the peer has answered.
+    ///
+    /// Without a connection it does nothing, and no event follows. That includes datagram QPs.
+    ///
+    /// # Errors
+    /// [`Error::Command`] with `EINVAL`: the identifier was never used for a connection.
+    #[doc(alias = "rdma_disconnect")]
+    pub fn disconnect(&self) -> Result<()> {
+        command::disconnect(self.file(), DisconnectReq { id: self.number })
+    }
+
+    /// The attributes for the transition of a QP to `state`, for
+    /// [`Qp::modify`](bareverbs::Qp::modify).
+    ///
+    /// `min_rnr_timer` is 0 for RTR, which means 655 ms: set it. INIT has the rights of the
+    /// request; before a connection, none.
+    ///
+    /// | QP | INIT | RTR | RTS |
+    /// |---|---|---|---|
+    /// | connected, active | when the address is resolved | after `ConnectResponse` | after `ConnectResponse` |
+    /// | connected, passive | in `ConnectRequest` | in `ConnectRequest` | in `ConnectRequest` |
+    /// | datagram | when the address is resolved | the same | the same |
+    ///
+    /// ```no_run
+    /// use bareverbs::{MinRnrTimer, Qp, QpState, Rc};
+    /// use bareverbs_rdmacm::CmId;
+    ///
+    /// fn to_rtr(id: &CmId, qp: &mut Qp<Rc>) -> bareverbs_rdmacm::Result<()> {
+    ///     let (mut attr, mask) = id.init_qp_attr(QpState::RTR)?;
+    ///     attr.min_rnr_timer = MinRnrTimer::MIN.into();
+    ///     qp.modify(&attr, mask)?;
+    ///     Ok(())
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Command`] with `EINVAL`: the identifier has no device, or the state of the
+    /// connection has no such attributes.
+    #[doc(alias = "rdma_init_qp_attr")]
+    pub fn init_qp_attr(&self, state: QpState) -> Result<(QpAttr, QpAttrMask)> {
+        let request = InitQpAttrReq { id: self.number, qp_state: state.0.into(), ..InitQpAttrReq::zeroed() };
+        let (mut attr, mut mask) = qp_attr(&command::init_qp_attr(self.file(), request)?);
+        attr.qp_state = state;
+        if self.qp_type() == QpType::UD {
+            // The kernel returns the mask of INIT for each state.
+            mask = match state {
+                QpState::RTR => QpAttrMask::STATE,
+                QpState::RTS => QpAttrMask::STATE | QpAttrMask::SQ_PSN,
+                _ => mask,
+            };
+        }
+        Ok((attr, mask))
+    }
+
+    /// Tells the kernel about an event of the QP: [`COMM_EST`](bareverbs::EventType::COMM_EST) if
+    /// a message arrived before the connection was established, which is established then, or
+    /// [`PATH_MIG`](bareverbs::EventType::PATH_MIG). Does nothing if the connection is established
+    /// already.
+    ///
+    /// # Errors
+    /// [`Error::Command`] with `EINVAL`: another event, or no connection.
+    #[doc(alias = "rdma_notify")]
+    pub fn notify(&self, event: bareverbs::EventType) -> Result<()> {
+        let event = verbs_values::EventType(event.0);
+        match command::notify(self.file(), NotifyReq { id: self.number, event }) {
+            Err(Error::Command(error)) if error.errno == Errno::ISCONN => Ok(()),
+            notified => notified,
+        }
+    }
+
+    /// The device and the addresses.
+    ///
+    /// # Errors
+    /// [`Error::Command`]: the device was removed (`ENXIO`).
+    #[doc(alias = "rdma_get_local_addr")]
+    #[doc(alias = "rdma_get_peer_addr")]
+    #[doc(alias = "rdma_get_src_port")]
+    #[doc(alias = "rdma_get_dst_port")]
+    pub fn addresses(&self) -> Result<Addresses> {
+        let resp = self.query_addr(QueryOption::ADDR)?;
+        let device = BoundDevice {
+            node_guid: Guid(resp.node_guid.to_ne_bytes()),
+            index: resp.ibdev_index,
+            port: PortNum(resp.port_num),
+        };
+        Ok(Addresses {
+            device: (resp.node_guid != 0).then_some(device),
+            pkey: u16::from_be(resp.pkey),
+            local: Addr::from_kernel(&resp.src_addr),
+            peer: Addr::from_kernel(&resp.dst_addr),
+        })
+    }
+
+    /// The local address and that of the peer as GIDs.
+    ///
+    /// # Errors
+    /// As for [`CmId::addresses`].
+    pub fn gids(&self) -> Result<[Option<IbAddr>; 2]> {
+        let resp = self.query_addr(QueryOption::GID)?;
+        Ok([resp.src_addr, resp.dst_addr].map(|storage| match Addr::from_kernel(&storage) {
+            Some(Addr::Ib(addr)) => Some(addr),
+            _ => None,
+        }))
+    }
+
+    fn query_addr(&self, option: QueryOption) -> Result<QueryAddrResp> {
+        command::query_addr(self.file(), QueryReq { id: self.number, option, ..QueryReq::zeroed() })
+    }
+
+    /// The paths to the peer: one when the route is resolved, and another one with an alternate
+    /// path.
+    ///
+    /// # Errors
+    /// As for [`CmId::addresses`].
+    pub fn paths(&self) -> Result<Vec<PathRecord>> {
+        const HEAD: usize = size_of::<QueryPathResp>();
+        let mut room = [0; HEAD + PATHS * size_of::<PathRecData>()];
+        let request = QueryReq { id: self.number, option: QueryOption::PATH, ..QueryReq::zeroed() };
+        command::query(self.file(), request, &mut room)?;
+        Ok(records::<PathRecData>(&room, HEAD).iter().map(PathRecData::record).collect())
+    }
+
+    /// Moves the identifier, with its undelivered events, to another channel. Readers that wait
+    /// there are woken.
+    ///
+    /// # Errors
+    /// - [`Error::Invalid`]: the identifier listens. The kernel would deliver its requests on the
+    ///   new channel and leave their identifiers on the old one, and would use freed memory once
+    ///   that is closed.
+    /// - [`Error::Command`]: the kernel refused it. The identifier is on its old channel then.
+    #[doc(alias = "rdma_migrate_id")]
+    pub fn migrate(&mut self, channel: &EventChannel) -> Result<()> {
+        if self.listens.load(Ordering::Relaxed) {
+            let reason = "a listener is not migrated, because its waiting requests would not be: close it and \
+                          listen on the new channel";
+            return Err(Error::invalid("migrate", reason));
+        }
+        if self.channel.is(channel) {
+            return Ok(());
+        }
+        let request =
+            MigrateIdReq { id: self.number, fd: command::descriptor(self.file()), ..MigrateIdReq::zeroed() };
+        command::migrate_id(channel.file(), request)?;
+        self.channel = channel.clone();
+        channel.wake();
+        Ok(())
+    }
+
+    /// Whether the kernel has the additions of Linux 7.2: events of programs and the resolution of
+    /// services.
+    fn has_user_events(&self) -> Result<bool> {
+        // A kernel with the command looks the identifier up, and finds none of this number.
+        let request = WriteCmEventReq { id: u32::MAX, event: EventType::USER, ..WriteCmEventReq::zeroed() };
+        match command::write_cm_event(self.file(), request) {
+            Err(Error::Command(error)) if error.errno == Errno::INVAL => Ok(false),
+            Err(Error::Command(error)) if error.errno == Errno::NOENT => Ok(true),
+            other => other.map(|()| true),
+        }
+    }
+
+    fn require_user_events(&self, verb: &'static str) -> Result<()> {
+        match self.has_user_events()? {
+            true => Ok(()),
+            false => Err(Error::Unsupported { verb, reason: "it requires Linux 7.2 or later" }),
+        }
+    }
+
+    /// Queues [`EventKind::User`](crate::event::EventKind::User) for this identifier, to wake the
+    /// reader of its channel for instance. Linux 7.2 and later.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`]: an older kernel.
+    #[doc(alias = "rdma_write_cm_event")]
+    pub fn write_user_event(&self, arg: u64, status: u32) -> Result<()> {
+        self.require_user_events("write_user_event")?;
+        let mut request =
+            WriteCmEventReq { id: self.number, event: EventType::USER, status, ..WriteCmEventReq::zeroed() };
+        request.set_arg(arg);
+        command::write_cm_event(self.file(), request)
+    }
+
+    /// Asks the subnet administrator for services. The identifier must be bound to a port of an
+    /// InfiniBand device. The kernel waits 2 seconds. Linux 7.2 and later.
+    ///
+    /// [`AddrinfoResolved`](crate::event::EventKind::AddrinfoResolved) or
+    /// [`AddrinfoError`](crate::event::EventKind::AddrinfoError) follows, then
+    /// [`CmId::ib_services`] lists them, and [`CmId::resolve_route`] may follow.
+    ///
+    /// # Errors
+    /// - [`Error::Unsupported`]: an older kernel, or a RoCE port, which has no subnet
+    ///   administrator.
+    /// - [`Error::Invalid`]: the name is longer than 63 bytes, or has a NUL byte.
+    /// - [`Error::Command`] with `EINVAL`: the identifier is not bound to a device, or has resolved
+    ///   services already.
+    #[doc(alias = "rdma_resolve_addrinfo")]
+    pub fn resolve_ib_service(&self, service: ServiceKey<'_>) -> Result<()> {
+        const VERB: &str = "resolve_ib_service";
+        self.require_user_events(VERB)?;
+        let mut request = ResolveIbServiceReq { id: self.number, ..ResolveIbServiceReq::zeroed() };
+        match service {
+            ServiceKey::Id(id) => {
+                (request.ibs.service_id, request.ibs.flags) = (id, IbServiceFlags::ID);
+            }
+            ServiceKey::Name(name) => {
+                if name.len() >= request.ibs.service_name.len() || name.contains('\0') {
+                    let reason = format!("a service name has at most 63 bytes and no NUL: {name:?}");
+                    return Err(Error::invalid(VERB, reason));
+                }
+                request.ibs.service_name[..name.len()].copy_from_slice(name.as_bytes());
+                request.ibs.flags = IbServiceFlags::NAME;
+            }
+        }
+        match command::resolve_ib_service(self.file(), request) {
+            Err(Error::Command(error)) if error.errno == Errno::OPNOTSUPP => {
+                let reason = "the port has no subnet administrator: it is no InfiniBand port";
+                Err(Error::Unsupported { verb: VERB, reason })
+            }
+            asked => asked,
+        }
+    }
+
+    /// The services that [`CmId::resolve_ib_service`] found. Linux 7.2 and later.
+    ///
+    /// # Errors
+    /// [`Error::Command`] with `ENODATA`: none were resolved; with `ENOSYS`: an older kernel.
+    #[doc(alias = "rdma_query_addrinfo")]
+    pub fn ib_services(&self) -> Result<Vec<IbService>> {
+        const HEAD: usize = size_of::<QueryIbServiceResp>();
+        let mut room = vec![0; HEAD + SERVICES * size_of::<ServiceRec>()];
+        let request = QueryReq { id: self.number, option: QueryOption::IB_SERVICE, ..QueryReq::zeroed() };
+        command::query(self.file(), request, &mut room)?;
+        Ok(records::<ServiceRec>(&room, HEAD).iter().map(IbService::from_kernel).collect())
+    }
+
+    pub(crate) fn memberships(&self) -> MutexGuard<'_, Vec<Membership>> {
+        self.memberships.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The records after the head of a response, whose first word is their number.
+fn records<T: FromBytes>(room: &[u8], head: usize) -> Vec<T> {
+    let Ok((count, _)) = u32::read_from_prefix(room) else { return Vec::new() };
+    let (_, rest) = room.split_at(head);
+    let records = rest.chunks_exact(size_of::<T>()).take(count as usize);
+    records.filter_map(|bytes| T::read_from_bytes(bytes).ok()).collect()
+}
+
+impl Drop for CmId {
+    fn drop(&mut self) {
+        // The kernel refuses it only to a process that may not destroy it.
+        let _ = self.destroy_now();
+    }
+}
+
+impl fmt::Debug for CmId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CmId")
+            .field("number", &self.number)
+            .field("key", &self.key)
+            .field("port_space", &self.info.port_space)
+            .field("qp_type", &self.info.qp_type)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bareverbs_uapi::rdma_cm::path::PathFlags;
+    use proptest::prelude::*;
+    use zerocopy::IntoBytes;
+
+    use super::*;
+
+    #[test]
+    fn time_limits_are_rounded_up_to_milliseconds() {
+        assert_eq!(millis(Duration::ZERO), 0);
+        assert_eq!(millis(Duration::from_nanos(1)), 1);
+        assert_eq!(millis(Duration::from_millis(2000)), 2000);
+        assert_eq!(millis(Duration::from_micros(1001)), 2);
+        assert_eq!(millis(Duration::MAX), i32::MAX as u32);
+    }
+
+    proptest! {
+        #[test]
+        fn records_are_those_that_fit(count: u32, lids in proptest::collection::vec(any::<u16>(), 0..5)) {
+            let mut room = [count, 0].as_bytes().to_vec();
+            for dlid in &lids {
+                let record = PathRecord { dlid: *dlid, ..PathRecord::default() };
+                room.extend(PathRecData::new(PathFlags::GMP, &record).as_bytes());
+            }
+            let found = records::<PathRecData>(&room, 8);
+            prop_assert_eq!(found.len(), lids.len().min(count as usize));
+            for (record, dlid) in found.iter().zip(lids) {
+                prop_assert_eq!(record.record().dlid, dlid);
+            }
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Options of identifiers.
+
+use bareverbs::AckTimeout;
+use bareverbs_uapi::rdma_cm::path::{PathFlags, PathRecData};
+use bareverbs_uapi::rdma_cm::structs::SetOptionReq;
+use bareverbs_uapi::rdma_cm::{IbOption, IdOption, OptionLevel};
+use zerocopy::IntoBytes;
+
+pub use bareverbs_uapi::rdma_cm::path::PathRecord;
+
+use crate::id::CmId;
+use crate::{Result, command};
+
+/// The use of a path that the kernel takes from a list: for management and data, as the primary
+/// path, in both directions.
+const PRIMARY: PathFlags = PathFlags::GMP.union(PathFlags::PRIMARY).union(PathFlags::BIDIRECTIONAL);
+
+/// An option that is to be set, in the kernel's form.
+struct Value {
+    level: OptionLevel,
+    option: u32,
+    bytes: Vec<u8>,
+}
+
+impl Value {
+    fn of_id(option: IdOption, bytes: &[u8]) -> Self {
+        Self { level: OptionLevel::ID, option: option.0, bytes: bytes.to_vec() }
+    }
+
+    fn flag(option: IdOption, value: bool) -> Self {
+        Self::of_id(option, &i32::from(value).to_ne_bytes())
+    }
+
+    fn path(record: &PathRecord) -> Self {
+        let bytes = PathRecData::new(PRIMARY, record).as_bytes().to_vec();
+        Self { level: OptionLevel::IB, option: IbOption::PATH.0, bytes }
+    }
+}
+
+impl CmId {
+    fn set(&self, value: &Value) -> Result<()> {
+        let request = SetOptionReq {
+            id: self.number(),
+            level: value.level,
+            optname: value.option,
+            ..SetOptionReq::zeroed()
+        };
+        command::set_option(self.file(), request, &value.bytes)
+    }
+
+    /// Sets the type of service: on RoCE the traffic class and the service level of the path, on
+    /// InfiniBand the QoS class. It counts if set before [`CmId::resolve_route`]. The default is
+    /// the device's (configfs).
+    ///
+    /// ```no_run
+    /// # fn example(id: &bareverbs_rdmacm::CmId) -> bareverbs_rdmacm::Result<()> {
+    /// id.set_tos(0x68)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Command`](crate::Error::Command): the kernel refused it.
+    #[doc(alias = "rdma_set_option")]
+    #[doc(alias = "RDMA_OPTION_ID_TOS")]
+    pub fn set_tos(&self, tos: u8) -> Result<()> {
+        self.set(&Value::of_id(IdOption::TOS, &[tos]))
+    }
+
+    /// Allows several identifiers to bind to one address and port. A listener needs the port for
+    /// itself: [`CmId::listen`] ends the permission.
+    ///
+    /// # Errors
+    /// [`Error::Command`](crate::Error::Command) with `EINVAL`: the identifier listens, or the
+    /// permission is taken back after binding.
+    #[doc(alias = "rdma_set_option")]
+    #[doc(alias = "RDMA_OPTION_ID_REUSEADDR")]
+    pub fn set_reuse_addr(&self, reuse: bool) -> Result<()> {
+        self.set(&Value::flag(IdOption::REUSE_ADDR, reuse))
+    }
+
+    /// Whether an IPv6 identifier is for IPv6 only. Otherwise a listener on `[::]` receives IPv4
+    /// peers too. The default is the system's `net.ipv6.bindv6only`.
+    ///
+    /// # Errors
+    /// [`Error::Command`](crate::Error::Command) with `EINVAL`: the identifier is in use already.
+    #[doc(alias = "rdma_set_option")]
+    #[doc(alias = "RDMA_OPTION_ID_AFONLY")]
+    pub fn set_ipv6_only(&self, only: bool) -> Result<()> {
+        self.set(&Value::flag(IdOption::AF_ONLY, only))
+    }
+
+    /// Sets the local ACK timeout of the QP, in place of the one that the kernel computes from the
+    /// path.
+    ///
+    /// # Errors
+    /// [`Error::Command`](crate::Error::Command) with `EINVAL`: the QP type is not RC or XRC.
+    #[doc(alias = "rdma_set_option")]
+    #[doc(alias = "RDMA_OPTION_ID_ACK_TIMEOUT")]
+    pub fn set_ack_timeout(&self, timeout: AckTimeout) -> Result<()> {
+        self.set(&Value::of_id(IdOption::ACK_TIMEOUT, &[timeout.into()]))
+    }
+
+    /// Sets the path, in place of [`CmId::resolve_route`]: the identifier then gets
+    /// [`EventKind::RouteResolved`](crate::event::EventKind::RouteResolved). On RoCE the kernel
+    /// replaces type and MAC address of the path only.
+    ///
+    /// # Errors
+    /// [`Error::Command`](crate::Error::Command) with `EINVAL`: the address is not resolved.
+    #[doc(alias = "rdma_set_option")]
+    #[doc(alias = "RDMA_OPTION_IB_PATH")]
+    pub fn set_path(&self, path: &PathRecord) -> Result<()> {
+        self.set(&Value::path(path))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bareverbs_uapi::rdma_cm::DecodedOption;
+
+    use super::*;
+
+    fn decoded(value: &Value) -> String {
+        DecodedOption { level: value.level, option: value.option, bytes: &value.bytes }.to_string()
+    }
+
+    #[test]
+    fn values_have_the_form_that_the_kernel_reads() {
+        assert_eq!(decoded(&Value::of_id(IdOption::TOS, &[32])), "TOS = 32");
+        assert_eq!(decoded(&Value::flag(IdOption::REUSE_ADDR, true)), "REUSE_ADDR = 1");
+        assert_eq!(decoded(&Value::flag(IdOption::AF_ONLY, false)), "AF_ONLY = 0");
+        let path = Value::path(&PathRecord { dlid: 7, ..PathRecord::default() });
+        let text = decoded(&path);
+        assert!(text.starts_with("PATH = [PathRecData { flags: GMP | PRIMARY | BIDIRECTIONAL,"), "{text}");
+        assert_eq!((path.bytes.len(), path.bytes[0]), (72, 0x2b));
+    }
+}

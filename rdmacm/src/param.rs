@@ -1,0 +1,288 @@
+//! Parameters of connections, and private data.
+
+use std::fmt;
+use std::ops::Deref;
+
+use bareverbs::{Ece, QpType, RetryCount, RnrRetry};
+use bareverbs_uapi::rdma_cm::{MAX_PRIVATE_DATA, structs};
+
+use crate::{Error, Result};
+
+/// A message that carries private data of the caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Message {
+    /// A connection request: [`CmId::connect`](crate::CmId::connect).
+    Connect,
+    /// Its acceptance: [`ConnectRequest::accept`](crate::ConnectRequest::accept).
+    Accept,
+    /// Its rejection: [`ConnectRequest::reject`](crate::ConnectRequest::reject).
+    Reject,
+}
+
+impl Message {
+    /// The most private data that the message carries, in bytes. Longer data is rejected with
+    /// [`Error::PrivateData`] before the kernel sees it.
+    ///
+    /// | | RC, IP | RC, IB address | UD, IP | UD, IB address |
+    /// |---|---|---|---|---|
+    /// | connect | 56 | 92 | 180 | 216 |
+    /// | accept | 196 | 196 | 136 | 136 |
+    /// | reject | 148 | 148 | 136 | 136 |
+    ///
+    /// ```
+    /// use bareverbs::QpType;
+    /// use bareverbs_rdmacm::Message;
+    ///
+    /// assert_eq!(Message::Connect.max_private_data(QpType::RC, false), 56);
+    /// ```
+    #[must_use]
+    pub const fn max_private_data(self, qp_type: QpType, is_ib_addr: bool) -> usize {
+        let is_datagram = qp_type.0 == QpType::UD.0;
+        match (self, is_datagram, is_ib_addr) {
+            (Self::Connect, false, false) => 56,
+            (Self::Connect, false, true) => 92,
+            (Self::Connect, true, false) => 180,
+            (Self::Connect, true, true) => 216,
+            (Self::Accept, false, _) => 196,
+            (Self::Reject, false, _) => 148,
+            (Self::Accept | Self::Reject, true, _) => 136,
+        }
+    }
+
+    pub(crate) fn check(
+        self,
+        verb: &'static str,
+        data: &[u8],
+        qp_type: QpType,
+        is_ib_addr: bool,
+    ) -> Result<()> {
+        let max = self.max_private_data(qp_type, is_ib_addr);
+        if data.len() > max {
+            return Err(Error::PrivateData { verb, length: data.len(), max });
+        }
+        Ok(())
+    }
+}
+
+/// Private data of a received message.
+///
+/// It has the whole field of the message: the sender's data, and zeros after it. The message does
+/// not carry the length of the sender's data.
+#[derive(Clone, Copy)]
+pub struct PrivateData {
+    length: u8,
+    bytes: [u8; MAX_PRIVATE_DATA],
+}
+
+impl PrivateData {
+    /// No data.
+    pub const EMPTY: Self = Self { length: 0, bytes: [0; MAX_PRIVATE_DATA] };
+
+    pub(crate) fn new(bytes: [u8; MAX_PRIVATE_DATA], length: u8) -> Self {
+        Self { length, bytes }
+    }
+}
+
+impl Deref for PrivateData {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.length)]
+    }
+}
+
+impl PartialEq for PrivateData {
+    fn eq(&self, other: &Self) -> bool {
+        **self == **other
+    }
+}
+
+impl Eq for PrivateData {}
+
+impl fmt::Debug for PrivateData {
+    /// The bytes without the zeros at the end, as text where they are printable.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let end = self.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+        write!(f, "b\"{}\" in {} bytes", self[..end].escape_ascii(), self.length)
+    }
+}
+
+/// Parameters that one side sends when it connects or accepts.
+///
+/// For a datagram QP only the QPN (when it accepts) and the private data are sent.
+///
+/// ```
+/// use bareverbs_rdmacm::ConnParam;
+///
+/// let param = ConnParam { private_data: b"hello", ..ConnParam::new(0x11) };
+/// assert_eq!(param.retry_count, bareverbs::RetryCount::MAX);
+/// ```
+#[doc(alias = "rdma_conn_param")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnParam<'a> {
+    /// QPN of the QP of this side, 24 bits.
+    pub qp_num: u32,
+    /// Whether the QP receives from an SRQ.
+    pub srq: bool,
+    /// Data for the application of the peer; at most [`Message::max_private_data`] bytes.
+    pub private_data: &'a [u8],
+    /// RDMA READs and atomics of the peer that this side executes at a time.
+    pub responder_resources: u8,
+    /// RDMA READs and atomics that this side has outstanding at a time.
+    pub initiator_depth: u8,
+    /// Whether the hardware has end-to-end flow control.
+    pub flow_control: bool,
+    /// Retries after a timeout, of the QPs of both sides. Counts in a request only.
+    pub retry_count: RetryCount,
+    /// RNR retries of the QP of the peer.
+    pub rnr_retry_count: RnrRetry,
+    /// ECE options of this side; [`Ece::default`] for none.
+    pub ece: Ece,
+}
+
+impl ConnParam<'_> {
+    /// Parameters of the QP `qp_num`: no private data, one read or atomic in each direction, 7
+    /// retries, RNR retries without limit.
+    ///
+    /// librdmacm's zeroed parameters mean no reads, no atomics and no retries.
+    #[must_use]
+    pub const fn new(qp_num: u32) -> Self {
+        Self {
+            qp_num,
+            srq: false,
+            private_data: &[],
+            responder_resources: 1,
+            initiator_depth: 1,
+            flow_control: false,
+            retry_count: RetryCount::MAX,
+            rnr_retry_count: RnrRetry::INFINITE,
+            ece: Ece { vendor_id: 0, options: 0 },
+        }
+    }
+
+    /// The kernel's form. The caller has checked the length of the private data.
+    pub(crate) fn to_kernel(self) -> structs::ConnParam {
+        let mut param = structs::ConnParam {
+            qp_num: self.qp_num,
+            srq: self.srq.into(),
+            responder_resources: self.responder_resources,
+            initiator_depth: self.initiator_depth,
+            flow_control: self.flow_control.into(),
+            retry_count: self.retry_count.into(),
+            rnr_retry_count: self.rnr_retry_count.into(),
+            valid: 1,
+            private_data_len: self.private_data.len() as u8,
+            ..structs::ConnParam::zeroed()
+        };
+        param.private_data[..self.private_data.len()].copy_from_slice(self.private_data);
+        param
+    }
+
+    pub(crate) fn kernel_ece(&self) -> structs::Ece {
+        structs::Ece { vendor_id: self.ece.vendor_id, attr_mod: self.ece.options }
+    }
+}
+
+/// Parameters of the peer's connected QP, from its request or its response.
+///
+/// The depths are already seen from this side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PeerParam {
+    /// QPN of the peer's QP.
+    pub qp_num: u32,
+    /// Whether the peer's QP receives from an SRQ.
+    pub srq: bool,
+    /// The most reads and atomics that the peer will have outstanding: what
+    /// [`ConnParam::responder_resources`] need not exceed.
+    pub responder_resources: u8,
+    /// The most reads and atomics that the peer executes at a time: the limit of
+    /// [`ConnParam::initiator_depth`].
+    pub initiator_depth: u8,
+    /// Whether the hardware has end-to-end flow control.
+    pub flow_control: bool,
+    /// Retries after a timeout. 0 in a response, which does not carry it.
+    pub retry_count: u8,
+    /// RNR retries that the QP of this side should use.
+    pub rnr_retry_count: u8,
+    /// Data from the application of the peer.
+    pub private_data: PrivateData,
+    /// ECE options of the peer; all zero for none.
+    pub ece: Ece,
+}
+
+impl PeerParam {
+    pub(crate) fn from_kernel(param: &structs::ConnParam, ece: structs::Ece) -> Self {
+        Self {
+            qp_num: param.qp_num,
+            srq: param.srq != 0,
+            responder_resources: param.responder_resources,
+            initiator_depth: param.initiator_depth,
+            flow_control: param.flow_control != 0,
+            retry_count: param.retry_count,
+            rnr_retry_count: param.rnr_retry_count,
+            private_data: PrivateData::new(param.private_data, param.private_data_len),
+            ece: Ece { vendor_id: ece.vendor_id, options: ece.attr_mod },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn parameters_round_trip_through_the_kernels_form(
+            (qp_num, srq, flow_control) in (0_u32..1 << 24, any::<bool>(), any::<bool>()),
+            (responder_resources, initiator_depth) in any::<(u8, u8)>(),
+            (retry, rnr) in (0_u8..8, 0_u8..8),
+            (vendor_id, options) in any::<(u32, u32)>(),
+            data in proptest::collection::vec(any::<u8>(), 0..216),
+        ) {
+            let ece = Ece { vendor_id, options };
+            let sent = ConnParam {
+                qp_num, srq, flow_control, responder_resources, initiator_depth, ece,
+                retry_count: RetryCount::new(retry).unwrap(),
+                rnr_retry_count: RnrRetry::new(rnr).unwrap(),
+                private_data: &data,
+            };
+            let kernel = sent.to_kernel();
+            prop_assert_eq!(kernel.valid, 1);
+            let received = PeerParam::from_kernel(&kernel, sent.kernel_ece());
+            prop_assert_eq!(&*received.private_data, &data[..]);
+            prop_assert_eq!(received, PeerParam {
+                qp_num, srq, flow_control, responder_resources, initiator_depth, ece,
+                retry_count: retry, rnr_retry_count: rnr, private_data: received.private_data,
+            });
+        }
+
+        #[test]
+        fn private_data_above_the_limit_is_refused(length in 0_usize..300, ud: bool, ib: bool) {
+            let qp_type = if ud { QpType::UD } else { QpType::RC };
+            let data = vec![0; length];
+            for message in [Message::Connect, Message::Accept, Message::Reject] {
+                let max = message.max_private_data(qp_type, ib);
+                match message.check("connect", &data, qp_type, ib) {
+                    Ok(()) => prop_assert!(length <= max),
+                    Err(Error::PrivateData { length: of, max: limit, .. }) => {
+                        prop_assert!(length > max);
+                        prop_assert_eq!((of, limit), (length, max));
+                    }
+                    Err(other) => prop_assert!(false, "{}", other),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn private_data_prints_without_its_padding() {
+        let mut bytes = [0; MAX_PRIVATE_DATA];
+        bytes[..3].copy_from_slice(b"a\0b");
+        let data = PrivateData::new(bytes, 56);
+        assert_eq!(format!("{data:?}"), "b\"a\\x00b\" in 56 bytes");
+        assert_eq!((data.len(), PrivateData::EMPTY.len()), (56, 0));
+    }
+}

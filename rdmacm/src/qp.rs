@@ -1,0 +1,231 @@
+//! Queue pairs of connections, and the attributes for them that the kernel hands out.
+
+use bareverbs::owned::Endpoint;
+use bareverbs::{
+    Access, AhAttr, Ece, Gid, GlobalRoute, MinRnrTimer, PortNum, Provider, Qp, QpAttr, QpAttrMask, QpCap,
+    QpState, Rc, RetryCount, RnrRetry, RtrAttr,
+};
+use bareverbs_uapi::write::structs;
+
+use crate::{CmId, ConnParam, Result};
+
+/// The address vector in the kernel's form.
+pub(crate) fn ah_attr(attr: &structs::AhAttr) -> AhAttr {
+    let grh = GlobalRoute {
+        dgid: Gid(attr.grh.dgid),
+        sgid_index: attr.grh.sgid_index.into(),
+        flow_label: attr.grh.flow_label,
+        hop_limit: attr.grh.hop_limit,
+        traffic_class: attr.grh.traffic_class,
+    };
+    AhAttr {
+        port: PortNum(attr.port_num),
+        dlid: attr.dlid,
+        sl: attr.sl,
+        src_path_bits: attr.src_path_bits,
+        static_rate: attr.static_rate.0,
+        grh: (attr.is_global != 0).then_some(grh),
+    }
+}
+
+/// The attributes and their mask in the kernel's form.
+pub(crate) fn qp_attr(attr: &structs::QpAttr) -> (QpAttr, QpAttrMask) {
+    let values = QpAttr {
+        qp_state: bareverbs::QpState(attr.qp_state as u8),
+        cur_qp_state: bareverbs::QpState(attr.cur_qp_state as u8),
+        path_mtu: attr.path_mtu as u8,
+        path_mig_state: attr.path_mig_state as u8,
+        qkey: attr.qkey,
+        rq_psn: attr.rq_psn,
+        sq_psn: attr.sq_psn,
+        dest_qp_num: attr.dest_qp_num,
+        access: attr.qp_access_flags,
+        cap: QpCap {
+            max_send_wr: attr.max_send_wr,
+            max_recv_wr: attr.max_recv_wr,
+            max_send_sge: attr.max_send_sge,
+            max_recv_sge: attr.max_recv_sge,
+            max_inline_data: attr.max_inline_data,
+        },
+        ah_attr: ah_attr(&attr.ah_attr),
+        alt_ah_attr: ah_attr(&attr.alt_ah_attr),
+        pkey_index: attr.pkey_index,
+        alt_pkey_index: attr.alt_pkey_index,
+        en_sqd_async_notify: attr.en_sqd_async_notify != 0,
+        sq_draining: attr.sq_draining != 0,
+        max_rd_atomic: attr.max_rd_atomic,
+        max_dest_rd_atomic: attr.max_dest_rd_atomic,
+        min_rnr_timer: attr.min_rnr_timer.0,
+        port_num: PortNum(attr.port_num),
+        timeout: attr.timeout,
+        retry_cnt: attr.retry_cnt,
+        rnr_retry: attr.rnr_retry,
+        alt_port_num: PortNum(attr.alt_port_num),
+        alt_timeout: attr.alt_timeout,
+        rate_limit: 0,
+    };
+    (values, attr.qp_attr_mask)
+}
+
+/// Most reads and atomics at a time that a connection has by default.
+const RD_ATOMIC: u8 = 16;
+
+mod sealed {
+    use bareverbs::{Ece, QpAttr, QpAttrMask, QpState};
+
+    pub trait Sealed {
+        /// The most reads and atomics that the device has outstanding as responder and as requester.
+        fn rd_atomic(&self) -> [u32; 2];
+        fn qp_num(&self) -> u32;
+        fn state(&self) -> QpState;
+        fn modify(&mut self, attr: &QpAttr, mask: QpAttrMask) -> bareverbs::Result<()>;
+        fn ece(&self) -> Option<Ece>;
+        fn set_ece(&mut self, ece: Ece) -> bareverbs::Result<()>;
+    }
+}
+
+/// A queue pair that a connection moves to RTS: [`Qp<Rc>`](bareverbs::Qp), or the safe
+/// [`Endpoint`](bareverbs::owned::Endpoint) over one. It is sealed.
+pub trait ConnectQueue: sealed::Sealed {}
+
+impl<P: Provider> ConnectQueue for Qp<Rc, P> {}
+impl<B, P: Provider> ConnectQueue for Endpoint<B, P> {}
+
+fn limits<P: Provider>(qp: &Qp<Rc, P>) -> [u32; 2] {
+    qp.pd().context().rd_atomic_limits().into()
+}
+
+impl<P: Provider> sealed::Sealed for Qp<Rc, P> {
+    fn rd_atomic(&self) -> [u32; 2] {
+        limits(self)
+    }
+
+    fn qp_num(&self) -> u32 {
+        Qp::qp_num(self)
+    }
+
+    fn state(&self) -> QpState {
+        Qp::state(self)
+    }
+
+    fn modify(&mut self, attr: &QpAttr, mask: QpAttrMask) -> bareverbs::Result<()> {
+        Qp::modify(self, attr, mask)
+    }
+
+    fn ece(&self) -> Option<Ece> {
+        self.query_ece().ok()
+    }
+
+    fn set_ece(&mut self, ece: Ece) -> bareverbs::Result<()> {
+        Qp::set_ece(self, ece)
+    }
+}
+
+impl<B, P: Provider> sealed::Sealed for Endpoint<B, P> {
+    fn rd_atomic(&self) -> [u32; 2] {
+        limits(self.qp())
+    }
+
+    fn qp_num(&self) -> u32 {
+        self.qp().qp_num()
+    }
+
+    fn state(&self) -> QpState {
+        self.qp().state()
+    }
+
+    fn modify(&mut self, attr: &QpAttr, mask: QpAttrMask) -> bareverbs::Result<()> {
+        self.connect_by(attr, mask)
+    }
+
+    /// An endpoint uses no ECE options.
+    fn ece(&self) -> Option<Ece> {
+        None
+    }
+
+    fn set_ece(&mut self, _: Ece) -> bareverbs::Result<()> {
+        Ok(())
+    }
+}
+
+/// Parameters of a connection whose QP is made by the caller and moved by this crate.
+///
+/// ```
+/// use bareverbs_rdmacm::ConnectOptions;
+///
+/// let options = ConnectOptions { private_data: b"hello", ..ConnectOptions::default() };
+/// assert_eq!(options.rd_atomic, 16);
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct ConnectOptions<'a> {
+    /// Data for the application of the peer; at most
+    /// [`Message::max_private_data`](crate::Message::max_private_data) bytes.
+    pub private_data: &'a [u8],
+    /// What the peer may do to memory of this side. An endpoint has the rights of its own options
+    /// instead.
+    pub access: Access,
+    /// Most reads and atomics at a time, in each direction; less if the device or the peer has
+    /// less. The default is 16.
+    pub rd_atomic: u8,
+    /// Retries after a timeout, of the QPs of both sides. That of the active side counts.
+    pub retry_count: RetryCount,
+    /// RNR retries of the peer's QP. The default is no limit, so that receives may be posted after
+    /// the connection is established.
+    pub rnr_retry_count: RnrRetry,
+    /// The time after which the peer repeats a message for which no receive was posted.
+    pub min_rnr_timer: MinRnrTimer,
+}
+
+impl Default for ConnectOptions<'_> {
+    /// No private data, RDMA reads and writes by the peer, 16 reads and atomics, 7 retries, RNR
+    /// retries without limit, and the RNR timer of [`RtrAttr::new`].
+    fn default() -> Self {
+        let RtrAttr { min_rnr_timer, .. } = RtrAttr::new(AhAttr::default(), 0);
+        Self {
+            private_data: &[],
+            access: Access::REMOTE_READ | Access::REMOTE_WRITE,
+            rd_atomic: RD_ATOMIC,
+            retry_count: RetryCount::MAX,
+            rnr_retry_count: RnrRetry::INFINITE,
+            min_rnr_timer,
+        }
+    }
+}
+
+impl<'a> ConnectOptions<'a> {
+    /// The parameters of this side of a queue, without the limits of a peer.
+    pub(crate) fn param<Q: ConnectQueue>(&self, queue: &Q) -> ConnParam<'a> {
+        let [responder, initiator] = queue.rd_atomic().map(|limit| limit.min(self.rd_atomic.into()) as u8);
+        ConnParam {
+            private_data: self.private_data,
+            responder_resources: responder,
+            initiator_depth: initiator,
+            retry_count: self.retry_count,
+            rnr_retry_count: self.rnr_retry_count,
+            ece: queue.ece().unwrap_or_default(),
+            ..ConnParam::new(queue.qp_num())
+        }
+    }
+}
+
+/// Moves a QP to RTS by the attributes of its identifier. `param` limits the depths of the passive
+/// side; for the active side, those of the response count.
+pub(crate) fn bring_up<Q: ConnectQueue>(
+    id: &CmId,
+    queue: &mut Q,
+    options: &ConnectOptions<'_>,
+    param: Option<&ConnParam<'_>>,
+) -> Result<()> {
+    for state in [QpState::INIT, QpState::RTR, QpState::RTS] {
+        let (mut attr, mask) = id.init_qp_attr(state)?;
+        // The kernel's rights are those of the connection parameters, and grant FLUSH on devices
+        // that have it; its RNR timer is 655 ms.
+        (attr.access, attr.min_rnr_timer) = (options.access, options.min_rnr_timer.into());
+        if let Some(param) = param {
+            (attr.max_dest_rd_atomic, attr.max_rd_atomic) =
+                (param.responder_resources, param.initiator_depth);
+        }
+        queue.modify(&attr, mask)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,191 @@
+//! The steps of a connection, each of which waits for exactly its events.
+//!
+//! There is one implementation: `async` functions over [`Wait`]. Threads wait by [`Deadline`], which
+//! blocks, so that the futures never pend ([`run`]). Tasks wait by the descriptors of their runtime.
+
+use std::future::Future;
+use std::ops::ControlFlow;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use bareverbs::QpType;
+use rustix::io::Errno;
+
+use crate::event::{Event, EventKind, UdPeer, Unreachable};
+use crate::{Addr, CmId, ConnParam, ConnectRequest, Error, EventChannel, Key, PeerParam, Result};
+
+/// The kernel's time limit of address and route resolution, if the call has a longer one.
+pub(crate) const RESOLVE: Duration = Duration::from_secs(10);
+
+/// A way to wait for the next event of a channel.
+pub(crate) trait Wait: Sync {
+    fn event(&self, channel: &EventChannel, verb: &'static str)
+    -> impl Future<Output = Result<Event>> + Send;
+}
+
+/// Waiting in a thread, up to a time limit.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Deadline {
+    limit: Duration,
+    /// `None` if the limit overflows `Instant`: no limit.
+    end: Option<Instant>,
+}
+
+impl Deadline {
+    pub(crate) fn new(limit: Duration) -> Self {
+        Self { limit, end: Instant::now().checked_add(limit) }
+    }
+}
+
+impl Wait for Deadline {
+    async fn event(&self, channel: &EventChannel, verb: &'static str) -> Result<Event> {
+        channel.wait_until(self.end)?.ok_or(Error::TimedOut { verb, limit: self.limit })
+    }
+}
+
+/// The output of a future that waits by [`Deadline`] only.
+pub(crate) fn run<F: Future>(future: F) -> F::Output {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(output) => output,
+        Poll::Pending => unreachable!("a wait by deadline blocks"),
+    }
+}
+
+/// What an event means for a step that waits for another one.
+fn failure(kind: EventKind, verb: &'static str) -> Option<Error> {
+    Some(match kind {
+        EventKind::AddrError(errno) => Error::Address(errno),
+        EventKind::RouteError(status) => Error::Route(status),
+        EventKind::Rejected(rejected) => Error::Rejected(Box::new(rejected)),
+        EventKind::ConnectError(errno) | EventKind::Unreachable(Unreachable::Errno(errno)) => {
+            Error::Unreachable(errno)
+        }
+        EventKind::Unreachable(Unreachable::Sidr(status, _)) => Error::Sidr(status),
+        EventKind::Disconnected(_) => Error::Disconnected { verb },
+        EventKind::DeviceRemoval => Error::DeviceRemoved { verb },
+        EventKind::AddrinfoError(errno) => Error::Address(errno),
+        EventKind::MulticastError(errno) => Error::Multicast(errno.unwrap_or(Errno::IO)),
+        _ => return None,
+    })
+}
+
+/// Waits until `is_it` takes an event of `key`. An event that means failure ends the wait; others
+/// are skipped.
+async fn until<T>(
+    wait: &impl Wait,
+    channel: &EventChannel,
+    key: Key,
+    verb: &'static str,
+    mut is_it: impl FnMut(EventKind) -> ControlFlow<T, EventKind> + Send,
+) -> Result<T> {
+    loop {
+        let event = wait.event(channel, verb).await?;
+        // Of a membership, or of an earlier identifier.
+        if event.key != key {
+            continue;
+        }
+        match is_it(event.kind) {
+            ControlFlow::Break(taken) => return Ok(taken),
+            ControlFlow::Continue(kind) => {
+                if let Some(error) = failure(kind, verb) {
+                    return Err(error);
+                }
+            }
+        }
+    }
+}
+
+/// Resolves address and route.
+pub(crate) async fn resolve(
+    wait: &impl Wait,
+    id: &CmId,
+    src: Option<Addr>,
+    dst: Addr,
+    limit: Duration,
+) -> Result<()> {
+    // The kernel rejects a limit of 0 for the route.
+    let limit = limit.clamp(Duration::from_millis(1), RESOLVE);
+    id.resolve_addr(src, dst, limit)?;
+    until(wait, id.channel(), id.key(), "resolve_addr", |kind| match kind {
+        EventKind::AddrResolved => ControlFlow::Break(()),
+        other => ControlFlow::Continue(other),
+    })
+    .await?;
+    id.resolve_route(limit)?;
+    until(wait, id.channel(), id.key(), "resolve_route", |kind| match kind {
+        EventKind::RouteResolved => ControlFlow::Break(()),
+        other => ControlFlow::Continue(other),
+    })
+    .await
+}
+
+/// Connects a connected QP up to the response of the peer.
+pub(crate) async fn connect(wait: &impl Wait, id: &CmId, param: &ConnParam<'_>) -> Result<PeerParam> {
+    const VERB: &str = "connect";
+    if id.qp_type() == QpType::UD {
+        return Err(Error::invalid(VERB, "the identifier is for datagrams: use `connect_datagram`"));
+    }
+    id.connect(param)?;
+    until(wait, id.channel(), id.key(), VERB, |kind| match kind {
+        EventKind::ConnectResponse(peer) => ControlFlow::Break(peer),
+        other => ControlFlow::Continue(other),
+    })
+    .await
+}
+
+/// Asks for the address of a datagram QP.
+pub(crate) async fn connect_datagram(wait: &impl Wait, id: &CmId, private_data: &[u8]) -> Result<UdPeer> {
+    const VERB: &str = "connect_datagram";
+    if id.qp_type() != QpType::UD {
+        return Err(Error::invalid(VERB, "the identifier is for a connection: use `connect`"));
+    }
+    id.connect(&ConnParam { private_data, ..ConnParam::new(0) })?;
+    until(wait, id.channel(), id.key(), VERB, |kind| match kind {
+        EventKind::Established(Some(peer)) => ControlFlow::Break(peer),
+        other => ControlFlow::Continue(other),
+    })
+    .await
+}
+
+/// Waits until the peer has confirmed an accepted request.
+pub(crate) async fn established(wait: &impl Wait, id: &CmId) -> Result<()> {
+    until(wait, id.channel(), id.key(), "accept", |kind| match kind {
+        EventKind::Established(_) => ControlFlow::Break(()),
+        other => ControlFlow::Continue(other),
+    })
+    .await
+}
+
+/// The next request to a listener, on a channel of its own.
+pub(crate) async fn request(wait: &impl Wait, listener: &CmId) -> Result<ConnectRequest> {
+    let mut request = until(wait, listener.channel(), listener.key(), "accept", |kind| match kind {
+        EventKind::ConnectRequest(request) => ControlFlow::Break(request),
+        other => ControlFlow::Continue(other),
+    })
+    .await?;
+    request.migrate(&EventChannel::private()?)?;
+    Ok(request)
+}
+
+/// Waits for the end of the connection. The result is the error of the end, if there was one.
+pub(crate) async fn disconnected(wait: &impl Wait, id: &CmId, verb: &'static str) -> Result<Option<Errno>> {
+    until(wait, id.channel(), id.key(), verb, |kind| match kind {
+        EventKind::Disconnected(status) => ControlFlow::Break(status),
+        // The end of TIMEWAIT comes after the end of the connection.
+        EventKind::TimewaitExit => ControlFlow::Break(None),
+        // On RoCE, a neighbour with another MAC address is reported so. The connection works.
+        EventKind::Unreachable(_) => ControlFlow::Continue(EventKind::TimewaitExit),
+        other => ControlFlow::Continue(other),
+    })
+    .await
+}
+
+/// Waits until a group is joined.
+pub(crate) async fn joined(wait: &impl Wait, id: &CmId, membership: Key) -> Result<UdPeer> {
+    until(wait, id.channel(), membership, "join_multicast", |kind| match kind {
+        EventKind::MulticastJoin(group) => ControlFlow::Break(group),
+        other => ControlFlow::Continue(other),
+    })
+    .await
+}

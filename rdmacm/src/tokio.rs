@@ -1,0 +1,109 @@
+//! Async wrappers for [tokio](https://docs.rs/tokio) (feature `tokio`).
+//!
+//! ```no_run
+//! use bareverbs::owned::Endpoint;
+//! use bareverbs_rdmacm::tokio::{Listener, connect};
+//! use bareverbs_rdmacm::connection::Domains;
+//! use std::net::SocketAddr;
+//!
+//! async fn server(addr: SocketAddr) -> bareverbs_rdmacm::Result<()> {
+//!     let listener = Listener::bind(addr)?;
+//!     loop {
+//!         let mut peer = listener.accept(&Endpoint::options()).await?;
+//!         println!("{}", peer.peer_addr()?);
+//!         peer.disconnected().await?;
+//!     }
+//! }
+//!
+//! async fn client(addr: SocketAddr) -> bareverbs_rdmacm::Result<()> {
+//!     let mut server = connect(addr, &Domains::default(), &Endpoint::options()).await?;
+//!     // To wait for its operations in a task, wrap the endpoint.
+//!     let mut server = server.try_map(bareverbs::tokio::Endpoint::new)?;
+//!     server.disconnect().await
+//! }
+//! ```
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+
+use ::tokio::io::Interest;
+use ::tokio::io::unix::AsyncFd;
+use ::tokio::runtime::Handle;
+use bareverbs::owned::EndpointOptions;
+
+use crate::connection::Domains;
+use crate::event::Event;
+use crate::runtime::{self, Descriptor, failed};
+use crate::{Error, Result};
+
+type Queue = bareverbs::owned::Endpoint;
+
+/// An [event channel](crate::EventChannel) that tasks of tokio wait on.
+pub type EventChannel = runtime::EventChannel<Readiness>;
+
+/// A [listener](crate::Listener) that tasks of tokio wait on.
+pub type Listener = runtime::Listener<Readiness>;
+
+/// A [request](crate::connection::Incoming) that tasks of tokio answer.
+pub type Incoming = runtime::Incoming<Readiness>;
+
+/// A [route](crate::connection::Route) that tasks of tokio use.
+pub type Route = runtime::Route<Readiness>;
+
+/// A [connection](crate::Connection) whose end tasks of tokio wait for.
+pub type Connection<Q = Queue> = runtime::Connection<Readiness, Q>;
+
+/// Connects to a peer, with a new endpoint on a device of `domains`. Receives may be posted
+/// afterwards: the peer's messages are repeated until then.
+///
+/// Dropping the future ends the attempt. The kernel gives up by itself after about 70 to 100
+/// seconds on RoCE.
+///
+/// # Errors
+/// Those of [`connection::Route::resolve`](crate::connection::Route::resolve), [`EndpointOptions::build`] and
+/// [`connection::Route::connect`](crate::connection::Route::connect).
+#[doc(alias = "rdma_connect")]
+pub async fn connect(addr: SocketAddr, domains: &Domains, options: &EndpointOptions) -> Result<Connection> {
+    runtime::connect(addr, domains, options).await
+}
+
+/// A file descriptor that is registered with tokio.
+#[derive(Debug)]
+pub struct Readiness(AsyncFd<Registered>);
+
+#[derive(Debug)]
+struct Registered(Descriptor);
+
+impl AsRawFd for Registered {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_fd().as_raw_fd()
+    }
+}
+
+impl runtime::sealed::Readiness for Readiness {
+    const RUNTIME: &'static str = "tokio";
+
+    #[expect(unsafe_code, reason = "registration of a descriptor with tokio is unsafe")]
+    fn new(descriptor: Descriptor) -> Result<Self> {
+        if Handle::try_current().is_err() {
+            return Err(Error::invalid("tokio", "no tokio runtime: call this in a task of one"));
+        }
+        // SAFETY: the descriptor stays open and unchanged while `Descriptor` exists, which owns it or
+        // a clone of its channel.
+        unsafe { AsyncFd::register_with_interest(Registered(descriptor), Interest::READABLE) }
+            .map(Self)
+            .map_err(|error| failed(&error.into()))
+    }
+
+    async fn next(&self) -> Result<Event> {
+        loop {
+            // `clear_ready` clears only readiness from before `get_event`, so an event that arrives
+            // after it is not lost.
+            let mut guard = self.0.readable().await.map_err(|error| failed(&error))?;
+            if let Some(event) = self.0.get_ref().0.get_event()? {
+                return Ok(event);
+            }
+            guard.clear_ready();
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! Channels, and the life of identifiers and events.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bareverbs::Errno;
+use bareverbs_kernel_tests::child;
+use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_rdmacm::command::{self, CmFile};
+use bareverbs_rdmacm::event::{EventKind, RejectReason};
+use bareverbs_rdmacm::{CmId, Error, EventChannel, PortSpace};
+use bareverbs_uapi::rdma_cm;
+use bareverbs_uapi::rdma_cm::structs::*;
+
+use crate::host::*;
+
+pub(crate) fn ids_outlive_their_channel() {
+    nothing_leaks(|| {
+        let channel = EventChannel::new().unwrap();
+        let id = CmId::new(&channel, PortSpace::Tcp).unwrap();
+        drop(channel);
+        let (listener, addr) = listener(PortSpace::Tcp, 1);
+        resolve(&id, addr);
+        id.connect(&param()).unwrap();
+        drop(request(&listener));
+        let kind = next_of(id.channel(), id.key());
+        assert!(matches!(kind, EventKind::Rejected(_)), "{kind:?}");
+    });
+}
+
+pub(crate) fn destroyed_id_takes_its_events_along() {
+    nothing_leaks(|| {
+        let channel = EventChannel::new().unwrap();
+        let (one, other) =
+            (CmId::new(&channel, PortSpace::Tcp).unwrap(), CmId::new(&channel, PortSpace::Tcp).unwrap());
+        for id in [&one, &other] {
+            id.resolve_addr(None, (ip(), 1), RESOLVE).unwrap();
+        }
+        // Both events wait.
+        thread::sleep(QUIET);
+        one.destroy().unwrap();
+        let kind = next_of(&channel, other.key());
+        assert!(matches!(kind, EventKind::AddrResolved), "{kind:?}");
+        quiet(&channel);
+    });
+}
+
+pub(crate) fn events_may_outlive_their_id() {
+    nothing_leaks(|| {
+        let (listener, addr) = listener(PortSpace::Tcp, 1);
+        let active = resolved(addr, PortSpace::Tcp);
+        active.connect(&param()).unwrap();
+        // librdmacm's destroy would wait for the acknowledgement of this event.
+        let request = request(&listener);
+        let begin = Instant::now();
+        listener.destroy().unwrap();
+        assert!(begin.elapsed() < Duration::from_secs(5));
+        // The request goes on without the listener.
+        let passive = request.accept(&param()).unwrap();
+        let kind = next_of(active.channel(), active.key());
+        assert!(matches!(kind, EventKind::ConnectResponse(_)), "{kind:?}");
+        active.establish().unwrap();
+        let kind = next_of(passive.channel(), passive.key());
+        assert!(matches!(kind, EventKind::Established(None)), "{kind:?}");
+        disconnect(&active, &passive);
+    });
+}
+
+pub(crate) fn requests_of_a_destroyed_listener_are_rejected() {
+    nothing_leaks(|| {
+        let (listener, addr) = listener(PortSpace::Tcp, 8);
+        let active = resolved(addr, PortSpace::Tcp);
+        active.connect(&param()).unwrap();
+        thread::sleep(QUIET);
+        // The request waits, and was not read.
+        drop(listener);
+        let kind = next_of(active.channel(), active.key());
+        let EventKind::Rejected(rejected) = kind else { panic!("{kind:?}") };
+        assert_eq!(rejected.reason, RejectReason::Consumer);
+    });
+}
+
+pub(crate) fn migrated_id_takes_its_events_along() {
+    nothing_leaks(|| {
+        let (listener, addr) = listener(PortSpace::Tcp, 8);
+        let (old, new) = (EventChannel::new().unwrap(), EventChannel::new().unwrap());
+        let mut active = CmId::new(&old, PortSpace::Tcp).unwrap();
+        let key = active.key();
+        active.resolve_addr(None, addr, RESOLVE).unwrap();
+        thread::sleep(QUIET);
+        active.migrate(&new).unwrap();
+        assert!(active.channel().is(&new) && active.key() == key);
+        assert!(old.get_event().unwrap().is_none());
+        drop(old);
+        let kind = next_of(&new, key);
+        assert!(matches!(kind, EventKind::AddrResolved), "{kind:?}");
+        active.resolve_route(RESOLVE).unwrap();
+        assert!(matches!(next_of(&new, key), EventKind::RouteResolved));
+        active.connect(&param()).unwrap();
+
+        // A child moves before it is accepted.
+        let channel = EventChannel::new().unwrap();
+        let mut passive = request(&listener).into_id();
+        passive.migrate(&channel).unwrap();
+        passive.accept(&param()).unwrap();
+        assert!(matches!(next_of(&new, key), EventKind::ConnectResponse(_)));
+        active.establish().unwrap();
+        assert!(matches!(next_of(&channel, passive.key()), EventKind::Established(None)));
+        disconnect(&active, &passive);
+        // To its own channel.
+        passive.migrate(&channel).unwrap();
+    });
+}
+
+pub(crate) fn migration_wakes_a_waiting_reader() {
+    nothing_leaks(|| {
+        let (old, new) = (EventChannel::new().unwrap(), EventChannel::new().unwrap());
+        let mut id = CmId::new(&old, PortSpace::Tcp).unwrap();
+        let key = id.key();
+        let reader = {
+            let new = new.clone();
+            thread::spawn(move || new.wait_timeout(TIMEOUT).unwrap().expect("a wake").key)
+        };
+        id.resolve_addr(None, (ip(), 1), RESOLVE).unwrap();
+        thread::sleep(QUIET);
+        let begin = Instant::now();
+        id.migrate(&new).unwrap();
+        assert_eq!(reader.join().unwrap(), key);
+        assert!(begin.elapsed() < TIMEOUT / 2);
+    });
+}
+
+pub(crate) fn listener_is_not_migrated() {
+    let (mut listener, _) = listener(PortSpace::Tcp, 8);
+    let refused = listener.migrate(&EventChannel::new().unwrap()).unwrap_err();
+    assert!(matches!(refused, Error::Invalid { verb: "migrate", .. }), "{refused}");
+}
+
+pub(crate) fn wait_has_a_time_limit() {
+    let channel = EventChannel::new().unwrap();
+    let begin = Instant::now();
+    assert!(channel.wait_timeout(QUIET).unwrap().is_none());
+    assert!(begin.elapsed() >= QUIET && begin.elapsed() < TIMEOUT);
+    assert!(channel.wait_timeout(Duration::ZERO).unwrap().is_none());
+}
+
+pub(crate) fn threads_share_a_channel() {
+    const EACH: usize = 50;
+    nothing_leaks(|| {
+        let channel = EventChannel::new().unwrap();
+        let read = AtomicUsize::new(0);
+        let ids: Vec<_> = (0..4 * EACH).map(|_| CmId::new(&channel, PortSpace::Tcp).unwrap()).collect();
+        thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    while read.load(Ordering::Relaxed) < ids.len() {
+                        if let Some(event) = channel.wait_timeout(Duration::from_millis(20)).unwrap() {
+                            assert!(matches!(event.kind, EventKind::AddrResolved), "{:?}", event.kind);
+                            assert!(ids.iter().any(|id| id.key() == event.key));
+                            read.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                });
+            }
+            for ids in ids.chunks(EACH) {
+                scope.spawn(|| ids.iter().for_each(|id| id.resolve_addr(None, (ip(), 1), RESOLVE).unwrap()));
+            }
+        });
+        quiet(&channel);
+    });
+}
+
+pub(crate) fn forked_child_can_not_use_a_channel() {
+    nothing_leaks(|| {
+        let (listener, addr) = listener(PortSpace::Tcp, 8);
+        let mut slot = Some(resolved(addr, PortSpace::Tcp));
+        child::run(|| {
+            let id = slot.take().unwrap();
+            assert_eq!(errno(id.connect(&param())), Errno::STALE);
+            assert_eq!(errno(id.channel().get_event()), Errno::STALE);
+            assert_eq!(errno(CmId::new(id.channel(), PortSpace::Tcp)), Errno::STALE);
+            // Drop destroys nothing, and a new channel works.
+            drop(id);
+            CmId::new(&EventChannel::new().unwrap(), PortSpace::Tcp).unwrap();
+        });
+        let id = slot.take().unwrap();
+        id.connect(&param()).unwrap();
+        drop(request(&listener));
+    });
+}
+
+pub(crate) fn changed_credentials_are_refused() {
+    child::run(|| {
+        let channel = EventChannel::new().unwrap();
+        let id = CmId::new(&channel, PortSpace::Tcp).unwrap();
+        child::drop_privileges();
+        let refused = id.destroy().unwrap_err();
+        assert_eq!(refused.errno(), Some(Errno::ACCESS));
+        assert!(refused.to_string().contains("credentials"), "{refused}");
+    });
+}
+
+pub(crate) fn raw_commands_return_the_errors_of_the_kernel() {
+    let (file, other) = (CmFile::open().unwrap(), CmFile::open().unwrap());
+    let create = CreateIdReq { uid: 1, ps: rdma_cm::PortSpace::TCP, ..CreateIdReq::zeroed() };
+    let id = command::create_id(&file, create).unwrap().id;
+    let destroy = DestroyIdReq { id, ..DestroyIdReq::zeroed() };
+    assert_eq!(errno(command::destroy_id(&other, destroy)), Errno::INVAL);
+    let unknown = DestroyIdReq { id: u32::MAX, ..destroy };
+    assert_eq!(errno(command::destroy_id(&file, unknown)), Errno::NOENT);
+    let wrong = CreateIdReq { ps: rdma_cm::PortSpace(9), ..create };
+    let refused = command::create_id(&file, wrong).unwrap_err();
+    assert_eq!(refused.errno(), Some(Errno::INVAL));
+    assert!(refused.to_string().starts_with("CREATE_ID was refused by the kernel ("), "{refused}");
+    let option = SetOptionReq { id, level: rdma_cm::OptionLevel(5), ..SetOptionReq::zeroed() };
+    assert_eq!(errno(command::set_option(&file, option, &[1])), Errno::NOSYS);
+    let short = SetOptionReq { level: rdma_cm::OptionLevel::ID, ..option };
+    assert_eq!(errno(command::set_option(&file, short, &[1, 2])), Errno::INVAL);
+    let bind = BindReq { id, addr_size: 3, ..BindReq::zeroed() };
+    assert_eq!(errno(command::bind(&file, bind)), Errno::INVAL);
+    assert_eq!(command::destroy_id(&file, destroy).unwrap().events_reported, 0);
+    assert_eq!(errno(command::destroy_id(&file, destroy)), Errno::NOENT);
+    assert!(command::get_event(&file).unwrap().is_none());
+
+    // The older commands for IP addresses.
+    let id = command::create_id(&file, create).unwrap().id;
+    let addr = rdma_cm::address::SocketAddressIn6::zeroed();
+    assert_eq!(errno(command::bind_ip(&file, BindIpReq { id, addr, response: 0 })), Errno::INVAL);
+    let route = command::query_route(&file, QueryReq { id, ..QueryReq::zeroed() }).unwrap();
+    assert_eq!((route.node_guid, route.num_paths), (0, 0));
+}

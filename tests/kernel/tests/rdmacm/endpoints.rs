@@ -1,0 +1,376 @@
+//! Connections with their queue pairs, blocking calls and tasks.
+
+use std::future::Future;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bareverbs::owned::{Endpoint, EndpointOptions};
+use bareverbs::{
+    Access, Buffer, CqInit, MinRnrTimer, Mr, Pd, Qp, QpAttrMask, QpInit, QpState, Rc, RetryCount,
+};
+use bareverbs_kernel_tests::device;
+use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_rdmacm::blocking::BlockingId;
+use bareverbs_rdmacm::connection::{Domains, Route};
+use bareverbs_rdmacm::event::RejectReason;
+use bareverbs_rdmacm::{
+    CmId, ConnParam, ConnectOptions, Connector, Error, EventChannel, JoinMode, Listener, PortSpace, async_io,
+    tokio as on_tokio,
+};
+
+use crate::host::*;
+
+const LIMIT: Duration = TIMEOUT;
+
+fn listen() -> (Listener, SocketAddr) {
+    let listener = Listener::bind(SocketAddr::new(ip(), 0)).unwrap();
+    let addr = listener.local_addr().unwrap();
+    (listener, addr)
+}
+
+/// A blocking listener of that port space.
+fn blocking_listener(port_space: PortSpace) -> (BlockingId, SocketAddr) {
+    let listener = BlockingId::new(port_space).unwrap();
+    listener.bind_addr((ip(), 0)).unwrap();
+    listener.listen(8).unwrap();
+    let addr = listener.addresses().unwrap().local.unwrap().ip().unwrap();
+    (listener, addr)
+}
+
+fn region(pd: &Pd) -> Mr<Buffer> {
+    pd.register(Buffer::zeroed(4096).unwrap(), Access::LOCAL_WRITE).unwrap()
+}
+
+pub(crate) fn blocking_calls_wait_for_their_events() {
+    nothing_leaks(|| {
+        let (listener, addr) = blocking_listener(PortSpace::Tcp);
+        thread::scope(|scope| {
+            let server = scope.spawn(|| {
+                let request = listener.get_request(LIMIT).unwrap();
+                let passive =
+                    BlockingId::accept(request, &ConnParam { private_data: b"yes", ..param() }, LIMIT)
+                        .unwrap();
+                passive.disconnect(LIMIT).unwrap();
+            });
+            let active = BlockingId::new(PortSpace::Tcp).unwrap();
+            active.resolve(addr, LIMIT).unwrap();
+            let peer = active.connect(&param(), LIMIT).unwrap();
+            assert_eq!(&peer.private_data[..4], b"yes\0");
+            active.establish().unwrap();
+            // The end by the peer is an event like any other, and is answered.
+            active.disconnect(LIMIT).unwrap();
+            server.join().unwrap();
+        });
+    });
+}
+
+pub(crate) fn blocking_calls_have_time_limits() {
+    nothing_leaks(|| {
+        let short = Duration::from_millis(200);
+        let timed_out = |error: Error, of: &str| {
+            assert!(
+                matches!(error, Error::TimedOut { verb, limit } if verb == of && limit == short),
+                "{error}"
+            );
+        };
+        let (listener, addr) = blocking_listener(PortSpace::Tcp);
+        let begin = Instant::now();
+        timed_out(listener.get_request(short).unwrap_err(), "accept");
+        assert!(begin.elapsed() >= short);
+        let active = BlockingId::new(PortSpace::Tcp).unwrap();
+        active.resolve(addr, LIMIT).unwrap();
+        timed_out(active.connect(&param(), short).unwrap_err(), "connect");
+        let request = listener.get_request(LIMIT).unwrap();
+        // The peer does not confirm.
+        timed_out(BlockingId::accept(request, &param(), short).map(drop).unwrap_err(), "accept");
+    });
+}
+
+pub(crate) fn blocking_errors_are_typed() {
+    nothing_leaks(|| {
+        let (listener, addr) = blocking_listener(PortSpace::Tcp);
+        let active = BlockingId::new(PortSpace::Tcp).unwrap();
+        active.resolve(addr, LIMIT).unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| listener.get_request(LIMIT).unwrap().reject(b"no").unwrap());
+            let refused = active.connect(&param(), LIMIT).unwrap_err();
+            let Error::Rejected(rejected) = &refused else { panic!("{refused}") };
+            assert_eq!(
+                (rejected.reason, &rejected.private_data[..3]),
+                (RejectReason::Consumer, &b"no\0"[..])
+            );
+            let kind = std::io::Error::from(refused).kind();
+            assert_eq!(kind, std::io::ErrorKind::ConnectionRefused);
+        });
+        drop(listener);
+
+        let active = BlockingId::new(PortSpace::Tcp).unwrap();
+        active.resolve(addr, LIMIT).unwrap();
+        let refused = active.connect(&param(), LIMIT).unwrap_err();
+        let Error::Rejected(rejected) = refused else { panic!("{refused}") };
+        assert_eq!(rejected.reason, RejectReason::InvalidServiceId);
+
+        let unrouted = BlockingId::new(PortSpace::Tcp).unwrap();
+        let refused = unrouted.resolve((Ipv4Addr::new(192, 0, 2, 1), 1), LIMIT).unwrap_err();
+        assert_eq!(refused.errno(), Some(bareverbs::Errno::NETUNREACH));
+        let silent = BlockingId::new(PortSpace::Tcp).unwrap();
+        let std::net::IpAddr::V4(own) = ip() else { panic!() };
+        let [a, b, c, _] = own.octets();
+        let refused =
+            silent.resolve((Ipv4Addr::new(a, b, c, 78), 1), Duration::from_millis(300)).unwrap_err();
+        assert!(matches!(refused, Error::Address(_) | Error::TimedOut { .. }), "{refused}");
+
+        let datagrams = BlockingId::new(PortSpace::Udp).unwrap();
+        let refused = datagrams.disconnect(LIMIT).unwrap_err();
+        assert!(matches!(refused, Error::Invalid { verb: "disconnect", .. }), "{refused}");
+        let refused = datagrams.connect(&param(), LIMIT).unwrap_err();
+        assert!(matches!(refused, Error::Invalid { verb: "connect", .. }), "{refused}");
+    });
+}
+
+pub(crate) fn blocking_datagram_calls_wait_for_their_events() {
+    nothing_leaks(|| {
+        let (listener, addr) = blocking_listener(PortSpace::Udp);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let request = listener.get_request(LIMIT).unwrap();
+                assert_eq!(&request.private_data()[..4], b"who?");
+                BlockingId::accept(request, &ConnParam::new(0x77), LIMIT).unwrap();
+            });
+            let active = BlockingId::new(PortSpace::Udp).unwrap();
+            active.resolve(addr, LIMIT).unwrap();
+            assert_eq!(active.connect_datagram(b"who?", LIMIT).unwrap().qp_num, 0x77);
+        });
+        let id = BlockingId::new(PortSpace::Udp).unwrap();
+        id.bind_addr((ip(), 0)).unwrap();
+        let (membership, group) =
+            id.join_multicast_group((Ipv4Addr::new(239, 1, 2, 30), 0), JoinMode::Full, LIMIT).unwrap();
+        assert_eq!(group.qp_num, bareverbs::MULTICAST_QP);
+        id.leave_multicast(membership).unwrap();
+    });
+}
+
+pub(crate) fn endpoints_connect_and_exchange_messages() {
+    nothing_leaks(|| {
+        let (listener, addr) = listen();
+        thread::scope(|scope| {
+            let server = scope.spawn(|| {
+                let mut peer = listener.accept(&Endpoint::options(), LIMIT).unwrap();
+                // Posted after the connection is established, and maybe after the peer's message.
+                let pd = peer.qp().pd().clone();
+                peer.post_recv(region(&pd)).unwrap();
+                let done = peer.wait().unwrap();
+                assert_eq!(done.message(), Some(&b"ping"[..]));
+                let mut answer = region(&pd);
+                answer.write(0, b"pong").unwrap();
+                peer.post_send(answer, ..4).unwrap();
+                peer.wait().unwrap();
+                assert!(!peer.is_disconnected().unwrap());
+                peer.wait_disconnected(LIMIT).unwrap();
+                assert!(peer.is_disconnected().unwrap());
+            });
+            let connector = Connector::new();
+            let mut client = connector.connect(addr, &Endpoint::options(), LIMIT).unwrap();
+            assert_eq!(client.peer_addr().unwrap().ip(), Some(addr));
+            assert_eq!(client.qp().query().unwrap().0.qp_state, QpState::RTS);
+            let pd = client.qp().pd().clone();
+            client.post_recv(region(&pd)).unwrap();
+            let mut hello = region(&pd);
+            hello.write(0, b"ping").unwrap();
+            client.post_send(hello, ..4).unwrap();
+            client.wait().unwrap();
+            assert_eq!(client.wait().unwrap().message(), Some(&b"pong"[..]));
+            client.disconnect(LIMIT).unwrap();
+            server.join().unwrap();
+        });
+    });
+}
+
+fn queue(pd: &Pd) -> Qp<Rc> {
+    let cq = pd.context().create_cq(&CqInit::new(8)).unwrap();
+    pd.create_qp::<Rc>(&QpInit::new(&cq, &cq)).unwrap()
+}
+
+pub(crate) fn queue_pair_has_the_attributes_of_its_connection() {
+    nothing_leaks(|| {
+        let (listener, addr) = listen();
+        let pd = device::open().alloc_pd().unwrap();
+        thread::scope(|scope| {
+            let server = scope.spawn(|| {
+                let incoming = listener.get_request(LIMIT).unwrap();
+                assert_eq!(&incoming.private_data()[..5], b"hello");
+                assert_eq!(incoming.device().unwrap().find().unwrap().name(), device::name());
+                assert_eq!(incoming.peer_addr().unwrap().ip().map(|peer| peer.ip()), Some(ip()));
+                let options = ConnectOptions { rd_atomic: 4, ..ConnectOptions::default() };
+                let peer = incoming.accept(queue(&pd), &options, LIMIT).unwrap();
+                let (attr, _) = peer.query().unwrap();
+                assert_eq!(attr.qp_state, QpState::RTS);
+                assert_eq!((attr.max_rd_atomic, attr.max_dest_rd_atomic), (4, 4));
+                peer
+            });
+            let options = ConnectOptions {
+                private_data: b"hello",
+                access: Access::REMOTE_WRITE,
+                rd_atomic: 8,
+                retry_count: RetryCount::new(4).unwrap(),
+                min_rnr_timer: MinRnrTimer::new(5).unwrap(),
+                ..ConnectOptions::default()
+            };
+            let route = Route::resolve(addr, LIMIT).unwrap();
+            let client = route.connect(queue(&pd), &options, LIMIT).unwrap();
+            let mut server = server.join().unwrap();
+            let (attr, _) = client.query().unwrap();
+            assert_eq!((attr.qp_state, attr.dest_qp_num), (QpState::RTS, server.qp_num()));
+            // What both ends allow.
+            assert_eq!((attr.max_rd_atomic, attr.max_dest_rd_atomic), (4, 4));
+            assert_eq!((attr.retry_cnt, attr.rnr_retry, attr.min_rnr_timer), (4, 7, 5));
+            assert_eq!(server.query().unwrap().0.retry_cnt, 4);
+            assert!(attr.access.contains(Access::REMOTE_WRITE), "{:?}", attr.access);
+            assert!(!attr.access.contains(Access::FLUSH_GLOBAL), "{:?}", attr.access);
+
+            // A dropped connection is noticed by the peer.
+            drop(client.try_map(Ok::<_, ()>).unwrap());
+            server.wait_disconnected(LIMIT).unwrap();
+        });
+    });
+}
+
+pub(crate) fn caller_moves_its_own_queue_pair() {
+    nothing_leaks(|| {
+        let pd = device::open().alloc_pd().unwrap();
+        let (mut a, mut b) = (queue(&pd), queue(&pd));
+        let bring_up = |id: &CmId, qp: &mut Qp<Rc>| {
+            for state in [QpState::INIT, QpState::RTR, QpState::RTS] {
+                let (mut attr, mask) = id.init_qp_attr(state).unwrap();
+                attr.min_rnr_timer = MinRnrTimer::MIN.into();
+                assert!(mask.contains(QpAttrMask::STATE));
+                qp.modify(&attr, mask).unwrap();
+            }
+        };
+        let (listener, addr) = listener(PortSpace::Tcp, 4);
+        let active = resolved(addr, PortSpace::Tcp);
+        active.connect(&ConnParam::new(a.qp_num())).unwrap();
+        let request = request(&listener);
+        bring_up(request.id(), &mut b);
+        let passive = request.accept(&ConnParam::new(b.qp_num())).unwrap();
+        assert!(matches!(
+            next_of(active.channel(), active.key()),
+            bareverbs_rdmacm::event::EventKind::ConnectResponse(_)
+        ));
+        bring_up(&active, &mut a);
+        active.establish().unwrap();
+        let established = next_of(passive.channel(), passive.key());
+        assert!(matches!(established, bareverbs_rdmacm::event::EventKind::Established(None)));
+        assert_eq!(a.query().unwrap().0.dest_qp_num, b.qp_num());
+        assert_eq!(b.query().unwrap().0.dest_qp_num, a.qp_num());
+        disconnect(&active, &passive);
+    });
+}
+
+pub(crate) fn listener_and_connector_errors_name_their_cause() {
+    let refused = Listener::bind("192.0.2.1:0").unwrap_err();
+    assert_eq!(refused.errno(), Some(bareverbs::Errno::ADDRNOTAVAIL));
+    let refused = Route::resolve("no-such-host.invalid:1", LIMIT).unwrap_err();
+    assert!(matches!(refused, Error::Invalid { verb: "Route::resolve", .. }), "{refused}");
+    let no_address: [SocketAddr; 0] = [];
+    let refused = Listener::bind(&no_address[..]).unwrap_err();
+    assert_eq!(refused.to_string(), "Listener::bind: the name has no address");
+    // The first address that works is taken.
+    let addrs = [SocketAddr::from(([192, 0, 2, 1], 0)), SocketAddr::new(ip(), 0)];
+    assert_eq!(Listener::bind(&addrs[..]).unwrap().local_addr().unwrap().ip(), ip());
+}
+
+/// Runs a server that echoes one message of each of `count` clients, with these functions of a
+/// runtime.
+macro_rules! echo {
+    ($runtime:ident, $bareverbs:ident, $count:expr) => {{
+        let listener = $runtime::Listener::bind(SocketAddr::new(ip(), 0)).unwrap();
+        let addr = listener.local_addr().unwrap();
+        let domains = Domains::default();
+        let options: EndpointOptions = Endpoint::<Mr<Buffer>>::options();
+        for _ in 0..$count {
+            let server = async {
+                let peer = listener.accept(&options).await.unwrap();
+                let mut peer = peer.try_map(bareverbs::$bareverbs::Endpoint::new).unwrap();
+                let pd = peer.get_mut().qp().pd().clone();
+                peer.get_mut().post_recv(region(&pd)).unwrap();
+                let message = peer.wait().await.unwrap();
+                assert_eq!(message.message(), Some(&b"echo"[..]));
+                peer.get_mut().post_send(message.buffer.unwrap(), ..4).unwrap();
+                peer.wait().await.unwrap();
+                peer.disconnected().await.unwrap();
+            };
+            let client = async {
+                let server = $runtime::connect(addr, &domains, &options).await.unwrap();
+                let mut server = server.try_map(bareverbs::$bareverbs::Endpoint::new).unwrap();
+                let pd = server.get_mut().qp().pd().clone();
+                server.get_mut().post_recv(region(&pd)).unwrap();
+                let mut hello = region(&pd);
+                hello.write(0, b"echo").unwrap();
+                server.get_mut().post_send(hello, ..4).unwrap();
+                server.wait().await.unwrap();
+                assert_eq!(server.wait().await.unwrap().message(), Some(&b"echo"[..]));
+                server.disconnect().await.unwrap();
+            };
+            both(server, client).await;
+        }
+    }};
+}
+
+/// Runs two futures in one task.
+async fn both(one: impl Future<Output = ()>, other: impl Future<Output = ()>) {
+    let (mut one, mut other) = (std::pin::pin!(one), std::pin::pin!(other));
+    let mut done = [false; 2];
+    std::future::poll_fn(|cx| {
+        if !done[0] {
+            done[0] = one.as_mut().poll(cx).is_ready();
+        }
+        if !done[1] {
+            done[1] = other.as_mut().poll(cx).is_ready();
+        }
+        if done == [true; 2] { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+    })
+    .await;
+}
+
+pub(crate) fn tokio_listener_yields_connections() {
+    nothing_leaks(|| {
+        let runtime = ::tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async { echo!(on_tokio, tokio, 5) });
+    });
+}
+
+pub(crate) fn async_io_listener_yields_connections() {
+    nothing_leaks(|| ::async_io::block_on(async { echo!(async_io, async_io, 5) }));
+}
+
+pub(crate) fn tasks_get_events_and_are_woken_by_migration() {
+    nothing_leaks(|| {
+        let runtime = ::tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let channel = on_tokio::EventChannel::new(EventChannel::new().unwrap()).unwrap();
+            let id = CmId::new(channel.channel(), PortSpace::Tcp).unwrap();
+            id.resolve_addr(None, (ip(), 1), RESOLVE).unwrap();
+            assert_eq!(channel.get_event().await.unwrap().key, id.key());
+
+            let mut other = CmId::new(&EventChannel::new().unwrap(), PortSpace::Tcp).unwrap();
+            other.resolve_addr(None, (ip(), 1), RESOLVE).unwrap();
+            let key = other.key();
+            let migration = async {
+                ::tokio::time::sleep(QUIET).await;
+                other.migrate(channel.channel()).unwrap();
+            };
+            let reader = async { assert_eq!(channel.get_event().await.unwrap().key, key) };
+            both(reader, migration).await;
+            // A cancelled wait loses nothing.
+            let waited = ::tokio::time::timeout(QUIET, channel.get_event()).await;
+            assert!(waited.is_err());
+        });
+    });
+}
+
+pub(crate) fn tasks_without_a_runtime_are_refused() {
+    let refused = on_tokio::EventChannel::new(EventChannel::new().unwrap()).unwrap_err();
+    assert!(matches!(refused, Error::Invalid { verb: "tokio", .. }), "{refused}");
+}

@@ -1,0 +1,155 @@
+//! Helpers of the tests: addresses of this host, and connections within it.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use bareverbs::Gid;
+pub(crate) use bareverbs_kernel_tests::TIMEOUT;
+use bareverbs_kernel_tests::device::{self, Requirement};
+use bareverbs_rdmacm::event::{Event, EventKind};
+use bareverbs_rdmacm::{CmId, ConnParam, ConnectRequest, EventChannel, Key, PortSpace, Result};
+
+/// Time without an event after which none is expected.
+pub(crate) const QUIET: Duration = Duration::from_millis(200);
+
+pub(crate) const RESOLVE: Duration = Duration::from_secs(10);
+
+/// For tests with an IP address of the device.
+///
+/// # Errors
+/// If the port is InfiniBand and the kernel has no IPoIB.
+pub(crate) fn has_ip() -> Requirement {
+    let there = !device::is_infiniband() || std::path::Path::new("/sys/class/net/ib0").exists();
+    if there { Ok(()) } else { Err("this kernel has no IPoIB, so the device has no IP address".into()) }
+}
+
+/// The IP address of the device.
+pub(crate) fn ip() -> IpAddr {
+    let number = if device::is_infiniband() { 2 } else { 1 };
+    Ipv4Addr::new(10, number, 0, 1).into()
+}
+
+/// The link-local IPv6 address of the device's network interface, with its scope.
+pub(crate) fn ipv6(port: u16) -> SocketAddr {
+    let table = device::open().gid_table().unwrap();
+    let entry = table.iter().find(|entry| entry.gid.is_link_local()).expect("a link-local address");
+    let Gid(bytes) = entry.gid;
+    SocketAddrV6::new(bytes.into(), port, 0, entry.netdev_ifindex).into()
+}
+
+/// A QPN that no other connection of the last seconds had. The connection manager does not look at
+/// queue pairs of programs.
+pub(crate) fn qp_num() -> u32 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    (std::process::id() << 12 | NEXT.fetch_add(1, Ordering::Relaxed)) & 0xff_ffff | 0x10_0000
+}
+
+/// The parameters of such a queue pair.
+pub(crate) fn param() -> ConnParam<'static> {
+    ConnParam::new(qp_num())
+}
+
+/// The next event that is no end of TIMEWAIT, which may come at any time.
+#[track_caller]
+pub(crate) fn next(channel: &EventChannel) -> Event {
+    let end = Instant::now() + TIMEOUT;
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        let event = channel.wait_timeout(left).unwrap().expect("an event in time");
+        if !matches!(event.kind, EventKind::TimewaitExit) {
+            return event;
+        }
+    }
+}
+
+/// The next event, which is one of `key`.
+#[track_caller]
+pub(crate) fn next_of(channel: &EventChannel, key: Key) -> EventKind {
+    let event = next(channel);
+    assert_eq!(event.key, key, "{:?}", event.kind);
+    event.kind
+}
+
+/// The next event, which is a request to `listener`.
+#[track_caller]
+pub(crate) fn request(listener: &CmId) -> ConnectRequest {
+    match next_of(listener.channel(), listener.key()) {
+        EventKind::ConnectRequest(request) => request,
+        other => panic!("no request, but {other:?}"),
+    }
+}
+
+/// Asserts that no event comes for a while.
+#[track_caller]
+pub(crate) fn quiet(channel: &EventChannel) {
+    let event = channel.wait_timeout(QUIET).unwrap();
+    assert!(event.is_none(), "{event:?}");
+}
+
+/// A listener of its own channel on a free port of the device's address.
+pub(crate) fn listener(port_space: PortSpace, backlog: u32) -> (CmId, SocketAddr) {
+    listener_on(SocketAddr::new(ip(), 0), port_space, backlog)
+}
+
+/// A listener of its own channel on that address.
+pub(crate) fn listener_on(addr: SocketAddr, port_space: PortSpace, backlog: u32) -> (CmId, SocketAddr) {
+    let listener = CmId::new(&EventChannel::new().unwrap(), port_space).unwrap();
+    listener.bind_addr(addr).unwrap();
+    listener.listen(backlog).unwrap();
+    let bound = listener.addresses().unwrap().local.unwrap().ip().unwrap();
+    (listener, bound)
+}
+
+/// Resolves address and route on an identifier that is alone on its channel.
+#[track_caller]
+pub(crate) fn resolve(id: &CmId, addr: SocketAddr) {
+    id.resolve_addr(None, addr, RESOLVE).unwrap();
+    let kind = next_of(id.channel(), id.key());
+    assert!(matches!(kind, EventKind::AddrResolved), "{kind:?}");
+    id.resolve_route(RESOLVE).unwrap();
+    let kind = next_of(id.channel(), id.key());
+    assert!(matches!(kind, EventKind::RouteResolved), "{kind:?}");
+}
+
+/// An identifier of its own channel with a route to the address.
+#[track_caller]
+pub(crate) fn resolved(addr: SocketAddr, port_space: PortSpace) -> CmId {
+    let id = CmId::new(&EventChannel::new().unwrap(), port_space).unwrap();
+    resolve(&id, addr);
+    id
+}
+
+/// A connection within this host: the active and the passive end.
+#[track_caller]
+pub(crate) fn connected(listener: &CmId, addr: SocketAddr) -> (CmId, CmId) {
+    let active = resolved(addr, PortSpace::Tcp);
+    active.connect(&param()).unwrap();
+    let passive = request(listener).accept(&param()).unwrap();
+    let kind = next_of(active.channel(), active.key());
+    assert!(matches!(kind, EventKind::ConnectResponse(_)), "{kind:?}");
+    active.establish().unwrap();
+    let kind = next_of(passive.channel(), passive.key());
+    assert!(matches!(kind, EventKind::Established(None)), "{kind:?}");
+    (active, passive)
+}
+
+/// Ends a connection from the active end, in order.
+#[track_caller]
+pub(crate) fn disconnect(active: &CmId, passive: &CmId) {
+    active.disconnect().unwrap();
+    let kind = next_of(passive.channel(), passive.key());
+    assert!(matches!(kind, EventKind::Disconnected(None)), "{kind:?}");
+    passive.disconnect().unwrap();
+    let kind = next_of(active.channel(), active.key());
+    assert!(matches!(kind, EventKind::Disconnected(None)), "{kind:?}");
+}
+
+/// The errno of a refused call.
+#[track_caller]
+pub(crate) fn errno<T>(refused: Result<T>) -> bareverbs::Errno {
+    match refused {
+        Ok(_) => panic!("not refused"),
+        Err(error) => error.errno().unwrap_or_else(|| panic!("no errno: {error}")),
+    }
+}

@@ -1,0 +1,84 @@
+//! The connection manager: connections within this host, their events and their errors.
+
+mod addresses;
+mod channels;
+mod connections;
+mod datagrams;
+mod endpoints;
+mod host;
+mod options;
+
+use addresses::*;
+use bareverbs_kernel_tests::{device, kernel_tests};
+use channels::*;
+use connections::*;
+use datagrams::*;
+use endpoints::*;
+use host::*;
+use options::*;
+
+kernel_tests! {
+    rdma_cm_device_is_found_and_opened,
+    peers_connect_with_private_data_and_disconnect if has_ip,
+    ipv6_peers_connect if device::ethernet,
+    wildcard_listener_takes_a_free_port if has_ip,
+    rejection_carries_reason_and_private_data if has_ip,
+    dropped_request_is_rejected if has_ip,
+    response_can_be_rejected if has_ip,
+    connect_without_listener_is_rejected if has_ip,
+    private_data_has_the_documented_limits if has_ip,
+    request_is_accepted_once if has_ip,
+    calls_in_a_wrong_state_are_refused if has_ip,
+    hundreds_of_requests_wait_for_an_answer if has_ip,
+    peer_that_gives_up_is_noticed_by_accept if has_ip,
+    notify_establishes_a_connection if has_ip,
+    nothing_is_left_after_many_connections if has_ip,
+
+    bind_errors_name_their_cause if has_ip,
+    unresolvable_addresses_are_errors if has_ip,
+    loopback_address_has_no_route_on_roce if device::ethernet,
+    ports_below_1024_need_a_capability if has_ip,
+    paths_and_gids_are_those_of_the_addresses if has_ip,
+
+    ids_outlive_their_channel if has_ip,
+    destroyed_id_takes_its_events_along if has_ip,
+    events_may_outlive_their_id if has_ip,
+    requests_of_a_destroyed_listener_are_rejected if has_ip,
+    migrated_id_takes_its_events_along if has_ip,
+    migration_wakes_a_waiting_reader if has_ip,
+    listener_is_not_migrated if has_ip,
+    wait_has_a_time_limit,
+    threads_share_a_channel if has_ip,
+    forked_child_can_not_use_a_channel if has_ip,
+    changed_credentials_are_refused,
+    raw_commands_return_the_errors_of_the_kernel,
+
+    type_of_service_is_that_of_the_path if device::ethernet,
+    ack_timeout_is_that_of_the_queue_pair if has_ip,
+    reused_port_has_two_owners_until_one_listens if has_ip,
+    ipv6_listener_takes_ipv4_peers_unless_ipv6_only if device::ethernet,
+    path_option_replaces_route_resolution if has_ip,
+    user_events_need_linux_7_2,
+    services_are_resolved_on_infiniband_only if has_ip,
+
+    datagram_service_is_resolved if has_ip,
+    datagram_request_is_refused_with_private_data if has_ip,
+    datagram_request_without_listener_is_refused if has_ip,
+    datagram_requests_above_the_backlog_are_refused if has_ip,
+    multicast_group_is_joined_and_left if has_ip,
+    multicast_errors_name_their_cause if has_ip,
+    members_of_a_group_receive_its_datagrams if has_ip,
+
+    blocking_calls_wait_for_their_events if has_ip,
+    blocking_calls_have_time_limits if has_ip,
+    blocking_errors_are_typed if has_ip,
+    blocking_datagram_calls_wait_for_their_events if has_ip,
+    endpoints_connect_and_exchange_messages if has_ip,
+    queue_pair_has_the_attributes_of_its_connection if has_ip,
+    caller_moves_its_own_queue_pair if has_ip,
+    listener_and_connector_errors_name_their_cause if has_ip,
+    tokio_listener_yields_connections if has_ip,
+    async_io_listener_yields_connections if has_ip,
+    tasks_get_events_and_are_woken_by_migration if has_ip,
+    tasks_without_a_runtime_are_refused,
+}
