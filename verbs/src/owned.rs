@@ -88,6 +88,7 @@ pub use self::batch::Batch;
 pub use self::buffer::{AnyBuffer, Source, Target};
 pub use self::endpoint::Endpoint;
 pub use self::exposed::{ExposeError, Exposed, RevokeError, Word};
+pub use self::flow::NotPostedParts;
 pub use self::hub::{Connection, Hub};
 pub use self::op::Op;
 pub use self::options::EndpointOptions;

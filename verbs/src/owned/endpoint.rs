@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::mem::ManuallyDrop;
-use std::ops::RangeBounds;
+use std::ops::{Range, RangeBounds};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use super::flow::{CLOSED, Failure, MARKER, RECVS, Received, RecvFlow, SENDS, Sen
 use super::options::Parts;
 use super::queue::owner;
 use super::spin::SpinState;
-use super::{Batch, Done, EndpointOptions, Failed, NotPosted, Op, Source, Spinning, Target};
+use super::{Batch, Done, EndpointOptions, Failed, NotPosted, NotPostedParts, Op, Source, Spinning, Target};
 use crate::pd::shared::PdShared;
 use crate::{
     Address, AnyProvider, Arm, Buffer, CompChannel, Completions, ConnectAttr, Cq, Error, Imm, Mr, Operation,
@@ -198,9 +198,13 @@ impl<B, P: Provider> Endpoint<B, P> {
     }
 
     pub(super) fn from_parts(parts: Parts<P>) -> Self {
-        let Parts { qp, cq, channel, address, attr, sends, recvs, signal_every, spin } = parts;
+        let Parts { qp, cq, channel, address, attr, sends, recvs, max_sge, signal_every, spin } = parts;
         let domain = qp.pd().domain();
-        let flows = ManuallyDrop::new(Flows::new(domain, sends, signal_every, recvs));
+        let mut flows = ManuallyDrop::new(Flows::new(domain, sends, signal_every, recvs));
+        if max_sge > 1 {
+            flows.sends.reserve_parts();
+            flows.recvs.reserve_parts();
+        }
         Self {
             qp,
             cq,
@@ -784,6 +788,69 @@ impl<B: Source, P: Provider> Endpoint<B, P> {
         self.post(Op::write_inline(bytes, remote))
     }
 
+    /// Posts the bytes of several buffers, in order, as one message.
+    ///
+    /// ```no_run
+    /// # use bareverbs::owned::{AnyBuffer, Endpoint, Lease, Part};
+    /// # fn send(pd: &bareverbs::Pd, header: Lease, body: Part) -> bareverbs::Result<()> {
+    /// let mut endpoint: Endpoint<AnyBuffer> = Endpoint::options().max_sge(2).build(pd)?;
+    /// let len = body.len();
+    /// endpoint.post_send_parts([(header.into(), 0..16), (body.into(), 0..len)], 7)?;
+    /// // Each buffer has a result of its own, in order. They have the tag 7.
+    /// let (header, body) = (endpoint.wait()?, endpoint.wait()?);
+    /// assert_eq!((header.len, body.len), (16, len as u32));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// Each buffer has a [`Done`] or [`Failed`] of its own, in order, with this tag and the bytes of
+    /// the buffer. It counts as an operation of [`EndpointOptions::sends`]. The operation is
+    /// signalled. It allocates no memory.
+    ///
+    /// `N` is at most [`EndpointOptions::max_sge`], and at most 8.
+    ///
+    /// # Errors
+    /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffers.
+    pub fn post_send_parts<const N: usize>(
+        &mut self,
+        parts: [(B, Range<usize>); N],
+        tag: u64,
+    ) -> Result<(), NotPostedParts<B, N>> {
+        self.post_parts(Operation::Send, parts, tag)
+    }
+
+    /// Posts a write of the bytes of several buffers, in order, to the peer's memory, as
+    /// [`Endpoint::post_send_parts`] posts a send.
+    ///
+    /// # Errors
+    /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffers.
+    pub fn post_write_parts<const N: usize>(
+        &mut self,
+        parts: [(B, Range<usize>); N],
+        remote: Remote,
+        tag: u64,
+    ) -> Result<(), NotPostedParts<B, N>> {
+        self.post_parts(Operation::Write(remote), parts, tag)
+    }
+
+    fn post_parts<const N: usize>(
+        &mut self,
+        operation: Operation,
+        parts: [(B, Range<usize>); N],
+        tag: u64,
+    ) -> Result<(), NotPostedParts<B, N>> {
+        let Self { qp, flows, .. } = self;
+        let posted = flows.sends.post_parts(qp, operation, parts, tag);
+        if let Err(NotPostedParts {
+            error: Error::Post(PostError { reason: PostReason::Doorbell(_), .. }),
+            ..
+        }) = posted
+        {
+            self.fail();
+        }
+        posted
+    }
+
     /// Posts `buffer` for one message of up to its whole length. `tag` comes back in [`Done::tag`].
     ///
     /// The buffer may be of another type than the endpoint's, such as a [`Part`](super::Part) for
@@ -795,6 +862,27 @@ impl<B: Source, P: Provider> Endpoint<B, P> {
     pub fn post_recv_tagged<T: Target + Into<B>>(&mut self, buffer: T, tag: u64) -> Result<(), NotPosted<B>> {
         let Self { qp, flows, .. } = self;
         flows.recvs.post(qp, buffer, tag)
+    }
+
+    /// Posts several buffers for one message, which fills their ranges in order.
+    ///
+    /// Each buffer has a [`Done`] or [`Failed`] of its own, in order, with this tag and the bytes of
+    /// the message in the buffer. The last one has the immediate data. Each buffer counts as an
+    /// operation of [`EndpointOptions::recvs`]. It allocates no memory.
+    ///
+    /// `N` is at most [`EndpointOptions::max_sge`], and at most 8.
+    ///
+    /// [`Done::message`] begins at the start of the buffer, so begin its range there to use it.
+    ///
+    /// # Errors
+    /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffers.
+    pub fn post_recv_parts<T: Target + Into<B>, const N: usize>(
+        &mut self,
+        parts: [(T, Range<usize>); N],
+        tag: u64,
+    ) -> Result<(), NotPostedParts<B, N>> {
+        let Self { qp, flows, .. } = self;
+        flows.recvs.post_parts(qp, parts, tag)
     }
 }
 

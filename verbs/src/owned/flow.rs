@@ -1,5 +1,7 @@
 //! The operations of each direction of an endpoint, with their buffers.
 
+mod parts;
+
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
 use std::ops::{Range, RangeBounds};
@@ -7,6 +9,9 @@ use std::sync::Arc;
 
 use bareverbs_provider::traits::Provider;
 
+use self::parts::Groups;
+pub(super) use self::parts::MAX_PARTS;
+pub use self::parts::NotPostedParts;
 use super::buffer::sealed::{PdId, Registered};
 use super::buffer::{checked_sge, verified_sge};
 use super::op::{OpPayload, opcode};
@@ -223,6 +228,7 @@ pub(super) struct SendFlow<B> {
     refusal: Option<PostError>,
     /// Whether the QP is destroyed. The outstanding requests never complete.
     destroyed: bool,
+    groups: Groups,
 }
 
 impl<B> SendFlow<B> {
@@ -240,6 +246,7 @@ impl<B> SendFlow<B> {
             refused: 0,
             refusal: None,
             destroyed: false,
+            groups: Groups::default(),
         }
     }
 
@@ -372,10 +379,12 @@ impl<B> SendFlow<B> {
     fn note_failure(&mut self, older: usize, failure: Failure) {
         let oldest = self.queue.completed();
         let number = oldest + older as u64;
+        let first = self.groups.first(number);
         if self.failed {
-            self.failures.extend((oldest..number).map(|number| (number, FLUSHED)));
+            self.failures.extend((oldest..first).map(|number| (number, FLUSHED)));
         }
-        self.failures.push_back((number, failure));
+        // The entries of one operation fail with it.
+        self.failures.extend((first..=number).map(|number| (number, failure)));
         self.failed = true;
     }
 
@@ -614,12 +623,20 @@ pub(super) struct RecvFlow<B> {
     pd: PdId,
     /// Of the receives that were reaped and not taken, oldest first. Its capacity is `depth`.
     reaped: VecDeque<(Received, Option<Failure>)>,
+    groups: Groups,
 }
 
 impl<B> RecvFlow<B> {
     pub(super) fn new(domain: Arc<PdShared>, depth: u32) -> Self {
         let reaped = VecDeque::with_capacity(depth as usize);
-        Self { queue: Queue::new(RECVS, depth), depth, pd: PdId::of(&domain), domain, reaped }
+        Self {
+            queue: Queue::new(RECVS, depth),
+            depth,
+            pd: PdId::of(&domain),
+            domain,
+            reaped,
+            groups: Groups::default(),
+        }
     }
 
     pub(super) fn queue(&self) -> &Queue<impl Sized> {
@@ -681,12 +698,22 @@ impl<B> RecvFlow<B> {
     /// The receive with this `wr_id` was polled. Returns `false` if it is not the oldest outstanding
     /// one.
     pub(super) fn reap(&mut self, wr_id: u64, received: Received, failure: Option<Failure>) -> bool {
-        let oldest = self.queue.position(wr_id) == Some(0);
-        if oldest {
-            self.queue.complete(1);
-            self.reaped.push_back((received, failure));
+        let oldest = self.queue.completed();
+        match self.queue.position(wr_id) {
+            Some(0) => {
+                self.queue.complete(1);
+                self.reaped.push_back((received, failure));
+                true
+            }
+            // The last entry of a receive of several buffers.
+            Some(older) => {
+                let Some(each) = self.groups.take(oldest, wr_id, received) else { return false };
+                self.queue.complete(older + 1);
+                self.reaped.extend(each.map(|received| (received, failure)));
+                true
+            }
+            None => false,
         }
-        oldest
     }
 
     /// The QP is destroyed: the device has finished with all receives.

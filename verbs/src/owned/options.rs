@@ -2,6 +2,7 @@
 
 use bareverbs_provider::traits::Provider;
 
+use super::flow::MAX_PARTS;
 use super::{Address, Endpoint, Spin};
 use crate::{
     Access, CompChannel, ConnectAttr, Context, Cq, CqInit, Error, GidIndex, InitAttr, Limit, Mtu, Pd,
@@ -18,6 +19,7 @@ const VERB: &str = "EndpointOptions::build";
 /// | [`gid_index`](Self::gid_index) | the port's [default GID](crate::Context::default_gid) |
 /// | [`sends`](Self::sends), [`recvs`](Self::recvs) | 16 |
 /// | [`inline`](Self::inline) | 0 bytes |
+/// | [`max_sge`](Self::max_sge) | 1 |
 /// | [`signal_every`](Self::signal_every) | a quarter of `sends` |
 /// | [`mtu`](Self::mtu) | the port's active MTU |
 /// | [`rd_atomic`](Self::rd_atomic) | 16, or the device's limit |
@@ -54,6 +56,7 @@ pub struct EndpointOptions {
     sends: u32,
     recvs: u32,
     inline: u32,
+    max_sge: u32,
     signal_every: Option<u32>,
     spin: Spin,
 }
@@ -186,6 +189,7 @@ impl Default for EndpointOptions {
             sends: 16,
             recvs: 16,
             inline: 0,
+            max_sge: 1,
             signal_every: None,
             spin: Spin::default(),
         }
@@ -201,6 +205,7 @@ pub(super) struct Parts<P: Provider> {
     pub(super) attr: ConnectAttr,
     pub(super) sends: u32,
     pub(super) recvs: u32,
+    pub(super) max_sge: u32,
     pub(super) signal_every: u32,
     pub(super) spin: Spin,
 }
@@ -221,6 +226,14 @@ impl EndpointOptions {
     /// Maximum of an inline send or write, in bytes.
     pub fn inline(mut self, bytes: u32) -> Self {
         self.inline = bytes;
+        self
+    }
+
+    /// Maximum of the buffers of an operation (`max_send_sge`, `max_recv_sge`), 1 to 8; see
+    /// [`Endpoint::post_send_parts`]. Each buffer counts as an operation of `sends` or `recvs`.
+    /// Connections of a [`Hub`](super::Hub) have operations of one buffer only.
+    pub fn max_sge(mut self, buffers: u32) -> Self {
+        self.max_sge = buffers;
         self
     }
 
@@ -264,6 +277,10 @@ impl EndpointOptions {
     pub(super) fn parts<P: Provider>(&self, pd: &Pd<P>) -> Result<Parts<P>> {
         let context = pd.context();
         let signal_every = self.check_signal_every()?;
+        if !(1..=MAX_PARTS as u32).contains(&self.max_sge) {
+            let reason = format!("max_sge is {}: it must be from 1 to {MAX_PARTS}", self.max_sge);
+            return Err(Error::invalid(VERB, reason));
+        }
         let attr = self.check(VERB, context)?;
         let channel = context.create_comp_channel()?;
         let entries = self.sends + self.recvs;
@@ -271,8 +288,9 @@ impl EndpointOptions {
         let cap = QpCap {
             max_send_wr: self.sends,
             max_recv_wr: self.recvs,
+            max_send_sge: self.max_sge,
+            max_recv_sge: self.max_sge,
             max_inline_data: self.inline,
-            ..QpCap::default()
         };
         let mut qp = pd.create_qp::<Rc>(&QpInit { cap, ..QpInit::new(&cq, &cq) })?;
         qp.init(&InitAttr { port: attr.port, pkey_index: attr.pkey_index, access: attr.access })?;
@@ -285,6 +303,7 @@ impl EndpointOptions {
             attr,
             sends: self.sends,
             recvs: self.recvs,
+            max_sge: self.max_sge,
             signal_every,
             spin: self.spin,
         })

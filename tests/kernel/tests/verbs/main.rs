@@ -106,6 +106,7 @@ kernel_tests! {
     words_are_shared_with_peers,
 
     endpoints_exchange_messages_without_unsafe,
+    header_and_body_are_sent_and_received_as_one_message,
     endpoints_write_and_read_remote_memory,
     refused_post_returns_its_buffer,
     failed_operation_returns_its_buffer,

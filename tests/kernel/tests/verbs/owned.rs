@@ -35,6 +35,42 @@ pub(crate) fn endpoints_exchange_messages_without_unsafe() {
     }
 }
 
+pub(crate) fn header_and_body_are_sent_and_received_as_one_message() {
+    let pd = open().alloc_pd().unwrap();
+    let build = || Endpoint::options().max_sge(2).sends(4).recvs(4).build(&pd).unwrap();
+    let (mut alice, mut bob): (Endpoint, Endpoint) = (build(), build());
+    alice.connect(&bob.address()).unwrap();
+    bob.connect(&alice.address()).unwrap();
+    for round in 0..5 {
+        bob.post_recv_parts([(local(&pd, &[0; 8]), 0..4), (local(&pd, &[0; 64]), 0..64)], 1).unwrap();
+        alice.post_send_parts([(local(&pd, b"headers"), 0..6), (local(&pd, b"body"), 0..4)], 2).unwrap();
+        let [header, body] = [(), ()].map(|()| bob.wait_timeout(TIMEOUT).unwrap().unwrap());
+        assert_eq!((header.message(), header.tag), (Some(&b"head"[..]), 1), "round {round}");
+        assert_eq!((body.message(), body.tag), (Some(&b"erbody"[..]), 1), "round {round}");
+        let sent = [(), ()].map(|()| alice.wait_timeout(TIMEOUT).unwrap().unwrap());
+        assert_eq!(sent.map(|done| (done.tag, done.len)), [(2, 6), (2, 4)]);
+    }
+    let shared = region(&pd, &[0; 16]);
+    let parts = [(local(&pd, b"one"), 0..3), (local(&pd, b"two"), 0..3)];
+    alice.post_write_parts(parts, shared.remote(4).unwrap(), 3).unwrap();
+    for _ in 0..2 {
+        assert_eq!(alice.wait_timeout(TIMEOUT).unwrap().unwrap().len, 3);
+    }
+    assert_eq!(contents(&shared), b"\0\0\0\0onetwo\0\0\0\0\0\0");
+    // More buffers than `max_sge` are refused.
+    let more = [(); 3].map(|()| (local(&pd, b"more"), 0..4));
+    let refused = alice.post_send_parts(more, 4).unwrap_err();
+    assert!(matches!(refused.error, Error::Post(_)), "{refused}");
+    assert_eq!(alice.pending(), 0);
+    // No receive is posted: the buffers of the send fail together.
+    bob.abort();
+    alice.post_send_parts([(local(&pd, b"lost"), 0..4), (local(&pd, b"too"), 0..3)], 5).unwrap();
+    for _ in 0..2 {
+        let failed = alice.wait_timeout(4 * TIMEOUT).unwrap_err();
+        assert_eq!((failed.tag, failed.buffer.is_some()), (5, true), "{failed}");
+    }
+}
+
 pub(crate) fn endpoints_write_and_read_remote_memory() {
     let pd = open().alloc_pd().unwrap();
     let (mut alice, _bob) = endpoints(&pd, 4);

@@ -91,6 +91,7 @@ impl Setup {
             attr: ConnectAttr::new(1, 0),
             sends: 4,
             recvs: 2,
+            max_sge: 4,
             signal_every: 3,
             spin: Spin::Never,
         });
@@ -586,6 +587,115 @@ fn completions_that_the_fast_path_declines_are_returned_in_order() {
     assert_eq!(setup.endpoint.poll().unwrap().unwrap_err().tag, 2);
     assert!(setup.endpoint.poll().unwrap().unwrap().is_recv());
     assert!(setup.endpoint.poll().is_none());
+}
+
+const REMOTE: Remote = Remote { addr: 0, rkey: 1 };
+
+/// The tag, the length and the success of each operation that has ended.
+fn results(setup: &mut Setup) -> Vec<(u64, u32, bool)> {
+    let result = |result| match result {
+        Ok(Done { tag, len, buffer: Some(_), .. }) => (tag, len, true),
+        Err(Failed { tag, buffer: Some(_), .. }) => (tag, 0, false),
+        other => panic!("{other:?}"),
+    };
+    std::iter::from_fn(|| setup.endpoint.poll().map(result)).collect()
+}
+
+#[test]
+fn each_buffer_of_a_send_is_returned_with_its_bytes() {
+    let mut setup = Setup::new();
+    setup.send(1, false);
+    setup.endpoint.post_send_parts([(setup.buffer(), 0..3), (setup.buffer(), 2..15)], 2).unwrap();
+    let sent = setup.plain.log().sent.last().unwrap().1;
+    let last = setup.send(3, true);
+    assert_eq!((setup.endpoint.pending_sends(), results(&mut setup)), (4, vec![]));
+    setup.complete(sent, WcStatus::SUCCESS);
+    assert_eq!(results(&mut setup), [(1, 15, true), (2, 3, true), (2, 13, true)]);
+    setup.complete(last, WcStatus::SUCCESS);
+    assert_eq!(results(&mut setup), [(3, 15, true)]);
+}
+
+#[test]
+fn buffers_of_a_failed_send_fail_together() {
+    let mut setup = Setup::new();
+    setup.endpoint.post_send_parts([(setup.buffer(), 0..3), (setup.buffer(), 0..4)], 2).unwrap();
+    let failed = setup.plain.log().sent.last().unwrap().1;
+    setup.endpoint.post_write_parts([(setup.buffer(), 0..3), (setup.buffer(), 0..4)], REMOTE, 3).unwrap();
+    let flushed = setup.plain.log().sent.last().unwrap().1;
+    setup.complete(failed, WcStatus::REM_OP_ERR);
+    setup.complete(flushed, WcStatus::WR_FLUSH_ERR);
+    let expected = [(2, 0, false), (2, 0, false), (3, 0, false), (3, 0, false)];
+    assert_eq!(results(&mut setup), expected);
+}
+
+#[test]
+fn message_fills_the_buffers_of_a_receive_in_order() {
+    let mut setup = Setup::new();
+    for (len, expected) in [(12, [(7, 4, true), (7, 8, true)]), (3, [(7, 3, true), (7, 0, true)])] {
+        setup.endpoint.post_recv_parts([(setup.buffer(), 0..4), (setup.buffer(), 0..15)], 7).unwrap();
+        let received = *setup.plain.log().received.last().unwrap();
+        let arrived = WorkCompletion { byte_len: len, ..completion(received, WcStatus::SUCCESS) };
+        setup.plain.log().completions.push_back(arrived);
+        assert_eq!(results(&mut setup), expected);
+    }
+    let next = setup.post();
+    setup.complete(next, WcStatus::SUCCESS);
+    assert_eq!(results(&mut setup), [(0, 1, true)]);
+}
+
+#[test]
+fn buffers_of_an_aborted_receive_fail_together() {
+    let mut setup = Setup::new();
+    setup.endpoint.post_recv_parts([(setup.buffer(), 0..4), (setup.buffer(), 0..15)], 7).unwrap();
+    let received = *setup.plain.log().received.last().unwrap();
+    setup.complete(received, WcStatus::WR_FLUSH_ERR);
+    assert_eq!(results(&mut setup), [(7, 0, false), (7, 0, false)]);
+}
+
+#[test]
+fn refused_operation_of_several_buffers_returns_them() {
+    let mut setup = Setup::new();
+    let parts = || [(setup.buffer(), 0..3), (setup.buffer(), 0..17)];
+    let (sends, recvs) = (parts(), parts());
+    let refused = setup.endpoint.post_send_parts(sends, 5).unwrap_err();
+    assert!(refused.to_string().contains("bytes 0..17 exceed"), "{refused}");
+    assert_eq!((refused.parts[1].1.clone(), refused.tag), (0..17, 5));
+    drop(refused);
+    drop(setup.endpoint.post_recv_parts(recvs, 5).unwrap_err());
+    // The doorbell is refused, which takes the request back.
+    let refused = IoctlError { method: "PostSend", errno: Errno::NOMEM };
+    setup.plain.log().refusals.push_back(DoorbellError::TakenBack(refused));
+    let parts = [(setup.buffer(), 0..3), (setup.buffer(), 0..4), (setup.buffer(), 1..2)];
+    let refused = setup.endpoint.post_send_parts(parts, 6).unwrap_err();
+    assert!(matches!(refused.error, Error::Post(_)), "{refused}");
+    assert_eq!(refused.parts.each_ref().map(|(_, range)| range.clone()), [0..3, 0..4, 1..2]);
+    assert_eq!((setup.endpoint.pending(), setup.freed()), (0, 4));
+    let closed = setup.endpoint.post_recv_parts(refused.parts, 6).unwrap_err();
+    assert!(matches!(closed.error, Error::Closed { .. }), "{closed}");
+    drop(closed);
+    assert_eq!(setup.freed(), 7);
+}
+
+#[test]
+fn operations_of_several_buffers_allocate_nothing() {
+    let mut setup = Setup::new();
+    setup.plain.reserve(100);
+    let mut parts = Some([(setup.buffer(), 0..3), (setup.buffer(), 0..4)]);
+    let mut run = || {
+        setup.endpoint.post_send_parts(parts.take().unwrap(), 1).unwrap();
+        let sent = setup.plain.log().sent.last().unwrap().1;
+        setup.complete(sent, WcStatus::SUCCESS);
+        let mut next = || setup.endpoint.poll().unwrap().unwrap().into_buffer();
+        parts = Some([(next(), 0..3), (next(), 0..4)]);
+        setup.endpoint.post_recv_parts(parts.take().unwrap(), 1).unwrap();
+        let received = *setup.plain.log().received.last().unwrap();
+        setup.complete(received, WcStatus::SUCCESS);
+        let mut next = || setup.endpoint.poll().unwrap().unwrap().into_buffer();
+        parts = Some([(next(), 0..3), (next(), 0..4)]);
+    };
+    run();
+    let counted = bareverbs_test_support::allocations::allocations(|| (0..20).for_each(|_| run()));
+    assert_eq!(counted, 0);
 }
 
 #[test]

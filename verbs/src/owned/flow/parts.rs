@@ -1,0 +1,248 @@
+//! Operations of several buffers.
+//!
+//! Each buffer has an entry of the queue. The request has the `wr_id` of the last one.
+
+use std::array;
+use std::collections::VecDeque;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::super::buffer::checked_sge;
+use super::super::op::opcode;
+use super::super::{Source, Target};
+use super::{PostRecv, PostSend, Received, RecvEntry, RecvFlow, SendEntry, SendFlow, full, verb};
+use crate::pd::shared::PdShared;
+use crate::{
+    Error, Operation, Payload, PostReason, RecvRequest, Result, SendFlags, SendRequest, Sge, WcOpcode,
+};
+
+/// Maximum of the buffers of an operation.
+pub(in crate::owned) const MAX_PARTS: usize = 8;
+
+/// An operation of several buffers that was not posted, with the buffers and their ranges.
+#[derive(thiserror::Error)]
+#[error("{error}")]
+#[non_exhaustive]
+#[must_use = "it holds the buffers of the operation"]
+pub struct NotPostedParts<B, const N: usize> {
+    /// The cause.
+    #[source]
+    pub error: Error,
+    /// The buffers and their ranges.
+    pub parts: [(B, Range<usize>); N],
+    /// The caller's number of the operation.
+    pub tag: u64,
+}
+
+impl<B, const N: usize> fmt::Debug for NotPostedParts<B, N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NotPostedParts")
+            .field("error", &self.error)
+            .field("tag", &self.tag)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<B, const N: usize> From<NotPostedParts<B, N>> for Error {
+    fn from(refused: NotPostedParts<B, N>) -> Self {
+        refused.error
+    }
+}
+
+/// The entries of one operation.
+struct Group {
+    /// The `wr_id`s of its first and its last entry.
+    first: u64,
+    last: u64,
+    /// The lengths of its SGEs.
+    lens: [u32; MAX_PARTS],
+}
+
+/// The operations of several buffers that are outstanding, oldest first, and maybe older ones.
+#[derive(Default)]
+pub(super) struct Groups(VecDeque<Group>);
+
+impl Groups {
+    /// Makes room for those of a queue of `depth` entries.
+    pub(super) fn reserve(&mut self, depth: u32) {
+        // A group has at least two entries.
+        self.0.reserve(depth as usize / 2);
+    }
+
+    /// Adds the newest group, and removes those before `completed`.
+    fn add(&mut self, completed: u64, first: u64, sges: &[Sge]) {
+        while self.0.front().is_some_and(|group| group.last < completed) {
+            self.0.pop_front();
+        }
+        let mut lens = [0; MAX_PARTS];
+        lens.iter_mut().zip(sges).for_each(|(len, sge)| *len = sge.length);
+        if sges.len() > 1 {
+            self.0.push_back(Group { first, last: first + sges.len() as u64 - 1, lens });
+        }
+    }
+
+    /// The first entry of the operation whose last one is `last`.
+    pub(super) fn first(&self, last: u64) -> u64 {
+        self.0.iter().find(|group| group.last == last).map_or(last, |group| group.first)
+    }
+
+    /// Takes the group of the entries from `first` to `last`. Returns the bytes of each in a
+    /// message.
+    pub(super) fn take(
+        &mut self,
+        first: u64,
+        last: u64,
+        received: Received,
+    ) -> Option<impl Iterator<Item = Received> + use<>> {
+        self.0.front().filter(|group| (group.first, group.last) == (first, last))?;
+        let Group { lens, .. } = self.0.pop_front()?;
+        let count = (last - first) as usize + 1;
+        // The length of a write with immediate is not that of bytes in the buffers.
+        let mut left = if received.opcode == WcOpcode::RECV { received.len } else { 0 };
+        Some(lens.into_iter().take(count).enumerate().map(move |(at, len)| {
+            let here = len.min(left);
+            left -= here;
+            if at + 1 < count {
+                return Received { len: here, imm: None, ..received };
+            }
+            let len = if received.opcode == WcOpcode::RECV { here + left } else { received.len };
+            Received { len, ..received }
+        }))
+    }
+}
+
+fn sges<B: Source, const N: usize>(
+    verb: &'static str,
+    parts: &[(B, Range<usize>); N],
+    domain: &Arc<PdShared>,
+) -> Result<[Sge; N]> {
+    const { assert!(N > 0 && N <= MAX_PARTS, "an operation has 1 to 8 buffers") };
+    let mut sges = [Sge { addr: 0, length: 0, lkey: 0 }; N];
+    for (sge, (buffer, range)) in sges.iter_mut().zip(parts) {
+        *sge = checked_sge(verb, buffer, domain, range.clone())?;
+    }
+    Ok(sges)
+}
+
+/// The parts of an operation that was taken back.
+fn rejoin<B, const N: usize>(buffers: [Option<B>; N], ranges: [Range<usize>; N]) -> [(B, Range<usize>); N] {
+    let mut parts = buffers.into_iter().zip(ranges);
+    array::from_fn(|_| match parts.next() {
+        Some((Some(buffer), range)) => (buffer, range),
+        _ => unreachable!("the caller has pushed each buffer"),
+    })
+}
+
+impl<B> SendFlow<B> {
+    /// Makes room for operations of several buffers.
+    pub(in crate::owned) fn reserve_parts(&mut self) {
+        self.groups.reserve(self.depth);
+    }
+}
+
+impl<B: Source> SendFlow<B> {
+    /// Posts a signalled operation of several buffers, and publishes it with all earlier ones.
+    pub(in crate::owned) fn post_parts<Q: PostSend, const N: usize>(
+        &mut self,
+        queue: &mut Q,
+        operation: Operation,
+        parts: [(B, Range<usize>); N],
+        tag: u64,
+    ) -> Result<(), NotPostedParts<B, N>> {
+        let opcode = opcode(&operation);
+        let sges = match sges(verb(opcode), &parts, &self.domain) {
+            Ok(sges) => sges,
+            Err(error) => return Err(NotPostedParts { error, parts, tag }),
+        };
+        if self.queue.credits() < N {
+            let error = full(verb(opcode), self.queue.is_closed(), self.depth as usize);
+            return Err(NotPostedParts { error, parts, tag });
+        }
+        let ranges = array::from_fn(|at| parts[at].1.clone());
+        let first = self.queue.posted();
+        // The flow owns the buffers before the request is posted, so a panic in between does not
+        // free them.
+        for ((buffer, _), sge) in parts.into_iter().zip(&sges) {
+            let pushed = self.queue.push(SendEntry { buffer: Some(buffer), tag, len: sge.length, opcode });
+            debug_assert!(pushed.is_ok(), "there is room");
+        }
+        let request = SendRequest {
+            wr_id: self.queue.posted() - 1,
+            operation,
+            flags: SendFlags::SIGNALED,
+            payload: Payload::Sges(&sges),
+        };
+        // SAFETY: as in `post`, for each buffer. The request completes with the last entry, and the
+        // queue returns none of the entries before.
+        match unsafe { queue.post(&request) } {
+            Err(error) if error.accepted == 0 => {
+                let mut buffers = array::from_fn(|_| None);
+                for buffer in buffers.iter_mut().rev() {
+                    *buffer = self.queue.take_back().and_then(|entry| entry.buffer);
+                }
+                self.runs.newest.end = self.runs.newest.end.min(self.queue.posted());
+                if matches!(error.reason, PostReason::Doorbell(_)) {
+                    self.refuse(error.reason);
+                }
+                Err(NotPostedParts { error: error.into(), parts: rejoin(buffers, ranges), tag })
+            }
+            _ => {
+                if Q::PUBLISHES {
+                    self.queue.publish();
+                }
+                self.groups.add(self.queue.completed(), first, &sges);
+                Ok(())
+            }
+        }
+    }
+}
+
+impl<B> RecvFlow<B> {
+    /// Makes room for receives of several buffers.
+    pub(in crate::owned) fn reserve_parts(&mut self) {
+        self.groups.reserve(self.depth);
+    }
+
+    /// Posts a receive of several buffers.
+    pub(in crate::owned) fn post_parts<T: Target + Into<B>, const N: usize>(
+        &mut self,
+        queue: &mut impl PostRecv,
+        parts: [(T, Range<usize>); N],
+        tag: u64,
+    ) -> Result<(), NotPostedParts<B, N>> {
+        let verb = verb(WcOpcode::RECV);
+        let converted = |(buffer, range): (T, Range<usize>)| (buffer.into(), range);
+        let sges = match sges(verb, &parts, &self.domain) {
+            Ok(sges) => sges,
+            Err(error) => return Err(NotPostedParts { error, parts: parts.map(converted), tag }),
+        };
+        if self.queue.credits() < N {
+            let error = full(verb, self.queue.is_closed(), self.depth as usize);
+            return Err(NotPostedParts { error, parts: parts.map(converted), tag });
+        }
+        let ranges = array::from_fn(|at| parts[at].1.clone());
+        let first = self.queue.posted();
+        for (buffer, _) in parts {
+            let pushed = self.queue.push(RecvEntry { buffer: Some(buffer.into()), tag });
+            debug_assert!(pushed.is_ok(), "there is room");
+        }
+        let request = RecvRequest { wr_id: self.queue.posted() - 1, sges: &sges };
+        // SAFETY: as in `SendFlow::post_parts`. `T` is a `Target`; only this crate
+        // can convert it to another type of buffer.
+        match unsafe { queue.post(&request) } {
+            Ok(()) => {
+                self.queue.publish();
+                self.groups.add(self.queue.completed(), first, &sges);
+                Ok(())
+            }
+            Err(error) => {
+                let mut buffers = array::from_fn(|_| None);
+                for buffer in buffers.iter_mut().rev() {
+                    *buffer = self.queue.take_back().and_then(|entry| entry.buffer);
+                }
+                Err(NotPostedParts { error: error.into(), parts: rejoin(buffers, ranges), tag })
+            }
+        }
+    }
+}
