@@ -54,9 +54,9 @@ pub enum CreateError {
 pub enum DoorbellError {
     /// The device accesses no memory for any of the requests, now or later: they were taken back.
     #[error("{0}; the requests were taken back")]
-    TakenBack(#[source] IoctlError),
+    TakenBack(IoctlError),
     /// The requests count as posted. The device may execute them. They complete at the latest when
     /// the QP enters the error state.
     #[error("{0}; the requests may still be executed")]
-    Posted(#[source] IoctlError),
+    Posted(IoctlError),
 }

@@ -188,7 +188,6 @@ pub enum Error {
         /// The request, as text.
         asked: String,
         /// The provider's reason.
-        #[source]
         reason: CreateError,
     },
     /// A system call other than a uverbs command failed.
@@ -261,11 +260,7 @@ impl fmt::Display for KernelError {
     }
 }
 
-impl std::error::Error for KernelError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.refused)
-    }
-}
+impl std::error::Error for KernelError {}
 
 impl Error {
     /// The kernel's errno, if a system call failed.
@@ -344,17 +339,27 @@ impl<T> fmt::Debug for DestroyError<T> {
     }
 }
 
-impl<T> fmt::Display for DestroyError<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
-    }
+/// Implements [`std::error::Error`] for a type that returns an object with an [`Error`]: its text is
+/// that of the error, which is therefore not its source as well. A report of the chain shows it once.
+macro_rules! error_with_object {
+    ($name:ident<$of:ident>) => {
+        impl<$of> std::fmt::Display for $name<$of> {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                std::fmt::Display::fmt(&self.error, f)
+            }
+        }
+
+        impl<$of> std::error::Error for $name<$of> {
+            fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+                std::error::Error::source(&self.error)
+            }
+        }
+    };
 }
 
-impl<T> std::error::Error for DestroyError<T> {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.error.source()
-    }
-}
+pub(crate) use error_with_object;
+
+error_with_object!(DestroyError<T>);
 
 impl<T> DestroyError<T> {
     pub(crate) fn new(error: Error, object: T) -> Self {

@@ -17,6 +17,7 @@ use bareverbs_provider::copy;
 use bareverbs_uapi::uverbs::types::DriverId;
 use rustix::io::Errno;
 
+use crate::error::error_with_object;
 use crate::pd::shared::{PdId, PdShared};
 use crate::raw::RawMr;
 use crate::{Access, Borrowed, DestroyError, Error, MemoryOwner, RawMemory, Remote, Result, Sge, mr_hints};
@@ -643,12 +644,9 @@ impl<M> fmt::Debug for Mr<M> {
 }
 
 /// A failed registration, with the memory.
-#[derive(thiserror::Error)]
-#[error("{error}")]
 #[non_exhaustive]
 pub struct RegisterError<M> {
     /// Why it failed.
-    #[source]
     pub error: Error,
     /// The memory, returned to the caller.
     pub memory: M,
@@ -659,6 +657,8 @@ impl<M> fmt::Debug for RegisterError<M> {
         f.debug_struct("RegisterError").field("error", &self.error).finish_non_exhaustive()
     }
 }
+
+error_with_object!(RegisterError<M>);
 
 impl<M> From<RegisterError<M>> for Error {
     fn from(failed: RegisterError<M>) -> Self {

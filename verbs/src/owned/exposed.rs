@@ -8,6 +8,7 @@ use bareverbs_provider::{barrier, copy};
 
 use super::Part;
 use super::buffer::sealed::Registered;
+use crate::error::error_with_object;
 use crate::mr::{REMOTE_ACCESSIBLE, REMOTE_WRITABLE};
 use crate::{Access, AtomicCap, Buffer, Error, Feature, MemoryOwner, Mr, RawMemory, Remote, Result};
 
@@ -345,11 +346,8 @@ words! {
 macro_rules! errors {
     ($($(#[$meta:meta])* $name:ident { $(#[$field_meta:meta])* $field:ident: $of:ident })*) => {$(
         $(#[$meta])*
-        #[derive(thiserror::Error)]
-        #[error("{error}")]
         pub struct $name<M> {
             /// The cause.
-            #[source]
             pub error: Error,
             $(#[$field_meta])*
             pub $field: $of<M>,
@@ -363,6 +361,8 @@ macro_rules! errors {
                     .finish()
             }
         }
+
+        error_with_object!($name<M>);
 
         impl<M> From<$name<M>> for Error {
             fn from(failed: $name<M>) -> Self {

@@ -10,6 +10,7 @@ use bareverbs_provider::traits::Provider;
 
 use super::buffer::sealed::{Domain, PdId, Registered};
 use super::{Source, Target};
+use crate::error::error_with_object;
 use crate::mr::check_range;
 use crate::{Access, Buffer, Error, MemoryOwner, Mr, Pd, RegisterError, Result};
 
@@ -557,12 +558,9 @@ impl<M> fmt::Debug for Shared<M> {
 }
 
 /// An MR that can't be divided, returned with the reason.
-#[derive(thiserror::Error)]
-#[error("{error}")]
 #[non_exhaustive]
 pub struct PartError<M> {
     /// The cause.
-    #[source]
     pub error: Error,
     /// The MR.
     pub mr: Mr<M>,
@@ -573,6 +571,8 @@ impl<M> fmt::Debug for PartError<M> {
         f.debug_struct("PartError").field("error", &self.error).field("mr", &self.mr).finish()
     }
 }
+
+error_with_object!(PartError<M>);
 
 impl<M> From<PartError<M>> for Error {
     fn from(refused: PartError<M>) -> Self {

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::Source;
+use crate::error::error_with_object;
 use crate::{Error, Imm, PostError, PostReason, PushError, WcOpcode, WcStatus};
 
 /// A successful operation, with its buffer.
@@ -74,13 +75,10 @@ impl Outcome {
 }
 
 /// An operation that failed, or an error of waiting.
-#[derive(thiserror::Error)]
-#[error("{error}")]
 #[non_exhaustive]
 #[must_use = "it holds the buffer of the operation"]
 pub struct Failed<B> {
     /// The cause.
-    #[source]
     pub error: Error,
     /// The caller's number of the operation; 0 if the error belongs to no operation.
     pub tag: u64,
@@ -113,6 +111,8 @@ impl<B> From<Error> for Failed<B> {
     }
 }
 
+error_with_object!(Failed<B>);
+
 impl<B> From<Failed<B>> for Error {
     fn from(failed: Failed<B>) -> Self {
         failed.error
@@ -120,13 +120,10 @@ impl<B> From<Failed<B>> for Error {
 }
 
 /// An operation that was not posted, with its buffer.
-#[derive(thiserror::Error)]
-#[error("{error}")]
 #[non_exhaustive]
 #[must_use = "it holds the buffer of the operation"]
 pub struct NotPosted<B> {
     /// The cause.
-    #[source]
     pub error: Error,
     /// The buffer. `None` for an inline operation.
     pub buffer: Option<B>,
@@ -150,6 +147,8 @@ impl<B> NotPosted<B> {
         is_full(&self.error)
     }
 }
+
+error_with_object!(NotPosted<B>);
 
 impl<B> From<NotPosted<B>> for Error {
     fn from(refused: NotPosted<B>) -> Self {

@@ -640,6 +640,9 @@ impl<B: Source, P: Provider> Client<B, P> {
     }
 
     /// Sends the bytes of `buffer` in `range` as [`Handle::send`] does.
+    ///
+    /// Before [`Client::connect`] the message waits for the connection. That wait has no limit of its
+    /// own: [`Pending::wait_timeout`] sets one.
     pub fn send(&self, buffer: B, range: impl RangeBounds<usize>) -> Pending<B, P> {
         self.server.handle.send(self.id, buffer, range)
     }

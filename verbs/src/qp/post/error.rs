@@ -28,11 +28,7 @@ impl fmt::Display for PostError {
     }
 }
 
-impl std::error::Error for PostError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.reason)
-    }
-}
+impl std::error::Error for PostError {}
 
 /// The cause of a rejected post.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -42,7 +38,7 @@ pub enum PostReason {
     #[error(transparent)]
     Queue(#[from] PushError),
     /// The QP is in a state that does not allow the post.
-    #[error("the QP is in {0:?}; receives require INIT or later, sends require RTS or later")]
+    #[error("the QP is in {0:?}: receives require INIT or later, sends require RTS, so connect the QP first")]
     State(QpState),
     /// The work queue is in a state that does not allow the post.
     #[error("the WQ is in {0:?}; posting requires RDY")]
@@ -55,7 +51,7 @@ pub enum PostReason {
     XrcInitiator,
     /// The kernel refused the doorbell.
     #[error("the doorbell failed: {0}")]
-    Doorbell(#[source] DoorbellError),
+    Doorbell(DoorbellError),
 }
 
 impl PostReason {
@@ -87,8 +83,8 @@ mod tests {
         let error = |accepted, reason| PostError { accepted, reason }.to_string();
         assert_eq!(
             error(0, PostReason::State(QpState::RESET)),
-            "no request was posted: the QP is in RESET; receives require INIT or later, sends \
-             require RTS or later"
+            "no request was posted: the QP is in RESET: receives require INIT or later, sends require \
+             RTS, so connect the QP first"
         );
         assert_eq!(
             error(64, PushError::QueueFull { capacity: 64 }.into()),
