@@ -540,6 +540,29 @@ mod tests {
         assert_eq!(error(&["rxe0", "rxe1"]), "no RDMA device is named \"mlx9\"; devices: rxe0, rxe1");
     }
 
+    /// The texts of an error and of its sources, as reports of error chains print them.
+    fn chain(error: &dyn std::error::Error) -> Vec<String> {
+        std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn chain_of_an_error_shows_its_text_once() {
+        let refused = IoctlError { method: "CQ_CREATE", errno: Errno::NOMEM };
+        let reason = CreateError::NoHugePages { pages: 2 };
+        let doorbell = PostReason::Doorbell(DoorbellError::TakenBack(refused));
+        for error in [
+            Error::kernel("create_cq", "64 entries", refused),
+            Error::create("create_cq", "64 entries", reason),
+            PostError { accepted: 0, reason: doorbell }.into(),
+            PostReason::State(crate::QpState::INIT).into(),
+        ] {
+            let text = error.to_string();
+            assert_eq!(chain(&error), std::slice::from_ref(&text));
+            let destroyed = DestroyError::new(error, ());
+            assert_eq!(chain(&destroyed), [text]);
+        }
+    }
+
     #[test]
     fn open_permission_error_names_path_and_remedy() {
         let error = Error::Open {
