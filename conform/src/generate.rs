@@ -1,0 +1,38 @@
+//! The generators of checks.
+
+mod commands;
+mod parser;
+mod qp_states;
+
+use bareverbs_uapi::uverbs::types::DriverId;
+
+use crate::check::Check;
+
+/// The checks for devices of a driver.
+pub(crate) fn checks(driver_id: u32) -> Vec<Check> {
+    let mut checks = Vec::new();
+    if driver_id == DriverId::RXE.0 {
+        checks.extend(parser::checks());
+        checks.extend(commands::checks(driver_id));
+        checks.extend(qp_states::checks());
+    }
+    checks
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_have_four_parts() {
+        let checks = checks(DriverId::RXE.0);
+        let mut names = BTreeSet::new();
+        for check in &checks {
+            assert!(names.insert(check.name.as_str()), "{} occurs twice", check.name);
+            assert_eq!(check.name.split("::").count(), 4, "{}", check.name);
+        }
+        assert!(names.len() > 2000, "{}", names.len());
+    }
+}

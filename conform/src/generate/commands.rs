@@ -1,0 +1,820 @@
+//! The write commands through `INVOKE_WRITE`, and by `write()`.
+
+use std::rc::Rc;
+
+use bareverbs_uapi::abi::Since;
+use bareverbs_uapi::method::{UHW_IN, UHW_OUT};
+use bareverbs_uapi::registry;
+use bareverbs_uapi::uverbs::types::{DriverId, QpType};
+use bareverbs_uapi::uverbs::{InvokeWrite, ObjectClass};
+use bareverbs_uapi::write::{EXTENDED, WriteCommandInfo};
+use zerocopy::IntoBytes;
+
+use crate::answer::{Answer, Change, Expect};
+use crate::call::{Call, FILL, Payload, Slot, UNMAPPED};
+use crate::check::Check;
+use crate::guard::Guard;
+use crate::request::Request;
+use crate::rules::Rule;
+use crate::session::{Session, Step, fail, skip};
+
+pub(crate) static UNREADABLE_TAIL: Change = Change {
+    name: "request-tail-unreadable",
+    since: Since::V7_2,
+    why: "uverbs_request uses copy_struct_from_user since 7.2, which reports an unreadable tail; before, \
+          ib_is_buffer_cleared took it for a tail that is not zero",
+};
+
+pub(crate) static RXE_REREG_MR: Change = Change {
+    name: "rxe-rereg-mr",
+    since: Since::V6_12,
+    why: "rxe has rereg_user_mr since 6.12, for PD and access (sw/rxe/rxe_verbs.c: rxe_rereg_user_mr)",
+};
+
+/// The effect of a successful command.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Effect {
+    Nothing,
+    /// Makes an object; its handle begins the response.
+    Makes(ObjectClass),
+    /// Makes a descriptor; it begins the response.
+    MakesFd(ObjectClass),
+    /// Destroys the object that the field names.
+    Destroys(ObjectClass, &'static str),
+    /// Makes the context of the file, with a descriptor.
+    MakesContext,
+}
+
+/// A command that rxe has, with its valid request.
+#[derive(Clone, Copy)]
+struct Command {
+    number: u32,
+    effect: Effect,
+    /// Length of the driver's response.
+    uhw_out: usize,
+    /// Length of the driver's request.
+    uhw_in: usize,
+    since: Since,
+    build: fn(&mut Session<'_>, Request) -> Step<Request>,
+}
+
+impl Command {
+    fn info(&self) -> &'static WriteCommandInfo {
+        registry::command(self.number).expect("the table has the command")
+    }
+
+    fn title(&self) -> String {
+        let prefix = if self.number & EXTENDED == 0 { "" } else { "Ex" };
+        format!("{prefix}{}", self.info().rust)
+    }
+}
+
+const fn command(
+    number: u32,
+    effect: Effect,
+    build: fn(&mut Session<'_>, Request) -> Step<Request>,
+) -> Command {
+    Command { number, effect, uhw_out: 0, uhw_in: 0, since: Since::V6_1, build }
+}
+
+impl Command {
+    const fn answers(mut self, uhw_out: usize) -> Self {
+        self.uhw_out = uhw_out;
+        self
+    }
+}
+
+fn destroys(class: ObjectClass, session: &mut Session<'_>, request: Request, field: &str) -> Step<Request> {
+    let handle = session.object(class.0)?;
+    Ok(request.set(field, handle.into()))
+}
+
+/// The fields of a QP's creation, which two commands share.
+fn qp_fields(session: &mut Session<'_>, request: Request) -> Step<Request> {
+    let pd = session.pd()?;
+    let cq = session.cq()?;
+    Ok(request
+        .set("user_handle", 0x77)
+        .set("pd_handle", pd.into())
+        .set("send_cq_handle", cq.into())
+        .set("recv_cq_handle", cq.into())
+        .set("max_send_wr", 4)
+        .set("max_recv_wr", 4)
+        .set("max_send_sge", 1)
+        .set("max_recv_sge", 1)
+        .set("qp_type", QpType::RC.0.into()))
+}
+
+fn multicast(session: &mut Session<'_>, request: Request) -> Step<Request> {
+    session.needs_rxe_payloads()?;
+    let qp = session.qp(QpType::UD)?;
+    let mut gid = [0; 16];
+    (gid[0], gid[1], gid[15]) = (0xff, 0x0e, 0x42);
+    Ok(request.set_bytes("gid", &gid).set("qp_handle", qp.into()))
+}
+
+/// The commands that rxe has.
+const COMMANDS: [Command; 33] = [
+    command(0, Effect::MakesContext, |_, request| Ok(request)),
+    command(1, Effect::Nothing, |_, request| Ok(request)),
+    command(2, Effect::Nothing, |_, request| Ok(request.set("port_num", 1))),
+    command(3, Effect::Makes(ObjectClass::PD), |_, request| Ok(request)),
+    command(4, Effect::Destroys(ObjectClass::PD, "pd_handle"), |session, request| {
+        destroys(ObjectClass::PD, session, request, "pd_handle")
+    }),
+    command(5, Effect::Makes(ObjectClass::AH), |session, request| {
+        let pd = session.pd()?;
+        let path = session.path()?;
+        Ok(request.set("pd_handle", pd.into()).set_bytes("attr", path.as_bytes()))
+    })
+    .answers(8),
+    command(8, Effect::Destroys(ObjectClass::AH, "ah_handle"), |session, request| {
+        destroys(ObjectClass::AH, session, request, "ah_handle")
+    }),
+    command(9, Effect::Makes(ObjectClass::MR), |session, request| {
+        let pd = session.pd()?;
+        let memory = session.memory();
+        Ok(request
+            .set("start", memory)
+            .set("length", 4096)
+            .set("hca_va", memory)
+            .set("pd_handle", pd.into())
+            .set("access_flags", 1))
+    }),
+    Command {
+        since: Since::V6_12,
+        ..command(11, Effect::Nothing, |session, request| {
+            let pd = session.pd()?;
+            let mr = session.mr_with(pd, 1)?.mr_handle;
+            // IB_MR_REREG_ACCESS
+            Ok(request.set("mr_handle", mr.into()).set("flags", 4).set("access_flags", 7))
+        })
+    },
+    command(13, Effect::Destroys(ObjectClass::MR, "mr_handle"), |session, request| {
+        destroys(ObjectClass::MR, session, request, "mr_handle")
+    }),
+    command(14, Effect::Makes(ObjectClass::MW), |session, request| {
+        let pd = session.pd()?;
+        Ok(request.set("pd_handle", pd.into()).set("mw_type", 1))
+    }),
+    command(16, Effect::Destroys(ObjectClass::MW, "mw_handle"), |session, request| {
+        destroys(ObjectClass::MW, session, request, "mw_handle")
+    }),
+    command(17, Effect::MakesFd(ObjectClass::COMP_CHANNEL), |_, request| Ok(request)),
+    command(18, Effect::Makes(ObjectClass::CQ), |_, request| {
+        Ok(request.set("cqe", 16).set("comp_channel", u64::from(u32::MAX)))
+    })
+    .answers(16),
+    command(19, Effect::Nothing, |session, request| {
+        let cq = session.cq()?;
+        Ok(request.set("cq_handle", cq.into()).set("cqe", 32))
+    })
+    .answers(16),
+    command(20, Effect::Destroys(ObjectClass::CQ, "cq_handle"), |session, request| {
+        destroys(ObjectClass::CQ, session, request, "cq_handle")
+    }),
+    command(23, Effect::Nothing, |session, request| {
+        let cq = session.cq()?;
+        Ok(request.set("cq_handle", cq.into()))
+    }),
+    command(24, Effect::Makes(ObjectClass::QP), qp_fields).answers(32),
+    command(25, Effect::Nothing, |session, request| {
+        let qp = session.qp(QpType::RC)?;
+        Ok(request.set("qp_handle", qp.into()).set("attr_mask", 1))
+    }),
+    command(26, Effect::Nothing, |session, request| {
+        let qp = session.qp(QpType::RC)?;
+        Ok(request.set("qp_handle", qp.into()).set("attr_mask", 1))
+    }),
+    command(27, Effect::Destroys(ObjectClass::QP, "qp_handle"), |session, request| {
+        destroys(ObjectClass::QP, session, request, "qp_handle")
+    }),
+    command(28, Effect::Nothing, |session, request| {
+        let mut qp = super::qp_states::Qp::new(session, QpType::RC)?;
+        qp.to(session, bareverbs_uapi::verbs_values::QpState::RTS)?;
+        Ok(request.set("qp_handle", qp.request.qp_handle.into()).set("wqe_size", 56))
+    }),
+    command(30, Effect::Nothing, multicast),
+    command(31, Effect::Nothing, |session, request| {
+        let request = multicast(session, request)?;
+        let mut call = session.command(30, &request.bytes, 0, 0);
+        session.prepare(&mut call)?;
+        Ok(request)
+    }),
+    command(32, Effect::Makes(ObjectClass::SRQ), |session, request| {
+        let pd = session.pd()?;
+        Ok(request.set("pd_handle", pd.into()).set("max_wr", 4).set("max_sge", 1))
+    })
+    .answers(24),
+    Command {
+        uhw_in: 8,
+        ..command(33, Effect::Nothing, |session, request| {
+            let srq = session.srq()?;
+            // IB_SRQ_LIMIT
+            Ok(request.set("srq_handle", srq.into()).set("attr_mask", 2).set("srq_limit", 1))
+        })
+    },
+    command(34, Effect::Nothing, |session, request| {
+        let srq = session.srq()?;
+        Ok(request.set("srq_handle", srq.into()))
+    }),
+    command(35, Effect::Destroys(ObjectClass::SRQ, "srq_handle"), |session, request| {
+        destroys(ObjectClass::SRQ, session, request, "srq_handle")
+    }),
+    command(39, Effect::Makes(ObjectClass::SRQ), |session, request| {
+        let pd = session.pd()?;
+        Ok(request.set("pd_handle", pd.into()).set("max_wr", 4).set("max_sge", 1))
+    })
+    .answers(24),
+    command(EXTENDED | 1, Effect::Nothing, |_, request| Ok(request)),
+    command(EXTENDED | 18, Effect::Makes(ObjectClass::CQ), |_, request| {
+        Ok(request.set("cqe", 16).set("comp_channel", u64::from(u32::MAX)))
+    })
+    .answers(16),
+    command(EXTENDED | 24, Effect::Makes(ObjectClass::QP), qp_fields).answers(32),
+    command(EXTENDED | 26, Effect::Nothing, |session, request| {
+        let qp = session.qp(QpType::RC)?;
+        Ok(request.set("qp_handle", qp.into()).set("attr_mask", 1))
+    }),
+];
+
+/// A valid call of a command, its request, and the file's context if the command needs it.
+fn build(command: &Command, session: &mut Session<'_>) -> Step<(Call, Request)> {
+    if session.series < command.since {
+        return skip(format!("rxe has the command since {}", command.since.name()));
+    }
+    if command.effect != Effect::MakesContext {
+        session.context()?;
+    }
+    if command.uhw_out + command.uhw_in > 0 {
+        session.needs_rxe_payloads()?;
+    }
+    let info = command.info();
+    let request = (command.build)(session, Request::new(info))?;
+    let response = info.response.map_or(0, |info| info.size);
+    let mut call = session.command(command.number, &request.bytes, response, command.uhw_out);
+    if command.uhw_in > 0 {
+        call = call.with(Slot::input(UHW_IN, &vec![0; command.uhw_in]));
+    }
+    Ok((call, request))
+}
+
+fn apply(command: &Command, session: &mut Session<'_>, request: &Request, response: u32) {
+    match command.effect {
+        Effect::Nothing => {}
+        Effect::Makes(class) => session.note_object(class.0, response),
+        Effect::MakesFd(class) => session.note_descriptor(class.0, response.cast_signed()),
+        Effect::Destroys(class, field) => session.forget(class.0, request.get(field)),
+        Effect::MakesContext => {
+            session.note_context();
+            session.note_descriptor(ObjectClass::ASYNC_EVENT.0, response.cast_signed());
+        }
+    }
+}
+
+type Mutate = Rc<dyn Fn(&mut Session<'_>, &mut Call, &mut Request) -> Step<()>>;
+
+/// Executes a changed command, and the valid one after a refusal.
+fn run(command: &Command, session: &mut Session<'_>, mutate: &Mutate, expect: Expect) -> Step<()> {
+    let (mut valid, request) = build(command, session)?;
+    let (mut call, mut changed) = (valid.clone(), request.clone());
+    mutate(session, &mut call, &mut changed)?;
+    let got = session.judge(&mut call, expect)?;
+    let out = InvokeWrite::CORE_OUT.id();
+    match got {
+        Answer::Ok => {
+            apply(command, session, &changed, call.u32_of(out));
+            Ok(())
+        }
+        Answer::FAULT if matches!(command.effect, Effect::Destroys(..)) && call.slot(out).is_some_and(unmapped) => {
+            // Destroyed before the response was written.
+            apply(command, session, &request, 0);
+            match session.execute(&mut valid) {
+                Answer::NOENT => Ok(()),
+                got => fail(format!("the valid call after EFAULT: expected ENOENT, got {got}: {valid}")),
+            }
+        }
+        _ => match session.execute(&mut valid) {
+            Answer::Ok => {
+                apply(command, session, &request, valid.u32_of(out));
+                Ok(())
+            }
+            got => fail(format!("the valid call after the refused one failed with {got}: {valid}")),
+        },
+    }
+}
+
+fn unmapped(slot: &Slot) -> bool {
+    slot.payload == Payload::None && slot.raw.data == UNMAPPED
+}
+
+fn slot_mut(call: &mut Call, id: u16) -> Step<&mut Slot> {
+    call.slot_mut(id).map_or_else(|| fail("the command has no such payload"), Ok)
+}
+
+/// Replaces the request of a call.
+fn replace(call: &mut Call, bytes: &[u8]) -> Step<()> {
+    let id = InvokeWrite::CORE_IN.id();
+    *slot_mut(call, id)? = Slot::input(id, bytes);
+    Ok(())
+}
+
+fn title(command: &Command, place: &str, rule: Rule, suffix: &str) -> String {
+    let separator = if suffix.is_empty() { "" } else { "-" };
+    format!("command::{}::{place}::{}{separator}{suffix}", command.title(), rule.id())
+}
+
+fn of_command(command: &'static Command, checks: &mut Vec<Check>) {
+    let info = command.info();
+    let (input, output) = (InvokeWrite::CORE_IN.id(), InvokeWrite::CORE_OUT.id());
+    let mut add = |place: &str, rule: Rule, suffix: &str, expect: Expect, mutate: Mutate| {
+        checks.push(Check::new(title(command, place, rule, suffix), rule, expect, move |session| {
+            run(command, session, &mutate, expect)
+        }));
+    };
+    let is = |answer: Answer| Expect::Is(answer);
+    add("all", Rule::GoodCall, "", is(Answer::Ok), Rc::new(|_, _, _| Ok(())));
+    let size = info.request.map_or(0, |info| info.size);
+    let minimum = info.request_minimum;
+    // INVOKE_WRITE itself refuses requests below 4 bytes.
+    let short = if minimum > 4 { Answer::NOSPC } else { Answer::INVAL };
+    add("request", Rule::RequestShort, "one-less", is(short), Rc::new(move |_, call, _| {
+        slot_mut(call, input)?.set_len((minimum - 1) as u16);
+        Ok(())
+    }));
+    add("request", Rule::RequestShort, "absent", is(Answer::NOSPC), Rc::new(move |_, call, _| {
+        call.slots.retain(|slot| slot.raw.attr_id != input);
+        Ok(())
+    }));
+    if size > 8 {
+        add("request", Rule::RequestUnreadable, "", is(Answer::FAULT), Rc::new(move |_, call, _| {
+            slot_mut(call, input)?.unmap();
+            Ok(())
+        }));
+    }
+    add("request", Rule::RequestZeroTail, "", is(Answer::Ok), Rc::new(|_, call, request| {
+        let bytes = [request.bytes.as_slice(), &[0; 8]].concat();
+        replace(call, &bytes)
+    }));
+    for (suffix, position) in [("first", 0), ("last", 7)] {
+        add("request", Rule::RequestTail, suffix, is(Answer::OPNOTSUPP), Rc::new(move |_, call, request| {
+            let mut tail = [0; 8];
+            tail[position] = 1;
+            replace(call, &[request.bytes.as_slice(), &tail].concat())
+        }));
+    }
+    if info.rust != "PostSend" {
+        let expect =
+            Expect::Changed { change: &UNREADABLE_TAIL, before: Answer::OPNOTSUPP, after: Answer::FAULT };
+        checks.push(Check::new(title(command, "request", Rule::RequestTail, "unreadable"), Rule::RequestTail, expect, move |session| {
+            let (mut call, request) = build(command, session)?;
+            let Some(guard) = Guard::ending_with(&request.bytes) else { return skip("no memory") };
+            let slot = slot_mut(&mut call, input)?;
+            (slot.payload, slot.raw.data) = (Payload::None, guard.address());
+            slot.raw.len = (request.bytes.len() + 8) as u16;
+            session.judge(&mut call, expect).map(drop)
+        }));
+    }
+    let mut add = |place: &str, rule: Rule, suffix: &str, expect: Expect, mutate: Mutate| {
+        checks.push(Check::new(title(command, place, rule, suffix), rule, expect, move |session| {
+            run(command, session, &mutate, expect)
+        }));
+    };
+    if let Some(response) = info.response {
+        let least = info.response_minimum;
+        add("response", Rule::ResponseShort, "one-less", is(Answer::NOSPC), Rc::new(move |_, call, _| {
+            slot_mut(call, output)?.set_len((least - 1) as u16);
+            Ok(())
+        }));
+        add("response", Rule::ResponseShort, "absent", is(Answer::NOSPC), Rc::new(move |_, call, _| {
+            call.slots.retain(|slot| slot.raw.attr_id != output);
+            Ok(())
+        }));
+        add("response", Rule::ResponseUnwritable, "", is(Answer::FAULT), Rc::new(move |_, call, _| {
+            slot_mut(call, output)?.unmap();
+            Ok(())
+        }));
+        let size = response.size;
+        checks.push(Check::new(title(command, "response", Rule::ResponseTail, ""), Rule::ResponseTail, Answer::Ok, move |session| {
+            let (mut call, request) = build(command, session)?;
+            slot_mut(&mut call, output)?.set_len((size + 8) as u16);
+            session.judge(&mut call, Answer::Ok)?;
+            apply(command, session, &request, call.u32_of(output));
+            match call.slot(output).and_then(|slot| slot.bytes().get(size..size + 8)) {
+                Some([0, 0, 0, 0, 0, 0, 0, 0]) => Ok(()),
+                tail => fail(format!("the tail is {tail:02x?} (filled with {FILL:#x}), not zero")),
+            }
+        }));
+    }
+    of_handles(command, checks);
+    if command.effect != Effect::MakesContext {
+        let rule = Rule::NeedsContext;
+        // Commands with handles look the object up first, in a file that has none.
+        let handles = Request::new(info).handles();
+        let first = matches!(command.effect, Effect::Makes(_) | Effect::MakesFd(_)) || handles.is_empty();
+        let answer = if first { Answer::INVAL } else { Answer::NOENT };
+        checks.push(Check::new(title(command, "all", rule, ""), rule, answer, move |session| {
+            let mut other = session.other()?;
+            let (mut call, _) = build(command, &mut other)?;
+            session.judge(&mut call, answer)?;
+            Ok(())
+        }));
+    }
+    if command.uhw_out > 0 && command.number != 5 {
+        for (suffix, len) in [("one-less", command.uhw_out - 1), ("absent", 0)] {
+            let mutate: Mutate = Rc::new(move |_, call, _| {
+                if len == 0 {
+                    call.slots.retain(|slot| slot.raw.attr_id != UHW_OUT);
+                } else {
+                    slot_mut(call, UHW_OUT)?.set_len(len as u16);
+                }
+                Ok(())
+            });
+            let rule = Rule::DriverPayload;
+            let expect = is(Answer::INVAL);
+            checks.push(Check::new(title(command, "UHW_OUT", rule, suffix), rule, expect, move |session| {
+                run(command, session, &mutate, expect)
+            }));
+        }
+        let rule = Rule::ResponseUnwritable;
+        let mutate: Mutate = Rc::new(move |_, call, _| {
+            slot_mut(call, UHW_OUT)?.unmap();
+            Ok(())
+        });
+        checks.push(Check::new(title(command, "UHW_OUT", rule, ""), rule, Answer::FAULT, move |session| {
+            run(command, session, &mutate, Expect::Is(Answer::FAULT))
+        }));
+    }
+}
+
+/// Whether a command reads a handle only for some requests that the valid one is not of.
+fn is_conditional(field: &str, request: &Request) -> bool {
+    match field {
+        "srq_handle" => request.has("is_srq"),
+        "rwq_ind_tbl_handle" | "xrcd_handle" => true,
+        "cq_handle" => request.has("srq_type"),
+        _ => false,
+    }
+}
+
+/// The class of the handle in a field.
+fn class_of(field: &str) -> Option<ObjectClass> {
+    Some(match field {
+        "pd_handle" => ObjectClass::PD,
+        "cq_handle" | "send_cq_handle" | "recv_cq_handle" => ObjectClass::CQ,
+        "qp_handle" => ObjectClass::QP,
+        "srq_handle" => ObjectClass::SRQ,
+        "ah_handle" => ObjectClass::AH,
+        "mr_handle" => ObjectClass::MR,
+        "mw_handle" => ObjectClass::MW,
+        _ => return None,
+    })
+}
+
+fn of_handles(command: &'static Command, checks: &mut Vec<Check>) {
+    let request = Request::new(command.info());
+    for field in request.handles() {
+        let Some(class) = class_of(field) else { continue };
+        // REREG_MR reads the PD only with its flag.
+        if is_conditional(field, &request) || (command.number == 11 && field == "pd_handle") {
+            continue;
+        }
+        let rule = Rule::RequestHandle;
+        let set = move |call: &mut Call, request: &Request, handle: u32| {
+            replace(call, &request.clone().set(field, handle.into()).bytes)
+        };
+        let mut cases: Vec<(&str, Answer, Mutate)> = vec![
+            ("unknown", Answer::NOENT, Rc::new(move |_, call, request| set(call, request, 0x7fff_fff0))),
+            ("maximum", Answer::NOENT, Rc::new(move |_, call, request| set(call, request, u32::MAX))),
+            ("destroyed", Answer::NOENT, Rc::new(move |session, call, request| {
+                let handle = session.object(class.0)?;
+                session.destroy(class.0, handle)?;
+                set(call, request, handle)
+            })),
+        ];
+        let other = if class == ObjectClass::MW { ObjectClass::PD } else { ObjectClass::MW };
+        cases.push(("type", Answer::INVAL, Rc::new(move |session, call, request| {
+            let handle = session.object(other.0)?;
+            set(call, request, handle)
+        })));
+        for (suffix, answer, mutate) in cases {
+            checks.push(Check::new(title(command, field, rule, suffix), rule, answer, move |session| {
+                run(command, session, &mutate, answer.into())
+            }));
+        }
+    }
+}
+
+/// Fields with an invalid value: command, suffix, field, value, answer.
+const FIELDS: &[(u32, &str, &str, u64, Answer)] = &[
+    (2, "0", "port_num", 0, Answer::INVAL),
+    (2, "2", "port_num", 2, Answer::INVAL),
+    (2, "255", "port_num", 255, Answer::INVAL),
+    (9, "other-page-offset", "hca_va", 1, Answer::INVAL),
+    (9, "remote-write-alone", "access_flags", 2, Answer::INVAL),
+    (9, "remote-atomic-alone", "access_flags", 8, Answer::INVAL),
+    (9, "bit-30", "access_flags", 1 << 30, Answer::INVAL),
+    (9, "bit-31", "access_flags", 1 << 31, Answer::INVAL),
+    (9, "relaxed-ordering", "access_flags", 1 << 20 | 1, Answer::Ok),
+    (9, "optional-range", "access_flags", 0x3ff0_0001, Answer::Ok),
+    (9, "all-rxe", "access_flags", 0x1f, Answer::Ok),
+    (11, "0", "flags", 0, Answer::INVAL),
+    (11, "translation", "flags", 1, Answer::OPNOTSUPP),
+    (11, "bit-3", "flags", 8, Answer::OPNOTSUPP),
+    (11, "bit-31", "flags", 1 << 31, Answer::OPNOTSUPP),
+    (11, "remote-write-alone", "access_flags", 2, Answer::INVAL),
+    (11, "bit-31-of-access", "access_flags", 1 << 31, Answer::INVAL),
+    (14, "0", "mw_type", 0, Answer::INVAL),
+    (14, "3", "mw_type", 3, Answer::INVAL),
+    (14, "255", "mw_type", 255, Answer::INVAL),
+    (14, "2", "mw_type", 2, Answer::Ok),
+    (18, "0", "cqe", 0, Answer::INVAL),
+    (18, "32767", "cqe", 32767, Answer::Ok),
+    (18, "32768", "cqe", 32768, Answer::INVAL),
+    (18, "maximum", "cqe", 0xffff_ffff, Answer::INVAL),
+    (18, "many", "comp_vector", 4096, Answer::INVAL),
+    (18, "maximum", "comp_vector", 0xffff_ffff, Answer::INVAL),
+    (18, "closed", "comp_channel", 0x7fff_fff0, Answer::BADF),
+    (19, "0", "cqe", 0, Answer::INVAL),
+    (19, "32768", "cqe", 32768, Answer::INVAL),
+    (19, "maximum", "cqe", 0xffff_ffff, Answer::INVAL),
+    (19, "1", "cqe", 1, Answer::Ok),
+    (24, "GSI", "qp_type", 1, Answer::INVAL),
+    (24, "SMI", "qp_type", 0, Answer::INVAL),
+    (24, "XRC_INI", "qp_type", 9, Answer::OPNOTSUPP),
+    (24, "11", "qp_type", 11, Answer::INVAL),
+    (24, "7", "qp_type", 7, Answer::INVAL),
+    (24, "DRIVER", "qp_type", 255, Answer::OPNOTSUPP),
+    (24, "UC", "qp_type", 3, Answer::Ok),
+    (24, "UD", "qp_type", 4, Answer::Ok),
+    (24, "33", "max_send_sge", 33, Answer::INVAL),
+    (24, "33", "max_recv_sge", 33, Answer::INVAL),
+    (24, "32", "max_send_sge", 32, Answer::Ok),
+    (24, "above", "max_send_wr", (1 << 20) + 1, Answer::INVAL),
+    (24, "above", "max_recv_wr", (1 << 20) + 1, Answer::INVAL),
+    (24, "maximum", "max_send_wr", 0xffff_ffff, Answer::INVAL),
+    (24, "513", "max_inline_data", 513, Answer::INVAL),
+    (24, "512", "max_inline_data", 512, Answer::Ok),
+    (26, "bit-21", "attr_mask", 1 << 21, Answer::OPNOTSUPP),
+    (26, "bit-25", "attr_mask", 1 << 25, Answer::OPNOTSUPP),
+    (26, "bit-31", "attr_mask", 1 << 31, Answer::OPNOTSUPP),
+    (28, "0", "wqe_size", 0, Answer::INVAL),
+    (28, "55", "wqe_size", 55, Answer::INVAL),
+    (28, "beyond", "wr_count", 1, Answer::NOSPC),
+    (28, "maximum", "wr_count", 0xffff_ffff, Answer::NOSPC),
+    (28, "beyond", "sge_count", 1, Answer::NOSPC),
+    (28, "maximum", "sge_count", 0xffff_ffff, Answer::NOSPC),
+    (32, "0", "max_wr", 0, Answer::INVAL),
+    (32, "above", "max_wr", (1 << 20) + 1, Answer::INVAL),
+    (32, "maximum", "max_wr", 0xffff_ffff, Answer::INVAL),
+    (32, "28", "max_sge", 28, Answer::INVAL),
+    (32, "27", "max_sge", 27, Answer::Ok),
+    (33, "limit-above", "srq_limit", 1 << 20, Answer::INVAL),
+    (39, "XRC", "srq_type", 1, Answer::INVAL),
+    (39, "3", "srq_type", 3, Answer::OPNOTSUPP),
+    (EXTENDED | 1, "1", "comp_mask", 1, Answer::INVAL),
+    (EXTENDED | 1, "bit-31", "comp_mask", 1 << 31, Answer::INVAL),
+    (EXTENDED | 1, "1", "reserved", 1, Answer::INVAL),
+    (EXTENDED | 18, "1", "comp_mask", 1, Answer::INVAL),
+    (EXTENDED | 18, "1", "reserved", 1, Answer::INVAL),
+    (EXTENDED | 18, "timestamps", "flags", 1, Answer::OPNOTSUPP),
+    (EXTENDED | 18, "ignore-overrun", "flags", 2, Answer::OPNOTSUPP),
+    (EXTENDED | 18, "bit-31", "flags", 1 << 31, Answer::OPNOTSUPP),
+    (EXTENDED | 18, "0", "cqe", 0, Answer::INVAL),
+    (EXTENDED | 24, "bit-1", "comp_mask", 2, Answer::INVAL),
+    (EXTENDED | 24, "bit-31", "comp_mask", 1 << 31, Answer::INVAL),
+    (EXTENDED | 24, "1", "reserved", 1, Answer::INVAL),
+    (EXTENDED | 24, "bit-0", "create_flags", 1, Answer::INVAL),
+    (EXTENDED | 24, "bit-31", "create_flags", 1 << 31, Answer::INVAL),
+    (EXTENDED | 24, "multicast-loopback", "create_flags", 2, Answer::OPNOTSUPP),
+    (EXTENDED | 24, "scatter-fcs", "create_flags", 1 << 8, Answer::OPNOTSUPP),
+    (EXTENDED | 26, "bit-21", "attr_mask", 1 << 21, Answer::OPNOTSUPP),
+    (EXTENDED | 26, "rate-limit", "attr_mask", 1 << 25, Answer::OPNOTSUPP),
+    (EXTENDED | 26, "bit-31", "attr_mask", 1 << 31, Answer::OPNOTSUPP),
+];
+
+/// Fields whose answer depends on the series.
+static RXE_ODP: Change = Change {
+    name: "rxe-odp",
+    since: Since::V7_2,
+    why: "rxe supports on-demand paging since 7.2 (sw/rxe/rxe_odp.c)",
+};
+static MR_ACCESS_UNSUPPORTED: Change = Change {
+    name: "rxe-mr-access-unsupported",
+    since: Since::V6_12,
+    why: "rxe refuses access flags that it does not implement since 6.12 (sw/rxe/rxe_verbs.c: rxe_reg_user_mr)",
+};
+static FLUSH: Change = Change {
+    name: "flush-access",
+    since: Since::V6_12,
+    why: "the flush access flags exist since 6.12 (include/rdma/ib_verbs.h: ib_check_mr_access)",
+};
+
+fn changed_fields() -> Vec<(u32, &'static str, &'static str, u64, Expect)> {
+    let changed = |change: &'static Change, before, after| Expect::Changed { change, before, after };
+    vec![
+        (9, "zero-based", "access_flags", 0x21, changed(&MR_ACCESS_UNSUPPORTED, Answer::Ok, Answer::OPNOTSUPP)),
+        (9, "hugetlb", "access_flags", 0x81, changed(&MR_ACCESS_UNSUPPORTED, Answer::Ok, Answer::OPNOTSUPP)),
+        (9, "flush-global", "access_flags", 0x101, changed(&FLUSH, Answer::INVAL, Answer::Ok)),
+    ]
+}
+
+fn of_fields(checks: &mut Vec<Check>) {
+    let fixed = FIELDS.iter().map(|&(number, suffix, field, value, answer)| {
+        (number, suffix, field, value, Expect::Is(answer))
+    });
+    for (number, suffix, field, value, expect) in fixed.chain(changed_fields()) {
+        let Some(command) = COMMANDS.iter().find(|command| command.number == number) else { continue };
+        let rule = if field == "access_flags" { Rule::MrAccess } else { Rule::RequestField };
+        let mutate: Mutate = Rc::new(move |_, call, request| {
+            let changed = request.clone().set(field, value);
+            replace(call, &changed.bytes)
+        });
+        checks.push(Check::new(title(command, field, rule, suffix), rule, expect, move |session| {
+            run(command, session, &mutate, expect)
+        }));
+    }
+    // Three answers: the flag is known since 6.1, refused for the device by another error since
+    // 6.12, and supported since 7.2.
+    let Some(command) = COMMANDS.iter().find(|command| command.number == 9) else { return };
+    let rule = Rule::MrAccess;
+    let old = Expect::Changed { change: &FLUSH, before: Answer::INVAL, after: Answer::OPNOTSUPP };
+    let title = title(command, "access_flags", rule, "on-demand");
+    checks.push(Check::new(title, rule, old, move |session| {
+        let expect = if session.series >= RXE_ODP.since { Answer::Ok.into() } else { old };
+        let mutate: Mutate = Rc::new(move |_, call, request| {
+            replace(call, &request.clone().set("access_flags", 0x41).bytes)
+        });
+        run(command, session, &mutate, expect)
+    }));
+}
+
+/// Command numbers without a handler, and numbers with undefined bits.
+fn of_numbers(checks: &mut Vec<Check>) {
+    let mut add = |rule: Rule, number: u32, expect: Expect| {
+        let name = format!("command::{number:#x}::all::{}", rule.id());
+        checks.push(Check::new(name, rule, expect, move |session| {
+            session.context()?;
+            let mut call = session.command(number, &[0; 256], 512, 0);
+            session.judge(&mut call, expect).map(drop)
+        }));
+    };
+    for base in [0, EXTENDED] {
+        for number in (0..=58).chain([127, 128, 255]).map(|number| base | number) {
+            match COMMANDS.iter().find(|command| command.number == number) {
+                // A command that rxe got later.
+                Some(command) if command.since > Since::V6_1 => {
+                    let change = &RXE_REREG_MR;
+                    let (before, after) = (Answer::OPNOTSUPP, Answer::INVAL);
+                    add(Rule::WriteUnknown, number, Expect::Changed { change, before, after });
+                }
+                Some(_) => {}
+                None => add(Rule::WriteUnknown, number, Answer::OPNOTSUPP.into()),
+            }
+        }
+    }
+    for bit in 8..31 {
+        add(Rule::WriteNumber, 1 | 1 << bit, Answer::INVAL.into());
+    }
+}
+
+/// The checks of commands through `INVOKE_WRITE` on Soft-RoCE.
+pub(crate) fn checks(driver_id: u32) -> Vec<Check> {
+    let mut checks = Vec::new();
+    if driver_id != DriverId::RXE.0 {
+        return checks;
+    }
+    of_numbers(&mut checks);
+    for command in &COMMANDS {
+        of_command(command, &mut checks);
+    }
+    of_fields(&mut checks);
+    of_write(&mut checks);
+    checks
+}
+
+/// A command for `write()`: its bytes, and the buffer of its response.
+struct Written {
+    bytes: Vec<u8>,
+    response: Vec<u8>,
+}
+
+/// The bytes of a command. `adjust` gets the words of the header in and out.
+fn written(command: &Command, request: &Request, adjust: impl Fn(&mut [u16; 2])) -> Written {
+    let info = command.info();
+    let core_out = info.response.map_or(0, |info| info.size);
+    let mut response = vec![FILL; core_out + command.uhw_out];
+    let address = if response.is_empty() { 0 } else { response.as_mut_ptr().expose_provenance() as u64 };
+    let mut bytes = Vec::new();
+    if command.number & EXTENDED == 0 {
+        let input = 8 + request.bytes.len() + command.uhw_in;
+        let mut words = [input / 4, response.len() / 4].map(|words| words as u16);
+        adjust(&mut words);
+        bytes.extend(command.number.to_ne_bytes());
+        bytes.extend(words.iter().flat_map(|words| words.to_ne_bytes()));
+        let request = if request.has("response") { request.clone().set("response", address) } else { request.clone() };
+        bytes.extend(&request.bytes);
+        bytes.extend(vec![0; command.uhw_in]);
+    } else {
+        let mut words = [request.bytes.len() / 8, core_out / 8].map(|words| words as u16);
+        adjust(&mut words);
+        bytes.extend(command.number.to_ne_bytes());
+        bytes.extend(words.iter().flat_map(|words| words.to_ne_bytes()));
+        bytes.extend(address.to_ne_bytes());
+        bytes.extend([0, command.uhw_out / 8].iter().flat_map(|words| (*words as u16).to_ne_bytes()));
+        bytes.extend([0; 4]);
+        bytes.extend(&request.bytes);
+    }
+    Written { bytes, response }
+}
+
+/// Writes a command and judges the answer.
+fn judge_write(session: &mut Session<'_>, call: &Call, bytes: &[u8], expected: Answer) -> Step<Answer> {
+    // SAFETY: the response's address is that of a buffer as long as the header says, or a header
+    // that does not fit the command refuses it before the kernel writes.
+    let result = unsafe { session.file().write(bytes) };
+    let text = format!("write() of {} bytes, head {:02x?}: {call}", bytes.len(), &bytes[..bytes.len().min(24)]);
+    session.compare(&text, expected, Answer::of(&result))
+}
+
+fn of_write(checks: &mut Vec<Check>) {
+    for command in &COMMANDS {
+        let rule = Rule::WriteParity;
+        checks.push(Check::new(title(command, "write", rule, ""), rule, Answer::Ok, move |session| {
+            let (call, request) = build(command, session)?;
+            let written = written(command, &request, |_| {});
+            judge_write(session, &call, &written.bytes, Answer::Ok)?;
+            let first = written.response.first_chunk().map_or(0, |bytes| u32::from_ne_bytes(*bytes));
+            apply(command, session, &request, first);
+            Ok(())
+        }));
+        let rule = Rule::WriteHeader;
+        type Adjust = fn(&mut [u16; 2]);
+        let mut cases: Vec<(&str, Answer, Adjust)> = vec![
+            ("in-words-more", Answer::INVAL, |words| words[0] += 1),
+            ("in-words-less", Answer::INVAL, |words| words[0] -= 1),
+            ("in-words-0", Answer::INVAL, |words| words[0] = 0),
+        ];
+        if command.info().response.is_some() && command.number & EXTENDED == 0 {
+            cases.push(("out-words-0", Answer::NOSPC, |words| words[1] = 0));
+        }
+        for (suffix, answer, adjust) in cases {
+            checks.push(Check::new(title(command, "write", rule, suffix), rule, answer, move |session| {
+                let (call, request) = build(command, session)?;
+                let written = written(command, &request, adjust);
+                judge_write(session, &call, &written.bytes, answer).map(drop)
+            }));
+        }
+    }
+    let rule = Rule::WriteHeader;
+    let lengths = [
+        ("empty", 0, Answer::INVAL),
+        ("7-bytes", 7, Answer::INVAL),
+        ("8-bytes", 8, Answer::INVAL),
+    ];
+    for (suffix, len, answer) in lengths {
+        let name = format!("command::all::write::{}-{suffix}", rule.id());
+        checks.push(Check::new(name, rule, answer, move |session| {
+            let command = &COMMANDS[1];
+            let (call, request) = build(command, session)?;
+            let written = written(command, &request, |_| {});
+            judge_write(session, &call, &written.bytes[..len], answer).map(drop)
+        }));
+    }
+    for (suffix, number, answer) in [
+        ("unknown", 41_u32, Answer::OPNOTSUPP),
+        ("hole", 22, Answer::OPNOTSUPP),
+        ("unsupported", 37, Answer::OPNOTSUPP),
+        ("extended-unknown", EXTENDED | 58, Answer::OPNOTSUPP),
+        ("bit-8", 0x101, Answer::INVAL),
+        ("bit-30", 1 << 30 | 1, Answer::INVAL),
+    ] {
+        let name = format!("command::all::write::{}-number-{suffix}", rule.id());
+        checks.push(Check::new(name, rule, answer, move |session| {
+            let command = &COMMANDS[1];
+            let (call, request) = build(command, session)?;
+            let mut written = written(command, &request, |_| {});
+            written.bytes[..4].copy_from_slice(&number.to_ne_bytes());
+            judge_write(session, &call, &written.bytes, answer).map(drop)
+        }));
+    }
+    type Change = fn(&mut [u8]);
+    let extended: [(&str, Answer, Change); 4] = [
+        ("reserved", Answer::INVAL, |bytes| bytes[20] = 1),
+        ("no-response", Answer::INVAL, |bytes| bytes[8..16].fill(0)),
+        ("response-not-user", Answer::FAULT, |bytes| bytes[8..16].copy_from_slice(&(1_u64 << 63).to_ne_bytes())),
+        ("no-room", Answer::INVAL, |bytes| bytes[6..8].fill(0)),
+    ];
+    for (suffix, answer, change) in extended {
+        let name = format!("command::ExQueryDevice::write::{}-{suffix}", rule.id());
+        checks.push(Check::new(name, rule, answer, move |session| {
+            let Some(command) = COMMANDS.iter().find(|command| command.number == (EXTENDED | 1)) else {
+                return skip("no such command");
+            };
+            let (call, request) = build(command, session)?;
+            let mut written = written(command, &request, |_| {});
+            change(&mut written.bytes);
+            judge_write(session, &call, &written.bytes, answer).map(drop)
+        }));
+    }
+}

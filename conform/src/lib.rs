@@ -1,0 +1,63 @@
+//! Conformance checks of the Linux kernel's RDMA user ABI.
+//!
+//! A [`Suite`] has the checks for one device. Most of them are generated from the tables of
+//! [`bareverbs_uapi`]: each [`Rule`] of the ABI at every place where a kernel could break it. After
+//! each check, the kernel must have the same objects as before, and no new warning.
+//!
+//! The expected answers were derived from the kernel's source and confirmed on each checked kernel
+//! series. A difference between series is a [`Change`] with a name and a reason.
+//!
+//! ```no_run
+//! use bareverbs_conform::{Filter, Suite};
+//!
+//! let suite = Suite::for_device(None)?;
+//! let results = suite.run(&Filter::new(Some("parser::QpCreate")), 0, |outcome, position, all| {
+//!     println!("{position} of {all}: {} {:?}", outcome.name, outcome.verdict);
+//! });
+//! println!("exit status {}", results.exit_status());
+//! # Ok::<(), bareverbs_conform::SuiteError>(())
+//! ```
+
+mod answer;
+mod base;
+mod call;
+mod check;
+mod errno;
+mod filter;
+mod generate;
+mod guard;
+mod kernel;
+mod probe;
+pub mod report;
+mod request;
+mod rules;
+mod session;
+mod suite;
+mod target;
+
+pub use answer::{Answer, Change, Expect};
+pub use check::Check;
+pub use filter::Filter;
+pub use rules::Rule;
+pub use suite::{Outcome, Results, Suite, Verdict};
+
+/// The suite can't run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SuiteError {
+    /// There is no such device, or RDMA netlink is unavailable.
+    #[error(transparent)]
+    Device(#[from] bareverbs::Error),
+    /// The device has no uverbs file: the kernel module `ib_uverbs` is missing.
+    #[error("device {device} has no uverbs file: load the kernel module ib_uverbs")]
+    NoUverbs {
+        /// The device.
+        device: String,
+    },
+    /// The kernel's answers show no known series.
+    #[error("the kernel's series can't be found: {reason}")]
+    Probe {
+        /// The unexpected answer.
+        reason: String,
+    },
+}

@@ -1,0 +1,204 @@
+//! The rules of the ABI, each with its place in the kernel.
+
+macro_rules! rules {
+    ($($(#[$meta:meta])* $name:ident = $id:literal, $text:literal, $source:literal;)*) => {
+        /// A rule of the ABI.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[allow(missing_docs)]
+        pub enum Rule { $($(#[$meta])* $name,)* }
+
+        impl Rule {
+            /// All rules.
+            pub const ALL: &'static [Self] = &[$(Self::$name),*];
+
+            /// Its short name, the last part of the names of its checks.
+            #[must_use]
+            pub const fn id(self) -> &'static str {
+                match self { $(Self::$name => $id,)* }
+            }
+
+            /// The rule in one sentence.
+            #[must_use]
+            pub const fn text(self) -> &'static str {
+                match self { $(Self::$name => $text,)* }
+            }
+
+            /// File and function of the kernel that implement it.
+            #[must_use]
+            pub const fn source(self) -> &'static str {
+                match self { $(Self::$name => $source,)* }
+            }
+        }
+    };
+}
+
+rules! {
+    IoctlNumber = "ioctl-number", "An ioctl number other than RDMA_VERBS_IOCTL fails with ENOTTY.",
+        "core/uverbs_ioctl.c: ib_uverbs_ioctl";
+    HeaderUnreadable = "header-unreadable", "An unreadable header fails with EFAULT.",
+        "core/uverbs_ioctl.c: ib_uverbs_ioctl";
+    HeaderLength = "header-length",
+        "A length that is not 24 + 16 × num_attrs, or exceeds a page, fails with EINVAL.",
+        "core/uverbs_ioctl.c: ib_uverbs_ioctl";
+    HeaderReserved = "header-reserved", "A reserved field of the header that is not 0 fails with EPROTONOSUPPORT.",
+        "core/uverbs_ioctl.c: ib_uverbs_ioctl";
+    DriverId = "driver-id", "A driver id other than the device's fails with EINVAL.",
+        "core/uverbs_ioctl.c: ib_uverbs_cmd_verbs";
+    UnknownMethod = "unknown-method",
+        "An unknown object class or method, or one that the driver does not support, fails with EPROTONOSUPPORT.",
+        "core/uverbs_ioctl.c: ib_uverbs_cmd_verbs";
+    MethodPresent = "method-present",
+        "A method that the table declares for this series and driver exists: it never fails with EPROTONOSUPPORT.",
+        "core/uverbs_uapi.c: uverbs_finalize_ioctl_method";
+    AttributePresent = "attribute-present",
+        "A kernel knows exactly the attributes that the table declares for its series.",
+        "core/uverbs_std_types_*.c: the method's declaration";
+    AttributesUnreadable = "attributes-unreadable", "An unreadable attribute array fails with EFAULT.",
+        "core/uverbs_ioctl.c: ib_uverbs_run_method";
+    UnknownMandatory = "unknown-mandatory",
+        "An unknown attribute with the mandatory flag fails with EPROTONOSUPPORT.",
+        "core/uverbs_ioctl.c: uverbs_set_attr";
+    UnknownOptional = "unknown-optional", "An unknown attribute without the mandatory flag is ignored.",
+        "core/uverbs_ioctl.c: uverbs_set_attr";
+    AttributeFlags = "attribute-flags", "Undefined bits of the flags of an attribute are ignored.",
+        "core/uverbs_ioctl.c: uverbs_set_attr";
+    KnownOptional = "known-optional", "The mandatory flag of a known attribute changes nothing.",
+        "core/uverbs_ioctl.c: uverbs_set_attr";
+    AttributeOrder = "attribute-order", "Attributes may have any order.",
+        "core/uverbs_ioctl.c: ib_uverbs_run_method";
+    Duplicate = "duplicate", "An attribute given twice fails with EINVAL.",
+        "core/uverbs_ioctl.c: uverbs_set_attr";
+    Missing = "missing", "A missing mandatory attribute fails with EINVAL.",
+        "core/uverbs_ioctl.c: ib_uverbs_run_method";
+    MissingForHandler = "missing-for-handler",
+        "An optional attribute that the handler needs fails with its documented error when it is missing.",
+        "core/uverbs_std_types_*.c: the method's handler; uverbs_attr_get";
+    AttributeReserved = "attribute-reserved", "attr_data that is not 0 fails with EINVAL, except for enumerations.",
+        "core/uverbs_ioctl.c: uverbs_process_attr";
+    EnumElement = "enum-element", "An enumeration element out of range fails with EOPNOTSUPP.",
+        "core/uverbs_ioctl.c: uverbs_process_attr";
+    EnumReserved = "enum-reserved", "The reserved byte of an enumeration fails with EINVAL if it is not 0.",
+        "core/uverbs_ioctl.c: uverbs_process_attr";
+    TooShort = "too-short", "A payload shorter than its minimum fails with EINVAL.",
+        "core/uverbs_ioctl.c: uverbs_process_attr";
+    TooLong = "too-long", "A payload longer than its fixed size fails with EINVAL.",
+        "core/uverbs_ioctl.c: uverbs_process_attr";
+    ZeroTail = "zero-tail", "A struct longer than the kernel's is accepted if the tail is zero.",
+        "core/uverbs_ioctl.c: uverbs_process_attr";
+    NonZeroTail = "nonzero-tail",
+        "A struct longer than the kernel's fails with EOPNOTSUPP if the tail is not zero or not readable.",
+        "core/uverbs_ioctl.c: uverbs_process_attr, uverbs_is_attr_cleared";
+    InputUnreadable = "input-unreadable", "An input of more than 8 bytes that can't be read fails with EFAULT.",
+        "core/uverbs_ioctl.c: uverbs_process_attr, uverbs_copy_from";
+    OutputUnwritable = "output-unwritable",
+        "An output that can't be written fails with EFAULT, and a half-made object is destroyed.",
+        "core/ib_core_uverbs.c: uverbs_copy_to";
+    OutputFlag = "output-flag", "The kernel sets UVERBS_ATTR_F_VALID_OUTPUT on the outputs that it wrote.",
+        "core/uverbs_ioctl.c: uverbs_set_output";
+    OutputTail = "output-tail", "An output longer than the kernel's struct is filled with zeros.",
+        "core/ib_core_uverbs.c: uverbs_copy_to_struct_or_zero";
+    ConstantRange = "constant-range", "A constant above the range of its type fails with EINVAL.",
+        "core/uverbs_ioctl.c: _uverbs_get_const_unsigned";
+    FlagsLength = "flags-length", "Flags of a length other than 4 or 8 bytes fail with EINVAL.",
+        "core/uverbs_ioctl.c: uverbs_get_flags64";
+    FlagsFourBytes = "flags-4-bytes", "Flags may have 4 bytes.",
+        "core/uverbs_ioctl.c: uverbs_get_flags64";
+    FlagsUnknown = "flags-unknown", "An undefined flag fails with EINVAL.",
+        "core/uverbs_ioctl.c: uverbs_get_flags64, uverbs_get_flags32";
+    HandleUnknown = "handle-unknown", "A handle without an object fails with ENOENT.",
+        "core/rdma_core.c: lookup_get_idr_uobject";
+    HandleNegative = "handle-negative", "A negative handle fails with EINVAL.",
+        "core/rdma_core.c: lookup_get_idr_uobject";
+    HandleWide = "handle-wide", "A handle of more than 32 bits is not truncated: it fails with ENOENT.",
+        "core/rdma_core.c: lookup_get_idr_uobject";
+    HandleType = "handle-type", "A handle of an object of another class fails with EINVAL.",
+        "core/rdma_core.c: rdma_lookup_get_uobject";
+    HandleDestroyed = "handle-destroyed", "The handle of a destroyed object fails with ENOENT.",
+        "core/rdma_core.c: lookup_get_idr_uobject";
+    HandleForeign = "handle-foreign", "A handle of another open file fails with ENOENT.",
+        "core/rdma_core.c: lookup_get_idr_uobject";
+    HandleAbsentClass = "handle-absent-class",
+        "A handle of a class that the driver does not support fails with EINVAL.",
+        "core/rdma_core.c: rdma_lookup_get_uobject";
+    HandleLength = "handle-length", "A handle or descriptor with a length other than 0 fails with EINVAL.",
+        "core/uverbs_ioctl.c: uverbs_process_attr";
+    NewHandleInput = "new-handle-input", "The data of a new handle or descriptor is ignored on input.",
+        "core/uverbs_ioctl.c: uverbs_process_attr";
+    FdClosed = "fd-closed", "A descriptor that is not open fails with EBADF.",
+        "core/rdma_core.c: lookup_get_fd_uobject";
+    FdOtherFile = "fd-other-file", "A descriptor of another file type or class fails with EBADF.",
+        "core/rdma_core.c: lookup_get_fd_uobject";
+    FdForeign = "fd-foreign", "A descriptor made on another open file of the device fails with EBADF.",
+        "core/rdma_core.c: lookup_get_fd_uobject";
+    FdWide = "fd-wide", "A descriptor out of the range of an int fails with EINVAL.",
+        "core/rdma_core.c: lookup_get_fd_uobject; core/uverbs_ioctl.c: uverbs_process_attr";
+    NeedsContext = "needs-context", "A call that needs a context fails with EINVAL before GET_CONTEXT.",
+        "core/rdma_core.c: alloc_uobj; core/uverbs_main.c: ib_uverbs_get_ucontext_file";
+    GoodCall = "good-call", "A valid call succeeds, or fails with the documented error of the driver.",
+        "the method's handler";
+    DriverPayload = "driver-payload", "The driver's payload has the length that the driver requires.",
+        "the driver";
+    SecondContext = "second-context", "A file has one context: a second GET_CONTEXT fails with EINVAL.",
+        "core/uverbs_cmd.c: ib_init_ucontext";
+    CheckOrder = "check-order", "Of several faults, the one that the kernel tests first decides the error.",
+        "core/uverbs_ioctl.c: ib_uverbs_ioctl, ib_uverbs_cmd_verbs, ib_uverbs_run_method";
+    Undo = "undo", "A call that fails after it made an object destroys it.",
+        "core/uverbs_ioctl.c: bundle_destroy";
+    Busy = "busy", "An object can't be destroyed while another object uses it: EBUSY.",
+        "core/rdma_core.c: uverbs_destroy_uobject; core/verbs.c: the usecnt of each object";
+    DestroyTwice = "destroy-twice", "A destroyed object can't be destroyed again: ENOENT.",
+        "core/rdma_core.c: lookup_get_idr_uobject";
+    CloseFrees = "close-frees", "Closing the file destroys all its objects.",
+        "core/rdma_core.c: uverbs_destroy_ufile_hw";
+    WriteUnknown = "command-unknown",
+        "A command number without a handler, or that the driver does not support, fails with EOPNOTSUPP.",
+        "core/uverbs_uapi.c: uapi_get_method";
+    WriteNumber = "command-number", "A command number with undefined bits fails with EINVAL.",
+        "core/rdma_core.h: uapi_get_method";
+    RequestShort = "request-short", "A request shorter than the command's struct fails with ENOSPC.",
+        "core/uverbs_std_types_device.c: UVERBS_METHOD_INVOKE_WRITE";
+    ResponseShort = "response-short", "A response buffer shorter than the command's minimum fails with ENOSPC.",
+        "core/uverbs_std_types_device.c: UVERBS_METHOD_INVOKE_WRITE";
+    RequestUnreadable = "request-unreadable", "An unreadable request fails with EFAULT.",
+        "core/uverbs_cmd.c: uverbs_request";
+    ResponseUnwritable = "response-unwritable",
+        "An unwritable response fails with EFAULT, and the new object is destroyed.",
+        "core/uverbs_cmd.c: uverbs_response";
+    RequestZeroTail = "request-zero-tail", "A request longer than the kernel's struct is accepted if its tail is zero.",
+        "core/uverbs_cmd.c: uverbs_request";
+    RequestTail = "request-nonzero-tail",
+        "A request longer than the kernel's struct with a tail that is not zero fails with EOPNOTSUPP.",
+        "core/uverbs_cmd.c: uverbs_request";
+    RequestHandle = "request-handle",
+        "A handle in a request that names no object fails with ENOENT, one of another class with EINVAL.",
+        "core/rdma_core.c: rdma_lookup_get_uobject";
+    ResponseTail = "response-tail", "A response buffer longer than the kernel's struct is filled with zeros.",
+        "core/uverbs_cmd.c: uverbs_response";
+    RequestField = "request-field", "A field of a request that must be 0, or is out of range, fails as documented.",
+        "core/uverbs_cmd.c: the command's handler";
+    Transition = "transition", "A transition that the state table does not have fails with EINVAL.",
+        "core/verbs.c: ib_modify_qp_is_ok, qp_state_table";
+    TransitionRequired = "required-attribute", "A transition without one of its required attributes fails with EINVAL.",
+        "core/verbs.c: ib_modify_qp_is_ok, qp_state_table";
+    TransitionExtra = "other-attribute",
+        "A transition accepts its optional attributes and fails with EINVAL for any other.",
+        "core/verbs.c: ib_modify_qp_is_ok, qp_state_table";
+    QpAttributeRange = "qp-attribute-range", "A QP attribute out of range fails as documented.",
+        "core/uverbs_cmd.c: modify_qp; the driver's modify_qp";
+    QpStateKept = "qp-state-kept", "A refused transition leaves the state of the QP.",
+        "the driver's modify_qp";
+    Limit = "limit", "A size within the device's limit is accepted, one above it fails with EINVAL.",
+        "the driver's create methods; core/uverbs_cmd.c";
+    Mmap = "mmap", "A queue is mapped once, at its offset, with at most its length.",
+        "sw/rxe/rxe_mmap.c: rxe_mmap; core/uverbs_main.c: ib_uverbs_mmap";
+    EventFd = "event-fd", "Reads and polls of an event descriptor follow the state of its queue.",
+        "core/uverbs_main.c: ib_uverbs_event_read, ib_uverbs_event_poll";
+    WriteHeader = "write-header", "A write() with an inconsistent header fails as documented.",
+        "core/uverbs_main.c: ib_uverbs_write, verify_hdr";
+    WriteParity = "write-parity", "A command has the same result by write() and by INVOKE_WRITE.",
+        "core/uverbs_main.c: ib_uverbs_write; core/uverbs_std_types_device.c: UVERBS_METHOD_INVOKE_WRITE";
+    MrAccess = "mr-access", "Access flags of a memory region are checked as documented.",
+        "include/rdma/ib_verbs.h: ib_check_mr_access; the driver's reg_user_mr";
+    Query = "query", "A query reports the values of the object.",
+        "core/uverbs_cmd.c: the command's handler";
+}

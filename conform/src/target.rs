@@ -1,0 +1,82 @@
+//! What the checks run against: a kernel's device, or a model of the kernel.
+
+use std::fmt;
+
+use bareverbs::netlink::ResourceSummary;
+use rustix::io::Errno;
+
+/// A device that answers calls.
+pub(crate) trait Target {
+    /// Its name in reports.
+    fn name(&self) -> String;
+
+    /// The kernel's version in reports.
+    fn kernel(&self) -> String;
+
+    /// The driver id that calls must state.
+    fn driver_id(&self) -> u32;
+
+    /// Opens its uverbs file.
+    fn open(&self) -> Result<Box<dyn UverbsFile + '_>, Errno>;
+
+    /// The objects of the device by class, of all processes.
+    fn resources(&self) -> Result<ResourceSummary, String>;
+
+    /// Warnings that the kernel logged since the last call.
+    fn warnings(&self) -> Vec<String>;
+}
+
+/// An open uverbs file.
+pub(crate) trait UverbsFile {
+    /// Executes an ioctl.
+    ///
+    /// # Safety
+    ///
+    /// `address` has a call, or no memory. The kernel reads and writes the memory that the call
+    /// names: each address in it has memory that permits the access for the given length, or no
+    /// memory. Memory that the call registers stays until the file is closed.
+    unsafe fn ioctl(&self, number: u32, address: u64) -> Result<(), Errno>;
+
+    /// Writes a command.
+    ///
+    /// # Safety
+    ///
+    /// As for [`UverbsFile::ioctl`].
+    unsafe fn write(&self, command: &[u8]) -> Result<usize, Errno>;
+
+    /// Closes a descriptor that a call made.
+    fn close(&self, fd: i32);
+
+    /// A descriptor of the file itself, and one of an unrelated file.
+    fn other_fds(&self) -> [i32; 2];
+
+    /// A read of a descriptor that a call made.
+    fn read(&self, fd: i32, buffer: &mut [u8]) -> Result<usize, Errno>;
+
+    /// Maps the file, and unmaps it again.
+    fn map(&self, offset: u64, len: usize) -> Result<(), Errno>;
+}
+
+/// The difference of two resource counts, for a report of a leak.
+pub(crate) struct Difference(pub(crate) ResourceSummary, pub(crate) ResourceSummary);
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(before, after) = self;
+        let pairs = [
+            ("pd", before.pd, after.pd),
+            ("cq", before.cq, after.cq),
+            ("qp", before.qp, after.qp),
+            ("cm_id", before.cm_id, after.cm_id),
+            ("mr", before.mr, after.mr),
+            ("ctx", before.ctx, after.ctx),
+            ("srq", before.srq, after.srq),
+        ];
+        let mut separator = "";
+        for (class, before, after) in pairs.into_iter().filter(|(_, before, after)| before != after) {
+            write!(f, "{separator}{class} {before} before, {after} after")?;
+            separator = ", ";
+        }
+        Ok(())
+    }
+}
