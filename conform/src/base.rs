@@ -5,8 +5,8 @@ use bareverbs_uapi::method::{Access, AttributeInfo, AttributeKind, MethodInfo, P
 use bareverbs_uapi::registry;
 use bareverbs_uapi::uverbs::types::QpType;
 use bareverbs_uapi::uverbs::{
-    AdviseMr, CqCreate, GetContext, InfoHandles, InvokeWrite, ObjectClass, QpCreate, QueryGidTable, RegDmabufMr,
-    RegMr, SrqCreate,
+    AdviseMr, CqCreate, GetContext, InfoHandles, InvokeWrite, ObjectClass, QpCreate, QueryGidTable,
+    RegDmabufMr, RegMr, SrqCreate,
 };
 use bareverbs_uapi::write::WriteCommand;
 use zerocopy::IntoBytes;
@@ -27,11 +27,20 @@ pub(crate) static RXE_ADVISE_MR: Change = Change {
 pub(crate) enum Effect {
     Nothing,
     /// Makes an object; the attribute returns its handle.
-    Makes { class: u16, id: u16 },
+    Makes {
+        class: u16,
+        id: u16,
+    },
     /// Makes a descriptor.
-    MakesFd { class: u16, id: u16 },
+    MakesFd {
+        class: u16,
+        id: u16,
+    },
     /// Destroys an object.
-    Destroys { class: u16, handle: u32 },
+    Destroys {
+        class: u16,
+        handle: u32,
+    },
     /// Makes the context of the file.
     MakesContext,
 }
@@ -52,6 +61,10 @@ pub(crate) struct Attr {
     pub(crate) read: bool,
     /// First kernel series that knows it.
     pub(crate) since: Since,
+    /// The answer of a call with it, if not that of the valid call.
+    pub(crate) with: Option<Answer>,
+    /// Whether the parser reads the payload, not the handler (`UA_ALLOC_AND_COPY`).
+    pub(crate) copied: bool,
 }
 
 impl Attr {
@@ -65,6 +78,8 @@ impl Attr {
             written: matches!(info.kind, AttributeKind::Output { .. }),
             read: true,
             since: info.since,
+            with: None,
+            copied: false,
         }
     }
 }
@@ -112,20 +127,23 @@ impl Base {
             set(InvokeWrite::CORE_IN.id(), &needed(Answer::NOSPC));
             set(InvokeWrite::CORE_OUT.id(), &needed(Answer::NOSPC));
         } else if method!(method, QpCreate) {
-            for id in [QpCreate::PD_HANDLE.id(), QpCreate::SEND_CQ_HANDLE.id(), QpCreate::RECV_CQ_HANDLE.id()] {
+            for id in [QpCreate::PD_HANDLE.id(), QpCreate::SEND_CQ_HANDLE.id(), QpCreate::RECV_CQ_HANDLE.id()]
+            {
                 set(id, &needed(Answer::NOENT));
             }
+            // rxe has no creation flags, and a source QPN sets one.
+            set(QpCreate::SOURCE_QPN.id(), &|attr| attr.with = Some(Answer::OPNOTSUPP));
         } else if method!(method, SrqCreate) {
             // Only SRQs of type XRC have a number.
             set(SrqCreate::RESP_SRQ_NUM.id(), &|attr| attr.written = false);
         } else if method!(method, RegMr) {
             set(RegMr::ADDR.id(), &needed(Answer::INVAL));
+        } else if method!(method, AdviseMr) {
+            set(AdviseMr::SGE_LIST.id(), &|attr| attr.copied = true);
         }
         // rxe does not read buffer descriptors of queues.
-        let buffers = [
-            (CqCreate::INFO_IDS, &[8, 9, 10, 11, 12][..]),
-            (QpCreate::INFO_IDS, &[15, 16, 17][..]),
-        ];
+        let buffers =
+            [(CqCreate::INFO_IDS, &[8, 9, 10, 11, 12][..]), (QpCreate::INFO_IDS, &[15, 16, 17][..])];
         for ((object, id), ids) in buffers {
             if (method.object, method.id) == (object, id) {
                 for id in ids {
@@ -144,9 +162,16 @@ impl Base {
                 written: true,
                 read: true,
                 since: Since::V6_1,
+                with: None,
+                copied: false,
             });
         }
-        Some(Self { method, answer: answer_on_rxe(method), without_context: without_context(method), attributes })
+        Some(Self {
+            method,
+            answer: answer_on_rxe(method),
+            without_context: without_context(method),
+            attributes,
+        })
     }
 
     /// Builds a valid call, with the objects that it needs.
@@ -272,7 +297,11 @@ fn special(session: &mut Session<'_>, method: &MethodInfo, id: u16) -> Step<Opti
         }
     } else if method!(method, InfoHandles) {
         match id {
-            _ if id == InfoHandles::OBJECT_ID.id() => Slot::number(id, ObjectClass::PD.0.into()),
+            _ if id == InfoHandles::OBJECT_ID.id() => {
+                // Without an object, nothing is written to the list.
+                session.pd()?;
+                Slot::number(id, ObjectClass::PD.0.into())
+            }
             _ if id == InfoHandles::HANDLES_LIST.id() => Slot::output(id, 64),
             _ => return Ok(None),
         }

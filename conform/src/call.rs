@@ -166,7 +166,9 @@ impl Call {
 
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let bytes = self.clone().encode();
+        // The copy's buffers are printed, so it stays until the end.
+        let mut copy = self.clone();
+        let bytes = copy.encode();
         let Header { length, num_attrs, reserved1, reserved2, .. } = self.header;
         if !self.counted {
             write!(f, "length {length}, {num_attrs} attributes: ")?;

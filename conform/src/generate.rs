@@ -1,7 +1,8 @@
 //! The generators of checks.
 
 mod commands;
-mod parser;
+mod life;
+pub(crate) mod parser;
 mod qp_states;
 
 use bareverbs_uapi::uverbs::types::DriverId;
@@ -15,6 +16,7 @@ pub(crate) fn checks(driver_id: u32) -> Vec<Check> {
         checks.extend(parser::checks());
         checks.extend(commands::checks(driver_id));
         checks.extend(qp_states::checks());
+        checks.extend(life::checks());
     }
     checks
 }

@@ -22,11 +22,14 @@ mod answer;
 mod base;
 mod call;
 mod check;
+pub mod decode;
 mod errno;
 mod filter;
 mod generate;
 mod guard;
 mod kernel;
+#[cfg(test)]
+mod model;
 mod probe;
 pub mod report;
 mod request;

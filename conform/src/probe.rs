@@ -18,8 +18,8 @@ const FLUSH_GLOBAL: u32 = 1 << 8;
 pub(crate) fn series(target: &dyn Target) -> Step<Since> {
     let mut session = Session::open(target, Since::V6_1)?;
     // GET_CONTEXT has the attribute FD_ARR since 7.2. Its length of 0 is invalid.
-    let mut call = Call::of(target.driver_id(), &GetContext::INFO)
-        .with(Slot::input(GetContext::FD_ARR.id(), &[]));
+    let mut call =
+        Call::of(target.driver_id(), &GetContext::INFO).with(Slot::input(GetContext::FD_ARR.id(), &[]));
     match session.execute(&mut call) {
         Answer::INVAL => return Ok(Since::V7_2),
         Answer::PROTONOSUPPORT => {}
@@ -27,8 +27,7 @@ pub(crate) fn series(target: &dyn Target) -> Step<Since> {
     }
     let pd = session.pd()?;
     let request = session.mr_request(pd, FLUSH_GLOBAL | 1);
-    let mut call =
-        session.command(write::RegMr::INFO.number, request.as_bytes(), size_of::<RegMrResp>(), 0);
+    let mut call = session.command(write::RegMr::INFO.number, request.as_bytes(), size_of::<RegMrResp>(), 0);
     // A kernel that knows the flag may still refuse it for the device, with another error.
     Ok(if session.execute(&mut call) == Answer::INVAL { Since::V6_1 } else { Since::V6_12 })
 }

@@ -1,8 +1,154 @@
-//! Reports of a run: KTAP, JUnit and JSON.
+//! Reports of a run: a summary, KTAP, JUnit, JSON and HTML; and the difference of two runs.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use crate::{Results, Verdict};
+use crate::{Outcome, Results, Rule, Verdict};
+
+/// A summary in a line.
+#[must_use]
+pub fn summary(results: &Results) -> String {
+    let (passed, failed, skipped) = counts(results);
+    format!(
+        "{} on {}, rules of {}: {passed} passed, {failed} failed, {skipped} skipped in {:.1} s\n",
+        results.device,
+        results.kernel,
+        results.series,
+        results.milliseconds as f64 / 1000.0
+    )
+}
+
+/// What differs between two runs, by method and attribute.
+#[must_use]
+pub fn diff(before: &Results, after: &Results) -> String {
+    let by_name = |results: &Results| -> BTreeMap<String, Outcome> {
+        results.checks.iter().map(|outcome| (outcome.name.clone(), outcome.clone())).collect()
+    };
+    let (old, new) = (by_name(before), by_name(after));
+    let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let names: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
+    for name in names {
+        let line = match (old.get(name), new.get(name)) {
+            (Some(_), None) => "no longer checked".to_owned(),
+            (None, Some(_)) => "checked now".to_owned(),
+            (Some(a), Some(b)) if (a.verdict, &a.got) != (b.verdict, &b.got) => {
+                let change = if b.change.is_empty() { String::new() } else { format!(" ({})", b.change) };
+                format!("{} → {}{change}", shown(a), shown(b))
+            }
+            _ => continue,
+        };
+        let mut parts = name.rsplitn(2, "::");
+        let rule = parts.next().unwrap_or_default();
+        let place = parts.next().unwrap_or_default().to_owned();
+        places.entry(place).or_default().push(format!("  {rule}: {line}"));
+    }
+    let mut text = format!("{} → {}\n", before.kernel, after.kernel);
+    for (place, lines) in &places {
+        let _ = writeln!(text, "{place}\n{}", lines.join("\n"));
+    }
+    if places.is_empty() {
+        text.push_str("no difference\n");
+    }
+    text
+}
+
+fn shown(outcome: &Outcome) -> String {
+    match outcome.verdict {
+        Verdict::Skipped => "skipped".to_owned(),
+        Verdict::Passed => outcome.got.clone(),
+        Verdict::Failed => format!("{} (failed, expected {})", outcome.got, outcome.expected),
+    }
+}
+
+const STYLE: &str = "body{font:15px/1.4 system-ui,sans-serif;margin:1em;max-width:70em}\
+table{border-collapse:collapse}td,th{padding:.2em .6em;border-bottom:1px solid #8884;text-align:left}\
+.p{color:#181}.f{color:#b00;font-weight:bold}.s{color:#777}code{font-size:13px;overflow-wrap:anywhere}\
+.w{overflow-x:auto}@media(prefers-color-scheme:dark){body{background:#111;color:#ddd}.p{color:#6c6}.f{color:#f66}}";
+
+/// A page with rules × kernels. Each cell links to the calls of the rule.
+#[must_use]
+pub fn html(runs: &[Results]) -> String {
+    let mut page = format!(
+        "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\">\
+         <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\
+         <title>RDMA user ABI</title><style>{STYLE}</style>\n<h1>RDMA user ABI</h1>\n<ul>"
+    );
+    for run in runs {
+        let _ = writeln!(page, "<li>{}", escape(summary(run).trim_end()));
+    }
+    page.push_str("</ul>\n<div class=\"w\"><table><tr><th>Rule");
+    for run in runs {
+        let _ = write!(page, "<th>{}", escape(&run.kernel));
+    }
+    page.push('\n');
+    for rule in Rule::ALL {
+        let of: Vec<Vec<&Outcome>> = runs
+            .iter()
+            .map(|run| run.checks.iter().filter(|outcome| outcome.rule == rule.id()).collect())
+            .collect();
+        if of.iter().all(Vec::is_empty) {
+            continue;
+        }
+        let _ = write!(page, "<tr><td>{}", escape(rule.text()));
+        for outcomes in &of {
+            let count = |verdict| outcomes.iter().filter(|outcome| outcome.verdict == verdict).count();
+            let (passed, failed) = (count(Verdict::Passed), count(Verdict::Failed));
+            let (class, text) = match (failed, passed) {
+                (0, 0) => ("s", "skipped".to_owned()),
+                (0, _) => ("p", format!("{passed} pass")),
+                _ => ("f", format!("{failed} of {} fail", failed + passed)),
+            };
+            let _ = write!(page, "<td><a class=\"{class}\" href=\"#{}\">{text}</a>", rule.id());
+        }
+        page.push('\n');
+    }
+    page.push_str("</table></div>\n");
+    for rule in Rule::ALL {
+        calls(&mut page, *rule, runs);
+    }
+    page
+}
+
+/// The calls of one rule.
+fn calls(page: &mut String, rule: Rule, runs: &[Results]) {
+    let mut names: BTreeMap<&str, Vec<Option<&Outcome>>> = BTreeMap::new();
+    for (number, run) in runs.iter().enumerate() {
+        for outcome in run.checks.iter().filter(|outcome| outcome.rule == rule.id()) {
+            names.entry(&outcome.name).or_insert_with(|| vec![None; runs.len()])[number] = Some(outcome);
+        }
+    }
+    if names.is_empty() {
+        return;
+    }
+    let _ = writeln!(
+        page,
+        "<details id=\"{}\"><summary>{}</summary><p>{}<br><code>drivers/infiniband/{}</code>",
+        rule.id(),
+        rule.id(),
+        escape(rule.text()),
+        escape(rule.source())
+    );
+    for (name, outcomes) in names {
+        let _ = write!(page, "<p><b>{}</b><br>", escape(name));
+        for (outcome, run) in outcomes.iter().zip(runs).filter_map(|(outcome, run)| Some(((*outcome)?, run)))
+        {
+            let class = match outcome.verdict {
+                Verdict::Passed => "p",
+                Verdict::Failed => "f",
+                Verdict::Skipped => "s",
+            };
+            let text = if outcome.reason.is_empty() { outcome.got.clone() } else { outcome.reason.clone() };
+            let _ =
+                write!(page, "{}: <span class=\"{class}\">{}</span> ", escape(&run.kernel), escape(&text));
+        }
+        let judged = outcomes.iter().flatten().find(|outcome| !outcome.call.is_empty());
+        if let Some(outcome) = judged {
+            let _ = write!(page, "<br><code>{}</code>", escape(&outcome.call));
+        }
+        page.push('\n');
+    }
+    page.push_str("</details>\n");
+}
 
 /// KTAP, version 1, as the kernel's selftests print it.
 #[must_use]
@@ -15,9 +161,12 @@ pub fn ktap(results: &Results) -> String {
             Verdict::Skipped => ("ok", format!(" # SKIP {}", one_line(&outcome.reason))),
         };
         if outcome.verdict == Verdict::Failed {
-            for line in outcome.reason.lines().chain([outcome.call.as_str()]).chain(
-                outcome.kernel_log.iter().map(String::as_str),
-            ) {
+            for line in outcome
+                .reason
+                .lines()
+                .chain([outcome.call.as_str()])
+                .chain(outcome.kernel_log.iter().map(String::as_str))
+            {
                 let _ = writeln!(text, "# {line}");
             }
         }
@@ -144,6 +293,24 @@ mod tests {
     fn json_is_read_back() {
         let read: Results = serde_json::from_str(&json(&results())).unwrap();
         assert_eq!(read, results());
+    }
+
+    #[test]
+    fn diff_shows_changed_answers_by_place() {
+        let (before, mut after) = (results(), results());
+        assert!(diff(&before, &before).ends_with("no difference\n"));
+        after.checks[0].got = "EFAULT".into();
+        after.checks.remove(2);
+        let text = diff(&before, &after);
+        assert!(text.contains("a::b::c\n  passes: success → EFAULT\n  skips: no longer checked"), "{text}");
+    }
+
+    #[test]
+    fn page_links_each_cell_and_loads_nothing() {
+        let page = html(&[results(), results()]);
+        assert!(page.contains("href=\"#missing\"") && page.contains("<details id=\"missing\">"), "{page}");
+        assert!(page.contains("1 of 2 fail") && page.contains("&lt;more&gt;"), "{page}");
+        assert!(!page.contains("http") && !page.contains("<script"), "{page}");
     }
 
     #[test]

@@ -63,6 +63,8 @@ impl Request {
             _ => None,
         });
         let all = fields.iter().chain(nested.flatten());
-        all.map(|field| field.rust).filter(|name| name.ends_with("_handle") && *name != "user_handle").collect()
+        all.map(|field| field.rust)
+            .filter(|name| name.ends_with("_handle") && *name != "user_handle")
+            .collect()
     }
 }

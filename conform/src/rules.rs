@@ -157,6 +157,10 @@ rules! {
         "core/rdma_core.h: uapi_get_method";
     RequestShort = "request-short", "A request shorter than the command's struct fails with ENOSPC.",
         "core/uverbs_std_types_device.c: UVERBS_METHOD_INVOKE_WRITE";
+    ExtendedShort = "extended-short",
+        "An extended command takes a short request as if the rest were 0, and cuts its response: \
+         the kernel does not apply the declared minimum.",
+        "core/uverbs_uapi.c: uapi_merge_method";
     ResponseShort = "response-short", "A response buffer shorter than the command's minimum fails with ENOSPC.",
         "core/uverbs_std_types_device.c: UVERBS_METHOD_INVOKE_WRITE";
     RequestUnreadable = "request-unreadable", "An unreadable request fails with EFAULT.",

@@ -12,6 +12,7 @@ use crate::check::Check;
 use crate::generate;
 use crate::kernel::KernelDevice;
 use crate::probe;
+use crate::rules::Rule;
 use crate::session::{Judged, Session, Step, Stop};
 use crate::target::{Difference, Target};
 use crate::{Filter, SuiteError};
@@ -36,7 +37,7 @@ pub enum Verdict {
 pub struct Outcome {
     /// The name of the check.
     pub name: String,
-    /// The short name of its rule.
+    /// The short name of its rule; that of leaks if the check leaked.
     pub rule: String,
     /// The result.
     pub verdict: Verdict,
@@ -78,6 +79,23 @@ impl Results {
         self.checks.iter().filter(|outcome| outcome.verdict == verdict).count()
     }
 
+    /// The rule that the failures have in common best: a missing method or attribute, a leak, a
+    /// valid call that fails, or the rule with the largest share of failures. `None` without failures.
+    #[must_use]
+    pub fn broken_rule(&self) -> Option<String> {
+        let share = |rule: &Rule| {
+            let of = self.checks.iter().filter(|outcome| outcome.rule == rule.id());
+            let ran: Vec<_> = of.filter(|outcome| outcome.verdict != Verdict::Skipped).collect();
+            let failed = ran.iter().filter(|outcome| outcome.verdict == Verdict::Failed).count();
+            (failed * 1000).checked_div(ran.len()).unwrap_or(0)
+        };
+        // Each explains failures of other rules.
+        let causes = [Rule::MethodPresent, Rule::AttributePresent, Rule::Undo, Rule::GoodCall];
+        let cause = causes.into_iter().find(|rule| share(rule) > 0);
+        let largest = || Rule::ALL.iter().copied().rev().max_by_key(share).filter(|rule| share(rule) > 0);
+        cause.or_else(largest).map(|rule| rule.id().to_owned())
+    }
+
     /// The exit status of a program that ran the suite: 0 if nothing unexpected happened, 4 if all
     /// checks were skipped (`KSFT_SKIP` of the kernel's selftests), else 1.
     #[must_use]
@@ -96,6 +114,7 @@ pub struct Suite {
     series: Since,
     checks: Vec<Check>,
     device_option: String,
+    records_passed: bool,
 }
 
 impl std::fmt::Debug for Suite {
@@ -115,14 +134,26 @@ impl Suite {
         Self::new(Box::new(device))
     }
 
-    pub(crate) fn new(target: Box<dyn Target>) -> Result<Self, SuiteError> {
+    fn new(target: Box<dyn Target>) -> Result<Self, SuiteError> {
+        let checks = generate::checks(target.driver_id());
+        Self::of(target, checks)
+    }
+
+    /// These checks for a device.
+    pub(crate) fn of(target: Box<dyn Target>, checks: Vec<Check>) -> Result<Self, SuiteError> {
         let series = match probe::series(&*target) {
             Ok(series) => series,
             Err(Stop::Skip(reason) | Stop::Fail(reason)) => return Err(SuiteError::Probe { reason }),
         };
         let device_option = format!("--device {} ", target.name());
-        let checks = generate::checks(target.driver_id());
-        Ok(Self { target, series, checks, device_option })
+        Ok(Self { target, series, checks, device_option, records_passed: true })
+    }
+
+    /// Does not decode the calls of checks that pass, which takes most of the time on the model.
+    #[cfg(test)]
+    pub(crate) fn without_passed_calls(mut self) -> Self {
+        self.records_passed = false;
+        self
     }
 
     /// The checks.
@@ -187,14 +218,15 @@ impl Suite {
     }
 
     fn run_one(&self, check: &Check, baseline: &mut Result<ResourceSummary, String>) -> Outcome {
-        let mut judged = None;
+        let (mut judged, mut leaks) = (None, false);
         let mut result = Session::open(&*self.target, self.series).and_then(|mut session| {
+            session.records_passed = self.records_passed;
             let result = (check.body)(&mut session);
             judged = session.judged.take();
-            // Skipped checks must not leak either, but may stop anywhere.
-            if result.is_ok() { session.check_handles() } else { result }
+            if result.is_ok() { session.check_handles().inspect_err(|_| leaks = true) } else { result }
         });
         if let (Ok(()), Err(leak)) = (&result, self.settle(baseline)) {
+            leaks = true;
             result = Err(Stop::Fail(leak));
         }
         let kernel_log = self.target.warnings();
@@ -213,7 +245,7 @@ impl Suite {
         };
         Outcome {
             name: check.name.clone(),
-            rule: check.rule.id().to_owned(),
+            rule: if leaks { Rule::Undo } else { check.rule }.id().to_owned(),
             verdict,
             expected: expected.to_string(),
             got,
@@ -254,7 +286,13 @@ impl Suite {
             let _ = writeln!(text, "  rule:     {}", check.rule.text());
             let _ = writeln!(text, "  source:   drivers/infiniband/{}", check.rule.source());
             if let Some(change) = check.expect.change() {
-                let _ = writeln!(text, "  change:   {}, since {}: {}", change.name, change.since.name(), change.why);
+                let _ = writeln!(
+                    text,
+                    "  change:   {}, since {}: {}",
+                    change.name,
+                    change.since.name(),
+                    change.why
+                );
             }
         }
         for line in &outcome.kernel_log {

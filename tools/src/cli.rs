@@ -1,5 +1,6 @@
 //! The command line.
 
+pub(crate) mod conform;
 pub(crate) mod device;
 pub(crate) mod pingpong;
 pub(crate) mod stat;
@@ -10,6 +11,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+use self::conform::{Conform, Decode};
 use self::device::{Dev, Link, Monitor, Status, System};
 use self::pingpong::Pingpong;
 use self::stat::Stat;
@@ -47,6 +49,10 @@ pub(crate) enum Command {
     Resources(Resources),
     /// Decode queue entries of a ConnectX
     Dump(Dump),
+    /// Check the kernel's ABI: exit status 0 if it conforms, 1 if not, 4 if all checks were skipped
+    Conform(Conform),
+    /// Decode ioctls, commands and messages of the kernel's RDMA interfaces
+    Decode(Decode),
     /// Bounce messages between two hosts
     #[command(subcommand)]
     Pingpong(Pingpong),
@@ -193,6 +199,12 @@ mod tests {
             "status rxe0",
             "completions bash",
             "man --dir /tmp/pages",
+            "conform --device rxe0 --filter parser::* --format ktap --html /tmp/page.html --seed 7",
+            "conform --list",
+            "conform diff a.json b.json",
+            "conform page a.json b.json",
+            "decode ioctl",
+            "decode rdma-cm-event --json /tmp/bytes",
         ] {
             parse(line).unwrap_or_else(|error| panic!("{line}: {error}"));
         }

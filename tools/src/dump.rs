@@ -33,7 +33,7 @@ pub(crate) fn describe(bytes: Vec<u8>, entries: EntryKind) -> Result<String> {
     }
 }
 
-fn read(file: Option<&Path>) -> Result<Vec<u8>> {
+pub(crate) fn read(file: Option<&Path>) -> Result<Vec<u8>> {
     let (mut source, name): (Box<dyn Read>, _) = match file {
         Some(path) if path != Path::new("-") => {
             let name = path.display().to_string();

@@ -4,6 +4,8 @@
 
 mod asyncwatch;
 mod cli;
+mod conform;
+mod decode;
 mod dev;
 mod devices;
 mod devinfo;
@@ -37,6 +39,11 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
         Command::Asyncwatch(options) => asyncwatch::watch(&options),
         Command::Resources(options) => resources::show(&options),
         Command::Dump(options) => dump::show(&options),
+        Command::Conform(options) => match conform::run(&options) {
+            Ok(status) => return status,
+            Err(error) => Err(error),
+        },
+        Command::Decode(options) => decode::show(&options),
         Command::Pingpong(options) => pingpong::run(&options),
         Command::Status(options) => status::show(&options),
         Command::Link(options) => link::run(&options),

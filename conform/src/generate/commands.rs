@@ -25,6 +25,21 @@ pub(crate) static UNREADABLE_TAIL: Change = Change {
           ib_is_buffer_cleared took it for a tail that is not zero",
 };
 
+static CQ_WITHOUT_ENTRIES: Change = Change {
+    name: "create-cq-without-entries",
+    since: Since::V7_2,
+    why: "the core refuses a CQ of 0 entries since 7.2, before it looks at the channel (core/uverbs_cmd.c: \
+          create_cq); before, the driver did",
+};
+
+/// A regression of 7.2; see `docs/findings/get-context-by-invoke-write.md`.
+pub(crate) static INVOKE_WRITE_GET_CONTEXT: Change = Change {
+    name: "get-context-by-invoke-write",
+    since: Since::V7_2,
+    why: "ib_init_ucontext looks for the attribute FD_ARR (2) of GET_CONTEXT, which is WRITE_CMD of \
+          INVOKE_WRITE: it takes the command number for two descriptors (core/uverbs_cmd.c)",
+};
+
 pub(crate) static RXE_REREG_MR: Change = Change {
     name: "rxe-rereg-mr",
     since: Since::V6_12,
@@ -61,6 +76,16 @@ struct Command {
 impl Command {
     fn info(&self) -> &'static WriteCommandInfo {
         registry::command(self.number).expect("the table has the command")
+    }
+
+    /// The answer of a valid call.
+    fn answer(&self) -> Expect {
+        match self.effect {
+            Effect::MakesContext => {
+                Expect::Changed { change: &INVOKE_WRITE_GET_CONTEXT, before: Answer::Ok, after: Answer::BADF }
+            }
+            _ => Answer::Ok.into(),
+        }
     }
 
     fn title(&self) -> String {
@@ -259,9 +284,27 @@ fn build(command: &Command, session: &mut Session<'_>) -> Step<(Call, Request)> 
     Ok((call, request))
 }
 
-fn apply(command: &Command, session: &mut Session<'_>, request: &Request, response: u32) {
+/// Notes the effect of a successful command. The response may be absent.
+fn apply(
+    command: &Command,
+    session: &mut Session<'_>,
+    request: &Request,
+    response: Option<&Slot>,
+) -> Step<()> {
+    let bytes = response.and_then(|slot| slot.bytes().first_chunk());
+    apply_first(command, session, request, bytes.map(|bytes| u32::from_ne_bytes(*bytes)))
+}
+
+fn apply_first(
+    command: &Command,
+    session: &mut Session<'_>,
+    request: &Request,
+    first: Option<u32>,
+) -> Step<()> {
+    let response = first.unwrap_or(0);
     match command.effect {
         Effect::Nothing => {}
+        Effect::Makes(class) if first.is_none() => session.note_new(class.0)?,
         Effect::Makes(class) => session.note_object(class.0, response),
         Effect::MakesFd(class) => session.note_descriptor(class.0, response.cast_signed()),
         Effect::Destroys(class, field) => session.forget(class.0, request.get(field)),
@@ -270,6 +313,7 @@ fn apply(command: &Command, session: &mut Session<'_>, request: &Request, respon
             session.note_descriptor(ObjectClass::ASYNC_EVENT.0, response.cast_signed());
         }
     }
+    Ok(())
 }
 
 type Mutate = Rc<dyn Fn(&mut Session<'_>, &mut Call, &mut Request) -> Step<()>>;
@@ -282,23 +326,20 @@ fn run(command: &Command, session: &mut Session<'_>, mutate: &Mutate, expect: Ex
     let got = session.judge(&mut call, expect)?;
     let out = InvokeWrite::CORE_OUT.id();
     match got {
-        Answer::Ok => {
-            apply(command, session, &changed, call.u32_of(out));
-            Ok(())
-        }
-        Answer::FAULT if matches!(command.effect, Effect::Destroys(..)) && call.slot(out).is_some_and(unmapped) => {
+        Answer::Ok => apply(command, session, &changed, call.slot(out)),
+        Answer::FAULT
+            if matches!(command.effect, Effect::Destroys(..)) && call.slot(out).is_some_and(unmapped) =>
+        {
             // Destroyed before the response was written.
-            apply(command, session, &request, 0);
+            apply(command, session, &request, None)?;
             match session.execute(&mut valid) {
                 Answer::NOENT => Ok(()),
                 got => fail(format!("the valid call after EFAULT: expected ENOENT, got {got}: {valid}")),
             }
         }
         _ => match session.execute(&mut valid) {
-            Answer::Ok => {
-                apply(command, session, &request, valid.u32_of(out));
-                Ok(())
-            }
+            Answer::Ok => apply(command, session, &request, valid.slot(out)),
+            got if got == command.answer().on(session.series) => Ok(()),
             got => fail(format!("the valid call after the refused one failed with {got}: {valid}")),
         },
     }
@@ -333,47 +374,97 @@ fn of_command(command: &'static Command, checks: &mut Vec<Check>) {
         }));
     };
     let is = |answer: Answer| Expect::Is(answer);
-    add("all", Rule::GoodCall, "", is(Answer::Ok), Rc::new(|_, _, _| Ok(())));
+    add("all", Rule::GoodCall, "", command.answer(), Rc::new(|_, _, _| Ok(())));
     let size = info.request.map_or(0, |info| info.size);
     let minimum = info.request_minimum;
     // INVOKE_WRITE itself refuses requests below 4 bytes.
-    let short = if minimum > 4 { Answer::NOSPC } else { Answer::INVAL };
-    add("request", Rule::RequestShort, "one-less", is(short), Rc::new(move |_, call, _| {
-        slot_mut(call, input)?.set_len((minimum - 1) as u16);
-        Ok(())
-    }));
-    add("request", Rule::RequestShort, "absent", is(Answer::NOSPC), Rc::new(move |_, call, _| {
-        call.slots.retain(|slot| slot.raw.attr_id != input);
-        Ok(())
-    }));
-    if size > 8 {
-        add("request", Rule::RequestUnreadable, "", is(Answer::FAULT), Rc::new(move |_, call, _| {
-            slot_mut(call, input)?.unmap();
+    let extended = command.number & EXTENDED != 0;
+    let (short, absent) = match minimum {
+        // Only QUERY_DEVICE takes a request of zeros.
+        _ if extended => (Answer::Ok, if info.rust == "QueryDevice" { Answer::Ok } else { Answer::INVAL }),
+        0..=4 => (Answer::INVAL, Answer::NOSPC),
+        _ => (Answer::NOSPC, Answer::NOSPC),
+    };
+    let [request_short, response_short] = match extended {
+        true => [Rule::ExtendedShort; 2],
+        false => [Rule::RequestShort, Rule::ResponseShort],
+    };
+    add(
+        "request",
+        request_short,
+        "one-less",
+        is(short),
+        Rc::new(move |_, call, _| {
+            slot_mut(call, input)?.set_len((minimum - 1) as u16);
             Ok(())
-        }));
+        }),
+    );
+    // A request of zeros names descriptor 0 as its channel.
+    let absent = match command.number == (EXTENDED | 18) {
+        true => Expect::Changed { change: &CQ_WITHOUT_ENTRIES, before: Answer::BADF, after: Answer::INVAL },
+        false => is(absent),
+    };
+    add(
+        "request",
+        request_short,
+        "absent",
+        absent,
+        Rc::new(move |_, call, _| {
+            call.slots.retain(|slot| slot.raw.attr_id != input);
+            Ok(())
+        }),
+    );
+    if size > 8 {
+        add(
+            "request",
+            Rule::RequestUnreadable,
+            "",
+            is(Answer::FAULT),
+            Rc::new(move |_, call, _| {
+                slot_mut(call, input)?.unmap();
+                Ok(())
+            }),
+        );
     }
-    add("request", Rule::RequestZeroTail, "", is(Answer::Ok), Rc::new(|_, call, request| {
-        let bytes = [request.bytes.as_slice(), &[0; 8]].concat();
-        replace(call, &bytes)
-    }));
+    add(
+        "request",
+        Rule::RequestZeroTail,
+        "",
+        command.answer(),
+        Rc::new(|_, call, request| {
+            let bytes = [request.bytes.as_slice(), &[0; 8]].concat();
+            replace(call, &bytes)
+        }),
+    );
     for (suffix, position) in [("first", 0), ("last", 7)] {
-        add("request", Rule::RequestTail, suffix, is(Answer::OPNOTSUPP), Rc::new(move |_, call, request| {
-            let mut tail = [0; 8];
-            tail[position] = 1;
-            replace(call, &[request.bytes.as_slice(), &tail].concat())
-        }));
+        add(
+            "request",
+            Rule::RequestTail,
+            suffix,
+            is(Answer::OPNOTSUPP),
+            Rc::new(move |_, call, request| {
+                let mut tail = [0; 8];
+                tail[position] = 1;
+                replace(call, &[request.bytes.as_slice(), &tail].concat())
+            }),
+        );
     }
     if info.rust != "PostSend" {
         let expect =
             Expect::Changed { change: &UNREADABLE_TAIL, before: Answer::OPNOTSUPP, after: Answer::FAULT };
-        checks.push(Check::new(title(command, "request", Rule::RequestTail, "unreadable"), Rule::RequestTail, expect, move |session| {
-            let (mut call, request) = build(command, session)?;
-            let Some(guard) = Guard::ending_with(&request.bytes) else { return skip("no memory") };
-            let slot = slot_mut(&mut call, input)?;
-            (slot.payload, slot.raw.data) = (Payload::None, guard.address());
-            slot.raw.len = (request.bytes.len() + 8) as u16;
-            session.judge(&mut call, expect).map(drop)
-        }));
+        checks.push(Check::new(
+            title(command, "request", Rule::RequestTail, "unreadable"),
+            Rule::RequestTail,
+            expect,
+            move |session| {
+                let (mut call, request) = build(command, session)?;
+                let Some(guard) = Guard::ending_with(&request.bytes) else { return skip("no memory") };
+                let slot = slot_mut(&mut call, input)?;
+                (slot.payload, slot.raw.data) = (Payload::None, guard.address());
+                slot.raw.len = (request.bytes.len() + 8) as u16;
+                session.judge(&mut call, expect).map(drop)
+            },
+        ));
     }
     let mut add = |place: &str, rule: Rule, suffix: &str, expect: Expect, mutate: Mutate| {
         checks.push(Check::new(title(command, place, rule, suffix), rule, expect, move |session| {
@@ -382,29 +473,58 @@ fn of_command(command: &'static Command, checks: &mut Vec<Check>) {
     };
     if let Some(response) = info.response {
         let least = info.response_minimum;
-        add("response", Rule::ResponseShort, "one-less", is(Answer::NOSPC), Rc::new(move |_, call, _| {
-            slot_mut(call, output)?.set_len((least - 1) as u16);
-            Ok(())
-        }));
-        add("response", Rule::ResponseShort, "absent", is(Answer::NOSPC), Rc::new(move |_, call, _| {
-            call.slots.retain(|slot| slot.raw.attr_id != output);
-            Ok(())
-        }));
-        add("response", Rule::ResponseUnwritable, "", is(Answer::FAULT), Rc::new(move |_, call, _| {
-            slot_mut(call, output)?.unmap();
-            Ok(())
-        }));
+        let short = if extended { Answer::Ok } else { Answer::NOSPC };
+        add(
+            "response",
+            response_short,
+            "one-less",
+            is(short),
+            Rc::new(move |_, call, _| {
+                slot_mut(call, output)?.set_len((least - 1) as u16);
+                Ok(())
+            }),
+        );
+        add(
+            "response",
+            response_short,
+            "absent",
+            is(short),
+            Rc::new(move |_, call, _| {
+                call.slots.retain(|slot| slot.raw.attr_id != output);
+                Ok(())
+            }),
+        );
+        add(
+            "response",
+            Rule::ResponseUnwritable,
+            "",
+            is(Answer::FAULT),
+            Rc::new(move |_, call, _| {
+                slot_mut(call, output)?.unmap();
+                Ok(())
+            }),
+        );
         let size = response.size;
-        checks.push(Check::new(title(command, "response", Rule::ResponseTail, ""), Rule::ResponseTail, Answer::Ok, move |session| {
-            let (mut call, request) = build(command, session)?;
-            slot_mut(&mut call, output)?.set_len((size + 8) as u16);
-            session.judge(&mut call, Answer::Ok)?;
-            apply(command, session, &request, call.u32_of(output));
-            match call.slot(output).and_then(|slot| slot.bytes().get(size..size + 8)) {
-                Some([0, 0, 0, 0, 0, 0, 0, 0]) => Ok(()),
-                tail => fail(format!("the tail is {tail:02x?} (filled with {FILL:#x}), not zero")),
-            }
-        }));
+        let expect = command.answer();
+        checks.push(Check::new(
+            title(command, "response", Rule::ResponseTail, ""),
+            Rule::ResponseTail,
+            expect,
+            move |session| {
+                let (mut call, request) = build(command, session)?;
+                slot_mut(&mut call, output)?.set_len((size + 8) as u16);
+                if session.judge(&mut call, expect)? != Answer::Ok {
+                    return Ok(());
+                }
+                apply(command, session, &request, call.slot(output))?;
+                match call.slot(output).and_then(|slot| slot.bytes().get(size..size + 8)) {
+                    Some([0, 0, 0, 0, 0, 0, 0, 0]) => Ok(()),
+                    // The kernel answers with the struct of the extended command.
+                    Some([0, 0, 0, 0, _, 0, 0, 0]) if [18, 24].contains(&command.number) => Ok(()),
+                    tail => fail(format!("the tail is {tail:02x?} (filled with {FILL:#x}), not zero")),
+                }
+            },
+        ));
     }
     of_handles(command, checks);
     if command.effect != Effect::MakesContext {
@@ -486,17 +606,25 @@ fn of_handles(command: &'static Command, checks: &mut Vec<Check>) {
         let mut cases: Vec<(&str, Answer, Mutate)> = vec![
             ("unknown", Answer::NOENT, Rc::new(move |_, call, request| set(call, request, 0x7fff_fff0))),
             ("maximum", Answer::NOENT, Rc::new(move |_, call, request| set(call, request, u32::MAX))),
-            ("destroyed", Answer::NOENT, Rc::new(move |session, call, request| {
-                let handle = session.object(class.0)?;
-                session.destroy(class.0, handle)?;
-                set(call, request, handle)
-            })),
+            (
+                "destroyed",
+                Answer::NOENT,
+                Rc::new(move |session, call, request| {
+                    let handle = session.object(class.0)?;
+                    session.destroy(class.0, handle)?;
+                    set(call, request, handle)
+                }),
+            ),
         ];
         let other = if class == ObjectClass::MW { ObjectClass::PD } else { ObjectClass::MW };
-        cases.push(("type", Answer::INVAL, Rc::new(move |session, call, request| {
-            let handle = session.object(other.0)?;
-            set(call, request, handle)
-        })));
+        cases.push((
+            "type",
+            Answer::INVAL,
+            Rc::new(move |session, call, request| {
+                let handle = session.object(other.0)?;
+                set(call, request, handle)
+            }),
+        ));
         for (suffix, answer, mutate) in cases {
             checks.push(Check::new(title(command, field, rule, suffix), rule, answer, move |session| {
                 run(command, session, &mutate, answer.into())
@@ -613,16 +741,22 @@ static FLUSH: Change = Change {
 fn changed_fields() -> Vec<(u32, &'static str, &'static str, u64, Expect)> {
     let changed = |change: &'static Change, before, after| Expect::Changed { change, before, after };
     vec![
-        (9, "zero-based", "access_flags", 0x21, changed(&MR_ACCESS_UNSUPPORTED, Answer::Ok, Answer::OPNOTSUPP)),
+        (
+            9,
+            "zero-based",
+            "access_flags",
+            0x21,
+            changed(&MR_ACCESS_UNSUPPORTED, Answer::Ok, Answer::OPNOTSUPP),
+        ),
         (9, "hugetlb", "access_flags", 0x81, changed(&MR_ACCESS_UNSUPPORTED, Answer::Ok, Answer::OPNOTSUPP)),
         (9, "flush-global", "access_flags", 0x101, changed(&FLUSH, Answer::INVAL, Answer::Ok)),
     ]
 }
 
 fn of_fields(checks: &mut Vec<Check>) {
-    let fixed = FIELDS.iter().map(|&(number, suffix, field, value, answer)| {
-        (number, suffix, field, value, Expect::Is(answer))
-    });
+    let fixed = FIELDS
+        .iter()
+        .map(|&(number, suffix, field, value, answer)| (number, suffix, field, value, Expect::Is(answer)));
     for (number, suffix, field, value, expect) in fixed.chain(changed_fields()) {
         let Some(command) = COMMANDS.iter().find(|command| command.number == number) else { continue };
         let rule = if field == "access_flags" { Rule::MrAccess } else { Rule::RequestField };
@@ -642,9 +776,8 @@ fn of_fields(checks: &mut Vec<Check>) {
     let title = title(command, "access_flags", rule, "on-demand");
     checks.push(Check::new(title, rule, old, move |session| {
         let expect = if session.series >= RXE_ODP.since { Answer::Ok.into() } else { old };
-        let mutate: Mutate = Rc::new(move |_, call, request| {
-            replace(call, &request.clone().set("access_flags", 0x41).bytes)
-        });
+        let mutate: Mutate =
+            Rc::new(move |_, call, request| replace(call, &request.clone().set("access_flags", 0x41).bytes));
         run(command, session, &mutate, expect)
     }));
 }
@@ -712,7 +845,8 @@ fn written(command: &Command, request: &Request, adjust: impl Fn(&mut [u16; 2]))
         adjust(&mut words);
         bytes.extend(command.number.to_ne_bytes());
         bytes.extend(words.iter().flat_map(|words| words.to_ne_bytes()));
-        let request = if request.has("response") { request.clone().set("response", address) } else { request.clone() };
+        let request =
+            if request.has("response") { request.clone().set("response", address) } else { request.clone() };
         bytes.extend(&request.bytes);
         bytes.extend(vec![0; command.uhw_in]);
     } else {
@@ -733,7 +867,8 @@ fn judge_write(session: &mut Session<'_>, call: &Call, bytes: &[u8], expected: A
     // SAFETY: the response's address is that of a buffer as long as the header says, or a header
     // that does not fit the command refuses it before the kernel writes.
     let result = unsafe { session.file().write(bytes) };
-    let text = format!("write() of {} bytes, head {:02x?}: {call}", bytes.len(), &bytes[..bytes.len().min(24)]);
+    let text =
+        format!("write() of {} bytes, head {:02x?}: {call}", bytes.len(), &bytes[..bytes.len().min(24)]);
     session.compare(&text, expected, Answer::of(&result))
 }
 
@@ -744,9 +879,8 @@ fn of_write(checks: &mut Vec<Check>) {
             let (call, request) = build(command, session)?;
             let written = written(command, &request, |_| {});
             judge_write(session, &call, &written.bytes, Answer::Ok)?;
-            let first = written.response.first_chunk().map_or(0, |bytes| u32::from_ne_bytes(*bytes));
-            apply(command, session, &request, first);
-            Ok(())
+            let first = written.response.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes));
+            apply_first(command, session, &request, first)
         }));
         let rule = Rule::WriteHeader;
         type Adjust = fn(&mut [u16; 2]);
@@ -767,11 +901,7 @@ fn of_write(checks: &mut Vec<Check>) {
         }
     }
     let rule = Rule::WriteHeader;
-    let lengths = [
-        ("empty", 0, Answer::INVAL),
-        ("7-bytes", 7, Answer::INVAL),
-        ("8-bytes", 8, Answer::INVAL),
-    ];
+    let lengths = [("empty", 0, Answer::INVAL), ("7-bytes", 7, Answer::INVAL), ("8-bytes", 8, Answer::INVAL)];
     for (suffix, len, answer) in lengths {
         let name = format!("command::all::write::{}-{suffix}", rule.id());
         checks.push(Check::new(name, rule, answer, move |session| {
@@ -802,7 +932,9 @@ fn of_write(checks: &mut Vec<Check>) {
     let extended: [(&str, Answer, Change); 4] = [
         ("reserved", Answer::INVAL, |bytes| bytes[20] = 1),
         ("no-response", Answer::INVAL, |bytes| bytes[8..16].fill(0)),
-        ("response-not-user", Answer::FAULT, |bytes| bytes[8..16].copy_from_slice(&(1_u64 << 63).to_ne_bytes())),
+        ("response-not-user", Answer::FAULT, |bytes| {
+            bytes[8..16].copy_from_slice(&(1_u64 << 63).to_ne_bytes())
+        }),
         ("no-room", Answer::INVAL, |bytes| bytes[6..8].fill(0)),
     ];
     for (suffix, answer, change) in extended {

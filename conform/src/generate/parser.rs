@@ -56,10 +56,13 @@ fn change(
     change: impl Fn(&mut Slot) + 'static,
 ) -> Mutation {
     mutation(suffix, rule, phase, answer, move |_, call, id| {
-        call.slot_mut(id).map_or_else(|| fail("the call lacks the attribute"), |slot| {
-            change(slot);
-            Ok(())
-        })
+        call.slot_mut(id).map_or_else(
+            || fail("the call lacks the attribute"),
+            |slot| {
+                change(slot);
+                Ok(())
+            },
+        )
     })
 }
 
@@ -67,7 +70,13 @@ fn set_data(suffix: &str, rule: Rule, phase: Phase, answer: Answer, data: u64) -
     change(suffix, rule, phase, answer, move |slot| slot.raw.data = data)
 }
 
-fn set_len(suffix: &str, rule: Rule, phase: Phase, answer: impl Into<Option<Answer>>, len: usize) -> Mutation {
+fn set_len(
+    suffix: &str,
+    rule: Rule,
+    phase: Phase,
+    answer: impl Into<Option<Answer>>,
+    len: usize,
+) -> Mutation {
     let len = u16::try_from(len).unwrap_or(u16::MAX);
     change(suffix, rule, phase, answer, move |slot| slot.set_len(len))
 }
@@ -101,7 +110,8 @@ fn common(attr: &Attr) -> Vec<Mutation> {
         }),
     ];
     if let Some(answer) = attr.missing {
-        let rule = if answer == Answer::INVAL && attr.id < 0x1000 { Rule::Missing } else { Rule::MissingForHandler };
+        let rule =
+            if answer == Answer::INVAL && attr.id < 0x1000 { Rule::Missing } else { Rule::MissingForHandler };
         let phase = if attr.kind_is_mandatory() { Parser } else { Phase::Handler };
         list.push(mutation("", rule, phase, answer, |_, call, id| {
             call.slots.retain(|slot| slot.raw.attr_id != id);
@@ -129,7 +139,9 @@ impl Attr {
 
 fn handle_lengths() -> [Mutation; 2] {
     [4, 8].map(|len| {
-        change(&len.to_string(), Rule::HandleLength, Phase::Parser, Answer::INVAL, move |slot| slot.raw.len = len)
+        change(&len.to_string(), Rule::HandleLength, Phase::Parser, Answer::INVAL, move |slot| {
+            slot.raw.len = len
+        })
     })
 }
 
@@ -156,16 +168,23 @@ fn existing_handle(class: u16) -> Vec<Mutation> {
                 other.pd()?;
             }
             let handle = other.object(class)?;
+            session.keep(other);
             set_handle(call, id, handle)
         }),
     ];
     for other in [ObjectClass::PD, ObjectClass::MW, ObjectClass::MR] {
         if other.0 != class {
             let suffix = other.to_string().to_lowercase();
-            list.push(mutation(&suffix, Rule::HandleType, Parser, Answer::INVAL, move |session, call, id| {
-                let handle = session.object(other.0)?;
-                set_handle(call, id, handle)
-            }));
+            list.push(mutation(
+                &suffix,
+                Rule::HandleType,
+                Parser,
+                Answer::INVAL,
+                move |session, call, id| {
+                    let handle = session.object(other.0)?;
+                    set_handle(call, id, handle)
+                },
+            ));
         }
     }
     list.extend(handle_lengths());
@@ -190,7 +209,11 @@ fn existing_fd(class: u16) -> Vec<Mutation> {
         slot.raw.data = i64::from(fd).cast_unsigned();
         Ok(())
     };
-    let other = if class == ObjectClass::ASYNC_EVENT.0 { ObjectClass::COMP_CHANNEL } else { ObjectClass::ASYNC_EVENT };
+    let other = if class == ObjectClass::ASYNC_EVENT.0 {
+        ObjectClass::COMP_CHANNEL
+    } else {
+        ObjectClass::ASYNC_EVENT
+    };
     let mut list = vec![
         set_data("-1", Rule::FdClosed, Parser, Answer::BADF, u64::MAX),
         set_data("0x7fffffff", Rule::FdClosed, Parser, Answer::BADF, 0x7fff_ffff),
@@ -209,6 +232,12 @@ fn existing_fd(class: u16) -> Vec<Mutation> {
             let fd = session.descriptor(other.0)?;
             set_fd(call, id, fd)
         }),
+        mutation("", Rule::FdForeign, Parser, Answer::BADF, move |session, call, id| {
+            let mut other = session.other()?;
+            let fd = other.descriptor(class)?;
+            session.keep(other);
+            set_fd(call, id, fd)
+        }),
         set_data("minimum", Rule::FdWide, Parser, Answer::INVAL, 1 << 63),
         change("bit-32", Rule::FdWide, Parser, Answer::INVAL, |slot| slot.raw.data |= 1 << 32),
     ];
@@ -220,7 +249,8 @@ fn existing_fd(class: u16) -> Vec<Mutation> {
 fn by_kind(attr: &Attr) -> Vec<Mutation> {
     use Phase::{Handler, Parser, Response};
     match attr.kind {
-        AttributeKind::Handle { access: Access::New, .. } | AttributeKind::Descriptor { access: Access::New, .. } => {
+        AttributeKind::Handle { access: Access::New, .. }
+        | AttributeKind::Descriptor { access: Access::New, .. } => {
             let mut list = vec![set_data("", Rule::NewHandleInput, Parser, Answer::Ok, u64::MAX)];
             list[0].answer = None;
             list.extend(handle_lengths());
@@ -288,17 +318,24 @@ fn by_kind(attr: &Attr) -> Vec<Mutation> {
                             bytes[known + 7] = 1;
                         }
                     }));
-                    list.push(change("unreadable", Rule::NonZeroTail, Parser, Answer::OPNOTSUPP, move |slot| {
-                        slot.unmap();
-                        slot.raw.len = (known + 8) as u16;
-                    }));
+                    list.push(change(
+                        "unreadable",
+                        Rule::NonZeroTail,
+                        Parser,
+                        Answer::OPNOTSUPP,
+                        move |slot| {
+                            slot.unmap();
+                            slot.raw.len = (known + 8) as u16;
+                        },
+                    ));
                 }
                 PayloadSize::AtLeast(_) | PayloadSize::Within { .. } => {}
             }
             if length(size).max(minimum) > 8 {
                 // Input that is read later than it is parsed.
                 let answer = attr.read.then_some(Answer::FAULT);
-                list.push(change("", Rule::InputUnreadable, Handler, answer, |slot| slot.unmap()));
+                let phase = if attr.copied { Parser } else { Handler };
+                list.push(change("", Rule::InputUnreadable, phase, answer, |slot| slot.unmap()));
             }
             list
         }
@@ -376,7 +413,7 @@ fn run(
             again(session, &mut valid, Answer::NOENT)
         }
         _ => {
-            let expected = base.answer.on(session.series);
+            let expected = with(base, attr).on(session.series);
             again(session, &mut valid, expected)?;
             if expected == Answer::Ok {
                 apply(session, &valid, effect);
@@ -386,12 +423,15 @@ fn run(
     }
 }
 
+/// The answer of the valid call, with the attribute.
+fn with(base: &Base, attr: Option<&Attr>) -> Expect {
+    attr.and_then(|attr| attr.with).map_or(base.answer, Expect::Is)
+}
+
 fn again(session: &mut Session<'_>, valid: &mut Call, expected: Answer) -> Step<()> {
     match session.execute(valid) {
         got if got == expected => Ok(()),
-        got => fail(format!(
-            "the valid call after the refused one: expected {expected}, got {got}: {valid}"
-        )),
+        got => fail(format!("the valid call after the refused one: expected {expected}, got {got}: {valid}")),
     }
 }
 
@@ -451,10 +491,11 @@ fn of_attribute(base: &Rc<Base>, attr: &Attr, checks: &mut Vec<Check>) {
         mutations.push(mutation("with", Rule::GoodCall, Phase::Parser, None, |_, _, _| Ok(())));
     }
     for Mutation { suffix, rule, phase, answer, mutate } in mutations {
+        let valid = with(base, Some(attr));
         let expect = match (answer, phase) {
-            (None, _) => base.answer,
+            (None, _) => valid,
             (Some(answer), Phase::Parser) => answer.into(),
-            (Some(answer), Phase::Handler | Phase::Response) => behind(base.answer, answer),
+            (Some(answer), Phase::Handler | Phase::Response) => behind(valid, answer),
         };
         if rule == Rule::OutputFlag && base.answer.on(bareverbs_uapi::abi::Since::V7_2) != Answer::Ok {
             continue;
@@ -490,34 +531,57 @@ fn of_method(base: &Rc<Base>, checks: &mut Vec<Check>) {
         }));
     };
     add(Rule::GoodCall, "", base.answer, Rc::new(|_, _, _| Ok(())));
-    add(Rule::AttributeOrder, "reversed", base.answer, Rc::new(|_, call, _| {
-        call.slots.reverse();
-        Ok(())
-    }));
-    if base.attributes.iter().any(Attr::kind_is_mandatory) {
-        add(Rule::Missing, "", Answer::INVAL.into(), Rc::new(|_, call, _| {
-            call.slots.clear();
+    add(
+        Rule::AttributeOrder,
+        "reversed",
+        base.answer,
+        Rc::new(|_, call, _| {
+            call.slots.reverse();
             Ok(())
-        }));
+        }),
+    );
+    if base.attributes.iter().any(Attr::kind_is_mandatory) {
+        add(
+            Rule::Missing,
+            "",
+            Answer::INVAL.into(),
+            Rc::new(|_, call, _| {
+                call.slots.clear();
+                Ok(())
+            }),
+        );
     }
     for id in UNKNOWN_IDS {
         let suffix = format!("{id:#x}");
-        add(Rule::UnknownMandatory, &suffix, Answer::PROTONOSUPPORT.into(), Rc::new(move |_, call, _| {
-            call.slots.push(Slot::number(id, 1));
-            Ok(())
-        }));
-        add(Rule::UnknownOptional, &suffix, base.answer, Rc::new(move |_, call, _| {
-            let mut slot = Slot::number(id, 1);
-            slot.raw.flags = AttributeFlags::empty();
-            slot.raw.attr_data = 0xffff;
-            call.slots.push(slot);
-            Ok(())
-        }));
+        add(
+            Rule::UnknownMandatory,
+            &suffix,
+            Answer::PROTONOSUPPORT.into(),
+            Rc::new(move |_, call, _| {
+                call.slots.push(Slot::number(id, 1));
+                Ok(())
+            }),
+        );
+        add(
+            Rule::UnknownOptional,
+            &suffix,
+            base.answer,
+            Rc::new(move |_, call, _| {
+                let mut slot = Slot::number(id, 1);
+                slot.raw.flags = AttributeFlags::empty();
+                slot.raw.attr_data = 0xffff;
+                call.slots.push(slot);
+                Ok(())
+            }),
+        );
     }
     if let Some(answer) = base.without_context {
         let shared = Rc::clone(base);
         let rule = Rule::NeedsContext;
         checks.push(Check::new(name(method, "all", rule, ""), rule, answer, move |session| {
+            if session.series < method.since {
+                return skip(format!("kernels have it since {}", method.since.name()));
+            }
             let mut made = session.other()?;
             let (mut call, _) = shared.build(&mut made)?;
             drop(made);

@@ -1,0 +1,792 @@
+//! A model of the kernel's ioctl parser, with one rule broken on request: the test of the suite.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{IoSlice, IoSliceMut};
+use std::rc::Rc;
+
+use bareverbs::netlink::ResourceSummary;
+use bareverbs_uapi::ioctl::{Attribute, AttributeFlags, Header, VERBS_IOCTL};
+use bareverbs_uapi::method::{
+    Access, AttributeInfo, AttributeKind, Method, MethodInfo, PayloadSize, UHW_IN, UHW_OUT,
+};
+use bareverbs_uapi::registry;
+use bareverbs_uapi::uverbs::types::DriverId;
+use bareverbs_uapi::uverbs::{
+    CqCreate, GetContext, InfoHandles, InvokeWrite, ObjectClass, QpCreate, QueryContext, QueryMr, QueryPort,
+    QueryPortSpeed, RegDmabufMr, RegMr, SrqCreate,
+};
+use nix::sys::uio::{RemoteIoVec, process_vm_readv, process_vm_writev};
+use nix::unistd::getpid;
+use rustix::io::Errno;
+use zerocopy::FromBytes;
+
+use crate::base::{is_class_on_rxe, is_on_rxe};
+use crate::rules::Rule;
+use crate::target::{Target, UverbsFile};
+
+/// The rules that the model can break.
+pub(crate) const SEEDS: &[Rule] = &[
+    Rule::IoctlNumber,
+    Rule::HeaderUnreadable,
+    Rule::HeaderLength,
+    Rule::HeaderReserved,
+    Rule::DriverId,
+    Rule::UnknownMethod,
+    Rule::MethodPresent,
+    Rule::AttributePresent,
+    Rule::AttributesUnreadable,
+    Rule::UnknownMandatory,
+    Rule::UnknownOptional,
+    Rule::AttributeFlags,
+    Rule::KnownOptional,
+    Rule::AttributeOrder,
+    Rule::Duplicate,
+    Rule::Missing,
+    Rule::MissingForHandler,
+    Rule::AttributeReserved,
+    Rule::TooShort,
+    Rule::TooLong,
+    Rule::ZeroTail,
+    Rule::NonZeroTail,
+    Rule::InputUnreadable,
+    Rule::OutputUnwritable,
+    Rule::OutputFlag,
+    Rule::OutputTail,
+    Rule::ConstantRange,
+    Rule::FlagsLength,
+    Rule::FlagsFourBytes,
+    Rule::FlagsUnknown,
+    Rule::HandleUnknown,
+    Rule::HandleNegative,
+    Rule::HandleWide,
+    Rule::HandleType,
+    Rule::HandleDestroyed,
+    Rule::HandleForeign,
+    Rule::HandleAbsentClass,
+    Rule::HandleLength,
+    Rule::NewHandleInput,
+    Rule::FdClosed,
+    Rule::FdOtherFile,
+    Rule::FdForeign,
+    Rule::FdWide,
+    Rule::NeedsContext,
+    Rule::GoodCall,
+    Rule::CheckOrder,
+    Rule::Undo,
+];
+
+/// A device of the model.
+pub(crate) struct Model {
+    shared: Rc<Shared>,
+}
+
+struct Shared {
+    broken: Option<Rule>,
+    resources: RefCell<ResourceSummary>,
+    /// The highest handle that any open file has.
+    highest: Cell<u32>,
+    next_fd: Cell<i32>,
+    /// Descriptors of all files: class and number of the file.
+    fds: RefCell<BTreeMap<i32, (u16, u32)>>,
+    files: Cell<u32>,
+}
+
+impl Model {
+    pub(crate) fn new(broken: Option<Rule>) -> Self {
+        let shared = Shared {
+            broken,
+            resources: RefCell::default(),
+            highest: Cell::new(0),
+            next_fd: Cell::new(1000),
+            fds: RefCell::default(),
+            files: Cell::new(0),
+        };
+        Self { shared: Rc::new(shared) }
+    }
+}
+
+impl Target for Model {
+    fn name(&self) -> String {
+        "model0".into()
+    }
+
+    fn kernel(&self) -> String {
+        "model".into()
+    }
+
+    fn driver_id(&self) -> u32 {
+        DriverId::RXE.0
+    }
+
+    fn open(&self) -> Result<Box<dyn UverbsFile + '_>, Errno> {
+        let number = self.shared.files.get() + 1;
+        self.shared.files.set(number);
+        Ok(Box::new(ModelFile {
+            shared: Rc::clone(&self.shared),
+            number,
+            has_context: Cell::new(false),
+            objects: RefCell::default(),
+            used: RefCell::default(),
+        }))
+    }
+
+    fn resources(&self) -> Result<ResourceSummary, String> {
+        Ok(self.shared.resources.borrow().clone())
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+struct ModelFile {
+    shared: Rc<Shared>,
+    number: u32,
+    has_context: Cell<bool>,
+    /// Objects by handle: class, and the objects that use it.
+    objects: RefCell<BTreeMap<u32, u16>>,
+    /// Handles that were in use.
+    used: RefCell<BTreeSet<u32>>,
+}
+
+impl Drop for ModelFile {
+    fn drop(&mut self) {
+        for class in self.objects.borrow().values() {
+            self.shared.count(*class, -1);
+        }
+        if self.has_context.get() {
+            self.shared.count(ObjectClass::DEVICE.0, -1);
+        }
+        self.shared.fds.borrow_mut().retain(|_, (_, file)| *file != self.number);
+    }
+}
+
+impl Shared {
+    fn count(&self, class: u16, change: i64) {
+        let mut resources = self.resources.borrow_mut();
+        let counter = match ObjectClass(class) {
+            ObjectClass::DEVICE => &mut resources.ctx,
+            ObjectClass::PD => &mut resources.pd,
+            ObjectClass::CQ => &mut resources.cq,
+            ObjectClass::QP => &mut resources.qp,
+            ObjectClass::SRQ => &mut resources.srq,
+            ObjectClass::MR => &mut resources.mr,
+            _ => return,
+        };
+        *counter = counter.wrapping_add_signed(change);
+    }
+
+    fn breaks(&self, rule: Rule) -> bool {
+        self.broken == Some(rule)
+    }
+}
+
+fn read(address: u64, len: usize) -> Result<Vec<u8>, Errno> {
+    let mut bytes = vec![0; len];
+    if len == 0 {
+        return Ok(bytes);
+    }
+    let remote = [RemoteIoVec { base: address as usize, len }];
+    match process_vm_readv(getpid(), &mut [IoSliceMut::new(&mut bytes)], &remote) {
+        Ok(read) if read == len => Ok(bytes),
+        _ => Err(Errno::FAULT),
+    }
+}
+
+fn store(address: u64, bytes: &[u8]) -> Result<(), Errno> {
+    if bytes.is_empty() {
+        return Ok(());
+    }
+    let remote = [RemoteIoVec { base: address as usize, len: bytes.len() }];
+    match process_vm_writev(getpid(), &[IoSlice::new(bytes)], &remote) {
+        Ok(written) if written == bytes.len() => Ok(()),
+        _ => Err(Errno::FAULT),
+    }
+}
+
+/// An attribute that passed the parser.
+struct Parsed {
+    raw: Attribute,
+    /// Address of the attribute in the call.
+    address: u64,
+    kind: AttributeKind,
+}
+
+/// A call during its execution.
+#[derive(Default)]
+struct Running {
+    parsed: BTreeMap<u16, Parsed>,
+    made: Vec<u32>,
+    made_fds: Vec<i32>,
+    destroyed: Option<u32>,
+}
+
+impl ModelFile {
+    fn breaks(&self, rule: Rule) -> bool {
+        self.shared.breaks(rule)
+    }
+
+    /// An error unless the rule is broken.
+    fn refuse(&self, rule: Rule, errno: Errno) -> Result<(), Errno> {
+        if self.breaks(rule) { Ok(()) } else { Err(errno) }
+    }
+
+    /// The error of a rule, or another one if the rule is broken.
+    fn error(&self, rule: Rule, errno: Errno, instead: Errno) -> Errno {
+        if self.breaks(rule) { instead } else { errno }
+    }
+
+    fn call(&self, number: u32, address: u64) -> Result<(), Errno> {
+        if number != VERBS_IOCTL {
+            self.refuse(Rule::IoctlNumber, Errno::NOTTY)?;
+        }
+        let unreadable = |_| self.error(Rule::HeaderUnreadable, Errno::FAULT, Errno::INVAL);
+        let bytes = read(address, size_of::<Header>()).map_err(unreadable)?;
+        let header = Header::read_from_bytes(&bytes).map_err(|_| Errno::FAULT)?;
+        let length = size_of::<Header>() + usize::from(header.num_attrs) * size_of::<Attribute>();
+        let check_length = || {
+            if usize::from(header.length) != length || length > 4096 {
+                self.refuse(Rule::HeaderLength, Errno::INVAL)?;
+            }
+            Ok(())
+        };
+        if !self.breaks(Rule::CheckOrder) {
+            check_length()?;
+        }
+        if header.reserved1 != 0 || header.reserved2 != 0 {
+            self.refuse(Rule::HeaderReserved, Errno::PROTONOSUPPORT)?;
+        }
+        if header.driver_id != DriverId::RXE.0 {
+            self.refuse(Rule::DriverId, Errno::INVAL)?;
+        }
+        let method = registry::Driver::default()
+            .method(header.object_id, header.method_id)
+            .filter(|method| is_on_rxe(method) && is_class_on_rxe(method.object))
+            .filter(|method| !(self.breaks(Rule::MethodPresent) && is::<QueryMr>(method)));
+        let Some(method) = method else {
+            return Err(self.error(Rule::UnknownMethod, Errno::PROTONOSUPPORT, Errno::INVAL));
+        };
+        check_length()?;
+        let attributes = address + size_of::<Header>() as u64;
+        let count = usize::from(header.num_attrs).min(64);
+        let unreadable = |_| self.error(Rule::AttributesUnreadable, Errno::FAULT, Errno::INVAL);
+        let bytes = read(attributes, count * size_of::<Attribute>()).map_err(unreadable)?;
+        let mut running = Running::default();
+        let result = self.run(method, &bytes, attributes, &mut running);
+        if result.is_err() && !self.breaks(Rule::Undo) {
+            for handle in running.made {
+                self.remove(handle);
+            }
+            for fd in running.made_fds {
+                self.shared.fds.borrow_mut().remove(&fd);
+            }
+        }
+        result
+    }
+
+    fn run(&self, method: &MethodInfo, bytes: &[u8], at: u64, running: &mut Running) -> Result<(), Errno> {
+        for (position, bytes) in bytes.chunks_exact(size_of::<Attribute>()).enumerate() {
+            let raw = Attribute::read_from_bytes(bytes).map_err(|_| Errno::FAULT)?;
+            let address = at + (position * size_of::<Attribute>()) as u64;
+            self.set(method, raw, address, position, running)?;
+        }
+        for info in method.attributes.iter().filter(|info| info.mandatory) {
+            if !running.parsed.contains_key(&info.id) {
+                self.refuse(Rule::Missing, Errno::INVAL)?;
+            }
+        }
+        if let Some(handle) = running.destroyed {
+            self.remove(handle);
+        }
+        self.handle(method, running)
+    }
+
+    fn set(
+        &self,
+        method: &MethodInfo,
+        raw: Attribute,
+        address: u64,
+        position: usize,
+        running: &mut Running,
+    ) -> Result<(), Errno> {
+        let payload = |kind: fn(PayloadSize) -> AttributeKind| kind(PayloadSize::AtLeast(0));
+        let kind = match raw.attr_id {
+            UHW_IN if method.driver_payload => {
+                Some(payload(|size| AttributeKind::Input { size, payload: None }))
+            }
+            UHW_OUT if method.driver_payload => {
+                Some(payload(|size| AttributeKind::Output { size, payload: None }))
+            }
+            id => method.attributes.iter().find(|info| info.id == id).map(|info: &AttributeInfo| info.kind),
+        };
+        let hidden = self.breaks(Rule::AttributePresent)
+            && is::<CqCreate>(method)
+            && raw.attr_id == CqCreate::BUFFER_VA.id();
+        let Some(kind) = kind.filter(|_| !hidden) else {
+            if raw.flags.contains(AttributeFlags::MANDATORY) {
+                return self.refuse(Rule::UnknownMandatory, Errno::PROTONOSUPPORT);
+            }
+            return if self.breaks(Rule::UnknownOptional) { Err(Errno::PROTONOSUPPORT) } else { Ok(()) };
+        };
+        if running.parsed.contains_key(&raw.attr_id) {
+            return self.refuse(Rule::Duplicate, Errno::INVAL);
+        }
+        if self.breaks(Rule::AttributeFlags) && raw.flags.bits() & 0xfffc != 0 {
+            return Err(Errno::INVAL);
+        }
+        if self.breaks(Rule::KnownOptional) && !raw.flags.contains(AttributeFlags::MANDATORY) {
+            return Err(Errno::INVAL);
+        }
+        let is_new = matches!(
+            kind,
+            AttributeKind::Handle { access: Access::New, .. }
+                | AttributeKind::Descriptor { access: Access::New, .. }
+        );
+        if self.breaks(Rule::AttributeOrder) && is_new && position != 0 && running.made.is_empty() {
+            return Err(Errno::INVAL);
+        }
+        self.process(&raw, kind, address, running)?;
+        running.parsed.insert(raw.attr_id, Parsed { raw, address, kind });
+        Ok(())
+    }
+
+    fn process(
+        &self,
+        raw: &Attribute,
+        kind: AttributeKind,
+        at: u64,
+        running: &mut Running,
+    ) -> Result<(), Errno> {
+        let len = usize::from(raw.len);
+        let (least, most, extensible) = match kind {
+            AttributeKind::Handle { .. }
+            | AttributeKind::Descriptor { .. }
+            | AttributeKind::RawDescriptor => {
+                return self.reference(raw, kind, at, running);
+            }
+            AttributeKind::Constant { .. } => (8, 8, false),
+            AttributeKind::Flags { .. } => (4, 8, false),
+            AttributeKind::Input { size, .. } | AttributeKind::Output { size, .. } => match size {
+                PayloadSize::Exact(len) => (len, len, false),
+                PayloadSize::AtLeast(len) => (len, usize::from(u16::MAX), false),
+                PayloadSize::Within { minimum, maximum } => (minimum, maximum, false),
+                PayloadSize::Extensible { minimum, known } => (minimum, known, true),
+            },
+            AttributeKind::Handles { .. } | AttributeKind::Enumeration { .. } => {
+                return Err(Errno::OPNOTSUPP);
+            }
+        };
+        if extensible && len > most && matches!(kind, AttributeKind::Input { .. }) {
+            let tail = read(raw.data + most as u64, len - most);
+            if tail.map_or(true, |tail| tail.iter().any(|byte| *byte != 0)) {
+                self.refuse(Rule::NonZeroTail, Errno::OPNOTSUPP)?;
+            } else if self.breaks(Rule::ZeroTail) {
+                return Err(Errno::INVAL);
+            }
+        }
+        // The suite finds the series by the attribute of GET_CONTEXT.
+        if len < least {
+            // The suite finds the series by the length of FD_ARR.
+            let probed = raw.attr_id == GetContext::FD_ARR.id() && !self.has_context.get();
+            if probed {
+                return Err(Errno::INVAL);
+            }
+            self.refuse(Rule::TooShort, Errno::INVAL)?;
+        }
+        if len > most && !extensible {
+            self.refuse(Rule::TooLong, Errno::INVAL)?;
+        }
+        if raw.attr_data != 0 {
+            self.refuse(Rule::AttributeReserved, Errno::INVAL)?;
+        }
+        Ok(())
+    }
+
+    fn reference(
+        &self,
+        raw: &Attribute,
+        kind: AttributeKind,
+        at: u64,
+        running: &mut Running,
+    ) -> Result<(), Errno> {
+        if raw.attr_data != 0 {
+            self.refuse(Rule::AttributeReserved, Errno::INVAL)?;
+        }
+        if raw.len != 0 {
+            self.refuse(Rule::HandleLength, Errno::INVAL)?;
+        }
+        let data = raw.data.cast_signed();
+        match kind {
+            AttributeKind::RawDescriptor => {
+                if i32::try_from(data).is_err() {
+                    self.refuse(Rule::FdWide, Errno::INVAL)?;
+                }
+                Ok(())
+            }
+            AttributeKind::Handle { object, access: Access::New } => {
+                let handle = self.make(object, raw)?;
+                running.made.push(handle);
+                store(at + 8, &u64::from(handle).to_ne_bytes())
+            }
+            AttributeKind::Descriptor { object, access: Access::New } => {
+                self.need_context()?;
+                self.new_input(raw)?;
+                let fd = self.make_fd(object);
+                running.made_fds.push(fd);
+                store(at + 8, &i64::from(fd).to_ne_bytes())
+            }
+            AttributeKind::Handle { object, access } => {
+                // A new object is not found before the call succeeds.
+                if running.made.contains(&(raw.data as u32)) && raw.data >> 32 == 0 {
+                    return Err(self.error(Rule::HandleDestroyed, Errno::NOENT, Errno::INVAL));
+                }
+                let handle = self.find(object, raw.data)?;
+                if access == Access::Destroy {
+                    running.destroyed = Some(handle);
+                }
+                Ok(())
+            }
+            AttributeKind::Descriptor { object, .. } => {
+                let Ok(fd) = i32::try_from(data) else {
+                    return self.refuse(Rule::FdWide, Errno::INVAL);
+                };
+                let known = self.shared.fds.borrow().get(&fd).copied();
+                match known {
+                    Some((class, _)) if class != object => {
+                        Err(self.error(Rule::FdOtherFile, Errno::BADF, Errno::INVAL))
+                    }
+                    Some((_, file)) if file != self.number => self.refuse(Rule::FdForeign, Errno::BADF),
+                    Some(_) => Ok(()),
+                    None if self.other_fds().contains(&fd) => {
+                        Err(self.error(Rule::FdOtherFile, Errno::BADF, Errno::INVAL))
+                    }
+                    None => Err(self.error(Rule::FdClosed, Errno::BADF, Errno::INVAL)),
+                }
+            }
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    fn new_input(&self, raw: &Attribute) -> Result<(), Errno> {
+        if self.breaks(Rule::NewHandleInput) && raw.data != 0 { Err(Errno::INVAL) } else { Ok(()) }
+    }
+
+    fn need_context(&self) -> Result<(), Errno> {
+        if self.has_context.get() {
+            return Ok(());
+        }
+        Err(self.error(Rule::NeedsContext, Errno::INVAL, Errno::PERM))
+    }
+
+    fn make(&self, class: u16, raw: &Attribute) -> Result<u32, Errno> {
+        self.need_context()?;
+        self.new_input(raw)?;
+        Ok(self.add(class))
+    }
+
+    /// Adds an object with the lowest free handle.
+    fn add(&self, class: u16) -> u32 {
+        let mut objects = self.objects.borrow_mut();
+        let handle = (0..).find(|handle| !objects.contains_key(handle)).expect("a free handle");
+        objects.insert(handle, class);
+        self.used.borrow_mut().insert(handle);
+        self.shared.highest.set(self.shared.highest.get().max(handle));
+        self.shared.count(class, 1);
+        handle
+    }
+
+    fn remove(&self, handle: u32) {
+        if let Some(class) = self.objects.borrow_mut().remove(&handle) {
+            self.shared.count(class, -1);
+        }
+    }
+
+    fn make_fd(&self, class: u16) -> i32 {
+        let fd = self.shared.next_fd.get();
+        self.shared.next_fd.set(fd + 1);
+        self.shared.fds.borrow_mut().insert(fd, (class, self.number));
+        fd
+    }
+
+    fn find(&self, class: u16, data: u64) -> Result<u32, Errno> {
+        if !is_class_on_rxe(class) {
+            return Err(self.error(Rule::HandleAbsentClass, Errno::INVAL, Errno::NOENT));
+        }
+        if data.cast_signed() < 0 {
+            return Err(self.error(Rule::HandleNegative, Errno::INVAL, Errno::NOENT));
+        }
+        let wide = data > u64::from(u32::MAX);
+        if wide && !self.breaks(Rule::HandleWide) {
+            return Err(Errno::NOENT);
+        }
+        let handle = data as u32;
+        match self.objects.borrow().get(&handle) {
+            Some(found) if *found != class => {
+                self.refuse(Rule::HandleType, Errno::INVAL)?;
+                Ok(handle)
+            }
+            Some(_) => Ok(handle),
+            None => {
+                let rule = if self.used.borrow().contains(&handle) {
+                    Rule::HandleDestroyed
+                } else if handle <= self.shared.highest.get() {
+                    Rule::HandleForeign
+                } else {
+                    Rule::HandleUnknown
+                };
+                Err(self.error(rule, Errno::NOENT, Errno::INVAL))
+            }
+        }
+    }
+
+    fn handle(&self, method: &MethodInfo, running: &Running) -> Result<(), Errno> {
+        let device = method.object == ObjectClass::DEVICE.0;
+        if device && !is::<GetContext>(method) && !is::<InfoHandles>(method) {
+            self.need_context()?;
+        }
+        if is::<QueryContext>(method) || is::<QueryPortSpeed>(method) || is::<RegDmabufMr>(method) {
+            return Err(Errno::OPNOTSUPP);
+        }
+        if is::<QueryPort>(method) && self.breaks(Rule::GoodCall) {
+            return Err(Errno::IO);
+        }
+        self.needed(method, running)?;
+        if is::<QpCreate>(method) && running.parsed.contains_key(&QpCreate::SOURCE_QPN.id()) {
+            return Err(Errno::OPNOTSUPP);
+        }
+        for parsed in running.parsed.values() {
+            self.input(method, parsed)?;
+        }
+        if is::<GetContext>(method) {
+            if self.has_context.get() {
+                return Err(Errno::INVAL);
+            }
+            self.outputs(method, running, &[])?;
+            self.has_context.set(true);
+            self.shared.count(ObjectClass::DEVICE.0, 1);
+            return Ok(());
+        }
+        if is::<InfoHandles>(method) {
+            return self.list(running);
+        }
+        if is::<InvokeWrite>(method) {
+            return self.command(method, running);
+        }
+        self.outputs(method, running, &[])
+    }
+
+    /// Attributes that a handler needs although they are optional.
+    fn needed(&self, method: &MethodInfo, running: &Running) -> Result<(), Errno> {
+        let has = |id: u16| running.parsed.contains_key(&id);
+        let mut needed: Vec<(u16, Errno)> = Vec::new();
+        if is::<QpCreate>(method) {
+            for id in [QpCreate::PD_HANDLE.id(), QpCreate::SEND_CQ_HANDLE.id(), QpCreate::RECV_CQ_HANDLE.id()]
+            {
+                needed.push((id, Errno::NOENT));
+            }
+        }
+        if is::<QpCreate>(method) || is::<CqCreate>(method) || is::<SrqCreate>(method) {
+            needed.push((UHW_OUT, Errno::INVAL));
+        }
+        if is::<RegMr>(method) {
+            needed.push((RegMr::ADDR.id(), Errno::INVAL));
+        }
+        if is::<InfoHandles>(method) {
+            needed.push((InfoHandles::HANDLES_LIST.id(), Errno::INVAL));
+            needed.push((InfoHandles::TOTAL_HANDLES.id(), Errno::NOENT));
+        }
+        for (_, errno) in needed.into_iter().filter(|(id, _)| !has(*id)) {
+            self.refuse(Rule::MissingForHandler, errno)?;
+        }
+        Ok(())
+    }
+
+    fn input(&self, method: &MethodInfo, parsed: &Parsed) -> Result<(), Errno> {
+        let Attribute { data, len, attr_id, .. } = parsed.raw;
+        match parsed.kind {
+            AttributeKind::Constant { size, .. } if size < 8 && data >> (8 * size) != 0 => {
+                self.refuse(Rule::ConstantRange, Errno::INVAL)
+            }
+            AttributeKind::Flags { names, .. } => {
+                match len {
+                    8 => {}
+                    4 if self.breaks(Rule::FlagsFourBytes) => return Err(Errno::INVAL),
+                    4 => {}
+                    _ => self.refuse(Rule::FlagsLength, Errno::INVAL)?,
+                }
+                let known =
+                    names.map_or(0, |info| info.values.iter().fold(0, |all, value| all | value.value));
+                if data & !(known | 0x3ff0_0000) != 0 {
+                    self.refuse(Rule::FlagsUnknown, Errno::INVAL)?;
+                }
+                Ok(())
+            }
+            AttributeKind::Input { .. } if len > 8 => {
+                // rxe does not read the buffer descriptors of queues.
+                let unread = is::<CqCreate>(method) && attr_id == CqCreate::BUF_UMEM.id()
+                    || is::<QpCreate>(method) && attr_id >= QpCreate::BUF_UMEM.id();
+                if !unread && read(data, len.into()).is_err() {
+                    self.refuse(Rule::InputUnreadable, Errno::FAULT)?;
+                }
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes the outputs, zero except the first of `response`.
+    fn outputs(&self, method: &MethodInfo, running: &Running, response: &[u8]) -> Result<(), Errno> {
+        for parsed in running.parsed.values() {
+            let AttributeKind::Output { size, .. } = parsed.kind else { continue };
+            if is::<SrqCreate>(method) && parsed.raw.attr_id == SrqCreate::RESP_SRQ_NUM.id() {
+                continue;
+            }
+            let len = usize::from(parsed.raw.len);
+            let len = match size {
+                PayloadSize::Extensible { known, .. } if self.breaks(Rule::OutputTail) => len.min(known),
+                _ => len,
+            };
+            let mut bytes = vec![0; len];
+            if parsed.raw.attr_id == InvokeWrite::CORE_OUT.id() {
+                let copied = response.len().min(len);
+                bytes[..copied].copy_from_slice(&response[..copied]);
+            }
+            self.output(parsed, &bytes)?;
+        }
+        Ok(())
+    }
+
+    fn output(&self, parsed: &Parsed, bytes: &[u8]) -> Result<(), Errno> {
+        if store(parsed.raw.data, bytes).is_err() {
+            self.refuse(Rule::OutputUnwritable, Errno::FAULT)?;
+        }
+        if self.breaks(Rule::OutputFlag) {
+            return Ok(());
+        }
+        let flags = parsed.raw.flags | AttributeFlags::VALID_OUTPUT;
+        store(parsed.address + 4, &flags.bits().to_ne_bytes())
+    }
+
+    fn list(&self, running: &Running) -> Result<(), Errno> {
+        let get = |id: u16| running.parsed.get(&id);
+        let Some(class) = get(InfoHandles::OBJECT_ID.id()) else { return Ok(()) };
+        let class = class.raw.data as u16;
+        if !is_class_on_rxe(class) {
+            return Err(Errno::NOENT);
+        }
+        let mut handles: Vec<u32> = Vec::new();
+        handles
+            .extend(self.objects.borrow().iter().filter(|(_, of)| **of == class).map(|(handle, _)| *handle));
+        let fds = self.shared.fds.borrow();
+        let own = fds.iter().filter(|(_, (of, file))| *of == class && *file == self.number);
+        handles.extend(own.map(|_| 0));
+        if let Some(list) = get(InfoHandles::HANDLES_LIST.id()) {
+            handles.truncate(usize::from(list.raw.len) / 4);
+            let bytes: Vec<u8> = handles.iter().flat_map(|handle| handle.to_ne_bytes()).collect();
+            self.output(list, &bytes)?;
+        }
+        if let Some(total) = get(InfoHandles::TOTAL_HANDLES.id()) {
+            let bytes = (handles.len() as u64).to_ne_bytes();
+            self.output(total, &bytes[..usize::from(total.raw.len).min(8)])?;
+        }
+        Ok(())
+    }
+
+    /// The commands that make the objects of the checks.
+    fn command(&self, method: &MethodInfo, running: &Running) -> Result<(), Errno> {
+        let number =
+            running.parsed.get(&InvokeWrite::WRITE_CMD.id()).map_or(0, |parsed| parsed.raw.data as u32);
+        let len = |id: u16| running.parsed.get(&id).map_or(0, |parsed| usize::from(parsed.raw.len));
+        let Some(info) = registry::command(number) else { return Err(Errno::OPNOTSUPP) };
+        let (input, output) = (len(InvokeWrite::CORE_IN.id()), len(InvokeWrite::CORE_OUT.id()));
+        let short = input < info.request_minimum || output < info.response_minimum;
+        let fault = [Rule::TooShort, Rule::MissingForHandler].into_iter().any(|rule| self.breaks(rule));
+        if short && !fault {
+            return Err(Errno::NOSPC);
+        }
+        let class = match number {
+            1 => return self.outputs(method, running, &[]),
+            3 => ObjectClass::PD,
+            5 => ObjectClass::AH,
+            9 => ObjectClass::MR,
+            14 => ObjectClass::MW,
+            17 => {
+                let fd = self.make_fd(ObjectClass::COMP_CHANNEL.0);
+                return self.outputs(method, running, &fd.to_ne_bytes());
+            }
+            _ => return Err(Errno::OPNOTSUPP),
+        };
+        let handle = self.add(class.0);
+        self.outputs(method, running, &handle.to_ne_bytes())
+    }
+}
+
+fn is<M: Method>(method: &MethodInfo) -> bool {
+    (method.object, method.id) == (M::INFO.object, M::INFO.id)
+}
+
+impl UverbsFile for ModelFile {
+    unsafe fn ioctl(&self, number: u32, address: u64) -> Result<(), Errno> {
+        self.call(number, address)
+    }
+
+    unsafe fn write(&self, _command: &[u8]) -> Result<usize, Errno> {
+        Err(Errno::NOSYS)
+    }
+
+    fn close(&self, fd: i32) {
+        self.shared.fds.borrow_mut().remove(&fd);
+    }
+
+    fn other_fds(&self) -> [i32; 2] {
+        [3, 4]
+    }
+
+    fn read(&self, _fd: i32, _buffer: &mut [u8]) -> Result<usize, Errno> {
+        Err(Errno::NOSYS)
+    }
+
+    fn map(&self, _offset: u64, _len: usize) -> Result<(), Errno> {
+        Err(Errno::NOSYS)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::generate::parser;
+    use crate::{Filter, Results, Suite, Verdict};
+
+    fn results(broken: Option<Rule>) -> Result<Results, String> {
+        let suite =
+            Suite::of(Box::new(Model::new(broken)), parser::checks()).map_err(|error| error.to_string())?;
+        Ok(suite.without_passed_calls().run(&Filter::default(), 0, |_, _, _| {}))
+    }
+
+    #[test]
+    fn parser_checks_pass_on_the_model_without_fault() {
+        let results = results(None).unwrap();
+        let failed: Vec<_> = results.checks.iter().filter(|one| one.verdict == Verdict::Failed).collect();
+        let names: Vec<_> = failed.iter().map(|one| format!("{}: {}", one.name, one.reason)).collect();
+        assert!(failed.is_empty(), "{}", names.join("\n"));
+        assert!(results.count(Verdict::Passed) > 500, "{}", results.count(Verdict::Passed));
+    }
+
+    #[test]
+    fn suite_names_each_broken_rule() {
+        let judge = |rule: &Rule| {
+            let named = results(Some(*rule)).map(|results| results.broken_rule());
+            let right = named.as_ref().map(|named| named.as_deref()) == Ok(Some(rule.id()));
+            (!right).then(|| format!("{}: {named:?}", rule.id()))
+        };
+        let parts = SEEDS.chunks(SEEDS.len().div_ceil(4));
+        let wrong: Vec<String> = std::thread::scope(|scope| {
+            let running: Vec<_> = parts
+                .map(|part| scope.spawn(move || part.iter().filter_map(judge).collect::<Vec<_>>()))
+                .collect();
+            running.into_iter().flat_map(|part| part.join().expect("the suite does not panic")).collect()
+        });
+        assert!(wrong.is_empty(), "{} of {} seeds:\n{}", wrong.len(), SEEDS.len(), wrong.join("\n"));
+    }
+}

@@ -1,0 +1,88 @@
+//! The commands for the kernel's ABI: `conform` and `decode`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct Conform {
+    #[command(subcommand)]
+    pub(crate) action: Option<ConformAction>,
+    /// Check this device (default: the first one found)
+    #[arg(short, long, value_name = "DEV")]
+    pub(crate) device: Option<String>,
+    /// Run the check with this name, or those whose names contain it or match it with * and ?
+    #[arg(short, long, value_name = "PATTERN")]
+    pub(crate) filter: Option<String>,
+    /// The form of the results
+    #[arg(long, value_enum, default_value = "human")]
+    pub(crate) format: ResultsFormat,
+    /// Also write a page with the results
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
+    /// List the checks with their rules instead of running them
+    #[arg(long)]
+    pub(crate) list: bool,
+    /// Run the checks in the random order of this seed (0: in their own order)
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConformAction {
+    /// Show what differs between two results, written with --format json
+    Diff {
+        /// The older results
+        before: PathBuf,
+        /// The newer results
+        after: PathBuf,
+    },
+    /// Write a page that compares results, written with --format json
+    Page {
+        /// The results, one file for each kernel
+        #[arg(required = true, value_name = "JSON")]
+        results: Vec<PathBuf>,
+    },
+}
+
+/// The form of the results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ResultsFormat {
+    /// Failures as text, and a summary
+    Human,
+    /// KTAP, as the kernel's selftests print it
+    Ktap,
+    /// JUnit's XML
+    Junit,
+    /// JSON
+    Json,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Decode {
+    /// What the bytes are
+    #[arg(value_enum)]
+    pub(crate) kind: MessageKind,
+    /// The file: raw bytes, hexadecimal digits, or strings as strace prints them (default: standard
+    /// input)
+    pub(crate) file: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// The kind of a message.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum MessageKind {
+    /// An ioctl of a uverbs file: header and attributes
+    Ioctl,
+    /// A command that was written to a uverbs file
+    Write,
+    /// A command that was written to /dev/infiniband/rdma_cm
+    RdmaCm,
+    /// An event of rdma_cm: the response of GET_EVENT
+    RdmaCmEvent,
+    /// Messages of RDMA netlink
+    Nldev,
+}

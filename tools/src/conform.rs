@@ -1,0 +1,80 @@
+//! `bareverbs conform`: checks of the kernel's ABI.
+
+use std::fs;
+use std::io::{IsTerminal, stderr};
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+use bareverbs_conform::{Filter, Outcome, Results, Suite, Verdict, report};
+
+use crate::cli::conform::{Conform, ConformAction, ResultsFormat};
+use crate::output;
+
+/// `bareverbs conform`. Returns the exit status.
+pub(crate) fn run(options: &Conform) -> Result<u8> {
+    match &options.action {
+        None if options.list => list(options),
+        None => check(options),
+        Some(ConformAction::Diff { before, after }) => {
+            let text = report::diff(&read(before)?, &read(after)?);
+            output::write(&text)?;
+            Ok(0)
+        }
+        Some(ConformAction::Page { results }) => {
+            let results = results.iter().map(|path| read(path)).collect::<Result<Vec<_>>>()?;
+            output::write(&report::html(&results))?;
+            Ok(0)
+        }
+    }
+}
+
+fn read(path: &Path) -> Result<Results> {
+    let name = path.display();
+    let text = fs::read_to_string(path).with_context(|| format!("cannot read {name}"))?;
+    serde_json::from_str(&text).with_context(|| format!("{name} has no results of conform --format json"))
+}
+
+fn list(options: &Conform) -> Result<u8> {
+    let suite = Suite::for_device(options.device.as_deref())?;
+    let mut text = String::new();
+    for check in Filter::new(options.filter.as_deref()).select(suite.checks()) {
+        let expected = check.expect.on(suite.series());
+        text += &format!("{}: {} Expected: {expected}.\n", check.name, check.rule.text());
+    }
+    output::write(&text)?;
+    Ok(0)
+}
+
+fn check(options: &Conform) -> Result<u8> {
+    let suite = Suite::for_device(options.device.as_deref())?;
+    let human = options.format == ResultsFormat::Human;
+    let terminal = stderr().is_terminal();
+    let filter = Filter::new(options.filter.as_deref());
+    let mut printed = Ok(());
+    let results = suite.run(&filter, options.seed, |outcome: &Outcome, position, all| {
+        if human && outcome.verdict == Verdict::Failed && printed.is_ok() {
+            printed = output::write(&suite.explain(outcome));
+        }
+        // A line in place on a terminal, else one for each tenth.
+        if terminal {
+            eprint!("\r{position}/{all}");
+        } else if position * 10 / all.max(1) != (position - 1) * 10 / all.max(1) {
+            output::diagnostic(&format!("{position} of {all} checks"));
+        }
+    });
+    if terminal {
+        output::diagnostic("");
+    }
+    printed?;
+    if let Some(path) = &options.html {
+        let page = report::html(std::slice::from_ref(&results));
+        fs::write(path, page).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    output::write(&match options.format {
+        ResultsFormat::Human => report::summary(&results),
+        ResultsFormat::Ktap => report::ktap(&results),
+        ResultsFormat::Junit => report::junit(&results),
+        ResultsFormat::Json => report::json(&results),
+    })?;
+    Ok(results.exit_status())
+}
