@@ -132,7 +132,7 @@ impl Target for Model {
     }
 
     fn resources(&self) -> Result<ResourceSummary, String> {
-        Ok(self.shared.resources.borrow().clone())
+        Ok(*self.shared.resources.borrow())
     }
 
     fn warnings(&self) -> Vec<String> {

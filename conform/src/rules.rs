@@ -160,7 +160,7 @@ rules! {
     ExtendedShort = "extended-short",
         "An extended command takes a short request as if the rest were 0, and cuts its response: \
          the kernel does not apply the declared minimum.",
-        "core/uverbs_uapi.c: uapi_merge_method";
+        "core/uverbs_uapi.c: uapi_create_write";
     ResponseShort = "response-short", "A response buffer shorter than the command's minimum fails with ENOSPC.",
         "core/uverbs_std_types_device.c: UVERBS_METHOD_INVOKE_WRITE";
     RequestUnreadable = "request-unreadable", "An unreadable request fails with EFAULT.",

@@ -24,6 +24,7 @@ const VERSION: &str = "0.20.2";
 /// The crates that users build. All others are for tests.
 const PRODUCT: [&str; 7] = [
     "bareverbs",
+    "bareverbs-conform",
     "bareverbs-mlx5",
     "bareverbs-provider",
     "bareverbs-rdmacm",

@@ -158,7 +158,7 @@ impl Qp {
     }
 
     fn request(&self, to: QpState, mask: Mask) -> ModifyQpReq {
-        let mut request = self.request.clone();
+        let mut request = self.request;
         (request.attr_mask, request.qp_state, request.cur_qp_state) = (mask, to, self.state);
         request
     }
