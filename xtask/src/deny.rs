@@ -22,7 +22,7 @@ const TOOL: &str = "cargo-deny";
 const VERSION: &str = "0.20.2";
 
 /// The crates that users build. All others are for tests.
-const PRODUCT: [&str; 7] = [
+const PRODUCT: [&str; 8] = [
     "bareverbs",
     "bareverbs-conform",
     "bareverbs-mlx5",

@@ -1,6 +1,7 @@
 //! The project's own commands: `cargo xtask demo`, `test`, `pyverbs`, `soak`, `lab …`.
 
 mod build;
+mod conform;
 mod counts;
 mod coverage;
 mod demo;
@@ -48,6 +49,8 @@ enum Command {
     Test(test::Test),
     /// Compare rdma-core's test suite with this project's tests, case by case.
     Pyverbs(pyverbs::Pyverbs),
+    /// Run the conformance suite of the kernel's ABI on several kernels, and write a page.
+    Conform(conform::Conform),
     /// Long scale and endurance tests, in a guest.
     Soak(soak::Soak),
     /// Count the data path's instructions, beside rdma-core's; fails above the ceilings.
@@ -90,6 +93,7 @@ fn main() -> ExitCode {
         Command::Demo(demo) => demo.run(),
         Command::Test(test) => test.run(),
         Command::Pyverbs(pyverbs) => pyverbs.run(),
+        Command::Conform(conform) => conform.run(),
         Command::Soak(soak) => soak.run(),
         Command::Counts(counts) => counts.run(),
         Command::Coverage(coverage) => coverage.run(),

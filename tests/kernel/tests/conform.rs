@@ -1,0 +1,71 @@
+//! The conformance suite on this kernel, by the program.
+
+use std::process::{Command, Output};
+
+use bareverbs_kernel_tests::device;
+
+bareverbs_kernel_tests::kernel_tests! {
+    kernel_conforms if device::soft_roce,
+    selected_checks_pass_in_any_order if device::soft_roce,
+    formats_have_the_same_checks if device::soft_roce,
+    suite_without_checks_is_skipped if device::connectx,
+    decode_prints_names,
+}
+
+fn conform(args: &[&str]) -> Output {
+    Command::new("bareverbs").arg("conform").args(args).output().unwrap()
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+/// Number of lines that begin with these words.
+fn lines(text: &str, start: &str) -> usize {
+    text.lines().filter(|line| line.starts_with(start)).count()
+}
+
+fn kernel_conforms() {
+    let output = conform(&["--format", "ktap"]);
+    let text = text(&output);
+    let failed: Vec<_> =
+        text.lines().filter(|line| line.starts_with("not ok") || line.starts_with("# ")).collect();
+    assert_eq!(output.status.code(), Some(0), "{}", failed.join("\n"));
+    assert_eq!(lines(&text, "not ok"), 0);
+    let passed = text.lines().filter(|line| line.starts_with("ok ") && !line.contains("# SKIP")).count();
+    assert!(passed > 4000, "{passed} checks passed");
+}
+
+fn selected_checks_pass_in_any_order() {
+    for seed in ["1", "2"] {
+        let output = conform(&["--filter", "life::*", "--seed", seed]);
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output));
+    }
+    let name = "parser::QpCreate::PD_HANDLE::duplicate";
+    let one = text(&conform(&["--filter", name, "--format", "ktap"]));
+    assert!(one.contains(&format!("1..1\nok 1 {name}\n")), "{one}");
+    let none = conform(&["--filter", "no such check"]);
+    assert_eq!(none.status.code(), Some(4), "{}", text(&none));
+}
+
+fn formats_have_the_same_checks() {
+    let with = |format| text(&conform(&["--filter", "mmap::", "--format", format]));
+    let ktap = with("ktap").lines().filter(|line| line.starts_with("ok ")).count();
+    assert_eq!(with("junit").matches("<testcase ").count(), ktap);
+    assert_eq!(with("json").matches("\"verdict\"").count(), ktap);
+    let list = text(&conform(&["--filter", "mmap::", "--list"]));
+    assert_eq!(lines(&list, "mmap::"), ktap, "{list}");
+}
+
+fn suite_without_checks_is_skipped() {
+    let output = conform(&[]);
+    assert_eq!(output.status.code(), Some(4), "{}", text(&output));
+}
+
+fn decode_prints_names() {
+    let input = std::env::temp_dir().join("bareverbs-decode");
+    std::fs::write(&input, r#"write(3, "\4\0\0\0\3\0\0\0\7\0\0\0", 12) = 12"#).unwrap();
+    let output = Command::new("bareverbs").args(["decode", "write"]).arg(&input).output().unwrap();
+    assert_eq!(text(&output), "DeallocPd: DeallocPdReq { pd_handle: 7 }\n");
+    std::fs::remove_file(input).unwrap();
+}

@@ -1,0 +1,102 @@
+//! `cargo xtask conform`: the conformance suite on several kernels.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use bareverbs_conform::{Results, report};
+use bareverbs_lab::{Accelerator, Cache, Exec, Guests, Series, Setup, Tools};
+use clap::Args;
+
+use crate::{build, lab};
+
+/// Timeout of the suite on one kernel.
+const LIMIT: Duration = Duration::from_secs(1200);
+
+#[derive(Args)]
+pub(crate) struct Conform {
+    /// Series such as 6.12, rc, or folders with a kernel, separated by commas (default: all series
+    /// that Debian ships).
+    #[arg(long, alias = "kernel", value_name = "KERNEL", value_delimiter = ',')]
+    kernels: Vec<String>,
+    /// Run the checks whose names contain this or match it with * and ?.
+    #[arg(long, value_name = "PATTERN")]
+    filter: Option<String>,
+    /// Run the checks in the random order of this seed.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// The folder for the results of each kernel and the page (default: target/conform).
+    #[arg(long, value_name = "FOLDER")]
+    out: Option<PathBuf>,
+    /// The accelerator: auto, kvm or tcg.
+    #[arg(long, default_value = "auto")]
+    accel: Accelerator,
+}
+
+impl Conform {
+    pub(crate) fn run(self) -> Result<ExitCode> {
+        let folder = self.out.clone().unwrap_or_else(|| build::workspace().join("target/conform"));
+        fs::create_dir_all(&folder)?;
+        let kernels = match self.kernels.as_slice() {
+            [] => Series::RELEASED.iter().map(ToString::to_string).collect(),
+            kernels => kernels.to_vec(),
+        };
+        let mut runs = Vec::new();
+        for kernel in &kernels {
+            let text = self.in_guest(kernel)?;
+            let results: Results = serde_json::from_str(&text).context("the guest printed no results")?;
+            let file = folder.join(format!("{}.json", results.kernel));
+            fs::write(&file, text).with_context(|| format!("writing {}", file.display()))?;
+            print!("{}", report::summary(&results));
+            runs.push(results);
+        }
+        let page = folder.join("index.html");
+        fs::write(&page, report::html(&runs)).with_context(|| format!("writing {}", page.display()))?;
+        println!("the page is {}", page.display());
+        let failed = runs.iter().any(|results| results.exit_status() != 0);
+        Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    }
+
+    /// Runs the suite in a fresh guest. Returns its results as JSON.
+    fn in_guest(&self, kernel: &str) -> Result<String> {
+        let cache = Cache::open()?;
+        let tools = Tools::fetch(&cache, false)?;
+        let kernel = lab::kernel(&cache, &tools, kernel)?;
+        let programs = build::guest_programs()?;
+        let mut guests = Guests::boot(&Setup {
+            cache: &cache,
+            tools: &tools,
+            kernel: &kernel,
+            programs: &programs,
+            hosts: 1,
+            rdma_core: None,
+            shares: Vec::new(),
+            accelerator: self.accel,
+            instruction_clock: false,
+            recording: None,
+            hca: None,
+        })?;
+        let mut argv: Vec<String> =
+            [build::TOOL, "conform", "--format", "json", "--seed"].map(str::to_owned).into();
+        argv.push(self.seed.to_string());
+        argv.extend(self.filter.iter().flat_map(|pattern| ["--filter".to_owned(), pattern.clone()]));
+        let finished = guests.run(0, Exec { argv, ..Exec::default() }, LIMIT)?;
+        if finished.timed_out {
+            bail!("the suite did not end in {} s on {}", LIMIT.as_secs(), kernel.version);
+        }
+        let errors = String::from_utf8_lossy(&finished.stderr);
+        ensure!(
+            [0, 1, 4].contains(&finished.status),
+            "status {} on {}: {errors}",
+            finished.status,
+            kernel.version
+        );
+        ensure!(!finished.stdout.is_empty(), "no results on {}: {errors}", kernel.version);
+        for warning in guests.shut_down()? {
+            eprintln!("lab: {warning}");
+        }
+        Ok(String::from_utf8(finished.stdout)?)
+    }
+}
