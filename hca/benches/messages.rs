@@ -55,7 +55,7 @@ fn attributes(remote_qp: u32) -> QpAttributes {
         ack_timeout: 14,
         send_psn: 0,
         receive_psn: 0,
-        counters: 0,
+        ..QpAttributes::default()
     }
 }
 

@@ -14,6 +14,7 @@ mod error_state;
 mod ethernet;
 mod layout;
 pub(crate) mod limits;
+pub(crate) mod migration;
 pub(crate) mod mkey;
 mod objects;
 pub mod packet;
@@ -52,6 +53,7 @@ pub use eq::{EqSetup, EventKind, Interrupts};
 use ethernet::Rq;
 pub use ethernet::{RqSetup, RqState};
 pub(crate) use layout::be32;
+pub use migration::{AlternatePath, Migration};
 pub use mkey::KeyKind;
 pub use packet::{Link, Packet};
 pub use port::Port;
@@ -247,6 +249,8 @@ impl Engine {
         }
         if let Service::Datagram(_) = qp.setup.service {
             datagram::receive(qp, &mut self.core, &packet);
+        } else if !migration::received(qp, &mut self.core, &packet) {
+            return;
         } else if packet.operation.is_response() {
             requester::receive(qp, &mut self.core, &packet);
         } else {

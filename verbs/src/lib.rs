@@ -154,8 +154,8 @@ pub use bareverbs_uapi::uverbs::types::{
     QpCreateFlags, QpType, WqFlags,
 };
 pub use bareverbs_uapi::verbs_values::{
-    AtomicCap, EventType, LinkLayer, MwType, PortPhysState, PortSpeed, PortState, PortWidth, QpAttrMask,
-    QpState, Rate, TmCapFlags, WcStatus, WqState,
+    AtomicCap, EventType, LinkLayer, MigState, MwType, PortPhysState, PortSpeed, PortState, PortWidth,
+    QpAttrMask, QpState, Rate, TmCapFlags, WcStatus, WqState,
 };
 pub use bareverbs_uapi::write::types::{
     DeviceCapFlags, OdpGeneralCaps, OdpTransportCaps, PlacementType, RawPacketCaps, SelectivityLevel,
@@ -181,11 +181,11 @@ pub use provider::AnyProvider;
 #[cfg(feature = "test-utils")]
 pub use provider::{AnyCq, AnyRq, AnySq};
 pub use qp::{
-    AhAttr, Batch, BringUp, ConnectAttr, Connected, Datagram, EthernetMatch, FlowCount, FlowCounters, FlowId,
-    FlowRule, GRH_BYTES, GlobalRoute, InitAttr, Ipv4Match, Ipv6Match, L4Match, MULTICAST_QP, PortMatch,
-    PostError, PostReason, Qp, QpAttr, QpCap, QpInit, QpInitAttr, RateLimit, RawPacket, Rc, RecvHalf,
-    RtrAttr, RtsAttr, SendFailure, SendHalf, Transport, Uc, UcOperation, UcRtrAttr, Ud, UdInitAttr, XrcSend,
-    XrcTarget, XrcTargetRtsAttr,
+    AhAttr, AlternatePath, Batch, BringUp, ConnectAttr, Connected, Datagram, EthernetMatch, FlowCount,
+    FlowCounters, FlowId, FlowRule, GRH_BYTES, GlobalRoute, InitAttr, Ipv4Match, Ipv6Match, L4Match,
+    MULTICAST_QP, PortMatch, PostError, PostReason, Qp, QpAttr, QpCap, QpInit, QpInitAttr, RateLimit,
+    RawPacket, Rc, RecvHalf, RtrAttr, RtsAttr, SendFailure, SendHalf, Transport, Uc, UcOperation, UcRtrAttr,
+    Ud, UdInitAttr, XrcSend, XrcTarget, XrcTargetRtsAttr,
 };
 pub use readiness::Readiness;
 pub use rss::{IndirectionTable, RssHash, RssInit, RssQp};

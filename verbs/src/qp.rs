@@ -1,5 +1,6 @@
 //! Queue pairs.
 
+mod alternate_path;
 mod attr;
 mod bring_up;
 mod connect;
@@ -28,6 +29,7 @@ use bareverbs_provider::traits::{CreatedQp, Provider, RecvQueue, SendQueue};
 use bareverbs_uapi::uverbs::types::{QpCreateFlags, QpType};
 use rustix::io::Errno;
 
+pub use alternate_path::AlternatePath;
 pub use attr::{
     AhAttr, GlobalRoute, InitAttr, QpAttr, QpCap, QpInitAttr, RtrAttr, RtsAttr, UcRtrAttr, UdInitAttr,
 };

@@ -32,10 +32,12 @@ const COUNTER_MASK: u32 = 0xff_ffff;
 #[expect(missing_docs, reason = "the names are those of the header")]
 pub enum EventKind {
     Completion = 0x00,
+    PathMigrated = 0x01,
     CommunicationEstablished = 0x02,
     SendQueueDrained = 0x03,
     CqError = 0x04,
     WqCatastrophic = 0x05,
+    PathMigrationFailed = 0x07,
     PortChange = 0x09,
     Command = 0x0a,
     PageFault = 0x0c,

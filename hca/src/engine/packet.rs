@@ -401,6 +401,8 @@ pub struct Packet {
     pub operation: Operation,
     /// Solicited event.
     pub solicited: bool,
+    /// Whether the sender has migrated to its current path, or has no other.
+    pub migrated: bool,
     /// Acknowledge request.
     pub ack_request: bool,
     /// Partition key.

@@ -3,7 +3,7 @@
 use super::error_state::enter_error;
 use super::qp::Qp;
 use super::{Engine, EngineError, Progress, QpAttributes, QpSetup, ReceiveQueue, Service, State};
-use super::{limits, requester};
+use super::{limits, migration, requester};
 
 impl Engine {
     /// Creates a QP in RESET.
@@ -93,6 +93,12 @@ impl Engine {
         }
         self.wake(number);
         Ok(())
+    }
+
+    /// Moves an armed QP to its alternate path. `EngineError::Invalid` if it isn't armed.
+    pub fn migrate_qp(&mut self, number: u32) -> Result<(), EngineError> {
+        let qp = self.qps.get_mut(number).ok_or(EngineError::Missing)?;
+        if migration::migrate(qp, &mut self.core) { Ok(()) } else { Err(EngineError::Invalid) }
     }
 
     /// Changes the parameters of a QP in RESET.

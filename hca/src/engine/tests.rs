@@ -7,6 +7,7 @@ mod doorbells;
 mod keys;
 mod limits;
 mod malicious;
+mod migration;
 mod ordering;
 mod paging;
 mod qp_pair;

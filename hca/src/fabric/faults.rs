@@ -112,6 +112,7 @@ mod tests {
                 transport: Transport::Rc,
                 operation: Operation::SendOnly,
                 solicited: false,
+                migrated: true,
                 ack_request: false,
                 pkey: 0xffff,
                 destination: 1,

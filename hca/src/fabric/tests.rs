@@ -20,6 +20,7 @@ fn packet(to: u16, psn: u32) -> Packet {
         transport: Transport::Rc,
         operation: Operation::SendOnly,
         solicited: false,
+        migrated: true,
         ack_request: true,
         pkey: 0xffff,
         destination: 0x48,

@@ -8,14 +8,15 @@ use crate::engine::packet::{
 };
 
 const NUMBER: u32 = 0xff_ffff;
-/// Transport header version 0 and migration state MIGRATED.
+/// Flags: the migration state MIGRATED, and the transport header version, which is 0.
 const MIGRATED: u8 = 1 << 6;
+const VERSION: u8 = 0x0f;
 
 /// Appends a packet's bytes, without ICRC.
 pub(crate) fn write(packet: &Packet, bytes: &mut Vec<u8>) {
     let padding = packet.payload.len().wrapping_neg() & 3;
     bytes.push(packet.transport.bits() | packet.operation as u8);
-    bytes.push(u8::from(packet.solicited) << 7 | MIGRATED | (padding as u8) << 4);
+    bytes.push(u8::from(packet.solicited) << 7 | u8::from(packet.migrated) << 6 | (padding as u8) << 4);
     bytes.extend_from_slice(&packet.pkey.to_be_bytes());
     bytes.extend_from_slice(&packet.destination.to_be_bytes());
     bytes.extend_from_slice(&(u32::from(packet.ack_request) << 31 | packet.psn).to_be_bytes());
@@ -62,7 +63,7 @@ pub(crate) fn read(route: Route, bytes: &[u8]) -> Option<Packet> {
     let mut fields = Fields(bytes);
     let [opcode, flags] = fields.take()?;
     let (transport, operation) = (Transport::of(opcode)?, Operation::from_bits(opcode)?);
-    if !carries(transport, operation) || flags & 0x4f != MIGRATED {
+    if !carries(transport, operation) || flags & VERSION != 0 {
         return None;
     }
     let pkey = u16::from_be_bytes(fields.take()?);
@@ -102,6 +103,7 @@ pub(crate) fn read(route: Route, bytes: &[u8]) -> Option<Packet> {
         transport,
         operation,
         solicited: flags & 0x80 != 0,
+        migrated: flags & MIGRATED != 0,
         ack_request: sequence >> 31 != 0,
         pkey,
         destination: destination & NUMBER,
@@ -174,11 +176,11 @@ pub(super) mod tests {
     /// Any valid packet.
     pub(crate) fn any_packet() -> impl Strategy<Value = Packet> {
         let numbers = (any::<u16>(), any::<u32>(), any::<u32>(), any::<u64>(), any::<u64>());
-        let flags = (any::<bool>(), any::<bool>(), any::<bool>());
+        let flags = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
         let payload = proptest::collection::vec(any::<u8>(), 0..100);
         (0u8..0x18, 0usize..4, flags, numbers, payload).prop_filter_map(
             "the transport knows the operation",
-            |(bits, which, (solicited, ack_request, compares), (pkey, a, b, c, d), payload)| {
+            |(bits, which, (solicited, migrated, ack_request, compares), (pkey, a, b, c, d), payload)| {
                 let operation = Operation::from_bits(bits)?;
                 let transport = [Transport::Rc, Transport::Uc, Transport::Ud, Transport::Xrc][which];
                 let masked = operation == Operation::MaskedAtomic;
@@ -202,6 +204,7 @@ pub(super) mod tests {
                     transport,
                     operation,
                     solicited,
+                    migrated,
                     ack_request,
                     pkey,
                     destination: b & NUMBER,

@@ -211,6 +211,7 @@ mod tests {
             transport: Transport::Rc,
             operation: Operation::SendOnly,
             solicited: true,
+            migrated: true,
             ack_request: true,
             pkey: 0xffff,
             destination: 0x11,

@@ -167,6 +167,11 @@ impl<'a, L: Layout> ViewMut<'a, L> {
         ViewMut { bytes: &mut self.bytes[part.at..][..S::SIZE], of: PhantomData }
     }
 
+    /// The bytes of the structure.
+    pub(crate) fn raw(&self) -> &[u8] {
+        &self.bytes[..L::SIZE]
+    }
+
     /// Replaces the whole structure. A shorter source leaves the rest unchanged.
     pub(crate) fn fill(&mut self, value: &[u8]) -> &mut Self {
         let length = L::SIZE.min(value.len());

@@ -113,7 +113,7 @@ fn general(cap: &mut ViewMut<'_, HcaCap>, link: Link, cqe_version: u8) {
         .set(HcaCap::OUT_OF_SEQ_CNT, 1u8);
     match link {
         Link::InfiniBand => {
-            cap.set(HcaCap::IB_VIRT, 1u8);
+            cap.set(HcaCap::IB_VIRT, 1u8).set(HcaCap::APM, 1u8);
         }
         Link::Ethernet => {
             cap.set(HcaCap::PORT_TYPE, 1u8)

@@ -6,6 +6,7 @@ use super::layout::command::{CreateQpIn, CreateQpOut, QueryQpOut};
 use super::layout::object::{AddressPath, Qpc};
 use super::opcode;
 use super::state::{Firmware, QpEntry};
+use super::transitions::use_alternate_path;
 use super::work_queue::{PAGES, ring};
 use crate::engine::packet::{PSN_MASK, Transport};
 use crate::engine::{Engine, ManagementQp, QpAttributes, QpSetup, ReceiveQueue, Service, State};
@@ -126,12 +127,16 @@ impl Firmware {
     ) -> Result<()> {
         const CONTEXT: usize = 0x18;
         let number = request.object()?;
-        let (state, _) = engine.qp_attributes(number)?;
+        let (state, attributes) = engine.qp_attributes(number)?;
         let progress = engine.qp_progress(number)?;
         let entry = self.qps.get(&number).ok_or(Status::BadResource)?;
         reply.view::<QueryQpOut>()?;
         let mut context = reply.view_at::<Qpc>(CONTEXT)?;
         context.fill(&entry.context).set(Qpc::STATE, state as u8);
+        context.set(Qpc::PM_STATE, attributes.migration as u8);
+        if attributes.on_alternate {
+            use_alternate_path(&mut context);
+        }
         if state != State::Reset && state != State::Init {
             context
                 .set(Qpc::NEXT_SEND_PSN, progress.next_psn)

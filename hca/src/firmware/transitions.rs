@@ -7,10 +7,11 @@ use super::layout::object::{AddressPath, Qpc};
 use super::opcode;
 use super::qps::{address, supported_ece};
 use super::state::Firmware;
-use crate::engine::{Engine, QpAttributes, QpSetup, ReceiveQueue, Service, State};
+use crate::engine::{AlternatePath, Engine, Migration, QpAttributes, QpSetup, ReceiveQueue, Service, State};
 
 /// Bits of the optional parameter mask (`enum mlx5_qp_optpar` in `include/linux/mlx5/qp.h`).
 mod optpar {
+    pub(super) const ALTERNATE_PATH: u32 = 1 << 0;
     pub(super) const REMOTE_READ: u32 = 1 << 1;
     pub(super) const REMOTE_ATOMIC: u32 = 1 << 2;
     pub(super) const REMOTE_WRITE: u32 = 1 << 3;
@@ -20,6 +21,7 @@ mod optpar {
     pub(super) const PATH: u32 = 1 << 7;
     pub(super) const MAX_REQUESTED: u32 = 1 << 8;
     pub(super) const MAX_RESPONDING: u32 = 1 << 9;
+    pub(super) const MIGRATION: u32 = 1 << 10;
     pub(super) const RETRY_COUNT: u32 = 1 << 12;
     pub(super) const RNR_RETRY: u32 = 1 << 13;
     pub(super) const ACK_TIMEOUT: u32 = 1 << 14;
@@ -133,7 +135,15 @@ impl Firmware {
             let ece = supported_ece(input.get32(CreateQpIn::ECE));
             reply.view::<CreateQpOut>()?.set(CreateQpOut::ECE, ece);
         }
-        engine.modify_qp(number, transition.to, attributes)?;
+        let migrates = changes & optpar::MIGRATION != 0 && migration(&given)? == Migration::Migrated;
+        let armed = attributes.migration == Migration::Armed;
+        if attributes.on_alternate {
+            self.move_to_alternate(number);
+        }
+        engine.modify_qp(number, transition.to, QpAttributes { on_alternate: false, ..attributes })?;
+        if migrates && armed {
+            engine.migrate_qp(number)?;
+        }
         self.store_attrs(number, &given, changes, transition.sequence);
         Ok(())
     }
@@ -191,6 +201,26 @@ impl Firmware {
         if wants(optpar::PATH) && connected {
             attributes.route = engine.port().route(&address(&path)).ok_or(Status::BadIndex)?;
         }
+        if wants(optpar::ALTERNATE_PATH) && connected {
+            let path = given.part(Qpc::SECONDARY_ADDRESS_PATH);
+            let index = path.get(AddressPath::PKEY_INDEX) as usize;
+            attributes.alternate = Some(AlternatePath {
+                route: engine.port().route(&address(&path)).ok_or(Status::BadIndex)?,
+                pkey: *engine.port().pkeys.get(index).ok_or(Status::BadIndex)?,
+                ack_timeout: path.get8(AddressPath::ACK_TIMEOUT),
+            });
+        }
+        if wants(optpar::MIGRATION) {
+            // The driver may arm a path that is loaded and give up an armed one. The device itself
+            // moves the QP from REARM to ARMED.
+            match (attributes.migration, migration(given)?) {
+                (Migration::Migrated, Migration::Rearm) if attributes.alternate.is_some() => {
+                    attributes.migration = Migration::Rearm;
+                }
+                (Migration::Migrated | Migration::Armed, Migration::Migrated) => {}
+                _ => return Err(Status::BadParameter),
+            }
+        }
         match sequence {
             Sequence::Keep => {}
             Sequence::Receive => {
@@ -233,6 +263,15 @@ impl Firmware {
         })?)
     }
 
+    /// Makes the alternate path of a context the primary one.
+    fn move_to_alternate(&mut self, number: u32) {
+        if let Some(mut context) =
+            self.qps.get_mut(&number).and_then(|entry| ViewMut::<Qpc>::new(&mut entry.context))
+        {
+            use_alternate_path(&mut context);
+        }
+    }
+
     /// Updates the context for QUERY_QP.
     fn store_attrs(&mut self, number: u32, given: &View<'_, Qpc>, changes: u32, sequence: Sequence) {
         let Some(entry) = self.qps.get_mut(&number) else { return };
@@ -263,6 +302,10 @@ impl Firmware {
             }
             Sequence::Send => take(u32::MAX, &[Qpc::NEXT_SEND_PSN, Qpc::LOG_ACK_REQ_FREQ]),
         }
+        if changes & optpar::ALTERNATE_PATH != 0 {
+            let alternate = given.part(Qpc::SECONDARY_ADDRESS_PATH);
+            context.part(Qpc::SECONDARY_ADDRESS_PATH).fill(alternate.raw());
+        }
         let from = given.part(Qpc::PRIMARY_ADDRESS_PATH);
         let mut path = context.part(Qpc::PRIMARY_ADDRESS_PATH);
         let (pkey, timeout, port) = (
@@ -282,6 +325,20 @@ impl Firmware {
             path.set(AddressPath::ACK_TIMEOUT, from.get(AddressPath::ACK_TIMEOUT));
         }
     }
+}
+
+/// Copies the alternate path of a context to the primary one.
+pub(super) fn use_alternate_path(context: &mut ViewMut<'_, Qpc>) {
+    let path = context.part(Qpc::SECONDARY_ADDRESS_PATH).raw().to_vec();
+    context.part(Qpc::PRIMARY_ADDRESS_PATH).fill(&path);
+}
+
+/// The path migration state of a context.
+fn migration(context: &View<'_, Qpc>) -> Result<Migration> {
+    [Migration::Armed, Migration::Rearm, Migration::Migrated]
+        .into_iter()
+        .find(|state| *state as u8 == context.get8(Qpc::PM_STATE))
+        .ok_or(Status::BadParameter)
 }
 
 /// The path MTU of a code in bytes. QPs without a connection ignore the code.

@@ -97,6 +97,8 @@ texts! {
         HugePageQueues = "queues in huge pages are",
         /// Packet pacing.
         RateLimit = "rate limits of QPs are",
+        /// Alternate paths of connections (APM).
+        AlternatePath = "alternate paths are",
         /// Enhanced connection establishment (ECE).
         Ece = "ECE options are",
         /// Counters of flows.

@@ -1,5 +1,6 @@
 //! Parameters, attributes and states of QPs.
 
+use crate::engine::migration::{AlternatePath, Migration};
 use crate::engine::packet::Route;
 use crate::engine::ring::Ring;
 use crate::engine::service::Service;
@@ -88,6 +89,12 @@ pub struct QpAttributes {
     pub remote_qp: u32,
     /// The path to the peer.
     pub route: Route,
+    /// The alternate path; `None` if none was loaded or the QP has migrated to it.
+    pub alternate: Option<AlternatePath>,
+    /// The path migration state.
+    pub migration: Migration,
+    /// Whether the path was the alternate one when it was loaded.
+    pub on_alternate: bool,
     /// The P_Key.
     pub pkey: u16,
     /// Q_Key.
@@ -125,6 +132,9 @@ impl Default for QpAttributes {
             mtu: 4096,
             remote_qp: 0,
             route: Route::default(),
+            alternate: None,
+            migration: Migration::Migrated,
+            on_alternate: false,
             pkey: 0xffff,
             qkey: 0,
             remote_read: false,

@@ -4,6 +4,7 @@ use super::complete::{fail, retire, wait_for_page};
 use super::fetch::load;
 use crate::engine::core::Core;
 use crate::engine::cq::Syndrome;
+use crate::engine::migration::Migration;
 use crate::engine::mkey::{self, AccessError, access};
 use crate::engine::packet::{Atomic, Datagram, Headers, Operation, PSN_MASK, Packet, Remote, Transport};
 use crate::engine::page_fault::kind;
@@ -152,6 +153,7 @@ fn packet(qp: &Qp, operation: Operation, psn: u32, headers: Headers, payload: Ve
         transport,
         operation,
         solicited: false,
+        migrated: qp.attributes.migration == Migration::Migrated,
         ack_request: false,
         pkey: qp.attributes.pkey,
         destination: qp.attributes.remote_qp,

@@ -3,6 +3,7 @@
 use super::complete::{fail, retire, wait_for_page};
 use crate::engine::core::Core;
 use crate::engine::cq::Syndrome;
+use crate::engine::migration;
 use crate::engine::mkey::{self, access};
 use crate::engine::packet::{Operation, PSN_MASK, Packet, psn_distance, syndrome};
 use crate::engine::page_fault::kind;
@@ -134,11 +135,11 @@ pub(super) fn retry(qp: &mut Qp, core: &mut Core) {
     if !sends || qp.requester.oldest_psn == qp.requester.next_psn {
         return;
     }
-    if qp.requester.retries == 0 {
+    if qp.requester.retries == 0 && !migration::migrate(qp, core) {
         fail_oldest(qp, core, Syndrome::TransportRetriesExceeded);
         return;
     }
-    qp.requester.retries -= 1;
+    qp.requester.retries = qp.requester.retries.saturating_sub(1);
     rewind(qp);
     qp.requester.deadline = None;
 }

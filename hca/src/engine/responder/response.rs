@@ -3,6 +3,7 @@
 use super::faults::wait_for_page;
 use crate::engine::core::Core;
 use crate::engine::error_state::enter_error;
+use crate::engine::migration::Migration;
 use crate::engine::mkey::{self, AccessError, access};
 use crate::engine::packet::{Acknowledge, Headers, Operation, PSN_MASK, Packet, Transport, syndrome};
 use crate::engine::page_fault::PageFaultInfo;
@@ -17,6 +18,7 @@ fn respond(qp: &Qp, core: &mut Core, operation: Operation, psn: u32, headers: He
         transport: qp.setup.service.transport().unwrap_or(Transport::Rc),
         operation,
         solicited: false,
+        migrated: qp.attributes.migration == Migration::Migrated,
         ack_request: false,
         pkey: qp.attributes.pkey,
         destination: qp.attributes.remote_qp,

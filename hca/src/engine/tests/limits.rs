@@ -107,6 +107,7 @@ fn datagram(qkey: u32, state: State, length: u32) -> (Vec<u8>, u16) {
         transport: Transport::Ud,
         operation: Operation::SendOnly,
         solicited: false,
+        migrated: true,
         ack_request: false,
         pkey: 0xffff,
         destination: receiver,

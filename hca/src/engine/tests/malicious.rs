@@ -74,6 +74,7 @@ proptest! {
                 transport: Transport::Rc,
                 operation,
                 solicited: false,
+                migrated: true,
                 ack_request: true,
                 pkey: 0xffff,
                 destination: pair.qps[1],

@@ -82,7 +82,7 @@ fn attributes(remote_qp: u32) -> QpAttributes {
         ack_timeout: 10,
         send_psn: 0xff_fff0,
         receive_psn: 0xff_fff0,
-        counters: 0,
+        ..QpAttributes::default()
     }
 }
 

@@ -50,6 +50,7 @@ layout! {
         CQ_MODERATION: 0x222, 1,
         PG: 0x227, 1,
         BLOCK_LB_MC: 0x228, 1,
+        APM: 0x22e, 1,
         IMAICL: 0x231, 1,
         QKV: 0x236, 1,
         PKV: 0x237, 1,

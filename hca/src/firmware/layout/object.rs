@@ -7,6 +7,7 @@ layout! {
     Qpc: 0xe8 {
         STATE: 0x0, 4,
         ST: 0x8, 8,
+        PM_STATE: 0x13, 2,
         PD: 0x28, 24,
         MTU: 0x40, 3,
         LOG_MSG_MAX: 0x43, 5,
@@ -20,6 +21,7 @@ layout! {
         LOG_PAGE_SIZE: 0xa3, 5,
         REMOTE_QPN: 0xa8, 24,
         PRIMARY_ADDRESS_PATH: 0xc0 => AddressPath,
+        SECONDARY_ADDRESS_PATH: 0x220 => AddressPath,
         LOG_ACK_REQ_FREQ: 0x380, 4,
         LOG_SRA_MAX: 0x388, 3,
         RETRY_COUNT: 0x38d, 3,

@@ -1,6 +1,7 @@
 //! ConnectX features that Soft-RoCE lacks, through the public API; other devices return
 //! `Error::Unsupported`.
 
+mod alternate_path;
 mod clocks;
 mod compression;
 mod device_memory;
@@ -20,6 +21,7 @@ mod xrc;
 #[path = "../../../../verbs/examples/raw_wqe.rs"]
 mod raw_wqe;
 
+use alternate_path::*;
 use bareverbs_kernel_tests::{device, kernel_tests};
 use clocks::*;
 use compression::*;
@@ -112,6 +114,8 @@ kernel_tests! {
     qps_work_with_shared_and_dedicated_doorbells if device::connectx,
     dedicated_doorbell_is_unsupported_on_rxe if device::soft_roce,
     port_counters_count_packets_and_bytes if counted,
+    armed_qps_migrate_to_the_alternate_path if apm,
+    alternate_path_is_rejected_on_ethernet if device::ethernet,
     relaxed_ordering_reaches_the_mkey if device::connectx,
     rxe_has_no_raw_state if device::soft_roce,
     dmabuf_mr_is_remotely_accessible,
