@@ -17,6 +17,7 @@ mod limits;
 mod memic;
 mod nic;
 pub(crate) mod opcode;
+mod pacing;
 mod port;
 mod qps;
 mod queue;

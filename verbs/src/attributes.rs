@@ -140,7 +140,7 @@ attr_struct! {
         /// Packet pacing: minimum rate in kbit/s
         /// ([`QpAttr::rate_limit`](crate::QpAttr::rate_limit)).
         qp_rate_limit_min: u32 = 0;
-        /// Packet pacing: maximum rate in kbit/s; 0 if unsupported. No tested device supports it.
+        /// Packet pacing: maximum rate in kbit/s; 0 if unsupported.
         qp_rate_limit_max: u32 = 0;
         /// QP types with packet pacing, as a mask of `1 << type`.
         rate_limit_supported_qpts: u32 = 0;

@@ -12,6 +12,7 @@ mod flow_counters;
 mod modify;
 mod multicast;
 mod post;
+mod rate_limit;
 mod raw;
 mod state_table;
 mod transport;
@@ -41,7 +42,8 @@ pub use flow::{EthernetMatch, FlowId, FlowRule, Ipv4Match, Ipv6Match, L4Match, P
 pub use flow_counters::{FlowCount, FlowCounters};
 pub(crate) use post::post_receives;
 pub use post::{Batch, PostError, PostReason, RecvHalf, SendFailure, SendHalf};
-pub use raw::{RateLimit, RawPacket};
+pub use rate_limit::RateLimit;
+pub use raw::RawPacket;
 pub use transport::{Connected, Rc, Transport, Uc, UcOperation, Ud};
 pub use xrc::{XrcSend, XrcTarget, XrcTargetRtsAttr};
 

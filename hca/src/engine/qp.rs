@@ -69,6 +69,7 @@ impl Qp {
     /// The time of its next timer.
     pub(crate) fn deadline(&self) -> Option<u64> {
         let flush = self.responder.flush_poll;
-        [self.requester.deadline, self.requester.rnr_until, flush].into_iter().flatten().min()
+        let requester = &self.requester;
+        [requester.deadline, requester.rnr_until, requester.pace_until, flush].into_iter().flatten().min()
     }
 }

@@ -2,7 +2,7 @@
 
 use super::error_state::enter_error;
 use super::qp::Qp;
-use super::{Engine, EngineError, Progress, QpAttributes, QpSetup, ReceiveQueue, Service, State};
+use super::{Engine, EngineError, Progress, QpAttributes, QpSetup, Rate, ReceiveQueue, Service, State};
 use super::{limits, migration, requester};
 
 impl Engine {
@@ -91,6 +91,16 @@ impl Engine {
             (_, State::SendQueueDrained) => qp.requester.drained = false,
             _ => {}
         }
+        self.wake(number);
+        Ok(())
+    }
+
+    /// Sets the rate limit of a QP's sends.
+    pub fn set_rate(&mut self, number: u32, rate: Option<Rate>) -> Result<(), EngineError> {
+        let qp = self.qps.get_mut(number).ok_or(EngineError::Missing)?;
+        qp.attributes.rate = rate;
+        qp.requester.pace_until = None;
+        qp.requester.paced_end = 0;
         self.wake(number);
         Ok(())
     }

@@ -10,6 +10,7 @@ use super::core::Core;
 use super::cq::Syndrome;
 use super::eq::EventKind;
 use super::error_state::fatal_error;
+use super::pacing;
 use super::packet::Transport;
 use super::qp::{Qp, State, Turn};
 use super::send_queue::flush;
@@ -52,7 +53,7 @@ pub(crate) fn turn(qp: &mut Qp, core: &mut Core, budget: u32) -> Turn {
         if fresh && !begin_next(qp, core, log_size) {
             return Turn::Idle;
         }
-        packetize::next(qp, core, log_size);
+        send_next(qp, core, log_size);
     }
     Turn::More
 }
@@ -67,7 +68,7 @@ fn drain(qp: &mut Qp, core: &mut Core, log_size: u8, budget: u32) -> Turn {
         {
             break;
         }
-        packetize::next(qp, core, log_size);
+        send_next(qp, core, log_size);
     }
     let begun = qp.requester.cursor.0 < qp.requester.inflight.len();
     if qp.state == State::SendQueueDrained && qp.requester.inflight.is_empty() && !qp.requester.drained {
@@ -79,6 +80,13 @@ fn drain(qp: &mut Qp, core: &mut Core, log_size: u8, budget: u32) -> Turn {
     } else {
         Turn::Idle
     }
+}
+
+/// Sends the packet at the cursor, at the QP's rate.
+fn send_next(qp: &mut Qp, core: &mut Core, log_size: u8) {
+    let mark = pacing::Mark::new(core);
+    packetize::next(qp, core, log_size);
+    pacing::sent_since(qp, core, mark);
 }
 
 fn reliable(qp: &Qp) -> bool {
@@ -94,6 +102,7 @@ pub(crate) fn recover(qp: &mut Qp) {
 /// Handles expired timers.
 pub(crate) fn expire(qp: &mut Qp, core: &mut Core) {
     let now = core.now;
+    qp.requester.pace_until = qp.requester.pace_until.filter(|until| *until > now);
     if qp.requester.rnr_until.is_some_and(|until| until <= now) {
         qp.requester.rnr_until = None;
         qp.requester.deadline = None;

@@ -9,6 +9,7 @@ mod limits;
 mod malicious;
 mod migration;
 mod ordering;
+mod pacing;
 mod paging;
 mod qp_pair;
 mod transfers;

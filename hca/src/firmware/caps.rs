@@ -3,7 +3,7 @@
 use super::bits::ViewMut;
 use super::layout::caps::{
     AtomicCaps, DebugCap, DeviceMemoryCap, EthernetCap, FlowTableCap, HcaCap, NicFlowCap, OdpCap,
-    OdpSchemeCap, OdpServiceCap, RoceCap,
+    OdpSchemeCap, OdpServiceCap, QosCap, RoceCap,
 };
 use super::limits as firmware;
 use crate::engine::{LONGEST_RUN, Link, limits};
@@ -23,6 +23,7 @@ mod kind {
     pub(super) const ATOMIC: u16 = 3;
     pub(super) const ROCE: u16 = 4;
     pub(super) const FLOW: u16 = 7;
+    pub(super) const QOS: u16 = 0xc;
     pub(super) const DEBUG: u16 = 0xd;
     pub(super) const DEVICE_MEMORY: u16 = 0xf;
 }
@@ -33,6 +34,7 @@ pub(super) fn block(link: Link, cqe_version: u8, of: u16) -> Option<Vec<u8>> {
     match (of, link) {
         (kind::GENERAL, _) => general(&mut ViewMut::new(&mut bytes)?, link, cqe_version),
         (kind::DEVICE_MEMORY, _) => device_memory(&mut ViewMut::new(&mut bytes)?),
+        (kind::QOS, _) => packet_pacing(&mut ViewMut::new(&mut bytes)?),
         (kind::DEBUG, _) => {
             ViewMut::new(&mut bytes)?.set(DebugCap::RESOURCE_DUMP, 1u8);
         }
@@ -72,6 +74,7 @@ fn general(cap: &mut ViewMut<'_, HcaCap>, link: Link, cqe_version: u8) {
         .set(HcaCap::RELAXED_ORDERING_READ_PCI_ENABLED, 1u8)
         .set(HcaCap::RELAXED_ORDERING_READ_UMR, 1u8)
         .set(HcaCap::DEBUG, 1u8)
+        .set(HcaCap::QOS, 1u8)
         .set(HcaCap::LOG_MAX_RA_REQ_QP, 4u8)
         .set(HcaCap::LOG_MAX_RA_RES_QP, 4u8)
         .set(HcaCap::LOG_MAX_MSG, 30u8)
@@ -140,6 +143,17 @@ fn general(cap: &mut ViewMut<'_, HcaCap>, link: Link, cqe_version: u8) {
                 .set(HcaCap::MAX_TC, 8u8);
         }
     }
+}
+
+fn packet_pacing(cap: &mut ViewMut<'_, QosCap>) {
+    cap.set(QosCap::PACKET_PACING, 1u8)
+        .set(QosCap::PACKET_PACING_BURST_BOUND, 1u8)
+        .set(QosCap::PACKET_PACING_TYPICAL_SIZE, 1u8)
+        .set(QosCap::PACKET_PACING_REQ_UD, 1u8)
+        .set(QosCap::PACKET_PACING_REQ_UC, 1u8)
+        .set(QosCap::PACKET_PACING_MAX_RATE, firmware::LARGEST_RATE)
+        .set(QosCap::PACKET_PACING_MIN_RATE, firmware::SMALLEST_RATE)
+        .set(QosCap::PACKET_PACING_RATE_TABLE_SIZE, firmware::RATES);
 }
 
 fn device_memory(cap: &mut ViewMut<'_, DeviceMemoryCap>) {

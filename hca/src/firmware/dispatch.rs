@@ -64,6 +64,7 @@ impl Firmware {
             ALLOC_Q_COUNTER => self.alloc_counters(engine, reply),
             DEALLOC_Q_COUNTER => self.dealloc_counters(request),
             QUERY_Q_COUNTER => self.query_counters(engine, request, reply),
+            SET_PP_RATE_LIMIT => self.set_rate_limit(engine, request),
             QUERY_VPORT_COUNTER => self.query_vport_counter(engine, request, reply),
 
             CREATE_EQ => self.create_eq(engine, request, reply),

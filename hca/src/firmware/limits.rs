@@ -26,3 +26,8 @@ pub(super) const LOG_XRCDS: u8 = 16;
 pub(super) const LOG_TRANSPORT_DOMAINS: u8 = 16;
 /// Maximum number of counter sets.
 pub(super) const COUNTER_SETS: usize = 255;
+/// Smallest and largest rate of packet pacing in kbit/s.
+pub(super) const SMALLEST_RATE: u32 = 1;
+pub(super) const LARGEST_RATE: u32 = 100_000_000;
+/// Number of entries of the rate table, with entry 0 for no limit.
+pub(super) const RATES: u16 = 128;

@@ -1,5 +1,6 @@
 //! Commands about SQ and TIS objects.
 
+use super::bits::ViewMut;
 use super::command::{Reply, Request, Result, Status};
 use super::layout::command::{CreateSqIn, ModifySqIn, Tisc};
 use super::layout::object::{Sqc, Wq};
@@ -47,8 +48,17 @@ impl Firmware {
     pub(super) fn modify_sq(&mut self, engine: &mut Engine, request: Request<'_>) -> Result<()> {
         let view = request.view::<ModifySqIn>()?;
         let number = view.get32(ModifySqIn::SQN);
-        let wanted = request.view_at::<Sqc>(CONTEXT)?.get8(Sqc::STATE);
-        let (_, state, _) = self.nic.sqs.get_mut(&number).ok_or(Status::BadResource)?;
+        /// Modify bitmask: the index into the rate table.
+        const RATE: u64 = 1 << 0;
+        let given = request.view_at::<Sqc>(CONTEXT)?;
+        let wanted = given.get8(Sqc::STATE);
+        let changed = if view.get(ModifySqIn::MODIFY_BITMASK) & RATE != 0 {
+            let index = given.get(Sqc::PACKET_PACING_RATE_LIMIT_INDEX);
+            Some((index, self.rate(index)?))
+        } else {
+            (wanted == wq_state::RESET).then_some((0, None))
+        };
+        let (context, state, _) = self.nic.sqs.get_mut(&number).ok_or(Status::BadResource)?;
         if view.get8(ModifySqIn::SQ_STATE) != *state || !legal(*state, wanted) {
             return Err(Status::BadResourceState);
         }
@@ -58,9 +68,16 @@ impl Firmware {
             _ => State::Error,
         };
         if wanted != *state {
-            engine.modify_qp(number, next, QpAttributes::default())?;
+            let rate = engine.qp_attributes(number)?.1.rate;
+            engine.modify_qp(number, next, QpAttributes { rate, ..QpAttributes::default() })?;
         }
         *state = wanted;
+        if let Some((index, rate)) = changed {
+            if let Some(mut context) = ViewMut::<Sqc>::new(context) {
+                context.set(Sqc::PACKET_PACING_RATE_LIMIT_INDEX, index);
+            }
+            engine.set_rate(number, rate)?;
+        }
         Ok(())
     }
 

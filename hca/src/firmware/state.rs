@@ -9,7 +9,7 @@ use super::lifecycle::Lifecycle;
 use super::nic::Nic;
 use super::resources::Resources;
 use super::steering::Steering;
-use crate::engine::{Engine, Link, NO_USER_INDEX};
+use crate::engine::{Engine, Link, NO_USER_INDEX, Rate};
 
 /// Length of a node description in bytes.
 pub(super) const NODE_DESCRIPTION: usize = 64;
@@ -76,6 +76,8 @@ pub(crate) struct Firmware {
     pub(super) eqs: BTreeMap<u32, EqEntry>,
     pub(super) srqs: BTreeMap<u32, SrqEntry>,
     pub(super) keys: BTreeMap<u32, [u8; 64]>,
+    /// The rate table of packet pacing, without the entries that are not in use.
+    pub(super) rates: BTreeMap<u16, Rate>,
     /// The EQ of command completion events.
     pub(super) command_eq: Option<u32>,
     pub(super) port: PortAttributes,
@@ -111,6 +113,7 @@ impl Firmware {
             eqs: BTreeMap::new(),
             srqs: BTreeMap::new(),
             keys: BTreeMap::new(),
+            rates: BTreeMap::new(),
             command_eq: None,
             port: PortAttributes::default(),
             nic: Nic::default(),

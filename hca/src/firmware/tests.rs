@@ -6,9 +6,12 @@ use super::bits::{Layout, View, ViewMut};
 use super::caps;
 use super::command::Status;
 use super::layout::caps::HcaCap;
-use super::layout::command::{CreateMkeyIn, ModifyRqIn, Rqtc, RxHashFieldSelect, Tirc};
+use super::layout::command::{
+    CreateMkeyIn, ModifyRqIn, ModifySqIn, Rqtc, RxHashFieldSelect, SetPpRateLimitContext, SetPpRateLimitIn,
+    Tirc,
+};
 use super::layout::dump::{MenuRecord, MenuSegment, ResourceDump, ResourceSegment, SegmentHeader};
-use super::layout::object::{Mkc, Rqc, Wq};
+use super::layout::object::{Mkc, Rqc, Sqc, Wq};
 use super::opcode::*;
 use super::state::Firmware;
 use crate::FirmwareHarness;
@@ -532,4 +535,45 @@ fn resource_dump_of_an_mkey_has_its_relaxed_ordering_bits() {
     assert_eq!(dump(&mut hca, kind, 0xfff, 4096).0, Err(Status::BadResource), "no such key");
     assert_eq!(dump(&mut hca, kind, index, 64).0, Err(Status::BadParameter), "no room");
     assert_eq!(dump(&mut hca, 0x1fff, index, 4096).0, Err(Status::BadParameter), "no such type");
+}
+
+#[test]
+fn rate_table_entries_are_checked_and_used_by_send_queues() {
+    let mut hca = ready(Link::Ethernet);
+    for opcode in super::example::OPCODES {
+        run(&mut hca, &super::example::command(opcode, 0), 0x400).0.unwrap();
+    }
+    let sq = hca.0.send_queue().unwrap();
+    let set = |hca: &mut (Firmware, Engine), index: u16, kilobits: u32| {
+        let mut input = command(SET_PP_RATE_LIMIT, 0, &[]);
+        input.resize(0x40, 0);
+        let mut view = ViewMut::<SetPpRateLimitIn>::new(&mut input).unwrap();
+        view.set(SetPpRateLimitIn::RATE_LIMIT_INDEX, index);
+        view.part(SetPpRateLimitIn::CTX).set(SetPpRateLimitContext::RATE_LIMIT, kilobits);
+        run(hca, &input, 16).0
+    };
+    assert_eq!(set(&mut hca, 0, 1000), Err(Status::BadIndex), "no limit");
+    assert_eq!(set(&mut hca, 128, 1000), Err(Status::BadIndex), "no such entry");
+    assert_eq!(set(&mut hca, 1, u32::MAX), Err(Status::BadParameter), "too fast");
+    let modify = |hca: &mut (Firmware, Engine), from: u8, to: u8, index: u16| {
+        let mut input = command(MODIFY_SQ, 0, &[]);
+        input.resize(0x110, 0);
+        let mut view = ViewMut::<ModifySqIn>::new(&mut input).unwrap();
+        view.set(ModifySqIn::SQ_STATE, from).set(ModifySqIn::SQN, sq).set(ModifySqIn::MODIFY_BITMASK, 1u8);
+        ViewMut::<Sqc>::new(&mut input[0x20..])
+            .unwrap()
+            .set(Sqc::STATE, to)
+            .set(Sqc::PACKET_PACING_RATE_LIMIT_INDEX, index);
+        run(hca, &input, 16).0
+    };
+    let rate = |hca: &(Firmware, Engine)| hca.1.qp_attributes(sq).unwrap().1.rate;
+    let (reset, ready) = (0, 1);
+    assert_eq!(modify(&mut hca, reset, ready, 7), Err(Status::BadIndex), "the entry is not set");
+    set(&mut hca, 7, 1000).unwrap();
+    modify(&mut hca, reset, ready, 7).unwrap();
+    assert_eq!(rate(&hca).unwrap().kilobits, 1000);
+    set(&mut hca, 7, 2000).unwrap();
+    assert_eq!(rate(&hca).unwrap().kilobits, 2000);
+    modify(&mut hca, ready, ready, 0).unwrap();
+    assert_eq!(rate(&hca), None);
 }

@@ -27,6 +27,7 @@ mod optpar {
     pub(super) const ACK_TIMEOUT: u32 = 1 << 14;
     pub(super) const SRQ: u32 = 1 << 18;
     pub(super) const RECEIVE_CQ: u32 = 1 << 19;
+    pub(super) const RATE: u32 = 1 << 22;
     pub(super) const COUNTERS: u32 = 1 << 25;
 }
 
@@ -120,6 +121,12 @@ impl Firmware {
         }
         if matches!(transition.to, State::Error | State::Reset) {
             let attributes = if transition.to == State::Reset { QpAttributes::default() } else { attributes };
+            if transition.to == State::Reset
+                && let Some(mut context) =
+                    self.qps.get_mut(&number).and_then(|entry| ViewMut::<Qpc>::new(&mut entry.context))
+            {
+                context.set(Qpc::PACKET_PACING_RATE_LIMIT_INDEX, 0u8);
+            }
             return Ok(engine.modify_qp(number, transition.to, attributes)?);
         }
         let input = request.view::<CreateQpIn>()?;
@@ -196,6 +203,9 @@ impl Firmware {
         }
         if wants(optpar::COUNTERS) {
             attributes.counters = given.get8(Qpc::COUNTER_SET_ID);
+        }
+        if wants(optpar::RATE) {
+            attributes.rate = self.rate(given.get(Qpc::PACKET_PACING_RATE_LIMIT_INDEX))?;
         }
         let connected = matches!(service, Service::Connected(_));
         if wants(optpar::PATH) && connected {
@@ -292,6 +302,7 @@ impl Firmware {
         take(optpar::MAX_RESPONDING, &[Qpc::LOG_RRA_MAX]);
         take(optpar::RETRY_COUNT, &[Qpc::RETRY_COUNT]);
         take(optpar::RNR_RETRY, &[Qpc::RNR_RETRY]);
+        take(optpar::RATE, &[Qpc::PACKET_PACING_RATE_LIMIT_INDEX]);
         take(optpar::COUNTERS, &[Qpc::COUNTER_SET_ID]);
         take(optpar::SRQ, &[Qpc::SRQN_RMPN_XRQN]);
         take(optpar::RECEIVE_CQ, &[Qpc::CQN_RCV]);

@@ -1,16 +1,12 @@
 //! Raw packet QPs: Ethernet frames.
 
-use bareverbs_provider::request::Burst;
 use bareverbs_provider::traits::{Provider, SendQueue};
 use bareverbs_uapi::uverbs::types::QpType;
 
 use super::modify::{INIT, RTR, RTS};
 use super::transport::private::Sealed;
 use super::{Batch, FlowCounters, FlowId, FlowRule, PostReason, Qp, QpAttr, Transport};
-use crate::{
-    Error, Feature, Frame, Limit, Payload, PortNum, PushError, QpAttrMask, QpState, Result, SendFlags,
-    SendRequest,
-};
+use crate::{Frame, Payload, PortNum, PushError, QpAttrMask, QpState, Result, SendFlags, SendRequest};
 
 /// Raw Ethernet frames that bypass the kernel's network stack. The device sends frames unmodified.
 /// [Flows](FlowRule) steer received frames to the QP. Requires `CAP_NET_RAW`, an Ethernet port, and
@@ -74,18 +70,6 @@ use crate::{
 #[derive(Clone, Copy, Debug)]
 pub struct RawPacket;
 
-/// A rate limit of a QP; see [`Qp::set_rate_limit`].
-#[doc(alias = "ibv_qp_rate_limit_attr")]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RateLimit {
-    /// Rate in kbit/s; 0 for no limit.
-    pub rate: u32,
-    /// Maximum burst in bytes; 0 for the device's default.
-    pub max_burst: u32,
-    /// Typical size of a packet in bytes; 0 for the device's default.
-    pub typical_packet: u16,
-}
-
 impl Transport for RawPacket {
     const QP_TYPE: QpType = QpType::RAW_PACKET;
     type Operation<'a, P: Provider> = Frame<'a>;
@@ -137,40 +121,6 @@ impl<P: Provider> Qp<RawPacket, P> {
     fn transition(&mut self, verb: &'static str, from: QpState, to: QpState) -> Result<()> {
         self.check_state(verb, from)?;
         self.modify_qp(verb, &QpAttr { qp_state: to, ..QpAttr::default() }, QpAttrMask::STATE)
-    }
-
-    /// Limits the rate of sends (packet pacing), in RTS. A rate of 0 removes the limit.
-    ///
-    /// ```no_run
-    /// # fn slow_down(qp: &mut bareverbs::Qp<bareverbs::RawPacket>) -> bareverbs::Result<()> {
-    /// use bareverbs::RateLimit;
-    ///
-    /// // 1 Gbit/s, in bursts of at most 64 KiB of full frames.
-    /// qp.set_rate_limit(&RateLimit { rate: 1_000_000, max_burst: 65536, typical_packet: 1500 })
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// - [`Error::Unsupported`]: the device has no packet pacing for raw packet QPs
-    ///   ([`DeviceAttr::rate_limit_supported_qpts`](crate::DeviceAttr)).
-    /// - [`Error::Invalid`]: the state is not RTS, or the rate is below the device's minimum.
-    /// - [`Error::Limit`]: the rate is above the device's maximum.
-    /// - [`Error::Kernel`]: the kernel rejects the command.
-    #[doc(alias = "ibv_modify_qp_rate_limit")]
-    pub fn set_rate_limit(&mut self, limit: &RateLimit) -> Result<()> {
-        const VERB: &str = "modify_qp_rate_limit";
-        self.check_state(VERB, QpState::RTS)?;
-        let caps = self.pd().context().provider().capabilities();
-        if caps.rate_limit_supported_qpts >> QpType::RAW_PACKET.0 & 1 == 0 {
-            return Err(Error::unsupported(VERB, Feature::RateLimit));
-        }
-        let RateLimit { rate, max_burst, typical_packet } = *limit;
-        Error::check_limit(VERB, Limit::Rate, rate.into(), caps.qp_rate_limit_max.into())?;
-        if rate != 0 && rate < caps.qp_rate_limit_min {
-            let reason = format!("rate {rate} kbit/s is below the minimum of {}", caps.qp_rate_limit_min);
-            return Err(Error::invalid(VERB, reason));
-        }
-        self.modify_rate(VERB, rate, Burst { max_size: max_burst, typical_packet })
     }
 
     /// Steers frames that match `rule` to this QP instead of the kernel's network stack. A frame is

@@ -73,6 +73,10 @@ pub(crate) struct RequesterState {
     pub(crate) deadline: Option<u64>,
     /// End of the delay after an RNR NAK.
     pub(crate) rnr_until: Option<u64>,
+    /// End of the pause of a QP that is ahead of its rate.
+    pub(crate) pace_until: Option<u64>,
+    /// When everything sent so far would have been sent at the rate.
+    pub(crate) paced_end: u64,
     /// Whether fetching is stopped: a failed WQE waits for the completion of its predecessors.
     pub(crate) blocked: bool,
     /// Whether the SQ_DRAINED event was raised.
@@ -118,9 +122,9 @@ impl RequesterState {
         self.rnr_retries = attributes.rnr_retry;
     }
 
-    /// Whether sending is paused by an RNR delay or a page fault.
+    /// Whether sending is paused by an RNR delay, a page fault or the rate.
     pub(crate) fn paused(&self) -> bool {
-        self.rnr_until.is_some() || self.fault.is_some()
+        self.rnr_until.is_some() || self.fault.is_some() || self.pace_until.is_some()
     }
 
     pub(crate) fn outstanding(&self) -> i32 {

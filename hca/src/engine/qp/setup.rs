@@ -1,6 +1,7 @@
 //! Parameters, attributes and states of QPs.
 
 use crate::engine::migration::{AlternatePath, Migration};
+use crate::engine::pacing::Rate;
 use crate::engine::packet::Route;
 use crate::engine::ring::Ring;
 use crate::engine::service::Service;
@@ -123,6 +124,8 @@ pub struct QpAttributes {
     pub receive_psn: u32,
     /// The counter set.
     pub counters: u8,
+    /// The rate limit of sends.
+    pub rate: Option<Rate>,
 }
 
 impl Default for QpAttributes {
@@ -149,6 +152,7 @@ impl Default for QpAttributes {
             send_psn: 0,
             receive_psn: 0,
             counters: 0,
+            rate: None,
         }
     }
 }

@@ -42,6 +42,7 @@ layout! {
         CQE_VERSION: 0x1fc, 4,
         ECE_SUPPORT: 0xa3, 1,
         SCTR_DATA_CQE: 0x215, 1,
+        QOS: 0x21b, 1,
         ETH_NET_OFFLOADS: 0x21c, 1,
         ROCE: 0x21d, 1,
         ATOMIC: 0x21e, 1,
@@ -100,6 +101,20 @@ layout! {
     /// Debugging capabilities (`mlx5_ifc_debug_cap_bits`).
     DebugCap: 0x100 {
         RESOURCE_DUMP: 0x9, 1,
+    }
+}
+
+layout! {
+    /// Capabilities of packet pacing (`mlx5_ifc_qos_cap_bits`).
+    QosCap: 0x100 {
+        PACKET_PACING: 0x0, 1,
+        PACKET_PACING_BURST_BOUND: 0x5, 1,
+        PACKET_PACING_TYPICAL_SIZE: 0x6, 1,
+        PACKET_PACING_REQ_UD: 0x22, 1,
+        PACKET_PACING_REQ_UC: 0x23, 1,
+        PACKET_PACING_MAX_RATE: 0x40, 32,
+        PACKET_PACING_MIN_RATE: 0x60, 32,
+        PACKET_PACING_RATE_TABLE_SIZE: 0x90, 16,
     }
 }
 

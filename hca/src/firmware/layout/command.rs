@@ -172,6 +172,23 @@ layout! {
     ModifySqIn: 0x110 {
         SQ_STATE: 0x40, 4,
         SQN: 0x48, 24,
+        MODIFY_BITMASK: 0x80, 64,
+    }
+}
+
+layout! {
+    /// SET_PP_RATE_LIMIT (`mlx5_ifc_set_pp_rate_limit_in_bits`).
+    SetPpRateLimitIn: 0x40 {
+        RATE_LIMIT_INDEX: 0x50, 16,
+        CTX: 0x80 => SetPpRateLimitContext,
+    }
+}
+
+layout! {
+    /// A rate limit (`mlx5_ifc_set_pp_rate_limit_context_bits`).
+    SetPpRateLimitContext: 0x30 {
+        RATE_LIMIT: 0x0, 32,
+        BURST_UPPER_BOUND: 0x20, 32,
     }
 }
 

@@ -9,9 +9,9 @@ use rustix::io::Errno;
 
 /// Segment types from this on are not objects.
 const NO_OBJECT: u16 = 0xfff0;
-/// Offset of the query command's output in an object's segment, and of the context in that of
-/// QUERY_MKEY.
-const OUTPUT: usize = 16;
+/// Offset of the query command's output in an object's segment.
+pub(crate) const OUTPUT: usize = 16;
+/// Offset of the context in the output of QUERY_MKEY.
 const MKEY_CONTEXT: usize = OUTPUT + 16;
 
 /// The segment of the object in a resource dump of mlx5: a chain of segments, each with its length

@@ -95,6 +95,8 @@ kernel_tests! {
     ece_rejects_another_vendors_options if options,
     ece_is_unsupported_without_the_capability if no_options,
     rate_limit_is_rejected_without_packet_pacing if no_rates,
+    uc_rate_reaches_the_qp_context if uc_rates,
+    raw_packets_keep_to_their_rate if device::raw_packets,
     raw_packet_qp_requires_cap_net_raw if device::raw_packets,
     raw_packets_are_unsupported_without_the_capability if device::no_raw_packets,
     rss_matches_the_published_toeplitz_vectors if device::work_queues,

@@ -2,7 +2,11 @@
 
 use std::sync::Arc;
 
-use bareverbs::{Access, Ece, Error, Operation, Payload, QpAttr, QpAttrMask, RecvRequest, WcStatus};
+use bareverbs::netlink::{QpType, RawObject, RdmaNetlink};
+use bareverbs::{
+    Access, CqInit, Ece, Error, InitAttr, Operation, Payload, QpAttr, QpAttrMask, QpInit, RateLimit,
+    RecvRequest, Uc, UcRtrAttr, WcStatus,
+};
 use bareverbs_kernel_tests::device::{self, Requirement};
 use bareverbs_kernel_tests::loopback::{Plan, contents, domain, region, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
@@ -10,6 +14,8 @@ use bareverbs_mlx5::Mlx5;
 use bareverbs_provider::device::DeviceFile;
 use bareverbs_provider::traits::Provider;
 use bareverbs_uapi::uverbs::types::DriverId;
+
+use crate::device_state::{OUTPUT, object_segment};
 
 /// For tests of ECE.
 ///
@@ -87,6 +93,55 @@ pub(crate) fn rate_limit_is_rejected_without_packet_pacing() {
         let attr = QpAttr { rate_limit: 1000, ..QpAttr::default() };
         let refused = a.qp.modify(&attr, QpAttrMask::RATE_LIMIT).unwrap_err();
         assert!(refused.errno().is_some(), "{refused}");
+    });
+}
+
+/// For tests of packet pacing for UC.
+///
+/// # Errors
+/// If the device or its driver does not support it.
+pub(crate) fn uc_rates() -> Requirement {
+    let reported = device::open().query_device().map_err(|error| error.to_string())?;
+    let has = reported.rate_limit_supported_qpts >> QpType::UC.0 & 1 != 0;
+    if has { Ok(()) } else { Err("the driver has no packet pacing for UC".to_owned()) }
+}
+
+/// Offset of the QP context in the output of QUERY_QP, and of the rate table's index in it
+/// (`packet_pacing_rate_limit_index`).
+const QP_CONTEXT: usize = 0x18;
+const RATE_INDEX: usize = 0x3b0 / 8;
+
+/// The index into the rate table of the device's QP.
+fn rate_index(qp_num: u32) -> u16 {
+    let object = RawObject::Qp { qp_num, port: 1 };
+    let dump = RdmaNetlink::open().unwrap().raw_state(device::name(), object).unwrap();
+    let at = OUTPUT + QP_CONTEXT + RATE_INDEX;
+    u16::from_be_bytes(object_segment(&dump)[at..at + 2].try_into().unwrap())
+}
+
+pub(crate) fn uc_rate_reaches_the_qp_context() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let cq = pd.context().create_cq(&CqInit::new(16)).unwrap();
+        let mut qp = pd.create_qp::<Uc>(&QpInit::new(&cq, &cq)).unwrap();
+        let own = qp.qp_num();
+        let to = side(&pd, Plan::default()).towards(own);
+        qp.init(&InitAttr::new(1)).unwrap();
+        qp.ready_to_receive(&UcRtrAttr::new(to.address, own)).unwrap();
+        qp.ready_to_send(0).unwrap();
+        assert_eq!(rate_index(own), 0);
+        let limit = RateLimit { rate: 5000, max_burst: 8192, typical_packet: 1024 };
+        qp.set_rate_limit(&limit).unwrap();
+        let first = rate_index(own);
+        assert_ne!(first, 0);
+        // Another rate has another entry, and the same rate the same.
+        qp.set_rate_limit(&RateLimit { rate: 6000, ..limit }).unwrap();
+        assert_ne!(rate_index(own), 0);
+        assert_ne!(rate_index(own), first);
+        qp.set_rate_limit(&RateLimit::default()).unwrap();
+        assert_eq!(rate_index(own), 0);
+        let slow = qp.set_rate_limit(&RateLimit { rate: u32::MAX, ..limit }).unwrap_err();
+        assert!(matches!(slow, Error::Limit { .. }), "{slow}");
     });
 }
 

@@ -2,12 +2,12 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bareverbs::{
     Access, Buffer, Cq, CqInit, Error, EthernetMatch, Feature, FlowCount, FlowRule, Frame, Ipv4Match,
     Ipv6Match, L4Match, MacAddress, Mr, Payload, Pd, PortMatch, PortNum, Qp, QpCap, QpInit, QpState,
-    RawPacket, RecvRequest, SendFlags, SendRequest, WcOpcode, WcStatus, WorkCompletion,
+    RateLimit, RawPacket, RecvRequest, SendFlags, SendRequest, WcOpcode, WcStatus, WorkCompletion,
 };
 use bareverbs_kernel_tests::child::{self, drop_privileges};
 use bareverbs_kernel_tests::loopback::{contents, domain, region, take};
@@ -144,6 +144,36 @@ pub(crate) fn flow_steers_frames_to_its_qp() {
         b.nothing_comes();
         // Flows are destroyed with their queue pair.
         b.qp.create_flow(&to_bob()).unwrap();
+    });
+}
+
+pub(crate) fn raw_packets_keep_to_their_rate() {
+    /// Frames of 125 bytes are 1000 bits: one each millisecond at 1000 kbit/s.
+    const FRAME: usize = 125;
+    const RATE: RateLimit = RateLimit { rate: 1000, max_burst: 0, typical_packet: 0 };
+    nothing_leaks(|| {
+        let mut side = Side::new(&domain());
+        let bytes = frame(BOB, EXPERIMENT, &[7; FRAME - 14]);
+        let mut time = |limit: &RateLimit, count: usize| {
+            side.qp.set_rate_limit(limit).unwrap();
+            let begin = Instant::now();
+            let mut batch = side.qp.start_send();
+            for _ in 0..count {
+                batch.send_frame_inline(9, &bytes, SendFlags::SIGNALED).unwrap();
+            }
+            batch.ring().unwrap();
+            take(&mut side.cq, count);
+            begin.elapsed()
+        };
+        // The first frame waits for nothing.
+        let paced = time(&RATE, 16);
+        assert!(paced >= Duration::from_millis(15), "{paced:?}");
+        let slower = time(&RateLimit { rate: 250, ..RATE }, 16);
+        assert!(slower >= Duration::from_millis(60), "{slower:?}");
+        let burst = time(&RateLimit { rate: 10, max_burst: 16 * FRAME as u32, typical_packet: 125 }, 16);
+        assert!(burst < Duration::from_millis(1600), "16 frames at 10 kbit/s: {burst:?}");
+        let free = time(&RateLimit::default(), 16);
+        assert!(free < slower, "{free:?} without a limit, {slower:?} with one");
     });
 }
 
