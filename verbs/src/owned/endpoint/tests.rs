@@ -142,6 +142,24 @@ impl Setup {
         std::iter::from_fn(|| self.endpoint.poll().map(tag)).collect()
     }
 
+    /// Makes the kernel refuse the next doorbell of the send queue.
+    fn refuse_doorbell(&self) {
+        let refused = IoctlError { method: "PostSend", errno: Errno::NOMEM };
+        self.plain.log().refusals.push_back(DoorbellError::TakenBack(refused));
+    }
+
+    /// Posts a batch with the tags 2 and 3, whose doorbell is refused.
+    fn post_refused_batch(&mut self, signaled: bool) {
+        self.refuse_doorbell();
+        let buffers = [self.buffer(), self.buffer()];
+        let mut batch = self.endpoint.batch();
+        for (buffer, tag) in buffers.into_iter().zip(2..) {
+            let op = Op::send(buffer, ..).tag(tag);
+            batch.post(if signaled { op } else { op.unsignaled() }).unwrap();
+        }
+        batch.ring().unwrap_err();
+    }
+
     /// Whether the send that was posted last was signalled.
     fn signaled(&self) -> bool {
         let log = self.plain.log();
@@ -415,14 +433,7 @@ fn batch_is_posted_by_ring_or_drop() {
 fn batch_with_a_refused_doorbell_is_returned_as_not_executed() {
     let mut setup = Setup::new();
     let first = setup.send(1, true);
-    let refused = IoctlError { method: "PostSend", errno: Errno::NOMEM };
-    setup.plain.log().refusals.push_back(DoorbellError::TakenBack(refused));
-    let buffers = [setup.buffer(), setup.buffer()];
-    let mut batch = setup.endpoint.batch();
-    for (buffer, tag) in buffers.into_iter().zip(2..) {
-        batch.post(Op::send(buffer, ..).tag(tag).unsignaled()).unwrap();
-    }
-    batch.ring().unwrap_err();
+    setup.post_refused_batch(false);
     assert!(setup.endpoint.poll().is_none(), "the first operation is outstanding");
     assert_eq!(setup.freed(), 0);
     setup.complete(first, WcStatus::WR_FLUSH_ERR);
@@ -439,14 +450,7 @@ fn batch_with_a_refused_doorbell_is_returned_as_not_executed() {
 fn completion_of_a_taken_back_request_ends_no_older_one() {
     let mut setup = Setup::new();
     let first = setup.send(1, true);
-    let refused = IoctlError { method: "PostSend", errno: Errno::NOMEM };
-    setup.plain.log().refusals.push_back(DoorbellError::TakenBack(refused));
-    let buffers = [setup.buffer(), setup.buffer()];
-    let mut batch = setup.endpoint.batch();
-    for (buffer, tag) in buffers.into_iter().zip(2..) {
-        batch.post(Op::send(buffer, ..).tag(tag)).unwrap();
-    }
-    batch.ring().unwrap_err();
+    setup.post_refused_batch(true);
     let last = *setup.plain.log().signaled.last().unwrap();
     // Obligation 4 of `CompletionQueue` allows it.
     setup.complete(last, WcStatus::GENERAL_ERR);
@@ -459,8 +463,7 @@ fn completion_of_a_taken_back_request_ends_no_older_one() {
 #[test]
 fn refused_doorbell_of_a_post_ends_the_connection() {
     let mut setup = Setup::new();
-    let refused = IoctlError { method: "PostSend", errno: Errno::NOMEM };
-    setup.plain.log().refusals.push_back(DoorbellError::TakenBack(refused));
+    setup.refuse_doorbell();
     let refused = setup.endpoint.post(Op::send(setup.buffer(), ..).tag(1)).unwrap_err();
     assert!(matches!(refused.error, Error::Post(_)) && refused.buffer.is_some(), "{refused}");
     // Its `wr_id` is not used again.
@@ -663,8 +666,7 @@ fn refused_operation_of_several_buffers_returns_them() {
     drop(refused);
     drop(setup.endpoint.post_recv_parts(recvs, 5).unwrap_err());
     // The doorbell is refused, which takes the request back.
-    let refused = IoctlError { method: "PostSend", errno: Errno::NOMEM };
-    setup.plain.log().refusals.push_back(DoorbellError::TakenBack(refused));
+    setup.refuse_doorbell();
     let parts = [(setup.buffer(), 0..3), (setup.buffer(), 0..4), (setup.buffer(), 1..2)];
     let refused = setup.endpoint.post_send_parts(parts, 6).unwrap_err();
     assert!(matches!(refused.error, Error::Post(_)), "{refused}");

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use super::super::buffer::checked_sge;
 use super::super::op::opcode;
+use super::super::queue::Queue;
 use super::super::{Source, Target};
 use super::{PostRecv, PostSend, Received, RecvEntry, RecvFlow, SendEntry, SendFlow, full, verb};
 use crate::pd::shared::PdShared;
@@ -125,8 +126,16 @@ fn sges<B: Source, const N: usize>(
     Ok(sges)
 }
 
-/// The parts of an operation that was taken back.
-fn rejoin<B, const N: usize>(buffers: [Option<B>; N], ranges: [Range<usize>; N]) -> [(B, Range<usize>); N] {
+/// Removes the entries that were pushed last. Returns the parts of their operation.
+fn take_back<T, B, const N: usize>(
+    queue: &mut Queue<T>,
+    buffer: impl Fn(T) -> Option<B>,
+    ranges: [Range<usize>; N],
+) -> [(B, Range<usize>); N] {
+    let mut buffers = array::from_fn::<_, N, _>(|_| None);
+    for slot in buffers.iter_mut().rev() {
+        *slot = queue.take_back().and_then(&buffer);
+    }
     let mut parts = buffers.into_iter().zip(ranges);
     array::from_fn(|_| match parts.next() {
         Some((Some(buffer), range)) => (buffer, range),
@@ -177,15 +186,12 @@ impl<B: Source> SendFlow<B> {
         // queue returns none of the entries before.
         match unsafe { queue.post(&request) } {
             Err(error) if error.accepted == 0 => {
-                let mut buffers = array::from_fn(|_| None);
-                for buffer in buffers.iter_mut().rev() {
-                    *buffer = self.queue.take_back().and_then(|entry| entry.buffer);
-                }
+                let parts = take_back(&mut self.queue, |entry| entry.buffer, ranges);
                 self.runs.newest.end = self.runs.newest.end.min(self.queue.posted());
                 if matches!(error.reason, PostReason::Doorbell(_)) {
                     self.refuse(error.reason);
                 }
-                Err(NotPostedParts { error: error.into(), parts: rejoin(buffers, ranges), tag })
+                Err(NotPostedParts { error: error.into(), parts, tag })
             }
             _ => {
                 if Q::PUBLISHES {
@@ -237,11 +243,8 @@ impl<B> RecvFlow<B> {
                 Ok(())
             }
             Err(error) => {
-                let mut buffers = array::from_fn(|_| None);
-                for buffer in buffers.iter_mut().rev() {
-                    *buffer = self.queue.take_back().and_then(|entry| entry.buffer);
-                }
-                Err(NotPostedParts { error: error.into(), parts: rejoin(buffers, ranges), tag })
+                let parts = take_back(&mut self.queue, |entry| entry.buffer, ranges);
+                Err(NotPostedParts { error: error.into(), parts, tag })
             }
         }
     }
