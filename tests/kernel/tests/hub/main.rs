@@ -28,6 +28,7 @@ kernel_tests! {
     awaited_operations_allocate_nothing,
 
     tokio_tasks_share_a_hub,
+    hundreds_of_connections_of_tasks_share_a_hub,
     async_io_tasks_share_a_hub,
     tasks_share_a_hub_with_a_driver_thread,
     cancelled_awaits_lose_no_message,

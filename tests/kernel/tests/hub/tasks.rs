@@ -16,16 +16,16 @@ fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-async fn echo(peer: Connection<Lease>, pool: Pool) {
+async fn echo(peer: Connection<Lease>, pool: Pool, rounds: u64) {
     let mut next = peer.recv(take(&pool));
-    for _ in 0..ROUNDS {
+    for _ in 0..rounds {
         let request = std::mem::replace(&mut next, peer.recv(take(&pool))).await.unwrap();
         peer.send(request.into_buffer(), ..).await.unwrap();
     }
 }
 
-async fn ask(peer: Connection<Lease>, pool: Pool, client: u64) {
-    for round in 0..ROUNDS {
+async fn ask(peer: Connection<Lease>, pool: Pool, client: u64, rounds: u64) {
+    for round in 0..rounds {
         let seed = client << 32 | round;
         let answer = peer.recv(take(&pool));
         peer.send(message(&pool, seed), ..).await.unwrap();
@@ -33,12 +33,12 @@ async fn ask(peer: Connection<Lease>, pool: Pool, client: u64) {
     }
 }
 
-async fn echoes(hub: Hub, pool: Pool) {
+async fn echoes(hub: Hub, pool: Pool, clients: u64, rounds: u64) {
     let mut tasks = Vec::new();
-    for client in 0..CLIENTS {
+    for client in 0..clients {
         let (a, b) = pair(&hub, 2);
-        tasks.push(tokio::spawn(echo(b, pool.clone())));
-        tasks.push(tokio::spawn(ask(a, pool.clone(), client)));
+        tasks.push(tokio::spawn(echo(b, pool.clone(), rounds)));
+        tasks.push(tokio::spawn(ask(a, pool.clone(), client, rounds)));
     }
     for task in tasks {
         task.await.unwrap();
@@ -50,7 +50,19 @@ pub(crate) fn tokio_tasks_share_a_hub() {
         runtime().block_on(async {
             let (_pd, hub, pool) = setup(4 * 2 * CLIENTS as u32, 64);
             let driver = tokio::spawn(hub.drive::<bareverbs::tokio::Readiness>().unwrap());
-            echoes(hub, pool).await;
+            echoes(hub, pool, CLIENTS, ROUNDS).await;
+            driver.await.unwrap().unwrap();
+        });
+    });
+}
+
+pub(crate) fn hundreds_of_connections_of_tasks_share_a_hub() {
+    const PAIRS: u64 = 125;
+    nothing_leaks(|| {
+        runtime().block_on(async {
+            let (_pd, hub, pool) = setup(4 * 2 * PAIRS as u32, 8 * PAIRS as usize);
+            let driver = tokio::spawn(hub.drive::<bareverbs::tokio::Readiness>().unwrap());
+            echoes(hub, pool, PAIRS, 3).await;
             driver.await.unwrap().unwrap();
         });
     });
@@ -61,7 +73,7 @@ pub(crate) fn tasks_share_a_hub_with_a_driver_thread() {
         runtime().block_on(async {
             let (_pd, hub, pool) = setup(4 * 2 * CLIENTS as u32, 64);
             hub.thread().unwrap();
-            echoes(hub, pool).await;
+            echoes(hub, pool, CLIENTS, ROUNDS).await;
         });
     });
 }
@@ -73,8 +85,8 @@ pub(crate) fn async_io_tasks_share_a_hub() {
         std::thread::scope(|threads| {
             let (a, b) = pair(&hub, 2);
             let pool = &pool;
-            threads.spawn(move || async_io::block_on(echo(b, pool.clone())));
-            threads.spawn(move || async_io::block_on(ask(a, pool.clone(), 1)));
+            threads.spawn(move || async_io::block_on(echo(b, pool.clone(), ROUNDS)));
+            threads.spawn(move || async_io::block_on(ask(a, pool.clone(), 1, ROUNDS)));
             threads.spawn(move || async_io::block_on(driver).unwrap());
             drop(hub);
         });
