@@ -108,9 +108,7 @@ impl BlockingId {
     /// - Those of [`CmId::accept`].
     #[doc(alias = "rdma_accept")]
     pub fn accept(mut request: ConnectRequest, param: &ConnParam<'_>, limit: Duration) -> Result<Self> {
-        if !request.has_own_channel() {
-            request.migrate(&EventChannel::private()?)?;
-        }
+        request.move_to_own_channel()?;
         let id = request.accept(param)?;
         if id.qp_type() != QpType::UD {
             run(steps::established(&Deadline::new(limit), &id))?;

@@ -74,9 +74,10 @@ impl EventChannel {
         Ok(Self { inner: Arc::new(Inner { file: CmFile::open()?, migrated: None }) })
     }
 
-    /// Whether it is a channel of one identifier.
-    pub(crate) fn is_private(&self) -> bool {
-        self.inner.migrated.is_none()
+    /// A channel without events, which refuses commands.
+    #[cfg(test)]
+    pub(crate) fn for_test() -> Self {
+        Self { inner: Arc::new(Inner { file: CmFile::for_test(), migrated: None }) }
     }
 
     pub(crate) fn file(&self) -> &CmFile {

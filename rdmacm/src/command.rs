@@ -57,6 +57,13 @@ impl CmFile {
         Ok(Self { fd: chardev::open()?, process })
     }
 
+    /// A file that refuses commands.
+    #[cfg(test)]
+    pub(crate) fn for_test() -> Self {
+        let fd = std::fs::File::open("/dev/null").expect("/dev/null").into();
+        Self { fd, process: ForkGuard::new().expect("a page") }
+    }
+
     /// Whether the current process opened the file.
     #[must_use]
     pub fn is_of_this_process(&self) -> bool {

@@ -127,7 +127,7 @@ pub enum EventKind {
         /// The writer's status.
         status: u32,
     },
-    /// An event that librdmacm of this identifier's file would write. Linux 7.2 and later.
+    /// An event that a library wrote for its own use. Linux 7.2 and later.
     #[doc(alias = "RDMA_CM_EVENT_INTERNAL")]
     Internal {
         /// The writer's argument.

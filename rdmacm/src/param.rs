@@ -29,6 +29,9 @@ impl Message {
     /// | accept | 196 | 196 | 136 | 136 |
     /// | reject | 148 | 148 | 136 | 136 |
     ///
+    /// In a request to an IB address, the kernel sets the first byte of the data to 0. The peer takes
+    /// such a request for one of an IP address if the upper half of the second byte is 4 or 6.
+    ///
     /// ```
     /// use bareverbs::QpType;
     /// use bareverbs_rdmacm::Message;

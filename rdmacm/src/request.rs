@@ -24,11 +24,13 @@ pub struct ConnectRequest {
     id: CmId,
     listener: Key,
     param: RequestParam,
+    /// Whether no other identifier gets its events from the channel.
+    own_channel: bool,
 }
 
 impl ConnectRequest {
     pub(crate) fn new(id: CmId, listener: Key, param: RequestParam) -> Self {
-        Self { id, listener, param }
+        Self { id, listener, param, own_channel: false }
     }
 
     /// The identifier of the connection. It is on the channel of the listener.
@@ -50,12 +52,17 @@ impl ConnectRequest {
     /// As for [`CmId::migrate`].
     #[doc(alias = "rdma_migrate_id")]
     pub fn migrate(&mut self, channel: &EventChannel) -> Result<()> {
+        self.own_channel = false;
         self.id.migrate(channel)
     }
 
-    /// Whether no other identifier gets its events from the channel.
-    pub(crate) fn has_own_channel(&self) -> bool {
-        self.id.channel().is_private()
+    /// Moves the identifier to a channel that no other identifier has, unless it is on one.
+    pub(crate) fn move_to_own_channel(&mut self) -> Result<()> {
+        if !self.own_channel {
+            self.id.migrate(&EventChannel::private()?)?;
+            self.own_channel = true;
+        }
+        Ok(())
     }
 
     /// The key of the listener.

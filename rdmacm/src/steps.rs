@@ -164,7 +164,7 @@ pub(crate) async fn request(wait: &impl Wait, listener: &CmId) -> Result<Connect
         other => ControlFlow::Continue(other),
     })
     .await?;
-    request.migrate(&EventChannel::private()?)?;
+    request.move_to_own_channel()?;
     Ok(request)
 }
 
@@ -188,4 +188,111 @@ pub(crate) async fn joined(wait: &impl Wait, id: &CmId, membership: Key) -> Resu
         other => ControlFlow::Continue(other),
     })
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::PortSpace;
+    use crate::event::{RejectReason, Rejected, RouteStatus, SidrStatus};
+    use crate::key::{self, KeyInfo};
+    use crate::param::PrivateData;
+
+    /// Events that come in this order, and then none.
+    struct Script(Mutex<Vec<Event>>);
+
+    impl Script {
+        fn new(key: Key, kinds: impl IntoIterator<Item = EventKind>) -> Self {
+            let mut events: Vec<_> = kinds.into_iter().map(|kind| Event { key, kind }).collect();
+            events.reverse();
+            Self(Mutex::new(events))
+        }
+    }
+
+    impl Wait for Script {
+        async fn event(&self, _: &EventChannel, verb: &'static str) -> Result<Event> {
+            let next = self.0.lock().unwrap().pop();
+            next.ok_or(Error::TimedOut { verb, limit: Duration::ZERO })
+        }
+    }
+
+    fn new_key() -> Key {
+        key::create(KeyInfo { port_space: PortSpace::Tcp, qp_type: QpType::RC })
+    }
+
+    /// Waits for an event that means success, after these.
+    fn after(kinds: impl IntoIterator<Item = EventKind>) -> Result<()> {
+        let key = new_key();
+        run(until(&Script::new(key, kinds), &EventChannel::for_test(), key, "connect", |kind| match kind {
+            EventKind::RouteResolved => ControlFlow::Break(()),
+            other => ControlFlow::Continue(other),
+        }))
+    }
+
+    #[test]
+    fn events_without_meaning_for_the_step_are_skipped() {
+        let skipped = [
+            EventKind::AddrResolved,
+            EventKind::TimewaitExit,
+            EventKind::AddrChange,
+            EventKind::User { arg: 1, status: 2 },
+            EventKind::Unknown { event: 77, status: 0 },
+            EventKind::RouteResolved,
+        ];
+        after(skipped).unwrap();
+    }
+
+    #[test]
+    fn failures_end_the_step_with_their_error() {
+        let rejected = Rejected { reason: RejectReason::Consumer, private_data: PrivateData::EMPTY };
+        let unreachable = |errno| EventKind::Unreachable(Unreachable::Errno(errno));
+        let sidr = EventKind::Unreachable(Unreachable::Sidr(SidrStatus::NoQp, PrivateData::EMPTY));
+        type IsIt = fn(&Error) -> bool;
+        let failures: [(EventKind, IsIt); 10] = [
+            (EventKind::AddrError(Errno::NODEV), |e| matches!(e, Error::Address(Errno::NODEV))),
+            (EventKind::RouteError(RouteStatus::Sa(3)), |e| matches!(e, Error::Route(RouteStatus::Sa(3)))),
+            (EventKind::Rejected(rejected), |e| matches!(e, Error::Rejected(_))),
+            (EventKind::ConnectError(Errno::IO), |e| matches!(e, Error::Unreachable(Errno::IO))),
+            (unreachable(Errno::TIMEDOUT), |e| matches!(e, Error::Unreachable(Errno::TIMEDOUT))),
+            (sidr, |e| matches!(e, Error::Sidr(SidrStatus::NoQp))),
+            (EventKind::Disconnected(None), |e| matches!(e, Error::Disconnected { verb: "connect" })),
+            (EventKind::DeviceRemoval, |e| matches!(e, Error::DeviceRemoved { verb: "connect" })),
+            (EventKind::MulticastError(None), |e| matches!(e, Error::Multicast(Errno::IO))),
+            (EventKind::AddrinfoError(Errno::IO), |e| matches!(e, Error::Address(Errno::IO))),
+        ];
+        for (kind, expected) in failures {
+            let text = format!("{kind:?}");
+            let error = after([EventKind::AddrChange, kind, EventKind::RouteResolved]).unwrap_err();
+            assert!(expected(&error), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn events_of_other_keys_are_skipped() {
+        let (key, other) = (new_key(), new_key());
+        let mut events = vec![Event { key, kind: EventKind::RouteResolved }];
+        // An error of an identifier that is not waited for.
+        events.push(Event { key: other, kind: EventKind::DeviceRemoval });
+        let script = Script(Mutex::new(events));
+        run(until(&script, &EventChannel::for_test(), key, "connect", |kind| match kind {
+            EventKind::RouteResolved => ControlFlow::Break(()),
+            other => ControlFlow::Continue(other),
+        }))
+        .unwrap();
+        assert!(script.0.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn wait_without_events_ends_with_the_limit() {
+        let error = after([]).unwrap_err();
+        assert!(matches!(error, Error::TimedOut { verb: "connect", .. }), "{error}");
+        // A file that refuses commands is no event channel.
+        let limit = Duration::from_secs(3600);
+        let channel = EventChannel::for_test();
+        let error = run(Deadline::new(limit).event(&channel, "connect")).unwrap_err();
+        let Error::Command(error) = error else { panic!("{error}") };
+        assert_eq!((error.command, error.errno), ("GET_EVENT", Errno::BADF));
+    }
 }
