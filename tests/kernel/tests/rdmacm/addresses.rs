@@ -7,7 +7,7 @@ use bareverbs::{Errno, Gid};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{child, device};
 use bareverbs_rdmacm::event::EventKind;
-use bareverbs_rdmacm::{Addr, CmId, EventChannel, IbAddr, PortSpace};
+use bareverbs_rdmacm::{Addr, CmId, ConnParam, EventChannel, IbAddr, PortSpace};
 
 use crate::host::*;
 
@@ -37,6 +37,8 @@ pub(crate) fn bind_errors_name_their_cause() {
         if !device::is_infiniband() {
             let gid = IbAddr::new(device::gid(), PortSpace::Ib, 0);
             assert_eq!(errno(new(PortSpace::Ib).bind_addr(gid)), Errno::NODEV);
+            // The Q_Key of IPoIB is that of a group of InfiniBand.
+            assert_eq!(errno(new(PortSpace::Ipoib).bind_addr((ip(), 0))), Errno::INVAL);
         }
     });
 }
@@ -126,5 +128,29 @@ pub(crate) fn paths_and_gids_are_those_of_the_addresses() {
         let bound = id.addresses().unwrap().device.unwrap();
         assert_eq!(u8::from(bound.port), 1);
         assert_eq!(bound.find().unwrap().node_guid(), device::device().node_guid());
+    });
+}
+
+pub(crate) fn infiniband_addresses_connect() {
+    nothing_leaks(|| {
+        let listener = new(PortSpace::Ib);
+        listener.bind_addr(IbAddr::new(device::gid(), PortSpace::Ib, 0)).unwrap();
+        listener.listen(1).unwrap();
+        let Some(Addr::Ib(addr)) = listener.addresses().unwrap().local else { panic!() };
+        assert_ne!(addr.port(), 0);
+        let active = new(PortSpace::Ib);
+        active.resolve_addr(None, addr, RESOLVE).unwrap();
+        assert!(matches!(next_of(active.channel(), active.key()), EventKind::AddrResolved));
+        active.resolve_route(RESOLVE).unwrap();
+        assert!(matches!(next_of(active.channel(), active.key()), EventKind::RouteResolved));
+        // More than fits with an IP address. The first byte is the kernel's.
+        let mut data = [7; 92];
+        active.connect(&ConnParam { private_data: &data, ..param() }).unwrap();
+        let request = request(&listener);
+        data[0] = 0;
+        assert_eq!(request.private_data()[..], data);
+        request.accept(&param()).unwrap();
+        let kind = next_of(active.channel(), active.key());
+        assert!(matches!(kind, EventKind::ConnectResponse(_)), "{kind:?}");
     });
 }

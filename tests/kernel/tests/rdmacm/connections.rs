@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-use bareverbs::{Errno, EventType, QpAttrMask, QpState, QpType};
+use bareverbs::{Ece, Errno, EventType, QpAttrMask, QpState, QpType};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_rdmacm::event::{EventKind, RejectReason, RequestParam, Unreachable};
 use bareverbs_rdmacm::{CmDevice, CmId, ConnParam, Error, EventChannel, Message, PeerParam, PortSpace};
@@ -357,5 +357,46 @@ pub(crate) fn nothing_is_left_after_many_connections() {
                 assert!(expected, "{:?}", event.kind);
             }
         }
+    });
+}
+
+pub(crate) fn ece_options_travel_in_request_and_response() {
+    nothing_leaks(|| {
+        let (listener, addr) = listener(PortSpace::Tcp, 8);
+        let active = resolved(addr, PortSpace::Tcp);
+        let offered = Ece { vendor_id: 0x15b3, options: 0x5a5a_0001 };
+        active.connect(&ConnParam { ece: offered, ..param() }).unwrap();
+        let request = request(&listener);
+        assert_eq!(peer_of_request(request.param()).ece, offered);
+        let agreed = Ece { options: 1, ..offered };
+        let passive = request.accept(&ConnParam { ece: agreed, ..param() }).unwrap();
+        let EventKind::ConnectResponse(peer) = next_of(active.channel(), active.key()) else {
+            panic!("no response");
+        };
+        assert_eq!(peer.ece, agreed);
+        active.establish().unwrap();
+        assert!(matches!(next_of(passive.channel(), passive.key()), EventKind::Established(None)));
+        disconnect(&active, &passive);
+    });
+}
+
+pub(crate) fn ib_port_space_connects_unreliable_queue_pairs() {
+    nothing_leaks(|| {
+        let listener = CmId::with_qp_type(&EventChannel::new().unwrap(), PortSpace::Ib, QpType::UC).unwrap();
+        listener.bind_addr((ip(), 0)).unwrap();
+        listener.listen(1).unwrap();
+        let addr = listener.addresses().unwrap().local.unwrap().ip().unwrap();
+        let active = CmId::with_qp_type(&EventChannel::new().unwrap(), PortSpace::Ib, QpType::UC).unwrap();
+        resolve(&active, addr);
+        active.connect(&param()).unwrap();
+        let request = request(&listener);
+        assert_eq!(request.id().qp_type(), QpType::UC);
+        let passive = request.accept(&param()).unwrap();
+        assert!(matches!(next_of(active.channel(), active.key()), EventKind::ConnectResponse(_)));
+        let (_, mask) = active.init_qp_attr(QpState::RTR).unwrap();
+        assert!(mask.contains(QpAttrMask::DEST_QPN) && !mask.contains(QpAttrMask::MIN_RNR_TIMER), "{mask:?}");
+        active.establish().unwrap();
+        assert!(matches!(next_of(passive.channel(), passive.key()), EventKind::Established(None)));
+        disconnect(&active, &passive);
     });
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use bareverbs::owned::{Endpoint, EndpointOptions};
 use bareverbs::{
-    Access, Buffer, CqInit, MinRnrTimer, Mr, Pd, Qp, QpAttrMask, QpInit, QpState, Rc, RetryCount,
+    Access, Buffer, CqInit, MinRnrTimer, Mr, Pd, Qp, QpAttr, QpAttrMask, QpInit, QpState, Rc, RetryCount,
 };
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::resources::nothing_leaks;
@@ -175,6 +175,10 @@ pub(crate) fn endpoints_connect_and_exchange_messages() {
             assert_eq!(client.peer_addr().unwrap().ip(), Some(addr));
             assert_eq!(client.qp().query().unwrap().0.qp_state, QpState::RTS);
             let pd = client.qp().pd().clone();
+            let attr = QpAttr { qp_state: QpState::RTS, ..QpAttr::default() };
+            let connected = client.connect_by(&attr, QpAttrMask::STATE).unwrap_err();
+            let text = "Endpoint::connect_by: the endpoint is already connected";
+            assert_eq!(connected.to_string(), text);
             client.post_recv(region(&pd)).unwrap();
             let mut hello = region(&pd);
             hello.write(0, b"ping").unwrap();
@@ -182,6 +186,44 @@ pub(crate) fn endpoints_connect_and_exchange_messages() {
             client.wait().unwrap();
             assert_eq!(client.wait().unwrap().message(), Some(&b"pong"[..]));
             client.disconnect(LIMIT).unwrap();
+            server.join().unwrap();
+        });
+    });
+}
+
+pub(crate) fn connections_share_devices_and_can_be_taken_apart() {
+    nothing_leaks(|| {
+        let (listener, addr) = listen();
+        let connector = Connector::with_domains(listener.domains());
+        thread::scope(|scope| {
+            let server = scope.spawn(|| listener.accept(&Endpoint::options(), LIMIT).unwrap());
+            let client = connector.connect(addr, &Endpoint::options(), LIMIT).unwrap();
+            let mut server = server.join().unwrap();
+            let pd = connector.domains().pd(client.id().addresses().unwrap().device.unwrap()).unwrap();
+            for used in [client.qp().pd(), server.qp().pd()] {
+                assert_eq!(format!("{used:?}"), format!("{pd:?}"));
+            }
+            assert_eq!(client.peer().qp_num, server.qp().qp_num());
+            let (id, endpoint) = client.into_parts();
+            drop(endpoint);
+            id.disconnect().unwrap();
+            server.wait_disconnected(LIMIT).unwrap();
+        });
+        thread::scope(|scope| {
+            let server = scope.spawn(|| {
+                let incoming = listener.get_request(LIMIT).unwrap();
+                assert_eq!(u8::from(incoming.port().unwrap()), 1);
+                assert_eq!(incoming.request().listener(), listener.id().key());
+                incoming.reject(b"full").unwrap();
+            });
+            let route = Route::resolve(addr, LIMIT).unwrap();
+            assert_eq!(u8::from(route.port().unwrap()), 1);
+            assert_eq!(route.peer_addr().unwrap(), addr.into());
+            assert_eq!(route.id().addresses().unwrap().device.unwrap(), route.device().unwrap());
+            let pd = device::open().alloc_pd().unwrap();
+            let refused = route.connect(queue(&pd), &ConnectOptions::default(), LIMIT).unwrap_err();
+            let Error::Rejected(rejected) = refused else { panic!("{refused}") };
+            assert_eq!(&rejected.private_data[..5], b"full\0");
             server.join().unwrap();
         });
     });
@@ -266,6 +308,21 @@ pub(crate) fn caller_moves_its_own_queue_pair() {
         assert_eq!(b.query().unwrap().0.dest_qp_num, a.qp_num());
         disconnect(&active, &passive);
     });
+}
+
+pub(crate) fn endpoint_takes_attributes_of_a_connection_only() {
+    let pd = device::open().alloc_pd().unwrap();
+    let mut endpoint: Endpoint = Endpoint::new(&pd, 1, 4).unwrap();
+    for (state, mask) in [
+        (QpState::RESET, QpAttrMask::STATE),
+        (QpState::ERR, QpAttrMask::STATE),
+        (QpState::RTR, QpAttrMask::PATH_MTU),
+    ] {
+        let attr = QpAttr { qp_state: state, path_mtu: 1, ..QpAttr::default() };
+        let refused = endpoint.connect_by(&attr, mask).unwrap_err();
+        assert_eq!(refused.verb(), Some("Endpoint::connect_by"));
+    }
+    assert_eq!(endpoint.qp().state(), QpState::INIT);
 }
 
 pub(crate) fn listener_and_connector_errors_name_their_cause() {
