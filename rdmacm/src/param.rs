@@ -118,7 +118,7 @@ impl fmt::Debug for PrivateData {
 /// use bareverbs_rdmacm::ConnParam;
 ///
 /// let param = ConnParam { private_data: b"hello", ..ConnParam::new(0x11) };
-/// assert_eq!(param.retry_count, bareverbs::RetryCount::MAX);
+/// assert_eq!(param.retry_count, bareverbs::RetryCount::DEFAULT);
 /// ```
 #[doc(alias = "rdma_conn_param")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,7 +144,7 @@ pub struct ConnParam<'a> {
 }
 
 impl ConnParam<'_> {
-    /// Parameters of the QP `qp_num`: no private data, one read or atomic in each direction, 7
+    /// Parameters of the QP `qp_num`: no private data, one read or atomic in each direction, 6
     /// retries, RNR retries without limit.
     ///
     /// librdmacm's zeroed parameters mean no reads, no atomics and no retries.
@@ -157,7 +157,7 @@ impl ConnParam<'_> {
             responder_resources: 1,
             initiator_depth: 1,
             flow_control: false,
-            retry_count: RetryCount::MAX,
+            retry_count: RetryCount::DEFAULT,
             rnr_retry_count: RnrRetry::INFINITE,
             ece: Ece { vendor_id: 0, options: 0 },
         }

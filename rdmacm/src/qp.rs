@@ -177,7 +177,7 @@ pub struct ConnectOptions<'a> {
 }
 
 impl Default for ConnectOptions<'_> {
-    /// No private data, RDMA reads and writes by the peer, 16 reads and atomics, 7 retries, RNR
+    /// No private data, RDMA reads and writes by the peer, 16 reads and atomics, 6 retries, RNR
     /// retries without limit, and the RNR timer of [`RtrAttr::new`].
     fn default() -> Self {
         let RtrAttr { min_rnr_timer, .. } = RtrAttr::new(AhAttr::default(), 0);
@@ -185,7 +185,7 @@ impl Default for ConnectOptions<'_> {
             private_data: &[],
             access: Access::REMOTE_READ | Access::REMOTE_WRITE,
             rd_atomic: RD_ATOMIC,
-            retry_count: RetryCount::MAX,
+            retry_count: RetryCount::DEFAULT,
             rnr_retry_count: RnrRetry::INFINITE,
             min_rnr_timer,
         }

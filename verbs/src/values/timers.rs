@@ -157,6 +157,8 @@ impl RetryCount {
     pub const ZERO: Self = Self(0);
     /// 7 retries; without limit on Soft-RoCE.
     pub const MAX: Self = Self(7);
+    /// 6 retries: the most that end on every device.
+    pub const DEFAULT: Self = Self(6);
 
     /// `count` retries. `None` above 7.
     #[must_use]
@@ -166,9 +168,9 @@ impl RetryCount {
 }
 
 impl Default for RetryCount {
-    /// 6 retries.
+    /// [`RetryCount::DEFAULT`].
     fn default() -> Self {
-        Self(6)
+        Self::DEFAULT
     }
 }
 

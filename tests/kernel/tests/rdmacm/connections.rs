@@ -38,7 +38,7 @@ pub(crate) fn peers_connect_with_private_data_and_disconnect() {
         assert_eq!(&peer.private_data[..6], b"hello\0");
         // Seen from this side.
         assert_eq!((peer.responder_resources, peer.initiator_depth), (2, 3));
-        assert_eq!((peer.retry_count, peer.rnr_retry_count), (7, 7));
+        assert_eq!((peer.retry_count, peer.rnr_retry_count), (6, 7));
         let addresses = request.id().addresses().unwrap();
         assert_eq!(addresses.local.unwrap().ip(), Some(addr));
         assert_eq!(addresses.peer, active.addresses().unwrap().local);
