@@ -448,6 +448,9 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// A send is complete when the peer's device has acknowledged it. The acknowledgement does not
     /// show that the peer has polled its receive, or that the data is visible in the peer's memory.
     ///
+    /// A `timeout` that passes is no error of this call: the sends that were not complete are
+    /// among the results, as failed with [`WR_FLUSH_ERR`](WcStatus::WR_FLUSH_ERR).
+    ///
     /// ```no_run
     /// # use bareverbs::owned::Endpoint;
     /// # fn leave(endpoint: Endpoint) -> bareverbs::Result<()> {
@@ -455,7 +458,8 @@ impl<B, P: Provider> Endpoint<B, P> {
     ///     match result {
     ///         Ok(done) if done.is_recv() => println!("received {:?}", done.message()),
     ///         Ok(done) => println!("operation {} is complete", done.tag),
-    ///         Err(failed) => println!("operation {}: {failed}", failed.tag),
+    ///         Err(failed) if failed.is_recv() => {} // flushed
+    ///         Err(failed) => println!("operation {} may be lost: {failed}", failed.tag),
     ///     }
     /// }
     /// # Ok(())

@@ -453,7 +453,7 @@ impl<B> SendFlow<B> {
         let SendEntry { buffer, tag, opcode, .. } = entry;
         let closed = || Error::Closed { verb: verb(opcode), reason: CLOSED };
         let error = self.refusal.map_or_else(closed, Error::from);
-        Some(Err(Failed { error, tag, buffer, outcome: Outcome::NotExecuted, cause: None }))
+        Some(Err(Failed { error, tag, buffer, outcome: Outcome::NotExecuted, cause: None, recv: false }))
     }
 }
 
@@ -466,7 +466,7 @@ fn failed<B>(
     let Failure { status, vendor_err } = failure;
     let driver = DriverId(domain.context.file.driver_id());
     let error = Error::Completion { verb: verb(opcode), status, vendor_err, driver };
-    Failed { error, tag, buffer, outcome: Outcome::of(status), cause: None }
+    Failed { error, tag, buffer, outcome: Outcome::of(status), cause: None, recv: opcode == WcOpcode::RECV }
 }
 
 /// A post that the fast path did not finish.

@@ -223,7 +223,8 @@ impl EndpointOptions {
         self
     }
 
-    /// Maximum of an inline send or write, in bytes.
+    /// Maximum of an inline send or write, in bytes. A device may grant more, but not every device
+    /// does: longer inline data is rejected on some.
     pub fn inline(mut self, bytes: u32) -> Self {
         self.inline = bytes;
         self

@@ -64,8 +64,14 @@ impl<B, P: Provider> Pending<B, P> {
 
     #[cold]
     pub(super) fn refused(error: Error, buffer: Option<B>, tag: u64) -> Self {
-        let outcome = Outcome::NotExecuted;
-        Self { state: State::Refused(Failed { error, tag, buffer, outcome, cause: None }) }
+        Self::refused_in(Direction::Send, error, buffer, tag)
+    }
+
+    /// Refuses an operation of the direction.
+    #[cold]
+    pub(super) fn refused_in(direction: Direction, error: Error, buffer: Option<B>, tag: u64) -> Self {
+        let (outcome, recv) = (Outcome::NotExecuted, direction == Direction::Recv);
+        Self { state: State::Refused(Failed { error, tag, buffer, outcome, cause: None, recv }) }
     }
 
     #[cold]
@@ -194,7 +200,8 @@ fn finished<B, P: Provider>(
         _ => None,
     };
     let error = Error::Completion { verb, status, vendor_err, driver: conn.driver };
-    Err(Failed { error, tag, buffer, outcome: Outcome::of(status), cause })
+    let recv = direction == Direction::Recv;
+    Err(Failed { error, tag, buffer, outcome: Outcome::of(status), cause, recv })
 }
 
 impl<B, P: Provider> Future for Pending<B, P> {

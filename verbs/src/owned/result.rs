@@ -89,9 +89,17 @@ pub struct Failed<B> {
     pub outcome: Outcome,
     /// The status that moved the QP to ERR. Outstanding operations are flushed.
     pub cause: Option<WcStatus>,
+    pub(super) recv: bool,
 }
 
 impl<B> Failed<B> {
+    /// Whether the operation was a posted receive. The receives of a connection that ends are
+    /// flushed: that is no loss of data.
+    #[must_use]
+    pub fn is_recv(&self) -> bool {
+        self.recv
+    }
+
     /// Whether the operation was refused because the queue of the connection was full: the same
     /// post may succeed after another operation of the connection was awaited.
     #[must_use]
@@ -107,7 +115,7 @@ fn is_full(error: &Error) -> bool {
 
 impl<B> From<Error> for Failed<B> {
     fn from(error: Error) -> Self {
-        Self { error, tag: 0, buffer: None, outcome: Outcome::Unknown, cause: None }
+        Self { error, tag: 0, buffer: None, outcome: Outcome::Unknown, cause: None, recv: false }
     }
 }
 

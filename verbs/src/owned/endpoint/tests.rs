@@ -345,6 +345,19 @@ fn failed_operation_returns_older_unsignaled_operations_as_done() {
 }
 
 #[test]
+fn failed_receives_and_sends_are_told_apart() {
+    let mut setup = Setup::new();
+    let (recv, send) = (setup.post(), setup.send(1, true));
+    setup.complete(recv, WcStatus::WR_FLUSH_ERR);
+    setup.complete(send, WcStatus::WR_FLUSH_ERR);
+    let failed = |setup: &mut Setup| setup.endpoint.poll().unwrap().unwrap_err().is_recv();
+    // A device reports a failure without its opcode: the queue of the request decides.
+    let mut kinds = [failed(&mut setup), failed(&mut setup)];
+    kinds.sort_unstable();
+    assert_eq!(kinds, [false, true]);
+}
+
+#[test]
 fn failures_that_are_reaped_together_are_all_returned() {
     let mut setup = Setup::new();
     setup.send(1, false);

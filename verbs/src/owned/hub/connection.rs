@@ -351,15 +351,15 @@ impl<B, P: Provider> Connection<B, P> {
         let mut state = conn.lock();
         if let Some(failure) = state.failure {
             drop(state);
-            return Pending::refused(failure.into(), buffer, tag);
+            return Pending::refused_in(direction, failure.into(), buffer, tag);
         }
         let Some(qp) = &mut state.qp else {
             drop(state);
-            return Pending::refused(Failure::Aborted.into(), buffer, tag);
+            return Pending::refused_in(direction, Failure::Aborted.into(), buffer, tag);
         };
         let Some(index) = conn.take_slot(direction) else {
             drop(state);
-            return Pending::refused(full(conn, direction), buffer, tag);
+            return Pending::refused_in(direction, full(conn, direction), buffer, tag);
         };
         // The table owns the buffer before the request is posted, so a panic in between does not
         // free it.
@@ -395,7 +395,7 @@ impl<B, P: Provider> Connection<B, P> {
         match hub.table.take_back(wr_id) {
             Some(Operation { buffer, direction, tag, .. }) => {
                 conn.put_slot(direction, Operations::<B>::index(wr_id));
-                Pending::refused(error, buffer, tag)
+                Pending::refused_in(direction, error, buffer, tag)
             }
             // A device that completed what it was not given. The table has the buffer.
             None => Pending::posted(Arc::clone(&self.inner), wr_id),
@@ -470,7 +470,7 @@ impl<B: Target, P: Provider> Connection<B, P> {
         const VERB: &str = "Connection::recv";
         let sge = match checked_sge(VERB, &buffer, self.inner.hub.pd.domain(), ..) {
             Ok(sge) => sge,
-            Err(error) => return Pending::refused(error, Some(buffer), tag),
+            Err(error) => return Pending::refused_in(Direction::Recv, error, Some(buffer), tag),
         };
         self.submit(self.entry(VERB, Direction::Recv, tag, sge.length), Some(buffer), |qp, wr_id| {
             // SAFETY: as in `post`; a `Target` is not accessed meanwhile.
