@@ -70,6 +70,12 @@ const EXPOSE: &str = "Part::expose";
 /// | writes before a send or a write with immediate | the receive completion of that message was polled |
 /// | write, without a message | no defined time; a device with relaxed ordering writes bytes in any order |
 /// | atomic operation | a [`load`](Self::load) that returns the new word |
+/// | writes before an atomic operation of the same QP | a [`load`](Self::load) that returns the new word, unless the memory was registered with relaxed ordering |
+///
+/// A QP executes reads in the order of posting, but a read of several packets or cache lines is not
+/// one snapshot: a value that changes meanwhile may be read half old, half new. Readers compare a
+/// version before and after the value, in reads of their own that are complete before the next is
+/// posted.
 ///
 /// Drop revokes the access. If the kernel refuses, the region stays registered and its memory is
 /// leaked. `mem::forget` leaves the range exposed.
@@ -207,7 +213,7 @@ impl<M> Exposed<M> {
     }
 
     /// Writes a word (`u32` or `u64`) whole. Accesses to the memory that precede it are made
-    /// before.
+    /// before. Those that follow it may be made earlier, unless a [`fence`](Self::fence) is between.
     ///
     /// # Errors
     /// As for [`Exposed::load`].
@@ -217,6 +223,12 @@ impl<M> Exposed<M> {
         // SAFETY: the word is aligned, and valid as in `read_at`.
         unsafe { W::store(place, word) };
         Ok(())
+    }
+
+    /// Orders writes: peers see those before it not later than those after it. A writer that marks a
+    /// record as being changed calls it between the mark and the change.
+    pub fn fence(&self) {
+        barrier::before_device_reads();
     }
 
     /// Adds to a word of 8 bytes atomically. Returns the previous value. The sum wraps around.
