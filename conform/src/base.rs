@@ -68,7 +68,7 @@ pub(crate) struct Attr {
 }
 
 impl Attr {
-    fn of(info: &'static AttributeInfo) -> Self {
+    pub(crate) fn of(info: &'static AttributeInfo) -> Self {
         Self {
             name: info.rust,
             id: info.id,

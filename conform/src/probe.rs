@@ -8,6 +8,7 @@ use zerocopy::IntoBytes;
 
 use crate::answer::Answer;
 use crate::call::{Call, Slot};
+use crate::generate::alone;
 use crate::session::{Session, Step, fail};
 use crate::target::Target;
 
@@ -24,6 +25,13 @@ pub(crate) fn series(target: &dyn Target) -> Step<Since> {
         Answer::INVAL => return Ok(Since::V7_2),
         Answer::PROTONOSUPPORT => {}
         got => return fail(format!("GET_CONTEXT with an empty FD_ARR: {got}")),
+    }
+    if let Some((method, id)) = alone::since_6_12(target.driver_id()) {
+        // A known attribute has no reserved bytes.
+        let mut slot = Slot::word(id, 0);
+        slot.raw.attr_data = 0xffff;
+        let known = session.execute(&mut Call::of(target.driver_id(), method).with(slot));
+        return Ok(if known == Answer::PROTONOSUPPORT { Since::V6_1 } else { Since::V6_12 });
     }
     let pd = session.pd()?;
     let request = session.mr_request(pd, FLUSH_GLOBAL | 1);

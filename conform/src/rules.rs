@@ -122,6 +122,9 @@ rules! {
         "core/rdma_core.c: rdma_lookup_get_uobject";
     HandleLength = "handle-length", "A handle or descriptor with a length other than 0 fails with EINVAL.",
         "core/uverbs_ioctl.c: uverbs_process_attr";
+    HandleArray = "handle-array",
+        "An array of handles has a multiple of 4 bytes and a number of elements in its range, else EINVAL.",
+        "core/uverbs_ioctl.c: uverbs_process_idrs_array";
     NewHandleInput = "new-handle-input", "The data of a new handle or descriptor is ignored on input.",
         "core/uverbs_ioctl.c: uverbs_process_attr";
     FdClosed = "fd-closed", "A descriptor that is not open fails with EBADF.",

@@ -16,11 +16,11 @@ use crate::rules::Rule;
 use crate::session::{Session, Step, fail, skip};
 
 /// Changes a valid call at an attribute.
-type Mutate = Rc<dyn Fn(&mut Session<'_>, &mut Call, u16) -> Step<()>>;
+pub(super) type Mutate = Rc<dyn Fn(&mut Session<'_>, &mut Call, u16) -> Step<()>>;
 
 /// When the kernel finds a fault.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Phase {
+pub(super) enum Phase {
     /// Before the handler runs.
     Parser,
     /// In the handler, behind its test of the driver's support.
@@ -29,12 +29,12 @@ enum Phase {
     Response,
 }
 
-struct Mutation {
-    suffix: String,
-    rule: Rule,
-    phase: Phase,
-    answer: Option<Answer>,
-    mutate: Mutate,
+pub(super) struct Mutation {
+    pub(super) suffix: String,
+    pub(super) rule: Rule,
+    pub(super) phase: Phase,
+    pub(super) answer: Option<Answer>,
+    pub(super) mutate: Mutate,
 }
 
 fn mutation(
@@ -88,7 +88,7 @@ fn set_number(suffix: &str, rule: Rule, answer: Answer, value: u64) -> Mutation 
 }
 
 /// The mutations of any attribute.
-fn common(attr: &Attr) -> Vec<Mutation> {
+pub(super) fn common(attr: &Attr) -> Vec<Mutation> {
     use Phase::Parser;
     let mut list = vec![
         mutation("", Rule::Duplicate, Parser, Answer::INVAL, |_, call, id| {
@@ -246,7 +246,7 @@ fn existing_fd(class: u16) -> Vec<Mutation> {
 }
 
 /// The mutations of an attribute by its kind.
-fn by_kind(attr: &Attr) -> Vec<Mutation> {
+pub(super) fn by_kind(attr: &Attr) -> Vec<Mutation> {
     use Phase::{Handler, Parser, Response};
     match attr.kind {
         AttributeKind::Handle { access: Access::New, .. }
