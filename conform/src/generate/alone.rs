@@ -10,7 +10,10 @@ use crate::base::{Attr, length};
 use crate::call::{Call, Payload, Slot};
 use crate::check::Check;
 use crate::rules::Rule;
-use crate::session::{Session, fail, skip};
+use crate::session::{Session, Step, fail, skip};
+
+/// Class id of attributes that take handles of any class.
+const ANY_CLASS: u16 = u16::MAX;
 
 /// The rules that a call with one attribute shows.
 const RULES: [Rule; 15] = [
@@ -49,12 +52,24 @@ fn slot(info: &AttributeInfo) -> Slot {
     let id = info.id;
     match info.kind {
         AttributeKind::Handle { .. } => Slot::word(id, 0),
-        AttributeKind::Descriptor { .. } | AttributeKind::RawDescriptor => Slot::word(id, u64::MAX),
+        AttributeKind::Descriptor { .. } | AttributeKind::RawDescriptor => Slot::word(id, 0),
         AttributeKind::Constant { .. } | AttributeKind::Flags { .. } => Slot::number(id, 0),
         AttributeKind::Input { size, .. } => Slot::input(id, &vec![0; length(size)]),
         AttributeKind::Output { size, .. } => Slot::output(id, length(size)),
         AttributeKind::Handles { minimum, .. } => Slot::input(id, &vec![0; 4 * minimum]),
         AttributeKind::Enumeration { .. } => Slot::input(id, &[]),
+    }
+}
+
+/// Skips a check of handles whose class the device lacks: every one fails with `EINVAL`.
+fn needs_class(session: &mut Session<'_>, kind: AttributeKind) -> Step<()> {
+    match kind {
+        AttributeKind::Handle { object, .. } | AttributeKind::Handles { object, .. }
+            if object != ANY_CLASS && session.handles(object)?.is_none() =>
+        {
+            skip("the device lacks the class of the object")
+        }
+        _ => Ok(()),
     }
 }
 
@@ -97,6 +112,7 @@ fn of_attribute(method: &'static MethodInfo, info: &'static AttributeInfo, check
                 if !is_known(session, method, info.id) {
                     return skip("the device lacks the method or the attribute");
                 }
+                needs_class(session, info.kind)?;
                 let bytes: Vec<u8> = 0x7fff_fff0_u32.to_ne_bytes().into_iter().cycle().take(len).collect();
                 let slot = Slot::input(info.id, &bytes);
                 session.judge(&mut Call::of(session.driver_id(), method).with(slot), answer).map(drop)
@@ -120,6 +136,7 @@ fn of_attribute(method: &'static MethodInfo, info: &'static AttributeInfo, check
             {
                 return fail("an input has no payload");
             }
+            needs_class(session, info.kind)?;
             mutate(session, &mut call, info.id)?;
             session.judge(&mut call, answer).map(drop)
         }));
