@@ -10,7 +10,7 @@ use bareverbs::owned::{Endpoint, Part};
 use bareverbs::{AnyProvider, Pd};
 
 use super::link::Link;
-use super::session::{Prepared, Session};
+use super::session::{CONTROL_RECVS, Prepared, Session};
 use super::shared::Shared;
 use super::wire::Offer;
 use super::{OfferError, RdmaStream, Result, StreamError, StreamOptions};
@@ -40,7 +40,7 @@ impl StreamOptions {
         let endpoint: Endpoint<Part> = Endpoint::options()
             .port(device.port)
             .sends(self.sends.into())
-            .recvs(self.recvs.into())
+            .recvs(u32::from(self.recvs) + CONTROL_RECVS)
             .inline(self.inline)
             .build(pd)?;
         Prepared::new(endpoint, pd, self.clone())

@@ -13,6 +13,11 @@ use super::{ProtocolError, Result, StreamError, StreamOptions};
 /// Sends that are kept for control messages, which take no credits.
 const CONTROLS: u32 = 4;
 
+/// Receives for the peer's control messages, which take no credits: those on their way, and those
+/// that have arrived and were not handled. Without a receive, the peer's device retries after a
+/// delay.
+pub(super) const CONTROL_RECVS: u32 = 2 * CONTROLS;
+
 /// Largest message.
 const LARGEST: usize = 64 << 10;
 
@@ -42,7 +47,7 @@ impl<P: Provider> Prepared<P> {
         let sends = SendRing::new(register(options.send_buffer)?);
         // Words come as immediate data: no receive needs memory. A part of 4 bytes is valid on any
         // device, where an empty SGE may not be.
-        let words = register(4 * usize::from(options.recvs))?;
+        let words = register(4 * (usize::from(options.recvs) + CONTROL_RECVS as usize))?;
         for word in words.chunks(4) {
             endpoint.post_recv(word).map_err(VerbsError::from)?;
         }
