@@ -90,9 +90,9 @@ impl<P: Provider> Qp<RawPacket, P> {
     /// RESET → INIT. Receives can be posted in INIT and later states.
     ///
     /// # Errors
-    /// - [`Error::Invalid`]: the state is not RESET.
-    /// - [`Error::NoPort`]
-    /// - [`Error::Kernel`]: the kernel rejects the transition.
+    /// - [`Error::Invalid`](crate::Error::Invalid): the state is not RESET.
+    /// - [`Error::NoPort`](crate::Error::NoPort)
+    /// - [`Error::Kernel`](crate::Error::Kernel): the kernel rejects the transition.
     pub fn init(&mut self, port: impl Into<PortNum>) -> Result<()> {
         self.check_state(INIT, QpState::RESET)?;
         let port_num = self.pd().context().check_port(port)?;
@@ -103,8 +103,8 @@ impl<P: Provider> Qp<RawPacket, P> {
     /// INIT → RTR. The QP receives frames in RTR and later states.
     ///
     /// # Errors
-    /// - [`Error::Invalid`]: the state is not INIT.
-    /// - [`Error::Kernel`]: the kernel rejects the transition.
+    /// - [`Error::Invalid`](crate::Error::Invalid): the state is not INIT.
+    /// - [`Error::Kernel`](crate::Error::Kernel): the kernel rejects the transition.
     pub fn ready_to_receive(&mut self) -> Result<()> {
         self.transition(RTR, QpState::INIT, QpState::RTR)
     }
@@ -112,8 +112,8 @@ impl<P: Provider> Qp<RawPacket, P> {
     /// RTR → RTS. The QP sends frames in RTS.
     ///
     /// # Errors
-    /// - [`Error::Invalid`]: the state is not RTR.
-    /// - [`Error::Kernel`]: the kernel rejects the transition.
+    /// - [`Error::Invalid`](crate::Error::Invalid): the state is not RTR.
+    /// - [`Error::Kernel`](crate::Error::Kernel): the kernel rejects the transition.
     pub fn ready_to_send(&mut self) -> Result<()> {
         self.transition(RTS, QpState::RTR, QpState::RTS)
     }
@@ -128,9 +128,9 @@ impl<P: Provider> Qp<RawPacket, P> {
     /// [`Qp::destroy_flow`].
     ///
     /// # Errors
-    /// - [`Error::Invalid`]: a TCP or UDP header without an IP header.
-    /// - [`Error::NoPort`]
-    /// - [`Error::Kernel`]: the kernel rejects the command, with `EPERM` without `CAP_NET_RAW`.
+    /// - [`Error::Invalid`](crate::Error::Invalid): a TCP or UDP header without an IP header.
+    /// - [`Error::NoPort`](crate::Error::NoPort)
+    /// - [`Error::Kernel`](crate::Error::Kernel): the kernel rejects the command, with `EPERM` without `CAP_NET_RAW`.
     #[doc(alias = "ibv_create_flow")]
     pub fn create_flow(&mut self, rule: &FlowRule) -> Result<FlowId> {
         self.flows.create(self.pd.context(), self.handle, rule, None)
@@ -140,8 +140,8 @@ impl<P: Provider> Qp<RawPacket, P> {
     /// counted too. Several flows can use the same counters.
     ///
     /// # Errors
-    /// As for [`Qp::create_flow`]; [`Error::Invalid`] for counters of another context;
-    /// [`Error::Unsupported`] if the device has no flow counters.
+    /// As for [`Qp::create_flow`]; [`Error::Invalid`](crate::Error::Invalid) for counters of another context;
+    /// [`Error::Unsupported`](crate::Error::Unsupported) if the device has no flow counters.
     #[doc(alias = "ibv_attach_counters_point_flow")]
     #[doc(alias = "IBV_FLOW_SPEC_ACTION_COUNT")]
     pub fn create_counted_flow(&mut self, rule: &FlowRule, counters: &FlowCounters) -> Result<FlowId> {
@@ -151,8 +151,8 @@ impl<P: Provider> Qp<RawPacket, P> {
     /// Destroys a flow.
     ///
     /// # Errors
-    /// - [`Error::Invalid`]: the flow belongs to another QP, or was destroyed already.
-    /// - [`Error::Kernel`]: the kernel rejects the command.
+    /// - [`Error::Invalid`](crate::Error::Invalid): the flow belongs to another QP, or was destroyed already.
+    /// - [`Error::Kernel`](crate::Error::Kernel): the kernel rejects the command.
     #[doc(alias = "ibv_destroy_flow")]
     pub fn destroy_flow(&mut self, flow: FlowId) -> Result<()> {
         self.flows.destroy(self.pd.context(), flow)
