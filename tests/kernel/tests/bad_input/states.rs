@@ -143,7 +143,7 @@ pub(crate) fn posting_is_checked_in_every_state() {
             assert_eq!((refused.accepted, refused.reason), (0, PostReason::State(state)));
             let text = refused.to_string();
             let rule = "receives require INIT or later, sends require RTS, so connect the QP first";
-            assert_eq!(text, format!("no request was posted: the QP is in {state:?}; {rule}"));
+            assert_eq!(text, format!("no request was posted: the QP is in {state:?}: {rule}"));
         };
         side.send(&[hello(1), hello(2)]).unwrap();
         side.recv(&receive).unwrap();
