@@ -444,7 +444,7 @@ impl Route {
 /// [`Connection::disconnect`] repeats it.
 #[derive(Debug)]
 pub struct Connection<Q> {
-    /// Dropped before the queue, so that the peer is told.
+    /// Dropped before the queue: the kernel sends the DREQ while the QP still exists.
     id: CmId,
     queue: Q,
     peer: PeerParam,

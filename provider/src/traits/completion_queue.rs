@@ -17,10 +17,10 @@ use crate::work::{Imm, WcFlags, WcOpcode, WcStatus, WorkCompletion};
 ///    in place while it is borrowed. `verbs`' `Cq::drop` relies on it: it destroys the kernel
 ///    object first.
 /// 2. **Success** ([`next`](Self::next), [`visit_next`](Self::visit_next),
-///    [`next_value`](Self::next_value), [`next_values`](Self::next_values)). A completion with the status [`WcStatus::SUCCESS`]
-///    belongs to a request that was posted to a queue of this CQ. It has the posted `wr_id`: that
-///    of the last request in the slot that the entry names. `verbs`' `Endpoint::poll` relies on it:
-///    it returns the request's buffer.
+///    [`next_value`](Self::next_value), [`next_values`](Self::next_values)). A completion with the
+///    status [`WcStatus::SUCCESS`] belongs to a request that was posted to a queue of this CQ. It
+///    has the posted `wr_id`: that of the last request in the slot that the entry names. `verbs`'
+///    `Endpoint::poll` relies on it: it returns the request's buffer.
 /// 3. **End of access.** When the completion of a request is reported, with any status, the device
 ///    has finished with the memory of that request, and its writes are visible to the polling
 ///    thread. `Endpoint::poll` and `Done::message` rely on it: they lend the received bytes.
@@ -37,7 +37,8 @@ use crate::work::{Imm, WcFlags, WcOpcode, WcStatus, WorkCompletion};
 ///    that request.
 /// 5. **Slots** ([`release`](Self::release)). The device writes to the slot of a polled completion
 ///    only after `release`, or after [`visit_next`](Self::visit_next),
-///    [`next_value`](Self::next_value) or [`next_values`](Self::next_values), which also release. No completion can be borrowed then.
+///    [`next_value`](Self::next_value) or [`next_values`](Self::next_values), which also release. No
+///    completion can be borrowed then.
 ///
 /// No code may rely on the fields of a completion beyond its `wr_id` and status without a check:
 /// `byte_len` may exceed the memory of the request.

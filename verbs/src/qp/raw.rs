@@ -130,7 +130,8 @@ impl<P: Provider> Qp<RawPacket, P> {
     /// # Errors
     /// - [`Error::Invalid`](crate::Error::Invalid): a TCP or UDP header without an IP header.
     /// - [`Error::NoPort`](crate::Error::NoPort)
-    /// - [`Error::Kernel`](crate::Error::Kernel): the kernel rejects the command, with `EPERM` without `CAP_NET_RAW`.
+    /// - [`Error::Kernel`](crate::Error::Kernel): the kernel rejects the command, with `EPERM` without
+    ///   `CAP_NET_RAW`.
     #[doc(alias = "ibv_create_flow")]
     pub fn create_flow(&mut self, rule: &FlowRule) -> Result<FlowId> {
         self.flows.create(self.pd.context(), self.handle, rule, None)
