@@ -40,6 +40,12 @@ pub type AsyncEvents = runtime::AsyncEvents<Readiness>;
 /// An [endpoint](crate::owned::Endpoint) that tasks of async-io wait on.
 pub type Endpoint<B = Mr<Buffer>, P = AnyProvider> = runtime::Endpoint<Readiness, B, P>;
 
+/// The [send half](crate::owned::EndpointSender) of an endpoint that a task of async-io waits on.
+pub type EndpointSender<B = Mr<Buffer>, P = AnyProvider> = runtime::EndpointSender<Readiness, B, P>;
+
+/// The [receive half](crate::owned::EndpointReceiver) of an endpoint that a task of async-io waits on.
+pub type EndpointReceiver<B = Mr<Buffer>, P = AnyProvider> = runtime::EndpointReceiver<Readiness, B, P>;
+
 /// A file descriptor that is registered with the reactor.
 #[derive(Debug)]
 pub struct Readiness(Async<Descriptor>);

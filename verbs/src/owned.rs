@@ -82,6 +82,7 @@ mod result;
 mod scope;
 pub mod server;
 mod spin;
+mod split;
 
 pub use self::address::{Address, ParseAddressError};
 pub use self::batch::Batch;
@@ -99,3 +100,4 @@ pub use self::result::{Done, Failed, NotPosted, Outcome};
 pub use self::scope::{Lend, Scope};
 pub use self::spin::Spin;
 pub(crate) use self::spin::Spinning;
+pub use self::split::{EndpointReceiver, EndpointSender, UnsplitError};

@@ -6,6 +6,7 @@
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::io;
+use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
 
@@ -13,7 +14,7 @@ use bareverbs_provider::traits::Provider;
 use rustix::io::Errno;
 
 use crate::event_fd::EventFd;
-use crate::owned::{self, Done, Failed};
+use crate::owned::{self, Done, Failed, UnsplitError};
 use crate::{AnyProvider, Arm, AsyncEvent, Buffer, CompEvent, Cq, Error, Mr, Result, WorkCompletion};
 
 pub(crate) fn failed(error: io::Error) -> Error {
@@ -211,6 +212,156 @@ impl<R: Readiness, B, P: Provider> Endpoint<R, B, P> {
     }
 }
 
+impl<R: Readiness, B, P: Provider> Endpoint<R, B, P> {
+    /// Divides the endpoint into a send half and a receive half, for two tasks: see
+    /// [`owned::Endpoint::split`].
+    ///
+    /// ```no_run
+    /// # #[cfg(feature = "tokio")]
+    /// # mod example {
+    /// use bareverbs::Result;
+    /// use bareverbs::owned::{Lease, Pool};
+    /// use bareverbs::tokio::Endpoint;
+    ///
+    /// async fn exchange(endpoint: Endpoint<Lease>, pool: Pool) -> Result<Endpoint<Lease>> {
+    ///     let (mut sender, mut receiver) = endpoint.split();
+    ///     let room = pool.take().expect("a free buffer");
+    ///     let task = tokio::spawn(async move {
+    ///         receiver.get_mut().post_recv(room)?;
+    ///         println!("received {} bytes", receiver.wait().await?.len);
+    ///         Result::Ok(receiver)
+    ///     });
+    ///     sender.get_mut().post_send(pool.take().expect("a free buffer"), ..)?;
+    ///     sender.wait().await?;
+    ///     let receiver = task.await.expect("no panic")?;
+    ///     Ok(sender.unsplit(receiver).expect("the halves of one endpoint"))
+    /// }
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn split(self) -> (EndpointSender<R, B, P>, EndpointReceiver<R, B, P>) {
+        let Self { endpoint, channel, readiness } = self;
+        let (sender, receiver) = endpoint.split();
+        let readiness = Arc::new(readiness);
+        (
+            EndpointSender { half: sender, channel: channel.clone(), readiness: Arc::clone(&readiness) },
+            EndpointReceiver { half: receiver, channel, readiness },
+        )
+    }
+}
+
+/// The halves of an endpoint that tasks wait on.
+macro_rules! halves {
+    ($($(#[$doc:meta])* $half:ident $of:literal;)*) => {$(
+        $(#[$doc])*
+        pub struct $half<R, B = Mr<Buffer>, P: Provider = AnyProvider> {
+            half: owned::$half<B, P>,
+            channel: crate::CompChannel,
+            readiness: Arc<R>,
+        }
+
+        impl<R: Readiness, B, P: Provider> $half<R, B, P> {
+            /// The half, for posting.
+            ///
+            /// The caller must not replace it by another one: `wait` then fails.
+            #[must_use]
+            pub fn get_mut(&mut self) -> &mut owned::$half<B, P> {
+                &mut self.half
+            }
+
+            #[doc = concat!("Waits until ", $of, " completes, as [`Endpoint::wait`] does.")]
+            ///
+            /// The future is cancel-safe: dropping it loses no operation.
+            ///
+            /// # Errors
+            #[doc = concat!("- The errors of [`owned::", stringify!($half), "::wait`].")]
+            /// - [`Error::Invalid`]: the half was replaced through [`get_mut`](Self::get_mut).
+            pub async fn wait(&mut self) -> Result<Done<B>, Failed<B>>
+            where
+                B: Send,
+            {
+                if let Some(ended) = self.half.poll() {
+                    return ended;
+                }
+                if !self.half.channel().is(&self.channel) {
+                    let reason = "the half was replaced by that of another endpoint: split the other one";
+                    return Err(Error::invalid("Endpoint::wait", reason).into());
+                }
+                let spin = self.half.start_spin();
+                while spin.goes_on() {
+                    yield_now().await;
+                    if let Some(ended) = self.half.poll() {
+                        self.half.end_spin(spin);
+                        return ended;
+                    }
+                }
+                let half = &self.half;
+                let event = || self.readiness.until(|| half.take_events());
+                let mut readable = pin!(event());
+                let ended = poll_fn(|cx| {
+                    loop {
+                        // It registers the waker: the other half may poll the completion.
+                        if let Poll::Ready(ended) = half.poll_wait(cx) {
+                            return Poll::Ready(ended);
+                        }
+                        match readable.as_mut().poll(cx) {
+                            Poll::Ready(Ok(())) => readable.set(event()),
+                            Poll::Ready(Err(error)) => return Poll::Ready(Err(error.into())),
+                            Poll::Pending => return Poll::Pending,
+                        }
+                    }
+                })
+                .await;
+                self.half.end_spin(spin);
+                ended
+            }
+        }
+
+        impl<R: Readiness, B, P: Provider> fmt::Debug for $half<R, B, P> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_struct(stringify!($half)).field("half", &self.half).field("runtime", &R::RUNTIME).finish()
+            }
+        }
+    )*};
+}
+
+halves! {
+    /// The [send half](owned::EndpointSender) of an endpoint that a task waits on, from
+    /// [`Endpoint::split`].
+    EndpointSender "a send, write, read or atomic";
+    /// The [receive half](owned::EndpointReceiver) of an endpoint that a task waits on, from
+    /// [`Endpoint::split`].
+    EndpointReceiver "a receive";
+}
+
+impl<R: Readiness, B, P: Provider> EndpointSender<R, B, P> {
+    /// Makes the endpoint again.
+    ///
+    /// # Errors
+    /// The halves belong to different endpoints. The error returns both.
+    #[expect(clippy::type_complexity, reason = "both halves are generic")]
+    pub fn unsplit(
+        self,
+        receiver: EndpointReceiver<R, B, P>,
+    ) -> Result<Endpoint<R, B, P>, UnsplitError<Self, EndpointReceiver<R, B, P>>> {
+        if !Arc::ptr_eq(&self.readiness, &receiver.readiness) {
+            return Err(UnsplitError { sender: self, receiver });
+        }
+        let Self { half, channel, readiness } = self;
+        match half.unsplit(receiver.half) {
+            Ok(endpoint) => {
+                drop(receiver.readiness);
+                let readiness = Arc::into_inner(readiness).expect("only the halves share it");
+                Ok(Endpoint { endpoint, channel, readiness })
+            }
+            Err(UnsplitError { sender, receiver: half }) => Err(UnsplitError {
+                sender: Self { half: sender, channel, readiness },
+                receiver: EndpointReceiver { half, ..receiver },
+            }),
+        }
+    }
+}
+
 /// Lets other tasks run.
 async fn yield_now() {
     let mut yielded = false;
@@ -258,11 +409,15 @@ mod tests {
                     cq: &mut crate::Cq,
                     events: &crate::$runtime::AsyncEvents,
                     endpoint: &mut crate::$runtime::Endpoint,
+                    sender: &mut crate::$runtime::EndpointSender,
+                    receiver: &mut crate::$runtime::EndpointReceiver,
                 ) {
                     can_move(&channel.get_event());
                     can_move(&channel.completion(cq));
                     can_move(&events.get());
                     can_move(&endpoint.wait());
+                    can_move(&sender.wait());
+                    can_move(&receiver.wait());
                 }
             }
         };

@@ -42,6 +42,12 @@ pub type AsyncEvents = runtime::AsyncEvents<Readiness>;
 /// An [endpoint](crate::owned::Endpoint) that tasks of tokio wait on.
 pub type Endpoint<B = Mr<Buffer>, P = AnyProvider> = runtime::Endpoint<Readiness, B, P>;
 
+/// The [send half](crate::owned::EndpointSender) of an endpoint that a task of tokio waits on.
+pub type EndpointSender<B = Mr<Buffer>, P = AnyProvider> = runtime::EndpointSender<Readiness, B, P>;
+
+/// The [receive half](crate::owned::EndpointReceiver) of an endpoint that a task of tokio waits on.
+pub type EndpointReceiver<B = Mr<Buffer>, P = AnyProvider> = runtime::EndpointReceiver<Readiness, B, P>;
+
 /// A file descriptor that is registered with tokio.
 #[derive(Debug)]
 pub struct Readiness(AsyncFd<Descriptor>);

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use bareverbs_provider::traits::{Completion, Provider, Visitor};
 
 use super::flow::{CLOSED, Failure, MARKER, RECVS, Received, RecvFlow, SENDS, SendFlow};
+use super::hub::reaper::Direction;
 use super::options::Parts;
 use super::queue::owner;
 use super::spin::SpinState;
@@ -219,7 +220,6 @@ impl<B, P: Provider> Endpoint<B, P> {
         }
     }
 
-    #[cfg(any(feature = "async-io", feature = "tokio"))]
     pub(crate) fn channel(&self) -> &CompChannel {
         &self.channel
     }
@@ -342,6 +342,33 @@ impl<B, P: Provider> Endpoint<B, P> {
     fn take(&mut self) -> Option<Result<Done<B>, Failed<B>>> {
         let result = self.flows.take()?;
         Some(result.map_err(|failed| Failed { cause: self.cause, ..failed }))
+    }
+
+    /// Polls one operation of the direction that has ended. It reaps those of the other one.
+    pub(super) fn poll_direction(&mut self, direction: Direction) -> Option<Result<Done<B>, Failed<B>>> {
+        loop {
+            let Flows { sends, recvs, .. } = &mut *self.flows;
+            let ended = match direction {
+                Direction::Send => sends.take(),
+                Direction::Recv => recvs.take(),
+            };
+            if let Some(ended) = ended {
+                self.flows.hold();
+                return Some(ended.map_err(|failed| Failed { cause: self.cause, ..failed }));
+            }
+            let completion = self.cq.poll_one()?;
+            if let Err(error) = self.reap_one(completion) {
+                return Some(Err(error.into()));
+            }
+        }
+    }
+
+    /// Whether [`Endpoint::poll_direction`] may return an operation without a completion.
+    pub(super) fn has_result(&self, direction: Direction) -> bool {
+        match direction {
+            Direction::Send => self.flows.sends.has_result(),
+            Direction::Recv => self.flows.recvs.has_result(),
+        }
     }
 
     /// Reaps all completions: marks their operations, for later polls.
@@ -611,12 +638,10 @@ impl<B, P: Provider> Endpoint<B, P> {
         self.spin.start()
     }
 
-    #[cfg(any(feature = "async-io", feature = "tokio"))]
     pub(crate) fn end_spin(&mut self, spin: Spinning) {
         self.spin.end(spin);
     }
 
-    #[cfg(any(feature = "async-io", feature = "tokio"))]
     pub(crate) fn is_armed(&self) -> bool {
         self.armed
     }
@@ -629,12 +654,18 @@ impl<B, P: Provider> Endpoint<B, P> {
 
     /// Rejects a wait that no completion would end.
     pub(crate) fn check_wait(&self) -> Result<()> {
-        let reason = if self.pending() == 0 {
-            "no operation is outstanding"
-        } else if self.flows.sends.only_unsignaled() && !self.marked && self.pending_recvs() == 0 {
-            "all outstanding operations are unsignalled: post a signalled one"
-        } else {
-            return Ok(());
+        if self.pending_recvs() > 0 { Ok(()) } else { self.check_wait_for(Direction::Send) }
+    }
+
+    /// Rejects a wait for an operation of the direction that no completion would end.
+    pub(super) fn check_wait_for(&self, direction: Direction) -> Result<()> {
+        let reason = match direction {
+            Direction::Recv if self.pending_recvs() == 0 => "no receive is outstanding",
+            Direction::Send if self.pending_sends() == 0 => "no operation is outstanding",
+            Direction::Send if self.flows.sends.only_unsignaled() && !self.marked => {
+                "all outstanding operations are unsignalled: post a signalled one"
+            }
+            _ => return Ok(()),
         };
         Err(Error::invalid("Endpoint::wait", reason))
     }
@@ -647,10 +678,17 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// [`Error::Kernel`] or [`Error::System`], as for [`Endpoint::wait`].
     pub fn arm(&mut self) -> Result<()> {
         // Discards events of earlier completions.
-        while self.channel.try_get_event()?.is_some() {
-            self.armed = false;
-        }
+        self.take_events()?;
         if self.armed { Ok(()) } else { self.arm_cq() }
+    }
+
+    /// Reads the events of the channel. Returns whether there was one.
+    pub(super) fn take_events(&mut self) -> Result<bool> {
+        let mut taken = false;
+        while self.channel.try_get_event()?.is_some() {
+            (self.armed, taken) = (false, true);
+        }
+        Ok(taken)
     }
 
     /// Starts operations that share one doorbell.

@@ -1,12 +1,14 @@
-//! Many connections on one CQ: hubs, used by threads and by tasks.
+//! Connections of threads and tasks: hubs, servers, and the halves of endpoints.
 
 mod connections;
+mod halves;
 mod servers;
 mod tasks;
 mod threads;
 
 use bareverbs_kernel_tests::kernel_tests;
 use connections::*;
+use halves::*;
 use servers::*;
 use tasks::*;
 use threads::*;
@@ -46,4 +48,12 @@ kernel_tests! {
     message_longer_than_the_peers_buffers_is_refused,
     messages_flow_through_a_sink_and_a_stream,
     qp_uses_an_srq_of_another_pd,
+
+    halves_of_an_endpoint_run_in_two_threads,
+    half_that_polls_wakes_the_other_half,
+    failure_of_one_half_ends_the_wait_of_the_other,
+    halves_of_two_endpoints_do_not_join,
+    halves_of_an_endpoint_run_in_tokio_tasks,
+    halves_of_an_endpoint_run_in_async_io_tasks,
+    dropped_wait_of_a_half_loses_no_message,
 }

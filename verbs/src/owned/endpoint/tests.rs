@@ -855,3 +855,106 @@ fn await_of_a_complete_operation_neither_arms_nor_waits() {
         assert_eq!((tag, plain.log().arms), (expected, 0));
     }
 }
+
+/// Counts how often it was woken.
+#[derive(Default)]
+struct Wakes(AtomicUsize);
+
+impl std::task::Wake for Wakes {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn half_returns_operations_of_its_direction_only() {
+    let mut setup = Setup::new();
+    let received = setup.post();
+    let sent = setup.send(7, true);
+    setup.complete(received, WcStatus::SUCCESS);
+    setup.complete(sent, WcStatus::SUCCESS);
+    let Setup { endpoint, freed, .. } = setup;
+    let (mut sender, mut receiver) = endpoint.split();
+    assert_eq!((sender.pending(), receiver.pending()), (1, 1));
+    assert_eq!(sender.poll().unwrap().unwrap().tag, 7);
+    assert!(sender.poll().is_none());
+    assert!(receiver.poll().unwrap().unwrap().is_recv());
+    assert!(receiver.poll().is_none());
+    assert_eq!(freed.load(Ordering::Relaxed), 2);
+}
+
+#[test]
+fn joined_halves_return_what_the_other_half_has_polled() {
+    let mut setup = Setup::new();
+    let received = setup.post();
+    setup.complete(received, WcStatus::SUCCESS);
+    let (mut sender, receiver) = setup.endpoint.split();
+    assert!(sender.poll().is_none());
+    let mut endpoint = sender.unsplit(receiver).unwrap();
+    assert!(endpoint.poll().unwrap().unwrap().is_recv());
+    assert_eq!(endpoint.pending(), 0);
+}
+
+#[test]
+fn waiting_half_is_woken_by_the_poll_of_the_other() {
+    let mut setup = Setup::new();
+    let (first, second) = (setup.post(), setup.post());
+    setup.endpoint.armed = true;
+    let Setup { endpoint, plain, .. } = setup;
+    let (mut sender, receiver) = endpoint.split();
+    let wakes = Arc::new(Wakes::default());
+    let waker = std::task::Waker::from(Arc::clone(&wakes));
+    let cx = std::task::Context::from_waker(&waker);
+    for wr_id in [first, second] {
+        assert!(receiver.poll_wait(&cx).is_pending());
+        assert!(sender.poll().is_none());
+        let before = wakes.0.load(Ordering::Relaxed);
+        plain.log().completions.push_back(completion(wr_id, WcStatus::SUCCESS));
+        assert!(sender.poll().is_none());
+        assert_eq!(wakes.0.load(Ordering::Relaxed), before + 1);
+        assert!(receiver.poll_wait(&cx).is_ready());
+    }
+    // Nothing is posted.
+    assert!(receiver.poll_wait(&cx).is_ready() && sender.poll_wait(&cx).is_ready());
+}
+
+#[test]
+fn forgotten_or_dropped_half_keeps_outstanding_buffers() {
+    for forget in [true, false] {
+        let mut setup = Setup::new();
+        setup.post();
+        setup.send(1, true);
+        let Setup { endpoint, freed, plain, .. } = setup;
+        let (sender, mut receiver) = endpoint.split();
+        if forget {
+            mem::forget(sender);
+        } else {
+            drop(sender);
+        }
+        let received = plain.log().received[0];
+        plain.log().completions.push_back(completion(received, WcStatus::SUCCESS));
+        assert_eq!(receiver.poll().unwrap().unwrap().buffer.map(drop), Some(()));
+        drop(receiver);
+        // The kernel of this test refuses to destroy the QP: the buffer of the send is leaked.
+        assert_eq!(freed.load(Ordering::Relaxed), 1);
+    }
+}
+
+#[test]
+fn halves_of_different_endpoints_are_returned() {
+    let (one, other) = (Setup::new(), Setup::new());
+    let ((sender, receiver), (foreign, _)) = (one.endpoint.split(), other.endpoint.split());
+    let refused = foreign.unsplit(receiver).unwrap_err();
+    assert!(refused.to_string().contains("different endpoints"), "{refused}");
+    assert!(sender.unsplit(refused.receiver).is_ok());
+}
+
+#[test]
+fn half_posts_what_fits_and_keeps_the_rest() {
+    let setup = Setup::new();
+    let mut ops: Vec<_> = (0..6).map(|tag| Op::send(setup.buffer(), ..).tag(tag)).collect();
+    let (mut sender, _receiver) = setup.endpoint.split();
+    let refused = sender.post_all(&mut ops).unwrap_err();
+    assert!(refused.is_full() && refused.tag == 4, "{refused}");
+    assert_eq!((ops.len(), sender.pending(), setup.plain.log().sent.len()), (1, 4, 4));
+}
