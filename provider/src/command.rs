@@ -86,6 +86,7 @@ macro_rules! add_events {
 mod ah;
 mod dm;
 mod dmabuf;
+mod dmah;
 mod flow;
 mod memory;
 mod mr;
@@ -97,7 +98,8 @@ mod xrc;
 
 pub use ah::{AhHandle, attach_mcast, create_ah, destroy_ah, detach_mcast};
 pub use dm::{free_dm, reg_dm_mr};
-pub use dmabuf::{DmabufMrRequest, reg_dmabuf_mr};
+pub use dmabuf::{DmabufMrRequest, alloc_dmabuf, reg_dmabuf_mr};
+pub use dmah::{DmahRequest, alloc_dmah, free_dmah};
 pub use flow::{
     create_counters, create_flow, create_flow_with, destroy_counters, destroy_flow, read_counters,
 };

@@ -47,6 +47,8 @@ pub struct DeviceMemory {
     mapping: Mapping,
     offset: usize,
     len: usize,
+    /// See [`DeviceMemory::file_offset`].
+    file_offset: Option<u64>,
 }
 
 impl DeviceMemory {
@@ -64,7 +66,25 @@ impl DeviceMemory {
         let is_usable = offset.is_multiple_of(WORD)
             && end <= mapping.len()
             && mapping.protection() == Protection::ReadWrite;
-        is_usable.then_some(Self { mapping, offset, len })
+        is_usable.then_some(Self { mapping, offset, len, file_offset: None })
+    }
+
+    /// The same memory, mapped from this offset of the device file, in bytes.
+    #[must_use]
+    pub fn at_file_offset(self, offset: u64) -> Self {
+        Self { file_offset: Some(offset), ..self }
+    }
+
+    /// Offset of the mapping in the device file, in bytes; `None` if the provider did not set it.
+    #[must_use]
+    pub fn file_offset(&self) -> Option<u64> {
+        self.file_offset
+    }
+
+    /// Offset of the first byte in the mapping.
+    #[must_use]
+    pub fn mapping_offset(&self) -> usize {
+        self.offset
     }
 
     /// Length in bytes.

@@ -22,8 +22,8 @@ use crate::error::explain;
 use crate::gid::select_gid;
 use crate::{
     AhAttr, AnyProvider, AsyncEvents, ClockInfo, CompChannel, Cq, CqInit, Device, DeviceAttr, Dm, DmInit,
-    DriverId, Error, Feature, FlowCounters, GidEntry, GidIndex, IndirectionTable, Limit, LinkLayer, Pd,
-    PortAttr, PortNum, Result, WcStatus, Wq, Xrcd, XrcdShare,
+    Dmah, DmahInit, DriverId, Error, Feature, FlowCounters, GidEntry, GidIndex, IndirectionTable, Limit,
+    LinkLayer, Pd, PortAttr, PortNum, Result, WcStatus, Wq, Xrcd, XrcdShare,
 };
 
 /// Most GID entries that one call can return: an attribute has at most 65,535 bytes.
@@ -374,6 +374,18 @@ impl<P: Provider> Context<P> {
     #[doc(alias = "ibv_alloc_dm")]
     pub fn alloc_dm(&self, init: &DmInit) -> Result<Dm> {
         Dm::alloc(self, init)
+    }
+
+    /// Creates a DMA handle: hints for the device's accesses to regions.
+    ///
+    /// # Errors
+    /// - [`Error::Unsupported`] before Linux 7.2, from a kernel without TLP processing hints
+    ///   (`CONFIG_PCIE_TPH`, which Debian's kernels lack), and from a device or a slot without them.
+    /// - [`Error::Invalid`]: the processing hint is above 3.
+    /// - [`Error::Kernel`]: the kernel rejects the hints.
+    #[doc(alias = "ibv_alloc_dmah")]
+    pub fn alloc_dmah(&self, init: &DmahInit) -> Result<Dmah> {
+        Dmah::alloc(self.inner(), init)
     }
 
     /// Creates an indirection table of work queues for RSS QPs. [`RssQp`](crate::RssQp) describes

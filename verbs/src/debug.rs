@@ -6,9 +6,9 @@ use bareverbs_provider::traits::Provider;
 
 use crate::provider::{AnyAh, AnyCompletion, AnyCq, AnyRq, AnySq, AnySrq};
 use crate::{
-    Ah, AnyProvider, Batch, Completion, Completions, Context, Cq, Datagram, Dm, DmMr, DmabufMr, ImportedMr,
-    IndirectionTable, Pd, Qp, QpInit, RecvHalf, RssInit, RssQp, SendHalf, Srq, Transport, Wq, WqInit, XrcSrq,
-    XrcSrqInit, XrcTarget, Xrcd,
+    Ah, AnyProvider, Batch, Completion, Completions, Context, Cq, Datagram, Dm, DmMr, DmabufMr, Dmah,
+    ImportedMr, IndirectionTable, Pd, Qp, QpInit, RecvHalf, RssInit, RssQp, SendHalf, Srq, Transport, Wq,
+    WqInit, XrcSrq, XrcSrqInit, XrcTarget, Xrcd,
 };
 
 /// Implements `Debug` by the values of some methods, so that providers need not implement it.
@@ -31,6 +31,7 @@ debug! {
     it: "Cq" [P: Provider] Cq<P> { capacity = it.capacity(), user_data = it.user_data() }
     it: "Completions" [P: Provider] Completions<'_, P> {}
     it: "Dm" [] Dm { handle = it.handle(), len = it.len() }
+    it: "Dmah" [] Dmah { handle = it.handle() }
     it: "DmMr" [] DmMr { handle = it.handle() }
     it: "DmabufMr" [] DmabufMr { handle = it.handle() }
     it: "ImportedMr" [] ImportedMr {}

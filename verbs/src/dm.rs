@@ -1,12 +1,14 @@
 //! Device memory.
 
 use std::ops::{Deref, RangeBounds};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use bareverbs_provider::command;
 use bareverbs_provider::dm::{DeviceMemory, WORD};
 use bareverbs_provider::request::DmRequest;
 use bareverbs_provider::traits::Provider;
+use rustix::io::Errno;
 
 use crate::context::ContextInner;
 use crate::import;
@@ -56,6 +58,16 @@ pub struct Dm {
     shared: Arc<DmShared>,
 }
 
+/// A dma-buf of [`Dm::export_dmabuf`].
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct DmDmabuf {
+    /// The dma-buf: whole pages.
+    pub buffer: OwnedFd,
+    /// Offset of the device memory's first byte in the dma-buf.
+    pub offset: u64,
+}
+
 /// The kernel object.
 struct DmShared {
     context: Arc<ContextInner>,
@@ -81,7 +93,7 @@ impl Dm {
         let made = context.provider().alloc_dm(&request);
         let (handle, memory) = made.map_err(|reason| {
             Error::create(VERB, format!("{len} bytes, aligned to 2^{log_align}"), reason).or_hint(|errno| {
-                (errno == rustix::io::Errno::NOMEM).then(|| "the device may have less free memory".to_owned())
+                (errno == Errno::NOMEM).then(|| "the device may have less free memory".to_owned())
             })
         })?;
         Ok(Self::new(inner, memory, handle, false))
@@ -162,6 +174,39 @@ impl Dm {
         self.shared.check_same_process(VERB)?;
         self.memory.write(offset, from);
         Ok(())
+    }
+
+    /// Exports the pages that hold it as a dma-buf, which other devices can access without a copy
+    /// in main memory. The dma-buf has whole pages, and no access after the memory is freed.
+    ///
+    /// ```no_run
+    /// # use std::os::fd::OwnedFd;
+    /// # use bareverbs::{Device, DmInit, Result};
+    /// # fn example() -> Result<()> {
+    /// let dm = Device::find("mlx5_0")?.open()?.alloc_dm(&DmInit::new(4096))?;
+    /// let exported = dm.export_dmabuf()?;
+    /// println!("the memory begins at byte {} of the dma-buf", exported.offset);
+    /// let buffer: OwnedFd = exported.buffer;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// - [`Error::Unsupported`] before Linux 7.2, and from a kernel without peer-to-peer DMA
+    ///   (`CONFIG_PCI_P2PDMA`).
+    /// - [`Error::Kernel`]: the kernel rejects the command.
+    #[doc(alias = "ibv_dm_export_dmabuf_fd")]
+    pub fn export_dmabuf(&self) -> Result<DmDmabuf> {
+        const VERB: &str = "dm_export_dmabuf_fd";
+        let unsupported = || Error::unsupported(VERB, Feature::DmabufExport);
+        let at = self.memory.file_offset().ok_or_else(unsupported)?;
+        let buffer = command::alloc_dmabuf(&self.shared.context.file, at).map_err(|refused| {
+            if matches!(refused.errno, Errno::OPNOTSUPP | Errno::PROTONOSUPPORT) {
+                return unsupported();
+            }
+            Error::kernel(VERB, format!("device memory handle {}", self.shared.handle), refused)
+        })?;
+        Ok(DmDmabuf { buffer, offset: self.memory.mapping_offset() as u64 })
     }
 
     /// Frees it, unless it is [imported](Context::import_dm). Drop ignores errors; the memory is

@@ -17,10 +17,13 @@ use bareverbs_provider::copy;
 use bareverbs_uapi::uverbs::types::DriverId;
 use rustix::io::Errno;
 
+use crate::dmah::DmahShared;
 use crate::error::error_with_object;
 use crate::pd::shared::{PdId, PdShared};
 use crate::raw::RawMr;
-use crate::{Access, Borrowed, DestroyError, Error, MemoryOwner, RawMemory, Remote, Result, Sge, mr_hints};
+use crate::{
+    Access, Borrowed, DestroyError, Dmah, Error, MemoryOwner, RawMemory, Remote, Result, Sge, mr_hints,
+};
 
 pub use advice::AdviceList;
 pub use bareverbs_provider::command::MrInfo;
@@ -78,6 +81,8 @@ struct Registration {
     /// write by a peer in progress: devices check rights before they copy. Bound windows stay
     /// bound.
     ever_granted: Access,
+    /// Kept until the region is deregistered.
+    _hints: Option<Arc<DmahShared>>,
 }
 
 /// The kernel's object.
@@ -98,6 +103,7 @@ impl Registration {
         len: usize,
         iova: Option<u64>,
         access: Access,
+        hints: Option<&Dmah>,
     ) -> Result<Self> {
         let inner = &domain.context;
         let addr = start.expose_provenance() as u64;
@@ -110,7 +116,14 @@ impl Registration {
             let reason = format!("{len} bytes at {addr:#x} (iova {iova:#x}) exceed the address space");
             return Err(Error::invalid(VERB, reason));
         }
-        let request = MrRequest { pd: domain.handle, addr, length: len as u64, iova, access };
+        let request = MrRequest {
+            pd: domain.handle,
+            addr,
+            length: len as u64,
+            iova,
+            access,
+            dmah: hints.map(Dmah::handle),
+        };
         if iova != addr && access.contains(Access::ON_DEMAND) && is_soft_roce(domain) {
             let reason = format!(
                 "Soft-RoCE resolves ON_DEMAND pages at the wrong address if iova {iova:#x} differs \
@@ -132,13 +145,23 @@ impl Registration {
             iova,
             access,
             ever_granted: access,
+            _hints: hints.map(|hints| Arc::clone(hints.shared())),
         })
     }
 
     #[cfg(test)]
     fn for_test(domain: &Arc<PdShared>, access: Access) -> Self {
         let object = Object::Own(1);
-        Self { domain: Arc::clone(domain), object, lkey: 1, rkey: 1, iova: 0, access, ever_granted: access }
+        Self {
+            domain: Arc::clone(domain),
+            object,
+            lkey: 1,
+            rkey: 1,
+            iova: 0,
+            access,
+            ever_granted: access,
+            _hints: None,
+        }
     }
 
     fn handle(&self) -> u32 {
@@ -172,6 +195,7 @@ impl<M: MemoryOwner> Mr<M> {
         domain: &Arc<PdShared>,
         memory: M,
         access: Access,
+        hints: Option<&Dmah>,
     ) -> Result<Self, RegisterError<M>> {
         let mut memory = MaybeUninit::new(memory);
         // SAFETY: it was just initialised.
@@ -185,7 +209,7 @@ impl<M: MemoryOwner> Mr<M> {
         // SAFETY: `MemoryOwner` guarantees that the bytes are valid while the owner exists and that
         // nothing else accesses them while they are registered. The region drops the owner only
         // after the kernel has deregistered it.
-        match unsafe { Registration::new(domain, start.as_ptr(), len, None, access) } {
+        match unsafe { Registration::new(domain, start.as_ptr(), len, None, access, hints) } {
             Ok(registration) => Ok(Self::new(registration, memory, start, len)),
             // SAFETY: it was initialised at the top of this function and not moved out of.
             Err(error) => Err(RegisterError { error, memory: unsafe { memory.assume_init() } }),
@@ -208,6 +232,7 @@ impl<M: MemoryOwner> Mr<M> {
             iova: start.as_ptr().expose_provenance() as u64,
             access: Access::LOCAL_WRITE,
             ever_granted: Access::LOCAL_WRITE,
+            _hints: None,
         };
         Self::new(registration, memory, start, len)
     }
@@ -230,7 +255,7 @@ impl<'a> Mr<Borrowed<'a>> {
         // rights are local, so peers and windows can't access them. No method gives a borrowed
         // region other rights. Posting an operation on it is `unsafe`: its caller upholds the
         // borrow.
-        let registration = unsafe { Registration::new(domain, start.as_ptr(), len, None, access) }?;
+        let registration = unsafe { Registration::new(domain, start.as_ptr(), len, None, access, None) }?;
         Ok(Self::new(registration, MaybeUninit::new(memory), start, len))
     }
 }
@@ -247,7 +272,7 @@ impl Mr<RawMemory> {
         access: Access,
     ) -> Result<Self> {
         // SAFETY: the caller upholds the contract for the range.
-        let registration = unsafe { Registration::new(domain, addr, len, iova, access) }?;
+        let registration = unsafe { Registration::new(domain, addr, len, iova, access, None) }?;
         Ok(Self::over_range(registration, addr, len))
     }
 
@@ -266,7 +291,7 @@ impl Mr<RawMemory> {
     ) -> Result<Self> {
         check_odp_page_offset(verb, domain, access, NonNull::new(addr).unwrap_or(NonNull::dangling()))?;
         // SAFETY: the caller upholds the contract for the range.
-        let registration = unsafe { Registration::new(domain, addr, len, None, access) }?;
+        let registration = unsafe { Registration::new(domain, addr, len, None, access, None) }?;
         Ok(Self::over_range(registration, addr, len))
     }
 
@@ -291,7 +316,8 @@ impl Mr<RawMemory> {
     pub(crate) unsafe fn adopt(domain: &Arc<PdShared>, object: &RawMr, addr: *mut u8, len: usize) -> Self {
         let RawMr { handle, lkey, rkey, iova, access } = *object;
         let (domain, object) = (Arc::clone(domain), Object::Own(handle));
-        let registration = Registration { domain, object, lkey, rkey, iova, access, ever_granted: access };
+        let registration =
+            Registration { domain, object, lkey, rkey, iova, access, ever_granted: access, _hints: None };
         Self::over_range(registration, addr, len)
     }
 }

@@ -138,7 +138,7 @@ mod tests {
     }
 
     fn request(access: Access) -> MrRequest {
-        MrRequest { pd: 0, addr: 0x1000, length: 4096, iova: 0x1000, access }
+        MrRequest { pd: 0, addr: 0x1000, length: 4096, iova: 0x1000, access, dmah: None }
     }
 
     const CAPABILITIES: Capabilities = Capabilities {

@@ -150,7 +150,8 @@ impl Mw {
     /// - The region was registered without [`Access::MW_BIND`], or without [`Access::LOCAL_WRITE`]
     ///   for a window with write or atomic access.
     /// - The region belongs to another protection domain.
-    /// - A window can't grant the access rights.
+    /// - A window can't grant the access rights. A window of type 1 can't be
+    ///   [`Access::ZERO_BASED`] (IBTA o10-36.2.2).
     #[doc(alias = "ibv_bind_mw")]
     #[doc(alias = "ibv_wr_bind_mw")]
     pub fn bind<M>(&self, region: &Mr<M>, range: impl RangeBounds<usize>, access: Access) -> Result<MwBind> {
@@ -164,6 +165,9 @@ impl Mw {
         let unknown = access.difference(MW_ACCESS);
         if !unknown.is_empty() {
             return invalid(format!("an MW cannot grant access {unknown:?}"));
+        }
+        if self.mw_type == MwType::TYPE_1 && access.contains(Access::ZERO_BASED) {
+            return invalid("an MW of type 1 cannot be ZERO_BASED (IBTA o10-36.2.2)".into());
         }
         let writes = access.intersection(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
         if !writes.is_empty() && !region.access().contains(Access::LOCAL_WRITE) {

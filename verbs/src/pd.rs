@@ -12,7 +12,7 @@ use self::shared::PdShared;
 use crate::import;
 use crate::raw::Released;
 use crate::{
-    Access, Advice, AdviceList, Ah, AhAttr, AnyProvider, Borrowed, Context, Dm, DmMr, DmabufMr, Error,
+    Access, Advice, AdviceList, Ah, AhAttr, AnyProvider, Borrowed, Context, Dm, DmMr, DmabufMr, Dmah, Error,
     Feature, ImplicitMr, ImportedMr, LocalAccess, MemoryOwner, Mr, Mw, MwType, NullMr, Qp, QpInit, RawMemory,
     RegisterError, Result, RssInit, RssQp, Srq, SrqInit, Transport, Wq, WqInit, XrcSrq, XrcSrqInit,
 };
@@ -105,7 +105,37 @@ impl<P: Provider> Pd<P> {
     /// - [`Error::Kernel`], for example beyond the limit on locked memory.
     #[doc(alias = "ibv_reg_mr")]
     pub fn register<M: MemoryOwner>(&self, memory: M, access: Access) -> Result<Mr<M>, RegisterError<M>> {
-        Mr::register(&self.domain, memory, access)
+        Mr::register(&self.domain, memory, access, None)
+    }
+
+    /// Registers memory with hints for the device's accesses, and takes ownership of it.
+    ///
+    /// ```no_run
+    /// # use bareverbs::{Access, Buffer, Device, DmahInit, Result};
+    /// # fn example() -> Result<()> {
+    /// let pd = Device::find("mlx5_0")?.open()?.alloc_pd()?;
+    /// let hints = pd.context().alloc_dmah(&DmahInit { processing_hint: Some(1), cpu: None })?;
+    /// let buffer = Buffer::zeroed(1 << 20)?;
+    /// let region = pd.register_with_hints(buffer, Access::LOCAL_WRITE, &hints)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Pd::register`]; also [`Error::Invalid`] if the handle is of another context. mlx5
+    /// rejects ODP regions with hints.
+    #[doc(alias = "ibv_reg_mr_ex")]
+    pub fn register_with_hints<M: MemoryOwner>(
+        &self,
+        memory: M,
+        access: Access,
+        hints: &Dmah,
+    ) -> Result<Mr<M>, RegisterError<M>> {
+        if !hints.is_of(self.context.inner()) {
+            let error = Error::invalid("reg_mr", "the DMA handle is of another context");
+            return Err(RegisterError { error, memory });
+        }
+        Mr::register(&self.domain, memory, access, Some(hints))
     }
 
     /// Registers borrowed memory with local rights only. With remote rights, a peer or a window

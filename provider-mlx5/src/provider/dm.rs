@@ -65,11 +65,13 @@ fn extent(start: u64, len: usize) -> Result<(usize, usize), CreateError> {
 
 fn map(file: &DeviceFile, start: u64, page: u16, len: usize) -> Result<DeviceMemory, CreateError> {
     let (within, whole) = extent(start, len)?;
-    let mapping = file.map(offset_of(MmapCommand::DEVICE_MEM, page), whole, Protection::ReadWrite)?;
+    let offset = offset_of(MmapCommand::DEVICE_MEM, page);
+    let mapping = file.map(offset, whole, Protection::ReadWrite)?;
     let wrong = CreateError::Layout { queue: "device memory", problem: "an invalid start", value: start };
     // SAFETY: the kernel maps the pages of this memory there. Other mappings of them are accessed
     // by words as well.
-    unsafe { DeviceMemory::new(mapping, within, len) }.ok_or(wrong)
+    let memory = unsafe { DeviceMemory::new(mapping, within, len) }.ok_or(wrong)?;
+    Ok(memory.at_file_offset(offset))
 }
 
 #[cfg(test)]

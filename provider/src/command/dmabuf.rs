@@ -1,12 +1,12 @@
 //! dma-buf MRs.
 
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use bareverbs_uapi::method::Call;
-use bareverbs_uapi::uverbs::RegDmabufMr;
 use bareverbs_uapi::uverbs::types::AccessFlags;
+use bareverbs_uapi::uverbs::{DmabufAlloc, RegDmabufMr};
 
-use super::CreatedMr;
+use super::{CreatedMr, own_descriptor};
 use crate::device::{DeviceFile, IoctlError};
 
 /// Parameters of a dma-buf MR.
@@ -50,4 +50,23 @@ pub fn reg_dmabuf_mr(file: &DeviceFile, request: &DmabufMrRequest<'_>) -> Result
     // and no reference of this process points to it.
     unsafe { file.execute(&mut call) }?;
     Ok(CreatedMr { handle: call.made(RegDmabufMr::HANDLE), lkey, rkey })
+}
+
+/// Exports the pages behind a mapping of the device file as a dma-buf (ioctl method
+/// `DMABUF_ALLOC`). `offset` is the mapping's offset in the device file, in bytes.
+///
+/// # Errors
+///
+/// The kernel's error: `EPROTONOSUPPORT` from a kernel or a driver without the method, `EOPNOTSUPP`
+/// from a kernel without peer-to-peer DMA, `EINVAL` for an offset of nothing that can be exported.
+pub fn alloc_dmabuf(file: &DeviceFile, offset: u64) -> Result<OwnedFd, IoctlError> {
+    let mut call = Call::<DmabufAlloc>::new(file.driver_id());
+    call.make_descriptor(DmabufAlloc::HANDLE);
+    call.input(DmabufAlloc::PGOFF, &offset);
+    // SAFETY: the call names no memory.
+    unsafe { file.execute(&mut call) }?;
+    let fd = call.made_descriptor(DmabufAlloc::HANDLE);
+    // SAFETY: the number is -1 if the kernel wrote none. Otherwise the kernel's uverbs driver,
+    // which serves every `DeviceFile`, has installed the descriptor for this call.
+    unsafe { own_descriptor("DmabufAlloc", fd) }
 }

@@ -24,6 +24,9 @@ pub struct MrRequest {
     pub iova: u64,
     /// Access rights.
     pub access: AccessFlags,
+    /// Handle of the DMA handle with hints for the device's accesses. It requires the ioctl method
+    /// `REG_MR`.
+    pub dmah: Option<u32>,
 }
 
 /// A registered MR.
@@ -64,6 +67,10 @@ impl RegMrMethod {
     /// `access` allows. The memory must stay valid for this use.
     #[doc(alias = "ibv_reg_mr")]
     pub unsafe fn register(&self, file: &DeviceFile, request: &MrRequest) -> Result<CreatedMr, IoctlError> {
+        if request.dmah.is_some() {
+            // SAFETY: the caller guarantees the range.
+            return unsafe { by_method(file, request) };
+        }
         let known = self.0.get();
         // An ODP MR may cover all memory, so its range proves nothing.
         let telling = !request.access.contains(AccessFlags::ON_DEMAND);
@@ -103,6 +110,9 @@ unsafe fn by_method(file: &DeviceFile, request: &MrRequest) -> Result<CreatedMr,
     let mut call = Call::<RegMr>::new(file.driver_id());
     call.make(RegMr::HANDLE);
     call.handle(RegMr::PD_HANDLE, request.pd);
+    if let Some(dmah) = request.dmah {
+        call.handle(RegMr::DMA_HANDLE, dmah);
+    }
     call.input(RegMr::IOVA, &request.iova);
     call.input(RegMr::ADDR, &request.addr);
     call.input(RegMr::LENGTH, &request.length);

@@ -52,6 +52,10 @@ texts! {
         NullMr = "null MRs are",
         /// MRs of dma-bufs.
         DmabufMrs = "dma-buf MRs are",
+        /// Device memory exported as a dma-buf.
+        DmabufExport = "dma-bufs of device memory are",
+        /// DMA handles with hints for the device's accesses.
+        DmaHandles = "DMA handles are",
         /// Implicit ODP MRs.
         ImplicitOdp = "implicit ODP MRs are",
         /// A change of an MR's access or PD.

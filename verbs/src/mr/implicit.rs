@@ -70,7 +70,7 @@ impl ImplicitMr {
         // SAFETY: the caller upholds the contract for all of the process's memory. The kernel
         // recognises an implicit region by address 0 and this length.
         let registration = unsafe {
-            Registration::new(domain, ptr::null_mut(), usize::MAX, None, access | Access::ON_DEMAND)
+            Registration::new(domain, ptr::null_mut(), usize::MAX, None, access | Access::ON_DEMAND, None)
         }?;
         Ok(Self { implicit: Arc::new(ImplicitRegistration(registration)) })
     }
@@ -145,6 +145,7 @@ impl ImplicitMr {
             iova: start.as_ptr().expose_provenance() as u64,
             access: implicit.access,
             ever_granted: implicit.ever_granted,
+            _hints: None,
         };
         Ok(Mr::new(registration, memory, start, len))
     }

@@ -133,7 +133,7 @@ pub struct XrcTargetRtsAttr {
 }
 
 impl Default for XrcTargetRtsAttr {
-    /// The default [`AckTimeout`] (67 ms), PSN 0.
+    /// The default [`AckTimeout`] (537 ms), PSN 0.
     fn default() -> Self {
         Self { sq_psn: 0, timeout: AckTimeout::default() }
     }

@@ -98,7 +98,7 @@ impl Testbed {
     fn reg_mr(&self, pd: u32) -> Result<CreatedMr, IoctlError> {
         let addr = self.page.as_ptr().expose_provenance() as u64;
         let access = AccessFlags::empty();
-        let request = MrRequest { pd, addr, length: PAGE as u64, iova: addr, access };
+        let request = MrRequest { pd, addr, length: PAGE as u64, iova: addr, access, dmah: None };
         // SAFETY: the page outlives the file, and the device may only read it.
         unsafe { RegMrMethod::default().register(&self.file, &request) }
     }

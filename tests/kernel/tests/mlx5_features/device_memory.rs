@@ -1,10 +1,16 @@
 //! Device memory.
 
+use std::fs::File;
+use std::io::{Seek, SeekFrom};
+use std::os::fd::AsFd;
+
 use bareverbs::{
-    Access, Context, Dm, DmInit, DmMr, Error, ObjectClass, Operation, Payload, RecvRequest, WcStatus,
+    Access, Context, Dm, DmInit, DmMr, DmahInit, Error, Feature, ObjectClass, Operation, Payload,
+    RecvRequest, TphMemType, WcStatus,
 };
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, Side, contents, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{Completion, Outcome, skip};
 
 fn take(context: &Context, len: usize) -> Dm {
     context.alloc_dm(&DmInit::new(len)).unwrap()
@@ -166,5 +172,56 @@ pub(crate) fn device_memory_is_unsupported_without_the_capability() {
             );
         }
         assert_eq!(context.query_device().unwrap().max_dm_size, 0);
+    });
+}
+
+pub(crate) fn device_memory_is_exported_as_a_dmabuf() -> Outcome {
+    const PAGE: u64 = 4096;
+    let context = domain().context().clone();
+    if let Err(refused) = take(&context, 64).export_dmabuf() {
+        assert!(matches!(refused, Error::Unsupported { feature: Feature::DmabufExport, .. }), "{refused}");
+        return skip("the kernel exports no device memory");
+    }
+    nothing_leaks(|| {
+        let pd = domain();
+        for len in [64, 4096, 5000] {
+            let dm = take(pd.context(), len);
+            let exported = dm.export_dmabuf().unwrap();
+            let size = File::from(exported.buffer.try_clone().unwrap()).seek(SeekFrom::End(0)).unwrap();
+            assert!(
+                size.is_multiple_of(PAGE) && size >= exported.offset + len as u64,
+                "{exported:?}: {size}"
+            );
+            // A second export has the same pages.
+            assert_eq!(dm.export_dmabuf().unwrap().offset, exported.offset);
+            let register = || {
+                pd.register_dmabuf(exported.buffer.as_fd(), 0, PAGE as usize, 0, Access::LOCAL_WRITE)
+                    .map(drop)
+            };
+            register().unwrap();
+            // The dma-buf stays, but gives no access to memory that was freed.
+            dm.free().unwrap();
+            let refused = register().unwrap_err();
+            assert!(refused.errno().is_some(), "{refused}");
+        }
+    });
+    Ok(Completion::Completed)
+}
+
+pub(crate) fn dma_handles_are_unsupported_without_tph() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let hints = [
+            DmahInit { processing_hint: Some(1), cpu: None },
+            DmahInit { processing_hint: Some(3), cpu: Some((0, TphMemType::VOLATILE)) },
+            DmahInit::default(),
+        ];
+        for init in hints {
+            // No tested kernel is built with CONFIG_PCIE_TPH.
+            let refused = pd.context().alloc_dmah(&init).map(drop).unwrap_err();
+            assert!(matches!(refused, Error::Unsupported { feature: Feature::DmaHandles, .. }), "{refused}");
+        }
+        let refused = pd.context().alloc_dmah(&DmahInit { processing_hint: Some(4), cpu: None }).map(drop);
+        assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
     });
 }

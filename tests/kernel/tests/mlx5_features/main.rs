@@ -65,6 +65,8 @@ kernel_tests! {
     device_memory_is_checked_before_it_is_touched if device::device_memory,
     device_memory_is_freed_after_its_last_mr if device::device_memory,
     freed_device_memory_can_be_allocated_again if device::device_memory,
+    device_memory_is_exported_as_a_dmabuf if device::device_memory,
+    dma_handles_are_unsupported_without_tph,
     device_memory_is_unsupported_without_the_capability if device::no_device_memory,
     null_mr_skips_part_of_a_message if device::null_mr,
     rxe_has_no_null_mr if device::soft_roce,

@@ -30,7 +30,7 @@ impl Memory {
             | AccessFlags::REMOTE_WRITE
             | AccessFlags::REMOTE_ATOMIC;
         let addr = start.expose_provenance() as u64;
-        let request = MrRequest { pd: host.pd, addr, length: len as u64, iova: addr, access };
+        let request = MrRequest { pd: host.pd, addr, length: len as u64, iova: addr, access, dmah: None };
         // SAFETY: the memory is freed only after the file is closed or the region is deregistered.
         let mr = unsafe { host.reg_mr.register(&host.file, &request) }.unwrap();
         Self { start, layout, mr }

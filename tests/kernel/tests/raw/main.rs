@@ -1,11 +1,13 @@
 //! The raw level: every declared method, invalid calls, adopted handles and addresses of queues.
 
+mod buffers;
 mod calls;
 mod handles;
 mod layouts;
 
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::kernel_tests;
+use buffers::*;
 use calls::*;
 use handles::*;
 use layouts::*;
@@ -18,6 +20,7 @@ kernel_tests! {
     unknown_attributes_are_rejected_if_mandatory,
     created_objects_are_destroyed_by_their_class,
 
+    cq_ring_is_named_by_an_attribute,
     adopted_handles_work_and_are_destroyed,
     given_up_objects_stay_until_they_are_destroyed,
     adopted_channels_deliver_events,

@@ -114,7 +114,7 @@ pub struct RtsAttr {
 }
 
 impl Default for RtsAttr {
-    /// The defaults of [`AckTimeout`] (67 ms), [`RetryCount`] (6) and [`RnrRetry`] (infinite), one
+    /// The defaults of [`AckTimeout`] (537 ms), [`RetryCount`] (6) and [`RnrRetry`] (infinite), one
     /// read or atomic, PSN 0.
     fn default() -> Self {
         Self {
