@@ -8,7 +8,7 @@ use bareverbs::{Buffer, Errno, MemoryOwner};
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::open;
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use zerocopy::{FromZeros, IntoBytes};
+use zerocopy::IntoBytes;
 
 const ENTRIES: u32 = 63;
 const CQE: usize = 64;
