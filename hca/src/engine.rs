@@ -228,8 +228,8 @@ impl Engine {
         let sender = packet.headers.datagram.map(|datagram| datagram.source_qp);
         let ours = packet.route.source_lid == self.core.port.lid && packet.route.source_mac == self.own_mac();
         for number in members {
-            // A multicast packet is not looped back to the QP that sent it.
-            if !(ours && sender == Some(number)) {
+            let own = ours && sender == Some(number);
+            if !(own && self.qps.get(number).is_some_and(|qp| qp.setup.blocks_own_multicast)) {
                 self.receive_for(number, packet.clone());
             }
         }

@@ -108,6 +108,7 @@ impl Firmware {
             send_cq: view.get32(Qpc::CQN_SND),
             receive_cq: view.get32(Qpc::CQN_RCV),
             xrcd,
+            blocks_own_multicast: view.flag(Qpc::BLOCK_LB_MC),
             reserved_lkey: view.flag(Qpc::RLKY),
             inline_responses: inline_responses(view.get8(Qpc::CS_REQ))?,
             inline_receives: inline_receives(view.get8(Qpc::CS_RES))?,

@@ -72,6 +72,8 @@ pub struct QpSetup {
     pub receive_cq: u32,
     /// The XRC domain.
     pub xrcd: Option<u32>,
+    /// Whether multicast datagrams of the QP are not delivered to the QP itself.
+    pub blocks_own_multicast: bool,
     /// Whether the reserved L_Key may be used.
     pub reserved_lkey: bool,
     /// Scatter to CQE of READ and atomic responses up to this many bytes: 0, 32, or 64 with CQEs of

@@ -1,7 +1,7 @@
 //! Checks of P_Keys, Q_Keys, access rights and negotiated limits.
 
 use super::qp_pair::{DATA, Pair, data, remote};
-use crate::engine::packet::{Datagram, Headers, Operation, Packet, Route, Transport};
+use crate::engine::packet::{Datagram, Global, Headers, Network, Operation, Packet, Route, Transport};
 use crate::engine::wqe::opcode;
 use crate::engine::{EventKind, QpAttributes, Service, State};
 
@@ -127,4 +127,58 @@ fn datagrams_require_qkey_and_rtr() {
     assert_eq!(datagram(QKEY + 1, State::ReadyToSend, 64), (vec![], 1), "counted, not told");
     assert_eq!(datagram(QKEY, State::Init, 64), (vec![], 0));
     assert_eq!(datagram(QKEY, State::ReadyToSend, 47), (vec![0x01], 0), "no room for the header");
+}
+
+/// The completions at two members of a group, of which the first is the sender.
+fn own_multicast(blocks: bool) -> usize {
+    const QKEY: u32 = 0x1111;
+    const GROUP: [u8; 16] = [0xff, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 5];
+    let mut pair = Pair::with(
+        Transport::Ud,
+        |_| {},
+        |setup| {
+            setup.service = Service::Datagram(None);
+            setup.blocks_own_multicast = blocks;
+        },
+    );
+    pair.connect(|attributes| attributes.qkey = QKEY);
+    let sender = pair.qps[0];
+    for side in 0..2 {
+        pair.engine.attach(GROUP, pair.qps[side]).unwrap();
+        pair.post_receive(side, TO, 64);
+    }
+    let port = pair.engine.port();
+    let global = Global {
+        source: port.own_gid(),
+        destination: GROUP,
+        flow_label: 0,
+        traffic_class: 0,
+        hop_limit: 1,
+        network: Network::Grh,
+    };
+    let route =
+        Route { source_lid: port.lid, destination_lid: 0xc005, global: Some(global), ..Route::default() };
+    let headers =
+        Headers { datagram: Some(Datagram { qkey: QKEY, source_qp: sender }), ..Headers::default() };
+    pair.engine.receive(Packet {
+        route,
+        transport: Transport::Ud,
+        operation: Operation::SendOnly,
+        solicited: false,
+        migrated: true,
+        ack_request: false,
+        pkey: 0xffff,
+        destination: 0xff_ffff,
+        psn: 77,
+        headers,
+        payload: vec![1; 8],
+    });
+    pair.settle(|packets| packets);
+    pair.poll().len()
+}
+
+#[test]
+fn sender_receives_its_own_multicast_unless_blocked() {
+    assert_eq!(own_multicast(false), 2);
+    assert_eq!(own_multicast(true), 1);
 }

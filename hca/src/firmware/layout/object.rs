@@ -8,6 +8,7 @@ layout! {
         STATE: 0x0, 4,
         ST: 0x8, 8,
         PM_STATE: 0x13, 2,
+        BLOCK_LB_MC: 0x21, 1,
         PD: 0x28, 24,
         MTU: 0x40, 3,
         LOG_MSG_MAX: 0x43, 5,

@@ -38,6 +38,8 @@ kernel_tests! {
     qp_with_srq_rejects_post_recv,
     srq_and_its_qps_drop_in_any_order,
     multicast_datagram_reaches_every_member,
+    member_receives_its_own_multicast_datagrams,
+    blocked_multicast_loopback_spares_the_sender_only if device::connectx,
     ipv6_multicast_datagram_reaches_every_member if device::ethernet,
     detached_qp_receives_no_multicast,
     ip_group_is_joined_until_the_last_qp_is_detached if device::ethernet,

@@ -4,11 +4,12 @@ use std::fs;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use bareverbs::{
-    AhAttr, Datagram, Errno, Error, GRH_BYTES, Gid, GidEntry, Grh, MULTICAST_QP, Qp, SendFlags, Ud,
+    AhAttr, Datagram, Errno, Error, GRH_BYTES, Gid, GidEntry, Grh, MULTICAST_QP, Qp, QpCreateFlags, QpInit,
+    SendFlags, Ud,
 };
 use bareverbs_kernel_tests::device;
 
-use crate::host::{Host, QKEY, bytes, done, on_device, quiet, receive};
+use crate::host::{CAP, Host, QKEY, QUIET, bytes, done, on_device, quiet, ready, receive};
 
 const GROUP: Ipv4Addr = Ipv4Addr::new(239, 7, 7, 7);
 const GROUP6: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 7, 7);
@@ -61,6 +62,38 @@ fn reaches_every_member(host: &Host, group: Gid, own: GidEntry) {
         host.pd.create_ah(&back).unwrap();
     }
     drop((from, members));
+}
+
+/// The requests that complete at a sender which is a member itself, and created with these flags.
+/// The datagram has the id 77, the receive 1.
+fn own_datagram(host: &Host, flags: QpCreateFlags) -> Vec<u64> {
+    let (mut own_cq, mut other_cq) = (host.cq(), host.cq());
+    let init = QpInit { flags, cap: CAP, ..QpInit::new(&own_cq, &own_cq) };
+    let mut own = host.pd.create_qp::<Ud>(&init).unwrap();
+    ready(&mut own, QKEY);
+    let mut other = host.datagrams(&other_cq, QKEY);
+    let memory = [host.memory(4096), host.memory(4096)];
+    let group = Gid::from(GROUP);
+    for (member, memory) in [(&mut own, &memory[0]), (&mut other, &memory[1])] {
+        join(member, group).unwrap();
+        receive(member, 1, memory);
+    }
+    let ah = host.pd.create_ah(&way(group, &host.gid())).unwrap();
+    send(&mut own, Datagram::new(&ah, MULTICAST_QP, QKEY), b"to all");
+    assert_eq!(done(&mut other_cq).wr_id, 1);
+    std::thread::sleep(QUIET);
+    let mut ids: Vec<_> = std::iter::from_fn(|| own_cq.poll_one()).map(|done| done.wr_id).collect();
+    ids.sort_unstable();
+    drop((own, other));
+    ids
+}
+
+pub(crate) fn member_receives_its_own_multicast_datagrams() {
+    on_device(|host| assert_eq!(own_datagram(host, QpCreateFlags::empty()), [1, 77]));
+}
+
+pub(crate) fn blocked_multicast_loopback_spares_the_sender_only() {
+    on_device(|host| assert_eq!(own_datagram(host, QpCreateFlags::BLOCK_MULTICAST_LOOPBACK), [77]));
 }
 
 pub(crate) fn multicast_datagram_reaches_every_member() {
