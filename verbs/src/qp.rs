@@ -82,7 +82,12 @@ pub struct QpInit<'a, P: Provider = AnyProvider> {
     #[doc(alias = "IBV_QP_INIT_ATTR_CREATE_FLAGS")]
     pub flags: QpCreateFlags,
     /// QPN in sent packets in place of the QP's own. Only UD QPs on InfiniBand, with
-    /// `CAP_NET_RAW`.
+    /// `CAP_NET_RAW`. The providers for rxe and ConnectX don't support it: rxe has no InfiniBand, and
+    /// the driver of a ConnectX makes such a QP of a raw send queue and receive queue with another
+    /// layout. Creation then fails with [`Error::Unsupported`].
+    ///
+    /// The kernel's `mlx5_ib` accepts only [`QpAttrMask::STATE`] and `CUR_STATE` for such a QP. So it
+    /// rejects [`Qp::init`] with `EINVAL`, and [`Qp::modify`] must set the state alone.
     #[doc(alias = "IBV_QP_CREATE_SOURCE_QPN")]
     pub source_qp_num: Option<u32>,
     /// Whether the device may place messages of up to 32 bytes into their CQEs instead of writing

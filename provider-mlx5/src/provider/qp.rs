@@ -37,6 +37,11 @@ impl Mlx5 {
         if !known_type {
             return Err(CreateError::Unsupported { feature: Feature::QpType });
         }
+        // The driver makes such a QP of an SQ and an RQ (`create_raw_packet_qp` in its qp.c), whose
+        // memory and WQEs differ from those of other UD QPs.
+        if request.source_qpn.is_some() {
+            return Err(CreateError::Unsupported { feature: Feature::QpCreateFlags });
+        }
         let receives = request.srq.is_none() && request.qp_type != QpType::XRC_INI;
         let mut flags = QpFlags::UAR_PAGE_INDEX;
         if request.scatter_to_cqe {

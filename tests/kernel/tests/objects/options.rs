@@ -91,8 +91,9 @@ pub(crate) fn qp_creation_flags_work_or_are_unsupported() {
         let unknown = pd.create_qp::<Rc>(&init(QpCreateFlags::from_bits_retain(1 << 30))).map(drop);
         assert!(matches!(unknown, Err(Error::Unsupported { .. })), "{unknown:?}");
         let sourced = QpInit { source_qp_num: Some(1), ..QpInit::new(&cq, &cq) };
-        let refused = pd.create_qp::<Rc>(&sourced).map(drop);
-        assert!(matches!(refused, Err(Error::Unsupported { .. })), "{refused:?}");
+        for refused in [pd.create_qp::<Rc>(&sourced).map(drop), pd.create_qp::<Ud>(&sourced).map(drop)] {
+            assert!(matches!(refused, Err(Error::Unsupported { .. })), "{refused:?}");
+        }
     });
 }
 
