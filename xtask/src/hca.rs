@@ -3,8 +3,10 @@
 
 mod cqe_version_0;
 mod interop;
+mod migration;
 mod resets;
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -26,6 +28,8 @@ const READY: &str = "ready to play";
 const VERSIONS: &str = "--cqe-version=1,0";
 /// The kernel on which each of two hosts has an HCA in a separate process.
 const APART_ON: &str = Since::V7_2.name();
+/// The folder of the examples in the guests.
+const EXAMPLES: &str = "/lab/examples";
 /// The start of each script: the GID, and functions that start servers and clients.
 const PRELUDE: &str = include_str!("hca/prelude.sh");
 
@@ -44,13 +48,14 @@ pub(crate) enum Tier {
 }
 
 /// All tests in order, by name.
-const TESTS: [(&str, Test, Tier); 12] = [
+const TESTS: [(&str, Test, Tier); 13] = [
     ("interop_within_one_host", interop::within, Tier::Short),
     ("interop_between_hosts", interop::between, Tier::Kernel),
     ("bareverbs_interop_between_hosts", interop::bareverbs_between, Tier::Kernel),
     ("dmesg_is_clean", interop::dmesg_clean, Tier::Short),
     ("pyverbs_subset_passes", interop::pyverbs, Tier::Kernel),
     ("link_down_and_up_raise_events", resets::cable, Tier::Kernel),
+    (MIGRATION, migration::failing_path, Tier::Kernel),
     ("driver_rebinds_under_traffic", resets::unbind, Tier::Kernel),
     ("devlink_reload_under_traffic", resets::reload, Tier::Kernel),
     ("driver_recovers_from_function_reset", resets::function_reset, Tier::Kernel),
@@ -59,10 +64,14 @@ const TESTS: [(&str, Test, Tier); 12] = [
     ("replaced_hca_reconnects", resets::replaced_hcas, Tier::All),
 ];
 
+/// A test for InfiniBand only.
+const MIGRATION: &str = "writes_survive_the_failure_of_their_path";
+
 /// The tests of this tier for a link type whose names contain the filter.
 pub(crate) fn tests(port: HcaPort, tier: Tier, filter: Filter<'_>) -> Vec<(String, Test)> {
     let kind = kind(port);
-    let within = TESTS.iter().filter(|(_, _, from)| *from <= tier);
+    let fits = |name: &str| port == HcaPort::Ib || name != MIGRATION;
+    let within = TESTS.iter().filter(|(name, _, from)| *from <= tier && fits(name));
     let named = within.map(|(name, test, _)| (format!("{PREFIX}{kind}::{name}"), *test));
     named.filter(|(title, _)| filter.takes(title)).collect()
 }
@@ -80,6 +89,8 @@ pub(crate) struct Testbed<'a> {
     pub(crate) port: HcaPort,
     hosts: u8,
     hca: Hca,
+    /// The folder of the examples, for two hosts.
+    examples: Option<PathBuf>,
     guests: Option<Guests>,
 }
 
@@ -89,7 +100,8 @@ impl<'a> Testbed<'a> {
         let hosts = if tier == Tier::Short { 1 } else { 2 };
         let start = if name == APART_ON { Hca::start_separately } else { Hca::start };
         let hca = start(&build::hca()?, port, hosts, &[VERSIONS.to_owned()])?;
-        Ok(Self { setup, port, hosts, hca, guests: None })
+        let examples = (hosts == 2).then(build::examples).transpose()?;
+        Ok(Self { setup, port, hosts, hca, examples, guests: None })
     }
 
     /// Runs a test. After a kernel failure the next test gets new hosts.
@@ -125,7 +137,8 @@ impl<'a> Testbed<'a> {
     }
 
     fn with_hca(&self) -> Setup<'_> {
-        Setup { hosts: self.hosts, hca: Some(&self.hca), shares: Vec::new(), ..self.setup.clone() }
+        let shares = self.examples.iter().map(|folder| (folder.clone(), EXAMPLES.to_owned())).collect();
+        Setup { hosts: self.hosts, hca: Some(&self.hca), shares, ..self.setup.clone() }
     }
 
     fn guests(&mut self) -> Result<&mut Guests> {

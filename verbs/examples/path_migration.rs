@@ -1,0 +1,150 @@
+//! A connection that survives the failure of its path: automatic path migration (APM).
+//!
+//! ```text
+//! host 1: cargo run --example path_migration -- --alternate-lid LID1
+//! host 2: cargo run --example path_migration -- --alternate-lid LID2 HOST1
+//! ```
+//!
+//! InfiniBand only. Each end names a second LID by which the other end reaches it: a LID of the
+//! same port (LMC), or of a second port. Without the option, it is the LID of the primary path.
+//! The client writes numbers into the server's memory. When its retries on the primary path are
+//! exceeded, the device sends the same requests on the alternate path, and no request fails.
+
+mod common;
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use bareverbs::{
+    Access, AckTimeout, Address, AhAttr, AlternatePath, AsyncEvent, Buffer, ConnectAttr, Context, Cq, CqInit,
+    Device, EventType, MigState, Mr, Operation, Payload, Qp, QpInit, Rc, Remote, SendFlags, SendRequest,
+    WcStatus,
+};
+use clap::Parser;
+use common::{Ends, Lines};
+
+/// The port of the device. Ports are counted from 1.
+const PORT: u8 = 1;
+/// A path fails after 7 timeouts of 268 ms.
+const TIMEOUT: Option<AckTimeout> = AckTimeout::new(16);
+/// Longest wait for a completion, on both paths together.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+#[derive(Parser)]
+struct Options {
+    #[command(flatten)]
+    ends: Ends,
+    /// Another LID of this end.
+    #[arg(long)]
+    alternate_lid: Option<u16>,
+    /// Writes of the client.
+    #[arg(short = 'n', long, default_value_t = 100)]
+    writes: u64,
+    /// Pause after each write, in milliseconds.
+    #[arg(long, default_value_t = 10)]
+    pause: u64,
+}
+
+fn main() -> Result<()> {
+    let Options { ends, alternate_lid, writes, pause } = Options::parse();
+    let context = Device::first()?.open()?;
+    let pd = context.alloc_pd()?;
+    let cq = context.create_cq(&CqInit::new(16))?;
+    let qp = pd.create_qp::<Rc>(&QpInit::new(&cq, &cq))?;
+    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    let memory = pd.register(Buffer::zeroed(8)?, access)?;
+    let gid = context.default_gid(PORT)?;
+    let local = qp.address(PORT, gid.index)?;
+    let mut end = End { context, qp, cq, memory };
+
+    let (mut peer, is_server) = match &ends.host {
+        None => (Lines::new(ends.listen()?.accept()?.0), true),
+        Some(host) => (Lines::connect(host, ends.port)?, false),
+    };
+    // The address, the other LID and the memory, one per line.
+    peer.send(local)?;
+    peer.send(alternate_lid.unwrap_or(local.lid))?;
+    let region = end.memory.remote(0)?;
+    peer.send(region.addr)?;
+    peer.send(region.rkey)?;
+    let (remote, lid): (Address, u16) = (peer.receive()?, peer.receive()?);
+    let target = Remote { addr: peer.receive()?, rkey: peer.receive()? };
+
+    let timeout = TIMEOUT.unwrap_or_default();
+    let attr = ConnectAttr { access: Access::REMOTE_WRITE, timeout, ..ConnectAttr::new(PORT, gid.index) };
+    end.qp.connect(&local, &remote, &attr)?;
+    let address = AhAttr { dlid: lid, ..AhAttr::global(PORT, remote.gid, gid.index) };
+    end.qp.load_alternate_path(&AlternatePath { timeout, ..AlternatePath::new(address) })?;
+    // A QP is armed by a packet of a peer that has loaded its alternate path, too.
+    peer.send("loaded")?;
+    peer.receive::<String>()?;
+
+    if is_server {
+        peer.receive::<String>()?;
+        let mut last = [0; 8];
+        end.memory.read(0, &mut last)?;
+        ensure!(u64::from_le_bytes(last) == writes, "the last write is not the client's number {writes}");
+    } else {
+        let mut state = end.qp.path_migration()?;
+        for number in 1..=writes {
+            end.write(number, target)?;
+            let now = end.qp.path_migration()?;
+            if now == MigState::ARMED && state != now {
+                println!("the alternate path is armed");
+            }
+            if now != state && now == MigState::MIGRATED {
+                println!("write {number} went over LID {}", end.qp.query()?.0.ah_attr.dlid);
+            }
+            state = now;
+            thread::sleep(Duration::from_millis(pause));
+        }
+        peer.send("all writes are complete")?;
+    }
+    println!("{writes} writes are complete, {} migrations", end.migrations()?);
+    Ok(())
+}
+
+/// One end of the connection. The QP is dropped before its memory.
+struct End {
+    context: Context,
+    qp: Qp<Rc>,
+    cq: Cq,
+    memory: Mr<Buffer>,
+}
+
+impl End {
+    /// Writes the number into the peer's memory and waits for the completion.
+    fn write(&mut self, number: u64, to: Remote) -> Result<()> {
+        self.memory.write(0, &number.to_le_bytes())?;
+        let sges = [self.memory.sge(..)?];
+        let request = SendRequest {
+            wr_id: number,
+            operation: Operation::Write(to),
+            payload: Payload::Sges(&sges),
+            flags: SendFlags::SIGNALED,
+        };
+        // SAFETY: `memory` stays registered until the QP is destroyed, and is not written before the
+        // request is complete.
+        unsafe { self.qp.post_send(&[request]) }?;
+        let begin = Instant::now();
+        loop {
+            if let Some(done) = self.cq.poll_one() {
+                ensure!(done.status == WcStatus::SUCCESS, "{}", self.context.explain(done.status));
+                return Ok(());
+            }
+            ensure!(begin.elapsed() < PATIENCE, "write {number} does not complete");
+            thread::yield_now();
+        }
+    }
+
+    /// How often the QP has moved to its alternate path.
+    fn migrations(&self) -> Result<usize> {
+        let events = self.context.async_events();
+        let mut count = 0;
+        while let Some(event) = events.try_get()? {
+            count += usize::from(matches!(event, AsyncEvent::Qp { event: EventType::PATH_MIG, .. }));
+        }
+        Ok(count)
+    }
+}
