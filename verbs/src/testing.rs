@@ -55,6 +55,10 @@ pub(crate) struct Log {
     pub(crate) reset: Vec<u32>,
     /// Errors of the next receives, in this order.
     pub(crate) rejections: VecDeque<PushError>,
+    /// Errors of the next sends, in this order.
+    pub(crate) send_rejections: VecDeque<PushError>,
+    /// Is called with the `wr_id` of each send after it was pushed.
+    pub(crate) pushed: Hook,
     /// Whether receives panic after they were pushed.
     pub(crate) panics: bool,
     /// The number of times that CQs were armed.
@@ -62,6 +66,16 @@ pub(crate) struct Log {
     /// Whether the fast path of polls declines every completion.
     pub(crate) declines: bool,
     rings: u32,
+}
+
+/// A function that a test supplies.
+#[derive(Clone, Default)]
+pub(crate) struct Hook(pub(crate) Option<Arc<dyn Fn(u64) + Send + Sync>>);
+
+impl std::fmt::Debug for Hook {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Hook").field(&self.0.is_some()).finish()
+    }
 }
 
 /// The provider.
@@ -157,9 +171,19 @@ unsafe impl SendQueue for Ring {
     }
 
     unsafe fn push(&mut self, request: &SendRequest<'_>) -> Result<(), PushError> {
+        let hook = {
+            let mut log = self.plain.log();
+            if let Some(rejection) = log.send_rejections.pop_front() {
+                return Err(rejection);
+            }
+            if request.flags.contains(SendFlags::SIGNALED) {
+                log.signaled.push(request.wr_id);
+            }
+            log.pushed.clone()
+        };
         self.pushed.push(request.wr_id);
-        if request.flags.contains(SendFlags::SIGNALED) {
-            self.plain.log().signaled.push(request.wr_id);
+        if let Hook(Some(hook)) = hook {
+            hook(request.wr_id);
         }
         Ok(())
     }

@@ -106,6 +106,7 @@ pub(crate) mod inbound;
 mod message;
 pub(crate) mod options;
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::ops::RangeBounds;
@@ -123,7 +124,7 @@ use self::inbound::{Inbound, RawEvent};
 pub use self::message::{Event, Message, Waited};
 pub use self::options::{ClientOptions, ServerOptions};
 use super::hub::connection::{Connection, ConnectionInner};
-use super::hub::reaper::{BATCH, Batch, Conn, lock};
+use super::hub::reaper::{BATCH, Batch, Conn, flush, lock};
 use super::hub::{Driver, Hub};
 use super::{Address, Lease, Pending, Pool, Source};
 use crate::{AnyProvider, Error, Readiness, Result};
@@ -245,25 +246,31 @@ impl<B, P: Provider> Inner<B, P> {
         }
     }
 
-    /// Applies `change` to the connection of `peer` and posts what is due then.
+    /// Applies `change` to the connection of `peer` and posts what is due then. Messages that can't be
+    /// sent any more fail.
     fn update(
         &self,
         peer: &Connection<B, P>,
         change: impl FnOnce(&mut flow::Flow<super::hub::reaper::Queued>),
     ) {
         let ConnectionInner { hub, conn, .. } = peer.inner();
-        let pumped = {
+        let (pumped, unsent) = {
             let mut state = conn.lock();
+            let mut unsent = VecDeque::new();
             if let Some(flow) = &mut state.flow {
                 change(flow);
+                if flow.is_unused() {
+                    unsent = flow.take_queue();
+                }
             }
-            state.pump(&hub.table)
+            (state.pump(&hub.table), unsent)
         };
+        let mut batch = Batch::new();
+        flush(conn, unsent, &hub.table, &self.inbound, &mut batch);
         if let Err(failure) = pumped {
-            let mut batch = Batch::new();
             hub.end(conn, failure, &mut batch);
-            batch.finish();
         }
+        batch.finish();
     }
 
     fn each(&self) -> Vec<Connection<B, P>> {
@@ -461,7 +468,7 @@ impl<B: Source, P: Provider> Handle<B, P> {
                 "the address is not that of a `Server` or `Client`: its `recvs` is 0 or too large",
             ));
         }
-        peer.connect_and(remote, |state| {
+        peer.connect_and(verb, remote, |state| {
             state.max_message = remote.max_message;
             if let Some(flow) = &mut state.flow {
                 flow.connected(remote.recvs);
@@ -495,6 +502,9 @@ impl<B: Source, P: Provider> Handle<B, P> {
     /// once. The result is available when every peer has received all messages to it, or has
     /// failed.
     ///
+    /// A [`Client::connect`] or [`Handle::admit`] that has not connected yet is refused, and messages
+    /// that wait for its connection fail.
+    ///
     /// Messages of the peers arrive meanwhile and afterwards: read them until [`Server::next`]
     /// returns `None`. A peer without credits waits until earlier messages are dropped.
     pub fn shutdown(&self) -> Shutdown<B, P> {
@@ -502,6 +512,8 @@ impl<B: Source, P: Provider> Handle<B, P> {
         for peer in self.inner.each() {
             self.inner.update(&peer, flow::Flow::close);
         }
+        // Without a peer that may have an event, the reader has reached its end.
+        self.inner.inbound.wake_all();
         Shutdown { inner: Arc::clone(&self.inner) }
     }
 
@@ -634,6 +646,7 @@ impl<B: Source, P: Provider> Client<B, P> {
     ///
     /// # Errors
     /// - [`Error::Invalid`]: the client is connected, or `remote` is not the address of a server.
+    /// - [`Error::Closed`]: the client was shut down.
     /// - [`Error::Kernel`]: the server is unreachable, or the kernel rejects a transition.
     pub fn connect(&self, remote: &Address) -> Result<()> {
         self.server.handle.connect("Client::connect", self.id, remote)

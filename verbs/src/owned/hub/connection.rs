@@ -123,23 +123,23 @@ impl<B, P: Provider> Connection<B, P> {
     /// # Errors
     /// As for [`Qp::connect`].
     pub fn connect(&self, remote: &Address) -> Result<()> {
-        self.connect_and(remote, |_| ())
+        self.connect_and("Connection::connect", remote, |_| ())
     }
 
-    /// Connects, and calls `connected` before a completion of the connection is handled.
+    /// Connects, and calls `connected` before a completion of the connection is handled. A connection
+    /// of a server that was closed before is refused.
     pub(crate) fn connect_and(
         &self,
+        verb: &'static str,
         remote: &Address,
         connected: impl FnOnce(&mut ConnState<P>),
     ) -> Result<()> {
         let ConnectionInner { conn, local, attr, .. } = &*self.inner;
         let mut state = conn.lock();
-        match &mut state.qp {
+        let unused = state.flow.as_ref().is_some_and(Flow::is_unused);
+        match state.qp.as_mut().filter(|_| !unused) {
             Some(qp) => qp.connect(local, remote, attr)?,
-            None => {
-                let reason = "the connection was closed";
-                return Err(Error::Closed { verb: "Connection::connect", reason });
-            }
+            None => return Err(Error::Closed { verb, reason: "the connection was closed" }),
         }
         connected(&mut state);
         Ok(())

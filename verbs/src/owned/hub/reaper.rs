@@ -1,6 +1,6 @@
 //! The CQ of a hub, and the connections on it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
@@ -376,6 +376,31 @@ fn failed<B, P: Provider>(
     Ended::error(if delivered { WcStatus::SUCCESS } else { status }, vendor_err)
 }
 
+/// Ends messages that waited for credits, as failed.
+pub(crate) fn flush<B, P: Provider>(
+    conn: &Conn<P>,
+    queue: VecDeque<Queued>,
+    table: &Operations<B>,
+    inbound: &Inbound<P>,
+    batch: &mut Batch<B>,
+) {
+    for Queued { wr_id, .. } in queue {
+        table.publish(wr_id);
+        match table.complete(wr_id, Ended::error(WcStatus::WR_FLUSH_ERR, 0)) {
+            Completed::Waiting(waker) => {
+                inbound.count_sent(false, false);
+                batch.woken.extend(waker);
+            }
+            Completed::Detached(operation, _) => {
+                inbound.count_sent(false, true);
+                conn.put_slot(operation.direction, Operations::<B>::index(wr_id));
+                batch.ended.push(operation);
+            }
+            Completed::Unknown => {}
+        }
+    }
+}
+
 /// Ends a connection, flushes its messages that wait for credits, and queues the event for its
 /// server.
 pub(super) fn end<B, P: Provider>(
@@ -393,21 +418,7 @@ pub(super) fn end<B, P: Provider>(
         let (queue, complete) = (flow.take_queue(), flow.is_complete());
         (queue, complete, !std::mem::replace(&mut state.ended, true))
     };
-    for Queued { wr_id, .. } in queue {
-        table.publish(wr_id);
-        match table.complete(wr_id, Ended::error(WcStatus::WR_FLUSH_ERR, 0)) {
-            Completed::Waiting(waker) => {
-                inbound.count_sent(false, false);
-                batch.woken.extend(waker);
-            }
-            Completed::Detached(operation, _) => {
-                inbound.count_sent(false, true);
-                conn.put_slot(operation.direction, Operations::<B>::index(wr_id));
-                batch.ended.push(operation);
-            }
-            Completed::Unknown => {}
-        }
-    }
+    flush(conn, queue, table, inbound, batch);
     if first {
         if complete {
             batch.wake(inbound.finished(conn.id));

@@ -12,7 +12,7 @@ use futures_sink::Sink;
 
 use super::{Client, Event, Handle, PeerId, Server};
 use crate::owned::{Failed, Lease, Pending, Source};
-use crate::{AnyProvider, Result};
+use crate::{AnyProvider, Error, Result};
 
 impl<B: Source, P: Provider> Stream for Server<B, P> {
     type Item = Result<Event<B, P>>;
@@ -39,7 +39,8 @@ impl<B: Source, P: Provider> Stream for Client<B, P> {
 /// senders fill the queue. Flushing waits until the peer's device has acknowledged the messages.
 /// Closing also [closes the connection](Handle::close).
 ///
-/// The buffers of sent messages are dropped. An error returns the buffer of its message.
+/// The buffers of sent messages are dropped. An error returns the buffer of its message, except
+/// [`Error::NoDriver`]: the message is outstanding, and a later call returns its result.
 pub struct MessageSink<B: Source = Lease, P: Provider = AnyProvider> {
     handle: Handle<B, P>,
     peer: PeerId,
@@ -62,9 +63,17 @@ impl<B: Source, P: Provider> MessageSink<B, P> {
     fn poll_fewer(&mut self, cx: &mut Context<'_>, left: usize) -> Poll<Result<(), Failed<B>>> {
         while self.pending.len() >= left {
             let Some(oldest) = self.pending.front_mut() else { break };
-            let Poll::Ready(result) = Pin::new(oldest).poll(cx) else { return Poll::Pending };
-            self.pending.pop_front();
-            drop(result?);
+            match Pin::new(oldest).poll(cx) {
+                Poll::Pending => return Poll::Pending,
+                // The message is outstanding: a later call finds its result.
+                Poll::Ready(Err(failed)) if matches!(failed.error, Error::NoDriver { .. }) => {
+                    return Poll::Ready(Err(failed));
+                }
+                Poll::Ready(result) => {
+                    self.pending.pop_front();
+                    drop(result?);
+                }
+            }
         }
         Poll::Ready(Ok(()))
     }

@@ -349,6 +349,63 @@ fn shutdown_ignores_a_peer_that_was_never_connected() {
 }
 
 #[test]
+fn shutdown_wakes_the_reader_of_a_server_without_peers() {
+    let mut setup = Setup::with(|_| ());
+    assert!(setup.server.handle.inner.hub.inner().election.attach_driver());
+    let woken = Arc::new(Woken::default());
+    let waker = Waker::from(Arc::clone(&woken));
+    assert!(setup.server.poll_next(&mut Context::from_waker(&waker)).is_pending());
+    drop(setup.server.handle.shutdown());
+    assert!(woken.0.load(Ordering::Relaxed));
+    let polled = setup.server.poll_next(&mut Context::from_waker(&waker));
+    assert!(matches!(polled, Poll::Ready(Ok(None))));
+}
+
+#[test]
+fn connect_after_the_shutdown_is_refused() {
+    let setup = Setup::with(|_| ());
+    drop(setup.server.handle.shutdown());
+    let remote = Address { recvs: WINDOW, ..Address::new(crate::Gid::default(), 1) };
+    let refused = setup.server.handle.connect("test", setup.peer, &remote).unwrap_err();
+    assert!(matches!(refused, Error::Closed { verb: "test", .. }), "{refused}");
+}
+
+#[test]
+fn messages_that_wait_for_a_connection_fail_at_the_shutdown() {
+    let setup = Setup::with(|_| ());
+    setup.server.handle.inner.get(setup.peer).unwrap().inner().conn.lock().max_message = SIZE as u32;
+    let message = setup.server.handle.send(setup.peer, setup.server.take().unwrap(), ..4);
+    let report = setup.server.handle.shutdown().wait().unwrap();
+    assert_eq!((report.sent, report.failed), (0, 1));
+    assert!(message.wait().unwrap_err().buffer.is_some());
+}
+
+#[cfg(feature = "futures")]
+#[test]
+fn sink_reports_a_failure_after_it_reported_that_there_is_no_driver() {
+    use futures_sink::Sink;
+
+    let setup = Setup::new();
+    let hub = Arc::clone(setup.server.handle.inner.hub.inner());
+    let driver = || crate::owned::hub::driver::DriverGuard::take(&hub).unwrap();
+    let mut sink = setup.server.handle.sink(setup.peer);
+    let first = driver();
+    Pin::new(&mut sink).start_send((setup.server.take().unwrap(), 4)).unwrap();
+    let mut cx = Context::from_waker(Waker::noop());
+    assert!(Pin::new(&mut sink).poll_flush(&mut cx).is_pending());
+    drop(first);
+    let Poll::Ready(Err(failed)) = Pin::new(&mut sink).poll_flush(&mut cx) else { panic!("no driver") };
+    assert!(matches!(failed.error, Error::NoDriver { .. }), "{failed}");
+    let _second = driver();
+    let sent = setup.plain.log().sent.remove(0).1;
+    let lost = WorkCompletion { qp_num: setup.qp_num, ..completion(sent, WcStatus::RETRY_EXC_ERR) };
+    setup.plain.log().completions.push_back(lost);
+    let Poll::Ready(Err(failed)) = Pin::new(&mut sink).poll_flush(&mut cx) else { panic!("it failed") };
+    assert!(matches!(failed.error, Error::Completion { .. }), "{failed}");
+    assert!(Pin::new(&mut sink).poll_flush(&mut cx).is_ready());
+}
+
+#[test]
 fn place_of_an_ended_peer_is_free_when_its_messages_are_dropped() {
     let mut setup = Setup::new();
     let receive = setup.receive();
