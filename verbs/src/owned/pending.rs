@@ -94,6 +94,14 @@ impl<B, P: Provider> Pending<B, P> {
         }
     }
 
+    /// The `wr_id`, if it is posted.
+    pub(super) fn wr_id(&self) -> Option<u64> {
+        match self.state {
+            State::Posted { wr_id, .. } => Some(wr_id),
+            _ => None,
+        }
+    }
+
     /// The error of a refused post.
     #[cfg(feature = "futures")]
     pub(super) fn into_refused(mut self) -> Result<Failed<B>, Self> {

@@ -277,7 +277,8 @@ impl<B: Source, P: Provider> Connection<B, P> {
                 pending.push(Pending::refused(full(conn, Direction::Send), buffer, posted.tag));
                 break;
             };
-            let wr_id = hub.table.insert(index, Operation { buffer, ..posted });
+            // Until the doorbell, the device does not know the request.
+            let wr_id = hub.table.insert_queued(index, Operation { buffer, ..posted });
             let payload = match &bytes {
                 Some(bytes) => Payload::Inline(std::slice::from_ref(bytes)),
                 None => Payload::Sges(sge.as_slice()),
@@ -292,6 +293,8 @@ impl<B: Source, P: Provider> Connection<B, P> {
                 }
             }
         }
+        let posted = pending[first..].iter().filter_map(Pending::wr_id);
+        posted.for_each(|wr_id| hub.table.publish(wr_id));
         let rung = batch.ring();
         drop(state);
         match rung {

@@ -114,7 +114,7 @@ impl<T, R> Table<T, R> {
         wr_id
     }
 
-    /// A queued operation is about to be posted, or was flushed.
+    /// A queued operation is about to be published to the device, or was flushed.
     pub(crate) fn publish(&self, wr_id: u64) {
         self.with(wr_id, |slot| slot.queued = false);
     }

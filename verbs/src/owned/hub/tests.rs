@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use super::*;
 use crate::owned::{Done, Failed, Op, Outcome, Pending};
-use crate::testing::{Plain, completion};
+use crate::testing::{Hook, Plain, completion};
 use crate::{
     Access, ImplicitMr, MemoryOwner, Mr, PostError, PushError, QpState, RegisterError, Remote, WcStatus,
     WorkCompletion,
@@ -130,6 +130,26 @@ fn receives_take_no_room_of_sends() {
     assert_eq!((received, sent), (2, 2));
     assert_eq!(setup.hub.free_entries(), 0);
     drop((receives, sends));
+}
+
+#[test]
+fn completion_before_the_doorbell_ends_no_operation_of_a_list() {
+    let setup = Setup::new(8);
+    let peer = setup.connection(2);
+    let (plain, hub) = (setup.plain.clone(), Arc::downgrade(&setup.hub.inner));
+    setup.plain.log().pushed = Hook(Some(Arc::new(move |wr_id| {
+        // A repeated completion, with the number of no connection.
+        let lie = WorkCompletion { qp_num: 0xff_ffff, ..completion(wr_id, WcStatus::SUCCESS) };
+        plain.log().completions.push_back(lie);
+        assert_eq!(hub.upgrade().unwrap().poll(BATCH), 1);
+    })));
+    let mut pending = Vec::new();
+    peer.post_all(&mut vec![Op::send(setup.buffer(), ..), Op::send(setup.buffer(), ..)], &mut pending);
+    setup.plain.log().pushed = Hook(None);
+    assert!(pending.iter_mut().all(|pending| pending.wait_timeout(Duration::ZERO).is_none()));
+    let sent: Vec<_> = setup.plain.log().sent.iter().map(|(_, wr_id)| *wr_id).collect();
+    sent.iter().for_each(|wr_id| setup.complete(&peer, *wr_id, WcStatus::SUCCESS));
+    assert!(pending.into_iter().all(|pending| pending.wait().is_ok()));
 }
 
 #[test]
