@@ -392,6 +392,7 @@ impl<B, P: Provider> Endpoint<B, P> {
             RECVS => recvs.reap(wr_id, received_value(&completion), failure),
             _ if wr_id == MARKER && self.marked => {
                 sends.reap_marker();
+                self.flows.hold();
                 return Ok(());
             }
             _ => false,
@@ -435,16 +436,25 @@ impl<B, P: Provider> Endpoint<B, P> {
             // transition to ERR. The kernel refuses it only if the device was removed.
             let _ = self.qp.set_error();
         }
-        if self.flows.sends.unsignaled_tail() > 0 && !self.marked && self.qp.state() == QpState::ERR {
-            let operation = Operation::Write(Remote { addr: 0, rkey: 0 });
-            let (flags, payload) = (SendFlags::SIGNALED, Payload::Sges(&[]));
-            // SAFETY: the request names no memory.
-            let posted =
-                unsafe { self.qp.post_send(&[SendRequest { wr_id: MARKER, operation, flags, payload }]) };
-            self.marked = posted.is_ok();
-            if self.marked {
-                self.flows.sends.published();
-            }
+        if self.qp.state() == QpState::ERR {
+            self.mark();
+        }
+    }
+
+    /// Posts the marker behind unsignalled sends, unless it was posted. The flow must be closed.
+    fn mark(&mut self) {
+        if self.flows.sends.unsignaled_tail() == 0 || self.marked {
+            return;
+        }
+        let operation = Operation::Write(Remote { addr: 0, rkey: 0 });
+        let (flags, payload) = (SendFlags::SIGNALED, Payload::Sges(&[]));
+        // SAFETY: the request names no memory.
+        let posted =
+            unsafe { self.qp.post_send(&[SendRequest { wr_id: MARKER, operation, flags, payload }]) };
+        // A request that counts as posted completes in ERR at the latest.
+        self.marked = posted.map_or_else(|error| error.accepted > 0, |()| true);
+        if self.marked {
+            self.flows.sends.published();
         }
     }
 
@@ -471,6 +481,11 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// Waits until all sends, writes, reads and atomics are complete, at most for `timeout`. Then
     /// it ends the connection. Returns all operations that were not polled, receives included:
     /// those that received a message, and those that were flushed.
+    ///
+    /// If the last sends are unsignalled, it posts a write of length 0 behind them, whose completion
+    /// shows that they are complete. The peer must permit [`Access::REMOTE_WRITE`](crate::Access), as
+    /// [`EndpointOptions::access`] does by default; otherwise the write fails and moves the peer's QP
+    /// to ERR.
     ///
     /// A send is complete when the peer's device has acknowledged it. The acknowledgement does not
     /// show that the peer has polled its receive, or that the data is visible in the peer's memory.
@@ -499,7 +514,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     pub fn close(mut self, timeout: Duration) -> Result<Vec<Result<Done<B>, Failed<B>>>> {
         let end = Instant::now().checked_add(timeout);
         // An error of waiting is that of a removed device.
-        let _ = self.reap_until(end, |flows| flows.sends.queue().outstanding() == 0);
+        let _ = self.drain(end);
         self.fail();
         let flushed = Instant::now().checked_add(FLUSH_LIMIT);
         let _ = self.reap_until(flushed, |flows| flows.in_use() == 0);
@@ -507,6 +522,16 @@ impl<B, P: Provider> Endpoint<B, P> {
         let mut results = Vec::with_capacity(self.pending());
         results.extend(std::iter::from_fn(|| self.take()));
         Ok(results)
+    }
+
+    /// Accepts no more operations, and waits until all sends are complete, at most until `end`.
+    fn drain(&mut self, end: Option<Instant>) -> Result<bool> {
+        self.flows.sends.close();
+        self.flows.recvs.close();
+        if self.qp.state() == QpState::RTS {
+            self.mark();
+        }
+        self.reap_until(end, |flows| flows.sends.queue().outstanding() == 0)
     }
 
     /// Rejects the use of a QP that was destroyed.

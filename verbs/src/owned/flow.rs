@@ -19,8 +19,8 @@ use super::queue::{Oldest, Queue};
 use super::{Done, Failed, NotPosted, Op, Outcome, Source, Target};
 use crate::pd::shared::PdShared;
 use crate::{
-    DriverId, Error, Imm, Operation, Payload, PostError, PostReason, PushError, Qp, Rc, RecvRequest, Result,
-    SendFlags, SendRequest, Sge, WcOpcode, WcStatus,
+    DoorbellError, DriverId, Error, Imm, Operation, Payload, PostError, PostReason, PushError, Qp, Rc,
+    RecvRequest, Result, SendFlags, SendRequest, Sge, WcOpcode, WcStatus,
 };
 #[cfg(any(doc, feature = "test-utils"))]
 use crate::{RecvHalf, SendHalf};
@@ -258,9 +258,10 @@ impl<B> SendFlow<B> {
         self.queue.close();
     }
 
-    /// Makes `oldest` return `None`, or not.
+    /// Makes `oldest` return `None`, or not. It does so while an operation of several buffers is
+    /// outstanding: the oldest entry may be one of its first, and no request has that `wr_id`.
     pub(super) fn hold(&mut self, held: bool) {
-        self.queue.hold(held);
+        self.queue.hold(held || self.groups.outstanding(self.queue.completed()));
     }
 
     /// The number of outstanding operations at the end of the queue that generate no completion.
@@ -276,19 +277,29 @@ impl<B> SendFlow<B> {
         self.queue.outstanding() > 0 && self.unsignaled_tail() == self.queue.outstanding()
     }
 
-    /// Returns the operation that was pushed last. A doorbell that took it back, also took back all
-    /// that were not published. Their `wr_id`s must not be used again, so the flow is closed.
+    /// Returns the operation that was pushed last and not posted.
     #[cold]
     #[inline(never)]
-    fn take_back(&mut self, error: PostError) -> Result<(), NotPosted<B>> {
+    fn take_back<Q: PostSend>(&mut self, error: PostError) -> Result<(), NotPosted<B>> {
         let entry = self.queue.take_back();
-        self.runs.newest.end = self.runs.newest.end.min(self.queue.posted());
-        if matches!(error.reason, PostReason::Doorbell(_)) {
-            self.refuse(error.reason);
-        }
+        self.taken_back::<Q>(error.reason);
         match entry {
             Some(SendEntry { buffer, tag, .. }) => Err(NotPosted { error: error.into(), buffer, tag }),
             None => unreachable!("the operation was pushed by the caller"),
+        }
+    }
+
+    /// The entries that were pushed last were removed, because their request was not posted.
+    ///
+    /// A doorbell that took it back, also took back all that were not published. Their `wr_id`s must
+    /// not be used again, so the flow is closed. Otherwise the queue rang for all earlier requests,
+    /// also if it rejected this one.
+    fn taken_back<Q: PostSend>(&mut self, reason: PostReason) {
+        self.runs.newest.end = self.runs.newest.end.min(self.queue.posted());
+        match reason {
+            PostReason::Doorbell(DoorbellError::TakenBack(_)) => self.refuse(reason),
+            _ if Q::PUBLISHES => self.published(),
+            _ => {}
         }
     }
 
@@ -331,7 +342,7 @@ impl<B> SendFlow<B> {
     fn posted<Q: PostSend>(&mut self, posted: Result<(), PostError>) -> Result<(), NotPosted<B>> {
         match posted {
             // A request that counts as posted will complete, even if its doorbell was refused.
-            Err(error) if error.accepted == 0 => self.take_back(error),
+            Err(error) if error.accepted == 0 => self.take_back::<Q>(error),
             _ => {
                 if Q::PUBLISHES {
                     self.queue.publish();
@@ -341,9 +352,12 @@ impl<B> SendFlow<B> {
         }
     }
 
-    /// The doorbell was rung for all operations, or may have been.
+    /// The doorbell was rung for all operations, or may have been, except for those that an earlier
+    /// doorbell took back.
     pub(super) fn published(&mut self) {
-        self.queue.publish();
+        if self.refused == 0 {
+            self.queue.publish();
+        }
     }
 
     /// A refused doorbell took back all operations that were not published.
@@ -365,6 +379,9 @@ impl<B> SendFlow<B> {
     #[inline(always)]
     pub(super) fn reap(&mut self, wr_id: u64, failure: Option<Failure>) -> bool {
         let Some(older) = self.queue.position(wr_id) else { return false };
+        if self.groups.within(wr_id) {
+            return false;
+        }
         if let Some(failure) = failure {
             self.note_failure(older, failure);
         }
@@ -647,9 +664,10 @@ impl<B> RecvFlow<B> {
         self.queue.close();
     }
 
-    /// Makes `oldest` return `None`, or not.
+    /// Makes `oldest` return `None`, or not. It does so while an operation of several buffers is
+    /// outstanding: the oldest entry may be one of its first, and no request has that `wr_id`.
     pub(super) fn hold(&mut self, held: bool) {
-        self.queue.hold(held);
+        self.queue.hold(held || self.groups.outstanding(self.queue.completed()));
     }
 
     /// Posts a receive.
@@ -700,6 +718,7 @@ impl<B> RecvFlow<B> {
     pub(super) fn reap(&mut self, wr_id: u64, received: Received, failure: Option<Failure>) -> bool {
         let oldest = self.queue.completed();
         match self.queue.position(wr_id) {
+            Some(_) if self.groups.within(wr_id) => false,
             Some(0) => {
                 self.queue.complete(1);
                 self.reaped.push_back((received, failure));

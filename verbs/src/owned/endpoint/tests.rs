@@ -9,10 +9,10 @@ use rustix::io::Errno;
 use super::*;
 use crate::owned::flow::PostRecv;
 use crate::owned::{Outcome, Spin};
-use crate::testing::{Plain, completion};
+use crate::testing::{Hook, Plain, completion};
 use crate::{
-    Access, CqInit, DoorbellError, DriverId, Gid, ImplicitMr, MemoryOwner, RecvRequest, RegisterError,
-    WcOpcode,
+    Access, CqInit, DoorbellError, DriverId, Gid, ImplicitMr, MemoryOwner, PushError, RecvRequest,
+    RegisterError, WcOpcode,
 };
 
 /// Memory that counts how often it is freed.
@@ -496,6 +496,135 @@ fn completion_of_an_unpublished_request_returns_no_buffer() {
     setup.complete(pushed, WcStatus::SUCCESS);
     setup.poll_unknown(pushed);
     assert_eq!((setup.endpoint.pending_sends(), setup.freed()), (1, 0));
+}
+
+/// Forgets a batch with a send of the tag 1. Returns its `wr_id`.
+fn forget_batch(setup: &mut Setup) -> u64 {
+    let buffer = setup.buffer();
+    let mut batch = setup.endpoint.batch();
+    batch.post(Op::send(buffer, ..).tag(1)).unwrap();
+    mem::forget(batch);
+    *setup.plain.log().signaled.last().unwrap()
+}
+
+/// Makes the queue reject the next request.
+fn reject(setup: &Setup) {
+    setup.plain.log().send_rejections.push_back(PushError::InlineTooLong { given: 2, max: 1 });
+}
+
+#[test]
+fn rejected_post_publishes_a_forgotten_batch() {
+    for parts in [false, true] {
+        let mut setup = Setup::new();
+        let pushed = forget_batch(&mut setup);
+        reject(&setup);
+        if parts {
+            let buffers = [(setup.buffer(), 0..3), (setup.buffer(), 0..4)];
+            drop(setup.endpoint.post_send_parts(buffers, 2).unwrap_err());
+        } else {
+            drop(setup.endpoint.post(Op::send(setup.buffer(), ..).tag(2)).unwrap_err());
+        }
+        let posted = setup.plain.log().sent.last().map(|(_, wr_id)| *wr_id);
+        assert_eq!(posted, Some(pushed), "it was posted");
+        setup.complete(pushed, WcStatus::SUCCESS);
+        assert_eq!((setup.ended(), setup.endpoint.pending()), (vec![1], 0));
+    }
+}
+
+#[test]
+fn refused_doorbell_of_a_rejected_post_keeps_what_may_be_executed() {
+    for parts in [false, true] {
+        let mut setup = Setup::new();
+        let pushed = forget_batch(&mut setup);
+        reject(&setup);
+        let refused = IoctlError { method: "PostSend", errno: Errno::NOMEM };
+        setup.plain.log().refusals.push_back(DoorbellError::Posted(refused));
+        if parts {
+            let buffers = [(setup.buffer(), 0..3), (setup.buffer(), 0..4)];
+            drop(setup.endpoint.post_send_parts(buffers, 2).unwrap_err());
+        } else {
+            drop(setup.endpoint.post(Op::send(setup.buffer(), ..).tag(2)).unwrap_err());
+        }
+        let freed = setup.freed();
+        assert!(setup.endpoint.poll().is_none(), "it may be executed");
+        setup.complete(pushed, WcStatus::WR_FLUSH_ERR);
+        assert_eq!((setup.ended(), setup.freed() - freed), (vec![-1], 1));
+    }
+}
+
+#[test]
+fn doorbell_that_takes_back_a_batch_keeps_what_an_earlier_one_posted() {
+    let mut setup = Setup::new();
+    let pushed = forget_batch(&mut setup);
+    reject(&setup);
+    drop(setup.endpoint.post(Op::send(setup.buffer(), ..).tag(9)).unwrap_err());
+    setup.post_refused_batch(true);
+    assert!(setup.endpoint.poll().is_none(), "the first operation is outstanding");
+    setup.complete(pushed, WcStatus::WR_FLUSH_ERR);
+    assert_eq!(setup.ended(), [-1, -2, -3]);
+}
+
+#[test]
+fn completion_of_an_unsignaled_request_that_was_taken_back_ends_no_older_one() {
+    let mut setup = Setup::new();
+    let first = setup.send(1, true);
+    setup.post_refused_batch(false);
+    let (_, marker) = *setup.plain.log().sent.last().unwrap();
+    assert_eq!(marker, MARKER);
+    setup.complete(first + 2, WcStatus::GENERAL_ERR);
+    setup.poll_unknown(first + 2);
+    assert!(setup.endpoint.poll().is_none(), "the first operation is outstanding");
+    setup.complete(first, WcStatus::WR_FLUSH_ERR);
+    setup.complete(marker, WcStatus::WR_FLUSH_ERR);
+    assert_eq!((setup.ended(), setup.freed()), (vec![-1, -2, -3], 3));
+}
+
+#[test]
+fn close_waits_for_unsignaled_sends() {
+    let mut setup = Setup::new();
+    setup.send(1, false);
+    setup.send(2, false);
+    let plain = setup.plain.clone();
+    // The device executes the marker as soon as it is pushed.
+    setup.plain.log().pushed = Hook(Some(Arc::new(move |wr_id| {
+        if wr_id == MARKER {
+            plain.log().completions.push_back(completion(wr_id, WcStatus::SUCCESS));
+        }
+    })));
+    setup.endpoint.drain(None).unwrap();
+    let states = setup.plain.log().states.clone();
+    assert!(states.is_empty(), "the QP is in RTS");
+    setup.plain.log().pushed = Hook(None);
+    setup.endpoint.abort();
+    assert_eq!((setup.ended(), setup.plain.log().sent.len()), (vec![1, 2], 3));
+}
+
+#[test]
+fn completion_of_a_buffer_within_an_operation_is_unknown() {
+    for earlier in [false, true] {
+        let mut setup = Setup::new();
+        let before = earlier.then(|| setup.send(1, true));
+        setup.endpoint.post_send_parts([(setup.buffer(), 0..3), (setup.buffer(), 0..4)], 2).unwrap();
+        let sent = setup.plain.log().sent.last().unwrap().1;
+        if let Some(before) = before {
+            setup.complete(before, WcStatus::SUCCESS);
+            assert_eq!(setup.ended(), [1]);
+        }
+        let freed = setup.freed();
+        setup.complete(sent - 1, WcStatus::SUCCESS);
+        setup.poll_unknown(sent - 1);
+        assert_eq!((setup.endpoint.pending(), setup.freed()), (2, freed));
+        setup.complete(sent, WcStatus::WR_FLUSH_ERR);
+        assert_eq!(setup.ended(), [-2, -2]);
+    }
+    let mut setup = Setup::new();
+    setup.endpoint.post_recv_parts([(setup.buffer(), 0..4), (setup.buffer(), 0..15)], 7).unwrap();
+    let received = *setup.plain.log().received.last().unwrap();
+    setup.complete(received - 1, WcStatus::SUCCESS);
+    setup.poll_unknown(received - 1);
+    assert_eq!((setup.endpoint.pending(), setup.freed()), (2, 0));
+    setup.complete(received, WcStatus::WR_FLUSH_ERR);
+    assert_eq!(setup.ended(), [-7, -7]);
 }
 
 #[test]

@@ -14,9 +14,7 @@ use super::super::queue::Queue;
 use super::super::{Source, Target};
 use super::{PostRecv, PostSend, Received, RecvEntry, RecvFlow, SendEntry, SendFlow, full, verb};
 use crate::pd::shared::PdShared;
-use crate::{
-    Error, Operation, Payload, PostReason, RecvRequest, Result, SendFlags, SendRequest, Sge, WcOpcode,
-};
+use crate::{Error, Operation, Payload, RecvRequest, Result, SendFlags, SendRequest, Sge, WcOpcode};
 
 /// Maximum of the buffers of an operation.
 pub(in crate::owned) const MAX_PARTS: usize = 8;
@@ -86,6 +84,17 @@ impl Groups {
     /// The first entry of the operation whose last one is `last`.
     pub(super) fn first(&self, last: u64) -> u64 {
         self.0.iter().find(|group| group.last == last).map_or(last, |group| group.first)
+    }
+
+    /// Whether one of them is outstanding. `completed` is the `wr_id` of the oldest outstanding entry.
+    pub(super) fn outstanding(&self, completed: u64) -> bool {
+        self.0.back().is_some_and(|group| group.last >= completed)
+    }
+
+    /// Whether this is the `wr_id` of an entry that is not the last one of its operation. No request
+    /// has it.
+    pub(super) fn within(&self, wr_id: u64) -> bool {
+        self.0.iter().any(|group| (group.first..group.last).contains(&wr_id))
     }
 
     /// Takes the group of the entries from `first` to `last`. Returns the bytes of each in a
@@ -187,10 +196,7 @@ impl<B: Source> SendFlow<B> {
         match unsafe { queue.post(&request) } {
             Err(error) if error.accepted == 0 => {
                 let parts = take_back(&mut self.queue, |entry| entry.buffer, ranges);
-                self.runs.newest.end = self.runs.newest.end.min(self.queue.posted());
-                if matches!(error.reason, PostReason::Doorbell(_)) {
-                    self.refuse(error.reason);
-                }
+                self.taken_back::<Q>(error.reason);
                 Err(NotPostedParts { error: error.into(), parts, tag })
             }
             _ => {
@@ -198,6 +204,7 @@ impl<B: Source> SendFlow<B> {
                     self.queue.publish();
                 }
                 self.groups.add(self.queue.completed(), first, &sges);
+                self.hold(self.queue.has_complete());
                 Ok(())
             }
         }
@@ -240,6 +247,7 @@ impl<B> RecvFlow<B> {
             Ok(()) => {
                 self.queue.publish();
                 self.groups.add(self.queue.completed(), first, &sges);
+                self.hold(self.queue.has_complete());
                 Ok(())
             }
             Err(error) => {
