@@ -33,6 +33,7 @@ targets! {
     malicious_device,
     netlink_messages,
     nldev_answers,
+    perf_exchange,
     pingpong_exchange,
     rdma_cm_text,
     route_answers,

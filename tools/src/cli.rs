@@ -2,6 +2,7 @@
 
 pub(crate) mod conform;
 pub(crate) mod device;
+pub(crate) mod perf;
 pub(crate) mod pingpong;
 pub(crate) mod stat;
 mod values;
@@ -13,6 +14,7 @@ use clap_complete::Shell;
 
 use self::conform::{Conform, Decode};
 use self::device::{Dev, Link, Monitor, Status, System};
+use self::perf::Perf;
 use self::pingpong::Pingpong;
 use self::stat::Stat;
 use self::values::{number, period};
@@ -56,6 +58,9 @@ pub(crate) enum Command {
     /// Bounce messages between two hosts
     #[command(subcommand)]
     Pingpong(Pingpong),
+    /// Measure bandwidth and latency between two hosts, as perftest does
+    #[command(subcommand)]
+    Perf(Perf),
     /// Print the completions for a shell
     Completions(Completions),
     /// Print the manual page, or write all manual pages

@@ -14,6 +14,7 @@ mod link;
 mod monitor;
 mod output;
 mod packaging;
+mod perf;
 mod pingpong;
 mod resources;
 mod signal;
@@ -28,7 +29,11 @@ use std::ffi::OsString;
 use clap::Parser;
 
 use crate::cli::{Cli, Command};
+use crate::perf::expect::NotMet;
 use crate::signal::Interrupted;
+
+/// The exit status if results do not meet `--expect`.
+const NOT_MET: u8 = 3;
 
 /// Runs the program: arguments in, exit status out.
 #[must_use]
@@ -45,6 +50,7 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
         },
         Command::Decode(options) => decode::show(&options),
         Command::Pingpong(options) => pingpong::run(&options),
+        Command::Perf(options) => perf::run(&options),
         Command::Status(options) => status::show(&options),
         Command::Link(options) => link::run(&options),
         Command::Dev(options) => dev::run(&options),
@@ -59,7 +65,8 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
         Err(error) => {
             output::diagnostic(&format!("bareverbs: {error:#}"));
             let interrupted = error.chain().find_map(|cause| cause.downcast_ref::<Interrupted>());
-            interrupted.map_or(1, |interrupted| interrupted.exit_status())
+            let not_met = error.is::<NotMet>().then_some(NOT_MET);
+            interrupted.map_or(not_met.unwrap_or(1), |interrupted| interrupted.exit_status())
         }
     }
 }

@@ -6,13 +6,13 @@ pub(crate) mod exchange;
 mod latency;
 mod limits;
 mod memory;
-mod queues;
+pub(crate) mod queues;
 pub(crate) mod record;
 mod report;
-mod run;
+pub(crate) mod run;
 mod run_error;
 mod state;
-mod status;
+pub(crate) mod status;
 mod wait;
 pub(crate) mod xsrq;
 
@@ -139,7 +139,7 @@ fn show_addresses(kind: Kind, whose: &str, records: &[Record]) -> Result<()> {
 
 /// The local GID and its index: the entry at `index` if it is not negative, else the port's default
 /// GID on RoCE. `None` on InfiniBand, which needs no GID.
-fn select_gid(
+pub(crate) fn select_gid(
     index: Option<i32>,
     ib_port: u8,
     context: &Context,

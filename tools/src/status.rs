@@ -91,7 +91,7 @@ impl Row {
 
 /// The rate of the port: the lanes times the nominal speed of a lane, as in
 /// `/sys/class/infiniband/DEV/ports/PORT/rate`.
-fn rate(attr: &PortAttr) -> Option<f64> {
+pub(crate) fn rate(attr: &PortAttr) -> Option<f64> {
     let lanes = match attr.active_width.0 {
         1 => 1,
         16 => 2,

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use crate::cli::EntryKind;
 use crate::dump;
+use crate::perf::session::{Preamble, Role, Session};
+use crate::perf::wire::{KeyForm, KeyRecord, Version};
 use crate::pingpong::exchange::{ExchangeError, Peer};
 use crate::pingpong::record::{self, BadRecord, Record};
 use crate::pingpong::xsrq::record::{self as xrc_record, XrcRecord};
@@ -108,4 +110,49 @@ pub fn receive(read: Read, bytes: &[u8]) -> Result<Vec<Vec<u8>>, String> {
         Read::Done => peer.receive_done().map(|()| Vec::new()).map_err(message),
         Read::End => peer.receive_end().map(|()| Vec::new()).map_err(message),
     }
+}
+
+/// Decodes a version record of perftest and encodes it again.
+///
+/// # Errors
+/// The error message of the program.
+pub fn recode_perf_version(bytes: &[u8; 16]) -> Result<[u8; 16], String> {
+    Version::decode(bytes).map(Version::encode).map_err(|error| error.to_string())
+}
+
+/// Decodes an address record of perftest and encodes it again.
+///
+/// # Errors
+/// The error message of the program.
+pub fn recode_perf_key(with_gid: bool, bytes: &[u8]) -> Result<Vec<u8>, String> {
+    let form = if with_gid { KeyForm::Gid } else { KeyForm::Lid };
+    KeyRecord::decode(form, bytes).map(|record| record.encode(form)).map_err(|error| error.to_string())
+}
+
+/// The messages of perftest before the address records, with a peer that sends `bytes` and closes
+/// the connection. Returns the agreed values.
+///
+/// # Errors
+/// The error message of the program.
+///
+/// # Panics
+/// If the process has no descriptors left.
+pub fn perf_preamble(server: bool, bytes: &[u8]) -> Result<String, String> {
+    let stop = Stop::new().expect("an eventfd");
+    let (ours, mut theirs) = UnixStream::pair().expect("a pair of sockets");
+    for socket in [&ours, &theirs] {
+        socket.set_nonblocking(true).expect("a socket");
+    }
+    // Bytes that do not fit into the socket's buffer are not sent.
+    let _ = theirs.write(bytes);
+    theirs.shutdown(Shutdown::Write).expect("a connected socket");
+    let peer = Peer::from_socket(ours.into(), &stop, Duration::from_secs(1));
+    let role = if server { Role::Server } else { Role::Client };
+    let local =
+        Preamble { peer: Version::OURS, cycle_buffer: 4096, cache_line: 64, mtu: bareverbs::Mtu::Mtu1024 };
+    let session = Session::new(peer, role, KeyForm::Gid);
+    session
+        .preamble(local, &["op=write".to_owned()])
+        .map(|agreed| format!("{agreed:?}"))
+        .map_err(|error| error.to_string())
 }

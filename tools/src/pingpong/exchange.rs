@@ -8,7 +8,7 @@
 use std::fmt::Write as _;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::PollFlags;
@@ -20,6 +20,7 @@ use rustix::net::{
 
 use super::record::{BadRecord, RECORD_LEN, Record};
 use super::xsrq::record::{XRC_RECORD_LEN, XrcRecord};
+use crate::perf::wire::Message;
 use crate::signal::{Interrupted, Stop, Timeout, Wake};
 
 /// Timeout of each step of the exchange. A server waits for its client without limit.
@@ -41,6 +42,8 @@ pub(crate) enum ExchangeError {
     NoAddress { host: String, source: io::Error },
     #[error("cannot connect to {host}:{port}:{attempts}")]
     Connect { host: String, port: u16, attempts: String },
+    #[error("cannot set keepalive on the connection: {0}")]
+    KeepAlive(io::Error),
     #[error("cannot write {what}: {source}")]
     Write { what: Item, source: io::Error },
     #[error("only {written} of the {} bytes of {what} were written", what.len())]
@@ -75,6 +78,8 @@ pub(crate) enum Item {
     Done,
     /// The closing item of the XRC ping-pong, which both sides send.
     End,
+    /// A message of perftest's exchange.
+    Perf(Message),
 }
 
 impl Item {
@@ -85,6 +90,7 @@ impl Item {
             Self::OwnXrcRecord | Self::PeerXrcRecord => XRC_RECORD_LEN,
             Self::Done => DONE.len(),
             Self::End => END.len(),
+            Self::Perf(message) => message.len(),
         }
     }
 }
@@ -96,6 +102,7 @@ impl std::fmt::Display for Item {
             Self::PeerRecords(1) | Self::PeerXrcRecord => f.write_str("its address record"),
             Self::PeerRecords(count) => write!(f, "its {count} address records"),
             Self::Done | Self::End => f.write_str("its closing message"),
+            Self::Perf(message) => message.fmt(f),
         }
     }
 }
@@ -266,7 +273,8 @@ impl<'s> Peer<'s> {
         if bytes == END { Ok(()) } else { Err(ExchangeError::NotEnded(bytes.escape_ascii().to_string())) }
     }
 
-    fn send(&self, bytes: &[u8], what: Item) -> Result<(), ExchangeError> {
+    /// Writes an item with one call.
+    pub(crate) fn send(&self, bytes: &[u8], what: Item) -> Result<(), ExchangeError> {
         let failed = |source| ExchangeError::Write { what, source };
         let mut timeout = Timeout::after(self.timeout);
         loop {
@@ -285,15 +293,40 @@ impl<'s> Peer<'s> {
     }
 
     /// Reads one item, in any number of pieces.
-    fn receive(&self, what: Item) -> Result<Vec<u8>, ExchangeError> {
+    pub(crate) fn receive(&self, what: Item) -> Result<Vec<u8>, ExchangeError> {
+        self.receive_until(what, Some(Timeout::after(self.timeout)))
+    }
+
+    /// Reads one item and waits for it without limit. The end of the connection ends the wait, and
+    /// a host that no longer answers ends the connection.
+    pub(crate) fn receive_patiently(&self, what: Item) -> Result<Vec<u8>, ExchangeError> {
+        self.receive_until(what, None)
+    }
+
+    /// Lets the kernel probe a peer that is silent for 5 s, and end the connection after 5 probes.
+    pub(crate) fn keep_alive(&self) -> Result<(), ExchangeError> {
+        let set = || {
+            sockopt::set_tcp_keepidle(&self.socket, Duration::from_secs(5))?;
+            sockopt::set_tcp_keepintvl(&self.socket, Duration::from_secs(1))?;
+            sockopt::set_tcp_keepcnt(&self.socket, 5)?;
+            sockopt::set_socket_keepalive(&self.socket, true)
+        };
+        set().map_err(|errno: Errno| ExchangeError::KeepAlive(errno.into()))
+    }
+
+    /// The descriptor of the connection.
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    fn receive_until(&self, what: Item, mut timeout: Option<Timeout>) -> Result<Vec<u8>, ExchangeError> {
         let failed = |source| ExchangeError::Read { what, source };
-        let mut timeout = Timeout::after(self.timeout);
         // The sides take turns, so a further byte is an error (`ExchangeError::TooMuch`). The
         // buffer has room for one more byte to detect it.
         let mut bytes = vec![0; what.len() + 1];
         let mut received = 0;
         while received < what.len() {
-            match self.stop.wait(self.socket.as_fd(), PollFlags::IN, Some(&mut timeout)).map_err(failed)? {
+            match self.stop.wait(self.socket.as_fd(), PollFlags::IN, timeout.as_mut()).map_err(failed)? {
                 Wake::Stopped => return Err(Interrupted.into()),
                 Wake::TimedOut => {
                     return Err(ExchangeError::Stalled { what, received, timeout: self.timeout });

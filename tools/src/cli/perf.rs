@@ -1,0 +1,556 @@
+//! The command lines of the benchmarks, and the `Plan` that they resolve to.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bareverbs::{AckTimeout, Mtu};
+use clap::{Args, Subcommand, ValueEnum};
+use serde::Serialize;
+
+use super::values::{gid_index, mtu, number, seconds};
+use crate::perf::expect::Expectation;
+
+/// The benchmarks.
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum Perf {
+    /// Messages into receives; interoperates with ib_send_bw and ib_send_lat
+    Send {
+        #[command(subcommand)]
+        test: PerfTest,
+    },
+    /// RDMA writes; interoperates with ib_write_bw and ib_write_lat
+    Write {
+        #[command(subcommand)]
+        test: PerfTest,
+    },
+    /// RDMA writes with immediate data; interoperates with perftest's --write_with_imm
+    WriteImm {
+        #[command(subcommand)]
+        test: PerfTest,
+    },
+    /// RDMA reads; interoperates with ib_read_bw and ib_read_lat
+    Read {
+        #[command(subcommand)]
+        test: PerfTest,
+    },
+    /// Fetch-and-add on 8 bytes; interoperates with ib_atomic_bw and ib_atomic_lat
+    Atomic {
+        #[command(subcommand)]
+        test: PerfTest,
+    },
+}
+
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum PerfTest {
+    /// Bandwidth and message rate, with many messages outstanding
+    Bw(PerfOptions),
+    /// Latency, with one message outstanding
+    Lat(PerfOptions),
+}
+
+/// The options of every benchmark. They have perftest's names and meanings.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct PerfOptions {
+    /// Server to connect to; without it, be the server and wait for one client
+    pub(crate) host: Option<String>,
+    /// Listen on or connect to this TCP port
+    #[arg(short, long, default_value = "18515", value_parser = number::<u16>(0, 65535))]
+    pub(crate) port: u16,
+    /// Use this device (default: the first one found)
+    #[arg(short = 'd', long, value_name = "DEV")]
+    pub(crate) ib_dev: Option<String>,
+    /// Use this port of the device
+    #[arg(short = 'i', long, value_name = "PORT", default_value = "1", value_parser = number::<u8>(1, 255))]
+    pub(crate) ib_port: u8,
+    /// Local GID index (default: on RoCE the best one, elsewhere none)
+    #[arg(short = 'x', long, value_name = "INDEX", value_parser = gid_index)]
+    pub(crate) gid_index: Option<i32>,
+    /// Transport
+    #[arg(
+        short = 'c',
+        long,
+        visible_alias = "transport",
+        value_enum,
+        ignore_case = true,
+        default_value = "rc"
+    )]
+    pub(crate) connection: Connection,
+    /// Path MTU: 256, 512, 1024, 2048 or 4096 (default: that of the port)
+    #[arg(short, long, value_name = "SIZE", value_parser = mtu)]
+    pub(crate) mtu: Option<Mtu>,
+    /// Bytes of a message (default: bw 65536, lat 2; atomic always 8)
+    #[arg(short, long, value_parser = number::<u32>(1, 1 << 31))]
+    pub(crate) size: Option<u32>,
+    /// Run all sizes from 2 bytes to 8 MiB
+    #[arg(short, long)]
+    pub(crate) all: bool,
+    /// Messages of each queue pair (default: write bw 5000, otherwise 1000)
+    #[arg(short = 'n', long, value_parser = number::<u32>(5, 100_000_000))]
+    pub(crate) iters: Option<u32>,
+    /// Run for this many seconds instead of a number of messages; the first and the last quarter
+    /// are not measured
+    #[arg(short = 'D', long, value_name = "SECS", value_parser = seconds)]
+    pub(crate) duration: Option<f64>,
+    /// With -D: seconds at the start and at the end that are not measured (default: a quarter)
+    #[arg(short = 'f', long, value_name = "SECS", value_parser = seconds)]
+    pub(crate) margin: Option<f64>,
+    /// Number of queue pairs (bw only)
+    #[arg(short = 'q', long = "qp", value_name = "NUM", default_value = "1", value_parser = number::<u32>(1, 16384))]
+    pub(crate) num_qp: u32,
+    /// Requests outstanding on a send queue (bw only; default 128)
+    #[arg(short = 't', long, value_name = "DEPTH", value_parser = number::<u32>(1, 1 << 20))]
+    pub(crate) tx_depth: Option<u32>,
+    /// Receives of a queue pair (default 512)
+    #[arg(short = 'r', long, value_name = "DEPTH", value_parser = number::<u32>(1, 1 << 20))]
+    pub(crate) rx_depth: Option<u32>,
+    /// Measure both directions at once (bw only)
+    #[arg(short, long)]
+    pub(crate) bidirectional: bool,
+    /// Sleep on completion events (default: poll)
+    #[arg(short, long)]
+    pub(crate) events: bool,
+    /// Request a completion every NUM messages (bw only; default 100, or 1 above 8192 bytes)
+    #[arg(short = 'Q', long, value_name = "NUM", value_parser = number::<u32>(1, 1024))]
+    pub(crate) cq_mod: Option<u32>,
+    /// Post lists of NUM requests with one doorbell (bw only)
+    #[arg(short = 'l', long = "post_list", value_name = "NUM", default_value = "1", value_parser = number::<u32>(1, 1 << 16))]
+    pub(crate) post_list: u32,
+    /// Send messages of up to SIZE bytes inline (default: bw 0; lat 236, write 220, on devices
+    /// other than ConnectX 0)
+    #[arg(short = 'I', long = "inline_size", value_name = "SIZE", value_parser = number::<u32>(0, 4096))]
+    pub(crate) inline_size: Option<u32>,
+    /// Outstanding reads and atomics (default: the maximum of the device)
+    #[arg(short = 'o', long, value_name = "NUM", value_parser = number::<u8>(1, 128))]
+    pub(crate) outs: Option<u8>,
+    /// Service level
+    #[arg(short = 'S', long, default_value = "0", value_parser = number::<u8>(0, 15))]
+    pub(crate) sl: u8,
+    /// ACK timeout: 4.096 µs × 2^EXP
+    #[arg(short = 'u', long = "qp-timeout", value_name = "EXP", default_value = "16", value_parser = number::<u8>(0, 31))]
+    pub(crate) qp_timeout: u8,
+    /// Accepted for compatibility: the processor's frequency is not used
+    #[arg(short = 'F', long = "CPU-freq")]
+    pub(crate) cpu_freq: bool,
+    /// Report Gbit/s instead of MiB/s
+    #[arg(long = "report_gbits")]
+    pub(crate) report_gbits: bool,
+    /// Seconds of an interval in the results over time
+    #[arg(long, value_name = "SECS", default_value = "1", value_parser = seconds)]
+    pub(crate) interval: f64,
+    /// Fail unless a figure of every size meets a condition, such as 'p99<5us', 'bw>90%' (of the
+    /// port's rate), 'bw>=20Gbit/s', 'rate>1Mpps'; may be given more than once
+    #[arg(long, value_name = "CONDITION")]
+    pub(crate) expect: Vec<Expectation>,
+    /// Write the results of --expect to a JUnit file
+    #[arg(long, value_name = "FILE", requires = "expect")]
+    pub(crate) junit: Option<PathBuf>,
+    /// Print JSON instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Print a JSON object per line: each interval while it runs, then the result
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) json_lines: bool,
+}
+
+/// The operation of a benchmark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Verb {
+    Send,
+    Write,
+    WriteImm,
+    Read,
+    Atomic,
+}
+
+impl Verb {
+    /// Whether a message consumes a receive of the peer.
+    pub(crate) fn consumes_receives(self) -> bool {
+        matches!(self, Self::Send | Self::WriteImm)
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Send => "send",
+            Self::Write => "write",
+            Self::WriteImm => "write-imm",
+            Self::Read => "read",
+            Self::Atomic => "atomic",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Measure {
+    #[serde(rename = "bw")]
+    Bandwidth,
+    #[serde(rename = "lat")]
+    Latency,
+}
+
+impl Measure {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Bandwidth => "bw",
+            Self::Latency => "lat",
+        }
+    }
+}
+
+/// The transport of a benchmark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Connection {
+    /// Reliable connection
+    Rc,
+    /// Unreliable connection: send, write, write-imm
+    Uc,
+    /// Unreliable datagrams: send
+    Ud,
+}
+
+impl fmt::Display for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Rc => "RC",
+            Self::Uc => "UC",
+            Self::Ud => "UD",
+        })
+    }
+}
+
+/// When a run ends.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Length {
+    /// After this many messages of each queue pair.
+    Messages(u64),
+    /// After `total`; without the `margin` at each end, it is measured.
+    Time { total: Duration, margin: Duration },
+}
+
+/// The resolved options of a run.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan<'a> {
+    pub(crate) options: &'a PerfOptions,
+    pub(crate) verb: Verb,
+    pub(crate) measure: Measure,
+    pub(crate) length: Length,
+    /// The sizes to run, in order.
+    pub(crate) sizes: Vec<u32>,
+    pub(crate) num_qp: u32,
+    pub(crate) tx_depth: u32,
+    pub(crate) rx_depth: u32,
+    pub(crate) cq_mod: u32,
+    pub(crate) timeout: AckTimeout,
+}
+
+/// Sizes above this have a completion for each message by default.
+const CQ_MOD_LIMIT: u32 = 8192;
+const RX_DEPTH: u32 = 512;
+/// Default receives of a transport without RNR NAK, which drops messages that find no receive.
+const RX_DEPTH_UNRELIABLE: u32 = 16000;
+const LARGEST: u32 = 8 << 20;
+
+impl Perf {
+    /// The plan of the command line.
+    pub(crate) fn plan(&self) -> Result<Plan<'_>, String> {
+        let (verb, test) = match self {
+            Self::Send { test } => (Verb::Send, test),
+            Self::Write { test } => (Verb::Write, test),
+            Self::WriteImm { test } => (Verb::WriteImm, test),
+            Self::Read { test } => (Verb::Read, test),
+            Self::Atomic { test } => (Verb::Atomic, test),
+        };
+        let (measure, options) = match test {
+            PerfTest::Bw(options) => (Measure::Bandwidth, options),
+            PerfTest::Lat(options) => (Measure::Latency, options),
+        };
+        Plan::new(verb, measure, options)
+    }
+}
+
+impl<'a> Plan<'a> {
+    fn new(verb: Verb, measure: Measure, options: &'a PerfOptions) -> Result<Self, String> {
+        conflict(verb, measure, options).map_or(Ok(()), Err)?;
+        let bandwidth = measure == Measure::Bandwidth;
+        let iters = options.iters.unwrap_or(match (verb, measure) {
+            (Verb::Write | Verb::WriteImm, Measure::Bandwidth) => 5000,
+            _ => 1000,
+        });
+        let length = match options.duration {
+            None => Length::Messages(iters.into()),
+            Some(total) => {
+                let margin = options.margin.unwrap_or(total / 4.0);
+                let (total, margin) = (Duration::from_secs_f64(total), Duration::from_secs_f64(margin));
+                if total <= 2 * margin {
+                    return Err("the duration (-D) must exceed twice the margin (-f)".into());
+                }
+                Length::Time { total, margin }
+            }
+        };
+        let most = match length {
+            Length::Messages(_) => iters,
+            Length::Time { .. } => u32::MAX,
+        };
+        let sizes = match (verb, options.all) {
+            (Verb::Atomic, _) => vec![8],
+            (_, true) => (1..=LARGEST.ilog2()).map(|bits| 1 << bits).collect(),
+            (_, false) => vec![options.size.unwrap_or(if bandwidth { 65536 } else { 2 })],
+        };
+        let tx_depth = if bandwidth { options.tx_depth.unwrap_or(128).min(most) } else { 1 };
+        let rx_depth = match (verb.consumes_receives(), options.connection, options.rx_depth) {
+            (false, ..) => 0,
+            (true, _, Some(depth)) => depth,
+            (true, Connection::Rc, None) => RX_DEPTH.min(most),
+            (true, _, None) if bandwidth && most != u32::MAX => most.min(RX_DEPTH_UNRELIABLE),
+            (true, _, None) => RX_DEPTH.min(most),
+        };
+        let list = options.post_list;
+        let datagrams = options.connection == Connection::Ud;
+        let cq_mod = match options.cq_mod {
+            _ if !bandwidth => 1,
+            Some(cq_mod) => cq_mod,
+            None if list > 1 => list,
+            None if sizes[0] > CQ_MOD_LIMIT && !datagrams && !options.all && !options.events => 1,
+            None => 100,
+        };
+        if list > tx_depth {
+            return Err(format!("lists of {list} requests (-l) exceed the send queue (-t {tx_depth})"));
+        }
+        if !iters.is_multiple_of(list) && matches!(length, Length::Messages(_)) {
+            return Err(format!(
+                "the number of messages (-n {iters}) must be a multiple of the list (-l {list})"
+            ));
+        }
+        // With fewer signalled requests, a full send queue would have none.
+        let cq_mod = cq_mod.min(tx_depth / list * list);
+        let timeout = AckTimeout::new(options.qp_timeout).ok_or("the timeout (-u) is above 31")?;
+        let num_qp = options.num_qp;
+        Ok(Self { options, verb, measure, length, sizes, num_qp, tx_depth, rx_depth, cq_mod, timeout })
+    }
+
+    pub(crate) fn is_client(&self) -> bool {
+        self.options.host.is_some()
+    }
+
+    pub(crate) fn bidirectional(&self) -> bool {
+        self.options.bidirectional
+    }
+
+    pub(crate) fn datagrams(&self) -> bool {
+        self.options.connection == Connection::Ud
+    }
+
+    /// The largest size of a message.
+    pub(crate) fn largest(&self) -> u32 {
+        self.sizes.iter().copied().max().unwrap_or(0)
+    }
+
+    /// Limits the messages to datagrams of one packet, if the transport has only these.
+    pub(crate) fn limit_to(&mut self, mtu: Mtu) -> Result<(), String> {
+        if !self.datagrams() || self.largest() <= mtu.bytes() {
+            return Ok(());
+        }
+        match (self.options.all, self.options.size) {
+            (true, _) => self.sizes.retain(|&size| size <= mtu.bytes()),
+            (false, None) => self.sizes = vec![mtu.bytes()],
+            (false, Some(size)) => {
+                return Err(format!("a datagram of {size} bytes (-s) exceeds the MTU of {mtu} bytes"));
+            }
+        }
+        Ok(())
+    }
+
+    /// What both sides must have in common, as words.
+    pub(crate) fn settings(&self, form: &str) -> Vec<String> {
+        let options = self.options;
+        let mut words = vec![
+            format!("op={}", self.verb.name()),
+            format!("test={}", self.measure.name()),
+            format!("-c={}", options.connection),
+            format!("-q={}", self.num_qp),
+            format!("-b={}", options.bidirectional),
+            format!("--report_gbits={}", options.report_gbits),
+            format!("address={form}"),
+        ];
+        words.push(match options.all {
+            true => "-a".into(),
+            false => format!("-s={}", self.largest()),
+        });
+        // A server that only serves memory does not count.
+        let passive = self.measure == Measure::Bandwidth && !options.bidirectional
+            || matches!(self.verb, Verb::Read | Verb::Atomic);
+        if self.verb.consumes_receives() || !passive {
+            words.push(match self.length {
+                Length::Messages(messages) => format!("-n={messages}"),
+                Length::Time { total, .. } => format!("-D={}", total.as_secs_f64()),
+            });
+        }
+        words
+    }
+}
+
+/// Why options contradict each other.
+fn conflict(verb: Verb, measure: Measure, options: &PerfOptions) -> Option<String> {
+    let latency = measure == Measure::Latency;
+    let given = |given: bool, option: &str| given.then(|| option.to_owned());
+    if latency {
+        let wrong = given(options.num_qp > 1, "-q")
+            .or_else(|| given(options.bidirectional, "-b"))
+            .or_else(|| given(options.tx_depth.is_some(), "-t"))
+            .or_else(|| given(options.cq_mod.is_some(), "-Q"))
+            .or_else(|| given(options.post_list > 1, "-l"));
+        if let Some(option) = wrong {
+            return Some(format!(
+                "{option} is for bandwidth tests only: a latency test has one message outstanding"
+            ));
+        }
+    }
+    match (options.connection, verb) {
+        (Connection::Rc, _) | (Connection::Uc, Verb::Send | Verb::Write | Verb::WriteImm) => {}
+        (Connection::Ud, Verb::Send) => {}
+        (transport, verb) => return Some(format!("{transport} has no {} operation (-c)", verb.name())),
+    }
+    if verb == Verb::Atomic && (options.all || options.size.is_some_and(|size| size != 8)) {
+        return Some("atomic operations have 8 bytes: omit -s and -a".into());
+    }
+    if options.all && options.size.is_some() {
+        return Some("-a runs all sizes: omit -s".into());
+    }
+    if options.duration.is_some() && (options.all || options.iters.is_some()) {
+        return Some("a duration (-D) excludes -n and -a".into());
+    }
+    if options.duration == Some(0.0) || options.interval == 0.0 {
+        return Some("a time of 0 s measures nothing".into());
+    }
+    if options.margin.is_some() && options.duration.is_none() {
+        return Some("a margin (-f) needs a duration (-D)".into());
+    }
+    if options.events && verb == Verb::Write && latency {
+        return Some("write lat polls memory, so it has no completion events (-e)".into());
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Command};
+    use clap::Parser;
+
+    fn perf(line: &str) -> Perf {
+        let words = ["bareverbs", "perf"].into_iter().chain(line.split_whitespace());
+        match Cli::try_parse_from(words).unwrap_or_else(|error| panic!("{line}: {error}")).command {
+            Command::Perf(perf) => perf,
+            other => panic!("parsed as {other:?}"),
+        }
+    }
+
+    #[test]
+    fn defaults_are_perftests() {
+        for (line, size, iters, tx, rx, cq_mod) in [
+            ("write bw", 65536, 5000, 128, 0, 1),
+            ("read bw", 65536, 1000, 128, 0, 1),
+            ("send bw", 65536, 1000, 128, 512, 1),
+            ("send bw -s 4096", 4096, 1000, 128, 512, 100),
+            ("send bw -n 10", 65536, 10, 10, 10, 1),
+            ("atomic bw", 8, 1000, 128, 0, 100),
+            ("write bw -s 8 -t 16", 8, 5000, 16, 0, 16),
+            ("write bw -s 8 -l 20 -t 50", 8, 5000, 50, 0, 20),
+            ("send lat", 2, 1000, 1, 512, 1),
+            ("write lat", 2, 1000, 1, 0, 1),
+            ("atomic lat", 8, 1000, 1, 0, 1),
+        ] {
+            let perf = perf(line);
+            let plan = perf.plan().unwrap_or_else(|error| panic!("{line}: {error}"));
+            assert_eq!(plan.sizes, [size], "{line}");
+            assert_eq!(plan.length, Length::Messages(iters), "{line}");
+            assert_eq!((plan.tx_depth, plan.rx_depth, plan.cq_mod), (tx, rx, cq_mod), "{line}");
+        }
+    }
+
+    #[test]
+    fn every_option_of_perftest_is_accepted() {
+        let perf = perf(
+            "send bw -d rxe0 -i 1 -x 1 -s 64 -n 100 -q 2 -t 16 -r 32 -b -e -c UC -F -p 4711 -m 1024 -S 3 -u 14 -I 16 \
+             -Q 5 -l 10 10.1.0.1",
+        );
+        let plan = perf.plan().unwrap();
+        assert!(plan.is_client() && plan.bidirectional());
+        assert_eq!((plan.num_qp, plan.tx_depth, plan.rx_depth, plan.cq_mod), (2, 16, 32, 5));
+    }
+
+    #[test]
+    fn expectations_are_parsed() {
+        let perf = perf("write lat --expect p99<5us --expect max<=1ms --junit /tmp/x.xml");
+        assert_eq!(perf.plan().unwrap().options.expect.len(), 2);
+        let words = ["bareverbs", "perf", "write", "lat", "--expect", "p98<5us"];
+        let error = Cli::try_parse_from(words).unwrap_err().to_string();
+        assert!(error.contains("there is no figure \"p98\""), "{error}");
+    }
+
+    #[test]
+    fn all_sizes_are_perftests() {
+        let perf = perf("write bw -a");
+        let sizes = perf.plan().unwrap().sizes;
+        assert_eq!((sizes.len(), sizes[0], sizes[22]), (23, 2, 8 << 20));
+    }
+
+    #[test]
+    fn duration_has_a_margin_of_a_quarter() {
+        let margin = |line: &str| match perf(line).plan().map(|plan| plan.length) {
+            Ok(Length::Time { total, margin }) => Ok((total.as_millis(), margin.as_millis())),
+            Ok(other) => panic!("{line} gives {other:?}"),
+            Err(message) => Err(message),
+        };
+        assert_eq!(margin("read bw -D 10"), Ok((10_000, 2500)));
+        assert_eq!(margin("read bw -D 2 -f 0.5"), Ok((2000, 500)));
+        assert!(margin("read bw -D 2 -f 1").unwrap_err().contains("twice the margin"));
+    }
+
+    #[test]
+    fn contradictions_are_named() {
+        for (line, words) in [
+            ("write lat -q 2", "-q is for bandwidth tests only"),
+            ("send lat -b", "-b is for bandwidth tests only"),
+            ("read bw -c UC", "UC has no read operation"),
+            ("write bw -c ud", "UD has no write operation"),
+            ("atomic bw -s 16", "atomic operations have 8 bytes"),
+            ("write bw -a -s 8", "-a runs all sizes"),
+            ("write bw -D 5 -n 10", "excludes -n and -a"),
+            ("write bw -f 1", "needs a duration"),
+            ("write bw -D 0", "measures nothing"),
+            ("write bw -l 200", "exceed the send queue"),
+            ("write bw -l 3 -n 100", "must be a multiple"),
+            ("write lat -e", "polls memory"),
+        ] {
+            let message = perf(line).plan().expect_err(line);
+            assert!(message.contains(words), "{line}: {message}");
+        }
+    }
+
+    #[test]
+    fn datagrams_are_limited_to_the_mtu() {
+        let limited = |line: &str| {
+            let perf = perf(line);
+            let mut plan = perf.plan().unwrap();
+            plan.limit_to(Mtu::Mtu1024).map(|()| plan.sizes)
+        };
+        assert_eq!(limited("send bw -c ud"), Ok(vec![1024]));
+        assert_eq!(limited("send bw -c ud -a").unwrap().last(), Some(&1024));
+        assert!(limited("send bw -c ud -s 4096").unwrap_err().contains("exceeds the MTU"));
+        assert_eq!(limited("send bw"), Ok(vec![65536]));
+    }
+
+    #[test]
+    fn settings_have_what_both_sides_need() {
+        let settings = |line: &str| perf(line).plan().unwrap().settings("gid").join(" ");
+        assert!(settings("send bw -n 10").ends_with("address=gid -s=65536 -n=10"));
+        assert!(!settings("write bw -n 10").contains("-n="));
+        assert!(settings("write bw -b -n 10").contains("-n=10"));
+        assert!(settings("write lat -D 2").contains("-D=2"));
+        assert_eq!(settings("send bw -n 10"), settings("send bw -n 10 10.1.0.1"));
+    }
+}

@@ -1,0 +1,365 @@
+//! Expectations of the results: `--expect 'p99<5us'`.
+
+use std::fmt::{self, Write as _};
+use std::str::FromStr;
+
+use super::report::{Latency, Report, SizeResult};
+
+/// A condition on a figure of each message size.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Expectation {
+    /// As on the command line.
+    text: String,
+    figure: Figure,
+    comparison: Comparison,
+    limit: Limit,
+}
+
+/// A figure of the results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Figure {
+    Bandwidth,
+    MessageRate,
+    Latency(Statistic),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Comparison {
+    Less,
+    AtMost,
+    Greater,
+    AtLeast,
+}
+
+/// The value that a figure is compared with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Limit {
+    /// In the figure's base unit: microseconds, bytes or messages per second.
+    Value(f64),
+    /// Percent of the rate of the port.
+    OfRate(f64),
+}
+
+/// A latency of the results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Statistic {
+    Min,
+    Max,
+    Mean,
+    Stdev,
+    P50,
+    P90,
+    P99,
+    P99_9,
+    P99_99,
+}
+
+/// The names of latencies.
+const LATENCIES: [(&str, Statistic); 11] = [
+    ("min", Statistic::Min),
+    ("max", Statistic::Max),
+    ("mean", Statistic::Mean),
+    ("avg", Statistic::Mean),
+    ("stdev", Statistic::Stdev),
+    ("p50", Statistic::P50),
+    ("median", Statistic::P50),
+    ("p90", Statistic::P90),
+    ("p99", Statistic::P99),
+    ("p99.9", Statistic::P99_9),
+    ("p99.99", Statistic::P99_99),
+];
+
+impl Statistic {
+    fn of(self, latency: &Latency) -> f64 {
+        match self {
+            Self::Min => latency.min,
+            Self::Max => latency.max,
+            Self::Mean => latency.mean,
+            Self::Stdev => latency.stdev,
+            Self::P50 => latency.p50,
+            Self::P90 => latency.p90,
+            Self::P99 => latency.p99,
+            Self::P99_9 => latency.p99_9,
+            Self::P99_99 => latency.p99_99,
+        }
+    }
+}
+
+/// Units of times, in microseconds.
+const TIMES: [(&str, f64); 5] = [("", 1.0), ("us", 1.0), ("µs", 1.0), ("ns", 1e-3), ("ms", 1e3)];
+/// Units of bandwidths, in bytes per second.
+const BANDWIDTHS: [(&str, f64); 4] =
+    [("gbit/s", 125e6), ("mbit/s", 125e3), ("mib/s", 1_048_576.0), ("gib/s", 1_073_741_824.0)];
+/// Units of message rates, in messages per second.
+const RATES: [(&str, f64); 4] = [("", 1.0), ("pps", 1.0), ("kpps", 1e3), ("mpps", 1e6)];
+
+impl FromStr for Expectation {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let at = text.find(['<', '>']).ok_or("needs a comparison: <, <=, > or >=")?;
+        let (name, rest) = text.split_at(at);
+        let (comparison, value) = match rest.as_bytes() {
+            [b'<', b'=', ..] => (Comparison::AtMost, &rest[2..]),
+            [b'>', b'=', ..] => (Comparison::AtLeast, &rest[2..]),
+            [b'<', ..] => (Comparison::Less, &rest[1..]),
+            _ => (Comparison::Greater, &rest[1..]),
+        };
+        let name = name.trim().to_lowercase();
+        let (figure, units): (_, &[(&str, f64)]) = match name.as_str() {
+            "bw" | "bandwidth" => (Figure::Bandwidth, &BANDWIDTHS),
+            "rate" | "msgrate" => (Figure::MessageRate, &RATES),
+            name => {
+                let latency = LATENCIES.iter().find(|(known, _)| *known == name);
+                let (_, latency) = latency.ok_or_else(|| {
+                    let known: Vec<_> = LATENCIES.iter().map(|(name, _)| *name).collect();
+                    format!("there is no figure \"{name}\": use bw, rate, {}", known.join(", "))
+                })?;
+                (Figure::Latency(*latency), &TIMES)
+            }
+        };
+        let value = value.trim();
+        let end = value.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(value.len());
+        let (number, unit) = value.split_at(end);
+        let number: f64 = number.parse().map_err(|_| format!("\"{number}\" is not a number"))?;
+        let unit = unit.trim().to_lowercase();
+        let limit = if unit == "%" && figure == Figure::Bandwidth {
+            Limit::OfRate(number)
+        } else {
+            let factor = units.iter().find(|(known, _)| *known == unit).ok_or_else(|| {
+                let known: Vec<_> =
+                    units.iter().map(|(unit, _)| *unit).filter(|unit| !unit.is_empty()).collect();
+                let percent = if figure == Figure::Bandwidth { "%, " } else { "" };
+                format!("the unit \"{unit}\" does not fit {name}: use {percent}{}", known.join(", "))
+            })?;
+            Limit::Value(number * factor.1)
+        };
+        Ok(Self { text: text.trim().to_owned(), figure, comparison, limit })
+    }
+}
+
+impl fmt::Display for Expectation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl Expectation {
+    /// The value that was measured, as text, and whether it meets the expectation. The rate of the
+    /// port is in Gbit/s.
+    fn check(&self, result: &SizeResult, rate: Option<f64>) -> Result<(String, bool), String> {
+        let none = || "it was not measured on this side".to_owned();
+        let (value, text) = match self.figure {
+            Figure::Bandwidth => {
+                let gbits = result.bandwidth.as_ref().ok_or_else(none)?.gbit_per_second;
+                (gbits * 125e6, format!("{gbits:.3} Gbit/s"))
+            }
+            Figure::MessageRate => {
+                let rate = result.bandwidth.as_ref().ok_or_else(none)?.messages_per_second;
+                (rate, format!("{rate:.0} messages/s"))
+            }
+            Figure::Latency(statistic) => {
+                let micros = statistic.of(result.latency.as_ref().ok_or_else(none)?);
+                (micros, format!("{micros:.3} us"))
+            }
+        };
+        let (limit, text) = match (self.limit, rate) {
+            (Limit::Value(limit), _) => (limit, text),
+            (Limit::OfRate(percent), Some(rate)) => {
+                let part = 100.0 * value / (rate * 125e6);
+                (percent / 100.0 * rate * 125e6, format!("{text}, {part:.1} % of {rate} Gbit/s"))
+            }
+            (Limit::OfRate(_), None) => return Err("the rate of the port is not known".into()),
+        };
+        let met = match self.comparison {
+            Comparison::Less => value < limit,
+            Comparison::AtMost => value <= limit,
+            Comparison::Greater => value > limit,
+            Comparison::AtLeast => value >= limit,
+        };
+        Ok((text, met))
+    }
+}
+
+/// An expectation on a message size, checked.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Checked {
+    name: String,
+    /// Why it is not met.
+    failure: Option<String>,
+}
+
+/// Results did not meet expectations.
+#[derive(Debug, thiserror::Error)]
+#[error("not as expected: {0}")]
+pub(crate) struct NotMet(String);
+
+/// Checks every expectation on every message size.
+pub(crate) fn check(report: &Report, expectations: &[Expectation]) -> Vec<Checked> {
+    let mut checked = Vec::new();
+    for result in &report.results {
+        for expectation in expectations {
+            let failure = match expectation.check(result, report.environment.rate) {
+                Ok((_, true)) => None,
+                Ok((found, false)) => Some(format!("it is {found}")),
+                Err(reason) => Some(reason),
+            };
+            checked.push(Checked { name: format!("{expectation} at {} bytes", result.size), failure });
+        }
+    }
+    checked
+}
+
+/// An error that lists what is not met.
+pub(crate) fn verdict(checked: &[Checked]) -> Result<(), NotMet> {
+    let failures: Vec<_> = checked
+        .iter()
+        .filter_map(|one| one.failure.as_ref().map(|failure| format!("{}: {failure}", one.name)))
+        .collect();
+    if failures.is_empty() { Ok(()) } else { Err(NotMet(failures.join("; "))) }
+}
+
+/// The checks as a JUnit file.
+pub(crate) fn junit(suite: &str, checked: &[Checked]) -> String {
+    let failures = checked.iter().filter(|one| one.failure.is_some()).count();
+    let suite = escape(suite);
+    let mut text = format!(
+        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n  <testsuite name=\"{suite}\" \
+         tests=\"{}\" failures=\"{failures}\" errors=\"0\" skipped=\"0\">\n",
+        checked.len()
+    );
+    for Checked { name, failure } in checked {
+        let _ = write!(text, "    <testcase classname=\"{suite}\" name=\"{}\"", escape(name));
+        let _ = match failure {
+            None => writeln!(text, "/>"),
+            Some(failure) => {
+                writeln!(text, ">\n      <failure message=\"{}\"/>\n    </testcase>", escape(failure))
+            }
+        };
+    }
+    text + "  </testsuite>\n</testsuites>\n"
+}
+
+fn escape(text: &str) -> String {
+    let mut escaped = String::new();
+    for c in text.chars() {
+        match c {
+            '&' => escaped += "&amp;",
+            '<' => escaped += "&lt;",
+            '>' => escaped += "&gt;",
+            '"' => escaped += "&quot;",
+            c if c.is_control() => escaped.push(' '),
+            c => escaped.push(c),
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::perf::report::{Bandwidth, Cpu};
+
+    fn result() -> SizeResult {
+        SizeResult {
+            size: 64,
+            messages: 1000,
+            seconds: 1.0,
+            bandwidth: Some(Bandwidth {
+                unit: "MiB/s",
+                average: 119.2,
+                min: 119.2,
+                max: 119.2,
+                gbit_per_second: 1.0,
+                messages_per_second: 2e6,
+            }),
+            latency: Some(Latency {
+                of: "half round trip",
+                count: 1000,
+                min: 1.0,
+                mean: 2.0,
+                stdev: 0.5,
+                p50: 1.9,
+                p90: 3.0,
+                p99: 4.0,
+                p99_9: 5.0,
+                p99_99: 6.0,
+                max: 7.0,
+            }),
+            cpu: Cpu { user_seconds: 0.0, system_seconds: 0.0, percent: 0.0 },
+            intervals: Vec::new(),
+            peer: None,
+        }
+    }
+
+    fn met(text: &str) -> bool {
+        let expectation: Expectation = text.parse().unwrap_or_else(|error| panic!("{text}: {error}"));
+        expectation.check(&result(), Some(2.5)).unwrap().1
+    }
+
+    #[test]
+    fn figures_are_compared_in_any_unit() {
+        for text in [
+            "p99<5us",
+            "p99 <= 4",
+            "p99.9<5001ns",
+            "max<0.01ms",
+            "min>0.5",
+            "avg>=2",
+            "median<2",
+            "bw>900Mbit/s",
+            "bw>=1Gbit/s",
+            "bw<120MiB/s",
+            "bw>39%",
+            "bw<41 %",
+            "rate>1.9Mpps",
+            "rate<=2000kpps",
+        ] {
+            assert!(met(text), "{text}");
+        }
+        for text in ["p99<4us", "p99>4", "bw>1Gbit/s", "bw>90%", "rate>2Mpps", "stdev<=400ns"] {
+            assert!(!met(text), "{text}");
+        }
+    }
+
+    #[test]
+    fn wrong_expectations_are_explained() {
+        for (text, words) in [
+            ("p99", "needs a comparison"),
+            ("p42<5us", "no figure \"p42\""),
+            ("p99<fast", "not a number"),
+            ("p99<5Gbit/s", "does not fit p99"),
+            ("p99<5%", "does not fit p99"),
+            ("bw>5", "use %, gbit/s"),
+        ] {
+            let error = text.parse::<Expectation>().unwrap_err();
+            assert!(error.contains(words), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn missing_figures_do_not_meet_expectations() {
+        let served = SizeResult { bandwidth: None, latency: None, ..result() };
+        for text in ["p99<5us", "bw>1%", "rate>1"] {
+            let expectation: Expectation = text.parse().unwrap();
+            assert!(expectation.check(&served, Some(1.0)).unwrap_err().contains("not measured"));
+        }
+        let percent: Expectation = "bw>1%".parse().unwrap();
+        assert!(percent.check(&result(), None).unwrap_err().contains("rate of the port"));
+    }
+
+    #[test]
+    fn junit_escapes_names_and_counts_failures() {
+        let checked = [
+            Checked { name: "p99<5us at 64 bytes".into(), failure: None },
+            Checked { name: "bw>90% at 64 bytes".into(), failure: Some("it is \"low\"".into()) },
+        ];
+        let text = junit("write bw", &checked);
+        assert!(text.contains("tests=\"2\" failures=\"1\""), "{text}");
+        assert!(text.contains("name=\"p99&lt;5us at 64 bytes\"/>"), "{text}");
+        assert!(text.contains("<failure message=\"it is &quot;low&quot;\"/>"), "{text}");
+        let error = verdict(&checked).unwrap_err().to_string();
+        assert_eq!(error, "not as expected: bw>90% at 64 bytes: it is \"low\"");
+        assert!(verdict(&checked[..1]).is_ok());
+    }
+}

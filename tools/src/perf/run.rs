@@ -1,0 +1,279 @@
+//! The loops of the tests.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use super::endpoint::{Endpoint, Posting};
+use super::measure::Recorder;
+use super::transport::Service;
+use super::watch::{Verdict, Watch};
+use crate::cli::perf::{Length, Plan, Verb};
+
+/// The time in which requests that are outstanding at the end of a timed run complete.
+const DRAIN: Duration = Duration::from_millis(500);
+
+/// What a side does in a bandwidth test.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Flow {
+    pub(crate) sends: bool,
+    pub(crate) receives: bool,
+    /// The first message is sent after the first one was received.
+    pub(crate) answers: bool,
+}
+
+impl Flow {
+    pub(crate) fn new(plan: &Plan<'_>) -> Self {
+        let (client, both) = (plan.is_client(), plan.bidirectional());
+        let receives = plan.verb.consumes_receives();
+        Self { sends: client || both, receives: receives && (!client || both), answers: receives && !client }
+    }
+}
+
+/// The time after which a run stops, in nanoseconds.
+fn end_of(plan: &Plan<'_>) -> u64 {
+    match plan.length {
+        Length::Messages(_) => u64::MAX,
+        Length::Time { total, .. } => u64::try_from(total.as_nanos()).unwrap_or(u64::MAX),
+    }
+}
+
+/// A bandwidth test: each queue pair keeps its send queue full.
+pub(crate) fn bandwidth<T: Service>(
+    endpoint: &mut Endpoint<T>,
+    plan: &Plan<'_>,
+    flow: Flow,
+    posting: &Posting,
+    recorder: &mut Recorder,
+    watch: &mut Watch<'_>,
+) -> Result<()> {
+    let (depth, list, end) = (u64::from(plan.tx_depth), u64::from(plan.options.post_list), end_of(plan));
+    let mut sending = flow.sends && !flow.answers;
+    if sending {
+        recorder.begin();
+    }
+    loop {
+        let mut progress = false;
+        if sending {
+            for index in 0..endpoint.count() {
+                while endpoint.room(index, posting, depth) >= list {
+                    endpoint.post_sends(index, posting, list, recorder.now())?;
+                    progress = true;
+                }
+            }
+        }
+        // Requests of all queue pairs complete in one queue: not more than that many are polled
+        // before the queues are filled again.
+        for _ in 0..plan.tx_depth {
+            let Some((messages, posted)) = endpoint.poll_send()? else { break };
+            let now = recorder.now();
+            recorder.record(now, messages, Some(now - posted));
+            progress = true;
+        }
+        if flow.receives {
+            for _ in 0..plan.rx_depth {
+                let Some(index) = endpoint.poll_receive(posting)? else { break };
+                recorder.begin();
+                // With both directions, the sends are measured.
+                if !flow.sends {
+                    recorder.record(recorder.now(), 1, None);
+                }
+                endpoint.repost(index, posting)?;
+                progress = true;
+            }
+            if flow.sends && !sending && endpoint.any_received() {
+                sending = true;
+            }
+        }
+        let sent = !flow.sends || endpoint.all_sent(posting);
+        let done = sent && (!flow.receives || endpoint.all_received(posting));
+        if done || end != u64::MAX && recorder.now() >= end {
+            break;
+        }
+        if progress {
+            watch.progress();
+        } else {
+            endpoint.pause(watch)?;
+        }
+    }
+    if end != u64::MAX && flow.sends {
+        drain(endpoint, posting, flow)?;
+    }
+    Ok(())
+}
+
+/// Polls the requests that are outstanding at the end of a timed run. The peer may have stopped
+/// already, so they need not complete.
+fn drain<T: Service>(endpoint: &mut Endpoint<T>, posting: &Posting, flow: Flow) -> Result<()> {
+    let deadline = Instant::now() + DRAIN;
+    while !endpoint.drained() && Instant::now() < deadline {
+        while endpoint.poll_send()?.is_some() {}
+        if flow.receives {
+            while let Some(index) = endpoint.poll_receive(posting)? {
+                endpoint.repost(index, posting)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The state of a latency test: counts, times, and its end.
+struct Turns<'r> {
+    recorder: &'r mut Recorder,
+    limit: u64,
+    end: u64,
+    sent: u64,
+    received: u64,
+    last: Option<u64>,
+}
+
+impl<'r> Turns<'r> {
+    fn new(recorder: &'r mut Recorder, plan: &Plan<'_>, posting: &Posting) -> Self {
+        recorder.begin();
+        Self { recorder, limit: posting.limit, end: end_of(plan), sent: 0, received: 0, last: None }
+    }
+
+    fn is_over(&self) -> bool {
+        self.sent >= self.limit && self.received >= self.limit || self.time_is_over()
+    }
+
+    fn time_is_over(&self) -> bool {
+        self.end != u64::MAX && self.recorder.now() >= self.end
+    }
+
+    /// Notes that a message is sent now. The time since the last one is a round trip.
+    fn send(&mut self) -> u64 {
+        let now = self.recorder.now();
+        if let Some(last) = self.last.replace(now) {
+            self.recorder.record(now, 1, Some(now - last));
+        }
+        self.sent += 1;
+        now
+    }
+}
+
+/// A latency test of messages or of writes with immediate data.
+pub(crate) fn message_latency<T: Service>(
+    endpoint: &mut Endpoint<T>,
+    plan: &Plan<'_>,
+    posting: &Posting,
+    recorder: &mut Recorder,
+    watch: &mut Watch<'_>,
+) -> Result<()> {
+    // The client of a send test begins; with immediate data it is the server.
+    let begins = plan.is_client() == (plan.verb == Verb::Send);
+    let mut turns = Turns::new(recorder, plan, posting);
+    while !turns.is_over() {
+        if turns.received < turns.limit && !(begins && turns.sent == 0) {
+            let index = loop {
+                if let Some(index) = endpoint.poll_receive(posting)? {
+                    break index;
+                }
+                if turns.time_is_over() {
+                    return Ok(());
+                }
+                endpoint.pause(watch)?;
+            };
+            watch.progress();
+            turns.received += 1;
+            endpoint.repost(index, posting)?;
+        }
+        if turns.sent < turns.limit {
+            let now = turns.send();
+            endpoint.post_sends(0, posting, 1, now)?;
+            while endpoint.poll_send()?.is_none() {
+                if turns.time_is_over() {
+                    return Ok(());
+                }
+                endpoint.pause(watch)?;
+            }
+            watch.progress();
+        }
+    }
+    Ok(())
+}
+
+/// A latency test of writes: each side polls the last byte of its memory.
+pub(crate) fn write_latency<T: Service>(
+    endpoint: &mut Endpoint<T>,
+    plan: &Plan<'_>,
+    posting: &Posting,
+    recorder: &mut Recorder,
+    watch: &mut Watch<'_>,
+) -> Result<()> {
+    let begins = !plan.is_client();
+    let mut turns = Turns::new(recorder, plan, posting);
+    while !turns.is_over() {
+        if turns.received < turns.limit && !(begins && turns.sent == 0) {
+            let expected = (turns.received + 1) as u8;
+            while endpoint.last_byte(posting.size)? != expected {
+                match watch.spin()? {
+                    None => {}
+                    // The clock is read as rarely as the other conditions.
+                    Some(Verdict::Wait) if turns.time_is_over() => return Ok(()),
+                    Some(Verdict::Wait) => {}
+                    Some(verdict) => return Err(endpoint.verdict(verdict)),
+                }
+            }
+            watch.progress();
+            turns.received += 1;
+        }
+        if turns.sent < turns.limit {
+            endpoint.set_last_byte(posting.size, (turns.sent + 1) as u8)?;
+            let now = turns.send();
+            endpoint.post_sends(0, posting, 1, now)?;
+            // The peer ends as soon as it has the last message, perhaps before it acknowledges it.
+            let acknowledged = wait_for_send(endpoint, &turns, watch);
+            match acknowledged {
+                Err(error) if turns.sent < turns.limit || turns.received < turns.limit => return Err(error),
+                _ => {}
+            }
+            watch.progress();
+        }
+    }
+    Ok(())
+}
+
+/// Polls until a message of a write latency test completes, or the time is over.
+fn wait_for_send<T: Service>(
+    endpoint: &mut Endpoint<T>,
+    turns: &Turns<'_>,
+    watch: &mut Watch<'_>,
+) -> Result<()> {
+    while endpoint.poll_send()?.is_none() {
+        match watch.spin()? {
+            Some(Verdict::Wait) if turns.time_is_over() => break,
+            None | Some(Verdict::Wait) => {}
+            Some(verdict) => return Err(endpoint.verdict(verdict)),
+        }
+    }
+    Ok(())
+}
+
+/// A latency test of reads and atomics, which the client alone runs.
+pub(crate) fn response_latency<T: Service>(
+    endpoint: &mut Endpoint<T>,
+    plan: &Plan<'_>,
+    posting: &Posting,
+    recorder: &mut Recorder,
+    watch: &mut Watch<'_>,
+) -> Result<()> {
+    recorder.begin();
+    let end = end_of(plan);
+    let mut sent = 0;
+    while sent < posting.limit {
+        let begin = recorder.now();
+        if begin >= end {
+            break;
+        }
+        endpoint.post_sends(0, posting, 1, begin)?;
+        while endpoint.poll_send()?.is_none() {
+            endpoint.pause(watch)?;
+        }
+        watch.progress();
+        let now = recorder.now();
+        recorder.record(now, 1, Some(now - begin));
+        sent += 1;
+    }
+    Ok(())
+}

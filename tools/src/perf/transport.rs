@@ -1,0 +1,132 @@
+//! The differences between the transports.
+
+use bareverbs::{
+    Access, AckTimeout, Ah, AhAttr, AnyProvider, Datagram, GRH_BYTES, InitAttr, MinRnrTimer, Mtu, Operation,
+    Qp, Rc, Remote, RetryCount, RnrRetry, RtrAttr, RtsAttr, Transport, Uc, UcOperation, UcRtrAttr, Ud,
+    UdInitAttr,
+};
+
+use super::wire::KeyRecord;
+use crate::cli::perf::{Connection, Verb};
+
+/// The Q_Key of perftest.
+const QKEY: u32 = 0x1111_1111;
+/// Retries before a message counts as lost. perftest sets 7, which Soft-RoCE treats as unlimited.
+pub(crate) const RETRY_CNT: RetryCount = RetryCount::new(6).unwrap();
+/// The RNR NAK timer of perftest.
+const MIN_RNR_TIMER: MinRnrTimer = MinRnrTimer::new(12).unwrap();
+
+/// The path from a queue pair to its peer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Path {
+    pub(crate) address: AhAttr,
+    pub(crate) mtu: Mtu,
+    pub(crate) local: KeyRecord,
+    pub(crate) remote: KeyRecord,
+    pub(crate) timeout: AckTimeout,
+}
+
+/// A transport that the benchmarks run on.
+pub(crate) trait Service: Transport + Sized {
+    const CONNECTION: Connection;
+    /// Bytes before the message in the memory of a receive.
+    const HEADROOM: u32 = 0;
+    /// The peer's address, if each request needs it.
+    type Route;
+
+    /// RESET → INIT.
+    fn init(qp: &mut Qp<Self>, port: u8, access: Access) -> bareverbs::Result<()>;
+
+    /// INIT → RTS.
+    fn connect(qp: &mut Qp<Self>, path: &Path) -> bareverbs::Result<Self::Route>;
+
+    /// The operation of a message to `remote`.
+    fn operation<'r>(verb: Verb, remote: Remote, route: &'r Self::Route) -> Self::Operation<'r, AnyProvider>;
+}
+
+impl Service for Rc {
+    const CONNECTION: Connection = Connection::Rc;
+    type Route = ();
+
+    fn init(qp: &mut Qp<Self>, port: u8, access: Access) -> bareverbs::Result<()> {
+        qp.init(&InitAttr { access, ..InitAttr::new(port) })
+    }
+
+    fn connect(qp: &mut Qp<Self>, path: &Path) -> bareverbs::Result<()> {
+        let limit = |out_reads: u16| u8::try_from(out_reads).unwrap_or(u8::MAX);
+        qp.ready_to_receive(&RtrAttr {
+            rq_psn: path.remote.psn,
+            path_mtu: path.mtu,
+            max_dest_rd_atomic: limit(path.local.out_reads),
+            min_rnr_timer: MIN_RNR_TIMER,
+            ..RtrAttr::new(path.address, path.remote.qpn)
+        })?;
+        qp.ready_to_send(&RtsAttr {
+            sq_psn: path.local.psn,
+            timeout: path.timeout,
+            retry_cnt: RETRY_CNT,
+            rnr_retry: RnrRetry::INFINITE,
+            max_rd_atomic: limit(path.remote.out_reads),
+        })
+    }
+
+    #[inline(always)]
+    fn operation(verb: Verb, remote: Remote, (): &()) -> Operation {
+        match verb {
+            Verb::Send => Operation::Send,
+            Verb::Write => Operation::Write(remote),
+            Verb::WriteImm => Operation::WriteImm(remote, 0.into()),
+            Verb::Read => Operation::Read(remote),
+            Verb::Atomic => Operation::FetchAdd { remote, add: 1 },
+        }
+    }
+}
+
+impl Service for Uc {
+    const CONNECTION: Connection = Connection::Uc;
+    type Route = ();
+
+    fn init(qp: &mut Qp<Self>, port: u8, access: Access) -> bareverbs::Result<()> {
+        qp.init(&InitAttr { access, ..InitAttr::new(port) })
+    }
+
+    fn connect(qp: &mut Qp<Self>, path: &Path) -> bareverbs::Result<()> {
+        qp.ready_to_receive(&UcRtrAttr {
+            rq_psn: path.remote.psn,
+            path_mtu: path.mtu,
+            ..UcRtrAttr::new(path.address, path.remote.qpn)
+        })?;
+        qp.ready_to_send(path.local.psn)
+    }
+
+    #[inline(always)]
+    fn operation(verb: Verb, remote: Remote, (): &()) -> UcOperation {
+        match verb {
+            Verb::Write => UcOperation::Write(remote),
+            Verb::WriteImm => UcOperation::WriteImm(remote, 0.into()),
+            // `Plan` has rejected reads and atomics.
+            Verb::Send | Verb::Read | Verb::Atomic => UcOperation::Send,
+        }
+    }
+}
+
+impl Service for Ud {
+    const CONNECTION: Connection = Connection::Ud;
+    const HEADROOM: u32 = GRH_BYTES as u32;
+    type Route = (Ah, u32);
+
+    fn init(qp: &mut Qp<Self>, port: u8, _: Access) -> bareverbs::Result<()> {
+        qp.init(&UdInitAttr::new(port, QKEY))
+    }
+
+    fn connect(qp: &mut Qp<Self>, path: &Path) -> bareverbs::Result<(Ah, u32)> {
+        qp.ready_to_receive()?;
+        qp.ready_to_send(path.local.psn)?;
+        Ok((qp.pd().create_ah(&path.address)?, path.remote.qpn))
+    }
+
+    #[inline(always)]
+    fn operation<'r>(_: Verb, _: Remote, (ah, qpn): &'r (Ah, u32)) -> Datagram<'r> {
+        Datagram::new(ah, *qpn, QKEY)
+    }
+}

@@ -1,0 +1,151 @@
+//! Watches a run that makes no progress: signals, the peer, and the time.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use crate::signal::Stop;
+
+/// Polls without a completion between two looks at the clock.
+const SPINS: u32 = 1 << 12;
+/// The time in which requests complete after the peer has closed its connection.
+const GRACE: Duration = Duration::from_secs(1);
+/// The time without progress after which a run ends.
+pub(crate) const STALL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Why the wait is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Go on polling.
+    Wait,
+    /// The peer closed its connection, and nothing completed since.
+    PeerGone,
+    /// Nothing completed for [`STALL_TIMEOUT`].
+    Stalled,
+}
+
+/// The state of a wait.
+pub(crate) struct Watch<'a> {
+    stop: &'a Stop,
+    /// The control connection.
+    peer: BorrowedFd<'a>,
+    spins: u32,
+    quiet: Option<Instant>,
+    gone: Option<Instant>,
+}
+
+impl<'a> Watch<'a> {
+    pub(crate) fn new(stop: &'a Stop, peer: BorrowedFd<'a>) -> Self {
+        Self { stop, peer, spins: 0, quiet: None, gone: None }
+    }
+
+    /// Notes that something completed.
+    #[inline]
+    pub(crate) fn progress(&mut self) {
+        (self.spins, self.quiet) = (0, None);
+    }
+
+    /// Notes a poll that found nothing. `Some` if it was time to look around.
+    #[inline]
+    pub(crate) fn spin(&mut self) -> Result<Option<Verdict>> {
+        self.spins += 1;
+        if self.spins < SPINS {
+            return Ok(None);
+        }
+        self.spins = 0;
+        self.look(None).map(Some)
+    }
+
+    /// Sleeps until `fd` is readable, the peer closes its connection or the time is over.
+    pub(crate) fn sleep(&mut self, fd: BorrowedFd<'_>, until: Option<Duration>) -> Result<Verdict> {
+        let longest = Duration::from_millis(100);
+        self.look(Some((fd, until.map_or(longest, |until| until.min(longest)))))
+    }
+
+    /// Waits until the peer closes its connection, up to a limit.
+    pub(crate) fn wait_for_end(&mut self, limit: Duration) -> Result<()> {
+        let deadline = Instant::now() + limit;
+        while self.gone.is_none() && Instant::now() < deadline {
+            self.stop.check()?;
+            let mut fds = [PollFd::from_borrowed_fd(self.peer, PollFlags::RDHUP)];
+            let slice = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+            match poll(&mut fds, Some(&slice)) {
+                Ok(0) | Err(Errno::INTR) => {}
+                Ok(_) => self.gone = Some(Instant::now()),
+                Err(errno) => return Err(std::io::Error::from(errno).into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn look(&mut self, wait: Option<(BorrowedFd<'_>, Duration)>) -> Result<Verdict> {
+        self.stop.check()?;
+        let watched = if self.gone.is_some() { PollFlags::empty() } else { PollFlags::RDHUP };
+        // Without a wait, the connection stands in for the descriptor.
+        let (fd, events, time) = match wait {
+            Some((fd, time)) => (fd, PollFlags::IN, time),
+            None => (self.peer.as_fd(), PollFlags::empty(), Duration::ZERO),
+        };
+        let mut fds = [PollFd::from_borrowed_fd(fd, events), PollFd::from_borrowed_fd(self.peer, watched)];
+        let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
+        // A peer that closed its connection ends each wait early.
+        let count = if self.gone.is_some() && wait.is_some() { 1 } else { 2 };
+        match poll(&mut fds[..count], Some(&time)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(std::io::Error::from(errno).into()),
+        }
+        let now = Instant::now();
+        let ended = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+        if count == 2 && fds[1].revents().intersects(ended) {
+            self.gone.get_or_insert(now);
+        }
+        let quiet = *self.quiet.get_or_insert(now);
+        if self.gone.is_some_and(|gone| now.duration_since(gone.max(quiet)) >= GRACE) {
+            return Ok(Verdict::PeerGone);
+        }
+        if now.duration_since(quiet) >= STALL_TIMEOUT {
+            return Ok(Verdict::Stalled);
+        }
+        Ok(Verdict::Wait)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn closed_connection_ends_the_wait_after_the_grace_time() {
+        let stop = Stop::new().unwrap();
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let mut watch = Watch::new(&stop, ours.as_fd());
+        let start = Instant::now();
+        assert_eq!(watch.look(None).unwrap(), Verdict::Wait);
+        drop(theirs);
+        loop {
+            match watch.spin().unwrap() {
+                Some(Verdict::PeerGone) => break,
+                None | Some(Verdict::Wait) => {}
+                Some(Verdict::Stalled) => panic!("the peer is gone"),
+            }
+        }
+        assert!((GRACE..STALL_TIMEOUT).contains(&start.elapsed()));
+    }
+
+    #[test]
+    fn readable_descriptor_ends_a_sleep() {
+        use std::io::Write;
+        let stop = Stop::new().unwrap();
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let (events, mut other) = UnixStream::pair().unwrap();
+        let mut watch = Watch::new(&stop, ours.as_fd());
+        other.write_all(b"x").unwrap();
+        let start = Instant::now();
+        assert_eq!(watch.sleep(events.as_fd(), None).unwrap(), Verdict::Wait);
+        assert!(start.elapsed() < Duration::from_millis(90));
+    }
+}
