@@ -1,10 +1,11 @@
 //! Interop tests of `bareverbs` with the C programs of rdma-core, which run in the lab.
 //!
 //! [`program`] runs programs and collects their output, [`pingpong`] runs ping-pong between two of
-//! them, [`lines`] parses their output, and [`calls`] records their verbs calls.
+//! them, [`perf`] benchmarks, [`lines`] parses their output, and [`calls`] records their verbs calls.
 //! [`bareverbs_test_support::resources`] counts their objects in the kernel.
 
 pub mod calls;
 pub mod lines;
+pub mod perf;
 pub mod pingpong;
 pub mod program;
