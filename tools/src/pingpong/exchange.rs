@@ -34,21 +34,21 @@ const END: &[u8; 4] = b"END\0";
 /// Why the exchange failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ExchangeError {
-    #[error("cannot listen on TCP port {port}: {source}")]
+    #[error("cannot listen on TCP port {port}")]
     Listen { port: u16, source: io::Error },
     #[error("cannot accept a client: {0}")]
     Accept(io::Error),
-    #[error("no address for host {host}: {source}")]
+    #[error("no address for host {host}")]
     NoAddress { host: String, source: io::Error },
     #[error("cannot connect to {host}:{port}:{attempts}")]
     Connect { host: String, port: u16, attempts: String },
     #[error("cannot set keepalive on the connection: {0}")]
     KeepAlive(io::Error),
-    #[error("cannot write {what}: {source}")]
+    #[error("cannot write {what}")]
     Write { what: Item, source: io::Error },
     #[error("only {written} of the {} bytes of {what} were written", what.len())]
     ShortWrite { what: Item, written: usize },
-    #[error("cannot read {what}: {source}")]
+    #[error("cannot read {what}")]
     Read { what: Item, source: io::Error },
     #[error("the peer closed the connection after {received} of the {} bytes of {what}", what.len())]
     Closed { what: Item, received: usize },
@@ -56,7 +56,7 @@ pub(crate) enum ExchangeError {
     Stalled { what: Item, received: usize, timeout: Duration },
     #[error("the peer sent more than the {} bytes of {what}", what.len())]
     TooMuch { what: Item },
-    #[error("invalid address record from the peer: {0}")]
+    #[error("invalid address record from the peer")]
     InvalidRecord(#[from] BadRecord),
     #[error("the peer uses {theirs} QPs, this side {ours}: both sides need the same -q")]
     QpCountMismatch { ours: usize, theirs: usize },
@@ -402,7 +402,12 @@ mod tests {
     }
 
     fn error(result: Result<Record, ExchangeError>) -> String {
-        result.expect_err("the exchange must fail").to_string()
+        whole(result.expect_err("the exchange must fail"))
+    }
+
+    /// The error with its causes, as the program prints it.
+    fn whole(error: ExchangeError) -> String {
+        format!("{:#}", anyhow::Error::from(error))
     }
 
     /// Reads until the other side closes. An earlier close could truncate its answer.
@@ -581,7 +586,7 @@ mod tests {
     fn connection_refused_error_names_the_address() {
         let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
         let stop = Stop::new().unwrap();
-        let text = Peer::connect("127.0.0.1", free, &stop).unwrap_err().to_string();
+        let text = whole(Peer::connect("127.0.0.1", free, &stop).unwrap_err());
         assert_eq!(
             text,
             format!("cannot connect to 127.0.0.1:{free}: 127.0.0.1: Connection refused (os error 111)")
@@ -591,7 +596,7 @@ mod tests {
     #[test]
     fn unresolvable_host_is_reported() {
         let stop = Stop::new().unwrap();
-        let text = Peer::connect("no host has spaces", 1, &stop).unwrap_err().to_string();
+        let text = whole(Peer::connect("no host has spaces", 1, &stop).unwrap_err());
         assert!(text.starts_with("no address for host no host has spaces: "), "{text}");
     }
 
@@ -599,7 +604,7 @@ mod tests {
     fn tcp_port_in_use_is_reported() {
         let first = Server::listen(0).unwrap();
         let port = port_of(&first);
-        let text = Server::listen(port).unwrap_err().to_string();
+        let text = whole(Server::listen(port).unwrap_err());
         assert_eq!(text, format!("cannot listen on TCP port {port}: Address already in use (os error 98)"));
     }
 
