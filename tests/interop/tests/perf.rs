@@ -1,4 +1,7 @@
 //! `bareverbs perf` with the programs of perftest, in both roles, and with itself.
+//!
+//! A run of all tests includes only those whose names begin with `short`, on one kernel:
+//! `xtask/src/test/scheduler.rs`.
 
 use std::fs;
 use std::io::Write;
@@ -13,6 +16,9 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 kernel_tests! {
+    short_runs_interoperate_with_perftest,
+    short_runs_on_other_transports_interoperate,
+    short_run_reports_a_killed_server,
     bandwidth_tests_interoperate_with_perftest,
     latency_tests_interoperate_with_perftest,
     bidirectional_tests_interoperate_with_perftest,
@@ -74,6 +80,40 @@ fn expect_row(run: &Run, side: Side, size: u64, messages: u64) {
             assert!(found, "{run:#?}");
         }
     }
+}
+
+/// The pairings with perftest, without that of `bareverbs` with itself.
+const WITH_PERFTEST: &[(Side, Side)] = PAIRINGS.split_at(2).0;
+
+fn short_runs_interoperate_with_perftest() {
+    for operation in OPERATIONS.into_iter().chain(["write-imm"]) {
+        for test in ["bw", "lat"] {
+            for pairing in WITH_PERFTEST {
+                let run = Benchmark { operation, test }.run(*pairing, &options(operation, &["-n", "20"]));
+                if let Some(json) = run.client_json() {
+                    expect_latencies(&json, size(operation));
+                }
+                if test == "bw" {
+                    expect_row(&run, Side::Perftest, size(operation), 20);
+                }
+            }
+        }
+    }
+}
+
+fn short_runs_on_other_transports_interoperate() {
+    for (operation, test, transport) in [("send", "lat", "UD"), ("write", "bw", "UC")] {
+        for pairing in WITH_PERFTEST {
+            let run =
+                Benchmark { operation, test }.run(*pairing, &["-c", transport, "-s", "512", "-n", "20"]);
+            let json = run.client_json();
+            assert!(json.is_none_or(|json| json["transport"] == transport.to_lowercase()), "{run:#?}");
+        }
+    }
+}
+
+fn short_run_reports_a_killed_server() {
+    expect_notice(Benchmark { operation: "write", test: "bw" }, (Side::Perftest, Side::Bareverbs), true);
 }
 
 fn bandwidth_tests_interoperate_with_perftest() {
@@ -223,22 +263,27 @@ fn killed_peers_are_reported() {
             ((Side::Bareverbs, Side::Perftest), false),
             ((Side::Perftest, Side::Bareverbs), true),
         ] {
-            let endless = ["-D", "600"];
-            let server = benchmark.serve(pairing.0, &endless);
-            let client = Program::start(&mut benchmark.command(pairing.1, &endless, Some(HOST)));
-            std::thread::sleep(A_WHILE);
-            let (victim, survivor) = if server_dies { (server, client) } else { (client, server) };
-            victim.signal(Signal::SIGKILL);
-            victim.finish();
-            let survivor = survivor.finish_within(SOON);
-            assert_eq!(survivor.status.code(), Some(1), "{survivor:#?}");
-            let message = survivor.stderr.lines().find(|line| line.starts_with("bareverbs: "));
-            let message = message.unwrap_or_else(|| panic!("{survivor:#?}"));
-            // A peer that is killed during the exchange with unread bytes resets the connection.
-            let causes = ["the peer closed", "retry counter", "Connection reset by peer"];
-            assert!(causes.iter().any(|cause| message.contains(cause)), "{message}");
+            expect_notice(benchmark, pairing, server_dies);
         }
     }
+}
+
+/// Kills one side during a run, and asserts that the other one reports it.
+fn expect_notice(benchmark: Benchmark, (server, client): (Side, Side), server_dies: bool) {
+    let endless = ["-D", "600"];
+    let server = benchmark.serve(server, &endless);
+    let client = Program::start(&mut benchmark.command(client, &endless, Some(HOST)));
+    std::thread::sleep(A_WHILE);
+    let (victim, survivor) = if server_dies { (server, client) } else { (client, server) };
+    victim.signal(Signal::SIGKILL);
+    victim.finish();
+    let survivor = survivor.finish_within(SOON);
+    assert_eq!(survivor.status.code(), Some(1), "{survivor:#?}");
+    let message = survivor.stderr.lines().find(|line| line.starts_with("bareverbs: "));
+    let message = message.unwrap_or_else(|| panic!("{survivor:#?}"));
+    // A peer that is killed during the exchange with unread bytes resets the connection.
+    let causes = ["the peer closed", "retry counter", "Connection reset by peer"];
+    assert!(causes.iter().any(|cause| message.contains(cause)), "{message}");
 }
 
 fn peers_that_speak_garbage_are_reported() {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use bareverbs_lab::{
     Accelerator, Cache, Exec, Failure, Guests, Hca, HcaPort, Kernel, Programs, RdmaCore, Series, Setup,
-    Tools, fetch_headers,
+    Since, Tools, fetch_headers,
 };
 use clap::ValueEnum;
 
@@ -33,6 +33,12 @@ const SOUND: &str = "the kernel stays sound";
 
 /// The profiles in a guest: one file per program. Each process adds its counts when it exits.
 const GUEST_PROFILES: &str = "/tmp/bareverbs-%m.profraw";
+
+/// Prefix of the tests with perftest. They take minutes on each kernel, so they run only if they are
+/// selected.
+const PERFTEST: &str = "perf::";
+/// Those of them that also run on one kernel when all tests run.
+const PERFTEST_SHORT: (&str, &str) = ("perf::short", Since::V7_2.name());
 
 /// Prefix of the scale tests.
 const ENDURANCE: &str = "endurance::";
@@ -226,9 +232,16 @@ impl<'a> Plan<'a> {
         Ok(queue.into_inner().unwrap_or_else(PoisonError::into_inner).table)
     }
 
+    /// Whether a test runs on this kernel.
+    fn runs_on(&self, kernel: &str, test: &GuestTest) -> bool {
+        let title = test.title();
+        let short = title.starts_with(PERFTEST_SHORT.0) && kernel == PERFTEST_SHORT.1;
+        !self.filter.takes_all() || !title.starts_with(PERFTEST) || short
+    }
+
     fn test_run<'b>(&'b self, name: &str, kernel: &'b Kernel, device: Tested) -> TestRun<'b> {
         let mut specials = VecDeque::new();
-        let tests = self.tests.iter().collect();
+        let tests = self.tests.iter().filter(|test| self.runs_on(name, test)).collect();
         let examples = examples::tests(self.filter);
         // IPv4 multicast groups are for Ethernet.
         if self.profiles.is_none() && device != Tested::Ib && !examples.is_empty() {
