@@ -1,12 +1,13 @@
 //! Benchmarks between two programs in one guest.
 
 use std::process::Command;
+use std::time::Duration;
 
 use bareverbs_test_support::device;
 use serde_json::Value;
 
 use crate::pingpong::{HOST, PORT, wait_until_listening};
-use crate::program::{Finished, Program};
+use crate::program::{Finished, LIMIT, Program};
 
 /// A benchmark: the words of `bareverbs perf`, and the program of perftest with the option that it
 /// needs for the same.
@@ -63,10 +64,16 @@ impl Benchmark {
     }
 
     /// Runs a server and a client to success.
-    pub fn run(self, (server, client): (Side, Side), options: &[&str]) -> Run {
+    pub fn run(self, pairing: (Side, Side), options: &[&str]) -> Run {
+        self.run_within(LIMIT, pairing, options)
+    }
+
+    /// The same with another timeout of each program.
+    pub fn run_within(self, limit: Duration, (server, client): (Side, Side), options: &[&str]) -> Run {
         let running = self.serve(server, options);
-        let client_end = Program::start(&mut self.command(client, options, Some(HOST))).finish();
-        let server_end = running.finish();
+        let started = Program::start(&mut self.command(client, options, Some(HOST)));
+        let client_end = started.finish_within(limit);
+        let server_end = running.finish_within(limit);
         let run = Run { sides: (server, client), server: server_end, client: client_end };
         assert!(run.server.status.success() && run.client.status.success(), "{run:#?}");
         run
