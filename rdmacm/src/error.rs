@@ -194,27 +194,32 @@ impl Error {
     }
 }
 
+impl Error {
+    /// The kind of error that it is for `std::io`.
+    pub(crate) fn kind(&self) -> ErrorKind {
+        match (self, self.errno()) {
+            (Self::Unreachable(Errno::TIMEDOUT), _) => ErrorKind::TimedOut,
+            (_, Some(errno)) => io::Error::from(errno).kind(),
+            (Self::NoConnectionManager, _) => ErrorKind::NotFound,
+            (Self::Invalid { .. } | Self::PrivateData { .. }, _) => ErrorKind::InvalidInput,
+            (Self::Rejected(_) | Self::Sidr(_), _) => ErrorKind::ConnectionRefused,
+            (Self::Disconnected { .. }, _) => ErrorKind::ConnectionReset,
+            (Self::DeviceRemoved { .. }, _) => ErrorKind::NotConnected,
+            (Self::TimedOut { .. }, _) => ErrorKind::TimedOut,
+            (Self::Unsupported { .. }, _) => ErrorKind::Unsupported,
+            _ => ErrorKind::Other,
+        }
+    }
+}
+
 impl From<Error> for io::Error {
     /// An error of the kind that the errno has, if there is one, with the whole error as its
     /// source. A rejected connection is [`ErrorKind::ConnectionRefused`].
     fn from(error: Error) -> Self {
-        let kind = match (&error, error.errno()) {
-            (Error::Unreachable(Errno::TIMEDOUT), _) => ErrorKind::TimedOut,
-            (_, Some(errno)) => Self::from(errno).kind(),
-            (Error::Verbs(_), _) => {
-                let Error::Verbs(inner) = error else { return Self::other("a verb failed") };
-                return inner.into();
-            }
-            (Error::NoConnectionManager, _) => ErrorKind::NotFound,
-            (Error::Invalid { .. } | Error::PrivateData { .. }, _) => ErrorKind::InvalidInput,
-            (Error::Rejected(_) | Error::Sidr(_), _) => ErrorKind::ConnectionRefused,
-            (Error::Disconnected { .. }, _) => ErrorKind::ConnectionReset,
-            (Error::DeviceRemoved { .. }, _) => ErrorKind::NotConnected,
-            (Error::TimedOut { .. }, _) => ErrorKind::TimedOut,
-            (Error::Unsupported { .. }, _) => ErrorKind::Unsupported,
-            _ => ErrorKind::Other,
-        };
-        Self::new(kind, error)
+        match error {
+            Error::Verbs(error) if error.errno().is_none() => error.into(),
+            error => Self::new(error.kind(), error),
+        }
     }
 }
 

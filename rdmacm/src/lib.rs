@@ -11,6 +11,7 @@
 //! | [`connection`] | connections with their queue pairs: [`Listener`], [`Connector`] |
 //! | [`blocking`] | identifiers whose calls wait, with time limits |
 //! | `tokio`, `async_io` | the same in tasks (features of these names) |
+//! | [`stream`] | byte streams, used like those of [`std::net`] |
 //! | [`EventChannel`], [`CmId`], [`event`] | programs that are driven by events |
 //! | [`command`] | single commands of the kernel's ABI |
 //!
@@ -76,6 +77,7 @@ mod request;
 #[cfg(any(feature = "async-io", feature = "tokio"))]
 mod runtime;
 mod steps;
+pub mod stream;
 #[cfg(feature = "tokio")]
 pub mod tokio;
 

@@ -1,0 +1,51 @@
+//! Byte streams over RDMA, used like TCP streams and wire-compatible with rdma-core's rsocket.
+//!
+//! [`RdmaStream`] implements [`Read`](std::io::Read) and [`Write`](std::io::Write),
+//! [`RdmaListener`] accepts streams. With the features `tokio` and `async-io`, [`AsyncStream`]
+//! implements the traits of the runtimes.
+//!
+//! # Protocol
+//!
+//! | | |
+//! |---|---|
+//! | connection | port space TCP, RC; 40 bytes of private data each way tell buffers and credits |
+//! | data | RDMA write with immediate data into the peer's ring; the immediate data is the length |
+//! | flow control | credits of messages, and halves of the ring that the reader has freed |
+//! | end | words of immediate data: SHUTDOWN for one direction, DISCONNECT for both |
+//!
+//! Source: `librdmacm/rsocket.c` of rdma-core and its protocol note. Peers that break the protocol
+//! end the stream with a [`ProtocolError`]; they can write into the ring only, and never cause
+//! undefined behaviour. Like TCP, a stream has no integrity check beyond that of the packets, and no
+//! encryption.
+
+mod blocking;
+mod connect;
+mod error;
+mod inbound;
+mod link;
+mod options;
+mod outbound;
+mod ring;
+mod session;
+mod shared;
+#[cfg(any(feature = "async-io", feature = "tokio"))]
+mod task;
+mod wire;
+
+pub use self::blocking::RdmaStream;
+pub use self::connect::RdmaListener;
+pub use self::error::{ProtocolError, StreamError};
+pub use self::options::StreamOptions;
+#[cfg(feature = "async-io")]
+pub use self::task::AsyncIoReactor;
+#[cfg(feature = "tokio")]
+pub use self::task::TokioReactor;
+#[cfg(any(feature = "async-io", feature = "tokio"))]
+pub use self::task::{AsyncStream, Reactor};
+pub use self::wire::OfferError;
+
+/// The result of a call of a stream.
+pub type Result<T, E = StreamError> = std::result::Result<T, E>;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,251 @@
+//! The blocking stream.
+
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bareverbs::owned::Exposed;
+use bareverbs::{AnyProvider, Provider};
+
+use super::session::Session;
+use super::shared::{Direction, Limit, Shared};
+use super::{Result, StreamError};
+
+/// A byte stream over a reliable connection, used like [`std::net::TcpStream`]. It is
+/// wire-compatible with rdma-core's rsocket.
+///
+/// Data goes by RDMA write straight into the ring of the peer, and wakes the peer by immediate data.
+/// [`Read`] and [`Write`] are also implemented for `&RdmaStream`, so that one thread reads while
+/// another one writes.
+///
+/// # Progress
+///
+/// There is no thread behind a stream. The peer gets room for more bytes while this side reads,
+/// writes or waits. A program that does none of them holds its peer back, but loses nothing.
+///
+/// # Descriptor
+///
+/// [`AsFd`] gives a descriptor for `poll` and `epoll`. It is readable when a call is worthwhile that
+/// returned [`WouldBlock`](io::ErrorKind::WouldBlock) before. It is never writable.
+///
+/// # Drop
+///
+/// Drop of the last handle ends both directions. It waits until the peer's device has acknowledged
+/// what was written, at most for the time of [`set_linger`](Self::set_linger). Nothing sends the
+/// rest afterwards. [`close`](Self::close) reports whether the peer's device has everything.
+#[doc(alias = "rsocket")]
+pub struct RdmaStream<P: Provider = AnyProvider> {
+    pub(super) shared: Arc<Shared<P>>,
+}
+
+impl<P: Provider> RdmaStream<P> {
+    /// The local address.
+    #[doc(alias = "rgetsockname")]
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.shared.local
+    }
+
+    /// The address of the peer.
+    #[doc(alias = "rgetpeername")]
+    #[must_use]
+    pub fn peer_addr(&self) -> SocketAddr {
+        self.shared.peer
+    }
+
+    /// Another handle of the same stream.
+    #[must_use]
+    pub fn handle(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared) }
+    }
+
+    /// Makes calls return [`WouldBlock`](io::ErrorKind::WouldBlock) instead of waiting, on all
+    /// handles.
+    #[doc(alias = "rfcntl")]
+    pub fn set_nonblocking(&self, nonblocking: bool) {
+        self.shared.lock().nonblocking = nonblocking;
+    }
+
+    /// The time that a read waits at most, on all handles. `None`: without limit.
+    #[doc(alias = "SO_RCVTIMEO")]
+    pub fn set_read_timeout(&self, limit: Option<Duration>) {
+        self.shared.lock().timeouts[Direction::Read as usize] = limit;
+    }
+
+    /// The time that a write waits at most, on all handles. `None`: without limit.
+    #[doc(alias = "SO_SNDTIMEO")]
+    pub fn set_write_timeout(&self, limit: Option<Duration>) {
+        self.shared.lock().timeouts[Direction::Write as usize] = limit;
+    }
+
+    /// The time that drop waits at most for the acknowledgement of written bytes. Default: 1 second,
+    /// and 0 for an [`AsyncStream`](super::AsyncStream).
+    #[doc(alias = "SO_LINGER")]
+    pub fn set_linger(&self, limit: Duration) {
+        self.shared.lock().linger = limit;
+    }
+
+    /// Whether [`recv`](Self::recv) would return at once. If not, the [descriptor](Self#descriptor)
+    /// becomes readable when it may.
+    ///
+    /// # Errors
+    /// [`StreamError::Verbs`].
+    #[doc(alias = "rpoll")]
+    pub fn is_readable(&self) -> Result<bool> {
+        let ready = |session: &mut Session<P>| Ok(session.is_readable().then_some(()));
+        Ok(self.shared.attempt(&mut self.shared.lock(), Direction::Read, ready)?.is_some())
+    }
+
+    /// Whether [`send`](Self::send) would return at once. If not, the [descriptor](Self#descriptor)
+    /// becomes readable when it may.
+    ///
+    /// # Errors
+    /// [`StreamError::Verbs`].
+    #[doc(alias = "rpoll")]
+    pub fn is_writable(&self) -> Result<bool> {
+        let ready = |session: &mut Session<P>| Ok(session.is_writable().then_some(()));
+        Ok(self.shared.attempt(&mut self.shared.lock(), Direction::Write, ready)?.is_some())
+    }
+
+    /// Reads bytes. Returns 0 at the end of the stream.
+    ///
+    /// # Errors
+    /// - [`StreamError::TimedOut`], [`StreamError::WouldBlock`].
+    /// - [`StreamError::Protocol`]: the peer has broken the protocol.
+    /// - [`StreamError::Verbs`]: an operation of the queue pair has failed, for example because the
+    ///   peer is unreachable.
+    #[doc(alias = "rrecv")]
+    pub fn recv(&self, into: &mut [u8]) -> Result<usize> {
+        self.shared.wait(Direction::Read, Limit::Stream, |session| session.read(into))
+    }
+
+    /// Writes bytes from the beginning of `bytes`. Returns their number, at least 1 unless `bytes`
+    /// is empty. The bytes were copied; the peer may not have them yet.
+    ///
+    /// # Errors
+    /// As for [`recv`](Self::recv), and:
+    /// - [`StreamError::Disconnected`]: the peer has ended the stream.
+    /// - [`StreamError::Shutdown`]: this side has shut down writing.
+    #[doc(alias = "rsend")]
+    pub fn send(&self, bytes: &[u8]) -> Result<usize> {
+        self.shared.wait(Direction::Write, Limit::Stream, |session| session.write(bytes))
+    }
+
+    /// Shuts down a direction, or both. The peer reads the end of the stream after all bytes that
+    /// were written.
+    ///
+    /// # Errors
+    /// [`StreamError::Verbs`]. A stream that has ended is no error.
+    #[doc(alias = "rshutdown")]
+    pub fn shutdown(&self, how: Shutdown) -> Result<()> {
+        self.shared.lock().session.shutdown(how)
+    }
+
+    /// Waits until the peer's device has acknowledged all bytes that were written, at most for
+    /// `limit`.
+    ///
+    /// # Errors
+    /// [`StreamError::TimedOut`], and the errors of [`send`](Self::send).
+    pub fn wait_sent(&self, limit: Duration) -> Result<()> {
+        self.shared.wait(Direction::Write, Limit::Time(limit), Session::flushed)
+    }
+
+    /// Ends both directions and waits until the peer's device has acknowledged all bytes that were
+    /// written, at most for `limit`.
+    ///
+    /// # Errors
+    /// As for [`wait_sent`](Self::wait_sent). The stream has ended in any case.
+    #[doc(alias = "rclose")]
+    pub fn close(self, limit: Duration) -> Result<()> {
+        self.shutdown(Shutdown::Both)?;
+        self.wait_sent(limit)
+    }
+
+    /// The error that has ended the stream, if one has.
+    #[doc(alias = "SO_ERROR")]
+    #[must_use]
+    pub fn error(&self) -> Option<StreamError> {
+        self.shared.lock().session.error().cloned()
+    }
+
+    /// Lets the peer write `memory` directly, as the bytes from `offset` on. Returns the number of
+    /// the mapping. The peer is told before any byte that is written later.
+    ///
+    /// # Errors
+    /// [`StreamError::IomapFull`], and the errors of [`send`](Self::send).
+    #[doc(alias = "riomap")]
+    pub fn map(&self, memory: &Exposed, offset: u64) -> Result<u32> {
+        let remote = memory.remote(..)?;
+        // The kernel registers less than 4 GiB only if told so; the entry has 32 bits.
+        let len = u32::try_from(memory.len()).unwrap_or(u32::MAX);
+        self.shared.wait(Direction::Write, Limit::Stream, |session| session.map(remote, len, offset))
+    }
+
+    /// Frees a mapping's number for other memory. The peer is not told: revoke the memory to end
+    /// its access.
+    #[doc(alias = "riounmap")]
+    pub fn unmap(&self, mapping: u32) {
+        self.shared.lock().session.unmap(mapping);
+    }
+
+    /// Writes `bytes` to the memory that the peer has mapped at `offset`. The peer is not told; the
+    /// bytes are there before any byte that is sent later. Returns the number of bytes.
+    ///
+    /// # Errors
+    /// [`StreamError::NotMapped`], and the errors of [`send`](Self::send).
+    #[doc(alias = "riowrite")]
+    pub fn write_mapped(&self, bytes: &[u8], offset: u64) -> Result<usize> {
+        self.shared.wait(Direction::Write, Limit::Stream, |session| session.write_mapped(bytes, offset))
+    }
+}
+
+impl<P: Provider> Read for &RdmaStream<P> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        Ok(self.recv(into)?)
+    }
+}
+
+impl<P: Provider> Write for &RdmaStream<P> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(self.send(bytes)?)
+    }
+
+    /// Does nothing: written bytes are on their way.
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<P: Provider> Read for RdmaStream<P> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        (&*self).read(into)
+    }
+}
+
+impl<P: Provider> Write for RdmaStream<P> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        (&*self).write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<P: Provider> AsFd for RdmaStream<P> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.shared.ready().as_fd()
+    }
+}
+
+impl<P: Provider> fmt::Debug for RdmaStream<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RdmaStream")
+            .field("local", &self.local_addr())
+            .field("peer", &self.peer_addr())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,262 @@
+//! Connecting and accepting streams.
+
+use std::fmt;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bareverbs::owned::{Endpoint, Part};
+use bareverbs::{AnyProvider, Pd};
+
+use super::link::Link;
+use super::session::{CONTROL_RECVS, Prepared, Session};
+use super::shared::Shared;
+use super::wire::Offer;
+use super::{OfferError, RdmaStream, Result, StreamError, StreamOptions};
+use crate::connection::{Domains, device_of};
+use crate::event::RequestParam;
+use crate::id::BoundDevice;
+use crate::qp::bring_up;
+use crate::steps::{self, Deadline, run};
+use crate::{Addr, CmId, ConnParam, ConnectOptions, ConnectRequest, Error, EventChannel, PortSpace};
+
+/// How long connecting takes at most, unless the caller says otherwise.
+const CONNECT_LIMIT: Duration = Duration::from_secs(30);
+
+/// A stream needs no reads and no atomics. A peer that does not read makes a write wait, so that RNR
+/// retries have no limit.
+fn connect_options(offer: &[u8]) -> ConnectOptions<'_> {
+    ConnectOptions { private_data: offer, rd_atomic: 0, ..ConnectOptions::default() }
+}
+
+fn param<'a>(options: &ConnectOptions<'a>, prepared: &mut Prepared<AnyProvider>) -> ConnParam<'a> {
+    ConnParam { flow_control: true, ..options.param(prepared.endpoint()) }
+}
+
+impl StreamOptions {
+    /// The memory and the queue pair of a stream on the identifier's port.
+    fn prepare(&self, pd: &Pd, device: &BoundDevice) -> Result<Prepared<AnyProvider>> {
+        let endpoint: Endpoint<Part> = Endpoint::options()
+            .port(device.port)
+            .sends(self.sends.into())
+            .recvs(u32::from(self.recvs) + CONTROL_RECVS)
+            .inline(self.queue_inline())
+            .build(pd)?;
+        Prepared::new(endpoint, pd, self.clone())
+    }
+
+    /// Connects to a listener at `peer`, within 30 seconds. Of several addresses of a name, the
+    /// first that accepts is used.
+    ///
+    /// # Errors
+    /// As for [`RdmaStream::connect`].
+    pub fn connect(&self, peer: impl ToSocketAddrs) -> Result<RdmaStream> {
+        each_address(peer, |addr| self.connect_timeout(addr, CONNECT_LIMIT))
+    }
+
+    /// Connects to a listener at `peer`, within `limit`.
+    ///
+    /// # Errors
+    /// As for [`RdmaStream::connect`].
+    pub fn connect_timeout(&self, peer: SocketAddr, limit: Duration) -> Result<RdmaStream> {
+        self.check("RdmaStream::connect")?;
+        let wait = Deadline::new(limit);
+        let id = CmId::new(&EventChannel::private()?, PortSpace::Tcp)?;
+        run(steps::resolve(&wait, &id, None, peer.into(), limit))?;
+        let device = device_of(&id)?;
+        let mut prepared = self.prepare(&Domains::default().pd(device)?, &device)?;
+        let offer = prepared.offer()?;
+        let options = connect_options(&offer);
+        let response = run(steps::connect(&wait, &id, &param(&options, &mut prepared)))?;
+        bring_up(&id, prepared.endpoint(), &options, None)?;
+        let mut session = prepared.start(&response.private_data)?;
+        id.establish()?;
+        // Grants the peer the rest of the ring. The accepting side does so when it is used first: its
+        // peer may not be ready to receive yet.
+        session.progress();
+        stream(session, id)
+    }
+
+    /// Listens at `addr`. Streams that are accepted have these options.
+    ///
+    /// # Errors
+    /// As for [`RdmaListener::bind`].
+    pub fn listen(&self, addr: impl ToSocketAddrs) -> Result<RdmaListener> {
+        self.check("RdmaListener::bind")?;
+        each_address(addr, |addr| RdmaListener::new(addr, self.clone()))
+    }
+}
+
+/// The first success with the addresses of a name, or the last failure.
+fn each_address<T>(name: impl ToSocketAddrs, each: impl FnMut(SocketAddr) -> Result<T>) -> Result<T> {
+    let resolved = name.to_socket_addrs().map_err(|error| StreamError::Name(Arc::new(error)))?;
+    let mut failed = None;
+    for result in resolved.map(each) {
+        match result {
+            Ok(made) => return Ok(made),
+            Err(error) => failed = Some(error),
+        }
+    }
+    Err(failed.unwrap_or_else(|| Error::invalid("to_socket_addrs", "the name has no address").into()))
+}
+
+fn stream(session: Session<AnyProvider>, id: CmId) -> Result<RdmaStream> {
+    let addresses = id.addresses()?;
+    let ip = |addr: Option<Addr>| addr.and_then(|addr| addr.ip());
+    let (Some(local), Some(peer)) = (ip(addresses.local), ip(addresses.peer)) else {
+        return Err(Error::invalid("RdmaStream", "the connection has no IP addresses").into());
+    };
+    Ok(RdmaStream { shared: Arc::new(Shared::new(session, Link::new(id), local, peer)?) })
+}
+
+impl RdmaStream {
+    /// Connects to a listener at `peer`, within 30 seconds, with default options.
+    ///
+    /// ```no_run
+    /// use bareverbs_rdmacm::stream::RdmaStream;
+    /// use std::io::{Read, Write};
+    ///
+    /// let mut stream = RdmaStream::connect("10.1.0.1:7471")?;
+    /// stream.write_all(b"hello")?;
+    /// let mut answer = String::new();
+    /// stream.shutdown(std::net::Shutdown::Write)?;
+    /// stream.read_to_string(&mut answer)?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// - [`StreamError::Cm`] with [`Error::Address`], [`Error::Route`], [`Error::Unreachable`]: the
+    ///   peer was not found.
+    /// - [`StreamError::Cm`] with [`Error::Rejected`]: nobody listens, or the listener rejected.
+    /// - [`StreamError::Offer`]: the listener is no rsocket.
+    #[doc(alias = "rconnect")]
+    pub fn connect(peer: impl ToSocketAddrs) -> Result<Self> {
+        StreamOptions::default().connect(peer)
+    }
+}
+
+/// A listener that accepts [streams](RdmaStream), used like [`std::net::TcpListener`].
+///
+/// ```no_run
+/// use bareverbs_rdmacm::stream::RdmaListener;
+///
+/// let listener = RdmaListener::bind("0.0.0.0:7471")?;
+/// loop {
+///     let stream = listener.accept()?;
+///     std::thread::spawn(move || std::io::copy(&mut &stream, &mut &stream));
+/// }
+/// # #[allow(unreachable_code)]
+/// # Ok::<(), bareverbs_rdmacm::stream::StreamError>(())
+/// ```
+#[doc(alias = "rlisten")]
+pub struct RdmaListener {
+    id: CmId,
+    options: StreamOptions,
+    local: SocketAddr,
+    /// The devices that have accepted.
+    domains: Domains,
+}
+
+impl RdmaListener {
+    /// Listens at `addr`, with default options. Port 0 lets the kernel choose.
+    ///
+    /// # Errors
+    /// [`StreamError::Cm`] with [`Error::Command`]: `EADDRINUSE`, `EADDRNOTAVAIL`, or `ENODEV` if
+    /// the address is of no RDMA device.
+    #[doc(alias = "rbind")]
+    pub fn bind(addr: impl ToSocketAddrs) -> Result<Self> {
+        StreamOptions::default().listen(addr)
+    }
+
+    fn new(addr: SocketAddr, options: StreamOptions) -> Result<Self> {
+        let id = CmId::new(&EventChannel::private()?, PortSpace::Tcp)?;
+        id.bind_addr(addr)?;
+        id.listen(0)?;
+        let local = id.addresses()?.local.and_then(|addr| addr.ip()).unwrap_or(addr);
+        Ok(Self { id, options, local, domains: Domains::default() })
+    }
+
+    /// Sets the options of the streams that are accepted from now on.
+    ///
+    /// # Errors
+    /// [`StreamError::Cm`] with [`Error::Invalid`]: an option is out of its range.
+    pub fn set_options(&mut self, options: StreamOptions) -> Result<()> {
+        options.check("RdmaListener::set_options")?;
+        self.options = options;
+        Ok(())
+    }
+
+    /// The address, with the port that the kernel chose.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// Waits for a stream.
+    ///
+    /// # Errors
+    /// As for [`accept_timeout`](Self::accept_timeout).
+    #[doc(alias = "raccept")]
+    pub fn accept(&self) -> Result<RdmaStream> {
+        loop {
+            if let Some(stream) = self.accept_timeout(Duration::MAX)? {
+                return Ok(stream);
+            }
+        }
+    }
+
+    /// Waits for a stream at most for `limit`; `None` if none came.
+    ///
+    /// A request that is not one of a stream is rejected, and the wait goes on.
+    ///
+    /// # Errors
+    /// - [`StreamError::Verbs`], [`StreamError::Cm`]: the stream could not be created, for example
+    ///   beyond the limit on locked memory. Its request was rejected.
+    pub fn accept_timeout(&self, limit: Duration) -> Result<Option<RdmaStream>> {
+        let wait = Deadline::new(limit);
+        loop {
+            let request = match run(steps::request(&wait, &self.id)) {
+                Ok(request) => request,
+                Err(Error::TimedOut { .. }) => return Ok(None),
+                Err(error) => return Err(error.into()),
+            };
+            match self.admit(request) {
+                // Another kind of peer is no error of the listener.
+                Err(StreamError::Offer(_)) => {}
+                admitted => return admitted.map(Some),
+            }
+        }
+    }
+
+    /// Accepts a request. Drop of the request rejects it.
+    fn admit(&self, request: ConnectRequest) -> Result<RdmaStream> {
+        let RequestParam::Connection(peer) = request.param().clone() else {
+            return Err(OfferError::Length(0).into());
+        };
+        // Rejects a foreign peer before anything is created for it.
+        Offer::from_bytes(&peer.private_data)?;
+        let device = device_of(request.id())?;
+        let mut prepared = self.options.prepare(&self.domains.pd(device)?, &device)?;
+        let offer = prepared.offer()?;
+        let options = connect_options(&offer);
+        let param = param(&options, &mut prepared);
+        bring_up(request.id(), prepared.endpoint(), &options, Some(&param))?;
+        let session = prepared.start(&peer.private_data)?;
+        // The peer's confirmation is not awaited: one that never comes would hold up the others.
+        stream(session, request.accept(&param)?)
+    }
+}
+
+impl AsFd for RdmaListener {
+    /// The descriptor is readable while a request waits.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.id.channel().as_fd()
+    }
+}
+
+impl fmt::Debug for RdmaListener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RdmaListener").field("local", &self.local).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,110 @@
+//! Options of streams.
+
+use super::wire::IomapEntry;
+use super::wire::{IomapSize, SLOTS, Span};
+use crate::{Error, Result};
+
+/// Sizes of a stream, fixed when it is created. The defaults are those of rdma-core's rsocket.
+///
+/// | option | default | range |
+/// |---|---|---|
+/// | [`send_buffer`](Self::send_buffer) | 128 KiB | 2 KiB to 1 GiB |
+/// | [`recv_buffer`](Self::recv_buffer) | 128 KiB | 2 bytes to 1 GiB, even |
+/// | [`sends`](Self::sends), [`recvs`](Self::recvs) | 384 messages | 16 to 65534 |
+/// | [`inline`](Self::inline) | 64 bytes | 0 to the device's maximum |
+/// | [`iomap_size`](Self::iomap_size) | 0 entries | 0 to 32512; above 128, multiples of 256 |
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct StreamOptions {
+    pub(super) send_buffer: usize,
+    pub(super) recv_buffer: usize,
+    pub(super) sends: u16,
+    pub(super) recvs: u16,
+    pub(super) inline: u32,
+    pub(super) iomap_size: u32,
+}
+
+impl Default for StreamOptions {
+    fn default() -> Self {
+        Self {
+            send_buffer: 128 << 10,
+            recv_buffer: 128 << 10,
+            sends: 384,
+            recvs: 384,
+            inline: 64,
+            iomap_size: 0,
+        }
+    }
+}
+
+/// The largest buffer.
+const MAX_BUFFER: usize = 1 << 30;
+
+impl StreamOptions {
+    /// Bytes that can be on their way to the peer (`SO_SNDBUF`).
+    #[doc(alias = "SO_SNDBUF")]
+    pub fn send_buffer(mut self, bytes: usize) -> Self {
+        self.send_buffer = bytes;
+        self
+    }
+
+    /// Bytes that the peer can send before this side reads (`SO_RCVBUF`).
+    #[doc(alias = "SO_RCVBUF")]
+    pub fn recv_buffer(mut self, bytes: usize) -> Self {
+        self.recv_buffer = bytes;
+        self
+    }
+
+    /// Messages that can be on their way to the peer (`RDMA_SQSIZE`).
+    #[doc(alias = "RDMA_SQSIZE")]
+    pub fn sends(mut self, messages: u16) -> Self {
+        self.sends = messages;
+        self
+    }
+
+    /// Messages that the peer can send before this side reads (`RDMA_RQSIZE`).
+    #[doc(alias = "RDMA_RQSIZE")]
+    pub fn recvs(mut self, messages: u16) -> Self {
+        self.recvs = messages;
+        self
+    }
+
+    /// Writes up to this size are copied into the work request (`RDMA_INLINE`). 0: none is. The queue
+    /// pair has room for 24 bytes at least, the largest control message.
+    #[doc(alias = "RDMA_INLINE")]
+    pub fn inline(mut self, bytes: u32) -> Self {
+        self.inline = bytes;
+        self
+    }
+
+    /// Ranges of the peer's memory that this side can write directly (`RDMA_IOMAPSIZE`).
+    #[doc(alias = "RDMA_IOMAPSIZE")]
+    pub fn iomap_size(mut self, entries: u32) -> Self {
+        self.iomap_size = IomapSize::at_most(entries).entries();
+        self
+    }
+
+    /// Bytes of the table that the peer writes.
+    pub(super) fn table_len(&self) -> usize {
+        SLOTS * Span::SIZE + self.iomap_size as usize * IomapEntry::SIZE
+    }
+
+    /// Bytes of inline data of the queue pair.
+    pub(super) fn queue_inline(&self) -> u32 {
+        self.inline.max(IomapEntry::SIZE as u32)
+    }
+
+    pub(super) fn check(&self, verb: &'static str) -> Result<()> {
+        let Self { send_buffer, recv_buffer, sends, recvs, .. } = *self;
+        let reason = if !(2048..=MAX_BUFFER).contains(&send_buffer) {
+            format!("send_buffer: {send_buffer} is not 2 KiB to 1 GiB")
+        } else if !(2..=MAX_BUFFER).contains(&recv_buffer) || recv_buffer % 2 == 1 {
+            format!("recv_buffer: {recv_buffer} is not an even number of bytes up to 1 GiB")
+        } else if !(16..=65534).contains(&sends) || !(16..=65534).contains(&recvs) {
+            format!("sends, recvs: {sends} and {recvs} messages are not both 16 to 65534")
+        } else {
+            return Ok(());
+        };
+        Err(Error::invalid(verb, reason))
+    }
+}

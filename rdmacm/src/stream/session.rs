@@ -1,0 +1,465 @@
+//! Both directions of a connected stream: words, grants and the bytes behind them.
+
+use bareverbs::owned::{Done, Endpoint, Exposed, Failed, Op, Part};
+use bareverbs::{Access, Buffer, Error as VerbsError, Pd, Remote};
+use bareverbs_provider::traits::Provider;
+
+use super::inbound::{Grant, Inbound};
+use super::outbound::Outbound;
+use super::ring::SendRing;
+use super::wire::{IomapEntry, IomapSize, Offer, SLOTS, Span, Word};
+use super::{ProtocolError, Result, StreamError, StreamOptions};
+
+/// Sends that are kept for control messages, which take no credits.
+const CONTROLS: u32 = 4;
+
+/// Receives for the peer's control messages, which take no credits: those on their way, and those
+/// that have arrived and were not handled. Without a receive, the peer's device retries after a
+/// delay.
+pub(super) const CONTROL_RECVS: u32 = 2 * CONTROLS;
+
+/// Largest message.
+const LARGEST: usize = 64 << 10;
+
+/// Tags of sends.
+const DATA: u64 = 0;
+const CONTROL: u64 = 1;
+const DISCONNECT: u64 = 2;
+
+/// The memory of a stream, with its receives posted, before the peer's offer is known.
+pub(super) struct Prepared<P: Provider> {
+    endpoint: Endpoint<Part, P>,
+    ring: Exposed,
+    table: Exposed,
+    sends: SendRing,
+    options: StreamOptions,
+}
+
+impl<P: Provider> Prepared<P> {
+    /// Registers memory and posts the receives on `endpoint`, whose QP is in INIT and has no
+    /// operation outstanding.
+    pub(super) fn new(mut endpoint: Endpoint<Part, P>, pd: &Pd<P>, options: StreamOptions) -> Result<Self> {
+        let register =
+            |len: usize| -> Result<Part, VerbsError> { Ok(Part::register(pd, Buffer::zeroed(len)?)?) };
+        let expose = |part: Part| part.expose(Access::REMOTE_WRITE).map_err(|refused| refused.error);
+        let ring = expose(register(options.recv_buffer)?)?;
+        let table = expose(register(options.table_len())?)?;
+        let sends = SendRing::new(register(options.send_buffer)?);
+        // Words come as immediate data: no receive needs memory. A part of 4 bytes is valid on any
+        // device, where an empty SGE may not be.
+        let words = register(4 * (usize::from(options.recvs) + CONTROL_RECVS as usize))?;
+        for word in words.chunks(4) {
+            endpoint.post_recv(word).map_err(VerbsError::from)?;
+        }
+        Ok(Self { endpoint, ring, table, sends, options })
+    }
+
+    /// The private data for the peer.
+    pub(super) fn offer(&self) -> Result<[u8; Offer::SIZE]> {
+        let half = self.options.recv_buffer / 2;
+        let (ring, table) = (self.ring.remote(..)?, self.table.remote(..)?);
+        let offer = Offer {
+            big_endian: cfg!(target_endian = "big"),
+            iomap: true,
+            credits: self.options.recvs,
+            iomap_size: IomapSize::at_most(self.options.iomap_size),
+            table: Span { addr: table.addr, key: table.rkey, len: SLOTS as u32 },
+            data: Span { addr: ring.addr, key: ring.rkey, len: half as u32 },
+        };
+        Ok(offer.to_bytes())
+    }
+
+    /// The endpoint, to be connected.
+    pub(super) fn endpoint(&mut self) -> &mut Endpoint<Part, P> {
+        &mut self.endpoint
+    }
+
+    /// The stream with a peer, whose private data is `offer`.
+    pub(super) fn start(self, offer: &[u8]) -> Result<Session<P>> {
+        let Self { endpoint, ring, table, sends, options } = self;
+        let peer = Offer::from_bytes(offer)?;
+        Ok(Session {
+            endpoint,
+            ring,
+            table,
+            sends,
+            inbound: Inbound::new(options.recv_buffer as u32 / 2, options.recvs),
+            outbound: Outbound::new(&peer),
+            data_free: u32::from(options.sends) - CONTROLS,
+            control_free: CONTROLS,
+            own_iomap: vec![None; options.iomap_size as usize],
+            peer_iomap: vec![false; if peer.iomap { peer.iomap_size.entries() as usize } else { 0 }],
+            peer,
+            options,
+            reads: true,
+            writes: true,
+            owed: None,
+            disconnected: false,
+            error: None,
+        })
+    }
+}
+
+/// A connected stream.
+pub(super) struct Session<P: Provider> {
+    endpoint: Endpoint<Part, P>,
+    /// What the peer writes: the stream's bytes, and the entries that tell where this side may
+    /// write.
+    ring: Exposed,
+    table: Exposed,
+    sends: SendRing,
+    inbound: Inbound,
+    outbound: Outbound,
+    peer: Offer,
+    options: StreamOptions,
+    /// Messages of either kind that may be posted before one completes.
+    data_free: u32,
+    control_free: u32,
+    /// Memory of the peer that this side may write.
+    own_iomap: Vec<Option<IomapEntry>>,
+    /// Which entries of the peer's iomap table are in use.
+    peer_iomap: Vec<bool>,
+    /// Whether bytes may still come, and be sent.
+    reads: bool,
+    writes: bool,
+    /// A word that waits for room among the control messages.
+    owed: Option<Word>,
+    disconnected: bool,
+    error: Option<StreamError>,
+}
+
+impl<P: Provider> Session<P> {
+    pub(super) fn endpoint(&mut self) -> &mut Endpoint<Part, P> {
+        &mut self.endpoint
+    }
+
+    /// Handles all completions, and sends what is due. Returns whether anything happened.
+    pub(super) fn progress(&mut self) -> bool {
+        let mut moved = false;
+        while let Some(result) = self.endpoint.poll() {
+            moved = true;
+            let handled = match result {
+                Ok(done) => self.done(done),
+                Err(failed) => self.failed(failed),
+            };
+            if let Err(error) = handled {
+                self.fail(error);
+            }
+        }
+        if let Err(error) = self.send_due() {
+            self.fail(error);
+        }
+        moved
+    }
+
+    /// Ends the stream. The first error is kept.
+    fn fail(&mut self, error: StreamError) {
+        if self.error.is_none() && !self.disconnected {
+            self.error = Some(error);
+        }
+        self.disconnected = true;
+    }
+
+    fn done(&mut self, done: Done<Part>) -> Result<()> {
+        if done.is_recv() {
+            // A peer that sends without immediate data is no stream.
+            let imm = done.imm.ok_or(ProtocolError::NoWord)?;
+            if !self.disconnected {
+                self.endpoint.post_recv(done.into_buffer())?;
+                self.word(Word::from_imm(imm.0))?;
+            }
+            return Ok(());
+        }
+        match (done.tag, done.buffer) {
+            (DATA, buffer) => {
+                self.data_free += 1;
+                buffer.into_iter().for_each(|part| self.sends.give(part));
+            }
+            (tag, _) => {
+                self.control_free += 1;
+                self.disconnected |= tag == DISCONNECT;
+            }
+        }
+        Ok(())
+    }
+
+    fn failed(&mut self, failed: Failed<Part>) -> Result<()> {
+        // After the end, the operations that are left are flushed.
+        if self.disconnected { Ok(()) } else { Err(failed.error.into()) }
+    }
+
+    fn word(&mut self, word: Word) -> Result<()> {
+        match word {
+            Word::Data(len) => self.inbound.data(len)?,
+            Word::Credits(limit) => self.outbound.grant(limit)?,
+            Word::Iomap(index) => self.take_iomap_entry(index)?,
+            Word::Disconnect => self.disconnected = true,
+            Word::Shutdown if self.writes => self.reads = false,
+            Word::Shutdown => self.disconnected = true,
+            Word::Keepalive => {}
+            Word::Unknown(word) => return Err(ProtocolError::UnknownWord(word).into()),
+        }
+        Ok(())
+    }
+
+    /// The peer has written an entry of the iomap table.
+    fn take_iomap_entry(&mut self, index: u32) -> Result<()> {
+        let entries = self.own_iomap.len();
+        let Some(entry) = self.own_iomap.get_mut(index as usize) else {
+            return Err(ProtocolError::IomapIndex { index, entries: entries as u32 }.into());
+        };
+        let mut bytes = [0; IomapEntry::SIZE];
+        self.table.read_at(SLOTS * Span::SIZE + index as usize * IomapEntry::SIZE, &mut bytes)?;
+        *entry = Some(IomapEntry::from_own_bytes(bytes));
+        Ok(())
+    }
+
+    /// Reads the next data buffer of the peer, if it was announced.
+    fn take_buffer(&mut self) -> Result<()> {
+        if let Some(entry) = self.outbound.awaited_entry() {
+            let mut bytes = [0; Span::SIZE];
+            self.table.read_at(entry * Span::SIZE, &mut bytes)?;
+            self.outbound.set_buffer(Span::from_own_bytes(bytes))?;
+        }
+        Ok(())
+    }
+
+    /// Sends grants, and the word that is owed.
+    fn send_due(&mut self) -> Result<()> {
+        if self.disconnected {
+            return Ok(());
+        }
+        if self.control_free > 0
+            && let Some(word) = self.owed.take()
+        {
+            self.post_word(word)?;
+        }
+        while self.control_free > 0
+            && let Some(grant) = self.inbound.take_grant()
+        {
+            self.post_grant(grant)?;
+        }
+        Ok(())
+    }
+
+    fn post_grant(&mut self, Grant { limit, half }: Grant) -> Result<()> {
+        let Some(half) = half else { return self.post_word(Word::Credits(limit)) };
+        let offset = half.offset as usize;
+        let ring = self.ring.remote(offset..offset + half.len as usize)?;
+        let span = Span { addr: ring.addr, key: ring.rkey, len: half.len };
+        let remote = Remote { addr: self.peer.slot_addr(half.entry), rkey: self.peer.table.key };
+        let bytes = span.to_bytes(self.peer.big_endian);
+        self.post_control(Op::write_imm_inline(&bytes, remote, Word::Credits(limit).to_imm()).tag(CONTROL))
+    }
+
+    /// Posts a word without bytes.
+    fn post_word(&mut self, word: Word) -> Result<()> {
+        let tag = if word == Word::Disconnect { DISCONNECT } else { CONTROL };
+        // A write of 0 bytes accesses no memory, whatever its address and key.
+        let nowhere = Remote { addr: 0, rkey: 0 };
+        self.post_control(Op::write_imm_inline(&[], nowhere, word.to_imm()).tag(tag))
+    }
+
+    fn post_control(&mut self, op: Op<'_, Part>) -> Result<()> {
+        self.endpoint.post(op)?;
+        self.control_free -= 1;
+        Ok(())
+    }
+
+    /// Copies bytes that have arrived. `Ok(None)`: there are none yet. `Ok(Some(0))`: the end.
+    pub(super) fn read(&mut self, into: &mut [u8]) -> Result<Option<usize>> {
+        let mut copied = 0;
+        while copied < into.len() {
+            let (offset, len) = self.inbound.readable();
+            let len = len.min(into.len() - copied);
+            if len == 0 {
+                break;
+            }
+            self.ring.read_at(offset, &mut into[copied..copied + len])?;
+            self.inbound.consume(len);
+            copied += len;
+        }
+        if copied > 0 {
+            // The peer may be waiting for the room.
+            if let Err(error) = self.send_due() {
+                self.fail(error);
+            }
+            return Ok(Some(copied));
+        }
+        if into.is_empty() || self.is_at_end() {
+            return self.error.clone().map_or(Ok(Some(0)), Err);
+        }
+        Ok(None)
+    }
+
+    /// Whether all bytes were read and no more can come.
+    fn is_at_end(&self) -> bool {
+        self.inbound.readable().1 == 0 && (self.disconnected || !self.reads)
+    }
+
+    /// Whether [`read`](Self::read) has a result.
+    pub(super) fn is_readable(&self) -> bool {
+        self.inbound.readable().1 > 0 || self.is_at_end()
+    }
+
+    /// Whether [`write`](Self::write) has a result.
+    pub(super) fn is_writable(&mut self) -> bool {
+        // An entry that can't be read shows as an error of the write.
+        let may_send = self.take_buffer().is_err()
+            || self.data_free > 0 && self.outbound.may_send() && self.sends.has_room();
+        self.disconnected || !self.writes || may_send
+    }
+
+    fn check_writable(&self) -> Result<()> {
+        match &self.error {
+            Some(error) => Err(error.clone()),
+            None if self.disconnected => Err(StreamError::Disconnected),
+            None if !self.writes => Err(StreamError::Shutdown),
+            None => Ok(()),
+        }
+    }
+
+    /// Sends bytes from the beginning of `bytes`. `Ok(None)`: there is no room yet.
+    pub(super) fn write(&mut self, bytes: &[u8]) -> Result<Option<usize>> {
+        self.check_writable()?;
+        let mut sent = 0;
+        while sent < bytes.len() {
+            match self.send_message(&bytes[sent..]) {
+                Ok(0) => break,
+                Ok(len) => sent += len,
+                Err(error) => {
+                    self.fail(error.clone());
+                    return Err(error);
+                }
+            }
+        }
+        Ok((sent > 0 || bytes.is_empty()).then_some(sent))
+    }
+
+    /// Sends one message. Returns 0 without a credit, a buffer of the peer or room for the message.
+    fn send_message(&mut self, bytes: &[u8]) -> Result<usize> {
+        self.take_buffer()?;
+        if self.data_free == 0 || !self.outbound.may_send() {
+            return Ok(0);
+        }
+        if bytes.len() <= self.options.inline as usize {
+            let Some(piece) = self.outbound.take(bytes.len()) else { return Ok(0) };
+            let remote = Remote { addr: piece.addr, rkey: piece.key };
+            let imm = Word::Data(piece.len).to_imm();
+            let bytes = &bytes[..piece.len as usize];
+            self.endpoint.post(Op::write_imm_inline(bytes, remote, imm).tag(DATA))?;
+            self.data_free -= 1;
+            return Ok(bytes.len());
+        }
+        let Some(mut part) = self.sends.take(bytes.len().min(LARGEST)) else { return Ok(0) };
+        let Some(piece) = self.outbound.take(part.len()) else {
+            self.sends.give(part);
+            return Ok(0);
+        };
+        let len = piece.len as usize;
+        self.sends.give(part.split_off(len));
+        part.bytes_mut().copy_from_slice(&bytes[..len]);
+        let remote = Remote { addr: piece.addr, rkey: piece.key };
+        self.endpoint.post(Op::write_imm(part, .., remote, Word::Data(piece.len).to_imm()).tag(DATA))?;
+        self.data_free -= 1;
+        Ok(len)
+    }
+
+    /// Lets the peer write `memory`, as the bytes from `offset` on. Returns the index of the entry.
+    /// `Ok(None)`: there is no room in the send queue yet.
+    ///
+    /// The entry takes no credit: a peer counts data messages only as consumed.
+    pub(super) fn map(&mut self, memory: Remote, len: u32, offset: u64) -> Result<Option<u32>> {
+        self.check_writable()?;
+        if self.data_free == 0 {
+            return Ok(None);
+        }
+        let Some(index) = self.peer_iomap.iter().position(|used| !used) else {
+            return Err(StreamError::IomapFull { entries: self.peer_iomap.len() });
+        };
+        let entry = IomapEntry { offset, span: Span { addr: memory.addr, key: memory.rkey, len } };
+        let bytes = entry.to_bytes(self.peer.big_endian);
+        let number = index as u32;
+        let remote = Remote { addr: self.peer.iomap_addr(number), rkey: self.peer.table.key };
+        self.endpoint.post(Op::write_imm_inline(&bytes, remote, Word::Iomap(number).to_imm()).tag(DATA))?;
+        self.data_free -= 1;
+        self.peer_iomap[index] = true;
+        Ok(Some(number))
+    }
+
+    /// Frees the entry for other memory. The peer is not told.
+    pub(super) fn unmap(&mut self, index: u32) {
+        if let Some(used) = self.peer_iomap.get_mut(index as usize) {
+            *used = false;
+        }
+    }
+
+    /// Writes to the memory that the peer has mapped at `offset`. `Ok(None)`: there is no room yet.
+    pub(super) fn write_mapped(&mut self, bytes: &[u8], offset: u64) -> Result<Option<usize>> {
+        self.check_writable()?;
+        let mut sent = 0;
+        while sent < bytes.len() && self.data_free > 0 {
+            let at = offset.saturating_add(sent as u64);
+            let Some(span) = self.mapped(at) else {
+                return if sent > 0 { Ok(Some(sent)) } else { Err(StreamError::NotMapped { offset }) };
+            };
+            let max = (bytes.len() - sent).min(span.len as usize).min(LARGEST);
+            let Some(mut part) = self.sends.take(max) else { break };
+            let len = part.len();
+            part.bytes_mut().copy_from_slice(&bytes[sent..sent + len]);
+            self.endpoint.post(Op::write(part, .., Remote { addr: span.addr, rkey: span.key }).tag(DATA))?;
+            self.data_free -= 1;
+            sent += len;
+        }
+        Ok((sent > 0 || bytes.is_empty()).then_some(sent))
+    }
+
+    /// The peer's memory from `offset` on.
+    fn mapped(&self, offset: u64) -> Option<Span> {
+        self.own_iomap.iter().flatten().find_map(|entry| {
+            let within = offset.checked_sub(entry.offset)?;
+            let len = u64::from(entry.span.len).checked_sub(within).filter(|len| *len > 0)?;
+            let Span { addr, key, .. } = entry.span;
+            Some(Span { addr: addr.wrapping_add(within), key, len: len as u32 })
+        })
+    }
+
+    /// Ends a direction, or both.
+    pub(super) fn shutdown(&mut self, how: std::net::Shutdown) -> Result<()> {
+        use std::net::Shutdown::{Read, Write};
+        if self.disconnected {
+            return Ok(());
+        }
+        let word = match how {
+            Write if !self.writes => None,
+            Write if self.reads => Some(Word::Shutdown),
+            Read if self.writes => None,
+            _ => Some(Word::Disconnect),
+        };
+        self.reads &= how == Write;
+        self.writes &= how == Read;
+        self.owed = word.or(self.owed);
+        self.send_due()
+    }
+
+    /// Whether the peer's device has acknowledged all sends. `Ok(None)`: not yet.
+    pub(super) fn flushed(&mut self) -> Result<Option<()>> {
+        if let Some(error) = &self.error {
+            return Err(error.clone());
+        }
+        let idle = self.owed.is_none()
+            && self.control_free == CONTROLS
+            && self.data_free == u32::from(self.options.sends) - CONTROLS;
+        Ok((idle || self.disconnected).then_some(()))
+    }
+
+    /// The error that has ended the stream.
+    pub(super) fn error(&self) -> Option<&StreamError> {
+        self.error.as_ref()
+    }
+
+    /// The connection manager has reported the end of the connection.
+    pub(super) fn connection_lost(&mut self) {
+        self.disconnected = true;
+    }
+}

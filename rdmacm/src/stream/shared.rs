@@ -1,0 +1,227 @@
+//! What the threads and tasks of a stream share, and how they wait.
+
+use std::net::{Shutdown, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Wake, Waker};
+use std::time::{Duration, Instant};
+
+use bareverbs::Provider;
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use rustix::io::Errno;
+
+use super::link::Link;
+use super::session::Session;
+use super::{Result, StreamError};
+use crate::Error;
+
+/// How long a call polls before it sleeps, as in rdma-core.
+const POLLING_TIME: Duration = Duration::from_micros(10);
+
+/// How long the drop of a stream waits for the peer's device, unless the program says otherwise.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// A stream as its threads and tasks share it.
+pub(super) struct Shared<P: Provider> {
+    state: Mutex<State<P>>,
+    /// Notified when the state may have changed.
+    changed: Condvar,
+    /// Tasks that wait.
+    pub(super) tasks: Arc<Tasks>,
+    /// Readable when there is a completion or an event of the connection.
+    ready: OwnedFd,
+    pub(super) local: SocketAddr,
+    pub(super) peer: SocketAddr,
+}
+
+pub(super) struct State<P: Provider> {
+    /// Dropped before the link: the queue pair belongs to the link's identifier.
+    pub(super) session: Session<P>,
+    link: Link,
+    /// Whether a thread sleeps on the descriptor. It wakes the others when it has slept.
+    sleeping: bool,
+    pub(super) nonblocking: bool,
+    pub(super) timeouts: [Option<Duration>; 2],
+    /// How long the drop of the stream waits.
+    pub(super) linger: Duration,
+}
+
+/// What a caller waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direction {
+    Read,
+    Write,
+}
+
+/// How long a call waits.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Limit {
+    /// As the stream says for the direction: not at all if it is non-blocking.
+    Stream,
+    /// At most this time.
+    Time(Duration),
+}
+
+/// The tasks that wait, one for each direction. A runtime keeps one waker of a descriptor. It gets
+/// this one, which wakes both.
+#[derive(Default)]
+pub(super) struct Tasks {
+    wakers: Mutex<[Option<Waker>; 2]>,
+}
+
+impl Tasks {
+    fn lock(&self) -> MutexGuard<'_, [Option<Waker>; 2]> {
+        self.wakers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[cfg(any(feature = "async-io", feature = "tokio"))]
+    pub(super) fn set(&self, direction: Direction, waker: &Waker) {
+        self.lock()[direction as usize] = Some(waker.clone());
+    }
+
+    /// Wakes the tasks but that of `direction`.
+    fn wake_others(&self, direction: Direction) {
+        let other = self.lock()[1 - direction as usize].take();
+        other.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl Wake for Tasks {
+    fn wake(self: Arc<Self>) {
+        let wakers = std::mem::take(&mut *self.lock());
+        wakers.into_iter().flatten().for_each(Waker::wake);
+    }
+}
+
+impl<P: Provider> Shared<P> {
+    pub(super) fn new(
+        mut session: Session<P>,
+        link: Link,
+        local: SocketAddr,
+        peer: SocketAddr,
+    ) -> Result<Self> {
+        let system = |errno| Error::System { what: "creating the descriptor of a stream", errno };
+        let ready = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system)?;
+        let data = |number| epoll::EventData::new_u64(number);
+        epoll::add(&ready, session.endpoint().as_fd(), data(0), epoll::EventFlags::IN).map_err(system)?;
+        epoll::add(&ready, link.as_fd(), data(1), epoll::EventFlags::IN).map_err(system)?;
+        let state =
+            State { session, link, sleeping: false, nonblocking: false, timeouts: [None; 2], linger: LINGER };
+        let (state, changed, tasks) = (Mutex::new(state), Condvar::new(), Arc::default());
+        Ok(Self { state, changed, tasks, ready, local, peer })
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State<P>> {
+        // No call panics between two changes that belong together.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn ready(&self) -> &OwnedFd {
+        &self.ready
+    }
+
+    /// Handles what has happened, and attempts once. `Ok(None)`: the descriptor becomes readable
+    /// when another attempt is worthwhile.
+    pub(super) fn attempt<T>(
+        &self,
+        state: &mut State<P>,
+        direction: Direction,
+        mut attempt: impl FnMut(&mut Session<P>) -> Result<Option<T>>,
+    ) -> Result<Option<T>> {
+        for armed in [false, true] {
+            if armed {
+                // Completions before the arming raise no event, so it is followed by a poll.
+                state.session.endpoint().arm()?;
+                if state.link.is_lost()? {
+                    state.session.connection_lost();
+                }
+            }
+            if state.session.progress() {
+                // What has arrived may be what another thread or task waits for.
+                self.changed.notify_all();
+                self.tasks.wake_others(direction);
+            }
+            if let Some(result) = attempt(&mut state.session)? {
+                return Ok(Some(result));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Attempts until there is a result, at most for `limit`.
+    pub(super) fn wait<T>(
+        &self,
+        direction: Direction,
+        limit: Limit,
+        mut attempt: impl FnMut(&mut Session<P>) -> Result<Option<T>>,
+    ) -> Result<T> {
+        let mut state = self.lock();
+        let start = Instant::now();
+        let own = matches!(limit, Limit::Stream);
+        let limit = match limit {
+            Limit::Stream => state.timeouts[direction as usize],
+            Limit::Time(limit) => Some(limit),
+        };
+        let end = limit.and_then(|limit| start.checked_add(limit));
+        loop {
+            if let Some(result) = self.attempt(&mut state, direction, &mut attempt)? {
+                return Ok(result);
+            }
+            if state.nonblocking && own {
+                return Err(StreamError::WouldBlock);
+            }
+            let now = Instant::now();
+            if end.is_some_and(|end| now >= end) {
+                return Err(StreamError::TimedOut);
+            }
+            if now < start + POLLING_TIME {
+                // Lets the other threads of the stream attempt, too.
+                drop(state);
+                std::hint::spin_loop();
+                state = self.lock();
+            } else {
+                state = self.sleep(state, end)?;
+            }
+        }
+    }
+
+    /// Sleeps until something has happened, or until `end`.
+    fn sleep<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State<P>>,
+        end: Option<Instant>,
+    ) -> Result<MutexGuard<'a, State<P>>> {
+        let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+        if state.sleeping {
+            return Ok(match left {
+                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(left) => {
+                    self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+                }
+            });
+        }
+        state.sleeping = true;
+        drop(state);
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        let slept = poll(&mut [PollFd::new(&self.ready, PollFlags::IN)], left.as_ref());
+        let mut state = self.lock();
+        state.sleeping = false;
+        // Another thread sleeps on the descriptor next, if this one does not.
+        self.changed.notify_all();
+        match slept {
+            Ok(_) | Err(Errno::INTR) => Ok(state),
+            Err(errno) => Err(Error::System { what: "waiting for a stream", errno }.into()),
+        }
+    }
+}
+
+impl<P: Provider> Drop for Shared<P> {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // There is nobody to tell of an error.
+        let _ = state.session.shutdown(Shutdown::Both);
+        state.nonblocking = false;
+        let limit = Limit::Time(state.linger);
+        let _ = self.wait(Direction::Write, limit, Session::flushed);
+    }
+}

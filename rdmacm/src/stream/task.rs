@@ -1,0 +1,242 @@
+//! The stream for tasks: one implementation for all async runtimes.
+
+use std::fmt;
+use std::io;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker, ready};
+use std::time::Duration;
+
+use bareverbs::{AnyProvider, Provider};
+
+use super::session::Session;
+use super::shared::{Direction, Shared};
+use super::{RdmaStream, Result};
+use crate::Error;
+
+/// A descriptor that is registered with a runtime.
+pub trait Reactor: sealed::Reactor {}
+
+pub(crate) mod sealed {
+    use super::*;
+
+    pub trait Reactor: Sized + Send + Sync + Unpin {
+        /// Registers the descriptor.
+        fn register(fd: OwnedFd) -> io::Result<Self>;
+
+        /// Waits until the descriptor is readable. One waker is kept.
+        fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
+    }
+}
+
+/// A [stream](super::RdmaStream) whose reads and writes are tasks' operations. The modules
+/// [`tokio`](crate::tokio) and [`async_io`](crate::async_io) name it.
+///
+/// It implements the `AsyncRead` and `AsyncWrite` of its runtime. One task may read while another
+/// one writes.
+///
+/// Shutting it down waits until the peer's device has acknowledged all bytes. Drop does not wait:
+/// bytes that are not acknowledged may be lost.
+pub struct AsyncStream<R, P: Provider = AnyProvider> {
+    shared: Arc<Shared<P>>,
+    reactor: R,
+}
+
+impl<R: Reactor, P: Provider> AsyncStream<R, P> {
+    /// Registers the stream with the runtime of the calling task.
+    ///
+    /// # Errors
+    /// [`Error::System`]: there is no runtime, or the process has too many descriptors.
+    pub fn new(stream: RdmaStream<P>) -> Result<Self> {
+        let shared = Arc::clone(&stream.shared);
+        let system = |error: io::Error| Error::System {
+            what: "registering a stream with the runtime",
+            errno: rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO),
+        };
+        let fd = shared.ready().try_clone().map_err(system)?;
+        // Tasks must not block their runtime.
+        shared.lock().linger = Duration::ZERO;
+        Ok(Self { shared, reactor: R::register(fd).map_err(system)? })
+    }
+
+    /// Attempts until there is a result, and else has the task woken when another attempt is
+    /// worthwhile.
+    fn poll<T>(
+        &self,
+        cx: &mut Context<'_>,
+        direction: Direction,
+        mut attempt: impl FnMut(&mut Session<P>) -> Result<Option<T>>,
+    ) -> Poll<io::Result<T>> {
+        loop {
+            // Before the attempt: another task that finds this one's bytes later wakes it.
+            self.shared.tasks.set(direction, cx.waker());
+            if let Some(result) = self.shared.attempt(&mut self.shared.lock(), direction, &mut attempt)? {
+                return Poll::Ready(Ok(result));
+            }
+            let both = Waker::from(Arc::clone(&self.shared.tasks));
+            ready!(self.reactor.poll_readable(&mut Context::from_waker(&both)))?;
+        }
+    }
+
+    fn poll_read_into(&self, cx: &mut Context<'_>, into: &mut [u8]) -> Poll<io::Result<usize>> {
+        self.poll(cx, Direction::Read, |session| session.read(into))
+    }
+
+    fn poll_write_from(&self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll(cx, Direction::Write, |session| session.write(bytes))
+    }
+
+    fn poll_sent(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.poll(cx, Direction::Write, Session::flushed)
+    }
+
+    /// Ends the sending direction, and waits until the peer's device has acknowledged all bytes.
+    fn poll_end(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.shared.lock().session.shutdown(Shutdown::Write)?;
+        self.poll_sent(cx)
+    }
+}
+
+impl<R, P: Provider> AsyncStream<R, P> {
+    /// The stream, for blocking use. It must not be used by tasks at the same time.
+    #[must_use]
+    pub fn into_inner(self) -> RdmaStream<P> {
+        RdmaStream { shared: self.shared }
+    }
+
+    /// The blocking interface of the same stream, for what needs no waiting: addresses, options,
+    /// mappings.
+    #[must_use]
+    pub fn handle(&self) -> RdmaStream<P> {
+        RdmaStream { shared: Arc::clone(&self.shared) }
+    }
+}
+
+impl<R, P: Provider> AsFd for AsyncStream<R, P> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.shared.ready().as_fd()
+    }
+}
+
+impl<R, P: Provider> fmt::Debug for AsyncStream<R, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AsyncStream")
+            .field("local", &self.shared.local)
+            .field("peer", &self.shared.peer)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(feature = "tokio")]
+mod tokio_impl {
+    use std::pin::Pin;
+
+    use tokio::io::unix::AsyncFd;
+    use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+
+    use super::*;
+
+    /// A descriptor that is registered with tokio.
+    #[derive(Debug)]
+    pub struct TokioReactor(AsyncFd<OwnedFd>);
+
+    impl Reactor for TokioReactor {}
+
+    impl sealed::Reactor for TokioReactor {
+        fn register(fd: OwnedFd) -> io::Result<Self> {
+            if tokio::runtime::Handle::try_current().is_err() {
+                return Err(io::ErrorKind::NotConnected.into());
+            }
+            // SAFETY: an `OwnedFd` is open, and the same, until it is dropped.
+            #[expect(unsafe_code, reason = "tokio cannot see that the descriptor stays open")]
+            let registered = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) };
+            Ok(Self(registered.map_err(io::Error::from)?))
+        }
+
+        fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+            // The caller attempts after this, so that readiness which is cleared here is not lost.
+            ready!(self.0.poll_read_ready(cx))?.clear_ready();
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    impl<P: Provider> AsyncRead for AsyncStream<TokioReactor, P> {
+        fn poll_read(
+            self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+            into: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            let len = ready!(self.poll_read_into(cx, into.initialize_unfilled()))?;
+            into.advance(len);
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    impl<P: Provider> AsyncWrite for AsyncStream<TokioReactor, P> {
+        fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+            self.poll_write_from(cx, bytes)
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+            self.poll_end(cx)
+        }
+    }
+}
+
+#[cfg(feature = "tokio")]
+pub use tokio_impl::TokioReactor;
+
+#[cfg(feature = "async-io")]
+mod async_io_impl {
+    use std::pin::Pin;
+
+    use async_io::Async;
+    use futures_io::{AsyncRead, AsyncWrite};
+
+    use super::*;
+
+    /// A descriptor that is registered with async-io.
+    #[derive(Debug)]
+    pub struct AsyncIoReactor(Async<OwnedFd>);
+
+    impl Reactor for AsyncIoReactor {}
+
+    impl sealed::Reactor for AsyncIoReactor {
+        fn register(fd: OwnedFd) -> io::Result<Self> {
+            // The descriptor of an epoll instance has no blocking mode.
+            Ok(Self(Async::new_nonblocking(fd)?))
+        }
+
+        fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+            self.0.poll_readable(cx)
+        }
+    }
+
+    impl<P: Provider> AsyncRead for AsyncStream<AsyncIoReactor, P> {
+        fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut [u8]) -> Poll<io::Result<usize>> {
+            self.poll_read_into(cx, into)
+        }
+    }
+
+    impl<P: Provider> AsyncWrite for AsyncStream<AsyncIoReactor, P> {
+        fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+            self.poll_write_from(cx, bytes)
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_close(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+            self.poll_end(cx)
+        }
+    }
+}
+
+#[cfg(feature = "async-io")]
+pub use async_io_impl::AsyncIoReactor;

@@ -1,0 +1,203 @@
+//! Both sides of a stream against each other, without queues: memory is a vector, and messages
+//! arrive in the order of sending, as RC delivers them.
+
+use std::collections::VecDeque;
+
+use proptest::prelude::*;
+
+use super::inbound::Inbound;
+use super::outbound::Outbound;
+use super::wire::{IomapSize, Offer, Span, Word};
+
+const RING: u64 = 0x10_0000;
+const KEY: u32 = 7;
+
+/// One direction: a sender with the peer's offer, a receiver with its ring.
+struct Direction {
+    outbound: Outbound,
+    inbound: Inbound,
+    ring: Vec<u8>,
+    /// The entries that the device has written, each with whether its word has arrived.
+    table: [Option<(Span, bool)>; 2],
+    /// Messages to the receiver, and grants to the sender, that are on the wire.
+    messages: VecDeque<(usize, Vec<u8>)>,
+    grants: VecDeque<(u16, Option<(usize, Span)>)>,
+    /// Whether the device has written the entry of the first grant.
+    written: bool,
+    sent: Vec<u8>,
+    received: Vec<u8>,
+}
+
+impl Direction {
+    fn new(half: u32, window: u16) -> Self {
+        let offer = Offer {
+            big_endian: false,
+            iomap: true,
+            credits: window,
+            iomap_size: IomapSize::at_most(0),
+            table: Span { addr: 0x20_0000, key: 8, len: 2 },
+            data: Span { addr: RING, key: KEY, len: half },
+        };
+        Self {
+            outbound: Outbound::new(&offer),
+            inbound: Inbound::new(half, window),
+            ring: vec![0; 2 * half as usize],
+            table: [None; 2],
+            messages: VecDeque::new(),
+            grants: VecDeque::new(),
+            written: false,
+            sent: Vec::new(),
+            received: Vec::new(),
+        }
+    }
+
+    fn send(&mut self, max: usize, byte: u8) -> bool {
+        if let Some(entry) = self.outbound.awaited_entry() {
+            let (span, announced) = self.table[entry].take().expect("the entry was written");
+            assert!(announced, "the device may still write the entry");
+            self.outbound.set_buffer(span).expect("a buffer with room");
+        }
+        let Some(piece) = self.outbound.take(max) else { return false };
+        assert_eq!(piece.key, KEY);
+        let bytes: Vec<u8> = (0..piece.len).map(|at| byte.wrapping_add(at as u8)).collect();
+        self.sent.extend(&bytes);
+        self.messages.push_back(((piece.addr - RING) as usize, bytes));
+        true
+    }
+
+    fn deliver(&mut self) -> bool {
+        let Some((offset, bytes)) = self.messages.pop_front() else { return false };
+        self.ring[offset..][..bytes.len()].copy_from_slice(&bytes);
+        self.inbound.data(bytes.len() as u32).expect("a sender within its grants");
+        true
+    }
+
+    fn read(&mut self, max: usize) -> usize {
+        let (offset, len) = self.inbound.readable();
+        let len = len.min(max);
+        self.received.extend(&self.ring[offset..][..len]);
+        self.inbound.consume(len);
+        len
+    }
+
+    fn grant(&mut self) -> bool {
+        let Some(grant) = self.inbound.take_grant() else { return false };
+        let half = grant.half.map(|half| {
+            (half.entry as usize, Span { addr: RING + u64::from(half.offset), key: KEY, len: half.len })
+        });
+        self.grants.push_back((grant.limit, half));
+        true
+    }
+
+    /// The device writes the entry of the first grant.
+    fn write_entry(&mut self) {
+        if let Some((_, half)) = self.grants.front()
+            && !std::mem::replace(&mut self.written, true)
+            && let Some((entry, span)) = half
+        {
+            let before = self.table[*entry].replace((*span, false));
+            assert_eq!(before, None, "an entry is written once before it is taken");
+        }
+    }
+
+    /// The device writes the entry first, then completes the word.
+    fn deliver_grant(&mut self) -> bool {
+        self.write_entry();
+        let Some((limit, half)) = self.grants.pop_front() else { return false };
+        self.written = false;
+        if let Some((_, announced)) = half.and_then(|(entry, _)| self.table[entry].as_mut()) {
+            *announced = true;
+        }
+        let Word::Credits(limit) = Word::from_imm(Word::Credits(limit).to_imm()) else { unreachable!() };
+        self.outbound.grant(limit).expect("a receiver within its room");
+        true
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Send(usize, u8),
+    Deliver,
+    Read(usize),
+    Grant,
+    WriteEntry,
+    DeliverGrant,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        3 => (1usize..200, any::<u8>()).prop_map(|(max, byte)| Step::Send(max, byte)),
+        3 => Just(Step::Deliver),
+        3 => (1usize..200).prop_map(Step::Read),
+        2 => Just(Step::Grant),
+        1 => Just(Step::WriteEntry),
+        2 => Just(Step::DeliverGrant),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn bytes_arrive_whole_and_in_order_in_any_schedule(
+        half in 1u32..80,
+        window in 2u16..20,
+        steps in prop::collection::vec(step(), 0..400),
+    ) {
+        let mut stream = Direction::new(half, window);
+        for step in steps {
+            match step {
+                Step::Send(max, byte) => { stream.send(max, byte); }
+                Step::Deliver => { stream.deliver(); }
+                Step::Read(max) => { stream.read(max); }
+                Step::Grant => { stream.grant(); }
+                Step::WriteEntry => stream.write_entry(),
+                Step::DeliverGrant => { stream.deliver_grant(); }
+            }
+        }
+        // It never stalls: whatever came before, another ring of bytes gets through.
+        let goal = stream.sent.len() + 4 * half as usize;
+        let mut idle = 0;
+        while stream.sent.len() < goal {
+            let moved = stream.send(goal - stream.sent.len(), 0)
+                | stream.deliver()
+                | (stream.read(usize::MAX) > 0)
+                | stream.grant()
+                | stream.deliver_grant();
+            idle = if moved { 0 } else { idle + 1 };
+            prop_assert!(idle < 2, "stalled: {:?} {:?}", stream.outbound, stream.inbound);
+        }
+        while stream.deliver() | (stream.read(usize::MAX) > 0) {}
+        prop_assert_eq!(stream.sent, stream.received);
+    }
+}
+
+/// A reader that takes a whole ring at once grants both halves with the same credits. The second
+/// entry must wait for its own word: reading it earlier races with the peer's device.
+#[test]
+fn entry_is_read_only_after_its_own_word() {
+    let mut stream = Direction::new(3, 16);
+    assert!(stream.grant() && stream.deliver_grant());
+    while stream.send(3, 0) {
+        stream.deliver();
+    }
+    assert_eq!((stream.sent.len(), stream.read(3) + stream.read(3)), (6, 6));
+    assert!(stream.grant() && stream.grant());
+    assert_eq!(stream.grants[0].0, stream.grants[1].0);
+    assert!(stream.deliver_grant());
+    assert!(stream.send(3, 1));
+    assert!(!stream.send(3, 2), "the second word has not arrived");
+    assert!(stream.deliver_grant());
+    assert!(stream.send(3, 2));
+}
+
+#[test]
+fn counters_wrap_after_65536_messages() {
+    let mut stream = Direction::new(64, 16);
+    for round in 0..70_000u32 {
+        while !stream.send(8, round as u8) {
+            assert!(stream.grant() | stream.deliver_grant(), "stalled after {round} messages");
+        }
+        stream.deliver();
+        stream.read(8);
+    }
+    assert_eq!(stream.sent, stream.received);
+}

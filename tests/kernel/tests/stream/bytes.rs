@@ -1,0 +1,214 @@
+use std::io::{ErrorKind, Read, Write};
+use std::thread;
+use std::time::Duration;
+
+use bareverbs::owned::Part;
+use bareverbs::{Access, Buffer};
+use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{TIMEOUT, device};
+use bareverbs_rdmacm::stream::{StreamError, StreamOptions};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::{any_port, listener, pair, pair_with, pattern};
+
+pub(crate) fn stream_carries_bytes_both_ways() {
+    nothing_leaks(|| {
+        let (mut a, mut b) = pair();
+        assert_eq!(a.peer_addr(), b.local_addr());
+        assert_eq!(b.peer_addr(), a.local_addr());
+        assert_eq!(a.peer_addr().ip(), any_port().ip());
+
+        a.write_all(b"hello, bob").unwrap();
+        let mut read = [0; 10];
+        b.read_exact(&mut read).unwrap();
+        assert_eq!(&read, b"hello, bob");
+        // A read returns what is there, and leaves the rest.
+        b.write_all(b"hello, alice").unwrap();
+        let mut read = [0; 5];
+        a.read_exact(&mut read).unwrap();
+        assert_eq!(&read, b"hello");
+        let mut rest = [0; 64];
+        assert_eq!(a.read(&mut rest).unwrap(), 7);
+        assert_eq!(&rest[..7], b", alice");
+        assert_eq!(a.read(&mut []).unwrap(), 0);
+        assert_eq!(a.write(&[]).unwrap(), 0);
+    });
+}
+
+/// Sends `bytes` from `a` to `b` and the end after them.
+fn transfer(mut a: impl Write + Send, b: &mut impl Read, bytes: &[u8], end: impl FnOnce() + Send) -> Vec<u8> {
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            a.write_all(bytes).unwrap();
+            end();
+        });
+        let mut read = Vec::new();
+        b.read_to_end(&mut read).unwrap();
+        read
+    })
+}
+
+pub(crate) fn large_transfer_arrives_whole() {
+    nothing_leaks(|| {
+        let (a, mut b) = pair();
+        let bytes = pattern(8 << 20);
+        let read = transfer(&a, &mut b, &bytes, || a.shutdown(std::net::Shutdown::Write).unwrap());
+        assert!(read == bytes, "{} bytes of {}", read.len(), bytes.len());
+    });
+}
+
+pub(crate) fn small_writes_arrive_in_order() {
+    nothing_leaks(|| {
+        let (mut a, mut b) = pair();
+        let bytes = pattern(6000);
+        thread::scope(|scope| {
+            scope.spawn(|| bytes.chunks(3).for_each(|chunk| a.write_all(chunk).unwrap()));
+            let mut read = vec![0; bytes.len()];
+            b.read_exact(&mut read).unwrap();
+            assert!(read == bytes);
+        });
+    });
+}
+
+pub(crate) fn small_buffers_carry_large_transfers() {
+    nothing_leaks(|| {
+        let options = StreamOptions::default().send_buffer(2048).recv_buffer(6).sends(16).recvs(16);
+        let (a, mut b) = pair_with(&options);
+        let bytes = pattern(3000);
+        let read = transfer(&a, &mut b, &bytes, || a.shutdown(std::net::Shutdown::Write).unwrap());
+        assert!(read == bytes, "{} bytes of {}", read.len(), bytes.len());
+    });
+}
+
+pub(crate) fn both_ends_send_at_once_from_two_threads() {
+    nothing_leaks(|| {
+        let (a, b) = pair();
+        let bytes = pattern(2 << 20);
+        thread::scope(|scope| {
+            for stream in [&a, &b] {
+                let bytes = &bytes;
+                scope.spawn(move || {
+                    let mut stream = stream;
+                    stream.write_all(bytes).unwrap();
+                });
+                scope.spawn(move || {
+                    let mut stream = stream;
+                    let mut read = vec![0; bytes.len()];
+                    stream.read_exact(&mut read).unwrap();
+                    assert!(&read == bytes);
+                });
+            }
+        });
+    });
+}
+
+pub(crate) fn full_stream_blocks_its_writer_until_the_peer_reads() {
+    nothing_leaks(|| {
+        let (mut a, mut b) = pair();
+        a.set_nonblocking(true);
+        let bytes = pattern(1 << 20);
+        let mut sent = 0;
+        loop {
+            match a.write(&bytes[sent..]) {
+                Ok(len) => sent += len,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    // Completions of the messages may still free room in the send buffer.
+                    thread::sleep(Duration::from_millis(50));
+                    if !a.is_writable().unwrap() {
+                        break;
+                    }
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+        // The peer's receive buffer has 128 KiB.
+        assert_eq!(sent, 128 << 10);
+        let mut read = vec![0; sent];
+        b.read_exact(&mut read).unwrap();
+        assert!(read == bytes[..sent]);
+        // The grant of the room is on its way.
+        a.set_nonblocking(false);
+        a.set_write_timeout(Some(TIMEOUT));
+        a.write_all(b"more").unwrap();
+    });
+}
+
+pub(crate) fn descriptor_tells_when_a_call_is_worthwhile() {
+    nothing_leaks(|| {
+        let (a, mut b) = pair();
+        let limit = Timespec::try_from(TIMEOUT).unwrap();
+        b.set_nonblocking(true);
+        let mut read = [0; 16];
+        // What is left of the beginning, such as the first grant.
+        loop {
+            assert_eq!(b.read(&mut read).unwrap_err().kind(), ErrorKind::WouldBlock);
+            let waited = poll(
+                &mut [PollFd::new(&b, PollFlags::IN)],
+                Some(&Timespec { tv_sec: 0, tv_nsec: 100_000_000 }),
+            );
+            if waited.unwrap() == 0 {
+                break;
+            }
+        }
+        (&a).write_all(b"now").unwrap();
+        loop {
+            assert_eq!(poll(&mut [PollFd::new(&b, PollFlags::IN)], Some(&limit)).unwrap(), 1);
+            match b.read(&mut read) {
+                Ok(len) => break assert_eq!(&read[..len], b"now"),
+                Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+            }
+        }
+        assert!(a.is_writable().unwrap());
+        assert!(!a.is_readable().unwrap());
+    });
+}
+
+pub(crate) fn mapped_memory_is_written_directly() {
+    nothing_leaks(|| {
+        let options = StreamOptions::default().iomap_size(2);
+        let (mut a, mut b) = pair_with(&options);
+        let pd = device::open().alloc_pd().unwrap();
+        let expose = || {
+            let part = Part::register(&pd, Buffer::zeroed(8192).unwrap()).unwrap();
+            part.expose(Access::REMOTE_WRITE).unwrap()
+        };
+        // The stream's queue pair is of another protection domain.
+        assert_eq!(a.map(&expose(), 0).unwrap(), 0);
+        assert_eq!(a.map(&expose(), 1 << 32).unwrap(), 1);
+        assert!(matches!(a.map(&expose(), 9), Err(StreamError::IomapFull { entries: 2 })));
+        a.unmap(0);
+        assert_eq!(a.map(&expose(), 0x1000).unwrap(), 0);
+
+        // The peer knows the mappings when it has read what was sent after them.
+        a.write_all(b"mapped").unwrap();
+        b.read_exact(&mut [0; 6]).unwrap();
+        assert!(matches!(b.write_mapped(b"x", 0), Err(StreamError::NotMapped { offset: 0 })));
+    });
+}
+
+pub(crate) fn fifty_streams_share_a_listener() {
+    const STREAMS: usize = 50;
+    nothing_leaks(|| {
+        let options = StreamOptions::default().send_buffer(4096).recv_buffer(4096).sends(16).recvs(16);
+        let (listener, addr) = listener();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let accepted: Vec<_> = (0..STREAMS).map(|_| listener.accept().unwrap()).collect();
+                for mut stream in accepted {
+                    let mut read = [0; 2];
+                    stream.read_exact(&mut read).unwrap();
+                    stream.write_all(&read).unwrap();
+                    stream.close(TIMEOUT).unwrap();
+                }
+            });
+            let connected: Vec<_> = (0..STREAMS).map(|_| options.connect(addr).unwrap()).collect();
+            for (number, mut stream) in connected.into_iter().enumerate() {
+                let bytes = (number as u16).to_le_bytes();
+                stream.write_all(&bytes).unwrap();
+                let mut read = Vec::new();
+                stream.read_to_end(&mut read).unwrap();
+                assert_eq!(read, bytes);
+            }
+        });
+    });
+}

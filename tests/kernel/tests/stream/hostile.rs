@@ -1,0 +1,158 @@
+//! Peers that are no streams, or break the protocol: a QP that is connected by hand.
+
+use std::io::{Read, Write};
+use std::thread;
+use std::time::Duration;
+
+use bareverbs::owned::{Endpoint, Exposed, Op, Part};
+use bareverbs::{Access, Buffer, QpState, Remote};
+use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{TIMEOUT, device};
+use bareverbs_rdmacm::event::{EventKind, RejectReason};
+use bareverbs_rdmacm::stream::{ProtocolError, RdmaStream, StreamError};
+use bareverbs_rdmacm::{CmId, ConnParam, EventChannel, PortSpace};
+
+use crate::listener;
+
+/// Private data of a stream with 16 credits, a table of data buffers, and no memory for data.
+fn offer(table: Remote) -> Vec<u8> {
+    let mut offer = vec![0; 40];
+    offer[0] = 1;
+    offer[3] = 16; // credits
+    offer[8..16].copy_from_slice(&table.addr.to_be_bytes());
+    offer[16..20].copy_from_slice(&table.rkey.to_be_bytes());
+    offer[23] = 2; // entries of the table
+    offer[39] = 64; // bytes of the data buffer
+    offer
+}
+
+/// A peer that was made by hand, and what the listener made of it.
+struct Asked {
+    id: CmId,
+    answer: EventKind,
+    endpoint: Endpoint<Part>,
+    table: Exposed,
+    stream: Option<RdmaStream>,
+}
+
+/// What a listener answers to a request with the private data.
+fn ask(private_data: impl Fn(Remote) -> Vec<u8>) -> Asked {
+    let (listener, addr) = listener();
+    thread::scope(|scope| {
+        let accepted = scope.spawn(|| listener.accept_timeout(Duration::from_secs(1)).unwrap());
+        let channel = EventChannel::new().unwrap();
+        let id = CmId::new(&channel, PortSpace::Tcp).unwrap();
+        let event = || channel.wait_timeout(TIMEOUT).unwrap().expect("an event").kind;
+        id.resolve_addr(None, addr, TIMEOUT).unwrap();
+        assert!(matches!(event(), EventKind::AddrResolved));
+        id.resolve_route(TIMEOUT).unwrap();
+        assert!(matches!(event(), EventKind::RouteResolved));
+        let pd = device::open().alloc_pd().unwrap();
+        let mut endpoint: Endpoint<Part> = Endpoint::options().inline(64).build(&pd).unwrap();
+        // Receives for the words of the stream.
+        let words = Part::register(&pd, Buffer::zeroed(64).unwrap()).unwrap();
+        words.chunks(4).for_each(|word| endpoint.post_recv(word).unwrap());
+        let table = Part::register(&pd, Buffer::zeroed(32).unwrap()).unwrap();
+        let table = table.expose(Access::REMOTE_WRITE).unwrap();
+        let private_data = &private_data(table.remote(..).unwrap())[..];
+        let param = ConnParam { private_data, ..ConnParam::new(endpoint.qp().qp_num()) };
+        id.connect(&param).unwrap();
+        let answer = event();
+        if matches!(answer, EventKind::ConnectResponse(_)) {
+            for state in [QpState::INIT, QpState::RTR, QpState::RTS] {
+                let (attr, mask) = id.init_qp_attr(state).unwrap();
+                endpoint.connect_by(&attr, mask).unwrap();
+            }
+            id.establish().unwrap();
+        }
+        Asked { id, answer, endpoint, table, stream: accepted.join().unwrap() }
+    })
+}
+
+pub(crate) fn request_of_another_protocol_is_rejected() {
+    nothing_leaks(|| {
+        let another_version = |table| {
+            let mut offer = offer(table);
+            offer[0] = 2;
+            offer
+        };
+        let foreign: [&dyn Fn(Remote) -> Vec<u8>; 3] =
+            [&|_| Vec::new(), &|_| b"hello".to_vec(), &another_version];
+        for private_data in foreign {
+            let asked = ask(private_data);
+            let EventKind::Rejected(rejected) = &asked.answer else { panic!("{:?}", asked.answer) };
+            assert_eq!(rejected.reason, RejectReason::Consumer);
+            assert!(asked.stream.is_none());
+        }
+    });
+}
+
+/// The error of a stream whose peer sends `words`.
+fn error_after(words: &[u32]) -> StreamError {
+    let Asked { id: _id, answer, mut endpoint, table: _table, stream } = ask(offer);
+    assert!(matches!(answer, EventKind::ConnectResponse(_)), "{answer:?}");
+    let mut stream = stream.expect("a stream");
+    for word in words {
+        let op = Op::write_imm_inline(&[], Remote { addr: 0, rkey: 0 }, *word);
+        endpoint.post(op).unwrap();
+    }
+    stream.set_read_timeout(Some(TIMEOUT));
+    let error = stream.read_to_end(&mut Vec::new()).unwrap_err();
+    let error = error.into_inner().expect("the stream's error");
+    *error.downcast::<StreamError>().expect("the stream's error")
+}
+
+pub(crate) fn peer_that_breaks_the_protocol_ends_its_stream() {
+    nothing_leaks(|| {
+        let data = |len: u32| len;
+        let credits = |limit: u32| 4 << 29 | limit;
+        for (words, expected) in [
+            // Half of the receive buffer has 65,536 bytes.
+            (vec![data(65_537)], ProtocolError::BeyondBuffer { len: 65_537, room: 65_536 }),
+            (vec![data(65_000), data(1000)], ProtocolError::BeyondBuffer { len: 1000, room: 536 }),
+            (vec![credits(40)], ProtocolError::Credits { limit: 40, sent: 0, window: 16 }),
+            (vec![credits(15)], ProtocolError::Credits { limit: 15, sent: 0, window: 16 }),
+            (vec![1 << 29], ProtocolError::UnknownWord(1 << 29)),
+            (vec![6 << 29], ProtocolError::IomapIndex { index: 0, entries: 0 }),
+        ] {
+            let error = error_after(&words);
+            assert!(matches!(error, StreamError::Protocol(found) if found == expected), "{error:?}");
+        }
+    });
+}
+
+pub(crate) fn announced_buffer_without_room_ends_the_stream() {
+    nothing_leaks(|| {
+        let with_memory = |memory: Remote| {
+            let mut offer = offer(memory);
+            offer[24..32].copy_from_slice(&memory.addr.to_be_bytes());
+            offer[32..36].copy_from_slice(&memory.rkey.to_be_bytes());
+            offer[39] = 32; // bytes of the data buffer
+            offer
+        };
+        let Asked { id: _id, mut endpoint, table: _table, stream, .. } = ask(with_memory);
+        let mut stream = stream.expect("a stream");
+        stream.set_write_timeout(Some(TIMEOUT));
+        // The word announces the second buffer, whose entry the peer has not written.
+        endpoint.post(Op::write_imm_inline(&[], Remote { addr: 0, rkey: 0 }, 4 << 29 | 16)).unwrap();
+        let error = stream.write_all(&[0; 33]).unwrap_err().into_inner().expect("the stream's error");
+        let error = *error.downcast::<StreamError>().expect("the stream's error");
+        assert!(matches!(error, StreamError::Protocol(ProtocolError::EmptyBuffer)), "{error:?}");
+    });
+}
+
+pub(crate) fn vanished_peer_is_noticed() {
+    nothing_leaks(|| {
+        let Asked { id, endpoint, table, stream, .. } = ask(offer);
+        let mut stream = stream.expect("a stream");
+        // As the kernel does for a process that was killed.
+        let gone = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(100));
+            drop((endpoint, id, table));
+        });
+        stream.set_read_timeout(Some(TIMEOUT));
+        assert_eq!(stream.read_to_end(&mut Vec::new()).unwrap(), 0);
+        gone.join().unwrap();
+        stream.write_all(b"x").unwrap_err();
+    });
+}

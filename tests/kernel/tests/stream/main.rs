@@ -1,0 +1,88 @@
+//! Streams over the connection manager, within this host.
+
+mod bytes;
+mod ends;
+mod hostile;
+mod tasks;
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::thread;
+
+use bareverbs_kernel_tests::device::{self, Requirement};
+use bareverbs_kernel_tests::kernel_tests;
+use bareverbs_rdmacm::stream::{RdmaListener, RdmaStream, StreamOptions};
+use bytes::*;
+use ends::*;
+use hostile::*;
+use tasks::*;
+
+/// For tests with an IP address of the device.
+///
+/// # Errors
+/// If the port is InfiniBand and the kernel has no IPoIB.
+fn has_ip() -> Requirement {
+    let there = !device::is_infiniband() || std::path::Path::new("/sys/class/net/ib0").exists();
+    if there { Ok(()) } else { Err("this kernel has no IPoIB, so the device has no IP address".into()) }
+}
+
+/// The IP address of the device, with any port.
+fn any_port() -> SocketAddr {
+    let number = if device::is_infiniband() { 2 } else { 1 };
+    (Ipv4Addr::new(10, number, 0, 1), 0).into()
+}
+
+/// Both ends of a stream.
+fn pair_with(options: &StreamOptions) -> (RdmaStream, RdmaStream) {
+    let listener = options.listen(any_port()).unwrap();
+    let addr = listener.local_addr();
+    thread::scope(|scope| {
+        let accepted = scope.spawn(|| listener.accept().unwrap());
+        let connected = options.connect(addr).unwrap();
+        let accepted = accepted.join().unwrap();
+        // The accepting side grants all of its receive buffer when it is used first.
+        assert!(!accepted.is_readable().unwrap());
+        (connected, accepted)
+    })
+}
+
+fn pair() -> (RdmaStream, RdmaStream) {
+    pair_with(&StreamOptions::default())
+}
+
+/// `len` bytes that differ by position.
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len as u64).map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
+}
+
+fn listener() -> (RdmaListener, SocketAddr) {
+    let listener = RdmaListener::bind(any_port()).unwrap();
+    let addr = listener.local_addr();
+    (listener, addr)
+}
+
+kernel_tests! {
+    stream_carries_bytes_both_ways if has_ip,
+    large_transfer_arrives_whole if has_ip,
+    small_writes_arrive_in_order if has_ip,
+    small_buffers_carry_large_transfers if has_ip,
+    both_ends_send_at_once_from_two_threads if has_ip,
+    full_stream_blocks_its_writer_until_the_peer_reads if has_ip,
+    descriptor_tells_when_a_call_is_worthwhile if has_ip,
+    mapped_memory_is_written_directly if has_ip,
+    fifty_streams_share_a_listener if has_ip,
+
+    shutdown_ends_one_direction if has_ip,
+    dropped_stream_delivers_its_bytes if has_ip,
+    reads_and_writes_have_time_limits if has_ip,
+    connect_errors_name_their_cause if has_ip,
+    invalid_options_are_rejected,
+
+    vanished_peer_is_noticed if has_ip,
+    request_of_another_protocol_is_rejected if has_ip,
+    peer_that_breaks_the_protocol_ends_its_stream if has_ip,
+    announced_buffer_without_room_ends_the_stream if has_ip,
+
+    tokio_tasks_copy_in_both_directions if has_ip,
+    async_io_tasks_copy_in_both_directions if has_ip,
+    cancelled_read_loses_no_byte if has_ip,
+}
