@@ -71,7 +71,7 @@ pub(crate) mod sealed {
 use self::sealed::Readiness;
 
 /// Waiting by a registered descriptor. The channel is the one that was registered.
-struct Task<'a, R>(&'a R);
+pub(crate) struct Task<'a, R>(pub(crate) &'a R);
 
 impl<R: Readiness> Wait for Task<'_, R> {
     async fn event(&self, _: &crate::EventChannel, _: &'static str) -> Result<Event> {
@@ -79,7 +79,7 @@ impl<R: Readiness> Wait for Task<'_, R> {
     }
 }
 
-fn register<R: Readiness>(id: &CmId) -> Result<R> {
+pub(crate) fn register<R: Readiness>(id: &CmId) -> Result<R> {
     R::new(Descriptor::new(id.channel())?)
 }
 
@@ -375,6 +375,7 @@ mod tests {
                     channel: &crate::$runtime::EventChannel,
                     listener: &crate::$runtime::Listener,
                     connection: &mut crate::$runtime::Connection,
+                    streams: &crate::$runtime::StreamListener,
                     addr: std::net::SocketAddr,
                 ) {
                     let options = bareverbs::owned::Endpoint::<bareverbs::Mr<bareverbs::Buffer>>::options();
@@ -382,6 +383,8 @@ mod tests {
                     can_move(&listener.accept(&options));
                     can_move(&connection.disconnected());
                     can_move(&connection.disconnect());
+                    can_move(&streams.accept());
+                    can_move(&crate::$runtime::Stream::connect(addr, &Default::default()));
                     can_move(&crate::$runtime::connect(
                         addr,
                         &crate::connection::Domains::default(),

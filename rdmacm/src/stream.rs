@@ -41,7 +41,7 @@ pub use self::task::AsyncIoReactor;
 #[cfg(feature = "tokio")]
 pub use self::task::TokioReactor;
 #[cfg(any(feature = "async-io", feature = "tokio"))]
-pub use self::task::{AsyncStream, Reactor};
+pub use self::task::{AsyncListener, AsyncStream, Reactor};
 pub use self::wire::OfferError;
 
 /// The result of a call of a stream.

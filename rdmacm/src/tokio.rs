@@ -53,6 +53,12 @@ pub type Route = runtime::Route<Readiness>;
 /// A [connection](crate::Connection) whose end tasks of tokio wait for.
 pub type Connection<Q = Queue> = runtime::Connection<Readiness, Q>;
 
+/// A [byte stream](crate::stream::RdmaStream) that tasks of tokio read and write.
+pub type Stream = crate::stream::AsyncStream<crate::stream::TokioReactor>;
+
+/// A [listener](crate::stream::RdmaListener) whose streams tasks of tokio wait for.
+pub type StreamListener = crate::stream::AsyncListener<crate::stream::TokioReactor>;
+
 /// Connects to a peer, with a new endpoint on a device of `domains`. Receives may be posted
 /// afterwards: the peer's messages are repeated until then.
 ///

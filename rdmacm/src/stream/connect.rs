@@ -18,7 +18,7 @@ use crate::connection::{Domains, device_of};
 use crate::event::RequestParam;
 use crate::id::BoundDevice;
 use crate::qp::bring_up;
-use crate::steps::{self, Deadline, run};
+use crate::steps::{self, Deadline, Wait, run};
 use crate::{Addr, CmId, ConnParam, ConnectOptions, ConnectRequest, Error, EventChannel, PortSpace};
 
 /// How long connecting takes at most, unless the caller says otherwise.
@@ -61,14 +61,25 @@ impl StreamOptions {
     /// As for [`RdmaStream::connect`].
     pub fn connect_timeout(&self, peer: SocketAddr, limit: Duration) -> Result<RdmaStream> {
         self.check("RdmaStream::connect")?;
-        let wait = Deadline::new(limit);
         let id = CmId::new(&EventChannel::private()?, PortSpace::Tcp)?;
-        run(steps::resolve(&wait, &id, None, peer.into(), limit))?;
+        run(self.connect_with(&Deadline::new(limit), id, peer, limit))
+    }
+
+    /// Connects an identifier, whose channel `wait` waits for.
+    pub(super) async fn connect_with(
+        &self,
+        wait: &impl Wait,
+        id: CmId,
+        peer: SocketAddr,
+        limit: Duration,
+    ) -> Result<RdmaStream> {
+        steps::resolve(wait, &id, None, peer.into(), limit).await?;
         let device = device_of(&id)?;
         let mut prepared = self.prepare(&Domains::default().pd(device)?, &device)?;
         let offer = prepared.offer()?;
         let options = connect_options(&offer);
-        let response = run(steps::connect(&wait, &id, &param(&options, &mut prepared)))?;
+        let param = param(&options, &mut prepared);
+        let response = steps::connect(wait, &id, &param).await?;
         bring_up(&id, prepared.endpoint(), &options, None)?;
         let mut session = prepared.start(&response.private_data)?;
         id.establish()?;
@@ -214,19 +225,26 @@ impl RdmaListener {
     /// - [`StreamError::Verbs`], [`StreamError::Cm`]: the stream could not be created, for example
     ///   beyond the limit on locked memory. Its request was rejected.
     pub fn accept_timeout(&self, limit: Duration) -> Result<Option<RdmaStream>> {
-        let wait = Deadline::new(limit);
+        match run(self.accept_with(&Deadline::new(limit))) {
+            Err(StreamError::Cm(error)) if matches!(*error, Error::TimedOut { .. }) => Ok(None),
+            accepted => accepted.map(Some),
+        }
+    }
+
+    /// Waits for a stream by `wait`, which waits for the listener's channel.
+    pub(super) async fn accept_with(&self, wait: &impl Wait) -> Result<RdmaStream> {
         loop {
-            let request = match run(steps::request(&wait, &self.id)) {
-                Ok(request) => request,
-                Err(Error::TimedOut { .. }) => return Ok(None),
-                Err(error) => return Err(error.into()),
-            };
-            match self.admit(request) {
+            match self.admit(steps::request(wait, &self.id).await?) {
                 // Another kind of peer is no error of the listener.
                 Err(StreamError::Offer(_)) => {}
-                admitted => return admitted.map(Some),
+                admitted => return admitted,
             }
         }
+    }
+
+    #[cfg(any(feature = "async-io", feature = "tokio"))]
+    pub(super) fn id(&self) -> &CmId {
+        &self.id
     }
 
     /// Accepts a request. Drop of the request rejects it.

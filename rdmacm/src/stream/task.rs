@@ -2,7 +2,8 @@
 
 use std::fmt;
 use std::io;
-use std::net::Shutdown;
+use std::net::{Shutdown, SocketAddr};
+use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
@@ -12,8 +13,11 @@ use bareverbs::{AnyProvider, Provider};
 
 use super::session::Session;
 use super::shared::{Direction, Shared};
-use super::{RdmaStream, Result};
-use crate::Error;
+use super::{RdmaListener, RdmaStream, Result, StreamOptions};
+use crate::runtime::sealed::Readiness;
+use crate::runtime::{Task, register};
+use crate::steps::RESOLVE;
+use crate::{CmId, Error, EventChannel, PortSpace};
 
 /// A descriptor that is registered with a runtime.
 pub trait Reactor: sealed::Reactor {}
@@ -22,6 +26,9 @@ pub(crate) mod sealed {
     use super::*;
 
     pub trait Reactor: Sized + Send + Sync + Unpin {
+        /// The runtime's way to wait for events of the connection manager.
+        type Readiness: Readiness;
+
         /// Registers the descriptor.
         fn register(fd: OwnedFd) -> io::Result<Self>;
 
@@ -41,6 +48,24 @@ pub(crate) mod sealed {
 pub struct AsyncStream<R, P: Provider = AnyProvider> {
     shared: Arc<Shared<P>>,
     reactor: R,
+}
+
+impl<R: Reactor> AsyncStream<R> {
+    /// Connects to a listener at `peer`. Dropping the future ends the attempt. The kernel gives up
+    /// by itself after about 70 to 100 seconds on RoCE.
+    ///
+    /// # Errors
+    /// As for [`RdmaStream::connect`] and [`AsyncStream::new`].
+    #[doc(alias = "rconnect")]
+    pub async fn connect(peer: impl Into<SocketAddr>, options: &StreamOptions) -> Result<Self> {
+        options.check("AsyncStream::connect")?;
+        let id = CmId::new(&EventChannel::private()?, PortSpace::Tcp)?;
+        let readiness: R::Readiness = register(&id)?;
+        let stream = options.connect_with(&Task(&readiness), id, peer.into(), RESOLVE).await?;
+        // The stream's own descriptor includes that of the channel.
+        drop(readiness);
+        Self::new(stream)
+    }
 }
 
 impl<R: Reactor, P: Provider> AsyncStream<R, P> {
@@ -128,6 +153,57 @@ impl<R, P: Provider> fmt::Debug for AsyncStream<R, P> {
     }
 }
 
+/// A [listener](RdmaListener) whose streams tasks wait for.
+pub struct AsyncListener<R: Reactor> {
+    listener: RdmaListener,
+    readiness: R::Readiness,
+}
+
+impl<R: Reactor> AsyncListener<R> {
+    /// Listens at an address, with default options. Port 0 lets the kernel choose.
+    ///
+    /// # Errors
+    /// As for [`RdmaListener::bind`] and [`AsyncListener::new`].
+    #[doc(alias = "rbind")]
+    pub fn bind(addr: impl Into<SocketAddr>) -> Result<Self> {
+        Self::new(RdmaListener::bind(addr.into())?)
+    }
+
+    /// Registers a listener with the runtime of the calling task.
+    ///
+    /// # Errors
+    /// [`StreamError::Cm`](super::StreamError::Cm) with [`Error::Invalid`]: there is no runtime, or
+    /// with [`Error::System`]: it refused the descriptor.
+    pub fn new(listener: RdmaListener) -> Result<Self> {
+        Ok(Self { readiness: register(listener.id())?, listener })
+    }
+
+    /// Waits for a stream. The future is cancel-safe: dropping it loses no stream.
+    ///
+    /// A request that is not one of a stream is rejected, and the wait goes on.
+    ///
+    /// # Errors
+    /// As for [`RdmaListener::accept_timeout`].
+    #[doc(alias = "raccept")]
+    pub async fn accept(&self) -> Result<AsyncStream<R>> {
+        AsyncStream::new(self.listener.accept_with(&Task(&self.readiness)).await?)
+    }
+}
+
+impl<R: Reactor> Deref for AsyncListener<R> {
+    type Target = RdmaListener;
+
+    fn deref(&self) -> &RdmaListener {
+        &self.listener
+    }
+}
+
+impl<R: Reactor> fmt::Debug for AsyncListener<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AsyncListener").field("local", &self.local_addr()).finish_non_exhaustive()
+    }
+}
+
 #[cfg(feature = "tokio")]
 mod tokio_impl {
     use std::pin::Pin;
@@ -144,6 +220,8 @@ mod tokio_impl {
     impl Reactor for TokioReactor {}
 
     impl sealed::Reactor for TokioReactor {
+        type Readiness = crate::tokio::Readiness;
+
         fn register(fd: OwnedFd) -> io::Result<Self> {
             if tokio::runtime::Handle::try_current().is_err() {
                 return Err(io::ErrorKind::NotConnected.into());
@@ -207,6 +285,8 @@ mod async_io_impl {
     impl Reactor for AsyncIoReactor {}
 
     impl sealed::Reactor for AsyncIoReactor {
+        type Readiness = crate::async_io::Readiness;
+
         fn register(fd: OwnedFd) -> io::Result<Self> {
             // The descriptor of an epoll instance has no blocking mode.
             Ok(Self(Async::new_nonblocking(fd)?))

@@ -3,6 +3,9 @@
 mod bytes;
 mod ends;
 mod hostile;
+#[path = "../../../../rdmacm/examples/http2.rs"]
+#[expect(dead_code, reason = "its `main`")]
+mod http2;
 mod tasks;
 
 use std::net::{Ipv4Addr, SocketAddr};
@@ -85,4 +88,7 @@ kernel_tests! {
     tokio_tasks_copy_in_both_directions if has_ip,
     async_io_tasks_copy_in_both_directions if has_ip,
     cancelled_read_loses_no_byte if has_ip,
+    tokio_tasks_connect_and_accept if has_ip,
+    async_io_tasks_connect_and_accept if has_ip,
+    http2_server_of_hyper_runs_over_streams if has_ip,
 }

@@ -1,12 +1,13 @@
 use std::net::Shutdown;
+use std::task::Poll;
 use std::time::Duration;
 
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_rdmacm::stream::{AsyncIoReactor, AsyncStream, TokioReactor};
+use bareverbs_rdmacm::stream::{AsyncIoReactor, AsyncStream, StreamOptions, TokioReactor};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::{pair, pattern};
+use crate::{any_port, pair, pattern};
 
 type TokioStream = AsyncStream<TokioReactor>;
 
@@ -62,17 +63,17 @@ pub(crate) fn async_io_tasks_copy_in_both_directions() {
                 poll_fn(|cx| {
                     while sent < bytes.len() {
                         match Pin::new(&mut a).poll_write(cx, &bytes[sent..]) {
-                            std::task::Poll::Ready(len) => sent += len.unwrap(),
-                            std::task::Poll::Pending => break,
+                            Poll::Ready(len) => sent += len.unwrap(),
+                            Poll::Pending => break,
                         }
                     }
                     loop {
                         match Pin::new(&mut a).poll_read(cx, &mut room) {
-                            std::task::Poll::Ready(len) => answer.extend(&room[..len.unwrap()]),
-                            std::task::Poll::Pending => return std::task::Poll::Pending,
+                            Poll::Ready(len) => answer.extend(&room[..len.unwrap()]),
+                            Poll::Pending => return Poll::Pending,
                         }
                         if answer.len() == bytes.len() {
-                            return std::task::Poll::Ready(());
+                            return Poll::Ready(());
                         }
                     }
                 })
@@ -112,6 +113,99 @@ pub(crate) fn cancelled_read_loses_no_byte() {
             }
             assert!(read == bytes, "{} bytes", read.len());
             writer.await.unwrap();
+        });
+    });
+}
+
+pub(crate) fn tokio_tasks_connect_and_accept() {
+    use bareverbs_rdmacm::tokio::{Stream, StreamListener};
+
+    nothing_leaks(|| {
+        runtime().block_on(async {
+            let listener = StreamListener::bind(any_port()).unwrap();
+            let addr = listener.local_addr();
+            // A wait that is cancelled takes no stream.
+            tokio::time::timeout(Duration::from_millis(10), listener.accept()).await.unwrap_err();
+            let clients = (0..3u8).map(|number| {
+                tokio::spawn(async move {
+                    let mut stream = Stream::connect(addr, &StreamOptions::default()).await.unwrap();
+                    stream.write_all(&[number]).await.unwrap();
+                    stream.shutdown().await.unwrap();
+                    let mut answer = Vec::new();
+                    stream.read_to_end(&mut answer).await.unwrap();
+                    assert_eq!(answer, [number]);
+                })
+            });
+            let clients: Vec<_> = clients.collect();
+            for _ in 0..3 {
+                let mut stream = tokio::time::timeout(TIMEOUT, listener.accept()).await.unwrap().unwrap();
+                let number = stream.read_u8().await.unwrap();
+                stream.write_all(&[number]).await.unwrap();
+                stream.shutdown().await.unwrap();
+            }
+            for client in clients {
+                client.await.unwrap();
+            }
+        });
+    });
+}
+
+pub(crate) fn async_io_tasks_connect_and_accept() {
+    use bareverbs_rdmacm::async_io::{Stream, StreamListener};
+    use futures_io::{AsyncRead, AsyncWrite};
+    use std::future::poll_fn;
+    use std::pin::{Pin, pin};
+
+    nothing_leaks(|| {
+        async_io::block_on(async {
+            let listener = StreamListener::bind(any_port()).unwrap();
+            let addr = listener.local_addr();
+            let options = StreamOptions::default();
+            let (mut accept, mut connect) = (pin!(listener.accept()), pin!(Stream::connect(addr, &options)));
+            let (mut accepted, mut connected) = (None, None);
+            // Both ends in one task.
+            poll_fn(|cx| {
+                if accepted.is_none()
+                    && let Poll::Ready(stream) = accept.as_mut().poll(cx)
+                {
+                    accepted = Some(stream.unwrap());
+                }
+                if connected.is_none()
+                    && let Poll::Ready(stream) = connect.as_mut().poll(cx)
+                {
+                    connected = Some(stream.unwrap());
+                }
+                if accepted.is_some() && connected.is_some() { Poll::Ready(()) } else { Poll::Pending }
+            })
+            .await;
+            let (mut a, mut b) = (accepted.unwrap(), connected.unwrap());
+            let sent = poll_fn(|cx| Pin::new(&mut a).poll_write(cx, b"hello")).await.unwrap();
+            assert_eq!(sent, 5);
+            let mut read = [0; 16];
+            let len = poll_fn(|cx| Pin::new(&mut b).poll_read(cx, &mut read)).await.unwrap();
+            assert_eq!(&read[..len], b"hello");
+        });
+    });
+}
+
+pub(crate) fn http2_server_of_hyper_runs_over_streams() {
+    use crate::http2::{fetch, serve};
+
+    nothing_leaks(|| {
+        runtime().block_on(async {
+            let listener = bareverbs_rdmacm::tokio::StreamListener::bind(any_port()).unwrap();
+            let addr = listener.local_addr();
+            let server = tokio::spawn(async move { serve(&listener).await.map(drop) });
+            // Several requests on a connection, one of them beyond the stream's buffers.
+            let requests = [("/one", Vec::new()), ("/two", pattern(1 << 20)), ("/three", pattern(5000))];
+            let fetched = tokio::time::timeout(TIMEOUT, fetch(addr, &requests)).await.expect("in time");
+            for ((path, body), answer) in requests.iter().zip(fetched.unwrap()) {
+                let head = format!("POST {path}\n");
+                assert!(answer.starts_with(head.as_bytes()), "{path}");
+                assert!(answer[head.len()..] == body[..], "{} bytes of {path}", answer.len());
+            }
+            server.abort();
+            assert!(server.await.unwrap_err().is_cancelled());
         });
     });
 }
