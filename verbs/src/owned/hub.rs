@@ -114,7 +114,9 @@ const THREADS: usize = 64;
 /// | [`Hub::thread`], a thread | any runtime, or threads only |
 /// | none | threads only: one of the blocked threads waits for all of them |
 ///
-/// If the driver is dropped, a blocked thread takes over. Awaiting tasks get an error; see
+/// Blocked threads don't rely on a driver that is a task, because it may share their thread: one of
+/// them waits for events as well. If the driver is dropped, a blocked thread takes over. Awaiting
+/// tasks get an error; see
 /// [`Pending`](super::Pending#without-a-driver).
 ///
 /// # Drop

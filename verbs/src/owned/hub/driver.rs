@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use bareverbs_provider::traits::Provider;
 
+use super::election::DriverKind;
 use super::park::Parker;
 use super::{BATCH, HubInner};
 use crate::readiness::Readiness;
@@ -26,8 +27,8 @@ pub(crate) struct DriverGuard<B, P: Provider> {
 }
 
 impl<B, P: Provider> DriverGuard<B, P> {
-    pub(crate) fn take(hub: &Arc<HubInner<B, P>>) -> Result<Self> {
-        if hub.election.attach_driver() {
+    pub(crate) fn take(hub: &Arc<HubInner<B, P>>, kind: DriverKind) -> Result<Self> {
+        if hub.election.attach_driver(kind) {
             return Ok(Self { hub: Arc::downgrade(hub) });
         }
         Err(Error::invalid("Hub::drive", "the hub already has a driver: a task or thread that drives it"))
@@ -72,7 +73,7 @@ pub struct Driver<B, R, P: Provider = AnyProvider> {
 impl<B, R: Readiness, P: Provider> Driver<B, R, P> {
     pub(super) fn new(hub: &Arc<HubInner<B, P>>) -> Result<Self> {
         let readiness = R::register(&hub.channel)?;
-        Ok(Self { guard: DriverGuard::take(hub)?, readiness, start: None })
+        Ok(Self { guard: DriverGuard::take(hub, DriverKind::Task)?, readiness, start: None })
     }
 }
 
@@ -127,7 +128,7 @@ impl<B, R, P: Provider> fmt::Debug for Driver<B, R, P> {
 
 /// Starts a thread that drives the hub.
 pub(super) fn spawn<B: Send + 'static, P: Provider>(hub: &Arc<HubInner<B, P>>) -> Result<()> {
-    let guard = DriverGuard::take(hub)?;
+    let guard = DriverGuard::take(hub, DriverKind::Thread)?;
     let channel = hub.channel.clone();
     let spawned = std::thread::Builder::new().name("bareverbs-hub".into()).spawn(move || {
         // On an error the device was removed, and the thread ends.

@@ -1,9 +1,12 @@
 //! Election of the thread or task that waits for the events of a hub's CQ.
 //!
 //! Any thread or task may reap completions at any time. One of them waits for the events of the CQ
-//! while the others sleep: the hub's driver if there is one, else the leader, one of the blocked
-//! threads. The other blocked threads are followers. They sleep until their result is available or
-//! they become the leader.
+//! while the others sleep: the leader, one of the blocked threads. The other blocked threads are
+//! followers. They sleep until their result is available or they become the leader. The hub's driver
+//! waits as well.
+//!
+//! A driver that is a task runs only while its runtime has a thread for it. That thread may be the
+//! blocked one, so blocked threads don't rely on a task. They rely on a driver that is a thread.
 
 use std::task::Waker;
 
@@ -13,9 +16,9 @@ use crate::sync::{Mutex, lock};
 ///
 /// | event | effect |
 /// |---|---|
-/// | a thread joins, and there is neither a driver that was polled nor a leader | it leads |
-/// | the leader leaves, and there is no driver | a follower leads and is woken |
-/// | the leader leaves, and there is a driver | the driver is woken, because the leader may have read its event |
+/// | a thread joins, and there is neither a leader nor a driver that is a thread | it leads |
+/// | the leader leaves, and there is no driver that is a thread | a follower leads and is woken |
+/// | the leader leaves, and no follower leads | the driver is woken, because the leader may have read its event |
 /// | the driver leaves | a follower leads and is woken, unless a thread leads already |
 ///
 /// The leader changes under the lock. A follower that was made the leader and leaves at that
@@ -25,32 +28,24 @@ pub(crate) struct Election {
 }
 
 struct State {
-    driver: Driver,
+    driver: Option<Driver>,
     leader: Option<WaiterId>,
     followers: Vec<(WaiterId, Waker)>,
     next: u64,
 }
 
-enum Driver {
-    Absent,
-    /// It was never polled: blocked threads do not rely on it.
-    Unpolled,
-    /// With the waker of its task, if it has been polled.
-    Present(Option<Waker>),
+struct Driver {
+    kind: DriverKind,
+    /// While it sleeps, or was polled and was not woken since.
+    waker: Option<Waker>,
 }
 
-impl Driver {
-    fn take(&mut self) -> Option<Waker> {
-        match self {
-            Self::Present(waker) => waker.take(),
-            Self::Absent | Self::Unpolled => None,
-        }
-    }
-
-    /// Whether it waits for events, or will.
-    fn runs(&self) -> bool {
-        matches!(self, Self::Present(_))
-    }
+/// What polls a driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DriverKind {
+    Task,
+    /// A thread of its own, which waits for events until the hub is dropped.
+    Thread,
 }
 
 /// A blocked thread.
@@ -61,7 +56,7 @@ impl Election {
     /// `threads` threads can block without an allocation.
     pub(crate) fn new(threads: usize) -> Self {
         let followers = Vec::with_capacity(threads);
-        Self { state: Mutex::new(State { driver: Driver::Absent, leader: None, followers, next: 0 }) }
+        Self { state: Mutex::new(State { driver: None, leader: None, followers, next: 0 }) }
     }
 
     /// Adds a thread that is about to sleep. `waker` wakes it.
@@ -70,7 +65,7 @@ impl Election {
         let mut state = lock(&self.state);
         let id = WaiterId(state.next);
         state.next += 1;
-        if state.leader.is_none() && !state.driver.runs() {
+        if state.leader.is_none() && !state.has_driver_thread() {
             state.leader = Some(id);
         } else {
             state.followers.push((id, waker));
@@ -101,45 +96,47 @@ impl Election {
 
     /// Makes the caller the driver. `false` if there is one.
     #[must_use]
-    pub(crate) fn attach_driver(&self) -> bool {
+    pub(crate) fn attach_driver(&self, kind: DriverKind) -> bool {
         let mut state = lock(&self.state);
-        let absent = matches!(state.driver, Driver::Absent);
+        let absent = state.driver.is_none();
         if absent {
-            state.driver = Driver::Unpolled;
+            state.driver = Some(Driver { kind, waker: None });
         }
         absent
     }
 
     /// Whether there is a driver.
     pub(crate) fn has_driver(&self) -> bool {
-        !matches!(lock(&self.state).driver, Driver::Absent)
+        lock(&self.state).driver.is_some()
     }
 
     /// Registers the waker of the driver, which is about to sleep.
     pub(crate) fn register_driver(&self, waker: &Waker) {
         let known = match &lock(&self.state).driver {
-            Driver::Present(Some(known)) => known.will_wake(waker),
+            Some(Driver { waker: Some(known), .. }) => known.will_wake(waker),
             _ => false,
         };
         if !known {
-            let waker = waker.clone();
-            let previous = std::mem::replace(&mut lock(&self.state).driver, Driver::Present(Some(waker)));
+            let mut waker = Some(waker.clone());
+            if let Some(driver) = &mut lock(&self.state).driver {
+                std::mem::swap(&mut driver.waker, &mut waker);
+            }
             // The previous waker is dropped without the lock.
-            drop(previous);
+            drop(waker);
         }
     }
 
     /// Takes the waker of the driver, which registers it again when it sleeps the next time.
     #[must_use]
     pub(crate) fn driver(&self) -> Option<Waker> {
-        lock(&self.state).driver.take()
+        lock(&self.state).take_driver_waker()
     }
 
     /// Removes the driver. The caller must wake the returned waker.
     #[must_use]
     pub(crate) fn detach_driver(&self) -> Option<Waker> {
         let mut state = lock(&self.state);
-        let driver = std::mem::replace(&mut state.driver, Driver::Absent);
+        let driver = state.driver.take();
         let appointed = if state.leader.is_none() { state.appoint() } else { None };
         drop(state);
         drop(driver);
@@ -148,14 +145,24 @@ impl Election {
 }
 
 impl State {
-    /// Makes a follower the leader if there is neither a driver nor a leader. Returns its waker.
+    fn has_driver_thread(&self) -> bool {
+        matches!(self.driver, Some(Driver { kind: DriverKind::Thread, .. }))
+    }
+
+    fn take_driver_waker(&mut self) -> Option<Waker> {
+        self.driver.as_mut()?.waker.take()
+    }
+
+    /// Makes a follower the leader, unless the driver is a thread. Returns the waker of the follower,
+    /// or that of the driver.
     fn appoint(&mut self) -> Option<Waker> {
-        if self.driver.runs() {
-            return self.driver.take();
+        if !self.has_driver_thread()
+            && let Some((id, waker)) = self.followers.pop()
+        {
+            self.leader = Some(id);
+            return Some(waker);
         }
-        let (id, waker) = self.followers.pop()?;
-        self.leader = Some(id);
-        Some(waker)
+        self.take_driver_waker()
     }
 }
 
@@ -186,28 +193,44 @@ mod tests {
     }
 
     #[test]
-    fn driver_that_was_never_polled_leaves_a_thread_to_lead() {
+    fn driver_that_is_a_task_leaves_a_thread_to_lead() {
         let election = Election::new(4);
-        assert!(election.attach_driver() && election.has_driver());
+        assert!(election.attach_driver(DriverKind::Task) && election.has_driver());
+        election.register_driver(Waker::noop());
         let id = election.join(Waker::noop());
         assert!(election.leads(id));
-        election.register_driver(Waker::noop());
         let follower = election.join(Waker::noop());
         assert!(!election.leads(follower));
-        assert!(election.leave(id).is_some(), "the driver is woken");
+        assert!(election.leave(id).is_some() && election.leads(follower));
+        assert!(election.driver().is_some(), "the driver was not woken");
+        election.register_driver(Waker::noop());
+        assert!(election.leave(follower).is_some() && election.driver().is_none(), "the driver is woken");
+    }
+
+    #[test]
+    fn driver_that_is_a_thread_is_woken_by_a_leader_of_before() {
+        let election = Election::new(4);
+        let id = election.join(Waker::noop());
+        assert!(election.attach_driver(DriverKind::Thread));
+        election.register_driver(Waker::noop());
+        let follower = election.join(Waker::noop());
+        assert!(election.leads(id) && !election.leads(follower));
+        assert!(election.leave(id).is_some() && election.driver().is_none(), "the driver is woken");
+        assert!(!election.leads(follower));
+        assert!(election.detach_driver().is_some() && election.leads(follower));
     }
 
     proptest! {
         /// At most one thread leads. If threads sleep, the leader has observed its role or was
-        /// woken, or there is a driver.
+        /// woken, or there is a driver that is a thread.
         #[test]
-        fn while_threads_sleep_one_leads_or_there_is_a_driver(steps in prop::collection::vec(any::<(u8, prop::sample::Index)>(), 1..80)) {
+        fn while_threads_sleep_one_leads_or_a_thread_drives(steps in prop::collection::vec(any::<(u8, prop::sample::Index)>(), 1..80)) {
             let election = Election::new(4);
             let mut threads: Vec<Thread> = Vec::new();
             let driver = Arc::new(Flag::default());
-            let mut driven = false;
+            let mut driven = None;
             for (step, which) in steps {
-                match step % 5 {
+                match step % 6 {
                     0 | 1 => {
                         let flag = Arc::new(Flag::default());
                         let id = election.join(&Waker::from(Arc::clone(&flag)));
@@ -223,18 +246,20 @@ mod tests {
                             waker.wake();
                         }
                         // The leader may have read the driver's event.
-                        prop_assert_eq!(driver.0.load(Ordering::Relaxed), led && driven);
-                        if driven {
+                        let led_last = led && !threads.iter().any(|thread| election.leads(thread.id));
+                        prop_assert_eq!(driver.0.load(Ordering::Relaxed), led_last && driven.is_some());
+                        if driven.is_some() {
                             election.register_driver(&Waker::from(Arc::clone(&driver)));
                         }
                     }
-                    3 => {
-                        prop_assert_eq!(election.attach_driver(), !driven);
-                        driven = true;
+                    3 | 5 => {
+                        let kind = if step % 6 == 3 { DriverKind::Task } else { DriverKind::Thread };
+                        prop_assert_eq!(election.attach_driver(kind), driven.is_none());
+                        driven.get_or_insert(kind);
                         election.register_driver(&Waker::from(Arc::clone(&driver)));
                     }
-                    4 if driven => {
-                        driven = false;
+                    4 if driven.is_some() => {
+                        driven = None;
                         if let Some(waker) = election.detach_driver() {
                             waker.wake();
                         }
@@ -246,11 +271,12 @@ mod tests {
                         thread.leads = election.leads(thread.id);
                     }
                 }
-                prop_assert_eq!(election.has_driver(), driven);
+                prop_assert_eq!(election.has_driver(), driven.is_some());
                 let leaders = threads.iter().filter(|thread| election.leads(thread.id)).count();
                 let aware = threads.iter().filter(|thread| thread.leads).count();
                 prop_assert_eq!(leaders, aware, "each leader knows that it leads");
-                prop_assert!(leaders == 1 || leaders == 0 && (driven || threads.is_empty()));
+                let relied_on = driven == Some(DriverKind::Thread);
+                prop_assert!(leaders == 1 || leaders == 0 && (relied_on || threads.is_empty()));
             }
         }
     }

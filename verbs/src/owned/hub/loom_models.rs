@@ -6,7 +6,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use loom::sync::{Condvar, Mutex};
 use loom::thread;
 
-use super::election::Election;
+use super::election::{DriverKind, Election};
 use super::table::{Completed, Detached, Table};
 use crate::sync::lock;
 
@@ -192,7 +192,7 @@ fn appointed_follower_that_leaves_appoints_another() {
 fn thread_that_joins_leads_after_the_driver_was_dropped() {
     model(|| {
         let election = Arc::new(Election::new(2));
-        assert!(election.attach_driver());
+        assert!(election.attach_driver(DriverKind::Thread));
         let driver = {
             let election = Arc::clone(&election);
             thread::spawn(move || {
@@ -213,7 +213,7 @@ struct ModelCq {
     armed: bool,
     event: bool,
     /// Who sleeps on the descriptor of events.
-    sleeper: Option<Waker>,
+    sleepers: Vec<Waker>,
 }
 
 struct ModelHub {
@@ -224,15 +224,19 @@ struct ModelHub {
 }
 
 impl ModelHub {
+    fn new() -> Self {
+        Self { table: Table::new(2), election: Election::new(2), cq: Mutex::new(ModelCq::default()) }
+    }
+
     /// What the device does.
     fn device(&self, wr_id: u64) {
-        let sleeper = {
+        let sleepers = {
             let mut cq = lock(&self.cq);
             cq.completions.push(wr_id);
             cq.event |= std::mem::take(&mut cq.armed);
-            if cq.event { cq.sleeper.take() } else { None }
+            if cq.event { std::mem::take(&mut cq.sleepers) } else { Vec::new() }
         };
-        sleeper.into_iter().for_each(Waker::wake);
+        sleepers.into_iter().for_each(Waker::wake);
     }
 
     /// As `HubInner::turn`.
@@ -252,7 +256,36 @@ impl ModelHub {
         reaped
     }
 
-    /// As `HubInner::block_on`, with the arm protocol of `HubInner::arm` and `take_events`.
+    /// The arm protocol of `HubInner::arm` and `take_events`. Returns whether the caller may sleep.
+    fn arm(&self, waker: &Waker) -> bool {
+        let mut cq = lock(&self.cq);
+        cq.event = false;
+        if !cq.completions.is_empty() {
+            return false;
+        }
+        cq.armed = true;
+        cq.sleepers.push(waker.clone());
+        true
+    }
+
+    /// As `Driver::poll`, until a task of the same thread has the result of an operation.
+    fn drive(&self, wr_id: u64) {
+        let (bell, waker) = Bell::new();
+        loop {
+            self.election.register_driver(&waker);
+            if self.table.poll(wr_id, &Context::from_waker(&waker)).is_ready() {
+                break;
+            }
+            if !self.poll() && self.arm(&waker) {
+                bell.sleep();
+            }
+        }
+        if let Some(next) = self.election.detach_driver() {
+            next.wake();
+        }
+    }
+
+    /// As `HubInner::block_on`.
     fn wait(&self, wr_id: u64) {
         let (bell, waker) = Bell::new();
         let mut id = None;
@@ -268,16 +301,9 @@ impl ModelHub {
                 bell.sleep();
                 continue;
             }
-            {
-                let mut cq = lock(&self.cq);
-                cq.event = false;
-                if !cq.completions.is_empty() {
-                    continue;
-                }
-                cq.armed = true;
-                cq.sleeper = Some(waker.clone());
+            if self.arm(&waker) {
+                bell.sleep();
             }
-            bell.sleep();
         }
         if let Some(id) = id
             && let Some(next) = self.election.leave(id)
@@ -290,11 +316,7 @@ impl ModelHub {
 #[test]
 fn blocked_threads_get_their_results_without_a_driver() {
     model(|| {
-        let hub = Arc::new(ModelHub {
-            table: Table::new(2),
-            election: Election::new(2),
-            cq: Mutex::new(ModelCq::default()),
-        });
+        let hub = Arc::new(ModelHub::new());
         let ids = [hub.table.insert(0, ()), hub.table.insert(1, ())];
         let other = {
             let hub = Arc::clone(&hub);
@@ -308,4 +330,45 @@ fn blocked_threads_get_their_results_without_a_driver() {
         device.join().unwrap();
         other.join().unwrap();
     });
+}
+
+#[test]
+fn blocked_thread_gets_its_result_if_the_task_of_the_driver_does_not_run() {
+    model(|| {
+        let hub = Arc::new(ModelHub::new());
+        let wr_id = hub.table.insert(0, ());
+        // It was polled once.
+        let (_, driver) = Bell::new();
+        assert!(hub.election.attach_driver(DriverKind::Task));
+        hub.election.register_driver(&driver);
+        assert!(hub.arm(&driver));
+        let device = {
+            let hub = Arc::clone(&hub);
+            thread::spawn(move || hub.device(wr_id))
+        };
+        hub.wait(wr_id);
+        device.join().unwrap();
+    });
+}
+
+#[test]
+fn driver_and_blocked_thread_get_their_results() {
+    for kind in [DriverKind::Task, DriverKind::Thread] {
+        model(move || {
+            let hub = Arc::new(ModelHub::new());
+            let ids = [hub.table.insert(0, ()), hub.table.insert(1, ())];
+            assert!(hub.election.attach_driver(kind));
+            let driver = {
+                let hub = Arc::clone(&hub);
+                thread::spawn(move || hub.drive(ids[1]))
+            };
+            let device = {
+                let hub = Arc::clone(&hub);
+                thread::spawn(move || ids.into_iter().for_each(|id| hub.device(id)))
+            };
+            hub.wait(ids[0]);
+            device.join().unwrap();
+            driver.join().unwrap();
+        });
+    }
 }

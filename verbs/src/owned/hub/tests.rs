@@ -7,6 +7,7 @@ use bareverbs_provider::device::IoctlError;
 use bareverbs_provider::error::DoorbellError;
 use rustix::io::Errno;
 
+use super::election::DriverKind;
 use super::*;
 use crate::owned::{Done, Failed, Op, Outcome, Pending};
 use crate::testing::{Hook, Plain, completion};
@@ -418,7 +419,7 @@ fn task_without_a_driver_gets_an_error_and_can_wait() {
     let (mut pending, wr_id) = setup.recv(&peer);
     let Poll::Ready(Err(failed)) = poll(&mut pending) else { panic!("there is no driver") };
     assert!(matches!(failed.error, Error::NoDriver { .. }) && failed.buffer.is_none(), "{failed}");
-    assert!(setup.hub.inner.election.attach_driver());
+    assert!(setup.hub.inner.election.attach_driver(DriverKind::Task));
     assert!(poll(&mut pending).is_pending());
     assert!(setup.hub.inner.election.detach_driver().is_none());
     setup.complete(&peer, wr_id, WcStatus::SUCCESS);
@@ -469,7 +470,7 @@ fn wakers_run_without_a_lock() {
     let (peer, other) = (setup.connection(2), setup.connection(2));
     let (mut pending, wr_id) = setup.recv(&peer);
     let waker = Arc::new(UsesHub(setup.hub.clone(), std::sync::Mutex::new(Some(other)), AtomicUsize::new(0)));
-    assert!(setup.hub.inner.election.attach_driver());
+    assert!(setup.hub.inner.election.attach_driver(DriverKind::Task));
     let task = Waker::from(Arc::clone(&waker));
     assert!(std::pin::Pin::new(&mut pending).poll(&mut Context::from_waker(&task)).is_pending());
     setup.complete(&peer, wr_id, WcStatus::SUCCESS);
@@ -529,7 +530,7 @@ fn panic_of_a_waker_does_not_lose_the_wakes_of_others() {
     let ((mut first, one), (mut second, two)) = (setup.recv(&a), setup.recv(&b));
     let counts = Arc::new(Counts(AtomicUsize::new(0)));
     let wakers = [Waker::from(Arc::new(Panics)), Waker::from(Arc::clone(&counts))];
-    assert!(setup.hub.inner.election.attach_driver());
+    assert!(setup.hub.inner.election.attach_driver(DriverKind::Task));
     assert!(std::pin::Pin::new(&mut first).poll(&mut Context::from_waker(&wakers[0])).is_pending());
     assert!(std::pin::Pin::new(&mut second).poll(&mut Context::from_waker(&wakers[1])).is_pending());
     setup.complete(&a, one, WcStatus::SUCCESS);

@@ -7,6 +7,8 @@ use rustix::io::Errno;
 use super::flow::{CONTROL_RECEIVES, CONTROL_SENDS, Flow, Kind};
 use super::inbound::{Inbound, SHARED};
 use super::*;
+use crate::owned::hub::driver::DriverGuard;
+use crate::owned::hub::election::DriverKind;
 use crate::owned::options::ConnectionOptions;
 use crate::testing::{Plain, completion};
 use crate::{
@@ -310,7 +312,7 @@ fn refused_doorbell_of_a_posted_message_ends_the_connection() {
 fn every_waiter_of_a_shutdown_is_woken() {
     let mut setup = Setup::new();
     let woken = [(); 2].map(|()| Arc::new(Woken::default()));
-    assert!(setup.server.handle.inner.hub.inner().election.attach_driver());
+    assert!(setup.server.handle.inner.hub.inner().election.attach_driver(DriverKind::Task));
     let mut shutdowns = [setup.server.handle.shutdown(), setup.server.handle.shutdown()];
     for (shutdown, woken) in shutdowns.iter_mut().zip(&woken) {
         let waker = Waker::from(Arc::clone(woken));
@@ -327,7 +329,7 @@ fn every_waiter_of_a_shutdown_is_woken() {
 fn end_of_the_driver_wakes_the_reader_and_shutdowns() {
     let mut setup = Setup::new();
     let hub = Arc::clone(setup.server.handle.inner.hub.inner());
-    let guard = crate::owned::hub::driver::DriverGuard::take(&hub).unwrap();
+    let guard = DriverGuard::take(&hub, DriverKind::Task).unwrap();
     let woken = [(); 2].map(|()| Arc::new(Woken::default()));
     let wakers = woken.clone().map(Waker::from);
     assert!(setup.server.poll_next(&mut Context::from_waker(&wakers[0])).is_pending());
@@ -351,7 +353,7 @@ fn shutdown_ignores_a_peer_that_was_never_connected() {
 #[test]
 fn shutdown_wakes_the_reader_of_a_server_without_peers() {
     let mut setup = Setup::with(|_| ());
-    assert!(setup.server.handle.inner.hub.inner().election.attach_driver());
+    assert!(setup.server.handle.inner.hub.inner().election.attach_driver(DriverKind::Task));
     let woken = Arc::new(Woken::default());
     let waker = Waker::from(Arc::clone(&woken));
     assert!(setup.server.poll_next(&mut Context::from_waker(&waker)).is_pending());
@@ -387,7 +389,7 @@ fn sink_reports_a_failure_after_it_reported_that_there_is_no_driver() {
 
     let setup = Setup::new();
     let hub = Arc::clone(setup.server.handle.inner.hub.inner());
-    let driver = || crate::owned::hub::driver::DriverGuard::take(&hub).unwrap();
+    let driver = || DriverGuard::take(&hub, DriverKind::Task).unwrap();
     let mut sink = setup.server.handle.sink(setup.peer);
     let first = driver();
     Pin::new(&mut sink).start_send((setup.server.take().unwrap(), 4)).unwrap();
