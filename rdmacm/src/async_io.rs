@@ -81,6 +81,10 @@ impl runtime::sealed::Readiness for Readiness {
         Async::new_nonblocking(descriptor).map(Self).map_err(|error| failed(&error))
     }
 
+    fn descriptor(&self) -> &Descriptor {
+        self.0.get_ref()
+    }
+
     async fn next(&self) -> Result<Event> {
         loop {
             if let Some(event) = self.0.get_ref().get_event()? {

@@ -63,6 +63,9 @@ pub(crate) mod sealed {
         /// Registers the descriptor.
         fn new(descriptor: Descriptor) -> Result<Self>;
 
+        /// The descriptor that was registered.
+        fn descriptor(&self) -> &Descriptor;
+
         /// The next event of the channel.
         fn next(&self) -> impl Future<Output = Result<Event>> + Send;
     }
@@ -70,11 +73,24 @@ pub(crate) mod sealed {
 
 use self::sealed::Readiness;
 
-/// Waiting by a registered descriptor. The channel is the one that was registered.
+/// Waiting by a registered descriptor.
 pub(crate) struct Task<'a, R>(pub(crate) &'a R);
 
+impl<R: Readiness> Task<'_, R> {
+    /// Rejects a channel that is not the registered one. Safe code can exchange the connections of two
+    /// wrappers, by `DerefMut`.
+    fn check(&self, channel: &crate::EventChannel, verb: &'static str) -> Result<()> {
+        if self.0.descriptor().channel.is(channel) {
+            return Ok(());
+        }
+        let reason = "the connection was exchanged: its events are not those that the task waits for";
+        Err(Error::invalid(verb, reason))
+    }
+}
+
 impl<R: Readiness> Wait for Task<'_, R> {
-    async fn event(&self, _: &crate::EventChannel, _: &'static str) -> Result<Event> {
+    async fn event(&self, channel: &crate::EventChannel, verb: &'static str) -> Result<Event> {
+        self.check(channel, verb)?;
         self.0.next().await
     }
 }
@@ -296,7 +312,9 @@ impl<R: Readiness, Q: Send> Connection<R, Q> {
     /// Waits until the peer ends the connection, and answers. The future is cancel-safe.
     ///
     /// # Errors
-    /// [`Error::DeviceRemoved`]
+    /// - [`Error::DeviceRemoved`]
+    /// - [`Error::Invalid`]: the connection was exchanged by `DerefMut`, so the task waits for the
+    ///   events of another one.
     pub async fn disconnected(&mut self) -> Result<()> {
         self.connection.until_disconnected(&Task(&self.readiness)).await
     }
@@ -304,10 +322,13 @@ impl<R: Readiness, Q: Send> Connection<R, Q> {
     /// Ends the connection, and waits until the peer has answered.
     ///
     /// # Errors
-    /// As for [`connection::Connection::disconnect`], without a time limit.
+    /// As for [`connection::Connection::disconnect`], without a time limit. [`Error::Invalid`]: as for
+    /// [`Connection::disconnected`].
     #[doc(alias = "rdma_disconnect")]
     pub async fn disconnect(&mut self) -> Result<()> {
-        self.connection.disconnect_with(&Task(&self.readiness)).await
+        let task = Task(&self.readiness);
+        task.check(self.connection.id().channel(), "disconnect")?;
+        self.connection.disconnect_with(&task).await
     }
 
     /// Unregisters the connection from the runtime and returns it.
@@ -363,6 +384,37 @@ debug! {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
+    /// Waits that end at once.
+    struct NoEvents(Descriptor);
+
+    impl Readiness for NoEvents {
+        const RUNTIME: &'static str = "none";
+
+        fn new(descriptor: Descriptor) -> Result<Self> {
+            Ok(Self(descriptor))
+        }
+
+        fn descriptor(&self) -> &Descriptor {
+            &self.0
+        }
+
+        async fn next(&self) -> Result<Event> {
+            Err(Error::System { what: "waiting", errno: Errno::AGAIN })
+        }
+    }
+
+    #[test]
+    fn wait_for_the_events_of_another_channel_is_rejected() {
+        let (own, other) = (crate::EventChannel::for_test(), crate::EventChannel::for_test());
+        let registered = NoEvents::new(Descriptor::new(&own).unwrap()).unwrap();
+        let wait = |channel| steps::run(Task(&registered).event(channel, "disconnect")).unwrap_err();
+        assert!(matches!(wait(&own), Error::System { .. }));
+        let rejected = wait(&other);
+        assert!(matches!(rejected, Error::Invalid { verb: "disconnect", .. }), "{rejected}");
+    }
+
     /// Requires a `Send` future, as multi-threaded runtimes do.
     fn can_move<T: Send>(_: &T) {}
 

@@ -101,6 +101,10 @@ impl runtime::sealed::Readiness for Readiness {
             .map_err(|error| failed(&error.into()))
     }
 
+    fn descriptor(&self) -> &Descriptor {
+        &self.0.get_ref().0
+    }
+
     async fn next(&self) -> Result<Event> {
         loop {
             // `clear_ready` clears only readiness from before `get_event`, so an event that arrives
