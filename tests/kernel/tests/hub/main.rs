@@ -33,6 +33,7 @@ kernel_tests! {
     hundreds_of_connections_of_tasks_share_a_hub,
     async_io_tasks_share_a_hub,
     tasks_share_a_hub_with_a_driver_thread,
+    thread_of_a_driver_that_is_blocked_gets_its_message,
     cancelled_awaits_lose_no_message,
     tasks_without_a_driver_end_with_an_error,
     driver_ends_with_its_hub,

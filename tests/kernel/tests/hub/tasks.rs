@@ -78,6 +78,29 @@ pub(crate) fn tasks_share_a_hub_with_a_driver_thread() {
     });
 }
 
+pub(crate) fn thread_of_a_driver_that_is_blocked_gets_its_message() {
+    nothing_leaks(|| {
+        runtime().block_on(async {
+            let (_pd, hub, pool) = setup(8, 16);
+            let driver = tokio::spawn(hub.drive::<bareverbs::tokio::Readiness>().unwrap());
+            // It is polled, and never again while this thread waits.
+            tokio::task::yield_now().await;
+            let (a, b) = pair(&hub, 2);
+            let mut answer = b.recv(take(&pool));
+            std::thread::scope(|threads| {
+                threads.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(50));
+                    a.send(message(&pool, 7), ..).detach();
+                });
+                let received = answer.wait_timeout(TIMEOUT).expect("the thread waits for events").unwrap();
+                assert_eq!(seed_of(received.message().unwrap()), 7);
+            });
+            drop((a, b, answer, hub));
+            driver.await.unwrap().unwrap();
+        });
+    });
+}
+
 pub(crate) fn async_io_tasks_share_a_hub() {
     nothing_leaks(|| {
         let (_pd, hub, pool) = setup(8, 16);

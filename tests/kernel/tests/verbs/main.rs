@@ -119,6 +119,7 @@ kernel_tests! {
     unsignaled_runs_and_batches_complete_in_order,
     aborted_endpoint_returns_all_operations,
     closed_endpoint_returns_messages_and_unused_receives,
+    closed_endpoint_waits_for_unsignaled_sends,
     scope_sends_and_receives_borrowed_memory,
     scope_waits_for_operations_that_were_not_polled,
     panic_in_a_scope_ends_its_operations,

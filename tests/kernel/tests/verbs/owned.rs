@@ -1,6 +1,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bareverbs::owned::{Done, Endpoint, Op, Part};
 use bareverbs::{Access, Buffer, Error, Imm, MemoryOwner, Mr, Pd, WcOpcode, WcStatus};
@@ -236,6 +236,30 @@ pub(crate) fn closed_endpoint_returns_messages_and_unused_receives() {
     assert!(matches!(&unused[..], [Err(failed)] if failed.tag == 2 && failed.buffer.is_some()), "{unused:?}");
     drop((ended, received, unused, pd));
     assert_eq!(counts(), before);
+}
+
+pub(crate) fn closed_endpoint_waits_for_unsignaled_sends() {
+    let pd = open().alloc_pd().unwrap();
+    for receive in [false, true] {
+        let (mut alice, mut bob) = endpoints(&pd, 4);
+        if receive {
+            alice.post_recv_tagged(local(&pd, &[0; 8]), 2).unwrap();
+        }
+        alice.post(Op::send(local(&pd, b"last"), ..).tag(1).unsignaled()).unwrap();
+        std::thread::scope(|threads| {
+            threads.spawn(|| {
+                // Until then the peer's device repeats the message.
+                std::thread::sleep(Duration::from_millis(50));
+                bob.post_recv(local(&pd, &[0; 8])).unwrap();
+            });
+            let start = Instant::now();
+            let ended = alice.close(TIMEOUT).unwrap();
+            assert!(start.elapsed() < TIMEOUT, "it does not wait for the receive");
+            assert!(matches!(&ended[0], Ok(done) if done.tag == 1), "{ended:?}");
+            assert_eq!(ended.len(), 1 + usize::from(receive), "{ended:?}");
+        });
+        assert_eq!(bob.wait_timeout(TIMEOUT).unwrap().unwrap().message(), Some(&b"last"[..]));
+    }
 }
 
 pub(crate) fn failed_operation_returns_its_buffer() {
