@@ -20,7 +20,9 @@
 //! ```
 
 use std::fmt;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::fs::File;
+use std::io::{ErrorKind, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use bareverbs_provider::process::ForkGuard;
 use bareverbs_uapi::rdma_cm::structs::*;
@@ -42,7 +44,7 @@ const ENOTSUPP: i32 = 524;
 /// fail with `EACCES`: the kernel compares them with those of the open.
 #[derive(Debug)]
 pub struct CmFile {
-    fd: OwnedFd,
+    file: File,
     process: ForkGuard,
 }
 
@@ -54,14 +56,14 @@ impl CmFile {
     pub fn open() -> Result<Self> {
         let process = ForkGuard::new()
             .map_err(|errno| Error::System { what: "creating the page of the fork guard", errno })?;
-        Ok(Self { fd: chardev::open()?, process })
+        Ok(Self { file: chardev::open()?.into(), process })
     }
 
     /// A file that refuses commands.
     #[cfg(test)]
     pub(crate) fn for_test() -> Self {
-        let fd = std::fs::File::open("/dev/null").expect("/dev/null").into();
-        Self { fd, process: ForkGuard::new().expect("a page") }
+        let file = File::open("/dev/null").expect("/dev/null");
+        Self { file, process: ForkGuard::new().expect("a page") }
     }
 
     /// Whether the current process opened the file.
@@ -84,11 +86,16 @@ impl CmFile {
             let hint = "the file was opened before fork; open a channel in this process";
             return refused(Errno::STALE, Some(hint));
         }
+        // Not the `write` of rustix: its system call is declared to change no memory, so that an
+        // optimized program would never see the response.
         loop {
-            return match rustix::io::write(&self.fd, call.as_bytes()) {
+            return match (&self.file).write(call.as_bytes()) {
                 Ok(_) => Ok(()),
-                Err(Errno::INTR) => continue,
-                Err(errno) => refused(errno, hint(C::INFO.number, errno)),
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => {
+                    let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+                    refused(errno, hint(C::INFO.number, errno))
+                }
             };
         }
     }
@@ -96,7 +103,7 @@ impl CmFile {
 
 impl AsFd for CmFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.file.as_fd()
     }
 }
 
@@ -279,5 +286,5 @@ pub fn set_option(file: &CmFile, mut request: SetOptionReq, value: &[u8]) -> Res
 
 /// The number of a file's descriptor, for [`migrate_id`].
 pub(crate) fn descriptor(file: &CmFile) -> u32 {
-    file.fd.as_raw_fd().cast_unsigned()
+    file.file.as_raw_fd().cast_unsigned()
 }
