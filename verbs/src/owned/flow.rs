@@ -29,8 +29,8 @@ use crate::{RecvHalf, SendHalf};
 pub(super) const SENDS: u32 = 1;
 pub(super) const RECVS: u32 = 2;
 
-/// The `wr_id` of the request that is posted in ERR behind unsignalled sends. Its completion shows
-/// that the device has finished with them.
+/// The `wr_id` of the request that is posted behind unsignalled sends, in ERR or by `close`. Its
+/// completion shows that the device has finished with them.
 pub(super) const MARKER: u64 = 3 << 62;
 
 pub(super) const CLOSED: &str = "the connection has failed: create a new endpoint";
