@@ -358,16 +358,23 @@ impl Route {
     #[doc(alias = "rdma_resolve_route")]
     #[doc(alias = "rdma_getaddrinfo")]
     pub fn resolve(addrs: impl ToSocketAddrs, limit: Duration) -> Result<Self> {
+        Self::resolve_from(None, addrs, limit)
+    }
+
+    /// Resolves a route from a local address, or from any if there is none.
+    ///
+    /// # Errors
+    /// As for [`Route::resolve`]; [`Error::Command`] with `EADDRNOTAVAIL`: the address is not local.
+    #[doc(alias = "rdma_resolve_addr")]
+    pub fn resolve_from(src: Option<Addr>, addrs: impl ToSocketAddrs, limit: Duration) -> Result<Self> {
         each_address("Route::resolve", addrs, |addr| {
-            run(Self::resolve_with(&Deadline::new(limit), addr.into(), limit))
+            let id = CmId::new(&EventChannel::private()?, PortSpace::Tcp)?;
+            run(steps::resolve(&Deadline::new(limit), &id, src, addr.into(), limit))?;
+            Ok(Self { id })
         })
     }
 
-    pub(crate) async fn resolve_with(wait: &impl Wait, addr: Addr, limit: Duration) -> Result<Self> {
-        let id = CmId::new(&EventChannel::private()?, PortSpace::Tcp)?;
-        Self::resolve_on(wait, id, addr, limit).await
-    }
-
+    #[cfg(any(feature = "async-io", feature = "tokio"))]
     pub(crate) async fn resolve_on(wait: &impl Wait, id: CmId, addr: Addr, limit: Duration) -> Result<Self> {
         steps::resolve(wait, &id, None, addr, limit).await?;
         Ok(Self { id })

@@ -4,6 +4,9 @@ pub(crate) mod conform;
 pub(crate) mod device;
 pub(crate) mod perf;
 pub(crate) mod pingpong;
+pub(crate) mod rcopy;
+pub(crate) mod rping;
+pub(crate) mod rstream;
 pub(crate) mod stat;
 mod values;
 
@@ -16,6 +19,9 @@ use self::conform::{Conform, Decode};
 use self::device::{Dev, Link, Monitor, Status, System};
 use self::perf::Perf;
 use self::pingpong::Pingpong;
+use self::rcopy::Rcopy;
+use self::rping::Rping;
+use self::rstream::Rstream;
 use self::stat::Stat;
 use self::values::{number, period};
 
@@ -61,6 +67,12 @@ pub(crate) enum Command {
     /// Measure bandwidth and latency between two hosts, as perftest does
     #[command(subcommand)]
     Perf(Perf),
+    /// RDMA reads and writes over a connection by IP address, as rping does
+    Rping(Rping),
+    /// Measure the latency and bandwidth of streams, as rstream does
+    Rstream(Rstream),
+    /// Copy a file over a stream, as rcopy does
+    Rcopy(Rcopy),
     /// Print the completions for a shell
     Completions(Completions),
     /// Print the manual page, or write all manual pages

@@ -2,6 +2,7 @@
 //!
 //! It has no API for other programs; they use the crate `bareverbs`.
 
+mod address;
 mod asyncwatch;
 mod cli;
 mod conform;
@@ -16,8 +17,12 @@ mod output;
 mod packaging;
 mod perf;
 mod pingpong;
+mod rcopy;
 mod resources;
+mod rping;
+mod rstream;
 mod signal;
+mod socket;
 mod stat;
 mod status;
 mod system;
@@ -51,6 +56,9 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
         Command::Decode(options) => decode::show(&options),
         Command::Pingpong(options) => pingpong::run(&options),
         Command::Perf(options) => perf::run(&options),
+        Command::Rping(options) => rping::run(&options),
+        Command::Rstream(options) => rstream::run(&options),
+        Command::Rcopy(options) => rcopy::run(&options),
         Command::Status(options) => status::show(&options),
         Command::Link(options) => link::run(&options),
         Command::Dev(options) => dev::run(&options),

@@ -74,6 +74,11 @@ impl Stop {
         Self::poll([(self.event.as_fd(), PollFlags::IN), (fd, events)].map(ready), timeout)
     }
 
+    /// Waits until one of two descriptors is readable.
+    pub(crate) fn wait_either(&self, a: BorrowedFd<'_>, b: BorrowedFd<'_>) -> io::Result<Wake> {
+        Self::poll([self.event.as_fd(), a, b].map(|fd| ready((fd, PollFlags::IN))), None)
+    }
+
     /// Waits until the deadline.
     pub(crate) fn sleep(&self, deadline: Instant) -> io::Result<Wake> {
         Self::poll([ready((self.event.as_fd(), PollFlags::IN))], Some(&mut Timeout::at(deadline)))

@@ -1,0 +1,307 @@
+//! The tools over the connection manager, with those of librdmacm, in both roles.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use bareverbs_interop_tests::program::{Finished, LIMIT, Program};
+use bareverbs_test_support::device::{self, Requirement};
+use bareverbs_test_support::kernel_tests;
+use bareverbs_test_support::resources::nothing_leaks;
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+kernel_tests! {
+    rping_interoperates_in_both_roles if has_ip,
+    rping_carries_its_smallest_and_largest_pings if has_ip,
+    persistent_rping_server_serves_clients_until_a_signal if has_ip,
+    rping_names_what_is_wrong if has_ip,
+
+    rstream_interoperates_in_both_roles if has_ip,
+    rstream_waits_in_each_way_and_over_tcp if has_ip,
+
+    rcopy_interoperates_in_both_roles if has_ip,
+    rcopy_names_what_is_wrong if has_ip,
+}
+
+/// For tests with an IP address of the device.
+///
+/// # Errors
+/// If the port is InfiniBand and the kernel has no IPoIB.
+fn has_ip() -> Requirement {
+    let there = !device::is_infiniband() || Path::new("/sys/class/net/ib0").exists();
+    if there { Ok(()) } else { Err("this kernel has no IPoIB, so the device has no IP address".into()) }
+}
+
+/// The IP address of the device.
+fn host() -> &'static str {
+    if device::is_infiniband() { "10.2.0.1" } else { "10.1.0.1" }
+}
+
+/// A program of librdmacm, or the command of `bareverbs` with the same name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origin {
+    Bareverbs,
+    Librdmacm,
+}
+
+use Origin::{Bareverbs, Librdmacm};
+
+impl Origin {
+    fn command(self, name: &str, options: &[&str]) -> Command {
+        let mut command = match self {
+            Bareverbs => Command::new("bareverbs"),
+            Librdmacm => Command::new(name),
+        };
+        if self == Bareverbs {
+            command.arg(name);
+        }
+        command.args(options);
+        command
+    }
+
+    fn start(self, name: &str, options: &[&str]) -> Program {
+        Program::start(&mut self.command(name, options))
+    }
+}
+
+/// The pairings of server and client.
+const PAIRINGS: [(Origin, Origin); 3] =
+    [(Bareverbs, Librdmacm), (Librdmacm, Bareverbs), (Bareverbs, Bareverbs)];
+
+/// Runs a client, again if it comes before the server listens.
+fn run_client(server: &mut Program, mut client: Command) -> Finished {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        let finished = Program::start(&mut client).finish();
+        let text = finished.stderr.to_lowercase();
+        // The programs of librdmacm print the event, or ECONNREFUSED.
+        let rejected = text.contains("reject") || text.contains("refused");
+        if finished.status.success() || !rejected || server.has_ended() || Instant::now() > deadline {
+            return finished;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Runs a server and a client to their ends.
+fn run(name: &str, server: (Origin, &[&str]), client: (Origin, &[&str])) -> [Finished; 2] {
+    let mut program = server.0.start(name, server.1);
+    let client = run_client(&mut program, client.0.command(name, client.1)).expect_success();
+    [program.finish().expect_success(), client]
+}
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error} in {text}"))
+}
+
+/// The text of a ping of `rping`.
+fn ping(number: u8, size: usize) -> String {
+    let mut text = format!("rdma-ping-{number}: ");
+    let letters = (b'A'..=b'z').cycle().skip(number.into());
+    text.extend(letters.map(char::from).take(size - 1 - text.len()));
+    text
+}
+
+fn rping_interoperates_in_both_roles() {
+    let lines =
+        |start: &str| (0..3).map(|number| format!("{start}: {}\n", ping(number, 64))).collect::<String>();
+    nothing_leaks(|| {
+        for (server, client) in PAIRINGS {
+            for extra in [&[][..], &["-q"]] {
+                let server_options = [&["-s", "-v"], extra].concat();
+                let client_options = [&["-c", "-a", host(), "-C", "3", "-v", "-V"], extra].concat();
+                let [served, finished] = run("rping", (server, &server_options), (client, &client_options));
+                assert_eq!(served.stdout, lines("server ping data"), "{served:#?}");
+                assert_eq!(finished.stdout, lines("ping data"), "{finished:#?}");
+            }
+        }
+    });
+}
+
+fn rping_carries_its_smallest_and_largest_pings() {
+    for (server, client) in PAIRINGS {
+        for size in ["26", "65535"] {
+            let client_options =
+                ["-c", "-a", host(), "-I", host(), "-p", "7999", "-C", "2", "-S", size, "-V"];
+            run(
+                "rping",
+                (server, &["-s", "-a", host(), "-p", "7999", "-S", size]),
+                (client, &client_options),
+            );
+        }
+    }
+}
+
+fn persistent_rping_server_serves_clients_until_a_signal() {
+    nothing_leaks(|| {
+        let mut server = Bareverbs.start("rping", &["-s", "-P", "--json"]);
+        let options = ["-c", "-a", host(), "-C", "5", "-V"];
+        for client in [Librdmacm, Bareverbs, Librdmacm] {
+            run_client(&mut server, client.command("rping", &options)).expect_success();
+            let served = json(&server.line("{"));
+            assert_eq!((&served["role"], &served["pings"]), (&"server".into(), &5.into()));
+        }
+        server.signal(Signal::SIGTERM);
+        let ended = server.finish();
+        assert_eq!(ended.status.code(), Some(128 + 15), "{ended:#?}");
+
+        let mut server = Librdmacm.start("rping", &["-s", "-P"]);
+        for _ in 0..2 {
+            let client = Bareverbs.command("rping", &["-c", "-a", host(), "-C", "5", "--json"]);
+            let finished = run_client(&mut server, client).expect_success();
+            let report = json(&finished.stdout);
+            assert_eq!((&report["size"], &report["pings"]), (&64.into(), &5.into()), "{report}");
+            assert_eq!(report["peer"], format!("{}:7174", host()));
+        }
+    });
+}
+
+fn rping_names_what_is_wrong() {
+    nothing_leaks(|| {
+        let refused = |options: &[&str], words: &str| {
+            Bareverbs.start("rping", options).finish().expect_failure(words);
+        };
+        refused(&["-c"], "a client needs the address of the server (-a)");
+        refused(&["-c", "-a", host(), "-p", "7998"], "rejected");
+        refused(&["-s", "-a", "192.0.2.1"], "EADDRNOTAVAIL");
+        // The server reads as much as the client says, into a buffer of its own size.
+        for client in [Bareverbs, Librdmacm] {
+            let mut server = Bareverbs.start("rping", &["-s", "-S", "64"]);
+            let options = ["-c", "-a", host(), "-C", "1", "-S", "100"];
+            let client = run_until_connected(&mut server, client.command("rping", &options));
+            server
+                .finish()
+                .expect_failure("the client's buffer has 100 bytes, the server's has 64: use -S 100");
+            client.signal(Signal::SIGKILL);
+        }
+    });
+}
+
+/// Starts a client until it runs for a while, because the server listens.
+fn run_until_connected(server: &mut Program, mut client: Command) -> Program {
+    loop {
+        let mut program = Program::start(&mut client);
+        let deadline = Instant::now() + Duration::from_secs(1);
+        while !program.has_ended() && !server.has_ended() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        if server.has_ended() || !program.has_ended() {
+            return program;
+        }
+    }
+}
+
+/// The lines of `rstream` below its head: name, and the counts.
+fn stream_tests(output: &str) -> Vec<Vec<&str>> {
+    let mut lines = output.lines();
+    let head: Vec<_> = lines.next().expect("a head").split_whitespace().collect();
+    assert_eq!(head, ["name", "bytes", "xfers", "iters", "total", "time", "Gb/sec", "usec/xfer"]);
+    lines.map(|line| line.split_whitespace().take(5).collect()).collect()
+}
+
+fn rstream_interoperates_in_both_roles() {
+    nothing_leaks(|| {
+        for (server, client) in PAIRINGS {
+            for (sizes, line) in [
+                (["-S", "64", "-C", "1", "-I", "20"], ["custom", "64", "1", "20", "2.5k"]),
+                (["-S", "5000", "-C", "10", "-I", "2"], ["custom", "4.8k", "10", "2", "195k"]),
+                (["-S", "1000000", "-C", "2", "-I", "1"], ["custom", "976k", "2", "1", "3.8m"]),
+            ] {
+                let server_options = [&sizes[..], &["-T", "v"]].concat();
+                let client_options = [&["-s", host()], &server_options[..]].concat();
+                let sides = run("rstream", (server, &server_options), (client, &client_options));
+                for side in sides {
+                    assert_eq!(stream_tests(&side.stdout), [line], "{side:#?}");
+                }
+            }
+        }
+    });
+}
+
+fn rstream_waits_in_each_way_and_over_tcp() {
+    let sizes = ["-S", "3000", "-C", "20", "-I", "2", "-p", "7999", "-T", "v"];
+    for way in ["a", "b", "n", "r", "s"] {
+        let server_options = [&sizes[..], &["-T", way]].concat();
+        let client_options = [&["-s", host()], &server_options[..]].concat();
+        for (server, client) in PAIRINGS {
+            run("rstream", (server, &server_options), (client, &client_options));
+        }
+    }
+    let server_options = [&sizes[..], &["-B", "4096", "--json"]].concat();
+    let client_options = [&["-s", host()], &server_options[..]].concat();
+    for side in run("rstream", (Bareverbs, &server_options), (Bareverbs, &client_options)) {
+        let report = json(&side.stdout);
+        assert_eq!((&report["bytes"], &report["total"]), (&3000.into(), &240_000.into()), "{report}");
+        assert!(report["gbps"].as_f64().is_some_and(|gbps| gbps > 0.0), "{report}");
+    }
+}
+
+/// A folder of a test.
+struct Folder(&'static Path);
+
+impl Folder {
+    fn new(path: &'static str) -> Self {
+        fs::create_dir_all(path).expect("the guest's /tmp is writable");
+        Self(Path::new(path))
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.join(name).to_str().expect("the paths are text").to_owned()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(self.0);
+    }
+}
+
+fn rcopy_interoperates_in_both_roles() {
+    let folder = Folder::new("/tmp/rcopy");
+    let [source, copy] = [folder.path("source"), folder.path("copy")];
+    let bytes: Vec<u8> = (0..700_001u32).map(|at| (at.wrapping_mul(0x9e37_79b9) >> 24) as u8).collect();
+    fs::write(&source, &bytes).expect("the file is writable");
+    nothing_leaks(|| {
+        for (server, client) in PAIRINGS {
+            let mut program = server.start("rcopy", &[]);
+            // The server serves one client after the other.
+            for _ in 0..2 {
+                let to = format!("{}:{copy}", host());
+                let finished = run_client(&mut program, client.command("rcopy", &[&source, &to]));
+                let finished = finished.expect_success();
+                let last = finished.stdout.lines().last().unwrap_or_default();
+                assert!(last.starts_with("700001 bytes in "), "{finished:#?}");
+                assert!(fs::read(&copy).expect("the copy exists") == bytes, "{server:?} {client:?}");
+                fs::remove_file(&copy).expect("the copy exists");
+            }
+            program.signal(Signal::SIGTERM);
+            program.finish();
+        }
+    });
+}
+
+fn rcopy_names_what_is_wrong() {
+    let folder = Folder::new("/tmp/rcopy-errors");
+    let [empty, copy, missing] = ["empty", "copy", "missing/copy"].map(|name| folder.path(name));
+    fs::write(&empty, "").expect("the file is writable");
+    nothing_leaks(|| {
+        for server in [Bareverbs, Librdmacm] {
+            let mut program = server.start("rcopy", &["-p", "7999"]);
+            let to = |path: &str| format!("{}:{path}", host());
+            let copy = |from: &str, to: &str| Bareverbs.command("rcopy", &[from, to, "-p", "7999"]);
+            let refused = run_client(&mut program, copy(&empty, &to(&missing)));
+            refused.expect_failure(&format!("the server cannot open {missing}: No such file"));
+            let absent = run_client(&mut program, copy(&missing, &to(&missing)));
+            absent.expect_failure(&format!("cannot open {missing}: No such file"));
+        }
+        let mut server = Bareverbs.start("rcopy", &["--json"]);
+        let copying = Bareverbs.command("rcopy", &[&empty, &format!("{}:{copy}", host()), "--json"]);
+        let finished = run_client(&mut server, copying).expect_success();
+        for report in [json(&finished.stdout), json(&server.line("{"))] {
+            assert_eq!((&report["path"], &report["bytes"]), (&copy.as_str().into(), &0.into()));
+        }
+        assert_eq!(fs::read(&copy).expect("the copy exists"), b"");
+    });
+}

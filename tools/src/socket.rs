@@ -1,0 +1,185 @@
+//! Streams of the tools: RDMA or TCP, interruptible by signals.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use bareverbs_rdmacm::stream::{RdmaListener, RdmaStream, StreamOptions};
+use rustix::event::PollFlags;
+
+use crate::signal::{Interrupted, Stop, Wake};
+
+/// Attempts between two checks for a signal.
+const SPINS: u32 = 1 << 12;
+
+/// How long the end of a stream waits for the peer's device.
+const END_LIMIT: Duration = Duration::from_secs(5);
+
+/// A connected stream.
+pub(crate) struct Socket<'a> {
+    inner: Inner,
+    stop: &'a Stop,
+    /// Whether calls poll, and do not sleep.
+    spin: bool,
+}
+
+enum Inner {
+    Rdma(RdmaStream),
+    Tcp(TcpStream),
+}
+
+/// What a call waits for.
+#[derive(Clone, Copy)]
+enum Direction {
+    Read,
+    Write,
+}
+
+impl<'a> Socket<'a> {
+    pub(crate) fn rdma(stream: RdmaStream, spin: bool, stop: &'a Stop) -> Self {
+        stream.set_nonblocking(true);
+        Self { inner: Inner::Rdma(stream), stop, spin }
+    }
+
+    fn tcp(stream: TcpStream, spin: bool, stop: &'a Stop) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        stream.set_nodelay(true)?;
+        Ok(Self { inner: Inner::Tcp(stream), stop, spin })
+    }
+
+    /// Connects to a server over TCP.
+    pub(crate) fn connect_tcp(peer: SocketAddr, spin: bool, stop: &'a Stop) -> io::Result<Self> {
+        Self::tcp(TcpStream::connect(peer)?, spin, stop)
+    }
+
+    /// Sends all of `bytes`.
+    pub(crate) fn send(&mut self, bytes: &[u8]) -> Result<()> {
+        let mut sent = 0;
+        while sent < bytes.len() {
+            sent += self.attempt(Direction::Write, |inner| match inner {
+                Inner::Rdma(stream) => stream.write(&bytes[sent..]),
+                Inner::Tcp(stream) => stream.write(&bytes[sent..]),
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Receives at least 1 byte, unless the peer has ended the stream.
+    pub(crate) fn recv_some(&mut self, into: &mut [u8]) -> Result<usize> {
+        self.attempt(Direction::Read, |inner| match inner {
+            Inner::Rdma(stream) => stream.read(into),
+            Inner::Tcp(stream) => stream.read(into),
+        })
+    }
+
+    /// Fills `into`. Returns `false` if the peer has ended the stream before the first byte.
+    pub(crate) fn recv_or_end(&mut self, into: &mut [u8]) -> Result<bool> {
+        let mut received = 0;
+        while received < into.len() {
+            match self.recv_some(&mut into[received..])? {
+                0 if received == 0 => return Ok(false),
+                0 => bail!("the peer has ended the stream after {received} of {} bytes", into.len()),
+                len => received += len,
+            }
+        }
+        Ok(true)
+    }
+
+    /// Fills `into`.
+    pub(crate) fn recv(&mut self, into: &mut [u8]) -> Result<()> {
+        if !self.recv_or_end(into)? {
+            bail!("the peer has ended the stream");
+        }
+        Ok(())
+    }
+
+    /// Ends the stream after all bytes were sent.
+    pub(crate) fn end(self) -> Result<()> {
+        match self.inner {
+            Inner::Rdma(stream) => Ok(stream.close(END_LIMIT)?),
+            Inner::Tcp(stream) => match stream.shutdown(std::net::Shutdown::Both) {
+                Err(error) if error.kind() != ErrorKind::NotConnected => Err(error.into()),
+                _ => Ok(()),
+            },
+        }
+    }
+
+    fn attempt(
+        &mut self,
+        direction: Direction,
+        mut call: impl FnMut(&mut Inner) -> io::Result<usize>,
+    ) -> Result<usize> {
+        loop {
+            for _ in 0..SPINS {
+                match call(&mut self.inner) {
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                    result => return Ok(result?),
+                }
+                if !self.spin {
+                    self.wait(direction)?;
+                }
+            }
+            self.stop.check()?;
+        }
+    }
+
+    /// Sleeps until the call is worthwhile.
+    fn wait(&self, direction: Direction) -> Result<()> {
+        let (fd, events): (BorrowedFd<'_>, _) = match (&self.inner, direction) {
+            // The descriptor of a stream is readable in both cases.
+            (Inner::Rdma(stream), _) => (stream.as_fd(), PollFlags::IN),
+            (Inner::Tcp(stream), Direction::Read) => (stream.as_fd(), PollFlags::IN),
+            (Inner::Tcp(stream), Direction::Write) => (stream.as_fd(), PollFlags::OUT),
+        };
+        match self.stop.wait(fd, events, None)? {
+            Wake::Stopped => Err(Interrupted.into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A listener for streams.
+pub(crate) enum Server {
+    Rdma(RdmaListener),
+    Tcp(TcpListener),
+}
+
+impl Server {
+    /// Listens for RDMA connections.
+    pub(crate) fn rdma(addr: SocketAddr, options: &StreamOptions) -> Result<Self> {
+        Ok(Self::Rdma(options.listen(addr)?))
+    }
+
+    /// Listens for TCP connections.
+    pub(crate) fn tcp(addr: SocketAddr) -> Result<Self> {
+        let listener = TcpListener::bind(addr)?;
+        listener.set_nonblocking(true)?;
+        Ok(Self::Tcp(listener))
+    }
+
+    /// Waits for a client. Returns its address, too.
+    pub(crate) fn accept<'a>(&self, spin: bool, stop: &'a Stop) -> Result<(Socket<'a>, SocketAddr)> {
+        loop {
+            stop.check()?;
+            let fd = match self {
+                Self::Rdma(listener) => {
+                    if let Some(stream) = listener.accept_timeout(Duration::ZERO)? {
+                        let peer = stream.peer_addr();
+                        return Ok((Socket::rdma(stream, spin, stop), peer));
+                    }
+                    listener.as_fd()
+                }
+                Self::Tcp(listener) => match listener.accept() {
+                    Ok((stream, peer)) => return Ok((Socket::tcp(stream, spin, stop)?, peer)),
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => listener.as_fd(),
+                    Err(error) => return Err(error.into()),
+                },
+            };
+            if stop.wait(fd, PollFlags::IN, None)? == Wake::Stopped {
+                return Err(Interrupted.into());
+            }
+        }
+    }
+}
