@@ -1,6 +1,7 @@
 //! The command line.
 
 pub(crate) mod conform;
+pub(crate) mod datagram;
 pub(crate) mod device;
 pub(crate) mod perf;
 pub(crate) mod pingpong;
@@ -16,6 +17,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use self::conform::{Conform, Decode};
+use self::datagram::{Mckey, Udaddy};
 use self::device::{Dev, Link, Monitor, Status, System};
 use self::perf::Perf;
 use self::pingpong::Pingpong;
@@ -69,6 +71,10 @@ pub(crate) enum Command {
     Perf(Perf),
     /// RDMA reads and writes over a connection by IP address, as rping does
     Rping(Rping),
+    /// Send datagrams to a service and back, as udaddy does
+    Udaddy(Udaddy),
+    /// Send datagrams to a multicast group, as mckey does
+    Mckey(Mckey),
     /// Measure the latency and bandwidth of streams, as rstream does
     Rstream(Rstream),
     /// Copy a file over a stream, as rcopy does

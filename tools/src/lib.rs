@@ -6,12 +6,14 @@ mod address;
 mod asyncwatch;
 mod cli;
 mod conform;
+mod datagram;
 mod decode;
 mod dev;
 mod devices;
 mod devinfo;
 mod dump;
 mod link;
+mod mckey;
 mod monitor;
 mod output;
 mod packaging;
@@ -28,6 +30,7 @@ mod status;
 mod system;
 #[cfg(feature = "test-utils")]
 pub mod testing;
+mod udaddy;
 
 use std::ffi::OsString;
 
@@ -57,6 +60,8 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
         Command::Pingpong(options) => pingpong::run(&options),
         Command::Perf(options) => perf::run(&options),
         Command::Rping(options) => rping::run(&options),
+        Command::Udaddy(options) => udaddy::run(&options),
+        Command::Mckey(options) => mckey::run(&options),
         Command::Rstream(options) => rstream::run(&options),
         Command::Rcopy(options) => rcopy::run(&options),
         Command::Status(options) => status::show(&options),

@@ -21,6 +21,10 @@ kernel_tests! {
     rstream_interoperates_in_both_roles if has_ip,
     rstream_waits_in_each_way_and_over_tcp if has_ip,
 
+    udaddy_interoperates_in_both_roles if has_ip,
+    udaddy_names_what_is_wrong if has_ip,
+    mckey_interoperates_in_both_roles if has_multicast,
+
     rcopy_interoperates_in_both_roles if has_ip,
     rcopy_names_what_is_wrong if has_ip,
 }
@@ -32,6 +36,18 @@ kernel_tests! {
 fn has_ip() -> Requirement {
     let there = !device::is_infiniband() || Path::new("/sys/class/net/ib0").exists();
     if there { Ok(()) } else { Err("this kernel has no IPoIB, so the device has no IP address".into()) }
+}
+
+/// For tests whose datagrams come back from a multicast group.
+///
+/// # Errors
+/// As for [`has_ip`]; on the software ConnectX with RoCE, such datagrams do not arrive.
+fn has_multicast() -> Requirement {
+    has_ip()?;
+    match device::is_soft_roce() || device::is_infiniband() {
+        true => Ok(()),
+        false => Err("datagrams to a joined group do not arrive on this device".into()),
+    }
 }
 
 /// The IP address of the device.
@@ -75,9 +91,9 @@ fn run_client(server: &mut Program, mut client: Command) -> Finished {
     let deadline = Instant::now() + LIMIT;
     loop {
         let finished = Program::start(&mut client).finish();
-        let text = finished.stderr.to_lowercase();
+        let text = format!("{}{}", finished.stdout, finished.stderr).to_lowercase();
         // The programs of librdmacm print the event, or ECONNREFUSED.
-        let rejected = text.contains("reject") || text.contains("refused");
+        let rejected = ["reject", "refused", "unreachable"].iter().any(|word| text.contains(word));
         if finished.status.success() || !rejected || server.has_ended() || Instant::now() > deadline {
             return finished;
         }
@@ -303,5 +319,69 @@ fn rcopy_names_what_is_wrong() {
             assert_eq!((&report["path"], &report["bytes"]), (&copy.as_str().into(), &0.into()));
         }
         assert_eq!(fs::read(&copy).expect("the copy exists"), b"");
+    });
+}
+
+/// The lines of a tool for datagrams, without its own name.
+fn datagram_lines(output: &str) -> Vec<&str> {
+    output.lines().filter(|line| !line.contains(": ")).collect()
+}
+
+fn udaddy_interoperates_in_both_roles() {
+    nothing_leaks(|| {
+        for (server, client) in PAIRINGS {
+            for options in [&[][..], &["-c", "3", "-C", "4", "-S", "1000", "-t", "8"]] {
+                let client_options = [&["-s", host()], options].concat();
+                let [served, finished] = run("udaddy", (server, options), (client, &client_options));
+                let end = ["data transfers complete", "test complete", "return status 0"];
+                let lines = [&["receiving data transfers", "sending replies"], &end[..]].concat();
+                assert_eq!(datagram_lines(&served.stdout), lines, "{served:#?}");
+                let lines = [&["initiating data transfers", "receiving data transfers"], &end[..]].concat();
+                assert_eq!(datagram_lines(&finished.stdout), lines, "{finished:#?}");
+            }
+        }
+        let client_options = ["-s", host(), "-b", host(), "--json"];
+        let sides = run("udaddy", (Bareverbs, &["-b", host(), "--json"]), (Bareverbs, &client_options));
+        for (side, role) in sides.iter().zip(["server", "client"]) {
+            let report = json(&side.stdout);
+            assert_eq!((&report["role"], &report["messages"]), (&role.into(), &10.into()), "{report}");
+        }
+    });
+}
+
+fn udaddy_names_what_is_wrong() {
+    nothing_leaks(|| {
+        let refused = |options: &[&str], words: &str| {
+            Bareverbs.start("udaddy", options).finish().expect_failure(words);
+        };
+        refused(&["-s", host()], "asking for the server's queue pair: event Unreachable(Sidr(Unsupported");
+        let mtu = device::open().query_port(1).expect("the port").active_mtu.bytes();
+        let (above, words) = ((mtu + 1).to_string(), format!("exceeds the MTU of the port, {mtu} bytes"));
+        if mtu < 4096 {
+            refused(&["-s", host(), "-S", &above], &words);
+        }
+    });
+}
+
+fn mckey_interoperates_in_both_roles() {
+    let group = "239.7.7.7";
+    // A run takes 3 seconds, which the programs give a subnet manager, so all run at the same time.
+    nothing_leaks(|| {
+        let receivers = [Bareverbs, Librdmacm, Bareverbs]
+            .map(|origin| origin.start("mckey", &["-m", group, "-b", host(), "-C", "4"]));
+        std::thread::sleep(Duration::from_millis(1500));
+        let senders = [Bareverbs, Librdmacm]
+            .map(|origin| origin.start("mckey", &["-m", group, "-b", host(), "-C", "4", "-s"]));
+        let end = ["data transfers complete", "test complete", "return status 0"];
+        for (programs, line) in [
+            (senders.into_iter().collect::<Vec<_>>(), "initiating data transfers"),
+            (receivers.into_iter().collect(), "receiving data transfers"),
+        ] {
+            for program in programs {
+                let finished = program.finish().expect_success();
+                assert_eq!(datagram_lines(&finished.stdout), [&[line], &end[..]].concat(), "{finished:#?}");
+                assert!(finished.stdout.contains("mckey: joined dgid: "), "{finished:#?}");
+            }
+        }
     });
 }
