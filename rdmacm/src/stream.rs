@@ -32,7 +32,7 @@ mod shared;
 mod task;
 mod wire;
 
-pub use self::blocking::RdmaStream;
+pub use self::blocking::{RdmaStream, Readiness};
 pub use self::connect::RdmaListener;
 pub use self::error::{ProtocolError, StreamError};
 pub use self::options::StreamOptions;

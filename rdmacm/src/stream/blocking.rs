@@ -41,6 +41,16 @@ pub struct RdmaStream<P: Provider = AnyProvider> {
     pub(super) shared: Arc<Shared<P>>,
 }
 
+/// What a [stream](RdmaStream::readiness) can do without waiting.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Readiness {
+    /// There are bytes to read, or the stream has ended.
+    pub readable: bool,
+    /// There is room for bytes, or the stream has ended.
+    pub writable: bool,
+}
+
 impl<P: Provider> RdmaStream<P> {
     /// The local address.
     #[doc(alias = "rgetsockname")]
@@ -86,6 +96,26 @@ impl<P: Provider> RdmaStream<P> {
     #[doc(alias = "SO_LINGER")]
     pub fn set_linger(&self, limit: Duration) {
         self.shared.lock().linger = limit;
+    }
+
+    /// Whether [`recv`](Self::recv) and [`send`](Self::send) would return at once. If neither would,
+    /// the [descriptor](Self#descriptor) becomes readable when one may.
+    ///
+    /// A program that waits for both directions needs this call: [`is_writable`](Self::is_writable)
+    /// may handle what arrives after [`is_readable`](Self::is_readable), and the descriptor does not
+    /// report it again.
+    ///
+    /// # Errors
+    /// [`StreamError::Verbs`].
+    #[doc(alias = "rpoll")]
+    pub fn readiness(&self) -> Result<Readiness> {
+        let ready = |session: &mut Session<P>| {
+            let readiness = Readiness { readable: session.is_readable(), writable: session.is_writable() };
+            Ok((readiness.readable || readiness.writable).then_some(readiness))
+        };
+        // Either direction: what arrives is handled for the other threads, too.
+        let found = self.shared.attempt(&mut self.shared.lock(), Direction::Read, ready)?;
+        Ok(found.unwrap_or_default())
     }
 
     /// Whether [`recv`](Self::recv) would return at once. If not, the [descriptor](Self#descriptor)

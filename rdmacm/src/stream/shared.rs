@@ -7,7 +7,7 @@ use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
 use bareverbs::Provider;
-use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::io::Errno;
 
 use super::link::Link;
@@ -30,6 +30,9 @@ pub(super) struct Shared<P: Provider> {
     pub(super) tasks: Arc<Tasks>,
     /// Readable when there is a completion or an event of the connection.
     ready: OwnedFd,
+    /// An eventfd that wakes the thread that sleeps on the descriptor, when another one has handled
+    /// the completion and its event.
+    wake: OwnedFd,
     pub(super) local: SocketAddr,
     pub(super) peer: SocketAddr,
 }
@@ -105,10 +108,12 @@ impl<P: Provider> Shared<P> {
         let data = |number| epoll::EventData::new_u64(number);
         epoll::add(&ready, session.endpoint().as_fd(), data(0), epoll::EventFlags::IN).map_err(system)?;
         epoll::add(&ready, link.as_fd(), data(1), epoll::EventFlags::IN).map_err(system)?;
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let wake = eventfd(0, flags).map_err(system)?;
         let state =
             State { session, link, sleeping: false, nonblocking: false, timeouts: [None; 2], linger: LINGER };
         let (state, changed, tasks) = (Mutex::new(state), Condvar::new(), Arc::default());
-        Ok(Self { state, changed, tasks, ready, local, peer })
+        Ok(Self { state, changed, tasks, ready, wake, local, peer })
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State<P>> {
@@ -137,8 +142,13 @@ impl<P: Provider> Shared<P> {
                 }
             }
             if state.session.progress() {
-                // What has arrived may be what another thread or task waits for.
+                // What has arrived may be what another thread or task waits for. The descriptor does
+                // not wake them: arming reads its event.
                 self.changed.notify_all();
+                if state.sleeping {
+                    // It fails only if the thread was woken 2^64 - 2 times and has not run.
+                    let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+                }
                 self.tasks.wake_others(direction);
             }
             if let Some(result) = attempt(&mut state.session)? {
@@ -203,9 +213,12 @@ impl<P: Provider> Shared<P> {
         state.sleeping = true;
         drop(state);
         let left = left.and_then(|left| Timespec::try_from(left).ok());
-        let slept = poll(&mut [PollFd::new(&self.ready, PollFlags::IN)], left.as_ref());
+        let fds = [&self.ready, &self.wake];
+        let slept = poll(&mut fds.map(|fd| PollFd::new(fd, PollFlags::IN)), left.as_ref());
         let mut state = self.lock();
         state.sleeping = false;
+        // Resets the eventfd, if it was written.
+        let _ = rustix::io::read(&self.wake, &mut [0; 8]);
         // Another thread sleeps on the descriptor next, if this one does not.
         self.changed.notify_all();
         match slept {

@@ -102,6 +102,38 @@ pub(crate) fn both_ends_send_at_once_from_two_threads() {
     });
 }
 
+pub(crate) fn reader_is_woken_when_another_thread_handles_its_completion() {
+    nothing_leaks(|| {
+        let options = StreamOptions::default().send_buffer(2048).recv_buffer(64).sends(16).recvs(16);
+        let (mut a, b) = pair_with(&options);
+        // Nobody reads at the other end, so that `b` is not writable, and each look at it arms.
+        b.set_write_timeout(Some(Duration::from_millis(50)));
+        while (&b).write(&[0; 64]).is_ok() {}
+        assert!(!b.is_writable().unwrap());
+        b.set_read_timeout(Some(TIMEOUT));
+        thread::scope(|scope| {
+            let (answer, answers) = std::sync::mpsc::channel();
+            let mut reader = b.handle();
+            scope.spawn(move || {
+                for _ in 0..100 {
+                    reader.read_exact(&mut [0]).unwrap();
+                    answer.send(()).unwrap();
+                }
+            });
+            for round in 0..100 {
+                // The reader sleeps.
+                thread::sleep(Duration::from_millis(1));
+                a.write_all(b"x").unwrap();
+                let start = std::time::Instant::now();
+                while answers.try_recv().is_err() {
+                    b.is_writable().unwrap();
+                    assert!(start.elapsed() < TIMEOUT, "the reader sleeps in round {round}");
+                }
+            }
+        });
+    });
+}
+
 pub(crate) fn full_stream_blocks_its_writer_until_the_peer_reads() {
     nothing_leaks(|| {
         let (mut a, mut b) = pair();
@@ -160,6 +192,8 @@ pub(crate) fn descriptor_tells_when_a_call_is_worthwhile() {
         }
         assert!(a.is_writable().unwrap());
         assert!(!a.is_readable().unwrap());
+        let readiness = a.readiness().unwrap();
+        assert_eq!((readiness.readable, readiness.writable), (false, true));
     });
 }
 

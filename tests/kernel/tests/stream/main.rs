@@ -69,6 +69,7 @@ kernel_tests! {
     small_writes_arrive_in_order if has_ip,
     small_buffers_carry_large_transfers if has_ip,
     both_ends_send_at_once_from_two_threads if has_ip,
+    reader_is_woken_when_another_thread_handles_its_completion if has_ip,
     full_stream_blocks_its_writer_until_the_peer_reads if has_ip,
     descriptor_tells_when_a_call_is_worthwhile if has_ip,
     mapped_memory_is_written_directly if has_ip,
