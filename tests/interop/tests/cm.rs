@@ -19,7 +19,6 @@ kernel_tests! {
     rping_names_what_is_wrong if has_ip,
 
     rstream_interoperates_in_both_roles if has_ip,
-    rstream_waits_in_each_way_and_over_tcp if has_ip,
 
     udaddy_interoperates_in_both_roles if has_ip,
     udaddy_names_what_is_wrong if has_ip,
@@ -234,24 +233,6 @@ fn rstream_interoperates_in_both_roles() {
             }
         }
     });
-}
-
-fn rstream_waits_in_each_way_and_over_tcp() {
-    let sizes = ["-S", "3000", "-C", "20", "-I", "2", "-p", "7999", "-T", "v"];
-    for way in ["a", "b", "n", "r", "s"] {
-        let server_options = [&sizes[..], &["-T", way]].concat();
-        let client_options = [&["-s", host()], &server_options[..]].concat();
-        for (server, client) in PAIRINGS {
-            run("rstream", (server, &server_options), (client, &client_options));
-        }
-    }
-    let server_options = [&sizes[..], &["-B", "4096", "--json"]].concat();
-    let client_options = [&["-s", host()], &server_options[..]].concat();
-    for side in run("rstream", (Bareverbs, &server_options), (Bareverbs, &client_options)) {
-        let report = json(&side.stdout);
-        assert_eq!((&report["bytes"], &report["total"]), (&3000.into(), &240_000.into()), "{report}");
-        assert!(report["gbps"].as_f64().is_some_and(|gbps| gbps > 0.0), "{report}");
-    }
 }
 
 /// A folder of a test.
