@@ -38,11 +38,11 @@ fn init_to_rtr_defaults() {
 fn rtr_to_rts_defaults() {
     let RtsAttr { sq_psn, timeout, retry_cnt, rnr_retry, max_rd_atomic } = RtsAttr::default();
     assert_eq!((sq_psn, max_rd_atomic), (0, 1));
-    assert_eq!(timeout.duration(), Some(Duration::from_nanos(4096 << 14)));
+    assert_eq!(timeout.duration(), Some(Duration::from_nanos(4096 << 17)));
     // Soft-RoCE would retry for ever if it were 7.
     assert_eq!((retry_cnt, rnr_retry), (RetryCount::new(6).unwrap(), RnrRetry::INFINITE));
     let XrcTargetRtsAttr { sq_psn, timeout } = XrcTargetRtsAttr::default();
-    assert_eq!((sq_psn, timeout), (0, AckTimeout::new(14).unwrap()));
+    assert_eq!((sq_psn, timeout), (0, AckTimeout::new(17).unwrap()));
 }
 
 #[test]
