@@ -229,7 +229,7 @@ impl<R: Readiness, B, P: Provider> Endpoint<R, B, P> {
     ///     let task = tokio::spawn(async move {
     ///         receiver.get_mut().post_recv(room)?;
     ///         println!("received {} bytes", receiver.wait().await?.len);
-    ///         Result::Ok(receiver)
+    ///         Ok::<_, bareverbs::Error>(receiver)
     ///     });
     ///     sender.get_mut().post_send(pool.take().expect("a free buffer"), ..)?;
     ///     sender.wait().await?;
