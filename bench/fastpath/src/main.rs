@@ -10,6 +10,8 @@ mod clock;
 #[cfg(target_arch = "x86_64")]
 mod measure;
 #[cfg(target_arch = "x86_64")]
+mod messages;
+#[cfg(target_arch = "x86_64")]
 mod pair;
 
 #[cfg(target_arch = "x86_64")]

@@ -11,6 +11,7 @@ use bareverbs::{
 use bareverbs_test_support::TIMEOUT;
 
 use crate::clock::Samples;
+use crate::messages;
 use crate::pair::Pair;
 
 /// Samples of each quantity.
@@ -21,12 +22,12 @@ const BATCH: usize = 32;
 const RECEIVES: usize = 128;
 
 /// The output of the results.
-struct Report<'a> {
+pub(crate) struct Report<'a> {
     types: &'a str,
 }
 
 impl Report<'_> {
-    fn line(&self, name: &str, samples: Samples, parts: usize) -> Result<()> {
+    pub(crate) fn line(&self, name: &str, samples: Samples, parts: usize) -> Result<()> {
         let figures = samples.smallest_and_median(parts);
         let (smallest, median) = figures.ok_or_else(|| anyhow::anyhow!("no sample of {name}"))?;
         println!("{}.{name}\t{smallest:.1}\t{median:.1}", self.types);
@@ -65,7 +66,12 @@ pub(crate) fn all<P: Provider>(types: &str, context: &Context<P>, pause: Pause) 
     sends(&report, &mut pair)?;
     polls(&report, &mut pair, pause)?;
     empty_polls(&report, &mut pair.cq)?;
-    receives(&report, &mut pair)
+    receives(&report, &mut pair)?;
+    match pause {
+        Pause::Asleep => messages::all(&report, context),
+        // The device is another process, and the clock skips sleeps.
+        Pause::Awake => Ok(()),
+    }
 }
 
 /// Polls `count` completions of sends, which must be successful.
