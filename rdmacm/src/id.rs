@@ -533,19 +533,20 @@ impl CmId {
     ///
     /// fn to_rtr(id: &CmId, qp: &mut Qp<Rc>) -> bareverbs_rdmacm::Result<()> {
     ///     let (mut attr, mask) = id.init_qp_attr(QpState::RTR)?;
-    ///     attr.min_rnr_timer = MinRnrTimer::MIN.into();
+    ///     attr.min_rnr_timer = MinRnrTimer::MIN;
     ///     qp.modify(&attr, mask)?;
     ///     Ok(())
     /// }
     /// ```
     ///
     /// # Errors
-    /// [`Error::Command`] with `EINVAL`: the identifier has no device, or the state of the
-    /// connection has no such attributes.
+    /// - [`Error::Command`] with `EINVAL`: the identifier has no device, or the state of the
+    ///   connection has no such attributes.
+    /// - [`Error::Verbs`]: a value is out of the range of its type.
     #[doc(alias = "rdma_init_qp_attr")]
     pub fn init_qp_attr(&self, state: QpState) -> Result<(QpAttr, QpAttrMask)> {
         let request = InitQpAttrReq { id: self.number, qp_state: state.0.into(), ..InitQpAttrReq::zeroed() };
-        let (mut attr, mut mask) = qp_attr(&command::init_qp_attr(self.file(), request)?);
+        let (mut attr, mut mask) = qp_attr(&command::init_qp_attr(self.file(), request)?)?;
         attr.qp_state = state;
         if self.qp_type() == QpType::UD {
             // The kernel returns the mask of INIT for each state.

@@ -271,7 +271,7 @@ impl<P: Provider> XrcTarget<P> {
         self.check_state(RTS, QpState::RTR)?;
         check_24_bits(RTS, "sq_psn", attr.sq_psn)?;
         let XrcTargetRtsAttr { sq_psn, timeout } = *attr;
-        let attr = QpAttr { qp_state: QpState::RTS, sq_psn, timeout: timeout.into(), ..QpAttr::default() };
+        let attr = QpAttr { qp_state: QpState::RTS, sq_psn, timeout, ..QpAttr::default() };
         self.modify_qp(RTS, (attr, QpAttrMask::STATE | QpAttrMask::SQ_PSN | QpAttrMask::TIMEOUT))
     }
 
@@ -300,12 +300,12 @@ impl<P: Provider> XrcTarget<P> {
     /// Queries the attributes from the kernel.
     ///
     /// # Errors
-    /// [`Error::Kernel`]: the kernel rejects the command.
+    /// As for [`Qp::query`](crate::Qp::query).
     #[doc(alias = "ibv_query_qp")]
     pub fn query(&self) -> Result<QpAttr> {
-        command::query_qp(self.xrcd.context().file(), self.handle, QpAttrMask::STATE)
-            .map(|resp| QpAttr::from_kernel(&resp))
-            .map_err(|refused| Error::kernel("query_qp", format!("QP {:#x}", self.qp_num), refused))
+        let resp = command::query_qp(self.xrcd.context().file(), self.handle, QpAttrMask::STATE)
+            .map_err(|refused| Error::kernel("query_qp", format!("QP {:#x}", self.qp_num), refused))?;
+        Ok(QpAttr::from_kernel(&resp)?)
     }
 
     /// Closes this handle. Returns the number of its [events](crate::AsyncEvent::Qp) that this

@@ -34,7 +34,7 @@ pub(crate) fn ack_timeout_is_that_of_the_queue_pair() {
         let passive = request(&listener).accept(&param()).unwrap();
         assert!(matches!(next_of(active.channel(), active.key()), EventKind::ConnectResponse(_)));
         let (attr, _) = active.init_qp_attr(QpState::RTS).unwrap();
-        assert_eq!(attr.timeout, 11);
+        assert_eq!(attr.timeout, timeout);
         drop(passive);
         // Datagram queue pairs have no acknowledgements.
         assert_eq!(errno(new(PortSpace::Udp).set_ack_timeout(timeout)), Errno::INVAL);

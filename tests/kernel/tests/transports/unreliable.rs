@@ -2,7 +2,7 @@
 
 use bareverbs::{
     Access, Cq, Imm, InitAttr, Operation, Payload, Qp, QpAttr, QpAttrMask, QpInit, QpState, RecvRequest,
-    SendFlags, SendRequest, Uc, UcOperation, UcRtrAttr, WcOpcode,
+    RetryCount, SendFlags, SendRequest, Uc, UcOperation, UcRtrAttr, WcOpcode,
 };
 
 use crate::host::{CAP, Host, bytes, done, next, on_device, quiet};
@@ -111,7 +111,7 @@ pub(crate) fn uc_bring_up_sets_exactly_the_required_attributes() {
         let mut qp = host.pd.create_qp::<Uc>(&QpInit { cap: CAP, ..QpInit::new(&cq, &cq) }).unwrap();
         qp.init(&InitAttr::new(1)).unwrap();
         qp.ready_to_receive(&UcRtrAttr { rq_psn: 7, ..UcRtrAttr::new(host.here(), 99) }).unwrap();
-        let rts = QpAttr { qp_state: QpState::RTS, retry_cnt: 7, ..QpAttr::default() };
+        let rts = QpAttr { qp_state: QpState::RTS, retry_cnt: RetryCount::MAX, ..QpAttr::default() };
         let mask = QpAttrMask::STATE | QpAttrMask::SQ_PSN | QpAttrMask::RETRY_CNT;
         qp.modify(&rts, mask).expect_err("nothing is retried");
         assert_eq!(qp.state(), QpState::RTR);
