@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
+use crate::CmId;
 use crate::event::{Rejected, RouteStatus, SidrStatus};
 
 /// The result of a call of the connection manager.
@@ -154,6 +155,38 @@ impl std::error::Error for CommandError {}
 impl From<CommandError> for Error {
     fn from(error: CommandError) -> Self {
         Self::Command(Box::new(error))
+    }
+}
+
+/// An identifier that was not destroyed, and the reason. The identifier can be used further, or
+/// destroyed again. Drop of it attempts that too.
+///
+/// `?` converts it to the [`Error`] and drops the identifier.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct DestroyError {
+    /// The reason.
+    pub error: Error,
+    /// The identifier.
+    pub id: CmId,
+}
+
+// Its text is that of the error, which is therefore not its source as well.
+impl fmt::Display for DestroyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.error, f)
+    }
+}
+
+impl std::error::Error for DestroyError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        std::error::Error::source(&self.error)
+    }
+}
+
+impl From<DestroyError> for Error {
+    fn from(refused: DestroyError) -> Self {
+        refused.error
     }
 }
 

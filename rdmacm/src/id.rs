@@ -21,7 +21,7 @@ use crate::multicast::Membership;
 use crate::option::PathRecord;
 use crate::param::{ConnParam, Message};
 use crate::qp::qp_attr;
-use crate::{Error, Result};
+use crate::{DestroyError, Error, Result};
 
 /// Number of records that a query offers room for. The kernel has one path for each identifier, or
 /// two with an alternate path; 6.12 returns one record less than fits.
@@ -254,26 +254,34 @@ impl CmId {
     /// Destroys the identifier. Drop does it too, and ignores errors.
     ///
     /// # Errors
-    /// [`Error::Command`]: the kernel refused it, for instance with `EACCES` after a change of
-    /// credentials. The kernel destroys the identifier when the file is closed, after the last
-    /// identifier and clone of the channel.
+    /// The identifier and [`Error::Command`]: the kernel refused it, for instance with `EACCES`
+    /// after a change of credentials. The kernel destroys the identifier when the file is closed,
+    /// after the last identifier and clone of the channel.
     #[doc(alias = "rdma_destroy_id")]
-    pub fn destroy(mut self) -> Result<()> {
-        self.destroy_now()
+    #[expect(clippy::result_large_err, reason = "the error returns the identifier without an allocation")]
+    pub fn destroy(mut self) -> Result<(), DestroyError> {
+        match self.destroy_inner() {
+            Ok(()) => {
+                self.destroyed = true;
+                self.retire_keys();
+                Ok(())
+            }
+            Err(error) => Err(DestroyError { error, id: self }),
+        }
     }
 
-    fn destroy_now(&mut self) -> Result<()> {
-        if self.destroyed {
-            return Ok(());
-        }
-        self.destroyed = true;
+    fn destroy_inner(&self) -> Result<()> {
         let request = DestroyIdReq { id: self.number, ..DestroyIdReq::zeroed() };
+        command::destroy_id(self.file(), request).map(drop)
+    }
+
+    /// Events that name the keys are dropped from now on.
+    fn retire_keys(&self) {
         // In a forked child the tables of keys may be locked by a thread that is not there.
         if self.file().is_of_this_process() {
             key::retire(self.key);
             self.memberships().drain(..).for_each(|membership| key::retire(membership.key));
         }
-        command::destroy_id(self.file(), request).map(drop)
     }
 
     /// Binds to a local address. An unspecified IP address is that of every device, and port 0 is
@@ -754,8 +762,11 @@ fn records<T: FromBytes>(room: &[u8], head: usize) -> Vec<T> {
 
 impl Drop for CmId {
     fn drop(&mut self) {
-        // The kernel refuses it only to a process that may not destroy it.
-        let _ = self.destroy_now();
+        if !self.destroyed {
+            self.retire_keys();
+            // The kernel refuses it only to a process that may not destroy it.
+            let _ = self.destroy_inner();
+        }
     }
 }
 

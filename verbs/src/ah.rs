@@ -9,8 +9,8 @@ use bareverbs_provider::work::WcFlags;
 
 use crate::raw::Released;
 use crate::{
-    AhAttr, AnyProvider, Context, Error, GRH_BYTES, Gid, GidEntry, GidType, GlobalRoute, Pd, PortNum, Result,
-    WorkCompletion,
+    AhAttr, AnyProvider, Context, DestroyError, Error, GRH_BYTES, Gid, GidEntry, GidType, GlobalRoute, Pd,
+    PortNum, Result, WorkCompletion,
 };
 
 /// Hop limit of a reply: the largest, because the header of the received datagram has only its
@@ -66,6 +66,28 @@ impl<P: Provider> Ah<P> {
             context.path_error(Error::create(VERB, asked, reason), attr)
         })?;
         Ok(Self { inner: ah, handle, attr: *attr, released: Released::default(), pd: pd.clone() })
+    }
+
+    /// Destroys it. Posted requests that name it must have completed: the device would send them to
+    /// no or to another address. Drop does the same, and ignores errors.
+    ///
+    /// # Errors
+    /// The handle and [`Error::Kernel`]: the kernel rejects the command, for instance because the
+    /// device was removed.
+    #[expect(clippy::result_large_err, reason = "the error returns the object without an allocation")]
+    #[doc(alias = "ibv_destroy_ah")]
+    pub fn destroy(self) -> Result<(), DestroyError<Self>> {
+        // SAFETY: this value owns the address handle. If this succeeds, it is dropped next.
+        match unsafe { command::destroy_ah(self.pd.context().file(), self.handle) } {
+            Ok(()) => {
+                self.released.set();
+                Ok(())
+            }
+            Err(refused) => {
+                let asked = format!("AH handle {}", self.handle);
+                Err(DestroyError::new(Error::kernel("destroy_ah", asked, refused), self))
+            }
+        }
     }
 
     #[inline(always)]

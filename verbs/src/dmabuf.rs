@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use crate::pd::shared::PdShared;
 use crate::raw::Released;
-use crate::{Access, Error, Feature, MrKeys, Result, Sge};
+use crate::{Access, DestroyError, Error, Feature, MrKeys, Result, Sge};
 
 /// The null MR; see [`Pd::alloc_null_mr`](crate::Pd::alloc_null_mr).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +74,27 @@ impl DmabufMr {
         let keys = MrKeys::new((made.lkey, made.rkey), iova, len);
         let (domain, released) = (Arc::clone(domain), Released::default());
         Ok(Self { domain, handle: made.handle, keys, released })
+    }
+
+    /// Deregisters the region. Drop does the same, and ignores errors.
+    ///
+    /// # Errors
+    /// The region and [`Error::Kernel`]: the kernel rejects the command.
+    #[expect(clippy::result_large_err, reason = "the error returns the object without an allocation")]
+    #[doc(alias = "ibv_dereg_mr")]
+    pub fn dereg(self) -> Result<(), DestroyError<Self>> {
+        // SAFETY: the region is this value's, and the exporting driver keeps the memory. If this
+        // succeeds, it is dropped next.
+        match unsafe { command::dereg_mr(&self.domain.context.file, self.handle) } {
+            Ok(()) => {
+                self.released.set();
+                Ok(())
+            }
+            Err(refused) => {
+                let asked = format!("lkey {:#x}", self.keys.lkey());
+                Err(DestroyError::new(Error::kernel("dereg_mr", asked, refused), self))
+            }
+        }
     }
 
     /// Its kernel handle.

@@ -19,6 +19,7 @@ kernel_tests! {
     get_pkey_index_finds_the_default_pkey,
 
     pds_are_allocated_and_freed_repeatedly,
+    pd_in_use_is_returned_by_dealloc,
     ah_is_created_and_destroyed,
     unknown_mw_type_is_rejected,
 
