@@ -122,7 +122,7 @@ impl<P: Provider> Cq<P> {
     pub(crate) fn create_with(context: &Context<P>, init: &CqInit<'_>, flags: CqCreateFlags) -> Result<Self> {
         const VERB: &str = "create_cq";
         if init.entries == 0 {
-            return Err(Error::invalid(VERB, "a CQ requires at least 1 entry"));
+            return Err(Error::empty(VERB, "a CQ requires at least 1 entry"));
         }
         if init.timestamps && !context.capabilities().completion_timestamps {
             return Err(Error::unsupported(VERB, Feature::CompletionTimestamps));
@@ -136,7 +136,7 @@ impl<P: Provider> Cq<P> {
         if init.vector >= vectors {
             let last = vectors.saturating_sub(1);
             let reason = format!("completion vector {} does not exist: the last one is {last}", init.vector);
-            return Err(Error::invalid(VERB, reason));
+            return Err(Error::out_of_bounds(VERB, reason));
         }
         if let Some(channel) = init.channel {
             context.check_same_context(VERB, "completion channel", channel.file())?;
@@ -217,7 +217,7 @@ impl<P: Provider> Cq<P> {
     pub fn resize(&mut self, entries: u32) -> Result<u32> {
         const VERB: &str = "resize_cq";
         if entries == 0 {
-            return Err(Error::invalid(VERB, "a CQ requires at least 1 entry"));
+            return Err(Error::empty(VERB, "a CQ requires at least 1 entry"));
         }
         let context = &self.shared.context;
         Error::check_limit(VERB, Limit::CqEntries, entries.into(), context.limits().max_cqe.into())?;
@@ -283,7 +283,7 @@ impl<P: Provider> Cq<P> {
     pub fn destroy(mut self) -> Result<CqEventCounts, DestroyError<Self>> {
         const VERB: &str = "destroy_cq";
         let Some(shared) = Arc::get_mut(&mut self.shared) else {
-            let error = Error::invalid(VERB, "QPs still use it: drop them first");
+            let error = Error::in_use(VERB, "QPs still use it: drop them first");
             return Err(DestroyError::new(error, self));
         };
         // SAFETY: `self` is the last owner, and the CQ was not destroyed before. If this succeeds,

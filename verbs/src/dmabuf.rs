@@ -50,11 +50,11 @@ impl DmabufMr {
         const VERB: &str = "reg_dmabuf_mr";
         let length = len as u64;
         if len == 0 {
-            return Err(Error::invalid(VERB, "the length of an MR must be at least 1 byte"));
+            return Err(Error::empty(VERB, "the length of an MR must be at least 1 byte"));
         }
         if offset.checked_add(length).is_none() || iova.checked_add(length - 1).is_none() {
             let reason = format!("{len} bytes at {offset:#x} (iova {iova:#x}) exceed the address space");
-            return Err(Error::invalid(VERB, reason));
+            return Err(Error::out_of_bounds(VERB, reason));
         }
         let request = DmabufMrRequest { pd: domain.handle, fd: buffer, offset, length, iova, access };
         let made = command::reg_dmabuf_mr(&domain.context.file, &request).map_err(|refused| {

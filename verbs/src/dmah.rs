@@ -42,9 +42,7 @@ impl Dmah {
     pub(crate) fn alloc(context: &Arc<ContextInner>, init: &DmahInit) -> Result<Self> {
         const VERB: &str = "alloc_dmah";
         let DmahInit { processing_hint, cpu } = *init;
-        if let Some(hint) = processing_hint.filter(|hint| *hint > 3) {
-            return Err(Error::invalid(VERB, format!("processing hint {hint} is above 3")));
-        }
+        Error::check_range(VERB, "processing hint", processing_hint.unwrap_or(0).into(), 3)?;
         let made = command::alloc_dmah(&context.file, &DmahRequest { processing_hint, cpu });
         let handle = made.map_err(|refused| match refused.errno {
             Errno::OPNOTSUPP | Errno::PROTONOSUPPORT => Error::unsupported(VERB, Feature::DmaHandles),
@@ -72,7 +70,7 @@ impl Dmah {
     pub fn dealloc(mut self) -> Result<(), DestroyError<Self>> {
         const VERB: &str = "dealloc_dmah";
         let Some(shared) = Arc::get_mut(&mut self.shared) else {
-            let error = Error::invalid(VERB, "clones or MRs still use it: drop them first");
+            let error = Error::in_use(VERB, "clones or MRs still use it: drop them first");
             return Err(DestroyError::new(error, self));
         };
         if shared.released.get() {

@@ -81,7 +81,7 @@ impl<P: Provider> Pd<P> {
     pub fn dealloc(mut self) -> Result<(), DestroyError<Self>> {
         const VERB: &str = "dealloc_pd";
         let Some(domain) = Arc::get_mut(&mut self.domain) else {
-            let error = Error::invalid(VERB, "clones or objects of the PD are left: drop them first");
+            let error = Error::in_use(VERB, "clones or objects of the PD are left: drop them first");
             return Err(DestroyError::new(error, self));
         };
         if domain.imported || domain.released.get() {
@@ -183,7 +183,7 @@ impl<P: Provider> Pd<P> {
         hints: &Dmah,
     ) -> Result<Mr<M>, RegisterError<M>> {
         if !hints.is_of(self.context.inner()) {
-            let error = Error::invalid("reg_mr", "the DMA handle is of another context");
+            let error = Error::foreign("reg_mr", "the DMA handle is of another context");
             return Err(RegisterError { error, memory });
         }
         Mr::register(&self.domain, memory, access, Some(hints))

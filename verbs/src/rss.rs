@@ -97,7 +97,7 @@ impl<P: Provider> IndirectionTable<P> {
     pub fn destroy(mut self) -> Result<(), DestroyError<Self>> {
         const VERB: &str = "destroy_rwq_ind_table";
         let Some(shared) = Arc::get_mut(&mut self.shared) else {
-            let error = Error::invalid(VERB, "QPs still use it: drop them first");
+            let error = Error::in_use(VERB, "QPs still use it: drop them first");
             return Err(DestroyError::new(error, self));
         };
         // SAFETY: `self` is the last owner, and the table was not destroyed before. If this

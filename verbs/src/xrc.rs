@@ -162,7 +162,7 @@ impl<P: Provider> Xrcd<P> {
     pub fn close(mut self) -> Result<(), DestroyError<Self>> {
         const VERB: &str = "close_xrcd";
         let Some(inner) = Arc::get_mut(&mut self.inner) else {
-            let error = Error::invalid(VERB, "SRQs or QPs still use it: drop them first");
+            let error = Error::in_use(VERB, "SRQs or QPs still use it: drop them first");
             return Err(DestroyError::new(error, self));
         };
         // SAFETY: every user of the domain holds an `Arc` of this, and this is the last one. If

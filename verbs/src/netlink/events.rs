@@ -196,7 +196,7 @@ impl Events {
             sockets.push((source, socket));
         }
         if sockets.is_empty() {
-            return Err(Error::invalid(
+            return Err(Error::empty(
                 "Events::open",
                 "`sources` is empty: pass `EventSources::RDMA`, `UEVENT` or `NETDEV`",
             ));

@@ -90,7 +90,10 @@ impl<T: Connected, P: Provider> Qp<T, P> {
         self.check_state(VERB, QpState::RTS)?;
         let state = self.path_migration()?;
         if state != MigState::ARMED {
-            return Err(Error::invalid(VERB, format!("the path migration state is {state:?}, not ARMED")));
+            return Err(Error::wrong_state(
+                VERB,
+                format!("the path migration state is {state:?}, not ARMED"),
+            ));
         }
         let attr = QpAttr { path_mig_state: MigState::MIGRATED, ..QpAttr::default() };
         self.modify_qp(VERB, &attr, QpAttrMask::PATH_MIG_STATE)

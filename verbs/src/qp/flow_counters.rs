@@ -87,7 +87,7 @@ impl FlowCounters {
     pub fn destroy(mut self) -> Result<(), DestroyError<Self>> {
         const VERB: &str = "destroy_counters";
         let Some(shared) = Arc::get_mut(&mut self.shared) else {
-            let error = Error::invalid(VERB, "clones or flows still use the counters: drop them first");
+            let error = Error::in_use(VERB, "clones or flows still use the counters: drop them first");
             return Err(DestroyError::new(error, self));
         };
         if shared.released.get() {

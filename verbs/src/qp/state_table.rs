@@ -3,7 +3,7 @@
 use bareverbs_uapi::uverbs::types::QpType;
 
 use super::QpAttr;
-use crate::{Error, MigState, QpAttrMask, QpState, Result};
+use crate::{Error, InvalidCause, MigState, QpAttrMask, QpState, Result};
 
 /// Maximum of QPNs and PSNs.
 const MAX_24_BITS: u32 = 0xff_ffff;
@@ -126,27 +126,23 @@ pub(super) fn check_values(
             check_24_bits(verb, what, asked)?;
         }
     }
-    if mask.contains(QpAttrMask::PATH_MIG_STATE) && attr.path_mig_state > MigState::ARMED {
-        let reason = format!("path_mig_state {} is above {}", attr.path_mig_state.0, MigState::ARMED.0);
-        return Err(Error::invalid(verb, reason));
+    if mask.contains(QpAttrMask::PATH_MIG_STATE) {
+        let (asked, max) = (attr.path_mig_state.0, MigState::ARMED.0);
+        Error::check_range(verb, "path_mig_state", asked.into(), max.into())?;
     }
     if mask.contains(QpAttrMask::PATH_MTU) && attr.path_mtu.is_none() {
         return Err(Error::invalid(verb, "the mask has PATH_MTU, but path_mtu is None"));
     }
     // A QP may have moved itself to SQE after a failed send. From there it can go to RTS.
     if mask.contains(CUR) && ![state, QpState::SQE].contains(&attr.cur_qp_state) {
-        let reason = format!("the QP is in {state:?}, not in {:?}", attr.cur_qp_state);
-        return Err(Error::invalid(verb, reason));
+        let cause = InvalidCause::QpState { state, required: attr.cur_qp_state, moved_itself: false };
+        return Err(Error::invalid(verb, cause));
     }
     Ok(())
 }
 
 pub(super) fn check_24_bits(verb: &'static str, what: &'static str, asked: u32) -> Result<()> {
-    if asked <= MAX_24_BITS {
-        Ok(())
-    } else {
-        Err(Error::invalid(verb, format!("{what} {asked:#x} has more than 24 bits")))
-    }
+    Error::check_range(verb, what, asked.into(), MAX_24_BITS.into())
 }
 
 #[cfg(test)]

@@ -283,7 +283,7 @@ impl<P: Provider> XrcTarget<P> {
     pub fn set_error(&mut self) -> Result<()> {
         const VERB: &str = "modify_qp to ERR";
         if self.state == QpState::RESET {
-            return Err(Error::invalid(VERB, "the QP is in RESET and has no outstanding requests"));
+            return Err(Error::wrong_state(VERB, "the QP is in RESET and has no outstanding requests"));
         }
         self.modify_qp(VERB, (QpAttr { qp_state: QpState::ERR, ..QpAttr::default() }, QpAttrMask::STATE))
     }

@@ -4,7 +4,7 @@ use bareverbs::raw::RawObject;
 use bareverbs::raw::uapi::uverbs::object;
 use bareverbs::raw::uapi::write::AllocMw;
 use bareverbs::raw::uapi::write::structs::{AllocMwReq, AllocMwResp};
-use bareverbs::{AhAttr, Errno, Error, MwType, ObjectClass, Pd};
+use bareverbs::{AhAttr, Errno, Error, InvalidCause, MwType, ObjectClass, Pd};
 use bareverbs_kernel_tests::loopback::{domain, open};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 
@@ -37,7 +37,7 @@ pub(crate) fn pd_in_use_is_returned_by_dealloc() {
         let clone = pd.clone();
         let refused = pd.dealloc().unwrap_err();
         let text = "dealloc_pd: clones or objects of the PD are left: drop them first";
-        assert!(matches!(refused.error, Error::Invalid { .. }));
+        assert!(matches!(refused.error, Error::Invalid { cause: InvalidCause::InUse(_), .. }));
         assert_eq!(refused.to_string(), text);
         drop(clone);
 
