@@ -1,8 +1,8 @@
 //! UC.
 
 use bareverbs::{
-    Access, Cq, Imm, InitAttr, Operation, Payload, Qp, QpAttr, QpAttrMask, QpInit, QpState, RecvRequest,
-    RetryCount, SendFlags, SendRequest, Uc, UcOperation, UcRtrAttr, WcOpcode,
+    Access, ConnectAttr, Cq, Imm, InitAttr, Mtu, Operation, Payload, Qp, QpAttr, QpAttrMask, QpInit, QpState,
+    RecvRequest, RetryCount, SendFlags, SendRequest, Uc, UcOperation, UcRtrAttr, WcOpcode,
 };
 
 use crate::host::{CAP, Host, bytes, done, next, on_device, quiet};
@@ -64,6 +64,32 @@ pub(crate) fn uc_carries_messages_and_writes() {
         for wr_id in 11..=15 {
             assert_eq!(done(&mut client_cq).wr_id, wr_id);
         }
+        drop((client, server));
+    });
+}
+
+pub(crate) fn uc_connects_by_exchanged_addresses() {
+    on_device(|host| {
+        let (mut client_cq, mut server_cq) = (host.cq(), host.cq());
+        let qp = |cq| host.pd.create_qp::<Uc>(&QpInit { cap: CAP, ..QpInit::new(cq, cq) }).unwrap();
+        let (mut client, mut server) = (qp(&client_cq), qp(&server_cq));
+        let gid_index = host.pd.context().default_gid(1).unwrap().index;
+        let attr = ConnectAttr { access: Access::REMOTE_WRITE, ..ConnectAttr::new(1, gid_index) };
+        let [mut to_client, to_server] = [&client, &server].map(|qp| qp.address(1, gid_index).unwrap());
+        (to_client.psn, to_client.mtu) = (0xff_ffff, Mtu::Mtu512);
+        client.connect(&to_client, &to_server, &attr).unwrap();
+        server.connect(&to_server, &to_client, &attr).unwrap();
+        let (reported, _) = server.query().unwrap();
+        assert_eq!((reported.qp_state, reported.dest_qp_num), (QpState::RTS, client.qp_num()));
+        assert_eq!((reported.rq_psn, reported.path_mtu), (0xff_ffff, Some(Mtu::Mtu512)));
+
+        let (mut from, to) = (host.memory(4096), host.memory(4096));
+        from.write(0, b"by address").unwrap();
+        // SAFETY: the memory is only copied from, after the completion.
+        unsafe { server.post_recv(&[RecvRequest { wr_id: 1, sges: &[to.sge(..).unwrap()] }]) }.unwrap();
+        post(&mut client, 2, UcOperation::Send, Payload::Sges(&[from.sge(..1000).unwrap()]));
+        assert_eq!((done(&mut client_cq).wr_id, done(&mut server_cq).byte_len), (2, 1000));
+        assert_eq!(bytes(&to, 0, 10), b"by address");
         drop((client, server));
     });
 }
