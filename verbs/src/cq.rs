@@ -22,7 +22,13 @@ use crate::{
 /// Attributes for the creation of a CQ.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CqInit<'a> {
-    /// Minimum capacity in CQEs, at least 1.
+    /// Minimum capacity in CQEs, at least 1: the requests of all QPs that can be outstanding or not
+    /// polled. A CQ that overflows loses completions.
+    ///
+    /// A QP may get deeper queues than it was asked for, and a program that posts until they are
+    /// full needs room for them: add up the depths of [`Qp::cap`](crate::Qp::cap), and
+    /// [resize](Cq::resize) the CQ after the QPs are created. [`QpCap`](crate::QpCap) has an
+    /// example.
     pub entries: u32,
     /// Completion channel for the events of the CQ.
     pub channel: Option<&'a CompChannel>,
@@ -363,6 +369,15 @@ impl<P: Provider> Cq<P> {
 
     /// The addresses of its ring, doorbell record and register. They are valid until the CQ is
     /// resized or destroyed. `None` if the provider does not report them.
+    ///
+    /// ```no_run
+    /// # fn show(cq: &bareverbs::Cq) {
+    /// if let Some(layout) = cq.layout() {
+    ///     println!("{} CQEs of {} bytes at {:?}", layout.slots, layout.stride, layout.ring);
+    ///     println!("the next one is at index {}", layout.index & layout.mask());
+    /// }
+    /// # }
+    /// ```
     #[doc(alias = "mlx5dv_init_obj")]
     #[doc(alias = "mlx5dv_cq")]
     #[must_use]

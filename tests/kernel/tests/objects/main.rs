@@ -33,6 +33,7 @@ kernel_tests! {
     qp_caps_above_device_limits_are_rejected,
     privileged_qkey_is_rejected_without_privilege,
     max_rd_atomic_is_kept,
+    cq_sized_for_the_granted_depths_loses_no_completion,
     reset_qp_rejects_posts,
 
     cq_that_ignores_overruns_raises_no_error,
