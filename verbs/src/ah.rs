@@ -103,6 +103,9 @@ impl<P: Provider> Ah<P> {
 
     /// Releases the handle: drop no longer destroys the kernel object. The kernel destroys it when
     /// the device file is closed.
+    ///
+    /// [`RawObject::of`](crate::raw::RawObject::of) can own the object again; see
+    /// [its example](crate::raw::RawObject).
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(self) -> u32 {
         self.released.set();
@@ -112,6 +115,16 @@ impl<P: Provider> Ah<P> {
     /// The address vector as send requests contain it. On ConnectX these are the 48 bytes of
     /// `mlx5_wqe_av` without QPN and Q_Key. On rxe, requests name the address handle by a number of
     /// 4 bytes in host byte order.
+    ///
+    /// ```no_run
+    /// # fn example(ah: &bareverbs::Ah) {
+    /// // The LID or the UDP source port of `mlx5_wqe_av`.
+    /// let bytes = ah.address_vector();
+    /// if bytes.len() == 48 {
+    ///     println!("{:#06x}", u16::from_be_bytes([bytes[14], bytes[15]]));
+    /// }
+    /// # }
+    /// ```
     #[doc(alias = "mlx5dv_ah")]
     #[must_use]
     pub fn address_vector(&self) -> Vec<u8> {

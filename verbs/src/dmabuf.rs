@@ -105,6 +105,9 @@ impl DmabufMr {
 
     /// Releases the handle: drop no longer deregisters the kernel object. The kernel deregisters it
     /// when the device file is closed.
+    ///
+    /// [`RawObject::of`](crate::raw::RawObject::of) can own the object again; see
+    /// [its example](crate::raw::RawObject).
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(self) -> u32 {
         self.released.set();

@@ -98,6 +98,9 @@ impl Dmah {
 
     /// Releases the handle, also for all clones: drop no longer deallocates the kernel object. The
     /// kernel deallocates it when the device file is closed.
+    ///
+    /// [`RawObject::of`](crate::raw::RawObject::of) can own the object again; see
+    /// [its example](crate::raw::RawObject).
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(self) -> u32 {
         self.shared.released.set();

@@ -115,6 +115,9 @@ impl Mw {
 
     /// Releases the handle: drop no longer deallocates the kernel object. The kernel deallocates it
     /// when the device file is closed.
+    ///
+    /// [`RawObject::of`](crate::raw::RawObject::of) can own the object again; see
+    /// [its example](crate::raw::RawObject).
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(mut self) -> u32 {
         self.handle.take().unwrap_or(u32::MAX)

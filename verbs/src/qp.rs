@@ -297,6 +297,9 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// Releases the handle: drop no longer destroys the kernel object. The kernel destroys it when
     /// the device file is closed. Its queues and their memory are leaked; flows and multicast
     /// groups stay. Posted requests stay in use until the object is destroyed.
+    ///
+    /// [`RawObject::of`](crate::raw::RawObject::of) can own the object again; see
+    /// [its example](crate::raw::RawObject).
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(mut self) -> u32 {
         self.destroyed = true;

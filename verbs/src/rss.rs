@@ -74,6 +74,9 @@ impl<P: Provider> IndirectionTable<P> {
 
     /// Releases the handle: drop no longer destroys the kernel object. The kernel destroys it when
     /// the device file is closed. Its work queues stay in use.
+    ///
+    /// [`RawObject::of`](crate::raw::RawObject::of) can own the object again; see
+    /// [its example](crate::raw::RawObject).
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(self) -> u32 {
         self.shared.released.set();
@@ -277,6 +280,9 @@ impl<P: Provider> RssQp<P> {
 
     /// Releases the handle: drop no longer destroys the kernel object and its flows. The kernel
     /// destroys them when the device file is closed.
+    ///
+    /// [`RawObject::of`](crate::raw::RawObject::of) can own the object again; see
+    /// [its example](crate::raw::RawObject).
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(mut self) -> u32 {
         self.destroyed = true;

@@ -192,6 +192,14 @@ impl<P: Provider> Srq<P> {
     }
 
     /// The addresses of its ring and doorbell record, as for [`Cq::layout`].
+    ///
+    /// ```no_run
+    /// # fn show(srq: &bareverbs::Srq) {
+    /// if let Some(layout) = srq.layout() {
+    ///     println!("{} slots of {} bytes at {:?}", layout.slots, layout.stride, layout.ring);
+    /// }
+    /// # }
+    /// ```
     #[doc(alias = "mlx5dv_srq")]
     #[must_use]
     pub fn layout(&self) -> Option<QueueLayout> {

@@ -188,6 +188,14 @@ impl<P: Provider> Wq<P> {
     }
 
     /// The addresses of its ring and doorbell record, as for [`Cq::layout`].
+    ///
+    /// ```no_run
+    /// # fn show(wq: &bareverbs::Wq) {
+    /// if let Some(layout) = wq.layout() {
+    ///     println!("{} slots of {} bytes at {:?}", layout.slots, layout.stride, layout.ring);
+    /// }
+    /// # }
+    /// ```
     #[doc(alias = "mlx5dv_rwq")]
     #[must_use]
     pub fn layout(&self) -> Option<QueueLayout> {

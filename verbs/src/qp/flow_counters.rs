@@ -115,6 +115,9 @@ impl FlowCounters {
 
     /// Releases the handle, also for all clones: drop no longer destroys the kernel object. The
     /// kernel destroys it when the device file is closed.
+    ///
+    /// [`RawObject::of`](crate::raw::RawObject::of) can own the object again; see
+    /// [its example](crate::raw::RawObject).
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(self) -> u32 {
         self.shared.released.set();

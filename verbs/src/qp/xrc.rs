@@ -201,6 +201,9 @@ impl<P: Provider> XrcTarget<P> {
 
     /// Releases the handle: drop no longer closes the kernel object. The kernel closes it when the
     /// device file is closed.
+    ///
+    /// [`RawObject::of`](crate::raw::RawObject::of) can own the object again; see
+    /// [its example](crate::raw::RawObject).
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(mut self) -> u32 {
         self.destroyed = true;
