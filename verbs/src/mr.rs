@@ -347,7 +347,7 @@ impl<M> Mr<M> {
     }
 
     /// Releases the handle: drop no longer deregisters the kernel object. The kernel deregisters it
-    /// when the device file is closed. Owned memory is leaked.
+    /// when the device file is closed. Owned memory is leaked. [`Mr::from_handle`] adopts the region.
     ///
     /// # Errors
     /// The region, if it is a part of an [implicit region](ImplicitMr), which owns the object.
