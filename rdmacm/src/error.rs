@@ -102,12 +102,12 @@ pub enum Error {
         limit: Duration,
     },
     /// The kernel or the device has no such operation.
-    #[error("{verb}: {reason}")]
+    #[error("{verb}: {feature}")]
     Unsupported {
         /// The call.
         verb: &'static str,
         /// What is missing.
-        reason: &'static str,
+        feature: Feature,
     },
     /// A system call other than a command failed.
     #[error("{what}: {errno}")]
@@ -120,6 +120,21 @@ pub enum Error {
     /// A verb failed, such as a transition of the QP.
     #[error(transparent)]
     Verbs(#[from] bareverbs::Error),
+}
+
+/// What the kernel or the device lacks: [`Error::Unsupported`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[non_exhaustive]
+pub enum Feature {
+    /// Events of applications and IB services, which are commands since Linux 7.2.
+    #[error("it requires Linux 7.2 or later")]
+    UserEvents,
+    /// A subnet administrator, which only InfiniBand ports have.
+    #[error("the port has no subnet administrator: it is no InfiniBand port")]
+    SubnetAdministrator,
+    /// Version 4 of the ABI of rdma_cm.
+    #[error("the ABI of rdma_cm has another version than 4")]
+    AbiVersion,
 }
 
 /// A command that the kernel refused.

@@ -21,7 +21,7 @@ use crate::multicast::Membership;
 use crate::option::PathRecord;
 use crate::param::{ConnParam, Message};
 use crate::qp::qp_attr;
-use crate::{DestroyError, Error, Result};
+use crate::{DestroyError, Error, Feature, Result};
 
 /// Number of records that a query offers room for. The kernel has one path for each identifier, or
 /// two with an alternate path; 6.12 returns one record less than fits.
@@ -676,7 +676,7 @@ impl CmId {
     fn require_user_events(&self, verb: &'static str) -> Result<()> {
         match self.has_user_events()? {
             true => Ok(()),
-            false => Err(Error::Unsupported { verb, reason: "it requires Linux 7.2 or later" }),
+            false => Err(Error::Unsupported { verb, feature: Feature::UserEvents }),
         }
     }
 
@@ -727,8 +727,7 @@ impl CmId {
         }
         match command::resolve_ib_service(self.file(), request) {
             Err(Error::Command(error)) if error.errno == Errno::OPNOTSUPP => {
-                let reason = "the port has no subnet administrator: it is no InfiniBand port";
-                Err(Error::Unsupported { verb: VERB, reason })
+                Err(Error::Unsupported { verb: VERB, feature: Feature::SubnetAdministrator })
             }
             asked => asked,
         }
