@@ -45,6 +45,8 @@
 //! CQE names its request by its index in the queue. One `QueueRecord` per queue pair holds both as
 //! atomics. The module `uidx_table` maps a CQE to its record.
 
+#![deny(missing_debug_implementations)]
+
 pub mod cqe;
 pub mod doorbell;
 pub mod wqe;

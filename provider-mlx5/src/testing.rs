@@ -7,6 +7,7 @@
 
 pub mod malicious_device;
 
+use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -347,6 +348,13 @@ pub struct PlainWq {
     /// The address of the doorbell record.
     pub doorbell: u64,
     memory: WqMemory,
+}
+
+impl fmt::Debug for PlainWq {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { ring, doorbell, .. } = self;
+        f.debug_struct("PlainWq").field("ring", ring).field("doorbell", doorbell).finish_non_exhaustive()
+    }
 }
 
 impl PlainWq {

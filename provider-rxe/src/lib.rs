@@ -61,6 +61,8 @@
 //! Fields that only the kernel uses are left unchanged, except those that it reads before it writes
 //! them: state, status and the read/atomic mark. They start as zero.
 
+#![deny(missing_debug_implementations)]
+
 mod completion;
 mod doorbell;
 mod memory;

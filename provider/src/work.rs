@@ -407,6 +407,66 @@ impl<'a> SendRequest<'a> {
     ) -> Self {
         Self::new(wr_id, Operation::CmpSwp { remote, compare, swap }, Payload::Sges(result))
     }
+
+    /// A send of the bytes of `sges` that invalidates the key `rkey` of the peer, such as that of a
+    /// type 2 memory window of which this process no longer makes use.
+    #[doc(alias = "IBV_WR_SEND_WITH_INV")]
+    #[doc(alias = "ibv_wr_send_inv")]
+    #[must_use]
+    #[inline]
+    pub const fn send_inv(wr_id: u64, rkey: u32, sges: &'a [Sge]) -> Self {
+        Self::new(wr_id, Operation::SendInv(rkey), Payload::Sges(sges))
+    }
+
+    /// Invalidates the key `rkey` of this process.
+    #[doc(alias = "IBV_WR_LOCAL_INV")]
+    #[doc(alias = "ibv_wr_local_inv")]
+    #[must_use]
+    #[inline]
+    pub const fn local_inv(wr_id: u64, rkey: u32) -> Self {
+        Self::new(wr_id, Operation::LocalInv(rkey), Payload::Sges(&[]))
+    }
+
+    /// Binds a memory window, or unbinds one of type 1.
+    #[doc(alias = "IBV_WR_BIND_MW")]
+    #[doc(alias = "ibv_wr_bind_mw")]
+    #[must_use]
+    #[inline]
+    pub const fn bind_mw(wr_id: u64, bind: MwBind) -> Self {
+        Self::new(wr_id, Operation::BindMw(bind), Payload::Sges(&[]))
+    }
+
+    /// Makes earlier writes to the `length` bytes at `remote` visible, persistent or both.
+    ///
+    /// ```
+    /// use bareverbs_provider::work::{PlacementType, Remote, SelectivityLevel, SendRequest};
+    ///
+    /// let written = Remote { addr: 0x1000, rkey: 7 };
+    /// let (placement, level) = (PlacementType::PERSISTENT, SelectivityLevel::RANGE);
+    /// let request = SendRequest::flush(1, written, 4096, placement, level).signaled();
+    /// ```
+    #[doc(alias = "IBV_WR_FLUSH")]
+    #[doc(alias = "ibv_wr_flush")]
+    #[must_use]
+    #[inline]
+    pub const fn flush(
+        wr_id: u64,
+        remote: Remote,
+        length: u32,
+        placement: PlacementType,
+        level: SelectivityLevel,
+    ) -> Self {
+        Self::new(wr_id, Operation::Flush { remote, length, placement, level }, Payload::Sges(&[]))
+    }
+
+    /// Writes `value` to the 8 bytes at `remote`, a multiple of 8, atomically.
+    #[doc(alias = "IBV_WR_ATOMIC_WRITE")]
+    #[doc(alias = "ibv_wr_atomic_write")]
+    #[must_use]
+    #[inline]
+    pub const fn atomic_write(wr_id: u64, remote: Remote, value: [u8; 8]) -> Self {
+        Self::new(wr_id, Operation::AtomicWrite { remote, value }, Payload::Sges(&[]))
+    }
 }
 
 impl<'a, O> SendRequest<'a, O> {

@@ -12,7 +12,7 @@ use bareverbs_uapi::rdma_cm::ABI_VERSION;
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::{Error, Result};
+use crate::{Error, Feature, Result};
 
 /// The folder of the node.
 const NODES: &str = "/dev/infiniband";
@@ -67,10 +67,7 @@ impl CmDevice {
             _ => Self::in_sysfs(Path::new(SYSFS)).ok_or(Error::NoConnectionManager)?,
         };
         if found.abi != u64::from(ABI_VERSION) {
-            return Err(Error::Unsupported {
-                verb: "open",
-                reason: "the ABI of rdma_cm has another version than 4",
-            });
+            return Err(Error::Unsupported { verb: "open", feature: Feature::AbiVersion });
         }
         Ok(found)
     }

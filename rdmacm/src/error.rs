@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
+use crate::CmId;
 use crate::event::{Rejected, RouteStatus, SidrStatus};
 
 /// The result of a call of the connection manager.
@@ -101,12 +102,12 @@ pub enum Error {
         limit: Duration,
     },
     /// The kernel or the device has no such operation.
-    #[error("{verb}: {reason}")]
+    #[error("{verb}: {feature}")]
     Unsupported {
         /// The call.
         verb: &'static str,
         /// What is missing.
-        reason: &'static str,
+        feature: Feature,
     },
     /// A system call other than a command failed.
     #[error("{what}: {errno}")]
@@ -119,6 +120,21 @@ pub enum Error {
     /// A verb failed, such as a transition of the QP.
     #[error(transparent)]
     Verbs(#[from] bareverbs::Error),
+}
+
+/// What the kernel or the device lacks: [`Error::Unsupported`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[non_exhaustive]
+pub enum Feature {
+    /// Events of applications and IB services, which are commands since Linux 7.2.
+    #[error("it requires Linux 7.2 or later")]
+    UserEvents,
+    /// A subnet administrator, which only InfiniBand ports have.
+    #[error("the port has no subnet administrator: it is no InfiniBand port")]
+    SubnetAdministrator,
+    /// Version 4 of the ABI of rdma_cm.
+    #[error("the ABI of rdma_cm has another version than 4")]
+    AbiVersion,
 }
 
 /// A command that the kernel refused.
@@ -154,6 +170,38 @@ impl std::error::Error for CommandError {}
 impl From<CommandError> for Error {
     fn from(error: CommandError) -> Self {
         Self::Command(Box::new(error))
+    }
+}
+
+/// An identifier that was not destroyed, and the reason. The identifier can be used further, or
+/// destroyed again. Drop of it attempts that too.
+///
+/// `?` converts it to the [`Error`] and drops the identifier.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct DestroyError {
+    /// The reason.
+    pub error: Error,
+    /// The identifier.
+    pub id: CmId,
+}
+
+// Its text is that of the error, which is therefore not its source as well.
+impl fmt::Display for DestroyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.error, f)
+    }
+}
+
+impl std::error::Error for DestroyError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        std::error::Error::source(&self.error)
+    }
+}
+
+impl From<DestroyError> for Error {
+    fn from(refused: DestroyError) -> Self {
+        refused.error
     }
 }
 

@@ -166,6 +166,7 @@ impl fmt::Display for RouteStatus {
 /// Why the peer is unreachable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::large_enum_variant, reason = "private data is inline by design")]
+#[non_exhaustive]
 pub enum Unreachable {
     /// The peer did not answer: `ETIMEDOUT`, or another error of the kernel.
     Errno(Errno),

@@ -21,7 +21,7 @@ use crate::multicast::Membership;
 use crate::option::PathRecord;
 use crate::param::{ConnParam, Message};
 use crate::qp::qp_attr;
-use crate::{Error, Result};
+use crate::{DestroyError, Error, Feature, Result};
 
 /// Number of records that a query offers room for. The kernel has one path for each identifier, or
 /// two with an alternate path; 6.12 returns one record less than fits.
@@ -254,26 +254,34 @@ impl CmId {
     /// Destroys the identifier. Drop does it too, and ignores errors.
     ///
     /// # Errors
-    /// [`Error::Command`]: the kernel refused it, for instance with `EACCES` after a change of
-    /// credentials. The kernel destroys the identifier when the file is closed, after the last
-    /// identifier and clone of the channel.
+    /// The identifier and [`Error::Command`]: the kernel refused it, for instance with `EACCES`
+    /// after a change of credentials. The kernel destroys the identifier when the file is closed,
+    /// after the last identifier and clone of the channel.
     #[doc(alias = "rdma_destroy_id")]
-    pub fn destroy(mut self) -> Result<()> {
-        self.destroy_now()
+    #[expect(clippy::result_large_err, reason = "the error returns the identifier without an allocation")]
+    pub fn destroy(mut self) -> Result<(), DestroyError> {
+        match self.destroy_inner() {
+            Ok(()) => {
+                self.destroyed = true;
+                self.retire_keys();
+                Ok(())
+            }
+            Err(error) => Err(DestroyError { error, id: self }),
+        }
     }
 
-    fn destroy_now(&mut self) -> Result<()> {
-        if self.destroyed {
-            return Ok(());
-        }
-        self.destroyed = true;
+    fn destroy_inner(&self) -> Result<()> {
         let request = DestroyIdReq { id: self.number, ..DestroyIdReq::zeroed() };
+        command::destroy_id(self.file(), request).map(drop)
+    }
+
+    /// Events that name the keys are dropped from now on.
+    fn retire_keys(&self) {
         // In a forked child the tables of keys may be locked by a thread that is not there.
         if self.file().is_of_this_process() {
             key::retire(self.key);
             self.memberships().drain(..).for_each(|membership| key::retire(membership.key));
         }
-        command::destroy_id(self.file(), request).map(drop)
     }
 
     /// Binds to a local address. An unspecified IP address is that of every device, and port 0 is
@@ -533,19 +541,20 @@ impl CmId {
     ///
     /// fn to_rtr(id: &CmId, qp: &mut Qp<Rc>) -> bareverbs_rdmacm::Result<()> {
     ///     let (mut attr, mask) = id.init_qp_attr(QpState::RTR)?;
-    ///     attr.min_rnr_timer = MinRnrTimer::MIN.into();
+    ///     attr.min_rnr_timer = MinRnrTimer::MIN;
     ///     qp.modify(&attr, mask)?;
     ///     Ok(())
     /// }
     /// ```
     ///
     /// # Errors
-    /// [`Error::Command`] with `EINVAL`: the identifier has no device, or the state of the
-    /// connection has no such attributes.
+    /// - [`Error::Command`] with `EINVAL`: the identifier has no device, or the state of the
+    ///   connection has no such attributes.
+    /// - [`Error::Verbs`]: a value is out of the range of its type.
     #[doc(alias = "rdma_init_qp_attr")]
     pub fn init_qp_attr(&self, state: QpState) -> Result<(QpAttr, QpAttrMask)> {
         let request = InitQpAttrReq { id: self.number, qp_state: state.0.into(), ..InitQpAttrReq::zeroed() };
-        let (mut attr, mut mask) = qp_attr(&command::init_qp_attr(self.file(), request)?);
+        let (mut attr, mut mask) = qp_attr(&command::init_qp_attr(self.file(), request)?)?;
         attr.qp_state = state;
         if self.qp_type() == QpType::UD {
             // The kernel returns the mask of INIT for each state.
@@ -667,7 +676,7 @@ impl CmId {
     fn require_user_events(&self, verb: &'static str) -> Result<()> {
         match self.has_user_events()? {
             true => Ok(()),
-            false => Err(Error::Unsupported { verb, reason: "it requires Linux 7.2 or later" }),
+            false => Err(Error::Unsupported { verb, feature: Feature::UserEvents }),
         }
     }
 
@@ -718,8 +727,7 @@ impl CmId {
         }
         match command::resolve_ib_service(self.file(), request) {
             Err(Error::Command(error)) if error.errno == Errno::OPNOTSUPP => {
-                let reason = "the port has no subnet administrator: it is no InfiniBand port";
-                Err(Error::Unsupported { verb: VERB, reason })
+                Err(Error::Unsupported { verb: VERB, feature: Feature::SubnetAdministrator })
             }
             asked => asked,
         }
@@ -753,8 +761,11 @@ fn records<T: FromBytes>(room: &[u8], head: usize) -> Vec<T> {
 
 impl Drop for CmId {
     fn drop(&mut self) {
-        // The kernel refuses it only to a process that may not destroy it.
-        let _ = self.destroy_now();
+        if !self.destroyed {
+            self.retire_keys();
+            // The kernel refuses it only to a process that may not destroy it.
+            let _ = self.destroy_inner();
+        }
     }
 }
 

@@ -2,8 +2,8 @@
 
 use bareverbs::owned::Endpoint;
 use bareverbs::{
-    Access, AhAttr, Ece, Gid, GlobalRoute, MinRnrTimer, PortNum, Provider, Qp, QpAttr, QpAttrMask, QpCap,
-    QpState, Rc, RetryCount, RnrRetry, RtrAttr,
+    Access, AhAttr, Ece, Gid, GlobalRoute, MigState, MinRnrTimer, PortNum, Provider, Qp, QpAttr, QpAttrMask,
+    QpCap, QpState, Rc, RetryCount, RnrRetry, RtrAttr,
 };
 use bareverbs_uapi::write::structs;
 
@@ -23,18 +23,21 @@ pub(crate) fn ah_attr(attr: &structs::AhAttr) -> AhAttr {
         dlid: attr.dlid,
         sl: attr.sl,
         src_path_bits: attr.src_path_bits,
-        static_rate: attr.static_rate.0,
+        static_rate: attr.static_rate,
         grh: (attr.is_global != 0).then_some(grh),
     }
 }
 
 /// The attributes and their mask in the kernel's form.
-pub(crate) fn qp_attr(attr: &structs::QpAttr) -> (QpAttr, QpAttrMask) {
+pub(crate) fn qp_attr(attr: &structs::QpAttr) -> bareverbs::Result<(QpAttr, QpAttrMask)> {
     let values = QpAttr {
         qp_state: bareverbs::QpState(attr.qp_state as u8),
         cur_qp_state: bareverbs::QpState(attr.cur_qp_state as u8),
-        path_mtu: attr.path_mtu as u8,
-        path_mig_state: attr.path_mig_state as u8,
+        path_mtu: match attr.path_mtu {
+            0 => None,
+            mtu => Some(u8::try_from(mtu).unwrap_or(u8::MAX).try_into()?),
+        },
+        path_mig_state: MigState(attr.path_mig_state as u8),
         qkey: attr.qkey,
         rq_psn: attr.rq_psn,
         sq_psn: attr.sq_psn,
@@ -55,16 +58,16 @@ pub(crate) fn qp_attr(attr: &structs::QpAttr) -> (QpAttr, QpAttrMask) {
         sq_draining: attr.sq_draining != 0,
         max_rd_atomic: attr.max_rd_atomic,
         max_dest_rd_atomic: attr.max_dest_rd_atomic,
-        min_rnr_timer: attr.min_rnr_timer.0,
+        min_rnr_timer: attr.min_rnr_timer.0.try_into()?,
         port_num: PortNum(attr.port_num),
-        timeout: attr.timeout,
-        retry_cnt: attr.retry_cnt,
-        rnr_retry: attr.rnr_retry,
+        timeout: attr.timeout.try_into()?,
+        retry_cnt: attr.retry_cnt.try_into()?,
+        rnr_retry: attr.rnr_retry.try_into()?,
         alt_port_num: PortNum(attr.alt_port_num),
-        alt_timeout: attr.alt_timeout,
+        alt_timeout: attr.alt_timeout.try_into()?,
         rate_limit: 0,
     };
-    (values, attr.qp_attr_mask)
+    Ok((values, attr.qp_attr_mask))
 }
 
 /// Most reads and atomics at a time that a connection has by default.
@@ -220,7 +223,7 @@ pub(crate) fn bring_up<Q: ConnectQueue>(
         let (mut attr, mask) = id.init_qp_attr(state)?;
         // The kernel's rights are those of the connection parameters, and grant FLUSH on devices
         // that have it; its RNR timer is 655 ms.
-        (attr.access, attr.min_rnr_timer) = (options.access, options.min_rnr_timer.into());
+        (attr.access, attr.min_rnr_timer) = (options.access, options.min_rnr_timer);
         if let Some(param) = param {
             (attr.max_dest_rd_atomic, attr.max_rd_atomic) =
                 (param.responder_resources, param.initiator_depth);

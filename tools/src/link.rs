@@ -81,7 +81,7 @@ pub(crate) fn ports(
             && !ports.iter().any(|found| found.port == port)
         {
             let count = u8::try_from(ports.len()).unwrap_or(u8::MAX);
-            return Err(Error::NoPort { device: device.name, port: port.try_into()?, count }.into());
+            return Err(Error::NoPort { device: device.name, port, count }.into());
         }
         let wanted = |port: &PortInfo| only.is_none_or(|only| only.matches(port.port));
         found.extend(ports.into_iter().filter(wanted).map(|port| (device.clone(), port)));
@@ -99,7 +99,7 @@ impl Row {
         Self {
             ifindex: device.index,
             ifname: device.name,
-            port: port.port,
+            port: port.port.into(),
             subnet_prefix: port.subnet_prefix.map(groups),
             lid: port.lid,
             sm_lid: port.sm_lid,

@@ -234,7 +234,7 @@ impl Watcher {
                 found.push(Port {
                     device: device.name.clone(),
                     index: device.index,
-                    port: port.port,
+                    port: port.port.into(),
                     state: port.state,
                     netdev: port.netdev_index.zip(port.netdev_name),
                 });
@@ -309,7 +309,7 @@ fn rdma_line(event: &RdmaEvent) -> Line<'_> {
         event: event.event.map_or_else(|| "unknown".into(), name),
         device: event.device.as_deref(),
         device_index: event.device_index,
-        port: event.port,
+        port: event.port.map(u32::from),
         netdev: event.netdev.as_deref(),
         netdev_index: event.netdev_index,
     }

@@ -121,7 +121,7 @@ fn snapshot(netlink: &mut RdmaNetlink, device: &str, index: u32) -> Result<Snaps
         let Some(counters) = netlink.port_counters(device, port.port)? else { continue };
         let binding = netlink.counter_binding(device, port.port)?;
         ports.push(PortCounters {
-            port: port.port,
+            port: port.port.into(),
             qp_counter_mode: binding.and_then(|binding| rows::mode(binding.mode)),
             counters: counter_row(&counters),
         });

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use anyhow::{Result, bail};
+use bareverbs::PortNum;
 use bareverbs::netlink::{Counter, CounterBinding, CounterMask, CounterMode, RdmaNetlink};
 use serde::{Serialize, Serializer};
 
@@ -68,7 +69,7 @@ pub(crate) fn run(options: &Stat) -> Result<()> {
 }
 
 /// The port that a change applies to.
-fn port(link: &LinkName) -> Result<u32> {
+fn port(link: &LinkName) -> Result<PortNum> {
     match link.port {
         Some(port) => Ok(port),
         None => bail!("the port is missing: name it as {}/1", link.device),
@@ -88,7 +89,7 @@ fn show(netlink: &mut RdmaNetlink, only: Option<&LinkName>, json: bool) -> Resul
     let mut rows = Vec::new();
     for (device, port) in link::ports(netlink, only)? {
         let counters = netlink.port_counters(&device.name, port.port)?.unwrap_or_default();
-        rows.push(Port { ifname: device.name, port: port.port, counters: counter_row(&counters) });
+        rows.push(Port { ifname: device.name, port: port.port.into(), counters: counter_row(&counters) });
     }
     print(&rows, json, |row| {
         let mut text = format!("link {}/{}\n", row.ifname, row.port);
@@ -113,7 +114,7 @@ fn show_optional(
             None => false,
         });
         let counters = shown.map(|counter| counter.name).collect();
-        rows.push(Optional { ifname: device.name, port: port.port, counters });
+        rows.push(Optional { ifname: device.name, port: port.port.into(), counters });
     }
     print(&rows, json, |row| {
         let list = if row.counters.is_empty() { "none".into() } else { row.counters.join(",") };
@@ -202,7 +203,7 @@ fn show_qps(netlink: &mut RdmaNetlink, only: Option<&LinkName>, json: bool) -> R
     let mut rows = Vec::new();
     for name in names {
         let mut sets = netlink.qp_counters(&name)?;
-        sets.retain(|set| only.is_none_or(|only| only.matches(set.port)));
+        sets.retain(|set| only.is_none_or(|only| set.port.is_some_and(|port| only.matches(port))));
         rows.extend(bound_counters(&sets).into_iter().map(|set| {
             let mut row = named(&name);
             row.0.extend(set.0);
@@ -216,7 +217,7 @@ fn show_modes(netlink: &mut RdmaNetlink, only: Option<&LinkName>, json: bool) ->
     let mut rows = Vec::new();
     for (device, port) in link::ports(netlink, only)? {
         if let Some(binding) = netlink.counter_binding(&device.name, port.port)? {
-            rows.push(Binding::new(device.name, port.port, &binding));
+            rows.push(Binding::new(device.name, port.port.into(), &binding));
         }
     }
     print(&rows, json, Binding::text)
@@ -291,7 +292,7 @@ mod tests {
 
     #[test]
     fn changes_need_a_port() {
-        assert_eq!(port(&"rxe0/1".parse().unwrap()).unwrap(), 1);
+        assert_eq!(port(&"rxe0/1".parse().unwrap()).unwrap(), PortNum(1));
         let missing = port(&"rxe0".parse().unwrap()).unwrap_err();
         assert_eq!(missing.to_string(), "the port is missing: name it as rxe0/1");
     }

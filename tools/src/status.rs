@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use bareverbs::netlink::{DeviceInfo, PortInfo, RdmaNetlink};
-use bareverbs::{Device, DriverId, PortAttr, PortNum};
+use bareverbs::{Device, DriverId, PortAttr};
 use serde::Serialize;
 
 use crate::cli::device::Status;
@@ -57,13 +57,13 @@ impl Row {
         device: Option<&Device>,
         context: Option<&bareverbs::Context>,
     ) -> Self {
-        let open = context.zip(PortNum::try_from(port.port).ok());
+        let open = context.map(|context| (context, port.port));
         let attr = open.and_then(|(context, port)| context.query_port(port).ok());
         let gid = open.and_then(|(context, port)| context.default_gid(port).ok());
         let driver = device.and_then(Device::driver_id).and_then(DriverId::name).map(str::to_lowercase);
         Self {
             device: info.name.clone(),
-            port: port.port,
+            port: port.port.into(),
             state: link::state_name(port.state),
             netdev: port.netdev_name,
             gid: gid.as_ref().map(|gid| gid.gid.to_string()),

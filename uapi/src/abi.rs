@@ -165,6 +165,7 @@ pub struct EnumInfo {
 
 impl EnumInfo {
     /// The Rust name of a value.
+    #[must_use]
     pub const fn name(&self, value: u64) -> Option<&'static str> {
         let mut i = 0;
         while i < self.values.len() {

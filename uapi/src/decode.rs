@@ -51,6 +51,7 @@ impl Memory for NoMemory {
 
 /// Errors of decoding a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum DecodeError {
     /// There are fewer bytes than a header has.
     Header {
@@ -201,7 +202,8 @@ pub struct DecodedAttribute<'a> {
 }
 
 /// Value of an attribute.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub enum DecodedValue<'a> {
     /// A handle.
     Handle {

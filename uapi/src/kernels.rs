@@ -22,6 +22,7 @@ macro_rules! kernels {
 
         impl Since {
             /// The version as text, such as `6.12`.
+            #[must_use]
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$since => $name,)+

@@ -9,27 +9,38 @@
 //! encoder ([`method::Call`]), the decoder and the tables for the conformance tests.
 #![no_std]
 #![forbid(unsafe_code)]
+#![deny(missing_debug_implementations)]
 
 #[macro_use]
 pub mod abi;
 pub mod decode;
 #[macro_use]
 pub mod driver;
+#[expect(missing_debug_implementations, reason = "zerocopy's derives generate types without it")]
 pub mod ioctl;
 pub mod kernels;
 #[macro_use]
 pub mod method;
+#[expect(missing_debug_implementations, reason = "zerocopy's derives generate types without it")]
 pub mod mlx5;
+#[expect(missing_debug_implementations, reason = "zerocopy's derives generate types without it")]
 pub mod netlink;
+#[expect(missing_debug_implementations, reason = "zerocopy's derives generate types without it")]
 pub mod nldev;
 pub mod print;
+#[expect(missing_debug_implementations, reason = "zerocopy's derives generate types without it")]
 pub mod rdma_cm;
 pub mod registry;
+#[expect(missing_debug_implementations, reason = "zerocopy's derives generate types without it")]
 pub mod rtnetlink;
+#[expect(missing_debug_implementations, reason = "zerocopy's derives generate types without it")]
 pub mod rxe;
+#[expect(missing_debug_implementations, reason = "zerocopy's derives generate types without it")]
 pub mod uverbs;
+#[expect(missing_debug_implementations, reason = "zerocopy's derives generate types without it")]
 pub mod verbs_values;
 #[macro_use]
+#[expect(missing_debug_implementations, reason = "zerocopy's derives generate types without it")]
 pub mod write;
 
 /// The examples of the README compile.

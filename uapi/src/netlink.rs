@@ -20,7 +20,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+#[deny(missing_debug_implementations)]
 mod read;
+#[deny(missing_debug_implementations)]
 mod write;
 
 pub use read::{Attribute, Attributes, Content, Malformed, Message, Messages, Report, messages};

@@ -16,10 +16,14 @@
 //! ```
 
 pub mod address;
+#[deny(missing_debug_implementations)]
 mod call;
+#[deny(missing_debug_implementations)]
 pub mod commands;
+#[deny(missing_debug_implementations)]
 mod decode;
 pub mod event;
+#[deny(missing_debug_implementations)]
 mod option;
 pub mod path;
 pub mod structs;

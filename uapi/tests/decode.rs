@@ -5,7 +5,9 @@ use bareverbs_uapi::ioctl::AttributeFlags;
 use bareverbs_uapi::method::{Access, AttributeKind, Call, MethodInfo, PayloadSize};
 use bareverbs_uapi::registry::{COMMANDS, OBJECTS};
 use bareverbs_uapi::uverbs::types::{AccessFlags, DriverId, QpCap, QpCreateFlags, QpType};
-use bareverbs_uapi::uverbs::{AsyncEventAlloc, CqCreate, InfoHandles, ObjectClass, QpCreate, QueryGidEntry};
+use bareverbs_uapi::uverbs::{
+    AsyncEventAlloc, CqCreate, InfoHandles, ObjectClass, PdDestroy, QpCreate, QueryGidEntry,
+};
 use bareverbs_uapi::verbs_values::{QpAttrMask, QpState, SendFlags};
 use bareverbs_uapi::write::structs::{
     AllocPdReq, AllocPdResp, ModifyQpReq, PostSendReq, QueryPortReq, RegMrReq, RegMrResp, SendWr, Sge, Wc,
@@ -473,4 +475,19 @@ fn decoded_calls_return_header_and_attributes_unchanged() {
 fn immediate_data_is_in_network_byte_order() {
     let wc = Wc { ex: u32::from_ne_bytes([0x12, 0x34, 0x56, 0x78]), ..Wc::zeroed() };
     assert_eq!(wc.imm_data(), 0x1234_5678);
+}
+
+#[test]
+fn calls_under_construction_print_names_and_values() {
+    let mut call = Call::<PdDestroy>::new(DriverId::RXE.0);
+    call.destroy(PdDestroy::HANDLE, 7);
+    assert_eq!(format!("{call:?}"), "Call(PdDestroy on RXE {HANDLE: destroy Pd 7})");
+    assert_eq!(format!("{:?}", PdDestroy::HANDLE), "Attr(0x0)");
+    // The header's length is not that of one attribute.
+    call.as_mut_bytes()[..2].copy_from_slice(&24_u16.to_ne_bytes());
+    let text = "Call(the header's length of 24 bytes does not match 1 attributes)";
+    assert_eq!(format!("{call:?}"), text);
+    call.as_mut_bytes()[..2].copy_from_slice(&u16::MAX.to_ne_bytes());
+    let text = "Call(the header's length of 65535 bytes does not match 1 attributes)";
+    assert_eq!(format!("{call:?}"), text);
 }

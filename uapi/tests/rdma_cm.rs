@@ -102,6 +102,7 @@ proptest! {
             EventParam::Conn(conn) => prop_assert_eq!(conn.as_bytes(), &start[..size_of::<ConnParam>()]),
             EventParam::Ud(ud) => prop_assert_eq!(ud.as_bytes(), start),
             EventParam::Arg(arg) => prop_assert_eq!(&arg.to_ne_bytes()[..], &start[..8]),
+            other => prop_assert!(false, "{other:?}"),
         }
         let told = decode(&get_event()).response(resp.as_bytes()).with_qp_type(qp_type).to_string();
         let kind = ParamKind::of(resp.event, qp_type);

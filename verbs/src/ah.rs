@@ -9,8 +9,8 @@ use bareverbs_provider::work::WcFlags;
 
 use crate::raw::Released;
 use crate::{
-    AhAttr, AnyProvider, Context, Error, GRH_BYTES, Gid, GidEntry, GidType, GlobalRoute, Pd, PortNum, Result,
-    WorkCompletion,
+    AhAttr, AnyProvider, Context, DestroyError, Error, GRH_BYTES, Gid, GidEntry, GidType, GlobalRoute, Pd,
+    PortNum, Result, WorkCompletion,
 };
 
 /// Hop limit of a reply: the largest, because the header of the received datagram has only its
@@ -68,6 +68,28 @@ impl<P: Provider> Ah<P> {
         Ok(Self { inner: ah, handle, attr: *attr, released: Released::default(), pd: pd.clone() })
     }
 
+    /// Destroys it. Posted requests that name it must have completed: the device would send them to
+    /// no or to another address. Drop does the same, and ignores errors.
+    ///
+    /// # Errors
+    /// The handle and [`Error::Kernel`]: the kernel rejects the command, for instance because the
+    /// device was removed.
+    #[expect(clippy::result_large_err, reason = "the error returns the object without an allocation")]
+    #[doc(alias = "ibv_destroy_ah")]
+    pub fn destroy(self) -> Result<(), DestroyError<Self>> {
+        // SAFETY: this value owns the address handle. If this succeeds, it is dropped next.
+        match unsafe { command::destroy_ah(self.pd.context().file(), self.handle) } {
+            Ok(()) => {
+                self.released.set();
+                Ok(())
+            }
+            Err(refused) => {
+                let asked = format!("AH handle {}", self.handle);
+                Err(DestroyError::new(Error::kernel("destroy_ah", asked, refused), self))
+            }
+        }
+    }
+
     #[inline(always)]
     pub(crate) fn inner(&self) -> &P::Ah {
         &self.inner
@@ -81,6 +103,9 @@ impl<P: Provider> Ah<P> {
 
     /// Releases the handle: drop no longer destroys the kernel object. The kernel destroys it when
     /// the device file is closed.
+    ///
+    /// [`RawObject::of`](crate::raw::RawObject::of) can own the object again; see
+    /// [its example](crate::raw::RawObject).
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(self) -> u32 {
         self.released.set();
@@ -90,6 +115,16 @@ impl<P: Provider> Ah<P> {
     /// The address vector as send requests contain it. On ConnectX these are the 48 bytes of
     /// `mlx5_wqe_av` without QPN and Q_Key. On rxe, requests name the address handle by a number of
     /// 4 bytes in host byte order.
+    ///
+    /// ```no_run
+    /// # fn example(ah: &bareverbs::Ah) {
+    /// // The LID or the UDP source port of `mlx5_wqe_av`.
+    /// let bytes = ah.address_vector();
+    /// if bytes.len() == 48 {
+    ///     println!("{:#06x}", u16::from_be_bytes([bytes[14], bytes[15]]));
+    /// }
+    /// # }
+    /// ```
     #[doc(alias = "mlx5dv_ah")]
     #[must_use]
     pub fn address_vector(&self) -> Vec<u8> {

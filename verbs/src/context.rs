@@ -464,7 +464,7 @@ impl<P: Provider> Context<P> {
             return Ok(());
         }
         let reason = format!("the {what} belongs to another context: create it in the same context");
-        Err(Error::invalid(verb, reason))
+        Err(Error::foreign(verb, reason))
     }
 
     /// Describes the status of a completion and its likely causes on this device.
@@ -509,9 +509,7 @@ impl<P: Provider> Context<P> {
         address: &AhAttr,
         port: &PortAttr,
     ) -> Result<AhAttr> {
-        if address.sl > 15 {
-            return Err(Error::invalid(verb, format!("service level {} is above 15", address.sl)));
-        }
+        Error::check_range(verb, "service level", address.sl.into(), 15)?;
         let Some(grh) = address.grh else {
             if port.link_layer == LinkLayer::ETHERNET {
                 let reason = "RoCE addresses require a global route: set `grh`";
@@ -519,10 +517,7 @@ impl<P: Provider> Context<P> {
             }
             return if address.dlid == 0 { Err(no_lid(verb)) } else { Ok(*address) };
         };
-        if grh.flow_label > 0xf_ffff {
-            let reason = format!("flow label {:#x} has more than 20 bits", grh.flow_label);
-            return Err(Error::invalid(verb, reason));
-        }
+        Error::check_range(verb, "flow label", grh.flow_label.into(), 0xf_ffff)?;
         if grh.dgid.is_zero() {
             return Err(Error::invalid(verb, "the destination GID is zero"));
         }

@@ -22,7 +22,13 @@ use crate::{
 /// Attributes for the creation of a CQ.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CqInit<'a> {
-    /// Minimum capacity in CQEs, at least 1.
+    /// Minimum capacity in CQEs, at least 1: the requests of all QPs that can be outstanding or not
+    /// polled. A CQ that overflows loses completions.
+    ///
+    /// A QP may get deeper queues than it was asked for, and a program that posts until they are
+    /// full needs room for them: add up the depths of [`Qp::cap`](crate::Qp::cap), and
+    /// [resize](Cq::resize) the CQ after the QPs are created. [`QpCap`](crate::QpCap) has an
+    /// example.
     pub entries: u32,
     /// Completion channel for the events of the CQ.
     pub channel: Option<&'a CompChannel>,
@@ -122,7 +128,7 @@ impl<P: Provider> Cq<P> {
     pub(crate) fn create_with(context: &Context<P>, init: &CqInit<'_>, flags: CqCreateFlags) -> Result<Self> {
         const VERB: &str = "create_cq";
         if init.entries == 0 {
-            return Err(Error::invalid(VERB, "a CQ requires at least 1 entry"));
+            return Err(Error::empty(VERB, "a CQ requires at least 1 entry"));
         }
         if init.timestamps && !context.capabilities().completion_timestamps {
             return Err(Error::unsupported(VERB, Feature::CompletionTimestamps));
@@ -136,7 +142,7 @@ impl<P: Provider> Cq<P> {
         if init.vector >= vectors {
             let last = vectors.saturating_sub(1);
             let reason = format!("completion vector {} does not exist: the last one is {last}", init.vector);
-            return Err(Error::invalid(VERB, reason));
+            return Err(Error::out_of_bounds(VERB, reason));
         }
         if let Some(channel) = init.channel {
             context.check_same_context(VERB, "completion channel", channel.file())?;
@@ -217,7 +223,7 @@ impl<P: Provider> Cq<P> {
     pub fn resize(&mut self, entries: u32) -> Result<u32> {
         const VERB: &str = "resize_cq";
         if entries == 0 {
-            return Err(Error::invalid(VERB, "a CQ requires at least 1 entry"));
+            return Err(Error::empty(VERB, "a CQ requires at least 1 entry"));
         }
         let context = &self.shared.context;
         Error::check_limit(VERB, Limit::CqEntries, entries.into(), context.limits().max_cqe.into())?;
@@ -283,7 +289,7 @@ impl<P: Provider> Cq<P> {
     pub fn destroy(mut self) -> Result<CqEventCounts, DestroyError<Self>> {
         const VERB: &str = "destroy_cq";
         let Some(shared) = Arc::get_mut(&mut self.shared) else {
-            let error = Error::invalid(VERB, "QPs still use it: drop them first");
+            let error = Error::in_use(VERB, "QPs still use it: drop them first");
             return Err(DestroyError::new(error, self));
         };
         // SAFETY: `self` is the last owner, and the CQ was not destroyed before. If this succeeds,
@@ -363,6 +369,15 @@ impl<P: Provider> Cq<P> {
 
     /// The addresses of its ring, doorbell record and register. They are valid until the CQ is
     /// resized or destroyed. `None` if the provider does not report them.
+    ///
+    /// ```no_run
+    /// # fn show(cq: &bareverbs::Cq) {
+    /// if let Some(layout) = cq.layout() {
+    ///     println!("{} CQEs of {} bytes at {:?}", layout.slots, layout.stride, layout.ring);
+    ///     println!("the next one is at index {}", layout.index & layout.mask());
+    /// }
+    /// # }
+    /// ```
     #[doc(alias = "mlx5dv_init_obj")]
     #[doc(alias = "mlx5dv_cq")]
     #[must_use]

@@ -85,7 +85,7 @@ impl Dm {
         }
         let DmInit { len, log_align } = *init;
         if len == 0 {
-            return Err(Error::invalid(VERB, "the length of device memory must be at least 1 byte"));
+            return Err(Error::empty(VERB, "the length of device memory must be at least 1 byte"));
         }
         let inner = Arc::clone(context.inner());
         Error::check_limit(VERB, Limit::DmLen, len as u64, inner.device_attr.max_dm_size)?;
@@ -121,6 +121,9 @@ impl Dm {
 
     /// Releases the handle: drop no longer frees the kernel object. The kernel frees it when the
     /// device file is closed.
+    ///
+    /// [`RawObject::of`](crate::raw::RawObject::of) can own the object again; see
+    /// [its example](crate::raw::RawObject).
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(self) -> u32 {
         self.shared.released.set();
@@ -219,7 +222,7 @@ impl Dm {
     pub fn free(mut self) -> Result<(), DestroyError<Self>> {
         const VERB: &str = "free_dm";
         let Some(shared) = Arc::get_mut(&mut self.shared) else {
-            let error = Error::invalid(VERB, "MRs still use it: drop them first");
+            let error = Error::in_use(VERB, "MRs still use it: drop them first");
             return Err(DestroyError::new(error, self));
         };
         if shared.skip_free {
@@ -279,11 +282,11 @@ impl DmMr {
         const VERB: &str = "reg_dm_mr";
         let (start, len) = check_range(VERB, range, dm.len())?;
         if len == 0 {
-            return Err(Error::invalid(VERB, "the length of an MR must be at least 1 byte"));
+            return Err(Error::empty(VERB, "the length of an MR must be at least 1 byte"));
         }
         if !Arc::ptr_eq(&domain.context, &dm.shared.context) {
             let reason = "the device memory belongs to another context: allocate it in the context of the PD";
-            return Err(Error::invalid(VERB, reason));
+            return Err(Error::foreign(VERB, reason));
         }
         let (access, range) = (access | Access::ZERO_BASED, (start as u64, len as u64));
         let made = command::reg_dm_mr(&domain.context.file, domain.handle, dm.shared.handle, range, access)
@@ -304,6 +307,9 @@ impl DmMr {
 
     /// Releases the handle: drop no longer deregisters the kernel object. The kernel deregisters it
     /// when the device file is closed.
+    ///
+    /// [`RawObject::of`](crate::raw::RawObject::of) can own the object again; see
+    /// [its example](crate::raw::RawObject).
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(self) -> u32 {
         self.released.set();

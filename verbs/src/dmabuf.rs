@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use crate::pd::shared::PdShared;
 use crate::raw::Released;
-use crate::{Access, Error, Feature, MrKeys, Result, Sge};
+use crate::{Access, DestroyError, Error, Feature, MrKeys, Result, Sge};
 
 /// The null MR; see [`Pd::alloc_null_mr`](crate::Pd::alloc_null_mr).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,11 +50,11 @@ impl DmabufMr {
         const VERB: &str = "reg_dmabuf_mr";
         let length = len as u64;
         if len == 0 {
-            return Err(Error::invalid(VERB, "the length of an MR must be at least 1 byte"));
+            return Err(Error::empty(VERB, "the length of an MR must be at least 1 byte"));
         }
         if offset.checked_add(length).is_none() || iova.checked_add(length - 1).is_none() {
             let reason = format!("{len} bytes at {offset:#x} (iova {iova:#x}) exceed the address space");
-            return Err(Error::invalid(VERB, reason));
+            return Err(Error::out_of_bounds(VERB, reason));
         }
         let request = DmabufMrRequest { pd: domain.handle, fd: buffer, offset, length, iova, access };
         let made = command::reg_dmabuf_mr(&domain.context.file, &request).map_err(|refused| {
@@ -76,6 +76,27 @@ impl DmabufMr {
         Ok(Self { domain, handle: made.handle, keys, released })
     }
 
+    /// Deregisters the region. Drop does the same, and ignores errors.
+    ///
+    /// # Errors
+    /// The region and [`Error::Kernel`]: the kernel rejects the command.
+    #[expect(clippy::result_large_err, reason = "the error returns the object without an allocation")]
+    #[doc(alias = "ibv_dereg_mr")]
+    pub fn dereg(self) -> Result<(), DestroyError<Self>> {
+        // SAFETY: the region is this value's, and the exporting driver keeps the memory. If this
+        // succeeds, it is dropped next.
+        match unsafe { command::dereg_mr(&self.domain.context.file, self.handle) } {
+            Ok(()) => {
+                self.released.set();
+                Ok(())
+            }
+            Err(refused) => {
+                let asked = format!("lkey {:#x}", self.keys.lkey());
+                Err(DestroyError::new(Error::kernel("dereg_mr", asked, refused), self))
+            }
+        }
+    }
+
     /// Its kernel handle.
     #[must_use]
     pub fn handle(&self) -> u32 {
@@ -84,6 +105,9 @@ impl DmabufMr {
 
     /// Releases the handle: drop no longer deregisters the kernel object. The kernel deregisters it
     /// when the device file is closed.
+    ///
+    /// [`RawObject::of`](crate::raw::RawObject::of) can own the object again; see
+    /// [its example](crate::raw::RawObject).
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(self) -> u32 {
         self.released.set();

@@ -7,7 +7,8 @@ pub use bareverbs_uapi::uverbs::dmah::TphMemType;
 use rustix::io::Errno;
 
 use crate::context::ContextInner;
-use crate::{Error, Feature, Result};
+use crate::raw::Released;
+use crate::{DestroyError, Error, Feature, Result};
 
 /// Hints of a [DMA handle](Dmah): TLP processing hints of PCI Express.
 #[doc(alias = "ibv_dmah_init_attr")]
@@ -22,7 +23,8 @@ pub struct DmahInit {
 /// A DMA handle: hints for the device's accesses to a region, which is registered with it by
 /// [`Pd::register_with_hints`](crate::Pd::register_with_hints).
 ///
-/// Dropping it releases it once its last region is dropped.
+/// Cloning is cheap. The kernel object is deallocated when the last clone and the last region with
+/// it is dropped, or by [`Dmah::dealloc`].
 #[doc(alias = "ibv_dmah")]
 #[derive(Clone)]
 pub struct Dmah {
@@ -33,15 +35,14 @@ pub struct Dmah {
 pub(crate) struct DmahShared {
     context: Arc<ContextInner>,
     handle: u32,
+    released: Released,
 }
 
 impl Dmah {
     pub(crate) fn alloc(context: &Arc<ContextInner>, init: &DmahInit) -> Result<Self> {
         const VERB: &str = "alloc_dmah";
         let DmahInit { processing_hint, cpu } = *init;
-        if let Some(hint) = processing_hint.filter(|hint| *hint > 3) {
-            return Err(Error::invalid(VERB, format!("processing hint {hint} is above 3")));
-        }
+        Error::check_range(VERB, "processing hint", processing_hint.unwrap_or(0).into(), 3)?;
         let made = command::alloc_dmah(&context.file, &DmahRequest { processing_hint, cpu });
         let handle = made.map_err(|refused| match refused.errno {
             Errno::OPNOTSUPP | Errno::PROTONOSUPPORT => Error::unsupported(VERB, Feature::DmaHandles),
@@ -53,13 +54,57 @@ impl Dmah {
                 _ => None,
             }),
         })?;
-        Ok(Self { shared: Arc::new(DmahShared { context: Arc::clone(context), handle }) })
+        let (context, released) = (Arc::clone(context), Released::default());
+        Ok(Self { shared: Arc::new(DmahShared { context, handle, released }) })
+    }
+
+    /// Deallocates it. Drop does the same once its last clone and region are dropped, and ignores
+    /// errors.
+    ///
+    /// # Errors
+    /// The DMA handle and the reason:
+    ///
+    /// - [`Error::Invalid`]: this process still has clones or regions of the handle.
+    /// - [`Error::Kernel`]: the kernel rejects the command.
+    #[doc(alias = "ibv_dealloc_dmah")]
+    pub fn dealloc(mut self) -> Result<(), DestroyError<Self>> {
+        const VERB: &str = "dealloc_dmah";
+        let Some(shared) = Arc::get_mut(&mut self.shared) else {
+            let error = Error::in_use(VERB, "clones or MRs still use it: drop them first");
+            return Err(DestroyError::new(error, self));
+        };
+        if shared.released.get() {
+            return Ok(());
+        }
+        // SAFETY: the regions that use the DMA handle hold an `Arc` of it, and this is the last
+        // one. If this succeeds, it is dropped next.
+        match unsafe { command::free_dmah(&shared.context.file, shared.handle) } {
+            Ok(()) => {
+                shared.released.set();
+                Ok(())
+            }
+            Err(refused) => {
+                let asked = format!("DMA handle {}", shared.handle);
+                Err(DestroyError::new(Error::kernel(VERB, asked, refused), self))
+            }
+        }
     }
 
     /// Its kernel handle.
     #[must_use]
     pub fn handle(&self) -> u32 {
         self.shared.handle
+    }
+
+    /// Releases the handle, also for all clones: drop no longer deallocates the kernel object. The
+    /// kernel deallocates it when the device file is closed.
+    ///
+    /// [`RawObject::of`](crate::raw::RawObject::of) can own the object again; see
+    /// [its example](crate::raw::RawObject).
+    #[must_use = "nothing else has the handle"]
+    pub fn into_handle(self) -> u32 {
+        self.shared.released.set();
+        self.handle()
     }
 
     pub(crate) fn shared(&self) -> &Arc<DmahShared> {
@@ -73,8 +118,10 @@ impl Dmah {
 
 impl Drop for DmahShared {
     fn drop(&mut self) {
-        // If the kernel refuses, closing the file releases it.
-        // SAFETY: the handle is this value's, and the regions that use it keep this value.
-        let _ = unsafe { command::free_dmah(&self.context.file, self.handle) };
+        if !self.released.get() {
+            // If the kernel refuses, closing the file releases it.
+            // SAFETY: the handle is this value's, and the regions that use it keep this value.
+            let _ = unsafe { command::free_dmah(&self.context.file, self.handle) };
+        }
     }
 }

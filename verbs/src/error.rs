@@ -1,5 +1,8 @@
 //! Errors of verbs.
 
+mod cause;
+
+use std::borrow::Cow;
 use std::fmt;
 use std::io::{self, ErrorKind};
 use std::path::PathBuf;
@@ -11,6 +14,8 @@ use bareverbs_uapi::uverbs::types::DriverId;
 use bareverbs_uapi::verbs_values::WcStatus;
 use rustix::io::Errno;
 
+pub use cause::InvalidCause;
+
 use crate::netlink::NetlinkError;
 use crate::{GidIndex, PortNum, PostError, PostReason, PushError, ValueError};
 
@@ -19,7 +24,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error of a verb: the request, the cause and the remedy.
 ///
-/// Programs match on the variant, the [`Feature`], the [`Limit`] and the [errno](Error::errno).
+/// Programs match on the variant, the [`Feature`], the [`Limit`], the [`InvalidCause`] and the
+/// [errno](Error::errno).
 /// [`Error::verb`] is the name of the verb as in C without its prefix, such as `create_qp`, or the
 /// path of a function that C lacks, such as `Handle::send`. Typed transitions append the states,
 /// such as `modify_qp INIT→RTR`: match by `starts_with`. `Display` is for people; its text may
@@ -115,12 +121,12 @@ pub enum Error {
         max: u64,
     },
     /// The request is invalid. It was not sent to the kernel.
-    #[error("{verb}: {reason}")]
+    #[error("{verb}: {cause}")]
     Invalid {
         /// The verb.
         verb: &'static str,
-        /// The reason.
-        reason: String,
+        /// The cause.
+        cause: InvalidCause,
     },
     /// The connection or the server has ended, or is ending: it accepts no more operations.
     #[error("{verb}: {reason}")]
@@ -292,8 +298,37 @@ impl Error {
         }
     }
 
-    pub(crate) fn invalid(verb: &'static str, reason: impl Into<String>) -> Self {
-        Self::Invalid { verb, reason: reason.into() }
+    pub(crate) fn invalid(verb: &'static str, cause: impl Into<InvalidCause>) -> Self {
+        Self::Invalid { verb, cause: cause.into() }
+    }
+
+    pub(crate) fn foreign(verb: &'static str, text: impl Into<Cow<'static, str>>) -> Self {
+        Self::invalid(verb, InvalidCause::ForeignObject(text.into()))
+    }
+
+    pub(crate) fn in_use(verb: &'static str, text: &'static str) -> Self {
+        Self::invalid(verb, InvalidCause::InUse(text.into()))
+    }
+
+    pub(crate) fn wrong_state(verb: &'static str, text: impl Into<Cow<'static, str>>) -> Self {
+        Self::invalid(verb, InvalidCause::WrongState(text.into()))
+    }
+
+    pub(crate) fn out_of_bounds(verb: &'static str, text: impl Into<Cow<'static, str>>) -> Self {
+        Self::invalid(verb, InvalidCause::OutOfBounds(text.into()))
+    }
+
+    pub(crate) fn empty(verb: &'static str, text: &'static str) -> Self {
+        Self::invalid(verb, InvalidCause::Empty(text.into()))
+    }
+
+    /// Fails with [`InvalidCause::OutOfRange`] if `value` is above `max`.
+    pub(crate) fn check_range(verb: &'static str, field: &'static str, value: u64, max: u64) -> Result<()> {
+        if value > max {
+            Err(Self::invalid(verb, InvalidCause::OutOfRange { field, value, max }))
+        } else {
+            Ok(())
+        }
     }
 
     pub(crate) fn unsupported(verb: &'static str, feature: Feature) -> Self {

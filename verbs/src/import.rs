@@ -31,7 +31,7 @@ impl ImportedMr {
         }
         let resp = command::query_mr(&domain.context.file, handle)
             .map_err(|refused| Error::kernel(VERB, format!("handle {handle}"), refused))?;
-        let command::MrInfo { lkey, rkey, length, iova } = resp;
+        let command::MrInfo { lkey, rkey, length, iova, .. } = resp;
         let len = usize::try_from(length).unwrap_or(usize::MAX);
         Ok(Self { _domain: Arc::clone(domain), keys: MrKeys::new((lkey, rkey), iova, len) })
     }

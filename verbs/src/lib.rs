@@ -169,7 +169,7 @@ pub use device::{Device, FoundBy, devices};
 pub use dm::{Dm, DmDmabuf, DmInit, DmMr};
 pub use dmabuf::{DmabufMr, NullMr};
 pub use dmah::{Dmah, DmahInit, TphMemType};
-pub use error::{DestroyError, Error, KernelError, Result, wc_status_str};
+pub use error::{DestroyError, Error, InvalidCause, KernelError, Result, wc_status_str};
 pub use ethernet::{EthernetAddress, MacAddress};
 pub use events::{AsyncEvent, AsyncEvents};
 pub use gid::{Gid, GidEntry};

@@ -109,12 +109,12 @@ impl Registration {
         let addr = start.expose_provenance() as u64;
         let iova = iova.unwrap_or(if access.contains(Access::ZERO_BASED) { 0 } else { addr });
         if len == 0 {
-            return Err(Error::invalid(VERB, "the length of an MR must be at least 1 byte"));
+            return Err(Error::empty(VERB, "the length of an MR must be at least 1 byte"));
         }
         // Device addresses have 64 bits too: neither range may wrap around.
         if addr.checked_add(len as u64).is_none() || iova.checked_add(len as u64 - 1).is_none() {
             let reason = format!("{len} bytes at {addr:#x} (iova {iova:#x}) exceed the address space");
-            return Err(Error::invalid(VERB, reason));
+            return Err(Error::out_of_bounds(VERB, reason));
         }
         let request = MrRequest {
             pd: domain.handle,
@@ -347,7 +347,7 @@ impl<M> Mr<M> {
     }
 
     /// Releases the handle: drop no longer deregisters the kernel object. The kernel deregisters it
-    /// when the device file is closed. Owned memory is leaked.
+    /// when the device file is closed. Owned memory is leaked. [`Mr::from_handle`] adopts the region.
     ///
     /// # Errors
     /// The region, if it is a part of an [implicit region](ImplicitMr), which owns the object.
@@ -596,7 +596,7 @@ fn within(start: Option<usize>, end: Option<usize>, len: usize) -> Option<(usize
 fn beyond_the_end(what: &'static str, start: Option<usize>, end: Option<usize>, len: usize) -> Error {
     let bound = |bound: Option<usize>| bound.map_or_else(String::new, |bound| bound.to_string());
     let (start, end) = (bound(start), bound(end));
-    Error::invalid(what, format!("bytes {start}..{end} exceed the length of {len} bytes"))
+    Error::out_of_bounds(what, format!("bytes {start}..{end} exceed the length of {len} bytes"))
 }
 
 /// Rejects ODP regions of rxe that begin within a page. rxe's on-demand paging ignores the offset
@@ -633,7 +633,7 @@ pub(crate) fn element(what: &'static str, addr: u64, (start, len): (usize, usize
 #[cold]
 #[inline(never)]
 fn too_long(what: &'static str, len: usize) -> Error {
-    Error::invalid(what, format!("an SGE of {len} bytes exceeds the maximum of {}", u32::MAX))
+    Error::out_of_bounds(what, format!("an SGE of {len} bytes exceeds the maximum of {}", u32::MAX))
 }
 
 /// Access rights by which a peer can write a region without an operation of this process.

@@ -115,6 +115,9 @@ impl Mw {
 
     /// Releases the handle: drop no longer deallocates the kernel object. The kernel deallocates it
     /// when the device file is closed.
+    ///
+    /// [`RawObject::of`](crate::raw::RawObject::of) can own the object again; see
+    /// [its example](crate::raw::RawObject).
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(mut self) -> u32 {
         self.handle.take().unwrap_or(u32::MAX)
@@ -157,7 +160,7 @@ impl Mw {
     pub fn bind<M>(&self, region: &Mr<M>, range: impl RangeBounds<usize>, access: Access) -> Result<MwBind> {
         let invalid = |reason: String| Err(Error::invalid(BIND_VERB, reason));
         if !Arc::ptr_eq(&self.domain, region.domain()) {
-            return invalid("the MR and the MW belong to different PDs".into());
+            return Err(Error::foreign(BIND_VERB, "the MR and the MW belong to different PDs"));
         }
         if !region.access().contains(Access::MW_BIND) {
             return invalid("the MR was registered without MW_BIND".into());
@@ -175,7 +178,8 @@ impl Mw {
         }
         let (start, length) = region.range(BIND_VERB, range)?;
         if length == 0 {
-            return invalid("an MW is bound to at least 1 byte; unbind a type 1 MW with `unbind`".into());
+            let text = "an MW is bound to at least 1 byte; unbind a type 1 MW with `unbind`";
+            return Err(Error::empty(BIND_VERB, text));
         }
         Ok(MwBind {
             mw_type: self.mw_type,

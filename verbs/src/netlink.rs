@@ -51,7 +51,7 @@ pub use self::resources::{
 pub use self::route::RouteNetlink;
 use self::socket::Socket;
 pub use self::system::{NetnsMode, SystemInfo};
-use crate::{Error, Guid, Result};
+use crate::{Error, Guid, PortNum, Result};
 
 /// Maximum length of a device name (`IB_DEVICE_NAME_MAX` minus the NUL byte).
 const DEVICE_NAME_LEN: usize = 63;
@@ -118,7 +118,7 @@ pub struct CharDevice {
 #[non_exhaustive]
 pub struct PortInfo {
     /// Its number, from 1.
-    pub port: u32,
+    pub port: PortNum,
     /// Logical state.
     pub state: PortState,
     /// Physical state.
@@ -190,7 +190,8 @@ impl RdmaNetlink {
         Ok(found)
     }
 
-    /// The ports of the device with that index.
+    /// The ports of the device with that index, up to port 255: verbs can't name those above, which
+    /// only devices with many representors have.
     ///
     /// # Errors
     /// [`Error::NetlinkRefused`] if there is no such device; [`Error::Netlink`] if the response is
@@ -207,7 +208,7 @@ impl RdmaNetlink {
                 request.put_u32(Attribute::DEV_INDEX.0, device_index);
             },
             |answer| {
-                found.push(PortInfo::read(answer)?);
+                found.extend(PortInfo::read(answer)?);
                 Ok(())
             },
         )?;
@@ -414,11 +415,14 @@ fn split_device_number(number: u64) -> (u32, u32) {
 }
 
 impl PortInfo {
-    fn read(answer: &Attributes<'_>) -> Result<Self, Malformed> {
+    /// `None` for a port above 255.
+    fn read(answer: &Attributes<'_>) -> Result<Option<Self>, Malformed> {
+        let number = number32(answer, Attribute::PORT_INDEX)?.unwrap_or(0);
+        let Ok(port) = PortNum::try_from(number) else { return Ok(None) };
         let netdev_name =
             answer.find(Attribute::NDEV_NAME.0).map(|found| found.str().map(str::to_owned)).transpose()?;
-        Ok(Self {
-            port: number32(answer, Attribute::PORT_INDEX)?.unwrap_or(0),
+        Ok(Some(Self {
+            port,
             state: PortState(number8(answer, Attribute::PORT_STATE)?),
             phys_state: PortPhysState(number8(answer, Attribute::PORT_PHYS_STATE)?),
             netdev_index: number32(answer, Attribute::NDEV_INDEX)?,
@@ -428,7 +432,7 @@ impl PortInfo {
             lmc: FromAttribute::from_attribute(answer, Attribute::LMC)?,
             subnet_prefix: FromAttribute::from_attribute(answer, Attribute::SUBNET_PREFIX)?,
             cap_flags: FromAttribute::from_attribute(answer, Attribute::CAP_FLAGS)?,
-        })
+        }))
     }
 }
 

@@ -6,23 +6,25 @@ use std::ops::RangeBounds;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use bareverbs_provider::command;
 use bareverbs_provider::traits::Provider;
+use rustix::io::Errno;
 
 use self::shared::PdShared;
 use crate::import;
 use crate::raw::Released;
 use crate::{
-    Access, Advice, AdviceList, Ah, AhAttr, AnyProvider, Borrowed, Context, Dm, DmMr, DmabufMr, Dmah, Error,
-    Feature, ImplicitMr, ImportedMr, LocalAccess, MemoryOwner, Mr, Mw, MwType, NullMr, Qp, QpInit, RawMemory,
-    RegisterError, Result, RssInit, RssQp, Srq, SrqInit, Transport, Wq, WqInit, XrcSrq, XrcSrqInit,
+    Access, Advice, AdviceList, Ah, AhAttr, AnyProvider, Borrowed, Context, DestroyError, Dm, DmMr, DmabufMr,
+    Dmah, Error, Feature, ImplicitMr, ImportedMr, LocalAccess, MemoryOwner, Mr, Mw, MwType, NullMr, Qp,
+    QpInit, RawMemory, RegisterError, Result, RssInit, RssQp, Srq, SrqInit, Transport, Wq, WqInit, XrcSrq,
+    XrcSrqInit,
 };
 
 /// A protection domain. A QP can access only memory regions of its own domain.
 ///
 /// Cloning is cheap. The domain is deallocated when the last object that was created in it is
-/// dropped.
+/// dropped, or by [`Pd::dealloc`].
 #[doc(alias = "ibv_pd")]
-#[doc(alias = "ibv_dealloc_pd")]
 pub struct Pd<P: Provider = AnyProvider> {
     context: Context<P>,
     domain: Arc<PdShared>,
@@ -52,6 +54,55 @@ impl<P: Provider> Pd<P> {
         let released = Released::default();
         let domain = PdShared { context: Arc::clone(context.inner()), handle, imported, released };
         Self { context: context.clone(), domain: Arc::new(domain) }
+    }
+
+    /// Deallocates it, unless it is [imported](Context::import_pd). Drop of the last object in it
+    /// does the same, and ignores errors.
+    ///
+    /// ```no_run
+    /// # fn example(pd: bareverbs::Pd) -> bareverbs::Result<()> {
+    /// let pd = match pd.dealloc() {
+    ///     Ok(()) => return Ok(()),
+    ///     // A raw call has created an object in it.
+    ///     Err(refused) => refused.object,
+    /// };
+    /// # drop(pd);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The domain and the reason:
+    ///
+    /// - [`Error::Invalid`]: this process still has clones or objects of the domain.
+    /// - [`Error::Kernel`]: the kernel rejects the command, with `EBUSY` while the domain has an
+    ///   object that a raw call or another process has created.
+    #[doc(alias = "ibv_dealloc_pd")]
+    pub fn dealloc(mut self) -> Result<(), DestroyError<Self>> {
+        const VERB: &str = "dealloc_pd";
+        let Some(domain) = Arc::get_mut(&mut self.domain) else {
+            let error = Error::in_use(VERB, "clones or objects of the PD are left: drop them first");
+            return Err(DestroyError::new(error, self));
+        };
+        if domain.imported || domain.released.get() {
+            return Ok(());
+        }
+        // SAFETY: all objects that use the PD hold an `Arc` of it, and this is the last one. If
+        // this succeeds, it is dropped next.
+        match unsafe { command::dealloc_pd(&domain.context.file, domain.handle) } {
+            Ok(()) => {
+                domain.released.set();
+                Ok(())
+            }
+            Err(refused) => {
+                let asked = format!("PD handle {}", domain.handle);
+                let error = Error::kernel(VERB, asked, refused).or_hint(|errno| {
+                    (errno == Errno::BUSY)
+                        .then(|| "an object of a raw call or of another process is left in it".into())
+                });
+                Err(DestroyError::new(error, self))
+            }
+        }
     }
 
     /// Its kernel handle. Other processes [import](Context::import_pd) the domain by it.
@@ -132,7 +183,7 @@ impl<P: Provider> Pd<P> {
         hints: &Dmah,
     ) -> Result<Mr<M>, RegisterError<M>> {
         if !hints.is_of(self.context.inner()) {
-            let error = Error::invalid("reg_mr", "the DMA handle is of another context");
+            let error = Error::foreign("reg_mr", "the DMA handle is of another context");
             return Err(RegisterError { error, memory });
         }
         Mr::register(&self.domain, memory, access, Some(hints))

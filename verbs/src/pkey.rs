@@ -22,7 +22,7 @@ impl<P: Provider> Context<P> {
         let length = self.query_port(port)?.pkey_tbl_len;
         if index >= length {
             let reason = format!("P_Key index {index} exceeds the table of {length} entries of port {port}");
-            return Err(Error::invalid("query_pkey", reason));
+            return Err(Error::out_of_bounds("query_pkey", reason));
         }
         let folder = Path::new("/sys/class/infiniband").join(self.device().name());
         let file = folder.join(format!("ports/{port}/pkeys/{index}"));

@@ -297,6 +297,9 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// Releases the handle: drop no longer destroys the kernel object. The kernel destroys it when
     /// the device file is closed. Its queues and their memory are leaked; flows and multicast
     /// groups stay. Posted requests stay in use until the object is destroyed.
+    ///
+    /// [`RawObject::of`](crate::raw::RawObject::of) can own the object again; see
+    /// [its example](crate::raw::RawObject).
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(mut self) -> u32 {
         self.destroyed = true;
@@ -376,13 +379,16 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// Queries the attributes from the kernel.
     ///
     /// # Errors
-    /// [`Error::Kernel`]: the kernel rejects the command.
+    /// - [`Error::Kernel`]: the kernel rejects the command.
+    /// - [`Error::Value`]: the kernel reports a value that the type of its field lacks, such as an
+    ///   ACK timeout of 40. The kernel takes such values only from a raw call, and
+    ///   [`RawContext::invoke`](crate::raw::RawContext::invoke) of `QueryQp` returns them.
     #[doc(alias = "ibv_query_qp")]
     pub fn query(&self) -> Result<(QpAttr, QpInitAttr)> {
         let resp =
             command::query_qp(self.pd.context().file(), self.handle, QpAttrMask::STATE | QpAttrMask::CAP)
                 .map_err(|refused| Error::kernel("query_qp", format!("QP {:#x}", self.qp_num), refused))?;
-        let mut attr = QpAttr::from_kernel(&resp);
+        let mut attr = QpAttr::from_kernel(&resp)?;
         if attr.cap.max_send_wr == 0 {
             // On ConnectX user space lays out the queues, and the kernel does not report their
             // capacity.

@@ -10,9 +10,13 @@
 //! | a write command (`INVOKE_WRITE`) | [`RawContext::invoke`] |
 //! | any ids, attributes and lengths, also invalid ones | [`UntypedCall`] |
 //! | names and values of a call | [`display_call`] |
-//! | an object that a raw call created | [`RawObject`], or `from_handle` of [`Pd`](crate::Pd) and others |
+//! | an object that a raw call created | [`RawObject`], or `from_handle` of [`Pd`](crate::Pd), [`Mr`](crate::Mr), [`Mw`](crate::Mw), [`Dm`](crate::Dm), [`Xrcd`](crate::Xrcd) |
 //! | the handle of an object | `handle` of each type; `into_handle` releases it |
 //! | addresses of rings, doorbell records and registers | [`Qp::layout`](crate::Qp::layout), [`Cq::layout`](crate::Cq::layout), [`Srq::layout`](crate::Srq::layout), [`Wq::layout`](crate::Wq::layout) |
+//!
+//! QPs, CQs, SRQs and WQs of raw calls have no `from_handle`: a provider keeps the state of their
+//! rings in user space, where the kernel can't look it up, and so does an [`Ah`](crate::Ah) with
+//! its address vector. A [`RawObject`] owns them.
 //!
 //! The PD number of an mlx5 protection domain, by a method without a verb:
 //!
@@ -131,6 +135,17 @@ impl RawContext {
     }
 
     /// A call of method `M` without attributes, for [`RawContext::execute`].
+    ///
+    /// ```no_run
+    /// use bareverbs::raw::uapi::uverbs::MrDestroy;
+    ///
+    /// # fn example(context: &bareverbs::Context) {
+    /// let mut call = context.raw().call::<MrDestroy>();
+    /// call.destroy(MrDestroy::HANDLE, 7);
+    /// // "Call(MrDestroy on RXE {HANDLE: destroy Mr 7})"
+    /// println!("{call:?}");
+    /// # }
+    /// ```
     #[must_use]
     pub fn call<'a, M: Method>(&self) -> Call<'a, M> {
         Call::new(self.driver_id())
@@ -231,6 +246,23 @@ impl RawContext {
 
     /// Executes an untyped call.
     ///
+    /// The kernel's answer to a header with a wrong length:
+    ///
+    /// ```no_run
+    /// use bareverbs::Errno;
+    /// use bareverbs::raw::UntypedCall;
+    /// use bareverbs::raw::uapi::method::Method;
+    /// use bareverbs::raw::uapi::uverbs::QueryMr;
+    ///
+    /// # fn example(context: &bareverbs::Context) {
+    /// let raw = context.raw();
+    /// let mut call = UntypedCall::minimal(raw.driver_id(), &QueryMr::INFO, 0);
+    /// call.header_mut().length += 1;
+    /// // SAFETY: the method writes only to its outputs, which are buffers of the call.
+    /// assert_eq!(unsafe { raw.execute_untyped(&mut call) }, Err(Errno::INVAL));
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// The kernel's error.
     ///
@@ -252,6 +284,30 @@ impl RawContext {
 
     /// Maps part of the device file, such as a UAR or device memory, at an offset that a method
     /// returned.
+    ///
+    /// ```no_run
+    /// use bareverbs::raw::uapi::mlx5::{UarObjAlloc, resources, verbs::UarType};
+    /// use bareverbs::raw::{Protection, RawObject};
+    ///
+    /// # fn example(context: &bareverbs::Context) -> Result<(), bareverbs::Errno> {
+    /// let raw = context.raw();
+    /// let (mut offset, mut length, mut page) = (0, 0, 0);
+    /// let mut call = raw.call::<UarObjAlloc>();
+    /// call.make(UarObjAlloc::HANDLE)
+    ///     .constant(UarObjAlloc::TYPE, UarType::NC)
+    ///     .output(UarObjAlloc::MMAP_OFFSET, &mut offset)
+    ///     .output(UarObjAlloc::MMAP_LENGTH, &mut length)
+    ///     .output(UarObjAlloc::PAGE_ID, &mut page);
+    /// // SAFETY: the call has no addresses, and a new object affects no other.
+    /// unsafe { raw.execute(&mut call) }?;
+    /// // SAFETY: the call created the object, and nothing else has its handle.
+    /// let uar = unsafe { RawObject::of::<resources::Uar>(&raw, call.made(UarObjAlloc::HANDLE)) };
+    /// let registers = raw.map(offset, length as usize, Protection::Write)?;
+    /// println!("UAR page {page} at {:?}", registers.as_ptr());
+    /// # drop(uar);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// The error of `mmap`.

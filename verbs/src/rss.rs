@@ -74,6 +74,9 @@ impl<P: Provider> IndirectionTable<P> {
 
     /// Releases the handle: drop no longer destroys the kernel object. The kernel destroys it when
     /// the device file is closed. Its work queues stay in use.
+    ///
+    /// [`RawObject::of`](crate::raw::RawObject::of) can own the object again; see
+    /// [its example](crate::raw::RawObject).
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(self) -> u32 {
         self.shared.released.set();
@@ -97,7 +100,7 @@ impl<P: Provider> IndirectionTable<P> {
     pub fn destroy(mut self) -> Result<(), DestroyError<Self>> {
         const VERB: &str = "destroy_rwq_ind_table";
         let Some(shared) = Arc::get_mut(&mut self.shared) else {
-            let error = Error::invalid(VERB, "QPs still use it: drop them first");
+            let error = Error::in_use(VERB, "QPs still use it: drop them first");
             return Err(DestroyError::new(error, self));
         };
         // SAFETY: `self` is the last owner, and the table was not destroyed before. If this
@@ -277,6 +280,9 @@ impl<P: Provider> RssQp<P> {
 
     /// Releases the handle: drop no longer destroys the kernel object and its flows. The kernel
     /// destroys them when the device file is closed.
+    ///
+    /// [`RawObject::of`](crate::raw::RawObject::of) can own the object again; see
+    /// [its example](crate::raw::RawObject).
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(mut self) -> u32 {
         self.destroyed = true;

@@ -192,6 +192,14 @@ impl<P: Provider> Srq<P> {
     }
 
     /// The addresses of its ring and doorbell record, as for [`Cq::layout`].
+    ///
+    /// ```no_run
+    /// # fn show(srq: &bareverbs::Srq) {
+    /// if let Some(layout) = srq.layout() {
+    ///     println!("{} slots of {} bytes at {:?}", layout.slots, layout.stride, layout.ring);
+    /// }
+    /// # }
+    /// ```
     #[doc(alias = "mlx5dv_srq")]
     #[must_use]
     pub fn layout(&self) -> Option<QueueLayout> {
@@ -287,7 +295,7 @@ impl<P: Provider> Srq<P> {
     pub fn destroy(mut self) -> Result<u32, DestroyError<Self>> {
         const VERB: &str = "destroy_srq";
         let Some(shared) = Arc::get_mut(&mut self.shared) else {
-            let error = Error::invalid(VERB, "QPs still use it: drop them first");
+            let error = Error::in_use(VERB, "QPs still use it: drop them first");
             return Err(DestroyError::new(error, self));
         };
         // SAFETY: `self` is the last owner, and the SRQ was not destroyed before. If this succeeds,
@@ -313,7 +321,7 @@ impl<P: Provider> Srq<P> {
 
 fn check_depth(verb: &'static str, max_wr: u32, max: u32) -> Result<()> {
     if max_wr == 0 {
-        return Err(Error::invalid(verb, "an SRQ requires a capacity of at least 1 receive"));
+        return Err(Error::empty(verb, "an SRQ requires a capacity of at least 1 receive"));
     }
     Error::check_limit(verb, Limit::SrqMaxWr, max_wr.into(), max.into())
 }

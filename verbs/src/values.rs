@@ -12,20 +12,23 @@ pub use timers::{AckTimeout, MinRnrTimer, RetryCount, RnrRetry};
 
 /// A number or a time that a value type can't represent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{what} {given} is above the maximum of {max}")]
+#[error("{what} {given} is {bound} of {limit}")]
 pub struct ValueError {
     what: &'static str,
     given: String,
-    max: String,
+    bound: &'static str,
+    limit: String,
 }
+
+const ABOVE: &str = "above the maximum";
 
 impl ValueError {
     fn above(what: &'static str, given: u64, max: u64) -> Self {
-        Self { what, given: given.to_string(), max: max.to_string() }
+        Self { what, given: given.to_string(), bound: ABOVE, limit: max.to_string() }
     }
 
     fn longer(what: &'static str, given: Duration, max: Duration) -> Self {
-        Self { what, given: format!("{given:?}"), max: format!("{max:?}") }
+        Self { what, given: format!("{given:?}"), bound: ABOVE, limit: format!("{max:?}") }
     }
 }
 
@@ -124,6 +127,21 @@ impl Mtu {
     }
 }
 
+impl TryFrom<u8> for Mtu {
+    type Error = ValueError;
+
+    /// As [`Mtu::from_raw`], with an error that names the number.
+    fn try_from(raw: u8) -> Result<Self, ValueError> {
+        let (bound, limit) = if raw == 0 { ("below the minimum", "1") } else { (ABOVE, "5") };
+        Self::from_raw(raw).ok_or_else(|| ValueError {
+            what: "encoding of an MTU",
+            given: raw.to_string(),
+            bound,
+            limit: limit.to_owned(),
+        })
+    }
+}
+
 impl FromStr for Mtu {
     type Err = ParseValueError;
 
@@ -161,6 +179,10 @@ mod tests {
         }
         assert_eq!((Mtu::from_raw(0), Mtu::from_raw(6)), (None, None));
         assert_eq!(Mtu::from_bytes(1500), None);
+        let text = |raw: u8| Mtu::try_from(raw).unwrap_err().to_string();
+        assert_eq!(text(0), "encoding of an MTU 0 is below the minimum of 1");
+        assert_eq!(text(6), "encoding of an MTU 6 is above the maximum of 5");
+        assert_eq!(Mtu::try_from(5), Ok(Mtu::Mtu4096));
     }
 
     proptest! {

@@ -105,7 +105,7 @@ impl<P: Provider> Wq<P> {
             return Err(Error::unsupported(VERB, Feature::Wqs));
         }
         if max_recv_wr == 0 {
-            return Err(Error::invalid(VERB, "a WQ requires a capacity of at least 1 receive"));
+            return Err(Error::empty(VERB, "a WQ requires a capacity of at least 1 receive"));
         }
         let limits = context.limits();
         Error::check_limit(VERB, Limit::MaxRecvWr, max_recv_wr.into(), limits.max_qp_wr.into())?;
@@ -188,6 +188,14 @@ impl<P: Provider> Wq<P> {
     }
 
     /// The addresses of its ring and doorbell record, as for [`Cq::layout`].
+    ///
+    /// ```no_run
+    /// # fn show(wq: &bareverbs::Wq) {
+    /// if let Some(layout) = wq.layout() {
+    ///     println!("{} slots of {} bytes at {:?}", layout.slots, layout.stride, layout.ring);
+    /// }
+    /// # }
+    /// ```
     #[doc(alias = "mlx5dv_rwq")]
     #[must_use]
     pub fn layout(&self) -> Option<QueueLayout> {
@@ -210,7 +218,7 @@ impl<P: Provider> Wq<P> {
     pub fn ready(&mut self) -> Result<()> {
         if self.state != WqState::RESET {
             let reason = format!("the WQ is in {:?}, not in RESET: reset it first", self.state);
-            return Err(Error::invalid(MODIFY, reason));
+            return Err(Error::wrong_state(MODIFY, reason));
         }
         // SAFETY: the target state is not RESET.
         unsafe { self.modify_state(WqState::RDY) }
@@ -226,7 +234,7 @@ impl<P: Provider> Wq<P> {
     #[doc(alias = "IBV_WQS_ERR")]
     pub fn set_error(&mut self) -> Result<()> {
         if self.state == WqState::RESET {
-            return Err(Error::invalid(MODIFY, "the WQ is in RESET and has no posted receives"));
+            return Err(Error::wrong_state(MODIFY, "the WQ is in RESET and has no posted receives"));
         }
         // SAFETY: the target state is not RESET.
         unsafe { self.modify_state(WqState::ERR) }
@@ -342,7 +350,7 @@ impl<P: Provider> Wq<P> {
     pub fn destroy(mut self) -> Result<u32, DestroyError<Self>> {
         const VERB: &str = "destroy_wq";
         let Some(shared) = Arc::get_mut(&mut self.shared) else {
-            let error = Error::invalid(VERB, "indirection tables still use it: drop them first");
+            let error = Error::in_use(VERB, "indirection tables still use it: drop them first");
             return Err(DestroyError::new(error, self));
         };
         // SAFETY: `self` is the last owner, and the WQ was not destroyed before. If this succeeds,

@@ -122,6 +122,9 @@ impl<P: Provider> Xrcd<P> {
 
     /// Releases the handle: drop no longer closes the kernel object. The kernel closes it when the
     /// device file is closed.
+    ///
+    /// [`RawObject::of`](crate::raw::RawObject::of) can own the object again; see
+    /// [its example](crate::raw::RawObject).
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(self) -> u32 {
         self.inner.released.set();
@@ -162,7 +165,7 @@ impl<P: Provider> Xrcd<P> {
     pub fn close(mut self) -> Result<(), DestroyError<Self>> {
         const VERB: &str = "close_xrcd";
         let Some(inner) = Arc::get_mut(&mut self.inner) else {
-            let error = Error::invalid(VERB, "SRQs or QPs still use it: drop them first");
+            let error = Error::in_use(VERB, "SRQs or QPs still use it: drop them first");
             return Err(DestroyError::new(error, self));
         };
         // SAFETY: every user of the domain holds an `Arc` of this, and this is the last one. If
@@ -242,12 +245,23 @@ impl<P: Provider> XrcSrq<P> {
     }
 
     /// Releases the handle, as [`Srq::into_handle`] does.
+    ///
+    /// [`RawObject::of`](crate::raw::RawObject::of) can own the object again; see
+    /// [its example](crate::raw::RawObject).
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(self) -> u32 {
         self.srq.into_handle()
     }
 
     /// The addresses of its ring and doorbell record, as for [`Cq::layout`].
+    ///
+    /// ```no_run
+    /// # fn show(srq: &bareverbs::XrcSrq) {
+    /// if let Some(layout) = srq.layout() {
+    ///     println!("{} slots of {} bytes at {:?}", layout.slots, layout.stride, layout.ring);
+    /// }
+    /// # }
+    /// ```
     #[must_use]
     pub fn layout(&self) -> Option<QueueLayout> {
         self.srq.layout()

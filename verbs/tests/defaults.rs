@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use bareverbs::{
     Access, AckTimeout, AhAttr, CqInit, DmInit, DoorbellChoice, Ece, EthernetMatch, FlowRule, Frame, Gid,
-    GidIndex, GlobalRoute, InitAttr, Ipv4Match, MinRnrTimer, Mtu, PortMatch, PortNum, QpAttr, QpAttrMask,
-    QpCap, QpState, QueueMemory, RetryCount, RnrRetry, RtrAttr, RtsAttr, SrqInit, UcRtrAttr, UdInitAttr,
-    XrcTargetRtsAttr,
+    GidIndex, GlobalRoute, InitAttr, Ipv4Match, MigState, MinRnrTimer, Mtu, PortMatch, PortNum, QpAttr,
+    QpAttrMask, QpCap, QpState, QueueMemory, Rate, RetryCount, RnrRetry, RtrAttr, RtsAttr, SrqInit,
+    UcRtrAttr, UdInitAttr, XrcTargetRtsAttr,
 };
 
 const GID: Gid = Gid([9; 16]);
@@ -48,13 +48,19 @@ fn rtr_to_rts_defaults() {
 #[test]
 fn ah_attr_defaults() {
     let AhAttr { port, dlid, sl, src_path_bits, static_rate, grh } = AhAttr::global(2, GID, 5);
-    assert_eq!((port, dlid, sl, src_path_bits, static_rate), (PortNum(2), 0, 0, 0, 0));
+    assert_eq!((port, dlid, sl, src_path_bits, static_rate), (PortNum(2), 0, 0, 0, Rate::PORT_CURRENT));
     let GlobalRoute { dgid, sgid_index, flow_label, hop_limit, traffic_class } = grh.expect("a global route");
     assert_eq!((dgid, sgid_index, flow_label, hop_limit, traffic_class), (GID, GidIndex(5), 0, 1, 0));
     let AhAttr { port, dlid, sl, src_path_bits, static_rate, grh } = AhAttr::local(2, 0x1234);
-    assert_eq!((port, dlid, sl, src_path_bits, static_rate, grh), (PortNum(2), 0x1234, 0, 0, 0, None));
+    assert_eq!(
+        (port, dlid, sl, src_path_bits, static_rate, grh),
+        (PortNum(2), 0x1234, 0, 0, Rate::PORT_CURRENT, None)
+    );
     let AhAttr { port, dlid, sl, src_path_bits, static_rate, grh } = AhAttr::default();
-    assert_eq!((port, dlid, sl, src_path_bits, static_rate, grh), (PortNum(0), 0, 0, 0, 0, None));
+    assert_eq!(
+        (port, dlid, sl, src_path_bits, static_rate, grh),
+        (PortNum(0), 0, 0, 0, Rate::PORT_CURRENT, None)
+    );
 }
 
 #[test]
@@ -139,15 +145,16 @@ fn raw_modify_attributes_default_to_zero() {
         rate_limit,
     } = QpAttr::default();
     assert_eq!((qp_state, cur_qp_state), (QpState::RESET, QpState::RESET));
-    assert_eq!((path_mtu, path_mig_state, access), (0, 0, Access::empty()));
+    assert_eq!((path_mtu, path_mig_state, access), (None, MigState::MIGRATED, Access::empty()));
     assert_eq!((qkey, rq_psn, sq_psn, dest_qp_num, rate_limit), (0, 0, 0, 0, 0));
     let none = QpCap { max_send_wr: 0, max_recv_wr: 0, max_send_sge: 0, max_recv_sge: 0, max_inline_data: 0 };
     assert_eq!((cap, ah_attr, alt_ah_attr), (none, AhAttr::default(), AhAttr::default()));
     assert_eq!((pkey_index, alt_pkey_index), (0, 0));
     assert!(!en_sqd_async_notify && !sq_draining);
-    assert_eq!((max_rd_atomic, max_dest_rd_atomic, min_rnr_timer), (0, 0, 0));
-    assert_eq!((port_num, timeout, retry_cnt, rnr_retry), (PortNum(0), 0, 0, 0));
-    assert_eq!((alt_port_num, alt_timeout), (PortNum(0), 0));
+    assert_eq!((max_rd_atomic, max_dest_rd_atomic, u8::from(min_rnr_timer)), (0, 0, 0));
+    assert_eq!((port_num, timeout), (PortNum(0), AckTimeout::INFINITE));
+    assert_eq!((retry_cnt, rnr_retry), (RetryCount::ZERO, RnrRetry::ZERO));
+    assert_eq!((alt_port_num, alt_timeout), (PortNum(0), AckTimeout::INFINITE));
 }
 
 /// The attributes that a typed transition sets.
@@ -181,10 +188,13 @@ fn every_transition_attribute_is_passed_to_modify_qp() {
         ah_attr: address,
         dest_qp_num: 6,
         rq_psn: 7,
-        path_mtu: 5,
+        path_mtu: Some(Mtu::Mtu4096),
         ..QpAttr::default()
     };
-    assert_eq!(step(&rtr), QpAttr { max_dest_rd_atomic: 8, min_rnr_timer: 9, ..connected });
+    assert_eq!(
+        step(&rtr),
+        QpAttr { max_dest_rd_atomic: 8, min_rnr_timer: MinRnrTimer::new(9).unwrap(), ..connected }
+    );
     let rtr = UcRtrAttr { address, dest_qp_num: 6, rq_psn: 7, path_mtu: Mtu::Mtu4096 };
     assert_eq!(step(&rtr), connected);
 
@@ -198,9 +208,9 @@ fn every_transition_attribute_is_passed_to_modify_qp() {
     let expected = QpAttr {
         qp_state: QpState::RTS,
         sq_psn: 10,
-        timeout: 11,
-        retry_cnt: 3,
-        rnr_retry: 4,
+        timeout: rts.timeout,
+        retry_cnt: rts.retry_cnt,
+        rnr_retry: rts.rnr_retry,
         max_rd_atomic: 5,
         ..QpAttr::default()
     };

@@ -126,10 +126,24 @@ fn data_races(totals: &mut Totals) -> Result<()> {
     Ok(())
 }
 
-/// The selections of features of `bareverbs` that are checked besides all: no provider, either
-/// provider, and each other feature alone.
-const FEATURES: [&str; 7] =
-    ["", "rxe", "mlx5", "mlx5,rxe,async-io", "mlx5,rxe,memmap2", "mlx5,rxe,serde", "mlx5,rxe,tokio"];
+/// The selections of features that are checked besides all: no provider, either provider, and each
+/// other feature alone.
+const FEATURES: [(&str, &[&str]); 2] = [
+    (
+        "bareverbs",
+        &[
+            "",
+            "rxe",
+            "mlx5",
+            "mlx5,rxe,async-io",
+            "mlx5,rxe,futures",
+            "mlx5,rxe,memmap2",
+            "mlx5,rxe,serde",
+            "mlx5,rxe,tokio",
+        ],
+    ),
+    ("bareverbs-rdmacm", &["", "rxe", "mlx5", "mlx5,rxe,async-io", "mlx5,rxe,tokio"]),
+];
 
 fn static_checks(totals: &mut Totals) -> Result<()> {
     heading("Formatting");
@@ -147,19 +161,21 @@ fn static_checks(totals: &mut Totals) -> Result<()> {
         "-D",
         "warnings",
     ]))?;
-    for features in FEATURES {
-        succeed(build::cargo().args([
-            "clippy",
-            "--package",
-            "bareverbs",
-            "--no-default-features",
-            "--features",
-            features,
-            "--quiet",
-            "--",
-            "-D",
-            "warnings",
-        ]))?;
+    for (package, selections) in FEATURES {
+        for features in selections {
+            succeed(build::cargo().args([
+                "clippy",
+                "--package",
+                package,
+                "--no-default-features",
+                "--features",
+                features,
+                "--quiet",
+                "--",
+                "-D",
+                "warnings",
+            ]))?;
+        }
     }
     heading("Documentation");
     documentation()?;

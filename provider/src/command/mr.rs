@@ -162,6 +162,7 @@ pub unsafe fn dereg_mr(file: &DeviceFile, handle: u32) -> Result<(), IoctlError>
 
 /// The kernel's view of an MR.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct MrInfo {
     /// L_Key.
     pub lkey: u32,

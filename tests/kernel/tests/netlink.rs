@@ -86,7 +86,7 @@ fn qps_are_listed_with_state_and_peer() {
     let mut netlink = netlink();
     let (one, other) = (a.qp.qp_num(), b.qp.qp_num());
     let listed = only(netlink.queue_pairs(device::name()).unwrap(), |qp| qp.qp_num == one);
-    assert_eq!((listed.port, listed.remote_qp_num), (Some(1), Some(other)));
+    assert_eq!((listed.port, listed.remote_qp_num), (Some(PortNum(1)), Some(other)));
     assert_eq!((listed.qp_type, listed.state), (Some(QpType::RC), Some(QpState::RTS)));
     assert_eq!((listed.rq_psn, listed.sq_psn), (Some(0), Some(0)));
     assert_eq!(listed.path_mig_state, Some(MigState::MIGRATED));

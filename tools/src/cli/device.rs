@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::str::FromStr;
 
+use bareverbs::PortNum;
 use clap::{Args, Subcommand, ValueEnum};
 
 use super::values::seconds;
@@ -191,7 +192,7 @@ pub(crate) struct Status {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LinkName {
     pub(crate) device: String,
-    pub(crate) port: Option<u32>,
+    pub(crate) port: Option<PortNum>,
 }
 
 impl FromStr for LinkName {
@@ -200,7 +201,7 @@ impl FromStr for LinkName {
     fn from_str(text: &str) -> Result<Self, String> {
         let (device, port) = match text.split_once('/') {
             Some((device, port)) => {
-                let number = port.parse().ok().filter(|port| *port > 0);
+                let number = port.parse().ok().filter(|port| *port > PortNum(0));
                 (device, Some(number.ok_or_else(|| format!("{port:?} is not a port number"))?))
             }
             None => (text, None),
@@ -213,7 +214,7 @@ impl FromStr for LinkName {
 }
 
 impl LinkName {
-    pub(crate) fn matches(&self, port: u32) -> bool {
+    pub(crate) fn matches(&self, port: PortNum) -> bool {
         self.port.is_none_or(|wanted| wanted == port)
     }
 }

@@ -48,7 +48,7 @@ impl Snapshot {
                 counters.insert(name, value);
             }
         }
-        let own = RdmaNetlink::open().and_then(|mut netlink| netlink.port_counters(device, port.into()));
+        let own = RdmaNetlink::open().and_then(|mut netlink| netlink.port_counters(device, port));
         for counter in own.ok().flatten().into_iter().flatten() {
             counters.insert(counter.name, counter.value);
         }

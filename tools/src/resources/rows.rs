@@ -226,7 +226,7 @@ impl WqeDisplay for CqResource {
 
 impl WqeDisplay for QpResource {
     fn fill(&self, row: &mut Row) {
-        row.number("port", self.port)
+        row.number("port", self.port.map(u32::from))
             .number("lqpn", self.qp_num)
             .number("pdn", self.pd)
             .number("rqpn", self.remote_qp_num)
@@ -259,7 +259,7 @@ impl WqeDisplay for CmIdResource {
             CM_STATES.get(usize::from(state)).map_or_else(|| state.to_string(), |name| (*name).to_owned())
         });
         row.number("cm-idn", self.number)
-            .number("port", self.port)
+            .number("port", self.port.map(u32::from))
             .number("lqpn", self.qp_num)
             .text("qp-type", qp_type(self.qp_type))
             .text("state", state)
@@ -273,7 +273,7 @@ impl WqeDisplay for CmIdResource {
 
 impl WqeDisplay for QpCounters {
     fn fill(&self, row: &mut Row) {
-        row.number("port", self.port)
+        row.number("port", self.port.map(u32::from))
             .number("cntn", self.number)
             .text("mode", mode(self.mode))
             .text("qp-type", qp_type(self.qp_type))

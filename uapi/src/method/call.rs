@@ -1,3 +1,4 @@
+use core::fmt;
 use core::marker::PhantomData;
 
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
@@ -8,6 +9,7 @@ use super::{
     RawDescriptor, UHW_IN, UHW_OUT,
 };
 use crate::abi::AbiField;
+use crate::decode::{NoMemory, decode};
 use crate::ioctl::{Attribute, AttributeFlags, Header};
 
 /// An attribute of method `M` of type `K`.
@@ -23,6 +25,12 @@ impl<M, K> Clone for Attr<M, K> {
 }
 
 impl<M, K> Copy for Attr<M, K> {}
+
+impl<M, K> fmt::Debug for Attr<M, K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Attr({:#x})", self.id)
+    }
+}
 
 impl<M, K> Attr<M, K> {
     /// The attribute with that id.
@@ -102,6 +110,19 @@ struct Buffer {
 pub struct Call<'a, M> {
     buffer: Buffer,
     _borrows: PhantomData<(&'a mut [u8], M)>,
+}
+
+impl<M> fmt::Debug for Call<'_, M> {
+    /// The names and values, as [`decode`] without access to memory prints them.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes = self.buffer.as_bytes();
+        // The caller may have changed the header.
+        let length = bytes.len().min(self.buffer.header.length.into());
+        match decode(&bytes[..length], &NoMemory) {
+            Ok(call) => write!(f, "Call({call})"),
+            Err(error) => write!(f, "Call({error})"),
+        }
+    }
 }
 
 impl<'a, M: Method> Call<'a, M> {

@@ -12,6 +12,7 @@ pub trait Kind {
 macro_rules! object_kinds {
     ($( $(#[$meta:meta])* $name:ident: $variant:ident, $access:ident; )*) => {$(
         $(#[$meta])*
+        #[derive(Debug)]
         pub struct $name<O>(PhantomData<O>);
         impl<O: Object> Kind for $name<O> {
             const KIND: AttributeKind =
@@ -36,6 +37,7 @@ object_kinds! {
 }
 
 /// An array of handles, `MIN` to `MAX` of them.
+#[derive(Debug)]
 pub struct Handles<O, const MIN: usize, const MAX: usize>(PhantomData<O>);
 impl<O: Object, const MIN: usize, const MAX: usize> Kind for Handles<O, MIN, MAX> {
     const KIND: AttributeKind =
@@ -43,6 +45,7 @@ impl<O: Object, const MIN: usize, const MAX: usize> Kind for Handles<O, MIN, MAX
 }
 
 /// A descriptor that is not a uverbs object.
+#[derive(Debug)]
 pub struct RawDescriptor;
 impl Kind for RawDescriptor {
     const KIND: AttributeKind = AttributeKind::RawDescriptor;
@@ -53,6 +56,7 @@ macro_rules! payload_kinds {
         $(#[$meta])*
         ///
         /// Exactly one `T`.
+        #[derive(Debug)]
         pub struct $exact<T>(PhantomData<T>);
         impl<T: AbiField> Kind for $exact<T> {
             const KIND: AttributeKind = AttributeKind::$variant {
@@ -63,6 +67,7 @@ macro_rules! payload_kinds {
         $(#[$meta])*
         ///
         /// `MIN` bytes or more: an array or a driver payload.
+        #[derive(Debug)]
         pub struct $bytes<T, const MIN: usize>(PhantomData<T>);
         impl<T: AbiField, const MIN: usize> Kind for $bytes<T, MIN> {
             const KIND: AttributeKind = AttributeKind::$variant {
@@ -73,6 +78,7 @@ macro_rules! payload_kinds {
         $(#[$meta])*
         ///
         /// An extensible struct. `MIN` bytes are mandatory.
+        #[derive(Debug)]
         pub struct $extensible<T, const MIN: usize>(PhantomData<T>);
         impl<T: AbiField, const MIN: usize> Kind for $extensible<T, MIN> {
             const KIND: AttributeKind = AttributeKind::$variant {
@@ -91,6 +97,7 @@ payload_kinds! {
 }
 
 /// Input bytes: a `T` or a prefix of it, `MIN` bytes or more.
+#[derive(Debug)]
 pub struct InPart<T, const MIN: usize>(PhantomData<T>);
 impl<T: AbiField, const MIN: usize> Kind for InPart<T, MIN> {
     const KIND: AttributeKind = AttributeKind::Input {
@@ -100,18 +107,21 @@ impl<T: AbiField, const MIN: usize> Kind for InPart<T, MIN> {
 }
 
 /// A number or an enumeration value, stored in the attribute itself.
+#[derive(Debug)]
 pub struct Constant<T>(PhantomData<T>);
 impl<T: AbiField> Kind for Constant<T> {
     const KIND: AttributeKind = AttributeKind::Constant { size: size_of::<T>(), names: names::<T>() };
 }
 
 /// A flag word.
+#[derive(Debug)]
 pub struct Flags<T>(PhantomData<T>);
 impl<T: AbiField> Kind for Flags<T> {
     const KIND: AttributeKind = AttributeKind::Flags { size: size_of::<T>(), names: names::<T>() };
 }
 
 /// An enumeration element with a payload of up to 8 bytes.
+#[derive(Debug)]
 pub struct Enumeration<T>(PhantomData<T>);
 impl<T: AbiField> Kind for Enumeration<T> {
     const KIND: AttributeKind = AttributeKind::Enumeration { names: names::<T>() };

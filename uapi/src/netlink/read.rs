@@ -16,6 +16,7 @@ pub fn messages(datagram: &[u8]) -> Messages<'_> {
 
 /// Errors of decoding received bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Malformed {
     /// There are fewer bytes than a header or a fixed struct needs.
     Truncated {

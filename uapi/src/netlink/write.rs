@@ -19,6 +19,7 @@ pub struct MessageWriter<'a> {
 
 /// Errors of writing a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum WriteError {
     /// The buffer is too small.
     BufferTooSmall {
@@ -61,6 +62,7 @@ impl core::error::Error for WriteError {}
 
 impl<'a> MessageWriter<'a> {
     /// Starts with an empty datagram in `buffer`.
+    #[must_use]
     pub fn new(buffer: &'a mut [u8]) -> Self {
         Self { buffer, length: 0, message: 0, error: None }
     }

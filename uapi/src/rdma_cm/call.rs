@@ -19,12 +19,14 @@ pub struct Call<'a, C> {
 
 impl<'a, C: Command> Call<'a, C> {
     /// The command with this request and response buffer.
+    #[must_use]
     pub fn new(request: C::Request, response: &'a mut C::Response) -> Self {
         Self::with_room(request, response.as_mut_bytes())
     }
 
     /// The command with this request and response buffer, for responses of variable or
     /// kernel-dependent length. At most 65,535 bytes of the buffer are used.
+    #[must_use]
     pub fn with_room(mut request: C::Request, response: &'a mut [u8]) -> Self {
         const { assert!(size_of::<Header>() + size_of::<C::Request>() <= MAX_BYTES) };
         let output = response.len().min(usize::from(u16::MAX)) as u16;

@@ -88,6 +88,7 @@ impl ParamKind {
 
 /// The parameters of an event: the member of the union that its type and the QP type select.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub enum EventParam {
     /// The event has none.
     None,

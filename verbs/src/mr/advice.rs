@@ -97,7 +97,7 @@ impl AdviceList {
     pub fn with<M>(mut self, region: &Mr<M>, range: impl RangeBounds<usize>) -> Result<Self> {
         let Sge { addr, length, lkey } = region.sge(range)?;
         if !Arc::ptr_eq(&self.domain, region.domain()) {
-            return Err(Error::invalid(VERB, "the MR belongs to another PD"));
+            return Err(Error::foreign(VERB, "the MR belongs to another PD"));
         }
         if !self.domain.context.capabilities.advise_mr {
             return Err(Error::unsupported(VERB, Feature::MrAdvice));

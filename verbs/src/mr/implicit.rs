@@ -132,7 +132,7 @@ impl ImplicitMr {
         // SAFETY: it was just initialised.
         let (start, len) = unsafe { memory.assume_init_mut() }.region();
         if len == 0 {
-            let error = Error::invalid(VERB, "the length of an MR must be at least 1 byte");
+            let error = Error::empty(VERB, "the length of an MR must be at least 1 byte");
             // SAFETY: it was initialised above and not moved out of.
             return Err(RegisterError { error, memory: unsafe { memory.assume_init() } });
         }

@@ -171,12 +171,12 @@ impl<M: MemoryOwner> Mr<M> {
 
     /// The handle of the region, if its memory can be replaced by `len` bytes at `start`.
     fn check_replace(&self, start: std::ptr::NonNull<u8>, len: usize) -> Result<u32> {
-        let invalid = |reason: &str| Err(Error::invalid(VERB, reason));
+        let invalid = |reason: &'static str| Err(Error::invalid(VERB, reason));
         let Object::Own(handle) = self.inner.registration.object else {
             return invalid("a child of an implicit ODP MR has no memory of its own in the kernel");
         };
         if len == 0 {
-            return invalid("the length of an MR must be at least 1 byte");
+            return Err(Error::empty(VERB, "the length of an MR must be at least 1 byte"));
         }
         if self.inner.registration.ever_granted.contains(Access::MW_BIND) {
             return invalid("an MW may be bound to the MR: register a new MR");

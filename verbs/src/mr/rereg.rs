@@ -19,7 +19,7 @@ impl Registration {
     unsafe fn change(&mut self, domain: Option<&Arc<PdShared>>, access: Option<Access>) -> Result<()> {
         if domain.is_some_and(|domain| !Arc::ptr_eq(&domain.context, &self.domain.context)) {
             let reason = "the PD and the MR belong to different contexts";
-            return Err(Error::invalid(VERB, reason));
+            return Err(Error::foreign(VERB, reason));
         }
         let Object::Own(handle) = self.object else {
             let reason = "a child of an implicit ODP MR has the access and the PD of its parent";

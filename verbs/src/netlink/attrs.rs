@@ -11,6 +11,8 @@ use bareverbs_uapi::uverbs::types::{QpType, SrqType};
 use bareverbs_uapi::verbs_values::{MigState, PollContext, QpState};
 use zerocopy::FromBytes;
 
+use crate::PortNum;
+
 /// A value of an attribute of an object. Unknown attributes are ignored.
 pub(super) trait FromAttribute: Sized {
     fn from_attribute(object: &Attributes<'_>, attribute: Attribute) -> Result<Self, Malformed>;
@@ -175,6 +177,14 @@ macro_rules! attrs_or_default {
 }
 
 attrs_or_default!(u32, u64, String);
+
+/// The port; `None` too if its number is above 255.
+impl FromAttribute for Option<PortNum> {
+    fn from_attribute(object: &Attributes<'_>, attribute: Attribute) -> Result<Self, Malformed> {
+        let number = Option::<u32>::from_attribute(object, attribute)?;
+        Ok(number.and_then(|number| PortNum::try_from(number).ok()))
+    }
+}
 
 /// An IP address. Addresses of other families are ignored.
 impl FromAttribute for Option<SocketAddr> {

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use super::RdmaNetlink;
 use super::attrs::{FromAttribute, Owner, list, netlink_struct};
 use super::error::with_hint;
-use crate::{Error, Result};
+use crate::{Error, PortNum, Result};
 
 netlink_struct! {
     /// A counter's name and value.
@@ -46,8 +46,8 @@ netlink_struct! {
     QpCounters {
         /// Its id.
         number: u32 = STAT_COUNTER_ID;
-        /// Port of its QPs.
-        port: u32 = PORT_INDEX;
+        /// Port of its QPs; `None` if its number is above 255.
+        port: Option<PortNum> = PORT_INDEX;
         /// Mode in which the QPs were bound.
         mode: Option<CounterMode> = STAT_MODE;
         /// Transport that the QPs have in common, if they were bound by transport.
@@ -94,7 +94,8 @@ impl RdmaNetlink {
     /// [`Error::Netlink`] if the response is malformed.
     #[doc(alias = "rdma statistic show")]
     #[doc(alias = "RDMA_NLDEV_CMD_STAT_GET")]
-    pub fn port_counters(&mut self, device: &str, port: u32) -> Result<Option<Vec<Counter>>> {
+    pub fn port_counters(&mut self, device: &str, port: impl Into<PortNum>) -> Result<Option<Vec<Counter>>> {
+        let port = port.into();
         let what = format!("reading the counters of port {port} of {device}");
         self.request_port(
             &what,
@@ -114,7 +115,12 @@ impl RdmaNetlink {
     /// [`Error::Netlink`] if the response is malformed.
     #[doc(alias = "rdma statistic mode")]
     #[doc(alias = "RDMA_NLDEV_CMD_STAT_GET_STATUS")]
-    pub fn counter_status(&mut self, device: &str, port: u32) -> Result<Option<Vec<CounterStatus>>> {
+    pub fn counter_status(
+        &mut self,
+        device: &str,
+        port: impl Into<PortNum>,
+    ) -> Result<Option<Vec<CounterStatus>>> {
+        let port = port.into();
         let what = format!("listing the counters of port {port} of {device}");
         self.request_port(
             &what,
@@ -133,7 +139,12 @@ impl RdmaNetlink {
     /// [`Error::NetlinkRefused`] if there is no such port;
     /// [`Error::Netlink`] if the response is malformed.
     #[doc(alias = "rdma_nl_counter_mode")]
-    pub fn counter_binding(&mut self, device: &str, port: u32) -> Result<Option<CounterBinding>> {
+    pub fn counter_binding(
+        &mut self,
+        device: &str,
+        port: impl Into<PortNum>,
+    ) -> Result<Option<CounterBinding>> {
+        let port = port.into();
         let what = format!("querying the QP counter mode of port {port} of {device}");
         let fill = |request: &mut MessageWriter<'_>| {
             request
@@ -181,8 +192,14 @@ impl RdmaNetlink {
     /// `CAP_NET_ADMIN`.
     #[doc(alias = "rdma statistic set link optional-counters")]
     #[doc(alias = "RDMA_NLDEV_CMD_STAT_SET")]
-    pub fn set_optional_counters(&mut self, device: &str, port: u32, names: &[&str]) -> Result<()> {
+    pub fn set_optional_counters(
+        &mut self,
+        device: &str,
+        port: impl Into<PortNum>,
+        names: &[&str],
+    ) -> Result<()> {
         const VERB: &str = "RdmaNetlink::set_optional_counters";
+        let port = port.into();
         let index = self.index_of_port(device, port)?;
         let status = self.counter_status(device, port)?.unwrap_or_default();
         let optional: Vec<_> = status.iter().filter(|counter| counter.enabled.is_some()).collect();
@@ -203,14 +220,14 @@ impl RdmaNetlink {
         }
         let what = format!("setting the optional counters of port {port} of {device}");
         self.change(&what, Command::STAT_SET, |request| {
-            request.put_u32(Attribute::DEV_INDEX.0, index).put_u32(Attribute::PORT_INDEX.0, port).put_nested(
-                Attribute::STAT_HWCOUNTERS.0,
-                |counters| {
+            request
+                .put_u32(Attribute::DEV_INDEX.0, index)
+                .put_u32(Attribute::PORT_INDEX.0, port.into())
+                .put_nested(Attribute::STAT_HWCOUNTERS.0, |counters| {
                     for index in wanted {
                         counters.put_u32(Attribute::STAT_HWCOUNTER_INDEX.0, index);
                     }
-                },
-            );
+                });
         })
     }
 
@@ -230,10 +247,11 @@ impl RdmaNetlink {
     pub fn set_counter_auto(
         &mut self,
         device: &str,
-        port: u32,
+        port: impl Into<PortNum>,
         shared_by: CounterMask,
         with_optional: Option<bool>,
     ) -> Result<()> {
+        let port = port.into();
         let index = self.index_of_port(device, port)?;
         let what = format!("setting the QP counter mode of port {port} of {device}");
         let set = self.change(&what, Command::STAT_SET, |request| {
@@ -260,10 +278,11 @@ impl RdmaNetlink {
     pub fn bind_counter(
         &mut self,
         device: &str,
-        port: u32,
+        port: impl Into<PortNum>,
         qp_num: u32,
         counter: Option<u32>,
     ) -> Result<u32> {
+        let port = port.into();
         let index = self.index_of_port(device, port)?;
         let mut bound = counter.unwrap_or(0);
         let what = format!("binding QP {qp_num} of port {port} of {device} to a counter");
@@ -296,13 +315,20 @@ impl RdmaNetlink {
     /// - `EINVAL`: the port is in automatic mode, or the QP is not bound to the counter.
     #[doc(alias = "rdma statistic qp unbind")]
     #[doc(alias = "RDMA_NLDEV_CMD_STAT_DEL")]
-    pub fn unbind_counter(&mut self, device: &str, port: u32, counter: u32, qp_num: u32) -> Result<()> {
+    pub fn unbind_counter(
+        &mut self,
+        device: &str,
+        port: impl Into<PortNum>,
+        counter: u32,
+        qp_num: u32,
+    ) -> Result<()> {
+        let port = port.into();
         let index = self.index_of_port(device, port)?;
         let what = format!("unbinding QP {qp_num} of port {port} of {device} from counter {counter}");
         let unbound = self.change(&what, Command::STAT_DEL, |request| {
             request
                 .put_u32(Attribute::DEV_INDEX.0, index)
-                .put_u32(Attribute::PORT_INDEX.0, port)
+                .put_u32(Attribute::PORT_INDEX.0, port.into())
                 .put_u32(Attribute::STAT_RES.0, Attribute::RES_QP.0.into())
                 .put_u32(Attribute::STAT_COUNTER_ID.0, counter)
                 .put_u32(Attribute::RES_LQPN.0, qp_num);
@@ -311,7 +337,7 @@ impl RdmaNetlink {
     }
 
     /// The index of the device, if it has that port.
-    fn index_of_port(&mut self, device: &str, port: u32) -> Result<u32> {
+    fn index_of_port(&mut self, device: &str, port: PortNum) -> Result<u32> {
         let index = self.index_of(device)?;
         let ports = self.ports(index)?;
         if ports.iter().any(|found| found.port == port) {
@@ -319,7 +345,7 @@ impl RdmaNetlink {
         }
         Err(Error::NoPort {
             device: device.to_owned(),
-            port: port.try_into()?,
+            port,
             count: u8::try_from(ports.len()).unwrap_or(u8::MAX),
         })
     }
@@ -354,7 +380,7 @@ impl RdmaNetlink {
         &mut self,
         what: &str,
         device: &str,
-        port: u32,
+        port: PortNum,
         command: Command,
         fill: impl FnOnce(&mut MessageWriter<'_>),
         read: impl Fn(&Attributes<'_>) -> std::result::Result<T, Malformed>,
@@ -366,7 +392,7 @@ impl RdmaNetlink {
             command,
             MessageFlags::empty(),
             |request| {
-                request.put_u32(Attribute::DEV_INDEX.0, index).put_u32(Attribute::PORT_INDEX.0, port);
+                request.put_u32(Attribute::DEV_INDEX.0, index).put_u32(Attribute::PORT_INDEX.0, port.into());
                 fill(request);
             },
             |answer| {
@@ -387,10 +413,10 @@ impl RdmaNetlink {
     }
 }
 
-fn put_qp_counter(request: &mut MessageWriter<'_>, index: u32, port: u32, mode: CounterMode) {
+fn put_qp_counter(request: &mut MessageWriter<'_>, index: u32, port: PortNum, mode: CounterMode) {
     request
         .put_u32(Attribute::DEV_INDEX.0, index)
-        .put_u32(Attribute::PORT_INDEX.0, port)
+        .put_u32(Attribute::PORT_INDEX.0, port.into())
         .put_u32(Attribute::STAT_RES.0, Attribute::RES_QP.0.into())
         .put_u32(Attribute::STAT_MODE.0, mode.0);
 }
@@ -455,7 +481,10 @@ mod tests {
             },
             QpCounters::read,
         );
-        assert_eq!((counters.number, counters.port, counters.mode), (3, 1, Some(CounterMode::AUTO)));
+        assert_eq!(
+            (counters.number, counters.port, counters.mode),
+            (3, Some(PortNum(1)), Some(CounterMode::AUTO))
+        );
         assert_eq!((counters.qp_type, &counters.owner), (Some(QpType::RC), &Owner::Unknown));
         assert_eq!(counters.queue_pairs, [17..=17, 19..=19]);
         assert_eq!(counters.counters[0].value, 5);

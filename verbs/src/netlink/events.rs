@@ -22,7 +22,7 @@ use rustix::net::{RecvFlags, recvfrom};
 use super::attrs::netlink_struct;
 use super::error::NetlinkError;
 use super::socket::{RESPONSE_BYTES, subscribe};
-use crate::{Error, Result};
+use crate::{Error, PortNum, Result};
 
 /// Multicast group of the kernel's own uevents. Group 2 has those of udev.
 const KERNEL_UEVENTS: u32 = 1;
@@ -76,8 +76,8 @@ netlink_struct! {
         device_index: Option<u32> = DEV_INDEX;
         /// Name of the device.
         device: Option<String> = DEV_NAME;
-        /// The port whose network interface changed.
-        port: Option<u32> = PORT_INDEX;
+        /// The port whose network interface changed; `None` if its number is above 255.
+        port: Option<PortNum> = PORT_INDEX;
         /// Index of the network interface.
         netdev_index: Option<u32> = NDEV_INDEX;
         /// Name of the network interface.
@@ -196,7 +196,7 @@ impl Events {
             sockets.push((source, socket));
         }
         if sockets.is_empty() {
-            return Err(Error::invalid(
+            return Err(Error::empty(
                 "Events::open",
                 "`sources` is empty: pass `EventSources::RDMA`, `UEVENT` or `NETDEV`",
             ));
@@ -441,7 +441,7 @@ mod tests {
             event: Some(EventType::NETDEV_ATTACH),
             device_index: Some(3),
             device: Some("rxe0".into()),
-            port: Some(1),
+            port: Some(PortNum(1)),
             netdev_index: Some(2),
             netdev: Some("eth0".into()),
         };

@@ -12,13 +12,13 @@ pub use bareverbs_uapi::verbs_values::{MigState, PollContext};
 use super::RdmaNetlink;
 pub use super::attrs::{DriverDetail, DriverValue, Owner};
 use super::attrs::{list, netlink_struct};
-use crate::{QpState, Result};
+use crate::{PortNum, QpState, Result};
 
 netlink_struct! {
     /// A queue pair in use.
     QpResource {
-        /// Its port; `None` before INIT.
-        port: Option<u32> = PORT_INDEX;
+        /// Its port; `None` before INIT, and if its number is above 255.
+        port: Option<PortNum> = PORT_INDEX;
         /// Its number.
         qp_num: u32 = RES_LQPN;
         /// QPN of its peer, 0 before RTR; connected transports only.
@@ -103,8 +103,8 @@ netlink_struct! {
     CmIdResource {
         /// Its number in the kernel.
         number: u32 = RES_CM_IDN;
-        /// Its device port, if it is bound to one.
-        port: Option<u32> = PORT_INDEX;
+        /// Its device port, if it is bound to one whose number is at most 255.
+        port: Option<PortNum> = PORT_INDEX;
         /// Its QPN, if it has a QP.
         qp_num: Option<u32> = RES_LQPN;
         /// Transport of its QP.
@@ -247,7 +247,7 @@ pub enum RawObject {
         /// Its number ([`QpResource::qp_num`]).
         qp_num: u32,
         /// Its port ([`QpResource::port`]).
-        port: u32,
+        port: PortNum,
     },
     /// A completion queue, by its number in the kernel ([`CqResource::number`]).
     Cq(u32),
@@ -305,7 +305,7 @@ impl RdmaNetlink {
             |request| {
                 request.put_u32(Attribute::DEV_INDEX.0, index).put_u32(id.0, number);
                 if let RawObject::Qp { port, .. } = object {
-                    request.put_u32(Attribute::PORT_INDEX.0, port);
+                    request.put_u32(Attribute::PORT_INDEX.0, port.into());
                 }
             },
             |answer| {
@@ -355,7 +355,7 @@ mod tests {
         assert_eq!(
             qp,
             QpResource {
-                port: Some(1),
+                port: Some(PortNum(1)),
                 qp_num: 17,
                 remote_qp_num: Some(18),
                 rq_psn: Some(5),

@@ -142,3 +142,19 @@ fn resource_counts_are_read_by_name_and_unknown_names_skipped() {
     );
     assert_eq!(summary, ResourceSummary { qp: 3, mr: 1 << 33, ctx: 1, ..ResourceSummary::default() });
 }
+
+#[test]
+fn ports_above_255_are_left_out() {
+    let port = |number| {
+        let fill = |writer: &mut MessageWriter<'_>| _ = writer.put_u32(Attribute::PORT_INDEX.0, number);
+        with_attributes(fill, PortInfo::read)
+    };
+    assert_eq!(port(1).map(|port| port.port), Some(PortNum(1)));
+    assert_eq!(port(255).map(|port| port.port), Some(PortNum(255)));
+    assert_eq!(port(256), None);
+    let counters = with_attributes(
+        |writer| _ = writer.put_u32(Attribute::PORT_INDEX.0, 257),
+        counters::QpCounters::read,
+    );
+    assert_eq!(counters.port, None, "not truncated to 1");
+}

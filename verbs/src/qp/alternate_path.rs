@@ -19,6 +19,7 @@ pub struct AlternatePath {
 
 impl AlternatePath {
     /// A path with the first P_Key and the default timeout.
+    #[must_use]
     pub fn new(address: AhAttr) -> Self {
         Self { address, pkey_index: 0, timeout: AckTimeout::default() }
     }
@@ -70,8 +71,8 @@ impl<T: Connected, P: Provider> Qp<T, P> {
             alt_ah_attr: context.validate_path(VERB, &path.address, &port)?,
             alt_port_num: path.address.port,
             alt_pkey_index: path.pkey_index,
-            alt_timeout: path.timeout.into(),
-            path_mig_state: MigState::REARM.0,
+            alt_timeout: path.timeout,
+            path_mig_state: MigState::REARM,
             ..QpAttr::default()
         };
         self.modify_qp(VERB, &attr, QpAttrMask::ALT_PATH | QpAttrMask::PATH_MIG_STATE)
@@ -89,9 +90,12 @@ impl<T: Connected, P: Provider> Qp<T, P> {
         self.check_state(VERB, QpState::RTS)?;
         let state = self.path_migration()?;
         if state != MigState::ARMED {
-            return Err(Error::invalid(VERB, format!("the path migration state is {state:?}, not ARMED")));
+            return Err(Error::wrong_state(
+                VERB,
+                format!("the path migration state is {state:?}, not ARMED"),
+            ));
         }
-        let attr = QpAttr { path_mig_state: MigState::MIGRATED.0, ..QpAttr::default() };
+        let attr = QpAttr { path_mig_state: MigState::MIGRATED, ..QpAttr::default() };
         self.modify_qp(VERB, &attr, QpAttrMask::PATH_MIG_STATE)
     }
 
@@ -101,6 +105,6 @@ impl<T: Connected, P: Provider> Qp<T, P> {
     /// [`Error::Kernel`]: the query fails.
     #[doc(alias = "path_mig_state")]
     pub fn path_migration(&self) -> Result<MigState> {
-        Ok(MigState(self.query()?.0.path_mig_state))
+        Ok(self.query()?.0.path_mig_state)
     }
 }

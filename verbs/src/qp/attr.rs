@@ -4,15 +4,16 @@ mod bring_up;
 mod path;
 
 use bareverbs_uapi::uverbs::types;
-use bareverbs_uapi::verbs_values::{self as values, MigState, RnrTimeout};
+use bareverbs_uapi::verbs_values::{self as values, RnrTimeout};
 use bareverbs_uapi::write::structs::{ExModifyQp, ModifyQpReq, QueryQpResp};
 
 pub use bring_up::{InitAttr, RtrAttr, RtsAttr, UcRtrAttr, UdInitAttr};
 pub use path::{AhAttr, GlobalRoute};
 
-use crate::{Access, PortNum, QpAttrMask, QpState};
-#[cfg(doc)]
-use crate::{AckTimeout, MinRnrTimer, RetryCount, RnrRetry};
+use crate::values::ValueError;
+use crate::{
+    Access, AckTimeout, MigState, MinRnrTimer, Mtu, PortNum, QpAttrMask, QpState, RetryCount, RnrRetry,
+};
 
 /// Depths and widths of the queues of a QP.
 ///
@@ -74,9 +75,26 @@ impl From<types::QpCap> for QpCap {
 /// All attributes of a QP. [`Qp::query`](crate::Qp::query) returns them and
 /// [`Qp::modify`](crate::Qp::modify) takes them.
 ///
-/// Values use the kernel's encoding, so that a program can pass values that the kernel must reject.
-/// [`AckTimeout`], [`MinRnrTimer`], [`RetryCount`] and [`RnrRetry`] convert to it by `u8::from`,
-/// and from it by `try_from`. [`InitAttr`], [`RtrAttr`] and [`RtsAttr`] document the meaning.
+/// [`InitAttr`], [`RtrAttr`] and [`RtsAttr`] document the meaning. A test of a kernel that needs
+/// encodings without a type, such as a path MTU of 77, sends them by the raw level:
+///
+/// ```no_run
+/// use bareverbs::raw::uapi::verbs_values::Mtu;
+/// use bareverbs::raw::uapi::write::ModifyQp;
+/// use bareverbs::raw::uapi::write::structs::ModifyQpReq;
+/// use bareverbs::{Errno, Qp, QpAttrMask, Rc};
+///
+/// fn probe(qp: &Qp<Rc>) -> Result<(), Errno> {
+///     let request = ModifyQpReq {
+///         qp_handle: qp.handle(),
+///         attr_mask: QpAttrMask::PATH_MTU,
+///         path_mtu: Mtu(77),
+///         ..ModifyQpReq::zeroed()
+///     };
+///     // SAFETY: the request does not change the state of the QP.
+///     unsafe { qp.pd().context().raw().invoke::<ModifyQp>(&request, &mut ()) }
+/// }
+/// ```
 #[doc(alias = "ibv_qp_attr")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpAttr {
@@ -84,10 +102,10 @@ pub struct QpAttr {
     pub qp_state: QpState,
     /// Assumed current state.
     pub cur_qp_state: QpState,
-    /// Path MTU, 1 (256 bytes) to 5 (4096 bytes).
-    pub path_mtu: u8,
-    /// Path migration: 0 migrated, 1 rearm, 2 armed.
-    pub path_mig_state: u8,
+    /// Path MTU; `None` if none is set.
+    pub path_mtu: Option<Mtu>,
+    /// Path migration state.
+    pub path_mig_state: MigState,
     /// Q_Key of datagrams.
     pub qkey: u32,
     /// PSN of the next packet expected, 24 bits.
@@ -116,38 +134,76 @@ pub struct QpAttr {
     pub max_rd_atomic: u8,
     /// Outstanding reads and atomics of the peer, as responder.
     pub max_dest_rd_atomic: u8,
-    /// RNR NAK timer, the encoding of [`MinRnrTimer`].
-    pub min_rnr_timer: u8,
+    /// RNR NAK timer.
+    pub min_rnr_timer: MinRnrTimer,
     /// Local port.
     pub port_num: PortNum,
-    /// Local ACK timeout, the encoding of [`AckTimeout`].
-    pub timeout: u8,
-    /// Retries after a timeout, the encoding of [`RetryCount`].
-    pub retry_cnt: u8,
-    /// RNR retries, the encoding of [`RnrRetry`].
-    pub rnr_retry: u8,
+    /// Local ACK timeout.
+    pub timeout: AckTimeout,
+    /// Retries after a timeout.
+    pub retry_cnt: RetryCount,
+    /// RNR retries.
+    pub rnr_retry: RnrRetry,
     /// Port of the alternate path.
     pub alt_port_num: PortNum,
     /// Timeout of the alternate path.
-    pub alt_timeout: u8,
+    pub alt_timeout: AckTimeout,
     /// Packet pacing rate in kbit/s; a query does not report it.
     pub rate_limit: u32,
 }
 
 impl Default for QpAttr {
-    /// All fields 0. The caller fills in the fields of the mask.
+    /// All fields have the encoding 0: no path MTU, [`AckTimeout::INFINITE`],
+    /// [`MinRnrTimer::MAX`], no retries. The caller fills in the fields of the mask.
     fn default() -> Self {
-        Self::from_kernel(&QueryQpResp::zeroed())
+        Self {
+            qp_state: QpState::RESET,
+            cur_qp_state: QpState::RESET,
+            path_mtu: None,
+            path_mig_state: MigState::MIGRATED,
+            qkey: 0,
+            rq_psn: 0,
+            sq_psn: 0,
+            dest_qp_num: 0,
+            access: Access::empty(),
+            cap: QpCap {
+                max_send_wr: 0,
+                max_recv_wr: 0,
+                max_send_sge: 0,
+                max_recv_sge: 0,
+                max_inline_data: 0,
+            },
+            ah_attr: AhAttr::default(),
+            alt_ah_attr: AhAttr::default(),
+            pkey_index: 0,
+            alt_pkey_index: 0,
+            en_sqd_async_notify: false,
+            sq_draining: false,
+            max_rd_atomic: 0,
+            max_dest_rd_atomic: 0,
+            min_rnr_timer: MinRnrTimer::MAX,
+            port_num: PortNum(0),
+            timeout: AckTimeout::INFINITE,
+            retry_cnt: RetryCount::ZERO,
+            rnr_retry: RnrRetry::ZERO,
+            alt_port_num: PortNum(0),
+            alt_timeout: AckTimeout::INFINITE,
+            rate_limit: 0,
+        }
     }
 }
 
 impl QpAttr {
-    pub(super) fn from_kernel(resp: &QueryQpResp) -> Self {
-        Self {
+    /// Fails if a value has an encoding that its type lacks.
+    pub(super) fn from_kernel(resp: &QueryQpResp) -> Result<Self, ValueError> {
+        Ok(Self {
             qp_state: resp.qp_state,
             cur_qp_state: resp.cur_qp_state,
-            path_mtu: resp.path_mtu.0,
-            path_mig_state: resp.path_mig_state.0,
+            path_mtu: match resp.path_mtu.0 {
+                0 => None,
+                mtu => Some(mtu.try_into()?),
+            },
+            path_mig_state: resp.path_mig_state,
             qkey: resp.qkey,
             rq_psn: resp.rq_psn,
             sq_psn: resp.sq_psn,
@@ -168,15 +224,15 @@ impl QpAttr {
             sq_draining: resp.sq_draining != 0,
             max_rd_atomic: resp.max_rd_atomic,
             max_dest_rd_atomic: resp.max_dest_rd_atomic,
-            min_rnr_timer: resp.min_rnr_timer.0,
+            min_rnr_timer: resp.min_rnr_timer.0.try_into()?,
             port_num: PortNum(resp.port_num),
-            timeout: resp.timeout,
-            retry_cnt: resp.retry_cnt,
-            rnr_retry: resp.rnr_retry,
+            timeout: resp.timeout.try_into()?,
+            retry_cnt: resp.retry_cnt.try_into()?,
+            rnr_retry: resp.rnr_retry.try_into()?,
             alt_port_num: PortNum(resp.alt_port_num),
-            alt_timeout: resp.alt_timeout,
+            alt_timeout: resp.alt_timeout.try_into()?,
             rate_limit: 0,
-        }
+        })
     }
 
     /// Encodes the request for the kernel without validation.
@@ -196,18 +252,18 @@ impl QpAttr {
                 alt_pkey_index: self.alt_pkey_index,
                 qp_state: self.qp_state,
                 cur_qp_state: self.cur_qp_state,
-                path_mtu: values::Mtu(self.path_mtu),
-                path_mig_state: MigState(self.path_mig_state),
+                path_mtu: values::Mtu(self.path_mtu.map_or(0, |mtu| mtu as u8)),
+                path_mig_state: self.path_mig_state,
                 en_sqd_async_notify: self.en_sqd_async_notify.into(),
                 max_rd_atomic: self.max_rd_atomic,
                 max_dest_rd_atomic: self.max_dest_rd_atomic,
-                min_rnr_timer: RnrTimeout(self.min_rnr_timer),
+                min_rnr_timer: RnrTimeout(self.min_rnr_timer.into()),
                 port_num: self.port_num.0,
-                timeout: self.timeout,
-                retry_cnt: self.retry_cnt,
-                rnr_retry: self.rnr_retry,
+                timeout: self.timeout.into(),
+                retry_cnt: self.retry_cnt.into(),
+                rnr_retry: self.rnr_retry.into(),
                 alt_port_num: self.alt_port_num.0,
-                alt_timeout: self.alt_timeout,
+                alt_timeout: self.alt_timeout.into(),
                 ..ModifyQpReq::zeroed()
             },
             rate_limit: self.rate_limit,
@@ -229,13 +285,58 @@ pub struct QpInitAttr {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
+    proptest! {
+        #[test]
+        fn queried_encodings_are_sent_unchanged_or_named_in_an_error(
+            path_mtu: u8, path_mig_state: u8, min_rnr_timer: u8, timeout: u8, retry_cnt: u8,
+            rnr_retry: u8, alt_timeout: u8, rate: u8,
+        ) {
+            let mut resp = QueryQpResp::zeroed();
+            resp.path_mtu = values::Mtu(path_mtu);
+            resp.path_mig_state = MigState(path_mig_state);
+            resp.min_rnr_timer = RnrTimeout(min_rnr_timer);
+            (resp.timeout, resp.retry_cnt, resp.rnr_retry) = (timeout, retry_cnt, rnr_retry);
+            resp.alt_timeout = alt_timeout;
+            resp.dest.static_rate = values::Rate(rate);
+            let in_range = path_mtu <= 5
+                && min_rnr_timer <= 31
+                && timeout <= 31
+                && retry_cnt <= 7
+                && rnr_retry <= 7
+                && alt_timeout <= 31;
+            match QpAttr::from_kernel(&resp) {
+                Ok(attr) => {
+                    prop_assert!(in_range);
+                    let sent = attr.to_kernel(42, QpAttrMask::all()).base;
+                    prop_assert_eq!((sent.path_mtu, sent.path_mig_state), (resp.path_mtu, resp.path_mig_state));
+                    prop_assert_eq!((sent.timeout, sent.alt_timeout), (timeout, alt_timeout));
+                    prop_assert_eq!((sent.retry_cnt, sent.rnr_retry), (retry_cnt, rnr_retry));
+                    prop_assert_eq!((sent.min_rnr_timer, sent.dest.static_rate), (resp.min_rnr_timer, values::Rate(rate)));
+                }
+                Err(error) => prop_assert!(!in_range, "{error}"),
+            }
+        }
+    }
+
     #[test]
-    fn raw_modify_attributes_are_passed_unchanged() {
-        let attr = QpAttr { qp_state: QpState(9), path_mtu: 77, rate_limit: 5, ..QpAttr::default() };
+    fn queried_encoding_without_a_type_is_named() {
+        let mut resp = QueryQpResp::zeroed();
+        assert_eq!(QpAttr::from_kernel(&resp), Ok(QpAttr::default()));
+        resp.path_mtu = values::Mtu(77);
+        let error = QpAttr::from_kernel(&resp).unwrap_err();
+        assert_eq!(error.to_string(), "encoding of an MTU 77 is above the maximum of 5");
+    }
+
+    #[test]
+    fn modify_attributes_are_encoded() {
+        let attr =
+            QpAttr { qp_state: QpState(9), path_mtu: Some(Mtu::Mtu4096), rate_limit: 5, ..QpAttr::default() };
         let request = attr.to_kernel(42, QpAttrMask::all());
         assert_eq!((request.base.qp_handle, request.base.attr_mask), (42, QpAttrMask::all()));
-        assert_eq!((request.base.qp_state.0, request.base.path_mtu.0, request.rate_limit), (9, 77, 5));
+        assert_eq!((request.base.qp_state.0, request.base.path_mtu.0, request.rate_limit), (9, 5, 5));
     }
 }

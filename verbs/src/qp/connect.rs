@@ -1,8 +1,8 @@
-//! Connecting an RC QP to the address of its peer.
+//! Connecting an RC or UC QP to the address of its peer.
 
 use bareverbs_provider::traits::Provider;
 
-use super::{AhAttr, InitAttr, Qp, Rc, RtrAttr, RtsAttr};
+use super::{AhAttr, Connected, InitAttr, Qp, Rc, RtrAttr, RtsAttr, Uc, UcRtrAttr};
 use crate::{
     Access, AckTimeout, Address, GidIndex, MinRnrTimer, PortNum, QpState, Result, RetryCount, RnrRetry,
 };
@@ -10,7 +10,8 @@ use crate::{
 /// Most reads and atomics at a time that [`Qp::address`] offers.
 const MAX_RD_ATOMIC: u32 = 16;
 
-/// Attributes of a connection that an end chooses for itself; see [`Qp::connect`].
+/// Attributes of a connection that an end chooses for itself; see [`Qp::connect`]. UC has no
+/// acknowledgements, and ignores the timers and retry counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectAttr {
     /// Local port.
@@ -58,9 +59,24 @@ impl ConnectAttr {
             rnr_retry,
         }
     }
+
+    /// The address vector of the peer.
+    fn towards(&self, remote: &Address) -> AhAttr {
+        let mut address =
+            AhAttr { dlid: remote.lid, sl: self.sl, ..AhAttr::global(self.port, remote.gid, self.gid_index) };
+        if let Some(grh) = &mut address.grh {
+            (grh.traffic_class, grh.hop_limit) = (self.traffic_class, self.hop_limit);
+        }
+        address
+    }
+
+    /// The attributes of RESET → INIT.
+    fn init(&self) -> InitAttr {
+        InitAttr { port: self.port, pkey_index: self.pkey_index, access: self.access }
+    }
 }
 
-impl<P: Provider> Qp<Rc, P> {
+impl<T: Connected, P: Provider> Qp<T, P> {
     /// The address of the QP at a port, for its peer. It offers the port's active MTU, and up to 16
     /// reads and atomics at a time. A program may offer less before it sends the address.
     ///
@@ -81,7 +97,9 @@ impl<P: Provider> Qp<Rc, P> {
             ..Address::new(gid, self.qp_num())
         })
     }
+}
 
+impl<P: Provider> Qp<Rc, P> {
     /// Connects the QP, which is in RESET or INIT, to the QP at `remote`: RESET → INIT → RTR → RTS.
     /// The peer calls it too, with the addresses exchanged.
     ///
@@ -109,18 +127,12 @@ impl<P: Provider> Qp<Rc, P> {
     /// QP is in the state that it reached; [`Qp::reset`] makes it ready for another attempt.
     #[doc(alias = "ibv_modify_qp")]
     pub fn connect(&mut self, local: &Address, remote: &Address, attr: &ConnectAttr) -> Result<()> {
-        let ConnectAttr { port, gid_index, pkey_index, access, .. } = *attr;
         if self.state() == QpState::RESET {
-            self.init(&InitAttr { port, pkey_index, access })?;
-        }
-        let mut address =
-            AhAttr { dlid: remote.lid, sl: attr.sl, ..AhAttr::global(port, remote.gid, gid_index) };
-        if let Some(grh) = &mut address.grh {
-            (grh.traffic_class, grh.hop_limit) = (attr.traffic_class, attr.hop_limit);
+            self.init(&attr.init())?;
         }
         let rd_atomic = local.rd_atomic.min(remote.rd_atomic);
         self.ready_to_receive(&RtrAttr {
-            address,
+            address: attr.towards(remote),
             dest_qp_num: remote.qp_num,
             rq_psn: remote.psn,
             path_mtu: local.mtu.min(remote.mtu),
@@ -134,5 +146,37 @@ impl<P: Provider> Qp<Rc, P> {
             rnr_retry: attr.rnr_retry,
             max_rd_atomic: rd_atomic,
         })
+    }
+}
+
+impl<P: Provider> Qp<Uc, P> {
+    /// Connects the QP, which is in RESET or INIT, to the QP at `remote`: RESET → INIT → RTR → RTS.
+    /// The peer calls it too, with the addresses exchanged.
+    ///
+    /// The connection uses the smaller MTU of the two addresses. `local` is what the peer was sent.
+    ///
+    /// ```no_run
+    /// # use bareverbs::{Address, ConnectAttr, Qp, Result, Uc};
+    /// # fn example(qp: &mut Qp<Uc>, local: &Address, remote: &Address) -> Result<()> {
+    /// let gid_index = qp.pd().context().default_gid(1)?.index;
+    /// qp.connect(local, remote, &ConnectAttr::new(1, gid_index))
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Qp::init`], [`Qp::ready_to_receive`] and [`Qp::ready_to_send`]. After an error the
+    /// QP is in the state that it reached; [`Qp::reset`] makes it ready for another attempt.
+    #[doc(alias = "ibv_modify_qp")]
+    pub fn connect(&mut self, local: &Address, remote: &Address, attr: &ConnectAttr) -> Result<()> {
+        if self.state() == QpState::RESET {
+            self.init(&attr.init())?;
+        }
+        self.ready_to_receive(&UcRtrAttr {
+            address: attr.towards(remote),
+            dest_qp_num: remote.qp_num,
+            rq_psn: remote.psn,
+            path_mtu: local.mtu.min(remote.mtu),
+        })?;
+        self.ready_to_send(local.psn)
     }
 }

@@ -80,7 +80,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     pub fn set_error(&mut self) -> Result<()> {
         const VERB: &str = "modify_qp to ERR";
         if self.state() == QpState::RESET {
-            return Err(Error::invalid(VERB, "the QP is in RESET and has no outstanding requests"));
+            return Err(Error::wrong_state(VERB, "the QP is in RESET and has no outstanding requests"));
         }
         let attr = QpAttr { qp_state: QpState::ERR, ..QpAttr::default() };
         self.modify_qp(VERB, &attr, QpAttrMask::STATE)

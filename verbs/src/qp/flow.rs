@@ -114,23 +114,18 @@ impl FlowRule {
 
     /// Rejects rules that no frame can match, and values wider than their field.
     fn check(&self, verb: &'static str) -> Result<()> {
-        let invalid = |reason: String| Err(Error::invalid(verb, reason));
+        let invalid = |reason: &'static str| Err(Error::invalid(verb, reason));
         if self.ipv4.is_some() && self.ipv6.is_some() {
-            return invalid("no frame has an IPv4 and an IPv6 header: set one of `ipv4` and `ipv6`".into());
+            return invalid("no frame has an IPv4 and an IPv6 header: set one of `ipv4` and `ipv6`");
         }
         if self.l4.is_some() && self.ipv4.is_none() && self.ipv6.is_none() {
             let reason =
                 "matching ports requires an IP header: set `ipv4` or `ipv6`, for example to its default";
-            return invalid(reason.into());
+            return invalid(reason);
         }
-        if let Some(vlan) = self.ethernet.vlan.filter(|vlan| *vlan > VLAN_ID) {
-            return invalid(format!("VLAN id {vlan} has more than 12 bits"));
-        }
-        let label = self.ipv6.and_then(|ipv6| ipv6.flow_label);
-        if let Some(label) = label.filter(|label| *label > FLOW_LABEL) {
-            return invalid(format!("flow label {label:#x} has more than 20 bits"));
-        }
-        Ok(())
+        Error::check_range(verb, "VLAN id", self.ethernet.vlan.unwrap_or(0).into(), VLAN_ID.into())?;
+        let label = self.ipv6.and_then(|ipv6| ipv6.flow_label).unwrap_or(0);
+        Error::check_range(verb, "flow label", label.into(), FLOW_LABEL.into())
     }
 
     /// Encodes the flow specs for the kernel, back to back, and counts them.
@@ -332,7 +327,7 @@ impl Flows {
     pub(crate) fn destroy<P: Provider>(&mut self, context: &Context<P>, flow: FlowId) -> Result<()> {
         const VERB: &str = "destroy_flow";
         let at = self.0.iter().position(|own| own.handle == flow.0);
-        let at = at.ok_or_else(|| Error::invalid(VERB, "the flow belongs to another QP"))?;
+        let at = at.ok_or_else(|| Error::foreign(VERB, "the flow belongs to another QP"))?;
         // SAFETY: the flow is one of this QP's, as checked above.
         unsafe { self.0[at].destroy(context.file()) }
             .map_err(|refused| Error::kernel(VERB, format!("flow handle {}", flow.0), refused))?;

@@ -12,7 +12,8 @@ use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
 use crate::context::ContextInner;
-use crate::{Context, Error, Feature, Result};
+use crate::raw::Released;
+use crate::{Context, DestroyError, Error, Feature, Result};
 
 /// What a counters object counts. The index of a value is that of its description.
 const VALUES: [CounterDescription; 2] = [CounterDescription::PACKETS, CounterDescription::BYTES];
@@ -45,7 +46,8 @@ pub struct FlowCount {
 /// # }
 /// ```
 ///
-/// The kernel object is destroyed after the last flow that uses it.
+/// Cloning is cheap. The kernel object is destroyed when the last clone and the last flow that uses
+/// it are dropped, or by [`FlowCounters::destroy`].
 #[doc(alias = "ibv_counters")]
 #[derive(Clone, Debug)]
 pub struct FlowCounters {
@@ -58,6 +60,7 @@ pub(crate) struct CountersShared {
     /// The flows that use the object. The first one describes its values, and the driver forgets the
     /// description with the last one. Locked while a flow is created or destroyed.
     flows: Mutex<u32>,
+    released: Released,
 }
 
 impl FlowCounters {
@@ -68,7 +71,57 @@ impl FlowCounters {
             _ => Error::kernel(VERB, "flow counters", refused),
         })?;
         let context = Arc::clone(context.inner());
-        Ok(Self { shared: Arc::new(CountersShared { context, handle, flows: Mutex::new(0) }) })
+        let (flows, released) = (Mutex::new(0), Released::default());
+        Ok(Self { shared: Arc::new(CountersShared { context, handle, flows, released }) })
+    }
+
+    /// Destroys the object. Drop does the same once its last clone and flow are dropped, and
+    /// ignores errors.
+    ///
+    /// # Errors
+    /// The counters and the reason:
+    ///
+    /// - [`Error::Invalid`]: this process still has clones of the object, or flows that use it.
+    /// - [`Error::Kernel`]: the kernel rejects the command.
+    #[doc(alias = "ibv_destroy_counters")]
+    pub fn destroy(mut self) -> Result<(), DestroyError<Self>> {
+        const VERB: &str = "destroy_counters";
+        let Some(shared) = Arc::get_mut(&mut self.shared) else {
+            let error = Error::in_use(VERB, "clones or flows still use the counters: drop them first");
+            return Err(DestroyError::new(error, self));
+        };
+        if shared.released.get() {
+            return Ok(());
+        }
+        // SAFETY: the handle is this object's. A flow that uses it holds an `Arc` of it, and this
+        // is the last one. If this succeeds, it is dropped next.
+        match unsafe { command::destroy_counters(&shared.context.file, shared.handle) } {
+            Ok(()) => {
+                shared.released.set();
+                Ok(())
+            }
+            Err(refused) => {
+                let asked = format!("counters handle {}", shared.handle);
+                Err(DestroyError::new(Error::kernel(VERB, asked, refused), self))
+            }
+        }
+    }
+
+    /// Its kernel handle.
+    #[must_use]
+    pub fn handle(&self) -> u32 {
+        self.shared.handle
+    }
+
+    /// Releases the handle, also for all clones: drop no longer destroys the kernel object. The
+    /// kernel destroys it when the device file is closed.
+    ///
+    /// [`RawObject::of`](crate::raw::RawObject::of) can own the object again; see
+    /// [its example](crate::raw::RawObject).
+    #[must_use = "nothing else has the handle"]
+    pub fn into_handle(self) -> u32 {
+        self.shared.released.set();
+        self.handle()
     }
 
     /// The packets and bytes that the flows have counted since the object was created.
@@ -147,9 +200,11 @@ impl fmt::Debug for CountersShared {
 
 impl Drop for CountersShared {
     fn drop(&mut self) {
-        // SAFETY: the handle is this object's, which is being dropped. A flow that uses it holds an
-        // `Arc` of it.
-        let _ = unsafe { command::destroy_counters(&self.context.file, self.handle) };
+        if !self.released.get() {
+            // SAFETY: the handle is this object's, which is being dropped. A flow that uses it holds
+            // an `Arc` of it.
+            let _ = unsafe { command::destroy_counters(&self.context.file, self.handle) };
+        }
     }
 }
 
@@ -162,7 +217,8 @@ mod tests {
     fn count_action_names_the_counters() {
         let plain = Plain::default();
         let context = Arc::clone(plain.domain().context().inner());
-        let shared = CountersShared { context, handle: 0x0102, flows: Mutex::new(0) };
+        let shared =
+            CountersShared { context, handle: 0x0102, flows: Mutex::new(0), released: Released::default() };
         let counters = FlowCounters { shared: Arc::new(shared) };
         assert_eq!(
             counters.spec().as_bytes(),

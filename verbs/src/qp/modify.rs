@@ -13,7 +13,7 @@ use super::{
     AhAttr, Connected, InitAttr, Qp, QpAttr, Rc, RtrAttr, RtsAttr, Transport, Uc, UcRtrAttr, Ud, UdInitAttr,
 };
 use crate::mr_hints::OPTIONAL_ACCESS;
-use crate::{Access, Context, Error, Limit, Mtu, PortNum, QpAttrMask, QpState, Result};
+use crate::{Access, Context, Error, InvalidCause, Limit, Mtu, PortNum, QpAttrMask, QpState, Result};
 
 /// Access rights that a QP can grant. The others apply to MRs only.
 const QP_ACCESS: Access = Access::LOCAL_WRITE
@@ -119,7 +119,7 @@ fn check_pkey<P: Provider>(context: &Context<P>, port: PortNum, index: u16) -> R
         return Ok(());
     }
     let reason = format!("P_Key index {index} exceeds the table of {length} entries of port {port}");
-    Err(Error::invalid(INIT, reason))
+    Err(Error::out_of_bounds(INIT, reason))
 }
 
 impl<P: Provider> Qp<Rc, P> {
@@ -394,8 +394,8 @@ impl<T: Transport, P: Provider> Qp<T, P> {
 /// The QP is in another state than the transition requires. `last` is the state that the last
 /// transition set, `now` the kernel's.
 pub(super) fn wrong_state(verb: &'static str, last: QpState, now: QpState, needed: QpState) -> Error {
-    let itself = if now == last { "" } else { ", where it moved itself after an error" };
-    Error::invalid(verb, format!("the QP is in {now:?}{itself}, not in {needed:?}"))
+    let cause = InvalidCause::QpState { state: now, required: needed, moved_itself: now != last };
+    Error::invalid(verb, cause)
 }
 
 /// Validates the responder attributes of INIT → RTR.

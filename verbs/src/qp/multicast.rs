@@ -155,7 +155,7 @@ impl<P: Provider> Qp<Ud, P> {
         if port == 0 {
             let reason =
                 "the device has several ports, and the QP has none before INIT: move it to INIT first";
-            return Err(Error::invalid(VERB, reason));
+            return Err(Error::wrong_state(VERB, reason));
         }
         let port = PortNum(port);
         let link_layer = context.query_port(port)?.link_layer;

@@ -37,6 +37,7 @@ impl<'q, T: Transport, P: Provider> SendHalf<'q, T, P> {
     /// A send half over a queue without a kernel QP; assumed to be in RTS.
     #[cfg(feature = "test-utils")]
     #[inline(always)]
+    #[must_use]
     pub fn from_raw_queue(queue: &'q mut P::Sq) -> Self {
         Self::new(queue, &QpState::RTS)
     }

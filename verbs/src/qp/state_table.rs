@@ -3,7 +3,7 @@
 use bareverbs_uapi::uverbs::types::QpType;
 
 use super::QpAttr;
-use crate::{Error, QpAttrMask, QpState, Result};
+use crate::{Error, InvalidCause, MigState, QpAttrMask, QpState, Result};
 
 /// Maximum of QPNs and PSNs.
 const MAX_24_BITS: u32 = 0xff_ffff;
@@ -126,41 +126,29 @@ pub(super) fn check_values(
             check_24_bits(verb, what, asked)?;
         }
     }
-    for (bit, what, asked, max) in [
-        (QpAttrMask::TIMEOUT, "timeout", attr.timeout, 31),
-        (QpAttrMask::RETRY_CNT, "retry_cnt", attr.retry_cnt, 7),
-        (QpAttrMask::RNR_RETRY, "rnr_retry", attr.rnr_retry, 7),
-        (RNR_TIMER, "min_rnr_timer", attr.min_rnr_timer, 31),
-        (QpAttrMask::ALT_PATH, "alt_timeout", attr.alt_timeout, 31),
-        (QpAttrMask::PATH_MIG_STATE, "path_mig_state", attr.path_mig_state, 2),
-        (QpAttrMask::PATH_MTU, "path_mtu", attr.path_mtu, 5),
-    ] {
-        if mask.contains(bit) && asked > max {
-            return Err(Error::invalid(verb, format!("{what} {asked} is above {max}")));
-        }
+    if mask.contains(QpAttrMask::PATH_MIG_STATE) {
+        let (asked, max) = (attr.path_mig_state.0, MigState::ARMED.0);
+        Error::check_range(verb, "path_mig_state", asked.into(), max.into())?;
     }
-    if mask.contains(QpAttrMask::PATH_MTU) && attr.path_mtu == 0 {
-        return Err(Error::invalid(verb, "path_mtu 0 is invalid: 1 is 256 bytes, 5 is 4096 bytes"));
+    if mask.contains(QpAttrMask::PATH_MTU) && attr.path_mtu.is_none() {
+        return Err(Error::invalid(verb, "the mask has PATH_MTU, but path_mtu is None"));
     }
     // A QP may have moved itself to SQE after a failed send. From there it can go to RTS.
     if mask.contains(CUR) && ![state, QpState::SQE].contains(&attr.cur_qp_state) {
-        let reason = format!("the QP is in {state:?}, not in {:?}", attr.cur_qp_state);
-        return Err(Error::invalid(verb, reason));
+        let cause = InvalidCause::QpState { state, required: attr.cur_qp_state, moved_itself: false };
+        return Err(Error::invalid(verb, cause));
     }
     Ok(())
 }
 
 pub(super) fn check_24_bits(verb: &'static str, what: &'static str, asked: u32) -> Result<()> {
-    if asked <= MAX_24_BITS {
-        Ok(())
-    } else {
-        Err(Error::invalid(verb, format!("{what} {asked:#x} has more than 24 bits")))
-    }
+    Error::check_range(verb, what, asked.into(), MAX_24_BITS.into())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Mtu;
 
     fn explanation(qp_type: QpType, from: QpState, to: QpState, mask: QpAttrMask) -> String {
         let attr = QpAttr { qp_state: to, ..QpAttr::default() };
@@ -192,16 +180,24 @@ mod tests {
                 QpAttrMask::RQ_PSN,
                 "rq_psn 0x1000000 has more than 24 bits",
             ),
-            (QpAttr { timeout: 32, ..zero }, QpAttrMask::TIMEOUT, "timeout 32 is above 31"),
-            (QpAttr { path_mtu: 6, ..zero }, QpAttrMask::PATH_MTU, "path_mtu 6 is above 5"),
-            (zero, QpAttrMask::PATH_MTU, "path_mtu 0 is invalid: 1 is 256 bytes, 5 is 4096 bytes"),
+            (
+                QpAttr { path_mig_state: MigState(3), ..zero },
+                QpAttrMask::PATH_MIG_STATE,
+                "path_mig_state 3 is above 2",
+            ),
+            (zero, QpAttrMask::PATH_MTU, "the mask has PATH_MTU, but path_mtu is None"),
             (zero, CUR, "the QP is in RTS, not in RESET"),
         ] {
             let refused = check(attr, mask).unwrap_err().to_string();
             assert_eq!(refused, format!("modify_qp: {words}"));
             check(attr, NONE).unwrap();
         }
-        let max = QpAttr { retry_cnt: 7, min_rnr_timer: 31, sq_psn: MAX_24_BITS, path_mtu: 5, ..zero };
-        check(max, QpAttrMask::RETRY_CNT | RNR_TIMER | SQ_PSN | QpAttrMask::PATH_MTU).unwrap();
+        let max = QpAttr {
+            path_mig_state: MigState::ARMED,
+            sq_psn: MAX_24_BITS,
+            path_mtu: Some(Mtu::Mtu256),
+            ..zero
+        };
+        check(max, QpAttrMask::PATH_MIG_STATE | SQ_PSN | QpAttrMask::PATH_MTU).unwrap();
     }
 }

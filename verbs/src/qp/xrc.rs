@@ -201,6 +201,9 @@ impl<P: Provider> XrcTarget<P> {
 
     /// Releases the handle: drop no longer closes the kernel object. The kernel closes it when the
     /// device file is closed.
+    ///
+    /// [`RawObject::of`](crate::raw::RawObject::of) can own the object again; see
+    /// [its example](crate::raw::RawObject).
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(mut self) -> u32 {
         self.destroyed = true;
@@ -271,7 +274,7 @@ impl<P: Provider> XrcTarget<P> {
         self.check_state(RTS, QpState::RTR)?;
         check_24_bits(RTS, "sq_psn", attr.sq_psn)?;
         let XrcTargetRtsAttr { sq_psn, timeout } = *attr;
-        let attr = QpAttr { qp_state: QpState::RTS, sq_psn, timeout: timeout.into(), ..QpAttr::default() };
+        let attr = QpAttr { qp_state: QpState::RTS, sq_psn, timeout, ..QpAttr::default() };
         self.modify_qp(RTS, (attr, QpAttrMask::STATE | QpAttrMask::SQ_PSN | QpAttrMask::TIMEOUT))
     }
 
@@ -283,7 +286,7 @@ impl<P: Provider> XrcTarget<P> {
     pub fn set_error(&mut self) -> Result<()> {
         const VERB: &str = "modify_qp to ERR";
         if self.state == QpState::RESET {
-            return Err(Error::invalid(VERB, "the QP is in RESET and has no outstanding requests"));
+            return Err(Error::wrong_state(VERB, "the QP is in RESET and has no outstanding requests"));
         }
         self.modify_qp(VERB, (QpAttr { qp_state: QpState::ERR, ..QpAttr::default() }, QpAttrMask::STATE))
     }
@@ -300,12 +303,12 @@ impl<P: Provider> XrcTarget<P> {
     /// Queries the attributes from the kernel.
     ///
     /// # Errors
-    /// [`Error::Kernel`]: the kernel rejects the command.
+    /// As for [`Qp::query`](crate::Qp::query).
     #[doc(alias = "ibv_query_qp")]
     pub fn query(&self) -> Result<QpAttr> {
-        command::query_qp(self.xrcd.context().file(), self.handle, QpAttrMask::STATE)
-            .map(|resp| QpAttr::from_kernel(&resp))
-            .map_err(|refused| Error::kernel("query_qp", format!("QP {:#x}", self.qp_num), refused))
+        let resp = command::query_qp(self.xrcd.context().file(), self.handle, QpAttrMask::STATE)
+            .map_err(|refused| Error::kernel("query_qp", format!("QP {:#x}", self.qp_num), refused))?;
+        Ok(QpAttr::from_kernel(&resp)?)
     }
 
     /// Closes this handle. Returns the number of its [events](crate::AsyncEvent::Qp) that this

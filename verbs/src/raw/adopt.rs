@@ -23,6 +23,24 @@ impl<P: Provider> Pd<P> {
     /// The protection domain with this handle, created by a raw call in this context. It is
     /// deallocated when the last object of it is dropped.
     ///
+    /// ```no_run
+    /// use bareverbs::raw::uapi::write::structs::{AllocPdReq, AllocPdResp};
+    /// use bareverbs::raw::uapi::write::{self, AllocPd};
+    /// use bareverbs::{Context, Errno, Pd};
+    ///
+    /// # fn example(context: &Context) -> Result<Pd, Errno> {
+    /// let raw = context.raw();
+    /// // The driver's response; mlx5 returns the PD number.
+    /// let (request, mut response, mut driver) = (AllocPdReq::zeroed(), AllocPdResp::zeroed(), [0; 8]);
+    /// let mut call = write::invoke::<AllocPd>(raw.driver_id(), &request, &mut response);
+    /// call.driver_output(&mut driver);
+    /// // SAFETY: the command only creates an object.
+    /// unsafe { raw.execute(&mut call) }?;
+    /// // SAFETY: the handle is that of a new domain, and nothing else has it.
+    /// Ok(unsafe { Pd::from_handle(context, response.pd_handle) })
+    /// # }
+    /// ```
+    ///
     /// # Safety
     ///
     /// The handle names a protection domain of this context that the caller owns: nothing else
@@ -37,6 +55,23 @@ impl<P: Provider> Xrcd<P> {
     /// The XRC domain with this handle, opened by a raw call in this context. It is closed when the
     /// last object of it is dropped.
     ///
+    /// ```no_run
+    /// use bareverbs::raw::uapi::write::structs::{OpenXrcdReq, OpenXrcdResp};
+    /// use bareverbs::raw::uapi::write::{self, OpenXrcd};
+    /// use bareverbs::{Context, Errno, Xrcd};
+    ///
+    /// # fn example(context: &Context) -> Result<Xrcd, Errno> {
+    /// let raw = context.raw();
+    /// // Of no file, so no other process joins it.
+    /// let request = OpenXrcdReq { fd: u32::MAX, ..OpenXrcdReq::zeroed() };
+    /// let mut response = OpenXrcdResp::zeroed();
+    /// // SAFETY: the command only creates an object.
+    /// unsafe { raw.invoke::<OpenXrcd>(&request, &mut response) }?;
+    /// // SAFETY: the handle is that of a new domain, and nothing else has it.
+    /// Ok(unsafe { Xrcd::from_handle(context, response.xrcd_handle) })
+    /// # }
+    /// ```
+    ///
     /// # Safety
     ///
     /// The handle names an XRC domain of this context that the caller owns: nothing else closes it.
@@ -48,6 +83,22 @@ impl<P: Provider> Xrcd<P> {
 
 impl Mw {
     /// The memory window of this domain with this handle, allocated by a raw call.
+    ///
+    /// ```no_run
+    /// use bareverbs::raw::uapi::write::AllocMw;
+    /// use bareverbs::raw::uapi::write::structs::{AllocMwReq, AllocMwResp};
+    /// use bareverbs::{Errno, Mw, MwType, Pd};
+    ///
+    /// # fn example(pd: &Pd) -> Result<Mw, Errno> {
+    /// let mw_type = MwType::TYPE_2;
+    /// let request = AllocMwReq { pd_handle: pd.handle(), mw_type, ..AllocMwReq::zeroed() };
+    /// let mut response = AllocMwResp::zeroed();
+    /// // SAFETY: the command only creates an object.
+    /// unsafe { pd.context().raw().invoke::<AllocMw>(&request, &mut response) }?;
+    /// // SAFETY: the handle is that of a new window, and nothing else has it.
+    /// Ok(unsafe { Mw::from_handle(pd, response.mw_handle, response.rkey, mw_type) })
+    /// # }
+    /// ```
     ///
     /// # Safety
     ///
@@ -62,6 +113,27 @@ impl Mw {
 impl Dm {
     /// The device memory with this handle, allocated by a raw call in this context. It is freed
     /// when its last region is dropped.
+    ///
+    /// ```no_run
+    /// use bareverbs::raw::uapi::mlx5::attributes;
+    /// use bareverbs::raw::uapi::uverbs::DmAlloc;
+    /// use bareverbs::{Context, Dm, Error};
+    ///
+    /// # fn example(context: &Context) -> Result<Dm, Box<dyn std::error::Error>> {
+    /// let raw = context.raw();
+    /// let (length, alignment, mut start, mut page) = (256, 0, 0, 0);
+    /// let mut call = raw.call::<DmAlloc>();
+    /// call.make(DmAlloc::HANDLE)
+    ///     .input(DmAlloc::LENGTH, &length)
+    ///     .input(DmAlloc::ALIGNMENT, &alignment)
+    ///     .output(attributes::DmAlloc::RESP_START_OFFSET, &mut start)
+    ///     .output(attributes::DmAlloc::RESP_PAGE_INDEX, &mut page);
+    /// // SAFETY: the call has no addresses, and a new object affects no other.
+    /// unsafe { raw.execute(&mut call) }?;
+    /// // SAFETY: the handle is that of new memory, and nothing else has it.
+    /// Ok(unsafe { Dm::from_handle(context, call.made(DmAlloc::HANDLE)) }?)
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As for [`Context::import_dm`].
@@ -119,6 +191,23 @@ impl Mr<RawMemory> {
 impl CompChannel {
     /// The channel of this descriptor, which a raw call of this context created.
     ///
+    /// ```no_run
+    /// use std::os::fd::{FromRawFd, OwnedFd};
+    ///
+    /// use bareverbs::raw::uapi::write::CreateCompChannel;
+    /// use bareverbs::raw::uapi::write::structs::{CreateCompChannelReq, CreateCompChannelResp};
+    /// use bareverbs::{CompChannel, Context};
+    ///
+    /// # fn example(context: &Context) -> Result<CompChannel, Box<dyn std::error::Error>> {
+    /// let (request, mut response) = (CreateCompChannelReq::zeroed(), CreateCompChannelResp::zeroed());
+    /// // SAFETY: the command only creates a descriptor.
+    /// unsafe { context.raw().invoke::<CreateCompChannel>(&request, &mut response) }?;
+    /// // SAFETY: the descriptor is new, and nothing else has it.
+    /// let fd = unsafe { OwnedFd::from_raw_fd(response.fd as i32) };
+    /// Ok(CompChannel::from_fd(context, fd)?)
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`Error::System`](crate::Error::System) if the descriptor can't be made non-blocking. Reads
     /// of another kind of file fail with `EPROTO`.
@@ -130,6 +219,24 @@ impl CompChannel {
 impl AsyncEvents {
     /// The stream of asynchronous events of this descriptor, which a raw call of this context
     /// created.
+    ///
+    /// ```no_run
+    /// use std::os::fd::{FromRawFd, OwnedFd};
+    ///
+    /// use bareverbs::raw::uapi::uverbs::AsyncEventAlloc;
+    /// use bareverbs::{AsyncEvents, Context};
+    ///
+    /// # fn example(context: &Context) -> Result<AsyncEvents, Box<dyn std::error::Error>> {
+    /// let raw = context.raw();
+    /// let mut call = raw.call::<AsyncEventAlloc>();
+    /// call.make_descriptor(AsyncEventAlloc::FD_HANDLE);
+    /// // SAFETY: the method only creates a descriptor.
+    /// unsafe { raw.execute(&mut call) }?;
+    /// // SAFETY: the descriptor is new, and nothing else has it.
+    /// let fd = unsafe { OwnedFd::from_raw_fd(call.made_descriptor(AsyncEventAlloc::FD_HANDLE)) };
+    /// Ok(AsyncEvents::from_fd(context, fd)?)
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As for [`CompChannel::from_fd`].

@@ -27,6 +27,30 @@ use super::uapi::method::{Access, AttributeInfo, AttributeKind, MethodInfo, Payl
 /// println!("{call}: {result:?}");
 /// # }
 /// ```
+///
+/// Built by hand: a number that the kernel may take for an address, inputs of any length, flags and
+/// header fields of choice:
+///
+/// ```
+/// use bareverbs::raw::UntypedCall;
+/// use bareverbs::raw::uapi::ioctl::{Attribute, AttributeFlags};
+/// use bareverbs::raw::uapi::method::Method;
+/// use bareverbs::raw::uapi::uverbs::{QueryMr, types::DriverId};
+///
+/// let mut call = UntypedCall::new(DriverId::RXE.0, QueryMr::INFO.object, QueryMr::INFO.id);
+/// // A handle.
+/// call.word(QueryMr::HANDLE.id(), 7);
+/// // An output that the kernel would write to address 8.
+/// let (attr_id, flags) = (QueryMr::RESP_LKEY.id(), AttributeFlags::MANDATORY);
+/// call.push(Attribute { attr_id, len: 4, flags, attr_data: 0, data: 8 });
+/// // An undefined attribute with 3 bytes of input, which the kernel may ignore.
+/// call.input(0x77, b"abc").attribute_mut(0x77).expect("just added").flags = AttributeFlags::empty();
+/// call.output(QueryMr::RESP_RKEY.id(), 4);
+/// call.header_mut().reserved1 = 1;
+/// assert_eq!((call.header().num_attrs, call.header().length), (4, 24 + 4 * 16));
+/// assert_eq!(call.answer(QueryMr::RESP_RKEY.id()), Some(&[0; 4][..]), "zero until it is executed");
+/// assert!(!call.wrote(QueryMr::RESP_RKEY.id()));
+/// ```
 #[derive(Clone)]
 pub struct UntypedCall {
     header: Header,
@@ -104,6 +128,8 @@ impl UntypedCall {
 
     /// The header. Its length and number of attributes count the attributes added so far. Values
     /// set here are sent unchanged.
+    ///
+    /// [`UntypedCall`] has an example.
     pub fn header_mut(&mut self) -> &mut Header {
         &mut self.header
     }
@@ -122,16 +148,22 @@ impl UntypedCall {
     }
 
     /// Adds an attribute that is sent as it is.
+    ///
+    /// [`UntypedCall`] has an example.
     pub fn push(&mut self, attribute: Attribute) -> &mut Self {
         self.add(attribute, None)
     }
 
     /// Adds a handle, a descriptor or another number, with length 0 and the flag mandatory.
+    ///
+    /// [`UntypedCall`] has an example.
     pub fn word(&mut self, id: u16, data: u64) -> &mut Self {
         self.push(Attribute { data, ..attribute(id, 0) })
     }
 
     /// Adds input bytes, with the flag mandatory. Up to 8 bytes are stored in the attribute itself.
+    ///
+    /// [`UntypedCall`] has an example.
     ///
     /// # Panics
     /// If there are more than 65,535 bytes.
@@ -141,6 +173,8 @@ impl UntypedCall {
     }
 
     /// Adds an output of `len` bytes, with the flag mandatory. [`UntypedCall::answer`] returns it.
+    ///
+    /// [`UntypedCall`] has an example.
     ///
     /// # Panics
     /// If there are more than 65,535 bytes.
@@ -170,6 +204,8 @@ impl UntypedCall {
     }
 
     /// The bytes of the first output with this id. They are zero until the kernel wrote them.
+    ///
+    /// [`UntypedCall`] has an example.
     #[must_use]
     pub fn answer(&self, id: u16) -> Option<&[u8]> {
         let slot = self.slots.iter().find(|slot| slot.attribute.attr_id == id)?;

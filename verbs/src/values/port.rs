@@ -1,8 +1,9 @@
 //! Ports and entries of their GID tables.
 
 use std::fmt;
+use std::str::FromStr;
 
-use super::ValueError;
+use super::{ParseValueError, ValueError};
 
 /// The number of a port. Ports of a device are numbered from 1.
 ///
@@ -59,6 +60,19 @@ macro_rules! number {
             }
         }
 
+        impl FromStr for $name {
+            type Err = ParseValueError;
+
+            /// A decimal number from 0 to 255.
+            fn from_str(text: &str) -> Result<Self, ParseValueError> {
+                const EXPECTED: &str = concat!("a ", $what, ": 0 to 255");
+                // `u8::from_str` accepts a sign.
+                let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+                let number = text.parse().ok().filter(|_| digits);
+                number.map(Self).ok_or(ParseValueError { expected: EXPECTED })
+            }
+        }
+
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 fmt::Display::fmt(&self.0, f)
@@ -90,5 +104,17 @@ mod tests {
         );
         assert_eq!((u8::from(PortNum(7)), u32::from(GidIndex(9))), (7, 9));
         assert_eq!(format!("{} {}", PortNum(1), GidIndex(3)), "1 3");
+    }
+
+    #[test]
+    fn texts_of_ports_and_gid_indices_are_parsed() {
+        for number in 0..=255 {
+            assert_eq!(number.to_string().parse(), Ok(PortNum(number)));
+            assert_eq!(number.to_string().parse(), Ok(GidIndex(number)));
+        }
+        for text in ["", "256", "-1", "+1", " 1", "1.0", "eth0"] {
+            assert_eq!(text.parse::<PortNum>().unwrap_err().to_string(), "not a port number: 0 to 255");
+            assert_eq!(text.parse::<GidIndex>().unwrap_err().to_string(), "not a GID index: 0 to 255");
+        }
     }
 }

@@ -1,10 +1,12 @@
 //! Checks for targets other than the host's: `bareverbs-uapi` compiles for any platform, and the
-//! documentation of `bareverbs` builds for each architecture that docs.rs shows.
+//! documentation of `bareverbs` and `bareverbs-rdmacm` builds for each architecture that docs.rs
+//! shows.
 
+use std::env;
 use std::path::PathBuf;
 use std::process::Command;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
 use super::succeed;
 use crate::build;
@@ -16,10 +18,11 @@ const FOREIGN: [&str; 3] = ["x86_64-pc-windows-gnu", "aarch64-apple-darwin", "wa
 /// The other target of `package.metadata.docs.rs`.
 const DOCUMENTED: &str = "aarch64-unknown-linux-gnu";
 
-/// Checks each target, and counts as skipped those whose standard library is missing.
+/// Checks each target, and counts as skipped those whose standard library is missing. With `CI=true`
+/// in the environment, which CI systems set, a missing one is an error.
 pub(super) fn check(totals: &mut Totals) -> Result<()> {
     for target in FOREIGN {
-        if available(target, "bareverbs-uapi compiles", totals) {
+        if available(target, "bareverbs-uapi compiles", totals)? {
             succeed(build::cargo().args([
                 "check",
                 "--package",
@@ -30,11 +33,11 @@ pub(super) fn check(totals: &mut Totals) -> Result<()> {
             ]))?;
         }
     }
-    if available(DOCUMENTED, "the documentation of bareverbs builds", totals) {
+    if available(DOCUMENTED, "the documentation of bareverbs and bareverbs-rdmacm builds", totals)? {
         succeed(
             build::cargo()
-                .args(["doc", "--package", "bareverbs", "--all-features", "--no-deps", "--quiet"])
-                .args(["--target", DOCUMENTED])
+                .args(["doc", "--package", "bareverbs", "--package", "bareverbs-rdmacm"])
+                .args(["--all-features", "--no-deps", "--quiet", "--target", DOCUMENTED])
                 .env("RUSTDOCFLAGS", "-D warnings"),
         )?;
     }
@@ -43,15 +46,17 @@ pub(super) fn check(totals: &mut Totals) -> Result<()> {
 
 /// Whether the target's standard library is installed, after an attempt to install it. Prints and
 /// counts the check as skipped otherwise.
-fn available(target: &str, check: &str, totals: &mut Totals) -> bool {
+fn available(target: &str, check: &str, totals: &mut Totals) -> Result<bool> {
     let available = is_installed(target) || is_added(target);
     if available {
         println!("{target}: {check}");
+    } else if env::var_os("CI").is_some_and(|ci| ci == "true") {
+        bail!("{check} for {target}: requires `rustup target add {target}`");
     } else {
         println!("skipped: {check} for {target}: requires `rustup target add {target}`");
         totals.skipped += 1;
     }
-    available
+    Ok(available)
 }
 
 /// Whether the compiler has the target's standard library.

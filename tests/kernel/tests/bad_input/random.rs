@@ -6,9 +6,9 @@
 use std::time::{Duration, Instant};
 
 use bareverbs::{
-    Access, AhAttr, CqInit, Error, Feature, Gid, GidIndex, GlobalRoute, Imm, Operation, Payload, PortNum,
-    PostReason, QpAttr, QpAttrMask, QpCap, QpInit, QpState, Rc, Remote, RnrRetry, Sge, SrqInit, Transport,
-    Uc, Ud, WcStatus,
+    Access, AckTimeout, AhAttr, CqInit, Error, Feature, Gid, GidIndex, GlobalRoute, Imm, MigState,
+    MinRnrTimer, Mtu, Operation, Payload, PortNum, PostReason, QpAttr, QpAttrMask, QpCap, QpInit, QpState,
+    Rate, Rc, Remote, RetryCount, RnrRetry, Sge, SrqInit, Transport, Uc, Ud, WcStatus,
 };
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, Side, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
@@ -61,7 +61,7 @@ fn way(own: Gid) -> impl Strategy<Value = AhAttr> {
             dlid,
             sl,
             src_path_bits: 0,
-            static_rate,
+            static_rate: Rate(static_rate),
             grh,
         })
 }
@@ -79,17 +79,17 @@ fn attributes(own: Gid) -> impl Strategy<Value = QpAttr> {
             dest_qp_num: words.3,
             pkey_index: words.4 % 3,
             access: Access::from_bits_retain(words.5 & 0xff),
-            path_mtu: bytes[0],
-            path_mig_state: bytes[1],
+            path_mtu: Mtu::from_raw(bytes[0]),
+            path_mig_state: MigState(bytes[1]),
             max_rd_atomic: bytes[2],
             max_dest_rd_atomic: bytes[3],
-            min_rnr_timer: bytes[4],
+            min_rnr_timer: MinRnrTimer::new(bytes[4] % 32).unwrap(),
             port_num: PortNum(bytes[5] % 3),
-            timeout: bytes[6],
-            retry_cnt: bytes[7],
-            rnr_retry: bytes[8],
+            timeout: AckTimeout::new(bytes[6] % 32).unwrap(),
+            retry_cnt: RetryCount::new(bytes[7] % 8).unwrap(),
+            rnr_retry: RnrRetry::new(bytes[8] % 8).unwrap(),
             alt_port_num: PortNum(bytes[9]),
-            alt_timeout: bytes[10],
+            alt_timeout: AckTimeout::new(bytes[10] % 32).unwrap(),
             en_sqd_async_notify: bytes[11] % 2 == 0,
             ah_attr,
             ..QpAttr::default()

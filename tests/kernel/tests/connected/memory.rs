@@ -2,7 +2,7 @@
 
 use bareverbs::{
     Access, Buffer, Error, Mr, Mw, MwType, Operation, Payload, PlacementType, PostReason, PushError, Remote,
-    SelectivityLevel, WcOpcode, WcStatus, inc_rkey,
+    SelectivityLevel, SendRequest, WcOpcode, WcStatus, inc_rkey,
 };
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, Side, contents, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
@@ -17,7 +17,7 @@ const REMOTE: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ);
 fn bind(side: &mut Side, window: &mut Mw, memory: &Mr<Buffer>) {
     let bind = window.bind(memory, 16..32, REMOTE).unwrap();
     assert_eq!(bind.rkey, inc_rkey(window.rkey()));
-    side.send(&[request_without_sges(50, Operation::BindMw(bind))]).unwrap();
+    side.send(&[SendRequest::bind_mw(50, bind).signaled()]).unwrap();
     let wc = side.completions(1)[0];
     assert_eq!((wc.wr_id, wc.status, wc.opcode), (50, WcStatus::SUCCESS, WcOpcode::BIND_MW));
     window.bound(&bind);
@@ -38,7 +38,7 @@ pub(crate) fn type_2_mw_grants_access_until_invalidated() {
         let inside = window.remote(memory.addr() + 16);
         assert_eq!(write_of(&mut a, inside, b"through a window"), WcStatus::SUCCESS);
         assert_eq!(&contents(&memory)[16..32], b"through a window");
-        b.send(&[request_without_sges(70, Operation::LocalInv(window.rkey()))]).unwrap();
+        b.send(&[SendRequest::local_inv(70, window.rkey()).signaled()]).unwrap();
         let wc = b.completions(1)[0];
         assert_eq!((wc.status, wc.opcode), (WcStatus::SUCCESS, WcOpcode::LOCAL_INV));
         assert_eq!(write_of(&mut a, inside, b"when it's closed"), WcStatus::REM_ACCESS_ERR);
@@ -73,10 +73,7 @@ pub(crate) fn send_with_invalidate_invalidates_a_mw() {
         bind(&mut b, &mut window, &memory);
         b.recv_into(1, 1, &[]);
         let inside = window.remote(memory.addr() + 16);
-        assert_eq!(
-            execute(&mut a, request_without_sges(2, Operation::SendInv(inside.rkey))),
-            WcStatus::SUCCESS
-        );
+        assert_eq!(execute(&mut a, SendRequest::send_inv(2, inside.rkey, &[]).signaled()), WcStatus::SUCCESS);
         let mut completions = Vec::new();
         while completions.is_empty() {
             use bareverbs::Completion as _;

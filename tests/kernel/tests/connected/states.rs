@@ -130,7 +130,7 @@ pub(crate) fn query_qp_reports_every_state() {
         let attr = reported(&a.qp, QpState::RTS);
         assert_eq!(
             (attr.timeout, attr.retry_cnt, attr.rnr_retry),
-            (rts.timeout.into(), rts.retry_cnt.into(), rts.rnr_retry.into())
+            (rts.timeout, rts.retry_cnt, rts.rnr_retry)
         );
         if device::sqd().is_ok() {
             a.qp.drain().unwrap();

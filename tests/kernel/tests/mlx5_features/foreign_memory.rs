@@ -91,7 +91,8 @@ pub(crate) fn dmabuf_mr_is_remotely_accessible() -> Outcome {
         a.send(&[request(2, Operation::Read(theirs.remote(0).unwrap()), Payload::Sges(&whole))]).unwrap();
         assert_eq!(a.ends(1), [(2, WcStatus::SUCCESS)]);
         assert_eq!(contents(&ours), b"and then back");
-        drop((a, b, theirs, ours));
+        drop((a, b, ours));
+        theirs.dereg().unwrap();
     });
     Ok(Completion::Completed)
 }

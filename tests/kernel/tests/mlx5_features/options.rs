@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bareverbs::netlink::{QpType, RawObject, RdmaNetlink};
 use bareverbs::{
-    Access, CqInit, Ece, Error, InitAttr, Operation, Payload, QpAttr, QpAttrMask, QpInit, RateLimit,
+    Access, CqInit, Ece, Error, InitAttr, Operation, Payload, PortNum, QpAttr, QpAttrMask, QpInit, RateLimit,
     RecvRequest, Uc, UcRtrAttr, WcStatus,
 };
 use bareverbs_kernel_tests::device::{self, Requirement};
@@ -113,7 +113,7 @@ const RATE_INDEX: usize = 0x3b0 / 8;
 
 /// The index into the rate table of the device's QP.
 fn rate_index(qp_num: u32) -> u16 {
-    let object = RawObject::Qp { qp_num, port: 1 };
+    let object = RawObject::Qp { qp_num, port: PortNum(1) };
     let dump = RdmaNetlink::open().unwrap().raw_state(device::name(), object).unwrap();
     let at = OUTPUT + QP_CONTEXT + RATE_INDEX;
     u16::from_be_bytes(object_segment(&dump)[at..at + 2].try_into().unwrap())

@@ -319,9 +319,12 @@ pub(crate) fn flow_counters_count_frames_of_their_flows() {
         let foreign = a.qp.create_counted_flow(&to_bob(), &counters).unwrap_err();
         assert!(matches!(foreign, Error::Invalid { verb: "create_flow", .. }), "{foreign}");
         // The flow keeps its counters.
-        drop(counters);
+        let refused = counters.destroy().unwrap_err();
+        assert!(matches!(refused.error, Error::Invalid { verb: "destroy_counters", .. }), "{refused}");
+        drop(refused);
         a.send(&short);
         b.nothing_comes();
+        a.qp.pd().context().create_flow_counters().unwrap().destroy().unwrap();
     });
 }
 

@@ -1,6 +1,10 @@
 //! Protection domains and their objects.
 
-use bareverbs::{AhAttr, Error, MwType, ObjectClass, Pd};
+use bareverbs::raw::RawObject;
+use bareverbs::raw::uapi::uverbs::object;
+use bareverbs::raw::uapi::write::AllocMw;
+use bareverbs::raw::uapi::write::structs::{AllocMwReq, AllocMwResp};
+use bareverbs::{AhAttr, Errno, Error, InvalidCause, MwType, ObjectClass, Pd};
 use bareverbs_kernel_tests::loopback::{domain, open};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 
@@ -25,6 +29,38 @@ pub(crate) fn pds_are_allocated_and_freed_repeatedly() {
     });
 }
 
+pub(crate) fn pd_in_use_is_returned_by_dealloc() {
+    nothing_leaks(|| {
+        let context = open();
+        let raw = context.raw();
+        let pd = context.alloc_pd().unwrap();
+        let clone = pd.clone();
+        let refused = pd.dealloc().unwrap_err();
+        let text = "dealloc_pd: clones or objects of the PD are left: drop them first";
+        assert!(matches!(refused.error, Error::Invalid { cause: InvalidCause::InUse(_), .. }));
+        assert_eq!(refused.to_string(), text);
+        drop(clone);
+
+        // An object that only the kernel knows.
+        let pd = refused.object;
+        let request = AllocMwReq { pd_handle: pd.handle(), mw_type: MwType::TYPE_1, ..AllocMwReq::zeroed() };
+        let mut response = AllocMwResp::zeroed();
+        // SAFETY: the command only creates an object.
+        unsafe { raw.invoke::<AllocMw>(&request, &mut response) }.unwrap();
+        // SAFETY: the handle is that of a new window, and nothing else has it.
+        let window = unsafe { RawObject::of::<object::Mw>(&raw, response.mw_handle) };
+        let refused = pd.dealloc().unwrap_err();
+        assert_eq!(refused.error.errno(), Some(Errno::BUSY), "{refused}");
+        assert!(refused.to_string().ends_with("of a raw call or of another process is left in it"));
+        window.destroy().unwrap();
+        // The domain still works, and is deallocated once.
+        let pd = refused.object;
+        pd.alloc_mw(MwType::TYPE_1).unwrap().dealloc().unwrap();
+        pd.dealloc().unwrap();
+        assert_eq!(context.object_count(ObjectClass::PD).unwrap(), 0);
+    });
+}
+
 pub(crate) fn ah_is_created_and_destroyed() {
     nothing_leaks(|| {
         let pd = domain();
@@ -35,6 +71,8 @@ pub(crate) fn ah_is_created_and_destroyed() {
             assert_eq!(ah.attr(), &attr);
             assert_eq!(context.object_count(ObjectClass::AH).unwrap(), 1);
             drop(ah);
+            assert_eq!(context.object_count(ObjectClass::AH).unwrap(), 0);
+            pd.create_ah(&attr).unwrap().destroy().unwrap();
             assert_eq!(context.object_count(ObjectClass::AH).unwrap(), 0);
         }
     });

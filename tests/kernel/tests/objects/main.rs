@@ -19,6 +19,7 @@ kernel_tests! {
     get_pkey_index_finds_the_default_pkey,
 
     pds_are_allocated_and_freed_repeatedly,
+    pd_in_use_is_returned_by_dealloc,
     ah_is_created_and_destroyed,
     unknown_mw_type_is_rejected,
 
@@ -32,6 +33,7 @@ kernel_tests! {
     qp_caps_above_device_limits_are_rejected,
     privileged_qkey_is_rejected_without_privilege,
     max_rd_atomic_is_kept,
+    cq_sized_for_the_granted_depths_loses_no_completion,
     reset_qp_rejects_posts,
 
     cq_that_ignores_overruns_raises_no_error,

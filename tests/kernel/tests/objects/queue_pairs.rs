@@ -1,13 +1,13 @@
 //! Queue pairs of each transport: creation and bring-up.
 
 use bareverbs::{
-    BringUp, Cq, CqInit, Datagram, Error, Feature, InitAttr, Payload, Pd, PortNum, PostReason, Qp, QpAttr,
-    QpAttrMask, QpCap, QpInit, QpState, QpType, RawPacket, Rc, RecvRequest, RtrAttr, RtsAttr, SendFlags,
-    SendRequest, Transport, Uc, UcRtrAttr, Ud, UdInitAttr,
+    BringUp, Cq, CqInit, Datagram, Error, Feature, InitAttr, Operation, Payload, Pd, PortNum, PostReason, Qp,
+    QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType, RawPacket, Rc, RecvRequest, RtrAttr, RtsAttr,
+    SendFlags, SendRequest, Transport, Uc, UcRtrAttr, Ud, UdInitAttr, WcOpcode, WcStatus,
 };
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::exchange::ud_endpoints;
-use bareverbs_kernel_tests::loopback::{ALL_REMOTE, domain, region};
+use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, domain, pair, region};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{child, loopback};
 
@@ -194,6 +194,48 @@ pub(crate) fn max_rd_atomic_is_kept() {
                 reported.max_rd_atomic >= asked && reported.max_dest_rd_atomic >= asked,
                 "{asked}: {reported:?}"
             );
+        }
+    });
+}
+
+pub(crate) fn cq_sized_for_the_granted_depths_loses_no_completion() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let cap = QpCap { max_send_wr: 20, max_recv_wr: 9, ..QpCap::default() };
+        let (mut a, mut b) = pair(&pd, Plan { cap, ..Plan::long_timeouts() });
+        let granted = a.qp.cap();
+        let entries = granted.max_send_wr + granted.max_recv_wr;
+        if a.cq.capacity() < entries {
+            a.cq.resize(entries).unwrap();
+        }
+        let (source, target) = (region(&pd, &[7; 64], ALL_REMOTE), region(&pd, &[0; 4096], ALL_REMOTE));
+        let byte = [source.sge(..1).unwrap()];
+        for round in 0..3 {
+            let mut receives = 0;
+            // SAFETY: the memory is only copied from, after the completion.
+            while unsafe { a.qp.post_recv(&[RecvRequest { wr_id: receives, sges: &[] }]) }.is_ok() {
+                receives += 1;
+            }
+            assert_eq!(receives, u64::from(granted.max_recv_wr), "round {round}");
+            // Nothing of `a` is polled until all its requests have completed.
+            for wr_id in 0..granted.max_send_wr.into() {
+                let offset = wr_id as usize % 4096;
+                let write = Operation::Write(target.remote(offset).unwrap());
+                a.send(&[loopback::request(wr_id, write, Payload::Sges(&byte))]).unwrap();
+            }
+            for wr_id in 0..receives {
+                b.send(&[loopback::request(wr_id, Operation::Send, Payload::Sges(&[]))]).unwrap();
+                assert_eq!(b.ends(1), [(wr_id, WcStatus::SUCCESS)]);
+            }
+            let polled = a.completions(entries as usize);
+            assert!(polled.iter().all(|wc| wc.status == WcStatus::SUCCESS), "{polled:?}");
+            for (opcode, count) in
+                [(WcOpcode::RDMA_WRITE, granted.max_send_wr), (WcOpcode::RECV, granted.max_recv_wr)]
+            {
+                let of_kind = polled.iter().filter(|wc| wc.opcode == opcode).map(|wc| wc.wr_id);
+                assert!(of_kind.eq(0..count.into()), "{opcode:?}: {polled:?}");
+            }
+            assert!(a.cq.poll_one().is_none());
         }
     });
 }

@@ -107,6 +107,12 @@ pub(crate) fn given_up_objects_stay_until_they_are_destroyed() {
     destroy::<object::Ah>(&context, ah.into_handle());
     destroy::<object::Mw>(&context, mw.into_handle());
     destroy::<object::Mr>(&context, mr.into_handle().unwrap());
+    if let Ok(counters) = context.create_flow_counters() {
+        let handle = counters.handle();
+        assert_eq!(counters.clone().into_handle(), handle);
+        drop(counters);
+        destroy::<object::Counters>(&context, handle);
+    }
     destroy::<object::Pd>(&context, pd.into_handle());
 }
 

@@ -195,8 +195,10 @@ pub(crate) fn changed_credentials_are_refused() {
         let channel = EventChannel::new().unwrap();
         let id = CmId::new(&channel, PortSpace::Tcp).unwrap();
         child::drop_privileges();
+        let key = id.key();
         let refused = id.destroy().unwrap_err();
-        assert_eq!(refused.errno(), Some(Errno::ACCESS));
+        assert_eq!(refused.error.errno(), Some(Errno::ACCESS));
+        assert_eq!(refused.id.key(), key);
         assert!(refused.to_string().contains("credentials"), "{refused}");
     });
 }

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use bareverbs::owned::{Endpoint, EndpointOptions};
 use bareverbs::{
-    Access, Buffer, CqInit, MinRnrTimer, Mr, Pd, Qp, QpAttr, QpAttrMask, QpInit, QpState, Rc, RetryCount,
+    Access, Buffer, CqInit, MinRnrTimer, Mr, Mtu, Pd, Qp, QpAttr, QpAttrMask, QpInit, QpState, Rc,
+    RetryCount, RnrRetry,
 };
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::resources::nothing_leaks;
@@ -267,8 +268,9 @@ pub(crate) fn queue_pair_has_the_attributes_of_its_connection() {
             assert_eq!((attr.qp_state, attr.dest_qp_num), (QpState::RTS, server.qp_num()));
             // What both ends allow.
             assert_eq!((attr.max_rd_atomic, attr.max_dest_rd_atomic), (4, 4));
-            assert_eq!((attr.retry_cnt, attr.rnr_retry, attr.min_rnr_timer), (4, 7, 5));
-            assert_eq!(server.query().unwrap().0.retry_cnt, 4);
+            assert_eq!((attr.retry_cnt, attr.rnr_retry), (options.retry_count, RnrRetry::INFINITE));
+            assert_eq!(attr.min_rnr_timer, options.min_rnr_timer);
+            assert_eq!(server.query().unwrap().0.retry_cnt, options.retry_count);
             assert!(attr.access.contains(Access::REMOTE_WRITE), "{:?}", attr.access);
             assert!(!attr.access.contains(Access::FLUSH_GLOBAL), "{:?}", attr.access);
 
@@ -286,7 +288,7 @@ pub(crate) fn caller_moves_its_own_queue_pair() {
         let bring_up = |id: &CmId, qp: &mut Qp<Rc>| {
             for state in [QpState::INIT, QpState::RTR, QpState::RTS] {
                 let (mut attr, mask) = id.init_qp_attr(state).unwrap();
-                attr.min_rnr_timer = MinRnrTimer::MIN.into();
+                attr.min_rnr_timer = MinRnrTimer::MIN;
                 assert!(mask.contains(QpAttrMask::STATE));
                 qp.modify(&attr, mask).unwrap();
             }
@@ -319,7 +321,7 @@ pub(crate) fn endpoint_takes_attributes_of_a_connection_only() {
         (QpState::ERR, QpAttrMask::STATE),
         (QpState::RTR, QpAttrMask::PATH_MTU),
     ] {
-        let attr = QpAttr { qp_state: state, path_mtu: 1, ..QpAttr::default() };
+        let attr = QpAttr { qp_state: state, path_mtu: Some(Mtu::Mtu256), ..QpAttr::default() };
         let refused = endpoint.connect_by(&attr, mask).unwrap_err();
         assert_eq!(refused.verb(), Some("Endpoint::connect_by"));
     }

@@ -6,7 +6,7 @@ use bareverbs::{AckTimeout, Errno, QpState};
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_rdmacm::event::{EventKind, RejectReason};
-use bareverbs_rdmacm::{CmId, Error, EventChannel, PortSpace, ServiceKey};
+use bareverbs_rdmacm::{CmId, Error, EventChannel, Feature, PortSpace, ServiceKey};
 
 use crate::host::*;
 
@@ -34,7 +34,7 @@ pub(crate) fn ack_timeout_is_that_of_the_queue_pair() {
         let passive = request(&listener).accept(&param()).unwrap();
         assert!(matches!(next_of(active.channel(), active.key()), EventKind::ConnectResponse(_)));
         let (attr, _) = active.init_qp_attr(QpState::RTS).unwrap();
-        assert_eq!(attr.timeout, 11);
+        assert_eq!(attr.timeout, timeout);
         drop(passive);
         // Datagram queue pairs have no acknowledgements.
         assert_eq!(errno(new(PortSpace::Udp).set_ack_timeout(timeout)), Errno::INVAL);
@@ -107,8 +107,7 @@ pub(crate) fn user_events_need_linux_7_2() {
             EventKind::User { arg: 0x0123_4567_89ab_cdef, status: 5 } => {}
             other => panic!("{other:?}"),
         },
-        Err(Error::Unsupported { verb: "write_user_event", reason }) => {
-            assert_eq!(reason, "it requires Linux 7.2 or later");
+        Err(Error::Unsupported { verb: "write_user_event", feature: Feature::UserEvents }) => {
             assert!(!kernel_is_7_2(), "this kernel has user events");
         }
         Err(other) => panic!("{other}"),

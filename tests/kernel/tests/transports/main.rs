@@ -14,6 +14,7 @@ use unreliable::*;
 
 kernel_tests! {
     uc_carries_messages_and_writes,
+    uc_connects_by_exchanged_addresses,
     uc_message_of_many_packets_arrives,
     uc_message_without_receive_is_dropped_silently,
     uc_bring_up_sets_exactly_the_required_attributes,

@@ -1,8 +1,8 @@
 //! UC.
 
 use bareverbs::{
-    Access, Cq, Imm, InitAttr, Operation, Payload, Qp, QpAttr, QpAttrMask, QpInit, QpState, RecvRequest,
-    SendFlags, SendRequest, Uc, UcOperation, UcRtrAttr, WcOpcode,
+    Access, ConnectAttr, Cq, Imm, InitAttr, Mtu, Operation, Payload, Qp, QpAttr, QpAttrMask, QpInit, QpState,
+    RecvRequest, RetryCount, SendFlags, SendRequest, Uc, UcOperation, UcRtrAttr, WcOpcode,
 };
 
 use crate::host::{CAP, Host, bytes, done, next, on_device, quiet};
@@ -68,6 +68,32 @@ pub(crate) fn uc_carries_messages_and_writes() {
     });
 }
 
+pub(crate) fn uc_connects_by_exchanged_addresses() {
+    on_device(|host| {
+        let (mut client_cq, mut server_cq) = (host.cq(), host.cq());
+        let qp = |cq| host.pd.create_qp::<Uc>(&QpInit { cap: CAP, ..QpInit::new(cq, cq) }).unwrap();
+        let (mut client, mut server) = (qp(&client_cq), qp(&server_cq));
+        let gid_index = host.pd.context().default_gid(1).unwrap().index;
+        let attr = ConnectAttr { access: Access::REMOTE_WRITE, ..ConnectAttr::new(1, gid_index) };
+        let [mut to_client, to_server] = [&client, &server].map(|qp| qp.address(1, gid_index).unwrap());
+        (to_client.psn, to_client.mtu) = (0xff_ffff, Mtu::Mtu512);
+        client.connect(&to_client, &to_server, &attr).unwrap();
+        server.connect(&to_server, &to_client, &attr).unwrap();
+        let (reported, _) = server.query().unwrap();
+        assert_eq!((reported.qp_state, reported.dest_qp_num), (QpState::RTS, client.qp_num()));
+        assert_eq!((reported.rq_psn, reported.path_mtu), (0xff_ffff, Some(Mtu::Mtu512)));
+
+        let (mut from, to) = (host.memory(4096), host.memory(4096));
+        from.write(0, b"by address").unwrap();
+        // SAFETY: the memory is only copied from, after the completion.
+        unsafe { server.post_recv(&[RecvRequest { wr_id: 1, sges: &[to.sge(..).unwrap()] }]) }.unwrap();
+        post(&mut client, 2, UcOperation::Send, Payload::Sges(&[from.sge(..1000).unwrap()]));
+        assert_eq!((done(&mut client_cq).wr_id, done(&mut server_cq).byte_len), (2, 1000));
+        assert_eq!(bytes(&to, 0, 10), b"by address");
+        drop((client, server));
+    });
+}
+
 pub(crate) fn uc_message_of_many_packets_arrives() {
     on_device(|host| {
         const LEN: usize = 60_001;
@@ -111,7 +137,7 @@ pub(crate) fn uc_bring_up_sets_exactly_the_required_attributes() {
         let mut qp = host.pd.create_qp::<Uc>(&QpInit { cap: CAP, ..QpInit::new(&cq, &cq) }).unwrap();
         qp.init(&InitAttr::new(1)).unwrap();
         qp.ready_to_receive(&UcRtrAttr { rq_psn: 7, ..UcRtrAttr::new(host.here(), 99) }).unwrap();
-        let rts = QpAttr { qp_state: QpState::RTS, retry_cnt: 7, ..QpAttr::default() };
+        let rts = QpAttr { qp_state: QpState::RTS, retry_cnt: RetryCount::MAX, ..QpAttr::default() };
         let mask = QpAttrMask::STATE | QpAttrMask::SQ_PSN | QpAttrMask::RETRY_CNT;
         qp.modify(&rts, mask).expect_err("nothing is retried");
         assert_eq!(qp.state(), QpState::RTR);

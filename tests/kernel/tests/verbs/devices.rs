@@ -25,7 +25,7 @@ pub(crate) fn netlink_lists_the_device_with_driver_and_node() {
 
     let mut netlink = RdmaNetlink::open().unwrap();
     let ports = netlink.ports(device.index().unwrap()).unwrap();
-    assert_eq!((ports.len(), ports[0].port, ports[0].state), (1, 1, PortState::ACTIVE));
+    assert_eq!((ports.len(), ports[0].port, ports[0].state), (1, PortNum(1), PortState::ACTIVE));
     assert_eq!(ports[0].netdev_name.is_some(), device::ethernet().is_ok());
 }
 

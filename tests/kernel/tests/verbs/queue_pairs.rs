@@ -38,7 +38,7 @@ pub(crate) fn bring_up_states_match_query_qp() {
     let reported = kernels(&qp);
     assert_eq!(
         (reported.dest_qp_num, reported.rq_psn, reported.path_mtu),
-        (qp.qp_num(), 0x12_3456, Mtu::Mtu512 as u8)
+        (qp.qp_num(), 0x12_3456, Some(Mtu::Mtu512))
     );
     assert_eq!(reported.ah_attr.grh.unwrap().dgid, rtr.address.grh.unwrap().dgid);
 
@@ -54,7 +54,7 @@ pub(crate) fn bring_up_states_match_query_qp() {
     assert_eq!((qp.state(), reported.qp_state, reported.sq_psn), (QpState::RTS, QpState::RTS, 0x65_4321));
     assert_eq!(
         (reported.timeout, reported.retry_cnt, reported.rnr_retry, reported.max_rd_atomic),
-        (9, 3, 5, 2)
+        (rts.timeout, rts.retry_cnt, rts.rnr_retry, 2)
     );
 }
 

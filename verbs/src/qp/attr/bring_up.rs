@@ -158,7 +158,7 @@ impl From<&UcRtrAttr> for (QpAttr, QpAttrMask) {
         let attr = QpAttr {
             qp_state: QpState::RTR,
             ah_attr: rtr.address,
-            path_mtu: rtr.path_mtu as u8,
+            path_mtu: Some(rtr.path_mtu),
             dest_qp_num: rtr.dest_qp_num,
             rq_psn: rtr.rq_psn,
             ..QpAttr::default()
@@ -177,11 +177,11 @@ impl From<&RtrAttr> for (QpAttr, QpAttrMask) {
         let attr = QpAttr {
             qp_state: QpState::RTR,
             ah_attr: rtr.address,
-            path_mtu: rtr.path_mtu as u8,
+            path_mtu: Some(rtr.path_mtu),
             dest_qp_num: rtr.dest_qp_num,
             rq_psn: rtr.rq_psn,
             max_dest_rd_atomic: rtr.max_dest_rd_atomic,
-            min_rnr_timer: rtr.min_rnr_timer.into(),
+            min_rnr_timer: rtr.min_rnr_timer,
             ..QpAttr::default()
         };
         let mask = QpAttrMask::STATE
@@ -200,9 +200,9 @@ impl From<&RtsAttr> for (QpAttr, QpAttrMask) {
         let attr = QpAttr {
             qp_state: QpState::RTS,
             sq_psn: rts.sq_psn,
-            timeout: rts.timeout.into(),
-            retry_cnt: rts.retry_cnt.into(),
-            rnr_retry: rts.rnr_retry.into(),
+            timeout: rts.timeout,
+            retry_cnt: rts.retry_cnt,
+            rnr_retry: rts.rnr_retry,
             max_rd_atomic: rts.max_rd_atomic,
             ..QpAttr::default()
         };

@@ -1,9 +1,8 @@
 //! Address vectors.
 
-use bareverbs_uapi::verbs_values::Rate;
 use bareverbs_uapi::write::structs::{self, QpDest};
 
-use crate::{Gid, GidIndex, PortNum};
+use crate::{Gid, GidIndex, PortNum, Rate};
 
 /// Global route (GRH fields).
 #[doc(alias = "ibv_global_route")]
@@ -25,7 +24,7 @@ pub struct GlobalRoute {
 
 /// Address vector of a peer.
 #[doc(alias = "ibv_ah_attr")]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AhAttr {
     /// Local port.
     pub port: PortNum,
@@ -35,10 +34,24 @@ pub struct AhAttr {
     pub sl: u8,
     /// Source path bits: low bits of the local LID, on InfiniBand only.
     pub src_path_bits: u8,
-    /// Static rate in the kernel's encoding; 0 is the port's rate.
-    pub static_rate: u8,
+    /// Static rate; [`Rate::PORT_CURRENT`], the default, is the port's rate.
+    pub static_rate: Rate,
     /// Global route. Required on RoCE.
     pub grh: Option<GlobalRoute>,
+}
+
+impl Default for AhAttr {
+    /// Port 0, LID 0, no global route: for `..AhAttr::default()`.
+    fn default() -> Self {
+        Self {
+            port: PortNum(0),
+            dlid: 0,
+            sl: 0,
+            src_path_bits: 0,
+            static_rate: Rate::PORT_CURRENT,
+            grh: None,
+        }
+    }
 }
 
 impl AhAttr {
@@ -105,7 +118,7 @@ impl AhAttr {
             traffic_class: grh.traffic_class,
             sl: self.sl,
             src_path_bits: self.src_path_bits,
-            static_rate: Rate(self.static_rate),
+            static_rate: self.static_rate,
             is_global: self.grh.is_some().into(),
             port_num: self.port.0,
         }
@@ -124,7 +137,7 @@ impl AhAttr {
             dlid: dest.dlid,
             sl: dest.sl,
             src_path_bits: dest.src_path_bits,
-            static_rate: dest.static_rate.0,
+            static_rate: dest.static_rate,
             grh: (dest.is_global != 0).then_some(grh),
         }
     }

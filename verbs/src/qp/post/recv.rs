@@ -27,6 +27,7 @@ impl<'q, T: Transport, P: Provider> RecvHalf<'q, T, P> {
     /// A receive half over a queue without a kernel QP; assumed to be in RTS.
     #[cfg(feature = "test-utils")]
     #[inline(always)]
+    #[must_use]
     pub fn from_raw_queue(queue: &'q mut P::Rq) -> Self {
         Self::new(Some(queue), &QpState::RTS)
     }
