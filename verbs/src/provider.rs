@@ -239,7 +239,7 @@ macro_rules! providers {
                 }
             }
 
-            unsafe fn create_qp(&self, request: &QpRequest) -> Result<CreatedQp<Self>, CreateError> {
+            unsafe fn create_qp(&self, request: &QpRequest<'_>) -> Result<CreatedQp<Self>, CreateError> {
                 match self {
                     $(#[cfg(feature = $feature)] Self::$variant(provider) => {
                         // SAFETY: the caller upholds the same contract.
@@ -450,6 +450,8 @@ macro_rules! providers {
                 fn sl(&self) -> u8;
                 #[inline]
                 fn dlid_path_bits(&self) -> u8;
+                #[inline]
+                fn cvlan(&self) -> Option<u16>;
                 #[inline]
                 fn timestamp(&self) -> Option<u64>;
                 #[inline]

@@ -54,7 +54,7 @@ use crate::raw::{QpLayout, QueueLayout};
 use crate::srq::shared::SrqShared;
 use crate::{
     AnyProvider, Completions, Cq, DestroyError, DeviceCapFlags, Error, Feature, Limit, Pd, QpAttrMask,
-    QpState, QueueMemory, RawPacketCaps, RecvRequest, Result, SendRequest, Srq,
+    QpState, QueueBuffer, QueueMemory, RawPacketCaps, RecvRequest, Result, SendRequest, Srq,
 };
 
 /// Attributes for the creation of a QP.
@@ -119,6 +119,12 @@ pub struct QpInit<'a, P: Provider = AnyProvider> {
     /// Page size of the memory of the queues. ConnectX only: on other devices the kernel allocates
     /// it.
     pub memory: QueueMemory,
+    /// Memory for both queues that the caller chooses; see [`QueueBuffer`].
+    /// [`memory`](Self::memory) must be [`QueueMemory::BasePages`] then.
+    #[doc(alias = "UVERBS_ATTR_CREATE_QP_BUF_UMEM")]
+    #[doc(alias = "UVERBS_ATTR_CREATE_QP_RQ_BUF_UMEM")]
+    #[doc(alias = "UVERBS_ATTR_CREATE_QP_SQ_BUF_UMEM")]
+    pub buffer: Option<&'a QueueBuffer>,
 }
 
 impl<'a, P: Provider> QpInit<'a, P> {
@@ -138,6 +144,7 @@ impl<'a, P: Provider> QpInit<'a, P> {
             user_data: 0,
             doorbell: DoorbellChoice::Any,
             memory: QueueMemory::BasePages,
+            buffer: None,
         }
     }
 }
@@ -216,6 +223,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         if T::QP_TYPE == QpType::RAW_PACKET && !context.capabilities().raw_packets {
             return Err(Error::unsupported(VERB, Feature::RawPacketQps));
         }
+        QueueBuffer::check(VERB, context, init.buffer, init.memory)?;
         for (limit, asked, max) in [
             (Limit::MaxSendWr, cap.max_send_wr, limits.max_qp_wr),
             (Limit::MaxRecvWr, cap.max_recv_wr, limits.max_qp_wr),
@@ -246,6 +254,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
             user_handle: init.user_data,
             doorbell: init.doorbell,
             memory: init.memory,
+            buffer: init.buffer.map(QueueBuffer::provider),
         };
         // SAFETY: `destroy_inner` keeps the queues until the kernel has destroyed the object, and
         // leaks them otherwise.
@@ -788,13 +797,14 @@ fn lacks_flags<P: Provider>(qp_type: QpType, init: &QpInit<'_, P>, context: &Con
     let raw = qp_type == QpType::RAW_PACKET;
     let frames = |cap| raw && attr.raw_packet_caps.contains(cap);
     let padding = attr.device_cap_flags_ex.contains(DeviceCapFlags::PCI_WRITE_END_PADDING);
-    // Connected QPs are in no multicast group.
-    let multicast = matches!(qp_type, QpType::UD | QpType::RAW_PACKET);
+    // The kernel accepts no creation flag for other types (`check_creation_flags` in its
+    // `uverbs_std_types_qp.c`).
+    let datagrams = matches!(qp_type, QpType::UD | QpType::RAW_PACKET);
     let offered = [
-        (QpCreateFlags::BLOCK_MULTICAST_LOOPBACK, multicast),
+        (QpCreateFlags::BLOCK_MULTICAST_LOOPBACK, datagrams),
         (QpCreateFlags::SCATTER_FCS, frames(RawPacketCaps::SCATTER_FCS)),
         (QpCreateFlags::CVLAN_STRIPPING, frames(RawPacketCaps::CVLAN_STRIPPING)),
-        (QpCreateFlags::PCI_WRITE_END_PADDING, padding),
+        (QpCreateFlags::PCI_WRITE_END_PADDING, padding && datagrams),
     ];
     let lacks = offered.into_iter().any(|(flag, offered)| init.flags.contains(flag) && !offered);
     // `all` has the bits without a name too.

@@ -66,8 +66,11 @@ texts! {
         MrAdvice = "MR advice is",
         /// Allocation of device memory.
         DeviceMemory = "device memory allocations are",
+        /// Atomic operations of a device.
+        Atomics = "atomic operations are",
         /// Atomic operations of CPU and device on the same word.
-        GlobalAtomics = "atomic operations of CPU and device on the same word are",
+        GlobalAtomics = "atomic operations of the CPU on words that the device updates (use those of \
+                         the device, by `owned::LocalAtomics`) are",
         /// Completion timestamps.
         CompletionTimestamps = "completion timestamps are",
         /// Compressed completions.
@@ -99,6 +102,8 @@ texts! {
         DedicatedDoorbells = "dedicated doorbells are",
         /// Queues in huge pages.
         HugePageQueues = "queues in huge pages are",
+        /// Queues in memory of the caller or in a dma-buf.
+        QueueBuffers = "queues in the caller's memory are",
         /// Packet pacing.
         RateLimit = "rate limits of QPs are",
         /// Alternate paths of connections (APM).
@@ -168,6 +173,8 @@ texts! {
         /// Entries of a CQ.
         #[doc(alias = "cqe")]
         CqEntries = "cqe",
+        /// Bytes of a queue in a buffer of the caller; the maximum is the buffer's length.
+        QueueBytes = "the queue's size in bytes (at most that of its buffer)",
         /// CQ moderation: completions per event.
         #[doc(alias = "cq_count")]
         CqCount = "cq_count",
