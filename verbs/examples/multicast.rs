@@ -5,28 +5,25 @@
 //! host 2: cargo run --example multicast -- send
 //! ```
 //!
-//! Datagrams may be lost. A receiver counts them. Groups of InfiniBand ports also have a LID: see
-//! `Qp::attach_mcast_with_lid`.
+//! Datagrams may be lost. A receiver counts them. Groups of InfiniBand subnets also have a LID, which
+//! the subnet administrator assigns: `--lid`.
+
+#![forbid(unsafe_code)]
 
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
-use bareverbs::{
-    Access, AhAttr, Arm, Buffer, CqInit, Datagram, Device, GRH_BYTES, Gid, Grh, MULTICAST_QP, Mr, Qp, QpCap,
-    QpInit, RecvRequest, SendFlags, Ud, UdInitAttr, WcStatus, WorkCompletion,
-};
+use anyhow::{Context, Result, ensure};
+use bareverbs::owned::{DatagramAddress, Datagrams, Pool};
+use bareverbs::{Device, GRH_BYTES, Gid};
 use clap::{Parser, ValueEnum};
 
-/// The port of the device.
-const PORT: u8 = 1;
 /// Datagrams with another Q_Key are dropped.
 const QKEY: u32 = 0x1234;
 /// The longest payload in bytes.
 const PAYLOAD: usize = 64;
-/// Posted receives. Each has space for the global route header (GRH) before the payload.
+/// Posted receives.
 const RECEIVES: u32 = 64;
-const RECEIVE: usize = GRH_BYTES + PAYLOAD;
 
 #[derive(Parser)]
 struct Options {
@@ -34,6 +31,9 @@ struct Options {
     /// The group, an IPv4 or IPv6 multicast address.
     #[arg(long, default_value = "239.1.2.3")]
     group: Gid,
+    /// The LID of the group. InfiniBand only.
+    #[arg(long)]
+    lid: Option<u16>,
     /// Datagrams that are sent or received.
     #[arg(short = 'n', long, default_value_t = 100)]
     messages: u32,
@@ -46,78 +46,46 @@ enum Role {
 }
 
 fn main() -> Result<()> {
-    let Options { role, group, messages } = Options::parse();
-    let context = Device::first()?.open()?;
-    let pd = context.alloc_pd()?;
-    let channel = context.create_comp_channel()?;
-    let cap = QpCap { max_recv_wr: RECEIVES, max_inline_data: PAYLOAD as u32, ..QpCap::default() };
-    let mut cq = context.create_cq(&CqInit { channel: Some(&channel), ..CqInit::new(256) })?;
-    let mut qp = pd.create_qp::<Ud>(&QpInit { cap, ..QpInit::new(&cq, &cq) })?;
-    qp.init(&UdInitAttr::new(PORT, QKEY))?;
-    qp.ready_to_receive()?;
-    qp.ready_to_send(0)?;
-
-    // Waits for a completion, asleep.
-    let mut wait = || -> Result<WorkCompletion> {
-        let end = Instant::now() + Duration::from_secs(10);
-        loop {
-            // An armed CQ raises an event for later completions only: poll after arming it.
-            cq.arm(Arm::Any)?;
-            if let Some(done) = cq.poll_one() {
-                ensure!(done.status == WcStatus::SUCCESS, "{}", context.explain(done.status));
-                return Ok(done);
-            }
-            let left = end.saturating_duration_since(Instant::now());
-            channel.get_event_timeout(left)?.context("no datagram for 10 seconds")?;
-        }
-    };
-
+    let Options { role, group, lid, messages } = Options::parse();
+    let pd = Device::first()?.open()?.alloc_pd()?;
+    let options = Datagrams::options().qkey(QKEY).recvs(RECEIVES).inline(PAYLOAD as u32);
+    let mut datagrams: Datagrams = options.build(&pd)?;
     match role {
         Role::Send => {
-            let gid = context.default_gid(PORT)?;
-            let ah = pd.create_ah(&AhAttr::global(PORT, group, gid.index))?;
+            let mut address = DatagramAddress::group(group, QKEY);
+            address.lid = lid.unwrap_or(0);
+            // A sender need not be a member of the group.
+            let group = datagrams.destination(&address)?;
             for number in 1..=messages {
-                let text = format!("datagram {number}");
-                let mut batch = qp.start_send();
-                let to = Datagram::new(&ah, MULTICAST_QP, QKEY);
-                batch.send_to_inline(number.into(), to, text.as_bytes(), SendFlags::SIGNALED)?;
-                batch.ring()?;
+                datagrams.post_send_inline(&group, format!("datagram {number}").as_bytes())?;
                 // The device has sent it. UD has no acknowledgement.
-                wait()?;
+                datagrams.wait_send()?;
                 thread::sleep(Duration::from_millis(1));
             }
-            println!("sent {messages} datagrams to {group}");
+            println!("sent {messages} datagrams to {}", address.gid);
         }
         Role::Receive => {
-            let memory = pd.register(Buffer::zeroed(RECEIVES as usize * RECEIVE)?, Access::LOCAL_WRITE)?;
-            for slot in 0..RECEIVES {
-                post_recv(&mut qp, &memory, slot)?;
+            // Each buffer has space for the global route header (GRH) before the payload.
+            let pool = Pool::new(&pd, RECEIVES as usize, GRH_BYTES + PAYLOAD)?;
+            while let Some(buffer) = pool.take() {
+                datagrams.post_recv(buffer)?;
             }
-            qp.attach_mcast(group)?;
+            match lid {
+                Some(lid) => datagrams.join_with_lid(group, lid)?,
+                None => datagrams.join(group)?,
+            }
             println!("listening to {group}");
             for number in 1..=messages {
-                let done = wait()?;
-                let (slot, len) = (done.wr_id as u32, done.byte_len as usize);
-                ensure!((GRH_BYTES..=RECEIVE).contains(&len), "a datagram of {len} bytes");
-                let mut bytes = [0; RECEIVE];
-                memory.read(slot as usize * RECEIVE, &mut bytes[..len])?;
-                let (header, payload) = bytes[..len].split_first_chunk().context("a GRH")?;
-                let Some(from) = Grh::parse(header) else { bail!("a datagram without a GRH") };
-                let text = std::str::from_utf8(payload)?;
-                println!("{} of {} sent: {text}", done.src_qp, from.sgid);
+                let received = datagrams.wait_recv_timeout(Duration::from_secs(10))?;
+                let received = received.context("no datagram for 10 seconds")?;
+                let (text, sender) = (std::str::from_utf8(received.message())?, received.sender());
+                let gid = sender.gid.context("a datagram without a GRH")?;
+                println!("{} of {gid} sent: {text}", sender.qp_num);
                 ensure!(text == format!("datagram {number}"), "a datagram is lost");
-                post_recv(&mut qp, &memory, slot)?;
+                datagrams.post_recv(received.into_buffer())?;
             }
-            qp.detach_mcast(group)?;
+            datagrams.leave(group)?;
         }
     }
-    Ok(())
-}
-
-fn post_recv(qp: &mut Qp<Ud>, memory: &Mr<Buffer>, slot: u32) -> Result<()> {
-    let begin = slot as usize * RECEIVE;
-    let sges = [memory.sge(begin..begin + RECEIVE)?];
-    // SAFETY: the bytes of the slot are read by the copying `Mr::read` only.
-    unsafe { qp.post_recv(&[RecvRequest::new(slot.into(), &sges)]) }?;
     Ok(())
 }

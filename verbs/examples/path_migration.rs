@@ -10,6 +10,8 @@
 //! The client writes numbers into the server's memory. When its retries on the primary path are
 //! exceeded, the device sends the same requests on the alternate path, and no request fails.
 
+#![forbid(unsafe_code)]
+
 mod common;
 
 use std::thread;
@@ -18,8 +20,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use bareverbs::{
     Access, AckTimeout, Address, AhAttr, AlternatePath, AsyncEvent, Buffer, ConnectAttr, Context, Cq, CqInit,
-    Device, EventType, MigState, Mr, Operation, Payload, Qp, QpInit, Rc, Remote, SendFlags, SendRequest,
-    WcStatus,
+    Device, EventType, MigState, Mr, Qp, QpCap, QpInit, Rc, Remote, SendFlags, WcStatus,
 };
 use clap::Parser;
 use common::{Ends, Lines};
@@ -51,7 +52,8 @@ fn main() -> Result<()> {
     let context = Device::first()?.open()?;
     let pd = context.alloc_pd()?;
     let cq = context.create_cq(&CqInit::new(16))?;
-    let qp = pd.create_qp::<Rc>(&QpInit::new(&cq, &cq))?;
+    let cap = QpCap { max_inline_data: 8, ..QpCap::default() };
+    let qp = pd.create_qp::<Rc>(&QpInit { cap, ..QpInit::new(&cq, &cq) })?;
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
     let memory = pd.register(Buffer::zeroed(8)?, access)?;
     let gid = context.default_gid(PORT)?;
@@ -116,17 +118,9 @@ struct End {
 impl End {
     /// Writes the number into the peer's memory and waits for the completion.
     fn write(&mut self, number: u64, to: Remote) -> Result<()> {
-        self.memory.write(0, &number.to_le_bytes())?;
-        let sges = [self.memory.sge(..)?];
-        let request = SendRequest {
-            wr_id: number,
-            operation: Operation::Write(to),
-            payload: Payload::Sges(&sges),
-            flags: SendFlags::SIGNALED,
-        };
-        // SAFETY: `memory` stays registered until the QP is destroyed, and is not written before the
-        // request is complete.
-        unsafe { self.qp.post_send(&[request]) }?;
+        let mut batch = self.qp.start_send();
+        batch.write_inline(number, to, &number.to_le_bytes(), SendFlags::SIGNALED)?;
+        batch.ring()?;
         let begin = Instant::now();
         loop {
             if let Some(done) = self.cq.poll_one() {

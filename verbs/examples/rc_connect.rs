@@ -5,8 +5,9 @@
 //! host 2: cargo run --example rc_connect -- HOST1
 //! ```
 //!
-//! Posting is `unsafe` at this level, because the compiler can't see how long the device uses the
-//! memory of a request. `bareverbs::owned` does the same without `unsafe`.
+//! It shows the verbs themselves. Posting is `unsafe` at this level, because the compiler can't see
+//! how long the device uses the memory of a request. `bareverbs::owned::Endpoint` does the same
+//! without `unsafe`; see the example `file_copy`.
 
 mod common;
 

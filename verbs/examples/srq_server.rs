@@ -6,8 +6,9 @@
 //! host 2: cargo run --example srq_server -- HOST1
 //! ```
 //!
-//! `bareverbs::owned::server` has such a server without `unsafe`, with flow control and an orderly
-//! end; see the example `rpc_tokio`.
+//! It shows the SRQ itself. Posting to it is `unsafe`, because the compiler can't see how long the
+//! device uses the memory of a receive. `bareverbs::owned::server` has such a server without
+//! `unsafe`, with flow control and an orderly end; see the example `rpc_tokio`.
 
 mod common;
 

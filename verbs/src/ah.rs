@@ -90,6 +90,12 @@ impl<P: Provider> Ah<P> {
         }
     }
 
+    /// An address handle without a kernel object.
+    #[cfg(test)]
+    pub(crate) fn for_test(pd: &Pd<P>, inner: P::Ah) -> Self {
+        Self { inner, handle: 1, attr: AhAttr::default(), released: Released::default(), pd: pd.clone() }
+    }
+
     #[inline(always)]
     pub(crate) fn inner(&self) -> &P::Ah {
         &self.inner

@@ -27,6 +27,7 @@ use std::task::{Context, Poll};
 use ::async_io::Async;
 
 use crate::event_fd::EventFd;
+use crate::owned::Lease;
 use crate::runtime::sealed::Events;
 use crate::runtime::{self, failed};
 use crate::{AnyProvider, Buffer, Mr, Result, readiness};
@@ -39,6 +40,10 @@ pub type AsyncEvents = runtime::AsyncEvents<Readiness>;
 
 /// An [endpoint](crate::owned::Endpoint) that tasks of async-io wait on.
 pub type Endpoint<B = Mr<Buffer>, P = AnyProvider> = runtime::Endpoint<Readiness, B, P>;
+
+/// [Datagrams](crate::owned::Datagrams) that tasks of async-io wait for. With the feature `futures`, a stream of
+/// those that are received.
+pub type Datagrams<B = Lease, P = AnyProvider> = runtime::Datagrams<Readiness, B, P>;
 
 /// The [send half](crate::owned::EndpointSender) of an endpoint that a task of async-io waits on.
 pub type EndpointSender<B = Mr<Buffer>, P = AnyProvider> = runtime::EndpointSender<Readiness, B, P>;

@@ -186,6 +186,28 @@ pub enum Error {
         /// The `wr_id` of the completion.
         wr_id: u64,
     },
+    /// A buffer is too short for the operation. It was not posted.
+    #[error("{verb}: the buffer has {len} bytes, and needs at least {min}: 40 for the GRH, then the message")]
+    BufferTooShort {
+        /// The verb.
+        verb: &'static str,
+        /// Length of the buffer in bytes.
+        len: u64,
+        /// The shortest length in bytes.
+        min: u64,
+    },
+    /// The device reported a received datagram with an impossible length. The bytes of the buffer are
+    /// undefined. [`owned::Datagrams`](crate::owned::Datagrams) goes on.
+    #[error(
+        "the device reported a datagram of {len} bytes, with its GRH, in a buffer of {max} bytes: \
+         only 40 to {max} are possible; post the buffer again"
+    )]
+    DatagramLength {
+        /// The reported length in bytes, with the 40 bytes of the GRH.
+        len: u32,
+        /// Length of the buffer in bytes.
+        max: u64,
+    },
     /// The kernel's description of the object is unusable, or no huge pages are free.
     #[error("{verb} ({asked}): {reason}")]
     Provider {
@@ -291,6 +313,7 @@ impl Error {
             | Self::Unsupported { verb, .. }
             | Self::Completion { verb, .. }
             | Self::Closed { verb, .. }
+            | Self::BufferTooShort { verb, .. }
             | Self::NoDriver { verb }
             | Self::Provider { verb, .. } => Some(verb),
             Self::Kernel(refusal) => Some(refusal.verb),
@@ -445,9 +468,12 @@ impl From<Error> for io::Error {
             }
             (Error::NoPort { .. } | Error::NoGid { .. }, _) => ErrorKind::NotFound,
             (Error::Unsupported { .. } | Error::UnsupportedDriver { .. }, _) => ErrorKind::Unsupported,
-            (Error::Invalid { .. } | Error::Limit { .. } | Error::Value(_), _) => ErrorKind::InvalidInput,
+            (
+                Error::Invalid { .. } | Error::Limit { .. } | Error::Value(_) | Error::BufferTooShort { .. },
+                _,
+            ) => ErrorKind::InvalidInput,
             (Error::Closed { .. }, _) => ErrorKind::NotConnected,
-            (Error::Netlink { .. }, _) => ErrorKind::InvalidData,
+            (Error::Netlink { .. } | Error::DatagramLength { .. }, _) => ErrorKind::InvalidData,
             (Error::Completion { status: WcStatus::RETRY_EXC_ERR, .. }, _) => ErrorKind::TimedOut,
             (Error::Completion { status: WcStatus::WR_FLUSH_ERR, .. }, _) => ErrorKind::ConnectionAborted,
             _ => ErrorKind::Other,

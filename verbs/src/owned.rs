@@ -66,9 +66,10 @@
 mod address;
 mod batch;
 mod buffer;
-mod endpoint;
+mod datagrams;
+pub(crate) mod endpoint;
 mod exposed;
-mod flow;
+pub(crate) mod flow;
 pub mod hub;
 mod local_atomics;
 #[cfg(feature = "test-utils")]
@@ -88,6 +89,12 @@ mod split;
 pub use self::address::{Address, ParseAddressError};
 pub use self::batch::Batch;
 pub use self::buffer::{AnyBuffer, Source, Target};
+pub use self::datagrams::{
+    DatagramAddress, DatagramDone, DatagramOptions, DatagramSender, Datagrams, Destination, ReceivedDatagram,
+    SendTo,
+};
+#[cfg(any(feature = "async-io", feature = "tokio"))]
+pub(crate) use self::datagrams::{checked, received};
 pub use self::endpoint::Endpoint;
 pub use self::exposed::{ExposeError, Exposed, RevokeError, Word};
 pub use self::flow::NotPostedParts;

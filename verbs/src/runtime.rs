@@ -6,15 +6,24 @@
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::io;
+#[cfg(feature = "futures")]
+use std::pin::Pin;
 use std::pin::pin;
 use std::sync::Arc;
+#[cfg(feature = "futures")]
+use std::task::Context;
 use std::task::Poll;
 
 use bareverbs_provider::traits::Provider;
 use rustix::io::Errno;
 
 use crate::event_fd::EventFd;
-use crate::owned::{self, Done, Failed, UnsplitError};
+use crate::owned::endpoint::{DoneOf, Flowing, Queues};
+use crate::owned::flow::Kind;
+use crate::owned::hub::reaper::Direction;
+use crate::owned::{
+    self, DatagramDone, Done, Failed, Lease, ReceivedDatagram, Source, UnsplitError, checked, received,
+};
 use crate::{AnyProvider, Arm, AsyncEvent, Buffer, CompEvent, Cq, Error, Mr, Result, WorkCompletion};
 
 pub(crate) fn failed(error: io::Error) -> Error {
@@ -153,7 +162,7 @@ impl<R: Readiness, B, P: Provider> Endpoint<R, B, P> {
     /// # Errors
     /// There is no runtime.
     pub fn new(endpoint: owned::Endpoint<B, P>) -> Result<Self> {
-        let channel = endpoint.channel().clone();
+        let channel = endpoint.queues.channel().clone();
         Ok(Self { readiness: R::new(Events(channel.events()))?, endpoint, channel })
     }
 
@@ -185,32 +194,109 @@ impl<R: Readiness, B, P: Provider> Endpoint<R, B, P> {
     where
         B: Send,
     {
-        if let Some(ended) = self.endpoint.poll() {
-            return ended;
-        }
-        let spin = self.endpoint.start_spin();
+        wait_for(&mut self.endpoint.queues, None, &self.channel, &self.readiness).await
+    }
+}
+
+/// [Datagrams](owned::Datagrams) that tasks wait for.
+pub struct Datagrams<R, B = Lease, P: Provider = AnyProvider> {
+    datagrams: owned::Datagrams<B, P>,
+    channel: crate::CompChannel,
+    readiness: R,
+}
+
+impl<R: Readiness, B, P: Provider> Datagrams<R, B, P> {
+    /// Registers the datagrams with the runtime.
+    ///
+    /// # Errors
+    /// There is no runtime.
+    pub fn new(datagrams: owned::Datagrams<B, P>) -> Result<Self> {
+        let channel = datagrams.queues.channel().clone();
+        Ok(Self { readiness: R::new(Events(channel.events()))?, datagrams, channel })
+    }
+
+    /// Unregisters the datagrams from the runtime and returns them.
+    #[must_use]
+    pub fn into_inner(self) -> owned::Datagrams<B, P> {
+        self.datagrams
+    }
+
+    /// The datagrams, for posting.
+    ///
+    /// The caller must not replace them by others: [`Datagrams::wait`] then fails.
+    #[must_use]
+    pub fn get_mut(&mut self) -> &mut owned::Datagrams<B, P> {
+        &mut self.datagrams
+    }
+}
+
+impl<R: Readiness, B: Source, P: Provider> Datagrams<R, B, P> {
+    /// Waits until an operation completes, as [`Endpoint::wait`] does. The future is cancel-safe:
+    /// dropping it loses no operation.
+    ///
+    /// # Errors
+    /// - The errors of [`owned::Datagrams::wait`].
+    /// - [`Error::Invalid`]: the datagrams were replaced through [`get_mut`](Self::get_mut).
+    pub async fn wait(&mut self) -> Result<DatagramDone<B>, Failed<B>> {
+        checked(wait_for(&mut self.datagrams.queues, None, &self.channel, &self.readiness).await?)
+    }
+
+    /// Waits until a datagram was received. Sends stay outstanding until
+    /// [`poll_send`](owned::Datagrams::poll_send) or [`wait`](Self::wait) returns them. The future
+    /// is cancel-safe: dropping it loses no datagram.
+    ///
+    /// # Errors
+    /// - The errors of [`owned::Datagrams::wait_recv`].
+    /// - [`Error::Invalid`]: the datagrams were replaced through [`get_mut`](Self::get_mut).
+    pub async fn wait_recv(&mut self) -> Result<ReceivedDatagram<B>, Failed<B>> {
+        let direction = Some(Direction::Recv);
+        received(wait_for(&mut self.datagrams.queues, direction, &self.channel, &self.readiness).await?)
+    }
+}
+
+/// The datagrams that are received. It ends when no receive is posted. Between two items, the
+/// program posts receives through [`Datagrams::get_mut`].
+#[cfg(feature = "futures")]
+impl<R, B, P> futures_core::Stream for Datagrams<R, B, P>
+where
+    R: Readiness + crate::readiness::Readiness + Unpin,
+    B: Source,
+    P: Provider,
+{
+    type Item = Result<ReceivedDatagram<B>, Failed<B>>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let Self { datagrams, channel, readiness } = self.get_mut();
+        let queues = &mut datagrams.queues;
         loop {
-            if !self.endpoint.channel().is(&self.channel) {
-                let reason = "the endpoint was replaced by another one: wrap the new one";
-                return Err(Error::invalid("Endpoint::wait", reason).into());
+            if let Some(ended) = queues.poll_direction(Direction::Recv) {
+                return Poll::Ready(Some(ended.and_then(received)));
             }
-            self.endpoint.check_wait()?;
-            if spin.goes_on() {
-                yield_now().await;
-            } else if self.endpoint.is_armed() {
-                self.readiness.until(|| self.channel.try_get_event()).await?;
-                self.endpoint.event_was_read();
+            if let Err(error) = check_channel(queues, channel) {
+                return Poll::Ready(Some(Err(error.into())));
+            }
+            if queues.check_wait(Some(Direction::Recv)).is_err() {
+                return Poll::Ready(None);
+            }
+            let ready = if queues.is_armed() {
+                let mut drain = || queues.take_events().map(drop);
+                match readiness.poll_drain(cx, &mut drain) {
+                    Poll::Ready(drained) => drained,
+                    Poll::Pending => return Poll::Pending,
+                }
             } else {
                 // Completions before the arm raise no event: poll once more.
-                self.endpoint.arm_cq()?;
-            }
-            if let Some(ended) = self.endpoint.poll() {
-                self.endpoint.end_spin(spin);
-                return ended;
+                queues.arm_cq()
+            };
+            if let Err(error) = ready {
+                return Poll::Ready(Some(Err(error.into())));
             }
         }
     }
 }
+
+// It contains no pinned values.
+impl<R: Unpin, B, P: Provider> Unpin for Datagrams<R, B, P> {}
 
 impl<R: Readiness, B, P: Provider> Endpoint<R, B, P> {
     /// Divides the endpoint into a send half and a receive half, for two tasks: see
@@ -362,6 +448,48 @@ impl<R: Readiness, B, P: Provider> EndpointSender<R, B, P> {
     }
 }
 
+/// Waits for an operation of the direction, or of any. `channel` is that of the wrapped queues.
+async fn wait_for<B, P: Provider, T: Flowing>(
+    queues: &mut Queues<B, P, T>,
+    direction: Option<Direction>,
+    channel: &crate::CompChannel,
+    readiness: &impl Readiness,
+) -> Result<DoneOf<B, P, T>, Failed<B>> {
+    if let Some(ended) = queues.poll_ended(direction) {
+        return ended;
+    }
+    let spin = queues.start_spin();
+    loop {
+        check_channel(queues, channel)?;
+        queues.check_wait(direction)?;
+        if spin.goes_on() {
+            yield_now().await;
+        } else if queues.is_armed() {
+            readiness.until(|| channel.try_get_event()).await?;
+            queues.event_was_read();
+        } else {
+            // Completions before the arm raise no event: poll once more.
+            queues.arm_cq()?;
+        }
+        if let Some(ended) = queues.poll_ended(direction) {
+            queues.end_spin(spin);
+            return ended;
+        }
+    }
+}
+
+/// Rejects queues that replaced the wrapped ones.
+fn check_channel<B, P: Provider, T: Flowing>(
+    queues: &Queues<B, P, T>,
+    channel: &crate::CompChannel,
+) -> Result<()> {
+    if queues.channel().is(channel) {
+        return Ok(());
+    }
+    let reason = "the wrapped value was replaced by another one: wrap the new one";
+    Err(Error::invalid(<T::Kind<P> as Kind>::WAIT, reason))
+}
+
 /// Lets other tasks run.
 async fn yield_now() {
     let mut yielded = false;
@@ -394,6 +522,12 @@ impl<R: Readiness, B, P: Provider> fmt::Debug for Endpoint<R, B, P> {
     }
 }
 
+impl<R: Readiness, B, P: Provider> fmt::Debug for Datagrams<R, B, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Datagrams").field("datagrams", &self.datagrams).field("runtime", &R::RUNTIME).finish()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     /// Requires a `Send` future, as multi-threaded runtimes do.
@@ -411,6 +545,7 @@ mod tests {
                     endpoint: &mut crate::$runtime::Endpoint,
                     sender: &mut crate::$runtime::EndpointSender,
                     receiver: &mut crate::$runtime::EndpointReceiver,
+                    datagrams: &mut crate::$runtime::Datagrams,
                 ) {
                     can_move(&channel.get_event());
                     can_move(&channel.completion(cq));
@@ -418,6 +553,8 @@ mod tests {
                     can_move(&endpoint.wait());
                     can_move(&sender.wait());
                     can_move(&receiver.wait());
+                    can_move(&datagrams.wait());
+                    can_move(&datagrams.wait_recv());
                 }
             }
         };

@@ -21,7 +21,7 @@ use bareverbs_test_support::allocations::CountingAllocator;
 use bareverbs_uapi::verbs_values::QpState;
 use bareverbs_uapi::write::structs::{ExQueryDeviceResp, ModifyQpReq};
 
-use crate::{Context, CqInit, DriverId, Pd, Qp, QpInit, Rc};
+use crate::{Context, CqInit, DriverId, Pd, Qp, QpInit, Rc, Transport};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -123,6 +123,11 @@ impl Plain {
 
     /// A queue pair in RTS. Its destruction fails.
     pub(crate) fn queue_pair(&self, pd: &Pd<Self>) -> Qp<Rc, Self> {
+        self.queue_pair_of(pd)
+    }
+
+    /// A queue pair of a transport, as [`Plain::queue_pair`].
+    pub(crate) fn queue_pair_of<T: Transport>(&self, pd: &Pd<Self>) -> Qp<T, Self> {
         let cq = pd.context().create_cq(&CqInit::new(8)).expect("a CQ");
         let mut qp = pd.create_qp(&QpInit::new(&cq, &cq)).expect("a queue pair");
         qp.assume_state(QpState::RTS);
@@ -155,22 +160,8 @@ pub(crate) struct Ring {
     plain: Plain,
 }
 
-impl Drop for Ring {
-    fn drop(&mut self) {
-        self.plain.log().freed.push(self.number);
-    }
-}
-
-// SAFETY: there is no device, so nothing accesses the memory of requests, and rings are plain
-// vectors.
-unsafe impl SendQueue for Ring {
-    type Ah = ();
-
-    fn capacity(&self) -> u32 {
-        16
-    }
-
-    unsafe fn push(&mut self, request: &SendRequest<'_>) -> Result<(), PushError> {
+impl Ring {
+    fn push_any<O>(&mut self, request: &SendRequest<'_, O>) -> Result<(), PushError> {
         let hook = {
             let mut log = self.plain.log();
             if let Some(rejection) = log.send_rejections.pop_front() {
@@ -187,10 +178,29 @@ unsafe impl SendQueue for Ring {
         }
         Ok(())
     }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        self.plain.log().freed.push(self.number);
+    }
+}
+
+// SAFETY: there is no device, so nothing accesses the memory of requests, and rings are plain
+// vectors.
+unsafe impl SendQueue for Ring {
+    type Ah = ();
+
+    fn capacity(&self) -> u32 {
+        16
+    }
+
+    unsafe fn push(&mut self, request: &SendRequest<'_>) -> Result<(), PushError> {
+        self.push_any(request)
+    }
 
     unsafe fn push_datagram(&mut self, request: &SendRequest<'_, Datagram<'_, ()>>) -> Result<(), PushError> {
-        self.pushed.push(request.wr_id);
-        Ok(())
+        self.push_any(request)
     }
 
     fn ring(&mut self) -> Result<(), DoorbellError> {

@@ -29,6 +29,7 @@ use ::tokio::io::unix::AsyncFd;
 use ::tokio::runtime::Handle;
 
 use crate::event_fd::EventFd;
+use crate::owned::Lease;
 use crate::runtime::sealed::Events;
 use crate::runtime::{self, failed};
 use crate::{AnyProvider, Buffer, Error, Mr, Result, readiness};
@@ -41,6 +42,10 @@ pub type AsyncEvents = runtime::AsyncEvents<Readiness>;
 
 /// An [endpoint](crate::owned::Endpoint) that tasks of tokio wait on.
 pub type Endpoint<B = Mr<Buffer>, P = AnyProvider> = runtime::Endpoint<Readiness, B, P>;
+
+/// [Datagrams](crate::owned::Datagrams) that tasks of tokio wait for. With the feature `futures`, a stream of
+/// those that are received.
+pub type Datagrams<B = Lease, P = AnyProvider> = runtime::Datagrams<Readiness, B, P>;
 
 /// The [send half](crate::owned::EndpointSender) of an endpoint that a task of tokio waits on.
 pub type EndpointSender<B = Mr<Buffer>, P = AnyProvider> = runtime::EndpointSender<Readiness, B, P>;

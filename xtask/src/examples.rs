@@ -34,7 +34,7 @@ pub(crate) struct Example {
     same: Option<&'static str>,
 }
 
-const EXAMPLES: [Example; 9] = [
+const EXAMPLES: [Example; 10] = [
     Example {
         name: "rc_connect_answers_messages",
         server: "rc_connect -n 100",
@@ -72,6 +72,14 @@ const EXAMPLES: [Example; 9] = [
         server: "multicast receive -n 100",
         client: "multicast send -n 100",
         prints: [&["sent: datagram 100\n"], &["sent 100 datagrams to ::ffff:239.1.2.3"]],
+        same: None,
+    },
+    Example {
+        name: "datagram_server_answers_3_clients",
+        server: "datagram --clients 3 -n 50",
+        client: "datagram -n 50 $1 & a=$!; datagram -n 50 $1 & b=$!; \
+                 datagram -n 50 $1 && wait $a && wait $b",
+        prints: [&["answered 3 clients"], &["50 requests were answered"]],
         same: None,
     },
     Example {

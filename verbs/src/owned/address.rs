@@ -158,13 +158,6 @@ impl FromStr for Address {
 
     /// The address in the form of its `Display`.
     fn from_str(text: &str) -> Result<Self, ParseAddressError> {
-        fn field<'a>(fields: &mut impl Iterator<Item = &'a str>, name: &str) -> Option<u32> {
-            number(fields.next()?.strip_prefix(name)?.strip_prefix('=')?)
-        }
-        /// `parse` would accept a sign.
-        fn number(digits: &str) -> Option<u32> {
-            digits.bytes().all(|digit| digit.is_ascii_digit()).then(|| digits.parse().ok())?
-        }
         let parse = || {
             let mut fields = text.split('/');
             let (qp_num, gid) = fields.next()?.split_once('@')?;
@@ -185,70 +178,91 @@ impl FromStr for Address {
     }
 }
 
-/// Bytes or text that are not an [`Address`].
+/// The number of the field `NAME=NUMBER` that is next.
+pub(super) fn field<'a>(fields: &mut impl Iterator<Item = &'a str>, name: &str) -> Option<u32> {
+    number(fields.next()?.strip_prefix(name)?.strip_prefix('=')?)
+}
+
+/// A number in decimal. `parse` would accept a sign.
+pub(super) fn number(digits: &str) -> Option<u32> {
+    digits.bytes().all(|digit| digit.is_ascii_digit()).then(|| digits.parse().ok())?
+}
+
+/// Bytes or text that are not an [`Address`] or a
+/// [`DatagramAddress`](crate::owned::DatagramAddress).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid address: {0}")]
-pub struct ParseAddressError(&'static str);
+pub struct ParseAddressError(pub(super) &'static str);
+
+/// Implements serde's traits for an address: text in human-readable formats, else bytes.
+#[cfg(feature = "serde")]
+macro_rules! address_serde {
+    ($address:ident, $expected:literal) => {
+        mod serde {
+            use std::fmt;
+
+            use serde_core::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
+            use serde_core::ser::{Serialize, Serializer};
+
+            use super::$address;
+
+            impl Serialize for $address {
+                fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                    if serializer.is_human_readable() {
+                        serializer.collect_str(self)
+                    } else {
+                        serializer.serialize_bytes(&self.to_bytes())
+                    }
+                }
+            }
+
+            struct Form;
+
+            impl<'de> Visitor<'de> for Form {
+                type Value = $address;
+
+                fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                    f.write_str($expected)
+                }
+
+                fn visit_str<E: Error>(self, text: &str) -> Result<$address, E> {
+                    text.parse().map_err(E::custom)
+                }
+
+                fn visit_bytes<E: Error>(self, bytes: &[u8]) -> Result<$address, E> {
+                    $address::from_bytes(bytes).map_err(E::custom)
+                }
+
+                /// Formats without byte strings use a sequence.
+                fn visit_seq<A: SeqAccess<'de>>(self, mut bytes: A) -> Result<$address, A::Error> {
+                    let mut all = [0; $address::LEN];
+                    for (at, byte) in all.iter_mut().enumerate() {
+                        *byte = bytes.next_element()?.ok_or_else(|| A::Error::invalid_length(at, &self))?;
+                    }
+                    if bytes.next_element::<u8>()?.is_some() {
+                        return Err(A::Error::invalid_length($address::LEN + 1, &self));
+                    }
+                    self.visit_bytes(&all)
+                }
+            }
+
+            impl<'de> Deserialize<'de> for $address {
+                fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                    if deserializer.is_human_readable() {
+                        deserializer.deserialize_str(Form)
+                    } else {
+                        deserializer.deserialize_bytes(Form)
+                    }
+                }
+            }
+        }
+    };
+}
+#[cfg(feature = "serde")]
+pub(super) use address_serde;
 
 #[cfg(feature = "serde")]
-mod serde {
-    use std::fmt;
-
-    use serde_core::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
-    use serde_core::ser::{Serialize, Serializer};
-
-    use super::Address;
-
-    impl Serialize for Address {
-        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-            if serializer.is_human_readable() {
-                serializer.collect_str(self)
-            } else {
-                serializer.serialize_bytes(&self.to_bytes())
-            }
-        }
-    }
-
-    struct Form;
-
-    impl<'de> Visitor<'de> for Form {
-        type Value = Address;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("the address of a QP, as text or as 48 bytes")
-        }
-
-        fn visit_str<E: Error>(self, text: &str) -> Result<Address, E> {
-            text.parse().map_err(E::custom)
-        }
-
-        fn visit_bytes<E: Error>(self, bytes: &[u8]) -> Result<Address, E> {
-            Address::from_bytes(bytes).map_err(E::custom)
-        }
-
-        /// Formats without byte strings use a sequence.
-        fn visit_seq<A: SeqAccess<'de>>(self, mut bytes: A) -> Result<Address, A::Error> {
-            let mut all = [0; Address::LEN];
-            for (at, byte) in all.iter_mut().enumerate() {
-                *byte = bytes.next_element()?.ok_or_else(|| A::Error::invalid_length(at, &self))?;
-            }
-            if bytes.next_element::<u8>()?.is_some() {
-                return Err(A::Error::invalid_length(Address::LEN + 1, &self));
-            }
-            self.visit_bytes(&all)
-        }
-    }
-
-    impl<'de> Deserialize<'de> for Address {
-        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-            if deserializer.is_human_readable() {
-                deserializer.deserialize_str(Form)
-            } else {
-                deserializer.deserialize_bytes(Form)
-            }
-        }
-    }
-}
+address_serde!(Address, "the address of a QP, as text or as 48 bytes");
 
 #[cfg(test)]
 mod tests {

@@ -6,6 +6,7 @@ use std::mem::ManuallyDrop;
 use bareverbs_provider::error::DoorbellError;
 use bareverbs_provider::traits::Provider;
 
+use super::endpoint::Queues;
 use super::flow::Unpublished;
 use super::{Endpoint, NotPosted, Op, Source};
 use crate::{AnyProvider, PostReason, Result};
@@ -62,10 +63,10 @@ impl<'e, B, P: Provider> Batch<'e, B, P> {
     }
 
     fn ring_once(&mut self) -> Result<()> {
-        self.endpoint.check_open("Batch::ring")?;
+        self.endpoint.queues.check_open("Batch::ring")?;
         // The requests that `post` left in the queue are posted, too.
-        let rung = self.endpoint.qp.start_send().ring();
-        let sends = &mut self.endpoint.flows.sends;
+        let rung = self.endpoint.queues.qp.start_send().ring();
+        let sends = &mut self.endpoint.queues.flows.sends;
         let Err(error) = rung else {
             sends.published();
             return Ok(());
@@ -75,7 +76,7 @@ impl<'e, B, P: Provider> Batch<'e, B, P> {
         } else {
             sends.published();
         }
-        self.endpoint.fail();
+        self.endpoint.queues.fail();
         Err(error.into())
     }
 }
@@ -88,7 +89,7 @@ impl<B: Source, P: Provider> Batch<'_, B, P> {
     /// operations stay in the batch.
     #[inline]
     pub fn post(&mut self, op: Op<'_, B>) -> Result<(), NotPosted<B>> {
-        let Endpoint { qp, flows, .. } = &mut *self.endpoint;
+        let Queues { qp, flows, .. } = &mut self.endpoint.queues;
         flows.sends.post(&mut Unpublished(qp), op)?;
         self.pushed += 1;
         Ok(())

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use bareverbs_provider::traits::{Completion, Provider, Visitor};
 
-use super::flow::{CLOSED, Failure, MARKER, RECVS, Received, RecvFlow, SENDS, SendFlow};
+use super::flow::{Failure, Kind, MARKER, RECVS, Received, RecvFlow, Reliable, SENDS, SendFlow};
 use super::hub::reaper::Direction;
-use super::options::Parts;
+use super::options::{Parts, QueueParts};
 use super::queue::owner;
 use super::spin::SpinState;
 use super::{Batch, Done, EndpointOptions, Failed, NotPosted, NotPostedParts, Op, Source, Spinning, Target};
@@ -19,7 +19,7 @@ use crate::pd::shared::PdShared;
 use crate::{
     Address, AnyProvider, Arm, Buffer, CompChannel, Completions, ConnectAttr, Cq, Error, Imm, Mr, Operation,
     Payload, Pd, PortNum, PostError, PostReason, Qp, QpAttr, QpAttrMask, QpState, Rc, Remote, Result,
-    SendFlags, SendRequest, WcStatus, WorkCompletion,
+    SendFlags, SendRequest, Transport, WcStatus, WorkCompletion,
 };
 
 /// A reliable connection whose operations own their buffers of type `B`: an [`Mr`], a
@@ -98,13 +98,18 @@ use crate::{
 /// [`PostReason::Queue`]: crate::PostReason::Queue
 /// [`PostReason::Doorbell`]: crate::PostReason::Doorbell
 pub struct Endpoint<B = Mr<Buffer>, P: Provider = AnyProvider> {
-    pub(super) qp: Qp<Rc, P>,
+    pub(crate) queues: Queues<B, P>,
+    address: Address,
+    attr: ConnectAttr,
+}
+
+/// A QP with its CQ, and the outstanding operations.
+pub(crate) struct Queues<B, P: Provider, T: Flowing = Rc> {
+    pub(super) qp: Qp<T, P>,
     cq: Cq<P>,
     channel: CompChannel,
     /// Dropped after the QP is destroyed: see `Drop`.
-    pub(super) flows: ManuallyDrop<Flows<B>>,
-    address: Address,
-    attr: ConnectAttr,
+    pub(super) flows: ManuallyDrop<Flows<B, T::Kind<P>>>,
     /// The status that moved the QP to ERR.
     cause: Option<WcStatus>,
     /// Whether the marker behind unsignalled sends was posted.
@@ -114,57 +119,92 @@ pub struct Endpoint<B = Mr<Buffer>, P: Provider = AnyProvider> {
     spin: SpinState,
 }
 
-/// What a poll found.
-pub(super) enum Polled<B> {
+/// A successful operation of a transport.
+pub(crate) type DoneOf<B, P, T> = <<T as Flowing>::Kind<P> as Kind>::Done<B>;
+
+/// A transport whose QPs have operations that own their buffers.
+pub(crate) trait Flowing: Transport {
+    /// What its operations keep and return.
+    type Kind<P: Provider>: Kind;
+
+    /// Whether the marker behind unsignalled sends may be executed. Otherwise it is posted in ERR
+    /// only, where it is flushed.
+    const MARKER_IS_EXECUTED: bool;
+
+    /// Posts the marker: a signalled request without memory. `newest` is what the send before it
+    /// holds.
+    fn post_marker<P: Provider>(
+        qp: &mut Qp<Self, P>,
+        newest: &<Self::Kind<P> as Kind>::Held,
+    ) -> Result<(), PostError>
+    where
+        Self: Sized;
+}
+
+impl Flowing for Rc {
+    type Kind<P: Provider> = Reliable;
+
+    const MARKER_IS_EXECUTED: bool = true;
+
+    fn post_marker<P: Provider>(qp: &mut Qp<Self, P>, (): &()) -> Result<(), PostError> {
+        let operation = Operation::Write(Remote { addr: 0, rkey: 0 });
+        let (flags, payload) = (SendFlags::SIGNALED, Payload::Sges(&[]));
+        // SAFETY: the request names no memory.
+        unsafe { qp.post_send(&[SendRequest { wr_id: MARKER, operation, flags, payload }]) }
+    }
+}
+
+/// What a poll found. `D` is a successful operation.
+pub(super) enum Polled<D> {
     /// Nothing.
     Empty,
     /// An operation that was successful.
-    Done(Done<B>),
+    Done(D),
     /// A completion that needs more work, in [`Flows::polled`], an operation that was reaped
     /// before, or a CQE that the fast path declined.
     Slow,
 }
 
 /// Polls a completion on the fast path.
-pub(super) struct PollFast<'f, B>(pub(super) &'f mut Flows<B>);
+pub(super) struct PollFast<'f, B, K: Kind = Reliable>(pub(super) &'f mut Flows<B, K>);
 
-impl<B> Visitor for PollFast<'_, B> {
-    type Output = Polled<B>;
+impl<B, K: Kind> Visitor for PollFast<'_, B, K> {
+    type Output = Polled<K::Done<B>>;
 
     #[inline(always)]
-    fn completion(self, completion: impl Completion) -> Polled<B> {
+    fn completion(self, completion: impl Completion) -> Self::Output {
         end_operation(self.0, completion)
     }
 
     #[inline(always)]
-    fn empty(self) -> Polled<B> {
+    fn empty(self) -> Self::Output {
         if self.0.has_result() { Polled::Slow } else { Polled::Empty }
     }
 
     #[inline(always)]
-    fn declined(self) -> Polled<B> {
+    fn declined(self) -> Self::Output {
         Polled::Slow
     }
 }
 
 /// Polls any completion.
-pub(super) fn poll_any<B, P: Provider>(
-    flows: &mut Flows<B>,
+pub(super) fn poll_any<B, K: Kind, P: Provider>(
+    flows: &mut Flows<B, K>,
     mut completions: Completions<'_, P>,
-) -> Polled<B> {
+) -> Polled<K::Done<B>> {
     completions.next().map_or(Polled::Empty, |completion| end_operation(flows, completion))
 }
 
 /// Takes the operation of a completion, if it was successful and is the oldest of its queue.
 #[inline(always)]
-fn end_operation<B>(flows: &mut Flows<B>, completion: impl Completion) -> Polled<B> {
+fn end_operation<B, K: Kind>(flows: &mut Flows<B, K>, completion: impl Completion) -> Polled<K::Done<B>> {
     let (wr_id, status) = (completion.wr_id(), completion.status());
     if status == WcStatus::SUCCESS {
         // The direction decides which queue is searched. It may be wrong if the device is: then no
         // request of the queue has this `wr_id`.
         if completion.is_recv() {
             if let Some(oldest) = flows.recvs.oldest(wr_id) {
-                return Polled::Done(oldest.take().done(received(&completion)));
+                return Polled::Done(oldest.take().done::<K>(received::<K>(&completion)));
             }
         } else if let Some(oldest) = flows.sends.oldest(wr_id) {
             return Polled::Done(oldest.take().done());
@@ -177,15 +217,15 @@ fn end_operation<B>(flows: &mut Flows<B>, completion: impl Completion) -> Polled
 }
 
 /// The operations of both directions.
-pub(super) struct Flows<B> {
-    pub(super) sends: SendFlow<B>,
-    pub(super) recvs: RecvFlow<B>,
+pub(super) struct Flows<B, K: Kind = Reliable> {
+    pub(super) sends: SendFlow<B, K>,
+    pub(super) recvs: RecvFlow<B, K>,
     /// A completion that was polled and not reaped. Not in [`Polled`], whose variants share their
     /// place: the compiler would move the operation through memory.
     pub(super) polled: Option<WorkCompletion>,
     /// The result of a slow poll, for a moment. The slow path returns it here, because a function's
     /// result in memory would force that of the fast path into the same memory.
-    pub(super) slow: Option<Result<Done<B>, Failed<B>>>,
+    pub(super) slow: Option<Result<K::Done<B>, Failed<B>>>,
 }
 
 impl<B, P: Provider> Endpoint<B, P> {
@@ -199,29 +239,13 @@ impl<B, P: Provider> Endpoint<B, P> {
     }
 
     pub(super) fn from_parts(parts: Parts<P>) -> Self {
-        let Parts { qp, cq, channel, address, attr, sends, recvs, max_sge, signal_every, spin } = parts;
-        let domain = qp.pd().domain();
-        let mut flows = ManuallyDrop::new(Flows::new(domain, sends, signal_every, recvs));
+        let Parts { queues, address, attr, max_sge } = parts;
+        let mut queues = Queues::new(queues);
         if max_sge > 1 {
-            flows.sends.reserve_parts();
-            flows.recvs.reserve_parts();
+            queues.flows.sends.reserve_parts();
+            queues.flows.recvs.reserve_parts();
         }
-        Self {
-            qp,
-            cq,
-            channel,
-            flows,
-            address,
-            attr,
-            cause: None,
-            marked: false,
-            armed: false,
-            spin: SpinState::new(spin),
-        }
-    }
-
-    pub(crate) fn channel(&self) -> &CompChannel {
-        &self.channel
+        Self { queues, address, attr }
     }
 
     /// The address of this endpoint, for the peer.
@@ -233,7 +257,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// The QP.
     #[must_use]
     pub fn qp(&self) -> &Qp<Rc, P> {
-        &self.qp
+        &self.queues.qp
     }
 
     /// Connects to the endpoint at `peer`, which must also connect to this one. Receives can be
@@ -247,8 +271,8 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// - [`Error::Closed`]: its connection has failed.
     /// - [`Error::Kernel`]: the peer is unreachable, or the kernel rejects a transition.
     pub fn connect(&mut self, peer: &Address) -> Result<()> {
-        self.check_open("Endpoint::connect")?;
-        self.qp.connect(&self.address, peer, &self.attr)
+        self.queues.check_open("Endpoint::connect")?;
+        self.queues.qp.connect(&self.address, peer, &self.attr)
     }
 
     /// Connects by attributes that a connection manager hands out, in place of
@@ -265,15 +289,15 @@ impl<B, P: Provider> Endpoint<B, P> {
     #[doc(alias = "rdma_init_qp_attr")]
     pub fn connect_by(&mut self, attr: &QpAttr, mask: QpAttrMask) -> Result<()> {
         const VERB: &str = "Endpoint::connect_by";
-        self.check_open(VERB)?;
+        self.queues.check_open(VERB)?;
         let target = mask.contains(QpAttrMask::STATE).then_some(attr.qp_state);
-        if self.qp.state() == QpState::RTS {
+        if self.queues.qp.state() == QpState::RTS {
             return Err(Error::invalid(VERB, "the endpoint is already connected"));
         }
         if !matches!(target, Some(QpState::INIT | QpState::RTR | QpState::RTS)) {
             return Err(Error::invalid(VERB, format!("the state is {target:?}, not INIT, RTR or RTS")));
         }
-        self.qp.modify(attr, mask.difference(QpAttrMask::ACCESS_FLAGS))
+        self.queues.qp.modify(attr, mask.difference(QpAttrMask::ACCESS_FLAGS))
     }
 
     /// The number of operations that [`Endpoint::poll`] has not returned yet, in both directions.
@@ -285,13 +309,13 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// The number of sends, writes, reads and atomics that [`Endpoint::poll`] has not returned yet.
     #[must_use]
     pub fn pending_sends(&self) -> usize {
-        self.flows.sends.queue().len()
+        self.queues.flows.sends.queue().len()
     }
 
     /// The number of receives that [`Endpoint::poll`] has not returned yet.
     #[must_use]
     pub fn pending_recvs(&self) -> usize {
-        self.flows.recvs.queue().len()
+        self.queues.flows.recvs.queue().len()
     }
 
     /// Polls one operation that has ended, or returns `None` if there is none. Operations of a
@@ -303,6 +327,24 @@ impl<B, P: Provider> Endpoint<B, P> {
     ///   buffer.
     #[inline]
     pub fn poll(&mut self) -> Option<Result<Done<B>, Failed<B>>> {
+        self.queues.poll()
+    }
+}
+
+impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
+    pub(super) fn new(parts: QueueParts<P, T>) -> Self {
+        let QueueParts { qp, cq, channel, sends, recvs, signal_every, spin } = parts;
+        let flows = ManuallyDrop::new(Flows::new(qp.pd().domain(), sends, signal_every, recvs));
+        Self { qp, cq, channel, flows, cause: None, marked: false, armed: false, spin: SpinState::new(spin) }
+    }
+
+    pub(crate) fn channel(&self) -> &CompChannel {
+        &self.channel
+    }
+
+    /// As [`Endpoint::poll`].
+    #[inline]
+    pub(crate) fn poll(&mut self) -> Option<Result<DoneOf<B, P, T>, Failed<B>>> {
         match self.cq.visit_next(PollFast(&mut self.flows)) {
             Polled::Done(done) => Some(Ok(done)),
             Polled::Empty => None,
@@ -318,11 +360,11 @@ impl<B, P: Provider> Endpoint<B, P> {
         self.flows.slow = self.slow_result();
     }
 
-    fn slow_result(&mut self) -> Option<Result<Done<B>, Failed<B>>> {
+    fn slow_result(&mut self) -> Option<Result<DoneOf<B, P, T>, Failed<B>>> {
         let completion = match self.flows.polled.take() {
             Some(completion) => completion,
             // The fast path declined a CQE, or found none and there are operations that were reaped.
-            None => match poll_any::<B, P>(&mut self.flows, self.cq.poll()) {
+            None => match poll_any::<B, _, P>(&mut self.flows, self.cq.poll()) {
                 Polled::Done(done) => return Some(Ok(done)),
                 Polled::Empty => return self.take(),
                 Polled::Slow => self.flows.polled.take()?,
@@ -339,13 +381,16 @@ impl<B, P: Provider> Endpoint<B, P> {
     }
 
     /// The oldest operation that was reaped and not returned.
-    fn take(&mut self) -> Option<Result<Done<B>, Failed<B>>> {
+    fn take(&mut self) -> Option<Result<DoneOf<B, P, T>, Failed<B>>> {
         let result = self.flows.take()?;
         Some(result.map_err(|failed| Failed { cause: self.cause, ..failed }))
     }
 
     /// Polls one operation of the direction that has ended. It reaps those of the other one.
-    pub(super) fn poll_direction(&mut self, direction: Direction) -> Option<Result<Done<B>, Failed<B>>> {
+    pub(crate) fn poll_direction(
+        &mut self,
+        direction: Direction,
+    ) -> Option<Result<DoneOf<B, P, T>, Failed<B>>> {
         loop {
             let Flows { sends, recvs, .. } = &mut *self.flows;
             let ended = match direction {
@@ -363,7 +408,7 @@ impl<B, P: Provider> Endpoint<B, P> {
         }
     }
 
-    /// Whether [`Endpoint::poll_direction`] may return an operation without a completion.
+    /// Whether [`Queues::poll_direction`] may return an operation without a completion.
     pub(super) fn has_result(&self, direction: Direction) -> bool {
         match direction {
             Direction::Send => self.flows.sends.has_result(),
@@ -389,7 +434,7 @@ impl<B, P: Provider> Endpoint<B, P> {
         let Flows { sends, recvs, .. } = &mut *self.flows;
         let known = match owner(wr_id) {
             SENDS => sends.reap(wr_id, failure),
-            RECVS => recvs.reap(wr_id, received_value(&completion), failure),
+            RECVS => recvs.reap(wr_id, received_value::<T::Kind<P>>(&completion), failure),
             _ if wr_id == MARKER && self.marked => {
                 sends.reap_marker();
                 self.flows.hold();
@@ -446,18 +491,17 @@ impl<B, P: Provider> Endpoint<B, P> {
         if self.flows.sends.unsignaled_tail() == 0 || self.marked {
             return;
         }
-        let operation = Operation::Write(Remote { addr: 0, rkey: 0 });
-        let (flags, payload) = (SendFlags::SIGNALED, Payload::Sges(&[]));
-        // SAFETY: the request names no memory.
-        let posted =
-            unsafe { self.qp.post_send(&[SendRequest { wr_id: MARKER, operation, flags, payload }]) };
+        let Some(newest) = self.flows.sends.newest_held() else { return };
+        let posted = T::post_marker(&mut self.qp, newest);
         // A request that counts as posted completes in ERR at the latest.
         self.marked = posted.map_or_else(|error| error.accepted > 0, |()| true);
         if self.marked {
             self.flows.sends.published();
         }
     }
+}
 
+impl<B, P: Provider> Endpoint<B, P> {
     /// Ends the connection: all outstanding operations fail. Polling and waiting return them, with
     /// their buffers, until [`Endpoint::pending`] is 0.
     ///
@@ -475,7 +519,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// # }
     /// ```
     pub fn abort(&mut self) {
-        self.fail();
+        self.queues.fail();
     }
 
     /// Waits until all sends, writes, reads and atomics are complete, at most for `timeout`. Then
@@ -511,7 +555,15 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// # Errors
     /// [`Error::Kernel`]: the kernel refuses to destroy the QP. The buffers of outstanding
     /// operations are leaked.
-    pub fn close(mut self, timeout: Duration) -> Result<Vec<Result<Done<B>, Failed<B>>>> {
+    pub fn close(self, timeout: Duration) -> Result<Vec<Result<Done<B>, Failed<B>>>> {
+        self.queues.close(timeout)
+    }
+}
+
+impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
+    /// As [`Endpoint::close`].
+    #[expect(clippy::type_complexity, reason = "the results of all operations")]
+    pub(super) fn close(mut self, timeout: Duration) -> Result<Vec<Result<DoneOf<B, P, T>, Failed<B>>>> {
         let end = Instant::now().checked_add(timeout);
         // An error of waiting is that of a removed device.
         let _ = self.drain(end);
@@ -519,24 +571,29 @@ impl<B, P: Provider> Endpoint<B, P> {
         let flushed = Instant::now().checked_add(FLUSH_LIMIT);
         let _ = self.reap_until(flushed, |flows| flows.in_use() == 0);
         self.destroy_qp()?;
-        let mut results = Vec::with_capacity(self.pending());
+        let mut results = Vec::with_capacity(self.flows.sends.queue().len() + self.flows.recvs.queue().len());
         results.extend(std::iter::from_fn(|| self.take()));
         Ok(results)
     }
 
     /// Accepts no more operations, and waits until all sends are complete, at most until `end`.
+    /// Without a marker, it does not wait for unsignalled sends at the end.
     fn drain(&mut self, end: Option<Instant>) -> Result<bool> {
         self.flows.sends.close();
         self.flows.recvs.close();
-        if self.qp.state() == QpState::RTS {
+        if T::MARKER_IS_EXECUTED && self.qp.state() == QpState::RTS {
             self.mark();
         }
-        self.reap_until(end, |flows| flows.sends.queue().outstanding() == 0)
+        self.reap_until(end, |flows| {
+            let outstanding = flows.sends.queue().outstanding();
+            outstanding == 0 || (!T::MARKER_IS_EXECUTED && flows.sends.only_unsignaled())
+        })
     }
 
     /// Rejects the use of a QP that was destroyed.
     pub(super) fn check_open(&self, verb: &'static str) -> Result<()> {
-        if self.qp.is_destroyed() { Err(Error::Closed { verb, reason: CLOSED }) } else { Ok(()) }
+        let reason = T::Kind::<P>::CLOSED;
+        if self.qp.is_destroyed() { Err(Error::Closed { verb, reason }) } else { Ok(()) }
     }
 
     /// A doorbell that the kernel refused ends the connection.
@@ -565,7 +622,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     pub(super) fn reap_until(
         &mut self,
         end: Option<Instant>,
-        until: impl Fn(&Flows<B>) -> bool,
+        until: impl Fn(&Flows<B, T::Kind<P>>) -> bool,
     ) -> Result<bool> {
         loop {
             // An unknown completion moves the QP to ERR, which flushes all operations.
@@ -605,40 +662,18 @@ impl<B, P: Provider> Endpoint<B, P> {
         Ok(event.is_some())
     }
 
-    /// Blocks until an operation completes.
-    ///
-    /// # Errors
-    /// - [`Error::Completion`] and [`Error::UnknownCompletion`], as for [`Endpoint::poll`].
-    /// - [`Error::Invalid`]: no operation is outstanding, or all outstanding operations are
-    ///   unsignalled.
-    /// - [`Error::Kernel`] or [`Error::System`] with `EIO`: [the device was
-    ///   removed](Endpoint#device-removal).
-    /// - [`Error::Kernel`] with `ESTALE`: this process was forked from the one that opened the
-    ///   device.
-    pub fn wait(&mut self) -> Result<Done<B>, Failed<B>> {
-        loop {
-            // Without a timeout, `wait_until` returns only with an operation.
-            if let Some(done) = self.wait_until(None)? {
-                return Ok(done);
-            }
-        }
-    }
-
-    /// Blocks until an operation completes, at most for `timeout`. Returns `Ok(None)` on a timeout.
-    ///
-    /// # Errors
-    /// As for [`Endpoint::wait`].
-    pub fn wait_timeout(&mut self, timeout: Duration) -> Result<Option<Done<B>>, Failed<B>> {
-        self.wait_until(Instant::now().checked_add(timeout))
-    }
-
-    fn wait_until(&mut self, end: Option<Instant>) -> Result<Option<Done<B>>, Failed<B>> {
-        if let Some(ended) = self.poll() {
+    /// Blocks until an operation of the direction, or of any, completes. Returns `Ok(None)` at `end`.
+    pub(super) fn wait_until(
+        &mut self,
+        direction: Option<Direction>,
+        end: Option<Instant>,
+    ) -> Result<Option<DoneOf<B, P, T>>, Failed<B>> {
+        if let Some(ended) = self.poll_ended(direction) {
             return ended.map(Some);
         }
         let spin = self.start_spin();
         loop {
-            self.check_wait()?;
+            self.check_wait(direction)?;
             let mut in_time = true;
             if spin.goes_on() {
                 std::hint::spin_loop();
@@ -649,13 +684,25 @@ impl<B, P: Provider> Endpoint<B, P> {
                 // Completions before the arm raise no event: poll once more.
                 self.arm_cq()?;
             }
-            if let Some(ended) = self.poll() {
+            if let Some(ended) = self.poll_ended(direction) {
                 self.spin.end(spin);
                 return ended.map(Some);
             }
             if !in_time {
                 return Ok(None);
             }
+        }
+    }
+
+    /// Polls an operation of the direction, or of any.
+    #[inline]
+    pub(crate) fn poll_ended(
+        &mut self,
+        direction: Option<Direction>,
+    ) -> Option<Result<DoneOf<B, P, T>, Failed<B>>> {
+        match direction {
+            None => self.poll(),
+            Some(direction) => self.poll_direction(direction),
         }
     }
 
@@ -677,22 +724,71 @@ impl<B, P: Provider> Endpoint<B, P> {
         self.armed = false;
     }
 
-    /// Rejects a wait that no completion would end.
-    pub(crate) fn check_wait(&self) -> Result<()> {
-        if self.pending_recvs() > 0 { Ok(()) } else { self.check_wait_for(Direction::Send) }
+    /// Rejects a wait for an operation of the direction, or of any, that no completion would end.
+    pub(crate) fn check_wait(&self, direction: Option<Direction>) -> Result<()> {
+        match direction {
+            Some(direction) => self.check_wait_for(direction),
+            None if self.flows.recvs.queue().len() > 0 => Ok(()),
+            None => self.check_wait_for(Direction::Send),
+        }
     }
 
     /// Rejects a wait for an operation of the direction that no completion would end.
     pub(super) fn check_wait_for(&self, direction: Direction) -> Result<()> {
         let reason = match direction {
-            Direction::Recv if self.pending_recvs() == 0 => "no receive is outstanding",
-            Direction::Send if self.pending_sends() == 0 => "no operation is outstanding",
+            Direction::Recv if self.flows.recvs.queue().len() == 0 => "no receive is outstanding",
+            Direction::Send if self.flows.sends.queue().len() == 0 => "no operation is outstanding",
             Direction::Send if self.flows.sends.only_unsignaled() && !self.marked => {
                 "all outstanding operations are unsignalled: post a signalled one"
             }
             _ => return Ok(()),
         };
-        Err(Error::invalid("Endpoint::wait", reason))
+        Err(Error::invalid(T::Kind::<P>::WAIT, reason))
+    }
+
+    /// As [`Endpoint::arm`].
+    pub(super) fn arm(&mut self) -> Result<()> {
+        // Discards events of earlier completions.
+        self.take_events()?;
+        if self.armed { Ok(()) } else { self.arm_cq() }
+    }
+
+    /// Reads the events of the channel. Returns whether there was one.
+    pub(crate) fn take_events(&mut self) -> Result<bool> {
+        let mut taken = false;
+        while self.channel.try_get_event()?.is_some() {
+            (self.armed, taken) = (false, true);
+        }
+        Ok(taken)
+    }
+}
+
+impl<B, P: Provider> Endpoint<B, P> {
+    /// Blocks until an operation completes.
+    ///
+    /// # Errors
+    /// - [`Error::Completion`] and [`Error::UnknownCompletion`], as for [`Endpoint::poll`].
+    /// - [`Error::Invalid`]: no operation is outstanding, or all outstanding operations are
+    ///   unsignalled.
+    /// - [`Error::Kernel`] or [`Error::System`] with `EIO`: [the device was
+    ///   removed](Endpoint#device-removal).
+    /// - [`Error::Kernel`] with `ESTALE`: this process was forked from the one that opened the
+    ///   device.
+    pub fn wait(&mut self) -> Result<Done<B>, Failed<B>> {
+        loop {
+            // Without a timeout, `wait_until` returns only with an operation.
+            if let Some(done) = self.queues.wait_until(None, None)? {
+                return Ok(done);
+            }
+        }
+    }
+
+    /// Blocks until an operation completes, at most for `timeout`. Returns `Ok(None)` on a timeout.
+    ///
+    /// # Errors
+    /// As for [`Endpoint::wait`].
+    pub fn wait_timeout(&mut self, timeout: Duration) -> Result<Option<Done<B>>, Failed<B>> {
+        self.queues.wait_until(None, Instant::now().checked_add(timeout))
     }
 
     /// Arms the CQ: the file descriptor becomes readable at the next completion. It reads pending
@@ -702,18 +798,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// # Errors
     /// [`Error::Kernel`] or [`Error::System`], as for [`Endpoint::wait`].
     pub fn arm(&mut self) -> Result<()> {
-        // Discards events of earlier completions.
-        self.take_events()?;
-        if self.armed { Ok(()) } else { self.arm_cq() }
-    }
-
-    /// Reads the events of the channel. Returns whether there was one.
-    pub(super) fn take_events(&mut self) -> Result<bool> {
-        let mut taken = false;
-        while self.channel.try_get_event()?.is_some() {
-            (self.armed, taken) = (false, true);
-        }
-        Ok(taken)
+        self.queues.arm()
     }
 
     /// Starts operations that share one doorbell.
@@ -725,7 +810,7 @@ impl<B, P: Provider> Endpoint<B, P> {
 /// How long the operations of a QP in ERR may take to be flushed.
 pub(super) const FLUSH_LIMIT: Duration = Duration::from_secs(5);
 
-impl<B> Flows<B> {
+impl<B, K: Kind> Flows<B, K> {
     pub(super) fn new(domain: &Arc<PdShared>, sends: u32, signal_every: u32, recvs: u32) -> Self {
         Self {
             sends: SendFlow::new(Arc::clone(domain), sends, signal_every),
@@ -736,7 +821,7 @@ impl<B> Flows<B> {
     }
 
     /// The oldest operation that was reaped and not returned.
-    pub(super) fn take(&mut self) -> Option<Result<Done<B>, Failed<B>>> {
+    pub(super) fn take(&mut self) -> Option<Result<K::Done<B>, Failed<B>>> {
         let result = self.sends.take().or_else(|| self.recvs.take());
         self.hold();
         result
@@ -754,7 +839,7 @@ impl<B> Flows<B> {
         self.sends.queue().has_complete() || self.recvs.queue().has_complete()
     }
 
-    /// Whether [`Endpoint::take`] may return an operation.
+    /// Whether [`Queues::take`] may return an operation.
     #[inline(always)]
     fn has_result(&self) -> bool {
         self.sends.has_result() || self.recvs.has_result()
@@ -768,13 +853,15 @@ impl<B> Flows<B> {
 
 /// The fields of a successful receive.
 #[inline(always)]
-fn received(completion: &impl Completion) -> Received {
+fn received<K: Kind>(completion: &impl Completion) -> Received<K::Sender> {
     let len = completion.byte_len();
-    Received { len, imm: completion.recv_imm(), opcode: completion.recv_opcode() }
+    let (imm, opcode, sender) = (completion.recv_imm(), completion.recv_opcode(), K::sender(completion));
+    Received { len, imm, opcode, sender }
 }
 
-fn received_value(completion: &WorkCompletion) -> Received {
-    Received { len: completion.byte_len, imm: completion.imm(), opcode: completion.opcode }
+fn received_value<K: Kind>(completion: &WorkCompletion) -> Received<K::Sender> {
+    let WorkCompletion { byte_len, opcode, .. } = *completion;
+    Received { len: byte_len, imm: completion.imm(), opcode, sender: K::sender_of(completion) }
 }
 
 impl<B: Source, P: Provider> Endpoint<B, P> {
@@ -784,9 +871,9 @@ impl<B: Source, P: Provider> Endpoint<B, P> {
     /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer.
     #[inline(always)]
     pub fn post(&mut self, op: Op<'_, B>) -> Result<(), NotPosted<B>> {
-        let Self { qp, flows, .. } = self;
+        let Queues { qp, flows, .. } = &mut self.queues;
         let posted = flows.sends.post(qp, op);
-        posted.map_err(|refused| self.refused(refused))
+        posted.map_err(|refused| self.queues.refused(refused))
     }
 
     /// Posts the bytes of `buffer` in `range` as one message.
@@ -906,14 +993,14 @@ impl<B: Source, P: Provider> Endpoint<B, P> {
         parts: [(B, Range<usize>); N],
         tag: u64,
     ) -> Result<(), NotPostedParts<B, N>> {
-        let Self { qp, flows, .. } = self;
+        let Queues { qp, flows, .. } = &mut self.queues;
         let posted = flows.sends.post_parts(qp, operation, parts, tag);
         if let Err(NotPostedParts {
             error: Error::Post(PostError { reason: PostReason::Doorbell(_), .. }),
             ..
         }) = posted
         {
-            self.fail();
+            self.queues.fail();
         }
         posted
     }
@@ -927,7 +1014,7 @@ impl<B: Source, P: Provider> Endpoint<B, P> {
     /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer.
     #[inline(always)]
     pub fn post_recv_tagged<T: Target + Into<B>>(&mut self, buffer: T, tag: u64) -> Result<(), NotPosted<B>> {
-        let Self { qp, flows, .. } = self;
+        let Queues { qp, flows, .. } = &mut self.queues;
         flows.recvs.post(qp, buffer, tag)
     }
 
@@ -948,7 +1035,7 @@ impl<B: Source, P: Provider> Endpoint<B, P> {
         parts: [(T, Range<usize>); N],
         tag: u64,
     ) -> Result<(), NotPostedParts<B, N>> {
-        let Self { qp, flows, .. } = self;
+        let Queues { qp, flows, .. } = &mut self.queues;
         flows.recvs.post_parts(qp, parts, tag)
     }
 }
@@ -1000,7 +1087,7 @@ impl<B: Target, P: Provider> Endpoint<B, P> {
     }
 }
 
-impl<B, P: Provider> Drop for Endpoint<B, P> {
+impl<B, P: Provider, T: Flowing> Drop for Queues<B, P, T> {
     fn drop(&mut self) {
         // The flows are not dropped, even if destroying the QP panics.
         let destroyed = self.qp.is_destroyed() || {
@@ -1021,7 +1108,7 @@ impl<B, P: Provider> Drop for Endpoint<B, P> {
 impl<B, P: Provider> AsFd for Endpoint<B, P> {
     /// The file descriptor that [`Endpoint::arm`] makes readable.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.channel.as_fd()
+        self.queues.channel.as_fd()
     }
 }
 
@@ -1029,7 +1116,7 @@ impl<B, P: Provider> fmt::Debug for Endpoint<B, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Endpoint")
             .field("address", &self.address)
-            .field("state", &self.qp.state())
+            .field("state", &self.queues.qp.state())
             .field("pending_sends", &self.pending_sends())
             .field("pending_recvs", &self.pending_recvs())
             .finish_non_exhaustive()

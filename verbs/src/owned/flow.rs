@@ -1,5 +1,6 @@
-//! The operations of each direction of an endpoint, with their buffers.
+//! The operations of each direction of a QP, with their buffers.
 
+mod kind;
 mod parts;
 
 use std::collections::VecDeque;
@@ -9,23 +10,24 @@ use std::sync::Arc;
 
 use bareverbs_provider::traits::Provider;
 
+pub(crate) use self::kind::{Kind, Reliable, SendOperation};
 use self::parts::Groups;
 pub(super) use self::parts::MAX_PARTS;
 pub use self::parts::NotPostedParts;
 use super::buffer::sealed::{PdId, Registered};
 use super::buffer::{checked_sge, verified_sge};
-use super::op::{OpPayload, opcode};
+use super::op::OpPayload;
 use super::queue::{Oldest, Queue};
 use super::{Done, Failed, NotPosted, Op, Outcome, Source, Target};
 use crate::pd::shared::PdShared;
 use crate::{
     DoorbellError, DriverId, Error, Imm, Operation, Payload, PostError, PostReason, PushError, Qp, Rc,
-    RecvRequest, Result, SendFlags, SendRequest, Sge, WcOpcode, WcStatus,
+    RecvRequest, Result, SendFlags, SendRequest, Sge, Transport, WcOpcode, WcStatus,
 };
 #[cfg(any(doc, feature = "test-utils"))]
 use crate::{RecvHalf, SendHalf};
 
-/// Owners of the `wr_id`s of an endpoint.
+/// Owners of the `wr_id`s of a QP.
 pub(super) const SENDS: u32 = 1;
 pub(super) const RECVS: u32 = 2;
 
@@ -33,31 +35,19 @@ pub(super) const RECVS: u32 = 2;
 /// completion shows that the device has finished with them.
 pub(super) const MARKER: u64 = 3 << 62;
 
-pub(super) const CLOSED: &str = "the connection has failed: create a new endpoint";
-
 #[cold]
 #[inline(never)]
-fn full(verb: &'static str, closed: bool, capacity: usize) -> Error {
+fn full<K: Kind>(opcode: WcOpcode, closed: bool, capacity: usize) -> Error {
     if closed {
-        return Error::Closed { verb, reason: CLOSED };
+        return Error::Closed { verb: K::verb(opcode), reason: K::CLOSED };
     }
     let capacity = u32::try_from(capacity).unwrap_or(u32::MAX);
     PostError { accepted: 0, reason: PushError::QueueFull { capacity }.into() }.into()
 }
 
-fn verb(opcode: WcOpcode) -> &'static str {
-    match opcode {
-        WcOpcode::RDMA_WRITE => "Endpoint::post_write",
-        WcOpcode::RDMA_READ => "Endpoint::post_read",
-        WcOpcode::FETCH_ADD => "Endpoint::post_fetch_add",
-        WcOpcode::COMP_SWAP => "Endpoint::post_compare_swap",
-        WcOpcode::SEND => "Endpoint::post_send",
-        _ => "Endpoint::post_recv",
-    }
-}
-
-/// A send queue that a flow posts to. A trait and not a closure, so that the fast path is inlined.
-pub(super) trait PostSend {
+/// A send queue that a flow posts operations of type `O` to. A trait and not a closure, so that the
+/// fast path is inlined.
+pub(super) trait PostSend<O = Operation> {
     /// Whether a posted request is published, with all earlier ones.
     const PUBLISHES: bool;
 
@@ -66,14 +56,14 @@ pub(super) trait PostSend {
     /// # Safety
     ///
     /// As for [`SendHalf::post_send`].
-    unsafe fn try_post(&mut self, request: &SendRequest<'_>) -> Option<Result<(), PostError>>;
+    unsafe fn try_post(&mut self, request: &SendRequest<'_, O>) -> Option<Result<(), PostError>>;
 
     /// Posts a request. It is published only if the result is `Ok`, or an error that accepted it.
     ///
     /// # Safety
     ///
     /// As for [`SendHalf::post_send`].
-    unsafe fn post(&mut self, request: &SendRequest<'_>) -> Result<(), PostError>;
+    unsafe fn post(&mut self, request: &SendRequest<'_, O>) -> Result<(), PostError>;
 }
 
 /// A receive queue that a flow posts to.
@@ -94,11 +84,11 @@ pub(super) trait PostRecv {
 }
 
 macro_rules! queues {
-    ($($(#[$attribute:meta])* $trait:ident for $queue:ty {
+    ($($(#[$attribute:meta])* $trait:ident for $queue:ty $(where $transport:ident)? {
         $request:ident -> $result:ty, $try_post:ident, $post:ident $(, $publishes:ident)?
     })*) => {$(
         $(#[$attribute])*
-        impl<P: Provider> $trait for $queue {
+        impl<$($transport: Transport,)? P: Provider> $trait for $queue {
             $(const $publishes: bool = true;)?
 
             #[inline(always)]
@@ -120,7 +110,7 @@ queues! {
     PostSend for Qp<Rc, P> {
         SendRequest -> Option<Result<(), PostError>>, try_post_send, post_send, PUBLISHES
     }
-    PostRecv for Qp<Rc, P> { RecvRequest -> bool, try_post_recv, post_recv }
+    PostRecv for Qp<T, P> where T { RecvRequest -> bool, try_post_recv, post_recv }
     #[cfg(feature = "test-utils")]
     PostSend for SendHalf<'_, Rc, P> {
         SendRequest -> Option<Result<(), PostError>>, try_post_send, post_send, PUBLISHES
@@ -151,21 +141,23 @@ impl<P: Provider> PostSend for Unpublished<'_, P> {
 }
 
 /// An outstanding send, write, read or atomic operation.
-pub(super) struct SendEntry<B> {
+pub(super) struct SendEntry<B, K: Kind = Reliable> {
     buffer: Option<B>,
     tag: u64,
     len: u32,
     opcode: WcOpcode,
+    held: K::Held,
 }
 
-impl<B> SendEntry<B> {
+impl<B, K: Kind> SendEntry<B, K> {
     #[inline(always)]
-    pub(super) fn done(self) -> Done<B> {
-        Done { tag: self.tag, buffer: self.buffer, len: self.len, imm: None, opcode: self.opcode }
+    pub(super) fn done(self) -> K::Done<B> {
+        let Self { buffer, tag, len, opcode, held: _ } = self;
+        K::sent(Done { tag, buffer, len, imm: None, opcode })
     }
 
     fn failed(self, domain: &PdShared, failure: Failure) -> Failed<B> {
-        failed(domain, self.opcode, (self.buffer, self.tag), failure)
+        failed::<B, K>(domain, self.opcode, (self.buffer, self.tag), failure)
     }
 }
 
@@ -205,13 +197,13 @@ pub(super) struct Failure {
 /// The failure of an operation whose QP was destroyed.
 const FLUSHED: Failure = Failure { status: WcStatus::WR_FLUSH_ERR, vendor_err: 0 };
 
-/// The operations of the send queue of an RC QP.
+/// The operations of the send queue of a QP.
 ///
 /// Soundness: an entry owns its buffer from before the request is posted until the
-/// provider reports the request's completion, or that of a later request. A send queue of RC
-/// completes in order.
-pub(super) struct SendFlow<B> {
-    queue: Queue<SendEntry<B>>,
+/// provider reports the request's completion, or that of a later request. A send queue completes in
+/// order.
+pub(super) struct SendFlow<B, K: Kind = Reliable> {
+    queue: Queue<SendEntry<B, K>>,
     depth: u32,
     domain: Arc<PdShared>,
     /// That of `domain`.
@@ -231,7 +223,7 @@ pub(super) struct SendFlow<B> {
     groups: Groups,
 }
 
-impl<B> SendFlow<B> {
+impl<B, K: Kind> SendFlow<B, K> {
     pub(super) fn new(domain: Arc<PdShared>, depth: u32, signal_every: u32) -> Self {
         let queue = Queue::new(SENDS, depth);
         let runs = Runs { newest: queue.posted()..queue.posted(), limit: signal_every };
@@ -264,6 +256,11 @@ impl<B> SendFlow<B> {
         self.queue.hold(held || self.groups.outstanding(self.queue.completed()));
     }
 
+    /// What the operation that was posted last holds, if it was not returned.
+    pub(super) fn newest_held(&self) -> Option<&K::Held> {
+        self.queue.newest().map(|entry| &entry.held)
+    }
+
     /// The number of outstanding operations at the end of the queue that generate no completion.
     pub(super) fn unsignaled_tail(&self) -> usize {
         if self.runs.newest.end != self.queue.posted() {
@@ -280,9 +277,9 @@ impl<B> SendFlow<B> {
     /// Returns the operation that was pushed last and not posted.
     #[cold]
     #[inline(never)]
-    fn take_back<Q: PostSend>(&mut self, error: PostError) -> Result<(), NotPosted<B>> {
+    fn take_back(&mut self, publishes: bool, error: PostError) -> Result<(), NotPosted<B>> {
         let entry = self.queue.take_back();
-        self.taken_back::<Q>(error.reason);
+        self.taken_back(publishes, error.reason);
         match entry {
             Some(SendEntry { buffer, tag, .. }) => Err(NotPosted { error: error.into(), buffer, tag }),
             None => unreachable!("the operation was pushed by the caller"),
@@ -292,21 +289,21 @@ impl<B> SendFlow<B> {
     /// The entries that were pushed last were removed, because their request was not posted.
     ///
     /// A doorbell that took it back, also took back all that were not published. Their `wr_id`s must
-    /// not be used again, so the flow is closed. Otherwise the queue rang for all earlier requests,
-    /// also if it rejected this one.
-    fn taken_back<Q: PostSend>(&mut self, reason: PostReason) {
+    /// not be used again, so the flow is closed. Otherwise a queue that `publishes` rang for all
+    /// earlier requests, also if it rejected this one.
+    fn taken_back(&mut self, publishes: bool, reason: PostReason) {
         self.runs.newest.end = self.runs.newest.end.min(self.queue.posted());
         match reason {
             PostReason::Doorbell(DoorbellError::TakenBack(_)) => self.refuse(reason),
-            _ if Q::PUBLISHES => self.published(),
+            _ if publishes => self.published(),
             _ => {}
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn full(&self, entry: SendEntry<B>) -> Result<(), NotPosted<B>> {
-        let error = full(verb(entry.opcode), self.queue.is_closed(), self.depth as usize);
+    fn full(&self, entry: SendEntry<B, K>) -> Result<(), NotPosted<B>> {
+        let error = full::<K>(entry.opcode, self.queue.is_closed(), self.depth as usize);
         Err(NotPosted { error, buffer: entry.buffer, tag: entry.tag })
     }
 
@@ -318,33 +315,33 @@ impl<B> SendFlow<B> {
     /// The memory of the payload must satisfy the contract of [`SendHalf::post_send`] until the
     /// flow has returned the operation, or the QP is destroyed. The flow keeps the entry's buffer
     /// until then.
-    pub(super) unsafe fn post_request<Q: PostSend>(
+    pub(super) unsafe fn post_request<O: SendOperation<K>, Q: PostSend<O>>(
         &mut self,
         queue: &mut Q,
         (buffer, tag): (Option<B>, u64),
-        operation: Operation,
+        operation: O,
         flags: SendFlags,
         (payload, len): (Payload<'_>, u32),
     ) -> Result<(), NotPosted<B>> {
         // The flow owns the buffer before the request is posted, so a panic in between does not
         // free it.
-        let entry = SendEntry { buffer, tag, len, opcode: opcode(&operation) };
+        let entry = SendEntry { buffer, tag, len, opcode: operation.opcode(), held: operation.held() };
         let Some(vacant) = self.queue.vacant() else { return self.full(entry) };
         let wr_id = vacant.wr_id();
         let flags = self.runs.signal(wr_id, vacant.is_last(), flags);
         vacant.fill(entry);
         // SAFETY: the caller upholds the contract.
         let posted = unsafe { queue.post(&SendRequest { wr_id, operation, flags, payload }) };
-        self.posted::<Q>(posted)
+        self.posted(Q::PUBLISHES, posted)
     }
 
-    /// The request that was pushed last was posted, or not.
-    fn posted<Q: PostSend>(&mut self, posted: Result<(), PostError>) -> Result<(), NotPosted<B>> {
+    /// The request that was pushed last was posted, or not. `publishes`: the queue published it.
+    fn posted(&mut self, publishes: bool, posted: Result<(), PostError>) -> Result<(), NotPosted<B>> {
         match posted {
             // A request that counts as posted will complete, even if its doorbell was refused.
-            Err(error) if error.accepted == 0 => self.take_back::<Q>(error),
+            Err(error) if error.accepted == 0 => self.take_back(publishes, error),
             _ => {
-                if Q::PUBLISHES {
+                if publishes {
                     self.queue.publish();
                 }
                 Ok(())
@@ -370,7 +367,7 @@ impl<B> SendFlow<B> {
     /// The operation with this `wr_id`, if it is published and the oldest one of the flow. `None` if
     /// the flow is held.
     #[inline(always)]
-    pub(super) fn oldest(&mut self, wr_id: u64) -> Option<Oldest<'_, SendEntry<B>>> {
+    pub(super) fn oldest(&mut self, wr_id: u64) -> Option<Oldest<'_, SendEntry<B, K>>> {
         self.queue.oldest_if(wr_id)
     }
 
@@ -437,7 +434,7 @@ impl<B> SendFlow<B> {
 
     /// The oldest operation that completed.
     #[inline(always)]
-    pub(super) fn take(&mut self) -> Option<Result<Done<B>, Failed<B>>> {
+    pub(super) fn take(&mut self) -> Option<Result<K::Done<B>, Failed<B>>> {
         if self.failed {
             return self.take_failed();
         }
@@ -446,7 +443,7 @@ impl<B> SendFlow<B> {
 
     #[cold]
     #[inline(never)]
-    fn take_failed(&mut self) -> Option<Result<Done<B>, Failed<B>>> {
+    fn take_failed(&mut self) -> Option<Result<K::Done<B>, Failed<B>>> {
         let number = self.queue.taken();
         if let Some(entry) = self.queue.take() {
             return match self.failures.front() {
@@ -468,13 +465,13 @@ impl<B> SendFlow<B> {
         }
         self.refused -= 1;
         let SendEntry { buffer, tag, opcode, .. } = entry;
-        let closed = || Error::Closed { verb: verb(opcode), reason: CLOSED };
+        let closed = || Error::Closed { verb: K::verb(opcode), reason: K::CLOSED };
         let error = self.refusal.map_or_else(closed, Error::from);
         Some(Err(Failed { error, tag, buffer, outcome: Outcome::NotExecuted, cause: None, recv: false }))
     }
 }
 
-fn failed<B>(
+fn failed<B, K: Kind>(
     domain: &PdShared,
     opcode: WcOpcode,
     (buffer, tag): (Option<B>, u64),
@@ -482,16 +479,16 @@ fn failed<B>(
 ) -> Failed<B> {
     let Failure { status, vendor_err } = failure;
     let driver = DriverId(domain.context.file.driver_id());
-    let error = Error::Completion { verb: verb(opcode), status, vendor_err, driver };
+    let error = Error::Completion { verb: K::verb(opcode), status, vendor_err, driver };
     Failed { error, tag, buffer, outcome: Outcome::of(status), cause: None, recv: opcode == WcOpcode::RECV }
 }
 
 /// A post that the fast path did not finish.
-enum Unfinished<'a, B> {
+enum Unfinished<'a, B, O> {
     /// The operation was not pushed.
-    Op(Op<'a, B>),
+    Op(Op<'a, B, O>),
     /// The request was pushed, and the fast path of the queue declined it.
-    Declined { wr_id: u64, operation: Operation, flags: SendFlags, payload: Place<'a> },
+    Declined { wr_id: u64, operation: O, flags: SendFlags, payload: Place<'a> },
     /// The request was pushed, and the fast path of the queue failed.
     Failed(PostError),
 }
@@ -503,11 +500,15 @@ enum Place<'a> {
     Inline(&'a [u8]),
 }
 
-impl<B: Source> SendFlow<B> {
+impl<B: Source, K: Kind> SendFlow<B, K> {
     /// Posts an operation to the send queue of the flow's QP, and publishes it with all earlier
     /// ones if the queue does.
     #[inline(always)]
-    pub(super) fn post<Q: PostSend>(&mut self, queue: &mut Q, op: Op<'_, B>) -> Result<(), NotPosted<B>> {
+    pub(super) fn post<O: SendOperation<K>, Q: PostSend<O>>(
+        &mut self,
+        queue: &mut Q,
+        op: Op<'_, B, O>,
+    ) -> Result<(), NotPosted<B>> {
         // One call of the slow path, so that the result of the fast path stays in registers.
         let unfinished = 'unfinished: {
             let (place, len) = match &op.payload {
@@ -528,7 +529,8 @@ impl<B: Source> SendFlow<B> {
             let flags = self.runs.signal(wr_id, vacant.is_last(), flags);
             // The flow owns the buffer before the request is posted, so a panic in between does not
             // free it.
-            let pushed = vacant.fill(SendEntry { buffer, tag, len, opcode: opcode(&operation) });
+            let (opcode, held) = (operation.opcode(), operation.held());
+            let pushed = vacant.fill(SendEntry { buffer, tag, len, opcode, held });
             let (sges, parts);
             let payload = match place {
                 Place::Sge(sge) => {
@@ -563,10 +565,10 @@ impl<B: Source> SendFlow<B> {
     /// Finishes a post.
     #[cold]
     #[inline(never)]
-    fn post_slow<Q: PostSend>(
+    fn post_slow<O: SendOperation<K>, Q: PostSend<O>>(
         &mut self,
         queue: &mut Q,
-        unfinished: Unfinished<'_, B>,
+        unfinished: Unfinished<'_, B, O>,
     ) -> Result<(), NotPosted<B>> {
         let Op { operation, payload, tag, flags } = match unfinished {
             Unfinished::Op(op) => op,
@@ -584,13 +586,13 @@ impl<B: Source> SendFlow<B> {
                 };
                 // SAFETY: the contract is upheld as in `post`, and the request was not posted.
                 let posted = unsafe { queue.post(&SendRequest { wr_id, operation, flags, payload }) };
-                return self.posted::<Q>(posted);
+                return self.posted(Q::PUBLISHES, posted);
             }
-            Unfinished::Failed(error) => return self.posted::<Q>(Err(error)),
+            Unfinished::Failed(error) => return self.posted(Q::PUBLISHES, Err(error)),
         };
         match payload {
             OpPayload::Buffer(buffer, range) => {
-                let sge = match checked_sge(verb(opcode(&operation)), &buffer, &self.domain, range) {
+                let sge = match checked_sge(K::verb(operation.opcode()), &buffer, &self.domain, range) {
                     Ok(sge) => sge,
                     Err(error) => return Err(NotPosted { error, buffer: Some(buffer), tag }),
                 };
@@ -615,35 +617,38 @@ pub(super) struct RecvEntry<B> {
 
 /// The completion of a receive.
 #[derive(Clone, Copy)]
-pub(super) struct Received {
+pub(super) struct Received<S = ()> {
     pub(super) len: u32,
     pub(super) imm: Option<Imm>,
     pub(super) opcode: WcOpcode,
+    /// What it says about the sender.
+    pub(super) sender: S,
 }
 
 impl<B> RecvEntry<B> {
     #[inline(always)]
-    pub(super) fn done(self, Received { len, imm, opcode }: Received) -> Done<B> {
-        Done { tag: self.tag, buffer: self.buffer, len, imm, opcode }
+    pub(super) fn done<K: Kind>(self, received: Received<K::Sender>) -> K::Done<B> {
+        let Received { len, imm, opcode, sender } = received;
+        K::received(Done { tag: self.tag, buffer: self.buffer, len, imm, opcode }, sender)
     }
 }
 
-/// The receives of an RC QP with a receive queue of its own.
+/// The receives of a QP with a receive queue of its own.
 ///
 /// Soundness: as for [`SendFlow`]. A receive queue completes in order, and each receive generates a
 /// completion.
-pub(super) struct RecvFlow<B> {
+pub(super) struct RecvFlow<B, K: Kind = Reliable> {
     queue: Queue<RecvEntry<B>>,
     depth: u32,
     domain: Arc<PdShared>,
     /// That of `domain`.
     pd: PdId,
     /// Of the receives that were reaped and not taken, oldest first. Its capacity is `depth`.
-    reaped: VecDeque<(Received, Option<Failure>)>,
+    reaped: VecDeque<(Received<K::Sender>, Option<Failure>)>,
     groups: Groups,
 }
 
-impl<B> RecvFlow<B> {
+impl<B, K: Kind> RecvFlow<B, K> {
     pub(super) fn new(domain: Arc<PdShared>, depth: u32) -> Self {
         let reaped = VecDeque::with_capacity(depth as usize);
         Self {
@@ -686,7 +691,7 @@ impl<B> RecvFlow<B> {
         let wr_id = match self.queue.push(RecvEntry { buffer, tag }) {
             Ok(wr_id) => wr_id,
             Err(RecvEntry { buffer, tag }) => {
-                let error = full(verb(WcOpcode::RECV), self.queue.is_closed(), self.depth as usize);
+                let error = full::<K>(WcOpcode::RECV, self.queue.is_closed(), self.depth as usize);
                 return Err(NotPosted { error, buffer, tag });
             }
         };
@@ -715,7 +720,12 @@ impl<B> RecvFlow<B> {
 
     /// The receive with this `wr_id` was polled. Returns `false` if it is not the oldest outstanding
     /// one.
-    pub(super) fn reap(&mut self, wr_id: u64, received: Received, failure: Option<Failure>) -> bool {
+    pub(super) fn reap(
+        &mut self,
+        wr_id: u64,
+        received: Received<K::Sender>,
+        failure: Option<Failure>,
+    ) -> bool {
         let oldest = self.queue.completed();
         match self.queue.position(wr_id) {
             Some(_) if self.groups.within(wr_id) => false,
@@ -738,7 +748,8 @@ impl<B> RecvFlow<B> {
     /// The QP is destroyed: the device has finished with all receives.
     pub(super) fn destroyed(&mut self) {
         self.close();
-        let flushed = (Received { len: 0, imm: None, opcode: WcOpcode::RECV }, Some(FLUSHED));
+        let none = Received { len: 0, imm: None, opcode: WcOpcode::RECV, sender: K::Sender::default() };
+        let flushed = (none, Some(FLUSHED));
         self.reaped.extend(std::iter::repeat_n(flushed, self.queue.outstanding()));
         self.queue.complete(self.queue.outstanding());
     }
@@ -750,17 +761,19 @@ impl<B> RecvFlow<B> {
     }
 
     /// The oldest receive that was reaped.
-    pub(super) fn take(&mut self) -> Option<Result<Done<B>, Failed<B>>> {
+    pub(super) fn take(&mut self) -> Option<Result<K::Done<B>, Failed<B>>> {
         let entry = self.queue.take()?;
         let (received, failure) = self.reaped.pop_front()?;
         Some(match failure {
-            None => Ok(entry.done(received)),
-            Some(failure) => Err(failed(&self.domain, WcOpcode::RECV, (entry.buffer, entry.tag), failure)),
+            None => Ok(entry.done::<K>(received)),
+            Some(failure) => {
+                Err(failed::<B, K>(&self.domain, WcOpcode::RECV, (entry.buffer, entry.tag), failure))
+            }
         })
     }
 }
 
-impl<B> RecvFlow<B> {
+impl<B, K: Kind> RecvFlow<B, K> {
     /// Posts a receive to the receive queue of the flow's QP.
     ///
     /// The conversion keeps the buffer: only this crate can convert a [`Target`] to another type of
@@ -803,7 +816,7 @@ impl<B> RecvFlow<B> {
                 let posted = unsafe { queue.post(&RecvRequest { wr_id, sges: &[sge] }) };
                 self.posted(posted)
             }
-            Err(buffer) => match checked_sge(verb(WcOpcode::RECV), &buffer, &self.domain, ..) {
+            Err(buffer) => match checked_sge(K::verb(WcOpcode::RECV), &buffer, &self.domain, ..) {
                 // SAFETY: as in `post`.
                 Ok(sge) => unsafe { self.post_request(queue, (Some(buffer.into()), tag), sge) },
                 Err(error) => Err(NotPosted { error, buffer: Some(buffer.into()), tag }),

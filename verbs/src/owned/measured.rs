@@ -91,7 +91,7 @@ impl<B> HarnessEndpoint<B> {
 
     #[inline(never)]
     fn poll_slow<P: Provider>(&mut self, cq: &mut P::Cq) {
-        self.flows.slow = match poll_any::<B, P>(&mut self.flows, Completions::from_raw_queue(cq)) {
+        self.flows.slow = match poll_any::<B, _, P>(&mut self.flows, Completions::from_raw_queue(cq)) {
             Polled::Done(done) => Some(Ok(done)),
             Polled::Empty | Polled::Slow => self.flows.take(),
         };

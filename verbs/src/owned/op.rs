@@ -3,10 +3,12 @@
 use std::ops::{Bound, RangeBounds};
 
 use super::{AnyBuffer, Source, Target};
-use crate::{Imm, Operation, Remote, SendFlags, WcOpcode};
+use crate::{Imm, Operation, Remote, SendFlags};
 
 /// A send, write, read or atomic operation, with its buffer and its options.
 /// [`Endpoint::post`](super::Endpoint::post) and [`Batch::post`](super::Batch::post) post it.
+/// [`Datagrams::post`](super::Datagrams::post) posts a datagram, an operation of type
+/// [`SendTo`](super::SendTo).
 ///
 /// ```no_run
 /// # use bareverbs::{Buffer, Mr, owned::{Endpoint, NotPosted, Op}};
@@ -18,9 +20,9 @@ use crate::{Imm, Operation, Remote, SendFlags, WcOpcode};
 /// # }
 /// ```
 #[derive(Debug)]
-#[must_use = "`Endpoint::post` posts it"]
-pub struct Op<'a, B> {
-    pub(super) operation: Operation,
+#[must_use = "`post` posts it"]
+pub struct Op<'a, B, O = Operation> {
+    pub(super) operation: O,
     pub(super) payload: OpPayload<'a, B>,
     pub(super) tag: u64,
     pub(super) flags: SendFlags,
@@ -40,25 +42,31 @@ fn any_range(range: impl RangeBounds<usize>) -> AnyRange {
     (range.start_bound().cloned(), range.end_bound().cloned())
 }
 
-/// The opcode of the operation's completion.
-#[inline(always)]
-pub(super) fn opcode(operation: &Operation) -> WcOpcode {
-    match operation {
-        Operation::Write(_) | Operation::WriteImm(..) => WcOpcode::RDMA_WRITE,
-        Operation::Read(_) => WcOpcode::RDMA_READ,
-        Operation::CmpSwp { .. } => WcOpcode::COMP_SWAP,
-        Operation::FetchAdd { .. } => WcOpcode::FETCH_ADD,
-        _ => WcOpcode::SEND,
-    }
-}
-
-impl<B: Source> Op<'_, B> {
+impl<'a, B, O> Op<'a, B, O> {
     #[inline(always)]
-    fn of(operation: Operation, buffer: B, range: impl RangeBounds<usize>) -> Self {
+    pub(super) fn of(operation: O, buffer: B, range: impl RangeBounds<usize>) -> Self {
         let payload = OpPayload::Buffer(buffer, any_range(range));
         Self { operation, payload, tag: 0, flags: SendFlags::SIGNALED }
     }
 
+    #[inline(always)]
+    pub(super) fn inline(operation: O, bytes: &'a [u8]) -> Self {
+        Self { operation, payload: OpPayload::Inline(bytes), tag: 0, flags: SendFlags::SIGNALED }
+    }
+}
+
+impl<B, O> Op<'_, B, O> {
+    /// The buffer, if it has one, and the tag.
+    pub(super) fn into_buffer(self) -> (Option<B>, u64) {
+        let buffer = match self.payload {
+            OpPayload::Buffer(buffer, _) => Some(buffer),
+            OpPayload::Inline(_) => None,
+        };
+        (buffer, self.tag)
+    }
+}
+
+impl<B: Source> Op<'_, B> {
     /// Sends the bytes of `buffer` in `range` as one message.
     #[inline(always)]
     pub fn send(buffer: B, range: impl RangeBounds<usize>) -> Self {
@@ -107,11 +115,6 @@ impl<B: Target> Op<'_, B> {
 }
 
 impl<'a, B> Op<'a, B> {
-    #[inline(always)]
-    fn inline(operation: Operation, bytes: &'a [u8]) -> Self {
-        Self { operation, payload: OpPayload::Inline(bytes), tag: 0, flags: SendFlags::SIGNALED }
-    }
-
     /// Sends `bytes`, which are copied when posted. They need not be registered. Their maximum is
     /// [`EndpointOptions::inline`](super::EndpointOptions::inline).
     #[inline(always)]
@@ -138,6 +141,16 @@ impl<'a, B> Op<'a, B> {
         Self::inline(Operation::WriteImm(remote, imm.into()), bytes)
     }
 
+    /// Sets the fence indicator (`IBV_SEND_FENCE`): the operation starts after earlier reads and
+    /// atomics of the endpoint are complete.
+    #[inline(always)]
+    pub fn fenced(mut self) -> Self {
+        self.flags |= SendFlags::FENCE;
+        self
+    }
+}
+
+impl<'a, B, O> Op<'a, B, O> {
     /// A number that comes back in [`Done::tag`](super::Done::tag) or
     /// [`Failed::tag`](super::Failed::tag). Default: 0.
     #[inline(always)]
@@ -155,14 +168,6 @@ impl<'a, B> Op<'a, B> {
         self
     }
 
-    /// Sets the fence indicator (`IBV_SEND_FENCE`): the operation starts after earlier reads and
-    /// atomics of the endpoint are complete.
-    #[inline(always)]
-    pub fn fenced(mut self) -> Self {
-        self.flags |= SendFlags::FENCE;
-        self
-    }
-
     /// Sets the solicited event bit (`IBV_SEND_SOLICITED`): the peer's completion raises a
     /// solicited event.
     #[inline(always)]
@@ -172,7 +177,7 @@ impl<'a, B> Op<'a, B> {
     }
 
     /// The same operation for an endpoint of [`AnyBuffer`].
-    pub fn any<M>(self) -> Op<'a, AnyBuffer<M>>
+    pub fn any<M>(self) -> Op<'a, AnyBuffer<M>, O>
     where
         B: Into<AnyBuffer<M>>,
     {

@@ -6,7 +6,7 @@ use super::flow::MAX_PARTS;
 use super::{Address, Endpoint, Spin};
 use crate::{
     Access, CompChannel, ConnectAttr, Context, Cq, CqInit, Error, GidIndex, InitAttr, Limit, Mtu, Pd,
-    PortNum, Qp, QpCap, QpInit, Rc, Result,
+    PortNum, Qp, QpCap, QpInit, Rc, Result, Transport,
 };
 
 const VERB: &str = "EndpointOptions::build";
@@ -199,14 +199,19 @@ impl Default for EndpointOptions {
 
 /// What [`EndpointOptions`] create.
 pub(super) struct Parts<P: Provider> {
-    pub(super) qp: Qp<Rc, P>,
-    pub(super) cq: Cq<P>,
-    pub(super) channel: CompChannel,
+    pub(super) queues: QueueParts<P, Rc>,
     pub(super) address: Address,
     pub(super) attr: ConnectAttr,
+    pub(super) max_sge: u32,
+}
+
+/// A QP with its CQ, and the limits of its operations.
+pub(super) struct QueueParts<P: Provider, T: Transport> {
+    pub(super) qp: Qp<T, P>,
+    pub(super) cq: Cq<P>,
+    pub(super) channel: CompChannel,
     pub(super) sends: u32,
     pub(super) recvs: u32,
-    pub(super) max_sge: u32,
     pub(super) signal_every: u32,
     pub(super) spin: Spin,
 }
@@ -277,13 +282,27 @@ impl EndpointOptions {
     }
 
     pub(super) fn parts<P: Provider>(&self, pd: &Pd<P>) -> Result<Parts<P>> {
-        let context = pd.context();
-        let signal_every = self.check_signal_every()?;
         if !(1..=MAX_PARTS as u32).contains(&self.max_sge) {
             let reason = format!("max_sge is {}: it must be from 1 to {MAX_PARTS}", self.max_sge);
             return Err(Error::invalid(VERB, reason));
         }
-        let attr = self.check(VERB, context)?;
+        let (mut queues, attr) = self.queues::<Rc, P>(VERB, pd)?;
+        let qp = &mut queues.qp;
+        qp.init(&InitAttr { port: attr.port, pkey_index: attr.pkey_index, access: attr.access })?;
+        let address = self.address(qp.address(attr.port, attr.gid_index)?);
+        Ok(Parts { queues, address, attr, max_sge: self.max_sge })
+    }
+
+    /// Creates a QP in RESET with its CQ, after it has checked the options. Returns them with the
+    /// GID index.
+    pub(super) fn queues<T: Transport, P: Provider>(
+        &self,
+        verb: &'static str,
+        pd: &Pd<P>,
+    ) -> Result<(QueueParts<P, T>, ConnectAttr)> {
+        let context = pd.context();
+        let signal_every = self.check_signal_every(verb)?;
+        let attr = self.check(verb, context)?;
         let channel = context.create_comp_channel()?;
         let entries = self.sends + self.recvs;
         let cq = context.create_cq(&CqInit { channel: Some(&channel), ..CqInit::new(entries) })?;
@@ -294,21 +313,9 @@ impl EndpointOptions {
             max_recv_sge: self.max_sge,
             max_inline_data: self.inline,
         };
-        let mut qp = pd.create_qp::<Rc>(&QpInit { cap, ..QpInit::new(&cq, &cq) })?;
-        qp.init(&InitAttr { port: attr.port, pkey_index: attr.pkey_index, access: attr.access })?;
-        let address = self.address(qp.address(attr.port, attr.gid_index)?);
-        Ok(Parts {
-            qp,
-            cq,
-            channel,
-            address,
-            attr,
-            sends: self.sends,
-            recvs: self.recvs,
-            max_sge: self.max_sge,
-            signal_every,
-            spin: self.spin,
-        })
+        let qp = pd.create_qp::<T>(&QpInit { cap, ..QpInit::new(&cq, &cq) })?;
+        let Self { sends, recvs, spin, .. } = *self;
+        Ok((QueueParts { qp, cq, channel, sends, recvs, signal_every, spin }, attr))
     }
 
     /// The depths of both directions and the maximum of inline data.
@@ -341,12 +348,12 @@ impl EndpointOptions {
     }
 
     /// Returns the longest run of unsignalled operations, plus 1.
-    fn check_signal_every(&self) -> Result<u32> {
+    fn check_signal_every(&self, verb: &'static str) -> Result<u32> {
         let signal_every = self.signal_every.unwrap_or((self.sends / 4).max(1));
         if signal_every == 0 {
-            return Err(Error::invalid(VERB, "signal_every: must be at least 1"));
+            return Err(Error::invalid(verb, "signal_every: must be at least 1"));
         }
-        Error::check_limit(VERB, Limit::SignalEvery, signal_every.into(), self.sends.max(1).into())?;
+        Error::check_limit(verb, Limit::SignalEvery, signal_every.into(), self.sends.max(1).into())?;
         Ok(signal_every)
     }
 }

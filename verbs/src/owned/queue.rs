@@ -15,8 +15,7 @@ pub(crate) fn owner(wr_id: u64) -> u32 {
 /// The requests of one queue that are outstanding or whose completion was not taken yet. It is a
 /// ring in the order of posting, allocated once.
 ///
-/// It serves queues that complete in order: the send queue and the private receive queue of an RC
-/// QP. A completion of a send also completes all older sends, which were not signalled.
+/// It serves queues that complete in order: the send queue and the private receive queue of a QP. A completion of a send also completes all older sends, which were not signalled.
 ///
 /// A `wr_id` has the owner, 1 to 3, in its upper 2 bits and the number of the request below. So it
 /// never repeats: a queue can't post 2^61 requests, which takes 73 years at 10^9 a second. 0 is
@@ -122,6 +121,16 @@ impl<T> Queue<T> {
     /// far.
     pub(crate) fn completed(&self) -> u64 {
         self.oldest()
+    }
+
+    /// The request that was pushed last, if it was not taken.
+    pub(crate) fn newest(&self) -> Option<&T> {
+        if self.len() == 0 {
+            return None;
+        }
+        let index = (self.head - 1) as usize & self.mask;
+        // SAFETY: the request is between the tail and `head`, so its entry is initialised.
+        Some(unsafe { self.entries[index].assume_init_ref() })
     }
 
     /// The `wr_id` of the request that [`Queue::take`] takes next. It counts the requests that were
@@ -508,6 +517,7 @@ mod tests {
                 prop_assert_eq!(queue.unpublished(), unpublished);
                 prop_assert_eq!(queue.credits(), depth as usize - model.len());
                 prop_assert_eq!(queue.has_complete(), outstanding != model.len());
+                prop_assert_eq!(queue.newest().copied(), (!model.is_empty()).then(|| seen - 1));
             }
         }
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use bareverbs_provider::traits::Provider;
 
 use super::buffer::sealed::Registered;
-use super::endpoint::FLUSH_LIMIT;
+use super::endpoint::{FLUSH_LIMIT, Queues};
 use super::flow::scoped_sge;
 use super::{Done, Endpoint, Failed, NotPosted};
 use crate::{
@@ -151,7 +151,7 @@ impl<B, P: Provider> Endpoint<B, P> {
         // The borrows end if this unwinds.
         let abort = AbortOnDrop;
         if result.is_err() {
-            self.fail();
+            self.queues.fail();
         }
         let ended = self.end_scope(end, posted);
         std::mem::forget(abort);
@@ -167,12 +167,14 @@ impl<B, P: Provider> Endpoint<B, P> {
             (flows.sends.queue().completed() >= posted.sends || flows.sends.in_use() == 0)
                 && flows.recvs.queue().completed() >= posted.recvs
         };
-        match self.reap_until(end, until) {
+        match self.queues.reap_until(end, until) {
             Ok(true) => Ok(()),
             waited => {
-                self.fail();
+                self.queues.fail();
                 let flushed = Instant::now().checked_add(FLUSH_LIMIT);
-                if !matches!(self.reap_until(flushed, until), Ok(true)) && self.destroy_qp().is_err() {
+                if !matches!(self.queues.reap_until(flushed, until), Ok(true))
+                    && self.queues.destroy_qp().is_err()
+                {
                     std::process::abort();
                 }
                 let reason = "operations of the scope did not complete in time: the connection has failed";
@@ -227,7 +229,7 @@ impl<'scope, B, P: Provider> Scope<'scope, '_, B, P> {
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting).
     pub fn post_recv(&mut self, region: &'scope mut impl Lend, tag: u64) -> Result<(), NotPosted<B>> {
-        let Endpoint { qp, flows, .. } = &mut *self.endpoint;
+        let Queues { qp, flows, .. } = &mut self.endpoint.queues;
         let sge = scoped_sge("Scope::post_recv", region, qp.pd().domain(), .., tag)?;
         // Counted before the request is posted.
         let before = self.posted.recvs;
@@ -251,7 +253,7 @@ impl<'scope, B, P: Provider> Scope<'scope, '_, B, P> {
         operation: Operation,
         tag: u64,
     ) -> Result<(), NotPosted<B>> {
-        let Endpoint { qp, flows, .. } = &mut *self.endpoint;
+        let Queues { qp, flows, .. } = &mut self.endpoint.queues;
         let sge = scoped_sge(verb, region, qp.pd().domain(), range, tag)?;
         let before = self.posted.sends;
         self.posted.sends = flows.sends.queue().posted() + 1;
@@ -261,7 +263,7 @@ impl<'scope, B, P: Provider> Scope<'scope, '_, B, P> {
             unsafe { flows.sends.post_request(qp, (None, tag), operation, SendFlags::SIGNALED, payload) };
         posted.map_err(|refused| {
             self.posted.sends = before;
-            self.endpoint.refused(refused)
+            self.endpoint.queues.refused(refused)
         })
     }
 

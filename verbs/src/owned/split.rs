@@ -48,12 +48,12 @@ impl<B, P: Provider> Half<B, P> {
             Direction::Send => Direction::Recv,
             Direction::Recv => Direction::Send,
         };
-        shared.endpoint.has_result(other).then(|| shared.wakers[other as usize].take()).flatten()
+        shared.endpoint.queues.has_result(other).then(|| shared.wakers[other as usize].take()).flatten()
     }
 
     fn poll(&self) -> Option<Result<Done<B>, Failed<B>>> {
         let mut shared = lock(&self.shared);
-        let ended = shared.endpoint.poll_direction(self.direction);
+        let ended = shared.endpoint.queues.poll_direction(self.direction);
         let other = self.other(&mut shared);
         drop(shared);
         // A waker is called, cloned and dropped without the lock.
@@ -66,18 +66,18 @@ impl<B, P: Provider> Half<B, P> {
         let mut waker = Some(cx.waker().clone());
         let mut shared = lock(&self.shared);
         let polled = loop {
-            if let Some(ended) = shared.endpoint.poll_direction(self.direction) {
+            if let Some(ended) = shared.endpoint.queues.poll_direction(self.direction) {
                 break Poll::Ready(ended);
             }
-            if let Err(error) = shared.endpoint.check_wait_for(self.direction) {
+            if let Err(error) = shared.endpoint.queues.check_wait_for(self.direction) {
                 break Poll::Ready(Err(error.into()));
             }
-            if shared.endpoint.is_armed() {
+            if shared.endpoint.queues.is_armed() {
                 mem::swap(&mut shared.wakers[self.direction as usize], &mut waker);
                 break Poll::Pending;
             }
             // Completions before the arm raise no event: poll once more.
-            if let Err(error) = shared.endpoint.arm_cq() {
+            if let Err(error) = shared.endpoint.queues.arm_cq() {
                 break Poll::Ready(Err(error.into()));
             }
         };
@@ -90,7 +90,7 @@ impl<B, P: Provider> Half<B, P> {
     /// Reads the events of the channel. Returns whether there was one.
     fn take_events(&self) -> Result<bool> {
         let mut shared = lock(&self.shared);
-        let taken = shared.endpoint.take_events();
+        let taken = shared.endpoint.queues.take_events();
         // The CQ is not armed any more: a half that waits arms it again.
         let wakers =
             if matches!(taken, Ok(false)) { [const { None }; 2] } else { mem::take(&mut shared.wakers) };
@@ -100,11 +100,11 @@ impl<B, P: Provider> Half<B, P> {
     }
 
     fn start_spin(&self) -> Spinning {
-        self.with(|endpoint| endpoint.start_spin())
+        self.with(|endpoint| endpoint.queues.start_spin())
     }
 
     fn end_spin(&self, spin: Spinning) {
-        self.with(|endpoint| endpoint.end_spin(spin));
+        self.with(|endpoint| endpoint.queues.end_spin(spin));
     }
 
     fn wait_until(&self, end: Option<Instant>) -> Result<Option<Done<B>>, Failed<B>> {
@@ -219,7 +219,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// ```
     #[must_use]
     pub fn split(self) -> (EndpointSender<B, P>, EndpointReceiver<B, P>) {
-        let channel = self.channel().clone();
+        let channel = self.queues.channel().clone();
         let shared = Arc::new(Mutex::new(Shared { endpoint: self, wakers: [None, None] }));
         let half = |direction| {
             let (shared, channel) = (Arc::clone(&shared), channel.clone());

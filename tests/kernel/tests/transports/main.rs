@@ -3,12 +3,14 @@
 mod datagram;
 mod host;
 mod multicast;
+mod owned;
 mod shared;
 mod unreliable;
 
 use bareverbs_kernel_tests::{device, kernel_tests};
 use datagram::*;
 use multicast::*;
+use owned::*;
 use shared::*;
 use unreliable::*;
 
@@ -48,4 +50,18 @@ kernel_tests! {
     attach_mcast_requires_a_multicast_gid,
     attached_qp_can_be_dropped,
     infiniband_multicast_requires_a_multicast_lid if device::infiniband,
+
+    owned_datagrams_are_received_and_answered,
+    owned_datagrams_to_a_group_reach_its_members,
+    owned_datagrams_have_the_length_of_a_packet,
+    datagram_beyond_its_receive_is_no_message,
+    aborted_datagrams_return_their_buffers,
+    destination_may_be_dropped_before_its_sends_complete,
+    closed_datagrams_return_every_operation,
+    full_queues_of_datagrams_accept_posts_after_a_completion,
+    datagram_options_out_of_range_are_refused,
+    datagrams_of_tokio_tasks_flow,
+    datagrams_of_async_io_tasks_flow,
+    descriptor_of_datagrams_is_readable_after_a_completion,
+    owned_datagrams_join_groups_of_infiniband_by_lid if device::infiniband,
 }

@@ -16,7 +16,7 @@ const GROUP6: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 7, 7);
 
 /// The LID of the groups on InfiniBand. The device's switch forwards a group's messages to all
 /// ports, and ports filter by GID.
-const LID: u16 = 0xc007;
+pub(crate) const LID: u16 = 0xc007;
 
 fn join(member: &mut Qp<Ud>, group: Gid) -> Result<(), Error> {
     if device::is_infiniband() {

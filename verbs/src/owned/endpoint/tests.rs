@@ -36,7 +36,7 @@ unsafe impl MemoryOwner for Counted {
 #[test]
 fn rxe_odp_mr_must_be_page_aligned() {
     let mut setup = Setup::of(DriverId::RXE);
-    let pd = setup.endpoint.qp.pd().clone();
+    let pd = setup.endpoint.queues.qp.pd().clone();
     setup.region = ImplicitMr::for_test(pd.domain(), Access::LOCAL_WRITE | Access::ON_DEMAND);
     let mut memory = Buffer::zeroed(64).unwrap();
     let (start, _) = memory.region();
@@ -84,16 +84,18 @@ impl Setup {
         let pd = plain.domain_of(driver);
         let context = pd.context();
         let endpoint = Endpoint::from_parts(Parts {
-            qp: plain.queue_pair(&pd),
-            cq: context.create_cq(&CqInit::new(8)).unwrap(),
-            channel: CompChannel::for_test(context.file()),
+            queues: QueueParts {
+                qp: plain.queue_pair(&pd),
+                cq: context.create_cq(&CqInit::new(8)).unwrap(),
+                channel: CompChannel::for_test(context.file()),
+                sends: 4,
+                recvs: 2,
+                signal_every: 3,
+                spin: Spin::Never,
+            },
             address: Address::new(Gid::default(), 1),
             attr: ConnectAttr::new(1, 0),
-            sends: 4,
-            recvs: 2,
             max_sge: 4,
-            signal_every: 3,
-            spin: Spin::Never,
         });
         let region = ImplicitMr::for_test(pd.domain(), Access::LOCAL_WRITE);
         Self { plain, region, endpoint, freed: Arc::default() }
@@ -177,7 +179,7 @@ impl Setup {
 #[test]
 fn mr_of_another_pd_is_rejected_and_returned() {
     let mut setup = Setup::new();
-    let same_context = setup.endpoint.qp.pd().context().alloc_pd().unwrap();
+    let same_context = setup.endpoint.queues.qp.pd().context().alloc_pd().unwrap();
     let other_context = setup.plain.domain();
     for pd in [&same_context, &other_context] {
         setup.region = ImplicitMr::for_test(pd.domain(), Access::LOCAL_WRITE);
@@ -292,7 +294,7 @@ fn provider_panic_in_post_keeps_the_buffer() {
     let buffer = setup.buffer();
     let Setup { endpoint, freed, .. } = &mut setup;
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        let _ = endpoint.flows.recvs.post(&mut Panics, buffer, 0);
+        let _ = endpoint.queues.flows.recvs.post(&mut Panics, buffer, 0);
     }))
     .unwrap_err();
     assert_eq!((freed.load(Ordering::Relaxed), endpoint.pending()), (0, 1));
@@ -367,8 +369,8 @@ fn failures_that_are_reaped_together_are_all_returned() {
     setup.complete(second, WcStatus::RETRY_EXC_ERR);
     setup.complete(third, WcStatus::WR_FLUSH_ERR);
     setup.complete(fourth, WcStatus::WR_FLUSH_ERR);
-    setup.endpoint.reap().unwrap();
-    assert_eq!(setup.endpoint.flows.sends.queue().outstanding(), 0);
+    setup.endpoint.queues.reap().unwrap();
+    assert_eq!(setup.endpoint.queues.flows.sends.queue().outstanding(), 0);
     assert_eq!((setup.ended(), setup.freed()), (vec![1, -2, -3, -4], 4));
 }
 
@@ -380,7 +382,7 @@ fn unsignaled_operation_between_failures_has_failed() {
     let third = setup.send(3, true);
     setup.complete(first, WcStatus::RETRY_EXC_ERR);
     setup.complete(third, WcStatus::WR_FLUSH_ERR);
-    setup.endpoint.reap().unwrap();
+    setup.endpoint.queues.reap().unwrap();
     assert_eq!(setup.ended(), [-1, -2, -3]);
 }
 
@@ -591,7 +593,7 @@ fn close_waits_for_unsignaled_sends() {
             plain.log().completions.push_back(completion(wr_id, WcStatus::SUCCESS));
         }
     })));
-    setup.endpoint.drain(None).unwrap();
+    setup.endpoint.queues.drain(None).unwrap();
     let states = setup.plain.log().states.clone();
     assert!(states.is_empty(), "the QP is in RTS");
     setup.plain.log().pushed = Hook(None);
@@ -696,7 +698,7 @@ fn reaped_operations_are_returned_before_later_ones_of_either_direction() {
     let received = setup.post();
     let first = setup.send(1, true);
     setup.complete(received, WcStatus::SUCCESS);
-    setup.endpoint.reap().unwrap();
+    setup.endpoint.queues.reap().unwrap();
     setup.complete(first, WcStatus::SUCCESS);
     assert!(setup.endpoint.poll().unwrap().unwrap().is_recv());
     assert_eq!(setup.endpoint.poll().unwrap().unwrap().tag, 1);
@@ -728,7 +730,7 @@ fn completions_that_the_fast_path_declines_are_returned_in_order() {
     setup.complete(received, WcStatus::SUCCESS);
     setup.complete(second, WcStatus::REM_OP_ERR);
     assert_eq!(setup.endpoint.poll().unwrap().unwrap().tag, 1);
-    setup.endpoint.reap().unwrap();
+    setup.endpoint.queues.reap().unwrap();
     assert_eq!(setup.endpoint.poll().unwrap().unwrap_err().tag, 2);
     assert!(setup.endpoint.poll().unwrap().unwrap().is_recv());
     assert!(setup.endpoint.poll().is_none());
@@ -877,7 +879,7 @@ fn forgotten_values_do_not_end_the_wait_of_a_scope() {
         })
         .unwrap();
     // The scope has reaped both operations that were not polled.
-    assert_eq!((setup.endpoint.flows.in_use(), setup.plain.log().completions.len()), (0, 0));
+    assert_eq!((setup.endpoint.queues.flows.in_use(), setup.plain.log().completions.len()), (0, 0));
     assert_eq!(setup.ended(), [2, 3]);
 }
 
@@ -1028,7 +1030,7 @@ fn joined_halves_return_what_the_other_half_has_polled() {
 fn waiting_half_is_woken_by_the_poll_of_the_other() {
     let mut setup = Setup::new();
     let (first, second) = (setup.post(), setup.post());
-    setup.endpoint.armed = true;
+    setup.endpoint.queues.armed = true;
     let Setup { endpoint, plain, .. } = setup;
     let (mut sender, receiver) = endpoint.split();
     let wakes = Arc::new(Wakes::default());

@@ -9,10 +9,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::super::buffer::checked_sge;
-use super::super::op::opcode;
 use super::super::queue::Queue;
 use super::super::{Source, Target};
-use super::{PostRecv, PostSend, Received, RecvEntry, RecvFlow, SendEntry, SendFlow, full, verb};
+use super::{
+    Kind, PostRecv, PostSend, Received, RecvEntry, RecvFlow, Reliable, SendEntry, SendFlow, SendOperation,
+    full,
+};
 use crate::pd::shared::PdShared;
 use crate::{Error, Operation, Payload, RecvRequest, Result, SendFlags, SendRequest, Sge, WcOpcode};
 
@@ -99,12 +101,12 @@ impl Groups {
 
     /// Takes the group of the entries from `first` to `last`. Returns the bytes of each in a
     /// message.
-    pub(super) fn take(
+    pub(super) fn take<S: Copy>(
         &mut self,
         first: u64,
         last: u64,
-        received: Received,
-    ) -> Option<impl Iterator<Item = Received> + use<>> {
+        received: Received<S>,
+    ) -> Option<impl Iterator<Item = Received<S>> + use<S>> {
         self.0.front().filter(|group| (group.first, group.last) == (first, last))?;
         let Group { lens, .. } = self.0.pop_front()?;
         let count = (last - first) as usize + 1;
@@ -168,13 +170,13 @@ impl<B: Source> SendFlow<B> {
         parts: [(B, Range<usize>); N],
         tag: u64,
     ) -> Result<(), NotPostedParts<B, N>> {
-        let opcode = opcode(&operation);
-        let sges = match sges(verb(opcode), &parts, &self.domain) {
+        let opcode = operation.opcode();
+        let sges = match sges(Reliable::verb(opcode), &parts, &self.domain) {
             Ok(sges) => sges,
             Err(error) => return Err(NotPostedParts { error, parts, tag }),
         };
         if self.queue.credits() < N {
-            let error = full(verb(opcode), self.queue.is_closed(), self.depth as usize);
+            let error = full::<Reliable>(opcode, self.queue.is_closed(), self.depth as usize);
             return Err(NotPostedParts { error, parts, tag });
         }
         let ranges = array::from_fn(|at| parts[at].1.clone());
@@ -182,7 +184,8 @@ impl<B: Source> SendFlow<B> {
         // The flow owns the buffers before the request is posted, so a panic in between does not
         // free them.
         for ((buffer, _), sge) in parts.into_iter().zip(&sges) {
-            let pushed = self.queue.push(SendEntry { buffer: Some(buffer), tag, len: sge.length, opcode });
+            let entry = SendEntry { buffer: Some(buffer), tag, len: sge.length, opcode, held: () };
+            let pushed = self.queue.push(entry);
             debug_assert!(pushed.is_ok(), "there is room");
         }
         let request = SendRequest {
@@ -196,7 +199,7 @@ impl<B: Source> SendFlow<B> {
         match unsafe { queue.post(&request) } {
             Err(error) if error.accepted == 0 => {
                 let parts = take_back(&mut self.queue, |entry| entry.buffer, ranges);
-                self.taken_back::<Q>(error.reason);
+                self.taken_back(Q::PUBLISHES, error.reason);
                 Err(NotPostedParts { error: error.into(), parts, tag })
             }
             _ => {
@@ -224,14 +227,13 @@ impl<B> RecvFlow<B> {
         parts: [(T, Range<usize>); N],
         tag: u64,
     ) -> Result<(), NotPostedParts<B, N>> {
-        let verb = verb(WcOpcode::RECV);
         let converted = |(buffer, range): (T, Range<usize>)| (buffer.into(), range);
-        let sges = match sges(verb, &parts, &self.domain) {
+        let sges = match sges(Reliable::verb(WcOpcode::RECV), &parts, &self.domain) {
             Ok(sges) => sges,
             Err(error) => return Err(NotPostedParts { error, parts: parts.map(converted), tag }),
         };
         if self.queue.credits() < N {
-            let error = full(verb, self.queue.is_closed(), self.depth as usize);
+            let error = full::<Reliable>(WcOpcode::RECV, self.queue.is_closed(), self.depth as usize);
             return Err(NotPostedParts { error, parts: parts.map(converted), tag });
         }
         let ranges = array::from_fn(|at| parts[at].1.clone());

@@ -1,0 +1,576 @@
+//! Datagrams (UD) whose operations own their buffers.
+
+mod address;
+mod destination;
+mod options;
+mod received;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::RangeBounds;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bareverbs_provider::traits::{Completion, Provider};
+
+pub use self::address::DatagramAddress;
+pub use self::destination::{Destination, SendTo};
+pub use self::options::DatagramOptions;
+pub use self::received::{DatagramDone, DatagramSender, ReceivedDatagram};
+pub(crate) use self::received::{checked, received};
+
+use self::received::{Sender, sent};
+use super::buffer::sealed::PdId;
+use super::endpoint::{Flowing, Queues};
+use super::flow::{Kind, MARKER, PostSend, SendOperation};
+use super::hub::reaper::Direction;
+use super::{Done, Failed, Lease, NotPosted, Op, Source, Target};
+use crate::{
+    Ah, AhAttr, AnyProvider, ConnectAttr, Datagram, Error, GRH_BYTES, Gid, Imm, Payload, PostError, Qp,
+    Result, SendFlags, SendRequest, Ud, WcFlags, WcOpcode, WorkCompletion,
+};
+
+/// Shortest buffer of a receive in bytes: the GRH and one byte.
+const SHORTEST: usize = GRH_BYTES + 1;
+
+/// Datagrams: a UD QP whose operations own their buffers of type `B`, as those of an
+/// [`Endpoint`](super::Endpoint) do.
+///
+/// A datagram is one packet. It may be lost, duplicated by the network or reordered, and the sender
+/// does not notice: a send completes when the device has sent it. A datagram without a posted
+/// receive, or with another Q_Key than the receiver's, is dropped.
+///
+/// ```no_run
+/// use bareverbs::Device;
+/// use bareverbs::owned::{Datagrams, Pool};
+///
+/// let pd = Device::first()?.open()?.alloc_pd()?;
+/// let (mut alice, mut bob): (Datagrams, Datagrams) =
+///     (Datagrams::options().inline(64).build(&pd)?, Datagrams::options().inline(64).build(&pd)?);
+/// let pool = Pool::new(&pd, 2, 40 + 4096)?;
+/// for end in [&mut alice, &mut bob] {
+///     end.post_recv(pool.take().expect("a free buffer"))?;
+/// }
+///
+/// // Between two machines, the address goes over a socket, or is looked up.
+/// let to = alice.destination(&bob.address())?;
+/// alice.post_send_inline(&to, b"hello, bob")?;
+///
+/// let hello = bob.wait_recv()?;
+/// assert_eq!(hello.message(), b"hello, bob");
+/// let back = hello.reply_to(&bob)?;
+/// bob.post_send_inline(&back, b"hello, alice")?;
+/// assert_eq!(alice.wait_recv()?.message(), b"hello, alice");
+/// # Ok::<(), bareverbs::Error>(())
+/// ```
+///
+/// # Receives
+///
+/// The device stores a global route header (GRH) of 40 bytes before the payload, so a receive needs
+/// 40 bytes more than its longest message. [`ReceivedDatagram::message`] returns the payload. A
+/// buffer of 40 + [`max_message`](Self::max_message) bytes is long enough for every datagram. A
+/// longer datagram than the buffer is dropped or ends the datagrams, depending on the device.
+///
+/// # Depth
+///
+/// [`sends`](DatagramOptions::sends) and [`recvs`](DatagramOptions::recvs) count separately. An
+/// operation counts until a poll or a wait has returned it. [`wait_recv`](Self::wait_recv) and
+/// [`poll_recv`](Self::poll_recv) return no sends: a program that uses them takes its sends by
+/// [`poll_send`](Self::poll_send).
+///
+/// # Failure
+///
+/// The first failed operation moves the QP to ERR. All outstanding operations then fail, with their
+/// buffers, and posting is rejected. Create new datagrams, and join the groups again. On Soft-RoCE a
+/// destination without a route fails in this way.
+///
+/// # Errors of posting
+///
+/// Posting fails with [`NotPosted`]. It holds the buffer and one of these errors:
+///
+/// | [`NotPosted::error`] | cause |
+/// |---|---|
+/// | [`Error::BufferTooShort`] | The buffer of a receive has less than 41 bytes. |
+/// | [`Error::Invalid`] | Peers may write the buffer of a receive: it was registered with remote access. |
+/// | [`Error::Invalid`] | The range is beyond the buffer, or is 4 GiB or longer. |
+/// | [`Error::Invalid`] | The buffer or the [`Destination`] belongs to another protection domain. |
+/// | [`Error::Closed`] | The datagrams have failed. |
+/// | [`Error::Post`], [`PostReason::Queue`] | The queue is full ([`NotPosted::is_full`]), or the message is longer than [`max_message`](Self::max_message) ([`PushError::DatagramTooLong`]). |
+/// | [`Error::Post`], [`PostReason::Doorbell`] | The kernel refused the doorbell, and the request was taken back. The datagrams have failed. |
+///
+/// # Validation of completions
+///
+/// As for [`Endpoint`](super::Endpoint#validation-of-completions). A receive whose reported length
+/// is below 40 bytes or beyond its buffer fails with [`Error::DatagramLength`].
+///
+/// [`PostReason::Queue`]: crate::PostReason::Queue
+/// [`PostReason::Doorbell`]: crate::PostReason::Doorbell
+/// [`PushError::DatagramTooLong`]: crate::PushError::DatagramTooLong
+#[doc(alias = "IBV_QPT_UD")]
+pub struct Datagrams<B = Lease, P: Provider = AnyProvider> {
+    pub(crate) queues: Queues<B, P, Ud>,
+    pd: PdId,
+    attr: ConnectAttr,
+    address: DatagramAddress,
+    max_message: u32,
+    is_ethernet: bool,
+}
+
+impl Datagrams {
+    /// Options of datagrams, all at their defaults. [`DatagramOptions::build`] determines the type
+    /// of the buffers.
+    pub fn options() -> DatagramOptions {
+        DatagramOptions::default()
+    }
+}
+
+impl<B, P: Provider> Datagrams<B, P> {
+    /// The address of these datagrams, for peers.
+    #[must_use]
+    pub fn address(&self) -> DatagramAddress {
+        self.address
+    }
+
+    /// The QP.
+    #[must_use]
+    pub fn qp(&self) -> &Qp<Ud, P> {
+        &self.queues.qp
+    }
+
+    /// Length of the longest message in bytes: the port's active MTU. A peer with a smaller MTU
+    /// receives only messages up to that.
+    #[must_use]
+    pub fn max_message(&self) -> u32 {
+        self.max_message
+    }
+
+    /// Creates the destination of an address: a peer or a multicast group. It costs a system call,
+    /// so keep it for all messages to the peer.
+    ///
+    /// # Errors
+    /// - [`Error::Invalid`]: on InfiniBand, the address has no LID.
+    /// - [`Error::Kernel`]: there is no route, or the peer did not answer the address resolution.
+    pub fn destination(&self, peer: &DatagramAddress) -> Result<Destination<P>> {
+        let ConnectAttr { port, gid_index, sl, traffic_class, hop_limit, .. } = self.attr;
+        let mut path = AhAttr { dlid: peer.lid, sl, ..AhAttr::global(port, peer.gid, gid_index) };
+        if let Some(grh) = &mut path.grh {
+            (grh.traffic_class, grh.hop_limit) = (traffic_class, hop_limit);
+        }
+        self.destination_by(&path, peer.qp_num, peer.qkey)
+    }
+
+    /// Creates the destination of a multicast group, with the Q_Key of these datagrams. A sender
+    /// need not be a member.
+    ///
+    /// On InfiniBand a group also has a LID: use [`destination`](Self::destination) with the LID in
+    /// [`DatagramAddress::group`].
+    ///
+    /// # Errors
+    /// As for [`destination`](Self::destination).
+    pub fn group(&self, group: Gid) -> Result<Destination<P>> {
+        self.destination(&DatagramAddress::group(group, self.address.qkey))
+    }
+
+    /// Creates the destination of the QP `qp_num` on a path.
+    ///
+    /// # Errors
+    /// As for [`Pd::create_ah`](crate::Pd::create_ah).
+    pub fn destination_by(&self, path: &AhAttr, qp_num: u32, qkey: u32) -> Result<Destination<P>> {
+        let ah = self.queues.qp.pd().create_ah(path)?;
+        Ok(Destination::new(Arc::new(ah), qp_num, qkey))
+    }
+
+    /// Receives datagrams to a multicast group that have the Q_Key of these datagrams. A second join
+    /// of the same group does nothing. On RoCE, it also joins the IP group until
+    /// [`leave`](Self::leave), on the network interface of the local GID; see [`Qp::attach_mcast`].
+    ///
+    /// On InfiniBand a group also has a LID: [`join_with_lid`](Self::join_with_lid).
+    ///
+    /// # Errors
+    /// As for [`Qp::attach_mcast`].
+    #[doc(alias = "ibv_attach_mcast")]
+    pub fn join(&mut self, group: Gid) -> Result<()> {
+        if !self.is_ethernet {
+            return self.queues.qp.attach_mcast(group);
+        }
+        let own = self.queues.qp.pd().context().gid(self.attr.port, self.attr.gid_index)?;
+        self.queues.qp.attach_mcast_via(group, &own)
+    }
+
+    /// Joins a group of an InfiniBand subnet, named by its GID and its LID.
+    ///
+    /// # Errors
+    /// As for [`Qp::attach_mcast_with_lid`].
+    #[doc(alias = "ibv_attach_mcast")]
+    pub fn join_with_lid(&mut self, group: Gid, lid: u16) -> Result<()> {
+        self.queues.qp.attach_mcast_with_lid(group, lid)
+    }
+
+    /// Receives no more datagrams to the group, and leaves the IP group.
+    ///
+    /// # Errors
+    /// As for [`Qp::detach_mcast`].
+    #[doc(alias = "ibv_detach_mcast")]
+    pub fn leave(&mut self, group: Gid) -> Result<()> {
+        self.queues.qp.detach_mcast(group)
+    }
+
+    /// The number of operations that were not returned yet, in both directions.
+    #[must_use]
+    pub fn pending(&self) -> usize {
+        self.pending_sends() + self.pending_recvs()
+    }
+
+    /// The number of sends that were not returned yet.
+    #[must_use]
+    pub fn pending_sends(&self) -> usize {
+        self.queues.flows.sends.queue().len()
+    }
+
+    /// The number of receives that were not returned yet.
+    #[must_use]
+    pub fn pending_recvs(&self) -> usize {
+        self.queues.flows.recvs.queue().len()
+    }
+
+    /// Ends all operations: they fail. Polling and waiting return them, with their buffers, until
+    /// [`pending`](Self::pending) is 0.
+    pub fn abort(&mut self) {
+        self.queues.fail();
+    }
+
+    /// Arms the CQ: the file descriptor becomes readable at the next completion. It reads pending
+    /// events first, so a level-triggered `epoll` does not report them again. Poll once more after
+    /// this call and before waiting on the descriptor.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] or [`Error::System`], as for [`Datagrams::wait`].
+    pub fn arm(&mut self) -> Result<()> {
+        self.queues.arm()
+    }
+}
+
+impl<B: Source, P: Provider> Datagrams<B, P> {
+    /// Posts a datagram with options. [`Op::send_to`], [`Op::send_to_imm`], [`Op::send_to_inline`]
+    /// and [`Op::send_to_imm_inline`] create it.
+    ///
+    /// ```no_run
+    /// use bareverbs::owned::{Datagrams, Destination, Lease, NotPosted, Op};
+    ///
+    /// fn post(datagrams: &mut Datagrams, to: &Destination, message: Lease) -> Result<(), NotPosted<Lease>> {
+    ///     datagrams.post(Op::send_to_inline(to, b"begin").tag(1).unsignaled())?;
+    ///     datagrams.post(Op::send_to_imm(to, message, ..64, 7).tag(2).solicited())
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// [Errors of posting](Datagrams#errors-of-posting). The error returns the buffer.
+    #[inline]
+    pub fn post(&mut self, op: Op<'_, B, SendTo<'_, P>>) -> Result<(), NotPosted<B>> {
+        if op.operation.pd() != self.pd {
+            return Err(foreign_destination(op));
+        }
+        let Queues { qp, flows, .. } = &mut self.queues;
+        let posted = flows.sends.post(qp, op);
+        posted.map_err(|refused| self.queues.refused(refused))
+    }
+
+    /// Posts the bytes of `buffer` in `range` as one datagram.
+    ///
+    /// # Errors
+    /// [Errors of posting](Datagrams#errors-of-posting). The error returns the buffer.
+    pub fn post_send(
+        &mut self,
+        to: &Destination<P>,
+        buffer: B,
+        range: impl RangeBounds<usize>,
+    ) -> Result<(), NotPosted<B>> {
+        self.post(Op::send_to(to, buffer, range))
+    }
+
+    /// Posts the bytes of `buffer` in `range` as one datagram with immediate data.
+    ///
+    /// # Errors
+    /// [Errors of posting](Datagrams#errors-of-posting). The error returns the buffer.
+    pub fn post_send_imm(
+        &mut self,
+        to: &Destination<P>,
+        buffer: B,
+        range: impl RangeBounds<usize>,
+        imm: impl Into<Imm>,
+    ) -> Result<(), NotPosted<B>> {
+        self.post(Op::send_to_imm(to, buffer, range, imm))
+    }
+
+    /// Posts `bytes`, which are copied, as one datagram. They need not be registered. Their maximum
+    /// is [`DatagramOptions::inline`].
+    ///
+    /// # Errors
+    /// [Errors of posting](Datagrams#errors-of-posting).
+    pub fn post_send_inline(&mut self, to: &Destination<P>, bytes: &[u8]) -> Result<(), NotPosted<B>> {
+        self.post(Op::send_to_inline(to, bytes))
+    }
+
+    /// Posts `buffer` for one datagram of up to its length minus 40 bytes. `tag` comes back in
+    /// [`ReceivedDatagram::tag`].
+    ///
+    /// The buffer may be of another type than that of the datagrams, such as a
+    /// [`Lease`] for datagrams of [`AnyBuffer`](super::AnyBuffer).
+    ///
+    /// # Errors
+    /// [Errors of posting](Datagrams#errors-of-posting). The error returns the buffer.
+    pub fn post_recv_tagged<T: Target + Into<B>>(&mut self, buffer: T, tag: u64) -> Result<(), NotPosted<B>> {
+        if buffer.length() < SHORTEST || buffer.try_bytes().is_none() {
+            return Err(unusable(buffer, tag));
+        }
+        let Queues { qp, flows, .. } = &mut self.queues;
+        flows.recvs.post(qp, buffer, tag)
+    }
+
+    /// Polls one operation that has ended, or returns `None` if there is none. Operations of a
+    /// direction end in the order of posting.
+    ///
+    /// # Errors
+    /// - [`Error::Completion`]: the operation failed. The error returns the buffer.
+    /// - [`Error::DatagramLength`]: the device reports an impossible length. The error returns the
+    ///   buffer.
+    /// - [`Error::UnknownCompletion`]: the completion matches no outstanding operation. It has no
+    ///   buffer.
+    #[inline]
+    pub fn poll(&mut self) -> Option<Result<DatagramDone<B>, Failed<B>>> {
+        self.queues.poll().map(|ended| checked(ended?))
+    }
+
+    /// Polls one receive that has ended, or returns `None` if there is none. Sends that have ended
+    /// are returned later, by [`poll_send`](Self::poll_send) or [`poll`](Self::poll).
+    ///
+    /// # Errors
+    /// As for [`poll`](Self::poll).
+    pub fn poll_recv(&mut self) -> Option<Result<ReceivedDatagram<B>, Failed<B>>> {
+        self.queues.poll_direction(Direction::Recv).map(|ended| received(ended?))
+    }
+
+    /// Polls one send that has ended, or returns `None` if there is none. Receives that have ended
+    /// are returned later, by [`poll_recv`](Self::poll_recv) or [`poll`](Self::poll).
+    ///
+    /// # Errors
+    /// As for [`poll`](Self::poll).
+    pub fn poll_send(&mut self) -> Option<Result<Done<B>, Failed<B>>> {
+        self.queues.poll_direction(Direction::Send).map(|ended| ended.map(sent))
+    }
+
+    /// Blocks until an operation completes.
+    ///
+    /// # Errors
+    /// - [`Error::Completion`], [`Error::DatagramLength`] and [`Error::UnknownCompletion`], as for
+    ///   [`poll`](Self::poll).
+    /// - [`Error::Invalid`]: no operation is outstanding, or all outstanding operations are
+    ///   unsignalled.
+    /// - [`Error::Kernel`] or [`Error::System`] with `EIO`: the device was removed, as for
+    ///   [`Endpoint`](super::Endpoint#device-removal).
+    /// - [`Error::Kernel`] with `ESTALE`: this process was forked from the one that opened the
+    ///   device.
+    pub fn wait(&mut self) -> Result<DatagramDone<B>, Failed<B>> {
+        without_timeout(|| self.queues.wait_until(None, None)).and_then(checked)
+    }
+
+    /// Blocks until an operation completes, at most for `timeout`. Returns `Ok(None)` on a timeout.
+    ///
+    /// # Errors
+    /// As for [`wait`](Self::wait).
+    pub fn wait_timeout(&mut self, timeout: Duration) -> Result<Option<DatagramDone<B>>, Failed<B>> {
+        let end = Instant::now().checked_add(timeout);
+        self.queues.wait_until(None, end)?.map(checked).transpose()
+    }
+
+    /// Blocks until a datagram was received. Sends that have ended are returned later, by
+    /// [`poll_send`](Self::poll_send) or [`poll`](Self::poll).
+    ///
+    /// # Errors
+    /// As for [`wait`](Self::wait). [`Error::Invalid`] if no receive is outstanding.
+    pub fn wait_recv(&mut self) -> Result<ReceivedDatagram<B>, Failed<B>> {
+        without_timeout(|| self.queues.wait_until(Some(Direction::Recv), None)).and_then(received)
+    }
+
+    /// As [`wait_recv`](Self::wait_recv), at most for `timeout`. Returns `Ok(None)` on a timeout.
+    ///
+    /// # Errors
+    /// As for [`wait_recv`](Self::wait_recv).
+    pub fn wait_recv_timeout(&mut self, timeout: Duration) -> Result<Option<ReceivedDatagram<B>>, Failed<B>> {
+        let end = Instant::now().checked_add(timeout);
+        self.queues.wait_until(Some(Direction::Recv), end)?.map(received).transpose()
+    }
+
+    /// Blocks until a send completes: the device has sent the datagram. Receives that have ended are
+    /// returned later.
+    ///
+    /// # Errors
+    /// As for [`wait`](Self::wait). [`Error::Invalid`] if no signalled send is outstanding.
+    pub fn wait_send(&mut self) -> Result<Done<B>, Failed<B>> {
+        without_timeout(|| self.queues.wait_until(Some(Direction::Send), None)).map(sent)
+    }
+
+    /// Waits until the device has sent all signalled datagrams, at most for `timeout`, and destroys
+    /// the QP. Returns all operations that were not polled, receives included: those that received a
+    /// datagram, and those that were flushed.
+    ///
+    /// It does not wait for unsignalled datagrams behind the last signalled one. Those that were not
+    /// sent by then fail with [`WR_FLUSH_ERR`](crate::WcStatus::WR_FLUSH_ERR).
+    ///
+    /// # Errors
+    /// [`Error::Kernel`]: the kernel refuses to destroy the QP. The buffers of outstanding
+    /// operations are leaked.
+    pub fn close(self, timeout: Duration) -> Result<Vec<Result<DatagramDone<B>, Failed<B>>>> {
+        let ended = self.queues.close(timeout)?;
+        Ok(ended.into_iter().map(|ended| checked(ended?)).collect())
+    }
+}
+
+impl<B: Target, P: Provider> Datagrams<B, P> {
+    /// Posts `buffer` for one datagram of up to its length minus 40 bytes.
+    ///
+    /// # Errors
+    /// [Errors of posting](Datagrams#errors-of-posting). The error returns the buffer.
+    pub fn post_recv(&mut self, buffer: B) -> Result<(), NotPosted<B>> {
+        self.post_recv_tagged(buffer, 0)
+    }
+}
+
+/// Waits until `wait`, which has no timeout, returns an operation.
+fn without_timeout<D, B>(mut wait: impl FnMut() -> Result<Option<D>, Failed<B>>) -> Result<D, Failed<B>> {
+    loop {
+        if let Some(done) = wait()? {
+            return Ok(done);
+        }
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn foreign_destination<B, O>(op: Op<'_, B, O>) -> NotPosted<B> {
+    let reason = "the destination belongs to another PD than the QP: create it with \
+                  `Datagrams::destination` of these datagrams";
+    let (buffer, tag) = op.into_buffer();
+    NotPosted { error: Error::invalid("Datagrams::post_send", reason), buffer, tag }
+}
+
+#[cold]
+#[inline(never)]
+fn unusable<T: Target + Into<B>, B>(buffer: T, tag: u64) -> NotPosted<B> {
+    const VERB: &str = "Datagrams::post_recv";
+    let (len, min) = (buffer.length() as u64, SHORTEST as u64);
+    let error = if len < min {
+        Error::BufferTooShort { verb: VERB, len, min }
+    } else {
+        Error::invalid(VERB, "peers may write the buffer: register it without remote access")
+    };
+    NotPosted { error, buffer: Some(buffer.into()), tag }
+}
+
+/// UD: datagrams over address handles.
+pub(crate) struct Unconnected<P>(PhantomData<P>);
+
+impl<P: Provider> Kind for Unconnected<P> {
+    type Held = Arc<Ah<P>>;
+    type Sender = Sender;
+    type Done<B> = DatagramDone<B>;
+
+    const CLOSED: &'static str = "the datagrams have failed: create new ones";
+    const WAIT: &'static str = "Datagrams::wait";
+
+    fn verb(opcode: WcOpcode) -> &'static str {
+        match opcode {
+            WcOpcode::SEND => "Datagrams::post_send",
+            _ => "Datagrams::post_recv",
+        }
+    }
+
+    #[inline]
+    fn sender(completion: &impl Completion) -> Sender {
+        Sender {
+            qp_num: completion.src_qp(),
+            slid: completion.slid(),
+            sl: completion.sl(),
+            dlid_path_bits: completion.dlid_path_bits(),
+            has_grh: completion.wc_flags().contains(WcFlags::GRH),
+        }
+    }
+
+    fn sender_of(completion: &WorkCompletion) -> Sender {
+        let WorkCompletion { src_qp, slid, sl, dlid_path_bits, wc_flags, .. } = *completion;
+        Sender { qp_num: src_qp, slid, sl, dlid_path_bits, has_grh: wc_flags.contains(WcFlags::GRH) }
+    }
+
+    #[inline]
+    fn sent<B>(done: Done<B>) -> DatagramDone<B> {
+        DatagramDone::Sent(done)
+    }
+
+    #[inline]
+    fn received<B>(done: Done<B>, sender: Sender) -> DatagramDone<B> {
+        DatagramDone::Received(ReceivedDatagram::new(done, sender))
+    }
+}
+
+impl Flowing for Ud {
+    type Kind<P: Provider> = Unconnected<P>;
+
+    /// In RTS, it would be a datagram to a peer.
+    const MARKER_IS_EXECUTED: bool = false;
+
+    fn post_marker<P: Provider>(qp: &mut Qp<Self, P>, newest: &Arc<Ah<P>>) -> Result<(), PostError> {
+        let operation = Datagram::new(&**newest, 0, 0);
+        let (flags, payload) = (SendFlags::SIGNALED, Payload::Sges(&[]));
+        // SAFETY: the request names no memory.
+        unsafe { qp.post_send(&[SendRequest { wr_id: MARKER, operation, flags, payload }]) }
+    }
+}
+
+impl<P: Provider> SendOperation<Unconnected<P>> for SendTo<'_, P> {
+    #[inline]
+    fn opcode(&self) -> WcOpcode {
+        WcOpcode::SEND
+    }
+
+    #[inline]
+    fn held(&self) -> Arc<Ah<P>> {
+        self.ah()
+    }
+}
+
+impl<P: Provider> PostSend<SendTo<'_, P>> for Qp<Ud, P> {
+    const PUBLISHES: bool = true;
+
+    #[inline]
+    unsafe fn try_post(&mut self, request: &SendRequest<'_, SendTo<'_, P>>) -> Option<Result<(), PostError>> {
+        // SAFETY: the caller's contract is the same.
+        unsafe { self.try_post_send(&request.with(request.operation.to_datagram())) }
+    }
+
+    #[inline]
+    unsafe fn post(&mut self, request: &SendRequest<'_, SendTo<'_, P>>) -> Result<(), PostError> {
+        // SAFETY: the caller's contract is the same.
+        unsafe { self.post_send(&[request.with(request.operation.to_datagram())]) }
+    }
+}
+
+impl<B, P: Provider> AsFd for Datagrams<B, P> {
+    /// The file descriptor that [`Datagrams::arm`] makes readable.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.queues.channel().as_fd()
+    }
+}
+
+impl<B, P: Provider> fmt::Debug for Datagrams<B, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Datagrams")
+            .field("address", &self.address)
+            .field("state", &self.queues.qp.state())
+            .field("pending_sends", &self.pending_sends())
+            .field("pending_recvs", &self.pending_recvs())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,100 @@
+//! What the operations of a transport keep and return.
+
+use bareverbs_provider::traits::Completion;
+
+use super::super::Done;
+use crate::{Operation, WcOpcode, WorkCompletion};
+
+/// What the flows of a transport keep and return.
+pub(crate) trait Kind {
+    /// What a send holds until it is complete, besides its buffer.
+    type Held;
+    /// What the completion of a receive says about the sender.
+    type Sender: Copy + Default;
+    /// A successful operation.
+    type Done<B>;
+
+    /// Why a closed flow accepts no operation.
+    const CLOSED: &'static str;
+
+    /// Name of the method that waits.
+    const WAIT: &'static str;
+
+    /// Name of the method that posts operations with this opcode.
+    fn verb(opcode: WcOpcode) -> &'static str;
+
+    /// The sender of a received message.
+    fn sender(completion: &impl Completion) -> Self::Sender;
+
+    /// As [`Kind::sender`].
+    fn sender_of(completion: &WorkCompletion) -> Self::Sender;
+
+    /// The result of an operation of the send queue.
+    fn sent<B>(done: Done<B>) -> Self::Done<B>;
+
+    /// The result of a receive.
+    fn received<B>(done: Done<B>, sender: Self::Sender) -> Self::Done<B>;
+}
+
+/// An operation that a flow of `K` posts.
+pub(crate) trait SendOperation<K: Kind>: Copy {
+    /// The opcode of its completion.
+    fn opcode(&self) -> WcOpcode;
+
+    /// What it holds until it is complete.
+    fn held(&self) -> K::Held;
+}
+
+/// RC: operations of a connection.
+pub(crate) enum Reliable {}
+
+impl Kind for Reliable {
+    type Held = ();
+    type Sender = ();
+    type Done<B> = Done<B>;
+
+    const CLOSED: &'static str = "the connection has failed: create a new endpoint";
+    const WAIT: &'static str = "Endpoint::wait";
+
+    fn verb(opcode: WcOpcode) -> &'static str {
+        match opcode {
+            WcOpcode::RDMA_WRITE => "Endpoint::post_write",
+            WcOpcode::RDMA_READ => "Endpoint::post_read",
+            WcOpcode::FETCH_ADD => "Endpoint::post_fetch_add",
+            WcOpcode::COMP_SWAP => "Endpoint::post_compare_swap",
+            WcOpcode::SEND => "Endpoint::post_send",
+            _ => "Endpoint::post_recv",
+        }
+    }
+
+    #[inline(always)]
+    fn sender(_: &impl Completion) {}
+
+    fn sender_of(_: &WorkCompletion) {}
+
+    #[inline(always)]
+    fn sent<B>(done: Done<B>) -> Done<B> {
+        done
+    }
+
+    #[inline(always)]
+    fn received<B>(done: Done<B>, (): ()) -> Done<B> {
+        done
+    }
+}
+
+impl SendOperation<Reliable> for Operation {
+    #[inline(always)]
+    fn opcode(&self) -> WcOpcode {
+        match self {
+            Self::Write(_) | Self::WriteImm(..) => WcOpcode::RDMA_WRITE,
+            Self::Read(_) => WcOpcode::RDMA_READ,
+            Self::CmpSwp { .. } => WcOpcode::COMP_SWAP,
+            Self::FetchAdd { .. } => WcOpcode::FETCH_ADD,
+            _ => WcOpcode::SEND,
+        }
+    }
+
+    #[inline(always)]
+    fn held(&self) {}
+}
