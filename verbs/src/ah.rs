@@ -68,8 +68,8 @@ impl<P: Provider> Ah<P> {
         Ok(Self { inner: ah, handle, attr: *attr, released: Released::default(), pd: pd.clone() })
     }
 
-    /// Destroys it. Posted requests that name it must have completed: the device would send them to
-    /// no or to another address. Drop does the same, and ignores errors.
+    /// Destroys it. Datagrams to it that are posted and not complete may fail, or go to another
+    /// address. Drop does the same, and ignores errors.
     ///
     /// # Errors
     /// The handle and [`Error::Kernel`]: the kernel rejects the command, for instance because the
