@@ -24,6 +24,7 @@ use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_provider::dm::DeviceMemory;
 use bareverbs_provider::error::CreateError;
 use bareverbs_provider::mapping::{HUGE_PAGE, Mapping};
+use bareverbs_provider::queue_buffer::QueueBuffer;
 use bareverbs_provider::request::{
     AhRequest, CqRequest, DmRequest, QpRequest, QueueMemory, SrqChange, SrqRequest, XrcTargetRequest,
 };
@@ -107,6 +108,18 @@ pub(crate) fn queue_memory(bytes: usize, memory: QueueMemory) -> Result<Mapping,
     }
 }
 
+/// The memory of a queue, in bytes: part of the caller's buffer, or allocated.
+fn ring_memory(
+    bytes: usize,
+    memory: QueueMemory,
+    buffer: Option<&QueueBuffer>,
+) -> Result<Mapping, CreateError> {
+    match buffer {
+        Some(buffer) => buffer.lease(bytes),
+        None => queue_memory(bytes, memory),
+    }
+}
+
 /// Queries the mlx5 part of the device attributes.
 fn query_driver(file: &DeviceFile) -> Result<QueryDeviceResp, IoctlError> {
     let mut resp = QueryDeviceResp::zeroed();
@@ -120,13 +133,14 @@ fn capabilities(
     info: ContextInfo,
     ucontext: &AllocUcontextResp,
     device: &QueryDeviceResp,
-    shareable: bool,
+    (shareable, queue_buffers): (bool, bool),
 ) -> Capabilities {
     let null_key = ucontext.comp_mask.contains(AllocUcontextRespMask::DUMP_FILL_MKEY);
     Capabilities {
         num_comp_vectors: info.num_comp_vectors,
         core_support: info.core_support,
         shareable,
+        queue_buffers,
         ece: ucontext.comp_mask.contains(AllocUcontextRespMask::ECE),
         // On Ethernet the driver reports how many header bytes a WQE must hold inline. With CQEs of
         // version 0 it creates no raw packet QPs.
@@ -159,7 +173,7 @@ impl Mlx5 {
         }
         let device = query_driver(&file)?;
         let mini_cqe_format = MiniCqeFormat::best(device.cqe_comp_caps.supported_format);
-        let caps = capabilities(info, &resp, &device, shareable);
+        let caps = capabilities(info, &resp, &device, (shareable, command::queue_buffers(&file)));
         let uar = Arc::new(Uar::alloc(&file, UarType::NC)?);
         let queues = resp.qp_tab_size.clamp(1 << 12, 1 << 20);
         let table = Arc::new(UidxTable::new(queues, resp.cqe_version).map_err(ioctl_error("mmap"))?);
@@ -212,8 +226,8 @@ impl Mlx5 {
 // SAFETY: by the numbers of the trait's obligations:
 // 1. Handles come from the kernel's responses to create calls in the context of `file`, and only
 //    the caller gets them.
-// 2. The memory of a ring and its doorbell record are allocated for each object, and the returned
-//    queues keep them. For the object, the device accesses nothing else but the memory that
+// 2. The memory of a ring and its doorbell record are allocated for each object, or leased from the
+//    caller's buffer to that object alone, and the returned queues keep them. For the object, the device accesses nothing else but the memory that
 //    requests name.
 // 3. An object is created after all of its memory is allocated, or `HandleGuard` destroys it.
 //    Nothing was posted to it.
@@ -306,7 +320,7 @@ unsafe impl Provider for Mlx5 {
         unsafe { self.do_resize_cq(cq, queue, entries) }
     }
 
-    unsafe fn create_qp(&self, request: &QpRequest) -> Result<CreatedQp<Self>, CreateError> {
+    unsafe fn create_qp(&self, request: &QpRequest<'_>) -> Result<CreatedQp<Self>, CreateError> {
         self.check_same_process("QpCreate")?;
         // SAFETY: the caller's promise is the same.
         unsafe { self.do_create_qp(request) }
@@ -409,6 +423,7 @@ mod tests {
                 compressed: false,
                 flags: CqCreateFlags::empty(),
                 memory,
+                buffer: None,
             };
             // SAFETY: `/dev/null` creates nothing.
             let cq = unsafe { mlx5.create_cq(&request) }.map(drop);

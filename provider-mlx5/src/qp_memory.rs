@@ -1,7 +1,9 @@
 //! The memory that both halves of a QP share, and the layout of its rings.
 
+use bareverbs_provider::command::QpBuffers;
 use bareverbs_provider::error::{CreateError, Limit};
 use bareverbs_provider::mapping::Mapping;
+use bareverbs_provider::queue_buffer::QueueBuffer;
 use bareverbs_uapi::uverbs::types::{QpCap, QpType};
 use std::ptr::NonNull;
 
@@ -216,6 +218,19 @@ impl Layout {
         ((self.recv_slots as usize) << self.recv_shift).next_multiple_of(self.send_align)
     }
 
+    /// The parts of `buffer` that have the rings. The kernel takes those of a raw packet QP
+    /// separately (`mlx5_qp_buf_attr` and `create_raw_packet_qp_sq` of its `qp.c`).
+    pub(crate) fn buffers(&self, buffer: &QueueBuffer, is_raw: bool) -> QpBuffers {
+        if !is_raw {
+            return QpBuffers::Both(buffer.desc(0, self.bytes()));
+        }
+        let recv = (self.recv_slots as usize) << self.recv_shift;
+        QpBuffers::Each {
+            recv: (recv > 0).then(|| buffer.desc(0, recv)),
+            send: buffer.desc(self.send_offset(), self.send_blocks as usize * BLOCK),
+        }
+    }
+
     /// Bytes of both rings.
     pub(crate) fn bytes(&self) -> usize {
         self.send_offset() + self.send_blocks as usize * BLOCK
@@ -265,6 +280,25 @@ mod tests {
         let layout = Layout::new(QpType::UC, &cap(8, 1, 0), 0, true, LIMITS).expect("small");
         assert_eq!((layout.recv_slots, layout.recv_sge, layout.send_offset()), (0, 0, 0));
         assert_eq!(layout.rq_wqe_shift(), 0);
+    }
+
+    #[test]
+    fn raw_packet_rings_are_described_separately() {
+        let memory = Mapping::anonymous(1 << 16).unwrap();
+        let start = memory.as_ptr();
+        // SAFETY: the mapping keeps its bytes at their address.
+        let buffer = unsafe { QueueBuffer::new(start, 1 << 16, Box::new(memory)) }.unwrap();
+        let layout = |qp_type, no_receives| {
+            Layout::new(qp_type, &cap(8, 1, 0), 0, no_receives, LIMITS).expect("small")
+        };
+        let connected = layout(QpType::RC, false);
+        let both = buffer.desc(0, 128 * 16 + 32 * 64);
+        assert_eq!(connected.buffers(&buffer, false), QpBuffers::Both(both));
+        let raw = layout(QpType::RAW_PACKET, false).buffers(&buffer, true);
+        let (recv, send) = (buffer.desc(0, 128 * 16), buffer.desc(4096, 8 * 64));
+        assert_eq!(raw, QpBuffers::Each { recv: Some(recv), send });
+        let raw = layout(QpType::RAW_PACKET, true).buffers(&buffer, true);
+        assert_eq!(raw, QpBuffers::Each { recv: None, send: buffer.desc(0, 8 * 64) });
     }
 
     #[test]

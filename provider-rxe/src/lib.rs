@@ -18,8 +18,9 @@
 //! let file = Arc::new(DeviceFile::open("/dev/infiniband/uverbs0", 14)?);
 //! let rxe = Rxe::open(file)?;
 //! let (memory, flags) = (QueueMemory::BasePages, CqCreateFlags::empty());
-//! let request =
-//!     CqRequest { entries: 100, user_handle: 0, channel: None, vector: 0, compressed: false, flags, memory };
+//! let request = CqRequest {
+//!     entries: 100, user_handle: 0, channel: None, vector: 0, compressed: false, flags, memory, buffer: None,
+//! };
 //! // SAFETY: the queue and its kernel object last until the program ends.
 //! let mut cq = unsafe { rxe.create_cq(&request) }?;
 //! assert!(cq.entries >= 100);

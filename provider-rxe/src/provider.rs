@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use bareverbs_provider::Errno;
 use bareverbs_provider::caps::Capabilities;
-use bareverbs_provider::command::{self, ContextInfo, DriverPayload};
+use bareverbs_provider::command::{self, ContextInfo, DriverPayload, QpBuffers};
 use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_provider::error::{CreateError, Feature};
 use bareverbs_provider::handle_guard::HandleGuard;
 use bareverbs_provider::mapping::Protection;
+use bareverbs_provider::queue_buffer::QueueBuffer;
 use bareverbs_provider::request::{
     AhRequest, CqRequest, DoorbellChoice, QpRequest, QueueMemory, SrqChange, SrqRequest,
 };
@@ -55,6 +56,14 @@ fn check_queue_memory(memory: QueueMemory) -> Result<(), CreateError> {
     match memory {
         QueueMemory::BasePages => Ok(()),
         QueueMemory::HugePages => Err(CreateError::Unsupported { feature: Feature::HugePageQueues }),
+    }
+}
+
+/// Rejects buffers: the kernel allocates the queues, and ignores the attributes.
+fn check_no_buffer(buffer: Option<&QueueBuffer>) -> Result<(), CreateError> {
+    match buffer {
+        None => Ok(()),
+        Some(_) => Err(CreateError::Unsupported { feature: Feature::QueueBuffers }),
     }
 }
 
@@ -142,11 +151,12 @@ unsafe impl Provider for Rxe {
             return Err(CreateError::Unsupported { feature: Feature::CqIgnoreOverrun });
         }
         check_queue_memory(request.memory)?;
+        check_no_buffer(request.buffer)?;
         let mut response = CreateCqResp::zeroed();
         let payload = DriverPayload { input: &[], output: response.as_mut_bytes() };
         // SAFETY: rxe reads no payload and writes its response into `response`, which has its full
         // size.
-        let made = unsafe { command::create_cq(&self.file, request, payload) }?;
+        let made = unsafe { command::create_cq(&self.file, request, None, payload) }?;
         // SAFETY: the kernel has just created the object, and no other code knows its handle before
         // this function returns it.
         let guard = unsafe { HandleGuard::new(&self.file, made.handle, destroy_cq, ()) };
@@ -170,7 +180,7 @@ unsafe impl Provider for Rxe {
         Ok(queue.capacity())
     }
 
-    unsafe fn create_qp(&self, request: &QpRequest) -> Result<CreatedQp<Self>, CreateError> {
+    unsafe fn create_qp(&self, request: &QpRequest<'_>) -> Result<CreatedQp<Self>, CreateError> {
         if request.doorbell == DoorbellChoice::Own {
             return Err(CreateError::Unsupported { feature: Feature::DedicatedDoorbells });
         }
@@ -188,6 +198,7 @@ unsafe impl Provider for Rxe {
             return Err(CreateError::Unsupported { feature: Feature::QpCreateFlags });
         }
         check_queue_memory(request.memory)?;
+        check_no_buffer(request.buffer)?;
         if SendLimits::new(request.qp_type, 0, 0).is_none() {
             return Err(CreateError::Unsupported { feature: Feature::QpType });
         }
@@ -196,7 +207,7 @@ unsafe impl Provider for Rxe {
         let payload = DriverPayload { input: &[], output: response.as_mut_bytes() };
         // SAFETY: rxe reads no payload and writes its response into `response`, which has its full
         // size.
-        let made = unsafe { command::create_qp(&self.file, &request, payload) }?;
+        let made = unsafe { command::create_qp(&self.file, &request, &QpBuffers::None, payload) }?;
         // SAFETY: the kernel has just created the object, and no other code knows its handle before
         // this function returns it.
         let guard = unsafe { HandleGuard::new(&self.file, made.handle, destroy_qp, ()) };

@@ -24,6 +24,9 @@ pub struct Capabilities {
     pub null_key: Option<u32>,
     /// CQEs can be compressed ([`CqRequest::compressed`](crate::request::CqRequest::compressed)).
     pub compressed_completions: bool,
+    /// CQs and QPs can be created in a buffer of the caller
+    /// ([`CqRequest::buffer`](crate::request::CqRequest::buffer)).
+    pub queue_buffers: bool,
     /// Largest payload in bytes that TCP segmentation offload splits into packets; 0 without TSO.
     pub max_tso: u32,
     /// Transports with TSO: bit number = QP type.
@@ -50,6 +53,7 @@ impl Default for Capabilities {
             raw_packets: false,
             null_key: None,
             compressed_completions: false,
+            queue_buffers: false,
             max_tso: 0,
             tso_supported_qpts: 0,
             rx_hash_fields_mask: HashFields::empty(),

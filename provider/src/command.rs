@@ -36,7 +36,9 @@
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use bareverbs_uapi::method::Call;
-use bareverbs_uapi::uverbs::types::{CoreSupport, GidEntry, QpCap, QpCreateFlags, QpType, QueryPortRespEx};
+use bareverbs_uapi::uverbs::types::{
+    BufferDesc, CoreSupport, GidEntry, QpCap, QpCreateFlags, QpType, QueryPortRespEx,
+};
 use bareverbs_uapi::uverbs::{
     AsyncEventAlloc, CqCreate, CqDestroy, GetContext, InfoHandles, ObjectClass, PdDestroy, QpCreate,
     QpDestroy, QueryGidEntry, QueryGidTable, QueryPort,
@@ -351,19 +353,22 @@ pub struct CqHandle {
     pub entries: u32,
 }
 
-/// Creates a completion queue.
+/// Creates a completion queue. `buffer` describes its memory in place of an address in the driver's
+/// payload.
 ///
 /// # Errors
 ///
-/// The kernel's error, `EINVAL` for a depth that the device does not support.
+/// The kernel's error: `EINVAL` for a depth that the device does not support, `EPROTONOSUPPORT` for
+/// a buffer on a kernel without [`queue_buffers`].
 ///
 /// # Safety
 ///
-/// Addresses in the driver's payload must be as the driver requires.
+/// Addresses in the driver's payload must be as the driver requires, also that of the buffer.
 #[doc(alias = "ibv_create_cq")]
 pub unsafe fn create_cq(
     file: &DeviceFile,
     request: &CqRequest<'_>,
+    buffer: Option<&BufferDesc>,
     payload: DriverPayload<'_>,
 ) -> Result<CqHandle, IoctlError> {
     let mut entries = 0;
@@ -379,9 +384,12 @@ pub unsafe fn create_cq(
         call.flags(CqCreate::FLAGS, request.flags);
     }
     call.output(CqCreate::RESP_CQE, &mut entries);
+    if let Some(buffer) = buffer {
+        call.input(CqCreate::BUF_UMEM, buffer);
+    }
     add_events!(call, file, CqCreate::EVENT_FD);
     add_payload!(call, payload);
-    // SAFETY: only the payload can contain addresses. The caller guarantees them.
+    // SAFETY: only the payload and the buffer can contain addresses. The caller guarantees them.
     unsafe { file.execute(&mut call) }?;
     let handle = call.made(CqCreate::HANDLE);
     Ok(CqHandle { handle, entries })
@@ -432,19 +440,57 @@ pub struct QpHandle {
     pub cap: QpCap,
 }
 
+/// The memory of a queue pair, in place of addresses in the driver's payload.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum QpBuffers {
+    /// The driver's payload has the addresses.
+    #[default]
+    None,
+    /// One buffer for both queues.
+    Both(BufferDesc),
+    /// A buffer for each queue: raw packet queue pairs of mlx5.
+    Each {
+        /// The receive queue; `None` if the queue pair has none.
+        recv: Option<BufferDesc>,
+        /// The send queue.
+        send: BufferDesc,
+    },
+}
+
+/// Whether the kernel's core takes the buffers of [`create_cq`] and [`create_qp`] (since Linux 7.2).
+/// A driver may still ignore them. The calls create nothing: they lack mandatory attributes.
+#[must_use]
+pub fn queue_buffers(file: &DeviceFile) -> bool {
+    let desc = BufferDesc::zeroed();
+    let is_known = |refused: Result<(), IoctlError>| matches!(refused, Err(IoctlError { errno, .. }) if errno == Errno::INVAL);
+    let mut cq = Call::<CqCreate>::new(file.driver_id());
+    cq.input(CqCreate::BUF_UMEM, &desc);
+    let mut qp = Call::<QpCreate>::new(file.driver_id());
+    qp.input(QpCreate::BUF_UMEM, &desc);
+    qp.input(QpCreate::RQ_BUF_UMEM, &desc);
+    qp.input(QpCreate::SQ_BUF_UMEM, &desc);
+    // SAFETY: the kernel rejects a call without its mandatory attributes before the driver uses
+    // any attribute.
+    is_known(unsafe { file.execute(&mut cq) })
+        // SAFETY: as above.
+        && is_known(unsafe { file.execute(&mut qp) })
+}
+
 /// Creates a queue pair.
 ///
 /// # Errors
 ///
-/// The kernel's error, `EINVAL` for depths or widths that the device does not support.
+/// The kernel's error: `EINVAL` for depths or widths that the device does not support,
+/// `EPROTONOSUPPORT` for buffers on a kernel without [`queue_buffers`].
 ///
 /// # Safety
 ///
-/// Addresses in the driver's payload must be as the driver requires.
+/// Addresses in the driver's payload must be as the driver requires, also those of the buffers.
 #[doc(alias = "ibv_create_qp")]
 pub unsafe fn create_qp(
     file: &DeviceFile,
-    request: &QpRequest,
+    request: &QpRequest<'_>,
+    buffers: &QpBuffers,
     payload: DriverPayload<'_>,
 ) -> Result<QpHandle, IoctlError> {
     let mut cap = QpCap::zeroed();
@@ -468,11 +514,23 @@ pub unsafe fn create_qp(
     if let Some(source_qpn) = &request.source_qpn {
         call.input(QpCreate::SOURCE_QPN, source_qpn);
     }
+    match buffers {
+        QpBuffers::None => {}
+        QpBuffers::Both(both) => {
+            call.input(QpCreate::BUF_UMEM, both);
+        }
+        QpBuffers::Each { recv, send } => {
+            if let Some(recv) = recv {
+                call.input(QpCreate::RQ_BUF_UMEM, recv);
+            }
+            call.input(QpCreate::SQ_BUF_UMEM, send);
+        }
+    }
     add_events!(call, file, QpCreate::EVENT_FD);
     call.output_struct(QpCreate::RESP_CAP, &mut cap);
     call.output(QpCreate::RESP_QP_NUM, &mut qp_num);
     add_payload!(call, payload);
-    // SAFETY: only the payload can contain addresses. The caller guarantees them.
+    // SAFETY: only the payload and the buffers can contain addresses. The caller guarantees them.
     unsafe { file.execute(&mut call) }?;
     let handle = call.made(QpCreate::HANDLE);
     Ok(QpHandle { handle, qp_num, cap })

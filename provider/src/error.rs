@@ -41,6 +41,9 @@ pub enum CreateError {
         /// Pages that the queue needs.
         pages: u64,
     },
+    /// Another queue has the [`QueueBuffer`](crate::queue_buffer::QueueBuffer).
+    #[error("another queue uses the queue buffer: pass a buffer of its own to each queue")]
+    BufferInUse,
     /// The provider, the kernel or the device does not support the object or the option.
     #[error("{feature}")]
     Unsupported {

@@ -20,6 +20,7 @@
 //! | [`layout`] | addresses of a queue's ring, indices and doorbell |
 //! | [`handle_guard`] | destroys a kernel object unless its creation succeeds |
 //! | [`mapping`] | mapped memory |
+//! | [`queue_buffer`] | memory of a queue that the caller chooses |
 //! | [`process`] | fork detection |
 //! | [`ring`] | a ring of slots in shared memory, producer and consumer |
 //! | [`barrier`] | all memory barriers, named by purpose |
@@ -42,6 +43,7 @@ mod loom_models;
 pub mod mapping;
 mod pages;
 pub mod process;
+pub mod queue_buffer;
 pub mod request;
 pub mod ring;
 pub mod rss;

@@ -8,6 +8,7 @@ use rustix::mm::ProtFlags;
 
 use crate::pages;
 use crate::process::ForkGuard;
+use crate::queue_buffer::Lease;
 
 /// Access of the program to a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +34,8 @@ impl Protection {
 /// Size of a huge page in bytes.
 pub const HUGE_PAGE: usize = 2 << 20;
 
-/// Shared memory, unmapped when dropped.
+/// Shared memory, unmapped when dropped, or returned to its
+/// [`QueueBuffer`](crate::queue_buffer::QueueBuffer).
 ///
 /// A forked child does not inherit the mapping, since its accesses would reach the parent's queues.
 /// The child must not access the range: it is unmapped or belongs to a later mapping of the child.
@@ -47,6 +49,8 @@ pub struct Mapping {
     protection: Protection,
     fork_guard: ForkGuard,
     is_huge: bool,
+    /// The right to memory that this value has not mapped.
+    lease: Option<Lease>,
 }
 
 // SAFETY: a mapping belongs to the process, not to the thread that created it, and `Mapping` itself
@@ -64,7 +68,7 @@ impl Mapping {
     pub fn new(file: impl AsFd, offset: u64, len: usize, protection: Protection) -> Result<Self, Errno> {
         let fork_guard = ForkGuard::new()?;
         let start = pages::map_file(file, offset, len, protection.flags())?;
-        Self { start, len, protection, fork_guard, is_huge: false }.with_dont_fork()
+        Self { start, len, protection, fork_guard, is_huge: false, lease: None }.with_dont_fork()
     }
 
     /// Maps `len` zeroed bytes of this process's memory, in whole pages, for use by a device.
@@ -91,7 +95,14 @@ impl Mapping {
     fn without_file(len: usize, is_huge: bool) -> Result<Self, Errno> {
         let (fork_guard, protection) = (ForkGuard::new()?, Protection::ReadWrite);
         let start = pages::map_private(len, is_huge)?;
-        Self { start, len, protection, fork_guard, is_huge }.with_dont_fork()
+        Self { start, len, protection, fork_guard, is_huge, lease: None }.with_dont_fork()
+    }
+
+    /// The memory of a [`QueueBuffer`](crate::queue_buffer::QueueBuffer). Drop ends the lease. A
+    /// forked child may inherit the memory: its pages are copies, or those of a dma-buf.
+    pub(crate) fn leased(start: NonNull<u8>, len: usize, lease: Lease) -> Result<Self, Errno> {
+        let (fork_guard, protection) = (ForkGuard::new()?, Protection::ReadWrite);
+        Ok(Self { start, len, protection, fork_guard, is_huge: false, lease: Some(lease) })
     }
 
     fn with_dont_fork(self) -> Result<Self, Errno> {
@@ -129,6 +140,10 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if self.lease.is_some() {
+            // The owner of the memory frees it.
+            return;
+        }
         if !self.fork_guard.is_same_process() {
             // A forked child has not inherited the range, and may have mapped other memory there.
             return;

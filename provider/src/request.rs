@@ -7,6 +7,7 @@ use bareverbs_uapi::verbs_values::{CounterDescription, WqState};
 use bareverbs_uapi::write::structs::{AhAttr, FlowAttr};
 use bareverbs_uapi::write::types::CqCreateFlags;
 
+use crate::queue_buffer::QueueBuffer;
 use crate::rss::{HashFields, TOEPLITZ_KEY};
 
 /// Pages of a queue's memory.
@@ -41,12 +42,14 @@ pub struct CqRequest<'a> {
     pub flags: CqCreateFlags,
     /// Pages of its memory, also after a resize.
     pub memory: QueueMemory,
+    /// Its memory until a resize, in place of memory of the provider.
+    pub buffer: Option<&'a QueueBuffer>,
 }
 
 /// Parameters of a queue pair.
 #[doc(alias = "ibv_qp_init_attr_ex")]
 #[derive(Clone, Copy, Debug)]
-pub struct QpRequest {
+pub struct QpRequest<'a> {
     /// Handle of its protection domain.
     pub pd: u32,
     /// Handle of the CQ of its sends.
@@ -74,6 +77,8 @@ pub struct QpRequest {
     pub doorbell: DoorbellChoice,
     /// Pages of its queues' memory.
     pub memory: QueueMemory,
+    /// The memory of both queues, in place of memory of the provider.
+    pub buffer: Option<&'a QueueBuffer>,
 }
 
 /// Doorbell register of a queue pair's sends. See

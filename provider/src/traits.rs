@@ -80,7 +80,7 @@ use crate::request::{
 ///     fn alloc_pd(&self) -> Result<u32, IoctlError> { Ok(0) }
 /// #   fn capabilities(&self) -> Capabilities { unreachable!() }
 /// #   unsafe fn create_cq(&self, _: &CqRequest<'_>) -> Result<CreatedCq<Self>, CreateError> { unreachable!() }
-/// #   unsafe fn create_qp(&self, _: &QpRequest) -> Result<CreatedQp<Self>, CreateError> { unreachable!() }
+/// #   unsafe fn create_qp(&self, _: &QpRequest<'_>) -> Result<CreatedQp<Self>, CreateError> { unreachable!() }
 /// #   unsafe fn create_srq(&self, _: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError> { unreachable!() }
 /// #   unsafe fn modify_srq(
 /// #       &self, _: u32, _: &mut P::Srq, _: SrqChange,
@@ -198,7 +198,7 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
     /// # Safety
     ///
     /// As for [`Provider::create_cq`], with both queues.
-    unsafe fn create_qp(&self, request: &QpRequest) -> Result<CreatedQp<Self>, CreateError>;
+    unsafe fn create_qp(&self, request: &QpRequest<'_>) -> Result<CreatedQp<Self>, CreateError>;
 
     /// Creates an XRC target queue pair in the state RESET. It has no queues: requests to it
     /// consume receives of the domain's shared receive queues. Default:

@@ -208,7 +208,7 @@ unsafe impl Provider for Minimal {
         Err(CreateError::Unsupported { feature: Feature::QpType })
     }
 
-    unsafe fn create_qp(&self, _: &QpRequest) -> Result<CreatedQp<Self>, CreateError> {
+    unsafe fn create_qp(&self, _: &QpRequest<'_>) -> Result<CreatedQp<Self>, CreateError> {
         Err(CreateError::Unsupported { feature: Feature::QpType })
     }
 

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 
 use crate::raw::{QueueLayout, Released};
 use crate::{
-    AnyProvider, CompChannel, Context, DestroyError, Error, Feature, Limit, QueueMemory, Result,
+    AnyProvider, CompChannel, Context, DestroyError, Error, Feature, Limit, QueueBuffer, QueueMemory, Result,
     WorkCompletion,
 };
 
@@ -55,6 +55,11 @@ pub struct CqInit<'a> {
     /// Page size of the memory of the CQ, also after a [resize](Cq::resize). ConnectX only: on
     /// other devices the kernel allocates it.
     pub memory: QueueMemory,
+    /// Memory for the CQ that the caller chooses, until a [resize](Cq::resize); see [`QueueBuffer`].
+    /// [`memory`](Self::memory) must be [`QueueMemory::BasePages`] then. It has 64 bytes for each
+    /// CQE of a capacity of 2^n - 1, and 64 more.
+    #[doc(alias = "UVERBS_ATTR_CREATE_CQ_BUF_UMEM")]
+    pub buffer: Option<&'a QueueBuffer>,
     /// Value reported in [completion](crate::CompEvent) and [asynchronous](crate::AsyncEvent::Cq)
     /// events of the CQ.
     pub user_data: u64,
@@ -130,6 +135,7 @@ impl<P: Provider> Cq<P> {
         if init.compressed && !context.capabilities().compressed_completions {
             return Err(Error::unsupported(VERB, Feature::CompressedCompletions));
         }
+        QueueBuffer::check(VERB, context, init.buffer, init.memory)?;
         let limits = context.limits();
         Error::check_limit(VERB, Limit::CqEntries, init.entries.into(), limits.max_cqe.into())?;
         let vectors = context.capabilities().num_comp_vectors;
@@ -149,6 +155,7 @@ impl<P: Provider> Cq<P> {
             compressed: init.compressed,
             flags,
             memory: init.memory,
+            buffer: init.buffer.map(QueueBuffer::provider),
         };
         // SAFETY: `CqShared::destroy` keeps the queue until the kernel has destroyed the object,
         // and leaks it otherwise.

@@ -118,6 +118,7 @@ mod pd;
 mod pkey;
 mod provider;
 mod qp;
+mod queue_buffer;
 pub mod raw;
 mod readiness;
 mod rss;
@@ -189,6 +190,7 @@ pub use qp::{
     RawPacket, Rc, RecvHalf, RtrAttr, RtsAttr, SendFailure, SendHalf, Transport, Uc, UcOperation, UcRtrAttr,
     Ud, UdInitAttr, XrcSend, XrcTarget, XrcTargetRtsAttr,
 };
+pub use queue_buffer::QueueBuffer;
 pub use readiness::Readiness;
 pub use rss::{IndirectionTable, RssHash, RssInit, RssQp};
 pub use srq::{Srq, SrqAttr, SrqInit};

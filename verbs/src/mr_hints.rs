@@ -148,6 +148,7 @@ mod tests {
         advise_mr: false,
         completion_timestamps: false,
         compressed_completions: false,
+        queue_buffers: false,
         device_memory: false,
         memory_windows: false,
         flush: false,

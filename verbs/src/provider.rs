@@ -239,7 +239,7 @@ macro_rules! providers {
                 }
             }
 
-            unsafe fn create_qp(&self, request: &QpRequest) -> Result<CreatedQp<Self>, CreateError> {
+            unsafe fn create_qp(&self, request: &QpRequest<'_>) -> Result<CreatedQp<Self>, CreateError> {
                 match self {
                     $(#[cfg(feature = $feature)] Self::$variant(provider) => {
                         // SAFETY: the caller upholds the same contract.

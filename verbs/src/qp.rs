@@ -54,7 +54,7 @@ use crate::raw::{QpLayout, QueueLayout};
 use crate::srq::shared::SrqShared;
 use crate::{
     AnyProvider, Completions, Cq, DestroyError, DeviceCapFlags, Error, Feature, Limit, Pd, QpAttrMask,
-    QpState, QueueMemory, RawPacketCaps, RecvRequest, Result, SendRequest, Srq,
+    QpState, QueueBuffer, QueueMemory, RawPacketCaps, RecvRequest, Result, SendRequest, Srq,
 };
 
 /// Attributes for the creation of a QP.
@@ -119,6 +119,12 @@ pub struct QpInit<'a, P: Provider = AnyProvider> {
     /// Page size of the memory of the queues. ConnectX only: on other devices the kernel allocates
     /// it.
     pub memory: QueueMemory,
+    /// Memory for both queues that the caller chooses; see [`QueueBuffer`].
+    /// [`memory`](Self::memory) must be [`QueueMemory::BasePages`] then.
+    #[doc(alias = "UVERBS_ATTR_CREATE_QP_BUF_UMEM")]
+    #[doc(alias = "UVERBS_ATTR_CREATE_QP_RQ_BUF_UMEM")]
+    #[doc(alias = "UVERBS_ATTR_CREATE_QP_SQ_BUF_UMEM")]
+    pub buffer: Option<&'a QueueBuffer>,
 }
 
 impl<'a, P: Provider> QpInit<'a, P> {
@@ -138,6 +144,7 @@ impl<'a, P: Provider> QpInit<'a, P> {
             user_data: 0,
             doorbell: DoorbellChoice::Any,
             memory: QueueMemory::BasePages,
+            buffer: None,
         }
     }
 }
@@ -216,6 +223,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         if T::QP_TYPE == QpType::RAW_PACKET && !context.capabilities().raw_packets {
             return Err(Error::unsupported(VERB, Feature::RawPacketQps));
         }
+        QueueBuffer::check(VERB, context, init.buffer, init.memory)?;
         for (limit, asked, max) in [
             (Limit::MaxSendWr, cap.max_send_wr, limits.max_qp_wr),
             (Limit::MaxRecvWr, cap.max_recv_wr, limits.max_qp_wr),
@@ -246,6 +254,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
             user_handle: init.user_data,
             doorbell: init.doorbell,
             memory: init.memory,
+            buffer: init.buffer.map(QueueBuffer::provider),
         };
         // SAFETY: `destroy_inner` keeps the queues until the kernel has destroyed the object, and
         // leaks them otherwise.

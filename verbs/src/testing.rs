@@ -354,7 +354,7 @@ unsafe impl Provider for Plain {
         Ok(CreatedCq { handle: 1, entries: request.entries, queue: self.ring() })
     }
 
-    unsafe fn create_qp(&self, request: &QpRequest) -> Result<CreatedQp<Self>, CreateError> {
+    unsafe fn create_qp(&self, request: &QpRequest<'_>) -> Result<CreatedQp<Self>, CreateError> {
         let (sq, rq) = (self.ring(), request.srq.is_none().then(|| self.ring()));
         Ok(CreatedQp { handle: 1, qp_num: sq.number, cap: request.cap, sq, rq })
     }

@@ -69,9 +69,9 @@ fn qp_cap_defaults() {
 #[test]
 fn cq_init_defaults() {
     let check = |init: CqInit<'_>, wanted: u32| {
-        let CqInit { entries, channel, vector, timestamps, compressed, memory, user_data } = init;
+        let CqInit { entries, channel, vector, timestamps, compressed, memory, buffer, user_data } = init;
         assert_eq!((entries, vector, user_data), (wanted, 0, 0));
-        assert!(channel.is_none() && !timestamps && !compressed);
+        assert!(channel.is_none() && !timestamps && !compressed && buffer.is_none());
         assert_eq!(memory, QueueMemory::BasePages);
     };
     check(CqInit::new(64), 64);

@@ -2,12 +2,13 @@
 
 use bareverbs_provider::command::{self, DriverPayload};
 use bareverbs_provider::error::{CreateError, Feature, Limit};
+use bareverbs_provider::queue_buffer::QueueBuffer;
 use bareverbs_provider::request::{CqRequest, QueueMemory};
 use bareverbs_provider::traits::{CompletionQueue, CreatedCq};
 use bareverbs_uapi::mlx5::{CqFlags, CreateCqReq, CreateCqResp, ResizeCqReq};
 use zerocopy::IntoBytes;
 
-use super::{Mlx5, ioctl_error, queue_memory, track};
+use super::{Mlx5, ioctl_error, ring_memory, track};
 use crate::cq::{Mlx5Cq, Ring};
 use crate::cqe::CQE;
 
@@ -26,14 +27,19 @@ fn uar_page_index(page_id: u32) -> Result<u16, CreateError> {
 }
 
 impl Mlx5 {
-    fn ring(&self, entries: u32, memory: QueueMemory) -> Result<(Ring, u32), CreateError> {
+    fn ring(
+        &self,
+        entries: u32,
+        memory: QueueMemory,
+        buffer: Option<&QueueBuffer>,
+    ) -> Result<(Ring, u32), CreateError> {
         // One entry always stays free.
         let log = u64::from(entries).saturating_add(1).next_power_of_two().trailing_zeros();
         if log > MAX_CQE_LOG {
             let max = (1 << MAX_CQE_LOG) - 1;
             return Err(CreateError::Limit { limit: Limit::CqEntries, asked: entries.into(), max });
         }
-        let memory = queue_memory(CQE << log, memory)?;
+        let memory = ring_memory(CQE << log, memory, buffer)?;
         Ok((Ring::new(memory, log, CQE), (1 << log) - 1))
     }
 
@@ -44,7 +50,10 @@ impl Mlx5 {
         &self,
         request: &CqRequest<'_>,
     ) -> Result<CreatedCq<Self>, CreateError> {
-        let (ring, entries) = self.ring(request.entries, request.memory)?;
+        if request.buffer.is_some() && !self.caps.queue_buffers {
+            return Err(CreateError::Unsupported { feature: Feature::QueueBuffers });
+        }
+        let (ring, entries) = self.ring(request.entries, request.memory, request.buffer)?;
         let mini_cqe_format = if request.compressed {
             let format = self.mini_cqe_format;
             Some(format.ok_or(CreateError::Unsupported { feature: Feature::CompressedCompletions })?)
@@ -65,10 +74,12 @@ impl Mlx5 {
         };
         let mut response = CreateCqResp::zeroed();
         let payload = DriverPayload { input: driver.as_bytes(), output: response.as_mut_bytes() };
+        let buffer = request.buffer.map(|buffer| buffer.desc(0, CQE << ring.log));
+        let request = CqRequest { entries, ..*request };
         // SAFETY: the ring has the size that the kernel computes from the entries (`create_cq_user`
-        // of its `cq.c`). The returned queue keeps the ring and the doorbell record. The caller
+        // of its `cq.c`), and so has the description of its memory. The returned queue keeps the ring and the doorbell record. The caller
         // keeps the queue until the kernel has destroyed the CQ.
-        let made = unsafe { command::create_cq(&self.file, &CqRequest { entries, ..*request }, payload) }?;
+        let made = unsafe { command::create_cq(&self.file, &request, buffer.as_ref(), payload) }?;
         let queue = Mlx5Cq::new(ring, response.cqn, &self.table, doorbell, &self.uar);
         track(&self.cqs, made.handle, queue.shared());
         Ok(CreatedCq { handle: made.handle, entries: queue.capacity(), queue })
@@ -85,7 +96,7 @@ impl Mlx5 {
         queue: &mut Mlx5Cq,
         entries: u32,
     ) -> Result<u32, CreateError> {
-        let (ring, entries) = self.ring(entries, queue.memory())?;
+        let (ring, entries) = self.ring(entries, queue.memory(), None)?;
         if entries == queue.capacity() {
             return Ok(entries);
         }

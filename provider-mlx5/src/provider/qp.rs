@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use bareverbs_provider::Errno;
 use bareverbs_provider::caps::Capabilities;
-use bareverbs_provider::command::{self, DriverPayload};
+use bareverbs_provider::command::{self, DriverPayload, QpBuffers};
 use bareverbs_provider::device::IoctlError;
 use bareverbs_provider::error::{CreateError, Feature};
 use bareverbs_provider::request::{DoorbellChoice, QpRequest};
@@ -15,7 +15,7 @@ use bareverbs_uapi::mlx5::{CreateQpReq, CreateQpResp, InlineMode, QpFlags};
 use bareverbs_uapi::uverbs::types::{QpCreateFlags, QpType};
 use zerocopy::IntoBytes;
 
-use super::{Mlx5, ioctl_error, lookup, queue_memory};
+use super::{Mlx5, ioctl_error, lookup, ring_memory};
 use crate::doorbell::{BlueFlame, SendRegister, Uar};
 use crate::qp_memory::{Layout, QpMemory};
 use crate::rq::Mlx5Rq;
@@ -27,7 +27,10 @@ impl Mlx5 {
     /// # Safety
     ///
     /// As for [`Provider::create_qp`](bareverbs_provider::traits::Provider::create_qp).
-    pub(super) unsafe fn do_create_qp(&self, request: &QpRequest) -> Result<CreatedQp<Self>, CreateError> {
+    pub(super) unsafe fn do_create_qp(
+        &self,
+        request: &QpRequest<'_>,
+    ) -> Result<CreatedQp<Self>, CreateError> {
         const METHOD: &str = "QpCreate";
         let known_type = match request.qp_type {
             QpType::RC | QpType::UC | QpType::UD | QpType::XRC_INI => true,
@@ -36,6 +39,9 @@ impl Mlx5 {
         };
         if !known_type {
             return Err(CreateError::Unsupported { feature: Feature::QpType });
+        }
+        if request.buffer.is_some() && !self.caps.queue_buffers {
+            return Err(CreateError::Unsupported { feature: Feature::QueueBuffers });
         }
         // The driver makes such a QP of an SQ and an RQ (`create_raw_packet_qp` in its qp.c), whose
         // memory and WQEs differ from those of other UD QPs.
@@ -67,7 +73,7 @@ impl Mlx5 {
         let max_message = self.max_message(request.qp_type)?;
         let record = QueueRecord::new(&self.table, cqs, SqTracker::new(layout.send_blocks), source)
             .ok_or(IoctlError { method: "QpCreate (user index)", errno: Errno::NOMEM })?;
-        let rings = queue_memory(layout.bytes(), request.memory)?;
+        let rings = ring_memory(layout.bytes(), request.memory, request.buffer)?;
         let doorbell = self.records.take().map_err(ioctl_error("mmap"))?;
         let register = self.register(request.doorbell)?;
         let start = rings.as_ptr().as_ptr().expose_provenance() as u64;
@@ -89,10 +95,12 @@ impl Mlx5 {
         let payload = DriverPayload { input: driver.as_bytes(), output: response.as_mut_bytes() };
         let cap = layout.cap();
         let memory = Arc::new(QpMemory::new(rings, doorbell, record.clone()));
+        let buffers = request.buffer.map_or(QpBuffers::None, |buffer| layout.buffers(buffer, is_raw));
         // SAFETY: the rings have the size that the kernel computes from their counts
-        // (`set_user_buf_size` of its `qp.c`). The returned queues keep the rings and the doorbell
+        // (`set_user_buf_size` of its `qp.c`), and so have the descriptions of them. The returned queues keep the rings and the doorbell
         // record. The caller keeps the queues until the kernel has destroyed the QP.
-        let made = unsafe { command::create_qp(&self.file, &QpRequest { cap, ..*request }, payload) }?;
+        let made =
+            unsafe { command::create_qp(&self.file, &QpRequest { cap, ..*request }, &buffers, payload) }?;
         let limits = SendLimits {
             qp_type: request.qp_type,
             requests: layout.sends,
@@ -168,7 +176,7 @@ impl Mlx5 {
     }
 
     /// Maximum TSO payload in bytes; 0 for a queue pair without TSO.
-    fn max_tso(&self, request: &QpRequest) -> Result<u64, CreateError> {
+    fn max_tso(&self, request: &QpRequest<'_>) -> Result<u64, CreateError> {
         if request.max_tso_header == 0 {
             return Ok(0);
         }

@@ -99,6 +99,8 @@ texts! {
         DedicatedDoorbells = "dedicated doorbells are",
         /// Queues in huge pages.
         HugePageQueues = "queues in huge pages are",
+        /// Queues in memory of the caller or in a dma-buf.
+        QueueBuffers = "queues in the caller's memory are",
         /// Packet pacing.
         RateLimit = "rate limits of QPs are",
         /// Alternate paths of connections (APM).
@@ -168,6 +170,8 @@ texts! {
         /// Entries of a CQ.
         #[doc(alias = "cqe")]
         CqEntries = "cqe",
+        /// Bytes of a queue in a buffer of the caller; the maximum is the buffer's length.
+        QueueBytes = "the queue's size in bytes (at most that of its buffer)",
         /// CQ moderation: completions per event.
         #[doc(alias = "cq_count")]
         CqCount = "cq_count",

@@ -132,6 +132,11 @@ impl Side {
         Self { qp, cq, plan }
     }
 
+    /// A side of this queue pair in RESET and its CQ.
+    pub fn of(qp: Qp<Rc>, cq: Cq, plan: Plan) -> Self {
+        Self { qp, cq, plan }
+    }
+
     /// The RTR attributes for the queue pair `peer` of the same port.
     pub fn towards(&self, peer: u32) -> RtrAttr {
         let context = self.qp.pd().context();

@@ -34,6 +34,9 @@ pub struct Capabilities {
     pub completion_timestamps: bool,
     /// CQE compression: [`CqInit::compressed`](crate::CqInit::compressed).
     pub compressed_completions: bool,
+    /// CQs and QPs in memory of the caller or in a dma-buf: [`QueueBuffer`](crate::QueueBuffer). The
+    /// kernel is asked when the context is opened.
+    pub queue_buffers: bool,
     /// Device memory: [`Context::alloc_dm`].
     pub device_memory: bool,
     /// Memory windows: [`Pd::alloc_mw`](crate::Pd::alloc_mw).
@@ -80,6 +83,7 @@ impl Capabilities {
             advise_mr: odp.contains(OdpGeneralCaps::SUPPORT),
             completion_timestamps: attr.timestamp_mask != 0,
             compressed_completions: of_provider.compressed_completions,
+            queue_buffers: of_provider.queue_buffers,
             device_memory: attr.max_dm_size != 0,
             memory_windows: has(DeviceCapFlags::MEM_WINDOW),
             flush: has(DeviceCapFlags::FLUSH_GLOBAL | DeviceCapFlags::FLUSH_PERSISTENT),

@@ -184,7 +184,7 @@ unsafe impl<P: Provider> Provider for Given<P> {
         Ok(CreatedCq { handle: 1, entries: request.entries, queue })
     }
 
-    unsafe fn create_qp(&self, request: &QpRequest) -> Result<CreatedQp<Self>, CreateError> {
+    unsafe fn create_qp(&self, request: &QpRequest<'_>) -> Result<CreatedQp<Self>, CreateError> {
         let (sq, rq) = self.qp.lock().expect("no panic").take().ok_or_else(not_measured)?;
         Ok(CreatedQp { handle: 1, qp_num: 1, cap: request.cap, sq, rq: Some(rq) })
     }

@@ -13,7 +13,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::io::Errno;
 
 /// A memfd, and a dma-buf of its pages; an error if the kernel does not support udmabuf.
-fn dma_buf(len: u64) -> io::Result<(File, OwnedFd)> {
+pub(crate) fn dma_buf(len: u64) -> io::Result<(File, OwnedFd)> {
     /// `struct udmabuf_create` of `linux/udmabuf.h`.
     #[repr(C)]
     struct Create {

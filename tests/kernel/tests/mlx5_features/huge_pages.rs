@@ -39,10 +39,10 @@ pub(crate) fn huge_work_queues() -> device::Requirement {
 }
 
 /// Reserves huge pages in the kernel until it is dropped.
-struct SetAside;
+pub(crate) struct SetAside;
 
 impl SetAside {
-    fn pages(count: u32) -> Self {
+    pub(crate) fn pages(count: u32) -> Self {
         // If the write fails, there are no huge pages.
         let _ = fs::write(SET_ASIDE, count.to_string());
         Self

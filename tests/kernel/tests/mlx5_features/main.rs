@@ -12,6 +12,7 @@ mod huge_pages;
 mod imported;
 mod large_sends;
 mod options;
+mod queue_buffers;
 mod raw_packets;
 mod rss;
 mod scatter;
@@ -33,6 +34,7 @@ use huge_pages::*;
 use imported::*;
 use large_sends::*;
 use options::*;
+use queue_buffers::*;
 use raw_packets::*;
 use rss::*;
 use scatter::*;
@@ -93,6 +95,15 @@ kernel_tests! {
     work_queues_in_huge_pages_receive_frames if huge_work_queues,
     missing_huge_pages_error_names_the_remedy if huge_pages,
     rxe_rejects_huge_page_queues if device::soft_roce,
+    queue_buffers_are_reported_by_mlx5_since_linux_7_2,
+    cq_in_caller_memory_carries_completions if queue_buffers,
+    cq_in_a_callers_huge_page_carries_completions if queue_buffers,
+    qp_in_caller_memory_carries_messages if queue_buffers,
+    queues_in_a_dmabuf_carry_messages if queue_buffers,
+    raw_packet_queues_in_caller_memory_carry_frames if raw_queue_buffers,
+    resized_cq_leaves_the_caller_memory if queue_buffers,
+    unsuitable_queue_buffers_are_rejected if queue_buffers,
+    queue_buffers_are_unsupported_without_the_capability if no_queue_buffers,
     ece_options_are_negotiated if options,
     ece_rejects_another_vendors_options if options,
     ece_is_unsupported_without_the_capability if no_options,

@@ -49,7 +49,12 @@ impl Side {
         let cq = pd.context().create_cq(&CqInit::new(64)).unwrap();
         let cap = QpCap { max_inline_data: 128, max_send_sge: 3, ..QpCap::default() };
         let init = QpInit { cap, max_tso_header, ..QpInit::new(&cq, &cq) };
-        let mut qp = pd.create_qp::<RawPacket>(&init).unwrap();
+        let qp = pd.create_qp::<RawPacket>(&init).unwrap();
+        Self::of(pd, qp, cq)
+    }
+
+    /// A side of this queue pair in RESET, which completes on `cq`.
+    pub(crate) fn of(pd: &Pd, mut qp: Qp<RawPacket>, cq: Cq) -> Self {
         assert_eq!(qp.state(), QpState::RESET);
         qp.init(1).unwrap();
         qp.ready_to_receive().unwrap();

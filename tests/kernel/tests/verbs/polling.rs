@@ -84,8 +84,9 @@ pub(crate) fn init_structs_with_borrows_have_defaults() {
         user_data,
         doorbell,
         memory,
+        buffer,
     } = QpInit::new(&cq, &cq);
-    assert!(std::ptr::eq(send_cq, &cq) && std::ptr::eq(recv_cq, &cq) && srq.is_none());
+    assert!(std::ptr::eq(send_cq, &cq) && std::ptr::eq(recv_cq, &cq) && srq.is_none() && buffer.is_none());
     assert_eq!((cap, max_tso_header, user_data), (QpCap::default(), 0, 0));
     assert!(!signal_all && flags.is_empty() && source_qp_num.is_none() && !scatter_to_cqe);
     assert_eq!((doorbell, memory), (DoorbellChoice::Any, QueueMemory::BasePages));

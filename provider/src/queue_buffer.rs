@@ -1,0 +1,300 @@
+//! Memory for a queue that the caller chooses: its own, or part of a dma-buf.
+
+use std::any::Any;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bareverbs_uapi::uverbs::types::{BufferDesc, BufferType};
+use rustix::fs::{SeekFrom, fstatfs, seek};
+use rustix::io::Errno;
+
+use crate::error::{CreateError, Limit};
+use crate::mapping::{Mapping, Protection};
+
+/// Alignment in bytes of a queue's memory: a page of the device (`MLX5_ADAPTER_PAGE_SHIFT`).
+pub const QUEUE_BUFFER_ALIGN: usize = 4096;
+
+/// `DMA_BUF_MAGIC` of `linux/magic.h`: the file system of dma-bufs.
+const DMA_BUF_MAGIC: u64 = 0x444d_4142;
+
+/// Memory for one queue at a time. A queue that is created in it keeps it until the kernel has
+/// destroyed the queue. No safe code reaches the memory in between.
+///
+/// Clones name the same memory.
+#[derive(Clone, Debug)]
+pub struct QueueBuffer {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    start: NonNull<u8>,
+    len: usize,
+    /// Whether a queue has the memory.
+    leased: AtomicBool,
+    source: Source,
+}
+
+#[derive(Debug)]
+enum Source {
+    /// Memory of the process, freed by its owner's drop.
+    Memory(Box<dyn Any + Send + Sync>),
+    /// Part of a dma-buf from `offset` on.
+    Dmabuf { fd: OwnedFd, offset: u64, _mapping: Mapping },
+}
+
+// SAFETY: the memory belongs to no thread, and `Inner` accesses it only in `QueueBuffer::lease`,
+// which one caller at a time passes.
+unsafe impl Send for Inner {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Inner {}
+
+/// The right of one queue to a buffer. It ends by drop.
+#[derive(Debug)]
+pub(crate) struct Lease(Arc<Inner>);
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        // The next lease sees all accesses of this one.
+        self.0.leased.store(false, Ordering::Release);
+    }
+}
+
+impl QueueBuffer {
+    /// `len` bytes at `start`, which `owner` frees when it is dropped.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if `start` is not a multiple of [`QUEUE_BUFFER_ALIGN`], or `len` is 0.
+    ///
+    /// # Safety
+    ///
+    /// The bytes must be valid for reads and writes until `owner` is dropped, also if it is moved,
+    /// and for ever if it is leaked. Nothing else may access them in that time.
+    pub unsafe fn new(
+        start: NonNull<u8>,
+        len: usize,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Result<Self, Errno> {
+        if len == 0 || !start.addr().get().is_multiple_of(QUEUE_BUFFER_ALIGN) {
+            return Err(Errno::INVAL);
+        }
+        let source = Source::Memory(owner);
+        Ok(Self { inner: Arc::new(Inner { start, len, leased: AtomicBool::new(false), source }) })
+    }
+
+    /// `len` bytes of a dma-buf from `offset` on. They are mapped into the process.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the descriptor is not a dma-buf, the range exceeds it, or `offset` is not a
+    /// multiple of the page size; otherwise the error of `mmap`: not every exporter supports it.
+    pub fn dmabuf(fd: OwnedFd, offset: u64, len: usize) -> Result<Self, Errno> {
+        // An access beyond the end of an ordinary file would raise SIGBUS.
+        if u64::try_from(fstatfs(&fd)?.f_type) != Ok(DMA_BUF_MAGIC) {
+            return Err(Errno::INVAL);
+        }
+        let end = offset.checked_add(len as u64).ok_or(Errno::INVAL)?;
+        if end > seek(&fd, SeekFrom::End(0))? || !offset.is_multiple_of(QUEUE_BUFFER_ALIGN as u64) {
+            return Err(Errno::INVAL);
+        }
+        let mapping = Mapping::new(&fd, offset, len, Protection::ReadWrite)?;
+        let start = mapping.as_ptr();
+        let source = Source::Dmabuf { fd, offset, _mapping: mapping };
+        Ok(Self { inner: Arc::new(Inner { start, len, leased: AtomicBool::new(false), source }) })
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    #[allow(clippy::len_without_is_empty, reason = "a buffer is never empty")]
+    pub fn len(&self) -> usize {
+        self.inner.len
+    }
+
+    /// Whether a queue has the memory.
+    #[must_use]
+    pub fn is_leased(&self) -> bool {
+        self.inner.leased.load(Ordering::Relaxed)
+    }
+
+    /// The first `bytes` bytes as zeroed memory of a queue. The lease ends when the mapping is
+    /// dropped.
+    ///
+    /// # Errors
+    ///
+    /// [`CreateError::Limit`] if the buffer is too short, [`CreateError::BufferInUse`] if another
+    /// queue has it.
+    pub fn lease(&self, bytes: usize) -> Result<Mapping, CreateError> {
+        let Inner { start, len, leased, .. } = &*self.inner;
+        if bytes > *len {
+            let (asked, max) = (bytes as u64, *len as u64);
+            return Err(CreateError::Limit { limit: Limit::QueueBytes, asked, max });
+        }
+        if leased.swap(true, Ordering::Acquire) {
+            return Err(CreateError::BufferInUse);
+        }
+        let lease = Lease(Arc::clone(&self.inner));
+        // SAFETY: the buffer has the bytes, and no other lease exists.
+        unsafe { start.write_bytes(0, bytes) };
+        Mapping::leased(*start, *len, lease)
+            .map_err(|errno| CreateError::Ioctl(crate::device::IoctlError { method: "madvise", errno }))
+    }
+
+    /// The description of `bytes` bytes from `offset` on for the kernel. Both are within the buffer
+    /// or the kernel rejects them.
+    #[must_use]
+    pub fn desc(&self, offset: usize, bytes: usize) -> BufferDesc {
+        let (offset, length) = (offset as u64, bytes as u64);
+        match &self.inner.source {
+            Source::Memory(_) => {
+                let start = self.inner.start.as_ptr().expose_provenance() as u64;
+                let addr = start.wrapping_add(offset);
+                BufferDesc { buffer_type: BufferType::VA, addr, length, ..BufferDesc::zeroed() }
+            }
+            Source::Dmabuf { fd, offset: first, .. } => BufferDesc {
+                buffer_type: BufferType::DMABUF,
+                fd: fd.as_raw_fd(),
+                addr: first.wrapping_add(offset),
+                length,
+                ..BufferDesc::zeroed()
+            },
+        }
+    }
+
+    /// The owner of the memory.
+    ///
+    /// # Errors
+    ///
+    /// The buffer, if a queue or a clone has it, or its memory is a dma-buf.
+    pub fn into_owner(self) -> Result<Box<dyn Any + Send + Sync>, Self> {
+        if !matches!(self.inner.source, Source::Memory(_)) {
+            return Err(self);
+        }
+        match Arc::try_unwrap(self.inner) {
+            Ok(Inner { source: Source::Memory(owner), .. }) => Ok(owner),
+            Ok(inner) => Err(Self { inner: Arc::new(inner) }),
+            Err(inner) => Err(Self { inner }),
+        }
+    }
+
+    /// The descriptor of the dma-buf.
+    ///
+    /// # Errors
+    ///
+    /// The buffer, if a queue or a clone has it, or its memory is not a dma-buf.
+    pub fn into_fd(self) -> Result<OwnedFd, Self> {
+        if !matches!(self.inner.source, Source::Dmabuf { .. }) {
+            return Err(self);
+        }
+        match Arc::try_unwrap(self.inner) {
+            Ok(Inner { source: Source::Dmabuf { fd, .. }, .. }) => Ok(fd),
+            Ok(inner) => Err(Self { inner: Arc::new(inner) }),
+            Err(inner) => Err(Self { inner }),
+        }
+    }
+
+    /// Whether the owner of the memory is of type `M`.
+    #[must_use]
+    pub fn is_owned_by<M: 'static>(&self) -> bool {
+        matches!(&self.inner.source, Source::Memory(owner) if owner.is::<M>())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A buffer of `len` bytes of ones, owned by a mapping.
+    fn buffer(len: usize) -> QueueBuffer {
+        let memory = Mapping::anonymous(len).unwrap();
+        let start = memory.as_ptr();
+        // SAFETY: the mapping has the bytes, and nothing else accesses them.
+        unsafe { start.write_bytes(1, len) };
+        // SAFETY: the mapping keeps the bytes at their address.
+        unsafe { QueueBuffer::new(start, len, Box::new(memory)) }.unwrap()
+    }
+
+    #[test]
+    fn one_lease_exists_at_a_time() {
+        let buffer = buffer(8192);
+        let lease = buffer.lease(4096).unwrap();
+        assert!(buffer.is_leased());
+        assert_eq!(buffer.lease(4096).map(drop), Err(CreateError::BufferInUse));
+        assert_eq!(buffer.clone().lease(4096).map(drop), Err(CreateError::BufferInUse));
+        drop(lease);
+        assert!(!buffer.is_leased());
+        buffer.lease(8192).unwrap();
+    }
+
+    #[test]
+    fn leased_memory_is_zeroed() {
+        let buffer = buffer(4096);
+        let lease = buffer.lease(100).unwrap();
+        assert_eq!(lease.len(), 4096);
+        for (at, wanted) in [(0, 0), (99, 0), (100, 1), (4095, 1)] {
+            // SAFETY: within the memory, which has no other user.
+            assert_eq!(unsafe { lease.as_ptr().add(at).read() }, wanted, "byte {at}");
+        }
+    }
+
+    #[test]
+    fn lease_above_the_length_fails_with_both_sizes() {
+        let limit = Limit::QueueBytes;
+        let refused = buffer(4096).lease(4097).map(drop);
+        assert_eq!(refused, Err(CreateError::Limit { limit, asked: 4097, max: 4096 }));
+    }
+
+    #[test]
+    fn owner_comes_back_after_the_lease() {
+        let buffer = buffer(4096);
+        let start = buffer.inner.start;
+        let lease = buffer.lease(64).unwrap();
+        let buffer = buffer.into_owner().map(drop).unwrap_err();
+        let buffer = buffer.into_fd().map(drop).unwrap_err();
+        assert!(buffer.is_owned_by::<Mapping>() && !buffer.is_owned_by::<Vec<u8>>());
+        drop(lease);
+        let memory = buffer.into_owner().unwrap().downcast::<Mapping>().unwrap();
+        assert_eq!(memory.as_ptr(), start);
+    }
+
+    #[test]
+    fn lease_keeps_the_memory_without_the_buffer() {
+        let buffer = buffer(4096);
+        let lease = buffer.lease(64).unwrap();
+        drop(buffer);
+        // SAFETY: the lease keeps the memory, which has no other user.
+        assert_eq!(unsafe { lease.as_ptr().read() }, 0);
+    }
+
+    #[test]
+    fn unaligned_and_empty_memory_is_rejected() {
+        let memory = Mapping::anonymous(8192).unwrap();
+        // SAFETY: within the mapping.
+        let inside = unsafe { memory.as_ptr().add(64) };
+        for (start, len) in [(inside, 4096), (memory.as_ptr(), 0)] {
+            // SAFETY: the test keeps the mapping, and nothing accesses it.
+            let refused = unsafe { QueueBuffer::new(start, len, Box::new(())) };
+            assert_eq!(refused.map(drop), Err(Errno::INVAL));
+        }
+    }
+
+    #[test]
+    fn description_names_the_part() {
+        let buffer = buffer(8192);
+        let start = buffer.inner.start.addr().get() as u64;
+        let desc = buffer.desc(4096, 64);
+        assert_eq!((desc.buffer_type, desc.addr, desc.length), (BufferType::VA, start + 4096, 64));
+        assert_eq!((desc.flags, desc.optional_flags, desc.fd), (0, 0, 0));
+    }
+
+    #[cfg(not(miri))]
+    #[test]
+    fn other_files_are_no_dmabufs() {
+        let null = std::fs::File::open("/dev/null").unwrap();
+        assert_eq!(QueueBuffer::dmabuf(null.into(), 0, 4096).map(drop), Err(Errno::INVAL));
+        let file = std::fs::File::open(std::env::current_exe().unwrap()).unwrap();
+        assert_eq!(QueueBuffer::dmabuf(file.into(), 0, 4096).map(drop), Err(Errno::INVAL));
+    }
+}

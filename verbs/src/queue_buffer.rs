@@ -1,0 +1,171 @@
+//! Memory of queues that the caller chooses.
+
+use std::os::fd::OwnedFd;
+
+use bareverbs_provider::queue_buffer as provider;
+use bareverbs_provider::traits::Provider;
+use rustix::io::Errno;
+
+use crate::{Context, Error, Feature, MemoryOwner, QueueMemory, Result};
+
+/// Memory for a CQ or QP that the caller chooses, such as memory of a NUMA node, of a GPU or of a
+/// confidential guest's shared pool: its own memory, or part of a dma-buf.
+///
+/// [`CqInit::buffer`](crate::CqInit::buffer) and [`QpInit::buffer`](crate::QpInit::buffer) name it.
+/// A queue keeps the memory until the kernel has destroyed the queue, and one queue has it at a time.
+/// No safe code reaches the memory in between. Creation overwrites it.
+///
+/// The doorbell record, 8 bytes, stays in memory of the library.
+///
+/// The kernel's `mlx5_ib` supports it since Linux 7.2; see
+/// [`Capabilities::queue_buffers`](crate::Capabilities::queue_buffers). Creation fails with
+/// [`Error::Unsupported`] elsewhere. `rdma_rxe` allocates its queues itself, and ignores the
+/// attributes. A buffer that is too short fails with [`Error::Limit`] for
+/// [`Limit::QueueBytes`](crate::Limit::QueueBytes), which has the required length.
+///
+/// ```no_run
+/// # fn create(context: &bareverbs::Context) -> bareverbs::Result<()> {
+/// use bareverbs::{Buffer, CqInit, QueueBuffer};
+///
+/// let buffer = QueueBuffer::new(Buffer::zeroed(64 * 1024)?)?;
+/// let cq = context.create_cq(&CqInit { buffer: Some(&buffer), ..CqInit::new(1023) })?;
+/// assert!(buffer.is_in_use());
+/// drop(cq);
+/// let memory: Buffer = buffer.into_memory().expect("no queue has it");
+/// # Ok(())
+/// # }
+/// ```
+#[doc(alias = "ib_uverbs_buffer_desc")]
+#[derive(Debug)]
+pub struct QueueBuffer(provider::QueueBuffer);
+
+impl QueueBuffer {
+    /// Memory of this process. It must begin at a multiple of 4096 bytes, as [`Buffer`](crate::Buffer)
+    /// and mappings do.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: the memory is empty, or its address is not a multiple of 4096.
+    #[doc(alias = "IB_UVERBS_BUFFER_TYPE_VA")]
+    pub fn new<M: MemoryOwner + Send + Sync + 'static>(memory: M) -> Result<Self> {
+        let mut owner = Box::new(memory);
+        let (start, len) = owner.region();
+        // SAFETY: the bytes are valid at that address while `owner` exists, and for ever if it is
+        // leaked, by the contract of `MemoryOwner`. `QueueBuffer` gives no access to `owner`.
+        let buffer = unsafe { provider::QueueBuffer::new(start, len, owner) };
+        buffer.map(Self).map_err(|_| {
+            let reason = format!(
+                "{len} bytes at {start:p} can't hold a queue: pass at least 1 byte at a multiple of \
+                 {} bytes, such as a `Buffer`",
+                provider::QUEUE_BUFFER_ALIGN
+            );
+            Error::invalid("queue_buffer", reason)
+        })
+    }
+
+    /// `len` bytes of a dma-buf from `offset` on, both in bytes. They are mapped into the process.
+    /// `offset` is a multiple of the page size.
+    ///
+    /// The exporter must support `mmap`, and its memory must be coherent with the processor's
+    /// caches. An access raises `SIGBUS` if the exporter revokes the memory.
+    ///
+    /// # Errors
+    /// - [`Error::Invalid`]: the descriptor is not a dma-buf, `len` is 0, the range exceeds the
+    ///   dma-buf, or `offset` is not a multiple of the page size.
+    /// - [`Error::System`]: the exporter does not map the dma-buf.
+    #[doc(alias = "IB_UVERBS_BUFFER_TYPE_DMABUF")]
+    pub fn dmabuf(fd: OwnedFd, offset: u64, len: usize) -> Result<Self> {
+        provider::QueueBuffer::dmabuf(fd, offset, len).map(Self).map_err(|errno| {
+            if errno == Errno::INVAL {
+                let reason = format!(
+                    "{len} bytes at {offset:#x} are no whole part of a dma-buf: the range may exceed \
+                     the dma-buf, `offset` may not be a multiple of the page size, or the descriptor \
+                     may not be a dma-buf"
+                );
+                return Error::invalid("queue_buffer", reason);
+            }
+            Error::system(format!("mapping {len} bytes of a dma-buf"), errno)
+        })
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    #[allow(clippy::len_without_is_empty, reason = "a buffer is never empty")]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether a queue has the memory.
+    #[must_use]
+    pub fn is_in_use(&self) -> bool {
+        self.0.is_leased()
+    }
+
+    /// Returns the memory of [`new`](Self::new).
+    ///
+    /// # Errors
+    /// The buffer, if a queue has the memory, or it is not an `M`.
+    pub fn into_memory<M: MemoryOwner + 'static>(self) -> Result<M, Self> {
+        if !self.0.is_owned_by::<M>() {
+            return Err(self);
+        }
+        let owner = self.0.into_owner().map_err(Self)?;
+        Ok(*owner.downcast().expect("its type was compared"))
+    }
+
+    /// Returns the descriptor of [`dmabuf`](Self::dmabuf).
+    ///
+    /// # Errors
+    /// The buffer, if a queue has the memory, or it is not a dma-buf.
+    pub fn into_dmabuf(self) -> Result<OwnedFd, Self> {
+        self.0.into_fd().map_err(Self)
+    }
+
+    pub(crate) fn provider(&self) -> &provider::QueueBuffer {
+        &self.0
+    }
+
+    /// Checks the memory of a queue that is to be created.
+    pub(crate) fn check<P: Provider>(
+        verb: &'static str,
+        context: &Context<P>,
+        buffer: Option<&Self>,
+        memory: QueueMemory,
+    ) -> Result<()> {
+        if buffer.is_none() {
+            return Ok(());
+        }
+        if !context.capabilities().queue_buffers {
+            return Err(Error::unsupported(verb, Feature::QueueBuffers));
+        }
+        if memory != QueueMemory::BasePages {
+            return Err(Error::invalid(verb, "a queue in a buffer has the buffer's pages: omit `memory`"));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Buffer;
+
+    #[test]
+    fn memory_comes_back_with_its_type() {
+        let buffer = QueueBuffer::new(Buffer::zeroed(8192).unwrap()).unwrap();
+        assert_eq!((buffer.len(), buffer.is_in_use()), (8192, false));
+        let buffer = buffer.into_memory::<Vec<u8>>().map(drop).unwrap_err();
+        let buffer = buffer.into_dmabuf().map(drop).unwrap_err();
+        assert_eq!(buffer.into_memory::<Buffer>().unwrap().len(), 8192);
+    }
+
+    #[test]
+    fn unaligned_memory_is_rejected_with_the_remedy() {
+        let refused = QueueBuffer::new(vec![0; 64]).map(drop);
+        // A vector may lie at the start of a page by chance.
+        if let Err(error) = refused {
+            assert!(matches!(error, Error::Invalid { .. }), "{error}");
+            assert!(error.to_string().contains("multiple of 4096"), "{error}");
+        }
+        assert!(matches!(QueueBuffer::new(Vec::new()).map(drop), Err(Error::Invalid { .. })));
+    }
+}
