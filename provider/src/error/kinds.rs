@@ -66,8 +66,11 @@ texts! {
         MrAdvice = "MR advice is",
         /// Allocation of device memory.
         DeviceMemory = "device memory allocations are",
+        /// Atomic operations of a device.
+        Atomics = "atomic operations are",
         /// Atomic operations of CPU and device on the same word.
-        GlobalAtomics = "atomic operations of CPU and device on the same word are",
+        GlobalAtomics = "atomic operations of the CPU on words that the device updates (use those of \
+                         the device, by `owned::LocalAtomics`) are",
         /// Completion timestamps.
         CompletionTimestamps = "completion timestamps are",
         /// Compressed completions.

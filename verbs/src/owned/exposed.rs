@@ -3,6 +3,7 @@
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::RangeBounds;
+use std::sync::Arc;
 
 use bareverbs_provider::{barrier, copy};
 
@@ -10,6 +11,7 @@ use super::Part;
 use super::buffer::sealed::Registered;
 use crate::error::error_with_object;
 use crate::mr::{REMOTE_ACCESSIBLE, REMOTE_WRITABLE};
+use crate::pd::shared::PdShared;
 use crate::{Access, AtomicCap, Buffer, Error, Feature, MemoryOwner, Mr, RawMemory, Remote, Result};
 
 const EXPOSE: &str = "Part::expose";
@@ -234,8 +236,8 @@ impl<M> Exposed<M> {
     /// Adds to a word of 8 bytes atomically. Returns the previous value. The sum wraps around.
     ///
     /// It is atomic with atomic operations of peers. This needs a device whose
-    /// [`atomic_cap`](crate::DeviceAttr::atomic_cap) is [`AtomicCap::GLOB`]. With other devices,
-    /// use an atomic operation of the device: a connection to this host.
+    /// [`atomic_cap`](crate::DeviceAttr::atomic_cap) is [`AtomicCap::GLOB`]. With other devices, such
+    /// as Soft-RoCE and ConnectX, use [`LocalAtomics`](super::LocalAtomics).
     ///
     /// # Errors
     /// - [`Error::Unsupported`] if the device's atomic operations are not atomic with the CPU's.
@@ -257,6 +259,23 @@ impl<M> Exposed<M> {
         let place = self.word::<u64>("Exposed::compare_swap", offset)?;
         // SAFETY: the word is aligned, and valid as in `read_at`.
         Ok(unsafe { copy::compare_swap_u64(place, expected, new) })
+    }
+
+    /// The word at `offset` for an atomic operation of a QP in `domain`.
+    pub(super) fn atomic_word(
+        &self,
+        verb: &'static str,
+        domain: &Arc<PdShared>,
+        offset: usize,
+    ) -> Result<Remote> {
+        self.word::<u64>(verb, offset)?;
+        if !self.access().contains(Access::REMOTE_ATOMIC) {
+            return Err(Error::invalid(verb, "peers have no right to it: expose it with REMOTE_ATOMIC"));
+        }
+        if !Arc::ptr_eq(self.remote.domain(), domain) {
+            return Err(Error::invalid(verb, "the memory belongs to another protection domain"));
+        }
+        self.remote(offset..)
     }
 
     fn check_global(&self, verb: &'static str) -> Result<()> {
@@ -401,7 +420,6 @@ errors! {
 #[cfg(test)]
 mod tests {
     use std::ptr::NonNull;
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
@@ -493,6 +511,7 @@ mod tests {
         let exposed = exposed(&Arc::default());
         for refused in [exposed.fetch_add(0, 1).unwrap_err(), exposed.compare_swap(0, 0, 1).unwrap_err()] {
             assert!(matches!(refused, Error::Unsupported { .. }), "{refused}");
+            assert!(refused.to_string().contains("owned::LocalAtomics"), "{refused}");
         }
         assert_eq!(exposed.load::<u64>(0).unwrap(), 0);
     }

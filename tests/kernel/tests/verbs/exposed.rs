@@ -1,7 +1,10 @@
 //! Memory that peers access, and the end of their access.
 
-use bareverbs::owned::{Exposed, Part};
-use bareverbs::{Access, AtomicCap, Buffer, Mr, Operation, Payload, Pd, QpCap, WcStatus};
+use std::sync::Barrier;
+use std::thread;
+
+use bareverbs::owned::{Exposed, LocalAtomics, Part};
+use bareverbs::{Access, AtomicCap, Buffer, Error, Mr, Operation, Payload, Pd, QpCap, WcStatus};
 use bareverbs_kernel_tests::loopback::{contents, region, request};
 
 use crate::pair::{End, open};
@@ -107,4 +110,102 @@ pub(crate) fn words_are_shared_with_peers() {
     assert_eq!(exposed.fetch_add(16, 5).is_ok(), global);
     assert_eq!(exposed.compare_swap(16, 5, 6).is_ok(), global);
     assert_eq!(exposed.load::<u64>(16).unwrap(), if global { 6 } else { 0 });
+}
+
+/// The value that an atomic operation returned.
+fn old(result: &Mr<Buffer>) -> u64 {
+    u64::from_ne_bytes(contents(result).try_into().unwrap())
+}
+
+pub(crate) fn local_atomics_are_atomic_with_those_of_a_peer() {
+    const ROUNDS: u64 = 300;
+    let pd = open().alloc_pd().unwrap();
+    let exposed = part(&pd, 64).expose(Access::REMOTE_ATOMIC).unwrap();
+    let remote = exposed.remote(8..).unwrap();
+    let mut atomics = LocalAtomics::new(&pd, 1).unwrap();
+    let (mut peer, _owner) = peers(&pd);
+    let start = Barrier::new(2);
+    let mut olds = thread::scope(|scope| {
+        let theirs = scope.spawn(|| {
+            let result = region(&pd, &[0; 8], Access::LOCAL_WRITE);
+            start.wait();
+            let add = Operation::FetchAdd { remote, add: 1 };
+            let round = |_| {
+                assert_eq!(execute(&mut peer, add, &result), WcStatus::SUCCESS);
+                old(&result)
+            };
+            (0..ROUNDS).map(round).collect::<Vec<_>>()
+        });
+        start.wait();
+        let mut olds: Vec<_> = (0..ROUNDS).map(|_| atomics.fetch_add(&exposed, 8, 1).unwrap()).collect();
+        olds.extend(theirs.join().unwrap());
+        olds
+    });
+    // No value was returned twice, and none was lost.
+    olds.sort_unstable();
+    assert!(olds.iter().copied().eq(0..2 * ROUNDS), "{olds:?}");
+    assert_eq!(exposed.load::<u64>(8).unwrap(), 2 * ROUNDS);
+    assert_eq!(exposed.load::<u64>(0).unwrap() + exposed.load::<u64>(16).unwrap(), 0);
+}
+
+pub(crate) fn local_atomics_lock_a_word_against_a_peer() {
+    const ROUNDS: u64 = 40;
+    const LOCK: usize = 0;
+    const COUNT: usize = 8;
+    let pd = open().alloc_pd().unwrap();
+    let access = Access::REMOTE_ATOMIC | Access::REMOTE_READ | Access::REMOTE_WRITE;
+    let exposed = part(&pd, 16).expose(access).unwrap();
+    let (lock, count) = (exposed.remote(LOCK..).unwrap(), exposed.remote(COUNT..).unwrap());
+    let mut atomics = LocalAtomics::new(&pd, 1).unwrap();
+    let (mut peer, _owner) = peers(&pd);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut word = region(&pd, &[0; 8], Access::LOCAL_WRITE);
+            let take = Operation::CmpSwp { remote: lock, compare: 0, swap: 2 };
+            let release = Operation::CmpSwp { remote: lock, compare: 2, swap: 0 };
+            for _ in 0..ROUNDS {
+                while {
+                    assert_eq!(execute(&mut peer, take, &word), WcStatus::SUCCESS);
+                    old(&word) != 0
+                } {}
+                assert_eq!(execute(&mut peer, Operation::Read(count), &word), WcStatus::SUCCESS);
+                let more = old(&word) + 1;
+                word.write(0, &more.to_ne_bytes()).unwrap();
+                assert_eq!(execute(&mut peer, Operation::Write(count), &word), WcStatus::SUCCESS);
+                assert_eq!(execute(&mut peer, release, &word), WcStatus::SUCCESS);
+                assert_eq!(old(&word), 2, "the lock is the peer's until it is released");
+            }
+        });
+        for _ in 0..ROUNDS {
+            while atomics.compare_swap(&exposed, LOCK, 0, 1).unwrap() != 0 {}
+            let more = exposed.load::<u64>(COUNT).unwrap() + 1;
+            exposed.store(COUNT, more).unwrap();
+            assert_eq!(atomics.compare_swap(&exposed, LOCK, 1, 0).unwrap(), 1);
+        }
+    });
+    assert_eq!(exposed.load::<u64>(COUNT).unwrap(), 2 * ROUNDS);
+}
+
+pub(crate) fn local_atomics_reject_words_that_they_cannot_reach() {
+    let (pd, other) = (open().alloc_pd().unwrap(), open().alloc_pd().unwrap());
+    let exposed = part(&pd, 24).expose(Access::REMOTE_ATOMIC).unwrap();
+    let readable = part(&pd, 8).expose(Access::REMOTE_READ).unwrap();
+    let foreign = part(&other, 8).expose(Access::REMOTE_ATOMIC).unwrap();
+    let mut atomics = LocalAtomics::new(&pd, 1).unwrap();
+    for (refused, reason) in [
+        (atomics.fetch_add(&exposed, 4, 1), "not aligned"),
+        (atomics.fetch_add(&exposed, 24, 1), "24"),
+        (atomics.compare_swap(&exposed, usize::MAX, 0, 1), "24"),
+        (atomics.compare_swap(&readable, 0, 0, 1), "REMOTE_ATOMIC"),
+        (atomics.fetch_add(&foreign, 0, 1), "another protection domain"),
+    ] {
+        let refused = refused.unwrap_err();
+        assert!(matches!(refused, Error::Invalid { .. }), "{refused}");
+        assert!(refused.to_string().contains(reason), "{refused}: {reason}");
+    }
+    // The connection is intact, and a failed comparison changes nothing.
+    assert_eq!(atomics.fetch_add(&exposed, 16, u64::MAX).unwrap(), 0);
+    assert_eq!(atomics.compare_swap(&exposed, 16, 0, 5).unwrap(), u64::MAX);
+    assert_eq!(atomics.compare_swap(&exposed, 16, u64::MAX, 5).unwrap(), u64::MAX);
+    assert_eq!(exposed.load::<u64>(16).unwrap(), 5);
 }

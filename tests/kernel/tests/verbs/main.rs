@@ -103,6 +103,9 @@ kernel_tests! {
     revoked_memory_rejects_peers_and_is_a_slice_again,
     dropped_exposure_rejects_peers,
     key_opens_the_exposed_range_only,
+    local_atomics_are_atomic_with_those_of_a_peer,
+    local_atomics_lock_a_word_against_a_peer,
+    local_atomics_reject_words_that_they_cannot_reach,
     words_are_shared_with_peers,
 
     endpoints_exchange_messages_without_unsafe,
