@@ -242,9 +242,8 @@ impl<'a> Plan<'a> {
     fn test_run<'b>(&'b self, name: &str, kernel: &'b Kernel, device: Tested) -> TestRun<'b> {
         let mut specials = VecDeque::new();
         let tests = self.tests.iter().filter(|test| self.runs_on(name, test)).collect();
-        let examples = examples::tests(self.filter);
-        // IPv4 multicast groups are for Ethernet.
-        if self.profiles.is_none() && device != Tested::Ib && !examples.is_empty() {
+        let examples = examples::tests(self.filter, device == Tested::Ib);
+        if self.profiles.is_none() && !examples.is_empty() {
             specials.push_back(Special::Examples(device.port(), examples));
         }
         // Other tests that boot their own guests choose the device too.
