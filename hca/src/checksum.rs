@@ -1,4 +1,4 @@
-//! The Internet checksum.
+//! The Internet checksum, and the CRC of Ethernet.
 
 /// The ones' complement sum of the Internet checksum, not inverted.
 pub(crate) fn ones_sum(bytes: &[u8]) -> u16 {
@@ -11,4 +11,25 @@ pub(crate) fn ones_sum(bytes: &[u8]) -> u16 {
         sum = (sum & 0xffff) + (sum >> 16);
     }
     sum as u16
+}
+
+/// The CRC-32 of Ethernet frames (IEEE 802.3) and of the ICRC.
+pub(crate) fn crc32(bytes: &[u8]) -> u32 {
+    const POLYNOMIAL: u32 = 0xedb8_8320;
+    !bytes.iter().fold(u32::MAX, |crc, byte| {
+        (0..8).fold(
+            crc ^ u32::from(*byte),
+            |crc, _| if crc & 1 != 0 { crc >> 1 ^ POLYNOMIAL } else { crc >> 1 },
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn crc32_matches_check_value() {
+        assert_eq!(crc32(b"123456789"), 0xcbf4_3926);
+    }
 }

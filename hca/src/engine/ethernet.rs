@@ -7,7 +7,7 @@ use super::mkey::{self, Accessor, access};
 use super::ring::Ring;
 use super::srq::scatter_list;
 use super::wqe::Frame;
-use crate::checksum::ones_sum;
+use crate::checksum::{crc32, ones_sum};
 
 /// Minimum frame length without the FCS, in bytes.
 const SHORTEST: usize = 60;
@@ -41,6 +41,8 @@ pub struct RqSetup {
     pub flushes: bool,
     /// Whether the outer VLAN tag is stripped into the CQE.
     pub strips_vlan: bool,
+    /// Whether the FCS of a frame is written behind it.
+    pub scatters_fcs: bool,
 }
 
 /// State of an RQ.
@@ -232,6 +234,11 @@ fn without_tag(frame: &[u8]) -> Option<(u16, Vec<u8>)> {
     Some((u16::from_be_bytes([high, low]), [&frame[..12], &frame[16..]].concat()))
 }
 
+/// The FCS of a frame, in the byte order of the wire.
+fn check_sequence(frame: &[u8]) -> [u8; 4] {
+    crc32(frame).to_le_bytes()
+}
+
 /// Writes a frame into the next receive WQE. Returns `false` if there is no usable WQE.
 pub(crate) fn receive(rq: &mut Rq, core: &mut Core, frame: &[u8]) -> bool {
     let Ok(posted) = core.memory.read_be32(rq.setup.doorbell) else { return false };
@@ -245,6 +252,8 @@ pub(crate) fn receive(rq: &mut Rq, core: &mut Core, frame: &[u8]) -> bool {
         return false;
     }
     rq.consumed = counter.wrapping_add(1);
+    // The FCS that the frame had on the wire, with its VLAN tag.
+    let fcs = rq.setup.scatters_fcs.then(|| check_sequence(frame));
     let stripped = if rq.setup.strips_vlan { without_tag(frame) } else { None };
     let (vlan, frame) = match &stripped {
         Some((tag, frame)) => (Some(*tag), &frame[..]),
@@ -252,7 +261,9 @@ pub(crate) fn receive(rq: &mut Rq, core: &mut Core, frame: &[u8]) -> bool {
     };
     let sges = scatter_list(if rq.setup.linked { &wqe[16..] } else { &wqe });
     let who = Accessor { pd: rq.setup.pd, qp: rq.number, reserved_lkey: true, any_pd: false };
-    let mut left = frame;
+    let with_fcs = fcs.map(|fcs| [frame, &fcs].concat());
+    let bytes = with_fcs.as_deref().unwrap_or(frame);
+    let mut left = bytes;
     for sge in &sges {
         let (now, rest) = left.split_at((sge.length as usize).min(left.len()));
         let place = (sge.key, sge.address);
@@ -268,7 +279,7 @@ pub(crate) fn receive(rq: &mut Rq, core: &mut Core, frame: &[u8]) -> bool {
         return true;
     }
     let completion = Completion {
-        byte_count: frame.len() as u32,
+        byte_count: bytes.len() as u32,
         checksum: ones_sum(frame.get(HEADER..).unwrap_or_default()),
         vlan,
         ..Completion::new(CqeOpcode::Receive, rq.number, rq.setup.user_index, counter)
@@ -343,6 +354,16 @@ mod tests {
         assert_eq!(without_tag(&frame), Some((0x2123, [&[7; 12][..], &[8, 0], &[9; 50]].concat())));
         assert_eq!(without_tag(&tcp_frame(0)), None);
         assert_eq!(without_tag(&frame[..15]), None);
+    }
+
+    #[test]
+    fn check_sequence_gives_the_residue_of_ethernet() {
+        for length in [60, 61, 1514] {
+            let frame: Vec<u8> = (0..length).map(|at| (at * 7) as u8).collect();
+            let whole = [&frame[..], &check_sequence(&frame)].concat();
+            // The residue of a frame with its FCS: 0xc704dd7b, reflected and inverted.
+            assert_eq!(crc32(&whole), 0x2144_df1c);
+        }
     }
 
     #[test]

@@ -265,6 +265,11 @@ impl Engine {
         self.rqs.get_mut(number).map(|rq| rq.setup.strips_vlan = strips).ok_or(EngineError::Missing)
     }
 
+    /// Enables or disables the writing of FCSs by an RQ.
+    pub(crate) fn scatter_fcs(&mut self, number: u32, scatters: bool) -> Result<(), EngineError> {
+        self.rqs.get_mut(number).map(|rq| rq.setup.scatters_fcs = scatters).ok_or(EngineError::Missing)
+    }
+
     /// Destroys an RQ.
     pub fn destroy_rq(&mut self, number: u32) -> Result<(), EngineError> {
         self.rqs.remove(number).map(drop).ok_or(EngineError::Missing)

@@ -99,6 +99,7 @@ fn general(cap: &mut ViewMut<'_, HcaCap>, link: Link, cqe_version: u8) {
         .set(HcaCap::CQ_RESIZE, 1u8)
         .set(HcaCap::CQ_MODERATION, 1u8)
         .set(HcaCap::PG, 1u8)
+        .set(HcaCap::END_PAD, 1u8)
         .set(HcaCap::CQE_COMPRESSION, 1u8)
         .set(HcaCap::MINI_CQE_RESP_STRIDE_INDEX, 1u8)
         .set(HcaCap::CQE_COMPRESSION_TIMEOUT, 1u8)
@@ -200,6 +201,7 @@ fn ethernet(cap: &mut ViewMut<'_, EthernetCap>) {
         .set(EthernetCap::VLAN_CAP, 1u8)
         .set(EthernetCap::MAX_LSO_CAP, limits::LOG_LARGE_SEND)
         .set(EthernetCap::RSS_IND_TBL_CAP, 7u8)
+        .set(EthernetCap::SCATTER_FCS, 1u8)
         .set(EthernetCap::SELF_LB_EN_MODIFIABLE, 1u8)
         .set(EthernetCap::WQE_INLINE_MODE, 1u8);
 }

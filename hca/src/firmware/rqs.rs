@@ -43,6 +43,7 @@ impl Firmware {
             user_index: self.user_index(context.get32(Rqc::USER_INDEX))?,
             flushes: context.flag(Rqc::FLUSH_IN_ERROR_EN),
             strips_vlan: !context.flag(Rqc::VSD),
+            scatters_fcs: context.flag(Rqc::SCATTER_FCS),
         };
         let number = engine.create_rq(setup)?;
         if ready {
@@ -54,6 +55,7 @@ impl Firmware {
 
     pub(super) fn modify_rq(&mut self, engine: &mut Engine, request: Request<'_>) -> Result<()> {
         const VLAN: u64 = 1 << 1;
+        const FCS: u64 = 1 << 2;
         const COUNTERS: u64 = 1 << 3;
         let view = request.view::<ModifyRqIn>()?;
         let number = view.get32(ModifyRqIn::RQN);
@@ -63,13 +65,20 @@ impl Firmware {
         if view.get8(ModifyRqIn::RQ_STATE) != now || !legal(now, next) {
             return Err(Status::BadResourceState);
         }
-        if selected & !(VLAN | COUNTERS) != 0 {
+        if selected & !(VLAN | FCS | COUNTERS) != 0 {
             return Err(Status::BadParameter);
         }
         if selected & VLAN != 0 {
             let inline = wanted.flag(Rqc::VSD);
             engine.strip_vlan(number, !inline)?;
             ViewMut::<Rqc>::new(context).ok_or(Status::BadResource)?.set(Rqc::VSD, u8::from(inline));
+        }
+        if selected & FCS != 0 {
+            let scatters = wanted.flag(Rqc::SCATTER_FCS);
+            engine.scatter_fcs(number, scatters)?;
+            ViewMut::<Rqc>::new(context)
+                .ok_or(Status::BadResource)?
+                .set(Rqc::SCATTER_FCS, u8::from(scatters));
         }
         if next != now {
             let next = match next {
@@ -106,14 +115,14 @@ impl Firmware {
     }
 }
 
-/// Whether a context requests unsupported features: RMPs, hairpins, FCS, delay drop. End padding,
-/// which the netdev's driver always requests, has no effect.
+/// Whether a context requests unsupported features: RMPs, hairpins, delay drop. End padding, which
+/// the netdev's driver always requests, changes no byte of a message: the device would write more
+/// bytes of the last cache line.
 fn asks_for_more(context: &View<'_, Rqc>, wq: &View<'_, Wq>) -> bool {
     /// `MLX5_WQ_END_PAD_MODE_ALIGN`.
     const PADDED: u8 = 1;
     context.get8(Rqc::MEM_RQ_TYPE) != 0
         || context.flag(Rqc::HAIRPIN)
-        || context.flag(Rqc::SCATTER_FCS)
         || context.flag(Rqc::DELAY_DROP_EN)
         || wq.get8(Wq::END_PADDING_MODE) > PADDED
 }

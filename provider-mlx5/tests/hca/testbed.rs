@@ -183,6 +183,7 @@ impl Testbed {
             user_index: parts.user_index(),
             flushes: true,
             strips_vlan: false,
+            scatters_fcs: false,
         };
         let number = self.hca.engine().create_rq(setup).expect("a work queue");
         let ring = parts.ring;

@@ -29,6 +29,7 @@ layout! {
         TERMINATE_SCATTER_LIST_MKEY: 0xf6, 1,
         LOG_MAX_RA_REQ_QP: 0x14a, 6,
         LOG_MAX_RA_RES_QP: 0x15a, 6,
+        END_PAD: 0x160, 1,
         VPORT_COUNTERS: 0x181, 1,
         IB_VIRT: 0x1a2, 1,
         ETH_VIRT: 0x1a3, 1,
@@ -176,6 +177,7 @@ layout! {
         MAX_LSO_CAP: 0xb, 5,
         WQE_INLINE_MODE: 0x12, 2,
         RSS_IND_TBL_CAP: 0x14, 4,
+        SCATTER_FCS: 0x19, 1,
         SELF_LB_EN_MODIFIABLE: 0x8, 1,
     }
 }
