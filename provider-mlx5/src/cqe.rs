@@ -118,6 +118,10 @@ impl<'a> Cqe<'a> {
         slid: u16 = 22;
         /// GRH present (bits 28 and 29), service level (bits 24 to 27) and source QP (24 bits).
         flags_rqpn: u32 = 24;
+        /// Types of the headers of a received frame; bit 0 if a VLAN tag was stripped.
+        l4_l3_hdr_type: u8 = 29;
+        /// The VLAN tag that was stripped.
+        vlan_info: u16 = 30;
         /// The user index of the queue, or, with CQE version 0, the SRQN.
         srqn_uidx: u32 = 32;
         /// Immediate data, invalidated rkey, or P_Key index.

@@ -376,7 +376,7 @@ fn completions_by_value_release_their_slots_once() {
     assert_eq!((taken.map(|wc| wc.wr_id), queue.releases), ([0, 2, 1], 3));
     assert_eq!((queue.next_values(&mut taken), queue.next_value()), (0, None));
     assert_eq!(queue.releases, 3);
-    assert_eq!(Numbered(1).timestamp(), None);
+    assert_eq!((Numbered(1).timestamp(), Numbered(1).cvlan()), (None, None));
 }
 
 #[test]

@@ -451,6 +451,8 @@ macro_rules! providers {
                 #[inline]
                 fn dlid_path_bits(&self) -> u8;
                 #[inline]
+                fn cvlan(&self) -> Option<u16>;
+                #[inline]
                 fn timestamp(&self) -> Option<u64>;
                 #[inline]
                 fn to_value(&self) -> WorkCompletion;

@@ -252,6 +252,14 @@ impl Completion for Mlx5Completion<'_> {
         if self.is_recv() { self.cqe.path_bits() & 0x7f } else { 0 }
     }
 
+    #[inline]
+    fn cvlan(&self) -> Option<u16> {
+        // `cqe_has_vlan` of the kernel's `device.h`.
+        const HAS_VLAN: u8 = 1 << 0;
+        let has_tag = self.is_recv() && !self.is_error() && self.cqe.l4_l3_hdr_type() & HAS_VLAN != 0;
+        has_tag.then(|| self.cqe.vlan_info())
+    }
+
     /// Error CQEs have no timestamp.
     #[inline]
     fn timestamp(&self) -> Option<u64> {
@@ -313,6 +321,22 @@ mod tests {
         }
         for opcode in ERRORS.into_iter().chain([CqeOpcode::REQ]) {
             assert_eq!(with(opcode, |cqe| cqe.wc_flags()), WcFlags::empty(), "{opcode:?}");
+        }
+    }
+
+    #[test]
+    fn only_receives_have_a_stripped_vlan_tag() {
+        let tag = |opcode: CqeOpcode, header_types: u8| {
+            let mut entry = entry(opcode);
+            entry.0[29..32].copy_from_slice(&[header_types, 0x20, 0x05]);
+            let taken = DecodedCqe { opcode, ..DecodedCqe::general_err(entry.0.as_ptr()) };
+            // SAFETY: the CQE is valid until the end of this function.
+            unsafe { taken.completion() }.cvlan()
+        };
+        assert_eq!(tag(CqeOpcode::RESP_SEND, 0xff), Some(0x2005));
+        assert_eq!(tag(CqeOpcode::RESP_SEND, 0xfe), None);
+        for opcode in [CqeOpcode::REQ, CqeOpcode::REQ_ERR, CqeOpcode::RESP_ERR] {
+            assert_eq!(tag(opcode, 0xff), None, "{opcode:?}");
         }
     }
 

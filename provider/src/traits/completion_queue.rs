@@ -201,6 +201,12 @@ pub trait Completion {
     /// Low bits of the destination LID.
     #[doc(alias = "ibv_wc_read_dlid_path_bits")]
     fn dlid_path_bits(&self) -> u8;
+    /// The VLAN tag that the device stripped from a received frame: priority (3 bits), DEI (1 bit)
+    /// and VLAN id (12 bits). `None` if it stripped none. Default: `None`.
+    #[doc(alias = "ibv_wc_read_cvlan")]
+    fn cvlan(&self) -> Option<u16> {
+        None
+    }
     /// Completion time in ticks of the device's clock
     /// ([`Provider::read_clock`](super::Provider::read_clock)), if the device reports it. Default:
     /// `None`.
