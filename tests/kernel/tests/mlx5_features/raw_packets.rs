@@ -5,10 +5,12 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use bareverbs::{
-    Access, Buffer, Cq, CqInit, Error, EthernetMatch, Feature, FlowCount, FlowRule, Frame, Ipv4Match,
-    Ipv6Match, L4Match, MacAddress, Mr, Payload, Pd, PortMatch, PortNum, Qp, QpCap, QpInit, QpState,
-    RateLimit, RawPacket, RecvRequest, SendFlags, SendRequest, WcOpcode, WcStatus, WorkCompletion,
+    Access, Buffer, Completion as _, Cq, CqInit, DeviceCapFlags, Error, EthernetMatch, Feature, FlowCount,
+    FlowRule, Frame, Ipv4Match, Ipv6Match, L4Match, MacAddress, Mr, Payload, Pd, PortMatch, PortNum, Qp,
+    QpCap, QpCreateFlags, QpInit, QpState, RateLimit, RawPacket, RawPacketCaps, RecvRequest, SendFlags,
+    SendRequest, WcOpcode, WcStatus, WorkCompletion,
 };
+use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::child::{self, drop_privileges};
 use bareverbs_kernel_tests::loopback::{contents, domain, region, take};
 use bareverbs_kernel_tests::resources::nothing_leaks;
@@ -437,5 +439,113 @@ pub(crate) fn raw_packets_are_unsupported_without_the_capability() {
         let refused = pd.create_qp::<RawPacket>(&QpInit::new(&cq, &cq)).map(drop).unwrap_err();
         assert!(matches!(refused, Error::Unsupported { .. }), "{refused}");
         assert!(refused.to_string().contains("raw packet QPs are not supported"), "{refused}");
+    });
+}
+
+/// A side that receives frames to [`BOB`] by a QP with these creation flags.
+fn flagged(flags: QpCreateFlags) -> Side {
+    let pd = domain();
+    let cq = pd.context().create_cq(&CqInit::new(64)).unwrap();
+    let qp = pd.create_qp::<RawPacket>(&QpInit { flags, ..QpInit::new(&cq, &cq) }).unwrap();
+    let mut side = Side::of(&pd, qp, cq);
+    side.qp.create_flow(&to_bob()).unwrap();
+    side
+}
+
+/// The stripped VLAN tag and the bytes of the next frame.
+#[track_caller]
+fn next_with_tag(side: &mut Side) -> (Option<u16>, Vec<u8>) {
+    let begin = Instant::now();
+    loop {
+        if let Some(done) = side.cq.poll().next() {
+            assert_eq!((done.status(), done.opcode()), (WcStatus::SUCCESS, WcOpcode::RECV));
+            let start = done.wr_id() as usize % 4 * ROOM;
+            let bytes = contents(&side.memory)[start..start + done.byte_len() as usize].to_vec();
+            return (done.cvlan(), bytes);
+        }
+        assert!(begin.elapsed() < TIMEOUT, "no frame");
+    }
+}
+
+pub(crate) fn cvlan_stripping_qp_moves_the_tag_to_the_completion() {
+    nothing_leaks(|| {
+        let mut sender = Side::new(&domain());
+        let bare = frame(BOB, EXPERIMENT, &[9; 60]);
+        let with = tagged(0x2005, &bare);
+        for (flags, expected) in
+            [(QpCreateFlags::empty(), (None, &with)), (QpCreateFlags::CVLAN_STRIPPING, (Some(0x2005), &bare))]
+        {
+            let mut side = flagged(flags);
+            (0..2).for_each(|wr_id| side.receive(wr_id));
+            sender.send(&with);
+            let (tag, bytes) = next_with_tag(&mut side);
+            assert_eq!((tag, &bytes), expected, "{flags:?}");
+            sender.send(&bare);
+            assert_eq!(next_with_tag(&mut side), (None, bare.clone()), "{flags:?}");
+        }
+    });
+}
+
+/// The FCS of a frame on the wire: the CRC-32 of IEEE 802.3, least significant byte first.
+fn fcs(frame: &[u8]) -> [u8; 4] {
+    let step = |crc: u32, _| if crc & 1 == 0 { crc >> 1 } else { crc >> 1 ^ 0xedb8_8320 };
+    let crc = frame.iter().fold(u32::MAX, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), step));
+    (!crc).to_le_bytes()
+}
+
+pub(crate) fn scatter_fcs_qp_receives_the_fcs_behind_the_frame() {
+    nothing_leaks(|| {
+        let mut sender = Side::new(&domain());
+        let bare = frame(BOB, EXPERIMENT, &[9; 60]);
+        let with = tagged(7, &bare);
+        for bytes in [frame(BOB, EXPERIMENT, b"short"), frame(BOB, EXPERIMENT, &[5; 101]), with.clone()] {
+            let mut side = flagged(QpCreateFlags::SCATTER_FCS);
+            side.receive(0);
+            sender.send(&bytes);
+            assert_eq!(side.next(), [&bytes[..], &fcs(&bytes)].concat());
+        }
+        // The FCS of the frame as it was on the wire, behind the frame without its tag.
+        let mut side = flagged(QpCreateFlags::SCATTER_FCS | QpCreateFlags::CVLAN_STRIPPING);
+        side.receive(0);
+        sender.send(&with);
+        assert_eq!(next_with_tag(&mut side), (Some(7), [&bare[..], &fcs(&with)].concat()));
+    });
+}
+
+pub(crate) fn end_padding_qp_receives_whole_frames() {
+    nothing_leaks(|| {
+        let mut sender = Side::new(&domain());
+        let attr = sender.qp.pd().context().query_device().unwrap();
+        assert!(attr.device_cap_flags.contains(DeviceCapFlags::PCI_WRITE_END_PADDING));
+        let mut side = flagged(QpCreateFlags::PCI_WRITE_END_PADDING);
+        // Not a multiple of a cache line. Padding may write up to the next line, never beyond the
+        // receive's memory.
+        let bytes = frame(BOB, EXPERIMENT, &[6; 101]);
+        for wr_id in 0..4 {
+            side.receive(wr_id);
+            sender.send(&bytes);
+            assert_eq!(side.next(), bytes);
+        }
+    });
+}
+
+pub(crate) fn creation_flags_that_the_device_reports_create_raw_packet_qps() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let cq = pd.context().create_cq(&CqInit::new(4)).unwrap();
+        let attr = pd.context().query_device().unwrap();
+        let caps = attr.raw_packet_caps;
+        for (flags, reported) in [
+            (QpCreateFlags::CVLAN_STRIPPING, caps.contains(RawPacketCaps::CVLAN_STRIPPING)),
+            (QpCreateFlags::SCATTER_FCS, caps.contains(RawPacketCaps::SCATTER_FCS)),
+            (
+                QpCreateFlags::PCI_WRITE_END_PADDING,
+                attr.device_cap_flags.contains(DeviceCapFlags::PCI_WRITE_END_PADDING),
+            ),
+        ] {
+            let made = pd.create_qp::<RawPacket>(&QpInit { flags, ..QpInit::new(&cq, &cq) }).map(drop);
+            assert!(reported, "the software ConnectX reports {flags:?}");
+            made.unwrap_or_else(|refused| panic!("{flags:?}: {refused}"));
+        }
     });
 }
