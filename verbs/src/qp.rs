@@ -791,13 +791,14 @@ fn lacks_flags<P: Provider>(qp_type: QpType, init: &QpInit<'_, P>, context: &Con
     let raw = qp_type == QpType::RAW_PACKET;
     let frames = |cap| raw && attr.raw_packet_caps.contains(cap);
     let padding = attr.device_cap_flags_ex.contains(DeviceCapFlags::PCI_WRITE_END_PADDING);
-    // Connected QPs are in no multicast group.
-    let multicast = matches!(qp_type, QpType::UD | QpType::RAW_PACKET);
+    // The kernel accepts no creation flag for other types (`check_creation_flags` in its
+    // `uverbs_std_types_qp.c`).
+    let datagrams = matches!(qp_type, QpType::UD | QpType::RAW_PACKET);
     let offered = [
-        (QpCreateFlags::BLOCK_MULTICAST_LOOPBACK, multicast),
+        (QpCreateFlags::BLOCK_MULTICAST_LOOPBACK, datagrams),
         (QpCreateFlags::SCATTER_FCS, frames(RawPacketCaps::SCATTER_FCS)),
         (QpCreateFlags::CVLAN_STRIPPING, frames(RawPacketCaps::CVLAN_STRIPPING)),
-        (QpCreateFlags::PCI_WRITE_END_PADDING, padding),
+        (QpCreateFlags::PCI_WRITE_END_PADDING, padding && datagrams),
     ];
     let lacks = offered.into_iter().any(|(flag, offered)| init.flags.contains(flag) && !offered);
     // `all` has the bits without a name too.
