@@ -70,6 +70,7 @@ mod endpoint;
 mod exposed;
 mod flow;
 pub mod hub;
+mod keepalive;
 #[cfg(feature = "test-utils")]
 pub mod measured;
 mod op;
@@ -91,6 +92,8 @@ pub use self::endpoint::Endpoint;
 pub use self::exposed::{ExposeError, Exposed, RevokeError, Word};
 pub use self::flow::NotPostedParts;
 pub use self::hub::{Connection, Hub};
+#[cfg(any(feature = "async-io", feature = "tokio"))]
+pub(crate) use self::keepalive::ROUNDS;
 pub use self::op::Op;
 pub use self::options::EndpointOptions;
 pub use self::part::{Chunks, Part, PartError, Shared};

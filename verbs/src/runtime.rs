@@ -1,6 +1,6 @@
 //! Waiting in tasks: one implementation for all async runtimes.
 //!
-//! The types are generic over a sealed [`Readiness`](sealed::Readiness), by which a runtime waits
+//! The types are generic over a sealed [`Readiness`], by which a runtime waits
 //! for a file descriptor. The modules of the runtimes name them.
 
 use std::fmt;
@@ -9,42 +9,20 @@ use std::io;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
+use std::time::Instant;
 
 use bareverbs_provider::traits::Provider;
 use rustix::io::Errno;
 
-use crate::event_fd::EventFd;
-use crate::owned::{self, Done, Failed, UnsplitError};
+use crate::alarm::Alarm;
+use crate::owned::{self, Done, Failed, ROUNDS, UnsplitError};
 use crate::{AnyProvider, Arm, AsyncEvent, Buffer, CompEvent, Cq, Error, Mr, Result, WorkCompletion};
 
 pub(crate) fn failed(error: io::Error) -> Error {
     Error::system("waiting for events in an async task", Errno::from_io_error(&error).unwrap_or(Errno::IO))
 }
 
-pub(crate) mod sealed {
-    use super::*;
-
-    /// The events of a descriptor, for the crate only.
-    #[derive(Debug)]
-    pub struct Events<'a>(pub(crate) &'a Arc<EventFd>);
-
-    /// A file descriptor that is registered with a runtime.
-    pub trait Readiness: Sized + Send + Sync {
-        /// Name of the runtime.
-        const RUNTIME: &'static str;
-
-        /// Registers the descriptor.
-        fn new(events: Events<'_>) -> Result<Self>;
-
-        /// Calls `take` whenever the descriptor may be readable, until it returns a value.
-        fn until<T: Send>(
-            &self,
-            take: impl FnMut() -> Result<Option<T>> + Send,
-        ) -> impl Future<Output = Result<T>> + Send;
-    }
-}
-
-use self::sealed::{Events, Readiness};
+use crate::readiness::sealed::{Events, Readiness};
 
 /// A [completion channel](crate::CompChannel) that tasks wait on.
 ///
@@ -145,6 +123,8 @@ pub struct Endpoint<R, B = Mr<Buffer>, P: Provider = AnyProvider> {
     endpoint: owned::Endpoint<B, P>,
     channel: crate::CompChannel,
     readiness: R,
+    /// Rings when a keepalive is due.
+    alarm: Alarm<R>,
 }
 
 impl<R: Readiness, B, P: Provider> Endpoint<R, B, P> {
@@ -154,7 +134,8 @@ impl<R: Readiness, B, P: Provider> Endpoint<R, B, P> {
     /// There is no runtime.
     pub fn new(endpoint: owned::Endpoint<B, P>) -> Result<Self> {
         let channel = endpoint.channel().clone();
-        Ok(Self { readiness: R::new(Events(channel.events()))?, endpoint, channel })
+        let alarm = Alarm::new(channel.file());
+        Ok(Self { readiness: R::new(Events(channel.events()))?, endpoint, channel, alarm })
     }
 
     /// Unregisters the endpoint from the runtime and returns it.
@@ -189,6 +170,7 @@ impl<R: Readiness, B, P: Provider> Endpoint<R, B, P> {
             return ended;
         }
         let spin = self.endpoint.start_spin();
+        let mut rounds = 0_u32;
         loop {
             if !self.endpoint.channel().is(&self.channel) {
                 let reason = "the endpoint was replaced by another one: wrap the new one";
@@ -197,9 +179,22 @@ impl<R: Readiness, B, P: Provider> Endpoint<R, B, P> {
             self.endpoint.check_wait()?;
             if spin.goes_on() {
                 yield_now().await;
+                rounds = rounds.wrapping_add(1);
+                if rounds % ROUNDS == 0 {
+                    self.endpoint.keep_alive(Instant::now());
+                }
             } else if self.endpoint.is_armed() {
-                self.readiness.until(|| self.channel.try_get_event()).await?;
-                self.endpoint.event_was_read();
+                let due = self.endpoint.keep_alive(Instant::now());
+                let Self { readiness, channel, alarm, .. } = self;
+                let mut event = pin!(readiness.until(|| channel.try_get_event()));
+                let read = poll_fn(|cx| match event.as_mut().poll(cx) {
+                    Poll::Ready(event) => Poll::Ready(event.map(|_| true)),
+                    Poll::Pending => alarm.poll(cx, due).map_ok(|()| false),
+                })
+                .await?;
+                if read {
+                    self.endpoint.event_was_read();
+                }
             } else {
                 // Completions before the arm raise no event: poll once more.
                 self.endpoint.arm_cq()?;
@@ -240,12 +235,18 @@ impl<R: Readiness, B, P: Provider> Endpoint<R, B, P> {
     /// ```
     #[must_use]
     pub fn split(self) -> (EndpointSender<R, B, P>, EndpointReceiver<R, B, P>) {
-        let Self { endpoint, channel, readiness } = self;
+        let Self { endpoint, channel, readiness, alarm } = self;
         let (sender, receiver) = endpoint.split();
         let readiness = Arc::new(readiness);
+        let other = Alarm::new(channel.file());
         (
-            EndpointSender { half: sender, channel: channel.clone(), readiness: Arc::clone(&readiness) },
-            EndpointReceiver { half: receiver, channel, readiness },
+            EndpointSender {
+                half: sender,
+                channel: channel.clone(),
+                readiness: Arc::clone(&readiness),
+                alarm: other,
+            },
+            EndpointReceiver { half: receiver, channel, readiness, alarm },
         )
     }
 }
@@ -258,6 +259,7 @@ macro_rules! halves {
             half: owned::$half<B, P>,
             channel: crate::CompChannel,
             readiness: Arc<R>,
+            alarm: Alarm<R>,
         }
 
         impl<R: Readiness, B, P: Provider> $half<R, B, P> {
@@ -288,15 +290,21 @@ macro_rules! halves {
                     return Err(Error::invalid("Endpoint::wait", reason).into());
                 }
                 let spin = self.half.start_spin();
+                let mut rounds = 0_u32;
                 while spin.goes_on() {
                     yield_now().await;
+                    rounds = rounds.wrapping_add(1);
+                    if rounds % ROUNDS == 0 {
+                        self.half.keep_alive();
+                    }
                     if let Some(ended) = self.half.poll() {
                         self.half.end_spin(spin);
                         return ended;
                     }
                 }
-                let half = &self.half;
-                let event = || self.readiness.until(|| half.take_events());
+                let Self { half, readiness, alarm, .. } = self;
+                let half = &*half;
+                let event = || readiness.until(|| half.take_events());
                 let mut readable = pin!(event());
                 let ended = poll_fn(|cx| {
                     loop {
@@ -307,12 +315,18 @@ macro_rules! halves {
                         match readable.as_mut().poll(cx) {
                             Poll::Ready(Ok(())) => readable.set(event()),
                             Poll::Ready(Err(error)) => return Poll::Ready(Err(error.into())),
+                            Poll::Pending => {}
+                        }
+                        let due = half.keep_alive();
+                        match alarm.poll(cx, due) {
+                            Poll::Ready(Ok(())) => {}
+                            Poll::Ready(Err(error)) => return Poll::Ready(Err(error.into())),
                             Poll::Pending => return Poll::Pending,
                         }
                     }
                 })
                 .await;
-                self.half.end_spin(spin);
+                half.end_spin(spin);
                 ended
             }
         }
@@ -347,15 +361,15 @@ impl<R: Readiness, B, P: Provider> EndpointSender<R, B, P> {
         if !Arc::ptr_eq(&self.readiness, &receiver.readiness) {
             return Err(UnsplitError { sender: self, receiver });
         }
-        let Self { half, channel, readiness } = self;
+        let Self { half, channel, readiness, alarm } = self;
         match half.unsplit(receiver.half) {
             Ok(endpoint) => {
                 drop(receiver.readiness);
                 let readiness = Arc::into_inner(readiness).expect("only the halves share it");
-                Ok(Endpoint { endpoint, channel, readiness })
+                Ok(Endpoint { endpoint, channel, readiness, alarm })
             }
             Err(UnsplitError { sender, receiver: half }) => Err(UnsplitError {
-                sender: Self { half: sender, channel, readiness },
+                sender: Self { half: sender, channel, readiness, alarm },
                 receiver: EndpointReceiver { half, ..receiver },
             }),
         }

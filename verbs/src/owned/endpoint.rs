@@ -9,17 +9,18 @@ use std::time::{Duration, Instant};
 
 use bareverbs_provider::traits::{Completion, Provider, Visitor};
 
-use super::flow::{CLOSED, Failure, MARKER, RECVS, Received, RecvFlow, SENDS, SendFlow};
+use super::flow::{CLOSED, Failure, MARKER, PROBE, RECVS, Received, RecvFlow, SENDS, SendFlow};
 use super::hub::reaper::Direction;
+use super::keepalive::{Keepalive, Policy, ROUNDS, earlier, post_empty_write};
 use super::options::Parts;
 use super::queue::owner;
 use super::spin::SpinState;
 use super::{Batch, Done, EndpointOptions, Failed, NotPosted, NotPostedParts, Op, Source, Spinning, Target};
 use crate::pd::shared::PdShared;
 use crate::{
-    Address, AnyProvider, Arm, Buffer, CompChannel, Completions, ConnectAttr, Cq, Error, Imm, Mr, Operation,
-    Payload, Pd, PortNum, PostError, PostReason, Qp, QpAttr, QpAttrMask, QpState, Rc, Remote, Result,
-    SendFlags, SendRequest, WcStatus, WorkCompletion,
+    Address, AnyProvider, Arm, Buffer, CompChannel, Completions, ConnectAttr, Cq, DoorbellError, Error, Imm,
+    Mr, Operation, Pd, PortNum, PostError, PostReason, Qp, QpAttr, QpAttrMask, QpState, Rc, Remote, Result,
+    WcStatus, WorkCompletion,
 };
 
 /// A reliable connection whose operations own their buffers of type `B`: an [`Mr`], a
@@ -56,6 +57,12 @@ use crate::{
 /// Drop destroys the QP before it frees the buffers of outstanding operations. `mem::forget` leaks
 /// the buffers. Drop leaks them too if the kernel refuses to destroy the QP, because the device may
 /// still use them.
+///
+/// # Dead peers
+///
+/// A peer that dies ends the connection within 10 seconds by default, also if this end only waits for
+/// receives: see [`EndpointOptions::keepalive`]. The first probe of an idle connection is sent after 3
+/// seconds. Loops that only call [`Endpoint::poll`] call [`Endpoint::probe`] themselves.
 ///
 /// # Validation of completions
 ///
@@ -112,6 +119,10 @@ pub struct Endpoint<B = Mr<Buffer>, P: Provider = AnyProvider> {
     /// Whether the CQ is armed, or its event was not read since.
     armed: bool,
     spin: SpinState,
+    policy: Policy,
+    keepalive: Keepalive,
+    /// Whether a probe is outstanding.
+    probing: bool,
 }
 
 /// What a poll found.
@@ -199,7 +210,8 @@ impl<B, P: Provider> Endpoint<B, P> {
     }
 
     pub(super) fn from_parts(parts: Parts<P>) -> Self {
-        let Parts { qp, cq, channel, address, attr, sends, recvs, max_sge, signal_every, spin } = parts;
+        let Parts { qp, cq, channel, address, attr, sends, recvs, max_sge, signal_every, spin, keepalive } =
+            parts;
         let domain = qp.pd().domain();
         let mut flows = ManuallyDrop::new(Flows::new(domain, sends, signal_every, recvs));
         if max_sge > 1 {
@@ -217,6 +229,9 @@ impl<B, P: Provider> Endpoint<B, P> {
             marked: false,
             armed: false,
             spin: SpinState::new(spin),
+            policy: keepalive,
+            keepalive: Keepalive::default(),
+            probing: false,
         }
     }
 
@@ -248,7 +263,9 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// - [`Error::Kernel`]: the peer is unreachable, or the kernel rejects a transition.
     pub fn connect(&mut self, peer: &Address) -> Result<()> {
         self.check_open("Endpoint::connect")?;
-        self.qp.connect(&self.address, peer, &self.attr)
+        self.qp.connect(&self.address, peer, &self.attr)?;
+        self.keepalive.start(self.policy.interval(peer.remote_write));
+        Ok(())
     }
 
     /// Connects by attributes that a connection manager hands out, in place of
@@ -273,7 +290,11 @@ impl<B, P: Provider> Endpoint<B, P> {
         if !matches!(target, Some(QpState::INIT | QpState::RTR | QpState::RTS)) {
             return Err(Error::invalid(VERB, format!("the state is {target:?}, not INIT, RTR or RTS")));
         }
-        self.qp.modify(attr, mask.difference(QpAttrMask::ACCESS_FLAGS))
+        self.qp.modify(attr, mask.difference(QpAttrMask::ACCESS_FLAGS))?;
+        if attr.qp_state == QpState::RTS {
+            self.keepalive.start(self.policy.interval(false));
+        }
+        Ok(())
     }
 
     /// The number of operations that [`Endpoint::poll`] has not returned yet, in both directions.
@@ -395,6 +416,10 @@ impl<B, P: Provider> Endpoint<B, P> {
                 self.flows.hold();
                 return Ok(());
             }
+            _ if wr_id == PROBE && self.probing => {
+                self.probing = false;
+                true
+            }
             _ => false,
         };
         self.flows.hold();
@@ -446,16 +471,85 @@ impl<B, P: Provider> Endpoint<B, P> {
         if self.flows.sends.unsignaled_tail() == 0 || self.marked {
             return;
         }
-        let operation = Operation::Write(Remote { addr: 0, rkey: 0 });
-        let (flags, payload) = (SendFlags::SIGNALED, Payload::Sges(&[]));
-        // SAFETY: the request names no memory.
-        let posted =
-            unsafe { self.qp.post_send(&[SendRequest { wr_id: MARKER, operation, flags, payload }]) };
+        let posted = post_empty_write(&mut self.qp, MARKER);
         // A request that counts as posted completes in ERR at the latest.
         self.marked = posted.map_or_else(|error| error.accepted > 0, |()| true);
         if self.marked {
             self.flows.sends.published();
         }
+    }
+
+    /// Probes the peer by an RDMA write of length 0, unless an earlier probe is outstanding. If the peer
+    /// is dead, the connection fails after the retries, and polling returns that.
+    ///
+    /// [`Endpoint::wait`] does this by itself when the connection is idle
+    /// ([`EndpointOptions::keepalive`]). A loop that only polls calls it every few seconds:
+    ///
+    /// ```no_run
+    /// # use std::time::{Duration, Instant};
+    /// # fn serve(endpoint: &mut bareverbs::owned::Endpoint) -> bareverbs::Result<()> {
+    /// let mut probed = Instant::now();
+    /// loop {
+    ///     while let Some(ended) = endpoint.poll() {
+    ///         println!("{} bytes", ended?.len);
+    ///     }
+    ///     if probed.elapsed() > Duration::from_secs(3) {
+    ///         endpoint.probe()?;
+    ///         probed = Instant::now();
+    ///     }
+    /// }
+    /// # }
+    /// ```
+    ///
+    /// The peer must permit RDMA writes ([`Address::remote_write`]). It takes no room from
+    /// [`EndpointOptions::sends`].
+    ///
+    /// # Errors
+    /// - [`Error::Closed`]: the connection has failed.
+    /// - [`Error::Post`]: the endpoint is not connected, or the kernel refuses the doorbell, which ends
+    ///   the connection. If `sends` is the device's limit: all of them are outstanding.
+    pub fn probe(&mut self) -> Result<()> {
+        if self.flows.sends.queue().is_closed() {
+            return Err(Error::Closed { verb: "Endpoint::probe", reason: CLOSED });
+        }
+        if self.probing {
+            return Ok(());
+        }
+        // Set before the request is posted, so a panic in between does not make it unknown.
+        self.probing = true;
+        match post_empty_write(&mut self.qp, PROBE) {
+            // The doorbell was rung for all earlier requests.
+            Ok(()) => {
+                self.flows.sends.published();
+                Ok(())
+            }
+            Err(error) => {
+                self.probing = error.accepted > 0;
+                self.probe_refused(error);
+                Err(error.into())
+            }
+        }
+    }
+
+    #[cold]
+    fn probe_refused(&mut self, error: PostError) {
+        let PostReason::Doorbell(doorbell) = error.reason else { return };
+        match doorbell {
+            DoorbellError::TakenBack(_) => self.flows.sends.refuse(error.reason),
+            _ => self.flows.sends.published(),
+        }
+        self.fail();
+    }
+
+    /// Probes the peer if the connection was idle for the interval. Returns when to call it again.
+    pub(crate) fn keep_alive(&mut self, now: Instant) -> Option<Instant> {
+        let Flows { sends, recvs, .. } = &*self.flows;
+        let completed = sends.queue().completed().wrapping_add(recvs.queue().completed());
+        if self.keepalive.is_idle(completed, now) && self.qp.state() == QpState::RTS {
+            // A refused doorbell ends the connection, and the wait returns that.
+            let _ = self.probe();
+        }
+        self.keepalive.next(completed, now)
     }
 
     /// Ends the connection: all outstanding operations fail. Polling and waiting return them, with
@@ -595,14 +689,15 @@ impl<B, P: Provider> Endpoint<B, P> {
         Ok(())
     }
 
-    /// Sleeps until the armed CQ raises its event. Returns `false` at `end`.
+    /// Sleeps until the armed CQ raises its event, or a keepalive is due. Returns `false` at `end`.
     fn sleep(&mut self, end: Option<Instant>) -> Result<bool> {
-        let event = match end {
+        let now = Instant::now();
+        let event = match earlier(end, self.keep_alive(now)) {
             None => Some(self.channel.get_event()?),
-            Some(end) => self.channel.get_event_timeout(end.saturating_duration_since(Instant::now()))?,
+            Some(until) => self.channel.get_event_timeout(until.saturating_duration_since(now))?,
         };
         self.armed &= event.is_none();
-        Ok(event.is_some())
+        Ok(event.is_some() || end.is_none_or(|end| Instant::now() < end))
     }
 
     /// Blocks until an operation completes.
@@ -615,6 +710,9 @@ impl<B, P: Provider> Endpoint<B, P> {
     ///   removed](Endpoint#device-removal).
     /// - [`Error::Kernel`] with `ESTALE`: this process was forked from the one that opened the
     ///   device.
+    ///
+    /// If the peer is dead, the outstanding operations fail: see
+    /// [dead peers](Endpoint#dead-peers).
     pub fn wait(&mut self) -> Result<Done<B>, Failed<B>> {
         loop {
             // Without a timeout, `wait_until` returns only with an operation.
@@ -637,11 +735,16 @@ impl<B, P: Provider> Endpoint<B, P> {
             return ended.map(Some);
         }
         let spin = self.start_spin();
+        let mut rounds = 0_u32;
         loop {
             self.check_wait()?;
             let mut in_time = true;
             if spin.goes_on() {
                 std::hint::spin_loop();
+                rounds = rounds.wrapping_add(1);
+                if rounds % ROUNDS == 0 {
+                    self.keep_alive(Instant::now());
+                }
                 in_time = end.is_none_or(|end| Instant::now() < end);
             } else if self.armed {
                 in_time = self.sleep(end)?;
@@ -654,6 +757,7 @@ impl<B, P: Provider> Endpoint<B, P> {
                 return ended.map(Some);
             }
             if !in_time {
+                self.spin.timed_out(spin);
                 return Ok(None);
             }
         }
@@ -665,6 +769,10 @@ impl<B, P: Provider> Endpoint<B, P> {
 
     pub(crate) fn end_spin(&mut self, spin: Spinning) {
         self.spin.end(spin);
+    }
+
+    pub(super) fn spin_timed_out(&self, spin: Spinning) {
+        self.spin.timed_out(spin);
     }
 
     pub(crate) fn is_armed(&self) -> bool {

@@ -72,6 +72,7 @@ pub(crate) mod election;
 mod loom_models;
 pub(crate) mod park;
 pub(crate) mod reaper;
+mod sweep;
 pub(crate) mod table;
 mod wait;
 
@@ -85,10 +86,12 @@ use self::connection::ConnectionInner;
 pub use self::driver::Driver;
 use self::election::Election;
 use self::reaper::{BATCH, Batch, Conn, Failure, Operations, Queued, Reaper};
-use self::wait::Spinning;
+use self::sweep::Sweeps;
+use super::keepalive::Policy;
 use super::server::flow::{CONTROL_SENDS, Flow};
 use super::server::inbound::Inbound;
 use super::server::{PeerId, options::Resolved};
+use super::spin::SpinState;
 use super::{Address, EndpointOptions, Lease, Spin};
 use crate::readiness::Readiness;
 use crate::{
@@ -133,7 +136,9 @@ pub(crate) struct HubInner<B, P: Provider> {
     channel: CompChannel,
     pub(crate) table: Operations<B>,
     pub(crate) election: Election,
-    spinning: Spinning,
+    spin: SpinState,
+    /// When the peers of its connections are probed.
+    sweeps: Sweeps,
     /// The SRQ and the events of a server.
     inbound: Option<Arc<Inbound<P>>>,
     reaper: Mutex<Reaper<P>>,
@@ -227,14 +232,15 @@ impl<B, P: Provider> Drop for HubInner<B, P> {
 
 impl<B, P: Provider> Hub<B, P> {
     /// Creates a hub whose CQ has room for `entries` completions: the sum of the depths of all its
-    /// connections, in both directions. It sleeps at once while it waits ([`Spin::Never`]).
+    /// connections, in both directions. The CQ also has room for probes, half as many. Waiting threads
+    /// and the driver poll before they sleep, by the default of [`Spin`].
     ///
     /// # Errors
     /// - [`Error::Invalid`]: `entries` is 0.
     /// - [`Error::Limit`]: `entries` is above the device's limit.
     /// - [`Error::Kernel`]: a command of the setup failed.
     pub fn new(pd: &Pd<P>, entries: u32) -> Result<Self> {
-        Self::with_spin(pd, entries, Spin::Never)
+        Self::with_spin(pd, entries, Spin::default())
     }
 
     /// Creates a hub whose waiting threads and driver poll before they sleep, by the policy `spin`.
@@ -254,8 +260,12 @@ impl<B, P: Provider> Hub<B, P> {
     ) -> Result<Self> {
         let context = pd.context();
         let channel = context.create_comp_channel()?;
-        let cq = context.create_cq(&CqInit { channel: Some(&channel), ..CqInit::new(entries) })?;
-        let mut reaper = Reaper::new(cq, entries);
+        // Each connection has at least two entries, and at most one probe. Those of servers are among
+        // their sends.
+        let probes = if inbound.is_some() { 0 } else { entries / 2 };
+        let all = entries.saturating_add(probes).min(context.limits().max_cqe.max(entries));
+        let cq = context.create_cq(&CqInit { channel: Some(&channel), ..CqInit::new(all) })?;
+        let mut reaper = Reaper::new(cq, entries, all - entries);
         if let Some((_, receives)) = &inbound {
             // Never released.
             drop(reaper.reserve(*receives));
@@ -265,7 +275,8 @@ impl<B, P: Provider> Hub<B, P> {
             channel,
             table: Operations::new(entries),
             election: Election::new(THREADS),
-            spinning: Spinning::new(spin),
+            spin: SpinState::new(spin),
+            sweeps: Sweeps::default(),
             inbound: inbound.map(|(inbound, _)| inbound),
             reaper: Mutex::new(reaper),
         };
@@ -293,9 +304,10 @@ impl<B, P: Provider> Hub<B, P> {
             channel,
             table: Operations::new(entries),
             election: Election::new(THREADS),
-            spinning: Spinning::new(Spin::Never),
+            spin: SpinState::new(Spin::Never),
+            sweeps: Sweeps::default(),
             inbound,
-            reaper: Mutex::new(Reaper::new(cq, entries)),
+            reaper: Mutex::new(Reaper::new(cq, entries, entries / 2)),
         };
         Self { inner: Arc::new(inner) }
     }
@@ -310,10 +322,12 @@ impl<B, P: Provider> Hub<B, P> {
     ) -> Connection<B, P> {
         let slots = self.inner.lock().reserve(sends + more).expect("room");
         let local = Address::new(crate::Gid::default(), qp.qp_num());
-        let conn = Arc::new(Conn::new(qp, slots, sends, shared));
+        let probe = shared.is_none() && self.inner.lock().reserve_probe();
+        let conn = Arc::new(Conn::new(qp, slots, sends, probe, shared));
         self.inner.lock().add(&conn);
         let hub = Arc::clone(&self.inner);
-        Connection::new(ConnectionInner { hub, conn, local, attr: ConnectAttr::new(1, 0) })
+        let attr = ConnectAttr::new(1, 0);
+        Connection::new(ConnectionInner { hub, conn, local, attr, policy: Policy::default() })
     }
 
     pub(crate) fn inner(&self) -> &Arc<HubInner<B, P>> {
@@ -358,7 +372,8 @@ impl<B, P: Provider> Hub<B, P> {
     pub fn connection_with(&self, options: &EndpointOptions) -> Result<Connection<B, P>> {
         const VERB: &str = "Hub::connection";
         let attr = options.check(VERB, self.inner.pd.context())?;
-        self.open(VERB, attr, options.capacity(), |address| options.address(address), None)
+        let describe = |address| options.address(address);
+        self.open(VERB, (attr, options.keepalive_policy()), options.capacity(), describe, None)
     }
 
     /// Creates a connection of a server.
@@ -367,7 +382,8 @@ impl<B, P: Provider> Hub<B, P> {
         let flow = Flow::new(window, sends as usize);
         let describe =
             |offered| Address { recvs: window, max_message: message_size, ..connection.address(offered) };
-        self.open("Handle::admit", attr, [sends, CONTROL_SENDS, 0], describe, Some((id, flow)))
+        let (attr, capacity) = ((attr, connection.keepalive), [sends, CONTROL_SENDS, 0]);
+        self.open("Handle::admit", attr, capacity, describe, Some((id, flow)))
     }
 
     /// Creates a connection with slots for `sends` sends and `more` receives. For a connection of a
@@ -375,7 +391,7 @@ impl<B, P: Provider> Hub<B, P> {
     fn open(
         &self,
         verb: &'static str,
-        attr: ConnectAttr,
+        (attr, policy): (ConnectAttr, Policy),
         [sends, more, max_inline_data]: [u32; 3],
         describe: impl FnOnce(Address) -> Address,
         shared: Option<(PeerId, Flow<Queued>)>,
@@ -392,9 +408,12 @@ impl<B, P: Provider> Hub<B, P> {
                 max: room as u64,
             });
         };
+        let probe = shared.is_none() && reaper.reserve_probe();
         let cq = &reaper.cq;
         let create = |srq: Option<&Srq<P>>| {
-            let (max_send_wr, max_recv_wr) = if srq.is_some() { (sends + more, 0) } else { (sends, more) };
+            let (max_send_wr, max_recv_wr) =
+                if srq.is_some() { (sends + more, 0) } else { (sends + u32::from(probe), more) };
+            let max_send_wr = max_send_wr.min(self.inner.pd.context().limits().max_qp_wr);
             let cap = QpCap { max_send_wr, max_recv_wr, max_inline_data, ..QpCap::default() };
             self.inner.pd.create_qp::<Rc>(&QpInit { cap, srq, signal_all: true, ..QpInit::new(cq, cq) })
         };
@@ -410,13 +429,13 @@ impl<B, P: Provider> Hub<B, P> {
         let (qp, local) = match ready {
             Ok(ready) => ready,
             Err(error) => {
-                reaper.release(&slots);
+                reaper.release(&slots, probe);
                 return Err(error);
             }
         };
-        let conn = Arc::new(Conn::new(qp, slots, sends as usize, shared));
+        let conn = Arc::new(Conn::new(qp, slots, sends as usize, probe, shared));
         drop(reaper);
-        let inner = ConnectionInner { hub: Arc::clone(&self.inner), conn, local, attr };
+        let inner = ConnectionInner { hub: Arc::clone(&self.inner), conn, local, attr, policy };
         // The kernel may have reused the QPN of a destroyed QP.
         self.inner.reap_all();
         self.inner.lock().add(&inner.conn);

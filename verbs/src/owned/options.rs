@@ -3,6 +3,7 @@
 use bareverbs_provider::traits::Provider;
 
 use super::flow::MAX_PARTS;
+use super::keepalive::Policy;
 use super::{Address, Endpoint, Spin};
 use crate::{
     Access, CompChannel, ConnectAttr, Context, Cq, CqInit, Error, GidIndex, InitAttr, Limit, Mtu, Pd,
@@ -28,6 +29,7 @@ const VERB: &str = "EndpointOptions::build";
 /// | [`min_rnr_timer`](Self::min_rnr_timer) | that of [`RtrAttr::new`](crate::RtrAttr::new) |
 /// | [`sl`](Self::sl), [`traffic_class`](Self::traffic_class), [`pkey_index`](Self::pkey_index) | 0 |
 /// | [`hop_limit`](Self::hop_limit) | 1 |
+/// | [`keepalive`](Self::keepalive) | every 3 seconds, if the peer permits RDMA writes |
 /// | [`spin`](Self::spin) | adaptive, at most 20 µs |
 ///
 /// ```no_run
@@ -69,13 +71,21 @@ pub(crate) struct ConnectionOptions {
     pub(super) gid_index: Option<GidIndex>,
     pub(super) mtu: Option<Mtu>,
     pub(super) rd_atomic: Option<u8>,
+    pub(super) keepalive: Policy,
     pub(super) attr: ConnectAttr,
 }
 
 impl ConnectionOptions {
     pub(super) fn new(access: Access) -> Self {
         let attr = ConnectAttr { access, ..ConnectAttr::new(1, 0) };
-        Self { port: PortNum(1), gid_index: None, mtu: None, rd_atomic: None, attr }
+        Self {
+            port: PortNum(1),
+            gid_index: None,
+            mtu: None,
+            rd_atomic: None,
+            keepalive: Policy::Default,
+            attr,
+        }
     }
 
     /// Checks the options against the device and its port. Returns them with the GID index.
@@ -100,7 +110,9 @@ impl ConnectionOptions {
     /// The address of a QP with these options. `offered` is that of the QP without them.
     pub(super) fn address(&self, offered: Address) -> Address {
         let mtu = self.mtu.unwrap_or(offered.mtu);
-        Address { mtu, rd_atomic: self.rd_atomic.unwrap_or(offered.rd_atomic), ..offered }
+        let rd_atomic = self.rd_atomic.unwrap_or(offered.rd_atomic);
+        let remote_write = self.attr.access.contains(Access::REMOTE_WRITE);
+        Address { mtu, rd_atomic, remote_write, ..offered }
     }
 }
 
@@ -171,6 +183,32 @@ macro_rules! connection_setters {
                 self
             }
 
+            /// How long a connection may be idle before its peer is probed. `None`: it is never probed.
+            ///
+            /// A peer that dies is noticed by a request to it only. So a connection that only waits
+            /// for receives probes its peer by an RDMA write of length 0, which consumes no receive.
+            /// If the peer is dead, the connection fails within two intervals and the time of the
+            /// retries, and the wait returns that.
+            ///
+            /// Default: 3 seconds, if the peer permits RDMA writes: [`Address::remote_write`] of the
+            /// address that it was connected to. With the default timeout and retries, a dead peer
+            /// is noticed within 10 seconds. A peer that is given by
+            /// [`Endpoint::connect_by`](crate::owned::Endpoint::connect_by) is not probed by default.
+            ///
+            /// An explicit interval probes every peer. One that does not permit RDMA writes rejects
+            /// the first probe, and both ends of the connection fail.
+            ///
+            /// Probes are posted by waits, blocking or in tasks, and by the driver of a
+            /// [`Hub`](crate::owned::Hub). A loop that only calls `poll` posts none: see
+            /// [`Endpoint::probe`](crate::owned::Endpoint::probe). A hub probes each connection once
+            /// in an interval, idle or not.
+            ///
+            /// [`Address::remote_write`]: crate::Address::remote_write
+            pub fn keepalive(mut self, interval: impl Into<Option<std::time::Duration>>) -> Self {
+                self.$($connection).+.keepalive = interval.into().into();
+                self
+            }
+
             /// Index into the port's P_Key table.
             pub fn pkey_index(mut self, index: u16) -> Self {
                 self.$($connection).+.attr.pkey_index = index;
@@ -209,6 +247,7 @@ pub(super) struct Parts<P: Provider> {
     pub(super) max_sge: u32,
     pub(super) signal_every: u32,
     pub(super) spin: Spin,
+    pub(super) keepalive: Policy,
 }
 
 impl EndpointOptions {
@@ -285,10 +324,12 @@ impl EndpointOptions {
         }
         let attr = self.check(VERB, context)?;
         let channel = context.create_comp_channel()?;
-        let entries = self.sends + self.recvs;
+        // One more for a probe.
+        let limits = context.limits();
+        let entries = (self.sends + self.recvs + 1).min(limits.max_cqe);
         let cq = context.create_cq(&CqInit { channel: Some(&channel), ..CqInit::new(entries) })?;
         let cap = QpCap {
-            max_send_wr: self.sends,
+            max_send_wr: (self.sends + 1).min(limits.max_qp_wr),
             max_recv_wr: self.recvs,
             max_send_sge: self.max_sge,
             max_recv_sge: self.max_sge,
@@ -308,7 +349,13 @@ impl EndpointOptions {
             max_sge: self.max_sge,
             signal_every,
             spin: self.spin,
+            keepalive: self.connection.keepalive,
         })
+    }
+
+    /// Which connections are probed.
+    pub(super) fn keepalive_policy(&self) -> Policy {
+        self.connection.keepalive
     }
 
     /// The depths of both directions and the maximum of inline data.

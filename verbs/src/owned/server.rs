@@ -96,8 +96,8 @@
 //!
 //! # Idle peers
 //!
-//! A failed peer is detected only by a send to it. [`Handle::keepalive`] probes idle peers; call it
-//! every few seconds.
+//! A dead peer is noticed by a request to it only. So idle peers are probed every 3 seconds, and a dead
+//! one ends with [`Event::Failed`] within 10 seconds by default: see [`ServerOptions::keepalive`].
 
 pub(crate) mod flow;
 #[cfg(feature = "futures")]
@@ -273,15 +273,29 @@ impl<B, P: Provider> Inner<B, P> {
         batch.finish();
     }
 
-    fn each(&self) -> Vec<Connection<B, P>> {
-        lock(&self.peers).iter().filter_map(|entry| entry.peer.clone()).collect()
+    /// Whether `test` holds for each peer. It runs without the lock.
+    fn all(&self, mut test: impl FnMut(&Connection<B, P>) -> bool) -> bool {
+        let mut next = 0;
+        loop {
+            let peer = {
+                let peers = lock(&self.peers);
+                let found = (next..)
+                    .zip(peers.get(next..).unwrap_or_default())
+                    .find_map(|(at, entry)| Some((at, entry.peer.clone()?)));
+                let Some((at, peer)) = found else { return true };
+                next = at + 1;
+                peer
+            };
+            if !test(&peer) {
+                return false;
+            }
+        }
     }
 
     /// Whether every peer has received all messages to it, or has failed.
     fn is_delivered(&self) -> bool {
         self.collect();
-        let peers = self.each();
-        peers.iter().all(|peer| {
+        self.all(|peer| {
             let state = peer.inner().conn.lock();
             state.failure.is_some() || state.flow.as_ref().is_none_or(flow::Flow::is_delivered)
         })
@@ -509,27 +523,23 @@ impl<B: Source, P: Provider> Handle<B, P> {
     /// returns `None`. A peer without credits waits until earlier messages are dropped.
     pub fn shutdown(&self) -> Shutdown<B, P> {
         self.inner.closed.store(true, Ordering::Release);
-        for peer in self.inner.each() {
-            self.inner.update(&peer, flow::Flow::close);
-        }
+        self.inner.all(|peer| {
+            self.inner.update(peer, flow::Flow::close);
+            true
+        });
         // Without a peer that may have an event, the reader has reached its end.
         self.inner.inbound.wake_all();
         Shutdown { inner: Arc::clone(&self.inner) }
     }
 
-    /// Probes each peer by a zero-length RDMA write, unless an earlier probe is outstanding. An
-    /// unreachable peer ends with [`Event::Failed`] after the retries.
+    /// Probes each peer now by an RDMA write of length 0, unless an earlier probe is outstanding. A dead
+    /// peer ends with [`Event::Failed`] after the retries.
+    ///
+    /// Waits and the driver do this every few seconds, as
+    /// [`ServerOptions::keepalive`](ServerOptions::keepalive) says.
     pub fn keepalive(&self) {
         self.inner.collect();
-        for peer in self.inner.each() {
-            let ConnectionInner { hub, conn, .. } = peer.inner();
-            let probed = conn.lock().probe();
-            if let Err(failure) = probed {
-                let mut batch = Batch::new();
-                hub.end(conn, failure, &mut batch);
-                batch.finish();
-            }
-        }
+        self.inner.hub.inner().sweep(None);
     }
 
     /// The ids of the connected peers.

@@ -126,4 +126,8 @@ kernel_tests! {
     scope_ends_at_its_timeout,
     owned_operations_outlive_a_scope,
     scope_of_a_killed_peer_ends_within_seconds,
+    endpoints_that_only_receive_notice_a_killed_peer,
+    hubs_that_only_receive_notice_a_killed_peer,
+    server_notices_a_killed_client,
+    client_notices_a_killed_server,
 }

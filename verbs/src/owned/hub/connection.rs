@@ -5,18 +5,20 @@ use std::mem;
 use std::ops::RangeBounds;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
+use std::time::Instant;
 
 use bareverbs_provider::traits::Provider;
 
 use super::HubInner;
 use super::reaper::{Batch, Conn, ConnState, Direction, Failure, Operation, Operations, Queued};
 use crate::owned::buffer::checked_sge;
+use crate::owned::keepalive::Policy;
 use crate::owned::op::OpPayload;
 use crate::owned::server::flow::Flow;
 use crate::owned::{Address, Lease, Op, Pending, Source, Target};
 use crate::{
-    AnyProvider, ConnectAttr, Error, Imm, Limit, Operation as WrOperation, Payload, Pd, PostError, PushError,
-    Qp, Rc, RecvRequest, Remote, Result, SendFlags, SendRequest, Sge,
+    AnyProvider, ConnectAttr, Error, Imm, Limit, Operation as WrOperation, Payload, Pd, PostError,
+    PostReason, PushError, Qp, Rc, RecvRequest, Remote, Result, SendFlags, SendRequest, Sge,
 };
 
 /// A connection of a [`Hub`](super::Hub).
@@ -39,6 +41,7 @@ pub(crate) struct ConnectionInner<B, P: Provider> {
     pub(crate) conn: Arc<Conn<P>>,
     pub(crate) local: Address,
     pub(crate) attr: ConnectAttr,
+    pub(crate) policy: Policy,
 }
 
 impl<B, P: Provider> ConnectionInner<B, P> {
@@ -134,7 +137,7 @@ impl<B, P: Provider> Connection<B, P> {
         remote: &Address,
         connected: impl FnOnce(&mut ConnState<P>),
     ) -> Result<()> {
-        let ConnectionInner { conn, local, attr, .. } = &*self.inner;
+        let ConnectionInner { hub, conn, local, attr, policy } = &*self.inner;
         let mut state = conn.lock();
         let unused = state.flow.as_ref().is_some_and(Flow::is_unused);
         match state.qp.as_mut().filter(|_| !unused) {
@@ -142,7 +145,39 @@ impl<B, P: Provider> Connection<B, P> {
             None => return Err(Error::Closed { verb, reason: "the connection was closed" }),
         }
         connected(&mut state);
+        let interval = policy.interval(remote.remote_write);
+        state.start_keepalive(interval, Instant::now());
+        drop(state);
+        if let Some(interval) = interval {
+            hub.probe_every(interval);
+        }
         Ok(())
+    }
+
+    /// Probes the peer by an RDMA write of length 0, unless an earlier probe is outstanding. If the peer
+    /// is dead, the connection fails after the retries, and with it its operations.
+    ///
+    /// Blocked threads and drivers of the hub do this every few seconds
+    /// ([`EndpointOptions::keepalive`](crate::owned::EndpointOptions::keepalive)); a loop of
+    /// [`Hub::poll`](super::Hub::poll) does not.
+    ///
+    /// # Errors
+    /// - [`Error::Closed`]: the connection was ended or closed; [`Connection::failure`] says why.
+    /// - [`Error::Post`]: the connection is not connected, or the kernel refuses the doorbell, which
+    ///   ends the connection.
+    pub fn probe(&self) -> Result<()> {
+        let ConnectionInner { conn, .. } = &*self.inner;
+        let mut state = conn.lock();
+        if let Some(failure) = state.failure {
+            return Err(failure.into());
+        }
+        let probed = state.probe();
+        drop(state);
+        let Err(error) = probed else { return Ok(()) };
+        if matches!(error.reason, PostReason::Doorbell(_)) {
+            self.end(Failure::Post(error));
+        }
+        Err(error.into())
     }
 
     /// Ends the connection: all operations in flight fail, and return their buffers when the device

@@ -3,23 +3,25 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
+use std::time::{Duration, Instant};
 
 use bareverbs_provider::traits::{Completion, Provider};
 use smallvec::SmallVec;
 
 use super::table::{Completed, Table};
+use crate::owned::keepalive::post_empty_write;
 use crate::owned::server::PeerId;
 use crate::owned::server::flow::{Flow, Kind};
 use crate::owned::server::inbound::{Inbound, RawEvent, SHARED};
 use crate::{
-    Cq, DriverId, Imm, Operation as WrOperation, Payload, PostError, Qp, QpState, Rc, Remote, SendFlags,
-    SendRequest, Sge, WcOpcode, WcStatus, WorkCompletion,
+    Cq, DriverId, Imm, Operation as WrOperation, Payload, PostError, Qp, QpState, Rc, SendFlags, SendRequest,
+    Sge, WcOpcode, WcStatus, WorkCompletion,
 };
 
 /// Set in the `wr_id`s of control messages. The kind of the message is in the low bits.
 const CONTROL: u64 = 1 << 62;
 /// The `wr_id` of a keepalive.
-const PROBE: u64 = CONTROL | 5;
+pub(super) const PROBE: u64 = CONTROL | 5;
 
 /// Maximum of completions that are polled with the CQ locked.
 pub(crate) const BATCH: usize = 32;
@@ -101,6 +103,8 @@ pub(crate) struct Conn<P: Provider> {
     pub(super) slots: Vec<u32>,
     /// The number of slots of each direction.
     pub(super) depths: [u32; 2],
+    /// Whether it has room for a probe of its own, beside its slots.
+    probe: bool,
 }
 
 pub(crate) struct ConnState<P: Provider> {
@@ -113,7 +117,11 @@ pub(crate) struct ConnState<P: Provider> {
     pub(crate) max_message: u32,
     /// Whether the event of its end was queued for its server.
     ended: bool,
+    /// Whether a probe is outstanding.
     probing: bool,
+    /// How often the peer is probed, and when the next time.
+    keepalive: Option<Duration>,
+    next_probe: Option<Instant>,
 }
 
 /// A message that waits for a credit. The table has its buffer.
@@ -150,14 +158,41 @@ impl<P: Provider> ConnState<P> {
         Ok(())
     }
 
-    /// Posts a zero-length RDMA write, unless an earlier one is outstanding.
-    pub(crate) fn probe(&mut self) -> Result<(), Failure> {
+    /// Probes the peer every `interval` from `now` on. It has that time to connect.
+    pub(super) fn start_keepalive(&mut self, interval: Option<Duration>, now: Instant) {
+        self.keepalive = interval;
+        self.next_probe = interval.and_then(|interval| now.checked_add(interval));
+    }
+
+    /// Probes the peer, unless an earlier probe is outstanding.
+    pub(crate) fn probe(&mut self) -> Result<(), PostError> {
         let Self { qp: Some(qp), failure: None, probing: probing @ false, .. } = self else { return Ok(()) };
-        if qp.state() != QpState::RTS {
+        *probing = true;
+        let posted = post_empty_write(qp, PROBE);
+        *probing = posted.is_ok() || matches!(posted, Err(error) if error.accepted > 0);
+        posted
+    }
+
+    /// Probes the peer if that is due at `now`, or if `now` is `None`. An end of the connection that is
+    /// complete is not probed.
+    pub(super) fn probe_if_due(&mut self, now: Option<Instant>) -> Result<(), PostError> {
+        if self.ended || self.qp.as_ref().is_none_or(|qp| qp.state() != QpState::RTS) {
             return Ok(());
         }
-        *probing = true;
-        post(qp, PROBE, WrOperation::Write(Remote { addr: 0, rkey: 0 }), None).map_err(Failure::Post)
+        if let Some(now) = now {
+            let Some(interval) = self.keepalive else { return Ok(()) };
+            let next = now.checked_add(interval);
+            if self.next_probe.is_some_and(|next| now < next) {
+                return Ok(());
+            }
+            self.next_probe = next;
+        }
+        self.probe()
+    }
+
+    /// The completion of the probe was polled. `false`: none is outstanding.
+    fn probed(&mut self) -> bool {
+        std::mem::replace(&mut self.probing, false)
     }
 }
 
@@ -182,6 +217,7 @@ impl<P: Provider> Conn<P> {
         qp: Qp<Rc, P>,
         slots: Vec<u32>,
         sends: usize,
+        probe: bool,
         shared: Option<(PeerId, Flow<Queued>)>,
     ) -> Self {
         let (id, flow) = shared.map_or((PeerId::default(), None), |(id, flow)| (id, Some(flow)));
@@ -193,6 +229,8 @@ impl<P: Provider> Conn<P> {
             max_message: u32::MAX,
             ended: false,
             probing: false,
+            keepalive: None,
+            next_probe: None,
         };
         let (send, recv) = slots.split_at(sends);
         Self {
@@ -203,6 +241,7 @@ impl<P: Provider> Conn<P> {
             free: [Mutex::new(send.to_vec()), Mutex::new(recv.to_vec())],
             depths: [send.len() as u32, recv.len() as u32],
             slots,
+            probe,
         }
     }
 
@@ -243,15 +282,42 @@ pub(crate) struct Reaper<P: Provider> {
     by_number: HashMap<u32, Arc<Conn<P>>>,
     /// Slots of no connection. They are also the room of the CQ that is not reserved.
     free: Vec<u32>,
+    /// The probes for which the CQ has room that is not reserved.
+    probes: u32,
     /// Whether the CQ was armed and no event was read since. An event is pending or will come then,
     /// if there is a completion.
     pub(super) armed: bool,
 }
 
 impl<P: Provider> Reaper<P> {
-    pub(super) fn new(cq: Cq<P>, entries: u32) -> Self {
+    /// `cq` has room for `entries` completions and for `probes`.
+    pub(super) fn new(cq: Cq<P>, entries: u32, probes: u32) -> Self {
         let owners = (0..entries).map(|_| None).collect();
-        Self { cq, owners, by_number: HashMap::new(), free: (0..entries).rev().collect(), armed: false }
+        let free = (0..entries).rev().collect();
+        Self { cq, owners, by_number: HashMap::new(), free, probes, armed: false }
+    }
+
+    /// Reserves room for a probe. `false`: there is none.
+    pub(super) fn reserve_probe(&mut self) -> bool {
+        let room = self.probes > 0;
+        self.probes -= u32::from(room);
+        room
+    }
+
+    /// Adds to `found` the connections whose first slot is `from` or above, until it has
+    /// [`BATCH`]. Returns where the next call begins, or `None` at the end.
+    pub(super) fn connections(&self, from: usize, found: &mut SmallList<Arc<Conn<P>>>) -> Option<usize> {
+        for (slot, owner) in self.owners.iter().enumerate().skip(from) {
+            if let Some(conn) = owner
+                && conn.slots.first().is_some_and(|first| *first as usize == slot)
+            {
+                found.push(Arc::clone(conn));
+                if found.len() == BATCH {
+                    return Some(slot + 1);
+                }
+            }
+        }
+        None
     }
 
     /// Reserves room for `count` completions.
@@ -261,8 +327,9 @@ impl<P: Provider> Reaper<P> {
     }
 
     /// Releases what `reserve` returned.
-    pub(super) fn release(&mut self, slots: &[u32]) {
+    pub(super) fn release(&mut self, slots: &[u32], probe: bool) {
         self.free.extend_from_slice(slots);
+        self.probes += u32::from(probe);
     }
 
     /// The completions for which there is room.
@@ -287,7 +354,7 @@ impl<P: Provider> Reaper<P> {
         for slot in &conn.slots {
             self.owners[*slot as usize] = None;
         }
-        self.free.extend_from_slice(&conn.slots);
+        self.release(&conn.slots, conn.probe);
     }
 
     /// Takes up to [`BATCH`] completions and hands out the result of each. Returns their number.
@@ -337,7 +404,7 @@ impl<P: Provider> Reaper<P> {
                 }
                 Completed::Unknown => {
                     if let Some(conn) = by_number.get(&completion.qp_num()) {
-                        end(conn, Failure::Unknown { wr_id }, table, inbound, batch);
+                        unknown(conn, &completion.to_value(), table, inbound, batch);
                     }
                 }
             }
@@ -374,6 +441,27 @@ fn failed<B, P: Provider>(
     // If the peer has acknowledged all data (FIN acknowledged), only the hardware acknowledgement is
     // missing.
     Ended::error(if delivered { WcStatus::SUCCESS } else { status }, vendor_err)
+}
+
+/// Handles a completion that ends no operation: that of a probe, or an unknown one.
+#[cold]
+#[inline(never)]
+fn unknown<B, P: Provider>(
+    conn: &Conn<P>,
+    completion: &WorkCompletion,
+    table: &Operations<B>,
+    inbound: Option<&Arc<Inbound<P>>>,
+    batch: &mut Batch<B>,
+) {
+    let WorkCompletion { wr_id, status, vendor_err, .. } = *completion;
+    let failure = if wr_id != PROBE || !conn.lock().probed() {
+        Failure::Unknown { wr_id }
+    } else if status != WcStatus::SUCCESS {
+        Failure::Completion { verb: "keepalive", status, vendor_err, driver: conn.driver }
+    } else {
+        return;
+    };
+    end(conn, failure, table, inbound, batch);
 }
 
 /// Ends messages that waited for credits, as failed.
@@ -449,7 +537,11 @@ fn message<B, P: Provider>(
     let failure = if unknown {
         Some(Failure::Unknown { wr_id })
     } else if status != WcStatus::SUCCESS {
-        let verb = if shared { "Server::next" } else { "Handle::send" };
+        let verb = match wr_id {
+            PROBE => "keepalive",
+            _ if shared => "Server::next",
+            _ => "Handle::send",
+        };
         Some(Failure::Completion { verb, status, vendor_err, driver: conn.driver })
     } else {
         None
@@ -475,7 +567,7 @@ fn message<B, P: Provider>(
                 .filter(|kind| CONTROL | *kind as u64 == wr_id)
                 .for_each(|kind| flow.control_done(kind));
             if wr_id == PROBE {
-                state.probing = false;
+                state.probed();
             }
             Ok(None)
         }
@@ -554,7 +646,7 @@ impl<B> Drop for Batch<B> {
 }
 
 /// A list that allocates only beyond [`BATCH`] values, which occur when connections end.
-type SmallList<T> = SmallVec<[T; BATCH]>;
+pub(super) type SmallList<T> = SmallVec<[T; BATCH]>;
 
 /// Empties the list in order. If `each` panics, the other values stay in it.
 #[inline]

@@ -25,7 +25,7 @@ const CLIENT: &str = "ClientOptions::build";
 /// | [`sends`](Self::sends) | 16 messages |
 /// | [`message_size`](Self::message_size) | 4096 bytes |
 /// | those of the connections, such as [`port`](Self::port) and [`timeout`](Self::timeout) | those of [`EndpointOptions`](crate::owned::EndpointOptions) |
-/// | [`spin`](Self::spin) | [`Spin::Never`] |
+/// | [`spin`](Self::spin) | that of [`Spin`] |
 ///
 /// It takes `peers` × (`window` + `sends` + 4) buffers of the message size, in one registration.
 #[derive(Clone, Copy, Debug)]
@@ -55,7 +55,7 @@ impl Default for ServerOptions {
             message_size: 4096,
             // A keepalive is a zero-length RDMA write.
             connection: ConnectionOptions::new(Access::REMOTE_WRITE),
-            spin: Spin::Never,
+            spin: Spin::default(),
         }
     }
 }
