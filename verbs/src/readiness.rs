@@ -14,6 +14,10 @@ pub(crate) mod sealed {
 
     /// The events of a descriptor, for the crate only.
     #[derive(Debug)]
+    #[cfg_attr(
+        not(any(feature = "async-io", feature = "tokio")),
+        expect(dead_code, reason = "only runtimes read it")
+    )]
     pub struct Events<'a>(pub(crate) &'a Arc<EventFd>);
 
     /// A file descriptor that is registered with a runtime.

@@ -85,7 +85,7 @@ pub use self::connection::Connection;
 use self::connection::ConnectionInner;
 pub use self::driver::Driver;
 use self::election::Election;
-use self::reaper::{BATCH, Batch, Conn, Failure, Operations, Queued, Reaper};
+use self::reaper::{BATCH, Batch, Conn, Depths, Failure, Operations, Queued, Reaper};
 use self::sweep::Sweeps;
 use super::keepalive::Policy;
 use super::server::flow::{CONTROL_SENDS, Flow};
@@ -320,10 +320,15 @@ impl<B, P: Provider> Hub<B, P> {
         [sends, more]: [usize; 2],
         shared: Option<(PeerId, Flow<Queued>)>,
     ) -> Connection<B, P> {
-        let slots = self.inner.lock().reserve(sends + more).expect("room");
+        let (sends, more) = (sends as u32, more as u32);
+        let depths = match shared.is_some() {
+            true => Depths { sends, one_sided: 2, control: more, ..Depths::default() },
+            false => Depths { sends, recvs: more, ..Depths::default() },
+        };
+        let slots = self.inner.lock().reserve(depths.completions()).expect("room");
         let local = Address::new(crate::Gid::default(), qp.qp_num());
         let probe = shared.is_none() && self.inner.lock().reserve_probe();
-        let conn = Arc::new(Conn::new(qp, slots, sends, probe, shared));
+        let conn = Arc::new(Conn::new(qp, slots, depths, probe, shared));
         self.inner.lock().add(&conn);
         let hub = Arc::clone(&self.inner);
         let attr = ConnectAttr::new(1, 0);
@@ -373,31 +378,34 @@ impl<B, P: Provider> Hub<B, P> {
         const VERB: &str = "Hub::connection";
         let attr = options.check(VERB, self.inner.pd.context())?;
         let describe = |address| options.address(address);
-        self.open(VERB, (attr, options.keepalive_policy()), options.capacity(), describe, None)
+        let [sends, recvs, inline] = options.capacity();
+        let depths = Depths { sends, recvs, ..Depths::default() };
+        self.open(VERB, (attr, options.keepalive_policy()), (depths, inline), describe, None)
     }
 
     /// Creates a connection of a server.
     pub(crate) fn shared_connection(&self, options: &Resolved, id: PeerId) -> Result<Connection<B, P>> {
-        let Resolved { attr, connection, sends, window, message_size } = *options;
+        let Resolved { attr, connection, sends, operations, inline, window, message_size } = *options;
         let flow = Flow::new(window, sends as usize);
         let describe =
             |offered| Address { recvs: window, max_message: message_size, ..connection.address(offered) };
-        let (attr, capacity) = ((attr, connection.keepalive), [sends, CONTROL_SENDS, 0]);
-        self.open("Handle::admit", attr, capacity, describe, Some((id, flow)))
+        let depths = Depths { sends, one_sided: operations, control: CONTROL_SENDS, ..Depths::default() };
+        let attr = (attr, connection.keepalive);
+        self.open("Handle::admit", attr, (depths, inline), describe, Some((id, flow)))
     }
 
-    /// Creates a connection with slots for `sends` sends and `more` receives. For a connection of a
-    /// server, which uses the SRQ, `more` counts control sends. `describe` completes its address.
+    /// Creates a connection with slots for all operations of `depths`. That of a server uses the SRQ.
+    /// `describe` completes its address.
     fn open(
         &self,
         verb: &'static str,
         (attr, policy): (ConnectAttr, Policy),
-        [sends, more, max_inline_data]: [u32; 3],
+        (depths, max_inline_data): (Depths, u32),
         describe: impl FnOnce(Address) -> Address,
         shared: Option<(PeerId, Flow<Queued>)>,
     ) -> Result<Connection<B, P>> {
         let ConnectAttr { port, gid_index, pkey_index, access, .. } = attr;
-        let asked = sends as usize + more as usize;
+        let asked = depths.completions();
         let mut reaper = self.inner.lock();
         let room = reaper.free_entries();
         let Some(slots) = reaper.reserve(asked) else {
@@ -411,8 +419,8 @@ impl<B, P: Provider> Hub<B, P> {
         let probe = shared.is_none() && reaper.reserve_probe();
         let cq = &reaper.cq;
         let create = |srq: Option<&Srq<P>>| {
-            let (max_send_wr, max_recv_wr) =
-                if srq.is_some() { (sends + more, 0) } else { (sends + u32::from(probe), more) };
+            let Depths { sends, recvs: max_recv_wr, one_sided, control } = depths;
+            let max_send_wr = sends + one_sided + control + u32::from(probe);
             let max_send_wr = max_send_wr.min(self.inner.pd.context().limits().max_qp_wr);
             let cap = QpCap { max_send_wr, max_recv_wr, max_inline_data, ..QpCap::default() };
             self.inner.pd.create_qp::<Rc>(&QpInit { cap, srq, signal_all: true, ..QpInit::new(cq, cq) })
@@ -433,7 +441,7 @@ impl<B, P: Provider> Hub<B, P> {
                 return Err(error);
             }
         };
-        let conn = Arc::new(Conn::new(qp, slots, sends as usize, probe, shared));
+        let conn = Arc::new(Conn::new(qp, slots, depths, probe, shared));
         drop(reaper);
         let inner = ConnectionInner { hub: Arc::clone(&self.inner), conn, local, attr, policy };
         // The kernel may have reused the QPN of a destroyed QP.

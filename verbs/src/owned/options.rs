@@ -138,6 +138,13 @@ macro_rules! connection_setters {
                 self
             }
 
+            /// Outstanding reads and atomics in each direction (`max_rd_atomic`,
+            /// `max_dest_rd_atomic`). The connection uses the smaller number of both ends.
+            pub fn rd_atomic(mut self, operations: u8) -> Self {
+                self.$($connection).+.rd_atomic = Some(operations);
+                self
+            }
+
             /// Local ACK timeout, as [`RtsAttr::timeout`](crate::RtsAttr::timeout).
             pub fn timeout(mut self, timeout: $crate::AckTimeout) -> Self {
                 self.$($connection).+.attr.timeout = timeout;
@@ -282,13 +289,6 @@ impl EndpointOptions {
     /// [unsignalled](super::Op::unsignaled). 1 to `sends`.
     pub fn signal_every(mut self, operations: u32) -> Self {
         self.signal_every = Some(operations);
-        self
-    }
-
-    /// Outstanding reads and atomics in each direction (`max_rd_atomic`, `max_dest_rd_atomic`). The
-    /// connection uses the smaller number of both ends.
-    pub fn rd_atomic(mut self, operations: u8) -> Self {
-        self.connection.rd_atomic = Some(operations);
         self
     }
 

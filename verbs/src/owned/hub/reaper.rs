@@ -51,6 +51,15 @@ impl Ended {
         Self { status: WcStatus::SUCCESS, vendor_err: 0, opcode, byte_len, imm }
     }
 
+    /// Whether the operation of a server's connection was a message.
+    fn is_message(&self) -> bool {
+        !matches!(
+            self.opcode,
+            WcOpcode::RDMA_WRITE | WcOpcode::RDMA_READ | WcOpcode::COMP_SWAP | WcOpcode::FETCH_ADD
+        )
+    }
+
+    /// Its opcode says only whether it is one of a message.
     fn error(status: WcStatus, vendor_err: u32) -> Self {
         Self { status, vendor_err, opcode: WcOpcode::SEND, byte_len: 0, imm: None }
     }
@@ -61,18 +70,46 @@ pub(crate) struct Operation<B> {
     /// `None` if it is inline.
     pub(crate) buffer: Option<B>,
     pub(crate) verb: &'static str,
-    pub(crate) direction: Direction,
+    pub(crate) kind: SlotKind,
     /// The caller's number.
     pub(crate) tag: u64,
     /// Bytes of its request.
     pub(crate) len: u32,
 }
 
-/// The queue of an operation.
+/// The queue of an operation of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     Send,
     Recv,
+}
+
+/// The operations of a connection that share its slots of one kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SlotKind {
+    /// Those of the send queue; of a server's connection, the messages only.
+    Send,
+    Recv,
+    /// Writes, reads and atomics of a server's connection.
+    OneSided,
+}
+
+/// The number of operations of each [`SlotKind`] that a connection has room for, and of control
+/// messages.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Depths {
+    pub(crate) sends: u32,
+    pub(crate) recvs: u32,
+    pub(crate) one_sided: u32,
+    pub(crate) control: u32,
+}
+
+impl Depths {
+    /// The completions for which it needs room.
+    pub(crate) fn completions(&self) -> usize {
+        let Self { sends, recvs, one_sided, control } = *self;
+        [sends, recvs, one_sided, control].into_iter().map(|depth| depth as usize).sum()
+    }
 }
 
 /// Why a connection accepts no more operations.
@@ -97,12 +134,12 @@ pub(crate) struct Conn<P: Provider> {
     pub(crate) id: PeerId,
     pub(crate) driver: DriverId,
     state: Mutex<ConnState<P>>,
-    /// Indices of the free slots of each direction.
-    free: [Mutex<Vec<u32>>; 2],
+    /// Indices of the free slots of each kind.
+    free: [Mutex<Vec<u32>>; 3],
     /// All of its slots.
     pub(super) slots: Vec<u32>,
-    /// The number of slots of each direction.
-    pub(super) depths: [u32; 2],
+    /// The number of slots of each kind.
+    pub(super) depths: [u32; 3],
     /// Whether it has room for a probe of its own, beside its slots.
     probe: bool,
 }
@@ -212,11 +249,12 @@ fn post<P: Provider>(
 }
 
 impl<P: Provider> Conn<P> {
-    /// `slots` has the slots of `sends` sends, then those of the receives.
+    /// `slots` has those of the sends, the receives, the one-sided operations and the control messages,
+    /// in this order.
     pub(super) fn new(
         qp: Qp<Rc, P>,
         slots: Vec<u32>,
-        sends: usize,
+        depths: Depths,
         probe: bool,
         shared: Option<(PeerId, Flow<Queued>)>,
     ) -> Self {
@@ -232,17 +270,14 @@ impl<P: Provider> Conn<P> {
             keepalive: None,
             next_probe: None,
         };
-        let (send, recv) = slots.split_at(sends);
-        Self {
-            qp_num,
-            id,
-            driver,
-            state: Mutex::new(state),
-            free: [Mutex::new(send.to_vec()), Mutex::new(recv.to_vec())],
-            depths: [send.len() as u32, recv.len() as u32],
-            slots,
-            probe,
-        }
+        let depths = [depths.sends, depths.recvs, depths.one_sided];
+        let mut rest = slots.as_slice();
+        let free = depths.map(|depth| {
+            let (own, others) = rest.split_at(depth as usize);
+            rest = others;
+            Mutex::new(own.to_vec())
+        });
+        Self { qp_num, id, driver, state: Mutex::new(state), free, depths, slots, probe }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, ConnState<P>> {
@@ -251,14 +286,14 @@ impl<P: Provider> Conn<P> {
 
     /// Takes a free slot.
     #[inline]
-    pub(crate) fn take_slot(&self, direction: Direction) -> Option<u32> {
-        lock(&self.free[direction as usize]).pop()
+    pub(crate) fn take_slot(&self, kind: SlotKind) -> Option<u32> {
+        lock(&self.free[kind as usize]).pop()
     }
 
     /// Gives a free slot back. Its vector has the capacity.
     #[inline]
-    pub(crate) fn put_slot(&self, direction: Direction, index: u32) {
-        lock(&self.free[direction as usize]).push(index);
+    pub(crate) fn put_slot(&self, kind: SlotKind, index: u32) {
+        lock(&self.free[kind as usize]).push(index);
     }
 
     /// Ends the connection: posts are rejected, and operations in flight complete with an error.
@@ -385,7 +420,9 @@ impl<P: Provider> Reaper<P> {
             };
             match table.complete(wr_id, ended) {
                 Completed::Waiting(waker) => {
-                    if let Some(inbound) = inbound {
+                    if let Some(inbound) = inbound
+                        && ended.is_message()
+                    {
                         inbound.count_sent(ended.status == WcStatus::SUCCESS, false);
                     }
                     if let Some(waker) = waker {
@@ -395,9 +432,11 @@ impl<P: Provider> Reaper<P> {
                 Completed::Detached(operation, _) => {
                     let index = Operations::<B>::index(wr_id);
                     if let Some(Some(conn)) = owners.get(index as usize) {
-                        conn.put_slot(operation.direction, index);
+                        conn.put_slot(operation.kind, index);
                     }
-                    if let Some(inbound) = inbound {
+                    if let Some(inbound) = inbound
+                        && ended.is_message()
+                    {
                         inbound.count_sent(ended.status == WcStatus::SUCCESS, true);
                     }
                     batch.ended.push(operation);
@@ -425,7 +464,8 @@ fn failed<B, P: Provider>(
 ) -> Ended {
     let WorkCompletion { wr_id, mut status, vendor_err, .. } = *completion;
     let unchanged = Ended::error(status, vendor_err);
-    let Some(verb) = table.inspect(wr_id, |operation| operation.verb) else { return unchanged };
+    let found = table.inspect(wr_id, |operation| (operation.verb, operation.kind));
+    let Some((verb, kind)) = found else { return unchanged };
     let Some(Some(conn)) = owners.get(Operations::<B>::index(wr_id) as usize) else { return unchanged };
     let delivered = {
         let state = conn.lock();
@@ -440,6 +480,9 @@ fn failed<B, P: Provider>(
     end(conn, Failure::Completion { verb, status, vendor_err, driver: conn.driver }, table, inbound, batch);
     // If the peer has acknowledged all data (FIN acknowledged), only the hardware acknowledgement is
     // missing.
+    if kind == SlotKind::OneSided {
+        return Ended { opcode: WcOpcode::RDMA_WRITE, ..Ended::error(status, vendor_err) };
+    }
     Ended::error(if delivered { WcStatus::SUCCESS } else { status }, vendor_err)
 }
 
@@ -481,7 +524,7 @@ pub(crate) fn flush<B, P: Provider>(
             }
             Completed::Detached(operation, _) => {
                 inbound.count_sent(false, true);
-                conn.put_slot(operation.direction, Operations::<B>::index(wr_id));
+                conn.put_slot(operation.kind, Operations::<B>::index(wr_id));
                 batch.ended.push(operation);
             }
             Completed::Unknown => {}
