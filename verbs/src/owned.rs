@@ -89,7 +89,7 @@ pub use self::address::{Address, ParseAddressError};
 pub use self::batch::Batch;
 pub use self::buffer::{AnyBuffer, Source, Target};
 pub use self::endpoint::Endpoint;
-pub use self::exposed::{ExposeError, Exposed, RevokeError, Word};
+pub use self::exposed::{ExposeError, Exposed, ExposedSource, RevokeError, Word};
 pub use self::flow::NotPostedParts;
 pub use self::hub::{Connection, Hub};
 #[cfg(any(feature = "async-io", feature = "tokio"))]

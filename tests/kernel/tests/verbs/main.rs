@@ -102,6 +102,7 @@ kernel_tests! {
 
     revoked_memory_rejects_peers_and_is_a_slice_again,
     dropped_exposure_rejects_peers,
+    exposed_memory_is_sent_without_a_copy,
     key_opens_the_exposed_range_only,
     words_are_shared_with_peers,
 
