@@ -100,7 +100,7 @@ pub use self::part::{Chunks, Part, PartError, Shared};
 pub use self::pending::Pending;
 pub use self::pool::{Lease, Pool};
 pub use self::result::{Done, Failed, NotPosted, Outcome};
-pub use self::scope::{Lend, Scope};
+pub use self::scope::{Lend, LendRange, Scope};
 pub use self::spin::Spin;
 pub(crate) use self::spin::Spinning;
 pub use self::split::{EndpointReceiver, EndpointSender, UnsplitError};

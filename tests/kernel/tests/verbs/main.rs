@@ -123,6 +123,8 @@ kernel_tests! {
     closed_endpoint_waits_for_unsignaled_sends,
     scope_sends_and_receives_borrowed_memory,
     scope_waits_for_operations_that_were_not_polled,
+    scope_reads_into_disjoint_ranges_of_a_region,
+    scope_borrows_parts_and_leases_and_posts_all_kinds_of_writes,
     panic_in_a_scope_ends_its_operations,
     scope_ends_at_its_timeout,
     owned_operations_outlive_a_scope,
