@@ -6,8 +6,13 @@
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::io;
+use std::ops::RangeBounds;
+#[cfg(feature = "futures")]
+use std::pin::Pin;
 use std::pin::pin;
 use std::sync::Arc;
+#[cfg(feature = "futures")]
+use std::task::Context;
 use std::task::Poll;
 use std::time::Instant;
 
@@ -15,8 +20,8 @@ use bareverbs_provider::traits::Provider;
 use rustix::io::Errno;
 
 use crate::alarm::Alarm;
-use crate::owned::{self, Done, Failed, ROUNDS, UnsplitError};
-use crate::{AnyProvider, Arm, AsyncEvent, Buffer, CompEvent, Cq, Error, Mr, Result, WorkCompletion};
+use crate::owned::{self, Address, Batch, Done, Failed, NotPosted, Op, ROUNDS, Source, Target, UnsplitError};
+use crate::{AnyProvider, Arm, AsyncEvent, Buffer, CompEvent, Cq, Error, Mr, Remote, Result, WorkCompletion};
 
 pub(crate) fn failed(error: io::Error) -> Error {
     Error::system("waiting for events in an async task", Errno::from_io_error(&error).unwrap_or(Errno::IO))
@@ -144,7 +149,7 @@ impl<R: Readiness, B, P: Provider> Endpoint<R, B, P> {
         self.endpoint
     }
 
-    /// The endpoint, for posting.
+    /// The endpoint, for all that this type does not forward.
     ///
     /// The caller must not replace it by another endpoint: [`Endpoint::wait`] then fails.
     #[must_use]
@@ -173,8 +178,7 @@ impl<R: Readiness, B, P: Provider> Endpoint<R, B, P> {
         let mut rounds = 0_u32;
         loop {
             if !self.endpoint.channel().is(&self.channel) {
-                let reason = "the endpoint was replaced by another one: wrap the new one";
-                return Err(Error::invalid("Endpoint::wait", reason).into());
+                return Err(replaced().into());
             }
             self.endpoint.check_wait()?;
             if spin.goes_on() {
@@ -208,6 +212,40 @@ impl<R: Readiness, B, P: Provider> Endpoint<R, B, P> {
 }
 
 impl<R: Readiness, B, P: Provider> Endpoint<R, B, P> {
+    /// As [`owned::Endpoint::poll`].
+    ///
+    /// # Errors
+    /// As for [`owned::Endpoint::poll`].
+    #[inline]
+    pub fn poll(&mut self) -> Option<Result<Done<B>, Failed<B>>> {
+        self.endpoint.poll()
+    }
+
+    /// As [`owned::Endpoint::pending`].
+    #[must_use]
+    pub fn pending(&self) -> usize {
+        self.endpoint.pending()
+    }
+
+    /// As [`owned::Endpoint::address`].
+    #[must_use]
+    pub fn address(&self) -> Address {
+        self.endpoint.address()
+    }
+
+    /// As [`owned::Endpoint::connect`].
+    ///
+    /// # Errors
+    /// As for [`owned::Endpoint::connect`].
+    pub fn connect(&mut self, peer: &Address) -> Result<()> {
+        self.endpoint.connect(peer)
+    }
+
+    /// As [`owned::Endpoint::batch`].
+    pub fn batch(&mut self) -> Batch<'_, B, P> {
+        self.endpoint.batch()
+    }
+
     /// Divides the endpoint into a send half and a receive half, for two tasks: see
     /// [`owned::Endpoint::split`].
     ///
@@ -222,11 +260,11 @@ impl<R: Readiness, B, P: Provider> Endpoint<R, B, P> {
     ///     let (mut sender, mut receiver) = endpoint.split();
     ///     let room = pool.take().expect("a free buffer");
     ///     let task = tokio::spawn(async move {
-    ///         receiver.get_mut().post_recv(room)?;
+    ///         receiver.post_recv(room)?;
     ///         println!("received {} bytes", receiver.wait().await?.len);
     ///         Ok::<_, bareverbs::Error>(receiver)
     ///     });
-    ///     sender.get_mut().post_send(pool.take().expect("a free buffer"), ..)?;
+    ///     sender.post_send(pool.take().expect("a free buffer"), ..)?;
     ///     sender.wait().await?;
     ///     let receiver = task.await.expect("no panic")?;
     ///     Ok(sender.unsplit(receiver).expect("the halves of one endpoint"))
@@ -263,7 +301,7 @@ macro_rules! halves {
         }
 
         impl<R: Readiness, B, P: Provider> $half<R, B, P> {
-            /// The half, for posting.
+            /// The half, for all that this type does not forward.
             ///
             /// The caller must not replace it by another one: `wait` then fails.
             #[must_use]
@@ -348,6 +386,99 @@ halves! {
     EndpointReceiver "a receive";
 }
 
+/// Posting methods of the wrapped types.
+macro_rules! forward {
+    ($($of:ident.$inner:ident, $bound:ident { $($name:ident $(<$generic:ident>)? ($($argument:ident: $ty:ty),*);)* })*) => {$(
+        impl<R: Readiness, B: $bound, P: Provider> $of<R, B, P> {
+            $(#[doc = concat!("As [`owned::", stringify!($of), "::", stringify!($name), "`].")]
+            ///
+            /// # Errors
+            /// [Errors of posting](owned::Endpoint#errors-of-posting). The error returns the buffer.
+            #[inline]
+            pub fn $name $(<$generic: Target + Into<B>>)? (&mut self, $($argument: $ty),*) -> Result<(), NotPosted<B>> {
+                self.$inner.$name($($argument),*)
+            })*
+        }
+    )*};
+}
+
+forward! {
+    Endpoint.endpoint, Source {
+        post(op: Op<'_, B>);
+        post_send(buffer: B, range: impl RangeBounds<usize>);
+        post_send_inline(bytes: &[u8]);
+        post_write(buffer: B, range: impl RangeBounds<usize>, remote: Remote);
+        post_write_inline(bytes: &[u8], remote: Remote);
+        post_recv_tagged<T>(buffer: T, tag: u64);
+    }
+    Endpoint.endpoint, Target {
+        post_recv(buffer: B);
+        post_read(buffer: B, range: impl RangeBounds<usize>, remote: Remote);
+    }
+    EndpointSender.half, Source {
+        post(op: Op<'_, B>);
+        post_send(buffer: B, range: impl RangeBounds<usize>);
+        post_write(buffer: B, range: impl RangeBounds<usize>, remote: Remote);
+    }
+    EndpointSender.half, Target {
+        post_read(buffer: B, range: impl RangeBounds<usize>, remote: Remote);
+    }
+    EndpointReceiver.half, Source {
+        post_recv_tagged<T>(buffer: T, tag: u64);
+    }
+    EndpointReceiver.half, Target {
+        post_recv(buffer: B);
+    }
+}
+
+// It contains no pinned values.
+impl<R, B, P: Provider> Unpin for Endpoint<R, B, P> {}
+
+/// The results of an endpoint's operations, in the order of completion.
+///
+/// An item is as [`Endpoint::wait`] returns it. The stream ends when no operation is outstanding; after
+/// another post it goes on. It sleeps at once, without the polling of [`Spin`](owned::Spin).
+#[cfg(feature = "futures")]
+impl<R: Readiness, B, P: Provider> futures_core::Stream for Endpoint<R, B, P> {
+    type Item = Result<Done<B>, Failed<B>>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let Self { endpoint, channel, readiness, alarm } = self.get_mut();
+        loop {
+            if let Some(ended) = endpoint.poll() {
+                return Poll::Ready(Some(ended));
+            }
+            if endpoint.pending() == 0 {
+                return Poll::Ready(None);
+            }
+            let prepared = match endpoint.channel().is(channel) {
+                true => endpoint.check_wait(),
+                false => Err(replaced()),
+            };
+            if let Err(error) = prepared {
+                return Poll::Ready(Some(Err(error.into())));
+            }
+            if !endpoint.is_armed() {
+                // Completions before the arm raise no event: poll once more.
+                match endpoint.arm_cq() {
+                    Ok(()) => continue,
+                    Err(error) => return Poll::Ready(Some(Err(error.into()))),
+                }
+            }
+            let due = endpoint.keep_alive(Instant::now());
+            let woken = match readiness.poll_drain(cx, &mut || endpoint.take_events().map(drop)) {
+                Poll::Pending => alarm.poll(cx, due),
+                drained => drained,
+            };
+            match woken {
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    }
+}
+
 impl<R: Readiness, B, P: Provider> EndpointSender<R, B, P> {
     /// Makes the endpoint again.
     ///
@@ -374,6 +505,11 @@ impl<R: Readiness, B, P: Provider> EndpointSender<R, B, P> {
             }),
         }
     }
+}
+
+#[cold]
+fn replaced() -> Error {
+    Error::invalid("Endpoint::wait", "the endpoint was replaced by another one: wrap the new one")
 }
 
 /// Lets other tasks run.

@@ -816,7 +816,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     }
 
     /// Reads the events of the channel. Returns whether there was one.
-    pub(super) fn take_events(&mut self) -> Result<bool> {
+    pub(crate) fn take_events(&mut self) -> Result<bool> {
         let mut taken = false;
         while self.channel.try_get_event()?.is_some() {
             (self.armed, taken) = (false, true);
@@ -1081,6 +1081,20 @@ impl<B: Target, P: Provider> Endpoint<B, P> {
         remote: Remote,
     ) -> Result<(), NotPosted<B>> {
         self.post(Op::read(buffer, range, remote))
+    }
+
+    /// Posts a read of the peer's memory into several buffers, in order, as
+    /// [`Endpoint::post_send_parts`] posts a send.
+    ///
+    /// # Errors
+    /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffers.
+    pub fn post_read_parts<const N: usize>(
+        &mut self,
+        parts: [(B, Range<usize>); N],
+        remote: Remote,
+        tag: u64,
+    ) -> Result<(), NotPostedParts<B, N>> {
+        self.post_parts(Operation::Read(remote), parts, tag)
     }
 
     /// Posts an addition of `add` to the 8 bytes at `remote`, a multiple of 8. The first 8 bytes of

@@ -354,8 +354,9 @@ impl<B, P: Provider> Hub<B, P> {
     /// It reserves room for the completions of its sends and receives. The room is released after
     /// the connection's last completion was reaped.
     ///
-    /// [`EndpointOptions::signal_every`] and [`EndpointOptions::spin`] have no effect: every
-    /// operation is signalled, and the hub has the policy of waits.
+    /// [`EndpointOptions::max_sge`] above 1, [`EndpointOptions::signal_every`] and
+    /// [`EndpointOptions::spin`] are refused: an operation has one buffer, every operation is
+    /// signalled, and the hub has the policy of waits.
     ///
     /// ```no_run
     /// use bareverbs::owned::{Endpoint, Hub, Lease};
@@ -376,6 +377,7 @@ impl<B, P: Provider> Hub<B, P> {
     /// - [`Error::Kernel`]: a command of the setup failed.
     pub fn connection_with(&self, options: &EndpointOptions) -> Result<Connection<B, P>> {
         const VERB: &str = "Hub::connection";
+        options.check_for_hub(VERB)?;
         let attr = options.check(VERB, self.inner.pd.context())?;
         let describe = |address| options.address(address);
         let [sends, recvs, inline] = options.capacity();

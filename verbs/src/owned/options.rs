@@ -61,7 +61,7 @@ pub struct EndpointOptions {
     inline: u32,
     max_sge: u32,
     signal_every: Option<u32>,
-    spin: Spin,
+    spin: Option<Spin>,
 }
 
 /// The options that all connections have.
@@ -237,7 +237,7 @@ impl Default for EndpointOptions {
             inline: 0,
             max_sge: 1,
             signal_every: None,
-            spin: Spin::default(),
+            spin: None,
         }
     }
 }
@@ -279,7 +279,7 @@ impl EndpointOptions {
 
     /// Maximum of the buffers of an operation (`max_send_sge`, `max_recv_sge`), 1 to 8; see
     /// [`Endpoint::post_send_parts`]. Each buffer counts as an operation of `sends` or `recvs`.
-    /// Connections of a [`Hub`](super::Hub) have operations of one buffer only.
+    /// Connections of a [`Hub`](super::Hub) have operations of one buffer only, and refuse more.
     pub fn max_sge(mut self, buffers: u32) -> Self {
         self.max_sge = buffers;
         self
@@ -300,7 +300,7 @@ impl EndpointOptions {
 
     /// How long a wait polls before it sleeps.
     pub fn spin(mut self, spin: Spin) -> Self {
-        self.spin = spin;
+        self.spin = Some(spin);
         self
     }
 
@@ -348,9 +348,23 @@ impl EndpointOptions {
             recvs: self.recvs,
             max_sge: self.max_sge,
             signal_every,
-            spin: self.spin,
+            spin: self.spin.unwrap_or_default(),
             keepalive: self.connection.keepalive,
         })
+    }
+
+    /// Refuses options that the connections of a hub do not have.
+    pub(super) fn check_for_hub(&self, verb: &'static str) -> Result<()> {
+        let reason = if self.max_sge != 1 {
+            "max_sge: the operations of a hub have one buffer"
+        } else if self.signal_every.is_some() {
+            "signal_every: every operation of a hub is signalled"
+        } else if self.spin.is_some() {
+            "spin: the waits of a hub have one policy, that of `Hub::with_spin`"
+        } else {
+            return Ok(());
+        };
+        Err(Error::invalid(verb, reason))
     }
 
     /// Which connections are probed.

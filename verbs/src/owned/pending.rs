@@ -131,13 +131,13 @@ impl<B, P: Provider> Pending<B, P> {
         }
     }
 
-    /// Blocks until the operation has ended, at most for `timeout`. Returns `None` at the time
-    /// limit; the operation goes on.
+    /// Blocks until the operation has ended, at most for `timeout`. Returns `Ok(None)` on a timeout;
+    /// the operation goes on.
     ///
     /// # Errors
     /// As for [`Pending::wait`].
-    pub fn wait_timeout(&mut self, timeout: Duration) -> Option<Result<Done<B>, Failed<B>>> {
-        self.wait_until(Instant::now().checked_add(timeout))
+    pub fn wait_timeout(&mut self, timeout: Duration) -> Result<Option<Done<B>>, Failed<B>> {
+        self.wait_until(Instant::now().checked_add(timeout)).transpose()
     }
 
     fn wait_until(&mut self, end: Option<Instant>) -> Option<Result<Done<B>, Failed<B>>> {

@@ -862,7 +862,8 @@ impl<B: Source, P: Provider> fmt::Debug for Client<B, P> {
 
 impl<B, P: Provider> fmt::Debug for Shutdown<B, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shutdown").field("delivered", &self.inner.is_delivered()).finish_non_exhaustive()
+        let Inbound { sent, failed, .. } = &*self.inner.inbound;
+        f.debug_struct("Shutdown").field("sent", sent).field("failed", failed).finish_non_exhaustive()
     }
 }
 

@@ -148,7 +148,7 @@ fn completion_before_the_doorbell_ends_no_operation_of_a_list() {
     let mut pending = Vec::new();
     peer.post_all(&mut vec![Op::send(setup.buffer(), ..), Op::send(setup.buffer(), ..)], &mut pending);
     setup.plain.log().pushed = Hook(None);
-    assert!(pending.iter_mut().all(|pending| pending.wait_timeout(Duration::ZERO).is_none()));
+    assert!(pending.iter_mut().all(|pending| pending.wait_timeout(Duration::ZERO).unwrap().is_none()));
     let sent: Vec<_> = setup.plain.log().sent.iter().map(|(_, wr_id)| *wr_id).collect();
     sent.iter().for_each(|wr_id| setup.complete(&peer, *wr_id, WcStatus::SUCCESS));
     assert!(pending.into_iter().all(|pending| pending.wait().is_ok()));
@@ -279,7 +279,7 @@ fn post_all_returns_all_buffers_of_a_refused_doorbell() {
     // Their slots are free.
     let mut ops: Vec<_> = (0..2).map(|_| Op::send(setup.buffer(), ..)).collect();
     peer.post_all(&mut ops, &mut pending);
-    assert!(pending.iter_mut().all(|pending| pending.wait_timeout(Duration::ZERO).is_none()));
+    assert!(pending.iter_mut().all(|pending| pending.wait_timeout(Duration::ZERO).unwrap().is_none()));
 }
 
 #[test]
@@ -327,7 +327,7 @@ fn repeated_and_late_completions_return_no_second_buffer() {
     let (mut second, next) = setup.recv(&peer);
     assert_eq!(wr_id as u32, next as u32, "the same slot");
     setup.complete(&peer, wr_id, WcStatus::SUCCESS);
-    assert!(second.wait_timeout(Duration::ZERO).is_none());
+    assert!(second.wait_timeout(Duration::ZERO).unwrap().is_none());
     assert!(matches!(peer.failure(), Some(Error::UnknownCompletion { .. })));
     drop(done);
     assert_eq!(setup.freed(), 1);
@@ -507,7 +507,7 @@ fn refused_doorbell_of_posted_operations_ends_the_connection() {
         }
         assert_eq!(setup.plain.log().states, [QpState::ERR], "so that it completes");
         assert_eq!(peer.failure().unwrap().errno(), Some(Errno::NOMEM));
-        assert!(pending[0].wait_timeout(Duration::ZERO).is_none());
+        assert!(pending[0].wait_timeout(Duration::ZERO).unwrap().is_none());
         assert_eq!(setup.freed(), 0);
     }
 }
@@ -588,4 +588,18 @@ fn failed_probe_ends_the_operations_of_its_connection() {
     setup.complete(&alive, PROBE, WcStatus::SUCCESS);
     setup.hub.poll(1);
     assert!(matches!(alive.failure(), Some(Error::UnknownCompletion { wr_id: PROBE })));
+}
+
+#[test]
+fn options_that_connections_do_not_have_are_refused() {
+    let setup = Setup::new(8);
+    let options = EndpointOptions::default;
+    for (options, named) in [
+        (options().max_sge(2), "max_sge"),
+        (options().signal_every(1), "signal_every"),
+        (options().spin(Spin::Never), "Hub::with_spin"),
+    ] {
+        let refused = setup.hub.connection_with(&options).unwrap_err();
+        assert!(refused.to_string().contains(named), "{refused}");
+    }
 }
