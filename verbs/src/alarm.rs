@@ -18,7 +18,8 @@ use crate::{Error, Result};
 /// runtime with I/O only.
 pub(crate) struct Alarm<R> {
     file: Arc<DeviceFile>,
-    timer: Option<Timer<R>>,
+    /// Boxed, because most alarms have none.
+    timer: Option<Box<Timer<R>>>,
 }
 
 struct Timer<R> {
@@ -54,9 +55,10 @@ impl<R: Readiness> Alarm<R> {
             let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC)
                 .map_err(|errno| Error::system("creating a timerfd for keepalives", errno))?;
             let events = Arc::new(EventFd::new(timer, "a timerfd", Arc::clone(&self.file))?);
-            self.timer = Some(Timer { readiness: R::new(Events(&events))?, events, set: None });
+            let readiness = R::new(Events(&events))?;
+            self.timer = Some(Box::new(Timer { readiness, events, set: None }));
         }
-        Ok(self.timer.as_mut())
+        Ok(self.timer.as_deref_mut())
     }
 }
 

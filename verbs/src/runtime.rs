@@ -184,7 +184,7 @@ impl<R: Readiness, B, P: Provider> Endpoint<R, B, P> {
             if spin.goes_on() {
                 yield_now().await;
                 rounds = rounds.wrapping_add(1);
-                if rounds % ROUNDS == 0 {
+                if rounds.is_multiple_of(ROUNDS) {
                     self.endpoint.keep_alive(Instant::now());
                 }
             } else if self.endpoint.is_armed() {
@@ -332,7 +332,7 @@ macro_rules! halves {
                 while spin.goes_on() {
                     yield_now().await;
                     rounds = rounds.wrapping_add(1);
-                    if rounds % ROUNDS == 0 {
+                    if rounds.is_multiple_of(ROUNDS) {
                         self.half.keep_alive();
                     }
                     if let Some(ended) = self.half.poll() {

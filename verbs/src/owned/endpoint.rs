@@ -61,7 +61,7 @@ use crate::{
 /// # Dead peers
 ///
 /// A peer that dies ends the connection within 10 seconds by default, also if this end only waits for
-/// receives: see [`EndpointOptions::keepalive`]. The first probe of an idle connection is sent after 3
+/// receives: see [`EndpointOptions::keepalive`]. The first probe of an idle connection is sent after 2
 /// seconds. Loops that only call [`Endpoint::poll`] call [`Endpoint::probe`] themselves.
 ///
 /// # Validation of completions
@@ -742,7 +742,7 @@ impl<B, P: Provider> Endpoint<B, P> {
             if spin.goes_on() {
                 std::hint::spin_loop();
                 rounds = rounds.wrapping_add(1);
-                if rounds % ROUNDS == 0 {
+                if rounds.is_multiple_of(ROUNDS) {
                     self.keep_alive(Instant::now());
                 }
                 in_time = end.is_none_or(|end| Instant::now() < end);

@@ -11,7 +11,7 @@ use bareverbs_provider::traits::Provider;
 use crate::{Operation, Payload, PostError, Qp, Rc, Remote, SendFlags, SendRequest};
 
 /// The interval of [`Policy::Default`].
-pub(crate) const INTERVAL: Duration = Duration::from_secs(3);
+pub(crate) const INTERVAL: Duration = Duration::from_secs(2);
 
 /// Rounds of a wait that polls without limit between two looks at the clock.
 pub(crate) const ROUNDS: u32 = 1024;

@@ -208,12 +208,15 @@ unsafe impl<P: Provider> Provider for Given<P> {
     }
 }
 
-/// The queues as objects of a context without a kernel. The QP is in RTS.
-fn given<P: Provider>(
-    cq: P::Cq,
-    (sq, rq): (P::Sq, P::Rq),
-    depth: u32,
-) -> (Pd<Given<P>>, Cq<Given<P>>, Qp<Rc, Given<P>>) {
+/// Objects of a context without a kernel.
+struct GivenObjects<P: Provider> {
+    pd: Pd<Given<P>>,
+    cq: Cq<Given<P>>,
+    qp: Qp<Rc, Given<P>>,
+}
+
+/// The queues as objects. The QP is in RTS.
+fn given<P: Provider>(cq: P::Cq, (sq, rq): (P::Sq, P::Rq), depth: u32) -> GivenObjects<P> {
     let provider = Given::<P> { cq: Mutex::new(Some(cq)), qp: Mutex::new(Some((sq, rq))) };
     let mut limits = ExQueryDeviceResp::zeroed();
     let base = &mut limits.base;
@@ -224,7 +227,7 @@ fn given<P: Provider>(
     let cap = QpCap { max_send_wr: depth, max_recv_wr: depth, ..QpCap::default() };
     let mut qp = pd.create_qp(&QpInit { cap, ..QpInit::new(&cq, &cq) }).expect("no command");
     qp.assume_state(QpState::RTS);
-    (pd, cq, qp)
+    GivenObjects { pd, cq, qp }
 }
 
 /// An endpoint for `depth` operations in each direction, on queues without a kernel, and the
@@ -242,7 +245,7 @@ pub unsafe fn endpoint<B, P: Provider>(
     queues: (P::Sq, P::Rq),
     depth: u32,
 ) -> (Endpoint<B, Given<P>>, HarnessPd) {
-    let (pd, cq, qp) = given::<P>(cq, queues, depth);
+    let GivenObjects { pd, cq, qp } = given::<P>(cq, queues, depth);
     let endpoint = Endpoint::from_parts(Parts {
         address: Address::new(Gid::default(), qp.qp_num()),
         qp,
@@ -277,7 +280,7 @@ impl<B: Source, P: Provider> HarnessHub<B, P> {
     /// access memory after the hub was dropped.
     #[must_use]
     pub unsafe fn new(cq: P::Cq, (sq, rq): (P::Sq, P::Rq), depth: u32) -> Self {
-        let (pd, cq, qp) = given::<P>(cq, (sq, rq), depth);
+        let GivenObjects { pd, cq, qp } = given::<P>(cq, (sq, rq), depth);
         let hub = Hub::of_cq(&pd, cq, 2 * depth, None);
         let connection = hub.connection_for_test(qp, [depth as usize; 2], None);
         Self { connection, domain: HarnessPd(Arc::clone(pd.domain())) }

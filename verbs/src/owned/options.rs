@@ -29,7 +29,7 @@ const VERB: &str = "EndpointOptions::build";
 /// | [`min_rnr_timer`](Self::min_rnr_timer) | that of [`RtrAttr::new`](crate::RtrAttr::new) |
 /// | [`sl`](Self::sl), [`traffic_class`](Self::traffic_class), [`pkey_index`](Self::pkey_index) | 0 |
 /// | [`hop_limit`](Self::hop_limit) | 1 |
-/// | [`keepalive`](Self::keepalive) | every 3 seconds, if the peer permits RDMA writes |
+/// | [`keepalive`](Self::keepalive) | every 2 seconds, if the peer permits RDMA writes |
 /// | [`spin`](Self::spin) | adaptive, at most 20 µs |
 ///
 /// ```no_run
@@ -197,7 +197,7 @@ macro_rules! connection_setters {
             /// If the peer is dead, the connection fails within two intervals and the time of the
             /// retries, and the wait returns that.
             ///
-            /// Default: 3 seconds, if the peer permits RDMA writes: [`Address::remote_write`] of the
+            /// Default: 2 seconds, if the peer permits RDMA writes: [`Address::remote_write`] of the
             /// address that it was connected to. With the default timeout and retries, a dead peer
             /// is noticed within 10 seconds. A peer that is given by
             /// [`Endpoint::connect_by`](crate::owned::Endpoint::connect_by) is not probed by default.

@@ -96,7 +96,7 @@
 //!
 //! # Idle peers
 //!
-//! A dead peer is noticed by a request to it only. So idle peers are probed every 3 seconds, and a dead
+//! A dead peer is noticed by a request to it only. So idle peers are probed every 2 seconds, and a dead
 //! one ends with [`Event::Failed`] within 10 seconds by default: see [`ServerOptions::keepalive`].
 
 pub(crate) mod flow;

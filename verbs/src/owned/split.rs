@@ -126,7 +126,7 @@ impl<B, P: Provider> Half<B, P> {
             }
             std::hint::spin_loop();
             rounds = rounds.wrapping_add(1);
-            if rounds % ROUNDS == 0 {
+            if rounds.is_multiple_of(ROUNDS) {
                 self.keep_alive();
             }
             in_time = end.is_none_or(|end| Instant::now() < end);

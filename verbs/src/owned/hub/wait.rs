@@ -60,7 +60,7 @@ impl<B, P: Provider> HubInner<B, P> {
                 }
                 if spinning.goes_on() {
                     rounds = rounds.wrapping_add(1);
-                    if rounds % ROUNDS == 0 {
+                    if rounds.is_multiple_of(ROUNDS) {
                         self.keep_alive(Instant::now());
                     }
                     hint::spin_loop();
