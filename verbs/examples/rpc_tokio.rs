@@ -8,8 +8,6 @@
 
 #![forbid(unsafe_code)]
 
-use std::time::Duration;
-
 use anyhow::{Context, Result, bail, ensure};
 use bareverbs::owned::server::{Client, Event, Handle, Server};
 use bareverbs::tokio::Readiness;
@@ -59,7 +57,6 @@ async fn serve(pd: &Pd, port: u16, clients: u32) -> Result<()> {
     tokio::spawn(server.handle().drive::<Readiness>()?);
     let listener = TcpListener::bind(("::", port)).await?;
     println!("listening on TCP port {port}");
-    let mut probes = tokio::time::interval(Duration::from_secs(1));
     let (mut ended, mut closing) = (0, None);
     loop {
         tokio::select! {
@@ -71,8 +68,7 @@ async fn serve(pd: &Pd, port: u16, clients: u32) -> Result<()> {
                     }
                 });
             }
-            // Without a probe, a client that dies while it has no call is never noticed.
-            _ = probes.tick() => server.handle().keepalive(),
+            // A client that dies while it has no call ends with an event, because idle clients are probed.
             event = server.next() => match event? {
                 Some(Event::Message(message)) => {
                     let Some(mut answer) = server.take() else { bail!("more calls than buffers") };

@@ -43,8 +43,8 @@ async fn echo(mut endpoint: Endpoint, mut spare: Vec<Mr<Buffer>>) -> bareverbs::
         }
         let length = done.len as usize;
         let next = spare.pop().expect("one buffer is posted, one is being sent, so one is spare");
-        endpoint.get_mut().post_recv(next)?;
-        endpoint.get_mut().post_send(done.into_buffer(), ..length)?;
+        endpoint.post_recv(next)?;
+        endpoint.post_send(done.into_buffer(), ..length)?;
     }
     Ok(())
 }
@@ -55,8 +55,8 @@ async fn ask(mut endpoint: Endpoint, pd: &Pd) -> bareverbs::Result<()> {
     for number in 0..MESSAGES {
         let text = format!("message {number}");
         question.write(0, text.as_bytes())?;
-        endpoint.get_mut().post_recv(room)?;
-        endpoint.get_mut().post_send(question, ..text.len())?;
+        endpoint.post_recv(room)?;
+        endpoint.post_send(question, ..text.len())?;
         // The answer's completion may come before that of the send.
         let ended = [endpoint.wait().await?, endpoint.wait().await?];
         let answer = ended.iter().find_map(owned::Done::message);

@@ -28,7 +28,7 @@ use ::async_io::Async;
 
 use crate::event_fd::EventFd;
 use crate::owned::Lease;
-use crate::runtime::sealed::Events;
+use crate::readiness::sealed::{self, Events};
 use crate::runtime::{self, failed};
 use crate::{AnyProvider, Buffer, Mr, Result, readiness};
 
@@ -64,7 +64,7 @@ impl AsFd for Descriptor {
     }
 }
 
-impl runtime::sealed::Readiness for Readiness {
+impl sealed::Readiness for Readiness {
     const RUNTIME: &'static str = "async-io";
 
     fn new(Events(events): Events<'_>) -> Result<Self> {
@@ -79,14 +79,6 @@ impl runtime::sealed::Readiness for Readiness {
             self.0.readable().await.map_err(failed)?;
         }
     }
-}
-
-impl readiness::Readiness for Readiness {}
-
-impl readiness::sealed::Readiness for Readiness {
-    fn register(channel: &crate::CompChannel) -> Result<Self> {
-        runtime::sealed::Readiness::new(Events(channel.events()))
-    }
 
     fn poll_drain(&self, cx: &mut Context<'_>, drain: &mut dyn FnMut() -> Result<()>) -> Poll<Result<()>> {
         let Poll::Ready(ready) = self.0.poll_readable(cx) else { return Poll::Pending };
@@ -94,3 +86,5 @@ impl readiness::sealed::Readiness for Readiness {
         Poll::Ready(drain())
     }
 }
+
+impl readiness::Readiness for Readiness {}

@@ -80,7 +80,6 @@ impl CompChannel {
         self.events.file()
     }
 
-    #[cfg(any(feature = "async-io", feature = "tokio"))]
     pub(crate) fn events(&self) -> &Arc<EventFd> {
         &self.events
     }

@@ -89,6 +89,7 @@ struct Readme;
 struct Cookbook;
 
 mod ah;
+mod alarm;
 #[cfg(feature = "async-io")]
 pub mod async_io;
 mod attributes;

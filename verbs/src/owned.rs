@@ -71,6 +71,7 @@ pub(crate) mod endpoint;
 mod exposed;
 pub(crate) mod flow;
 pub mod hub;
+mod keepalive;
 mod local_atomics;
 #[cfg(feature = "test-utils")]
 pub mod measured;
@@ -96,9 +97,11 @@ pub use self::datagrams::{
 #[cfg(any(feature = "async-io", feature = "tokio"))]
 pub(crate) use self::datagrams::{checked, received};
 pub use self::endpoint::Endpoint;
-pub use self::exposed::{ExposeError, Exposed, RevokeError, Word};
+pub use self::exposed::{ExposeError, Exposed, ExposedSource, RevokeError, Word};
 pub use self::flow::NotPostedParts;
 pub use self::hub::{Connection, Hub};
+#[cfg(any(feature = "async-io", feature = "tokio"))]
+pub(crate) use self::keepalive::ROUNDS;
 pub use self::local_atomics::LocalAtomics;
 pub use self::op::Op;
 pub use self::options::EndpointOptions;
@@ -106,7 +109,7 @@ pub use self::part::{Chunks, Part, PartError, Shared};
 pub use self::pending::Pending;
 pub use self::pool::{Lease, Pool};
 pub use self::result::{Done, Failed, NotPosted, Outcome};
-pub use self::scope::{Lend, Scope};
+pub use self::scope::{Lend, LendRange, Scope};
 pub use self::spin::Spin;
 pub(crate) use self::spin::Spinning;
 pub use self::split::{EndpointReceiver, EndpointSender, UnsplitError};

@@ -1,11 +1,12 @@
 //! Waiting in tasks: one implementation for all async runtimes.
 //!
-//! The types are generic over a sealed [`Readiness`](sealed::Readiness), by which a runtime waits
+//! The types are generic over a sealed [`Readiness`], by which a runtime waits
 //! for a file descriptor. The modules of the runtimes name them.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::io;
+use std::ops::RangeBounds;
 #[cfg(feature = "futures")]
 use std::pin::Pin;
 use std::pin::pin;
@@ -13,47 +14,26 @@ use std::sync::Arc;
 #[cfg(feature = "futures")]
 use std::task::Context;
 use std::task::Poll;
+use std::time::Instant;
 
 use bareverbs_provider::traits::Provider;
 use rustix::io::Errno;
 
-use crate::event_fd::EventFd;
+use crate::alarm::Alarm;
 use crate::owned::endpoint::{DoneOf, Flowing, Queues};
 use crate::owned::flow::Kind;
 use crate::owned::hub::reaper::Direction;
 use crate::owned::{
-    self, DatagramDone, Done, Failed, Lease, ReceivedDatagram, Source, UnsplitError, checked, received,
+    self, Address, Batch, DatagramDone, Done, Failed, Lease, NotPosted, Op, ROUNDS, ReceivedDatagram, Source,
+    Target, UnsplitError, checked, received,
 };
-use crate::{AnyProvider, Arm, AsyncEvent, Buffer, CompEvent, Cq, Error, Mr, Result, WorkCompletion};
+use crate::{AnyProvider, Arm, AsyncEvent, Buffer, CompEvent, Cq, Error, Mr, Remote, Result, WorkCompletion};
 
 pub(crate) fn failed(error: io::Error) -> Error {
     Error::system("waiting for events in an async task", Errno::from_io_error(&error).unwrap_or(Errno::IO))
 }
 
-pub(crate) mod sealed {
-    use super::*;
-
-    /// The events of a descriptor, for the crate only.
-    #[derive(Debug)]
-    pub struct Events<'a>(pub(crate) &'a Arc<EventFd>);
-
-    /// A file descriptor that is registered with a runtime.
-    pub trait Readiness: Sized + Send + Sync {
-        /// Name of the runtime.
-        const RUNTIME: &'static str;
-
-        /// Registers the descriptor.
-        fn new(events: Events<'_>) -> Result<Self>;
-
-        /// Calls `take` whenever the descriptor may be readable, until it returns a value.
-        fn until<T: Send>(
-            &self,
-            take: impl FnMut() -> Result<Option<T>> + Send,
-        ) -> impl Future<Output = Result<T>> + Send;
-    }
-}
-
-use self::sealed::{Events, Readiness};
+use crate::readiness::sealed::{Events, Readiness};
 
 /// A [completion channel](crate::CompChannel) that tasks wait on.
 ///
@@ -154,6 +134,8 @@ pub struct Endpoint<R, B = Mr<Buffer>, P: Provider = AnyProvider> {
     endpoint: owned::Endpoint<B, P>,
     channel: crate::CompChannel,
     readiness: R,
+    /// Rings when a keepalive is due.
+    alarm: Alarm<R>,
 }
 
 impl<R: Readiness, B, P: Provider> Endpoint<R, B, P> {
@@ -163,7 +145,8 @@ impl<R: Readiness, B, P: Provider> Endpoint<R, B, P> {
     /// There is no runtime.
     pub fn new(endpoint: owned::Endpoint<B, P>) -> Result<Self> {
         let channel = endpoint.queues.channel().clone();
-        Ok(Self { readiness: R::new(Events(channel.events()))?, endpoint, channel })
+        let alarm = Alarm::new(channel.file());
+        Ok(Self { readiness: R::new(Events(channel.events()))?, endpoint, channel, alarm })
     }
 
     /// Unregisters the endpoint from the runtime and returns it.
@@ -172,7 +155,7 @@ impl<R: Readiness, B, P: Provider> Endpoint<R, B, P> {
         self.endpoint
     }
 
-    /// The endpoint, for posting.
+    /// The endpoint, for all that this type does not forward.
     ///
     /// The caller must not replace it by another endpoint: [`Endpoint::wait`] then fails.
     #[must_use]
@@ -194,7 +177,8 @@ impl<R: Readiness, B, P: Provider> Endpoint<R, B, P> {
     where
         B: Send,
     {
-        wait_for(&mut self.endpoint.queues, None, &self.channel, &self.readiness).await
+        let Self { endpoint, channel, readiness, alarm } = self;
+        wait_for(&mut endpoint.queues, None, channel, readiness, alarm).await
     }
 }
 
@@ -203,6 +187,7 @@ pub struct Datagrams<R, B = Lease, P: Provider = AnyProvider> {
     datagrams: owned::Datagrams<B, P>,
     channel: crate::CompChannel,
     readiness: R,
+    alarm: Alarm<R>,
 }
 
 impl<R: Readiness, B, P: Provider> Datagrams<R, B, P> {
@@ -212,7 +197,8 @@ impl<R: Readiness, B, P: Provider> Datagrams<R, B, P> {
     /// There is no runtime.
     pub fn new(datagrams: owned::Datagrams<B, P>) -> Result<Self> {
         let channel = datagrams.queues.channel().clone();
-        Ok(Self { readiness: R::new(Events(channel.events()))?, datagrams, channel })
+        let alarm = Alarm::new(channel.file());
+        Ok(Self { readiness: R::new(Events(channel.events()))?, datagrams, channel, alarm })
     }
 
     /// Unregisters the datagrams from the runtime and returns them.
@@ -238,7 +224,8 @@ impl<R: Readiness, B: Source, P: Provider> Datagrams<R, B, P> {
     /// - The errors of [`owned::Datagrams::wait`].
     /// - [`Error::Invalid`]: the datagrams were replaced through [`get_mut`](Self::get_mut).
     pub async fn wait(&mut self) -> Result<DatagramDone<B>, Failed<B>> {
-        checked(wait_for(&mut self.datagrams.queues, None, &self.channel, &self.readiness).await?)
+        let Self { datagrams, channel, readiness, alarm } = self;
+        checked(wait_for(&mut datagrams.queues, None, channel, readiness, alarm).await?)
     }
 
     /// Waits until a datagram was received. Sends stay outstanding until
@@ -249,56 +236,64 @@ impl<R: Readiness, B: Source, P: Provider> Datagrams<R, B, P> {
     /// - The errors of [`owned::Datagrams::wait_recv`].
     /// - [`Error::Invalid`]: the datagrams were replaced through [`get_mut`](Self::get_mut).
     pub async fn wait_recv(&mut self) -> Result<ReceivedDatagram<B>, Failed<B>> {
+        let Self { datagrams, channel, readiness, alarm } = self;
         let direction = Some(Direction::Recv);
-        received(wait_for(&mut self.datagrams.queues, direction, &self.channel, &self.readiness).await?)
+        received(wait_for(&mut datagrams.queues, direction, channel, readiness, alarm).await?)
     }
 }
 
 /// The datagrams that are received. It ends when no receive is posted. Between two items, the
 /// program posts receives through [`Datagrams::get_mut`].
 #[cfg(feature = "futures")]
-impl<R, B, P> futures_core::Stream for Datagrams<R, B, P>
-where
-    R: Readiness + crate::readiness::Readiness + Unpin,
-    B: Source,
-    P: Provider,
-{
+impl<R: Readiness, B: Source, P: Provider> futures_core::Stream for Datagrams<R, B, P> {
     type Item = Result<ReceivedDatagram<B>, Failed<B>>;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let Self { datagrams, channel, readiness } = self.get_mut();
-        let queues = &mut datagrams.queues;
-        loop {
-            if let Some(ended) = queues.poll_direction(Direction::Recv) {
-                return Poll::Ready(Some(ended.and_then(received)));
-            }
-            if let Err(error) = check_channel(queues, channel) {
-                return Poll::Ready(Some(Err(error.into())));
-            }
-            if queues.check_wait(Some(Direction::Recv)).is_err() {
-                return Poll::Ready(None);
-            }
-            let ready = if queues.is_armed() {
-                let mut drain = || queues.take_events().map(drop);
-                match readiness.poll_drain(cx, &mut drain) {
-                    Poll::Ready(drained) => drained,
-                    Poll::Pending => return Poll::Pending,
-                }
-            } else {
-                // Completions before the arm raise no event: poll once more.
-                queues.arm_cq()
-            };
-            if let Err(error) = ready {
-                return Poll::Ready(Some(Err(error.into())));
-            }
-        }
+        let Self { datagrams, channel, readiness, alarm } = self.get_mut();
+        let direction = Some(Direction::Recv);
+        let ended = poll_ended(&mut datagrams.queues, direction, channel, readiness, alarm, cx);
+        ended.map(|ended| ended.map(|ended| ended.and_then(received)))
     }
 }
 
 // It contains no pinned values.
-impl<R: Unpin, B, P: Provider> Unpin for Datagrams<R, B, P> {}
+impl<R, B, P: Provider> Unpin for Datagrams<R, B, P> {}
 
 impl<R: Readiness, B, P: Provider> Endpoint<R, B, P> {
+    /// As [`owned::Endpoint::poll`].
+    ///
+    /// # Errors
+    /// As for [`owned::Endpoint::poll`].
+    #[inline]
+    pub fn poll(&mut self) -> Option<Result<Done<B>, Failed<B>>> {
+        self.endpoint.poll()
+    }
+
+    /// As [`owned::Endpoint::pending`].
+    #[must_use]
+    pub fn pending(&self) -> usize {
+        self.endpoint.pending()
+    }
+
+    /// As [`owned::Endpoint::address`].
+    #[must_use]
+    pub fn address(&self) -> Address {
+        self.endpoint.address()
+    }
+
+    /// As [`owned::Endpoint::connect`].
+    ///
+    /// # Errors
+    /// As for [`owned::Endpoint::connect`].
+    pub fn connect(&mut self, peer: &Address) -> Result<()> {
+        self.endpoint.connect(peer)
+    }
+
+    /// As [`owned::Endpoint::batch`].
+    pub fn batch(&mut self) -> Batch<'_, B, P> {
+        self.endpoint.batch()
+    }
+
     /// Divides the endpoint into a send half and a receive half, for two tasks: see
     /// [`owned::Endpoint::split`].
     ///
@@ -313,11 +308,11 @@ impl<R: Readiness, B, P: Provider> Endpoint<R, B, P> {
     ///     let (mut sender, mut receiver) = endpoint.split();
     ///     let room = pool.take().expect("a free buffer");
     ///     let task = tokio::spawn(async move {
-    ///         receiver.get_mut().post_recv(room)?;
+    ///         receiver.post_recv(room)?;
     ///         println!("received {} bytes", receiver.wait().await?.len);
     ///         Ok::<_, bareverbs::Error>(receiver)
     ///     });
-    ///     sender.get_mut().post_send(pool.take().expect("a free buffer"), ..)?;
+    ///     sender.post_send(pool.take().expect("a free buffer"), ..)?;
     ///     sender.wait().await?;
     ///     let receiver = task.await.expect("no panic")?;
     ///     Ok(sender.unsplit(receiver).expect("the halves of one endpoint"))
@@ -326,12 +321,18 @@ impl<R: Readiness, B, P: Provider> Endpoint<R, B, P> {
     /// ```
     #[must_use]
     pub fn split(self) -> (EndpointSender<R, B, P>, EndpointReceiver<R, B, P>) {
-        let Self { endpoint, channel, readiness } = self;
+        let Self { endpoint, channel, readiness, alarm } = self;
         let (sender, receiver) = endpoint.split();
         let readiness = Arc::new(readiness);
+        let other = Alarm::new(channel.file());
         (
-            EndpointSender { half: sender, channel: channel.clone(), readiness: Arc::clone(&readiness) },
-            EndpointReceiver { half: receiver, channel, readiness },
+            EndpointSender {
+                half: sender,
+                channel: channel.clone(),
+                readiness: Arc::clone(&readiness),
+                alarm: other,
+            },
+            EndpointReceiver { half: receiver, channel, readiness, alarm },
         )
     }
 }
@@ -344,10 +345,11 @@ macro_rules! halves {
             half: owned::$half<B, P>,
             channel: crate::CompChannel,
             readiness: Arc<R>,
+            alarm: Alarm<R>,
         }
 
         impl<R: Readiness, B, P: Provider> $half<R, B, P> {
-            /// The half, for posting.
+            /// The half, for all that this type does not forward.
             ///
             /// The caller must not replace it by another one: `wait` then fails.
             #[must_use]
@@ -374,15 +376,21 @@ macro_rules! halves {
                     return Err(Error::invalid("Endpoint::wait", reason).into());
                 }
                 let spin = self.half.start_spin();
+                let mut rounds = 0_u32;
                 while spin.goes_on() {
                     yield_now().await;
+                    rounds = rounds.wrapping_add(1);
+                    if rounds.is_multiple_of(ROUNDS) {
+                        self.half.keep_alive();
+                    }
                     if let Some(ended) = self.half.poll() {
                         self.half.end_spin(spin);
                         return ended;
                     }
                 }
-                let half = &self.half;
-                let event = || self.readiness.until(|| half.take_events());
+                let Self { half, readiness, alarm, .. } = self;
+                let half = &*half;
+                let event = || readiness.until(|| half.take_events());
                 let mut readable = pin!(event());
                 let ended = poll_fn(|cx| {
                     loop {
@@ -393,12 +401,18 @@ macro_rules! halves {
                         match readable.as_mut().poll(cx) {
                             Poll::Ready(Ok(())) => readable.set(event()),
                             Poll::Ready(Err(error)) => return Poll::Ready(Err(error.into())),
+                            Poll::Pending => {}
+                        }
+                        let due = half.keep_alive();
+                        match alarm.poll(cx, due) {
+                            Poll::Ready(Ok(())) => {}
+                            Poll::Ready(Err(error)) => return Poll::Ready(Err(error.into())),
                             Poll::Pending => return Poll::Pending,
                         }
                     }
                 })
                 .await;
-                self.half.end_spin(spin);
+                half.end_spin(spin);
                 ended
             }
         }
@@ -420,6 +434,68 @@ halves! {
     EndpointReceiver "a receive";
 }
 
+/// Posting methods of the wrapped types.
+macro_rules! forward {
+    ($($of:ident.$inner:ident, $bound:ident { $($name:ident $(<$generic:ident>)? ($($argument:ident: $ty:ty),*);)* })*) => {$(
+        impl<R: Readiness, B: $bound, P: Provider> $of<R, B, P> {
+            $(#[doc = concat!("As [`owned::", stringify!($of), "::", stringify!($name), "`].")]
+            ///
+            /// # Errors
+            /// [Errors of posting](owned::Endpoint#errors-of-posting). The error returns the buffer.
+            #[inline]
+            pub fn $name $(<$generic: Target + Into<B>>)? (&mut self, $($argument: $ty),*) -> Result<(), NotPosted<B>> {
+                self.$inner.$name($($argument),*)
+            })*
+        }
+    )*};
+}
+
+forward! {
+    Endpoint.endpoint, Source {
+        post(op: Op<'_, B>);
+        post_send(buffer: B, range: impl RangeBounds<usize>);
+        post_send_inline(bytes: &[u8]);
+        post_write(buffer: B, range: impl RangeBounds<usize>, remote: Remote);
+        post_write_inline(bytes: &[u8], remote: Remote);
+        post_recv_tagged<T>(buffer: T, tag: u64);
+    }
+    Endpoint.endpoint, Target {
+        post_recv(buffer: B);
+        post_read(buffer: B, range: impl RangeBounds<usize>, remote: Remote);
+    }
+    EndpointSender.half, Source {
+        post(op: Op<'_, B>);
+        post_send(buffer: B, range: impl RangeBounds<usize>);
+        post_write(buffer: B, range: impl RangeBounds<usize>, remote: Remote);
+    }
+    EndpointSender.half, Target {
+        post_read(buffer: B, range: impl RangeBounds<usize>, remote: Remote);
+    }
+    EndpointReceiver.half, Source {
+        post_recv_tagged<T>(buffer: T, tag: u64);
+    }
+    EndpointReceiver.half, Target {
+        post_recv(buffer: B);
+    }
+}
+
+// It contains no pinned values.
+impl<R, B, P: Provider> Unpin for Endpoint<R, B, P> {}
+
+/// The results of an endpoint's operations, in the order of completion.
+///
+/// An item is as [`Endpoint::wait`] returns it. The stream ends when no operation is outstanding; after
+/// another post it goes on. It sleeps at once, without the polling of [`Spin`](owned::Spin).
+#[cfg(feature = "futures")]
+impl<R: Readiness, B, P: Provider> futures_core::Stream for Endpoint<R, B, P> {
+    type Item = Result<Done<B>, Failed<B>>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let Self { endpoint, channel, readiness, alarm } = self.get_mut();
+        poll_ended(&mut endpoint.queues, None, channel, readiness, alarm, cx)
+    }
+}
+
 impl<R: Readiness, B, P: Provider> EndpointSender<R, B, P> {
     /// Makes the endpoint again.
     ///
@@ -433,15 +509,15 @@ impl<R: Readiness, B, P: Provider> EndpointSender<R, B, P> {
         if !Arc::ptr_eq(&self.readiness, &receiver.readiness) {
             return Err(UnsplitError { sender: self, receiver });
         }
-        let Self { half, channel, readiness } = self;
+        let Self { half, channel, readiness, alarm } = self;
         match half.unsplit(receiver.half) {
             Ok(endpoint) => {
                 drop(receiver.readiness);
                 let readiness = Arc::into_inner(readiness).expect("only the halves share it");
-                Ok(Endpoint { endpoint, channel, readiness })
+                Ok(Endpoint { endpoint, channel, readiness, alarm })
             }
             Err(UnsplitError { sender, receiver: half }) => Err(UnsplitError {
-                sender: Self { half: sender, channel, readiness },
+                sender: Self { half: sender, channel, readiness, alarm },
                 receiver: EndpointReceiver { half, ..receiver },
             }),
         }
@@ -449,24 +525,38 @@ impl<R: Readiness, B, P: Provider> EndpointSender<R, B, P> {
 }
 
 /// Waits for an operation of the direction, or of any. `channel` is that of the wrapped queues.
-async fn wait_for<B, P: Provider, T: Flowing>(
+async fn wait_for<R: Readiness, B, P: Provider, T: Flowing>(
     queues: &mut Queues<B, P, T>,
     direction: Option<Direction>,
     channel: &crate::CompChannel,
-    readiness: &impl Readiness,
+    readiness: &R,
+    alarm: &mut Alarm<R>,
 ) -> Result<DoneOf<B, P, T>, Failed<B>> {
     if let Some(ended) = queues.poll_ended(direction) {
         return ended;
     }
     let spin = queues.start_spin();
+    let mut rounds = 0_u32;
     loop {
         check_channel(queues, channel)?;
         queues.check_wait(direction)?;
         if spin.goes_on() {
             yield_now().await;
+            rounds = rounds.wrapping_add(1);
+            if rounds % ROUNDS == 0 {
+                queues.keep_alive(Instant::now());
+            }
         } else if queues.is_armed() {
-            readiness.until(|| channel.try_get_event()).await?;
-            queues.event_was_read();
+            let due = queues.keep_alive(Instant::now());
+            let mut event = pin!(readiness.until(|| channel.try_get_event()));
+            let read = poll_fn(|cx| match event.as_mut().poll(cx) {
+                Poll::Ready(event) => Poll::Ready(event.map(|_| true)),
+                Poll::Pending => alarm.poll(cx, due).map_ok(|()| false),
+            })
+            .await?;
+            if read {
+                queues.event_was_read();
+            }
         } else {
             // Completions before the arm raise no event: poll once more.
             queues.arm_cq()?;
@@ -474,6 +564,47 @@ async fn wait_for<B, P: Provider, T: Flowing>(
         if let Some(ended) = queues.poll_ended(direction) {
             queues.end_spin(spin);
             return ended;
+        }
+    }
+}
+
+/// Polls for an operation of the direction, or of any; `None` if none is outstanding. Otherwise the
+/// task is woken by the next completion, or when a keepalive is due.
+#[cfg(feature = "futures")]
+fn poll_ended<R: Readiness, B, P: Provider, T: Flowing>(
+    queues: &mut Queues<B, P, T>,
+    direction: Option<Direction>,
+    channel: &crate::CompChannel,
+    readiness: &mut R,
+    alarm: &mut Alarm<R>,
+    cx: &mut Context<'_>,
+) -> Poll<Option<Result<DoneOf<B, P, T>, Failed<B>>>> {
+    loop {
+        if let Some(ended) = queues.poll_ended(direction) {
+            return Poll::Ready(Some(ended));
+        }
+        if !queues.has_pending(direction) {
+            return Poll::Ready(None);
+        }
+        if let Err(error) = check_channel(queues, channel).and_then(|()| queues.check_wait(direction)) {
+            return Poll::Ready(Some(Err(error.into())));
+        }
+        if !queues.is_armed() {
+            // Completions before the arm raise no event: poll once more.
+            match queues.arm_cq() {
+                Ok(()) => continue,
+                Err(error) => return Poll::Ready(Some(Err(error.into()))),
+            }
+        }
+        let due = queues.keep_alive(Instant::now());
+        let woken = match readiness.poll_drain(cx, &mut || queues.take_events().map(drop)) {
+            Poll::Pending => alarm.poll(cx, due),
+            drained => drained,
+        };
+        match woken {
+            Poll::Ready(Ok(())) => {}
+            Poll::Ready(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
+            Poll::Pending => return Poll::Pending,
         }
     }
 }

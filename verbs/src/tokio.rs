@@ -30,7 +30,7 @@ use ::tokio::runtime::Handle;
 
 use crate::event_fd::EventFd;
 use crate::owned::Lease;
-use crate::runtime::sealed::Events;
+use crate::readiness::sealed::{self, Events};
 use crate::runtime::{self, failed};
 use crate::{AnyProvider, Buffer, Error, Mr, Result, readiness};
 
@@ -66,7 +66,7 @@ impl AsRawFd for Descriptor {
     }
 }
 
-impl runtime::sealed::Readiness for Readiness {
+impl sealed::Readiness for Readiness {
     const RUNTIME: &'static str = "tokio";
 
     fn new(Events(events): Events<'_>) -> Result<Self> {
@@ -92,14 +92,6 @@ impl runtime::sealed::Readiness for Readiness {
             guard.clear_ready();
         }
     }
-}
-
-impl readiness::Readiness for Readiness {}
-
-impl readiness::sealed::Readiness for Readiness {
-    fn register(channel: &crate::CompChannel) -> Result<Self> {
-        runtime::sealed::Readiness::new(Events(channel.events()))
-    }
 
     fn poll_drain(&self, cx: &mut Context<'_>, drain: &mut dyn FnMut() -> Result<()>) -> Poll<Result<()>> {
         let Poll::Ready(ready) = self.0.poll_read_ready(cx) else { return Poll::Pending };
@@ -110,3 +102,5 @@ impl readiness::sealed::Readiness for Readiness {
         Poll::Ready(Ok(()))
     }
 }
+
+impl readiness::Readiness for Readiness {}

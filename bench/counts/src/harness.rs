@@ -2,8 +2,8 @@
 
 use std::ptr::NonNull;
 
-use bareverbs::owned::measured::{Given, HarnessEndpoint, HarnessHub, HarnessPd};
-use bareverbs::owned::{Done, Failed, Lease, Op, Part, Pending, Target};
+use bareverbs::owned::measured::{Given, HarnessEndpoint, HarnessHub, HarnessPd, endpoint};
+use bareverbs::owned::{Done, Endpoint, Failed, Lease, Op, Part, Pending, Target};
 use bareverbs::{
     AnyCq, AnyProvider, AnyRq, AnySq, Completion, Completions, MemoryOwner, Mr, Operation, Payload, Provider,
     Rc, RecvHalf, RecvRequest, Remote, SendFlags, SendHalf, SendRequest, Sge, WcStatus, WorkCompletion,
@@ -278,6 +278,15 @@ impl<P: WrapMlx5, B: SafeBuffer> Harness<P, B> {
         HubHarness { hub, remote, sge, testbed, _peer: (peer, peer_cq) }
     }
 
+    /// The same queues in an endpoint.
+    #[must_use]
+    pub fn into_endpoint(self) -> (Endpoint<Lease, Given<P>>, EndpointPeer) {
+        let Self { sq, rq, cq, remote, sge, peer, peer_cq, testbed, .. } = self;
+        // SAFETY: the QP of the queues is connected. The device runs in methods of `EndpointPeer` only.
+        let (endpoint, domain) = unsafe { endpoint::<Lease, P>(cq, (sq, rq), DEPTH) };
+        (endpoint, EndpointPeer { domain, remote, sge, peer, peer_cq, testbed })
+    }
+
     /// Makes the peer send `count` messages of 8 bytes.
     pub fn receive(&mut self, count: u64) {
         for wr_id in 0..count {
@@ -300,6 +309,49 @@ impl<P: WrapMlx5, B: SafeBuffer> Harness<P, B> {
             taken += 1;
         }
         taken
+    }
+}
+
+/// The peer of an endpoint, and the HCA of both.
+pub struct EndpointPeer {
+    domain: HarnessPd,
+    /// The target of writes.
+    pub remote: Remote,
+    sge: Sge,
+    peer: Mlx5Sq,
+    peer_cq: Mlx5Cq,
+    testbed: Testbed,
+}
+
+impl EndpointPeer {
+    /// A buffer of 64 bytes.
+    #[must_use]
+    pub fn buffer(&self) -> Lease {
+        let Sge { addr, length, lkey } = self.sge;
+        let start = std::ptr::with_exposed_provenance_mut(addr as usize);
+        let memory = Placed(NonNull::new(start).expect("an address"), length as usize);
+        Lease::make(&self.domain, memory, lkey)
+    }
+
+    /// A region of 64 bytes.
+    #[must_use]
+    pub fn region(&self) -> Mr<Placed> {
+        let Sge { addr, length, lkey } = self.sge;
+        let start = std::ptr::with_exposed_provenance_mut(addr as usize);
+        self.domain.mr(Placed(NonNull::new(start).expect("an address"), length as usize), lkey)
+    }
+
+    /// Sends a message of 8 bytes with immediate data.
+    pub fn send_imm(&mut self, imm: u32) {
+        let sge = self.testbed.sge(0, 8);
+        send(&mut self.peer, &request(1, Operation::SendImm(imm.into()), &[sge]));
+        self.testbed.run();
+        while self.peer_cq.next_value().is_some() {}
+    }
+
+    /// Runs the HCA until it is idle.
+    pub fn run(&mut self) {
+        self.testbed.run();
     }
 }
 

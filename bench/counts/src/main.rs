@@ -23,11 +23,11 @@ mod x86_64 {
 
     use bareverbs::Mr;
     use bareverbs::owned::measured::Given;
-    use bareverbs::owned::{Lease, Part, Pending};
+    use bareverbs::owned::{Endpoint, EndpointSender, Lease, Op, Part, Pending, Scope};
     use bareverbs::{
-        Operation, Payload, RecvRequest, Remote, SendFlags, SendRequest, Sge, WcStatus, WorkCompletion,
+        Imm, Operation, Payload, RecvRequest, Remote, SendFlags, SendRequest, Sge, WcStatus, WorkCompletion,
     };
-    use counts::harness::{Harness, HubHarness, Placed, SafeBuffer, WrapMlx5};
+    use counts::harness::{EndpointPeer, Harness, HubHarness, Placed, SafeBuffer, WrapMlx5};
     use counts::marks::{begin, counted, end};
 
     /// Samples of each quantity. All operations of a measurement fit into the queues.
@@ -49,6 +49,9 @@ mod x86_64 {
         raw(types, &mut Harness::<P>::new());
         safe(types, &mut Harness::<P, Lease>::new());
         hub(types, &mut Harness::<P, Lease>::new().into_hub());
+        endpoint(types, Harness::<P, Lease>::new().into_endpoint());
+        scope(types, Harness::<P, Lease>::new().into_endpoint());
+        halves(types, Harness::<P, Lease>::new().into_endpoint());
         safe(types, &mut Harness::<P, Part<Placed>>::new());
         safe(types, &mut Harness::<P, Mr<Placed>>::new());
     }
@@ -271,6 +274,140 @@ mod x86_64 {
         }
         report("poll receive");
     }
+
+    type End<P> = Endpoint<Lease, Given<P>>;
+
+    /// The functions of `End` that are counted.
+    macro_rules! measured_end {
+        ($($name:ident($end:ident: $of:ty $(, $argument:ident: $ty:ty)*) -> $result:ty $work:block)*) => {$(
+            #[inline(never)]
+            fn $name<P: WrapMlx5>($end: $of $(, $argument: $ty)*) -> $result {
+                counted(|| $work)
+            }
+        )*};
+    }
+
+    measured_end! {
+        end_inline(end: &mut End<P>, remote: Remote, bytes: &[u8; 8], tag: u64) -> bool {
+            end.post(Op::write_inline(bytes, remote).tag(tag)).is_ok()
+        }
+        end_unsignaled(end: &mut End<P>, buffer: Lease, remote: Remote) -> bool {
+            end.post(Op::write(buffer, .., remote).unsignaled()).is_ok()
+        }
+        end_batch(end: &mut End<P>, remote: Remote, bytes: &[u8; 8], count: u64) -> bool {
+            let mut batch = end.batch();
+            for tag in 0..count {
+                if batch.post(Op::write_inline(bytes, remote).tag(tag)).is_err() {
+                    return false;
+                }
+            }
+            batch.ring().is_ok()
+        }
+        end_poll(end: &mut End<P>) -> Option<(u64, Option<Imm>, Option<Lease>)> {
+            let Some(Ok(done)) = end.poll() else { return None };
+            Some((done.tag + u64::from(done.len), done.imm, done.buffer))
+        }
+        sender_post(end: &mut EndpointSender<Lease, Given<P>>, buffer: Lease, remote: Remote) -> bool {
+            end.post(Op::write(buffer, .., remote)).is_ok()
+        }
+        sender_poll(end: &mut EndpointSender<Lease, Given<P>>) -> Option<Lease> {
+            let Some(Ok(done)) = end.poll() else { return None };
+            done.buffer
+        }
+    }
+
+    /// Operations of an endpoint.
+    fn endpoint<P: WrapMlx5>(types: &str, (mut end, mut peer): (End<P>, EndpointPeer)) {
+        let remote = peer.remote;
+        begin();
+        for tag in 0..RUNS {
+            assert!(end_inline(&mut end, remote, &BYTES, tag));
+            peer.run();
+            assert_eq!(end.poll().expect("a completion").expect("a success").tag, tag);
+        }
+        report(types, "end inline");
+
+        let mut buffer = peer.buffer();
+        begin();
+        for _ in 0..RUNS {
+            assert!(end_unsignaled(&mut end, buffer, remote));
+            // The next signalled one ends it.
+            end.post_write_inline(&BYTES, remote).expect("room");
+            peer.run();
+            buffer = end.poll().expect("a completion").expect("a success").into_buffer();
+            drop(end.poll().expect("a completion").expect("a success"));
+        }
+        report(types, "end unsignaled");
+
+        for (name, count) in [("end batch 1", 1), ("end batch 32", BATCH)] {
+            begin();
+            for _ in 0..RUNS {
+                assert!(end_batch(&mut end, remote, &BYTES, black_box(count)));
+                peer.run();
+                (0..count).for_each(|_| drop(end.poll().expect("a completion").expect("a success")));
+            }
+            report(types, name);
+        }
+
+        begin();
+        for number in 0..RUNS as u32 {
+            end.post_recv(buffer).expect("room");
+            peer.send_imm(number);
+            let (len, imm, again) = end_poll(&mut end).expect("a completion");
+            assert_eq!((len, imm), (8, Some(number.into())));
+            buffer = again.expect("the buffer");
+        }
+        report(types, "end poll imm");
+    }
+
+    #[inline(never)]
+    fn scope_write<'scope, P: WrapMlx5>(
+        scope: &mut Scope<'scope, '_, Lease, Given<P>>,
+        region: &'scope Mr<Placed>,
+        remote: Remote,
+    ) -> bool {
+        counted(|| scope.post_write(region, .., remote, 1).is_ok())
+    }
+
+    /// A post in a scope.
+    fn scope<P: WrapMlx5>(types: &str, (mut end, mut peer): (End<P>, EndpointPeer)) {
+        let (region, remote) = (peer.region(), peer.remote);
+        begin();
+        end.scope(|scope| {
+            for _ in 0..RUNS {
+                assert!(scope_write(scope, &region, remote));
+                peer.run();
+                drop(scope.poll().expect("a completion").expect("a success"));
+            }
+        })
+        .expect("all are complete");
+        report(types, "scope post");
+    }
+
+    /// The send half of an endpoint.
+    fn halves<P: WrapMlx5>(types: &str, (end, mut peer): (End<P>, EndpointPeer)) {
+        let (mut sender, _receiver) = end.split();
+        let (mut buffer, remote) = (peer.buffer(), peer.remote);
+        for name in ["half post", "half poll"] {
+            begin();
+            for _ in 0..RUNS {
+                let posted = name == "half post";
+                if posted {
+                    assert!(sender_post(&mut sender, buffer, remote));
+                } else {
+                    sender.post_write(buffer, .., remote).expect("room");
+                }
+                peer.run();
+                buffer = if posted {
+                    sender.poll().expect("a completion").expect("a success").into_buffer()
+                } else {
+                    sender_poll(&mut sender).expect("a completion")
+                };
+            }
+            report(types, name);
+        }
+    }
+
     #[inline(never)]
     fn hub_write<P: WrapMlx5>(harness: &HubHarness<P>, buffer: Lease, tag: u64) -> Pending<Lease, Given<P>> {
         counted(|| harness.post(buffer, tag))

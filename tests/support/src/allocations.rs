@@ -26,6 +26,12 @@ unsafe impl GlobalAlloc for CountingAllocator {
     }
 }
 
+/// The number of allocations of this thread so far, for work that is not a function, such as awaits.
+/// It is 0 if [`CountingAllocator`] is not the global allocator.
+pub fn total() -> u64 {
+    ALLOCATIONS.get()
+}
+
 /// The number of allocations by `work` on this thread. It is 0 if [`CountingAllocator`] is not the
 /// global allocator.
 pub fn allocations(work: impl FnOnce()) -> u64 {

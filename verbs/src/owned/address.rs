@@ -19,7 +19,7 @@ const MAX_MESSAGE: u32 = 1 << 31;
 ///
 /// let address = Address::new("fe80::1".parse::<std::net::Ipv6Addr>().unwrap().into(), 17);
 /// let text = address.to_string();
-/// assert_eq!(text, "17@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=2147483648");
+/// assert_eq!(text, "17@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=2147483648/write=0");
 /// assert_eq!(text.parse(), Ok(address));
 /// assert_eq!(Address::from_bytes(&address.to_bytes()), Ok(address));
 /// assert_eq!(address.gid, Gid::from("fe80::1".parse::<std::net::Ipv6Addr>().unwrap()));
@@ -44,6 +44,9 @@ pub struct Address {
     pub recvs: u32,
     /// Longest message that the QP receives, in bytes.
     pub max_message: u32,
+    /// Whether the QP permits RDMA writes of its peer ([`Access::REMOTE_WRITE`](crate::Access)). A
+    /// [keepalive](crate::owned::EndpointOptions::keepalive) is such a write, of length 0.
+    pub remote_write: bool,
 }
 
 impl Address {
@@ -54,7 +57,7 @@ impl Address {
     const VERSION: u8 = 1;
 
     /// The address of the QP `qp_num` at the port with `gid`: LID 0, MTU 1024, one read or atomic,
-    /// messages of up to 2 GiB. Its PSN is its QP number.
+    /// messages of up to 2 GiB, no RDMA writes. Its PSN is its QP number.
     #[must_use]
     pub const fn new(gid: Gid, qp_num: u32) -> Self {
         Self {
@@ -66,6 +69,7 @@ impl Address {
             rd_atomic: 1,
             recvs: 0,
             max_message: MAX_MESSAGE,
+            remote_write: false,
         }
     }
 
@@ -76,7 +80,7 @@ impl Address {
     /// | 0 | version, 1 |
     /// | 1 | MTU, 1 (256 bytes) to 5 (4096 bytes) |
     /// | 2 | `rd_atomic` |
-    /// | 3 | 0 |
+    /// | 3 | `remote_write`, 0 or 1 |
     /// | 4–5 | LID |
     /// | 6–7 | 0 |
     /// | 8–11 | QP number |
@@ -88,7 +92,12 @@ impl Address {
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
-        [bytes[0], bytes[1], bytes[2]] = [Self::VERSION, self.mtu as u8, self.rd_atomic];
+        bytes[..4].copy_from_slice(&[
+            Self::VERSION,
+            self.mtu as u8,
+            self.rd_atomic,
+            self.remote_write.into(),
+        ]);
         bytes[4..6].copy_from_slice(&self.lid.to_be_bytes());
         bytes[8..12].copy_from_slice(&self.qp_num.to_be_bytes());
         bytes[12..16].copy_from_slice(&self.psn.to_be_bytes());
@@ -111,8 +120,11 @@ impl Address {
         if bytes[0] != Self::VERSION {
             return Err(ParseAddressError("the version of the address is not 1"));
         }
-        if [&bytes[3..4], &bytes[6..8], &bytes[40..]].into_iter().flatten().any(|byte| *byte != 0) {
+        if bytes[6..8].iter().chain(&bytes[40..]).any(|byte| *byte != 0) {
             return Err(ParseAddressError("a reserved byte of the address is not 0"));
+        }
+        if bytes[3] > 1 {
+            return Err(ParseAddressError("`remote_write` is not 0 or 1"));
         }
         let mut gid = Gid::default();
         gid.0.copy_from_slice(&bytes[16..32]);
@@ -125,6 +137,7 @@ impl Address {
             rd_atomic: bytes[2],
             recvs: u32_at(32),
             max_message: u32_at(36),
+            remote_write: bytes[3] == 1,
         }
         .checked()
     }
@@ -142,14 +155,13 @@ impl Address {
 }
 
 impl fmt::Display for Address {
-    /// `QPN@GID/lid=…/psn=…/mtu=…/rd=…/recvs=…/max=…`, numbers in decimal, the MTU in bytes.
+    /// `QPN@GID/lid=…/psn=…/mtu=…/rd=…/recvs=…/max=…/write=…`, numbers in decimal, the MTU in
+    /// bytes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { gid, lid, qp_num, psn, mtu, rd_atomic, recvs, max_message } = self;
-        let mtu = mtu.bytes();
-        write!(
-            f,
-            "{qp_num}@{gid}/lid={lid}/psn={psn}/mtu={mtu}/rd={rd_atomic}/recvs={recvs}/max={max_message}"
-        )
+        let Self { gid, lid, qp_num, psn, mtu, rd_atomic, recvs, max_message, remote_write } = self;
+        let (mtu, write) = (mtu.bytes(), u8::from(*remote_write));
+        write!(f, "{qp_num}@{gid}/lid={lid}/psn={psn}/mtu={mtu}/rd={rd_atomic}")?;
+        write!(f, "/recvs={recvs}/max={max_message}/write={write}")
     }
 }
 
@@ -170,10 +182,15 @@ impl FromStr for Address {
                 rd_atomic: field(&mut fields, "rd")?.try_into().ok()?,
                 recvs: field(&mut fields, "recvs")?,
                 max_message: field(&mut fields, "max")?,
+                remote_write: match field(&mut fields, "write")? {
+                    0 => false,
+                    1 => true,
+                    _ => return None,
+                },
             };
             fields.next().is_none().then_some(address)
         };
-        let reason = "the text is not of the form `QPN@GID/lid=…/psn=…/mtu=…/rd=…/recvs=…/max=…`";
+        let reason = "the text is not of the form `QPN@GID/lid=…/psn=…/mtu=…/rd=…/recvs=…/max=…/write=…`";
         parse().ok_or(ParseAddressError(reason))?.checked()
     }
 }
@@ -272,24 +289,27 @@ mod tests {
 
     fn any_address() -> impl Strategy<Value = Address> {
         let numbers = (any::<[u8; 16]>(), any::<u16>(), 0u32..1 << 24, 0u32..1 << 24);
-        let sizes = (0usize..5, any::<u8>(), any::<u32>(), any::<u32>());
-        (numbers, sizes).prop_map(|((gid, lid, qp_num, psn), (mtu, rd_atomic, recvs, max_message))| Address {
-            gid: Gid(gid),
-            lid,
-            qp_num,
-            psn,
-            mtu: Mtu::ALL[mtu],
-            rd_atomic,
-            recvs,
-            max_message,
-        })
+        let sizes = (0usize..5, any::<u8>(), any::<u32>(), any::<u32>(), any::<bool>());
+        (numbers, sizes).prop_map(
+            |((gid, lid, qp_num, psn), (mtu, rd_atomic, recvs, max_message, remote_write))| Address {
+                gid: Gid(gid),
+                lid,
+                qp_num,
+                psn,
+                mtu: Mtu::ALL[mtu],
+                rd_atomic,
+                recvs,
+                max_message,
+                remote_write,
+            },
+        )
     }
 
     #[test]
     fn malformed_bytes_are_rejected() {
         let good = Address::new(Gid([7; 16]), 0xab_cdef).to_bytes();
         assert!(Address::from_bytes(&good).is_ok());
-        for (at, value) in [(0, 0), (0, 2), (1, 0), (1, 6), (3, 1), (6, 1), (7, 1), (8, 1), (12, 1), (47, 1)]
+        for (at, value) in [(0, 0), (0, 2), (1, 0), (1, 6), (3, 2), (6, 1), (7, 1), (8, 1), (12, 1), (47, 1)]
         {
             let mut bytes = good;
             bytes[at] = value;
@@ -303,24 +323,26 @@ mod tests {
 
     #[test]
     fn malformed_text_is_rejected() {
-        let good = "17@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=2147483648";
+        let good = "17@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=2147483648/write=1";
         assert!(good.parse::<Address>().is_ok());
         for bad in [
             "",
             "@",
             "17@fe80::1",
-            "17@10.0.0.1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=1",
-            "+17@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=1",
-            "@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=1",
-            "16777216@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=1",
-            "17@fe80::1/lid=65536/psn=17/mtu=1024/rd=1/recvs=0/max=1",
-            "17@fe80::1/lid=0/psn=16777216/mtu=1024/rd=1/recvs=0/max=1",
-            "17@fe80::1/lid=0/psn=17/mtu=1000/rd=1/recvs=0/max=1",
-            "17@fe80::1/lid=0/psn=17/mtu=1024/rd=256/recvs=0/max=1",
-            "17@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=4294967296",
-            "17@fe80::1/psn=17/lid=0/mtu=1024/rd=1/recvs=0/max=1",
-            "17@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=1/",
-            "17@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=1 ",
+            "17@10.0.0.1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=1/write=0",
+            "+17@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=1/write=0",
+            "@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=1/write=0",
+            "16777216@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=1/write=0",
+            "17@fe80::1/lid=65536/psn=17/mtu=1024/rd=1/recvs=0/max=1/write=0",
+            "17@fe80::1/lid=0/psn=16777216/mtu=1024/rd=1/recvs=0/max=1/write=0",
+            "17@fe80::1/lid=0/psn=17/mtu=1000/rd=1/recvs=0/max=1/write=0",
+            "17@fe80::1/lid=0/psn=17/mtu=1024/rd=256/recvs=0/max=1/write=0",
+            "17@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=4294967296/write=0",
+            "17@fe80::1/psn=17/lid=0/mtu=1024/rd=1/recvs=0/max=1/write=0",
+            "17@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=1/write=0/",
+            "17@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=1",
+            "17@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=1/write=2",
+            "17@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=1/write=0 ",
         ] {
             assert!(bad.parse::<Address>().is_err(), "{bad:?}");
         }
@@ -384,7 +406,7 @@ mod tests {
         #[test]
         fn accepted_bytes_are_canonical(mut bytes: [u8; Address::LEN], plausible: bool) {
             if plausible {
-                (bytes[0], bytes[1], bytes[3], bytes[8], bytes[12]) = (1, bytes[1] % 7, 0, 0, 0);
+                (bytes[0], bytes[1], bytes[3], bytes[8], bytes[12]) = (1, bytes[1] % 7, bytes[3] % 3, 0, 0);
                 bytes[6..8].fill(0);
                 bytes[40..].fill(0);
             }

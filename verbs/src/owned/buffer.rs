@@ -3,7 +3,7 @@
 use std::ops::RangeBounds;
 use std::sync::Arc;
 
-use super::{Lease, Part, Shared};
+use super::{ExposedSource, Lease, Part, Shared};
 use crate::mr::{check_range, element, range_within};
 use crate::pd::shared::PdShared;
 use crate::{Buffer, Error, MemoryOwner, Mr, Result, Sge};
@@ -59,7 +59,7 @@ use self::sealed::{Domain, PdId, Registered};
 
 /// A registered buffer that a device may read: the payload of a send or a write.
 ///
-/// The crate implements it for [`Part`], [`Shared`], [`Lease`], [`AnyBuffer`] and
+/// The crate implements it for [`Part`], [`Shared`], [`ExposedSource`], [`Lease`], [`AnyBuffer`] and
 /// [`Mr`]`<impl MemoryOwner>`. It is sealed.
 ///
 /// # Safety
@@ -87,7 +87,8 @@ use self::sealed::{Domain, PdId, Registered};
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be posted by the safe layer",
     label = "not an owned, registered buffer",
-    note = "use a `Part`, a `Shared`, a `Lease` of a `Pool`, or an `Mr` of memory that it owns"
+    note = "use a `Part`, a `Shared`, a `Lease` of a `Pool`, `Exposed::source`, or an `Mr` of memory that it \
+            owns"
 )]
 pub unsafe trait Source: Registered + Send + 'static {
     /// Its bytes. `None` if peers may ever have written them; see [`Mr::bytes`].
@@ -210,7 +211,8 @@ unsafe impl<M: MemoryOwner + Send + 'static> Source for Mr<M> {
 // SAFETY: as above. The MR is the only owner of the bytes.
 unsafe impl<M: MemoryOwner + Send + 'static> Target for Mr<M> {}
 
-/// A [`Part`], a [`Shared`] or a [`Lease`], for connections that post several of them.
+/// A [`Part`], a [`Shared`], an [`ExposedSource`] or a [`Lease`], for connections that post several of
+/// them.
 ///
 /// It is a [`Source`] only. What a device writes is posted as the [`Part`] or [`Lease`] itself.
 #[derive(Debug)]
@@ -220,8 +222,16 @@ pub enum AnyBuffer<M = Buffer> {
     Part(Part<M>),
     /// A read-only range.
     Shared(Shared<M>),
+    /// A range that peers access.
+    Exposed(ExposedSource<M>),
     /// A slot of a pool.
     Lease(Lease),
+}
+
+impl<M> From<ExposedSource<M>> for AnyBuffer<M> {
+    fn from(source: ExposedSource<M>) -> Self {
+        Self::Exposed(source)
+    }
 }
 
 impl<M> From<Part<M>> for AnyBuffer<M> {
@@ -243,13 +253,14 @@ impl<M> From<Lease> for AnyBuffer<M> {
 }
 
 impl<M> AnyBuffer<M> {
-    /// Its bytes.
+    /// Its bytes. `None` if peers access them.
     #[must_use]
-    pub fn bytes(&self) -> &[u8] {
+    pub fn bytes(&self) -> Option<&[u8]> {
         match self {
-            Self::Part(part) => part.bytes(),
-            Self::Shared(shared) => shared.bytes(),
-            Self::Lease(lease) => lease.bytes(),
+            Self::Part(part) => Some(part.bytes()),
+            Self::Shared(shared) => Some(shared.bytes()),
+            Self::Exposed(_) => None,
+            Self::Lease(lease) => Some(lease.bytes()),
         }
     }
 }
@@ -262,6 +273,7 @@ macro_rules! forward {
                 match self {
                     Self::Part(part) => part.$method($($argument)?),
                     Self::Shared(shared) => shared.$method($($argument)?),
+                    Self::Exposed(source) => source.$method($($argument)?),
                     Self::Lease(lease) => lease.$method($($argument)?),
                 }
             })*
@@ -279,10 +291,10 @@ forward! {
     verified_len() -> u32;
 }
 
-// SAFETY: each of the three is a `Source`.
+// SAFETY: each of them is a `Source`.
 unsafe impl<M: Send + Sync + 'static> Source for AnyBuffer<M> {
     fn try_bytes(&self) -> Option<&[u8]> {
-        Some(self.bytes())
+        self.bytes()
     }
 }
 

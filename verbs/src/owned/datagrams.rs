@@ -521,11 +521,18 @@ impl Flowing for Ud {
     /// In RTS, it would be a datagram to a peer.
     const MARKER_IS_EXECUTED: bool = false;
 
+    /// UD has no acknowledgements.
+    const HAS_PROBES: bool = false;
+
     fn post_marker<P: Provider>(qp: &mut Qp<Self, P>, newest: &Arc<Ah<P>>) -> Result<(), PostError> {
         let operation = Datagram::new(&**newest, 0, 0);
         let (flags, payload) = (SendFlags::SIGNALED, Payload::Sges(&[]));
         // SAFETY: the request names no memory.
         unsafe { qp.post_send(&[SendRequest { wr_id: MARKER, operation, flags, payload }]) }
+    }
+
+    fn post_probe<P: Provider>(_: &mut Qp<Self, P>) -> Result<(), PostError> {
+        unreachable!("UD has no probes")
     }
 }
 

@@ -9,17 +9,18 @@ use std::time::{Duration, Instant};
 
 use bareverbs_provider::traits::{Completion, Provider, Visitor};
 
-use super::flow::{Failure, Kind, MARKER, RECVS, Received, RecvFlow, Reliable, SENDS, SendFlow};
+use super::flow::{Failure, Kind, MARKER, PROBE, RECVS, Received, RecvFlow, Reliable, SENDS, SendFlow};
 use super::hub::reaper::Direction;
+use super::keepalive::{Keepalive, Policy, ROUNDS, earlier, post_empty_write};
 use super::options::{Parts, QueueParts};
 use super::queue::owner;
 use super::spin::SpinState;
 use super::{Batch, Done, EndpointOptions, Failed, NotPosted, NotPostedParts, Op, Source, Spinning, Target};
 use crate::pd::shared::PdShared;
 use crate::{
-    Address, AnyProvider, Arm, Buffer, CompChannel, Completions, ConnectAttr, Cq, Error, Imm, Mr, Operation,
-    Payload, Pd, PortNum, PostError, PostReason, Qp, QpAttr, QpAttrMask, QpState, Rc, Remote, Result,
-    SendFlags, SendRequest, Transport, WcStatus, WorkCompletion,
+    Address, AnyProvider, Arm, Buffer, CompChannel, Completions, ConnectAttr, Cq, DoorbellError, Error, Imm,
+    Mr, Operation, Pd, PortNum, PostError, PostReason, Qp, QpAttr, QpAttrMask, QpState, Rc, Remote, Result,
+    Transport, WcStatus, WorkCompletion,
 };
 
 /// A reliable connection whose operations own their buffers of type `B`: an [`Mr`], a
@@ -56,6 +57,12 @@ use crate::{
 /// Drop destroys the QP before it frees the buffers of outstanding operations. `mem::forget` leaks
 /// the buffers. Drop leaks them too if the kernel refuses to destroy the QP, because the device may
 /// still use them.
+///
+/// # Dead peers
+///
+/// A peer that dies ends the connection within 10 seconds by default, also if this end only waits for
+/// receives: see [`EndpointOptions::keepalive`]. The first probe of an idle connection is sent after 2
+/// seconds. Loops that only call [`Endpoint::poll`] call [`Endpoint::probe`] themselves.
 ///
 /// # Validation of completions
 ///
@@ -117,6 +124,10 @@ pub(crate) struct Queues<B, P: Provider, T: Flowing = Rc> {
     /// Whether the CQ is armed, or its event was not read since.
     armed: bool,
     spin: SpinState,
+    policy: Policy,
+    keepalive: Keepalive,
+    /// Whether a probe is outstanding.
+    probing: bool,
 }
 
 /// A successful operation of a transport.
@@ -131,6 +142,9 @@ pub(crate) trait Flowing: Transport {
     /// only, where it is flushed.
     const MARKER_IS_EXECUTED: bool;
 
+    /// Whether a peer can be probed.
+    const HAS_PROBES: bool;
+
     /// Posts the marker: a signalled request without memory. `newest` is what the send before it
     /// holds.
     fn post_marker<P: Provider>(
@@ -139,18 +153,25 @@ pub(crate) trait Flowing: Transport {
     ) -> Result<(), PostError>
     where
         Self: Sized;
+
+    /// Posts a probe. Only called with [`HAS_PROBES`](Self::HAS_PROBES).
+    fn post_probe<P: Provider>(qp: &mut Qp<Self, P>) -> Result<(), PostError>
+    where
+        Self: Sized;
 }
 
 impl Flowing for Rc {
     type Kind<P: Provider> = Reliable;
 
     const MARKER_IS_EXECUTED: bool = true;
+    const HAS_PROBES: bool = true;
 
     fn post_marker<P: Provider>(qp: &mut Qp<Self, P>, (): &()) -> Result<(), PostError> {
-        let operation = Operation::Write(Remote { addr: 0, rkey: 0 });
-        let (flags, payload) = (SendFlags::SIGNALED, Payload::Sges(&[]));
-        // SAFETY: the request names no memory.
-        unsafe { qp.post_send(&[SendRequest { wr_id: MARKER, operation, flags, payload }]) }
+        post_empty_write(qp, MARKER)
+    }
+
+    fn post_probe<P: Provider>(qp: &mut Qp<Self, P>) -> Result<(), PostError> {
+        post_empty_write(qp, PROBE)
     }
 }
 
@@ -272,7 +293,9 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// - [`Error::Kernel`]: the peer is unreachable, or the kernel rejects a transition.
     pub fn connect(&mut self, peer: &Address) -> Result<()> {
         self.queues.check_open("Endpoint::connect")?;
-        self.queues.qp.connect(&self.address, peer, &self.attr)
+        self.queues.qp.connect(&self.address, peer, &self.attr)?;
+        self.queues.start_keepalive(peer.remote_write);
+        Ok(())
     }
 
     /// Connects by attributes that a connection manager hands out, in place of
@@ -297,7 +320,11 @@ impl<B, P: Provider> Endpoint<B, P> {
         if !matches!(target, Some(QpState::INIT | QpState::RTR | QpState::RTS)) {
             return Err(Error::invalid(VERB, format!("the state is {target:?}, not INIT, RTR or RTS")));
         }
-        self.queues.qp.modify(attr, mask.difference(QpAttrMask::ACCESS_FLAGS))
+        self.queues.qp.modify(attr, mask.difference(QpAttrMask::ACCESS_FLAGS))?;
+        if attr.qp_state == QpState::RTS {
+            self.queues.start_keepalive(false);
+        }
+        Ok(())
     }
 
     /// The number of operations that [`Endpoint::poll`] has not returned yet, in both directions.
@@ -333,9 +360,21 @@ impl<B, P: Provider> Endpoint<B, P> {
 
 impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
     pub(super) fn new(parts: QueueParts<P, T>) -> Self {
-        let QueueParts { qp, cq, channel, sends, recvs, signal_every, spin } = parts;
+        let QueueParts { qp, cq, channel, sends, recvs, signal_every, spin, keepalive } = parts;
         let flows = ManuallyDrop::new(Flows::new(qp.pd().domain(), sends, signal_every, recvs));
-        Self { qp, cq, channel, flows, cause: None, marked: false, armed: false, spin: SpinState::new(spin) }
+        Self {
+            qp,
+            cq,
+            channel,
+            flows,
+            cause: None,
+            marked: false,
+            armed: false,
+            spin: SpinState::new(spin),
+            policy: keepalive,
+            keepalive: Keepalive::default(),
+            probing: false,
+        }
     }
 
     pub(crate) fn channel(&self) -> &CompChannel {
@@ -440,6 +479,10 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
                 self.flows.hold();
                 return Ok(());
             }
+            _ if wr_id == PROBE && self.probing => {
+                self.probing = false;
+                true
+            }
             _ => false,
         };
         self.flows.hold();
@@ -499,9 +542,92 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
             self.flows.sends.published();
         }
     }
+
+    /// As [`Endpoint::probe`]. Does nothing if the transport has no probes.
+    pub(super) fn probe(&mut self) -> Result<()> {
+        if self.flows.sends.queue().is_closed() {
+            return Err(Error::Closed { verb: "Endpoint::probe", reason: T::Kind::<P>::CLOSED });
+        }
+        if self.probing || !T::HAS_PROBES {
+            return Ok(());
+        }
+        // Set before the request is posted, so a panic in between does not make it unknown.
+        self.probing = true;
+        match T::post_probe(&mut self.qp) {
+            // The doorbell was rung for all earlier requests.
+            Ok(()) => {
+                self.flows.sends.published();
+                Ok(())
+            }
+            Err(error) => {
+                self.probing = error.accepted > 0;
+                self.probe_refused(error);
+                Err(error.into())
+            }
+        }
+    }
+
+    #[cold]
+    fn probe_refused(&mut self, error: PostError) {
+        let PostReason::Doorbell(doorbell) = error.reason else { return };
+        match doorbell {
+            DoorbellError::TakenBack(_) => self.flows.sends.refuse(error.reason),
+            _ => self.flows.sends.published(),
+        }
+        self.fail();
+    }
+
+    /// Probes the peer if the connection was idle for the interval. Returns when to call it again.
+    pub(crate) fn keep_alive(&mut self, now: Instant) -> Option<Instant> {
+        let Flows { sends, recvs, .. } = &*self.flows;
+        let completed = sends.queue().completed().wrapping_add(recvs.queue().completed());
+        if self.keepalive.is_idle(completed, now) && self.qp.state() == QpState::RTS {
+            // A refused doorbell ends the connection, and the wait returns that.
+            let _ = self.probe();
+        }
+        self.keepalive.next(completed, now)
+    }
+
+    /// Probes the peer of a new connection from now on, by the policy.
+    fn start_keepalive(&mut self, remote_write: bool) {
+        self.keepalive.start(self.policy.interval(remote_write));
+    }
 }
 
 impl<B, P: Provider> Endpoint<B, P> {
+    /// Probes the peer by an RDMA write of length 0, unless an earlier probe is outstanding. If the peer
+    /// is dead, the connection fails after the retries, and polling returns that.
+    ///
+    /// [`Endpoint::wait`] does this by itself when the connection is idle
+    /// ([`EndpointOptions::keepalive`]). A loop that only polls calls it every few seconds:
+    ///
+    /// ```no_run
+    /// # use std::time::{Duration, Instant};
+    /// # fn serve(endpoint: &mut bareverbs::owned::Endpoint) -> bareverbs::Result<()> {
+    /// let mut probed = Instant::now();
+    /// loop {
+    ///     while let Some(ended) = endpoint.poll() {
+    ///         println!("{} bytes", ended?.len);
+    ///     }
+    ///     if probed.elapsed() > Duration::from_secs(3) {
+    ///         endpoint.probe()?;
+    ///         probed = Instant::now();
+    ///     }
+    /// }
+    /// # }
+    /// ```
+    ///
+    /// The peer must permit RDMA writes ([`Address::remote_write`]). It takes no room from
+    /// [`EndpointOptions::sends`].
+    ///
+    /// # Errors
+    /// - [`Error::Closed`]: the connection has failed.
+    /// - [`Error::Post`]: the endpoint is not connected, or the kernel refuses the doorbell, which ends
+    ///   the connection. If `sends` is the device's limit: all of them are outstanding.
+    pub fn probe(&mut self) -> Result<()> {
+        self.queues.probe()
+    }
+
     /// Ends the connection: all outstanding operations fail. Polling and waiting return them, with
     /// their buffers, until [`Endpoint::pending`] is 0.
     ///
@@ -652,14 +778,15 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
         Ok(())
     }
 
-    /// Sleeps until the armed CQ raises its event. Returns `false` at `end`.
+    /// Sleeps until the armed CQ raises its event, or a keepalive is due. Returns `false` at `end`.
     fn sleep(&mut self, end: Option<Instant>) -> Result<bool> {
-        let event = match end {
+        let now = Instant::now();
+        let event = match earlier(end, self.keep_alive(now)) {
             None => Some(self.channel.get_event()?),
-            Some(end) => self.channel.get_event_timeout(end.saturating_duration_since(Instant::now()))?,
+            Some(until) => self.channel.get_event_timeout(until.saturating_duration_since(now))?,
         };
         self.armed &= event.is_none();
-        Ok(event.is_some())
+        Ok(event.is_some() || end.is_none_or(|end| Instant::now() < end))
     }
 
     /// Blocks until an operation of the direction, or of any, completes. Returns `Ok(None)` at `end`.
@@ -672,11 +799,16 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
             return ended.map(Some);
         }
         let spin = self.start_spin();
+        let mut rounds = 0_u32;
         loop {
             self.check_wait(direction)?;
             let mut in_time = true;
             if spin.goes_on() {
                 std::hint::spin_loop();
+                rounds = rounds.wrapping_add(1);
+                if rounds.is_multiple_of(ROUNDS) {
+                    self.keep_alive(Instant::now());
+                }
                 in_time = end.is_none_or(|end| Instant::now() < end);
             } else if self.armed {
                 in_time = self.sleep(end)?;
@@ -689,6 +821,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
                 return ended.map(Some);
             }
             if !in_time {
+                self.spin.timed_out(spin);
                 return Ok(None);
             }
         }
@@ -714,6 +847,10 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
         self.spin.end(spin);
     }
 
+    pub(super) fn spin_timed_out(&self, spin: Spinning) {
+        self.spin.timed_out(spin);
+    }
+
     pub(crate) fn is_armed(&self) -> bool {
         self.armed
     }
@@ -722,6 +859,18 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
     #[cfg(any(feature = "async-io", feature = "tokio"))]
     pub(crate) fn event_was_read(&mut self) {
         self.armed = false;
+    }
+
+    /// Whether an operation of the direction, or of any, is outstanding.
+    #[cfg(all(feature = "futures", any(feature = "async-io", feature = "tokio")))]
+    pub(crate) fn has_pending(&self, direction: Option<Direction>) -> bool {
+        let Flows { sends, recvs, .. } = &*self.flows;
+        let (sends, recvs) = (sends.queue().len(), recvs.queue().len());
+        match direction {
+            None => sends + recvs > 0,
+            Some(Direction::Send) => sends > 0,
+            Some(Direction::Recv) => recvs > 0,
+        }
     }
 
     /// Rejects a wait for an operation of the direction, or of any, that no completion would end.
@@ -774,6 +923,9 @@ impl<B, P: Provider> Endpoint<B, P> {
     ///   removed](Endpoint#device-removal).
     /// - [`Error::Kernel`] with `ESTALE`: this process was forked from the one that opened the
     ///   device.
+    ///
+    /// If the peer is dead, the outstanding operations fail: see
+    /// [dead peers](Endpoint#dead-peers).
     pub fn wait(&mut self) -> Result<Done<B>, Failed<B>> {
         loop {
             // Without a timeout, `wait_until` returns only with an operation.
@@ -1060,6 +1212,20 @@ impl<B: Target, P: Provider> Endpoint<B, P> {
         remote: Remote,
     ) -> Result<(), NotPosted<B>> {
         self.post(Op::read(buffer, range, remote))
+    }
+
+    /// Posts a read of the peer's memory into several buffers, in order, as
+    /// [`Endpoint::post_send_parts`] posts a send.
+    ///
+    /// # Errors
+    /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffers.
+    pub fn post_read_parts<const N: usize>(
+        &mut self,
+        parts: [(B, Range<usize>); N],
+        remote: Remote,
+        tag: u64,
+    ) -> Result<(), NotPostedParts<B, N>> {
+        self.post_parts(Operation::Read(remote), parts, tag)
     }
 
     /// Posts an addition of `add` to the 8 bytes at `remote`, a multiple of 8. The first 8 bytes of

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use bareverbs_provider::{barrier, copy};
 
-use super::Part;
-use super::buffer::sealed::Registered;
+use super::buffer::sealed::{Domain, PdId, Registered};
+use super::{Part, Source};
 use crate::error::error_with_object;
 use crate::mr::{REMOTE_ACCESSIBLE, REMOTE_WRITABLE};
 use crate::pd::shared::PdShared;
@@ -54,7 +54,7 @@ const EXPOSE: &str = "Part::expose";
 /// }
 /// ```
 ///
-/// It can't be posted either:
+/// It can't be posted either, but a [`source`](Self::source) of it can, for sends and writes:
 ///
 /// ```compile_fail,E0277
 /// # use bareverbs::owned::{Exposed, Source};
@@ -79,16 +79,21 @@ const EXPOSE: &str = "Part::expose";
 /// version before and after the value, in reads of their own that are complete before the next is
 /// posted.
 ///
-/// Drop revokes the access. If the kernel refuses, the region stays registered and its memory is
-/// leaked. `mem::forget` leaves the range exposed.
+/// Drop revokes the access, with the last [source](Self::source). If the kernel refuses, the region
+/// stays registered and its memory is leaked. `mem::forget` leaves the range exposed.
 pub struct Exposed<M = Buffer> {
+    memory: Arc<Memory<M>>,
+    /// Word accesses and copies of two threads must not race on these architectures.
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    _not_sync: std::marker::PhantomData<std::cell::Cell<()>>,
+}
+
+/// What an exposure and its sources share.
+struct Memory<M> {
     /// Taken out when peers have lost the access, or never.
     part: ManuallyDrop<Part<M>>,
     /// The registration with remote rights, of the part's bytes.
     remote: ManuallyDrop<Mr<RawMemory>>,
-    /// Word accesses and copies of two threads must not race on these architectures.
-    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-    _not_sync: std::marker::PhantomData<std::cell::Cell<()>>,
 }
 
 impl<M: MemoryOwner> Part<M> {
@@ -108,12 +113,9 @@ impl<M: MemoryOwner> Part<M> {
     /// - [`Error::Kernel`], for example beyond the limit on locked memory.
     pub fn expose(self, access: Access) -> Result<Exposed<M>, ExposeError<M>> {
         match self.register_remote(access) {
-            Ok(remote) => Ok(Exposed {
-                part: ManuallyDrop::new(self),
-                remote: ManuallyDrop::new(remote),
-                #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-                _not_sync: std::marker::PhantomData,
-            }),
+            Ok(remote) => {
+                Ok(Exposed::of(Memory { part: ManuallyDrop::new(self), remote: ManuallyDrop::new(remote) }))
+            }
             Err(error) => Err(ExposeError { error, part: self }),
         }
     }
@@ -138,17 +140,29 @@ impl<M: MemoryOwner> Part<M> {
 }
 
 impl<M> Exposed<M> {
+    fn of(memory: Memory<M>) -> Self {
+        Self::shared(Arc::new(memory))
+    }
+
+    fn shared(memory: Arc<Memory<M>>) -> Self {
+        Self {
+            memory,
+            #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+            _not_sync: std::marker::PhantomData,
+        }
+    }
+
     /// Length in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "the length of a registration is at least 1 byte")]
     pub fn len(&self) -> usize {
-        self.part.len()
+        self.memory.part.len()
     }
 
     /// The rights of peers.
     #[must_use]
     pub fn access(&self) -> Access {
-        self.remote.access()
+        self.memory.remote.access()
     }
 
     /// The key of peers, and the remote address of the first byte of `range`. A peer uses them to
@@ -157,15 +171,18 @@ impl<M> Exposed<M> {
     /// # Errors
     /// [`Error::Invalid`] if `range` exceeds the exposed memory.
     pub fn remote(&self, range: impl RangeBounds<usize>) -> Result<Remote> {
-        let (start, _) = self.remote.range("Exposed::remote", range)?;
-        Ok(Remote { addr: self.remote.addr().wrapping_add(start as u64), rkey: self.remote.rkey() })
+        let (start, _) = self.memory.remote.range("Exposed::remote", range)?;
+        Ok(Remote {
+            addr: self.memory.remote.addr().wrapping_add(start as u64),
+            rkey: self.memory.remote.rkey(),
+        })
     }
 
     /// The place of `len` bytes at `offset`.
     fn place(&self, verb: &'static str, offset: usize, len: usize) -> Result<*mut u8> {
-        let (start, _) = self.remote.range(verb, offset..offset.saturating_add(len))?;
+        let (start, _) = self.memory.remote.range(verb, offset..offset.saturating_add(len))?;
         // SAFETY: within the memory.
-        Ok(unsafe { self.part.as_ptr().add(start) })
+        Ok(unsafe { self.memory.part.as_ptr().add(start) })
     }
 
     fn word<W: Word>(&self, verb: &'static str, offset: usize) -> Result<*mut u8> {
@@ -272,17 +289,40 @@ impl<M> Exposed<M> {
         if !self.access().contains(Access::REMOTE_ATOMIC) {
             return Err(Error::invalid(verb, "peers have no right to it: expose it with REMOTE_ATOMIC"));
         }
-        if !Arc::ptr_eq(self.remote.domain(), domain) {
+        if !Arc::ptr_eq(self.memory.remote.domain(), domain) {
             return Err(Error::invalid(verb, "the memory belongs to another protection domain"));
         }
         self.remote(offset..)
     }
 
     fn check_global(&self, verb: &'static str) -> Result<()> {
-        if self.remote.domain().context.device_attr.base.atomic_cap == AtomicCap::GLOB {
+        if self.memory.remote.domain().context.device_attr.base.atomic_cap == AtomicCap::GLOB {
             return Ok(());
         }
         Err(Error::unsupported(verb, Feature::GlobalAtomics))
+    }
+
+    /// The bytes in `range`, for sends and writes to peers without a copy, while peers may access them.
+    /// Any number of sources can exist, also of overlapping ranges.
+    ///
+    /// ```no_run
+    /// use bareverbs::owned::{Endpoint, Exposed, ExposedSource};
+    ///
+    /// # fn answer(endpoint: &mut Endpoint<ExposedSource>, table: &Exposed) -> bareverbs::Result<()> {
+    /// endpoint.post_send(table.source(4096..8192)?, ..)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// The device reads the bytes while it sends. If they are changed meanwhile, by a peer or by
+    /// [`write_at`](Self::write_at), the message may have both old and new bytes.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if `range` exceeds the exposed memory.
+    pub fn source(&self, range: impl RangeBounds<usize>) -> Result<ExposedSource<M>> {
+        let (start, len) = self.memory.remote.range("Exposed::source", range)?;
+        let iova = self.memory.part.iova().wrapping_add(start as u64);
+        Ok(ExposedSource { memory: Arc::clone(&self.memory), iova, len })
     }
 
     /// Ends the access of peers and returns the part.
@@ -292,23 +332,35 @@ impl<M> Exposed<M> {
     /// [`REM_ACCESS_ERR`](crate::WcStatus::REM_ACCESS_ERR).
     ///
     /// # Errors
-    /// [`Error::Kernel`]. The memory is still exposed: the error returns it.
+    /// The memory is still exposed: the errors return it.
+    ///
+    /// - [`Error::Invalid`]: a [source](Self::source) of it exists. Wait for its operation and drop it.
+    /// - [`Error::Kernel`].
     pub fn revoke(self) -> Result<Part<M>, RevokeError<M>> {
-        let mut exposed = ManuallyDrop::new(self);
-        // SAFETY: `exposed` is not used after this, unless it gets the registration back.
-        let remote = unsafe { ManuallyDrop::take(&mut exposed.remote) };
+        let memory = match Arc::try_unwrap(self.memory) {
+            Ok(memory) => memory,
+            Err(memory) => {
+                let reason = "a source of the memory exists: wait for its operation and drop it";
+                let error = Error::invalid("Exposed::revoke", reason);
+                return Err(RevokeError { error, exposed: Self::shared(memory) });
+            }
+        };
+        let mut memory = ManuallyDrop::new(memory);
+        // SAFETY: `memory` is not used after this, unless it gets the registration back.
+        let remote = unsafe { ManuallyDrop::take(&mut memory.remote) };
         match remote.dereg() {
-            // SAFETY: `exposed` is not used after this.
-            Ok(RawMemory) => Ok(unsafe { ManuallyDrop::take(&mut exposed.part) }),
+            // SAFETY: `memory` is not used after this.
+            Ok(RawMemory) => Ok(unsafe { ManuallyDrop::take(&mut memory.part) }),
             Err(refused) => {
-                exposed.remote = ManuallyDrop::new(refused.object);
-                Err(RevokeError { error: refused.error, exposed: ManuallyDrop::into_inner(exposed) })
+                memory.remote = ManuallyDrop::new(refused.object);
+                let exposed = Self::of(ManuallyDrop::into_inner(memory));
+                Err(RevokeError { error: refused.error, exposed })
             }
         }
     }
 }
 
-impl<M> Drop for Exposed<M> {
+impl<M> Drop for Memory<M> {
     fn drop(&mut self) {
         // SAFETY: not used after the drop.
         let remote = unsafe { ManuallyDrop::take(&mut self.remote) };
@@ -324,11 +376,92 @@ impl<M> Drop for Exposed<M> {
 impl<M> fmt::Debug for Exposed<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Exposed")
-            .field("addr", &format_args!("{:#x}", self.remote.addr()))
+            .field("addr", &format_args!("{:#x}", self.memory.remote.addr()))
             .field("len", &self.len())
-            .field("rkey", &format_args!("{:#x}", self.remote.rkey()))
+            .field("rkey", &format_args!("{:#x}", self.memory.remote.rkey()))
             .field("access", &self.access())
             .finish()
+    }
+}
+
+/// Bytes of [`Exposed`] memory that are sent or written to peers, from [`Exposed::source`].
+///
+/// It has no access to the bytes. The exposure can't be revoked while it exists. Clones are cheap.
+pub struct ExposedSource<M = Buffer> {
+    memory: Arc<Memory<M>>,
+    iova: u64,
+    len: usize,
+}
+
+impl<M> ExposedSource<M> {
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether its length is 0.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl<M> Clone for ExposedSource<M> {
+    fn clone(&self) -> Self {
+        Self { memory: Arc::clone(&self.memory), ..*self }
+    }
+}
+
+impl<M> Registered for ExposedSource<M> {
+    #[inline]
+    fn domain(&self) -> Domain<'_> {
+        self.memory.part.domain()
+    }
+
+    #[inline]
+    fn iova(&self) -> u64 {
+        self.iova
+    }
+
+    /// That of the region, which peers don't know.
+    #[inline]
+    fn lkey(&self) -> u32 {
+        self.memory.part.lkey()
+    }
+
+    #[inline]
+    fn length(&self) -> usize {
+        self.len
+    }
+
+    #[inline]
+    fn check_bounds(&self, verb: &'static str) -> Result<()> {
+        self.memory.part.check_bounds(verb)
+    }
+
+    #[inline]
+    fn verified_pd(&self) -> PdId {
+        self.memory.part.verified_pd()
+    }
+}
+
+// SAFETY: the range is within the part, which exists while the source does, and stays registered. A
+// part that is verified is shorter than 4 GiB, and so is the range. If the source is forgotten, so is
+// the part. `Exposed` has the only other handle of the part: it accesses the bytes by functions of
+// `copy` only, and does not return the part while a source exists.
+unsafe impl<M: Send + Sync + 'static> Source for ExposedSource<M> {
+    fn try_bytes(&self) -> Option<&[u8]> {
+        None
+    }
+}
+
+impl<M> fmt::Debug for ExposedSource<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ExposedSource")
+            .field("addr", &format_args!("{:#x}", self.iova))
+            .field("len", &self.len)
+            .finish_non_exhaustive()
     }
 }
 
@@ -423,6 +556,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
+    use crate::owned::buffer::{checked_sge, verified_sge};
     use crate::testing::Plain;
     use crate::{ImplicitMr, Pd};
 
@@ -453,7 +587,7 @@ mod tests {
         let pd = Plain::default().domain();
         let part = part(&pd, 40, freed).split_off(8);
         let remote = Mr::remote_for_test(pd.domain(), part.as_ptr(), part.len());
-        Exposed { part: ManuallyDrop::new(part), remote: ManuallyDrop::new(remote) }
+        Exposed::of(Memory { part: ManuallyDrop::new(part), remote: ManuallyDrop::new(remote) })
     }
 
     #[test]
@@ -522,6 +656,31 @@ mod tests {
         let failed = exposed(&freed).revoke().unwrap_err();
         assert_eq!(failed.exposed.len(), 32);
         drop(failed);
+        assert_eq!(freed.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn source_names_bytes_of_the_part_and_prevents_the_end_of_the_exposure() {
+        let (freed, pd) = (Arc::default(), Plain::default().domain());
+        let exposed = exposed(&freed);
+        let base = exposed.memory.part.iova();
+        let source = exposed.source(4..12).unwrap();
+        let domain = source.domain().0;
+        let sge = checked_sge("test", &source, domain, 1..).unwrap();
+        assert_eq!((sge.addr, sge.length, sge.lkey), (base + 5, 7, exposed.memory.part.lkey()));
+        assert_eq!(verified_sge(&source, PdId::of(domain), 1..), Some(sge));
+        assert!(checked_sge("test", &source, domain, ..9).is_err(), "beyond the source");
+        assert!(checked_sge("test", &source, pd.domain(), ..).is_err(), "another PD");
+        assert!(source.try_bytes().is_none());
+        assert!(exposed.source(..33).is_err());
+        let other = source.clone();
+        drop(source);
+        let failed = exposed.revoke().unwrap_err();
+        assert!(matches!(failed.error, Error::Invalid { .. }), "{failed}");
+        drop(failed);
+        assert_eq!(other.len(), 8, "it is valid without the exposure");
+        drop(other);
+        // The deregistration fails.
         assert_eq!(freed.load(Ordering::Relaxed), 0);
     }
 }

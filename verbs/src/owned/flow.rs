@@ -35,6 +35,9 @@ pub(super) const RECVS: u32 = 2;
 /// completion shows that the device has finished with them.
 pub(super) const MARKER: u64 = 3 << 62;
 
+/// The `wr_id` of a probe.
+pub(super) const PROBE: u64 = MARKER | 1;
+
 #[cold]
 #[inline(never)]
 fn full<K: Kind>(opcode: WcOpcode, closed: bool, capacity: usize) -> Error {

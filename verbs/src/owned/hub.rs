@@ -72,6 +72,7 @@ pub(crate) mod election;
 mod loom_models;
 pub(crate) mod park;
 pub(crate) mod reaper;
+mod sweep;
 pub(crate) mod table;
 mod wait;
 
@@ -84,11 +85,13 @@ pub use self::connection::Connection;
 use self::connection::ConnectionInner;
 pub use self::driver::Driver;
 use self::election::Election;
-use self::reaper::{BATCH, Batch, Conn, Failure, Operations, Queued, Reaper};
-use self::wait::Spinning;
+use self::reaper::{BATCH, Batch, Conn, Depths, Failure, Operations, Queued, Reaper};
+use self::sweep::Sweeps;
+use super::keepalive::Policy;
 use super::server::flow::{CONTROL_SENDS, Flow};
 use super::server::inbound::Inbound;
 use super::server::{PeerId, options::Resolved};
+use super::spin::SpinState;
 use super::{Address, EndpointOptions, Lease, Spin};
 use crate::readiness::Readiness;
 use crate::{
@@ -133,7 +136,9 @@ pub(crate) struct HubInner<B, P: Provider> {
     channel: CompChannel,
     pub(crate) table: Operations<B>,
     pub(crate) election: Election,
-    spinning: Spinning,
+    spin: SpinState,
+    /// When the peers of its connections are probed.
+    sweeps: Sweeps,
     /// The SRQ and the events of a server.
     inbound: Option<Arc<Inbound<P>>>,
     reaper: Mutex<Reaper<P>>,
@@ -227,14 +232,15 @@ impl<B, P: Provider> Drop for HubInner<B, P> {
 
 impl<B, P: Provider> Hub<B, P> {
     /// Creates a hub whose CQ has room for `entries` completions: the sum of the depths of all its
-    /// connections, in both directions. It sleeps at once while it waits ([`Spin::Never`]).
+    /// connections, in both directions. The CQ also has room for probes, half as many. Waiting threads
+    /// and the driver poll before they sleep, by the default of [`Spin`].
     ///
     /// # Errors
     /// - [`Error::Invalid`]: `entries` is 0.
     /// - [`Error::Limit`]: `entries` is above the device's limit.
     /// - [`Error::Kernel`]: a command of the setup failed.
     pub fn new(pd: &Pd<P>, entries: u32) -> Result<Self> {
-        Self::with_spin(pd, entries, Spin::Never)
+        Self::with_spin(pd, entries, Spin::default())
     }
 
     /// Creates a hub whose waiting threads and driver poll before they sleep, by the policy `spin`.
@@ -254,8 +260,12 @@ impl<B, P: Provider> Hub<B, P> {
     ) -> Result<Self> {
         let context = pd.context();
         let channel = context.create_comp_channel()?;
-        let cq = context.create_cq(&CqInit { channel: Some(&channel), ..CqInit::new(entries) })?;
-        let mut reaper = Reaper::new(cq, entries);
+        // Each connection has at least two entries, and at most one probe. Those of servers are among
+        // their sends.
+        let probes = if inbound.is_some() { 0 } else { entries / 2 };
+        let all = entries.saturating_add(probes).min(context.limits().max_cqe.max(entries));
+        let cq = context.create_cq(&CqInit { channel: Some(&channel), ..CqInit::new(all) })?;
+        let mut reaper = Reaper::new(cq, entries, all - entries);
         if let Some((_, receives)) = &inbound {
             // Never released.
             drop(reaper.reserve(*receives));
@@ -265,7 +275,8 @@ impl<B, P: Provider> Hub<B, P> {
             channel,
             table: Operations::new(entries),
             election: Election::new(THREADS),
-            spinning: Spinning::new(spin),
+            spin: SpinState::new(spin),
+            sweeps: Sweeps::default(),
             inbound: inbound.map(|(inbound, _)| inbound),
             reaper: Mutex::new(reaper),
         };
@@ -293,9 +304,10 @@ impl<B, P: Provider> Hub<B, P> {
             channel,
             table: Operations::new(entries),
             election: Election::new(THREADS),
-            spinning: Spinning::new(Spin::Never),
+            spin: SpinState::new(Spin::Never),
+            sweeps: Sweeps::default(),
             inbound,
-            reaper: Mutex::new(Reaper::new(cq, entries)),
+            reaper: Mutex::new(Reaper::new(cq, entries, entries / 2)),
         };
         Self { inner: Arc::new(inner) }
     }
@@ -308,12 +320,19 @@ impl<B, P: Provider> Hub<B, P> {
         [sends, more]: [usize; 2],
         shared: Option<(PeerId, Flow<Queued>)>,
     ) -> Connection<B, P> {
-        let slots = self.inner.lock().reserve(sends + more).expect("room");
+        let (sends, more) = (sends as u32, more as u32);
+        let depths = match shared.is_some() {
+            true => Depths { sends, one_sided: 2, control: more, ..Depths::default() },
+            false => Depths { sends, recvs: more, ..Depths::default() },
+        };
+        let slots = self.inner.lock().reserve(depths.completions()).expect("room");
         let local = Address::new(crate::Gid::default(), qp.qp_num());
-        let conn = Arc::new(Conn::new(qp, slots, sends, shared));
+        let probe = shared.is_none() && self.inner.lock().reserve_probe();
+        let conn = Arc::new(Conn::new(qp, slots, depths, probe, shared));
         self.inner.lock().add(&conn);
         let hub = Arc::clone(&self.inner);
-        Connection::new(ConnectionInner { hub, conn, local, attr: ConnectAttr::new(1, 0) })
+        let attr = ConnectAttr::new(1, 0);
+        Connection::new(ConnectionInner { hub, conn, local, attr, policy: Policy::default() })
     }
 
     pub(crate) fn inner(&self) -> &Arc<HubInner<B, P>> {
@@ -335,8 +354,9 @@ impl<B, P: Provider> Hub<B, P> {
     /// It reserves room for the completions of its sends and receives. The room is released after
     /// the connection's last completion was reaped.
     ///
-    /// [`EndpointOptions::signal_every`] and [`EndpointOptions::spin`] have no effect: every
-    /// operation is signalled, and the hub has the policy of waits.
+    /// [`EndpointOptions::max_sge`] above 1, [`EndpointOptions::signal_every`] and
+    /// [`EndpointOptions::spin`] are refused: an operation has one buffer, every operation is
+    /// signalled, and the hub has the policy of waits.
     ///
     /// ```no_run
     /// use bareverbs::owned::{Endpoint, Hub, Lease};
@@ -357,31 +377,37 @@ impl<B, P: Provider> Hub<B, P> {
     /// - [`Error::Kernel`]: a command of the setup failed.
     pub fn connection_with(&self, options: &EndpointOptions) -> Result<Connection<B, P>> {
         const VERB: &str = "Hub::connection";
+        options.check_for_hub(VERB)?;
         let attr = options.check(VERB, self.inner.pd.context())?;
-        self.open(VERB, attr, options.capacity(), |address| options.address(address), None)
+        let describe = |address| options.address(address);
+        let [sends, recvs, inline] = options.capacity();
+        let depths = Depths { sends, recvs, ..Depths::default() };
+        self.open(VERB, (attr, options.keepalive_policy()), (depths, inline), describe, None)
     }
 
     /// Creates a connection of a server.
     pub(crate) fn shared_connection(&self, options: &Resolved, id: PeerId) -> Result<Connection<B, P>> {
-        let Resolved { attr, connection, sends, window, message_size } = *options;
+        let Resolved { attr, connection, sends, operations, inline, window, message_size } = *options;
         let flow = Flow::new(window, sends as usize);
         let describe =
             |offered| Address { recvs: window, max_message: message_size, ..connection.address(offered) };
-        self.open("Handle::admit", attr, [sends, CONTROL_SENDS, 0], describe, Some((id, flow)))
+        let depths = Depths { sends, one_sided: operations, control: CONTROL_SENDS, ..Depths::default() };
+        let attr = (attr, connection.keepalive);
+        self.open("Handle::admit", attr, (depths, inline), describe, Some((id, flow)))
     }
 
-    /// Creates a connection with slots for `sends` sends and `more` receives. For a connection of a
-    /// server, which uses the SRQ, `more` counts control sends. `describe` completes its address.
+    /// Creates a connection with slots for all operations of `depths`. That of a server uses the SRQ.
+    /// `describe` completes its address.
     fn open(
         &self,
         verb: &'static str,
-        attr: ConnectAttr,
-        [sends, more, max_inline_data]: [u32; 3],
+        (attr, policy): (ConnectAttr, Policy),
+        (depths, max_inline_data): (Depths, u32),
         describe: impl FnOnce(Address) -> Address,
         shared: Option<(PeerId, Flow<Queued>)>,
     ) -> Result<Connection<B, P>> {
         let ConnectAttr { port, gid_index, pkey_index, access, .. } = attr;
-        let asked = sends as usize + more as usize;
+        let asked = depths.completions();
         let mut reaper = self.inner.lock();
         let room = reaper.free_entries();
         let Some(slots) = reaper.reserve(asked) else {
@@ -392,9 +418,12 @@ impl<B, P: Provider> Hub<B, P> {
                 max: room as u64,
             });
         };
+        let probe = shared.is_none() && reaper.reserve_probe();
         let cq = &reaper.cq;
         let create = |srq: Option<&Srq<P>>| {
-            let (max_send_wr, max_recv_wr) = if srq.is_some() { (sends + more, 0) } else { (sends, more) };
+            let Depths { sends, recvs: max_recv_wr, one_sided, control } = depths;
+            let max_send_wr = sends + one_sided + control + u32::from(probe);
+            let max_send_wr = max_send_wr.min(self.inner.pd.context().limits().max_qp_wr);
             let cap = QpCap { max_send_wr, max_recv_wr, max_inline_data, ..QpCap::default() };
             self.inner.pd.create_qp::<Rc>(&QpInit { cap, srq, signal_all: true, ..QpInit::new(cq, cq) })
         };
@@ -410,13 +439,13 @@ impl<B, P: Provider> Hub<B, P> {
         let (qp, local) = match ready {
             Ok(ready) => ready,
             Err(error) => {
-                reaper.release(&slots);
+                reaper.release(&slots, probe);
                 return Err(error);
             }
         };
-        let conn = Arc::new(Conn::new(qp, slots, sends as usize, shared));
+        let conn = Arc::new(Conn::new(qp, slots, depths, probe, shared));
         drop(reaper);
-        let inner = ConnectionInner { hub: Arc::clone(&self.inner), conn, local, attr };
+        let inner = ConnectionInner { hub: Arc::clone(&self.inner), conn, local, attr, policy };
         // The kernel may have reused the QPN of a destroyed QP.
         self.inner.reap_all();
         self.inner.lock().add(&inner.conn);

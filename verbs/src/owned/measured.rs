@@ -13,11 +13,17 @@ use bareverbs_uapi::write::structs::ExQueryDeviceResp;
 use rustix::io::Errno;
 
 use super::endpoint::{Flows, PollFast, Polled, poll_any};
-use super::{Connection, Done, Failed, Hub, NotPosted, Op, Part, Pending, Pool, Source, Target};
+use super::keepalive::Policy;
+use super::options::{Parts, QueueParts};
+use super::{
+    Address, Connection, Done, Endpoint, Failed, Hub, NotPosted, Op, Part, Pending, Pool, Source, Spin,
+    Target,
+};
 use crate::context::ContextInner;
 use crate::pd::shared::PdShared;
 use crate::{
-    Buffer, Completions, Context, CqInit, MemoryOwner, Mr, QpCap, QpInit, QpState, Rc, RecvHalf, SendHalf,
+    Buffer, CompChannel, Completions, ConnectAttr, Context, Cq, CqInit, Gid, MemoryOwner, Mr, Pd, Qp, QpCap,
+    QpInit, QpState, Rc, RecvHalf, SendHalf,
 };
 
 /// A protection domain without a kernel object.
@@ -202,6 +208,62 @@ unsafe impl<P: Provider> Provider for Given<P> {
     }
 }
 
+/// Objects of a context without a kernel.
+struct GivenObjects<P: Provider> {
+    pd: Pd<Given<P>>,
+    cq: Cq<Given<P>>,
+    qp: Qp<Rc, Given<P>>,
+}
+
+/// The queues as objects. The QP is in RTS.
+fn given<P: Provider>(cq: P::Cq, (sq, rq): (P::Sq, P::Rq), depth: u32) -> GivenObjects<P> {
+    let provider = Given::<P> { cq: Mutex::new(Some(cq)), qp: Mutex::new(Some((sq, rq))) };
+    let mut limits = ExQueryDeviceResp::zeroed();
+    let base = &mut limits.base;
+    (base.max_qp_wr, base.max_sge, base.max_cqe) = (depth, 4, 2 * depth);
+    let file = Arc::clone(&ContextInner::without_kernel().file);
+    let pd = Context::for_test(file, provider, limits).alloc_pd().expect("no command");
+    let cq = pd.context().create_cq(&CqInit::new(2 * depth)).expect("no command");
+    let cap = QpCap { max_send_wr: depth, max_recv_wr: depth, ..QpCap::default() };
+    let mut qp = pd.create_qp(&QpInit { cap, ..QpInit::new(&cq, &cq) }).expect("no command");
+    qp.assume_state(QpState::RTS);
+    GivenObjects { pd, cq, qp }
+}
+
+/// An endpoint for `depth` operations in each direction, on queues without a kernel, and the
+/// protection domain of its buffers. Its waits never sleep.
+///
+/// # Panics
+/// If there is not enough memory.
+///
+/// # Safety
+///
+/// As for [`HarnessHub::new`].
+#[must_use]
+pub unsafe fn endpoint<B, P: Provider>(
+    cq: P::Cq,
+    queues: (P::Sq, P::Rq),
+    depth: u32,
+) -> (Endpoint<B, Given<P>>, HarnessPd) {
+    let GivenObjects { pd, cq, qp } = given::<P>(cq, queues, depth);
+    let endpoint = Endpoint::from_parts(Parts {
+        address: Address::new(Gid::default(), qp.qp_num()),
+        queues: QueueParts {
+            qp,
+            cq,
+            channel: CompChannel::for_test(pd.context().file()),
+            sends: depth,
+            recvs: depth,
+            signal_every: depth,
+            spin: Spin::Always,
+            keepalive: Policy::Never,
+        },
+        attr: ConnectAttr::new(1, 0),
+        max_sge: 1,
+    });
+    (endpoint, HarnessPd(Arc::clone(pd.domain())))
+}
+
 /// A hub with one connection, on queues without a kernel.
 pub struct HarnessHub<B, P: Provider> {
     connection: Connection<B, Given<P>>,
@@ -220,17 +282,8 @@ impl<B: Source, P: Provider> HarnessHub<B, P> {
     /// access memory after the hub was dropped.
     #[must_use]
     pub unsafe fn new(cq: P::Cq, (sq, rq): (P::Sq, P::Rq), depth: u32) -> Self {
-        let provider = Given::<P> { cq: Mutex::new(Some(cq)), qp: Mutex::new(Some((sq, rq))) };
-        let mut limits = ExQueryDeviceResp::zeroed();
-        let base = &mut limits.base;
-        (base.max_qp_wr, base.max_sge, base.max_cqe) = (depth, 4, 2 * depth);
-        let file = Arc::clone(&ContextInner::without_kernel().file);
-        let pd = Context::for_test(file, provider, limits).alloc_pd().expect("no command");
-        let cq = pd.context().create_cq(&CqInit::new(2 * depth)).expect("no command");
-        let cap = QpCap { max_send_wr: depth, max_recv_wr: depth, ..QpCap::default() };
-        let mut qp = pd.create_qp(&QpInit { cap, ..QpInit::new(&cq, &cq) }).expect("no command");
+        let GivenObjects { pd, cq, qp } = given::<P>(cq, (sq, rq), depth);
         let hub = Hub::of_cq(&pd, cq, 2 * depth, None);
-        qp.assume_state(QpState::RTS);
         let connection = hub.connection_for_test(qp, [depth as usize; 2], None);
         Self { connection, domain: HarnessPd(Arc::clone(pd.domain())) }
     }

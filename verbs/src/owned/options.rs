@@ -2,7 +2,9 @@
 
 use bareverbs_provider::traits::Provider;
 
+use super::endpoint::Flowing;
 use super::flow::MAX_PARTS;
+use super::keepalive::Policy;
 use super::{Address, Endpoint, Spin};
 use crate::{
     Access, CompChannel, ConnectAttr, Context, Cq, CqInit, Error, GidIndex, InitAttr, Limit, Mtu, Pd,
@@ -28,6 +30,7 @@ const VERB: &str = "EndpointOptions::build";
 /// | [`min_rnr_timer`](Self::min_rnr_timer) | that of [`RtrAttr::new`](crate::RtrAttr::new) |
 /// | [`sl`](Self::sl), [`traffic_class`](Self::traffic_class), [`pkey_index`](Self::pkey_index) | 0 |
 /// | [`hop_limit`](Self::hop_limit) | 1 |
+/// | [`keepalive`](Self::keepalive) | every 2 seconds, if the peer permits RDMA writes |
 /// | [`spin`](Self::spin) | adaptive, at most 20 µs |
 ///
 /// ```no_run
@@ -59,7 +62,7 @@ pub struct EndpointOptions {
     inline: u32,
     max_sge: u32,
     signal_every: Option<u32>,
-    spin: Spin,
+    spin: Option<Spin>,
 }
 
 /// The options that all connections have.
@@ -69,13 +72,21 @@ pub(crate) struct ConnectionOptions {
     pub(super) gid_index: Option<GidIndex>,
     pub(super) mtu: Option<Mtu>,
     pub(super) rd_atomic: Option<u8>,
+    pub(super) keepalive: Policy,
     pub(super) attr: ConnectAttr,
 }
 
 impl ConnectionOptions {
     pub(super) fn new(access: Access) -> Self {
         let attr = ConnectAttr { access, ..ConnectAttr::new(1, 0) };
-        Self { port: PortNum(1), gid_index: None, mtu: None, rd_atomic: None, attr }
+        Self {
+            port: PortNum(1),
+            gid_index: None,
+            mtu: None,
+            rd_atomic: None,
+            keepalive: Policy::Default,
+            attr,
+        }
     }
 
     /// Checks the options against the device and its port. Returns them with the GID index.
@@ -100,7 +111,9 @@ impl ConnectionOptions {
     /// The address of a QP with these options. `offered` is that of the QP without them.
     pub(super) fn address(&self, offered: Address) -> Address {
         let mtu = self.mtu.unwrap_or(offered.mtu);
-        Address { mtu, rd_atomic: self.rd_atomic.unwrap_or(offered.rd_atomic), ..offered }
+        let rd_atomic = self.rd_atomic.unwrap_or(offered.rd_atomic);
+        let remote_write = self.attr.access.contains(Access::REMOTE_WRITE);
+        Address { mtu, rd_atomic, remote_write, ..offered }
     }
 }
 
@@ -123,6 +136,13 @@ macro_rules! connection_setters {
             /// Largest path MTU. The connection uses the smaller one of both ends.
             pub fn mtu(mut self, mtu: $crate::Mtu) -> Self {
                 self.$($connection).+.mtu = Some(mtu);
+                self
+            }
+
+            /// Outstanding reads and atomics in each direction (`max_rd_atomic`,
+            /// `max_dest_rd_atomic`). The connection uses the smaller number of both ends.
+            pub fn rd_atomic(mut self, operations: u8) -> Self {
+                self.$($connection).+.rd_atomic = Some(operations);
                 self
             }
 
@@ -171,6 +191,32 @@ macro_rules! connection_setters {
                 self
             }
 
+            /// How long a connection may be idle before its peer is probed. `None`: it is never probed.
+            ///
+            /// A peer that dies is noticed by a request to it only. So a connection that only waits
+            /// for receives probes its peer by an RDMA write of length 0, which consumes no receive.
+            /// If the peer is dead, the connection fails within two intervals and the time of the
+            /// retries, and the wait returns that.
+            ///
+            /// Default: 2 seconds, if the peer permits RDMA writes: [`Address::remote_write`] of the
+            /// address that it was connected to. With the default timeout and retries, a dead peer
+            /// is noticed within 10 seconds. A peer that is given by
+            /// [`Endpoint::connect_by`](crate::owned::Endpoint::connect_by) is not probed by default.
+            ///
+            /// An explicit interval probes every peer. One that does not permit RDMA writes rejects
+            /// the first probe, and both ends of the connection fail.
+            ///
+            /// Probes are posted by waits, blocking or in tasks, and by the driver of a
+            /// [`Hub`](crate::owned::Hub). A loop that only calls `poll` posts none: see
+            /// [`Endpoint::probe`](crate::owned::Endpoint::probe). A hub probes each connection once
+            /// in an interval, idle or not.
+            ///
+            /// [`Address::remote_write`]: crate::Address::remote_write
+            pub fn keepalive(mut self, interval: impl Into<Option<std::time::Duration>>) -> Self {
+                self.$($connection).+.keepalive = interval.into().into();
+                self
+            }
+
             /// Index into the port's P_Key table.
             pub fn pkey_index(mut self, index: u16) -> Self {
                 self.$($connection).+.attr.pkey_index = index;
@@ -192,7 +238,7 @@ impl Default for EndpointOptions {
             inline: 0,
             max_sge: 1,
             signal_every: None,
-            spin: Spin::default(),
+            spin: None,
         }
     }
 }
@@ -214,6 +260,7 @@ pub(super) struct QueueParts<P: Provider, T: Transport> {
     pub(super) recvs: u32,
     pub(super) signal_every: u32,
     pub(super) spin: Spin,
+    pub(super) keepalive: Policy,
 }
 
 impl EndpointOptions {
@@ -238,7 +285,7 @@ impl EndpointOptions {
 
     /// Maximum of the buffers of an operation (`max_send_sge`, `max_recv_sge`), 1 to 8; see
     /// [`Endpoint::post_send_parts`]. Each buffer counts as an operation of `sends` or `recvs`.
-    /// Connections of a [`Hub`](super::Hub) have operations of one buffer only.
+    /// Connections of a [`Hub`](super::Hub) have operations of one buffer only, and refuse more.
     pub fn max_sge(mut self, buffers: u32) -> Self {
         self.max_sge = buffers;
         self
@@ -251,13 +298,6 @@ impl EndpointOptions {
         self
     }
 
-    /// Outstanding reads and atomics in each direction (`max_rd_atomic`, `max_dest_rd_atomic`). The
-    /// connection uses the smaller number of both ends.
-    pub fn rd_atomic(mut self, operations: u8) -> Self {
-        self.connection.rd_atomic = Some(operations);
-        self
-    }
-
     /// Remote operations that the peer may execute, on memory that allows them.
     pub fn access(mut self, access: Access) -> Self {
         self.connection.attr.access = access;
@@ -266,7 +306,7 @@ impl EndpointOptions {
 
     /// How long a wait polls before it sleeps.
     pub fn spin(mut self, spin: Spin) -> Self {
-        self.spin = spin;
+        self.spin = Some(spin);
         self
     }
 
@@ -295,7 +335,7 @@ impl EndpointOptions {
 
     /// Creates a QP in RESET with its CQ, after it has checked the options. Returns them with the
     /// GID index.
-    pub(super) fn queues<T: Transport, P: Provider>(
+    pub(super) fn queues<T: Flowing, P: Provider>(
         &self,
         verb: &'static str,
         pd: &Pd<P>,
@@ -304,18 +344,40 @@ impl EndpointOptions {
         let signal_every = self.check_signal_every(verb)?;
         let attr = self.check(verb, context)?;
         let channel = context.create_comp_channel()?;
-        let entries = self.sends + self.recvs;
+        let limits = context.limits();
+        let probes = u32::from(T::HAS_PROBES);
+        let entries = (self.sends + self.recvs + probes).min(limits.max_cqe);
         let cq = context.create_cq(&CqInit { channel: Some(&channel), ..CqInit::new(entries) })?;
         let cap = QpCap {
-            max_send_wr: self.sends,
+            max_send_wr: (self.sends + probes).min(limits.max_qp_wr),
             max_recv_wr: self.recvs,
             max_send_sge: self.max_sge,
             max_recv_sge: self.max_sge,
             max_inline_data: self.inline,
         };
         let qp = pd.create_qp::<T>(&QpInit { cap, ..QpInit::new(&cq, &cq) })?;
-        let Self { sends, recvs, spin, .. } = *self;
-        Ok((QueueParts { qp, cq, channel, sends, recvs, signal_every, spin }, attr))
+        let Self { sends, recvs, connection: ConnectionOptions { keepalive, .. }, .. } = *self;
+        let spin = self.spin.unwrap_or_default();
+        Ok((QueueParts { qp, cq, channel, sends, recvs, signal_every, spin, keepalive }, attr))
+    }
+
+    /// Refuses options that the connections of a hub do not have.
+    pub(super) fn check_for_hub(&self, verb: &'static str) -> Result<()> {
+        let reason = if self.max_sge != 1 {
+            "max_sge: the operations of a hub have one buffer"
+        } else if self.signal_every.is_some() {
+            "signal_every: every operation of a hub is signalled"
+        } else if self.spin.is_some() {
+            "spin: the waits of a hub have one policy, that of `Hub::with_spin`"
+        } else {
+            return Ok(());
+        };
+        Err(Error::invalid(verb, reason))
+    }
+
+    /// Which connections are probed.
+    pub(super) fn keepalive_policy(&self) -> Policy {
+        self.connection.keepalive
     }
 
     /// The depths of both directions and the maximum of inline data.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use bareverbs_provider::traits::Provider;
 
 use super::hub::connection::ConnectionInner;
-use super::hub::reaper::{BATCH, Conn, Direction, Ended, Failure, Operation, Operations};
+use super::hub::reaper::{BATCH, Conn, Ended, Failure, Operation, Operations, SlotKind};
 use super::hub::table::Detached;
 use super::op::OpPayload;
 use super::{Done, Failed, Op, Outcome};
@@ -64,13 +64,13 @@ impl<B, P: Provider> Pending<B, P> {
 
     #[cold]
     pub(super) fn refused(error: Error, buffer: Option<B>, tag: u64) -> Self {
-        Self::refused_in(Direction::Send, error, buffer, tag)
+        Self::refused_in(SlotKind::Send, error, buffer, tag)
     }
 
-    /// Refuses an operation of the direction.
+    /// Refuses an operation of the kind.
     #[cold]
-    pub(super) fn refused_in(direction: Direction, error: Error, buffer: Option<B>, tag: u64) -> Self {
-        let (outcome, recv) = (Outcome::NotExecuted, direction == Direction::Recv);
+    pub(super) fn refused_in(kind: SlotKind, error: Error, buffer: Option<B>, tag: u64) -> Self {
+        let (outcome, recv) = (Outcome::NotExecuted, kind == SlotKind::Recv);
         Self { state: State::Refused(Failed { error, tag, buffer, outcome, cause: None, recv }) }
     }
 
@@ -131,13 +131,13 @@ impl<B, P: Provider> Pending<B, P> {
         }
     }
 
-    /// Blocks until the operation has ended, at most for `timeout`. Returns `None` at the time
-    /// limit; the operation goes on.
+    /// Blocks until the operation has ended, at most for `timeout`. Returns `Ok(None)` on a timeout;
+    /// the operation goes on.
     ///
     /// # Errors
     /// As for [`Pending::wait`].
-    pub fn wait_timeout(&mut self, timeout: Duration) -> Option<Result<Done<B>, Failed<B>>> {
-        self.wait_until(Instant::now().checked_add(timeout))
+    pub fn wait_timeout(&mut self, timeout: Duration) -> Result<Option<Done<B>>, Failed<B>> {
+        self.wait_until(Instant::now().checked_add(timeout)).transpose()
     }
 
     fn wait_until(&mut self, end: Option<Instant>) -> Option<Result<Done<B>, Failed<B>>> {
@@ -175,7 +175,7 @@ impl<B, P: Provider> Pending<B, P> {
         let polled = peer.hub.table.poll(*wr_id, cx);
         let Poll::Ready(ended) = polled else { return Poll::Pending };
         if let Some((operation, _)) = &ended {
-            peer.conn.put_slot(operation.direction, Operations::<B>::index(*wr_id));
+            peer.conn.put_slot(operation.kind, Operations::<B>::index(*wr_id));
         }
         let State::Posted { peer, .. } = mem::replace(&mut self.state, State::Taken) else {
             return Poll::Ready(self.take_refused());
@@ -195,12 +195,12 @@ fn finished<B, P: Provider>(
     operation: Operation<B>,
     ended: Ended,
 ) -> Result<Done<B>, Failed<B>> {
-    let Operation { buffer, verb, direction, tag, len } = operation;
+    let Operation { buffer, verb, kind, tag, len } = operation;
     let Ended { status, vendor_err, opcode, byte_len, imm } = ended;
     if status == WcStatus::SUCCESS {
-        let received = direction == Direction::Recv && opcode == WcOpcode::RECV;
+        let received = kind == SlotKind::Recv && opcode == WcOpcode::RECV;
         let len = if received { byte_len } else { len };
-        let imm = imm.filter(|_| direction == Direction::Recv);
+        let imm = imm.filter(|_| kind == SlotKind::Recv);
         return Ok(Done { tag, buffer, len, imm, opcode });
     }
     let cause = match conn.lock().failure {
@@ -208,7 +208,7 @@ fn finished<B, P: Provider>(
         _ => None,
     };
     let error = Error::Completion { verb, status, vendor_err, driver: conn.driver };
-    let recv = direction == Direction::Recv;
+    let recv = kind == SlotKind::Recv;
     Err(Failed { error, tag, buffer, outcome: Outcome::of(status), cause, recv })
 }
 
@@ -233,7 +233,7 @@ impl<B, P: Provider> Drop for Pending<B, P> {
     fn drop(&mut self) {
         let State::Posted { peer, wr_id } = &self.state else { return };
         if let Detached::Ended(operation, _) = peer.hub.table.detach(*wr_id) {
-            peer.conn.put_slot(operation.direction, Operations::<B>::index(*wr_id));
+            peer.conn.put_slot(operation.kind, Operations::<B>::index(*wr_id));
         }
     }
 }

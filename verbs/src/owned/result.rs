@@ -168,9 +168,11 @@ impl<B> From<NotPosted<B>> for Error {
 macro_rules! debug {
     ($($name:ident { $($field:ident),* })*) => {$(
         impl<B> fmt::Debug for $name<B> {
+            /// Of the buffer it prints whether there is one.
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.debug_struct(stringify!($name))
                     $(.field(stringify!($field), &self.$field))*
+                    .field("has_buffer", &self.buffer.is_some())
                     .finish_non_exhaustive()
             }
         }
@@ -181,4 +183,18 @@ debug! {
     Done { tag, len, imm, opcode }
     Failed { error, tag, outcome, cause }
     NotPosted { error, tag }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_says_whether_there_is_a_buffer() {
+        struct Opaque;
+        for (buffer, printed) in [(Some(Opaque), "has_buffer: true"), (None, "has_buffer: false")] {
+            let failed = Failed { buffer, ..Failed::from(Error::UnknownCompletion { wr_id: 1 }) };
+            assert!(format!("{failed:?}").contains(printed), "{failed:?}");
+        }
+    }
 }

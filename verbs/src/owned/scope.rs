@@ -8,22 +8,163 @@ use std::time::{Duration, Instant};
 
 use bareverbs_provider::traits::Provider;
 
-use super::buffer::sealed::Registered;
+use super::buffer::sealed::{Domain, PdId, Registered};
 use super::endpoint::{FLUSH_LIMIT, Queues};
 use super::flow::scoped_sge;
-use super::{Done, Endpoint, Failed, NotPosted};
+use super::{Done, Endpoint, Failed, Lease, NotPosted, Part};
 use crate::{
     AnyProvider, Borrowed, Error, Imm, MemoryOwner, Mr, Operation, Payload, Remote, Result, SendFlags,
 };
 
 /// A registered region that a [`Scope`] can borrow: an [`Mr`] of memory that it
-/// [owns](MemoryOwner) or [borrows](Borrowed). It is sealed.
+/// [owns](MemoryOwner) or [borrows](Borrowed), a [`Part`], a [`Lease`], or a range of one of them
+/// ([`LendRange`]). It is sealed.
 ///
 /// # Safety
 ///
 /// While a reference to the region exists, it stays registered and its bytes stay valid. No method
 /// of a shared reference writes the bytes.
-pub unsafe trait Lend: Registered {}
+pub unsafe trait Lend: Registered {
+    /// The whole region as a range, to be divided into disjoint ranges that a scope borrows
+    /// exclusively.
+    ///
+    /// ```no_run
+    /// use bareverbs::owned::{Endpoint, Lend};
+    /// use bareverbs::{Buffer, Mr, Remote, Result};
+    ///
+    /// /// Reads a file of the peer by as many reads as it has MiB.
+    /// fn read(endpoint: &mut Endpoint, file: &mut Mr<Buffer>, mut from: Remote) -> Result<()> {
+    ///     let mut chunks: Vec<_> = file.lend().chunks(1 << 20).collect();
+    ///     endpoint.scope(|scope| -> Result<()> {
+    ///         for chunk in &mut chunks {
+    ///             scope.post_read(chunk, .., from, 0)?;
+    ///             from.addr += 1 << 20;
+    ///         }
+    ///         Ok(())
+    ///     })?
+    /// }
+    /// ```
+    fn lend(&mut self) -> LendRange<'_, Self>
+    where
+        Self: Sized,
+    {
+        let len = self.length();
+        LendRange { region: self, offset: 0, len, _exclusive: PhantomData }
+    }
+}
+
+/// A range of a region that is borrowed exclusively, from [`Lend::lend`]. Ranges of one region are
+/// disjoint.
+///
+/// The region can be used again when its ranges are dropped:
+///
+/// ```compile_fail,E0502
+/// # use bareverbs::{Buffer, Mr, owned::{Endpoint, Lend}};
+/// # fn read(endpoint: &mut Endpoint, region: &mut Mr<Buffer>) {
+/// let (mut head, _body) = region.lend().split_at(16);
+/// println!("{:?}", region.bytes());
+/// endpoint.scope(|scope| scope.post_recv(&mut head, 1).unwrap());
+/// # }
+/// ```
+pub struct LendRange<'r, R> {
+    region: &'r R,
+    offset: usize,
+    len: usize,
+    /// The region was borrowed exclusively, and this range belongs to this value alone.
+    _exclusive: PhantomData<&'r mut R>,
+}
+
+impl<'r, R: Lend> LendRange<'r, R> {
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether its length is 0.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Splits it: the first range has `mid` bytes, the second the rest.
+    ///
+    /// # Panics
+    /// If `mid` exceeds its length.
+    #[must_use]
+    pub fn split_at(self, mid: usize) -> (Self, Self) {
+        let Self { region, offset, len, _exclusive } = self;
+        assert!(mid <= len, "a split at {mid} exceeds the range's {len} bytes");
+        (
+            Self { region, offset, len: mid, _exclusive },
+            Self { region, offset: offset + mid, len: len - mid, _exclusive },
+        )
+    }
+
+    /// Splits it into ranges of `size` bytes. The last one is shorter if `size` does not divide its
+    /// length.
+    ///
+    /// # Panics
+    /// If `size` is 0.
+    pub fn chunks(self, size: usize) -> impl Iterator<Item = Self> {
+        assert!(size > 0, "chunks have at least 1 byte");
+        let mut rest = Some(self);
+        std::iter::from_fn(move || {
+            let range = rest.take().filter(|range| !range.is_empty())?;
+            let mid = size.min(range.len());
+            let (chunk, behind) = range.split_at(mid);
+            rest = Some(behind);
+            Some(chunk)
+        })
+    }
+}
+
+impl<R: Lend> Registered for LendRange<'_, R> {
+    fn domain(&self) -> Domain<'_> {
+        self.region.domain()
+    }
+
+    fn iova(&self) -> u64 {
+        self.region.iova().wrapping_add(self.offset as u64)
+    }
+
+    fn lkey(&self) -> u32 {
+        self.region.lkey()
+    }
+
+    fn length(&self) -> usize {
+        self.len
+    }
+
+    fn check_bounds(&self, verb: &'static str) -> Result<()> {
+        self.region.check_bounds(verb)
+    }
+
+    fn verified_pd(&self) -> PdId {
+        self.region.verified_pd()
+    }
+}
+
+impl<R> fmt::Debug for LendRange<'_, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LendRange")
+            .field("offset", &self.offset)
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
+}
+
+// SAFETY: the region is borrowed while the range exists, and is `Lend` itself. The range has no method
+// that accesses bytes, and its bytes belong to it alone: `split_at` makes disjoint ranges.
+unsafe impl<R: Lend> Lend for LendRange<'_, R> {}
+
+// SAFETY: the part has the range alone, and its region stays registered while it exists. `bytes_mut`
+// and all methods that change the range borrow or move it.
+unsafe impl<M: Send + Sync + 'static> Lend for Part<M> {}
+
+// SAFETY: the slot belongs to the lease alone, and its region stays registered while it exists.
+// `bytes_mut` borrows it exclusively.
+unsafe impl Lend for Lease {}
 
 // SAFETY: the MR owns its memory, and stays registered while it exists. `bytes_mut`, `write` and
 // `set_access` borrow it exclusively.
@@ -216,6 +357,14 @@ impl<'scope, B, P: Provider> Scope<'scope, '_, B, P> {
         self.endpoint.wait()
     }
 
+    /// Probes the peer, as [`Endpoint::probe`] does.
+    ///
+    /// # Errors
+    /// As for [`Endpoint::probe`].
+    pub fn probe(&mut self) -> Result<()> {
+        self.endpoint.probe()
+    }
+
     /// Blocks until an operation of the endpoint completes, at most for `timeout`.
     ///
     /// # Errors
@@ -239,6 +388,34 @@ impl<'scope, B, P: Provider> Scope<'scope, '_, B, P> {
         // complete or the QP is destroyed, and the borrow lasts until it returns.
         let posted = unsafe { flows.recvs.post_request(qp, (None, tag), sge) };
         posted.inspect_err(|_| self.posted.recvs = before)
+    }
+
+    /// Posts an inline operation, whose bytes are copied.
+    fn post_inline(&mut self, operation: Operation, bytes: &[u8], tag: u64) -> Result<(), NotPosted<B>> {
+        let Queues { qp, flows, .. } = &mut self.endpoint.queues;
+        // The provider rejects bytes beyond its limit, which is far below 4 GiB.
+        let payload = (Payload::Inline(&[bytes]), bytes.len() as u32);
+        // SAFETY: the request names no memory.
+        let posted =
+            unsafe { flows.sends.post_request(qp, (None, tag), operation, SendFlags::SIGNALED, payload) };
+        posted.map_err(|refused| self.endpoint.queues.refused(refused))
+    }
+
+    /// Posts `bytes`, which are copied, as one message. Their maximum is
+    /// [`EndpointOptions::inline`](super::EndpointOptions::inline).
+    ///
+    /// # Errors
+    /// [Errors of posting](Endpoint#errors-of-posting).
+    pub fn post_send_inline(&mut self, bytes: &[u8], tag: u64) -> Result<(), NotPosted<B>> {
+        self.post_inline(Operation::Send, bytes, tag)
+    }
+
+    /// Posts a write of `bytes`, which are copied, to the peer's memory.
+    ///
+    /// # Errors
+    /// [Errors of posting](Endpoint#errors-of-posting).
+    pub fn post_write_inline(&mut self, bytes: &[u8], remote: Remote, tag: u64) -> Result<(), NotPosted<B>> {
+        self.post_inline(Operation::Write(remote), bytes, tag)
     }
 
     /// # Safety
@@ -309,6 +486,24 @@ impl<'scope, B, P: Provider> Scope<'scope, '_, B, P> {
     ) -> Result<(), NotPosted<B>> {
         // SAFETY: as in `post_send`.
         unsafe { self.post("Scope::post_write", region, range, Operation::Write(remote), tag) }
+    }
+
+    /// Posts a write as [`Scope::post_write`] does, which also completes a receive of the peer with
+    /// immediate data.
+    ///
+    /// # Errors
+    /// [Errors of posting](Endpoint#errors-of-posting).
+    pub fn post_write_imm(
+        &mut self,
+        region: &'scope impl Lend,
+        range: impl RangeBounds<usize>,
+        remote: Remote,
+        imm: impl Into<Imm>,
+        tag: u64,
+    ) -> Result<(), NotPosted<B>> {
+        let operation = Operation::WriteImm(remote, imm.into());
+        // SAFETY: as in `post_send`.
+        unsafe { self.post("Scope::post_write_imm", region, range, operation, tag) }
     }
 
     /// Posts a read of the peer's memory into the bytes of `region` in `range`.

@@ -96,8 +96,8 @@
 //!
 //! # Idle peers
 //!
-//! A failed peer is detected only by a send to it. [`Handle::keepalive`] probes idle peers; call it
-//! every few seconds.
+//! A dead peer is noticed by a request to it only. So idle peers are probed every 2 seconds, and a dead
+//! one ends with [`Event::Failed`] within 10 seconds by default: see [`ServerOptions::keepalive`].
 
 pub(crate) mod flow;
 #[cfg(feature = "futures")]
@@ -126,8 +126,8 @@ pub use self::options::{ClientOptions, ServerOptions};
 use super::hub::connection::{Connection, ConnectionInner};
 use super::hub::reaper::{BATCH, Batch, Conn, flush, lock};
 use super::hub::{Driver, Hub};
-use super::{Address, Lease, Pending, Pool, Source};
-use crate::{AnyProvider, Error, Readiness, Result};
+use super::{Address, Lease, Op, Pending, Source, Target};
+use crate::{AnyProvider, Error, Readiness, Remote, Result};
 
 fn closed(verb: &'static str) -> Error {
     Error::Closed { verb, reason: "the peer has ended" }
@@ -178,8 +178,6 @@ struct Inner<B, P: Provider> {
     options: options::Resolved,
     hub: Hub<B, P>,
     inbound: Arc<Inbound<P>>,
-    /// Buffers of receives and of sends.
-    pool: Pool,
     peers: Mutex<Vec<Entry<B, P>>>,
     /// Whether the server is shut down: no peer is admitted.
     closed: AtomicBool,
@@ -273,15 +271,29 @@ impl<B, P: Provider> Inner<B, P> {
         batch.finish();
     }
 
-    fn each(&self) -> Vec<Connection<B, P>> {
-        lock(&self.peers).iter().filter_map(|entry| entry.peer.clone()).collect()
+    /// Whether `test` holds for each peer. It runs without the lock.
+    fn all(&self, mut test: impl FnMut(&Connection<B, P>) -> bool) -> bool {
+        let mut next = 0;
+        loop {
+            let peer = {
+                let peers = lock(&self.peers);
+                let found = (next..)
+                    .zip(peers.get(next..).unwrap_or_default())
+                    .find_map(|(at, entry)| Some((at, entry.peer.clone()?)));
+                let Some((at, peer)) = found else { return true };
+                next = at + 1;
+                peer
+            };
+            if !test(&peer) {
+                return false;
+            }
+        }
     }
 
     /// Whether every peer has received all messages to it, or has failed.
     fn is_delivered(&self) -> bool {
         self.collect();
-        let peers = self.each();
-        peers.iter().all(|peer| {
+        self.all(|peer| {
             let state = peer.inner().conn.lock();
             state.failure.is_some() || state.flow.as_ref().is_none_or(flow::Flow::is_delivered)
         })
@@ -396,7 +408,8 @@ impl<B: Source, P: Provider> Handle<B, P> {
     /// Takes a buffer for a message. `None` if all are in use.
     #[must_use]
     pub fn take(&self) -> Option<Lease> {
-        let Inner { pool, hub, .. } = &*self.inner;
+        let Inner { inbound, hub, .. } = &*self.inner;
+        let pool = &inbound.pool;
         // Buffers of sends are free when their completions are reaped.
         pool.take().or_else(|| {
             hub.poll(BATCH);
@@ -483,10 +496,65 @@ impl<B: Source, P: Provider> Handle<B, P> {
     /// message waits in a queue of [`ServerOptions::sends`] messages. A full queue refuses the
     /// message.
     pub fn send(&self, peer: PeerId, buffer: B, range: impl RangeBounds<usize>) -> Pending<B, P> {
+        self.send_tagged(peer, buffer, range, 0)
+    }
+
+    /// Sends as [`Handle::send`] does. `tag` comes back in [`Done::tag`](super::Done::tag).
+    pub fn send_tagged(
+        &self,
+        peer: PeerId,
+        buffer: B,
+        range: impl RangeBounds<usize>,
+        tag: u64,
+    ) -> Pending<B, P> {
         match self.inner.get(peer) {
-            Some(peer) => peer.send_message(buffer, range),
-            None => Pending::refused(closed("Handle::send"), Some(buffer), 0),
+            Some(peer) => peer.send_message(buffer, range, tag),
+            None => Pending::refused(closed("Handle::send"), Some(buffer), tag),
         }
+    }
+
+    /// Posts a write, a read or an atomic operation on memory of `peer`, with its options: inline data,
+    /// fence and a tag. The peer sends the [`Remote`] in a message.
+    ///
+    /// ```no_run
+    /// use bareverbs::owned::Op;
+    /// use bareverbs::owned::server::{Handle, PeerId};
+    /// use bareverbs::Remote;
+    ///
+    /// # fn read(handle: &Handle, peer: PeerId, value: Remote, flag: Remote) -> bareverbs::Result<()> {
+    /// let room = handle.take().expect("a buffer");
+    /// let value = handle.read(peer, room, ..64, value).wait()?.into_buffer();
+    /// println!("{:?}", &value.bytes()[..64]);
+    /// // It needs `ServerOptions::inline(8)`.
+    /// handle.post(peer, Op::write_inline(&[1; 8], flag).fenced()).wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// Each peer has [`ServerOptions::operations`] of them at a time, apart from messages. An operation
+    /// is executed in order with the messages that were sent before it, unless these wait for credits.
+    /// One that fails, such as a write that the peer does not allow, ends the connection.
+    ///
+    /// [`ServerOptions::access`] of the peer allows it, and the memory of the peer: see
+    /// [`Part::expose`](super::Part::expose).
+    ///
+    /// Refused are sends and writes with immediate data ([`Error::Invalid`]): they are messages.
+    pub fn post(&self, peer: PeerId, op: Op<'_, B>) -> Pending<B, P> {
+        match self.inner.get(peer) {
+            Some(peer) => peer.post_one_sided(op),
+            None => Pending::refused_op(closed("Handle::post"), op),
+        }
+    }
+
+    /// Writes the bytes of `buffer` in `range` to the memory of `peer`: see [`Handle::post`].
+    pub fn write(
+        &self,
+        peer: PeerId,
+        buffer: B,
+        range: impl RangeBounds<usize>,
+        remote: Remote,
+    ) -> Pending<B, P> {
+        self.post(peer, Op::write(buffer, range, remote))
     }
 
     /// Closes the connection to `peer` without loss: messages that were sent before are delivered,
@@ -509,27 +577,23 @@ impl<B: Source, P: Provider> Handle<B, P> {
     /// returns `None`. A peer without credits waits until earlier messages are dropped.
     pub fn shutdown(&self) -> Shutdown<B, P> {
         self.inner.closed.store(true, Ordering::Release);
-        for peer in self.inner.each() {
-            self.inner.update(&peer, flow::Flow::close);
-        }
+        self.inner.all(|peer| {
+            self.inner.update(peer, flow::Flow::close);
+            true
+        });
         // Without a peer that may have an event, the reader has reached its end.
         self.inner.inbound.wake_all();
         Shutdown { inner: Arc::clone(&self.inner) }
     }
 
-    /// Probes each peer by a zero-length RDMA write, unless an earlier probe is outstanding. An
-    /// unreachable peer ends with [`Event::Failed`] after the retries.
+    /// Probes each peer now by an RDMA write of length 0, unless an earlier probe is outstanding. A dead
+    /// peer ends with [`Event::Failed`] after the retries.
+    ///
+    /// Waits and the driver do this every few seconds, as
+    /// [`ServerOptions::keepalive`](ServerOptions::keepalive) says.
     pub fn keepalive(&self) {
         self.inner.collect();
-        for peer in self.inner.each() {
-            let ConnectionInner { hub, conn, .. } = peer.inner();
-            let probed = conn.lock().probe();
-            if let Err(failure) = probed {
-                let mut batch = Batch::new();
-                hub.end(conn, failure, &mut batch);
-                batch.finish();
-            }
-        }
+        self.inner.hub.inner().sweep(None);
     }
 
     /// The ids of the connected peers.
@@ -555,6 +619,38 @@ impl<B: Source, P: Provider> Handle<B, P> {
     /// As for [`Hub::thread`].
     pub fn thread(&self) -> Result<()> {
         self.inner.hub.thread()
+    }
+}
+
+impl<B: Target, P: Provider> Handle<B, P> {
+    /// Reads memory of `peer` into the bytes of `buffer` in `range`: see [`Handle::post`].
+    pub fn read(
+        &self,
+        peer: PeerId,
+        buffer: B,
+        range: impl RangeBounds<usize>,
+        remote: Remote,
+    ) -> Pending<B, P> {
+        self.post(peer, Op::read(buffer, range, remote))
+    }
+
+    /// Adds `add` to 8 bytes of the memory of `peer`. The first 8 bytes of `buffer` receive the old
+    /// value, in native byte order. The peer needs [`Access::REMOTE_ATOMIC`](crate::Access).
+    pub fn fetch_add(&self, peer: PeerId, buffer: B, remote: Remote, add: u64) -> Pending<B, P> {
+        self.post(peer, Op::fetch_add(buffer, remote, add))
+    }
+
+    /// Replaces 8 bytes of the memory of `peer` by `swap` if they equal `compare`. The first 8 bytes of
+    /// `buffer` receive the old value, in native byte order.
+    pub fn compare_swap(
+        &self,
+        peer: PeerId,
+        buffer: B,
+        remote: Remote,
+        compare: u64,
+        swap: u64,
+    ) -> Pending<B, P> {
+        self.post(peer, Op::compare_swap(buffer, remote, compare, swap))
     }
 }
 
@@ -666,6 +762,27 @@ impl<B: Source, P: Provider> Client<B, P> {
         self.server.handle.send(self.id, buffer, range)
     }
 
+    /// Sends as [`Client::send`] does. `tag` comes back in [`Done::tag`](super::Done::tag).
+    pub fn send_tagged(&self, buffer: B, range: impl RangeBounds<usize>, tag: u64) -> Pending<B, P> {
+        self.server.handle.send_tagged(self.id, buffer, range, tag)
+    }
+
+    /// Posts a write, a read or an atomic operation on memory of the server, as [`Handle::post`] does.
+    pub fn post(&self, op: Op<'_, B>) -> Pending<B, P> {
+        self.server.handle.post(self.id, op)
+    }
+
+    /// Writes the bytes of `buffer` in `range` to the memory of the server: see [`Handle::post`].
+    pub fn write(&self, buffer: B, range: impl RangeBounds<usize>, remote: Remote) -> Pending<B, P> {
+        self.post(Op::write(buffer, range, remote))
+    }
+
+    /// The id of the server as the client's peer, for the client's [handle](Self::handle).
+    #[must_use]
+    pub fn id(&self) -> PeerId {
+        self.id
+    }
+
     /// Waits for the next event, as [`Server::next`] does.
     ///
     /// # Errors
@@ -702,6 +819,23 @@ impl<B: Source, P: Provider> Client<B, P> {
     }
 }
 
+impl<B: Target, P: Provider> Client<B, P> {
+    /// Reads memory of the server into the bytes of `buffer` in `range`: see [`Handle::post`].
+    pub fn read(&self, buffer: B, range: impl RangeBounds<usize>, remote: Remote) -> Pending<B, P> {
+        self.post(Op::read(buffer, range, remote))
+    }
+
+    /// Adds `add` to 8 bytes of the memory of the server, as [`Handle::fetch_add`] does.
+    pub fn fetch_add(&self, buffer: B, remote: Remote, add: u64) -> Pending<B, P> {
+        self.post(Op::fetch_add(buffer, remote, add))
+    }
+
+    /// Replaces 8 bytes of the memory of the server, as [`Handle::compare_swap`] does.
+    pub fn compare_swap(&self, buffer: B, remote: Remote, compare: u64, swap: u64) -> Pending<B, P> {
+        self.post(Op::compare_swap(buffer, remote, compare, swap))
+    }
+}
+
 impl<B: Source, P: Provider> Clone for Handle<B, P> {
     fn clone(&self) -> Self {
         Self { inner: Arc::clone(&self.inner) }
@@ -728,7 +862,8 @@ impl<B: Source, P: Provider> fmt::Debug for Client<B, P> {
 
 impl<B, P: Provider> fmt::Debug for Shutdown<B, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shutdown").finish_non_exhaustive()
+        let Inbound { sent, failed, .. } = &*self.inner.inbound;
+        f.debug_struct("Shutdown").field("sent", sent).field("failed", failed).finish_non_exhaustive()
     }
 }
 

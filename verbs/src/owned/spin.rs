@@ -1,16 +1,19 @@
 //! Polling for a while before sleeping.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long a wait polls the CQ before it sleeps. Sleeping costs system calls and the time to wake
 /// up; polling costs processor time.
+///
+/// Endpoints, hubs, servers and clients have the same default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Spin {
     /// Sleeps at once.
     Never,
     /// Polls for at most this time, while recent waits were shorter on average. Otherwise sleeps at
-    /// once.
+    /// once. About ten short waits after a long one make it poll again.
     Adaptive(Duration),
     /// Never sleeps.
     Always,
@@ -25,10 +28,11 @@ impl Default for Spin {
 
 /// The policy, and the length of recent waits.
 #[derive(Debug)]
-pub(super) struct SpinState {
+pub(crate) struct SpinState {
     policy: Spin,
-    /// Smoothed length of the waits. It starts at 0: the first wait polls.
-    average: Duration,
+    /// Smoothed length of the waits in nanoseconds. It starts at 0: the first wait polls. Concurrent
+    /// updates may lose one.
+    average: AtomicU64,
 }
 
 /// A wait that polls.
@@ -39,27 +43,51 @@ pub(crate) struct Spinning {
     limit: Option<Duration>,
 }
 
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
 impl SpinState {
-    pub(super) fn new(policy: Spin) -> Self {
-        Self { policy, average: Duration::ZERO }
+    pub(crate) fn new(policy: Spin) -> Self {
+        Self { policy, average: AtomicU64::new(0) }
     }
 
-    pub(super) fn start(&self) -> Spinning {
+    pub(crate) fn start(&self) -> Spinning {
         let limit = match self.policy {
             Spin::Never => Some(Duration::ZERO),
-            Spin::Adaptive(max) => Some(if self.average <= max { max } else { Duration::ZERO }),
+            Spin::Adaptive(max) => {
+                let short = self.average.load(Ordering::Relaxed) <= nanoseconds(max);
+                Some(if short { max } else { Duration::ZERO })
+            }
             Spin::Always => None,
         };
         Spinning { start: Instant::now(), limit }
     }
 
     /// The wait has ended with a completion.
-    pub(super) fn end(&mut self, wait: Spinning) {
+    pub(crate) fn end(&self, wait: Spinning) {
         if let Spin::Adaptive(max) = self.policy {
-            // A long wait counts as at most 4 × `max`, so that a few short waits lower the average
-            // below `max`.
-            self.average = (3 * self.average + wait.start.elapsed().min(4 * max)) / 4;
+            self.record(max, wait.start.elapsed());
         }
+    }
+
+    /// The wait has ended without a completion, at its time limit. If that was shorter than the time
+    /// to poll, it is unknown whether the wait was long.
+    pub(crate) fn timed_out(&self, wait: Spinning) {
+        if let Spin::Adaptive(max) = self.policy {
+            let waited = wait.start.elapsed();
+            if waited >= max {
+                self.record(max, waited);
+            }
+        }
+    }
+
+    fn record(&self, max: Duration, waited: Duration) {
+        // A long wait counts as at most 4 × `max`, so that a few short waits lower the average below
+        // `max`.
+        let waited = nanoseconds(waited.min(max.saturating_mul(4)));
+        let average = self.average.load(Ordering::Relaxed);
+        self.average.store(average - average / 4 + waited / 4, Ordering::Relaxed);
     }
 }
 
@@ -80,9 +108,9 @@ mod tests {
 
     const MAX: Duration = Duration::from_millis(50);
 
-    fn ended(state: &mut SpinState, waited: Duration) {
+    fn spinning(waited: Duration) -> Spinning {
         let start = Instant::now().checked_sub(waited).expect("a clock that started before");
-        state.end(Spinning { start, limit: None });
+        Spinning { start, limit: None }
     }
 
     #[test]
@@ -101,15 +129,28 @@ mod tests {
     }
 
     #[test]
-    fn adaptive_wait_sleeps_after_long_waits_and_polls_after_short_ones() {
-        let mut state = SpinState::new(Spin::Adaptive(MAX));
-        for _ in 0..3 {
-            ended(&mut state, 100 * MAX);
+    fn ten_short_waits_after_a_long_idle_time_make_the_next_one_poll() {
+        let state = SpinState::new(Spin::Adaptive(MAX));
+        for _ in 0..100 {
+            state.end(spinning(100 * MAX));
         }
         assert!(!state.start().goes_on());
         for _ in 0..10 {
-            ended(&mut state, Duration::ZERO);
+            state.end(spinning(Duration::ZERO));
         }
         assert!(state.start().goes_on());
+    }
+
+    #[test]
+    fn waits_that_time_out_count_if_they_were_long() {
+        let state = SpinState::new(Spin::Adaptive(MAX));
+        for _ in 0..10 {
+            state.timed_out(spinning(100 * MAX));
+        }
+        assert!(!state.start().goes_on());
+        for _ in 0..100 {
+            state.timed_out(spinning(Duration::ZERO));
+        }
+        assert!(!state.start().goes_on(), "a short time limit shows nothing");
     }
 }

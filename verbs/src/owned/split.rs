@@ -12,6 +12,7 @@ use bareverbs_provider::traits::Provider;
 
 use super::hub::park::Parker;
 use super::hub::reaper::{Direction, lock};
+use super::keepalive::{ROUNDS, earlier};
 use super::{Address, Done, Endpoint, Failed, NotPosted, NotPostedParts, Op, Source, Spinning, Target};
 use crate::{AnyProvider, Buffer, CompChannel, Mr, Remote, Result};
 
@@ -99,6 +100,11 @@ impl<B, P: Provider> Half<B, P> {
         taken
     }
 
+    /// Probes the peer if the connection was idle. Returns when to call it again.
+    fn keep_alive(&self) -> Option<Instant> {
+        self.with(|endpoint| endpoint.queues.keep_alive(Instant::now()))
+    }
+
     fn start_spin(&self) -> Spinning {
         self.with(|endpoint| endpoint.queues.start_spin())
     }
@@ -109,7 +115,7 @@ impl<B, P: Provider> Half<B, P> {
 
     fn wait_until(&self, end: Option<Instant>) -> Result<Option<Done<B>>, Failed<B>> {
         let spin = self.start_spin();
-        let mut in_time = true;
+        let (mut in_time, mut rounds) = (true, 0_u32);
         loop {
             if let Some(ended) = self.poll() {
                 self.end_spin(spin);
@@ -119,6 +125,10 @@ impl<B, P: Provider> Half<B, P> {
                 break;
             }
             std::hint::spin_loop();
+            rounds = rounds.wrapping_add(1);
+            if rounds.is_multiple_of(ROUNDS) {
+                self.keep_alive();
+            }
             in_time = end.is_none_or(|end| Instant::now() < end);
         }
         let waited = Parker::with(|parker, waker| {
@@ -130,7 +140,7 @@ impl<B, P: Provider> Half<B, P> {
                 if end.is_some_and(|end| Instant::now() >= end) {
                     return Ok(None);
                 }
-                if parker.sleep(Some(self.channel.as_fd()), end)? {
+                if parker.sleep(Some(self.channel.as_fd()), earlier(end, self.keep_alive()))? {
                     self.take_events()?;
                 }
             }
@@ -140,7 +150,10 @@ impl<B, P: Provider> Half<B, P> {
                 self.end_spin(spin);
                 ended.map(Some)
             }
-            Ok(None) => Ok(None),
+            Ok(None) => {
+                self.with(|endpoint| endpoint.queues.spin_timed_out(spin));
+                Ok(None)
+            }
             Err(error) => Err(error.into()),
         }
     }
@@ -281,6 +294,19 @@ macro_rules! halves {
             /// Ends the connection, as [`Endpoint::abort`] does: the operations of both halves fail.
             pub fn abort(&mut self) {
                 self.half.with(Endpoint::abort);
+            }
+
+            /// Probes the peer, as [`Endpoint::probe`] does.
+            ///
+            /// # Errors
+            /// As for [`Endpoint::probe`].
+            pub fn probe(&mut self) -> Result<()> {
+                self.half.with(Endpoint::probe)
+            }
+
+            #[cfg(any(feature = "async-io", feature = "tokio"))]
+            pub(crate) fn keep_alive(&self) -> Option<Instant> {
+                self.half.keep_alive()
             }
 
             #[cfg(any(feature = "async-io", feature = "tokio"))]

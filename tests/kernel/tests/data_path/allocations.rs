@@ -2,10 +2,11 @@
 
 use std::time::Instant;
 
+use bareverbs::owned::server::{Client, Event, Server, Waited};
 use bareverbs::owned::{Endpoint, Lease, Op, Pool};
-use bareverbs::{Access, Completion, Operation, Payload, QpCap, RecvRequest, SendFlags, WcStatus};
+use bareverbs::{Access, Completion, Operation, Payload, Pd, QpCap, RecvRequest, SendFlags, WcStatus};
 use bareverbs_kernel_tests::TIMEOUT;
-use bareverbs_kernel_tests::allocations::{CountingAllocator, allocations};
+use bareverbs_kernel_tests::allocations::{CountingAllocator, allocations, total};
 use bareverbs_kernel_tests::loopback::{Plan, domain, pair, region, request};
 
 #[global_allocator]
@@ -83,4 +84,84 @@ pub(crate) fn endpoint_messages_allocate_nothing() {
         }
     });
     assert_eq!(counted, 0);
+}
+
+fn connected(pd: &Pd) -> [Endpoint<Lease>; 2] {
+    let mut ends: [Endpoint<Lease>; 2] = [(); 2].map(|()| Endpoint::new(pd, 1, 16).unwrap());
+    let [alice, bob] = ends.each_mut();
+    alice.connect(&bob.address()).unwrap();
+    bob.connect(&alice.address()).unwrap();
+    ends
+}
+
+/// Rounds before the count: threads and runtimes allocate when they wait the first time.
+const WARM_UP: u32 = 20;
+
+macro_rules! exchange {
+    ($runtime:ident, $pd:expr) => {
+        async {
+            let pool = Pool::new($pd, 4, 64).unwrap();
+            let [mut alice, mut bob] =
+                connected($pd).map(|endpoint| bareverbs::$runtime::Endpoint::new(endpoint).unwrap());
+            let mut before = None;
+            for round in 0..200 {
+                if round == WARM_UP {
+                    before = Some(total());
+                }
+                bob.post_recv(pool.take().unwrap()).unwrap();
+                alice.post_send(pool.take().unwrap(), ..8).unwrap();
+                assert_eq!(bob.wait().await.unwrap().len, 8);
+                drop(alice.wait().await.unwrap());
+            }
+            total() - before.unwrap()
+        }
+    };
+}
+
+pub(crate) fn endpoints_of_tasks_allocate_nothing() {
+    let pd = domain();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
+    assert_eq!(runtime.block_on(exchange!(tokio, &pd)), 0);
+    assert_eq!(async_io::block_on(exchange!(async_io, &pd)), 0);
+}
+
+pub(crate) fn halves_of_an_endpoint_allocate_nothing() {
+    let pd = domain();
+    let pool = Pool::new(&pd, 4, 64).unwrap();
+    let [alice, bob] = connected(&pd);
+    let ((mut sender, _receiver), (_sender, mut receiver)) = (alice.split(), bob.split());
+    let mut exchange = |rounds| {
+        for _ in 0..rounds {
+            receiver.post_recv(pool.take().unwrap()).unwrap();
+            sender.post_send(pool.take().unwrap(), ..8).unwrap();
+            assert_eq!(receiver.wait_timeout(TIMEOUT).unwrap().unwrap().len, 8);
+            drop(sender.wait_timeout(TIMEOUT).unwrap().unwrap());
+        }
+    };
+    exchange(WARM_UP);
+    assert_eq!(allocations(|| exchange(200)), 0);
+}
+
+pub(crate) fn server_that_echoes_allocates_nothing() {
+    let pd = domain();
+    let mut server = Server::options().peers(1).message_size(64).build(&pd).unwrap();
+    let mut client = Client::options().message_size(64).build(&pd).unwrap();
+    let (_, address) = server.handle().admit(&client.address()).unwrap();
+    client.connect(&address).unwrap();
+    let mut exchange = |rounds| {
+        for _ in 0..rounds {
+            client.send(client.take().unwrap(), ..8).detach();
+            let Waited::Event(Event::Message(message)) = server.wait_timeout(TIMEOUT).unwrap() else {
+                panic!("a message")
+            };
+            message.reply_in_place(..8).unwrap().detach();
+            let Waited::Event(Event::Message(answer)) = client.wait_timeout(TIMEOUT).unwrap() else {
+                panic!("an answer")
+            };
+            assert_eq!(answer.bytes().len(), 8);
+            server.handle().keepalive();
+        }
+    };
+    exchange(WARM_UP);
+    assert_eq!(allocations(|| exchange(200)), 0);
 }

@@ -1,11 +1,15 @@
 //! System calls of the data path and of the setup.
 
+use std::future::Future;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
+use std::pin::pin;
 use std::process::{Command, Stdio};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use bareverbs::owned::{Endpoint, Lease, Pool};
+use bareverbs::owned::server::{Client, Event, Server};
+use bareverbs::owned::{Endpoint, Hub, Lease, Pool};
 use bareverbs::{
     Access, Arm, CqInit, Imm, Operation, Payload, QpCap, RecvRequest, SendFlags, SendRequest, WcStatus,
     WorkCompletion,
@@ -288,4 +292,78 @@ pub(crate) fn wait_for_a_complete_operation_takes_no_system_call() {
     let parts = between_marks(&calls);
     let [blocking, _, tokio, _, async_io] = parts[..] else { panic!("five parts: {parts:?}") };
     assert_eq!((blocking, tokio, async_io), (&[][..], &[][..], &[][..]));
+}
+
+pub(crate) fn halves_and_futures_whose_results_are_there_take_no_system_call() {
+    let calls = calls_of(|| {
+        let pd = domain();
+        let pool = Pool::new(&pd, 64, 64).unwrap();
+        let mut ends: [Endpoint<Lease>; 2] = [(); 2].map(|()| Endpoint::new(&pd, 1, 16).unwrap());
+        let [alice, bob] = ends.each_mut();
+        alice.connect(&bob.address()).unwrap();
+        bob.connect(&alice.address()).unwrap();
+        let [alice, bob] = ends;
+        let ((mut sender, _receiver), (_sender, mut receiver)) = (alice.split(), bob.split());
+        let hub: Hub<Lease> = Hub::new(&pd, 64).unwrap();
+        let (carol, dave) = (hub.connection(1, 16).unwrap(), hub.connection(1, 16).unwrap());
+        carol.connect(&dave.address()).unwrap();
+        dave.connect(&carol.address()).unwrap();
+        let mut pending = Vec::new();
+        for _ in 0..8 {
+            receiver.post_recv(pool.take().unwrap()).unwrap();
+            sender.post_send(pool.take().unwrap(), ..8).unwrap();
+            pending.push(dave.recv(pool.take().unwrap()));
+            pending.push(carol.send(pool.take().unwrap(), ..8));
+        }
+        std::thread::sleep(Duration::from_millis(200));
+        mark();
+        for _ in 0..8 {
+            drop((sender.wait().unwrap(), receiver.wait().unwrap()));
+        }
+        mark();
+        for operation in pending.drain(..8) {
+            drop(operation.wait().unwrap());
+        }
+        mark();
+        let mut context = Context::from_waker(Waker::noop());
+        for operation in pending.drain(..) {
+            assert!(matches!(pin!(operation).poll(&mut context), Poll::Ready(Ok(_))));
+        }
+        mark();
+    });
+    let parts = between_marks(&calls);
+    let [halves, waits, futures] = parts[..] else { panic!("three parts: {parts:?}") };
+    assert_eq!((halves, waits, futures), (&[][..], &[][..], &[][..]));
+}
+
+pub(crate) fn message_that_has_arrived_takes_no_system_call() {
+    let calls = calls_of(|| {
+        let pd = domain();
+        let mut server = Server::options().peers(1).message_size(64).build(&pd).unwrap();
+        let client = Client::options().message_size(64).build(&pd).unwrap();
+        let (_, address) = server.handle().admit(&client.address()).unwrap();
+        client.connect(&address).unwrap();
+        for _ in 0..4 {
+            client.send(client.take().unwrap(), ..8).wait().unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(200));
+        let mut context = Context::from_waker(Waker::noop());
+        let mut events = Vec::with_capacity(4);
+        // A thread that waits the first time has a descriptor made.
+        assert!(matches!(server.wait().unwrap(), Some(Event::Message(_))));
+        mark();
+        assert!(matches!(server.wait().unwrap(), Some(Event::Message(_))));
+        mark();
+        for _ in 0..2 {
+            let Poll::Ready(Ok(Some(event))) = pin!(server.next()).poll(&mut context) else {
+                panic!("a message")
+            };
+            events.push(event);
+        }
+        mark();
+    });
+    let parts = between_marks(&calls);
+    let [wait, next] = parts[..] else { panic!("two parts: {parts:?}") };
+    // Dropping a message posts its receive again, which takes no system call.
+    assert_eq!((wait, next), (&[][..], &[][..]));
 }

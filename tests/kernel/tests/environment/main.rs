@@ -34,6 +34,7 @@ kernel_tests! {
     async_io_example_runs,
     completions_of_several_cqs_wake_a_tokio_task,
     completions_of_several_cqs_wake_an_async_io_task,
+    results_of_an_endpoint_are_a_stream,
     tasks_wake_with_asynchronous_events if device::sqd,
     dropped_wait_future_loses_no_event,
     streams_and_endpoints_can_be_taken_from_a_runtime,

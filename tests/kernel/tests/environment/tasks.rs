@@ -1,14 +1,17 @@
 //! Waiting tasks, with each runtime.
 
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::time::Duration;
 
-use bareverbs::owned::Endpoint;
+use bareverbs::owned::{Endpoint, Lease, Pool};
 use bareverbs::{
     AsyncEvent, Buffer, CompChannel, CqInit, Error, EventType, Operation, Payload, QpCap, WcStatus,
     WorkCompletion,
 };
 use bareverbs_kernel_tests::loopback::{Plan, Side, domain, request, side, side_on};
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use futures_core::Stream;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::{async_io_echo, tokio_echo};
@@ -154,5 +157,49 @@ pub(crate) fn invalid_waits_are_rejected() {
             let _wrapped = bareverbs::tokio::CompChannel::new(again).unwrap();
         });
         a.cq.arm(bareverbs::Arm::Any).unwrap();
+    });
+}
+
+macro_rules! results_are_a_stream {
+    ($endpoint:ty) => {
+        async {
+            let pd = domain();
+            let pool = Pool::new(&pd, 32, 64).unwrap();
+            let [mut alice, mut bob]: [Endpoint<Lease>; 2] =
+                [(); 2].map(|()| Endpoint::new(&pd, 1, 16).unwrap());
+            alice.connect(&bob.address()).unwrap();
+            bob.connect(&alice.address()).unwrap();
+            let mut bob = <$endpoint>::new(bob).unwrap();
+            assert!(poll_fn(|cx| Pin::new(&mut bob).poll_next(cx)).await.is_none(), "nothing is outstanding");
+            for round in 0..50 {
+                for tag in 0..4 {
+                    bob.post_recv_tagged(pool.take().unwrap(), tag).unwrap();
+                }
+                // The task sleeps before the first message.
+                let sender = std::thread::spawn({
+                    let (mut alice, leases) = (alice, [(); 4].map(|()| pool.take().unwrap()));
+                    move || {
+                        std::thread::sleep(Duration::from_millis(2));
+                        leases.into_iter().for_each(|lease| alice.post_send(lease, ..=round).unwrap());
+                        (0..4).for_each(|_| drop(alice.wait().unwrap()));
+                        alice
+                    }
+                });
+                let mut next = async || poll_fn(|cx| Pin::new(&mut bob).poll_next(cx)).await;
+                for tag in 0..4 {
+                    let done = next().await.expect("an operation is outstanding").unwrap();
+                    assert_eq!((done.tag, done.len), (tag, round as u32 + 1));
+                }
+                assert!(next().await.is_none());
+                alice = sender.join().unwrap();
+            }
+        }
+    };
+}
+
+pub(crate) fn results_of_an_endpoint_are_a_stream() {
+    nothing_leaks(|| {
+        runtime().block_on(results_are_a_stream!(bareverbs::tokio::Endpoint<Lease>));
+        async_io::block_on(results_are_a_stream!(bareverbs::async_io::Endpoint<Lease>));
     });
 }

@@ -6,7 +6,7 @@ mod servers;
 mod tasks;
 mod threads;
 
-use bareverbs_kernel_tests::kernel_tests;
+use bareverbs_kernel_tests::{device, kernel_tests};
 use connections::*;
 use halves::*;
 use servers::*;
@@ -43,6 +43,10 @@ kernel_tests! {
     ends_that_send_without_reading_do_not_deadlock,
     dead_client_costs_itself_only,
     keepalive_finds_a_dead_idle_client,
+    server_accesses_memory_of_its_client,
+    client_reads_memory_of_its_server,
+    message_is_echoed_in_place,
+    a_thousand_clients_share_few_receives if device::soft_roce,
     shutdown_under_traffic_loses_nothing,
     two_hundred_clients_ask_one_server,
     full_server_and_foreign_addresses_are_refused,

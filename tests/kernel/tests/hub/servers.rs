@@ -3,17 +3,18 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::time::Duration;
 
-use bareverbs::owned::server::{Client, Event, PeerId, Report, Server, Waited};
-use bareverbs::owned::{Lease, Pending};
+use bareverbs::owned::server::{Client, Event, PeerId, Report, Server, ServerOptions, Waited};
+use bareverbs::owned::{Lease, Op, Part, Pending};
 use bareverbs::{
     Access, AckTimeout, Buffer, ConnectAttr, CqInit, Error, Operation, Payload, Pd, QpInit, Rc, RecvRequest,
-    RetryCount, SendFlags, SendRequest, SrqInit, WcStatus,
+    Remote, RetryCount, SendFlags, SendRequest, SrqInit, WcStatus,
 };
 use bareverbs_kernel_tests::loopback::domain;
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{TIMEOUT, device};
 use futures_core::Stream;
 use futures_sink::Sink;
+use nix::sys::resource::{Resource, setrlimit};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
 
@@ -31,15 +32,18 @@ fn impatient() -> (AckTimeout, RetryCount) {
 }
 
 fn server(pd: &Pd, peers: u32) -> Server {
-    Server::options()
+    server_with(pd, peers, |options| options)
+}
+
+fn server_with(pd: &Pd, peers: u32, change: impl FnOnce(ServerOptions) -> ServerOptions) -> Server {
+    let options = Server::options()
         .peers(peers)
         .window(4)
         .sends(4)
         .message_size(64)
         .timeout(impatient().0)
-        .retry_cnt(impatient().1)
-        .build(pd)
-        .unwrap()
+        .retry_cnt(impatient().1);
+    change(options).build(pd).unwrap()
 }
 
 fn client(pd: &Pd, server: &Server) -> (Client, PeerId) {
@@ -190,7 +194,10 @@ pub(crate) fn ends_that_send_without_reading_do_not_deadlock() {
         }
         for round in 4..8 {
             for (at, mut pending) in send(round).into_iter().enumerate() {
-                assert!(pending.wait_timeout(Duration::from_millis(1)).is_none(), "no receive is left");
+                assert!(
+                    pending.wait_timeout(Duration::from_millis(1)).unwrap().is_none(),
+                    "no receive is left"
+                );
                 waiting.push(pending);
                 sent[at] += 1;
             }
@@ -293,7 +300,7 @@ pub(crate) fn shutdown_under_traffic_loses_nothing() {
                             if !closed && let Some(lease) = client.take() {
                                 let mut pending = client.send(fill(lease, sent), ..);
                                 match pending.wait_timeout(Duration::ZERO) {
-                                    Some(Err(failed)) => assert!(failed.buffer.is_some(), "{failed}"),
+                                    Err(failed) => assert!(failed.buffer.is_some(), "{failed}"),
                                     _ => sent += 1,
                                 }
                             }
@@ -327,7 +334,7 @@ pub(crate) fn shutdown_under_traffic_loses_nothing() {
                         if let Some(lease) = server.take() {
                             let mut pending = message.reply(fill(lease, seed), ..);
                             match pending.wait_timeout(Duration::ZERO) {
-                                Some(Err(refused)) => assert!(refused.buffer.is_some(), "{refused}"),
+                                Err(refused) => assert!(refused.buffer.is_some(), "{refused}"),
                                 _ => answered += 1,
                             }
                         }
@@ -507,4 +514,108 @@ pub(crate) fn qp_uses_an_srq_of_another_pd() {
         assert_eq!(statuses[&1], expected, "{statuses:?}");
         drop((sender, receiver, srq, memory));
     });
+}
+
+pub(crate) fn server_accesses_memory_of_its_client() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let mut server = server_with(&pd, 1, |options| options.inline(8).operations(2));
+        let all = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+        let options = Client::options().window(4).sends(4).message_size(64).access(all);
+        let client = options.build(&pd).unwrap();
+        let (peer, address) = server.handle().admit(&client.address()).unwrap();
+        client.connect(&address).unwrap();
+        let exposed = Part::register(&pd, Buffer::zeroed(4096).unwrap()).unwrap().expose(all).unwrap();
+        let remote = exposed.remote(..).unwrap();
+        let at = |offset: u64| Remote { addr: remote.addr + offset, ..remote };
+        let handle = server.handle().clone();
+        let mut buffer = server.take().unwrap();
+        buffer.bytes_mut()[..5].copy_from_slice(b"hello");
+        let buffer = handle.write(peer, buffer, ..5, at(8)).wait().unwrap().into_buffer();
+        let flag = handle.post(peer, Op::write_inline(&7_u64.to_ne_bytes(), remote).tag(3)).wait().unwrap();
+        assert_eq!((flag.tag, exposed.load::<u64>(0).unwrap()), (3, 7));
+        let buffer = handle.fetch_add(peer, buffer, remote, 5).wait().unwrap().into_buffer();
+        assert_eq!(&buffer.bytes()[..8], &7_u64.to_ne_bytes());
+        let buffer = handle.compare_swap(peer, buffer, remote, 12, 40).wait().unwrap().into_buffer();
+        assert_eq!(exposed.load::<u64>(0).unwrap(), 40);
+        let buffer = handle.read(peer, buffer, ..13, remote).wait().unwrap().into_buffer();
+        assert_eq!(&buffer.bytes()[8..13], b"hello");
+        // Messages go on, and an operation that the memory does not allow ends the connection.
+        handle.send_tagged(peer, buffer, ..8, 9).wait().map(|done| assert_eq!(done.tag, 9)).unwrap();
+        let beyond = handle.read(peer, server.take().unwrap(), ..8, at(4096)).wait().unwrap_err();
+        assert!(beyond.buffer.is_some(), "{beyond}");
+        match server.wait_timeout(TIMEOUT).unwrap() {
+            Waited::Event(Event::Failed(failed, _)) => assert_eq!(failed, peer),
+            other => panic!("{other:?}"),
+        }
+        drop(exposed.revoke().unwrap());
+    });
+}
+
+pub(crate) fn client_reads_memory_of_its_server() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let server = server_with(&pd, 1, |options| options.access(Access::REMOTE_READ));
+        let (client, _) = client(&pd, &server);
+        let table = Part::register(&pd, Buffer::zeroed(4096).unwrap()).unwrap();
+        let table = table.expose(Access::REMOTE_READ).unwrap();
+        table.write_at(100, b"value").unwrap();
+        let room = client.take().unwrap();
+        let value = client.read(room, ..5, table.remote(100..).unwrap()).wait().unwrap().into_buffer();
+        assert_eq!(&value.bytes()[..5], b"value");
+        drop(table.revoke().unwrap());
+    });
+}
+
+pub(crate) fn message_is_echoed_in_place() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let mut server = server(&pd, 1);
+        let (mut client, _) = client(&pd, &server);
+        for round in 0..40 {
+            client.send(fill(client.take().unwrap(), round), ..).detach();
+            let Waited::Event(Event::Message(mut message)) = server.wait_timeout(TIMEOUT).unwrap() else {
+                panic!("a message")
+            };
+            message.bytes_mut()[63] = 99;
+            message.reply_in_place(..).unwrap().detach();
+            let Waited::Event(Event::Message(answer)) = client.wait_timeout(TIMEOUT).unwrap() else {
+                panic!("an answer")
+            };
+            assert_eq!((seed_of(answer.bytes()), answer.bytes()[63]), (round, 99));
+        }
+    });
+}
+
+/// Many more windows than receives: a burst of all clients finds no receive for most messages, and
+/// their devices repeat them.
+pub(crate) fn a_thousand_clients_share_few_receives() {
+    const CLIENTS: u32 = 1000;
+    // Each client has a channel, and threads wake by another descriptor.
+    setrlimit(Resource::RLIMIT_NOFILE, 8192, 8192).unwrap();
+    let pd = domain();
+    let options = Server::options().peers(CLIENTS).window(8).receives(64).sends(2).operations(0);
+    let mut server = options.message_size(64).build(&pd).unwrap();
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|_| {
+            let client =
+                Client::options().window(1).sends(1).operations(0).message_size(64).build(&pd).unwrap();
+            let (_, address) = server.handle().admit(&client.address()).unwrap();
+            client.connect(&address).unwrap();
+            client
+        })
+        .collect();
+    let sent: Vec<_> = (0..)
+        .zip(&clients)
+        .map(|(number, client)| client.send(fill(client.take().unwrap(), number), ..))
+        .collect();
+    let mut seeds = HashSet::new();
+    while seeds.len() < CLIENTS as usize {
+        match server.wait_timeout(TIMEOUT).unwrap() {
+            Waited::Event(Event::Message(message)) => assert!(seeds.insert(seed_of(message.bytes()))),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(seeds.iter().all(|seed| *seed < u64::from(CLIENTS)));
+    sent.into_iter().for_each(|message| drop(message.wait().unwrap()));
 }

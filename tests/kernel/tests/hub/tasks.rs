@@ -92,7 +92,7 @@ pub(crate) fn thread_of_a_driver_that_is_blocked_gets_its_message() {
                     std::thread::sleep(Duration::from_millis(50));
                     a.send(message(&pool, 7), ..).detach();
                 });
-                let received = answer.wait_timeout(TIMEOUT).expect("the thread waits for events").unwrap();
+                let received = answer.wait_timeout(TIMEOUT).unwrap().expect("the thread waits for events");
                 assert_eq!(seed_of(received.message().unwrap()), 7);
             });
             drop((a, b, answer, hub));

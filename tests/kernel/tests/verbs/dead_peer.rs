@@ -1,9 +1,13 @@
 //! A peer that is killed, with the default retries and timeouts.
 
+use std::future::Future;
 use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use bareverbs::owned::Endpoint;
+use bareverbs::owned::server::{Client, Event, Server};
+use bareverbs::owned::{Done, Endpoint, Failed, Hub, Lease, Pool};
 use bareverbs::{
     Access, Address, Buffer, ConnectAttr, CqInit, Error, LocalAccess, Mr, Operation, Payload, Pd, QpInit, Rc,
     Remote, WcStatus,
@@ -19,39 +23,68 @@ use crate::pair::{TIMEOUT, open};
 /// Much longer than the retries take on any device, and much shorter than a program can hang.
 const SECONDS: Duration = Duration::from_secs(20);
 
-/// A process with a connected endpoint and one posted receive.
+/// The documented time after which a dead peer is noticed by an end that only receives.
+const KEEPALIVE: Duration = Duration::from_secs(10);
+
+/// A process that is killed.
 struct Peer {
     process: Pid,
-    address: Address,
     to_peer: PipeWriter,
     from_peer: PipeReader,
 }
 
 impl Peer {
-    fn start() -> Self {
-        let ((mut from_parent, to_peer), (from_peer, mut to_parent)) = (pipe().unwrap(), pipe().unwrap());
-        let process = child::start(|| {
-            let pd = open().alloc_pd().unwrap();
-            let mut endpoint: Endpoint = Endpoint::new(&pd, 1, 4).unwrap();
-            to_parent.write_all(&endpoint.address().to_bytes()).unwrap();
-            endpoint.connect(&receive(&mut from_parent)).unwrap();
-            endpoint.post_recv(buffer(&pd)).unwrap();
-            to_parent.write_all(b"!").unwrap();
-            assert!(endpoint.wait().is_ok());
-            // Until it is killed.
+    /// Starts a process that makes connections one by one: `open` returns the address of the next
+    /// one, and a function that connects it. All of them stay until the process is killed.
+    fn start_with<T>(mut open: impl FnMut() -> (Address, T), connect: impl Fn(&mut T, &Address)) -> Self {
+        Self::run(|from_parent, to_parent| {
+            let mut all = Vec::new();
             loop {
-                std::thread::park();
+                let (address, mut connection) = open();
+                to_parent.write_all(&address.to_bytes()).unwrap();
+                connect(&mut connection, &receive(from_parent));
+                to_parent.write_all(b"!").unwrap();
+                all.push(connection);
             }
-        });
-        let mut from_peer = from_peer;
-        let address = receive(&mut from_peer);
-        Self { process, address, to_peer, from_peer }
+        })
+    }
+
+    fn run(work: impl FnOnce(&mut PipeReader, &mut PipeWriter)) -> Self {
+        let ((mut from_parent, to_peer), (from_peer, mut to_parent)) = (pipe().unwrap(), pipe().unwrap());
+        let process = child::start(|| work(&mut from_parent, &mut to_parent));
+        Self { process, to_peer, from_peer }
+    }
+
+    /// Starts a process with endpoints that have a posted receive each.
+    fn start() -> Self {
+        let mut pd = None;
+        let open = || {
+            let pd: &Pd = pd.get_or_insert_with(|| open().alloc_pd().unwrap());
+            let mut endpoint: Endpoint = Endpoint::new(pd, 1, 4).unwrap();
+            endpoint.post_recv(buffer(pd)).unwrap();
+            (endpoint.address(), endpoint)
+        };
+        Self::start_with(open, |endpoint, address| endpoint.connect(address).unwrap())
+    }
+
+    /// The address of the peer's next connection.
+    fn address(&mut self) -> Address {
+        receive(&mut self.from_peer)
     }
 
     /// Sends the peer the address to connect to, and waits until it is connected.
     fn connect(&mut self, own: &Address) {
         self.to_peer.write_all(&own.to_bytes()).unwrap();
         self.from_peer.read_exact(&mut [0]).unwrap();
+    }
+
+    /// An endpoint with the default options that is connected to the peer, and has a posted receive.
+    fn endpoint(&mut self, pd: &Pd) -> Endpoint {
+        let mut endpoint: Endpoint = Endpoint::new(pd, 1, 4).unwrap();
+        endpoint.connect(&self.address()).unwrap();
+        self.connect(&endpoint.address());
+        endpoint.post_recv(buffer(pd)).unwrap();
+        endpoint
     }
 
     fn kill(&self) {
@@ -78,7 +111,7 @@ pub(crate) fn send_to_a_killed_peer_fails_within_seconds() {
     let mut qp = pd.create_qp::<Rc>(&QpInit::new(&cq, &cq)).unwrap();
     let gid = context.default_gid(1).unwrap();
     let own = qp.address(1, gid.index).unwrap();
-    qp.connect(&own, &peer.address, &ConnectAttr::new(1, gid.index)).unwrap();
+    qp.connect(&own, &peer.address(), &ConnectAttr::new(1, gid.index)).unwrap();
     peer.connect(&own);
     let mut status = |operation| {
         // SAFETY: the request names no memory.
@@ -100,7 +133,7 @@ pub(crate) fn endpoint_of_a_killed_peer_fails_within_seconds() {
     let mut peer = Peer::start();
     let pd = open().alloc_pd().unwrap();
     let mut endpoint: Endpoint = Endpoint::new(&pd, 1, 4).unwrap();
-    endpoint.connect(&peer.address).unwrap();
+    endpoint.connect(&peer.address()).unwrap();
     peer.connect(&endpoint.address());
     endpoint.post_send(buffer(&pd), ..).unwrap();
     assert!(endpoint.wait_timeout(TIMEOUT).unwrap().is_some());
@@ -116,7 +149,7 @@ pub(crate) fn scope_of_a_killed_peer_ends_within_seconds() {
     let mut peer = Peer::start();
     let pd = open().alloc_pd().unwrap();
     let mut endpoint: Endpoint = Endpoint::new(&pd, 1, 4).unwrap();
-    endpoint.connect(&peer.address).unwrap();
+    endpoint.connect(&peer.address()).unwrap();
     peer.connect(&endpoint.address());
     let mut bytes = [0; 64];
     let region = pd.register_borrowed(&mut bytes, LocalAccess::Read).unwrap();
@@ -127,4 +160,189 @@ pub(crate) fn scope_of_a_killed_peer_ends_within_seconds() {
     assert!(begin.elapsed() < SECONDS, "{:?}", begin.elapsed());
     assert_eq!(endpoint.poll().unwrap().unwrap().tag, 1);
     assert_eq!(endpoint.poll().unwrap().unwrap_err().tag, 2);
+}
+
+/// The receive that was posted fails because of the probe.
+fn assert_dead<B>(ended: Result<Done<B>, Failed<B>>) {
+    let failed = ended.expect_err("the peer is dead");
+    assert!(failed.is_recv() && failed.buffer.is_some(), "{failed}");
+    assert_eq!(failed.cause, Some(WcStatus::RETRY_EXC_ERR), "{failed}");
+}
+
+/// Kills the peer while all of `waits` run, each in a thread of its own, and waits until they end.
+fn kill_while(peer: &Peer, waits: Vec<Box<dyn FnOnce() + Send + '_>>) {
+    let running = AtomicUsize::new(0);
+    let mut begin = None;
+    thread::scope(|threads| {
+        let all = waits.len();
+        for wait in waits {
+            let running = &running;
+            threads.spawn(move || {
+                running.fetch_add(1, Ordering::Relaxed);
+                wait();
+            });
+        }
+        while running.load(Ordering::Relaxed) < all {
+            thread::yield_now();
+        }
+        // They sleep, and their peers are alive for more than one interval.
+        thread::sleep(Duration::from_secs(4));
+        peer.kill();
+        begin = Some(Instant::now());
+    });
+    let noticed = begin.unwrap().elapsed();
+    assert!(noticed < KEEPALIVE, "{noticed:?}");
+}
+
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    // Keepalives need no timer of the runtime.
+    tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap().block_on(future)
+}
+
+pub(crate) fn endpoints_that_only_receive_notice_a_killed_peer() {
+    let mut peer = Peer::start();
+    let pd = open().alloc_pd().unwrap();
+    let [mut waits, mut limited, mut scoped, halved, task, tasks, other] =
+        [(); 7].map(|()| peer.endpoint(&pd));
+    let waits: Vec<Box<dyn FnOnce() + Send + '_>> = vec![
+        Box::new(move || assert_dead(waits.wait())),
+        Box::new(move || {
+            loop {
+                match limited.wait_timeout(Duration::from_millis(100)) {
+                    Ok(None) => {}
+                    ended => break assert_dead(ended.map(|done| done.unwrap())),
+                }
+            }
+        }),
+        Box::new(|| {
+            let mut bytes = [0; 64];
+            let pd = scoped.qp().pd().clone();
+            let mut region = pd.register_borrowed(&mut bytes, LocalAccess::ReadWrite).unwrap();
+            scoped.scope(|scope| scope.post_recv(&mut region, 7).unwrap()).unwrap();
+            assert_dead(scoped.poll().unwrap());
+            assert_eq!(scoped.poll().unwrap().unwrap_err().tag, 7);
+        }),
+        Box::new(move || {
+            let (_sender, mut receiver) = halved.split();
+            assert_dead(receiver.wait());
+        }),
+        Box::new(move || {
+            block_on(async {
+                let mut endpoint = bareverbs::tokio::Endpoint::new(task).unwrap();
+                assert_dead(endpoint.wait().await);
+            });
+        }),
+        Box::new(move || {
+            block_on(async {
+                let (_sender, mut receiver) = bareverbs::tokio::Endpoint::new(tasks).unwrap().split();
+                assert_dead(receiver.wait().await);
+            });
+        }),
+        Box::new(move || {
+            async_io::block_on(async {
+                let mut endpoint = bareverbs::async_io::Endpoint::new(other).unwrap();
+                assert_dead(endpoint.wait().await);
+            });
+        }),
+    ];
+    kill_while(&peer, waits);
+}
+
+pub(crate) fn hubs_that_only_receive_notice_a_killed_peer() {
+    let mut peer = Peer::start();
+    let pd = open().alloc_pd().unwrap();
+    let pool = Pool::new(&pd, 4, 64).unwrap();
+    let mut hubs = [(); 4].map(|()| {
+        let hub: Hub<Lease> = Hub::new(&pd, 64).unwrap();
+        let connection = hub.connection(1, 4).unwrap();
+        connection.connect(&peer.address()).unwrap();
+        peer.connect(&connection.address());
+        let received = connection.recv(pool.take().unwrap());
+        Some((hub, received))
+    });
+    let [threads, driven, task, other] = hubs.each_mut().map(|hub| hub.take().unwrap());
+    let waits: Vec<Box<dyn FnOnce() + Send + '_>> = vec![
+        Box::new(move || assert_dead(threads.1.wait())),
+        Box::new(move || {
+            driven.0.thread().unwrap();
+            assert_dead(block_on(driven.1));
+        }),
+        Box::new(move || {
+            block_on(async {
+                tokio::spawn(task.0.drive::<bareverbs::tokio::Readiness>().unwrap());
+                assert_dead(task.1.await);
+            });
+        }),
+        Box::new(move || {
+            let driver = other.0.drive::<bareverbs::async_io::Readiness>().unwrap();
+            thread::scope(|threads| {
+                threads.spawn(|| async_io::block_on(driver));
+                assert_dead(async_io::block_on(other.1));
+                drop(other.0);
+            });
+        }),
+    ];
+    kill_while(&peer, waits);
+}
+
+fn assert_failed(event: Option<Event>) {
+    match event {
+        Some(Event::Failed(_, error)) => {
+            assert!(matches!(error, Error::Completion { status: WcStatus::RETRY_EXC_ERR, .. }), "{error}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+pub(crate) fn server_notices_a_killed_client() {
+    let mut peer = Peer::start_with(
+        || {
+            let client = Client::options().build(&open().alloc_pd().unwrap()).unwrap();
+            (client.address(), client)
+        },
+        |client, address| client.connect(address).unwrap(),
+    );
+    let pd = open().alloc_pd().unwrap();
+    let [mut threads, mut tasks] = [(); 2].map(|()| Server::options().build(&pd).unwrap());
+    for server in [&threads, &tasks] {
+        let (_, address) = server.handle().admit(&peer.address()).unwrap();
+        peer.connect(&address);
+    }
+    let waits: Vec<Box<dyn FnOnce() + Send + '_>> = vec![
+        Box::new(move || assert_failed(threads.wait().unwrap())),
+        Box::new(move || {
+            block_on(async {
+                tokio::spawn(tasks.handle().drive::<bareverbs::tokio::Readiness>().unwrap());
+                assert_failed(tasks.next().await.unwrap());
+            });
+        }),
+    ];
+    kill_while(&peer, waits);
+}
+
+pub(crate) fn client_notices_a_killed_server() {
+    let mut peer = Peer::run(|from_parent, to_parent| {
+        let server = Server::options().build(&open().alloc_pd().unwrap()).unwrap();
+        loop {
+            let (_, address) = server.handle().admit(&receive(from_parent)).unwrap();
+            to_parent.write_all(&address.to_bytes()).unwrap();
+        }
+    });
+    let pd = open().alloc_pd().unwrap();
+    let [mut threads, mut tasks] = [(); 2].map(|()| {
+        let client = Client::options().build(&pd).unwrap();
+        peer.to_peer.write_all(&client.address().to_bytes()).unwrap();
+        client.connect(&peer.address()).unwrap();
+        client
+    });
+    let waits: Vec<Box<dyn FnOnce() + Send + '_>> = vec![
+        Box::new(move || assert_failed(threads.wait().unwrap())),
+        Box::new(move || {
+            block_on(async {
+                tokio::spawn(tasks.handle().drive::<bareverbs::tokio::Readiness>().unwrap());
+                assert_failed(tasks.next().await.unwrap());
+            });
+        }),
+    ];
+    kill_while(&peer, waits);
 }

@@ -3,7 +3,7 @@
 use std::sync::Barrier;
 use std::thread;
 
-use bareverbs::owned::{Exposed, LocalAtomics, Part};
+use bareverbs::owned::{AnyBuffer, Endpoint, Exposed, LocalAtomics, Part};
 use bareverbs::{Access, AtomicCap, Buffer, Error, Mr, Operation, Payload, Pd, QpCap, WcStatus};
 use bareverbs_kernel_tests::loopback::{contents, region, request};
 
@@ -110,6 +110,28 @@ pub(crate) fn words_are_shared_with_peers() {
     assert_eq!(exposed.fetch_add(16, 5).is_ok(), global);
     assert_eq!(exposed.compare_swap(16, 5, 6).is_ok(), global);
     assert_eq!(exposed.load::<u64>(16).unwrap(), if global { 6 } else { 0 });
+}
+
+pub(crate) fn exposed_memory_is_sent_without_a_copy() {
+    let pd = open().alloc_pd().unwrap();
+    let exposed = part(&pd, 8192).expose(Access::REMOTE_READ | Access::REMOTE_WRITE).unwrap();
+    exposed.write_at(5000, b"a value").unwrap();
+    let options = Endpoint::options();
+    let mut server: Endpoint<AnyBuffer> = options.build(&pd).unwrap();
+    let mut client: Endpoint = options.build(&pd).unwrap();
+    server.connect(&client.address()).unwrap();
+    client.connect(&server.address()).unwrap();
+    client.post_recv(pd.register(Buffer::zeroed(64).unwrap(), Access::LOCAL_WRITE).unwrap()).unwrap();
+    server.post_send(exposed.source(5000..5007).unwrap().into(), ..).unwrap();
+    let refused = exposed.revoke().unwrap_err();
+    assert!(refused.to_string().contains("a source"), "{refused}");
+    assert_eq!(client.wait().unwrap().message(), Some(&b"a value"[..]));
+    // Peers still access it while it was sent.
+    let room = pd.register(Buffer::zeroed(64).unwrap(), Access::LOCAL_WRITE).unwrap();
+    client.post_read(room, ..7, refused.exposed.remote(5000..).unwrap()).unwrap();
+    assert_eq!(client.wait().unwrap().into_buffer().bytes().unwrap()[..7], *b"a value");
+    assert!(server.wait().unwrap().into_buffer().bytes().is_none());
+    assert_eq!(&refused.exposed.revoke().unwrap().bytes()[5000..5007], b"a value");
 }
 
 /// The value that an atomic operation returned.

@@ -102,6 +102,7 @@ kernel_tests! {
 
     revoked_memory_rejects_peers_and_is_a_slice_again,
     dropped_exposure_rejects_peers,
+    exposed_memory_is_sent_without_a_copy,
     key_opens_the_exposed_range_only,
     local_atomics_are_atomic_with_those_of_a_peer,
     local_atomics_lock_a_word_against_a_peer,
@@ -125,8 +126,14 @@ kernel_tests! {
     closed_endpoint_waits_for_unsignaled_sends,
     scope_sends_and_receives_borrowed_memory,
     scope_waits_for_operations_that_were_not_polled,
+    scope_reads_into_disjoint_ranges_of_a_region,
+    scope_borrows_parts_and_leases_and_posts_all_kinds_of_writes,
     panic_in_a_scope_ends_its_operations,
     scope_ends_at_its_timeout,
     owned_operations_outlive_a_scope,
     scope_of_a_killed_peer_ends_within_seconds,
+    endpoints_that_only_receive_notice_a_killed_peer,
+    hubs_that_only_receive_notice_a_killed_peer,
+    server_notices_a_killed_client,
+    client_notices_a_killed_server,
 }

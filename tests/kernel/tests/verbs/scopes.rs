@@ -3,11 +3,11 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use bareverbs::owned::Endpoint;
+use bareverbs::owned::{Endpoint, Lend, LendRange, Part, Pool};
 use bareverbs::{Access, Buffer, Error, LocalAccess, Mr, Pd, WcStatus};
 
 use crate::owned::endpoints;
-use crate::pair::{TIMEOUT, counts, open, region};
+use crate::pair::{ALL_REMOTE, TIMEOUT, contents, counts, open, region};
 
 fn pair(pd: &Pd) -> (Endpoint, Endpoint) {
     endpoints(pd, 8)
@@ -120,4 +120,60 @@ pub(crate) fn owned_operations_outlive_a_scope() {
     let received: Vec<_> = (0..3).map(|_| bob.poll().unwrap().unwrap()).collect();
     let of: Vec<_> = received.iter().map(|done| (done.tag, done.len, done.buffer.is_some())).collect();
     assert_eq!(of, [(1, 1, true), (2, 2, true), (3, 3, false)]);
+}
+
+pub(crate) fn scope_reads_into_disjoint_ranges_of_a_region() {
+    let pd = open().alloc_pd().unwrap();
+    let (mut alice, _bob) = pair(&pd);
+    let bytes: Vec<u8> = (0..200).collect();
+    let shared = region(&pd, &bytes);
+    let mut whole = pd.register(Buffer::zeroed(200).unwrap(), Access::LOCAL_WRITE).unwrap();
+    let (head, rest) = whole.lend().split_at(8);
+    let mut ranges: Vec<_> = std::iter::once(head).chain(rest.chunks(64)).collect();
+    assert_eq!(ranges.iter().map(LendRange::len).collect::<Vec<_>>(), [8, 64, 64, 64]);
+    let mut at = 0;
+    alice
+        .scope(|scope| {
+            for (range, tag) in ranges.iter_mut().zip(0..) {
+                let (len, remote) = (range.len(), shared.remote(at).unwrap());
+                scope.post_read(range, .., remote, tag).unwrap();
+                at += len;
+            }
+        })
+        .unwrap();
+    assert_eq!(whole.bytes(), Some(&bytes[..]));
+}
+
+pub(crate) fn scope_borrows_parts_and_leases_and_posts_all_kinds_of_writes() {
+    let pd = open().alloc_pd().unwrap();
+    let options = Endpoint::options().inline(16);
+    let (mut alice, mut bob): (Endpoint, Endpoint) =
+        (options.build(&pd).unwrap(), options.build(&pd).unwrap());
+    alice.connect(&bob.address()).unwrap();
+    bob.connect(&alice.address()).unwrap();
+    let target = pd.register(Buffer::zeroed(64).unwrap(), ALL_REMOTE).unwrap();
+    let mut part = Part::register(&pd, Buffer::zeroed(64).unwrap()).unwrap();
+    part.bytes_mut()[..4].copy_from_slice(b"part");
+    let mut rooms = [(); 2].map(|()| Pool::new(&pd, 1, 64).unwrap().take().unwrap());
+    bob.scope(|bob| {
+        for (room, tag) in rooms.iter_mut().zip(0..) {
+            bob.post_recv(room, tag).unwrap();
+        }
+        alice
+            .scope(|alice| {
+                alice.post_write_imm(&part, ..4, target.remote(8).unwrap(), 7, 1).unwrap();
+                alice.post_write_inline(b"inline", target.remote(32).unwrap(), 2).unwrap();
+                alice.post_send_inline(b"message", 3).unwrap();
+                assert!(alice.post_send_inline(&[0; 1 << 16], 4).unwrap_err().buffer.is_none());
+            })
+            .unwrap();
+        let written = bob.wait_timeout(TIMEOUT).unwrap().unwrap();
+        assert_eq!((written.tag, written.imm), (0, Some(7.into())));
+        assert_eq!(bob.wait_timeout(TIMEOUT).unwrap().unwrap().len, 7);
+    })
+    .unwrap();
+    assert_eq!(&rooms[1].bytes()[..7], b"message");
+    assert_eq!((&contents(&target)[8..12], &contents(&target)[32..38]), (&b"part"[..], &b"inline"[..]));
+    let tags: Vec<_> = (0..3).map(|_| alice.poll().unwrap().unwrap().tag).collect();
+    assert_eq!(tags, [1, 2, 3]);
 }

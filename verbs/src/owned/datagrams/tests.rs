@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use rustix::io::Errno;
 
 use super::*;
+use crate::owned::keepalive::Policy;
 use crate::owned::options::QueueParts;
 use crate::owned::{Part, Pool, Spin};
 use crate::testing::{Plain, completion};
@@ -39,6 +40,7 @@ impl<B> Setup<B> {
             recvs: 2,
             signal_every: 4,
             spin: Spin::Never,
+            keepalive: Policy::Never,
         };
         let datagrams = Datagrams {
             queues: Queues::new(parts),

@@ -7,7 +7,9 @@ use bareverbs_provider::device::IoctlError;
 use rustix::io::Errno;
 
 use super::*;
+use crate::owned::flow::PROBE;
 use crate::owned::flow::PostRecv;
+use crate::owned::keepalive::Policy;
 use crate::owned::{Outcome, Spin};
 use crate::testing::{Hook, Plain, completion};
 use crate::{
@@ -92,6 +94,7 @@ impl Setup {
                 recvs: 2,
                 signal_every: 3,
                 spin: Spin::Never,
+                keepalive: Policy::Never,
             },
             address: Address::new(Gid::default(), 1),
             attr: ConnectAttr::new(1, 0),
@@ -954,14 +957,22 @@ fn scope_aborts_the_process_if_the_qp_cannot_be_destroyed() {
 struct NoWait;
 
 #[cfg(any(feature = "async-io", feature = "tokio"))]
-impl crate::runtime::sealed::Readiness for NoWait {
+impl crate::readiness::sealed::Readiness for NoWait {
     const RUNTIME: &'static str = "none";
 
-    fn new(_: crate::runtime::sealed::Events<'_>) -> Result<Self> {
+    fn new(_: crate::readiness::sealed::Events<'_>) -> Result<Self> {
         Ok(Self)
     }
 
     async fn until<T: Send>(&self, _: impl FnMut() -> Result<Option<T>> + Send) -> Result<T> {
+        panic!("it waits for the descriptor");
+    }
+
+    fn poll_drain(
+        &self,
+        _: &mut std::task::Context<'_>,
+        _: &mut dyn FnMut() -> Result<()>,
+    ) -> std::task::Poll<Result<()>> {
         panic!("it waits for the descriptor");
     }
 }
@@ -1088,4 +1099,59 @@ fn half_posts_what_fits_and_keeps_the_rest() {
     let refused = sender.post_all(&mut ops).unwrap_err();
     assert!(refused.is_full() && refused.tag == 4, "{refused}");
     assert_eq!((ops.len(), sender.pending(), setup.plain.log().sent.len()), (1, 4, 4));
+}
+
+#[test]
+fn idle_connection_probes_its_peer_and_fails_with_the_probe() {
+    const SECOND: Duration = Duration::from_secs(1);
+    let mut setup = Setup::new();
+    let recv = setup.post();
+    let start = Instant::now();
+    setup.endpoint.queues.keepalive.start(Some(SECOND));
+    assert_eq!(setup.endpoint.queues.keep_alive(start), Some(start + SECOND));
+    assert!(setup.plain.log().sent.is_empty());
+    assert_eq!(setup.endpoint.queues.keep_alive(start + SECOND), Some(start + 2 * SECOND));
+    setup.endpoint.queues.keep_alive(start + 2 * SECOND);
+    let sent: Vec<_> = setup.plain.log().sent.iter().map(|(_, wr_id)| *wr_id).collect();
+    assert_eq!(sent, [PROBE], "one at a time");
+    assert_eq!(setup.endpoint.pending(), 1, "it is no operation of the caller");
+    setup.complete(PROBE, WcStatus::RETRY_EXC_ERR);
+    setup.complete(recv, WcStatus::WR_FLUSH_ERR);
+    let failed = setup.endpoint.poll().unwrap().unwrap_err();
+    assert_eq!((failed.cause, failed.is_recv()), (Some(WcStatus::RETRY_EXC_ERR), true));
+    setup.endpoint.queues.keep_alive(start + 9 * SECOND);
+    assert_eq!(setup.plain.log().sent.len(), 1, "a failed connection is not probed");
+    assert!(matches!(setup.endpoint.probe(), Err(Error::Closed { .. })));
+}
+
+#[test]
+fn completed_probe_returns_no_operation_and_permits_the_next_one() {
+    let mut setup = Setup::new();
+    // The probe takes no room from the sends.
+    let sends = [1, 2, 3, 4].map(|tag| setup.send(tag, true));
+    setup.endpoint.probe().unwrap();
+    setup.complete(PROBE, WcStatus::SUCCESS);
+    for wr_id in sends {
+        setup.complete(wr_id, WcStatus::SUCCESS);
+    }
+    assert_eq!(setup.ended(), [1, 2, 3, 4]);
+    setup.endpoint.probe().unwrap();
+    assert_eq!(setup.plain.log().sent.len(), 6);
+    setup.complete(PROBE, WcStatus::SUCCESS);
+    setup.complete(PROBE, WcStatus::SUCCESS);
+    let failed = setup.endpoint.poll().unwrap().unwrap_err();
+    assert!(matches!(failed.error, Error::UnknownCompletion { wr_id: PROBE }), "a repeated one: {failed}");
+}
+
+#[test]
+fn probe_whose_doorbell_is_refused_ends_the_connection() {
+    let mut setup = Setup::new();
+    setup.post();
+    let refused = DoorbellError::TakenBack(IoctlError { method: "post_send", errno: Errno::NOMEM });
+    setup.plain.log().refusals.push_back(refused);
+    assert!(matches!(setup.endpoint.probe(), Err(Error::Post(_))));
+    assert_eq!(setup.endpoint.qp().state(), QpState::ERR);
+    setup.complete(PROBE, WcStatus::WR_FLUSH_ERR);
+    let failed = setup.endpoint.poll().unwrap().unwrap_err();
+    assert!(matches!(failed.error, Error::UnknownCompletion { .. }), "it was not posted: {failed}");
 }

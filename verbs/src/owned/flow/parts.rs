@@ -194,7 +194,8 @@ impl<B: Source> SendFlow<B> {
             flags: SendFlags::SIGNALED,
             payload: Payload::Sges(&sges),
         };
-        // SAFETY: as in `post`, for each buffer. The request completes with the last entry, and the
+        // SAFETY: as in `post`, for each buffer. A read comes from `Endpoint::post_read_parts`, whose
+        // buffers are `Target`s. The request completes with the last entry, and the
         // queue returns none of the entries before.
         match unsafe { queue.post(&request) } {
             Err(error) if error.accepted == 0 => {

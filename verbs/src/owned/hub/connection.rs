@@ -5,18 +5,20 @@ use std::mem;
 use std::ops::RangeBounds;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
+use std::time::Instant;
 
 use bareverbs_provider::traits::Provider;
 
 use super::HubInner;
-use super::reaper::{Batch, Conn, ConnState, Direction, Failure, Operation, Operations, Queued};
+use super::reaper::{Batch, Conn, ConnState, Failure, Operation, Operations, Queued, SlotKind};
 use crate::owned::buffer::checked_sge;
+use crate::owned::keepalive::Policy;
 use crate::owned::op::OpPayload;
 use crate::owned::server::flow::Flow;
 use crate::owned::{Address, Lease, Op, Pending, Source, Target};
 use crate::{
-    AnyProvider, ConnectAttr, Error, Imm, Limit, Operation as WrOperation, Payload, Pd, PostError, PushError,
-    Qp, Rc, RecvRequest, Remote, Result, SendFlags, SendRequest, Sge,
+    AnyProvider, ConnectAttr, Error, Imm, Limit, Operation as WrOperation, Payload, Pd, PostError,
+    PostReason, PushError, Qp, Rc, RecvRequest, Remote, Result, SendFlags, SendRequest, Sge,
 };
 
 /// A connection of a [`Hub`](super::Hub).
@@ -39,6 +41,7 @@ pub(crate) struct ConnectionInner<B, P: Provider> {
     pub(crate) conn: Arc<Conn<P>>,
     pub(crate) local: Address,
     pub(crate) attr: ConnectAttr,
+    pub(crate) policy: Policy,
 }
 
 impl<B, P: Provider> ConnectionInner<B, P> {
@@ -134,7 +137,7 @@ impl<B, P: Provider> Connection<B, P> {
         remote: &Address,
         connected: impl FnOnce(&mut ConnState<P>),
     ) -> Result<()> {
-        let ConnectionInner { conn, local, attr, .. } = &*self.inner;
+        let ConnectionInner { hub, conn, local, attr, policy } = &*self.inner;
         let mut state = conn.lock();
         let unused = state.flow.as_ref().is_some_and(Flow::is_unused);
         match state.qp.as_mut().filter(|_| !unused) {
@@ -142,7 +145,39 @@ impl<B, P: Provider> Connection<B, P> {
             None => return Err(Error::Closed { verb, reason: "the connection was closed" }),
         }
         connected(&mut state);
+        let interval = policy.interval(remote.remote_write);
+        state.start_keepalive(interval, Instant::now());
+        drop(state);
+        if let Some(interval) = interval {
+            hub.probe_every(interval);
+        }
         Ok(())
+    }
+
+    /// Probes the peer by an RDMA write of length 0, unless an earlier probe is outstanding. If the peer
+    /// is dead, the connection fails after the retries, and with it its operations.
+    ///
+    /// Blocked threads and drivers of the hub do this every few seconds
+    /// ([`EndpointOptions::keepalive`](crate::owned::EndpointOptions::keepalive)); a loop of
+    /// [`Hub::poll`](super::Hub::poll) does not.
+    ///
+    /// # Errors
+    /// - [`Error::Closed`]: the connection was ended or closed; [`Connection::failure`] says why.
+    /// - [`Error::Post`]: the connection is not connected, or the kernel refuses the doorbell, which
+    ///   ends the connection.
+    pub fn probe(&self) -> Result<()> {
+        let ConnectionInner { conn, .. } = &*self.inner;
+        let mut state = conn.lock();
+        if let Some(failure) = state.failure {
+            return Err(failure.into());
+        }
+        let probed = state.probe();
+        drop(state);
+        let Err(error) = probed else { return Ok(()) };
+        if matches!(error.reason, PostReason::Doorbell(_)) {
+            self.end(Failure::Post(error));
+        }
+        Err(error.into())
     }
 
     /// Ends the connection: all operations in flight fail, and return their buffers when the device
@@ -201,7 +236,26 @@ impl<B: Source, P: Provider> Connection<B, P> {
     /// ```
     #[inline]
     pub fn post(&self, op: Op<'_, B>) -> Pending<B, P> {
-        let CheckedOp { posted, operation, payload, flags } = match self.checked(op) {
+        self.post_in(SlotKind::Send, op)
+    }
+
+    /// Posts a write, a read or an atomic operation of a server or a client.
+    pub(crate) fn post_one_sided(&self, op: Op<'_, B>) -> Pending<B, P> {
+        let verb = verb(SlotKind::OneSided, &op.operation);
+        if matches!(op.operation, WrOperation::Send | WrOperation::SendImm(_) | WrOperation::WriteImm(..)) {
+            let reason = "it is a message, whose receives and immediate data belong to the flow control: \
+                          use `Handle::send`";
+            return Pending::refused_op(Error::invalid(verb, reason), op);
+        }
+        if self.inner.conn.lock().flow.as_ref().is_none_or(Flow::is_closing) {
+            return Pending::refused_op(closing(verb), op);
+        }
+        self.post_in(SlotKind::OneSided, op)
+    }
+
+    #[inline]
+    fn post_in(&self, kind: SlotKind, op: Op<'_, B>) -> Pending<B, P> {
+        let CheckedOp { posted, operation, payload, flags } = match self.checked(kind, op) {
             Ok(checked) => checked,
             Err(refused) => return refused,
         };
@@ -262,7 +316,7 @@ impl<B: Source, P: Provider> Connection<B, P> {
         let mut ops = ops.drain(..);
         let mut batch = qp.start_send();
         for op in &mut ops {
-            let CheckedOp { posted, operation, payload, flags } = match self.checked(op) {
+            let CheckedOp { posted, operation, payload, flags } = match self.checked(SlotKind::Send, op) {
                 Ok(checked) => checked,
                 Err(refused) => {
                     pending.push(refused);
@@ -273,8 +327,8 @@ impl<B: Source, P: Provider> Connection<B, P> {
                 OpPayload::Buffer(buffer, sge) => (Some(buffer), Some(sge), None),
                 OpPayload::Inline(bytes) => (None, None, Some(bytes)),
             };
-            let Some(index) = conn.take_slot(Direction::Send) else {
-                pending.push(Pending::refused(full(conn, Direction::Send), buffer, posted.tag));
+            let Some(index) = conn.take_slot(SlotKind::Send) else {
+                pending.push(Pending::refused(full(conn, SlotKind::Send), buffer, posted.tag));
                 break;
             };
             // Until the doorbell, the device does not know the request.
@@ -316,9 +370,9 @@ impl<B: Source, P: Provider> Connection<B, P> {
 
     /// Checks the buffer of an operation and replaces its range by an SGE.
     #[inline]
-    fn checked<'a>(&self, op: Op<'a, B>) -> Result<CheckedOp<'a, B>, Pending<B, P>> {
+    fn checked<'a>(&self, kind: SlotKind, op: Op<'a, B>) -> Result<CheckedOp<'a, B>, Pending<B, P>> {
         let Op { operation, payload, tag, flags } = op;
-        let verb = verb(&operation);
+        let verb = verb(kind, &operation);
         let (payload, len) = match payload {
             OpPayload::Buffer(buffer, range) => {
                 match checked_sge(verb, &buffer, self.inner.hub.pd.domain(), range) {
@@ -331,14 +385,14 @@ impl<B: Source, P: Provider> Connection<B, P> {
                 (OpPayload::Inline(bytes), u32::try_from(bytes.len()).unwrap_or(u32::MAX))
             }
         };
-        Ok(CheckedOp { posted: self.entry(verb, Direction::Send, tag, len), operation, payload, flags })
+        Ok(CheckedOp { posted: self.entry(verb, kind, tag, len), operation, payload, flags })
     }
 }
 
 impl<B, P: Provider> Connection<B, P> {
     #[inline]
-    fn entry(&self, verb: &'static str, direction: Direction, tag: u64, len: u32) -> Operation<B> {
-        Operation { buffer: None, verb, direction, tag, len }
+    fn entry(&self, verb: &'static str, kind: SlotKind, tag: u64, len: u32) -> Operation<B> {
+        Operation { buffer: None, verb, kind, tag, len }
     }
 
     /// Moves `buffer` into the table and posts its request by `post`.
@@ -350,19 +404,19 @@ impl<B, P: Provider> Connection<B, P> {
         post: impl FnOnce(&mut Qp<Rc, P>, u64) -> Result<(), PostError>,
     ) -> Pending<B, P> {
         let ConnectionInner { hub, conn, .. } = &*self.inner;
-        let Operation { direction, tag, .. } = operation;
+        let Operation { kind, tag, .. } = operation;
         let mut state = conn.lock();
         if let Some(failure) = state.failure {
             drop(state);
-            return Pending::refused_in(direction, failure.into(), buffer, tag);
+            return Pending::refused_in(kind, failure.into(), buffer, tag);
         }
         let Some(qp) = &mut state.qp else {
             drop(state);
-            return Pending::refused_in(direction, Failure::Aborted.into(), buffer, tag);
+            return Pending::refused_in(kind, Failure::Aborted.into(), buffer, tag);
         };
-        let Some(index) = conn.take_slot(direction) else {
+        let Some(index) = conn.take_slot(kind) else {
             drop(state);
-            return Pending::refused_in(direction, full(conn, direction), buffer, tag);
+            return Pending::refused_in(kind, full(conn, kind), buffer, tag);
         };
         // The table owns the buffer before the request is posted, so a panic in between does not
         // free it.
@@ -396,9 +450,9 @@ impl<B, P: Provider> Connection<B, P> {
     fn take_back(&self, wr_id: u64, error: Error) -> Pending<B, P> {
         let ConnectionInner { hub, conn, .. } = &*self.inner;
         match hub.table.take_back(wr_id) {
-            Some(Operation { buffer, direction, tag, .. }) => {
-                conn.put_slot(direction, Operations::<B>::index(wr_id));
-                Pending::refused_in(direction, error, buffer, tag)
+            Some(Operation { buffer, kind, tag, .. }) => {
+                conn.put_slot(kind, Operations::<B>::index(wr_id));
+                Pending::refused_in(kind, error, buffer, tag)
             }
             // A device that completed what it was not given. The table has the buffer.
             None => Pending::posted(Arc::clone(&self.inner), wr_id),
@@ -416,12 +470,12 @@ struct CheckedOp<'a, B> {
 
 impl<B: Source, P: Provider> Connection<B, P> {
     /// Sends a message of a server or a client, or adds it to those that wait for credits.
-    pub(crate) fn send_message(&self, buffer: B, range: impl RangeBounds<usize>) -> Pending<B, P> {
+    pub(crate) fn send_message(&self, buffer: B, range: impl RangeBounds<usize>, tag: u64) -> Pending<B, P> {
         const VERB: &str = "Handle::send";
         let ConnectionInner { hub, conn, .. } = &*self.inner;
         let sge = match checked_sge(VERB, &buffer, hub.pd.domain(), range) {
             Ok(sge) => sge,
-            Err(error) => return Pending::refused(error, Some(buffer), 0),
+            Err(error) => return Pending::refused(error, Some(buffer), tag),
         };
         let mut state = conn.lock();
         let max = state.max_message;
@@ -435,21 +489,21 @@ impl<B: Source, P: Provider> Connection<B, P> {
                 max: max.into(),
             })
         } else if state.flow.as_ref().is_none_or(Flow::is_closing) {
-            Some(Error::Closed { verb: VERB, reason: "the connection is closing: it takes no more messages" })
+            Some(closing(VERB))
         } else {
             None
         };
-        let index = if refusal.is_none() { conn.take_slot(Direction::Send) } else { None };
+        let index = if refusal.is_none() { conn.take_slot(SlotKind::Send) } else { None };
         let (Some(index), Some(flow)) = (index, &mut state.flow) else {
             drop(state);
-            let error = refusal.unwrap_or_else(|| full(conn, Direction::Send));
-            return Pending::refused(error, Some(buffer), 0);
+            let error = refusal.unwrap_or_else(|| full(conn, SlotKind::Send));
+            return Pending::refused(error, Some(buffer), tag);
         };
         // The table owns the buffer before the request is posted, so a panic in between does not
         // free it.
         let wr_id = hub.table.insert_queued(
             index,
-            Operation { buffer: Some(buffer), ..self.entry(VERB, Direction::Send, 0, sge.length) },
+            Operation { buffer: Some(buffer), ..self.entry(VERB, SlotKind::Send, tag, sge.length) },
         );
         flow.push(Queued { wr_id, sge });
         let pumped = state.pump(&hub.table);
@@ -473,9 +527,9 @@ impl<B: Target, P: Provider> Connection<B, P> {
         const VERB: &str = "Connection::recv";
         let sge = match checked_sge(VERB, &buffer, self.inner.hub.pd.domain(), ..) {
             Ok(sge) => sge,
-            Err(error) => return Pending::refused_in(Direction::Recv, error, Some(buffer), tag),
+            Err(error) => return Pending::refused_in(SlotKind::Recv, error, Some(buffer), tag),
         };
-        self.submit(self.entry(VERB, Direction::Recv, tag, sge.length), Some(buffer), |qp, wr_id| {
+        self.submit(self.entry(VERB, SlotKind::Recv, tag, sge.length), Some(buffer), |qp, wr_id| {
             // SAFETY: as in `post`; a `Target` is not accessed meanwhile.
             unsafe { qp.post_recv(&[RecvRequest { wr_id, sges: &[sge] }]) }
         })
@@ -499,7 +553,21 @@ impl<B: Target, P: Provider> Connection<B, P> {
     }
 }
 
-fn verb(operation: &WrOperation) -> &'static str {
+#[cold]
+fn closing(verb: &'static str) -> Error {
+    Error::Closed { verb, reason: "the connection is closing: it takes no more messages and operations" }
+}
+
+fn verb(kind: SlotKind, operation: &WrOperation) -> &'static str {
+    if kind == SlotKind::OneSided {
+        return match operation {
+            WrOperation::Write(_) => "Handle::write",
+            WrOperation::Read(_) => "Handle::read",
+            WrOperation::CmpSwp { .. } => "Handle::compare_swap",
+            WrOperation::FetchAdd { .. } => "Handle::fetch_add",
+            _ => "Handle::post",
+        };
+    }
     match operation {
         WrOperation::Write(_) => "Connection::write",
         WrOperation::WriteImm(..) => "Connection::write_imm",
@@ -513,8 +581,8 @@ fn verb(operation: &WrOperation) -> &'static str {
 
 /// The error of [`Failed::is_full`](crate::owned::Failed::is_full).
 #[cold]
-fn full<P: Provider>(conn: &Conn<P>, direction: Direction) -> Error {
-    let capacity = conn.depths[direction as usize];
+fn full<P: Provider>(conn: &Conn<P>, kind: SlotKind) -> Error {
+    let capacity = conn.depths[kind as usize];
     PostError { accepted: 0, reason: PushError::QueueFull { capacity }.into() }.into()
 }
 

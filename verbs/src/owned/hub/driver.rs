@@ -13,7 +13,10 @@ use bareverbs_provider::traits::Provider;
 use super::election::DriverKind;
 use super::park::Parker;
 use super::{BATCH, HubInner};
+use crate::alarm::Alarm;
+use crate::owned::Spinning;
 use crate::readiness::Readiness;
+use crate::readiness::sealed::Events;
 use crate::{AnyProvider, CompChannel, Error, Result};
 
 /// Maximum of completions that a driver reaps before it yields to other tasks.
@@ -66,14 +69,17 @@ impl<B, P: Provider> Drop for DriverGuard<B, P> {
 pub struct Driver<B, R, P: Provider = AnyProvider> {
     guard: DriverGuard<B, P>,
     readiness: R,
-    /// When the current wait began.
-    start: Option<Instant>,
+    /// Rings when a keepalive is due.
+    alarm: Alarm<R>,
+    /// The current wait.
+    spinning: Option<Spinning>,
 }
 
 impl<B, R: Readiness, P: Provider> Driver<B, R, P> {
     pub(super) fn new(hub: &Arc<HubInner<B, P>>) -> Result<Self> {
-        let readiness = R::register(&hub.channel)?;
-        Ok(Self { guard: DriverGuard::take(hub, DriverKind::Task)?, readiness, start: None })
+        let readiness = R::new(Events(hub.channel.events()))?;
+        let alarm = Alarm::new(hub.channel.file());
+        Ok(Self { guard: DriverGuard::take(hub, DriverKind::Task)?, readiness, alarm, spinning: None })
     }
 }
 
@@ -100,11 +106,14 @@ impl<B, R: Readiness, P: Provider> Driver<B, R, P> {
         let Some(hub) = this.guard.hub.upgrade() else { return Poll::Ready(Ok(())) };
         hub.election.register_driver(cx.waker());
         for _ in 0..ROUNDS {
+            let due = hub.keep_alive(Instant::now());
             let reaped = hub.poll(TURN);
-            if reaped > 0 {
-                hub.spinning.ended(&mut this.start);
+            if reaped > 0
+                && let Some(spinning) = this.spinning.take()
+            {
+                hub.spin.end(spinning);
             }
-            if reaped >= TURN || hub.spinning.goes_on(&mut this.start) {
+            if reaped >= TURN || this.spinning.get_or_insert_with(|| hub.spin.start()).goes_on() {
                 break;
             }
             if hub.arm()? {
@@ -112,7 +121,10 @@ impl<B, R: Readiness, P: Provider> Driver<B, R, P> {
             }
             match this.readiness.poll_drain(cx, &mut || hub.take_events()) {
                 Poll::Ready(drained) => drained?,
-                Poll::Pending => return Poll::Pending,
+                Poll::Pending => match this.alarm.poll(cx, due) {
+                    Poll::Ready(rung) => rung?,
+                    Poll::Pending => return Poll::Pending,
+                },
             }
         }
         cx.waker().wake_by_ref();
@@ -122,7 +134,10 @@ impl<B, R: Readiness, P: Provider> Driver<B, R, P> {
 
 impl<B, R, P: Provider> fmt::Debug for Driver<B, R, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Driver").finish_non_exhaustive()
+        f.debug_struct("Driver")
+            .field("ended", &(self.guard.hub.strong_count() == 0))
+            .field("alarm", &self.alarm)
+            .finish_non_exhaustive()
     }
 }
 
@@ -142,14 +157,17 @@ pub(super) fn spawn<B: Send + 'static, P: Provider>(hub: &Arc<HubInner<B, P>>) -
 
 fn run<B, P: Provider>(guard: &DriverGuard<B, P>, channel: &CompChannel) -> Result<()> {
     Parker::with(|parker, waker| {
-        let mut start = None;
+        let mut spinning: Option<Spinning> = None;
         while let Some(hub) = guard.hub.upgrade() {
             hub.election.register_driver(waker);
+            let due = hub.keep_alive(Instant::now());
             if hub.poll(TURN) > 0 {
-                hub.spinning.ended(&mut start);
+                if let Some(spinning) = spinning.take() {
+                    hub.spin.end(spinning);
+                }
                 continue;
             }
-            if hub.spinning.goes_on(&mut start) {
+            if spinning.get_or_insert_with(|| hub.spin.start()).goes_on() {
                 std::hint::spin_loop();
                 continue;
             }
@@ -158,7 +176,7 @@ fn run<B, P: Provider>(guard: &DriverGuard<B, P>, channel: &CompChannel) -> Resu
             }
             // A sleeping driver does not keep the hub.
             drop(hub);
-            if parker.sleep(Some(channel.as_fd()), None)?
+            if parker.sleep(Some(channel.as_fd()), due)?
                 && let Some(hub) = guard.hub.upgrade()
             {
                 hub.take_events()?;

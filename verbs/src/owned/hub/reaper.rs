@@ -3,23 +3,25 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
+use std::time::{Duration, Instant};
 
 use bareverbs_provider::traits::{Completion, Provider};
 use smallvec::SmallVec;
 
 use super::table::{Completed, Table};
+use crate::owned::keepalive::post_empty_write;
 use crate::owned::server::PeerId;
 use crate::owned::server::flow::{Flow, Kind};
 use crate::owned::server::inbound::{Inbound, RawEvent, SHARED};
 use crate::{
-    Cq, DriverId, Imm, Operation as WrOperation, Payload, PostError, Qp, QpState, Rc, Remote, SendFlags,
-    SendRequest, Sge, WcOpcode, WcStatus, WorkCompletion,
+    Cq, DriverId, Imm, Operation as WrOperation, Payload, PostError, Qp, QpState, Rc, SendFlags, SendRequest,
+    Sge, WcOpcode, WcStatus, WorkCompletion,
 };
 
 /// Set in the `wr_id`s of control messages. The kind of the message is in the low bits.
 const CONTROL: u64 = 1 << 62;
 /// The `wr_id` of a keepalive.
-const PROBE: u64 = CONTROL | 5;
+pub(super) const PROBE: u64 = CONTROL | 5;
 
 /// Maximum of completions that are polled with the CQ locked.
 pub(crate) const BATCH: usize = 32;
@@ -49,6 +51,15 @@ impl Ended {
         Self { status: WcStatus::SUCCESS, vendor_err: 0, opcode, byte_len, imm }
     }
 
+    /// Whether the operation of a server's connection was a message.
+    fn is_message(&self) -> bool {
+        !matches!(
+            self.opcode,
+            WcOpcode::RDMA_WRITE | WcOpcode::RDMA_READ | WcOpcode::COMP_SWAP | WcOpcode::FETCH_ADD
+        )
+    }
+
+    /// Its opcode says only whether it is one of a message.
     fn error(status: WcStatus, vendor_err: u32) -> Self {
         Self { status, vendor_err, opcode: WcOpcode::SEND, byte_len: 0, imm: None }
     }
@@ -59,18 +70,46 @@ pub(crate) struct Operation<B> {
     /// `None` if it is inline.
     pub(crate) buffer: Option<B>,
     pub(crate) verb: &'static str,
-    pub(crate) direction: Direction,
+    pub(crate) kind: SlotKind,
     /// The caller's number.
     pub(crate) tag: u64,
     /// Bytes of its request.
     pub(crate) len: u32,
 }
 
-/// The queue of an operation.
+/// The queue of an operation of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     Send,
     Recv,
+}
+
+/// The operations of a connection that share its slots of one kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SlotKind {
+    /// Those of the send queue; of a server's connection, the messages only.
+    Send,
+    Recv,
+    /// Writes, reads and atomics of a server's connection.
+    OneSided,
+}
+
+/// The number of operations of each [`SlotKind`] that a connection has room for, and of control
+/// messages.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Depths {
+    pub(crate) sends: u32,
+    pub(crate) recvs: u32,
+    pub(crate) one_sided: u32,
+    pub(crate) control: u32,
+}
+
+impl Depths {
+    /// The completions for which it needs room.
+    pub(crate) fn completions(&self) -> usize {
+        let Self { sends, recvs, one_sided, control } = *self;
+        [sends, recvs, one_sided, control].into_iter().map(|depth| depth as usize).sum()
+    }
 }
 
 /// Why a connection accepts no more operations.
@@ -95,12 +134,14 @@ pub(crate) struct Conn<P: Provider> {
     pub(crate) id: PeerId,
     pub(crate) driver: DriverId,
     state: Mutex<ConnState<P>>,
-    /// Indices of the free slots of each direction.
-    free: [Mutex<Vec<u32>>; 2],
+    /// Indices of the free slots of each kind.
+    free: [Mutex<Vec<u32>>; 3],
     /// All of its slots.
     pub(super) slots: Vec<u32>,
-    /// The number of slots of each direction.
-    pub(super) depths: [u32; 2],
+    /// The number of slots of each kind.
+    pub(super) depths: [u32; 3],
+    /// Whether it has room for a probe of its own, beside its slots.
+    probe: bool,
 }
 
 pub(crate) struct ConnState<P: Provider> {
@@ -113,7 +154,11 @@ pub(crate) struct ConnState<P: Provider> {
     pub(crate) max_message: u32,
     /// Whether the event of its end was queued for its server.
     ended: bool,
+    /// Whether a probe is outstanding.
     probing: bool,
+    /// How often the peer is probed, and when the next time.
+    keepalive: Option<Duration>,
+    next_probe: Option<Instant>,
 }
 
 /// A message that waits for a credit. The table has its buffer.
@@ -150,14 +195,41 @@ impl<P: Provider> ConnState<P> {
         Ok(())
     }
 
-    /// Posts a zero-length RDMA write, unless an earlier one is outstanding.
-    pub(crate) fn probe(&mut self) -> Result<(), Failure> {
+    /// Probes the peer every `interval` from `now` on. It has that time to connect.
+    pub(super) fn start_keepalive(&mut self, interval: Option<Duration>, now: Instant) {
+        self.keepalive = interval;
+        self.next_probe = interval.and_then(|interval| now.checked_add(interval));
+    }
+
+    /// Probes the peer, unless an earlier probe is outstanding.
+    pub(crate) fn probe(&mut self) -> Result<(), PostError> {
         let Self { qp: Some(qp), failure: None, probing: probing @ false, .. } = self else { return Ok(()) };
-        if qp.state() != QpState::RTS {
+        *probing = true;
+        let posted = post_empty_write(qp, PROBE);
+        *probing = posted.is_ok() || matches!(posted, Err(error) if error.accepted > 0);
+        posted
+    }
+
+    /// Probes the peer if that is due at `now`, or if `now` is `None`. An end of the connection that is
+    /// complete is not probed.
+    pub(super) fn probe_if_due(&mut self, now: Option<Instant>) -> Result<(), PostError> {
+        if self.ended || self.qp.as_ref().is_none_or(|qp| qp.state() != QpState::RTS) {
             return Ok(());
         }
-        *probing = true;
-        post(qp, PROBE, WrOperation::Write(Remote { addr: 0, rkey: 0 }), None).map_err(Failure::Post)
+        if let Some(now) = now {
+            let Some(interval) = self.keepalive else { return Ok(()) };
+            let next = now.checked_add(interval);
+            if self.next_probe.is_some_and(|next| now < next) {
+                return Ok(());
+            }
+            self.next_probe = next;
+        }
+        self.probe()
+    }
+
+    /// The completion of the probe was polled. `false`: none is outstanding.
+    fn probed(&mut self) -> bool {
+        std::mem::replace(&mut self.probing, false)
     }
 }
 
@@ -177,11 +249,13 @@ fn post<P: Provider>(
 }
 
 impl<P: Provider> Conn<P> {
-    /// `slots` has the slots of `sends` sends, then those of the receives.
+    /// `slots` has those of the sends, the receives, the one-sided operations and the control messages,
+    /// in this order.
     pub(super) fn new(
         qp: Qp<Rc, P>,
         slots: Vec<u32>,
-        sends: usize,
+        depths: Depths,
+        probe: bool,
         shared: Option<(PeerId, Flow<Queued>)>,
     ) -> Self {
         let (id, flow) = shared.map_or((PeerId::default(), None), |(id, flow)| (id, Some(flow)));
@@ -193,17 +267,17 @@ impl<P: Provider> Conn<P> {
             max_message: u32::MAX,
             ended: false,
             probing: false,
+            keepalive: None,
+            next_probe: None,
         };
-        let (send, recv) = slots.split_at(sends);
-        Self {
-            qp_num,
-            id,
-            driver,
-            state: Mutex::new(state),
-            free: [Mutex::new(send.to_vec()), Mutex::new(recv.to_vec())],
-            depths: [send.len() as u32, recv.len() as u32],
-            slots,
-        }
+        let depths = [depths.sends, depths.recvs, depths.one_sided];
+        let mut rest = slots.as_slice();
+        let free = depths.map(|depth| {
+            let (own, others) = rest.split_at(depth as usize);
+            rest = others;
+            Mutex::new(own.to_vec())
+        });
+        Self { qp_num, id, driver, state: Mutex::new(state), free, depths, slots, probe }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, ConnState<P>> {
@@ -212,14 +286,14 @@ impl<P: Provider> Conn<P> {
 
     /// Takes a free slot.
     #[inline]
-    pub(crate) fn take_slot(&self, direction: Direction) -> Option<u32> {
-        lock(&self.free[direction as usize]).pop()
+    pub(crate) fn take_slot(&self, kind: SlotKind) -> Option<u32> {
+        lock(&self.free[kind as usize]).pop()
     }
 
     /// Gives a free slot back. Its vector has the capacity.
     #[inline]
-    pub(crate) fn put_slot(&self, direction: Direction, index: u32) {
-        lock(&self.free[direction as usize]).push(index);
+    pub(crate) fn put_slot(&self, kind: SlotKind, index: u32) {
+        lock(&self.free[kind as usize]).push(index);
     }
 
     /// Ends the connection: posts are rejected, and operations in flight complete with an error.
@@ -243,15 +317,42 @@ pub(crate) struct Reaper<P: Provider> {
     by_number: HashMap<u32, Arc<Conn<P>>>,
     /// Slots of no connection. They are also the room of the CQ that is not reserved.
     free: Vec<u32>,
+    /// The probes for which the CQ has room that is not reserved.
+    probes: u32,
     /// Whether the CQ was armed and no event was read since. An event is pending or will come then,
     /// if there is a completion.
     pub(super) armed: bool,
 }
 
 impl<P: Provider> Reaper<P> {
-    pub(super) fn new(cq: Cq<P>, entries: u32) -> Self {
+    /// `cq` has room for `entries` completions and for `probes`.
+    pub(super) fn new(cq: Cq<P>, entries: u32, probes: u32) -> Self {
         let owners = (0..entries).map(|_| None).collect();
-        Self { cq, owners, by_number: HashMap::new(), free: (0..entries).rev().collect(), armed: false }
+        let free = (0..entries).rev().collect();
+        Self { cq, owners, by_number: HashMap::new(), free, probes, armed: false }
+    }
+
+    /// Reserves room for a probe. `false`: there is none.
+    pub(super) fn reserve_probe(&mut self) -> bool {
+        let room = self.probes > 0;
+        self.probes -= u32::from(room);
+        room
+    }
+
+    /// Adds to `found` the connections whose first slot is `from` or above, until it has
+    /// [`BATCH`]. Returns where the next call begins, or `None` at the end.
+    pub(super) fn connections(&self, from: usize, found: &mut SmallList<Arc<Conn<P>>>) -> Option<usize> {
+        for (slot, owner) in self.owners.iter().enumerate().skip(from) {
+            if let Some(conn) = owner
+                && conn.slots.first().is_some_and(|first| *first as usize == slot)
+            {
+                found.push(Arc::clone(conn));
+                if found.len() == BATCH {
+                    return Some(slot + 1);
+                }
+            }
+        }
+        None
     }
 
     /// Reserves room for `count` completions.
@@ -261,8 +362,9 @@ impl<P: Provider> Reaper<P> {
     }
 
     /// Releases what `reserve` returned.
-    pub(super) fn release(&mut self, slots: &[u32]) {
+    pub(super) fn release(&mut self, slots: &[u32], probe: bool) {
         self.free.extend_from_slice(slots);
+        self.probes += u32::from(probe);
     }
 
     /// The completions for which there is room.
@@ -287,7 +389,7 @@ impl<P: Provider> Reaper<P> {
         for slot in &conn.slots {
             self.owners[*slot as usize] = None;
         }
-        self.free.extend_from_slice(&conn.slots);
+        self.release(&conn.slots, conn.probe);
     }
 
     /// Takes up to [`BATCH`] completions and hands out the result of each. Returns their number.
@@ -318,7 +420,9 @@ impl<P: Provider> Reaper<P> {
             };
             match table.complete(wr_id, ended) {
                 Completed::Waiting(waker) => {
-                    if let Some(inbound) = inbound {
+                    if let Some(inbound) = inbound
+                        && ended.is_message()
+                    {
                         inbound.count_sent(ended.status == WcStatus::SUCCESS, false);
                     }
                     if let Some(waker) = waker {
@@ -328,16 +432,18 @@ impl<P: Provider> Reaper<P> {
                 Completed::Detached(operation, _) => {
                     let index = Operations::<B>::index(wr_id);
                     if let Some(Some(conn)) = owners.get(index as usize) {
-                        conn.put_slot(operation.direction, index);
+                        conn.put_slot(operation.kind, index);
                     }
-                    if let Some(inbound) = inbound {
+                    if let Some(inbound) = inbound
+                        && ended.is_message()
+                    {
                         inbound.count_sent(ended.status == WcStatus::SUCCESS, true);
                     }
                     batch.ended.push(operation);
                 }
                 Completed::Unknown => {
                     if let Some(conn) = by_number.get(&completion.qp_num()) {
-                        end(conn, Failure::Unknown { wr_id }, table, inbound, batch);
+                        unknown(conn, &completion.to_value(), table, inbound, batch);
                     }
                 }
             }
@@ -358,7 +464,8 @@ fn failed<B, P: Provider>(
 ) -> Ended {
     let WorkCompletion { wr_id, mut status, vendor_err, .. } = *completion;
     let unchanged = Ended::error(status, vendor_err);
-    let Some(verb) = table.inspect(wr_id, |operation| operation.verb) else { return unchanged };
+    let found = table.inspect(wr_id, |operation| (operation.verb, operation.kind));
+    let Some((verb, kind)) = found else { return unchanged };
     let Some(Some(conn)) = owners.get(Operations::<B>::index(wr_id) as usize) else { return unchanged };
     let delivered = {
         let state = conn.lock();
@@ -373,7 +480,31 @@ fn failed<B, P: Provider>(
     end(conn, Failure::Completion { verb, status, vendor_err, driver: conn.driver }, table, inbound, batch);
     // If the peer has acknowledged all data (FIN acknowledged), only the hardware acknowledgement is
     // missing.
+    if kind == SlotKind::OneSided {
+        return Ended { opcode: WcOpcode::RDMA_WRITE, ..Ended::error(status, vendor_err) };
+    }
     Ended::error(if delivered { WcStatus::SUCCESS } else { status }, vendor_err)
+}
+
+/// Handles a completion that ends no operation: that of a probe, or an unknown one.
+#[cold]
+#[inline(never)]
+fn unknown<B, P: Provider>(
+    conn: &Conn<P>,
+    completion: &WorkCompletion,
+    table: &Operations<B>,
+    inbound: Option<&Arc<Inbound<P>>>,
+    batch: &mut Batch<B>,
+) {
+    let WorkCompletion { wr_id, status, vendor_err, .. } = *completion;
+    let failure = if wr_id != PROBE || !conn.lock().probed() {
+        Failure::Unknown { wr_id }
+    } else if status != WcStatus::SUCCESS {
+        Failure::Completion { verb: "keepalive", status, vendor_err, driver: conn.driver }
+    } else {
+        return;
+    };
+    end(conn, failure, table, inbound, batch);
 }
 
 /// Ends messages that waited for credits, as failed.
@@ -393,7 +524,7 @@ pub(crate) fn flush<B, P: Provider>(
             }
             Completed::Detached(operation, _) => {
                 inbound.count_sent(false, true);
-                conn.put_slot(operation.direction, Operations::<B>::index(wr_id));
+                conn.put_slot(operation.kind, Operations::<B>::index(wr_id));
                 batch.ended.push(operation);
             }
             Completed::Unknown => {}
@@ -449,7 +580,11 @@ fn message<B, P: Provider>(
     let failure = if unknown {
         Some(Failure::Unknown { wr_id })
     } else if status != WcStatus::SUCCESS {
-        let verb = if shared { "Server::next" } else { "Handle::send" };
+        let verb = match wr_id {
+            PROBE => "keepalive",
+            _ if shared => "Server::next",
+            _ => "Handle::send",
+        };
         Some(Failure::Completion { verb, status, vendor_err, driver: conn.driver })
     } else {
         None
@@ -475,7 +610,7 @@ fn message<B, P: Provider>(
                 .filter(|kind| CONTROL | *kind as u64 == wr_id)
                 .for_each(|kind| flow.control_done(kind));
             if wr_id == PROBE {
-                state.probing = false;
+                state.probed();
             }
             Ok(None)
         }
@@ -554,7 +689,7 @@ impl<B> Drop for Batch<B> {
 }
 
 /// A list that allocates only beyond [`BATCH`] values, which occur when connections end.
-type SmallList<T> = SmallVec<[T; BATCH]>;
+pub(super) type SmallList<T> = SmallVec<[T; BATCH]>;
 
 /// Empties the list in order. If `each` panics, the other values stay in it.
 #[inline]

@@ -1,13 +1,14 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bareverbs_provider::device::IoctlError;
 use bareverbs_provider::error::DoorbellError;
 use rustix::io::Errno;
 
 use super::election::DriverKind;
+use super::reaper::PROBE;
 use super::*;
 use crate::owned::{Done, Failed, Op, Outcome, Pending};
 use crate::testing::{Hook, Plain, completion};
@@ -147,7 +148,7 @@ fn completion_before_the_doorbell_ends_no_operation_of_a_list() {
     let mut pending = Vec::new();
     peer.post_all(&mut vec![Op::send(setup.buffer(), ..), Op::send(setup.buffer(), ..)], &mut pending);
     setup.plain.log().pushed = Hook(None);
-    assert!(pending.iter_mut().all(|pending| pending.wait_timeout(Duration::ZERO).is_none()));
+    assert!(pending.iter_mut().all(|pending| pending.wait_timeout(Duration::ZERO).unwrap().is_none()));
     let sent: Vec<_> = setup.plain.log().sent.iter().map(|(_, wr_id)| *wr_id).collect();
     sent.iter().for_each(|wr_id| setup.complete(&peer, *wr_id, WcStatus::SUCCESS));
     assert!(pending.into_iter().all(|pending| pending.wait().is_ok()));
@@ -278,7 +279,7 @@ fn post_all_returns_all_buffers_of_a_refused_doorbell() {
     // Their slots are free.
     let mut ops: Vec<_> = (0..2).map(|_| Op::send(setup.buffer(), ..)).collect();
     peer.post_all(&mut ops, &mut pending);
-    assert!(pending.iter_mut().all(|pending| pending.wait_timeout(Duration::ZERO).is_none()));
+    assert!(pending.iter_mut().all(|pending| pending.wait_timeout(Duration::ZERO).unwrap().is_none()));
 }
 
 #[test]
@@ -326,7 +327,7 @@ fn repeated_and_late_completions_return_no_second_buffer() {
     let (mut second, next) = setup.recv(&peer);
     assert_eq!(wr_id as u32, next as u32, "the same slot");
     setup.complete(&peer, wr_id, WcStatus::SUCCESS);
-    assert!(second.wait_timeout(Duration::ZERO).is_none());
+    assert!(second.wait_timeout(Duration::ZERO).unwrap().is_none());
     assert!(matches!(peer.failure(), Some(Error::UnknownCompletion { .. })));
     drop(done);
     assert_eq!(setup.freed(), 1);
@@ -506,7 +507,7 @@ fn refused_doorbell_of_posted_operations_ends_the_connection() {
         }
         assert_eq!(setup.plain.log().states, [QpState::ERR], "so that it completes");
         assert_eq!(peer.failure().unwrap().errno(), Some(Errno::NOMEM));
-        assert!(pending[0].wait_timeout(Duration::ZERO).is_none());
+        assert!(pending[0].wait_timeout(Duration::ZERO).unwrap().is_none());
         assert_eq!(setup.freed(), 0);
     }
 }
@@ -538,4 +539,67 @@ fn panic_of_a_waker_does_not_lose_the_wakes_of_others() {
     let polled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| setup.hub.poll(8)));
     assert!(polled.is_err());
     assert_eq!(counts.0.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn peers_of_a_hub_are_probed_in_their_intervals() {
+    const SECOND: Duration = Duration::from_secs(1);
+    let setup = Setup::new(8);
+    let (often, rarely, never) = (setup.connection(1), setup.connection(1), setup.connection(1));
+    let (start, hub) = (Instant::now(), setup.hub.inner());
+    let begin = |peer: &Connection<Buffer, Plain>, interval| {
+        peer.inner().conn.lock().start_keepalive(interval, start);
+    };
+    begin(&often, Some(SECOND));
+    begin(&rarely, Some(2 * SECOND));
+    begin(&never, None);
+    assert_eq!(hub.keep_alive(start), None, "no connection is probed");
+    hub.probe_every(2 * SECOND);
+    hub.probe_every(SECOND);
+    let probed = |later: Duration| {
+        let next = hub.keep_alive(Instant::now() + later);
+        let sent: Vec<_> = setup.plain.log().sent.drain(..).map(|(_, wr_id)| wr_id).collect();
+        assert!(sent.iter().all(|wr_id| *wr_id == PROBE), "{sent:x?}");
+        (sent.len(), next.is_some())
+    };
+    assert_eq!(probed(Duration::ZERO), (0, true));
+    assert_eq!(probed(SECOND), (1, true));
+    // That of `often` is outstanding.
+    assert_eq!(probed(3 * SECOND), (1, true));
+    setup.complete(&often, PROBE, WcStatus::SUCCESS);
+    hub.poll(1);
+    assert_eq!(probed(5 * SECOND), (1, true));
+    assert!([&often, &rarely, &never].iter().all(|peer| peer.failure().is_none()));
+}
+
+#[test]
+fn failed_probe_ends_the_operations_of_its_connection() {
+    let setup = Setup::new(8);
+    let (dead, alive) = (setup.connection(2), setup.connection(2));
+    let (mut pending, wr_id) = setup.recv(&dead);
+    dead.probe().unwrap();
+    setup.complete(&dead, PROBE, WcStatus::RETRY_EXC_ERR);
+    setup.complete(&dead, wr_id, WcStatus::WR_FLUSH_ERR);
+    let Poll::Ready(Err(failed)) = poll(&mut pending) else { panic!("it was flushed") };
+    assert_eq!(failed.cause, Some(WcStatus::RETRY_EXC_ERR));
+    assert!(alive.failure().is_none());
+    assert!(dead.probe().is_err());
+    // A device that completes what was not posted.
+    setup.complete(&alive, PROBE, WcStatus::SUCCESS);
+    setup.hub.poll(1);
+    assert!(matches!(alive.failure(), Some(Error::UnknownCompletion { wr_id: PROBE })));
+}
+
+#[test]
+fn options_that_connections_do_not_have_are_refused() {
+    let setup = Setup::new(8);
+    let options = EndpointOptions::default;
+    for (options, named) in [
+        (options().max_sge(2), "max_sge"),
+        (options().signal_every(1), "signal_every"),
+        (options().spin(Spin::Never), "Hub::with_spin"),
+    ] {
+        let refused = setup.hub.connection_with(&options).unwrap_err();
+        assert!(refused.to_string().contains(named), "{refused}");
+    }
 }

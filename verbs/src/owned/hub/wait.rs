@@ -2,9 +2,8 @@
 
 use std::hint;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bareverbs_provider::traits::Provider;
 
@@ -12,47 +11,7 @@ use super::HubInner;
 use super::election::{Election, WaiterId};
 use super::park::Parker;
 use crate::Result;
-use crate::owned::Spin;
-
-/// The spin policy of a hub, and the smoothed length of its waits.
-pub(crate) struct Spinning {
-    policy: Spin,
-    /// Smoothed length of waits in nanoseconds.
-    smoothed: AtomicU64,
-}
-
-impl Spinning {
-    pub(super) fn new(policy: Spin) -> Self {
-        Self { policy, smoothed: AtomicU64::new(0) }
-    }
-
-    /// Whether the wait that began at `start` goes on without sleep. Sets `start` the first time.
-    pub(super) fn goes_on(&self, start: &mut Option<Instant>) -> bool {
-        match self.policy {
-            Spin::Never => false,
-            Spin::Always => true,
-            Spin::Adaptive(max) => {
-                let now = Instant::now();
-                let begin = *start.get_or_insert(now);
-                self.smoothed.load(Ordering::Relaxed) <= nanoseconds(max) && now - begin < max
-            }
-        }
-    }
-
-    /// Records the end of a wait.
-    pub(super) fn ended(&self, start: &mut Option<Instant>) {
-        if let Some(begin) = start.take() {
-            let length = nanoseconds(begin.elapsed());
-            let smoothed = self.smoothed.load(Ordering::Relaxed);
-            // Concurrent updates may lose one.
-            self.smoothed.store(smoothed - smoothed / 8 + length / 8, Ordering::Relaxed);
-        }
-    }
-}
-
-fn nanoseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX / 2).min(u64::MAX / 2)
-}
+use crate::owned::keepalive::{ROUNDS, earlier};
 
 /// A blocked thread, from when it is about to sleep until it leaves.
 struct Waiter<'h> {
@@ -85,26 +44,37 @@ impl<B, P: Provider> HubInner<B, P> {
         Parker::with(|parker, waker| {
             let mut context = Context::from_waker(waker);
             let mut waiter = None;
-            let mut start = None;
+            let mut spinning = None;
+            let mut rounds = 0_u32;
             loop {
                 if let Poll::Ready(value) = poll(&mut context) {
-                    self.spinning.ended(&mut start);
+                    if let Some(spinning) = spinning {
+                        self.spin.end(spinning);
+                    }
                     return Ok(Some(value));
                 }
+                let spinning = *spinning.get_or_insert_with(|| self.spin.start());
                 if end.is_some_and(|end| Instant::now() >= end) {
+                    self.spin.timed_out(spinning);
                     return Ok(None);
                 }
-                if self.spinning.goes_on(&mut start) {
+                if spinning.goes_on() {
+                    rounds = rounds.wrapping_add(1);
+                    if rounds.is_multiple_of(ROUNDS) {
+                        self.keep_alive(Instant::now());
+                    }
                     hint::spin_loop();
                     continue;
                 }
+                // Followers as well: the leader may have begun to sleep before there was a connection.
+                let until = earlier(end, self.keep_alive(Instant::now()));
                 let waiter = waiter.get_or_insert_with(|| Waiter::new(&self.election, waker));
                 if !self.election.leads(waiter.id) {
-                    parker.sleep(None, end)?;
+                    parker.sleep(None, until)?;
                     continue;
                 }
                 // A completion that another thread reaps meanwhile ends the sleep by the waker.
-                if !self.arm()? && parker.sleep(Some(self.channel.as_fd()), end)? {
+                if !self.arm()? && parker.sleep(Some(self.channel.as_fd()), until)? {
                     self.take_events()?;
                 }
             }

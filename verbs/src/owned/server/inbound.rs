@@ -9,9 +9,9 @@ use std::task::{Context, Waker};
 use bareverbs_provider::traits::Provider;
 
 use super::PeerId;
-use crate::owned::Lease;
 use crate::owned::buffer::checked_sge;
 use crate::owned::hub::reaper::{Conn, Failure, lock};
+use crate::owned::{Lease, Pool};
 use crate::{Error, Pd, RecvRequest, Result, Srq, WrId};
 
 /// Set in the `wr_id`s of receives of an SRQ.
@@ -22,6 +22,8 @@ pub(crate) struct Inbound<P: Provider> {
     /// That of the SRQ.
     pd: Pd<P>,
     receives: Mutex<Receives<P>>,
+    /// Buffers of receives and of sends.
+    pub(crate) pool: Pool,
     events: Mutex<Events<P>>,
     pub(crate) sent: AtomicU64,
     pub(crate) failed: AtomicU64,
@@ -73,7 +75,7 @@ pub(crate) struct Receive {
 }
 
 impl<P: Provider> Inbound<P> {
-    pub(crate) fn new(srq: Srq<P>, receives: usize, peers: usize) -> Self {
+    pub(crate) fn new(srq: Srq<P>, pool: Pool, receives: usize, peers: usize) -> Self {
         let slot = |_| Slot { generation: 1, lease: None };
         let events = Events {
             // Each receive has one message at a time, each peer ends once and closes once.
@@ -84,6 +86,7 @@ impl<P: Provider> Inbound<P> {
         };
         Self {
             pd: srq.pd().clone(),
+            pool,
             receives: Mutex::new(Receives { srq: Some(srq), slots: (0..receives).map(slot).collect() }),
             events: Mutex::new(events),
             sent: AtomicU64::new(0),

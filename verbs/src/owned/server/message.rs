@@ -10,7 +10,7 @@ use bareverbs_provider::traits::Provider;
 use super::PeerId;
 use super::inbound::{Inbound, Receive};
 use crate::owned::hub::connection::{Connection, ConnectionInner};
-use crate::owned::hub::reaper::{Batch, Conn};
+use crate::owned::hub::reaper::{BATCH, Batch, Conn};
 use crate::owned::{Lease, Pending, Source};
 use crate::{AnyProvider, Error};
 
@@ -67,6 +67,26 @@ impl<B: Source, P: Provider> fmt::Debug for Waited<B, P> {
 /// A message. Dropping it gives its buffer back to the receives, and permits the peer to send
 /// another one.
 ///
+/// An echo needs no copy:
+///
+/// ```no_run
+/// use bareverbs::owned::server::{Event, Server};
+///
+/// # fn echo(mut server: Server) -> bareverbs::Result<()> {
+/// while let Some(event) = server.wait()? {
+///     if let Event::Message(mut message) = event {
+///         message.bytes_mut().make_ascii_uppercase();
+///         let len = message.bytes().len();
+///         match message.reply_in_place(..len) {
+///             Ok(reply) => reply.detach(),
+///             Err(message) => println!("too many messages: {:?} is dropped", message),
+///         }
+///     }
+/// }
+/// # Ok(())
+/// # }
+/// ```
+///
 /// `mem::forget` costs one message of the peer's window. After the peer has ended, its place in
 /// [`ServerOptions::peers`](super::ServerOptions::peers) is free when all its messages are dropped.
 pub struct Message<B: Source = Lease, P: Provider = AnyProvider> {
@@ -103,12 +123,55 @@ impl<B: Source, P: Provider> Message<B, P> {
         self.conn.id
     }
 
+    /// The message, mutable, for an answer in the same buffer.
+    #[must_use]
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        self.receive.as_mut().map_or(&mut [], |receive| &mut receive.lease.bytes_mut()[..self.len])
+    }
+
     /// Sends a message to the sender of this one, as [`Handle::send`](super::Handle::send) does.
     pub fn reply(&self, buffer: B, range: impl RangeBounds<usize>) -> Pending<B, P> {
         match self.peer.upgrade() {
-            Some(peer) => Connection::of(peer).send_message(buffer, range),
+            Some(peer) => Connection::of(peer).send_message(buffer, range, 0),
             None => Pending::refused(super::closed("Message::reply"), Some(buffer), 0),
         }
+    }
+
+    /// Takes the buffer of the message. A buffer of [`Server::take`](super::Server::take) replaces it
+    /// among the receives. The buffer has the message size of this end; the message is at its start.
+    ///
+    /// # Errors
+    /// All buffers are in use. The error returns the message: await a send first.
+    pub fn into_lease(mut self) -> Result<Lease, Self> {
+        match self.exchange() {
+            Some(lease) => Ok(lease),
+            None => Err(self),
+        }
+    }
+
+    /// Replaces the buffer by another one of the pool.
+    fn exchange(&mut self) -> Option<Lease> {
+        let receive = self.receive.as_mut()?;
+        let spare = self.inbound.pool.take().or_else(|| {
+            // Buffers of sends are free when their completions are reaped.
+            self.peer.upgrade()?.hub.poll(BATCH);
+            self.inbound.pool.take()
+        })?;
+        Some(mem::replace(&mut receive.lease, spare))
+    }
+}
+
+impl<B: Source + From<Lease>, P: Provider> Message<B, P> {
+    /// Sends the bytes of the message's buffer in `range` to its sender, without a copy. The range may
+    /// be longer than the message: the buffer has the message size of this end.
+    ///
+    /// # Errors
+    /// All buffers are in use. The error returns the message: await a send first.
+    pub fn reply_in_place(mut self, range: impl RangeBounds<usize>) -> Result<Pending<B, P>, Self> {
+        let Some(lease) = self.exchange() else { return Err(self) };
+        // The credit of the message goes with the reply.
+        let reply = self.reply(lease.into(), range);
+        Ok(reply)
     }
 }
 

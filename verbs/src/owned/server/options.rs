@@ -24,10 +24,30 @@ const CLIENT: &str = "ClientOptions::build";
 /// | [`window`](Self::window) | 16 messages |
 /// | [`sends`](Self::sends) | 16 messages |
 /// | [`message_size`](Self::message_size) | 4096 bytes |
+/// | [`operations`](Self::operations) | 4 |
+/// | [`receives`](Self::receives) | `peers` × (`window` + 4), or the device's limit |
+/// | [`inline`](Self::inline) | 0 bytes |
+/// | [`access`](Self::access) | `REMOTE_WRITE` |
 /// | those of the connections, such as [`port`](Self::port) and [`timeout`](Self::timeout) | those of [`EndpointOptions`](crate::owned::EndpointOptions) |
-/// | [`spin`](Self::spin) | [`Spin::Never`] |
+/// | [`spin`](Self::spin) | that of [`Spin`] |
 ///
-/// It takes `peers` × (`window` + `sends` + 4) buffers of the message size, in one registration.
+/// It takes `receives` + `peers` × `sends` buffers of the message size, in one registration.
+///
+/// # Thousands of peers
+///
+/// The CQ has `receives` + `peers` × (`sends` + `operations` + 4) entries. On Soft-RoCE a CQ has at
+/// most 32,767, and a ConnectX has SRQs of at most 32,767 receives. So lower `sends`, `operations` and
+/// `receives` for thousands of peers that are seldom busy at the same time:
+///
+/// ```no_run
+/// use bareverbs::Device;
+/// use bareverbs::owned::server::Server;
+///
+/// let pd = Device::first()?.open()?.alloc_pd()?;
+/// let options = Server::options().peers(3000).window(8).receives(4096).sends(4).operations(0);
+/// let server = options.message_size(512).build(&pd)?;
+/// # Ok::<(), bareverbs::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 #[must_use = "`build` creates the server"]
 pub struct ServerOptions {
@@ -35,6 +55,9 @@ pub struct ServerOptions {
     window: u32,
     sends: u32,
     message_size: u32,
+    operations: u32,
+    receives: Option<u32>,
+    inline: u32,
     connection: ConnectionOptions,
     spin: Spin,
 }
@@ -53,9 +76,12 @@ impl Default for ServerOptions {
             window: 16,
             sends: 16,
             message_size: 4096,
+            operations: 4,
+            receives: None,
+            inline: 0,
             // A keepalive is a zero-length RDMA write.
             connection: ConnectionOptions::new(Access::REMOTE_WRITE),
-            spin: Spin::Never,
+            spin: Spin::default(),
         }
     }
 }
@@ -66,16 +92,18 @@ pub(crate) struct Resolved {
     pub(crate) attr: ConnectAttr,
     pub(crate) connection: ConnectionOptions,
     pub(crate) sends: u32,
+    pub(crate) operations: u32,
+    pub(crate) inline: u32,
     pub(crate) window: u32,
     pub(crate) message_size: u32,
 }
 
 macro_rules! setters {
-    ($($(#[$doc:meta])* $name:ident($argument:ident: $ty:ty) $of:ident = $value:expr;)*) => {
+    ($($(#[$doc:meta])* $name:ident($argument:ident: $ty:ty) $($of:ident).+ = $value:expr;)*) => {
         impl ServerOptions {
             $($(#[$doc])*
             pub fn $name(mut self, $argument: $ty) -> Self {
-                self.$of = $value;
+                self.$($of).+ = $value;
                 self
             })*
         }
@@ -83,7 +111,7 @@ macro_rules! setters {
         impl ClientOptions {
             $($(#[$doc])*
             pub fn $name(mut self, $argument: $ty) -> Self {
-                self.options.$of = $value;
+                self.options.$($of).+ = $value;
                 self
             })*
         }
@@ -98,6 +126,22 @@ setters! {
     sends(messages: u32) sends = messages;
     /// Length in bytes of the longest message that is received, and of the buffers of `take`.
     message_size(bytes: u32) message_size = bytes;
+    /// Outstanding writes, reads and atomics for each peer: [`Handle::post`]. They take no room from
+    /// `sends`. 0 to 2^20.
+    operations(operations: u32) operations = operations;
+    /// Receives of the SRQ, which all peers share. At least `window` + 4.
+    ///
+    /// With the default each message finds a posted receive. With fewer, a message may arrive when none
+    /// is posted. Its sender's device then repeats it until one is (RNR retries, without limit by
+    /// default), and the application must drop messages without waiting for sends meanwhile: the
+    /// credits for those sends need receives as well.
+    receives(receives: u32) receives = Some(receives);
+    /// Maximum of the bytes of an inline write ([`Op::write_inline`](crate::owned::Op::write_inline)).
+    /// Messages are never inline.
+    inline(bytes: u32) inline = bytes;
+    /// Remote operations that peers may execute, on memory of the PD that allows them.
+    /// `REMOTE_WRITE` is always among them: a keepalive is an RDMA write of length 0.
+    access(access: Access) connection.attr.access = access | Access::REMOTE_WRITE;
     /// How long waiting threads and the driver poll before they sleep.
     spin(spin: Spin) spin = spin;
 }
@@ -139,6 +183,15 @@ impl ServerOptions {
                 ));
             }
         }
+        if self.operations > MAX_WINDOW {
+            let reason = format!("operations is {}: it must be from 0 to {MAX_WINDOW}", self.operations);
+            return Err(Error::invalid(verb, reason));
+        }
+        let each = self.window + CONTROL_RECEIVES;
+        if let Some(receives) = self.receives.filter(|receives| *receives < each) {
+            let reason = format!("receives is {receives}: it must be at least `window` + 4, {each}");
+            return Err(Error::invalid(verb, reason));
+        }
         if self.message_size == 0 {
             return Err(Error::invalid(verb, "message_size is 0: it must be at least 1"));
         }
@@ -150,14 +203,18 @@ impl ServerOptions {
                 Error::invalid(verb, format!("{all} messages of all peers exceed 2^32: lower `peers`"))
             })
         };
-        let receives = times_peers(self.window + CONTROL_RECEIVES)?;
-        let sends = times_peers(self.sends + CONTROL_SENDS)?;
+        let limits = context.limits();
+        let receives = match self.receives {
+            None => times_peers(each)?.min(limits.max_srq_wr.max(each)),
+            Some(receives) => receives,
+        };
+        let sends = times_peers(self.sends + self.operations + CONTROL_SENDS)?;
         let entries = u64::from(receives) + u64::from(sends);
-        Error::check_limit(verb, Limit::PeerCompletions, entries, context.limits().max_cqe.into())?;
+        Error::check_limit(verb, Limit::PeerCompletions, entries, limits.max_cqe.into())?;
         let count = receives as usize + times_peers(self.sends)? as usize;
         let pool = Pool::new(pd, count, self.message_size as usize)?;
         let srq = pd.create_srq(&SrqInit::new(receives))?;
-        let inbound = Arc::new(Inbound::new(srq, receives as usize, self.peers as usize));
+        let inbound = Arc::new(Inbound::new(srq, pool, receives as usize, self.peers as usize));
         let hub = Hub::with_inbound(
             pd,
             entries as u32,
@@ -165,17 +222,17 @@ impl ServerOptions {
             Some((Arc::clone(&inbound), receives as usize)),
         )?;
         for index in 0..receives {
-            let lease = pool
+            let lease = inbound
+                .pool
                 .take()
                 .ok_or_else(|| Error::invalid(verb, "the pool has no buffer left for a receive"))?;
             inbound.post(index, lease)?;
         }
-        let Self { connection, sends, window, message_size, .. } = *self;
+        let Self { connection, sends, operations, inline, window, message_size, .. } = *self;
         let inner = Inner {
-            options: Resolved { attr, connection, sends, window, message_size },
+            options: Resolved { attr, connection, sends, operations, inline, window, message_size },
             hub,
             inbound,
-            pool,
             peers: Mutex::new((0..self.peers).map(|_| Entry::new()).collect()),
             closed: AtomicBool::new(false),
         };

@@ -7,6 +7,7 @@ use rustix::io::Errno;
 use super::flow::{CONTROL_RECEIVES, CONTROL_SENDS, Flow, Kind};
 use super::inbound::{Inbound, SHARED};
 use super::*;
+use crate::owned::Pool;
 use crate::owned::hub::driver::DriverGuard;
 use crate::owned::hub::election::DriverKind;
 use crate::owned::options::ConnectionOptions;
@@ -40,10 +41,10 @@ impl Setup {
         let pd = plain.domain();
         let pool = Pool::for_test(&pd, (RECEIVES + SENDS) as usize, SIZE);
         let srq = Srq::create(&pd, &SrqInit::new(RECEIVES)).unwrap();
-        let inbound = Arc::new(Inbound::new(srq, RECEIVES as usize, 1));
+        let inbound = Arc::new(Inbound::new(srq, pool, RECEIVES as usize, 1));
         let hub = Hub::for_test(&pd, 64, Some(Arc::clone(&inbound)));
         for index in 0..RECEIVES {
-            inbound.post(index, pool.take().unwrap()).unwrap();
+            inbound.post(index, inbound.pool.take().unwrap()).unwrap();
         }
         let peer = PeerId { index: 0, generation: 1 };
         let mut flow = Flow::new(WINDOW, SENDS as usize);
@@ -59,11 +60,13 @@ impl Setup {
             attr,
             connection: defaults,
             sends: SENDS,
+            operations: 2,
+            inline: 0,
             window: WINDOW,
             message_size: SIZE as u32,
         };
         let peers = Mutex::new(vec![Entry { peer: Some(connection), ..Entry::new() }]);
-        let inner = Inner { options, hub, inbound, pool, peers, closed: AtomicBool::new(false) };
+        let inner = Inner { options, hub, inbound, peers, closed: AtomicBool::new(false) };
         let server = Server { handle: Handle { inner: Arc::new(inner) } };
         Self { plain, server, peer, qp_num, credits: WINDOW }
     }
@@ -137,7 +140,7 @@ fn messages_wait_for_credits() {
     first.into_iter().for_each(|sent| assert_eq!(sent.wait().unwrap().len, 4));
     let mut third = send(&setup);
     assert!(setup.plain.log().sent.is_empty(), "the peer has permitted two");
-    assert!(third.wait_timeout(Duration::ZERO).is_none());
+    assert!(third.wait_timeout(Duration::ZERO).unwrap().is_none());
     setup.credits += 1;
     let receive = setup.receive();
     setup.arrives(receive, Kind::Credit as u32, 0);
@@ -279,7 +282,7 @@ fn completions_do_not_end_messages_that_wait_for_credits() {
         setup.plain.log().completions.push_back(lie);
     }
     assert_eq!(setup.server.handle.inner.hub.poll(usize::MAX), 3 * 64);
-    assert!(queued.wait_timeout(Duration::ZERO).is_none());
+    assert!(queued.wait_timeout(Duration::ZERO).unwrap().is_none());
     setup.credits += 1;
     let receive = setup.receive();
     setup.arrives(receive, Kind::Credit as u32, 0);
@@ -439,4 +442,91 @@ fn errors_name_the_options_that_were_built() {
     assert_eq!(client.verb(), Some("ClientOptions::build"), "{client}");
     let server = Server::options().timeout(AckTimeout::new(14).unwrap()).message_size(0).build(&pd);
     assert!(server.unwrap_err().to_string().contains("message_size is 0"));
+}
+
+#[test]
+fn one_sided_operations_have_room_of_their_own_and_are_not_counted_as_messages() {
+    let setup = Setup::new();
+    let (handle, peer) = (setup.server.handle(), setup.peer);
+    let remote = Remote { addr: 8, rkey: 1 };
+    let messages = [(); 2].map(|()| handle.send(peer, setup.server.take().unwrap(), ..4));
+    // Two operations, which take no room from the two messages.
+    let write = handle.post(peer, Op::write_inline(b"flag", remote).tag(7));
+    let add = handle.post(peer, Op::write_inline(b"flag", remote).tag(8));
+    let refused = handle.post(peer, Op::write_inline(b"flag", remote)).wait().unwrap_err();
+    assert!(refused.is_full(), "{refused}");
+    for _ in 0..3 {
+        setup.sent();
+    }
+    let last = setup.plain.log().sent.remove(0).1;
+    let failed = WorkCompletion { qp_num: setup.qp_num, ..completion(last, WcStatus::REM_ACCESS_ERR) };
+    // Their opcodes are those of writes.
+    setup.plain.log().completions[2].opcode = WcOpcode::RDMA_WRITE;
+    for message in [0, 1] {
+        setup.plain.log().completions[message].opcode = WcOpcode::SEND;
+    }
+    setup.plain.log().completions.push_back(failed);
+    messages.into_iter().for_each(|message| drop(message.wait().unwrap()));
+    assert_eq!(write.wait().unwrap().tag, 7);
+    let failed = add.wait().unwrap_err();
+    assert_eq!((failed.tag, failed.is_recv()), (8, false));
+    assert_eq!(failed.error.verb(), Some("Handle::write"), "{failed}");
+    let counts = |inbound: &Inbound<Plain>| {
+        [&inbound.sent, &inbound.failed].map(|counter| counter.load(Ordering::Relaxed))
+    };
+    assert_eq!(counts(&setup.server.handle.inner.inbound), [2, 0]);
+}
+
+#[test]
+fn sends_and_immediate_data_are_refused_as_one_sided_operations() {
+    let setup = Setup::new();
+    let (handle, peer) = (setup.server.handle(), setup.peer);
+    let remote = Remote { addr: 8, rkey: 1 };
+    let buffer = setup.server.take().unwrap();
+    for op in [Op::send_inline(b"x"), Op::write_imm_inline(b"x", remote, 1), Op::send_imm(buffer, ..1, 1)] {
+        let refused = handle.post(peer, op.tag(3)).wait().unwrap_err();
+        assert!(matches!(refused.error, Error::Invalid { .. }), "{refused}");
+        assert_eq!(refused.tag, 3);
+    }
+    assert!(setup.plain.log().sent.is_empty());
+    handle.close(peer);
+    let refused = handle.post(peer, Op::write_inline(b"x", remote)).wait().unwrap_err();
+    assert!(matches!(refused.error, Error::Closed { .. }), "{refused}");
+}
+
+#[test]
+fn reply_in_place_sends_the_buffer_of_the_message_and_posts_another_one() {
+    let mut setup = Setup::new();
+    let receive = setup.receive();
+    setup.arrives(receive, Kind::Data as u32, 5);
+    let mut message = setup.message();
+    message.bytes_mut().fill(9);
+    let place = message.bytes().as_ptr();
+    let reply = message.reply_in_place(..5).unwrap();
+    assert_eq!(setup.plain.log().received.len(), RECEIVES as usize, "the receive is posted again");
+    setup.sent();
+    let lease = reply.wait().unwrap().into_buffer();
+    assert_eq!((lease.bytes().as_ptr(), &lease.bytes()[..5]), (place, &[9; 5][..]));
+}
+
+#[test]
+fn message_without_a_spare_buffer_is_returned() {
+    let mut setup = Setup::new();
+    let receive = setup.receive();
+    setup.arrives(receive, Kind::Data as u32, 5);
+    let message = setup.message();
+    let mut leases: Vec<_> = std::iter::from_fn(|| setup.server.take()).collect();
+    let message = message.into_lease().unwrap_err();
+    let message = message.reply_in_place(..).map(drop).unwrap_err();
+    leases.pop();
+    let lease = message.into_lease().unwrap();
+    assert_eq!(lease.len(), SIZE);
+    assert_eq!(setup.plain.log().received.len(), RECEIVES as usize);
+}
+
+#[test]
+fn receives_below_the_window_of_a_peer_are_refused() {
+    let pd = Plain::default().domain();
+    let refused = Server::options().window(8).receives(11).build(&pd).unwrap_err();
+    assert!(refused.to_string().contains("receives is 11"), "{refused}");
 }

@@ -1,0 +1,86 @@
+//! Probes of the peers of all connections of a hub.
+
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use bareverbs_provider::traits::Provider;
+
+use super::HubInner;
+use super::reaper::{Batch, Failure, SmallList, lock};
+use crate::PostReason;
+
+/// When the peers of a hub's connections are probed.
+#[derive(Default)]
+pub(super) struct Sweeps(Mutex<Times>);
+
+#[derive(Default)]
+struct Times {
+    /// The shortest interval of the connections.
+    interval: Option<Duration>,
+    next: Option<Instant>,
+}
+
+impl Sweeps {
+    /// Whether a sweep is due at `now`. Returns the time of the next one, too.
+    fn due(&self, now: Instant) -> (bool, Option<Instant>) {
+        let mut times = lock(&self.0);
+        let due = times.next.is_some_and(|next| next <= now);
+        if due {
+            times.next = times.interval.and_then(|interval| now.checked_add(interval));
+        }
+        (due, times.next)
+    }
+
+    /// Shortens the interval. `false`: it was that short.
+    fn shorten(&self, interval: Duration, now: Instant) -> bool {
+        let mut times = lock(&self.0);
+        if times.interval.is_some_and(|known| known <= interval) {
+            return false;
+        }
+        let next = now.checked_add(interval);
+        (times.interval, times.next) = (Some(interval), next);
+        true
+    }
+}
+
+impl<B, P: Provider> HubInner<B, P> {
+    /// Probes a connection of the hub every `interval` from now on.
+    pub(super) fn probe_every(&self, interval: Duration) {
+        if self.sweeps.shorten(interval, Instant::now())
+            && let Some(driver) = self.election.driver()
+        {
+            // It sleeps without a time limit, or with a later one.
+            driver.wake();
+        }
+    }
+
+    /// Probes the peers for which it is time. Returns when to call it again.
+    pub(super) fn keep_alive(&self, now: Instant) -> Option<Instant> {
+        let (due, next) = self.sweeps.due(now);
+        if due {
+            self.sweep(Some(now));
+        }
+        next
+    }
+
+    /// Probes the peers for which it is time, or all.
+    #[cold]
+    pub(crate) fn sweep(&self, now: Option<Instant>) {
+        let mut from = Some(0);
+        while let Some(start) = from {
+            let mut conns = SmallList::new();
+            from = self.lock().connections(start, &mut conns);
+            for conn in conns {
+                let probed = conn.lock().probe_if_due(now);
+                // A full send queue needs no probe: its requests find a dead peer.
+                if let Err(error) = probed
+                    && matches!(error.reason, PostReason::Doorbell(_))
+                {
+                    let mut batch = Batch::new();
+                    self.end(&conn, Failure::Post(error), &mut batch);
+                    batch.finish();
+                }
+            }
+        }
+    }
+}

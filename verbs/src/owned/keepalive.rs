@@ -1,0 +1,136 @@
+//! Probes of idle peers.
+//!
+//! A probe is an RDMA write of length 0. It consumes no receive of the peer and names no memory. The
+//! peer's device acknowledges it. If the peer is dead, it fails after the retries, as any request
+//! does, and moves the QP to ERR.
+
+use std::time::{Duration, Instant};
+
+use bareverbs_provider::traits::Provider;
+
+use crate::{Operation, Payload, PostError, Qp, Rc, Remote, SendFlags, SendRequest};
+
+/// The interval of [`Policy::Default`].
+pub(crate) const INTERVAL: Duration = Duration::from_secs(2);
+
+/// Rounds of a wait that polls without limit between two looks at the clock.
+pub(crate) const ROUNDS: u32 = 1024;
+
+/// Which connections are probed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Policy {
+    /// Those whose peer permits RDMA writes by its address, every [`INTERVAL`].
+    #[default]
+    Default,
+    /// All.
+    Every(Duration),
+    /// None.
+    Never,
+}
+
+impl Policy {
+    /// The interval for a peer that permits RDMA writes, or may not.
+    pub(crate) fn interval(self, remote_write: bool) -> Option<Duration> {
+        match self {
+            Self::Default => remote_write.then_some(INTERVAL),
+            Self::Every(interval) => Some(interval),
+            Self::Never => None,
+        }
+    }
+}
+
+impl From<Option<Duration>> for Policy {
+    fn from(interval: Option<Duration>) -> Self {
+        interval.map_or(Self::Never, Self::Every)
+    }
+}
+
+/// When the peer of an endpoint is probed.
+#[derive(Debug, Default)]
+pub(crate) struct Keepalive {
+    interval: Option<Duration>,
+    /// When to look whether the connection was idle.
+    next: Option<Instant>,
+    /// The operations that had completed at the last look.
+    completed: u64,
+}
+
+impl Keepalive {
+    /// Probes every `interval` from now on.
+    pub(crate) fn start(&mut self, interval: Option<Duration>) {
+        *self = Self { interval, ..Self::default() };
+    }
+
+    /// The time of the next look; `None` if the peer is not probed. The first call of a wait starts
+    /// the interval.
+    pub(crate) fn next(&mut self, completed: u64, now: Instant) -> Option<Instant> {
+        let interval = self.interval?;
+        if self.next.is_none() {
+            (self.next, self.completed) = (now.checked_add(interval), completed);
+        }
+        self.next
+    }
+
+    /// Whether a look is due and no operation has completed since the last one. It starts the next
+    /// interval if one is due.
+    pub(crate) fn is_idle(&mut self, completed: u64, now: Instant) -> bool {
+        if self.next(completed, now).is_none_or(|next| now < next) {
+            return false;
+        }
+        self.next = self.interval.and_then(|interval| now.checked_add(interval));
+        std::mem::replace(&mut self.completed, completed) == completed
+    }
+}
+
+/// The earlier one of two times, of which either may be missing.
+pub(crate) fn earlier(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(one.min(other)),
+        (one, other) => one.or(other),
+    }
+}
+
+/// Posts a signalled RDMA write of length 0.
+pub(crate) fn post_empty_write<P: Provider>(qp: &mut Qp<Rc, P>, wr_id: u64) -> Result<(), PostError> {
+    let operation = Operation::Write(Remote { addr: 0, rkey: 0 });
+    let (flags, payload) = (SendFlags::SIGNALED, Payload::Sges(&[]));
+    // SAFETY: the request names no memory.
+    unsafe { qp.post_send(&[SendRequest { wr_id, operation, flags, payload }]) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn peer_is_probed_after_an_interval_without_completions() {
+        let (mut keepalive, start) = (Keepalive::default(), Instant::now());
+        assert_eq!(keepalive.next(0, start), None, "it is off");
+        keepalive.start(Some(SECOND));
+        assert_eq!(keepalive.next(7, start), Some(start + SECOND));
+        assert!(!keepalive.is_idle(7, start + SECOND / 2));
+        assert!(keepalive.is_idle(7, start + SECOND));
+        assert_eq!(keepalive.next(7, start + SECOND), Some(start + 2 * SECOND));
+        assert!(!keepalive.is_idle(7, start + SECOND), "once in an interval");
+        assert!(!keepalive.is_idle(8, start + 2 * SECOND), "an operation has completed");
+        assert!(keepalive.is_idle(8, start + 3 * SECOND));
+    }
+
+    #[test]
+    fn default_policy_spares_peers_that_refuse_writes() {
+        assert_eq!(Policy::Default.interval(false), None);
+        assert_eq!(Policy::Default.interval(true), Some(INTERVAL));
+        assert_eq!(Policy::from(Some(SECOND)).interval(false), Some(SECOND));
+        assert_eq!(Policy::from(None).interval(true), None);
+    }
+
+    #[test]
+    fn earlier_time_wins() {
+        let (one, other) = (Instant::now(), Instant::now() + SECOND);
+        assert_eq!(earlier(Some(one), Some(other)), Some(one));
+        assert_eq!(earlier(None, Some(other)), Some(other));
+        assert_eq!(earlier(None, None), None);
+    }
+}
