@@ -39,7 +39,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use bareverbs::owned::{Endpoint, EndpointOptions};
-use bareverbs::{Ece, Pd, PortNum};
+use bareverbs::{Ece, Pd, PortNum, QpType};
 use rustix::io::Errno;
 
 use crate::channel::EventChannel;
@@ -49,7 +49,7 @@ use crate::param::PrivateData;
 use crate::qp::bring_up;
 pub use crate::qp::{ConnectOptions, ConnectQueue};
 use crate::steps::{self, Deadline, Wait, run};
-use crate::{Addr, CmId, ConnectRequest, Error, PeerParam, PortSpace, Result};
+use crate::{Addr, CmId, ConnectRequest, Error, IdOptions, PeerParam, PortSpace, Result, name};
 
 /// Open devices, each with a protection domain, that connections share. Clones are the same list.
 ///
@@ -167,22 +167,25 @@ pub(crate) fn each_address<T>(
     addrs: impl ToSocketAddrs,
     mut each: impl FnMut(SocketAddr) -> Result<T>,
 ) -> Result<T> {
-    let addrs = addrs.to_socket_addrs().map_err(|error| Error::invalid(verb, error.to_string()))?;
-    let mut last = Error::invalid(verb, "the name has no address");
-    for addr in addrs {
+    let mut last = None;
+    for addr in name::resolve(verb, addrs)? {
         match each(addr) {
             Ok(done) => return Ok(done),
-            Err(error) => last = error,
+            Err(error) => last = Some(error),
         }
     }
-    Err(last)
+    Err(last.unwrap_or_else(|| unreachable!("a name without an address is an error")))
 }
 
 /// A listener for connections.
+///
+/// Its connections share its channel: all of them have one file of the connection manager. Each gets
+/// its own events, also when several threads or tasks wait.
 #[derive(Debug)]
 pub struct Listener {
     id: CmId,
     domains: Domains,
+    id_options: IdOptions,
 }
 
 impl Listener {
@@ -191,17 +194,53 @@ impl Listener {
     /// every device.
     ///
     /// # Errors
-    /// [`Error::Invalid`]: the name has no address. Those of [`EventChannel::new`],
-    /// [`CmId::bind_addr`] and [`CmId::listen`].
+    /// [`Error::Name`]: the name was not resolved. [`Error::Invalid`]: it has no address. Those of
+    /// [`EventChannel::new`], [`CmId::bind_addr`] and [`CmId::listen`].
     #[doc(alias = "rdma_create_ep")]
     #[doc(alias = "rdma_getaddrinfo")]
     pub fn bind(addrs: impl ToSocketAddrs) -> Result<Self> {
+        Self::bind_with(&IdOptions::default(), addrs)
+    }
+
+    /// Listens as [`Listener::bind`] does, with options.
+    ///
+    /// ```no_run
+    /// use bareverbs_rdmacm::{IdOptions, Listener};
+    ///
+    /// let options = IdOptions { ipv6_only: Some(true), backlog: 16, ..IdOptions::default() };
+    /// let listener = Listener::bind_with(&options, "[::]:7174")?;
+    /// # Ok::<(), bareverbs_rdmacm::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Listener::bind`] and [`IdOptions::apply`].
+    #[doc(alias = "rdma_create_ep")]
+    #[doc(alias = "rdma_set_option")]
+    pub fn bind_with(options: &IdOptions, addrs: impl ToSocketAddrs) -> Result<Self> {
         each_address("Listener::bind", addrs, |addr| {
-            let id = CmId::new(&EventChannel::private()?, PortSpace::Tcp)?;
+            let id = CmId::new(&EventChannel::new()?, PortSpace::Tcp)?;
+            options.apply(&id)?;
             id.bind_addr(addr)?;
-            id.listen(0)?;
-            Ok(Self { id, domains: Domains::default() })
+            id.listen(options.backlog)?;
+            Ok(Self { id_options: *options, ..Self::from_id(id)? })
         })
+    }
+
+    /// A listener of an identifier that listens. Other identifiers may be on its channel: their events
+    /// stay for the calls of [`EventChannel`].
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: the identifier does not listen, or is for datagrams.
+    pub fn from_id(id: CmId) -> Result<Self> {
+        const VERB: &str = "Listener::from_id";
+        if id.qp_type() == QpType::UD {
+            return Err(Error::invalid(VERB, "the identifier is for datagrams"));
+        }
+        if !id.listens() {
+            return Err(Error::invalid(VERB, "the identifier does not listen: call `CmId::listen`"));
+        }
+        id.claim();
+        Ok(Self { id, domains: Domains::default(), id_options: IdOptions::default() })
     }
 
     /// The identifier.
@@ -236,7 +275,10 @@ impl Listener {
     }
 
     pub(crate) async fn next_request(&self, wait: &impl Wait) -> Result<Incoming> {
-        Ok(Incoming { request: steps::request(wait, &self.id).await? })
+        let request = steps::request(wait, &self.id).await?;
+        request.id().claim();
+        self.id_options.apply_to_child(request.id())?;
+        Ok(Incoming { request })
     }
 
     /// Waits for a request and accepts it with a new endpoint on its device. Receives may be posted
@@ -357,9 +399,15 @@ fn agree_on_ece<Q: ConnectQueue>(queue: &mut Q, peer: Ece) -> Result<()> {
 }
 
 /// Connects to peers, on devices that it opens once.
+///
+/// Its connections share a channel: all of them have one file of the connection manager. Each gets its
+/// own events, also when several threads wait. Clones share the devices and the channel.
 #[derive(Clone, Debug, Default)]
 pub struct Connector {
     domains: Domains,
+    id_options: IdOptions,
+    /// Opened on first use.
+    channel: Arc<Mutex<Option<EventChannel>>>,
 }
 
 impl Connector {
@@ -372,13 +420,55 @@ impl Connector {
     /// A connector with these devices, such as those of a [`Listener`].
     #[must_use]
     pub fn with_domains(domains: &Domains) -> Self {
-        Self { domains: domains.clone() }
+        Self { domains: domains.clone(), ..Self::default() }
+    }
+
+    /// The same connector with options for the identifiers of its connections: source address, type of
+    /// service, ACK timeout.
+    ///
+    /// ```
+    /// use bareverbs_rdmacm::{Connector, IdOptions};
+    ///
+    /// let urgent = Connector::new().id_options(IdOptions { tos: Some(0x68), ..IdOptions::default() });
+    /// ```
+    #[must_use]
+    pub fn id_options(mut self, options: IdOptions) -> Self {
+        self.id_options = options;
+        self
     }
 
     /// The devices that it has opened.
     #[must_use]
     pub fn domains(&self) -> &Domains {
         &self.domains
+    }
+
+    /// The channel that its connections share. It is opened on first use.
+    ///
+    /// # Errors
+    /// As for [`EventChannel::new`].
+    pub fn channel(&self) -> Result<EventChannel> {
+        let mut channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(channel) = &*channel {
+            return Ok(channel.clone());
+        }
+        Ok(channel.insert(EventChannel::new()?).clone())
+    }
+
+    /// Resolves the first of the addresses that has a route, for a queue of the caller.
+    ///
+    /// # Errors
+    /// As for [`Route::resolve`].
+    #[doc(alias = "rdma_resolve_addr")]
+    #[doc(alias = "rdma_resolve_route")]
+    pub fn resolve(&self, addrs: impl ToSocketAddrs, limit: Duration) -> Result<Route> {
+        each_address("Connector::resolve", addrs, |addr| {
+            run(self.resolve_with(&Deadline::new(limit), addr.into(), limit))
+        })
+    }
+
+    pub(crate) async fn resolve_with(&self, wait: &impl Wait, peer: Addr, limit: Duration) -> Result<Route> {
+        Route::on_channel(wait, &self.channel()?, &self.id_options, peer, limit).await
     }
 
     /// Connects to the first of the addresses that has a route, with a new endpoint. Receives may
@@ -396,7 +486,7 @@ impl Connector {
         options: &EndpointOptions,
         limit: Duration,
     ) -> Result<Connection<Endpoint>> {
-        let route = Route::resolve(addrs, limit)?;
+        let route = self.resolve(addrs, limit)?;
         let endpoint = self.domains.endpoint(route.device()?, options)?;
         route.connect(endpoint, &ConnectOptions::default(), limit)
     }
@@ -409,16 +499,17 @@ pub struct Route {
 }
 
 impl Route {
-    /// Resolves the first of the addresses that has a route. Host names are resolved by the system.
+    /// Resolves the first of the addresses that has a route. Host names are resolved by the system. The
+    /// route has a channel of its own; those of [`Connector::resolve`] share one.
     ///
     /// # Errors
-    /// - [`Error::Invalid`]: the name has no address.
+    /// - [`Error::Name`]: the name was not resolved. [`Error::Invalid`]: it has no address.
     /// - [`Error::Address`], [`Error::Route`], [`Error::TimedOut`]; those of [`CmId::resolve_addr`].
     #[doc(alias = "rdma_resolve_addr")]
     #[doc(alias = "rdma_resolve_route")]
     #[doc(alias = "rdma_getaddrinfo")]
     pub fn resolve(addrs: impl ToSocketAddrs, limit: Duration) -> Result<Self> {
-        Self::resolve_from(None, addrs, limit)
+        Self::resolve_with(&IdOptions::default(), addrs, limit)
     }
 
     /// Resolves a route from a local address, or from any if there is none.
@@ -427,16 +518,34 @@ impl Route {
     /// As for [`Route::resolve`]; [`Error::Command`] with `EADDRNOTAVAIL`: the address is not local.
     #[doc(alias = "rdma_resolve_addr")]
     pub fn resolve_from(src: Option<Addr>, addrs: impl ToSocketAddrs, limit: Duration) -> Result<Self> {
+        Self::resolve_with(&IdOptions { source: src, ..IdOptions::default() }, addrs, limit)
+    }
+
+    /// Resolves a route with options of its identifier.
+    ///
+    /// # Errors
+    /// As for [`Route::resolve_from`] and [`IdOptions::apply`].
+    #[doc(alias = "rdma_resolve_addr")]
+    #[doc(alias = "rdma_set_option")]
+    pub fn resolve_with(options: &IdOptions, addrs: impl ToSocketAddrs, limit: Duration) -> Result<Self> {
         each_address("Route::resolve", addrs, |addr| {
-            let id = CmId::new(&EventChannel::private()?, PortSpace::Tcp)?;
-            run(steps::resolve(&Deadline::new(limit), &id, src, addr.into(), limit))?;
-            Ok(Self { id })
+            let channel = EventChannel::private()?;
+            run(Self::on_channel(&Deadline::new(limit), &channel, options, addr.into(), limit))
         })
     }
 
-    #[cfg(any(feature = "async-io", feature = "tokio"))]
-    pub(crate) async fn resolve_on(wait: &impl Wait, id: CmId, addr: Addr, limit: Duration) -> Result<Self> {
-        steps::resolve(wait, &id, None, addr, limit).await?;
+    /// Resolves a route by an identifier on the channel that `wait` waits for.
+    pub(crate) async fn on_channel(
+        wait: &impl Wait,
+        channel: &EventChannel,
+        options: &IdOptions,
+        peer: Addr,
+        limit: Duration,
+    ) -> Result<Self> {
+        let id = CmId::new(channel, PortSpace::Tcp)?;
+        id.claim();
+        options.apply(&id)?;
+        steps::resolve(wait, &id, options.source, peer, limit).await?;
         Ok(Self { id })
     }
 
@@ -546,9 +655,9 @@ impl<Q> Connection<Q> {
     /// - [`Error::DeviceRemoved`]
     /// - Those of [`EventChannel::get_event`].
     pub fn is_disconnected(&mut self) -> Result<bool> {
-        while let Some(event) = self.id.channel().get_event()? {
+        while let Some(event) = self.id.channel().try_event(Some(self.id.key()))? {
             match event.kind {
-                EventKind::Disconnected(_) if event.key == self.id.key() => self.answer_end()?,
+                EventKind::Disconnected(_) => self.answer_end()?,
                 EventKind::DeviceRemoval => return Err(Error::DeviceRemoved { verb: "is_disconnected" }),
                 _ => {}
             }
@@ -608,9 +717,11 @@ impl<Q> Connection<Q> {
         Ok(Connection { id, queue: wrap(queue)?, peer, ended })
     }
 
-    /// The identifier and the queue.
+    /// The identifier and the queue. The identifier may share its channel with other connections. Its
+    /// events are those of [`EventChannel::get_event`] from now on.
     #[must_use]
     pub fn into_parts(self) -> (CmId, Q) {
+        self.id.unclaim();
         (self.id, self.queue)
     }
 }

@@ -28,7 +28,7 @@
 //! | `rdma_ack_cm_event` | none: events need no acknowledgement |
 //! | `rdma_create_id`, `rdma_destroy_id` | [`CmId::new`], drop or [`CmId::destroy`]; [`blocking::BlockingId`] without a channel |
 //! | `rdma_bind_addr`, `rdma_listen`, `rdma_get_request` | [`CmId::bind_addr`], [`CmId::listen`], [`blocking::BlockingId::get_request`] |
-//! | `rdma_getaddrinfo` | [`ToSocketAddrs`](std::net::ToSocketAddrs) of the standard library, in [`Listener::bind`] and [`Connector::connect`] |
+//! | `rdma_getaddrinfo` | [`AddrInfo::lookup`]; [`Listener::bind`] and [`Connector::connect`] take names |
 //! | `rdma_resolve_addr`, `rdma_resolve_route` | [`CmId::resolve_addr`], [`CmId::resolve_route`]; both: [`blocking::BlockingId::resolve`] |
 //! | `rdma_create_qp`, `rdma_create_ep` | [`Pd::create_qp`](bareverbs::Pd::create_qp) or [`Endpoint`](bareverbs::owned::Endpoint), then [`connection::Route::connect`] or [`connection::Incoming::accept`] |
 //! | `rdma_connect`, `rdma_accept`, `rdma_establish` | [`CmId::connect`], [`ConnectRequest::accept`], [`CmId::establish`] |
@@ -66,8 +66,10 @@ pub mod connection;
 mod error;
 pub mod event;
 mod id;
+mod inbox;
 mod key;
 mod multicast;
+mod name;
 mod option;
 mod param;
 #[cfg(feature = "test-utils")]
@@ -89,6 +91,7 @@ pub use error::{CommandError, Error, Result};
 pub use id::{Addresses, BoundDevice, CmId, IbService, ServiceKey};
 pub use key::Key;
 pub use multicast::JoinMode;
+pub use name::{AddrFamily, AddrHints, AddrInfo, Name};
 pub use option::{IdOptions, PathRecord};
 pub use param::{ConnParam, Message, PeerParam, PrivateData};
 pub use request::ConnectRequest;

@@ -64,7 +64,7 @@ impl StreamOptions {
     pub fn connect_timeout(&self, peer: SocketAddr, limit: Duration) -> Result<RdmaStream> {
         self.check("RdmaStream::connect")?;
         let id = self.new_id()?;
-        run(self.connect_with(&Deadline::new(limit), id, peer, limit))
+        run(self.connect_with(&Deadline::new(limit), id, peer.into(), limit))
     }
 
     /// An identifier of its own channel with the options.
@@ -79,10 +79,10 @@ impl StreamOptions {
         &self,
         wait: &impl Wait,
         id: CmId,
-        peer: SocketAddr,
+        peer: Addr,
         limit: Duration,
     ) -> Result<RdmaStream> {
-        steps::resolve(wait, &id, self.id_options.source, peer.into(), limit).await?;
+        steps::resolve(wait, &id, self.id_options.source, peer, limit).await?;
         let domains = self.list();
         let mut prepared = self.prepare(&domains, device_of(&id)?)?;
         let offer = prepared.offer()?;
@@ -246,7 +246,9 @@ impl RdmaListener {
     /// Waits for a stream by `wait`, which waits for the listener's channel.
     pub(super) async fn accept_with(&self, wait: &impl Wait) -> Result<RdmaStream> {
         loop {
-            match self.admit(steps::request(wait, &self.id).await?) {
+            let mut request = steps::request(wait, &self.id).await?;
+            request.move_to_own_channel()?;
+            match self.admit(request) {
                 // Another kind of peer is no error of the listener.
                 Err(StreamError::Offer(_)) => {}
                 admitted => return admitted,

@@ -330,7 +330,7 @@ pub(crate) fn listener_and_connector_errors_name_their_cause() {
     let refused = Listener::bind("192.0.2.1:0").unwrap_err();
     assert_eq!(refused.errno(), Some(bareverbs::Errno::ADDRNOTAVAIL));
     let refused = Route::resolve("no-such-host.invalid:1", LIMIT).unwrap_err();
-    assert!(matches!(refused, Error::Invalid { verb: "Route::resolve", .. }), "{refused}");
+    assert!(matches!(refused, Error::Name { verb: "Route::resolve", .. }), "{refused}");
     let no_address: [SocketAddr; 0] = [];
     let refused = Listener::bind(&no_address[..]).unwrap_err();
     assert_eq!(refused.to_string(), "Listener::bind: the name has no address");

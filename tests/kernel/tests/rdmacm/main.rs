@@ -7,6 +7,7 @@ mod datagrams;
 mod endpoints;
 mod host;
 mod options;
+mod sharing;
 
 use addresses::*;
 use bareverbs_kernel_tests::{device, kernel_tests};
@@ -16,6 +17,7 @@ use datagrams::*;
 use endpoints::*;
 use host::*;
 use options::*;
+use sharing::*;
 
 kernel_tests! {
     rdma_cm_device_is_found_and_opened,
@@ -86,4 +88,17 @@ kernel_tests! {
     async_io_listener_yields_connections if has_ip,
     tasks_get_events_and_are_woken_by_migration if has_ip,
     tasks_without_a_runtime_are_refused,
+
+    thousand_connections_share_one_file if has_ip,
+    threads_wait_for_their_own_connections if has_ip,
+    tasks_of_tokio_get_the_events_of_their_connections if has_ip,
+    futures_of_async_io_get_the_events_of_their_connections if has_ip,
+    thread_and_task_share_a_channel if has_ip,
+    events_of_other_identifiers_stay_on_the_channel if has_ip,
+    delivered_requests_of_a_dropped_listener_are_rejected if has_ip,
+    listener_needs_an_identifier_that_listens if has_ip,
+    options_of_listeners_and_connectors_reach_their_identifiers if has_ip,
+    type_of_service_of_a_connector_is_that_of_its_paths if device::ethernet,
+    looked_up_addresses_bind_and_connect if has_ip,
+    gid_as_text_is_resolved_on_infiniband if device::infiniband,
 }
