@@ -308,6 +308,13 @@ impl Incoming {
         &self.request
     }
 
+    /// The request, for a caller that answers it by itself. It shares its channel with the listener. Its
+    /// events are those of [`EventChannel::get_event`] from now on.
+    pub fn into_request(self) -> ConnectRequest {
+        self.request.id().unclaim();
+        self.request
+    }
+
     /// The address of the peer.
     ///
     /// # Errors

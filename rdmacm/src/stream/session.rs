@@ -459,7 +459,10 @@ impl<P: Provider> Session<P> {
     }
 
     /// The connection manager has reported the end of the connection.
-    pub(super) fn connection_lost(&mut self) {
-        self.disconnected = true;
+    pub(super) fn connection_ended(&mut self, end: Result<()>) {
+        match end {
+            Ok(()) => self.disconnected = true,
+            Err(error) => self.fail(error),
+        }
     }
 }

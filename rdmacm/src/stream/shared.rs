@@ -137,10 +137,13 @@ impl<P: Provider> Shared<P> {
     ) -> Result<Option<T>> {
         for armed in [false, true] {
             if armed {
-                // Completions before the arming raise no event, so it is followed by a poll.
-                state.session.endpoint().arm()?;
-                if state.link.is_lost()? {
-                    state.session.connection_lost();
+                if let Some(end) = state.link.end()? {
+                    state.session.connection_ended(end);
+                }
+                // Completions before the arming raise no event, so it is followed by a poll. There is
+                // nothing to arm after the removal of the device.
+                if state.session.error().is_none() {
+                    state.session.endpoint().arm()?;
                 }
             }
             if state.session.progress() {

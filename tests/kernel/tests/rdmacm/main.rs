@@ -5,16 +5,19 @@ mod channels;
 mod connections;
 mod datagrams;
 mod endpoints;
+mod faults;
 mod host;
 mod options;
 mod sharing;
 
 use addresses::*;
+use bareverbs_kernel_tests::wire::{lossy_wire, wire};
 use bareverbs_kernel_tests::{device, kernel_tests};
 use channels::*;
 use connections::*;
 use datagrams::*;
 use endpoints::*;
+use faults::*;
 use host::*;
 use options::*;
 use sharing::*;
@@ -101,4 +104,13 @@ kernel_tests! {
     type_of_service_of_a_connector_is_that_of_its_paths if device::ethernet,
     looked_up_addresses_bind_and_connect if has_ip,
     gid_as_text_is_resolved_on_infiniband if device::infiniband,
+
+    lost_messages_are_unreachable_peers if lossy_wire,
+    time_limit_ends_the_wait_for_a_peer_that_is_cut_off if lossy_wire,
+    device_removal_ends_each_identifier_with_its_error if wire,
+    device_that_was_removed_and_added_is_opened_again if removal_does_not_wait,
+    interface_down_ends_connections_and_refuses_new_ones if wire,
+    killed_client_is_noticed_in_each_step if has_ip,
+    killed_server_is_noticed_in_each_step if has_ip,
+    killed_peer_ends_its_stream if has_ip,
 }

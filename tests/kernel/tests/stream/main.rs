@@ -6,6 +6,7 @@ mod hostile;
 #[path = "../../../../rdmacm/examples/http2.rs"]
 #[expect(dead_code, reason = "its `main`")]
 mod http2;
+mod impaired;
 mod tasks;
 
 use std::net::{Ipv4Addr, SocketAddr};
@@ -13,10 +14,12 @@ use std::thread;
 
 use bareverbs_kernel_tests::device::{self, Requirement};
 use bareverbs_kernel_tests::kernel_tests;
+use bareverbs_kernel_tests::wire::lossy_wire;
 use bareverbs_rdmacm::stream::{RdmaListener, RdmaStream, StreamOptions};
 use bytes::*;
 use ends::*;
 use hostile::*;
+use impaired::*;
 use tasks::*;
 
 /// For tests with an IP address of the device.
@@ -88,6 +91,13 @@ kernel_tests! {
     request_of_another_protocol_is_rejected if has_ip,
     peer_that_breaks_the_protocol_ends_its_stream if has_ip,
     announced_buffer_without_room_ends_the_stream if has_ip,
+    messages_beyond_the_credits_end_the_stream if has_ip,
+    message_without_immediate_data_ends_the_stream if has_ip,
+    answer_of_another_protocol_is_an_error_of_connect if has_ip,
+
+    streams_lose_nothing_when_packets_are_lost if lossy_wire,
+    streams_lose_nothing_when_packets_are_late if lossy_wire,
+    streams_lose_nothing_when_packets_overtake_each_other if lossy_wire,
 
     tokio_tasks_copy_in_both_directions if has_ip,
     async_io_tasks_copy_in_both_directions if has_ip,
