@@ -64,8 +64,7 @@ impl BlockingId {
     /// As for [`EventChannel::new`], [`CmId::new`] and [`IdOptions::apply`].
     #[doc(alias = "rdma_set_option")]
     pub fn with_options(port_space: PortSpace, options: &IdOptions) -> Result<Self> {
-        let id = CmId::new(&EventChannel::private()?, port_space)?;
-        options.apply(&id)?;
+        let id = options.create_id_of(&EventChannel::private()?, port_space)?;
         Ok(Self { id, source: options.source })
     }
 

@@ -1,7 +1,7 @@
 //! Connections with their queue pairs: a listener, a connector, and what they yield.
 //!
-//! A [`Connection`] owns an identifier and a queue that is in RTS: a [`Qp<Rc>`](bareverbs::Qp), or
-//! the safe [`Endpoint`]. Calls block, with time limits; the modules `tokio` and `async_io` have the
+//! A [`Connection`] owns an identifier and a queue that is in RTS: a [`Qp<Rc>`](bareverbs::Qp), a
+//! `Qp<Uc>`, or the safe [`Endpoint`]. Calls block, with time limits; the modules `tokio` and `async_io` have the
 //! same types for tasks.
 //!
 //! ```no_run
@@ -46,10 +46,10 @@ use crate::channel::EventChannel;
 use crate::event::{EventKind, RequestParam};
 use crate::id::BoundDevice;
 use crate::param::PrivateData;
-use crate::qp::bring_up;
 pub use crate::qp::{ConnectOptions, ConnectQueue};
+use crate::qp::{bring_up, check_type};
 use crate::steps::{self, Deadline, Wait, run};
-use crate::{Addr, CmId, ConnectRequest, Error, IdOptions, PeerParam, PortSpace, Result, name};
+use crate::{Addr, CmId, ConnectRequest, Error, IdOptions, PeerParam, Result, name};
 
 /// Open devices, each with a protection domain, that connections share. Clones are the same list.
 ///
@@ -218,8 +218,7 @@ impl Listener {
     #[doc(alias = "rdma_set_option")]
     pub fn bind_with(options: &IdOptions, addrs: impl ToSocketAddrs) -> Result<Self> {
         each_address("Listener::bind", addrs, |addr| {
-            let id = CmId::new(&EventChannel::new()?, PortSpace::Tcp)?;
-            options.apply(&id)?;
+            let id = options.create_id(&EventChannel::new()?)?;
             id.bind_addr(addr)?;
             id.listen(options.backlog)?;
             Ok(Self { id_options: *options, ..Self::from_id(id)? })
@@ -374,11 +373,12 @@ impl Incoming {
         let RequestParam::Connection(peer) = self.request.param().clone() else {
             return Err(Error::invalid("accept", "the request is for a datagram QP"));
         };
+        check_type("accept", self.request.id(), &queue)?;
         let mut param = options.param(&queue);
         // What the peer can't use is not reserved.
         param.responder_resources = param.responder_resources.min(peer.responder_resources);
         param.initiator_depth = param.initiator_depth.min(peer.initiator_depth);
-        agree_on_ece(&mut queue, peer.ece)?;
+        agree_on_ece(&mut queue, options, peer.ece)?;
         bring_up(self.request.id(), &mut queue, options, Some(&param))?;
         param.ece = queue.ece().unwrap_or_default();
         let id = self.request.accept(&param)?;
@@ -396,11 +396,11 @@ impl Incoming {
     }
 }
 
-/// Uses the peer's ECE options if they are of this device's vendor, else none.
-fn agree_on_ece<Q: ConnectQueue>(queue: &mut Q, peer: Ece) -> Result<()> {
+/// Uses the peer's ECE options that the caller wants, if they are of this device's vendor, else none.
+fn agree_on_ece<Q: ConnectQueue>(queue: &mut Q, options: &ConnectOptions<'_>, peer: Ece) -> Result<()> {
     if let Some(own) = queue.ece() {
-        let options = if peer.vendor_id == own.vendor_id { peer.options } else { 0 };
-        queue.set_ece(Ece { vendor_id: own.vendor_id, options })?;
+        let offered = if peer.vendor_id == own.vendor_id { peer.options } else { 0 };
+        queue.set_ece(options.limit_ece(Ece { options: offered, ..own }))?;
     }
     Ok(())
 }
@@ -549,9 +549,8 @@ impl Route {
         peer: Addr,
         limit: Duration,
     ) -> Result<Self> {
-        let id = CmId::new(channel, PortSpace::Tcp)?;
+        let id = options.create_id(channel)?;
         id.claim();
-        options.apply(&id)?;
         steps::resolve(wait, &id, options.source, peer, limit).await?;
         Ok(Self { id })
     }
@@ -612,8 +611,9 @@ impl Route {
         options: &ConnectOptions<'_>,
     ) -> Result<Connection<Q>> {
         let id = self.id;
+        check_type("connect", &id, &queue)?;
         let peer = steps::connect(wait, &id, &options.param(&queue)).await?;
-        agree_on_ece(&mut queue, peer.ece)?;
+        agree_on_ece(&mut queue, options, peer.ece)?;
         bring_up(&id, &mut queue, options, None)?;
         id.establish()?;
         Ok(Connection { id, queue, peer, ended: false })

@@ -1,6 +1,6 @@
 //! Options of identifiers.
 
-use bareverbs::AckTimeout;
+use bareverbs::{AckTimeout, QpType};
 use bareverbs_uapi::rdma_cm::path::{PathFlags, PathRecData};
 use bareverbs_uapi::rdma_cm::structs::SetOptionReq;
 use bareverbs_uapi::rdma_cm::{IbOption, IdOption, OptionLevel};
@@ -9,7 +9,7 @@ use zerocopy::IntoBytes;
 pub use bareverbs_uapi::rdma_cm::path::PathRecord;
 
 use crate::id::CmId;
-use crate::{Addr, Result, command};
+use crate::{Addr, Error, EventChannel, PortSpace, Result, command};
 
 /// The use of a path that the kernel takes from a list: for management and data, as the primary
 /// path, in both directions.
@@ -48,6 +48,10 @@ impl Value {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IdOptions {
+    /// The type of the QPs of connections: RC, or UC, whose identifiers are of [`PortSpace::Ib`].
+    /// `None` is RC. [`BlockingId::with_options`](crate::blocking::BlockingId::with_options) takes any
+    /// type that the port space has.
+    pub qp_type: Option<QpType>,
     /// The local address that an identifier resolves from; `None` leaves the choice to the routing
     /// table. Listeners ignore it.
     pub source: Option<Addr>,
@@ -67,6 +71,27 @@ pub struct IdOptions {
 }
 
 impl IdOptions {
+    /// An identifier of a connection, with the options.
+    pub(crate) fn create_id(&self, channel: &EventChannel) -> Result<CmId> {
+        let port_space = match self.qp_type {
+            None | Some(QpType::RC) => PortSpace::Tcp,
+            Some(QpType::UC) => PortSpace::Ib,
+            Some(other) => {
+                let reason = format!("connections are of RC or UC queue pairs, not {other:?}");
+                return Err(Error::invalid("IdOptions", reason));
+            }
+        };
+        self.create_id_of(channel, port_space)
+    }
+
+    /// An identifier of a port space, with the options.
+    pub(crate) fn create_id_of(&self, channel: &EventChannel, port_space: PortSpace) -> Result<CmId> {
+        let qp_type = self.qp_type.unwrap_or(port_space.qp_type());
+        let id = CmId::with_qp_type(channel, port_space, qp_type)?;
+        self.apply(&id)?;
+        Ok(id)
+    }
+
     /// Sets them on an identifier that is not bound.
     ///
     /// # Errors

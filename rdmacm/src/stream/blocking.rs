@@ -97,6 +97,23 @@ impl<P: Provider> RdmaStream<P> {
         self.shared.lock().timeouts[Direction::Write as usize] = limit;
     }
 
+    /// Probes the connection at this interval, on all handles. A peer whose host is gone or cut off is
+    /// noticed so, although this side has nothing to send: calls then fail with
+    /// [`StreamError::Verbs`]. `None`, or 0: no probes, the default.
+    ///
+    /// A probe is an RDMA write of 0 bytes. It takes no credit, and the peer's program sees nothing of
+    /// it. Probes are sent while a call or a task waits for the stream, or a program calls it when the
+    /// [descriptor](Self#descriptor) is readable. It is readable at each interval.
+    ///
+    /// # Errors
+    /// [`StreamError::Cm`] with [`Error::System`](crate::Error::System): the process has too many
+    /// descriptors.
+    #[doc(alias = "SO_KEEPALIVE")]
+    #[doc(alias = "TCP_KEEPIDLE")]
+    pub fn set_keepalive(&self, interval: Option<Duration>) -> Result<()> {
+        self.shared.set_keepalive(interval)
+    }
+
     /// The time that drop waits at most for the acknowledgement of written bytes. Default: 1 second,
     /// and 0 for an [`AsyncStream`](super::AsyncStream).
     #[doc(alias = "SO_LINGER")]

@@ -69,9 +69,7 @@ impl StreamOptions {
 
     /// An identifier of its own channel with the options.
     pub(super) fn new_id(&self) -> Result<CmId> {
-        let id = CmId::new(&EventChannel::private()?, PortSpace::Tcp)?;
-        self.id_options.apply(&id)?;
-        Ok(id)
+        Ok(self.id_options.create_id_of(&EventChannel::private()?, PortSpace::Tcp)?)
     }
 
     /// Connects an identifier, whose channel `wait` waits for.

@@ -9,6 +9,9 @@ use std::time::{Duration, Instant};
 use bareverbs::{Pd, Provider};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::io::Errno;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
+};
 
 use super::link::Link;
 use super::session::Session;
@@ -44,6 +47,8 @@ pub(super) struct State<P: Provider> {
     link: Link,
     /// Whether a thread sleeps on the descriptor. It wakes the others when it has slept.
     sleeping: bool,
+    /// A timer that expires when the connection is to be probed.
+    keepalive: Option<OwnedFd>,
     pub(super) nonblocking: bool,
     pub(super) timeouts: [Option<Duration>; 2],
     /// How long the drop of the stream waits.
@@ -112,8 +117,15 @@ impl<P: Provider> Shared<P> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake = eventfd(0, flags).map_err(system)?;
         let pd = session.endpoint().qp().pd().clone();
-        let state =
-            State { session, link, sleeping: false, nonblocking: false, timeouts: [None; 2], linger: LINGER };
+        let state = State {
+            session,
+            link,
+            sleeping: false,
+            keepalive: None,
+            nonblocking: false,
+            timeouts: [None; 2],
+            linger: LINGER,
+        };
         let (state, changed, tasks) = (Mutex::new(state), Condvar::new(), Arc::default());
         Ok(Self { state, changed, tasks, ready, wake, pd, local, peer })
     }
@@ -125,6 +137,24 @@ impl<P: Provider> Shared<P> {
 
     pub(super) fn ready(&self) -> &OwnedFd {
         &self.ready
+    }
+
+    /// Probes the connection at this interval, while a thread or a task waits for the stream.
+    pub(super) fn set_keepalive(&self, interval: Option<Duration>) -> Result<()> {
+        let system = |errno| Error::System { what: "setting the keepalive timer of a stream", errno };
+        let mut state = self.lock();
+        // Closing the timer removes it from the epoll instance.
+        state.keepalive = None;
+        let Some(interval) = interval.filter(|interval| !interval.is_zero()) else { return Ok(()) };
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, flags).map_err(system)?;
+        let interval = Timespec::try_from(interval).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 });
+        let times = Itimerspec { it_interval: interval, it_value: interval };
+        timerfd_settime(&timer, TimerfdTimerFlags::empty(), &times).map_err(system)?;
+        epoll::add(&self.ready, &timer, epoll::EventData::new_u64(2), epoll::EventFlags::IN)
+            .map_err(system)?;
+        state.keepalive = Some(timer);
+        Ok(())
     }
 
     /// Handles what has happened, and attempts once. `Ok(None)`: the descriptor becomes readable
@@ -139,6 +169,12 @@ impl<P: Provider> Shared<P> {
             if armed {
                 if let Some(end) = state.link.end()? {
                     state.session.connection_ended(end);
+                }
+                // The timer is not readable before it expires.
+                if let Some(timer) = &state.keepalive
+                    && rustix::io::read(timer, &mut [0; 8]).is_ok()
+                {
+                    state.session.probe()?;
                 }
                 // Completions before the arming raise no event, so it is followed by a poll. There is
                 // nothing to arm after the removal of the device.

@@ -47,6 +47,7 @@ kernel_tests! {
     ports_below_1024_need_a_capability if has_ip,
     paths_and_gids_are_those_of_the_addresses if has_ip,
     infiniband_addresses_connect if device::infiniband,
+    commands_for_ip_addresses_bind_resolve_and_query if has_ip,
 
     ids_outlive_their_channel if has_ip,
     destroyed_id_takes_its_events_along if has_ip,
@@ -91,6 +92,9 @@ kernel_tests! {
     async_io_listener_yields_connections if has_ip,
     tasks_get_events_and_are_woken_by_migration if has_ip,
     tasks_without_a_runtime_are_refused,
+    ipv6_listener_and_connector_connect if device::ethernet,
+    connection_agrees_on_ece_options if has_ip,
+    unreliable_queue_pairs_connect_by_type if has_ip,
 
     thousand_connections_share_one_file if has_ip,
     threads_wait_for_their_own_connections if has_ip,

@@ -1,5 +1,5 @@
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV6};
 use std::thread;
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_rdmacm::IdOptions;
 use bareverbs_rdmacm::connection::Domains;
-use bareverbs_rdmacm::stream::{RdmaStream, StreamError, StreamOptions};
+use bareverbs_rdmacm::stream::{RdmaListener, RdmaStream, StreamError, StreamOptions};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::{any_port, listener, pair, pair_with, pattern};
@@ -348,6 +348,25 @@ pub(crate) fn fifty_streams_share_a_listener() {
                 stream.read_to_end(&mut read).unwrap();
                 assert_eq!(read, bytes);
             }
+        });
+    });
+}
+
+pub(crate) fn ipv6_streams_carry_bytes() {
+    nothing_leaks(|| {
+        let table = bareverbs_kernel_tests::device::open().gid_table().unwrap();
+        let entry = table.iter().find(|entry| entry.gid.is_link_local()).expect("a link-local address");
+        let addr = SocketAddrV6::new(entry.gid.0.into(), 0, 0, entry.netdev_ifindex);
+        let listener = RdmaListener::bind(addr).unwrap();
+        thread::scope(|scope| {
+            let accepted = scope.spawn(|| listener.accept().unwrap());
+            let mut a = RdmaStream::connect(listener.local_addr()).unwrap();
+            let mut b = accepted.join().unwrap();
+            assert!(a.local_addr().is_ipv6() && a.peer_addr().ip() == *addr.ip());
+            a.write_all(b"six").unwrap();
+            let mut read = [0; 3];
+            b.read_exact(&mut read).unwrap();
+            assert_eq!(&read, b"six");
         });
     });
 }

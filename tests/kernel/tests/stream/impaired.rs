@@ -4,13 +4,13 @@ use std::hash::{DefaultHasher, Hasher};
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bareverbs::AckTimeout;
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::wire::{End, Wire};
 use bareverbs_rdmacm::IdOptions;
-use bareverbs_rdmacm::stream::{RdmaStream, StreamOptions};
+use bareverbs_rdmacm::stream::{RdmaStream, StreamError, StreamOptions};
 
 use crate::pattern;
 
@@ -24,6 +24,41 @@ fn pair() -> (RdmaStream, RdmaStream) {
         let accepted = scope.spawn(|| listener.accept().unwrap());
         (options.connect(listener.local_addr()).unwrap(), accepted.join().unwrap())
     })
+}
+
+/// What ends a read that waits for a peer which is cut off.
+fn read_without_a_peer(keepalive: Option<Duration>) -> StreamError {
+    let wire = Wire::new();
+    let error = {
+        let (a, b) = pair();
+        for stream in [&a, &b] {
+            stream.set_keepalive(keepalive).unwrap();
+            stream.set_linger(Duration::ZERO);
+        }
+        // The probes of several intervals are no bytes of the stream, and take no credits.
+        b.set_read_timeout(Some(Duration::from_millis(500)));
+        assert!(matches!(b.recv(&mut [0]), Err(StreamError::TimedOut)));
+        (&a).write_all(b"x").unwrap();
+        b.set_read_timeout(Some(TIMEOUT));
+        (&b).read_exact(&mut [0]).unwrap();
+        a.wait_sent(TIMEOUT).unwrap();
+        for end in [End::Near, End::Far] {
+            wire.cut(end);
+        }
+        a.set_read_timeout(Some(Duration::from_secs(5)));
+        a.recv(&mut [0]).unwrap_err()
+    };
+    wire.heal();
+    wire.settle();
+    error
+}
+
+pub(crate) fn keepalive_notices_a_peer_that_is_cut_off() {
+    let error = read_without_a_peer(Some(Duration::from_millis(100)));
+    assert!(matches!(error, StreamError::Verbs(_)), "{error:?}");
+    // Without it, the read has its time limit only.
+    let error = read_without_a_peer(None);
+    assert!(matches!(error, StreamError::TimedOut), "{error:?}");
 }
 
 /// Sends `blocks` blocks in both directions at once, and compares what arrives.

@@ -80,6 +80,7 @@ kernel_tests! {
     streams_share_the_open_device_of_the_process if has_ip,
     stream_has_the_options_of_its_identifier if has_ip,
     fifty_streams_share_a_listener if has_ip,
+    ipv6_streams_carry_bytes if device::ethernet,
 
     shutdown_ends_one_direction if has_ip,
     dropped_stream_delivers_its_bytes if has_ip,
@@ -95,6 +96,7 @@ kernel_tests! {
     message_without_immediate_data_ends_the_stream if has_ip,
     answer_of_another_protocol_is_an_error_of_connect if has_ip,
 
+    keepalive_notices_a_peer_that_is_cut_off if lossy_wire,
     streams_lose_nothing_when_packets_are_lost if lossy_wire,
     streams_lose_nothing_when_packets_are_late if lossy_wire,
     streams_lose_nothing_when_packets_overtake_each_other if lossy_wire,
