@@ -33,6 +33,8 @@
 //! }
 //! ```
 
+mod exchange;
+
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};

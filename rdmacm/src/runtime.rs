@@ -14,6 +14,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 
+use bareverbs::Address;
 use bareverbs::owned::{Endpoint, EndpointOptions};
 use rustix::io::Errno;
 
@@ -280,6 +281,20 @@ impl<R: Readiness> Incoming<R> {
         Ok(Connection { connection, registration })
     }
 
+    /// Accepts by a queue that connects by addresses, such as one of a hub or a server.
+    ///
+    /// # Errors
+    /// As for [`connection::Incoming::exchange`], without a time limit.
+    #[doc(alias = "rdma_accept")]
+    pub async fn exchange<T: Send>(
+        self,
+        answer: impl FnOnce(&Address) -> bareverbs::Result<(T, Address)> + Send,
+    ) -> Result<Connection<R, T>> {
+        let Self { incoming, registration } = self;
+        let connection = incoming.exchange_with(&Task(&registration), answer).await?;
+        Ok(Connection { connection, registration })
+    }
+
     /// Rejects the request, with data for the peer's application.
     ///
     /// # Errors
@@ -442,6 +457,21 @@ impl<R: Readiness> Route<R> {
     ) -> Result<Connection<R, Q>> {
         let Self { route, registration } = self;
         let connection = route.connect_with(&Task(&registration), queue, options).await?;
+        Ok(Connection { connection, registration })
+    }
+
+    /// Connects a queue that connects by addresses, such as one of a hub or a client of a server.
+    ///
+    /// # Errors
+    /// As for [`connection::Route::exchange`], without a time limit.
+    #[doc(alias = "rdma_connect")]
+    pub async fn exchange<T: Send>(
+        self,
+        local: &Address,
+        connect: impl FnOnce(&Address) -> bareverbs::Result<T> + Send,
+    ) -> Result<Connection<R, T>> {
+        let Self { route, registration } = self;
+        let connection = route.exchange_with(&Task(&registration), local, connect).await?;
         Ok(Connection { connection, registration })
     }
 }

@@ -8,6 +8,7 @@ mod endpoints;
 mod faults;
 mod host;
 mod options;
+mod owned;
 mod sharing;
 
 use addresses::*;
@@ -20,6 +21,7 @@ use endpoints::*;
 use faults::*;
 use host::*;
 use options::*;
+use owned::*;
 use sharing::*;
 
 kernel_tests! {
@@ -108,6 +110,11 @@ kernel_tests! {
     type_of_service_of_a_connector_is_that_of_its_paths if device::ethernet,
     looked_up_addresses_bind_and_connect if has_ip,
     gid_as_text_is_resolved_on_infiniband if device::infiniband,
+
+    connections_of_hubs_are_made_by_ip_address if has_ip,
+    clients_are_admitted_by_ip_address if has_ip,
+    tasks_connect_hubs_by_ip_address if has_ip,
+    private_data_that_is_no_address_is_rejected if has_ip,
 
     lost_messages_are_unreachable_peers if lossy_wire,
     time_limit_ends_the_wait_for_a_peer_that_is_cut_off if lossy_wire,
