@@ -20,6 +20,9 @@
 //! Events name their identifier by a [`Key`] that is never reused. They need no acknowledgement, so
 //! destroying an identifier can't deadlock, and loses no event of another.
 //!
+//! Connections of a [`Listener`] or a [`Connector`] share a channel, which is one open file. Each gets
+//! its own events, also when several threads or tasks wait for different ones.
+//!
 //! # Coming from librdmacm
 //!
 //! | librdmacm | here |
