@@ -11,6 +11,8 @@ use bareverbs_uapi::rdma_cm::address::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::{Error, Result};
+
 /// A port space: a name space of ports, which also implies a QP type.
 ///
 /// Ports of a port space never collide with those of TCP and UDP sockets.
@@ -40,6 +42,15 @@ impl PortSpace {
             Self::Tcp | Self::Ib => QpType::RC,
             Self::Udp | Self::Ipoib => QpType::UD,
         }
+    }
+
+    /// Rejects a QP type that the port space does not have.
+    pub(crate) fn check(self, verb: &'static str, qp_type: QpType) -> Result<()> {
+        if self == Self::Ib || qp_type == self.qp_type() {
+            return Ok(());
+        }
+        let reason = format!("port space {self:?} implies {:?}, not {qp_type:?}", self.qp_type());
+        Err(Error::invalid(verb, reason))
     }
 
     pub(crate) const fn to_kernel(self) -> rdma_cm::PortSpace {

@@ -23,15 +23,16 @@
 //! }
 //! ```
 
-use std::net::SocketAddr;
+use std::future::poll_fn;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
 
 use ::async_io::Async;
 use bareverbs::owned::EndpointOptions;
 
-use crate::Result;
 use crate::connection::Domains;
-use crate::event::Event;
 use crate::runtime::{self, Descriptor, failed};
+use crate::{Addr, Error, Name, Result};
 
 type Queue = bareverbs::owned::Endpoint;
 
@@ -43,6 +44,9 @@ pub type Listener = runtime::Listener<Readiness>;
 
 /// A [request](crate::connection::Incoming) that tasks of async-io answer.
 pub type Incoming = runtime::Incoming<Readiness>;
+
+/// A [connector](crate::Connector) that tasks of async-io use.
+pub type Connector = runtime::Connector<Readiness>;
 
 /// A [route](crate::connection::Route) that tasks of async-io use.
 pub type Route = runtime::Route<Readiness>;
@@ -66,8 +70,12 @@ pub type StreamListener = crate::stream::AsyncListener<crate::stream::AsyncIoRea
 /// Those of [`connection::Route::resolve`](crate::connection::Route::resolve), [`EndpointOptions::build`] and
 /// [`connection::Route::connect`](crate::connection::Route::connect).
 #[doc(alias = "rdma_connect")]
-pub async fn connect(addr: SocketAddr, domains: &Domains, options: &EndpointOptions) -> Result<Connection> {
-    runtime::connect(addr, domains, options).await
+pub async fn connect(
+    peer: impl Into<Name>,
+    domains: &Domains,
+    options: &EndpointOptions,
+) -> Result<Connection> {
+    runtime::connect(peer.into(), domains, options).await
 }
 
 /// A file descriptor that is registered with the reactor.
@@ -81,16 +89,57 @@ impl runtime::sealed::Readiness for Readiness {
         Async::new_nonblocking(descriptor).map(Self).map_err(|error| failed(&error))
     }
 
-    fn descriptor(&self) -> &Descriptor {
-        self.0.get_ref()
+    fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        self.0.poll_readable(cx).map_err(|error| failed(&error))
     }
 
-    async fn next(&self) -> Result<Event> {
-        loop {
-            if let Some(event) = self.0.get_ref().get_event()? {
-                return Ok(event);
+    async fn lookup(name: Name) -> Result<Vec<Addr>> {
+        lookup_in_a_thread(name).await
+    }
+}
+
+/// Looks a name up in a thread of its own: async-io has no threads for blocking calls. If the future is
+/// dropped, the thread ends by itself.
+async fn lookup_in_a_thread(name: Name) -> Result<Vec<Addr>> {
+    type Answer = (Option<Result<Vec<Addr>>>, Option<Waker>);
+    fn lock(answer: &Mutex<Answer>) -> MutexGuard<'_, Answer> {
+        answer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    let answer = Arc::new(Mutex::new(Answer::default()));
+    let asked = Arc::clone(&answer);
+    let thread = std::thread::Builder::new().name("bareverbs-lookup".into());
+    let spawned = thread.spawn(move || {
+        let found = name.lookup();
+        let waker = {
+            let mut answer = lock(&asked);
+            answer.0 = Some(found);
+            answer.1.take()
+        };
+        waker.into_iter().for_each(Waker::wake);
+    });
+    spawned.map_err(|error| Error::Name { verb: "lookup", error })?;
+    poll_fn(|cx| {
+        let mut answer = lock(&answer);
+        match answer.0.take() {
+            Some(found) => Poll::Ready(found),
+            None => {
+                answer.1 = Some(cx.waker().clone());
+                Poll::Pending
             }
-            self.0.readable().await.map_err(|error| failed(&error))?;
         }
+    })
+    .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_looked_up_beside_the_task() {
+        let found = ::async_io::block_on(lookup_in_a_thread("localhost:7".into())).unwrap();
+        assert!(found.iter().all(|addr| addr.port() == 7));
+        let unknown = ::async_io::block_on(lookup_in_a_thread("no-such-host.invalid:1".into())).unwrap_err();
+        assert!(matches!(unknown, Error::Name { .. }), "{unknown}");
     }
 }

@@ -31,7 +31,8 @@ use bareverbs::QpType;
 use crate::event::UdPeer;
 use crate::steps::{self, Deadline, run};
 use crate::{
-    Addr, CmId, ConnParam, ConnectRequest, Error, EventChannel, JoinMode, Key, PeerParam, PortSpace, Result,
+    Addr, CmId, ConnParam, ConnectRequest, Error, EventChannel, IdOptions, JoinMode, Key, PeerParam,
+    PortSpace, Result,
 };
 
 /// An identifier with a channel of its own, whose calls wait for their events.
@@ -43,6 +44,8 @@ use crate::{
 #[derive(Debug)]
 pub struct BlockingId {
     id: CmId,
+    /// The address that [`BlockingId::resolve`] resolves from.
+    source: Option<Addr>,
 }
 
 impl BlockingId {
@@ -52,7 +55,17 @@ impl BlockingId {
     /// As for [`EventChannel::new`] and [`CmId::new`].
     #[doc(alias = "rdma_create_id")]
     pub fn new(port_space: PortSpace) -> Result<Self> {
-        Ok(Self { id: CmId::new(&EventChannel::private()?, port_space)? })
+        Self::with_options(port_space, &IdOptions::default())
+    }
+
+    /// Creates an identifier with options. The backlog is that of [`CmId::listen`].
+    ///
+    /// # Errors
+    /// As for [`EventChannel::new`], [`CmId::new`] and [`IdOptions::apply`].
+    #[doc(alias = "rdma_set_option")]
+    pub fn with_options(port_space: PortSpace, options: &IdOptions) -> Result<Self> {
+        let id = options.create_id_of(&EventChannel::private()?, port_space)?;
+        Ok(Self { id, source: options.source })
     }
 
     /// Resolves address and route of a peer.
@@ -64,7 +77,7 @@ impl BlockingId {
     #[doc(alias = "rdma_resolve_addr")]
     #[doc(alias = "rdma_resolve_route")]
     pub fn resolve(&self, peer: impl Into<Addr>, limit: Duration) -> Result<()> {
-        run(steps::resolve(&Deadline::new(limit), &self.id, None, peer.into(), limit))
+        run(steps::resolve(&Deadline::new(limit), &self.id, self.source, peer.into(), limit))
     }
 
     /// Connects to the resolved peer, up to its response. The caller then moves its QP to RTS and
@@ -96,7 +109,9 @@ impl BlockingId {
     /// [`Error::TimedOut`]; [`Error::DeviceRemoved`].
     #[doc(alias = "rdma_get_request")]
     pub fn get_request(&self, limit: Duration) -> Result<ConnectRequest> {
-        run(steps::request(&Deadline::new(limit), &self.id))
+        let mut request = run(steps::request(&Deadline::new(limit), &self.id))?;
+        request.move_to_own_channel()?;
+        Ok(request)
     }
 
     /// Accepts a request. For a connection it waits until the peer has confirmed.
@@ -113,7 +128,7 @@ impl BlockingId {
         if id.qp_type() != QpType::UD {
             run(steps::established(&Deadline::new(limit), &id))?;
         }
-        Ok(Self { id })
+        Ok(Self { id, source: None })
     }
 
     /// Ends the connection and waits until the peer has answered.

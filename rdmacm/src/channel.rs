@@ -2,7 +2,8 @@
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use bareverbs_uapi::rdma_cm::EventType;
@@ -13,8 +14,9 @@ use rustix::io::Errno;
 use crate::command::{self, CmFile};
 use crate::event::{Event, EventKind, parse, parse_request};
 use crate::id::CmId;
+use crate::inbox::Inboxes;
 use crate::request::ConnectRequest;
-use crate::{Error, Result, key};
+use crate::{Error, Key, Result, key};
 
 /// A channel of the connection manager: identifiers are created on it, and it delivers their
 /// events.
@@ -23,6 +25,9 @@ use crate::{Error, Result, key};
 /// goes to one reader. The file stays open while an identifier of the channel exists. Its
 /// descriptor works with `poll`, `epoll` and the reactors built on them, also edge-triggered, and
 /// is always non-blocking.
+///
+/// Connections of [`connection`](crate::connection) that share a channel get their own events, whoever
+/// reads the channel. The calls of this type return the events of all other identifiers.
 ///
 /// Events need no acknowledgement. Destroying an identifier waits for no reader; the kernel drops
 /// its undelivered events, and [`EventChannel::get_event`] those that it reads afterwards.
@@ -53,6 +58,19 @@ struct Inner {
     /// Readable while events were migrated to the file and no reader was woken: the kernel wakes
     /// none. Channels that nothing is migrated to while a reader waits have none.
     migrated: Option<OwnedFd>,
+    inboxes: Mutex<Inboxes>,
+    /// Notified when the thread that slept on the descriptor has delivered events.
+    delivered: Condvar,
+}
+
+impl Inner {
+    fn new(file: CmFile, migrated: Option<OwnedFd>) -> Arc<Self> {
+        Arc::new(Self { file, migrated, inboxes: Mutex::default(), delivered: Condvar::new() })
+    }
+}
+
+fn wake_all(wakers: Vec<Waker>) {
+    wakers.into_iter().for_each(Waker::wake);
 }
 
 impl EventChannel {
@@ -66,18 +84,18 @@ impl EventChannel {
         let file = CmFile::open()?;
         let migrated = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| Error::System { what: "creating an eventfd", errno })?;
-        Ok(Self { inner: Arc::new(Inner { file, migrated: Some(migrated) }) })
+        Ok(Self { inner: Inner::new(file, Some(migrated)) })
     }
 
     /// A channel of one identifier. Nothing is migrated to it while a reader waits.
     pub(crate) fn private() -> Result<Self> {
-        Ok(Self { inner: Arc::new(Inner { file: CmFile::open()?, migrated: None }) })
+        Ok(Self { inner: Inner::new(CmFile::open()?, None) })
     }
 
     /// A channel without events, which refuses commands.
     #[cfg(test)]
     pub(crate) fn for_test() -> Self {
-        Self { inner: Arc::new(Inner { file: CmFile::for_test(), migrated: None }) }
+        Self { inner: Inner::new(CmFile::for_test(), None) }
     }
 
     pub(crate) fn file(&self) -> &CmFile {
@@ -100,26 +118,153 @@ impl EventChannel {
     /// credentials of the process changed.
     #[doc(alias = "rdma_get_cm_event")]
     pub fn get_event(&self) -> Result<Option<Event>> {
-        while let Some(resp) = command::get_event(self.file())? {
+        self.try_event(None)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inboxes> {
+        // No call panics between two changes that belong together.
+        self.inner.inboxes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Delivers the events of a key to those who ask for this key only.
+    pub(crate) fn claim(&self, key: Key) {
+        self.lock().claim(key);
+    }
+
+    /// Ends [`claim`](Self::claim). Events that were delivered are for any caller then.
+    pub(crate) fn unclaim(&self, key: Key) {
+        let mut wakers = Vec::new();
+        self.lock().unclaim(key, &mut wakers);
+        wake_all(wakers);
+        self.wake();
+    }
+
+    /// Drops the events of an identifier that is destroyed, and of its memberships. The children in
+    /// them are destroyed, as the kernel does for events that were not read.
+    pub(crate) fn purge(&self, key: Key, memberships: &[Key]) {
+        let is_it = |uid| uid == key.get() || memberships.iter().any(|key| key.get() == uid);
+        let (_, events) = self.lock().remove(key, is_it);
+        events.iter().for_each(|event| self.destroy_child(event));
+    }
+
+    /// Takes over the events of an identifier that was migrated from `old`.
+    pub(crate) fn take_over(&self, old: &Self, key: Key, memberships: &[Key]) {
+        let is_it = |uid| uid == key.get() || memberships.iter().any(|key| key.get() == uid);
+        let (claimed, events) = old.lock().remove(key, is_it);
+        let (mut inboxes, mut wakers) = (self.lock(), Vec::new());
+        if claimed {
+            inboxes.claim(key);
+        }
+        events.into_iter().for_each(|event| inboxes.deliver(event, &mut wakers));
+        drop(inboxes);
+        wake_all(wakers);
+    }
+
+    /// Reads events up to the next one of a key that is claimed, or else up to one of any key that is
+    /// not.
+    fn read_until(
+        &self,
+        inboxes: &mut Inboxes,
+        key: Option<Key>,
+        wakers: &mut Vec<Waker>,
+    ) -> Result<Option<EventResp>> {
+        loop {
+            if let Some(event) = inboxes.take(key) {
+                return Ok(Some(event));
+            }
+            if inboxes.sleeping {
+                return Ok(None);
+            }
+            match command::get_event(self.file())? {
+                Some(event) => inboxes.deliver(event, wakers),
+                None => return Ok(None),
+            }
+        }
+    }
+
+    /// Reads all events into their inboxes, unless a thread sleeps on the descriptor, which does it.
+    fn read_all(&self, inboxes: &mut Inboxes, wakers: &mut Vec<Waker>) -> Result<()> {
+        while !inboxes.sleeping
+            && let Some(event) = command::get_event(self.file())?
+        {
+            inboxes.deliver(event, wakers);
+        }
+        Ok(())
+    }
+
+    /// Takes an event as [`read_until`](Self::read_until) does.
+    pub(crate) fn try_event(&self, key: Option<Key>) -> Result<Option<Event>> {
+        self.take_event(key, None)
+    }
+
+    /// As [`try_event`](Self::try_event). If there is none, the waker is woken when there may be one.
+    #[cfg(any(feature = "async-io", feature = "tokio"))]
+    pub(crate) fn poll_event(&self, key: Option<Key>, waker: &Waker) -> Result<Option<Event>> {
+        self.take_event(key, Some(waker))
+    }
+
+    fn take_event(&self, key: Option<Key>, waker: Option<&Waker>) -> Result<Option<Event>> {
+        loop {
+            let mut wakers = Vec::new();
+            let read = {
+                let mut inboxes = self.lock();
+                let read = self.read_until(&mut inboxes, key, &mut wakers);
+                if let (Ok(None), Some(waker)) = (&read, waker) {
+                    inboxes.register(key, waker);
+                }
+                read
+            };
+            wake_all(wakers);
+            let Some(resp) = read? else { return Ok(None) };
             if let Some(event) = self.dispatch(&resp) {
                 return Ok(Some(event));
             }
         }
-        Ok(None)
+    }
+
+    /// Delivers events after the descriptor has become readable, and wakes the tasks that wait for
+    /// them.
+    #[cfg(any(feature = "async-io", feature = "tokio"))]
+    pub(crate) fn serve(&self) {
+        self.forget_migration();
+        let mut wakers = Vec::new();
+        {
+            let mut inboxes = self.lock();
+            if !inboxes.are_claimed() {
+                // The tasks read by themselves. No more is read than is taken, so that the descriptor
+                // stays readable.
+                inboxes.take_unclaimed_wakers(&mut wakers);
+            } else if self.read_all(&mut inboxes, &mut wakers).is_err() {
+                // They get the error when they read.
+                inboxes.take_wakers(&mut wakers);
+            }
+        }
+        wake_all(wakers);
+    }
+
+    /// Wakes all tasks that wait, which then get the error of the runtime.
+    #[cfg(any(feature = "async-io", feature = "tokio"))]
+    pub(crate) fn wake_tasks(&self) {
+        let mut wakers = Vec::new();
+        self.lock().take_wakers(&mut wakers);
+        wake_all(wakers);
+    }
+
+    fn destroy_child(&self, resp: &EventResp) {
+        if resp.event == EventType::CONNECT_REQUEST {
+            // The event was delivered, so destroying the listener did not destroy the child. If the
+            // kernel refuses, the child ends with the file.
+            let request = DestroyIdReq { id: resp.id, ..DestroyIdReq::zeroed() };
+            let _ = command::destroy_id(self.file(), request);
+        }
     }
 
     fn dispatch(&self, resp: &EventResp) -> Option<Event> {
-        let is_request = resp.event == EventType::CONNECT_REQUEST;
         let Some((key, info)) = key::find(resp.uid) else {
-            if is_request {
-                // The event was delivered, so destroying the listener did not destroy the child. If
-                // the kernel refuses, the child ends with the file.
-                let request = DestroyIdReq { id: resp.id, ..DestroyIdReq::zeroed() };
-                let _ = command::destroy_id(self.file(), request);
-            }
+            self.destroy_child(resp);
             return None;
         };
-        let kind = if is_request {
+        let kind = if resp.event == EventType::CONNECT_REQUEST {
             let child = CmId::adopt(self, resp.id, info);
             EventKind::ConnectRequest(ConnectRequest::new(child, key, parse_request(resp, info.qp_type)))
         } else {
@@ -135,7 +280,7 @@ impl EventChannel {
     #[doc(alias = "rdma_get_cm_event")]
     pub fn wait(&self) -> Result<Event> {
         loop {
-            if let Some(event) = self.wait_until(None)? {
+            if let Some(event) = self.wait_until(None, None)? {
                 return Ok(event);
             }
         }
@@ -148,36 +293,79 @@ impl EventChannel {
     pub fn wait_timeout(&self, timeout: Duration) -> Result<Option<Event>> {
         // A timeout that overflows `Instant` means no timeout.
         match Instant::now().checked_add(timeout) {
-            Some(end) => self.wait_until(Some(end)),
+            Some(end) => self.wait_until(None, Some(end)),
             None => self.wait().map(Some),
         }
     }
 
-    /// Waits for an event, at most until `end`.
-    pub(crate) fn wait_until(&self, end: Option<Instant>) -> Result<Option<Event>> {
+    /// Waits for an event that [`try_event`](Self::try_event) takes, at most until `end`.
+    pub(crate) fn wait_until(&self, key: Option<Key>, end: Option<Instant>) -> Result<Option<Event>> {
         loop {
-            if let Some(event) = self.get_event()? {
-                return Ok(Some(event));
-            }
+            let mut wakers = Vec::new();
+            let mut inboxes = self.lock();
+            let read = self.read_until(&mut inboxes, key, &mut wakers);
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-            if left == Some(Duration::ZERO) {
-                return Ok(None);
+            let waits = matches!(read, Ok(None)) && left != Some(Duration::ZERO);
+            if waits && inboxes.sleeping {
+                self.wait_for_delivery(inboxes, left);
+                continue;
             }
-            let left = left.and_then(|left| Timespec::try_from(left).ok());
-            let migrated = self.inner.migrated.as_ref();
-            let file = PollFd::new(self.file(), PollFlags::IN);
-            let waited = match migrated {
-                Some(migrated) => {
-                    let fds = &mut [file, PollFd::new(migrated, PollFlags::IN)];
-                    rustix::event::poll(fds, left.as_ref())
+            inboxes.sleeping |= waits;
+            drop(inboxes);
+            wake_all(wakers);
+            match read? {
+                Some(resp) => {
+                    if let Some(event) = self.dispatch(&resp) {
+                        return Ok(Some(event));
+                    }
                 }
-                None => rustix::event::poll(&mut [file], left.as_ref()),
-            };
-            match waited {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(errno) => return Err(Error::System { what: "waiting for events", errno }),
+                None if waits => self.sleep(left)?,
+                None => return Ok(None),
             }
-            self.forget_migration();
+        }
+    }
+
+    /// Waits until the thread that sleeps on the descriptor has delivered events, at most for `left`.
+    fn wait_for_delivery(&self, inboxes: MutexGuard<'_, Inboxes>, left: Option<Duration>) {
+        let delivered = &self.inner.delivered;
+        match left {
+            None => drop(delivered.wait(inboxes).unwrap_or_else(PoisonError::into_inner)),
+            Some(left) => {
+                drop(delivered.wait_timeout(inboxes, left).unwrap_or_else(PoisonError::into_inner));
+            }
+        }
+    }
+
+    /// Sleeps on the descriptor, at most for `left`, and delivers what has arrived. The caller has set
+    /// `sleeping`.
+    fn sleep(&self, left: Option<Duration>) -> Result<()> {
+        let slept = self.poll(left);
+        self.forget_migration();
+        let (mut inboxes, mut wakers) = (self.lock(), Vec::new());
+        inboxes.sleeping = false;
+        // Tasks that the runtime has woken meanwhile have left the events to this thread.
+        let read = if inboxes.are_claimed() { self.read_all(&mut inboxes, &mut wakers) } else { Ok(()) };
+        inboxes.take_unclaimed_wakers(&mut wakers);
+        drop(inboxes);
+        self.inner.delivered.notify_all();
+        wake_all(wakers);
+        slept.and(read)
+    }
+
+    /// Waits until the descriptor is readable, at most for `left`.
+    fn poll(&self, left: Option<Duration>) -> Result<()> {
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        let file = PollFd::new(self.file(), PollFlags::IN);
+        let waited = match &self.inner.migrated {
+            Some(migrated) => {
+                let fds = &mut [file, PollFd::new(migrated, PollFlags::IN)];
+                rustix::event::poll(fds, left.as_ref())
+            }
+            None => rustix::event::poll(&mut [file], left.as_ref()),
+        };
+        match waited {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(Error::System { what: "waiting for events", errno }),
         }
     }
 

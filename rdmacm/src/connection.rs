@@ -1,7 +1,7 @@
 //! Connections with their queue pairs: a listener, a connector, and what they yield.
 //!
-//! A [`Connection`] owns an identifier and a queue that is in RTS: a [`Qp<Rc>`](bareverbs::Qp), or
-//! the safe [`Endpoint`]. Calls block, with time limits; the modules `tokio` and `async_io` have the
+//! A [`Connection`] owns an identifier and a queue that is in RTS: a [`Qp<Rc>`](bareverbs::Qp), a
+//! `Qp<Uc>`, or the safe [`Endpoint`]. Calls block, with time limits; the modules `tokio` and `async_io` have the
 //! same types for tasks.
 //!
 //! ```no_run
@@ -33,22 +33,25 @@
 //! }
 //! ```
 
+mod exchange;
+
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use bareverbs::owned::{Endpoint, EndpointOptions};
-use bareverbs::{Ece, Pd, PortNum};
+use bareverbs::{Ece, Pd, PortNum, QpType};
+use rustix::io::Errno;
 
 use crate::channel::EventChannel;
 use crate::event::{EventKind, RequestParam};
 use crate::id::BoundDevice;
 use crate::param::PrivateData;
-use crate::qp::bring_up;
 pub use crate::qp::{ConnectOptions, ConnectQueue};
+use crate::qp::{bring_up, check_type};
 use crate::steps::{self, Deadline, Wait, run};
-use crate::{Addr, CmId, ConnectRequest, Error, PeerParam, PortSpace, Result};
+use crate::{Addr, CmId, ConnectRequest, Error, IdOptions, PeerParam, Result, name};
 
 /// Open devices, each with a protection domain, that connections share. Clones are the same list.
 ///
@@ -63,18 +66,42 @@ use crate::{Addr, CmId, ConnectRequest, Error, PeerParam, PortSpace, Result};
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct Domains {
-    known: Arc<Mutex<Vec<(BoundDevice, Pd)>>>,
+    known: Arc<Mutex<Known>>,
 }
 
+type Known = Vec<(BoundDevice, Pd)>;
+
+/// The list of the process, while one of its users exists.
+static OF_PROCESS: Mutex<Weak<Mutex<Known>>> = Mutex::new(Weak::new());
+
 impl Domains {
+    /// The list that streams share, unless their options name another one. Its devices are open
+    /// while a stream, a listener or a value of this type uses it.
+    ///
+    /// ```
+    /// use bareverbs_rdmacm::connection::Domains;
+    ///
+    /// assert_eq!(Domains::of_process(), Domains::of_process());
+    /// assert_ne!(Domains::of_process(), Domains::default());
+    /// ```
+    #[must_use]
+    pub fn of_process() -> Self {
+        let mut shared = OF_PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = shared.upgrade().unwrap_or_else(|| {
+            let known = Arc::default();
+            *shared = Arc::downgrade(&known);
+            known
+        });
+        Self { known }
+    }
+
     /// The protection domain of a device, which is opened on first use.
     ///
     /// # Errors
     /// [`Error::Verbs`]: the device can't be opened.
     pub fn pd(&self, device: BoundDevice) -> Result<Pd> {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_it = |of: &BoundDevice| (of.node_guid, of.index) == (device.node_guid, device.index);
-        if let Some((_, pd)) = known.iter().find(|(of, _)| is_it(of)) {
+        let mut known = self.lock();
+        if let Some((_, pd)) = known.iter().find(|(of, _)| is_same(of, &device)) {
             return Ok(pd.clone());
         }
         let pd = device.find()?.open()?.alloc_pd()?;
@@ -82,11 +109,46 @@ impl Domains {
         Ok(pd)
     }
 
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Builds an object on a device. If the device was removed and added again since it was opened,
+    /// it is opened again.
+    pub(crate) fn build<T, E: From<Error>>(
+        &self,
+        device: BoundDevice,
+        errno: impl Fn(&E) -> Option<Errno>,
+        build: impl Fn(&Pd) -> Result<T, E>,
+    ) -> Result<T, E> {
+        match build(&self.pd(device)?) {
+            // Commands of a removed device fail with EIO, those of a device that the parent of this
+            // process has opened with ESTALE.
+            Err(error) if matches!(errno(&error), Some(Errno::IO | Errno::STALE)) => {
+                self.lock().retain(|(of, _)| !is_same(of, &device));
+                build(&self.pd(device)?)
+            }
+            built => built,
+        }
+    }
+
     /// An endpoint on the device and the port of a connection.
     pub(crate) fn endpoint(&self, device: BoundDevice, options: &EndpointOptions) -> Result<Endpoint> {
-        let pd = self.pd(device)?;
-        Ok(options.clone().port(device.port).build(&pd)?)
+        self.build(device, Error::errno, |pd| Ok(options.clone().port(device.port).build(pd)?))
     }
+}
+
+impl PartialEq for Domains {
+    /// Whether both are the same list.
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.known, &other.known)
+    }
+}
+
+impl Eq for Domains {}
+
+fn is_same(one: &BoundDevice, other: &BoundDevice) -> bool {
+    (one.node_guid, one.index) == (other.node_guid, other.index)
 }
 
 /// The device of an identifier.
@@ -107,22 +169,25 @@ pub(crate) fn each_address<T>(
     addrs: impl ToSocketAddrs,
     mut each: impl FnMut(SocketAddr) -> Result<T>,
 ) -> Result<T> {
-    let addrs = addrs.to_socket_addrs().map_err(|error| Error::invalid(verb, error.to_string()))?;
-    let mut last = Error::invalid(verb, "the name has no address");
-    for addr in addrs {
+    let mut last = None;
+    for addr in name::resolve(verb, addrs)? {
         match each(addr) {
             Ok(done) => return Ok(done),
-            Err(error) => last = error,
+            Err(error) => last = Some(error),
         }
     }
-    Err(last)
+    Err(last.unwrap_or_else(|| unreachable!("a name without an address is an error")))
 }
 
 /// A listener for connections.
+///
+/// Its connections share its channel: all of them have one file of the connection manager. Each gets
+/// its own events, also when several threads or tasks wait.
 #[derive(Debug)]
 pub struct Listener {
     id: CmId,
     domains: Domains,
+    id_options: IdOptions,
 }
 
 impl Listener {
@@ -131,17 +196,52 @@ impl Listener {
     /// every device.
     ///
     /// # Errors
-    /// [`Error::Invalid`]: the name has no address. Those of [`EventChannel::new`],
-    /// [`CmId::bind_addr`] and [`CmId::listen`].
+    /// [`Error::Name`]: the name was not resolved. [`Error::Invalid`]: it has no address. Those of
+    /// [`EventChannel::new`], [`CmId::bind_addr`] and [`CmId::listen`].
     #[doc(alias = "rdma_create_ep")]
     #[doc(alias = "rdma_getaddrinfo")]
     pub fn bind(addrs: impl ToSocketAddrs) -> Result<Self> {
+        Self::bind_with(&IdOptions::default(), addrs)
+    }
+
+    /// Listens as [`Listener::bind`] does, with options.
+    ///
+    /// ```no_run
+    /// use bareverbs_rdmacm::{IdOptions, Listener};
+    ///
+    /// let options = IdOptions { ipv6_only: Some(true), backlog: 16, ..IdOptions::default() };
+    /// let listener = Listener::bind_with(&options, "[::]:7174")?;
+    /// # Ok::<(), bareverbs_rdmacm::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Listener::bind`] and [`IdOptions::apply`].
+    #[doc(alias = "rdma_create_ep")]
+    #[doc(alias = "rdma_set_option")]
+    pub fn bind_with(options: &IdOptions, addrs: impl ToSocketAddrs) -> Result<Self> {
         each_address("Listener::bind", addrs, |addr| {
-            let id = CmId::new(&EventChannel::private()?, PortSpace::Tcp)?;
+            let id = options.create_id(&EventChannel::new()?)?;
             id.bind_addr(addr)?;
-            id.listen(0)?;
-            Ok(Self { id, domains: Domains::default() })
+            id.listen(options.backlog)?;
+            Ok(Self { id_options: *options, ..Self::from_id(id)? })
         })
+    }
+
+    /// A listener of an identifier that listens. Other identifiers may be on its channel: their events
+    /// stay for the calls of [`EventChannel`].
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: the identifier does not listen, or is for datagrams.
+    pub fn from_id(id: CmId) -> Result<Self> {
+        const VERB: &str = "Listener::from_id";
+        if id.qp_type() == QpType::UD {
+            return Err(Error::invalid(VERB, "the identifier is for datagrams"));
+        }
+        if !id.listens() {
+            return Err(Error::invalid(VERB, "the identifier does not listen: call `CmId::listen`"));
+        }
+        id.claim();
+        Ok(Self { id, domains: Domains::default(), id_options: IdOptions::default() })
     }
 
     /// The identifier.
@@ -176,7 +276,10 @@ impl Listener {
     }
 
     pub(crate) async fn next_request(&self, wait: &impl Wait) -> Result<Incoming> {
-        Ok(Incoming { request: steps::request(wait, &self.id).await? })
+        let request = steps::request(wait, &self.id).await?;
+        request.id().claim();
+        self.id_options.apply_to_child(request.id())?;
+        Ok(Incoming { request })
     }
 
     /// Waits for a request and accepts it with a new endpoint on its device. Receives may be posted
@@ -204,6 +307,13 @@ impl Incoming {
     /// The request.
     pub fn request(&self) -> &ConnectRequest {
         &self.request
+    }
+
+    /// The request, for a caller that answers it by itself. It shares its channel with the listener. Its
+    /// events are those of [`EventChannel::get_event`] from now on.
+    pub fn into_request(self) -> ConnectRequest {
+        self.request.id().unclaim();
+        self.request
     }
 
     /// The address of the peer.
@@ -265,11 +375,12 @@ impl Incoming {
         let RequestParam::Connection(peer) = self.request.param().clone() else {
             return Err(Error::invalid("accept", "the request is for a datagram QP"));
         };
+        check_type("accept", self.request.id(), &queue)?;
         let mut param = options.param(&queue);
         // What the peer can't use is not reserved.
         param.responder_resources = param.responder_resources.min(peer.responder_resources);
         param.initiator_depth = param.initiator_depth.min(peer.initiator_depth);
-        agree_on_ece(&mut queue, peer.ece)?;
+        agree_on_ece(&mut queue, options, peer.ece)?;
         bring_up(self.request.id(), &mut queue, options, Some(&param))?;
         param.ece = queue.ece().unwrap_or_default();
         let id = self.request.accept(&param)?;
@@ -287,19 +398,25 @@ impl Incoming {
     }
 }
 
-/// Uses the peer's ECE options if they are of this device's vendor, else none.
-fn agree_on_ece<Q: ConnectQueue>(queue: &mut Q, peer: Ece) -> Result<()> {
+/// Uses the peer's ECE options that the caller wants, if they are of this device's vendor, else none.
+fn agree_on_ece<Q: ConnectQueue>(queue: &mut Q, options: &ConnectOptions<'_>, peer: Ece) -> Result<()> {
     if let Some(own) = queue.ece() {
-        let options = if peer.vendor_id == own.vendor_id { peer.options } else { 0 };
-        queue.set_ece(Ece { vendor_id: own.vendor_id, options })?;
+        let offered = if peer.vendor_id == own.vendor_id { peer.options } else { 0 };
+        queue.set_ece(options.limit_ece(Ece { options: offered, ..own }))?;
     }
     Ok(())
 }
 
 /// Connects to peers, on devices that it opens once.
+///
+/// Its connections share a channel: all of them have one file of the connection manager. Each gets its
+/// own events, also when several threads wait. Clones share the devices and the channel.
 #[derive(Clone, Debug, Default)]
 pub struct Connector {
     domains: Domains,
+    id_options: IdOptions,
+    /// Opened on first use.
+    channel: Arc<Mutex<Option<EventChannel>>>,
 }
 
 impl Connector {
@@ -312,13 +429,55 @@ impl Connector {
     /// A connector with these devices, such as those of a [`Listener`].
     #[must_use]
     pub fn with_domains(domains: &Domains) -> Self {
-        Self { domains: domains.clone() }
+        Self { domains: domains.clone(), ..Self::default() }
+    }
+
+    /// The same connector with options for the identifiers of its connections: source address, type of
+    /// service, ACK timeout.
+    ///
+    /// ```
+    /// use bareverbs_rdmacm::{Connector, IdOptions};
+    ///
+    /// let urgent = Connector::new().id_options(IdOptions { tos: Some(0x68), ..IdOptions::default() });
+    /// ```
+    #[must_use]
+    pub fn id_options(mut self, options: IdOptions) -> Self {
+        self.id_options = options;
+        self
     }
 
     /// The devices that it has opened.
     #[must_use]
     pub fn domains(&self) -> &Domains {
         &self.domains
+    }
+
+    /// The channel that its connections share. It is opened on first use.
+    ///
+    /// # Errors
+    /// As for [`EventChannel::new`].
+    pub fn channel(&self) -> Result<EventChannel> {
+        let mut channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(channel) = &*channel {
+            return Ok(channel.clone());
+        }
+        Ok(channel.insert(EventChannel::new()?).clone())
+    }
+
+    /// Resolves the first of the addresses that has a route, for a queue of the caller.
+    ///
+    /// # Errors
+    /// As for [`Route::resolve`].
+    #[doc(alias = "rdma_resolve_addr")]
+    #[doc(alias = "rdma_resolve_route")]
+    pub fn resolve(&self, addrs: impl ToSocketAddrs, limit: Duration) -> Result<Route> {
+        each_address("Connector::resolve", addrs, |addr| {
+            run(self.resolve_with(&Deadline::new(limit), addr.into(), limit))
+        })
+    }
+
+    pub(crate) async fn resolve_with(&self, wait: &impl Wait, peer: Addr, limit: Duration) -> Result<Route> {
+        Route::on_channel(wait, &self.channel()?, &self.id_options, peer, limit).await
     }
 
     /// Connects to the first of the addresses that has a route, with a new endpoint. Receives may
@@ -336,7 +495,7 @@ impl Connector {
         options: &EndpointOptions,
         limit: Duration,
     ) -> Result<Connection<Endpoint>> {
-        let route = Route::resolve(addrs, limit)?;
+        let route = self.resolve(addrs, limit)?;
         let endpoint = self.domains.endpoint(route.device()?, options)?;
         route.connect(endpoint, &ConnectOptions::default(), limit)
     }
@@ -349,16 +508,17 @@ pub struct Route {
 }
 
 impl Route {
-    /// Resolves the first of the addresses that has a route. Host names are resolved by the system.
+    /// Resolves the first of the addresses that has a route. Host names are resolved by the system. The
+    /// route has a channel of its own; those of [`Connector::resolve`] share one.
     ///
     /// # Errors
-    /// - [`Error::Invalid`]: the name has no address.
+    /// - [`Error::Name`]: the name was not resolved. [`Error::Invalid`]: it has no address.
     /// - [`Error::Address`], [`Error::Route`], [`Error::TimedOut`]; those of [`CmId::resolve_addr`].
     #[doc(alias = "rdma_resolve_addr")]
     #[doc(alias = "rdma_resolve_route")]
     #[doc(alias = "rdma_getaddrinfo")]
     pub fn resolve(addrs: impl ToSocketAddrs, limit: Duration) -> Result<Self> {
-        Self::resolve_from(None, addrs, limit)
+        Self::resolve_with(&IdOptions::default(), addrs, limit)
     }
 
     /// Resolves a route from a local address, or from any if there is none.
@@ -367,16 +527,33 @@ impl Route {
     /// As for [`Route::resolve`]; [`Error::Command`] with `EADDRNOTAVAIL`: the address is not local.
     #[doc(alias = "rdma_resolve_addr")]
     pub fn resolve_from(src: Option<Addr>, addrs: impl ToSocketAddrs, limit: Duration) -> Result<Self> {
+        Self::resolve_with(&IdOptions { source: src, ..IdOptions::default() }, addrs, limit)
+    }
+
+    /// Resolves a route with options of its identifier.
+    ///
+    /// # Errors
+    /// As for [`Route::resolve_from`] and [`IdOptions::apply`].
+    #[doc(alias = "rdma_resolve_addr")]
+    #[doc(alias = "rdma_set_option")]
+    pub fn resolve_with(options: &IdOptions, addrs: impl ToSocketAddrs, limit: Duration) -> Result<Self> {
         each_address("Route::resolve", addrs, |addr| {
-            let id = CmId::new(&EventChannel::private()?, PortSpace::Tcp)?;
-            run(steps::resolve(&Deadline::new(limit), &id, src, addr.into(), limit))?;
-            Ok(Self { id })
+            let channel = EventChannel::private()?;
+            run(Self::on_channel(&Deadline::new(limit), &channel, options, addr.into(), limit))
         })
     }
 
-    #[cfg(any(feature = "async-io", feature = "tokio"))]
-    pub(crate) async fn resolve_on(wait: &impl Wait, id: CmId, addr: Addr, limit: Duration) -> Result<Self> {
-        steps::resolve(wait, &id, None, addr, limit).await?;
+    /// Resolves a route by an identifier on the channel that `wait` waits for.
+    pub(crate) async fn on_channel(
+        wait: &impl Wait,
+        channel: &EventChannel,
+        options: &IdOptions,
+        peer: Addr,
+        limit: Duration,
+    ) -> Result<Self> {
+        let id = options.create_id(channel)?;
+        id.claim();
+        steps::resolve(wait, &id, options.source, peer, limit).await?;
         Ok(Self { id })
     }
 
@@ -436,8 +613,9 @@ impl Route {
         options: &ConnectOptions<'_>,
     ) -> Result<Connection<Q>> {
         let id = self.id;
+        check_type("connect", &id, &queue)?;
         let peer = steps::connect(wait, &id, &options.param(&queue)).await?;
-        agree_on_ece(&mut queue, peer.ece)?;
+        agree_on_ece(&mut queue, options, peer.ece)?;
         bring_up(&id, &mut queue, options, None)?;
         id.establish()?;
         Ok(Connection { id, queue, peer, ended: false })
@@ -486,9 +664,9 @@ impl<Q> Connection<Q> {
     /// - [`Error::DeviceRemoved`]
     /// - Those of [`EventChannel::get_event`].
     pub fn is_disconnected(&mut self) -> Result<bool> {
-        while let Some(event) = self.id.channel().get_event()? {
+        while let Some(event) = self.id.channel().try_event(Some(self.id.key()))? {
             match event.kind {
-                EventKind::Disconnected(_) if event.key == self.id.key() => self.answer_end()?,
+                EventKind::Disconnected(_) => self.answer_end()?,
                 EventKind::DeviceRemoval => return Err(Error::DeviceRemoved { verb: "is_disconnected" }),
                 _ => {}
             }
@@ -548,9 +726,11 @@ impl<Q> Connection<Q> {
         Ok(Connection { id, queue: wrap(queue)?, peer, ended })
     }
 
-    /// The identifier and the queue.
+    /// The identifier and the queue. The identifier may share its channel with other connections. Its
+    /// events are those of [`EventChannel::get_event`] from now on.
     #[must_use]
     pub fn into_parts(self) -> (CmId, Q) {
+        self.id.unclaim();
         (self.id, self.queue)
     }
 }

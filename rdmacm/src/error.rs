@@ -52,6 +52,22 @@ pub enum Error {
         /// The reason.
         reason: String,
     },
+    /// A host or service name was not resolved.
+    #[error("{verb}: the name was not resolved: {error}")]
+    Name {
+        /// The call.
+        verb: &'static str,
+        /// The error of the system's resolver.
+        error: io::Error,
+    },
+    /// The private data of the peer is no [`Address`](bareverbs::Address).
+    #[error("{verb}: the peer's private data is no address of a queue: {error}")]
+    PeerAddress {
+        /// The call.
+        verb: &'static str,
+        /// What is wrong with it.
+        error: bareverbs::ParseAddressError,
+    },
     /// The private data is longer than its message carries. It was not sent to the kernel.
     #[error("{verb}: {length} bytes of private data; the message carries at most {max}")]
     PrivateData {
@@ -248,6 +264,8 @@ impl Error {
         match (self, self.errno()) {
             (Self::Unreachable(Errno::TIMEDOUT), _) => ErrorKind::TimedOut,
             (_, Some(errno)) => io::Error::from(errno).kind(),
+            (Self::Name { error, .. }, _) => error.kind(),
+            (Self::PeerAddress { .. }, _) => ErrorKind::InvalidData,
             (Self::NoConnectionManager, _) => ErrorKind::NotFound,
             (Self::Invalid { .. } | Self::PrivateData { .. }, _) => ErrorKind::InvalidInput,
             (Self::Rejected(_) | Self::Sidr(_), _) => ErrorKind::ConnectionRefused,

@@ -175,11 +175,7 @@ impl CmId {
     /// - [`Error::Command`]: the kernel refused it.
     #[doc(alias = "rdma_create_id")]
     pub fn with_qp_type(channel: &EventChannel, port_space: PortSpace, qp_type: QpType) -> Result<Self> {
-        if port_space != PortSpace::Ib && qp_type != port_space.qp_type() {
-            let reason =
-                format!("port space {port_space:?} implies {:?}, not {qp_type:?}", port_space.qp_type());
-            return Err(Error::invalid("CmId::with_qp_type", reason));
-        }
+        port_space.check("CmId::with_qp_type", qp_type)?;
         let info = KeyInfo { port_space, qp_type };
         let key = key::create(info);
         let request = CreateIdReq {
@@ -275,12 +271,16 @@ impl CmId {
         command::destroy_id(self.file(), request).map(drop)
     }
 
-    /// Events that name the keys are dropped from now on.
+    /// Events that name the keys are dropped from now on, also those that were read already.
     fn retire_keys(&self) {
         // In a forked child the tables of keys may be locked by a thread that is not there.
         if self.file().is_of_this_process() {
             key::retire(self.key);
-            self.memberships().drain(..).for_each(|membership| key::retire(membership.key));
+            let memberships = self.membership_keys();
+            self.memberships().clear();
+            memberships.iter().for_each(|key| key::retire(*key));
+            // No thread queues an event of a retired key.
+            self.channel.purge(self.key, &memberships);
         }
     }
 
@@ -656,6 +656,7 @@ impl CmId {
         let request =
             MigrateIdReq { id: self.number, fd: command::descriptor(self.file()), ..MigrateIdReq::zeroed() };
         command::migrate_id(channel.file(), request)?;
+        channel.take_over(&self.channel, self.key, &self.membership_keys());
         self.channel = channel.clone();
         channel.wake();
         Ok(())
@@ -746,6 +747,25 @@ impl CmId {
         Ok(records::<ServiceRec>(&room, HEAD).iter().map(IbService::from_kernel).collect())
     }
 
+    /// Whether it listens.
+    pub(crate) fn listens(&self) -> bool {
+        self.listens.load(Ordering::Relaxed)
+    }
+
+    /// Delivers its events to those who wait for this identifier only.
+    pub(crate) fn claim(&self) {
+        self.channel.claim(self.key);
+    }
+
+    /// Ends [`claim`](Self::claim).
+    pub(crate) fn unclaim(&self) {
+        self.channel.unclaim(self.key);
+    }
+
+    fn membership_keys(&self) -> Vec<Key> {
+        self.memberships().iter().map(|membership| membership.key).collect()
+    }
+
     pub(crate) fn memberships(&self) -> MutexGuard<'_, Vec<Membership>> {
         self.memberships.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -762,9 +782,9 @@ fn records<T: FromBytes>(room: &[u8], head: usize) -> Vec<T> {
 impl Drop for CmId {
     fn drop(&mut self) {
         if !self.destroyed {
-            self.retire_keys();
             // The kernel refuses it only to a process that may not destroy it.
             let _ = self.destroy_inner();
+            self.retire_keys();
         }
     }
 }

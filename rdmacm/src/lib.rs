@@ -20,6 +20,9 @@
 //! Events name their identifier by a [`Key`] that is never reused. They need no acknowledgement, so
 //! destroying an identifier can't deadlock, and loses no event of another.
 //!
+//! Connections of a [`Listener`] or a [`Connector`] share a channel, which is one open file. Each gets
+//! its own events, also when several threads or tasks wait for different ones.
+//!
 //! # Coming from librdmacm
 //!
 //! | librdmacm | here |
@@ -28,7 +31,7 @@
 //! | `rdma_ack_cm_event` | none: events need no acknowledgement |
 //! | `rdma_create_id`, `rdma_destroy_id` | [`CmId::new`], drop or [`CmId::destroy`]; [`blocking::BlockingId`] without a channel |
 //! | `rdma_bind_addr`, `rdma_listen`, `rdma_get_request` | [`CmId::bind_addr`], [`CmId::listen`], [`blocking::BlockingId::get_request`] |
-//! | `rdma_getaddrinfo` | [`ToSocketAddrs`](std::net::ToSocketAddrs) of the standard library, in [`Listener::bind`] and [`Connector::connect`] |
+//! | `rdma_getaddrinfo` | [`AddrInfo::lookup`]; [`Listener::bind`] and [`Connector::connect`] take names |
 //! | `rdma_resolve_addr`, `rdma_resolve_route` | [`CmId::resolve_addr`], [`CmId::resolve_route`]; both: [`blocking::BlockingId::resolve`] |
 //! | `rdma_create_qp`, `rdma_create_ep` | [`Pd::create_qp`](bareverbs::Pd::create_qp) or [`Endpoint`](bareverbs::owned::Endpoint), then [`connection::Route::connect`] or [`connection::Incoming::accept`] |
 //! | `rdma_connect`, `rdma_accept`, `rdma_establish` | [`CmId::connect`], [`ConnectRequest::accept`], [`CmId::establish`] |
@@ -36,8 +39,8 @@
 //! | `rdma_init_qp_attr` | [`CmId::init_qp_attr`] |
 //! | `rdma_disconnect`, `rdma_notify`, `rdma_migrate_id` | [`CmId::disconnect`], [`CmId::notify`], [`CmId::migrate`] |
 //! | `rdma_join_multicast_ex`, `rdma_leave_multicast` | [`CmId::join_multicast`], [`event::UdPeer::attach`], [`CmId::leave_multicast`] |
-//! | `rdma_set_option` | `CmId::set_tos`, `set_reuse_addr`, `set_ipv6_only`, `set_ack_timeout`, `set_path` |
-//! | `rdma_set_local_ece`, `rdma_get_remote_ece` | [`ConnParam::ece`], [`PeerParam::ece`] |
+//! | `rdma_set_option` | `CmId::set_tos`, `set_reuse_addr`, `set_ipv6_only`, `set_ack_timeout`, `set_path`; [`IdOptions`] |
+//! | `rdma_set_local_ece`, `rdma_get_remote_ece` | [`ConnParam::ece`] or [`ConnectOptions::ece`], [`PeerParam::ece`] |
 //! | `rdma_reg_msgs`, `rdma_post_send`, `rdma_get_send_comp` and the other inline functions | [`Pd::register`](bareverbs::Pd::register), and the operations of [`Endpoint`](bareverbs::owned::Endpoint) |
 //!
 //! Differences that matter to a program that is ported:
@@ -66,8 +69,10 @@ pub mod connection;
 mod error;
 pub mod event;
 mod id;
+mod inbox;
 mod key;
 mod multicast;
+mod name;
 mod option;
 mod param;
 #[cfg(feature = "test-utils")]
@@ -89,7 +94,8 @@ pub use error::{CommandError, DestroyError, Error, Feature, Result};
 pub use id::{Addresses, BoundDevice, CmId, IbService, ServiceKey};
 pub use key::Key;
 pub use multicast::JoinMode;
-pub use option::PathRecord;
+pub use name::{AddrFamily, AddrHints, AddrInfo, Name};
+pub use option::{IdOptions, PathRecord};
 pub use param::{ConnParam, Message, PeerParam, PrivateData};
 pub use request::ConnectRequest;
 

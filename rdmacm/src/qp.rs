@@ -3,11 +3,11 @@
 use bareverbs::owned::Endpoint;
 use bareverbs::{
     Access, AhAttr, Ece, Gid, GlobalRoute, MigState, MinRnrTimer, PortNum, Provider, Qp, QpAttr, QpAttrMask,
-    QpCap, QpState, Rc, RetryCount, RnrRetry, RtrAttr,
+    QpCap, QpState, QpType, Rc, RetryCount, RnrRetry, RtrAttr, Uc,
 };
 use bareverbs_uapi::write::structs;
 
-use crate::{CmId, ConnParam, Result};
+use crate::{CmId, ConnParam, Error, Result};
 
 /// The address vector in the kernel's form.
 pub(crate) fn ah_attr(attr: &structs::AhAttr) -> AhAttr {
@@ -74,9 +74,10 @@ pub(crate) fn qp_attr(attr: &structs::QpAttr) -> bareverbs::Result<(QpAttr, QpAt
 const RD_ATOMIC: u8 = 16;
 
 mod sealed {
-    use bareverbs::{Ece, QpAttr, QpAttrMask, QpState};
+    use bareverbs::{Ece, QpAttr, QpAttrMask, QpState, QpType, Transport};
 
     pub trait Sealed {
+        fn qp_type(&self) -> QpType;
         /// The most reads and atomics that the device has outstanding as responder and as requester.
         fn rd_atomic(&self) -> [u32; 2];
         fn qp_num(&self) -> u32;
@@ -85,22 +86,31 @@ mod sealed {
         fn ece(&self) -> Option<Ece>;
         fn set_ece(&mut self, ece: Ece) -> bareverbs::Result<()>;
     }
+
+    /// A transport that the connection manager connects.
+    pub trait Connects: Transport {}
 }
 
-/// A queue pair that a connection moves to RTS: [`Qp<Rc>`](bareverbs::Qp), or the safe
-/// [`Endpoint`](bareverbs::owned::Endpoint) over one. It is sealed.
+/// A queue pair that a connection moves to RTS: [`Qp<Rc>`](bareverbs::Qp), `Qp<Uc>`, or the safe
+/// [`Endpoint`](bareverbs::owned::Endpoint) over an RC one. It is sealed.
+///
+/// The identifiers of UC queue pairs are those of [`IdOptions::qp_type`](crate::IdOptions::qp_type).
 pub trait ConnectQueue: sealed::Sealed {}
 
-impl<P: Provider> ConnectQueue for Qp<Rc, P> {}
+impl<T: sealed::Connects, P: Provider> ConnectQueue for Qp<T, P> {}
 impl<B, P: Provider> ConnectQueue for Endpoint<B, P> {}
 
-fn limits<P: Provider>(qp: &Qp<Rc, P>) -> [u32; 2] {
-    qp.pd().context().rd_atomic_limits().into()
-}
+impl sealed::Connects for Rc {}
+impl sealed::Connects for Uc {}
 
-impl<P: Provider> sealed::Sealed for Qp<Rc, P> {
+impl<T: sealed::Connects, P: Provider> sealed::Sealed for Qp<T, P> {
+    fn qp_type(&self) -> QpType {
+        T::QP_TYPE
+    }
+
+    /// UC has no reads and no atomics.
     fn rd_atomic(&self) -> [u32; 2] {
-        limits(self)
+        if T::QP_TYPE == QpType::RC { self.pd().context().rd_atomic_limits().into() } else { [0; 2] }
     }
 
     fn qp_num(&self) -> u32 {
@@ -125,8 +135,12 @@ impl<P: Provider> sealed::Sealed for Qp<Rc, P> {
 }
 
 impl<B, P: Provider> sealed::Sealed for Endpoint<B, P> {
+    fn qp_type(&self) -> QpType {
+        QpType::RC
+    }
+
     fn rd_atomic(&self) -> [u32; 2] {
-        limits(self.qp())
+        self.qp().rd_atomic()
     }
 
     fn qp_num(&self) -> u32 {
@@ -177,11 +191,15 @@ pub struct ConnectOptions<'a> {
     pub rnr_retry_count: RnrRetry,
     /// The time after which the peer repeats a message for which no receive was posted.
     pub min_rnr_timer: MinRnrTimer,
+    /// The ECE options that are offered or accepted, out of those of the device. `None` is all of
+    /// them, and [`Ece::default`] is none. An endpoint and devices without ECE use no options.
+    #[doc(alias = "rdma_set_local_ece")]
+    pub ece: Option<Ece>,
 }
 
 impl Default for ConnectOptions<'_> {
     /// No private data, RDMA reads and writes by the peer, 16 reads and atomics, 6 retries, RNR
-    /// retries without limit, and the RNR timer of [`RtrAttr::new`].
+    /// retries without limit, the RNR timer of [`RtrAttr::new`], and all ECE options.
     fn default() -> Self {
         let RtrAttr { min_rnr_timer, .. } = RtrAttr::new(AhAttr::default(), 0);
         Self {
@@ -191,11 +209,23 @@ impl Default for ConnectOptions<'_> {
             retry_count: RetryCount::DEFAULT,
             rnr_retry_count: RnrRetry::INFINITE,
             min_rnr_timer,
+            ece: None,
         }
     }
 }
 
 impl<'a> ConnectOptions<'a> {
+    /// Those of a device's options that the caller wants.
+    pub(crate) fn limit_ece(&self, own: Ece) -> Ece {
+        match self.ece {
+            None => own,
+            Some(wanted) if wanted.vendor_id == own.vendor_id => {
+                Ece { options: own.options & wanted.options, ..own }
+            }
+            Some(_) => Ece { options: 0, ..own },
+        }
+    }
+
     /// The parameters of this side of a queue, without the limits of a peer.
     pub(crate) fn param<Q: ConnectQueue>(&self, queue: &Q) -> ConnParam<'a> {
         let [responder, initiator] = queue.rd_atomic().map(|limit| limit.min(self.rd_atomic.into()) as u8);
@@ -205,10 +235,19 @@ impl<'a> ConnectOptions<'a> {
             initiator_depth: initiator,
             retry_count: self.retry_count,
             rnr_retry_count: self.rnr_retry_count,
-            ece: queue.ece().unwrap_or_default(),
+            ece: queue.ece().map(|own| self.limit_ece(own)).unwrap_or_default(),
             ..ConnParam::new(queue.qp_num())
         }
     }
+}
+
+/// Rejects a queue of another type than its identifier has.
+pub(crate) fn check_type<Q: ConnectQueue>(verb: &'static str, id: &CmId, queue: &Q) -> Result<()> {
+    let (own, expected) = (queue.qp_type(), id.qp_type());
+    if own == expected {
+        return Ok(());
+    }
+    Err(Error::invalid(verb, format!("the queue pair is {own:?}, the identifier is for {expected:?}")))
 }
 
 /// Moves a QP to RTS by the attributes of its identifier. `param` limits the depths of the passive
@@ -231,4 +270,18 @@ pub(crate) fn bring_up<Q: ConnectQueue>(
         queue.modify(&attr, mask)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ece_options_are_those_that_the_caller_wants_of_the_device() {
+        let own = Ece { vendor_id: 0x15b3, options: 0b1110 };
+        let limited = |ece| ConnectOptions { ece, ..ConnectOptions::default() }.limit_ece(own);
+        assert_eq!(limited(None), own);
+        assert_eq!(limited(Some(Ece { options: 0b0011, ..own })), Ece { options: 0b0010, ..own });
+        assert_eq!(limited(Some(Ece::default())), Ece { options: 0, ..own });
+    }
 }

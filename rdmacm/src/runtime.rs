@@ -2,20 +2,26 @@
 //!
 //! The types are generic over a sealed [`Readiness`](sealed::Readiness), by which a runtime waits
 //! for a file descriptor. The modules of the runtimes name them.
+//!
+//! A channel is registered once, whatever the number of its connections. The waker that the runtime
+//! gets delivers events to their inboxes, which wakes the tasks that wait for them.
 
 use std::fmt;
+use std::future::{Future, poll_fn};
 use std::io;
-use std::net::SocketAddr;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, Wake, Waker};
 
+use bareverbs::Address;
 use bareverbs::owned::{Endpoint, EndpointOptions};
 use rustix::io::Errno;
 
 use crate::connection::{self, ConnectOptions, ConnectQueue, Domains};
 use crate::event::Event;
 use crate::steps::{self, Wait};
-use crate::{Addr, CmId, Error, PortSpace, Result};
+use crate::{Addr, Error, IdOptions, Key, Name, Result};
 
 pub(crate) fn failed(error: &io::Error) -> Error {
     let errno = Errno::from_io_error(error).unwrap_or(Errno::IO);
@@ -34,12 +40,6 @@ impl Descriptor {
     fn new(channel: &crate::EventChannel) -> Result<Self> {
         Ok(Self { combined: channel.combined()?, channel: channel.clone() })
     }
-
-    /// Reads an event if there is one.
-    pub(crate) fn get_event(&self) -> Result<Option<Event>> {
-        self.channel.forget_migration();
-        self.channel.get_event()
-    }
 }
 
 impl AsFd for Descriptor {
@@ -50,37 +50,102 @@ impl AsFd for Descriptor {
 
 pub(crate) mod sealed {
     use std::future::Future;
+    use std::task::{Context, Poll};
 
     use super::Descriptor;
-    use crate::Result;
-    use crate::event::Event;
+    use crate::{Addr, Name, Result};
 
     /// A channel's descriptor that is registered with a runtime.
-    pub trait Readiness: Sized + Send + Sync {
+    pub trait Readiness: Sized + Send + Sync + 'static {
         /// Name of the runtime.
         const RUNTIME: &'static str;
 
         /// Registers the descriptor.
         fn new(descriptor: Descriptor) -> Result<Self>;
 
-        /// The descriptor that was registered.
-        fn descriptor(&self) -> &Descriptor;
+        /// Waits until the descriptor becomes readable, and forgets that it did: the caller reads all
+        /// there is before the next call. One waker is kept.
+        fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<Result<()>>;
 
-        /// The next event of the channel.
-        fn next(&self) -> impl Future<Output = Result<Event>> + Send;
+        /// Looks a name up, beside the tasks of the runtime.
+        fn lookup(name: Name) -> impl Future<Output = Result<Vec<Addr>>> + Send;
     }
 }
 
 use self::sealed::Readiness;
 
-/// Waiting by a registered descriptor.
-pub(crate) struct Task<'a, R>(pub(crate) &'a R);
+/// The addresses of a name. Only a host name takes the detour over another thread.
+pub(crate) async fn lookup<R: Readiness>(name: Name) -> Result<Vec<Addr>> {
+    match name.addr() {
+        Some(addr) => Ok(vec![addr]),
+        None => R::lookup(name).await,
+    }
+}
+
+/// A channel that is registered with a runtime.
+pub(crate) struct Registration<R> {
+    channel: crate::EventChannel,
+    readiness: R,
+    /// The waker of [`Serve`], which is the only one that the runtime gets.
+    waker: Waker,
+}
+
+/// The task that serves a channel. It runs when the runtime finds the descriptor readable. It does not
+/// keep the registration alive, which keeps this waker.
+struct Serve<R>(Weak<Registration<R>>);
+
+impl<R: Readiness> Wake for Serve<R> {
+    fn wake(self: Arc<Self>) {
+        let Some(registration) = self.0.upgrade() else { return };
+        loop {
+            match registration.poll_readable() {
+                Poll::Ready(Ok(())) => registration.channel.serve(),
+                Poll::Ready(Err(_)) => return registration.channel.wake_tasks(),
+                Poll::Pending => return,
+            }
+        }
+    }
+}
+
+impl<R: Readiness> Registration<R> {
+    pub(crate) fn new(channel: &crate::EventChannel) -> Result<Arc<Self>> {
+        let readiness = R::new(Descriptor::new(channel)?)?;
+        Ok(Arc::new_cyclic(|registration| {
+            let waker = Waker::from(Arc::new(Serve(registration.clone())));
+            Self { channel: channel.clone(), readiness, waker }
+        }))
+    }
+
+    fn poll_readable(&self) -> Poll<Result<()>> {
+        self.readiness.poll_readable(&mut Context::from_waker(&self.waker))
+    }
+
+    /// The next event that [`EventChannel::try_event`](crate::EventChannel) takes. Cancel-safe.
+    async fn next(&self, key: Option<Key>) -> Result<Event> {
+        poll_fn(|cx| {
+            loop {
+                if let Some(event) = self.channel.poll_event(key, cx.waker())? {
+                    return Poll::Ready(Ok(event));
+                }
+                match self.poll_readable() {
+                    Poll::Ready(Ok(())) => self.channel.serve(),
+                    Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                    Poll::Pending => return Poll::Pending,
+                }
+            }
+        })
+        .await
+    }
+}
+
+/// Waiting by a registered channel.
+pub(crate) struct Task<'a, R>(pub(crate) &'a Registration<R>);
 
 impl<R: Readiness> Task<'_, R> {
     /// Rejects a channel that is not the registered one. Safe code can exchange the connections of two
     /// wrappers, by `DerefMut`.
     fn check(&self, channel: &crate::EventChannel, verb: &'static str) -> Result<()> {
-        if self.0.descriptor().channel.is(channel) {
+        if self.0.channel.is(channel) {
             return Ok(());
         }
         let reason = "the connection was exchanged: its events are not those that the task waits for";
@@ -89,20 +154,15 @@ impl<R: Readiness> Task<'_, R> {
 }
 
 impl<R: Readiness> Wait for Task<'_, R> {
-    async fn event(&self, channel: &crate::EventChannel, verb: &'static str) -> Result<Event> {
+    async fn event(&self, channel: &crate::EventChannel, key: Key, verb: &'static str) -> Result<Event> {
         self.check(channel, verb)?;
-        self.0.next().await
+        self.0.next(Some(key)).await
     }
-}
-
-pub(crate) fn register<R: Readiness>(id: &CmId) -> Result<R> {
-    R::new(Descriptor::new(id.channel())?)
 }
 
 /// An [event channel](crate::EventChannel) that tasks wait on.
 pub struct EventChannel<R> {
-    channel: crate::EventChannel,
-    readiness: R,
+    registration: Arc<Registration<R>>,
 }
 
 impl<R: Readiness> EventChannel<R> {
@@ -112,19 +172,19 @@ impl<R: Readiness> EventChannel<R> {
     /// [`Error::Invalid`]: there is no runtime. [`Error::System`]: the runtime refused the
     /// descriptor.
     pub fn new(channel: crate::EventChannel) -> Result<Self> {
-        Ok(Self { readiness: R::new(Descriptor::new(&channel)?)?, channel })
+        Ok(Self { registration: Registration::new(&channel)? })
     }
 
     /// The channel.
     #[must_use]
     pub fn channel(&self) -> &crate::EventChannel {
-        &self.channel
+        &self.registration.channel
     }
 
     /// Unregisters the channel from the runtime and returns it.
     #[must_use]
     pub fn into_inner(self) -> crate::EventChannel {
-        self.channel
+        self.channel().clone()
     }
 
     /// Waits for an event. The future is cancel-safe: dropping it loses no event.
@@ -132,23 +192,25 @@ impl<R: Readiness> EventChannel<R> {
     /// # Errors
     /// As for [`EventChannel::get_event`](crate::EventChannel::get_event).
     pub async fn get_event(&self) -> Result<Event> {
-        self.readiness.next().await
+        self.registration.next(None).await
     }
 }
 
-/// A [listener](connection::Listener) that tasks wait on.
+/// A [listener](connection::Listener) that tasks wait on. Its connections share its channel, which is
+/// registered with the runtime once.
 pub struct Listener<R> {
     listener: connection::Listener,
-    readiness: R,
+    registration: Arc<Registration<R>>,
 }
 
 impl<R: Readiness> Listener<R> {
-    /// Listens on an address. Port 0 is a free port: [`connection::Listener::local_addr`].
+    /// Listens on an address. Port 0 is a free port: [`connection::Listener::local_addr`]. For options,
+    /// see [`connection::Listener::bind_with`] and [`Listener::new`].
     ///
     /// # Errors
     /// As for [`connection::Listener::bind`] and [`Listener::new`].
     #[doc(alias = "rdma_create_ep")]
-    pub fn bind(addr: impl Into<SocketAddr>) -> Result<Self> {
+    pub fn bind(addr: impl Into<std::net::SocketAddr>) -> Result<Self> {
         Self::new(connection::Listener::bind(addr.into())?)
     }
 
@@ -158,17 +220,17 @@ impl<R: Readiness> Listener<R> {
     /// [`Error::Invalid`]: there is no runtime. [`Error::System`]: the runtime refused the
     /// descriptor.
     pub fn new(listener: connection::Listener) -> Result<Self> {
-        Ok(Self { readiness: register(listener.id())?, listener })
+        Ok(Self { registration: Registration::new(listener.id().channel())?, listener })
     }
 
     /// Waits for a request. The future is cancel-safe: dropping it loses no request.
     ///
     /// # Errors
-    /// [`Error::DeviceRemoved`]; those of [`CmId::migrate`]; the request is rejected then.
+    /// [`Error::DeviceRemoved`]; those of [`EventChannel::get_event`](crate::EventChannel::get_event).
     #[doc(alias = "rdma_get_request")]
     pub async fn get_request(&self) -> Result<Incoming<R>> {
-        let incoming = self.listener.next_request(&Task(&self.readiness)).await?;
-        Ok(Incoming { readiness: register(incoming.request().id())?, incoming })
+        let incoming = self.listener.next_request(&Task(&self.registration)).await?;
+        Ok(Incoming { registration: Arc::clone(&self.registration), incoming })
     }
 
     /// Waits for a request and accepts it with a new endpoint on its device. Receives may be posted
@@ -199,7 +261,7 @@ impl<R> Deref for Listener<R> {
 #[must_use = "drop rejects the request"]
 pub struct Incoming<R> {
     incoming: connection::Incoming,
-    readiness: R,
+    registration: Arc<Registration<R>>,
 }
 
 impl<R: Readiness> Incoming<R> {
@@ -214,15 +276,29 @@ impl<R: Readiness> Incoming<R> {
         queue: Q,
         options: &ConnectOptions<'_>,
     ) -> Result<Connection<R, Q>> {
-        let Self { incoming, readiness } = self;
-        let connection = incoming.accept_with(&Task(&readiness), queue, options).await?;
-        Ok(Connection { connection, readiness })
+        let Self { incoming, registration } = self;
+        let connection = incoming.accept_with(&Task(&registration), queue, options).await?;
+        Ok(Connection { connection, registration })
+    }
+
+    /// Accepts by a queue that connects by addresses, such as one of a hub or a server.
+    ///
+    /// # Errors
+    /// As for [`connection::Incoming::exchange`], without a time limit.
+    #[doc(alias = "rdma_accept")]
+    pub async fn exchange<T: Send>(
+        self,
+        answer: impl FnOnce(&Address) -> bareverbs::Result<(T, Address)> + Send,
+    ) -> Result<Connection<R, T>> {
+        let Self { incoming, registration } = self;
+        let connection = incoming.exchange_with(&Task(&registration), answer).await?;
+        Ok(Connection { connection, registration })
     }
 
     /// Rejects the request, with data for the peer's application.
     ///
     /// # Errors
-    /// As for [`CmId::reject`].
+    /// As for [`CmId::reject`](crate::CmId::reject).
     #[doc(alias = "rdma_reject")]
     pub fn reject(self, private_data: &[u8]) -> Result<()> {
         self.incoming.reject(private_data)
@@ -247,35 +323,126 @@ impl<R> Deref for Incoming<R> {
 /// Those of [`Route::resolve`], [`EndpointOptions::build`] and [`Route::connect`].
 #[doc(alias = "rdma_connect")]
 pub(crate) async fn connect<R: Readiness>(
-    addr: SocketAddr,
+    name: Name,
     domains: &Domains,
     options: &EndpointOptions,
 ) -> Result<Connection<R, Endpoint>> {
-    let route = Route::resolve(addr).await?;
+    let route = Route::resolve(name).await?;
     let endpoint = domains.endpoint(route.device()?, options)?;
     route.connect(endpoint, &ConnectOptions::default()).await
+}
+
+/// A [connector](connection::Connector) whose connections tasks wait for. They share its channel, which
+/// is registered with the runtime once.
+pub struct Connector<R> {
+    connector: connection::Connector,
+    registration: Arc<Registration<R>>,
+}
+
+impl<R: Readiness> Connector<R> {
+    /// Registers the channel of a connector with the runtime.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: there is no runtime. [`Error::System`]: the runtime refused the
+    /// descriptor. Those of [`connection::Connector::channel`].
+    pub fn new(connector: connection::Connector) -> Result<Self> {
+        Ok(Self { registration: Registration::new(&connector.channel()?)?, connector })
+    }
+
+    /// Resolves address and route of the first address of a name that has a route, for a queue of the
+    /// caller.
+    ///
+    /// # Errors
+    /// As for [`Route::resolve`].
+    #[doc(alias = "rdma_resolve_addr")]
+    pub async fn resolve(&self, name: impl Into<Name>) -> Result<Route<R>> {
+        let registration = &self.registration;
+        first(lookup::<R>(name.into()).await?, |addr| async move {
+            let task = Task(registration);
+            let route = self.connector.resolve_with(&task, addr, steps::RESOLVE).await?;
+            Ok(Route { route, registration: Arc::clone(registration) })
+        })
+        .await
+    }
+
+    /// Connects to a peer, with a new endpoint on one of the connector's devices. Receives may be
+    /// posted afterwards: the peer's messages are repeated until then.
+    ///
+    /// Dropping the future ends the attempt. The kernel gives up by itself after about 70 to 100
+    /// seconds on RoCE.
+    ///
+    /// # Errors
+    /// Those of [`Connector::resolve`], [`EndpointOptions::build`] and [`Route::connect`].
+    #[doc(alias = "rdma_connect")]
+    pub async fn connect(
+        &self,
+        name: impl Into<Name>,
+        options: &EndpointOptions,
+    ) -> Result<Connection<R, Endpoint>> {
+        let route = self.resolve(name).await?;
+        let endpoint = self.connector.domains().endpoint(route.device()?, options)?;
+        route.connect(endpoint, &ConnectOptions::default()).await
+    }
+}
+
+impl<R> Deref for Connector<R> {
+    type Target = connection::Connector;
+
+    fn deref(&self) -> &connection::Connector {
+        &self.connector
+    }
+}
+
+/// The first success with the addresses, or the last failure.
+pub(crate) async fn first<T, E: From<Error>, F: Future<Output = Result<T, E>> + Send>(
+    addrs: Vec<Addr>,
+    mut each: impl FnMut(Addr) -> F + Send,
+) -> Result<T, E> {
+    let mut last = None;
+    for addr in addrs {
+        match each(addr).await {
+            Ok(done) => return Ok(done),
+            Err(error) => last = Some(error),
+        }
+    }
+    Err(last.unwrap_or_else(|| Error::invalid("resolve", "the name has no address").into()))
 }
 
 /// A [route](connection::Route) to a peer.
 pub struct Route<R> {
     route: connection::Route,
-    readiness: R,
+    registration: Arc<Registration<R>>,
 }
 
 impl<R: Readiness> Route<R> {
-    /// Resolves address and route of a peer.
+    /// Resolves address and route of the first address of a name that has a route. The route has a
+    /// channel of its own; those of a [`Connector`] share one.
     ///
     /// # Errors
-    /// [`Error::Invalid`]: there is no runtime. [`Error::Address`], [`Error::Route`]: there is no
-    /// route. Those of [`CmId::resolve_addr`].
+    /// - [`Error::Invalid`]: there is no runtime.
+    /// - [`Error::Name`]: the name was not resolved.
+    /// - [`Error::Address`], [`Error::Route`]: there is no route. Those of
+    ///   [`CmId::resolve_addr`](crate::CmId::resolve_addr).
     #[doc(alias = "rdma_resolve_addr")]
     #[doc(alias = "rdma_resolve_route")]
-    pub async fn resolve(addr: impl Into<Addr>) -> Result<Self> {
-        let id = CmId::new(&crate::EventChannel::private()?, PortSpace::Tcp)?;
-        let readiness: R = register(&id)?;
-        let addr = addr.into();
-        let route = connection::Route::resolve_on(&Task(&readiness), id, addr, steps::RESOLVE).await?;
-        Ok(Self { route, readiness })
+    pub async fn resolve(name: impl Into<Name>) -> Result<Self> {
+        Self::resolve_with(&IdOptions::default(), name).await
+    }
+
+    /// Resolves with options of the identifier.
+    ///
+    /// # Errors
+    /// As for [`Route::resolve`] and [`IdOptions::apply`].
+    #[doc(alias = "rdma_set_option")]
+    pub async fn resolve_with(options: &IdOptions, name: impl Into<Name>) -> Result<Self> {
+        first(lookup::<R>(name.into()).await?, |addr| async move {
+            let channel = crate::EventChannel::private()?;
+            let registration = Registration::new(&channel)?;
+            let task = Task(&*registration);
+            let route = connection::Route::on_channel(&task, &channel, options, addr, steps::RESOLVE).await?;
+            Ok(Self { route, registration })
+        })
+        .await
     }
 
     /// Connects the queue and moves it to RTS. Dropping the future ends the attempt.
@@ -288,9 +455,24 @@ impl<R: Readiness> Route<R> {
         queue: Q,
         options: &ConnectOptions<'_>,
     ) -> Result<Connection<R, Q>> {
-        let Self { route, readiness } = self;
-        let connection = route.connect_with(&Task(&readiness), queue, options).await?;
-        Ok(Connection { connection, readiness })
+        let Self { route, registration } = self;
+        let connection = route.connect_with(&Task(&registration), queue, options).await?;
+        Ok(Connection { connection, registration })
+    }
+
+    /// Connects a queue that connects by addresses, such as one of a hub or a client of a server.
+    ///
+    /// # Errors
+    /// As for [`connection::Route::exchange`], without a time limit.
+    #[doc(alias = "rdma_connect")]
+    pub async fn exchange<T: Send>(
+        self,
+        local: &Address,
+        connect: impl FnOnce(&Address) -> bareverbs::Result<T> + Send,
+    ) -> Result<Connection<R, T>> {
+        let Self { route, registration } = self;
+        let connection = route.exchange_with(&Task(&registration), local, connect).await?;
+        Ok(Connection { connection, registration })
     }
 }
 
@@ -305,7 +487,7 @@ impl<R> Deref for Route<R> {
 /// A [connection](connection::Connection) whose end tasks wait for.
 pub struct Connection<R, Q> {
     connection: connection::Connection<Q>,
-    readiness: R,
+    registration: Arc<Registration<R>>,
 }
 
 impl<R: Readiness, Q: Send> Connection<R, Q> {
@@ -316,7 +498,7 @@ impl<R: Readiness, Q: Send> Connection<R, Q> {
     /// - [`Error::Invalid`]: the connection was exchanged by `DerefMut`, so the task waits for the
     ///   events of another one.
     pub async fn disconnected(&mut self) -> Result<()> {
-        self.connection.until_disconnected(&Task(&self.readiness)).await
+        self.connection.until_disconnected(&Task(&self.registration)).await
     }
 
     /// Ends the connection, and waits until the peer has answered.
@@ -326,7 +508,7 @@ impl<R: Readiness, Q: Send> Connection<R, Q> {
     /// [`Connection::disconnected`].
     #[doc(alias = "rdma_disconnect")]
     pub async fn disconnect(&mut self) -> Result<()> {
-        let task = Task(&self.readiness);
+        let task = Task(&*self.registration);
         task.check(self.connection.id().channel(), "disconnect")?;
         self.connection.disconnect_with(&task).await
     }
@@ -343,7 +525,7 @@ impl<R: Readiness, Q: Send> Connection<R, Q> {
     /// # Errors
     /// Those of `wrap`. The connection is dropped then.
     pub fn try_map<T, E>(self, wrap: impl FnOnce(Q) -> Result<T, E>) -> Result<Connection<R, T>, E> {
-        Ok(Connection { connection: self.connection.try_map(wrap)?, readiness: self.readiness })
+        Ok(Connection { connection: self.connection.try_map(wrap)?, registration: self.registration })
     }
 }
 
@@ -374,9 +556,15 @@ macro_rules! debug {
     )*};
 }
 
+impl<R: Readiness> fmt::Debug for EventChannel<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EventChannel").field("channel", self.channel()).field("runtime", &R::RUNTIME).finish()
+    }
+}
+
 debug! {
-    EventChannel<R> { channel }
     Listener<R> { listener }
+    Connector<R> { connector }
     Incoming<R> { incoming }
     Route<R> { route }
     Connection<R, Q: fmt::Debug> { connection }
@@ -386,33 +574,78 @@ debug! {
 mod tests {
     use super::*;
 
-    /// Waits that end at once.
-    struct NoEvents(Descriptor);
+    /// A runtime whose descriptor becomes readable when the test says so.
+    #[derive(Default)]
+    struct Manual(std::sync::Mutex<(bool, Option<Waker>)>);
 
-    impl Readiness for NoEvents {
-        const RUNTIME: &'static str = "none";
+    impl Manual {
+        fn become_readable(&self) {
+            let mut state = self.0.lock().unwrap();
+            state.0 = true;
+            let waker = state.1.take();
+            drop(state);
+            waker.into_iter().for_each(Waker::wake);
+        }
+    }
 
-        fn new(descriptor: Descriptor) -> Result<Self> {
-            Ok(Self(descriptor))
+    impl Readiness for Manual {
+        const RUNTIME: &'static str = "manual";
+
+        fn new(_: Descriptor) -> Result<Self> {
+            Ok(Self::default())
         }
 
-        fn descriptor(&self) -> &Descriptor {
-            &self.0
+        fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<Result<()>> {
+            let mut state = self.0.lock().unwrap();
+            if std::mem::take(&mut state.0) {
+                return Poll::Ready(Ok(()));
+            }
+            state.1 = Some(cx.waker().clone());
+            Poll::Pending
         }
 
-        async fn next(&self) -> Result<Event> {
-            Err(Error::System { what: "waiting", errno: Errno::AGAIN })
+        async fn lookup(name: Name) -> Result<Vec<Addr>> {
+            name.lookup()
         }
+    }
+
+    fn new_key() -> Key {
+        crate::key::create(crate::key::KeyInfo {
+            port_space: crate::PortSpace::Tcp,
+            qp_type: bareverbs::QpType::RC,
+        })
     }
 
     #[test]
     fn wait_for_the_events_of_another_channel_is_rejected() {
         let (own, other) = (crate::EventChannel::for_test(), crate::EventChannel::for_test());
-        let registered = NoEvents::new(Descriptor::new(&own).unwrap()).unwrap();
-        let wait = |channel| steps::run(Task(&registered).event(channel, "disconnect")).unwrap_err();
-        assert!(matches!(wait(&own), Error::System { .. }));
+        let registered = Registration::<Manual>::new(&own).unwrap();
+        let key = new_key();
+        let wait = |channel| steps::run(Task(&*registered).event(channel, key, "disconnect")).unwrap_err();
+        assert!(matches!(wait(&own), Error::Command(_)));
         let rejected = wait(&other);
         assert!(matches!(rejected, Error::Invalid { verb: "disconnect", .. }), "{rejected}");
+    }
+
+    #[test]
+    fn registration_is_freed_while_the_runtime_keeps_its_waker() {
+        let registered = Registration::<Manual>::new(&crate::EventChannel::for_test()).unwrap();
+        assert!(registered.poll_readable().is_pending());
+        let waker = registered.waker.clone();
+        let weak = Arc::downgrade(&registered);
+        drop(registered);
+        assert!(weak.upgrade().is_none());
+        waker.wake();
+    }
+
+    #[test]
+    fn readable_descriptor_arms_itself_again() {
+        let registered = Registration::<Manual>::new(&crate::EventChannel::for_test()).unwrap();
+        assert!(registered.poll_readable().is_pending());
+        for _ in 0..3 {
+            registered.readiness.become_readable();
+            assert!(registered.readiness.0.lock().unwrap().1.is_some());
+        }
     }
 
     /// Requires a `Send` future, as multi-threaded runtimes do.
@@ -428,6 +661,7 @@ mod tests {
                     listener: &crate::$runtime::Listener,
                     connection: &mut crate::$runtime::Connection,
                     streams: &crate::$runtime::StreamListener,
+                    connector: &crate::$runtime::Connector,
                     addr: std::net::SocketAddr,
                 ) {
                     let options = bareverbs::owned::Endpoint::<bareverbs::Mr<bareverbs::Buffer>>::options();
@@ -437,6 +671,8 @@ mod tests {
                     can_move(&connection.disconnect());
                     can_move(&streams.accept());
                     can_move(&crate::$runtime::Stream::connect(addr, &Default::default()));
+                    can_move(&connector.connect("host:1", &options));
+                    can_move(&crate::$runtime::Route::resolve("host:1"));
                     can_move(&crate::$runtime::connect(
                         addr,
                         &crate::connection::Domains::default(),

@@ -18,10 +18,15 @@ use crate::{Addr, CmId, ConnParam, ConnectRequest, Error, EventChannel, Key, Pee
 /// The kernel's time limit of address and route resolution, if the call has a longer one.
 pub(crate) const RESOLVE: Duration = Duration::from_secs(10);
 
-/// A way to wait for the next event of a channel.
+/// A way to wait for the next event of a channel: one of the key if it is claimed, else one of any
+/// key.
 pub(crate) trait Wait: Sync {
-    fn event(&self, channel: &EventChannel, verb: &'static str)
-    -> impl Future<Output = Result<Event>> + Send;
+    fn event(
+        &self,
+        channel: &EventChannel,
+        key: Key,
+        verb: &'static str,
+    ) -> impl Future<Output = Result<Event>> + Send;
 }
 
 /// Waiting in a thread, up to a time limit.
@@ -39,8 +44,8 @@ impl Deadline {
 }
 
 impl Wait for Deadline {
-    async fn event(&self, channel: &EventChannel, verb: &'static str) -> Result<Event> {
-        channel.wait_until(self.end)?.ok_or(Error::TimedOut { verb, limit: self.limit })
+    async fn event(&self, channel: &EventChannel, key: Key, verb: &'static str) -> Result<Event> {
+        channel.wait_until(Some(key), self.end)?.ok_or(Error::TimedOut { verb, limit: self.limit })
     }
 }
 
@@ -80,7 +85,7 @@ async fn until<T>(
     mut is_it: impl FnMut(EventKind) -> ControlFlow<T, EventKind> + Send,
 ) -> Result<T> {
     loop {
-        let event = wait.event(channel, verb).await?;
+        let event = wait.event(channel, key, verb).await?;
         // Of a membership, or of an earlier identifier.
         if event.key != key {
             continue;
@@ -157,15 +162,13 @@ pub(crate) async fn established(wait: &impl Wait, id: &CmId) -> Result<()> {
     .await
 }
 
-/// The next request to a listener, on a channel of its own.
+/// The next request to a listener, on the listener's channel.
 pub(crate) async fn request(wait: &impl Wait, listener: &CmId) -> Result<ConnectRequest> {
-    let mut request = until(wait, listener.channel(), listener.key(), "accept", |kind| match kind {
+    until(wait, listener.channel(), listener.key(), "accept", |kind| match kind {
         EventKind::ConnectRequest(request) => ControlFlow::Break(request),
         other => ControlFlow::Continue(other),
     })
-    .await?;
-    request.move_to_own_channel()?;
-    Ok(request)
+    .await
 }
 
 /// Waits for the end of the connection. The result is the error of the end, if there was one.
@@ -212,7 +215,7 @@ mod tests {
     }
 
     impl Wait for Script {
-        async fn event(&self, _: &EventChannel, verb: &'static str) -> Result<Event> {
+        async fn event(&self, _: &EventChannel, _: Key, verb: &'static str) -> Result<Event> {
             let next = self.0.lock().unwrap().pop();
             next.ok_or(Error::TimedOut { verb, limit: Duration::ZERO })
         }
@@ -291,7 +294,7 @@ mod tests {
         // A file that refuses commands is no event channel.
         let limit = Duration::from_secs(3600);
         let channel = EventChannel::for_test();
-        let error = run(Deadline::new(limit).event(&channel, "connect")).unwrap_err();
+        let error = run(Deadline::new(limit).event(&channel, new_key(), "connect")).unwrap_err();
         let Error::Command(error) = error else { panic!("{error}") };
         assert_eq!((error.command, error.errno), ("GET_EVENT", Errno::BADF));
     }

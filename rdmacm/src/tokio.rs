@@ -23,8 +23,8 @@
 //! }
 //! ```
 
-use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::task::{Context, Poll, ready};
 
 use ::tokio::io::Interest;
 use ::tokio::io::unix::AsyncFd;
@@ -32,9 +32,8 @@ use ::tokio::runtime::Handle;
 use bareverbs::owned::EndpointOptions;
 
 use crate::connection::Domains;
-use crate::event::Event;
 use crate::runtime::{self, Descriptor, failed};
-use crate::{Error, Result};
+use crate::{Addr, Error, Name, Result};
 
 type Queue = bareverbs::owned::Endpoint;
 
@@ -46,6 +45,9 @@ pub type Listener = runtime::Listener<Readiness>;
 
 /// A [request](crate::connection::Incoming) that tasks of tokio answer.
 pub type Incoming = runtime::Incoming<Readiness>;
+
+/// A [connector](crate::Connector) that tasks of tokio use.
+pub type Connector = runtime::Connector<Readiness>;
 
 /// A [route](crate::connection::Route) that tasks of tokio use.
 pub type Route = runtime::Route<Readiness>;
@@ -69,8 +71,12 @@ pub type StreamListener = crate::stream::AsyncListener<crate::stream::TokioReact
 /// Those of [`connection::Route::resolve`](crate::connection::Route::resolve), [`EndpointOptions::build`] and
 /// [`connection::Route::connect`](crate::connection::Route::connect).
 #[doc(alias = "rdma_connect")]
-pub async fn connect(addr: SocketAddr, domains: &Domains, options: &EndpointOptions) -> Result<Connection> {
-    runtime::connect(addr, domains, options).await
+pub async fn connect(
+    peer: impl Into<Name>,
+    domains: &Domains,
+    options: &EndpointOptions,
+) -> Result<Connection> {
+    runtime::connect(peer.into(), domains, options).await
 }
 
 /// A file descriptor that is registered with tokio.
@@ -101,19 +107,15 @@ impl runtime::sealed::Readiness for Readiness {
             .map_err(|error| failed(&error.into()))
     }
 
-    fn descriptor(&self) -> &Descriptor {
-        &self.0.get_ref().0
+    fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        let mut guard = ready!(self.0.poll_read_ready(cx)).map_err(|error| failed(&error))?;
+        // The caller reads everything after this. What arrives meanwhile makes it readable again.
+        guard.clear_ready();
+        Poll::Ready(Ok(()))
     }
 
-    async fn next(&self) -> Result<Event> {
-        loop {
-            // `clear_ready` clears only readiness from before `get_event`, so an event that arrives
-            // after it is not lost.
-            let mut guard = self.0.readable().await.map_err(|error| failed(&error))?;
-            if let Some(event) = self.0.get_ref().0.get_event()? {
-                return Ok(event);
-            }
-            guard.clear_ready();
-        }
+    async fn lookup(name: Name) -> Result<Vec<Addr>> {
+        let found = ::tokio::task::spawn_blocking(move || name.lookup()).await;
+        found.unwrap_or_else(|error| Err(Error::Name { verb: "lookup", error: error.into() }))
     }
 }

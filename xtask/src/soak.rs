@@ -55,6 +55,12 @@ enum What {
         #[arg(long, default_value_t = 1_000_000)]
         messages: u64,
     },
+    /// Connections by IP address, made and ended one after the other.
+    Connections {
+        /// Their number.
+        #[arg(long, default_value_t = 10_000)]
+        rounds: usize,
+    },
     /// The cost to create and to free MRs and queue pairs, by the number of existing ones.
     Objects {
         /// Memory regions.
@@ -87,6 +93,9 @@ impl Soak {
             }
             Some(What::Traffic { messages }) => {
                 argv.extend(["traffic".into(), "--messages".into(), messages.to_string()]);
+            }
+            Some(What::Connections { rounds }) => {
+                argv.extend(["connections".into(), "--rounds".into(), rounds.to_string()]);
             }
             Some(What::Objects { regions, queue_pairs, .. }) => {
                 argv.extend(["objects".into(), "--regions".into(), regions.to_string()]);

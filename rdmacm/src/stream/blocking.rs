@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bareverbs::owned::Exposed;
-use bareverbs::{AnyProvider, Provider};
+use bareverbs::{AnyProvider, Pd, Provider};
 
 use super::session::Session;
 use super::shared::{Direction, Limit, Shared};
@@ -66,6 +66,12 @@ impl<P: Provider> RdmaStream<P> {
         self.shared.peer
     }
 
+    /// The protection domain of the stream: that of memory which the peer [may write](Self::map).
+    #[must_use]
+    pub fn pd(&self) -> &Pd<P> {
+        &self.shared.pd
+    }
+
     /// Another handle of the same stream.
     #[must_use]
     pub fn handle(&self) -> Self {
@@ -89,6 +95,23 @@ impl<P: Provider> RdmaStream<P> {
     #[doc(alias = "SO_SNDTIMEO")]
     pub fn set_write_timeout(&self, limit: Option<Duration>) {
         self.shared.lock().timeouts[Direction::Write as usize] = limit;
+    }
+
+    /// Probes the connection at this interval, on all handles. A peer whose host is gone or cut off is
+    /// noticed so, although this side has nothing to send: calls then fail with
+    /// [`StreamError::Verbs`]. `None`, or 0: no probes, the default.
+    ///
+    /// A probe is an RDMA write of 0 bytes. It takes no credit, and the peer's program sees nothing of
+    /// it. Probes are sent while a call or a task waits for the stream, or a program calls it when the
+    /// [descriptor](Self#descriptor) is readable. It is readable at each interval.
+    ///
+    /// # Errors
+    /// [`StreamError::Cm`] with [`Error::System`](crate::Error::System): the process has too many
+    /// descriptors.
+    #[doc(alias = "SO_KEEPALIVE")]
+    #[doc(alias = "TCP_KEEPIDLE")]
+    pub fn set_keepalive(&self, interval: Option<Duration>) -> Result<()> {
+        self.shared.set_keepalive(interval)
     }
 
     /// The time that drop waits at most for the acknowledgement of written bytes. Default: 1 second,
@@ -203,6 +226,26 @@ impl<P: Provider> RdmaStream<P> {
 
     /// Lets the peer write `memory` directly, as the bytes from `offset` on. Returns the number of
     /// the mapping. The peer is told before any byte that is written later.
+    ///
+    /// The memory is of [`pd`](Self::pd): writes to memory of another protection domain end the
+    /// stream. The peer's [`iomap_size`](super::StreamOptions::iomap_size) is the number of mappings.
+    ///
+    /// ```no_run
+    /// use bareverbs::owned::Part;
+    /// use bareverbs::{Access, Buffer};
+    /// use bareverbs_rdmacm::stream::RdmaStream;
+    ///
+    /// fn receive(stream: &RdmaStream) -> Result<Vec<u8>, Box<dyn std::error::Error>> {
+    ///     let memory = Part::register(stream.pd(), Buffer::zeroed(1 << 20)?)?;
+    ///     let memory = memory.expose(Access::REMOTE_WRITE)?;
+    ///     stream.map(&memory, 0)?;
+    ///     // The peer calls `write_mapped`, and then writes a byte to the stream.
+    ///     stream.recv(&mut [0])?;
+    ///     let mut bytes = vec![0; memory.len()];
+    ///     memory.read_at(0, &mut bytes)?;
+    ///     Ok(bytes)
+    /// }
+    /// ```
     ///
     /// # Errors
     /// [`StreamError::IomapFull`], and the errors of [`send`](Self::send).

@@ -3,36 +3,43 @@
 use std::os::fd::{AsFd, BorrowedFd};
 
 use super::Result;
-use crate::CmId;
+use crate::connection::Domains;
 use crate::event::EventKind;
+use crate::{CmId, Error};
 
 /// An identifier of the connection manager with a channel of its own.
 #[derive(Debug)]
 pub(super) struct Link {
     id: CmId,
-    lost: bool,
+    end: Option<Result<()>>,
+    /// Keeps the device in the list for the next stream.
+    _domains: Domains,
 }
 
 impl Link {
-    pub(super) fn new(id: CmId) -> Self {
-        Self { id, lost: false }
+    pub(super) fn new(id: CmId, domains: Domains) -> Self {
+        Self { id, end: None, _domains: domains }
     }
 
-    /// Whether the connection has ended, as far as the connection manager knows.
-    pub(super) fn is_lost(&mut self) -> Result<bool> {
+    /// How the connection has ended, as far as the connection manager knows: without an error if the
+    /// peer ended it.
+    pub(super) fn end(&mut self) -> Result<Option<Result<()>>> {
         while let Some(event) = self.id.channel().get_event()? {
             // UNREACHABLE of an established connection tells of a neighbour's new MAC address only.
             match event.kind {
                 EventKind::Disconnected(_) => {
-                    self.lost = true;
+                    self.end = Some(Ok(()));
                     // Without an answer the peer waits until its retries are exhausted.
                     self.id.disconnect()?;
                 }
-                EventKind::DeviceRemoval | EventKind::Rejected(_) => self.lost = true,
+                EventKind::Rejected(_) => self.end = Some(Ok(())),
+                EventKind::DeviceRemoval => {
+                    self.end = Some(Err(Error::DeviceRemoved { verb: "RdmaStream" }.into()));
+                }
                 _ => {}
             }
         }
-        Ok(self.lost)
+        Ok(self.end.clone())
     }
 }
 

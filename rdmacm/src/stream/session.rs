@@ -424,6 +424,18 @@ impl<P: Provider> Session<P> {
         })
     }
 
+    /// Probes the connection by a write of 0 bytes, of which the peer's program sees nothing. Nothing is
+    /// sent while the send queue is full, because its requests probe the connection too.
+    pub(super) fn probe(&mut self) -> Result<()> {
+        if self.disconnected || self.data_free == 0 {
+            return Ok(());
+        }
+        let nowhere = Remote { addr: 0, rkey: 0 };
+        self.endpoint.post(Op::write_inline(&[], nowhere).tag(DATA))?;
+        self.data_free -= 1;
+        Ok(())
+    }
+
     /// Ends a direction, or both.
     pub(super) fn shutdown(&mut self, how: std::net::Shutdown) -> Result<()> {
         use std::net::Shutdown::{Read, Write};
@@ -459,7 +471,10 @@ impl<P: Provider> Session<P> {
     }
 
     /// The connection manager has reported the end of the connection.
-    pub(super) fn connection_lost(&mut self) {
-        self.disconnected = true;
+    pub(super) fn connection_ended(&mut self, end: Result<()>) {
+        match end {
+            Ok(()) => self.disconnected = true,
+            Err(error) => self.fail(error),
+        }
     }
 }

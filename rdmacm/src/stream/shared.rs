@@ -6,9 +6,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
-use bareverbs::Provider;
+use bareverbs::{Pd, Provider};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::io::Errno;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
+};
 
 use super::link::Link;
 use super::session::Session;
@@ -33,6 +36,7 @@ pub(super) struct Shared<P: Provider> {
     /// An eventfd that wakes the thread that sleeps on the descriptor, when another one has handled
     /// the completion and its event.
     wake: OwnedFd,
+    pub(super) pd: Pd<P>,
     pub(super) local: SocketAddr,
     pub(super) peer: SocketAddr,
 }
@@ -43,6 +47,8 @@ pub(super) struct State<P: Provider> {
     link: Link,
     /// Whether a thread sleeps on the descriptor. It wakes the others when it has slept.
     sleeping: bool,
+    /// A timer that expires when the connection is to be probed.
+    keepalive: Option<OwnedFd>,
     pub(super) nonblocking: bool,
     pub(super) timeouts: [Option<Duration>; 2],
     /// How long the drop of the stream waits.
@@ -110,10 +116,18 @@ impl<P: Provider> Shared<P> {
         epoll::add(&ready, link.as_fd(), data(1), epoll::EventFlags::IN).map_err(system)?;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake = eventfd(0, flags).map_err(system)?;
-        let state =
-            State { session, link, sleeping: false, nonblocking: false, timeouts: [None; 2], linger: LINGER };
+        let pd = session.endpoint().qp().pd().clone();
+        let state = State {
+            session,
+            link,
+            sleeping: false,
+            keepalive: None,
+            nonblocking: false,
+            timeouts: [None; 2],
+            linger: LINGER,
+        };
         let (state, changed, tasks) = (Mutex::new(state), Condvar::new(), Arc::default());
-        Ok(Self { state, changed, tasks, ready, wake, local, peer })
+        Ok(Self { state, changed, tasks, ready, wake, pd, local, peer })
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State<P>> {
@@ -123,6 +137,24 @@ impl<P: Provider> Shared<P> {
 
     pub(super) fn ready(&self) -> &OwnedFd {
         &self.ready
+    }
+
+    /// Probes the connection at this interval, while a thread or a task waits for the stream.
+    pub(super) fn set_keepalive(&self, interval: Option<Duration>) -> Result<()> {
+        let system = |errno| Error::System { what: "setting the keepalive timer of a stream", errno };
+        let mut state = self.lock();
+        // Closing the timer removes it from the epoll instance.
+        state.keepalive = None;
+        let Some(interval) = interval.filter(|interval| !interval.is_zero()) else { return Ok(()) };
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, flags).map_err(system)?;
+        let interval = Timespec::try_from(interval).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 });
+        let times = Itimerspec { it_interval: interval, it_value: interval };
+        timerfd_settime(&timer, TimerfdTimerFlags::empty(), &times).map_err(system)?;
+        epoll::add(&self.ready, &timer, epoll::EventData::new_u64(2), epoll::EventFlags::IN)
+            .map_err(system)?;
+        state.keepalive = Some(timer);
+        Ok(())
     }
 
     /// Handles what has happened, and attempts once. `Ok(None)`: the descriptor becomes readable
@@ -135,10 +167,19 @@ impl<P: Provider> Shared<P> {
     ) -> Result<Option<T>> {
         for armed in [false, true] {
             if armed {
-                // Completions before the arming raise no event, so it is followed by a poll.
-                state.session.endpoint().arm()?;
-                if state.link.is_lost()? {
-                    state.session.connection_lost();
+                if let Some(end) = state.link.end()? {
+                    state.session.connection_ended(end);
+                }
+                // The timer is not readable before it expires.
+                if let Some(timer) = &state.keepalive
+                    && rustix::io::read(timer, &mut [0; 8]).is_ok()
+                {
+                    state.session.probe()?;
+                }
+                // Completions before the arming raise no event, so it is followed by a poll. There is
+                // nothing to arm after the removal of the device.
+                if state.session.error().is_none() {
+                    state.session.endpoint().arm()?;
                 }
             }
             if state.session.progress() {

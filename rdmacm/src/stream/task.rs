@@ -9,15 +9,15 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
-use bareverbs::{AnyProvider, Provider};
+use bareverbs::{AnyProvider, Pd, Provider};
 
 use super::session::Session;
 use super::shared::{Direction, Shared};
 use super::{RdmaListener, RdmaStream, Result, StreamOptions};
 use crate::runtime::sealed::Readiness;
-use crate::runtime::{Task, register};
+use crate::runtime::{Registration, Task, first, lookup};
 use crate::steps::RESOLVE;
-use crate::{CmId, Error, EventChannel, PortSpace};
+use crate::{Error, Name};
 
 /// A descriptor that is registered with a runtime.
 pub trait Reactor: sealed::Reactor {}
@@ -51,20 +51,23 @@ pub struct AsyncStream<R, P: Provider = AnyProvider> {
 }
 
 impl<R: Reactor> AsyncStream<R> {
-    /// Connects to a listener at `peer`. Dropping the future ends the attempt. The kernel gives up
+    /// Connects to a listener at `peer`. Of several addresses of a name, the first that accepts is
+    /// used. Dropping the future ends the attempt. The kernel gives up
     /// by itself after about 70 to 100 seconds on RoCE.
     ///
     /// # Errors
     /// As for [`RdmaStream::connect`] and [`AsyncStream::new`].
     #[doc(alias = "rconnect")]
-    pub async fn connect(peer: impl Into<SocketAddr>, options: &StreamOptions) -> Result<Self> {
+    pub async fn connect(peer: impl Into<Name>, options: &StreamOptions) -> Result<Self> {
         options.check("AsyncStream::connect")?;
-        let id = CmId::new(&EventChannel::private()?, PortSpace::Tcp)?;
-        let readiness: R::Readiness = register(&id)?;
-        let stream = options.connect_with(&Task(&readiness), id, peer.into(), RESOLVE).await?;
-        // The stream's own descriptor includes that of the channel.
-        drop(readiness);
-        Self::new(stream)
+        let addrs = lookup::<R::Readiness>(peer.into()).await?;
+        let stream = first(addrs, |addr| async move {
+            let id = options.new_id()?;
+            let registration = Registration::<R::Readiness>::new(id.channel())?;
+            // The stream's own descriptor includes that of the channel.
+            options.connect_with(&Task(&registration), id, addr, RESOLVE).await
+        });
+        Self::new(stream.await?)
     }
 }
 
@@ -130,6 +133,13 @@ impl<R, P: Provider> AsyncStream<R, P> {
         RdmaStream { shared: self.shared }
     }
 
+    /// The protection domain of the stream: that of memory which the peer
+    /// [may write](RdmaStream::map).
+    #[must_use]
+    pub fn pd(&self) -> &Pd<P> {
+        &self.shared.pd
+    }
+
     /// The blocking interface of the same stream, for what needs no waiting: addresses, options,
     /// mappings.
     #[must_use]
@@ -156,7 +166,7 @@ impl<R, P: Provider> fmt::Debug for AsyncStream<R, P> {
 /// A [listener](RdmaListener) whose streams tasks wait for.
 pub struct AsyncListener<R: Reactor> {
     listener: RdmaListener,
-    readiness: R::Readiness,
+    registration: Arc<Registration<R::Readiness>>,
 }
 
 impl<R: Reactor> AsyncListener<R> {
@@ -175,7 +185,7 @@ impl<R: Reactor> AsyncListener<R> {
     /// [`StreamError::Cm`](super::StreamError::Cm) with [`Error::Invalid`]: there is no runtime, or
     /// with [`Error::System`]: it refused the descriptor.
     pub fn new(listener: RdmaListener) -> Result<Self> {
-        Ok(Self { readiness: register(listener.id())?, listener })
+        Ok(Self { registration: Registration::new(listener.id().channel())?, listener })
     }
 
     /// Waits for a stream. The future is cancel-safe: dropping it loses no stream.
@@ -186,7 +196,7 @@ impl<R: Reactor> AsyncListener<R> {
     /// As for [`RdmaListener::accept_timeout`].
     #[doc(alias = "raccept")]
     pub async fn accept(&self) -> Result<AsyncStream<R>> {
-        AsyncStream::new(self.listener.accept_with(&Task(&self.readiness)).await?)
+        AsyncStream::new(self.listener.accept_with(&Task(&self.registration)).await?)
     }
 }
 

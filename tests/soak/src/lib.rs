@@ -1,8 +1,9 @@
 //! Scale and endurance on real kernels: a thousand queue pairs at once, a hundred thousand regions,
-//! random verbs against a model.
+//! ten thousand connections by IP address, random verbs against a model.
 //!
 //! `cargo xtask soak` runs the long versions in the lab, `cargo xtask test` the short ones.
 
+pub mod connections;
 pub mod generate;
 pub mod iteration;
 pub mod model;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use bareverbs_soak::{objects, random, traffic};
+use bareverbs_soak::{connections, objects, random, traffic};
 use bareverbs_test_support::resources::nothing_leaks;
 use clap::{Parser, Subcommand};
 
@@ -37,6 +37,12 @@ enum What {
         #[arg(long, default_value_t = 1_000_000)]
         messages: u64,
     },
+    /// Connections by IP address, made and ended one after the other.
+    Connections {
+        /// Their number.
+        #[arg(long, default_value_t = 10_000)]
+        rounds: usize,
+    },
     /// The cost of objects by their number: a line for each step, with the microseconds to create
     /// and to free one.
     Objects {
@@ -62,6 +68,12 @@ fn main() -> Result<()> {
             println!("{qps} queue pairs, connected in {:.1} s", setup.as_secs_f64());
             println!("{messages} messages of {bytes} bytes in order and unharmed in {seconds:.1} s");
             println!("{:.0} messages/s", messages as f64 / seconds);
+        }
+        What::Connections { rounds } => {
+            let connections::Report { rounds, time, growth } = nothing_leaks(|| connections::run(rounds))?;
+            let seconds = time.as_secs_f64();
+            println!("{rounds} connections in {seconds:.1} s, {:.1} ms each", 1e3 * seconds / rounds as f64);
+            println!("the process grew by {} KiB in the last nine tenths", growth / 1024);
         }
         What::Objects { regions, queue_pairs } => {
             print!("{}", nothing_leaks(|| objects::regions(regions))?);

@@ -3,15 +3,16 @@
 use std::time::Duration;
 
 use bareverbs_soak::objects::{self, Costs};
-use bareverbs_soak::{random, traffic};
-use bareverbs_test_support::kernel_tests;
+use bareverbs_soak::{connections, random, traffic};
 use bareverbs_test_support::resources::nothing_leaks;
+use bareverbs_test_support::{device, kernel_tests};
 
 kernel_tests! {
     random_verbs_match_model_and_leak_nothing,
     thousand_qps_share_one_srq_and_cq,
     mr_cost_is_independent_of_count,
     qp_cost_is_independent_of_count,
+    nothing_is_left_of_a_hundred_connections if device::ethernet,
 }
 
 /// On failure, the message has the seed and iteration with which `cargo xtask soak` reproduces it.
@@ -32,6 +33,11 @@ fn mr_cost_is_independent_of_count() {
 
 fn qp_cost_is_independent_of_count() {
     flat(&nothing_leaks(|| objects::queue_pairs(1_000)).unwrap());
+}
+
+fn nothing_is_left_of_a_hundred_connections() {
+    let report = nothing_leaks(|| connections::run(100)).unwrap();
+    assert!(report.growth < 1 << 20, "{report:?}");
 }
 
 /// A cost that grows with the number of objects would grow a hundredfold here.

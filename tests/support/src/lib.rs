@@ -18,6 +18,8 @@ mod harness;
 pub mod loopback;
 #[cfg(feature = "kernel")]
 pub mod resources;
+#[cfg(feature = "kernel")]
+pub mod wire;
 
 #[cfg(feature = "kernel")]
 pub use crate::harness::{Arguments, Completion, Failed, Outcome, Test, Verdict, in_lab, run, skip};

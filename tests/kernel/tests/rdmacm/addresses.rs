@@ -1,13 +1,18 @@
 //! Binding and resolution.
 
-use std::net::{Ipv4Addr, SocketAddr};
-use std::time::Duration;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::{Duration, Instant};
 
 use bareverbs::{Errno, Gid};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{child, device};
+use bareverbs_rdmacm::command::{self, CmFile};
 use bareverbs_rdmacm::event::EventKind;
 use bareverbs_rdmacm::{Addr, CmId, ConnParam, EventChannel, IbAddr, PortSpace};
+use bareverbs_uapi::rdma_cm::address::{AddressFamily, SocketAddressIn6};
+use bareverbs_uapi::rdma_cm::structs::*;
+use bareverbs_uapi::rdma_cm::{self, EventType};
+use zerocopy::IntoBytes;
 
 use crate::host::*;
 
@@ -152,5 +157,62 @@ pub(crate) fn infiniband_addresses_connect() {
         request.accept(&param()).unwrap();
         let kind = next_of(active.channel(), active.key());
         assert!(matches!(kind, EventKind::ConnectResponse(_)), "{kind:?}");
+    });
+}
+
+pub(crate) fn commands_for_ip_addresses_bind_resolve_and_query() {
+    nothing_leaks(|| {
+        let (file, ip_addr) = (CmFile::open().unwrap(), ip());
+        let IpAddr::V4(v4) = ip_addr else { panic!("{ip_addr}") };
+        let create = |uid| {
+            command::create_id(
+                &file,
+                CreateIdReq { uid, ps: rdma_cm::PortSpace::TCP, ..CreateIdReq::zeroed() },
+            )
+        };
+        // The 28 bytes of an IPv6 address, of which an IPv4 address uses 16.
+        let addr = |port: u16| {
+            let mut addr = SocketAddressIn6::zeroed();
+            let bytes = addr.as_mut_bytes();
+            bytes[..2].copy_from_slice(&AddressFamily::INET.0.to_ne_bytes());
+            bytes[2..4].copy_from_slice(&port.to_be_bytes());
+            bytes[4..8].copy_from_slice(&v4.octets());
+            addr
+        };
+        let passive = create(1).unwrap().id;
+        command::bind_ip(&file, BindIpReq { id: passive, addr: addr(0), response: 0 }).unwrap();
+        command::listen(&file, ListenReq { id: passive, backlog: 1 }).unwrap();
+        let query = |id| command::query_route(&file, QueryReq { id, ..QueryReq::zeroed() }).unwrap();
+        let bound = query(passive);
+        let port = bound.src_addr.port.get();
+        assert!(port != 0 && bound.node_guid != 0 && bound.num_paths == 0);
+
+        let active = create(2).unwrap().id;
+        let request = ResolveIpReq { id: active, src_addr: addr(0), dst_addr: addr(port), timeout_ms: 5000 };
+        command::resolve_ip(&file, request).unwrap();
+        let next = |expected| {
+            let begin = Instant::now();
+            loop {
+                if let Some(event) = command::get_event(&file).unwrap() {
+                    break assert_eq!((event.event, event.uid, event.status), (expected, 2, 0));
+                }
+                assert!(begin.elapsed() < TIMEOUT);
+            }
+        };
+        next(EventType::ADDR_RESOLVED);
+        command::resolve_route(&file, ResolveRouteReq { id: active, timeout_ms: 5000 }).unwrap();
+        next(EventType::ROUTE_RESOLVED);
+        let route = query(active);
+        assert_eq!((route.num_paths, route.port_num), (1, 1));
+        assert_eq!((route.node_guid, route.ibdev_index), (bound.node_guid, bound.ibdev_index));
+        assert_eq!(route.dst_addr.port.get(), port);
+        assert_eq!(route.dst_addr.as_bytes()[4..8], v4.octets());
+        // The path is that of the other query.
+        let path = route.ib_route[0];
+        let gids = resolved(SocketAddr::new(ip_addr, port), PortSpace::Tcp).gids().unwrap();
+        assert_eq!(path.sgid, gids[0].unwrap().gid.0);
+        for id in [active, passive] {
+            command::destroy_id(&file, DestroyIdReq { id, ..DestroyIdReq::zeroed() }).unwrap();
+        }
     });
 }

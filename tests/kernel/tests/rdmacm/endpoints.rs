@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use bareverbs::owned::{Endpoint, EndpointOptions};
 use bareverbs::{
-    Access, Buffer, CqInit, MinRnrTimer, Mr, Mtu, Pd, Qp, QpAttr, QpAttrMask, QpInit, QpState, Rc,
-    RetryCount, RnrRetry,
+    Access, Buffer, CqInit, Ece, MinRnrTimer, Mr, Mtu, Pd, Qp, QpAttr, QpAttrMask, QpInit, QpState, QpType,
+    Rc, RetryCount, RnrRetry, Uc,
 };
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::resources::nothing_leaks;
@@ -16,8 +16,8 @@ use bareverbs_rdmacm::blocking::BlockingId;
 use bareverbs_rdmacm::connection::{Domains, Route};
 use bareverbs_rdmacm::event::RejectReason;
 use bareverbs_rdmacm::{
-    CmId, ConnParam, ConnectOptions, Connector, Error, EventChannel, JoinMode, Listener, PortSpace, async_io,
-    tokio as on_tokio,
+    CmId, ConnParam, ConnectOptions, Connector, Error, EventChannel, IdOptions, JoinMode, Listener,
+    PortSpace, async_io, tokio as on_tokio,
 };
 
 use crate::host::*;
@@ -332,7 +332,7 @@ pub(crate) fn listener_and_connector_errors_name_their_cause() {
     let refused = Listener::bind("192.0.2.1:0").unwrap_err();
     assert_eq!(refused.errno(), Some(bareverbs::Errno::ADDRNOTAVAIL));
     let refused = Route::resolve("no-such-host.invalid:1", LIMIT).unwrap_err();
-    assert!(matches!(refused, Error::Invalid { verb: "Route::resolve", .. }), "{refused}");
+    assert!(matches!(refused, Error::Name { verb: "Route::resolve", .. }), "{refused}");
     let no_address: [SocketAddr; 0] = [];
     let refused = Listener::bind(&no_address[..]).unwrap_err();
     assert_eq!(refused.to_string(), "Listener::bind: the name has no address");
@@ -433,4 +433,100 @@ pub(crate) fn tasks_get_events_and_are_woken_by_migration() {
 pub(crate) fn tasks_without_a_runtime_are_refused() {
     let refused = on_tokio::EventChannel::new(EventChannel::new().unwrap()).unwrap_err();
     assert!(matches!(refused, Error::Invalid { verb: "tokio", .. }), "{refused}");
+}
+
+pub(crate) fn ipv6_listener_and_connector_connect() {
+    nothing_leaks(|| {
+        let only = IdOptions { ipv6_only: Some(true), ..IdOptions::default() };
+        let listener = Listener::bind_with(&only, ipv6(0)).unwrap();
+        let addr = listener.local_addr().unwrap();
+        assert!(addr.is_ipv6());
+        thread::scope(|scope| {
+            let server = scope.spawn(|| listener.accept(&Endpoint::options(), LIMIT).unwrap());
+            let mut client = Connector::new().connect(addr, &Endpoint::options(), LIMIT).unwrap();
+            assert_eq!(client.peer_addr().unwrap().ip().map(|peer| peer.ip()), Some(addr.ip()));
+            let mut server = server.join().unwrap();
+            let pd = server.qp().pd().clone();
+            server.post_recv(region(&pd)).unwrap();
+            let mut hello =
+                client.qp().pd().register(Buffer::zeroed(64).unwrap(), Access::LOCAL_WRITE).unwrap();
+            hello.write(0, b"six").unwrap();
+            client.post_send(hello, ..3).unwrap();
+            assert_eq!(server.wait().unwrap().message(), Some(&b"six"[..]));
+        });
+    });
+}
+
+pub(crate) fn connection_agrees_on_ece_options() {
+    nothing_leaks(|| {
+        let (listener, addr) = listen();
+        let pd = device::open().alloc_pd().unwrap();
+        let all = queue(&pd).query_ece();
+        let connect = |of_active: Option<Ece>, of_passive: Option<Ece>| {
+            thread::scope(|scope| {
+                let server = scope.spawn(|| {
+                    let incoming = listener.get_request(LIMIT).unwrap();
+                    let options = ConnectOptions { ece: of_passive, ..ConnectOptions::default() };
+                    incoming.accept(queue(&pd), &options, LIMIT).unwrap()
+                });
+                let options = ConnectOptions { ece: of_active, ..ConnectOptions::default() };
+                let client =
+                    Route::resolve(addr, LIMIT).unwrap().connect(queue(&pd), &options, LIMIT).unwrap();
+                (client, server.join().unwrap())
+            })
+        };
+        let Ok(all) = all else {
+            // Without ECE, no options are offered.
+            let (client, server) = connect(None, Some(Ece { vendor_id: 0x15b3, options: 1 }));
+            assert_eq!((client.peer().ece, server.peer().ece), (Ece::default(), Ece::default()));
+            return;
+        };
+        let (client, server) = connect(None, None);
+        assert_eq!(server.peer().ece, all);
+        // What the passive side accepted is in use at both ends.
+        assert_eq!(client.peer().ece, server.query_ece().unwrap());
+        assert_eq!(client.query_ece().unwrap(), server.query_ece().unwrap());
+        assert_eq!(client.query_ece().unwrap(), all);
+        let none = Ece { options: 0, ..all };
+        for (of_active, of_passive) in [(Some(Ece::default()), None), (None, Some(Ece::default()))] {
+            let (client, server) = connect(of_active, of_passive);
+            assert_eq!((client.query_ece().unwrap(), server.query_ece().unwrap()), (none, none));
+        }
+    });
+}
+
+pub(crate) fn unreliable_queue_pairs_connect_by_type() {
+    nothing_leaks(|| {
+        let options = IdOptions { qp_type: Some(QpType::UC), ..IdOptions::default() };
+        let listener = Listener::bind_with(&options, SocketAddr::new(ip(), 0)).unwrap();
+        let addr = listener.local_addr().unwrap();
+        let pd = device::open().alloc_pd().unwrap();
+        let queue = || {
+            let cq = pd.context().create_cq(&CqInit::new(8)).unwrap();
+            pd.create_qp::<Uc>(&QpInit::new(&cq, &cq)).unwrap()
+        };
+        let connect = ConnectOptions::default();
+        thread::scope(|scope| {
+            let server = scope.spawn(|| {
+                let incoming = listener.get_request(LIMIT).unwrap();
+                incoming.accept(queue(), &connect, LIMIT).unwrap()
+            });
+            let route = Route::resolve_with(&options, addr, LIMIT).unwrap();
+            let mut client = route.connect(queue(), &connect, LIMIT).unwrap();
+            let mut server = server.join().unwrap();
+            let (attr, _) = client.query().unwrap();
+            assert_eq!((attr.qp_state, attr.dest_qp_num), (QpState::RTS, server.qp_num()));
+            assert_eq!(server.query().unwrap().0.dest_qp_num, client.qp_num());
+            let end = scope.spawn(move || client.disconnect(LIMIT).unwrap());
+            server.wait_disconnected(LIMIT).unwrap();
+            end.join().unwrap();
+        });
+        // A queue of another type is not connected.
+        let route = Route::resolve_with(&options, addr, LIMIT).unwrap();
+        let refused = route.connect(crate::endpoints::queue(&pd), &connect, LIMIT).unwrap_err();
+        assert!(matches!(refused, Error::Invalid { verb: "connect", .. }), "{refused}");
+        let datagrams = IdOptions { qp_type: Some(QpType::UD), ..IdOptions::default() };
+        let refused = Listener::bind_with(&datagrams, SocketAddr::new(ip(), 0)).unwrap_err();
+        assert!(matches!(refused, Error::Invalid { .. }), "{refused}");
+    });
 }

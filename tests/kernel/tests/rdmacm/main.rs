@@ -5,17 +5,24 @@ mod channels;
 mod connections;
 mod datagrams;
 mod endpoints;
+mod faults;
 mod host;
 mod options;
+mod owned;
+mod sharing;
 
 use addresses::*;
+use bareverbs_kernel_tests::wire::{lossy_wire, wire};
 use bareverbs_kernel_tests::{device, kernel_tests};
 use channels::*;
 use connections::*;
 use datagrams::*;
 use endpoints::*;
+use faults::*;
 use host::*;
 use options::*;
+use owned::*;
+use sharing::*;
 
 kernel_tests! {
     rdma_cm_device_is_found_and_opened,
@@ -42,6 +49,7 @@ kernel_tests! {
     ports_below_1024_need_a_capability if has_ip,
     paths_and_gids_are_those_of_the_addresses if has_ip,
     infiniband_addresses_connect if device::infiniband,
+    commands_for_ip_addresses_bind_resolve_and_query if has_ip,
 
     ids_outlive_their_channel if has_ip,
     destroyed_id_takes_its_events_along if has_ip,
@@ -86,4 +94,34 @@ kernel_tests! {
     async_io_listener_yields_connections if has_ip,
     tasks_get_events_and_are_woken_by_migration if has_ip,
     tasks_without_a_runtime_are_refused,
+    ipv6_listener_and_connector_connect if device::ethernet,
+    connection_agrees_on_ece_options if has_ip,
+    unreliable_queue_pairs_connect_by_type if has_ip,
+
+    thousand_connections_share_one_file if has_ip,
+    threads_wait_for_their_own_connections if has_ip,
+    tasks_of_tokio_get_the_events_of_their_connections if has_ip,
+    futures_of_async_io_get_the_events_of_their_connections if has_ip,
+    thread_and_task_share_a_channel if has_ip,
+    events_of_other_identifiers_stay_on_the_channel if has_ip,
+    delivered_requests_of_a_dropped_listener_are_rejected if has_ip,
+    listener_needs_an_identifier_that_listens if has_ip,
+    options_of_listeners_and_connectors_reach_their_identifiers if has_ip,
+    type_of_service_of_a_connector_is_that_of_its_paths if device::ethernet,
+    looked_up_addresses_bind_and_connect if has_ip,
+    gid_as_text_is_resolved_on_infiniband if device::infiniband,
+
+    connections_of_hubs_are_made_by_ip_address if has_ip,
+    clients_are_admitted_by_ip_address if has_ip,
+    tasks_connect_hubs_by_ip_address if has_ip,
+    private_data_that_is_no_address_is_rejected if has_ip,
+
+    lost_messages_are_unreachable_peers if lossy_wire,
+    time_limit_ends_the_wait_for_a_peer_that_is_cut_off if lossy_wire,
+    device_removal_ends_each_identifier_with_its_error if wire,
+    device_that_was_removed_and_added_is_opened_again if removal_does_not_wait,
+    interface_down_ends_connections_and_refuses_new_ones if wire,
+    killed_client_is_noticed_in_each_step if has_ip,
+    killed_server_is_noticed_in_each_step if has_ip,
+    killed_peer_ends_its_stream if has_ip,
 }

@@ -114,7 +114,7 @@ pub(crate) fn user_events_need_linux_7_2() {
     }
 }
 
-fn kernel_is_7_2() -> bool {
+pub(crate) fn kernel_is_7_2() -> bool {
     std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap().starts_with("7.2")
 }
 

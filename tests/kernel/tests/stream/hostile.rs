@@ -2,17 +2,18 @@
 
 use std::io::{Read, Write};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bareverbs::owned::{Endpoint, Exposed, Op, Part};
 use bareverbs::{Access, Buffer, QpState, Remote};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{TIMEOUT, device};
+use bareverbs_rdmacm::blocking::BlockingId;
 use bareverbs_rdmacm::event::{EventKind, RejectReason};
-use bareverbs_rdmacm::stream::{ProtocolError, RdmaStream, StreamError};
-use bareverbs_rdmacm::{CmId, ConnParam, EventChannel, PortSpace};
+use bareverbs_rdmacm::stream::{OfferError, ProtocolError, RdmaStream, StreamError, StreamOptions};
+use bareverbs_rdmacm::{CmId, ConnParam, Error, EventChannel, PortSpace};
 
-use crate::listener;
+use crate::any_port;
 
 /// Private data of a stream with 16 credits, a table of data buffers, and no memory for data.
 fn offer(table: Remote) -> Vec<u8> {
@@ -37,7 +38,13 @@ struct Asked {
 
 /// What a listener answers to a request with the private data.
 fn ask(private_data: impl Fn(Remote) -> Vec<u8>) -> Asked {
-    let (listener, addr) = listener();
+    ask_with(&StreamOptions::default(), private_data)
+}
+
+/// As [`ask`], of a listener with these options.
+fn ask_with(options: &StreamOptions, private_data: impl Fn(Remote) -> Vec<u8>) -> Asked {
+    let listener = options.listen(any_port()).unwrap();
+    let addr = listener.local_addr();
     thread::scope(|scope| {
         let accepted = scope.spawn(|| listener.accept_timeout(Duration::from_secs(1)).unwrap());
         let channel = EventChannel::new().unwrap();
@@ -154,5 +161,77 @@ pub(crate) fn vanished_peer_is_noticed() {
         assert_eq!(stream.read_to_end(&mut Vec::new()).unwrap(), 0);
         gone.join().unwrap();
         stream.write_all(b"x").unwrap_err();
+    });
+}
+
+/// Waits until the peer's messages have ended the stream, which is not read.
+fn error_of(stream: &RdmaStream) -> StreamError {
+    let begin = Instant::now();
+    loop {
+        stream.is_readable().unwrap();
+        if let Some(error) = stream.error() {
+            return error;
+        }
+        assert!(begin.elapsed() < TIMEOUT, "the stream goes on");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+pub(crate) fn messages_beyond_the_credits_end_the_stream() {
+    nothing_leaks(|| {
+        let options = StreamOptions::default().recvs(16);
+        let Asked { id: _id, mut endpoint, table: _table, stream, .. } = ask_with(&options, offer);
+        let stream = stream.expect("a stream");
+        for _ in 0..17 {
+            // One byte, which the stream's owner does not read.
+            endpoint.post(Op::write_imm_inline(&[], Remote { addr: 0, rkey: 0 }, 1)).unwrap();
+            while endpoint.wait().unwrap().is_recv() {}
+        }
+        let error = error_of(&stream);
+        assert!(matches!(error, StreamError::Protocol(ProtocolError::Overrun { window: 16 })), "{error:?}");
+    });
+}
+
+pub(crate) fn message_without_immediate_data_ends_the_stream() {
+    nothing_leaks(|| {
+        let Asked { id: _id, mut endpoint, table: _table, stream, .. } = ask(offer);
+        let stream = stream.expect("a stream");
+        let pd = endpoint.qp().pd().clone();
+        let message = Part::register(&pd, Buffer::zeroed(4).unwrap()).unwrap();
+        endpoint.post_send(message, ..).unwrap();
+        let error = error_of(&stream);
+        assert!(matches!(error, StreamError::Protocol(ProtocolError::NoWord)), "{error:?}");
+    });
+}
+
+pub(crate) fn answer_of_another_protocol_is_an_error_of_connect() {
+    nothing_leaks(|| {
+        let nothing = Remote { addr: 0, rkey: 0 };
+        let with = |at: usize, byte: u8| {
+            let mut offer = offer(nothing);
+            offer[at] = byte;
+            offer
+        };
+        for (answer, expected) in [
+            (Vec::new(), OfferError::Version(0)),
+            (b"hello".to_vec(), OfferError::Version(b'h')),
+            (with(0, 2), OfferError::Version(2)),
+            (with(3, 0), OfferError::NoCredits),
+            (with(23, 1), OfferError::Table(1)),
+            (with(39, 0), OfferError::NoData),
+        ] {
+            let listener = BlockingId::new(PortSpace::Tcp).unwrap();
+            listener.bind_addr(any_port()).unwrap();
+            listener.listen(1).unwrap();
+            let addr = listener.addresses().unwrap().local.unwrap().ip().unwrap();
+            let connecting = thread::spawn(move || RdmaStream::connect(addr));
+            let request = listener.get_request(TIMEOUT).unwrap();
+            // The connection manager does not look at the queue pair.
+            let param = ConnParam { private_data: &answer, ..ConnParam::new(0x77_0000) };
+            let refused = BlockingId::accept(request, &param, TIMEOUT).unwrap_err();
+            assert!(matches!(refused, Error::Rejected(_)), "{refused}");
+            let error = connecting.join().unwrap().unwrap_err();
+            assert!(matches!(error, StreamError::Offer(found) if found == expected), "{error:?}");
+        }
     });
 }

@@ -6,6 +6,7 @@ mod hostile;
 #[path = "../../../../rdmacm/examples/http2.rs"]
 #[expect(dead_code, reason = "its `main`")]
 mod http2;
+mod impaired;
 mod tasks;
 
 use std::net::{Ipv4Addr, SocketAddr};
@@ -13,10 +14,12 @@ use std::thread;
 
 use bareverbs_kernel_tests::device::{self, Requirement};
 use bareverbs_kernel_tests::kernel_tests;
+use bareverbs_kernel_tests::wire::lossy_wire;
 use bareverbs_rdmacm::stream::{RdmaListener, RdmaStream, StreamOptions};
 use bytes::*;
 use ends::*;
 use hostile::*;
+use impaired::*;
 use tasks::*;
 
 /// For tests with an IP address of the device.
@@ -73,7 +76,11 @@ kernel_tests! {
     full_stream_blocks_its_writer_until_the_peer_reads if has_ip,
     descriptor_tells_when_a_call_is_worthwhile if has_ip,
     mapped_memory_is_written_directly if has_ip,
+    mappings_are_renewed_more_often_than_there_are_receives if has_ip,
+    streams_share_the_open_device_of_the_process if has_ip,
+    stream_has_the_options_of_its_identifier if has_ip,
     fifty_streams_share_a_listener if has_ip,
+    ipv6_streams_carry_bytes if device::ethernet,
 
     shutdown_ends_one_direction if has_ip,
     dropped_stream_delivers_its_bytes if has_ip,
@@ -85,6 +92,14 @@ kernel_tests! {
     request_of_another_protocol_is_rejected if has_ip,
     peer_that_breaks_the_protocol_ends_its_stream if has_ip,
     announced_buffer_without_room_ends_the_stream if has_ip,
+    messages_beyond_the_credits_end_the_stream if has_ip,
+    message_without_immediate_data_ends_the_stream if has_ip,
+    answer_of_another_protocol_is_an_error_of_connect if has_ip,
+
+    keepalive_notices_a_peer_that_is_cut_off if lossy_wire,
+    streams_lose_nothing_when_packets_are_lost if lossy_wire,
+    streams_lose_nothing_when_packets_are_late if lossy_wire,
+    streams_lose_nothing_when_packets_overtake_each_other if lossy_wire,
 
     tokio_tasks_copy_in_both_directions if has_ip,
     async_io_tasks_copy_in_both_directions if has_ip,

@@ -1,0 +1,208 @@
+//! Events of a channel that were read and not taken yet, by identifier.
+//!
+//! Connections that share a channel wait for their own events only. Any reader of the channel delivers
+//! what it reads to the inbox of the event's key. Events of keys without an inbox are for the callers
+//! of [`EventChannel::get_event`](crate::EventChannel::get_event).
+
+use std::collections::{BTreeMap, VecDeque};
+use std::task::Waker;
+
+use bareverbs_uapi::rdma_cm::structs::EventResp;
+
+use crate::Key;
+
+/// The inboxes of a channel.
+///
+/// They hold the kernel's form of events. An event that owned an identifier would own the channel, and
+/// keep itself alive.
+#[derive(Default)]
+pub(crate) struct Inboxes {
+    claimed: BTreeMap<u64, Inbox>,
+    unclaimed: Inbox,
+    /// Whether a thread sleeps on the descriptor. Only that thread reads events then. Another reader
+    /// would take the event that ends the sleep.
+    pub(crate) sleeping: bool,
+}
+
+#[derive(Default)]
+struct Inbox {
+    events: VecDeque<EventResp>,
+    /// Tasks that wait for an event.
+    wakers: Vec<Waker>,
+}
+
+impl Inboxes {
+    /// Whether a key has an inbox.
+    pub(crate) fn are_claimed(&self) -> bool {
+        !self.claimed.is_empty()
+    }
+
+    /// Creates an inbox for the events of a key. Those that wait for any caller move there.
+    pub(crate) fn claim(&mut self, key: Key) {
+        let events = remove(&mut self.unclaimed.events, |uid| uid == key.get());
+        self.claimed.entry(key.get()).or_default().events.extend(events);
+    }
+
+    /// Ends the inbox of a key. Its events wait for any caller then.
+    pub(crate) fn unclaim(&mut self, key: Key, wakers: &mut Vec<Waker>) {
+        if let Some(inbox) = self.claimed.remove(&key.get()) {
+            self.unclaimed.events.extend(inbox.events);
+            wakers.append(&mut self.unclaimed.wakers);
+            wakers.extend(inbox.wakers);
+        }
+    }
+
+    /// Ends the inbox of a key, and removes the events of all keys that `is_it` takes. Returns whether
+    /// there was an inbox, and the events.
+    pub(crate) fn remove(&mut self, key: Key, is_it: impl Fn(u64) -> bool) -> (bool, Vec<EventResp>) {
+        let inbox = self.claimed.remove(&key.get());
+        let claimed = inbox.is_some();
+        let mut events: Vec<_> = inbox.into_iter().flat_map(|inbox| inbox.events).collect();
+        events.extend(remove(&mut self.unclaimed.events, is_it));
+        (claimed, events)
+    }
+
+    fn of(&mut self, key: Option<Key>) -> &mut Inbox {
+        let claimed = key.and_then(|key| self.claimed.get_mut(&key.get()));
+        claimed.unwrap_or(&mut self.unclaimed)
+    }
+
+    /// Takes the oldest event of a key that has an inbox, or else one of any key that has none.
+    pub(crate) fn take(&mut self, key: Option<Key>) -> Option<EventResp> {
+        self.of(key).events.pop_front()
+    }
+
+    /// Adds an event. Tasks that wait for it are added to `wakers`.
+    pub(crate) fn deliver(&mut self, event: EventResp, wakers: &mut Vec<Waker>) {
+        let inbox = self.claimed.get_mut(&event.uid).unwrap_or(&mut self.unclaimed);
+        inbox.events.push_back(event);
+        wakers.append(&mut inbox.wakers);
+    }
+
+    /// Registers a task that waits for what [`take`](Self::take) would return.
+    pub(crate) fn register(&mut self, key: Option<Key>, waker: &Waker) {
+        let wakers = &mut self.of(key).wakers;
+        if !wakers.iter().any(|known| known.will_wake(waker)) {
+            wakers.push(waker.clone());
+        }
+    }
+
+    /// Takes the tasks that wait for events of keys without an inbox.
+    pub(crate) fn take_unclaimed_wakers(&mut self, wakers: &mut Vec<Waker>) {
+        wakers.append(&mut self.unclaimed.wakers);
+    }
+
+    /// Takes all tasks that wait.
+    #[cfg(any(feature = "async-io", feature = "tokio"))]
+    pub(crate) fn take_wakers(&mut self, wakers: &mut Vec<Waker>) {
+        self.take_unclaimed_wakers(wakers);
+        self.claimed.values_mut().for_each(|inbox| wakers.append(&mut inbox.wakers));
+    }
+}
+
+/// Removes the events whose key `is_it` takes.
+fn remove(events: &mut VecDeque<EventResp>, is_it: impl Fn(u64) -> bool) -> Vec<EventResp> {
+    let (removed, kept) = events.drain(..).partition(|event| is_it(event.uid));
+    *events = kept;
+    removed.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Wake;
+
+    use bareverbs::QpType;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::PortSpace;
+    use crate::key::{self, KeyInfo};
+
+    fn keys<const N: usize>() -> [Key; N] {
+        [(); N].map(|()| key::create(KeyInfo { port_space: PortSpace::Tcp, qp_type: QpType::RC }))
+    }
+
+    /// An event of a key, numbered by its status.
+    fn event(key: Key, status: u32) -> EventResp {
+        EventResp { uid: key.get(), status, ..EventResp::zeroed() }
+    }
+
+    #[derive(Default)]
+    struct Count(AtomicUsize);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn each_reader_gets_its_events_in_order(sent in proptest::collection::vec(0..4_usize, 0..50)) {
+            let keys: [Key; 4] = keys();
+            let mut inboxes = Inboxes::default();
+            // The other two have none.
+            keys[..2].iter().for_each(|key| inboxes.claim(*key));
+            for (status, of) in sent.iter().enumerate() {
+                inboxes.deliver(event(keys[*of], status as u32), &mut Vec::new());
+            }
+            let mut take = |key| -> Vec<u32> {
+                std::iter::from_fn(|| inboxes.take(key)).map(|event| event.status).collect()
+            };
+            let of = |which: std::ops::Range<usize>| -> Vec<u32> {
+                let sent = sent.iter().enumerate().filter(|(_, of)| which.contains(of));
+                sent.map(|(status, _)| status as u32).collect()
+            };
+            prop_assert_eq!(take(Some(keys[0])), of(0..1));
+            prop_assert_eq!(take(Some(keys[1])), of(1..2));
+            // A key without an inbox shares the events of the others.
+            prop_assert_eq!(take(Some(keys[3])), of(2..4));
+            prop_assert_eq!(take(None), []);
+        }
+    }
+
+    #[test]
+    fn events_move_with_their_inbox() {
+        let [one, other] = keys();
+        let (mut inboxes, mut wakers) = (Inboxes::default(), Vec::new());
+        inboxes.deliver(event(one, 1), &mut wakers);
+        inboxes.deliver(event(other, 2), &mut wakers);
+        inboxes.claim(one);
+        assert!(inboxes.are_claimed());
+        assert_eq!(inboxes.take(None).map(|event| event.status), Some(2));
+        inboxes.unclaim(one, &mut wakers);
+        assert!(!inboxes.are_claimed());
+        assert_eq!(inboxes.take(None).map(|event| event.status), Some(1));
+
+        inboxes.claim(one);
+        inboxes.deliver(event(one, 3), &mut wakers);
+        inboxes.deliver(event(other, 4), &mut wakers);
+        let (claimed, events) = inboxes.remove(one, |uid| uid == other.get());
+        assert!(claimed && inboxes.take(None).is_none());
+        assert_eq!(events.iter().map(|event| event.status).collect::<Vec<_>>(), [3, 4]);
+    }
+
+    #[test]
+    fn delivery_wakes_the_tasks_of_its_inbox_once() {
+        let [one, other] = keys();
+        let counts = [Arc::new(Count::default()), Arc::new(Count::default())];
+        let [of_one, of_any] = counts.clone().map(Waker::from);
+        let mut inboxes = Inboxes::default();
+        inboxes.claim(one);
+        for _ in 0..2 {
+            inboxes.register(Some(one), &of_one);
+            inboxes.register(None, &of_any);
+        }
+        let mut deliver = |key| {
+            let mut wakers = Vec::new();
+            inboxes.deliver(event(key, 0), &mut wakers);
+            wakers.into_iter().for_each(Waker::wake);
+            counts.each_ref().map(|count| count.0.load(Ordering::Relaxed))
+        };
+        assert_eq!(deliver(one), [1, 0]);
+        assert_eq!(deliver(one), [1, 0]);
+        assert_eq!(deliver(other), [1, 1]);
+    }
+}

@@ -1,0 +1,475 @@
+//! Faults: lost messages, removed devices, interfaces that go down, peers that are killed.
+
+use std::io::{Read, Write};
+use std::net::SocketAddr;
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bareverbs::owned::{Endpoint, EndpointOptions};
+use bareverbs::{Access, AckTimeout, Buffer, Errno, Mr};
+use bareverbs_kernel_tests::child;
+use bareverbs_kernel_tests::device::Requirement;
+use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::wire::{self, End, Wire};
+use bareverbs_rdmacm::blocking::BlockingId;
+use bareverbs_rdmacm::connection::Route;
+use bareverbs_rdmacm::event::{EventKind, RejectReason};
+use bareverbs_rdmacm::stream::{RdmaListener, RdmaStream, StreamError, StreamOptions};
+use bareverbs_rdmacm::{
+    CmId, ConnectOptions, Connection, Connector, Error, EventChannel, IdOptions, Listener, PortSpace,
+};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::waitpid;
+use nix::unistd::Pid;
+
+use crate::host::*;
+use crate::options::kernel_is_7_2;
+
+const LIMIT: Duration = TIMEOUT;
+
+/// The kernel's retries of a message take up to 98 seconds.
+const RETRIES: Duration = Duration::from_secs(150);
+
+fn small() -> EndpointOptions {
+    Endpoint::<Mr<Buffer>>::options().sends(1).recvs(1)
+}
+
+/// A listener at the far end.
+fn far() -> (Listener, SocketAddr) {
+    let listener = Listener::bind((End::Far.ip(), 0)).unwrap();
+    let addr = listener.local_addr().unwrap();
+    (listener, addr)
+}
+
+/// Both ends of a connection across the wire.
+fn connect(listener: &Listener, connector: &Connector) -> (Connection<Endpoint>, Connection<Endpoint>) {
+    let addr = listener.local_addr().unwrap();
+    thread::scope(|scope| {
+        let accepted = scope.spawn(|| listener.accept(&small(), LIMIT).unwrap());
+        let connected = connector.connect(addr, &small(), LIMIT).unwrap();
+        (connected, accepted.join().unwrap())
+    })
+}
+
+/// An identifier of its own channel with a route, by the blocking calls.
+fn blocking(addr: SocketAddr) -> BlockingId {
+    let id = BlockingId::new(PortSpace::Tcp).unwrap();
+    id.resolve(addr, LIMIT).unwrap();
+    id
+}
+
+fn unreachable<T>(result: Result<T, Error>, of: &str) {
+    match result.map(drop) {
+        Err(Error::Unreachable(Errno::TIMEDOUT)) => {}
+        other => panic!("{of}: {other:?}"),
+    }
+}
+
+pub(crate) fn lost_messages_are_unreachable_peers() {
+    let wire = Wire::new();
+    {
+        let (listener, addr) = far();
+        let (mut established, _its_peer) = connect(&listener, &Connector::new());
+        // Its response has arrived.
+        let answered = resolved(addr, PortSpace::Tcp);
+        answered.connect(&param()).unwrap();
+        let unconfirmed = steps_of(listener.get_request(LIMIT).unwrap()).accept(&param()).unwrap();
+        assert!(matches!(next_of(answered.channel(), answered.key()), EventKind::ConnectResponse(_)));
+        // Its request has arrived.
+        let asking = resolved(addr, PortSpace::Tcp);
+        asking.connect(&param()).unwrap();
+        let asked = steps_of(listener.get_request(LIMIT).unwrap());
+        let silent = blocking(addr);
+        wire.cut(End::Near);
+        wire.cut(End::Far);
+
+        // The lost confirmation, response, request and end, in this order.
+        answered.establish().unwrap();
+        let unanswered = asked.accept(&param()).unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let kind = passive_end(&unconfirmed);
+                assert!(matches!(kind, EventKind::Unreachable(_)), "confirmation: {kind:?}");
+            });
+            scope.spawn(|| {
+                let kind = passive_end(&unanswered);
+                assert!(matches!(kind, EventKind::Unreachable(_)), "response: {kind:?}");
+            });
+            scope.spawn(|| unreachable(silent.connect(&param(), RETRIES), "request"));
+            scope.spawn(|| unreachable(established.disconnect(RETRIES), "end"));
+        });
+        wire.heal();
+    }
+    wire.settle();
+}
+
+/// The event that ends the attempt of a passive identifier. It shares its channel with others, whose
+/// events it leaves to them.
+fn passive_end(id: &CmId) -> EventKind {
+    let event = id.channel().wait_timeout(RETRIES).unwrap().expect("an event in time");
+    assert_eq!(event.key, id.key(), "{:?}", event.kind);
+    event.kind
+}
+
+/// The request on a channel of its own.
+fn steps_of(incoming: bareverbs_rdmacm::connection::Incoming) -> bareverbs_rdmacm::ConnectRequest {
+    let mut request = incoming.into_request();
+    request.migrate(&EventChannel::new().unwrap()).unwrap();
+    request
+}
+
+pub(crate) fn time_limit_ends_the_wait_for_a_peer_that_is_cut_off() {
+    let wire = Wire::new();
+    {
+        let short = Duration::from_millis(500);
+        let (listener, addr) = far();
+        let (mut active, mut passive) = connect(&listener, &Connector::new());
+        let route = Route::resolve(addr, LIMIT).unwrap();
+        let pd = Connector::new().domains().pd(route.device().unwrap()).unwrap();
+        let endpoint: Endpoint = small().build(&pd).unwrap();
+        wire.cut(End::Near);
+        let begin = Instant::now();
+        let refused = route.connect(endpoint, &ConnectOptions::default(), short).unwrap_err();
+        assert!(matches!(refused, Error::TimedOut { verb: "connect", .. }), "{refused}");
+        let refused = active.disconnect(short).unwrap_err();
+        assert!(matches!(refused, Error::TimedOut { verb: "disconnect", .. }), "{refused}");
+        assert!(!passive.is_disconnected().unwrap());
+        drop((active, passive));
+        assert!(begin.elapsed() < LIMIT);
+        wire.heal();
+        drop(connect(&listener, &Connector::new()));
+    }
+    wire.settle();
+}
+
+fn removed<T>(result: Result<T, Error>, of: &str) {
+    match result.map(drop) {
+        Err(Error::DeviceRemoved { .. }) => {}
+        other => panic!("{of}: {other:?}"),
+    }
+}
+
+pub(crate) fn device_removal_ends_each_identifier_with_its_error() {
+    let wire = Wire::new();
+    let (listener, addr) = far();
+    let everywhere = Listener::bind("0.0.0.0:0").unwrap();
+    let (mut active, mut passive) = connect(&listener, &Connector::new());
+    let streams = RdmaListener::bind((End::Far.ip(), 0)).unwrap();
+    let (mut reader, mut writer) = thread::scope(|scope| {
+        let accepted = scope.spawn(|| streams.accept().unwrap());
+        (RdmaStream::connect(streams.local_addr()).unwrap(), accepted.join().unwrap())
+    });
+    writer.write_all(b"first").unwrap();
+    reader.read_exact(&mut [0; 5]).unwrap();
+    let connecting = blocking(addr);
+    let id = CmId::new(&EventChannel::new().unwrap(), PortSpace::Tcp).unwrap();
+    resolve(&id, addr);
+
+    let begin = Instant::now();
+    let waiting = thread::scope(|scope| {
+        let (asked, asks) = mpsc::channel();
+        // All of these wait when the devices go.
+        scope.spawn(move || {
+            asked.send(()).unwrap();
+            removed(connecting.connect(&param(), LIMIT), "connect");
+        });
+        asks.recv().unwrap();
+        let incoming = listener.get_request(LIMIT).unwrap();
+        scope.spawn(|| removed(active.wait_disconnected(LIMIT), "active"));
+        scope.spawn(|| match passive.wait_disconnected(LIMIT) {
+            // The other end has told it before.
+            Ok(()) => {}
+            ended => removed(ended, "passive"),
+        });
+        scope.spawn(|| removed(listener.get_request(LIMIT), "listener"));
+        scope.spawn(|| {
+            let refused = streams.accept_timeout(LIMIT).unwrap_err();
+            let StreamError::Cm(error) = &refused else { panic!("{refused:?}") };
+            assert!(matches!(**error, Error::DeviceRemoved { .. }), "{refused:?}");
+        });
+        scope.spawn(|| {
+            reader.set_read_timeout(Some(LIMIT));
+            let refused = reader.recv(&mut [0]).unwrap_err();
+            let is_removal = match &refused {
+                StreamError::Cm(error) => matches!(**error, Error::DeviceRemoved { .. }),
+                refused => refused.errno() == Some(Errno::IO),
+            };
+            assert!(is_removal, "{refused:?}");
+        });
+        thread::sleep(QUIET);
+        (incoming, [End::Near, End::Far].map(|end| wire.remove(end)))
+    });
+    let (waiting, removals) = waiting;
+    assert!(begin.elapsed() < LIMIT);
+    // Only destruction is left to the identifiers.
+    assert!(matches!(next_of(id.channel(), id.key()), EventKind::DeviceRemoval));
+    thread::sleep(QUIET);
+    assert_eq!(errno(id.connect(&param())), Errno::NXIO);
+    let refused = errno(waiting.reject(b"late"));
+    assert!([Errno::NXIO, Errno::INVAL].contains(&refused), "{refused}");
+    writer.write_all(&[0; 1 << 20]).unwrap_err();
+    // The listener of all devices goes on, and has no request.
+    let refused = everywhere.get_request(QUIET).unwrap_err();
+    assert!(matches!(refused, Error::TimedOut { .. }), "{refused}");
+    drop((id, reader, writer, active, passive, listener, streams));
+    removals.into_iter().for_each(|removal| removal.join().unwrap());
+    assert!(begin.elapsed() < 2 * LIMIT);
+    drop(wire);
+
+    // The next device of the same name and address is opened again.
+    let wire = Wire::new();
+    let port = everywhere.local_addr().unwrap().port();
+    let connector = Connector::new();
+    thread::scope(|scope| {
+        let accepted = scope.spawn(|| everywhere.accept(&small(), LIMIT).unwrap());
+        connector.connect((End::Far.ip(), port), &small(), LIMIT).unwrap();
+        accepted.join().unwrap();
+    });
+    drop((connector, everywhere));
+    wire.settle();
+}
+
+/// For tests that remove a device which a program has open.
+///
+/// # Errors
+/// Before Linux 7.2, the kernel waits until no program has it open.
+pub(crate) fn removal_does_not_wait() -> Requirement {
+    wire::wire()?;
+    if kernel_is_7_2() { Ok(()) } else { Err("this kernel waits for the users of a removed device".into()) }
+}
+
+pub(crate) fn device_that_was_removed_and_added_is_opened_again() {
+    let connector = Connector::new();
+    let streams = StreamOptions::default().domains(connector.domains());
+    for _ in 0..3 {
+        let wire = Wire::new();
+        let (listener, _) = far();
+        drop(connect(&listener, &connector));
+        let of_streams = streams.listen((End::Far.ip(), 0)).unwrap();
+        thread::scope(|scope| {
+            let accepted = scope.spawn(|| of_streams.accept().unwrap());
+            streams.connect(of_streams.local_addr()).unwrap();
+            accepted.join().unwrap();
+        });
+        // The connector has the removed device in its list, with the GUID and the index of the next.
+        drop((listener, of_streams, wire));
+    }
+}
+
+pub(crate) fn interface_down_ends_connections_and_refuses_new_ones() {
+    let wire = Wire::new();
+    {
+        let (listener, addr) = far();
+        let ack_timeout = AckTimeout::new(12);
+        let connector = Connector::new().id_options(IdOptions { ack_timeout, ..IdOptions::default() });
+        let (mut active, _passive) = connect(&listener, &connector);
+        wire.take_down(End::Near);
+        let memory = active.qp().pd().register(Buffer::zeroed(8).unwrap(), Access::LOCAL_WRITE).unwrap();
+        active.post_send(memory, ..8).unwrap();
+        // The retries are exhausted.
+        let _ = active.wait().unwrap_err();
+        let begin = Instant::now();
+        let short = Duration::from_secs(2);
+        let refused = connector.connect(addr, &small(), short).unwrap_err();
+        let is_typed = matches!(
+            refused,
+            Error::Command(_) | Error::Address(_) | Error::TimedOut { .. } | Error::Unreachable(_)
+        );
+        assert!(is_typed, "{refused:?}");
+        assert!(begin.elapsed() < 3 * short);
+    }
+    wire.settle();
+}
+
+/// A process that is killed when it has reached a step.
+struct Doomed {
+    child: Pid,
+    pipe: UnixStream,
+}
+
+impl Doomed {
+    /// Starts the process. `work` gets the other end of the pipe, and never returns.
+    fn new(work: impl FnOnce(&mut UnixStream)) -> Self {
+        let (mut its, pipe) = UnixStream::pair().unwrap();
+        let child = child::start(|| {
+            work(&mut its);
+            its.write_all(b"!").unwrap();
+            loop {
+                thread::park();
+            }
+        });
+        pipe.set_read_timeout(Some(LIMIT)).unwrap();
+        Self { child, pipe }
+    }
+
+    fn send_port(&mut self, addr: SocketAddr) {
+        self.pipe.write_all(&addr.port().to_le_bytes()).unwrap();
+    }
+
+    fn receive_port(&mut self) -> SocketAddr {
+        receive_port(&mut self.pipe)
+    }
+
+    /// Waits until the process has reached its step.
+    fn reached(&mut self) {
+        self.pipe.read_exact(&mut [0]).unwrap();
+    }
+
+    fn kill(self) {
+        kill(self.child, Signal::SIGKILL).unwrap();
+        waitpid(self.child, None).unwrap();
+    }
+}
+
+fn receive_port(pipe: &mut UnixStream) -> SocketAddr {
+    let mut port = [0; 2];
+    pipe.read_exact(&mut port).unwrap();
+    SocketAddr::new(ip(), u16::from_le_bytes(port))
+}
+
+pub(crate) fn killed_client_is_noticed_in_each_step() {
+    nothing_leaks(|| {
+        for step in 0..4 {
+            let mut doomed = Doomed::new(|pipe| {
+                let id = resolved(receive_port(pipe), PortSpace::Tcp);
+                if step > 0 {
+                    id.connect(&param()).unwrap();
+                }
+                if step > 1 {
+                    let kind = next_of(id.channel(), id.key());
+                    assert!(matches!(kind, EventKind::ConnectResponse(_)), "{kind:?}");
+                }
+                if step > 2 {
+                    id.establish().unwrap();
+                }
+                std::mem::forget(id);
+            });
+            let listener = Listener::bind(SocketAddr::new(ip(), 0)).unwrap();
+            doomed.send_port(listener.local_addr().unwrap());
+            match step {
+                0 => {
+                    doomed.reached();
+                    doomed.kill();
+                    let refused = listener.get_request(QUIET).unwrap_err();
+                    assert!(matches!(refused, Error::TimedOut { .. }), "{refused}");
+                }
+                1 => {
+                    let incoming = listener.get_request(LIMIT).unwrap();
+                    doomed.reached();
+                    doomed.kill();
+                    thread::sleep(QUIET);
+                    let endpoint = endpoint(&listener, &incoming);
+                    let refused = incoming.accept(endpoint, &ConnectOptions::default(), LIMIT).unwrap_err();
+                    assert_eq!(refused.errno(), Some(Errno::INVAL), "{refused}");
+                }
+                2 => {
+                    let incoming = listener.get_request(LIMIT).unwrap();
+                    let endpoint = endpoint(&listener, &incoming);
+                    let accepting = thread::spawn(move || {
+                        incoming.accept(endpoint, &ConnectOptions::default(), LIMIT).map(drop)
+                    });
+                    doomed.reached();
+                    doomed.kill();
+                    let refused = accepting.join().unwrap().unwrap_err();
+                    assert!(matches!(refused, Error::Rejected(_)), "{refused}");
+                }
+                _ => {
+                    let mut peer = listener.accept(&small(), LIMIT).unwrap();
+                    doomed.reached();
+                    doomed.kill();
+                    peer.wait_disconnected(LIMIT).unwrap();
+                }
+            }
+        }
+    });
+}
+
+fn endpoint(listener: &Listener, incoming: &bareverbs_rdmacm::connection::Incoming) -> Endpoint {
+    let device = incoming.device().unwrap();
+    small().port(device.port).build(&listener.domains().pd(device).unwrap()).unwrap()
+}
+
+pub(crate) fn killed_server_is_noticed_in_each_step() {
+    nothing_leaks(|| {
+        for step in 0..4 {
+            let mut doomed = Doomed::new(|pipe| {
+                let (listener, addr) = listener(PortSpace::Tcp, 4);
+                pipe.write_all(&addr.port().to_le_bytes()).unwrap();
+                if step > 0 {
+                    let request = request(&listener);
+                    if step == 1 {
+                        std::mem::forget(request);
+                    } else {
+                        let id = request.accept(&param()).unwrap();
+                        if step > 2 {
+                            let kind = next_of(id.channel(), id.key());
+                            assert!(matches!(kind, EventKind::Established(_)), "{kind:?}");
+                        }
+                        std::mem::forget(id);
+                    }
+                }
+                std::mem::forget(listener);
+            });
+            let addr = doomed.receive_port();
+            let client = blocking(addr);
+            match step {
+                0 => {
+                    doomed.reached();
+                    doomed.kill();
+                    let refused = client.connect(&param(), LIMIT).unwrap_err();
+                    let Error::Rejected(rejected) = refused else { panic!("{refused}") };
+                    assert_eq!(rejected.reason, RejectReason::InvalidServiceId);
+                }
+                1 => {
+                    let connecting = thread::spawn(move || client.connect(&param(), LIMIT).map(drop));
+                    doomed.reached();
+                    doomed.kill();
+                    let refused = connecting.join().unwrap().unwrap_err();
+                    let Error::Rejected(rejected) = refused else { panic!("{refused}") };
+                    assert_eq!(rejected.reason, RejectReason::Consumer);
+                }
+                2 => {
+                    client.connect(&param(), LIMIT).unwrap();
+                    doomed.reached();
+                    doomed.kill();
+                    thread::sleep(QUIET);
+                    // The response was taken back.
+                    assert_eq!(errno(client.establish()), Errno::INVAL);
+                }
+                _ => {
+                    client.connect(&param(), LIMIT).unwrap();
+                    client.establish().unwrap();
+                    doomed.reached();
+                    doomed.kill();
+                    let kind = next_of(client.channel(), client.key());
+                    assert!(matches!(kind, EventKind::Disconnected(None)), "{kind:?}");
+                }
+            }
+        }
+    });
+}
+
+pub(crate) fn killed_peer_ends_its_stream() {
+    nothing_leaks(|| {
+        let mut doomed = Doomed::new(|pipe| {
+            let listener = RdmaListener::bind(SocketAddr::new(ip(), 0)).unwrap();
+            pipe.write_all(&listener.local_addr().port().to_le_bytes()).unwrap();
+            let mut stream = listener.accept().unwrap();
+            stream.write_all(b"last").unwrap();
+            stream.wait_sent(LIMIT).unwrap();
+            std::mem::forget((stream, listener));
+        });
+        let mut stream = RdmaStream::connect(doomed.receive_port()).unwrap();
+        stream.set_read_timeout(Some(LIMIT));
+        stream.set_write_timeout(Some(LIMIT));
+        doomed.reached();
+        doomed.kill();
+        // What has arrived is read first.
+        let mut read = Vec::new();
+        let ended = stream.read_to_end(&mut read);
+        assert_eq!(read, b"last", "{ended:?}");
+        stream.write_all(b"x").unwrap_err();
+    });
+}

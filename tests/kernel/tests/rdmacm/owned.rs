@@ -1,0 +1,139 @@
+//! Hubs and servers of the safe layer, connected by IP address.
+
+use std::net::SocketAddr;
+use std::thread;
+
+use bareverbs::owned::server::{Client, Event, Server};
+use bareverbs::owned::{Endpoint, Hub, Lease, Pool};
+use bareverbs::{Buffer, Mr, Pd};
+use bareverbs_kernel_tests::device;
+use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_rdmacm::event::RejectReason;
+use bareverbs_rdmacm::{Connector, Error, Listener, PortSpace, tokio as on_tokio};
+
+use crate::host::*;
+
+fn listen() -> (Listener, SocketAddr) {
+    let listener = Listener::bind(SocketAddr::new(ip(), 0)).unwrap();
+    let addr = listener.local_addr().unwrap();
+    (listener, addr)
+}
+
+fn domain() -> Pd {
+    device::open().alloc_pd().unwrap()
+}
+
+fn lease(pool: &Pool, bytes: &[u8]) -> Lease {
+    let mut lease = pool.take().expect("a free buffer");
+    lease.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
+    lease
+}
+
+pub(crate) fn connections_of_hubs_are_made_by_ip_address() {
+    nothing_leaks(|| {
+        let (listener, addr) = listen();
+        let pd = domain();
+        let (hub, pool): (Hub, _) = (Hub::new(&pd, 64).unwrap(), Pool::new(&pd, 8, 64).unwrap());
+        let options = Endpoint::<Mr<Buffer>>::options().sends(2).recvs(2);
+        thread::scope(|scope| {
+            let accepted = scope.spawn(|| listener.accept_on(&hub, &options, TIMEOUT).unwrap());
+            let mut client = Connector::new().connect_on(&hub, addr, &options, TIMEOUT).unwrap();
+            let mut server = accepted.join().unwrap();
+            assert_eq!(client.peer().qp_num, server.address().qp_num);
+            let received = server.recv(pool.take().unwrap());
+            client.send(lease(&pool, b"by address"), ..10).wait().unwrap();
+            assert_eq!(received.wait().unwrap().message(), Some(&b"by address"[..]));
+            // The end of the connection is that of the connection manager.
+            let end = scope.spawn(move || client.disconnect(TIMEOUT).unwrap());
+            server.wait_disconnected(TIMEOUT).unwrap();
+            server.abort();
+            end.join().unwrap();
+        });
+    });
+}
+
+pub(crate) fn clients_are_admitted_by_ip_address() {
+    nothing_leaks(|| {
+        let (listener, addr) = listen();
+        let pd = domain();
+        let mut server: Server = Server::options().peers(4).message_size(64).build(&pd).unwrap();
+        let connector = Connector::new();
+        let clients: Vec<(Client, _)> = thread::scope(|scope| {
+            let handle = server.handle();
+            let admitted =
+                scope.spawn(|| (0..3).map(|_| listener.admit(handle, TIMEOUT).unwrap()).collect::<Vec<_>>());
+            let clients = (0..3u8).map(|number| {
+                let client: Client = Client::options().message_size(64).build(&pd).unwrap();
+                let connection = connector.connect_client(&client, addr, TIMEOUT).unwrap();
+                let mut hello = client.take().unwrap();
+                hello.bytes_mut()[0] = number;
+                client.send(hello, ..1).wait().unwrap();
+                (client, connection)
+            });
+            let clients = clients.collect();
+            let admitted = admitted.join().unwrap();
+            assert_eq!(admitted.len(), handle.peers().len());
+            clients
+        });
+        let mut seen = Vec::new();
+        while seen.len() < 3 {
+            if let Some(Event::Message(message)) = server.wait().unwrap() {
+                seen.push(message.bytes()[0]);
+            }
+        }
+        seen.sort_unstable();
+        assert_eq!(seen, [0, 1, 2]);
+        drop(clients);
+    });
+}
+
+pub(crate) fn tasks_connect_hubs_by_ip_address() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let (hub, pool): (Hub, _) = (Hub::new(&pd, 64).unwrap(), Pool::new(&pd, 8, 64).unwrap());
+        let options = Endpoint::<Mr<Buffer>>::options().sends(2).recvs(2);
+        let runtime = ::tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let listener = on_tokio::Listener::bind(SocketAddr::new(ip(), 0)).unwrap();
+            let addr = listener.local_addr().unwrap();
+            let accept = async {
+                let incoming = listener.get_request().await.unwrap();
+                let answer = incoming.exchange(|peer| {
+                    let queue = hub.connection_with(&options)?;
+                    queue.connect(peer)?;
+                    let local = queue.address();
+                    Ok((queue, local))
+                });
+                answer.await.unwrap()
+            };
+            let connect = async {
+                let queue = hub.connection_with(&options).unwrap();
+                let route = on_tokio::Route::resolve(addr).await.unwrap();
+                let local = queue.address();
+                route.exchange(&local, |peer| queue.connect(peer).map(|()| queue)).await.unwrap()
+            };
+            let (server, client) = ::tokio::join!(accept, connect);
+            let received = server.recv(pool.take().unwrap());
+            client.send(lease(&pool, b"task"), ..4).wait().unwrap();
+            assert_eq!(received.wait().unwrap().message(), Some(&b"task"[..]));
+        });
+    });
+}
+
+pub(crate) fn private_data_that_is_no_address_is_rejected() {
+    nothing_leaks(|| {
+        let (listener, addr) = listen();
+        let pd = domain();
+        let hub: Hub = Hub::new(&pd, 64).unwrap();
+        let options = Endpoint::<Mr<Buffer>>::options();
+        for private_data in [&b""[..], &b"hello"[..], &[1; 56][..]] {
+            let active = resolved(addr, PortSpace::Tcp);
+            active.connect(&bareverbs_rdmacm::ConnParam { private_data, ..param() }).unwrap();
+            let refused = listener.accept_on(&hub, &options, TIMEOUT).unwrap_err();
+            assert!(matches!(refused, Error::PeerAddress { verb: "exchange", .. }), "{refused}");
+            let kind = next_of(active.channel(), active.key());
+            let bareverbs_rdmacm::event::EventKind::Rejected(rejected) = kind else { panic!("{kind:?}") };
+            assert_eq!(rejected.reason, RejectReason::Consumer);
+        }
+    });
+}

@@ -1,0 +1,117 @@
+//! Streams across a wire that loses, delays and reorders packets.
+
+use std::hash::{DefaultHasher, Hasher};
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bareverbs::AckTimeout;
+use bareverbs_kernel_tests::TIMEOUT;
+use bareverbs_kernel_tests::wire::{End, Wire};
+use bareverbs_rdmacm::IdOptions;
+use bareverbs_rdmacm::stream::{RdmaStream, StreamError, StreamOptions};
+
+use crate::pattern;
+
+/// Both ends of a stream across the wire.
+fn pair() -> (RdmaStream, RdmaStream) {
+    // A lost packet at the end of a message is repeated after this time, 67 ms.
+    let ack_timeout = AckTimeout::new(14);
+    let options = StreamOptions::default().id_options(IdOptions { ack_timeout, ..IdOptions::default() });
+    let listener = options.listen((End::Far.ip(), 0)).unwrap();
+    thread::scope(|scope| {
+        let accepted = scope.spawn(|| listener.accept().unwrap());
+        (options.connect(listener.local_addr()).unwrap(), accepted.join().unwrap())
+    })
+}
+
+/// What ends a read that waits for a peer which is cut off.
+fn read_without_a_peer(keepalive: Option<Duration>) -> StreamError {
+    let wire = Wire::new();
+    let error = {
+        let (a, b) = pair();
+        for stream in [&a, &b] {
+            stream.set_keepalive(keepalive).unwrap();
+            stream.set_linger(Duration::ZERO);
+        }
+        // The probes of several intervals are no bytes of the stream, and take no credits.
+        b.set_read_timeout(Some(Duration::from_millis(500)));
+        assert!(matches!(b.recv(&mut [0]), Err(StreamError::TimedOut)));
+        (&a).write_all(b"x").unwrap();
+        b.set_read_timeout(Some(TIMEOUT));
+        (&b).read_exact(&mut [0]).unwrap();
+        a.wait_sent(TIMEOUT).unwrap();
+        for end in [End::Near, End::Far] {
+            wire.cut(end);
+        }
+        a.set_read_timeout(Some(Duration::from_secs(5)));
+        a.recv(&mut [0]).unwrap_err()
+    };
+    wire.heal();
+    wire.settle();
+    error
+}
+
+pub(crate) fn keepalive_notices_a_peer_that_is_cut_off() {
+    let error = read_without_a_peer(Some(Duration::from_millis(100)));
+    assert!(matches!(error, StreamError::Verbs(_)), "{error:?}");
+    // Without it, the read has its time limit only.
+    let error = read_without_a_peer(None);
+    assert!(matches!(error, StreamError::TimedOut), "{error:?}");
+}
+
+/// Sends `blocks` blocks in both directions at once, and compares what arrives.
+fn exchange(block: &[u8], blocks: usize) {
+    let (a, b) = pair();
+    let mut expected = DefaultHasher::new();
+    (0..blocks).for_each(|_| expected.write(block));
+    let expected = expected.finish();
+    thread::scope(|scope| {
+        for stream in [&a, &b] {
+            scope.spawn(move || {
+                (0..blocks).for_each(|_| (&mut &*stream).write_all(block).unwrap());
+                stream.shutdown(Shutdown::Write).unwrap();
+            });
+            scope.spawn(move || {
+                let (mut read, mut room) = (0, vec![0; block.len()]);
+                let mut found = DefaultHasher::new();
+                stream.set_read_timeout(Some(TIMEOUT));
+                loop {
+                    // Whole blocks, so that the hash is that of the blocks.
+                    match (&mut &*stream).read_exact(&mut room) {
+                        Ok(()) => found.write(&room),
+                        Err(error) => break assert_eq!(error.kind(), std::io::ErrorKind::UnexpectedEof),
+                    }
+                    read += 1;
+                }
+                assert_eq!((read, found.finish()), (blocks, expected));
+            });
+        }
+    });
+}
+
+fn impaired(netem: &str, blocks: usize) {
+    let wire = Wire::new();
+    let block = pattern(64 << 10);
+    for end in [End::Near, End::Far] {
+        wire.impair(end, netem);
+    }
+    let begin = Instant::now();
+    exchange(&block, blocks);
+    println!("{} KiB each way in {:.1} s: {netem}", 64 * blocks, begin.elapsed().as_secs_f64());
+    wire.heal();
+    wire.settle();
+}
+
+pub(crate) fn streams_lose_nothing_when_packets_are_lost() {
+    impaired("loss 1%", 1024);
+}
+
+pub(crate) fn streams_lose_nothing_when_packets_are_late() {
+    impaired("delay 3ms 2ms", 32);
+}
+
+pub(crate) fn streams_lose_nothing_when_packets_overtake_each_other() {
+    impaired("delay 1ms reorder 75% 50%", 32);
+}

@@ -1,0 +1,218 @@
+//! Two Soft-RoCE devices of this host whose packets cross a wire, where they can be lost.
+//!
+//! Soft-RoCE delivers packets to its own device without the network. The devices here are at the ends
+//! of a veth pair, and rules keep the kernel from delivering their packets locally: each end takes only
+//! what comes in by its own interface.
+
+use std::net::Ipv4Addr;
+use std::path::Path;
+use std::process::Command;
+use std::thread::{JoinHandle, sleep, spawn};
+use std::time::{Duration, Instant};
+
+use bareverbs::netlink::{RdmaNetlink, ResourceSummary};
+
+use crate::device::{Requirement, soft_roce};
+use crate::{TIMEOUT, device};
+
+/// One end of the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The end with the address 10.77.0.1.
+    Near,
+    /// The end with the address 10.77.0.2.
+    Far,
+}
+
+use End::{Far, Near};
+
+impl End {
+    /// Its IP address.
+    pub fn ip(self) -> Ipv4Addr {
+        match self {
+            Near => Ipv4Addr::new(10, 77, 0, 1),
+            Far => Ipv4Addr::new(10, 77, 0, 2),
+        }
+    }
+
+    /// Its network interface.
+    pub fn netdev(self) -> &'static str {
+        match self {
+            Near => "wire0",
+            Far => "wire1",
+        }
+    }
+
+    /// Its RDMA device.
+    pub fn device(self) -> &'static str {
+        match self {
+            Near => "rxewire0",
+            Far => "rxewire1",
+        }
+    }
+
+    fn table(self) -> u32 {
+        771 + self as u32
+    }
+
+    fn other(self) -> Self {
+        match self {
+            Near => Far,
+            Far => Near,
+        }
+    }
+}
+
+/// For tests with a wire.
+///
+/// # Errors
+/// If the device is not Soft-RoCE.
+pub fn wire() -> Requirement {
+    soft_roce()
+}
+
+/// For tests with a wire that loses packets.
+///
+/// # Errors
+/// If the device is not Soft-RoCE, or the kernel has no `sch_netem`.
+pub fn lossy_wire() -> Requirement {
+    wire()?;
+    match Path::new("/sys/module/sch_netem").exists() {
+        true => Ok(()),
+        false => Err("this kernel has no sch_netem".into()),
+    }
+}
+
+/// The wire. Drop removes the devices and the interfaces.
+#[derive(Debug)]
+pub struct Wire {
+    /// The objects of the devices without a program: those of the kernel.
+    idle: Vec<(End, ResourceSummary)>,
+}
+
+fn attempt(program: &str, arguments: &str) -> Result<(), String> {
+    let output = Command::new(program).args(arguments.split(' ')).output();
+    let output = output.expect("the Debian root has iproute2");
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(format!("{program} {arguments}: {}", String::from_utf8_lossy(&output.stderr))),
+    }
+}
+
+fn ip(arguments: &str) {
+    attempt("ip", arguments).unwrap_or_else(|failed| panic!("{failed}"));
+}
+
+impl Wire {
+    /// Creates the interfaces and the devices, and waits until both have their address.
+    pub fn new() -> Self {
+        let _ = device::name();
+        // A device is the same one, as its GUID says, when it is created again.
+        let [near, far] = ["02:00:00:00:77:01", "02:00:00:00:77:02"];
+        let (netdev, peer) = (Near.netdev(), Far.netdev());
+        ip(&format!("link add name {netdev} address {near} type veth peer name {peer} address {far}"));
+        let mut wire = Self { idle: Vec::new() };
+        for end in [Near, Far] {
+            let netdev = end.netdev();
+            for (setting, value) in [("rp_filter", "0"), ("accept_local", "1")] {
+                let file = format!("/proc/sys/net/ipv4/conf/{netdev}/{setting}");
+                std::fs::write(file, value).expect("the interface has the setting");
+            }
+            ip(&format!("address add {}/32 dev {netdev}", end.ip()));
+            ip(&format!("link set up dev {netdev}"));
+        }
+        for (pref, end) in [(10, Near), (11, Far)] {
+            let (netdev, own, other) = (end.netdev(), end.ip(), end.other());
+            let mac = std::fs::read_to_string(format!("/sys/class/net/{}/address", other.netdev())).unwrap();
+            ip(&format!("neigh replace {} lladdr {} nud permanent dev {netdev}", other.ip(), mac.trim()));
+            ip(&format!("rule add pref {pref} iif {netdev} lookup {}", end.table()));
+            ip(&format!("route add local {own} dev {netdev} table {}", end.table()));
+            ip(&format!("route add {} dev {netdev} src {own}", other.ip()));
+        }
+        for end in [Near, Far] {
+            let mut netlink = RdmaNetlink::open().unwrap();
+            netlink.new_link(end.device(), "rxe", end.netdev()).unwrap();
+        }
+        // From here on, packets to the other end leave by the interface.
+        for end in [Near, Far] {
+            ip(&format!("route del local {} dev {} table local", end.ip(), end.netdev()));
+        }
+        let begin = Instant::now();
+        let has_address = |end: End| {
+            let devices = bareverbs::devices().unwrap();
+            let device = devices.iter().find(|device| device.name() == end.device()).expect("the device");
+            let gids = device.open().unwrap().gid_table().unwrap();
+            gids.iter().any(|entry| entry.gid.ipv4() == Some(end.ip()))
+        };
+        while ![Near, Far].map(has_address).iter().all(|has| *has) {
+            assert!(begin.elapsed() < TIMEOUT, "the devices get no address");
+            sleep(Duration::from_millis(10));
+        }
+        wire.idle = [Near, Far].map(|end| (end, held(end))).into();
+        wire
+    }
+
+    /// What happens to packets that leave an end, in the words of `tc-netem`: `loss 1%`, `delay 2ms`.
+    pub fn impair(&self, end: End, netem: &str) {
+        let arguments = format!("qdisc replace dev {} root netem {netem}", end.netdev());
+        attempt("tc", &arguments).unwrap_or_else(|failed| panic!("{failed}"));
+    }
+
+    /// Loses all packets that leave an end.
+    pub fn cut(&self, end: End) {
+        self.impair(end, "loss 100%");
+    }
+
+    /// Ends the impairments.
+    pub fn heal(&self) {
+        for end in [Near, Far] {
+            // Without an impairment there is nothing to delete.
+            let _ = attempt("tc", &format!("qdisc del dev {} root", end.netdev()));
+        }
+    }
+
+    /// Takes the interface of an end down.
+    pub fn take_down(&self, end: End) {
+        ip(&format!("link set down dev {}", end.netdev()));
+    }
+
+    /// Removes the device of an end. Before Linux 7.2, the kernel waits until no program has it open.
+    pub fn remove(&self, end: End) -> JoinHandle<()> {
+        spawn(move || RdmaNetlink::open().unwrap().del_link(end.device()).unwrap())
+    }
+
+    /// Waits until no program has an object of the devices that are left. Panics after [`TIMEOUT`].
+    pub fn settle(&self) {
+        let begin = Instant::now();
+        let devices = bareverbs::devices().unwrap();
+        for (end, idle) in &self.idle {
+            while devices.iter().any(|device| device.name() == end.device()) && held(*end) != *idle {
+                assert!(begin.elapsed() < TIMEOUT, "{end:?} holds {:?} in place of {idle:?}", held(*end));
+                sleep(Duration::from_millis(20));
+            }
+        }
+    }
+}
+
+fn held(end: End) -> ResourceSummary {
+    let counted = RdmaNetlink::open().and_then(|mut netlink| netlink.resources(end.device()));
+    counted.expect("the device counts its resources")
+}
+
+impl Default for Wire {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        for (pref, end) in [(10, Near), (11, Far)] {
+            // A test may have removed the device.
+            let _ = RdmaNetlink::open().and_then(|mut netlink| netlink.del_link(end.device()));
+            let _ = attempt("ip", &format!("rule del pref {pref}"));
+            let _ = attempt("ip", &format!("route flush table {}", end.table()));
+        }
+        let _ = attempt("ip", &format!("link del {}", Near.netdev()));
+    }
+}
