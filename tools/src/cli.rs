@@ -1,6 +1,7 @@
 //! The command line.
 
 pub(crate) mod conform;
+pub(crate) mod connected;
 pub(crate) mod datagram;
 pub(crate) mod device;
 pub(crate) mod perf;
@@ -17,6 +18,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use self::conform::{Conform, Decode};
+use self::connected::{RdmaClient, RdmaServer, Ucmatose};
 use self::datagram::{Mckey, Udaddy};
 use self::device::{Dev, Link, Monitor, Status, System};
 use self::perf::Perf;
@@ -71,6 +73,12 @@ pub(crate) enum Command {
     Perf(Perf),
     /// RDMA reads and writes over a connection by IP address, as rping does
     Rping(Rping),
+    /// Send messages over several connections and back, as ucmatose does
+    Ucmatose(Ucmatose),
+    /// Answer a message of a client, as rdma_server does
+    RdmaServer(RdmaServer),
+    /// Send a message to a server and wait for the answer, as rdma_client does
+    RdmaClient(RdmaClient),
     /// Send datagrams to a service and back, as udaddy does
     Udaddy(Udaddy),
     /// Send datagrams to a multicast group, as mckey does

@@ -5,7 +5,9 @@
 mod address;
 mod asyncwatch;
 mod cli;
+mod client_server;
 mod conform;
+mod connected;
 mod datagram;
 mod decode;
 mod dev;
@@ -30,6 +32,7 @@ mod status;
 mod system;
 #[cfg(feature = "test-utils")]
 pub mod testing;
+mod ucmatose;
 mod udaddy;
 
 use std::ffi::OsString;
@@ -60,6 +63,9 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
         Command::Pingpong(options) => pingpong::run(&options),
         Command::Perf(options) => perf::run(&options),
         Command::Rping(options) => rping::run(&options),
+        Command::Ucmatose(options) => ucmatose::run(&options),
+        Command::RdmaServer(options) => client_server::serve(&options),
+        Command::RdmaClient(options) => client_server::connect(&options),
         Command::Udaddy(options) => udaddy::run(&options),
         Command::Mckey(options) => mckey::run(&options),
         Command::Rstream(options) => rstream::run(&options),

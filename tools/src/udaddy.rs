@@ -4,7 +4,6 @@
 //! whose immediate data is its QPN, and the server sends as many back.
 
 use std::ops::ControlFlow;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use bareverbs::{QpCreateFlags, SendFlags};
@@ -13,15 +12,13 @@ use bareverbs_rdmacm::{CmId, ConnParam, EventChannel};
 use serde::Serialize;
 
 use crate::cli::datagram::Udaddy;
+use crate::connected::RESOLVE_LIMIT;
 use crate::datagram::{Messages, Node, next_event, step};
 use crate::signal::Stop;
 use crate::{address, output};
 
 /// The port of the C program, which has no option for it.
 const PORT: u16 = 7174;
-
-/// Time limit of the resolution of the address and the route, as in the C program.
-const RESOLVE_LIMIT: Duration = Duration::from_secs(2);
 
 /// The result, for `--json`.
 #[derive(Debug, Serialize)]

@@ -20,6 +20,10 @@ kernel_tests! {
 
     rstream_interoperates_in_both_roles if has_ip,
 
+    ucmatose_interoperates_in_both_roles if has_ip,
+    ucmatose_names_what_is_wrong if has_ip,
+    rdma_client_and_server_interoperate_in_both_roles if has_ip,
+
     udaddy_interoperates_in_both_roles if has_ip,
     udaddy_names_what_is_wrong if has_ip,
     mckey_interoperates_in_both_roles if has_multicast,
@@ -70,7 +74,7 @@ impl Origin {
             Librdmacm => Command::new(name),
         };
         if self == Bareverbs {
-            command.arg(name);
+            command.arg(name.replace('_', "-"));
         }
         command.args(options);
         command
@@ -303,9 +307,88 @@ fn rcopy_names_what_is_wrong() {
     });
 }
 
-/// The lines of a tool for datagrams, without its own name.
-fn datagram_lines(output: &str) -> Vec<&str> {
+/// The lines of a tool without its own name.
+fn plain_lines(output: &str) -> Vec<&str> {
     output.lines().filter(|line| !line.contains(": ")).collect()
+}
+
+fn ucmatose_interoperates_in_both_roles() {
+    nothing_leaks(|| {
+        for (server, client) in PAIRINGS {
+            for options in [
+                &[][..],
+                &["-c", "4", "-C", "20"],
+                &["-c", "2", "-C", "0"],
+                &["-c", "2", "-C", "3", "-S", "5000", "-m", "-t", "8", "-a", "14", "-p", "7999"],
+                &["-P", "ib", "-f", "ip"],
+            ] {
+                let client_options = [&["-s", host()], options].concat();
+                let [served, finished] = run("ucmatose", (server, options), (client, &client_options));
+                let moves = options.contains(&"-m");
+                let lines = |data: &[&'static str], end: &[&'static str]| {
+                    let data = if options.contains(&"0") { &[] } else { data };
+                    let moved: &[_] = if moves { &["migrating to new event channel"] } else { &[] };
+                    [data, moved, end, &["test complete", "return status 0"]].concat()
+                };
+                let data = [
+                    "initiating data transfers",
+                    "completing sends",
+                    "receiving data transfers",
+                    "data transfers complete",
+                ];
+                assert_eq!(plain_lines(&served.stdout), lines(&data, &["disconnected"]), "{served:#?}");
+                let data = ["receiving data transfers", "sending replies", "data transfers complete"];
+                assert_eq!(plain_lines(&finished.stdout), lines(&data, &[]), "{finished:#?}");
+            }
+        }
+        let options = ["-c", "3", "--json", "-b", host()];
+        let client_options = [&["-s", host()], &options[..]].concat();
+        let sides = run("ucmatose", (Bareverbs, &options), (Bareverbs, &client_options));
+        for (side, role) in sides.iter().zip(["server", "client"]) {
+            let report = json(&side.stdout);
+            assert_eq!((&report["role"], &report["connections"]), (&role.into(), &3.into()), "{report}");
+        }
+    });
+}
+
+fn ucmatose_names_what_is_wrong() {
+    nothing_leaks(|| {
+        let refused = |options: &[&str], words: &str| {
+            Bareverbs.start("ucmatose", options).finish().expect_failure(words);
+        };
+        let words = "the peer rejected the connection: nobody listens on the port (reason 8)";
+        refused(&["-s", host(), "-c", "2", "-p", "7998"], words);
+        refused(&["-s", host(), "-f", "gid"], "is no GID");
+        refused(&["-b", "192.0.2.1"], "os error 99");
+        // Each side has its own count of connections, and the server counts first.
+        let mut server = Bareverbs.start("ucmatose", &["-c", "1", "-C", "0"]);
+        let client =
+            run_client(&mut server, Bareverbs.command("ucmatose", &["-s", host(), "-c", "2", "-C", "0"]));
+        assert!(!client.status.success(), "{client:#?}");
+        server.finish().expect_success();
+    });
+}
+
+fn rdma_client_and_server_interoperate_in_both_roles() {
+    nothing_leaks(|| {
+        for (server, client) in PAIRINGS {
+            let mut program = server.start("rdma_server", &["-p", "7999"]);
+            let options = ["-s", host(), "-p", "7999"];
+            let client = run_client(&mut program, client.command("rdma_client", &options)).expect_success();
+            let served = program.finish().expect_success();
+            assert_eq!(served.stdout, "rdma_server: start\nrdma_server: end 0\n", "{served:#?}");
+            assert_eq!(client.stdout, "rdma_client: start\nrdma_client: end 0\n", "{client:#?}");
+        }
+        let mut server = Bareverbs.start("rdma_server", &["-s", host(), "--json"]);
+        let client = Bareverbs.command("rdma_client", &["-s", host(), "--json"]);
+        let client = run_client(&mut server, client).expect_success();
+        for (side, role) in [(server.finish().expect_success(), "server"), (client, "client")] {
+            let report = json(&side.stdout);
+            assert_eq!((&report["role"], &report["size"]), (&role.into(), &16.into()), "{report}");
+        }
+        Bareverbs.start("rdma_client", &["-s", host(), "-p", "7998"]).finish().expect_failure("reject");
+        Bareverbs.start("rdma_client", &["-p", "7998"]).finish().expect_failure("");
+    });
 }
 
 fn udaddy_interoperates_in_both_roles() {
@@ -316,9 +399,9 @@ fn udaddy_interoperates_in_both_roles() {
                 let [served, finished] = run("udaddy", (server, options), (client, &client_options));
                 let end = ["data transfers complete", "test complete", "return status 0"];
                 let lines = [&["receiving data transfers", "sending replies"], &end[..]].concat();
-                assert_eq!(datagram_lines(&served.stdout), lines, "{served:#?}");
+                assert_eq!(plain_lines(&served.stdout), lines, "{served:#?}");
                 let lines = [&["initiating data transfers", "receiving data transfers"], &end[..]].concat();
-                assert_eq!(datagram_lines(&finished.stdout), lines, "{finished:#?}");
+                assert_eq!(plain_lines(&finished.stdout), lines, "{finished:#?}");
             }
         }
         let client_options = ["-s", host(), "-b", host(), "--json"];
@@ -360,7 +443,7 @@ fn mckey_interoperates_in_both_roles() {
         ] {
             for program in programs {
                 let finished = program.finish().expect_success();
-                assert_eq!(datagram_lines(&finished.stdout), [&[line], &end[..]].concat(), "{finished:#?}");
+                assert_eq!(plain_lines(&finished.stdout), [&[line], &end[..]].concat(), "{finished:#?}");
                 assert!(finished.stdout.contains("mckey: joined dgid: "), "{finished:#?}");
             }
         }
