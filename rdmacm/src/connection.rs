@@ -35,11 +35,12 @@
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use bareverbs::owned::{Endpoint, EndpointOptions};
 use bareverbs::{Ece, Pd, PortNum};
+use rustix::io::Errno;
 
 use crate::channel::EventChannel;
 use crate::event::{EventKind, RequestParam};
@@ -63,18 +64,42 @@ use crate::{Addr, CmId, ConnectRequest, Error, PeerParam, PortSpace, Result};
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct Domains {
-    known: Arc<Mutex<Vec<(BoundDevice, Pd)>>>,
+    known: Arc<Mutex<Known>>,
 }
 
+type Known = Vec<(BoundDevice, Pd)>;
+
+/// The list of the process, while one of its users exists.
+static OF_PROCESS: Mutex<Weak<Mutex<Known>>> = Mutex::new(Weak::new());
+
 impl Domains {
+    /// The list that streams share, unless their options name another one. Its devices are open
+    /// while a stream, a listener or a value of this type uses it.
+    ///
+    /// ```
+    /// use bareverbs_rdmacm::connection::Domains;
+    ///
+    /// assert_eq!(Domains::of_process(), Domains::of_process());
+    /// assert_ne!(Domains::of_process(), Domains::default());
+    /// ```
+    #[must_use]
+    pub fn of_process() -> Self {
+        let mut shared = OF_PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = shared.upgrade().unwrap_or_else(|| {
+            let known = Arc::default();
+            *shared = Arc::downgrade(&known);
+            known
+        });
+        Self { known }
+    }
+
     /// The protection domain of a device, which is opened on first use.
     ///
     /// # Errors
     /// [`Error::Verbs`]: the device can't be opened.
     pub fn pd(&self, device: BoundDevice) -> Result<Pd> {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_it = |of: &BoundDevice| (of.node_guid, of.index) == (device.node_guid, device.index);
-        if let Some((_, pd)) = known.iter().find(|(of, _)| is_it(of)) {
+        let mut known = self.lock();
+        if let Some((_, pd)) = known.iter().find(|(of, _)| is_same(of, &device)) {
             return Ok(pd.clone());
         }
         let pd = device.find()?.open()?.alloc_pd()?;
@@ -82,11 +107,46 @@ impl Domains {
         Ok(pd)
     }
 
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Builds an object on a device. If the device was removed and added again since it was opened,
+    /// it is opened again.
+    pub(crate) fn build<T, E: From<Error>>(
+        &self,
+        device: BoundDevice,
+        errno: impl Fn(&E) -> Option<Errno>,
+        build: impl Fn(&Pd) -> Result<T, E>,
+    ) -> Result<T, E> {
+        match build(&self.pd(device)?) {
+            // Commands of a removed device fail with EIO, those of a device that the parent of this
+            // process has opened with ESTALE.
+            Err(error) if matches!(errno(&error), Some(Errno::IO | Errno::STALE)) => {
+                self.lock().retain(|(of, _)| !is_same(of, &device));
+                build(&self.pd(device)?)
+            }
+            built => built,
+        }
+    }
+
     /// An endpoint on the device and the port of a connection.
     pub(crate) fn endpoint(&self, device: BoundDevice, options: &EndpointOptions) -> Result<Endpoint> {
-        let pd = self.pd(device)?;
-        Ok(options.clone().port(device.port).build(&pd)?)
+        self.build(device, Error::errno, |pd| Ok(options.clone().port(device.port).build(pd)?))
     }
+}
+
+impl PartialEq for Domains {
+    /// Whether both are the same list.
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.known, &other.known)
+    }
+}
+
+impl Eq for Domains {}
+
+fn is_same(one: &BoundDevice, other: &BoundDevice) -> bool {
+    (one.node_guid, one.index) == (other.node_guid, other.index)
 }
 
 /// The device of an identifier.

@@ -36,7 +36,7 @@
 //! | `rdma_init_qp_attr` | [`CmId::init_qp_attr`] |
 //! | `rdma_disconnect`, `rdma_notify`, `rdma_migrate_id` | [`CmId::disconnect`], [`CmId::notify`], [`CmId::migrate`] |
 //! | `rdma_join_multicast_ex`, `rdma_leave_multicast` | [`CmId::join_multicast`], [`event::UdPeer::attach`], [`CmId::leave_multicast`] |
-//! | `rdma_set_option` | `CmId::set_tos`, `set_reuse_addr`, `set_ipv6_only`, `set_ack_timeout`, `set_path` |
+//! | `rdma_set_option` | `CmId::set_tos`, `set_reuse_addr`, `set_ipv6_only`, `set_ack_timeout`, `set_path`; [`IdOptions`] |
 //! | `rdma_set_local_ece`, `rdma_get_remote_ece` | [`ConnParam::ece`], [`PeerParam::ece`] |
 //! | `rdma_reg_msgs`, `rdma_post_send`, `rdma_get_send_comp` and the other inline functions | [`Pd::register`](bareverbs::Pd::register), and the operations of [`Endpoint`](bareverbs::owned::Endpoint) |
 //!
@@ -89,7 +89,7 @@ pub use error::{CommandError, DestroyError, Error, Feature, Result};
 pub use id::{Addresses, BoundDevice, CmId, IbService, ServiceKey};
 pub use key::Key;
 pub use multicast::JoinMode;
-pub use option::PathRecord;
+pub use option::{IdOptions, PathRecord};
 pub use param::{ConnParam, Message, PeerParam, PrivateData};
 pub use request::ConnectRequest;
 

@@ -9,7 +9,7 @@ use zerocopy::IntoBytes;
 pub use bareverbs_uapi::rdma_cm::path::PathRecord;
 
 use crate::id::CmId;
-use crate::{Result, command};
+use crate::{Addr, Result, command};
 
 /// The use of a path that the kernel takes from a list: for management and data, as the primary
 /// path, in both directions.
@@ -34,6 +34,61 @@ impl Value {
     fn path(record: &PathRecord) -> Self {
         let bytes = PathRecData::new(PRIMARY, record).as_bytes().to_vec();
         Self { level: OptionLevel::IB, option: IbOption::PATH.0, bytes }
+    }
+}
+
+/// Options of an identifier that count before it binds, listens or resolves.
+///
+/// ```
+/// use bareverbs_rdmacm::IdOptions;
+///
+/// // A listener for IPv6 peers only, with room for 16 requests.
+/// let options = IdOptions { ipv6_only: Some(true), backlog: 16, ..IdOptions::default() };
+/// assert_eq!(options.tos, None);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IdOptions {
+    /// The local address that an identifier resolves from; `None` leaves the choice to the routing
+    /// table. Listeners ignore it.
+    pub source: Option<Addr>,
+    /// The type of service of connections from this side: [`CmId::set_tos`]. A listener's connections
+    /// have that of their requests.
+    pub tos: Option<u8>,
+    /// The local ACK timeout of the QP: [`CmId::set_ack_timeout`]. That of a listener is the one of
+    /// the connections that it accepts.
+    pub ack_timeout: Option<AckTimeout>,
+    /// Whether several identifiers may bind to the address: [`CmId::set_reuse_addr`].
+    pub reuse_addr: bool,
+    /// Whether an IPv6 listener takes IPv6 peers only: [`CmId::set_ipv6_only`]. `None`: as the
+    /// system's `net.ipv6.bindv6only` says.
+    pub ipv6_only: Option<bool>,
+    /// The number of requests that wait for a listener: [`CmId::listen`]. 0 is the maximum.
+    pub backlog: u32,
+}
+
+impl IdOptions {
+    /// Sets them on an identifier that is not bound.
+    ///
+    /// # Errors
+    /// Those of [`CmId::set_tos`], [`CmId::set_ack_timeout`], [`CmId::set_reuse_addr`] and
+    /// [`CmId::set_ipv6_only`].
+    #[doc(alias = "rdma_set_option")]
+    pub fn apply(&self, id: &CmId) -> Result<()> {
+        if let Some(tos) = self.tos {
+            id.set_tos(tos)?;
+        }
+        if self.reuse_addr {
+            id.set_reuse_addr(true)?;
+        }
+        if let Some(only) = self.ipv6_only {
+            id.set_ipv6_only(only)?;
+        }
+        self.apply_to_child(id)
+    }
+
+    /// Sets what the identifier of a request does not have from its listener.
+    pub(crate) fn apply_to_child(&self, id: &CmId) -> Result<()> {
+        self.ack_timeout.map_or(Ok(()), |timeout| id.set_ack_timeout(timeout))
     }
 }
 

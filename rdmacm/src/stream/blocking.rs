@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bareverbs::owned::Exposed;
-use bareverbs::{AnyProvider, Provider};
+use bareverbs::{AnyProvider, Pd, Provider};
 
 use super::session::Session;
 use super::shared::{Direction, Limit, Shared};
@@ -64,6 +64,12 @@ impl<P: Provider> RdmaStream<P> {
     #[must_use]
     pub fn peer_addr(&self) -> SocketAddr {
         self.shared.peer
+    }
+
+    /// The protection domain of the stream: that of memory which the peer [may write](Self::map).
+    #[must_use]
+    pub fn pd(&self) -> &Pd<P> {
+        &self.shared.pd
     }
 
     /// Another handle of the same stream.
@@ -203,6 +209,26 @@ impl<P: Provider> RdmaStream<P> {
 
     /// Lets the peer write `memory` directly, as the bytes from `offset` on. Returns the number of
     /// the mapping. The peer is told before any byte that is written later.
+    ///
+    /// The memory is of [`pd`](Self::pd): writes to memory of another protection domain end the
+    /// stream. The peer's [`iomap_size`](super::StreamOptions::iomap_size) is the number of mappings.
+    ///
+    /// ```no_run
+    /// use bareverbs::owned::Part;
+    /// use bareverbs::{Access, Buffer};
+    /// use bareverbs_rdmacm::stream::RdmaStream;
+    ///
+    /// fn receive(stream: &RdmaStream) -> Result<Vec<u8>, Box<dyn std::error::Error>> {
+    ///     let memory = Part::register(stream.pd(), Buffer::zeroed(1 << 20)?)?;
+    ///     let memory = memory.expose(Access::REMOTE_WRITE)?;
+    ///     stream.map(&memory, 0)?;
+    ///     // The peer calls `write_mapped`, and then writes a byte to the stream.
+    ///     stream.recv(&mut [0])?;
+    ///     let mut bytes = vec![0; memory.len()];
+    ///     memory.read_at(0, &mut bytes)?;
+    ///     Ok(bytes)
+    /// }
+    /// ```
     ///
     /// # Errors
     /// [`StreamError::IomapFull`], and the errors of [`send`](Self::send).

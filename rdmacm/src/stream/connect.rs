@@ -36,14 +36,16 @@ fn param<'a>(options: &ConnectOptions<'a>, prepared: &mut Prepared<AnyProvider>)
 
 impl StreamOptions {
     /// The memory and the queue pair of a stream on the identifier's port.
-    fn prepare(&self, pd: &Pd, device: &BoundDevice) -> Result<Prepared<AnyProvider>> {
-        let endpoint: Endpoint<Part> = Endpoint::options()
-            .port(device.port)
-            .sends(self.sends.into())
-            .recvs(u32::from(self.recvs) + CONTROL_RECVS)
-            .inline(self.queue_inline())
-            .build(pd)?;
-        Prepared::new(endpoint, pd, self.clone())
+    fn prepare(&self, domains: &Domains, device: BoundDevice) -> Result<Prepared<AnyProvider>> {
+        domains.build(device, StreamError::errno, |pd: &Pd| {
+            let endpoint: Endpoint<Part> = Endpoint::options()
+                .port(device.port)
+                .sends(self.sends.into())
+                .recvs(u32::from(self.recvs) + CONTROL_RECVS)
+                .inline(self.queue_inline())
+                .build(pd)?;
+            Prepared::new(endpoint, pd, self.clone())
+        })
     }
 
     /// Connects to a listener at `peer`, within 30 seconds. Of several addresses of a name, the
@@ -61,8 +63,15 @@ impl StreamOptions {
     /// As for [`RdmaStream::connect`].
     pub fn connect_timeout(&self, peer: SocketAddr, limit: Duration) -> Result<RdmaStream> {
         self.check("RdmaStream::connect")?;
-        let id = CmId::new(&EventChannel::private()?, PortSpace::Tcp)?;
+        let id = self.new_id()?;
         run(self.connect_with(&Deadline::new(limit), id, peer, limit))
+    }
+
+    /// An identifier of its own channel with the options.
+    pub(super) fn new_id(&self) -> Result<CmId> {
+        let id = CmId::new(&EventChannel::private()?, PortSpace::Tcp)?;
+        self.id_options.apply(&id)?;
+        Ok(id)
     }
 
     /// Connects an identifier, whose channel `wait` waits for.
@@ -73,9 +82,9 @@ impl StreamOptions {
         peer: SocketAddr,
         limit: Duration,
     ) -> Result<RdmaStream> {
-        steps::resolve(wait, &id, None, peer.into(), limit).await?;
-        let device = device_of(&id)?;
-        let mut prepared = self.prepare(&Domains::default().pd(device)?, &device)?;
+        steps::resolve(wait, &id, self.id_options.source, peer.into(), limit).await?;
+        let domains = self.list();
+        let mut prepared = self.prepare(&domains, device_of(&id)?)?;
         let offer = prepared.offer()?;
         let options = connect_options(&offer);
         let param = param(&options, &mut prepared);
@@ -86,7 +95,7 @@ impl StreamOptions {
         // Grants the peer the rest of the ring. The accepting side does so when it is used first: its
         // peer may not be ready to receive yet.
         session.progress();
-        stream(session, id)
+        stream(session, id, domains)
     }
 
     /// Listens at `addr`. Streams that are accepted have these options.
@@ -112,13 +121,13 @@ fn each_address<T>(name: impl ToSocketAddrs, each: impl FnMut(SocketAddr) -> Res
     Err(failed.unwrap_or_else(|| Error::invalid("to_socket_addrs", "the name has no address").into()))
 }
 
-fn stream(session: Session<AnyProvider>, id: CmId) -> Result<RdmaStream> {
+fn stream(session: Session<AnyProvider>, id: CmId, domains: Domains) -> Result<RdmaStream> {
     let addresses = id.addresses()?;
     let ip = |addr: Option<Addr>| addr.and_then(|addr| addr.ip());
     let (Some(local), Some(peer)) = (ip(addresses.local), ip(addresses.peer)) else {
         return Err(Error::invalid("RdmaStream", "the connection has no IP addresses").into());
     };
-    Ok(RdmaStream { shared: Arc::new(Shared::new(session, Link::new(id), local, peer)?) })
+    Ok(RdmaStream { shared: Arc::new(Shared::new(session, Link::new(id, domains), local, peer)?) })
 }
 
 impl RdmaStream {
@@ -165,7 +174,7 @@ pub struct RdmaListener {
     id: CmId,
     options: StreamOptions,
     local: SocketAddr,
-    /// The devices that have accepted.
+    /// The devices that have accepted. The list of the process exists as long as the listener.
     domains: Domains,
 }
 
@@ -181,19 +190,22 @@ impl RdmaListener {
     }
 
     fn new(addr: SocketAddr, options: StreamOptions) -> Result<Self> {
-        let id = CmId::new(&EventChannel::private()?, PortSpace::Tcp)?;
+        let id = options.new_id()?;
         id.bind_addr(addr)?;
-        id.listen(0)?;
+        id.listen(options.id_options.backlog)?;
         let local = id.addresses()?.local.and_then(|addr| addr.ip()).unwrap_or(addr);
-        Ok(Self { id, options, local, domains: Domains::default() })
+        let domains = options.list();
+        Ok(Self { id, options, local, domains })
     }
 
-    /// Sets the options of the streams that are accepted from now on.
+    /// Sets the options of the streams that are accepted from now on. The options of the listener's own
+    /// identifier stay as they are.
     ///
     /// # Errors
     /// [`StreamError::Cm`] with [`Error::Invalid`]: an option is out of its range.
     pub fn set_options(&mut self, options: StreamOptions) -> Result<()> {
         options.check("RdmaListener::set_options")?;
+        self.domains = options.list();
         self.options = options;
         Ok(())
     }
@@ -254,15 +266,15 @@ impl RdmaListener {
         };
         // Rejects a foreign peer before anything is created for it.
         Offer::from_bytes(&peer.private_data)?;
-        let device = device_of(request.id())?;
-        let mut prepared = self.options.prepare(&self.domains.pd(device)?, &device)?;
+        self.options.id_options.apply_to_child(request.id())?;
+        let mut prepared = self.options.prepare(&self.domains, device_of(request.id())?)?;
         let offer = prepared.offer()?;
         let options = connect_options(&offer);
         let param = param(&options, &mut prepared);
         bring_up(request.id(), prepared.endpoint(), &options, Some(&param))?;
         let session = prepared.start(&peer.private_data)?;
         // The peer's confirmation is not awaited: one that never comes would hold up the others.
-        stream(session, request.accept(&param)?)
+        stream(session, request.accept(&param)?, self.domains.clone())
     }
 }
 

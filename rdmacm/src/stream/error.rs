@@ -3,6 +3,8 @@
 use std::io;
 use std::sync::Arc;
 
+use rustix::io::Errno;
+
 use super::wire::OfferError;
 
 /// How a peer breaks the protocol of streams. The stream has ended.
@@ -118,6 +120,16 @@ impl From<crate::Error> for StreamError {
 }
 
 impl StreamError {
+    /// The errno, if the kernel reported one.
+    #[must_use]
+    pub fn errno(&self) -> Option<Errno> {
+        match self {
+            Self::Verbs(error) => error.errno(),
+            Self::Cm(error) => error.errno(),
+            _ => None,
+        }
+    }
+
     fn kind(&self) -> io::ErrorKind {
         match self {
             Self::Offer(_) | Self::Protocol(_) => io::ErrorKind::InvalidData,

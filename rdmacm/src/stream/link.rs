@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use super::Result;
 use crate::CmId;
+use crate::connection::Domains;
 use crate::event::EventKind;
 
 /// An identifier of the connection manager with a channel of its own.
@@ -11,11 +12,13 @@ use crate::event::EventKind;
 pub(super) struct Link {
     id: CmId,
     lost: bool,
+    /// Keeps the device in the list for the next stream.
+    _domains: Domains,
 }
 
 impl Link {
-    pub(super) fn new(id: CmId) -> Self {
-        Self { id, lost: false }
+    pub(super) fn new(id: CmId, domains: Domains) -> Self {
+        Self { id, lost: false, _domains: domains }
     }
 
     /// Whether the connection has ended, as far as the connection manager knows.

@@ -2,7 +2,8 @@
 
 use super::wire::IomapEntry;
 use super::wire::{IomapSize, SLOTS, Span};
-use crate::{Error, Result};
+use crate::connection::Domains;
+use crate::{Error, IdOptions, Result};
 
 /// Sizes of a stream, fixed when it is created. The defaults are those of rdma-core's rsocket.
 ///
@@ -13,6 +14,8 @@ use crate::{Error, Result};
 /// | [`sends`](Self::sends), [`recvs`](Self::recvs) | 384 messages | 16 to 65534 |
 /// | [`inline`](Self::inline) | 64 bytes | 0 to the device's maximum |
 /// | [`iomap_size`](Self::iomap_size) | 0 entries | 0 to 32512; above 128, multiples of 256 |
+/// | [`id_options`](Self::id_options) | none | |
+/// | [`domains`](Self::domains) | [`Domains::of_process`] | |
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct StreamOptions {
@@ -22,6 +25,9 @@ pub struct StreamOptions {
     pub(super) recvs: u16,
     pub(super) inline: u32,
     pub(super) iomap_size: u32,
+    pub(super) id_options: IdOptions,
+    /// `None`: the list of the process, as it is when a stream is created.
+    pub(super) domains: Option<Domains>,
 }
 
 impl Default for StreamOptions {
@@ -33,6 +39,8 @@ impl Default for StreamOptions {
             recvs: 384,
             inline: 64,
             iomap_size: 0,
+            id_options: IdOptions::default(),
+            domains: None,
         }
     }
 }
@@ -82,6 +90,34 @@ impl StreamOptions {
     pub fn iomap_size(mut self, entries: u32) -> Self {
         self.iomap_size = IomapSize::at_most(entries).entries();
         self
+    }
+
+    /// Source address, type of service, ACK timeout, and the options of listeners.
+    ///
+    /// ```
+    /// use bareverbs_rdmacm::IdOptions;
+    /// use bareverbs_rdmacm::stream::StreamOptions;
+    ///
+    /// let options = StreamOptions::default().id_options(IdOptions { backlog: 16, ..IdOptions::default() });
+    /// ```
+    #[doc(alias = "rsetsockopt")]
+    #[doc(alias = "IP_TOS")]
+    #[doc(alias = "SO_REUSEADDR")]
+    #[doc(alias = "IPV6_V6ONLY")]
+    pub fn id_options(mut self, options: IdOptions) -> Self {
+        self.id_options = options;
+        self
+    }
+
+    /// The open devices of the stream, in place of those that the streams of the process share.
+    pub fn domains(mut self, domains: &Domains) -> Self {
+        self.domains = Some(domains.clone());
+        self
+    }
+
+    /// The list for a stream that is created now.
+    pub(super) fn list(&self) -> Domains {
+        self.domains.clone().unwrap_or_else(Domains::of_process)
     }
 
     /// Bytes of the table that the peer writes.

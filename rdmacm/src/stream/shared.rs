@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
-use bareverbs::Provider;
+use bareverbs::{Pd, Provider};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::io::Errno;
 
@@ -33,6 +33,7 @@ pub(super) struct Shared<P: Provider> {
     /// An eventfd that wakes the thread that sleeps on the descriptor, when another one has handled
     /// the completion and its event.
     wake: OwnedFd,
+    pub(super) pd: Pd<P>,
     pub(super) local: SocketAddr,
     pub(super) peer: SocketAddr,
 }
@@ -110,10 +111,11 @@ impl<P: Provider> Shared<P> {
         epoll::add(&ready, link.as_fd(), data(1), epoll::EventFlags::IN).map_err(system)?;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake = eventfd(0, flags).map_err(system)?;
+        let pd = session.endpoint().qp().pd().clone();
         let state =
             State { session, link, sleeping: false, nonblocking: false, timeouts: [None; 2], linger: LINGER };
         let (state, changed, tasks) = (Mutex::new(state), Condvar::new(), Arc::default());
-        Ok(Self { state, changed, tasks, ready, wake, local, peer })
+        Ok(Self { state, changed, tasks, ready, wake, pd, local, peer })
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State<P>> {

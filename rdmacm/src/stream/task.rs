@@ -9,15 +9,15 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
-use bareverbs::{AnyProvider, Provider};
+use bareverbs::{AnyProvider, Pd, Provider};
 
 use super::session::Session;
 use super::shared::{Direction, Shared};
 use super::{RdmaListener, RdmaStream, Result, StreamOptions};
+use crate::Error;
 use crate::runtime::sealed::Readiness;
 use crate::runtime::{Task, register};
 use crate::steps::RESOLVE;
-use crate::{CmId, Error, EventChannel, PortSpace};
 
 /// A descriptor that is registered with a runtime.
 pub trait Reactor: sealed::Reactor {}
@@ -59,7 +59,7 @@ impl<R: Reactor> AsyncStream<R> {
     #[doc(alias = "rconnect")]
     pub async fn connect(peer: impl Into<SocketAddr>, options: &StreamOptions) -> Result<Self> {
         options.check("AsyncStream::connect")?;
-        let id = CmId::new(&EventChannel::private()?, PortSpace::Tcp)?;
+        let id = options.new_id()?;
         let readiness: R::Readiness = register(&id)?;
         let stream = options.connect_with(&Task(&readiness), id, peer.into(), RESOLVE).await?;
         // The stream's own descriptor includes that of the channel.
@@ -128,6 +128,13 @@ impl<R, P: Provider> AsyncStream<R, P> {
     #[must_use]
     pub fn into_inner(self) -> RdmaStream<P> {
         RdmaStream { shared: self.shared }
+    }
+
+    /// The protection domain of the stream: that of memory which the peer
+    /// [may write](RdmaStream::map).
+    #[must_use]
+    pub fn pd(&self) -> &Pd<P> {
+        &self.shared.pd
     }
 
     /// The blocking interface of the same stream, for what needs no waiting: addresses, options,

@@ -1,12 +1,15 @@
 use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::thread;
 use std::time::Duration;
 
-use bareverbs::owned::Part;
-use bareverbs::{Access, Buffer};
+use bareverbs::owned::{Exposed, Part};
+use bareverbs::{Access, AckTimeout, Buffer, Errno};
+use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::{TIMEOUT, device};
-use bareverbs_rdmacm::stream::{StreamError, StreamOptions};
+use bareverbs_rdmacm::IdOptions;
+use bareverbs_rdmacm::connection::Domains;
+use bareverbs_rdmacm::stream::{RdmaStream, StreamError, StreamOptions};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::{any_port, listener, pair, pair_with, pattern};
@@ -197,26 +200,128 @@ pub(crate) fn descriptor_tells_when_a_call_is_worthwhile() {
     });
 }
 
+/// Memory of the stream's protection domain that the peer may write.
+fn exposed(stream: &RdmaStream, len: usize) -> Exposed {
+    let part = Part::register(stream.pd(), Buffer::zeroed(len).unwrap()).unwrap();
+    part.expose(Access::REMOTE_WRITE).unwrap()
+}
+
+fn write_all_mapped(stream: &RdmaStream, bytes: &[u8], offset: u64) {
+    let mut written = 0;
+    while written < bytes.len() {
+        written += stream.write_mapped(&bytes[written..], offset + written as u64).unwrap();
+    }
+}
+
 pub(crate) fn mapped_memory_is_written_directly() {
+    const LEN: usize = 100 << 10;
     nothing_leaks(|| {
         let options = StreamOptions::default().iomap_size(2);
         let (mut a, mut b) = pair_with(&options);
-        let pd = device::open().alloc_pd().unwrap();
-        let expose = || {
-            let part = Part::register(&pd, Buffer::zeroed(8192).unwrap()).unwrap();
-            part.expose(Access::REMOTE_WRITE).unwrap()
-        };
-        // The stream's queue pair is of another protection domain.
-        assert_eq!(a.map(&expose(), 0).unwrap(), 0);
-        assert_eq!(a.map(&expose(), 1 << 32).unwrap(), 1);
-        assert!(matches!(a.map(&expose(), 9), Err(StreamError::IomapFull { entries: 2 })));
-        a.unmap(0);
-        assert_eq!(a.map(&expose(), 0x1000).unwrap(), 0);
-
+        let memory = [exposed(&a, LEN), exposed(&a, LEN)];
+        // Two mappings that follow each other.
+        assert_eq!(a.map(&memory[0], 1 << 40).unwrap(), 0);
+        assert_eq!(a.map(&memory[1], (1 << 40) + LEN as u64).unwrap(), 1);
+        assert!(matches!(a.map(&exposed(&a, 1), 9), Err(StreamError::IomapFull { entries: 2 })));
         // The peer knows the mappings when it has read what was sent after them.
         a.write_all(b"mapped").unwrap();
         b.read_exact(&mut [0; 6]).unwrap();
         assert!(matches!(b.write_mapped(b"x", 0), Err(StreamError::NotMapped { offset: 0 })));
+
+        let bytes = pattern(2 * LEN);
+        write_all_mapped(&b, &bytes, 1 << 40);
+        // The bytes are there before the byte that was sent after them.
+        b.write_all(b"!").unwrap();
+        a.read_exact(&mut [0]).unwrap();
+        for (memory, expected) in memory.iter().zip(bytes.chunks(LEN)) {
+            let mut found = vec![0; LEN];
+            memory.read_at(0, &mut found).unwrap();
+            assert!(found == expected);
+        }
+    });
+}
+
+pub(crate) fn mappings_are_renewed_more_often_than_there_are_receives() {
+    const ROUNDS: u64 = 100;
+    nothing_leaks(|| {
+        let options = StreamOptions::default().iomap_size(1).sends(16).recvs(16);
+        let (mut a, mut b) = pair_with(&options);
+        let memory = exposed(&a, 64);
+        let peer = thread::spawn(move || {
+            let mut bytes = [0; 8];
+            for round in 0..ROUNDS {
+                b.read_exact(&mut bytes).unwrap();
+                let offset = u64::from_le_bytes(bytes);
+                assert_eq!(offset, round << 20);
+                write_all_mapped(&b, &[round as u8; 64], offset);
+                b.write_all(b"!").unwrap();
+            }
+        });
+        for round in 0..ROUNDS {
+            // Each word takes a receive of the peer and no credit.
+            let mut mapping = 0;
+            for attempt in 0..3 {
+                mapping = a.map(&memory, (round << 20) + attempt).unwrap();
+                if attempt < 2 {
+                    a.unmap(mapping);
+                }
+            }
+            a.unmap(mapping);
+            a.map(&memory, round << 20).unwrap();
+            a.write_all(&(round << 20).to_le_bytes()).unwrap();
+            a.read_exact(&mut [0]).unwrap();
+            let mut found = [0; 64];
+            memory.read_at(0, &mut found).unwrap();
+            assert_eq!(found, [round as u8; 64]);
+            a.unmap(0);
+        }
+        peer.join().unwrap();
+    });
+}
+
+/// The device files that this process has open.
+fn open_devices() -> usize {
+    let files = std::fs::read_dir("/proc/self/fd").unwrap();
+    let targets = files.filter_map(|file| std::fs::read_link(file.unwrap().path()).ok());
+    targets.filter(|target| target.starts_with("/dev/infiniband") && !target.ends_with("rdma_cm")).count()
+}
+
+pub(crate) fn streams_share_the_open_device_of_the_process() {
+    nothing_leaks(|| {
+        let before = open_devices();
+        let (a, b) = pair();
+        assert_eq!(open_devices(), before + 1);
+        let own = Domains::default();
+        let (c, _d) = pair_with(&StreamOptions::default().domains(&own));
+        assert_eq!(open_devices(), before + 2);
+        let (e, f) = pair();
+        assert_eq!(open_devices(), before + 2);
+        drop((a, b, e, f));
+        assert_eq!(open_devices(), before + 1);
+        drop(own);
+        assert_eq!(c.pd().context().device().name(), bareverbs_kernel_tests::device::name());
+    });
+}
+
+pub(crate) fn stream_has_the_options_of_its_identifier() {
+    nothing_leaks(|| {
+        let source = SocketAddr::new(any_port().ip(), 0);
+        let id_options = IdOptions {
+            source: Some(source.into()),
+            tos: Some(0x20),
+            ack_timeout: AckTimeout::new(15),
+            reuse_addr: true,
+            backlog: 3,
+            ..IdOptions::default()
+        };
+        let (mut a, mut b) = pair_with(&StreamOptions::default().id_options(id_options));
+        assert_eq!(a.local_addr().ip(), source.ip());
+        a.write_all(b"x").unwrap();
+        b.read_exact(&mut [0]).unwrap();
+        // An address of another host.
+        let foreign = IdOptions { source: Some((Ipv4Addr::new(192, 0, 2, 1), 0).into()), ..id_options };
+        let refused = StreamOptions::default().id_options(foreign).connect(listener().1).unwrap_err();
+        assert_eq!(refused.errno(), Some(Errno::ADDRNOTAVAIL), "{refused}");
     });
 }
 

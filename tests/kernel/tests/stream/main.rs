@@ -73,6 +73,9 @@ kernel_tests! {
     full_stream_blocks_its_writer_until_the_peer_reads if has_ip,
     descriptor_tells_when_a_call_is_worthwhile if has_ip,
     mapped_memory_is_written_directly if has_ip,
+    mappings_are_renewed_more_often_than_there_are_receives if has_ip,
+    streams_share_the_open_device_of_the_process if has_ip,
+    stream_has_the_options_of_its_identifier if has_ip,
     fifty_streams_share_a_listener if has_ip,
 
     shutdown_ends_one_direction if has_ip,
