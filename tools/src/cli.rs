@@ -18,7 +18,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use self::conform::{Conform, Decode};
-use self::connected::{RdmaClient, RdmaServer, Ucmatose};
+use self::connected::{Cmtime, RdmaClient, RdmaServer, Ucmatose};
 use self::datagram::{Mckey, Udaddy};
 use self::device::{Dev, Link, Monitor, Status, System};
 use self::perf::Perf;
@@ -75,6 +75,8 @@ pub(crate) enum Command {
     Rping(Rping),
     /// Send messages over several connections and back, as ucmatose does
     Ucmatose(Ucmatose),
+    /// Measure the steps of many connections, as cmtime does
+    Cmtime(Cmtime),
     /// Answer a message of a client, as rdma_server does
     RdmaServer(RdmaServer),
     /// Send a message to a server and wait for the answer, as rdma_client does

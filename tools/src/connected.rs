@@ -39,6 +39,9 @@ pub(crate) fn failure(kind: &EventKind) -> Option<String> {
         EventKind::Unreachable(Unreachable::Errno(errno)) | EventKind::ConnectError(errno) => {
             format!("the peer is unreachable: {errno}")
         }
+        EventKind::Unreachable(Unreachable::Sidr(status, _)) => {
+            format!("the service is unreachable: {status}")
+        }
         EventKind::Disconnected(_) => "the peer has ended the connection".into(),
         EventKind::DeviceRemoval => "the device was removed".into(),
         _ => return None,

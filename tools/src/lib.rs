@@ -6,6 +6,7 @@ mod address;
 mod asyncwatch;
 mod cli;
 mod client_server;
+mod cmtime;
 mod conform;
 mod connected;
 mod datagram;
@@ -64,6 +65,7 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
         Command::Perf(options) => perf::run(&options),
         Command::Rping(options) => rping::run(&options),
         Command::Ucmatose(options) => ucmatose::run(&options),
+        Command::Cmtime(options) => cmtime::run(&options),
         Command::RdmaServer(options) => client_server::serve(&options),
         Command::RdmaClient(options) => client_server::connect(&options),
         Command::Udaddy(options) => udaddy::run(&options),

@@ -24,6 +24,10 @@ kernel_tests! {
     ucmatose_names_what_is_wrong if has_ip,
     rdma_client_and_server_interoperate_in_both_roles if has_ip,
 
+    cmtime_interoperates_in_both_roles if has_ip,
+    cmtime_shares_connections_among_threads_and_listeners if has_ip,
+    cmtime_names_what_is_wrong if has_ip,
+
     udaddy_interoperates_in_both_roles if has_ip,
     udaddy_names_what_is_wrong if has_ip,
     mckey_interoperates_in_both_roles if has_multicast,
@@ -388,6 +392,120 @@ fn rdma_client_and_server_interoperate_in_both_roles() {
         }
         Bareverbs.start("rdma_client", &["-s", host(), "-p", "7998"]).finish().expect_failure("reject");
         Bareverbs.start("rdma_client", &["-p", "7998"]).finish().expect_failure("");
+    });
+}
+
+/// Starts a peer of cmtime.
+///
+/// `base` is the first number of the simulated queue pairs. The kernel holds numbers for a while
+/// after their connections have ended, so each run has others.
+fn start_cmtime(origin: Origin, base: u32, options: &[&str]) -> Program {
+    let base = base.to_string();
+    let common = ["-b", host(), "-C", host(), "-q", &base];
+    origin.start("cmtime", &[&common, options].concat())
+}
+
+/// Waits until a program is the root of cmtime's peers: it listens on TCP port 7471.
+fn wait_for_root(root: &mut Program) {
+    let deadline = Instant::now() + LIMIT;
+    let is_listening = || {
+        let sockets = fs::read_to_string("/proc/net/tcp").expect("the kernel lists its sockets");
+        sockets.lines().any(|line| line.contains(":1D2F 00000000:0000 0A "))
+    };
+    while !is_listening() {
+        assert!(!root.has_ended() && Instant::now() < deadline, "the root does not listen");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The name and the connections of each table of cmtime.
+fn cmtime_tables(output: &str) -> Vec<(&str, &str)> {
+    let mut tables = Vec::new();
+    let mut lines = output.lines();
+    while let Some(line) = lines.next() {
+        let words: Vec<_> = line.split_whitespace().collect();
+        if let [name @ ("qp_conn" | "cm_conn"), connections] = words[..] {
+            tables.push((name, connections));
+            let rows: Vec<_> = lines.by_ref().skip(2).take(17).collect();
+            assert!(rows.iter().all(|row| row.split_whitespace().count() >= 7), "{rows:#?}");
+            assert_eq!(rows.last().and_then(|row| row.get(..10)), Some("destroy qp"), "{output}");
+        }
+    }
+    tables
+}
+
+fn cmtime_interoperates_in_both_roles() {
+    let mut base = 0x1000;
+    nothing_leaks(|| {
+        for (server, client) in PAIRINGS {
+            for (options, tables) in [
+                (&["-c", "6"][..], [("qp_conn", "6"), ("cm_conn", "6")]),
+                (&["-c", "5", "-n", "2"], [("qp_conn", "5"), ("cm_conn", "5")]),
+            ] {
+                // The root is the server or the client.
+                for server_is_root in [true, false] {
+                    base += 0x100;
+                    let server_options = [&["-L"], options].concat();
+                    let mut start_server = || start_cmtime(server, base, &server_options);
+                    let mut start_client = || start_cmtime(client, base, options);
+                    let (first, second): (&mut dyn FnMut() -> Program, &mut dyn FnMut() -> Program) =
+                        match server_is_root {
+                            true => (&mut start_server, &mut start_client),
+                            false => (&mut start_client, &mut start_server),
+                        };
+                    let mut root = first();
+                    wait_for_root(&mut root);
+                    let leaf = second().finish().expect_success();
+                    for side in [root.finish().expect_success(), leaf] {
+                        assert_eq!(cmtime_tables(&side.stdout), tables, "{side:#?}");
+                    }
+                }
+            }
+        }
+    });
+}
+
+fn cmtime_shares_connections_among_threads_and_listeners() {
+    nothing_leaks(|| {
+        // Two listeners, and two clients of which each connects 8 times to each listener.
+        let options = ["-c", "8", "-P", "4", "--json"];
+        let listening = [&["-L", "-n", "3"], &options[..]].concat();
+        let mut root = start_cmtime(Bareverbs, 0x4000, &listening);
+        wait_for_root(&mut root);
+        let others = [
+            (Bareverbs, &listening[..]),
+            (Bareverbs, &[&["-n", "5"], &options[..]].concat()),
+            (Librdmacm, &options[..4]),
+        ];
+        let others = others.map(|(origin, options)| start_cmtime(origin, 0x4000, options));
+        let [listener, client, c_client] = others.map(|other| other.finish().expect_success());
+        assert_eq!(cmtime_tables(&c_client.stdout), [("qp_conn", "16")]);
+        for (side, role) in
+            [(root.finish().expect_success(), "server"), (listener, "server"), (client, "client")]
+        {
+            let report = json(&side.stdout);
+            assert_eq!((&report["role"], &report["connections"]), (&role.into(), &16.into()), "{report}");
+            let steps = report["steps"].as_array().expect("the steps");
+            let connects = steps.iter().find(|step| step["step"] == "cm connect").expect("the step");
+            assert!(connects["total"].as_u64().is_some_and(|total| total > 0), "{report}");
+        }
+    });
+}
+
+fn cmtime_names_what_is_wrong() {
+    nothing_leaks(|| {
+        for (listens, words) in [(&[][..], "no peer listens (-L)"), (&["-L"], "all peers listen (-L)")] {
+            let mut root = start_cmtime(Bareverbs, 0x5000, listens);
+            wait_for_root(&mut root);
+            let leaf = start_cmtime(Bareverbs, 0x5000, listens).finish();
+            for side in [root.finish(), leaf] {
+                side.expect_failure(words);
+            }
+        }
+        let mut root = start_cmtime(Bareverbs, 0x5000, &["-L"]);
+        wait_for_root(&mut root);
+        root.signal(Signal::SIGTERM);
+        assert_eq!(root.finish().status.code(), Some(128 + 15));
     });
 }
 

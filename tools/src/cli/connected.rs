@@ -113,3 +113,44 @@ pub(crate) struct RdmaClient {
     #[arg(long)]
     pub(crate) json: bool,
 }
+
+/// The options of cmtime.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Cmtime {
+    /// IP address of the device
+    #[arg(short, long, value_name = "ADDR")]
+    pub(crate) bind: String,
+    /// Address of the controller: the peer that can bind it
+    #[arg(short = 'C', long, value_name = "HOST")]
+    pub(crate) controller: String,
+    /// Number of connections to each peer that listens
+    #[arg(short, long, default_value = "100", value_parser = number::<u32>(1, 65536))]
+    pub(crate) connections: u32,
+    /// Listen (default: connect)
+    #[arg(short = 'L', long)]
+    pub(crate) listen: bool,
+    /// Simulate queue pairs: each call takes this many microseconds
+    #[arg(short, long, value_name = "MICROSECONDS", value_parser = number::<u32>(0, 1_000_000))]
+    pub(crate) mimic: Option<u32>,
+    /// Number of threads
+    #[arg(short = 'n', long, default_value = "1", value_parser = number::<u32>(1, 256))]
+    pub(crate) threads: u32,
+    /// Number of peers
+    #[arg(short = 'P', long, default_value = "2", value_parser = number::<u32>(2, 1024))]
+    pub(crate) peers: u32,
+    /// TCP port of the controller
+    #[arg(short, long, default_value = "7471", value_parser = number::<u16>(1, 65535))]
+    pub(crate) port: u16,
+    /// The first number of simulated queue pairs
+    #[arg(short = 'q', long, value_name = "QPN", default_value = "1000", value_parser = number::<u32>(2, 0xff_ffff))]
+    pub(crate) base_qpn: u32,
+    /// Repetitions of the resolution of an address or a route
+    #[arg(short, long, default_value = "2", value_parser = number::<u32>(0, 1000))]
+    pub(crate) retries: u32,
+    /// Time limit of the resolution of an address or a route, in milliseconds
+    #[arg(short, long, value_name = "MILLISECONDS", default_value = "2000", value_parser = number::<u32>(1, 3_600_000))]
+    pub(crate) timeout: u32,
+    /// Print a line of JSON for each round
+    #[arg(long)]
+    pub(crate) json: bool,
+}
