@@ -25,7 +25,7 @@ use self::perf::Perf;
 use self::pingpong::Pingpong;
 use self::rcopy::Rcopy;
 use self::rping::Rping;
-use self::rstream::Rstream;
+use self::rstream::{Riostream, Rstream};
 use self::stat::Stat;
 use self::values::{number, period};
 
@@ -87,6 +87,8 @@ pub(crate) enum Command {
     Mckey(Mckey),
     /// Measure the latency and bandwidth of streams, as rstream does
     Rstream(Rstream),
+    /// Measure the latency and bandwidth of writes to mapped memory, as riostream does
+    Riostream(Riostream),
     /// Copy a file over a stream, as rcopy does
     Rcopy(Rcopy),
     /// Print the completions for a shell

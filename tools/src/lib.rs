@@ -71,6 +71,7 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
         Command::Udaddy(options) => udaddy::run(&options),
         Command::Mckey(options) => mckey::run(&options),
         Command::Rstream(options) => rstream::run(&options),
+        Command::Riostream(options) => rstream::run_mapped(&options),
         Command::Rcopy(options) => rcopy::run(&options),
         Command::Status(options) => status::show(&options),
         Command::Link(options) => link::run(&options),

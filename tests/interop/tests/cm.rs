@@ -19,6 +19,7 @@ kernel_tests! {
     rping_names_what_is_wrong if has_ip,
 
     rstream_interoperates_in_both_roles if has_ip,
+    riostream_interoperates_in_both_roles if has_ip,
 
     ucmatose_interoperates_in_both_roles if has_ip,
     ucmatose_names_what_is_wrong if has_ip,
@@ -240,6 +241,27 @@ fn rstream_interoperates_in_both_roles() {
                 }
             }
         }
+    });
+}
+
+fn riostream_interoperates_in_both_roles() {
+    nothing_leaks(|| {
+        for (server, client) in PAIRINGS {
+            for (sizes, line) in [
+                // The markers wrap, and the bytes before the markers of both programs.
+                (["-S", "64", "-C", "1", "-I", "300"], ["custom", "64", "1", "300", "37.5k"]),
+                (["-S", "70000", "-C", "4", "-I", "3"], ["custom", "68k", "4", "3", "1.6m"]),
+                (["-S", "16", "-C", "2", "-I", "2"], ["custom", "16", "2", "2", "128"]),
+            ] {
+                let server_options = [&sizes[..], &["-T", "v", "-p", "7999"]].concat();
+                let client_options = [&["-s", host()], &server_options[..]].concat();
+                let sides = run("riostream", (server, &server_options), (client, &client_options));
+                for side in sides {
+                    assert_eq!(stream_tests(&side.stdout), [line], "{side:#?}");
+                }
+            }
+        }
+        Bareverbs.start("riostream", &["-T", "s"]).finish().expect_failure("riostream has no form for TCP");
     });
 }
 
