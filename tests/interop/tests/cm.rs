@@ -33,6 +33,8 @@ kernel_tests! {
     udaddy_names_what_is_wrong if has_ip,
     mckey_interoperates_in_both_roles if has_multicast,
 
+    pingpong_exchanges_addresses_by_the_connection_manager if has_ip,
+
     rcopy_interoperates_in_both_roles if has_ip,
     rcopy_names_what_is_wrong if has_ip,
 }
@@ -283,6 +285,29 @@ impl Drop for Folder {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(self.0);
     }
+}
+
+fn pingpong_exchanges_addresses_by_the_connection_manager() {
+    nothing_leaks(|| {
+        for kind in [&["rc"][..], &["uc"], &["ud"], &["srq"], &["srq", "-q", "3", "-e"]] {
+            let options = [kind, &["--cm", "-n", "30", "-c", "-s", "500", "--json"]].concat();
+            let client_options = [&options[..], &[host()]].concat();
+            let sides = run("pingpong", (Bareverbs, &options), (Bareverbs, &client_options));
+            let reports = sides.map(|side| json(&side.stdout));
+            assert_eq!(reports[0]["local"], reports[1]["remote"], "{reports:#?}");
+            assert_eq!(reports[0]["iters"], 30, "{reports:#?}");
+        }
+        let refused = |options: &[&str], words: &str| {
+            Bareverbs.start("pingpong", options).finish().expect_failure(words);
+        };
+        refused(&["rc", "--cm", host()], "the peer rejected the connection: nobody listens on the port");
+        refused(&["ud", "--cm", host()], "unreachable");
+        // The server's -q counts.
+        let mut server = Bareverbs.start("pingpong", &["srq", "-q", "2", "--cm"]);
+        let client = Bareverbs.command("pingpong", &["srq", "-q", "3", "--cm", host()]);
+        assert!(!run_client(&mut server, client).status.success());
+        server.finish().expect_failure("");
+    });
 }
 
 fn rcopy_interoperates_in_both_roles() {
