@@ -74,12 +74,13 @@ pub(crate) fn run(options: &Udaddy) -> Result<()> {
 
 /// Resolves the server's queue pairs.
 fn connect(options: &Udaddy, host: &str, messages: Messages, stop: &Stop) -> Result<Vec<(CmId, Node)>> {
-    let peer = address::first(host, PORT)?;
-    let source = options.bind.as_deref().map(|host| address::first(host, 0)).transpose()?;
+    let of = |host: &str, port| address::of_format(options.format, host, port, options.port_space());
+    let peer = of(host, PORT)?;
+    let source = options.bind.as_deref().map(|host| of(host, 0)).transpose()?;
     let connect_one = || {
         let channel = EventChannel::new()?;
         let id = CmId::new(&channel, options.port_space())?;
-        id.resolve_addr(source.map(Into::into), peer, RESOLVE_LIMIT)?;
+        id.resolve_addr(source, peer, RESOLVE_LIMIT)?;
         step(&channel, stop, "resolving the address", |kind| match kind {
             EventKind::AddrResolved => ControlFlow::Break(()),
             other => ControlFlow::Continue(other),
@@ -109,7 +110,11 @@ fn connect(options: &Udaddy, host: &str, messages: Messages, stop: &Stop) -> Res
 fn accept(options: &Udaddy, messages: Messages, stop: &Stop) -> Result<Vec<(CmId, Node)>> {
     let channel = EventChannel::new()?;
     let listener = CmId::new(&channel, options.port_space())?;
-    listener.bind_addr(address::to_bind(options.bind.as_deref(), PORT)?)?;
+    let (format, space) = (options.format, options.port_space());
+    listener.bind_addr(match &options.bind {
+        Some(host) => address::of_format(format, host, PORT, space)?,
+        None => address::unspecified(format, PORT, space),
+    })?;
     listener.listen(0)?;
     let mut nodes = Vec::new();
     while nodes.len() < options.connections as usize {

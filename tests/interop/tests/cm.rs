@@ -15,6 +15,7 @@ use serde_json::Value;
 kernel_tests! {
     rping_interoperates_in_both_roles if has_ip,
     rping_carries_its_smallest_and_largest_pings if has_ip,
+    rping_interoperates_over_ipv6 if is_soft_roce,
     persistent_rping_server_serves_clients_until_a_signal if has_ip,
     rping_names_what_is_wrong if has_ip,
 
@@ -32,6 +33,8 @@ kernel_tests! {
     udaddy_interoperates_in_both_roles if has_ip,
     udaddy_names_what_is_wrong if has_ip,
     mckey_interoperates_in_both_roles if has_multicast,
+    mckey_joins_with_several_queue_pairs_and_to_send_only if has_multicast,
+    mckey_joins_raw_groups if is_infiniband,
 
     pingpong_exchanges_addresses_by_the_connection_manager if has_ip,
 
@@ -58,6 +61,23 @@ fn has_multicast() -> Requirement {
         true => Ok(()),
         false => Err("datagrams to a joined group do not arrive on this device".into()),
     }
+}
+
+/// For tests that give the network interface of the device an address.
+///
+/// # Errors
+/// If the device is no rxe device.
+fn is_soft_roce() -> Requirement {
+    if device::is_soft_roce() { Ok(()) } else { Err("the test sets the addresses of rxe's interface".into()) }
+}
+
+/// For tests of groups without an IP address.
+///
+/// # Errors
+/// As for [`has_ip`]; on Ethernet, groups have IP addresses.
+fn is_infiniband() -> Requirement {
+    has_ip()?;
+    if device::is_infiniband() { Ok(()) } else { Err("on Ethernet, groups have IP addresses".into()) }
 }
 
 /// The IP address of the device.
@@ -158,6 +178,40 @@ fn rping_carries_its_smallest_and_largest_pings() {
             );
         }
     }
+}
+
+fn rping_interoperates_over_ipv6() {
+    let netdev =
+        fs::read_to_string("/sys/class/infiniband/rxe0/parent").expect("rxe has a network interface");
+    let ip = |verb: &str| {
+        let options = ["-6", "addr", verb, "fd00:7::1/64", "dev", netdev.trim(), "nodad"];
+        // `del` has no such option.
+        let options = if verb == "add" { &options[..] } else { &options[..6] };
+        assert!(Command::new("ip").args(options).status().expect("iproute2 is there").success());
+    };
+    ip("add");
+    // The kernel adds a GID for the address by a work queue.
+    let deadline = Instant::now() + LIMIT;
+    while !device::open()
+        .gid_table()
+        .expect("the GIDs")
+        .iter()
+        .any(|entry| entry.gid.0[..4] == [0xfd, 0, 0, 7])
+    {
+        assert!(Instant::now() < deadline, "the address has no GID");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    nothing_leaks(|| {
+        for (server, client) in PAIRINGS {
+            for server_options in [&["-s", "-v", "-a", "fd00:7::1"][..], &["-s", "-v", "-a", "::"]] {
+                let client_options = ["-c", "-a", "fd00:7::1", "-C", "1", "-v", "-V"];
+                let [served, finished] = run("rping", (server, server_options), (client, &client_options));
+                assert_eq!(served.stdout, format!("server ping data: {}\n", ping(0, 64)), "{served:#?}");
+                assert_eq!(finished.stdout, format!("ping data: {}\n", ping(0, 64)), "{finished:#?}");
+            }
+        }
+    });
+    ip("del");
 }
 
 fn persistent_rping_server_serves_clients_until_a_signal() {
@@ -559,7 +613,7 @@ fn cmtime_names_what_is_wrong() {
 fn udaddy_interoperates_in_both_roles() {
     nothing_leaks(|| {
         for (server, client) in PAIRINGS {
-            for options in [&[][..], &["-c", "3", "-C", "4", "-S", "1000", "-t", "8"]] {
+            for options in [&[][..], &["-c", "3", "-C", "4", "-S", "1000", "-t", "8"], &["-f", "ip"]] {
                 let client_options = [&["-s", host()], options].concat();
                 let [served, finished] = run("udaddy", (server, options), (client, &client_options));
                 let end = ["data transfers complete", "test complete", "return status 0"];
@@ -611,6 +665,62 @@ fn mckey_interoperates_in_both_roles() {
                 assert_eq!(plain_lines(&finished.stdout), [&[line], &end[..]].concat(), "{finished:#?}");
                 assert!(finished.stdout.contains("mckey: joined dgid: "), "{finished:#?}");
             }
+        }
+    });
+}
+
+/// Runs receivers of a group, and senders a moment later, to their ends.
+fn run_mckey(receivers: &[(Origin, &[&str])], senders: &[(Origin, &[&str])]) -> [Vec<Finished>; 2] {
+    let start = |programs: &[(Origin, &[&str])]| -> Vec<Program> {
+        programs.iter().map(|(origin, options)| origin.start("mckey", options)).collect()
+    };
+    let receivers = start(receivers);
+    std::thread::sleep(Duration::from_millis(1500));
+    let senders = start(senders);
+    [senders, receivers]
+        .map(|programs| programs.into_iter().map(|program| program.finish().expect_success()).collect())
+}
+
+fn mckey_joins_with_several_queue_pairs_and_to_send_only() {
+    nothing_leaks(|| {
+        let group = ["-m", "239.7.7.8", "-b", host(), "-S", "500", "-C", "4"];
+        let with = |options: &'static [&'static str]| [&group[..], options].concat();
+        let (two, two_json, send_only) =
+            (with(&["-c", "2"]), with(&["-c", "2", "--json"]), with(&["-s", "-o"]));
+        let [sent, received] = run_mckey(
+            &[(Bareverbs, &two_json), (Librdmacm, &two)],
+            &[(Bareverbs, &send_only), (Librdmacm, &send_only)],
+        );
+        for side in &sent {
+            assert!(side.stdout.contains("initiating data transfers\ndata transfers complete"), "{side:#?}");
+        }
+        assert_eq!(received[1].stdout.matches("mckey: joined dgid: ").count(), 2, "{received:#?}");
+        let report = json(&received[0].stdout);
+        assert_eq!((&report["role"], &report["connections"]), (&"server".into(), &2.into()), "{report}");
+        assert!(
+            report["group"]
+                .as_str()
+                .is_some_and(|group| group.ends_with(":ef07:708") || group.ends_with("239.7.7.8")),
+            "{report}"
+        );
+        // rxe can't keep a message from its sender.
+        if device::is_soft_roce() {
+            let options = with(&["-s", "-l"]);
+            Bareverbs.start("mckey", &options).finish().expect_failure("create_qp");
+        }
+    });
+}
+
+fn mckey_joins_raw_groups() {
+    nothing_leaks(|| {
+        let options = ["-M", "ff12:401b:ffff::707", "-b", host(), "-C", "4"];
+        let sending = [&options[..], &["-s"]].concat();
+        let [sent, received] = run_mckey(
+            &[(Bareverbs, &options), (Librdmacm, &options)],
+            &[(Librdmacm, &sending), (Bareverbs, &sending)],
+        );
+        for side in sent.iter().chain(&received) {
+            assert!(side.stdout.contains("mckey: joined dgid: ff12:401b:ffff::707 mlid 0x"), "{side:#?}");
         }
     });
 }
