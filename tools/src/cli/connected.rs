@@ -154,3 +154,54 @@ pub(crate) struct Cmtime {
     #[arg(long)]
     pub(crate) json: bool,
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    fn parse(line: &str) -> Result<Command, clap::Error> {
+        let words = std::iter::once("bareverbs").chain(line.split_whitespace());
+        Cli::try_parse_from(words).map(|cli| cli.command)
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_c_programs() {
+        let Command::Ucmatose(ucmatose) = parse("ucmatose").unwrap() else { panic!("not ucmatose") };
+        assert_eq!(
+            (ucmatose.connections, ucmatose.count(), ucmatose.size, ucmatose.port),
+            (1, 10, 100, 7471)
+        );
+        assert_eq!((ucmatose.space, ucmatose.format), (PortSpace::Tcp, AddressFormat::Name));
+        let Command::RdmaClient(client) = parse("rdma-client").unwrap() else { panic!("not rdma-client") };
+        assert_eq!((&*client.server, client.port), ("127.0.0.1", 7471));
+        let Command::Cmtime(cmtime) = parse("cmtime -b 10.1.0.1 -C 10.1.0.1").unwrap() else {
+            panic!("not cmtime")
+        };
+        assert_eq!((cmtime.connections, cmtime.threads, cmtime.peers, cmtime.port), (100, 1, 2, 7471));
+        assert_eq!((cmtime.base_qpn, cmtime.retries, cmtime.timeout, cmtime.mimic), (1000, 2, 2000, None));
+    }
+
+    #[test]
+    fn messages_of_no_bytes_are_none() {
+        let Command::Ucmatose(options) = parse("ucmatose -S 0 -C 7").unwrap() else { panic!("not ucmatose") };
+        assert_eq!(options.count(), 0);
+    }
+
+    #[test]
+    fn values_out_of_range_are_refused() {
+        for (line, reason) in [
+            ("ucmatose -P udp", "must be tcp or ib"),
+            ("ucmatose -a 32", "between 0 and 31"),
+            ("ucmatose -f lid", "[possible values: name, ip, gid]"),
+            ("cmtime -b 10.1.0.1 -C 10.1.0.1 -P 1", "between 2 and 1024"),
+            ("cmtime -b 10.1.0.1 -C 10.1.0.1 -q 1", "between 2 and 16777215"),
+            ("cmtime -b 10.1.0.1", "--controller <HOST>"),
+        ] {
+            let text = parse(line).expect_err(line).to_string();
+            assert!(text.contains(reason), "{line}: {text}");
+        }
+    }
+}
