@@ -100,17 +100,18 @@ type Program = (&'static str, &'static str);
 
 const PROGRAMS: [Program; 2] = [("bareverbs", "bareverbs cmtime"), ("librdmacm", "cmtime")];
 
-/// Runs both sides of `$1`. The root has the controller's port once the kernel lists the listener.
+/// Runs both sides of `$1`. Their simulated queue pairs have different numbers, because one kernel
+/// takes a number for that of one connection. The root has the controller's port once the kernel lists the listener.
 const RUN: &str = r#"
-program=$1 count=$2 ip=$3 traced=$4; shift 4
+program=$1 count=$2 ip=$3 traced=$4 base=$5; shift 5
 trace() { if [ $traced = yes ]; then echo strace -f -c -o /tmp/trace-$1; fi; }
-$(trace server) $program -L -b $ip -C $ip -c $count "$@" > /tmp/server 2>&1 &
+$(trace server) $program -L -b $ip -C $ip -c $count -q $base "$@" > /tmp/server 2>&1 &
 server=$!
 for _ in $(seq 200); do
     grep -q ' [0-9A-F]*:1D2F 00000000:0000 0A ' /proc/net/tcp && break
     sleep 0.1
 done
-$(trace client) $program -b $ip -C $ip -c $count "$@" > /tmp/client 2>&1
+$(trace client) $program -b $ip -C $ip -c $count -q $((base + 0x1000)) "$@" > /tmp/client 2>&1
 client=$?
 if [ $client != 0 ]; then kill $server; fi
 wait $server && [ $client = 0 ] || { cat /tmp/server /tmp/client; exit 1; }
@@ -188,7 +189,7 @@ impl Lab<'_> {
         let threads = self.options.threads.to_string();
         let traced = if traced { "yes" } else { "no" };
         let ip = self.options.bench.ip();
-        let arguments = [program.1, &count, ip, traced, "-n", &threads, "-q", &base];
+        let arguments = [program.1, &count, ip, traced, &base, "-n", &threads];
         script(self.guests, RUN, &[&arguments, extra].concat())
     }
 

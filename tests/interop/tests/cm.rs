@@ -305,7 +305,7 @@ fn riostream_interoperates_in_both_roles() {
         for (server, client) in PAIRINGS {
             for (sizes, line) in [
                 // The markers wrap, and the bytes before the markers of both programs.
-                (["-S", "64", "-C", "1", "-I", "300"], ["custom", "64", "1", "300", "37.5k"]),
+                (["-S", "64", "-C", "1", "-I", "300"], ["custom", "64", "1", "300", "37k"]),
                 (["-S", "70000", "-C", "4", "-I", "3"], ["custom", "68k", "4", "3", "1.6m"]),
                 (["-S", "16", "-C", "2", "-I", "2"], ["custom", "16", "2", "2", "128"]),
             ] {
@@ -499,7 +499,8 @@ fn rdma_client_and_server_interoperate_in_both_roles() {
 /// Starts a peer of cmtime.
 ///
 /// `base` is the first number of the simulated queue pairs. The kernel holds numbers for a while
-/// after their connections have ended, so each run has others.
+/// after their connections have ended, so each run has others. It takes a number for that of one
+/// connection, so the sides have different ones.
 fn start_cmtime(origin: Origin, base: u32, options: &[&str]) -> Program {
     let base = base.to_string();
     let common = ["-b", host(), "-C", host(), "-q", &base];
@@ -548,7 +549,7 @@ fn cmtime_interoperates_in_both_roles() {
                     base += 0x100;
                     let server_options = [&["-L"], options].concat();
                     let mut start_server = || start_cmtime(server, base, &server_options);
-                    let mut start_client = || start_cmtime(client, base, options);
+                    let mut start_client = || start_cmtime(client, base + 0x80, options);
                     let (first, second): (&mut dyn FnMut() -> Program, &mut dyn FnMut() -> Program) =
                         match server_is_root {
                             true => (&mut start_server, &mut start_client),
