@@ -23,6 +23,7 @@ macro_rules! targets {
 
 targets! {
     cm_events,
+    cmtime_peers,
     dump_text,
     fabric_packets,
     grh_header,

@@ -1,8 +1,12 @@
 //! Addresses of the tools that use the connection manager.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 
 use anyhow::{Context as _, Result};
+use bareverbs::Gid;
+use bareverbs_rdmacm::{Addr, IbAddr, PortSpace};
+
+use crate::cli::connected::AddressFormat;
 
 /// The first address of a host.
 pub(crate) fn first(host: &str, port: u16) -> Result<SocketAddr> {
@@ -15,5 +19,48 @@ pub(crate) fn to_bind(host: Option<&str>, port: u16) -> Result<SocketAddr> {
     match host {
         Some(host) => first(host, port),
         None => Ok((IpAddr::V4(Ipv4Addr::UNSPECIFIED), port).into()),
+    }
+}
+
+/// The first address of a host that is given in a format.
+pub(crate) fn of_format(format: AddressFormat, host: &str, port: u16, space: PortSpace) -> Result<Addr> {
+    Ok(match format {
+        AddressFormat::Name => first(host, port)?.into(),
+        AddressFormat::Ip => {
+            let addr: IpAddr = host.parse().with_context(|| format!("{host} is no IP address"))?;
+            SocketAddr::from((addr, port)).into()
+        }
+        AddressFormat::Gid => {
+            let gid: Ipv6Addr = host.parse().with_context(|| format!("{host} is no GID"))?;
+            IbAddr::new(Gid(gid.octets()), space, port).into()
+        }
+    })
+}
+
+/// The address of every device.
+pub(crate) fn unspecified(format: AddressFormat, port: u16, space: PortSpace) -> Addr {
+    match format {
+        AddressFormat::Name | AddressFormat::Ip => SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)).into(),
+        AddressFormat::Gid => IbAddr::new(Gid([0; 16]), space, port).into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn formats_decide_what_an_address_is() {
+        let gid = of_format(AddressFormat::Gid, "fe80::1", 7471, PortSpace::Ib).unwrap();
+        let Addr::Ib(addr) = gid else { panic!("{gid:?}") };
+        assert_eq!((addr.gid.0[15], addr.service_id), (1, 0x013f_0000 | 7471));
+        let ip = of_format(AddressFormat::Ip, "10.1.0.1", 7471, PortSpace::Tcp).unwrap();
+        assert_eq!(ip.ip(), Some("10.1.0.1:7471".parse().unwrap()));
+        of_format(AddressFormat::Ip, "localhost", 7471, PortSpace::Tcp).unwrap_err();
+        of_format(AddressFormat::Gid, "10.1.0.1", 7471, PortSpace::Ib).unwrap_err();
+        assert_eq!(
+            unspecified(AddressFormat::Name, 7471, PortSpace::Tcp).ip(),
+            Some("0.0.0.0:7471".parse().unwrap())
+        );
     }
 }

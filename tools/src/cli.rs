@@ -1,6 +1,7 @@
 //! The command line.
 
 pub(crate) mod conform;
+pub(crate) mod connected;
 pub(crate) mod datagram;
 pub(crate) mod device;
 pub(crate) mod perf;
@@ -17,13 +18,14 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use self::conform::{Conform, Decode};
+use self::connected::{Cmtime, RdmaClient, RdmaServer, Ucmatose};
 use self::datagram::{Mckey, Udaddy};
 use self::device::{Dev, Link, Monitor, Status, System};
 use self::perf::Perf;
 use self::pingpong::Pingpong;
 use self::rcopy::Rcopy;
 use self::rping::Rping;
-use self::rstream::Rstream;
+use self::rstream::{Riostream, Rstream};
 use self::stat::Stat;
 use self::values::{number, period};
 
@@ -71,12 +73,22 @@ pub(crate) enum Command {
     Perf(Perf),
     /// RDMA reads and writes over a connection by IP address, as rping does
     Rping(Rping),
+    /// Send messages over several connections and back, as ucmatose does
+    Ucmatose(Ucmatose),
+    /// Measure the steps of many connections, as cmtime does
+    Cmtime(Cmtime),
+    /// Answer a message of a client, as rdma_server does
+    RdmaServer(RdmaServer),
+    /// Send a message to a server and wait for the answer, as rdma_client does
+    RdmaClient(RdmaClient),
     /// Send datagrams to a service and back, as udaddy does
     Udaddy(Udaddy),
     /// Send datagrams to a multicast group, as mckey does
     Mckey(Mckey),
     /// Measure the latency and bandwidth of streams, as rstream does
     Rstream(Rstream),
+    /// Measure the latency and bandwidth of writes to mapped memory, as riostream does
+    Riostream(Riostream),
     /// Copy a file over a stream, as rcopy does
     Rcopy(Rcopy),
     /// Print the completions for a shell

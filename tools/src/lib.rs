@@ -5,7 +5,10 @@
 mod address;
 mod asyncwatch;
 mod cli;
+mod client_server;
+mod cmtime;
 mod conform;
+mod connected;
 mod datagram;
 mod decode;
 mod dev;
@@ -30,6 +33,7 @@ mod status;
 mod system;
 #[cfg(feature = "test-utils")]
 pub mod testing;
+mod ucmatose;
 mod udaddy;
 
 use std::ffi::OsString;
@@ -60,9 +64,14 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
         Command::Pingpong(options) => pingpong::run(&options),
         Command::Perf(options) => perf::run(&options),
         Command::Rping(options) => rping::run(&options),
+        Command::Ucmatose(options) => ucmatose::run(&options),
+        Command::Cmtime(options) => cmtime::run(&options),
+        Command::RdmaServer(options) => client_server::serve(&options),
+        Command::RdmaClient(options) => client_server::connect(&options),
         Command::Udaddy(options) => udaddy::run(&options),
         Command::Mckey(options) => mckey::run(&options),
         Command::Rstream(options) => rstream::run(&options),
+        Command::Riostream(options) => rstream::run_mapped(&options),
         Command::Rcopy(options) => rcopy::run(&options),
         Command::Status(options) => status::show(&options),
         Command::Link(options) => link::run(&options),

@@ -11,12 +11,10 @@ use bareverbs_rdmacm::{Addr, CmId, EventChannel, IbAddr, JoinMode};
 use serde::Serialize;
 
 use crate::cli::datagram::Mckey;
+use crate::connected::RESOLVE_LIMIT;
 use crate::datagram::{Messages, Node, step};
 use crate::signal::{Interrupted, Stop, Wake};
 use crate::{address, output};
-
-/// Time limit of the resolution of the address, as in the C program.
-const RESOLVE_LIMIT: Duration = Duration::from_secs(2);
 
 /// Time for the subnet manager to configure switches, as in the C program.
 const SETTLE: Duration = Duration::from_secs(3);

@@ -6,6 +6,7 @@ pub(crate) mod exchange;
 mod latency;
 mod limits;
 mod memory;
+mod over_cm;
 pub(crate) mod queues;
 pub(crate) mod record;
 mod report;
@@ -21,12 +22,13 @@ use bareverbs::{Context, Gid, GidIndex, LinkLayer, PortAttr};
 
 use self::exchange::{Peer, Server};
 use self::limits::DeviceLimits;
+use self::over_cm::Manager;
 use self::queues::{Datagrams, Queues, Reliable, Unreliable};
 use self::record::Record;
 use self::report::{Addresses, Checked, Figures, Report, address_line};
 use self::run::Endpoint;
 use self::state::Side;
-use crate::cli::pingpong::{Config, Kind, Pingpong, SingleClient};
+use crate::cli::pingpong::{CommonOptions, Config, Kind, Pingpong, SingleClient};
 use crate::devinfo::gid_type;
 use crate::signal::Stop;
 use crate::{devices, output};
@@ -34,10 +36,11 @@ use crate::{devices, output};
 /// Records in an exchange between endpoints with several queue pairs.
 const SRQ_RECORDS: usize = 256;
 
-/// How the two sides connect over TCP.
-enum Session<'a> {
+/// How the two sides exchange their addresses: over TCP, or by the connection manager.
+enum Session<'a, 's> {
     Listen(Server),
     Connect(&'a str),
+    Manager(&'a mut Manager<'s>),
 }
 
 /// `bareverbs pingpong`.
@@ -61,21 +64,30 @@ fn run_transport<Q: Queues>(config: Config<'_>) -> Result<()> {
     if let Some(conflict) = config.conflict() {
         anyhow::bail!("{conflict}");
     }
-    let common = config.common;
     let stop = Stop::on_signals().context("cannot set up signal handling")?;
-    let device = devices::find_or_first(common.ib_dev.as_deref())?;
+    let mut manager = if config.common.cm { Some(Manager::open(&config, stop)?) } else { None };
+    let (device, ib_port) = match &manager {
+        Some(manager) => manager.device()?,
+        None => (devices::find_or_first(config.common.ib_dev.as_deref())?, config.common.ib_port),
+    };
+    let common = &CommonOptions { ib_port, ..config.common.clone() };
+    let config = Config { common, ..config };
     let context = device.open()?;
     let attr = context.query_device()?;
     let port = context.query_port(common.ib_port)?;
     DeviceLimits::new(device.name(), &attr, common.ib_port, &port).check(&config)?;
-    let gid = select_gid(common.gid_idx, common.ib_port, &context, &port)?;
+    let gid = match &manager {
+        Some(manager) => manager.gid(&context, ib_port, &port)?,
+        None => select_gid(common.gid_idx, ib_port, &context, &port)?,
+    };
 
     let mut endpoint = Endpoint::<Q>::new(config, &context, &port, gid, stop)?;
     // The server listens before it prints its first line, so a reader of this line can start the
     // client.
-    let session = match &common.host {
-        None => Session::Listen(Server::listen(common.port)?),
-        Some(host) => Session::Connect(host),
+    let session = match (&mut manager, &common.host) {
+        (Some(manager), _) => Session::Manager(manager),
+        (None, None) => Session::Listen(Server::listen(common.port)?),
+        (None, Some(host)) => Session::Connect(host),
     };
     if !common.json {
         show_addresses(config.kind, "local", endpoint.local())?;
@@ -84,12 +96,14 @@ fn run_transport<Q: Queues>(config: Config<'_>) -> Result<()> {
     let remote = match session {
         Session::Listen(server) => exchange_as_server(&mut endpoint, server, places, stop)?,
         Session::Connect(host) => exchange_as_client(&endpoint, host, common.port, places, stop)?,
+        Session::Manager(manager) => manager.exchange(&mut endpoint)?,
     };
     if !common.json {
         show_addresses(config.kind, "remote", &remote)?;
     }
     if endpoint.side() == Side::Client {
         endpoint.connect(&remote)?;
+        manager.as_ref().map_or(Ok(()), Manager::establish)?;
     }
     let outcome = endpoint.run()?;
 

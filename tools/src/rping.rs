@@ -4,30 +4,23 @@
 //! One ping: the client sends the address of its text, the server reads the text and answers. The
 //! client sends the address of its second buffer, the server writes the text there and answers.
 
-use std::os::fd::AsFd;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use bareverbs::owned::{Done, Endpoint, Exposed, Op, Part};
 use bareverbs::{Access, Buffer, Pd, Remote};
+use bareverbs_rdmacm::Addr;
 use bareverbs_rdmacm::connection::{ConnectOptions, Connection, Domains, Incoming, Listener, Route};
-use bareverbs_rdmacm::{Addr, Error as CmError};
-use rustix::event::PollFlags;
 use serde::Serialize;
 
 use crate::cli::rping::Rping;
-use crate::signal::{Interrupted, Stop, Wake};
-use crate::{address, output};
+use crate::connected::{LIMIT, RESOLVE_LIMIT, next_request, without_access};
+use crate::signal::Stop;
+use crate::{address, connected, output};
 
 /// Bytes of a message: address, R_Key and length of a buffer, big endian.
 const MESSAGE: usize = 16;
-
-/// Time limit of each step of the connection.
-const LIMIT: Duration = Duration::from_secs(10);
-
-/// Time limit of the resolution of the address and the route, as in the C program.
-const RESOLVE_LIMIT: Duration = Duration::from_secs(2);
 
 /// Range of the letters that fill a ping.
 const LETTERS: std::ops::RangeInclusive<u8> = b'A'..=b'z';
@@ -71,25 +64,7 @@ fn endpoint(pd: &Pd, port: bareverbs::PortNum) -> Result<Endpoint<Part>> {
 impl Peer<'_> {
     /// The next completion. `None`: the peer has ended the connection.
     fn next(&mut self) -> Result<Option<Done<Part>>> {
-        loop {
-            if let Some(ended) = self.connection.poll() {
-                return Ok(Some(ended?));
-            }
-            self.stop.check()?;
-            self.connection.arm()?;
-            // Completions before the arming raise no event.
-            if let Some(ended) = self.connection.poll() {
-                return Ok(Some(ended?));
-            }
-            if self.connection.is_disconnected()? {
-                return Ok(None);
-            }
-            let connection = &self.connection;
-            let events = connection.id().channel().as_fd();
-            if self.stop.wait_either(connection.as_fd(), events)? == Wake::Stopped {
-                return Err(Interrupted.into());
-            }
-        }
+        connected::next_completion(&mut self.connection, self.stop)
     }
 
     /// Waits for an operation of this side, whose completion comes before the peer's next message.
@@ -194,26 +169,13 @@ fn run_server(options: &Rping, stop: &'static Stop) -> Result<()> {
     }
 }
 
-fn next_request(listener: &Listener, stop: &Stop) -> Result<Incoming> {
-    loop {
-        match listener.get_request(Duration::ZERO) {
-            Err(CmError::TimedOut { .. }) => {}
-            request => return Ok(request?),
-        }
-        if stop.wait(listener.id().channel().as_fd(), PollFlags::IN, None)? == Wake::Stopped {
-            return Err(Interrupted.into());
-        }
-    }
-}
-
 /// Serves a client until it ends the connection.
 fn serve(incoming: Incoming, domains: &Domains, options: &Rping, stop: &Stop) -> Result<()> {
     let device = incoming.device()?;
     let pd = domains.pd(device)?;
     let endpoint = endpoint(&pd, device.port)?;
     let mut buffer = Part::register(&pd, Buffer::zeroed(options.size as usize)?)?;
-    let connect = ConnectOptions { access: Access::empty(), ..ConnectOptions::default() };
-    let connection = incoming.accept(endpoint, &connect, LIMIT)?;
+    let connection = incoming.accept(endpoint, &without_access(), LIMIT)?;
     let mut peer = Peer { connection, options, stop };
     let (start, mut pings) = (Instant::now(), 0);
     while let Some(source) = peer.receive()? {

@@ -3,6 +3,10 @@
 //!
 //! A test begins with 16 bytes in each direction. Each iteration then sends a number of transfers
 //! from the client to the server and back.
+//!
+//! `bareverbs riostream` makes its transfers by writes to memory that the peer has mapped.
+
+mod mapped;
 
 use std::time::Instant;
 
@@ -10,7 +14,7 @@ use anyhow::{Context as _, Result, ensure};
 use bareverbs_rdmacm::stream::StreamOptions;
 use serde::Serialize;
 
-use crate::cli::rstream::{Rstream, Size};
+use crate::cli::rstream::{Riostream, Rstream, Size};
 use crate::signal::Stop;
 use crate::socket::{Server, Socket};
 use crate::{address, output};
@@ -59,8 +63,17 @@ enum Goal {
 
 /// `bareverbs rstream`.
 pub(crate) fn run(options: &Rstream) -> Result<()> {
+    start(options, false)
+}
+
+/// `bareverbs riostream`.
+pub(crate) fn run_mapped(options: &Riostream) -> Result<()> {
+    start(options.stream()?, true)
+}
+
+fn start(options: &Rstream, is_mapped: bool) -> Result<()> {
     let stop = Stop::on_signals().context("cannot set up signal handling")?;
-    let mut tool = Tool { options, stop, server: None, sent: 0, received: 0 };
+    let mut tool = Tool { options, is_mapped, stop, server: None, sent: 0, received: 0 };
     if !options.json {
         output::line(&format!(
             "{:<10}{:<8}{:<8}{:<8}{:<8}{:>8} {:>10}{:>13}",
@@ -148,6 +161,8 @@ fn count_text(count: u32) -> String {
 /// The state of the program over its connections.
 struct Tool<'a> {
     options: &'a Rstream,
+    /// Whether transfers are writes to mapped memory.
+    is_mapped: bool,
     stop: &'static Stop,
     server: Option<Server>,
     /// Bytes that were sent and received with `-T v`, which counts them.
@@ -162,7 +177,10 @@ impl Tool<'_> {
         let largest = tests.iter().map(|test| test.size).max().unwrap_or_default();
         let mut buffer = vec![0; SYNC.max(largest as usize)];
         for test in &tests {
-            self.run_test(&mut socket, test, &mut buffer)?;
+            match self.is_mapped {
+                true => self.run_mapped_test(&mut socket, test)?,
+                false => self.run_test(&mut socket, test, &mut buffer)?,
+            }
         }
         socket.end()
     }
@@ -193,6 +211,7 @@ impl Tool<'_> {
     fn stream_options(&self, goal: Goal) -> StreamOptions {
         let bytes = self.options.buffer.map_or(BUFFER, |bytes| bytes as usize);
         let stream = StreamOptions::default().send_buffer(bytes).recv_buffer(bytes);
+        let stream = if self.is_mapped { stream.iomap_size(1) } else { stream };
         match goal {
             Goal::Latency => stream.inline(self.options.inline),
             Goal::Bandwidth => stream.inline(0),

@@ -74,9 +74,14 @@ impl Stop {
         Self::poll([(self.event.as_fd(), PollFlags::IN), (fd, events)].map(ready), timeout)
     }
 
-    /// Waits until one of two descriptors is readable.
-    pub(crate) fn wait_either(&self, a: BorrowedFd<'_>, b: BorrowedFd<'_>) -> io::Result<Wake> {
-        Self::poll([self.event.as_fd(), a, b].map(|fd| ready((fd, PollFlags::IN))), None)
+    /// Waits until one of two descriptors is readable, up to `timeout` if there is one.
+    pub(crate) fn wait_either(
+        &self,
+        a: BorrowedFd<'_>,
+        b: BorrowedFd<'_>,
+        timeout: Option<&mut Timeout>,
+    ) -> io::Result<Wake> {
+        Self::poll([self.event.as_fd(), a, b].map(|fd| ready((fd, PollFlags::IN))), timeout)
     }
 
     /// Waits until the deadline.

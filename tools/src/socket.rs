@@ -6,6 +6,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use bareverbs::owned::{Exposed, Part};
+use bareverbs::{Access, Buffer};
 use bareverbs_rdmacm::stream::{RdmaListener, RdmaStream, StreamOptions};
 use rustix::event::PollFlags;
 
@@ -28,6 +30,16 @@ pub(crate) struct Socket<'a> {
 enum Inner {
     Rdma(RdmaStream),
     Tcp(TcpStream),
+}
+
+impl Inner {
+    /// The stream over RDMA.
+    fn stream(&self) -> io::Result<&RdmaStream> {
+        match self {
+            Self::Rdma(stream) => Ok(stream),
+            Self::Tcp(_) => Err(ErrorKind::Unsupported.into()),
+        }
+    }
 }
 
 /// What a call waits for.
@@ -95,6 +107,49 @@ impl<'a> Socket<'a> {
         Ok(())
     }
 
+    /// Memory of the stream's protection domain, which the peer may write.
+    pub(crate) fn expose(&self, len: usize) -> Result<Exposed> {
+        let memory = Part::register(self.stream()?.pd(), Buffer::zeroed(len)?)?;
+        Ok(memory.expose(Access::REMOTE_WRITE).map_err(|refused| refused.error)?)
+    }
+
+    /// Maps memory for writes of the peer at offset 0. Returns the number of the mapping.
+    pub(crate) fn map(&mut self, memory: &Exposed) -> Result<u32> {
+        let mut mapping = 0;
+        self.attempt(Direction::Write, |inner| {
+            mapping = inner.stream()?.map(memory, 0)?;
+            Ok(0)
+        })?;
+        Ok(mapping)
+    }
+
+    /// Frees the number of a mapping.
+    pub(crate) fn unmap(&self, mapping: u32) {
+        if let Inner::Rdma(stream) = &self.inner {
+            stream.unmap(mapping);
+        }
+    }
+
+    /// Writes all of `bytes` to the memory that the peer has mapped at offset 0.
+    pub(crate) fn write_mapped(&mut self, bytes: &[u8]) -> Result<()> {
+        let mut written = 0;
+        while written < bytes.len() {
+            written += self.attempt(Direction::Write, |inner| {
+                Ok(inner.stream()?.write_mapped(&bytes[written..], written as u64)?)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Whether the peer has ended the stream, or sent bytes.
+    pub(crate) fn has_ended(&self) -> Result<bool> {
+        Ok(self.stream()?.is_readable()?)
+    }
+
+    fn stream(&self) -> io::Result<&RdmaStream> {
+        self.inner.stream()
+    }
+
     /// Ends the stream after all bytes were sent.
     pub(crate) fn end(self) -> Result<()> {
         match self.inner {
@@ -142,14 +197,14 @@ impl<'a> Socket<'a> {
 
 /// A listener for streams.
 pub(crate) enum Server {
-    Rdma(RdmaListener),
+    Rdma(Box<RdmaListener>),
     Tcp(TcpListener),
 }
 
 impl Server {
     /// Listens for RDMA connections.
     pub(crate) fn rdma(addr: SocketAddr, options: &StreamOptions) -> Result<Self> {
-        Ok(Self::Rdma(options.listen(addr)?))
+        Ok(Self::Rdma(Box::new(options.listen(addr)?)))
     }
 
     /// Listens for TCP connections.

@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use crate::cli::EntryKind;
+use crate::cmtime::mesh;
 use crate::dump;
 use crate::perf::session::{Preamble, Role, Session};
 use crate::perf::wire::{KeyForm, KeyRecord, Version};
@@ -18,6 +19,17 @@ use crate::signal::Stop;
 pub const RECORD_LEN: usize = record::RECORD_LEN;
 /// Bytes of an address record of the XRC ping-pong.
 pub const XRC_RECORD_LEN: usize = xrc_record::XRC_RECORD_LEN;
+
+/// Bytes of a record of a peer of `bareverbs cmtime`.
+pub const PEER_LEN: usize = mesh::RECORD;
+
+/// Decodes a record of a peer of `bareverbs cmtime` and encodes it again.
+///
+/// # Errors
+/// The error message of the program.
+pub fn recode_peer(record: &[u8; PEER_LEN]) -> Result<[u8; PEER_LEN], String> {
+    mesh::Peer::decode(record).map(mesh::Peer::encode).map_err(|error| error.to_string())
+}
 
 /// The output of `bareverbs dump cqe` for a file.
 ///

@@ -4,7 +4,6 @@
 //! whose immediate data is its QPN, and the server sends as many back.
 
 use std::ops::ControlFlow;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use bareverbs::{QpCreateFlags, SendFlags};
@@ -13,15 +12,13 @@ use bareverbs_rdmacm::{CmId, ConnParam, EventChannel};
 use serde::Serialize;
 
 use crate::cli::datagram::Udaddy;
+use crate::connected::RESOLVE_LIMIT;
 use crate::datagram::{Messages, Node, next_event, step};
 use crate::signal::Stop;
 use crate::{address, output};
 
 /// The port of the C program, which has no option for it.
 const PORT: u16 = 7174;
-
-/// Time limit of the resolution of the address and the route, as in the C program.
-const RESOLVE_LIMIT: Duration = Duration::from_secs(2);
 
 /// The result, for `--json`.
 #[derive(Debug, Serialize)]
@@ -77,12 +74,13 @@ pub(crate) fn run(options: &Udaddy) -> Result<()> {
 
 /// Resolves the server's queue pairs.
 fn connect(options: &Udaddy, host: &str, messages: Messages, stop: &Stop) -> Result<Vec<(CmId, Node)>> {
-    let peer = address::first(host, PORT)?;
-    let source = options.bind.as_deref().map(|host| address::first(host, 0)).transpose()?;
+    let of = |host: &str, port| address::of_format(options.format, host, port, options.port_space());
+    let peer = of(host, PORT)?;
+    let source = options.bind.as_deref().map(|host| of(host, 0)).transpose()?;
     let connect_one = || {
         let channel = EventChannel::new()?;
         let id = CmId::new(&channel, options.port_space())?;
-        id.resolve_addr(source.map(Into::into), peer, RESOLVE_LIMIT)?;
+        id.resolve_addr(source, peer, RESOLVE_LIMIT)?;
         step(&channel, stop, "resolving the address", |kind| match kind {
             EventKind::AddrResolved => ControlFlow::Break(()),
             other => ControlFlow::Continue(other),
@@ -112,7 +110,11 @@ fn connect(options: &Udaddy, host: &str, messages: Messages, stop: &Stop) -> Res
 fn accept(options: &Udaddy, messages: Messages, stop: &Stop) -> Result<Vec<(CmId, Node)>> {
     let channel = EventChannel::new()?;
     let listener = CmId::new(&channel, options.port_space())?;
-    listener.bind_addr(address::to_bind(options.bind.as_deref(), PORT)?)?;
+    let (format, space) = (options.format, options.port_space());
+    listener.bind_addr(match &options.bind {
+        Some(host) => address::of_format(format, host, PORT, space)?,
+        None => address::unspecified(format, PORT, space),
+    })?;
     listener.listen(0)?;
     let mut nodes = Vec::new();
     while nodes.len() < options.connections as usize {

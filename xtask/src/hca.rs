@@ -48,10 +48,11 @@ pub(crate) enum Tier {
 }
 
 /// All tests in order, by name.
-const TESTS: [(&str, Test, Tier); 13] = [
+const TESTS: [(&str, Test, Tier); 14] = [
     ("interop_within_one_host", interop::within, Tier::Short),
     ("interop_between_hosts", interop::between, Tier::Kernel),
     ("bareverbs_interop_between_hosts", interop::bareverbs_between, Tier::Kernel),
+    ("connection_manager_tools_interop_between_hosts", interop::tools_between, Tier::Kernel),
     ("dmesg_is_clean", interop::dmesg_clean, Tier::Short),
     ("pyverbs_subset_passes", interop::pyverbs, Tier::Kernel),
     ("link_down_and_up_raise_events", resets::cable, Tier::Kernel),

@@ -1,6 +1,7 @@
 //! The project's own commands: `cargo xtask demo`, `test`, `pyverbs`, `soak`, `lab …`.
 
 mod build;
+mod cmtime;
 mod conform;
 mod counts;
 mod coverage;
@@ -22,6 +23,7 @@ mod package;
 mod plot;
 mod print;
 mod pyverbs;
+mod rstream;
 mod soak;
 mod spelling;
 mod terminal;
@@ -55,6 +57,10 @@ enum Command {
     Soak(soak::Soak),
     /// Count the data path's instructions, beside rdma-core's; fails above the ceilings.
     Fastpath(fastpath::Fastpath),
+    /// Time the steps of connections, and count their system calls, beside librdmacm's.
+    Cmtime(cmtime::Cmtime),
+    /// Measure the throughput of streams, beside librdmacm's.
+    Rstream(rstream::Rstream),
     /// Count the mlx5 data path's instructions, on the software HCA in the same process.
     Counts(counts::Counts),
     /// Measure which lines of the product crates the tests reach; fails if no test calls a public
@@ -101,6 +107,8 @@ fn main() -> ExitCode {
         Command::Loom(loom) => loom.run(),
         Command::WqeDiff(diff) => diff.run(),
         Command::Fastpath(fastpath) => fastpath.run(),
+        Command::Cmtime(cmtime) => cmtime.run(),
+        Command::Rstream(rstream) => rstream.run(),
         Command::Mutants(mutants) => mutants.run(),
         Command::Deny(deny) => deny.run(),
         Command::Package(package) => package.run(),

@@ -30,11 +30,24 @@ const CLIENT: [u8; 4] = [10, 1, 0, 2];
 pub(crate) type Test = fn(&Setup<'_>) -> Result<()>;
 
 /// All tests by name.
-pub(crate) const TESTS: [(&str, Test); 4] = [
+pub(crate) const TESTS: [(&str, Test); 5] = [
     ("two_hosts::static_program_is_below_8_mib", one_static_program),
     ("two_hosts::bareverbs_runs_in_empty_root", bareverbs_alone),
     ("two_hosts::rc_pingpong_interop_over_wire", with_the_c_program),
     ("two_hosts::other_pingpongs_interop_over_wire", on_every_transport),
+    ("two_hosts::connection_manager_tools_interop_over_wire", by_ip_address),
+];
+
+/// The tools over the connection manager: name, options of the server, options of the client.
+const BY_IP_ADDRESS: [(&str, &str, &str); 8] = [
+    ("rping", "-s -v", "-c -a 10.1.0.1 -C 5 -v -V"),
+    ("ucmatose", "-c 4 -C 20", "-s 10.1.0.1 -c 4 -C 20"),
+    ("rdma_PEER", "server", "client -s 10.1.0.1"),
+    ("udaddy", "-c 4 -C 20", "-s 10.1.0.1 -c 4 -C 20"),
+    ("mckey", "-m 239.7.7.7 -b 10.1.0.1 -C 4", "-m 239.7.7.7 -b 10.1.0.2 -C 4 -s"),
+    ("cmtime", "-L -b 10.1.0.1 -C 10.1.0.1 -c 20", "-b 10.1.0.2 -C 10.1.0.1 -c 20"),
+    ("rstream", "-S 5000 -C 10 -I 5 -T v", "-s 10.1.0.1 -S 5000 -C 10 -I 5 -T v"),
+    ("riostream", "-S 5000 -C 10 -I 5 -T v", "-s 10.1.0.1 -S 5000 -C 10 -I 5 -T v"),
 ];
 
 fn one_static_program(setup: &Setup<'_>) -> Result<()> {
@@ -88,6 +101,51 @@ fn on_every_transport(setup: &Setup<'_>) -> Result<()> {
         }
     }
     wire.expect_packets(&runs)
+}
+
+/// Runs each tool with the program of librdmacm in both roles.
+fn by_ip_address(setup: &Setup<'_>) -> Result<()> {
+    let mut wire = Wire::boot(setup, "ip")?;
+    let origins = [[true, false], [false, true]];
+    for (name, server, client) in BY_IP_ADDRESS {
+        for [is_ours, is_clients_ours] in origins {
+            let server = command(name, server, is_ours);
+            let client = command(name, client, is_clients_ours);
+            // The client may come before the server listens.
+            let client = format!("for i in $(seq 100); do {client} && exit; sleep 0.1; done; exit 1");
+            wire.run_scripts(&server, &client).with_context(|| format!("{server}, {client}"))?;
+        }
+    }
+    // The server of rcopy has no end.
+    for [is_ours, is_clients_ours] in origins {
+        let server = format!(
+            "rm -f /tmp/copy; {} & for i in $(seq 300); do cmp -s /bin/ls /tmp/copy && break; sleep 0.1; done; \
+             kill $!; cmp /bin/ls /tmp/copy",
+            command("rcopy", "", is_ours)
+        );
+        let client = command("rcopy", "/bin/ls 10.1.0.1:/tmp/copy", is_clients_ours);
+        let client = format!("for i in $(seq 100); do {client} && exit; sleep 0.1; done; exit 1");
+        wire.run_scripts(&server, &client).with_context(|| format!("{server}, {client}"))?;
+    }
+    wire.guests.shut_down()?;
+    Ok(())
+}
+
+/// The command of a tool: ours, or the program of librdmacm.
+fn command(name: &str, options: &str, is_ours: bool) -> String {
+    // Two programs have their role in their names.
+    let (name, options) = match name.strip_suffix("PEER") {
+        Some(start) => {
+            let (role, rest) = options.split_once(' ').unwrap_or((options, ""));
+            (format!("{start}{role}"), rest)
+        }
+        None => (name.to_owned(), options),
+    };
+    if is_ours {
+        format!("bareverbs {} {options}", name.replace('_', "-"))
+    } else {
+        format!("{name} {options}")
+    }
 }
 
 /// A transport of ping-pong, and its packets.
@@ -189,6 +247,22 @@ impl Wire {
         Ok(run)
     }
 
+    /// Runs a script on each host. Both must succeed.
+    fn run_scripts(&mut self, server: &str, client: &str) -> Result<()> {
+        let deadline = Some(Instant::now() + LIMIT);
+        let mut output = [String::new(), String::new()];
+        for (host, script) in [server, client].into_iter().enumerate() {
+            let argv = ["sh", "-c", script].map(str::to_owned).into();
+            self.guests.start(host, Exec { argv, ..Exec::default() })?;
+        }
+        let statuses = self.guests.wait(deadline, &mut |host: usize, _: Stream, bytes: &[u8]| {
+            output[host] += &String::from_utf8_lossy(bytes);
+            Ok(())
+        })?;
+        ensure!(statuses == [0, 0], "the run failed with {statuses:?}: {output:#?}");
+        Ok(())
+    }
+
     /// Asserts that the messages of these runs, and acknowledgements, are in the capture in both
     /// directions.
     fn expect_packets(self, runs: &[PingpongRun]) -> Result<()> {
@@ -248,6 +322,14 @@ fn side(output: &str, whose: &str) -> Result<Side> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn commands_are_ours_or_those_of_librdmacm() {
+        assert_eq!(command("rping", "-s -v", false), "rping -s -v");
+        assert_eq!(command("rping", "-s -v", true), "bareverbs rping -s -v");
+        assert_eq!(command("rdma_PEER", "client -s 10.1.0.1", true), "bareverbs rdma-client -s 10.1.0.1");
+        assert_eq!(command("rdma_PEER", "server", false), "rdma_server ");
+    }
 
     #[test]
     fn pingpong_address_line_is_parsed() {

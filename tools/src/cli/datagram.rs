@@ -5,6 +5,7 @@ use std::net::Ipv6Addr;
 use bareverbs_rdmacm::PortSpace;
 use clap::{ArgGroup, Args};
 
+use super::connected::AddressFormat;
 use super::values::number;
 use crate::datagram::Messages;
 
@@ -44,6 +45,9 @@ pub(crate) struct Udaddy {
     /// Listen at, or connect from, this address
     #[arg(short, long, value_name = "ADDR")]
     pub(crate) bind: Option<String>,
+    /// Form of addresses
+    #[arg(short, long, value_enum, default_value = "name")]
+    pub(crate) format: AddressFormat,
     /// Number of connections
     #[arg(short, long, default_value = "1", value_parser = number::<u32>(1, 4096))]
     pub(crate) connections: u32,

@@ -63,6 +63,10 @@ pub(crate) struct CommonOptions {
     /// Send changing data and check every byte received
     #[arg(short, long)]
     pub(crate) chk: bool,
+    /// Exchange addresses by the connection manager; HOST is an address of the server's RDMA
+    /// device. Both sides need it
+    #[arg(long, conflicts_with_all = ["ib_dev", "ib_port", "gid_idx"])]
+    pub(crate) cm: bool,
     /// Print JSON instead of lines
     #[arg(long)]
     pub(crate) json: bool,

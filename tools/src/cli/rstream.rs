@@ -117,3 +117,24 @@ impl Rstream {
         self.tests.contains(&TestOption::Verify)
     }
 }
+
+/// The options of riostream.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Riostream {
+    #[command(flatten)]
+    stream: Rstream,
+}
+
+impl Riostream {
+    /// The options of a stream.
+    ///
+    /// # Errors
+    /// If they are for TCP, which maps no memory.
+    pub(crate) fn stream(&self) -> anyhow::Result<&Rstream> {
+        anyhow::ensure!(
+            !self.stream.uses_sockets(),
+            "riostream has no form for TCP: leave out -T s and -T f"
+        );
+        Ok(&self.stream)
+    }
+}

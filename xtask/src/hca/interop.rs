@@ -67,6 +67,41 @@ try rping -c -a $net.$PEER -C 10 -v &&
     try rstream -s $net.$PEER -p 7802 -T n -S 4096 -I 20 -C 50 &&
     try riostream -s $net.$PEER -p 7803 -S 4096 -I 20 -C 50"#;
 
+/// Tools over the connection manager. `$server` and `$client` say whose they are. The datagrams of a
+/// group come first, because their receiver waits for 10 seconds only; they do not arrive over RoCE.
+const TOOL_SERVERS: &str = r#"
+if [ $PORT = ib ]; then await $server mckey -m 239.7.7.7 -b $net.$PEER -C 4; fi
+await $server rping -s -v
+await $server udaddy -c 2 -C 10
+await $server ucmatose -p 7811 -c 4 -C 20
+await $server cmtime -p 7812 -L -b $net.$PEER -C $net.$PEER -c 10
+await $server rstream -p 7813 -T b -S 4096 -I 5 -C 10
+$server rcopy -p 7814 >/tmp/rcopy 2>&1 &
+copying=$!"#;
+const TOOL_CLIENTS: &str = r#"
+if [ $PORT = ib ]; then try $client mckey -m 239.7.7.7 -b $net.$HOST -C 4 -s || exit 1; fi
+try $client rping -c -a $net.$PEER -C 5 -V &&
+    try $client udaddy -s $net.$PEER -c 2 -C 10 &&
+    try $client ucmatose -s $net.$PEER -p 7811 -c 4 -C 20 &&
+    try $client cmtime -p 7812 -b $net.$HOST -C $net.$PEER -c 10 &&
+    try $client rstream -s $net.$PEER -p 7813 -T b -S 4096 -I 5 -C 10 &&
+    try $client rcopy /bin/ls $net.$PEER:/tmp/copy -p 7814"#;
+
+/// Our tools over the connection manager with those of librdmacm, in both roles.
+pub(super) fn tools_between(testbed: &mut Testbed<'_>) -> Result<()> {
+    for (server, client) in [("bareverbs", ""), ("", "bareverbs")] {
+        testbed.run_pair(
+            0,
+            &format!(
+                "server={server}\n{TOOL_SERVERS}\nlistening 7812 || exit 1\necho {READY}\nserved || exit 1\n\
+                 until cmp -s /bin/ls /tmp/copy; do sleep 0.1; done; kill $copying; rm /tmp/copy"
+            ),
+            &format!("client={client}\n{TOOL_CLIENTS}"),
+        )?;
+    }
+    Ok(())
+}
+
 /// On one host, two programs share a processor, and each polls until its time slice ends.
 pub(super) fn within(testbed: &mut Testbed<'_>) -> Result<()> {
     let programs = "

@@ -1,0 +1,111 @@
+//! `bareverbs rdma-server` and `bareverbs rdma-client`: one message in each direction, interoperable
+//! with `rdma_server` and `rdma_client` of librdmacm.
+
+use anyhow::{Context as _, Result, bail, ensure};
+use bareverbs::owned::{Endpoint, Op, Part};
+use bareverbs::{Buffer, Pd, PortNum};
+use bareverbs_rdmacm::connection::{Connection, Listener, Route};
+use serde::Serialize;
+
+use crate::cli::connected::{RdmaClient, RdmaServer};
+use crate::connected::{LIMIT, RESOLVE_LIMIT, next_completion, next_request, without_access};
+use crate::signal::Stop;
+use crate::{address, output};
+
+/// Bytes of a message.
+const MESSAGE: usize = 16;
+
+/// The result, for `--json`.
+#[derive(Debug, Serialize)]
+struct Report {
+    role: &'static str,
+    peer: String,
+    size: usize,
+}
+
+/// An endpoint with a receive for the message of the peer.
+fn endpoint(pd: &Pd, port: PortNum) -> Result<Endpoint<Part>> {
+    let mut endpoint = Endpoint::options().port(port).sends(1).recvs(1).inline(MESSAGE as u32).build(pd)?;
+    endpoint.post_recv(Part::register(pd, Buffer::zeroed(MESSAGE)?)?)?;
+    Ok(endpoint)
+}
+
+/// `bareverbs rdma-server`.
+pub(crate) fn serve(options: &RdmaServer) -> Result<()> {
+    let stop = Stop::on_signals().context("cannot set up signal handling")?;
+    let RdmaServer { address, port, json } = options;
+    say(*json, "rdma_server: start")?;
+    let listener = Listener::bind(address::to_bind(address.as_deref(), *port)?)?;
+    let incoming = next_request(&listener, stop)?;
+    let device = incoming.device()?;
+    let endpoint = endpoint(&listener.domains().pd(device)?, device.port)?;
+    let mut connection = incoming.accept(endpoint, &without_access(), LIMIT)?;
+    receive(&mut connection, stop)?;
+    send(&mut connection, stop)?;
+    end(connection, "server", *json)
+}
+
+/// `bareverbs rdma-client`.
+pub(crate) fn connect(options: &RdmaClient) -> Result<()> {
+    let stop = Stop::on_signals().context("cannot set up signal handling")?;
+    let RdmaClient { server, port, json } = options;
+    say(*json, "rdma_client: start")?;
+    let addr = address::first(server, *port)?;
+    let route = Route::resolve(addr, RESOLVE_LIMIT);
+    let route = match addr.ip().is_loopback() {
+        true => route.context("a loopback address may be no RDMA device's: name the server's (-s)")?,
+        false => route?,
+    };
+    let device = route.device()?;
+    let pd = device.find()?.open()?.alloc_pd()?;
+    let mut connection = route.connect(endpoint(&pd, device.port)?, &without_access(), LIMIT)?;
+    send(&mut connection, stop)?;
+    receive(&mut connection, stop)?;
+    end(connection, "client", *json)
+}
+
+fn say(json: bool, text: &str) -> Result<()> {
+    if !json {
+        output::line(text)?;
+    }
+    Ok(())
+}
+
+/// Sends the message. Its completion is waited for with the receive, or by the end.
+fn send(connection: &mut Connection<Endpoint<Part>>, stop: &Stop) -> Result<()> {
+    connection.post(Op::send_inline(&[0; MESSAGE]))?;
+    while connection.pending_sends() > 0 {
+        if next_completion(connection, stop)?.is_none() {
+            // The peer has received the message then, or the send fails.
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Receives the message.
+fn receive(connection: &mut Connection<Endpoint<Part>>, stop: &Stop) -> Result<()> {
+    while connection.pending_recvs() > 0 {
+        let Some(done) = next_completion(connection, stop)? else {
+            bail!("the peer has ended the connection without a message");
+        };
+        if done.is_recv() {
+            ensure!(
+                done.len as usize == MESSAGE,
+                "the peer sent {} bytes, a message has {MESSAGE}",
+                done.len
+            );
+        }
+    }
+    Ok(())
+}
+
+fn end(mut connection: Connection<Endpoint<Part>>, role: &'static str, json: bool) -> Result<()> {
+    let peer = connection.peer_addr()?;
+    connection.disconnect(LIMIT)?;
+    if json {
+        let peer = peer.ip().map_or_else(|| format!("{peer:?}"), |addr| addr.to_string());
+        return Ok(output::line(&serde_json::to_string(&Report { role, peer, size: MESSAGE })?)?);
+    }
+    Ok(output::line(&format!("rdma_{role}: end 0"))?)
+}

@@ -1,0 +1,131 @@
+//! `bareverbs cmtime`: the time of each step of many connections, interoperable with `cmtime` of
+//! librdmacm.
+//!
+//! The peers meet at a controller over TCP. Then those that connect make a warm-up connection to
+//! each that listens, all connections with queue pairs, and all without.
+
+mod client;
+mod conn;
+pub(crate) mod mesh;
+mod server;
+mod steps;
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use bareverbs_rdmacm::{CmId, EventChannel, PortSpace};
+
+use self::client::{Client, Plan};
+use self::conn::QueuePairs;
+use self::mesh::{Mesh, Peer, listeners};
+use self::server::Server;
+use self::steps::Report;
+use crate::cli::connected::Cmtime;
+use crate::signal::Stop;
+use crate::{address, output};
+
+/// The barriers: before a round, before its connections are made, after that, and after their end.
+/// The C program uses the numbers of its steps.
+const RESET: u8 = 0;
+const INITIALIZED: u8 = 7;
+const CONNECTED: u8 = 12;
+const DISCONNECTED: u8 = 14;
+
+/// The lines about the progress, which `--json` omits.
+#[derive(Clone, Copy, Debug)]
+struct Progress {
+    json: bool,
+}
+
+impl Progress {
+    fn say(self, text: &str) -> Result<()> {
+        if !self.json {
+            output::line(text)?;
+        }
+        Ok(())
+    }
+
+    fn report(self, report: &Report) -> Result<()> {
+        match self.json {
+            true => output::line(&serde_json::to_string(report)?)?,
+            false => output::write(&report.table())?,
+        }
+        Ok(())
+    }
+}
+
+/// `bareverbs cmtime`.
+pub(crate) fn run(options: &Cmtime) -> Result<()> {
+    let stop = Stop::on_signals().context("cannot set up signal handling")?;
+    let progress = Progress { json: options.json };
+    let source = address::first(&options.bind, 0)?;
+    let controller = address::first(&options.controller, options.port)?;
+    let listener = options.listen.then(|| listen(source)).transpose()?;
+    let own = match &listener {
+        Some((_, listener)) => {
+            let local = listener.addresses()?.local.and_then(|addr| addr.ip());
+            Peer::Listens(local.context("the listener has no IP address")?)
+        }
+        None => Peer::Connects,
+    };
+    let mut mesh = Mesh::join(controller, options.peers - 1, stop, || progress.say("Running as OOB root"))?;
+    let peers = mesh.exchange(own, options.peers)?;
+    let listeners = listeners(&peers)?;
+    let (listening, connecting) = (listeners.len() as u32, options.peers - listeners.len() as u32);
+    match listener {
+        Some((channel, _listener)) => {
+            let mut server = Server::new(channel, options.threads, progress, stop);
+            let (warm_up, all) = (connecting, options.connections * connecting);
+            rounds(options, "Server", "Accept", [warm_up, all], progress, |count, queues| {
+                server.round(count, queues, &mut mesh)
+            })
+        }
+        None => {
+            let timeout = Duration::from_millis(options.timeout.into());
+            let plan = Plan { source, listeners, timeout, retries: options.retries };
+            let mut client = Client::new(&plan, options.threads, progress, stop)?;
+            let (warm_up, all) = (listening, options.connections * listening);
+            rounds(options, "Client", "Connect", [warm_up, all], progress, |count, queues| {
+                client.round(count, queues, &mut mesh)
+            })
+        }
+    }
+}
+
+/// A listener at a free port.
+fn listen(source: std::net::SocketAddr) -> Result<(EventChannel, CmId)> {
+    let channel = EventChannel::new()?;
+    let listener = CmId::new(&channel, PortSpace::Tcp)?;
+    listener.bind_addr(source)?;
+    listener.listen(0)?;
+    Ok((channel, listener))
+}
+
+/// The rounds: a warm-up, the test, and for two peers the same without queue pairs.
+fn rounds(
+    options: &Cmtime,
+    role: &str,
+    verb: &str,
+    [warm_up, all]: [u32; 2],
+    progress: Progress,
+    mut round: impl FnMut(u32, &QueuePairs) -> Result<Report>,
+) -> Result<()> {
+    progress.say(&format!("{role} warmup"))?;
+    round(warm_up, &QueuePairs::Real)?;
+    let queues = match options.mimic {
+        None => {
+            progress.say(&format!("{verb} ({all}) QPs test"))?;
+            QueuePairs::Real
+        }
+        Some(delay) => {
+            progress.say(&format!("{verb} ({all}) simulated QPs test (delay {delay} us)"))?;
+            QueuePairs::simulated(Duration::from_micros(delay.into()), options.base_qpn)
+        }
+    };
+    progress.report(&round(all, &queues)?)?;
+    if options.peers == 2 {
+        progress.say(&format!("{verb} ({all}) test - no QPs"))?;
+        progress.report(&round(all, &QueuePairs::simulated(Duration::ZERO, options.base_qpn))?)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,382 @@
+//! `cargo xtask cmtime`: the time and the system calls of each step of a connection, with those of
+//! librdmacm in the same guest.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use bareverbs_lab::{Accelerator, Cache, Exec, Guests, Hca, RdmaCore, Setup, Tools};
+use clap::Args;
+
+use crate::{build, lab};
+
+/// Timeout of one run of both sides.
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// Connections of the runs whose system calls are counted. The difference is divided by that of the
+/// connections.
+const COUNTED: [u32; 2] = [20, 120];
+
+/// A guest with both programs, and how often they run.
+#[derive(Args)]
+pub(crate) struct Bench {
+    /// A series such as 6.12, rc or a folder.
+    #[arg(long, default_value = lab::DEFAULT_KERNEL)]
+    kernel: String,
+    /// On an HCA instead of rxe: ib or roce.
+    #[arg(long, value_enum)]
+    hca: Option<lab::Port>,
+    /// Runs of each program, in turns.
+    #[arg(long, default_value_t = 5)]
+    pub(crate) pairs: u32,
+}
+
+impl Bench {
+    /// Boots the guest, whose time counts instructions, and runs `work` in it.
+    pub(crate) fn run<T>(&self, work: impl FnOnce(&mut Guests) -> Result<T>) -> Result<T> {
+        let cache = Cache::open()?;
+        let tools = Tools::fetch(&cache, false)?;
+        let kernel = lab::kernel(&cache, &tools, &self.kernel)?;
+        let rdma_core = RdmaCore::fetch(&cache, false)?;
+        let programs = build::guest_programs()?;
+        let port = self.hca.map(Into::into);
+        let hca = port.map(|port| Hca::start(&build::hca()?, port, 1, &[])).transpose()?;
+        let mut guests = Guests::boot(&Setup {
+            cache: &cache,
+            tools: &tools,
+            kernel: &kernel,
+            programs: &programs,
+            hosts: 1,
+            rdma_core: Some(rdma_core.root.clone()),
+            shares: Vec::new(),
+            accelerator: Accelerator::Auto,
+            instruction_clock: true,
+            recording: None,
+            hca: hca.as_ref(),
+        })?;
+        let result = work(&mut guests)?;
+        guests.shut_down()?;
+        Ok(result)
+    }
+
+    /// The IP address of the guest's device.
+    pub(crate) fn ip(&self) -> &'static str {
+        if matches!(self.hca, Some(lab::Port::Ib)) { "10.2.0.1" } else { "10.1.0.1" }
+    }
+}
+
+/// Runs a shell script with arguments. Returns its output.
+pub(crate) fn script(guests: &mut Guests, script: &str, arguments: &[&str]) -> Result<String> {
+    let words = ["sh", "-c", script, "sh"].into_iter().chain(arguments.iter().copied());
+    let exec = Exec { argv: words.map(str::to_owned).collect(), ..Exec::default() };
+    let finished = guests.run(0, exec, LIMIT)?;
+    let text = String::from_utf8_lossy(&finished.stdout).into_owned();
+    if finished.timed_out || finished.status != 0 {
+        let errors = String::from_utf8_lossy(&finished.stderr);
+        bail!("{arguments:?} failed with status {}:\n{text}{errors}", finished.status);
+    }
+    Ok(text)
+}
+
+#[derive(Args)]
+pub(crate) struct Cmtime {
+    #[command(flatten)]
+    bench: Bench,
+    /// Connections of a run.
+    #[arg(long, default_value_t = 100)]
+    connections: u32,
+    /// Threads of each program.
+    #[arg(long, default_value_t = 1)]
+    threads: u32,
+    /// Only the times, without the system calls.
+    #[arg(long)]
+    times_only: bool,
+}
+
+/// A program: its name in tables, and the command.
+type Program = (&'static str, &'static str);
+
+const PROGRAMS: [Program; 2] = [("bareverbs", "bareverbs cmtime"), ("librdmacm", "cmtime")];
+
+/// Runs both sides of `$1`. Their simulated queue pairs have different numbers, because one kernel
+/// takes a number for that of one connection. The root has the controller's port once the kernel lists the listener.
+const RUN: &str = r#"
+program=$1 count=$2 ip=$3 traced=$4 base=$5; shift 5
+trace() { if [ $traced = yes ]; then echo strace -f -c -o /tmp/trace-$1; fi; }
+$(trace server) $program -L -b $ip -C $ip -c $count -q $base "$@" > /tmp/server 2>&1 &
+server=$!
+for _ in $(seq 200); do
+    grep -q ' [0-9A-F]*:1D2F 00000000:0000 0A ' /proc/net/tcp && break
+    sleep 0.1
+done
+$(trace client) $program -b $ip -C $ip -c $count -q $((base + 0x1000)) "$@" > /tmp/client 2>&1
+client=$?
+if [ $client != 0 ]; then kill $server; fi
+wait $server && [ $client = 0 ] || { cat /tmp/server /tmp/client; exit 1; }
+for side in client server; do
+    echo "== $side"
+    if [ $traced = yes ]; then cat /tmp/trace-$side; else cat /tmp/$side; fi
+done"#;
+
+/// Microseconds for a connection, by round, side and step.
+type Times = BTreeMap<(&'static str, &'static str, String), f64>;
+
+/// Steps of which only the sum over the connections is measured, because they happen between
+/// others.
+const SUMMED: [&str; 6] = ["init qp attr", "rtr qp attr", "rtr qp", "rts qp attr", "rts qp", "establish"];
+
+/// Steps in the order of the programs' table.
+const STEPS: [&str; 17] = [
+    "full connect",
+    "create id",
+    "bind addr",
+    "resolve addr",
+    "resolve route",
+    "create qp",
+    "init qp attr",
+    "init qp",
+    "rtr qp attr",
+    "rtr qp",
+    "rts qp attr",
+    "rts qp",
+    "cm connect",
+    "establish",
+    "disconnect",
+    "destroy id",
+    "destroy qp",
+];
+
+impl Cmtime {
+    pub(crate) fn run(self) -> Result<ExitCode> {
+        self.bench.run(|guests| {
+            let mut lab = Lab { guests, options: &self, runs: 0 };
+            let mut times: [Vec<Times>; 2] = Default::default();
+            // The first run of each loads the program and the kernel's modules.
+            for pair in 0..=self.bench.pairs {
+                for (at, program) in PROGRAMS.into_iter().enumerate() {
+                    let text = lab.run(program, self.connections, false, &[])?;
+                    if pair > 0 {
+                        times[at].push(parse_times(&text).with_context(|| format!("{}: {text}", program.0))?);
+                    }
+                }
+            }
+            print!("{}", times_table(&times));
+            if !self.times_only {
+                print!("{}", lab.calls_table()?);
+            }
+            Ok(ExitCode::SUCCESS)
+        })
+    }
+}
+
+struct Lab<'a> {
+    guests: &'a mut Guests,
+    options: &'a Cmtime,
+    runs: u32,
+}
+
+/// Calls for a connection, by name.
+type Calls = BTreeMap<String, f64>;
+
+impl Lab<'_> {
+    /// Runs both sides of a program. Simulated queue pairs have other numbers in each run, because
+    /// the kernel holds a number for a while after its connection has ended.
+    fn run(&mut self, program: Program, count: u32, traced: bool, extra: &[&str]) -> Result<String> {
+        self.runs += 1;
+        let (count, base) = (count.to_string(), (self.runs * 0x2000).to_string());
+        let threads = self.options.threads.to_string();
+        let traced = if traced { "yes" } else { "no" };
+        let ip = self.options.bench.ip();
+        let arguments = [program.1, &count, ip, traced, &base, "-n", &threads];
+        script(self.guests, RUN, &[&arguments, extra].concat())
+    }
+
+    /// The calls of both sides for a connection with a queue pair and for one without.
+    fn calls(&mut self, program: Program, extra: &[&str]) -> Result<[Calls; 2]> {
+        let mut runs = Vec::new();
+        for count in COUNTED {
+            runs.push(parse_calls(&self.run(program, count, true, extra)?)?);
+        }
+        let [few, many] = &runs[..] else { bail!("there are two runs") };
+        let each = f64::from(COUNTED[1] - COUNTED[0]);
+        Ok([0, 1].map(|side| {
+            let calls = many[side].iter();
+            let difference =
+                |(name, calls): (&String, &f64)| (calls - few[side].get(name).copied().unwrap_or(0.0)) / each;
+            calls.map(|entry| (entry.0.clone(), difference(entry))).collect()
+        }))
+    }
+
+    fn calls_table(&mut self) -> Result<String> {
+        let mut all = Vec::new();
+        for program in PROGRAMS {
+            all.push(self.calls(program, &[])?);
+        }
+        let mut text = String::from("\nsystem calls for a connection with a queue pair and one without\n");
+        for (side, title) in ["client", "server"].into_iter().enumerate() {
+            let (ours, theirs) = (&all[0][side], &all[1][side]);
+            writeln!(text, "{title:<24} {:>10} {:>10} {:>8}", PROGRAMS[0].0, PROGRAMS[1].0, "ratio")?;
+            let names: BTreeSet<_> = ours.keys().chain(theirs.keys()).collect();
+            for name in names {
+                let get = |calls: &Calls| calls.get(name).copied().unwrap_or(0.0);
+                if get(ours).max(get(theirs)) >= 0.05 {
+                    writeln!(text, "  {name:<22} {:>10.2} {:>10.2}", get(ours), get(theirs))?;
+                }
+            }
+            let total = |calls: &Calls, without: &[&str]| -> f64 {
+                calls
+                    .iter()
+                    .filter(|(name, _)| !without.contains(&name.as_str()))
+                    .map(|(_, calls)| calls)
+                    .sum()
+            };
+            for (title, without) in
+                [("all", &[][..]), ("without futex, sched_yield", &["futex", "sched_yield"])]
+            {
+                let (ours, theirs) = (total(ours, without), total(theirs, without));
+                writeln!(text, "  {title:<26} {ours:>6.1} {theirs:>10.1} {:>8.2}", theirs / ours)?;
+            }
+        }
+        Ok(text)
+    }
+}
+
+/// The parts of the output for each side.
+fn sides(text: &str) -> Result<[&str; 2]> {
+    let client = text.split_once("== client\n").context("there is no client")?.1;
+    let (client, server) = client.split_once("== server\n").context("there is no server")?;
+    Ok([client, server])
+}
+
+fn parse_times(text: &str) -> Result<Times> {
+    let mut times = Times::new();
+    for (side, text) in ["client", "server"].into_iter().zip(sides(text)?) {
+        let mut round = None;
+        let mut count = 0.0;
+        for line in text.lines() {
+            let words: Vec<_> = line.split_whitespace().collect();
+            match words[..] {
+                [name @ ("qp_conn" | "cm_conn"), connections] => {
+                    round = Some(if name == "qp_conn" { "qp" } else { "none" });
+                    count = connections.parse()?;
+                }
+                _ => {
+                    let name = line.get(..13).unwrap_or_default().trim_end();
+                    let (Some(round), true) = (round, STEPS.contains(&name)) else { continue };
+                    let figures: Vec<f64> =
+                        line[13..].split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
+                    let [_, total, _, sum, _, _] = figures[..] else { bail!("a row is short: {line}") };
+                    let time = if SUMMED.contains(&name) { sum } else { total };
+                    times.insert((round, side, name.to_owned()), time / count);
+                }
+            }
+        }
+    }
+    ensure!(!times.is_empty(), "there is no table");
+    Ok(times)
+}
+
+/// The calls of a table of `strace -c`.
+fn parse_calls(text: &str) -> Result<[Calls; 2]> {
+    Ok(sides(text)?.map(|text| {
+        let rows = text.lines().filter_map(|line| {
+            let words: Vec<_> = line.split_whitespace().collect();
+            let (name, calls) = (words.last()?, words.get(3)?);
+            (*name != "total").then(|| calls.parse().ok().map(|calls| ((*name).to_owned(), calls))).flatten()
+        });
+        rows.collect()
+    }))
+}
+
+/// The geometric mean; `None` if there is no figure, or one is 0.
+pub(crate) fn mean(figures: &[f64]) -> Option<f64> {
+    let all = !figures.is_empty() && figures.iter().all(|figure| *figure > 0.0);
+    all.then(|| (figures.iter().map(|figure| figure.ln()).sum::<f64>() / figures.len() as f64).exp())
+}
+
+/// The table of the times, and of the ratios: above 1, ours are shorter.
+fn times_table([ours, theirs]: &[Vec<Times>; 2]) -> String {
+    let mut text = String::new();
+    for (round, title) in [("qp", "with queue pairs"), ("none", "without queue pairs")] {
+        for side in ["client", "server"] {
+            let _ = writeln!(
+                text,
+                "{:<34} {:>10} {:>10} {:>8}",
+                format!("µs for a connection, {side}, {title}"),
+                PROGRAMS[0].0,
+                PROGRAMS[1].0,
+                "ratio"
+            );
+            let mut ratios = Vec::new();
+            for step in STEPS {
+                let of = |times: &[Times]| {
+                    let key = (round, side, step.to_owned());
+                    let figures: Vec<f64> =
+                        times.iter().filter_map(|times| times.get(&key).copied()).collect();
+                    mean(&figures)
+                };
+                let (Some(ours), Some(theirs)) = (of(ours), of(theirs)) else { continue };
+                ratios.push(theirs / ours);
+                let _ = writeln!(text, "  {step:<45} {ours:>10.1} {theirs:>10.1} {:>8.2}", theirs / ours);
+            }
+            if let Some(ratio) = mean(&ratios) {
+                let _ = writeln!(text, "  {:<67} {ratio:>8.2}", "geometric mean of the steps");
+            }
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OUTPUT: &str = "== client
+Client warmup
+qp_conn                 4
+threads                 1
+step             avg/conn  total(us)    us/conn    sum(us)    max(us)    min(us)
+full connect         1002       4010          0          0       4000       1000
+rtr qp attr             0          0         25        100         40         10
+cm_conn                 4
+full connect          502       2010          0          0       4000       1000
+== server
+qp_conn                 4
+cm connect             10         40          0          0       4000       1000
+";
+
+    #[test]
+    fn times_are_totals_or_sums_for_each_connection() {
+        let times = parse_times(OUTPUT).unwrap();
+        let get = |round, side, step: &str| times[&(round, side, step.to_owned())];
+        assert_eq!(get("qp", "client", "full connect"), 1002.5);
+        assert_eq!(get("qp", "client", "rtr qp attr"), 25.0);
+        assert_eq!(get("none", "client", "full connect"), 502.5);
+        assert_eq!(get("qp", "server", "cm connect"), 10.0);
+        parse_times("== client\n== server\n").unwrap_err();
+    }
+
+    #[test]
+    fn calls_are_the_fourth_column() {
+        let text = "== client
+% time     seconds  usecs/call     calls    errors syscall
+------ ----------- ----------- --------- --------- ----------------
+ 50.00    0.000123           1       100        10 write
+ 50.00    0.000123           1        20           ioctl
+------ ----------- ----------- --------- --------- ----------------
+100.00    0.000246           1       120        10 total
+== server
+";
+        let [client, server] = parse_calls(text).unwrap();
+        assert_eq!(client, BTreeMap::from([("write".to_owned(), 100.0), ("ioctl".to_owned(), 20.0)]));
+        assert!(server.is_empty());
+    }
+
+    #[test]
+    fn mean_is_geometric() {
+        assert_eq!(mean(&[2.0, 8.0]).map(f64::round), Some(4.0));
+        assert_eq!((mean(&[]), mean(&[0.0])), (None, None));
+    }
+}

@@ -1,0 +1,103 @@
+//! `cargo xtask rstream`: the throughput of streams, with that of librdmacm in the same guest.
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::Args;
+
+use crate::cmtime::{Bench, mean, script};
+
+/// Bytes of a transfer, transfers of a round trip, and round trips.
+const TESTS: [(u32, u32, u32); 10] = [
+    (64, 1, 400),
+    (4 << 10, 1, 400),
+    (64 << 10, 1, 100),
+    (1 << 20, 1, 10),
+    (64, 2000, 1),
+    (1 << 10, 2000, 1),
+    (4 << 10, 1000, 1),
+    (16 << 10, 400, 1),
+    (64 << 10, 100, 1),
+    (1 << 20, 10, 1),
+];
+
+const PROGRAMS: [&str; 2] = ["bareverbs rstream", "rstream"];
+
+/// Runs both sides of `$1`; the client again if the server does not listen yet. The sides sleep in
+/// their calls, because the guest has one processor.
+const RUN: &str = r#"
+program=$1 ip=$2; shift 2
+$program -T b "$@" > /tmp/server 2>&1 &
+server=$!
+for _ in $(seq 100); do
+    $program -T b -s $ip "$@" > /tmp/client 2>&1 && wait $server && cat /tmp/client && exit
+    sleep 0.1
+done
+cat /tmp/server /tmp/client
+exit 1"#;
+
+#[derive(Args)]
+pub(crate) struct Rstream {
+    #[command(flatten)]
+    bench: Bench,
+}
+
+impl Rstream {
+    pub(crate) fn run(self) -> Result<ExitCode> {
+        self.bench.run(|guests| {
+            println!("{:<24} {:>10} {:>10} {:>8}", "Gb/sec", "bareverbs", "librdmacm", "ratio");
+            let mut ratios = Vec::new();
+            for (size, transfers, iterations) in TESTS {
+                let mut figures = [Vec::new(), Vec::new()];
+                // The first run of each loads the program and the kernel's modules.
+                for pair in 0..=self.bench.pairs {
+                    for (program, figures) in PROGRAMS.into_iter().zip(&mut figures) {
+                        let numbers = [size, transfers, iterations].map(|number| number.to_string());
+                        let [size, transfers, iterations] = &numbers;
+                        let options =
+                            [program, self.bench.ip(), "-S", size, "-C", transfers, "-I", iterations];
+                        let text = script(guests, RUN, &options)?;
+                        if pair > 0 {
+                            figures.push(
+                                gigabits(&text, &numbers).with_context(|| format!("{program}: {text}"))?,
+                            );
+                        }
+                    }
+                }
+                let [ours, theirs] = figures.map(|figures| mean(&figures));
+                let (ours, theirs) = ours.zip(theirs).context("a figure is 0")?;
+                ratios.push(ours / theirs);
+                let name = match transfers {
+                    1 => format!("{size} B, round trips"),
+                    _ => format!("{size} B, {transfers} at a time"),
+                };
+                println!("{name:<24} {ours:>10.3} {theirs:>10.3} {:>8.2}", ours / theirs);
+            }
+            if let Some(ratio) = mean(&ratios) {
+                println!("{:<46} {ratio:>8.2}", "geometric mean");
+            }
+            Ok(ExitCode::SUCCESS)
+        })
+    }
+}
+
+/// The throughput, from the microseconds for a transfer in the last column: the other columns are
+/// rounded more.
+fn gigabits(text: &str, [size, ..]: &[String; 3]) -> Option<f64> {
+    let row = text.lines().find(|line| line.starts_with("custom"))?;
+    let micros: f64 = row.split_whitespace().last()?.parse().ok()?;
+    Some(size.parse::<f64>().ok()? * 8.0 / micros / 1000.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn throughput_is_computed_from_the_time_of_a_transfer() {
+        let text = "name bytes\ncustom    1000    1k      1       1.9m        0.01s      0.01       8.00\n";
+        let numbers = ["1000".to_owned(), "1000".to_owned(), "1".to_owned()];
+        assert_eq!(gigabits(text, &numbers), Some(1.0));
+        assert_eq!(gigabits("name\n", &numbers), None);
+    }
+}
