@@ -543,7 +543,7 @@ async fn wait_for<R: Readiness, B, P: Provider, T: Flowing>(
         if spin.goes_on() {
             yield_now().await;
             rounds = rounds.wrapping_add(1);
-            if rounds % ROUNDS == 0 {
+            if rounds.is_multiple_of(ROUNDS) {
                 queues.keep_alive(Instant::now());
             }
         } else if queues.is_armed() {
@@ -568,6 +568,10 @@ async fn wait_for<R: Readiness, B, P: Provider, T: Flowing>(
     }
 }
 
+/// The result of an operation.
+#[cfg(feature = "futures")]
+type Ended<B, P, T> = Result<DoneOf<B, P, T>, Failed<B>>;
+
 /// Polls for an operation of the direction, or of any; `None` if none is outstanding. Otherwise the
 /// task is woken by the next completion, or when a keepalive is due.
 #[cfg(feature = "futures")]
@@ -578,7 +582,7 @@ fn poll_ended<R: Readiness, B, P: Provider, T: Flowing>(
     readiness: &mut R,
     alarm: &mut Alarm<R>,
     cx: &mut Context<'_>,
-) -> Poll<Option<Result<DoneOf<B, P, T>, Failed<B>>>> {
+) -> Poll<Option<Ended<B, P, T>>> {
     loop {
         if let Some(ended) = queues.poll_ended(direction) {
             return Poll::Ready(Some(ended));
