@@ -108,8 +108,9 @@ pub(crate) fn streams_lose_nothing_when_packets_are_lost() {
     impaired("loss 1%", 1024);
 }
 
+/// The delay is constant: netem's jitter also reorders nearly all packets.
 pub(crate) fn streams_lose_nothing_when_packets_are_late() {
-    impaired("delay 3ms 2ms", 32);
+    impaired("delay 5ms", 32);
 }
 
 pub(crate) fn streams_lose_nothing_when_packets_overtake_each_other() {
