@@ -12,13 +12,25 @@ use crate::{CmId, Error};
 pub(super) struct Link {
     id: CmId,
     end: Option<Result<()>>,
+    /// Whether the peer was told that this side has failed.
+    abandoned: bool,
     /// Keeps the device in the list for the next stream.
     _domains: Domains,
 }
 
 impl Link {
     pub(super) fn new(id: CmId, domains: Domains) -> Self {
-        Self { id, end: None, _domains: domains }
+        Self { id, end: None, abandoned: false, _domains: domains }
+    }
+
+    /// Ends the connection after an error of this side. Without it, a peer that waits for room would
+    /// wait until this side drops the stream.
+    pub(super) fn abandon(&mut self) {
+        if !self.abandoned {
+            self.abandoned = true;
+            // It fails if the device or the connection is gone, and then the peer knows.
+            let _ = self.id.disconnect();
+        }
     }
 
     /// How the connection has ended, as far as the connection manager knows: without an error if the

@@ -192,6 +192,9 @@ impl<P: Provider> Shared<P> {
                 }
                 self.tasks.wake_others(direction);
             }
+            if state.session.error().is_some() {
+                state.link.abandon();
+            }
             if let Some(result) = attempt(&mut state.session)? {
                 return Ok(Some(result));
             }

@@ -180,7 +180,7 @@ fn error_of(stream: &RdmaStream) -> StreamError {
 pub(crate) fn messages_beyond_the_credits_end_the_stream() {
     nothing_leaks(|| {
         let options = StreamOptions::default().recvs(16);
-        let Asked { id: _id, mut endpoint, table: _table, stream, .. } = ask_with(&options, offer);
+        let Asked { id, mut endpoint, table: _table, stream, .. } = ask_with(&options, offer);
         let stream = stream.expect("a stream");
         for _ in 0..17 {
             // One byte, which the stream's owner does not read.
@@ -189,6 +189,11 @@ pub(crate) fn messages_beyond_the_credits_end_the_stream() {
         }
         let error = error_of(&stream);
         assert!(matches!(error, StreamError::Protocol(ProtocolError::Overrun { window: 16 })), "{error:?}");
+        // The peer is told, although the stream was not dropped.
+        let event = id.channel().wait_timeout(TIMEOUT).unwrap().expect("an event");
+        assert!(matches!(event.kind, EventKind::Disconnected(None)), "{:?}", event.kind);
+        id.disconnect().unwrap();
+        drop(stream);
     });
 }
 
