@@ -403,7 +403,9 @@ impl EventChannel {
 }
 
 impl AsFd for EventChannel {
-    /// The descriptor is readable while an event waits. When an identifier with undelivered events
+    /// The descriptor is readable while an event waits in the kernel. A thread that waits for one
+    /// identifier of a shared channel also reads the events of the others: see
+    /// [`Connection::own_channel`](crate::Connection::own_channel). When an identifier with undelivered events
     /// is migrated to the channel, the kernel does not report the descriptor as readable to a
     /// `poll` that already waits; [`EventChannel::wait`] and the types of
     /// the modules `tokio` and `async_io` are woken.

@@ -658,6 +658,33 @@ impl<Q> Connection<Q> {
         peer_addr(&self.id)
     }
 
+    /// Gives the connection an event channel of its own. A thread that reads a shared channel takes
+    /// the events of all its connections, so the descriptor of a shared channel does not show those
+    /// of one. Call it before you wait by the descriptor of [`CmId::channel`].
+    ///
+    /// ```no_run
+    /// use std::os::fd::AsFd;
+    /// use std::time::Duration;
+    ///
+    /// use bareverbs::owned::Endpoint;
+    /// use bareverbs_rdmacm::Listener;
+    ///
+    /// let limit = Duration::from_secs(5);
+    /// let listener = Listener::bind("0.0.0.0:7174")?;
+    /// let mut peer = listener.accept(&Endpoint::options(), limit)?;
+    /// peer.own_channel()?;
+    /// // Readable when the peer has ended the connection: for `poll` or `epoll`.
+    /// let events = peer.id().channel().as_fd();
+    /// # Ok::<(), bareverbs_rdmacm::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`EventChannel::new`] and [`CmId::migrate`].
+    #[doc(alias = "rdma_migrate_id")]
+    pub fn own_channel(&mut self) -> Result<()> {
+        self.id.migrate(&EventChannel::private()?)
+    }
+
     /// Whether the peer has ended the connection. It does not wait. The end is answered.
     ///
     /// # Errors

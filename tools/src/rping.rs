@@ -175,7 +175,9 @@ fn serve(incoming: Incoming, domains: &Domains, options: &Rping, stop: &Stop) ->
     let pd = domains.pd(device)?;
     let endpoint = endpoint(&pd, device.port)?;
     let mut buffer = Part::register(&pd, Buffer::zeroed(options.size as usize)?)?;
-    let connection = incoming.accept(endpoint, &without_access(), LIMIT)?;
+    let mut connection = incoming.accept(endpoint, &without_access(), LIMIT)?;
+    // The thread of the listener reads the shared channel.
+    connection.own_channel()?;
     let mut peer = Peer { connection, options, stop };
     let (start, mut pings) = (Instant::now(), 0);
     while let Some(source) = peer.receive()? {

@@ -98,6 +98,7 @@ kernel_tests! {
     connection_agrees_on_ece_options if has_ip,
     unreliable_queue_pairs_connect_by_type if has_ip,
 
+    channel_of_its_own_shows_the_end_while_a_thread_reads_the_shared_one if has_ip,
     thousand_connections_share_one_file if has_ip,
     threads_wait_for_their_own_connections if has_ip,
     tasks_of_tokio_get_the_events_of_their_connections if has_ip,

@@ -19,6 +19,7 @@ use bareverbs_rdmacm::{
     PortSpace, async_io, tokio as on_tokio,
 };
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::host::*;
 
@@ -68,6 +69,28 @@ fn used() -> usize {
     let available = found.lines().find_map(|line| line.strip_prefix("MemAvailable:")).unwrap();
     let available: usize = available.trim().strip_suffix(" kB").unwrap().parse().unwrap();
     usize::MAX / 2 - available * 1024
+}
+
+pub(crate) fn channel_of_its_own_shows_the_end_while_a_thread_reads_the_shared_one() {
+    nothing_leaks(|| {
+        let (listener, addr) = listen();
+        let connector = Connector::with_domains(listener.domains());
+        let (mut active, mut passive) = connections(1, &listener, &connector);
+        thread::scope(|scope| {
+            // It reads the events of all that share the listener's channel.
+            let reader = scope.spawn(|| listener.get_request(LIMIT).map(drop));
+            passive[0].own_channel().unwrap();
+            assert!(!passive[0].is_disconnected().unwrap());
+            let ending = scope.spawn(|| active[0].disconnect(LIMIT));
+            let timeout = Timespec::try_from(LIMIT).unwrap();
+            let mut files = [PollFd::new(passive[0].id().channel(), PollFlags::IN)];
+            assert_eq!(poll(&mut files, Some(&timeout)).unwrap(), 1);
+            assert!(passive[0].is_disconnected().unwrap());
+            ending.join().unwrap().unwrap();
+            assert!(connector.connect(addr, &small(), LIMIT).is_err(), "the reader drops the request");
+            reader.join().unwrap().unwrap();
+        });
+    });
 }
 
 pub(crate) fn thousand_connections_share_one_file() {
