@@ -26,8 +26,8 @@ use crate::{Error, Key, Result, key};
 /// descriptor works with `poll`, `epoll` and the reactors built on them, also edge-triggered, and
 /// is always non-blocking.
 ///
-/// Connections of [`connection`](crate::connection) that share a channel get their own events, whoever
-/// reads the channel. The calls of this type return the events of all other identifiers.
+/// Connections of [`connection`](crate::connection) that share a channel get their own events. Any
+/// thread may read the channel. The calls of this type return the events of all other identifiers.
 ///
 /// Events need no acknowledgement. Destroying an identifier waits for no reader; the kernel drops
 /// its undelivered events, and [`EventChannel::get_event`] those that it reads afterwards.

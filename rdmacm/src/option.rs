@@ -174,7 +174,7 @@ impl CmId {
     /// path.
     ///
     /// # Errors
-    /// [`Error::Command`](crate::Error::Command) with `EINVAL`: the QP type is not RC or XRC.
+    /// [`Error::Command`](crate::Error::Command) with `EINVAL`: the QP is not of type RC or XRC send.
     #[doc(alias = "rdma_set_option")]
     #[doc(alias = "RDMA_OPTION_ID_ACK_TIMEOUT")]
     pub fn set_ack_timeout(&self, timeout: AckTimeout) -> Result<()> {

@@ -225,7 +225,7 @@ impl<P: Provider> RdmaStream<P> {
     }
 
     /// Lets the peer write `memory` directly, as the bytes from `offset` on. Returns the number of
-    /// the mapping. The peer is told before any byte that is written later.
+    /// the mapping. The peer gets it before any byte that is written later.
     ///
     /// The memory is of [`pd`](Self::pd): writes to memory of another protection domain end the
     /// stream. The peer's [`iomap_size`](super::StreamOptions::iomap_size) is the number of mappings.

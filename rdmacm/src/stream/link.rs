@@ -12,7 +12,7 @@ use crate::{CmId, Error};
 pub(super) struct Link {
     id: CmId,
     end: Option<Result<()>>,
-    /// Whether the peer was told that this side has failed.
+    /// Whether a DREQ was sent because this side has failed.
     abandoned: bool,
     /// Keeps the device in the list for the next stream.
     _domains: Domains,

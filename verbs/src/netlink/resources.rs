@@ -23,9 +23,9 @@ netlink_struct! {
         qp_num: u32 = RES_LQPN;
         /// QPN of its peer, 0 before RTR; connected transports only.
         remote_qp_num: Option<u32> = RES_RQPN;
-        /// Initial receive PSN; connected transports only.
+        /// PSN of the next packet expected, 24 bits; connected transports only.
         rq_psn: Option<u32> = RES_RQ_PSN;
-        /// Initial send PSN.
+        /// PSN of the next packet sent, 24 bits.
         sq_psn: Option<u32> = RES_SQ_PSN;
         /// Its path migration state; connected transports only.
         path_mig_state: Option<MigState> = RES_PATH_MIG_STATE;

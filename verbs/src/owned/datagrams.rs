@@ -165,8 +165,10 @@ impl<B, P: Provider> Datagrams<B, P> {
     /// Creates the destination of a multicast group, with the Q_Key of these datagrams. A sender
     /// need not be a member.
     ///
-    /// On InfiniBand a group also has a LID: use [`destination`](Self::destination) with the LID in
-    /// [`DatagramAddress::group`].
+    /// On RoCE the group is an IP multicast address, such as
+    /// `Gid::from(Ipv4Addr::new(239, 1, 2, 3))`. On InfiniBand a group also has a LID: set
+    /// [`DatagramAddress::lid`] of [`DatagramAddress::group`], and call
+    /// [`destination`](Self::destination).
     ///
     /// # Errors
     /// As for [`destination`](Self::destination).
@@ -200,7 +202,9 @@ impl<B, P: Provider> Datagrams<B, P> {
         self.queues.qp.attach_mcast_via(group, &own)
     }
 
-    /// Joins a group of an InfiniBand subnet, named by its GID and its LID.
+    /// Attaches to a group of an InfiniBand subnet, named by its GID and its LID. The port must be a
+    /// full member of the group already. The connection manager makes it one: its join asks the
+    /// subnet administrator, which assigns the LID and the Q_Key.
     ///
     /// # Errors
     /// As for [`Qp::attach_mcast_with_lid`].

@@ -1,4 +1,4 @@
-//! Connections that share a channel: each gets its own events, whoever reads them.
+//! Connections that share a channel: each gets its own events. Any thread reads them.
 
 use std::fs;
 use std::future::Future;

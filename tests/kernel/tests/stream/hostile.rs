@@ -189,7 +189,7 @@ pub(crate) fn messages_beyond_the_credits_end_the_stream() {
         }
         let error = error_of(&stream);
         assert!(matches!(error, StreamError::Protocol(ProtocolError::Overrun { window: 16 })), "{error:?}");
-        // The peer is told, although the stream was not dropped.
+        // The peer gets a DREQ, although the stream was not dropped.
         let event = id.channel().wait_timeout(TIMEOUT).unwrap().expect("an event");
         assert!(matches!(event.kind, EventKind::Disconnected(None)), "{:?}", event.kind);
         id.disconnect().unwrap();

@@ -74,8 +74,10 @@ common_setters! {
     sl(sl: u8);
     /// Traffic class of destinations; TOS (DSCP and ECN) of RoCE v2 packets.
     traffic_class(class: u8);
-    /// Hop limit of destinations: the number of routers that a packet may pass, plus 1. On RoCE the
-    /// kernel replaces it by the hop limit of the IP route, except for multicast groups.
+    /// Hop limit of destinations: the number of routers that a packet may pass, plus 1. On rxe the
+    /// kernel replaces it by the hop limit of the IP route, except for multicast groups. ConnectX
+    /// sends this value: with 1, the default, datagrams reach the local link only. Set 64 for peers
+    /// behind routers.
     hop_limit(limit: u8);
     /// Maximum of outstanding sends (`max_send_wr`).
     sends(sends: u32);

@@ -15,8 +15,8 @@ pub struct GlobalRoute {
     /// Flow label, 20 bits.
     pub flow_label: u32,
     /// Hop limit: the number of routers that a packet may pass, plus 1; TTL of RoCE v2 packets. On
-    /// RoCE the kernel replaces it by the hop limit of the IP route in `MODIFY_QP` (RC, UC, XRC);
-    /// multicast address handles keep it.
+    /// RoCE the kernel replaces it by the hop limit of the IP route in `MODIFY_QP` (RC, UC, XRC).
+    /// Datagrams of mlx5 carry this value; multicast address handles of rxe keep it too.
     pub hop_limit: u8,
     /// Traffic class; TOS (DSCP and ECN) of RoCE v2 packets.
     pub traffic_class: u8,
