@@ -18,6 +18,8 @@
 //!     let pd = peer.qp().pd().clone();
 //!     peer.post_recv(pd.register(Buffer::zeroed(4096)?, Access::LOCAL_WRITE)?)?;
 //!     println!("{:?}", peer.wait()?.message());
+//!     // The acknowledgement of the last message needs the queue pair.
+//!     peer.wait_disconnected(LIMIT)?;
 //!     Ok(())
 //! }
 //!
@@ -287,6 +289,14 @@ impl Listener {
     ///
     /// The time limit is for the request, and again for the confirmation by the peer.
     ///
+    /// Of `options`, the depths, the buffers, `access`, `spin` and `keepalive` count. The port and the
+    /// path are those of the identifier; retries and the RNR timer are those of
+    /// [`ConnectOptions::default`].
+    ///
+    /// The peer is not probed by default. Set [`EndpointOptions::keepalive`] to notice a dead peer while
+    /// only receives are posted. The peer must permit RDMA writes. Queues that are connected by `exchange`
+    /// are probed by default.
+    ///
     /// # Errors
     /// Those of [`Listener::get_request`], [`EndpointOptions::build`] and [`Incoming::accept`].
     pub fn accept(&self, options: &EndpointOptions, limit: Duration) -> Result<Connection<Endpoint>> {
@@ -349,6 +359,25 @@ impl Incoming {
 
     /// Moves the queue to RTS, accepts the request, and waits until the peer has confirmed.
     /// Receives are posted to the queue before, or after.
+    ///
+    /// The peer is not probed by default. Set [`EndpointOptions::keepalive`] to notice a dead peer while
+    /// only receives are posted. The peer must permit RDMA writes. Queues that are connected by `exchange`
+    /// are probed by default.
+    ///
+    /// ```no_run
+    /// use bareverbs::owned::{Endpoint, Lease};
+    /// use bareverbs_rdmacm::{ConnectOptions, Listener};
+    /// use std::time::Duration;
+    ///
+    /// # const LIMIT: Duration = Duration::from_secs(10);
+    /// # fn accept(listener: &Listener) -> bareverbs_rdmacm::Result<()> {
+    /// let request = listener.get_request(LIMIT)?;
+    /// let pd = listener.domains().pd(request.device()?)?;
+    /// let endpoint: Endpoint<Lease> = Endpoint::options().port(request.port()?).build(&pd)?;
+    /// let peer = request.accept(endpoint, &ConnectOptions::default(), LIMIT)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// The request is rejected then, and the queue dropped.
@@ -485,6 +514,14 @@ impl Connector {
     ///
     /// The time limit is for the resolution of an address, and again for the answer of the peer.
     ///
+    /// Of `options`, the depths, the buffers, `access`, `spin` and `keepalive` count. The port and the
+    /// path are those of the identifier; retries and the RNR timer are those of
+    /// [`ConnectOptions::default`].
+    ///
+    /// The peer is not probed by default. Set [`EndpointOptions::keepalive`] to notice a dead peer while
+    /// only receives are posted. The peer must permit RDMA writes. Queues that are connected by `exchange`
+    /// are probed by default.
+    ///
     /// # Errors
     /// Those of [`Route::resolve`], [`EndpointOptions::build`] and [`Route::connect`].
     #[doc(alias = "rdma_create_ep")]
@@ -589,6 +626,10 @@ impl Route {
     }
 
     /// Connects the queue and moves it to RTS. Receives are posted to the queue before, or after.
+    ///
+    /// The peer is not probed by default. Set [`EndpointOptions::keepalive`] to notice a dead peer while
+    /// only receives are posted. The peer must permit RDMA writes. Queues that are connected by `exchange`
+    /// are probed by default.
     ///
     /// # Errors
     /// The queue is dropped then.

@@ -215,6 +215,20 @@ impl std::error::Error for DestroyError {
     }
 }
 
+impl<B> From<bareverbs::owned::NotPosted<B>> for Error {
+    /// The buffer is dropped.
+    fn from(refused: bareverbs::owned::NotPosted<B>) -> Self {
+        refused.error.into()
+    }
+}
+
+impl<B> From<bareverbs::owned::Failed<B>> for Error {
+    /// The buffer is dropped.
+    fn from(failed: bareverbs::owned::Failed<B>) -> Self {
+        failed.error.into()
+    }
+}
+
 impl From<DestroyError> for Error {
     fn from(refused: DestroyError) -> Self {
         refused.error
@@ -313,6 +327,12 @@ mod tests {
             assert_eq!(error.kind(), kind, "{text}");
             assert_eq!(error.to_string(), text);
         }
+    }
+
+    #[test]
+    fn failed_operations_convert_to_their_error() {
+        let failed: bareverbs::owned::Failed<()> = bareverbs::Error::NoDevice.into();
+        assert!(matches!(Error::from(failed), Error::Verbs(bareverbs::Error::NoDevice)));
     }
 
     #[test]

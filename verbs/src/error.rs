@@ -291,6 +291,17 @@ impl fmt::Display for KernelError {
 impl std::error::Error for KernelError {}
 
 impl Error {
+    /// Whether the peer did not respond to any retry
+    /// ([`RETRY_EXC_ERR`](WcStatus::RETRY_EXC_ERR)): it is dead or unreachable.
+    ///
+    /// ```
+    /// assert!(!bareverbs::Error::NoDevice.is_peer_lost());
+    /// ```
+    #[must_use]
+    pub fn is_peer_lost(&self) -> bool {
+        matches!(self, Self::Completion { status: WcStatus::RETRY_EXC_ERR, .. })
+    }
+
     /// The kernel's errno, if a system call failed.
     #[must_use]
     pub fn errno(&self) -> Option<Errno> {

@@ -194,8 +194,10 @@ impl<P: Provider> Pd<P> {
     ///
     /// The memory is borrowed until the region is dropped. A forgotten region stays registered
     /// after the borrow has ended. This is harmless: only operations of this process can access the
-    /// memory, and posting them is `unsafe` ([`owned::Endpoint`](crate::owned::Endpoint) does not
-    /// take borrowed memory).
+    /// memory, and posting them is `unsafe`, or in a
+    /// [scope](crate::owned::Endpoint::scope), which waits for them.
+    ///
+    /// The borrow is exclusive also for [`LocalAccess::Read`], because [`Mr::write`] writes the memory.
     ///
     /// # Errors
     /// As for [`Pd::register`].

@@ -25,6 +25,19 @@ pub struct Remote {
 }
 
 impl Remote {
+    /// The memory `bytes` after this. The address wraps around. The device checks the range.
+    ///
+    /// ```
+    /// use bareverbs_provider::work::Remote;
+    ///
+    /// let table = Remote { addr: 0x7f00_0000, rkey: 0x1234 };
+    /// assert_eq!(table.offset(64), Remote { addr: 0x7f00_0040, rkey: 0x1234 });
+    /// ```
+    #[must_use]
+    pub const fn offset(self, bytes: u64) -> Self {
+        Self { addr: self.addr.wrapping_add(bytes), rkey: self.rkey }
+    }
+
     /// Length of the bytes.
     pub const LEN: usize = 16;
 

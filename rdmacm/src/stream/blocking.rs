@@ -73,6 +73,7 @@ impl<P: Provider> RdmaStream<P> {
     }
 
     /// Another handle of the same stream.
+    #[doc(alias = "try_clone")]
     #[must_use]
     pub fn handle(&self) -> Self {
         Self { shared: Arc::clone(&self.shared) }

@@ -40,6 +40,7 @@ use crate::{
 /// | [`post_write`](Self::post_write), [`post_write_imm`](Self::post_write_imm), [`post_write_inline`](Self::post_write_inline) | [`Op::write`], [`Op::write_imm`], [`Op::write_inline`] |
 /// | [`post_read`](Self::post_read) | [`Op::read`] |
 /// | [`post_fetch_add`](Self::post_fetch_add), [`post_compare_swap`](Self::post_compare_swap) | [`Op::fetch_add`], [`Op::compare_swap`] |
+/// | [`post_send_parts`](Self::post_send_parts), [`post_recv_parts`](Self::post_recv_parts), [`post_write_parts`](Self::post_write_parts), [`post_read_parts`](Self::post_read_parts): several buffers, one message | |
 /// | [`batch`](Self::batch): several with one doorbell | [`Batch::post`] |
 ///
 /// An [`Op`] takes the caller's tag, and may be unsignalled, fenced or solicited.
@@ -64,6 +65,9 @@ use crate::{
 /// receives: see [`EndpointOptions::keepalive`]. The first probe of an idle connection is sent after 2
 /// seconds. Loops that only call [`Endpoint::poll`] call [`Endpoint::probe`] themselves.
 ///
+/// This holds for [`Endpoint::connect`]. After [`Endpoint::connect_by`] the peer is not probed by
+/// default: it may not permit RDMA writes.
+///
 /// # Validation of completions
 ///
 /// Each operation has a `wr_id` of its own, which never repeats. A completion with a `wr_id` of no
@@ -84,7 +88,7 @@ use crate::{
 /// | [`Error::Invalid`] | On Soft-RoCE: the MR has `ON_DEMAND` and is not page-aligned. |
 /// | [`Error::Closed`] | The connection has failed. |
 /// | [`Error::Post`], [`PostReason::State`] | A send, write or read before [`Endpoint::connect`]. |
-/// | [`Error::Post`], [`PostReason::Queue`] | The queue is full ([`NotPosted::is_full`]), or the operation is unsupported. |
+/// | [`Error::Post`], [`PostReason::Queue`] | The queue is full ([`NotPosted::is_full`]), inline data exceeds [`EndpointOptions::inline`] (default 0), or the operation is unsupported. |
 /// | [`Error::Post`], [`PostReason::Doorbell`] | The kernel refused the doorbell, and the request was taken back. The connection has failed. |
 ///
 /// If the kernel refused the doorbell but may still execute the request, posting returns `Ok`: the
@@ -596,7 +600,9 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
 
 impl<B, P: Provider> Endpoint<B, P> {
     /// Probes the peer by an RDMA write of length 0, unless an earlier probe is outstanding. If the peer
-    /// is dead, the connection fails after the retries, and polling returns that.
+    /// is dead, the connection fails after the retries, and polling returns the posted operations as
+    /// failed. If none is posted, polling returns `None`, and the next probe fails with
+    /// [`Error::Closed`].
     ///
     /// [`Endpoint::wait`] does this by itself when the connection is idle
     /// ([`EndpointOptions::keepalive`]). A loop that only polls calls it every few seconds:
@@ -632,14 +638,20 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// their buffers, until [`Endpoint::pending`] is 0.
     ///
     /// ```no_run
+    /// # use bareverbs::Error;
     /// # use bareverbs::owned::Endpoint;
     /// # fn cancel(mut endpoint: Endpoint) {
     /// endpoint.abort();
     /// while endpoint.pending() > 0 {
     ///     match endpoint.wait() {
     ///         Ok(done) => println!("operation {} was done", done.tag),
-    ///         Err(failed) if failed.buffer.is_none() => break,
-    ///         Err(failed) => println!("operation {}: {:?}", failed.tag, failed.outcome),
+    ///         Err(failed) if failed.is_operation() => {
+    ///             println!("operation {}: {:?}", failed.tag, failed.outcome);
+    ///         }
+    ///         // The device completed an unknown operation. The others still end.
+    ///         Err(failed) if matches!(failed.error, Error::UnknownCompletion { .. }) => {}
+    ///         // The wait failed: the device was removed.
+    ///         Err(_) => break,
     ///     }
     /// }
     /// # }
@@ -1051,6 +1063,8 @@ impl<B: Source, P: Provider> Endpoint<B, P> {
 
     /// Posts a write of the bytes of `buffer` in `range` to the peer's memory.
     ///
+    /// The peer must permit it: see [remote access](Op#remote-access).
+    ///
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer.
     pub fn post_write(
@@ -1064,6 +1078,8 @@ impl<B: Source, P: Provider> Endpoint<B, P> {
 
     /// Posts a write as [`Endpoint::post_write`] does, which also completes a receive of the peer
     /// with immediate data.
+    ///
+    /// The peer must permit it: see [remote access](Op#remote-access).
     ///
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer.
@@ -1087,6 +1103,8 @@ impl<B: Source, P: Provider> Endpoint<B, P> {
     }
 
     /// Posts a write of `bytes`, which are copied, to the peer's memory.
+    ///
+    /// The peer must permit it: see [remote access](Op#remote-access).
     ///
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting).
@@ -1127,6 +1145,8 @@ impl<B: Source, P: Provider> Endpoint<B, P> {
 
     /// Posts a write of the bytes of several buffers, in order, to the peer's memory, as
     /// [`Endpoint::post_send_parts`] posts a send.
+    ///
+    /// The peer must permit it: see [remote access](Op#remote-access).
     ///
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffers.
@@ -1203,6 +1223,8 @@ impl<B: Target, P: Provider> Endpoint<B, P> {
 
     /// Posts a read of the peer's memory into the bytes of `buffer` in `range`.
     ///
+    /// The peer must permit it: see [remote access](Op#remote-access).
+    ///
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer.
     pub fn post_read(
@@ -1216,6 +1238,8 @@ impl<B: Target, P: Provider> Endpoint<B, P> {
 
     /// Posts a read of the peer's memory into several buffers, in order, as
     /// [`Endpoint::post_send_parts`] posts a send.
+    ///
+    /// The peer must permit it: see [remote access](Op#remote-access).
     ///
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffers.
@@ -1231,6 +1255,8 @@ impl<B: Target, P: Provider> Endpoint<B, P> {
     /// Posts an addition of `add` to the 8 bytes at `remote`, a multiple of 8. The first 8 bytes of
     /// `buffer` receive the old value, in native byte order.
     ///
+    /// The peer must permit it: see [remote access](Op#remote-access).
+    ///
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer.
     pub fn post_fetch_add(&mut self, buffer: B, remote: Remote, add: u64) -> Result<(), NotPosted<B>> {
@@ -1239,6 +1265,8 @@ impl<B: Target, P: Provider> Endpoint<B, P> {
 
     /// Posts a replacement of the 8 bytes at `remote`, a multiple of 8, by `swap` if they equal
     /// `compare`. The first 8 bytes of `buffer` receive the old value, in native byte order.
+    ///
+    /// The peer must permit it: see [remote access](Op#remote-access).
     ///
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer.

@@ -166,7 +166,7 @@ impl<M> Exposed<M> {
     }
 
     /// The key of peers, and the remote address of the first byte of `range`. A peer uses them to
-    /// access any byte of the exposed memory, not of this range only.
+    /// access any byte of the exposed memory, not of this range only, such as by [`Remote::offset`].
     ///
     /// # Errors
     /// [`Error::Invalid`] if `range` exceeds the exposed memory.
@@ -250,7 +250,8 @@ impl<M> Exposed<M> {
         barrier::before_device_reads();
     }
 
-    /// Adds to a word of 8 bytes atomically. Returns the previous value. The sum wraps around.
+    /// Adds to a word of 8 bytes atomically. On Soft-RoCE and ConnectX, use
+    /// [`LocalAtomics`](super::LocalAtomics). Returns the previous value. The sum wraps around.
     ///
     /// It is atomic with atomic operations of peers. This needs a device whose
     /// [`atomic_cap`](crate::DeviceAttr::atomic_cap) is [`AtomicCap::GLOB`]. With other devices, such
@@ -266,8 +267,8 @@ impl<M> Exposed<M> {
         Ok(unsafe { copy::fetch_add_u64(place, value) })
     }
 
-    /// Replaces a word of 8 bytes by `new` if it is `expected`, atomically. Returns the previous
-    /// value.
+    /// Replaces a word of 8 bytes by `new` if it is `expected`, atomically. On Soft-RoCE and ConnectX,
+    /// use [`LocalAtomics`](super::LocalAtomics). Returns the previous value.
     ///
     /// # Errors
     /// As for [`Exposed::fetch_add`].
@@ -306,10 +307,10 @@ impl<M> Exposed<M> {
     /// Any number of sources can exist, also of overlapping ranges.
     ///
     /// ```no_run
-    /// use bareverbs::owned::{Endpoint, Exposed, ExposedSource};
+    /// use bareverbs::owned::{AnyBuffer, Endpoint, Exposed};
     ///
-    /// # fn answer(endpoint: &mut Endpoint<ExposedSource>, table: &Exposed) -> bareverbs::Result<()> {
-    /// endpoint.post_send(table.source(4096..8192)?, ..)?;
+    /// # fn answer(endpoint: &mut Endpoint<AnyBuffer>, table: &Exposed) -> bareverbs::Result<()> {
+    /// endpoint.post_send(table.source(4096..8192)?.into(), ..)?;
     /// # Ok(())
     /// # }
     /// ```

@@ -470,7 +470,15 @@ impl<B, K: Kind> SendFlow<B, K> {
         let SendEntry { buffer, tag, opcode, .. } = entry;
         let closed = || Error::Closed { verb: K::verb(opcode), reason: K::CLOSED };
         let error = self.refusal.map_or_else(closed, Error::from);
-        Some(Err(Failed { error, tag, buffer, outcome: Outcome::NotExecuted, cause: None, recv: false }))
+        Some(Err(Failed {
+            operation: true,
+            error,
+            tag,
+            buffer,
+            outcome: Outcome::NotExecuted,
+            cause: None,
+            recv: false,
+        }))
     }
 }
 
@@ -483,7 +491,15 @@ fn failed<B, K: Kind>(
     let Failure { status, vendor_err } = failure;
     let driver = DriverId(domain.context.file.driver_id());
     let error = Error::Completion { verb: K::verb(opcode), status, vendor_err, driver };
-    Failed { error, tag, buffer, outcome: Outcome::of(status), cause: None, recv: opcode == WcOpcode::RECV }
+    Failed {
+        operation: true,
+        error,
+        tag,
+        buffer,
+        outcome: Outcome::of(status),
+        cause: None,
+        recv: opcode == WcOpcode::RECV,
+    }
 }
 
 /// A post that the fast path did not finish.

@@ -105,7 +105,9 @@ const THREADS: usize = 64;
 /// A CQ that many connections share; see the [module](self).
 ///
 /// Clones are the same hub. `B` is the type of the buffers, such as [`Lease`] or
-/// [`AnyBuffer`](super::AnyBuffer).
+/// [`Part`](super::Part). A hub of [`AnyBuffer`](super::AnyBuffer), [`Shared`](super::Shared) or
+/// [`ExposedSource`](super::ExposedSource) can't receive, because these are no
+/// [`Target`](super::Target)s.
 ///
 /// # Drivers
 ///

@@ -19,6 +19,16 @@ use crate::{Imm, Operation, Remote, SendFlags};
 /// # Ok(())
 /// # }
 /// ```
+///
+/// # Remote access
+///
+/// A write needs `REMOTE_WRITE`, a read `REMOTE_READ`, and an atomic operation `REMOTE_ATOMIC`. Both
+/// the peer's QP ([`EndpointOptions::access`](super::EndpointOptions::access)) and its memory
+/// ([`Part::expose`](super::Part::expose)) need the right. By default an endpoint permits reads and
+/// writes, and a server or a client only writes.
+///
+/// Reads and writes transfer bytes unchanged. Operands and results of atomic operations have the
+/// native byte order of this host; the word in the peer's memory has that of the peer.
 #[derive(Debug)]
 #[must_use = "`post` posts it"]
 pub struct Op<'a, B, O = Operation> {
@@ -80,12 +90,16 @@ impl<B: Source> Op<'_, B> {
     }
 
     /// Writes the bytes of `buffer` in `range` to the peer's memory.
+    ///
+    /// The peer must permit it: see [remote access](Op#remote-access).
     #[inline(always)]
     pub fn write(buffer: B, range: impl RangeBounds<usize>, remote: Remote) -> Self {
         Self::of(Operation::Write(remote), buffer, range)
     }
 
     /// Writes as [`Op::write`] does, and completes a receive of the peer with immediate data.
+    ///
+    /// The peer must permit it: see [remote access](Op#remote-access).
     #[inline(always)]
     pub fn write_imm(buffer: B, range: impl RangeBounds<usize>, remote: Remote, imm: impl Into<Imm>) -> Self {
         Self::of(Operation::WriteImm(remote, imm.into()), buffer, range)
@@ -94,6 +108,8 @@ impl<B: Source> Op<'_, B> {
 
 impl<B: Target> Op<'_, B> {
     /// Reads the peer's memory into the bytes of `buffer` in `range`.
+    ///
+    /// The peer must permit it: see [remote access](Op#remote-access).
     #[inline(always)]
     pub fn read(buffer: B, range: impl RangeBounds<usize>, remote: Remote) -> Self {
         Self::of(Operation::Read(remote), buffer, range)
@@ -101,6 +117,8 @@ impl<B: Target> Op<'_, B> {
 
     /// Adds `add` to the 8 bytes at `remote`, a multiple of 8. The first 8 bytes of `buffer`
     /// receive the old value, in native byte order.
+    ///
+    /// The peer must permit it: see [remote access](Op#remote-access).
     #[inline(always)]
     pub fn fetch_add(buffer: B, remote: Remote, add: u64) -> Self {
         Self::of(Operation::FetchAdd { remote, add }, buffer, ..8)
@@ -108,6 +126,8 @@ impl<B: Target> Op<'_, B> {
 
     /// Replaces the 8 bytes at `remote`, a multiple of 8, by `swap` if they equal `compare`. The
     /// first 8 bytes of `buffer` receive the old value, in native byte order.
+    ///
+    /// The peer must permit it: see [remote access](Op#remote-access).
     #[inline(always)]
     pub fn compare_swap(buffer: B, remote: Remote, compare: u64, swap: u64) -> Self {
         Self::of(Operation::CmpSwp { remote, compare, swap }, buffer, ..8)
@@ -129,6 +149,8 @@ impl<'a, B> Op<'a, B> {
     }
 
     /// Writes `bytes`, which are copied when posted, to the peer's memory.
+    ///
+    /// The peer must permit it: see [remote access](Op#remote-access).
     #[inline(always)]
     pub fn write_inline(bytes: &'a [u8], remote: Remote) -> Self {
         Self::inline(Operation::Write(remote), bytes)

@@ -71,7 +71,9 @@ impl<B, P: Provider> Pending<B, P> {
     #[cold]
     pub(super) fn refused_in(kind: SlotKind, error: Error, buffer: Option<B>, tag: u64) -> Self {
         let (outcome, recv) = (Outcome::NotExecuted, kind == SlotKind::Recv);
-        Self { state: State::Refused(Failed { error, tag, buffer, outcome, cause: None, recv }) }
+        Self {
+            state: State::Refused(Failed { operation: true, error, tag, buffer, outcome, cause: None, recv }),
+        }
     }
 
     #[cold]
@@ -209,7 +211,7 @@ fn finished<B, P: Provider>(
     };
     let error = Error::Completion { verb, status, vendor_err, driver: conn.driver };
     let recv = kind == SlotKind::Recv;
-    Err(Failed { error, tag, buffer, outcome: Outcome::of(status), cause, recv })
+    Err(Failed { operation: true, error, tag, buffer, outcome: Outcome::of(status), cause, recv })
 }
 
 impl<B, P: Provider> Future for Pending<B, P> {

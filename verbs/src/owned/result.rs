@@ -89,10 +89,43 @@ pub struct Failed<B> {
     pub outcome: Outcome,
     /// The status that moved the QP to ERR. Outstanding operations are flushed.
     pub cause: Option<WcStatus>,
+    pub(super) operation: bool,
     pub(super) recv: bool,
 }
 
 impl<B> Failed<B> {
+    /// Whether an operation has ended. Otherwise the wait failed, such as after the removal of the
+    /// device, or the device completed an unknown operation ([`Error::UnknownCompletion`]).
+    ///
+    /// [`Failed::buffer`] does not say that: it is `None` for inline operations, too.
+    ///
+    /// ```
+    /// use bareverbs::Error;
+    /// use bareverbs::owned::Failed;
+    ///
+    /// let failed: Failed<()> = Error::UnknownCompletion { wr_id: 1 }.into();
+    /// assert!(!failed.is_operation());
+    /// ```
+    #[must_use]
+    pub fn is_operation(&self) -> bool {
+        self.operation
+    }
+
+    /// Whether the connection failed because the peer did not respond to any retry: it is dead or
+    /// unreachable. An operation that was flushed behind the failed one counts, too.
+    ///
+    /// ```
+    /// use bareverbs::owned::Failed;
+    ///
+    /// fn should_reconnect<B>(failed: &Failed<B>) -> bool {
+    ///     failed.is_peer_lost()
+    /// }
+    /// ```
+    #[must_use]
+    pub fn is_peer_lost(&self) -> bool {
+        self.cause == Some(WcStatus::RETRY_EXC_ERR) || self.error.is_peer_lost()
+    }
+
     /// Whether the operation was a posted receive. The receives of a connection that ends are
     /// flushed: that is no loss of data.
     #[must_use]
@@ -115,7 +148,15 @@ fn is_full(error: &Error) -> bool {
 
 impl<B> From<Error> for Failed<B> {
     fn from(error: Error) -> Self {
-        Self { error, tag: 0, buffer: None, outcome: Outcome::Unknown, cause: None, recv: false }
+        Self {
+            error,
+            tag: 0,
+            buffer: None,
+            outcome: Outcome::Unknown,
+            cause: None,
+            operation: false,
+            recv: false,
+        }
     }
 }
 
@@ -188,6 +229,23 @@ debug! {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lost_peer_is_seen_in_the_cause_or_in_the_error() {
+        let failed = |status, cause| {
+            let error = Error::Completion {
+                verb: "Endpoint::recv",
+                status,
+                vendor_err: 0,
+                driver: crate::DriverId::RXE,
+            };
+            Failed::<()> { cause, ..error.into() }.is_peer_lost()
+        };
+        assert!(failed(WcStatus::RETRY_EXC_ERR, None));
+        assert!(failed(WcStatus::WR_FLUSH_ERR, Some(WcStatus::RETRY_EXC_ERR)));
+        assert!(!failed(WcStatus::RNR_RETRY_EXC_ERR, None));
+        assert!(!failed(WcStatus::WR_FLUSH_ERR, Some(WcStatus::REM_ACCESS_ERR)));
+    }
 
     #[test]
     fn debug_says_whether_there_is_a_buffer() {

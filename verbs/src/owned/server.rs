@@ -16,6 +16,7 @@
 //! ```no_run
 //! use std::io::{Read, Write};
 //! use std::net::TcpListener;
+//! use std::time::Duration;
 //!
 //! use bareverbs::owned::server::{Event, Server};
 //! use bareverbs::{Address, Device};
@@ -36,11 +37,17 @@
 //! });
 //! while let Some(event) = server.wait()? {
 //!     match event {
-//!         Event::Message(message) => {
-//!             let mut answer = server.take().expect("as many buffers as sends");
-//!             let len = message.bytes().len();
-//!             answer.bytes_mut()[..len].copy_from_slice(message.bytes());
-//!             message.reply(answer, ..len).detach();
+//!         Event::Message(mut message) => {
+//!             message.bytes_mut().make_ascii_uppercase();
+//!             let (peer, len) = (message.from(), message.bytes().len());
+//!             // A full queue refuses the answer at once: the client does not read its answers.
+//!             let refused = match message.reply_in_place(..len) {
+//!                 Ok(mut reply) => reply.wait_timeout(Duration::ZERO).is_err(),
+//!                 Err(_) => true,
+//!             };
+//!             if refused {
+//!                 server.handle().close(peer);
+//!             }
 //!         }
 //!         Event::Failed(peer, error) => eprintln!("{peer:?} failed: {error}"),
 //!         Event::Closed(peer) => println!("{peer:?} has finished"),
@@ -307,7 +314,8 @@ impl<B: Source, P: Provider> Server<B, P> {
         &self.handle
     }
 
-    /// Takes a buffer for a message. `None` if all are in use: await a send first.
+    /// Takes a buffer for a message. `None` if all are in use: by sends, detached or not, that are not
+    /// complete, or by leases that the program holds. Read events or await a send, and try again.
     #[must_use]
     pub fn take(&self) -> Option<Lease> {
         self.handle.take()
@@ -419,6 +427,9 @@ impl<B: Source, P: Provider> Handle<B, P> {
 
     /// Connects to the client at `remote`. Returns the peer's id, and the local address, to
     /// which the client must connect.
+    ///
+    /// On RoCE it blocks while the kernel resolves the client's address. In a task, call it in the
+    /// runtime's `spawn_blocking`.
     ///
     /// # Errors
     /// - [`Error::Closed`]: the server was shut down.
@@ -738,7 +749,8 @@ impl<B: Source, P: Provider> Client<B, P> {
         &self.server.handle
     }
 
-    /// Connects to the address that [`Handle::admit`] returned.
+    /// Connects to the address that [`Handle::admit`] returned. On RoCE it blocks while the kernel
+    /// resolves the server's address.
     ///
     /// # Errors
     /// - [`Error::Invalid`]: the client is connected, or `remote` is not the address of a server.
@@ -748,7 +760,8 @@ impl<B: Source, P: Provider> Client<B, P> {
         self.server.handle.connect("Client::connect", self.id, remote)
     }
 
-    /// Takes a buffer for a message. `None` if all are in use: await a send first.
+    /// Takes a buffer for a message. `None` if all are in use: by sends, detached or not, that are not
+    /// complete, or by leases that the program holds. Read events or await a send, and try again.
     #[must_use]
     pub fn take(&self) -> Option<Lease> {
         self.server.take()

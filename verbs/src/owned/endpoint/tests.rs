@@ -1119,8 +1119,19 @@ fn idle_connection_probes_its_peer_and_fails_with_the_probe() {
     setup.complete(recv, WcStatus::WR_FLUSH_ERR);
     let failed = setup.endpoint.poll().unwrap().unwrap_err();
     assert_eq!((failed.cause, failed.is_recv()), (Some(WcStatus::RETRY_EXC_ERR), true));
+    assert!(failed.is_operation() && failed.is_peer_lost());
     setup.endpoint.queues.keep_alive(start + 9 * SECOND);
     assert_eq!(setup.plain.log().sent.len(), 1, "a failed connection is not probed");
+    assert!(matches!(setup.endpoint.probe(), Err(Error::Closed { .. })));
+}
+
+#[test]
+fn failed_probe_without_operations_is_reported_by_the_next_probe() {
+    let mut setup = Setup::new();
+    setup.endpoint.probe().unwrap();
+    setup.complete(PROBE, WcStatus::RETRY_EXC_ERR);
+    assert!(setup.endpoint.poll().is_none());
+    assert!(matches!(setup.endpoint.wait().unwrap_err().error, Error::Invalid { .. }));
     assert!(matches!(setup.endpoint.probe(), Err(Error::Closed { .. })));
 }
 
