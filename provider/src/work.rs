@@ -11,6 +11,7 @@ pub use bareverbs_uapi::write::types::{PlacementType, SelectivityLevel, WcOpcode
 
 bitflags::bitflags! {
     /// Flags of a send request.
+    #[doc(alias = "ibv_send_flags")]
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct SendFlags: u32 {
         /// Wait until earlier reads and atomics of the QP are complete.

@@ -116,6 +116,7 @@ abi_enums! {
     }
 
     /// Node type of a device: [`Attribute::DEV_NODE_TYPE`].
+    #[doc(alias = "ibv_node_type_str")]
     enum NodeType: u8 = "" {
         /// An InfiniBand or RoCE channel adapter.
         CHANNEL_ADAPTER = 1, "RDMA_NODE_IB_CA";

@@ -7,6 +7,7 @@ abi_enums! {
     header = "include/rdma/ib_verbs.h";
 
     /// State of a queue pair; `IBV_QPS_*` in libibverbs.
+    #[doc(alias = "ibv_qp_state")]
     enum QpState : u8 = "ib_qp_state" {
         /// RESET: requests are neither accepted nor processed.
         #[doc(alias = "IBV_QPS_RESET")]
@@ -32,6 +33,7 @@ abi_enums! {
     }
 
     /// State of path migration.
+    #[doc(alias = "ibv_mig_state")]
     enum MigState : u8 = "ib_mig_state" {
         /// MIGRATED: on the alternate path, or migration is not in use.
         #[doc(alias = "IBV_MIG_MIGRATED")]
@@ -68,6 +70,7 @@ abi_enums! {
     }
 
     /// Logical state of a port.
+    #[doc(alias = "ibv_port_state_str")]
     enum PortState : u8 = "ib_port_state" {
         /// NOP: used in requests only.
         #[doc(alias = "IBV_PORT_NOP")]
@@ -151,26 +154,36 @@ abi_enums! {
     }
 
     /// Link layer of a port.
+    #[doc(alias = "IBV_LINK_LAYER")]
     enum LinkLayer : u8 = "rdma_link_layer" {
         /// Not known.
+        #[doc(alias = "IBV_LINK_LAYER_UNSPECIFIED")]
         UNSPECIFIED = 0, "IB_LINK_LAYER_UNSPECIFIED";
         /// InfiniBand.
+        #[doc(alias = "IBV_LINK_LAYER_INFINIBAND")]
         INFINIBAND = 1, "IB_LINK_LAYER_INFINIBAND";
         /// Ethernet: RoCE or iWARP.
+        #[doc(alias = "IBV_LINK_LAYER_ETHERNET")]
         ETHERNET = 2, "IB_LINK_LAYER_ETHERNET";
     }
 
     /// Scope of atomicity of remote atomics.
+    #[doc(alias = "ibv_atomic_cap")]
     enum AtomicCap : u32 = "ib_atomic_cap" {
         /// No atomics.
+        #[doc(alias = "IBV_ATOMIC_NONE")]
         NONE = 0, "IB_ATOMIC_NONE";
         /// Atomic with respect to atomics of the same device.
+        #[doc(alias = "IBV_ATOMIC_HCA")]
         HCA = 1, "IB_ATOMIC_HCA";
         /// Atomic with respect to all accesses, also by CPUs.
+        #[doc(alias = "IBV_ATOMIC_GLOB")]
         GLOB = 2, "IB_ATOMIC_GLOB";
     }
 
     /// Type of an asynchronous event.
+    #[doc(alias = "ibv_event_type")]
+    #[doc(alias = "ibv_event_type_str")]
     enum EventType : u32 = "ib_event_type" {
         /// A CQ overran or failed.
         #[doc(alias = "IBV_EVENT_CQ_ERR")]
@@ -238,6 +251,7 @@ abi_enums! {
     }
 
     /// Status of a completion; `IBV_WC_*` in libibverbs.
+    #[doc(alias = "ibv_wc_status")]
     enum WcStatus : u32 = "ib_wc_status" {
         /// Success.
         #[doc(alias = "IBV_WC_SUCCESS")]
@@ -308,6 +322,7 @@ abi_enums! {
     }
 
     /// Static rate of a path.
+    #[doc(alias = "ibv_rate")]
     enum Rate : u8 = "ib_rate" {
         /// Rate of the port.
         #[doc(alias = "IBV_RATE_PORT_CURRENT")]
@@ -452,6 +467,7 @@ abi_enums! {
     }
 
     /// Type of a memory window.
+    #[doc(alias = "ibv_mw_type")]
     enum MwType : u8 = "ib_mw_type" {
         /// Type 1: bound by a verb, for all QPs of the PD.
         TYPE_1 = 1, "IB_MW_TYPE_1";
@@ -562,68 +578,98 @@ abi_flags! {
     header = "include/rdma/ib_verbs.h";
 
     /// Attribute mask of MODIFY_QP and QUERY_QP.
+    #[doc(alias = "ibv_qp_attr_mask")]
     flags QpAttrMask : u32 = "ib_qp_attr_mask" {
         /// The state.
+        #[doc(alias = "IBV_QP_STATE")]
         STATE = 1, "IB_QP_STATE";
         /// The current state, as the caller assumes it.
+        #[doc(alias = "IBV_QP_CUR_STATE")]
         CUR_STATE = 1 << 1, "IB_QP_CUR_STATE";
         /// Whether the event SQ_DRAINED is requested.
+        #[doc(alias = "IBV_QP_EN_SQD_ASYNC_NOTIFY")]
         EN_SQD_ASYNC_NOTIFY = 1 << 2, "IB_QP_EN_SQD_ASYNC_NOTIFY";
         /// Remote access flags.
+        #[doc(alias = "IBV_QP_ACCESS_FLAGS")]
         ACCESS_FLAGS = 1 << 3, "IB_QP_ACCESS_FLAGS";
         /// P_Key index.
+        #[doc(alias = "IBV_QP_PKEY_INDEX")]
         PKEY_INDEX = 1 << 4, "IB_QP_PKEY_INDEX";
         /// Physical port.
+        #[doc(alias = "IBV_QP_PORT")]
         PORT = 1 << 5, "IB_QP_PORT";
         /// Q_Key.
+        #[doc(alias = "IBV_QP_QKEY")]
         QKEY = 1 << 6, "IB_QP_QKEY";
         /// Path to the peer.
+        #[doc(alias = "IBV_QP_AV")]
         AV = 1 << 7, "IB_QP_AV";
         /// Path MTU.
+        #[doc(alias = "IBV_QP_PATH_MTU")]
         PATH_MTU = 1 << 8, "IB_QP_PATH_MTU";
         /// Local ACK timeout.
+        #[doc(alias = "IBV_QP_TIMEOUT")]
         TIMEOUT = 1 << 9, "IB_QP_TIMEOUT";
         /// Retries after a timeout.
+        #[doc(alias = "IBV_QP_RETRY_CNT")]
         RETRY_CNT = 1 << 10, "IB_QP_RETRY_CNT";
         /// RNR retries.
+        #[doc(alias = "IBV_QP_RNR_RETRY")]
         RNR_RETRY = 1 << 11, "IB_QP_RNR_RETRY";
         /// Initial receive PSN.
+        #[doc(alias = "IBV_QP_RQ_PSN")]
         RQ_PSN = 1 << 12, "IB_QP_RQ_PSN";
         /// Maximum outstanding RDMA READs and atomics as requester.
+        #[doc(alias = "IBV_QP_MAX_QP_RD_ATOMIC")]
         MAX_QP_RD_ATOMIC = 1 << 13, "IB_QP_MAX_QP_RD_ATOMIC";
         /// Alternate path.
+        #[doc(alias = "IBV_QP_ALT_PATH")]
         ALT_PATH = 1 << 14, "IB_QP_ALT_PATH";
         /// Minimum RNR NAK timer.
+        #[doc(alias = "IBV_QP_MIN_RNR_TIMER")]
         MIN_RNR_TIMER = 1 << 15, "IB_QP_MIN_RNR_TIMER";
         /// Initial send PSN.
+        #[doc(alias = "IBV_QP_SQ_PSN")]
         SQ_PSN = 1 << 16, "IB_QP_SQ_PSN";
         /// Maximum outstanding RDMA READs and atomics as responder.
+        #[doc(alias = "IBV_QP_MAX_DEST_RD_ATOMIC")]
         MAX_DEST_RD_ATOMIC = 1 << 17, "IB_QP_MAX_DEST_RD_ATOMIC";
         /// Path migration state.
+        #[doc(alias = "IBV_QP_PATH_MIG_STATE")]
         PATH_MIG_STATE = 1 << 18, "IB_QP_PATH_MIG_STATE";
         /// Queue sizes.
+        #[doc(alias = "IBV_QP_CAP")]
         CAP = 1 << 19, "IB_QP_CAP";
         /// QPN of the peer.
+        #[doc(alias = "IBV_QP_DEST_QPN")]
         DEST_QPN = 1 << 20, "IB_QP_DEST_QPN";
         /// Packet pacing rate; extended modify command only.
+        #[doc(alias = "IBV_QP_RATE_LIMIT")]
         RATE_LIMIT = 1 << 25, "IB_QP_RATE_LIMIT";
     }
 
     /// Flags of a send request; `IBV_SEND_*` in libibverbs.
+    #[doc(alias = "ibv_send_flags")]
     flags SendFlags : u32 = "ib_send_flags" {
         /// Fence: wait for earlier RDMA READs and atomics.
+        #[doc(alias = "IBV_SEND_FENCE")]
         FENCE = 1, "IB_SEND_FENCE";
         /// Signaled: write a CQE.
+        #[doc(alias = "IBV_SEND_SIGNALED")]
         SIGNALED = 1 << 1, "IB_SEND_SIGNALED";
         /// Solicited event at the peer.
+        #[doc(alias = "IBV_SEND_SOLICITED")]
         SOLICITED = 1 << 2, "IB_SEND_SOLICITED";
         /// Inline: the data is copied into the WQE.
+        #[doc(alias = "IBV_SEND_INLINE")]
         INLINE = 1 << 3, "IB_SEND_INLINE";
         /// The device computes IP and TCP or UDP checksums.
+        #[doc(alias = "IBV_SEND_IP_CSUM")]
         IP_CSUM = 1 << 4, "IB_SEND_IP_CSUM";
     }
 
     /// Flags of a completion; `IBV_WC_*` in libibverbs.
+    #[doc(alias = "ibv_wc_flags")]
     flags WcFlags : u32 = "ib_wc_flags" {
         /// A GRH is in the first 40 bytes of the receive buffer.
         #[doc(alias = "IBV_WC_GRH")]

@@ -59,7 +59,7 @@ texts! {
         /// Implicit ODP MRs.
         ImplicitOdp = "implicit ODP MRs are",
         /// A change of an MR's access or PD.
-        MrRereg = "such MR re-registrations are",
+        MrRereg = "changes of an MR's access or PD are",
         /// Replacement of an MR's memory.
         MrReplacement = "replacements of an MR's memory are",
         /// Advice about an MR's pages.
@@ -180,7 +180,7 @@ texts! {
         CqCount = "cq_count",
         /// CQ moderation: delay of an event in microseconds.
         #[doc(alias = "cq_period")]
-        CqPeriod = "cq_period",
+        CqPeriod = "cq_period in microseconds",
         /// Outstanding reads and atomics as requester.
         #[doc(alias = "max_rd_atomic")]
         MaxRdAtomic = "max_rd_atomic",
@@ -188,15 +188,15 @@ texts! {
         #[doc(alias = "max_dest_rd_atomic")]
         MaxDestRdAtomic = "max_dest_rd_atomic",
         /// Packet pacing: rate in kbit/s.
-        Rate = "rate",
+        Rate = "rate in kbit/s",
         /// Bytes of device memory.
-        DmLen = "len",
+        DmLen = "length of device memory in bytes",
         /// Entries of an indirection table.
-        IndirectionEntries = "the number of entries",
+        IndirectionEntries = "entries of the indirection table",
         /// Ranges of one call of MR advice.
-        AdviseRanges = "the number of ranges",
+        AdviseRanges = "ranges of MR advice",
         /// Objects that can be counted.
-        Objects = "object count (at least)",
+        Objects = "number of objects",
         /// Outstanding sends of an endpoint.
         Sends = "sends",
         /// Outstanding receives of an endpoint.

@@ -117,6 +117,7 @@ abi_enums! {
     header = "rdma/ib_user_ioctl_verbs.h";
 
     /// The transport of a queue pair; `IBV_QPT_*` in libibverbs.
+    #[doc(alias = "ibv_qp_type")]
     enum QpType : u32 = "ib_uverbs_qp_type" {
         /// Subnet management; kernel only.
         SMI = 0, "IB_QPT_SMI" in "include/rdma/ib_verbs.h";
@@ -265,6 +266,7 @@ abi_flags! {
     }
 
     /// Access flags of a memory region; `IBV_ACCESS_*` in libibverbs.
+    #[doc(alias = "ibv_access_flags")]
     flags AccessFlags : u32 = "ib_uverbs_access_flags" {
         /// Local write.
         #[doc(alias = "IBV_ACCESS_LOCAL_WRITE")]
@@ -314,14 +316,19 @@ abi_flags! {
     }
 
     /// Flags of a queue pair.
+    #[doc(alias = "ibv_qp_create_flags")]
     flags QpCreateFlags : u32 = "ib_uverbs_qp_create_flags" {
         /// Block multicast loopback.
+        #[doc(alias = "IBV_QP_CREATE_BLOCK_SELF_MCAST_LB")]
         BLOCK_MULTICAST_LOOPBACK = 1 << 1, "IB_UVERBS_QP_CREATE_BLOCK_MULTICAST_LOOPBACK";
         /// The frame check sequence is scattered to memory.
+        #[doc(alias = "IBV_QP_CREATE_SCATTER_FCS")]
         SCATTER_FCS = 1 << 8, "IB_UVERBS_QP_CREATE_SCATTER_FCS";
         /// VLAN tags of received packets are stripped.
+        #[doc(alias = "IBV_QP_CREATE_CVLAN_STRIPPING")]
         CVLAN_STRIPPING = 1 << 9, "IB_UVERBS_QP_CREATE_CVLAN_STRIPPING";
         /// Writes over the bus are padded to whole cache lines.
+        #[doc(alias = "IBV_QP_CREATE_PCI_WRITE_END_PADDING")]
         PCI_WRITE_END_PADDING = 1 << 11, "IB_UVERBS_QP_CREATE_PCI_WRITE_END_PADDING";
         /// All send requests are signaled.
         SQ_SIG_ALL = 1 << 12, "IB_UVERBS_QP_CREATE_SQ_SIG_ALL";

@@ -4,30 +4,43 @@ abi_enums! {
     header = "rdma/ib_user_verbs.h";
 
     /// Opcode of a completion; `IBV_WC_*` in libibverbs.
+    #[doc(alias = "ibv_wc_opcode")]
     enum WcOpcode : u32 = "ib_uverbs_wc_opcode" {
         /// A send.
+        #[doc(alias = "IBV_WC_SEND")]
         SEND = 0, "IB_UVERBS_WC_SEND";
         /// An RDMA write.
+        #[doc(alias = "IBV_WC_RDMA_WRITE")]
         RDMA_WRITE = 1, "IB_UVERBS_WC_RDMA_WRITE";
         /// An RDMA read.
+        #[doc(alias = "IBV_WC_RDMA_READ")]
         RDMA_READ = 2, "IB_UVERBS_WC_RDMA_READ";
         /// A compare and swap.
+        #[doc(alias = "IBV_WC_COMP_SWAP")]
         COMP_SWAP = 3, "IB_UVERBS_WC_COMP_SWAP";
         /// A fetch and add.
+        #[doc(alias = "IBV_WC_FETCH_ADD")]
         FETCH_ADD = 4, "IB_UVERBS_WC_FETCH_ADD";
         /// A bind of a memory window.
+        #[doc(alias = "IBV_WC_BIND_MW")]
         BIND_MW = 5, "IB_UVERBS_WC_BIND_MW";
         /// An invalidation of a local key.
+        #[doc(alias = "IBV_WC_LOCAL_INV")]
         LOCAL_INV = 6, "IB_UVERBS_WC_LOCAL_INV";
         /// A TCP segmentation offload.
+        #[doc(alias = "IBV_WC_TSO")]
         TSO = 7, "IB_UVERBS_WC_TSO";
         /// A flush.
+        #[doc(alias = "IBV_WC_FLUSH")]
         FLUSH = 8, "IB_UVERBS_WC_FLUSH" since V6_12;
         /// An atomic write.
+        #[doc(alias = "IBV_WC_ATOMIC_WRITE")]
         ATOMIC_WRITE = 9, "IB_UVERBS_WC_ATOMIC_WRITE" since V6_12;
         /// A receive; this bit is set in all receive opcodes.
+        #[doc(alias = "IBV_WC_RECV")]
         RECV = 128, "IB_WC_RECV" in "include/rdma/ib_verbs.h";
         /// A receive consumed by an RDMA WRITE with immediate data.
+        #[doc(alias = "IBV_WC_RECV_RDMA_WITH_IMM")]
         RECV_RDMA_WITH_IMM = 129, "IB_WC_RECV_RDMA_WITH_IMM" in "include/rdma/ib_verbs.h";
     }
 
@@ -130,65 +143,95 @@ abi_flags! {
     }
 
     /// Capability flags of a device.
+    #[doc(alias = "ibv_device_cap_flags")]
     flags DeviceCapFlags : u64 = "ib_uverbs_device_cap_flags" {
         /// QPs can be resized.
+        #[doc(alias = "IBV_DEVICE_RESIZE_MAX_WR")]
         RESIZE_MAX_WR = 1 << 0, "IB_UVERBS_DEVICE_RESIZE_MAX_WR";
         /// Counts packets with a wrong partition key.
+        #[doc(alias = "IBV_DEVICE_BAD_PKEY_CNTR")]
         BAD_PKEY_CNTR = 1 << 1, "IB_UVERBS_DEVICE_BAD_PKEY_CNTR";
         /// Counts packets with a wrong queue key.
+        #[doc(alias = "IBV_DEVICE_BAD_QKEY_CNTR")]
         BAD_QKEY_CNTR = 1 << 2, "IB_UVERBS_DEVICE_BAD_QKEY_CNTR";
         /// Multicast of raw packets.
+        #[doc(alias = "IBV_DEVICE_RAW_MULTI")]
         RAW_MULTI = 1 << 3, "IB_UVERBS_DEVICE_RAW_MULTI";
         /// Automatic path migration.
+        #[doc(alias = "IBV_DEVICE_AUTO_PATH_MIG")]
         AUTO_PATH_MIG = 1 << 4, "IB_UVERBS_DEVICE_AUTO_PATH_MIG";
         /// The port of a QP can change.
+        #[doc(alias = "IBV_DEVICE_CHANGE_PHY_PORT")]
         CHANGE_PHY_PORT = 1 << 5, "IB_UVERBS_DEVICE_CHANGE_PHY_PORT";
         /// Checks a datagram's port against its address handle.
+        #[doc(alias = "IBV_DEVICE_UD_AV_PORT_ENFORCE")]
         UD_AV_PORT_ENFORCE = 1 << 6, "IB_UVERBS_DEVICE_UD_AV_PORT_ENFORCE";
         /// MODIFY_QP checks the current state.
+        #[doc(alias = "IBV_DEVICE_CURR_QP_STATE_MOD")]
         CURR_QP_STATE_MOD = 1 << 7, "IB_UVERBS_DEVICE_CURR_QP_STATE_MOD";
         /// A port can be shut down.
+        #[doc(alias = "IBV_DEVICE_SHUTDOWN_PORT")]
         SHUTDOWN_PORT = 1 << 8, "IB_UVERBS_DEVICE_SHUTDOWN_PORT";
         /// Raises the port-active event.
+        #[doc(alias = "IBV_DEVICE_PORT_ACTIVE_EVENT")]
         PORT_ACTIVE_EVENT = 1 << 10, "IB_UVERBS_DEVICE_PORT_ACTIVE_EVENT";
         /// Has a system image GUID.
+        #[doc(alias = "IBV_DEVICE_SYS_IMAGE_GUID")]
         SYS_IMAGE_GUID = 1 << 11, "IB_UVERBS_DEVICE_SYS_IMAGE_GUID";
         /// RC QPs generate RNR NAKs.
+        #[doc(alias = "IBV_DEVICE_RC_RNR_NAK_GEN")]
         RC_RNR_NAK_GEN = 1 << 12, "IB_UVERBS_DEVICE_RC_RNR_NAK_GEN";
         /// SRQs can be resized.
+        #[doc(alias = "IBV_DEVICE_SRQ_RESIZE")]
         SRQ_RESIZE = 1 << 13, "IB_UVERBS_DEVICE_SRQ_RESIZE";
         /// A CQ can be armed for an event after N completions.
+        #[doc(alias = "IBV_DEVICE_N_NOTIFY_CQ")]
         N_NOTIFY_CQ = 1 << 14, "IB_UVERBS_DEVICE_N_NOTIFY_CQ";
         /// Memory windows.
+        #[doc(alias = "IBV_DEVICE_MEM_WINDOW")]
         MEM_WINDOW = 1 << 17, "IB_UVERBS_DEVICE_MEM_WINDOW";
         /// Checksum offload for IPoIB over UD.
+        #[doc(alias = "IBV_DEVICE_UD_IP_CSUM")]
         UD_IP_CSUM = 1 << 18, "IB_UVERBS_DEVICE_UD_IP_CSUM";
         /// XRC.
+        #[doc(alias = "IBV_DEVICE_XRC")]
         XRC = 1 << 20, "IB_UVERBS_DEVICE_XRC";
         /// Memory management extensions: invalidation by a send or by a work request.
+        #[doc(alias = "IBV_DEVICE_MEM_MGT_EXTENSIONS")]
         MEM_MGT_EXTENSIONS = 1 << 21, "IB_UVERBS_DEVICE_MEM_MGT_EXTENSIONS";
         /// Memory windows of type 2A.
+        #[doc(alias = "IBV_DEVICE_MEM_WINDOW_TYPE_2A")]
         MEM_WINDOW_TYPE_2A = 1 << 23, "IB_UVERBS_DEVICE_MEM_WINDOW_TYPE_2A";
         /// Memory windows of type 2B.
+        #[doc(alias = "IBV_DEVICE_MEM_WINDOW_TYPE_2B")]
         MEM_WINDOW_TYPE_2B = 1 << 24, "IB_UVERBS_DEVICE_MEM_WINDOW_TYPE_2B";
         /// Checksum offload for IPoIB over RC.
+        #[doc(alias = "IBV_DEVICE_RC_IP_CSUM")]
         RC_IP_CSUM = 1 << 25, "IB_UVERBS_DEVICE_RC_IP_CSUM";
         /// Checksum offload for raw packets; replaced by [`RawPacketCaps::IP_CSUM`].
+        #[doc(alias = "IBV_DEVICE_RAW_IP_CSUM")]
         RAW_IP_CSUM = 1 << 26, "IB_UVERBS_DEVICE_RAW_IP_CSUM";
         /// Flow steering.
+        #[doc(alias = "IBV_DEVICE_MANAGED_FLOW_STEERING")]
         MANAGED_FLOW_STEERING = 1 << 29, "IB_UVERBS_DEVICE_MANAGED_FLOW_STEERING";
         /// The frame check sequence can be scattered to memory; replaced by
         /// [`RawPacketCaps::SCATTER_FCS`].
+        #[doc(alias = "IBV_DEVICE_RAW_SCATTER_FCS")]
         RAW_SCATTER_FCS = 1 << 34, "IB_UVERBS_DEVICE_RAW_SCATTER_FCS";
         /// Writes over the bus can be padded to whole cache lines.
+        #[doc(alias = "IBV_DEVICE_PCI_WRITE_END_PADDING")]
         PCI_WRITE_END_PADDING = 1 << 36, "IB_UVERBS_DEVICE_PCI_WRITE_END_PADDING";
         /// Flush to global visibility.
+        #[doc(alias = "IBV_DEVICE_FLUSH_GLOBAL")]
         FLUSH_GLOBAL = 1 << 38, "IB_UVERBS_DEVICE_FLUSH_GLOBAL" since V6_12;
         /// Flush to persistence.
+        #[doc(alias = "IBV_DEVICE_FLUSH_PERSISTENT")]
         FLUSH_PERSISTENT = 1 << 39, "IB_UVERBS_DEVICE_FLUSH_PERSISTENT" since V6_12;
         /// Atomic writes.
+        #[doc(alias = "IBV_DEVICE_ATOMIC_WRITE")]
         ATOMIC_WRITE = 1 << 40, "IB_UVERBS_DEVICE_ATOMIC_WRITE" since V6_12;
         /// DMA of a confidential guest goes through bounce buffers.
+        #[doc(alias = "IBV_DEVICE_CC_DMA_BOUNCE")]
         CC_DMA_BOUNCE = 1 << 41, "IB_UVERBS_DEVICE_CC_DMA_BOUNCE" since V7_2;
     }
 
