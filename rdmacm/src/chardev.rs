@@ -67,7 +67,10 @@ impl CmDevice {
             _ => Self::in_sysfs(Path::new(SYSFS)).ok_or(Error::NoConnectionManager)?,
         };
         if found.abi != u64::from(ABI_VERSION) {
-            return Err(Error::Unsupported { verb: "open", feature: Feature::AbiVersion });
+            return Err(Error::Unsupported {
+                verb: "open",
+                feature: Feature::AbiVersion { found: found.abi },
+            });
         }
         Ok(found)
     }

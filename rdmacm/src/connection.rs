@@ -440,6 +440,7 @@ fn agree_on_ece<Q: ConnectQueue>(queue: &mut Q, options: &ConnectOptions<'_>, pe
 ///
 /// Its connections share a channel: all of them have one file of the connection manager. Each gets its
 /// own events, also when several threads wait. Clones share the devices and the channel.
+#[doc(alias = "rdma_get_devices")]
 #[derive(Clone, Debug, Default)]
 pub struct Connector {
     domains: Domains,
@@ -665,9 +666,8 @@ impl Route {
 
 /// A connection: its identifier and its queue, which is in RTS. It dereferences to the queue.
 ///
-/// Drop ends the connection without waiting for the peer, and then drops the queue. If the one
-/// message about the end is lost, the peer notices by errors of its operations only.
-/// [`Connection::disconnect`] repeats it.
+/// Drop sends one DREQ and does not wait for the DREP. Then it drops the queue. If the DREQ is lost,
+/// the peer notices by errors of its operations only. [`Connection::disconnect`] retries it.
 #[derive(Debug)]
 pub struct Connection<Q> {
     /// Dropped before the queue: the kernel sends the DREQ while the QP still exists.
@@ -726,7 +726,8 @@ impl<Q> Connection<Q> {
         self.id.migrate(&EventChannel::private()?)
     }
 
-    /// Whether the peer has ended the connection. It does not wait. The end is answered.
+    /// Whether the peer has ended the connection. It does not wait. If a DREQ has arrived, a
+    /// DREP is sent.
     ///
     /// # Errors
     /// - [`Error::DeviceRemoved`]

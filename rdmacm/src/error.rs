@@ -22,10 +22,10 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// use bareverbs_rdmacm::Error;
 /// use bareverbs_rdmacm::event::RejectReason;
 ///
-/// fn is_nobody_listening(error: &Error) -> bool {
+/// fn is_no_listener(error: &Error) -> bool {
 ///     matches!(error, Error::Rejected(rejected) if rejected.reason == RejectReason::InvalidServiceId)
 /// }
-/// # assert!(!is_nobody_listening(&Error::NoConnectionManager));
+/// # assert!(!is_no_listener(&Error::NoConnectionManager));
 /// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -104,7 +104,7 @@ pub enum Error {
         verb: &'static str,
     },
     /// The device is being removed. The identifier can only be dropped.
-    #[error("{verb}: the RDMA device is being removed")]
+    #[error("{verb}: the RDMA device is being removed: drop the identifier")]
     DeviceRemoved {
         /// The call.
         verb: &'static str,
@@ -143,14 +143,17 @@ pub enum Error {
 #[non_exhaustive]
 pub enum Feature {
     /// Events of applications and IB services, which are commands since Linux 7.2.
-    #[error("it requires Linux 7.2 or later")]
+    #[error("user and IB service events require Linux 7.2 or later")]
     UserEvents,
     /// A subnet administrator, which only InfiniBand ports have.
     #[error("the port has no subnet administrator: it is no InfiniBand port")]
     SubnetAdministrator,
     /// Version 4 of the ABI of rdma_cm.
-    #[error("the ABI of rdma_cm has another version than 4")]
-    AbiVersion,
+    #[error("rdma_cm has ABI version {found}; this crate supports 4")]
+    AbiVersion {
+        /// The version of the kernel.
+        found: u64,
+    },
 }
 
 /// A command that the kernel refused.

@@ -61,6 +61,8 @@ const SERVICES: usize = 64;
 /// ```
 #[doc(alias = "rdma_cm_id")]
 #[doc(alias = "rdma_destroy_id")]
+#[doc(alias = "rdma_create_qp")]
+#[doc(alias = "rdma_destroy_qp")]
 pub struct CmId {
     channel: EventChannel,
     number: u32,

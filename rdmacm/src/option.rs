@@ -37,7 +37,7 @@ impl Value {
     }
 }
 
-/// Options of an identifier that count before it binds, listens or resolves.
+/// Options of an identifier that take effect only if set before it binds, listens or resolves.
 ///
 /// ```
 /// use bareverbs_rdmacm::IdOptions;
@@ -66,7 +66,8 @@ pub struct IdOptions {
     /// Whether an IPv6 listener takes IPv6 peers only: [`CmId::set_ipv6_only`]. `None`: as the
     /// system's `net.ipv6.bindv6only` says.
     pub ipv6_only: Option<bool>,
-    /// The number of requests that wait for a listener: [`CmId::listen`]. 0 is the maximum.
+    /// The number of requests that wait for a listener: [`CmId::listen`]. 0, or above
+    /// `net.rdma_ucm.max_backlog` (default 1024), means that maximum.
     pub backlog: u32,
 }
 
@@ -128,9 +129,10 @@ impl CmId {
         command::set_option(self.file(), request, &value.bytes)
     }
 
-    /// Sets the type of service: on RoCE the traffic class and the service level of the path, on
-    /// InfiniBand the QoS class. It counts if set before [`CmId::resolve_route`]. The default is
-    /// the device's (configfs).
+    /// Sets the type of service. On RoCE, the traffic class and the service level of the path. On
+    /// InfiniBand, the QoS class of the path query for IPv4; IPv6 and `AF_IB` ignore it and use the
+    /// traffic class of `flowinfo`. Set it before [`CmId::resolve_route`]. The default is the
+    /// device's (configfs).
     ///
     /// ```no_run
     /// # fn example(id: &bareverbs_rdmacm::CmId) -> bareverbs_rdmacm::Result<()> {
@@ -163,7 +165,8 @@ impl CmId {
     /// peers too. The default is the system's `net.ipv6.bindv6only`.
     ///
     /// # Errors
-    /// [`Error::Command`](crate::Error::Command) with `EINVAL`: the identifier is in use already.
+    /// [`Error::Command`](crate::Error::Command) with `EINVAL`: the identifier is neither new nor
+    /// just bound.
     #[doc(alias = "rdma_set_option")]
     #[doc(alias = "RDMA_OPTION_ID_AFONLY")]
     pub fn set_ipv6_only(&self, only: bool) -> Result<()> {
@@ -174,7 +177,8 @@ impl CmId {
     /// path.
     ///
     /// # Errors
-    /// [`Error::Command`](crate::Error::Command) with `EINVAL`: the QP is not of type RC or XRC send.
+    /// [`Error::Command`](crate::Error::Command) with `EINVAL`: the QP type is not RC or XRC send
+    /// (`XRC_INI`).
     #[doc(alias = "rdma_set_option")]
     #[doc(alias = "RDMA_OPTION_ID_ACK_TIMEOUT")]
     pub fn set_ack_timeout(&self, timeout: AckTimeout) -> Result<()> {

@@ -8,10 +8,10 @@
 //!
 //! | | |
 //! |---|---|
-//! | connection | port space TCP, RC; 40 bytes of private data each way tell buffers and credits |
+//! | connection | port space TCP, RC; 40 bytes of private data (`rs_conn_data`) each way carry buffers and credits |
 //! | data | RDMA write with immediate data into the peer's ring; the immediate data is the length |
 //! | flow control | credits of messages, and halves of the ring that the reader has freed |
-//! | end | words of immediate data: SHUTDOWN for one direction, DISCONNECT for both |
+//! | end | immediate data `RS_OP_CTRL`: `RS_CTRL_SHUTDOWN` for one direction, `RS_CTRL_DISCONNECT` for both |
 //!
 //! Source: `librdmacm/rsocket.c` of rdma-core and its protocol note. Peers that break the protocol
 //! end the stream with a [`ProtocolError`]; they can write into the ring only, and never cause

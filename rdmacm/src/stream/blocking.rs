@@ -132,6 +132,7 @@ impl<P: Provider> RdmaStream<P> {
     /// # Errors
     /// [`StreamError::Verbs`].
     #[doc(alias = "rpoll")]
+    #[doc(alias = "rselect")]
     pub fn readiness(&self) -> Result<Readiness> {
         let ready = |session: &mut Session<P>| {
             let readiness = Readiness { readable: session.is_readable(), writable: session.is_writable() };
@@ -172,6 +173,7 @@ impl<P: Provider> RdmaStream<P> {
     /// - [`StreamError::Verbs`]: an operation of the queue pair has failed, for example because the
     ///   peer is unreachable.
     #[doc(alias = "rrecv")]
+    #[doc(alias = "rread")]
     pub fn recv(&self, into: &mut [u8]) -> Result<usize> {
         self.shared.wait(Direction::Read, Limit::Stream, |session| session.read(into))
     }
@@ -184,6 +186,7 @@ impl<P: Provider> RdmaStream<P> {
     /// - [`StreamError::Disconnected`]: the peer has ended the stream.
     /// - [`StreamError::Shutdown`]: this side has shut down writing.
     #[doc(alias = "rsend")]
+    #[doc(alias = "rwrite")]
     pub fn send(&self, bytes: &[u8]) -> Result<usize> {
         self.shared.wait(Direction::Write, Limit::Stream, |session| session.write(bytes))
     }
@@ -220,13 +223,15 @@ impl<P: Provider> RdmaStream<P> {
 
     /// The error that has ended the stream, if one has.
     #[doc(alias = "SO_ERROR")]
+    #[doc(alias = "rgetsockopt")]
     #[must_use]
     pub fn error(&self) -> Option<StreamError> {
         self.shared.lock().session.error().cloned()
     }
 
     /// Lets the peer write `memory` directly, as the bytes from `offset` on. Returns the number of
-    /// the mapping. The peer gets it before any byte that is written later.
+    /// the mapping. The peer is sent an iomap entry before any byte that is written
+    /// later.
     ///
     /// The memory is of [`pd`](Self::pd): writes to memory of another protection domain end the
     /// stream. The peer's [`iomap_size`](super::StreamOptions::iomap_size) is the number of mappings.
@@ -258,15 +263,15 @@ impl<P: Provider> RdmaStream<P> {
         self.shared.wait(Direction::Write, Limit::Stream, |session| session.map(remote, len, offset))
     }
 
-    /// Frees a mapping's number for other memory. The peer is not told: revoke the memory to end
-    /// its access.
+    /// Frees a mapping's number for other memory. The peer gets no notification: revoke the
+    /// memory to end its access.
     #[doc(alias = "riounmap")]
     pub fn unmap(&self, mapping: u32) {
         self.shared.lock().session.unmap(mapping);
     }
 
-    /// Writes `bytes` to the memory that the peer has mapped at `offset`. The peer is not told; the
-    /// bytes are there before any byte that is sent later. Returns the number of bytes.
+    /// Writes `bytes` to the memory that the peer has mapped at `offset`. The peer gets no
+    /// notification. The bytes are there before any byte that is sent later. Returns the number of bytes.
     ///
     /// # Errors
     /// [`StreamError::NotMapped`], and the errors of [`send`](Self::send).

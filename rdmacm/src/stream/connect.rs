@@ -146,7 +146,7 @@ impl RdmaStream {
     /// # Errors
     /// - [`StreamError::Cm`] with [`Error::Address`], [`Error::Route`], [`Error::Unreachable`]: the
     ///   peer was not found.
-    /// - [`StreamError::Cm`] with [`Error::Rejected`]: nobody listens, or the listener rejected.
+    /// - [`StreamError::Cm`] with [`Error::Rejected`]: no listener, or the listener rejected.
     /// - [`StreamError::Offer`]: the listener is no rsocket.
     #[doc(alias = "rconnect")]
     pub fn connect(peer: impl ToSocketAddrs) -> Result<Self> {

@@ -40,10 +40,10 @@ pub enum ProtocolError {
     EmptyBuffer,
     /// A message without immediate data.
     #[error("the peer sent a message without immediate data")]
-    NoWord,
+    MissingImmediate,
     /// Immediate data without a defined meaning.
-    #[error("the peer sent the undefined word {0:#010x}")]
-    UnknownWord(u32),
+    #[error("the peer sent immediate data {0:#010x}, which is no `RS_OP_*` of rsocket")]
+    UnknownImmediate(u32),
     /// An entry beyond the iomap table of this side.
     #[error("the peer wrote entry {index} of an iomap table of {entries}")]
     IomapIndex {

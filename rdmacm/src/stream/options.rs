@@ -13,7 +13,7 @@ use crate::{Error, IdOptions, Result};
 /// | [`recv_buffer`](Self::recv_buffer) | 128 KiB | 2 bytes to 1 GiB, even |
 /// | [`sends`](Self::sends), [`recvs`](Self::recvs) | 384 messages | 16 to 65534 |
 /// | [`inline`](Self::inline) | 64 bytes | 0 to the device's maximum |
-/// | [`iomap_size`](Self::iomap_size) | 0 entries | 0 to 32512; above 128, multiples of 256 |
+/// | [`iomap_size`](Self::iomap_size) | 0 entries | 0 to 32512, rounded down |
 /// | [`id_options`](Self::id_options) | none | |
 /// | [`domains`](Self::domains) | [`Domains::of_process`] | |
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,7 +85,8 @@ impl StreamOptions {
         self
     }
 
-    /// Ranges of the peer's memory that this side can write directly (`RDMA_IOMAPSIZE`).
+    /// Ranges of the peer's memory that this side can write directly (`RDMA_IOMAPSIZE`), 0 to 32512.
+    /// 129 to 255 become 128. Values above are rounded down to a multiple of 256, or to 32512.
     #[doc(alias = "RDMA_IOMAPSIZE")]
     pub fn iomap_size(mut self, entries: u32) -> Self {
         self.iomap_size = IomapSize::at_most(entries).entries();

@@ -163,7 +163,7 @@ impl<P: Provider> Session<P> {
     fn done(&mut self, done: Done<Part>) -> Result<()> {
         if done.is_recv() {
             // A peer that sends without immediate data is no stream.
-            let imm = done.imm.ok_or(ProtocolError::NoWord)?;
+            let imm = done.imm.ok_or(ProtocolError::MissingImmediate)?;
             if !self.disconnected {
                 self.endpoint.post_recv(done.into_buffer())?;
                 self.word(Word::from_imm(imm.0))?;
@@ -197,7 +197,7 @@ impl<P: Provider> Session<P> {
             Word::Shutdown if self.writes => self.reads = false,
             Word::Shutdown => self.disconnected = true,
             Word::Keepalive => {}
-            Word::Unknown(word) => return Err(ProtocolError::UnknownWord(word).into()),
+            Word::Unknown(word) => return Err(ProtocolError::UnknownImmediate(word).into()),
         }
         Ok(())
     }

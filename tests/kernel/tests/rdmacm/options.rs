@@ -125,7 +125,10 @@ pub(crate) fn services_are_resolved_on_infiniband_only() {
         let asked = id.resolve_ib_service(ServiceKey::Name("no such service"));
         if !kernel_is_7_2() {
             let refused = asked.unwrap_err();
-            assert_eq!(refused.to_string(), "resolve_ib_service: it requires Linux 7.2 or later");
+            assert_eq!(
+                refused.to_string(),
+                "resolve_ib_service: user and IB service events require Linux 7.2 or later"
+            );
             assert_eq!(errno(id.ib_services()), Errno::NOSYS);
         } else if !device::is_infiniband() {
             let refused = asked.unwrap_err();

@@ -119,7 +119,7 @@ pub(crate) fn peer_that_breaks_the_protocol_ends_its_stream() {
             (vec![data(65_000), data(1000)], ProtocolError::BeyondBuffer { len: 1000, room: 536 }),
             (vec![credits(40)], ProtocolError::Credits { limit: 40, sent: 0, window: 16 }),
             (vec![credits(15)], ProtocolError::Credits { limit: 15, sent: 0, window: 16 }),
-            (vec![1 << 29], ProtocolError::UnknownWord(1 << 29)),
+            (vec![1 << 29], ProtocolError::UnknownImmediate(1 << 29)),
             (vec![6 << 29], ProtocolError::IomapIndex { index: 0, entries: 0 }),
         ] {
             let error = error_after(&words);
@@ -205,7 +205,7 @@ pub(crate) fn message_without_immediate_data_ends_the_stream() {
         let message = Part::register(&pd, Buffer::zeroed(4).unwrap()).unwrap();
         endpoint.post_send(message, ..).unwrap();
         let error = error_of(&stream);
-        assert!(matches!(error, StreamError::Protocol(ProtocolError::NoWord)), "{error:?}");
+        assert!(matches!(error, StreamError::Protocol(ProtocolError::MissingImmediate)), "{error:?}");
     });
 }
 
