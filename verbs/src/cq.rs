@@ -62,12 +62,13 @@ pub struct CqInit<'a> {
     /// other devices the kernel allocates it.
     pub memory: QueueMemory,
     /// Memory for the CQ that the caller chooses, until a [resize](Cq::resize); see [`QueueBuffer`].
-    /// [`memory`](Self::memory) must be [`QueueMemory::BasePages`] then. It has 64 bytes for each
-    /// CQE of a capacity of 2^n - 1, and 64 more.
+    /// [`memory`](Self::memory) must be [`QueueMemory::BasePages`] then. Required length:
+    /// 64 × 2^n bytes, with 2^n − 1 the capacity that is granted.
     #[doc(alias = "UVERBS_ATTR_CREATE_CQ_BUF_UMEM")]
     pub buffer: Option<&'a QueueBuffer>,
     /// Value reported in [completion](crate::CompEvent) and [asynchronous](crate::AsyncEvent::Cq)
     /// events of the CQ.
+    #[doc(alias = "cq_context")]
     pub user_data: u64,
 }
 

@@ -15,8 +15,12 @@ use crate::{DestroyError, Error, Feature, Result};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DmahInit {
     /// The processing hint, 0 to 3. mlx5 requires it.
+    #[doc(alias = "ph")]
     pub processing_hint: Option<u8>,
     /// The CPU whose cache the data is intended for, and the type of the memory.
+    #[doc(alias = "cpu_id")]
+    #[doc(alias = "tph_mem_type")]
+    #[doc(alias = "ibv_tph_mem_type")]
     pub cpu: Option<(u32, TphMemType)>,
 }
 

@@ -6,6 +6,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::io::{self, ErrorKind};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use bareverbs_provider::device::IoctlError;
 use bareverbs_provider::error::{CreateError, DoorbellError, Feature, Limit};
@@ -77,7 +78,11 @@ pub enum Error {
         errno: Errno,
     },
     /// This build has no provider for the device's driver.
-    #[error("this build has no provider for {}, the driver of device {device}", driver_name(*driver))]
+    #[error(
+        "this build has no provider for {}, the driver of device {device}: enable the cargo feature \
+         `rxe` or `mlx5`",
+        driver_name(*driver)
+    )]
     UnsupportedDriver {
         /// The device.
         device: String,
@@ -136,6 +141,17 @@ pub enum Error {
         /// What has ended.
         reason: &'static str,
     },
+    /// Operations did not complete within the time limit. The QP was moved to ERR.
+    #[error(
+        "{verb}: operations are outstanding after {limit:?}; the QP was moved to ERR: create a new \
+         endpoint"
+    )]
+    TimedOut {
+        /// The operation.
+        verb: &'static str,
+        /// The time limit.
+        limit: Duration,
+    },
     /// A task waits, and the [hub](crate::owned::Hub#drivers) has no driver that would wake it. The
     /// operation goes on.
     #[error("{verb}: the hub has no driver: spawn `Hub::drive`, or call `Hub::thread`")]
@@ -179,8 +195,8 @@ pub enum Error {
     /// never posted or has already completed. [`owned::Endpoint`](crate::owned::Endpoint) then
     /// moves its QP to ERR.
     #[error(
-        "the device completed request {wr_id:#x}, which is not outstanding; the QP is moved to \
-         ERR: drop this endpoint and connect a new one"
+        "the device completed request {wr_id:#x}, which is not outstanding; the QP is in \
+         ERR: drop the endpoint or datagrams and create a new one"
     )]
     UnknownCompletion {
         /// The `wr_id` of the completion.
@@ -324,6 +340,7 @@ impl Error {
             | Self::Unsupported { verb, .. }
             | Self::Completion { verb, .. }
             | Self::Closed { verb, .. }
+            | Self::TimedOut { verb, .. }
             | Self::BufferTooShort { verb, .. }
             | Self::NoDriver { verb }
             | Self::Provider { verb, .. } => Some(verb),
@@ -485,7 +502,9 @@ impl From<Error> for io::Error {
             ) => ErrorKind::InvalidInput,
             (Error::Closed { .. }, _) => ErrorKind::NotConnected,
             (Error::Netlink { .. } | Error::DatagramLength { .. }, _) => ErrorKind::InvalidData,
-            (Error::Completion { status: WcStatus::RETRY_EXC_ERR, .. }, _) => ErrorKind::TimedOut,
+            (Error::TimedOut { .. } | Error::Completion { status: WcStatus::RETRY_EXC_ERR, .. }, _) => {
+                ErrorKind::TimedOut
+            }
             (Error::Completion { status: WcStatus::WR_FLUSH_ERR, .. }, _) => ErrorKind::ConnectionAborted,
             _ => ErrorKind::Other,
         };
@@ -752,6 +771,8 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::PermissionDenied);
         assert!(error.to_string().starts_with("reg_mr (16 bytes): "), "{error}");
         assert_eq!(io::Error::from(Error::NoDevice).kind(), ErrorKind::NotFound);
+        let late = Error::TimedOut { verb: "Endpoint::scope", limit: Duration::from_millis(50) };
+        assert_eq!(io::Error::from(late).kind(), ErrorKind::TimedOut);
         let (verb, status) = ("post_send", WcStatus::RETRY_EXC_ERR);
         let lost = Error::Completion { verb, status, vendor_err: 0, driver: DriverId::RXE };
         assert_eq!(io::Error::from(lost).kind(), ErrorKind::TimedOut);

@@ -77,6 +77,7 @@ pub struct QpInit<'a, P: Provider = AnyProvider> {
     #[doc(alias = "IBV_QP_INIT_ATTR_MAX_TSO_HEADER")]
     pub max_tso_header: u16,
     /// Whether every send generates a completion, with or without `SendFlags::SIGNALED`.
+    #[doc(alias = "sq_sig_all")]
     pub signal_all: bool,
     /// Options of the device. Unsupported ones are rejected.
     #[doc(alias = "IBV_QP_INIT_ATTR_CREATE_FLAGS")]
@@ -103,6 +104,7 @@ pub struct QpInit<'a, P: Provider = AnyProvider> {
     pub scatter_to_cqe: bool,
     /// Value reported in [asynchronous events](crate::AsyncEvent::Qp). For completions, use the
     /// `wr_id` of the requests; see [`WrId`](crate::WrId).
+    #[doc(alias = "qp_context")]
     pub user_data: u64,
     /// Choice of the doorbell register.
     ///

@@ -36,6 +36,7 @@ use crate::{Context, Error, Feature, MemoryOwner, QueueMemory, Result};
 /// # }
 /// ```
 #[doc(alias = "ib_uverbs_buffer_desc")]
+#[doc(alias = "ibv_parent_domain_init_attr")]
 #[derive(Debug)]
 pub struct QueueBuffer(provider::QueueBuffer);
 
@@ -58,7 +59,7 @@ impl QueueBuffer {
                  {} bytes, such as a `Buffer`",
                 provider::QUEUE_BUFFER_ALIGN
             );
-            Error::invalid("queue_buffer", reason)
+            Error::invalid("QueueBuffer::new", reason)
         })
     }
 
@@ -77,11 +78,10 @@ impl QueueBuffer {
         provider::QueueBuffer::dmabuf(fd, offset, len).map(Self).map_err(|errno| {
             if errno == Errno::INVAL {
                 let reason = format!(
-                    "{len} bytes at {offset:#x} are no whole part of a dma-buf: the range may exceed \
-                     the dma-buf, `offset` may not be a multiple of the page size, or the descriptor \
-                     may not be a dma-buf"
+                    "{len} bytes at {offset:#x} can't be mapped: pass a dma-buf, a range within it, and \
+                     an offset that is a multiple of the page size"
                 );
-                return Error::invalid("queue_buffer", reason);
+                return Error::invalid("QueueBuffer::dmabuf", reason);
             }
             Error::system(format!("mapping {len} bytes of a dma-buf"), errno)
         })
@@ -138,7 +138,9 @@ impl QueueBuffer {
             return Err(Error::unsupported(verb, Feature::QueueBuffers));
         }
         if memory != QueueMemory::BasePages {
-            return Err(Error::invalid(verb, "a queue in a buffer has the buffer's pages: omit `memory`"));
+            let reason =
+                format!("`memory` is {memory:?}, but the queue is in `buffer`: set `QueueMemory::BasePages`");
+            return Err(Error::invalid(verb, reason));
         }
         Ok(())
     }

@@ -32,6 +32,7 @@ pub struct SrqInit {
     /// it.
     pub memory: QueueMemory,
     /// Value reported in asynchronous events.
+    #[doc(alias = "srq_context")]
     pub user_data: u64,
 }
 

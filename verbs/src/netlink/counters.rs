@@ -170,6 +170,7 @@ impl RdmaNetlink {
     /// # Errors
     /// [`Error::UnknownDevice`] if there is no such device;
     /// [`Error::Netlink`] if the response is malformed.
+    #[doc(alias = "rdma statistic mr show")]
     pub fn mr_counters(&mut self, device: &str) -> Result<Vec<MrCounters>> {
         self.dump_counters(device, Attribute::RES_MR, Attribute::RES_MR, MrCounters::read)
     }

@@ -294,6 +294,8 @@ impl RdmaNetlink {
     #[doc(alias = "rdma resource show -r")]
     #[doc(alias = "RDMA_NLDEV_CMD_RES_QP_GET_RAW")]
     #[doc(alias = "RDMA_NLDEV_CMD_RES_MR_GET_RAW")]
+    #[doc(alias = "RDMA_NLDEV_CMD_RES_CQ_GET_RAW")]
+    #[doc(alias = "RDMA_NLDEV_CMD_RES_SRQ_GET_RAW")]
     pub fn raw_state(&mut self, device: &str, object: RawObject) -> Result<Vec<u8>> {
         let index = self.index_of(device)?;
         let (kind, command, id, number) = object.request();

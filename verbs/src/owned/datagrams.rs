@@ -72,7 +72,7 @@ const SHORTEST: usize = GRH_BYTES + 1;
 /// The device stores a global route header (GRH) of 40 bytes before the payload, so a receive needs
 /// 40 bytes more than its longest message. [`ReceivedDatagram::message`] returns the payload. A
 /// buffer of 40 + [`max_message`](Self::max_message) bytes is long enough for every datagram. A
-/// longer datagram than the buffer is dropped or ends the datagrams, depending on the device.
+/// longer datagram than the buffer is dropped or moves the QP to ERR, depending on the device.
 ///
 /// # Depth
 ///
@@ -84,8 +84,8 @@ const SHORTEST: usize = GRH_BYTES + 1;
 /// # Failure
 ///
 /// The first failed operation moves the QP to ERR. All outstanding operations then fail, with their
-/// buffers, and posting is rejected. Create new datagrams, and join the groups again. On Soft-RoCE a
-/// destination without a route fails in this way.
+/// buffers, and posting is rejected. Create a new `Datagrams`, and join the groups again. On Soft-RoCE
+/// a destination without a route fails in this way.
 ///
 /// # Errors of posting
 ///
@@ -97,9 +97,9 @@ const SHORTEST: usize = GRH_BYTES + 1;
 /// | [`Error::Invalid`] | Peers may write the buffer of a receive: it was registered with remote access. |
 /// | [`Error::Invalid`] | The range is beyond the buffer, or is 4 GiB or longer. |
 /// | [`Error::Invalid`] | The buffer or the [`Destination`] belongs to another protection domain. |
-/// | [`Error::Closed`] | The datagrams have failed. |
+/// | [`Error::Closed`] | The QP is in ERR. |
 /// | [`Error::Post`], [`PostReason::Queue`] | The queue is full ([`NotPosted::is_full`]), or the message is longer than [`max_message`](Self::max_message) ([`PushError::DatagramTooLong`]). |
-/// | [`Error::Post`], [`PostReason::Doorbell`] | The kernel refused the doorbell, and the request was taken back. The datagrams have failed. |
+/// | [`Error::Post`], [`PostReason::Doorbell`] | The kernel refused the doorbell, and the request was taken back. The QP is in ERR. |
 ///
 /// # Validation of completions
 ///
@@ -114,6 +114,8 @@ pub struct Datagrams<B = Lease, P: Provider = AnyProvider> {
     pub(crate) queues: Queues<B, P, Ud>,
     pd: PdId,
     attr: ConnectAttr,
+    /// Hop limit of destinations, if the options have one.
+    hop_limit: Option<u8>,
     address: DatagramAddress,
     max_message: u32,
     is_ethernet: bool,
@@ -154,12 +156,18 @@ impl<B, P: Provider> Datagrams<B, P> {
     /// - [`Error::Invalid`]: on InfiniBand, the address has no LID.
     /// - [`Error::Kernel`]: there is no route, or the peer did not answer the address resolution.
     pub fn destination(&self, peer: &DatagramAddress) -> Result<Destination<P>> {
+        self.destination_by(&self.path_to(peer), peer.qp_num, peer.qkey)
+    }
+
+    /// The path to a peer or a group, by the options.
+    fn path_to(&self, peer: &DatagramAddress) -> AhAttr {
         let ConnectAttr { port, gid_index, sl, traffic_class, hop_limit, .. } = self.attr;
+        let default = if peer.gid.is_multicast() { 1 } else { hop_limit };
         let mut path = AhAttr { dlid: peer.lid, sl, ..AhAttr::global(port, peer.gid, gid_index) };
         if let Some(grh) = &mut path.grh {
-            (grh.traffic_class, grh.hop_limit) = (traffic_class, hop_limit);
+            (grh.traffic_class, grh.hop_limit) = (traffic_class, self.hop_limit.unwrap_or(default));
         }
-        self.destination_by(&path, peer.qp_num, peer.qkey)
+        path
     }
 
     /// Creates the destination of a multicast group, with the Q_Key of these datagrams. A sender
@@ -167,7 +175,7 @@ impl<B, P: Provider> Datagrams<B, P> {
     ///
     /// On RoCE the group is an IP multicast address, such as
     /// `Gid::from(Ipv4Addr::new(239, 1, 2, 3))`. On InfiniBand a group also has a LID: set
-    /// [`DatagramAddress::lid`] of [`DatagramAddress::group`], and call
+    /// [`DatagramAddress::lid`] of [`DatagramAddress::group`] to the MLID, and call
     /// [`destination`](Self::destination).
     ///
     /// # Errors
@@ -189,7 +197,8 @@ impl<B, P: Provider> Datagrams<B, P> {
     /// of the same group does nothing. On RoCE, it also joins the IP group until
     /// [`leave`](Self::leave), on the network interface of the local GID; see [`Qp::attach_mcast`].
     ///
-    /// On InfiniBand a group also has a LID: [`join_with_lid`](Self::join_with_lid).
+    /// On InfiniBand a group also has a LID, and the port must be a member at the subnet
+    /// administrator: [`join_with_lid`](Self::join_with_lid).
     ///
     /// # Errors
     /// As for [`Qp::attach_mcast`].
@@ -482,7 +491,7 @@ impl<P: Provider> Kind for Unconnected<P> {
     type Sender = Sender;
     type Done<B> = DatagramDone<B>;
 
-    const CLOSED: &'static str = "the datagrams have failed: create new ones";
+    const CLOSED: &'static str = "the QP is in ERR: create a new `Datagrams`";
     const WAIT: &'static str = "Datagrams::wait";
 
     fn verb(opcode: WcOpcode) -> &'static str {

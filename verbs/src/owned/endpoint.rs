@@ -629,7 +629,8 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// # Errors
     /// - [`Error::Closed`]: the connection has failed.
     /// - [`Error::Post`]: the endpoint is not connected, or the kernel refuses the doorbell, which ends
-    ///   the connection. If `sends` is the device's limit: all of them are outstanding.
+    ///   the connection. Also if `sends` equals the device's `max_qp_wr` and all sends are
+    ///   outstanding: the SQ has no slot for the probe.
     pub fn probe(&mut self) -> Result<()> {
         self.queues.probe()
     }

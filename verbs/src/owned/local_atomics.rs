@@ -10,9 +10,9 @@ use crate::{Access, AnyProvider, AtomicCap, Buffer, Error, Feature, Mr, Pd, Port
 /// Atomic operations on [`Exposed`] words by the device, through a connection of the device to
 /// itself. They are atomic with the atomic operations of peers.
 ///
-/// The CPU's own atomics are that only if [`DeviceAttr::atomic_cap`](crate::DeviceAttr::atomic_cap)
-/// is [`AtomicCap::GLOB`]. Soft-RoCE and ConnectX report [`AtomicCap::HCA`]: an operation is atomic
-/// with those of the same device only.
+/// Atomics of the CPU are atomic with those of peers only if
+/// [`DeviceAttr::atomic_cap`](crate::DeviceAttr::atomic_cap) is [`AtomicCap::GLOB`]. Soft-RoCE and
+/// ConnectX report [`AtomicCap::HCA`]: an operation is atomic with those of the same device only.
 ///
 /// An operation is a round trip through the device: microseconds on hardware, and two system calls
 /// or more on Soft-RoCE. It has one owner; several threads share it by a mutex or use one each.
@@ -100,7 +100,8 @@ impl<P: Provider> LocalAtomics<P> {
         verb: &'static str,
         op: impl FnOnce(Mr<Buffer>) -> Op<'static, Mr<Buffer>>,
     ) -> Result<u64> {
-        let closed = Error::Closed { verb, reason: "an earlier operation has failed: create another one" };
+        let closed =
+            Error::Closed { verb, reason: "an earlier operation failed: create a new `LocalAtomics`" };
         let result = self.result.take().ok_or(closed)?;
         if let Err(refused) = self.requester.post(op(result)) {
             self.result = refused.buffer;

@@ -29,7 +29,7 @@ const VERB: &str = "EndpointOptions::build";
 /// | [`timeout`](Self::timeout), [`retry_cnt`](Self::retry_cnt), [`rnr_retry`](Self::rnr_retry) | those of [`RtsAttr`](crate::RtsAttr) |
 /// | [`min_rnr_timer`](Self::min_rnr_timer) | that of [`RtrAttr::new`](crate::RtrAttr::new) |
 /// | [`sl`](Self::sl), [`traffic_class`](Self::traffic_class), [`pkey_index`](Self::pkey_index) | 0 |
-/// | [`hop_limit`](Self::hop_limit) | 1 |
+/// | [`hop_limit`](Self::hop_limit) | 64 |
 /// | [`keepalive`](Self::keepalive) | every 2 seconds, if the peer permits RDMA writes |
 /// | [`spin`](Self::spin) | adaptive, at most 20 µs |
 ///

@@ -179,6 +179,8 @@ unsafe impl Lend for Mr<Borrowed<'_>> {}
 pub struct Scope<'scope, 'env: 'scope, B, P: Provider = AnyProvider> {
     endpoint: &'scope mut Endpoint<B, P>,
     end: Option<Instant>,
+    /// The time limit; zero if there is none.
+    limit: Duration,
     /// Requests that must be complete at the end, as [`Queue::posted`](super::queue::Queue::posted)
     /// counts them.
     posted: Posted,
@@ -271,7 +273,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// ```
     ///
     /// # Errors
-    /// - [`Error::Invalid`]: operations did not complete in time. The connection has failed.
+    /// - [`Error::TimedOut`]: operations did not complete in time. The QP was moved to ERR.
     /// - The errors of [`Endpoint::wait`], if waiting at the end failed.
     ///
     /// # Panics
@@ -283,18 +285,19 @@ impl<B, P: Provider> Endpoint<B, P> {
         let mut scope = Scope {
             endpoint: self,
             end: None,
+            limit: Duration::ZERO,
             posted: Posted::default(),
             _scope: PhantomData,
             _env: PhantomData,
         };
         let result = catch_unwind(AssertUnwindSafe(|| work(&mut scope)));
-        let Scope { end, posted, .. } = scope;
+        let Scope { end, limit, posted, .. } = scope;
         // The borrows end if this unwinds.
         let abort = AbortOnDrop;
         if result.is_err() {
             self.queues.fail();
         }
-        let ended = self.end_scope(end, posted);
+        let ended = self.end_scope(end, limit, posted);
         std::mem::forget(abort);
         match result {
             Ok(result) => ended.map(|()| result),
@@ -303,7 +306,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     }
 
     /// Returns after the device has finished with the requests of a scope.
-    fn end_scope(&mut self, end: Option<Instant>, posted: Posted) -> Result<()> {
+    fn end_scope(&mut self, end: Option<Instant>, limit: Duration, posted: Posted) -> Result<()> {
         let until = move |flows: &super::endpoint::Flows<B>| {
             (flows.sends.queue().completed() >= posted.sends || flows.sends.in_use() == 0)
                 && flows.recvs.queue().completed() >= posted.recvs
@@ -318,8 +321,7 @@ impl<B, P: Provider> Endpoint<B, P> {
                 {
                     std::process::abort();
                 }
-                let reason = "operations of the scope did not complete in time: the connection has failed";
-                waited.and_then(|_| Err(Error::invalid("Endpoint::scope", reason)))
+                waited.and(Err(Error::TimedOut { verb: "Endpoint::scope", limit }))
             }
         }
     }
@@ -339,6 +341,7 @@ impl<'scope, B, P: Provider> Scope<'scope, '_, B, P> {
     /// scope. Default: none.
     pub fn set_timeout(&mut self, timeout: Duration) {
         self.end = Instant::now().checked_add(timeout);
+        self.limit = timeout;
     }
 
     /// Polls one operation of the endpoint, as [`Endpoint::poll`] does.

@@ -115,6 +115,7 @@ pub struct QpAttr {
     /// QPN of the peer, 24 bits.
     pub dest_qp_num: u32,
     /// Access rights of the peer, such as RDMA reads, writes and atomics.
+    #[doc(alias = "qp_access_flags")]
     pub access: Access,
     /// Depths and widths of the queues.
     pub cap: QpCap,

@@ -22,7 +22,7 @@ pub struct ConnectAttr {
     pub pkey_index: u16,
     /// Remote operations that the QP allows: RDMA reads, writes and atomics.
     pub access: Access,
-    /// Service level, 0 to 15.
+    /// Service level, 0 to 15; on RoCE the VLAN priority, 0 to 7. mlx5 uses the low 3 bits.
     pub sl: u8,
     /// Traffic class; TOS (DSCP and ECN) of RoCE v2 packets.
     pub traffic_class: u8,
@@ -52,7 +52,7 @@ impl ConnectAttr {
             access: Access::empty(),
             sl: 0,
             traffic_class: 0,
-            hop_limit: 1,
+            hop_limit: 64,
             min_rnr_timer,
             timeout,
             retry_cnt,

@@ -54,7 +54,9 @@ impl<P: Provider> Qp<Ud, P> {
     /// Attaches the QP to a multicast group: the QP receives datagrams to the group that carry its
     /// Q_Key. A second attach to the same group does nothing. Dropping the QP detaches it.
     ///
-    /// On InfiniBand a group also has a LID: [`Qp::attach_mcast_with_lid`].
+    /// On InfiniBand it attaches the QP only: the port must be a full member of the group at the
+    /// subnet administrator (`rdma_join_multicast`). A group also has a LID:
+    /// [`Qp::attach_mcast_with_lid`].
     ///
     /// # RoCE
     ///

@@ -11,10 +11,13 @@ use crate::{Error, Feature, Limit, QpState, Result};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RateLimit {
     /// Rate in kbit/s; 0 for no limit.
+    #[doc(alias = "rate_limit")]
     pub rate: u32,
     /// Maximum burst in bytes; 0 for the device's default.
+    #[doc(alias = "max_burst_sz")]
     pub max_burst: u32,
     /// Typical size of a packet in bytes; 0 for the device's default.
+    #[doc(alias = "typical_pkt_sz")]
     pub typical_packet: u16,
 }
 
@@ -38,6 +41,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// - [`Error::Limit`]: the rate is above the device's maximum.
     /// - [`Error::Kernel`]: the kernel rejects the command.
     #[doc(alias = "ibv_modify_qp_rate_limit")]
+    #[doc(alias = "ibv_packet_pacing_caps")]
     pub fn set_rate_limit(&mut self, limit: &RateLimit) -> Result<()> {
         const VERB: &str = "modify_qp_rate_limit";
         self.check_state(VERB, QpState::RTS)?;
@@ -48,7 +52,11 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         let RateLimit { rate, max_burst, typical_packet } = *limit;
         Error::check_limit(VERB, Limit::Rate, rate.into(), caps.qp_rate_limit_max.into())?;
         if rate != 0 && rate < caps.qp_rate_limit_min {
-            let reason = format!("rate {rate} kbit/s is below the minimum of {}", caps.qp_rate_limit_min);
+            let reason = format!(
+                "rate {rate} kbit/s is below the device's minimum of {min} kbit/s: pass {min} or more, or 0 \
+                 for no limit",
+                min = caps.qp_rate_limit_min
+            );
             return Err(Error::invalid(VERB, reason));
         }
         self.modify_rate(VERB, rate, Burst { max_size: max_burst, typical_packet })

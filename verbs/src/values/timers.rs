@@ -45,7 +45,7 @@ impl AckTimeout {
 }
 
 impl Default for AckTimeout {
-    /// 537 ms (n = 17), as rdma_cm uses on RoCE. With the default of 6 retries, a dead peer is
+    /// 537 ms (n = 17). With the default of 6 retries, a dead peer is
     /// noticed after 3.8 s. A peer that stalls for less, such as a paused virtual machine, is not
     /// taken for dead.
     fn default() -> Self {

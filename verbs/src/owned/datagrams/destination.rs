@@ -31,7 +31,8 @@ impl<P: Provider> Destination<P> {
         Self { ah, qp_num, qkey }
     }
 
-    /// The same QP with another Q_Key.
+    /// The same QP with another Q_Key. If its highest bit is set, the requester sends the Q_Key of the
+    /// local QP instead (IBTA 10.2.5).
     #[must_use]
     pub fn with_qkey(self, qkey: u32) -> Self {
         Self { qkey, ..self }
@@ -45,6 +46,7 @@ impl<P: Provider> Destination<P> {
 
     /// The QPN.
     #[must_use]
+    #[doc(alias = "remote_qpn")]
     pub fn qp_num(&self) -> u32 {
         self.qp_num
     }
@@ -52,6 +54,7 @@ impl<P: Provider> Destination<P> {
     /// The Q_Key that datagrams carry. The receiver drops a datagram with another Q_Key than its
     /// own.
     #[must_use]
+    #[doc(alias = "remote_qkey")]
     pub fn qkey(&self) -> u32 {
         self.qkey
     }

@@ -25,7 +25,7 @@ const DEFAULT_QKEY: u32 = 0x0123_4567;
 /// | [`inline`](Self::inline) | 0 bytes |
 /// | [`signal_every`](Self::signal_every) | a quarter of `sends` |
 /// | [`sl`](Self::sl), [`traffic_class`](Self::traffic_class), [`pkey_index`](Self::pkey_index) | 0 |
-/// | [`hop_limit`](Self::hop_limit) | 1 |
+/// | [`hop_limit`](Self::hop_limit) | 64; 1 for multicast groups |
 /// | [`spin`](Self::spin) | adaptive, at most 20 µs |
 ///
 /// ```no_run
@@ -42,11 +42,12 @@ pub struct DatagramOptions {
     /// Those that both transports have.
     common: EndpointOptions,
     qkey: u32,
+    hop_limit: Option<u8>,
 }
 
 impl Default for DatagramOptions {
     fn default() -> Self {
-        Self { common: EndpointOptions::default(), qkey: DEFAULT_QKEY }
+        Self { common: EndpointOptions::default(), qkey: DEFAULT_QKEY, hop_limit: None }
     }
 }
 
@@ -70,15 +71,11 @@ common_setters! {
     gid_index(index: impl Into<GidIndex>);
     /// Index into the port's P_Key table.
     pkey_index(index: u16);
-    /// Service level of destinations, 0 to 15.
+    /// Service level of destinations, 0 to 15; on RoCE the VLAN priority, 0 to 7. mlx5 uses the
+    /// low 3 bits.
     sl(sl: u8);
     /// Traffic class of destinations; TOS (DSCP and ECN) of RoCE v2 packets.
     traffic_class(class: u8);
-    /// Hop limit of destinations: the number of routers that a packet may pass, plus 1. On rxe the
-    /// kernel replaces it by the hop limit of the IP route, except for multicast groups. ConnectX
-    /// sends this value: with 1, the default, datagrams reach the local link only. Set 64 for peers
-    /// behind routers.
-    hop_limit(limit: u8);
     /// Maximum of outstanding sends (`max_send_wr`).
     sends(sends: u32);
     /// Maximum of posted receives (`max_recv_wr`).
@@ -94,9 +91,21 @@ common_setters! {
 }
 
 impl DatagramOptions {
+    /// Hop limit of destinations: the number of routers that a packet may pass, plus 1; TTL of RoCE
+    /// v2 packets. The default is 64, and 1 for multicast groups: their datagrams stay on the link.
+    ///
+    /// On Soft-RoCE the kernel replaces it by the hop limit of the IP route, except for multicast
+    /// groups. On ConnectX, packets carry this value.
+    pub fn hop_limit(mut self, limit: u8) -> Self {
+        self.hop_limit = Some(limit);
+        self
+    }
+
     /// The Q_Key. The QP drops datagrams with another one. Peers must know it;
     /// [`Datagrams::address`] has it. If its highest bit is set, it is privileged: the kernel
-    /// requires `CAP_NET_RAW`.
+    /// requires `CAP_NET_RAW`, unless
+    /// [`set_privileged_qkey`](crate::netlink::RdmaNetlink::set_privileged_qkey) is on.
+    #[doc(alias = "RDMA_UDP_QKEY")]
     pub fn qkey(mut self, qkey: u32) -> Self {
         self.qkey = qkey;
         self
@@ -125,6 +134,7 @@ impl DatagramOptions {
             queues: Queues::new(parts),
             pd: PdId::of(pd.domain()),
             attr,
+            hop_limit: self.hop_limit,
             address,
             max_message: port.active_mtu.bytes(),
             is_ethernet: port.link_layer == LinkLayer::ETHERNET,

@@ -46,6 +46,7 @@ impl<B> Setup<B> {
             queues: Queues::new(parts),
             pd: PdId::of(pd.domain()),
             attr: ConnectAttr::new(1, 0),
+            hop_limit: None,
             address: DatagramAddress::new(Gid::default(), 1, 0x1234),
             max_message: 1024,
             is_ethernet: true,
@@ -200,7 +201,7 @@ fn unknown_completion_returns_no_buffer_and_moves_qp_to_err() {
         assert!(failed.buffer.is_none());
         assert_eq!((setup.datagrams.qp().state(), setup.datagrams.pending()), (QpState::ERR, 2));
         let refused = setup.datagrams.post_recv(setup.lease()).unwrap_err();
-        assert!(refused.to_string().contains("Datagrams::post_recv: the datagrams have failed"), "{refused}");
+        assert!(refused.to_string().contains("Datagrams::post_recv: the QP is in ERR"), "{refused}");
         let refused = setup.datagrams.post_send_inline(&setup.peer, b"x").unwrap_err();
         assert!(matches!(refused.error, Error::Closed { .. }), "{refused}");
         setup.complete(completion(posted, WcStatus::WR_FLUSH_ERR));
@@ -246,13 +247,26 @@ fn refused_send_holds_no_address_handle() {
 }
 
 #[test]
-fn refused_doorbell_ends_the_datagrams() {
+fn refused_doorbell_moves_ud_qp_to_err() {
     let mut setup: Setup = Setup::new();
     let refused = IoctlError { method: "PostSend", errno: Errno::NOMEM };
     setup.plain.log().refusals.push_back(DoorbellError::TakenBack(refused));
     let refused = setup.datagrams.post_send_inline(&setup.peer, b"x").unwrap_err();
     assert!(matches!(refused.error, Error::Post(_)), "{refused}");
     assert_eq!((setup.holders(), setup.datagrams.qp().state()), (0, QpState::ERR));
+}
+
+#[test]
+fn default_hop_limit_passes_routers_except_for_groups() {
+    let mut setup = Setup::<Lease>::new();
+    let group: Gid = "ff0e::1".parse().unwrap();
+    let limits = |datagrams: &Datagrams<Lease, Plain>| {
+        [Gid::default(), group]
+            .map(|gid| datagrams.path_to(&DatagramAddress::new(gid, 17, 0x1234)).grh.unwrap().hop_limit)
+    };
+    assert_eq!(limits(&setup.datagrams), [64, 1]);
+    setup.datagrams.hop_limit = Some(9);
+    assert_eq!(limits(&setup.datagrams), [9, 9]);
 }
 
 #[test]

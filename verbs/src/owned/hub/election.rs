@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn driver_that_is_a_thread_is_woken_by_a_leader_of_before() {
+    fn driver_thread_is_woken_by_earlier_leader() {
         let election = Election::new(4);
         let id = election.join(Waker::noop());
         assert!(election.attach_driver(DriverKind::Thread));

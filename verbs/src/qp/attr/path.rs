@@ -14,9 +14,11 @@ pub struct GlobalRoute {
     pub sgid_index: GidIndex,
     /// Flow label, 20 bits.
     pub flow_label: u32,
-    /// Hop limit: the number of routers that a packet may pass, plus 1; TTL of RoCE v2 packets. On
-    /// RoCE the kernel replaces it by the hop limit of the IP route in `MODIFY_QP` (RC, UC, XRC).
-    /// Datagrams of mlx5 carry this value; multicast address handles of rxe keep it too.
+    /// Hop limit: the number of routers that a packet may pass, plus 1; TTL of RoCE v2 packets.
+    ///
+    /// On RoCE, `MODIFY_QP` (RC, UC, XRC) replaces it by the hop limit of the IP route. `CREATE_AH`
+    /// does so for unicast in the kernel's address handle, which rxe uses. Datagrams of a
+    /// ConnectX carry the value given here.
     pub hop_limit: u8,
     /// Traffic class; TOS (DSCP and ECN) of RoCE v2 packets.
     pub traffic_class: u8,
@@ -30,7 +32,7 @@ pub struct AhAttr {
     pub port: PortNum,
     /// LID of the peer. InfiniBand only; required, except for a GID of the local port.
     pub dlid: u16,
-    /// Service level, 0 to 15.
+    /// Service level, 0 to 15; on RoCE the VLAN priority, 0 to 7. mlx5 uses the low 3 bits.
     pub sl: u8,
     /// Source path bits: low bits of the local LID, on InfiniBand only.
     pub src_path_bits: u8,
@@ -55,7 +57,8 @@ impl Default for AhAttr {
 }
 
 impl AhAttr {
-    /// Address vector to `dgid` from the local GID at `sgid_index`, on the same link or subnet.
+    /// Address vector to `dgid` from the local GID at `sgid_index`, on the same link or subnet: the
+    /// [hop limit](GlobalRoute::hop_limit) is 1.
     /// InfiniBand also requires the peer's LID, unless the GID belongs to the local port: `AhAttr {
     /// dlid, ..AhAttr::global(port, dgid, sgid_index) }`. The peer queries its LID with
     /// [`query_port`](crate::Context::query_port).
