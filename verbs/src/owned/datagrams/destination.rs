@@ -31,8 +31,8 @@ impl<P: Provider> Destination<P> {
         Self { ah, qp_num, qkey }
     }
 
-    /// The same QP with another Q_Key. If its highest bit is set, the requester sends the Q_Key of the
-    /// local QP instead (IBTA 10.2.5).
+    /// The same QP with another Q_Key. If its highest bit is set, the specification (IBTA 10.2.5)
+    /// requires the device to send the Q_Key of the local QP instead. rxe sends the given one.
     #[must_use]
     pub fn with_qkey(self, qkey: u32) -> Self {
         Self { qkey, ..self }
