@@ -52,7 +52,10 @@ impl QueueBuffer {
         // SAFETY: the bytes are valid at that address while `owner` exists, and for ever if it is
         // leaked, by the contract of `MemoryOwner`. `QueueBuffer` gives no access to `owner`.
         let buffer = unsafe { provider::QueueBuffer::new(start, len, owner) };
-        buffer.map(Self).map_err(|_| {
+        buffer.map(Self).map_err(|errno| {
+            if errno != Errno::INVAL {
+                return Error::system("mapping a page of the fork detection", errno);
+            }
             let reason = format!(
                 "{len} bytes at {start:p} can't hold a queue: pass at least 1 byte at a multiple of \
                  {} bytes, such as a `Buffer`",
