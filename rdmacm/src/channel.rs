@@ -225,14 +225,15 @@ impl EventChannel {
     }
 
     /// Delivers events after the descriptor has become readable, and wakes the tasks that wait for
-    /// them.
+    /// them. Returns whether it reads events, and not the tasks.
     #[cfg(any(feature = "async-io", feature = "tokio"))]
-    pub(crate) fn serve(&self) {
+    pub(crate) fn serve(&self) -> bool {
         self.forget_migration();
         let mut wakers = Vec::new();
-        {
+        let reads = {
             let mut inboxes = self.lock();
-            if !inboxes.are_claimed() {
+            let reads = inboxes.are_claimed();
+            if !reads {
                 // The tasks read by themselves. No more is read than is taken, so that the descriptor
                 // stays readable.
                 inboxes.take_unclaimed_wakers(&mut wakers);
@@ -240,8 +241,10 @@ impl EventChannel {
                 // They get the error when they read.
                 inboxes.take_wakers(&mut wakers);
             }
-        }
+            reads
+        };
         wake_all(wakers);
+        reads
     }
 
     /// Wakes all tasks that wait, which then get the error of the runtime.
