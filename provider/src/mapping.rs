@@ -99,7 +99,7 @@ impl Mapping {
     }
 
     /// The memory of a [`QueueBuffer`](crate::queue_buffer::QueueBuffer). Drop ends the lease. A
-    /// forked child may inherit the memory: its pages are copies, or those of a dma-buf.
+    /// forked child may inherit copies of memory of the process, and none of a dma-buf.
     pub(crate) fn leased(start: NonNull<u8>, len: usize, lease: Lease) -> Result<Self, Errno> {
         let (fork_guard, protection) = (ForkGuard::new()?, Protection::ReadWrite);
         Ok(Self { start, len, protection, fork_guard, is_huge: false, lease: Some(lease) })

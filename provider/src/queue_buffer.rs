@@ -10,8 +10,10 @@ use bareverbs_uapi::uverbs::types::{BufferDesc, BufferType};
 use rustix::fs::{SeekFrom, fstatfs, seek};
 use rustix::io::Errno;
 
+use crate::device::IoctlError;
 use crate::error::{CreateError, Limit};
 use crate::mapping::{Mapping, Protection};
+use crate::process::ForkGuard;
 
 /// Alignment in bytes of a queue's memory: a page of the device (`MLX5_ADAPTER_PAGE_SHIFT`).
 pub const QUEUE_BUFFER_ALIGN: usize = 4096;
@@ -34,6 +36,8 @@ struct Inner {
     len: usize,
     /// Whether a queue has the memory.
     leased: AtomicBool,
+    /// A forked child may not inherit the memory.
+    fork_guard: ForkGuard,
     source: Source,
 }
 
@@ -62,12 +66,20 @@ impl Drop for Lease {
     }
 }
 
+impl Inner {
+    fn new(start: NonNull<u8>, len: usize, source: Source) -> Result<Self, Errno> {
+        let (leased, fork_guard) = (AtomicBool::new(false), ForkGuard::new()?);
+        Ok(Self { start, len, leased, fork_guard, source })
+    }
+}
+
 impl QueueBuffer {
     /// `len` bytes at `start`, which `owner` frees when it is dropped.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if `start` is not a multiple of [`QUEUE_BUFFER_ALIGN`], or `len` is 0.
+    /// `EINVAL` if `start` is not a multiple of [`QUEUE_BUFFER_ALIGN`], or `len` is 0; otherwise the
+    /// error of `mmap` or `madvise`.
     ///
     /// # Safety
     ///
@@ -81,8 +93,7 @@ impl QueueBuffer {
         if len == 0 || !start.addr().get().is_multiple_of(QUEUE_BUFFER_ALIGN) {
             return Err(Errno::INVAL);
         }
-        let source = Source::Memory(owner);
-        Ok(Self { inner: Arc::new(Inner { start, len, leased: AtomicBool::new(false), source }) })
+        Ok(Self { inner: Arc::new(Inner::new(start, len, Source::Memory(owner))?) })
     }
 
     /// `len` bytes of a dma-buf from `offset` on. They are mapped into the process.
@@ -91,7 +102,12 @@ impl QueueBuffer {
     ///
     /// `EINVAL` if the descriptor is not a dma-buf, the range exceeds it, or `offset` is not a
     /// multiple of the page size; otherwise the error of `mmap`: not every exporter supports it.
-    pub fn dmabuf(fd: OwnedFd, offset: u64, len: usize) -> Result<Self, Errno> {
+    ///
+    /// # Safety
+    ///
+    /// While a queue has the memory, nothing else may access these bytes, also through other
+    /// descriptors of the dma-buf or of the memory behind it.
+    pub unsafe fn dmabuf(fd: OwnedFd, offset: u64, len: usize) -> Result<Self, Errno> {
         // An access beyond the end of an ordinary file would raise SIGBUS.
         if u64::try_from(fstatfs(&fd)?.f_type) != Ok(DMA_BUF_MAGIC) {
             return Err(Errno::INVAL);
@@ -103,7 +119,7 @@ impl QueueBuffer {
         let mapping = Mapping::new(&fd, offset, len, Protection::ReadWrite)?;
         let start = mapping.as_ptr();
         let source = Source::Dmabuf { fd, offset, _mapping: mapping };
-        Ok(Self { inner: Arc::new(Inner { start, len, leased: AtomicBool::new(false), source }) })
+        Ok(Self { inner: Arc::new(Inner::new(start, len, source)?) })
     }
 
     /// Length in bytes.
@@ -125,9 +141,13 @@ impl QueueBuffer {
     /// # Errors
     ///
     /// [`CreateError::Limit`] if the buffer is too short, [`CreateError::BufferInUse`] if another
-    /// queue has it.
+    /// queue has it, and `ESTALE` in a process that was forked from the one that created the buffer.
     pub fn lease(&self, bytes: usize) -> Result<Mapping, CreateError> {
-        let Inner { start, len, leased, .. } = &*self.inner;
+        let Inner { start, len, leased, fork_guard, .. } = &*self.inner;
+        let failed = |errno| CreateError::Ioctl(IoctlError { method: "QueueBuffer", errno });
+        if !fork_guard.is_same_process() {
+            return Err(failed(Errno::STALE));
+        }
         if bytes > *len {
             let (asked, max) = (bytes as u64, *len as u64);
             return Err(CreateError::Limit { limit: Limit::QueueBytes, asked, max });
@@ -136,10 +156,9 @@ impl QueueBuffer {
             return Err(CreateError::BufferInUse);
         }
         let lease = Lease(Arc::clone(&self.inner));
-        // SAFETY: the buffer has the bytes, and no other lease exists.
+        // SAFETY: the buffer has the bytes, this process mapped them, and no other lease exists.
         unsafe { start.write_bytes(0, bytes) };
-        Mapping::leased(*start, *len, lease)
-            .map_err(|errno| CreateError::Ioctl(crate::device::IoctlError { method: "madvise", errno }))
+        Mapping::leased(*start, *len, lease).map_err(failed)
     }
 
     /// The description of `bytes` bytes from `offset` on for the kernel. Both are within the buffer
@@ -289,12 +308,34 @@ mod tests {
         assert_eq!((desc.flags, desc.optional_flags, desc.fd), (0, 0, 0));
     }
 
+    /// The child would be killed by an access to the memory, which it does not inherit.
+    #[cfg(not(any(loom, miri)))]
+    #[test]
+    fn lease_in_a_forked_child_fails_with_estale() {
+        use std::os::unix::process::CommandExt;
+
+        let buffer = buffer(4096);
+        let inherited = buffer.clone();
+        let mut child = std::process::Command::new("/bin/true");
+        let lease = move || match inherited.lease(64).map(drop) {
+            Err(CreateError::Ioctl(IoctlError { errno: Errno::STALE, .. })) => Ok(()),
+            _ => Err(Errno::PROTO.into()),
+        };
+        // SAFETY: the child accesses an atomic. It does not allocate and takes no lock.
+        unsafe { child.pre_exec(lease) };
+        assert!(child.status().unwrap().success());
+        buffer.lease(64).unwrap();
+    }
+
     #[cfg(not(miri))]
     #[test]
     fn other_files_are_no_dmabufs() {
         let null = std::fs::File::open("/dev/null").unwrap();
-        assert_eq!(QueueBuffer::dmabuf(null.into(), 0, 4096).map(drop), Err(Errno::INVAL));
         let file = std::fs::File::open(std::env::current_exe().unwrap()).unwrap();
-        assert_eq!(QueueBuffer::dmabuf(file.into(), 0, 4096).map(drop), Err(Errno::INVAL));
+        for file in [null, file] {
+            // SAFETY: no queue gets the memory.
+            let refused = unsafe { QueueBuffer::dmabuf(file.into(), 0, 4096) };
+            assert_eq!(refused.map(drop), Err(Errno::INVAL));
+        }
     }
 }

@@ -152,10 +152,12 @@ impl EventChannel {
         let is_it = |uid| uid == key.get() || memberships.iter().any(|key| key.get() == uid);
         let (claimed, events) = old.lock().remove(key, is_it);
         let (mut inboxes, mut wakers) = (self.lock(), Vec::new());
+        // Other readers of this channel may have read events from after the migration.
+        let (_, newer) = inboxes.remove(key, is_it);
         if claimed {
             inboxes.claim(key);
         }
-        events.into_iter().for_each(|event| inboxes.deliver(event, &mut wakers));
+        events.into_iter().chain(newer).for_each(|event| inboxes.deliver(event, &mut wakers));
         drop(inboxes);
         wake_all(wakers);
     }
@@ -223,14 +225,15 @@ impl EventChannel {
     }
 
     /// Delivers events after the descriptor has become readable, and wakes the tasks that wait for
-    /// them.
+    /// them. Returns whether it reads events, and not the tasks.
     #[cfg(any(feature = "async-io", feature = "tokio"))]
-    pub(crate) fn serve(&self) {
+    pub(crate) fn serve(&self) -> bool {
         self.forget_migration();
         let mut wakers = Vec::new();
-        {
+        let reads = {
             let mut inboxes = self.lock();
-            if !inboxes.are_claimed() {
+            let reads = inboxes.are_claimed();
+            if !reads {
                 // The tasks read by themselves. No more is read than is taken, so that the descriptor
                 // stays readable.
                 inboxes.take_unclaimed_wakers(&mut wakers);
@@ -238,8 +241,10 @@ impl EventChannel {
                 // They get the error when they read.
                 inboxes.take_wakers(&mut wakers);
             }
-        }
+            reads
+        };
         wake_all(wakers);
+        reads
     }
 
     /// Wakes all tasks that wait, which then get the error of the runtime.
@@ -417,5 +422,36 @@ impl AsFd for EventChannel {
 impl fmt::Debug for EventChannel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("EventChannel").field(&self.inner.file.as_fd()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bareverbs::QpType;
+
+    use super::*;
+    use crate::PortSpace;
+    use crate::key::KeyInfo;
+
+    #[test]
+    fn events_from_before_a_migration_come_first() {
+        for claimed in [false, true] {
+            let key = key::create(KeyInfo { port_space: PortSpace::Tcp, qp_type: QpType::RC });
+            let (old, new) = (EventChannel::for_test(), EventChannel::for_test());
+            if claimed {
+                old.claim(key);
+            }
+            let read = |channel: &EventChannel, status| {
+                let event = EventResp { uid: key.get(), status, ..EventResp::zeroed() };
+                channel.lock().deliver(event, &mut Vec::new());
+            };
+            read(&old, 1);
+            // A thread of the new channel reads it before the older one is moved.
+            read(&new, 2);
+            new.take_over(&old, key, &[]);
+            let mut inboxes = new.lock();
+            let taken = std::iter::from_fn(|| inboxes.take(Some(key))).map(|event| event.status);
+            assert_eq!(taken.collect::<Vec<_>>(), [1, 2], "{claimed}");
+        }
     }
 }

@@ -99,7 +99,10 @@ impl<R: Readiness> Wake for Serve<R> {
         let Some(registration) = self.0.upgrade() else { return };
         loop {
             match registration.poll_readable() {
-                Poll::Ready(Ok(())) => registration.channel.serve(),
+                Poll::Ready(Ok(())) if registration.channel.serve() => {}
+                // The next wait of a task arms the descriptor. With unread events, arming it here would
+                // run this without end.
+                Poll::Ready(Ok(())) => return,
                 Poll::Ready(Err(_)) => return registration.channel.wake_tasks(),
                 Poll::Pending => return,
             }
@@ -128,7 +131,7 @@ impl<R: Readiness> Registration<R> {
                     return Poll::Ready(Ok(event));
                 }
                 match self.poll_readable() {
-                    Poll::Ready(Ok(())) => self.channel.serve(),
+                    Poll::Ready(Ok(())) => _ = self.channel.serve(),
                     Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
                     Poll::Pending => return Poll::Pending,
                 }
@@ -641,11 +644,23 @@ mod tests {
     #[test]
     fn readable_descriptor_arms_itself_again() {
         let registered = Registration::<Manual>::new(&crate::EventChannel::for_test()).unwrap();
+        registered.channel.claim(new_key());
         assert!(registered.poll_readable().is_pending());
         for _ in 0..3 {
             registered.readiness.become_readable();
             assert!(registered.readiness.0.lock().unwrap().1.is_some());
         }
+    }
+
+    /// A runtime with a level-triggered poller would report it again and again.
+    #[test]
+    fn descriptor_is_not_armed_while_its_events_are_left_unread() {
+        let registered = Registration::<Manual>::new(&crate::EventChannel::for_test()).unwrap();
+        assert!(registered.poll_readable().is_pending());
+        registered.readiness.become_readable();
+        assert!(registered.readiness.0.lock().unwrap().1.is_none());
+        assert!(registered.poll_readable().is_pending(), "the next wait arms it");
+        assert!(registered.readiness.0.lock().unwrap().1.is_some());
     }
 
     /// Requires a `Send` future, as multi-threaded runtimes do.

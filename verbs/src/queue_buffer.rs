@@ -53,7 +53,10 @@ impl QueueBuffer {
         // SAFETY: the bytes are valid at that address while `owner` exists, and for ever if it is
         // leaked, by the contract of `MemoryOwner`. `QueueBuffer` gives no access to `owner`.
         let buffer = unsafe { provider::QueueBuffer::new(start, len, owner) };
-        buffer.map(Self).map_err(|_| {
+        buffer.map(Self).map_err(|errno| {
+            if errno != Errno::INVAL {
+                return Error::system("mapping a page of the fork detection", errno);
+            }
             let reason = format!(
                 "{len} bytes at {start:p} can't hold a queue: pass at least 1 byte at a multiple of \
                  {} bytes, such as a `Buffer`",
@@ -69,13 +72,30 @@ impl QueueBuffer {
     /// The exporter must support `mmap`, and its memory must be coherent with the processor's
     /// caches. An access raises `SIGBUS` if the exporter revokes the memory.
     ///
+    /// Safe code can access a dma-buf through other descriptors, so this is `unsafe`:
+    ///
+    /// ```compile_fail,E0133
+    /// # use bareverbs::QueueBuffer;
+    /// fn overlap(fd: std::os::fd::OwnedFd) -> bareverbs::Result<[QueueBuffer; 2]> {
+    ///     let other = fd.try_clone().expect("a descriptor");
+    ///     Ok([QueueBuffer::dmabuf(fd, 0, 4096)?, QueueBuffer::dmabuf(other, 0, 4096)?])
+    /// }
+    /// ```
+    ///
+    /// # Safety
+    ///
+    /// While a queue has the memory, nothing else may access these bytes: no other `QueueBuffer`, MR
+    /// or mapping, no file behind the dma-buf, and no [`Dm`](crate::Dm) that was exported.
+    ///
     /// # Errors
     /// - [`Error::Invalid`]: the descriptor is not a dma-buf, `len` is 0, the range exceeds the
     ///   dma-buf, or `offset` is not a multiple of the page size.
     /// - [`Error::System`]: the exporter does not map the dma-buf.
     #[doc(alias = "IB_UVERBS_BUFFER_TYPE_DMABUF")]
-    pub fn dmabuf(fd: OwnedFd, offset: u64, len: usize) -> Result<Self> {
-        provider::QueueBuffer::dmabuf(fd, offset, len).map(Self).map_err(|errno| {
+    pub unsafe fn dmabuf(fd: OwnedFd, offset: u64, len: usize) -> Result<Self> {
+        // SAFETY: the caller's contract is the same.
+        let buffer = unsafe { provider::QueueBuffer::dmabuf(fd, offset, len) };
+        buffer.map(Self).map_err(|errno| {
             if errno == Errno::INVAL {
                 let reason = format!(
                     "{len} bytes at {offset:#x} can't be mapped: pass a dma-buf, a range within it, and \

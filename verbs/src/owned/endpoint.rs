@@ -18,9 +18,9 @@ use super::spin::SpinState;
 use super::{Batch, Done, EndpointOptions, Failed, NotPosted, NotPostedParts, Op, Source, Spinning, Target};
 use crate::pd::shared::PdShared;
 use crate::{
-    Address, AnyProvider, Arm, Buffer, CompChannel, Completions, ConnectAttr, Cq, DoorbellError, Error, Imm,
-    Mr, Operation, Pd, PortNum, PostError, PostReason, Qp, QpAttr, QpAttrMask, QpState, Rc, Remote, Result,
-    Transport, WcStatus, WorkCompletion,
+    Address, AnyProvider, Arm, Buffer, CompChannel, Completions, ConnectAttr, Cq, Error, Imm, Mr, Operation,
+    Pd, PortNum, PostError, PostReason, Qp, QpAttr, QpAttrMask, QpState, Rc, Remote, Result, Transport,
+    WcStatus, WorkCompletion,
 };
 
 /// A reliable connection whose operations own their buffers of type `B`: an [`Mr`], a
@@ -539,11 +539,16 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
             return;
         }
         let Some(newest) = self.flows.sends.newest_held() else { return };
-        let posted = T::post_marker(&mut self.qp, newest);
-        // A request that counts as posted completes in ERR at the latest.
-        self.marked = posted.map_or_else(|error| error.accepted > 0, |()| true);
-        if self.marked {
-            self.flows.sends.published();
+        match T::post_marker(&mut self.qp, newest) {
+            Ok(()) => {
+                self.marked = true;
+                self.flows.sends.published();
+            }
+            Err(error) => {
+                // A request that counts as posted completes in ERR at the latest.
+                self.marked = error.accepted > 0;
+                self.flows.sends.not_posted(error.reason);
+            }
         }
     }
 
@@ -573,12 +578,10 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
 
     #[cold]
     fn probe_refused(&mut self, error: PostError) {
-        let PostReason::Doorbell(doorbell) = error.reason else { return };
-        match doorbell {
-            DoorbellError::TakenBack(_) => self.flows.sends.refuse(error.reason),
-            _ => self.flows.sends.published(),
+        self.flows.sends.not_posted(error.reason);
+        if let PostReason::Doorbell(_) = error.reason {
+            self.fail();
         }
-        self.fail();
     }
 
     /// Probes the peer if the connection was idle for the interval. Returns when to call it again.

@@ -360,6 +360,15 @@ impl<B, K: Kind> SendFlow<B, K> {
         }
     }
 
+    /// A marker or a probe was not posted. A doorbell that took it back, also took back all operations
+    /// that were not published. Otherwise it was rung for them, also if the request was rejected.
+    pub(super) fn not_posted(&mut self, reason: PostReason) {
+        match reason {
+            PostReason::Doorbell(DoorbellError::TakenBack(_)) => self.refuse(reason),
+            _ => self.published(),
+        }
+    }
+
     /// A refused doorbell took back all operations that were not published.
     pub(super) fn refuse(&mut self, reason: PostReason) {
         self.close();

@@ -183,7 +183,8 @@ pub(crate) fn queues_in_a_dmabuf_carry_messages() -> Outcome {
         Err(error) => return skip(format!("this kernel makes no dma-bufs of memory: {error}")),
     };
     nothing_leaks(|| {
-        let part = |offset| QueueBuffer::dmabuf(dmabuf.try_clone().unwrap(), offset, LEN).unwrap();
+        // SAFETY: the parts differ, and the file is only read while the queues have them.
+        let part = |offset| unsafe { QueueBuffer::dmabuf(dmabuf.try_clone().unwrap(), offset, LEN) }.unwrap();
         let (pd, plan) = (domain(), Plan::default());
         let (cq_memory, qp_memory) = (part(LEN as u64), part(2 * LEN as u64));
         let cq = cq_in(&pd, &cq_memory);

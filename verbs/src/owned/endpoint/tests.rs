@@ -570,6 +570,54 @@ fn doorbell_that_takes_back_a_batch_keeps_what_an_earlier_one_posted() {
 }
 
 #[test]
+fn rejected_probe_publishes_a_forgotten_batch() {
+    let mut setup = Setup::new();
+    let pushed = forget_batch(&mut setup);
+    reject(&setup);
+    assert!(matches!(setup.endpoint.probe(), Err(Error::Post(_))));
+    let posted = setup.plain.log().sent.last().map(|(_, wr_id)| *wr_id);
+    assert_eq!(posted, Some(pushed), "it was posted");
+    // A later doorbell takes back its own request only.
+    setup.post_refused_batch(true);
+    assert!(setup.endpoint.poll().is_none(), "the first operation is outstanding");
+    setup.complete(pushed, WcStatus::WR_FLUSH_ERR);
+    assert_eq!(setup.ended(), [-1, -2, -3]);
+}
+
+/// Forgets a batch with an unsignalled send of the tag 1. Returns its `wr_id`.
+fn forget_unsignaled_batch(setup: &mut Setup) -> u64 {
+    let (buffer, wr_id) = (setup.buffer(), setup.endpoint.queues.flows.sends.queue().posted());
+    let mut batch = setup.endpoint.batch();
+    batch.post(Op::send(buffer, ..).tag(1).unsignaled()).unwrap();
+    mem::forget(batch);
+    wr_id
+}
+
+#[test]
+fn rejected_marker_publishes_a_forgotten_batch() {
+    let mut setup = Setup::new();
+    let pushed = forget_unsignaled_batch(&mut setup);
+    reject(&setup);
+    setup.endpoint.abort();
+    let posted = setup.plain.log().sent.last().map(|(_, wr_id)| *wr_id);
+    assert_eq!(posted, Some(pushed), "it was posted");
+    setup.complete(pushed, WcStatus::WR_FLUSH_ERR);
+    assert_eq!((setup.ended(), setup.endpoint.pending()), (vec![-1], 0));
+}
+
+#[test]
+fn marker_that_is_taken_back_ends_a_forgotten_batch() {
+    let mut setup = Setup::new();
+    forget_unsignaled_batch(&mut setup);
+    let refused = DoorbellError::TakenBack(IoctlError { method: "post_send", errno: Errno::NOMEM });
+    setup.plain.log().refusals.push_back(refused);
+    setup.endpoint.abort();
+    let failed = setup.endpoint.poll().expect("it never completes").unwrap_err();
+    assert_eq!((failed.tag, failed.outcome), (1, Outcome::NotExecuted));
+    assert_eq!(setup.endpoint.pending(), 0);
+}
+
+#[test]
 fn completion_of_an_unsignaled_request_that_was_taken_back_ends_no_older_one() {
     let mut setup = Setup::new();
     let first = setup.send(1, true);
