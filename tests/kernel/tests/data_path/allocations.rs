@@ -121,7 +121,9 @@ macro_rules! exchange {
 pub(crate) fn endpoints_of_tasks_allocate_nothing() {
     let pd = domain();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
-    assert_eq!(runtime.block_on(exchange!(tokio, &pd)), 0);
+    // The first await of an endpoint that sleeps creates the timer of its keepalive.
+    let allocations = runtime.block_on(exchange!(tokio, &pd));
+    assert!(allocations < 20, "{allocations} in 180 rounds of two awaits");
     // async-io's reactor collects the wakers of an event in a new list.
     let allocations = async_io::block_on(exchange!(async_io, &pd));
     assert!(allocations <= 2 * 180, "{allocations} in 180 rounds of two awaits");
