@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use bareverbs::owned::{Endpoint, EndpointOptions};
 use bareverbs::{Access, AckTimeout, Buffer, Errno, Mr};
 use bareverbs_kernel_tests::child;
+use bareverbs_kernel_tests::device::Requirement;
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::wire::{End, Wire};
+use bareverbs_kernel_tests::wire::{self, End, Wire};
 use bareverbs_rdmacm::blocking::BlockingId;
 use bareverbs_rdmacm::connection::Route;
 use bareverbs_rdmacm::event::{EventKind, RejectReason};
@@ -24,6 +25,7 @@ use nix::sys::wait::waitpid;
 use nix::unistd::Pid;
 
 use crate::host::*;
+use crate::options::kernel_is_7_2;
 
 const LIMIT: Duration = TIMEOUT;
 
@@ -147,6 +149,15 @@ fn removed<T>(result: Result<T, Error>, of: &str) {
         Err(Error::DeviceRemoved { .. }) => {}
         other => panic!("{of}: {other:?}"),
     }
+}
+
+/// For tests that remove a device which a program has open.
+///
+/// # Errors
+/// Before Linux 7.2, the kernel waits until no program has it open.
+pub(crate) fn removal_does_not_wait() -> Requirement {
+    wire::wire()?;
+    if kernel_is_7_2() { Ok(()) } else { Err("this kernel waits for the users of a removed device".into()) }
 }
 
 pub(crate) fn device_removal_ends_each_identifier_with_its_error() {
