@@ -3,20 +3,18 @@
 use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
-use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use bareverbs::owned::{Endpoint, EndpointOptions};
 use bareverbs::{Access, AckTimeout, Buffer, Errno, Mr};
 use bareverbs_kernel_tests::child;
-use bareverbs_kernel_tests::device::Requirement;
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::wire::{self, End, Wire};
+use bareverbs_kernel_tests::wire::{End, Wire};
 use bareverbs_rdmacm::blocking::BlockingId;
 use bareverbs_rdmacm::connection::Route;
 use bareverbs_rdmacm::event::{EventKind, RejectReason};
-use bareverbs_rdmacm::stream::{RdmaListener, RdmaStream, StreamError};
+use bareverbs_rdmacm::stream::{RdmaListener, RdmaStream};
 use bareverbs_rdmacm::{
     CmId, ConnectOptions, Connection, Connector, Error, EventChannel, IdOptions, Listener, PortSpace,
 };
@@ -25,7 +23,6 @@ use nix::sys::wait::waitpid;
 use nix::unistd::Pid;
 
 use crate::host::*;
-use crate::options::kernel_is_7_2;
 
 const LIMIT: Duration = TIMEOUT;
 
@@ -142,108 +139,6 @@ pub(crate) fn time_limit_ends_the_wait_for_a_peer_that_is_cut_off() {
         drop(connect(&listener, &Connector::new()));
     }
     wire.settle();
-}
-
-fn removed<T>(result: Result<T, Error>, of: &str) {
-    match result.map(drop) {
-        Err(Error::DeviceRemoved { .. }) => {}
-        other => panic!("{of}: {other:?}"),
-    }
-}
-
-/// For tests that remove a device which a program has open.
-///
-/// # Errors
-/// Before Linux 7.2, the kernel waits until no program has it open.
-pub(crate) fn removal_does_not_wait() -> Requirement {
-    wire::wire()?;
-    if kernel_is_7_2() { Ok(()) } else { Err("this kernel waits for the users of a removed device".into()) }
-}
-
-pub(crate) fn device_removal_ends_each_identifier_with_its_error() {
-    let wire = Wire::new();
-    let (listener, addr) = far();
-    let everywhere = Listener::bind("0.0.0.0:0").unwrap();
-    let (mut active, mut passive) = connect(&listener, &Connector::new());
-    let streams = RdmaListener::bind((End::Far.ip(), 0)).unwrap();
-    let (mut reader, mut writer) = thread::scope(|scope| {
-        let accepted = scope.spawn(|| streams.accept().unwrap());
-        (RdmaStream::connect(streams.local_addr()).unwrap(), accepted.join().unwrap())
-    });
-    writer.write_all(b"first").unwrap();
-    reader.read_exact(&mut [0; 5]).unwrap();
-    let connecting = blocking(addr);
-    let id = CmId::new(&EventChannel::new().unwrap(), PortSpace::Tcp).unwrap();
-    resolve(&id, addr);
-
-    let begin = Instant::now();
-    let waiting = thread::scope(|scope| {
-        let (asked, asks) = mpsc::channel();
-        // All of these wait when the devices go.
-        scope.spawn(move || {
-            asked.send(()).unwrap();
-            match connecting.connect(&param(), LIMIT) {
-                // The device of the other end went first, and its kernel rejects the request.
-                Err(Error::Rejected(_)) => {}
-                ended => removed(ended, "connect"),
-            }
-        });
-        asks.recv().unwrap();
-        let incoming = listener.get_request(LIMIT).unwrap();
-        scope.spawn(|| removed(active.wait_disconnected(LIMIT), "active"));
-        scope.spawn(|| match passive.wait_disconnected(LIMIT) {
-            // The other end has told it before.
-            Ok(()) => {}
-            ended => removed(ended, "passive"),
-        });
-        scope.spawn(|| removed(listener.get_request(LIMIT), "listener"));
-        scope.spawn(|| {
-            let refused = streams.accept_timeout(LIMIT).unwrap_err();
-            let StreamError::Cm(error) = &refused else { panic!("{refused:?}") };
-            assert!(matches!(**error, Error::DeviceRemoved { .. }), "{refused:?}");
-        });
-        scope.spawn(|| {
-            reader.set_read_timeout(Some(LIMIT));
-            let refused = reader.recv(&mut [0]).unwrap_err();
-            let is_removal = match &refused {
-                StreamError::Cm(error) => matches!(**error, Error::DeviceRemoved { .. }),
-                refused => refused.errno() == Some(Errno::IO),
-            };
-            assert!(is_removal, "{refused:?}");
-        });
-        thread::sleep(QUIET);
-        (incoming, [End::Near, End::Far].map(|end| wire.remove(end)))
-    });
-    let (waiting, removals) = waiting;
-    assert!(begin.elapsed() < LIMIT);
-    // Only destruction is left to the identifiers.
-    assert!(matches!(next_of(id.channel(), id.key()), EventKind::DeviceRemoval));
-    thread::sleep(QUIET);
-    assert_eq!(errno(id.connect(&param())), Errno::NXIO);
-    let refused = errno(waiting.reject(b"late"));
-    assert!([Errno::NXIO, Errno::INVAL].contains(&refused), "{refused}");
-    writer.write_all(&[0; 1 << 20]).unwrap_err();
-    // The listener of all devices goes on, and has no request.
-    let refused = everywhere.get_request(QUIET).unwrap_err();
-    assert!(matches!(refused, Error::TimedOut { .. }), "{refused}");
-    drop((id, reader, writer, active, passive, listener, streams));
-    removals.into_iter().for_each(|removal| removal.join().unwrap());
-    assert!(begin.elapsed() < 2 * LIMIT);
-    drop(wire);
-
-    // The next device of the same name and address is opened again.
-    let wire = Wire::new();
-    let port = everywhere.local_addr().unwrap().port();
-    let connector = Connector::new();
-    thread::scope(|scope| {
-        let accepted = scope.spawn(|| everywhere.accept(&small(), LIMIT).unwrap());
-        connector.connect((End::Far.ip(), port), &small(), LIMIT).unwrap();
-        accepted.join().unwrap();
-    });
-    drop(connector);
-    // The listener has an identifier on each device.
-    wire.settle();
-    drop(everywhere);
 }
 
 pub(crate) fn interface_down_ends_connections_and_refuses_new_ones() {
