@@ -19,6 +19,11 @@ pub(super) struct Link {
 }
 
 impl Link {
+    /// Whether this process opened it. Otherwise it was inherited by a fork.
+    pub(super) fn is_of_this_process(&self) -> bool {
+        self.id.channel().file().is_of_this_process()
+    }
+
     pub(super) fn new(id: CmId, domains: Domains) -> Self {
         Self { id, end: None, abandoned: false, _domains: domains }
     }

@@ -275,7 +275,11 @@ impl<P: Provider> Shared<P> {
 impl<P: Provider> Drop for Shared<P> {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // There is nobody to tell of an error.
+        // A forked child does not inherit the rings.
+        if !state.link.is_of_this_process() {
+            return;
+        }
+        // Drop reports no error.
         let _ = state.session.shutdown(Shutdown::Both);
         state.nonblocking = false;
         let limit = Limit::Time(state.linger);
