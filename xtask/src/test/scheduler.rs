@@ -34,11 +34,24 @@ const SOUND: &str = "the kernel stays sound";
 /// The profiles in a guest: one file per program. Each process adds its counts when it exits.
 const GUEST_PROFILES: &str = "/tmp/bareverbs-%m.profraw";
 
-/// Prefix of the tests with perftest. They take minutes on each kernel, so they run only if they are
-/// selected.
+/// Prefixes of tests that take minutes on a kernel. They run on it only if they are selected.
+const SLOW: [&str; 8] = [
+    // Programs of this project beside those of rdma-core and perftest.
+    "perf::",
+    "bad_peers::",
+    "every_transport::",
+    "exchange::",
+    "lost::",
+    // Time-outs of the kernel.
+    "environment::silent_neighbour_has_no_address",
+    "rdmacm::lost_messages_are_unreachable_peers",
+    "stream::streams_lose_nothing_when_packets_are_lost",
+];
+/// The kernel that they also run on when all tests run.
+const SLOW_KERNEL: &str = Since::V7_2.name();
+/// Prefix of the tests with perftest, of which only these run there.
 const PERFTEST: &str = "perf::";
-/// Those of them that also run on one kernel when all tests run.
-const PERFTEST_SHORT: (&str, &str) = ("perf::short", Since::V7_2.name());
+const PERFTEST_SHORT: &str = "perf::short";
 
 /// Prefix of the scale tests.
 const ENDURANCE: &str = "endurance::";
@@ -235,8 +248,11 @@ impl<'a> Plan<'a> {
     /// Whether a test runs on this kernel.
     fn runs_on(&self, kernel: &str, test: &GuestTest) -> bool {
         let title = test.title();
-        let short = title.starts_with(PERFTEST_SHORT.0) && kernel == PERFTEST_SHORT.1;
-        !self.filter.takes_all() || !title.starts_with(PERFTEST) || short
+        if !self.filter.takes_all() || !SLOW.iter().any(|prefix| title.starts_with(prefix)) {
+            return true;
+        }
+        let long = title.starts_with(PERFTEST) && !title.starts_with(PERFTEST_SHORT);
+        kernel == SLOW_KERNEL && !long
     }
 
     fn test_run<'b>(&'b self, name: &str, kernel: &'b Kernel, device: Tested) -> TestRun<'b> {
