@@ -1,12 +1,17 @@
 use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
+use std::net::SocketAddr;
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{TIMEOUT, child};
 use bareverbs_rdmacm::Error;
 use bareverbs_rdmacm::event::RejectReason;
 use bareverbs_rdmacm::stream::{RdmaStream, StreamError, StreamOptions};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
 
 use crate::{any_port, listener, pair, pattern};
 
@@ -43,6 +48,59 @@ pub(crate) fn dropped_stream_delivers_its_bytes() {
         assert!(read == bytes, "{} bytes", read.len());
         let error = b.write_all(&bytes).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
+    });
+}
+
+/// A child process, which does not outlive its test.
+struct Reader(Pid);
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        let _ = kill(self.0, Signal::SIGKILL);
+    }
+}
+
+/// The device and the connection manager report in no order: whichever a reader looks at first, the
+/// other may have changed by then. The peer sends and disconnects while the reader is stopped, each
+/// time at another place of its loop.
+pub(crate) fn reader_gets_all_bytes_wherever_the_end_of_the_connection_finds_it() {
+    const ROUNDS: u8 = 100;
+
+    nothing_leaks(|| {
+        let (mut ports, mut to_reader) = std::io::pipe().unwrap();
+        let reader = Reader(child::start(|| {
+            let mut port = [0; 2];
+            ports.read_exact(&mut port).unwrap();
+            let addr = SocketAddr::new(any_port().ip(), u16::from_ne_bytes(port));
+            for round in 0..ROUNDS {
+                let mut stream = RdmaStream::connect(addr).unwrap();
+                stream.set_nonblocking(true);
+                let (mut read, mut byte) = (Vec::new(), [0]);
+                loop {
+                    match stream.read(&mut byte) {
+                        Ok(0) => break,
+                        Ok(_) => read.push(byte[0]),
+                        Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}"),
+                    }
+                }
+                assert_eq!(read, [round]);
+            }
+        }));
+        let (listener, addr) = listener();
+        to_reader.write_all(&addr.port().to_ne_bytes()).unwrap();
+        for round in 0..ROUNDS {
+            let mut stream = listener.accept_timeout(TIMEOUT).unwrap().expect("the reader connects");
+            sleep(Duration::from_micros(1000 + 37 * u64::from(round)));
+            kill(reader.0, Signal::SIGSTOP).unwrap();
+            let stopped = waitpid(reader.0, Some(WaitPidFlag::WUNTRACED));
+            assert_eq!(stopped, Ok(WaitStatus::Stopped(reader.0, Signal::SIGSTOP)));
+            stream.write_all(&[round]).unwrap();
+            // Waits for the acknowledgement, then disconnects.
+            drop(stream);
+            sleep(Duration::from_millis(5));
+            kill(reader.0, Signal::SIGCONT).unwrap();
+        }
+        assert_eq!(waitpid(reader.0, None), Ok(WaitStatus::Exited(reader.0, 0)));
     });
 }
 
