@@ -1,7 +1,8 @@
 use std::mem;
+use std::os::unix::process::CommandExt;
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use bareverbs_provider::device::IoctlError;
 use rustix::io::Errno;
@@ -1171,6 +1172,29 @@ fn idle_connection_probes_its_peer_and_fails_with_the_probe() {
     setup.endpoint.queues.keep_alive(start + 9 * SECOND);
     assert_eq!(setup.plain.log().sent.len(), 1, "a failed connection is not probed");
     assert!(matches!(setup.endpoint.probe(), Err(Error::Closed { .. })));
+}
+
+#[test]
+fn batch_that_a_forked_child_drops_is_not_rung() {
+    let mut setup = Setup::new();
+    let plain = setup.plain.clone();
+    let child = Mutex::new(move || {
+        let buffer = setup.buffer();
+        let mut batch = setup.endpoint.batch();
+        batch.post(Op::send(buffer, ..)).unwrap();
+        drop(batch);
+        setup.plain.log().doorbells
+    });
+    let mut command = std::process::Command::new("/bin/true");
+    let run = move || {
+        let rung = child.lock().unwrap()();
+        if rung == 0 { Ok(()) } else { Err(std::io::Error::other("a doorbell was rung")) }
+    };
+    // SAFETY: the child allocates, which libc permits after `fork`, and uses locks that no other thread
+    // has.
+    unsafe { command.pre_exec(run) };
+    assert!(command.status().expect("no doorbell is rung").success());
+    assert_eq!(plain.log().doorbells, 0);
 }
 
 #[test]
