@@ -96,6 +96,7 @@ impl Setup {
                 signal_every: 3,
                 spin: Spin::Never,
                 keepalive: Policy::Never,
+                probes: true,
             },
             address: Address::new(Gid::default(), 1),
             attr: ConnectAttr::new(1, 0),
@@ -1172,6 +1173,21 @@ fn idle_connection_probes_its_peer_and_fails_with_the_probe() {
     setup.endpoint.queues.keep_alive(start + 9 * SECOND);
     assert_eq!(setup.plain.log().sent.len(), 1, "a failed connection is not probed");
     assert!(matches!(setup.endpoint.probe(), Err(Error::Closed { .. })));
+}
+
+#[test]
+fn endpoint_without_room_for_a_probe_is_not_probed() {
+    const SECOND: Duration = Duration::from_secs(1);
+    let mut setup = Setup::new();
+    setup.post();
+    let Queues { probes, policy, .. } = &mut setup.endpoint.queues;
+    (*probes, *policy) = (false, Policy::Every(SECOND));
+    setup.endpoint.queues.start_keepalive(true);
+    assert_eq!(setup.endpoint.queues.keep_alive(Instant::now()), None);
+    let refused = setup.endpoint.probe().unwrap_err();
+    assert!(matches!(refused, Error::Invalid { verb: "Endpoint::probe", .. }), "{refused}");
+    assert!(setup.plain.log().sent.is_empty());
+    assert_eq!(setup.endpoint.qp().state(), QpState::RTS);
 }
 
 #[test]

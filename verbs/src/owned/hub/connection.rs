@@ -163,6 +163,8 @@ impl<B, P: Provider> Connection<B, P> {
     ///
     /// # Errors
     /// - [`Error::Closed`]: the connection was ended or closed; [`Connection::failure`] says why.
+    /// - [`Error::Invalid`]: the device's limits leave no entry of the SQ or the CQ for a probe. Such a
+    ///   connection is never probed: a send, write or read to a dead peer ends it.
     /// - [`Error::Post`]: the connection is not connected, or the kernel refuses the doorbell, which
     ///   ends the connection.
     pub fn probe(&self) -> Result<()> {
@@ -170,6 +172,11 @@ impl<B, P: Provider> Connection<B, P> {
         let mut state = conn.lock();
         if let Some(failure) = state.failure {
             return Err(failure.into());
+        }
+        if state.flow.is_none() && !conn.has_probe() {
+            let reason = "the device's limits leave no entry for the probe: create the connection with \
+                          fewer sends, or a hub with fewer entries";
+            return Err(Error::invalid("Connection::probe", reason));
         }
         let probed = state.probe();
         drop(state);

@@ -271,6 +271,11 @@ impl<P: Provider> Conn<P> {
         Self { qp_num, id, driver, state: Mutex::new(state), free, depths, slots, probe }
     }
 
+    /// Whether it has room for a probe of its own.
+    pub(super) fn has_probe(&self) -> bool {
+        self.probe
+    }
+
     pub(crate) fn lock(&self) -> MutexGuard<'_, ConnState<P>> {
         lock(&self.state)
     }

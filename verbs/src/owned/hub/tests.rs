@@ -591,6 +591,19 @@ fn failed_probe_ends_the_operations_of_its_connection() {
 }
 
 #[test]
+fn connection_without_room_for_a_probe_is_not_probed() {
+    let setup = Setup::new(8);
+    while setup.hub.inner().lock().reserve_probe() {}
+    let peer = setup.connection(1);
+    let refused = peer.probe().unwrap_err();
+    assert!(matches!(refused, Error::Invalid { verb: "Connection::probe", .. }), "{refused}");
+    assert!(peer.failure().is_none() && setup.plain.log().sent.is_empty());
+    // The probe of a closed connection leaves its room to the next one.
+    setup.hub.inner().lock().release(&[], true);
+    setup.connection(1).probe().unwrap();
+}
+
+#[test]
 fn options_that_connections_do_not_have_are_refused() {
     let setup = Setup::new(8);
     let options = EndpointOptions::default;
