@@ -65,8 +65,9 @@ use crate::{
 /// receives: see [`EndpointOptions::keepalive`]. The first probe of an idle connection is sent after 2
 /// seconds. Loops that only call [`Endpoint::poll`] call [`Endpoint::probe`] themselves.
 ///
-/// This holds for [`Endpoint::connect`]. After [`Endpoint::connect_by`] the peer is not probed by
-/// default: it may not permit RDMA writes.
+/// Probes are RDMA writes of length 0. After [`Endpoint::connect`] the peer's address says whether it
+/// permits them. After [`Endpoint::connect_by`] the peer is taken to permit them, as the kernel's
+/// connection manager lets QPs do.
 ///
 /// # Validation of completions
 ///
@@ -310,6 +311,11 @@ impl<B, P: Provider> Endpoint<B, P> {
     ///
     /// The access rights remain those of [`EndpointOptions::access`].
     ///
+    /// The peer is taken to permit RDMA writes, because the kernel's attributes for INIT contain
+    /// [`Access::REMOTE_WRITE`](crate::Access) (`cm_init_qp_init_attr` in
+    /// `drivers/infiniband/core/cm.c`). If its QP does not, build this endpoint with
+    /// [`EndpointOptions::keepalive`]`(None)`: a probe would end the connection.
+    ///
     /// # Errors
     /// - [`Error::Invalid`]: the mask has no state, the state is another one, or the endpoint is
     ///   already connected.
@@ -328,7 +334,7 @@ impl<B, P: Provider> Endpoint<B, P> {
         }
         self.queues.qp.modify(attr, mask.difference(QpAttrMask::ACCESS_FLAGS))?;
         if attr.qp_state == QpState::RTS {
-            self.queues.start_keepalive(false);
+            self.queues.start_keepalive(true);
         }
         Ok(())
     }

@@ -203,7 +203,7 @@ macro_rules! connection_setters {
             /// Default: 2 seconds, if the peer permits RDMA writes: [`Address::remote_write`] of the
             /// address that it was connected to. With the default timeout and retries, a dead peer
             /// is noticed within 10 seconds. A peer that is given by
-            /// [`Endpoint::connect_by`](crate::owned::Endpoint::connect_by) is not probed by default.
+            /// [`Endpoint::connect_by`](crate::owned::Endpoint::connect_by) is taken to permit them.
             ///
             /// An explicit interval probes every peer. One that does not permit RDMA writes rejects
             /// the first probe, and both ends of the connection fail.

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use super::*;
 use crate::owned::flow::PROBE;
 use crate::owned::flow::PostRecv;
-use crate::owned::keepalive::Policy;
+use crate::owned::keepalive::{INTERVAL, Policy};
 use crate::owned::{Outcome, Spin};
 use crate::testing::{Hook, Plain, completion};
 use crate::{
@@ -1173,6 +1173,20 @@ fn idle_connection_probes_its_peer_and_fails_with_the_probe() {
     setup.endpoint.queues.keep_alive(start + 9 * SECOND);
     assert_eq!(setup.plain.log().sent.len(), 1, "a failed connection is not probed");
     assert!(matches!(setup.endpoint.probe(), Err(Error::Closed { .. })));
+}
+
+#[test]
+fn peer_of_a_connection_manager_is_probed_by_default() {
+    for (chosen, interval) in [(Policy::Default, Some(INTERVAL)), (Policy::Never, None)] {
+        let mut setup = Setup::new();
+        let Queues { qp, policy, .. } = &mut setup.endpoint.queues;
+        qp.assume_state(QpState::RTR);
+        *policy = chosen;
+        let attr = QpAttr { qp_state: QpState::RTS, ..QpAttr::default() };
+        setup.endpoint.connect_by(&attr, QpAttrMask::STATE).unwrap();
+        let now = Instant::now();
+        assert_eq!(setup.endpoint.queues.keep_alive(now), interval.map(|interval| now + interval));
+    }
 }
 
 #[test]
