@@ -16,6 +16,7 @@ use crate::event::{Event, EventKind, parse, parse_request};
 use crate::id::CmId;
 use crate::inbox::Inboxes;
 use crate::request::ConnectRequest;
+use crate::woken::wake_all;
 use crate::{Error, Key, Result, key};
 
 /// A channel of the connection manager: identifiers are created on it, and it delivers their
@@ -67,10 +68,6 @@ impl Inner {
     fn new(file: CmFile, migrated: Option<OwnedFd>) -> Arc<Self> {
         Arc::new(Self { file, migrated, inboxes: Mutex::default(), delivered: Condvar::new() })
     }
-}
-
-fn wake_all(wakers: Vec<Waker>) {
-    wakers.into_iter().for_each(Waker::wake);
 }
 
 impl EventChannel {
@@ -143,17 +140,20 @@ impl EventChannel {
     /// them are destroyed, as the kernel does for events that were not read.
     pub(crate) fn purge(&self, key: Key, memberships: &[Key]) {
         let is_it = |uid| uid == key.get() || memberships.iter().any(|key| key.get() == uid);
-        let (_, events) = self.lock().remove(key, is_it);
+        let mut wakers = Vec::new();
+        let (_, events) = self.lock().remove(key, is_it, &mut wakers);
+        wake_all(wakers);
         events.iter().for_each(|event| self.destroy_child(event));
     }
 
     /// Takes over the events of an identifier that was migrated from `old`.
     pub(crate) fn take_over(&self, old: &Self, key: Key, memberships: &[Key]) {
         let is_it = |uid| uid == key.get() || memberships.iter().any(|key| key.get() == uid);
-        let (claimed, events) = old.lock().remove(key, is_it);
-        let (mut inboxes, mut wakers) = (self.lock(), Vec::new());
+        let mut wakers = Vec::new();
+        let (claimed, events) = old.lock().remove(key, is_it, &mut wakers);
+        let mut inboxes = self.lock();
         // Other readers of this channel may have read events from after the migration.
-        let (_, newer) = inboxes.remove(key, is_it);
+        let (_, newer) = inboxes.remove(key, is_it, &mut wakers);
         if claimed {
             inboxes.claim(key);
         }
@@ -206,17 +206,23 @@ impl EventChannel {
     }
 
     fn take_event(&self, key: Option<Key>, waker: Option<&Waker>) -> Result<Option<Event>> {
+        let mut clone = None;
         loop {
             let mut wakers = Vec::new();
-            let read = {
+            let (read, registered) = {
                 let mut inboxes = self.lock();
                 let read = self.read_until(&mut inboxes, key, &mut wakers);
-                if let (Ok(None), Some(waker)) = (&read, waker) {
-                    inboxes.register(key, waker);
-                }
-                read
+                let registered = match (&read, waker) {
+                    (Ok(None), Some(waker)) => inboxes.register(key, waker, &mut clone),
+                    _ => true,
+                };
+                (read, registered)
             };
             wake_all(wakers);
+            if let (false, Some(waker)) = (registered, waker) {
+                clone = Some(waker.clone());
+                continue;
+            }
             let Some(resp) = read? else { return Ok(None) };
             if let Some(event) = self.dispatch(&resp) {
                 return Ok(Some(event));

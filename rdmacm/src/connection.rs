@@ -293,9 +293,9 @@ impl Listener {
     /// path are those of the identifier; retries and the RNR timer are those of
     /// [`ConnectOptions::default`].
     ///
-    /// The peer is not probed by default. Set [`EndpointOptions::keepalive`] to notice a dead peer while
-    /// only receives are posted. The peer must permit RDMA writes. Queues that are connected by `exchange`
-    /// are probed by default.
+    /// An idle peer is probed by RDMA writes of length 0, so that a dead one ends a wait for receives:
+    /// [`EndpointOptions::keepalive`]. The kernel's connection manager lets QPs permit them. Set
+    /// `keepalive(None)` for a peer that takes this right away: a probe would end the connection.
     ///
     /// # Errors
     /// Those of [`Listener::get_request`], [`EndpointOptions::build`] and [`Incoming::accept`].
@@ -360,9 +360,9 @@ impl Incoming {
     /// Moves the queue to RTS, accepts the request, and waits until the peer has confirmed.
     /// Receives are posted to the queue before, or after.
     ///
-    /// The peer is not probed by default. Set [`EndpointOptions::keepalive`] to notice a dead peer while
-    /// only receives are posted. The peer must permit RDMA writes. Queues that are connected by `exchange`
-    /// are probed by default.
+    /// An idle peer is probed by RDMA writes of length 0, so that a dead one ends a wait for receives:
+    /// [`EndpointOptions::keepalive`]. The kernel's connection manager lets QPs permit them. Set
+    /// `keepalive(None)` for a peer that takes this right away: a probe would end the connection.
     ///
     /// ```no_run
     /// use bareverbs::owned::{Endpoint, Lease};
@@ -519,9 +519,9 @@ impl Connector {
     /// path are those of the identifier; retries and the RNR timer are those of
     /// [`ConnectOptions::default`].
     ///
-    /// The peer is not probed by default. Set [`EndpointOptions::keepalive`] to notice a dead peer while
-    /// only receives are posted. The peer must permit RDMA writes. Queues that are connected by `exchange`
-    /// are probed by default.
+    /// An idle peer is probed by RDMA writes of length 0, so that a dead one ends a wait for receives:
+    /// [`EndpointOptions::keepalive`]. The kernel's connection manager lets QPs permit them. Set
+    /// `keepalive(None)` for a peer that takes this right away: a probe would end the connection.
     ///
     /// # Errors
     /// Those of [`Route::resolve`], [`EndpointOptions::build`] and [`Route::connect`].
@@ -628,9 +628,9 @@ impl Route {
 
     /// Connects the queue and moves it to RTS. Receives are posted to the queue before, or after.
     ///
-    /// The peer is not probed by default. Set [`EndpointOptions::keepalive`] to notice a dead peer while
-    /// only receives are posted. The peer must permit RDMA writes. Queues that are connected by `exchange`
-    /// are probed by default.
+    /// An idle peer is probed by RDMA writes of length 0, so that a dead one ends a wait for receives:
+    /// [`EndpointOptions::keepalive`]. The kernel's connection manager lets QPs permit them. Set
+    /// `keepalive(None)` for a peer that takes this right away: a probe would end the connection.
     ///
     /// # Errors
     /// The queue is dropped then.

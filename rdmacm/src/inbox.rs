@@ -53,11 +53,20 @@ impl Inboxes {
     }
 
     /// Ends the inbox of a key, and removes the events of all keys that `is_it` takes. Returns whether
-    /// there was an inbox, and the events.
-    pub(crate) fn remove(&mut self, key: Key, is_it: impl Fn(u64) -> bool) -> (bool, Vec<EventResp>) {
+    /// there was an inbox, and the events. Tasks that wait for the inbox are added to `wakers`.
+    pub(crate) fn remove(
+        &mut self,
+        key: Key,
+        is_it: impl Fn(u64) -> bool,
+        wakers: &mut Vec<Waker>,
+    ) -> (bool, Vec<EventResp>) {
+        let mut events = Vec::new();
         let inbox = self.claimed.remove(&key.get());
         let claimed = inbox.is_some();
-        let mut events: Vec<_> = inbox.into_iter().flat_map(|inbox| inbox.events).collect();
+        if let Some(inbox) = inbox {
+            events.extend(inbox.events);
+            wakers.extend(inbox.wakers);
+        }
         events.extend(remove(&mut self.unclaimed.events, is_it));
         (claimed, events)
     }
@@ -79,12 +88,19 @@ impl Inboxes {
         wakers.append(&mut inbox.wakers);
     }
 
-    /// Registers a task that waits for what [`take`](Self::take) would return.
-    pub(crate) fn register(&mut self, key: Option<Key>, waker: &Waker) {
+    /// Registers a task that waits for what [`take`](Self::take) would return, by a clone of `waker`.
+    /// `false`: `clone` is empty. The caller clones `waker` without a lock, because that may run any
+    /// code, and tries again.
+    #[must_use]
+    pub(crate) fn register(&mut self, key: Option<Key>, waker: &Waker, clone: &mut Option<Waker>) -> bool {
         let wakers = &mut self.of(key).wakers;
-        if !wakers.iter().any(|known| known.will_wake(waker)) {
-            wakers.push(waker.clone());
+        if wakers.iter().any(|known| known.will_wake(waker)) {
+            return true;
         }
+        let clone = clone.take();
+        let registered = clone.is_some();
+        wakers.extend(clone);
+        registered
     }
 
     /// Takes the tasks that wait for events of keys without an inbox.
@@ -179,7 +195,7 @@ mod tests {
         inboxes.claim(one);
         inboxes.deliver(event(one, 3), &mut wakers);
         inboxes.deliver(event(other, 4), &mut wakers);
-        let (claimed, events) = inboxes.remove(one, |uid| uid == other.get());
+        let (claimed, events) = inboxes.remove(one, |uid| uid == other.get(), &mut wakers);
         assert!(claimed && inboxes.take(None).is_none());
         assert_eq!(events.iter().map(|event| event.status).collect::<Vec<_>>(), [3, 4]);
     }
@@ -192,8 +208,9 @@ mod tests {
         let mut inboxes = Inboxes::default();
         inboxes.claim(one);
         for _ in 0..2 {
-            inboxes.register(Some(one), &of_one);
-            inboxes.register(None, &of_any);
+            for (key, waker) in [(Some(one), &of_one), (None, &of_any)] {
+                assert!(inboxes.register(key, waker, &mut Some(waker.clone())));
+            }
         }
         let mut deliver = |key| {
             let mut wakers = Vec::new();
@@ -204,5 +221,17 @@ mod tests {
         assert_eq!(deliver(one), [1, 0]);
         assert_eq!(deliver(one), [1, 0]);
         assert_eq!(deliver(other), [1, 1]);
+    }
+
+    #[test]
+    fn tasks_of_a_removed_inbox_are_handed_out() {
+        let [key] = keys();
+        let waker = Waker::from(Arc::new(Count::default()));
+        let (mut inboxes, mut wakers) = (Inboxes::default(), Vec::new());
+        inboxes.claim(key);
+        assert!(!inboxes.register(Some(key), &waker, &mut None), "it is to be cloned first");
+        assert!(inboxes.register(Some(key), &waker, &mut Some(waker.clone())));
+        let _ = inboxes.remove(key, |_| false, &mut wakers);
+        assert!(wakers.len() == 1 && wakers[0].will_wake(&waker));
     }
 }

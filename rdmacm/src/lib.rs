@@ -85,6 +85,7 @@ mod steps;
 pub mod stream;
 #[cfg(feature = "tokio")]
 pub mod tokio;
+mod woken;
 
 pub use addr::{Addr, IbAddr, PortSpace};
 pub use channel::EventChannel;

@@ -100,19 +100,19 @@ impl<P: Provider> RdmaStream<P> {
 
     /// Probes the connection at this interval, on all handles. A peer whose host is gone or cut off is
     /// noticed so, although this side has nothing to send: calls then fail with
-    /// [`StreamError::Verbs`]. `None`, or 0: no probes, the default.
+    /// [`StreamError::Verbs`]. The interval is 1 ms or more. `None`, or 0: no probes, the default.
     ///
     /// A probe is an RDMA write of 0 bytes. It takes no credit, and the peer's program sees nothing of
     /// it. Probes are sent while a call or a task waits for the stream, or a program calls it when the
     /// [descriptor](Self#descriptor) is readable. It is readable at each interval.
     ///
     /// # Errors
-    /// [`StreamError::Cm`] with [`Error::System`](crate::Error::System): the process has too many
-    /// descriptors.
+    /// [`StreamError::Cm`] with [`Error::Invalid`](crate::Error::Invalid): the interval is below 1 ms.
+    /// With [`Error::System`](crate::Error::System): the process has too many descriptors.
     #[doc(alias = "SO_KEEPALIVE")]
     #[doc(alias = "TCP_KEEPIDLE")]
     pub fn set_keepalive(&self, interval: Option<Duration>) -> Result<()> {
-        self.shared.set_keepalive(interval)
+        self.shared.set_keepalive(super::options::keepalive_interval(interval)?)
     }
 
     /// The time that drop waits at most for the acknowledgement of written bytes. Default: 1 second,
@@ -139,7 +139,7 @@ impl<P: Provider> RdmaStream<P> {
             Ok((readiness.readable || readiness.writable).then_some(readiness))
         };
         // Either direction: what arrives is handled for the other threads, too.
-        let found = self.shared.attempt(&mut self.shared.lock(), Direction::Read, ready)?;
+        let found = self.shared.attempt(Direction::Read, ready)?;
         Ok(found.unwrap_or_default())
     }
 
@@ -151,7 +151,7 @@ impl<P: Provider> RdmaStream<P> {
     #[doc(alias = "rpoll")]
     pub fn is_readable(&self) -> Result<bool> {
         let ready = |session: &mut Session<P>| Ok(session.is_readable().then_some(()));
-        Ok(self.shared.attempt(&mut self.shared.lock(), Direction::Read, ready)?.is_some())
+        Ok(self.shared.attempt(Direction::Read, ready)?.is_some())
     }
 
     /// Whether [`send`](Self::send) would return at once. If not, the [descriptor](Self#descriptor)
@@ -162,7 +162,7 @@ impl<P: Provider> RdmaStream<P> {
     #[doc(alias = "rpoll")]
     pub fn is_writable(&self) -> Result<bool> {
         let ready = |session: &mut Session<P>| Ok(session.is_writable().then_some(()));
-        Ok(self.shared.attempt(&mut self.shared.lock(), Direction::Write, ready)?.is_some())
+        Ok(self.shared.attempt(Direction::Write, ready)?.is_some())
     }
 
     /// Reads bytes. Returns 0 at the end of the stream.

@@ -1,7 +1,8 @@
 //! Options of streams.
 
-use super::wire::IomapEntry;
-use super::wire::{IomapSize, SLOTS, Span};
+use std::time::Duration;
+
+use super::wire::{IomapEntry, IomapSize, SLOTS, Span};
 use crate::connection::Domains;
 use crate::{Error, IdOptions, Result};
 
@@ -143,5 +144,34 @@ impl StreamOptions {
             return Ok(());
         };
         Err(Error::invalid(verb, reason))
+    }
+}
+
+/// The shortest interval of keepalives.
+const MIN_KEEPALIVE: Duration = Duration::from_millis(1);
+
+/// The interval of the keepalives, or `None` for none.
+pub(super) fn keepalive_interval(asked: Option<Duration>) -> Result<Option<Duration>> {
+    match asked.filter(|interval| !interval.is_zero()) {
+        Some(interval) if interval < MIN_KEEPALIVE => {
+            let reason = format!("keepalive: {interval:?} is below {MIN_KEEPALIVE:?}; 0 turns probes off");
+            Err(Error::invalid("RdmaStream::set_keepalive", reason))
+        }
+        interval => Ok(interval),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keepalive_is_off_at_0_and_rejected_below_a_millisecond() {
+        for off in [None, Some(Duration::ZERO)] {
+            assert_eq!(keepalive_interval(off).unwrap(), None);
+        }
+        assert_eq!(keepalive_interval(Some(MIN_KEEPALIVE)).unwrap(), Some(MIN_KEEPALIVE));
+        let refused = keepalive_interval(Some(MIN_KEEPALIVE - Duration::from_nanos(1))).unwrap_err();
+        assert!(matches!(refused, Error::Invalid { .. }), "{refused}");
     }
 }

@@ -18,6 +18,9 @@ const CONTROLS: u32 = 4;
 /// delay.
 pub(super) const CONTROL_RECVS: u32 = 2 * CONTROLS;
 
+/// Completions that one call handles at most.
+pub(super) const BATCH: usize = 64;
+
 /// Largest message.
 const LARGEST: usize = 64 << 10;
 
@@ -133,23 +136,27 @@ impl<P: Provider> Session<P> {
         &mut self.endpoint
     }
 
-    /// Handles all completions, and sends what is due. Returns whether anything happened.
-    pub(super) fn progress(&mut self) -> bool {
-        let mut moved = false;
-        while let Some(result) = self.endpoint.poll() {
-            moved = true;
-            let handled = match result {
+    /// Handles completions, at most [`BATCH`], and sends what is due. Returns the number of completions.
+    /// A peer may send words without end that take no credits. If the number is [`BATCH`], completions
+    /// may be left.
+    pub(super) fn progress(&mut self) -> usize {
+        let mut handled = 0;
+        while handled < BATCH
+            && let Some(result) = self.endpoint.poll()
+        {
+            handled += 1;
+            let result = match result {
                 Ok(done) => self.done(done),
                 Err(failed) => self.failed(failed),
             };
-            if let Err(error) = handled {
+            if let Err(error) = result {
                 self.fail(error);
             }
         }
         if let Err(error) = self.send_due() {
             self.fail(error);
         }
-        moved
+        handled
     }
 
     /// Ends the stream. The first error is kept.

@@ -14,9 +14,10 @@ use rustix::time::{
 };
 
 use super::link::Link;
-use super::session::Session;
+use super::session::{BATCH, Session};
 use super::{Result, StreamError};
 use crate::Error;
+use crate::woken::{Woken, wake_all};
 
 /// How long a call polls before it sleeps, as in rdma-core.
 const POLLING_TIME: Duration = Duration::from_micros(10);
@@ -49,6 +50,11 @@ pub(super) struct State<P: Provider> {
     sleeping: bool,
     /// A timer that expires when the connection is to be probed.
     keepalive: Option<OwnedFd>,
+    /// An eventfd that makes the descriptor readable while completions may be left. It is created on
+    /// first use.
+    left: Option<OwnedFd>,
+    /// Whether it was written and not read since.
+    has_left: bool,
     pub(super) nonblocking: bool,
     pub(super) timeouts: [Option<Duration>; 2],
     /// How long the drop of the stream waits.
@@ -85,20 +91,22 @@ impl Tasks {
 
     #[cfg(any(feature = "async-io", feature = "tokio"))]
     pub(super) fn set(&self, direction: Direction, waker: &Waker) {
-        self.lock()[direction as usize] = Some(waker.clone());
+        // Cloning and dropping a waker may run any code, so both are done without the lock.
+        let waker = waker.clone();
+        let earlier = self.lock()[direction as usize].replace(waker);
+        drop(earlier);
     }
 
-    /// Wakes the tasks but that of `direction`.
-    fn wake_others(&self, direction: Direction) {
-        let other = self.lock()[1 - direction as usize].take();
-        other.into_iter().for_each(Waker::wake);
+    /// Takes the task of the other direction.
+    fn take_other(&self, direction: Direction) -> Option<Waker> {
+        self.lock()[1 - direction as usize].take()
     }
 }
 
 impl Wake for Tasks {
     fn wake(self: Arc<Self>) {
         let wakers = std::mem::take(&mut *self.lock());
-        wakers.into_iter().flatten().for_each(Waker::wake);
+        wake_all(wakers.into_iter().flatten());
     }
 }
 
@@ -122,6 +130,8 @@ impl<P: Provider> Shared<P> {
             link,
             sleeping: false,
             keepalive: None,
+            left: None,
+            has_left: false,
             nonblocking: false,
             timeouts: [None; 2],
             linger: LINGER,
@@ -145,7 +155,7 @@ impl<P: Provider> Shared<P> {
         let mut state = self.lock();
         // Closing the timer removes it from the epoll instance.
         state.keepalive = None;
-        let Some(interval) = interval.filter(|interval| !interval.is_zero()) else { return Ok(()) };
+        let Some(interval) = interval else { return Ok(()) };
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags).map_err(system)?;
         let interval = Timespec::try_from(interval).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 });
@@ -161,7 +171,20 @@ impl<P: Provider> Shared<P> {
     /// when another attempt is worthwhile.
     pub(super) fn attempt<T>(
         &self,
+        direction: Direction,
+        attempt: impl FnMut(&mut Session<P>) -> Result<Option<T>>,
+    ) -> Result<Option<T>> {
+        let mut woken = Woken::default();
+        let mut state = self.lock();
+        self.attempt_locked(&mut state, &mut woken, direction, attempt)
+    }
+
+    /// As [`attempt`](Self::attempt). The caller wakes the tasks in `woken` when it has unlocked the
+    /// state.
+    fn attempt_locked<T>(
+        &self,
         state: &mut State<P>,
+        woken: &mut Woken,
         direction: Direction,
         mut attempt: impl FnMut(&mut Session<P>) -> Result<Option<T>>,
     ) -> Result<Option<T>> {
@@ -176,13 +199,20 @@ impl<P: Provider> Shared<P> {
                 {
                     state.session.probe()?;
                 }
+                if let Some(left) = &state.left
+                    && std::mem::replace(&mut state.has_left, false)
+                {
+                    // It was written, so it does not fail.
+                    let _ = rustix::io::read(left, &mut [0; 8]);
+                }
                 // Completions before the arming raise no event, so it is followed by a poll. There is
                 // nothing to arm after the removal of the device.
                 if state.session.error().is_none() {
                     state.session.endpoint().arm()?;
                 }
             }
-            if state.session.progress() {
+            let handled = state.session.progress();
+            if handled > 0 {
                 // What has arrived may be what another thread or task waits for. The descriptor does
                 // not wake them: arming reads its event.
                 self.changed.notify_all();
@@ -190,7 +220,10 @@ impl<P: Provider> Shared<P> {
                     // It fails only if the thread was woken 2^64 - 2 times and has not run.
                     let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
                 }
-                self.tasks.wake_others(direction);
+                woken.add(self.tasks.take_other(direction));
+            }
+            if armed && handled == BATCH {
+                self.report_left(state)?;
             }
             if state.session.error().is_some() {
                 state.link.abandon();
@@ -202,6 +235,23 @@ impl<P: Provider> Shared<P> {
         Ok(None)
     }
 
+    /// Makes the descriptor readable, because no event may report the completions that are left.
+    fn report_left(&self, state: &mut State<P>) -> Result<()> {
+        let system = |errno| Error::System { what: "reporting completions of a stream", errno };
+        let left = match &mut state.left {
+            Some(left) => left,
+            none => {
+                let left = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(system)?;
+                epoll::add(&self.ready, &left, epoll::EventData::new_u64(3), epoll::EventFlags::IN)
+                    .map_err(system)?;
+                none.insert(left)
+            }
+        };
+        rustix::io::write(left, &1u64.to_ne_bytes()).map_err(system)?;
+        state.has_left = true;
+        Ok(())
+    }
+
     /// Attempts until there is a result, at most for `limit`.
     pub(super) fn wait<T>(
         &self,
@@ -209,6 +259,7 @@ impl<P: Provider> Shared<P> {
         limit: Limit,
         mut attempt: impl FnMut(&mut Session<P>) -> Result<Option<T>>,
     ) -> Result<T> {
+        let mut woken = Woken::default();
         let mut state = self.lock();
         let start = Instant::now();
         let own = matches!(limit, Limit::Stream);
@@ -218,7 +269,7 @@ impl<P: Provider> Shared<P> {
         };
         let end = limit.and_then(|limit| start.checked_add(limit));
         loop {
-            if let Some(result) = self.attempt(&mut state, direction, &mut attempt)? {
+            if let Some(result) = self.attempt_locked(&mut state, &mut woken, direction, &mut attempt)? {
                 return Ok(result);
             }
             if state.nonblocking && own {
@@ -228,9 +279,10 @@ impl<P: Provider> Shared<P> {
             if end.is_some_and(|end| now >= end) {
                 return Err(StreamError::TimedOut);
             }
-            if now < start + POLLING_TIME {
+            if now < start + POLLING_TIME || !woken.is_empty() {
                 // Lets the other threads of the stream attempt, too.
                 drop(state);
+                woken.wake();
                 std::hint::spin_loop();
                 state = self.lock();
             } else {
@@ -284,5 +336,44 @@ impl<P: Provider> Drop for Shared<P> {
         state.nonblocking = false;
         let limit = Limit::Time(state.linger);
         let _ = self.wait(Direction::Write, limit, Session::flushed);
+    }
+}
+
+#[cfg(all(test, any(feature = "async-io", feature = "tokio")))]
+mod tests {
+    use super::*;
+
+    /// A task whose waker runs code of the application when it is called or dropped.
+    struct Reenters(Arc<Tasks>);
+
+    impl Reenters {
+        fn use_tasks(&self) {
+            assert!(self.0.wakers.try_lock().is_ok(), "no lock is held");
+        }
+    }
+
+    impl Wake for Reenters {
+        fn wake(self: Arc<Self>) {
+            self.use_tasks();
+        }
+    }
+
+    impl Drop for Reenters {
+        fn drop(&mut self) {
+            self.use_tasks();
+        }
+    }
+
+    #[test]
+    fn wakers_are_called_and_dropped_without_a_lock() {
+        let tasks = Arc::<Tasks>::default();
+        let waker = || Waker::from(Arc::new(Reenters(Arc::clone(&tasks))));
+        for direction in [Direction::Read, Direction::Write, Direction::Read] {
+            tasks.set(direction, &waker());
+        }
+        drop(tasks.take_other(Direction::Write));
+        tasks.set(Direction::Read, &waker());
+        Arc::clone(&tasks).wake();
+        assert_eq!(Arc::strong_count(&tasks), 1, "both were woken");
     }
 }

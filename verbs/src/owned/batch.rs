@@ -98,6 +98,10 @@ impl<B: Source, P: Provider> Batch<'_, B, P> {
 
 impl<B, P: Provider> Drop for Batch<'_, B, P> {
     fn drop(&mut self) {
+        // A forked child does not inherit the rings.
+        if self.endpoint.queues.qp.pd().context().file().check_same_process().is_err() {
+            return;
+        }
         // On an error the connection has failed, and polling returns the operations.
         let _ = self.ring_once();
     }

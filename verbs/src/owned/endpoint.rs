@@ -65,8 +65,9 @@ use crate::{
 /// receives: see [`EndpointOptions::keepalive`]. The first probe of an idle connection is sent after 2
 /// seconds. Loops that only call [`Endpoint::poll`] call [`Endpoint::probe`] themselves.
 ///
-/// This holds for [`Endpoint::connect`]. After [`Endpoint::connect_by`] the peer is not probed by
-/// default: it may not permit RDMA writes.
+/// Probes are RDMA writes of length 0. After [`Endpoint::connect`] the peer's address says whether it
+/// permits them. After [`Endpoint::connect_by`] the peer is taken to permit them, as the kernel's
+/// connection manager lets QPs do.
 ///
 /// # Validation of completions
 ///
@@ -130,6 +131,8 @@ pub(crate) struct Queues<B, P: Provider, T: Flowing = Rc> {
     spin: SpinState,
     policy: Policy,
     keepalive: Keepalive,
+    /// Whether the SQ and the CQ have an entry for a probe.
+    probes: bool,
     /// Whether a probe is outstanding.
     probing: bool,
 }
@@ -308,6 +311,11 @@ impl<B, P: Provider> Endpoint<B, P> {
     ///
     /// The access rights remain those of [`EndpointOptions::access`].
     ///
+    /// The peer is taken to permit RDMA writes, because the kernel's attributes for INIT contain
+    /// [`Access::REMOTE_WRITE`](crate::Access) (`cm_init_qp_init_attr` in
+    /// `drivers/infiniband/core/cm.c`). If its QP does not, build this endpoint with
+    /// [`EndpointOptions::keepalive`]`(None)`: a probe would end the connection.
+    ///
     /// # Errors
     /// - [`Error::Invalid`]: the mask has no state, the state is another one, or the endpoint is
     ///   already connected.
@@ -326,7 +334,7 @@ impl<B, P: Provider> Endpoint<B, P> {
         }
         self.queues.qp.modify(attr, mask.difference(QpAttrMask::ACCESS_FLAGS))?;
         if attr.qp_state == QpState::RTS {
-            self.queues.start_keepalive(false);
+            self.queues.start_keepalive(true);
         }
         Ok(())
     }
@@ -364,7 +372,7 @@ impl<B, P: Provider> Endpoint<B, P> {
 
 impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
     pub(super) fn new(parts: QueueParts<P, T>) -> Self {
-        let QueueParts { qp, cq, channel, sends, recvs, signal_every, spin, keepalive } = parts;
+        let QueueParts { qp, cq, channel, sends, recvs, signal_every, spin, keepalive, probes } = parts;
         let flows = ManuallyDrop::new(Flows::new(qp.pd().domain(), sends, signal_every, recvs));
         Self {
             qp,
@@ -377,6 +385,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
             spin: SpinState::new(spin),
             policy: keepalive,
             keepalive: Keepalive::default(),
+            probes,
             probing: false,
         }
     }
@@ -560,6 +569,11 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
         if self.probing || !T::HAS_PROBES {
             return Ok(());
         }
+        if !self.probes {
+            let reason = "the device's limits leave no entry for the probe: create the endpoint with fewer \
+                          sends or receives";
+            return Err(Error::invalid("Endpoint::probe", reason));
+        }
         // Set before the request is posted, so a panic in between does not make it unknown.
         self.probing = true;
         match T::post_probe(&mut self.qp) {
@@ -597,7 +611,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
 
     /// Probes the peer of a new connection from now on, by the policy.
     fn start_keepalive(&mut self, remote_write: bool) {
-        self.keepalive.start(self.policy.interval(remote_write));
+        self.keepalive.start(self.policy.interval(remote_write).filter(|_| self.probes));
     }
 }
 
@@ -627,13 +641,15 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// ```
     ///
     /// The peer must permit RDMA writes ([`Address::remote_write`]). It takes no room from
-    /// [`EndpointOptions::sends`].
+    /// [`EndpointOptions::sends`]: the SQ and the CQ have one more entry. The device's limits leave none
+    /// if `sends` is `max_qp_wr`, or `sends` and `recvs` together are `max_cqe`. Then no peer is probed,
+    /// and a wait for a receive from a dead peer ends when a send, write or read to it fails.
     ///
     /// # Errors
     /// - [`Error::Closed`]: the connection has failed.
+    /// - [`Error::Invalid`]: there is no entry for a probe.
     /// - [`Error::Post`]: the endpoint is not connected, or the kernel refuses the doorbell, which ends
-    ///   the connection. Also if `sends` equals the device's `max_qp_wr` and all sends are
-    ///   outstanding: the SQ has no slot for the probe.
+    ///   the connection.
     pub fn probe(&mut self) -> Result<()> {
         self.queues.probe()
     }

@@ -420,7 +420,10 @@ impl<B, P: Provider> Hub<B, P> {
                 max: room as u64,
             });
         };
-        let probe = shared.is_none() && reaper.reserve_probe();
+        // Probes of a server's connection are among its control messages.
+        let has_slot = depths.sends < self.inner.pd.context().limits().max_qp_wr;
+        let probe = shared.is_none() && has_slot && reaper.reserve_probe();
+        let policy = if probe || shared.is_some() { policy } else { Policy::Never };
         let cq = &reaper.cq;
         let create = |srq: Option<&Srq<P>>| {
             let Depths { sends, recvs: max_recv_wr, one_sided, control } = depths;

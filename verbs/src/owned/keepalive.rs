@@ -8,10 +8,13 @@ use std::time::{Duration, Instant};
 
 use bareverbs_provider::traits::Provider;
 
-use crate::{Operation, Payload, PostError, Qp, Rc, Remote, SendFlags, SendRequest};
+use crate::{Error, Operation, Payload, PostError, Qp, Rc, Remote, Result, SendFlags, SendRequest};
 
 /// The interval of [`Policy::Default`].
 pub(crate) const INTERVAL: Duration = Duration::from_secs(2);
+
+/// The shortest interval that the options accept.
+pub(crate) const MIN_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Rounds of a wait that polls without limit between two looks at the clock.
 pub(crate) const ROUNDS: u32 = 1024;
@@ -35,6 +38,18 @@ impl Policy {
             Self::Default => remote_write.then_some(INTERVAL),
             Self::Every(interval) => Some(interval),
             Self::Never => None,
+        }
+    }
+
+    /// Rejects an interval below [`MIN_INTERVAL`], which would probe without end.
+    pub(crate) fn check(self, verb: &'static str) -> Result<()> {
+        match self {
+            Self::Every(interval) if interval < MIN_INTERVAL => {
+                let reason =
+                    format!("keepalive: {interval:?} is below {MIN_INTERVAL:?}; `None` turns probes off");
+                Err(Error::invalid(verb, reason))
+            }
+            _ => Ok(()),
         }
     }
 }
@@ -124,6 +139,20 @@ mod tests {
         assert_eq!(Policy::Default.interval(true), Some(INTERVAL));
         assert_eq!(Policy::from(Some(SECOND)).interval(false), Some(SECOND));
         assert_eq!(Policy::from(None).interval(true), None);
+    }
+
+    #[test]
+    fn intervals_below_a_millisecond_are_rejected() {
+        for (interval, accepted) in
+            [(Duration::ZERO, false), (MIN_INTERVAL - Duration::from_nanos(1), false), (MIN_INTERVAL, true)]
+        {
+            let checked = Policy::from(Some(interval)).check("EndpointOptions::build");
+            assert_eq!(checked.is_ok(), accepted, "{interval:?}");
+        }
+        let error = Policy::from(Some(Duration::ZERO)).check("EndpointOptions::build").unwrap_err();
+        assert!(matches!(error, Error::Invalid { verb: "EndpointOptions::build", .. }), "{error}");
+        assert!(error.to_string().contains("`None` turns probes off"), "{error}");
+        assert!(Policy::Never.check("").is_ok() && Policy::Default.check("").is_ok());
     }
 
     #[test]

@@ -257,6 +257,7 @@ pub unsafe fn endpoint<B, P: Provider>(
             signal_every: depth,
             spin: Spin::Always,
             keepalive: Policy::Never,
+            probes: true,
         },
         attr: ConnectAttr::new(1, 0),
         max_sge: 1,

@@ -91,6 +91,7 @@ impl ConnectionOptions {
 
     /// Checks the options against the device and its port. Returns them with the GID index.
     pub(super) fn check<P: Provider>(&self, verb: &'static str, context: &Context<P>) -> Result<ConnectAttr> {
+        self.keepalive.check(verb)?;
         let port = context.query_port(self.port)?;
         if let Some(mtu) = self.mtu.filter(|mtu| *mtu > port.active_mtu) {
             let active = port.active_mtu;
@@ -191,7 +192,8 @@ macro_rules! connection_setters {
                 self
             }
 
-            /// How long a connection may be idle before its peer is probed. `None`: it is never probed.
+            /// How long a connection may be idle before its peer is probed, 1 ms or more. `None`: it is
+            /// never probed.
             ///
             /// A peer that dies is noticed by a request to it only. So a connection that only waits
             /// for receives probes its peer by an RDMA write of length 0, which consumes no receive.
@@ -201,7 +203,7 @@ macro_rules! connection_setters {
             /// Default: 2 seconds, if the peer permits RDMA writes: [`Address::remote_write`] of the
             /// address that it was connected to. With the default timeout and retries, a dead peer
             /// is noticed within 10 seconds. A peer that is given by
-            /// [`Endpoint::connect_by`](crate::owned::Endpoint::connect_by) is not probed by default.
+            /// [`Endpoint::connect_by`](crate::owned::Endpoint::connect_by) is taken to permit them.
             ///
             /// An explicit interval probes every peer. One that does not permit RDMA writes rejects
             /// the first probe, and both ends of the connection fail.
@@ -210,6 +212,9 @@ macro_rules! connection_setters {
             /// [`Hub`](crate::owned::Hub). A loop that only calls `poll` posts none: see
             /// [`Endpoint::probe`](crate::owned::Endpoint::probe). A hub probes each connection once
             /// in an interval, idle or not.
+            ///
+            /// Probes need a free entry of the SQ and of the CQ: see
+            /// [`Endpoint::probe`](crate::owned::Endpoint::probe).
             ///
             /// [`Address::remote_write`]: crate::Address::remote_write
             pub fn keepalive(mut self, interval: impl Into<Option<std::time::Duration>>) -> Self {
@@ -261,6 +266,8 @@ pub(super) struct QueueParts<P: Provider, T: Transport> {
     pub(super) signal_every: u32,
     pub(super) spin: Spin,
     pub(super) keepalive: Policy,
+    /// Whether the SQ and the CQ have an entry for a probe.
+    pub(super) probes: bool,
 }
 
 impl EndpointOptions {
@@ -345,11 +352,11 @@ impl EndpointOptions {
         let attr = self.check(verb, context)?;
         let channel = context.create_comp_channel()?;
         let limits = context.limits();
-        let probes = u32::from(T::HAS_PROBES);
-        let entries = (self.sends + self.recvs + probes).min(limits.max_cqe);
+        let probes = T::HAS_PROBES && self.has_room_for_a_probe(limits.max_qp_wr, limits.max_cqe);
+        let entries = self.sends + self.recvs + u32::from(probes);
         let cq = context.create_cq(&CqInit { channel: Some(&channel), ..CqInit::new(entries) })?;
         let cap = QpCap {
-            max_send_wr: (self.sends + probes).min(limits.max_qp_wr),
+            max_send_wr: self.sends + u32::from(probes),
             max_recv_wr: self.recvs,
             max_send_sge: self.max_sge,
             max_recv_sge: self.max_sge,
@@ -358,7 +365,12 @@ impl EndpointOptions {
         let qp = pd.create_qp::<T>(&QpInit { cap, ..QpInit::new(&cq, &cq) })?;
         let Self { sends, recvs, connection: ConnectionOptions { keepalive, .. }, .. } = *self;
         let spin = self.spin.unwrap_or_default();
-        Ok((QueueParts { qp, cq, channel, sends, recvs, signal_every, spin, keepalive }, attr))
+        Ok((QueueParts { qp, cq, channel, sends, recvs, signal_every, spin, keepalive, probes }, attr))
+    }
+
+    /// Whether the SQ and the CQ have an entry beside those of the depths, which are within the limits.
+    fn has_room_for_a_probe(&self, max_qp_wr: u32, max_cqe: u32) -> bool {
+        self.sends < max_qp_wr && self.sends + self.recvs < max_cqe
     }
 
     /// Refuses options that the connections of a hub do not have.
@@ -425,5 +437,18 @@ impl Endpoint {
     /// type of the buffers.
     pub fn options() -> EndpointOptions {
         EndpointOptions::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn probe_needs_an_entry_of_the_sq_and_of_the_cq_beside_the_depths() {
+        let options = EndpointOptions::default().sends(8).recvs(8);
+        for (max_qp_wr, max_cqe, room) in [(9, 17, true), (8, 17, false), (9, 16, false)] {
+            assert_eq!(options.has_room_for_a_probe(max_qp_wr, max_cqe), room, "{max_qp_wr} {max_cqe}");
+        }
     }
 }

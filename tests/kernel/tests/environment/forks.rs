@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
 
 use bareverbs::netlink::RdmaNetlink;
-use bareverbs::owned::Endpoint;
+use bareverbs::owned::{Endpoint, Op};
 use bareverbs::{
     Access, Arm, Buffer, CqInit, Error, MemoryOwner, Mr, Operation, Payload, Pd, QpAttr, QpAttrMask, QpInit,
     QpState, Rc, SrqInit, WcStatus, WqInit,
@@ -48,6 +48,25 @@ pub(crate) fn child_drop_does_not_destroy_parent_objects() {
         exchange(&mut a, &mut b);
         srq.set_limit(4).unwrap();
         assert_eq!(memory.query().unwrap().lkey, memory.lkey());
+    });
+}
+
+pub(crate) fn batch_dropped_in_a_forked_child_is_not_rung() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let [mut a, mut b]: [Endpoint; 2] =
+            std::array::from_fn(|_| Endpoint::options().inline(16).build(&pd).unwrap());
+        a.connect(&b.address()).unwrap();
+        b.connect(&a.address()).unwrap();
+        b.post_recv(region(&pd, &[0; 64], Access::LOCAL_WRITE)).unwrap();
+        let mut batch = a.batch();
+        batch.post(Op::send_inline(b"once")).unwrap();
+        let mut slot = Some(batch);
+        child::run(|| drop(slot.take()));
+        slot.take().unwrap().ring().unwrap();
+        drop(slot);
+        assert_eq!(b.wait().unwrap().message(), Some(&b"once"[..]));
+        a.wait().unwrap();
     });
 }
 

@@ -42,6 +42,7 @@ kernel_tests! {
 
     memory_is_copied_on_fork,
     child_drop_does_not_destroy_parent_objects,
+    batch_dropped_in_a_forked_child_is_not_rung,
     child_exit_does_not_destroy_parent_objects,
     commands_in_a_forked_child_fail_with_estale,
     queue_memory_is_not_inherited_over_fork,

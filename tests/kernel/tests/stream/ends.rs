@@ -162,3 +162,23 @@ pub(crate) fn invalid_options_are_rejected() {
         assert!(error.contains(name), "{error}");
     }
 }
+
+pub(crate) fn stream_dropped_in_a_forked_child_writes_nothing() {
+    nothing_leaks(|| {
+        let (a, mut b) = pair();
+        // The thread that accepted was joined, and the kernel may still list it.
+        let start = Instant::now();
+        while std::fs::read_dir("/proc/self/task").unwrap().count() > 1 {
+            assert!(start.elapsed() < TIMEOUT);
+            std::thread::yield_now();
+        }
+        let mut slot = Some(a);
+        child::run(|| drop(slot.take()));
+        let mut a = slot.take().unwrap();
+        a.write_all(b"of the parent").unwrap();
+        a.close(TIMEOUT).unwrap();
+        let mut read = Vec::new();
+        b.read_to_end(&mut read).unwrap();
+        assert_eq!(read, b"of the parent");
+    });
+}

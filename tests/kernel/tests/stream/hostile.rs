@@ -12,6 +12,7 @@ use bareverbs_rdmacm::blocking::BlockingId;
 use bareverbs_rdmacm::event::{EventKind, RejectReason};
 use bareverbs_rdmacm::stream::{OfferError, ProtocolError, RdmaStream, StreamError, StreamOptions};
 use bareverbs_rdmacm::{CmId, ConnParam, Error, EventChannel, PortSpace};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::any_port;
 
@@ -206,6 +207,34 @@ pub(crate) fn message_without_immediate_data_ends_the_stream() {
         endpoint.post_send(message, ..).unwrap();
         let error = error_of(&stream);
         assert!(matches!(error, StreamError::Protocol(ProtocolError::MissingImmediate)), "{error:?}");
+    });
+}
+
+/// Whether a call is worthwhile within `limit`.
+fn is_ready(stream: &RdmaStream, limit: Duration) -> bool {
+    let limit = Timespec::try_from(limit).unwrap();
+    poll(&mut [PollFd::new(stream, PollFlags::IN)], Some(&limit)).unwrap() > 0
+}
+
+pub(crate) fn flood_of_words_is_handled_in_bounded_steps() {
+    nothing_leaks(|| {
+        let Asked { id: _id, mut endpoint, table: _table, stream, .. } = ask(offer);
+        let stream = stream.expect("a stream");
+        stream.set_nonblocking(true);
+        let read = || matches!(stream.recv(&mut [0; 1]).unwrap_err(), StreamError::WouldBlock);
+        // What is left of the beginning, such as the first grant.
+        while read() && is_ready(&stream, Duration::from_millis(100)) {}
+        for _ in 0..200 {
+            endpoint.post(Op::write_imm_inline(&[], Remote { addr: 0, rkey: 0 }, 7 << 29 | 1)).unwrap();
+            while endpoint.pending_sends() > 0 {
+                endpoint.wait().unwrap();
+            }
+        }
+        // A call handles 64 completions before it arms the CQ, and 64 afterwards.
+        assert!(read());
+        assert!(is_ready(&stream, Duration::ZERO), "completions are left");
+        assert!(read());
+        assert!(!is_ready(&stream, Duration::ZERO));
     });
 }
 

@@ -88,6 +88,7 @@ kernel_tests! {
     reads_and_writes_have_time_limits if has_ip,
     connect_errors_name_their_cause if has_ip,
     invalid_options_are_rejected,
+    stream_dropped_in_a_forked_child_writes_nothing if has_ip,
 
     vanished_peer_is_noticed if has_ip,
     request_of_another_protocol_is_rejected if has_ip,
@@ -95,6 +96,7 @@ kernel_tests! {
     announced_buffer_without_room_ends_the_stream if has_ip,
     messages_beyond_the_credits_end_the_stream if has_ip,
     message_without_immediate_data_ends_the_stream if has_ip,
+    flood_of_words_is_handled_in_bounded_steps if has_ip,
     answer_of_another_protocol_is_an_error_of_connect if has_ip,
 
     keepalive_notices_a_peer_that_is_cut_off if lossy_wire,
@@ -105,6 +107,7 @@ kernel_tests! {
     tokio_tasks_copy_in_both_directions if has_ip,
     async_io_tasks_copy_in_both_directions if has_ip,
     cancelled_read_loses_no_byte if has_ip,
+    waker_may_use_its_stream if has_ip,
     tokio_tasks_connect_and_accept if has_ip,
     async_io_tasks_connect_and_accept if has_ip,
     http2_server_of_hyper_runs_over_streams if has_ip,

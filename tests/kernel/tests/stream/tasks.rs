@@ -1,11 +1,14 @@
 use std::net::Shutdown;
-use std::task::Poll;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_rdmacm::stream::{AsyncIoReactor, AsyncStream, StreamOptions, TokioReactor};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use bareverbs_rdmacm::stream::{AsyncIoReactor, AsyncStream, RdmaStream, StreamOptions, TokioReactor};
+use tokio::io::{AsyncRead as _, AsyncReadExt, AsyncWrite as _, AsyncWriteExt, ReadBuf};
 
 use crate::{any_port, pair, pattern};
 
@@ -45,7 +48,6 @@ pub(crate) fn tokio_tasks_copy_in_both_directions() {
 pub(crate) fn async_io_tasks_copy_in_both_directions() {
     use futures_io::{AsyncRead, AsyncWrite};
     use std::future::poll_fn;
-    use std::pin::Pin;
 
     nothing_leaks(|| {
         let (a, b) = pair();
@@ -113,6 +115,42 @@ pub(crate) fn cancelled_read_loses_no_byte() {
             }
             assert!(read == bytes, "{} bytes", read.len());
             writer.await.unwrap();
+        });
+    });
+}
+
+/// A task that uses its stream when it is woken.
+struct Reenters {
+    stream: RdmaStream,
+    wakes: Arc<AtomicUsize>,
+}
+
+impl Wake for Reenters {
+    fn wake(self: Arc<Self>) {
+        assert!(self.stream.error().is_none());
+        self.wakes.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+pub(crate) fn waker_may_use_its_stream() {
+    nothing_leaks(|| {
+        let (a, mut b) = pair();
+        runtime().block_on(async {
+            let mut a = TokioStream::new(a).unwrap();
+            let wakes = Arc::<AtomicUsize>::default();
+            let waker = Waker::from(Arc::new(Reenters { stream: a.handle(), wakes: Arc::clone(&wakes) }));
+            let mut room = [0; 4];
+            let mut read = ReadBuf::new(&mut room);
+            assert!(Pin::new(&mut a).poll_read(&mut Context::from_waker(&waker), &mut read).is_pending());
+            drop(waker);
+            std::io::Write::write_all(&mut b, b"wake").unwrap();
+            b.wait_sent(TIMEOUT).unwrap();
+            // The writer finds the completion that the reader waits for.
+            let written = Pin::new(&mut a).poll_write(&mut Context::from_waker(Waker::noop()), b"x");
+            assert!(matches!(written, Poll::Ready(Ok(1))), "{written:?}");
+            assert_eq!(wakes.load(Ordering::Relaxed), 1);
+            a.read_exact(&mut room).await.unwrap();
+            assert_eq!(&room, b"wake");
         });
     });
 }

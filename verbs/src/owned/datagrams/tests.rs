@@ -41,6 +41,7 @@ impl<B> Setup<B> {
             signal_every: 4,
             spin: Spin::Never,
             keepalive: Policy::Never,
+            probes: true,
         };
         let datagrams = Datagrams {
             queues: Queues::new(parts),

@@ -1,7 +1,8 @@
 use std::mem;
+use std::os::unix::process::CommandExt;
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use bareverbs_provider::device::IoctlError;
 use rustix::io::Errno;
@@ -9,7 +10,7 @@ use rustix::io::Errno;
 use super::*;
 use crate::owned::flow::PROBE;
 use crate::owned::flow::PostRecv;
-use crate::owned::keepalive::Policy;
+use crate::owned::keepalive::{INTERVAL, Policy};
 use crate::owned::{Outcome, Spin};
 use crate::testing::{Hook, Plain, completion};
 use crate::{
@@ -95,6 +96,7 @@ impl Setup {
                 signal_every: 3,
                 spin: Spin::Never,
                 keepalive: Policy::Never,
+                probes: true,
             },
             address: Address::new(Gid::default(), 1),
             attr: ConnectAttr::new(1, 0),
@@ -1171,6 +1173,58 @@ fn idle_connection_probes_its_peer_and_fails_with_the_probe() {
     setup.endpoint.queues.keep_alive(start + 9 * SECOND);
     assert_eq!(setup.plain.log().sent.len(), 1, "a failed connection is not probed");
     assert!(matches!(setup.endpoint.probe(), Err(Error::Closed { .. })));
+}
+
+#[test]
+fn peer_of_a_connection_manager_is_probed_by_default() {
+    for (chosen, interval) in [(Policy::Default, Some(INTERVAL)), (Policy::Never, None)] {
+        let mut setup = Setup::new();
+        let Queues { qp, policy, .. } = &mut setup.endpoint.queues;
+        qp.assume_state(QpState::RTR);
+        *policy = chosen;
+        let attr = QpAttr { qp_state: QpState::RTS, ..QpAttr::default() };
+        setup.endpoint.connect_by(&attr, QpAttrMask::STATE).unwrap();
+        let now = Instant::now();
+        assert_eq!(setup.endpoint.queues.keep_alive(now), interval.map(|interval| now + interval));
+    }
+}
+
+#[test]
+fn endpoint_without_room_for_a_probe_is_not_probed() {
+    const SECOND: Duration = Duration::from_secs(1);
+    let mut setup = Setup::new();
+    setup.post();
+    let Queues { probes, policy, .. } = &mut setup.endpoint.queues;
+    (*probes, *policy) = (false, Policy::Every(SECOND));
+    setup.endpoint.queues.start_keepalive(true);
+    assert_eq!(setup.endpoint.queues.keep_alive(Instant::now()), None);
+    let refused = setup.endpoint.probe().unwrap_err();
+    assert!(matches!(refused, Error::Invalid { verb: "Endpoint::probe", .. }), "{refused}");
+    assert!(setup.plain.log().sent.is_empty());
+    assert_eq!(setup.endpoint.qp().state(), QpState::RTS);
+}
+
+#[test]
+fn batch_that_a_forked_child_drops_is_not_rung() {
+    let mut setup = Setup::new();
+    let plain = setup.plain.clone();
+    let child = Mutex::new(move || {
+        let buffer = setup.buffer();
+        let mut batch = setup.endpoint.batch();
+        batch.post(Op::send(buffer, ..)).unwrap();
+        drop(batch);
+        setup.plain.log().doorbells
+    });
+    let mut command = std::process::Command::new("/bin/true");
+    let run = move || {
+        let rung = child.lock().unwrap()();
+        if rung == 0 { Ok(()) } else { Err(std::io::Error::other("a doorbell was rung")) }
+    };
+    // SAFETY: the child allocates, which libc permits after `fork`, and uses locks that no other thread
+    // has.
+    unsafe { command.pre_exec(run) };
+    assert!(command.status().expect("no doorbell is rung").success());
+    assert_eq!(plain.log().doorbells, 0);
 }
 
 #[test]

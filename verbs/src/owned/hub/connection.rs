@@ -163,6 +163,8 @@ impl<B, P: Provider> Connection<B, P> {
     ///
     /// # Errors
     /// - [`Error::Closed`]: the connection was ended or closed; [`Connection::failure`] says why.
+    /// - [`Error::Invalid`]: the device's limits leave no entry of the SQ or the CQ for a probe. Such a
+    ///   connection is never probed: a send, write or read to a dead peer ends it.
     /// - [`Error::Post`]: the connection is not connected, or the kernel refuses the doorbell, which
     ///   ends the connection.
     pub fn probe(&self) -> Result<()> {
@@ -170,6 +172,11 @@ impl<B, P: Provider> Connection<B, P> {
         let mut state = conn.lock();
         if let Some(failure) = state.failure {
             return Err(failure.into());
+        }
+        if state.flow.is_none() && !conn.has_probe() {
+            let reason = "the device's limits leave no entry for the probe: create the connection with \
+                          fewer sends, or a hub with fewer entries";
+            return Err(Error::invalid("Connection::probe", reason));
         }
         let probed = state.probe();
         drop(state);
@@ -515,24 +522,32 @@ impl<B: Source, P: Provider> Connection<B, P> {
     }
 }
 
+impl<B, P: Provider> Connection<B, P> {
+    /// Receives as [`Connection::recv`] does. `tag` comes back in
+    /// [`Done::tag`](crate::owned::Done::tag).
+    ///
+    /// The buffer may be of another type than the connection's, such as a [`Part`](crate::owned::Part)
+    /// for a connection of [`AnyBuffer`](crate::owned::AnyBuffer).
+    pub fn recv_tagged<T: Target + Into<B>>(&self, buffer: T, tag: u64) -> Pending<B, P> {
+        const VERB: &str = "Connection::recv";
+        let sge = match checked_sge(VERB, &buffer, self.inner.hub.pd.domain(), ..) {
+            Ok(sge) => sge,
+            Err(error) => return Pending::refused_in(SlotKind::Recv, error, Some(buffer.into()), tag),
+        };
+        // The conversion keeps the buffer: only this crate can convert a `Target` to another type of
+        // buffer.
+        let buffer = Some(buffer.into());
+        self.submit(self.entry(VERB, SlotKind::Recv, tag, sge.length), buffer, |qp, wr_id| {
+            // SAFETY: as in `post`; a `Target` is not accessed meanwhile.
+            unsafe { qp.post_recv(&[RecvRequest { wr_id, sges: &[sge] }]) }
+        })
+    }
+}
+
 impl<B: Target, P: Provider> Connection<B, P> {
     /// Receives one message of up to the whole length of `buffer`.
     pub fn recv(&self, buffer: B) -> Pending<B, P> {
         self.recv_tagged(buffer, 0)
-    }
-
-    /// Receives as [`Connection::recv`] does. `tag` comes back in
-    /// [`Done::tag`](crate::owned::Done::tag).
-    pub fn recv_tagged(&self, buffer: B, tag: u64) -> Pending<B, P> {
-        const VERB: &str = "Connection::recv";
-        let sge = match checked_sge(VERB, &buffer, self.inner.hub.pd.domain(), ..) {
-            Ok(sge) => sge,
-            Err(error) => return Pending::refused_in(SlotKind::Recv, error, Some(buffer), tag),
-        };
-        self.submit(self.entry(VERB, SlotKind::Recv, tag, sge.length), Some(buffer), |qp, wr_id| {
-            // SAFETY: as in `post`; a `Target` is not accessed meanwhile.
-            unsafe { qp.post_recv(&[RecvRequest { wr_id, sges: &[sge] }]) }
-        })
     }
 
     /// Reads the peer's memory into the bytes of `buffer` in `range`.

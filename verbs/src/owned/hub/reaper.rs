@@ -51,15 +51,6 @@ impl Ended {
         Self { status: WcStatus::SUCCESS, vendor_err: 0, opcode, byte_len, imm }
     }
 
-    /// Whether the operation of a server's connection was a message.
-    fn is_message(&self) -> bool {
-        !matches!(
-            self.opcode,
-            WcOpcode::RDMA_WRITE | WcOpcode::RDMA_READ | WcOpcode::COMP_SWAP | WcOpcode::FETCH_ADD
-        )
-    }
-
-    /// Its opcode says only whether it is one of a message.
     fn error(status: WcStatus, vendor_err: u32) -> Self {
         Self { status, vendor_err, opcode: WcOpcode::SEND, byte_len: 0, imm: None }
     }
@@ -280,6 +271,11 @@ impl<P: Provider> Conn<P> {
         Self { qp_num, id, driver, state: Mutex::new(state), free, depths, slots, probe }
     }
 
+    /// Whether it has room for a probe of its own.
+    pub(super) fn has_probe(&self) -> bool {
+        self.probe
+    }
+
     pub(crate) fn lock(&self) -> MutexGuard<'_, ConnState<P>> {
         lock(&self.state)
     }
@@ -314,6 +310,8 @@ pub(crate) struct Reaper<P: Provider> {
     pub(super) cq: Cq<P>,
     /// The connection of each slot.
     owners: Box<[Option<Arc<Conn<P>>>]>,
+    /// Whether each slot is one of [`SlotKind::Send`]. The opcode of a completion may be wrong.
+    of_sends: Box<[bool]>,
     by_number: HashMap<u32, Arc<Conn<P>>>,
     /// Slots of no connection. They are also the room of the CQ that is not reserved.
     free: Vec<u32>,
@@ -328,8 +326,9 @@ impl<P: Provider> Reaper<P> {
     /// `cq` has room for `entries` completions and for `probes`.
     pub(super) fn new(cq: Cq<P>, entries: u32, probes: u32) -> Self {
         let owners = (0..entries).map(|_| None).collect();
+        let of_sends = (0..entries).map(|_| false).collect();
         let free = (0..entries).rev().collect();
-        Self { cq, owners, by_number: HashMap::new(), free, probes, armed: false }
+        Self { cq, owners, of_sends, by_number: HashMap::new(), free, probes, armed: false }
     }
 
     /// Reserves room for a probe. `false`: there is none.
@@ -375,8 +374,9 @@ impl<P: Provider> Reaper<P> {
     /// Adds a connection. The CQ must be empty of completions of a destroyed QP with its number.
     pub(super) fn add(&mut self, conn: &Arc<Conn<P>>) {
         self.by_number.insert(conn.qp_num, Arc::clone(conn));
-        for slot in &conn.slots {
+        for (at, slot) in (0..).zip(&conn.slots) {
             self.owners[*slot as usize] = Some(Arc::clone(conn));
+            self.of_sends[*slot as usize] = at < conn.depths[SlotKind::Send as usize];
         }
     }
 
@@ -400,7 +400,7 @@ impl<P: Provider> Reaper<P> {
         inbound: Option<&Arc<Inbound<P>>>,
         batch: &mut Batch<B>,
     ) -> usize {
-        let Self { cq, owners, by_number, .. } = self;
+        let Self { cq, owners, of_sends, by_number, .. } = self;
         let mut completions = cq.poll();
         let mut taken = 0;
         while taken < BATCH
@@ -421,7 +421,7 @@ impl<P: Provider> Reaper<P> {
             match table.complete(wr_id, ended) {
                 Completed::Waiting(waker) => {
                     if let Some(inbound) = inbound
-                        && ended.is_message()
+                        && of_sends[Operations::<B>::index(wr_id) as usize]
                     {
                         inbound.count_sent(ended.status == WcStatus::SUCCESS, false);
                     }
@@ -435,7 +435,7 @@ impl<P: Provider> Reaper<P> {
                         conn.put_slot(operation.kind, index);
                     }
                     if let Some(inbound) = inbound
-                        && ended.is_message()
+                        && operation.kind == SlotKind::Send
                     {
                         inbound.count_sent(ended.status == WcStatus::SUCCESS, true);
                     }
@@ -480,9 +480,7 @@ fn failed<B, P: Provider>(
     end(conn, Failure::Completion { verb, status, vendor_err, driver: conn.driver }, table, inbound, batch);
     // If the peer has acknowledged all data (FIN acknowledged), only the hardware acknowledgement is
     // missing.
-    if kind == SlotKind::OneSided {
-        return Ended { opcode: WcOpcode::RDMA_WRITE, ..Ended::error(status, vendor_err) };
-    }
+    let delivered = delivered && kind != SlotKind::OneSided;
     Ended::error(if delivered { WcStatus::SUCCESS } else { status }, vendor_err)
 }
 

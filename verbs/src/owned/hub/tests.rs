@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use super::election::DriverKind;
 use super::reaper::PROBE;
 use super::*;
-use crate::owned::{Done, Failed, Op, Outcome, Pending};
+use crate::owned::{AnyBuffer, Done, Failed, Op, Outcome, Pending, Pool};
 use crate::testing::{Hook, Plain, completion};
 use crate::{
     Access, ImplicitMr, MemoryOwner, Mr, PostError, PushError, QpState, RegisterError, Remote, WcStatus,
@@ -588,6 +588,35 @@ fn failed_probe_ends_the_operations_of_its_connection() {
     setup.complete(&alive, PROBE, WcStatus::SUCCESS);
     setup.hub.poll(1);
     assert!(matches!(alive.failure(), Some(Error::UnknownCompletion { wr_id: PROBE })));
+}
+
+#[test]
+fn receive_takes_a_buffer_of_another_type() {
+    let plain = Plain::default();
+    let pd = plain.domain();
+    let hub: Hub<AnyBuffer, Plain> = Hub::for_test(&pd, 8, None);
+    let peer = hub.connection_for_test(plain.queue_pair(&pd), [1, 1], None);
+    let lease = Pool::for_test(&pd, 1, 8).take().unwrap();
+    let pending = peer.recv_tagged(lease, 5);
+    let wr_id = plain.log().received[0];
+    let qp_num = peer.inner().conn.qp_num;
+    plain.log().completions.push_back(WorkCompletion { qp_num, ..completion(wr_id, WcStatus::SUCCESS) });
+    let done = pending.wait().unwrap();
+    assert_eq!((done.tag, done.len), (5, 1));
+    assert!(matches!(done.buffer, Some(AnyBuffer::Lease(_))));
+}
+
+#[test]
+fn connection_without_room_for_a_probe_is_not_probed() {
+    let setup = Setup::new(8);
+    while setup.hub.inner().lock().reserve_probe() {}
+    let peer = setup.connection(1);
+    let refused = peer.probe().unwrap_err();
+    assert!(matches!(refused, Error::Invalid { verb: "Connection::probe", .. }), "{refused}");
+    assert!(peer.failure().is_none() && setup.plain.log().sent.is_empty());
+    // The probe of a closed connection leaves its room to the next one.
+    setup.hub.inner().lock().release(&[], true);
+    setup.connection(1).probe().unwrap();
 }
 
 #[test]

@@ -460,10 +460,10 @@ fn one_sided_operations_have_room_of_their_own_and_are_not_counted_as_messages()
     }
     let last = setup.plain.log().sent.remove(0).1;
     let failed = WorkCompletion { qp_num: setup.qp_num, ..completion(last, WcStatus::REM_ACCESS_ERR) };
-    // Their opcodes are those of writes.
-    setup.plain.log().completions[2].opcode = WcOpcode::RDMA_WRITE;
+    // The opcodes of the device do not matter: those of messages and of writes are exchanged.
+    setup.plain.log().completions[2].opcode = WcOpcode::SEND;
     for message in [0, 1] {
-        setup.plain.log().completions[message].opcode = WcOpcode::SEND;
+        setup.plain.log().completions[message].opcode = WcOpcode::RDMA_WRITE;
     }
     setup.plain.log().completions.push_back(failed);
     messages.into_iter().for_each(|message| drop(message.wait().unwrap()));
