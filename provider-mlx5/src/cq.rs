@@ -277,8 +277,23 @@ impl Mlx5Cq {
                     CqeOpcode::RESP_SEND,
                 ));
             }
-        } else if (op_own ^ self.owner) & OWNER != 0 && !self.shared.has_retired.load(Ordering::Acquire) {
-            return FastPoll::Empty;
+        } else if (op_own ^ self.owner) & OWNER != 0 {
+            if !self.shared.has_retired.load(Ordering::Acquire) {
+                return FastPoll::Empty;
+            }
+        } else if op_own & !(OWNER | RESP_IMM_KIND) == CqeOpcode::RESP_WR_IMM.0 << 4 {
+            barrier::after_device_wrote();
+            // SAFETY: this is the CQ's poller. It clears the cache before it drops destroyed QPs.
+            let receives = unsafe { self.recent_receives.as_ref() };
+            let _used = receives.lifetime.used();
+            // The order of reading and checking matters; see the module `uidx_table`.
+            let wr_id = receives.read((last_word >> 16) as u16);
+            if receives.uidx.is(&cqe) {
+                receives.finish();
+                self.advance();
+                let opcode = CqeOpcode(op_own >> 4);
+                return FastPoll::CqeWithImm(DecodedCqe::success(entry, wr_id, cqe.byte_count(), opcode));
+            }
         }
         FastPoll::Declined
     }
@@ -286,7 +301,7 @@ impl Mlx5Cq {
     #[inline(always)]
     fn poll_one(&mut self) -> Option<DecodedCqe> {
         match self.poll_fast() {
-            FastPoll::Cqe(cqe) => Some(cqe),
+            FastPoll::Cqe(cqe) | FastPoll::CqeWithImm(cqe) => Some(cqe),
             FastPoll::Empty => None,
             FastPoll::Declined => {
                 if self.poll_slow() {
@@ -307,7 +322,7 @@ impl Mlx5Cq {
                 into.write(unsafe { cqe.plain_send() });
                 true
             }
-            FastPoll::Cqe(cqe) => {
+            FastPoll::Cqe(cqe) | FastPoll::CqeWithImm(cqe) => {
                 // SAFETY: this CQ owns the ring.
                 unsafe { cqe.write_all_fields(into) };
                 true
@@ -441,6 +456,9 @@ impl Mlx5Cq {
     }
 }
 
+/// The bit of `op_own` that distinguishes the two opcodes of receives with immediate data.
+const RESP_IMM_KIND: u8 = (CqeOpcode::RESP_WR_IMM.0 ^ CqeOpcode::RESP_SEND_IMM.0) << 4;
+
 /// The action for a CQE whose queue was not found.
 enum Unmatched {
     /// Its queue pair was destroyed or reset after the CQE was written.
@@ -454,6 +472,8 @@ enum Unmatched {
 /// The result of the fast path.
 enum FastPoll {
     Cqe(DecodedCqe),
+    /// A receive with immediate data. Its opcode is not a constant.
+    CqeWithImm(DecodedCqe),
     /// The device has written no further CQE.
     Empty,
     /// The slow path must handle the CQE.
@@ -513,6 +533,13 @@ unsafe impl CompletionQueue for Mlx5Cq {
                 self.release();
                 output
             }
+            // A copy of the visitor, so that the one above knows the opcodes.
+            FastPoll::CqeWithImm(cqe) => {
+                // SAFETY: the ring is not freed while the CQ is borrowed.
+                let output = visitor.completion(unsafe { cqe.completion() });
+                self.release();
+                output
+            }
             FastPoll::Empty => visitor.empty(),
             FastPoll::Declined => visitor.declined(),
         }
@@ -529,7 +556,7 @@ unsafe impl CompletionQueue for Mlx5Cq {
                 self.release();
                 Some(value)
             }
-            FastPoll::Cqe(cqe) => self.value_of(cqe),
+            FastPoll::Cqe(cqe) | FastPoll::CqeWithImm(cqe) => self.value_of(cqe),
             FastPoll::Empty => None,
             FastPoll::Declined => self.poll_slow_value(),
         }

@@ -1,7 +1,9 @@
 //! Polls a CQ exhaustively near the wraps of its consumer index.
 
 use bareverbs_provider::traits::{RecvQueue, SendQueue};
-use bareverbs_provider::work::{Operation, Payload, RecvRequest, Remote, SendFlags, SendRequest, Sge};
+use bareverbs_provider::work::{
+    Imm, Operation, Payload, RecvRequest, Remote, SendFlags, SendRequest, Sge, WcOpcode,
+};
 use bareverbs_uapi::uverbs::types::{QpCap, QpType};
 
 use super::*;
@@ -11,6 +13,14 @@ use crate::sq::Mlx5Sq;
 use crate::testing::{DmaRange, Plain};
 
 const QPN: u32 = 0x123;
+/// The immediate data of all CQEs. Those of messages without immediate data ignore it.
+const IMM: Imm = Imm(0x0102_0304);
+
+/// The opcode of a receive's CQE.
+fn recv_opcode(wr_id: u64) -> CqeOpcode {
+    let opcodes = [CqeOpcode::RESP_SEND, CqeOpcode::RESP_SEND_IMM, CqeOpcode::RESP_WR_IMM];
+    opcodes[(wr_id / 3 % 3) as usize]
+}
 
 /// The device, which writes CQEs.
 struct Device {
@@ -26,12 +36,18 @@ struct Device {
 
 impl Device {
     fn complete(&mut self, opcode: CqeOpcode, wqe_opcode: u8, counter: u16, bytes: u32) {
+        self.complete_with(opcode.0 << 4, wqe_opcode, counter, bytes);
+    }
+
+    /// As `complete`, with all bits of `op_own` but the owner.
+    fn complete_with(&mut self, op_own: u8, wqe_opcode: u8, counter: u16, bytes: u32) {
         let mut entry = [0; CQE];
         entry[32..36].copy_from_slice(&self.user_index.to_be_bytes());
+        entry[36..40].copy_from_slice(&IMM.0.to_be_bytes());
         entry[44..48].copy_from_slice(&bytes.to_be_bytes());
         entry[56..60].copy_from_slice(&(u32::from(wqe_opcode) << 24 | QPN).to_be_bytes());
         entry[60..62].copy_from_slice(&counter.to_be_bytes());
-        entry[63] = opcode.0 << 4 | (self.written >> self.log & 1) as u8;
+        entry[63] = op_own | (self.written >> self.log & 1) as u8;
         let slot = (self.written & ((1 << self.log) - 1)) as usize;
         let at = (slot + 1) * self.cqe_size - CQE;
         assert!(at + CQE <= self.ring.len);
@@ -79,7 +95,7 @@ impl Fixture {
                 // SAFETY: no device accesses the memory.
                 unsafe { self.rq.push(&RecvRequest { wr_id, sges: &SGES }) }.unwrap();
                 self.rq.ring();
-                self.device.complete(CqeOpcode::RESP_SEND, 0, self.device.receives, bytes(wr_id));
+                self.device.complete(recv_opcode(wr_id), 0, self.device.receives, bytes(wr_id));
                 self.device.receives = self.device.receives.wrapping_add(1);
             } else {
                 let operation = Operation::Write(Remote { addr: 64, rkey: 1 });
@@ -98,7 +114,13 @@ impl Fixture {
     fn check(&mut self, value: &WorkCompletion) {
         let wr_id = self.polled;
         assert_eq!((value.wr_id, value.status, value.qp_num), (wr_id, WcStatus::SUCCESS, QPN));
-        assert_eq!(value.byte_len, if wr_id.is_multiple_of(3) { bytes(wr_id) } else { 0 });
+        let (byte_len, opcode, imm) = match recv_opcode(wr_id) {
+            _ if !wr_id.is_multiple_of(3) => (0, WcOpcode::RDMA_WRITE, None),
+            CqeOpcode::RESP_SEND => (bytes(wr_id), WcOpcode::RECV, None),
+            CqeOpcode::RESP_SEND_IMM => (bytes(wr_id), WcOpcode::RECV, Some(IMM)),
+            _ => (bytes(wr_id), WcOpcode::RECV_RDMA_WITH_IMM, Some(IMM)),
+        };
+        assert_eq!((value.byte_len, value.opcode, value.imm()), (byte_len, opcode, imm));
         self.polled += 1;
     }
 
@@ -131,6 +153,51 @@ fn bytes(wr_id: u64) -> u32 {
     wr_id as u32 * 5 + 1
 }
 
+/// The bit of `op_own` of a solicited message.
+const SOLICITED: u8 = 1 << 1;
+
+/// The values of completions that the fast path polls.
+struct ToValue;
+
+impl Visitor for ToValue {
+    type Output = Option<WorkCompletion>;
+
+    fn completion(self, completion: impl Completion) -> Self::Output {
+        Some(completion.to_value())
+    }
+
+    fn empty(self) -> Self::Output {
+        None
+    }
+
+    fn declined(self) -> Self::Output {
+        None
+    }
+}
+
+#[test]
+fn successful_receives_take_the_fast_path_except_solicited_ones() {
+    let mut fixture = Fixture::new(4, 64, 0);
+    // The slow path of the first receive caches its queue.
+    fixture.complete(1);
+    assert!(fixture.cq.visit_next(ToValue).is_none());
+    let value = fixture.cq.next_value().expect("written");
+    fixture.check(&value);
+    for bits in [0, SOLICITED] {
+        for opcode in [CqeOpcode::RESP_SEND, CqeOpcode::RESP_SEND_IMM, CqeOpcode::RESP_WR_IMM] {
+            // SAFETY: no device accesses the memory.
+            unsafe { fixture.rq.push(&RecvRequest { wr_id: 7, sges: &SGES }) }.unwrap();
+            fixture.rq.ring();
+            fixture.device.complete_with(opcode.0 << 4 | bits, 0, fixture.device.receives, 8);
+            fixture.device.receives += 1;
+            let polled = fixture.cq.visit_next(ToValue);
+            assert_eq!(polled.is_some(), bits == 0, "{opcode:?}");
+            let value = polled.or_else(|| fixture.cq.next_value()).expect("written");
+            assert_eq!((value.wr_id, value.status, value.byte_len), (7, WcStatus::SUCCESS, 8));
+        }
+    }
+}
+
 /// Consumer indices: 0, shortly before the wrap of 23 bits, and shortly before the wrap of 24 bits.
 const STARTS: [u32; 5] = [0, 0x7f_fff0, 0xff_ffe0, 0xff_fff7, 0xff_ffff];
 
@@ -161,7 +228,7 @@ fn all_poll_functions_return_each_cqe_once_across_wraps() {
             for round in 0..200u64 {
                 fixture.complete(round % ((1 << log) + 1));
                 let count = fixture.posted - fixture.polled;
-                match round % 4 {
+                match round % 5 {
                     0 => while fixture.poll_into(3) != 0 {},
                     1 => {
                         for _ in 0..count {
@@ -176,6 +243,15 @@ fn all_poll_functions_return_each_cqe_once_across_wraps() {
                         }
                         if count > 0 {
                             fixture.cq.release();
+                        }
+                    }
+                    3 => {
+                        for _ in 0..count {
+                            let value = match fixture.cq.visit_next(ToValue) {
+                                Some(value) => value,
+                                None => fixture.cq.next_value().expect("written"),
+                            };
+                            fixture.check(&value);
                         }
                     }
                     _ => {
