@@ -654,6 +654,17 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         Some(posted.map_err(|error| post::doorbell_error(error, 1)))
     }
 
+    /// The fast path of [`Batch::push`]. `false`: the request was not pushed.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Batch::push`].
+    #[inline(always)]
+    pub(crate) unsafe fn try_push_send(&mut self, request: &SendRequest<'_, T::Operation<'_, P>>) -> bool {
+        // SAFETY: the caller upholds the contract for the request.
+        unsafe { T::try_push::<P>(&mut self.sq, request) }
+    }
+
     /// The fast path of [`Qp::post_recv`]. `false`: the request was not posted.
     ///
     /// # Safety

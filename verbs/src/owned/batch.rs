@@ -9,7 +9,7 @@ use bareverbs_provider::traits::Provider;
 use super::endpoint::Queues;
 use super::flow::Unpublished;
 use super::{Endpoint, NotPosted, Op, Source};
-use crate::{AnyProvider, PostReason, Result};
+use crate::{AnyProvider, PostError, PostReason, Result};
 
 /// Operations of an [`Endpoint`] that share one doorbell, from [`Endpoint::batch`].
 ///
@@ -58,19 +58,43 @@ impl<'e, B, P: Provider> Batch<'e, B, P> {
     /// [`Error::Post`](crate::Error::Post) with [`PostReason::Doorbell`]: the kernel refuses the
     /// doorbell. The connection has failed. [`Endpoint::poll`] returns the operations, with
     /// [`Outcome::NotExecuted`](super::Outcome::NotExecuted) if the device did not see them.
+    #[inline(always)]
     pub fn ring(self) -> Result<()> {
-        ManuallyDrop::new(self).ring_once()
+        let mut batch = ManuallyDrop::new(self);
+        // A closed flow accepts no operation, and adding one to a batch does not close it.
+        if batch.pushed == 0 {
+            return batch.ring_any();
+        }
+        let Queues { qp, flows, .. } = &mut batch.endpoint.queues;
+        match qp.start_send().ring() {
+            Ok(()) => {
+                flows.sends.published_open();
+                Ok(())
+            }
+            Err(error) => batch.refused(error),
+        }
     }
 
-    fn ring_once(&mut self) -> Result<()> {
+    /// Rings the doorbell of a connection that may have failed.
+    #[cold]
+    #[inline(never)]
+    fn ring_any(&mut self) -> Result<()> {
         self.endpoint.queues.check_open("Batch::ring")?;
         // The requests that `post` left in the queue are posted, too.
-        let rung = self.endpoint.queues.qp.start_send().ring();
+        match self.endpoint.queues.qp.start_send().ring() {
+            Ok(()) => {
+                self.endpoint.queues.flows.sends.published();
+                Ok(())
+            }
+            Err(error) => self.refused(error),
+        }
+    }
+
+    /// The kernel refused the doorbell.
+    #[cold]
+    #[inline(never)]
+    fn refused(&mut self, error: PostError) -> Result<()> {
         let sends = &mut self.endpoint.queues.flows.sends;
-        let Err(error) = rung else {
-            sends.published();
-            return Ok(());
-        };
         if matches!(error.reason, PostReason::Doorbell(DoorbellError::TakenBack(_))) {
             sends.refuse(error.reason);
         } else {
@@ -87,12 +111,12 @@ impl<B: Source, P: Provider> Batch<'_, B, P> {
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer. Earlier
     /// operations stay in the batch.
-    #[inline]
+    #[inline(always)]
     pub fn post(&mut self, op: Op<'_, B>) -> Result<(), NotPosted<B>> {
         let Queues { qp, flows, .. } = &mut self.endpoint.queues;
-        flows.sends.post(&mut Unpublished(qp), op)?;
-        self.pushed += 1;
-        Ok(())
+        let posted = flows.sends.post(&mut Unpublished(qp), op);
+        self.pushed += usize::from(posted.is_ok());
+        posted
     }
 }
 
@@ -103,7 +127,7 @@ impl<B, P: Provider> Drop for Batch<'_, B, P> {
             return;
         }
         // On an error the connection has failed, and polling returns the operations.
-        let _ = self.ring_once();
+        let _ = self.ring_any();
     }
 }
 

@@ -5,7 +5,7 @@ mod parts;
 
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
-use std::ops::{Range, RangeBounds};
+use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 
 use bareverbs_provider::traits::Provider;
@@ -16,7 +16,7 @@ pub(super) use self::parts::MAX_PARTS;
 pub use self::parts::NotPostedParts;
 use super::buffer::sealed::{PdId, Registered};
 use super::buffer::{checked_sge, verified_sge};
-use super::op::OpPayload;
+use super::op::{AnyRange, OpPayload};
 use super::queue::{Oldest, Queue};
 use super::{Done, Failed, NotPosted, Op, Outcome, Source, Target};
 use crate::pd::shared::PdShared;
@@ -131,7 +131,7 @@ impl<P: Provider> PostSend for Unpublished<'_, P> {
     #[inline(always)]
     unsafe fn try_post(&mut self, request: &SendRequest<'_>) -> Option<Result<(), PostError>> {
         // SAFETY: the caller's contract is the same.
-        Some(unsafe { self.post(request) })
+        unsafe { self.0.try_push_send(request) }.then_some(Ok(()))
     }
 
     #[inline(always)]
@@ -148,45 +148,37 @@ pub(super) struct SendEntry<B, K: Kind = Reliable> {
     buffer: Option<B>,
     tag: u64,
     len: u32,
-    opcode: WcOpcode,
+    opcode: SendOpcode,
+    signaled: bool,
     held: K::Held,
+}
+
+/// The opcode of a send. One byte, so that an entry has room for `signaled`.
+#[derive(Clone, Copy)]
+struct SendOpcode(u8);
+
+impl SendOpcode {
+    #[inline(always)]
+    fn new(opcode: WcOpcode) -> Self {
+        debug_assert!(opcode.0 < WcOpcode::RECV.0, "{opcode:?} is that of a send");
+        Self(opcode.0 as u8)
+    }
+
+    #[inline(always)]
+    fn get(self) -> WcOpcode {
+        WcOpcode(self.0.into())
+    }
 }
 
 impl<B, K: Kind> SendEntry<B, K> {
     #[inline(always)]
     pub(super) fn done(self) -> K::Done<B> {
-        let Self { buffer, tag, len, opcode, held: _ } = self;
-        K::sent(Done { tag, buffer, len, imm: None, opcode })
+        let Self { buffer, tag, len, opcode, .. } = self;
+        K::sent(Done { tag, buffer, len, imm: None, opcode: opcode.get() })
     }
 
     fn failed(self, domain: &PdShared, failure: Failure) -> Failed<B> {
-        failed::<B, K>(domain, self.opcode, (self.buffer, self.tag), failure)
-    }
-}
-
-/// The runs of unsignalled operations.
-struct Runs {
-    /// The newest one, by `wr_id`s. A signalled operation behind it does not change it.
-    newest: Range<u64>,
-    /// Longest run, plus 1.
-    limit: u32,
-}
-
-impl Runs {
-    /// The flags of the next request: signalled if it would make a run too long, or fills the queue
-    /// (`last`). So there is room for the marker behind an unsignalled tail.
-    #[inline(always)]
-    fn signal(&mut self, wr_id: u64, last: bool, flags: SendFlags) -> SendFlags {
-        if flags.contains(SendFlags::SIGNALED) {
-            return flags;
-        }
-        let start = if self.newest.end == wr_id { self.newest.start } else { wr_id };
-        let end = wr_id + 1;
-        if end - start < self.limit.into() && !last {
-            self.newest = start..end;
-            return flags;
-        }
-        flags | SendFlags::SIGNALED
+        failed::<B, K>(domain, self.opcode.get(), (self.buffer, self.tag), failure)
     }
 }
 
@@ -211,7 +203,8 @@ pub(super) struct SendFlow<B, K: Kind = Reliable> {
     domain: Arc<PdShared>,
     /// That of `domain`.
     pd: PdId,
-    runs: Runs,
+    /// Longest run of unsignalled operations, plus 1.
+    signal_every: u32,
     /// Failed requests that were polled and not returned, by their number in the queue. It never
     /// has more elements than the queue.
     failures: VecDeque<(u64, Failure)>,
@@ -228,14 +221,12 @@ pub(super) struct SendFlow<B, K: Kind = Reliable> {
 
 impl<B, K: Kind> SendFlow<B, K> {
     pub(super) fn new(domain: Arc<PdShared>, depth: u32, signal_every: u32) -> Self {
-        let queue = Queue::new(SENDS, depth);
-        let runs = Runs { newest: queue.posted()..queue.posted(), limit: signal_every };
         Self {
-            queue,
+            queue: Queue::new(SENDS, depth),
             depth,
             pd: PdId::of(&domain),
             domain,
-            runs,
+            signal_every,
             failures: VecDeque::with_capacity(depth as usize),
             failed: false,
             refused: 0,
@@ -266,10 +257,19 @@ impl<B, K: Kind> SendFlow<B, K> {
 
     /// The number of outstanding operations at the end of the queue that generate no completion.
     pub(super) fn unsignaled_tail(&self) -> usize {
-        if self.runs.newest.end != self.queue.posted() {
-            return 0;
+        self.queue.newer_than(|entry| entry.signaled)
+    }
+
+    /// The flags of the next request: signalled if it would make a run of unsignalled ones too long,
+    /// or fills the queue. So there is room for the marker behind an unsignalled tail.
+    fn signal(&mut self, flags: SendFlags) -> SendFlags {
+        if flags.contains(SendFlags::SIGNALED) {
+            return flags;
         }
-        ((self.runs.newest.end - self.runs.newest.start) as usize).min(self.queue.outstanding())
+        let start = self.queue.posted() - self.unsignaled_tail() as u64;
+        // The fast path takes the rest of the run.
+        self.queue.reserve(start + u64::from(self.signal_every) - 1);
+        if self.queue.vacant_reserved().is_some() { flags } else { flags | SendFlags::SIGNALED }
     }
 
     /// Whether all outstanding operations generate no completion.
@@ -295,7 +295,7 @@ impl<B, K: Kind> SendFlow<B, K> {
     /// not be used again, so the flow is closed. Otherwise a queue that `publishes` rang for all
     /// earlier requests, also if it rejected this one.
     fn taken_back(&mut self, publishes: bool, reason: PostReason) {
-        self.runs.newest.end = self.runs.newest.end.min(self.queue.posted());
+        self.queue.reserve(0);
         match reason {
             PostReason::Doorbell(DoorbellError::TakenBack(_)) => self.refuse(reason),
             _ if publishes => self.published(),
@@ -306,7 +306,7 @@ impl<B, K: Kind> SendFlow<B, K> {
     #[cold]
     #[inline(never)]
     fn full(&self, entry: SendEntry<B, K>) -> Result<(), NotPosted<B>> {
-        let error = full::<K>(entry.opcode, self.queue.is_closed(), self.depth as usize);
+        let error = full::<K>(entry.opcode.get(), self.queue.is_closed(), self.depth as usize);
         Err(NotPosted { error, buffer: entry.buffer, tag: entry.tag })
     }
 
@@ -328,14 +328,133 @@ impl<B, K: Kind> SendFlow<B, K> {
     ) -> Result<(), NotPosted<B>> {
         // The flow owns the buffer before the request is posted, so a panic in between does not
         // free it.
-        let entry = SendEntry { buffer, tag, len, opcode: operation.opcode(), held: operation.held() };
-        let Some(vacant) = self.queue.vacant() else { return self.full(entry) };
-        let wr_id = vacant.wr_id();
-        let flags = self.runs.signal(wr_id, vacant.is_last(), flags);
-        vacant.fill(entry);
+        let flags = self.signal(flags);
+        let (opcode, held) = (SendOpcode::new(operation.opcode()), operation.held());
+        let signaled = flags.contains(SendFlags::SIGNALED);
+        let entry = SendEntry { buffer, tag, len, opcode, signaled, held };
+        let wr_id = match self.queue.push(entry) {
+            Ok(wr_id) => wr_id,
+            Err(entry) => return self.full(entry),
+        };
         // SAFETY: the caller upholds the contract.
         let posted = unsafe { queue.post(&SendRequest { wr_id, operation, flags, payload }) };
         self.posted(Q::PUBLISHES, posted)
+    }
+
+    /// Finishes a post.
+    ///
+    /// # Safety
+    ///
+    /// As for [`SendFlow::post_request`].
+    unsafe fn finish<O: SendOperation<K>, Q: PostSend<O>>(
+        &mut self,
+        queue: &mut Q,
+        pushed: Pushed<'_, O>,
+    ) -> Result<(), NotPosted<B>> {
+        let posted = match pushed {
+            Pushed::Declined { wr_id, operation, flags, payload } => {
+                let (sges, parts);
+                let payload = match payload {
+                    Place::Sge(sge) => {
+                        sges = [sge];
+                        Payload::Sges(&sges)
+                    }
+                    Place::Inline(bytes) => {
+                        parts = [bytes];
+                        Payload::Inline(&parts)
+                    }
+                };
+                // SAFETY: the caller upholds the contract, and the request was not posted.
+                unsafe { queue.post(&SendRequest { wr_id, operation, flags, payload }) }
+            }
+            Pushed::Failed(error) => Err(error),
+        };
+        self.posted(Q::PUBLISHES, posted)
+    }
+
+    /// Posts a signalled operation whose buffer the flow does not own.
+    ///
+    /// # Safety
+    ///
+    /// As for [`SendFlow::post_request`], with the bytes of `region` in `range`.
+    #[inline(always)]
+    pub(super) unsafe fn post_scoped<O: SendOperation<K>, Q: PostSend<O>>(
+        &mut self,
+        queue: &mut Q,
+        verb: &'static str,
+        region: &impl Registered,
+        range: AnyRange,
+        (operation, tag): (O, u64),
+    ) -> Result<(), NotPosted<B>> {
+        // Values, so that the fast path keeps the range in registers.
+        let (start, end) = range;
+        let flags = SendFlags::SIGNALED;
+        if let Some(sge) = verified_sge(region, self.pd, (start, end))
+            && let Some(vacant) = self.queue.vacant()
+        {
+            let wr_id = vacant.wr_id();
+            let (opcode, held) = (SendOpcode::new(operation.opcode()), operation.held());
+            let (len, signaled) = (sge.length, true);
+            let pushed = vacant.fill(SendEntry { buffer: None, tag, len, opcode, signaled, held });
+            let payload = Payload::Sges(&[sge]);
+            // SAFETY: the caller upholds the contract.
+            let error = match unsafe { queue.try_post(&SendRequest { wr_id, operation, flags, payload }) } {
+                Some(Ok(())) => {
+                    if Q::PUBLISHES {
+                        pushed.publish();
+                    }
+                    return Ok(());
+                }
+                Some(Err(error)) => Some(error),
+                None => None,
+            };
+            let pushed = match error {
+                Some(error) => Pushed::Failed(error),
+                None => Pushed::Declined { wr_id, operation, flags, payload: Place::Sge(sge) },
+            };
+            // SAFETY: the caller upholds the contract.
+            return unsafe { self.finish_scoped(queue, pushed) };
+        }
+        // SAFETY: the caller upholds the contract.
+        unsafe { self.post_scoped_slow(queue, verb, region, start, end, (operation, tag)) }
+    }
+
+    /// As [`SendFlow::finish`], for the fast path.
+    ///
+    /// # Safety
+    ///
+    /// As for [`SendFlow::post_request`].
+    #[cold]
+    #[inline(never)]
+    unsafe fn finish_scoped<O: SendOperation<K>, Q: PostSend<O>>(
+        &mut self,
+        queue: &mut Q,
+        pushed: Pushed<'_, O>,
+    ) -> Result<(), NotPosted<B>> {
+        // SAFETY: the caller upholds the contract.
+        unsafe { self.finish(queue, pushed) }
+    }
+
+    /// Posts what the fast path of [`SendFlow::post_scoped`] did not push.
+    ///
+    /// # Safety
+    ///
+    /// As for [`SendFlow::post_scoped`].
+    #[cold]
+    #[inline(never)]
+    unsafe fn post_scoped_slow<O: SendOperation<K>, Q: PostSend<O>>(
+        &mut self,
+        queue: &mut Q,
+        verb: &'static str,
+        region: &impl Registered,
+        start: Bound<usize>,
+        end: Bound<usize>,
+        (operation, tag): (O, u64),
+    ) -> Result<(), NotPosted<B>> {
+        let sge = scoped_sge(verb, region, &self.domain, (start, end), tag)?;
+        let payload = (Payload::Sges(&[sge]), sge.length);
+        // SAFETY: the caller upholds the contract.
+        unsafe { self.post_request(queue, (None, tag), operation, SendFlags::SIGNALED, payload) }
     }
 
     /// The request that was pushed last was posted, or not. `publishes`: the queue published it.
@@ -358,6 +477,13 @@ impl<B, K: Kind> SendFlow<B, K> {
         if self.refused == 0 {
             self.queue.publish();
         }
+    }
+
+    /// As [`SendFlow::published`], of a flow that is not closed: none of its operations was refused.
+    #[inline(always)]
+    pub(super) fn published_open(&mut self) {
+        debug_assert!(!self.queue.is_closed() && self.refused == 0, "`refuse` closes the flow");
+        self.queue.publish();
     }
 
     /// A marker or a probe was not posted. A doorbell that took it back, also took back all operations
@@ -418,7 +544,6 @@ impl<B, K: Kind> SendFlow<B, K> {
     /// generated no completion were successful, unless an earlier request failed: then it is
     /// unknown.
     pub(super) fn reap_marker(&mut self) {
-        self.runs.newest = self.queue.posted()..self.queue.posted();
         let seen = self.queue.outstanding() - self.refused.min(self.queue.outstanding());
         if self.failed {
             let oldest = self.queue.completed();
@@ -477,7 +602,7 @@ impl<B, K: Kind> SendFlow<B, K> {
         }
         self.refused -= 1;
         let SendEntry { buffer, tag, opcode, .. } = entry;
-        let closed = || Error::Closed { verb: K::verb(opcode), reason: K::CLOSED };
+        let closed = || Error::Closed { verb: K::verb(opcode.get()), reason: K::CLOSED };
         let error = self.refusal.map_or_else(closed, Error::from);
         Some(Err(Failed {
             operation: true,
@@ -515,9 +640,15 @@ fn failed<B, K: Kind>(
 enum Unfinished<'a, B, O> {
     /// The operation was not pushed.
     Op(Op<'a, B, O>),
-    /// The request was pushed, and the fast path of the queue declined it.
+    /// The request was pushed.
+    Pushed(Pushed<'a, O>),
+}
+
+/// A request that was pushed, and that the fast path did not post.
+enum Pushed<'a, O> {
+    /// The fast path of the queue declined it.
     Declined { wr_id: u64, operation: O, flags: SendFlags, payload: Place<'a> },
-    /// The request was pushed, and the fast path of the queue failed.
+    /// The fast path of the queue failed.
     Failed(PostError),
 }
 
@@ -547,18 +678,19 @@ impl<B: Source, K: Kind> SendFlow<B, K> {
                 // The provider rejects bytes beyond its limit, which is far below 4 GiB.
                 OpPayload::Inline(bytes) => (Place::Inline(bytes), bytes.len() as u32),
             };
-            let Some(vacant) = self.queue.vacant() else { break 'unfinished Unfinished::Op(op) };
+            let signaled = op.flags.contains(SendFlags::SIGNALED);
+            let vacant = if signaled { self.queue.vacant() } else { self.queue.vacant_reserved() };
+            let Some(vacant) = vacant else { break 'unfinished Unfinished::Op(op) };
             let Op { operation, payload: buffer, tag, flags } = op;
             let buffer = match buffer {
                 OpPayload::Buffer(buffer, _) => Some(buffer),
                 OpPayload::Inline(_) => None,
             };
             let wr_id = vacant.wr_id();
-            let flags = self.runs.signal(wr_id, vacant.is_last(), flags);
             // The flow owns the buffer before the request is posted, so a panic in between does not
             // free it.
-            let (opcode, held) = (operation.opcode(), operation.held());
-            let pushed = vacant.fill(SendEntry { buffer, tag, len, opcode, held });
+            let (opcode, held) = (SendOpcode::new(operation.opcode()), operation.held());
+            let pushed = vacant.fill(SendEntry { buffer, tag, len, opcode, signaled, held });
             let (sges, parts);
             let payload = match place {
                 Place::Sge(sge) => {
@@ -583,8 +715,8 @@ impl<B: Source, K: Kind> SendFlow<B, K> {
                     }
                     return Ok(());
                 }
-                Some(Err(error)) => Unfinished::Failed(error),
-                None => Unfinished::Declined { wr_id, operation, flags, payload: place },
+                Some(Err(error)) => Unfinished::Pushed(Pushed::Failed(error)),
+                None => Unfinished::Pushed(Pushed::Declined { wr_id, operation, flags, payload: place }),
             }
         };
         self.post_slow(queue, unfinished)
@@ -600,23 +732,8 @@ impl<B: Source, K: Kind> SendFlow<B, K> {
     ) -> Result<(), NotPosted<B>> {
         let Op { operation, payload, tag, flags } = match unfinished {
             Unfinished::Op(op) => op,
-            Unfinished::Declined { wr_id, operation, flags, payload } => {
-                let (sges, parts);
-                let payload = match payload {
-                    Place::Sge(sge) => {
-                        sges = [sge];
-                        Payload::Sges(&sges)
-                    }
-                    Place::Inline(bytes) => {
-                        parts = [bytes];
-                        Payload::Inline(&parts)
-                    }
-                };
-                // SAFETY: the contract is upheld as in `post`, and the request was not posted.
-                let posted = unsafe { queue.post(&SendRequest { wr_id, operation, flags, payload }) };
-                return self.posted(Q::PUBLISHES, posted);
-            }
-            Unfinished::Failed(error) => return self.posted(Q::PUBLISHES, Err(error)),
+            // SAFETY: the contract is upheld as in `post`.
+            Unfinished::Pushed(pushed) => return unsafe { self.finish(queue, pushed) },
         };
         match payload {
             OpPayload::Buffer(buffer, range) => {

@@ -48,7 +48,7 @@ pub(super) enum OpPayload<'a, B, R = AnyRange> {
 }
 
 #[inline(always)]
-fn any_range(range: impl RangeBounds<usize>) -> AnyRange {
+pub(super) fn any_range(range: impl RangeBounds<usize>) -> AnyRange {
     (range.start_bound().cloned(), range.end_bound().cloned())
 }
 

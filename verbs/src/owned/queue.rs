@@ -30,6 +30,7 @@ pub(crate) fn owner(wr_id: u64) -> u32 {
 /// - The oldest outstanding request is at most `head`, and so is `published`.
 /// - The number of entries is a power of two and at least `head - tail`. `mask` is this number
 ///   minus 1.
+/// - `reserved` is 0 or less than `end`, which never decreases but by [`Queue::close`].
 /// - `oldest` has the bit `HELD` if `complete` is not 0.
 pub(crate) struct Queue<T> {
     entries: Box<[MaybeUninit<T>]>,
@@ -39,6 +40,8 @@ pub(crate) struct Queue<T> {
     /// Requests from here on have no room: `tail` plus the depth. Below every `wr_id` if the queue
     /// is closed: it was 0 then, and has grown by at most one for each entry.
     end: u64,
+    /// [`Queue::vacant_reserved`] accepts requests below. Less than `end`, or 0.
+    reserved: u64,
     /// Requests below may be known to the device.
     published: u64,
     /// The oldest outstanding request, or `head` if there is none; with `HELD`, which makes it differ
@@ -62,6 +65,7 @@ impl<T> Queue<T> {
             mask: slots - 1,
             head: first,
             end: first + u64::from(depth),
+            reserved: 0,
             published: first,
             oldest: first,
             complete: 0,
@@ -145,9 +149,26 @@ impl<T> Queue<T> {
         self.complete != 0
     }
 
+    /// The number of outstanding requests behind the newest one that `until` accepts.
+    pub(crate) fn newer_than(&self, until: impl Fn(&T) -> bool) -> usize {
+        let outstanding = self.outstanding();
+        (0..outstanding)
+            .find(|newer| {
+                let index = (self.head - 1 - *newer as u64) as usize & self.mask;
+                // SAFETY: the request is outstanding, so its entry is initialised.
+                until(unsafe { self.entries[index].assume_init_ref() })
+            })
+            .unwrap_or(outstanding)
+    }
+
+    /// Makes [`Queue::vacant_reserved`] accept the requests below `until` that do not fill the queue.
+    pub(crate) fn reserve(&mut self, until: u64) {
+        self.reserved = until.min(self.end.saturating_sub(1));
+    }
+
     /// Accepts no request from now on.
     pub(crate) fn close(&mut self) {
-        self.end = 0;
+        (self.end, self.reserved) = (0, 0);
     }
 
     /// Whether [`Queue::close`] was called.
@@ -177,6 +198,14 @@ impl<T> Queue<T> {
     #[inline(always)]
     pub(crate) fn vacant(&mut self) -> Option<Vacant<'_, T>> {
         (self.head < self.end).then_some(Vacant(self))
+    }
+
+    /// As [`Queue::vacant`]. `None` also if the request is not below that of [`Queue::reserve`], or
+    /// fills the queue.
+    #[inline(always)]
+    pub(crate) fn vacant_reserved(&mut self) -> Option<Vacant<'_, T>> {
+        // `end` is greater than `reserved`, so there is room.
+        (self.head < self.reserved).then_some(Vacant(self))
     }
 
     /// The device may know all requests from now on.
@@ -275,12 +304,6 @@ impl<'q, T> Vacant<'q, T> {
     #[inline(always)]
     pub(crate) fn wr_id(&self) -> u64 {
         self.0.head
-    }
-
-    /// Whether the request fills the queue.
-    #[inline(always)]
-    pub(crate) fn is_last(&self) -> bool {
-        self.0.head + 1 == self.0.end
     }
 
     /// Stores the entry of the request.
@@ -398,10 +421,43 @@ mod tests {
     fn closed_queue_accepts_nothing_and_keeps_its_requests() {
         let mut queue = Queue::new(1, 2);
         queue.push(7).unwrap();
+        queue.reserve(u64::MAX);
         queue.close();
+        assert!(queue.vacant_reserved().is_none(), "closed");
         assert_eq!((queue.push(8), queue.credits(), queue.is_closed()), (Err(8), 0, true));
         queue.complete(1);
         assert_eq!(queue.take(), Some(7));
+    }
+
+    #[test]
+    fn reserved_requests_leave_room_for_one_more() {
+        let mut queue = Queue::new(1, 3);
+        let first = queue.posted();
+        let fill = |queue: &mut Queue<u64>| queue.vacant_reserved().map(|vacant| vacant.fill(7)).is_some();
+        assert!(!fill(&mut queue), "nothing is reserved");
+        queue.reserve(first + 1);
+        assert!(fill(&mut queue) && !fill(&mut queue), "one request is reserved");
+        queue.reserve(u64::MAX);
+        assert!(fill(&mut queue) && !fill(&mut queue), "the third request fills the queue");
+        assert_eq!(queue.push(8), Ok(first + 2));
+        queue.publish();
+        assert_eq!(take_oldest(&mut queue, first), Some(7));
+        assert!(!fill(&mut queue), "one request has room, and fills the queue");
+        queue.reserve(u64::MAX);
+        assert!(!fill(&mut queue), "one request has room, and fills the queue");
+    }
+
+    #[test]
+    fn newer_requests_are_counted_up_to_the_oldest_outstanding_one() {
+        let mut queue = Queue::new(1, 4);
+        for entry in [1, 2, 1, 1] {
+            queue.push(entry).unwrap();
+        }
+        assert_eq!((queue.newer_than(|entry| *entry == 2), queue.newer_than(|entry| *entry == 1)), (2, 0));
+        queue.complete(1);
+        assert_eq!(queue.newer_than(|entry| *entry == 3), 3);
+        queue.complete(3);
+        assert_eq!(queue.newer_than(|entry| *entry == 3), 0);
     }
 
     #[test]

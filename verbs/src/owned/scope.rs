@@ -11,6 +11,7 @@ use bareverbs_provider::traits::Provider;
 use super::buffer::sealed::{Domain, PdId, Registered};
 use super::endpoint::{FLUSH_LIMIT, Queues};
 use super::flow::scoped_sge;
+use super::op::any_range;
 use super::{Done, Endpoint, Failed, Lease, NotPosted, Part};
 use crate::{
     AnyProvider, Borrowed, Error, Imm, MemoryOwner, Mr, Operation, Payload, Remote, Result, SendFlags,
@@ -184,6 +185,8 @@ pub struct Scope<'scope, 'env: 'scope, B, P: Provider = AnyProvider> {
     /// Requests that must be complete at the end, as [`Queue::posted`](super::queue::Queue::posted)
     /// counts them.
     posted: Posted,
+    /// The number of sends that were posted before the scope, counted in the same way.
+    start: u64,
     /// Invariant, so that no reference with a shorter lifetime is accepted.
     _scope: PhantomData<&'scope mut &'scope ()>,
     _env: PhantomData<&'env mut &'env ()>,
@@ -283,6 +286,7 @@ impl<B, P: Provider> Endpoint<B, P> {
         work: impl for<'scope> FnOnce(&mut Scope<'scope, 'env, B, P>) -> R,
     ) -> Result<R> {
         let mut scope = Scope {
+            start: self.queues.flows.sends.queue().posted(),
             endpoint: self,
             end: None,
             limit: Duration::ZERO,
@@ -421,10 +425,21 @@ impl<'scope, B, P: Provider> Scope<'scope, '_, B, P> {
         self.post_inline(Operation::Write(remote), bytes, tag)
     }
 
+    /// An operation was refused.
+    #[cold]
+    #[inline(never)]
+    fn refused(&mut self, refused: NotPosted<B>) -> NotPosted<B> {
+        // All operations since the start of the scope are the scope's.
+        let posted = self.endpoint.queues.flows.sends.queue().posted();
+        self.posted.sends = if posted > self.start { posted } else { 0 };
+        self.endpoint.queues.refused(refused)
+    }
+
     /// # Safety
     ///
     /// The region must stay registered until [`Endpoint::scope`] returns. Until then, nothing may
     /// access its bytes in a way that the operation excludes.
+    #[inline(always)]
     unsafe fn post(
         &mut self,
         verb: &'static str,
@@ -434,23 +449,18 @@ impl<'scope, B, P: Provider> Scope<'scope, '_, B, P> {
         tag: u64,
     ) -> Result<(), NotPosted<B>> {
         let Queues { qp, flows, .. } = &mut self.endpoint.queues;
-        let sge = scoped_sge(verb, region, qp.pd().domain(), range, tag)?;
-        let before = self.posted.sends;
+        // Counted before the request is posted.
         self.posted.sends = flows.sends.queue().posted() + 1;
-        let payload = (Payload::Sges(&[sge]), sge.length);
         // SAFETY: the caller's contract is the same.
-        let posted =
-            unsafe { flows.sends.post_request(qp, (None, tag), operation, SendFlags::SIGNALED, payload) };
-        posted.map_err(|refused| {
-            self.posted.sends = before;
-            self.endpoint.queues.refused(refused)
-        })
+        let posted = unsafe { flows.sends.post_scoped(qp, verb, region, any_range(range), (operation, tag)) };
+        posted.map_err(|refused| self.refused(refused))
     }
 
     /// Posts the bytes of `region` in `range` as one message.
     ///
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting).
+    #[inline]
     pub fn post_send(
         &mut self,
         region: &'scope impl Lend,
@@ -465,6 +475,7 @@ impl<'scope, B, P: Provider> Scope<'scope, '_, B, P> {
     ///
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting).
+    #[inline]
     pub fn post_send_imm(
         &mut self,
         region: &'scope impl Lend,
@@ -480,6 +491,7 @@ impl<'scope, B, P: Provider> Scope<'scope, '_, B, P> {
     ///
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting).
+    #[inline]
     pub fn post_write(
         &mut self,
         region: &'scope impl Lend,
@@ -496,6 +508,7 @@ impl<'scope, B, P: Provider> Scope<'scope, '_, B, P> {
     ///
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting).
+    #[inline]
     pub fn post_write_imm(
         &mut self,
         region: &'scope impl Lend,
@@ -513,6 +526,7 @@ impl<'scope, B, P: Provider> Scope<'scope, '_, B, P> {
     ///
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting).
+    #[inline]
     pub fn post_read(
         &mut self,
         region: &'scope mut impl Lend,
@@ -529,6 +543,7 @@ impl<'scope, B, P: Provider> Scope<'scope, '_, B, P> {
     ///
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting).
+    #[inline]
     pub fn post_fetch_add(
         &mut self,
         region: &'scope mut impl Lend,
@@ -545,6 +560,7 @@ impl<'scope, B, P: Provider> Scope<'scope, '_, B, P> {
     ///
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting).
+    #[inline]
     pub fn post_compare_swap(
         &mut self,
         region: &'scope mut impl Lend,

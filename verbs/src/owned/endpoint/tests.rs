@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bareverbs_provider::device::IoctlError;
+use proptest::prelude::*;
 use rustix::io::Errno;
 
 use super::*;
@@ -403,6 +404,37 @@ fn long_runs_and_the_last_slot_are_signaled() {
     assert_eq!(signaled, [false, false, true, true]);
 }
 
+proptest! {
+    #[test]
+    fn runs_of_unsignaled_operations_are_limited(
+        steps in prop::collection::vec(prop::option::weighted(0.8, any::<bool>()), 1..60),
+    ) {
+        let mut setup = Setup::new();
+        // The outstanding sends, and whether each is signalled.
+        let mut model: Vec<(u64, bool)> = Vec::new();
+        for step in steps {
+            match step {
+                Some(_) if model.len() == 4 => {
+                    prop_assert!(setup.endpoint.post(Op::send(setup.buffer(), ..)).is_err());
+                }
+                Some(signaled) => {
+                    let run = model.iter().rev().take_while(|(_, signaled)| !signaled).count();
+                    let expected = signaled || run == 2 || model.len() == 3;
+                    let wr_id = setup.send(model.len() as u64, signaled);
+                    prop_assert_eq!(setup.signaled(), expected);
+                    model.push((wr_id, expected));
+                }
+                None => {
+                    let Some(at) = model.iter().position(|(_, signaled)| *signaled) else { continue };
+                    setup.complete(model[at].0, WcStatus::SUCCESS);
+                    prop_assert_eq!(setup.ended().len(), at + 1);
+                    model.drain(..=at);
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn unsignaled_tail_of_a_failed_connection_ends_by_the_marker() {
     let mut setup = Setup::new();
@@ -694,6 +726,36 @@ fn scope_ends_after_a_failed_send() {
     });
     result.unwrap();
     assert_eq!(setup.ended(), [-1]);
+}
+
+#[test]
+fn scope_of_a_refused_operation_does_not_wait_for_older_ones() {
+    let mut setup = Setup::new();
+    setup.send(7, false);
+    reject(&setup);
+    let region = setup.buffer();
+    let refused = setup.endpoint.scope(|scope| scope.post_send(&region, .., 1).is_err());
+    assert!(refused.unwrap(), "the queue rejects the request");
+    assert_eq!(setup.endpoint.pending_sends(), 1);
+}
+
+#[test]
+fn scope_of_a_refused_operation_waits_for_the_others() {
+    let test = || {
+        let mut setup = Setup::new();
+        succeed_ioctls();
+        let region = setup.buffer();
+        let plain = setup.plain.clone();
+        let ended = setup.endpoint.scope(|scope| {
+            scope.set_timeout(Duration::ZERO);
+            scope.post_send(&region, .., 1).unwrap();
+            let rejection = PushError::InlineTooLong { given: 2, max: 1 };
+            plain.log().send_rejections.push_back(rejection);
+            assert!(scope.post_send(&region, .., 2).is_err());
+        });
+        ended.unwrap_err();
+    };
+    std::thread::spawn(test).join().unwrap();
 }
 
 #[test]
@@ -1073,6 +1135,19 @@ fn half_returns_operations_of_its_direction_only() {
     assert!(receiver.poll().unwrap().unwrap().is_recv());
     assert!(receiver.poll().is_none());
     assert_eq!(freed.load(Ordering::Relaxed), 2);
+}
+
+#[test]
+fn half_returns_failed_operations_and_older_unsignaled_ones() {
+    let mut setup = Setup::new();
+    setup.send(1, false);
+    let (second, third) = (setup.send(2, true), setup.send(3, true));
+    setup.complete(second, WcStatus::SUCCESS);
+    setup.complete(third, WcStatus::REM_OP_ERR);
+    let (mut sender, _receiver) = setup.endpoint.split();
+    assert_eq!((sender.poll().unwrap().unwrap().tag, sender.poll().unwrap().unwrap().tag), (1, 2));
+    assert_eq!(sender.poll().unwrap().unwrap_err().tag, 3);
+    assert!(sender.poll().is_none());
 }
 
 #[test]

@@ -12,8 +12,8 @@ use super::super::buffer::checked_sge;
 use super::super::queue::Queue;
 use super::super::{Source, Target};
 use super::{
-    Kind, PostRecv, PostSend, Received, RecvEntry, RecvFlow, Reliable, SendEntry, SendFlow, SendOperation,
-    full,
+    Kind, PostRecv, PostSend, Received, RecvEntry, RecvFlow, Reliable, SendEntry, SendFlow, SendOpcode,
+    SendOperation, full,
 };
 use crate::pd::shared::PdShared;
 use crate::{Error, Operation, Payload, RecvRequest, Result, SendFlags, SendRequest, Sge, WcOpcode};
@@ -184,7 +184,8 @@ impl<B: Source> SendFlow<B> {
         // The flow owns the buffers before the request is posted, so a panic in between does not
         // free them.
         for ((buffer, _), sge) in parts.into_iter().zip(&sges) {
-            let entry = SendEntry { buffer: Some(buffer), tag, len: sge.length, opcode, held: () };
+            let (buffer, len, opcode) = (Some(buffer), sge.length, SendOpcode::new(opcode));
+            let entry = SendEntry { buffer, tag, len, opcode, signaled: true, held: () };
             let pushed = self.queue.push(entry);
             debug_assert!(pushed.is_ok(), "there is room");
         }
