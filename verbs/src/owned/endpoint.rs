@@ -215,6 +215,35 @@ impl<B, K: Kind> Visitor for PollFast<'_, B, K> {
     }
 }
 
+/// Polls a completion on the fast path, for the operations of one direction. None was reaped before.
+struct PollDirection<'f, B, K: Kind>(&'f mut Flows<B, K>, Direction);
+
+impl<B, K: Kind> Visitor for PollDirection<'_, B, K> {
+    type Output = Polled<K::Done<B>>;
+
+    #[inline(always)]
+    fn completion(self, completion: impl Completion) -> Self::Output {
+        let Self(flows, direction) = self;
+        let is_other = completion.is_recv() != matches!(direction, Direction::Recv);
+        if completion.status() == WcStatus::SUCCESS && is_other {
+            let copy = ManuallyDrop::new(completion);
+            flows.polled = Some(copy.to_value());
+            return Polled::Slow;
+        }
+        end_operation(flows, completion)
+    }
+
+    #[inline(always)]
+    fn empty(self) -> Self::Output {
+        Polled::Empty
+    }
+
+    #[inline(always)]
+    fn declined(self) -> Self::Output {
+        Polled::Slow
+    }
+}
+
 /// Polls any completion.
 pub(super) fn poll_any<B, K: Kind, P: Provider>(
     flows: &mut Flows<B, K>,
@@ -364,7 +393,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// - [`Error::Completion`]: the operation failed. The error returns the buffer.
     /// - [`Error::UnknownCompletion`]: the completion matches no outstanding operation. It has no
     ///   buffer.
-    #[inline]
+    #[inline(always)]
     pub fn poll(&mut self) -> Option<Result<Done<B>, Failed<B>>> {
         self.queues.poll()
     }
@@ -395,7 +424,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
     }
 
     /// As [`Endpoint::poll`].
-    #[inline]
+    #[inline(always)]
     pub(crate) fn poll(&mut self) -> Option<Result<DoneOf<B, P, T>, Failed<B>>> {
         match self.cq.visit_next(PollFast(&mut self.flows)) {
             Polled::Done(done) => Some(Ok(done)),
@@ -438,6 +467,16 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
         Some(result.map_err(|failed| Failed { cause: self.cause, ..failed }))
     }
 
+    /// The fast path of [`Queues::poll_direction`], which must be called if this returns `Slow`. It
+    /// reaps no operation of the other direction.
+    #[inline(always)]
+    pub(super) fn poll_direction_fast(&mut self, direction: Direction) -> Polled<DoneOf<B, P, T>> {
+        if self.flows.has_result() {
+            return Polled::Slow;
+        }
+        self.cq.visit_next(PollDirection(&mut self.flows, direction))
+    }
+
     /// Polls one operation of the direction that has ended. It reaps those of the other one.
     pub(crate) fn poll_direction(
         &mut self,
@@ -453,7 +492,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
                 self.flows.hold();
                 return Some(ended.map_err(|failed| Failed { cause: self.cause, ..failed }));
             }
-            let completion = self.cq.poll_one()?;
+            let completion = self.flows.polled.take().or_else(|| self.cq.poll_one())?;
             if let Err(error) = self.reap_one(completion) {
                 return Some(Err(error.into()));
             }

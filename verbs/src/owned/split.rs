@@ -4,12 +4,13 @@ use std::fmt;
 use std::mem;
 use std::ops::{Range, RangeBounds};
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use bareverbs_provider::traits::Provider;
 
+use super::endpoint::Polled;
 use super::hub::park::Parker;
 use super::hub::reaper::{Direction, lock};
 use super::keepalive::{ROUNDS, earlier};
@@ -52,8 +53,18 @@ impl<B, P: Provider> Half<B, P> {
         shared.endpoint.queues.has_result(other).then(|| shared.wakers[other as usize].take()).flatten()
     }
 
+    #[inline(always)]
     fn poll(&self) -> Option<Result<Done<B>, Failed<B>>> {
         let mut shared = lock(&self.shared);
+        match shared.endpoint.queues.poll_direction_fast(self.direction) {
+            Polled::Done(done) => Some(Ok(done)),
+            Polled::Empty => None,
+            Polled::Slow => self.poll_slow(shared),
+        }
+    }
+
+    #[inline(never)]
+    fn poll_slow(&self, mut shared: MutexGuard<'_, Shared<B, P>>) -> Option<Result<Done<B>, Failed<B>>> {
         let ended = shared.endpoint.queues.poll_direction(self.direction);
         let other = self.other(&mut shared);
         drop(shared);
@@ -265,6 +276,7 @@ macro_rules! halves {
             /// # Errors
             /// As for [`Endpoint::poll`]. A completion that matches no operation is reported to the
             /// half that polls it.
+            #[inline]
             pub fn poll(&mut self) -> Option<Result<Done<B>, Failed<B>>> {
                 self.half.poll()
             }
@@ -379,8 +391,11 @@ impl<B: Source, P: Provider> EndpointSender<B, P> {
     ///
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer.
+    #[inline(always)]
     pub fn post(&mut self, op: Op<'_, B>) -> Result<(), NotPosted<B>> {
-        self.half.with(|endpoint| endpoint.post(op))
+        // Not a closure, which would not be inlined.
+        let mut shared = lock(&self.half.shared);
+        shared.endpoint.post(op)
     }
 
     /// Posts all of `ops` in order with one doorbell, and empties `ops`.

@@ -703,6 +703,7 @@ fn empty<T>(list: &mut SmallList<T>, mut each: impl FnMut(T)) {
 
 /// Locks `mutex`. A panic of another holder is ignored: no holder leaves the value in an invalid
 /// state.
+#[inline]
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
