@@ -5,8 +5,9 @@ use std::ptr::NonNull;
 use bareverbs::owned::measured::{Given, HarnessEndpoint, HarnessHub, HarnessPd, endpoint};
 use bareverbs::owned::{Done, Endpoint, Failed, Lease, Op, Part, Pending, Target};
 use bareverbs::{
-    AnyCq, AnyProvider, AnyRq, AnySq, Completion, Completions, MemoryOwner, Mr, Operation, Payload, Provider,
-    Rc, RecvHalf, RecvRequest, Remote, SendFlags, SendHalf, SendRequest, Sge, WcStatus, WorkCompletion,
+    AnyCq, AnyProvider, AnyRq, AnySq, Completion, Completions, Imm, MemoryOwner, Mr, Operation, Payload,
+    Provider, Rc, RecvHalf, RecvRequest, Remote, SendFlags, SendHalf, SendRequest, Sge, WcStatus,
+    WorkCompletion,
 };
 use bareverbs_mlx5::{Mlx5, Mlx5Cq, Mlx5Rq, Mlx5Sq};
 use bareverbs_provider::traits::CompletionQueue;
@@ -222,6 +223,14 @@ impl<P: WrapMlx5, B: SafeBuffer> Harness<P, B> {
         Some((completion.wr_id(), completion.status(), completion.byte_len()))
     }
 
+    /// As [`Harness::poll`], of a receive with immediate data.
+    #[inline(always)]
+    pub fn poll_imm(&mut self) -> Option<(u64, WcStatus, u32, Option<Imm>)> {
+        let mut completions = Completions::<P>::from_raw_queue(&mut self.cq);
+        let completion = completions.next()?;
+        Some((completion.wr_id(), completion.status(), completion.byte_len(), completion.imm()))
+    }
+
     /// Polls a completion by value.
     #[inline(always)]
     pub fn poll_one(&mut self) -> Option<WorkCompletion> {
@@ -237,11 +246,11 @@ impl<P: WrapMlx5, B: SafeBuffer> Harness<P, B> {
         B::make(&self.domain, memory, lkey)
     }
 
-    /// Posts a send of `length` bytes of the region.
+    /// Posts a write of one SGE.
     #[inline(always)]
-    pub fn post_sge(&mut self, wr_id: u64, sge: Sge) -> bool {
+    pub fn post_sge(&mut self, wr_id: u64, sge: Sge, flags: SendFlags) -> bool {
         let (operation, payload) = (Operation::Write(self.remote), Payload::Sges(&[sge]));
-        let request = SendRequest { wr_id, operation, flags: SendFlags::SIGNALED, payload };
+        let request = SendRequest { wr_id, operation, flags, payload };
         // SAFETY: the region outlives the HCA and is not accessed meanwhile.
         unsafe { self.send().post_send(&[request]) }.is_ok()
     }
@@ -289,11 +298,14 @@ impl<P: WrapMlx5, B: SafeBuffer> Harness<P, B> {
 
     /// Makes the peer send `count` messages of 8 bytes.
     pub fn receive(&mut self, count: u64) {
-        for wr_id in 0..count {
-            send(&mut self.peer, &request(wr_id, Operation::Send, &[self.testbed.sge(0, 8)]));
-            self.testbed.run();
-            while self.peer_cq.next_value().is_some() {}
-        }
+        (0..count).for_each(|_| self.receive_by(Operation::Send));
+    }
+
+    /// Makes the peer execute an operation with 8 bytes.
+    pub fn receive_by(&mut self, operation: Operation) {
+        send(&mut self.peer, &request(1, operation, &[self.testbed.sge(0, 8)]));
+        self.testbed.run();
+        while self.peer_cq.next_value().is_some() {}
     }
 
     /// Runs the HCA until it is idle.
@@ -341,10 +353,10 @@ impl EndpointPeer {
         self.domain.mr(Placed(NonNull::new(start).expect("an address"), length as usize), lkey)
     }
 
-    /// Sends a message of 8 bytes with immediate data.
-    pub fn send_imm(&mut self, imm: u32) {
+    /// Executes an operation with 8 bytes.
+    pub fn execute(&mut self, operation: Operation) {
         let sge = self.testbed.sge(0, 8);
-        send(&mut self.peer, &request(1, Operation::SendImm(imm.into()), &[sge]));
+        send(&mut self.peer, &request(1, operation, &[sge]));
         self.testbed.run();
         while self.peer_cq.next_value().is_some() {}
     }

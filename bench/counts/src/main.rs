@@ -86,7 +86,16 @@ mod x86_64 {
         }
         post_sge(harness, wr_id: u64, sge: &Sge) -> () { harness.post_recv(wr_id, sge) }
         post_receives(harness, list: &[RecvRequest<'_>]) -> bool { harness.post_receives(list) }
-        raw_write(harness, wr_id: u64, sge: &Sge) -> bool { harness.post_sge(wr_id, *sge) }
+        raw_write(harness, wr_id: u64, sge: &Sge) -> bool {
+            harness.post_sge(wr_id, *sge, SendFlags::SIGNALED)
+        }
+        raw_unsignaled(harness, wr_id: u64, sge: &Sge) -> bool {
+            harness.post_sge(wr_id, *sge, SendFlags::empty())
+        }
+        poll_imm(harness) -> Option<(u64, Option<Imm>)> {
+            let (wr_id, status, byte_len, imm) = harness.poll_imm()?;
+            (status == WcStatus::SUCCESS).then_some((wr_id + u64::from(byte_len), imm))
+        }
     }
 
     /// As `measured`, for a type of buffer.
@@ -182,6 +191,18 @@ mod x86_64 {
         }
         report(types, "poll receive");
 
+        let (remote, imm) = (harness.remote, Imm::from(7));
+        let operations = [Operation::SendImm(imm), Operation::WriteImm(remote, imm)];
+        for (name, operation) in ["poll receive imm", "poll write imm"].into_iter().zip(operations) {
+            begin();
+            for wr_id in 0..RUNS {
+                harness.post_recv(wr_id, &harness.sge.clone());
+                harness.receive_by(operation);
+                assert_eq!(poll_imm(harness), Some((wr_id + 8, Some(imm))));
+            }
+            report(types, name);
+        }
+
         begin();
         for _ in 0..RUNS {
             assert!(poll(harness).is_none());
@@ -230,6 +251,15 @@ mod x86_64 {
             assert_eq!(harness.drain(), 1);
         }
         report(types, "post_send 1 sge");
+
+        begin();
+        for wr_id in 0..RUNS {
+            assert!(raw_unsignaled(harness, wr_id, black_box(&sge)));
+            assert!(harness.post_write(wr_id, harness.remote, &BYTES));
+            harness.run();
+            assert_eq!(harness.drain(), 1);
+        }
+        report(types, "post_send 1 unsignaled");
     }
 
     /// The safe layer.
@@ -349,15 +379,21 @@ mod x86_64 {
             report(types, name);
         }
 
-        begin();
-        for number in 0..RUNS as u32 {
-            end.post_recv(buffer).expect("room");
-            peer.send_imm(number);
-            let (len, imm, again) = end_poll(&mut end).expect("a completion");
-            assert_eq!((len, imm), (8, Some(number.into())));
-            buffer = again.expect("the buffer");
+        for name in ["end poll imm", "end poll write imm"] {
+            begin();
+            for number in 0..RUNS as u32 {
+                let imm = number.into();
+                end.post_recv(buffer).expect("room");
+                peer.execute(match name {
+                    "end poll imm" => Operation::SendImm(imm),
+                    _ => Operation::WriteImm(remote, imm),
+                });
+                let (len, received, again) = end_poll(&mut end).expect("a completion");
+                assert_eq!((len, received), (8, Some(imm)));
+                buffer = again.expect("the buffer");
+            }
+            report(types, name);
         }
-        report(types, "end poll imm");
     }
 
     #[inline(never)]
