@@ -98,6 +98,7 @@ impl<P: Provider> Prepared<P> {
             writes: true,
             owed: None,
             disconnected: false,
+            has_left: false,
             error: None,
         })
     }
@@ -128,6 +129,8 @@ pub(super) struct Session<P: Provider> {
     /// A word that waits for room among the control messages.
     owed: Option<Word>,
     disconnected: bool,
+    /// Whether completions may be left in the CQ.
+    has_left: bool,
     error: Option<StreamError>,
 }
 
@@ -153,6 +156,7 @@ impl<P: Provider> Session<P> {
                 self.fail(error);
             }
         }
+        self.has_left = handled == BATCH;
         if let Err(error) = self.send_due() {
             self.fail(error);
         }
@@ -171,8 +175,12 @@ impl<P: Provider> Session<P> {
         if done.is_recv() {
             // A peer that sends without immediate data is no stream.
             let imm = done.imm.ok_or(ProtocolError::MissingImmediate)?;
-            if !self.disconnected {
-                self.endpoint.post_recv(done.into_buffer())?;
+            // The peer's last words may be found after the end of the connection: the device and the
+            // connection manager report in no order.
+            if self.error.is_none() {
+                if !self.disconnected {
+                    self.endpoint.post_recv(done.into_buffer())?;
+                }
                 self.word(Word::from_imm(imm.0))?;
             }
             return Ok(());
@@ -301,7 +309,7 @@ impl<P: Provider> Session<P> {
 
     /// Whether all bytes were read and no more can come.
     fn is_at_end(&self) -> bool {
-        self.inbound.readable().1 == 0 && (self.disconnected || !self.reads)
+        self.inbound.readable().1 == 0 && (self.disconnected && !self.has_left || !self.reads)
     }
 
     /// Whether [`read`](Self::read) has a result.

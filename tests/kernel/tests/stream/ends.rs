@@ -1,6 +1,5 @@
 use std::io::{ErrorKind, Read, Write};
-use std::net::Shutdown;
-use std::net::SocketAddr;
+use std::net::{Shutdown, SocketAddr};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -74,6 +73,8 @@ pub(crate) fn reader_gets_all_bytes_wherever_the_end_of_the_connection_finds_it(
             let addr = SocketAddr::new(any_port().ip(), u16::from_ne_bytes(port));
             for round in 0..ROUNDS {
                 let mut stream = RdmaStream::connect(addr).unwrap();
+                // The connection is established on this side, too.
+                stream.write_all(b"x").unwrap();
                 stream.set_nonblocking(true);
                 let (mut read, mut byte) = (Vec::new(), [0]);
                 loop {
@@ -90,6 +91,7 @@ pub(crate) fn reader_gets_all_bytes_wherever_the_end_of_the_connection_finds_it(
         to_reader.write_all(&addr.port().to_ne_bytes()).unwrap();
         for round in 0..ROUNDS {
             let mut stream = listener.accept_timeout(TIMEOUT).unwrap().expect("the reader connects");
+            stream.read_exact(&mut [0]).unwrap();
             sleep(Duration::from_micros(1000 + 37 * u64::from(round)));
             kill(reader.0, Signal::SIGSTOP).unwrap();
             let stopped = waitpid(reader.0, Some(WaitPidFlag::WUNTRACED));
