@@ -1,17 +1,25 @@
 //! Functions in a child process, which may drop privileges, be killed or be traced.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
 
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Gid, Pid, Uid, fork, setgid, setgroups, setuid};
+
+use crate::TIMEOUT;
 
 /// The user id of an unprivileged user.
 pub const NOBODY: u32 = 65534;
 
 /// Starts `work` in a child process, which exits with status 0, or with 1 if `work` panics.
 pub fn start(work: impl FnOnce()) -> Pid {
-    let threads = std::fs::read_dir("/proc/self/task").expect("/proc is mounted").count();
-    assert_eq!(threads, 1, "only a process of one thread can be doubled");
+    let threads = || std::fs::read_dir("/proc/self/task").expect("/proc is mounted").count();
+    // The kernel may still list a thread that was joined.
+    let end = Instant::now() + TIMEOUT;
+    while threads() > 1 && Instant::now() < end {
+        std::thread::yield_now();
+    }
+    assert_eq!(threads(), 1, "only a process of one thread can be doubled");
     // SAFETY: no other thread holds a lock that the child would find locked.
     match unsafe { fork() }.expect("a process more") {
         ForkResult::Parent { child } => child,
