@@ -261,41 +261,44 @@ impl Mlx5Cq {
                 return FastPoll::Cqe(DecodedCqe::success(entry, sent.wr_id, 0, CqeOpcode::REQ));
             }
         } else if op_own == self.received {
-            barrier::after_device_wrote();
-            // SAFETY: this is the CQ's poller. It clears the cache before it drops destroyed QPs.
-            let receives = unsafe { self.recent_receives.as_ref() };
-            let _used = receives.lifetime.used();
-            // The order of reading and checking matters; see the module `uidx_table`.
-            let wr_id = receives.read((last_word >> 16) as u16);
-            if receives.uidx.is(&cqe) {
-                receives.finish();
-                self.advance();
-                return FastPoll::Cqe(DecodedCqe::success(
-                    entry,
-                    wr_id,
-                    cqe.byte_count(),
-                    CqeOpcode::RESP_SEND,
-                ));
+            let opcode = CqeOpcode::RESP_SEND;
+            if let Some(received) = self.receive_fast(entry, &cqe, last_word, opcode) {
+                return FastPoll::Cqe(received);
             }
         } else if (op_own ^ self.owner) & OWNER != 0 {
             if !self.shared.has_retired.load(Ordering::Acquire) {
                 return FastPoll::Empty;
             }
         } else if op_own & !(OWNER | RESP_IMM_KIND) == CqeOpcode::RESP_WR_IMM.0 << 4 {
-            barrier::after_device_wrote();
-            // SAFETY: this is the CQ's poller. It clears the cache before it drops destroyed QPs.
-            let receives = unsafe { self.recent_receives.as_ref() };
-            let _used = receives.lifetime.used();
-            // The order of reading and checking matters; see the module `uidx_table`.
-            let wr_id = receives.read((last_word >> 16) as u16);
-            if receives.uidx.is(&cqe) {
-                receives.finish();
-                self.advance();
-                let opcode = CqeOpcode(op_own >> 4);
-                return FastPoll::CqeWithImm(DecodedCqe::success(entry, wr_id, cqe.byte_count(), opcode));
+            let opcode = CqeOpcode(op_own >> 4);
+            if let Some(received) = self.receive_fast(entry, &cqe, last_word, opcode) {
+                return FastPoll::CqeWithImm(received);
             }
         }
         FastPoll::Declined
+    }
+
+    /// The fast path of a successful receive. `None`: the CQE is of another queue than the last one.
+    #[inline(always)]
+    fn receive_fast(
+        &mut self,
+        entry: *const u8,
+        cqe: &Cqe<'_>,
+        last_word: u32,
+        opcode: CqeOpcode,
+    ) -> Option<DecodedCqe> {
+        barrier::after_device_wrote();
+        // SAFETY: this is the CQ's poller. It clears the cache before it drops destroyed QPs.
+        let receives = unsafe { self.recent_receives.as_ref() };
+        let _used = receives.lifetime.used();
+        // The order of reading and checking matters; see the module `uidx_table`.
+        let wr_id = receives.read((last_word >> 16) as u16);
+        if !receives.uidx.is(cqe) {
+            return None;
+        }
+        receives.finish();
+        self.advance();
+        Some(DecodedCqe::success(entry, wr_id, cqe.byte_count(), opcode))
     }
 
     #[inline(always)]

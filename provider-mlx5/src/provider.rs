@@ -227,8 +227,8 @@ impl Mlx5 {
 // 1. Handles come from the kernel's responses to create calls in the context of `file`, and only
 //    the caller gets them.
 // 2. The memory of a ring and its doorbell record are allocated for each object, or leased from the
-//    caller's buffer to that object alone, and the returned queues keep them. For the object, the device accesses nothing else but the memory that
-//    requests name.
+//    caller's buffer to that object alone, and the returned queues keep them. For the object, the
+//    device accesses nothing else but the memory that requests name.
 // 3. An object is created after all of its memory is allocated, or `HandleGuard` destroys it.
 //    Nothing was posted to it.
 // 4. `do_resize_cq` gives the queue the new ring only after the kernel has switched to it, and

@@ -25,7 +25,7 @@ pub(crate) mod sealed {
         }
     }
 
-    /// The place of a buffer, as a post reads it. `unsafe impl`s of `Source` uphold its
+    /// The place of a buffer, as a post reads it. Implementations of `Source` uphold its
     /// obligations.
     pub trait Registered {
         /// The protection domain of the key.

@@ -50,7 +50,7 @@ pub(crate) fn dropped_stream_delivers_its_bytes() {
     });
 }
 
-/// A child process, which does not outlive its test.
+/// A child process, which is killed if its test fails.
 struct Reader(Pid);
 
 impl Drop for Reader {
@@ -102,7 +102,8 @@ pub(crate) fn reader_gets_all_bytes_wherever_the_end_of_the_connection_finds_it(
             sleep(Duration::from_millis(5));
             kill(reader.0, Signal::SIGCONT).unwrap();
         }
-        assert_eq!(waitpid(reader.0, None), Ok(WaitStatus::Exited(reader.0, 0)));
+        let reader = std::mem::ManuallyDrop::new(reader).0;
+        assert_eq!(waitpid(reader, None), Ok(WaitStatus::Exited(reader, 0)));
     });
 }
 
