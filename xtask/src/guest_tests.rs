@@ -58,13 +58,17 @@ pub(crate) fn test_binaries(mut cargo: Command) -> Result<Vec<TestBinary>> {
     }
     let messages =
         output.stdout.split(|&byte| byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok());
-    Ok(messages
+    let mut binaries: Vec<_> = messages
         .filter_map(|Artifact { executable, target }| {
             let target = target?;
             let integration = target.kind == ["test"];
             Some(TestBinary { path: executable?, integration, source: target.src_path })
         })
-        .collect())
+        .collect();
+    // Cargo reports them as it builds them. All runs on a kernel have one order, so that what a test
+    // leaves behind meets the same tests.
+    binaries.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(binaries)
 }
 
 /// Builds the test binaries for the guest. Returns their folder and their tests.

@@ -97,11 +97,22 @@ impl<P: Provider> Prepared<P> {
             reads: true,
             writes: true,
             owed: None,
-            disconnected: false,
+            phase: Phase::Open,
             has_left: false,
             error: None,
         })
     }
+}
+
+/// How far a stream has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// A direction may be open.
+    Open,
+    /// Both sides have said that they send no more. The peer still reads what is on its way.
+    Finishing,
+    /// The peer reads nothing more, or can't be reached.
+    Ended,
 }
 
 /// A connected stream.
@@ -128,7 +139,7 @@ pub(super) struct Session<P: Provider> {
     writes: bool,
     /// A word that waits for room among the control messages.
     owed: Option<Word>,
-    disconnected: bool,
+    phase: Phase,
     /// Whether completions may be left in the CQ.
     has_left: bool,
     error: Option<StreamError>,
@@ -165,10 +176,10 @@ impl<P: Provider> Session<P> {
 
     /// Ends the stream. The first error is kept.
     fn fail(&mut self, error: StreamError) {
-        if self.error.is_none() && !self.disconnected {
+        if self.error.is_none() && self.phase == Phase::Open {
             self.error = Some(error);
         }
-        self.disconnected = true;
+        self.phase = Phase::Ended;
     }
 
     fn done(&mut self, done: Done<Part>) -> Result<()> {
@@ -178,7 +189,7 @@ impl<P: Provider> Session<P> {
             // The peer's last words may be found after the end of the connection: the device and the
             // connection manager report in no order.
             if self.error.is_none() {
-                if !self.disconnected {
+                if self.phase != Phase::Ended {
                     self.endpoint.post_recv(done.into_buffer())?;
                 }
                 self.word(Word::from_imm(imm.0))?;
@@ -192,15 +203,21 @@ impl<P: Provider> Session<P> {
             }
             (tag, _) => {
                 self.control_free += 1;
-                self.disconnected |= tag == DISCONNECT;
+                if tag == DISCONNECT {
+                    self.phase = Phase::Ended;
+                }
             }
         }
         Ok(())
     }
 
     fn failed(&mut self, failed: Failed<Part>) -> Result<()> {
-        // After the end, the operations that are left are flushed.
-        if self.disconnected { Ok(()) } else { Err(failed.error.into()) }
+        if self.phase == Phase::Open {
+            return Err(failed.error.into());
+        }
+        // The operations that are left are flushed, or the peer has gone once it had read all.
+        self.phase = Phase::Ended;
+        Ok(())
     }
 
     fn word(&mut self, word: Word) -> Result<()> {
@@ -208,9 +225,10 @@ impl<P: Provider> Session<P> {
             Word::Data(len) => self.inbound.data(len)?,
             Word::Credits(limit) => self.outbound.grant(limit)?,
             Word::Iomap(index) => self.take_iomap_entry(index)?,
-            Word::Disconnect => self.disconnected = true,
+            Word::Disconnect => self.phase = Phase::Ended,
             Word::Shutdown if self.writes => self.reads = false,
-            Word::Shutdown => self.disconnected = true,
+            Word::Shutdown if self.phase == Phase::Open => self.phase = Phase::Finishing,
+            Word::Shutdown => {}
             Word::Keepalive => {}
             Word::Unknown(word) => return Err(ProtocolError::UnknownImmediate(word).into()),
         }
@@ -241,7 +259,7 @@ impl<P: Provider> Session<P> {
 
     /// Sends grants, and the word that is owed.
     fn send_due(&mut self) -> Result<()> {
-        if self.disconnected {
+        if self.phase == Phase::Ended {
             return Ok(());
         }
         if self.control_free > 0
@@ -249,7 +267,9 @@ impl<P: Provider> Session<P> {
         {
             self.post_word(word)?;
         }
-        while self.control_free > 0
+        // A peer that sends no more needs no grants.
+        while self.phase == Phase::Open
+            && self.control_free > 0
             && let Some(grant) = self.inbound.take_grant()
         {
             self.post_grant(grant)?;
@@ -309,7 +329,7 @@ impl<P: Provider> Session<P> {
 
     /// Whether all bytes were read and no more can come.
     fn is_at_end(&self) -> bool {
-        self.inbound.readable().1 == 0 && (self.disconnected && !self.has_left || !self.reads)
+        self.inbound.readable().1 == 0 && (self.phase != Phase::Open && !self.has_left || !self.reads)
     }
 
     /// Whether [`read`](Self::read) has a result.
@@ -322,13 +342,13 @@ impl<P: Provider> Session<P> {
         // An entry that can't be read shows as an error of the write.
         let may_send = self.take_buffer().is_err()
             || self.data_free > 0 && self.outbound.may_send() && self.sends.has_room();
-        self.disconnected || !self.writes || may_send
+        self.phase != Phase::Open || !self.writes || may_send
     }
 
     fn check_writable(&self) -> Result<()> {
         match &self.error {
             Some(error) => Err(error.clone()),
-            None if self.disconnected => Err(StreamError::Disconnected),
+            None if self.phase != Phase::Open => Err(StreamError::Disconnected),
             None if !self.writes => Err(StreamError::Shutdown),
             None => Ok(()),
         }
@@ -442,7 +462,7 @@ impl<P: Provider> Session<P> {
     /// Probes the connection by a write of 0 bytes, of which the peer's program sees nothing. Nothing is
     /// sent while the send queue is full, because its requests probe the connection too.
     pub(super) fn probe(&mut self) -> Result<()> {
-        if self.disconnected || self.data_free == 0 {
+        if self.phase != Phase::Open || self.data_free == 0 {
             return Ok(());
         }
         let nowhere = Remote { addr: 0, rkey: 0 };
@@ -454,7 +474,7 @@ impl<P: Provider> Session<P> {
     /// Ends a direction, or both.
     pub(super) fn shutdown(&mut self, how: std::net::Shutdown) -> Result<()> {
         use std::net::Shutdown::{Read, Write};
-        if self.disconnected {
+        if self.phase != Phase::Open {
             return Ok(());
         }
         let word = match how {
@@ -477,7 +497,7 @@ impl<P: Provider> Session<P> {
         let idle = self.owed.is_none()
             && self.control_free == CONTROLS
             && self.data_free == u32::from(self.options.sends) - CONTROLS;
-        Ok((idle || self.disconnected).then_some(()))
+        Ok((idle || self.phase == Phase::Ended).then_some(()))
     }
 
     /// The error that has ended the stream.
@@ -488,7 +508,7 @@ impl<P: Provider> Session<P> {
     /// The connection manager has reported the end of the connection.
     pub(super) fn connection_ended(&mut self, end: Result<()>) {
         match end {
-            Ok(()) => self.disconnected = true,
+            Ok(()) => self.phase = Phase::Ended,
             Err(error) => self.fail(error),
         }
     }

@@ -1,6 +1,6 @@
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr};
-use std::thread::sleep;
+use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use bareverbs_kernel_tests::resources::nothing_leaks;
@@ -104,6 +104,27 @@ pub(crate) fn reader_gets_all_bytes_wherever_the_end_of_the_connection_finds_it(
         }
         let reader = std::mem::ManuallyDrop::new(reader).0;
         assert_eq!(waitpid(reader, None), Ok(WaitStatus::Exited(reader, 0)));
+    });
+}
+
+/// Both sides have ended their sending direction when the writer drops its stream: that alone does
+/// not tell it that its bytes have arrived.
+pub(crate) fn bytes_are_acknowledged_before_a_stream_that_both_sides_ended_is_dropped() {
+    nothing_leaks(|| {
+        for round in 0..50 {
+            let (mut reader, mut writer) = pair();
+            let bytes = pattern(48 << 10);
+            writer.write_all(&bytes).unwrap();
+            writer.shutdown(Shutdown::Write).unwrap();
+            // It overtakes the bytes, which take longer.
+            reader.shutdown(Shutdown::Write).unwrap();
+            let mut read = Vec::new();
+            thread::scope(|scope| {
+                scope.spawn(|| reader.read_to_end(&mut read).unwrap());
+                drop(writer);
+            });
+            assert!(read == bytes, "round {round}: {} bytes", read.len());
+        }
     });
 }
 

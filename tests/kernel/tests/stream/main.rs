@@ -85,6 +85,7 @@ kernel_tests! {
     shutdown_ends_one_direction if has_ip,
     dropped_stream_delivers_its_bytes if has_ip,
     reader_gets_all_bytes_wherever_the_end_of_the_connection_finds_it if has_ip,
+    bytes_are_acknowledged_before_a_stream_that_both_sides_ended_is_dropped if has_ip,
     reads_and_writes_have_time_limits if has_ip,
     connect_errors_name_their_cause if has_ip,
     invalid_options_are_rejected,

@@ -1,6 +1,7 @@
 //! Datagrams and address handles.
 
 use std::net::Ipv4Addr;
+use std::process::Command;
 
 use bareverbs::{
     AhAttr, Datagram, Error, GRH_BYTES, Gid, GidEntry, GidIndex, Grh, Imm, Payload, PortNum, PostReason,
@@ -225,12 +226,15 @@ pub(crate) fn create_ah_requires_a_route() {
 
         // An entry for the other end of the link is added by hand to the kernel's neighbour table.
         let known = Ipv4Addr::new(10, 1, 0, 78);
-        let status = std::process::Command::new("ip")
-            .args(["neigh", "replace", "10.1.0.78", "lladdr", "02:00:00:00:00:4e", "dev", &device::netdev()])
-            .status()
-            .unwrap();
-        assert!(status.success());
-        assert_eq!(host.pd.create_ah(&to(known)).unwrap().attr().grh.unwrap().dgid, known.into());
+        let neighbour = |verb: &str, rest: &[&str]| {
+            let command = ["neigh", verb, "10.1.0.78", "dev", &device::netdev()];
+            assert!(Command::new("ip").args(command).args(rest).status().unwrap().success());
+        };
+        neighbour("replace", &["lladdr", "02:00:00:00:00:4e"]);
+        let created = host.pd.create_ah(&to(known));
+        // Other tests expect that no neighbour answers.
+        neighbour("del", &[]);
+        assert_eq!(created.unwrap().attr().grh.unwrap().dgid, known.into());
     });
 }
 
