@@ -20,7 +20,7 @@ use crate::pd::shared::PdShared;
 use crate::{
     Address, AnyProvider, Arm, Buffer, CompChannel, Completions, ConnectAttr, Cq, Error, Imm, Mr, Operation,
     Pd, PortNum, PostError, PostReason, Qp, QpAttr, QpAttrMask, QpState, Rc, Remote, Result, Transport,
-    WcStatus, WorkCompletion,
+    WcOpcode, WcStatus, WorkCompletion,
 };
 
 /// A reliable connection whose operations own their buffers of type `B`: an [`Mr`], a
@@ -124,8 +124,8 @@ pub(crate) struct Queues<B, P: Provider, T: Flowing = Rc> {
     pub(super) flows: ManuallyDrop<Flows<B, T::Kind<P>>>,
     /// The status that moved the QP to ERR.
     cause: Option<WcStatus>,
-    /// Whether the marker behind unsignalled sends was posted.
-    marked: bool,
+    /// The marker behind unsignalled sends.
+    marker: Marker,
     /// Whether the CQ is armed, or its event was not read since.
     armed: bool,
     spin: SpinState,
@@ -180,6 +180,17 @@ impl Flowing for Rc {
     fn post_probe<P: Provider>(qp: &mut Qp<Self, P>) -> Result<(), PostError> {
         post_empty_write(qp, PROBE)
     }
+}
+
+/// A request without memory, whose completion ends the unsignalled sends before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Marker {
+    /// It was not posted.
+    None,
+    /// It was posted.
+    Outstanding,
+    /// It has completed. A device that reports it again is wrong.
+    Completed,
 }
 
 /// What a poll found. `D` is a successful operation.
@@ -409,7 +420,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
             channel,
             flows,
             cause: None,
-            marked: false,
+            marker: Marker::None,
             armed: false,
             spin: SpinState::new(spin),
             policy: keepalive,
@@ -526,7 +537,8 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
         let known = match owner(wr_id) {
             SENDS => sends.reap(wr_id, failure),
             RECVS => recvs.reap(wr_id, received_value::<T::Kind<P>>(&completion), failure),
-            _ if wr_id == MARKER && self.marked => {
+            _ if wr_id == MARKER && self.marker == Marker::Outstanding => {
+                self.marker = Marker::Completed;
                 sends.reap_marker();
                 self.flows.hold();
                 return Ok(());
@@ -581,22 +593,36 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
         }
     }
 
-    /// Posts the marker behind unsignalled sends, unless it was posted. The flow must be closed.
+    /// Makes the device end all sends: posts the marker behind unsignalled ones, unless it was posted,
+    /// and rings for those that a forgotten batch has left. The flow must be closed.
     fn mark(&mut self) {
-        if self.flows.sends.unsignaled_tail() == 0 || self.marked {
-            return;
+        if self.flows.sends.unsignaled_tail() == 0 || self.marker != Marker::None {
+            return self.ring_left();
         }
         let Some(newest) = self.flows.sends.newest_held() else { return };
         match T::post_marker(&mut self.qp, newest) {
             Ok(()) => {
-                self.marked = true;
+                self.marker = Marker::Outstanding;
                 self.flows.sends.published();
             }
             Err(error) => {
                 // A request that counts as posted completes in ERR at the latest.
-                self.marked = error.accepted > 0;
+                if error.accepted > 0 {
+                    self.marker = Marker::Outstanding;
+                }
                 self.flows.sends.not_posted(error.reason);
             }
+        }
+    }
+
+    /// Rings the doorbell for operations that a forgotten batch has left in the queue.
+    fn ring_left(&mut self) {
+        if !self.flows.sends.has_left() {
+            return;
+        }
+        match self.qp.start_send().ring() {
+            Ok(()) => self.flows.sends.published(),
+            Err(error) => self.flows.sends.not_posted(error.reason),
         }
     }
 
@@ -828,7 +854,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
                 return Ok(true);
             }
             if self.flows.sends.only_unsignaled()
-                && !self.marked
+                && self.marker == Marker::None
                 && self.flows.recvs.queue().outstanding() == 0
             {
                 return Ok(false);
@@ -958,7 +984,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
         let reason = match direction {
             Direction::Recv if self.flows.recvs.queue().len() == 0 => "no receive is outstanding",
             Direction::Send if self.flows.sends.queue().len() == 0 => "no operation is outstanding",
-            Direction::Send if self.flows.sends.only_unsignaled() && !self.marked => {
+            Direction::Send if self.flows.sends.only_unsignaled() && self.marker == Marker::None => {
                 "all outstanding operations are unsignalled: post a signalled one"
             }
             _ => return Ok(()),
@@ -1083,7 +1109,12 @@ fn received<K: Kind>(completion: &impl Completion) -> Received<K::Sender> {
 }
 
 fn received_value<K: Kind>(completion: &WorkCompletion) -> Received<K::Sender> {
-    let WorkCompletion { byte_len, opcode, .. } = *completion;
+    // The queue of the `wr_id` says that it is a receive. A device may say otherwise.
+    let opcode = match completion.opcode {
+        WcOpcode::RECV_RDMA_WITH_IMM => WcOpcode::RECV_RDMA_WITH_IMM,
+        _ => WcOpcode::RECV,
+    };
+    let byte_len = completion.byte_len;
     Received { len: byte_len, imm: completion.imm(), opcode, sender: K::sender_of(completion) }
 }
 

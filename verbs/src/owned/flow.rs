@@ -496,6 +496,11 @@ impl<B, K: Kind> SendFlow<B, K> {
         }
     }
 
+    /// Whether there are operations for which no doorbell was rung.
+    pub(super) fn has_left(&self) -> bool {
+        self.refused == 0 && self.queue.unpublished() > 0
+    }
+
     /// A refused doorbell took back all operations that were not published.
     pub(super) fn refuse(&mut self, reason: PostReason) {
         self.close();
@@ -919,11 +924,11 @@ impl<B, K: Kind> RecvFlow<B, K> {
     }
 }
 
-impl<B, K: Kind> RecvFlow<B, K> {
+impl<B: Source, K: Kind> RecvFlow<B, K> {
     /// Posts a receive to the receive queue of the flow's QP.
     ///
-    /// The conversion keeps the buffer: only this crate can convert a [`Target`] to another type of
-    /// buffer.
+    /// The conversion keeps the buffer: both types are buffers of this crate, and no other crate can
+    /// convert them.
     #[inline(always)]
     pub(super) fn post<T: Target + Into<B>>(
         &mut self,

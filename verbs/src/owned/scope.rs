@@ -11,6 +11,7 @@ use bareverbs_provider::traits::Provider;
 use super::buffer::sealed::{Domain, PdId, Registered};
 use super::endpoint::{FLUSH_LIMIT, Queues};
 use super::flow::scoped_sge;
+use super::keepalive::earlier;
 use super::op::any_range;
 use super::{Done, Endpoint, Failed, Lease, NotPosted, Part};
 use crate::{
@@ -298,9 +299,13 @@ impl<B, P: Provider> Endpoint<B, P> {
         let Scope { end, limit, posted, .. } = scope;
         // The borrows end if this unwinds.
         let abort = AbortOnDrop;
-        if result.is_err() {
+        let end = if result.is_err() {
             self.queues.fail();
-        }
+            // A device that does not flush the operations must not keep the panic from its caller.
+            earlier(end, Instant::now().checked_add(FLUSH_LIMIT))
+        } else {
+            end
+        };
         let ended = self.end_scope(end, limit, posted);
         std::mem::forget(abort);
         match result {

@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
 
 use bareverbs::netlink::RdmaNetlink;
+use bareverbs::owned::server::{Client, Event, Server};
 use bareverbs::owned::{Endpoint, Op};
 use bareverbs::{
     Access, Arm, Buffer, CqInit, Error, MemoryOwner, Mr, Operation, Payload, Pd, QpAttr, QpAttrMask, QpInit,
@@ -67,6 +68,29 @@ pub(crate) fn batch_dropped_in_a_forked_child_is_not_rung() {
         drop(slot);
         assert_eq!(b.wait().unwrap().message(), Some(&b"once"[..]));
         a.wait().unwrap();
+    });
+}
+
+pub(crate) fn message_of_a_server_dropped_in_a_forked_child_stays_with_its_parent() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let mut server: Server = Server::options().peers(1).window(1).message_size(64).build(&pd).unwrap();
+        let mut client: Client = Client::options().window(1).message_size(64).build(&pd).unwrap();
+        let (_, address) = server.handle().admit(&client.address()).unwrap();
+        client.connect(&address).unwrap();
+        for text in [b"one", b"two"] {
+            let mut lease = client.take().unwrap();
+            lease.bytes_mut()[..3].copy_from_slice(text);
+            client.send(lease, ..3).wait().unwrap();
+            let Some(Event::Message(message)) = server.wait().unwrap() else { panic!("no message") };
+            let mut slot = Some(message);
+            child::run(|| drop(slot.take()));
+            // Its buffer and its credit are the parent's, which sends the answer.
+            let message = slot.take().unwrap();
+            assert_eq!(message.bytes(), text);
+            message.reply(server.take().unwrap(), ..3).wait().unwrap();
+            assert!(matches!(client.wait().unwrap(), Some(Event::Message(_))));
+        }
     });
 }
 

@@ -43,6 +43,7 @@ kernel_tests! {
     memory_is_copied_on_fork,
     child_drop_does_not_destroy_parent_objects,
     batch_dropped_in_a_forked_child_is_not_rung,
+    message_of_a_server_dropped_in_a_forked_child_stays_with_its_parent,
     child_exit_does_not_destroy_parent_objects,
     commands_in_a_forked_child_fail_with_estale,
     queue_memory_is_not_inherited_over_fork,

@@ -452,6 +452,38 @@ fn unsignaled_tail_of_a_failed_connection_ends_by_the_marker() {
 }
 
 #[test]
+fn repeated_completions_of_the_marker_are_unknown() {
+    let mut setup = Setup::new();
+    setup.send(1, false);
+    setup.endpoint.abort();
+    for _ in 0..3 {
+        setup.complete(MARKER, WcStatus::WR_FLUSH_ERR);
+    }
+    // A send that fails has a completion of its own.
+    assert_eq!(setup.endpoint.poll().unwrap().unwrap().tag, 1);
+    setup.poll_unknown(MARKER);
+    setup.poll_unknown(MARKER);
+    assert!(setup.endpoint.poll().is_none());
+}
+
+#[test]
+fn operations_of_a_forgotten_batch_are_flushed_by_abort() {
+    let mut setup = Setup::new();
+    let buffer = setup.buffer();
+    let mut batch = setup.endpoint.batch();
+    batch.post(Op::send(buffer, ..).tag(4)).unwrap();
+    std::mem::forget(batch);
+    assert_eq!(setup.plain.log().sent.len(), 0);
+    setup.endpoint.abort();
+    let sent = setup.plain.log().sent.clone();
+    let [(_, wr_id)] = sent[..] else { panic!("{sent:?}") };
+    setup.complete(wr_id, WcStatus::WR_FLUSH_ERR);
+    assert_eq!((setup.ended(), setup.endpoint.pending()), (vec![-4], 0));
+    setup.endpoint.abort();
+    assert_eq!(setup.plain.log().doorbells, 1);
+}
+
+#[test]
 fn wait_for_unsignaled_operations_only_is_rejected() {
     let mut setup = Setup::new();
     setup.send(1, false);
@@ -729,6 +761,24 @@ fn scope_ends_after_a_failed_send() {
 }
 
 #[test]
+fn panic_in_a_scope_reaches_its_caller_though_the_device_flushes_nothing() {
+    let test = || {
+        let mut setup = Setup::new();
+        succeed_ioctls();
+        let region = setup.buffer();
+        let scope = std::panic::AssertUnwindSafe(|| {
+            setup.endpoint.scope(|scope| {
+                scope.post_send(&region, .., 1).unwrap();
+                panic!("in the scope");
+            })
+        });
+        let panic = std::panic::catch_unwind(scope).unwrap_err();
+        assert_eq!(panic.downcast_ref(), Some(&"in the scope"));
+    };
+    std::thread::spawn(test).join().unwrap();
+}
+
+#[test]
 fn scope_of_a_refused_operation_does_not_wait_for_older_ones() {
     let mut setup = Setup::new();
     setup.send(7, false);
@@ -756,6 +806,21 @@ fn scope_of_a_refused_operation_waits_for_the_others() {
         ended.unwrap_err();
     };
     std::thread::spawn(test).join().unwrap();
+}
+
+#[test]
+fn receive_has_the_opcode_of_a_receive_whatever_the_device_says() {
+    for (opcode, expected) in [
+        (WcOpcode::SEND, WcOpcode::RECV),
+        (WcOpcode::RDMA_READ, WcOpcode::RECV),
+        (WcOpcode::RECV_RDMA_WITH_IMM, WcOpcode::RECV_RDMA_WITH_IMM),
+    ] {
+        let mut setup = Setup::new();
+        let received = setup.post();
+        setup.complete_as(received, WcStatus::SUCCESS, opcode);
+        let done = setup.endpoint.poll().unwrap().unwrap();
+        assert_eq!((done.opcode, done.is_recv()), (expected, true));
+    }
 }
 
 #[test]

@@ -221,7 +221,9 @@ impl<B> RecvFlow<B> {
     pub(in crate::owned) fn reserve_parts(&mut self) {
         self.groups.reserve(self.depth);
     }
+}
 
+impl<B: Source> RecvFlow<B> {
     /// Posts a receive of several buffers.
     pub(in crate::owned) fn post_parts<T: Target + Into<B>, const N: usize>(
         &mut self,
@@ -245,8 +247,8 @@ impl<B> RecvFlow<B> {
             debug_assert!(pushed.is_ok(), "there is room");
         }
         let request = RecvRequest { wr_id: self.queue.posted() - 1, sges: &sges };
-        // SAFETY: as in `SendFlow::post_parts`. `T` is a `Target`; only this crate
-        // can convert it to another type of buffer.
+        // SAFETY: as in `SendFlow::post_parts`. `T` is a `Target`, and the
+        // conversion keeps the buffer.
         match unsafe { queue.post(&request) } {
             Ok(()) => {
                 self.queue.publish();

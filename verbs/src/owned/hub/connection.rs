@@ -522,20 +522,35 @@ impl<B: Source, P: Provider> Connection<B, P> {
     }
 }
 
-impl<B, P: Provider> Connection<B, P> {
+impl<B: Source, P: Provider> Connection<B, P> {
     /// Receives as [`Connection::recv`] does. `tag` comes back in
     /// [`Done::tag`](crate::owned::Done::tag).
     ///
     /// The buffer may be of another type than the connection's, such as a [`Part`](crate::owned::Part)
-    /// for a connection of [`AnyBuffer`](crate::owned::AnyBuffer).
+    /// for a connection of [`AnyBuffer`](crate::owned::AnyBuffer). Types of other crates are no buffers:
+    ///
+    /// ```compile_fail,E0599
+    /// # use bareverbs::owned::{Connection, Lease};
+    /// struct Other;
+    ///
+    /// impl From<Lease> for Other {
+    ///     fn from(_: Lease) -> Self {
+    ///         Self
+    ///     }
+    /// }
+    ///
+    /// fn receive(connection: &Connection<Other>, lease: Lease) {
+    ///     connection.recv_tagged(lease, 1);
+    /// }
+    /// ```
     pub fn recv_tagged<T: Target + Into<B>>(&self, buffer: T, tag: u64) -> Pending<B, P> {
         const VERB: &str = "Connection::recv";
         let sge = match checked_sge(VERB, &buffer, self.inner.hub.pd.domain(), ..) {
             Ok(sge) => sge,
             Err(error) => return Pending::refused_in(SlotKind::Recv, error, Some(buffer.into()), tag),
         };
-        // The conversion keeps the buffer: only this crate can convert a `Target` to another type of
-        // buffer.
+        // The conversion keeps the buffer: both types are buffers of this crate, and no other crate
+        // can convert them.
         let buffer = Some(buffer.into());
         self.submit(self.entry(VERB, SlotKind::Recv, tag, sge.length), buffer, |qp, wr_id| {
             // SAFETY: as in `post`; a `Target` is not accessed meanwhile.

@@ -95,6 +95,11 @@ impl<P: Provider> Inbound<P> {
         }
     }
 
+    /// Whether this process opened the device. Otherwise it was inherited by a fork.
+    pub(crate) fn is_of_this_process(&self) -> bool {
+        self.pd.context().file().check_same_process().is_ok()
+    }
+
     /// Calls `work` with the SRQ.
     pub(crate) fn with_srq<T>(&self, work: impl FnOnce(&Srq<P>) -> T) -> Option<T> {
         lock(&self.receives).srq.as_ref().map(work)

@@ -178,6 +178,11 @@ impl<B: Source + From<Lease>, P: Provider> Message<B, P> {
 impl<B: Source, P: Provider> Drop for Message<B, P> {
     fn drop(&mut self) {
         let Some(receive) = mem::take(&mut self.receive) else { return };
+        // A forked child does not inherit the rings. The parent has the receive, too.
+        if !self.inbound.is_of_this_process() {
+            mem::forget(receive);
+            return;
+        }
         // The receive is posted before the credit is sent.
         self.inbound.post_again(receive);
         let peer = self.peer.upgrade();
