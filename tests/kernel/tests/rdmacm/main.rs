@@ -119,6 +119,7 @@ kernel_tests! {
 
     lost_messages_are_unreachable_peers if lossy_wire,
     time_limit_ends_the_wait_for_a_peer_that_is_cut_off if lossy_wire,
+    device_removal_ends_each_identifier_with_its_error if removable,
     interface_down_ends_connections_and_refuses_new_ones if wire,
     killed_client_is_noticed_in_each_step if has_ip,
     killed_server_is_noticed_in_each_step if has_ip,
