@@ -7,6 +7,7 @@ use bareverbs::{
 };
 use bareverbs_uapi::write::structs;
 
+use crate::steps::refused;
 use crate::{CmId, ConnParam, Error, Result};
 
 /// The address vector in the kernel's form.
@@ -301,8 +302,10 @@ pub(crate) fn bring_up<Q: ConnectQueue>(
     options: &ConnectOptions<'_>,
     param: Option<&ConnParam<'_>>,
 ) -> Result<()> {
+    // The kernel reports no events of a request that is not accepted yet.
+    let explain = |error| if param.is_none() { refused(id, "connect", error) } else { error };
     for state in [QpState::INIT, QpState::RTR, QpState::RTS] {
-        let (mut attr, mask) = id.init_qp_attr(state)?;
+        let (mut attr, mask) = id.init_qp_attr(state).map_err(explain)?;
         // The kernel's rights are those of the connection parameters, and grant FLUSH on devices
         // that have it; its RNR timer is 655 ms.
         (attr.access, attr.min_rnr_timer) = (options.access, options.min_rnr_timer);

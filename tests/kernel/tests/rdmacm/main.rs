@@ -97,6 +97,7 @@ kernel_tests! {
     ipv6_listener_and_connector_connect if device::ethernet,
     connection_agrees_on_ece_options if has_ip,
     unreliable_queue_pairs_connect_by_type if has_ip,
+    peer_that_ends_during_the_handshake_has_rejected if has_ip,
 
     channel_of_its_own_shows_the_end_while_a_thread_reads_the_shared_one if has_ip,
     thousand_connections_share_one_file if has_ip,
