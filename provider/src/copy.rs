@@ -14,6 +14,15 @@ use std::sync::atomic::{AtomicU8, Ordering};
 /// Bytes of a word.
 const WORD: usize = 8;
 
+/// Bytes of a block: the words that a long copy moves in one step.
+const BLOCK: usize = 64;
+
+/// The shortest copy by blocks.
+const LONG: usize = 2 * BLOCK;
+
+/// Alignment of the blocks in the memory that others access.
+const BLOCK_ALIGN: usize = 16;
+
 /// Copies from memory that others may write at the same time.
 ///
 /// # Safety
@@ -21,6 +30,26 @@ const WORD: usize = 8;
 /// `from` must be valid for reads of `into.len()` bytes. During the call this process may write
 /// them only by functions of this module or by atomic accesses to bytes.
 pub unsafe fn copy_out(from: *const u8, into: &mut [u8]) {
+    // SAFETY: all reads are within the `into.len()` bytes that the caller guarantees.
+    unsafe {
+        if into.len() < LONG {
+            return copy_out_words(from, into);
+        }
+        let (first, rest) = into.split_at_mut(from.addr().wrapping_neg() % BLOCK_ALIGN);
+        copy_out_words(from, first);
+        let from = from.add(first.len());
+        let (blocks, last) = rest.as_chunks_mut();
+        for (at, block) in blocks.iter_mut().enumerate() {
+            load_block(from.add(at * BLOCK), block);
+        }
+        copy_out_words(from.add(blocks.len() * BLOCK), last);
+    }
+}
+
+/// # Safety
+///
+/// As for [`copy_out`].
+unsafe fn copy_out_words(from: *const u8, into: &mut [u8]) {
     let (head, words) = split(from.addr(), into.len());
     let (first, rest) = into.split_at_mut(head);
     let (middle, last) = rest.split_at_mut(words * WORD);
@@ -47,6 +76,26 @@ pub unsafe fn copy_out(from: *const u8, into: &mut [u8]) {
 /// `into` must be valid for writes of `from.len()` bytes. During the call this process may access
 /// them only by functions of this module or by atomic accesses to bytes.
 pub unsafe fn copy_in(from: &[u8], into: *mut u8) {
+    // SAFETY: all writes are within the `from.len()` bytes that the caller guarantees.
+    unsafe {
+        if from.len() < LONG {
+            return copy_in_words(from, into);
+        }
+        let (first, rest) = from.split_at(into.addr().wrapping_neg() % BLOCK_ALIGN);
+        copy_in_words(first, into);
+        let into = into.add(first.len());
+        let (blocks, last) = rest.as_chunks();
+        for (at, block) in blocks.iter().enumerate() {
+            store_block(into.add(at * BLOCK), block);
+        }
+        copy_in_words(last, into.add(blocks.len() * BLOCK));
+    }
+}
+
+/// # Safety
+///
+/// As for [`copy_in`].
+unsafe fn copy_in_words(from: &[u8], into: *mut u8) {
     let (head, words) = split(into.addr(), from.len());
     let (first, rest) = from.split_at(head);
     let (middle, last) = rest.split_at(words * WORD);
@@ -199,6 +248,97 @@ mod instructions {
 
 #[cfg(any(miri, bareverbs_tsan, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
 use self::bytes::{load_word, store_word};
+
+#[cfg(all(target_arch = "x86_64", target_feature = "sse2", not(any(miri, bareverbs_tsan))))]
+use self::vectors::{load_block, store_block};
+
+/// Blocks by vectors. An aligned vector is accessed whole by CPUs with AVX, and by halves of a word
+/// each by those without.
+#[cfg(all(target_arch = "x86_64", target_feature = "sse2", not(any(miri, bareverbs_tsan))))]
+mod vectors {
+    use std::arch::asm;
+
+    use super::BLOCK;
+
+    /// # Safety
+    ///
+    /// `place` must be aligned to 16 bytes and valid for reads of a block.
+    #[inline(always)]
+    pub(super) unsafe fn load_block(place: *const u8, into: &mut [u8; BLOCK]) {
+        let place = place.expose_provenance() as u64;
+        // SAFETY: the instructions read the block, which is valid by this function's contract, and
+        // write the array.
+        unsafe {
+            asm!(
+                "movaps {a}, xmmword ptr [{place}]",
+                "movaps {b}, xmmword ptr [{place} + 16]",
+                "movaps {c}, xmmword ptr [{place} + 32]",
+                "movaps {d}, xmmword ptr [{place} + 48]",
+                "movups xmmword ptr [{into}], {a}",
+                "movups xmmword ptr [{into} + 16], {b}",
+                "movups xmmword ptr [{into} + 32], {c}",
+                "movups xmmword ptr [{into} + 48], {d}",
+                place = in(reg) place, into = in(reg) into.as_mut_ptr(),
+                a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _,
+                options(nostack, preserves_flags));
+        }
+    }
+
+    /// # Safety
+    ///
+    /// `place` must be aligned to 16 bytes and valid for writes of a block.
+    #[inline(always)]
+    pub(super) unsafe fn store_block(place: *mut u8, from: &[u8; BLOCK]) {
+        let place = place.expose_provenance() as u64;
+        // SAFETY: the instructions read the array and write the block, which is valid by this
+        // function's contract.
+        unsafe {
+            asm!(
+                "movups {a}, xmmword ptr [{from}]",
+                "movups {b}, xmmword ptr [{from} + 16]",
+                "movups {c}, xmmword ptr [{from} + 32]",
+                "movups {d}, xmmword ptr [{from} + 48]",
+                "movaps xmmword ptr [{place}], {a}",
+                "movaps xmmword ptr [{place} + 16], {b}",
+                "movaps xmmword ptr [{place} + 32], {c}",
+                "movaps xmmword ptr [{place} + 48], {d}",
+                place = in(reg) place, from = in(reg) from.as_ptr(),
+                a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _,
+                options(nostack, preserves_flags));
+        }
+    }
+}
+
+#[cfg(any(miri, bareverbs_tsan, not(all(target_arch = "x86_64", target_feature = "sse2"))))]
+use self::by_words::{load_block, store_block};
+
+/// Blocks word by word: on other architectures, and where a tool must see the accesses.
+#[cfg(any(miri, bareverbs_tsan, not(all(target_arch = "x86_64", target_feature = "sse2"))))]
+mod by_words {
+    use super::{BLOCK, WORD, load_word, store_word};
+
+    /// # Safety
+    ///
+    /// `place` must be aligned to a word and valid for reads of a block.
+    #[inline(always)]
+    pub(super) unsafe fn load_block(place: *const u8, into: &mut [u8; BLOCK]) {
+        for (at, word) in into.as_chunks_mut().0.iter_mut().enumerate() {
+            // SAFETY: the aligned word lies in the block, which is valid by this function's contract.
+            *word = unsafe { load_word(place.add(at * WORD)) };
+        }
+    }
+
+    /// # Safety
+    ///
+    /// `place` must be aligned to a word and valid for writes of a block.
+    #[inline(always)]
+    pub(super) unsafe fn store_block(place: *mut u8, from: &[u8; BLOCK]) {
+        for (at, word) in from.as_chunks().0.iter().enumerate() {
+            // SAFETY: the aligned word lies in the block, which is valid by this function's contract.
+            unsafe { store_word(place.add(at * WORD), *word) };
+        }
+    }
+}
 
 /// Words byte by byte: on other architectures, and where a tool must see the accesses.
 #[cfg(any(miri, bareverbs_tsan, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
@@ -387,14 +527,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn copies_are_exact(bytes in prop::collection::vec(any::<u8>(), 64), start in 0usize..24, len in 0usize..40) {
+        fn copies_are_exact(bytes in prop::collection::vec(any::<u8>(), 320), start in 0usize..24, len in 0usize..296) {
             let mut out = vec![0; len];
-            // SAFETY: `start + len` is at most 64.
+            // SAFETY: `start + len` is less than 320.
             unsafe { copy_out(bytes.as_ptr().add(start), &mut out) };
             prop_assert_eq!(&out, &bytes[start..start + len]);
 
             let mut target: Vec<u8> = bytes.iter().map(|byte| !byte).collect();
-            // SAFETY: `start + len` is at most 64.
+            // SAFETY: `start + len` is less than 320.
             unsafe { copy_in(&bytes[..len], target.as_mut_ptr().add(start)) };
             prop_assert_eq!(&target[start..start + len], &bytes[..len]);
             let around = target[..start].iter().chain(&target[start + len..]);
@@ -455,20 +595,22 @@ mod tests {
     #[test]
     fn concurrent_copies_of_other_ranges_see_old_or_new_bytes() {
         let rounds = if cfg!(miri) { 20 } else { 1000 };
-        let mut memory = [1u64; 5];
+        let mut memory = [1u64; 40];
         let start = memory.as_mut_ptr().expose_provenance();
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 for round in 0..rounds {
                     let place = std::ptr::with_exposed_provenance_mut::<u8>(start + round % 8);
-                    // SAFETY: at most 7 + 29 of 40 bytes.
-                    unsafe { copy_in(&[1 + (round % 2) as u8; 29], place) };
+                    // Short and long copies in turns.
+                    let len = [29, 300][round / 2 % 2];
+                    // SAFETY: at most 7 + 300 of 320 bytes.
+                    unsafe { copy_in(&[1 + (round % 2) as u8; 300][..len], place) };
                 }
             });
-            let mut bytes = [0; 36];
+            let mut bytes = [0; 310];
             for round in 0..rounds {
                 let place = std::ptr::with_exposed_provenance(start + round % 4);
-                // SAFETY: at most 3 + 36 of 40 bytes.
+                // SAFETY: at most 3 + 310 of 320 bytes.
                 unsafe { copy_out(place, &mut bytes) };
                 assert!(bytes.iter().all(|byte| [0, 1, 2].contains(byte)), "{bytes:?}");
             }

@@ -635,7 +635,7 @@ impl Route {
     /// # Errors
     /// The queue is dropped then.
     ///
-    /// - [`Error::Rejected`], [`Error::Unreachable`], [`Error::TimedOut`]
+    /// - [`Error::Rejected`], [`Error::Unreachable`], [`Error::Disconnected`], [`Error::TimedOut`]
     /// - [`Error::Verbs`]: a transition of the queue pair failed. The peer's acceptance is rejected.
     /// - Those of [`CmId::connect`].
     #[doc(alias = "rdma_connect")]
@@ -659,7 +659,7 @@ impl Route {
         let peer = steps::connect(wait, &id, &options.param(&queue)).await?;
         agree_on_ece(&mut queue, options, peer.ece)?;
         bring_up(&id, &mut queue, options, None)?;
-        id.establish()?;
+        id.establish().map_err(|error| steps::refused(&id, "connect", error))?;
         Ok(Connection { id, queue, peer, ended: false })
     }
 }

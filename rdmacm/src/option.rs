@@ -48,8 +48,9 @@ impl Value {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IdOptions {
-    /// The type of the QPs of connections: RC, or UC, whose identifiers are of [`PortSpace::Ib`].
-    /// `None` is RC. [`BlockingId::with_options`](crate::blocking::BlockingId::with_options) takes any
+    /// The type of the QPs of connections: RC; UC or XRC, whose identifiers are of
+    /// [`PortSpace::Ib`]. An XRC listener is [`QpType::XRC_TGT`], its peers are
+    /// [`QpType::XRC_INI`]. `None` is RC. [`BlockingId::with_options`](crate::blocking::BlockingId::with_options) takes any
     /// type that the port space has.
     pub qp_type: Option<QpType>,
     /// The local address that an identifier resolves from; `None` leaves the choice to the routing
@@ -74,15 +75,19 @@ pub struct IdOptions {
 impl IdOptions {
     /// An identifier of a connection, with the options.
     pub(crate) fn create_id(&self, channel: &EventChannel) -> Result<CmId> {
-        let port_space = match self.qp_type {
-            None | Some(QpType::RC) => PortSpace::Tcp,
-            Some(QpType::UC) => PortSpace::Ib,
+        self.create_id_of(channel, self.port_space()?)
+    }
+
+    /// The port space of connections.
+    fn port_space(&self) -> Result<PortSpace> {
+        match self.qp_type {
+            None | Some(QpType::RC) => Ok(PortSpace::Tcp),
+            Some(QpType::UC | QpType::XRC_INI | QpType::XRC_TGT) => Ok(PortSpace::Ib),
             Some(other) => {
-                let reason = format!("connections are of RC or UC queue pairs, not {other:?}");
-                return Err(Error::invalid("IdOptions", reason));
+                let reason = format!("connections are of RC, UC or XRC queue pairs, not {other:?}");
+                Err(Error::invalid("IdOptions", reason))
             }
-        };
-        self.create_id_of(channel, port_space)
+        }
     }
 
     /// An identifier of a port space, with the options.
@@ -206,6 +211,18 @@ mod tests {
 
     fn decoded(value: &Value) -> String {
         DecodedOption { level: value.level, option: value.option, bytes: &value.bytes }.to_string()
+    }
+
+    #[test]
+    fn connections_are_of_the_port_space_of_their_queue_pairs() {
+        let port_space = |qp_type| IdOptions { qp_type, ..IdOptions::default() }.port_space();
+        assert_eq!(port_space(None).unwrap(), PortSpace::Tcp);
+        assert_eq!(port_space(Some(QpType::RC)).unwrap(), PortSpace::Tcp);
+        for qp_type in [QpType::UC, QpType::XRC_INI, QpType::XRC_TGT] {
+            assert_eq!(port_space(Some(qp_type)).unwrap(), PortSpace::Ib);
+        }
+        let error = port_space(Some(QpType::UD)).unwrap_err();
+        assert!(error.to_string().contains("not UD"), "{error}");
     }
 
     #[test]

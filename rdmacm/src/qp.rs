@@ -3,10 +3,11 @@
 use bareverbs::owned::Endpoint;
 use bareverbs::{
     Access, AhAttr, Ece, Gid, GlobalRoute, MigState, MinRnrTimer, PortNum, Provider, Qp, QpAttr, QpAttrMask,
-    QpCap, QpState, QpType, Rc, RetryCount, RnrRetry, RtrAttr, Uc,
+    QpCap, QpState, QpType, Rc, RetryCount, RnrRetry, RtrAttr, Uc, XrcSend, XrcTarget,
 };
 use bareverbs_uapi::write::structs;
 
+use crate::steps::refused;
 use crate::{CmId, ConnParam, Error, Result};
 
 /// The address vector in the kernel's form.
@@ -91,26 +92,37 @@ mod sealed {
     pub trait Connects: Transport {}
 }
 
-/// A queue pair that a connection moves to RTS: [`Qp<Rc>`](bareverbs::Qp), `Qp<Uc>`, or the safe
-/// [`Endpoint`](bareverbs::owned::Endpoint) over an RC one. It is sealed.
+/// A queue pair that a connection moves to RTS: [`Qp<Rc>`](bareverbs::Qp), `Qp<Uc>`, the safe
+/// [`Endpoint`](bareverbs::owned::Endpoint) over an RC one, or one end of an XRC connection. It is
+/// sealed.
 ///
-/// The identifiers of UC queue pairs are those of [`IdOptions::qp_type`](crate::IdOptions::qp_type).
+/// The identifiers of UC and XRC queue pairs are those of
+/// [`IdOptions::qp_type`](crate::IdOptions::qp_type). An XRC connection has a
+/// [`Qp<XrcSend>`](bareverbs::XrcSend) at its active side and an
+/// [`XrcTarget`](bareverbs::XrcTarget) at its passive side. It uses no ECE options.
 pub trait ConnectQueue: sealed::Sealed {}
 
 impl<T: sealed::Connects, P: Provider> ConnectQueue for Qp<T, P> {}
 impl<B, P: Provider> ConnectQueue for Endpoint<B, P> {}
+impl<P: Provider> ConnectQueue for XrcTarget<P> {}
 
 impl sealed::Connects for Rc {}
 impl sealed::Connects for Uc {}
+impl sealed::Connects for XrcSend {}
 
 impl<T: sealed::Connects, P: Provider> sealed::Sealed for Qp<T, P> {
     fn qp_type(&self) -> QpType {
         T::QP_TYPE
     }
 
-    /// UC has no reads and no atomics.
+    /// UC has no reads and no atomics. An XRC requester does not answer them.
     fn rd_atomic(&self) -> [u32; 2] {
-        if T::QP_TYPE == QpType::RC { self.pd().context().rd_atomic_limits().into() } else { [0; 2] }
+        let [responder, initiator] = self.pd().context().rd_atomic_limits().into();
+        match T::QP_TYPE {
+            QpType::RC => [responder, initiator],
+            QpType::XRC_INI => [0, initiator],
+            _ => [0; 2],
+        }
     }
 
     fn qp_num(&self) -> u32 {
@@ -126,11 +138,43 @@ impl<T: sealed::Connects, P: Provider> sealed::Sealed for Qp<T, P> {
     }
 
     fn ece(&self) -> Option<Ece> {
-        self.query_ece().ok()
+        if T::QP_TYPE == QpType::XRC_INI { None } else { self.query_ece().ok() }
     }
 
     fn set_ece(&mut self, ece: Ece) -> bareverbs::Result<()> {
         Qp::set_ece(self, ece)
+    }
+}
+
+impl<P: Provider> sealed::Sealed for XrcTarget<P> {
+    fn qp_type(&self) -> QpType {
+        QpType::XRC_TGT
+    }
+
+    /// It sends no requests.
+    fn rd_atomic(&self) -> [u32; 2] {
+        let [responder, _]: [u32; 2] = self.xrcd().context().rd_atomic_limits().into();
+        [responder, 0]
+    }
+
+    fn qp_num(&self) -> u32 {
+        XrcTarget::qp_num(self)
+    }
+
+    fn state(&self) -> QpState {
+        XrcTarget::state(self)
+    }
+
+    fn modify(&mut self, attr: &QpAttr, mask: QpAttrMask) -> bareverbs::Result<()> {
+        XrcTarget::modify(self, attr, mask)
+    }
+
+    fn ece(&self) -> Option<Ece> {
+        None
+    }
+
+    fn set_ece(&mut self, _: Ece) -> bareverbs::Result<()> {
+        Ok(())
     }
 }
 
@@ -258,8 +302,10 @@ pub(crate) fn bring_up<Q: ConnectQueue>(
     options: &ConnectOptions<'_>,
     param: Option<&ConnParam<'_>>,
 ) -> Result<()> {
+    // The kernel reports no events of a request that is not accepted yet.
+    let explain = |error| if param.is_none() { refused(id, "connect", error) } else { error };
     for state in [QpState::INIT, QpState::RTR, QpState::RTS] {
-        let (mut attr, mask) = id.init_qp_attr(state)?;
+        let (mut attr, mask) = id.init_qp_attr(state).map_err(explain)?;
         // The kernel's rights are those of the connection parameters, and grant FLUSH on devices
         // that have it; its RNR timer is 655 ms.
         (attr.access, attr.min_rnr_timer) = (options.access, options.min_rnr_timer);

@@ -75,6 +75,26 @@ fn failure(kind: EventKind, verb: &'static str) -> Option<Error> {
     })
 }
 
+/// How long an event may come after a command that the kernel refuses because of it: the kernel changes
+/// the state of an identifier first.
+const PENDING: Duration = Duration::from_millis(100);
+
+/// The error of a command of a handshake. If the connection has ended meanwhile, the kernel refuses the
+/// command with `EINVAL`, and the event of the identifier has the cause.
+pub(crate) fn refused(id: &CmId, verb: &'static str, error: Error) -> Error {
+    let end = Instant::now().checked_add(PENDING);
+    let events = std::iter::from_fn(|| id.channel().wait_until(Some(id.key()), end).ok().flatten());
+    cause(error, verb, id.key(), events)
+}
+
+/// The error of the first of the events that means one, if `error` is `EINVAL` of a command.
+fn cause(error: Error, verb: &'static str, key: Key, mut events: impl Iterator<Item = Event>) -> Error {
+    let is_state = matches!(&error, Error::Command(error) if error.errno == Errno::INVAL);
+    let found = is_state
+        .then(|| events.find_map(|event| if event.key == key { failure(event.kind, verb) } else { None }));
+    found.flatten().unwrap_or(error)
+}
+
 /// Waits until `is_it` takes an event of `key`. An event that means failure ends the wait; others
 /// are skipped.
 async fn until<T>(
@@ -199,6 +219,7 @@ mod tests {
 
     use super::*;
     use crate::PortSpace;
+    use crate::error::CommandError;
     use crate::event::{RejectReason, Rejected, RouteStatus, SidrStatus};
     use crate::key::{self, KeyInfo};
     use crate::param::PrivateData;
@@ -269,6 +290,30 @@ mod tests {
             let text = format!("{kind:?}");
             let error = after([EventKind::AddrChange, kind, EventKind::RouteResolved]).unwrap_err();
             assert!(expected(&error), "{text}: {error}");
+        }
+    }
+
+    /// The error of a refused command, after which these events come.
+    fn cause_of(errno: Errno, kinds: impl IntoIterator<Item = EventKind>) -> Error {
+        let key = new_key();
+        let command = CommandError { command: "INIT_QP_ATTR", asked: String::new(), errno, hint: None };
+        let events = kinds.into_iter().map(|kind| Event { key, kind });
+        let other = Event { key: new_key(), kind: EventKind::DeviceRemoval };
+        cause(Error::Command(Box::new(command)), "connect", key, std::iter::once(other).chain(events))
+    }
+
+    #[test]
+    fn event_explains_the_command_that_its_state_refuses() {
+        let rejected = Rejected { reason: RejectReason::Consumer, private_data: PrivateData::EMPTY };
+        let error = cause_of(Errno::INVAL, [EventKind::AddrChange, EventKind::Rejected(rejected)]);
+        assert!(matches!(error, Error::Rejected(_)), "{error}");
+        let error = cause_of(Errno::INVAL, [EventKind::Disconnected(None)]);
+        assert!(matches!(error, Error::Disconnected { verb: "connect" }), "{error}");
+        for (errno, kind) in
+            [(Errno::INVAL, EventKind::AddrChange), (Errno::NOMEM, EventKind::Disconnected(None))]
+        {
+            let error = cause_of(errno, [kind]);
+            assert_eq!(error.errno(), Some(errno), "{error}");
         }
     }
 

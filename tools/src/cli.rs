@@ -18,7 +18,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use self::conform::{Conform, Decode};
-use self::connected::{Cmtime, RdmaClient, RdmaServer, Ucmatose};
+use self::connected::{Cmtime, RdmaClient, RdmaServer, RdmaXclient, RdmaXserver, Ucmatose};
 use self::datagram::{Mckey, Udaddy};
 use self::device::{Dev, Link, Monitor, Status, System};
 use self::perf::Perf;
@@ -81,6 +81,10 @@ pub(crate) enum Command {
     RdmaServer(RdmaServer),
     /// Send a message to a server and wait for the answer, as rdma_client does
     RdmaClient(RdmaClient),
+    /// Receive a message of a client over RC or XRC, as rdma_xserver does
+    RdmaXserver(RdmaXserver),
+    /// Send a message to a server over RC or XRC, as rdma_xclient does
+    RdmaXclient(RdmaXclient),
     /// Send datagrams to a service and back, as udaddy does
     Udaddy(Udaddy),
     /// Send datagrams to a multicast group, as mckey does

@@ -4,6 +4,7 @@
 use anyhow::{Context as _, Result, bail, ensure};
 use bareverbs::owned::{Endpoint, Op, Part};
 use bareverbs::{Buffer, Pd, PortNum};
+use bareverbs_rdmacm::IdOptions;
 use bareverbs_rdmacm::connection::{Connection, Listener, Route};
 use serde::Serialize;
 
@@ -13,7 +14,7 @@ use crate::signal::Stop;
 use crate::{address, output};
 
 /// Bytes of a message.
-const MESSAGE: usize = 16;
+pub(crate) const MESSAGE: usize = 16;
 
 /// The result, for `--json`.
 #[derive(Debug, Serialize)]
@@ -24,7 +25,7 @@ struct Report {
 }
 
 /// An endpoint with a receive for the message of the peer.
-fn endpoint(pd: &Pd, port: PortNum) -> Result<Endpoint<Part>> {
+pub(crate) fn endpoint(pd: &Pd, port: PortNum) -> Result<Endpoint<Part>> {
     let mut endpoint = Endpoint::options().port(port).sends(1).recvs(1).inline(MESSAGE as u32).build(pd)?;
     endpoint.post_recv(Part::register(pd, Buffer::zeroed(MESSAGE)?)?)?;
     Ok(endpoint)
@@ -42,7 +43,7 @@ pub(crate) fn serve(options: &RdmaServer) -> Result<()> {
     let mut connection = incoming.accept(endpoint, &without_access(), LIMIT)?;
     receive(&mut connection, stop)?;
     send(&mut connection, stop)?;
-    end(connection, "server", *json)
+    end(connection, "rdma_server", "server", *json)
 }
 
 /// `bareverbs rdma-client`.
@@ -50,21 +51,27 @@ pub(crate) fn connect(options: &RdmaClient) -> Result<()> {
     let stop = Stop::on_signals().context("cannot set up signal handling")?;
     let RdmaClient { server, port, json } = options;
     say(*json, "rdma_client: start")?;
-    let addr = address::first(server, *port)?;
-    let route = Route::resolve(addr, RESOLVE_LIMIT);
-    let route = match addr.ip().is_loopback() {
-        true => route.context("a loopback address may be no RDMA device's: name the server's (-s)")?,
-        false => route?,
-    };
+    let route = resolve(&IdOptions::default(), server, *port)?;
     let device = route.device()?;
     let pd = device.find()?.open()?.alloc_pd()?;
     let mut connection = route.connect(endpoint(&pd, device.port)?, &without_access(), LIMIT)?;
     send(&mut connection, stop)?;
     receive(&mut connection, stop)?;
-    end(connection, "client", *json)
+    end(connection, "rdma_client", "client", *json)
 }
 
-fn say(json: bool, text: &str) -> Result<()> {
+/// The route to a server.
+pub(crate) fn resolve(options: &IdOptions, server: &str, port: u16) -> Result<Route> {
+    let addr = address::first(server, port)?;
+    let route = Route::resolve_with(options, addr, RESOLVE_LIMIT);
+    match addr.ip().is_loopback() {
+        true => route.context("a loopback address may be no RDMA device's: name the server's (-s)"),
+        false => Ok(route?),
+    }
+}
+
+/// Prints a line, unless the result is JSON.
+pub(crate) fn say(json: bool, text: &str) -> Result<()> {
     if !json {
         output::line(text)?;
     }
@@ -72,7 +79,7 @@ fn say(json: bool, text: &str) -> Result<()> {
 }
 
 /// Sends the message. Its completion is waited for with the receive, or by the end.
-fn send(connection: &mut Connection<Endpoint<Part>>, stop: &Stop) -> Result<()> {
+pub(crate) fn send(connection: &mut Connection<Endpoint<Part>>, stop: &Stop) -> Result<()> {
     connection.post(Op::send_inline(&[0; MESSAGE]))?;
     while connection.pending_sends() > 0 {
         if next_completion(connection, stop)?.is_none() {
@@ -84,7 +91,7 @@ fn send(connection: &mut Connection<Endpoint<Part>>, stop: &Stop) -> Result<()> 
 }
 
 /// Receives the message.
-fn receive(connection: &mut Connection<Endpoint<Part>>, stop: &Stop) -> Result<()> {
+pub(crate) fn receive(connection: &mut Connection<Endpoint<Part>>, stop: &Stop) -> Result<()> {
     while connection.pending_recvs() > 0 {
         let Some(done) = next_completion(connection, stop)? else {
             bail!("the peer has ended the connection without a message");
@@ -100,12 +107,18 @@ fn receive(connection: &mut Connection<Endpoint<Part>>, stop: &Stop) -> Result<(
     Ok(())
 }
 
-fn end(mut connection: Connection<Endpoint<Part>>, role: &'static str, json: bool) -> Result<()> {
+/// Ends the connection and prints the result of a program in a role.
+pub(crate) fn end<Q>(
+    mut connection: Connection<Q>,
+    name: &str,
+    role: &'static str,
+    json: bool,
+) -> Result<()> {
     let peer = connection.peer_addr()?;
     connection.disconnect(LIMIT)?;
     if json {
         let peer = peer.ip().map_or_else(|| format!("{peer:?}"), |addr| addr.to_string());
         return Ok(output::line(&serde_json::to_string(&Report { role, peer, size: MESSAGE })?)?);
     }
-    Ok(output::line(&format!("rdma_{role}: end 0"))?)
+    Ok(output::line(&format!("{name}: end 0"))?)
 }

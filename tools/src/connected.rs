@@ -61,6 +61,30 @@ pub(crate) fn next_request(listener: &Listener, stop: &Stop) -> Result<Incoming>
     }
 }
 
+/// What a connection has for the program.
+#[derive(Debug, PartialEq, Eq)]
+enum Found<T> {
+    Completion(T),
+    /// The peer has ended the connection, and no completion is left.
+    End,
+    Nothing,
+}
+
+/// Looks for the end of a connection, and then polls: messages that the peer sent before it ended
+/// the connection are found first.
+fn look<C, T, E>(
+    connection: &mut C,
+    is_ended: impl FnOnce(&mut C) -> Result<bool, E>,
+    poll: impl FnOnce(&mut C) -> Option<T>,
+) -> Result<Found<T>, E> {
+    let is_ended = is_ended(connection)?;
+    Ok(match poll(connection) {
+        Some(completion) => Found::Completion(completion),
+        None if is_ended => Found::End,
+        None => Found::Nothing,
+    })
+}
+
 /// The next completion of a connection. `None`: the peer has ended the connection.
 pub(crate) fn next_completion(
     connection: &mut Connection<Endpoint<Part>>,
@@ -71,13 +95,12 @@ pub(crate) fn next_completion(
             return Ok(Some(ended?));
         }
         stop.check()?;
+        // Completions before the arming raise no event, so it is followed by a poll.
         connection.arm()?;
-        // Completions before the arming raise no event.
-        if let Some(ended) = connection.poll() {
-            return Ok(Some(ended?));
-        }
-        if connection.is_disconnected()? {
-            return Ok(None);
+        match look(connection, Connection::is_disconnected, |connection| connection.poll())? {
+            Found::Completion(ended) => return Ok(Some(ended?)),
+            Found::End => return Ok(None),
+            Found::Nothing => {}
         }
         let events = connection.id().channel().as_fd();
         if stop.wait_either(connection.as_fd(), events, None)? == Wake::Stopped {
@@ -89,4 +112,41 @@ pub(crate) fn next_completion(
 /// Connections without rights for the peer.
 pub(crate) fn without_access() -> ConnectOptions<'static> {
     ConnectOptions { access: Access::empty(), ..ConnectOptions::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use super::*;
+
+    /// A connection whose peer sends a message and ends it, just before its end is looked for.
+    #[derive(Default)]
+    struct Connection {
+        messages: Vec<u32>,
+        is_ended: bool,
+    }
+
+    impl Connection {
+        fn is_ended(&mut self) -> Result<bool, Infallible> {
+            if !std::mem::replace(&mut self.is_ended, true) {
+                self.messages.push(7);
+            }
+            Ok(true)
+        }
+    }
+
+    #[test]
+    fn message_before_the_end_is_found_before_the_end() {
+        let mut connection = Connection::default();
+        let mut look = || look(&mut connection, Connection::is_ended, |c| c.messages.pop()).unwrap();
+        assert_eq!(look(), Found::Completion(7));
+        assert_eq!(look(), Found::End);
+    }
+
+    #[test]
+    fn connection_without_an_end_or_a_completion_has_nothing() {
+        assert_eq!(look(&mut (), |()| Ok::<_, Infallible>(false), |()| None::<u32>), Ok(Found::Nothing));
+        assert_eq!(look(&mut (), |()| Err::<bool, _>("removed"), |()| Some(7)), Err("removed"));
+    }
 }

@@ -35,6 +35,7 @@ mod system;
 pub mod testing;
 mod ucmatose;
 mod udaddy;
+mod xrc_client_server;
 
 use std::ffi::OsString;
 
@@ -68,6 +69,8 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
         Command::Cmtime(options) => cmtime::run(&options),
         Command::RdmaServer(options) => client_server::serve(&options),
         Command::RdmaClient(options) => client_server::connect(&options),
+        Command::RdmaXserver(options) => xrc_client_server::serve(&options),
+        Command::RdmaXclient(options) => xrc_client_server::connect(&options),
         Command::Udaddy(options) => udaddy::run(&options),
         Command::Mckey(options) => mckey::run(&options),
         Command::Rstream(options) => rstream::run(&options),

@@ -177,8 +177,8 @@ struct Lab<'a> {
     runs: u32,
 }
 
-/// Calls for a connection, by name.
-type Calls = BTreeMap<String, f64>;
+/// Calls for a connection or a message, by name.
+pub(crate) type Calls = BTreeMap<String, f64>;
 
 impl Lab<'_> {
     /// Runs both sides of a program. Simulated queue pairs have other numbers in each run, because
@@ -200,13 +200,7 @@ impl Lab<'_> {
             runs.push(parse_calls(&self.run(program, count, true, extra)?)?);
         }
         let [few, many] = &runs[..] else { bail!("there are two runs") };
-        let each = f64::from(COUNTED[1] - COUNTED[0]);
-        Ok([0, 1].map(|side| {
-            let calls = many[side].iter();
-            let difference =
-                |(name, calls): (&String, &f64)| (calls - few[side].get(name).copied().unwrap_or(0.0)) / each;
-            calls.map(|entry| (entry.0.clone(), difference(entry))).collect()
-        }))
+        Ok(calls_of_each(few, many, COUNTED[1] - COUNTED[0]))
     }
 
     fn calls_table(&mut self) -> Result<String> {
@@ -216,31 +210,41 @@ impl Lab<'_> {
         }
         let mut text = String::from("\nsystem calls for a connection with a queue pair and one without\n");
         for (side, title) in ["client", "server"].into_iter().enumerate() {
-            let (ours, theirs) = (&all[0][side], &all[1][side]);
-            writeln!(text, "{title:<24} {:>10} {:>10} {:>8}", PROGRAMS[0].0, PROGRAMS[1].0, "ratio")?;
-            let names: BTreeSet<_> = ours.keys().chain(theirs.keys()).collect();
-            for name in names {
-                let get = |calls: &Calls| calls.get(name).copied().unwrap_or(0.0);
-                if get(ours).max(get(theirs)) >= 0.05 {
-                    writeln!(text, "  {name:<22} {:>10.2} {:>10.2}", get(ours), get(theirs))?;
-                }
-            }
-            let total = |calls: &Calls, without: &[&str]| -> f64 {
-                calls
-                    .iter()
-                    .filter(|(name, _)| !without.contains(&name.as_str()))
-                    .map(|(_, calls)| calls)
-                    .sum()
-            };
-            for (title, without) in
-                [("all", &[][..]), ("without futex, sched_yield", &["futex", "sched_yield"])]
-            {
-                let (ours, theirs) = (total(ours, without), total(theirs, without));
-                writeln!(text, "  {title:<26} {ours:>6.1} {theirs:>10.1} {:>8.2}", theirs / ours)?;
-            }
+            text.push_str(&calls_rows(title, &all[0][side], &all[1][side]));
         }
         Ok(text)
     }
+}
+
+/// The calls of both sides for one of `count` connections or messages, by which two runs differ.
+pub(crate) fn calls_of_each(few: &[Calls; 2], many: &[Calls; 2], count: u32) -> [Calls; 2] {
+    [0, 1].map(|side| {
+        let few = &few[side];
+        let difference = |(name, calls): (&String, &f64)| {
+            (name.clone(), (calls - few.get(name).copied().unwrap_or(0.0)) / f64::from(count))
+        };
+        many[side].iter().map(difference).collect()
+    })
+}
+
+/// A table of the calls of both programs.
+pub(crate) fn calls_rows(title: &str, ours: &Calls, theirs: &Calls) -> String {
+    let mut text = format!("{title:<24} {:>10} {:>10} {:>8}\n", PROGRAMS[0].0, PROGRAMS[1].0, "ratio");
+    let names: BTreeSet<_> = ours.keys().chain(theirs.keys()).collect();
+    for name in names {
+        let get = |calls: &Calls| calls.get(name).copied().unwrap_or(0.0);
+        if get(ours).max(get(theirs)) >= 0.05 {
+            let _ = writeln!(text, "  {name:<22} {:>10.2} {:>10.2}", get(ours), get(theirs));
+        }
+    }
+    let total = |calls: &Calls, without: &[&str]| -> f64 {
+        calls.iter().filter(|(name, _)| !without.contains(&name.as_str())).map(|(_, calls)| calls).sum()
+    };
+    for (title, without) in [("all", &[][..]), ("without futex, sched_yield", &["futex", "sched_yield"])] {
+        let (ours, theirs) = (total(ours, without), total(theirs, without));
+        let _ = writeln!(text, "  {title:<26} {ours:>6.1} {theirs:>10.1} {:>8.2}", theirs / ours);
+    }
+    text
 }
 
 /// The parts of the output for each side.
@@ -279,7 +283,7 @@ fn parse_times(text: &str) -> Result<Times> {
 }
 
 /// The calls of a table of `strace -c`.
-fn parse_calls(text: &str) -> Result<[Calls; 2]> {
+pub(crate) fn parse_calls(text: &str) -> Result<[Calls; 2]> {
     Ok(sides(text)?.map(|text| {
         let rows = text.lines().filter_map(|line| {
             let words: Vec<_> = line.split_whitespace().collect();

@@ -2,10 +2,11 @@
 
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+use bareverbs_lab::Guests;
 use clap::Args;
 
-use crate::cmtime::{Bench, mean, script};
+use crate::cmtime::{Bench, calls_of_each, calls_rows, mean, parse_calls, script};
 
 /// Bytes of a transfer, transfers of a round trip, and round trips.
 const TESTS: [(u32, u32, u32); 10] = [
@@ -23,14 +24,23 @@ const TESTS: [(u32, u32, u32); 10] = [
 
 const PROGRAMS: [&str; 2] = ["bareverbs rstream", "rstream"];
 
+/// Bytes of a transfer, and transfers of the two runs whose system calls are counted. The difference
+/// is divided by that of the transfers.
+const COUNTED: [(u32, [u32; 2]); 3] = [(64, [500, 2500]), (4 << 10, [250, 1250]), (64 << 10, [25, 125])];
+
 /// Runs both sides of `$1`; the client again if the server does not listen yet. The sides sleep in
 /// their calls, because the guest has one processor.
 const RUN: &str = r#"
-program=$1 ip=$2; shift 2
-$program -T b "$@" > /tmp/server 2>&1 &
+program=$1 ip=$2 traced=$3; shift 3
+trace() { if [ $traced = yes ]; then echo strace -f -c -o /tmp/trace-$1; fi; }
+$(trace server) $program -T b "$@" > /tmp/server 2>&1 &
 server=$!
 for _ in $(seq 100); do
-    $program -T b -s $ip "$@" > /tmp/client 2>&1 && wait $server && cat /tmp/client && exit
+    if $(trace client) $program -T b -s $ip "$@" > /tmp/client 2>&1 && wait $server; then
+        if [ $traced = no ]; then cat /tmp/client; exit; fi
+        for side in client server; do echo "== $side"; cat /tmp/trace-$side; done
+        exit
+    fi
     sleep 0.1
 done
 cat /tmp/server /tmp/client
@@ -40,10 +50,16 @@ exit 1"#;
 pub(crate) struct Rstream {
     #[command(flatten)]
     bench: Bench,
+    /// Count the system calls of transfers instead.
+    #[arg(long)]
+    calls: bool,
 }
 
 impl Rstream {
     pub(crate) fn run(self) -> Result<ExitCode> {
+        if self.calls {
+            return self.bench.run(|guests| self.print_calls(guests));
+        }
         self.bench.run(|guests| {
             println!("{:<24} {:>10} {:>10} {:>8}", "Gb/sec", "bareverbs", "librdmacm", "ratio");
             let mut ratios = Vec::new();
@@ -55,7 +71,7 @@ impl Rstream {
                         let numbers = [size, transfers, iterations].map(|number| number.to_string());
                         let [size, transfers, iterations] = &numbers;
                         let options =
-                            [program, self.bench.ip(), "-S", size, "-C", transfers, "-I", iterations];
+                            [program, self.bench.ip(), "no", "-S", size, "-C", transfers, "-I", iterations];
                         let text = script(guests, RUN, &options)?;
                         if pair > 0 {
                             figures.push(
@@ -78,6 +94,29 @@ impl Rstream {
             }
             Ok(ExitCode::SUCCESS)
         })
+    }
+
+    /// Prints the system calls of each transfer, all in one direction and then all in the other.
+    fn print_calls(&self, guests: &mut Guests) -> Result<ExitCode> {
+        for (size, counts) in COUNTED {
+            let mut programs = Vec::new();
+            for program in PROGRAMS {
+                let mut runs = Vec::new();
+                for transfers in counts {
+                    let numbers = [size, transfers].map(|number| number.to_string());
+                    let options =
+                        [program, self.bench.ip(), "yes", "-S", &numbers[0], "-C", &numbers[1], "-I", "1"];
+                    runs.push(parse_calls(&script(guests, RUN, &options)?)?);
+                }
+                let [few, many] = &runs[..] else { bail!("there are two runs") };
+                programs.push(calls_of_each(few, many, counts[1] - counts[0]));
+            }
+            println!("system calls for a transfer of {size} B in each direction");
+            for (side, title) in ["client", "server"].into_iter().enumerate() {
+                print!("{}", calls_rows(title, &programs[0][side], &programs[1][side]));
+            }
+        }
+        Ok(ExitCode::SUCCESS)
     }
 }
 

@@ -69,8 +69,8 @@ impl Route {
     /// - [`Error::PeerAddress`]: the private data of the response is no address. The response is
     ///   rejected.
     /// - [`Error::Verbs`]: those of `connect`. The response is rejected.
-    /// - [`Error::Rejected`], [`Error::Unreachable`], [`Error::TimedOut`]; those of
-    ///   [`CmId::connect`](crate::CmId::connect).
+    /// - [`Error::Rejected`], [`Error::Unreachable`], [`Error::Disconnected`], [`Error::TimedOut`]; those
+    ///   of [`CmId::connect`](crate::CmId::connect).
     #[doc(alias = "rdma_connect")]
     pub fn exchange<T>(
         self,
@@ -90,7 +90,7 @@ impl Route {
         let (id, bytes) = (self.id, local.to_bytes());
         let peer = steps::connect(wait, &id, &param(local, &bytes)).await?;
         let queue = connect(&address_of("exchange", &peer)?)?;
-        id.establish()?;
+        id.establish().map_err(|error| steps::refused(&id, "connect", error))?;
         Ok(Connection { id, queue, peer, ended: false })
     }
 }

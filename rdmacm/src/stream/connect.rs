@@ -89,7 +89,7 @@ impl StreamOptions {
         let response = steps::connect(wait, &id, &param).await?;
         bring_up(&id, prepared.endpoint(), &options, None)?;
         let mut session = prepared.start(&response.private_data)?;
-        id.establish()?;
+        id.establish().map_err(|error| steps::refused(&id, "connect", error))?;
         // Grants the peer the rest of the ring. The accepting side does so when it is used first: its
         // peer may not be ready to receive yet.
         session.progress();
@@ -146,7 +146,10 @@ impl RdmaStream {
     /// # Errors
     /// - [`StreamError::Cm`] with [`Error::Address`], [`Error::Route`], [`Error::Unreachable`]: the
     ///   peer was not found.
-    /// - [`StreamError::Cm`] with [`Error::Rejected`]: no listener, or the listener rejected.
+    /// - [`StreamError::Cm`] with [`Error::Rejected`]: no listener, or the listener rejected. A peer that
+    ///   ends during the handshake rejects, too.
+    /// - [`StreamError::Cm`] with [`Error::Disconnected`]: the peer ended the connection during the
+    ///   handshake.
     /// - [`StreamError::Offer`]: the listener is no rsocket.
     #[doc(alias = "rconnect")]
     pub fn connect(peer: impl ToSocketAddrs) -> Result<Self> {

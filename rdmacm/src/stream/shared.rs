@@ -1,5 +1,6 @@
 //! What the threads and tasks of a stream share, and how they wait.
 
+use std::mem::MaybeUninit;
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -7,7 +8,7 @@ use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
 use bareverbs::{Pd, Provider};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::io::Errno;
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
@@ -25,6 +26,13 @@ const POLLING_TIME: Duration = Duration::from_micros(10);
 /// How long the drop of a stream waits for the peer's device, unless the program says otherwise.
 const LINGER: Duration = Duration::from_secs(1);
 
+/// What made the descriptor of a stream readable.
+const COMPLETION: u64 = 0;
+const CONNECTION: u64 = 1;
+const KEEPALIVE: u64 = 2;
+const WAKE: u64 = 3;
+const LEFT: u64 = 4;
+
 /// A stream as its threads and tasks share it.
 pub(super) struct Shared<P: Provider> {
     state: Mutex<State<P>>,
@@ -32,7 +40,8 @@ pub(super) struct Shared<P: Provider> {
     changed: Condvar,
     /// Tasks that wait.
     pub(super) tasks: Arc<Tasks>,
-    /// Readable when there is a completion or an event of the connection.
+    /// Readable when there is a completion or an event of the connection, or the thread that sleeps
+    /// on it is woken.
     ready: OwnedFd,
     /// An eventfd that wakes the thread that sleeps on the descriptor, when another one has handled
     /// the completion and its event.
@@ -48,6 +57,8 @@ pub(super) struct State<P: Provider> {
     link: Link,
     /// Whether a thread sleeps on the descriptor. It wakes the others when it has slept.
     sleeping: bool,
+    /// Whether the eventfd `wake` was written for that thread.
+    has_wake: bool,
     /// A timer that expires when the connection is to be probed.
     keepalive: Option<OwnedFd>,
     /// An eventfd that makes the descriptor readable while completions may be left. It is created on
@@ -120,15 +131,18 @@ impl<P: Provider> Shared<P> {
         let system = |errno| Error::System { what: "creating the descriptor of a stream", errno };
         let ready = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system)?;
         let data = |number| epoll::EventData::new_u64(number);
-        epoll::add(&ready, session.endpoint().as_fd(), data(0), epoll::EventFlags::IN).map_err(system)?;
-        epoll::add(&ready, link.as_fd(), data(1), epoll::EventFlags::IN).map_err(system)?;
+        epoll::add(&ready, session.endpoint().as_fd(), data(COMPLETION), epoll::EventFlags::IN)
+            .map_err(system)?;
+        epoll::add(&ready, link.as_fd(), data(CONNECTION), epoll::EventFlags::IN).map_err(system)?;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake = eventfd(0, flags).map_err(system)?;
+        epoll::add(&ready, &wake, data(WAKE), epoll::EventFlags::IN).map_err(system)?;
         let pd = session.endpoint().qp().pd().clone();
         let state = State {
             session,
             link,
             sleeping: false,
+            has_wake: false,
             keepalive: None,
             left: None,
             has_left: false,
@@ -161,7 +175,7 @@ impl<P: Provider> Shared<P> {
         let interval = Timespec::try_from(interval).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 });
         let times = Itimerspec { it_interval: interval, it_value: interval };
         timerfd_settime(&timer, TimerfdTimerFlags::empty(), &times).map_err(system)?;
-        epoll::add(&self.ready, &timer, epoll::EventData::new_u64(2), epoll::EventFlags::IN)
+        epoll::add(&self.ready, &timer, epoll::EventData::new_u64(KEEPALIVE), epoll::EventFlags::IN)
             .map_err(system)?;
         state.keepalive = Some(timer);
         Ok(())
@@ -172,67 +186,93 @@ impl<P: Provider> Shared<P> {
     pub(super) fn attempt<T>(
         &self,
         direction: Direction,
-        attempt: impl FnMut(&mut Session<P>) -> Result<Option<T>>,
+        mut attempt: impl FnMut(&mut Session<P>) -> Result<Option<T>>,
     ) -> Result<Option<T>> {
         let mut woken = Woken::default();
         let mut state = self.lock();
-        self.attempt_locked(&mut state, &mut woken, direction, attempt)
+        if let Some(result) = self.attempt_unarmed(&mut state, &mut woken, direction, &mut attempt)? {
+            return Ok(Some(result));
+        }
+        self.handle_events(&mut state)?;
+        self.attempt_armed(&mut state, &mut woken, direction, &mut attempt)
     }
 
-    /// As [`attempt`](Self::attempt). The caller wakes the tasks in `woken` when it has unlocked the
-    /// state.
-    fn attempt_locked<T>(
+    /// Handles events of the connection, and the end of the keepalive interval.
+    fn handle_events(&self, state: &mut State<P>) -> Result<()> {
+        if let Some(end) = state.link.end()? {
+            state.session.connection_ended(end);
+        }
+        // The timer is not readable before it expires.
+        if let Some(timer) = &state.keepalive
+            && rustix::io::read(timer, &mut [0; 8]).is_ok()
+        {
+            state.session.probe()?;
+        }
+        if let Some(left) = &state.left
+            && std::mem::replace(&mut state.has_left, false)
+        {
+            // It was written, so it does not fail.
+            let _ = rustix::io::read(left, &mut [0; 8]);
+        }
+        Ok(())
+    }
+
+    /// Arms the CQ, handles completions and attempts.
+    fn attempt_armed<T>(
         &self,
         state: &mut State<P>,
         woken: &mut Woken,
         direction: Direction,
-        mut attempt: impl FnMut(&mut Session<P>) -> Result<Option<T>>,
+        attempt: &mut impl FnMut(&mut Session<P>) -> Result<Option<T>>,
     ) -> Result<Option<T>> {
-        for armed in [false, true] {
-            if armed {
-                if let Some(end) = state.link.end()? {
-                    state.session.connection_ended(end);
-                }
-                // The timer is not readable before it expires.
-                if let Some(timer) = &state.keepalive
-                    && rustix::io::read(timer, &mut [0; 8]).is_ok()
-                {
-                    state.session.probe()?;
-                }
-                if let Some(left) = &state.left
-                    && std::mem::replace(&mut state.has_left, false)
-                {
-                    // It was written, so it does not fail.
-                    let _ = rustix::io::read(left, &mut [0; 8]);
-                }
-                // Completions before the arming raise no event, so it is followed by a poll. There is
-                // nothing to arm after the removal of the device.
-                if state.session.error().is_none() {
-                    state.session.endpoint().arm()?;
-                }
-            }
-            let handled = state.session.progress();
-            if handled > 0 {
-                // What has arrived may be what another thread or task waits for. The descriptor does
-                // not wake them: arming reads its event.
-                self.changed.notify_all();
-                if state.sleeping {
-                    // It fails only if the thread was woken 2^64 - 2 times and has not run.
-                    let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
-                }
-                woken.add(self.tasks.take_other(direction));
-            }
-            if armed && handled == BATCH {
-                self.report_left(state)?;
-            }
-            if state.session.error().is_some() {
-                state.link.abandon();
-            }
-            if let Some(result) = attempt(&mut state.session)? {
-                return Ok(Some(result));
+        // Completions before the arming raise no event, so it is followed by a poll. There is
+        // nothing to arm after the removal of the device.
+        if state.session.error().is_none()
+            && let Err(error) = state.session.endpoint().arm()
+        {
+            // The event of a removal is the more precise error.
+            self.handle_events(state)?;
+            if state.session.error().is_none() {
+                return Err(error.into());
             }
         }
-        Ok(None)
+        if self.progress(state, woken, direction) == BATCH {
+            self.report_left(state)?;
+        }
+        attempt(&mut state.session)
+    }
+
+    /// Handles completions and attempts.
+    fn attempt_unarmed<T>(
+        &self,
+        state: &mut State<P>,
+        woken: &mut Woken,
+        direction: Direction,
+        attempt: &mut impl FnMut(&mut Session<P>) -> Result<Option<T>>,
+    ) -> Result<Option<T>> {
+        self.progress(state, woken, direction);
+        attempt(&mut state.session)
+    }
+
+    /// Handles completions, at most [`BATCH`], and returns their number. The caller wakes the tasks
+    /// in `woken` when it has unlocked the state.
+    fn progress(&self, state: &mut State<P>, woken: &mut Woken, direction: Direction) -> usize {
+        let handled = state.session.progress();
+        if handled > 0 {
+            // What has arrived may be what another thread or task waits for. The descriptor does
+            // not wake them: arming reads its event.
+            self.changed.notify_all();
+            if state.sleeping && !state.has_wake {
+                // The count of an eventfd that was read can't overflow.
+                let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+                state.has_wake = true;
+            }
+            woken.add(self.tasks.take_other(direction));
+        }
+        if state.session.error().is_some() {
+            state.link.abandon();
+        }
+        handled
     }
 
     /// Makes the descriptor readable, because no event may report the completions that are left.
@@ -242,7 +282,7 @@ impl<P: Provider> Shared<P> {
             Some(left) => left,
             none => {
                 let left = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(system)?;
-                epoll::add(&self.ready, &left, epoll::EventData::new_u64(3), epoll::EventFlags::IN)
+                epoll::add(&self.ready, &left, epoll::EventData::new_u64(LEFT), epoll::EventFlags::IN)
                     .map_err(system)?;
                 none.insert(left)
             }
@@ -261,6 +301,9 @@ impl<P: Provider> Shared<P> {
     ) -> Result<T> {
         let mut woken = Woken::default();
         let mut state = self.lock();
+        if let Some(result) = self.attempt_unarmed(&mut state, &mut woken, direction, &mut attempt)? {
+            return Ok(result);
+        }
         let start = Instant::now();
         let own = matches!(limit, Limit::Stream);
         let limit = match limit {
@@ -268,57 +311,84 @@ impl<P: Provider> Shared<P> {
             Limit::Time(limit) => Some(limit),
         };
         let end = limit.and_then(|limit| start.checked_add(limit));
+        // Without a limit the thread sleeps on the descriptor, which reports events.
+        let mut events = end.is_some() || own && state.nonblocking;
+        let mut now = start;
         loop {
-            if let Some(result) = self.attempt_locked(&mut state, &mut woken, direction, &mut attempt)? {
-                return Ok(result);
-            }
-            if state.nonblocking && own {
-                return Err(StreamError::WouldBlock);
-            }
-            let now = Instant::now();
-            if end.is_some_and(|end| now >= end) {
-                return Err(StreamError::TimedOut);
-            }
-            if now < start + POLLING_TIME || !woken.is_empty() {
+            let waits = !(own && state.nonblocking);
+            // Completions raise no events while the thread polls, because the CQ is not armed.
+            if waits && now < start + POLLING_TIME && end.is_none_or(|end| now < end) {
                 // Lets the other threads of the stream attempt, too.
                 drop(state);
                 woken.wake();
                 std::hint::spin_loop();
                 state = self.lock();
             } else {
-                state = self.sleep(state, end)?;
+                if std::mem::take(&mut events) {
+                    self.handle_events(&mut state)?;
+                }
+                if let Some(result) = self.attempt_armed(&mut state, &mut woken, direction, &mut attempt)? {
+                    return Ok(result);
+                }
+                if !waits {
+                    return Err(StreamError::WouldBlock);
+                }
+                if end.is_some_and(|end| Instant::now() >= end) {
+                    return Err(StreamError::TimedOut);
+                }
+                if woken.is_empty() {
+                    (state, events) = self.sleep(state, end)?;
+                } else {
+                    drop(state);
+                    woken.wake();
+                    state = self.lock();
+                    events = true;
+                }
             }
+            if let Some(result) = self.attempt_unarmed(&mut state, &mut woken, direction, &mut attempt)? {
+                return Ok(result);
+            }
+            now = Instant::now();
         }
     }
 
-    /// Sleeps until something has happened, or until `end`.
+    /// Sleeps until something has happened, or until `end`. Returns whether there may be events
+    /// beside completions.
     fn sleep<'a>(
         &'a self,
         mut state: MutexGuard<'a, State<P>>,
         end: Option<Instant>,
-    ) -> Result<MutexGuard<'a, State<P>>> {
+    ) -> Result<(MutexGuard<'a, State<P>>, bool)> {
         let left = end.map(|end| end.saturating_duration_since(Instant::now()));
         if state.sleeping {
-            return Ok(match left {
+            let state = match left {
                 None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
                 Some(left) => {
                     self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
                 }
-            });
+            };
+            return Ok((state, true));
         }
         state.sleeping = true;
         drop(state);
         let left = left.and_then(|left| Timespec::try_from(left).ok());
-        let fds = [&self.ready, &self.wake];
-        let slept = poll(&mut fds.map(|fd| PollFd::new(fd, PollFlags::IN)), left.as_ref());
+        let mut ready = [const { MaybeUninit::<epoll::Event>::uninit() }; 5];
+        let slept = epoll::wait(&self.ready, &mut ready, left.as_ref());
         let mut state = self.lock();
         state.sleeping = false;
-        // Resets the eventfd, if it was written.
-        let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+        if std::mem::take(&mut state.has_wake) {
+            // Resets the eventfd.
+            let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+        }
         // Another thread sleeps on the descriptor next, if this one does not.
         self.changed.notify_all();
         match slept {
-            Ok(_) | Err(Errno::INTR) => Ok(state),
+            Ok((ready, _)) => {
+                let events = ready.iter().any(|event| event.data.u64() != COMPLETION);
+                // A thread that has reached its limit looks for them once more.
+                Ok((state, events || end.is_some()))
+            }
+            Err(Errno::INTR) => Ok((state, true)),
             Err(errno) => Err(Error::System { what: "waiting for a stream", errno }.into()),
         }
     }

@@ -26,6 +26,10 @@ kernel_tests! {
     ucmatose_names_what_is_wrong if has_ip,
     rdma_client_and_server_interoperate_in_both_roles if has_ip,
 
+    rdma_xclient_and_xserver_interoperate_over_rc if has_ip,
+    rdma_xclient_and_xserver_interoperate_over_xrc if has_ip_and_xrc,
+    rdma_xclient_names_the_missing_xrc if has_ip_but_no_xrc,
+
     cmtime_interoperates_in_both_roles if has_ip,
     cmtime_shares_connections_among_threads_and_listeners if has_ip,
     cmtime_names_what_is_wrong if has_ip,
@@ -49,6 +53,24 @@ kernel_tests! {
 fn has_ip() -> Requirement {
     let there = !device::is_infiniband() || Path::new("/sys/class/net/ib0").exists();
     if there { Ok(()) } else { Err("this kernel has no IPoIB, so the device has no IP address".into()) }
+}
+
+/// For tests of XRC connections.
+///
+/// # Errors
+/// As for [`has_ip`] and [`device::xrc`].
+fn has_ip_and_xrc() -> Requirement {
+    has_ip()?;
+    device::xrc()
+}
+
+/// For tests that XRC connections are refused.
+///
+/// # Errors
+/// As for [`has_ip`] and [`device::no_xrc`].
+fn has_ip_but_no_xrc() -> Requirement {
+    has_ip()?;
+    device::no_xrc()
 }
 
 /// For tests whose datagrams come back from a multicast group.
@@ -532,6 +554,42 @@ fn rdma_client_and_server_interoperate_in_both_roles() {
         Bareverbs.start("rdma_client", &["-s", host(), "-p", "7998"]).finish().expect_failure("reject");
         Bareverbs.start("rdma_client", &["-p", "7998"]).finish().expect_failure("");
     });
+}
+
+/// Runs rdma_xserver and rdma_xclient over a transport, in all pairings.
+fn run_x_programs(transport: &str) {
+    nothing_leaks(|| {
+        for (server, client) in PAIRINGS {
+            let mut program = server.start("rdma_xserver", &["-p", "7997", "-c", transport]);
+            let options = ["-s", host(), "-p", "7997", "-c", transport];
+            let client = run_client(&mut program, client.command("rdma_xclient", &options)).expect_success();
+            let served = program.finish().expect_success();
+            assert_eq!(served.stdout, "rdma_xserver: start\nrdma_xserver: end 0\n", "{served:#?}");
+            assert_eq!(client.stdout, "rdma_xclient: start\nrdma_xclient: end 0\n", "{client:#?}");
+        }
+        let mut server = Bareverbs.start("rdma_xserver", &["-c", transport, "--json"]);
+        let client = Bareverbs.command("rdma_xclient", &["-s", host(), "-c", transport, "--json"]);
+        let client = run_client(&mut server, client).expect_success();
+        for (side, role) in [(server.finish().expect_success(), "server"), (client, "client")] {
+            let report = json(&side.stdout);
+            assert_eq!((&report["role"], &report["size"]), (&role.into(), &16.into()), "{report}");
+        }
+        let options = ["-s", host(), "-p", "7996", "-c", transport];
+        Bareverbs.start("rdma_xclient", &options).finish().expect_failure("reject");
+    });
+}
+
+fn rdma_xclient_and_xserver_interoperate_over_rc() {
+    run_x_programs("r");
+}
+
+fn rdma_xclient_and_xserver_interoperate_over_xrc() {
+    run_x_programs("x");
+}
+
+fn rdma_xclient_names_the_missing_xrc() {
+    let refused = Bareverbs.start("rdma_xclient", &["-s", host(), "-c", "x"]).finish();
+    refused.expect_failure("XRC");
 }
 
 /// Starts a peer of cmtime.

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 pub mod allocations;
 #[cfg(feature = "kernel")]
+pub mod bus;
+#[cfg(feature = "kernel")]
 pub mod child;
 #[cfg(feature = "kernel")]
 pub mod device;

@@ -7,7 +7,7 @@
 use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::Command;
-use std::thread::{JoinHandle, sleep, spawn};
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use bareverbs::netlink::{RdmaNetlink, ResourceSummary};
@@ -176,12 +176,7 @@ impl Wire {
         ip(&format!("link set down dev {}", end.netdev()));
     }
 
-    /// Removes the device of an end. Before Linux 7.2, the kernel waits until no program has it open.
-    pub fn remove(&self, end: End) -> JoinHandle<()> {
-        spawn(move || RdmaNetlink::open().unwrap().del_link(end.device()).unwrap())
-    }
-
-    /// Waits until no program has an object of the devices that are left. Panics after [`TIMEOUT`].
+    /// Waits until no program has an object of the devices. Panics after [`TIMEOUT`].
     pub fn settle(&self) {
         let begin = Instant::now();
         let devices = bareverbs::devices().unwrap();

@@ -114,6 +114,53 @@ pub(crate) struct RdmaClient {
     pub(crate) json: bool,
 }
 
+/// The transport of rdma-xserver and rdma-xclient.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum XTransport {
+    Rc,
+    Xrc,
+}
+
+/// The first letter counts, as in the C programs.
+fn x_transport(text: &str) -> Result<XTransport, String> {
+    match text.as_bytes().first().map(u8::to_ascii_lowercase) {
+        Some(b'r') => Ok(XTransport::Rc),
+        Some(b'x') => Ok(XTransport::Xrc),
+        _ => Err("must be r (RC) or x (XRC)".into()),
+    }
+}
+
+/// The options of rdma-xserver.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct RdmaXserver {
+    /// Port of the connection manager
+    #[arg(short, long, default_value = "7471", value_parser = number::<u16>(0, 65535))]
+    pub(crate) port: u16,
+    /// Transport: r (RC) or x (XRC)
+    #[arg(short = 'c', long, value_name = "TYPE", default_value = "r", value_parser = x_transport)]
+    pub(crate) transport: XTransport,
+    /// Print JSON instead of lines
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// The options of rdma-xclient.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct RdmaXclient {
+    /// Connect to this server; on RoCE, the default can't be reached
+    #[arg(short, long, value_name = "HOST", default_value = "127.0.0.1")]
+    pub(crate) server: String,
+    /// Port of the connection manager
+    #[arg(short, long, default_value = "7471", value_parser = number::<u16>(0, 65535))]
+    pub(crate) port: u16,
+    /// Transport: r (RC) or x (XRC)
+    #[arg(short = 'c', long, value_name = "TYPE", default_value = "r", value_parser = x_transport)]
+    pub(crate) transport: XTransport,
+    /// Print JSON instead of lines
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
 /// The options of cmtime.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Cmtime {
@@ -185,6 +232,23 @@ mod tests {
     }
 
     #[test]
+    fn first_letter_names_the_transport() {
+        for (line, transport) in [
+            ("rdma-xclient", XTransport::Rc),
+            ("rdma-xclient -c RC", XTransport::Rc),
+            ("rdma-xclient -c x", XTransport::Xrc),
+            ("rdma-xclient -c XRC", XTransport::Xrc),
+        ] {
+            let Command::RdmaXclient(client) = parse(line).unwrap() else { panic!("not rdma-xclient") };
+            assert_eq!(
+                (client.transport, &*client.server, client.port),
+                (transport, "127.0.0.1", 7471),
+                "{line}"
+            );
+        }
+    }
+
+    #[test]
     fn messages_of_no_bytes_are_none() {
         let Command::Ucmatose(options) = parse("ucmatose -S 0 -C 7").unwrap() else { panic!("not ucmatose") };
         assert_eq!(options.count(), 0);
@@ -198,6 +262,7 @@ mod tests {
             ("ucmatose -f lid", "[possible values: name, ip, gid]"),
             ("cmtime -b 10.1.0.1 -C 10.1.0.1 -P 1", "between 2 and 1024"),
             ("cmtime -b 10.1.0.1 -C 10.1.0.1 -q 1", "between 2 and 16777215"),
+            ("rdma-xserver -c u", "must be r (RC) or x (XRC)"),
             ("cmtime -b 10.1.0.1", "--controller <HOST>"),
         ] {
             let text = parse(line).expect_err(line).to_string();

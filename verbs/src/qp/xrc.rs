@@ -7,12 +7,12 @@ use bareverbs_provider::traits::{Provider, SendQueue};
 use bareverbs_uapi::uverbs::types::QpType;
 
 use super::modify::{INIT, RTR, RTS, check_init, check_peer, check_rtr, wrong_state};
-use super::state_table::check_24_bits;
+use super::state_table::{check_24_bits, check_values};
 use super::transport::private::Sealed;
 use super::{Batch, InitAttr, PostReason, Qp, QpAttr, RtrAttr, RtsAttr, Transport, UcRtrAttr};
 use crate::{
-    AckTimeout, AnyProvider, DestroyError, Error, Operation, Payload, PushError, QpAttrMask, QpState, Result,
-    SendFlags, SendRequest, XrcOperation, Xrcd,
+    AckTimeout, AnyProvider, DestroyError, Error, Limit, Operation, Payload, PushError, QpAttrMask, QpState,
+    Result, SendFlags, SendRequest, XrcOperation, Xrcd,
 };
 
 /// The requester of an extended reliable connection (XRC). Each request names the SRQ of the peer
@@ -276,6 +276,37 @@ impl<P: Provider> XrcTarget<P> {
         let XrcTargetRtsAttr { sq_psn, timeout } = *attr;
         let attr = QpAttr { qp_state: QpState::RTS, sq_psn, timeout, ..QpAttr::default() };
         self.modify_qp(RTS, (attr, QpAttrMask::STATE | QpAttrMask::SQ_PSN | QpAttrMask::TIMEOUT))
+    }
+
+    /// Modifies any attributes. The kernel decides whether the transition is valid.
+    ///
+    /// ```no_run
+    /// # use bareverbs::{QpAttr, QpAttrMask, QpState, XrcTarget};
+    /// # fn example(target: &mut XrcTarget) -> bareverbs::Result<()> {
+    /// let attr = QpAttr { qp_state: QpState::ERR, ..QpAttr::default() };
+    /// target.modify(&attr, QpAttrMask::STATE)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// - [`Error::Invalid`]: a value is out of range, or `cur_qp_state` is not the current state.
+    /// - [`Error::Limit`]: more outstanding reads and atomics than the device supports.
+    /// - [`Error::Kernel`]: the kernel rejects the transition.
+    #[doc(alias = "ibv_modify_qp")]
+    pub fn modify(&mut self, attr: &QpAttr, mask: QpAttrMask) -> Result<()> {
+        const VERB: &str = "modify_qp";
+        check_values(VERB, self.state, attr, mask)?;
+        if mask.contains(QpAttrMask::MAX_DEST_RD_ATOMIC) {
+            let max = self.xrcd.context().limits().max_qp_rd_atom;
+            Error::check_limit(VERB, Limit::MaxDestRdAtomic, attr.max_dest_rd_atomic.into(), max.into())?;
+        }
+        let state = self.state;
+        self.modify_qp(VERB, (*attr, mask))?;
+        if !mask.contains(QpAttrMask::STATE) {
+            self.state = state;
+        }
+        Ok(())
     }
 
     /// Any state except RESET → ERR. The responder stops.

@@ -530,3 +530,28 @@ pub(crate) fn unreliable_queue_pairs_connect_by_type() {
         assert!(matches!(refused, Error::Invalid { .. }), "{refused}");
     });
 }
+
+pub(crate) fn peer_that_ends_during_the_handshake_has_rejected() {
+    nothing_leaks(|| {
+        let pd = device::open().alloc_pd().unwrap();
+        let endpoint: Endpoint = Endpoint::options().build(&pd).unwrap();
+        let (local, bytes) = (endpoint.address(), endpoint.address().to_bytes());
+        let (listener, addr) = listener(PortSpace::Tcp, 8);
+        // The rejection arrives during one of the pauses.
+        let refused = [1, 2, 4, 8, 16].into_iter().find_map(|pause| {
+            thread::scope(|scope| {
+                let accept = || request(&listener).accept(&ConnParam { private_data: &bytes, ..param() });
+                let passive = scope.spawn(accept);
+                let route = Route::resolve(addr, LIMIT).unwrap();
+                let connected = route.exchange(&local, LIMIT, |_| {
+                    drop(passive.join().unwrap());
+                    thread::sleep(QUIET * pause);
+                    Ok(())
+                });
+                connected.err()
+            })
+        });
+        let Some(Error::Rejected(rejected)) = refused else { panic!("{refused:?}") };
+        assert_eq!(rejected.reason, RejectReason::Consumer);
+    });
+}

@@ -8,13 +8,15 @@ use std::time::{Duration, Instant};
 
 use bareverbs::owned::{Endpoint, EndpointOptions};
 use bareverbs::{Access, AckTimeout, Buffer, Errno, Mr};
+use bareverbs_kernel_tests::bus::Bus;
 use bareverbs_kernel_tests::child;
+use bareverbs_kernel_tests::device::{self, Requirement};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::wire::{End, Wire};
 use bareverbs_rdmacm::blocking::BlockingId;
 use bareverbs_rdmacm::connection::Route;
 use bareverbs_rdmacm::event::{EventKind, RejectReason};
-use bareverbs_rdmacm::stream::{RdmaListener, RdmaStream};
+use bareverbs_rdmacm::stream::{RdmaListener, RdmaStream, StreamError};
 use bareverbs_rdmacm::{
     CmId, ConnectOptions, Connection, Connector, Error, EventChannel, IdOptions, Listener, PortSpace,
 };
@@ -40,9 +42,17 @@ fn far() -> (Listener, SocketAddr) {
     (listener, addr)
 }
 
-/// Both ends of a connection across the wire.
+/// Both ends of a connection.
 fn connect(listener: &Listener, connector: &Connector) -> (Connection<Endpoint>, Connection<Endpoint>) {
-    let addr = listener.local_addr().unwrap();
+    connect_to(listener, listener.local_addr().unwrap(), connector)
+}
+
+/// The same to that address of the listener.
+fn connect_to(
+    listener: &Listener,
+    addr: SocketAddr,
+    connector: &Connector,
+) -> (Connection<Endpoint>, Connection<Endpoint>) {
     thread::scope(|scope| {
         let accepted = scope.spawn(|| listener.accept(&small(), LIMIT).unwrap());
         let connected = connector.connect(addr, &small(), LIMIT).unwrap();
@@ -139,6 +149,78 @@ pub(crate) fn time_limit_ends_the_wait_for_a_peer_that_is_cut_off() {
         drop(connect(&listener, &Connector::new()));
     }
     wire.settle();
+}
+
+/// For tests that remove a device while programs have connections on it.
+///
+/// # Errors
+/// If the device is on no bus, or has no IP address of its own.
+pub(crate) fn removable() -> Requirement {
+    device::unbindable()?;
+    device::ethernet()
+}
+
+pub(crate) fn device_removal_ends_each_identifier_with_its_error() {
+    let bus = Bus::new();
+    let everywhere = Listener::bind("0.0.0.0:0").unwrap();
+    let listener = Listener::bind((ip(), 0)).unwrap();
+    let addr = listener.local_addr().unwrap();
+    let connector = Connector::new();
+    let (mut active, mut passive) = connect(&listener, &connector);
+    let streams = RdmaListener::bind((ip(), 0)).unwrap();
+    let (mut reader, mut writer) = thread::scope(|scope| {
+        let accepted = scope.spawn(|| streams.accept().unwrap());
+        (RdmaStream::connect(streams.local_addr()).unwrap(), accepted.join().unwrap())
+    });
+    writer.write_all(b"first").unwrap();
+    reader.read_exact(&mut [0; 5]).unwrap();
+    let id = resolved(addr, PortSpace::Tcp);
+    let asking = resolved(addr, PortSpace::Tcp);
+    asking.connect(&param()).unwrap();
+    let waiting = listener.get_request(LIMIT).unwrap();
+
+    thread::scope(|scope| {
+        // Each of these waits when the device goes.
+        let active = scope.spawn(|| active.wait_disconnected(LIMIT));
+        let passive = scope.spawn(|| passive.wait_disconnected(LIMIT));
+        let request = scope.spawn(|| listener.get_request(LIMIT).map(drop));
+        let stream = scope.spawn(|| streams.accept_timeout(LIMIT).map(drop));
+        let reader = scope.spawn(|| {
+            reader.set_read_timeout(Some(LIMIT));
+            reader.recv(&mut [0])
+        });
+        thread::sleep(QUIET);
+        bus.unbind();
+        let refused = request.join().unwrap();
+        assert!(matches!(refused, Err(Error::DeviceRemoved { .. })), "{refused:?}");
+        let refused = stream.join().unwrap().unwrap_err();
+        let StreamError::Cm(error) = &refused else { panic!("{refused:?}") };
+        assert!(matches!(**error, Error::DeviceRemoved { .. }), "{refused:?}");
+        // The end whose identifier the kernel destroys first sends a DREQ to the other one.
+        for end in [active.join().unwrap(), passive.join().unwrap()] {
+            assert!(!matches!(end, Err(Error::TimedOut { .. })), "{end:?}");
+        }
+        match reader.join().unwrap() {
+            Ok(len) => assert_eq!(len, 0),
+            Err(error) => assert!(!matches!(error, StreamError::TimedOut), "{error:?}"),
+        }
+    });
+    assert!(matches!(next_of(id.channel(), id.key()), EventKind::DeviceRemoval));
+    // Only destruction is left to the identifiers.
+    for refused in [errno(id.connect(&param())), errno(waiting.reject(b"late"))] {
+        assert!([Errno::NXIO, Errno::INVAL].contains(&refused), "{refused}");
+    }
+    writer.write_all(&[0; 1 << 20]).unwrap_err();
+    // The listener of all devices goes on, and has no request.
+    let refused = everywhere.get_request(QUIET).unwrap_err();
+    assert!(matches!(refused, Error::TimedOut { .. }), "{refused}");
+    drop((id, asking, reader, writer, active, passive, listener, streams));
+
+    // The next device of the same name and address is opened again, by the same connector.
+    bus.bind();
+    let again = SocketAddr::new(ip(), everywhere.local_addr().unwrap().port());
+    let (active, passive) = connect_to(&everywhere, again, &connector);
+    drop((active, passive));
 }
 
 pub(crate) fn interface_down_ends_connections_and_refuses_new_ones() {

@@ -97,6 +97,7 @@ kernel_tests! {
     ipv6_listener_and_connector_connect if device::ethernet,
     connection_agrees_on_ece_options if has_ip,
     unreliable_queue_pairs_connect_by_type if has_ip,
+    peer_that_ends_during_the_handshake_has_rejected if has_ip,
 
     channel_of_its_own_shows_the_end_while_a_thread_reads_the_shared_one if has_ip,
     thousand_connections_share_one_file if has_ip,
@@ -119,6 +120,7 @@ kernel_tests! {
 
     lost_messages_are_unreachable_peers if lossy_wire,
     time_limit_ends_the_wait_for_a_peer_that_is_cut_off if lossy_wire,
+    device_removal_ends_each_identifier_with_its_error if removable,
     interface_down_ends_connections_and_refuses_new_ones if wire,
     killed_client_is_noticed_in_each_step if has_ip,
     killed_server_is_noticed_in_each_step if has_ip,

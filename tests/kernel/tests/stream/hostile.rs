@@ -269,3 +269,29 @@ pub(crate) fn answer_of_another_protocol_is_an_error_of_connect() {
         }
     });
 }
+
+pub(crate) fn peer_that_ends_during_the_handshake_has_rejected() {
+    nothing_leaks(|| {
+        let listener = CmId::new(&EventChannel::new().unwrap(), PortSpace::Tcp).unwrap();
+        listener.bind_addr(any_port()).unwrap();
+        listener.listen(8).unwrap();
+        let addr = listener.addresses().unwrap().local.unwrap().ip().unwrap();
+        for round in 0..8 {
+            let connected = thread::scope(|scope| {
+                scope.spawn(|| {
+                    let event = listener.channel().wait_timeout(TIMEOUT).unwrap().expect("a request");
+                    let EventKind::ConnectRequest(request) = event.kind else { panic!("{:?}", event.kind) };
+                    let private_data = &offer(Remote { addr: 0, rkey: 0 })[..];
+                    let param = ConnParam { private_data, ..ConnParam::new(0x77_0000 + round) };
+                    drop(request.accept(&param).unwrap());
+                });
+                RdmaStream::connect(addr)
+            });
+            // The handshake ends before the rejection arrives, or after.
+            if let Err(error) = connected {
+                let StreamError::Cm(error) = &error else { panic!("{error:?}") };
+                assert!(matches!(**error, Error::Rejected(_)), "{error}");
+            }
+        }
+    });
+}
