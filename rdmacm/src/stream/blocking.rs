@@ -139,7 +139,7 @@ impl<P: Provider> RdmaStream<P> {
             Ok((readiness.readable || readiness.writable).then_some(readiness))
         };
         // Either direction: what arrives is handled for the other threads, too.
-        let found = self.shared.attempt(Direction::Read, ready)?;
+        let found = self.shared.attempt(None, ready)?;
         Ok(found.unwrap_or_default())
     }
 
@@ -151,7 +151,7 @@ impl<P: Provider> RdmaStream<P> {
     #[doc(alias = "rpoll")]
     pub fn is_readable(&self) -> Result<bool> {
         let ready = |session: &mut Session<P>| Ok(session.is_readable().then_some(()));
-        Ok(self.shared.attempt(Direction::Read, ready)?.is_some())
+        Ok(self.shared.attempt(None, ready)?.is_some())
     }
 
     /// Whether [`send`](Self::send) would return at once. If not, the [descriptor](Self#descriptor)
@@ -162,7 +162,7 @@ impl<P: Provider> RdmaStream<P> {
     #[doc(alias = "rpoll")]
     pub fn is_writable(&self) -> Result<bool> {
         let ready = |session: &mut Session<P>| Ok(session.is_writable().then_some(()));
-        Ok(self.shared.attempt(Direction::Write, ready)?.is_some())
+        Ok(self.shared.attempt(None, ready)?.is_some())
     }
 
     /// Reads bytes. Returns 0 at the end of the stream.
@@ -198,7 +198,7 @@ impl<P: Provider> RdmaStream<P> {
     /// [`StreamError::Verbs`]. A stream that has ended is no error.
     #[doc(alias = "rshutdown")]
     pub fn shutdown(&self, how: Shutdown) -> Result<()> {
-        self.shared.lock().session.shutdown(how)
+        self.shared.shutdown(how)
     }
 
     /// Waits until the peer's device has acknowledged all bytes that were written, at most for

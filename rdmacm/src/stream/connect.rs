@@ -93,7 +93,7 @@ impl StreamOptions {
         // Grants the peer the rest of the ring. The accepting side does so when it is used first: its
         // peer may not be ready to receive yet.
         session.progress();
-        stream(session, id, domains)
+        stream(session, id, domains, true)
     }
 
     /// Listens at `addr`. Streams that are accepted have these options.
@@ -119,13 +119,19 @@ fn each_address<T>(name: impl ToSocketAddrs, each: impl FnMut(SocketAddr) -> Res
     Err(failed.unwrap_or_else(|| Error::invalid("to_socket_addrs", "the name has no address").into()))
 }
 
-fn stream(session: Session<AnyProvider>, id: CmId, domains: Domains) -> Result<RdmaStream> {
+fn stream(
+    session: Session<AnyProvider>,
+    id: CmId,
+    domains: Domains,
+    established: bool,
+) -> Result<RdmaStream> {
     let addresses = id.addresses()?;
     let ip = |addr: Option<Addr>| addr.and_then(|addr| addr.ip());
     let (Some(local), Some(peer)) = (ip(addresses.local), ip(addresses.peer)) else {
         return Err(Error::invalid("RdmaStream", "the connection has no IP addresses").into());
     };
-    Ok(RdmaStream { shared: Arc::new(Shared::new(session, Link::new(id, domains), local, peer)?) })
+    let link = Link::new(id, domains, established);
+    Ok(RdmaStream { shared: Arc::new(Shared::new(session, link, local, peer)?) })
 }
 
 impl RdmaStream {
@@ -277,7 +283,7 @@ impl RdmaListener {
         bring_up(request.id(), prepared.endpoint(), &options, Some(&param))?;
         let session = prepared.start(&peer.private_data)?;
         // The peer's confirmation is not awaited: one that never comes would hold up the others.
-        stream(session, request.accept(&param)?, self.domains.clone())
+        stream(session, request.accept(&param)?, self.domains.clone(), false)
     }
 }
 

@@ -2,15 +2,19 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 
+use bareverbs::EventType;
+
 use super::Result;
 use crate::connection::Domains;
-use crate::event::EventKind;
+use crate::event::{EventKind, Unreachable};
 use crate::{CmId, Error};
 
 /// An identifier of the connection manager with a channel of its own.
 #[derive(Debug)]
 pub(super) struct Link {
     id: CmId,
+    /// Whether the peer has confirmed the connection.
+    established: bool,
     end: Option<Result<()>>,
     /// Whether a DREQ was sent because this side has failed.
     abandoned: bool,
@@ -24,8 +28,10 @@ impl Link {
         self.id.channel().file().is_of_this_process()
     }
 
-    pub(super) fn new(id: CmId, domains: Domains) -> Self {
-        Self { id, end: None, abandoned: false, _domains: domains }
+    /// `established`: whether the peer has confirmed the connection. That of a listener may be on its
+    /// way.
+    pub(super) fn new(id: CmId, domains: Domains, established: bool) -> Self {
+        Self { id, established, end: None, abandoned: false, _domains: domains }
     }
 
     /// Ends the connection after an error of this side. Without it, a peer that waits for room would
@@ -33,6 +39,11 @@ impl Link {
     pub(super) fn abandon(&mut self) {
         if !self.abandoned {
             self.abandoned = true;
+            // Messages of the peer may come before its confirmation, without which there is nothing to
+            // disconnect. It fails if the connection is gone or established already.
+            if !self.established {
+                let _ = self.id.notify(EventType::COMM_EST);
+            }
             // It fails if the device or the connection is gone, and then the peer knows.
             let _ = self.id.disconnect();
         }
@@ -42,8 +53,14 @@ impl Link {
     /// peer ended it.
     pub(super) fn end(&mut self) -> Result<Option<Result<()>>> {
         while let Some(event) = self.id.channel().get_event()? {
-            // UNREACHABLE of an established connection tells of a neighbour's new MAC address only.
             match event.kind {
+                EventKind::Established(_) => self.established = true,
+                // Of an established connection, it tells of a neighbour's new MAC address only.
+                EventKind::Unreachable(Unreachable::Errno(errno)) | EventKind::ConnectError(errno)
+                    if !self.established =>
+                {
+                    self.end = Some(Err(Error::Unreachable(errno).into()));
+                }
                 EventKind::Disconnected(_) => {
                     self.end = Some(Ok(()));
                     // Without an answer the peer waits until its retries are exhausted.

@@ -108,9 +108,11 @@ impl Tasks {
         drop(earlier);
     }
 
-    /// Takes the task of the other direction.
-    fn take_other(&self, direction: Direction) -> Option<Waker> {
-        self.lock()[1 - direction as usize].take()
+    /// Takes the tasks, except for that of the direction `own`.
+    fn take_others(&self, own: Option<Direction>) -> [Option<Waker>; 2] {
+        let mut wakers = self.lock();
+        [Direction::Read, Direction::Write]
+            .map(|direction| if own == Some(direction) { None } else { wakers[direction as usize].take() })
     }
 }
 
@@ -182,19 +184,20 @@ impl<P: Provider> Shared<P> {
     }
 
     /// Handles what has happened, and attempts once. `Ok(None)`: the descriptor becomes readable
-    /// when another attempt is worthwhile.
+    /// when another attempt is worthwhile. `task` is the direction of the task that attempts, or `None`
+    /// for a thread.
     pub(super) fn attempt<T>(
         &self,
-        direction: Direction,
+        task: Option<Direction>,
         mut attempt: impl FnMut(&mut Session<P>) -> Result<Option<T>>,
     ) -> Result<Option<T>> {
         let mut woken = Woken::default();
         let mut state = self.lock();
-        if let Some(result) = self.attempt_unarmed(&mut state, &mut woken, direction, &mut attempt)? {
+        if let Some(result) = self.attempt_unarmed(&mut state, &mut woken, task, &mut attempt)? {
             return Ok(Some(result));
         }
         self.handle_events(&mut state)?;
-        self.attempt_armed(&mut state, &mut woken, direction, &mut attempt)
+        self.attempt_armed(&mut state, &mut woken, task, &mut attempt)
     }
 
     /// Handles events of the connection, and the end of the keepalive interval.
@@ -222,7 +225,7 @@ impl<P: Provider> Shared<P> {
         &self,
         state: &mut State<P>,
         woken: &mut Woken,
-        direction: Direction,
+        task: Option<Direction>,
         attempt: &mut impl FnMut(&mut Session<P>) -> Result<Option<T>>,
     ) -> Result<Option<T>> {
         // Completions before the arming raise no event, so it is followed by a poll. There is
@@ -236,7 +239,7 @@ impl<P: Provider> Shared<P> {
                 return Err(error.into());
             }
         }
-        if self.progress(state, woken, direction) == BATCH {
+        if self.progress(state, woken, task) == BATCH {
             self.report_left(state)?;
         }
         attempt(&mut state.session)
@@ -247,27 +250,21 @@ impl<P: Provider> Shared<P> {
         &self,
         state: &mut State<P>,
         woken: &mut Woken,
-        direction: Direction,
+        task: Option<Direction>,
         attempt: &mut impl FnMut(&mut Session<P>) -> Result<Option<T>>,
     ) -> Result<Option<T>> {
-        self.progress(state, woken, direction);
+        self.progress(state, woken, task);
         attempt(&mut state.session)
     }
 
     /// Handles completions, at most [`BATCH`], and returns their number. The caller wakes the tasks
     /// in `woken` when it has unlocked the state.
-    fn progress(&self, state: &mut State<P>, woken: &mut Woken, direction: Direction) -> usize {
+    fn progress(&self, state: &mut State<P>, woken: &mut Woken, task: Option<Direction>) -> usize {
         let handled = state.session.progress();
         if handled > 0 {
             // What has arrived may be what another thread or task waits for. The descriptor does
             // not wake them: arming reads its event.
-            self.changed.notify_all();
-            if state.sleeping && !state.has_wake {
-                // The count of an eventfd that was read can't overflow.
-                let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
-                state.has_wake = true;
-            }
-            woken.add(self.tasks.take_other(direction));
+            self.notify(state, woken, task);
         }
         if state.session.error().is_some() {
             state.link.abandon();
@@ -292,6 +289,26 @@ impl<P: Provider> Shared<P> {
         Ok(())
     }
 
+    /// Ends a direction, or both, and lets its threads and tasks notice.
+    pub(super) fn shutdown(&self, how: Shutdown) -> Result<()> {
+        let mut woken = Woken::default();
+        let mut state = self.lock();
+        let ended = state.session.shutdown(how);
+        self.notify(&mut state, &mut woken, None);
+        ended
+    }
+
+    /// Lets the other threads and tasks attempt.
+    fn notify(&self, state: &mut State<P>, woken: &mut Woken, task: Option<Direction>) {
+        self.changed.notify_all();
+        if state.sleeping && !state.has_wake {
+            // The count of an eventfd that was read can't overflow.
+            let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+            state.has_wake = true;
+        }
+        self.tasks.take_others(task).into_iter().for_each(|waker| woken.add(waker));
+    }
+
     /// Attempts until there is a result, at most for `limit`.
     pub(super) fn wait<T>(
         &self,
@@ -301,7 +318,7 @@ impl<P: Provider> Shared<P> {
     ) -> Result<T> {
         let mut woken = Woken::default();
         let mut state = self.lock();
-        if let Some(result) = self.attempt_unarmed(&mut state, &mut woken, direction, &mut attempt)? {
+        if let Some(result) = self.attempt_unarmed(&mut state, &mut woken, None, &mut attempt)? {
             return Ok(result);
         }
         let start = Instant::now();
@@ -327,7 +344,7 @@ impl<P: Provider> Shared<P> {
                 if std::mem::take(&mut events) {
                     self.handle_events(&mut state)?;
                 }
-                if let Some(result) = self.attempt_armed(&mut state, &mut woken, direction, &mut attempt)? {
+                if let Some(result) = self.attempt_armed(&mut state, &mut woken, None, &mut attempt)? {
                     return Ok(result);
                 }
                 if !waits {
@@ -345,7 +362,7 @@ impl<P: Provider> Shared<P> {
                     events = true;
                 }
             }
-            if let Some(result) = self.attempt_unarmed(&mut state, &mut woken, direction, &mut attempt)? {
+            if let Some(result) = self.attempt_unarmed(&mut state, &mut woken, None, &mut attempt)? {
                 return Ok(result);
             }
             now = Instant::now();
@@ -441,7 +458,7 @@ mod tests {
         for direction in [Direction::Read, Direction::Write, Direction::Read] {
             tasks.set(direction, &waker());
         }
-        drop(tasks.take_other(Direction::Write));
+        drop(tasks.take_others(Some(Direction::Write)));
         tasks.set(Direction::Read, &waker());
         Arc::clone(&tasks).wake();
         assert_eq!(Arc::strong_count(&tasks), 1, "both were woken");

@@ -99,7 +99,7 @@ impl<R: Reactor, P: Provider> AsyncStream<R, P> {
         loop {
             // Before the attempt: another task that finds this one's bytes later wakes it.
             self.shared.tasks.set(direction, cx.waker());
-            if let Some(result) = self.shared.attempt(direction, &mut attempt)? {
+            if let Some(result) = self.shared.attempt(Some(direction), &mut attempt)? {
                 return Poll::Ready(Ok(result));
             }
             let both = Waker::from(Arc::clone(&self.shared.tasks));

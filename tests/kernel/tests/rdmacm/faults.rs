@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,8 +19,10 @@ use bareverbs_rdmacm::connection::Route;
 use bareverbs_rdmacm::event::{EventKind, RejectReason};
 use bareverbs_rdmacm::stream::{RdmaListener, RdmaStream, StreamError};
 use bareverbs_rdmacm::{
-    CmId, ConnectOptions, Connection, Connector, Error, EventChannel, IdOptions, Listener, PortSpace,
+    CmId, ConnParam, ConnectOptions, Connection, Connector, Error, EventChannel, IdOptions, Listener,
+    PortSpace,
 };
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::waitpid;
 use nix::unistd::Pid;
@@ -74,6 +77,13 @@ fn unreachable<T>(result: Result<T, Error>, of: &str) {
     }
 }
 
+/// The private data of a stream's request: version 1, 16 credits, and addresses that are never used.
+fn offer() -> [u8; 40] {
+    let mut offer = [0; 40];
+    (offer[0], offer[3], offer[23], offer[39]) = (1, 16, 2, 64);
+    offer
+}
+
 pub(crate) fn lost_messages_are_unreachable_peers() {
     let wire = Wire::new();
     {
@@ -89,6 +99,11 @@ pub(crate) fn lost_messages_are_unreachable_peers() {
         asking.connect(&param()).unwrap();
         let asked = steps_of(listener.get_request(LIMIT).unwrap());
         let silent = blocking(addr);
+        let streams = RdmaListener::bind((End::Far.ip(), 0)).unwrap();
+        let opening = resolved(streams.local_addr(), PortSpace::Tcp);
+        opening.connect(&ConnParam { private_data: &offer(), ..param() }).unwrap();
+        let mut fds = [PollFd::new(streams.as_fd(), PollFlags::POLLIN)];
+        assert_eq!(poll(&mut fds, PollTimeout::try_from(LIMIT).unwrap()), Ok(1));
         wire.cut(End::Near);
         wire.cut(End::Far);
 
@@ -103,6 +118,11 @@ pub(crate) fn lost_messages_are_unreachable_peers() {
             scope.spawn(|| {
                 let kind = passive_end(&unanswered);
                 assert!(matches!(kind, EventKind::Unreachable(_)), "response: {kind:?}");
+            });
+            scope.spawn(|| {
+                let ended = streams.accept().unwrap().recv(&mut [0]).unwrap_err();
+                let StreamError::Cm(error) = &ended else { panic!("confirmation of a stream: {ended:?}") };
+                assert!(matches!(**error, Error::Unreachable(Errno::TIMEDOUT)), "{error}");
             });
             scope.spawn(|| unreachable(silent.connect(&param(), RETRIES), "request"));
             scope.spawn(|| unreachable(established.disconnect(RETRIES), "end"));

@@ -128,6 +128,19 @@ pub(crate) fn bytes_are_acknowledged_before_a_stream_that_both_sides_ended_is_dr
     });
 }
 
+pub(crate) fn shutdown_of_reads_ends_a_read_that_waits() {
+    nothing_leaks(|| {
+        let (a, _b) = pair();
+        thread::scope(|scope| {
+            let reader = scope.spawn(|| a.recv(&mut [0; 8]));
+            // It sleeps after 10 microseconds.
+            sleep(Duration::from_millis(100));
+            a.shutdown(Shutdown::Read).unwrap();
+            assert_eq!(reader.join().unwrap().unwrap(), 0);
+        });
+    });
+}
+
 pub(crate) fn reads_and_writes_have_time_limits() {
     nothing_leaks(|| {
         let (mut a, _b) = pair();

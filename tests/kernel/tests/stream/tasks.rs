@@ -155,6 +155,35 @@ pub(crate) fn waker_may_use_its_stream() {
     });
 }
 
+/// Counts its calls.
+#[derive(Default)]
+struct Count(AtomicUsize);
+
+impl Wake for Count {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+pub(crate) fn thread_that_handles_completions_wakes_the_task_of_its_own_direction() {
+    nothing_leaks(|| {
+        let (a, mut b) = pair();
+        runtime().block_on(async {
+            let mut a = TokioStream::new(a).unwrap();
+            let handle = a.handle();
+            let count = Arc::<Count>::default();
+            let waker = Waker::from(Arc::clone(&count));
+            let mut room = [0; 1];
+            let mut read = ReadBuf::new(&mut room);
+            assert!(Pin::new(&mut a).poll_read(&mut Context::from_waker(&waker), &mut read).is_pending());
+            std::io::Write::write_all(&mut b, b"x").unwrap();
+            b.wait_sent(TIMEOUT).unwrap();
+            while !handle.is_readable().unwrap() {}
+            assert_eq!(count.0.load(Ordering::Relaxed), 1);
+        });
+    });
+}
+
 pub(crate) fn tokio_tasks_connect_and_accept() {
     use bareverbs_rdmacm::tokio::{Stream, StreamListener};
 
