@@ -536,16 +536,16 @@ pub(crate) fn unreliable_queue_pairs_connect_by_type() {
 pub(crate) fn peer_that_ends_during_the_handshake_has_rejected() {
     nothing_leaks(|| {
         let pd = device::open().alloc_pd().unwrap();
-        let endpoint: Endpoint = Endpoint::options().build(&pd).unwrap();
-        let (local, bytes) = (endpoint.address(), endpoint.address().to_bytes());
         let (listener, addr) = listener(PortSpace::Tcp, 8);
         // The rejection arrives during one of the pauses.
         let refused = [1, 2, 4, 8, 16].into_iter().find_map(|pause| {
+            let [local, remote]: [Endpoint; 2] = [0; 2].map(|_| Endpoint::options().build(&pd).unwrap());
+            let private_data = &remote.address().to_bytes()[..];
+            let param = ConnParam { private_data, ..ConnParam::new(remote.qp().qp_num()) };
             thread::scope(|scope| {
-                let accept = || request(&listener).accept(&ConnParam { private_data: &bytes, ..param() });
-                let passive = scope.spawn(accept);
+                let passive = scope.spawn(|| request(&listener).accept(&param).unwrap());
                 let route = Route::resolve(addr, LIMIT).unwrap();
-                let connected = route.exchange(&local, LIMIT, |_| {
+                let connected = route.exchange(&local.address(), LIMIT, |_| {
                     drop(passive.join().unwrap());
                     thread::sleep(QUIET * pause);
                     Ok(())
