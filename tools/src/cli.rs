@@ -243,7 +243,9 @@ mod tests {
             "conform diff a.json b.json",
             "conform page a.json b.json",
             "decode ioctl",
-            "decode rdma-cm-event --json /tmp/bytes",
+            "decode",
+            "decode rdma-cm-event --format json /tmp/bytes",
+            "decode auto --from strace /tmp/lines",
         ] {
             parse(line).unwrap_or_else(|error| panic!("{line}: {error}"));
         }
