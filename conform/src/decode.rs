@@ -494,7 +494,7 @@ mod tests {
                     prop_assert!(serde_json::to_string(&response).is_ok());
                 }
             }
-            guess(&bytes);
+            let _ = guess(&bytes);
         }
 
         #[test]

@@ -37,6 +37,7 @@ mod rules;
 mod session;
 mod suite;
 mod target;
+pub mod trace;
 
 pub use answer::{Answer, Change, Expect};
 pub use check::Check;

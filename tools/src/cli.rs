@@ -10,6 +10,7 @@ pub(crate) mod rcopy;
 pub(crate) mod rping;
 pub(crate) mod rstream;
 pub(crate) mod stat;
+pub(crate) mod trace;
 mod values;
 
 use std::path::PathBuf;
@@ -27,6 +28,7 @@ use self::rcopy::Rcopy;
 use self::rping::Rping;
 use self::rstream::{Riostream, Rstream};
 use self::stat::Stat;
+use self::trace::Trace;
 use self::values::{number, period};
 
 /// RDMA from one static program, without a C library underneath.
@@ -65,6 +67,8 @@ pub(crate) enum Command {
     Conform(Conform),
     /// Decode ioctls, commands and messages of the kernel's RDMA interfaces
     Decode(Decode),
+    /// Decode the RDMA calls of a program as it makes them; exit status of the program
+    Trace(Trace),
     /// Bounce messages between two hosts
     #[command(subcommand)]
     Pingpong(Pingpong),
@@ -246,6 +250,9 @@ mod tests {
             "decode",
             "decode rdma-cm-event --format json /tmp/bytes",
             "decode auto --from strace /tmp/lines",
+            "trace -p 4711 --summary",
+            "trace -o /tmp/out --format json --record /tmp/calls ibv_devinfo -v",
+            "trace -- ibv_rc_pingpong -g 0",
         ] {
             parse(line).unwrap_or_else(|error| panic!("{line}: {error}"));
         }
@@ -255,6 +262,9 @@ mod tests {
             ("link show rxe0/0", "\"0\" is not a port number"),
             ("link add --address 10.1.0.1 rxe0 type rxe netdev eth0", "the length of the prefix is missing"),
             ("link add --address 10.1.0.1/33 rxe0 type rxe netdev eth0", "between 0 and 32"),
+            ("trace", "required"),
+            ("trace -p 4711 ibv_devinfo", "cannot be used with"),
+            ("trace -p 0", "0 is not in 1.."),
             ("system set netns private", "exclusive, shared"),
             ("stat qp bind link mlx5_0/1 lqpn 178 cntn", "COUNTER"),
             ("stat set link mlx5_0/1 optional-counters", "COUNTER"),
