@@ -31,6 +31,7 @@ mod kernel;
 #[cfg(test)]
 mod model;
 mod probe;
+pub mod replay;
 pub mod report;
 mod request;
 mod rules;

@@ -28,7 +28,7 @@ use self::rcopy::Rcopy;
 use self::rping::Rping;
 use self::rstream::{Riostream, Rstream};
 use self::stat::Stat;
-use self::trace::Trace;
+use self::trace::{Replay, Trace};
 use self::values::{number, period};
 
 /// RDMA from one static program, without a C library underneath.
@@ -69,6 +69,8 @@ pub(crate) enum Command {
     Decode(Decode),
     /// Decode the RDMA calls of a program as it makes them; exit status of the program
     Trace(Trace),
+    /// Make the recorded verbs calls of a program again: exit status 1 if an answer differs
+    Replay(Replay),
     /// Bounce messages between two hosts
     #[command(subcommand)]
     Pingpong(Pingpong),
@@ -253,6 +255,7 @@ mod tests {
             "trace -p 4711 --summary",
             "trace -o /tmp/out --format json --record /tmp/calls ibv_devinfo -v",
             "trace -- ibv_rc_pingpong -g 0",
+            "replay -d rxe0 --format json /tmp/calls",
         ] {
             parse(line).unwrap_or_else(|error| panic!("{line}: {error}"));
         }

@@ -63,6 +63,10 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
             Err(error) => Err(error),
         },
         Command::Decode(options) => decode::show(&options),
+        Command::Replay(options) => match trace::replay(&options) {
+            Ok(status) => return status,
+            Err(error) => Err(error),
+        },
         Command::Trace(options) => match trace::run(&options) {
             Ok(status) => return status,
             Err(error) => Err(error),

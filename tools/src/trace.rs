@@ -1,15 +1,18 @@
-//! `bareverbs trace`: the RDMA calls of a program, decoded.
+//! `bareverbs trace`: the RDMA calls of a program, decoded. `bareverbs replay` makes them again.
 
 use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufReader, BufWriter, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
+use bareverbs::Device;
+use bareverbs_conform::replay::{self, Difference, Header};
 use bareverbs_conform::trace::{End, Record, Summary, Target, trace};
 
 use crate::cli::conform::TextOrJson;
-use crate::cli::trace::Trace;
+use crate::cli::trace::{Replay, Trace};
+use crate::output;
 
 /// `bareverbs trace`. The exit status is that of the program, or 128 plus the signal that killed it.
 pub(crate) fn run(options: &Trace) -> Result<u8> {
@@ -24,6 +27,9 @@ pub(crate) fn run(options: &Trace) -> Result<u8> {
         (None, None) => Box::new(io::stderr()),
     };
     let mut recording = options.record.as_deref().map(create).transpose()?.map(BufWriter::new);
+    if let Some(file) = &mut recording {
+        writeln!(file, "{}", json(&Header::of_this_kernel())?).context("cannot write the recording")?;
+    }
     let mut summary = Summary::default();
     let mut failed = Ok(());
     let end = trace(&target, |record| {
@@ -69,4 +75,29 @@ fn print(record: &Record, options: &Trace, out: &mut dyn Write) -> io::Result<()
 
 fn json(value: &impl serde::Serialize) -> io::Result<String> {
     serde_json::to_string(value).map_err(io::Error::from)
+}
+
+/// `bareverbs replay`. The exit status is 1 if an answer differs.
+pub(crate) fn replay(options: &Replay) -> Result<u8> {
+    let name = options.file.display();
+    let file = File::open(&options.file).with_context(|| format!("cannot open {name}"))?;
+    let records = replay::read(BufReader::new(file))?;
+    let device = match &options.device {
+        Some(name) => Device::find(name),
+        None => Device::first(),
+    }?;
+    let replayed = replay::replay(&records, &device)?;
+    let text = match (options.format, &replayed.difference) {
+        (TextOrJson::Json, _) => serde_json::to_string(&replayed)?,
+        (TextOrJson::Text, None) => {
+            format!("{} calls have the same answers, {} were skipped", replayed.same, replayed.skipped)
+        }
+        (TextOrJson::Text, Some(Difference { line, call, place, recorded, here })) => format!(
+            "line {line} differs, after {} calls with the same answers: {place}\n  call:     {call}\n  \
+             recorded: {recorded}\n  here:     {here}",
+            replayed.same
+        ),
+    };
+    output::line(&text)?;
+    Ok(u8::from(replayed.difference.is_some()))
 }

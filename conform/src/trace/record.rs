@@ -192,11 +192,7 @@ impl Record {
             (Some(only), None, _) | (None, Some(only), _) => only,
             (None, None, call) => format!("{call:?}").to_lowercase(),
         };
-        let result = match self.result {
-            None => "?".to_owned(),
-            Some(error @ ..0) => format!("-1 {}", error_name(-error)),
-            Some(result) => result.to_string(),
-        };
+        let result = self.result_text();
         format!(
             "[{thread}] {}.{:06} {}({}) {message} = {result} <{}.{:06}>",
             self.time / 1_000_000_000,
@@ -206,6 +202,15 @@ impl Record {
             self.duration / 1_000_000_000,
             self.duration / 1000 % 1_000_000,
         )
+    }
+
+    /// The result as text: `-1` and the name of an error, `?` if there is none.
+    pub(crate) fn result_text(&self) -> String {
+        match self.result {
+            None => "?".to_owned(),
+            Some(error @ ..0) => format!("-1 {}", error_name(-error)),
+            Some(result) => result.to_string(),
+        }
     }
 
     /// The call as JSON: `process`, `thread`, `time_ns`, `duration_ns`, `call`, `fd`, `file`, `name`,

@@ -29,3 +29,15 @@ pub(crate) struct Trace {
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, group = "target")]
     pub(crate) command: Vec<OsString>,
 }
+
+#[derive(Debug, Args)]
+pub(crate) struct Replay {
+    /// The recording
+    pub(crate) file: PathBuf,
+    /// Replay on this Soft-RoCE device (default: the first one found)
+    #[arg(short, long, value_name = "DEV")]
+    pub(crate) device: Option<String>,
+    /// The form of the output
+    #[arg(long, value_enum, default_value = "text")]
+    pub(crate) format: TextOrJson,
+}
