@@ -2,28 +2,40 @@
 //! [`bareverbs_uapi`].
 //!
 //! ```
-//! use bareverbs_conform::decode::{Message, bytes_of_text, decode};
+//! use bareverbs_conform::decode::{Form, Message, decode, messages_of_text};
 //!
 //! // DEALLOC_PD of handle 7, as strace prints a write.
-//! let bytes = bytes_of_text(r#"write(3, "\4\0\0\0\3\0\0\0\7\0\0\0", 12) = 12"#).unwrap();
-//! assert_eq!(decode(Message::Write, &bytes).text, "DeallocPd: DeallocPdReq { pd_handle: 7 }");
+//! let text = r#"write(3, "\4\0\0\0\3\0\0\0\7\0\0\0", 12) = 12"#;
+//! let found = messages_of_text(text, Form::of(text))?.remove(0);
+//! assert_eq!(found.message, Some(Message::Write));
+//! assert_eq!(decode(Message::Write, &found.bytes).text, "DeallocPd: DeallocPdReq { pd_handle: 7 }");
+//! # Ok::<(), bareverbs_conform::decode::TextError>(())
 //! ```
 
-use bareverbs_uapi::decode::{DecodedAttribute, NoMemory};
+mod json;
+mod text;
+
+use bareverbs_uapi::abi::AbiStruct;
+use bareverbs_uapi::decode::{Memory, NoMemory};
+use bareverbs_uapi::ioctl::Header;
+use bareverbs_uapi::netlink::messages;
 use bareverbs_uapi::print::{Hex, Struct};
 use bareverbs_uapi::rdma_cm::{self, GetEvent};
-use bareverbs_uapi::registry;
-use bareverbs_uapi::write::EXTENDED;
-use bareverbs_uapi::write::structs::{CmdHdr, ExCmdHdr};
+use bareverbs_uapi::registry::{self, Driver};
+use bareverbs_uapi::write::structs::{AsyncEventDesc, CmdHdr, CompEventDesc, ExCmdHdr};
+use bareverbs_uapi::write::{EXTENDED, WriteCommandInfo};
 use bareverbs_uapi::{decode as ioctl, nldev};
 use serde::Serialize;
 use zerocopy::{FromBytes, IntoBytes};
 
+pub use text::{Form, Found, TextError, messages_of_text};
+
 /// The kind of a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Message {
     /// An ioctl of a uverbs file: header and attributes. Payloads of more than 8 bytes are
-    /// elsewhere in memory and printed as addresses.
+    /// elsewhere in memory.
     Ioctl,
     /// A command that was written to a uverbs file.
     Write,
@@ -33,100 +45,240 @@ pub enum Message {
     RdmaCmEvent,
     /// A datagram of RDMA netlink.
     Nldev,
+    /// Events read from a completion channel.
+    CompletionEvent,
+    /// Events read from an asynchronous event file.
+    AsyncEvent,
 }
 
+impl Message {
+    /// The kind of one event of this length in bytes, read from an event file.
+    #[must_use]
+    pub const fn event(len: usize) -> Option<Self> {
+        match len {
+            COMPLETION_EVENT => Some(Self::CompletionEvent),
+            ASYNC_EVENT => Some(Self::AsyncEvent),
+            _ => None,
+        }
+    }
+}
+
+const COMPLETION_EVENT: usize = size_of::<CompEventDesc>();
+const ASYNC_EVENT: usize = size_of::<AsyncEventDesc>();
+
 /// A decoded message.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Decoded {
-    /// The message as text.
-    pub text: String,
+    /// The kind of the message.
+    pub kind: Message,
     /// The method or command, if it is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// The attributes of an ioctl.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub attributes: Vec<AttributeText>,
-    /// Bytes behind the message, as hexadecimal text.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub trailing: Option<String>,
+    /// The message as text.
+    pub text: String,
+    /// Its attributes and fields, typed. Bytes are hexadecimal strings, named values and flags have
+    /// their number and names, structs are objects. Bytes behind a struct or a message are
+    /// `trailing`.
+    #[serde(flatten)]
+    pub value: serde_json::Map<String, serde_json::Value>,
 }
 
-/// An attribute of an ioctl.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct AttributeText {
-    /// Its name, if it is known.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
-    /// Its id.
-    pub id: u16,
-    /// Length of its payload in bytes.
-    pub len: u16,
-    /// Its flags by name.
-    pub flags: String,
-    /// Its value as text.
-    pub value: String,
-}
-
-impl AttributeText {
-    fn of(attribute: &DecodedAttribute<'_>) -> Self {
-        let raw = attribute.raw();
-        Self {
-            name: attribute.name().map(str::to_owned),
-            id: raw.attr_id,
-            len: raw.len,
-            flags: raw.flags.to_string(),
-            value: attribute.to_string(),
-        }
-    }
-}
-
-/// Decodes a message. Malformed bytes are decoded as far as possible and marked as such.
+/// Decodes a message without the memory of its process and for no particular driver. Malformed bytes
+/// are decoded as far as possible and marked as such.
 #[must_use]
 pub fn decode(message: Message, bytes: &[u8]) -> Decoded {
+    decode_with(message, bytes, Driver::default(), &NoMemory)
+}
+
+/// Decodes a message with the memory of its process. `driver` names the driver's part of commands
+/// that are written; ioctls name their driver themselves.
+#[must_use]
+pub fn decode_with(message: Message, bytes: &[u8], driver: Driver, memory: &dyn Memory) -> Decoded {
     match message {
-        Message::Ioctl => of_ioctl(bytes),
-        Message::Write => of_write(bytes),
-        Message::RdmaCm => {
-            let decoded = rdma_cm::decode(bytes);
-            let name = decoded.command().map(|command| command.rust.to_owned());
-            Decoded { name, ..text(decoded.to_string()) }
-        }
+        Message::Ioctl => of_ioctl(bytes, memory),
+        Message::Write => of_write(bytes, driver),
+        Message::RdmaCm => of_rdma_cm(bytes),
         Message::RdmaCmEvent => of_event(bytes),
-        Message::Nldev => text(nldev::decode(bytes).to_string()),
+        Message::Nldev => new(message, None, nldev::decode(bytes).to_string(), json::datagram(bytes)),
+        Message::CompletionEvent => events(message, bytes, &CompEventDesc::INFO),
+        Message::AsyncEvent => events(message, bytes, &AsyncEventDesc::INFO),
     }
 }
 
-fn text(text: String) -> Decoded {
-    Decoded { text, name: None, attributes: Vec::new(), trailing: None }
+/// The kind of a message by its header: its lengths and numbers must fit. Events have none.
+#[must_use]
+pub fn guess(bytes: &[u8]) -> Option<Message> {
+    let netlink = || {
+        let mut all = messages(bytes);
+        let mut ours = false;
+        let valid = all.all(|message| {
+            message.is_ok_and(|message| {
+                let kind = message.header.kind;
+                ours = true;
+                nldev::Command::from_message_type(kind).is_some() || (1..5).contains(&kind)
+            })
+        });
+        valid && ours
+    };
+    let ioctl = || {
+        let header = Header::read_from_prefix(bytes).is_ok_and(|(header, _)| header.reserved1 == 0);
+        header && ioctl::decode(bytes, &NoMemory).is_ok()
+    };
+    let write = || {
+        CmdHdr::read_from_prefix(bytes).is_ok_and(|(header, rest)| {
+            let expected = match ExCmdHdr::read_from_prefix(rest) {
+                Ok((extra, _)) if header.command & EXTENDED != 0 => {
+                    24 + 8 * (usize::from(header.in_words) + usize::from(extra.provider_in_words))
+                }
+                _ => 4 * usize::from(header.in_words),
+            };
+            registry::command(header.command).is_some() && expected == bytes.len()
+        })
+    };
+    let rdma_cm = || {
+        let decoded = rdma_cm::decode(bytes);
+        let fits =
+            |header: rdma_cm::Header| size_of::<rdma_cm::Header>() + usize::from(header.input) == bytes.len();
+        decoded.command().is_some() && decoded.header().is_some_and(fits)
+    };
+    match () {
+        () if ioctl() => Some(Message::Ioctl),
+        () if write() => Some(Message::Write),
+        () if rdma_cm() => Some(Message::RdmaCm),
+        () if netlink() => Some(Message::Nldev),
+        () => None,
+    }
 }
 
-fn with_tail(mut decoded: Decoded, tail: &[u8]) -> Decoded {
+/// Decodes the response to a command that was written to a uverbs file or to rdma_cm, for the bytes
+/// of the request and of the response. `None` for commands without a response.
+#[must_use]
+pub fn response(message: Message, request: &[u8], response: &[u8], driver: Driver) -> Option<Decoded> {
+    match message {
+        Message::RdmaCm => {
+            let decoded = rdma_cm::decode(request);
+            let command = decoded.command()?;
+            if command.number == <GetEvent as rdma_cm::Command>::INFO.number {
+                return Some(Decoded { kind: message, ..of_event(response) });
+            }
+            let info = decoded.response_info()?;
+            let text = decoded.response(response).to_string();
+            Some(new(message, Some(command.rust.to_owned()), text, json::structure(info, response)))
+        }
+        Message::Write => {
+            let (header, _) = CmdHdr::read_from_prefix(request).ok()?;
+            let command = registry::command(header.command)?;
+            let info = command.response?;
+            // The response of the driver follows in the same buffer.
+            let (core, beyond) = response.split_at(info.size.min(response.len()));
+            let mut text = Struct { info, bytes: core }.to_string();
+            let mut value = json::structure(info, core);
+            add_driver(&mut text, &mut value, command, beyond, driver, Direction::Out);
+            Some(new(message, Some(command_name(command)), text, value))
+        }
+        _ => None,
+    }
+}
+
+fn new(kind: Message, name: Option<String>, text: String, value: json::Object) -> Decoded {
+    Decoded { kind, name, text, value }
+}
+
+fn malformed(kind: Message, text: String, bytes: &[u8]) -> Decoded {
+    new(kind, None, text, json::object([("malformed", json::hex(bytes))]))
+}
+
+/// The name of a write command; extended ones begin with `ex::`.
+fn command_name(command: &WriteCommandInfo) -> String {
+    format!("{}{}", if command.number & EXTENDED == 0 { "" } else { "ex::" }, command.rust)
+}
+
+fn of_ioctl(bytes: &[u8], memory: &dyn Memory) -> Decoded {
+    let call = match ioctl::decode(bytes, memory) {
+        Ok(call) => call,
+        Err(error) => return malformed(Message::Ioctl, format!("<malformed: {error}>"), bytes),
+    };
+    let name = match (call.command(), call.method()) {
+        (Some(command), _) => Some(command_name(command)),
+        (None, method) => method.map(|method| method.rust.to_owned()),
+    };
+    let driver = registry::driver(call.header().driver_id);
+    let mut decoded = new(Message::Ioctl, name, format!("{call:#}"), json::call(&call, driver));
+    let tail = &bytes[usize::from(call.header().length).min(bytes.len())..];
     if !tail.is_empty() {
-        let tail = Hex(tail).to_string();
-        decoded.text += &format!(" and {tail} behind it");
-        decoded.trailing = Some(tail);
+        decoded.text += &format!(" and {} behind it", Hex(tail));
+        decoded.value.insert("trailing".to_owned(), json::hex(tail));
     }
     decoded
 }
 
-fn of_ioctl(bytes: &[u8]) -> Decoded {
-    match ioctl::decode(bytes, &NoMemory) {
-        Ok(call) => {
-            let decoded = Decoded {
-                text: format!("{call:#}"),
-                name: call.method().map(|method| method.rust.to_owned()),
-                attributes: call.attributes().map(|attribute| AttributeText::of(&attribute)).collect(),
-                trailing: None,
-            };
-            with_tail(decoded, &bytes[usize::from(call.header().length).min(bytes.len())..])
+fn of_rdma_cm(bytes: &[u8]) -> Decoded {
+    let decoded = rdma_cm::decode(bytes);
+    let name = decoded.command().map(|command| command.rust.to_owned());
+    let rest = bytes.get(size_of::<rdma_cm::Header>()..).unwrap_or_default();
+    let mut value = json::Object::new();
+    if let Some(header) = decoded.header() {
+        value.insert("command".to_owned(), header.command.into());
+        value.insert("response_len".to_owned(), header.output.into());
+        let (request, beyond) = rest.split_at(usize::from(header.input).min(rest.len()));
+        let request = match decoded.command() {
+            Some(command) => json::structure(command.request, request).into(),
+            None => json::hex(request),
+        };
+        value.insert("request".to_owned(), request);
+        if !beyond.is_empty() {
+            value.insert("trailing".to_owned(), json::hex(beyond));
         }
-        Err(error) => text(format!("<malformed: {error}>")),
+    }
+    new(Message::RdmaCm, name, decoded.to_string(), value)
+}
+
+/// The direction of a driver's part of a command.
+#[derive(Clone, Copy)]
+enum Direction {
+    In,
+    Out,
+}
+
+/// Adds the driver's part of a command: a struct that the driver declares, or bytes.
+fn add_driver(
+    text: &mut String,
+    value: &mut json::Object,
+    command: &WriteCommandInfo,
+    bytes: &[u8],
+    driver: Driver,
+    direction: Direction,
+) {
+    let payload = driver.command_payload(command.number);
+    let info = payload.and_then(|payload| match direction {
+        Direction::In => payload.request,
+        Direction::Out => payload.response,
+    });
+    let has = match direction {
+        Direction::In => command.driver_input,
+        Direction::Out => command.driver_output,
+    };
+    match info {
+        _ if bytes.is_empty() => {}
+        Some(info) if has => {
+            *text += &format!(", driver {}", Struct { info, bytes });
+            value.insert("driver".to_owned(), json::structure(info, bytes).into());
+        }
+        _ if has => {
+            *text += &format!(", driver {}", Hex(bytes));
+            value.insert("driver".to_owned(), json::hex(bytes));
+        }
+        _ => {
+            *text += &format!(" and {} behind it", Hex(bytes));
+            value.insert("trailing".to_owned(), json::hex(bytes));
+        }
     }
 }
 
-fn of_write(bytes: &[u8]) -> Decoded {
+fn of_write(bytes: &[u8], driver: Driver) -> Decoded {
     let Ok((header, rest)) = CmdHdr::read_from_prefix(bytes) else {
-        return text(format!("<malformed: {} bytes where the header has 8>", bytes.len()));
+        let text = format!("<malformed: {} bytes where the header has 8>", bytes.len());
+        return malformed(Message::Write, text, bytes);
     };
     let extended = header.command & EXTENDED != 0;
     let (rest, extra) = match ExCmdHdr::read_from_prefix(rest) {
@@ -136,31 +288,41 @@ fn of_write(bytes: &[u8]) -> Decoded {
     let unit = if extended { 8 } else { 4 };
     let header_len = if extended { 0 } else { size_of::<CmdHdr>() };
     let len = (usize::from(header.in_words) * unit).saturating_sub(header_len);
+    let mut value = json::object([
+        ("command", header.command.into()),
+        ("response_len", (usize::from(header.out_words) * unit).into()),
+    ]);
     let Some(command) = registry::command(header.command) else {
-        return text(format!("command {:#x}: {}", header.command, Hex(rest)));
+        value.insert("request".to_owned(), json::hex(rest));
+        return new(Message::Write, None, format!("command {:#x}: {}", header.command, Hex(rest)), value);
     };
-    let prefix = if extended { "ex::" } else { "" };
-    let mut shown = format!("{prefix}{}", command.rust);
-    let request = command.request.map_or(0, |info| info.size).min(rest.len());
+    let mut shown = command_name(command);
+    // The struct of an extended command has the stated length, that of others its own.
+    let core = if extended { len } else { command.request.map_or(0, |info| info.size) };
+    let core = if command.driver_input { core } else { len };
+    let (request, beyond) = rest.split_at(core.min(rest.len()));
     if let Some(info) = command.request {
-        shown += &format!(": {}", Struct { info, bytes: &rest[..request] });
+        shown += &format!(": {}", Struct { info, bytes: request });
+        value.insert("request".to_owned(), json::structure(info, request).into());
     }
     if let Some(ExCmdHdr { response, provider_in_words, provider_out_words, .. }) = extra {
         shown += &format!(
             ", response at {response:#x}, driver {} bytes in and {} out",
-            provider_in_words * 8,
-            provider_out_words * 8
+            u32::from(provider_in_words) * 8,
+            u32::from(provider_out_words) * 8
         );
+        value.insert("response".to_owned(), format!("{response:#x}").into());
+        value.insert("driver_response_len".to_owned(), (u32::from(provider_out_words) * 8).into());
     }
     if header.out_words > 0 {
         shown += &format!(" room {}", usize::from(header.out_words) * unit);
     }
-    let driver = extra.map_or(0, |extra| usize::from(extra.provider_in_words) * 8);
-    if rest.len() != len + driver {
-        shown += &format!(" <malformed: {} of {} bytes>", rest.len(), len + driver);
+    let driver_len = extra.map_or(0, |extra| usize::from(extra.provider_in_words) * 8);
+    if rest.len() != len + driver_len {
+        shown += &format!(" <malformed: {} of {} bytes>", rest.len(), len + driver_len);
     }
-    let decoded = Decoded { name: Some(format!("{prefix}{}", command.rust)), ..text(shown) };
-    with_tail(decoded, &rest[request..])
+    add_driver(&mut shown, &mut value, command, beyond, driver, Direction::In);
+    new(Message::Write, Some(command_name(command)), shown, value)
 }
 
 fn of_event(bytes: &[u8]) -> Decoded {
@@ -168,76 +330,16 @@ fn of_event(bytes: &[u8]) -> Decoded {
     let header =
         rdma_cm::Header { command: <GetEvent as rdma_cm::Command>::INFO.number, ..rdma_cm::Header::zeroed() };
     let command = rdma_cm::decode(header.as_bytes());
-    Decoded { name: Some("GetEvent".to_owned()), ..text(command.response(bytes).to_string()) }
+    let text = command.response(bytes).to_string();
+    let value = json::structure(&rdma_cm::structs::EventResp::INFO, bytes);
+    new(Message::RdmaCmEvent, Some("GetEvent".to_owned()), text, value)
 }
 
-/// The bytes in a text: hexadecimal digits, the lines of a hex dump with or without offsets, or the
-/// strings of strace with their escapes. `None` if the text has none.
-#[must_use]
-pub fn bytes_of_text(text: &str) -> Option<Vec<u8>> {
-    if text.contains('"') {
-        return strings(text);
-    }
-    let mut bytes = Vec::new();
-    for line in text.lines() {
-        // An offset with a colon, and the characters behind a bar, are not bytes.
-        let line = line.rsplit_once(": ").map_or(line, |(_, digits)| digits);
-        let line = line.split('|').next().unwrap_or_default();
-        let words = line.split([' ', '\t', ',']).filter(|word| !word.is_empty());
-        let words: Option<Vec<Vec<u8>>> = words.map(word).collect();
-        bytes.extend(words.into_iter().flatten().flatten());
-    }
-    (!bytes.is_empty()).then_some(bytes)
-}
-
-/// An even number of hexadecimal digits, with `0x` or `\x` before each byte or none.
-fn word(word: &str) -> Option<Vec<u8>> {
-    let digits = word.replace("\\x", "").replace("0x", "");
-    let pairs = digits.as_bytes().chunks(2);
-    let even = digits.len().is_multiple_of(2) && !digits.is_empty();
-    let pair = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
-    pairs.map(pair).collect::<Option<Vec<u8>>>().filter(|_| even)
-}
-
-/// The bytes of all strings in a text with C's escapes.
-fn strings(text: &str) -> Option<Vec<u8>> {
-    let mut bytes = Vec::new();
-    let mut chars = text.bytes().peekable();
-    while let Some(char) = chars.next() {
-        if char != b'"' {
-            continue;
-        }
-        loop {
-            match chars.next()? {
-                b'"' => break,
-                b'\\' => match chars.next()? {
-                    b'n' => bytes.push(b'\n'),
-                    b't' => bytes.push(b'\t'),
-                    b'r' => bytes.push(b'\r'),
-                    b'v' => bytes.push(0x0b),
-                    b'f' => bytes.push(0x0c),
-                    b'x' => {
-                        let digits = [chars.next()?, chars.next()?];
-                        bytes.push(u8::from_str_radix(std::str::from_utf8(&digits).ok()?, 16).ok()?);
-                    }
-                    digit @ b'0'..=b'7' => {
-                        let mut value = u32::from(digit - b'0');
-                        for _ in 0..2 {
-                            match chars.peek() {
-                                Some(digit @ b'0'..=b'7') => value = value * 8 + u32::from(digit - b'0'),
-                                _ => break,
-                            }
-                            chars.next();
-                        }
-                        bytes.push(u8::try_from(value).ok()?);
-                    }
-                    other => bytes.push(other),
-                },
-                other => bytes.push(other),
-            }
-        }
-    }
-    (!bytes.is_empty()).then_some(bytes)
+fn events(kind: Message, bytes: &[u8], info: &'static bareverbs_uapi::abi::StructInfo) -> Decoded {
+    let each = || bytes.chunks(info.size);
+    let text: Vec<_> = each().map(|bytes| Struct { info, bytes }.to_string()).collect();
+    let events: Vec<_> = each().map(|bytes| json::structure(info, bytes)).collect();
+    new(kind, None, text.join("\n"), json::object([("events", events.into())]))
 }
 
 #[cfg(test)]
@@ -245,60 +347,179 @@ mod tests {
     use bareverbs_uapi::method::Call;
     use bareverbs_uapi::uverbs::PdDestroy;
     use bareverbs_uapi::uverbs::types::DriverId;
+    use bareverbs_uapi::verbs_values::{QpAttrMask, QpState};
+    use bareverbs_uapi::write::structs::{CreateCqReq, CreateCqResp, ModifyQpReq};
+    use bareverbs_uapi::{rxe, write};
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
 
     use super::*;
 
+    const KINDS: [Message; 7] = [
+        Message::Ioctl,
+        Message::Write,
+        Message::RdmaCm,
+        Message::RdmaCmEvent,
+        Message::Nldev,
+        Message::CompletionEvent,
+        Message::AsyncEvent,
+    ];
+
     #[test]
-    fn texts_of_several_tools_have_the_same_bytes() {
-        let bytes = Some(vec![0x18, 0, 0x1b, 0xff]);
-        for text in [
-            "18001bff",
-            "18 00 1b ff",
-            "0x18, 0x00, 0x1b, 0xff",
-            "[   12.3] 00000000: 18 00 1b ff",
-            "00000000: 1800 1bff |....|",
-            r#"write(3, "\30\0\33\377", 4) = 4"#,
-            r#"write(3, "\x18\x00\x1b\xff", 4) = 4"#,
-        ] {
-            assert_eq!(bytes_of_text(text), bytes, "{text}");
-        }
-        assert_eq!(bytes_of_text("no bytes here"), None);
-        assert_eq!(bytes_of_text("\"unfinished"), None);
+    fn ioctls_have_typed_attributes() {
+        let mut call = Call::<PdDestroy>::new(DriverId::RXE.0);
+        call.destroy(PdDestroy::HANDLE, 7);
+        let mut bytes = [call.as_bytes(), &[1, 2]].concat();
+        let decoded = decode(Message::Ioctl, &bytes);
+        assert_eq!(decoded.name.as_deref(), Some("PdDestroy"));
+        assert!(decoded.text.ends_with(" and 0x0102 behind it"), "{}", decoded.text);
+        assert_eq!(decoded.value["trailing"], "0x0102");
+        assert_eq!(decoded.value["driver"], json!({ "value": 14, "name": "RXE" }));
+        assert_eq!(
+            decoded.value["attributes"],
+            json!([{
+                "name": "HANDLE", "id": 0, "type": "handle", "len": 0,
+                "flags": { "value": 1, "flags": ["MANDATORY"] },
+                "value": { "class": "Pd", "class_id": 1, "access": "destroy", "handle": 7 },
+            }])
+        );
+        // An unknown attribute keeps its data.
+        (bytes[24], bytes[26]) = (0x55, 8);
+        let unknown = &decode(Message::Ioctl, &bytes).value["attributes"][0];
+        assert_eq!(
+            (&unknown["name"], &unknown["type"], &unknown["id"]),
+            (&Value::Null, &"unknown".into(), &0x55.into())
+        );
+        assert_eq!(unknown["value"], json!({ "data": "0x7" }));
+        assert!(decode(Message::Ioctl, &[1]).text.starts_with("<malformed"));
     }
 
     #[test]
-    fn ioctls_have_attributes_by_name() {
+    fn responses_have_the_part_of_the_driver() {
+        let words = (size_of::<CmdHdr>() + size_of::<CreateCqReq>()) / 4;
+        let header = CmdHdr { command: 18, in_words: words as u16, out_words: 6 };
+        let request = [header.as_bytes(), CreateCqReq::zeroed().as_bytes()].concat();
+        let core = CreateCqResp { cq_handle: 3, cqe: 255, ..CreateCqResp::zeroed() };
+        let driver = rxe::CreateCqResp { mi: rxe::MmapInfo { size: 4096, ..rxe::MmapInfo::zeroed() } };
+        let bytes = [core.as_bytes(), driver.as_bytes()].concat();
+        let rxe = registry::driver(DriverId::RXE.0);
+        let decoded = response(Message::Write, &request, &bytes, rxe).unwrap();
+        assert_eq!(decoded.name.as_deref(), Some("CreateCq"));
+        assert_eq!(decoded.value["cq_handle"], 3);
+        assert_eq!(decoded.value["driver"]["mi"]["size"], 4096);
+        let unknown = response(Message::Write, &request, &bytes, Driver::default()).unwrap();
+        assert!(unknown.value["driver"].as_str().unwrap().starts_with("0x0000"));
+    }
+
+    #[test]
+    fn flags_and_enumerations_have_names_and_numbers() {
+        let request = ModifyQpReq {
+            qp_handle: 5,
+            attr_mask: QpAttrMask::from_bits_retain(1 | 1 << 31),
+            qp_state: QpState(1),
+            ..ModifyQpReq::zeroed()
+        };
+        let words = (size_of::<CmdHdr>() + size_of::<ModifyQpReq>()) / 4;
+        let header = CmdHdr { command: 26, in_words: words as u16, out_words: 0 };
+        let decoded = decode(Message::Write, &[header.as_bytes(), request.as_bytes()].concat());
+        let request = &decoded.value["request"];
+        assert_eq!(
+            request["attr_mask"],
+            json!({ "value": 0x8000_0001_u32, "flags": ["STATE"], "unknown": "0x80000000" })
+        );
+        assert_eq!(request["qp_state"], json!({ "value": 1, "name": "INIT" }));
+    }
+
+    #[test]
+    fn kinds_are_known_by_their_headers() {
         let mut call = Call::<PdDestroy>::new(DriverId::RXE.0);
         call.destroy(PdDestroy::HANDLE, 7);
-        let bytes = [call.as_bytes(), &[1, 2]].concat();
-        let decoded = decode(Message::Ioctl, &bytes);
-        assert_eq!(decoded.name.as_deref(), Some("PdDestroy"));
-        assert_eq!(decoded.attributes[0].name.as_deref(), Some("HANDLE"));
-        assert_eq!(decoded.attributes[0].value, "destroy Pd 7");
-        assert!(decoded.trailing.is_some_and(|tail| tail.contains("0102")));
-        assert!(decode(Message::Ioctl, &[1]).text.starts_with("<malformed"));
+        assert_eq!(guess(call.as_bytes()), Some(Message::Ioctl));
+        assert_eq!(guess(&[4, 0, 0, 0, 3, 0, 0, 0, 7, 0, 0, 0]), Some(Message::Write));
+        let mut response = rdma_cm::structs::CreateIdResp::zeroed();
+        let call =
+            rdma_cm::Call::<rdma_cm::CreateId>::new(rdma_cm::structs::CreateIdReq::zeroed(), &mut response);
+        assert_eq!(guess(call.as_bytes()), Some(Message::RdmaCm));
+        assert_eq!(guess(&[16, 0, 0, 0, 1, 0x14, 1, 3, 0, 0, 0, 0, 0, 0, 0, 0]), Some(Message::Nldev));
+        for other in [&b""[..], b"a line of text", &[0; 40]] {
+            assert_eq!(guess(other), None);
+        }
     }
 
     #[test]
     fn unknown_commands_and_short_requests_are_shown() {
         let shown = decode(Message::Write, &[0xc8, 0, 0, 0, 2, 0, 0, 0]).text;
         assert!(shown.starts_with("command 0xc8"), "{shown}");
-        let short = decode(Message::Write, &[4, 0, 0, 0, 3, 0, 0, 0, 7, 0]).text;
-        assert!(short.contains("<malformed: 2 of 4 bytes>"), "{short}");
+        let short = decode(Message::Write, &[4, 0, 0, 0, 3, 0, 0, 0, 7, 0]);
+        assert!(short.text.contains("<malformed: 2 of 4 bytes>"), "{}", short.text);
+        assert_eq!(short.value["request"]["pd_handle"], json!({ "truncated": "0x0700" }));
         assert!(decode(Message::Write, &[4]).text.contains("malformed"));
     }
 
     #[test]
-    fn every_kind_takes_any_bytes() {
-        let kinds = [Message::Ioctl, Message::Write, Message::RdmaCm, Message::RdmaCmEvent, Message::Nldev];
-        for kind in kinds {
-            for len in 0..64 {
-                for fill in [0, 1, 0x18, 0xff] {
-                    assert!(
-                        !decode(kind, &vec![fill; len]).text.is_empty() || len == 0 || kind == Message::Nldev
-                    );
+    fn netlink_attributes_are_typed() {
+        let mut buffer = [0; 64];
+        let mut writer = bareverbs_uapi::netlink::MessageWriter::new(&mut buffer);
+        let flags = bareverbs_uapi::netlink::MessageFlags::REQUEST;
+        writer.begin(nldev::Command::GET.message_type(), flags, 9).put_u32(1, 3).put_str(2, "rxe0");
+        let decoded = decode(Message::Nldev, writer.finish().unwrap());
+        let message = &decoded.value["messages"][0];
+        assert_eq!((&message["type"]["name"], &message["seq"]), (&"GET".into(), &9.into()));
+        assert_eq!(message["attributes"][0], json!({ "name": "DEV_INDEX", "id": 1, "len": 4, "value": 3 }));
+        assert_eq!(message["attributes"][1]["value"], "rxe0");
+    }
+
+    /// The same byte everywhere.
+    struct Filled(u8);
+
+    impl Memory for Filled {
+        fn read(&self, _: u64, buffer: &mut [u8]) -> bool {
+            buffer.fill(self.0);
+            true
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_decode_as_every_kind(
+            bytes in prop::collection::vec(any::<u8>(), 0..200),
+            fill: u8,
+            driver in prop::sample::select(vec![DriverId::UNKNOWN, DriverId::RXE, DriverId::MLX5]),
+        ) {
+            for kind in KINDS {
+                let driver = registry::driver(driver.0);
+                let decoded = decode_with(kind, &bytes, driver, &Filled(fill));
+                prop_assert!(serde_json::to_string(&decoded).is_ok());
+                if let Some(response) = response(kind, &bytes, &[fill; 64], driver) {
+                    prop_assert!(serde_json::to_string(&response).is_ok());
                 }
             }
+            let _ = guess(&bytes);
         }
+
+        #[test]
+        fn any_attributes_of_any_command_decode(
+            number in prop::sample::select(registry::COMMANDS.to_vec()),
+            rest in prop::collection::vec(any::<u8>(), 0..300),
+            driver in prop::sample::select(vec![DriverId::RXE, DriverId::MLX5]),
+        ) {
+            let header = CmdHdr { command: number.number, in_words: 9, out_words: 3 };
+            let bytes = [header.as_bytes(), &rest].concat();
+            let decoded = decode_with(Message::Write, &bytes, registry::driver(driver.0), &NoMemory);
+            prop_assert_eq!(decoded.name.is_some(), true);
+            // The same request as an ioctl.
+            let mut call = Call::<bareverbs_uapi::uverbs::InvokeWrite>::new(driver.0);
+            call.constant(bareverbs_uapi::uverbs::InvokeWrite::WRITE_CMD, number.number);
+            call.input_slice(bareverbs_uapi::uverbs::InvokeWrite::CORE_IN, &rest);
+            call.driver_input(&rest);
+            let decoded = decode_with(Message::Ioctl, call.as_bytes(), Driver::default(), &Filled(1));
+            prop_assert_eq!(&decoded.value["command"], &command_name(number));
+        }
+    }
+
+    #[test]
+    fn ex_commands_are_marked() {
+        assert_eq!(command_name(&<write::ex::CreateQp as write::WriteCommand>::INFO), "ex::CreateQp");
+        assert_eq!(command_name(&<write::CreateQp as write::WriteCommand>::INFO), "CreateQp");
     }
 }

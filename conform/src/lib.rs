@@ -31,12 +31,14 @@ mod kernel;
 #[cfg(test)]
 mod model;
 mod probe;
+pub mod replay;
 pub mod report;
 mod request;
 mod rules;
 mod session;
 mod suite;
 mod target;
+pub mod trace;
 
 pub use answer::{Answer, Change, Expect};
 pub use check::Check;

@@ -10,6 +10,7 @@ pub(crate) mod rcopy;
 pub(crate) mod rping;
 pub(crate) mod rstream;
 pub(crate) mod stat;
+pub(crate) mod trace;
 mod values;
 
 use std::path::PathBuf;
@@ -27,6 +28,7 @@ use self::rcopy::Rcopy;
 use self::rping::Rping;
 use self::rstream::{Riostream, Rstream};
 use self::stat::Stat;
+use self::trace::{Replay, Trace};
 use self::values::{number, period};
 
 /// RDMA from one static program, without a C library underneath.
@@ -65,6 +67,10 @@ pub(crate) enum Command {
     Conform(Conform),
     /// Decode ioctls, commands and messages of the kernel's RDMA interfaces
     Decode(Decode),
+    /// Decode the RDMA calls of a program as it makes them; exit status of the program
+    Trace(Trace),
+    /// Make the recorded verbs calls of a program again: exit status 1 if an answer differs
+    Replay(Replay),
     /// Bounce messages between two hosts
     #[command(subcommand)]
     Pingpong(Pingpong),
@@ -243,7 +249,13 @@ mod tests {
             "conform diff a.json b.json",
             "conform page a.json b.json",
             "decode ioctl",
-            "decode rdma-cm-event --json /tmp/bytes",
+            "decode",
+            "decode rdma-cm-event --format json /tmp/bytes",
+            "decode auto --from strace /tmp/lines",
+            "trace -p 4711 --summary",
+            "trace -o /tmp/out --format json --record /tmp/calls ibv_devinfo -v",
+            "trace -- ibv_rc_pingpong -g 0",
+            "replay -d rxe0 --format json /tmp/calls",
         ] {
             parse(line).unwrap_or_else(|error| panic!("{line}: {error}"));
         }
@@ -253,6 +265,9 @@ mod tests {
             ("link show rxe0/0", "\"0\" is not a port number"),
             ("link add --address 10.1.0.1 rxe0 type rxe netdev eth0", "the length of the prefix is missing"),
             ("link add --address 10.1.0.1/33 rxe0 type rxe netdev eth0", "between 0 and 32"),
+            ("trace", "required"),
+            ("trace -p 4711 ibv_devinfo", "cannot be used with"),
+            ("trace -p 0", "0 is not in 1.."),
             ("system set netns private", "exclusive, shared"),
             ("stat qp bind link mlx5_0/1 lqpn 178 cntn", "COUNTER"),
             ("stat set link mlx5_0/1 optional-counters", "COUNTER"),

@@ -1,27 +1,123 @@
 //! `bareverbs decode`: the kernel's RDMA messages as names and values.
 
-use anyhow::{Result, ensure};
-use bareverbs_conform::decode::{Message, bytes_of_text, decode};
+use anyhow::{Context as _, Result, ensure};
+use bareverbs_conform::decode::{Form, Found, Message, decode, guess, messages_of_text};
 
-use crate::cli::conform::{Decode, MessageKind};
+use crate::cli::conform::{Decode, InputForm, MessageKind, TextOrJson};
 use crate::{dump, output};
 
 /// `bareverbs decode`.
 pub(crate) fn show(options: &Decode) -> Result<()> {
-    let bytes = dump::read(options.file.as_deref())?;
-    let bytes = match std::str::from_utf8(&bytes).ok().and_then(bytes_of_text) {
-        Some(found) => found,
-        None => bytes,
-    };
-    ensure!(!bytes.is_empty(), "the input has no bytes");
-    let message = match options.kind {
-        MessageKind::Ioctl => Message::Ioctl,
-        MessageKind::Write => Message::Write,
-        MessageKind::RdmaCm => Message::RdmaCm,
-        MessageKind::RdmaCmEvent => Message::RdmaCmEvent,
-        MessageKind::Nldev => Message::Nldev,
-    };
-    let decoded = decode(message, &bytes);
-    let text = if options.json { serde_json::to_string_pretty(&decoded)? } else { decoded.text };
+    let text = describe(dump::read(options.file.as_deref())?, options)?;
     Ok(output::line(text.trim_end())?)
+}
+
+/// Decodes the messages in the input.
+fn describe(input: Vec<u8>, options: &Decode) -> Result<String> {
+    let mut text = String::new();
+    for found in messages(input, options.from)? {
+        let message = match kind(options.kind) {
+            Some(message) => message,
+            None => found.message.context(
+                "the bytes don't show what they are: name the kind, for example `bareverbs decode write`",
+            )?,
+        };
+        let decoded = decode(message, &found.bytes);
+        text += &match options.format {
+            TextOrJson::Text => decoded.text,
+            TextOrJson::Json => serde_json::to_string(&decoded)?,
+        };
+        if found.truncated && options.format == TextOrJson::Text {
+            text += " <truncated by strace: use its option -s 65536>";
+        }
+        text.push('\n');
+    }
+    Ok(text)
+}
+
+fn messages(input: Vec<u8>, form: InputForm) -> Result<Vec<Found>> {
+    ensure!(!input.is_empty(), "the input is empty");
+    let text = match form {
+        InputForm::Raw => None,
+        InputForm::Auto => std::str::from_utf8(&input).ok().filter(|text| !text.contains('\0')),
+        _ => Some(std::str::from_utf8(&input).context("the input is not text")?),
+    };
+    let Some(text) = text else {
+        return Ok(vec![Found { message: guess(&input), bytes: input, truncated: false }]);
+    };
+    let form = match form {
+        InputForm::Auto | InputForm::Raw => Form::of(text),
+        InputForm::Hex => Form::Hex,
+        InputForm::Xxd => Form::Xxd,
+        InputForm::Od => Form::Od,
+        InputForm::Hexdump => Form::Hexdump,
+        InputForm::Strace => Form::Strace,
+    };
+    Ok(messages_of_text(text, form)?)
+}
+
+fn kind(kind: MessageKind) -> Option<Message> {
+    match kind {
+        MessageKind::Auto => None,
+        MessageKind::Ioctl => Some(Message::Ioctl),
+        MessageKind::Write => Some(Message::Write),
+        MessageKind::RdmaCm => Some(Message::RdmaCm),
+        MessageKind::RdmaCmEvent => Some(Message::RdmaCmEvent),
+        MessageKind::Nldev => Some(Message::Nldev),
+        MessageKind::CompletionEvent => Some(Message::CompletionEvent),
+        MessageKind::AsyncEvent => Some(Message::AsyncEvent),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEALLOC_PD: &[u8] = &[4, 0, 0, 0, 3, 0, 0, 0, 7, 0, 0, 0];
+
+    fn options(kind: MessageKind, from: InputForm, format: TextOrJson) -> Decode {
+        Decode { kind, file: None, from, format }
+    }
+
+    #[test]
+    fn forms_and_kinds_are_found_by_the_input() {
+        let auto = options(MessageKind::Auto, InputForm::Auto, TextOrJson::Text);
+        for input in [
+            DEALLOC_PD,
+            b"04000000 03000000 07000000\n",
+            b"00000000: 0400 0000 0300 0000 0700 0000            ............\n",
+            b"0000000 04 00 00 00 03 00 00 00 07 00 00 00\n0000014\n",
+            b"write(3, \"\\4\\0\\0\\0\\3\\0\\0\\0\\7\\0\\0\\0\", 12) = 12\n",
+        ] {
+            assert_eq!(
+                describe(input.to_vec(), &auto).unwrap(),
+                "DeallocPd: DeallocPdReq { pd_handle: 7 }\n"
+            );
+        }
+        let unknown = describe(b"0102".to_vec(), &auto).unwrap_err().to_string();
+        assert!(unknown.contains("name the kind"), "{unknown}");
+        let wrong = options(MessageKind::Write, InputForm::Od, TextOrJson::Text);
+        assert!(describe(b"no dump".to_vec(), &wrong).is_err());
+        assert!(describe(Vec::new(), &auto).is_err());
+    }
+
+    #[test]
+    fn output_is_one_json_object_for_each_message() {
+        let json = options(MessageKind::Auto, InputForm::Strace, TextOrJson::Json);
+        let line = "write(3, \"\\4\\0\\0\\0\\3\\0\\0\\0\\7\\0\\0\\0\", 12) = 12\n";
+        let text = describe([line, "close(3) = 0\n", line].concat().into_bytes(), &json).unwrap();
+        assert_eq!(text.lines().count(), 2);
+        for line in text.lines() {
+            let value: serde_json::Value = serde_json::from_str(line).unwrap();
+            assert_eq!((&value["kind"], &value["request"]["pd_handle"]), (&"write".into(), &7.into()));
+        }
+    }
+
+    #[test]
+    fn strings_that_strace_cut_are_marked() {
+        let auto = options(MessageKind::Auto, InputForm::Auto, TextOrJson::Text);
+        let line = "write(3</dev/infiniband/uverbs0>, \"\\4\\0\\0\\0\\3\\0\"..., 12) = 12\n";
+        let text = describe(line.into(), &auto).unwrap();
+        assert!(text.ends_with("<truncated by strace: use its option -s 65536>\n"), "{text}");
+    }
 }

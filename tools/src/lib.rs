@@ -33,6 +33,7 @@ mod status;
 mod system;
 #[cfg(feature = "test-utils")]
 pub mod testing;
+mod trace;
 mod ucmatose;
 mod udaddy;
 mod xrc_client_server;
@@ -62,6 +63,14 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
             Err(error) => Err(error),
         },
         Command::Decode(options) => decode::show(&options),
+        Command::Replay(options) => match trace::replay(&options) {
+            Ok(status) => return status,
+            Err(error) => Err(error),
+        },
+        Command::Trace(options) => match trace::run(&options) {
+            Ok(status) => return status,
+            Err(error) => Err(error),
+        },
         Command::Pingpong(options) => pingpong::run(&options),
         Command::Perf(options) => perf::run(&options),
         Command::Rping(options) => rping::run(&options),

@@ -1,5 +1,6 @@
 //! Tests of the program's command line that need no device.
 
+use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Output};
 
 fn run(args: &[&str]) -> Output {
@@ -70,4 +71,66 @@ fn help_shows_every_option() {
     for option in ["-p, --port", "-d, --ib-dev", "-s, --size", "-g, --gid-idx", "-N, --new_send", "--json"] {
         assert!(text.contains(option), "{text}");
     }
+}
+
+#[test]
+fn trace_passes_on_output_exit_status_and_signals() {
+    for (script, status, stdout) in [
+        ("echo text; exit 7", 7, "text\n"),
+        ("kill -9 $$", 137, ""),
+        ("trap 'echo caught; exit 3' USR1; kill -USR1 $$; exit 4", 3, "caught\n"),
+        // Children, one of which outlives the program's own calls.
+        ("(sleep 0.1; echo late) & echo soon; wait; /bin/true && exit 5", 5, "soon\nlate\n"),
+        ("trap '' PIPE; exec /bin/sh -c 'exit 6'", 6, ""),
+    ] {
+        let output = run(&["trace", "--", "sh", "-c", script]);
+        assert_eq!(output.status.code(), Some(status), "{script}: {output:?}");
+        assert_eq!(String::from_utf8_lossy(&output.stdout), stdout, "{script}");
+    }
+    let output = run(&["trace", "no-such-program-7"]);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), text.contains("can't run")), (Some(127), true), "{text}");
+}
+
+#[test]
+fn trace_of_a_missing_process_is_refused() {
+    // Above the largest process id.
+    let text = complaint(&["trace", "-p", "4194305"], 1);
+    assert!(text.contains("there is no such process"), "{text}");
+}
+
+#[test]
+fn traced_processes_are_left_as_they_were() {
+    let mut program = Command::new("sh")
+        .args(["-c", "while read line; do echo $line; done"])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = program.stdin.take().unwrap();
+    let mut lines = BufReader::new(program.stdout.take().unwrap()).lines();
+    let mut echo = |text: &str| {
+        writeln!(input, "{text}").unwrap();
+        assert_eq!(lines.next().unwrap().unwrap(), text);
+    };
+    echo("before");
+    let id = program.id().to_string();
+    let tracer = Command::new(env!("CARGO_BIN_EXE_bareverbs")).args(["trace", "-p", &id]).spawn().unwrap();
+    let traced = || {
+        let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap();
+        !status.contains("TracerPid:\t0\n")
+    };
+    while !traced() {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    echo("while");
+    let second = complaint(&["trace", "-p", &id], 1);
+    assert!(second.contains(&format!("process {} traces it already", tracer.id())), "{second}");
+    assert!(Command::new("kill").args(["-INT", &tracer.id().to_string()]).status().unwrap().success());
+    let output = tracer.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert!(!traced());
+    echo("after");
+    drop(input);
+    assert!(program.wait().unwrap().success());
 }

@@ -21,7 +21,8 @@ use core::fmt;
 
 use zerocopy::FromBytes;
 
-use crate::abi::{EnumInfo, FieldKind};
+use crate::abi::{EnumInfo, FieldKind, StructInfo};
+use crate::driver::DriverPayload;
 use crate::ioctl::{Attribute, AttributeFlags, Header};
 use crate::method::{
     Access, AttributeInfo, AttributeKind, Method, MethodInfo, ObjectInfo, PayloadSize, UHW_IN, UHW_OUT,
@@ -273,7 +274,7 @@ impl<'a> DecodedAttribute<'a> {
         &self.raw
     }
 
-    /// Its description; `None` for driver payloads, which are not declared.
+    /// Its description; `None` for driver payloads, which each driver declares.
     #[must_use]
     pub const fn info(&self) -> Option<&'static AttributeInfo> {
         self.info
@@ -296,8 +297,12 @@ impl<'a> DecodedAttribute<'a> {
         let Attribute { len, data, .. } = self.raw;
         let Some(info) = self.info else {
             return match self.raw.attr_id {
-                UHW_IN if self.has_driver_payload() => DecodedValue::Input(self.inbound(Layout::Bytes)),
-                UHW_OUT if self.has_driver_payload() => self.outbound(Layout::Bytes),
+                UHW_IN if self.has_driver_payload() => {
+                    DecodedValue::Input(self.inbound(self.driver_layout(|payload| payload.request)))
+                }
+                UHW_OUT if self.has_driver_payload() => {
+                    self.outbound(self.driver_layout(|payload| payload.response))
+                }
                 _ => DecodedValue::Unknown { len, data },
             };
         };
@@ -330,6 +335,15 @@ impl<'a> DecodedAttribute<'a> {
 
     fn has_driver_payload(&self) -> bool {
         self.method.is_some_and(|method| method.driver_payload)
+    }
+
+    fn driver_layout(&self, of: fn(&DriverPayload) -> Option<&'static StructInfo>) -> Layout {
+        let payload = match (self.command, self.method) {
+            (Some(command), _) => self.driver.command_payload(command.number),
+            (None, Some(method)) => self.driver.method_payload(method.object, method.id),
+            (None, None) => None,
+        };
+        payload.and_then(of).map_or(Layout::Bytes, |info| Layout::One(FieldKind::Struct(info)))
     }
 
     fn is_invoke_write(&self, attribute: u16) -> bool {

@@ -1,6 +1,39 @@
-//! Driver-specific attributes of core methods.
+//! Driver-specific attributes and payloads of core methods and write commands.
 
+use crate::abi::StructInfo;
 use crate::method::{AttributeInfo, MethodInfo};
+use crate::write::WriteCommandInfo;
+
+/// The driver payload of write commands and of the core methods that replace them: the bytes of
+/// [`UHW_IN`](crate::method::UHW_IN) and [`UHW_OUT`](crate::method::UHW_OUT).
+#[derive(Clone, Copy, Debug)]
+pub struct DriverPayload {
+    /// The write commands.
+    pub commands: &'static [&'static WriteCommandInfo],
+    /// The methods.
+    pub methods: &'static [&'static MethodInfo],
+    /// The driver's request, if it has one.
+    pub request: Option<&'static StructInfo>,
+    /// The driver's response, if it has one.
+    pub response: Option<&'static StructInfo>,
+}
+
+/// Declares the driver payloads of a driver:
+/// `CreateCqReq => CreateCqResp, for [CreateCq, ex::CreateCq] methods [CqCreate];`. `()` means no
+/// struct.
+macro_rules! driver_payloads {
+    ($($request:ty => $response:ty, for [$($command:ty),+] $(methods [$($method:ty),+])?;)*) => {
+        /// The driver payloads of write commands and core methods.
+        pub const PAYLOADS: &[&$crate::driver::DriverPayload] = &[$(
+            &$crate::driver::DriverPayload {
+                commands: &[$(&<$command as $crate::write::WriteCommand>::INFO),+],
+                methods: &[$($(&<$method as $crate::method::Method>::INFO),+)?],
+                request: <$request as $crate::write::OptionalStruct>::INFO,
+                response: <$response as $crate::write::OptionalStruct>::INFO,
+            },
+        )*];
+    };
+}
 
 /// The driver-specific attributes of one core method.
 #[derive(Clone, Copy, Debug)]

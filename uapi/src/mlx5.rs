@@ -42,6 +42,24 @@ pub use values::*;
 
 use crate::abi::flatten;
 use crate::method::ObjectInfo;
+use crate::{uverbs, write};
+
+driver_payloads! {
+    AllocUcontextReqV2 => AllocUcontextResp, for [write::GetContext] methods [uverbs::GetContext];
+    () => AllocPdResp, for [write::AllocPd];
+    () => QueryDeviceResp, for [write::ex::QueryDevice];
+    CreateCqReq => CreateCqResp, for [write::CreateCq, write::ex::CreateCq] methods [uverbs::CqCreate];
+    ResizeCqReq => (), for [write::ResizeCq];
+    CreateSrqReq => CreateSrqResp, for [write::CreateSrq, write::CreateXsrq] methods [uverbs::SrqCreate];
+    CreateQpReq => CreateQpResp, for [write::CreateQp, write::ex::CreateQp] methods [uverbs::QpCreate];
+    AllocMwReq => (), for [write::AllocMw];
+    () => CreateAhResp, for [write::CreateAh];
+    ModifyQpReq => ModifyQpResp, for [write::ex::ModifyQp];
+    CreateWqReq => CreateWqResp, for [write::ex::CreateWq] methods [uverbs::WqCreate];
+    ModifyWqReq => (), for [write::ex::ModifyWq];
+    () => CreateRwqIndTblResp, for [write::ex::CreateRwqIndTbl];
+    CreateFlowReq => (), for [write::ex::CreateFlow];
+}
 
 /// The driver-specific object classes, and core classes with the methods that the driver adds.
 pub const OBJECTS: [&ObjectInfo; 15] = flatten(&[devx::OBJECTS, steering::OBJECTS, resources::OBJECTS]);

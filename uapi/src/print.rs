@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use crate::abi::{EnumInfo, FieldInfo, FieldKind, StructInfo};
+use crate::abi::{ConstInfo, EnumInfo, FieldInfo, FieldKind, StructInfo};
 
 /// An enumeration value or a flag set, printed by name. Unknown values are printed as numbers.
 #[derive(Clone, Copy, Debug)]
@@ -21,19 +21,55 @@ impl fmt::Display for Named {
         if !self.info.flags || self.value == 0 {
             return write!(f, "{}", self.value);
         }
-        let mut rest = self.value;
         let mut separator = "";
-        for flag in self.info.values {
-            if flag.value & rest != 0 && flag.value & self.value == flag.value {
-                write!(f, "{separator}{}", flag.rust)?;
-                separator = " | ";
-                rest &= !flag.value;
+        let mut flags = self.flags();
+        for flag in &mut flags {
+            write!(f, "{separator}{}", flag.rust)?;
+            separator = " | ";
+        }
+        match flags.unknown() {
+            0 => Ok(()),
+            rest => write!(f, "{separator}{rest:#x}"),
+        }
+    }
+}
+
+impl Named {
+    /// The flags of a flag set, in the order of their declaration.
+    #[must_use]
+    pub const fn flags(&self) -> Flags {
+        Flags { named: *self, rest: self.value, next: 0 }
+    }
+}
+
+/// The result of [`Named::flags`].
+#[derive(Clone, Debug)]
+pub struct Flags {
+    named: Named,
+    rest: u64,
+    next: usize,
+}
+
+impl Flags {
+    /// The bits that no flag has had so far: the unknown ones, after the last flag.
+    #[must_use]
+    pub const fn unknown(&self) -> u64 {
+        self.rest
+    }
+}
+
+impl Iterator for Flags {
+    type Item = &'static ConstInfo;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            let flag = self.named.info.values.get(self.next)?;
+            self.next += 1;
+            if flag.value & self.rest != 0 && flag.value & self.named.value == flag.value {
+                self.rest &= !flag.value;
+                return Some(flag);
             }
         }
-        if rest != 0 {
-            write!(f, "{separator}{rest:#x}")?;
-        }
-        Ok(())
     }
 }
 
@@ -176,7 +212,8 @@ pub const fn size_of_kind(kind: &FieldKind) -> usize {
 }
 
 /// Up to 8 bytes as a number in host byte order.
-fn native(bytes: &[u8]) -> u64 {
+#[must_use]
+pub fn native(bytes: &[u8]) -> u64 {
     let shift = |value: u64, &byte: &u8| value << 8 | u64::from(byte);
     if cfg!(target_endian = "little") {
         bytes.iter().rev().fold(0, shift)
@@ -185,7 +222,9 @@ fn native(bytes: &[u8]) -> u64 {
     }
 }
 
-fn signed(bytes: &[u8]) -> i64 {
+/// Up to 8 bytes as a signed number in host byte order.
+#[must_use]
+pub fn signed(bytes: &[u8]) -> i64 {
     let unused = 64 - 8 * bytes.len().clamp(1, 8) as u32;
     (native(bytes) << unused).cast_signed() >> unused
 }

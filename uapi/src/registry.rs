@@ -1,7 +1,7 @@
 //! All declared ABI items in one table, for checks and for tools.
 
 use crate::abi::{ConstInfo, EnumInfo, StructInfo, flatten};
-use crate::driver::DriverAttributes;
+use crate::driver::{DriverAttributes, DriverPayload};
 use crate::method::{Access, AttributeInfo, AttributeKind, MethodInfo, ObjectInfo};
 use crate::uverbs::types::DriverId;
 use crate::write::WriteCommandInfo;
@@ -242,6 +242,8 @@ pub struct Driver {
     pub objects: &'static [&'static ObjectInfo],
     /// The attributes that it adds to core methods.
     pub attributes: &'static [&'static DriverAttributes],
+    /// Its payloads of write commands and core methods.
+    pub payloads: &'static [&'static DriverPayload],
 }
 
 impl Driver {
@@ -271,6 +273,22 @@ impl Driver {
         method.attributes.iter().chain(added)
     }
 
+    /// The driver payload of a write command.
+    #[must_use]
+    pub fn command_payload(self, number: u32) -> Option<&'static DriverPayload> {
+        let has = |payload: &&DriverPayload| payload.commands.iter().any(|command| command.number == number);
+        self.payloads.iter().copied().find(has)
+    }
+
+    /// The driver payload of a core method.
+    #[must_use]
+    pub fn method_payload(self, object: u16, id: u16) -> Option<&'static DriverPayload> {
+        let has = |payload: &&DriverPayload| {
+            payload.methods.iter().any(|method| (method.object, method.id) == (object, id))
+        };
+        self.payloads.iter().copied().find(has)
+    }
+
     /// The method that destroys objects of a class, and its attribute for the handle. `None` for
     /// classes whose objects are file descriptors or are not destroyed.
     #[must_use]
@@ -286,7 +304,12 @@ impl Driver {
 #[must_use]
 pub fn driver(id: u32) -> Driver {
     match DriverId(id) {
-        DriverId::MLX5 => Driver { objects: &crate::mlx5::OBJECTS, attributes: crate::mlx5::ATTRIBUTES },
+        DriverId::MLX5 => Driver {
+            objects: &crate::mlx5::OBJECTS,
+            attributes: crate::mlx5::ATTRIBUTES,
+            payloads: crate::mlx5::PAYLOADS,
+        },
+        DriverId::RXE => Driver { payloads: crate::rxe::PAYLOADS, ..Driver::default() },
         _ => Driver::default(),
     }
 }

@@ -10,6 +10,7 @@ use crate::rdma_cm::address::AddressFamily;
 use crate::uverbs::types::AccessFlags;
 use crate::verbs_values::{SendFlags, WcStatus};
 use crate::write::types::{PlacementType, SelectivityLevel, WrOpcode};
+use crate::{uverbs, write};
 use zerocopy::{FromBytes, IntoBytes};
 
 abi_structs! {
@@ -306,6 +307,15 @@ abi_enums! {
         /// IPv6.
         IPV6 = 2, "RXE_NETWORK_TYPE_IPV6";
     }
+}
+
+driver_payloads! {
+    () => CreateAhResp, for [write::CreateAh];
+    () => CreateCqResp, for [write::CreateCq, write::ex::CreateCq] methods [uverbs::CqCreate];
+    () => ResizeCqResp, for [write::ResizeCq];
+    () => CreateQpResp, for [write::CreateQp, write::ex::CreateQp] methods [uverbs::QpCreate];
+    () => CreateSrqResp, for [write::CreateSrq, write::CreateXsrq] methods [uverbs::SrqCreate];
+    ModifySrqCmd => (), for [write::ModifySrq];
 }
 
 /// A form of [`SendWr::wr`].

@@ -13,7 +13,7 @@ use bareverbs_uapi::write::structs::{
     AllocPdReq, AllocPdResp, ModifyQpReq, PostSendReq, QueryPortReq, RegMrReq, RegMrResp, SendWr, Sge, Wc,
 };
 use bareverbs_uapi::write::types::WrOpcode;
-use bareverbs_uapi::{mlx5, write};
+use bareverbs_uapi::{mlx5, rxe, write};
 use proptest::prelude::*;
 use zerocopy::IntoBytes;
 
@@ -146,6 +146,26 @@ fn extended_commands_and_driver_payloads_are_printed() {
         "{printed}"
     );
     assert!(printed.ends_with("UHW_IN: 0x12ab}"), "{printed}");
+}
+
+#[test]
+fn driver_payloads_are_printed_by_field() {
+    let payload = mlx5::CreateCqReq { cqe_size: 128, ..mlx5::CreateCqReq::zeroed() };
+    let bytes = [payload.as_bytes(), &[7]].concat();
+    let mut call = Call::<CqCreate>::new(DriverId::MLX5.0);
+    call.driver_input(&bytes);
+    let text = printed(call.as_bytes(), &Buffers::of(&[&bytes]));
+    assert!(text.contains("UHW_IN: CreateCqReq { ") && text.contains("cqe_size: 128"), "{text}");
+    assert!(text.ends_with(" } and 0x07}"), "{text}");
+
+    let request = write::structs::CreateCqReq::zeroed();
+    let mut response = write::structs::CreateCqResp::zeroed();
+    let mut driver = rxe::CreateCqResp { mi: rxe::MmapInfo { size: 4096, ..rxe::MmapInfo::zeroed() } };
+    let mut call = write::invoke::<write::CreateCq>(DriverId::RXE.0, &request, &mut response);
+    call.driver_output(driver.as_mut_bytes());
+    let call = written(call.as_bytes(), 3);
+    let text = printed(&call, &Buffers::of(&[driver.as_bytes()]));
+    assert!(text.contains("UHW_OUT: CreateCqResp { mi: MmapInfo { offset: 0, size: 4096,"), "{text}");
 }
 
 #[test]

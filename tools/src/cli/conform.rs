@@ -62,19 +62,23 @@ pub(crate) enum ResultsFormat {
 #[derive(Debug, Args)]
 pub(crate) struct Decode {
     /// What the bytes are
-    #[arg(value_enum)]
+    #[arg(value_enum, default_value = "auto")]
     pub(crate) kind: MessageKind,
-    /// The file: raw bytes, hexadecimal digits, or strings as strace prints them (default: standard
-    /// input)
+    /// The file: raw bytes, a hex dump, or the output of strace (default: standard input)
     pub(crate) file: Option<PathBuf>,
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
+    /// The form of the input
+    #[arg(long, value_enum, default_value = "auto")]
+    pub(crate) from: InputForm,
+    /// The form of the output
+    #[arg(long, value_enum, default_value = "text")]
+    pub(crate) format: TextOrJson,
 }
 
 /// The kind of a message.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum MessageKind {
+    /// By their header, or by the call in the output of strace
+    Auto,
     /// An ioctl of a uverbs file: header and attributes
     Ioctl,
     /// A command that was written to a uverbs file
@@ -85,4 +89,36 @@ pub(crate) enum MessageKind {
     RdmaCmEvent,
     /// Messages of RDMA netlink
     Nldev,
+    /// Events read from a completion channel
+    CompletionEvent,
+    /// Events read from an asynchronous event file
+    AsyncEvent,
+}
+
+/// The form of bytes.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum InputForm {
+    /// By the input
+    Auto,
+    /// Bytes
+    Raw,
+    /// Hexadecimal digits, as xxd -p prints them
+    Hex,
+    /// The lines of xxd, or of the kernel's log
+    Xxd,
+    /// The lines of od -tx1
+    Od,
+    /// The lines of hexdump -C
+    Hexdump,
+    /// The output of strace, best with -y -xx -s 65536
+    Strace,
+}
+
+/// The form of the output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TextOrJson {
+    /// Text
+    Text,
+    /// JSON, one object for each message
+    Json,
 }

@@ -121,7 +121,15 @@ impl Display for Payload<'_> {
             return self.place(f);
         };
         match self.layout {
-            Layout::One(FieldKind::Struct(info)) => print_struct(f, info, bytes)?,
+            Layout::One(FieldKind::Struct(info)) => {
+                print_struct(f, info, bytes)?;
+                let flexible =
+                    matches!(info.fields.last().map(|field| field.kind), Some(FieldKind::Array(_, 0)));
+                if let Some(beyond) = bytes.get(info.size..).filter(|beyond| !beyond.is_empty() && !flexible)
+                {
+                    write!(f, " and {}", Hex(beyond))?;
+                }
+            }
             Layout::One(ref kind) => Value { kind, bytes }.fmt(f)?,
             Layout::Elements(ref kind) => List { kind, bytes }.fmt(f)?,
             Layout::Bytes => Hex(bytes).fmt(f)?,

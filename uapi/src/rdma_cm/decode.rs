@@ -60,7 +60,9 @@ impl<'a> Decoded<'a> {
         SetOptionReq::read_from_prefix(request).ok().map(|(request, _)| request)
     }
 
-    fn response_info(&self) -> Option<&'static StructInfo> {
+    /// The struct of the response to this command, if it has one.
+    #[must_use]
+    pub fn response_info(&self) -> Option<&'static StructInfo> {
         let command = self.command()?;
         if command.number == Query::INFO.number {
             let (_, request) = self.bytes.split_at_checked(size_of::<Header>())?;

@@ -1,0 +1,398 @@
+//! Bytes as people paste them: hex dumps of several programs, and lines of strace.
+
+use std::fmt;
+
+use bareverbs_uapi::ioctl::VERBS_IOCTL;
+use bareverbs_uapi::netlink::MessageFlags;
+use bareverbs_uapi::netlink::{self, MessageHeader};
+use zerocopy::IntoBytes;
+
+use super::{Message, guess};
+
+/// The largest input that repeated lines of a dump may expand to, in bytes. No message is larger.
+const MAX_BYTES: usize = 1 << 20;
+
+/// A form of bytes as text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// Hexadecimal digits, with `0x` or `\x` before each byte or without, as `xxd -p` and
+    /// `od -An -tx1` print them.
+    Hex,
+    /// Lines of `xxd`, or of the kernel's log: an offset and a colon before the bytes.
+    Xxd,
+    /// Lines of `od -tx1`: an octal offset before the bytes.
+    Od,
+    /// Lines of `hexdump -C`: an offset before the bytes, and characters between bars after them.
+    Hexdump,
+    /// Calls as strace prints them, or strings with C's escapes.
+    Strace,
+}
+
+impl Form {
+    /// The form of a text.
+    #[must_use]
+    pub fn of(text: &str) -> Self {
+        if text.contains('"')
+            || text.contains("{nlmsg_len=")
+            || text.lines().any(|line| Call::of(line).is_some())
+        {
+            return Self::Strace;
+        }
+        let mut forms = text.lines().filter_map(|line| {
+            let (_, rest) = line.trim_start().split_at_checked(offset_len(line.trim_start()))?;
+            let offset = line.trim_start().len() - rest.len();
+            let dump = rest.starts_with("  ") && offset >= 7 && rest.contains('|');
+            match offset {
+                _ if after_colon(line).is_some() => Some(Self::Xxd),
+                8.. if dump => Some(Self::Hexdump),
+                7 if rest.starts_with(' ') => Some(Self::Od),
+                _ => None,
+            }
+        });
+        forms.next().unwrap_or(Self::Hex)
+    }
+}
+
+/// Number of hexadecimal digits at the start.
+fn offset_len(line: &str) -> usize {
+    line.bytes().take_while(u8::is_ascii_hexdigit).count()
+}
+
+/// What follows an offset with a colon.
+fn after_colon(line: &str) -> Option<&str> {
+    let (before, after) = line.split_once(": ")?;
+    let offset = before.rsplit(' ').next()?;
+    (offset.len() >= 4 && offset_len(offset) == offset.len()).then_some(after)
+}
+
+/// A message in a text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Its kind, if the text or the bytes show it.
+    pub message: Option<Message>,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+    /// Whether strace left out its end.
+    pub truncated: bool,
+}
+
+/// A text has no bytes that can be decoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TextError {
+    /// There are no bytes in the form.
+    Empty,
+    /// An address stands where the bytes of an ioctl are needed. strace prints no more.
+    AddressOnly,
+    /// The dump has numbers of more than one byte, whose byte order it does not say.
+    Words,
+    /// The dump has repeated lines that expand to more than 1 MiB.
+    TooLong,
+}
+
+impl fmt::Display for TextError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Empty => "the text has no bytes in that form",
+            Self::AddressOnly => {
+                "strace prints only the address of a verbs ioctl, not its bytes: record the program with \
+                 `bareverbs trace -- COMMAND`"
+            }
+            Self::Words => {
+                "the dump has words of several bytes: print single bytes with `od -tx1` or `hexdump -C`"
+            }
+            Self::TooLong => "the repeated lines of the dump exceed 1 MiB",
+        })
+    }
+}
+
+impl std::error::Error for TextError {}
+
+/// The messages in a text of a form, at least one.
+///
+/// A dump is one message. In the output of strace, calls of other interfaces are skipped.
+///
+/// # Errors
+///
+/// [`TextError`].
+pub fn messages_of_text(text: &str, form: Form) -> Result<Vec<Found>, TextError> {
+    if form == Form::Strace {
+        return strace(text);
+    }
+    let bytes = dump(text, form)?;
+    if bytes.is_empty() {
+        return Err(TextError::Empty);
+    }
+    Ok(vec![Found { message: guess(&bytes), bytes, truncated: false }])
+}
+
+fn dump(text: &str, form: Form) -> Result<Vec<u8>, TextError> {
+    let mut bytes = Vec::new();
+    // The offset of the first line, and the last line if it is repeated.
+    let mut start = None;
+    let mut last = Vec::new();
+    let mut repeated = false;
+    for line in text.lines() {
+        if line.trim() == "*" && form != Form::Hex {
+            repeated = true;
+            continue;
+        }
+        let Some((offset, digits)) = columns(line, form) else { continue };
+        let words = digits.split([' ', '\t', ',']).filter(|word| !word.is_empty());
+        if matches!(form, Form::Od | Form::Hexdump) && words.clone().any(|word| word.len() > 2) {
+            return Err(TextError::Words);
+        }
+        let Some(words) = words.map(word).collect::<Option<Vec<_>>>() else { continue };
+        if let Some(offset) = offset {
+            let start = *start.get_or_insert(offset);
+            if repeated && !last.is_empty() {
+                let end =
+                    offset.checked_sub(start).filter(|end| *end <= MAX_BYTES).ok_or(TextError::TooLong)?;
+                while bytes.len() + last.len() <= end {
+                    bytes.extend_from_slice(&last);
+                }
+            }
+        }
+        repeated = false;
+        last = words.concat();
+        bytes.extend_from_slice(&last);
+    }
+    Ok(bytes)
+}
+
+/// The offset and the digits of a line.
+fn columns(line: &str, form: Form) -> Option<(Option<usize>, &str)> {
+    let line = line.trim_end();
+    match form {
+        Form::Hex | Form::Strace => Some((None, line)),
+        Form::Xxd => {
+            let digits = after_colon(line)?;
+            let offset = line[..line.len() - digits.len() - 2].rsplit(' ').next()?;
+            // The characters follow two spaces.
+            let digits = digits.trim_start().split("  ").next()?;
+            Some((usize::from_str_radix(offset, 16).ok(), digits))
+        }
+        Form::Od => {
+            let (offset, digits) = line.trim_start().split_once(' ').unwrap_or((line.trim(), ""));
+            let digits = digits.split('>').next()?;
+            Some((Some(usize::from_str_radix(offset, 8).ok()?), digits))
+        }
+        Form::Hexdump => {
+            let (offset, digits) = line.trim_start().split_once(' ').unwrap_or((line.trim(), ""));
+            let digits = digits.split('|').next()?;
+            Some((Some(usize::from_str_radix(offset, 16).ok()?), digits))
+        }
+    }
+}
+
+/// An even number of hexadecimal digits, with `0x` or `\x` before each byte or none.
+fn word(word: &str) -> Option<Vec<u8>> {
+    let digits = word.replace("\\x", "").replace("0x", "");
+    let pairs = digits.as_bytes().chunks(2);
+    let even = digits.len().is_multiple_of(2) && !digits.is_empty();
+    let pair = |pair: &[u8]| {
+        let digits = std::str::from_utf8(pair).ok().filter(|pair| offset_len(pair) == 2)?;
+        u8::from_str_radix(digits, 16).ok()
+    };
+    pairs.map(pair).collect::<Option<Vec<u8>>>().filter(|_| even)
+}
+
+/// A call in a line of strace.
+#[derive(Clone, Copy, Debug)]
+struct Call<'a> {
+    name: &'a str,
+    arguments: &'a str,
+}
+
+const CALLS: [&str; 8] = ["ioctl", "write", "read", "sendto", "recvfrom", "sendmsg", "recvmsg", "send"];
+
+impl<'a> Call<'a> {
+    /// `name(arguments`, or `<... name resumed>arguments`, after a process id and a time or none.
+    fn of(line: &'a str) -> Option<Self> {
+        let start = line.split(['(', '"']).next()?;
+        if let Some((_, rest)) = line.split_once("<... ") {
+            let (name, arguments) = rest.split_once(" resumed>")?;
+            return CALLS.contains(&name).then_some(Self { name, arguments });
+        }
+        let name = start.rsplit(' ').next()?;
+        let arguments = line.get(start.len() + 1..)?;
+        (line.as_bytes().get(start.len()) == Some(&b'(') && CALLS.contains(&name))
+            .then_some(Self { name, arguments })
+    }
+
+    /// Whether it is an ioctl that is not of uverbs.
+    fn is_other_ioctl(&self) -> bool {
+        let numbers = ["RDMA_VERBS_IOCTL", &format!("{VERBS_IOCTL:#x}"), "0x1b, 0x1,"];
+        self.name == "ioctl" && !numbers.iter().any(|number| self.arguments.contains(number))
+    }
+
+    /// The kind of its message, by its name and the file of its descriptor, which `strace -y` prints.
+    fn message(&self, bytes: &[u8]) -> Option<Message> {
+        let file = self.arguments.split_once('<').map(|(_, file)| file);
+        let is = |start: &str| file.is_some_and(|file| file.starts_with(start));
+        match self.name {
+            "ioctl" => Some(Message::Ioctl),
+            "write" if is("/dev/infiniband/rdma_cm") => Some(Message::RdmaCm),
+            "write" if is("/dev/infiniband/uverbs") => Some(Message::Write),
+            "read" if is("anon_inode:[infinibandevent]") => Message::event(bytes.len()),
+            "write" | "sendto" | "recvfrom" | "sendmsg" | "recvmsg" | "send" => guess(bytes),
+            _ => None,
+        }
+    }
+}
+
+fn strace(text: &str) -> Result<Vec<Found>, TextError> {
+    let mut found: Vec<Found> = Vec::new();
+    let mut address_only = false;
+    let mut loose = Found { message: None, bytes: Vec::new(), truncated: false };
+    // The call of the line before, and the bytes that lines ` | 00000  18 00 …` have shown of it.
+    let mut dumped: Option<(Call<'_>, Vec<u8>)> = None;
+    for line in text.lines() {
+        if let Some((call, bytes)) = dumped.as_mut()
+            && let Some(digits) = line.strip_prefix(" | ")
+        {
+            let digits = digits.split_once("  ").map_or("", |(_, digits)| digits);
+            // The characters begin after three spaces or more, or after 16 bytes.
+            let words = digits.split(' ').filter(|word| !word.is_empty()).take(16);
+            let columns = digits.split("   ").next().map_or(0, |digits| digits.split_whitespace().count());
+            bytes.extend(words.take(columns).map_while(word).flatten());
+            if let Some(message) = call.message(bytes) {
+                let whole = Found { message: Some(message), bytes: bytes.clone(), truncated: false };
+                match found
+                    .last_mut()
+                    .filter(|last| bytes.starts_with(&last.bytes) || last.bytes.starts_with(bytes))
+                {
+                    Some(last) if last.bytes.len() <= bytes.len() => *last = whole,
+                    Some(_) => {}
+                    None => found.push(whole),
+                }
+            }
+            continue;
+        }
+        dumped = None;
+        let Some(call) = Call::of(line) else {
+            if let Some((bytes, truncated)) = strings(line) {
+                loose.bytes.extend(bytes);
+                loose.truncated |= truncated;
+            }
+            continue;
+        };
+        if call.is_other_ioctl() {
+            continue;
+        }
+        dumped = Some((call, Vec::new()));
+        let Some((bytes, truncated)) = strings(call.arguments) else {
+            address_only |= call.name == "ioctl";
+            continue;
+        };
+        if let Some(message) = call.message(&bytes) {
+            found.push(Found { message: Some(message), bytes, truncated });
+        }
+    }
+    if found.is_empty() && !loose.bytes.is_empty() {
+        loose.message = guess(&loose.bytes);
+        found.push(loose);
+    }
+    match found.is_empty() {
+        true if address_only => Err(TextError::AddressOnly),
+        true => Err(TextError::Empty),
+        false => Ok(found),
+    }
+}
+
+/// The bytes of all strings and netlink headers in the arguments of a call, and whether strace left
+/// out a part. Messages of netlink are aligned to 4 bytes.
+fn strings(arguments: &str) -> Option<(Vec<u8>, bool)> {
+    let mut bytes = Vec::new();
+    let mut truncated = false;
+    let mut rest = arguments;
+    loop {
+        let header = rest.find("{nlmsg_len=");
+        let string = rest.find('"');
+        match (header, string) {
+            (Some(at), string) if string.is_none_or(|string| at < string) => {
+                let (header, after) = rest[at + 1..].split_once('}')?;
+                bytes.resize(bytes.len().next_multiple_of(netlink::MESSAGE_ALIGNMENT), 0);
+                bytes.extend_from_slice(netlink_header(header)?.as_bytes());
+                rest = after;
+            }
+            (_, Some(at)) => {
+                let len = string_into(&mut bytes, &rest.as_bytes()[at + 1..])?;
+                rest = rest.get(at + 1 + len..)?;
+                truncated |= rest.starts_with("...");
+            }
+            _ => break,
+        }
+    }
+    (!bytes.is_empty()).then_some((bytes, truncated))
+}
+
+/// Appends the bytes of a string with C's escapes, up to its quote. Returns the length of the text
+/// including the quote.
+fn string_into(bytes: &mut Vec<u8>, text: &[u8]) -> Option<usize> {
+    let mut chars = text.iter().copied().enumerate().peekable();
+    while let Some((at, char)) = chars.next() {
+        match char {
+            b'"' => return Some(at + 1),
+            b'\\' => match chars.next()?.1 {
+                b'n' => bytes.push(b'\n'),
+                b't' => bytes.push(b'\t'),
+                b'r' => bytes.push(b'\r'),
+                b'v' => bytes.push(0x0b),
+                b'f' => bytes.push(0x0c),
+                b'x' => {
+                    let digits = [chars.next()?.1, chars.next()?.1];
+                    bytes.extend(word(std::str::from_utf8(&digits).ok()?)?);
+                }
+                digit @ b'0'..=b'7' => {
+                    let mut value = u32::from(digit - b'0');
+                    for _ in 0..2 {
+                        let Some(&(_, digit @ b'0'..=b'7')) = chars.peek() else { break };
+                        value = value * 8 + u32::from(digit - b'0');
+                        chars.next();
+                    }
+                    bytes.push(u8::try_from(value).ok()?);
+                }
+                other => bytes.push(other),
+            },
+            other => bytes.push(other),
+        }
+    }
+    None
+}
+
+/// `nlmsg_len=20, nlmsg_type=0x1401 /* NLMSG_??? */, nlmsg_flags=NLM_F_REQUEST|0x300, …`.
+fn netlink_header(text: &str) -> Option<MessageHeader> {
+    let field = |name: &str| {
+        let (_, value) = text.split_once(&format!("nlmsg_{name}="))?;
+        Some(value.split([',', ' ']).next().unwrap_or_default())
+    };
+    let mut header = MessageHeader::zeroed();
+    header.length = number(field("len")?)?;
+    header.kind = match field("type")? {
+        "NLMSG_NOOP" => 1,
+        "NLMSG_ERROR" => 2,
+        "NLMSG_DONE" => 3,
+        "NLMSG_OVERRUN" => 4,
+        kind => u16::try_from(number(kind)?).ok()?,
+    };
+    let flag = |flag: &str| {
+        let known = MessageFlags::INFO.values.iter().find(|known| known.c == flag);
+        known.map(|known| known.value as u16).or_else(|| u16::try_from(number(flag)?).ok())
+    };
+    let flags = field("flags")?.split('|').map(flag).collect::<Option<Vec<_>>>()?;
+    header.flags = MessageFlags::from_bits_retain(flags.into_iter().fold(0, |all, flag| all | flag));
+    header.seq = number(field("seq")?)?;
+    header.port = number(field("pid")?)?;
+    Some(header)
+}
+
+fn number(text: &str) -> Option<u32> {
+    match text.strip_prefix("0x") {
+        Some(digits) => u32::from_str_radix(digits, 16).ok(),
+        None => text.parse().ok(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,194 @@
+use std::fmt::Write as _;
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn bytes_of(text: &str) -> Result<Vec<u8>, TextError> {
+    messages_of_text(text, Form::of(text)).map(|mut found| found.remove(0).bytes)
+}
+
+#[test]
+fn texts_of_several_tools_have_the_same_bytes() {
+    for (text, form) in [
+        ("18001bff", Form::Hex),
+        ("18 00 1b ff", Form::Hex),
+        ("0x18, 0x00, 0x1b, 0xff", Form::Hex),
+        (r"\x18\x00\x1b\xff", Form::Hex),
+        ("[   12.3] 00000000: 18 00 1b ff", Form::Xxd),
+        ("00000000: 1800 1bff  ....", Form::Xxd),
+        ("0000000 18 00 1b ff\n0000004\n", Form::Od),
+        ("00000000  18 00 1b ff                                       |....|\n00000004\n", Form::Hexdump),
+        (r#"write(3, "\30\0\33\377", 4) = 4"#, Form::Strace),
+        (r#""\x18\x00\x1b\xff""#, Form::Strace),
+    ] {
+        assert_eq!(Form::of(text), form, "{text}");
+        let found =
+            if text.starts_with("write") { strings(text).map(|found| found.0) } else { bytes_of(text).ok() };
+        assert_eq!(found, Some(vec![0x18, 0, 0x1b, 0xff]), "{text}");
+    }
+    assert_eq!(bytes_of("no bytes here"), Err(TextError::Empty));
+    assert_eq!(bytes_of("\"unfinished"), Err(TextError::Empty));
+    assert_eq!(bytes_of("0000000 0018 ff1b\n0000004\n"), Err(TextError::Words));
+    let long = "00000000  18 00  |..|\n*\n7fffffff\n";
+    assert_eq!(bytes_of(long), Err(TextError::TooLong));
+}
+
+#[test]
+fn output_of_strace_has_each_message() {
+    let text = r#"[pid  12] openat(AT_FDCWD, "/dev/infiniband/uverbs0", O_RDWR|O_CLOEXEC) = 3
+[pid  12] 12:00:01.5 write(3</dev/infiniband/uverbs0<char 231:192>>, "\4\0\0\0\3\0\0\0\7\0\0\0", 12) = 12
+write(1, "text\n", 5) = 5
+ioctl(3, TCGETS, {c_iflag=ICRNL}) = 0
+ioctl(3, RDMA_VERBS_IOCTL, "\x18\x00") = -1 EINVAL (Invalid argument)
+<... write resumed>"\1\0\0\0"..., 200) = 200
+sendto(5, [{nlmsg_len=20, nlmsg_type=0x1401 /* NLMSG_??? */, nlmsg_flags=NLM_F_REQUEST|0x300, nlmsg_seq=7, nlmsg_pid=0}, "\x01\x02\x03\x04"], 20, 0, NULL, 0) = 20
+read(4<anon_inode:[infinibandevent]>, "\1\0\0\0\0\0\0\0", 16) = 8
+"#;
+    let found = messages_of_text(text, Form::of(text)).unwrap();
+    let kinds: Vec<_> = found.iter().map(|found| (found.message, found.bytes.len())).collect();
+    assert_eq!(
+        kinds,
+        [
+            (Some(Message::Write), 12),
+            (Some(Message::Ioctl), 2),
+            (Some(Message::Nldev), 20),
+            (Some(Message::CompletionEvent), 8),
+        ]
+    );
+    assert_eq!(found[2].bytes[..16], [20, 0, 0, 0, 1, 0x14, 1, 3, 7, 0, 0, 0, 0, 0, 0, 0]);
+    let only = "ioctl(3, RDMA_VERBS_IOCTL, 0x7ffd7a5b1d90) = 0\n";
+    assert_eq!(messages_of_text(only, Form::of(only)), Err(TextError::AddressOnly));
+    let cut = r#"write(3</dev/infiniband/uverbs0>, "\4\0\0\0\3\0"..., 12) = 12"#;
+    assert!(messages_of_text(cut, Form::Strace).unwrap()[0].truncated);
+}
+
+#[test]
+fn dumped_lines_of_strace_complete_a_call() {
+    let text = r#"write(3</dev/infiniband/uverbs0>, "\31\0\0\0\6\0"..., 24) = 24
+ | 00000  19 00 00 00 06 00 20 00  78 40 3f 1a fd 7f 00 00  ...... .x@?..... |
+ | 00010  07 00 00 00 01 00 00 00                           ........         |
+"#;
+    let found = messages_of_text(text, Form::of(text)).unwrap();
+    assert_eq!(found.len(), 1);
+    assert_eq!(
+        (found[0].message, found[0].bytes.len(), found[0].truncated),
+        (Some(Message::Write), 24, false)
+    );
+    assert_eq!(found[0].bytes[16], 7);
+}
+
+/// Lines of 16 bytes by `line`, without those that are the same as the one before, which `*` stands
+/// for.
+fn lines(bytes: &[u8], line: impl Fn(usize, &[u8]) -> String, end: &str) -> String {
+    let mut text = String::new();
+    let chunks: Vec<_> = bytes.chunks(16).collect();
+    let mut starred = false;
+    for (i, chunk) in chunks.iter().enumerate() {
+        let same = !end.is_empty() && i > 0 && *chunk == chunks[i - 1] && chunk.len() == 16;
+        if !same {
+            text += &line(16 * i, chunk);
+        } else if !starred {
+            text += "*\n";
+        }
+        starred = same;
+    }
+    text + end
+}
+
+fn pairs(bytes: &[u8], separator: &str) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(separator)
+}
+
+fn graphic(bytes: &[u8]) -> String {
+    bytes.iter().map(|&byte| if (0x20..0x7f).contains(&byte) { char::from(byte) } else { '.' }).collect()
+}
+
+fn escaped(bytes: &[u8], octal: bool) -> String {
+    let mut text = String::new();
+    for (i, byte) in bytes.iter().enumerate() {
+        match byte {
+            b'"' => text += "\\\"",
+            b'\\' => text += "\\\\",
+            b'\n' if octal => text += "\\n",
+            0x20..0x7f if octal => text.push(char::from(*byte)),
+            // A digit behind it would be taken for a part of the number.
+            _ if octal && bytes.get(i + 1).is_some_and(u8::is_ascii_digit) => {
+                write!(text, "\\{byte:03o}").unwrap()
+            }
+            _ if octal => write!(text, "\\{byte:o}").unwrap(),
+            _ => write!(text, "\\x{byte:02x}").unwrap(),
+        }
+    }
+    text
+}
+
+proptest! {
+    #[test]
+    fn every_form_has_the_bytes_that_were_printed(
+        bytes in prop_oneof![
+            prop::collection::vec(any::<u8>(), 1..100),
+            // Repeated lines.
+            (any::<u8>(), 1_usize..9).prop_map(|(byte, lines)| vec![byte; 16 * lines]),
+        ],
+    ) {
+        let hexdump = lines(
+            &bytes,
+            |at, chunk| {
+                let (left, right) = chunk.split_at(chunk.len().min(8));
+                format!("{at:08x}  {}  {:24} |{}|\n", pairs(left, " "), pairs(right, " "), graphic(chunk))
+            },
+            &format!("{:08x}\n", bytes.len()),
+        );
+        let od = lines(&bytes, |at, chunk| format!("{at:07o} {}\n", pairs(chunk, " ")), &format!("{:07o}\n", bytes.len()));
+        let xxd = lines(
+            &bytes,
+            |at, chunk| {
+                let words: Vec<_> = chunk.chunks(2).map(|chunk| pairs(chunk, "")).collect();
+                format!("{at:08x}: {:39}  {}\n", words.join(" "), graphic(chunk))
+            },
+            "",
+        );
+        let plain = lines(&bytes, |_, chunk| pairs(chunk, "") + "\n", "");
+        let spaced = lines(&bytes, |_, chunk| format!(" {}\n", pairs(chunk, " ")), "");
+        for (text, form) in [
+            (&hexdump, Form::Hexdump),
+            (&od, Form::Od),
+            (&xxd, Form::Xxd),
+            (&plain, Form::Hex),
+            (&spaced, Form::Hex),
+        ] {
+            let found = messages_of_text(text, form);
+            prop_assert_eq!(found.map(|mut found| found.remove(0).bytes), Ok(bytes.clone()), "{}", text);
+        }
+        for (text, form) in [(&hexdump, Form::Hexdump), (&od, Form::Od), (&xxd, Form::Xxd)] {
+            if !graphic(&bytes).contains('"') {
+                prop_assert_eq!(Form::of(text), form, "{}", text);
+            }
+        }
+        for octal in [true, false] {
+            let text = format!("ioctl(3, RDMA_VERBS_IOCTL, \"{}\") = 0", escaped(&bytes, octal));
+            let found = messages_of_text(&text, Form::of(&text));
+            prop_assert_eq!(found.map(|mut found| found.remove(0).bytes), Ok(bytes.clone()), "{}", text);
+        }
+    }
+
+    #[test]
+    fn any_text_is_read_without_panic(text in "[ -~\n]{0,200}|\\PC{0,100}") {
+        for form in [Form::Hex, Form::Xxd, Form::Od, Form::Hexdump, Form::Strace, Form::of(&text)] {
+            if let Ok(found) = messages_of_text(&text, form) {
+                prop_assert!(!found.is_empty());
+            }
+        }
+    }
+
+    #[test]
+    fn any_line_of_strace_is_read_without_panic(
+        name in prop::sample::select(CALLS.to_vec()),
+        rest in "[ -~]{0,20}(\"[ -~]{0,40}\")?[{}, =a-z_0-9\"]{0,40}",
+        dump in "[0-9a-f |.]{0,60}",
+    ) {
+        let text = format!("{name}(3, {rest}\n | {dump}\n<... {name} resumed>{rest}");
+        let _ = messages_of_text(&text, Form::of(&text));
+    }
+}

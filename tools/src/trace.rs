@@ -1,0 +1,103 @@
+//! `bareverbs trace`: the RDMA calls of a program, decoded. `bareverbs replay` makes them again.
+
+use std::fs::File;
+use std::io::{self, BufReader, BufWriter, Write};
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+use bareverbs::Device;
+use bareverbs_conform::replay::{self, Difference, Header};
+use bareverbs_conform::trace::{End, Record, Summary, Target, trace};
+
+use crate::cli::conform::TextOrJson;
+use crate::cli::trace::{Replay, Trace};
+use crate::output;
+
+/// `bareverbs trace`. The exit status is that of the program, or 128 plus the signal that killed it.
+pub(crate) fn run(options: &Trace) -> Result<u8> {
+    let target = match options.pid {
+        Some(process) => Target::Process(process),
+        None => Target::Command(options.command.clone()),
+    };
+    let mut out: Box<dyn Write> = match (&options.output, options.pid) {
+        // Not buffered: a reader sees the calls up to now.
+        (Some(path), _) => Box::new(create(path)?),
+        (None, Some(_)) => Box::new(io::stdout()),
+        (None, None) => Box::new(io::stderr()),
+    };
+    let mut recording = options.record.as_deref().map(create).transpose()?.map(BufWriter::new);
+    if let Some(file) = &mut recording {
+        writeln!(file, "{}", json(&Header::of_this_kernel())?).context("cannot write the recording")?;
+    }
+    let mut summary = Summary::default();
+    let mut failed = Ok(());
+    let end = trace(&target, |record| {
+        summary.add(record);
+        let written = print(record, options, &mut out)
+            .and_then(|()| recording.as_mut().map_or(Ok(()), |file| writeln!(file, "{}", json(record)?)));
+        match written {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(error) => {
+                failed = Err(error);
+                ControlFlow::Break(())
+            }
+        }
+    })?;
+    if options.summary && failed.is_ok() {
+        failed = match options.format {
+            TextOrJson::Text => write!(out, "{summary}"),
+            TextOrJson::Json => json(&summary).and_then(|line| writeln!(out, "{line}")),
+        };
+    }
+    failed = failed.and_then(|()| out.flush());
+    failed = failed.and_then(|()| recording.map_or(Ok(()), |mut file| file.flush()));
+    failed.context("cannot write the trace")?;
+    Ok(match end {
+        End::Exited(status) => u8::try_from(status).unwrap_or(u8::MAX),
+        End::Killed(signal) => u8::try_from(128 + signal).unwrap_or(u8::MAX),
+        End::Detached => 0,
+    })
+}
+
+fn create(path: &Path) -> Result<File> {
+    File::create(path).with_context(|| format!("cannot create {}", path.display()))
+}
+
+fn print(record: &Record, options: &Trace, out: &mut dyn Write) -> io::Result<()> {
+    match options.format {
+        _ if options.summary => Ok(()),
+        // One write for each line, so that lines stay whole beside the program's own.
+        TextOrJson::Text => out.write_all(format!("{}\n", record.text()).as_bytes()),
+        TextOrJson::Json => out.write_all(format!("{}\n", json(&record.json())?).as_bytes()),
+    }
+}
+
+fn json(value: &impl serde::Serialize) -> io::Result<String> {
+    serde_json::to_string(value).map_err(io::Error::from)
+}
+
+/// `bareverbs replay`. The exit status is 1 if an answer differs.
+pub(crate) fn replay(options: &Replay) -> Result<u8> {
+    let name = options.file.display();
+    let file = File::open(&options.file).with_context(|| format!("cannot open {name}"))?;
+    let records = replay::read(BufReader::new(file))?;
+    let device = match &options.device {
+        Some(name) => Device::find(name),
+        None => Device::first(),
+    }?;
+    let replayed = replay::replay(&records, &device)?;
+    let text = match (options.format, &replayed.difference) {
+        (TextOrJson::Json, _) => serde_json::to_string(&replayed)?,
+        (TextOrJson::Text, None) => {
+            format!("{} calls have the same answers, {} were skipped", replayed.same, replayed.skipped)
+        }
+        (TextOrJson::Text, Some(Difference { line, call, place, recorded, here })) => format!(
+            "line {line} differs, after {} calls with the same answers: {place}\n  call:     {call}\n  \
+             recorded: {recorded}\n  here:     {here}",
+            replayed.same
+        ),
+    };
+    output::line(&text)?;
+    Ok(u8::from(replayed.difference.is_some()))
+}
