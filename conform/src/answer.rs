@@ -33,7 +33,6 @@ impl Answer {
     pub(crate) const NOTTY: Self = Self::errno(Errno::NOTTY);
     pub(crate) const AGAIN: Self = Self::errno(Errno::AGAIN);
     pub(crate) const PERM: Self = Self::errno(Errno::PERM);
-    pub(crate) const RANGE: Self = Self::errno(Errno::RANGE);
     pub(crate) const NOSYS: Self = Self::errno(Errno::NOSYS);
     pub(crate) const NODEV: Self = Self::errno(Errno::NODEV);
     pub(crate) const IO: Self = Self::errno(Errno::IO);

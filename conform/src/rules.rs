@@ -229,13 +229,13 @@ rules! {
     NetlinkType = "netlink-type", "A message of an unknown client or command fails with EINVAL.",
         "core/netlink.c: is_nl_valid, rdma_nl_rcv_msg";
     NetlinkAttribute = "netlink-attribute",
-        "A message without a mandatory attribute fails with EINVAL, one with a short attribute with ERANGE.",
+        "A message without a mandatory attribute, or with one that is too short, fails with EINVAL.",
         "core/nldev.c: the command's doit, nldev_policy";
     NetlinkUnknown = "netlink-unknown-attribute",
         "A command either ignores unknown attributes or fails with EINVAL.",
         "core/nldev.c: the command's doit";
     NetlinkObject = "netlink-object",
-        "A device or port that does not exist fails with EINVAL, an object with ENOENT.",
+        "A device or port that does not exist fails with EINVAL, an object with ENOENT, a QP without that port with EAGAIN.",
         "core/nldev.c: the command's doit, res_get_common_doit";
     NetlinkPermission = "netlink-permission",
         "A command that changes the system fails with EPERM without CAP_NET_ADMIN, whatever it contains.",
