@@ -778,7 +778,7 @@ mod tests {
     use crate::{Filter, Results, Suite, Verdict};
 
     fn results(broken: Option<Rule>) -> Result<Results, String> {
-        let checks = parser::checks().into_iter().chain(order::of_parser()).collect();
+        let checks = parser::checks().into_iter().chain(order::checks()).collect();
         let suite = Suite::of(Box::new(Model::new(broken)), checks).map_err(|error| error.to_string())?;
         Ok(suite.without_passed_calls().run(&Filter::default(), 0, |_, _, _| {}))
     }

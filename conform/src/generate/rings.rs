@@ -8,7 +8,7 @@ use bareverbs_uapi::abi::Since;
 use bareverbs_uapi::rxe::{DmaInfo, QueueBuf, RecvWqe, SendWqe, Sge};
 use bareverbs_uapi::uverbs::types::QpType;
 use bareverbs_uapi::uverbs::{CqCreate, ObjectClass, QpCreate, SrqCreate};
-use bareverbs_uapi::verbs_values::{QpState, SendFlags, WcFlags, WcStatus};
+use bareverbs_uapi::verbs_values::{QpState, SendFlags, WcStatus};
 use bareverbs_uapi::write::structs::{PostSendReq, RegMrResp, ResizeCqReq, ResizeCqResp, Wc};
 use bareverbs_uapi::write::types::WrOpcode;
 use bareverbs_uapi::write::{self, WriteCommand};
@@ -531,27 +531,10 @@ fn of_indices(checks: &mut Vec<Check>) {
     }
 }
 
-/// Bugs of rxe that a completion shows; see `docs/kernel-bugs.md`.
-fn of_bugs(checks: &mut Vec<Check>) {
-    let rule = Rule::KnownBug;
-    let flag = WcFlags::WITH_IMM.bits();
-    let name = format!("ring::RC::completion::{}-immediate-flag-of-sends", rule.id());
-    let check = Check::new(name, rule, Answer::Value(flag.into()), move |session| {
-        let mut pair = Pair::new(session, QpType::RC, None)?;
-        pair.post_recv(0, |_, _| {})?;
-        pair.post_send(session, &|wqe, _| wqe.wr.opcode = WrOpcode::SEND_WITH_IMM)?;
-        let got = pair.completion(true)?.wc_flags.bits() & flag;
-        let text = "the flag WITH_IMM of the completion of SEND_WITH_IMM at the sender";
-        session.compare(&text, Answer::Value(flag.into()), Answer::Value(got.into())).map(drop)
-    });
-    checks.push(check.of_bug(Answer::Value(0)));
-}
-
 pub(crate) fn checks() -> Vec<Check> {
     let mut checks = Vec::new();
     of_maps(&mut checks);
     of_requests(&mut checks);
     of_indices(&mut checks);
-    of_bugs(&mut checks);
     checks
 }
