@@ -3,6 +3,7 @@
 use std::fmt;
 
 use bareverbs_uapi::abi::Since;
+use bareverbs_uapi::verbs_values::WcStatus;
 use rustix::io::Errno;
 
 use crate::errno;
@@ -14,6 +15,10 @@ pub enum Answer {
     Ok,
     /// The call failed with this error number.
     Errno(i32),
+    /// The request completed with this status (`ib_wc_status`).
+    Status(u32),
+    /// The kernel reported this value.
+    Value(u64),
 }
 
 impl Answer {
@@ -27,6 +32,11 @@ impl Answer {
     pub(crate) const PROTONOSUPPORT: Self = Self::errno(Errno::PROTONOSUPPORT);
     pub(crate) const NOTTY: Self = Self::errno(Errno::NOTTY);
     pub(crate) const AGAIN: Self = Self::errno(Errno::AGAIN);
+    pub(crate) const PERM: Self = Self::errno(Errno::PERM);
+    pub(crate) const NOSYS: Self = Self::errno(Errno::NOSYS);
+    pub(crate) const NODEV: Self = Self::errno(Errno::NODEV);
+    pub(crate) const IO: Self = Self::errno(Errno::IO);
+    pub(crate) const ADDRNOTAVAIL: Self = Self::errno(Errno::ADDRNOTAVAIL);
     pub(crate) const NODATA: Self = Self::errno(Errno::NODATA);
 
     pub(crate) const fn errno(errno: Errno) -> Self {
@@ -49,6 +59,8 @@ impl fmt::Display for Answer {
                 Some(name) => f.write_str(name),
                 None => write!(f, "errno {number}"),
             },
+            Self::Status(status) => write!(f, "completion {}", WcStatus(*status)),
+            Self::Value(value) => write!(f, "{value:#x}"),
         }
     }
 }
@@ -124,5 +136,7 @@ mod tests {
     fn answers_are_printed_by_name() {
         assert_eq!(Answer::PROTONOSUPPORT.to_string(), "EPROTONOSUPPORT");
         assert_eq!(Answer::Errno(1000).to_string(), "errno 1000");
+        assert_eq!(Answer::Status(0).to_string(), "completion SUCCESS");
+        assert_eq!(Answer::Value(16).to_string(), "0x10");
     }
 }

@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use crate::answer::Expect;
+use bareverbs_uapi::abi::Since;
+
+use crate::answer::{Answer, Expect};
 use crate::rules::Rule;
 use crate::session::{Session, Step};
 
@@ -17,6 +19,11 @@ pub struct Check {
     pub rule: Rule,
     /// The expected answer of its call.
     pub expect: Expect,
+    /// What the check does to kernels that break the rule, if that is more than a wrong answer. Such
+    /// checks run only on request.
+    pub hazard: Option<&'static str>,
+    /// The right answer, if kernels with a known bug give another one.
+    pub right: Option<Answer>,
     pub(crate) body: Body,
 }
 
@@ -27,7 +34,24 @@ impl Check {
         expect: impl Into<Expect>,
         body: impl Fn(&mut Session<'_>) -> Step<()> + 'static,
     ) -> Self {
-        Self { name, rule, expect: expect.into(), body: Box::new(body) }
+        Self { name, rule, expect: expect.into(), hazard: None, right: None, body: Box::new(body) }
+    }
+
+    /// The check of a known bug, whose expectation is the answer of kernels with the bug.
+    pub(crate) fn of_bug(mut self, right: Answer) -> Self {
+        self.right = Some(right);
+        self
+    }
+
+    /// Whether the kernels of a series have the known bug that the check shows.
+    pub(crate) fn is_bug_of(&self, series: Since) -> bool {
+        self.right.is_some_and(|right| self.expect.on(series) != right)
+    }
+
+    /// The check, which does this to kernels that break the rule.
+    pub(crate) fn hazardous(mut self, hazard: &'static str) -> Self {
+        self.hazard = Some(hazard);
+        self
     }
 }
 

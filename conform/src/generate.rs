@@ -1,10 +1,16 @@
 //! The generators of checks.
 
 pub(crate) mod alone;
+mod cm;
 mod commands;
+mod events;
 mod life;
+mod limits;
+mod nldev;
+pub(crate) mod order;
 pub(crate) mod parser;
 mod qp_states;
+mod rings;
 
 use bareverbs_uapi::uverbs::types::DriverId;
 
@@ -18,6 +24,12 @@ pub(crate) fn checks(driver_id: u32) -> Vec<Check> {
         checks.extend(commands::checks(driver_id));
         checks.extend(qp_states::checks());
         checks.extend(life::checks());
+        checks.extend(limits::checks());
+        checks.extend(order::checks());
+        checks.extend(rings::checks());
+        checks.extend(events::checks());
+        checks.extend(cm::checks());
+        checks.extend(nldev::checks());
     } else {
         checks.extend(alone::checks(driver_id));
     }

@@ -4,19 +4,27 @@ use std::cell::RefCell;
 use std::ffi::c_void;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::ptr;
+use std::time::Duration;
 
 use bareverbs::Device;
 use bareverbs::netlink::{RdmaNetlink, ResourceSummary};
+use bareverbs_uapi::netlink::{Content, messages};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, ioctl};
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::ProtFlags;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, send, socket_with,
+};
 
 use crate::SuiteError;
+use crate::map::Map;
 use crate::target::{Target, UverbsFile};
 
 /// A device of the running kernel.
@@ -24,6 +32,7 @@ pub(crate) struct KernelDevice {
     name: String,
     path: PathBuf,
     driver_id: u32,
+    index: u32,
     netlink: RefCell<RdmaNetlink>,
     /// `/dev/kmsg` behind its last record; `None` if this process may not read it.
     log: RefCell<Option<File>>,
@@ -45,11 +54,15 @@ impl KernelDevice {
         if log.as_mut().is_some_and(|log| log.seek(SeekFrom::End(0)).is_err()) {
             log = None;
         }
+        let mut netlink = RdmaNetlink::open()?;
+        let index =
+            netlink.devices()?.iter().find(|device| device.name == name).map_or(0, |device| device.index);
         Ok(Self {
             path: path.to_owned(),
             driver_id: driver_id.0,
+            index,
             name,
-            netlink: RefCell::new(RdmaNetlink::open()?),
+            netlink: RefCell::new(netlink),
             log: RefCell::new(log),
         })
     }
@@ -128,6 +141,75 @@ impl Target for KernelDevice {
             None => Vec::new(),
         }
     }
+
+    fn open_cm(&self) -> Result<CmFile, Errno> {
+        // The query loads the kernel's module.
+        let _ = self.netlink.borrow_mut().global_char_device("rdma_cm");
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let path = Path::new("/dev/infiniband/rdma_cm");
+        Ok(CmFile(rustix::fs::open(path, flags, rustix::fs::Mode::empty())?))
+    }
+
+    fn netlink(&self, message: &[u8]) -> Result<(), Errno> {
+        let protocol = Some(netlink::RDMA);
+        let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)?;
+        set_socket_timeout(&socket, Timeout::Recv, Some(NETLINK_TIMEOUT))?;
+        send(&socket, message, SendFlags::empty())?;
+        let mut answer = vec![0; 1 << 16];
+        loop {
+            let (len, _) = recv(&socket, &mut answer[..], RecvFlags::empty())?;
+            for message in messages(&answer[..len]) {
+                match message.and_then(|message| message.content()) {
+                    Ok(Content::Acknowledged(_)) => return Ok(()),
+                    Ok(Content::Error(report) | Content::Done(report)) => {
+                        return match report.errno {
+                            0 => Ok(()),
+                            errno => Err(Errno::from_raw_os_error(errno)),
+                        };
+                    }
+                    Ok(_) => {}
+                    Err(_) => return Err(Errno::BADMSG),
+                }
+            }
+        }
+    }
+
+    fn netlink_index(&self) -> u32 {
+        self.index
+    }
+}
+
+/// Timeout of an answer of RDMA netlink.
+const NETLINK_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// An open file of the connection manager, non-blocking.
+pub(crate) struct CmFile(OwnedFd);
+
+impl CmFile {
+    /// Writes a command.
+    ///
+    /// # Safety
+    ///
+    /// Each address in the command has memory that permits the kernel's accesses, or no memory.
+    pub(crate) unsafe fn write(&self, command: &[u8]) -> Result<usize, Errno> {
+        rustix::io::write(&self.0, command)
+    }
+
+    pub(crate) fn descriptor(&self) -> i32 {
+        self.0.as_raw_fd()
+    }
+
+    /// Whether an event is queued.
+    pub(crate) fn is_readable(&self) -> Result<bool, Errno> {
+        readable(self.0.as_fd())
+    }
+}
+
+/// Whether a descriptor is readable now.
+fn readable(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
+    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+    poll(&mut fds, Some(&Timespec::default()))?;
+    Ok(fds[0].revents().contains(PollFlags::IN))
 }
 
 struct KernelFile {
@@ -188,14 +270,13 @@ impl UverbsFile for KernelFile {
         rustix::io::read(fd, buffer)
     }
 
-    fn map(&self, offset: u64, len: usize) -> Result<(), Errno> {
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: the kernel chooses the address of a new mapping, which nothing else refers to and
-        // which is unmapped at once.
-        unsafe {
-            let address = mmap(ptr::null_mut(), len, protection, MapFlags::SHARED, &self.fd, offset)?;
-            munmap(address, len)
-        }
+    fn is_readable(&self, fd: i32) -> Result<bool, Errno> {
+        // SAFETY: as in `read`.
+        readable(unsafe { BorrowedFd::borrow_raw(fd) })
+    }
+
+    fn map(&self, offset: u64, len: usize, protection: ProtFlags) -> Result<Map, Errno> {
+        Map::new(&self.fd, offset, len, protection)
     }
 }
 

@@ -28,8 +28,10 @@ mod filter;
 mod generate;
 mod guard;
 mod kernel;
+mod map;
 #[cfg(test)]
 mod model;
+mod privilege;
 mod probe;
 pub mod replay;
 pub mod report;

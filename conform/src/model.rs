@@ -19,9 +19,12 @@ use bareverbs_uapi::uverbs::{
 use nix::sys::uio::{RemoteIoVec, process_vm_readv, process_vm_writev};
 use nix::unistd::getpid;
 use rustix::io::Errno;
+use rustix::mm::ProtFlags;
 use zerocopy::FromBytes;
 
 use crate::base::{is_class_on_rxe, is_on_rxe};
+use crate::kernel::CmFile;
+use crate::map::Map;
 use crate::rules::Rule;
 use crate::target::{Target, UverbsFile};
 
@@ -137,6 +140,18 @@ impl Target for Model {
 
     fn warnings(&self) -> Vec<String> {
         Vec::new()
+    }
+
+    fn open_cm(&self) -> Result<CmFile, Errno> {
+        Err(Errno::NOSYS)
+    }
+
+    fn netlink(&self, _message: &[u8]) -> Result<(), Errno> {
+        Err(Errno::NOSYS)
+    }
+
+    fn netlink_index(&self) -> u32 {
+        0
     }
 }
 
@@ -747,7 +762,11 @@ impl UverbsFile for ModelFile {
         Err(Errno::NOSYS)
     }
 
-    fn map(&self, _offset: u64, _len: usize) -> Result<(), Errno> {
+    fn is_readable(&self, _fd: i32) -> Result<bool, Errno> {
+        Err(Errno::NOSYS)
+    }
+
+    fn map(&self, _offset: u64, _len: usize, _protection: ProtFlags) -> Result<Map, Errno> {
         Err(Errno::NOSYS)
     }
 }
@@ -755,12 +774,12 @@ impl UverbsFile for ModelFile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::generate::parser;
+    use crate::generate::{order, parser};
     use crate::{Filter, Results, Suite, Verdict};
 
     fn results(broken: Option<Rule>) -> Result<Results, String> {
-        let suite =
-            Suite::of(Box::new(Model::new(broken)), parser::checks()).map_err(|error| error.to_string())?;
+        let checks = parser::checks().into_iter().chain(order::checks()).collect();
+        let suite = Suite::of(Box::new(Model::new(broken)), checks).map_err(|error| error.to_string())?;
         Ok(suite.without_passed_calls().run(&Filter::default(), 0, |_, _, _| {}))
     }
 

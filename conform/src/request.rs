@@ -1,5 +1,6 @@
 //! Requests of write commands, by the names of their fields.
 
+use bareverbs_uapi::abi::{FieldInfo, FieldKind};
 use bareverbs_uapi::write::WriteCommandInfo;
 
 /// The bytes of a request, all zero at first.
@@ -17,15 +18,7 @@ impl Request {
     /// The position of a field and its length. A field of the nested struct `base` counts as one of
     /// the request.
     fn field(&self, name: &str) -> Option<(usize, usize)> {
-        let fields = self.command.request?.fields;
-        let find = |fields: &[bareverbs_uapi::abi::FieldInfo]| {
-            fields.iter().find(|field| field.rust == name).map(|field| (field.offset, field.size))
-        };
-        find(fields).or_else(|| {
-            let base = fields.iter().find(|field| field.rust == "base")?;
-            let bareverbs_uapi::abi::FieldKind::Struct(info) = base.kind else { return None };
-            find(info.fields).map(|(offset, size)| (base.offset + offset, size))
-        })
+        position(self.command.request?.fields, name, "base")
     }
 
     pub(crate) fn has(&self, name: &str) -> bool {
@@ -59,7 +52,7 @@ impl Request {
     pub(crate) fn handles(&self) -> Vec<&'static str> {
         let fields = self.command.request.map_or(&[][..], |info| info.fields);
         let nested = fields.iter().filter_map(|field| match field.kind {
-            bareverbs_uapi::abi::FieldKind::Struct(info) if field.rust == "base" => Some(info.fields),
+            FieldKind::Struct(info) if field.rust == "base" => Some(info.fields),
             _ => None,
         });
         let all = fields.iter().chain(nested.flatten());
@@ -67,4 +60,16 @@ impl Request {
             .filter(|name| name.ends_with("_handle") && *name != "user_handle")
             .collect()
     }
+}
+
+/// The position of a field and its length. A field of the struct in the field `nested` counts as well.
+pub(crate) fn position(fields: &[FieldInfo], name: &str, nested: &str) -> Option<(usize, usize)> {
+    let find = |fields: &[FieldInfo]| {
+        fields.iter().find(|field| field.rust == name).map(|field| (field.offset, field.size))
+    };
+    find(fields).or_else(|| {
+        let inner = fields.iter().find(|field| field.rust == nested)?;
+        let FieldKind::Struct(info) = inner.kind else { return None };
+        find(info.fields).map(|(offset, size)| (inner.offset + offset, size))
+    })
 }

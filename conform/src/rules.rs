@@ -208,4 +208,38 @@ rules! {
         "include/rdma/ib_verbs.h: ib_check_mr_access; the driver's reg_user_mr";
     Query = "query", "A query reports the values of the object.",
         "core/uverbs_cmd.c: the command's handler";
+    RingRequest = "ring-request",
+        "A request in a shared queue that its transport or its memory does not allow completes with an error.",
+        "sw/rxe/rxe_req.c: rxe_requester; sw/rxe/rxe_resp.c: rxe_responder";
+    RingIndex = "ring-index", "The kernel uses the indices of a shared queue modulo its size.",
+        "sw/rxe/rxe_queue.h: queue_addr_from_index, queue_empty";
+    QueryValue = "query-value", "A query returns the values that the object was made with.",
+        "core/uverbs_cmd.c: ib_uverbs_query_qp, ib_uverbs_query_srq; core/uverbs_std_types_mr.c: QUERY_MR";
+    CmHeader = "cm-header", "A command of the connection manager with an inconsistent header fails as documented.",
+        "core/ucma.c: ucma_write";
+    CmResponse = "cm-response", "A response buffer that is too short fails with ENOSPC, an unwritable one with EFAULT.",
+        "core/ucma.c: the command's handler";
+    CmId = "cm-id",
+        "An identifier that does not exist fails with ENOENT, one of another file with EINVAL.",
+        "core/ucma.c: ucma_get_ctx, _ucma_find_context";
+    CmState = "cm-state", "A command that the state of the identifier does not allow fails with EINVAL.",
+        "core/ucma.c: ucma_get_ctx_dev; core/cma.c: the command's function";
+    CmField = "cm-field", "A field of a command that is out of range fails as documented.",
+        "core/ucma.c: the command's handler";
+    NetlinkType = "netlink-type", "A message of an unknown client or command fails with EINVAL.",
+        "core/netlink.c: is_nl_valid, rdma_nl_rcv_msg";
+    NetlinkAttribute = "netlink-attribute",
+        "A message without a mandatory attribute, or with one that is too short, fails with EINVAL.",
+        "core/nldev.c: the command's doit, nldev_policy";
+    NetlinkUnknown = "netlink-unknown-attribute",
+        "A command either ignores unknown attributes or fails with EINVAL.",
+        "core/nldev.c: the command's doit";
+    NetlinkObject = "netlink-object",
+        "A device or port that does not exist fails with EINVAL, an object with ENOENT, a QP without that port with EAGAIN.",
+        "core/nldev.c: the command's doit, res_get_common_doit";
+    NetlinkPermission = "netlink-permission",
+        "A command that changes the system fails with EPERM without CAP_NET_ADMIN, whatever it contains.",
+        "core/netlink.c: rdma_nl_rcv_msg";
+    KnownBug = "known-bug", "A kernel with a known bug shows it, and no other kernel does.",
+        "docs/kernel-bugs.md of bareverbs";
 }

@@ -16,6 +16,7 @@ use bareverbs_uapi::write::structs::{
     CreateCompChannelReq, CreateCompChannelResp, RegMrReq, RegMrResp,
 };
 use bareverbs_uapi::write::{self, WriteCommand};
+use rustix::io::Errno;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use crate::answer::{Answer, Expect};
@@ -205,6 +206,11 @@ impl<'t> Session<'t> {
     /// Notes that a call of the check destroyed an object.
     pub(crate) fn forget(&mut self, class: u16, handle: u32) {
         self.objects.remove(&(class, handle));
+    }
+
+    /// Does not close a descriptor with this file. The caller closes it.
+    pub(crate) fn leave_open(&mut self, fd: i32) {
+        self.descriptors.retain(|(_, known)| *known != fd);
     }
 
     /// Closes a descriptor that a call made.
@@ -419,6 +425,37 @@ impl<'t> Session<'t> {
         attr.is_global = 1;
         attr.port_num = 1;
         Ok(attr)
+    }
+
+    /// Index and value of the first GID that is an IPv4 address.
+    pub(crate) fn ipv4_gid(&mut self) -> Step<(u8, [u8; 16])> {
+        use bareverbs_uapi::uverbs::QueryGidEntry;
+        self.context()?;
+        for index in 0..16 {
+            let mut call = Call::of(self.driver_id(), &QueryGidEntry::INFO)
+                .with(Slot::number(QueryGidEntry::PORT.id(), 1))
+                .with(Slot::number(QueryGidEntry::GID_INDEX.id(), index))
+                .with(Slot::number(QueryGidEntry::FLAGS.id(), 0))
+                .with(Slot::output(QueryGidEntry::RESP_ENTRY.id(), 32));
+            if self.execute(&mut call) != Answer::Ok {
+                continue;
+            }
+            let bytes = call.slot(QueryGidEntry::RESP_ENTRY.id()).map(Slot::bytes).unwrap_or_default();
+            if let Some(gid) = bytes.first_chunk::<16>()
+                && gid[..12] == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff]
+            {
+                return Ok((index as u8, *gid));
+            }
+        }
+        skip("the port has no IPv4 address")
+    }
+
+    /// Sends a message to RDMA netlink.
+    pub(crate) fn netlink(&self, message: &[u8]) -> Step<Answer> {
+        match self.target.netlink(message) {
+            Err(Errno::NOSYS) => skip("the target has no RDMA netlink"),
+            result => Ok(Answer::of(&result)),
+        }
     }
 
     pub(crate) fn ah(&mut self) -> Step<u32> {

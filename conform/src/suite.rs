@@ -51,6 +51,9 @@ pub struct Outcome {
     pub reason: String,
     /// The change of the kernel that decides the expected answer; empty if there is none.
     pub change: String,
+    /// Whether the expected answer is that of a known bug of the kernel.
+    #[serde(default)]
+    pub known_bug: bool,
     /// Messages of the kernel that report a fault.
     pub kernel_log: Vec<String>,
 }
@@ -113,6 +116,8 @@ pub struct Suite {
     target: Box<dyn Target>,
     series: Since,
     checks: Vec<Check>,
+    /// Checks that run on request only.
+    hazardous: Vec<Check>,
     device_option: String,
     records_passed: bool,
 }
@@ -146,13 +151,22 @@ impl Suite {
             Err(Stop::Skip(reason) | Stop::Fail(reason)) => return Err(SuiteError::Probe { reason }),
         };
         let device_option = format!("--device {} ", target.name());
-        Ok(Self { target, series, checks, device_option, records_passed: true })
+        let (hazardous, checks) = checks.into_iter().partition(|check| check.hazard.is_some());
+        Ok(Self { target, series, checks, hazardous, device_option, records_passed: true })
     }
 
     /// Does not decode the calls of checks that pass, which takes most of the time on the model.
     #[cfg(test)]
     pub(crate) fn without_passed_calls(mut self) -> Self {
         self.records_passed = false;
+        self
+    }
+
+    /// Also runs checks that crash or corrupt kernels which break their rule. They belong into a guest
+    /// that is thrown away.
+    #[must_use]
+    pub fn with_hazards(mut self) -> Self {
+        self.checks.append(&mut self.hazardous);
         self
     }
 
@@ -171,7 +185,9 @@ impl Suite {
     /// The command that repeats one check.
     #[must_use]
     pub fn repeat(&self, name: &str) -> String {
-        format!("bareverbs conform {}--filter '{name}'", self.device_option)
+        let hazardous = self.checks.iter().any(|check| check.name == name && check.hazard.is_some());
+        let hazard = if hazardous { "--hazard " } else { "" };
+        format!("bareverbs conform {}{hazard}--filter '{name}'", self.device_option)
     }
 
     /// Runs the selected checks in the order of the seed. `progress` gets each result, its position
@@ -252,6 +268,7 @@ impl Suite {
             call,
             reason,
             change: check.expect.change().map_or_else(String::new, |change| change.name.to_owned()),
+            known_bug: check.is_bug_of(self.series),
             kernel_log,
         }
     }
@@ -285,6 +302,9 @@ impl Suite {
         if let Some(check) = self.checks.iter().find(|check| check.name == outcome.name) {
             let _ = writeln!(text, "  rule:     {}", check.rule.text());
             let _ = writeln!(text, "  source:   drivers/infiniband/{}", check.rule.source());
+            if let Some(hazard) = check.hazard {
+                let _ = writeln!(text, "  hazard:   {hazard}");
+            }
             if let Some(change) = check.expect.change() {
                 let _ = writeln!(
                     text,

@@ -4,6 +4,10 @@ use std::fmt;
 
 use bareverbs::netlink::ResourceSummary;
 use rustix::io::Errno;
+use rustix::mm::ProtFlags;
+
+use crate::kernel::CmFile;
+use crate::map::Map;
 
 /// A device that answers calls.
 pub(crate) trait Target {
@@ -24,6 +28,16 @@ pub(crate) trait Target {
 
     /// Warnings that the kernel logged since the last call.
     fn warnings(&self) -> Vec<String>;
+
+    /// Opens the file of the connection manager. `ENOSYS`: the target has none.
+    fn open_cm(&self) -> Result<CmFile, Errno>;
+
+    /// Sends a message to RDMA netlink. The kernel's answer, without its data. `ENOSYS`: the target
+    /// has none.
+    fn netlink(&self, message: &[u8]) -> Result<(), Errno>;
+
+    /// The device's index in RDMA netlink; 0 if there is none.
+    fn netlink_index(&self) -> u32;
 }
 
 /// An open uverbs file.
@@ -53,8 +67,11 @@ pub(crate) trait UverbsFile {
     /// A read of a descriptor that a call made.
     fn read(&self, fd: i32, buffer: &mut [u8]) -> Result<usize, Errno>;
 
-    /// Maps the file, and unmaps it again.
-    fn map(&self, offset: u64, len: usize) -> Result<(), Errno>;
+    /// Whether a descriptor that a call made is readable.
+    fn is_readable(&self, fd: i32) -> Result<bool, Errno>;
+
+    /// Maps the file.
+    fn map(&self, offset: u64, len: usize, protection: ProtFlags) -> Result<Map, Errno>;
 }
 
 /// The difference of two resource counts, for a report of a leak.

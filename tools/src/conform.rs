@@ -5,7 +5,7 @@ use std::io::{IsTerminal, stderr};
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
-use bareverbs_conform::{Filter, Outcome, Results, Suite, Verdict, report};
+use bareverbs_conform::{Filter, Outcome, Results, Suite, SuiteError, Verdict, report};
 
 use crate::cli::conform::{Conform, ConformAction, ResultsFormat};
 use crate::output;
@@ -34,8 +34,27 @@ fn read(path: &Path) -> Result<Results> {
     serde_json::from_str(&text).with_context(|| format!("{name} has no results of conform --format json"))
 }
 
-fn list(options: &Conform) -> Result<u8> {
+/// Exit status of a run in which everything is skipped (`KSFT_SKIP` of the kernel's selftests).
+const SKIPPED: u8 = 4;
+
+/// The suite for the device of the options.
+fn suite(options: &Conform) -> Result<Suite, SuiteError> {
     let suite = Suite::for_device(options.device.as_deref())?;
+    Ok(if options.hazard { suite.with_hazards() } else { suite })
+}
+
+/// Whether there is nothing to check: no RDMA device, or no user interface of it.
+fn is_absent(error: &SuiteError) -> bool {
+    match error {
+        SuiteError::Device(error) => {
+            matches!(error, bareverbs::Error::NoDevice | bareverbs::Error::UnknownDevice { .. })
+        }
+        error => matches!(error, SuiteError::NoUverbs { .. }),
+    }
+}
+
+fn list(options: &Conform) -> Result<u8> {
+    let suite = suite(options)?;
     let mut text = String::new();
     for check in Filter::new(options.filter.as_deref()).select(suite.checks()) {
         let expected = check.expect.on(suite.series());
@@ -46,7 +65,16 @@ fn list(options: &Conform) -> Result<u8> {
 }
 
 fn check(options: &Conform) -> Result<u8> {
-    let suite = Suite::for_device(options.device.as_deref())?;
+    let suite = match suite(options) {
+        Err(error) if is_absent(&error) => {
+            if options.format == ResultsFormat::Ktap {
+                output::write(&report::ktap_skipped(&error.to_string()))?;
+            }
+            output::diagnostic(&format!("nothing to check: {error}"));
+            return Ok(SKIPPED);
+        }
+        suite => suite?,
+    };
     let human = options.format == ResultsFormat::Human;
     let terminal = stderr().is_terminal();
     let filter = Filter::new(options.filter.as_deref());

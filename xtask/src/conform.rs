@@ -27,6 +27,9 @@ pub(crate) struct Conform {
     /// Run the checks in the random order of this seed.
     #[arg(long, default_value_t = 0)]
     seed: u64,
+    /// Also run checks that crash or corrupt kernels which break their rule.
+    #[arg(long)]
+    hazard: bool,
     /// The folder for the results of each kernel and the page (default: target/conform).
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
@@ -81,6 +84,7 @@ impl Conform {
         let mut argv: Vec<String> =
             [build::TOOL, "conform", "--format", "json", "--seed"].map(str::to_owned).into();
         argv.push(self.seed.to_string());
+        argv.extend(self.hazard.then(|| "--hazard".to_owned()));
         argv.extend(self.filter.iter().flat_map(|pattern| ["--filter".to_owned(), pattern.clone()]));
         let finished = guests.run(0, Exec { argv, ..Exec::default() }, LIMIT)?;
         if finished.timed_out {

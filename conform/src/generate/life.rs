@@ -168,8 +168,6 @@ pub(crate) fn checks() -> Vec<Check> {
         ));
     }
     of_contexts(&mut checks);
-    of_maps(&mut checks);
-    of_events(&mut checks);
     checks
 }
 
@@ -206,112 +204,12 @@ fn of_contexts(checks: &mut Vec<Check>) {
 }
 
 /// Offset and length of a queue of rxe, in the driver's response.
-fn queue(call: &Call, position: usize) -> Step<(u64, usize)> {
+pub(crate) fn queue(call: &Call, position: usize) -> Step<(u64, usize)> {
     let bytes = call.slot(UHW_OUT).map(Slot::bytes).unwrap_or_default();
     let info = bytes.get(position * 16..position * 16 + 12);
     let parts = info.and_then(|info| Some((info.first_chunk()?, info.last_chunk()?)));
     match parts {
         Some((offset, len)) => Ok((u64::from_ne_bytes(*offset), u32::from_ne_bytes(*len) as usize)),
         None => fail("the driver's response has no queue"),
-    }
-}
-
-/// Makes an object with queues. Returns the call.
-type Queued = (&'static str, usize, fn(&mut Session<'_>) -> Step<Call>);
-
-const QUEUES: [Queued; 4] = [
-    ("Cq", 0, |session| {
-        session.context()?;
-        let mut call = session.cq_call(16);
-        session.prepare(&mut call)?;
-        session.made(&call, ObjectClass::CQ, CqCreate::HANDLE.id());
-        Ok(call)
-    }),
-    ("QpRecv", 0, new_qp),
-    ("QpSend", 1, new_qp),
-    ("Srq", 0, |session| {
-        let pd = session.pd()?;
-        let mut call = session.srq_call(pd);
-        session.prepare(&mut call)?;
-        session.made(&call, ObjectClass::SRQ, bareverbs_uapi::uverbs::SrqCreate::HANDLE.id());
-        Ok(call)
-    }),
-];
-
-fn new_qp(session: &mut Session<'_>) -> Step<Call> {
-    let (pd, cq) = (session.pd()?, session.cq()?);
-    let mut call = session.qp_call(QpType::RC, pd, cq);
-    session.prepare(&mut call)?;
-    session.made(&call, ObjectClass::QP, bareverbs_uapi::uverbs::QpCreate::HANDLE.id());
-    Ok(call)
-}
-
-fn map(session: &mut Session<'_>, offset: u64, len: usize, expected: Answer) -> Step<()> {
-    let result = session.file().map(offset, len);
-    let text = format!("mmap() of {len} bytes at offset {offset:#x}");
-    session.compare(&text, expected, Answer::of(&result)).map(drop)
-}
-
-fn of_maps(checks: &mut Vec<Check>) {
-    const PAGE: usize = 4096;
-    let rule = Rule::Mmap;
-    for (kind, position, make) in QUEUES {
-        let mut add = |suffix: &str, answer: Answer, body: fn(&mut Session<'_>, u64, usize) -> Step<()>| {
-            checks.push(Check::new(
-                format!("mmap::{kind}::all::{}-{suffix}", rule.id()),
-                rule,
-                answer,
-                move |session| {
-                    session.needs_rxe_payloads()?;
-                    let call = make(session)?;
-                    let (offset, len) = queue(&call, position)?;
-                    body(session, offset, len)
-                },
-            ));
-        };
-        add("whole", Answer::Ok, |session, offset, len| map(session, offset, len, Answer::Ok));
-        add("first-page", Answer::Ok, |session, offset, _| map(session, offset, PAGE, Answer::Ok));
-        add("twice", Answer::INVAL, |session, offset, len| {
-            map(session, offset, len, Answer::Ok)?;
-            map(session, offset, len, Answer::INVAL)
-        });
-        add("longer", Answer::INVAL, |session, offset, len| {
-            map(session, offset, len.next_multiple_of(PAGE) + PAGE, Answer::INVAL)?;
-            // A refused mapping does not use up the queue.
-            map(session, offset, len, Answer::Ok)
-        });
-        add("unknown-offset", Answer::INVAL, |session, offset, len| {
-            map(session, offset + (1 << 40), len, Answer::INVAL)
-        });
-        add("other-file", Answer::INVAL, |session, offset, len| {
-            let mut other = session.other()?;
-            map(&mut other, offset, len, Answer::INVAL)?;
-            map(session, offset, len, Answer::Ok)
-        });
-        add("without-context", Answer::INVAL, |session, offset, len| {
-            let mut other = Session::open(session.target, session.series)?;
-            let result = map(&mut other, offset, len, Answer::INVAL);
-            session.judged = other.judged.take();
-            result
-        });
-    }
-}
-
-fn of_events(checks: &mut Vec<Check>) {
-    let rule = Rule::EventFd;
-    for class in [ObjectClass::COMP_CHANNEL, ObjectClass::ASYNC_EVENT] {
-        for (suffix, len) in [("empty", 64), ("empty-short", 1)] {
-            checks.push(Check::new(
-                format!("event::{class}::read::{}-{suffix}", rule.id()),
-                rule,
-                Answer::AGAIN,
-                move |session| {
-                    let fd = session.descriptor(class.0)?;
-                    let result = session.file().read(fd, &mut vec![0; len]);
-                    let text = format!("read() of {len} bytes from a descriptor of class {class}");
-                    session.compare(&text, Answer::AGAIN, Answer::of(&result)).map(drop)
-                },
-            ));
-        }
     }
 }

@@ -132,7 +132,7 @@ pub(super) fn common(attr: &Attr) -> Vec<Mutation> {
 }
 
 impl Attr {
-    fn kind_is_mandatory(&self) -> bool {
+    pub(super) fn kind_is_mandatory(&self) -> bool {
         self.in_base && self.missing == Some(Answer::INVAL) && self.id < 0x1000
     }
 }
@@ -380,7 +380,7 @@ fn name(method: &MethodInfo, attr: &str, rule: Rule, suffix: &str) -> String {
 }
 
 /// Executes a changed call, and the valid one after a refusal.
-fn run(
+pub(super) fn run(
     session: &mut Session<'_>,
     base: &Base,
     attr: Option<&Attr>,
@@ -519,7 +519,7 @@ fn behind(base: Expect, fault: Answer) -> Expect {
 }
 
 /// Ids that no method of the core has, with and without the bits of a driver's namespace.
-const UNKNOWN_IDS: [u16; 4] = [60, 0x0fff, 0x1ffe, 0xf001];
+pub(super) const UNKNOWN_IDS: [u16; 4] = [60, 0x0fff, 0x1ffe, 0xf001];
 
 /// The checks of one method.
 fn of_method(base: &Rc<Base>, checks: &mut Vec<Check>) {

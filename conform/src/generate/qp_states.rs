@@ -135,6 +135,11 @@ pub(crate) struct Qp {
 impl Qp {
     pub(crate) fn new(session: &mut Session<'_>, qp_type: QpType) -> Step<Self> {
         let handle = session.qp(qp_type)?;
+        Self::of(session, handle, qp_type)
+    }
+
+    /// A QP that was made already.
+    pub(crate) fn of(session: &mut Session<'_>, handle: u32, qp_type: QpType) -> Step<Self> {
         let path = session.path()?;
         let mut request = ModifyQpReq::new_zeroed();
         request.qp_handle = handle;
@@ -163,6 +168,14 @@ impl Qp {
         request
     }
 
+    /// A valid request of a transition with its required attributes.
+    pub(crate) fn required(&self, to: QpState) -> Step<ModifyQpReq> {
+        match table(self.state, to, self.qp_type) {
+            Some((required, _)) => Ok(self.request(to, required | Mask::STATE)),
+            None => fail("no such transition"),
+        }
+    }
+
     /// Brings the QP to a state by valid requests.
     pub(crate) fn to(&mut self, session: &mut Session<'_>, state: QpState) -> Step<()> {
         let way: &[QpState] = match state {
@@ -188,7 +201,7 @@ impl Qp {
         Ok(())
     }
 
-    fn query(&self, session: &mut Session<'_>) -> Step<QueryQpResp> {
+    pub(crate) fn query(&self, session: &mut Session<'_>) -> Step<QueryQpResp> {
         let mut request = QueryQpReq::new_zeroed();
         request.qp_handle = self.handle;
         request.attr_mask = Mask::STATE;

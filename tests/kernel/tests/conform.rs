@@ -26,7 +26,7 @@ fn lines(text: &str, start: &str) -> usize {
 }
 
 fn kernel_conforms() {
-    conforms(4000);
+    conforms(5000);
 }
 
 fn conforms(least: usize) {

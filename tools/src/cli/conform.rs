@@ -18,6 +18,9 @@ pub(crate) struct Conform {
     /// The form of the results
     #[arg(long, value_enum, default_value = "human")]
     pub(crate) format: ResultsFormat,
+    /// Also run checks that crash or corrupt kernels which break their rule; for guests only
+    #[arg(long)]
+    pub(crate) hazard: bool,
     /// Also write a page with the results
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
