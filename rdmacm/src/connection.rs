@@ -1,8 +1,8 @@
 //! Connections with their queue pairs: a listener, a connector, and what they yield.
 //!
 //! A [`Connection`] owns an identifier and a queue that is in RTS: a [`Qp<Rc>`](bareverbs::Qp), a
-//! `Qp<Uc>`, or the safe [`Endpoint`]. Calls block, with time limits; the modules `tokio` and `async_io` have the
-//! same types for tasks.
+//! `Qp<Uc>`, or the safe [`Endpoint`]. Calls block, with time limits; the modules `tokio` and
+//! `async_io` have the same types for tasks.
 //!
 //! ```no_run
 //! use bareverbs::owned::Endpoint;

@@ -50,8 +50,9 @@ impl Value {
 pub struct IdOptions {
     /// The type of the QPs of connections: RC; UC or XRC, whose identifiers are of
     /// [`PortSpace::Ib`]. An XRC listener is [`QpType::XRC_TGT`], its peers are
-    /// [`QpType::XRC_INI`]. `None` is RC. [`BlockingId::with_options`](crate::blocking::BlockingId::with_options) takes any
-    /// type that the port space has.
+    /// [`QpType::XRC_INI`]. `None` is RC.
+    /// [`BlockingId::with_options`](crate::blocking::BlockingId::with_options) takes any type that the
+    /// port space has.
     pub qp_type: Option<QpType>,
     /// The local address that an identifier resolves from; `None` leaves the choice to the routing
     /// table. Listeners ignore it.

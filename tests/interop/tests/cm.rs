@@ -373,7 +373,8 @@ impl Drop for Folder {
     }
 }
 
-/// The queue pairs of `pingpong`'s connections, sorted: requests of several connections arrive in any order.
+/// The queue pairs of `pingpong`'s connections, sorted: requests of several connections arrive in any
+/// order.
 fn connected_pairs(report: &Value, first: &str, second: &str) -> Vec<(String, String)> {
     let sides = [first, second].map(|side| match &report[side] {
         Value::Array(records) => records.iter().map(Value::to_string).collect(),
