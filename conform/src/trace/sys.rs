@@ -21,24 +21,37 @@ pub(super) const EVENT_STOP: i32 = 128;
 /// Signal number of a stop at a system call.
 pub(super) const SYSCALL_STOP: i32 = libc::SIGTRAP | 0x80;
 
-/// Requests, of `linux/ptrace.h`. Their type differs between C libraries.
-const CONT: u32 = 7;
-const DETACH: u32 = 17;
-const SYSCALL: u32 = 24;
+/// Requests that access no memory of this process, of `linux/ptrace.h`.
+#[derive(Clone, Copy)]
+enum Control {
+    Cont = 7,
+    Detach = 17,
+    Syscall = 24,
+    Seize = 0x4206,
+    Interrupt = 0x4207,
+    Listen = 0x4208,
+}
+
+/// Requests that write to this process.
 const GETEVENTMSG: u32 = 0x4201;
 const GET_SYSCALL_INFO: u32 = 0x420e;
-const LISTEN: u32 = 0x4208;
-const SEIZE: u32 = 0x4206;
-const INTERRUPT: u32 = 0x4207;
 
 /// Number of bytes of the kernel's `struct ptrace_syscall_info`.
 const INFO: usize = 88;
 
-fn request(request: u32, thread: i32, address: usize, data: usize) -> io::Result<i64> {
-    // SAFETY: the kernel writes through `data` only for the two requests below that ask for data.
-    // They pass the address of a buffer of the size that they state or that the request needs.
+/// # Safety
+///
+/// The request accesses no memory of this process, or `data` is the address of a buffer that it may
+/// write, of the size in `address` or, for `GETEVENTMSG`, of an `unsigned long`.
+unsafe fn request(request: u32, thread: i32, address: usize, data: usize) -> io::Result<i64> {
+    // SAFETY: as the caller guarantees. The type of the request differs between C libraries.
     let result = unsafe { libc::ptrace(request as _, thread, address, data) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+fn control(control: Control, thread: i32, data: usize) -> io::Result<()> {
+    // SAFETY: a `Control` accesses no memory of this process.
+    unsafe { request(control as u32, thread, 0, data) }.map(drop)
 }
 
 /// Attaches to a thread without a stop. Threads and processes that it creates are attached too.
@@ -51,38 +64,39 @@ pub(super) fn seize(thread: i32, kill: bool) -> io::Result<()> {
         | libc::PTRACE_O_TRACEEXEC
         | libc::PTRACE_O_TRACESECCOMP
         | if kill { libc::PTRACE_O_EXITKILL } else { 0 };
-    request(SEIZE, thread, 0, options as usize).map(drop)
+    control(Control::Seize, thread, options as usize)
 }
 
 /// Stops a thread.
 pub(super) fn interrupt(thread: i32) -> io::Result<()> {
-    request(INTERRUPT, thread, 0, 0).map(drop)
+    control(Control::Interrupt, thread, 0)
 }
 
 /// Resumes a stopped thread up to the next event, and delivers a signal (0: none).
 pub(super) fn resume(thread: i32, signal: i32) -> io::Result<()> {
-    request(CONT, thread, 0, signal as usize).map(drop)
+    control(Control::Cont, thread, signal as usize)
 }
 
 /// The same, up to the next beginning or end of a system call.
 pub(super) fn resume_to_syscall(thread: i32, signal: i32) -> io::Result<()> {
-    request(SYSCALL, thread, 0, signal as usize).map(drop)
+    control(Control::Syscall, thread, signal as usize)
 }
 
 /// Leaves a thread stopped with its group, until SIGCONT.
 pub(super) fn listen(thread: i32) -> io::Result<()> {
-    request(LISTEN, thread, 0, 0).map(drop)
+    control(Control::Listen, thread, 0)
 }
 
 /// Detaches from a stopped thread, and delivers a signal (0: none).
 pub(super) fn detach(thread: i32, signal: i32) -> io::Result<()> {
-    request(DETACH, thread, 0, signal as usize).map(drop)
+    control(Control::Detach, thread, signal as usize)
 }
 
 /// The message of an event: for exec, the former id of the thread.
 pub(super) fn event_message(thread: i32) -> io::Result<u64> {
     let mut message = 0_u64;
-    request(GETEVENTMSG, thread, 0, (&raw mut message).expose_provenance())?;
+    // SAFETY: the kernel writes an `unsigned long`, which is not longer.
+    unsafe { request(GETEVENTMSG, thread, 0, (&raw mut message).expose_provenance())? };
     Ok(message)
 }
 
@@ -106,7 +120,8 @@ pub(super) enum Syscall {
 pub(super) fn syscall(thread: i32) -> io::Result<Syscall> {
     let mut info = [0_u64; INFO / 8];
     let size = size_of_val(&info);
-    request(GET_SYSCALL_INFO, thread, size, info.as_mut_ptr().expose_provenance())?;
+    // SAFETY: `info` has `size` bytes.
+    unsafe { request(GET_SYSCALL_INFO, thread, size, info.as_mut_ptr().expose_provenance())? };
     let [kind, ..] = info[0].to_ne_bytes();
     let [_, _, _, _, architecture @ ..] = info[0].to_ne_bytes();
     if filter::ARCHITECTURE.is_some_and(|native| native != u32::from_ne_bytes(architecture)) {
