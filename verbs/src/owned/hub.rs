@@ -77,7 +77,7 @@ pub(crate) mod table;
 mod wait;
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::Arc;
 
 use bareverbs_provider::traits::Provider;
 
@@ -94,6 +94,7 @@ use super::server::{PeerId, options::Resolved};
 use super::spin::SpinState;
 use super::{Address, EndpointOptions, Lease, Spin};
 use crate::readiness::Readiness;
+use crate::sync::{Mutex, MutexGuard, lock};
 use crate::{
     AnyProvider, Arm, CompChannel, ConnectAttr, CqInit, Error, InitAttr, Limit, Pd, PortNum, QpCap, QpInit,
     Rc, Result, Srq,
@@ -148,7 +149,7 @@ pub(crate) struct HubInner<B, P: Provider> {
 
 impl<B, P: Provider> HubInner<B, P> {
     fn lock(&self) -> MutexGuard<'_, Reaper<P>> {
-        reaper::lock(&self.reaper)
+        lock(&self.reaper)
     }
 
     #[inline]
@@ -168,9 +169,8 @@ impl<B, P: Provider> HubInner<B, P> {
         while all < max {
             let mut batch = Batch::new();
             let reaped = match self.reaper.try_lock() {
-                Ok(mut reaper) => self.reap(&mut reaper, &mut batch),
-                Err(TryLockError::Poisoned(poisoned)) => self.reap(&mut poisoned.into_inner(), &mut batch),
-                Err(TryLockError::WouldBlock) => break,
+                Some(mut reaper) => self.reap(&mut reaper, &mut batch),
+                None => break,
             };
             batch.finish();
             all += reaped;
@@ -278,7 +278,7 @@ impl<B, P: Provider> Hub<B, P> {
             table: Operations::new(entries),
             election: Election::new(THREADS),
             spin: SpinState::new(spin),
-            sweeps: Sweeps::default(),
+            sweeps: Sweeps::new(),
             inbound: inbound.map(|(inbound, _)| inbound),
             reaper: Mutex::new(reaper),
         };
@@ -307,7 +307,7 @@ impl<B, P: Provider> Hub<B, P> {
             table: Operations::new(entries),
             election: Election::new(THREADS),
             spin: SpinState::new(Spin::Never),
-            sweeps: Sweeps::default(),
+            sweeps: Sweeps::new(),
             inbound,
             reaper: Mutex::new(Reaper::new(cq, entries, entries / 2)),
         };

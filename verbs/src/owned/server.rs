@@ -118,8 +118,8 @@ use std::fmt;
 use std::future::{Future, poll_fn};
 use std::ops::RangeBounds;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -131,9 +131,10 @@ use self::inbound::{Inbound, RawEvent};
 pub use self::message::{Event, Message, Waited};
 pub use self::options::{ClientOptions, ServerOptions};
 use super::hub::connection::{Connection, ConnectionInner};
-use super::hub::reaper::{BATCH, Batch, Conn, flush, lock};
+use super::hub::reaper::{BATCH, Batch, Conn, flush};
 use super::hub::{Driver, Hub};
 use super::{Address, Lease, Op, Pending, Source, Target};
+use crate::sync::{Mutex, lock};
 use crate::{AnyProvider, Error, Readiness, Remote, Result};
 
 fn closed(verb: &'static str) -> Error {

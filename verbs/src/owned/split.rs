@@ -4,7 +4,7 @@ use std::fmt;
 use std::mem;
 use std::ops::{Range, RangeBounds};
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -12,9 +12,10 @@ use bareverbs_provider::traits::Provider;
 
 use super::endpoint::Polled;
 use super::hub::park::Parker;
-use super::hub::reaper::{Direction, lock};
+use super::hub::reaper::Direction;
 use super::keepalive::{ROUNDS, earlier};
 use super::{Address, Done, Endpoint, Failed, NotPosted, NotPostedParts, Op, Source, Spinning, Target};
+use crate::sync::{Mutex, MutexGuard, lock};
 use crate::{AnyProvider, Buffer, CompChannel, Mr, Remote, Result};
 
 /// What both halves share.
@@ -378,9 +379,7 @@ impl<B, P: Provider> EndpointSender<B, P> {
         }
         drop(receiver);
         match Arc::into_inner(self.half.shared) {
-            Some(shared) => {
-                Ok(shared.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner).endpoint)
-            }
+            Some(shared) => Ok(shared.into_inner().endpoint),
             None => unreachable!("an endpoint has two halves, and only they share it"),
         }
     }

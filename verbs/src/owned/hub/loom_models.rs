@@ -1,48 +1,14 @@
 //! Models of the table and of the choice of the leader, for `cargo xtask loom`.
 
 use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll, Waker};
 
-use loom::sync::{Condvar, Mutex};
 use loom::thread;
 
 use super::election::{DriverKind, Election};
 use super::table::{Completed, Detached, Table};
-use crate::sync::lock;
-
-/// A thread that sleeps until it is woken.
-struct Bell {
-    rung: Mutex<bool>,
-    changed: Condvar,
-}
-
-impl Bell {
-    fn new() -> (Arc<Self>, Waker) {
-        let bell = Arc::new(Self { rung: Mutex::new(false), changed: Condvar::new() });
-        (Arc::clone(&bell), Waker::from(bell))
-    }
-
-    fn sleep(&self) {
-        let mut rung = lock(&self.rung);
-        while !*rung {
-            rung = self.changed.wait(rung).unwrap();
-        }
-        *rung = false;
-    }
-}
-
-impl Wake for Bell {
-    fn wake(self: Arc<Self>) {
-        *lock(&self.rung) = true;
-        self.changed.notify_one();
-    }
-}
-
-fn model(work: impl Fn() + Sync + Send + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound.get_or_insert(3);
-    builder.check(work);
-}
+use crate::sync::loom_models::{Bell, model};
+use crate::sync::{Mutex, lock};
 
 /// Awaits the operation.
 fn wait<T, R>(table: &Table<T, R>, wr_id: u64) -> (T, R) {
@@ -243,7 +209,7 @@ impl ModelHub {
     fn poll(&self) -> bool {
         let mut woken = Vec::new();
         let reaped = {
-            let Ok(mut cq) = self.cq.try_lock() else { return false };
+            let Some(mut cq) = self.cq.try_lock() else { return false };
             let taken = std::mem::take(&mut cq.completions);
             for wr_id in &taken {
                 if let Completed::Waiting(Some(waker)) = self.table.complete(*wr_id, 7) {

@@ -1,7 +1,7 @@
 //! The CQ of a hub, and the connections on it.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ use crate::owned::keepalive::post_empty_write;
 use crate::owned::server::PeerId;
 use crate::owned::server::flow::{Flow, Kind};
 use crate::owned::server::inbound::{Inbound, RawEvent, SHARED};
+use crate::sync::{Mutex, MutexGuard, lock};
 use crate::{
     Cq, DriverId, Imm, Operation as WrOperation, Payload, PostError, Qp, QpState, Rc, SendFlags, SendRequest,
     Sge, WcOpcode, WcStatus, WorkCompletion,
@@ -699,11 +700,4 @@ fn empty<T>(list: &mut SmallList<T>, mut each: impl FnMut(T)) {
     while let Some(value) = list.pop() {
         each(value);
     }
-}
-
-/// Locks `mutex`. A panic of another holder is ignored: no holder leaves the value in an invalid
-/// state.
-#[inline]
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,16 +1,15 @@
 //! Probes of the peers of all connections of a hub.
 
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use bareverbs_provider::traits::Provider;
 
 use super::HubInner;
-use super::reaper::{Batch, Failure, SmallList, lock};
+use super::reaper::{Batch, Failure, SmallList};
 use crate::PostReason;
+use crate::sync::{Mutex, lock};
 
 /// When the peers of a hub's connections are probed.
-#[derive(Default)]
 pub(super) struct Sweeps(Mutex<Times>);
 
 #[derive(Default)]
@@ -21,6 +20,10 @@ struct Times {
 }
 
 impl Sweeps {
+    pub(super) fn new() -> Self {
+        Self(Mutex::new(Times::default()))
+    }
+
     /// Whether a sweep is due at `now`. Returns the time of the next one, too.
     fn due(&self, now: Instant) -> (bool, Option<Instant>) {
         let mut times = lock(&self.0);

@@ -2,16 +2,17 @@
 
 use std::collections::VecDeque;
 use std::mem;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
 
 use bareverbs_provider::traits::Provider;
 
 use super::PeerId;
 use crate::owned::buffer::checked_sge;
-use crate::owned::hub::reaper::{Conn, Failure, lock};
+use crate::owned::hub::reaper::{Conn, Failure};
 use crate::owned::{Lease, Pool};
+use crate::sync::{Mutex, lock};
 use crate::{Error, Pd, RecvRequest, Result, Srq, WrId};
 
 /// Set in the `wr_id`s of receives of an SRQ.
@@ -219,7 +220,7 @@ impl<P: Provider> Inbound<P> {
 
 impl<P: Provider> Drop for Inbound<P> {
     fn drop(&mut self) {
-        let receives = self.receives.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let receives = self.receives.get_mut();
         // Not dropped, even if destroying the SRQ panics.
         let slots = mem::ManuallyDrop::new(mem::take(&mut receives.slots));
         let destroyed = match receives.srq.take() {

@@ -1,7 +1,7 @@
 //! Options of servers and clients.
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex};
 
 use bareverbs_provider::traits::Provider;
 
@@ -11,6 +11,7 @@ use super::{Client, Entry, Handle, Inner, Server};
 use crate::owned::hub::Hub;
 use crate::owned::options::{ConnectionOptions, connection_setters};
 use crate::owned::{Lease, Pool, Source, Spin};
+use crate::sync::Mutex;
 use crate::{Access, ConnectAttr, Error, Limit, Pd, Result, SrqInit};
 
 const SERVER: &str = "ServerOptions::build";
