@@ -24,6 +24,7 @@
 //! | [`process`] | fork detection |
 //! | [`ring`] | a ring of slots in shared memory, producer and consumer |
 //! | [`barrier`] | all memory barriers, named by purpose |
+//! | [`wake`] | wakes many tasks, although wakers may panic |
 
 #![deny(missing_debug_implementations)]
 
@@ -48,6 +49,7 @@ pub mod request;
 pub mod ring;
 pub mod rss;
 pub mod traits;
+pub mod wake;
 pub mod work;
 
 pub use rustix::io::Errno;

@@ -6,6 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
+use bareverbs_provider::wake::wake_all;
 use bareverbs_uapi::rdma_cm::EventType;
 use bareverbs_uapi::rdma_cm::structs::{DestroyIdReq, EventResp};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
@@ -16,7 +17,6 @@ use crate::event::{Event, EventKind, parse, parse_request};
 use crate::id::CmId;
 use crate::inbox::Inboxes;
 use crate::request::ConnectRequest;
-use crate::woken::wake_all;
 use crate::{Error, Key, Result, key};
 
 /// A channel of the connection manager: identifiers are created on it, and it delivers their

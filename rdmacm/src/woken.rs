@@ -2,25 +2,7 @@
 
 use std::task::Waker;
 
-/// Wakes tasks in order. If a waker panics, the others are still called.
-pub(crate) fn wake_all(wakers: impl IntoIterator<Item = Waker>) {
-    WakeRest(wakers.into_iter()).run();
-}
-
-/// The wakers that are still to be called.
-struct WakeRest<I: Iterator<Item = Waker>>(I);
-
-impl<I: Iterator<Item = Waker>> WakeRest<I> {
-    fn run(&mut self) {
-        self.0.by_ref().for_each(Waker::wake);
-    }
-}
-
-impl<I: Iterator<Item = Waker>> Drop for WakeRest<I> {
-    fn drop(&mut self) {
-        self.run();
-    }
-}
+use bareverbs_provider::wake::wake_all;
 
 /// Tasks that are woken when the value is dropped. Declared before the guard of a lock, it is dropped
 /// after the guard, also on an early return.
@@ -52,8 +34,7 @@ impl Drop for Woken {
 
 #[cfg(test)]
 mod tests {
-    use std::panic::{AssertUnwindSafe, catch_unwind};
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
     use std::sync::{Arc, Mutex};
     use std::task::Wake;
 
@@ -63,26 +44,22 @@ mod tests {
 
     impl Wake for Panics {
         fn wake(self: Arc<Self>) {
-            panic!("in a waker");
-        }
-    }
-
-    #[derive(Default)]
-    struct Count(AtomicUsize);
-
-    impl Wake for Count {
-        fn wake(self: Arc<Self>) {
-            self.0.fetch_add(1, Ordering::Relaxed);
+            panic_any("of a waker");
         }
     }
 
     #[test]
-    fn panic_of_a_waker_does_not_lose_the_wakes_of_others() {
-        let count = Arc::new(Count::default());
-        let counted = || Waker::from(Arc::clone(&count));
-        let wakers = [counted(), Waker::from(Arc::new(Panics)), counted(), counted()];
-        catch_unwind(AssertUnwindSafe(|| wake_all(wakers))).unwrap_err();
-        assert_eq!(count.0.load(Ordering::Relaxed), 3);
+    fn several_wakers_that_panic_abort_no_early_return() {
+        let woken = Arc::new(Mutex::new(0));
+        let panic = catch_unwind(AssertUnwindSafe(|| {
+            let mut tasks = Woken::default();
+            for _ in 0..2 {
+                tasks.add(Some(Waker::from(Arc::new(Panics))));
+                tasks.add(Some(Waker::from(Arc::new(Locks(Arc::clone(&woken))))));
+            }
+        }))
+        .unwrap_err();
+        assert_eq!((panic.downcast_ref(), *woken.lock().unwrap()), (Some(&"of a waker"), 2));
     }
 
     /// Locks a mutex when it is woken.

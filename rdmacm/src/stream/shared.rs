@@ -8,6 +8,7 @@ use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
 use bareverbs::{Pd, Provider};
+use bareverbs_provider::wake::wake_all;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::io::Errno;
 use rustix::time::{
@@ -18,7 +19,7 @@ use super::link::Link;
 use super::session::{BATCH, Session};
 use super::{Result, StreamError};
 use crate::Error;
-use crate::woken::{Woken, wake_all};
+use crate::woken::Woken;
 
 /// How long a call polls before it sleeps, as in rdma-core.
 const POLLING_TIME: Duration = Duration::from_micros(10);

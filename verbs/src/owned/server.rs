@@ -124,6 +124,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use bareverbs_provider::traits::Provider;
+use bareverbs_provider::wake::wake_all;
 
 #[cfg(feature = "futures")]
 pub use self::futures::MessageSink;
@@ -241,7 +242,7 @@ impl<B, P: Provider> Inner<B, P> {
         };
         if removed.is_some() {
             drop(removed);
-            self.inbound.wake_all();
+            wake_all(self.inbound.take_wakers());
         }
     }
 
@@ -594,7 +595,7 @@ impl<B: Source, P: Provider> Handle<B, P> {
             true
         });
         // Without a peer that may have an event, the reader has reached its end.
-        self.inner.inbound.wake_all();
+        wake_all(self.inner.inbound.take_wakers());
         Shutdown { inner: Arc::clone(&self.inner) }
     }
 

@@ -9,6 +9,7 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use bareverbs_provider::traits::Provider;
+use bareverbs_provider::wake::wake_all;
 
 use super::election::DriverKind;
 use super::park::Parker;
@@ -42,14 +43,10 @@ impl<B, P: Provider> DriverGuard<B, P> {
     fn end(&mut self) {
         let hub = std::mem::take(&mut self.hub).upgrade();
         if let Some(hub) = hub {
-            if let Some(waker) = hub.election.detach_driver() {
-                waker.wake();
-            }
+            let appointed = hub.election.detach_driver();
             // The tasks find that there is no driver.
-            hub.table.wake_all();
-            if let Some(inbound) = &hub.inbound {
-                inbound.wake_all();
-            }
+            let events = hub.inbound.iter().flat_map(|inbound| inbound.take_wakers());
+            wake_all(appointed.into_iter().chain(hub.table.take_wakers()).chain(events));
         }
     }
 }

@@ -6,6 +6,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use bareverbs_provider::traits::{Completion, Provider};
+use bareverbs_provider::wake::FirstPanic;
 use smallvec::SmallVec;
 
 use super::table::{Completed, Table};
@@ -673,15 +674,27 @@ impl<B> Batch<B> {
     }
 
     /// Wakes the tasks and drops the buffers of detached operations.
+    ///
+    /// # Panics
+    /// With the first panic of a waker or of the drop of a buffer, after all of them.
     #[inline]
     pub(crate) fn finish(&mut self) {
-        empty(&mut self.woken, Waker::wake);
-        empty(&mut self.ended, drop);
+        if !self.woken.is_empty() || !self.ended.is_empty() {
+            self.finish_all();
+        }
+    }
+
+    #[inline(never)]
+    fn finish_all(&mut self) {
+        let mut panics = FirstPanic::default();
+        self.woken.drain(..).for_each(|waker| panics.catch(|| waker.wake()));
+        self.ended.drain(..).for_each(|operation| panics.catch(|| drop(operation)));
+        panics.resume();
     }
 }
 
 impl<B> Drop for Batch<B> {
-    /// Wakes the other tasks if a waker panics.
+    /// If the thread unwinds.
     fn drop(&mut self) {
         self.finish();
     }
@@ -689,15 +702,3 @@ impl<B> Drop for Batch<B> {
 
 /// A list that allocates only beyond [`BATCH`] values, which occur when connections end.
 pub(super) type SmallList<T> = SmallVec<[T; BATCH]>;
-
-/// Empties the list in order. If `each` panics, the other values stay in it.
-#[inline]
-fn empty<T>(list: &mut SmallList<T>, mut each: impl FnMut(T)) {
-    if list.is_empty() {
-        return;
-    }
-    list.reverse();
-    while let Some(value) = list.pop() {
-        each(value);
-    }
-}

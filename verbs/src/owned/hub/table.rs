@@ -239,32 +239,12 @@ impl<T, R> Table<T, R> {
         }
     }
 
-    /// Wakes every task that waits for an operation, even if a waker panics.
-    pub(crate) fn wake_all(&self) {
-        WakeRest(self.slots.iter()).run();
-    }
-}
-
-/// The slots whose tasks are still to be woken.
-struct WakeRest<'t, T, R>(std::slice::Iter<'t, Mutex<Slot<T, R>>>);
-
-impl<T, R> WakeRest<'_, T, R> {
-    fn run(&mut self) {
-        for slot in &mut self.0 {
-            let waker = match &mut lock(slot).state {
-                State::Posted { waker, .. } => waker.take(),
-                _ => None,
-            };
-            if let Some(waker) = waker {
-                waker.wake();
-            }
-        }
-    }
-}
-
-impl<T, R> Drop for WakeRest<'_, T, R> {
-    fn drop(&mut self) {
-        self.run();
+    /// Takes the wakers of all tasks that wait for an operation. The caller must wake them.
+    pub(crate) fn take_wakers(&self) -> impl Iterator<Item = Waker> {
+        self.slots.iter().filter_map(|slot| match &mut lock(slot).state {
+            State::Posted { waker, .. } => waker.take(),
+            _ => None,
+        })
     }
 }
 

@@ -7,6 +7,7 @@ use bareverbs_provider::device::IoctlError;
 use bareverbs_provider::error::DoorbellError;
 use rustix::io::Errno;
 
+use super::driver::DriverGuard;
 use super::election::DriverKind;
 use super::reaper::PROBE;
 use super::*;
@@ -512,33 +513,67 @@ fn refused_doorbell_of_posted_operations_ends_the_connection() {
     }
 }
 
+struct Panics;
+
+impl Wake for Panics {
+    fn wake(self: Arc<Self>) {
+        panic!("the test asked for it");
+    }
+}
+
+#[derive(Default)]
+struct Counts(AtomicUsize);
+
+impl Wake for Counts {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Four receives that tasks wait for, and their `wr_id`s. The wakers of the first and the third one
+/// panic.
+fn waiting_tasks(
+    setup: &Setup,
+    peer: &Connection<Buffer, Plain>,
+    counts: &Arc<Counts>,
+) -> Vec<(Pending<Buffer, Plain>, u64)> {
+    let wait = |at: u32| {
+        let (mut pending, wr_id) = setup.recv(peer);
+        let waker =
+            if at.is_multiple_of(2) { Arc::new(Panics).into() } else { Waker::from(Arc::clone(counts)) };
+        let polled = std::pin::Pin::new(&mut pending).poll(&mut Context::from_waker(&waker));
+        assert!(polled.is_pending());
+        (pending, wr_id)
+    };
+    (0..4).map(wait).collect()
+}
+
 #[test]
-fn panic_of_a_waker_does_not_lose_the_wakes_of_others() {
-    struct Panics;
-    impl Wake for Panics {
-        fn wake(self: Arc<Self>) {
-            panic!("the test asked for it");
-        }
-    }
-    struct Counts(AtomicUsize);
-    impl Wake for Counts {
-        fn wake(self: Arc<Self>) {
-            self.0.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-    let setup = Setup::new(8);
-    let (a, b) = (setup.connection(2), setup.connection(2));
-    let ((mut first, one), (mut second, two)) = (setup.recv(&a), setup.recv(&b));
-    let counts = Arc::new(Counts(AtomicUsize::new(0)));
-    let wakers = [Waker::from(Arc::new(Panics)), Waker::from(Arc::clone(&counts))];
+fn panics_of_wakers_lose_neither_wakes_nor_buffers_of_others() {
+    let (setup, counts) = (Setup::new(16), Arc::new(Counts::default()));
+    let peer = setup.connection(5);
     assert!(setup.hub.inner.election.attach_driver(DriverKind::Task));
-    assert!(std::pin::Pin::new(&mut first).poll(&mut Context::from_waker(&wakers[0])).is_pending());
-    assert!(std::pin::Pin::new(&mut second).poll(&mut Context::from_waker(&wakers[1])).is_pending());
-    setup.complete(&a, one, WcStatus::SUCCESS);
-    setup.complete(&b, two, WcStatus::SUCCESS);
+    let tasks = waiting_tasks(&setup, &peer, &counts);
+    let (detached, wr_id) = setup.recv(&peer);
+    detached.detach();
+    for wr_id in tasks.iter().map(|(_, wr_id)| *wr_id).chain([wr_id]) {
+        setup.complete(&peer, wr_id, WcStatus::SUCCESS);
+    }
     let polled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| setup.hub.poll(8)));
     assert!(polled.is_err());
-    assert_eq!(counts.0.load(Ordering::Relaxed), 1);
+    assert_eq!((counts.0.load(Ordering::Relaxed), setup.freed()), (2, 1));
+    tasks.into_iter().for_each(|(pending, _)| drop(pending.wait().unwrap()));
+}
+
+#[test]
+fn end_of_the_driver_wakes_all_tasks_though_wakers_panic() {
+    let (setup, counts) = (Setup::new(16), Arc::new(Counts::default()));
+    let peer = setup.connection(4);
+    let driver = DriverGuard::take(&setup.hub.inner, DriverKind::Task).unwrap();
+    let mut tasks = waiting_tasks(&setup, &peer, &counts);
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(driver))).unwrap_err();
+    assert_eq!(counts.0.load(Ordering::Relaxed), 2);
+    assert!(tasks.iter_mut().all(|(pending, _)| poll(pending).is_ready()), "there is no driver");
 }
 
 #[test]

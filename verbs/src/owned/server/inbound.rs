@@ -175,10 +175,11 @@ impl<P: Provider> Inbound<P> {
         mem::take(&mut lock(&self.events).shutdown_wakers)
     }
 
-    /// Wakes everybody who waits for an event or for the end of peers.
-    pub(crate) fn wake_all(&self) {
-        let wakers = lock(&self.events).take_wakers();
-        wakers.into_iter().for_each(Waker::wake);
+    /// Takes the wakers of all tasks and threads that wait for an event or for the end of peers. The
+    /// caller must wake them.
+    #[must_use]
+    pub(crate) fn take_wakers(&self) -> Vec<Waker> {
+        lock(&self.events).take_wakers()
     }
 
     /// Takes the peers that both ends have finished with.

@@ -1,0 +1,140 @@
+//! Calls of wakers, each of which must happen although any of them may panic.
+//!
+//! A waker runs code of the application. If one panics, the tasks of the others must not sleep for
+//! ever.
+
+use std::any::Any;
+use std::mem;
+use std::panic::{self, AssertUnwindSafe};
+use std::task::Waker;
+use std::thread;
+
+/// Wakes all tasks in order. Call it without a lock that a waker may take.
+///
+/// # Panics
+/// If a waker panics, with the first panic, after all tasks were woken.
+pub fn wake_all(wakers: impl IntoIterator<Item = Waker>) {
+    let mut panics = FirstPanic::default();
+    wakers.into_iter().for_each(|waker| panics.catch(|| waker.wake()));
+    panics.resume();
+}
+
+/// The first panic of several calls.
+#[derive(Debug, Default)]
+#[must_use = "`resume` continues the panic"]
+pub struct FirstPanic(Option<Box<dyn Any + Send>>);
+
+impl FirstPanic {
+    /// Calls `work`. If it panics, the panic is kept, unless an earlier one is.
+    pub fn catch(&mut self, work: impl FnOnce()) {
+        if let Err(payload) = panic::catch_unwind(AssertUnwindSafe(work)) {
+            match &self.0 {
+                None => self.0 = Some(payload),
+                // Dropping it may panic again.
+                Some(_) => mem::forget(payload),
+            }
+        }
+    }
+
+    /// Continues the panic that was kept, unless the thread is unwinding from another one.
+    ///
+    /// # Panics
+    /// If one of the calls has panicked.
+    pub fn resume(self) {
+        let Some(payload) = self.0 else { return };
+        if thread::panicking() {
+            mem::forget(payload);
+        } else {
+            panic::resume_unwind(payload);
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::panic::{catch_unwind, panic_any};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Wake;
+
+    use super::*;
+
+    /// Panics with its number.
+    struct Panics(u32);
+
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic_any(self.0);
+        }
+    }
+
+    #[derive(Default)]
+    struct Count(AtomicUsize);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Counted wakers between wakers that panic.
+    fn wakers(count: &Arc<Count>) -> [Waker; 5] {
+        let counted = || Waker::from(Arc::clone(count));
+        let panics = |number| Waker::from(Arc::new(Panics(number)));
+        [counted(), panics(1), counted(), panics(2), counted()]
+    }
+
+    #[test]
+    fn all_tasks_are_woken_before_the_first_panic_continues() {
+        let count = Arc::new(Count::default());
+        let panic = catch_unwind(AssertUnwindSafe(|| wake_all(wakers(&count)))).unwrap_err();
+        assert_eq!((panic.downcast_ref(), count.0.load(Ordering::Relaxed)), (Some(&1_u32), 3));
+    }
+
+    #[test]
+    fn unwinding_thread_wakes_all_tasks_and_goes_on_with_its_panic() {
+        struct WakesOnDrop(Arc<Count>);
+
+        impl Drop for WakesOnDrop {
+            fn drop(&mut self) {
+                wake_all(wakers(&self.0));
+            }
+        }
+
+        let count = Arc::new(Count::default());
+        let panic = catch_unwind(AssertUnwindSafe(|| {
+            let _wakes = WakesOnDrop(Arc::clone(&count));
+            panic_any(7_u32);
+        }))
+        .unwrap_err();
+        assert_eq!((panic.downcast_ref(), count.0.load(Ordering::Relaxed)), (Some(&7_u32), 3));
+    }
+
+    #[test]
+    fn payload_that_panics_when_it_is_dropped_stops_no_wake() {
+        struct PanicsOnDrop;
+
+        impl Drop for PanicsOnDrop {
+            fn drop(&mut self) {
+                panic_any(9_u32);
+            }
+        }
+
+        struct PanicsTwice;
+
+        impl Wake for PanicsTwice {
+            fn wake(self: Arc<Self>) {
+                panic_any(PanicsOnDrop);
+            }
+        }
+
+        let count = Arc::new(Count::default());
+        let wakers = [
+            Waker::from(Arc::new(Panics(1))),
+            Waker::from(Arc::new(PanicsTwice)),
+            Waker::from(Arc::clone(&count)),
+        ];
+        let panic = catch_unwind(AssertUnwindSafe(|| wake_all(wakers))).unwrap_err();
+        assert_eq!((panic.downcast_ref(), count.0.load(Ordering::Relaxed)), (Some(&1_u32), 1));
+    }
+}
