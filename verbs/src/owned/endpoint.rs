@@ -226,7 +226,7 @@ impl<B, K: Kind> Visitor for PollFast<'_, B, K> {
     }
 }
 
-/// Polls a completion on the fast path, for the operations of one direction. None was reaped before.
+/// Polls a completion on the fast path, for the operations of one direction.
 struct PollDirection<'f, B, K: Kind>(&'f mut Flows<B, K>, Direction);
 
 impl<B, K: Kind> Visitor for PollDirection<'_, B, K> {
@@ -246,7 +246,7 @@ impl<B, K: Kind> Visitor for PollDirection<'_, B, K> {
 
     #[inline(always)]
     fn empty(self) -> Self::Output {
-        Polled::Empty
+        if self.0.has_result_of(self.1) { Polled::Slow } else { Polled::Empty }
     }
 
     #[inline(always)]
@@ -478,13 +478,10 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
         Some(result.map_err(|failed| Failed { cause: self.cause, ..failed }))
     }
 
-    /// The fast path of [`Queues::poll_direction`], which must be called if this returns `Slow`. It
-    /// reaps no operation of the other direction.
+    /// The fast path of [`Queues::poll_direction`]. If it returns `Slow`, [`Queues::reap_direction`] and
+    /// [`Queues::take_direction`] must be called. It reaps no operation of the other direction.
     #[inline(always)]
     pub(super) fn poll_direction_fast(&mut self, direction: Direction) -> Polled<DoneOf<B, P, T>> {
-        if self.flows.has_result() {
-            return Polled::Slow;
-        }
         self.cq.visit_next(PollDirection(&mut self.flows, direction))
     }
 
@@ -493,29 +490,48 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
         &mut self,
         direction: Direction,
     ) -> Option<Result<DoneOf<B, P, T>, Failed<B>>> {
-        loop {
-            let Flows { sends, recvs, .. } = &mut *self.flows;
-            let ended = match direction {
-                Direction::Send => sends.take(),
-                Direction::Recv => recvs.take(),
-            };
-            if let Some(ended) = ended {
-                self.flows.hold();
-                return Some(ended.map_err(|failed| Failed { cause: self.cause, ..failed }));
-            }
-            let completion = self.flows.polled.take().or_else(|| self.cq.poll_one())?;
-            if let Err(error) = self.reap_one(completion) {
-                return Some(Err(error.into()));
-            }
+        let reaped = self.reap_direction(direction);
+        self.take_direction(direction, reaped)
+    }
+
+    /// Reaps completions until an operation of the direction is complete, or the CQ is empty.
+    ///
+    /// # Errors
+    /// [`Error::UnknownCompletion`].
+    pub(super) fn reap_direction(&mut self, direction: Direction) -> Result<()> {
+        if let Some(completion) = self.flows.polled.take() {
+            self.reap_one(completion)?;
         }
+        while !self.flows.has_complete_of(direction)
+            && let Some(completion) = self.cq.poll_one()
+        {
+            self.reap_one(completion)?;
+        }
+        Ok(())
+    }
+
+    /// Takes the oldest operation of the direction that has ended, or returns the error of
+    /// [`Queues::reap_direction`].
+    pub(super) fn take_direction(
+        &mut self,
+        direction: Direction,
+        reaped: Result<()>,
+    ) -> Option<Result<DoneOf<B, P, T>, Failed<B>>> {
+        if let Err(error) = reaped {
+            return Some(Err(error.into()));
+        }
+        let Flows { sends, recvs, .. } = &mut *self.flows;
+        let ended = match direction {
+            Direction::Send => sends.take(),
+            Direction::Recv => recvs.take(),
+        }?;
+        self.flows.hold();
+        Some(ended.map_err(|failed| Failed { cause: self.cause, ..failed }))
     }
 
     /// Whether [`Queues::poll_direction`] may return an operation without a completion.
     pub(super) fn has_result(&self, direction: Direction) -> bool {
-        match direction {
-            Direction::Send => self.flows.sends.has_result(),
-            Direction::Recv => self.flows.recvs.has_result(),
-        }
+        self.flows.has_result_of(direction)
     }
 
     /// Reaps all completions: marks their operations, for later polls.
@@ -1090,10 +1106,27 @@ impl<B, K: Kind> Flows<B, K> {
         self.sends.queue().has_complete() || self.recvs.queue().has_complete()
     }
 
+    /// Whether an operation of the direction was reaped and not returned.
+    fn has_complete_of(&self, direction: Direction) -> bool {
+        match direction {
+            Direction::Send => self.sends.queue().has_complete(),
+            Direction::Recv => self.recvs.queue().has_complete(),
+        }
+    }
+
     /// Whether [`Queues::take`] may return an operation.
     #[inline(always)]
     fn has_result(&self) -> bool {
         self.sends.has_result() || self.recvs.has_result()
+    }
+
+    /// As [`Flows::has_result`], for the operations of the direction.
+    #[inline(always)]
+    fn has_result_of(&self, direction: Direction) -> bool {
+        match direction {
+            Direction::Send => self.sends.has_result(),
+            Direction::Recv => self.recvs.has_result(),
+        }
     }
 
     /// The number of operations that the device may still use.

@@ -32,7 +32,7 @@
 //! all of them before it continues. If another thread holds the lock, it does not wait for it.
 //!
 //! An awaited operation whose completion is in the CQ makes no system call. Posting and awaiting
-//! allocate no memory.
+//! allocate no memory, except that the first block of a thread allocates its waker.
 //!
 //! # What does not compile
 //!

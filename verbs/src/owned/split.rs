@@ -9,6 +9,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use bareverbs_provider::traits::Provider;
+use bareverbs_provider::wake::wake_all;
 
 use super::endpoint::Polled;
 use super::hub::park::Parker;
@@ -20,6 +21,15 @@ use crate::{AnyProvider, Buffer, CompChannel, Mr, Remote, Result};
 
 /// What both halves share.
 struct Shared<B, P: Provider> {
+    state: Mutex<State<B, P>>,
+    channel: CompChannel,
+    /// What the thread of each half sleeps on, with its waker. They belong to the halves and not to the
+    /// threads, so that no wait allocates.
+    parkers: [(Arc<Parker>, Waker); 2],
+}
+
+/// What one half at a time uses.
+struct State<B, P: Provider> {
     endpoint: Endpoint<B, P>,
     /// The wakers of the halves that wait. The CQ is armed while one is registered, or the half was
     /// woken.
@@ -28,14 +38,18 @@ struct Shared<B, P: Provider> {
 
 /// A half of an endpoint.
 struct Half<B, P: Provider> {
-    shared: Arc<Mutex<Shared<B, P>>>,
-    channel: CompChannel,
+    shared: Arc<Shared<B, P>>,
     direction: Direction,
 }
 
 impl<B, P: Provider> Half<B, P> {
+    #[inline(always)]
+    fn lock(&self) -> MutexGuard<'_, State<B, P>> {
+        lock(&self.shared.state)
+    }
+
     fn with<T>(&self, work: impl FnOnce(&mut Endpoint<B, P>) -> T) -> T {
-        work(&mut lock(&self.shared).endpoint)
+        work(&mut self.lock().endpoint)
     }
 
     fn pending(&self) -> usize {
@@ -46,69 +60,83 @@ impl<B, P: Provider> Half<B, P> {
     }
 
     /// The waker of the other half, if it waits and has a result.
-    fn other(&self, shared: &mut Shared<B, P>) -> Option<Waker> {
+    fn other(&self, state: &mut State<B, P>) -> Option<Waker> {
         let other = match self.direction {
             Direction::Send => Direction::Recv,
             Direction::Recv => Direction::Send,
         };
-        shared.endpoint.queues.has_result(other).then(|| shared.wakers[other as usize].take()).flatten()
+        state.endpoint.queues.has_result(other).then(|| state.wakers[other as usize].take()).flatten()
     }
 
     #[inline(always)]
     fn poll(&self) -> Option<Result<Done<B>, Failed<B>>> {
-        let mut shared = lock(&self.shared);
-        match shared.endpoint.queues.poll_direction_fast(self.direction) {
+        let mut state = self.lock();
+        match state.endpoint.queues.poll_direction_fast(self.direction) {
             Polled::Done(done) => Some(Ok(done)),
             Polled::Empty => None,
-            Polled::Slow => self.poll_slow(shared),
+            Polled::Slow => self.poll_slow(state).endpoint.queues.flows.slow.take(),
         }
     }
 
+    /// Polls what the fast path declined. The result is in `Flows::slow`.
     #[inline(never)]
-    fn poll_slow(&self, mut shared: MutexGuard<'_, Shared<B, P>>) -> Option<Result<Done<B>, Failed<B>>> {
-        let ended = shared.endpoint.queues.poll_direction(self.direction);
-        let other = self.other(&mut shared);
-        drop(shared);
-        // A waker is called, cloned and dropped without the lock.
-        other.into_iter().for_each(Waker::wake);
-        ended
+    fn poll_slow<'s>(&'s self, state: MutexGuard<'s, State<B, P>>) -> MutexGuard<'s, State<B, P>> {
+        let (mut state, reaped) = self.reap(state);
+        let queues = &mut state.endpoint.queues;
+        queues.flows.slow = queues.take_direction(self.direction, reaped);
+        state
+    }
+
+    /// Reaps completions until this half has a result, or the CQ is empty. If the other half waits and
+    /// has a result, it is woken.
+    fn reap<'s>(
+        &'s self,
+        mut state: MutexGuard<'s, State<B, P>>,
+    ) -> (MutexGuard<'s, State<B, P>>, Result<()>) {
+        let reaped = state.endpoint.queues.reap_direction(self.direction);
+        let Some(other) = self.other(&mut state) else { return (state, reaped) };
+        // A waker is called without the lock. If it panics, this half has not taken its result yet.
+        drop(state);
+        other.wake();
+        (self.lock(), reaped)
     }
 
     /// Polls. If there is no result, it arms the CQ and registers the waker of `cx`.
     fn poll_wait(&self, cx: &Context<'_>) -> Poll<Result<Done<B>, Failed<B>>> {
         let mut waker = Some(cx.waker().clone());
-        let mut shared = lock(&self.shared);
-        let polled = loop {
-            if let Some(ended) = shared.endpoint.queues.poll_direction(self.direction) {
-                break Poll::Ready(ended);
+        let mut state = self.lock();
+        loop {
+            let reaped;
+            (state, reaped) = self.reap(state);
+            let queues = &mut state.endpoint.queues;
+            if let Some(ended) = queues.take_direction(self.direction, reaped) {
+                return Poll::Ready(ended);
             }
-            if let Err(error) = shared.endpoint.queues.check_wait_for(self.direction) {
-                break Poll::Ready(Err(error.into()));
+            if let Err(error) = queues.check_wait_for(self.direction) {
+                return Poll::Ready(Err(error.into()));
             }
-            if shared.endpoint.queues.is_armed() {
-                mem::swap(&mut shared.wakers[self.direction as usize], &mut waker);
-                break Poll::Pending;
+            if queues.is_armed() {
+                mem::swap(&mut state.wakers[self.direction as usize], &mut waker);
+                // The earlier waker is dropped without the lock.
+                drop(state);
+                return Poll::Pending;
             }
             // Completions before the arm raise no event: poll once more.
-            if let Err(error) = shared.endpoint.queues.arm_cq() {
-                break Poll::Ready(Err(error.into()));
+            if let Err(error) = queues.arm_cq() {
+                return Poll::Ready(Err(error.into()));
             }
-        };
-        let other = self.other(&mut shared);
-        drop(shared);
-        other.into_iter().for_each(Waker::wake);
-        polled
+        }
     }
 
     /// Reads the events of the channel. Returns whether there was one.
     fn take_events(&self) -> Result<bool> {
-        let mut shared = lock(&self.shared);
-        let taken = shared.endpoint.queues.take_events();
+        let mut state = self.lock();
+        let taken = state.endpoint.queues.take_events();
         // The CQ is not armed any more: a half that waits arms it again.
         let wakers =
-            if matches!(taken, Ok(false)) { [const { None }; 2] } else { mem::take(&mut shared.wakers) };
-        drop(shared);
-        wakers.into_iter().flatten().for_each(Waker::wake);
+            if matches!(taken, Ok(false)) { [const { None }; 2] } else { mem::take(&mut state.wakers) };
+        drop(state);
+        wake_all(wakers.into_iter().flatten());
         taken
     }
 
@@ -143,30 +171,21 @@ impl<B, P: Provider> Half<B, P> {
             }
             in_time = end.is_none_or(|end| Instant::now() < end);
         }
-        let waited = Parker::with(|parker, waker| {
-            let cx = Context::from_waker(waker);
-            loop {
-                if let Poll::Ready(ended) = self.poll_wait(&cx) {
-                    return Ok(Some(ended));
-                }
-                if end.is_some_and(|end| Instant::now() >= end) {
-                    return Ok(None);
-                }
-                if parker.sleep(Some(self.channel.as_fd()), earlier(end, self.keep_alive()))? {
-                    self.take_events()?;
-                }
-            }
-        });
-        match waited {
-            Ok(Some(ended)) => {
+        let Shared { channel, parkers, .. } = &*self.shared;
+        let (parker, waker) = &parkers[self.direction as usize];
+        let cx = Context::from_waker(waker);
+        loop {
+            if let Poll::Ready(ended) = self.poll_wait(&cx) {
                 self.end_spin(spin);
-                ended.map(Some)
+                return ended.map(Some);
             }
-            Ok(None) => {
+            if end.is_some_and(|end| Instant::now() >= end) {
                 self.with(|endpoint| endpoint.queues.spin_timed_out(spin));
-                Ok(None)
+                return Ok(None);
             }
-            Err(error) => Err(error.into()),
+            if parker.sleep(Some(channel.as_fd()), earlier(end, self.keep_alive()))? {
+                self.take_events()?;
+            }
         }
     }
 }
@@ -245,12 +264,11 @@ impl<B, P: Provider> Endpoint<B, P> {
     #[must_use]
     pub fn split(self) -> (EndpointSender<B, P>, EndpointReceiver<B, P>) {
         let channel = self.queues.channel().clone();
-        let shared = Arc::new(Mutex::new(Shared { endpoint: self, wakers: [None, None] }));
-        let half = |direction| {
-            let (shared, channel) = (Arc::clone(&shared), channel.clone());
-            Half { shared, channel, direction }
-        };
-        let (sender, receiver) = (half(Direction::Send), half(Direction::Recv));
+        let state = Mutex::new(State { endpoint: self, wakers: [None, None] });
+        let parkers = [Parker::new(), Parker::new()];
+        let shared = Arc::new(Shared { state, channel, parkers });
+        let sender = Half { shared: Arc::clone(&shared), direction: Direction::Send };
+        let receiver = Half { shared, direction: Direction::Recv };
         (EndpointSender { half: sender }, EndpointReceiver { half: receiver })
     }
 }
@@ -324,7 +342,7 @@ macro_rules! halves {
 
             #[cfg(any(feature = "async-io", feature = "tokio"))]
             pub(crate) fn channel(&self) -> &CompChannel {
-                &self.half.channel
+                &self.half.shared.channel
             }
 
             #[cfg(any(test, feature = "async-io", feature = "tokio"))]
@@ -379,7 +397,7 @@ impl<B, P: Provider> EndpointSender<B, P> {
         }
         drop(receiver);
         match Arc::into_inner(self.half.shared) {
-            Some(shared) => Ok(shared.into_inner().endpoint),
+            Some(shared) => Ok(shared.state.into_inner().endpoint),
             None => unreachable!("an endpoint has two halves, and only they share it"),
         }
     }
@@ -393,8 +411,8 @@ impl<B: Source, P: Provider> EndpointSender<B, P> {
     #[inline(always)]
     pub fn post(&mut self, op: Op<'_, B>) -> Result<(), NotPosted<B>> {
         // Not a closure, which would not be inlined.
-        let mut shared = lock(&self.half.shared);
-        shared.endpoint.post(op)
+        let mut state = self.half.lock();
+        state.endpoint.post(op)
     }
 
     /// Posts all of `ops` in order with one doorbell, and empties `ops`.

@@ -1250,6 +1250,57 @@ fn waiting_half_is_woken_by_the_poll_of_the_other() {
     assert!(receiver.poll_wait(&cx).is_ready() && sender.poll_wait(&cx).is_ready());
 }
 
+struct PanicsOnWake;
+
+impl std::task::Wake for PanicsOnWake {
+    fn wake(self: Arc<Self>) {
+        panic!("in a waker");
+    }
+}
+
+#[test]
+fn half_keeps_its_result_if_the_waker_of_the_other_panics() {
+    for polls in [true, false] {
+        let mut setup = Setup::new();
+        let (received, sent) = (setup.post(), setup.send(7, true));
+        setup.endpoint.queues.armed = true;
+        let Setup { endpoint, plain, .. } = setup;
+        let (mut sender, mut receiver) = endpoint.split();
+        let waker = std::task::Waker::from(Arc::new(PanicsOnWake));
+        assert!(receiver.poll_wait(&std::task::Context::from_waker(&waker)).is_pending());
+        for wr_id in [received, sent] {
+            plain.log().completions.push_back(completion(wr_id, WcStatus::SUCCESS));
+        }
+        let idle = std::task::Context::from_waker(std::task::Waker::noop());
+        let poll = std::panic::AssertUnwindSafe(|| match polls {
+            true => drop(sender.poll()),
+            false => assert!(sender.poll_wait(&idle).is_ready()),
+        });
+        std::panic::catch_unwind(poll).unwrap_err();
+        assert_eq!(sender.poll().unwrap().unwrap().tag, 7);
+        assert!(receiver.poll().unwrap().unwrap().is_recv());
+        assert!(sender.poll().is_none() && receiver.poll().is_none());
+    }
+}
+
+#[test]
+fn first_wait_of_a_half_allocates_nothing() {
+    let mut setup = Setup::new();
+    let received = setup.post();
+    let Setup { endpoint, plain, .. } = setup;
+    plain.reserve(1);
+    let (_sender, mut receiver) = endpoint.split();
+    // A thread that has not waited before.
+    let counted = std::thread::spawn(move || {
+        bareverbs_test_support::allocations::allocations(|| {
+            assert!(receiver.wait_timeout(Duration::ZERO).unwrap().is_none());
+            plain.log().completions.push_back(completion(received, WcStatus::SUCCESS));
+            drop(receiver.wait().unwrap());
+        })
+    });
+    assert_eq!(counted.join().unwrap(), 0);
+}
+
 #[test]
 fn forgotten_or_dropped_half_keeps_outstanding_buffers() {
     for forget in [true, false] {

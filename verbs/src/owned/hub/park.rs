@@ -2,8 +2,8 @@
 
 use std::cell::RefCell;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Wake, Waker};
 use std::time::Instant;
 
@@ -19,15 +19,26 @@ const ASLEEP: u32 = 2;
 /// The waker of a thread. Waking a thread that is awake makes no system call.
 pub(crate) struct Parker {
     state: AtomicU32,
-    /// An eventfd, written if the thread sleeps.
-    events: OwnedFd,
+    /// An eventfd, written if the thread sleeps. The first sleep creates it.
+    events: OnceLock<OwnedFd>,
 }
 
 impl Parker {
-    fn new() -> Result<Arc<Self>> {
+    /// A parker and its waker. This is all that it allocates.
+    pub(crate) fn new() -> (Arc<Self>, Waker) {
+        let parker = Arc::new(Self { state: AtomicU32::new(AWAKE), events: OnceLock::new() });
+        let waker = Waker::from(Arc::clone(&parker));
+        (parker, waker)
+    }
+
+    /// The eventfd.
+    fn events(&self) -> Result<BorrowedFd<'_>> {
+        if let Some(events) = self.events.get() {
+            return Ok(events.as_fd());
+        }
         let events = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| Error::system("creating an eventfd for a thread that waits", errno))?;
-        Ok(Arc::new(Self { state: AtomicU32::new(AWAKE), events }))
+        Ok(self.events.get_or_init(|| events).as_fd())
     }
 
     /// Calls `work` with the parker of this thread and its waker. It is created by the first call
@@ -37,14 +48,7 @@ impl Parker {
             static PARKER: RefCell<Option<(Arc<Parker>, Waker)>> = const { RefCell::new(None) };
         }
         let taken = PARKER.try_with(|parker| parker.borrow_mut().take()).ok().flatten();
-        let (parker, waker) = match taken {
-            Some(own) => own,
-            None => {
-                let parker = Self::new()?;
-                let waker = Waker::from(Arc::clone(&parker));
-                (parker, waker)
-            }
-        };
+        let (parker, waker) = taken.unwrap_or_else(Self::new);
         let result = work(&parker, &waker);
         let _ = PARKER.try_with(|own| own.borrow_mut().replace((parker, waker)));
         result
@@ -54,13 +58,13 @@ impl Parker {
     /// if the thread was woken since the last sleep. It may return early. Returns whether `other`
     /// is readable.
     pub(crate) fn sleep(&self, other: Option<BorrowedFd<'_>>, end: Option<Instant>) -> Result<bool> {
+        let own = self.events()?;
         if self.state.compare_exchange(AWAKE, ASLEEP, Ordering::AcqRel, Ordering::Acquire).is_err() {
             self.state.store(AWAKE, Ordering::Release);
             return Ok(false);
         }
         let left = end.map(|end| end.saturating_duration_since(Instant::now()));
         let left = left.and_then(|left| Timespec::try_from(left).ok());
-        let own = self.events.as_fd();
         let mut descriptors =
             [own, other.unwrap_or(own)].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         let polled = rustix::event::poll(&mut descriptors[..1 + usize::from(other.is_some())], left.as_ref());
@@ -69,7 +73,7 @@ impl Parker {
         if self.state.swap(AWAKE, Ordering::AcqRel) == WOKEN || written {
             // Either the eventfd was written, or it will be: the next sleep returns early then, and
             // reads it.
-            let _ = rustix::io::read(self.events.as_fd(), &mut [0; 8]);
+            let _ = rustix::io::read(own, &mut [0; 8]);
         }
         match polled {
             Ok(_) => Ok(readable),
@@ -85,9 +89,12 @@ impl Wake for Parker {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        if self.state.swap(WOKEN, Ordering::AcqRel) == ASLEEP {
+        // A thread that sleeps has created the eventfd.
+        if self.state.swap(WOKEN, Ordering::AcqRel) == ASLEEP
+            && let Some(events) = self.events.get()
+        {
             // It fails only if the counter is near its maximum: it is readable then.
-            let _ = rustix::io::write(&self.events, &1_u64.to_ne_bytes());
+            let _ = rustix::io::write(events, &1_u64.to_ne_bytes());
         }
     }
 }
@@ -107,7 +114,7 @@ mod tests {
     fn late_write_of_a_waker_ends_one_sleep_only() {
         Parker::with(|parker, _| {
             // A waker that was stopped before its write, while the thread returned otherwise.
-            rustix::io::write(&parker.events, &1_u64.to_ne_bytes()).unwrap();
+            rustix::io::write(parker.events()?, &1_u64.to_ne_bytes()).unwrap();
             parker.sleep(None, later(5000))?;
             let start = Instant::now();
             parker.sleep(None, later(20))?;
