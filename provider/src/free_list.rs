@@ -5,8 +5,14 @@ use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Bits of a slot's index in the head. The others are the tag.
+/// Bits of a slot's index in the head. Above them are `MARK` and the tag.
 const INDEX_BITS: u32 = 20;
+
+/// A bit of the head: the list is marked.
+const MARK: u64 = 1 << INDEX_BITS;
+
+/// The position of the tag in the head.
+const TAG_SHIFT: u32 = INDEX_BITS + 1;
 
 /// The index of no slot: the end of the stack.
 const NONE: u32 = (1 << INDEX_BITS) - 1;
@@ -16,11 +22,14 @@ pub const MAX_SLOTS: usize = NONE as usize;
 
 /// The indices of the free slots. Any number of threads take and return them.
 ///
-/// The head contains the index of the top slot and a tag, which counts the takes modulo 2^44. A
+/// The head contains the index of the top slot and a tag, which counts the takes modulo 2^43. A
 /// thread in [`FreeList::take`] reads the top slot and the slot below. If other threads take both
 /// and return the top slot in between, the top is the same and the slot below is not free. The tag
-/// differs then, so the exchange fails. It repeats after 2^44 takes: at 10 ns each, the thread
-/// would have to be stopped for 49 hours between two instructions, for exactly as many takes.
+/// differs then, so the exchange fails. It repeats after 2^43 takes: at 10 ns each, the thread
+/// would have to be stopped for 24 hours between two instructions, for exactly as many takes.
+///
+/// An empty list can be [marked](FreeList::mark). Returned slots are refused then, for callers that
+/// wait for them.
 #[derive(Debug)]
 pub struct FreeList {
     head: AtomicU64,
@@ -58,8 +67,9 @@ impl FreeList {
             let top = head as u32 & NONE;
             // `below` has no entry for `NONE`.
             let below = self.below.get(top as usize)?.load(Ordering::Relaxed);
-            let tag = (head >> INDEX_BITS).wrapping_add(1);
-            let next = tag << INDEX_BITS | u64::from(below);
+            // A list that has a slot is not marked.
+            let tag = (head >> TAG_SHIFT).wrapping_add(1);
+            let next = tag << TAG_SHIFT | u64::from(below);
             match self.head.compare_exchange_weak(head, next, Ordering::Acquire, Ordering::Acquire) {
                 Ok(_) => return Some(top),
                 Err(now) => head = now,
@@ -68,21 +78,49 @@ impl FreeList {
     }
 
     /// Returns a slot that was taken. The list does not check that it was: a slot that is returned
-    /// twice is taken twice.
+    /// twice is taken twice. `false`: the list is [marked](Self::mark), and the caller keeps the slot.
     ///
     /// # Panics
     /// If there is no such slot.
-    pub fn put_back(&self, slot: u32) {
+    #[must_use = "a marked list does not accept the slot"]
+    pub fn put_back(&self, slot: u32) -> bool {
         let below = &self.below[slot as usize];
         let mut head = self.head.load(Ordering::Relaxed);
         loop {
+            if head & MARK != 0 {
+                return false;
+            }
             below.store(head as u32 & NONE, Ordering::Relaxed);
             let next = head & !u64::from(NONE) | u64::from(slot);
             match self.head.compare_exchange_weak(head, next, Ordering::Release, Ordering::Relaxed) {
-                Ok(_) => return,
+                Ok(_) => return true,
                 Err(now) => head = now,
             }
         }
+    }
+
+    /// Marks the list if it is empty: it refuses slots until [`unmark`](Self::unmark). Returns whether
+    /// it is marked.
+    ///
+    /// The callers that mark and unmark, and that are refused, must exclude each other. The bit orders
+    /// no other accesses.
+    #[must_use = "a list that has a slot is not marked"]
+    pub fn mark(&self) -> bool {
+        let mut head = self.head.load(Ordering::Relaxed);
+        loop {
+            if head as u32 & NONE != NONE {
+                return false;
+            }
+            match self.head.compare_exchange_weak(head, head | MARK, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return true,
+                Err(now) => head = now,
+            }
+        }
+    }
+
+    /// Makes the list accept slots again.
+    pub fn unmark(&self) {
+        self.head.fetch_and(!MARK, Ordering::Relaxed);
     }
 }
 
@@ -99,7 +137,7 @@ mod tests {
     fn each_slot_is_taken_once_until_it_is_returned() {
         let list = FreeList::new(3);
         assert_eq!([(); 4].map(|()| list.take()), [Some(0), Some(1), Some(2), None]);
-        list.put_back(1);
+        assert!(list.put_back(1));
         assert_eq!([list.take(), list.take()], [Some(1), None]);
         assert_eq!(FreeList::new(0).take(), None);
     }
@@ -112,7 +150,7 @@ mod tests {
         // for.
         let top = list.take().unwrap();
         list.take().unwrap();
-        list.put_back(top);
+        assert!(list.put_back(top));
         let after = list.head.load(Ordering::Relaxed);
         assert_eq!(before as u32 & NONE, after as u32 & NONE);
         assert_ne!(before, after);
@@ -121,8 +159,21 @@ mod tests {
     #[test]
     fn tag_wraps_without_touching_the_index() {
         let list = FreeList::new(2);
-        list.head.store(!u64::from(NONE), Ordering::Relaxed);
+        list.head.store(!u64::from(NONE) & !MARK, Ordering::Relaxed);
         assert_eq!([list.take(), list.take(), list.take()], [Some(0), Some(1), None]);
+        assert!(list.put_back(0), "the mark is not set");
+    }
+
+    #[test]
+    fn marked_list_refuses_slots_until_it_is_unmarked() {
+        let list = FreeList::new(2);
+        assert!(!list.mark(), "it has slots");
+        assert_eq!([list.take(), list.take()], [Some(0), Some(1)]);
+        assert!(list.mark() && list.mark());
+        assert_eq!((list.put_back(1), list.take()), (false, None));
+        list.unmark();
+        assert!(list.put_back(1) && !list.mark());
+        assert_eq!([list.take(), list.take()], [Some(1), None]);
     }
 
     proptest! {
@@ -140,7 +191,7 @@ mod tests {
                     }
                     Some(at) if !taken.is_empty() => {
                         let slot = taken.swap_remove(at.index(taken.len()));
-                        list.put_back(slot);
+                        prop_assert!(list.put_back(slot));
                         model.push(slot);
                     }
                     Some(_) => {}
@@ -164,7 +215,7 @@ mod tests {
                         }
                         for slot in slots {
                             held[slot as usize].store(false, Ordering::Relaxed);
-                            list.put_back(slot);
+                            assert!(list.put_back(slot));
                         }
                     }
                 });

@@ -257,11 +257,11 @@ fn free_list_gives_a_slot_to_one_thread_at_a_time() {
         let thread = thread::spawn(move || {
             let taken = [other.use_one(), other.use_one()];
             for slot in taken.into_iter().flatten() {
-                other.free.put_back(slot);
+                assert!(other.free.put_back(slot));
             }
         });
         if let Some(slot) = pool.use_one() {
-            pool.free.put_back(slot);
+            assert!(pool.free.put_back(slot));
         }
         thread.join().unwrap();
         let (first, second) = (pool.free.take().unwrap(), pool.free.take().unwrap());
@@ -280,7 +280,7 @@ fn free_list_survives_the_return_of_its_top() {
             let top = other.use_one();
             let below = other.use_one();
             if let Some(top) = top {
-                other.free.put_back(top);
+                assert!(other.free.put_back(top));
             }
             below
         });

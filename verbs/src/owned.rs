@@ -107,7 +107,7 @@ pub use self::op::Op;
 pub use self::options::EndpointOptions;
 pub use self::part::{Chunks, Part, PartError, Shared};
 pub use self::pending::Pending;
-pub use self::pool::{Lease, Pool};
+pub use self::pool::{Lease, PendingLease, Pool};
 pub use self::result::{Done, Failed, NotPosted, Outcome};
 pub use self::scope::{Lend, LendRange, Scope};
 pub use self::spin::Spin;

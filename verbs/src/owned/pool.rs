@@ -1,11 +1,18 @@
 //! Pools of registered buffers of one size.
 
+#[cfg(all(test, loom))]
+mod loom_models;
+mod pending;
+mod slots;
+
 use std::fmt;
 use std::sync::Arc;
 
-use bareverbs_provider::free_list::{FreeList, MAX_SLOTS};
+use bareverbs_provider::free_list::MAX_SLOTS;
 use bareverbs_provider::traits::Provider;
 
+pub use self::pending::PendingLease;
+use self::slots::Slots;
 use super::buffer::sealed::{Domain, PdId, Registered};
 use super::{Source, Target};
 use crate::{Access, Buffer, Error, Mr, Pd, Result};
@@ -15,8 +22,9 @@ const ALIGNMENT: usize = 64;
 
 /// Registered buffers of one size in one region.
 ///
-/// Taking a buffer and giving it back neither allocates nor locks nor makes a system call. Any
-/// number of threads may do both. Cloning a pool is cheap: clones share the buffers.
+/// Taking a buffer and giving it back neither allocates nor locks nor makes a system call, unless a
+/// caller [waits](Self::acquire) for one. Any number of threads may do both. Cloning a pool is cheap:
+/// clones share the buffers.
 ///
 /// The region is deregistered when the pool, its clones and all leases are dropped.
 ///
@@ -37,7 +45,7 @@ pub struct Pool {
 
 struct Inner {
     region: Mr<Buffer>,
-    free: FreeList,
+    slots: Slots,
     /// Length of a buffer.
     size: usize,
     /// Distance of two buffers.
@@ -65,8 +73,8 @@ impl Pool {
         // The region may be too long for an SGE. Its buffers are not, and they are not registered on
         // demand.
         let (lkey, verified_pd) = (region.lkey(), PdId::of(region.domain()));
-        let free = FreeList::new(count);
-        Self { inner: Arc::new(Inner { region, free, size, stride, lkey, verified_pd }) }
+        let slots = Slots::new(count);
+        Self { inner: Arc::new(Inner { region, slots, size, stride, lkey, verified_pd }) }
     }
 
     /// A pool in a region that no kernel has registered.
@@ -78,21 +86,46 @@ impl Pool {
         Self::of(region.map_err(|failed| failed.error).expect("a region"), count, size, stride)
     }
 
-    /// Takes a buffer. `None` if all are taken.
+    /// Takes a buffer. `None` if all are taken, or callers of [`acquire`](Self::acquire) wait.
     ///
     /// The buffer is not zeroed: it has the bytes of its last use.
     #[must_use]
     pub fn take(&self) -> Option<Lease> {
-        let slot = self.inner.free.take()?;
-        let offset = slot as usize * self.inner.stride;
-        let iova = self.inner.region.addr().wrapping_add(offset as u64);
-        Some(Lease { pool: Arc::clone(&self.inner), iova })
+        let slot = self.inner.slots.take()?;
+        Some(Lease::new(&self.inner, slot))
+    }
+
+    /// Waits for a buffer, in a task or a thread. Waits get buffers in the order of their first polls.
+    ///
+    /// The buffer is as that of [`take`](Self::take). Waiting allocates only if more callers wait than
+    /// ever before.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use bareverbs::owned::{Connection, Pool};
+    /// # async fn send(connection: &Connection, pool: &Pool) -> bareverbs::Result<()> {
+    /// let mut message = pool.acquire().await;
+    /// message.bytes_mut()[..5].copy_from_slice(b"hello");
+    /// connection.send(message, ..5).detach();
+    /// # Ok(())
+    /// # }
+    /// # fn block(pool: &Pool) -> bareverbs::Result<()> {
+    ///
+    /// // A thread blocks:
+    /// let lease = pool.acquire().wait()?;
+    /// let in_time = pool.acquire().wait_timeout(Duration::from_millis(100))?;
+    /// # drop((lease, in_time));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn acquire(&self) -> PendingLease {
+        PendingLease::new(Arc::clone(&self.inner))
     }
 
     /// The number of its buffers, taken or not.
     #[must_use]
     pub fn capacity(&self) -> usize {
-        self.inner.free.capacity()
+        self.inner.slots.capacity()
     }
 
     /// Length of each buffer in bytes.
@@ -141,6 +174,14 @@ pub struct Lease {
 }
 
 impl Lease {
+    /// The lease of a slot that was taken.
+    #[inline]
+    fn new(pool: &Arc<Inner>, slot: u32) -> Self {
+        let offset = slot as usize * pool.stride;
+        let iova = pool.region.addr().wrapping_add(offset as u64);
+        Self { pool: Arc::clone(pool), iova }
+    }
+
     fn offset(&self) -> usize {
         self.iova.wrapping_sub(self.pool.region.addr()) as usize
     }
@@ -172,7 +213,7 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.pool.free.put_back((self.offset() / self.pool.stride) as u32);
+        self.pool.slots.put_back((self.offset() / self.pool.stride) as u32);
     }
 }
 
@@ -231,8 +272,15 @@ impl fmt::Debug for Lease {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
+    use std::future::Future;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::pin::Pin;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::{Context, Poll, Wake, Waker};
+    use std::time::Duration;
+
     use bareverbs_test_support::allocations::allocations;
 
     use super::*;
@@ -290,6 +338,152 @@ mod tests {
         drop(pool);
         lease.bytes_mut().fill(7);
         assert_eq!(lease.bytes(), [7; 8]);
+    }
+
+    /// Counts its wakes.
+    #[derive(Default)]
+    struct Wakes(AtomicUsize);
+
+    impl Wake for Wakes {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// A wait that was polled, and its wakes.
+    fn waits(pool: &Pool) -> (PendingLease, Arc<Wakes>) {
+        let (mut wait, wakes) = (pool.acquire(), Arc::new(Wakes::default()));
+        assert!(poll(&mut wait, &wakes).is_none());
+        (wait, wakes)
+    }
+
+    fn poll(wait: &mut PendingLease, wakes: &Arc<Wakes>) -> Option<Lease> {
+        let waker = Waker::from(Arc::clone(wakes));
+        match Pin::new(wait).poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(lease) => Some(lease),
+            Poll::Pending => None,
+        }
+    }
+
+    fn woken(wakes: &Wakes) -> usize {
+        wakes.0.load(Ordering::Relaxed)
+    }
+
+    #[test]
+    fn wait_for_a_free_buffer_is_ready_at_once() {
+        let (_, pool) = pool(1, 8);
+        let lease = poll(&mut pool.acquire(), &Arc::default()).unwrap();
+        assert!(pool.take().is_none());
+        drop(lease);
+        drop(pool.acquire().wait().unwrap());
+        assert!(pool.take().is_some());
+    }
+
+    #[test]
+    fn returned_buffers_go_to_the_waits_in_order_and_wake_one_each() {
+        let (_, pool) = pool(2, 8);
+        let (one, two) = (pool.take().unwrap(), pool.take().unwrap());
+        let [(mut first, a), (mut second, b), (mut third, c)] = [(); 3].map(|()| waits(&pool));
+        drop(one);
+        assert_eq!([&a, &b, &c].map(|wakes| woken(wakes)), [1, 0, 0]);
+        assert!(pool.take().is_none(), "the buffer belongs to the first wait");
+        assert!(poll(&mut second, &b).is_none());
+        drop(two);
+        assert_eq!([&a, &b, &c].map(|wakes| woken(wakes)), [1, 1, 0]);
+        let leases = [poll(&mut second, &b).unwrap(), poll(&mut first, &a).unwrap()];
+        assert!(poll(&mut third, &c).is_none());
+        let [lease, _held] = leases;
+        drop(lease);
+        assert_eq!(woken(&c), 1);
+        assert!(pool.take().is_none(), "waits are served before later callers");
+        drop(poll(&mut third, &c).unwrap());
+        assert!(pool.take().is_some(), "no wait is left");
+    }
+
+    #[test]
+    fn dropped_wait_passes_its_buffer_on() {
+        let (_, pool) = pool(1, 8);
+        let lease = pool.take().unwrap();
+        let [(first, a), (second, b), (mut third, c)] = [(); 3].map(|()| waits(&pool));
+        // The first one has no buffer yet.
+        drop(first);
+        drop(lease);
+        assert_eq!([&a, &b, &c].map(|wakes| woken(wakes)), [0, 1, 0]);
+        drop(second);
+        assert_eq!(woken(&c), 1);
+        drop(poll(&mut third, &c).unwrap());
+        drop(third);
+        let (last, _) = {
+            let lease = pool.take().unwrap();
+            let wait = waits(&pool);
+            drop(lease);
+            wait
+        };
+        drop(last);
+        assert!(pool.take().is_some());
+    }
+
+    #[test]
+    fn wait_is_woken_by_its_last_waker() {
+        let (_, pool) = pool(1, 8);
+        let lease = pool.take().unwrap();
+        let (mut wait, before) = waits(&pool);
+        let now = Arc::default();
+        assert!(poll(&mut wait, &now).is_none());
+        assert_eq!(Arc::strong_count(&before), 1, "the earlier waker was dropped");
+        drop(lease);
+        assert_eq!((woken(&before), woken(&now)), (0, 1));
+    }
+
+    #[test]
+    fn wait_of_a_thread_ends_at_its_time_limit_and_keeps_its_place() {
+        let (_, pool) = pool(1, 8);
+        let lease = pool.take().unwrap();
+        let mut first = pool.acquire();
+        assert!(first.wait_timeout(Duration::from_millis(5)).unwrap().is_none());
+        let (mut second, wakes) = waits(&pool);
+        drop(lease);
+        assert!(poll(&mut second, &wakes).is_none());
+        drop(first.wait_timeout(Duration::ZERO).unwrap().unwrap());
+        assert!(poll(&mut second, &wakes).is_some());
+    }
+
+    #[test]
+    fn threads_that_wait_get_all_buffers() {
+        let rounds = if cfg!(miri) { 10 } else { 2000 };
+        let (_, pool) = pool(2, 8);
+        std::thread::scope(|scope| {
+            for thread in 1..=4 {
+                let pool = &pool;
+                scope.spawn(move || {
+                    for _ in 0..rounds {
+                        let mut wait = pool.acquire();
+                        let mut lease =
+                            wait.wait_timeout(Duration::from_secs(20)).unwrap().expect("a buffer");
+                        lease.bytes_mut().fill(thread);
+                        std::thread::yield_now();
+                        assert_eq!(lease.bytes(), [thread; 8]);
+                    }
+                });
+            }
+        });
+        assert!(pool.take().is_some() && pool.take().is_some());
+    }
+
+    #[test]
+    fn panic_of_a_waker_loses_no_buffer() {
+        struct Panics;
+        impl Wake for Panics {
+            fn wake(self: Arc<Self>) {
+                panic!("in a waker");
+            }
+        }
+        let (_, pool) = pool(1, 8);
+        let lease = pool.take().unwrap();
+        let (mut wait, waker) = (pool.acquire(), Waker::from(Arc::new(Panics)));
+        assert!(Pin::new(&mut wait).poll(&mut Context::from_waker(&waker)).is_pending());
+        catch_unwind(AssertUnwindSafe(|| drop(lease))).unwrap_err();
+        assert!(poll(&mut wait, &Arc::default()).is_some());
     }
 
     #[test]

@@ -1,0 +1,109 @@
+//! Waiting for a buffer of a pool.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use super::slots::Ticket;
+use super::{Inner, Lease};
+use crate::Result;
+use crate::owned::hub::park::Parker;
+
+/// A wait for a buffer of a [`Pool`](super::Pool), from [`Pool::acquire`](super::Pool::acquire).
+///
+/// Tasks await it as a future; [`wait`](Self::wait) and [`wait_timeout`](Self::wait_timeout) block a
+/// thread. It takes its place among the waits when it is first polled, and gets its buffer in this
+/// order: [`Pool::take`](super::Pool::take) returns `None` meanwhile. Each buffer that is given back
+/// wakes one wait.
+///
+/// # Dropping it
+///
+/// It can be dropped at any time, by `select!`, a timeout or the end of a task. If it was given a
+/// buffer, the next wait gets it. So a wait that is neither polled nor dropped may keep a buffer, and
+/// `mem::forget` may remove one from the pool.
+///
+/// # Who gives buffers back
+///
+/// A wait does not poll a CQ. A buffer of a detached operation comes back when another thread, or a
+/// [driver](crate::owned::Hub#drivers), reaps its completion.
+#[must_use = "a wait does nothing unless it is polled"]
+pub struct PendingLease {
+    pool: Arc<Inner>,
+    /// Its place among the waits.
+    ticket: Option<Ticket>,
+}
+
+impl PendingLease {
+    pub(super) fn new(pool: Arc<Inner>) -> Self {
+        Self { pool, ticket: None }
+    }
+
+    /// Blocks until there is a buffer.
+    ///
+    /// # Errors
+    /// [`Error::System`](crate::Error::System): the thread could not sleep (`EMFILE`, `ENFILE`,
+    /// `ENOMEM`).
+    pub fn wait(mut self) -> Result<Lease> {
+        loop {
+            // Without a time limit it returns only with a buffer.
+            if let Some(lease) = self.wait_until(None)? {
+                return Ok(lease);
+            }
+        }
+    }
+
+    /// Blocks until there is a buffer, at most for `timeout`. Returns `Ok(None)` on a timeout; the wait
+    /// keeps its place until it is dropped.
+    ///
+    /// # Errors
+    /// As for [`PendingLease::wait`].
+    pub fn wait_timeout(&mut self, timeout: Duration) -> Result<Option<Lease>> {
+        self.wait_until(Instant::now().checked_add(timeout))
+    }
+
+    fn wait_until(&mut self, end: Option<Instant>) -> Result<Option<Lease>> {
+        Parker::with(|parker, waker| {
+            let cx = Context::from_waker(waker);
+            loop {
+                if let Poll::Ready(lease) = self.poll_lease(&cx) {
+                    return Ok(Some(lease));
+                }
+                if end.is_some_and(|end| Instant::now() >= end) {
+                    return Ok(None);
+                }
+                parker.sleep(None, end)?;
+            }
+        })
+    }
+
+    fn poll_lease(&mut self, cx: &Context<'_>) -> Poll<Lease> {
+        self.pool.slots.poll(&mut self.ticket, cx).map(|slot| Lease::new(&self.pool, slot))
+    }
+}
+
+impl Future for PendingLease {
+    type Output = Lease;
+
+    /// Cancel-safe: see [dropping it](PendingLease#dropping-it). After it has returned a buffer, it
+    /// waits for another one.
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Lease> {
+        self.get_mut().poll_lease(cx)
+    }
+}
+
+impl Drop for PendingLease {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket.take() {
+            self.pool.slots.cancel(ticket);
+        }
+    }
+}
+
+impl fmt::Debug for PendingLease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PendingLease").field("waits", &self.ticket.is_some()).finish_non_exhaustive()
+    }
+}
