@@ -3,6 +3,11 @@
 //! The types are generic over a sealed [`Readiness`], by which a runtime waits
 //! for a file descriptor. The modules of the runtimes name them.
 
+#[cfg(feature = "futures")]
+mod half_tasks;
+#[cfg(feature = "futures")]
+mod halves;
+
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::io;
@@ -323,7 +328,7 @@ impl<R: Readiness, B, P: Provider> Endpoint<R, B, P> {
     pub fn split(self) -> (EndpointSender<R, B, P>, EndpointReceiver<R, B, P>) {
         let Self { endpoint, channel, readiness, alarm } = self;
         let (sender, receiver) = endpoint.split();
-        let readiness = Arc::new(readiness);
+        let readiness = Arc::new(SharedReadiness::new(readiness));
         let other = Alarm::new(channel.file());
         (
             EndpointSender {
@@ -337,16 +342,36 @@ impl<R: Readiness, B, P: Provider> Endpoint<R, B, P> {
     }
 }
 
+/// The registration with the runtime that both halves of an endpoint share.
+struct SharedReadiness<R> {
+    readiness: R,
+    #[cfg(feature = "futures")]
+    tasks: half_tasks::HalfTasks,
+}
+
+impl<R> SharedReadiness<R> {
+    fn new(readiness: R) -> Self {
+        Self {
+            readiness,
+            #[cfg(feature = "futures")]
+            tasks: half_tasks::HalfTasks::new(),
+        }
+    }
+}
+
 /// The halves of an endpoint that tasks wait on.
 macro_rules! halves {
-    ($($(#[$doc:meta])* $half:ident $of:literal;)*) => {$(
+    ($($(#[$doc:meta])* $half:ident $direction:ident $of:literal;)*) => {$(
         $(#[$doc])*
         pub struct $half<R, B = Mr<Buffer>, P: Provider = AnyProvider> {
             half: owned::$half<B, P>,
             channel: crate::CompChannel,
-            readiness: Arc<R>,
+            readiness: Arc<SharedReadiness<R>>,
             alarm: Alarm<R>,
         }
+
+        // It contains no pinned values.
+        impl<R, B, P: Provider> Unpin for $half<R, B, P> {}
 
         impl<R: Readiness, B, P: Provider> $half<R, B, P> {
             /// The half, for all that this type does not forward.
@@ -371,10 +396,7 @@ macro_rules! halves {
                 if let Some(ended) = self.half.poll() {
                     return ended;
                 }
-                if !self.half.channel().is(&self.channel) {
-                    let reason = "the half was replaced by that of another endpoint: split the other one";
-                    return Err(Error::invalid("Endpoint::wait", reason).into());
-                }
+                self.check_channel()?;
                 let spin = self.half.start_spin();
                 let mut rounds = 0_u32;
                 while spin.goes_on() {
@@ -390,7 +412,7 @@ macro_rules! halves {
                 }
                 let Self { half, readiness, alarm, .. } = self;
                 let half = &*half;
-                let event = || readiness.until(|| half.take_events());
+                let event = || readiness.readiness.until(|| half.take_events());
                 let mut readable = pin!(event());
                 let ended = poll_fn(|cx| {
                     loop {
@@ -415,6 +437,38 @@ macro_rules! halves {
                 half.end_spin(spin);
                 ended
             }
+
+            /// Rejects a half that replaced the wrapped one.
+            fn check_channel(&self) -> Result<()> {
+                if self.half.channel().is(&self.channel) {
+                    return Ok(());
+                }
+                let reason = "the half was replaced by that of another endpoint: split the other one";
+                Err(Error::invalid("Endpoint::wait", reason))
+            }
+
+            /// Polls for an operation of the half. If there is none, the task is woken by its
+            /// completion, or when a keepalive is due.
+            #[cfg(feature = "futures")]
+            fn poll_ended(&mut self, cx: &mut Context<'_>) -> Poll<Result<Done<B>, Failed<B>>> {
+                self.check_channel()?;
+                let Self { half, readiness, alarm, .. } = self;
+                loop {
+                    if let Poll::Ready(ended) = half.poll_wait(cx) {
+                        return Poll::Ready(ended);
+                    }
+                    let due = half.keep_alive();
+                    let SharedReadiness { readiness, tasks } = &**readiness;
+                    let reactor = tasks.register(Direction::$direction, cx);
+                    let mut reactor = Context::from_waker(reactor);
+                    let drained = readiness.poll_drain(&mut reactor, &mut || half.take_events().map(drop));
+                    let woken = if drained.is_ready() { drained } else { alarm.poll(cx, due) };
+                    match woken {
+                        Poll::Ready(woken) => woken?,
+                        Poll::Pending => return Poll::Pending,
+                    }
+                }
+            }
         }
 
         impl<R: Readiness, B, P: Provider> fmt::Debug for $half<R, B, P> {
@@ -428,10 +482,10 @@ macro_rules! halves {
 halves! {
     /// The [send half](owned::EndpointSender) of an endpoint that a task waits on, from
     /// [`Endpoint::split`].
-    EndpointSender "a send, write, read or atomic";
+    EndpointSender Send "a send, write, read or atomic";
     /// The [receive half](owned::EndpointReceiver) of an endpoint that a task waits on, from
     /// [`Endpoint::split`].
-    EndpointReceiver "a receive";
+    EndpointReceiver Recv "a receive";
 }
 
 /// Posting methods of the wrapped types.
@@ -513,7 +567,8 @@ impl<R: Readiness, B, P: Provider> EndpointSender<R, B, P> {
         match half.unsplit(receiver.half) {
             Ok(endpoint) => {
                 drop(receiver.readiness);
-                let readiness = Arc::into_inner(readiness).expect("only the halves share it");
+                let SharedReadiness { readiness, .. } =
+                    Arc::into_inner(readiness).expect("only the halves share it");
                 Ok(Endpoint { endpoint, channel, readiness, alarm })
             }
             Err(UnsplitError { sender, receiver: half }) => Err(UnsplitError {

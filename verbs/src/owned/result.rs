@@ -160,6 +160,14 @@ impl<B> From<Error> for Failed<B> {
     }
 }
 
+/// An operation that was not executed.
+impl<B> From<NotPosted<B>> for Failed<B> {
+    fn from(NotPosted { error, buffer, tag }: NotPosted<B>) -> Self {
+        let outcome = Outcome::NotExecuted;
+        Self { operation: true, error, tag, buffer, outcome, cause: None, recv: false }
+    }
+}
+
 error_with_object!(Failed<B>);
 
 impl<B> From<Failed<B>> for Error {

@@ -415,6 +415,12 @@ impl<B: Source, P: Provider> EndpointSender<B, P> {
         state.endpoint.post(op)
     }
 
+    /// Whether another operation can be posted.
+    #[cfg(all(feature = "futures", any(feature = "async-io", feature = "tokio")))]
+    pub(crate) fn has_room(&self) -> bool {
+        self.half.with(|endpoint| endpoint.queues.flows.sends.queue().credits() > 0)
+    }
+
     /// Posts all of `ops` in order with one doorbell, and empties `ops`.
     ///
     /// If an operation is refused, the ones before it are posted, and the ones behind it stay in
