@@ -31,7 +31,7 @@ use crate::{Error, Key, Result, key};
 /// thread may read the channel. The calls of this type return the events of all other identifiers.
 ///
 /// Events need no acknowledgement. Destroying an identifier waits for no reader; the kernel drops
-/// its undelivered events, and [`EventChannel::get_event`] those that it reads afterwards.
+/// its undelivered events, and [`EventChannel::try_wait`] those that it reads afterwards.
 ///
 /// ```no_run
 /// use bareverbs_rdmacm::event::EventKind;
@@ -114,7 +114,7 @@ impl EventChannel {
     /// [`Error::Command`] with `ESTALE`: the channel was opened before fork. With `EACCES`: the
     /// credentials of the process changed.
     #[doc(alias = "rdma_get_cm_event")]
-    pub fn get_event(&self) -> Result<Option<Event>> {
+    pub fn try_wait(&self) -> Result<Option<Event>> {
         self.try_event(None)
     }
 
@@ -287,7 +287,7 @@ impl EventChannel {
     /// Blocks until an event arrives.
     ///
     /// # Errors
-    /// As for [`EventChannel::get_event`].
+    /// As for [`EventChannel::try_wait`].
     #[doc(alias = "rdma_get_cm_event")]
     pub fn wait(&self) -> Result<Event> {
         loop {
@@ -300,7 +300,7 @@ impl EventChannel {
     /// Blocks until an event arrives, at most for `timeout`; `None` if none arrived.
     ///
     /// # Errors
-    /// As for [`EventChannel::get_event`].
+    /// As for [`EventChannel::try_wait`].
     pub fn wait_timeout(&self, timeout: Duration) -> Result<Option<Event>> {
         // A timeout that overflows `Instant` means no timeout.
         match Instant::now().checked_add(timeout) {

@@ -326,7 +326,7 @@ impl Incoming {
     }
 
     /// The request, for a caller that answers it by itself. It shares its channel with the listener. Its
-    /// events are those of [`EventChannel::get_event`] from now on.
+    /// events are those of [`EventChannel::try_wait`] from now on.
     pub fn into_request(self) -> ConnectRequest {
         self.request.id().unclaim();
         self.request
@@ -737,7 +737,7 @@ impl<Q> Connection<Q> {
     ///
     /// # Errors
     /// - [`Error::DeviceRemoved`]
-    /// - Those of [`EventChannel::get_event`].
+    /// - Those of [`EventChannel::try_wait`].
     pub fn is_disconnected(&mut self) -> Result<bool> {
         while let Some(event) = self.id.channel().try_event(Some(self.id.key()))? {
             match event.kind {
@@ -802,7 +802,7 @@ impl<Q> Connection<Q> {
     }
 
     /// The identifier and the queue. The identifier may share its channel with other connections. Its
-    /// events are those of [`EventChannel::get_event`] from now on.
+    /// events are those of [`EventChannel::try_wait`] from now on.
     #[must_use]
     pub fn into_parts(self) -> (CmId, Q) {
         self.id.unclaim();

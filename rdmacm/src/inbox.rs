@@ -2,7 +2,7 @@
 //!
 //! Connections that share a channel wait for their own events only. Any reader of the channel delivers
 //! what it reads to the inbox of the event's key. Events of keys without an inbox are for the callers
-//! of [`EventChannel::get_event`](crate::EventChannel::get_event).
+//! of [`EventChannel::try_wait`](crate::EventChannel::try_wait).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::task::Waker;

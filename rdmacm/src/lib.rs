@@ -27,7 +27,7 @@
 //!
 //! | librdmacm | here |
 //! |---|---|
-//! | `rdma_create_event_channel`, `rdma_get_cm_event` | [`EventChannel::new`], [`EventChannel::wait`], [`EventChannel::get_event`] |
+//! | `rdma_create_event_channel`, `rdma_get_cm_event` | [`EventChannel::new`], [`EventChannel::wait`], [`EventChannel::try_wait`] |
 //! | `rdma_ack_cm_event` | none: events need no acknowledgement |
 //! | `rdma_create_id`, `rdma_destroy_id` | [`CmId::new`], drop or [`CmId::destroy`]; [`blocking::BlockingId`] without a channel |
 //! | `rdma_bind_addr`, `rdma_listen`, `rdma_get_request` | [`CmId::bind_addr`], [`CmId::listen`], [`blocking::BlockingId::get_request`] |

@@ -3,7 +3,7 @@
 use bareverbs::owned::Endpoint;
 use bareverbs::{
     Access, AhAttr, Ece, Gid, GlobalRoute, MigState, MinRnrTimer, PortNum, Provider, Qp, QpAttr, QpAttrMask,
-    QpCap, QpState, QpType, Rc, RetryCount, RnrRetry, RtrAttr, Uc, XrcSend, XrcTarget,
+    QpCap, QpState, QpType, Rc, RdAtomicLimits, RetryCount, RnrRetry, RtrAttr, Uc, XrcSend, XrcTarget,
 };
 use bareverbs_uapi::write::structs;
 
@@ -117,10 +117,10 @@ impl<T: sealed::Connects, P: Provider> sealed::Sealed for Qp<T, P> {
 
     /// UC has no reads and no atomics. An XRC requester does not answer them.
     fn rd_atomic(&self) -> [u32; 2] {
-        let [responder, initiator] = self.pd().context().rd_atomic_limits().into();
+        let RdAtomicLimits { responder, requester, .. } = self.pd().context().rd_atomic_limits();
         match T::QP_TYPE {
-            QpType::RC => [responder, initiator],
-            QpType::XRC_INI => [0, initiator],
+            QpType::RC => [responder, requester],
+            QpType::XRC_INI => [0, requester],
             _ => [0; 2],
         }
     }
@@ -153,7 +153,7 @@ impl<P: Provider> sealed::Sealed for XrcTarget<P> {
 
     /// It sends no requests.
     fn rd_atomic(&self) -> [u32; 2] {
-        let [responder, _]: [u32; 2] = self.xrcd().context().rd_atomic_limits().into();
+        let RdAtomicLimits { responder, .. } = self.xrcd().context().rd_atomic_limits();
         [responder, 0]
     }
 

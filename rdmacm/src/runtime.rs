@@ -193,8 +193,8 @@ impl<R: Readiness> EventChannel<R> {
     /// Waits for an event. The future is cancel-safe: dropping it loses no event.
     ///
     /// # Errors
-    /// As for [`EventChannel::get_event`](crate::EventChannel::get_event).
-    pub async fn get_event(&self) -> Result<Event> {
+    /// As for [`EventChannel::try_wait`](crate::EventChannel::try_wait).
+    pub async fn wait(&self) -> Result<Event> {
         self.registration.next(None).await
     }
 }
@@ -229,7 +229,7 @@ impl<R: Readiness> Listener<R> {
     /// Waits for a request. The future is cancel-safe: dropping it loses no request.
     ///
     /// # Errors
-    /// [`Error::DeviceRemoved`]; those of [`EventChannel::get_event`](crate::EventChannel::get_event).
+    /// [`Error::DeviceRemoved`]; those of [`EventChannel::try_wait`](crate::EventChannel::try_wait).
     #[doc(alias = "rdma_get_request")]
     pub async fn get_request(&self) -> Result<Incoming<R>> {
         let incoming = self.listener.next_request(&Task(&self.registration)).await?;
@@ -680,7 +680,7 @@ mod tests {
                     addr: std::net::SocketAddr,
                 ) {
                     let options = bareverbs::owned::Endpoint::<bareverbs::Mr<bareverbs::Buffer>>::options();
-                    can_move(&channel.get_event());
+                    can_move(&channel.wait());
                     can_move(&listener.accept(&options));
                     can_move(&connection.disconnected());
                     can_move(&connection.disconnect());

@@ -45,7 +45,7 @@ pub(crate) fn watch(options: &Asyncwatch) -> Result<()> {
         if stop.wait(events.as_fd(), PollFlags::IN, None)? == Wake::Stopped {
             return Err(Interrupted.into());
         }
-        while let Some(event) = events.try_get()? {
+        while let Some(event) = events.try_wait()? {
             output::line(&if options.json { json(name, &event)? } else { text(&event) })?;
         }
     }

@@ -158,7 +158,7 @@ impl Node {
 /// The next event of a channel.
 pub(crate) fn next_event(channel: &EventChannel, stop: &Stop) -> Result<Event> {
     loop {
-        if let Some(event) = channel.get_event()? {
+        if let Some(event) = channel.try_wait()? {
             return Ok(event);
         }
         if stop.wait(channel.as_fd(), PollFlags::IN, None)? == Wake::Stopped {

@@ -157,7 +157,7 @@ impl Watcher {
     fn take(&mut self) -> Result<bool> {
         let mut taken = Vec::new();
         loop {
-            match self.events.try_get() {
+            match self.events.try_wait() {
                 Ok(Some(event)) => taken.push(event),
                 Ok(None) => break,
                 Err(error @ bareverbs::Error::Netlink { .. }) => output::diagnostic(&format!("{error}")),
@@ -181,7 +181,7 @@ impl Watcher {
         let mut removed = Vec::new();
         for (place, device) in self.watched.iter().enumerate() {
             loop {
-                match device.events.try_get() {
+                match device.events.try_wait() {
                     Ok(Some(event)) => self.print(async_line(&device.name, &event))?,
                     Ok(None) => break,
                     Err(_) => {

@@ -235,7 +235,7 @@ fn run_client(options: &Rping, stop: &'static Stop) -> Result<()> {
 fn ping(peer: &mut Peer<'_>, number: u64, source: &Exposed, sink: &Exposed) -> Result<()> {
     let options = peer.options;
     let sent = ping_text(number, options.size as usize);
-    source.write_at(0, &sent)?;
+    source.write(0, &sent)?;
     for memory in [source, sink] {
         peer.send(&message(memory.remote(..)?, options.size))?;
         if peer.receive()?.is_none() {
@@ -243,7 +243,7 @@ fn ping(peer: &mut Peer<'_>, number: u64, source: &Exposed, sink: &Exposed) -> R
         }
     }
     let mut echoed = vec![0; sent.len()];
-    sink.read_at(0, &mut echoed)?;
+    sink.read(0, &mut echoed)?;
     if options.validate && sent != echoed {
         let at = sent.iter().zip(&echoed).position(|(sent, echoed)| sent != echoed).unwrap_or_default();
         bail!("data mismatch in ping {number} at byte {at}");

@@ -85,7 +85,7 @@ impl Node {
             if self.poll()? {
                 continue;
             }
-            if let Some(event) = channel.get_event()? {
+            if let Some(event) = channel.try_wait()? {
                 if let Some(reason) = failure(&event.kind) {
                     bail!(reason);
                 }

@@ -174,7 +174,7 @@ impl Completions {
         if stop.wait_either(self.channel.as_fd(), events, None)? == Wake::Stopped {
             return Err(Interrupted.into());
         }
-        if self.channel.try_get_event()?.is_some() {
+        if self.channel.try_wait()?.is_some() {
             self.cq.arm(Arm::Any)?;
         }
         Ok(())

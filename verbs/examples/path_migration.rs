@@ -136,7 +136,7 @@ impl End {
     fn migrations(&self) -> Result<usize> {
         let events = self.context.async_events();
         let mut count = 0;
-        while let Some(event) = events.try_get()? {
+        while let Some(event) = events.try_wait()? {
             count += usize::from(matches!(event, AsyncEvent::Qp { event: EventType::PATH_MIG, .. }));
         }
         Ok(count)

@@ -28,7 +28,7 @@ use crate::{Error, Result};
 ///         println!("request {} is complete", completion.wr_id);
 ///     }
 ///     if armed {
-///         channel.get_event()?;
+///         channel.wait()?;
 ///     } else {
 ///         // Completions before the arm raise no event: poll once more.
 ///         cq.arm(Arm::Any)?;
@@ -97,9 +97,9 @@ impl CompChannel {
     /// - [`Error::Kernel`] with `ESTALE`: this process was forked from the one that opened the
     ///   device.
     #[doc(alias = "ibv_get_cq_event")]
-    pub fn get_event(&self) -> Result<CompEvent> {
+    pub fn wait(&self) -> Result<CompEvent> {
         loop {
-            if let Some(event) = self.get(None)? {
+            if let Some(event) = self.read(None)? {
                 return Ok(event);
             }
         }
@@ -108,20 +108,20 @@ impl CompChannel {
     /// Reads an event if there is one.
     ///
     /// # Errors
-    /// As for [`CompChannel::get_event`].
-    pub fn try_get_event(&self) -> Result<Option<CompEvent>> {
+    /// As for [`CompChannel::wait`].
+    pub fn try_wait(&self) -> Result<Option<CompEvent>> {
         Ok(self.events.try_read::<CompEventDesc>()?.map(CompEvent::from))
     }
 
     /// Blocks until an event arrives, at most for `timeout`.
     ///
     /// # Errors
-    /// As for [`CompChannel::get_event`].
-    pub fn get_event_timeout(&self, timeout: Duration) -> Result<Option<CompEvent>> {
-        self.get(Some(timeout))
+    /// As for [`CompChannel::wait`].
+    pub fn wait_timeout(&self, timeout: Duration) -> Result<Option<CompEvent>> {
+        self.read(Some(timeout))
     }
 
-    fn get(&self, timeout: Option<Duration>) -> Result<Option<CompEvent>> {
+    fn read(&self, timeout: Option<Duration>) -> Result<Option<CompEvent>> {
         Ok(self.events.read::<CompEventDesc>(timeout)?.map(CompEvent::from))
     }
 }

@@ -65,6 +65,20 @@ pub(crate) struct ContextInner {
     events: AsyncEvents,
 }
 
+/// The most RDMA reads and atomics of a QP at a time: [`Context::rd_atomic_limits`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RdAtomicLimits {
+    /// Those that it executes for the peer: the maximum of
+    /// [`RtrAttr::max_dest_rd_atomic`](crate::RtrAttr::max_dest_rd_atomic).
+    #[doc(alias = "max_qp_rd_atom")]
+    pub responder: u32,
+    /// Those that it has outstanding: the maximum of
+    /// [`RtsAttr::max_rd_atomic`](crate::RtsAttr::max_rd_atomic).
+    #[doc(alias = "max_qp_init_rd_atom")]
+    pub requester: u32,
+}
+
 impl<P: Provider> Clone for Context<P> {
     fn clone(&self) -> Self {
         Self { shared: Arc::clone(&self.shared) }
@@ -84,14 +98,11 @@ impl<P: Provider> Context<P> {
         &self.shared.provider
     }
 
-    /// The most RDMA reads and atomics that a QP executes at a time as responder, and that it has
-    /// outstanding as requester. It needs no system call.
-    #[doc(alias = "max_qp_rd_atom")]
-    #[doc(alias = "max_qp_init_rd_atom")]
+    /// The limits of RDMA reads and atomics of a QP. It needs no system call.
     #[must_use]
-    pub fn rd_atomic_limits(&self) -> (u32, u32) {
+    pub fn rd_atomic_limits(&self) -> RdAtomicLimits {
         let limits = self.limits();
-        (limits.max_qp_rd_atom, limits.max_qp_init_rd_atom)
+        RdAtomicLimits { responder: limits.max_qp_rd_atom, requester: limits.max_qp_init_rd_atom }
     }
 
     pub(crate) fn limits(&self) -> &QueryDeviceResp {

@@ -3,6 +3,7 @@
 use std::mem::ManuallyDrop;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use bareverbs_provider::command;
 use bareverbs_provider::device::IoctlError;
@@ -251,13 +252,15 @@ impl<P: Provider> Cq<P> {
         })
     }
 
-    /// Moderates events: an armed CQ raises its event after `count` completions or after `period`
-    /// microseconds, whichever is first. The device defines when the period starts; on ConnectX, at
-    /// the previous event. The default, 0 and 0, raises the event at once.
+    /// Moderates events: an armed CQ raises its event after `count` completions or after `period`,
+    /// whichever is first. The period is rounded up to microseconds. The device defines when it
+    /// starts; on ConnectX, at the previous event. The default, 0 and 0, raises the event at once.
     ///
     /// ```no_run
+    /// use std::time::Duration;
+    ///
     /// # fn calm(cq: &bareverbs::Cq) -> bareverbs::Result<()> {
-    /// cq.moderate(16, 50)?;
+    /// cq.moderate(16, Duration::from_micros(50))?;
     /// # Ok(())
     /// # }
     /// ```
@@ -266,23 +269,26 @@ impl<P: Provider> Cq<P> {
     /// - [`Error::Unsupported`]: the device does not moderate events ([`DeviceAttr::max_cq_count`]
     ///   is 0).
     /// - [`Error::Limit`]: `count` is above [`DeviceAttr::max_cq_count`], or `period` is above
-    ///   [`DeviceAttr::max_cq_period`].
+    ///   [`DeviceAttr::max_cq_period`] microseconds.
     /// - [`Error::Kernel`]: the kernel rejects the command.
     ///
     /// [`DeviceAttr::max_cq_count`]: crate::DeviceAttr::max_cq_count
     /// [`DeviceAttr::max_cq_period`]: crate::DeviceAttr::max_cq_period
     #[doc(alias = "ibv_modify_cq")]
-    pub fn moderate(&self, count: u16, period: u16) -> Result<()> {
+    pub fn moderate(&self, count: u16, period: Duration) -> Result<()> {
         const VERB: &str = "modify_cq";
+        let micros = u64::try_from(period.as_nanos().div_ceil(1000)).unwrap_or(u64::MAX);
         let context = &self.shared.context;
         let caps = context.inner().device_attr.cq_moderation_caps;
         if caps.max_cq_moderation_count == 0 {
             return Err(Error::unsupported(VERB, Feature::CqModeration));
         }
         Error::check_limit(VERB, Limit::CqCount, count.into(), caps.max_cq_moderation_count.into())?;
-        Error::check_limit(VERB, Limit::CqPeriod, period.into(), caps.max_cq_moderation_period.into())?;
-        command::moderate_cq(context.file(), self.shared.handle, count, period)
-            .map_err(|refused| Error::kernel(VERB, format!("{count} completions or {period} µs"), refused))
+        Error::check_limit(VERB, Limit::CqPeriod, micros, caps.max_cq_moderation_period.into())?;
+        // At most the device's limit, which has 16 bits.
+        let micros = u16::try_from(micros).unwrap_or(u16::MAX);
+        command::moderate_cq(context.file(), self.shared.handle, count, micros)
+            .map_err(|refused| Error::kernel(VERB, format!("{count} completions or {micros} µs"), refused))
     }
 
     /// Destroys the CQ. Returns the number of its events that have been read; unread events are

@@ -51,7 +51,7 @@ pub struct Device {
     node_guid: Guid,
     node_type: NodeType,
     fw_ver: String,
-    port_count: u32,
+    port_count: u8,
     uverbs: Option<Uverbs>,
     found_by: FoundBy,
 }
@@ -118,7 +118,7 @@ impl Device {
             node_guid: info.node_guid,
             node_type: info.node_type,
             fw_ver: info.fw_ver,
-            port_count: info.port_count,
+            port_count: u8::try_from(info.port_count).unwrap_or(u8::MAX),
             uverbs: uverbs.map(|found| Uverbs {
                 path: node(Path::new(NODES), &found.name, found.number),
                 number: found.number,
@@ -217,9 +217,11 @@ impl Device {
         &self.fw_ver
     }
 
-    /// Number of ports. Ports are numbered from 1.
+    /// Number of ports, at most 255: verbs name no port above. Ports are numbered from 1.
+    /// [`netlink::DeviceInfo::port_count`](crate::netlink::DeviceInfo::port_count) has the number of
+    /// a device with more.
     #[must_use]
-    pub fn port_count(&self) -> u32 {
+    pub fn port_count(&self) -> u8 {
         self.port_count
     }
 

@@ -21,7 +21,7 @@ use crate::{Error, PortNum, Result};
 /// use bareverbs::{AsyncEvent, Device, EventType};
 ///
 /// let events = Device::find("rxe0")?.open()?.async_events();
-/// match events.get()? {
+/// match events.wait()? {
 ///     AsyncEvent::Qp { event: EventType::SQ_DRAINED, user_data } => println!("queue pair {user_data} is drained"),
 ///     AsyncEvent::Port { event, port } => println!("port {port}: {event:?}"),
 ///     other => println!("{other:?}"),
@@ -64,9 +64,9 @@ impl AsyncEvents {
     ///   device.
     #[doc(alias = "ibv_get_async_event")]
     #[doc(alias = "ibv_ack_async_event")]
-    pub fn get(&self) -> Result<AsyncEvent> {
+    pub fn wait(&self) -> Result<AsyncEvent> {
         loop {
-            if let Some(event) = self.wait(None)? {
+            if let Some(event) = self.read(None)? {
                 return Ok(event);
             }
         }
@@ -75,20 +75,20 @@ impl AsyncEvents {
     /// Reads an event if there is one.
     ///
     /// # Errors
-    /// As for [`AsyncEvents::get`].
-    pub fn try_get(&self) -> Result<Option<AsyncEvent>> {
+    /// As for [`AsyncEvents::wait`].
+    pub fn try_wait(&self) -> Result<Option<AsyncEvent>> {
         Ok(self.events.try_read::<AsyncEventDesc>()?.map(AsyncEvent::from))
     }
 
     /// Blocks until an event arrives, at most for `timeout`.
     ///
     /// # Errors
-    /// As for [`AsyncEvents::get`].
-    pub fn get_timeout(&self, timeout: Duration) -> Result<Option<AsyncEvent>> {
-        self.wait(Some(timeout))
+    /// As for [`AsyncEvents::wait`].
+    pub fn wait_timeout(&self, timeout: Duration) -> Result<Option<AsyncEvent>> {
+        self.read(Some(timeout))
     }
 
-    fn wait(&self, timeout: Option<Duration>) -> Result<Option<AsyncEvent>> {
+    fn read(&self, timeout: Option<Duration>) -> Result<Option<AsyncEvent>> {
         Ok(self.events.read::<AsyncEventDesc>(timeout)?.map(AsyncEvent::from))
     }
 }

@@ -61,6 +61,34 @@ impl From<Ipv4Addr> for Gid {
     }
 }
 
+impl From<IpAddr> for Gid {
+    /// An IPv4 address becomes IPv4-mapped.
+    fn from(address: IpAddr) -> Self {
+        match address {
+            IpAddr::V4(address) => address.into(),
+            IpAddr::V6(address) => address.into(),
+        }
+    }
+}
+
+impl From<[u8; 16]> for Gid {
+    fn from(bytes: [u8; 16]) -> Self {
+        Self(bytes)
+    }
+}
+
+impl From<Gid> for [u8; 16] {
+    fn from(gid: Gid) -> Self {
+        gid.0
+    }
+}
+
+impl From<Gid> for Ipv6Addr {
+    fn from(gid: Gid) -> Self {
+        gid.0.into()
+    }
+}
+
 impl fmt::Display for Gid {
     /// As an IPv6 address.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -73,10 +101,7 @@ impl FromStr for Gid {
 
     /// Parses an IPv6 or an IPv4 address. An IPv4 address becomes IPv4-mapped.
     fn from_str(text: &str) -> Result<Self, AddrParseError> {
-        text.parse().map(|address| match address {
-            IpAddr::V4(address) => address.into(),
-            IpAddr::V6(address) => address.into(),
-        })
+        text.parse::<IpAddr>().map(Self::from)
     }
 }
 

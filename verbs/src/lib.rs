@@ -165,7 +165,7 @@ pub use bareverbs_uapi::write::types::{
     WcOpcode,
 };
 pub use channel::{CompChannel, CompEvent};
-pub use context::{Capabilities, Context};
+pub use context::{Capabilities, Context, RdAtomicLimits};
 pub use cq::{Arm, Completions, Cq, CqEventCounts, CqInit};
 pub use device::{Device, FoundBy, devices};
 pub use dm::{Dm, DmDmabuf, DmInit, DmMr};

@@ -18,6 +18,8 @@
 //! rings in user space, where the kernel can't look it up, and so does an [`Ah`](crate::Ah) with
 //! its address vector. A [`RawObject`] owns them.
 //!
+//! The example `raw_level` of this crate does each of them.
+//!
 //! The PD number of an mlx5 protection domain, by a method without a verb:
 //!
 //! ```no_run

@@ -66,9 +66,9 @@ impl<R: Readiness> CompChannel<R> {
     /// Waits for an event. The future is cancel-safe: dropping it loses no event.
     ///
     /// # Errors
-    /// As for [`CompChannel::get_event`](crate::CompChannel::get_event).
-    pub async fn get_event(&self) -> Result<CompEvent> {
-        self.readiness.until(|| self.channel.try_get_event()).await
+    /// As for [`CompChannel::wait`](crate::CompChannel::wait).
+    pub async fn wait(&self) -> Result<CompEvent> {
+        self.readiness.until(|| self.channel.try_wait()).await
     }
 
     /// Polls one completion of `cq`, and waits if the CQ is empty. It polls, arms the CQ, polls
@@ -76,13 +76,13 @@ impl<R: Readiness> CompChannel<R> {
     ///
     /// It discards events of other CQs on the channel. One task waits at a time and polls first, so
     /// this is correct with any number of CQs. To wait for several CQs at once, arm them, poll them
-    /// all once more and wait for [an event](Self::get_event).
+    /// all once more and wait for [an event](Self::wait).
     ///
     /// The future is cancel-safe: dropping it loses no completion.
     ///
     /// # Errors
     /// - [`Error::Invalid`]: the CQ was not created with this channel.
-    /// - The errors of [`Cq::arm`] and [`get_event`](Self::get_event).
+    /// - The errors of [`Cq::arm`] and [`wait`](Self::wait).
     pub async fn completion<P: Provider>(&mut self, cq: &mut Cq<P>) -> Result<WorkCompletion> {
         if !cq.channel().is_some_and(|channel| channel.is(&self.channel)) {
             let reason = "the CQ does not use this channel: create the CQ with it";
@@ -97,7 +97,7 @@ impl<R: Readiness> CompChannel<R> {
             if let Some(completion) = cq.poll_one() {
                 return Ok(completion);
             }
-            self.get_event().await?;
+            self.wait().await?;
         }
     }
 }
@@ -128,9 +128,9 @@ impl<R: Readiness> AsyncEvents<R> {
     /// Waits for an event. The future is cancel-safe: dropping it loses no event.
     ///
     /// # Errors
-    /// As for [`AsyncEvents::get`](crate::AsyncEvents::get).
-    pub async fn get(&self) -> Result<AsyncEvent> {
-        self.readiness.until(|| self.events.try_get()).await
+    /// As for [`AsyncEvents::wait`](crate::AsyncEvents::wait).
+    pub async fn wait(&self) -> Result<AsyncEvent> {
+        self.readiness.until(|| self.events.try_wait()).await
     }
 }
 
@@ -158,6 +158,12 @@ impl<R: Readiness, B, P: Provider> Endpoint<R, B, P> {
     #[must_use]
     pub fn into_inner(self) -> owned::Endpoint<B, P> {
         self.endpoint
+    }
+
+    /// The endpoint.
+    #[must_use]
+    pub fn get_ref(&self) -> &owned::Endpoint<B, P> {
+        &self.endpoint
     }
 
     /// The endpoint, for all that this type does not forward.
@@ -210,6 +216,12 @@ impl<R: Readiness, B, P: Provider> Datagrams<R, B, P> {
     #[must_use]
     pub fn into_inner(self) -> owned::Datagrams<B, P> {
         self.datagrams
+    }
+
+    /// The datagrams.
+    #[must_use]
+    pub fn get_ref(&self) -> &owned::Datagrams<B, P> {
+        &self.datagrams
     }
 
     /// The datagrams, for posting.
@@ -374,6 +386,12 @@ macro_rules! halves {
         impl<R, B, P: Provider> Unpin for $half<R, B, P> {}
 
         impl<R: Readiness, B, P: Provider> $half<R, B, P> {
+            /// The half.
+            #[must_use]
+            pub fn get_ref(&self) -> &owned::$half<B, P> {
+                &self.half
+            }
+
             /// The half, for all that this type does not forward.
             ///
             /// The caller must not replace it by another one: `wait` then fails.
@@ -603,7 +621,7 @@ async fn wait_for<R: Readiness, B, P: Provider, T: Flowing>(
             }
         } else if queues.is_armed() {
             let due = queues.keep_alive(Instant::now());
-            let mut event = pin!(readiness.until(|| channel.try_get_event()));
+            let mut event = pin!(readiness.until(|| channel.try_wait()));
             let read = poll_fn(|cx| match event.as_mut().poll(cx) {
                 Poll::Ready(event) => Poll::Ready(event.map(|_| true)),
                 Poll::Pending => alarm.poll(cx, due).map_ok(|()| false),
@@ -737,9 +755,9 @@ mod tests {
                     receiver: &mut crate::$runtime::EndpointReceiver,
                     datagrams: &mut crate::$runtime::Datagrams,
                 ) {
-                    can_move(&channel.get_event());
+                    can_move(&channel.wait());
                     can_move(&channel.completion(cq));
-                    can_move(&events.get());
+                    can_move(&events.wait());
                     can_move(&endpoint.wait());
                     can_move(&sender.wait());
                     can_move(&receiver.wait());

@@ -34,7 +34,7 @@ pub(crate) struct Example {
     same: Option<&'static str>,
 }
 
-const EXAMPLES: [Example; 10] = [
+const EXAMPLES: [Example; 11] = [
     Example {
         name: "rc_connect_answers_messages",
         server: "rc_connect -n 100",
@@ -72,6 +72,13 @@ const EXAMPLES: [Example; 10] = [
         server: "multicast receive -n 100",
         client: "multicast send -n 100",
         prints: [&["sent: datagram 100\n"], &["sent 100 datagrams to ::ffff:239.1.2.3"]],
+        same: None,
+    },
+    Example {
+        name: "multicast_datagrams_arrive_by_the_lid_of_the_group",
+        server: "multicast receive -n 100 --group ff12:401b::1:2:3 --lid 49155",
+        client: "multicast send -n 100 --group ff12:401b::1:2:3 --lid 49155",
+        prints: [&["sent: datagram 100\n"], &["sent 100 datagrams to ff12:401b::1:2:3"]],
         same: None,
     },
     Example {
@@ -123,10 +130,13 @@ const EXAMPLES: [Example; 10] = [
 
 /// The examples that need Ethernet: IPv4 multicast groups.
 const ETHERNET_ONLY: [&str; 1] = ["multicast_datagrams_arrive"];
+/// The examples that need InfiniBand: multicast groups with a LID.
+const INFINIBAND_ONLY: [&str; 1] = ["multicast_datagrams_arrive_by_the_lid_of_the_group"];
 
 /// The selected tests that run on this link layer.
 pub(crate) fn tests(filter: Filter<'_>, is_infiniband: bool) -> Vec<&'static Example> {
-    let runs = |example: &&Example| !(is_infiniband && ETHERNET_ONLY.contains(&example.name));
+    let others: &[_] = if is_infiniband { &ETHERNET_ONLY } else { &INFINIBAND_ONLY };
+    let runs = |example: &&Example| !others.contains(&example.name);
     EXAMPLES.iter().filter(runs).filter(|example| filter.takes(&example.title())).collect()
 }
 

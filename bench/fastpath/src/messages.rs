@@ -102,7 +102,7 @@ impl<P: Provider> Raw<P> {
             if count == 0 {
                 return Ok(());
             }
-            self.channel.get_event()?;
+            self.channel.wait()?;
         }
     }
 }

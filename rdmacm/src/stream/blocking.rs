@@ -248,7 +248,7 @@ impl<P: Provider> RdmaStream<P> {
     ///     // The peer calls `write_mapped`, and then writes a byte to the stream.
     ///     stream.recv(&mut [0])?;
     ///     let mut bytes = vec![0; memory.len()];
-    ///     memory.read_at(0, &mut bytes)?;
+    ///     memory.read(0, &mut bytes)?;
     ///     Ok(bytes)
     /// }
     /// ```

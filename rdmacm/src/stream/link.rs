@@ -52,7 +52,7 @@ impl Link {
     /// How the connection has ended, as far as the connection manager knows: without an error if the
     /// peer ended it.
     pub(super) fn end(&mut self) -> Result<Option<Result<()>>> {
-        while let Some(event) = self.id.channel().get_event()? {
+        while let Some(event) = self.id.channel().try_wait()? {
             match event.kind {
                 EventKind::Established(_) => self.established = true,
                 // Of an established connection, it tells of a neighbour's new MAC address only.

@@ -242,7 +242,7 @@ impl<P: Provider> Session<P> {
             return Err(ProtocolError::IomapIndex { index, entries: entries as u32 }.into());
         };
         let mut bytes = [0; IomapEntry::SIZE];
-        self.table.read_at(SLOTS * Span::SIZE + index as usize * IomapEntry::SIZE, &mut bytes)?;
+        self.table.read(SLOTS * Span::SIZE + index as usize * IomapEntry::SIZE, &mut bytes)?;
         *entry = Some(IomapEntry::from_own_bytes(bytes));
         Ok(())
     }
@@ -251,7 +251,7 @@ impl<P: Provider> Session<P> {
     fn take_buffer(&mut self) -> Result<()> {
         if let Some(entry) = self.outbound.awaited_entry() {
             let mut bytes = [0; Span::SIZE];
-            self.table.read_at(entry * Span::SIZE, &mut bytes)?;
+            self.table.read(entry * Span::SIZE, &mut bytes)?;
             self.outbound.set_buffer(Span::from_own_bytes(bytes))?;
         }
         Ok(())
@@ -310,7 +310,7 @@ impl<P: Provider> Session<P> {
             if len == 0 {
                 break;
             }
-            self.ring.read_at(offset, &mut into[copied..copied + len])?;
+            self.ring.read(offset, &mut into[copied..copied + len])?;
             self.inbound.consume(len);
             copied += len;
         }

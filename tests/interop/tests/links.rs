@@ -18,6 +18,7 @@ use serde_json::Value;
 
 kernel_tests! {
     empty_root_brings_up_soft_roce_and_runs_traffic if device::soft_roce,
+    device_commands_run_in_an_empty_root if device::soft_roce,
     link_show_matches_rdma_link_show,
     dev_show_matches_rdma_dev_show,
     system_show_matches_rdma_system_show,
@@ -169,6 +170,47 @@ fn empty_root_brings_up_soft_roce_and_runs_traffic() {
     root.run(&["link", "del", NEW]);
     root.run(&["link", "del", "rxe_peer"]);
     assert!(!names().iter().any(|name| name == NEW), "{:?}", names());
+}
+
+fn device_commands_run_in_an_empty_root() {
+    let root = EmptyRoot::new();
+    let _netdev = Netdev::up();
+    let mut monitor = Program::start(&mut root.command(&["monitor", "--json"]));
+    event(&mut monitor, &[("source", "monitor".into())]);
+    root.run(&["link", "add", NEW, "type", "rxe", "netdev", NETDEV]);
+    event(&mut monitor, &[("source", "port".into()), ("device", NEW.into())]);
+    let port = format!("{NEW}/1");
+    for (arguments, word) in [
+        (&["link", "show", NEW][..], NETDEV),
+        (&["dev", "show", NEW], "node_guid"),
+        (&["system", "show"], "netns"),
+        (&["stat", "show", "link", &port], "rcvd_pkts"),
+        (&["stat", "qp", "show"], ""),
+        (&["stat", "mr"], ""),
+        (&["status", &port], NETDEV),
+        (&["devices"], NEW),
+        (&["devinfo", "-d", NEW], "PORT_ACTIVE"),
+        (&["resources", "-d", NEW], NEW),
+        (&["completions", "bash"], "complete -F"),
+        (&["completions", "zsh"], "#compdef bareverbs"),
+        (&["man"], ".TH bareverbs"),
+    ] {
+        let output = root.run(arguments);
+        assert!(output.contains(word), "no {word} of {arguments:?} in {output}");
+    }
+    let pages = root.0.join("pages");
+    root.run(&["man", "--dir", "/pages"]);
+    let written = fs::read_dir(&pages).unwrap().count();
+    fs::remove_dir_all(&pages).unwrap();
+    assert!(written > 10, "{written} pages");
+    root.run(&["dev", "set", NEW, "name", "rxe_other"]);
+    root.run(&["link", "del", "rxe_other"]);
+    event(
+        &mut monitor,
+        &[("source", "uevent".into()), ("action", "remove".into()), ("subsystem", "infiniband".into())],
+    );
+    end(monitor);
+    assert!(!names().iter().any(|name| name == "rxe_other"), "{:?}", names());
 }
 
 fn link_show_matches_rdma_link_show() {

@@ -232,17 +232,17 @@ fn is_readable(events: &Events) -> bool {
 
 fn events_wake_a_poller_of_the_descriptor() {
     let mut events = Events::open(EventSources::NETDEV).unwrap();
-    while events.get_timeout(Duration::from_millis(200)).unwrap().is_some() {}
+    while events.wait_timeout(Duration::from_millis(200)).unwrap().is_some() {}
     assert!(!is_readable(&events));
     let begin = Instant::now();
-    assert_eq!(events.get_timeout(Duration::from_millis(50)).unwrap(), None);
+    assert_eq!(events.wait_timeout(Duration::from_millis(50)).unwrap(), None);
     assert!(begin.elapsed() >= Duration::from_millis(50));
     set_mtu(40_000);
     assert!(is_readable(&events));
-    let Event::Netdev(event) = events.get().unwrap() else { panic!("another event") };
+    let Event::Netdev(event) = events.wait().unwrap() else { panic!("another event") };
     let NetdevEvent { name, removed, up, mtu, .. } = event;
     assert_eq!((name.as_str(), removed, up, mtu), (INTERFACE, false, true, Some(40_000)));
-    while events.try_get().unwrap().is_some() {}
+    while events.try_wait().unwrap().is_some() {}
     assert!(!is_readable(&events));
     set_mtu(65_536);
 }
@@ -257,11 +257,11 @@ fn lost_events_are_reported_and_others_follow() {
     std::fs::write(&path, lines).unwrap();
     ip(&["-batch", path.to_str().unwrap()]);
     std::fs::remove_file(&path).unwrap();
-    let taken: Vec<Event> = std::iter::from_fn(|| events.try_get().unwrap()).collect();
+    let taken: Vec<Event> = std::iter::from_fn(|| events.try_wait().unwrap()).collect();
     assert!(taken.contains(&Event::Lost(EventSources::NETDEV)), "{} events", taken.len());
     assert!(taken.len() > 20, "{taken:?}");
     set_mtu(65_536);
-    let last = std::iter::from_fn(|| events.try_get().unwrap()).last();
+    let last = std::iter::from_fn(|| events.try_wait().unwrap()).last();
     assert!(matches!(&last, Some(Event::Netdev(event)) if event.mtu == Some(65_536)), "{last:?}");
 }
 

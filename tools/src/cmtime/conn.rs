@@ -183,7 +183,7 @@ impl Over {
             if self.is_set() {
                 return Ok(Next::Over);
             }
-            if let Some(event) = channel.get_event()? {
+            if let Some(event) = channel.try_wait()? {
                 return Ok(Next::Event(event));
             }
             match stop.wait_either(channel.as_fd(), self.event.as_fd(), limit.as_deref_mut())? {

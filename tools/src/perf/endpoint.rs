@@ -407,7 +407,7 @@ impl<T: Service> Endpoint<T> {
         }
         let channel = self.channel.as_ref().context("there is no completion channel")?;
         let verdict = watch.sleep(channel.as_fd(), None)?;
-        while channel.try_get_event()?.is_some() {
+        while channel.try_wait()?.is_some() {
             self.armed = false;
         }
         match verdict {

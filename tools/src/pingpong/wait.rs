@@ -127,7 +127,7 @@ impl<'a> CompletionWaiter<'a> {
                 Wake::TimedOut => return Ok(None),
                 Wake::Stopped => return Err(Interrupted.into()),
             }
-            if let Some(event) = channel.try_get_event()? {
+            if let Some(event) = channel.try_wait()? {
                 anyhow::ensure!(event.user_data == CQ_DATA, "a completion event of an unknown queue");
                 self.events += 1;
                 self.cq.arm(Arm::Any)?;

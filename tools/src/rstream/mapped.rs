@@ -24,7 +24,7 @@ impl Tool<'_> {
         let is_client = self.options.server.is_some();
         let last = test.size as usize - 1;
         let memory = socket.expose(test.size as usize)?;
-        memory.write_at(last, &[NO_MARKER])?;
+        memory.write(last, &[NO_MARKER])?;
         let mapping = socket.map(&memory)?;
         // The C program receives into the mapped memory, and a marker of a short test may be there.
         let mut sync = [NO_MARKER; SYNC];
@@ -54,7 +54,7 @@ impl Tool<'_> {
                     wait_for(&memory, last, marker, socket, self.stop)?;
                     if self.options.verifies() {
                         let mut received = vec![0; last];
-                        memory.read_at(0, &mut received)?;
+                        memory.read(0, &mut received)?;
                         self.verify(&received)?;
                     }
                 }
@@ -73,7 +73,7 @@ fn wait_for(memory: &Exposed, at: usize, marker: u8, socket: &Socket<'_>, stop: 
     loop {
         for _ in 0..SPINS {
             let mut byte = [0];
-            memory.read_at(at, &mut byte)?;
+            memory.read(at, &mut byte)?;
             if byte == [marker] {
                 return Ok(());
             }

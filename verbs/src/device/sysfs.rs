@@ -25,7 +25,7 @@ pub(super) fn devices(root: &Path) -> Vec<Device> {
                 node_guid: guid(&line(&folder.join("node_guid"))).unwrap_or_default(),
                 node_type: node_type(&line(&folder.join("node_type"))),
                 fw_ver: line(&folder.join("fw_ver")),
-                port_count: names(&folder.join("ports")).len() as u32,
+                port_count: u8::try_from(names(&folder.join("ports")).len()).unwrap_or(u8::MAX),
                 uverbs,
                 found_by: FoundBy::Sysfs,
                 name,

@@ -143,7 +143,7 @@ pub struct AddressEvent {
 ///
 /// let mut events = Events::open(EventSources::UEVENT | EventSources::NETDEV)?;
 /// loop {
-///     match events.get()? {
+///     match events.wait()? {
 ///         Event::Uevent(event) => println!("{} {}", event.action, event.devpath),
 ///         Event::Lost(_) => println!("list the devices again"),
 ///         other => println!("{other:?}"),
@@ -209,7 +209,7 @@ impl Events {
     /// # Errors
     /// [`Error::System`] if a socket fails; [`Error::Netlink`] for a malformed notification, which
     /// is skipped.
-    pub fn try_get(&mut self) -> Result<Option<Event>> {
+    pub fn try_wait(&mut self) -> Result<Option<Event>> {
         for index in 0..self.sockets.len() {
             while self.pending.is_empty() && self.receive(index)? {}
         }
@@ -219,10 +219,10 @@ impl Events {
     /// Blocks until there is a notification.
     ///
     /// # Errors
-    /// As for [`Events::try_get`].
-    pub fn get(&mut self) -> Result<Event> {
+    /// As for [`Events::try_wait`].
+    pub fn wait(&mut self) -> Result<Event> {
         loop {
-            if let Some(event) = self.wait(None)? {
+            if let Some(event) = self.next(None)? {
                 return Ok(event);
             }
         }
@@ -231,16 +231,16 @@ impl Events {
     /// Blocks until there is a notification, at most for `timeout`.
     ///
     /// # Errors
-    /// As for [`Events::try_get`].
-    pub fn get_timeout(&mut self, timeout: Duration) -> Result<Option<Event>> {
-        self.wait(Some(timeout))
+    /// As for [`Events::try_wait`].
+    pub fn wait_timeout(&mut self, timeout: Duration) -> Result<Option<Event>> {
+        self.next(Some(timeout))
     }
 
-    fn wait(&mut self, timeout: Option<Duration>) -> Result<Option<Event>> {
+    fn next(&mut self, timeout: Option<Duration>) -> Result<Option<Event>> {
         // A timeout that overflows `Instant` means no timeout.
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
-            if let Some(event) = self.try_get()? {
+            if let Some(event) = self.try_wait()? {
                 return Ok(Some(event));
             }
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
@@ -250,7 +250,7 @@ impl Events {
             });
             let mut fds = [PollFd::new(&self.epoll, PollFlags::IN)];
             match poll(&mut fds, time.as_ref()) {
-                Ok(0) if timeout.is_some() => return self.try_get(),
+                Ok(0) if timeout.is_some() => return self.try_wait(),
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return Err(Error::system("waiting for notifications", errno)),
             }
@@ -512,7 +512,7 @@ mod tests {
     fn poll_without_messages_returns_no_event() {
         // Any user may subscribe to network interfaces.
         let mut events = Events::open(EventSources::NETDEV).unwrap();
-        events.get_timeout(Duration::ZERO).unwrap();
+        events.wait_timeout(Duration::ZERO).unwrap();
     }
 
     proptest! {

@@ -265,6 +265,36 @@ impl<M> AnyBuffer<M> {
     }
 }
 
+impl AsRef<[u8]> for Lease {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes()
+    }
+}
+
+impl AsMut<[u8]> for Lease {
+    fn as_mut(&mut self) -> &mut [u8] {
+        self.bytes_mut()
+    }
+}
+
+impl<M> AsRef<[u8]> for Part<M> {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes()
+    }
+}
+
+impl<M> AsMut<[u8]> for Part<M> {
+    fn as_mut(&mut self) -> &mut [u8] {
+        self.bytes_mut()
+    }
+}
+
+impl<M> AsRef<[u8]> for Shared<M> {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes()
+    }
+}
+
 macro_rules! forward {
     ($($method:ident($($argument:ident: $of:ty)?) -> $result:ty;)*) => {
         impl<M> Registered for AnyBuffer<M> {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::mem::ManuallyDrop;
-use std::ops::{Range, RangeBounds};
+use std::ops::RangeBounds;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -895,8 +895,8 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
     fn sleep(&mut self, end: Option<Instant>) -> Result<bool> {
         let now = Instant::now();
         let event = match earlier(end, self.keep_alive(now)) {
-            None => Some(self.channel.get_event()?),
-            Some(until) => self.channel.get_event_timeout(until.saturating_duration_since(now))?,
+            None => Some(self.channel.wait()?),
+            Some(until) => self.channel.wait_timeout(until.saturating_duration_since(now))?,
         };
         self.armed &= event.is_none();
         Ok(event.is_some() || end.is_none_or(|end| Instant::now() < end))
@@ -1011,7 +1011,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
     /// As [`Endpoint::arm`].
     pub(super) fn arm(&mut self) -> Result<()> {
         // The CQ is armed once at a time, and raises one event then: a second read would find none.
-        if self.channel.try_get_event()?.is_some() {
+        if self.channel.try_wait()?.is_some() {
             self.armed = false;
         }
         if self.armed { Ok(()) } else { self.arm_cq() }
@@ -1020,7 +1020,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
     /// Reads the events of the channel. Returns whether there was one.
     pub(crate) fn take_events(&mut self) -> Result<bool> {
         let mut taken = false;
-        while self.channel.try_get_event()?.is_some() {
+        while self.channel.try_wait()?.is_some() {
             (self.armed, taken) = (false, true);
         }
         Ok(taken)
@@ -1244,13 +1244,15 @@ impl<B: Source, P: Provider> Endpoint<B, P> {
     /// # fn send(pd: &bareverbs::Pd, header: Lease, body: Part) -> bareverbs::Result<()> {
     /// let mut endpoint: Endpoint<AnyBuffer> = Endpoint::options().max_sge(2).build(pd)?;
     /// let len = body.len();
-    /// endpoint.post_send_parts([(header.into(), 0..16), (body.into(), 0..len)], 7)?;
+    /// endpoint.post_send_parts([(header.into(), ..16), (body.into(), ..len)], 7)?;
     /// // Each buffer has a result of its own, in order. They have the tag 7.
     /// let (header, body) = (endpoint.wait()?, endpoint.wait()?);
     /// assert_eq!((header.len, body.len), (16, len as u32));
     /// # Ok(())
     /// # }
     /// ```
+    ///
+    /// The ranges of all buffers have one type, such as `..` or `..len`.
     ///
     /// Each buffer has a [`Done`] or [`Failed`] of its own, in order, with this tag and the bytes of
     /// the buffer. It counts as an operation of [`EndpointOptions::sends`]. The operation is
@@ -1260,11 +1262,11 @@ impl<B: Source, P: Provider> Endpoint<B, P> {
     ///
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffers.
-    pub fn post_send_parts<const N: usize>(
+    pub fn post_send_parts<R: RangeBounds<usize>, const N: usize>(
         &mut self,
-        parts: [(B, Range<usize>); N],
+        parts: [(B, R); N],
         tag: u64,
-    ) -> Result<(), NotPostedParts<B, N>> {
+    ) -> Result<(), NotPostedParts<B, R, N>> {
         self.post_parts(Operation::Send, parts, tag)
     }
 
@@ -1275,21 +1277,21 @@ impl<B: Source, P: Provider> Endpoint<B, P> {
     ///
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffers.
-    pub fn post_write_parts<const N: usize>(
+    pub fn post_write_parts<R: RangeBounds<usize>, const N: usize>(
         &mut self,
-        parts: [(B, Range<usize>); N],
+        parts: [(B, R); N],
         remote: Remote,
         tag: u64,
-    ) -> Result<(), NotPostedParts<B, N>> {
+    ) -> Result<(), NotPostedParts<B, R, N>> {
         self.post_parts(Operation::Write(remote), parts, tag)
     }
 
-    fn post_parts<const N: usize>(
+    fn post_parts<R: RangeBounds<usize>, const N: usize>(
         &mut self,
         operation: Operation,
-        parts: [(B, Range<usize>); N],
+        parts: [(B, R); N],
         tag: u64,
-    ) -> Result<(), NotPostedParts<B, N>> {
+    ) -> Result<(), NotPostedParts<B, R, N>> {
         let Queues { qp, flows, .. } = &mut self.queues;
         let posted = flows.sends.post_parts(qp, operation, parts, tag);
         if let Err(NotPostedParts {
@@ -1327,11 +1329,11 @@ impl<B: Source, P: Provider> Endpoint<B, P> {
     ///
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffers.
-    pub fn post_recv_parts<T: Target + Into<B>, const N: usize>(
+    pub fn post_recv_parts<T: Target + Into<B>, R: RangeBounds<usize>, const N: usize>(
         &mut self,
-        parts: [(T, Range<usize>); N],
+        parts: [(T, R); N],
         tag: u64,
-    ) -> Result<(), NotPostedParts<B, N>> {
+    ) -> Result<(), NotPostedParts<B, R, N>> {
         let Queues { qp, flows, .. } = &mut self.queues;
         flows.recvs.post_parts(qp, parts, tag)
     }
@@ -1368,12 +1370,12 @@ impl<B: Target, P: Provider> Endpoint<B, P> {
     ///
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffers.
-    pub fn post_read_parts<const N: usize>(
+    pub fn post_read_parts<R: RangeBounds<usize>, const N: usize>(
         &mut self,
-        parts: [(B, Range<usize>); N],
+        parts: [(B, R); N],
         remote: Remote,
         tag: u64,
-    ) -> Result<(), NotPostedParts<B, N>> {
+    ) -> Result<(), NotPostedParts<B, R, N>> {
         self.post_parts(Operation::Read(remote), parts, tag)
     }
 

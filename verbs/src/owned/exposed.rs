@@ -19,7 +19,7 @@ const EXPOSE: &str = "Part::expose";
 /// A range of a registered region that peers access by RDMA: they read, write or update it without
 /// an operation of this process, at any time.
 ///
-/// So there is no slice of it. [`read_at`](Self::read_at) and [`write_at`](Self::write_at) copy
+/// So there is no slice of it. [`read`](Self::read) and [`write`](Self::write) copy
 /// bytes, [`load`](Self::load) and [`store`](Self::store) access whole words. To look at the bytes
 /// as a slice, [`revoke`](Self::revoke) the access first.
 ///
@@ -38,7 +38,7 @@ const EXPOSE: &str = "Part::expose";
 ///
 /// // The peer writes, then sends a message.
 /// let mut header = [0; 16];
-/// exposed.read_at(0, &mut header)?;
+/// exposed.read(0, &mut header)?;
 /// let sequence: u64 = exposed.load(16)?;
 ///
 /// let part = exposed.revoke()?;
@@ -199,8 +199,8 @@ impl<M> Exposed<M> {
     ///
     /// # Errors
     /// [`Error::Invalid`] if the range exceeds the memory.
-    pub fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<()> {
-        let place = self.place("Exposed::read_at", offset, into.len())?;
+    pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
+        let place = self.place("Exposed::read", offset, into.len())?;
         // SAFETY: the bytes are valid while the part exists. This process accesses them only by
         // functions of `copy`, because no other method of the part is called.
         unsafe { copy::copy_out(place, into) };
@@ -212,9 +212,9 @@ impl<M> Exposed<M> {
     ///
     /// # Errors
     /// [`Error::Invalid`] if the range exceeds the memory.
-    pub fn write_at(&self, offset: usize, from: &[u8]) -> Result<()> {
-        let place = self.place("Exposed::write_at", offset, from.len())?;
-        // SAFETY: as in `read_at`.
+    pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
+        let place = self.place("Exposed::write", offset, from.len())?;
+        // SAFETY: as in `read`.
         unsafe { copy::copy_in(from, place) };
         Ok(())
     }
@@ -225,7 +225,7 @@ impl<M> Exposed<M> {
     /// [`Error::Invalid`] if the word exceeds the memory or is not aligned to its size.
     pub fn load<W: Word>(&self, offset: usize) -> Result<W> {
         let place = self.word::<W>("Exposed::load", offset)?;
-        // SAFETY: the word is aligned, and valid as in `read_at`.
+        // SAFETY: the word is aligned, and valid as in `read`.
         let word = unsafe { W::load(place) };
         barrier::after_device_wrote();
         Ok(word)
@@ -239,7 +239,7 @@ impl<M> Exposed<M> {
     pub fn store<W: Word>(&self, offset: usize, word: W) -> Result<()> {
         let place = self.word::<W>("Exposed::store", offset)?;
         barrier::before_device_reads();
-        // SAFETY: the word is aligned, and valid as in `read_at`.
+        // SAFETY: the word is aligned, and valid as in `read`.
         unsafe { W::store(place, word) };
         Ok(())
     }
@@ -263,7 +263,7 @@ impl<M> Exposed<M> {
     pub fn fetch_add(&self, offset: usize, value: u64) -> Result<u64> {
         self.check_global("Exposed::fetch_add")?;
         let place = self.word::<u64>("Exposed::fetch_add", offset)?;
-        // SAFETY: the word is aligned, and valid as in `read_at`.
+        // SAFETY: the word is aligned, and valid as in `read`.
         Ok(unsafe { copy::fetch_add_u64(place, value) })
     }
 
@@ -275,7 +275,7 @@ impl<M> Exposed<M> {
     pub fn compare_swap(&self, offset: usize, expected: u64, new: u64) -> Result<u64> {
         self.check_global("Exposed::compare_swap")?;
         let place = self.word::<u64>("Exposed::compare_swap", offset)?;
-        // SAFETY: the word is aligned, and valid as in `read_at`.
+        // SAFETY: the word is aligned, and valid as in `read`.
         Ok(unsafe { copy::compare_swap_u64(place, expected, new) })
     }
 
@@ -316,7 +316,7 @@ impl<M> Exposed<M> {
     /// ```
     ///
     /// The device reads the bytes while it sends. If they are changed meanwhile, by a peer or by
-    /// [`write_at`](Self::write_at), the message may have both old and new bytes.
+    /// [`write`](Self::write), the message may have both old and new bytes.
     ///
     /// # Errors
     /// [`Error::Invalid`] if `range` exceeds the exposed memory.
@@ -618,18 +618,18 @@ mod tests {
     fn copies_and_words_are_bounds_checked() {
         let exposed = exposed(&Arc::default());
         assert_eq!(exposed.len(), 32);
-        exposed.write_at(8, &[1, 2, 3, 4, 5, 6, 7, 8]).unwrap();
+        exposed.write(8, &[1, 2, 3, 4, 5, 6, 7, 8]).unwrap();
         assert_eq!(exposed.load::<u64>(8).unwrap(), u64::from_ne_bytes([1, 2, 3, 4, 5, 6, 7, 8]));
         exposed.store(12, 0u32).unwrap();
         let mut bytes = [9; 10];
-        exposed.read_at(7, &mut bytes).unwrap();
+        exposed.read(7, &mut bytes).unwrap();
         assert_eq!(bytes, [0, 1, 2, 3, 4, 0, 0, 0, 0, 0]);
         let base = exposed.remote(..).unwrap();
         assert_eq!(exposed.remote(3..9).unwrap(), Remote { addr: base.addr + 3, ..base });
         for refused in [
-            exposed.read_at(23, &mut bytes).unwrap_err(),
-            exposed.read_at(usize::MAX, &mut bytes).unwrap_err(),
-            exposed.write_at(32, &[1]).unwrap_err(),
+            exposed.read(23, &mut bytes).unwrap_err(),
+            exposed.read(usize::MAX, &mut bytes).unwrap_err(),
+            exposed.write(32, &[1]).unwrap_err(),
             exposed.load::<u64>(25).unwrap_err(),
             exposed.load::<u64>(4).unwrap_err(),
             exposed.load::<u32>(2).unwrap_err(),

@@ -216,7 +216,7 @@ impl<B, P: Provider> HubInner<B, P> {
     /// an armed CQ whose event was read.
     fn take_events(&self) -> Result<()> {
         let mut reaper = self.lock();
-        while self.channel.try_get_event()?.is_some() {
+        while self.channel.try_wait()?.is_some() {
             reaper.armed = false;
         }
         Ok(())

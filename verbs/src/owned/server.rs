@@ -39,7 +39,7 @@
 //!     match event {
 //!         Event::Message(mut message) => {
 //!             message.bytes_mut().make_ascii_uppercase();
-//!             let (peer, len) = (message.from(), message.bytes().len());
+//!             let (peer, len) = (message.peer(), message.bytes().len());
 //!             // A full queue refuses the answer at once: the client does not read its answers.
 //!             let refused = match message.reply_in_place(..len) {
 //!                 Ok(mut reply) => reply.wait_timeout(Duration::ZERO).is_err(),

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::mem;
-use std::ops::{Range, RangeBounds};
+use std::ops::RangeBounds;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -471,11 +471,11 @@ impl<B: Source, P: Provider> EndpointSender<B, P> {
     ///
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffers.
-    pub fn post_send_parts<const N: usize>(
+    pub fn post_send_parts<R: RangeBounds<usize>, const N: usize>(
         &mut self,
-        parts: [(B, Range<usize>); N],
+        parts: [(B, R); N],
         tag: u64,
-    ) -> Result<(), NotPostedParts<B, N>> {
+    ) -> Result<(), NotPostedParts<B, R, N>> {
         self.half.with(|endpoint| endpoint.post_send_parts(parts, tag))
     }
 
@@ -483,12 +483,12 @@ impl<B: Source, P: Provider> EndpointSender<B, P> {
     ///
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffers.
-    pub fn post_write_parts<const N: usize>(
+    pub fn post_write_parts<R: RangeBounds<usize>, const N: usize>(
         &mut self,
-        parts: [(B, Range<usize>); N],
+        parts: [(B, R); N],
         remote: Remote,
         tag: u64,
-    ) -> Result<(), NotPostedParts<B, N>> {
+    ) -> Result<(), NotPostedParts<B, R, N>> {
         self.half.with(|endpoint| endpoint.post_write_parts(parts, remote, tag))
     }
 }
@@ -522,11 +522,11 @@ impl<B: Source, P: Provider> EndpointReceiver<B, P> {
     ///
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffers.
-    pub fn post_recv_parts<T: Target + Into<B>, const N: usize>(
+    pub fn post_recv_parts<T: Target + Into<B>, R: RangeBounds<usize>, const N: usize>(
         &mut self,
-        parts: [(T, Range<usize>); N],
+        parts: [(T, R); N],
         tag: u64,
-    ) -> Result<(), NotPostedParts<B, N>> {
+    ) -> Result<(), NotPostedParts<B, R, N>> {
         self.half.with(|endpoint| endpoint.post_recv_parts(parts, tag))
     }
 }

@@ -20,7 +20,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     ///
     /// let events = qp.pd().context().async_events();
     /// qp.drain()?;
-    /// while !matches!(events.get()?, AsyncEvent::Qp { event: EventType::SQ_DRAINED, .. }) {}
+    /// while !matches!(events.wait()?, AsyncEvent::Qp { event: EventType::SQ_DRAINED, .. }) {}
     /// // No send is in flight now.
     /// qp.resume()?;
     /// # Ok(())

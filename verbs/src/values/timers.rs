@@ -1,9 +1,10 @@
 //! Timers and retry counts of reliable connections.
 
 use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
-use super::ValueError;
+use super::{ParseValueError, ValueError};
 
 /// Local ACK timeout: how long a requester waits for an acknowledgement before it retries.
 ///
@@ -220,6 +221,34 @@ impl fmt::Display for RnrRetry {
     }
 }
 
+impl FromStr for RetryCount {
+    type Err = ParseValueError;
+
+    /// A decimal number from 0 to 7.
+    fn from_str(text: &str) -> Result<Self, ParseValueError> {
+        digit(text).and_then(Self::new).ok_or(ParseValueError { expected: "a retry count: 0 to 7" })
+    }
+}
+
+impl FromStr for RnrRetry {
+    type Err = ParseValueError;
+
+    /// A decimal number from 0 to 7, or `infinite`.
+    fn from_str(text: &str) -> Result<Self, ParseValueError> {
+        if text == "infinite" {
+            return Ok(Self::INFINITE);
+        }
+        let expected = "an RNR retry count: 0 to 7, or infinite";
+        digit(text).and_then(Self::new).ok_or(ParseValueError { expected })
+    }
+}
+
+/// The number that a text of one digit is.
+fn digit(text: &str) -> Option<u8> {
+    let &[digit @ b'0'..=b'9'] = text.as_bytes() else { return None };
+    Some(digit - b'0')
+}
+
 macro_rules! encoded {
     ($($name:ident, $what:literal, $max:literal;)*) => {$(
         impl TryFrom<u8> for $name {
@@ -277,6 +306,20 @@ mod tests {
         for encoded in 0..=7 {
             assert_eq!(RetryCount::try_from(encoded).map(u8::from), Ok(encoded));
             assert_eq!(RnrRetry::try_from(encoded).map(u8::from), Ok(encoded));
+        }
+    }
+
+    #[test]
+    fn texts_of_retry_counts_are_parsed() {
+        for encoded in 0..=7 {
+            let (retries, rnr) = (RetryCount(encoded), RnrRetry(encoded));
+            assert_eq!((retries.to_string().parse(), rnr.to_string().parse()), (Ok(retries), Ok(rnr)));
+            assert_eq!(encoded.to_string().parse(), Ok(rnr));
+        }
+        for text in ["", "8", "-1", "+1", "07", "never"] {
+            assert_eq!(text.parse::<RetryCount>().unwrap_err().to_string(), "not a retry count: 0 to 7");
+            let refused = text.parse::<RnrRetry>().unwrap_err();
+            assert_eq!(refused.to_string(), "not an RNR retry count: 0 to 7, or infinite");
         }
     }
 

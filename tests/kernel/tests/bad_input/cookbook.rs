@@ -60,7 +60,7 @@ impl Ends {
         let begin = Instant::now();
         while begin.elapsed() < SOON {
             receive = receive.or_else(|| self.responder.cq.poll_one());
-            if let Some(AsyncEvent::Qp { event, .. }) = channel.try_get().unwrap() {
+            if let Some(AsyncEvent::Qp { event, .. }) = channel.try_wait().unwrap() {
                 events.push(event);
             }
         }

@@ -38,7 +38,7 @@ pub(crate) fn device_removal_under_traffic_is_reported() {
         let begin = Instant::now();
         let reported = loop {
             turn(&mut a, &mut b);
-            match events.try_get().unwrap() {
+            match events.try_wait().unwrap() {
                 Some(reported @ AsyncEvent::Device { .. }) => break reported,
                 _ => assert!(begin.elapsed() < TIMEOUT, "no DEVICE_FATAL event"),
             }

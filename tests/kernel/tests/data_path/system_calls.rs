@@ -189,7 +189,7 @@ pub(crate) fn device_file_is_used_by_ioctl_and_mmap_only() {
             .unwrap();
             assert_eq!((a.ends(1).len(), b.ends(1).len()), (1, 1));
             a.qp.query().unwrap();
-            assert!(context.async_events().try_get().unwrap().is_none());
+            assert!(context.async_events().try_wait().unwrap().is_none());
             assert_eq!(contents(&memory), *b"hello\0\0\0");
         })
     });

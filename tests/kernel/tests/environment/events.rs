@@ -46,7 +46,7 @@ pub(crate) fn access_violation_raises_qp_access_err() -> Outcome {
         let nowhere = Remote { addr: source.addr(), rkey: source.rkey() ^ 0xff00 };
         a.send(&[request(1, Operation::Write(nowhere), Payload::Sges(&sges))]).unwrap();
         assert_eq!(a.ends(1), [(1, WcStatus::REM_ACCESS_ERR)]);
-        match events.get_timeout(QUIET).unwrap() {
+        match events.wait_timeout(QUIET).unwrap() {
             Some(event) => {
                 let expected = AsyncEvent::Qp { event: EventType::QP_ACCESS_ERR, user_data: 4712 };
                 assert_eq!(event, expected);
@@ -71,7 +71,7 @@ pub(crate) fn failed_qp_raises_last_wqe_reached() -> Outcome {
         qp.init(&InitAttr::new(1)).unwrap();
         qp.set_error().unwrap();
         assert_eq!(qp.state(), QpState::ERR);
-        match events.get_timeout(QUIET).unwrap() {
+        match events.wait_timeout(QUIET).unwrap() {
             Some(event) => {
                 let expected = AsyncEvent::Qp { event: EventType::QP_LAST_WQE_REACHED, user_data: 0xbeef };
                 assert_eq!(event, expected);
@@ -93,10 +93,10 @@ pub(crate) fn async_events_are_read_by_polling_the_descriptor() {
             poll(&mut [PollFd::new(events.as_fd(), PollFlags::POLLIN)], timeout).unwrap() == 1
         };
         assert!(!readable(Duration::ZERO));
-        assert_eq!(events.try_get().unwrap(), None, "and reading does not block");
+        assert_eq!(events.try_wait().unwrap(), None, "and reading does not block");
         drain(&mut b);
         assert!(readable(TIMEOUT));
-        assert_eq!(events.try_get().unwrap(), Some(drained(7)));
+        assert_eq!(events.try_wait().unwrap(), Some(drained(7)));
         assert!(!readable(Duration::ZERO), "each event is read once");
     });
 }
@@ -106,7 +106,7 @@ pub(crate) fn async_event_wakes_a_blocked_reader() {
         let pd = domain();
         let events = pd.context().async_events();
         let (_a, mut b) = pair_with(&pd, 8);
-        let reader = thread::spawn(move || events.get().unwrap());
+        let reader = thread::spawn(move || events.wait().unwrap());
         thread::sleep(Duration::from_millis(50));
         assert!(!reader.is_finished());
         drain(&mut b);
@@ -136,17 +136,17 @@ pub(crate) fn destroy_returns_the_count_of_read_events() {
             a.ends(1);
             b.ends(1);
             if number < 3 {
-                assert_eq!(channel.get_event_timeout(TIMEOUT).unwrap().unwrap().user_data, 5);
+                assert_eq!(channel.wait_timeout(TIMEOUT).unwrap().unwrap().user_data, 5);
             }
         }
         drain(&mut b);
-        assert_eq!(events.get_timeout(TIMEOUT).unwrap(), Some(drained(6)));
+        assert_eq!(events.wait_timeout(TIMEOUT).unwrap(), Some(drained(6)));
 
         let Side { qp, cq, .. } = b;
         assert_eq!(qp.destroy().unwrap(), 1);
         let counts = cq.destroy().unwrap();
         assert_eq!((counts.completion, counts.asynchronous), (2, 0));
-        assert_eq!(channel.try_get_event().unwrap(), None, "what was not read is gone with its queue");
+        assert_eq!(channel.try_wait().unwrap(), None, "what was not read is gone with its queue");
         assert_eq!(pd.create_srq(&SrqInit::new(4)).unwrap().destroy().unwrap(), 0);
     });
 }

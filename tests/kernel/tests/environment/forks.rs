@@ -145,14 +145,10 @@ pub(crate) fn commands_in_a_forked_child_fail_with_estale() {
             refused_as_foreign(a.qp.modify(&QpAttr::default(), QpAttrMask::STATE));
             refused_as_foreign(a.cq.arm(Arm::Any));
             refused_as_foreign(a.cq.resize(100));
-            refused_as_foreign(channel.try_get_event());
-            refused_as_foreign(events.try_get());
+            refused_as_foreign(channel.try_wait());
+            refused_as_foreign(events.try_wait());
         });
-        assert_eq!(
-            channel.try_get_event().unwrap().map(|event| event.user_data),
-            Some(3),
-            "it is still there"
-        );
+        assert_eq!(channel.try_wait().unwrap().map(|event| event.user_data), Some(3), "it is still there");
         assert_eq!(a.kernel_state(), QpState::RTS);
         exchange(&mut a, &mut b);
     });

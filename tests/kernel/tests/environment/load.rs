@@ -109,7 +109,7 @@ pub(crate) fn arm_then_poll_misses_no_completion() {
                     continue;
                 }
                 sleeps += 1;
-                let Some(event) = channel.get_event_timeout(TIMEOUT).unwrap() else {
+                let Some(event) = channel.wait_timeout(TIMEOUT).unwrap() else {
                     panic!("slept through a completion after {total} messages and {sleeps} sleeps");
                 };
                 events[event.user_data as usize] += 1;
@@ -117,7 +117,7 @@ pub(crate) fn arm_then_poll_misses_no_completion() {
             sending.join().unwrap()
         });
         assert!(sleeps > MESSAGES / 10, "there were only {sleeps} sleeps: nothing was shown");
-        while let Some(event) = channel.try_get_event().unwrap() {
+        while let Some(event) = channel.try_wait().unwrap() {
             events[event.user_data as usize] += 1;
         }
         println!("{sleeps} sleeps, events {events:?}");
@@ -156,6 +156,6 @@ pub(crate) fn unread_events_do_not_block_destroy() {
             a.completions(1);
         }
         // All objects are destroyed, and their events are discarded.
-        assert_eq!((channel.try_get_event().unwrap(), events.try_get().unwrap()), (None, None));
+        assert_eq!((channel.try_wait().unwrap(), events.try_wait().unwrap()), (None, None));
     });
 }

@@ -87,7 +87,7 @@ macro_rules! a_drained_queue_pair {
             let events = <$events>::new(a.qp.pd().context().async_events()).unwrap();
             a.qp.drain().unwrap();
             let drained = AsyncEvent::Qp { event: EventType::SQ_DRAINED, user_data: 1 };
-            assert_eq!(events.get().await.unwrap(), drained);
+            assert_eq!(events.wait().await.unwrap(), drained);
         }
     };
 }
@@ -132,7 +132,7 @@ pub(crate) fn streams_and_endpoints_can_be_taken_from_a_runtime() {
             let wrapped = bareverbs::async_io::Endpoint::new(b).unwrap();
             assert_eq!(wrapped.into_inner().address(), numbers[1]);
             let wrapped = bareverbs::async_io::AsyncEvents::new(events).unwrap();
-            assert_eq!(wrapped.into_inner().try_get().unwrap(), None);
+            assert_eq!(wrapped.into_inner().try_wait().unwrap(), None);
         });
     });
 }

@@ -152,7 +152,7 @@ pub(crate) fn threads_use_a_server_without_a_driver() {
             loop {
                 match server.wait().unwrap() {
                     Some(Event::Message(message)) => {
-                        assert_eq!(message.from(), peer);
+                        assert_eq!(message.peer(), peer);
                         let answer = fill(server.take().unwrap(), seed_of(message.bytes()));
                         message.reply(answer, ..).wait().unwrap();
                     }
@@ -238,7 +238,7 @@ pub(crate) fn dead_client_costs_itself_only() {
         while seeds.len() < 2 || !gone {
             match server.wait_timeout(TIMEOUT).unwrap() {
                 Waited::Event(Event::Message(message)) => {
-                    seeds.push((message.from(), seed_of(message.bytes())))
+                    seeds.push((message.peer(), seed_of(message.bytes())))
                 }
                 Waited::Event(Event::Failed(peer, error)) => {
                     assert!(matches!(error, Error::Completion { .. }), "{error}");
@@ -559,7 +559,7 @@ pub(crate) fn client_reads_memory_of_its_server() {
         let (client, _) = client(&pd, &server);
         let table = Part::register(&pd, Buffer::zeroed(4096).unwrap()).unwrap();
         let table = table.expose(Access::REMOTE_READ).unwrap();
-        table.write_at(100, b"value").unwrap();
+        table.write(100, b"value").unwrap();
         let room = client.take().unwrap();
         let value = client.read(room, ..5, table.remote(100..).unwrap()).wait().unwrap().into_buffer();
         assert_eq!(&value.bytes()[..5], b"value");

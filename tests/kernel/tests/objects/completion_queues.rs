@@ -1,5 +1,7 @@
 //! Completion queues of any depth, on any vector, with and without a channel.
 
+use std::time::Duration;
+
 use bareverbs::{Arm, Context, CqInit, DeviceAttr, Error, ObjectClass};
 use bareverbs_kernel_tests::loopback::open;
 use bareverbs_kernel_tests::resources::nothing_leaks;
@@ -44,7 +46,7 @@ pub(crate) fn cqs_of_any_depth_share_a_channel() {
             cq
         });
         queues.iter_mut().for_each(|cq| cq.arm(Arm::Any).unwrap());
-        assert_eq!(channel.try_get_event().unwrap(), None);
+        assert_eq!(channel.try_wait().unwrap(), None);
         // The channel may be dropped before its CQs.
         drop(channel);
         queues.iter_mut().for_each(|cq| cq.arm(Arm::Any).unwrap());
@@ -56,15 +58,16 @@ pub(crate) fn cq_moderation_is_limited_by_the_device() -> Outcome {
     let DeviceAttr { max_cq_count, max_cq_period, .. } = context.query_device().unwrap();
     let cq = context.create_cq(&CqInit::new(16)).unwrap();
     if max_cq_count == 0 {
-        assert!(matches!(cq.moderate(1, 1), Err(Error::Unsupported { .. })));
+        assert!(matches!(cq.moderate(1, Duration::ZERO), Err(Error::Unsupported { .. })));
         return skip("the device does not moderate events");
     }
-    cq.moderate(16, 100).unwrap();
-    cq.moderate(max_cq_count, max_cq_period).unwrap();
-    cq.moderate(0, 0).unwrap();
-    if let Some(long) = max_cq_period.checked_add(1) {
-        let refused = cq.moderate(1, long).unwrap_err().to_string();
-        assert_eq!(refused, format!("modify_cq: cq_period {long} is above the maximum of {max_cq_period}"));
-    }
+    let longest = Duration::from_micros(max_cq_period.into());
+    cq.moderate(16, Duration::from_nanos(1)).unwrap();
+    cq.moderate(max_cq_count, longest).unwrap();
+    cq.moderate(0, Duration::ZERO).unwrap();
+    let refused = cq.moderate(1, longest + Duration::from_nanos(1)).unwrap_err().to_string();
+    let long = u32::from(max_cq_period) + 1;
+    assert_eq!(refused, format!("modify_cq: cq_period {long} is above the maximum of {max_cq_period}"));
+    assert!(matches!(cq.moderate(1, Duration::MAX), Err(Error::Limit { .. })));
     Ok(Completion::Completed)
 }

@@ -26,7 +26,7 @@ pub(crate) fn query_device_limits_are_plausible() {
     ] {
         assert_ne!(limit, 0, "{what}");
     }
-    assert_eq!(u32::from(attr.phys_port_cnt), context.device().port_count());
+    assert_eq!(attr.phys_port_cnt, context.device().port_count());
     let port = context.query_port(1).unwrap();
     assert!(port.max_msg_sz > 0x1000 && port.active_mtu <= port.max_mtu);
 }

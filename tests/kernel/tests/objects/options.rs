@@ -34,7 +34,7 @@ fn overrun(
     let begin = std::time::Instant::now();
     let mut failed = false;
     while begin.elapsed() < Duration::from_secs(1) {
-        let event = pd.context().async_events().get_timeout(Duration::from_millis(100))?;
+        let event = pd.context().async_events().wait_timeout(Duration::from_millis(100))?;
         failed |= matches!(event, Some(AsyncEvent::Cq { event: EventType::CQ_ERR, .. }));
     }
     Ok((a.kernel_state(), failed))

@@ -9,6 +9,8 @@ use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::{Plan, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 
+use crate::raw_level;
+
 /// A word that the kernel or the device may write.
 fn word(at: NonNull<u32>) -> u32 {
     // SAFETY: the address is that of a word of a queue that exists.
@@ -34,6 +36,10 @@ fn published(layout: &QueueLayout, which: usize) -> u32 {
         DoorbellLayout::Record { record, .. } => u32::from_be(word(unsafe { record.add(which) })),
         other => panic!("{other:?}"),
     }
+}
+
+pub(crate) fn raw_level_example_runs() {
+    nothing_leaks(|| raw_level::main().unwrap());
 }
 
 pub(crate) fn layout_of_queues_matches_their_memory() {

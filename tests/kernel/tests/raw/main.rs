@@ -5,8 +5,10 @@ mod calls;
 mod handles;
 mod layouts;
 
-use bareverbs_kernel_tests::device;
-use bareverbs_kernel_tests::kernel_tests;
+#[path = "../../../../verbs/examples/raw_level.rs"]
+mod raw_level;
+
+use bareverbs_kernel_tests::{device, kernel_tests};
 use buffers::*;
 use calls::*;
 use handles::*;
@@ -26,6 +28,7 @@ kernel_tests! {
     adopted_channels_deliver_events,
     adopted_device_memory_is_freed if device::device_memory,
 
+    raw_level_example_runs,
     layout_of_queues_matches_their_memory,
     address_vector_names_the_peer,
 }

@@ -91,7 +91,7 @@ pub(crate) fn migrated_id_takes_its_events_along() {
         thread::sleep(QUIET);
         active.migrate(&new).unwrap();
         assert!(active.channel().is(&new) && active.key() == key);
-        assert!(old.get_event().unwrap().is_none());
+        assert!(old.try_wait().unwrap().is_none());
         drop(old);
         let kind = next_of(&new, key);
         assert!(matches!(kind, EventKind::AddrResolved), "{kind:?}");
@@ -178,7 +178,7 @@ pub(crate) fn forked_child_can_not_use_a_channel() {
         child::run(|| {
             let id = slot.take().unwrap();
             assert_eq!(errno(id.connect(&param())), Errno::STALE);
-            assert_eq!(errno(id.channel().get_event()), Errno::STALE);
+            assert_eq!(errno(id.channel().try_wait()), Errno::STALE);
             assert_eq!(errno(CmId::new(id.channel(), PortSpace::Tcp)), Errno::STALE);
             // Drop destroys nothing, and a new channel works.
             drop(id);

@@ -13,7 +13,7 @@ pub(crate) fn rdma_cm_device_is_found_and_opened() {
     let found = CmDevice::find().unwrap();
     assert_eq!((found.name.as_str(), found.abi), ("rdma_cm", 4));
     let channel = EventChannel::new().unwrap();
-    assert!(channel.get_event().unwrap().is_none());
+    assert!(channel.try_wait().unwrap().is_none());
 }
 
 fn peer_of_request(param: &RequestParam) -> &PeerParam {
@@ -351,7 +351,7 @@ pub(crate) fn nothing_is_left_after_many_connections() {
                     drop(active);
                 }
             }
-            while let Some(event) = listener.channel().get_event().unwrap() {
+            while let Some(event) = listener.channel().try_wait().unwrap() {
                 let expected = matches!(event.kind, EventKind::Disconnected(_) | EventKind::TimewaitExit)
                     || matches!(event.kind, EventKind::Unreachable(Unreachable::Errno(_)));
                 assert!(expected, "{:?}", event.kind);

@@ -407,14 +407,14 @@ pub(crate) fn async_io_listener_yields_connections() {
     nothing_leaks(|| ::async_io::block_on(async { echo!(async_io, async_io, 5) }));
 }
 
-pub(crate) fn tasks_get_events_and_are_woken_by_migration() {
+pub(crate) fn tasks_wait_for_events_and_are_woken_by_migration() {
     nothing_leaks(|| {
         let runtime = ::tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let channel = on_tokio::EventChannel::new(EventChannel::new().unwrap()).unwrap();
             let id = CmId::new(channel.channel(), PortSpace::Tcp).unwrap();
             id.resolve_addr(None, (ip(), 1), RESOLVE).unwrap();
-            assert_eq!(channel.get_event().await.unwrap().key, id.key());
+            assert_eq!(channel.wait().await.unwrap().key, id.key());
 
             let mut other = CmId::new(&EventChannel::new().unwrap(), PortSpace::Tcp).unwrap();
             other.resolve_addr(None, (ip(), 1), RESOLVE).unwrap();
@@ -423,10 +423,10 @@ pub(crate) fn tasks_get_events_and_are_woken_by_migration() {
                 ::tokio::time::sleep(QUIET).await;
                 other.migrate(channel.channel()).unwrap();
             };
-            let reader = async { assert_eq!(channel.get_event().await.unwrap().key, key) };
+            let reader = async { assert_eq!(channel.wait().await.unwrap().key, key) };
             both(reader, migration).await;
             // A cancelled wait loses nothing.
-            let waited = ::tokio::time::timeout(QUIET, channel.get_event()).await;
+            let waited = ::tokio::time::timeout(QUIET, channel.wait()).await;
             assert!(waited.is_err());
         });
     });

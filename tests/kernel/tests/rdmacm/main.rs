@@ -92,7 +92,7 @@ kernel_tests! {
     listener_and_connector_errors_name_their_cause if has_ip,
     tokio_listener_yields_connections if has_ip,
     async_io_listener_yields_connections if has_ip,
-    tasks_get_events_and_are_woken_by_migration if has_ip,
+    tasks_wait_for_events_and_are_woken_by_migration if has_ip,
     tasks_without_a_runtime_are_refused,
     ipv6_listener_and_connector_connect if device::ethernet,
     connection_agrees_on_ece_options if has_ip,

@@ -235,7 +235,7 @@ pub(crate) fn mapped_memory_is_written_directly() {
         a.read_exact(&mut [0]).unwrap();
         for (memory, expected) in memory.iter().zip(bytes.chunks(LEN)) {
             let mut found = vec![0; LEN];
-            memory.read_at(0, &mut found).unwrap();
+            memory.read(0, &mut found).unwrap();
             assert!(found == expected);
         }
     });
@@ -271,7 +271,7 @@ pub(crate) fn mappings_are_renewed_more_often_than_there_are_receives() {
             a.write_all(&(round << 20).to_le_bytes()).unwrap();
             a.read_exact(&mut [0]).unwrap();
             let mut found = [0; 64];
-            memory.read_at(0, &mut found).unwrap();
+            memory.read(0, &mut found).unwrap();
             assert_eq!(found, [round as u8; 64]);
             a.unmap(0);
         }

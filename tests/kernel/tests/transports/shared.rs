@@ -103,14 +103,14 @@ pub(crate) fn srq_limit_event_is_raised_once() {
             send(&mut client, &mut client_cq, number);
             done(&mut server_cq);
         }
-        assert_eq!(events.try_get().unwrap(), None, "8 are left");
+        assert_eq!(events.try_wait().unwrap(), None, "8 are left");
         for number in 2..5 {
             send(&mut client, &mut client_cq, number);
             done(&mut server_cq);
         }
-        let event = events.get_timeout(TIMEOUT).unwrap().expect("fewer than 8 are left");
+        let event = events.wait_timeout(TIMEOUT).unwrap().expect("fewer than 8 are left");
         assert!(matches!(event, AsyncEvent::Srq { user_data: 0xfeed, .. }), "{event:?}");
-        assert_eq!(events.get_timeout(Duration::from_millis(200)).unwrap(), None, "once");
+        assert_eq!(events.wait_timeout(Duration::from_millis(200)).unwrap(), None, "once");
         assert_eq!(srq.query().unwrap().limit, 0, "the limit is gone");
         drop((client, server));
     });

@@ -7,10 +7,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bareverbs::owned::server::{Client, Event, Server};
-use bareverbs::owned::{Done, Endpoint, Failed, Hub, Lease, Pool};
+use bareverbs::owned::{Connection, DatagramAddress, Datagrams, Done, Endpoint, Failed, Hub, Lease, Pool};
 use bareverbs::{
-    Access, Address, Buffer, ConnectAttr, CqInit, Error, LocalAccess, Mr, Operation, Payload, Pd, QpInit, Rc,
-    Remote, WcStatus,
+    Access, Address, Buffer, ConnectAttr, CqInit, Error, GRH_BYTES, LocalAccess, Mr, Operation, Payload, Pd,
+    QpInit, Rc, Remote, WcStatus,
 };
 use bareverbs_kernel_tests::child;
 use bareverbs_kernel_tests::loopback::request;
@@ -295,13 +295,7 @@ fn assert_failed(event: Option<Event>) {
 }
 
 pub(crate) fn server_notices_a_killed_client() {
-    let mut peer = Peer::start_with(
-        || {
-            let client = Client::options().build(&open().alloc_pd().unwrap()).unwrap();
-            (client.address(), client)
-        },
-        |client, address| client.connect(address).unwrap(),
-    );
+    let mut peer = clients();
     let pd = open().alloc_pd().unwrap();
     let [mut threads, mut tasks] = [(); 2].map(|()| Server::options().build(&pd).unwrap());
     for server in [&threads, &tasks] {
@@ -321,20 +315,9 @@ pub(crate) fn server_notices_a_killed_client() {
 }
 
 pub(crate) fn client_notices_a_killed_server() {
-    let mut peer = Peer::run(|from_parent, to_parent| {
-        let server = Server::options().build(&open().alloc_pd().unwrap()).unwrap();
-        loop {
-            let (_, address) = server.handle().admit(&receive(from_parent)).unwrap();
-            to_parent.write_all(&address.to_bytes()).unwrap();
-        }
-    });
+    let mut peer = serving();
     let pd = open().alloc_pd().unwrap();
-    let [mut threads, mut tasks] = [(); 2].map(|()| {
-        let client = Client::options().build(&pd).unwrap();
-        peer.to_peer.write_all(&client.address().to_bytes()).unwrap();
-        client.connect(&peer.address()).unwrap();
-        client
-    });
+    let [mut threads, mut tasks] = [(); 2].map(|()| client_of(&mut peer, &pd));
     let waits: Vec<Box<dyn FnOnce() + Send + '_>> = vec![
         Box::new(move || assert_failed(threads.wait().unwrap())),
         Box::new(move || {
@@ -345,4 +328,137 @@ pub(crate) fn client_notices_a_killed_server() {
         }),
     ];
     kill_while(&peer, waits);
+}
+
+/// Clients in a process of their own, each of which waits for messages.
+fn clients() -> Peer {
+    Peer::start_with(
+        || {
+            let client = Client::options().build(&open().alloc_pd().unwrap()).unwrap();
+            (client.address(), client)
+        },
+        |client, address| client.connect(address).unwrap(),
+    )
+}
+
+/// A process with a server that admits peers.
+fn serving() -> Peer {
+    Peer::run(|from_parent, to_parent| {
+        let server = Server::options().build(&open().alloc_pd().unwrap()).unwrap();
+        loop {
+            let (_, address) = server.handle().admit(&receive(from_parent)).unwrap();
+            to_parent.write_all(&address.to_bytes()).unwrap();
+        }
+    })
+}
+
+/// A client that is connected to the server of `peer`.
+fn client_of(peer: &mut Peer, pd: &Pd) -> Client {
+    let client = Client::options().build(pd).unwrap();
+    peer.to_peer.write_all(&client.address().to_bytes()).unwrap();
+    client.connect(&peer.address()).unwrap();
+    client
+}
+
+/// The operation was posted after the peer had died, and fails within seconds.
+fn assert_lost<B>(begin: Instant, ended: Result<Done<B>, Failed<B>>) {
+    let failed = ended.expect_err("the peer is dead");
+    assert!(begin.elapsed() < SECONDS, "{:?}", begin.elapsed());
+    assert!(failed.buffer.is_some(), "{failed}");
+    assert!(failed.is_peer_lost() || failed.cause == Some(WcStatus::RETRY_EXC_ERR), "{failed}");
+}
+
+pub(crate) fn operations_of_a_hub_to_a_killed_peer_fail_within_seconds() {
+    let mut peer = Peer::start();
+    let pd = open().alloc_pd().unwrap();
+    let pool = Pool::new(&pd, 16, 64).unwrap();
+    let [thread, task] = [(); 2].map(|()| {
+        // Without probes: the operations themselves fail.
+        let hub: Hub<Lease> = Hub::new(&pd, 64).unwrap();
+        let connection = hub.connection_with(&Endpoint::options().sends(4).recvs(4).keepalive(None)).unwrap();
+        connection.connect(&peer.address()).unwrap();
+        peer.connect(&connection.address());
+        connection.send(pool.take().unwrap(), ..).wait().unwrap();
+        (hub, connection)
+    });
+    peer.kill();
+    let begin = Instant::now();
+    let remote = Remote { addr: 0, rkey: 0 };
+    let post = |(_, connection): &(Hub<Lease>, Connection<Lease>)| {
+        [
+            connection.send(pool.take().unwrap(), ..),
+            connection.write(pool.take().unwrap(), .., remote),
+            connection.read(pool.take().unwrap(), .., remote),
+            connection.recv(pool.take().unwrap()),
+        ]
+    };
+    post(&thread).into_iter().for_each(|pending| assert_lost(begin, pending.wait()));
+    let pending = post(&task);
+    block_on(async {
+        tokio::spawn(task.0.drive::<bareverbs::tokio::Readiness>().unwrap());
+        for pending in pending {
+            assert_lost(begin, pending.await);
+        }
+    });
+}
+
+pub(crate) fn messages_to_a_killed_client_fail_and_the_server_shuts_down() {
+    let mut peer = clients();
+    let pd = open().alloc_pd().unwrap();
+    let mut server = Server::options().build(&pd).unwrap();
+    let (id, address) = server.handle().admit(&peer.address()).unwrap();
+    peer.connect(&address);
+    server.handle().send(id, server.take().unwrap(), ..).wait().unwrap();
+    peer.kill();
+    let begin = Instant::now();
+    let pending = server.handle().send(id, server.take().unwrap(), ..);
+    let closing = server.handle().shutdown();
+    assert_lost(begin, pending.wait());
+    assert_failed(server.wait().unwrap());
+    assert!(server.wait().unwrap().is_none(), "no peer is left");
+    let report = closing.wait().unwrap();
+    assert!(begin.elapsed() < SECONDS, "{:?}", begin.elapsed());
+    assert_eq!((report.sent, report.failed), (1, 1), "{report:?}");
+}
+
+pub(crate) fn messages_to_a_killed_server_fail_and_the_client_shuts_down() {
+    let mut peer = serving();
+    let pd = open().alloc_pd().unwrap();
+    let mut client = client_of(&mut peer, &pd);
+    client.send(client.take().unwrap(), ..).wait().unwrap();
+    peer.kill();
+    let begin = Instant::now();
+    let pending = client.send(client.take().unwrap(), ..);
+    let closing = client.shutdown();
+    assert_lost(begin, pending.wait());
+    assert_failed(client.wait().unwrap());
+    assert!(client.wait().unwrap().is_none(), "the server is gone");
+    let report = closing.wait().unwrap();
+    assert!(begin.elapsed() < SECONDS, "{:?}", begin.elapsed());
+    assert_eq!((report.sent, report.failed), (1, 1), "{report:?}");
+}
+
+/// UD has no acknowledgement: sends complete, and a wait for an answer has a time limit.
+pub(crate) fn datagrams_to_a_killed_peer_complete_without_an_answer() {
+    let mut peer = Peer::run(|_, to_parent| {
+        let pd = open().alloc_pd().unwrap();
+        let datagrams: Datagrams = Datagrams::options().build(&pd).unwrap();
+        to_parent.write_all(&datagrams.address().to_bytes()).unwrap();
+        loop {
+            thread::park();
+        }
+    });
+    let mut bytes = [0; DatagramAddress::LEN];
+    peer.from_peer.read_exact(&mut bytes).unwrap();
+    let pd = open().alloc_pd().unwrap();
+    let mut datagrams: Datagrams = Datagrams::options().inline(8).build(&pd).unwrap();
+    let to = datagrams.destination(&DatagramAddress::from_bytes(&bytes).unwrap()).unwrap();
+    let pool = Pool::new(&pd, 1, GRH_BYTES + 64).unwrap();
+    datagrams.post_recv(pool.take().unwrap()).unwrap();
+    peer.kill();
+    for _ in 0..3 {
+        datagrams.post_send_inline(&to, b"question").unwrap();
+        datagrams.wait_send().unwrap();
+        assert!(datagrams.wait_recv_timeout(Duration::from_millis(100)).unwrap().is_none());
+    }
 }

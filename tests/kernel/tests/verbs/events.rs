@@ -43,7 +43,7 @@ impl Evented {
     }
 
     fn quiet(&self) -> bool {
-        self.channel.get_event_timeout(Duration::from_millis(50)).unwrap().is_none()
+        self.channel.wait_timeout(Duration::from_millis(50)).unwrap().is_none()
     }
 }
 
@@ -55,13 +55,13 @@ pub(crate) fn armed_cq_raises_one_event() {
     evented.b.cq.arm(Arm::Any).unwrap();
     evented.exchange(SendFlags::empty());
     evented.exchange(SendFlags::empty());
-    assert_eq!(evented.channel.get_event().unwrap().user_data, 2);
+    assert_eq!(evented.channel.wait().unwrap().user_data, 2);
     assert!(evented.quiet(), "one was asked for");
-    assert!(evented.channel.try_get_event().unwrap().is_none());
+    assert!(evented.channel.try_wait().unwrap().is_none());
 
     evented.b.cq.arm(Arm::Any).unwrap();
     evented.exchange(SendFlags::empty());
-    assert_eq!(evented.channel.get_event_timeout(TIMEOUT).unwrap().unwrap().user_data, 2);
+    assert_eq!(evented.channel.wait_timeout(TIMEOUT).unwrap().unwrap().user_data, 2);
 }
 
 pub(crate) fn completion_events_identify_their_cq() {
@@ -69,8 +69,7 @@ pub(crate) fn completion_events_identify_their_cq() {
     evented.a.cq.arm(Arm::Any).unwrap();
     evented.b.cq.arm(Arm::Any).unwrap();
     evented.exchange(SendFlags::empty());
-    let mut reported =
-        [evented.channel.get_event().unwrap().user_data, evented.channel.get_event().unwrap().user_data];
+    let mut reported = [evented.channel.wait().unwrap().user_data, evented.channel.wait().unwrap().user_data];
     reported.sort_unstable();
     assert_eq!(reported, [1, 2]);
 }
@@ -88,17 +87,17 @@ pub(crate) fn cq_moderation_delays_events_by_count_or_period() -> Outcome {
         evented.b.cq.arm(Arm::Any).unwrap();
         let start = Instant::now();
         (0..messages).for_each(|_| evented.exchange(SendFlags::empty()));
-        let event = evented.channel.get_event_timeout(TIMEOUT).unwrap().expect("an event");
+        let event = evented.channel.wait_timeout(TIMEOUT).unwrap().expect("an event");
         assert_eq!(event.user_data, 2);
         start.elapsed()
     };
     for _ in 0..8 {
-        let delayed = delay(1, 2, max_cq_period);
+        let delayed = delay(1, 2, period);
         assert!(delayed >= period, "after {delayed:?} with one completion of two");
     }
     // On a busy machine most events may be late for other reasons.
-    for (messages, count, period_us) in [(2, 2, max_cq_period), (1, 0, 0)] {
-        let is_early = (0..500).any(|_| delay(messages, count, period_us) < period);
+    for (messages, count, longest) in [(2, 2, period), (1, 0, Duration::ZERO)] {
+        let is_early = (0..500).any(|_| delay(messages, count, longest) < period);
         assert!(is_early, "{messages} of {count} completions");
     }
     Ok(Completion::Completed)
@@ -109,14 +108,15 @@ pub(crate) fn pending_event_survives_modify_cq() -> Outcome {
     if max_cq_count == 0 {
         return skip("the device does not moderate events");
     }
+    let longest = Duration::from_micros(max_cq_period.into());
     let mut evented = Evented::new();
-    for (count, period) in [(0, 0), (max_cq_count, max_cq_period)] {
-        evented.b.cq.moderate(max_cq_count, max_cq_period).unwrap();
+    for (count, period) in [(0, Duration::ZERO), (max_cq_count, longest)] {
+        evented.b.cq.moderate(max_cq_count, longest).unwrap();
         evented.b.cq.arm(Arm::Any).unwrap();
         evented.exchange(SendFlags::empty());
         evented.b.cq.moderate(count, period).unwrap();
-        let event = evented.channel.get_event_timeout(TIMEOUT).unwrap();
-        assert_eq!(event.map(|event| event.user_data), Some(2), "{count} in {period} us");
+        let event = evented.channel.wait_timeout(TIMEOUT).unwrap();
+        assert_eq!(event.map(|event| event.user_data), Some(2), "{count} in {period:?}");
     }
     Ok(Completion::Completed)
 }
@@ -127,13 +127,13 @@ pub(crate) fn solicited_arm_wakes_on_solicited_messages_only() {
     evented.exchange(SendFlags::empty());
     assert!(evented.quiet(), "the message was not solicited");
     evented.exchange(SendFlags::SOLICITED);
-    assert_eq!(evented.channel.get_event().unwrap().user_data, 2);
+    assert_eq!(evented.channel.wait().unwrap().user_data, 2);
 }
 
 pub(crate) fn cq_overrun_raises_an_async_event() {
     let pd = open().alloc_pd().unwrap();
     let events = pd.context().async_events();
-    assert!(events.try_get().unwrap().is_none());
+    assert!(events.try_wait().unwrap().is_none());
 
     // The sender's CQ is smaller than the number of completions.
     let small = pd.context().create_cq(&CqInit { user_data: 0xc0ffee, ..CqInit::new(1) }).unwrap();
@@ -150,6 +150,6 @@ pub(crate) fn cq_overrun_raises_an_async_event() {
         b.completions(8);
     }
     // On other devices the queue pair fails with its CQ.
-    let event = events.get_timeout(TIMEOUT).unwrap().expect("the queue of one completion overran");
+    let event = events.wait_timeout(TIMEOUT).unwrap().expect("the queue of one completion overran");
     assert_eq!(event, AsyncEvent::Cq { event: EventType::CQ_ERR, user_data: 0xc0ffee });
 }

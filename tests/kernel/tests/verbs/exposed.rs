@@ -39,7 +39,7 @@ pub(crate) fn revoked_memory_rejects_peers_and_is_a_slice_again() {
         let (mut peer, owner) = peers(&pd);
         assert_eq!(execute(&mut peer, Operation::Write(remote), &words), WcStatus::SUCCESS);
         let mut seen = [0; 9];
-        exposed.read_at(100 + round, &mut seen).unwrap();
+        exposed.read(100 + round, &mut seen).unwrap();
         assert_eq!(&seen, b"by a peer");
 
         left = exposed.revoke().unwrap();
@@ -115,7 +115,7 @@ pub(crate) fn words_are_shared_with_peers() {
 pub(crate) fn exposed_memory_is_sent_without_a_copy() {
     let pd = open().alloc_pd().unwrap();
     let exposed = part(&pd, 8192).expose(Access::REMOTE_READ | Access::REMOTE_WRITE).unwrap();
-    exposed.write_at(5000, b"a value").unwrap();
+    exposed.write(5000, b"a value").unwrap();
     let options = Endpoint::options();
     let mut server: Endpoint<AnyBuffer> = options.build(&pd).unwrap();
     let mut client: Endpoint = options.build(&pd).unwrap();

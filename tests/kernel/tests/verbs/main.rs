@@ -136,4 +136,8 @@ kernel_tests! {
     hubs_that_only_receive_notice_a_killed_peer,
     server_notices_a_killed_client,
     client_notices_a_killed_server,
+    operations_of_a_hub_to_a_killed_peer_fail_within_seconds,
+    messages_to_a_killed_client_fail_and_the_server_shuts_down,
+    messages_to_a_killed_server_fail_and_the_client_shuts_down,
+    datagrams_to_a_killed_peer_complete_without_an_answer,
 }

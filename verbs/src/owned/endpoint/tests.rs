@@ -1003,6 +1003,26 @@ fn refused_operation_of_several_buffers_returns_them() {
 }
 
 #[test]
+fn ranges_of_several_buffers_have_any_type() {
+    fn sent<R: RangeBounds<usize> + Clone>(range: R) -> Vec<(u64, u32, bool)> {
+        let mut setup = Setup::new();
+        let parts = [(); 2].map(|()| (setup.buffer(), range.clone()));
+        setup.endpoint.post_send_parts(parts, 1).unwrap();
+        let sent = setup.plain.log().sent.last().unwrap().1;
+        setup.complete(sent, WcStatus::SUCCESS);
+        results(&mut setup)
+    }
+    for (results, len) in [(sent(..), 15), (sent(..=2), 3), (sent(5..), 10), (sent(..4), 4), (sent(4..=6), 3)]
+    {
+        assert_eq!(results, [(1, len, true); 2]);
+    }
+    let setup = &mut Setup::new();
+    let parts = [(setup.buffer(), ..=15)];
+    let refused = setup.endpoint.post_recv_parts(parts, 1).unwrap_err();
+    assert_eq!(refused.parts[0].1, ..=15, "the range as it was given");
+}
+
+#[test]
 fn operations_of_several_buffers_allocate_nothing() {
     let mut setup = Setup::new();
     setup.plain.reserve(100);

@@ -5,7 +5,7 @@
 use std::array;
 use std::collections::VecDeque;
 use std::fmt;
-use std::ops::Range;
+use std::ops::RangeBounds;
 use std::sync::Arc;
 
 use super::super::buffer::checked_sge;
@@ -21,22 +21,23 @@ use crate::{Error, Operation, Payload, RecvRequest, Result, SendFlags, SendReque
 /// Maximum of the buffers of an operation.
 pub(in crate::owned) const MAX_PARTS: usize = 8;
 
-/// An operation of several buffers that was not posted, with the buffers and their ranges.
+/// An operation of several buffers that was not posted, with the buffers and their ranges as given:
+/// [`parts`](Self::parts) can be posted again.
 #[derive(thiserror::Error)]
 #[error("{error}")]
 #[non_exhaustive]
 #[must_use = "it holds the buffers of the operation"]
-pub struct NotPostedParts<B, const N: usize> {
+pub struct NotPostedParts<B, R, const N: usize> {
     /// The cause.
     #[source]
     pub error: Error,
     /// The buffers and their ranges.
-    pub parts: [(B, Range<usize>); N],
+    pub parts: [(B, R); N],
     /// The caller's number of the operation.
     pub tag: u64,
 }
 
-impl<B, const N: usize> fmt::Debug for NotPostedParts<B, N> {
+impl<B, R, const N: usize> fmt::Debug for NotPostedParts<B, R, N> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("NotPostedParts")
             .field("error", &self.error)
@@ -45,8 +46,8 @@ impl<B, const N: usize> fmt::Debug for NotPostedParts<B, N> {
     }
 }
 
-impl<B, const N: usize> From<NotPostedParts<B, N>> for Error {
-    fn from(refused: NotPostedParts<B, N>) -> Self {
+impl<B, R, const N: usize> From<NotPostedParts<B, R, N>> for Error {
+    fn from(refused: NotPostedParts<B, R, N>) -> Self {
         refused.error
     }
 }
@@ -124,25 +125,26 @@ impl Groups {
     }
 }
 
-fn sges<B: Source, const N: usize>(
+fn sges<B: Source, R: RangeBounds<usize>, const N: usize>(
     verb: &'static str,
-    parts: &[(B, Range<usize>); N],
+    parts: &[(B, R); N],
     domain: &Arc<PdShared>,
 ) -> Result<[Sge; N]> {
     const { assert!(N > 0 && N <= MAX_PARTS, "an operation has 1 to 8 buffers") };
     let mut sges = [Sge { addr: 0, length: 0, lkey: 0 }; N];
     for (sge, (buffer, range)) in sges.iter_mut().zip(parts) {
-        *sge = checked_sge(verb, buffer, domain, range.clone())?;
+        let range = (range.start_bound().cloned(), range.end_bound().cloned());
+        *sge = checked_sge(verb, buffer, domain, range)?;
     }
     Ok(sges)
 }
 
 /// Removes the entries that were pushed last. Returns the parts of their operation.
-fn take_back<T, B, const N: usize>(
+fn take_back<T, B, R, const N: usize>(
     queue: &mut Queue<T>,
     buffer: impl Fn(T) -> Option<B>,
-    ranges: [Range<usize>; N],
-) -> [(B, Range<usize>); N] {
+    ranges: [R; N],
+) -> [(B, R); N] {
     let mut buffers = array::from_fn::<_, N, _>(|_| None);
     for slot in buffers.iter_mut().rev() {
         *slot = queue.take_back().and_then(&buffer);
@@ -163,13 +165,13 @@ impl<B> SendFlow<B> {
 
 impl<B: Source> SendFlow<B> {
     /// Posts a signalled operation of several buffers, and publishes it with all earlier ones.
-    pub(in crate::owned) fn post_parts<Q: PostSend, const N: usize>(
+    pub(in crate::owned) fn post_parts<Q: PostSend, R: RangeBounds<usize>, const N: usize>(
         &mut self,
         queue: &mut Q,
         operation: Operation,
-        parts: [(B, Range<usize>); N],
+        parts: [(B, R); N],
         tag: u64,
-    ) -> Result<(), NotPostedParts<B, N>> {
+    ) -> Result<(), NotPostedParts<B, R, N>> {
         let opcode = operation.opcode();
         let sges = match sges(Reliable::verb(opcode), &parts, &self.domain) {
             Ok(sges) => sges,
@@ -179,16 +181,18 @@ impl<B: Source> SendFlow<B> {
             let error = full::<Reliable>(opcode, self.queue.is_closed(), self.depth as usize);
             return Err(NotPostedParts { error, parts, tag });
         }
-        let ranges = array::from_fn(|at| parts[at].1.clone());
         let first = self.queue.posted();
+        let mut lens = sges.iter().map(|sge| sge.length);
         // The flow owns the buffers before the request is posted, so a panic in between does not
         // free them.
-        for ((buffer, _), sge) in parts.into_iter().zip(&sges) {
-            let (buffer, len, opcode) = (Some(buffer), sge.length, SendOpcode::new(opcode));
-            let entry = SendEntry { buffer, tag, len, opcode, signaled: true, held: () };
+        let ranges = parts.map(|(buffer, range)| {
+            let (buffer, len) = (Some(buffer), lens.next().unwrap_or_default());
+            let entry =
+                SendEntry { buffer, tag, len, opcode: SendOpcode::new(opcode), signaled: true, held: () };
             let pushed = self.queue.push(entry);
             debug_assert!(pushed.is_ok(), "there is room");
-        }
+            range
+        });
         let request = SendRequest {
             wr_id: self.queue.posted() - 1,
             operation,
@@ -225,13 +229,13 @@ impl<B> RecvFlow<B> {
 
 impl<B: Source> RecvFlow<B> {
     /// Posts a receive of several buffers.
-    pub(in crate::owned) fn post_parts<T: Target + Into<B>, const N: usize>(
+    pub(in crate::owned) fn post_parts<T: Target + Into<B>, R: RangeBounds<usize>, const N: usize>(
         &mut self,
         queue: &mut impl PostRecv,
-        parts: [(T, Range<usize>); N],
+        parts: [(T, R); N],
         tag: u64,
-    ) -> Result<(), NotPostedParts<B, N>> {
-        let converted = |(buffer, range): (T, Range<usize>)| (buffer.into(), range);
+    ) -> Result<(), NotPostedParts<B, R, N>> {
+        let converted = |(buffer, range): (T, R)| (buffer.into(), range);
         let sges = match sges(Reliable::verb(WcOpcode::RECV), &parts, &self.domain) {
             Ok(sges) => sges,
             Err(error) => return Err(NotPostedParts { error, parts: parts.map(converted), tag }),
@@ -240,12 +244,12 @@ impl<B: Source> RecvFlow<B> {
             let error = full::<Reliable>(WcOpcode::RECV, self.queue.is_closed(), self.depth as usize);
             return Err(NotPostedParts { error, parts: parts.map(converted), tag });
         }
-        let ranges = array::from_fn(|at| parts[at].1.clone());
         let first = self.queue.posted();
-        for (buffer, _) in parts {
+        let ranges = parts.map(|(buffer, range)| {
             let pushed = self.queue.push(RecvEntry { buffer: Some(buffer.into()), tag });
             debug_assert!(pushed.is_ok(), "there is room");
-        }
+            range
+        });
         let request = RecvRequest { wr_id: self.queue.posted() - 1, sges: &sges };
         // SAFETY: as in `SendFlow::post_parts`. `T` is a `Target`, and the
         // conversion keeps the buffer.

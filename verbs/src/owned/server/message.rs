@@ -40,7 +40,7 @@ pub enum Waited<B: Source = Lease, P: Provider = AnyProvider> {
 
 impl<B: Source, P: Provider> Waited<B, P> {
     /// The event, if there is one.
-    pub fn event(self) -> Option<Event<B, P>> {
+    pub fn into_event(self) -> Option<Event<B, P>> {
         match self {
             Self::Event(event) => Some(event),
             Self::TimedOut | Self::Ended => None,
@@ -119,7 +119,7 @@ impl<B: Source, P: Provider> Message<B, P> {
 
     /// The sender.
     #[must_use]
-    pub fn from(&self) -> PeerId {
+    pub fn peer(&self) -> PeerId {
         self.conn.id
     }
 
@@ -216,6 +216,6 @@ impl<B: Source, P: Provider> fmt::Debug for Event<B, P> {
 
 impl<B: Source, P: Provider> fmt::Debug for Message<B, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Message").field("from", &self.from()).field("len", &self.len).finish_non_exhaustive()
+        f.debug_struct("Message").field("peer", &self.peer()).field("len", &self.len).finish_non_exhaustive()
     }
 }

@@ -97,7 +97,7 @@ impl Setup {
     }
 
     fn next(&mut self) -> Option<Event<Lease, Plain>> {
-        self.server.wait_timeout(Duration::ZERO).unwrap().event()
+        self.server.wait_timeout(Duration::ZERO).unwrap().into_event()
     }
 
     fn message(&mut self) -> Message<Lease, Plain> {
@@ -122,7 +122,7 @@ fn message_gives_its_receive_back_when_dropped() {
     let receive = setup.receive();
     setup.arrives(receive, Kind::Data as u32, 5);
     let message = setup.message();
-    assert_eq!((message.bytes().len(), message.from()), (5, setup.peer));
+    assert_eq!((message.bytes().len(), message.peer()), (5, setup.peer));
     assert_eq!(setup.plain.log().received.len(), RECEIVES as usize - 1);
     drop(message);
     let again = *setup.plain.log().received.last().unwrap();
