@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use crate::cli::rcopy::{Destination, Rcopy};
 use crate::signal::Stop;
-use crate::socket::{Server, Socket};
+use crate::socket::{Server, Socket, Waiting};
 use crate::{address, output};
 
 const OPEN: u8 = 1;
@@ -103,7 +103,7 @@ fn run_client(options: &Rcopy, source: &Path, to: &Destination, stop: &'static S
     say(options, "opening...")?;
     let mut file = File::open(source).with_context(|| format!("cannot open {}", source.display()))?;
     let attr = file.metadata().with_context(|| format!("cannot read {}", source.display()))?;
-    let mut socket = Socket::rdma(StreamOptions::default().connect(peer)?, false, stop);
+    let mut socket = Socket::rdma(StreamOptions::default().connect(peer)?, Waiting::Block, stop);
 
     // The path ends with a NUL, and is padded to a multiple of 8 bytes.
     let mut name = path.as_os_str().as_bytes().to_vec();
@@ -165,7 +165,7 @@ fn run_server(options: &Rcopy, stop: &'static Stop) -> Result<()> {
     let server = Server::rdma(address::to_bind(None, options.port)?, &StreamOptions::default())?;
     loop {
         say(options, "waiting for connection...")?;
-        let (mut socket, peer) = server.accept(false, stop)?;
+        let (mut socket, peer) = server.accept(Waiting::Block, stop)?;
         say(options, &format!("client: {}\n", peer.ip()))?;
         // An error of one client does not end the server.
         if let Err(error) = serve(&mut socket, options) {

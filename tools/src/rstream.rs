@@ -187,14 +187,14 @@ impl Tool<'_> {
 
     fn connect(&mut self, goal: Goal) -> Result<Socket<'static>> {
         let Rstream { server: host, bind, port, .. } = self.options;
-        let (spin, stop) = (self.options.spins(), self.stop);
+        let (waiting, stop) = (self.options.waiting(), self.stop);
         let stream = self.stream_options(goal);
         if let Some(host) = host {
             let peer = address::first(host, *port)?;
             if self.options.uses_sockets() {
-                return Ok(Socket::connect_tcp(peer, spin, stop)?);
+                return Ok(Socket::connect_tcp(peer, waiting, stop)?);
             }
-            return Ok(Socket::rdma(stream.connect(peer)?, spin, stop));
+            return Ok(Socket::rdma(stream.connect(peer)?, waiting, stop));
         }
         let addr = address::to_bind(bind.as_deref(), *port)?;
         let server = match &mut self.server {
@@ -205,7 +205,7 @@ impl Tool<'_> {
         if let Server::Rdma(listener) = server {
             listener.set_options(stream)?;
         }
-        Ok(server.accept(spin, stop)?.0)
+        Ok(server.accept(waiting, stop)?.0)
     }
 
     fn stream_options(&self, goal: Goal) -> StreamOptions {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use bareverbs::owned::{Exposed, Part};
 use bareverbs::{Access, Buffer};
-use bareverbs_rdmacm::stream::{RdmaListener, RdmaStream, StreamOptions};
+use bareverbs_rdmacm::stream::{RdmaListener, RdmaStream, StreamError, StreamOptions};
 use rustix::event::PollFlags;
 
 use crate::signal::{Interrupted, Stop, Wake};
@@ -16,15 +16,28 @@ use crate::signal::{Interrupted, Stop, Wake};
 /// Attempts between two checks for a signal.
 const SPINS: u32 = 1 << 12;
 
+/// How long a blocking call of a stream waits between two checks for a signal.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
+
 /// How long the end of a stream waits for the peer's device.
 const END_LIMIT: Duration = Duration::from_secs(5);
+
+/// How calls wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Waiting {
+    /// They are repeated without a pause.
+    Spin,
+    /// Non-blocking calls, and `poll` of the descriptor.
+    Poll,
+    /// Blocking calls over RDMA. Over TCP as `Poll`.
+    Block,
+}
 
 /// A connected stream.
 pub(crate) struct Socket<'a> {
     inner: Inner,
     stop: &'a Stop,
-    /// Whether calls poll, and do not sleep.
-    spin: bool,
+    waiting: Waiting,
 }
 
 enum Inner {
@@ -50,20 +63,25 @@ enum Direction {
 }
 
 impl<'a> Socket<'a> {
-    pub(crate) fn rdma(stream: RdmaStream, spin: bool, stop: &'a Stop) -> Self {
-        stream.set_nonblocking(true);
-        Self { inner: Inner::Rdma(stream), stop, spin }
+    pub(crate) fn rdma(stream: RdmaStream, waiting: Waiting, stop: &'a Stop) -> Self {
+        if waiting == Waiting::Block {
+            stream.set_read_timeout(Some(CHECK_INTERVAL));
+            stream.set_write_timeout(Some(CHECK_INTERVAL));
+        } else {
+            stream.set_nonblocking(true);
+        }
+        Self { inner: Inner::Rdma(stream), stop, waiting }
     }
 
-    fn tcp(stream: TcpStream, spin: bool, stop: &'a Stop) -> io::Result<Self> {
+    fn tcp(stream: TcpStream, waiting: Waiting, stop: &'a Stop) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
-        Ok(Self { inner: Inner::Tcp(stream), stop, spin })
+        Ok(Self { inner: Inner::Tcp(stream), stop, waiting })
     }
 
     /// Connects to a server over TCP.
-    pub(crate) fn connect_tcp(peer: SocketAddr, spin: bool, stop: &'a Stop) -> io::Result<Self> {
-        Self::tcp(TcpStream::connect(peer)?, spin, stop)
+    pub(crate) fn connect_tcp(peer: SocketAddr, waiting: Waiting, stop: &'a Stop) -> io::Result<Self> {
+        Self::tcp(TcpStream::connect(peer)?, waiting, stop)
     }
 
     /// Sends all of `bytes`.
@@ -170,9 +188,10 @@ impl<'a> Socket<'a> {
             for _ in 0..SPINS {
                 match call(&mut self.inner) {
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                    Err(error) if is_interval(&error) => break,
                     result => return Ok(result?),
                 }
-                if !self.spin {
+                if self.waiting != Waiting::Spin {
                     self.wait(direction)?;
                 }
             }
@@ -195,6 +214,14 @@ impl<'a> Socket<'a> {
     }
 }
 
+/// Whether a blocking call has waited for the interval. A connection may also fail by a timeout.
+fn is_interval(error: &io::Error) -> bool {
+    error
+        .get_ref()
+        .and_then(|inner| inner.downcast_ref())
+        .is_some_and(|inner| matches!(inner, StreamError::TimedOut))
+}
+
 /// A listener for streams.
 pub(crate) enum Server {
     Rdma(Box<RdmaListener>),
@@ -215,19 +242,19 @@ impl Server {
     }
 
     /// Waits for a client. Returns its address, too.
-    pub(crate) fn accept<'a>(&self, spin: bool, stop: &'a Stop) -> Result<(Socket<'a>, SocketAddr)> {
+    pub(crate) fn accept<'a>(&self, waiting: Waiting, stop: &'a Stop) -> Result<(Socket<'a>, SocketAddr)> {
         loop {
             stop.check()?;
             let fd = match self {
                 Self::Rdma(listener) => {
                     if let Some(stream) = listener.accept_timeout(Duration::ZERO)? {
                         let peer = stream.peer_addr();
-                        return Ok((Socket::rdma(stream, spin, stop), peer));
+                        return Ok((Socket::rdma(stream, waiting, stop), peer));
                     }
                     listener.as_fd()
                 }
                 Self::Tcp(listener) => match listener.accept() {
-                    Ok((stream, peer)) => return Ok((Socket::tcp(stream, spin, stop)?, peer)),
+                    Ok((stream, peer)) => return Ok((Socket::tcp(stream, waiting, stop)?, peer)),
                     Err(error) if error.kind() == ErrorKind::WouldBlock => listener.as_fd(),
                     Err(error) => return Err(error.into()),
                 },

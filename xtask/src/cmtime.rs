@@ -100,28 +100,63 @@ type Program = (&'static str, &'static str);
 
 const PROGRAMS: [Program; 2] = [("bareverbs", "bareverbs cmtime"), ("librdmacm", "cmtime")];
 
-/// Runs both sides of `$1`. Their simulated queue pairs have different numbers, because one kernel
-/// takes a number for that of one connection. The root has the controller's port once the kernel lists
-/// the listener.
+/// Shell functions that count system calls of programs by the kernel's tracepoints, one trace instance
+/// for each side. A traced program is not stopped: under ptrace, the threads of librdmacm's program
+/// that poll until others are done would take most of the one processor's time.
 ///
-/// `sched_yield` is neither counted nor stopped at: threads of librdmacm's program call it until others
-/// are done.
+/// Their `sched_yield` is not counted for the same reason: its number says how long they poll.
+pub(crate) const COUNTING: &str = r#"
+instances=/sys/kernel/tracing/instances
+# A thread of the kernel that calls nothing.
+nobody=2
+prepare() {
+    [ -e $instances ] || mount -t tracefs tracefs /sys/kernel/tracing
+    for side in client server; do
+        if mkdir $instances/$side 2> /dev/null; then
+            echo $nobody > $instances/$side/set_event_pid
+            echo 1 > $instances/$side/options/event-fork
+            echo 16384 > $instances/$side/buffer_size_kb
+            for call in $instances/$side/events/syscalls/sys_enter_*; do
+                case $call in *_sched_yield) ;; *) echo 1 > $call/enable ;; esac
+            done
+        fi
+        echo > $instances/$side/trace
+    done
+}
+# Becomes a program of side $1.
+become() {
+    side=$1; shift
+    [ $counted = yes ] || exec "$@"
+    exec sh -c 'echo $$ > "$0"; exec "$@"' $instances/$side/set_event_pid "$@"
+}
+show_calls() {
+    for side in client server; do
+        echo "== $side"
+        grep -m 1 entries-in-buffer $instances/$side/trace
+        sed -n 's/.*: sys_\([a-z0-9_]*\)(.*/\1/p' $instances/$side/trace | sort | uniq -c
+    done
+}
+[ $counted = no ] || prepare
+"#;
+
+/// Runs both sides of `$program`. Their simulated queue pairs have different numbers, because one
+/// kernel takes a number for that of one connection. The root has the controller's port once the kernel
+/// lists the listener.
 const RUN: &str = r#"
-program=$1 count=$2 ip=$3 traced=$4 base=$5; shift 5
-trace() { if [ $traced = yes ]; then echo strace -f -c --seccomp-bpf -e trace=!sched_yield -o /tmp/trace-$1; fi; }
-$(trace server) $program -L -b $ip -C $ip -c $count -q $base "$@" > /tmp/server 2>&1 &
+(become server $program -L -b $ip -C $ip -c $count -q $base "$@") > /tmp/server 2>&1 &
 server=$!
 for _ in $(seq 200); do
     grep -q ' [0-9A-F]*:1D2F 00000000:0000 0A ' /proc/net/tcp && break
     sleep 0.1
 done
-$(trace client) $program -b $ip -C $ip -c $count -q $((base + 0x1000)) "$@" > /tmp/client 2>&1
+(become client $program -b $ip -C $ip -c $count -q $((base + 0x1000)) "$@") > /tmp/client 2>&1
 client=$?
 if [ $client != 0 ]; then kill $server; fi
 wait $server && [ $client = 0 ] || { cat /tmp/server /tmp/client; exit 1; }
+if [ $counted = yes ]; then show_calls; exit; fi
 for side in client server; do
     echo "== $side"
-    if [ $traced = yes ]; then cat /tmp/trace-$side; else cat /tmp/$side; fi
+    cat /tmp/$side
 done"#;
 
 /// Microseconds for a connection, by round, side and step.
@@ -187,15 +222,16 @@ pub(crate) type Calls = BTreeMap<String, f64>;
 impl Lab<'_> {
     /// Runs both sides of a program. Simulated queue pairs have other numbers in each run, because
     /// the kernel holds a number for a while after its connection has ended.
-    fn run(&mut self, program: Program, count: u32, traced: bool, extra: &[&str]) -> Result<String> {
+    fn run(&mut self, program: Program, count: u32, counted: bool, extra: &[&str]) -> Result<String> {
         self.runs += 1;
         let (count, base) = (count.to_string(), (self.runs * 0x2000).to_string());
         let threads = self.options.threads.to_string();
-        let traced = if traced { "yes" } else { "no" };
+        let counted = if counted { "yes" } else { "no" };
         let ip = self.options.bench.ip();
-        let arguments = [program.1, &count, ip, traced, &base, "-n", &threads];
-        eprintln!("run {}: {}, {count} connections, traced: {traced}", self.runs, program.0);
-        script(self.guests, RUN, &[&arguments, extra].concat())
+        let text = ["program=$1 count=$2 ip=$3 counted=$4 base=$5; shift 5", COUNTING, RUN];
+        let arguments = [program.1, &count, ip, counted, &base, "-n", &threads];
+        eprintln!("run {}: {}, {count} connections, system calls counted: {counted}", self.runs, program.0);
+        script(self.guests, &text.concat(), &[&arguments, extra].concat())
     }
 
     /// The calls of both sides for a connection with a queue pair and for one without.
@@ -287,16 +323,22 @@ fn parse_times(text: &str) -> Result<Times> {
     Ok(times)
 }
 
-/// The calls of a table of `strace -c`.
+/// The calls of both sides, as `show_calls` prints them.
 pub(crate) fn parse_calls(text: &str) -> Result<[Calls; 2]> {
-    Ok(sides(text)?.map(|text| {
-        let rows = text.lines().filter_map(|line| {
-            let words: Vec<_> = line.split_whitespace().collect();
-            let (name, calls) = (words.last()?, words.get(3)?);
-            (*name != "total").then(|| calls.parse().ok().map(|calls| ((*name).to_owned(), calls))).flatten()
-        });
-        rows.collect()
-    }))
+    let [client, server] = sides(text)?.map(|text| {
+        let (head, rows) = text.split_once('\n').context("there is no trace")?;
+        let words: Vec<_> = head.split([' ', '/']).collect();
+        let numbers: Vec<u64> = words.iter().filter_map(|word| word.parse().ok()).collect();
+        let [in_buffer, written] = numbers[..] else { bail!("{head}") };
+        ensure!(in_buffer == written, "the trace has lost events: {head}");
+        rows.lines()
+            .map(|row| {
+                let (calls, name) = row.trim().split_once(' ').with_context(|| row.to_owned())?;
+                Ok((name.to_owned(), calls.parse()?))
+            })
+            .collect()
+    });
+    Ok([client?, server?])
 }
 
 /// The geometric mean; `None` if there is no figure, or one is 0.
@@ -368,19 +410,19 @@ cm connect             10         40          0          0       4000       1000
     }
 
     #[test]
-    fn calls_are_the_fourth_column() {
+    fn calls_are_rows_of_a_complete_trace() {
         let text = "== client
-% time     seconds  usecs/call     calls    errors syscall
------- ----------- ----------- --------- --------- ----------------
- 50.00    0.000123           1       100        10 write
- 50.00    0.000123           1        20           ioctl
------- ----------- ----------- --------- --------- ----------------
-100.00    0.000246           1       120        10 total
+# entries-in-buffer/entries-written: 120/120   #P:1
+    100 write
+     20 ioctl
 == server
+# entries-in-buffer/entries-written: 0/0   #P:1
 ";
         let [client, server] = parse_calls(text).unwrap();
         assert_eq!(client, BTreeMap::from([("write".to_owned(), 100.0), ("ioctl".to_owned(), 20.0)]));
         assert!(server.is_empty());
+        let lost = text.replace("120/120", "120/121");
+        assert!(parse_calls(&lost).unwrap_err().to_string().contains("lost events"));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use bareverbs_lab::Guests;
 use clap::Args;
 
-use crate::cmtime::{Bench, calls_of_each, calls_rows, mean, parse_calls, script};
+use crate::cmtime::{Bench, COUNTING, calls_of_each, calls_rows, mean, parse_calls, script};
 
 /// Bytes of a transfer, transfers of a round trip, and round trips.
 const TESTS: [(u32, u32, u32); 10] = [
@@ -28,23 +28,28 @@ const PROGRAMS: [&str; 2] = ["bareverbs rstream", "rstream"];
 /// is divided by that of the transfers.
 const COUNTED: [(u32, [u32; 2]); 3] = [(64, [500, 2500]), (4 << 10, [250, 1250]), (64 << 10, [25, 125])];
 
-/// Runs both sides of `$1`; the client again if the server does not listen yet. The sides sleep in
-/// their calls, because the guest has one processor.
+/// Runs both sides of `$program`; the client again if the server does not listen yet. The sides sleep
+/// in their calls, because the guest has one processor.
 const RUN: &str = r#"
-program=$1 ip=$2 traced=$3; shift 3
-trace() { if [ $traced = yes ]; then echo strace -f -c -o /tmp/trace-$1; fi; }
-$(trace server) $program -T b "$@" > /tmp/server 2>&1 &
+(become server $program -T b "$@") > /tmp/server 2>&1 &
 server=$!
 for _ in $(seq 100); do
-    if $(trace client) $program -T b -s $ip "$@" > /tmp/client 2>&1 && wait $server; then
-        if [ $traced = no ]; then cat /tmp/client; exit; fi
-        for side in client server; do echo "== $side"; cat /tmp/trace-$side; done
+    if (become client $program -T b -s $ip "$@") > /tmp/client 2>&1 && wait $server; then
+        if [ $counted = yes ]; then show_calls; else cat /tmp/client; fi
         exit
     fi
+    [ $counted = no ] || echo > $instances/client/trace
     sleep 0.1
 done
 cat /tmp/server /tmp/client
 exit 1"#;
+
+/// Runs both sides of a program with arguments.
+fn run(guests: &mut Guests, program: &str, ip: &str, counted: bool, arguments: &[&str]) -> Result<String> {
+    let text = ["program=$1 ip=$2 counted=$3; shift 3", COUNTING, RUN];
+    let counted = if counted { "yes" } else { "no" };
+    script(guests, &text.concat(), &[&[program, ip, counted], arguments].concat())
+}
 
 #[derive(Args)]
 pub(crate) struct Rstream {
@@ -70,9 +75,8 @@ impl Rstream {
                     for (program, figures) in PROGRAMS.into_iter().zip(&mut figures) {
                         let numbers = [size, transfers, iterations].map(|number| number.to_string());
                         let [size, transfers, iterations] = &numbers;
-                        let options =
-                            [program, self.bench.ip(), "no", "-S", size, "-C", transfers, "-I", iterations];
-                        let text = script(guests, RUN, &options)?;
+                        let options = ["-S", size, "-C", transfers, "-I", iterations];
+                        let text = run(guests, program, self.bench.ip(), false, &options)?;
                         if pair > 0 {
                             figures.push(
                                 gigabits(&text, &numbers).with_context(|| format!("{program}: {text}"))?,
@@ -104,9 +108,8 @@ impl Rstream {
                 let mut runs = Vec::new();
                 for transfers in counts {
                     let numbers = [size, transfers].map(|number| number.to_string());
-                    let options =
-                        [program, self.bench.ip(), "yes", "-S", &numbers[0], "-C", &numbers[1], "-I", "1"];
-                    runs.push(parse_calls(&script(guests, RUN, &options)?)?);
+                    let options = ["-S", &numbers[0], "-C", &numbers[1], "-I", "1"];
+                    runs.push(parse_calls(&run(guests, program, self.bench.ip(), true, &options)?)?);
                 }
                 let [few, many] = &runs[..] else { bail!("there are two runs") };
                 programs.push(calls_of_each(few, many, counts[1] - counts[0]));

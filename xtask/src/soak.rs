@@ -30,10 +30,10 @@ pub(crate) struct Soak {
     /// On an HCA instead of rxe: ib or roce.
     #[arg(long, value_enum, global = true)]
     hca: Option<lab::Port>,
-    /// Minutes of random verbs.
+    /// Minutes of random verbs, or of random connection attempts.
     #[arg(long, default_value_t = 10)]
     minutes: u64,
-    /// The seed of the random verbs (default: from the clock).
+    /// The seed of the random verbs or attempts (default: from the clock).
     #[arg(long)]
     seed: Option<u64>,
     /// Run only this iteration of the seed.
@@ -61,6 +61,9 @@ enum What {
         #[arg(long, default_value_t = 10_000)]
         rounds: usize,
     },
+    /// Random connects, answers, rejections, ends and kills, compared with a model. Duration and seed
+    /// come before the command's name.
+    Attempts,
     /// The cost to create and to free MRs and queue pairs, by the number of existing ones.
     Objects {
         /// Memory regions.
@@ -79,12 +82,12 @@ impl Soak {
     pub(crate) fn run(self) -> Result<ExitCode> {
         let mut argv = vec![PROGRAM.to_owned()];
         let mut limit = LIMIT;
+        let clock = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_secs());
+        let (seed, seconds) = (self.seed.unwrap_or(clock).to_string(), 60 * self.minutes);
         match &self.what {
             None => {
-                let clock = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_secs());
-                let seconds = 60 * self.minutes;
                 limit += Duration::from_secs(seconds);
-                argv.extend(["random".into(), "--seed".into(), self.seed.unwrap_or(clock).to_string()]);
+                argv.extend(["random".into(), "--seed".into(), seed]);
                 argv.extend(["--seconds".into(), seconds.to_string()]);
                 argv.extend(
                     self.iteration.iter().flat_map(|iteration| ["--iteration".into(), iteration.to_string()]),
@@ -96,6 +99,11 @@ impl Soak {
             }
             Some(What::Connections { rounds }) => {
                 argv.extend(["connections".into(), "--rounds".into(), rounds.to_string()]);
+            }
+            Some(What::Attempts) => {
+                limit += Duration::from_secs(seconds);
+                argv.extend(["attempts".into(), "--seed".into(), seed]);
+                argv.extend(["--seconds".into(), seconds.to_string()]);
             }
             Some(What::Objects { regions, queue_pairs, .. }) => {
                 argv.extend(["objects".into(), "--regions".into(), regions.to_string()]);

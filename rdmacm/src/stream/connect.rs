@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bareverbs::owned::{Endpoint, Part};
-use bareverbs::{AnyProvider, Pd};
+use bareverbs::{AnyProvider, Errno, Pd};
 
 use super::link::Link;
 use super::session::{CONTROL_RECVS, Prepared, Session};
@@ -238,7 +238,8 @@ impl RdmaListener {
 
     /// Waits for a stream at most for `limit`; `None` if none came.
     ///
-    /// A request that is not one of a stream is rejected, and the wait goes on.
+    /// A request that is not one of a stream is rejected, and the wait goes on. So it does if the peer
+    /// has given up before it is accepted.
     ///
     /// # Errors
     /// - [`StreamError::Verbs`], [`StreamError::Cm`]: the stream could not be created, for example
@@ -258,6 +259,7 @@ impl RdmaListener {
             match self.admit(request) {
                 // Another kind of peer is no error of the listener.
                 Err(StreamError::Offer(_)) => {}
+                Err(error) if is_of_lost_peer(&error) => {}
                 admitted => return admitted,
             }
         }
@@ -285,6 +287,14 @@ impl RdmaListener {
         // The peer's confirmation is not awaited: one that never comes would hold up the others.
         stream(session, request.accept(&param)?, self.domains.clone(), false)
     }
+}
+
+/// Whether the peer of a request has given up: the kernel's connection manager refuses an answer, or
+/// the attributes for one. Nothing else makes it refuse those of a new request.
+fn is_of_lost_peer(error: &StreamError) -> bool {
+    let StreamError::Cm(error) = error else { return false };
+    matches!(&**error, Error::Command(refused)
+        if ["ACCEPT", "INIT_QP_ATTR"].contains(&refused.command) && refused.errno == Errno::INVAL)
 }
 
 impl AsFd for RdmaListener {

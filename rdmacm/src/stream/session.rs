@@ -24,6 +24,11 @@ pub(super) const BATCH: usize = 64;
 /// Largest message.
 const LARGEST: usize = 64 << 10;
 
+/// Data is signalled when this part of the send ring was posted without a completion. So a full ring
+/// has signalled messages, whose completions make room. Within the part, a completion would only wake
+/// a thread that waits for the peer.
+const SIGNAL_PART: usize = 4;
+
 /// Tags of sends.
 const DATA: u64 = 0;
 const CONTROL: u64 = 1;
@@ -90,6 +95,7 @@ impl<P: Provider> Prepared<P> {
             outbound: Outbound::new(&peer),
             data_free: u32::from(options.sends) - CONTROLS,
             control_free: CONTROLS,
+            unsignaled: 0,
             own_iomap: vec![None; options.iomap_size as usize],
             peer_iomap: vec![false; if peer.iomap { peer.iomap_size.entries() as usize } else { 0 }],
             peer,
@@ -130,6 +136,9 @@ pub(super) struct Session<P: Provider> {
     /// Messages of either kind that may be posted before one completes.
     data_free: u32,
     control_free: u32,
+    /// Bytes that were posted after the last signalled message. The endpoint limits the number of
+    /// their messages to a quarter of its sends.
+    unsignaled: usize,
     /// Memory of the peer that this side may write.
     own_iomap: Vec<Option<IomapEntry>>,
     /// Which entries of the peer's iomap table are in use.
@@ -298,6 +307,27 @@ impl<P: Provider> Session<P> {
     fn post_control(&mut self, op: Op<'_, Part>) -> Result<()> {
         self.endpoint.post(op)?;
         self.control_free -= 1;
+        self.unsignaled = 0;
+        Ok(())
+    }
+
+    /// Posts `len` bytes of the stream, or writes them to memory of the peer.
+    fn post_data(&mut self, op: Op<'_, Part>, len: usize) -> Result<()> {
+        let unsignaled = self.unsignaled + len;
+        if unsignaled < self.options.send_buffer / SIGNAL_PART {
+            self.endpoint.post(op.tag(DATA).unsignaled())?;
+            self.unsignaled = unsignaled;
+            self.data_free -= 1;
+            return Ok(());
+        }
+        self.post_signaled(op)
+    }
+
+    /// Posts an operation whose completion ends all messages before it.
+    fn post_signaled(&mut self, op: Op<'_, Part>) -> Result<()> {
+        self.endpoint.post(op.tag(DATA))?;
+        self.unsignaled = 0;
+        self.data_free -= 1;
         Ok(())
     }
 
@@ -382,8 +412,7 @@ impl<P: Provider> Session<P> {
             let remote = Remote { addr: piece.addr, rkey: piece.key };
             let imm = Word::Data(piece.len).to_imm();
             let bytes = &bytes[..piece.len as usize];
-            self.endpoint.post(Op::write_imm_inline(bytes, remote, imm).tag(DATA))?;
-            self.data_free -= 1;
+            self.post_data(Op::write_imm_inline(bytes, remote, imm), bytes.len())?;
             return Ok(bytes.len());
         }
         let Some(mut part) = self.sends.take(bytes.len().min(LARGEST)) else { return Ok(0) };
@@ -395,8 +424,7 @@ impl<P: Provider> Session<P> {
         self.sends.give(part.split_off(len));
         part.bytes_mut().copy_from_slice(&bytes[..len]);
         let remote = Remote { addr: piece.addr, rkey: piece.key };
-        self.endpoint.post(Op::write_imm(part, .., remote, Word::Data(piece.len).to_imm()).tag(DATA))?;
-        self.data_free -= 1;
+        self.post_data(Op::write_imm(part, .., remote, Word::Data(piece.len).to_imm()), len)?;
         Ok(len)
     }
 
@@ -416,8 +444,7 @@ impl<P: Provider> Session<P> {
         let bytes = entry.to_bytes(self.peer.big_endian);
         let number = index as u32;
         let remote = Remote { addr: self.peer.iomap_addr(number), rkey: self.peer.table.key };
-        self.endpoint.post(Op::write_imm_inline(&bytes, remote, Word::Iomap(number).to_imm()).tag(DATA))?;
-        self.data_free -= 1;
+        self.post_signaled(Op::write_imm_inline(&bytes, remote, Word::Iomap(number).to_imm()))?;
         self.peer_iomap[index] = true;
         Ok(Some(number))
     }
@@ -442,8 +469,7 @@ impl<P: Provider> Session<P> {
             let Some(mut part) = self.sends.take(max) else { break };
             let len = part.len();
             part.bytes_mut().copy_from_slice(&bytes[sent..sent + len]);
-            self.endpoint.post(Op::write(part, .., Remote { addr: span.addr, rkey: span.key }).tag(DATA))?;
-            self.data_free -= 1;
+            self.post_data(Op::write(part, .., Remote { addr: span.addr, rkey: span.key }), len)?;
             sent += len;
         }
         Ok((sent > 0 || bytes.is_empty()).then_some(sent))
@@ -466,9 +492,7 @@ impl<P: Provider> Session<P> {
             return Ok(());
         }
         let nowhere = Remote { addr: 0, rkey: 0 };
-        self.endpoint.post(Op::write_inline(&[], nowhere).tag(DATA))?;
-        self.data_free -= 1;
-        Ok(())
+        self.post_signaled(Op::write_inline(&[], nowhere))
     }
 
     /// Ends a direction, or both.
@@ -497,7 +521,14 @@ impl<P: Provider> Session<P> {
         let idle = self.owed.is_none()
             && self.control_free == CONTROLS
             && self.data_free == u32::from(self.options.sends) - CONTROLS;
-        Ok((idle || self.phase == Phase::Ended).then_some(()))
+        if idle || self.phase == Phase::Ended {
+            return Ok(Some(()));
+        }
+        if self.unsignaled > 0 {
+            // Nothing else reports the end of the last messages.
+            self.probe()?;
+        }
+        Ok(None)
     }
 
     /// The error that has ended the stream.

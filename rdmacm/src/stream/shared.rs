@@ -3,8 +3,9 @@
 use std::mem::MaybeUninit;
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Wake, Waker};
+use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
 use bareverbs::{Pd, Provider};
@@ -23,6 +24,16 @@ use crate::woken::Woken;
 
 /// How long a call polls before it sleeps, as in rdma-core.
 const POLLING_TIME: Duration = Duration::from_micros(10);
+
+/// [`POLLING_TIME`], or none on one processor: the peer or the device's driver can't run while this
+/// thread polls.
+fn polling_time() -> Duration {
+    static TIME: OnceLock<Duration> = OnceLock::new();
+    *TIME.get_or_init(|| match available_parallelism() {
+        Ok(processors) if processors.get() == 1 => Duration::ZERO,
+        _ => POLLING_TIME,
+    })
+}
 
 /// How long the drop of a stream waits for the peer's device, unless the program says otherwise.
 const LINGER: Duration = Duration::from_secs(1);
@@ -58,6 +69,8 @@ pub(super) struct State<P: Provider> {
     link: Link,
     /// Whether a thread sleeps on the descriptor. It wakes the others when it has slept.
     sleeping: bool,
+    /// Threads that wait for it.
+    waiting: usize,
     /// Whether the eventfd `wake` was written for that thread.
     has_wake: bool,
     /// A timer that expires when the connection is to be probed.
@@ -145,6 +158,7 @@ impl<P: Provider> Shared<P> {
             session,
             link,
             sleeping: false,
+            waiting: 0,
             has_wake: false,
             keepalive: None,
             left: None,
@@ -299,9 +313,17 @@ impl<P: Provider> Shared<P> {
         ended
     }
 
+    /// Lets the threads attempt that wait for the one that sleeps on the descriptor.
+    fn notify_waiting(&self, state: &State<P>) {
+        // Each call is a system call.
+        if state.waiting > 0 {
+            self.changed.notify_all();
+        }
+    }
+
     /// Lets the other threads and tasks attempt.
     fn notify(&self, state: &mut State<P>, woken: &mut Woken, task: Option<Direction>) {
-        self.changed.notify_all();
+        self.notify_waiting(state);
         if state.sleeping && !state.has_wake {
             // The count of an eventfd that was read can't overflow.
             let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
@@ -329,13 +351,13 @@ impl<P: Provider> Shared<P> {
             Limit::Time(limit) => Some(limit),
         };
         let end = limit.and_then(|limit| start.checked_add(limit));
-        // Without a limit the thread sleeps on the descriptor, which reports events.
-        let mut events = end.is_some() || own && state.nonblocking;
-        let mut now = start;
+        // A thread that sleeps does so on the descriptor, which reports events.
+        let mut events = own && state.nonblocking || end.is_some_and(|end| end <= start);
+        let (mut now, polling) = (start, polling_time());
         loop {
             let waits = !(own && state.nonblocking);
             // Completions raise no events while the thread polls, because the CQ is not armed.
-            if waits && now < start + POLLING_TIME && end.is_none_or(|end| now < end) {
+            if waits && now < start + polling && end.is_none_or(|end| now < end) {
                 // Lets the other threads of the stream attempt, too.
                 drop(state);
                 woken.wake();
@@ -379,12 +401,14 @@ impl<P: Provider> Shared<P> {
     ) -> Result<(MutexGuard<'a, State<P>>, bool)> {
         let left = end.map(|end| end.saturating_duration_since(Instant::now()));
         if state.sleeping {
-            let state = match left {
+            state.waiting += 1;
+            let mut state = match left {
                 None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
                 Some(left) => {
                     self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
                 }
             };
+            state.waiting -= 1;
             return Ok((state, true));
         }
         state.sleeping = true;
@@ -399,12 +423,12 @@ impl<P: Provider> Shared<P> {
             let _ = rustix::io::read(&self.wake, &mut [0; 8]);
         }
         // Another thread sleeps on the descriptor next, if this one does not.
-        self.changed.notify_all();
+        self.notify_waiting(&state);
         match slept {
             Ok((ready, _)) => {
                 let events = ready.iter().any(|event| event.data.u64() != COMPLETION);
                 // A thread that has reached its limit looks for them once more.
-                Ok((state, events || end.is_some()))
+                Ok((state, events || ready.is_empty()))
             }
             Err(Errno::INTR) => Ok((state, true)),
             Err(errno) => Err(Error::System { what: "waiting for a stream", errno }.into()),

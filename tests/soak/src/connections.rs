@@ -22,7 +22,7 @@ pub struct Report {
 }
 
 /// The IP address of the device.
-fn ip(context: &Context) -> Result<Ipv4Addr> {
+pub(crate) fn ip(context: &Context) -> Result<Ipv4Addr> {
     let gids = context.gid_table()?;
     gids.iter().find_map(|entry| entry.gid.ipv4()).context("the device has no IPv4 address")
 }

@@ -3,6 +3,7 @@
 //!
 //! `cargo xtask soak` runs the long versions in the lab, `cargo xtask test` the short ones.
 
+pub mod attempts;
 pub mod connections;
 pub mod generate;
 pub mod iteration;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use bareverbs_soak::{connections, objects, random, traffic};
+use bareverbs_soak::{attempts, connections, objects, random, traffic};
 use bareverbs_test_support::resources::nothing_leaks;
 use clap::{Parser, Subcommand};
 
@@ -43,6 +43,15 @@ enum What {
         #[arg(long, default_value_t = 10_000)]
         rounds: usize,
     },
+    /// Random connects, answers, rejections, ends and kills from a seed, compared with a model.
+    Attempts {
+        /// Duration in seconds.
+        #[arg(long, default_value_t = 120)]
+        seconds: u64,
+        /// The seed of all actions.
+        #[arg(long)]
+        seed: u64,
+    },
     /// The cost of objects by their number: a line for each step, with the microseconds to create
     /// and to free one.
     Objects {
@@ -74,6 +83,10 @@ fn main() -> Result<()> {
             let seconds = time.as_secs_f64();
             println!("{rounds} connections in {seconds:.1} s, {:.1} ms each", 1e3 * seconds / rounds as f64);
             println!("the process grew by {} KiB in the last nine tenths", growth / 1024);
+        }
+        What::Attempts { seconds, seed } => {
+            let time = Duration::from_secs(seconds);
+            println!("{}", attempts::run(&attempts::Plan { seed, time })?);
         }
         What::Objects { regions, queue_pairs } => {
             print!("{}", nothing_leaks(|| objects::regions(regions))?);

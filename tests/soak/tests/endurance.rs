@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bareverbs_soak::objects::{self, Costs};
-use bareverbs_soak::{connections, random, traffic};
+use bareverbs_soak::{attempts, connections, random, traffic};
 use bareverbs_test_support::resources::nothing_leaks;
 use bareverbs_test_support::{device, kernel_tests};
 
@@ -13,6 +13,7 @@ kernel_tests! {
     mr_cost_is_independent_of_count,
     qp_cost_is_independent_of_count,
     nothing_is_left_of_a_hundred_connections if device::ethernet,
+    random_attempts_match_model_and_leak_nothing if device::ethernet,
 }
 
 /// On failure, the message has the seed and iteration with which `cargo xtask soak` reproduces it.
@@ -38,6 +39,14 @@ fn qp_cost_is_independent_of_count() {
 fn nothing_is_left_of_a_hundred_connections() {
     let report = nothing_leaks(|| connections::run(100)).unwrap();
     assert!(report.growth < 1 << 20, "{report:?}");
+}
+
+/// On failure, the message has the seed with which `cargo xtask soak` reproduces it.
+fn random_attempts_match_model_and_leak_nothing() {
+    let plan = attempts::Plan { seed: 30, time: Duration::from_secs(5) };
+    let report = attempts::run(&plan).unwrap_or_else(|error| panic!("{error:?}"));
+    assert!(report.kills > 0 && report.established > 0 && report.rejected > 0, "{report:?}");
+    println!("{report}");
 }
 
 /// A cost that grows with the number of objects would grow a hundredfold here.

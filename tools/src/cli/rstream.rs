@@ -3,6 +3,7 @@
 use clap::{Args, ValueEnum};
 
 use super::values::number;
+use crate::socket::Waiting;
 
 /// A transfer size, or all standard sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +28,7 @@ pub(crate) enum TestOption {
     /// Sleep until a call is possible
     #[value(name = "a", aliases = ["async", "asynchronous"])]
     Async,
-    /// Sleep in calls, as with `a`
+    /// Sleep in calls; with TCP as `a`
     #[value(name = "b", aliases = ["block", "blocking"])]
     Blocking,
     /// TCP; the C program forks for the connection
@@ -108,9 +109,15 @@ impl Rstream {
         self.tests.iter().any(|test| matches!(test, TestOption::Sockets | TestOption::Fork))
     }
 
-    /// Whether calls poll, and do not sleep. The last option counts.
-    pub(crate) fn spins(&self) -> bool {
-        !self.tests.iter().any(|test| matches!(test, TestOption::Async | TestOption::Blocking))
+    /// How calls wait. The last option counts.
+    pub(crate) fn waiting(&self) -> Waiting {
+        let waiting = self.tests.iter().rev().find_map(|test| match test {
+            TestOption::Async => Some(Waiting::Poll),
+            TestOption::Blocking => Some(Waiting::Block),
+            TestOption::Nonblocking => Some(Waiting::Spin),
+            _ => None,
+        });
+        waiting.unwrap_or(Waiting::Spin)
     }
 
     pub(crate) fn verifies(&self) -> bool {

@@ -9,7 +9,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::signal::Stop;
-use crate::socket::{Server, Socket};
+use crate::socket::{Server, Socket, Waiting};
 
 /// Bytes of a record: a socket address, the role and padding.
 pub(crate) const RECORD: usize = 136;
@@ -97,14 +97,14 @@ impl<'a> Mesh<'a> {
         let server = match Server::tcp(controller) {
             Ok(server) => server,
             Err(error) if is_taken(&error) => {
-                let root = Socket::connect_tcp(controller, false, stop);
+                let root = Socket::connect_tcp(controller, Waiting::Poll, stop);
                 let root = root.with_context(|| format!("connecting to the controller at {controller}"))?;
                 return Ok(Self::Leaf(root));
             }
             Err(error) => return Err(error.context(format!("binding the controller's address {controller}"))),
         };
         is_root()?;
-        let leaves = (0..others).map(|_| Ok(server.accept(false, stop)?.0));
+        let leaves = (0..others).map(|_| Ok(server.accept(Waiting::Poll, stop)?.0));
         Ok(Self::Root(leaves.collect::<Result<_>>()?))
     }
 

@@ -1,6 +1,6 @@
 //! Channels, and the life of identifiers and events.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -168,6 +168,43 @@ pub(crate) fn threads_share_a_channel() {
             }
         });
         quiet(&channel);
+    });
+}
+
+pub(crate) fn identifiers_are_destroyed_while_another_thread_reads_their_events() {
+    const ROUNDS: u32 = 300;
+    nothing_leaks(|| {
+        let (listener, addr) = listener(PortSpace::Tcp, 0);
+        let (active, over) = (EventChannel::new().unwrap(), AtomicBool::new(false));
+        // Both threads drop what they read, requests included.
+        let read_all = |channel: &EventChannel| {
+            let mut read = 0;
+            while !over.load(Ordering::Relaxed) {
+                read += usize::from(channel.wait_timeout(Duration::from_millis(20)).unwrap().is_some());
+            }
+            read
+        };
+        thread::scope(|scope| {
+            let events = scope.spawn(|| read_all(&active));
+            scope.spawn(|| read_all(listener.channel()));
+            for round in 0..ROUNDS {
+                let id = CmId::new(&active, PortSpace::Tcp).unwrap();
+                id.resolve_addr(None, addr, RESOLVE).unwrap();
+                // Its event is queued, on its way, read, or was delivered.
+                let begin = Instant::now();
+                let time = Duration::from_micros(u64::from(round % 10) * 100);
+                while begin.elapsed() < time {
+                    thread::yield_now();
+                }
+                // The route of an address that is not resolved yet is refused.
+                if id.resolve_route(RESOLVE).is_ok() && round % 2 == 0 {
+                    let _ = id.connect(&param());
+                }
+                id.destroy().unwrap();
+            }
+            over.store(true, Ordering::Relaxed);
+            assert!(events.join().unwrap() > 0);
+        });
     });
 }
 

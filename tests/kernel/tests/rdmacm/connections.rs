@@ -303,6 +303,30 @@ pub(crate) fn hundreds_of_requests_wait_for_an_answer() {
     });
 }
 
+pub(crate) fn requests_above_the_backlog_arrive_when_the_peer_repeats_them() {
+    const BACKLOG: usize = 2;
+    nothing_leaks(|| {
+        let (listener, addr) = listener(PortSpace::Tcp, BACKLOG as u32);
+        let ids: Vec<_> = (0..2 * BACKLOG).map(|_| resolved(addr, PortSpace::Tcp)).collect();
+        for id in &ids {
+            id.connect(&param()).unwrap();
+        }
+        std::thread::sleep(QUIET);
+        let waiting: Vec<_> = (0..BACKLOG).map(|_| request(&listener)).collect();
+        // The kernel has dropped the others without an answer. Their peers repeat them after 4 to 7
+        // seconds, when the first ones were delivered.
+        quiet(listener.channel());
+        let repeated: Vec<_> = (0..BACKLOG).map(|_| request(&listener)).collect();
+        for request in waiting.into_iter().chain(repeated) {
+            request.reject(b"").unwrap();
+        }
+        for id in &ids {
+            let kind = next_of(id.channel(), id.key());
+            assert!(matches!(kind, EventKind::Rejected(_)), "{kind:?}");
+        }
+    });
+}
+
 pub(crate) fn peer_that_gives_up_is_noticed_by_accept() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 8);

@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use bareverbs::netlink::RdmaNetlink;
 use bareverbs::owned::{Endpoint, EndpointOptions};
 use bareverbs::{Access, AckTimeout, Buffer, Errno, Mr};
 use bareverbs_kernel_tests::bus::Bus;
@@ -246,6 +247,49 @@ pub(crate) fn device_removal_ends_each_identifier_with_its_error() {
     let again = SocketAddr::new(ip(), everywhere.local_addr().unwrap().port());
     let (active, passive) = connect_to(&everywhere, again, &connector);
     drop((active, passive));
+}
+
+/// Soft-RoCE has no bus. The kernel deletes its device at once if no program has opened it for verbs.
+pub(crate) fn deleted_device_closes_each_identifier() {
+    let wire = Wire::new();
+    {
+        let (listener, addr) = listener_on(SocketAddr::new(End::Far.ip().into(), 0), PortSpace::Tcp, 8);
+        let everywhere = CmId::new(&EventChannel::new().unwrap(), PortSpace::Tcp).unwrap();
+        everywhere.listen(1).unwrap();
+        let bound = CmId::new(&EventChannel::new().unwrap(), PortSpace::Tcp).unwrap();
+        bound.bind_addr((End::Near.ip(), 0)).unwrap();
+        let routed = resolved(addr, PortSpace::Tcp);
+        let asking = resolved(addr, PortSpace::Tcp);
+        asking.connect(&param()).unwrap();
+        let asked = request(&listener);
+        let (active, passive) = connected(&listener, addr);
+
+        RdmaNetlink::open().unwrap().del_link(End::Near.device()).unwrap();
+        for id in [&bound, &routed, &asking, &active] {
+            let kind = next_of(id.channel(), id.key());
+            assert!(matches!(kind, EventKind::DeviceRemoval), "{kind:?}");
+            let refused = errno(id.connect(&param()));
+            assert!([Errno::NXIO, Errno::INVAL].contains(&refused), "{refused}");
+        }
+        RdmaNetlink::open().unwrap().del_link(End::Far.device()).unwrap();
+        // The DREQ of the other end may be lost. Its own device is gone in any case.
+        let mut removed = Vec::new();
+        while ![listener.key(), passive.key()].iter().all(|key| removed.contains(key)) {
+            let event = next(listener.channel());
+            match event.kind {
+                EventKind::DeviceRemoval => removed.push(event.key),
+                EventKind::Disconnected(_) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        let refused = errno(asked.reject(b"late"));
+        assert!([Errno::NXIO, Errno::INVAL].contains(&refused), "{refused}");
+        quiet(everywhere.channel());
+        for id in [bound, routed, asking, active, passive, listener] {
+            id.destroy().unwrap();
+        }
+    }
+    wire.settle();
 }
 
 pub(crate) fn interface_down_ends_connections_and_refuses_new_ones() {

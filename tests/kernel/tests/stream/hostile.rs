@@ -295,3 +295,28 @@ pub(crate) fn peer_that_ends_during_the_handshake_has_rejected() {
         }
     });
 }
+
+pub(crate) fn peer_that_gives_up_before_it_is_accepted_is_skipped() {
+    nothing_leaks(|| {
+        let listener = StreamOptions::default().listen(any_port()).unwrap();
+        let addr = listener.local_addr();
+        let gone = BlockingId::new(PortSpace::Tcp).unwrap();
+        gone.resolve(addr, TIMEOUT).unwrap();
+        let gone = gone.into_inner();
+        let private_data = &offer(Remote { addr: 0, rkey: 0 })[..];
+        gone.connect(&ConnParam { private_data, ..ConnParam::new(0x77_0100) }).unwrap();
+        let limit = Timespec::try_from(TIMEOUT).unwrap();
+        assert_eq!(poll(&mut [PollFd::new(&listener, PollFlags::IN)], Some(&limit)), Ok(1));
+        drop(gone);
+        // Its rejection arrives soon.
+        thread::sleep(Duration::from_millis(200));
+        thread::scope(|scope| {
+            let accepted = scope.spawn(|| listener.accept().unwrap());
+            let mut connected = RdmaStream::connect(addr).unwrap();
+            connected.write_all(b"second").unwrap();
+            let mut read = [0; 6];
+            accepted.join().unwrap().read_exact(&mut read).unwrap();
+            assert_eq!(&read, b"second");
+        });
+    });
+}

@@ -101,6 +101,7 @@ kernel_tests! {
     flood_of_words_is_handled_in_bounded_steps if has_ip,
     answer_of_another_protocol_is_an_error_of_connect if has_ip,
     peer_that_ends_during_the_handshake_has_rejected if has_ip,
+    peer_that_gives_up_before_it_is_accepted_is_skipped if has_ip,
 
     keepalive_notices_a_peer_that_is_cut_off if lossy_wire,
     streams_lose_nothing_when_packets_are_lost if lossy_wire,
