@@ -10,6 +10,7 @@ mod host;
 mod options;
 mod owned;
 mod sharing;
+mod sockets;
 
 use addresses::*;
 use bareverbs_kernel_tests::wire::{lossy_wire, wire};
@@ -23,6 +24,7 @@ use host::*;
 use options::*;
 use owned::*;
 use sharing::*;
+use sockets::*;
 
 kernel_tests! {
     rdma_cm_device_is_found_and_opened,
@@ -117,6 +119,15 @@ kernel_tests! {
     clients_are_admitted_by_ip_address if has_ip,
     tasks_connect_hubs_by_ip_address if has_ip,
     private_data_that_is_no_address_is_rejected if has_ip,
+
+    datagram_sockets_exchange_messages if has_ip,
+    messages_go_by_udp_until_the_peer_answers_the_lookup if has_ip,
+    lookup_is_answered_and_its_message_received if has_ip,
+    malformed_messages_are_ignored if has_ip,
+    connected_socket_receives_from_its_peer_only if has_ip,
+    datagram_socket_errors_name_their_cause if has_ip,
+    descriptor_tells_when_a_message_waits if has_ip,
+    full_send_queue_makes_its_sender_wait if has_ip,
 
     lost_messages_are_unreachable_peers if lossy_wire,
     time_limit_ends_the_wait_for_a_peer_that_is_cut_off if lossy_wire,
