@@ -58,8 +58,8 @@ impl Services {
     /// Registers a service, or changes it.
     pub(super) fn set(&mut self, data: &[u8]) -> Result<(), u16> {
         let new = record(data);
-        match self.records.iter_mut().find(|record| record[IDENTITY] == new[IDENTITY]) {
-            Some(record) => *record = new,
+        match self.position(&new) {
+            Some(index) => self.records[index] = new,
             None if self.records.len() == MOST => return Err(NO_RESOURCES),
             None => self.records.push(new),
         }
@@ -68,10 +68,14 @@ impl Services {
 
     /// Removes a service.
     pub(super) fn delete(&mut self, data: &[u8]) -> Result<(), u16> {
-        let named = record(data);
-        let index = self.records.iter().position(|record| record[IDENTITY] == named[IDENTITY]);
-        self.records.remove(index.ok_or(NO_RECORDS)?);
+        let index = self.position(&record(data)).ok_or(NO_RECORDS)?;
+        self.records.remove(index);
         Ok(())
+    }
+
+    /// The index of the record that is named as this one.
+    fn position(&self, named: &Record) -> Option<usize> {
+        self.records.iter().position(|record| record[IDENTITY] == named[IDENTITY])
     }
 }
 
