@@ -29,6 +29,7 @@ use faults::FaultInjector;
 pub use faults::Faults;
 use inter_switch_link::InterSwitchLink;
 use pcap::Recorder;
+use subnet::service::Services;
 
 /// Most packets queued at a port; further ones are dropped.
 const CAPACITY: usize = 1 << 16;
@@ -133,6 +134,8 @@ pub struct Fabric {
     injector: Option<Mutex<FaultInjector>>,
     delay_queue: Option<Sender<Delayed>>,
     recorder: Option<Mutex<Option<Recorder>>>,
+    /// Services that ports have registered with the subnet administrator.
+    services: Mutex<Services>,
 }
 
 impl Fabric {
@@ -186,6 +189,7 @@ impl Fabric {
             injector: injector.map(Mutex::new),
             delay_queue,
             recorder: recorder.map(|recorder| Mutex::new(Some(recorder))),
+            services: Mutex::default(),
         }
     }
 
@@ -283,8 +287,9 @@ impl Fabric {
                         .map(|addresses| addresses.lid)
                         .next()
                 };
-                if let (Origin::Port(from), Some(answer)) = (origin, subnet::answer(&packet, lid_of)) {
-                    deliver(&ports[from].shared_inbox, std::iter::once(answer));
+                if let Origin::Port(from) = origin {
+                    let answers = subnet::answer(&packet, lid_of, &self.services);
+                    deliver(&ports[from].shared_inbox, answers.into_iter());
                 }
                 continue;
             }

@@ -389,6 +389,7 @@ impl Incoming {
     /// The request is rejected then, and the queue dropped.
     ///
     /// - [`Error::Verbs`]: a transition of the queue pair failed.
+    /// - [`Error::Withdrawn`]: the peer gave up before it was answered.
     /// - [`Error::Rejected`], [`Error::Unreachable`], [`Error::Disconnected`], [`Error::TimedOut`]
     /// - Those of [`CmId::accept`].
     #[doc(alias = "rdma_accept")]

@@ -97,6 +97,13 @@ pub enum Error {
     /// Joining a multicast group failed.
     #[error("joining the multicast group failed: {0}")]
     Multicast(Errno),
+    /// The peer gave up its request before it was answered: it rejected, its time limit passed, or its
+    /// process ended. The kernel reports no event of such a request.
+    #[error("{verb}: the peer has withdrawn its request")]
+    Withdrawn {
+        /// The call.
+        verb: &'static str,
+    },
     /// The connection ended before it was established, or while the call waited.
     #[error("{verb}: the connection was disconnected")]
     Disconnected {
@@ -286,6 +293,7 @@ impl Error {
             (Self::NoConnectionManager, _) => ErrorKind::NotFound,
             (Self::Invalid { .. } | Self::PrivateData { .. }, _) => ErrorKind::InvalidInput,
             (Self::Rejected(_) | Self::Sidr(_), _) => ErrorKind::ConnectionRefused,
+            (Self::Withdrawn { .. }, _) => ErrorKind::ConnectionAborted,
             (Self::Disconnected { .. }, _) => ErrorKind::ConnectionReset,
             (Self::DeviceRemoved { .. }, _) => ErrorKind::NotConnected,
             (Self::TimedOut { .. }, _) => ErrorKind::TimedOut,
@@ -319,6 +327,7 @@ mod tests {
             (Error::Address(Errno::NETUNREACH), ErrorKind::NetworkUnreachable),
             (Error::Unreachable(Errno::TIMEDOUT), ErrorKind::TimedOut),
             (Error::NoConnectionManager, ErrorKind::NotFound),
+            (Error::Withdrawn { verb: "accept" }, ErrorKind::ConnectionAborted),
             (Error::Disconnected { verb: "connect" }, ErrorKind::ConnectionReset),
             (Error::invalid("bind_addr", "x"), ErrorKind::InvalidInput),
             (Error::TimedOut { verb: "connect", limit: Duration::ZERO }, ErrorKind::TimedOut),

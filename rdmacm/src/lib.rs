@@ -12,6 +12,7 @@
 //! | [`blocking`] | identifiers whose calls wait, with time limits |
 //! | `tokio`, `async_io` | the same in tasks (features of these names) |
 //! | [`stream`] | byte streams, used like those of [`std::net`] |
+//! | [`datagram`] | datagrams, used like those of [`std::net`] |
 //! | [`EventChannel`], [`CmId`], [`event`] | programs that are driven by events |
 //! | [`command`] | single commands of the kernel's ABI |
 //!
@@ -66,6 +67,7 @@ mod channel;
 mod chardev;
 pub mod command;
 pub mod connection;
+pub mod datagram;
 mod error;
 pub mod event;
 mod id;

@@ -7,7 +7,7 @@ use bareverbs::{
 };
 use bareverbs_uapi::write::structs;
 
-use crate::steps::refused;
+use crate::steps::{refused, withdrawn};
 use crate::{CmId, ConnParam, Error, Result};
 
 /// The address vector in the kernel's form.
@@ -302,8 +302,10 @@ pub(crate) fn bring_up<Q: ConnectQueue>(
     options: &ConnectOptions<'_>,
     param: Option<&ConnParam<'_>>,
 ) -> Result<()> {
-    // The kernel reports no events of a request that is not accepted yet.
-    let explain = |error| if param.is_none() { refused(id, "connect", error) } else { error };
+    let explain = |error| match param {
+        None => refused(id, "connect", error),
+        Some(_) => withdrawn("accept", error),
+    };
     for state in [QpState::INIT, QpState::RTR, QpState::RTS] {
         let (mut attr, mask) = id.init_qp_attr(state).map_err(explain)?;
         // The kernel's rights are those of the connection parameters, and grant FLUSH on devices

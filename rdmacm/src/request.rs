@@ -3,6 +3,7 @@
 use crate::event::RequestParam;
 use crate::id::CmId;
 use crate::param::{ConnParam, PrivateData};
+use crate::steps::withdrawn;
 use crate::{EventChannel, Key, Result};
 
 /// A request of a peer, with the identifier that the kernel created for it.
@@ -88,28 +89,30 @@ impl ConnectRequest {
     /// event.
     ///
     /// # Errors
-    /// As for [`CmId::accept`]. The request is rejected then.
+    /// [`Error::Withdrawn`](crate::Error::Withdrawn): the peer gave up. Those of [`CmId::accept`]
+    /// otherwise. The request is rejected then.
     #[doc(alias = "rdma_accept")]
     pub fn accept(self, param: &ConnParam<'_>) -> Result<CmId> {
-        self.id.accept(param)?;
+        self.id.accept(param).map_err(|error| withdrawn("accept", error))?;
         Ok(self.id)
     }
 
     /// Rejects the request, with data for the application of the peer.
     ///
     /// # Errors
-    /// As for [`CmId::reject`]. The request is rejected without the data then.
+    /// [`Error::Withdrawn`](crate::Error::Withdrawn): the peer gave up. Those of [`CmId::reject`]
+    /// otherwise. The request is rejected without the data then.
     #[doc(alias = "rdma_reject")]
     pub fn reject(self, private_data: &[u8]) -> Result<()> {
-        self.id.reject(private_data)
+        self.id.reject(private_data).map_err(|error| withdrawn("reject", error))
     }
 
     /// Rejects the request because of its ECE options.
     ///
     /// # Errors
-    /// As for [`CmId::reject`].
+    /// As for [`ConnectRequest::reject`].
     #[doc(alias = "rdma_reject_ece")]
     pub fn reject_ece(self, private_data: &[u8]) -> Result<()> {
-        self.id.reject_ece(private_data)
+        self.id.reject_ece(private_data).map_err(|error| withdrawn("reject", error))
     }
 }

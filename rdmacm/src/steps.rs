@@ -87,10 +87,20 @@ pub(crate) fn refused(id: &CmId, verb: &'static str, error: Error) -> Error {
     cause(error, verb, id.key(), events)
 }
 
+/// The error of a command that answers a request. After the peer has given up, the kernel refuses it with
+/// `EINVAL`. It reports no event of a request that is not accepted.
+pub(crate) fn withdrawn(verb: &'static str, error: Error) -> Error {
+    if is_wrong_state(&error) { Error::Withdrawn { verb } } else { error }
+}
+
+/// Whether the kernel refused a command because of the state of the identifier.
+fn is_wrong_state(error: &Error) -> bool {
+    matches!(error, Error::Command(error) if error.errno == Errno::INVAL)
+}
+
 /// The error of the first of the events that means one, if `error` is `EINVAL` of a command.
 fn cause(error: Error, verb: &'static str, key: Key, mut events: impl Iterator<Item = Event>) -> Error {
-    let is_state = matches!(&error, Error::Command(error) if error.errno == Errno::INVAL);
-    let found = is_state
+    let found = is_wrong_state(&error)
         .then(|| events.find_map(|event| if event.key == key { failure(event.kind, verb) } else { None }));
     found.flatten().unwrap_or(error)
 }
@@ -315,6 +325,17 @@ mod tests {
             let error = cause_of(errno, [kind]);
             assert_eq!(error.errno(), Some(errno), "{error}");
         }
+    }
+
+    #[test]
+    fn refused_answer_to_a_request_means_that_the_peer_has_withdrawn_it() {
+        let refused = |errno| {
+            let command = CommandError { command: "ACCEPT", asked: String::new(), errno, hint: None };
+            withdrawn("accept", Error::Command(Box::new(command)))
+        };
+        let error = refused(Errno::INVAL);
+        assert!(matches!(error, Error::Withdrawn { verb: "accept" }), "{error}");
+        assert_eq!(refused(Errno::NXIO).errno(), Some(Errno::NXIO));
     }
 
     #[test]

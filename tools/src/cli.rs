@@ -11,6 +11,7 @@ pub(crate) mod rping;
 pub(crate) mod rstream;
 pub(crate) mod stat;
 pub(crate) mod trace;
+pub(crate) mod udpong;
 mod values;
 
 use std::path::PathBuf;
@@ -29,6 +30,7 @@ use self::rping::Rping;
 use self::rstream::{Riostream, Rstream};
 use self::stat::Stat;
 use self::trace::{Replay, Trace};
+use self::udpong::Udpong;
 use self::values::{number, period};
 
 /// RDMA from one static program, without a C library underneath.
@@ -99,6 +101,8 @@ pub(crate) enum Command {
     Rstream(Rstream),
     /// Measure the latency and bandwidth of writes to mapped memory, as riostream does
     Riostream(Riostream),
+    /// Measure the latency and bandwidth of datagram sockets, as udpong does
+    Udpong(Udpong),
     /// Copy a file over a stream, as rcopy does
     Rcopy(Rcopy),
     /// Print the completions for a shell

@@ -36,6 +36,7 @@ pub mod testing;
 mod trace;
 mod ucmatose;
 mod udaddy;
+mod udpong;
 mod xrc_client_server;
 
 use std::ffi::OsString;
@@ -84,6 +85,7 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
         Command::Mckey(options) => mckey::run(&options),
         Command::Rstream(options) => rstream::run(&options),
         Command::Riostream(options) => rstream::run_mapped(&options),
+        Command::Udpong(options) => udpong::run(&options),
         Command::Rcopy(options) => rcopy::run(&options),
         Command::Status(options) => status::show(&options),
         Command::Link(options) => link::run(&options),

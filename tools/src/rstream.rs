@@ -104,7 +104,7 @@ fn standard_sizes(all: bool) -> Vec<u32> {
 }
 
 /// Transfers of a size that take a while.
-fn count(size: u32) -> u32 {
+pub(crate) fn count(size: u32) -> u32 {
     match size {
         0x10_0000.. => 100,
         0x1_0000.. => 1000,
@@ -132,12 +132,12 @@ fn bandwidth_test(size: u32) -> Test {
 }
 
 /// The C program has room for four characters of a size.
-fn short(text: &str) -> &str {
+pub(crate) fn short(text: &str) -> &str {
     &text[..text.len().min(4)]
 }
 
 /// A number of bytes with a binary unit, and a fraction if it is below 10 units.
-fn size_text(bytes: u64) -> String {
+pub(crate) fn size_text(bytes: u64) -> String {
     let (base, unit) = match bytes {
         0x4000_0000.. => (1 << 30, "g"),
         0x10_0000.. => (1 << 20, "m"),
@@ -149,7 +149,7 @@ fn size_text(bytes: u64) -> String {
 }
 
 /// A number with a decimal unit.
-fn count_text(count: u32) -> String {
+pub(crate) fn count_text(count: u32) -> String {
     match count {
         1_000_000_000.. => format!("{}b", count / 1_000_000_000),
         1_000_000.. => format!("{}m", count / 1_000_000),

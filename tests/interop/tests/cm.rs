@@ -42,6 +42,10 @@ kernel_tests! {
 
     pingpong_exchanges_addresses_by_the_connection_manager if has_ip,
 
+    udpong_interoperates_in_both_roles if is_infiniband,
+    udpong_runs_over_roce if device::ethernet,
+    udpong_names_what_is_wrong if has_ip,
+
     rcopy_interoperates_in_both_roles if has_ip,
     rcopy_names_what_is_wrong if has_ip,
 }
@@ -410,6 +414,82 @@ fn pingpong_exchanges_addresses_by_the_connection_manager() {
         let client = Bareverbs.command("pingpong", &["srq", "-q", "3", "--cm", host()]);
         assert!(!run_client(&mut server, client).status.success());
         server.finish().expect_failure("");
+    });
+}
+
+/// The line of `udpong` below its head.
+fn datagram_test(output: &str) -> Vec<&str> {
+    let mut lines = output.lines();
+    let head: Vec<_> = lines.next().expect("a head").split_whitespace().collect();
+    assert_eq!(head, ["name", "bytes", "xfers", "total", "time", "Gb/sec", "usec/xfer"]);
+    let words = lines.next().expect("a test").split_whitespace().take(4).collect();
+    assert_eq!(lines.next(), None, "{output}");
+    words
+}
+
+/// Runs tests of `udpong` between a server and a client.
+fn run_udpong(server: Origin, client: Origin) {
+    let mut program = server.start("udpong", &["-b", host(), "-p", "7999"]);
+    for (options, line) in [
+        (&["-C", "50", "-S", "100", "-T", "e"][..], ["custom", "100", "100", "9.7k"]),
+        (&["-C", "30", "-S", "900", "-T", "e", "-T", "b"], ["custom", "900", "60", "52k"]),
+        (&["-C", "20", "-S", "16", "-T", "a"], ["custom", "16", "20", "320"]),
+    ] {
+        let options = [&["-s", host(), "-p", "7999"], options].concat();
+        let finished = run_client(&mut program, client.command("udpong", &options)).expect_success();
+        let line = if options.contains(&"e") { line.to_vec() } else { line[..2].to_vec() };
+        // Datagrams that no receive was posted for are lost. The server tells how many were not.
+        assert!(datagram_test(&finished.stdout).starts_with(&line), "{server:?} {client:?}: {finished:#?}");
+        let login = program.line("client login from ");
+        assert!(login.ends_with(host()), "{login}");
+    }
+    program.signal(Signal::SIGTERM);
+    program.finish();
+}
+
+fn udpong_interoperates_in_both_roles() {
+    nothing_leaks(|| {
+        for (server, client) in PAIRINGS {
+            run_udpong(server, client);
+        }
+    });
+}
+
+fn udpong_runs_over_roce() {
+    nothing_leaks(|| {
+        run_udpong(Bareverbs, Bareverbs);
+        // Without an address, the server is at every one.
+        let mut server = Bareverbs.start("udpong", &["--json"]);
+        let options = ["-s", host(), "-C", "20", "-S", "500", "-T", "e", "--json"];
+        let client = run_client(&mut server, Bareverbs.command("udpong", &options)).expect_success();
+        let report = json(&client.stdout);
+        assert_eq!((&report["name"], &report["xfers"]), (&"custom".into(), &40.into()), "{report}");
+        assert_eq!(json(&server.line("{"))["login"], host());
+        server.signal(Signal::SIGTERM);
+        assert_eq!(server.finish().status.code(), Some(128 + 15));
+    });
+}
+
+fn udpong_names_what_is_wrong() {
+    nothing_leaks(|| {
+        let refused = |options: &[&str], words: &str| {
+            Bareverbs.start("udpong", options).finish().expect_failure(words);
+        };
+        refused(&["-s", host(), "-p", "7998"], "os error 111");
+        refused(&["-b", "192.0.2.1"], "os error 99");
+        refused(&["-b", "127.0.0.1"], "the route leads over no RDMA device");
+        refused(&["-s", host(), "-S", "15"], "must be between 16 and 2032");
+        let mut server = Bareverbs.start("udpong", &["-b", host()]);
+        let options = ["-s", host(), "-C", "1", "-S", "2032", "-T", "e"];
+        let client = run_client(&mut server, Bareverbs.command("udpong", &options));
+        let mtu = device::open().query_port(1).expect("the port").active_mtu.bytes();
+        if mtu < 2040 {
+            client.expect_failure(&format!("the port carries at most {}", mtu - 8));
+        } else {
+            client.expect_success();
+        }
+        server.signal(Signal::SIGTERM);
+        server.finish();
     });
 }
 

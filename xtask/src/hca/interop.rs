@@ -68,23 +68,30 @@ try rping -c -a $net.$PEER -C 10 -v &&
     try riostream -s $net.$PEER -p 7803 -S 4096 -I 20 -C 50"#;
 
 /// Tools over the connection manager. `$server` and `$client` say whose they are. The datagrams of a
-/// group come first, because their receiver waits for 10 seconds only; they do not arrive over RoCE.
+/// group come first, because their receiver waits for 10 seconds only. Datagram sockets of librdmacm do
+/// not work over RoCE: it creates an address handle without a GRH.
 const TOOL_SERVERS: &str = r#"
-if [ $PORT = ib ]; then await $server mckey -m 239.7.7.7 -b $net.$PEER -C 4; fi
+await $server mckey -m 239.7.7.7 -b $net.$PEER -C 4
 await $server rping -s -v
 await $server udaddy -c 2 -C 10
 await $server ucmatose -p 7811 -c 4 -C 20
 await $server cmtime -p 7812 -L -b $net.$PEER -C $net.$PEER -c 10
 await $server rstream -p 7813 -T b -S 4096 -I 5 -C 10
+if [ $PORT = ib ]; then
+    $server udpong -b $net.$PEER -p 7815 >/tmp/udpong 2>&1 &
+    ponging=$!
+fi
 $server rcopy -p 7814 >/tmp/rcopy 2>&1 &
 copying=$!"#;
 const TOOL_CLIENTS: &str = r#"
-if [ $PORT = ib ]; then try $client mckey -m 239.7.7.7 -b $net.$HOST -C 4 -s || exit 1; fi
-try $client rping -c -a $net.$PEER -C 5 -V &&
+pong() { [ $PORT = roce ] || try $client udpong -s $net.$PEER -p 7815 -C 100 -S 200 -T e; }
+try $client mckey -m 239.7.7.7 -b $net.$HOST -C 4 -s &&
+    try $client rping -c -a $net.$PEER -C 5 -V &&
     try $client udaddy -s $net.$PEER -c 2 -C 10 &&
     try $client ucmatose -s $net.$PEER -p 7811 -c 4 -C 20 &&
     try $client cmtime -p 7812 -b $net.$HOST -C $net.$PEER -c 10 &&
     try $client rstream -s $net.$PEER -p 7813 -T b -S 4096 -I 5 -C 10 &&
+    pong &&
     try $client rcopy /bin/ls $net.$PEER:/tmp/copy -p 7814"#;
 
 /// Our tools over the connection manager with those of librdmacm, in both roles.
@@ -94,7 +101,7 @@ pub(super) fn tools_between(testbed: &mut Testbed<'_>) -> Result<()> {
             0,
             &format!(
                 "server={server}\n{TOOL_SERVERS}\nlistening 7812 || exit 1\necho {READY}\nserved || exit 1\n\
-                 until cmp -s /bin/ls /tmp/copy; do sleep 0.1; done; kill $copying; rm /tmp/copy"
+                 until cmp -s /bin/ls /tmp/copy; do sleep 0.1; done; kill $copying $ponging; rm /tmp/copy"
             ),
             &format!("client={client}\n{TOOL_CLIENTS}"),
         )?;

@@ -336,7 +336,8 @@ pub(crate) fn peer_that_gives_up_is_noticed_by_accept() {
         drop(active);
         // The rejection by the peer arrives soon.
         std::thread::sleep(QUIET);
-        assert_eq!(errno(request.accept(&param())), Errno::INVAL);
+        let refused = request.accept(&param()).unwrap_err();
+        assert!(matches!(refused, Error::Withdrawn { verb: "accept" }), "{refused}");
         quiet(listener.channel());
     });
 }

@@ -7,9 +7,12 @@ mod datagrams;
 mod endpoints;
 mod faults;
 mod host;
+mod migration;
 mod options;
 mod owned;
+mod services;
 mod sharing;
+mod sockets;
 
 use addresses::*;
 use bareverbs_kernel_tests::wire::{lossy_wire, wire};
@@ -20,9 +23,12 @@ use datagrams::*;
 use endpoints::*;
 use faults::*;
 use host::*;
+use migration::*;
 use options::*;
 use owned::*;
+use services::*;
 use sharing::*;
+use sockets::*;
 
 kernel_tests! {
     rdma_cm_device_is_found_and_opened,
@@ -73,6 +79,9 @@ kernel_tests! {
     path_option_replaces_route_resolution if has_ip,
     user_events_need_linux_7_2,
     services_are_resolved_on_infiniband_only if has_ip,
+    registered_services_are_resolved_by_id_and_name if has_services,
+    client_connects_to_a_resolved_service if has_services,
+    services_need_a_subnet_administrator,
 
     datagram_service_is_resolved if has_ip,
     datagram_request_is_refused_with_private_data if has_ip,
@@ -119,6 +128,19 @@ kernel_tests! {
     clients_are_admitted_by_ip_address if has_ip,
     tasks_connect_hubs_by_ip_address if has_ip,
     private_data_that_is_no_address_is_rejected if has_ip,
+
+    connection_migrates_to_the_paths_that_its_sides_load if migrates,
+    migration_is_not_reported_for_a_connection_with_one_path if has_ip,
+    kernel_loses_the_path_of_a_connection_that_reports_migration if has_ip,
+
+    datagram_sockets_exchange_messages if has_ip,
+    messages_go_by_udp_until_the_peer_answers_the_lookup if has_ip,
+    lookup_is_answered_and_its_message_received if has_ip,
+    malformed_messages_are_ignored if has_ip,
+    connected_socket_receives_from_its_peer_only if has_ip,
+    datagram_socket_errors_name_their_cause if has_ip,
+    descriptor_tells_when_a_message_waits if has_ip,
+    full_send_queue_makes_its_sender_wait if has_ip,
 
     lost_messages_are_unreachable_peers if lossy_wire,
     time_limit_ends_the_wait_for_a_peer_that_is_cut_off if lossy_wire,

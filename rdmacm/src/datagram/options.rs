@@ -1,0 +1,130 @@
+//! Options of datagram sockets.
+
+use std::net::ToSocketAddrs;
+
+use super::port::SLOT;
+use super::{DatagramSocket, Result};
+use crate::connection::Domains;
+use crate::{Error, name};
+
+/// Sizes of a datagram socket, fixed when it is bound. The defaults are those of rdma-core's rsocket.
+///
+/// | option | default | range |
+/// |---|---|---|
+/// | [`send_buffer`](Self::send_buffer), [`recv_buffer`](Self::recv_buffer) | 128 KiB: 64 messages | 2 KiB to 64 MiB |
+/// | [`inline`](Self::inline) | 64 bytes | 0 to the device's maximum |
+/// | [`domains`](Self::domains) | [`Domains::of_process`] | |
+///
+/// ```no_run
+/// use bareverbs_rdmacm::datagram::DatagramSocketOptions;
+///
+/// let socket = DatagramSocketOptions::default().recv_buffer(1 << 20).bind("10.1.0.1:7174")?;
+/// # Ok::<(), bareverbs_rdmacm::datagram::DatagramError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "`bind` creates the socket"]
+pub struct DatagramSocketOptions {
+    send_buffer: usize,
+    recv_buffer: usize,
+    pub(super) inline: u32,
+    /// `None`: the list of the process, as it is when the socket is bound.
+    domains: Option<Domains>,
+}
+
+/// The sizes of a buffer.
+const BUFFERS: std::ops::RangeInclusive<usize> = SLOT..=64 << 20;
+
+impl Default for DatagramSocketOptions {
+    fn default() -> Self {
+        Self { send_buffer: 128 << 10, recv_buffer: 128 << 10, inline: 64, domains: None }
+    }
+}
+
+impl DatagramSocketOptions {
+    /// Bytes of messages that the device has not sent yet (`SO_SNDBUF`). Each message takes 2 KiB.
+    #[doc(alias = "SO_SNDBUF")]
+    pub fn send_buffer(mut self, bytes: usize) -> Self {
+        self.send_buffer = bytes;
+        self
+    }
+
+    /// Bytes of messages that were not received by the program yet (`SO_RCVBUF`). Each message takes
+    /// 2 KiB. Messages beyond it are lost.
+    #[doc(alias = "SO_RCVBUF")]
+    pub fn recv_buffer(mut self, bytes: usize) -> Self {
+        self.recv_buffer = bytes;
+        self
+    }
+
+    /// Messages up to this size, with their header of 8 bytes (IPv6: 24), are copied into the work
+    /// request (`RDMA_INLINE`). 0: none is.
+    #[doc(alias = "RDMA_INLINE")]
+    pub fn inline(mut self, bytes: u32) -> Self {
+        self.inline = bytes;
+        self
+    }
+
+    /// The open devices of the socket, in place of those that the streams and datagram sockets of the
+    /// process share.
+    pub fn domains(mut self, domains: &Domains) -> Self {
+        self.domains = Some(domains.clone());
+        self
+    }
+
+    /// Binds to the first of the addresses that is possible, as [`DatagramSocket::bind`] does.
+    ///
+    /// # Errors
+    /// As for [`DatagramSocket::bind`]. [`Error::Invalid`]: an option is out of range.
+    #[doc(alias = "rbind")]
+    pub fn bind(&self, addrs: impl ToSocketAddrs) -> Result<DatagramSocket> {
+        const VERB: &str = "DatagramSocket::bind";
+        for (option, bytes) in [("send_buffer", self.send_buffer), ("recv_buffer", self.recv_buffer)] {
+            if !BUFFERS.contains(&bytes) {
+                let reason = format!("{option}: {bytes} is not 2 KiB to 64 MiB");
+                return Err(Error::invalid(VERB, reason).into());
+            }
+        }
+        let mut failed = None;
+        for addr in name::resolve(VERB, addrs)? {
+            match DatagramSocket::new(addr, self) {
+                Ok(socket) => return Ok(socket),
+                Err(error) => failed = Some(error),
+            }
+        }
+        Err(failed.unwrap_or_else(|| unreachable!("a name without an address is an error")))
+    }
+
+    /// Messages of the send buffer.
+    pub(super) fn sends(&self) -> usize {
+        self.send_buffer / SLOT
+    }
+
+    /// Messages of the receive buffer.
+    pub(super) fn recvs(&self) -> usize {
+        self.recv_buffer / SLOT
+    }
+
+    /// The list for a socket that is bound now.
+    pub(super) fn list(&self) -> Domains {
+        self.domains.clone().unwrap_or_else(Domains::of_process)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::datagram::DatagramError;
+
+    #[test]
+    fn buffers_out_of_range_are_rejected() {
+        for options in [
+            DatagramSocketOptions::default().send_buffer(SLOT - 1),
+            DatagramSocketOptions::default().recv_buffer((64 << 20) + 1),
+        ] {
+            let error = options.bind("127.0.0.1:0").unwrap_err();
+            assert!(matches!(error, DatagramError::Cm(Error::Invalid { .. })), "{error}");
+        }
+        let options = DatagramSocketOptions::default();
+        assert_eq!((options.sends(), options.recvs()), (64, 64));
+    }
+}

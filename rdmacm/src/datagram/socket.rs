@@ -1,0 +1,548 @@
+//! The datagram socket.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io::ErrorKind;
+use std::mem::MaybeUninit;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+
+use super::error::system;
+use super::peers::Peers;
+use super::port::{Port, SLOT, copy};
+use super::wire::{Lookup, LookupKind, with_scope};
+use super::{DatagramError, DatagramSocketOptions, Result};
+use crate::connection::Domains;
+use crate::event::EventKind;
+use crate::{CmId, Error, EventChannel, PortSpace, name};
+
+/// How long a call polls before it looks at the descriptors, as in rdma-core.
+const POLLING_TIME: Duration = Duration::from_micros(10);
+
+/// The time limit of the kernel for each step of the resolution of a path, as in rdma-core.
+const RESOLVE: Duration = Duration::from_secs(2);
+
+/// Lookups that are handled at a time.
+const BATCH: usize = 64;
+
+/// What made the descriptor of a socket readable. Ports follow.
+const UDP: u64 = 0;
+const EVENT: u64 = 1;
+const FIRST_PORT: u64 = 2;
+
+/// A socket for datagrams over RDMA, used like [`std::net::UdpSocket`]. It is wire-compatible with
+/// rdma-core's rsocket of type `SOCK_DGRAM`.
+///
+/// ```no_run
+/// use bareverbs_rdmacm::datagram::DatagramSocket;
+///
+/// // One host:
+/// let mut server = DatagramSocket::bind("10.1.0.1:7174")?;
+/// let mut message = [0; 2048];
+/// let (len, sender) = server.recv_from(&mut message)?;
+/// server.send_to(&message[..len], sender)?;
+///
+/// // Another host:
+/// let mut client = DatagramSocket::bind("0.0.0.0:0")?;
+/// client.connect("10.1.0.1:7174")?;
+/// client.send(b"hello")?;
+/// let len = client.recv(&mut message)?;
+/// # Ok::<(), bareverbs_rdmacm::datagram::DatagramError>(())
+/// ```
+///
+/// # Delivery
+///
+/// A message is one packet, of at most [`max_message`](Self::max_message) bytes. As with UDP, it may be
+/// lost, duplicated or reordered, and the sender does not notice. Messages to a peer whose queue pair
+/// is unknown go by UDP. The peer answers with the number of its queue pair, and later messages go by
+/// RDMA.
+///
+/// # Progress
+///
+/// There is no thread behind a socket. It answers the lookups of its peers while the program receives,
+/// waits, or sends to a peer whose queue pair is unknown. The peers of a program that does none of them
+/// send by UDP.
+///
+/// # Descriptor
+///
+/// [`AsFd`] gives a descriptor for `poll` and `epoll`. It is readable when a call is worthwhile that
+/// returned [`DatagramError::WouldBlock`] before. It is never writable.
+///
+/// # Failure
+///
+/// A failed send, such as one without a route on Soft-RoCE, ends the queue pair. The call returns the
+/// error, the socket creates another queue pair, and looks its peers up again.
+///
+/// # Drop
+///
+/// Drop waits until the device has sent all messages, at most for 1 second.
+#[doc(alias = "rsocket")]
+pub struct DatagramSocket {
+    ports: Vec<Port>,
+    peers: Peers,
+    connected: Option<SocketAddr>,
+    /// Messages that came by UDP.
+    inbox: VecDeque<(SocketAddr, Vec<u8>)>,
+    udp: UdpSocket,
+    channel: EventChannel,
+    ready: OwnedFd,
+    options: DatagramSocketOptions,
+    domains: Domains,
+    nonblocking: bool,
+    /// Time limits of receives and sends.
+    read_timeout: Option<Duration>,
+    write_timeout: Option<Duration>,
+    /// The bytes of a UDP message.
+    message: Vec<u8>,
+}
+
+impl DatagramSocket {
+    /// Binds to the first of the addresses that is possible, with default options. Port 0 lets the
+    /// kernel choose. An unspecified address is that of every device, of one IP family.
+    ///
+    /// # Errors
+    /// [`DatagramError::Cm`] with
+    /// - [`Error::Name`]: the name was not resolved.
+    /// - [`Error::System`]: `EADDRINUSE` or `EADDRNOTAVAIL` of the UDP socket.
+    /// - [`Error::Command`] with `ENODEV`: the address is of no RDMA device.
+    #[doc(alias = "rbind")]
+    pub fn bind(addrs: impl ToSocketAddrs) -> Result<Self> {
+        DatagramSocketOptions::default().bind(addrs)
+    }
+
+    pub(super) fn new(addr: SocketAddr, options: &DatagramSocketOptions) -> Result<Self> {
+        let bound = UdpSocket::bind(addr).and_then(|udp| udp.set_nonblocking(true).map(|()| udp));
+        let udp = bound.map_err(|error| system("binding the UDP socket of a datagram socket", &error))?;
+        let failed = |errno| Error::System { what: "creating the descriptor of a datagram socket", errno };
+        let ready = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
+        let channel = EventChannel::private()?;
+        for (fd, number) in [(udp.as_fd(), UDP), (channel.as_fd(), EVENT)] {
+            epoll::add(&ready, fd, epoll::EventData::new_u64(number), epoll::EventFlags::IN)
+                .map_err(failed)?;
+        }
+        let mut socket = Self {
+            ports: Vec::new(),
+            peers: Peers::default(),
+            connected: None,
+            inbox: VecDeque::new(),
+            udp,
+            channel,
+            ready,
+            domains: options.list(),
+            options: options.clone(),
+            nonblocking: false,
+            read_timeout: None,
+            write_timeout: None,
+            message: Vec::new(),
+        };
+        let local = socket.local_addr()?;
+        if !local.ip().is_unspecified() {
+            socket.port_of(local)?;
+        }
+        Ok(socket)
+    }
+
+    /// The local address. Its IP address is unspecified if the socket is bound to every device, and
+    /// not connected.
+    ///
+    /// # Errors
+    /// [`Error::System`]
+    #[doc(alias = "rgetsockname")]
+    pub fn local_addr(&self) -> Result<SocketAddr> {
+        let addr = self.udp.local_addr();
+        Ok(addr.map_err(|error| system("reading the address of a datagram socket", &error))?)
+    }
+
+    /// The peer of [`connect`](Self::connect).
+    #[doc(alias = "rgetpeername")]
+    #[must_use]
+    pub fn peer_addr(&self) -> Option<SocketAddr> {
+        self.connected
+    }
+
+    /// Makes a peer that of [`send`](Self::send). Messages of others are dropped from now on. Of the
+    /// addresses, the first to which an RDMA device leads is used. Nothing is sent.
+    ///
+    /// # Errors
+    /// [`DatagramError::Cm`] with
+    /// - [`Error::Name`]: the name was not resolved.
+    /// - [`Error::System`] with `ENETUNREACH`: there is no route.
+    /// - [`Error::Address`] or [`Error::Command`] with `ENODEV`: the route leads over no RDMA device.
+    #[doc(alias = "rconnect")]
+    pub fn connect(&mut self, peer: impl ToSocketAddrs) -> Result<()> {
+        let mut failed = None;
+        for addr in name::resolve("DatagramSocket::connect", peer)? {
+            match self.connect_to(plain(addr)) {
+                Ok(()) => return Ok(()),
+                Err(error) => failed = Some(error),
+            }
+        }
+        Err(failed.unwrap_or_else(|| unreachable!("a name without an address is an error")))
+    }
+
+    fn connect_to(&mut self, peer: SocketAddr) -> Result<()> {
+        let connected = self.udp.connect(peer);
+        connected.map_err(|error| system("connecting the UDP socket of a datagram socket", &error))?;
+        self.peer(peer)?;
+        self.connected = Some(peer);
+        self.inbox.retain(|(sender, _)| *sender == peer);
+        Ok(())
+    }
+
+    /// The longest message to a peer in bytes: 2032, or less if the MTU of the port is smaller. A
+    /// message has a header of 8 bytes (IPv6: 24) within the MTU.
+    ///
+    /// # Errors
+    /// As for [`connect`](Self::connect).
+    pub fn max_message(&mut self, peer: SocketAddr) -> Result<usize> {
+        let index = self.peer(plain(peer))?;
+        Ok(self.ports[self.peers.get(index).port].max_message())
+    }
+
+    /// Makes calls return [`DatagramError::WouldBlock`] instead of waiting.
+    #[doc(alias = "rfcntl")]
+    pub fn set_nonblocking(&mut self, nonblocking: bool) {
+        self.nonblocking = nonblocking;
+    }
+
+    /// The time that a receive waits at most. `None`: without limit.
+    #[doc(alias = "SO_RCVTIMEO")]
+    pub fn set_read_timeout(&mut self, limit: Option<Duration>) {
+        self.read_timeout = limit;
+    }
+
+    /// The time that a send waits at most. `None`: without limit.
+    #[doc(alias = "SO_SNDTIMEO")]
+    pub fn set_write_timeout(&mut self, limit: Option<Duration>) {
+        self.write_timeout = limit;
+    }
+
+    /// Sends a message to the peer of [`connect`](Self::connect).
+    ///
+    /// # Errors
+    /// [`DatagramError::NotConnected`], and those of [`send_to`](Self::send_to).
+    #[doc(alias = "rsend")]
+    pub fn send(&mut self, message: &[u8]) -> Result<()> {
+        let peer = self.connected.ok_or(DatagramError::NotConnected)?;
+        self.send_to(message, peer)
+    }
+
+    /// Sends a message to a peer. It waits while the send queue is full.
+    ///
+    /// # Errors
+    /// - [`DatagramError::TooLong`]: the message is longer than [`max_message`](Self::max_message).
+    /// - [`DatagramError::WouldBlock`], [`DatagramError::TimedOut`]: the send queue is full.
+    /// - [`DatagramError::Cm`] with [`Error::System`]: the UDP socket refused a lookup. `ECONNREFUSED`:
+    ///   the peer of a connected socket has no socket.
+    /// - [`DatagramError::Cm`] with [`Error::Verbs`]: a send has failed. See [Failure](Self#failure).
+    /// - Those of [`connect`](Self::connect).
+    #[doc(alias = "rsendto")]
+    pub fn send_to(&mut self, message: &[u8], peer: SocketAddr) -> Result<()> {
+        let (peer, end) = (plain(peer), Deadline::new(self.write_timeout));
+        loop {
+            if self.try_send(message, peer)? {
+                return Ok(());
+            }
+            self.wait(end)?;
+        }
+    }
+
+    /// Receives a message of the peer of [`connect`](Self::connect), or of any peer if the socket is
+    /// not connected. Returns its length, as [`recv_from`](Self::recv_from) does.
+    ///
+    /// # Errors
+    /// As for [`recv_from`](Self::recv_from).
+    #[doc(alias = "rrecv")]
+    pub fn recv(&mut self, into: &mut [u8]) -> Result<usize> {
+        Ok(self.recv_from(into)?.0)
+    }
+
+    /// Receives a message to the start of `into`, and its sender. What does not fit is lost.
+    ///
+    /// # Errors
+    /// - [`DatagramError::WouldBlock`], [`DatagramError::TimedOut`]: there is no message.
+    /// - [`DatagramError::Cm`]: as for [`send_to`](Self::send_to).
+    #[doc(alias = "rrecvfrom")]
+    pub fn recv_from(&mut self, into: &mut [u8]) -> Result<(usize, SocketAddr)> {
+        let end = Deadline::new(self.read_timeout);
+        loop {
+            if let Some(received) = self.try_recv(into)? {
+                return Ok(received);
+            }
+            self.wait(end)?;
+        }
+    }
+
+    fn try_send(&mut self, message: &[u8], peer: SocketAddr) -> Result<bool> {
+        let mut index = self.peer(peer)?;
+        if self.peers.get(index).destination.is_none() {
+            // The answer to an earlier lookup may be there, and may add peers.
+            self.settle()?;
+            index = self.peer(peer)?;
+        }
+        let peer = self.peers.get(index);
+        let port = &mut self.ports[peer.port];
+        let (len, max) = (message.len(), port.max_message());
+        if len > max {
+            return Err(DatagramError::TooLong { len, max });
+        }
+        let Some(destination) = &peer.destination else {
+            self.send_lookup(index, LookupKind::Data, message)?;
+            return Ok(true);
+        };
+        let (sent, number) = (port.send(destination, message), peer.port);
+        sent.map_err(|error| self.replace_port(number, error))
+    }
+
+    fn try_recv(&mut self, into: &mut [u8]) -> Result<Option<(usize, SocketAddr)>> {
+        if let Some((sender, message)) = self.inbox.pop_front() {
+            return Ok(Some((copy(&message, into), sender)));
+        }
+        let mut end = None;
+        while !self.ports.is_empty() {
+            for number in 0..self.ports.len() {
+                match self.ports[number].recv(into, self.connected) {
+                    Ok(None) => {}
+                    Ok(received) => return Ok(received),
+                    Err(error) => return Err(self.replace_port(number, error)),
+                }
+            }
+            let now = Instant::now();
+            if now >= *end.get_or_insert(now + POLLING_TIME) {
+                break;
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns when another attempt is worthwhile.
+    fn wait(&mut self, end: Deadline) -> Result<()> {
+        if self.settle()? {
+            return Ok(());
+        }
+        if self.nonblocking {
+            return Err(DatagramError::WouldBlock);
+        }
+        let left = end.left();
+        if left == Some(Duration::ZERO) {
+            return Err(DatagramError::TimedOut);
+        }
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        let mut ready = [const { MaybeUninit::<epoll::Event>::uninit() }; 1];
+        match epoll::wait(&self.ready, &mut ready, left.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(Error::System { what: WAITING, errno }.into()),
+        }
+    }
+
+    /// Handles what the descriptors report, and arms them. `true`: another attempt is worthwhile.
+    fn settle(&mut self) -> Result<bool> {
+        const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut ready = [const { MaybeUninit::<epoll::Event>::uninit() }; 8];
+        let (ready, _) = epoll::wait(&self.ready, &mut ready, Some(&NOW))
+            .map_err(|errno| Error::System { what: WAITING, errno })?;
+        let mut has_changed = false;
+        for number in ready.iter().map(|event| event.data.u64()) {
+            has_changed = true;
+            match number {
+                UDP => self.take_lookups()?,
+                EVENT => self.take_events()?,
+                _ => self.ports[(number - FIRST_PORT) as usize].armed = false,
+            }
+        }
+        for number in 0..self.ports.len() {
+            if !self.ports[number].armed {
+                has_changed = true;
+                self.ports[number].arm().map_err(|error| self.replace_port(number, error))?;
+            }
+        }
+        Ok(has_changed)
+    }
+
+    /// Handles UDP messages: those of peers that look up this side's queue pair, and their answers.
+    fn take_lookups(&mut self) -> Result<()> {
+        let mut bytes = [0; SLOT + Lookup::MAX];
+        for _ in 0..BATCH {
+            let (len, sender) = match self.udp.recv_from(&mut bytes) {
+                Ok(received) => received,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => return Err(system("receiving a lookup of a datagram socket", &error).into()),
+            };
+            let Some((lookup, message)) = Lookup::parse(&bytes[..len], sender) else { continue };
+            self.take_lookup(plain(sender), lookup, message);
+        }
+        Ok(())
+    }
+
+    /// Errors are those of the sender's address: the message is lost then, as by UDP.
+    fn take_lookup(&mut self, sender: SocketAddr, lookup: Lookup, message: &[u8]) {
+        let Ok(index) = self.peer(sender) else { return };
+        if lookup.kind == LookupKind::Data {
+            if self.connected.is_none_or(|peer| peer == sender) && self.inbox.len() < self.options.recvs() {
+                self.inbox.push_back((sender, message.to_vec()));
+            }
+            if self.send_lookup(index, LookupKind::Control, &[]).is_err() {
+                return;
+            }
+        }
+        let peer = self.peers.get_mut(index);
+        if peer.qp_num != lookup.qp_num {
+            (peer.qp_num, peer.destination) = (lookup.qp_num, None);
+        }
+        if peer.destination.is_none() && peer.resolving.is_none() {
+            // Without a path, messages go by UDP, and the next answer starts the resolution again.
+            let resolving = self.resolve(index).ok();
+            self.peers.get_mut(index).resolving = resolving;
+        }
+    }
+
+    /// Starts the resolution of the path to a peer.
+    fn resolve(&self, index: usize) -> Result<CmId> {
+        let peer = self.peers.get(index);
+        let id = CmId::new(&self.channel, PortSpace::Udp)?;
+        let mut source = self.ports[peer.port].local();
+        source.set_port(0);
+        id.resolve_addr(Some(source.into()), peer.addr, RESOLVE)?;
+        Ok(id)
+    }
+
+    /// Handles the events of identifiers that resolve paths.
+    fn take_events(&mut self) -> Result<()> {
+        while let Some(event) = self.channel.get_event()? {
+            let Some(index) = self.peers.resolving(event.key) else { continue };
+            let peer = self.peers.get_mut(index);
+            let Some(id) = peer.resolving.take() else { continue };
+            match event.kind {
+                EventKind::AddrResolved if id.resolve_route(RESOLVE).is_ok() => peer.resolving = Some(id),
+                EventKind::RouteResolved => {
+                    let port = &self.ports[peer.port];
+                    let path = id.paths().ok().and_then(|paths| paths.first().copied());
+                    peer.destination = path.and_then(|path| port.destination(&path, peer.qp_num).ok());
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a lookup. A full buffer of the UDP socket loses it.
+    fn send_lookup(&mut self, index: usize, kind: LookupKind, message: &[u8]) -> Result<()> {
+        let peer = self.peers.get(index);
+        let port = &self.ports[peer.port];
+        self.message.clear();
+        Lookup { kind, qp_num: port.qp_num() }.append_to(&mut self.message, port.local());
+        self.message.extend_from_slice(message);
+        match self.udp.send_to(&self.message, peer.addr) {
+            Err(error) if error.kind() != ErrorKind::WouldBlock => {
+                Err(system("sending a lookup of a datagram socket", &error).into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The peer with an address, which is added if it is new.
+    fn peer(&mut self, addr: SocketAddr) -> Result<usize> {
+        match self.peers.find(addr) {
+            Some(index) => Ok(index),
+            None => {
+                let local = self.local_to(addr)?;
+                let port = self.port_of(local)?;
+                Ok(self.peers.add(addr, port, self.connected))
+            }
+        }
+    }
+
+    /// The local address of messages to a peer.
+    fn local_to(&self, peer: SocketAddr) -> Result<SocketAddr> {
+        let mut local = self.local_addr()?;
+        if local.ip().is_unspecified() {
+            let any: SocketAddr = match peer {
+                SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
+                SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
+            };
+            let routed = UdpSocket::bind(any).and_then(|udp| {
+                udp.connect(peer)?;
+                udp.local_addr()
+            });
+            let routed = routed.map_err(|error| system("finding the local address to a peer", &error))?;
+            local = SocketAddr::new(routed.ip(), local.port());
+            if let (SocketAddr::V6(local), SocketAddr::V6(routed)) = (&mut local, routed) {
+                local.set_scope_id(routed.scope_id());
+            }
+        }
+        Ok(local)
+    }
+
+    /// The port with a local address, which is added if it is new.
+    fn port_of(&mut self, local: SocketAddr) -> Result<usize> {
+        if let Some(number) = self.ports.iter().position(|port| port.local() == local) {
+            return Ok(number);
+        }
+        let port = self.new_port(local, self.ports.len())?;
+        self.ports.push(port);
+        Ok(self.ports.len() - 1)
+    }
+
+    fn new_port(&self, local: SocketAddr, number: usize) -> Result<Port> {
+        let port = Port::new(&self.channel, &self.domains, &self.options, local)?;
+        let data = epoll::EventData::new_u64(FIRST_PORT + number as u64);
+        epoll::add(&self.ready, &port, data, epoll::EventFlags::IN)
+            .map_err(|errno| Error::System { what: "adding a queue pair to a datagram socket", errno })?;
+        Ok(port)
+    }
+
+    /// Replaces the queue pair of a port after an operation has failed. Returns the error of the
+    /// operation. If no other queue pair can be created, the next call fails, too, and tries again.
+    fn replace_port(&mut self, number: usize, error: DatagramError) -> DatagramError {
+        self.peers.forget(number);
+        if let Ok(port) = self.new_port(self.ports[number].local(), number) {
+            self.ports[number] = port;
+        }
+        error
+    }
+}
+
+const WAITING: &str = "waiting for a datagram socket";
+
+/// The address of a peer without flow information, as peers are compared.
+fn plain(addr: SocketAddr) -> SocketAddr {
+    match addr {
+        SocketAddr::V4(_) => addr,
+        SocketAddr::V6(v6) => with_scope(addr, v6.scope_id()),
+    }
+}
+
+/// The end of a wait.
+#[derive(Clone, Copy)]
+struct Deadline(Option<Instant>);
+
+impl Deadline {
+    /// `None`, or a limit beyond the clock: no end.
+    fn new(limit: Option<Duration>) -> Self {
+        Self(limit.and_then(|limit| Instant::now().checked_add(limit)))
+    }
+
+    fn left(self) -> Option<Duration> {
+        self.0.map(|end| end.saturating_duration_since(Instant::now()))
+    }
+}
+
+impl AsFd for DatagramSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.ready.as_fd()
+    }
+}
+
+impl fmt::Debug for DatagramSocket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DatagramSocket")
+            .field("local", &self.udp.local_addr().ok())
+            .field("peer", &self.connected)
+            .finish_non_exhaustive()
+    }
+}

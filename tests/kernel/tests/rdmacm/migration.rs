@@ -1,0 +1,130 @@
+//! Alternate paths of connections. The kernel's connection manager has no command for them: each side
+//! loads its own.
+
+use std::net::SocketAddr;
+use std::thread;
+use std::time::Instant;
+
+use bareverbs::{
+    AlternatePath, AsyncEvent, Context, CqInit, DeviceCapFlags, Errno, EventType, MigState, Operation,
+    Payload, Pd, Qp, QpInit, Rc, Remote, SendFlags, SendRequest,
+};
+use bareverbs_kernel_tests::device::{self, Requirement};
+use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_rdmacm::connection::{Connection, Route};
+use bareverbs_rdmacm::{ConnectOptions, Error, Listener, PortSpace};
+
+use crate::host::*;
+
+/// For tests of path migration.
+///
+/// # Errors
+/// If the device or the link layer does not support it.
+pub(crate) fn migrates() -> Requirement {
+    has_ip()?;
+    device::infiniband()?;
+    let flags = device::open().query_device().map_err(|error| error.to_string())?.device_cap_flags;
+    let has = flags.contains(DeviceCapFlags::AUTO_PATH_MIG);
+    if has { Ok(()) } else { Err("the device has no path migration".to_owned()) }
+}
+
+fn queue(pd: &Pd) -> Qp<Rc> {
+    let cq = pd.context().create_cq(&CqInit::new(8)).unwrap();
+    pd.create_qp(&QpInit::new(&cq, &cq)).unwrap()
+}
+
+/// A write of 0 bytes, which is a message of both ports.
+fn touch(qp: &mut Qp<Rc>) {
+    let operation = Operation::Write(Remote { addr: 0, rkey: 0 });
+    let request =
+        SendRequest { wr_id: 1, operation, flags: SendFlags::SIGNALED, payload: Payload::Sges(&[]) };
+    // SAFETY: the request names no memory.
+    unsafe { qp.post_send(&[request]) }.unwrap();
+}
+
+/// Waits for the migration events of `count` QPs.
+fn migrated(context: &Context, count: usize) {
+    let (events, end) = (context.async_events(), Instant::now() + TIMEOUT);
+    let mut found = 0;
+    while found < count {
+        match events.get_timeout(end.saturating_duration_since(Instant::now())).unwrap() {
+            Some(AsyncEvent::Qp { event: EventType::PATH_MIG, .. }) => found += 1,
+            // The first message of a QP that was in RTR.
+            Some(AsyncEvent::Qp { event: EventType::COMM_EST, .. }) => {}
+            other => panic!("{found} of {count} events, then {other:?}"),
+        }
+    }
+}
+
+/// Waits until the sides have told each other that they have an alternate path.
+fn armed(active: &mut Connection<Qp<Rc>>) {
+    let end = Instant::now() + TIMEOUT;
+    while active.path_migration().unwrap() != MigState::ARMED {
+        assert!(Instant::now() < end, "not armed");
+        thread::yield_now();
+    }
+}
+
+pub(crate) fn connection_migrates_to_the_paths_that_its_sides_load() {
+    nothing_leaks(|| {
+        let pd = device::open().alloc_pd().unwrap();
+        let listener = Listener::bind(SocketAddr::new(ip(), 0)).unwrap();
+        let addr = listener.local_addr().unwrap();
+        let options = ConnectOptions::default();
+        thread::scope(|scope| {
+            let server = scope.spawn(|| {
+                let incoming = listener.get_request(TIMEOUT).unwrap();
+                incoming.accept(queue(&pd), &options, TIMEOUT).unwrap()
+            });
+            let route = Route::resolve(addr, TIMEOUT).unwrap();
+            let mut active = route.connect(queue(&pd), &options, TIMEOUT).unwrap();
+            let mut passive = server.join().unwrap();
+            // The kernel asks for one path, and offers one.
+            for side in [&active, &passive] {
+                assert_eq!(side.id().paths().unwrap().len(), 1);
+            }
+            for side in [&mut active, &mut passive] {
+                let address = side.query().unwrap().0.ah_attr;
+                side.load_alternate_path(&AlternatePath::new(bareverbs::AhAttr { sl: 3, ..address }))
+                    .unwrap();
+            }
+            touch(&mut active);
+            armed(&mut active);
+            active.migrate().unwrap();
+            touch(&mut active);
+            migrated(pd.context(), 2);
+            for side in [&active, &passive] {
+                let attr = side.query().unwrap().0;
+                assert_eq!((attr.path_mig_state, attr.ah_attr.sl), (MigState::MIGRATED, 3));
+            }
+            // The messages of the connection manager keep to the path that it knows.
+            let end = scope.spawn(move || active.disconnect(TIMEOUT).unwrap());
+            passive.wait_disconnected(TIMEOUT).unwrap();
+            end.join().unwrap();
+        });
+    });
+}
+
+pub(crate) fn migration_is_not_reported_for_a_connection_with_one_path() {
+    nothing_leaks(|| {
+        let (listener, addr) = listener(PortSpace::Tcp, 8);
+        let (active, passive) = connected(&listener, addr);
+        for side in [&active, &passive] {
+            let refused = side.notify(EventType::PATH_MIG).unwrap_err();
+            assert!(matches!(refused, Error::Invalid { verb: "notify", .. }), "{refused}");
+            assert_eq!(errno(side.notify(EventType::PORT_ERR)), Errno::INVAL);
+        }
+        disconnect(&active, &passive);
+    });
+}
+
+/// What the kernel does: it takes an empty path for its own messages then.
+pub(crate) fn kernel_loses_the_path_of_a_connection_that_reports_migration() {
+    let (listener, addr) = listener(PortSpace::Tcp, 8);
+    let (active, passive) = connected(&listener, addr);
+    let notified = active.notify(EventType::PATH_MIG);
+    let ended = active.disconnect();
+    let first = passive.channel().wait_timeout(QUIET * 10);
+    let second = active.channel().wait_timeout(QUIET * 10);
+    panic!("notified {notified:?} ended {ended:?} passive {first:?} active {second:?}");
+}

@@ -1,0 +1,317 @@
+//! Datagram sockets.
+
+use std::io::ErrorKind;
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bareverbs::owned::{Datagrams, Lease, Pool};
+use bareverbs::{Errno, GRH_BYTES};
+use bareverbs_kernel_tests::device;
+use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_rdmacm::Error;
+use bareverbs_rdmacm::datagram::{DatagramError, DatagramSocket, DatagramSocketOptions};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use crate::host::*;
+
+const ANY: (Ipv4Addr, u16) = (Ipv4Addr::UNSPECIFIED, 0);
+
+/// The first bytes of a UDP message of the protocol, with operation and QPN.
+fn lookup(operation: u8, qp_num: u32) -> Vec<u8> {
+    let mut bytes = vec![0x55, 0x55, 0x55, 0x55, 4, operation, 16, 0];
+    bytes.extend(qp_num.to_be_bytes());
+    bytes.extend([0; 4]);
+    bytes
+}
+
+const DATA: u8 = 0;
+const CONTROL: u8 = 7;
+
+fn server() -> (DatagramSocket, SocketAddr) {
+    let mut server = DatagramSocket::bind(SocketAddr::new(ip(), 0)).unwrap();
+    server.set_read_timeout(Some(TIMEOUT));
+    let addr = server.local_addr().unwrap();
+    (server, addr)
+}
+
+/// A socket that is connected to a server.
+fn client(server: SocketAddr) -> DatagramSocket {
+    let mut client = DatagramSocket::bind(ANY).unwrap();
+    client.connect(server).unwrap();
+    client.set_read_timeout(Some(TIMEOUT));
+    client
+}
+
+/// A UDP socket at the device's address.
+fn plain_udp() -> UdpSocket {
+    let udp = UdpSocket::bind(SocketAddr::new(ip(), 0)).unwrap();
+    udp.set_read_timeout(Some(TIMEOUT)).unwrap();
+    udp
+}
+
+/// The QPN in an answer to a lookup.
+fn answered(udp: &UdpSocket) -> u32 {
+    let mut answer = [0; 64];
+    let len = udp.recv(&mut answer).unwrap();
+    assert_eq!((len, &answer[..8]), (16, &lookup(CONTROL, 0)[..8]));
+    u32::from_be_bytes(answer[8..12].try_into().unwrap())
+}
+
+pub(crate) fn datagram_sockets_exchange_messages() {
+    nothing_leaks(|| {
+        let (mut server, addr) = server();
+        let echo = thread::spawn(move || {
+            let mut message = [0; 2048];
+            loop {
+                let (len, sender) = server.recv_from(&mut message).unwrap();
+                server.send_to(&message[..len], sender).unwrap();
+                if len == 0 {
+                    return;
+                }
+            }
+        });
+        let mut client = client(addr);
+        assert_eq!((client.peer_addr(), client.local_addr().unwrap().ip()), (Some(addr), ip()));
+        let max = client.max_message(addr).unwrap();
+        client.set_read_timeout(Some(Duration::from_millis(100)));
+        for round in 0..200usize {
+            // Inline, by reference, and of the largest size.
+            let message = vec![round as u8; [1, 50, 500, max][round % 4]];
+            let mut answer = [0; 2048];
+            // Messages may be lost while the sides look each other up.
+            let end = Instant::now() + TIMEOUT;
+            loop {
+                client.send(&message).unwrap();
+                match client.recv(&mut answer) {
+                    Ok(len) if answer[..len] == message => break,
+                    Ok(_) | Err(DatagramError::TimedOut) => assert!(Instant::now() < end),
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        }
+        let too_long = client.send(&vec![0; max + 1]).unwrap_err();
+        assert!(matches!(too_long, DatagramError::TooLong { len, .. } if len == max + 1), "{too_long}");
+        client.send(&[]).unwrap();
+        echo.join().unwrap();
+    });
+}
+
+pub(crate) fn messages_go_by_udp_until_the_peer_answers_the_lookup() {
+    nothing_leaks(|| {
+        let peer = plain_udp();
+        let mut socket = client(peer.local_addr().unwrap());
+        let mut queue = PeerQueue::new();
+        // By UDP, and with the same queue pair each time.
+        let [first, second] = [b"one", b"two"].map(|message| {
+            socket.send(message).unwrap();
+            let mut bytes = [0; 64];
+            let (len, sender) = peer.recv_from(&mut bytes).unwrap();
+            assert_eq!(sender, socket.local_addr().unwrap());
+            assert_eq!((&bytes[..8], &bytes[16..len]), (&lookup(DATA, 0)[..8], &message[..]));
+            bytes[8..12].to_vec()
+        });
+        assert_eq!(first, second);
+        peer.send_to(&lookup(CONTROL, queue.qp_num()), socket.local_addr().unwrap()).unwrap();
+        // By RDMA, as soon as the path is resolved.
+        let end = Instant::now() + TIMEOUT;
+        let received = loop {
+            socket.send(b"three").unwrap();
+            if let Some(message) = queue.recv() {
+                break message;
+            }
+            assert!(Instant::now() < end, "no message by RDMA");
+        };
+        let SocketAddr::V4(local) = socket.local_addr().unwrap() else { panic!("an IPv4 address") };
+        let mut header = vec![4, 8];
+        header.extend(local.port().to_be_bytes());
+        header.extend(local.ip().octets());
+        assert_eq!(received, [&header[..], b"three"].concat());
+    });
+}
+
+/// The UD queue pair of a peer that the test plays.
+struct PeerQueue {
+    datagrams: Datagrams<Lease>,
+}
+
+impl PeerQueue {
+    fn new() -> Self {
+        let pd = device::open().alloc_pd().unwrap();
+        let mut datagrams: Datagrams = Datagrams::options().recvs(4).inline(64).build(&pd).unwrap();
+        let pool = Pool::new(&pd, 4, GRH_BYTES + 2048).unwrap();
+        while let Some(lease) = pool.take() {
+            datagrams.post_recv(lease).unwrap();
+        }
+        Self { datagrams }
+    }
+
+    fn qp_num(&self) -> u32 {
+        self.datagrams.address().qp_num
+    }
+
+    /// A message that arrives soon.
+    fn recv(&mut self) -> Option<Vec<u8>> {
+        let received = self.datagrams.wait_recv_timeout(Duration::from_millis(20)).unwrap()?;
+        Some(received.message().to_vec())
+    }
+
+    /// Sends to the queue pair with a number on this host.
+    fn send(&mut self, qp_num: u32, message: &[u8]) {
+        let own = self.datagrams.address();
+        let to = self.datagrams.destination(&bareverbs::owned::DatagramAddress { qp_num, ..own }).unwrap();
+        self.datagrams.post_send_inline(&to, message).unwrap();
+        self.datagrams.wait_send().unwrap();
+    }
+}
+
+pub(crate) fn lookup_is_answered_and_its_message_received() {
+    nothing_leaks(|| {
+        let (mut socket, addr) = server();
+        let (udp, mut queue) = (plain_udp(), PeerQueue::new());
+        let from = udp.local_addr().unwrap();
+        let mut message = lookup(DATA, queue.qp_num());
+        message.extend(b"hello");
+        udp.send_to(&message, addr).unwrap();
+        let mut bytes = [0; 64];
+        assert_eq!(socket.recv_from(&mut bytes).unwrap(), (5, from));
+        assert_eq!(&bytes[..5], b"hello");
+        let qp_num = answered(&udp);
+
+        // A message by RDMA has the sender that its header says.
+        let SocketAddr::V4(from) = from else { panic!("an IPv4 address") };
+        let mut message = vec![4, 8];
+        message.extend(from.port().to_be_bytes());
+        message.extend(from.ip().octets());
+        message.extend(b"again");
+        queue.send(qp_num, &message);
+        assert_eq!(socket.recv_from(&mut bytes).unwrap(), (5, from.into()));
+        assert_eq!(&bytes[..5], b"again");
+    });
+}
+
+pub(crate) fn malformed_messages_are_ignored() {
+    nothing_leaks(|| {
+        let (mut socket, addr) = server();
+        let (udp, mut queue) = (plain_udp(), PeerQueue::new());
+        let whole = [&lookup(DATA, queue.qp_num())[..], b"end"].concat();
+        let mut wrong_tag = whole.clone();
+        wrong_tag[0] = 0;
+        let mut of_ipv6 = whole.clone();
+        of_ipv6[4] = 6;
+        for message in [&[][..], &whole[..15], &wrong_tag, &of_ipv6, &[0xff; 3000]] {
+            udp.send_to(message, addr).unwrap();
+        }
+        udp.send_to(&whole, addr).unwrap();
+        let mut bytes = [0; 64];
+        assert_eq!(socket.recv_from(&mut bytes).unwrap().0, 3);
+        let qp_num = answered(&udp);
+        // Headers of no family, of a wrong length, and cut off.
+        for message in [&[][..], &[4], &[5, 8, 0, 1, 10, 1, 0, 1], &[4, 24, 0, 1, 10, 1, 0, 1], &[6, 24, 0]] {
+            queue.send(qp_num, message);
+        }
+        queue.send(qp_num, &[4, 8, 0, 1, 10, 9, 9, 9, 7]);
+        let sender = SocketAddr::from((Ipv4Addr::new(10, 9, 9, 9), 1));
+        assert_eq!(socket.recv_from(&mut bytes).unwrap(), (1, sender));
+        assert_eq!(bytes[0], 7);
+    });
+}
+
+pub(crate) fn connected_socket_receives_from_its_peer_only() {
+    nothing_leaks(|| {
+        let (peer, other, mut queue) = (plain_udp(), plain_udp(), PeerQueue::new());
+        let mut socket = client(peer.local_addr().unwrap());
+        let local = socket.local_addr().unwrap();
+        let message = [&lookup(DATA, queue.qp_num())[..], b"!"].concat();
+        other.send_to(&message, local).unwrap();
+        peer.send_to(&message, local).unwrap();
+        let mut bytes = [0; 64];
+        assert_eq!(socket.recv_from(&mut bytes).unwrap(), (1, peer.local_addr().unwrap()));
+        queue.send(answered(&peer), &[4, 8, 0, 1, 10, 9, 9, 9, 7]);
+        socket.set_read_timeout(Some(QUIET));
+        let late = socket.recv_from(&mut bytes).unwrap_err();
+        assert!(matches!(late, DatagramError::TimedOut), "{late}");
+    });
+}
+
+pub(crate) fn datagram_socket_errors_name_their_cause() {
+    nothing_leaks(|| {
+        let mut socket = DatagramSocket::bind(ANY).unwrap();
+        let error = socket.send(b"to whom").unwrap_err();
+        assert!(matches!(error, DatagramError::NotConnected), "{error}");
+        socket.set_nonblocking(true);
+        let error = socket.recv(&mut [0; 8]).unwrap_err();
+        assert!(matches!(error, DatagramError::WouldBlock), "{error}");
+        assert_eq!(std::io::Error::from(error).kind(), ErrorKind::WouldBlock);
+        let error = DatagramSocket::bind("192.0.2.1:0").unwrap_err();
+        assert_eq!(error.errno(), Some(Errno::ADDRNOTAVAIL), "{error}");
+        let error = socket.connect("127.0.0.1:7174").unwrap_err();
+        assert_eq!(error.errno(), Some(Errno::NODEV), "{error}");
+        let error = DatagramSocket::bind("no-such-host.invalid:1").unwrap_err();
+        assert!(matches!(error, DatagramError::Cm(Error::Name { .. })), "{error}");
+
+        // Nobody is at the port: the host of the peer says so.
+        let free = plain_udp().local_addr().unwrap();
+        let mut socket = client(free);
+        let end = Instant::now() + TIMEOUT;
+        let error = loop {
+            if let Err(error) = socket.send(b"hello") {
+                break error;
+            }
+            assert!(Instant::now() < end, "no error");
+        };
+        assert_eq!(error.errno(), Some(Errno::CONNREFUSED), "{error}");
+        let taken = UdpSocket::bind(SocketAddr::new(ip(), 0)).unwrap().local_addr().unwrap();
+        let _keeps = DatagramSocket::bind(taken).unwrap();
+        let error = DatagramSocket::bind(taken).unwrap_err();
+        assert_eq!(error.errno(), Some(Errno::ADDRINUSE), "{error}");
+    });
+}
+
+pub(crate) fn descriptor_tells_when_a_message_waits() {
+    nothing_leaks(|| {
+        let (mut server, addr) = server();
+        server.set_nonblocking(true);
+        let ready = |socket: &DatagramSocket, wait: Duration| {
+            let mut fds = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
+            let timeout = PollTimeout::try_from(wait).unwrap();
+            poll(&mut fds, timeout).unwrap() == 1
+        };
+        let (mut client, mut bytes) = (client(addr), [0; 8]);
+        for round in 0..20u8 {
+            // Until the socket has nothing to do.
+            while server.recv(&mut bytes).is_ok() || ready(&server, Duration::ZERO) {}
+            client.send(&[round]).unwrap();
+            let end = Instant::now() + TIMEOUT;
+            loop {
+                assert!(ready(&server, TIMEOUT) && Instant::now() < end);
+                match server.recv(&mut bytes) {
+                    Ok(len) => break assert_eq!((len, bytes[0]), (1, round)),
+                    // The descriptor reported the resolution of the path.
+                    Err(DatagramError::WouldBlock) => {}
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            // The client gets the answer to its lookup.
+            client.set_read_timeout(Some(Duration::from_millis(5)));
+            client.recv(&mut bytes).unwrap_err();
+        }
+    });
+}
+
+pub(crate) fn full_send_queue_makes_its_sender_wait() {
+    nothing_leaks(|| {
+        let (mut server, addr) = server();
+        let options = DatagramSocketOptions::default().send_buffer(4096).recv_buffer(1 << 20);
+        let mut client = options.bind(ANY).unwrap();
+        client.connect(addr).unwrap();
+        client.set_write_timeout(Some(TIMEOUT));
+        // The first messages go by UDP, and more than the queue has room for by RDMA.
+        for _ in 0..500 {
+            client.send(&[1; 200]).unwrap();
+        }
+        let mut bytes = [0; 256];
+        assert_eq!(server.recv(&mut bytes).unwrap(), 200);
+    });
+}

@@ -1,0 +1,75 @@
+//! The command line of `udpong`.
+
+use clap::{Args, ValueEnum};
+
+use super::values::number;
+
+/// A variation of the tests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TestOption {
+    /// UDP instead of RDMA
+    #[value(name = "s", aliases = ["socket", "sockets"])]
+    Sockets,
+    /// Sleep until a call is possible
+    #[value(name = "a", aliases = ["async", "asynchronous"])]
+    Async,
+    /// Sleep in calls, as with `a`
+    #[value(name = "b", aliases = ["block", "blocking"])]
+    Blocking,
+    /// Poll until a call succeeds: the default
+    #[value(name = "n", aliases = ["nonblock", "nonblocking"])]
+    Nonblocking,
+    /// The server answers each message of a test of one's own
+    #[value(name = "e", aliases = ["echo"])]
+    Echo,
+}
+
+/// The options of udpong.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Udpong {
+    /// Send to this server; without it, be the server
+    #[arg(short, long, value_name = "HOST")]
+    pub(crate) server: Option<String>,
+    /// Receive at this address (default: every IPv4 address)
+    #[arg(short, long, value_name = "ADDR", conflicts_with = "server")]
+    pub(crate) bind: Option<String>,
+    /// Bytes of the send buffer and of the receive buffer (default: 512 KiB)
+    #[arg(short = 'B', long, value_name = "BYTES", value_parser = number::<u32>(2048, 64 << 20))]
+    pub(crate) buffer: Option<u32>,
+    /// Messages of a test of one's own (default of such a test: 1000)
+    #[arg(short = 'C', long, value_name = "MESSAGES", value_parser = number::<u32>(1, i32::MAX as u32))]
+    count: Option<u32>,
+    /// Bytes of a message of a test of one's own (default of such a test: 1000)
+    #[arg(short = 'S', long, value_parser = number::<u32>(16, 2032))]
+    size: Option<u32>,
+    /// UDP port
+    #[arg(short, long, default_value = "7174", value_parser = number::<u16>(0, 65535))]
+    pub(crate) port: u16,
+    /// A variation of the tests; may be repeated
+    #[arg(short = 'T', long = "test", value_name = "OPTION", value_enum)]
+    tests: Vec<TestOption>,
+    /// Print a line of JSON for each test
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+impl Udpong {
+    /// Size and number of the messages of a test of the user's own.
+    pub(crate) fn custom(&self) -> Option<(u32, u32)> {
+        (self.size.is_some() || self.count.is_some())
+            .then(|| (self.size.unwrap_or(1000), self.count.unwrap_or(1000)))
+    }
+
+    pub(crate) fn uses_sockets(&self) -> bool {
+        self.tests.contains(&TestOption::Sockets)
+    }
+
+    /// Whether calls poll, and do not sleep.
+    pub(crate) fn spins(&self) -> bool {
+        !self.tests.iter().any(|test| matches!(test, TestOption::Async | TestOption::Blocking))
+    }
+
+    pub(crate) fn echoes(&self) -> bool {
+        self.tests.contains(&TestOption::Echo)
+    }
+}
