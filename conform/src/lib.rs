@@ -25,6 +25,7 @@ mod check;
 pub mod decode;
 mod errno;
 mod filter;
+pub mod fuzz;
 mod generate;
 mod guard;
 mod kernel;

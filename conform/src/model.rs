@@ -155,20 +155,26 @@ impl Target for Model {
     }
 }
 
+struct Object {
+    class: u16,
+    /// Handles of the objects that it uses.
+    uses: Vec<u32>,
+}
+
 struct ModelFile {
     shared: Rc<Shared>,
     number: u32,
     has_context: Cell<bool>,
-    /// Objects by handle: class, and the objects that use it.
-    objects: RefCell<BTreeMap<u32, u16>>,
+    /// Objects by handle.
+    objects: RefCell<BTreeMap<u32, Object>>,
     /// Handles that were in use.
     used: RefCell<BTreeSet<u32>>,
 }
 
 impl Drop for ModelFile {
     fn drop(&mut self) {
-        for class in self.objects.borrow().values() {
-            self.shared.count(*class, -1);
+        for object in self.objects.borrow().values() {
+            self.shared.count(object.class, -1);
         }
         if self.has_context.get() {
             self.shared.count(ObjectClass::DEVICE.0, -1);
@@ -233,6 +239,7 @@ struct Parsed {
 struct Running {
     parsed: BTreeMap<u16, Parsed>,
     made: Vec<u32>,
+    used: Vec<u32>,
     made_fds: Vec<i32>,
     destroyed: Option<u32>,
 }
@@ -312,7 +319,12 @@ impl ModelFile {
             }
         }
         if let Some(handle) = running.destroyed {
-            self.remove(handle);
+            self.destroy(handle)?;
+        }
+        for handle in &running.made {
+            if let Some(object) = self.objects.borrow_mut().get_mut(handle) {
+                object.uses.clone_from(&running.used);
+            }
         }
         self.handle(method, running)
     }
@@ -457,8 +469,9 @@ impl ModelFile {
                     return Err(self.error(Rule::HandleDestroyed, Errno::NOENT, Errno::INVAL));
                 }
                 let handle = self.find(object, raw.data)?;
-                if access == Access::Destroy {
-                    running.destroyed = Some(handle);
+                match access {
+                    Access::Destroy => running.destroyed = Some(handle),
+                    _ => running.used.push(handle),
                 }
                 Ok(())
             }
@@ -504,7 +517,7 @@ impl ModelFile {
     fn add(&self, class: u16) -> u32 {
         let mut objects = self.objects.borrow_mut();
         let handle = (0..).find(|handle| !objects.contains_key(handle)).expect("a free handle");
-        objects.insert(handle, class);
+        objects.insert(handle, Object { class, uses: Vec::new() });
         self.used.borrow_mut().insert(handle);
         self.shared.highest.set(self.shared.highest.get().max(handle));
         self.shared.count(class, 1);
@@ -512,9 +525,19 @@ impl ModelFile {
     }
 
     fn remove(&self, handle: u32) {
-        if let Some(class) = self.objects.borrow_mut().remove(&handle) {
-            self.shared.count(class, -1);
+        if let Some(object) = self.objects.borrow_mut().remove(&handle) {
+            self.shared.count(object.class, -1);
         }
+    }
+
+    /// Removes an object unless another one uses it.
+    fn destroy(&self, handle: u32) -> Result<(), Errno> {
+        let is_used = self.objects.borrow().values().any(|object| object.uses.contains(&handle));
+        if is_used {
+            self.refuse(Rule::Busy, Errno::BUSY)?;
+        }
+        self.remove(handle);
+        Ok(())
     }
 
     fn make_fd(&self, class: u16) -> i32 {
@@ -537,7 +560,7 @@ impl ModelFile {
         }
         let handle = data as u32;
         match self.objects.borrow().get(&handle) {
-            Some(found) if *found != class => {
+            Some(found) if found.class != class => {
                 self.refuse(Rule::HandleType, Errno::INVAL)?;
                 Ok(handle)
             }
@@ -691,8 +714,8 @@ impl ModelFile {
             return Err(Errno::NOENT);
         }
         let mut handles: Vec<u32> = Vec::new();
-        handles
-            .extend(self.objects.borrow().iter().filter(|(_, of)| **of == class).map(|(handle, _)| *handle));
+        let objects = self.objects.borrow();
+        handles.extend(objects.iter().filter(|(_, object)| object.class == class).map(|(handle, _)| *handle));
         let fds = self.shared.fds.borrow();
         let own = fds.iter().filter(|(_, (of, file))| *of == class && *file == self.number);
         handles.extend(own.map(|_| 0));
@@ -708,7 +731,16 @@ impl ModelFile {
         Ok(())
     }
 
-    /// The commands that make the objects of the checks.
+    /// The bytes of an input.
+    fn payload(&self, parsed: &Parsed) -> Result<Vec<u8>, Errno> {
+        let Attribute { data, len, .. } = parsed.raw;
+        match usize::from(len) {
+            len @ 0..=8 => Ok(data.to_ne_bytes()[..len].to_vec()),
+            len => read(data, len).map_err(|_| self.error(Rule::InputUnreadable, Errno::FAULT, Errno::INVAL)),
+        }
+    }
+
+    /// The commands that make and destroy the objects of the checks.
     fn command(&self, method: &MethodInfo, running: &Running) -> Result<(), Errno> {
         let number =
             running.parsed.get(&InvokeWrite::WRITE_CMD.id()).map_or(0, |parsed| parsed.raw.data as u32);
@@ -720,6 +752,18 @@ impl ModelFile {
         if short && !fault {
             return Err(Errno::NOSPC);
         }
+        let request = running.parsed.get(&InvokeWrite::CORE_IN.id());
+        let request = request.map_or(Ok(Vec::new()), |parsed| self.payload(parsed))?;
+        if let Some((class, at)) = crate::fuzz::destroyed(info) {
+            let handle = request.get(at..at + 4).map_or(0, bareverbs_uapi::print::native);
+            let handle = self.find(class, handle)?;
+            return self.destroy(handle);
+        }
+        let fields = info.request.map_or(&[][..], |info| info.fields);
+        let pd = crate::request::position(fields, "pd_handle", "base")
+            .and_then(|(at, _)| request.get(at..at + 4))
+            .map(|bytes| self.find(ObjectClass::PD.0, bareverbs_uapi::print::native(bytes)))
+            .transpose()?;
         let class = match number {
             1 => return self.outputs(method, running, &[]),
             3 => ObjectClass::PD,
@@ -728,12 +772,24 @@ impl ModelFile {
             14 => ObjectClass::MW,
             17 => {
                 let fd = self.make_fd(ObjectClass::COMP_CHANNEL.0);
-                return self.outputs(method, running, &fd.to_ne_bytes());
+                let result = self.outputs(method, running, &fd.to_ne_bytes());
+                if result.is_err() {
+                    self.shared.fds.borrow_mut().remove(&fd);
+                }
+                return result;
             }
             _ => return Err(Errno::OPNOTSUPP),
         };
+        let uses = pd.into_iter().collect();
         let handle = self.add(class.0);
-        self.outputs(method, running, &handle.to_ne_bytes())
+        if let Some(object) = self.objects.borrow_mut().get_mut(&handle) {
+            object.uses = uses;
+        }
+        let result = self.outputs(method, running, &handle.to_ne_bytes());
+        if result.is_err() && !self.breaks(Rule::Undo) {
+            self.remove(handle);
+        }
+        result
     }
 }
 

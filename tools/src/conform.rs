@@ -3,8 +3,10 @@
 use std::fs;
 use std::io::{IsTerminal, stderr};
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use bareverbs_conform::fuzz::{self, FuzzError, Progress};
 use bareverbs_conform::{Filter, Outcome, Results, Suite, SuiteError, Verdict, report};
 
 use crate::cli::conform::{Conform, ConformAction, ResultsFormat};
@@ -14,6 +16,7 @@ use crate::output;
 pub(crate) fn run(options: &Conform) -> Result<u8> {
     match &options.action {
         None if options.list => list(options),
+        None if options.fuzz.is_some() => fuzz_device(options),
         None => check(options),
         Some(ConformAction::Diff { before, after }) => {
             let text = report::diff(&read(before)?, &read(after)?);
@@ -62,6 +65,43 @@ fn list(options: &Conform) -> Result<u8> {
     }
     output::write(&text)?;
     Ok(0)
+}
+
+/// Fuzzes the device. The exit status is 1 if a rule is broken.
+fn fuzz_device(options: &Conform) -> Result<u8> {
+    let how = fuzz::Options {
+        duration: Duration::from_secs(options.fuzz.unwrap_or(0)),
+        seed: options.seed,
+        out: options.fuzz_out.clone(),
+        ..fuzz::Options::default()
+    };
+    // A line in place on a terminal, else one for each tenth of the time.
+    let terminal = stderr().is_terminal();
+    let mut next = how.duration / 10;
+    let report = fuzz::fuzz(options.device.as_deref(), &how, |Progress { elapsed, programs }| {
+        let text = format!("{programs} programs in {} s", elapsed.as_secs());
+        if terminal {
+            eprint!("\r{text}");
+        } else if *elapsed >= next {
+            next += how.duration / 10;
+            output::diagnostic(&text);
+        }
+    });
+    if terminal {
+        output::diagnostic("");
+    }
+    let report = match report {
+        Err(FuzzError::Device(error)) if is_absent(&error) => {
+            output::diagnostic(&format!("nothing to fuzz: {error}"));
+            return Ok(SKIPPED);
+        }
+        report => report?,
+    };
+    output::write(&match options.format {
+        ResultsFormat::Json => serde_json::to_string(&report)? + "\n",
+        _ => report.to_string(),
+    })?;
+    Ok(u8::from(report.failure.is_some()))
 }
 
 fn check(options: &Conform) -> Result<u8> {

@@ -30,6 +30,12 @@ pub(crate) struct Conform {
     /// Also run checks that crash or corrupt kernels which break their rule.
     #[arg(long)]
     hazard: bool,
+    /// Fuzz each kernel for this long instead of running checks.
+    #[arg(long, value_name = "SECONDS", conflicts_with_all = ["filter", "hazard"])]
+    fuzz: Option<u64>,
+    /// Fuzz this device: roce or ib (the software ConnectX), or rxe.
+    #[arg(long, value_name = "DEVICE", default_value = "rxe", requires = "fuzz")]
+    device: String,
     /// The folder for the results of each kernel and the page (default: target/conform).
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,

@@ -43,7 +43,7 @@ fn wrong(id: u16) -> Slot {
 }
 
 /// Whether the device has the method and the attribute.
-fn is_known(session: &mut Session<'_>, method: &MethodInfo, id: u16) -> bool {
+pub(crate) fn is_known(session: &mut Session<'_>, method: &MethodInfo, id: u16) -> bool {
     let mut call = Call::of(session.driver_id(), method).with(wrong(id));
     session.execute(&mut call) != Answer::PROTONOSUPPORT
 }

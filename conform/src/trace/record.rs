@@ -35,6 +35,9 @@ pub enum CallKind {
     Send,
     /// `recvfrom` or `recvmsg`.
     Receive,
+    /// `close` of a device file, or of a descriptor that a call made. Only recordings of
+    /// [`fuzz`](crate::fuzz) have it.
+    Close,
 }
 
 /// A call of an RDMA interface.

@@ -24,10 +24,16 @@ pub(crate) struct Conform {
     /// Also write a page with the results
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
+    /// Fuzz the device for this long instead of running checks; for guests only
+    #[arg(long, value_name = "SECONDS", conflicts_with_all = ["filter", "list", "hazard", "html"])]
+    pub(crate) fuzz: Option<u64>,
+    /// Write the fuzzed program to this file, for `bareverbs replay`
+    #[arg(long, value_name = "FILE", requires = "fuzz")]
+    pub(crate) fuzz_out: Option<PathBuf>,
     /// List the checks with their rules instead of running them
     #[arg(long)]
     pub(crate) list: bool,
-    /// Run the checks in the random order of this seed (0: in their own order)
+    /// Run the checks in the random order of this seed (0: in their own order); the seed of --fuzz
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,
 }
