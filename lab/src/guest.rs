@@ -527,8 +527,10 @@ fn wanted_modules(setup: &Setup<'_>, link: Link) -> Vec<&'static str> {
     });
     // rxe of Linux 6.1 requests crc32 from the crypto layer when a link is added; later kernels
     // call it directly.
-    // The tests make links lose, delay and reorder packets by netem.
-    wanted.extend(["crc32_generic", "af_packet", "sch_netem"].into_iter().filter(|name| modules.has(name)));
+    // The tests make links lose, delay and reorder packets by netem, and drop long ones by tbf.
+    wanted.extend(
+        ["crc32_generic", "af_packet", "sch_netem", "sch_tbf"].into_iter().filter(|name| modules.has(name)),
+    );
     wanted.push(if setup.hca.is_some() { "mlx5_ib" } else { "rdma_rxe" });
     wanted.extend(["ib_uverbs", "rdma_ucm", "ib_umad"]);
     if setup.hca.is_some_and(|hca| hca.port == crate::HcaPort::Ib) {

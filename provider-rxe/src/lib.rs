@@ -66,6 +66,8 @@
 
 mod completion;
 mod doorbell;
+#[cfg(all(test, loom))]
+mod loom_models;
 mod memory;
 mod provider;
 mod rd_atomic;

@@ -4,6 +4,7 @@ pub(crate) mod conform;
 pub(crate) mod connected;
 pub(crate) mod datagram;
 pub(crate) mod device;
+pub(crate) mod doctor;
 pub(crate) mod perf;
 pub(crate) mod pingpong;
 pub(crate) mod rcopy;
@@ -23,7 +24,7 @@ use self::conform::{Conform, Decode};
 use self::connected::{Cmtime, RdmaClient, RdmaServer, RdmaXclient, RdmaXserver, Ucmatose};
 use self::datagram::{Mckey, Udaddy};
 use self::device::{Dev, Link, Monitor, Status, System};
-use self::perf::Perf;
+use self::perf::PerfCommand;
 use self::pingpong::Pingpong;
 use self::rcopy::Rcopy;
 use self::rping::Rping;
@@ -78,7 +79,7 @@ pub(crate) enum Command {
     Pingpong(Pingpong),
     /// Measure bandwidth and latency between two hosts, as perftest does
     #[command(subcommand)]
-    Perf(Perf),
+    Perf(PerfCommand),
     /// RDMA reads and writes over a connection by IP address, as rping does
     Rping(Rping),
     /// Send messages over several connections and back, as ucmatose does

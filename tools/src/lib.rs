@@ -43,6 +43,7 @@ use std::ffi::OsString;
 
 use clap::Parser;
 
+use crate::cli::perf::PerfCommand;
 use crate::cli::{Cli, Command};
 use crate::perf::expect::NotMet;
 use crate::signal::Interrupted;
@@ -73,7 +74,8 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
             Err(error) => Err(error),
         },
         Command::Pingpong(options) => pingpong::run(&options),
-        Command::Perf(options) => perf::run(&options),
+        Command::Perf(PerfCommand::Benchmark(options)) => perf::run(&options),
+        Command::Perf(PerfCommand::Doctor(options)) => perf::doctor::run(&options),
         Command::Rping(options) => rping::run(&options),
         Command::Ucmatose(options) => ucmatose::run(&options),
         Command::Cmtime(options) => cmtime::run(&options),

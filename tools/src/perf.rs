@@ -1,6 +1,7 @@
 //! Benchmarks between two hosts, wire-compatible with perftest.
 
 mod counters;
+pub(crate) mod doctor;
 mod endpoint;
 mod error;
 pub(crate) mod expect;

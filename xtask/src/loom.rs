@@ -11,7 +11,7 @@ use crate::build;
 use crate::outcome::result_line;
 
 /// The packages with models. The names of all model modules begin with `loom`.
-const PACKAGES: [&str; 3] = ["bareverbs", "bareverbs-mlx5", "bareverbs-provider"];
+const PACKAGES: [&str; 4] = ["bareverbs", "bareverbs-mlx5", "bareverbs-provider", "bareverbs-rxe"];
 
 #[derive(Args)]
 pub(crate) struct Loom {

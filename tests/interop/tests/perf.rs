@@ -3,6 +3,11 @@
 //! A run of all tests includes only those whose names begin with `short`, on one kernel:
 //! `xtask/src/test/scheduler.rs`.
 
+#[path = "perf/doctor.rs"]
+mod doctor;
+#[path = "perf/faults.rs"]
+mod faults;
+
 use std::fs;
 use std::io::Write;
 use std::net::{Shutdown, TcpStream};
@@ -11,7 +16,10 @@ use std::time::Duration;
 use bareverbs_interop_tests::perf::{Benchmark, PAIRINGS, Run, Side, json, rows};
 use bareverbs_interop_tests::pingpong::{HOST, PORT};
 use bareverbs_interop_tests::program::Program;
+use bareverbs_test_support::wire::{lossy_wire, wire};
 use bareverbs_test_support::{device, kernel_tests};
+use doctor::*;
+use faults::*;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -31,6 +39,27 @@ kernel_tests! {
     different_settings_are_named_on_both_sides,
     expectations_decide_the_exit_status,
     counters_of_the_port_agree_with_the_messages if device::soft_roce,
+    short_doctor_checks_a_device_and_its_peer,
+    doctor_finds_a_healthy_wire_healthy if wire,
+    doctor_names_a_port_that_is_down if wire,
+    doctor_names_a_peer_whose_port_is_down if wire,
+    doctor_names_a_port_without_an_ip_address if wire,
+    doctor_names_wrong_gid_indices if wire,
+    doctor_names_different_mtus_of_the_ends if wire,
+    doctor_names_lost_packets if lossy_wire,
+    doctor_names_a_cut_path if lossy_wire,
+    doctor_names_a_delayed_path if lossy_wire,
+    doctor_names_a_slow_path if lossy_wire,
+    doctor_names_a_smaller_mtu_of_the_path if lossy_wire,
+    doctor_names_a_peer_without_permission if wire,
+    doctor_survives_peers_that_are_none,
+    short_peer_killed_after_the_connection_is_reported,
+    peers_killed_in_each_phase_of_the_exchange_are_reported,
+    peers_killed_at_the_final_barrier_are_reported,
+    peers_killed_in_bidirectional_runs_are_reported,
+    garbage_in_each_phase_is_reported,
+    lost_and_delayed_packets_end_with_results if lossy_wire,
+    cut_paths_end_with_errors if lossy_wire,
 }
 
 const OPERATIONS: [&str; 4] = ["send", "write", "read", "atomic"];

@@ -8,8 +8,18 @@ use bareverbs::{AckTimeout, Mtu};
 use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
 
+use super::doctor::DoctorOptions;
 use super::values::{gid_index, mtu, number, seconds};
 use crate::perf::expect::Expectation;
+
+/// The benchmarks, and the checks before them.
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum PerfCommand {
+    #[command(flatten)]
+    Benchmark(Perf),
+    /// Check this machine and the path to HOST in a minute: what is wrong and what to do
+    Doctor(DoctorOptions),
+}
 
 /// The benchmarks.
 #[derive(Clone, Debug, Subcommand)]
@@ -443,7 +453,7 @@ mod tests {
     fn perf(line: &str) -> Perf {
         let words = ["bareverbs", "perf"].into_iter().chain(line.split_whitespace());
         match Cli::try_parse_from(words).unwrap_or_else(|error| panic!("{line}: {error}")).command {
-            Command::Perf(perf) => perf,
+            Command::Perf(PerfCommand::Benchmark(perf)) => perf,
             other => panic!("parsed as {other:?}"),
         }
     }

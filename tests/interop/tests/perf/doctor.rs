@@ -1,0 +1,208 @@
+//! `bareverbs perf doctor` on healthy and on faulty devices and paths.
+//!
+//! The control connection is on the loopback interface, so that faults of the path do not reach it.
+
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::time::Duration;
+
+use bareverbs_interop_tests::pingpong::wait_until_listening;
+use bareverbs_interop_tests::program::{Finished, Program};
+use bareverbs_test_support::device;
+use bareverbs_test_support::wire::{End, Wire};
+use serde_json::Value;
+
+/// Timeout of a doctor. Without contention it takes a few seconds.
+const LIMIT: Duration = Duration::from_secs(90);
+const LOCALHOST: &str = "127.0.0.1";
+const PORT: u16 = 18516;
+/// A user without rights.
+const NOBODY: u32 = 65534;
+
+fn doctor(options: &[&str]) -> Command {
+    let mut command = Command::new("bareverbs");
+    command.args(["perf", "doctor"]).args(options);
+    command
+}
+
+/// The doctor of this device alone.
+fn examine(options: &[&str]) -> Finished {
+    Program::start(&mut doctor(options)).finish_within(LIMIT)
+}
+
+/// The doctor at the near end of the wire, with the one at the far end. Returns its results.
+fn examine_wire(options: &[&str]) -> (Finished, Value) {
+    examine_ends(options, &mut doctor(&["-d", End::Far.device(), "--serve"]))
+}
+
+fn examine_ends(options: &[&str], server: &mut Command) -> (Finished, Value) {
+    let mut server = Program::start(server);
+    wait_until_listening(&mut server, PORT);
+    let near = ["-d", End::Near.device(), "--json", LOCALHOST];
+    let client = Program::start(&mut doctor(&[&near, options].concat())).finish_within(LIMIT);
+    let json = serde_json::from_str(&client.stdout).unwrap_or_else(|error| panic!("{error}: {client:#?}"));
+    (client, json)
+}
+
+/// The findings of this level, as `place check: text (remedy)`.
+fn findings(json: &Value, level: &str) -> Vec<String> {
+    let all = json["findings"].as_array().expect("findings are an array").iter();
+    let found = all.filter(|finding| finding["level"] == level).map(|finding| {
+        let word = |name: &str| finding[name].as_str().unwrap_or_default().to_owned();
+        format!("{} {}: {} ({})", word("place"), word("check"), word("text"), word("remedy"))
+    });
+    found.collect()
+}
+
+/// Asserts that the doctor fails with a fault that has all these words.
+fn expect_fault((finished, json): &(Finished, Value), words: &[&str]) {
+    let faults = findings(json, "fault");
+    let found = faults.iter().any(|fault| words.iter().all(|word| fault.contains(word)));
+    assert!(found, "no fault with {words:?}: {json:#}");
+    assert_eq!((finished.status.code(), json["verdict"].as_str()), (Some(1), Some("fault")), "{finished:#?}");
+    assert!(finished.stderr.contains("bareverbs: the doctor found"), "{finished:#?}");
+}
+
+pub(crate) fn short_doctor_checks_a_device_and_its_peer() {
+    let name = device::name();
+    let alone = examine(&["-d", name]);
+    assert!(alone.status.success() && alone.stdout.contains("is ACTIVE"), "{alone:#?}");
+    let mut server = Program::start(&mut doctor(&["-d", name, "--serve"]));
+    wait_until_listening(&mut server, PORT);
+    let both = examine(&["-d", name, "--json", LOCALHOST]);
+    let json: Value = serde_json::from_str(&both.stdout).unwrap_or_else(|error| panic!("{error}: {both:#?}"));
+    assert!(both.status.success(), "{json:#}");
+    assert!(json["path"]["bandwidth"].as_f64().is_some_and(|rate| rate > 0.0), "{json:#}");
+    let ok = findings(&json, "ok");
+    for check in ["path mtu", "path rc", "path ud", "peer port"] {
+        assert!(ok.iter().any(|finding| finding.starts_with(check)), "no {check}: {json:#}");
+    }
+    let absent = examine(&["-d", name, "-p", "18517", LOCALHOST]);
+    assert_eq!(absent.status.code(), Some(1), "{absent:#?}");
+    assert!(absent.stdout.contains("start `bareverbs perf doctor --serve` there"), "{absent:#?}");
+}
+
+pub(crate) fn doctor_finds_a_healthy_wire_healthy() {
+    let _wire = Wire::new();
+    let (finished, json) = examine_wire(&[]);
+    assert!(finished.status.success(), "{json:#}");
+}
+
+pub(crate) fn doctor_names_a_port_that_is_down() {
+    let wire = Wire::new();
+    wire.take_down(End::Near);
+    let netdev = format!("ip link set up dev {}", End::Near.netdev());
+    expect_fault(&examine_wire(&[]), &["local port", "is DOWN", &netdev]);
+}
+
+pub(crate) fn doctor_names_a_peer_whose_port_is_down() {
+    let wire = Wire::new();
+    wire.take_down(End::Far);
+    expect_fault(&examine_wire(&[]), &["peer port", "is DOWN"]);
+}
+
+pub(crate) fn doctor_names_a_port_without_an_ip_address() {
+    let _wire = Wire::new();
+    run("ip", &format!("address del {}/32 dev {}", End::Near.ip(), End::Near.netdev()));
+    // The kernel removes the entry of the GID table later.
+    std::thread::sleep(Duration::from_secs(1));
+    let result = examine_wire(&[]);
+    expect_fault(&result, &["local gid", "ip address add"]);
+}
+
+pub(crate) fn doctor_names_wrong_gid_indices() {
+    let _wire = Wire::new();
+    expect_fault(&examine_wire(&["-x", "200"]), &["local gid", "GID index 200", "use GID index"]);
+    // The link-local GID, while the far end has its IPv4 one.
+    expect_fault(&examine_wire(&["-x", "0"]), &["path ends", "different families", "(-x)"]);
+}
+
+pub(crate) fn doctor_names_different_mtus_of_the_ends() {
+    let _wire = Wire::new();
+    run("ip", &format!("link set dev {} mtu 4200", End::Near.netdev()));
+    let (finished, json) = examine_wire(&[]);
+    assert!(finished.status.success(), "{json:#}");
+    let warnings = findings(&json, "warning");
+    assert!(warnings.iter().any(|text| text.contains("the MTU is 4096 here and 1024 there")), "{json:#}");
+}
+
+pub(crate) fn doctor_names_lost_packets() {
+    let wire = Wire::new();
+    wire.impair(End::Near, "loss 10%");
+    let result = examine_wire(&[]);
+    expect_fault(&result, &["path ud", "datagrams", "loses packets"]);
+}
+
+pub(crate) fn doctor_names_a_cut_path() {
+    let wire = Wire::new();
+    wire.cut(End::Near);
+    let result = examine_wire(&[]);
+    expect_fault(&result, &["path rc", "no packet was acknowledged", "UDP port 4791"]);
+    expect_fault(&result, &["path ud", "0 arrived"]);
+}
+
+pub(crate) fn doctor_names_a_delayed_path() {
+    let wire = Wire::new();
+    wire.impair(End::Near, "delay 60ms");
+    expect_fault(&examine_wire(&[]), &["path latency", "delays packets"]);
+}
+
+pub(crate) fn doctor_names_a_slow_path() {
+    let wire = Wire::new();
+    wire.impair(End::Near, "rate 1mbit");
+    expect_fault(&examine_wire(&[]), &["path bandwidth", "traffic shaper"]);
+}
+
+pub(crate) fn doctor_names_a_smaller_mtu_of_the_path() {
+    let _wire = Wire::new();
+    for end in [End::Near, End::Far] {
+        run("ip", &format!("link set dev {} mtu 4200", end.netdev()));
+    }
+    // Packets above the burst are dropped. The MTU of an interface would show.
+    let netdev = End::Near.netdev();
+    run("tc", &format!("qdisc replace dev {netdev} root tbf rate 1gbit burst 2000 latency 50ms"));
+    let result = examine_wire(&[]);
+    expect_fault(&result, &["path mtu", "packets of 4096 bytes don't arrive, those of 1024 bytes do"]);
+}
+
+pub(crate) fn doctor_names_a_peer_without_permission() {
+    let _wire = Wire::new();
+    let nodes: Vec<_> =
+        std::fs::read_dir("/dev/infiniband").unwrap().map(|node| node.unwrap().path()).collect();
+    let permit = |mode: u32| {
+        for node in nodes.iter().filter(|node| node.to_string_lossy().contains("uverbs")) {
+            std::fs::set_permissions(node, std::fs::Permissions::from_mode(mode)).unwrap();
+        }
+    };
+    permit(0o600);
+    let mut server = doctor(&["-d", End::Far.device(), "--serve"]);
+    server.uid(NOBODY);
+    let result = examine_ends(&[], &mut server);
+    permit(0o666);
+    expect_fault(&result, &["peer device", "cannot open /dev/infiniband/uverbs", "join the group"]);
+}
+
+pub(crate) fn doctor_survives_peers_that_are_none() {
+    use std::io::Write;
+    for (bytes, words) in [
+        (&b"6.24\0\0\0\0\0\0\0\0\0\0\0\0"[..], "is no doctor of this version"),
+        (b"bvd1\xff\xff\xff\xff", "above the limit"),
+        (b"bvd1\0\0\0\x02{}", "can't be read"),
+        (b"bvd1", "closed the connection"),
+    ] {
+        let listener = std::net::TcpListener::bind((LOCALHOST, PORT)).unwrap();
+        let client = Program::start(&mut doctor(&["-d", device::name(), LOCALHOST]));
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(bytes).unwrap();
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        let finished = client.finish_within(LIMIT);
+        assert_eq!(finished.status.code(), Some(1), "{finished:#?}");
+        assert!(finished.stdout.contains(words), "{words}: {finished:#?}");
+    }
+}
+
+fn run(program: &str, arguments: &str) {
+    let output = Command::new(program).args(arguments.split_whitespace()).output().unwrap();
+    assert!(output.status.success(), "{program} {arguments}: {output:?}");
+}

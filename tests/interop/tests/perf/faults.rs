@@ -1,0 +1,269 @@
+//! Peers that end or speak garbage in each phase of a benchmark, and paths that lose or delay packets.
+//!
+//! Two sides of `bareverbs perf` talk through a proxy of the control connection. It forwards a number
+//! of bytes of one side, which is a place in the exchange. Then the fault happens.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use bareverbs_interop_tests::perf::json;
+use bareverbs_interop_tests::pingpong::wait_until_listening;
+use bareverbs_interop_tests::program::{Finished, Program};
+use bareverbs_test_support::device;
+use bareverbs_test_support::wire::{End, Wire};
+use nix::sys::signal::Signal;
+
+const LOCALHOST: &str = "127.0.0.1";
+/// The TCP port of the server, and that of the proxy.
+const SERVER: u16 = 18515;
+const PROXY: u16 = 18520;
+/// The time in which a side notices the end of its peer, with a reserve for a slow machine.
+const SOON: Duration = Duration::from_secs(20);
+/// The same on a path whose packets are lost, where retries come first.
+const LATER: Duration = Duration::from_secs(40);
+/// Time of traffic before a fault.
+const A_WHILE: Duration = Duration::from_secs(1);
+
+/// Bytes of the messages before the records: version, cycle buffer, cache line, MTU, settings.
+const PREAMBLE: [usize; 5] = [16, 4, 4, 2, 256];
+
+/// The side that has the fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Side {
+    Server,
+    Client,
+}
+
+use Side::{Client, Server};
+
+/// A benchmark whose settings both sides have.
+#[derive(Clone, Copy, Debug)]
+struct Test(&'static str);
+
+impl Test {
+    fn command(self, device: &str, others: &[&str]) -> Command {
+        let mut command = Command::new("bareverbs");
+        command.arg("perf").args(self.0.split(' ')).args(["--json", "-d", device]).args(others);
+        command
+    }
+}
+
+/// Bytes of an address record: with a GID on RoCE.
+fn record() -> usize {
+    if device::is_infiniband() { 59 } else { 108 }
+}
+
+/// Places in the exchange of a one-way bandwidth test of writes, by the bytes that a side has sent:
+/// the phase, the bytes.
+fn phases() -> [(&'static str, usize); 6] {
+    let (preamble, record) = (PREAMBLE.iter().sum::<usize>(), record());
+    [
+        ("before the exchange", 0),
+        ("within the version", 7),
+        ("before the records", preamble),
+        ("within a record", preamble + record / 2),
+        // Both sides connect their queue pairs after the first record.
+        ("after the connection", preamble + record),
+        ("before the run", preamble + 2 * record),
+    ]
+}
+
+/// Forwards bytes from one side to the other: at most `limit`, then `garbage` if there is some, then
+/// nothing more. Returns when the limit is reached or a side has ended.
+fn forward(mut from: TcpStream, mut to: TcpStream, limit: usize, garbage: &[u8]) {
+    let mut bytes = [0; 512];
+    let mut forwarded = 0;
+    while forwarded < limit {
+        let room = bytes.len().min(limit - forwarded);
+        match from.read(&mut bytes[..room]) {
+            Ok(0) | Err(_) => {
+                let _ = to.shutdown(Shutdown::Write);
+                return;
+            }
+            Ok(count) if to.write_all(&bytes[..count]).is_err() => return,
+            Ok(count) => forwarded += count,
+        }
+    }
+    let _ = to.write_all(garbage);
+}
+
+/// Runs both sides through the proxy, until the faulty one has sent `limit` bytes. Then `fault` is
+/// called with the server, the client, and both connections.
+fn through_proxy<R>(
+    test: Test,
+    faulty: Side,
+    limit: usize,
+    garbage: &[u8],
+    fault: impl FnOnce(Program, Program, TcpStream, TcpStream) -> R,
+) -> R {
+    let listener = TcpListener::bind((LOCALHOST, PROXY)).unwrap();
+    let mut server = Program::start(&mut test.command(device::name(), &[]));
+    wait_until_listening(&mut server, SERVER);
+    let client = Program::start(&mut test.command(device::name(), &["-p", "18520", LOCALHOST]));
+    let (near, _) = listener.accept().unwrap();
+    let far = TcpStream::connect((LOCALHOST, SERVER)).unwrap();
+    let clone = |stream: &TcpStream| stream.try_clone().unwrap();
+    thread::scope(|scope| {
+        let (from_client, to_server) = (clone(&near), clone(&far));
+        let (from_server, to_client) = (clone(&far), clone(&near));
+        let (faulty_from, faulty_to, other_from, other_to) = match faulty {
+            Server => (from_server, to_client, from_client, to_server),
+            Client => (from_client, to_server, from_server, to_client),
+        };
+        scope.spawn(move || forward(other_from, other_to, usize::MAX, &[]));
+        forward(faulty_from, faulty_to, limit, garbage);
+        let result = fault(server, client, clone(&near), clone(&far));
+        let _ = near.shutdown(Shutdown::Both);
+        let _ = far.shutdown(Shutdown::Both);
+        result
+    })
+}
+
+/// Asserts that a side ended with an error message, and soon.
+fn expect_error(side: &Finished, case: &str) {
+    assert_eq!(side.status.code(), Some(1), "{case}: {side:#?}");
+    let message = side.stderr.lines().find(|line| line.starts_with("bareverbs: "));
+    assert!(message.is_some_and(|message| message.len() > 30), "{case}: {side:#?}");
+    assert!(!side.stderr.contains("panicked"), "{case}: {side:#?}");
+}
+
+/// Kills the faulty side after these bytes. The other side must notice.
+fn kill_at(test: Test, faulty: Side, phase: &str, limit: usize) {
+    through_proxy(test, faulty, limit, &[], |server, client, near, far| {
+        let (victim, survivor, to_survivor) = match faulty {
+            Server => (server, client, near),
+            Client => (client, server, far),
+        };
+        victim.signal(Signal::SIGKILL);
+        victim.finish();
+        // The kernel of a killed peer closes its connection.
+        let _ = to_survivor.shutdown(Shutdown::Both);
+        expect_error(&survivor.finish_within(SOON), &format!("{test:?}, {faulty:?} killed {phase}"));
+    });
+}
+
+pub(crate) fn short_peer_killed_after_the_connection_is_reported() {
+    let (phase, limit) = phases()[4];
+    kill_at(Test("write bw"), Server, phase, limit);
+}
+
+pub(crate) fn peers_killed_in_each_phase_of_the_exchange_are_reported() {
+    for (phase, limit) in phases() {
+        for faulty in [Server, Client] {
+            kill_at(Test("write bw"), faulty, phase, limit);
+        }
+    }
+}
+
+pub(crate) fn peers_killed_at_the_final_barrier_are_reported() {
+    // After the run, the sides exchange a barrier, the report (five values) and the last barrier.
+    let (preamble, record) = (PREAMBLE.iter().sum::<usize>(), record());
+    let before_the_report = preamble + 4 * record;
+    for (phase, limit) in [
+        ("at the barrier after the run", preamble + 3 * record + 1),
+        ("within the report", before_the_report + 12),
+        ("at the final barrier", before_the_report + 40),
+    ] {
+        for faulty in [Server, Client] {
+            kill_at(Test("write bw -n 20 -s 512"), faulty, phase, limit);
+        }
+    }
+}
+
+pub(crate) fn peers_killed_in_bidirectional_runs_are_reported() {
+    for test in [Test("write bw -b -D 600"), Test("send bw -b -D 600"), Test("read bw -b -e -D 600")] {
+        for faulty in [Server, Client] {
+            through_proxy(test, faulty, 0, &[], |server, client, near, far| {
+                // The rest of the exchange, and some traffic.
+                thread::scope(|scope| {
+                    let clone = |stream: &TcpStream| stream.try_clone().unwrap();
+                    let (from, to) = if faulty == Server { (&far, &near) } else { (&near, &far) };
+                    let (from, to) = (clone(from), clone(to));
+                    scope.spawn(move || forward(from, to, usize::MAX, &[]));
+                    thread::sleep(A_WHILE);
+                    let (victim, survivor, to_survivor) = match faulty {
+                        Server => (server, client, &near),
+                        Client => (client, server, &far),
+                    };
+                    victim.signal(Signal::SIGKILL);
+                    victim.finish();
+                    let _ = to_survivor.shutdown(Shutdown::Both);
+                    let end = survivor.finish_within(SOON);
+                    let _ = (near.shutdown(Shutdown::Both), far.shutdown(Shutdown::Both));
+                    expect_error(&end, &format!("{test:?}, {faulty:?} killed during traffic"));
+                });
+            });
+        }
+    }
+}
+
+pub(crate) fn garbage_in_each_phase_is_reported() {
+    const GARBAGE: [u8; 300] = [0xa5; 300];
+    let (preamble, record) = (PREAMBLE.iter().sum::<usize>(), record());
+    let end = preamble + 3 * record;
+    for (phase, limit) in phases()
+        .into_iter()
+        .chain([("at the barrier after the run", end), ("at the final barrier", end + record + 40)])
+    {
+        for faulty in [Server, Client] {
+            let test = Test("write bw -n 20 -s 512");
+            through_proxy(test, faulty, limit, &GARBAGE, |server, client, near, far| {
+                let (victim, survivor) = if faulty == Server { (server, client) } else { (client, server) };
+                let case = format!("{test:?}, garbage of {faulty:?} {phase}");
+                expect_error(&survivor.finish_within(SOON), &case);
+                // The side in good order loses its peer.
+                let _ = (near.shutdown(Shutdown::Both), far.shutdown(Shutdown::Both));
+                victim.finish_within(SOON);
+            });
+        }
+    }
+}
+
+/// Runs a test between the ends of a wire. The server is at the far end.
+fn over_wire(test: Test) -> (Program, Program) {
+    let mut server = Program::start(&mut test.command(End::Far.device(), &[]));
+    wait_until_listening(&mut server, SERVER);
+    (server, Program::start(&mut test.command(End::Near.device(), &[LOCALHOST])))
+}
+
+pub(crate) fn lost_and_delayed_packets_end_with_results() {
+    let wire = Wire::new();
+    for (netem, test) in [
+        ("loss 3%", Test("write bw -s 1024 -n 100 -t 8")),
+        ("loss 3%", Test("send bw -b -s 1024 -n 50 -t 4")),
+        ("delay 20ms", Test("write lat -n 20")),
+        ("delay 20ms", Test("read bw -b -s 1024 -n 50 -t 8")),
+    ] {
+        wire.impair(End::Near, netem);
+        let (server, client) = over_wire(test);
+        let ends = [client, server].map(|side| side.finish_within(LATER));
+        assert!(ends.iter().all(|end| end.status.success()), "{netem}: {ends:#?}");
+        assert!(!json(&ends[0])["results"].as_array().unwrap().is_empty(), "{ends:#?}");
+        wire.heal();
+    }
+}
+
+pub(crate) fn cut_paths_end_with_errors() {
+    let wire = Wire::new();
+    for test in [
+        Test("write bw -D 600"),
+        Test("write bw -b -D 600"),
+        Test("send bw -b -D 600"),
+        Test("send lat -D 600"),
+        Test("read lat -D 600"),
+        Test("send bw -c UD -D 600 -s 512"),
+    ] {
+        wire.heal();
+        let (server, client) = over_wire(test);
+        thread::sleep(A_WHILE);
+        wire.cut(End::Near);
+        // A sender of datagrams does not notice; its receiver does.
+        let ends = [server, client].map(|side| side.finish_within(LATER));
+        for end in ends {
+            expect_error(&end, &format!("{test:?} on a cut path"));
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! Verdicts on facts and figures. Nothing here accesses a device.
+
+use bareverbs::Mtu;
+use serde::{Deserialize, Serialize};
+
+use super::finding::{Check, Finding, Level, Place};
+use crate::perf::counters::Change;
+
+/// Part of the port's rate that a healthy path of hardware carries.
+const RATE_PART: f64 = 0.8;
+/// Part of the loopback bandwidth that a healthy path between software devices carries.
+const LOOPBACK_PART: f64 = 0.1;
+/// A latency of this many times the loopback's is that of a delayed path.
+const LATENCY_FACTOR: f64 = 20.0;
+/// Latencies below these are never a fault, in microseconds: of hardware, of software.
+const LATENCY_FLOOR: [f64; 2] = [100.0, 3000.0];
+/// Part of lost datagrams, and of troubled packets, above which a path is faulty.
+const LOSS_LIMIT: f64 = 0.01;
+
+/// Figures of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Figures {
+    /// Median of RDMA reads of 8 bytes, from request to response, in microseconds.
+    pub(crate) latency: f64,
+    /// The 99th percentile of the same.
+    pub(crate) latency_p99: f64,
+    /// Of RDMA writes of 64 KiB, in Gbit/s.
+    pub(crate) bandwidth: f64,
+}
+
+/// The facts about an end that the other one needs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Facts {
+    pub(crate) device: String,
+    pub(crate) port: u8,
+    /// `Soft-RoCE`, `software iWARP`, `software model` or `hardware`.
+    pub(crate) nature: String,
+    pub(crate) ethernet: bool,
+    /// The rate of the port in Gbit/s.
+    pub(crate) rate: Option<f64>,
+    /// The active MTU in bytes.
+    pub(crate) mtu: u32,
+    pub(crate) gid: String,
+    pub(crate) gid_index: u8,
+    pub(crate) gid_type: String,
+    pub(crate) loopback: Option<Figures>,
+}
+
+impl Facts {
+    fn is_software(&self) -> bool {
+        self.nature != "hardware"
+    }
+
+    fn is_ipv4(&self) -> bool {
+        let gid = self.gid.parse::<std::net::Ipv6Addr>();
+        gid.is_ok_and(|gid| gid.to_ipv4_mapped().is_some())
+    }
+}
+
+fn path(level: Level, check: Check, text: impl Into<String>) -> Finding {
+    Finding::new(level, Place::Path, check, text)
+}
+
+/// Compares both ends. A fault means that they can't be connected.
+pub(crate) fn ends(local: &Facts, peer: &Facts) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut add = |finding| findings.push(finding);
+    if local.ethernet != peer.ethernet {
+        let name = |ethernet| if ethernet { "Ethernet" } else { "InfiniBand" };
+        let text = format!("this end is {}, the peer {}", name(local.ethernet), name(peer.ethernet));
+        add(path(Level::Fault, Check::Ends, text).remedy("choose devices of one network (-d)"));
+        return findings;
+    }
+    let gids = format!(
+        "GID index {} here ({}, {}), {} there ({}, {})",
+        local.gid_index, local.gid, local.gid_type, peer.gid_index, peer.gid, peer.gid_type
+    );
+    if local.ethernet && local.is_ipv4() != peer.is_ipv4() {
+        let remedy = "choose GIDs of one family on both ends (-x), or give both interfaces IPv4 addresses";
+        add(path(Level::Fault, Check::Ends, format!("the GIDs are of different families: {gids}"))
+            .remedy(remedy));
+    } else if local.ethernet && local.gid_type != peer.gid_type {
+        add(path(Level::Fault, Check::Ends, format!("the GIDs are of different types: {gids}"))
+            .remedy("choose GIDs of one RoCE version on both ends (-x)"));
+    } else {
+        add(path(Level::Ok, Check::Ends, gids));
+    }
+    if local.mtu != peer.mtu {
+        let text = format!("the MTU is {} here and {} there", local.mtu, peer.mtu);
+        let remedy = if local.ethernet {
+            "connections use the smaller one; give both network interfaces and the switch the same MTU"
+        } else {
+            "connections use the smaller one; check the subnet manager"
+        };
+        add(path(Level::Warning, Check::Ends, text).remedy(remedy));
+    }
+    if let (Some(ours), Some(theirs)) = (local.rate, peer.rate)
+        && ours != theirs
+    {
+        let text = format!("the rate is {ours} Gbit/s here and {theirs} Gbit/s there: the slower one limits");
+        add(path(Level::Note, Check::Ends, text));
+    }
+    findings
+}
+
+/// The verdict on MTUs, which were tried from the largest one down. `passes` is the one that works.
+pub(crate) fn mtu(largest: Mtu, passes: Mtu) -> Finding {
+    if largest == passes {
+        return path(Level::Ok, Check::Mtu, format!("packets of {largest} bytes pass in both directions"));
+    }
+    let text = format!("packets of {largest} bytes don't arrive, those of {passes} bytes do");
+    path(Level::Fault, Check::Mtu, text).remedy(format!(
+        "a link or a switch in between has a smaller MTU: raise it, or use MTU {passes} on both ends"
+    ))
+}
+
+/// The verdict on the latency.
+pub(crate) fn latency(figures: &Figures, local: &Facts, peer: &Facts) -> Finding {
+    let text = format!(
+        "RDMA reads of 8 bytes take {:.1} us (median), {:.1} us (99 %)",
+        figures.latency, figures.latency_p99
+    );
+    let software = local.is_software() || peer.is_software();
+    let slowest = [local, peer].into_iter().filter_map(|end| end.loopback).map(|own| own.latency);
+    let own = slowest.fold(0.0, f64::max);
+    let limit = (LATENCY_FACTOR * own).max(LATENCY_FLOOR[usize::from(software)]);
+    if figures.latency <= limit {
+        return path(Level::Ok, Check::Latency, text);
+    }
+    path(Level::Fault, Check::Latency, format!("{text}, but {own:.1} us within one device")).remedy(
+        "the path delays packets: look for congestion, a long route, a traffic shaper (tc qdisc show) or power \
+         saving",
+    )
+}
+
+/// The verdict on the bandwidth.
+pub(crate) fn bandwidth(figures: &Figures, local: &Facts, peer: &Facts) -> Finding {
+    let text = format!("RDMA writes of 64 KiB carry {:.3} Gbit/s", figures.bandwidth);
+    let least = |values: [Option<f64>; 2]| values.into_iter().flatten().reduce(f64::min);
+    let (limit, of, remedy) = if local.is_software() || peer.is_software() {
+        // The rate of a software device is nominal.
+        let own = least([local, peer].map(|end| end.loopback.map(|own| own.bandwidth)));
+        (
+            own.map(|own| own * LOOPBACK_PART),
+            own.map(|own| format!("{own:.3} Gbit/s within one device")),
+            "the path carries much less than the devices can send: look for a traffic shaper (tc qdisc show), a \
+             slow link, or lost packets",
+        )
+    } else {
+        let rate = least([local.rate, peer.rate]);
+        (
+            rate.map(|rate| rate * RATE_PART),
+            rate.map(|rate| format!("the port's rate is {rate} Gbit/s")),
+            "look for lost packets and pauses in the counters, a port of lower width or speed, PCIe limits and \
+             the processor's frequency governor",
+        )
+    };
+    match (limit, of) {
+        (Some(limit), Some(of)) if figures.bandwidth < limit => {
+            path(Level::Fault, Check::Bandwidth, format!("{text}; {of}")).remedy(remedy)
+        }
+        (Some(_), Some(of)) => path(Level::Ok, Check::Bandwidth, format!("{text}; {of}")),
+        _ => path(Level::Note, Check::Bandwidth, format!("{text}; there is no figure to compare with")),
+    }
+}
+
+/// The verdict on datagrams: sent, received by the peer, and echoed.
+pub(crate) fn datagrams(sent: u32, received: u32, echoed: u32) -> Finding {
+    let text = format!("of {sent} datagrams, {received} arrived and {echoed} came back");
+    let lost = f64::from(sent.saturating_sub(echoed)) / f64::from(sent.max(1));
+    let remedy = match (received, echoed) {
+        (0, _) => {
+            "no datagram arrives: check that UDP port 4791 is open in both directions, and the GIDs (-x)"
+        }
+        (_, 0) => "no datagram comes back: check the peer's firewall (UDP port 4791) and its route",
+        _ => "the path loses packets: look at drops of switches and interfaces (ip -s link, tc -s qdisc)",
+    };
+    match lost {
+        0.0 => path(Level::Ok, Check::Ud, text),
+        lost if lost <= LOSS_LIMIT => path(Level::Warning, Check::Ud, text).remedy(remedy),
+        _ => path(Level::Fault, Check::Ud, text).remedy(remedy),
+    }
+}
+
+/// The verdict on the counters of an end that changed during the checks.
+pub(crate) fn counters(place: Place, changes: &[Change]) -> Finding {
+    let trouble: Vec<_> = changes.iter().filter(|change| change.trouble).collect();
+    let sum: u64 = trouble.iter().map(|change| change.change).sum();
+    if sum == 0 {
+        let text = "no counter of errors, retries or losses changed";
+        return Finding::new(Level::Ok, place, Check::Counters, text);
+    }
+    let packets: u64 =
+        changes.iter().filter(|change| change.name.contains("pkts")).map(|change| change.change).sum();
+    let names: Vec<_> = trouble.iter().map(|change| format!("{} +{}", change.name, change.change)).collect();
+    let level =
+        if packets > 0 && sum as f64 / packets as f64 > LOSS_LIMIT { Level::Fault } else { Level::Warning };
+    let text =
+        if packets > 0 { format!("{} in {packets} packets", names.join(", ")) } else { names.join(", ") };
+    Finding::new(level, place, Check::Counters, text)
+        .remedy("packets were lost, reordered or late: look at the links and switches in between")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts() -> Facts {
+        Facts {
+            device: "rxe0".into(),
+            port: 1,
+            nature: "Soft-RoCE".into(),
+            ethernet: true,
+            rate: Some(10.0),
+            mtu: 1024,
+            gid: "::ffff:10.1.0.1".into(),
+            gid_index: 1,
+            gid_type: "RoCE v2".into(),
+            loopback: Some(Figures { latency: 50.0, latency_p99: 60.0, bandwidth: 2.0 }),
+        }
+    }
+
+    fn worst(findings: &[Finding]) -> &Finding {
+        findings.iter().max_by_key(|finding| finding.level).unwrap()
+    }
+
+    #[test]
+    fn equal_ends_are_ok() {
+        assert_eq!(worst(&ends(&facts(), &facts())).level, Level::Ok);
+    }
+
+    #[test]
+    fn differences_between_the_ends_are_named() {
+        for (peer, level, words) in [
+            (Facts { mtu: 4096, ..facts() }, Level::Warning, "the MTU is 1024 here and 4096 there"),
+            (Facts { gid: "fe80::1".into(), ..facts() }, Level::Fault, "of different families"),
+            (Facts { gid_type: "RoCE v1".into(), ..facts() }, Level::Fault, "of different types"),
+            (Facts { ethernet: false, ..facts() }, Level::Fault, "the peer InfiniBand"),
+            (Facts { rate: Some(2.5), ..facts() }, Level::Note, "2.5 Gbit/s there"),
+        ] {
+            let findings = ends(&facts(), &peer);
+            let worst = worst(&findings);
+            assert!(worst.level == level && worst.text.contains(words), "{findings:#?}");
+        }
+    }
+
+    #[test]
+    fn smaller_mtu_of_the_path_is_a_fault() {
+        assert_eq!(mtu(Mtu::Mtu1024, Mtu::Mtu1024).level, Level::Ok);
+        let finding = mtu(Mtu::Mtu4096, Mtu::Mtu1024);
+        assert_eq!(finding.level, Level::Fault);
+        assert_eq!(finding.text, "packets of 4096 bytes don't arrive, those of 1024 bytes do");
+    }
+
+    #[test]
+    fn delay_is_judged_by_the_loopback_latency() {
+        let of = |latency| Figures { latency, latency_p99: latency, bandwidth: 1.0 };
+        assert_eq!(latency(&of(900.0), &facts(), &facts()).level, Level::Ok);
+        assert_eq!(latency(&of(50_000.0), &facts(), &facts()).level, Level::Fault);
+        let fast = Figures { latency: 2.0, latency_p99: 3.0, bandwidth: 90.0 };
+        let hardware = Facts { nature: "hardware".into(), loopback: Some(fast), ..facts() };
+        assert_eq!(latency(&of(60.0), &hardware, &hardware).level, Level::Ok);
+        assert_eq!(latency(&of(200.0), &hardware, &hardware).level, Level::Fault);
+    }
+
+    #[test]
+    fn bandwidth_is_judged_by_the_rate_or_the_loopback() {
+        let of = |bandwidth| Figures { latency: 1.0, latency_p99: 1.0, bandwidth };
+        assert_eq!(bandwidth(&of(1.0), &facts(), &facts()).level, Level::Ok);
+        assert_eq!(bandwidth(&of(0.005), &facts(), &facts()).level, Level::Fault);
+        let hardware = Facts { nature: "hardware".into(), ..facts() };
+        assert_eq!(bandwidth(&of(9.0), &hardware, &hardware).level, Level::Ok);
+        let finding = bandwidth(&of(7.0), &hardware, &hardware);
+        assert!(finding.level == Level::Fault && finding.text.contains("rate is 10 Gbit/s"), "{finding:?}");
+        let unknown = Facts { rate: None, ..hardware };
+        assert_eq!(bandwidth(&of(7.0), &unknown, &unknown).level, Level::Note);
+    }
+
+    #[test]
+    fn lost_datagrams_are_counted() {
+        assert_eq!(datagrams(200, 200, 200).level, Level::Ok);
+        assert_eq!(datagrams(200, 200, 199).level, Level::Warning);
+        assert!(datagrams(200, 190, 180).remedy.unwrap().contains("loses packets"));
+        assert!(datagrams(200, 0, 0).remedy.unwrap().contains("UDP port 4791"));
+        assert!(datagrams(200, 200, 0).remedy.unwrap().contains("comes back"));
+    }
+
+    #[test]
+    fn counters_of_trouble_are_weighed_by_the_packets() {
+        let change = |name: &str, change, trouble| Change { name: name.into(), change, trouble };
+        let packets = change("sent_pkts", 10_000, false);
+        assert_eq!(counters(Place::Local, std::slice::from_ref(&packets)).level, Level::Ok);
+        let few = [packets.clone(), change("completer_retry_err", 3, true)];
+        assert_eq!(counters(Place::Local, &few).level, Level::Warning);
+        let many = [packets, change("rcvd_seq_err", 500, true)];
+        let finding = counters(Place::Peer, &many);
+        assert_eq!((finding.level, finding.place), (Level::Fault, Place::Peer));
+        assert!(finding.text.contains("rcvd_seq_err +500 in 10000 packets"), "{finding:?}");
+    }
+}

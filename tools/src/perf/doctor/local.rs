@@ -1,0 +1,288 @@
+//! The checks of this machine: device, port, GIDs, memory, and the device with itself.
+
+use bareverbs::netlink::RdmaNetlink;
+use bareverbs::{
+    Access, Buffer, Context, Device, Error, GidEntry, GidIndex, GidType, LinkLayer, Mtu, Pd, PortAttr,
+    PortState,
+};
+
+use super::finding::{Check, Finding, Level, Place};
+use super::judge::Facts;
+use super::probe::{self, Origin};
+use crate::cli::doctor::DoctorOptions;
+use crate::devinfo::gid_type;
+use crate::perf::report::Environment;
+use crate::signal::Stop;
+use crate::{link, status};
+
+/// Memory that a benchmark registers, in bytes.
+const MEMORY: usize = 4 << 20;
+
+/// The end of a path that this machine can be.
+pub(crate) struct End {
+    pub(crate) pd: Pd,
+    pub(crate) port: u8,
+    pub(crate) gid_index: GidIndex,
+    pub(crate) mtu: Mtu,
+    pub(crate) facts: Facts,
+}
+
+impl End {
+    pub(crate) fn origin<'a>(&'a self, stop: &'a Stop) -> Origin<'a> {
+        Origin { pd: &self.pd, port: self.port, gid_index: self.gid_index, stop }
+    }
+}
+
+fn here(level: Level, check: Check, text: impl Into<String>) -> Finding {
+    Finding::new(level, Place::Local, check, text)
+}
+
+/// Checks this machine. Each finding is passed to `report`. Returns the end of a path, if this
+/// machine can be one.
+pub(crate) fn examine(
+    options: &DoctorOptions,
+    stop: &Stop,
+    report: &mut dyn FnMut(Finding),
+) -> anyhow::Result<Option<End>> {
+    let netdevs = Netdevs::read();
+    let Some((device, context)) = open(options, report) else { return Ok(None) };
+    let port = match context.query_port(options.ib_port) {
+        Ok(port) => port,
+        Err(error) => {
+            report(here(Level::Fault, Check::Port, error.to_string()));
+            return Ok(None);
+        }
+    };
+    let name = format!("{}/{}", device.name(), options.ib_port);
+    let netdev = netdevs.of(device.name(), options.ib_port);
+    let state = port_state(&name, &port, netdev);
+    let is_active = state.level < Level::Fault;
+    report(state);
+    let Some(gid) = gid(options, &context, &port, &name, netdev, report) else { return Ok(None) };
+    let Some(pd) = memory(&context, report) else { return Ok(None) };
+    if !is_active {
+        return Ok(None);
+    }
+    let environment = Environment::new(&device, options.ib_port, context.driver(), &port);
+    let facts = Facts {
+        device: device.name().into(),
+        port: options.ib_port,
+        nature: environment.nature.name().into(),
+        ethernet: port.link_layer == LinkLayer::ETHERNET,
+        rate: environment.rate,
+        mtu: port.active_mtu.bytes(),
+        gid: gid.gid.to_string(),
+        gid_index: gid.index.into(),
+        gid_type: gid_type(gid.gid_type).into(),
+        loopback: None,
+    };
+    let mut end = End { pd, port: options.ib_port, gid_index: gid.index, mtu: port.active_mtu, facts };
+    match probe::loopback(end.origin(stop), end.mtu) {
+        Ok(figures) => {
+            let text = format!(
+                "{}: RDMA reads of 8 bytes take {:.1} us, RDMA writes carry {:.3} Gbit/s",
+                end.facts.nature, figures.latency, figures.bandwidth
+            );
+            report(here(Level::Ok, Check::Loopback, text));
+            end.facts.loopback = Some(figures);
+        }
+        Err(error) => {
+            stop.check()?;
+            let text = format!("the device can't reach itself: {error}");
+            let remedy = "the fault is in this machine: check the GID (-x), the kernel log and the driver";
+            report(here(Level::Fault, Check::Loopback, text).remedy(remedy));
+        }
+    }
+    Ok(Some(end))
+}
+
+/// Network interfaces by device and port.
+struct Netdevs(Vec<(String, u8, String)>);
+
+impl Netdevs {
+    /// Without RDMA netlink, none is known.
+    fn read() -> Self {
+        let ports = RdmaNetlink::open().map_err(anyhow::Error::from);
+        let ports = ports.and_then(|mut netlink| link::ports(&mut netlink, None)).unwrap_or_default();
+        let named = ports
+            .into_iter()
+            .filter_map(|(device, port)| Some((device.name, u8::from(port.port), port.netdev_name?)));
+        Self(named.collect())
+    }
+
+    fn of(&self, device: &str, port: u8) -> Option<&str> {
+        let found = self.0.iter().find(|(name, number, _)| name == device && *number == port);
+        found.map(|(_, _, netdev)| netdev.as_str())
+    }
+}
+
+/// Opens the chosen device, or the first one whose port is active.
+fn open(options: &DoctorOptions, report: &mut dyn FnMut(Finding)) -> Option<(Device, Context)> {
+    let mut fault = |error: Error| {
+        let remedy = match &error {
+            Error::Open { path, .. } => Some(format!(
+                "let this user read and write {}: join the group that owns it, or run as root",
+                path.display()
+            )),
+            _ => None,
+        };
+        let finding = here(Level::Fault, Check::Device, error.to_string());
+        report(Finding { remedy, ..finding });
+        None
+    };
+    let chosen = match &options.ib_dev {
+        Some(name) => Device::find(name).map(|device| vec![device]),
+        None => bareverbs::devices(),
+    };
+    let devices = match chosen {
+        Ok(devices) if devices.is_empty() => return fault(Error::NoDevice),
+        Ok(devices) => devices,
+        Err(error) => return fault(error),
+    };
+    let mut first = None;
+    let mut refused = None;
+    for device in devices {
+        let context = match device.open() {
+            Ok(context) => context,
+            Err(error) => {
+                refused.get_or_insert(error);
+                continue;
+            }
+        };
+        let port = context.query_port(options.ib_port);
+        let is_active = port.is_ok_and(|port| port.state == PortState::ACTIVE);
+        if is_active {
+            return Some((device, context));
+        }
+        first.get_or_insert((device, context));
+    }
+    match (first, refused) {
+        (Some(first), _) => Some(first),
+        (None, Some(error)) => fault(error),
+        (None, None) => fault(Error::NoDevice),
+    }
+}
+
+fn port_state(name: &str, port: &PortAttr, netdev: Option<&str>) -> Finding {
+    let ethernet = port.link_layer == LinkLayer::ETHERNET;
+    let over = netdev.map_or_else(String::new, |netdev| format!(" over {netdev}"));
+    if port.state == PortState::ACTIVE {
+        let rate = status::rate(port).map_or_else(
+            || format!("unknown rate (width {}, speed {})", port.active_width.0, port.active_speed.0),
+            |rate| format!("{}, {rate} Gbit/s", width(port)),
+        );
+        let layer = if ethernet { "Ethernet" } else { "InfiniBand" };
+        let text = format!("{name}{over} is ACTIVE: {layer}, {rate}, MTU {}", port.active_mtu);
+        return here(Level::Ok, Check::Port, text);
+    }
+    let state = link::state_name(port.state);
+    let remedy = match (port.state, netdev) {
+        (PortState::DOWN, Some(netdev)) if ethernet => {
+            format!("set the interface up (ip link set up dev {netdev}); if it is, check cable and switch port")
+        }
+        (PortState::DOWN, _) => "check the cable and the port of the switch".into(),
+        (PortState::INIT | PortState::ARMED, _) => {
+            "the link is up, but no subnet manager has configured the port: start opensm, or check the switch's"
+                .into()
+        }
+        _ => "check the kernel log".into(),
+    };
+    here(Level::Fault, Check::Port, format!("{name}{over} is {state}")).remedy(remedy)
+}
+
+/// The number of lanes in words.
+fn width(port: &PortAttr) -> &'static str {
+    match port.active_width.0 {
+        1 => "1X",
+        16 => "2X",
+        2 => "4X",
+        4 => "8X",
+        8 => "12X",
+        _ => "unknown width",
+    }
+}
+
+fn is_link_local(entry: &GidEntry) -> bool {
+    entry.gid.0.starts_with(&[0xfe, 0x80])
+}
+
+/// Chooses the GID, and says whether a better one exists.
+fn gid(
+    options: &DoctorOptions,
+    context: &Context,
+    port: &PortAttr,
+    name: &str,
+    netdev: Option<&str>,
+    report: &mut dyn FnMut(Finding),
+) -> Option<GidEntry> {
+    let index = match options.gid_index.map(u32::try_from) {
+        Some(Ok(index)) => Some(GidIndex::try_from(index)),
+        _ => None,
+    };
+    let best = context.default_gid(options.ib_port).ok();
+    let chosen = match index {
+        Some(Ok(index)) => context.gid(options.ib_port, index),
+        Some(Err(error)) => Err(error.into()),
+        None => context.default_gid(options.ib_port),
+    };
+    let ethernet = port.link_layer == LinkLayer::ETHERNET;
+    let address = netdev.map_or_else(
+        || "give the network interface an IP address".to_owned(),
+        |netdev| format!("give {netdev} an IP address (ip address add ADDRESS/PREFIX dev {netdev})"),
+    );
+    let entry = match chosen {
+        Ok(entry) => entry,
+        Err(error) => {
+            let finding = here(Level::Fault, Check::Gid, error.to_string());
+            let remedy = match best {
+                Some(best) => format!("use GID index {} ({}), or omit -x", best.index, best.gid),
+                None if ethernet => address,
+                None => "check the subnet manager".into(),
+            };
+            report(finding.remedy(remedy));
+            return None;
+        }
+    };
+    let words =
+        |entry: &GidEntry| format!("GID index {} ({}, {})", entry.index, entry.gid, gid_type(entry.gid_type));
+    let finding = here(Level::Ok, Check::Gid, format!("{name} uses {}", words(&entry)));
+    let better = best.filter(|best| {
+        best.index != entry.index
+            && (is_link_local(&entry) && !is_link_local(best)
+                || entry.gid_type == GidType::ROCE_V1 && best.gid_type == GidType::ROCE_V2)
+    });
+    report(match better {
+        _ if !ethernet => finding,
+        Some(better) => Finding { level: Level::Warning, ..finding }
+            .remedy(format!("{} is reachable from more hosts: omit -x, or use that index", words(&better))),
+        None if is_link_local(&entry) => {
+            let text = format!("{name} has no GID of an IPv4 or a global IPv6 address: {}", words(&entry));
+            here(Level::Fault, Check::Gid, text).remedy(address)
+        }
+        None => finding,
+    });
+    Some(entry)
+}
+
+/// Registers memory, as every program does.
+fn memory(context: &Context, report: &mut dyn FnMut(Finding)) -> Option<Pd> {
+    let registered = context.alloc_pd().and_then(|pd| {
+        pd.register(Buffer::zeroed(MEMORY)?, Access::LOCAL_WRITE)?;
+        Ok(pd)
+    });
+    let mebibytes = MEMORY >> 20;
+    match registered {
+        Ok(pd) => {
+            report(here(Level::Ok, Check::Memory, format!("{mebibytes} MiB can be registered")));
+            Some(pd)
+        }
+        Err(error) => {
+            let finding =
+                here(Level::Fault, Check::Memory, format!("{mebibytes} MiB can't be registered: {error}"));
+            report(
+                finding.remedy("raise the limit on locked memory (ulimit -l, limits.conf, LimitMEMLOCK=)"),
+            );
+            None
+        }
+    }
+}
