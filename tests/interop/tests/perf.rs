@@ -3,6 +3,9 @@
 //! A run of all tests includes only those whose names begin with `short`, on one kernel:
 //! `xtask/src/test/scheduler.rs`.
 
+#[path = "perf/load.rs"]
+mod load;
+
 use std::fs;
 use std::io::Write;
 use std::net::{Shutdown, TcpStream};
@@ -12,6 +15,7 @@ use bareverbs_interop_tests::perf::{Benchmark, PAIRINGS, Run, Side, json, rows};
 use bareverbs_interop_tests::pingpong::{HOST, PORT};
 use bareverbs_interop_tests::program::Program;
 use bareverbs_test_support::{device, kernel_tests};
+use load::*;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -19,6 +23,14 @@ kernel_tests! {
     short_runs_interoperate_with_perftest,
     short_runs_on_other_transports_interoperate,
     short_run_reports_a_killed_server,
+    short_runs_compare_every_message,
+    short_run_names_a_corrupt_byte,
+    short_run_refuses_to_compare_with_perftest,
+    short_open_loop_keeps_its_rate,
+    short_threads_share_the_queue_pairs,
+    short_mix_has_the_ratio_of_its_weights,
+    short_server_runs_with_several_clients,
+    short_hosts_run_with_each_other,
     bandwidth_tests_interoperate_with_perftest,
     latency_tests_interoperate_with_perftest,
     bidirectional_tests_interoperate_with_perftest,
@@ -31,6 +43,14 @@ kernel_tests! {
     different_settings_are_named_on_both_sides,
     expectations_decide_the_exit_status,
     counters_of_the_port_agree_with_the_messages if device::soft_roce,
+    bytes_agree_with_the_counters_of_the_port if device::soft_roce,
+    verified_runs_with_every_option,
+    open_loop_counts_the_wait_of_late_messages,
+    server_ends_with_all_clients_if_one_is_killed,
+    two_thousand_queue_pairs_in_one_process,
+    options_of_one_side_interoperate_with_perftest,
+    missing_host_is_reported,
+    page_and_comparison_are_written,
 }
 
 const OPERATIONS: [&str; 4] = ["send", "write", "read", "atomic"];

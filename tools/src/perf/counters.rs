@@ -5,10 +5,10 @@ use std::fs;
 use std::path::Path;
 
 use bareverbs::netlink::RdmaNetlink;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// A counter that changed during the run.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Change {
     pub(crate) name: String,
     pub(crate) change: u64,
