@@ -75,6 +75,7 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
         },
         Command::Pingpong(options) => pingpong::run(&options),
         Command::Perf(PerfCommand::Benchmark(options)) => perf::run(&options),
+        Command::Perf(PerfCommand::Report(options)) => perf::compare::run(&options),
         Command::Perf(PerfCommand::Doctor(options)) => perf::doctor::run(&options),
         Command::Rping(options) => rping::run(&options),
         Command::Ucmatose(options) => ucmatose::run(&options),

@@ -7,6 +7,8 @@
 mod doctor;
 #[path = "perf/faults.rs"]
 mod faults;
+#[path = "perf/load.rs"]
+mod load;
 
 use std::fs;
 use std::io::Write;
@@ -20,6 +22,7 @@ use bareverbs_test_support::wire::{lossy_wire, wire};
 use bareverbs_test_support::{device, kernel_tests};
 use doctor::*;
 use faults::*;
+use load::*;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -27,6 +30,14 @@ kernel_tests! {
     short_runs_interoperate_with_perftest,
     short_runs_on_other_transports_interoperate,
     short_run_reports_a_killed_server,
+    short_runs_compare_every_message,
+    short_run_names_a_corrupt_byte,
+    short_run_refuses_to_compare_with_perftest,
+    short_open_loop_keeps_its_rate,
+    short_threads_share_the_queue_pairs,
+    short_mix_has_the_ratio_of_its_weights,
+    short_server_runs_with_several_clients,
+    short_hosts_run_with_each_other,
     bandwidth_tests_interoperate_with_perftest,
     latency_tests_interoperate_with_perftest,
     bidirectional_tests_interoperate_with_perftest,
@@ -60,6 +71,14 @@ kernel_tests! {
     garbage_in_each_phase_is_reported,
     lost_and_delayed_packets_end_with_results if lossy_wire,
     cut_paths_end_with_errors if lossy_wire,
+    bytes_agree_with_the_counters_of_the_port if device::soft_roce,
+    verified_runs_with_every_option,
+    open_loop_counts_the_wait_of_late_messages,
+    server_ends_with_all_clients_if_one_is_killed,
+    two_thousand_queue_pairs_in_one_process,
+    options_of_one_side_interoperate_with_perftest,
+    missing_host_is_reported,
+    page_and_comparison_are_written,
 }
 
 const OPERATIONS: [&str; 4] = ["send", "write", "read", "atomic"];

@@ -6,17 +6,21 @@ use std::time::Duration;
 
 use bareverbs::{AckTimeout, Mtu};
 use clap::{Args, Subcommand, ValueEnum};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::doctor::DoctorOptions;
-use super::values::{gid_index, mtu, number, seconds};
+use super::values::{gid_index, mtu, number, rate, seconds};
 use crate::perf::expect::Expectation;
+use crate::perf::hosts::Hosts;
+use crate::perf::mix::{Kind, Mix, Order};
 
-/// The benchmarks, and the checks before them.
+/// The benchmarks, the comparison of their results, and the checks before them.
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum PerfCommand {
     #[command(flatten)]
     Benchmark(Perf),
+    /// Compare the JSON of several runs
+    Report(ReportOptions),
     /// Check this machine and the path to HOST in a minute: what is wrong and what to do
     Doctor(DoctorOptions),
 }
@@ -49,6 +53,17 @@ pub(crate) enum Perf {
         #[command(subcommand)]
         test: PerfTest,
     },
+}
+
+/// The options of `bareverbs perf report`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ReportOptions {
+    /// Files with the output of --json, or of --json-lines
+    #[arg(required = true, value_name = "FILE")]
+    pub(crate) files: Vec<PathBuf>,
+    /// Write the comparison as a page with pictures
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, Subcommand)]
@@ -148,6 +163,35 @@ pub(crate) struct PerfOptions {
     /// Seconds of an interval in the results over time
     #[arg(long, value_name = "SECS", default_value = "1", value_parser = seconds)]
     pub(crate) interval: f64,
+    /// Start NUM messages per second at fixed times, whether earlier ones have completed or not, and
+    /// measure each latency from that time; for example 1000, 50k or 1.5M (bw only)
+    #[arg(long, value_name = "NUM", value_parser = rate)]
+    pub(crate) rate: Option<f64>,
+    /// Threads that share the queue pairs, each with its own CQs and memory (bw only)
+    #[arg(long, value_name = "NUM", default_value = "1", value_parser = number::<u32>(1, 1024))]
+    pub(crate) threads: u32,
+    /// Completion queues: one pair for each thread, or one pair for each queue pair
+    #[arg(long, value_enum, default_value = "shared")]
+    pub(crate) cq: CqUse,
+    /// Receive into one SRQ for each thread; -r is its depth
+    #[arg(long)]
+    pub(crate) srq: bool,
+    /// Mix sizes and operations by weight, for example 64:70,4096:30 or write/64:80,read/4096:20
+    /// (bw only)
+    #[arg(long, value_name = "PARTS")]
+    pub(crate) mix: Option<Mix>,
+    /// Compare all data with a pattern that depends on the message; both sides need it
+    #[arg(long)]
+    pub(crate) verify: bool,
+    /// Server: wait for NUM clients and run with all of them at the same time
+    #[arg(long, value_name = "NUM", value_parser = number::<u32>(1, 1024), conflicts_with = "host")]
+    pub(crate) clients: Option<u32>,
+    /// Run between all pairs of these hosts: HOST[:PORT],…, the same list on each of them
+    #[arg(long, value_name = "HOSTS", conflicts_with_all = ["host", "clients"])]
+    pub(crate) all_to_all: Option<Hosts>,
+    /// This host's place in --all-to-all, from 0 (default: found by its IP addresses)
+    #[arg(long, value_name = "NUM", requires = "all_to_all", value_parser = number::<u32>(0, 1023))]
+    pub(crate) rank: Option<u32>,
     /// Fail unless a figure of every size meets a condition, such as 'p99<5us', 'bw>90%' (of the
     /// port's rate), 'bw>=20Gbit/s', 'rate>1Mpps'; may be given more than once
     #[arg(long, value_name = "CONDITION")]
@@ -155,6 +199,9 @@ pub(crate) struct PerfOptions {
     /// Write the results of --expect to a JUnit file
     #[arg(long, value_name = "FILE", requires = "expect")]
     pub(crate) junit: Option<PathBuf>,
+    /// Write the results as a page with pictures
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
     /// Print JSON instead of a table
     #[arg(long)]
     pub(crate) json: bool,
@@ -163,8 +210,18 @@ pub(crate) struct PerfOptions {
     pub(crate) json_lines: bool,
 }
 
+/// How queue pairs use completion queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum CqUse {
+    /// The queue pairs of a thread share a CQ for sends and one for receives
+    Shared,
+    /// Each queue pair has a CQ for sends and one for receives
+    Own,
+}
+
 /// The operation of a benchmark.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Verb {
     Send,
@@ -175,6 +232,10 @@ pub(crate) enum Verb {
 }
 
 impl Verb {
+    pub(crate) const ALL: [Self; 5] = [Self::Send, Self::Write, Self::WriteImm, Self::Read, Self::Atomic];
+    /// Bytes of an atomic operation.
+    pub(crate) const ATOMIC_SIZE: u32 = 8;
+
     /// Whether a message consumes a receive of the peer.
     pub(crate) fn consumes_receives(self) -> bool {
         matches!(self, Self::Send | Self::WriteImm)
@@ -191,7 +252,7 @@ impl Verb {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Measure {
     #[serde(rename = "bw")]
@@ -210,7 +271,7 @@ impl Measure {
 }
 
 /// The transport of a benchmark.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Connection {
     /// Reliable connection
@@ -254,6 +315,17 @@ pub(crate) struct Plan<'a> {
     pub(crate) rx_depth: u32,
     pub(crate) cq_mod: u32,
     pub(crate) timeout: AckTimeout,
+    /// Whether this side connects to the other one.
+    pub(crate) client: bool,
+    /// The kinds of messages of `--mix`, and their weights.
+    pub(crate) mix: Vec<(Kind, u32)>,
+}
+
+/// The depths of the queues of a run with messages of a size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Depths {
+    pub(crate) send: u32,
+    pub(crate) receive: u32,
 }
 
 /// Sizes above this have a completion for each message by default.
@@ -262,20 +334,15 @@ const RX_DEPTH: u32 = 512;
 /// Default receives of a transport without RNR NAK, which drops messages that find no receive.
 const RX_DEPTH_UNRELIABLE: u32 = 16000;
 const LARGEST: u32 = 8 << 20;
+/// Bytes of the messages of a queue pair in one direction that `--verify` keeps apart.
+const VERIFY_BUFFER: u32 = 4 << 20;
 
-impl Perf {
+impl PerfTest {
     /// The plan of the command line.
-    pub(crate) fn plan(&self) -> Result<Plan<'_>, String> {
-        let (verb, test) = match self {
-            Self::Send { test } => (Verb::Send, test),
-            Self::Write { test } => (Verb::Write, test),
-            Self::WriteImm { test } => (Verb::WriteImm, test),
-            Self::Read { test } => (Verb::Read, test),
-            Self::Atomic { test } => (Verb::Atomic, test),
-        };
-        let (measure, options) = match test {
-            PerfTest::Bw(options) => (Measure::Bandwidth, options),
-            PerfTest::Lat(options) => (Measure::Latency, options),
+    pub(crate) fn plan(&self, verb: Verb) -> Result<Plan<'_>, String> {
+        let (measure, options) = match self {
+            Self::Bw(options) => (Measure::Bandwidth, options),
+            Self::Lat(options) => (Measure::Latency, options),
         };
         Plan::new(verb, measure, options)
     }
@@ -309,6 +376,9 @@ impl<'a> Plan<'a> {
             (_, true) => (1..=LARGEST.ilog2()).map(|bits| 1 << bits).collect(),
             (_, false) => vec![options.size.unwrap_or(if bandwidth { 65536 } else { 2 })],
         };
+        let mix = options.mix.as_ref().map(|mix| mix.kinds(verb, sizes[0])).unwrap_or_default();
+        check_mix(verb, options, &mix)?;
+        let sizes = mix.iter().map(|(kind, _)| kind.size).max().map_or(sizes, |largest| vec![largest]);
         let tx_depth = if bandwidth { options.tx_depth.unwrap_or(128).min(most) } else { 1 };
         let rx_depth = match (verb.consumes_receives(), options.connection, options.rx_depth) {
             (false, ..) => 0,
@@ -322,6 +392,8 @@ impl<'a> Plan<'a> {
         let cq_mod = match options.cq_mod {
             _ if !bandwidth => 1,
             Some(cq_mod) => cq_mod,
+            // Each latency is measured, and each message is compared when it completes.
+            None if options.rate.is_some() || options.mix.is_some() || options.verify => list,
             None if list > 1 => list,
             None if sizes[0] > CQ_MOD_LIMIT && !datagrams && !options.all && !options.events => 1,
             None => 100,
@@ -338,11 +410,70 @@ impl<'a> Plan<'a> {
         let cq_mod = cq_mod.min(tx_depth / list * list);
         let timeout = AckTimeout::new(options.qp_timeout).ok_or("the timeout (-u) is above 31")?;
         let num_qp = options.num_qp;
-        Ok(Self { options, verb, measure, length, sizes, num_qp, tx_depth, rx_depth, cq_mod, timeout })
+        let threads = options.threads;
+        if threads > num_qp {
+            return Err(format!("{threads} threads (--threads) need as many queue pairs (-q {num_qp})"));
+        }
+        let client = options.host.is_some();
+        let plan = Self {
+            options,
+            verb,
+            measure,
+            length,
+            sizes,
+            num_qp,
+            tx_depth,
+            rx_depth,
+            cq_mod,
+            timeout,
+            client,
+            mix,
+        };
+        let depth = plan.depths(plan.largest()).send;
+        if list > depth {
+            return Err(format!(
+                "lists of {list} requests (-l) exceed the send queue with --verify ({depth})"
+            ));
+        }
+        Ok(plan)
+    }
+
+    /// The option that needs a peer of this program, if any was given.
+    pub(crate) fn needs_bareverbs(&self) -> Option<&'static str> {
+        let mixed = self.verbs().any(|verb| verb != self.verb);
+        let option = self.options.verify.then_some("--verify");
+        option.or(mixed.then_some("--mix of several operations"))
+    }
+
+    /// The queue pairs of each thread.
+    pub(crate) fn shares(&self) -> impl Iterator<Item = std::ops::Range<u32>> {
+        let (threads, count) = (u64::from(self.options.threads), u64::from(self.num_qp));
+        let start = move |thread: u64| (thread * count / threads) as u32;
+        (0..threads).map(move |thread| start(thread)..start(thread + 1))
+    }
+
+    /// The operations of the run.
+    pub(crate) fn verbs(&self) -> impl Iterator<Item = Verb> {
+        let base = self.mix.is_empty().then_some(self.verb);
+        self.mix.iter().map(|(kind, _)| kind.verb).chain(base)
+    }
+
+    /// The messages of a run of this size, in order.
+    pub(crate) fn order(&self, size: u32) -> Order {
+        if self.mix.is_empty() {
+            return Order::single(Kind { verb: self.verb, size });
+        }
+        Order::weighted(&self.mix)
+    }
+
+    /// The depths of the queues: with `--verify`, as many messages as have memory of their own.
+    pub(crate) fn depths(&self, size: u32) -> Depths {
+        let limit = if self.options.verify { (VERIFY_BUFFER / size.max(64)).max(1) } else { u32::MAX };
+        Depths { send: self.tx_depth.min(limit), receive: self.rx_depth.min(limit) }
     }
 
     pub(crate) fn is_client(&self) -> bool {
-        self.options.host.is_some()
+        self.client
     }
 
     pub(crate) fn bidirectional(&self) -> bool {
@@ -392,6 +523,16 @@ impl<'a> Plan<'a> {
         // A server that only serves memory does not count.
         let passive = self.measure == Measure::Bandwidth && !options.bidirectional
             || matches!(self.verb, Verb::Read | Verb::Atomic);
+        if let Some(mix) = &options.mix {
+            words.push(format!("--mix={mix}"));
+        }
+        if options.verify {
+            words.extend([
+                "--verify".into(),
+                format!("-t={}", self.tx_depth),
+                format!("-r={}", self.rx_depth),
+            ]);
+        }
         if self.verb.consumes_receives() || !passive {
             words.push(match self.length {
                 Length::Messages(messages) => format!("-n={messages}"),
@@ -399,6 +540,40 @@ impl<'a> Plan<'a> {
             });
         }
         words
+    }
+}
+
+/// Rejects mixes that both sides can't run alike.
+fn check_mix(verb: Verb, options: &PerfOptions, mix: &[(Kind, u32)]) -> Result<(), String> {
+    if options.mix.as_ref().is_some_and(Mix::has_wrong_atomic) {
+        return Err("atomic operations have 8 bytes: omit their size in --mix".into());
+    }
+    for (kind, _) in mix {
+        if kind.verb.consumes_receives() != verb.consumes_receives() {
+            return Err(format!(
+                "--mix: {} and {} can't be mixed: only one of them consumes receives",
+                verb.name(),
+                kind.verb.name()
+            ));
+        }
+        if options.verify && kind.verb != verb {
+            return Err(
+                "--verify compares the data of one operation: --mix may have several sizes only".into()
+            );
+        }
+        if let Some(conflict) = transport_conflict(options.connection, kind.verb) {
+            return Err(conflict);
+        }
+    }
+    Ok(())
+}
+
+/// Why a transport does not have an operation.
+fn transport_conflict(connection: Connection, verb: Verb) -> Option<String> {
+    match (connection, verb) {
+        (Connection::Rc, _) | (Connection::Uc, Verb::Send | Verb::Write | Verb::WriteImm) => None,
+        (Connection::Ud, Verb::Send) => None,
+        (transport, verb) => Some(format!("{transport} has no {} operation (-c)", verb.name())),
     }
 }
 
@@ -411,17 +586,40 @@ fn conflict(verb: Verb, measure: Measure, options: &PerfOptions) -> Option<Strin
             .or_else(|| given(options.bidirectional, "-b"))
             .or_else(|| given(options.tx_depth.is_some(), "-t"))
             .or_else(|| given(options.cq_mod.is_some(), "-Q"))
-            .or_else(|| given(options.post_list > 1, "-l"));
+            .or_else(|| given(options.post_list > 1, "-l"))
+            .or_else(|| given(options.threads > 1, "--threads"))
+            .or_else(|| given(options.rate.is_some(), "--rate"))
+            .or_else(|| given(options.mix.is_some(), "--mix"));
         if let Some(option) = wrong {
             return Some(format!(
                 "{option} is for bandwidth tests only: a latency test has one message outstanding"
             ));
         }
     }
-    match (options.connection, verb) {
-        (Connection::Rc, _) | (Connection::Uc, Verb::Send | Verb::Write | Verb::WriteImm) => {}
-        (Connection::Ud, Verb::Send) => {}
-        (transport, verb) => return Some(format!("{transport} has no {} operation (-c)", verb.name())),
+    if let Some(conflict) = transport_conflict(options.connection, verb) {
+        return Some(conflict);
+    }
+    if options.verify && options.connection != Connection::Rc && verb != Verb::Send {
+        return Some(format!(
+            "--verify of {} needs RC: a write that {} loses can't be noticed",
+            verb.name(),
+            options.connection
+        ));
+    }
+    if options.verify && options.cq_mod.is_some() {
+        return Some("--verify compares each message when it completes: omit -Q".into());
+    }
+    if options.rate.is_some() && options.post_list > 1 {
+        return Some("--rate starts single messages: omit -l".into());
+    }
+    if options.mix.is_some() && options.all {
+        return Some("--mix has the sizes: omit -a".into());
+    }
+    if options.srq && !verb.consumes_receives() {
+        return Some(format!("--srq is for send and write-imm: {} consumes no receives", verb.name()));
+    }
+    if options.all_to_all.is_some() && (latency || !options.bidirectional) {
+        return Some("--all-to-all needs a bandwidth test in both directions (bw -b)".into());
     }
     if verb == Verb::Atomic && (options.all || options.size.is_some_and(|size| size != 8)) {
         return Some("atomic operations have 8 bytes: omit -s and -a".into());
@@ -450,10 +648,25 @@ mod tests {
     use crate::cli::{Cli, Command};
     use clap::Parser;
 
-    fn perf(line: &str) -> Perf {
+    /// A parsed command line of a benchmark.
+    struct Parsed(Verb, PerfTest);
+
+    impl Parsed {
+        fn plan(&self) -> Result<Plan<'_>, String> {
+            self.1.plan(self.0)
+        }
+    }
+
+    fn perf(line: &str) -> Parsed {
         let words = ["bareverbs", "perf"].into_iter().chain(line.split_whitespace());
         match Cli::try_parse_from(words).unwrap_or_else(|error| panic!("{line}: {error}")).command {
-            Command::Perf(PerfCommand::Benchmark(perf)) => perf,
+            Command::Perf(PerfCommand::Benchmark(perf)) => match perf {
+                Perf::Send { test } => Parsed(Verb::Send, test),
+                Perf::Write { test } => Parsed(Verb::Write, test),
+                Perf::WriteImm { test } => Parsed(Verb::WriteImm, test),
+                Perf::Read { test } => Parsed(Verb::Read, test),
+                Perf::Atomic { test } => Parsed(Verb::Atomic, test),
+            },
             other => panic!("parsed as {other:?}"),
         }
     }
@@ -535,10 +748,48 @@ mod tests {
             ("write bw -l 200", "exceed the send queue"),
             ("write bw -l 3 -n 100", "must be a multiple"),
             ("write lat -e", "polls memory"),
+            ("write lat --rate 10k", "--rate is for bandwidth tests only"),
+            ("write bw --rate 1k -l 4", "omit -l"),
+            ("write bw --threads 4 -q 3", "need as many queue pairs"),
+            ("read bw --srq", "consumes no receives"),
+            ("write bw --mix 8:1,send:1", "can't be mixed"),
+            ("write bw --mix atomic/16:1", "atomic operations have 8 bytes"),
+            ("write bw --mix 8:1 -a", "omit -a"),
+            ("write bw -c uc --mix read:1,write:1", "UC has no read"),
+            ("write bw --verify --mix read:1,write:1", "one operation"),
+            ("write-imm bw -c uc --verify", "--verify of write-imm needs RC"),
+            ("write bw --verify -l 100", "exceed the send queue with --verify"),
+            ("write bw --verify -Q 4", "omit -Q"),
+            ("write bw --all-to-all a,b", "both directions"),
         ] {
             let message = perf(line).plan().expect_err(line);
             assert!(message.contains(words), "{line}: {message}");
         }
+    }
+
+    #[test]
+    fn mix_decides_the_size_and_the_operations() {
+        let perf = perf("write bw --mix write/64:3,read/4096:1");
+        let plan = perf.plan().unwrap();
+        assert_eq!((plan.largest(), plan.cq_mod), (4096, 1));
+        assert_eq!(plan.verbs().collect::<Vec<_>>(), [Verb::Write, Verb::Read]);
+        assert_eq!(plan.order(4096).kinds()[1], Kind { verb: Verb::Read, size: 4096 });
+        assert!(plan.settings("gid").contains(&"--mix=write/64:3,read/4096:1".to_owned()));
+    }
+
+    #[test]
+    fn threads_share_all_queue_pairs() {
+        let perf = perf("write bw -q 8 --threads 3");
+        assert_eq!(perf.plan().unwrap().shares().collect::<Vec<_>>(), [0..2, 2..5, 5..8]);
+    }
+
+    #[test]
+    fn verified_messages_have_memory_of_their_own() {
+        let perf = perf("write bw --verify -a");
+        let plan = perf.plan().unwrap();
+        assert_eq!(plan.depths(64), Depths { send: 128, receive: 0 });
+        assert_eq!(plan.depths(1 << 20).send, 4);
+        assert_eq!(plan.depths(8 << 20).send, 1);
     }
 
     #[test]

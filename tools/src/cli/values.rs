@@ -49,6 +49,19 @@ pub(super) fn period(text: &str) -> Result<f64, String> {
     seconds.ok_or_else(|| "must be between 0.01 and 86400".into())
 }
 
+/// A rate in messages per second: a number, with `k` or `M`, and with `/s`.
+pub(super) fn rate(text: &str) -> Result<f64, String> {
+    let number = text.strip_suffix("/s").unwrap_or(text);
+    let (number, factor) = match number.as_bytes() {
+        [.., b'k' | b'K'] => (&number[..number.len() - 1], 1e3),
+        [.., b'M'] => (&number[..number.len() - 1], 1e6),
+        _ => (number, 1.0),
+    };
+    let rate =
+        number.parse().ok().map(|number: f64| number * factor).filter(|rate| (1.0..=1e9).contains(rate));
+    rate.ok_or_else(|| "must be between 1 and 1000M messages per second".into())
+}
+
 /// A time limit, in seconds.
 pub(super) fn seconds(text: &str) -> Result<f64, String> {
     let seconds = text.parse().ok().filter(|seconds| (0.0..=86400.0).contains(seconds));

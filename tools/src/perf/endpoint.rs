@@ -1,20 +1,25 @@
-//! The queue pairs of a side, with their memory and completion queues.
+//! The queue pairs of a thread, with their memory and completion queues.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use bareverbs::{
     Access, Arm, Buffer, CompChannel, Context, Cq, CqInit, DriverId, Mr, Payload, PostError, Qp, QpCap,
-    QpInit, RecvRequest, Remote, SendFlags, SendRequest, Sge, WcStatus, WorkCompletion,
+    QpInit, RecvRequest, Remote, SendFlags, SendRequest, Sge, Srq, SrqInit, WcStatus, WorkCompletion,
 };
 
 use super::error::{PathInfo, Progress, RunError};
+use super::measure::Completed;
+use super::mix::{Kind, Order};
 use super::session::Preamble;
 use super::transport::{Path, Service};
+use super::verify::{Pattern, Place, Verifier};
 use super::watch::{Verdict, Watch};
 use super::wire::KeyRecord;
-use crate::cli::perf::{Measure, Plan, Verb};
+use crate::cli::perf::{Connection, CqUse, Measure, Plan, Verb};
 use crate::pingpong::exchange::EXCHANGE_TIMEOUT;
 use crate::pingpong::run::random_psn;
 
@@ -44,6 +49,27 @@ impl Steps {
     /// All messages at the start.
     pub(crate) const NONE: Self = Self { distance: 0, end: u64::MAX };
 
+    /// So many places, which do not share cache lines.
+    pub(crate) fn apart(size: u32, places: u32) -> Self {
+        let distance = u64::from(size).next_multiple_of(64);
+        Self { distance, end: distance * u64::from(places) }
+    }
+
+    /// Bytes from the start of the first place to the end of the last one, for messages of `size`.
+    fn bytes(self, size: u32) -> u64 {
+        if self.distance == 0 { size.into() } else { self.end }
+    }
+
+    /// The number of places.
+    fn places(self) -> u64 {
+        self.end.checked_div(self.distance).unwrap_or(1)
+    }
+
+    /// The place of a message.
+    fn place_of(self, number: u64) -> u64 {
+        number % self.places() * self.distance
+    }
+
     #[inline]
     fn next(self, offset: u64) -> u64 {
         let next = offset + self.distance;
@@ -51,31 +77,118 @@ impl Steps {
     }
 }
 
+/// A signalled request.
+#[derive(Clone, Copy, Debug)]
+struct Signal {
+    /// The time from which its latency counts.
+    time: u64,
+    /// Messages and bytes of the queue pair up to it.
+    messages: u64,
+    bytes: u64,
+    /// The index of its kind.
+    kind: usize,
+}
+
+/// What a queue pair has sent.
+#[derive(Debug)]
+struct Sends {
+    /// The index of the queue pair among all of this side.
+    id: u32,
+    /// The start of its memory.
+    at: u64,
+    remote: Remote,
+    /// Offset of the next message.
+    offset: u64,
+    posted: u64,
+    posted_bytes: u64,
+    completed: u64,
+    completed_bytes: u64,
+    /// The last signalled message.
+    signaled: u64,
+    /// The signalled requests that are outstanding.
+    signals: VecDeque<Signal>,
+}
+
+/// The next message of a queue pair.
+struct Next {
+    kind: Kind,
+    /// The first message of a run has the number 0.
+    number: u64,
+    addr: u64,
+    remote: Remote,
+    flags: SendFlags,
+}
+
+impl Sends {
+    /// Takes the next message. Its latency counts from `time`.
+    #[inline]
+    fn next(&mut self, posting: &Posting, time: u64) -> Next {
+        let (offset, number) = (self.offset, self.posted);
+        let index = posting.order.index(self.id, number);
+        let kind = posting.order.kinds()[index];
+        self.offset = posting.send_steps.next(offset);
+        self.posted += 1;
+        self.posted_bytes += u64::from(kind.size);
+        let signaled = self.posted.is_multiple_of(posting.cq_mod) || self.posted == posting.limit;
+        if signaled {
+            self.signaled = self.posted;
+            let (messages, bytes) = (self.posted, self.posted_bytes);
+            self.signals.push_back(Signal { time, messages, bytes, kind: index });
+        }
+        Next {
+            kind,
+            number,
+            addr: self.at + offset,
+            remote: Remote { addr: self.remote.addr + offset, rkey: self.remote.rkey },
+            flags: if signaled { SendFlags::SIGNALED } else { SendFlags::empty() },
+        }
+    }
+}
+
+/// Receives of a queue pair or of an SRQ.
+#[derive(Debug)]
+struct Receives {
+    /// The start of their memory.
+    at: u64,
+    /// Offset of the next one.
+    offset: u64,
+    /// Receives that were posted for this run.
+    posted: u64,
+}
+
+impl Receives {
+    fn new(at: u64) -> Self {
+        Self { at, offset: 0, posted: 0 }
+    }
+}
+
 /// A queue pair with its place in the memory.
 struct Lane<T: Service> {
     qp: Qp<T>,
     route: Option<T::Route>,
-    /// The start of its halves of the memory.
-    send_at: u64,
-    recv_at: u64,
-    remote: Remote,
-    /// Offsets of the next message and the next receive.
-    send_offset: u64,
-    recv_offset: u64,
-    posted: u64,
-    completed: u64,
-    /// The last signalled message.
-    signaled: u64,
-    /// Of each signalled request: the time of its post and the messages up to it.
-    times: VecDeque<(u64, u64)>,
-    receives_posted: u64,
+    sends: Sends,
+    /// Unused with an SRQ.
+    receives: Receives,
+    /// Where the peer writes.
+    target_at: u64,
     received: u64,
+    /// The number that the next received message has at least.
+    next_number: u64,
+}
+
+/// The SRQ of `--srq`.
+struct Shared {
+    srq: Srq,
+    receives: Receives,
+    /// From QP number to the index of its lane.
+    lanes: HashMap<u32, usize>,
 }
 
 /// How messages of a run are posted.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Posting {
-    pub(crate) verb: Verb,
+    pub(crate) order: Order,
+    /// The largest size.
     pub(crate) size: u32,
     pub(crate) send_steps: Steps,
     pub(crate) recv_steps: Steps,
@@ -83,17 +196,64 @@ pub(crate) struct Posting {
     pub(crate) cq_mod: u64,
     /// Messages and receives of each queue pair; `u64::MAX` without a limit.
     pub(crate) limit: u64,
+    /// Requests and receives that each queue has outstanding.
+    pub(crate) tx_depth: u32,
+    pub(crate) rx_depth: u32,
+    /// Whether the messages consume receives and have their length checked.
+    pub(crate) sends: bool,
+    /// Whether messages may be lost.
+    pub(crate) lossy: bool,
+    /// Whether the peer polls the last byte of each message.
+    pub(crate) polled: bool,
 }
 
-/// The resources of a side.
+impl Posting {
+    /// The messages of a run of this size.
+    pub(crate) fn new<T: Service>(plan: &Plan<'_>, agreed: &Preamble, size: u32) -> Self {
+        let depths = plan.depths(size);
+        // One place more than outstanding messages: a write with immediate data begins before it
+        // consumes a receive.
+        let places = depths.send.max(depths.receive).saturating_add(1);
+        let steps = |size| match (plan.measure, plan.options.verify) {
+            (Measure::Latency, _) => Steps::NONE,
+            (Measure::Bandwidth, true) => Steps::apart(size, places),
+            (Measure::Bandwidth, false) => Steps::new(size, agreed),
+        };
+        let list = plan.options.post_list;
+        Self {
+            order: plan.order(size),
+            size,
+            send_steps: steps(size),
+            recv_steps: steps(size + T::HEADROOM),
+            cq_mod: plan.cq_mod.min(depths.send / list * list).into(),
+            limit: match plan.length {
+                crate::cli::perf::Length::Messages(messages) => messages,
+                crate::cli::perf::Length::Time { .. } => u64::MAX,
+            },
+            tx_depth: depths.send,
+            rx_depth: depths.receive,
+            sends: plan.verb == Verb::Send,
+            lossy: plan.options.connection != Connection::Rc,
+            polled: plan.verb == Verb::Write && plan.measure == Measure::Latency,
+        }
+    }
+}
+
+/// The resources of a thread.
 pub(crate) struct Endpoint<T: Service> {
     /// Declared before the memory, so that the queue pairs are destroyed first.
     lanes: Vec<Lane<T>>,
-    pub(crate) send_cq: Cq,
-    pub(crate) recv_cq: Cq,
+    shared: Option<Shared>,
+    /// One, or one for each queue pair.
+    send_cqs: Vec<Cq>,
+    recv_cqs: Vec<Cq>,
+    /// The CQs that are polled next.
+    next_send_cq: usize,
+    next_recv_cq: usize,
     channel: Option<CompChannel>,
     armed: bool,
     memory: Mr<Buffer>,
+    verifier: Option<Verifier>,
     /// A message for inline data.
     message: Vec<u8>,
     inline: u32,
@@ -101,86 +261,165 @@ pub(crate) struct Endpoint<T: Service> {
     paths: Vec<PathInfo>,
 }
 
+/// The memory of a thread: areas for sends, then areas for receives and for the peer's writes, then
+/// one for the receives of an SRQ.
+#[derive(Clone, Copy, Debug)]
+struct Layout {
+    /// Bytes of an area.
+    area: u64,
+    count: u64,
+    srq_area: u64,
+}
+
+impl Layout {
+    fn new<T: Service>(plan: &Plan<'_>, agreed: &Preamble, count: u32) -> Self {
+        let page = rustix::param::page_size() as u64;
+        let postings = || plan.sizes.iter().map(|&size| Posting::new::<T>(plan, agreed, size));
+        let receive = |posting: &Posting| posting.recv_steps.bytes(posting.size + T::HEADROOM);
+        let bytes = |posting: Posting| posting.send_steps.bytes(posting.size).max(receive(&posting));
+        let area = postings().map(bytes).max().unwrap_or(0).max(agreed.cycle_buffer.into());
+        let srq_area = match plan.options.srq {
+            true => postings().map(|one| receive(&one)).max().unwrap_or(0).max(agreed.cycle_buffer.into()),
+            false => 0,
+        };
+        let pages = |bytes: u64| bytes.next_multiple_of(page);
+        Self { area: pages(area), count: count.into(), srq_area: pages(srq_area) }
+    }
+
+    fn bytes(self) -> Option<usize> {
+        let bytes = self.area.checked_mul(2 * self.count)?.checked_add(self.srq_area)?;
+        usize::try_from(bytes).ok()
+    }
+
+    fn send(self, index: u64) -> u64 {
+        index * self.area
+    }
+
+    fn receive(self, index: u64) -> u64 {
+        (self.count + index) * self.area
+    }
+
+    fn srq(self) -> u64 {
+        2 * self.count * self.area
+    }
+}
+
 impl<T: Service> Endpoint<T> {
-    /// Creates all objects and brings the queue pairs to INIT.
+    /// Creates the objects of the queue pairs `ids`, and brings the queue pairs to INIT.
     pub(crate) fn new(
         plan: &Plan<'_>,
         context: &Context,
         agreed: &Preamble,
         out_reads: u8,
         address: &KeyRecord,
+        ids: Range<u32>,
     ) -> Result<Self> {
-        let (options, count) = (plan.options, plan.num_qp);
+        let options = plan.options;
+        let count = u32::try_from(ids.len()).unwrap_or(u32::MAX);
         let pd = context.alloc_pd()?;
-        let area = u64::from(plan.largest() + T::HEADROOM).max(agreed.cycle_buffer.into());
-        let area = area.next_multiple_of(rustix::param::page_size() as u64);
-        let bytes = area.checked_mul(2 * u64::from(count)).and_then(|bytes| usize::try_from(bytes).ok());
-        let mut buffer = Buffer::zeroed(bytes.context("the buffers exceed the address space")?)?;
+        let layout = Layout::new::<T>(plan, agreed, count);
+        let mut buffer = Buffer::zeroed(layout.bytes().context("the buffers exceed the address space")?)?;
         if plan.verb != Verb::Write || plan.measure == Measure::Bandwidth {
             fill(&mut buffer);
         }
-        let remote = match plan.verb {
-            Verb::Send => Access::empty(),
-            Verb::Write | Verb::WriteImm => Access::REMOTE_WRITE,
-            Verb::Read => Access::REMOTE_READ,
-            Verb::Atomic => Access::REMOTE_ATOMIC,
-        };
+        let mut remote = Access::empty();
+        for verb in plan.verbs() {
+            remote |= match verb {
+                Verb::Send => Access::empty(),
+                Verb::Write | Verb::WriteImm => Access::REMOTE_WRITE,
+                Verb::Read => Access::REMOTE_READ,
+                Verb::Atomic => Access::REMOTE_ATOMIC,
+            };
+        }
         let memory = pd.register(buffer, Access::LOCAL_WRITE | remote)?;
         let channel = options.events.then(|| context.create_comp_channel()).transpose()?;
-        let cq = |depth: u32, name| {
-            let entries = count.checked_mul(depth).context("too many requests for a CQ (-q, -t, -r)")?;
-            let init = CqInit { channel: channel.as_ref(), ..CqInit::new(entries.max(1)) };
-            context.create_cq(&init).with_context(|| format!("cannot create the CQ of {name}"))
+        let (cqs, lanes_of_cq) = match options.cq {
+            CqUse::Shared => (1, count),
+            CqUse::Own => (count, 1),
         };
-        let (send_cq, recv_cq) =
-            (cq(plan.tx_depth, "sends (-t, -q)")?, cq(plan.rx_depth, "receives (-r, -q)")?);
+        let cqs = |depth: u32, name| {
+            let entries =
+                lanes_of_cq.checked_mul(depth).context("too many requests for a CQ (-q, -t, -r)")?;
+            let init = CqInit { channel: channel.as_ref(), ..CqInit::new(entries.max(1)) };
+            let create =
+                || context.create_cq(&init).with_context(|| format!("cannot create the CQ of {name}"));
+            std::iter::repeat_with(create).take(cqs as usize).collect::<Result<Vec<_>>>()
+        };
+        let send_cqs = cqs(plan.tx_depth, "sends (-t, -q)")?;
+        let recv_cqs = cqs(plan.rx_depth, "receives (-r, -q)")?;
+        let base = memory.addr();
+        let mut shared = match options.srq {
+            true => {
+                let srq =
+                    pd.create_srq(&SrqInit::new(plan.rx_depth.max(1))).context("cannot create the SRQ")?;
+                Some(Shared { srq, receives: Receives::new(base + layout.srq()), lanes: HashMap::new() })
+            }
+            false => None,
+        };
         let inline = plan.inline(context.driver());
         let cap = QpCap {
             max_send_wr: plan.tx_depth,
-            max_recv_wr: plan.rx_depth.max(1),
+            max_recv_wr: if options.srq { 0 } else { plan.rx_depth.max(1) },
             max_inline_data: inline,
             ..QpCap::default()
         };
-        let init = QpInit { cap, ..QpInit::new(&send_cq, &recv_cq) };
         let mut lanes = Vec::new();
         let mut local = Vec::new();
-        for index in 0..u64::from(count) {
-            let mut qp = pd.create_qp::<T>(&init)?;
+        for (index, id) in (0..).zip(ids) {
+            let cq = if options.cq == CqUse::Own { index } else { 0 };
+            let init = QpInit {
+                cap,
+                srq: shared.as_ref().map(|shared| &shared.srq),
+                ..QpInit::new(&send_cqs[cq], &recv_cqs[cq])
+            };
+            let mut qp =
+                pd.create_qp::<T>(&init).with_context(|| format!("cannot create queue pair {id}"))?;
             T::init(&mut qp, options.ib_port, remote)?;
-            let (send_at, recv_at) =
-                (memory.addr() + index * area, memory.addr() + (u64::from(count) + index) * area);
+            let receive_at = base + layout.receive(index as u64);
             local.push(KeyRecord {
                 qpn: qp.qp_num(),
                 psn: random_psn()?,
                 rkey: memory.rkey(),
-                vaddr: recv_at,
+                vaddr: receive_at,
                 out_reads: out_reads.into(),
                 ..*address
             });
+            if let Some(shared) = &mut shared {
+                shared.lanes.insert(qp.qp_num(), index);
+            }
             lanes.push(Lane {
                 qp,
                 route: None,
-                send_at,
-                recv_at,
-                remote: Remote { addr: 0, rkey: 0 },
-                send_offset: 0,
-                recv_offset: 0,
-                posted: 0,
-                completed: 0,
-                signaled: 0,
-                times: VecDeque::with_capacity(plan.tx_depth as usize + 1),
-                receives_posted: 0,
+                sends: Sends {
+                    id,
+                    at: base + layout.send(index as u64),
+                    remote: Remote { addr: 0, rkey: 0 },
+                    offset: 0,
+                    posted: 0,
+                    posted_bytes: 0,
+                    completed: 0,
+                    completed_bytes: 0,
+                    signaled: 0,
+                    signals: VecDeque::with_capacity(plan.tx_depth as usize + 1),
+                },
+                receives: Receives::new(receive_at),
+                target_at: receive_at,
                 received: 0,
+                next_number: 0,
             });
         }
         let message = vec![0; inline.min(plan.largest()) as usize];
         Ok(Self {
             lanes,
-            send_cq,
-            recv_cq,
+            shared,
+            send_cqs,
+            recv_cqs,
+            next_send_cq: 0,
+            next_recv_cq: 0,
             channel,
             armed: false,
             memory,
+            verifier: options.verify.then(Verifier::default),
             message,
             inline,
             local,
@@ -195,7 +434,7 @@ impl<T: Service> Endpoint<T> {
             let info = PathInfo { local, remote, mtu, timeout, link_layer };
             lane.route =
                 Some(T::connect(&mut lane.qp, path).with_context(|| format!("cannot connect {info}"))?);
-            lane.remote = Remote { addr: remote.vaddr, rkey: remote.rkey };
+            lane.sends.remote = Remote { addr: remote.vaddr, rkey: remote.rkey };
             self.paths.push(info);
         }
         Ok(())
@@ -208,10 +447,14 @@ impl<T: Service> Endpoint<T> {
     /// Starts a run: the counts are zero. Receives of an earlier run stay posted.
     pub(crate) fn reset(&mut self) {
         for lane in &mut self.lanes {
-            lane.receives_posted -= lane.received;
-            (lane.posted, lane.completed, lane.signaled, lane.received) = (0, 0, 0, 0);
-            (lane.send_offset, lane.recv_offset) = (0, 0);
-            lane.times.clear();
+            let receives = self.shared.as_mut().map_or(&mut lane.receives, |shared| &mut shared.receives);
+            receives.posted -= lane.received;
+            receives.offset = 0;
+            (lane.received, lane.next_number) = (0, 0);
+            let sends = &mut lane.sends;
+            (sends.posted, sends.posted_bytes, sends.completed, sends.completed_bytes) = (0, 0, 0, 0);
+            (sends.signaled, sends.offset) = (0, 0);
+            sends.signals.clear();
         }
     }
 
@@ -219,26 +462,39 @@ impl<T: Service> Endpoint<T> {
     pub(crate) fn progress(&self) -> Progress {
         let mut progress = Progress::default();
         for lane in &self.lanes {
-            progress.sent += lane.completed;
+            progress.sent += lane.sends.completed;
             progress.received += lane.received;
         }
         progress
     }
 
-    /// Posts receives until each queue pair has `depth` outstanding.
-    pub(crate) fn post_receives(&mut self, posting: &Posting, depth: u32) -> Result<()> {
+    /// Posts receives until each queue pair, or the SRQ, has its depth outstanding.
+    pub(crate) fn post_receives(&mut self, posting: &Posting) -> Result<()> {
+        let depth = u64::from(posting.rx_depth);
         for index in 0..self.lanes.len() {
-            while self.lanes[index].receives_posted < posting.limit.min(depth.into()) {
+            while self.receives(index).posted < self.receive_limit(posting).min(depth) {
                 self.post_receive(index, posting)?;
             }
         }
         Ok(())
     }
 
+    #[inline]
+    fn receives(&self, index: usize) -> &Receives {
+        self.shared.as_ref().map_or(&self.lanes[index].receives, |shared| &shared.receives)
+    }
+
+    /// The receives of a queue pair, or of the SRQ, in this run.
+    #[inline]
+    fn receive_limit(&self, posting: &Posting) -> u64 {
+        let queue_pairs = if self.shared.is_some() { self.lanes.len() as u64 } else { 1 };
+        posting.limit.saturating_mul(queue_pairs)
+    }
+
     /// Posts a receive, unless the receives of the run are posted.
     #[inline]
     pub(crate) fn repost(&mut self, index: usize, posting: &Posting) -> Result<()> {
-        if self.lanes[index].receives_posted < posting.limit {
+        if self.receives(index).posted < self.receive_limit(posting) {
             self.post_receive(index, posting)?;
         }
         Ok(())
@@ -246,115 +502,143 @@ impl<T: Service> Endpoint<T> {
 
     #[inline]
     fn post_receive(&mut self, index: usize, posting: &Posting) -> Result<()> {
-        let lane = &mut self.lanes[index];
         let length = posting.size + T::HEADROOM;
-        let sge = Sge { addr: lane.recv_at + lane.recv_offset, length, lkey: self.memory.lkey() };
-        let request = RecvRequest { wr_id: index as u64, sges: &[sge] };
-        // SAFETY: the range is in the receive half of the lane's memory, which outlives the queue
-        // pairs (field order). Its bytes are only copied, never borrowed.
-        unsafe { lane.qp.post_recv(&[request]) }.context("cannot post a receive")?;
-        lane.recv_offset = posting.recv_steps.next(lane.recv_offset);
-        lane.receives_posted += 1;
-        Ok(())
-    }
-
-    /// The messages that the lane can post now, in whole lists.
-    #[inline]
-    pub(crate) fn room(&self, index: usize, posting: &Posting, depth: u64) -> u64 {
-        let lane = &self.lanes[index];
-        (depth - (lane.posted - lane.completed)).min(posting.limit - lane.posted)
-    }
-
-    /// Posts `count` messages with one doorbell.
-    #[inline]
-    pub(crate) fn post_sends(&mut self, index: usize, posting: &Posting, count: u64, now: u64) -> Result<()> {
-        let lane = &mut self.lanes[index];
-        let route = lane.route.as_ref().expect("the lane is connected");
         let lkey = self.memory.lkey();
-        let bytes = [self.message.get(..posting.size as usize).unwrap_or_default()];
-        let inline = posting.size <= self.inline
-            && !matches!(posting.verb, Verb::Read | Verb::Atomic)
-            && self.inline > 0;
-        let (mut offset, mut posted) = (lane.send_offset, lane.posted);
-        let mut next = || {
-            let sge = Sge { addr: lane.send_at + offset, length: posting.size, lkey };
-            let remote = Remote { addr: lane.remote.addr + offset, rkey: lane.remote.rkey };
-            offset = posting.send_steps.next(offset);
-            posted += 1;
-            let signaled = posted.is_multiple_of(posting.cq_mod) || posted == posting.limit;
-            if signaled {
-                lane.signaled = posted;
-                lane.times.push_back((now, posted));
-            }
-            let flags = if signaled { SendFlags::SIGNALED } else { SendFlags::empty() };
-            (sge, T::operation(posting.verb, remote, route), flags)
+        let lane = &mut self.lanes[index];
+        let receives = self.shared.as_mut().map_or(&mut lane.receives, |shared| &mut shared.receives);
+        let sge = Sge { addr: receives.at + receives.offset, length, lkey };
+        // The completion names the queue pair and the place: offsets are below 4 GiB.
+        let request = RecvRequest { wr_id: receives.offset << 32 | index as u64, sges: &[sge] };
+        receives.offset = posting.recv_steps.next(receives.offset);
+        receives.posted += 1;
+        let result = match &mut self.shared {
+            // SAFETY: the range is in the area of the SRQ or in the receive area of the lane, and the
+            // memory outlives the queue pairs and the SRQ (field order). Its bytes are only copied,
+            // never borrowed.
+            Some(shared) => unsafe { shared.srq.post_recv(&[request]) },
+            // SAFETY: as above.
+            None => unsafe { lane.qp.post_recv(&[request]) },
         };
+        result.context("cannot post a receive")
+    }
+
+    /// The messages that the lane can post now.
+    #[inline]
+    pub(crate) fn room(&self, index: usize, posting: &Posting) -> u64 {
+        let sends = &self.lanes[index].sends;
+        (u64::from(posting.tx_depth) - (sends.posted - sends.completed)).min(posting.limit - sends.posted)
+    }
+
+    /// Posts `count` messages with one doorbell. Their latencies count from `time`.
+    #[inline]
+    pub(crate) fn post_sends(
+        &mut self,
+        index: usize,
+        posting: &Posting,
+        count: u64,
+        time: u64,
+    ) -> Result<()> {
+        let Lane { qp, route, sends, .. } = &mut self.lanes[index];
+        let route = route.as_ref().expect("the lane is connected");
+        let lkey = self.memory.lkey();
         let wr_id = index as u64;
         let result: Result<(), PostError> = if count == 1 {
-            let (sge, operation, flags) = next();
-            let sges = [sge];
-            let payload = if inline { Payload::Inline(&bytes) } else { Payload::Sges(&sges) };
-            // SAFETY: the range is in the send half of the lane's memory, which outlives the queue
-            // pairs (field order). Only completed reads and atomics change its bytes, and nothing
-            // borrows them.
-            unsafe { lane.qp.post_send(&[SendRequest { wr_id, operation, flags, payload }]) }
+            let next = sends.next(posting, time);
+            if let Some(verifier) = &mut self.verifier {
+                prepare(verifier, &mut self.memory, &mut self.message, posting, sends, &next)?;
+            }
+            let Next { kind, addr, remote, flags, .. } = next;
+            let sges = [Sge { addr, length: kind.size, lkey }];
+            let bytes = [self.message.get(..kind.size as usize).unwrap_or_default()];
+            let payload =
+                if is_inline(kind, self.inline) { Payload::Inline(&bytes) } else { Payload::Sges(&sges) };
+            let operation = T::operation(kind.verb, remote, route);
+            // SAFETY: the range is in the send area of the lane, and the memory outlives the queue
+            // pairs (field order). Completed reads and atomics change its bytes, and `Mr::write`
+            // copies into it; nothing borrows them.
+            unsafe { qp.post_send(&[SendRequest { wr_id, operation, flags, payload }]) }
         } else {
-            let mut batch = lane.qp.start_send();
+            let mut batch = qp.start_send();
             for _ in 0..count {
-                let (sge, operation, flags) = next();
-                let sges = [sge];
-                let payload = if inline { Payload::Inline(&bytes) } else { Payload::Sges(&sges) };
+                let next = sends.next(posting, time);
+                if let Some(verifier) = &mut self.verifier {
+                    prepare(verifier, &mut self.memory, &mut self.message, posting, sends, &next)?;
+                }
+                let Next { kind, addr, remote, flags, .. } = next;
+                let sges = [Sge { addr, length: kind.size, lkey }];
+                let bytes = [self.message.get(..kind.size as usize).unwrap_or_default()];
+                let payload =
+                    if is_inline(kind, self.inline) { Payload::Inline(&bytes) } else { Payload::Sges(&sges) };
+                let operation = T::operation(kind.verb, remote, route);
                 // SAFETY: as above.
                 unsafe { batch.push(&SendRequest { wr_id, operation, flags, payload }) }
                     .context("cannot post a request")?;
             }
             batch.ring()
         };
-        result.context("cannot post a request")?;
-        (lane.send_offset, lane.posted) = (offset, posted);
-        Ok(())
+        result.context("cannot post a request")
     }
 
-    /// Polls a completion of a send. Returns its messages and the time of its post.
+    /// Polls a completion of a send. Returns its messages and the time from which they count.
     #[inline]
-    pub(crate) fn poll_send(&mut self) -> Result<Option<(u64, u64)>> {
-        let Some(completion) = self.send_cq.poll_one() else { return Ok(None) };
-        let index = self.check(&completion)?;
-        let lane = &mut self.lanes[index];
-        let Some((time, upto)) = lane.times.pop_front() else {
+    pub(crate) fn poll_send(&mut self, posting: &Posting) -> Result<Option<(Completed, u64)>> {
+        let Some(completion) = poll(&mut self.send_cqs, &mut self.next_send_cq) else { return Ok(None) };
+        let index = lane_of(completion.wr_id);
+        self.check(&completion, index)?;
+        let sends = &mut self.lanes[index].sends;
+        let Some(signal) = sends.signals.pop_front() else {
             return Err(RunError::UnknownRequest(completion.wr_id).into());
         };
-        let messages = upto - lane.completed;
-        lane.completed = upto;
-        Ok(Some((messages, time)))
+        let done = Completed {
+            messages: signal.messages - sends.completed,
+            bytes: signal.bytes - sends.completed_bytes,
+            latency: None,
+            kind: signal.kind,
+        };
+        (sends.completed, sends.completed_bytes) = (signal.messages, signal.bytes);
+        if self.verifier.is_some() {
+            self.compare_responses(index, posting, signal.messages - done.messages..signal.messages)?;
+        }
+        Ok(Some((done, signal.time)))
     }
 
-    /// Polls a received message. Returns the index of its queue pair.
+    /// Polls a received message. Returns the index of its queue pair and its bytes.
     #[inline]
-    pub(crate) fn poll_receive(&mut self, posting: &Posting) -> Result<Option<usize>> {
-        let Some(completion) = self.recv_cq.poll_one() else { return Ok(None) };
-        let index = self.check(&completion)?;
-        if posting.verb == Verb::Send && completion.byte_len != posting.size + T::HEADROOM {
-            let found = completion.byte_len.saturating_sub(T::HEADROOM);
-            return Err(RunError::WrongLength { found, expected: posting.size }.into());
+    pub(crate) fn poll_receive(&mut self, posting: &Posting) -> Result<Option<(usize, Completed)>> {
+        let Some(completion) = poll(&mut self.recv_cqs, &mut self.next_recv_cq) else { return Ok(None) };
+        // A receive of an SRQ does not name the queue pair that consumed it.
+        let index = match &self.shared {
+            Some(shared) => shared.lanes.get(&completion.qp_num).copied().unwrap_or(usize::MAX),
+            None => lane_of(completion.wr_id),
+        };
+        self.check(&completion, index)?;
+        let lane = &mut self.lanes[index];
+        let size = match posting.sends {
+            true => completion.byte_len.saturating_sub(T::HEADROOM),
+            false => posting.order.kind(lane.sends.id, lane.received).size,
+        };
+        if posting.sends && !posting.order.has_size(size) {
+            return Err(RunError::WrongLength { found: size, expected: posting.size }.into());
         }
-        self.lanes[index].received += 1;
-        Ok(Some(index))
+        lane.received += 1;
+        if self.verifier.is_some() {
+            self.compare_received(index, posting, completion.wr_id >> 32, size)?;
+        }
+        let kind = posting.order.kinds().iter().position(|kind| kind.size == size).unwrap_or(0);
+        Ok(Some((index, Completed { messages: 1, bytes: size.into(), latency: None, kind })))
     }
 
-    /// The index of the lane of a successful completion.
+    /// Fails unless the completion is a success of a lane.
     #[inline]
-    fn check(&self, completion: &WorkCompletion) -> Result<usize> {
-        if completion.status != WcStatus::SUCCESS {
-            return Err(self.failure(completion));
+    fn check(&self, completion: &WorkCompletion, index: usize) -> Result<()> {
+        match completion.status == WcStatus::SUCCESS && index < self.lanes.len() {
+            true => Ok(()),
+            false => Err(self.failure(completion, index)),
         }
-        let index = usize::try_from(completion.wr_id).ok().filter(|&index| index < self.lanes.len());
-        index.ok_or_else(|| RunError::UnknownRequest(completion.wr_id).into())
     }
 
     #[cold]
-    fn failure(&self, completion: &WorkCompletion) -> anyhow::Error {
-        let index = usize::try_from(completion.wr_id).unwrap_or(usize::MAX);
+    fn failure(&self, completion: &WorkCompletion, index: usize) -> anyhow::Error {
         let Some((lane, path)) = self.lanes.get(index).zip(self.paths.get(index)) else {
             return RunError::UnknownRequest(completion.wr_id).into();
         };
@@ -368,12 +652,12 @@ impl<T: Service> Endpoint<T> {
 
     /// Whether all messages of the run have completed.
     pub(crate) fn all_sent(&self, posting: &Posting) -> bool {
-        self.lanes.iter().all(|lane| lane.completed >= posting.limit)
+        self.lanes.iter().all(|lane| lane.sends.completed >= posting.limit)
     }
 
     /// Whether every signalled request has completed.
     pub(crate) fn drained(&self) -> bool {
-        self.lanes.iter().all(|lane| lane.completed >= lane.signaled)
+        self.lanes.iter().all(|lane| lane.sends.completed >= lane.sends.signaled)
     }
 
     /// Whether all messages of the run have arrived.
@@ -385,11 +669,11 @@ impl<T: Service> Endpoint<T> {
         self.lanes.iter().any(|lane| lane.received > 0)
     }
 
-    /// Waits after polls that found nothing: polls on, or sleeps with `-e`.
+    /// Waits after polls that found nothing: polls on, or sleeps with `-e`, up to `until`.
     #[inline]
-    pub(crate) fn pause(&mut self, watch: &mut Watch<'_>) -> Result<()> {
+    pub(crate) fn pause(&mut self, watch: &mut Watch<'_>, until: Option<Duration>) -> Result<()> {
         if self.channel.is_some() {
-            return self.sleep(watch);
+            return self.sleep(watch, until);
         }
         match watch.spin()? {
             None | Some(Verdict::Wait) => Ok(()),
@@ -398,15 +682,16 @@ impl<T: Service> Endpoint<T> {
     }
 
     /// Arms the CQs, and sleeps if they were armed.
-    fn sleep(&mut self, watch: &mut Watch<'_>) -> Result<()> {
+    fn sleep(&mut self, watch: &mut Watch<'_>, until: Option<Duration>) -> Result<()> {
         if !self.armed {
-            self.send_cq.arm(Arm::Any)?;
-            self.recv_cq.arm(Arm::Any)?;
+            for cq in self.send_cqs.iter_mut().chain(&mut self.recv_cqs) {
+                cq.arm(Arm::Any)?;
+            }
             self.armed = true;
             return Ok(());
         }
         let channel = self.channel.as_ref().context("there is no completion channel")?;
-        let verdict = watch.sleep(channel.as_fd(), None)?;
+        let verdict = watch.sleep(channel.as_fd(), until)?;
         while channel.try_wait()?.is_some() {
             self.armed = false;
         }
@@ -421,7 +706,8 @@ impl<T: Service> Endpoint<T> {
         let (waited, progress) = (super::watch::STALL_TIMEOUT, self.progress());
         match verdict {
             Verdict::PeerGone | Verdict::Wait => RunError::PeerGone(progress).into(),
-            Verdict::Stalled if T::CONNECTION == crate::cli::perf::Connection::Rc => {
+            Verdict::Aborted => RunError::Aborted.into(),
+            Verdict::Stalled if T::CONNECTION == Connection::Rc => {
                 RunError::Stalled { waited, progress }.into()
             }
             Verdict::Stalled => {
@@ -430,23 +716,203 @@ impl<T: Service> Endpoint<T> {
         }
     }
 
-    /// Sets the last byte of the message that a latency test of writes sends.
+    /// The offset of a lane's address in the memory.
+    fn offset_of(&self, addr: u64) -> usize {
+        (addr - self.memory.addr()) as usize
+    }
+
+    /// Sets the last byte of the message that a latency test of writes sends. With `--verify`, the
+    /// rest of the message has its pattern.
     pub(crate) fn set_last_byte(&mut self, size: u32, byte: u8) -> Result<()> {
         if let Some(last) = self.message.get_mut(size as usize - 1) {
             *last = byte;
         }
-        let start = (self.lanes[0].send_at - self.memory.addr()) as usize;
+        let start = self.offset_of(self.lanes[0].sends.at);
         Ok(self.memory.write(start + size as usize - 1, &[byte])?)
     }
 
     /// The last byte of the message that the peer writes.
     #[inline]
     pub(crate) fn last_byte(&self, size: u32) -> Result<u8> {
-        let start = (self.lanes[0].recv_at - self.memory.addr()) as usize;
+        let start = self.offset_of(self.lanes[0].target_at);
         let mut byte = [0];
         self.memory.read(start + size as usize - 1, &mut byte)?;
         Ok(byte[0])
     }
+}
+
+/// Writes the data of a message, or spoils the memory that a read or an atomic replaces.
+fn prepare(
+    verifier: &mut Verifier,
+    memory: &mut Mr<Buffer>,
+    message: &mut [u8],
+    posting: &Posting,
+    sends: &Sends,
+    next: &Next,
+) -> Result<()> {
+    let pattern = Pattern::new(sends.id, next.number);
+    let start = (next.addr - memory.addr()) as usize;
+    let bytes = start..start + next.kind.size as usize - usize::from(posting.polled);
+    if matches!(next.kind.verb, Verb::Read | Verb::Atomic) {
+        return verifier.spoil(memory, bytes, pattern);
+    }
+    let data = verifier.fill(memory, bytes, pattern)?;
+    if let Some(message) = message.get_mut(..data.len()) {
+        message.copy_from_slice(data);
+    }
+    Ok(())
+}
+
+/// The comparisons of `--verify`.
+impl<T: Service> Endpoint<T> {
+    /// Messages that were compared so far; `None` without `--verify`.
+    pub(crate) fn compared(&self) -> Option<u64> {
+        self.verifier.as_ref().map(|verifier| verifier.compared)
+    }
+
+    /// Writes the memory that the peer reads, writes or counts in: patterns of the places for reads,
+    /// otherwise zeros.
+    pub(crate) fn fill_targets(&mut self, posting: &Posting) -> Result<()> {
+        let Some(verifier) = &mut self.verifier else { return Ok(()) };
+        let reads = posting.order.kinds().iter().any(|kind| kind.verb == Verb::Read);
+        let (base, steps) = (self.memory.addr(), posting.send_steps);
+        for lane in &self.lanes {
+            for place in 0..steps.places() {
+                let start = (lane.target_at + steps.place_of(place) - base) as usize;
+                let bytes = start..start + posting.size as usize;
+                if reads {
+                    verifier.fill(&mut self.memory, bytes, Pattern::new(lane.sends.id, place))?;
+                } else {
+                    self.memory.write(start, &vec![0; bytes.len()])?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares what reads and atomics returned.
+    fn compare_responses(&mut self, index: usize, posting: &Posting, numbers: Range<u64>) -> Result<()> {
+        let Some(verifier) = &mut self.verifier else { return Ok(()) };
+        let (sends, steps) = (&self.lanes[index].sends, posting.send_steps);
+        for number in numbers {
+            let kind = posting.order.kind(sends.id, number);
+            let start = (sends.at - self.memory.addr() + steps.place_of(number)) as usize;
+            let bytes = start..start + kind.size as usize;
+            let (what, queue_pair) = ("the peer's memory, as read", sends.id);
+            match kind.verb {
+                Verb::Read => {
+                    let place = Place { what, queue_pair, bytes };
+                    verifier.compare(&self.memory, &place, number % steps.places())?;
+                }
+                // Nothing else adds to the counters.
+                Verb::Atomic => {
+                    let place = Place { what: "the value that an atomic returned", queue_pair, bytes };
+                    verifier.compare_counter(&self.memory, &place, number, number / steps.places())?;
+                }
+                Verb::Send | Verb::Write | Verb::WriteImm => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares a message that arrived: sent data in its receive at `offset`, or written data.
+    fn compare_received(&mut self, index: usize, posting: &Posting, offset: u64, size: u32) -> Result<()> {
+        let Some(verifier) = &mut self.verifier else { return Ok(()) };
+        let lane = &mut self.lanes[index];
+        let receives = self.shared.as_ref().map_or(&lane.receives, |shared| &shared.receives);
+        let (at, what) = match posting.sends {
+            true => (receives.at + offset + u64::from(T::HEADROOM), "a received message"),
+            // The data lies where the peer wrote it, not in the receive.
+            false => (lane.target_at + posting.send_steps.place_of(lane.next_number), "a written message"),
+        };
+        let start = (at - self.memory.addr()) as usize;
+        let place = Place { what, queue_pair: lane.sends.id, bytes: start..start + size as usize };
+        let number = match posting.lossy {
+            true => verifier.compare_later(&self.memory, &place, lane.next_number)?,
+            false => verifier.compare(&self.memory, &place, lane.next_number).map(|()| lane.next_number)?,
+        };
+        lane.next_number = number + 1;
+        Ok(())
+    }
+
+    /// Compares the message of a latency test of writes, but for its last byte. The bytes may become
+    /// visible after the last one, so a difference counts only if it stays.
+    pub(crate) fn compare_write(&mut self, posting: &Posting, number: u64) -> Result<()> {
+        let start = self.offset_of(self.lanes[0].target_at);
+        let Some(verifier) = &mut self.verifier else { return Ok(()) };
+        let bytes = start..start + posting.size as usize - 1;
+        let place = Place { what: "a written message", queue_pair: self.lanes[0].sends.id, bytes };
+        let deadline = std::time::Instant::now() + SETTLE;
+        loop {
+            match verifier.compare(&self.memory, &place, number) {
+                Err(_) if std::time::Instant::now() < deadline => verifier.compared -= 1,
+                result => return result,
+            }
+        }
+    }
+
+    /// Messages that each queue pair has sent.
+    pub(crate) fn sent(&self) -> impl Iterator<Item = u64> {
+        self.lanes.iter().map(|lane| lane.sends.completed)
+    }
+
+    /// Compares what the peer wrote or counted at the end of a run. `sent` are its messages on each
+    /// queue pair.
+    pub(crate) fn compare_targets(&mut self, posting: &Posting, sent: &[u64]) -> Result<()> {
+        let Some(verifier) = self.verifier.as_mut().filter(|_| !posting.polled) else { return Ok(()) };
+        let (base, steps) = (self.memory.addr(), posting.send_steps);
+        for (lane, &sent) in self.lanes.iter().zip(sent) {
+            let queue_pair = lane.sends.id;
+            for place in 0..steps.places().min(sent) {
+                // The last message in this place.
+                let number = place + (sent - 1 - place) / steps.places() * steps.places();
+                let kind = posting.order.kind(queue_pair, number);
+                let start = (lane.target_at + steps.place_of(place) - base) as usize;
+                let bytes = start..start + kind.size as usize;
+                match kind.verb {
+                    Verb::Write => {
+                        let place = Place { what: "memory that the peer wrote", queue_pair, bytes };
+                        verifier.compare(&self.memory, &place, number)?;
+                    }
+                    Verb::Atomic => {
+                        let place = Place { what: "the sum of the peer's atomics", queue_pair, bytes };
+                        let count = (sent - 1 - number % steps.places()) / steps.places() + 1;
+                        verifier.compare_counter(&self.memory, &place, number, count)?;
+                    }
+                    Verb::Send | Verb::WriteImm | Verb::Read => {}
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a message is sent as inline data.
+#[inline]
+fn is_inline(kind: Kind, inline: u32) -> bool {
+    inline > 0 && kind.size <= inline && !matches!(kind.verb, Verb::Read | Verb::Atomic)
+}
+
+/// The time in which all bytes of a message become visible after its last one.
+const SETTLE: Duration = Duration::from_millis(200);
+
+/// The index of the lane in the low half of a `wr_id`.
+#[inline]
+fn lane_of(wr_id: u64) -> usize {
+    wr_id as u32 as usize
+}
+
+/// Polls one completion, starting with the CQ after the last one that had some.
+#[inline]
+fn poll(cqs: &mut [Cq], next: &mut usize) -> Option<WorkCompletion> {
+    for _ in 0..cqs.len() {
+        let completion = cqs[*next].poll_one();
+        if completion.is_some() {
+            return completion;
+        }
+        *next = if *next + 1 == cqs.len() { 0 } else { *next + 1 };
+    }
+    None
 }
 
 /// Fills a buffer with words that differ from each other.

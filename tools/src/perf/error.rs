@@ -66,6 +66,10 @@ pub(crate) enum RunError {
     Lost { waited: Duration, transport: String, progress: Progress },
     #[error("received {found} bytes instead of {expected}: both sides need the same size (-s)")]
     WrongLength { found: u32, expected: u32 },
+    #[error("another thread of the run failed")]
+    Aborted,
+    #[error("the peer found corrupt data (--verify): its output names the message and the byte")]
+    CorruptAtPeer,
     #[error("a completion for an unknown request {0:#x}: the driver or the device has a defect")]
     UnknownRequest(u64),
 }

@@ -4,6 +4,7 @@ use std::fmt::{self, Write as _};
 use std::str::FromStr;
 
 use super::report::{Latency, Report, SizeResult};
+use super::svg::escape;
 
 /// A condition on a figure of each message size.
 #[derive(Clone, Debug, PartialEq)]
@@ -86,12 +87,19 @@ impl Statistic {
 }
 
 /// Units of times, in microseconds.
-const TIMES: [(&str, f64); 5] = [("", 1.0), ("us", 1.0), ("µs", 1.0), ("ns", 1e-3), ("ms", 1e3)];
+const TIMES: [(&str, f64); 6] = [("", 1.0), ("us", 1.0), ("µs", 1.0), ("ns", 1e-3), ("ms", 1e3), ("s", 1e6)];
 /// Units of bandwidths, in bytes per second.
-const BANDWIDTHS: [(&str, f64); 4] =
-    [("gbit/s", 125e6), ("mbit/s", 125e3), ("mib/s", 1_048_576.0), ("gib/s", 1_073_741_824.0)];
+const BANDWIDTHS: [(&str, f64); 6] = [
+    ("gbit/s", 125e6),
+    ("mbit/s", 125e3),
+    ("gb/s", 1e9),
+    ("mb/s", 1e6),
+    ("mib/s", 1_048_576.0),
+    ("gib/s", 1_073_741_824.0),
+];
 /// Units of message rates, in messages per second.
-const RATES: [(&str, f64); 4] = [("", 1.0), ("pps", 1.0), ("kpps", 1e3), ("mpps", 1e6)];
+const RATES: [(&str, f64); 6] =
+    [("", 1.0), ("k", 1e3), ("m", 1e6), ("pps", 1.0), ("kpps", 1e3), ("mpps", 1e6)];
 
 impl FromStr for Expectation {
     type Err = String;
@@ -240,21 +248,6 @@ pub(crate) fn junit(suite: &str, checked: &[Checked]) -> String {
     text + "  </testsuite>\n</testsuites>\n"
 }
 
-fn escape(text: &str) -> String {
-    let mut escaped = String::new();
-    for c in text.chars() {
-        match c {
-            '&' => escaped += "&amp;",
-            '<' => escaped += "&lt;",
-            '>' => escaped += "&gt;",
-            '"' => escaped += "&quot;",
-            c if c.is_control() => escaped.push(' '),
-            c => escaped.push(c),
-        }
-    }
-    escaped
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -264,9 +257,10 @@ mod tests {
         SizeResult {
             size: 64,
             messages: 1000,
+            bytes: 64_000,
             seconds: 1.0,
             bandwidth: Some(Bandwidth {
-                unit: "MiB/s",
+                unit: "MiB/s".into(),
                 average: 119.2,
                 min: 119.2,
                 max: 119.2,
@@ -274,7 +268,7 @@ mod tests {
                 messages_per_second: 2e6,
             }),
             latency: Some(Latency {
-                of: "half round trip",
+                of: "half round trip".into(),
                 count: 1000,
                 min: 1.0,
                 mean: 2.0,
@@ -285,9 +279,12 @@ mod tests {
                 p99_9: 5.0,
                 p99_99: 6.0,
                 max: 7.0,
+                histogram: Vec::new(),
             }),
             cpu: Cpu { user_seconds: 0.0, system_seconds: 0.0, percent: 0.0 },
             intervals: Vec::new(),
+            mix: Vec::new(),
+            compared: None,
             peer: None,
         }
     }
@@ -314,10 +311,15 @@ mod tests {
             "bw<41 %",
             "rate>1.9Mpps",
             "rate<=2000kpps",
+            "msgrate>1M",
+            "msgrate<2001k",
+            "bw>0.1GB/s",
+            "bw<=125MB/s",
+            "max<1s",
         ] {
             assert!(met(text), "{text}");
         }
-        for text in ["p99<4us", "p99>4", "bw>1Gbit/s", "bw>90%", "rate>2Mpps", "stdev<=400ns"] {
+        for text in ["p99<4us", "p99>4", "bw>1Gbit/s", "bw>90%", "bw>3GB/s", "rate>2Mpps", "stdev<=400ns"] {
             assert!(!met(text), "{text}");
         }
     }

@@ -2,11 +2,11 @@
 //!
 //! Recording does not allocate. Times are nanoseconds since the start of the run.
 
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use nix::sys::resource::{UsageWho, getrusage};
-use serde::Serialize;
 
 /// Largest latency of the histogram, in nanoseconds: an hour.
 const LARGEST: u64 = 3_600_000_000_000;
@@ -21,6 +21,7 @@ pub(crate) struct Interval {
     pub(crate) start: u64,
     pub(crate) end: u64,
     pub(crate) messages: u64,
+    pub(crate) bytes: u64,
     /// The smallest and the largest latency; 0 if none was measured.
     pub(crate) least: u64,
     pub(crate) most: u64,
@@ -32,15 +33,17 @@ impl Interval {
         self.most = self.most.max(latency);
     }
 
-    fn merge(first: Self, second: Self) -> Self {
+    /// An interval with the messages of both, from the earlier start to the later end.
+    pub(crate) fn merge(first: Self, second: Self) -> Self {
         let least = match (first.least, second.least) {
             (0, least) | (least, 0) => least,
             (one, other) => one.min(other),
         };
         Self {
-            start: first.start,
-            end: second.end,
+            start: first.start.min(second.start),
+            end: first.end.max(second.end),
             messages: first.messages + second.messages,
+            bytes: first.bytes + second.bytes,
             least,
             most: first.most.max(second.most),
         }
@@ -51,62 +54,97 @@ impl Interval {
     }
 }
 
-/// Records a run.
-pub(crate) struct Recorder {
-    begun: Option<Instant>,
-    /// The measured part of the run.
+/// What a recorder measures.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Window {
+    /// The measured part of the run, in nanoseconds.
     from: u64,
     to: u64,
-    latency: Histogram<u64>,
-    messages: u64,
-    /// Time of the last message.
-    last: u64,
+    /// The length of an interval, in nanoseconds.
     length: u64,
-    current: Interval,
-    intervals: Vec<Interval>,
-    /// Called with each interval that ends.
-    on_interval: fn(&Interval, &Labels),
-    labels: Labels,
 }
 
-/// What a line about an interval needs to know.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Labels {
-    pub(crate) size: u32,
-    /// A latency is this part of a measured time: 2 for half of a round trip.
-    pub(crate) divisor: u64,
-}
-
-impl Recorder {
-    /// A recorder of the part of the run from `margin` to `total - margin`, or of all of it.
-    pub(crate) fn new(
-        window: Option<(Duration, Duration)>,
-        interval: Duration,
-        labels: Labels,
-        on_interval: fn(&Interval, &Labels),
-    ) -> Self {
+impl Window {
+    /// The part of the run from `margin` to `total - margin`, or all of it.
+    pub(crate) fn new(timed: Option<(Duration, Duration)>, interval: Duration) -> Self {
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let (from, to) =
-            window.map_or((0, u64::MAX), |(margin, total)| (nanos(margin), nanos(total - margin)));
-        let length = nanos(interval).max(1);
+            timed.map_or((0, u64::MAX), |(margin, total)| (nanos(margin), nanos(total - margin)));
+        Self { from, to, length: nanos(interval).max(1) }
+    }
+}
+
+/// Messages that completed together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Completed {
+    pub(crate) messages: u64,
+    pub(crate) bytes: u64,
+    /// The latency of the last one, and the index of its kind.
+    pub(crate) latency: Option<u64>,
+    pub(crate) kind: usize,
+}
+
+/// Messages of a kind.
+#[derive(Clone, Debug)]
+pub(crate) struct KindFigures {
+    pub(crate) messages: u64,
+    pub(crate) bytes: u64,
+    pub(crate) latency: Histogram<u64>,
+}
+
+/// Records a run of a thread.
+pub(crate) struct Recorder<'r> {
+    /// The start of the run, which the threads share.
+    origin: &'r OnceLock<Instant>,
+    begun: Option<Instant>,
+    window: Window,
+    latency: Histogram<u64>,
+    messages: u64,
+    bytes: u64,
+    /// Time of the last message.
+    last: u64,
+    current: Interval,
+    intervals: Vec<Interval>,
+    /// The figures by kind, if there are several.
+    kinds: Vec<KindFigures>,
+    /// Called with each interval that ends.
+    on_interval: &'r (dyn Fn(&Interval) + Sync),
+}
+
+fn histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, LARGEST, DIGITS).expect("the bounds are valid")
+}
+
+impl<'r> Recorder<'r> {
+    /// A recorder of messages of so many kinds.
+    pub(crate) fn new(
+        window: Window,
+        kinds: usize,
+        origin: &'r OnceLock<Instant>,
+        on_interval: &'r (dyn Fn(&Interval) + Sync),
+    ) -> Self {
+        let figures = || KindFigures { messages: 0, bytes: 0, latency: histogram() };
+        let Window { from, length, .. } = window;
         Self {
+            origin,
             begun: None,
-            from,
-            to,
-            latency: Histogram::new_with_bounds(1, LARGEST, DIGITS).expect("the bounds are valid"),
+            window,
+            latency: histogram(),
             messages: 0,
+            bytes: 0,
             last: 0,
-            length,
             current: Interval { start: from, end: from.saturating_add(length), ..Interval::default() },
             intervals: Vec::with_capacity(INTERVALS),
+            kinds: if kinds > 1 { std::iter::repeat_with(figures).take(kinds).collect() } else { Vec::new() },
             on_interval,
-            labels,
         }
     }
 
-    /// Starts the clock, once.
+    /// Starts the clock, unless a thread has started it.
     pub(crate) fn begin(&mut self) {
-        self.begun.get_or_insert_with(Instant::now);
+        if self.begun.is_none() {
+            self.begun = Some(*self.origin.get_or_init(Instant::now));
+        }
     }
 
     /// The time since the start; 0 before it.
@@ -115,21 +153,31 @@ impl Recorder {
         self.begun.map_or(0, |begun| begun.elapsed().as_nanos() as u64)
     }
 
-    /// Records messages that completed at `now`, one of them with its latency.
+    /// Records messages that completed at `now`.
     #[inline]
-    pub(crate) fn record(&mut self, now: u64, messages: u64, latency: Option<u64>) {
-        if now < self.from || now >= self.to {
+    pub(crate) fn record(&mut self, now: u64, completed: Completed) {
+        if now < self.window.from || now >= self.window.to {
             return;
         }
         if now >= self.current.end {
             self.roll(now);
         }
+        let Completed { messages, bytes, latency, kind } = completed;
         self.messages += messages;
+        self.bytes += bytes;
         self.current.messages += messages;
+        self.current.bytes += bytes;
         self.last = now;
         if let Some(latency) = latency {
             self.latency.saturating_record(latency);
             self.current.add_latency(latency);
+        }
+        if let Some(figures) = self.kinds.get_mut(kind) {
+            figures.messages += messages;
+            figures.bytes += bytes;
+            if let Some(latency) = latency {
+                figures.latency.saturating_record(latency);
+            }
         }
     }
 
@@ -137,58 +185,105 @@ impl Recorder {
     #[cold]
     fn roll(&mut self, now: u64) {
         while now >= self.current.end {
-            if self.intervals.len() == INTERVALS {
-                self.merge();
-            }
-            (self.on_interval)(&self.current, &self.labels);
+            (self.on_interval)(&self.current);
             self.intervals.push(self.current);
+            if self.intervals.len() == INTERVALS {
+                halve(&mut self.intervals);
+                self.window.length = self.window.length.saturating_mul(2);
+            }
             let start = self.current.end;
-            self.current = Interval { start, end: start.saturating_add(self.length), ..Interval::default() };
+            let end = start.saturating_add(self.window.length);
+            self.current = Interval { start, end, ..Interval::default() };
         }
-    }
-
-    /// Halves the number of intervals.
-    fn merge(&mut self) {
-        for index in 0..INTERVALS / 2 {
-            self.intervals[index] = Interval::merge(self.intervals[2 * index], self.intervals[2 * index + 1]);
-        }
-        self.intervals.truncate(INTERVALS / 2);
-        self.length = self.length.saturating_mul(2);
     }
 
     /// The results.
     pub(crate) fn finish(mut self) -> Measured {
         let whole = self.intervals.len();
-        let end = if self.to == u64::MAX { self.last } else { self.to };
+        let Window { from, to, length } = self.window;
+        let end = if to == u64::MAX { self.last } else { to };
         if self.current.messages > 0 {
             self.current.end = end.min(self.current.end).max(self.current.start);
-            (self.on_interval)(&self.current, &self.labels);
+            (self.on_interval)(&self.current);
             self.intervals.push(self.current);
         }
         Measured {
             messages: self.messages,
-            nanos: end.saturating_sub(self.from),
+            bytes: self.bytes,
+            nanos: end.saturating_sub(from),
             latency: self.latency,
-            divisor: self.labels.divisor,
             whole,
+            length,
             intervals: self.intervals,
+            kinds: self.kinds,
         }
     }
 }
 
+/// Merges pairs of neighbours. A last one without a neighbour stays.
+fn halve(intervals: &mut Vec<Interval>) {
+    let merged = intervals.chunks(2).map(|pair| match pair {
+        [first, second] => Interval::merge(*first, *second),
+        _ => pair[0],
+    });
+    *intervals = merged.collect();
+}
+
 /// The measurements of a finished run.
+#[derive(Clone, Debug)]
 pub(crate) struct Measured {
     pub(crate) messages: u64,
+    pub(crate) bytes: u64,
     pub(crate) nanos: u64,
+    /// Times in nanoseconds, before a round trip is halved.
     pub(crate) latency: Histogram<u64>,
-    pub(crate) divisor: u64,
     /// The intervals of full length; one more may follow.
     pub(crate) whole: usize,
+    length: u64,
     pub(crate) intervals: Vec<Interval>,
+    pub(crate) kinds: Vec<KindFigures>,
+}
+
+impl Measured {
+    /// Adds the measurements of another thread or peer of the same run.
+    pub(crate) fn add(&mut self, mut other: Self) {
+        self.messages += other.messages;
+        self.bytes += other.bytes;
+        self.nanos = self.nanos.max(other.nanos);
+        // The bounds of all histograms are equal.
+        self.latency.add(&other.latency).expect("the histograms have the same bounds");
+        for (ours, theirs) in self.kinds.iter_mut().zip(&other.kinds) {
+            ours.messages += theirs.messages;
+            ours.bytes += theirs.bytes;
+            ours.latency.add(&theirs.latency).expect("the histograms have the same bounds");
+        }
+        // One of two runs may have had to merge its intervals.
+        while self.length < other.length {
+            self.halve();
+        }
+        while other.length < self.length {
+            other.halve();
+        }
+        // An interval is whole if one of the two runs lasted through it.
+        let whole = self.whole.max(other.whole);
+        for (index, interval) in other.intervals.into_iter().enumerate() {
+            match self.intervals.get_mut(index) {
+                Some(ours) => *ours = Interval::merge(*ours, interval),
+                None => self.intervals.push(interval),
+            }
+        }
+        self.whole = whole.min(self.intervals.len());
+    }
+
+    fn halve(&mut self) {
+        halve(&mut self.intervals);
+        self.whole /= 2;
+        self.length = self.length.saturating_mul(2);
+    }
 }
 
 /// Processor time of the process, in seconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct CpuTime {
     pub(crate) user: f64,
     pub(crate) system: f64,
@@ -212,21 +307,25 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const LABELS: Labels = Labels { size: 8, divisor: 1 };
+    fn window(timed: Option<(u64, u64)>, interval: u64) -> Window {
+        let nanos = Duration::from_nanos;
+        Window::new(timed.map(|(margin, total)| (nanos(margin), nanos(total))), nanos(interval))
+    }
 
-    fn recorder(window: Option<(u64, u64)>, interval: u64) -> Recorder {
-        let window =
-            window.map(|(margin, total)| (Duration::from_nanos(margin), Duration::from_nanos(total)));
-        Recorder::new(window, Duration::from_nanos(interval), LABELS, |_, _| {})
+    /// The measurements of messages: time of completion, number, latency.
+    fn measure(window: Window, messages: impl IntoIterator<Item = (u64, u64, Option<u64>)>) -> Measured {
+        let origin = OnceLock::new();
+        let mut recorder = Recorder::new(window, 1, &origin, &|_| ());
+        for (now, messages, latency) in messages {
+            recorder.record(now, Completed { messages, bytes: 8 * messages, latency, kind: 0 });
+        }
+        recorder.finish()
     }
 
     #[test]
     fn margins_are_not_measured() {
-        let mut recorder = recorder(Some((100, 1000)), 400);
-        for now in [99, 100, 500, 899, 900] {
-            recorder.record(now, 1, Some(now));
-        }
-        let measured = recorder.finish();
+        let times = [99, 100, 500, 899, 900].map(|now| (now, 1, Some(now)));
+        let measured = measure(window(Some((100, 1000)), 400), times);
         assert_eq!((measured.messages, measured.nanos, measured.latency.len()), (3, 800, 3));
         let bounds: Vec<_> =
             measured.intervals.iter().map(|one| (one.start, one.end, one.messages)).collect();
@@ -236,27 +335,37 @@ mod tests {
 
     #[test]
     fn silence_has_intervals_without_messages() {
-        let mut recorder = recorder(None, 10);
-        recorder.record(5, 1, None);
-        recorder.record(35, 2, None);
-        let measured = recorder.finish();
+        let measured = measure(window(None, 10), [(5, 1, None), (35, 2, None)]);
         assert_eq!(measured.intervals.iter().map(|one| one.messages).collect::<Vec<_>>(), [1, 0, 0, 2]);
         assert_eq!((measured.whole, measured.intervals[3].end, measured.nanos), (3, 35, 35));
+    }
+
+    #[test]
+    fn kinds_have_figures_of_their_own() {
+        let origin = OnceLock::new();
+        let mut recorder = Recorder::new(window(None, 100), 2, &origin, &|_| ());
+        for (now, bytes, kind) in [(1, 64, 0), (2, 4096, 1), (3, 64, 0)] {
+            recorder.record(now, Completed { messages: 1, bytes, latency: Some(now), kind });
+        }
+        let measured = recorder.finish();
+        let figures: Vec<_> = measured.kinds.iter().map(|one| (one.messages, one.bytes)).collect();
+        assert_eq!(figures, [(2, 128), (1, 4096)]);
+        assert_eq!((measured.bytes, measured.kinds[1].latency.max()), (4224, 2));
     }
 
     proptest! {
         #[test]
         fn intervals_add_up_to_the_run(steps in proptest::collection::vec((0..2000u64, 0..50u64), 1..6000)) {
-            let mut recorder = recorder(None, 100);
             let (mut now, mut total) = (0, 0);
-            for (step, messages) in steps {
+            let messages = steps.into_iter().map(|(step, messages)| {
                 now += step;
                 total += messages;
-                recorder.record(now, messages, Some(step + 1));
-            }
-            let measured = recorder.finish();
-            prop_assert_eq!(measured.messages, total);
+                (now, messages, Some(step + 1))
+            });
+            let measured = measure(window(None, 100), messages.collect::<Vec<_>>());
+            prop_assert_eq!((measured.messages, measured.bytes), (total, 8 * total));
             prop_assert_eq!(measured.intervals.iter().map(|one| one.messages).sum::<u64>(), total);
+            prop_assert_eq!(measured.intervals.iter().map(|one| one.bytes).sum::<u64>(), 8 * total);
             prop_assert_eq!(measured.nanos, now);
             prop_assert!(measured.intervals.len() <= INTERVALS + 1);
             for pair in measured.intervals.windows(2) {
@@ -265,12 +374,34 @@ mod tests {
         }
 
         #[test]
-        fn percentiles_are_within_the_digits_of_the_histogram(mut times in proptest::collection::vec(1..1u64 << 40, 1..400)) {
-            let mut recorder = recorder(None, 1 << 50);
-            for (now, time) in times.iter().enumerate() {
-                recorder.record(now as u64, 1, Some(*time));
+        fn threads_add_up_to_the_run(
+            first in proptest::collection::vec((1..300_000u64, 0..9u64), 1..200),
+            second in proptest::collection::vec((1..300_000u64, 0..9u64), 1..200),
+        ) {
+            let run = |steps: &[(u64, u64)]| {
+                let mut now = 0;
+                let messages = steps.iter().map(|&(step, messages)| {
+                    now += step;
+                    (now, messages, Some(step))
+                });
+                measure(window(None, 100), messages.collect::<Vec<_>>())
+            };
+            let (mut sum, other) = (run(&first), run(&second));
+            let total: u64 = first.iter().chain(&second).map(|&(_, messages)| messages).sum();
+            let nanos = sum.nanos.max(other.nanos);
+            sum.add(other);
+            prop_assert_eq!((sum.messages, sum.bytes, sum.nanos), (total, 8 * total, nanos));
+            prop_assert_eq!(sum.latency.len(), (first.len() + second.len()) as u64);
+            prop_assert_eq!(sum.intervals.iter().map(|one| one.messages).sum::<u64>(), total);
+            for pair in sum.intervals.windows(2) {
+                prop_assert!(pair[0].start < pair[1].start && pair[0].end <= pair[1].end);
             }
-            let measured = recorder.finish();
+        }
+
+        #[test]
+        fn percentiles_are_within_the_digits_of_the_histogram(mut times in proptest::collection::vec(1..1u64 << 40, 1..400)) {
+            let messages: Vec<_> = times.iter().zip(0..).map(|(time, now)| (now, 1, Some(*time))).collect();
+            let measured = measure(window(None, 1 << 50), messages);
             times.sort_unstable();
             for quantile in [0.0, 0.5, 0.9, 0.99, 1.0] {
                 let index = ((times.len() as f64 * quantile).ceil() as usize).clamp(1, times.len()) - 1;

@@ -4,17 +4,20 @@ use std::fs;
 use std::path::Path;
 
 use bareverbs::{Device, DriverId, PortAttr};
-use serde::Serialize;
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
 
 use super::counters::{self, Change};
-use super::measure::{CpuTime, Interval, Labels, Measured};
+use super::link::{Outcome, Sized};
+use super::measure::{CpuTime, Interval, KindFigures, Measured};
+use super::mix::Order;
 use super::session::{Preamble, Role};
 use super::wire::{BandwidthReport, KeyRecord};
-use crate::cli::perf::{Connection, Length, Measure, Plan, Verb};
+use crate::cli::perf::{Connection, CqUse, Length, Measure, Plan, Verb};
 use crate::output;
 
 /// What the device is, so that no one takes the figures of one for those of another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Nature {
     #[serde(rename = "Soft-RoCE")]
     SoftRoce,
@@ -50,7 +53,7 @@ impl Nature {
 }
 
 /// The device and the machine of a run.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Environment {
     pub(crate) device: String,
     pub(crate) port: u8,
@@ -113,16 +116,16 @@ impl Environment {
 }
 
 /// The program at the other end.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct PeerInfo {
-    pub(crate) program: &'static str,
+    pub(crate) program: String,
     /// The version of perftest's exchange.
     pub(crate) version: String,
     pub(crate) addresses: Vec<KeyRecord>,
 }
 
 /// The options of a run, resolved.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Options {
     messages: Option<u64>,
     duration: Option<f64>,
@@ -136,6 +139,16 @@ pub(crate) struct Options {
     events: bool,
     mtu: u32,
     outstanding_reads: u16,
+    pub(crate) threads: u32,
+    cq: CqUse,
+    srq: bool,
+    verify: bool,
+    /// Messages per second that were to be started.
+    pub(crate) rate: Option<f64>,
+    mix: Option<String>,
+    /// The clients of a server, or the hosts of `--all-to-all`.
+    clients: Option<u32>,
+    all_to_all: Option<u32>,
 }
 
 impl Options {
@@ -157,24 +170,49 @@ impl Options {
             events: plan.options.events,
             mtu: agreed.mtu.bytes(),
             outstanding_reads,
+            threads: plan.options.threads,
+            cq: plan.options.cq,
+            srq: plan.options.srq,
+            verify: plan.options.verify,
+            rate: plan.options.rate,
+            mix: plan.options.mix.as_ref().map(ToString::to_string),
+            clients: plan.options.clients,
+            all_to_all: plan.options.all_to_all.as_ref().map(|hosts| hosts.members().len() as u32),
         }
     }
 }
 
+/// The results with one of several peers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct PeerResults {
+    /// The peer's IP address.
+    pub(crate) host: String,
+    pub(crate) peer: PeerInfo,
+    pub(crate) addresses: Vec<KeyRecord>,
+    pub(crate) results: Vec<SizeResult>,
+}
+
 /// A finished benchmark.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Report {
-    pub(crate) program: &'static str,
-    pub(crate) version: &'static str,
+    pub(crate) program: String,
+    pub(crate) version: String,
     pub(crate) operation: Verb,
     pub(crate) test: Measure,
     pub(crate) transport: Connection,
     pub(crate) role: Role,
     pub(crate) environment: Environment,
     pub(crate) options: Options,
-    pub(crate) peer: PeerInfo,
+    /// Absent if there are several peers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) peer: Option<PeerInfo>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) addresses: Vec<KeyRecord>,
+    /// The sums of all peers.
     pub(crate) results: Vec<SizeResult>,
+    /// The peers, if there are several.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) peers: Vec<PeerResults>,
     /// The counters of the port and the device that changed.
     pub(crate) counters: Vec<Change>,
 }
@@ -213,9 +251,9 @@ fn per_second(count: f64, seconds: f64) -> f64 {
 }
 
 /// The bandwidth of a side.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Bandwidth {
-    pub(crate) unit: &'static str,
+    pub(crate) unit: String,
     pub(crate) average: f64,
     /// The lowest and the highest bandwidth of a full interval; the average if no interval is full.
     pub(crate) min: f64,
@@ -225,10 +263,11 @@ pub(crate) struct Bandwidth {
 }
 
 /// Latencies in microseconds.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Latency {
-    /// What was measured: `half round trip`, `request to response` or `post to completion`.
-    pub(crate) of: &'static str,
+    /// What was measured: `half round trip`, `request to response`, `post to completion` or
+    /// `scheduled time to completion`.
+    pub(crate) of: String,
     pub(crate) count: u64,
     pub(crate) min: f64,
     pub(crate) mean: f64,
@@ -241,10 +280,33 @@ pub(crate) struct Latency {
     #[serde(rename = "p99.99")]
     pub(crate) p99_99: f64,
     pub(crate) max: f64,
+    /// The distribution, in buckets that grow by an eighth of an octave.
+    #[serde(default)]
+    pub(crate) histogram: Vec<Bucket>,
+}
+
+/// Latencies of a range.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Bucket {
+    /// Microseconds, inclusive.
+    pub(crate) from: f64,
+    /// Microseconds, exclusive.
+    pub(crate) to: f64,
+    pub(crate) count: u64,
+}
+
+/// The messages of a kind, of `--mix`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct KindResult {
+    pub(crate) operation: Verb,
+    pub(crate) size: u32,
+    pub(crate) messages: u64,
+    pub(crate) gbit_per_second: f64,
+    pub(crate) latency: Option<Latency>,
 }
 
 /// An interval of a run.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct IntervalFigures {
     /// Seconds since the start of the run.
     pub(crate) start: f64,
@@ -257,9 +319,23 @@ pub(crate) struct IntervalFigures {
     pub(crate) latency_max: Option<f64>,
 }
 
+/// What the figures of an interval need to know.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Labels {
+    size: u32,
+    /// A latency is this part of a measured time: 2 for half of a round trip.
+    divisor: u64,
+}
+
+impl Labels {
+    pub(crate) fn new(plan: &Plan<'_>, size: u32) -> Self {
+        Self { size, divisor: latency_kind(plan).1 }
+    }
+}
+
 impl IntervalFigures {
     pub(crate) fn new(interval: &Interval, labels: &Labels) -> Self {
-        let bytes = interval.messages as f64 * f64::from(labels.size);
+        let bytes = interval.bytes as f64;
         let micros = |nanos: u64| (nanos > 0).then(|| nanos as f64 / 1e3 / labels.divisor as f64);
         Self {
             start: interval.start as f64 / 1e9,
@@ -285,7 +361,7 @@ pub(crate) fn print_interval(interval: &Interval, labels: &Labels) {
 }
 
 /// Processor time of a run.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Cpu {
     pub(crate) user_seconds: f64,
     pub(crate) system_seconds: f64,
@@ -294,16 +370,25 @@ pub(crate) struct Cpu {
 }
 
 /// The results of a message size.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SizeResult {
+    /// The largest size, of `--mix`.
     pub(crate) size: u32,
     pub(crate) messages: u64,
+    #[serde(default)]
+    pub(crate) bytes: u64,
     pub(crate) seconds: f64,
     /// Absent if this side only served memory.
     pub(crate) bandwidth: Option<Bandwidth>,
     pub(crate) latency: Option<Latency>,
     pub(crate) cpu: Cpu,
     pub(crate) intervals: Vec<IntervalFigures>,
+    /// The figures by kind of message, of `--mix`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) mix: Vec<KindResult>,
+    /// Messages that were compared with `--verify`, on this side.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) compared: Option<u64>,
     /// The peer's figures, in the peer's unit.
     pub(crate) peer: Option<BandwidthReport>,
 }
@@ -311,31 +396,33 @@ pub(crate) struct SizeResult {
 /// What the latencies of a test are.
 fn latency_kind(plan: &Plan<'_>) -> (&'static str, u64) {
     match (plan.measure, plan.verb) {
+        (Measure::Bandwidth, _) if plan.options.rate.is_some() => ("scheduled time to completion", 1),
         (Measure::Bandwidth, _) => ("post to completion", 1),
         (Measure::Latency, Verb::Read | Verb::Atomic) => ("request to response", 1),
         (Measure::Latency, _) => ("half round trip", 2),
     }
 }
 
-/// The labels of the intervals of a run.
-pub(crate) fn labels(plan: &Plan<'_>, size: u32) -> Labels {
-    Labels { size, divisor: latency_kind(plan).1 }
-}
-
 impl SizeResult {
-    pub(crate) fn new(plan: &Plan<'_>, size: u32, measured: &Measured, cpu: CpuTime, elapsed: f64) -> Self {
+    pub(crate) fn new(
+        plan: &Plan<'_>,
+        order: &Order,
+        size: u32,
+        measured: &Measured,
+        cpu: CpuTime,
+        elapsed: f64,
+    ) -> Self {
         let seconds = measured.nanos as f64 / 1e9;
-        let labels = labels(plan, size);
+        let labels = Labels::new(plan, size);
         let unit = Unit::of(plan);
-        let bytes = |messages: u64| messages as f64 * f64::from(size);
-        let average = per_second(bytes(measured.messages), seconds);
+        let average = per_second(measured.bytes as f64, seconds);
         let rates = || {
             measured.intervals[..measured.whole]
                 .iter()
-                .map(|interval| per_second(bytes(interval.messages), interval.seconds()))
+                .map(|interval| per_second(interval.bytes as f64, interval.seconds()))
         };
         let bandwidth = Bandwidth {
-            unit: unit.name(),
+            unit: unit.name().into(),
             average: unit.rate(average),
             min: unit.rate(rates().reduce(f64::min).unwrap_or(average)),
             max: unit.rate(rates().reduce(f64::max).unwrap_or(average)),
@@ -343,20 +430,71 @@ impl SizeResult {
             messages_per_second: per_second(measured.messages as f64, seconds),
         };
         let used = cpu.user + cpu.system;
+        let (of, divisor) = latency_kind(plan);
+        let kind = |(kind, figures): (&super::mix::Kind, &KindFigures)| KindResult {
+            operation: kind.verb,
+            size: kind.size,
+            messages: figures.messages,
+            gbit_per_second: Unit::GigabitsPerSecond.rate(per_second(figures.bytes as f64, seconds)),
+            latency: Latency::new(of, divisor, &figures.latency),
+        };
         Self {
             size,
             messages: measured.messages,
+            bytes: measured.bytes,
             seconds,
             bandwidth: (measured.messages > 0).then_some(bandwidth),
-            latency: Latency::new(latency_kind(plan).0, measured),
+            latency: Latency::new(of, divisor, &measured.latency),
             cpu: Cpu {
                 user_seconds: cpu.user,
                 system_seconds: cpu.system,
                 percent: 100.0 * per_second(used, elapsed),
             },
             intervals: measured.intervals.iter().map(|one| IntervalFigures::new(one, &labels)).collect(),
+            mix: order.kinds().iter().zip(&measured.kinds).map(kind).collect(),
+            compared: None,
             peer: None,
         }
+    }
+
+    /// The sum of the results of a size with several peers, which ran at the same time.
+    fn sum(plan: &Plan<'_>, results: &[&Sized]) -> Option<Self> {
+        let first = &results.first()?.result;
+        let mut sum: Option<Measured> = None;
+        for measured in results.iter().filter_map(|one| one.measured.as_ref()) {
+            match &mut sum {
+                Some(sum) => sum.add(measured.clone()),
+                None => sum = Some(measured.clone()),
+            }
+        }
+        let mut peer: Option<BandwidthReport> = None;
+        for theirs in results.iter().filter_map(|one| one.result.peer) {
+            let others = peer.unwrap_or_default();
+            peer = Some(BandwidthReport {
+                size: theirs.size,
+                iterations: others.iterations + theirs.iterations,
+                peak: others.peak + theirs.peak,
+                average: others.average + theirs.average,
+                message_rate: others.message_rate + theirs.message_rate,
+            });
+        }
+        // The processor time is that of the process, in every run.
+        let longest = results.iter().map(|one| one.result.cpu).fold(first.cpu, |one, other| {
+            if other.user_seconds + other.system_seconds > one.user_seconds + one.system_seconds {
+                other
+            } else {
+                one
+            }
+        });
+        let compared = results.iter().filter_map(|one| one.result.compared).reduce(|one, other| one + other);
+        let result = match sum {
+            Some(measured) => {
+                let order = plan.order(first.size);
+                Self::new(plan, &order, first.size, &measured, CpuTime::default(), 0.0)
+            }
+            None => first.clone(),
+        };
+        Some(Self { cpu: longest, compared, peer, ..result })
     }
 
     /// The results of a side that only served memory.
@@ -364,11 +502,14 @@ impl SizeResult {
         Self {
             size,
             messages: 0,
+            bytes: 0,
             seconds: 0.0,
             bandwidth: None,
             latency: None,
             cpu: Cpu { user_seconds: 0.0, system_seconds: 0.0, percent: 0.0 },
             intervals: Vec::new(),
+            mix: Vec::new(),
+            compared: None,
             peer: Some(theirs),
         }
     }
@@ -389,16 +530,19 @@ impl SizeResult {
     }
 }
 
+/// Buckets of a doubling of the latency.
+const BUCKETS_PER_OCTAVE: f64 = 8.0;
+
 impl Latency {
-    fn new(of: &'static str, measured: &Measured) -> Option<Self> {
-        let histogram = &measured.latency;
+    /// The latencies of a histogram of nanoseconds, divided by `divisor`.
+    pub(crate) fn new(of: &str, divisor: u64, histogram: &Histogram<u64>) -> Option<Self> {
         if histogram.is_empty() {
             return None;
         }
-        let micros = |nanos: f64| nanos / 1e3 / measured.divisor as f64;
+        let micros = |nanos: f64| nanos / 1e3 / divisor as f64;
         let quantile = |quantile| micros(histogram.value_at_quantile(quantile) as f64);
         Some(Self {
-            of,
+            of: of.into(),
             count: histogram.len(),
             min: micros(histogram.min() as f64),
             mean: micros(histogram.mean()),
@@ -409,8 +553,33 @@ impl Latency {
             p99_9: quantile(0.999),
             p99_99: quantile(0.9999),
             max: micros(histogram.max() as f64),
+            histogram: buckets(histogram, micros),
         })
     }
+}
+
+/// The recorded values in buckets of equal ratio. Buckets without values are left out.
+fn buckets(histogram: &Histogram<u64>, micros: impl Fn(f64) -> f64) -> Vec<Bucket> {
+    let mut buckets: Vec<(i32, u64)> = Vec::new();
+    for value in histogram.iter_recorded() {
+        let nanos = value.value_iterated_to().max(1) as f64;
+        let place = (nanos.log2() * BUCKETS_PER_OCTAVE).floor() as i32;
+        match buckets.last_mut() {
+            Some((last, count)) if *last == place => *count += value.count_at_value(),
+            _ => buckets.push((place, value.count_at_value())),
+        }
+    }
+    let bound = |place: i32| micros((f64::from(place) / BUCKETS_PER_OCTAVE).exp2());
+    let bucket = |(place, count): (i32, u64)| Bucket { from: bound(place), to: bound(place + 1), count };
+    buckets.into_iter().map(bucket).collect()
+}
+
+/// The results with each peer, and their sums by size.
+pub(crate) fn sum(plan: &Plan<'_>, outcomes: &[Outcome]) -> Vec<SizeResult> {
+    let sizes = outcomes.iter().map(|outcome| outcome.sizes.len()).max().unwrap_or(0);
+    let of_size =
+        |index: usize| outcomes.iter().filter_map(|outcome| outcome.sizes.get(index)).collect::<Vec<_>>();
+    (0..sizes).filter_map(|index| SizeResult::sum(plan, &of_size(index))).collect()
 }
 
 impl Report {
@@ -427,7 +596,10 @@ impl Report {
                 self.options.mtu
             ),
             self.environment.line(),
-            format!("peer: {} {}", self.peer.program, self.peer.version),
+            match &self.peer {
+                Some(peer) => format!("peer: {} {}", peer.program, peer.version),
+                None => format!("peers: {}", self.peers.len()),
+            },
         ]
     }
 
@@ -443,11 +615,15 @@ impl Report {
 
     fn bandwidth_table(&self, unit: Unit) -> Vec<String> {
         let unit = unit.name();
+        let several = !self.peers.is_empty();
         let mut rows = vec![["#bytes", "#iterations"].map(str::to_owned).to_vec()];
         rows[0].extend(["peak", "average"].map(|what| format!("BW {what}[{unit}]")));
         rows[0].push("MsgRate[Mpps]".into());
         rows[0].extend(["p50[us]", "p99[us]", "p99.9[us]"].map(str::to_owned));
-        for result in &self.results {
+        if several {
+            rows[0].push("peer".into());
+        }
+        for (name, result) in self.rows() {
             let total = result.total();
             let mut row = vec![
                 result.size.to_string(),
@@ -456,15 +632,31 @@ impl Report {
                 number(total.average),
                 format!("{:.6}", total.message_rate),
             ];
-            let latency = |value: fn(&Latency) -> f64| {
-                result.latency.as_ref().map_or_else(|| "-".to_owned(), |latency| number(value(latency)))
-            };
-            row.extend([latency(|one| one.p50), latency(|one| one.p99), latency(|one| one.p99_9)]);
+            row.extend(result.percentiles());
+            row.extend(several.then(|| name.to_owned()));
             rows.push(row);
         }
         let mut lines = align(&rows);
-        lines.extend(self.results.last().and_then(SizeResult::remarks));
+        if let Some(last) = self.results.last() {
+            lines.extend(last.mix_table());
+            lines.push(last.remarks());
+        }
+        if let Some((rate, figures)) =
+            self.options.rate.zip(self.results.last().and_then(|last| last.bandwidth.as_ref()))
+        {
+            lines.push(format!(
+                "rate: {:.0} of {rate} messages/s; latency: scheduled time to completion",
+                figures.messages_per_second
+            ));
+        }
         lines
+    }
+
+    /// The results with each of several peers, then those of all.
+    fn rows(&self) -> impl Iterator<Item = (&str, &SizeResult)> {
+        let peers = self.peers.iter();
+        let each = peers.flat_map(|peer| peer.results.iter().map(|result| (peer.host.as_str(), result)));
+        each.chain(self.results.iter().map(|result| ("all", result)))
     }
 
     fn latency_table(&self) -> Vec<String> {
@@ -481,12 +673,16 @@ impl Report {
         ];
         let mut rows = vec![headings.map(str::to_owned).to_vec()];
         let mut of = None;
-        for result in &self.results {
+        if !self.peers.is_empty() {
+            rows[0].push("peer".into());
+        }
+        for (name, result) in self.rows() {
             let Some(latency) = &result.latency else { continue };
-            of = Some(latency.of);
+            of = Some(&latency.of);
             let Latency { count, min, mean, stdev, p50, p99, p99_9, max, .. } = *latency;
             let mut row = vec![result.size.to_string(), count.to_string()];
             row.extend([min, p50, mean, stdev, p99, p99_9, max].map(number));
+            row.extend((!self.peers.is_empty()).then(|| name.to_owned()));
             rows.push(row);
         }
         let Some(of) = of else {
@@ -494,7 +690,7 @@ impl Report {
         };
         let mut lines = align(&rows);
         lines.push(format!("latency: {of}"));
-        lines.extend(self.results.last().and_then(SizeResult::remarks));
+        lines.extend(self.results.last().map(SizeResult::remarks));
         lines
     }
 }
@@ -515,8 +711,41 @@ impl SizeResult {
         }
     }
 
+    /// The cells of the median, p99 and p99.9.
+    fn percentiles(&self) -> [String; 3] {
+        let cell = |value: fn(&Latency) -> f64| {
+            self.latency.as_ref().map_or_else(|| "-".to_owned(), |latency| number(value(latency)))
+        };
+        [cell(|one| one.p50), cell(|one| one.p99), cell(|one| one.p99_9)]
+    }
+
+    /// The figures by kind of message.
+    fn mix_table(&self) -> Vec<String> {
+        if self.mix.is_empty() {
+            return Vec::new();
+        }
+        let headings =
+            ["#bytes", "#iterations", "operation", "BW average[Gbit/s]", "p50[us]", "p99[us]", "max[us]"];
+        let mut rows = vec![headings.map(str::to_owned).to_vec()];
+        for KindResult { operation, size, messages, gbit_per_second, latency } in &self.mix {
+            let cell = |value: fn(&Latency) -> f64| {
+                latency.as_ref().map_or_else(|| "-".to_owned(), |latency| number(value(latency)))
+            };
+            rows.push(vec![
+                size.to_string(),
+                messages.to_string(),
+                operation.name().into(),
+                number(*gbit_per_second),
+                cell(|one| one.p50),
+                cell(|one| one.p99),
+                cell(|one| one.max),
+            ]);
+        }
+        align(&rows)
+    }
+
     /// The line after the table.
-    fn remarks(&self) -> Option<String> {
+    fn remarks(&self) -> String {
         let Cpu { user_seconds, system_seconds, percent } = self.cpu;
         let cpu = format!("CPU: {user_seconds:.2} s user, {system_seconds:.2} s system ({percent:.0} %)");
         let over_time = self.bandwidth.as_ref().filter(|_| self.intervals.len() > 1).map(|figures| {
@@ -528,7 +757,8 @@ impl SizeResult {
                 figures.unit
             )
         });
-        Some(cpu + &over_time.unwrap_or_default())
+        let compared = self.compared.map(|messages| format!("; {messages} messages compared, none corrupt"));
+        cpu + &over_time.unwrap_or_default() + &compared.unwrap_or_default()
     }
 }
 
@@ -538,7 +768,7 @@ fn number(value: f64) -> String {
 }
 
 /// Aligns columns to the left.
-fn align(rows: &[Vec<String>]) -> Vec<String> {
+pub(crate) fn align(rows: &[Vec<String>]) -> Vec<String> {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width =
         |column: usize| rows.iter().filter_map(|row| row.get(column)).map(String::len).max().unwrap_or(0);

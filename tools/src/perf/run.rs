@@ -5,13 +5,16 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use super::endpoint::{Endpoint, Posting};
-use super::measure::Recorder;
+use super::measure::{Completed, Recorder};
+use super::pace::Pace;
 use super::transport::Service;
 use super::watch::{Verdict, Watch};
 use crate::cli::perf::{Length, Plan, Verb};
 
 /// The time in which requests that are outstanding at the end of a timed run complete.
 const DRAIN: Duration = Duration::from_millis(500);
+/// The same with `--verify`, where the peer still serves them.
+const DRAIN_VERIFIED: Duration = Duration::from_secs(10);
 
 /// What a side does in a bandwidth test.
 #[derive(Clone, Copy, Debug)]
@@ -38,51 +41,59 @@ fn end_of(plan: &Plan<'_>) -> u64 {
     }
 }
 
-/// A bandwidth test: each queue pair keeps its send queue full.
+/// A bandwidth test. Without a pace, each queue pair keeps its send queue full.
 pub(crate) fn bandwidth<T: Service>(
     endpoint: &mut Endpoint<T>,
     plan: &Plan<'_>,
     flow: Flow,
+    mut pace: Option<Pace>,
     posting: &Posting,
-    recorder: &mut Recorder,
+    recorder: &mut Recorder<'_>,
     watch: &mut Watch<'_>,
 ) -> Result<()> {
-    let (depth, list, end) = (u64::from(plan.tx_depth), u64::from(plan.options.post_list), end_of(plan));
+    let (list, end) = (u64::from(plan.options.post_list), end_of(plan));
     let mut sending = flow.sends && !flow.answers;
     if sending {
         recorder.begin();
     }
     loop {
         let mut progress = false;
-        if sending {
-            for index in 0..endpoint.count() {
-                while endpoint.room(index, posting, depth) >= list {
-                    endpoint.post_sends(index, posting, list, recorder.now())?;
-                    progress = true;
+        match &mut pace {
+            Some(pace) if sending => progress = post_due(endpoint, pace, posting, recorder)?,
+            None if sending => {
+                for index in 0..endpoint.count() {
+                    while endpoint.room(index, posting) >= list {
+                        endpoint.post_sends(index, posting, list, recorder.now())?;
+                        progress = true;
+                    }
                 }
             }
+            _ => {}
         }
         // Requests of all queue pairs complete in one queue: not more than that many are polled
         // before the queues are filled again.
-        for _ in 0..plan.tx_depth {
-            let Some((messages, posted)) = endpoint.poll_send()? else { break };
+        for _ in 0..posting.tx_depth {
+            let Some((completed, time)) = endpoint.poll_send(posting)? else { break };
             let now = recorder.now();
-            recorder.record(now, messages, Some(now - posted));
+            recorder.record(now, Completed { latency: Some(now - time), ..completed });
             progress = true;
         }
         if flow.receives {
-            for _ in 0..plan.rx_depth {
-                let Some(index) = endpoint.poll_receive(posting)? else { break };
+            for _ in 0..posting.rx_depth {
+                let Some((index, received)) = endpoint.poll_receive(posting)? else { break };
                 recorder.begin();
                 // With both directions, the sends are measured.
                 if !flow.sends {
-                    recorder.record(recorder.now(), 1, None);
+                    recorder.record(recorder.now(), received);
                 }
                 endpoint.repost(index, posting)?;
                 progress = true;
             }
             if flow.sends && !sending && endpoint.any_received() {
                 sending = true;
+                if let Some(pace) = &mut pace {
+                    pace.start(recorder.now());
+                }
             }
         }
         let sent = !flow.sends || endpoint.all_sent(posting);
@@ -92,24 +103,55 @@ pub(crate) fn bandwidth<T: Service>(
         }
         if progress {
             watch.progress();
-        } else {
-            endpoint.pause(watch)?;
+            continue;
         }
+        let until = pace.as_ref().filter(|_| sending).map(|pace| pace.wait(recorder.now()));
+        if until.is_some() && endpoint.drained() {
+            watch.idle();
+        }
+        endpoint.pause(watch, until)?;
     }
     if end != u64::MAX && flow.sends {
-        drain(endpoint, posting, flow)?;
+        let limit = if plan.options.verify { DRAIN_VERIFIED } else { DRAIN };
+        drain(endpoint, posting, flow, limit)?;
     }
     Ok(())
 }
 
+/// Posts the messages that are due, on the queue pairs in turn. Their latencies count from the time
+/// at which they were due. Returns whether there were some.
+#[inline]
+fn post_due<T: Service>(
+    endpoint: &mut Endpoint<T>,
+    pace: &mut Pace,
+    posting: &Posting,
+    recorder: &Recorder<'_>,
+) -> Result<bool> {
+    let (count, mut progress) = (endpoint.count(), false);
+    while let Some(time) = pace.due(recorder.now()) {
+        let start = pace.turn(count);
+        let free = (start..start + count).map(|index| index % count);
+        let Some(index) = free.into_iter().find(|&index| endpoint.room(index, posting) > 0) else { break };
+        endpoint.post_sends(index, posting, 1, time)?;
+        pace.advance();
+        progress = true;
+    }
+    Ok(progress)
+}
+
 /// Polls the requests that are outstanding at the end of a timed run. The peer may have stopped
 /// already, so they need not complete.
-fn drain<T: Service>(endpoint: &mut Endpoint<T>, posting: &Posting, flow: Flow) -> Result<()> {
-    let deadline = Instant::now() + DRAIN;
+fn drain<T: Service>(
+    endpoint: &mut Endpoint<T>,
+    posting: &Posting,
+    flow: Flow,
+    limit: Duration,
+) -> Result<()> {
+    let deadline = Instant::now() + limit;
     while !endpoint.drained() && Instant::now() < deadline {
-        while endpoint.poll_send()?.is_some() {}
+        while endpoint.poll_send(posting)?.is_some() {}
         if flow.receives {
-            while let Some(index) = endpoint.poll_receive(posting)? {
+            while let Some((index, _)) = endpoint.poll_receive(posting)? {
                 endpoint.repost(index, posting)?;
             }
         }
@@ -118,8 +160,9 @@ fn drain<T: Service>(endpoint: &mut Endpoint<T>, posting: &Posting, flow: Flow) 
 }
 
 /// The state of a latency test: counts, times, and its end.
-struct Turns<'r> {
-    recorder: &'r mut Recorder,
+struct Turns<'t, 'r> {
+    recorder: &'t mut Recorder<'r>,
+    bytes: u64,
     limit: u64,
     end: u64,
     sent: u64,
@@ -127,10 +170,11 @@ struct Turns<'r> {
     last: Option<u64>,
 }
 
-impl<'r> Turns<'r> {
-    fn new(recorder: &'r mut Recorder, plan: &Plan<'_>, posting: &Posting) -> Self {
+impl<'t, 'r> Turns<'t, 'r> {
+    fn new(recorder: &'t mut Recorder<'r>, plan: &Plan<'_>, posting: &Posting) -> Self {
         recorder.begin();
-        Self { recorder, limit: posting.limit, end: end_of(plan), sent: 0, received: 0, last: None }
+        let (bytes, limit) = (posting.size.into(), posting.limit);
+        Self { recorder, bytes, limit, end: end_of(plan), sent: 0, received: 0, last: None }
     }
 
     fn is_over(&self) -> bool {
@@ -145,7 +189,8 @@ impl<'r> Turns<'r> {
     fn send(&mut self) -> u64 {
         let now = self.recorder.now();
         if let Some(last) = self.last.replace(now) {
-            self.recorder.record(now, 1, Some(now - last));
+            let latency = Some(now - last);
+            self.recorder.record(now, Completed { messages: 1, bytes: self.bytes, latency, kind: 0 });
         }
         self.sent += 1;
         now
@@ -157,7 +202,7 @@ pub(crate) fn message_latency<T: Service>(
     endpoint: &mut Endpoint<T>,
     plan: &Plan<'_>,
     posting: &Posting,
-    recorder: &mut Recorder,
+    recorder: &mut Recorder<'_>,
     watch: &mut Watch<'_>,
 ) -> Result<()> {
     // The client of a send test begins; with immediate data it is the server.
@@ -166,13 +211,13 @@ pub(crate) fn message_latency<T: Service>(
     while !turns.is_over() {
         if turns.received < turns.limit && !(begins && turns.sent == 0) {
             let index = loop {
-                if let Some(index) = endpoint.poll_receive(posting)? {
+                if let Some((index, _)) = endpoint.poll_receive(posting)? {
                     break index;
                 }
                 if turns.time_is_over() {
                     return Ok(());
                 }
-                endpoint.pause(watch)?;
+                endpoint.pause(watch, None)?;
             };
             watch.progress();
             turns.received += 1;
@@ -181,11 +226,11 @@ pub(crate) fn message_latency<T: Service>(
         if turns.sent < turns.limit {
             let now = turns.send();
             endpoint.post_sends(0, posting, 1, now)?;
-            while endpoint.poll_send()?.is_none() {
+            while endpoint.poll_send(posting)?.is_none() {
                 if turns.time_is_over() {
                     return Ok(());
                 }
-                endpoint.pause(watch)?;
+                endpoint.pause(watch, None)?;
             }
             watch.progress();
         }
@@ -198,7 +243,7 @@ pub(crate) fn write_latency<T: Service>(
     endpoint: &mut Endpoint<T>,
     plan: &Plan<'_>,
     posting: &Posting,
-    recorder: &mut Recorder,
+    recorder: &mut Recorder<'_>,
     watch: &mut Watch<'_>,
 ) -> Result<()> {
     let begins = !plan.is_client();
@@ -216,6 +261,7 @@ pub(crate) fn write_latency<T: Service>(
                 }
             }
             watch.progress();
+            endpoint.compare_write(posting, turns.received)?;
             turns.received += 1;
         }
         if turns.sent < turns.limit {
@@ -223,7 +269,7 @@ pub(crate) fn write_latency<T: Service>(
             let now = turns.send();
             endpoint.post_sends(0, posting, 1, now)?;
             // The peer ends as soon as it has the last message, perhaps before it acknowledges it.
-            let acknowledged = wait_for_send(endpoint, &turns, watch);
+            let acknowledged = wait_for_send(endpoint, posting, &turns, watch);
             match acknowledged {
                 Err(error) if turns.sent < turns.limit || turns.received < turns.limit => return Err(error),
                 _ => {}
@@ -237,10 +283,11 @@ pub(crate) fn write_latency<T: Service>(
 /// Polls until a message of a write latency test completes, or the time is over.
 fn wait_for_send<T: Service>(
     endpoint: &mut Endpoint<T>,
-    turns: &Turns<'_>,
+    posting: &Posting,
+    turns: &Turns<'_, '_>,
     watch: &mut Watch<'_>,
 ) -> Result<()> {
-    while endpoint.poll_send()?.is_none() {
+    while endpoint.poll_send(posting)?.is_none() {
         match watch.spin()? {
             Some(Verdict::Wait) if turns.time_is_over() => break,
             None | Some(Verdict::Wait) => {}
@@ -255,7 +302,7 @@ pub(crate) fn response_latency<T: Service>(
     endpoint: &mut Endpoint<T>,
     plan: &Plan<'_>,
     posting: &Posting,
-    recorder: &mut Recorder,
+    recorder: &mut Recorder<'_>,
     watch: &mut Watch<'_>,
 ) -> Result<()> {
     recorder.begin();
@@ -267,12 +314,13 @@ pub(crate) fn response_latency<T: Service>(
             break;
         }
         endpoint.post_sends(0, posting, 1, begin)?;
-        while endpoint.poll_send()?.is_none() {
-            endpoint.pause(watch)?;
+        while endpoint.poll_send(posting)?.is_none() {
+            endpoint.pause(watch, None)?;
         }
         watch.progress();
         let now = recorder.now();
-        recorder.record(now, 1, Some(now - begin));
+        let (bytes, latency) = (posting.size.into(), Some(now - begin));
+        recorder.record(now, Completed { messages: 1, bytes, latency, kind: 0 });
         sent += 1;
     }
     Ok(())

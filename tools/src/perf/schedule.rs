@@ -10,8 +10,12 @@ pub(crate) enum Step {
     /// Exchange the records of all queue pairs.
     Keys,
     Connect,
+    /// Write the memory that the peer reads or writes, for `--verify`.
+    Fill,
     PostReceives,
     Run,
+    /// Compare the memory that the peer wrote, and exchange the outcome.
+    Compare,
     /// Exchange the bandwidth reports.
     Report,
     /// Keep the queue pairs until the peer has ended, because they acknowledge its last message.
@@ -29,6 +33,8 @@ pub(crate) struct Shape {
     timed: bool,
     /// Whether the peer is this program.
     bareverbs: bool,
+    /// Both sides are this program.
+    verify: bool,
 }
 
 impl Shape {
@@ -41,6 +47,7 @@ impl Shape {
             several_sizes: plan.options.all,
             timed: matches!(plan.length, Length::Time { .. }),
             bareverbs,
+            verify: plan.options.verify,
         }
     }
 
@@ -69,14 +76,21 @@ impl Shape {
         let send = self.verb == Verb::Send;
         let again = synchronised && self.several_sizes;
         let steps = [
+            (self.verify, Step::Fill),
             (receives && (!self.bandwidth || self.both || !self.client), Step::PostReceives),
-            (synchronised || receives, Step::Barrier),
+            (synchronised || receives || self.verify, Step::Barrier),
             (!self.is_passive(), Step::Run),
             (report && send, Step::Report),
             (again, Step::Barrier),
             (report && !send, Step::Report),
+            (self.verify, Step::Compare),
         ];
         steps.into_iter().filter_map(|(wanted, step)| wanted.then_some(step)).collect()
+    }
+
+    /// Whether the tests begin with a barrier after the setup.
+    pub(crate) fn begins_with_barrier(self) -> bool {
+        self.size().into_iter().take_while(|&step| step != Step::Run).any(|step| step == Step::Barrier)
     }
 
     /// The steps after the tests.
@@ -101,10 +115,12 @@ mod tests {
             Step::Barrier => "R",
             Step::Keys => "R*n",
             Step::Connect => "connect",
+            Step::Fill => "fill",
             Step::PostReceives => "receives",
             Step::Run => "run",
             Step::Report => "report",
             Step::WaitForEnd => "wait",
+            Step::Compare => "compare",
         });
         words.collect::<Vec<_>>().join(" ")
     }
@@ -119,6 +135,7 @@ mod tests {
             several_sizes: options.contains('a'),
             timed: options.contains('D'),
             bareverbs: false,
+            verify: options.contains('v'),
         };
         format!("{} | {} | {}", words(&shape.setup()), words(&shape.size()), words(&shape.end()))
     }
@@ -158,6 +175,21 @@ mod tests {
     }
 
     #[test]
+    fn verified_runs_fill_before_and_compare_after_each_size() {
+        use Verb::{Read, Send, Write};
+        for (verb, test, options, client, expected) in [
+            (Write, "bw", "va", true, "fill R run compare"),
+            (Write, "bw", "va", false, "fill R compare"),
+            (Send, "bw", "v", false, "fill receives R run compare"),
+            (Read, "lat", "v", true, "fill R run compare"),
+            (Write, "bw", "vb", true, "fill R run report compare"),
+        ] {
+            let order = order(verb, test, options, client);
+            assert_eq!(order.split(" | ").nth(1), Some(expected), "{verb:?} {test} {options}");
+        }
+    }
+
+    #[test]
     fn two_sides_of_this_program_end_write_latency_tests_together() {
         let shape = Shape {
             verb: Verb::Write,
@@ -167,6 +199,7 @@ mod tests {
             several_sizes: false,
             timed: false,
             bareverbs: true,
+            verify: false,
         };
         assert_eq!(words(&shape.end()), "R");
     }

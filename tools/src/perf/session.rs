@@ -12,7 +12,7 @@ use super::wire::{
 use crate::pingpong::exchange::{ExchangeError, Item, Peer};
 
 /// The side of a run. The client is the side that was given a host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Role {
     Client,
@@ -33,6 +33,8 @@ pub(crate) enum SessionError {
     Settings { ours: String, theirs: String },
     #[error("the peer's QP number is 0: the peer is not a perftest that runs this test")]
     NoQp,
+    #[error("the peer is perftest {0}: {1} needs this program on both sides, with the same options")]
+    OnlyBareverbs(Version, &'static str),
 }
 
 /// Largest cycle buffer that is accepted from a peer. Pages of Linux have at most 64 KiB.
@@ -131,6 +133,21 @@ impl<'s> Session<'s> {
             *theirs = self.swap_array(Message::Report(index), bytes)?;
         }
         Ok(BandwidthReport::decode(theirs))
+    }
+
+    /// Exchanges the numbers of messages that the queue pairs have sent. The peer may still run.
+    pub(crate) fn counts(&self, ours: &[u64]) -> Result<Vec<u64>, SessionError> {
+        ours.iter().map(|&count| self.number(Message::Count, count)).collect()
+    }
+
+    /// Exchanges whether the data was as expected. Returns the peer's answer.
+    pub(crate) fn outcome(&self, correct: bool) -> Result<bool, SessionError> {
+        Ok(self.number(Message::Outcome, correct.into())? == 1)
+    }
+
+    fn number(&self, what: Message, ours: u64) -> Result<u64, SessionError> {
+        let theirs = self.swap(what, &ours.to_be_bytes(), true)?;
+        Ok(u64::from_be_bytes(*theirs.first_chunk().expect("the message has the length that was read")))
     }
 }
 

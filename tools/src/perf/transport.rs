@@ -27,12 +27,12 @@ pub(crate) struct Path {
 }
 
 /// A transport that the benchmarks run on.
-pub(crate) trait Service: Transport + Sized {
+pub(crate) trait Service: Transport + Sized + Send {
     const CONNECTION: Connection;
     /// Bytes before the message in the memory of a receive.
     const HEADROOM: u32 = 0;
     /// The peer's address, if each request needs it.
-    type Route;
+    type Route: Send;
 
     /// RESET → INIT.
     fn init(qp: &mut Qp<Self>, port: u8, access: Access) -> bareverbs::Result<()>;

@@ -1,6 +1,7 @@
 //! Watches a run that makes no progress: signals, the peer, and the time.
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -25,6 +26,8 @@ pub(crate) enum Verdict {
     PeerGone,
     /// Nothing completed for [`STALL_TIMEOUT`].
     Stalled,
+    /// Another thread failed.
+    Aborted,
 }
 
 /// The state of a wait.
@@ -32,14 +35,22 @@ pub(crate) struct Watch<'a> {
     stop: &'a Stop,
     /// The control connection.
     peer: BorrowedFd<'a>,
+    /// Whether another thread has failed.
+    abort: &'a AtomicBool,
     spins: u32,
     quiet: Option<Instant>,
     gone: Option<Instant>,
 }
 
 impl<'a> Watch<'a> {
-    pub(crate) fn new(stop: &'a Stop, peer: BorrowedFd<'a>) -> Self {
-        Self { stop, peer, spins: 0, quiet: None, gone: None }
+    pub(crate) fn new(stop: &'a Stop, peer: BorrowedFd<'a>, abort: &'a AtomicBool) -> Self {
+        Self { stop, peer, abort, spins: 0, quiet: None, gone: None }
+    }
+
+    /// Notes that nothing can complete, because nothing is outstanding.
+    #[inline]
+    pub(crate) fn idle(&mut self) {
+        self.quiet = None;
     }
 
     /// Notes that something completed.
@@ -83,6 +94,9 @@ impl<'a> Watch<'a> {
 
     fn look(&mut self, wait: Option<(BorrowedFd<'_>, Duration)>) -> Result<Verdict> {
         self.stop.check()?;
+        if self.abort.load(Ordering::Relaxed) {
+            return Ok(Verdict::Aborted);
+        }
         let watched = if self.gone.is_some() { PollFlags::empty() } else { PollFlags::RDHUP };
         // Without a wait, the connection stands in for the descriptor.
         let (fd, events, time) = match wait {
@@ -118,11 +132,23 @@ mod tests {
     use super::*;
     use std::os::unix::net::UnixStream;
 
+    static ABORT: AtomicBool = AtomicBool::new(false);
+
+    #[test]
+    fn failure_of_another_thread_ends_the_wait() {
+        let (stop, abort) = (Stop::new().unwrap(), AtomicBool::new(false));
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let mut watch = Watch::new(&stop, ours.as_fd(), &abort);
+        assert_eq!(watch.look(None).unwrap(), Verdict::Wait);
+        abort.store(true, Ordering::Relaxed);
+        assert_eq!(watch.look(None).unwrap(), Verdict::Aborted);
+    }
+
     #[test]
     fn closed_connection_ends_the_wait_after_the_grace_time() {
         let stop = Stop::new().unwrap();
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let mut watch = Watch::new(&stop, ours.as_fd());
+        let mut watch = Watch::new(&stop, ours.as_fd(), &ABORT);
         let start = Instant::now();
         assert_eq!(watch.look(None).unwrap(), Verdict::Wait);
         drop(theirs);
@@ -130,7 +156,7 @@ mod tests {
             match watch.spin().unwrap() {
                 Some(Verdict::PeerGone) => break,
                 None | Some(Verdict::Wait) => {}
-                Some(Verdict::Stalled) => panic!("the peer is gone"),
+                Some(Verdict::Stalled | Verdict::Aborted) => panic!("the peer is gone"),
             }
         }
         assert!((GRACE..STALL_TIMEOUT).contains(&start.elapsed()));
@@ -142,7 +168,7 @@ mod tests {
         let stop = Stop::new().unwrap();
         let (ours, _theirs) = UnixStream::pair().unwrap();
         let (events, mut other) = UnixStream::pair().unwrap();
-        let mut watch = Watch::new(&stop, ours.as_fd());
+        let mut watch = Watch::new(&stop, ours.as_fd(), &ABORT);
         other.write_all(b"x").unwrap();
         let start = Instant::now();
         assert_eq!(watch.sleep(events.as_fd(), None).unwrap(), Verdict::Wait);

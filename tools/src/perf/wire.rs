@@ -6,7 +6,7 @@
 use std::fmt;
 use std::net::Ipv6Addr;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::pingpong::record::{BadRecord, read_hex, write_hex};
 
@@ -30,6 +30,10 @@ pub(crate) enum Message {
     Key(KeyForm),
     /// The value of the bandwidth report at this index of [`REPORT`].
     Report(usize),
+    /// The messages that a queue pair has sent. Only between two sides of this program.
+    Count,
+    /// Whether the data was as expected. Only between two sides of this program.
+    Outcome,
 }
 
 /// The values of a bandwidth report, in order.
@@ -43,7 +47,7 @@ impl Message {
             Self::Mtu => 2,
             Self::Settings => SETTINGS_LEN,
             Self::Key(form) => form.len(),
-            Self::Report(_) => 8,
+            Self::Report(_) | Self::Count | Self::Outcome => 8,
         }
     }
 }
@@ -57,6 +61,8 @@ impl fmt::Display for Message {
             Self::Mtu => f.write_str("the MTU"),
             Self::Settings => f.write_str("the settings"),
             Self::Key(_) => f.write_str("the address record"),
+            Self::Count => f.write_str("the number of messages"),
+            Self::Outcome => f.write_str("the outcome of the comparison"),
             Self::Report(index) => write!(f, "the {} of the report", REPORT.get(*index).unwrap_or(&"value")),
         }
     }
@@ -189,7 +195,7 @@ impl KeyForm {
 }
 
 /// The address of a queue pair, and the memory that the peer accesses.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct KeyRecord {
     pub(crate) lid: u16,
     /// Outstanding reads and atomics that this side can serve and issue.
@@ -266,7 +272,7 @@ impl KeyRecord {
 }
 
 /// The bandwidth report of a side, in its own unit: MiB/s, or Gbit/s with `--report_gbits`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct BandwidthReport {
     pub(crate) size: u64,
     pub(crate) iterations: u64,

@@ -214,6 +214,11 @@ impl<'s> Peer<'s> {
         }
     }
 
+    /// The address of the other end, if the socket has one.
+    pub(crate) fn address(&self) -> Option<SocketAddr> {
+        rustix::net::getpeername(&self.socket).ok().flatten().and_then(|address| address.try_into().ok())
+    }
+
     /// Extends the timeout for a run on several queue pairs.
     pub(crate) fn with_queue_pairs(self, queue_pairs: u32) -> Self {
         Self { timeout: self.timeout + TIMEOUT_PER_QP * queue_pairs.saturating_sub(1), ..self }

@@ -1,0 +1,391 @@
+//! The options of `bareverbs perf` that perftest does not have.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use bareverbs_interop_tests::perf::{Benchmark, PAIRINGS, Run, Side, json};
+use bareverbs_interop_tests::pingpong::{HOST, wait_until_listening};
+use bareverbs_interop_tests::program::{Finished, Program};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use super::{OPERATIONS, SOON, WITH_PERFTEST, options, result, size};
+
+/// Runs two programs with options of their own to success.
+fn run(benchmark: Benchmark, pairing: (Side, Side), server: &[&str], client: &[&str]) -> Run {
+    let running = benchmark.serve(pairing.0, server);
+    let started = Program::start(&mut benchmark.command(pairing.1, client, Some(HOST)));
+    let (client, server) = (started.finish(), running.finish());
+    let run = Run { sides: pairing, server, client };
+    assert!(run.server.status.success() && run.client.status.success(), "{run:#?}");
+    run
+}
+
+/// The pairing of `bareverbs` with itself.
+const OURS: (Side, Side) = (Side::Bareverbs, Side::Bareverbs);
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or_else(|| panic!("{value} is not a number"))
+}
+
+/// The only result of a side.
+fn only(json: &Value) -> &Value {
+    let results = json["results"].as_array().expect("results are an array");
+    assert_eq!(results.len(), 1, "{json:#}");
+    &results[0]
+}
+
+/// Asserts that both sides compared the messages that they can compare.
+fn expect_compared(run: &Run, operation: &str, messages: u64) {
+    let compared = |json: Option<Value>| only(&json.unwrap())["compared"].as_u64();
+    let (server, client) = (compared(run.server_json()), compared(run.client_json()));
+    match operation {
+        // The receiver compares each message.
+        "send" | "write-imm" => assert_eq!(server, Some(messages), "{run:#?}"),
+        // The client compares each response.
+        "read" | "atomic" => assert_eq!(client, Some(messages), "{run:#?}"),
+        _ => {}
+    }
+}
+
+pub(crate) fn short_runs_compare_every_message() {
+    for operation in OPERATIONS.into_iter().chain(["write-imm"]) {
+        for test in ["bw", "lat"] {
+            let run = Benchmark { operation, test }.run(OURS, &options(operation, &["-n", "20", "--verify"]));
+            if test == "bw" {
+                expect_compared(&run, operation, 20);
+            }
+        }
+    }
+}
+
+pub(crate) fn verified_runs_with_every_option() {
+    for (operation, others) in [
+        ("send", &["-s", "3000", "-q", "3", "-n", "500"][..]),
+        ("send", &["-s", "200", "-n", "500", "-c", "UD"]),
+        ("send", &["-s", "5000", "-n", "200", "-c", "UC"]),
+        ("send", &["-s", "64", "-n", "500", "-q", "4", "--srq", "-r", "200"]),
+        ("send", &["-n", "3", "-a", "-n", "5"]),
+        ("send", &["--mix", "1:1,7:1,64:3,4096:2", "-n", "1000"]),
+        ("send", &["-s", "64", "-b", "-n", "500"]),
+        ("write", &["-s", "100", "-n", "1000", "-t", "7"]),
+        ("write", &["-s", "100", "-n", "1000", "-b", "-q", "4", "--threads", "2"]),
+        ("write", &["-s", "4096", "-D", "2"]),
+        ("write", &["--mix", "1:1,7:1,64:3,4096:2", "-n", "1000"]),
+        ("write", &["-a", "-n", "5"]),
+        ("write", &["-l", "10", "-n", "100", "-s", "512"]),
+        ("write", &["-s", "32", "-I", "64", "-n", "100"]),
+        ("write-imm", &["-s", "5000", "-n", "1000", "-q", "2"]),
+        ("write-imm", &["-s", "64", "-n", "1000", "-q", "4", "--srq"]),
+        ("read", &["-s", "5000", "-n", "500", "-q", "2", "--cq", "own"]),
+        ("read", &["-s", "64", "-b", "-n", "500"]),
+        ("read", &["-D", "2", "-s", "64"]),
+        ("atomic", &["-n", "1000", "-q", "3"]),
+        ("atomic", &["-D", "2", "-b"]),
+    ] {
+        if operation == "write" && others.contains(&"-a") {
+            // 23 sizes of up to 8 MiB.
+            let benchmark = Benchmark { operation, test: "bw" };
+            benchmark.run_within(Duration::from_secs(120), OURS, &[others, &["--verify"]].concat());
+            continue;
+        }
+        let benchmark = Benchmark { operation, test: "bw" };
+        let run = benchmark.run_within(Duration::from_secs(120), OURS, &[others, &["--verify"]].concat());
+        let compared = [run.client_json(), run.server_json()].into_iter().flatten();
+        let compared: u64 = compared
+            .flat_map(|json| json["results"].as_array().cloned().unwrap_or_default())
+            .filter_map(|result| result["compared"].as_u64())
+            .sum();
+        assert!(compared > 0, "{run:#?}");
+    }
+}
+
+/// The data of reads lies in the server's memory and does not change, so that it can be corrupted
+/// from outside.
+pub(crate) fn short_run_names_a_corrupt_byte() {
+    const SIZE: usize = 4096;
+    const OFFSET: usize = 1234;
+    let benchmark = Benchmark { operation: "read", test: "bw" };
+    let options = ["-s", "4096", "-t", "1", "-D", "20", "--verify"];
+    let server = benchmark.serve(Side::Bareverbs, &options);
+    let client = Program::start(&mut benchmark.command(Side::Bareverbs, &options, Some(HOST)));
+    std::thread::sleep(Duration::from_secs(1));
+    let memory = format!("/proc/{}/mem", server.id());
+    let memory = File::options().read(true).write(true).open(memory).unwrap();
+    // With one request outstanding there are two places, behind the area of two messages for sends.
+    let area = 2 * SIZE;
+    let maps = fs::read_to_string(format!("/proc/{}/maps", server.id())).unwrap();
+    let mut corrupted = 0;
+    for line in maps.lines().filter(|line| line.contains("rw-p")) {
+        let (start, end) = line.split_whitespace().next().unwrap().split_once('-').unwrap();
+        let [start, end] = [start, end].map(|text| u64::from_str_radix(text, 16).unwrap());
+        let mut bytes = vec![0; (end - start) as usize];
+        if bytes.len() > 1 << 24 || memory.read_exact_at(&mut bytes, start).is_err() {
+            continue;
+        }
+        // The second message begins with the number 1, XORed with the mark of the numbers.
+        let number = (0xb5ad_4ece_da1c_e2a9_u64 ^ 1).to_le_bytes();
+        let places = (0..bytes.len().saturating_sub(SIZE)).step_by(64);
+        for at in places.filter(|&at| bytes[at..].starts_with(&number)) {
+            let byte = bytes[at + OFFSET] ^ 0xff;
+            memory.write_all_at(&[byte], start + (at + OFFSET) as u64).unwrap();
+            corrupted += 1;
+        }
+    }
+    assert!(corrupted > 0, "the memory of {area} bytes was not found: {maps}");
+    let client = client.finish_within(SOON);
+    client.expect_failure("byte 1234 of message 1 of queue pair 0 is ");
+    server.finish_within(SOON).expect_failure("the peer closed");
+}
+
+/// Without `--verify` at the other end, data can't be compared.
+pub(crate) fn short_run_refuses_to_compare_with_perftest() {
+    let benchmark = Benchmark { operation: "write", test: "bw" };
+    let server = benchmark.serve(Side::Perftest, &["-n", "20"]);
+    let options = ["-n", "20", "--verify"];
+    let client = Program::start(&mut benchmark.command(Side::Bareverbs, &options, Some(HOST)));
+    client.finish_within(SOON).expect_failure("--verify needs this program on both sides");
+    server.finish_within(SOON);
+}
+
+/// A rate that every machine reaches.
+const RATE: f64 = 500.0;
+
+pub(crate) fn short_open_loop_keeps_its_rate() {
+    for (operation, pairing) in [("write", WITH_PERFTEST[0]), ("send", OURS)] {
+        let benchmark = Benchmark { operation, test: "bw" };
+        let messages = ["-s", "64", "-n", "1000"];
+        let run = run(benchmark, pairing, &messages, &[&messages[..], &["--rate", "500/s"]].concat());
+        let json = run.client_json().unwrap();
+        let result = only(&json);
+        // The last message is due after 999 intervals.
+        let rate = 999.0 / number(&result["seconds"]);
+        assert!((rate / RATE - 1.0).abs() < 0.05, "{json:#}");
+        assert_eq!(result["latency"]["of"], "scheduled time to completion");
+        assert_eq!(result["latency"]["count"], 1000);
+    }
+}
+
+/// The receiver is stopped for a while. Messages that were due in that time were late, and their
+/// latencies say so: in a closed loop, only the messages outstanding would.
+pub(crate) fn open_loop_counts_the_wait_of_late_messages() {
+    let benchmark = Benchmark { operation: "send", test: "bw" };
+    let messages = ["-s", "64", "-n", "2000", "-r", "8", "-t", "8"];
+    let mut late = Vec::new();
+    for paced in [&["--rate", "500"][..], &[]] {
+        let server = benchmark.serve(Side::Bareverbs, &messages);
+        let client = [&messages[..], paced].concat();
+        let client = Program::start(&mut benchmark.command(Side::Bareverbs, &client, Some(HOST)));
+        std::thread::sleep(Duration::from_millis(if paced.is_empty() { 10 } else { 1000 }));
+        server.signal(Signal::SIGSTOP);
+        std::thread::sleep(Duration::from_secs(1));
+        server.signal(Signal::SIGCONT);
+        let client = client.finish().expect_success();
+        server.finish().expect_success();
+        let json = json(&client);
+        let buckets = only(&json)["latency"]["histogram"].as_array().unwrap().clone();
+        let slow = buckets.iter().filter(|bucket| number(&bucket["from"]) > 100_000.0);
+        late.push(slow.map(|bucket| bucket["count"].as_u64().unwrap()).sum::<u64>());
+    }
+    // In one second, 500 messages were due.
+    assert!((300..=900).contains(&late[0]), "{late:?}");
+    assert!(late[1] <= 16, "{late:?}");
+}
+
+pub(crate) fn short_threads_share_the_queue_pairs() {
+    for (operation, pairing, ours) in [
+        ("write", WITH_PERFTEST[0], &["--threads", "2"][..]),
+        ("send", WITH_PERFTEST[1], &["--threads", "2", "--srq"]),
+        ("send", OURS, &["--threads", "4", "--cq", "own"]),
+    ] {
+        let benchmark = Benchmark { operation, test: "bw" };
+        let both = ["-s", "512", "-q", "4", "-n", "100"];
+        let options = |side| [&both[..], if side == Side::Bareverbs { ours } else { &[] }].concat();
+        let run = run(benchmark, pairing, &options(pairing.0), &options(pairing.1));
+        for json in [run.client_json(), run.server_json()].into_iter().flatten() {
+            assert_eq!(only(&json)["messages"], 400, "{json:#}");
+            assert_eq!(only(&json)["bytes"], 400 * 512, "{json:#}");
+        }
+    }
+}
+
+pub(crate) fn short_mix_has_the_ratio_of_its_weights() {
+    let sizes = &["-n", "400", "--mix", "64:3,4096:1"][..];
+    let operations = &["-n", "400", "--mix", "write/64:2,read/1024:1,atomic:1"][..];
+    for (pairing, server, mix, expected) in [
+        // perftest serves the memory of the largest message.
+        (
+            WITH_PERFTEST[0],
+            &["-s", "4096", "-n", "400"][..],
+            sizes,
+            &[("write", 64, 0.75), ("write", 4096, 0.25)][..],
+        ),
+        (OURS, operations, operations, &[("write", 64, 0.5), ("read", 1024, 0.25), ("atomic", 8, 0.25)]),
+    ] {
+        let run = run(Benchmark { operation: "write", test: "bw" }, pairing, server, mix);
+        let json = run.client_json().unwrap();
+        let result = only(&json);
+        let kinds = result["mix"].as_array().unwrap();
+        assert_eq!(kinds.len(), expected.len(), "{json:#}");
+        let mut bytes = 0;
+        for (kind, (operation, size, share)) in kinds.iter().zip(expected) {
+            assert_eq!((&kind["operation"], &kind["size"]), (&Value::from(*operation), &Value::from(*size)));
+            let messages = kind["messages"].as_u64().unwrap();
+            assert!((messages as f64 / 400.0 - share).abs() < 0.1, "{json:#}");
+            assert_eq!(kind["latency"]["count"], messages, "{json:#}");
+            bytes += messages * size;
+        }
+        assert_eq!(result["bytes"], bytes, "{json:#}");
+    }
+}
+
+/// Asserts that the sum of the peers' results is that of all.
+fn expect_sum(json: &Value, peers: usize, messages: u64) {
+    let found = json["peers"].as_array().expect("there are several peers");
+    assert_eq!(found.len(), peers, "{json:#}");
+    for peer in found {
+        let result = only(peer);
+        let count = result["messages"].as_u64().filter(|&count| count > 0);
+        assert_eq!(count.or(result["peer"]["iterations"].as_u64()), Some(messages), "{json:#}");
+    }
+    let all = only(json);
+    let count = all["messages"].as_u64().filter(|&count| count > 0);
+    assert_eq!(count.or(all["peer"]["iterations"].as_u64()), Some(messages * peers as u64), "{json:#}");
+}
+
+pub(crate) fn short_server_runs_with_several_clients() {
+    for (operation, sides) in [
+        ("write", [Side::Bareverbs, Side::Perftest, Side::Bareverbs]),
+        ("send", [Side::Bareverbs, Side::Bareverbs, Side::Perftest]),
+    ] {
+        let benchmark = Benchmark { operation, test: "bw" };
+        let both = ["-s", "512", "-n", "100"];
+        let server = benchmark.serve(Side::Bareverbs, &[&both[..], &["--clients", "3"]].concat());
+        let clients = sides.map(|side| {
+            // The clients that come first wait for the others.
+            std::thread::sleep(Duration::from_millis(300));
+            Program::start(&mut benchmark.command(side, &both, Some(HOST)))
+        });
+        clients.map(|client| client.finish().expect_success());
+        expect_sum(&json(&server.finish().expect_success()), 3, 100);
+    }
+}
+
+pub(crate) fn server_ends_with_all_clients_if_one_is_killed() {
+    let benchmark = Benchmark { operation: "send", test: "bw" };
+    let both = ["-s", "512", "-D", "600"];
+    let server = benchmark.serve(Side::Bareverbs, &[&both[..], &["--clients", "2"]].concat());
+    let clients =
+        [(), ()].map(|()| Program::start(&mut benchmark.command(Side::Bareverbs, &both, Some(HOST))));
+    std::thread::sleep(Duration::from_secs(2));
+    let [victim, survivor] = clients;
+    victim.signal(Signal::SIGKILL);
+    victim.finish();
+    let server = server.finish_within(SOON);
+    assert_eq!(server.status.code(), Some(1), "{server:#?}");
+    assert!(!server.stderr.contains("another thread"), "{server:#?}");
+    let survivor = survivor.finish_within(SOON);
+    assert_eq!(survivor.status.code(), Some(1), "{survivor:#?}");
+}
+
+pub(crate) fn short_hosts_run_with_each_other() {
+    let benchmark = Benchmark { operation: "write", test: "bw" };
+    let hosts = [4801, 4802, 4803].map(|port| format!("{HOST}:{port}")).join(",");
+    let start = |rank: &str| {
+        let options = ["-s", "512", "-n", "100", "-b", "--all-to-all", &hosts, "--rank", rank];
+        Program::start(&mut benchmark.command(Side::Bareverbs, &options, None))
+    };
+    // The hosts need not start in order.
+    let programs = ["2", "0", "1"].map(|rank| {
+        let program = start(rank);
+        std::thread::sleep(Duration::from_millis(200));
+        program
+    });
+    let finished: [Finished; 3] = programs.map(|program| program.finish().expect_success());
+    for host in finished {
+        expect_sum(&json(&host), 2, 100);
+    }
+}
+
+/// 2,000 queue pairs on each side: the figures are printed.
+pub(crate) fn two_thousand_queue_pairs_in_one_process() {
+    let benchmark = Benchmark { operation: "write", test: "bw" };
+    for others in [&["--cq", "shared"][..], &["--cq", "own"], &["--threads", "2"]] {
+        let both = ["-s", "64", "-q", "2000", "-n", "10", "-t", "4"];
+        let run = benchmark.run_within(Duration::from_secs(300), OURS, &[&both[..], others].concat());
+        let json = run.client_json().unwrap();
+        let result = only(&json);
+        assert_eq!(result["messages"], 20_000, "{json:#}");
+        println!("2000 queue pairs, {others:?}: {} s, {}", result["seconds"], result["latency"]["p99"]);
+    }
+}
+
+pub(crate) fn page_and_comparison_are_written() {
+    let benchmark = Benchmark { operation: "write", test: "bw" };
+    let mut files = Vec::new();
+    for size in ["512", "4096"] {
+        let page = format!("/tmp/run-{size}.html");
+        let both = ["-s", size, "-n", "100"];
+        let run = run(benchmark, OURS, &both, &[&both[..], &["--html", &page]].concat());
+        let text = fs::read_to_string(&page).unwrap();
+        assert!(text.starts_with("<!doctype html>") && text.trim_end().ends_with("</html>"), "{text}");
+        let nature = run.client_json().unwrap()["environment"]["nature"].as_str().unwrap().to_owned();
+        assert!(text.contains(&nature), "{text}");
+        let file = format!("/tmp/run-{size}.json");
+        fs::write(&file, &run.client.stdout).unwrap();
+        files.push(file);
+    }
+    let mut report = std::process::Command::new("bareverbs");
+    report.args(["perf", "report", "--html", "/tmp/both.html"]).args(&files);
+    let report = Program::start(&mut report).finish().expect_success();
+    assert!(report.stdout.contains("512") && report.stdout.contains("4096"), "{report:#?}");
+    assert!(fs::read_to_string("/tmp/both.html").unwrap().contains("<svg"));
+}
+
+/// All pairings accept the options that concern one side only.
+pub(crate) fn options_of_one_side_interoperate_with_perftest() {
+    for pairing in PAIRINGS {
+        for (operation, ours) in [
+            ("write", &["--rate", "2000"][..]),
+            ("read", &["--threads", "2", "--cq", "own"]),
+            ("send", &["--threads", "2", "--srq"]),
+            ("atomic", &["--rate", "1k", "--threads", "2"]),
+        ] {
+            let benchmark = Benchmark { operation, test: "bw" };
+            let both = options(operation, &["-n", "100", "-q", "2"]);
+            let of = |side| [&both[..], if side == Side::Bareverbs { ours } else { &[] }].concat();
+            let run = run(benchmark, pairing, &of(pairing.0), &of(pairing.1));
+            if let Some(json) = run.client_json() {
+                assert_eq!(result(&json, size(operation))["messages"], 200, "{json:#}");
+            }
+        }
+    }
+}
+
+/// UC has no acknowledgements, so that the device sends the packets of the messages and no others.
+pub(crate) fn bytes_agree_with_the_counters_of_the_port() {
+    let benchmark = Benchmark { operation: "write", test: "bw" };
+    let both = ["-c", "UC", "-s", "8192", "-n", "2000", "-m", "1024"];
+    let run = benchmark.run(OURS, &both);
+    let json = run.client_json().unwrap();
+    let counters = json["counters"].as_array().unwrap();
+    let sent = counters.iter().find(|counter| counter["name"] == "sent_pkts");
+    let sent = sent.and_then(|counter| counter["change"].as_u64()).unwrap_or_else(|| panic!("{json:#}"));
+    let result = only(&json);
+    // Gbit/s times seconds, in bytes.
+    let bytes = number(&result["bandwidth"]["gbit_per_second"]) * number(&result["seconds"]) * 125e6;
+    assert!((bytes / (sent * 1024) as f64 - 1.0).abs() < 0.01, "{bytes} bytes in {sent} packets: {json:#}");
+}
+
+/// Waits for a server at the port of a host of `--all-to-all`.
+pub(crate) fn missing_host_is_reported() {
+    let benchmark = Benchmark { operation: "write", test: "bw" };
+    let hosts = format!("{HOST}:4811,{HOST}:4812");
+    let options = ["-b", "--all-to-all", &hosts, "--rank", "0"];
+    let mut first = Program::start(&mut benchmark.command(Side::Bareverbs, &options, None));
+    wait_until_listening(&mut first, 4811);
+    // A peer that is no host of the list.
+    std::net::TcpStream::connect((HOST, 4811)).unwrap();
+    first.finish_within(SOON).expect_failure("closed the connection");
+}

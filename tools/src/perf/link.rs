@@ -1,0 +1,377 @@
+//! A run with one peer: the exchange, the queue pairs of all threads, and the tests.
+
+use std::net::Ipv6Addr;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Barrier, OnceLock};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use bareverbs::{Context, Gid, GidIndex, GlobalRoute, LinkLayer, PortAttr};
+
+use super::collect::Collector;
+use super::endpoint::{Endpoint, Posting};
+use super::error::RunError;
+use super::measure::{CpuTime, Interval, Measured, Recorder, Window};
+use super::pace::Pace;
+use super::rendezvous::{Rendezvous, cause};
+use super::report::{self, Labels, PeerInfo, SizeResult};
+use super::run::{self, Flow};
+use super::schedule::{Shape, Step};
+use super::session::{Preamble, Role, Session, SessionError};
+use super::transport::{Path, Service};
+use super::watch::Watch;
+use super::wire::{KeyForm, KeyRecord, Version};
+use crate::cli::perf::{Length, Measure, Plan, Verb};
+use crate::pingpong::exchange::Peer;
+use crate::pingpong::queues::ah_attr;
+use crate::signal::Stop;
+
+/// The hop limit of perftest.
+const HOP_LIMIT: u8 = 255;
+/// The time in which a perftest peer acknowledges the last message of `write lat`.
+const LAST_ACK: Duration = Duration::from_secs(2);
+/// Bytes of a cache line, if the kernel does not say.
+const CACHE_LINE: u32 = 64;
+
+/// What all runs of this side have in common.
+pub(crate) struct Local<'l> {
+    pub(crate) context: &'l Context,
+    pub(crate) port: &'l PortAttr,
+    pub(crate) gid: Option<(GidIndex, Gid)>,
+    /// Reads and atomics that a queue pair can have outstanding.
+    pub(crate) out_reads: u8,
+    pub(crate) stop: &'l Stop,
+    /// Whether intervals are printed while the run lasts.
+    pub(crate) prints: bool,
+    pub(crate) rendezvous: &'l Rendezvous,
+}
+
+/// A finished run with a peer.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    pub(crate) address: String,
+    pub(crate) peer: PeerInfo,
+    pub(crate) agreed: Preamble,
+    pub(crate) addresses: Vec<KeyRecord>,
+    pub(crate) sizes: Vec<Sized>,
+}
+
+/// The results of a message size, and the measurements that they were computed from. A side that
+/// only served memory has none.
+#[derive(Debug)]
+pub(crate) struct Sized {
+    pub(crate) result: SizeResult,
+    pub(crate) measured: Option<Measured>,
+}
+
+/// A run whose control connection is up.
+struct Link<'l> {
+    plan: Plan<'l>,
+    local: &'l Local<'l>,
+    session: Session<'l>,
+    agreed: Preamble,
+    shape: Shape,
+}
+
+/// Runs all sizes with a peer.
+pub(crate) fn run<T: Service>(plan: &Plan<'_>, local: &Local<'_>, peer: Peer<'_>) -> Result<Outcome> {
+    let mut plan = plan.clone();
+    let options = plan.options;
+    peer.keep_alive()?;
+    let address = peer.address().map_or_else(String::new, |address| address.ip().to_canonical().to_string());
+    let (form, name) = if local.gid.is_some() { (KeyForm::Gid, "GID") } else { (KeyForm::Lid, "LID") };
+    let role = if plan.is_client() { Role::Client } else { Role::Server };
+    let session = Session::new(peer.with_queue_pairs(plan.num_qp), role, form);
+    let active_mtu = local.port.active_mtu;
+    let preamble = Preamble {
+        peer: Version::OURS,
+        cycle_buffer: rustix::param::page_size() as u32,
+        cache_line: cache_line(),
+        mtu: options.mtu.map_or(active_mtu, |mtu| mtu.min(active_mtu)),
+    };
+    let agreed = session.preamble(preamble, &plan.settings(name))?;
+    if let Some(option) = plan.needs_bareverbs().filter(|_| !agreed.peer.bareverbs) {
+        return Err(SessionError::OnlyBareverbs(agreed.peer, option).into());
+    }
+    plan.limit_to(agreed.mtu).map_err(anyhow::Error::msg)?;
+    let record = KeyRecord {
+        lid: local.port.lid,
+        gid: local.gid.map(|(_, gid)| gid.0.into()),
+        ..KeyRecord::default()
+    };
+    let endpoint = |ids| Endpoint::<T>::new(&plan, local.context, &agreed, local.out_reads, &record, ids);
+    let mut endpoints = plan.shares().map(endpoint).collect::<Result<Vec<_>>>()?;
+    let shape = Shape::new(&plan, agreed.peer.bareverbs);
+    let link = Link { plan, local, session, agreed, shape };
+    let remote = link.connect(&mut endpoints)?;
+    let sizes = link.run_all(&mut endpoints)?;
+    let program = if agreed.peer.bareverbs { "bareverbs" } else { "perftest" };
+    Ok(Outcome {
+        address,
+        peer: PeerInfo { program: program.into(), version: agreed.peer.to_string(), addresses: remote },
+        agreed,
+        addresses: records(&endpoints),
+        sizes,
+    })
+}
+
+/// The cache line of the first level, which perftest exchanges.
+fn cache_line() -> u32 {
+    let text = std::fs::read_to_string("/sys/devices/system/cpu/cpu0/cache/index0/coherency_line_size");
+    let size = text.ok().and_then(|text| text.trim().parse().ok());
+    size.filter(|size: &u32| size.is_power_of_two() && *size <= 4096).unwrap_or(CACHE_LINE)
+}
+
+/// The address records of all threads.
+fn records<T: Service>(endpoints: &[Endpoint<T>]) -> Vec<KeyRecord> {
+    endpoints.iter().flat_map(|endpoint| endpoint.local.iter().copied()).collect()
+}
+
+impl Link<'_> {
+    /// Exchanges the address records and connects the queue pairs.
+    fn connect<T: Service>(&self, endpoints: &mut [Endpoint<T>]) -> Result<Vec<KeyRecord>> {
+        let local = records(endpoints);
+        let mut remote = Vec::new();
+        let steps = self.shape.setup();
+        let last = steps.iter().rposition(|&step| step == Step::Barrier);
+        for (index, step) in steps.into_iter().enumerate() {
+            match step {
+                Step::Keys => remote = self.session.keys(&local)?,
+                Step::Connect => {
+                    let mut pairs = local.iter().zip(&remote);
+                    for endpoint in &mut *endpoints {
+                        let paths = pairs.by_ref().take(endpoint.count());
+                        let paths = paths.map(|(local, remote)| self.path(local, remote));
+                        endpoint.connect(&paths.collect::<Result<Vec<_>>>()?, self.local.port.link_layer)?;
+                    }
+                }
+                _ => {
+                    if Some(index) == last && !self.shape.begins_with_barrier() {
+                        self.local.rendezvous.wait(self.local.stop)?;
+                    }
+                    self.barrier(endpoints)?;
+                }
+            }
+        }
+        Ok(remote)
+    }
+
+    fn path(&self, local: &KeyRecord, remote: &KeyRecord) -> Result<Path> {
+        let options = self.plan.options;
+        let gid = remote.gid.filter(|gid| *gid != Ipv6Addr::UNSPECIFIED);
+        anyhow::ensure!(
+            self.local.port.link_layer != LinkLayer::ETHERNET || gid.is_some(),
+            "the peer sent no GID, which RoCE requires: choose its GID index (-x)"
+        );
+        if let (Some(ours), Some(theirs)) = (local.gid, gid) {
+            let is_ipv4 = |gid: Ipv6Addr| gid.to_ipv4_mapped().is_some();
+            anyhow::ensure!(
+                is_ipv4(ours) == is_ipv4(theirs),
+                "the GIDs are of different families: this side has {ours}, the peer {theirs}; choose the GID \
+                 index (-x) on both sides"
+            );
+        }
+        let gid = gid.map(|gid| Gid(gid.octets()));
+        let sgid_index = self.local.gid.map(|(index, _)| index);
+        let address = ah_attr((options.ib_port, options.sl), sgid_index, remote.lid, gid)?;
+        let grh = address.grh.map(|grh| GlobalRoute { hop_limit: HOP_LIMIT, ..grh });
+        let address = bareverbs::AhAttr { grh, ..address };
+        let (mtu, timeout) = (self.agreed.mtu, self.plan.timeout);
+        Ok(Path { address, mtu, local: *local, remote: *remote, timeout })
+    }
+
+    fn barrier<T: Service>(&self, endpoints: &[Endpoint<T>]) -> Result<()> {
+        self.session.barrier(&endpoints[0].local[0])?;
+        Ok(())
+    }
+
+    fn watch(&self) -> Watch<'_> {
+        Watch::new(self.local.stop, self.session.peer().as_fd(), self.abort())
+    }
+
+    fn abort(&self) -> &AtomicBool {
+        &self.local.rendezvous.abort
+    }
+
+    /// Runs all sizes, and ends as perftest does.
+    fn run_all<T: Service>(&self, endpoints: &mut [Endpoint<T>]) -> Result<Vec<Sized>> {
+        let (plan, shape) = (&self.plan, self.shape);
+        let mut results = Vec::new();
+        let mut started = !shape.begins_with_barrier();
+        for &size in &plan.sizes {
+            let posting = Posting::new::<T>(plan, &self.agreed, size);
+            endpoints.iter_mut().for_each(Endpoint::reset);
+            for step in shape.size() {
+                match step {
+                    Step::Fill => endpoints.iter_mut().try_for_each(|one| one.fill_targets(&posting))?,
+                    Step::PostReceives => {
+                        endpoints.iter_mut().try_for_each(|one| one.post_receives(&posting))?;
+                    }
+                    Step::Run => results.push(self.run_size(endpoints, &posting)?),
+                    Step::Report => self.report(&mut results, size)?,
+                    Step::Compare => self.compare(endpoints, &posting, &mut results)?,
+                    _ => {
+                        if !started {
+                            self.local.rendezvous.wait(self.local.stop)?;
+                            started = true;
+                        }
+                        self.barrier(endpoints)?;
+                    }
+                }
+            }
+        }
+        for step in shape.end() {
+            match step {
+                // Of several sizes in one direction, perftest reports the last one.
+                Step::Report => self.report(&mut results, plan.largest())?,
+                Step::WaitForEnd => self.watch().wait_for_end(LAST_ACK)?,
+                _ => self.barrier(endpoints)?,
+            }
+        }
+        Ok(results)
+    }
+
+    /// Exchanges the reports of the last result. A passive side has the peer's figures.
+    fn report(&self, results: &mut Vec<Sized>, size: u32) -> Result<()> {
+        let ours = results.last().map_or_else(Default::default, |last| last.result.to_peer());
+        let theirs = self.session.report(&ours)?;
+        match results.last_mut() {
+            None => results.push(Sized { result: SizeResult::of_peer(size, theirs), measured: None }),
+            Some(last) if self.plan.bidirectional() => last.result.peer = Some(theirs),
+            // The report of a side that only served memory has no meaning.
+            Some(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Compares what the peer wrote, and lets both sides know.
+    fn compare<T: Service>(
+        &self,
+        endpoints: &mut [Endpoint<T>],
+        posting: &Posting,
+        results: &mut [Sized],
+    ) -> Result<()> {
+        let sent: Vec<_> = endpoints.iter().flat_map(Endpoint::sent).collect();
+        let theirs = self.session.counts(&sent)?;
+        let mut rest = &theirs[..];
+        let correct = endpoints.iter_mut().try_for_each(|endpoint| {
+            let (own, others) = rest.split_at(endpoint.count());
+            rest = others;
+            endpoint.compare_targets(posting, own)
+        });
+        let at_peer = self.session.outcome(correct.is_ok())?;
+        correct?;
+        anyhow::ensure!(at_peer, RunError::CorruptAtPeer);
+        if let Some(last) = results.last_mut() {
+            last.result.compared = endpoints.iter().map(Endpoint::compared).sum();
+        }
+        Ok(())
+    }
+
+    /// Runs a size on all threads.
+    fn run_size<T: Service>(&self, endpoints: &mut [Endpoint<T>], posting: &Posting) -> Result<Sized> {
+        let labels = Labels::new(&self.plan, posting.size);
+        let sink = |interval: &Interval| {
+            if self.local.prints {
+                report::print_interval(interval, &labels);
+            }
+        };
+        let collector = Collector::new(endpoints.len(), &sink);
+        let on_interval = |interval: &Interval| collector.add(interval);
+        let window = match self.plan.length {
+            Length::Messages(_) => None,
+            Length::Time { total, margin } => Some((margin, total)),
+        };
+        let window = Window::new(window, Duration::from_secs_f64(self.plan.options.interval));
+        let origin = OnceLock::new();
+        let recorder = || Recorder::new(window, posting.order.kinds().len(), &origin, &on_interval);
+        let (cpu, begun) = (CpuTime::now(), Instant::now());
+        let measured = match endpoints {
+            [endpoint] => {
+                let mut recorder = recorder();
+                let pace = self.pace(endpoint, 0);
+                self.run_thread(endpoint, pace, posting, &mut recorder)?;
+                recorder.finish()
+            }
+            _ => self.run_threads(endpoints, posting, &recorder)?,
+        };
+        let (cpu, elapsed) = (CpuTime::now().since(cpu), begun.elapsed().as_secs_f64());
+        collector.finish();
+        let result = SizeResult::new(&self.plan, &posting.order, posting.size, &measured, cpu, elapsed);
+        Ok(Sized { result, measured: Some(measured) })
+    }
+
+    /// Runs threads that begin together, and adds up what they measured.
+    fn run_threads<'r, T: Service>(
+        &self,
+        endpoints: &mut [Endpoint<T>],
+        posting: &Posting,
+        recorder: &(impl Fn() -> Recorder<'r> + Sync),
+    ) -> Result<Measured> {
+        let start = Barrier::new(endpoints.len());
+        let results = std::thread::scope(|scope| {
+            let mut threads = Vec::new();
+            let mut before = 0;
+            for endpoint in endpoints {
+                let (start, pace) = (&start, self.pace(endpoint, before));
+                before += endpoint.count();
+                threads.push(scope.spawn(move || {
+                    let mut recorder = recorder();
+                    start.wait();
+                    let result = self.run_thread(endpoint, pace, posting, &mut recorder);
+                    if result.is_err() {
+                        self.local.rendezvous.abort();
+                    }
+                    result.map(|()| recorder.finish())
+                }));
+            }
+            let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
+                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            };
+            threads.into_iter().map(join).collect::<Vec<Result<Measured>>>()
+        });
+        let mut errors = Vec::new();
+        let mut sum: Option<Measured> = None;
+        for result in results {
+            match (result, &mut sum) {
+                (Err(error), _) => errors.push(error),
+                (Ok(measured), Some(sum)) => sum.add(measured),
+                (Ok(measured), None) => sum = Some(measured),
+            }
+        }
+        match cause(errors) {
+            Some(error) => Err(error),
+            None => sum.context("there are no threads"),
+        }
+    }
+
+    /// The pace of a thread's share of `--rate`. `before` queue pairs are of earlier threads.
+    fn pace<T: Service>(&self, endpoint: &Endpoint<T>, before: usize) -> Option<Pace> {
+        let of_all = |count: usize| count as f64 / f64::from(self.plan.num_qp);
+        let rate = self.plan.options.rate?;
+        Some(Pace::new(rate, of_all(endpoint.count()), of_all(before)))
+    }
+
+    fn run_thread<T: Service>(
+        &self,
+        endpoint: &mut Endpoint<T>,
+        pace: Option<Pace>,
+        posting: &Posting,
+        recorder: &mut Recorder<'_>,
+    ) -> Result<()> {
+        let (plan, mut watch) = (&self.plan, self.watch());
+        let watch = &mut watch;
+        match (plan.measure, plan.verb) {
+            (Measure::Bandwidth, _) => {
+                run::bandwidth(endpoint, plan, Flow::new(plan), pace, posting, recorder, watch)
+            }
+            (Measure::Latency, Verb::Send | Verb::WriteImm) => {
+                run::message_latency(endpoint, plan, posting, recorder, watch)
+            }
+            (Measure::Latency, Verb::Write) => run::write_latency(endpoint, plan, posting, recorder, watch),
+            (Measure::Latency, Verb::Read | Verb::Atomic) => {
+                run::response_latency(endpoint, plan, posting, recorder, watch)
+            }
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! Messages of several sizes or operations in one run: `--mix write/64:70,read/4096:30`.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use crate::cli::perf::Verb;
+
+/// The operation and the size of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Kind {
+    pub(crate) verb: Verb,
+    /// Bytes.
+    pub(crate) size: u32,
+}
+
+/// The distribution on the command line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Mix {
+    /// As on the command line.
+    text: String,
+    parts: Vec<Part>,
+}
+
+/// A part of the distribution. An operation or a size that is not given is that of the run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Part {
+    verb: Option<Verb>,
+    size: Option<u32>,
+    weight: u32,
+}
+
+/// Largest size of a message: that of `-s`.
+const LARGEST: u32 = 1 << 31;
+/// Largest number of parts.
+const PARTS: usize = 64;
+
+impl FromStr for Mix {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts = text.split(',').map(part).collect::<Result<Vec<_>, _>>()?;
+        if parts.len() > PARTS {
+            return Err(format!("has {} parts; the limit is {PARTS}", parts.len()));
+        }
+        Ok(Self { text: text.to_owned(), parts })
+    }
+}
+
+impl fmt::Display for Mix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+fn part(text: &str) -> Result<Part, String> {
+    let form = "a part is OPERATION/SIZE:WEIGHT, SIZE:WEIGHT or OPERATION:WEIGHT";
+    let (kind, weight) = text.split_once(':').ok_or_else(|| format!("\"{text}\" has no weight: {form}"))?;
+    let weight = weight.parse().ok().filter(|weight| (1..=1_000_000).contains(weight));
+    let weight = weight.ok_or_else(|| format!("the weight of \"{text}\" is not from 1 to 1000000"))?;
+    let (verb, size) = match kind.split_once('/') {
+        Some((verb, size)) => (Some(verb), Some(size)),
+        None if kind.starts_with(|c: char| c.is_ascii_digit()) => (None, Some(kind)),
+        None => (Some(kind), None),
+    };
+    let verb = verb.map(|name| {
+        let found = Verb::ALL.into_iter().find(|verb| verb.name() == name);
+        found.ok_or_else(|| format!("there is no operation \"{name}\": {form}"))
+    });
+    let size = size.map(|size| {
+        let bytes = size.parse().ok().filter(|bytes| (1..=LARGEST).contains(bytes));
+        bytes.ok_or_else(|| format!("the size \"{size}\" is not from 1 to {LARGEST} bytes"))
+    });
+    Ok(Part { verb: verb.transpose()?, size: size.transpose()?, weight })
+}
+
+impl Mix {
+    /// The kinds of messages and their weights, in a run of `verb` with messages of `size` bytes.
+    pub(crate) fn kinds(&self, verb: Verb, size: u32) -> Vec<(Kind, u32)> {
+        let kind = |part: &Part| {
+            let verb = part.verb.unwrap_or(verb);
+            let size = if verb == Verb::Atomic { Verb::ATOMIC_SIZE } else { part.size.unwrap_or(size) };
+            (Kind { verb, size }, part.weight)
+        };
+        self.parts.iter().map(kind).collect()
+    }
+
+    /// Whether a part names an atomic operation with a size other than 8.
+    pub(crate) fn has_wrong_atomic(&self) -> bool {
+        let wrong = |part: &Part| {
+            part.verb == Some(Verb::Atomic) && part.size.is_some_and(|size| size != Verb::ATOMIC_SIZE)
+        };
+        self.parts.iter().any(wrong)
+    }
+}
+
+/// Entries of the table that a distribution is drawn from. A power of two.
+const TABLE: usize = 4096;
+/// Distance in the table between two queue pairs.
+const DISTANCE: u64 = 1031;
+
+/// The kinds of messages of a run, in the order in which each queue pair sends them.
+///
+/// The order depends on the distribution only, so that both sides know the kind of each message.
+#[derive(Clone, Debug)]
+pub(crate) struct Order {
+    kinds: Arc<[Kind]>,
+    /// Indices of kinds. Its length is a power of two.
+    table: Arc<[u8]>,
+}
+
+impl Order {
+    /// All messages of one kind.
+    pub(crate) fn single(kind: Kind) -> Self {
+        Self { kinds: [kind].into(), table: [0].into() }
+    }
+
+    /// Messages in the ratio of the weights, up to one in [`TABLE`], in a pseudorandom order.
+    pub(crate) fn weighted(parts: &[(Kind, u32)]) -> Self {
+        let total: u64 = parts.iter().map(|&(_, weight)| u64::from(weight)).sum();
+        let mut table = Vec::with_capacity(TABLE);
+        let mut upto = 0;
+        for (index, &(_, weight)) in parts.iter().enumerate() {
+            upto += u64::from(weight);
+            let end = (upto * TABLE as u64).div_ceil(total.max(1)) as usize;
+            table.resize(end.max(table.len()), index as u8);
+        }
+        // The shuffle of Fisher and Yates.
+        let mut state = 0;
+        for index in (1..table.len()).rev() {
+            state = next_random(state);
+            table.swap(index, (state >> 33) as usize % (index + 1));
+        }
+        Self { kinds: parts.iter().map(|&(kind, _)| kind).collect(), table: table.into() }
+    }
+
+    pub(crate) fn kinds(&self) -> &[Kind] {
+        &self.kinds
+    }
+
+    /// The index of the kind of a queue pair's message. The first message has the number 0.
+    #[inline]
+    pub(crate) fn index(&self, queue_pair: u32, number: u64) -> usize {
+        let at = number.wrapping_add(u64::from(queue_pair) * DISTANCE) as usize & (self.table.len() - 1);
+        self.table[at].into()
+    }
+
+    /// The kind of a queue pair's message.
+    #[inline]
+    pub(crate) fn kind(&self, queue_pair: u32, number: u64) -> Kind {
+        self.kinds[self.index(queue_pair, number)]
+    }
+
+    /// Whether a message may have this size.
+    pub(crate) fn has_size(&self, size: u32) -> bool {
+        self.kinds.iter().any(|kind| kind.size == size)
+    }
+}
+
+/// The next state of a linear congruential generator (the multiplier of Knuth's MMIX).
+fn next_random(state: u64) -> u64 {
+    state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn kinds(text: &str) -> Vec<(Verb, u32, u32)> {
+        let mix: Mix = text.parse().unwrap_or_else(|error| panic!("{text}: {error}"));
+        mix.kinds(Verb::Write, 512).into_iter().map(|(kind, weight)| (kind.verb, kind.size, weight)).collect()
+    }
+
+    #[test]
+    fn parts_name_an_operation_a_size_or_both() {
+        assert_eq!(kinds("64:70,4096:30"), [(Verb::Write, 64, 70), (Verb::Write, 4096, 30)]);
+        assert_eq!(kinds("write:80,read:20"), [(Verb::Write, 512, 80), (Verb::Read, 512, 20)]);
+        assert_eq!(
+            kinds("write-imm/64:1,read/4096:2,atomic:3"),
+            [(Verb::WriteImm, 64, 1), (Verb::Read, 4096, 2), (Verb::Atomic, 8, 3)]
+        );
+        assert!("atomic/16:1".parse::<Mix>().unwrap().has_wrong_atomic());
+    }
+
+    #[test]
+    fn wrong_parts_are_explained() {
+        for (text, words) in [
+            ("64", "has no weight"),
+            ("64:0", "weight of \"64:0\""),
+            ("64:x", "weight of \"64:x\""),
+            ("swap:1", "no operation \"swap\""),
+            ("write/0:1", "the size \"0\""),
+            ("64:1,,8:1", "has no weight"),
+        ] {
+            let error = text.parse::<Mix>().unwrap_err();
+            assert!(error.contains(words), "{text}: {error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn messages_have_the_ratio_of_the_weights(
+            weights in proptest::collection::vec(1..1000u32, 1..9), queue_pair in 0..5000u32, from in 0..1u64 << 40,
+        ) {
+            let parts: Vec<_> =
+                weights.iter().zip(1..).map(|(&weight, size)| (Kind { verb: Verb::Write, size }, weight)).collect();
+            let order = Order::weighted(&parts);
+            let mut counts = vec![0u64; weights.len()];
+            for number in from..from + TABLE as u64 {
+                counts[order.index(queue_pair, number)] += 1;
+            }
+            let total: u32 = weights.iter().sum();
+            for (count, weight) in counts.into_iter().zip(weights) {
+                let expected = f64::from(weight) / f64::from(total) * TABLE as f64;
+                prop_assert!((count as f64 - expected).abs() <= 1.0, "{count} for {expected}");
+            }
+        }
+    }
+}
