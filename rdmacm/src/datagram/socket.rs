@@ -413,7 +413,7 @@ impl DatagramSocket {
 
     /// Handles the events of identifiers that resolve paths.
     fn take_events(&mut self) -> Result<()> {
-        while let Some(event) = self.channel.get_event()? {
+        while let Some(event) = self.channel.try_wait()? {
             let Some(index) = self.peers.resolving(event.key) else { continue };
             let peer = self.peers.get_mut(index);
             let Some(id) = peer.resolving.take() else { continue };

@@ -251,7 +251,7 @@ impl<'a> Host<'a> {
     /// Fails if there is an event that was not predicted.
     fn no_event(&self) -> Result<()> {
         for channel in [&self.active, self.listener.channel()] {
-            while let Some(event) = channel.get_event()? {
+            while let Some(event) = channel.try_wait()? {
                 ensure!(matches!(event.kind, EventKind::TimewaitExit), "not predicted: {:?}", event.kind);
             }
         }

@@ -159,8 +159,9 @@ impl PeerQueue {
 
     /// Sends to the queue pair with a number on this host.
     fn send(&mut self, qp_num: u32, message: &[u8]) {
-        let own = self.datagrams.address();
-        let to = self.datagrams.destination(&bareverbs::owned::DatagramAddress { qp_num, ..own }).unwrap();
+        let mut address = self.datagrams.address();
+        address.qp_num = qp_num;
+        let to = self.datagrams.destination(&address).unwrap();
         self.datagrams.post_send_inline(&to, message).unwrap();
         self.datagrams.wait_send().unwrap();
     }
