@@ -71,10 +71,22 @@ impl<B, P: Provider> Half<B, P> {
     #[inline(always)]
     fn poll(&self) -> Option<Result<Done<B>, Failed<B>>> {
         let mut state = self.lock();
+        // Each outcome unlocks by itself, so that the compiler keeps the result in registers.
         match state.endpoint.queues.poll_direction_fast(self.direction) {
-            Polled::Done(done) => Some(Ok(done)),
-            Polled::Empty => None,
-            Polled::Slow => self.poll_slow(state).endpoint.queues.flows.slow.take(),
+            Polled::Done(done) => {
+                drop(state);
+                Some(Ok(done))
+            }
+            Polled::Empty => {
+                drop(state);
+                None
+            }
+            Polled::Slow => {
+                let mut state = self.poll_slow(state);
+                let ended = state.endpoint.queues.flows.slow.take();
+                drop(state);
+                ended
+            }
         }
     }
 
@@ -188,6 +200,15 @@ impl<B, P: Provider> Half<B, P> {
             }
         }
     }
+}
+
+/// Unlocks after a refused post. A function of its own, so that the post that succeeds keeps its result
+/// in a register.
+#[cold]
+#[inline(never)]
+fn unlock<B, P: Provider>(state: MutexGuard<'_, State<B, P>>, refused: NotPosted<B>) -> NotPosted<B> {
+    drop(state);
+    refused
 }
 
 /// The send half of an [`Endpoint`], from [`Endpoint::split`].
@@ -412,7 +433,13 @@ impl<B: Source, P: Provider> EndpointSender<B, P> {
     pub fn post(&mut self, op: Op<'_, B>) -> Result<(), NotPosted<B>> {
         // Not a closure, which would not be inlined.
         let mut state = self.half.lock();
-        state.endpoint.post(op)
+        match state.endpoint.post(op) {
+            Ok(()) => {
+                drop(state);
+                Ok(())
+            }
+            Err(refused) => Err(unlock(state, refused)),
+        }
     }
 
     /// Whether another operation can be posted.

@@ -11,7 +11,8 @@ use bareverbs_provider::traits::Provider;
 
 use super::HubInner;
 use super::reaper::{Batch, Conn, ConnState, Failure, Operation, Operations, Queued, SlotKind};
-use crate::owned::buffer::checked_sge;
+use crate::owned::buffer::sealed::PdId;
+use crate::owned::buffer::{checked_sge, verified_sge};
 use crate::owned::keepalive::Policy;
 use crate::owned::op::OpPayload;
 use crate::owned::server::flow::Flow;
@@ -382,10 +383,15 @@ impl<B: Source, P: Provider> Connection<B, P> {
         let verb = verb(kind, &operation);
         let (payload, len) = match payload {
             OpPayload::Buffer(buffer, range) => {
-                match checked_sge(verb, &buffer, self.inner.hub.pd.domain(), range) {
-                    Ok(sge) => (OpPayload::Buffer(buffer, sge), sge.length),
-                    Err(error) => return Err(Pending::refused(error, Some(buffer), tag)),
-                }
+                let domain = self.inner.hub.pd.domain();
+                let sge = match verified_sge(&buffer, PdId::of(domain), range) {
+                    Some(sge) => sge,
+                    None => match checked_sge(verb, &buffer, domain, range) {
+                        Ok(sge) => sge,
+                        Err(error) => return Err(Pending::refused(error, Some(buffer), tag)),
+                    },
+                };
+                (OpPayload::Buffer(buffer, sge), sge.length)
             }
             // A longer one is refused when it is pushed.
             OpPayload::Inline(bytes) => {

@@ -1,6 +1,7 @@
 //! The CQ of a hub, and the connections on it.
 
 use std::collections::{HashMap, VecDeque};
+use std::mem;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -222,7 +223,7 @@ impl<P: Provider> ConnState<P> {
 
     /// The completion of the probe was polled. `false`: none is outstanding.
     fn probed(&mut self) -> bool {
-        std::mem::replace(&mut self.probing, false)
+        mem::replace(&mut self.probing, false)
     }
 }
 
@@ -547,7 +548,7 @@ pub(super) fn end<B, P: Provider>(
         let mut state = conn.lock();
         let Some(flow) = &mut state.flow else { return };
         let (queue, complete) = (flow.take_queue(), flow.is_complete());
-        (queue, complete, !std::mem::replace(&mut state.ended, true))
+        (queue, complete, !mem::replace(&mut state.ended, true))
     };
     flush(conn, queue, table, inbound, batch);
     if first {
@@ -630,7 +631,7 @@ fn message<B, P: Provider>(
         Err(failure) => Err(failure),
     };
     let finished =
-        state.flow.as_ref().is_some_and(Flow::is_finished) && !std::mem::replace(&mut state.ended, true);
+        state.flow.as_ref().is_some_and(Flow::is_finished) && !mem::replace(&mut state.ended, true);
     let answered = state.flow.as_ref().is_some_and(Flow::is_delivered);
     drop(state);
     match (arrived, receive) {
@@ -678,9 +679,10 @@ impl<B> Batch<B> {
     /// # Panics
     /// With the first panic of a waker or of the drop of a buffer, after all of them.
     #[inline]
-    pub(crate) fn finish(&mut self) {
-        if !self.woken.is_empty() || !self.ended.is_empty() {
-            self.finish_all();
+    pub(crate) fn finish(self) {
+        // Empty lists have not grown, so there is nothing to free. Otherwise it is dropped.
+        if self.woken.is_empty() && self.ended.is_empty() {
+            mem::forget(self);
         }
     }
 
@@ -694,9 +696,8 @@ impl<B> Batch<B> {
 }
 
 impl<B> Drop for Batch<B> {
-    /// If the thread unwinds.
     fn drop(&mut self) {
-        self.finish();
+        self.finish_all();
     }
 }
 

@@ -34,14 +34,19 @@ struct Slot<T, R> {
     /// Generation of the current operation, or of the next one if the slot is free.
     generation: NonZeroU32,
     queued: bool,
-    state: State<T, R>,
+    state: State<R>,
+    /// `None` exactly if the slot is free. Not in `state`, so that a completion does not move it.
+    operation: Option<T>,
+    /// Of a posted operation only.
+    waker: Option<Waker>,
 }
 
-enum State<T, R> {
+#[derive(Clone, Copy)]
+enum State<R> {
     Free,
-    Posted { operation: T, waker: Option<Waker> },
-    Done { operation: T, result: R },
-    Detached { operation: T },
+    Posted,
+    Done(R),
+    Detached,
 }
 
 /// What a completion ended.
@@ -68,20 +73,29 @@ pub(crate) enum Detached<T, R> {
 
 impl<T, R> Slot<T, R> {
     /// Ends the operation: the generation of the next one differs.
-    fn free(&mut self) -> State<T, R> {
+    #[inline]
+    fn free(&mut self) -> Option<T> {
         self.generation = match self.generation.get() {
             LAST_GENERATION => NonZeroU32::MIN,
             generation => NonZeroU32::MIN.saturating_add(generation),
         };
-        self.queued = false;
-        std::mem::replace(&mut self.state, State::Free)
+        (self.queued, self.state) = (false, State::Free);
+        self.operation.take()
     }
 }
 
-impl<T, R> Table<T, R> {
+impl<T, R: Copy> Table<T, R> {
     /// Creates `capacity` free slots.
     pub(crate) fn new(capacity: u32) -> Self {
-        let slot = |_| Mutex::new(Slot { generation: NonZeroU32::MIN, queued: false, state: State::Free });
+        let slot = |_| {
+            Mutex::new(Slot {
+                generation: NonZeroU32::MIN,
+                queued: false,
+                state: State::Free,
+                operation: None,
+                waker: None,
+            })
+        };
         Self { slots: (0..capacity).map(slot).collect() }
     }
 
@@ -103,7 +117,8 @@ impl<T, R> Table<T, R> {
     pub(crate) fn insert(&self, index: u32, operation: T) -> u64 {
         let mut slot = lock(&self.slots[index as usize]);
         debug_assert!(matches!(slot.state, State::Free), "the caller owns a free slot");
-        slot.state = State::Posted { operation, waker: None };
+        slot.state = State::Posted;
+        slot.operation = Some(operation);
         WrId { owner: slot.generation.get(), request: index }.into()
     }
 
@@ -122,35 +137,26 @@ impl<T, R> Table<T, R> {
     /// Removes an operation whose request was not posted.
     pub(crate) fn take_back(&self, wr_id: u64) -> Option<T> {
         let taken = self.with(wr_id, |slot| match slot.state {
-            State::Posted { .. } => Some(slot.free()),
+            State::Posted => Some((slot.free(), slot.waker.take())),
             _ => None,
         });
-        match taken.flatten()? {
-            State::Posted { operation, .. } => Some(operation),
-            _ => None,
-        }
+        // The waker is dropped here, without the lock.
+        taken.flatten().and_then(|(operation, _)| operation)
     }
 
     /// Ends the operation of a completion.
     #[inline]
     pub(crate) fn complete(&self, wr_id: u64, result: R) -> Completed<T, R> {
-        let completed = self.with(wr_id, |slot| match std::mem::replace(&mut slot.state, State::Free) {
-            state if slot.queued => {
-                slot.state = state;
-                Completed::Unknown
+        let completed = self.with(wr_id, |slot| match slot.state {
+            State::Posted if !slot.queued => {
+                slot.state = State::Done(result);
+                Completed::Waiting(slot.waker.take())
             }
-            State::Posted { operation, waker } => {
-                slot.state = State::Done { operation, result };
-                Completed::Waiting(waker)
-            }
-            State::Detached { operation } => {
-                slot.free();
-                Completed::Detached(operation, result)
-            }
-            other => {
-                slot.state = other;
-                Completed::Unknown
-            }
+            State::Detached if !slot.queued => match slot.free() {
+                Some(operation) => Completed::Detached(operation, result),
+                None => Completed::Unknown,
+            },
+            _ => Completed::Unknown,
         });
         completed.unwrap_or(Completed::Unknown)
     }
@@ -159,30 +165,43 @@ impl<T, R> Table<T, R> {
     /// waker of `cx` in place of an earlier one. `Ready(None)` if no operation has the `wr_id`.
     #[inline]
     pub(crate) fn poll(&self, wr_id: u64, cx: &Context<'_>) -> Poll<Option<(T, R)>> {
+        let polled = self.with(wr_id, |slot| match slot.state {
+            State::Done(result) => Poll::Ready(slot.free().map(|operation| (operation, result))),
+            State::Posted => Poll::Pending,
+            State::Free | State::Detached => Poll::Ready(None),
+        });
+        match polled {
+            Some(Poll::Pending) => self.register(wr_id, cx),
+            Some(ready) => ready,
+            None => Poll::Ready(None),
+        }
+    }
+
+    /// As [`Table::poll`], of an operation that was in flight.
+    #[inline(never)]
+    fn register(&self, wr_id: u64, cx: &Context<'_>) -> Poll<Option<(T, R)>> {
         // Cloning and dropping a waker may run any code, so both are done without the lock.
         let mut waker: Option<Waker> = None;
         loop {
-            let polled = self.with(wr_id, |slot| match &mut slot.state {
-                State::Done { .. } => Polled::Done(slot.free()),
-                State::Posted { waker: Some(known), .. } if known.will_wake(cx.waker()) => {
+            let polled = self.with(wr_id, |slot| match slot.state {
+                State::Done(result) => Polled::Done(slot.free().map(|operation| (operation, result))),
+                State::Posted if slot.waker.as_ref().is_some_and(|known| known.will_wake(cx.waker())) => {
                     Polled::Waits(None)
                 }
-                State::Posted { waker: known, .. } => match waker.take() {
-                    Some(waker) => Polled::Waits(known.replace(waker)),
+                State::Posted => match waker.take() {
+                    Some(waker) => Polled::Waits(slot.waker.replace(waker)),
                     None => Polled::Clone,
                 },
-                State::Free | State::Detached { .. } => Polled::Unknown,
+                State::Free | State::Detached => Polled::Done(None),
             });
-            match polled.unwrap_or(Polled::Unknown) {
-                Polled::Done(State::Done { operation, result }) => {
-                    return Poll::Ready(Some((operation, result)));
-                }
-                Polled::Waits(previous) => {
+            match polled {
+                Some(Polled::Done(ended)) => return Poll::Ready(ended),
+                Some(Polled::Waits(previous)) => {
                     drop(previous);
                     return Poll::Pending;
                 }
-                Polled::Clone => waker = Some(cx.waker().clone()),
-                Polled::Done(_) | Polled::Unknown => return Poll::Ready(None),
+                Some(Polled::Clone) => waker = Some(cx.waker().clone()),
+                None => return Poll::Ready(None),
             }
         }
     }
@@ -190,13 +209,13 @@ impl<T, R> Table<T, R> {
     /// Whether an operation is in flight, and not detached.
     #[inline]
     pub(crate) fn is_in_flight(&self, wr_id: u64) -> bool {
-        self.with(wr_id, |slot| matches!(slot.state, State::Posted { .. })).unwrap_or(false)
+        self.with(wr_id, |slot| matches!(slot.state, State::Posted)).unwrap_or(false)
     }
 
     /// Looks at an operation in flight.
     pub(crate) fn inspect<V>(&self, wr_id: u64, look: impl FnOnce(&T) -> V) -> Option<V> {
-        let looked = self.with(wr_id, |slot| match &slot.state {
-            State::Posted { operation, .. } | State::Detached { operation } => Some(look(operation)),
+        let looked = self.with(wr_id, |slot| match slot.state {
+            State::Posted | State::Detached => slot.operation.as_ref().map(look),
             _ => None,
         });
         looked.flatten()
@@ -204,19 +223,16 @@ impl<T, R> Table<T, R> {
 
     /// Gives up the result of an operation. The table keeps it until its completion.
     pub(crate) fn detach(&self, wr_id: u64) -> Detached<T, R> {
-        let detached = self.with(wr_id, |slot| match std::mem::replace(&mut slot.state, State::Free) {
-            State::Posted { operation, waker } => {
-                slot.state = State::Detached { operation };
-                (Detached::InFlight, waker)
+        let detached = self.with(wr_id, |slot| match slot.state {
+            State::Posted => {
+                slot.state = State::Detached;
+                (Detached::InFlight, slot.waker.take())
             }
-            State::Done { operation, result } => {
-                slot.free();
-                (Detached::Ended(operation, result), None)
-            }
-            other => {
-                slot.state = other;
-                (Detached::Unknown, None)
-            }
+            State::Done(result) => match slot.free() {
+                Some(operation) => (Detached::Ended(operation, result), None),
+                None => (Detached::Unknown, None),
+            },
+            State::Free | State::Detached => (Detached::Unknown, None),
         });
         // The waker is dropped here, without the lock.
         detached.map_or(Detached::Unknown, |(detached, _)| detached)
@@ -224,37 +240,30 @@ impl<T, R> Table<T, R> {
 
     /// Frees the slot `index` in any state and returns its operation.
     pub(crate) fn abandon(&self, index: u32) -> Option<T> {
-        let state = {
+        let (operation, waker) = {
             let mut slot = lock(self.slots.get(index as usize)?);
             if matches!(slot.state, State::Free) {
                 return None;
             }
-            slot.free()
+            (slot.free(), slot.waker.take())
         };
-        match state {
-            State::Free => None,
-            State::Posted { operation, .. }
-            | State::Done { operation, .. }
-            | State::Detached { operation } => Some(operation),
-        }
+        // Without the lock.
+        drop(waker);
+        operation
     }
 
     /// Takes the wakers of all tasks that wait for an operation. The caller must wake them.
     pub(crate) fn take_wakers(&self) -> impl Iterator<Item = Waker> {
-        self.slots.iter().filter_map(|slot| match &mut lock(slot).state {
-            State::Posted { waker, .. } => waker.take(),
-            _ => None,
-        })
+        self.slots.iter().filter_map(|slot| lock(slot).waker.take())
     }
 }
 
 enum Polled<T, R> {
-    Done(State<T, R>),
+    Done(Option<(T, R)>),
     /// With the waker that was registered before.
     Waits(Option<Waker>),
     /// The waker is to be cloned first.
     Clone,
-    Unknown,
 }
 
 #[cfg(all(test, not(loom)))]
