@@ -170,7 +170,7 @@ fn qp(netlink: &mut RdmaNetlink, action: Option<&QpAction>, json: bool) -> Resul
                 None => qps_of(netlink, device, *counter)?,
             };
             for qp_num in qps {
-                netlink.unbind_counter(device, port, *counter, qp_num)?;
+                netlink.unbind_counter(device, port, qp_num, *counter)?;
             }
             Ok(())
         }

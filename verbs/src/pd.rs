@@ -3,7 +3,7 @@
 pub(crate) mod shared;
 
 use std::ops::RangeBounds;
-use std::os::fd::BorrowedFd;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use bareverbs_provider::command;
@@ -277,11 +277,9 @@ impl<P: Provider> Pd<P> {
     ///
     /// ```no_run
     /// # fn share(pd: &bareverbs::Pd, buffer: std::os::fd::OwnedFd) -> bareverbs::Result<()> {
-    /// use std::os::fd::AsFd;
-    ///
     /// use bareverbs::Access;
     ///
-    /// let region = pd.register_dmabuf(buffer.as_fd(), 0, 1 << 20, 0, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
+    /// let region = pd.register_dmabuf(&buffer, 0, 1 << 20, 0, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
     /// println!("peers read it at {:?}", region.remote(0)?);
     /// # Ok(())
     /// # }
@@ -298,13 +296,13 @@ impl<P: Provider> Pd<P> {
     #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub fn register_dmabuf(
         &self,
-        buffer: BorrowedFd<'_>,
+        buffer: impl AsFd,
         offset: u64,
         len: usize,
         iova: u64,
         access: Access,
     ) -> Result<DmabufMr> {
-        DmabufMr::register(&self.domain, buffer, (offset, len), iova, access)
+        DmabufMr::register(&self.domain, buffer.as_fd(), (offset, len), iova, access)
     }
 
     /// Registers the address range of `len` bytes from `addr`. `iova` is the address of its first

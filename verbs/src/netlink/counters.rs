@@ -320,8 +320,8 @@ impl RdmaNetlink {
         &mut self,
         device: &str,
         port: impl Into<PortNum>,
-        counter: u32,
         qp_num: u32,
+        counter: u32,
     ) -> Result<()> {
         let port = port.into();
         let index = self.index_of_port(device, port)?;

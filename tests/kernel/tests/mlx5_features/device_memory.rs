@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io::{Seek, SeekFrom};
-use std::os::fd::AsFd;
 
 use bareverbs::{
     Access, Context, Dm, DmInit, DmMr, DmahInit, Error, Feature, ObjectClass, Operation, Payload,
@@ -194,10 +193,8 @@ pub(crate) fn device_memory_is_exported_as_a_dmabuf() -> Outcome {
             );
             // A second export has the same pages.
             assert_eq!(dm.export_dmabuf().unwrap().offset, exported.offset);
-            let register = || {
-                pd.register_dmabuf(exported.buffer.as_fd(), 0, PAGE as usize, 0, Access::LOCAL_WRITE)
-                    .map(drop)
-            };
+            let register =
+                || pd.register_dmabuf(&exported.buffer, 0, PAGE as usize, 0, Access::LOCAL_WRITE).map(drop);
             register().unwrap();
             // The dma-buf stays, but gives no access to memory that was freed.
             dm.free().unwrap();

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use bareverbs::{Access, Error, Operation, Payload, RecvRequest, WcStatus};
@@ -64,14 +64,14 @@ pub(crate) fn dmabuf_mr_is_remotely_accessible() -> Outcome {
     };
     if !device::is_soft_roce()
         && let Err(Error::Unsupported { .. }) =
-            domain().register_dmabuf(buffer.as_fd(), 0, 4096, 0, Access::LOCAL_WRITE)
+            domain().register_dmabuf(&buffer, 0, 4096, 0, Access::LOCAL_WRITE)
     {
         // ConnectX's driver needs page faults of the device for dma-bufs that move.
         return skip("this device has no memory on demand, without which its driver reaches no dma-bufs");
     }
     nothing_leaks(|| {
         let pd = domain();
-        let register = || pd.register_dmabuf(buffer.as_fd(), 4096, 8192, 0x7000_0000, ALL_REMOTE);
+        let register = || pd.register_dmabuf(&buffer, 4096, 8192, 0x7000_0000, ALL_REMOTE);
         if device::is_soft_roce() {
             let refused = register().map(drop).unwrap_err();
             assert!(matches!(refused, Error::Unsupported { .. }), "{refused}");
@@ -107,7 +107,7 @@ pub(crate) fn invalid_dmabuf_registrations_are_rejected() -> Outcome {
     nothing_leaks(|| {
         let pd = domain();
         let register = |offset, len, iova| {
-            pd.register_dmabuf(buffer.as_fd(), offset, len, iova, Access::LOCAL_WRITE).map(drop).unwrap_err()
+            pd.register_dmabuf(&buffer, offset, len, iova, Access::LOCAL_WRITE).map(drop).unwrap_err()
         };
         for (offset, len, iova) in [(0, 0, 0), (u64::MAX, 2, 0), (0, 2, u64::MAX)] {
             let refused = register(offset, len, iova);
@@ -118,8 +118,7 @@ pub(crate) fn invalid_dmabuf_registrations_are_rejected() -> Outcome {
             let refused = register(offset, len, iova);
             assert_eq!(refused.errno(), Some(Errno::INVAL), "{refused}");
         }
-        let refused =
-            pd.register_dmabuf(file.as_fd(), 0, 4096, 0, Access::LOCAL_WRITE).map(drop).unwrap_err();
+        let refused = pd.register_dmabuf(&file, 0, 4096, 0, Access::LOCAL_WRITE).map(drop).unwrap_err();
         assert!(refused.errno().is_some(), "{refused}");
     });
     Ok(Completion::Completed)
