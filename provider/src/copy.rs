@@ -92,6 +92,19 @@ pub unsafe fn copy_in(from: &[u8], into: *mut u8) {
     }
 }
 
+/// Copies into memory that only the caller accesses, as `copy_from_slice` does.
+///
+/// The offsets in a ring of bytes have any alignment. The `memcpy` of some C libraries copies long
+/// ranges by `rep movsb`, which is many times slower on some CPUs (Zen 3) if the target is not aligned.
+///
+/// # Panics
+/// If the lengths differ.
+pub fn copy_slice(from: &[u8], into: &mut [u8]) {
+    assert_eq!(from.len(), into.len(), "the lengths of both slices");
+    // SAFETY: the slice is valid for writes of its length, and nothing else accesses it.
+    unsafe { copy_in(from, into.as_mut_ptr()) };
+}
+
 /// # Safety
 ///
 /// As for [`copy_in`].
@@ -540,6 +553,9 @@ mod tests {
             let around = target[..start].iter().chain(&target[start + len..]);
             let before = bytes[..start].iter().chain(&bytes[start + len..]);
             prop_assert!(around.zip(before).all(|(now, before)| *now == !before));
+
+            copy_slice(&bytes[start..start + len], &mut target[..len]);
+            prop_assert_eq!(&target[..len], &bytes[start..start + len]);
         }
     }
 

@@ -371,6 +371,11 @@ fn times_table([ours, theirs]: &[Vec<Times>; 2]) -> String {
                 let (Some(ours), Some(theirs)) = (of(ours), of(theirs)) else { continue };
                 ratios.push(theirs / ours);
                 let _ = writeln!(text, "  {step:<45} {ours:>10.1} {theirs:>10.1} {:>8.2}", theirs / ours);
+                if step == "full connect" {
+                    let [ours, theirs] = [ours, theirs].map(|micros| 1e6 / micros);
+                    let name = "connections per second";
+                    let _ = writeln!(text, "  {name:<45} {ours:>10.0} {theirs:>10.0}");
+                }
             }
             if let Some(ratio) = mean(&ratios) {
                 let _ = writeln!(text, "  {:<67} {ratio:>8.2}", "geometric mean of the steps");

@@ -2,6 +2,7 @@
 
 use bareverbs::owned::{Done, Endpoint, Exposed, Failed, Op, Part};
 use bareverbs::{Access, Buffer, Error as VerbsError, Pd, Remote};
+use bareverbs_provider::copy::copy_slice;
 use bareverbs_provider::traits::Provider;
 
 use super::inbound::{Grant, Inbound};
@@ -422,7 +423,7 @@ impl<P: Provider> Session<P> {
         };
         let len = piece.len as usize;
         self.sends.give(part.split_off(len));
-        part.bytes_mut().copy_from_slice(&bytes[..len]);
+        copy_slice(&bytes[..len], part.bytes_mut());
         let remote = Remote { addr: piece.addr, rkey: piece.key };
         self.post_data(Op::write_imm(part, .., remote, Word::Data(piece.len).to_imm()), len)?;
         Ok(len)
@@ -468,7 +469,7 @@ impl<P: Provider> Session<P> {
             let max = (bytes.len() - sent).min(span.len as usize).min(LARGEST);
             let Some(mut part) = self.sends.take(max) else { break };
             let len = part.len();
-            part.bytes_mut().copy_from_slice(&bytes[sent..sent + len]);
+            copy_slice(&bytes[sent..sent + len], part.bytes_mut());
             self.post_data(Op::write(part, .., Remote { addr: span.addr, rkey: span.key }), len)?;
             sent += len;
         }

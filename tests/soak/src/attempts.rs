@@ -149,7 +149,7 @@ impl<'a> Host<'a> {
     fn next_number(&mut self) -> u32 {
         self.report.attempts += 1;
         let ids = std::process::id() << 14;
-        (ids.wrapping_add(2 * self.report.attempts as u32)) & 0xff_fffe
+        ids.wrapping_add(2 * self.report.attempts as u32) & 0xff_fffe | 0x10_0000
     }
 
     /// A random action of a random attempt, or a new attempt.
