@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use crate::errno;
 
-/// The result of a system call: success or an error number.
+/// The result of a system call or of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Answer {
     /// The call succeeded.
@@ -19,6 +19,8 @@ pub enum Answer {
     Status(u32),
     /// The kernel reported this value.
     Value(u64),
+    /// Nothing happened within the timeout.
+    Nothing,
 }
 
 impl Answer {
@@ -61,6 +63,7 @@ impl fmt::Display for Answer {
             },
             Self::Status(status) => write!(f, "completion {}", WcStatus(*status)),
             Self::Value(value) => write!(f, "{value:#x}"),
+            Self::Nothing => f.write_str("nothing"),
         }
     }
 }

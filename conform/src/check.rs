@@ -11,6 +11,25 @@ use crate::session::{Session, Step};
 /// What a check does on a fresh file of the device.
 pub(crate) type Body = Box<dyn Fn(&mut Session<'_>) -> Step<()>>;
 
+/// A known bug of the kernel that is not fixed in each checked series.
+#[derive(Clone, Copy, Debug)]
+pub struct Bug {
+    /// The anchor of its heading in docs/kernel-bugs.md.
+    pub page: &'static str,
+    /// The checked series with it. Stable updates may fix it within a series.
+    pub series: &'static [Since],
+    /// The answer of a kernel with the bug. The check expects that of a kernel without.
+    pub answer: Answer,
+}
+
+impl Bug {
+    /// The answer of kernels of this series, if they may have the bug.
+    #[must_use]
+    pub fn on(&self, series: Since) -> Option<Answer> {
+        self.series.contains(&series).then_some(self.answer)
+    }
+}
+
 /// One check: a rule of the ABI at one place where a kernel could break it.
 pub struct Check {
     /// Its name: area, method, attribute and rule, joined by `::`.
@@ -22,8 +41,8 @@ pub struct Check {
     /// What the check does to kernels that break the rule, if that is more than a wrong answer. Such
     /// checks run only on request.
     pub hazard: Option<&'static str>,
-    /// The right answer, if kernels with a known bug give another one.
-    pub right: Option<Answer>,
+    /// The known bug of the kernel that the check shows.
+    pub bug: Option<Bug>,
     pub(crate) body: Body,
 }
 
@@ -34,18 +53,13 @@ impl Check {
         expect: impl Into<Expect>,
         body: impl Fn(&mut Session<'_>) -> Step<()> + 'static,
     ) -> Self {
-        Self { name, rule, expect: expect.into(), hazard: None, right: None, body: Box::new(body) }
+        Self { name, rule, expect: expect.into(), hazard: None, bug: None, body: Box::new(body) }
     }
 
-    /// The check of a known bug, whose expectation is the answer of kernels with the bug.
-    pub(crate) fn of_bug(mut self, right: Answer) -> Self {
-        self.right = Some(right);
+    /// The check, which shows this bug.
+    pub(crate) fn of_bug(mut self, bug: Bug) -> Self {
+        self.bug = Some(bug);
         self
-    }
-
-    /// Whether the kernels of a series have the known bug that the check shows.
-    pub(crate) fn is_bug_of(&self, series: Since) -> bool {
-        self.right.is_some_and(|right| self.expect.on(series) != right)
     }
 
     /// The check, which does this to kernels that break the rule.

@@ -1,13 +1,17 @@
 //! The generators of checks.
 
 pub(crate) mod alone;
+mod bugs;
 mod cm;
 mod commands;
+mod data;
+mod environment;
 mod events;
 mod life;
 mod limits;
 mod nldev;
 pub(crate) mod order;
+pub(crate) mod pair;
 pub(crate) mod parser;
 mod qp_states;
 mod rings;
@@ -27,9 +31,12 @@ pub(crate) fn checks(driver_id: u32) -> Vec<Check> {
         checks.extend(limits::checks());
         checks.extend(order::checks());
         checks.extend(rings::checks());
+        checks.extend(data::checks());
+        checks.extend(bugs::checks());
         checks.extend(events::checks());
         checks.extend(cm::checks());
         checks.extend(nldev::checks());
+        checks.extend(environment::checks());
     } else {
         checks.extend(alone::checks(driver_id));
     }

@@ -13,6 +13,8 @@ use std::time::Duration;
 use bareverbs::Device;
 use bareverbs::netlink::{RdmaNetlink, ResourceSummary};
 use bareverbs_uapi::netlink::{Content, messages};
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::{ForkResult, fork};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -24,6 +26,7 @@ use rustix::net::{
 };
 
 use crate::SuiteError;
+use crate::environment::{Restricted, Restriction, restrict};
 use crate::map::Map;
 use crate::target::{Target, UverbsFile};
 
@@ -177,6 +180,10 @@ impl Target for KernelDevice {
     fn netlink_index(&self) -> u32 {
         self.index
     }
+
+    fn restrict(&self, restriction: Restriction) -> Result<Box<dyn Restricted>, String> {
+        restrict(&self.name, restriction)
+    }
 }
 
 /// Timeout of an answer of RDMA netlink.
@@ -202,6 +209,28 @@ impl CmFile {
     /// Whether an event is queued.
     pub(crate) fn is_readable(&self) -> Result<bool, Errno> {
         readable(self.0.as_fd())
+    }
+}
+
+/// Executes a system call in a forked child. `Err`: the child could not be made, or was killed.
+///
+/// # Safety
+///
+/// `call` only makes a system call: the child of a process with threads may neither allocate nor lock.
+unsafe fn in_child(call: impl FnOnce() -> Result<(), Errno>) -> Result<Result<(), Errno>, String> {
+    // SAFETY: the child calls what the caller vouches for, and ends.
+    match unsafe { fork() } {
+        Ok(ForkResult::Child) => {
+            let status = call().err().map_or(0, Errno::raw_os_error);
+            // SAFETY: ends the child without handlers of the parent.
+            unsafe { nix::libc::_exit(status) }
+        }
+        Ok(ForkResult::Parent { child }) => match waitpid(child, None) {
+            Ok(WaitStatus::Exited(_, 0)) => Ok(Ok(())),
+            Ok(WaitStatus::Exited(_, status)) => Ok(Err(Errno::from_raw_os_error(status))),
+            other => Err(format!("the child ended with {other:?}")),
+        },
+        Err(errno) => Err(format!("there is no child: {errno}")),
     }
 }
 
@@ -251,6 +280,16 @@ impl UverbsFile for KernelFile {
 
     unsafe fn write(&self, command: &[u8]) -> Result<usize, Errno> {
         rustix::io::write(&self.fd, command)
+    }
+
+    unsafe fn ioctl_in_child(&self, number: u32, address: u64) -> Result<Result<(), Errno>, String> {
+        // SAFETY: the caller upholds the contract of `ioctl`, which makes one system call.
+        unsafe { in_child(|| self.ioctl(number, address)) }
+    }
+
+    unsafe fn write_in_child(&self, command: &[u8]) -> Result<Result<(), Errno>, String> {
+        // SAFETY: the caller upholds the contract of `write`, which makes one system call.
+        unsafe { in_child(|| self.write(command).map(drop)) }
     }
 
     fn close(&self, fd: i32) {

@@ -23,6 +23,7 @@ mod base;
 mod call;
 mod check;
 pub mod decode;
+mod environment;
 mod errno;
 mod filter;
 pub mod fuzz;
@@ -44,7 +45,7 @@ mod target;
 pub mod trace;
 
 pub use answer::{Answer, Change, Expect};
-pub use check::Check;
+pub use check::{Bug, Check};
 pub use filter::Filter;
 pub use rules::Rule;
 pub use suite::{Outcome, Results, Suite, Verdict};

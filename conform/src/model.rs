@@ -23,6 +23,7 @@ use rustix::mm::ProtFlags;
 use zerocopy::FromBytes;
 
 use crate::base::{is_class_on_rxe, is_on_rxe};
+use crate::environment::{Restricted, Restriction};
 use crate::kernel::CmFile;
 use crate::map::Map;
 use crate::rules::Rule;
@@ -152,6 +153,10 @@ impl Target for Model {
 
     fn netlink_index(&self) -> u32 {
         0
+    }
+
+    fn restrict(&self, _restriction: Restriction) -> Result<Box<dyn Restricted>, String> {
+        Err("the model has no such restriction".to_owned())
     }
 }
 
@@ -804,6 +809,14 @@ impl UverbsFile for ModelFile {
 
     unsafe fn write(&self, _command: &[u8]) -> Result<usize, Errno> {
         Err(Errno::NOSYS)
+    }
+
+    unsafe fn ioctl_in_child(&self, _number: u32, _address: u64) -> Result<Result<(), Errno>, String> {
+        Err("the model has no children".to_owned())
+    }
+
+    unsafe fn write_in_child(&self, _command: &[u8]) -> Result<Result<(), Errno>, String> {
+        Err("the model has no children".to_owned())
     }
 
     fn close(&self, fd: i32) {

@@ -211,6 +211,44 @@ rules! {
     RingRequest = "ring-request",
         "A request in a shared queue that its transport or its memory does not allow completes with an error.",
         "sw/rxe/rxe_req.c: rxe_requester; sw/rxe/rxe_resp.c: rxe_responder";
+    QpAccess = "qp-access",
+        "A request that the peer's QP does not allow completes with REM_INV_REQ_ERR on RC and is dropped on UC. \
+         It changes no memory.",
+        "sw/rxe/rxe_resp.c: check_op_valid";
+    RemoteKey = "remote-key",
+        "A request that its R_Key does not allow completes with REM_ACCESS_ERR on RC and is dropped on UC. It \
+         changes no memory.",
+        "sw/rxe/rxe_resp.c: check_rkey";
+    LocalKey = "local-key",
+        "A request that its L_Key does not allow is not sent. A response that can't be stored completes with \
+         LOC_PROT_ERR.",
+        "sw/rxe/rxe_mr.c: copy_data; sw/rxe/rxe_comp.c: do_read, do_atomic";
+    ReceiveBuffer = "receive-buffer",
+        "A message longer than its receive, or for memory that the receive may not use, fails at both sides \
+         on RC and at the receiver on UC.",
+        "sw/rxe/rxe_resp.c: send_data_in";
+    Operation = "operation", "A valid operation completes with SUCCESS at both sides and moves exactly its bytes.",
+        "sw/rxe/rxe_req.c: rxe_requester; sw/rxe/rxe_resp.c: execute";
+    Completion = "completion", "A completion has the opcode, length, flags and immediate data of its operation.",
+        "sw/rxe/rxe_comp.c: make_send_cqe; sw/rxe/rxe_resp.c: do_complete";
+    Inline = "inline", "Inline data is sent from the WQE, up to max_inline_data bytes.",
+        "sw/rxe/rxe_req.c: finish_packet";
+    Datagram = "datagram",
+        "A datagram that no QP accepts is dropped, and its request completes with SUCCESS. One without a usable \
+         address handle is not sent.",
+        "sw/rxe/rxe_av.c: rxe_get_av; sw/rxe/rxe_recv.c: check_keys";
+    SendState = "send-state", "A doorbell fails with EINVAL before RTS. Sends in ERR are flushed.",
+        "sw/rxe/rxe_verbs.c: rxe_post_send";
+    Window = "memory-window",
+        "A window is bound within its region and PD, and opens its own range with its own rights to its QP.",
+        "sw/rxe/rxe_mw.c: rxe_check_bind_mw, rxe_lookup_mw";
+    Invalidate = "invalidate", "An invalidated key opens nothing. A key that names nothing is refused.",
+        "sw/rxe/rxe_mw.c: rxe_invalidate_mw; sw/rxe/rxe_mr.c: rxe_invalidate_mr";
+    Retry = "retry",
+        "A request without a receive or a peer fails after its retries on RC and is dropped on UC.",
+        "sw/rxe/rxe_comp.c: rxe_completer";
+    AccessEvent = "access-event", "A violation of an R_Key raises QP_ACCESS_ERR at the receiver.",
+        "sw/rxe/rxe_resp.c: get_rkey_violation_state";
     RingIndex = "ring-index", "The kernel uses the indices of a shared queue modulo its size.",
         "sw/rxe/rxe_queue.h: queue_addr_from_index, queue_empty";
     QueryValue = "query-value", "A query returns the values that the object was made with.",
@@ -240,6 +278,20 @@ rules! {
     NetlinkPermission = "netlink-permission",
         "A command that changes the system fails with EPERM without CAP_NET_ADMIN, whatever it contains.",
         "core/netlink.c: rdma_nl_rcv_msg";
+    Capability = "capability", "A call that needs a capability fails with EPERM without it.",
+        "core/uverbs_std_types_qp.c: QP_CREATE; core/uverbs_cmd.c: create_qp, modify_qp";
+    Memlock = "memlock",
+        "Without CAP_IPC_LOCK, the regions of a process span at most RLIMIT_MEMLOCK bytes, else ENOMEM.",
+        "core/umem.c: ib_umem_get";
+    Cgroup = "cgroup-limit",
+        "A context or object above the limit of the process's rdma cgroup fails with EAGAIN.",
+        "core/rdma_core.c: alloc_begin_idr_uobject; core/uverbs_cmd.c: ib_alloc_ucontext; ../../kernel/cgroup/rdma.c";
+    Namespace = "namespace",
+        "In shared mode, a device is accessible in every network namespace.",
+        "core/device.c: rdma_dev_access_netns";
+    Fork = "fork",
+        "A forked child may execute ioctls on its parent's file. write() fails with EACCES.",
+        "include/rdma/ib.h: ib_safe_file_access";
     KnownBug = "known-bug", "A kernel with a known bug shows it, and no other kernel does.",
         "docs/kernel-bugs.md of bareverbs";
 }

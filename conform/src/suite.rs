@@ -49,9 +49,10 @@ pub struct Outcome {
     pub call: String,
     /// Why the check failed or was skipped.
     pub reason: String,
-    /// The change of the kernel that decides the expected answer; empty if there is none.
+    /// The change of the kernel that decides the expected answer, or the known bug that the kernel
+    /// shows; empty if there is none.
     pub change: String,
-    /// Whether the expected answer is that of a known bug of the kernel.
+    /// Whether the kernel's answer is that of a known bug.
     #[serde(default)]
     pub known_bug: bool,
     /// Messages of the kernel that report a fault.
@@ -234,11 +235,13 @@ impl Suite {
     }
 
     fn run_one(&self, check: &Check, baseline: &mut Result<ResourceSummary, String>) -> Outcome {
-        let (mut judged, mut leaks) = (None, false);
+        let (mut judged, mut leaks, mut known_bug) = (None, false, false);
         let mut result = Session::open(&*self.target, self.series).and_then(|mut session| {
             session.records_passed = self.records_passed;
+            session.bug = check.bug.and_then(|bug| bug.on(self.series));
             let result = (check.body)(&mut session);
             judged = session.judged.take();
+            known_bug = session.shows_bug;
             if result.is_ok() { session.check_handles().inspect_err(|_| leaks = true) } else { result }
         });
         if let (Ok(()), Err(leak)) = (&result, self.settle(baseline)) {
@@ -246,7 +249,7 @@ impl Suite {
             result = Err(Stop::Fail(leak));
         }
         let kernel_log = self.target.warnings();
-        if let (Ok(()), Some(first)) = (&result, kernel_log.first()) {
+        if let (Ok(()), Some(first), false) = (&result, kernel_log.first(), known_bug) {
             result = Err(Stop::Fail(format!("the kernel reports: {first}")));
         }
         let (verdict, reason) = match result {
@@ -267,8 +270,12 @@ impl Suite {
             got,
             call,
             reason,
-            change: check.expect.change().map_or_else(String::new, |change| change.name.to_owned()),
-            known_bug: check.is_bug_of(self.series),
+            change: match (check.bug, check.expect.change()) {
+                (Some(bug), _) if known_bug => bug.page.to_owned(),
+                (_, Some(change)) => change.name.to_owned(),
+                _ => String::new(),
+            },
+            known_bug,
             kernel_log,
         }
     }
@@ -304,6 +311,9 @@ impl Suite {
             let _ = writeln!(text, "  source:   drivers/infiniband/{}", check.rule.source());
             if let Some(hazard) = check.hazard {
                 let _ = writeln!(text, "  hazard:   {hazard}");
+            }
+            if let Some(bug) = check.bug {
+                let _ = writeln!(text, "  bug:      docs/kernel-bugs.md#{}", bug.page);
             }
             if let Some(change) = check.expect.change() {
                 let _ = writeln!(

@@ -6,6 +6,7 @@ use bareverbs::netlink::ResourceSummary;
 use rustix::io::Errno;
 use rustix::mm::ProtFlags;
 
+use crate::environment::{Restricted, Restriction};
 use crate::kernel::CmFile;
 use crate::map::Map;
 
@@ -38,6 +39,9 @@ pub(crate) trait Target {
 
     /// The device's index in RDMA netlink; 0 if there is none.
     fn netlink_index(&self) -> u32;
+
+    /// Restricts the calling process. `Err`: why this is not possible.
+    fn restrict(&self, restriction: Restriction) -> Result<Box<dyn Restricted>, String>;
 }
 
 /// An open uverbs file.
@@ -57,6 +61,20 @@ pub(crate) trait UverbsFile {
     ///
     /// As for [`UverbsFile::ioctl`].
     unsafe fn write(&self, command: &[u8]) -> Result<usize, Errno>;
+
+    /// Executes an ioctl in a forked child. `Err`: why there is no child.
+    ///
+    /// # Safety
+    ///
+    /// As for [`UverbsFile::ioctl`], with the child's copy of the memory.
+    unsafe fn ioctl_in_child(&self, number: u32, address: u64) -> Result<Result<(), Errno>, String>;
+
+    /// Writes a command in a forked child. `Err`: why there is no child.
+    ///
+    /// # Safety
+    ///
+    /// As for [`UverbsFile::ioctl_in_child`].
+    unsafe fn write_in_child(&self, command: &[u8]) -> Result<Result<(), Errno>, String>;
 
     /// Closes a descriptor that a call made.
     fn close(&self, fd: i32);

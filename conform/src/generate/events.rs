@@ -10,8 +10,8 @@ use bareverbs_uapi::write::structs::ReqNotifyCqReq;
 use bareverbs_uapi::write::{self, WriteCommand};
 use zerocopy::{FromZeros, IntoBytes};
 
+use super::pair::Pair;
 use super::qp_states::Qp;
-use super::rings::Pair;
 use crate::answer::Answer;
 use crate::check::Check;
 use crate::rules::Rule;
@@ -59,7 +59,7 @@ fn completion_event(session: &mut Session<'_>) -> Step<Queued> {
     request.cq_handle = pair.cq_handle;
     let mut call = session.command(write::ReqNotifyCq::INFO.number, request.as_bytes(), 0, 0);
     session.prepare(&mut call)?;
-    pair.post_recv(0, |_, _| {})?;
+    pair.post_recv(0, &|_, _| {})?;
     pair.post_send(session, &|_, _| {})?;
     wait(session, fd)?;
     let users = [&pair.sender, &pair.receiver].map(|endpoint| endpoint.qp.request.qp_handle).to_vec();

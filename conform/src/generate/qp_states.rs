@@ -201,6 +201,14 @@ impl Qp {
         Ok(())
     }
 
+    /// Brings the QP back to RESET.
+    pub(crate) fn reset(&mut self, session: &mut Session<'_>) -> Step<()> {
+        let request = self.request(QpState::RESET, Mask::STATE);
+        session.invoke::<write::ModifyQp>(&request)?;
+        self.state = QpState::RESET;
+        Ok(())
+    }
+
     pub(crate) fn query(&self, session: &mut Session<'_>) -> Step<QueryQpResp> {
         let mut request = QueryQpReq::new_zeroed();
         request.qp_handle = self.handle;

@@ -1,0 +1,325 @@
+//! Known bugs of rxe and of the core that no other check shows (docs/kernel-bugs.md).
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use bareverbs_uapi::abi::Since;
+use bareverbs_uapi::method::Method;
+use bareverbs_uapi::rxe::{RdmaWr, SendWqe};
+use bareverbs_uapi::uverbs::types::{AccessFlags, QpType};
+use bareverbs_uapi::uverbs::{AdviseMr, ObjectClass};
+use bareverbs_uapi::verbs_values::{QpAttrMask, QpState, SendFlags, WcStatus};
+use bareverbs_uapi::write::structs::ModifyQpReq;
+use bareverbs_uapi::write::types::WrOpcode;
+use bareverbs_uapi::write::{self, WriteCommand};
+use zerocopy::IntoBytes;
+
+use super::pair::{LENGTH, Options, Pair, REGION, SEND_ID};
+use crate::answer::Answer;
+use crate::call::{Call, Slot};
+use crate::check::{Bug, Check};
+use crate::rules::Rule;
+use crate::session::{Session, Step, fail, skip};
+
+const EVERY: &[Since] = &[Since::V6_1, Since::V6_12, Since::V7_2];
+const BEFORE_6_12: &[Since] = &[Since::V6_1];
+const SINCE_7_2: &[Since] = &[Since::V7_2];
+
+/// How long a completion that may never come is awaited. Retries of the checks take less.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// The status of a request, `Answer::Nothing` if it does not complete.
+fn status_within(pair: &mut Pair, wr_id: u64, timeout: Duration) -> Answer {
+    let begin = Instant::now();
+    loop {
+        if let Some(wc) = pair.pending(wr_id) {
+            return Answer::Status(wc.status.0);
+        }
+        if begin.elapsed() > timeout {
+            return Answer::Nothing;
+        }
+        sleep(Duration::from_millis(1));
+    }
+}
+
+/// Number of completions with an identifier that arrive in time.
+fn completions(pair: &mut Pair, wr_id: u64, wanted: u64) -> Answer {
+    let begin = Instant::now();
+    let mut count = 0;
+    while count < wanted && begin.elapsed() < PATIENCE {
+        match pair.pending(wr_id) {
+            Some(_) => count += 1,
+            None => sleep(Duration::from_millis(1)),
+        }
+    }
+    Answer::Value(count)
+}
+
+fn modify(session: &mut Session<'_>, request: &ModifyQpReq) -> Step<()> {
+    session.invoke::<write::ModifyQp>(request).map(drop)
+}
+
+/// Moves the sender's QP to a state that needs no other attribute.
+fn move_sender(session: &mut Session<'_>, pair: &Pair, state: QpState) -> Step<()> {
+    let request = ModifyQpReq { attr_mask: QpAttrMask::STATE, qp_state: state, ..pair.sender.qp.request };
+    modify(session, &request)
+}
+
+fn read(wqe: &mut SendWqe, pair_start: u64, rkey: u32) {
+    (wqe.wr.opcode, wqe.iova) = (WrOpcode::RDMA_READ, pair_start);
+    wqe.wr.set(&RdmaWr { remote_addr: pair_start, rkey, reserved: 0 });
+}
+
+type Body = fn(&mut Session<'_>) -> Step<Answer>;
+
+/// A bug: its page, the series that have it, what is judged, the right and the wrong answer.
+struct Known {
+    page: &'static str,
+    series: &'static [Since],
+    title: &'static str,
+    right: Answer,
+    wrong: Answer,
+    body: Body,
+}
+
+const SUCCESS: Answer = Answer::Status(WcStatus::SUCCESS.0);
+
+const KNOWN: [Known; 8] = [
+    Known {
+        page: "sends-posted-in-err-are-not-flushed",
+        series: BEFORE_6_12,
+        title: "the completions of 3 sends that one doorbell starts in ERR",
+        right: Answer::Value(3),
+        wrong: Answer::Value(0),
+        body: |session| {
+            let mut pair = Pair::new(session, QpType::RC, None)?;
+            // The index of the requester advances to 3 by retried doorbells.
+            move_sender(session, &pair, QpState::ERR)?;
+            for _ in 0..3 {
+                let mut call = pair.sender.doorbell(session);
+                session.prepare(&mut call)?;
+            }
+            for _ in 0..3 {
+                pair.sender.push_send(&|_, _| {})?;
+            }
+            let mut call = pair.sender.doorbell(session);
+            session.prepare(&mut call)?;
+            Ok(completions(&mut pair, SEND_ID, 3))
+        },
+    },
+    Known {
+        page: "receives-posted-after-a-failure-are-not-flushed",
+        series: EVERY,
+        title: "the completions of a receive that is posted behind a failed request",
+        right: Answer::Value(1),
+        wrong: Answer::Value(0),
+        body: |session| {
+            let mut pair = Pair::new(session, QpType::RC, None)?;
+            pair.receiver.post_send(session, &|_, sge| sge.lkey ^= 0xff)?;
+            pair.completion(SEND_ID)?;
+            super::data::wait_state(session, &pair.receiver, QpState::ERR, "receiver")?;
+            // The responder may still be running for the change of state.
+            sleep(Duration::from_millis(50));
+            pair.post_recv(0, &|_, _| {})?;
+            Ok(completions(&mut pair, super::pair::RECV_ID, 1))
+        },
+    },
+    Known {
+        page: "return-from-sqd-does-not-start-the-send-queue",
+        series: EVERY,
+        title: "a send that was posted in SQD, after the return to RTS",
+        right: SUCCESS,
+        wrong: Answer::Nothing,
+        body: |session| {
+            let mut pair = Pair::new(session, QpType::RC, None)?;
+            pair.post_recv(0, &|_, _| {})?;
+            move_sender(session, &pair, QpState::SQD)?;
+            super::data::wait_state(session, &pair.sender, QpState::SQD, "sender")?;
+            pair.post_send(session, &|_, _| {})?;
+            sleep(Duration::from_millis(50));
+            move_sender(session, &pair, QpState::RTS)?;
+            Ok(status_within(&mut pair, SEND_ID, PATIENCE))
+        },
+    },
+    Known {
+        page: "reads-hang-with-max_rd_atomic-0",
+        series: EVERY,
+        title: "an RDMA READ with max_rd_atomic 0",
+        right: Answer::Status(WcStatus::LOC_QP_OP_ERR.0),
+        wrong: Answer::Nothing,
+        body: |session| {
+            let options =
+                Options { attributes: |request| request.max_rd_atomic = 0, ..Options::of(QpType::RC) };
+            let mut pair = Pair::with(session, &options)?;
+            let (start, rkey) = (pair.receiver.region.start, pair.receiver.region.rkey);
+            pair.post_send(session, &|wqe, _| read(wqe, start, rkey))?;
+            let got = status_within(&mut pair, SEND_ID, PATIENCE);
+            Ok(if got == Answer::Status(WcStatus::WR_FLUSH_ERR.0) {
+                Answer::Status(pair.sender.first_status()?)
+            } else {
+                got
+            })
+        },
+    },
+    Known {
+        page: "retry_cnt-7-retries-without-limit",
+        series: EVERY,
+        title: "a send to a QP in RESET with retry_cnt 7 and a timeout of 1 ms",
+        right: Answer::Status(WcStatus::RETRY_EXC_ERR.0),
+        wrong: Answer::Nothing,
+        body: |session| {
+            let attributes: fn(&mut ModifyQpReq) = |request| (request.timeout, request.retry_cnt) = (8, 7);
+            let mut pair = Pair::with(session, &Options { attributes, ..Options::of(QpType::RC) })?;
+            pair.receiver.qp.reset(session)?;
+            pair.post_send(session, &|_, _| {})?;
+            // Seven retries of a few jiffies each.
+            let got = status_within(&mut pair, SEND_ID, 2 * PATIENCE);
+            move_sender(session, &pair, QpState::ERR)?;
+            Ok(got)
+        },
+    },
+    Known {
+        page: "a-retried-fenced-request-never-completes",
+        series: EVERY,
+        title: "a fenced send that waited for a receive, with an RDMA READ behind it",
+        right: SUCCESS,
+        wrong: Answer::Nothing,
+        body: |session| {
+            let attributes: fn(&mut ModifyQpReq) = |request| request.min_rnr_timer.0 = 14;
+            let mut pair = Pair::with(session, &Options { attributes, ..Options::of(QpType::RC) })?;
+            let (start, rkey) = (pair.receiver.region.start, pair.receiver.region.rkey);
+            pair.sender.push_send(&|wqe, _| {
+                wqe.wr.send_flags = SendFlags::SIGNALED | SendFlags::FENCE;
+            })?;
+            pair.sender.push_send(&|wqe, _| {
+                read(wqe, start, rkey);
+                wqe.wr.wr_id = SEND_ID + 1;
+            })?;
+            let mut call = pair.sender.doorbell(session);
+            session.prepare(&mut call)?;
+            pair.post_recv(0, &|_, _| {})?;
+            let got = status_within(&mut pair, SEND_ID, PATIENCE);
+            move_sender(session, &pair, QpState::ERR)?;
+            Ok(got)
+        },
+    },
+    Known {
+        page: "uc-accepts-send-with-invalidate",
+        series: EVERY,
+        title: "SEND_WITH_INV on UC",
+        right: Answer::Status(WcStatus::LOC_QP_OP_ERR.0),
+        wrong: SUCCESS,
+        body: |session| {
+            let mut pair = Pair::new(session, QpType::UC, None)?;
+            let rkey = pair.receiver.region.rkey;
+            pair.post_send(session, &|wqe, _| (wqe.wr.opcode, wqe.wr.ex) = (WrOpcode::SEND_WITH_INV, rkey))?;
+            pair.completion(SEND_ID)?;
+            pair.sender.first_status().map(Answer::Status)
+        },
+    },
+    Known {
+        page: "odp-copies-ignore-the-offset-in-the-page",
+        series: SINCE_7_2,
+        title: "the bytes that a WRITE to an on-demand region changes at its target",
+        right: Answer::Value(LENGTH as u64),
+        wrong: Answer::Value(0),
+        body: |session| {
+            if session.series < Since::V7_2 {
+                return skip("rxe has on-demand paging since 7.2");
+            }
+            let options = Options::of(QpType::RC);
+            let options = Options { remote: options.remote | AccessFlags::ON_DEMAND, ..options };
+            let mut pair = Pair::with(session, &options)?;
+            let region = pair.receiver.region;
+            session.fill(region.offset, REGION, 0);
+            session.fill(pair.sender.region.offset, REGION, 0x5a);
+            // In the middle of a page of the region.
+            let offset = 4096 - (region.start % 4096) + 1024;
+            let target = region.start + offset;
+            pair.post_send(session, &|wqe, _| {
+                (wqe.wr.opcode, wqe.iova) = (WrOpcode::RDMA_WRITE, target);
+                wqe.wr.set(&RdmaWr { remote_addr: target, rkey: region.rkey, reserved: 0 });
+            })?;
+            if pair.completion(SEND_ID)?.status != WcStatus::SUCCESS {
+                return fail("the write failed");
+            }
+            let bytes = session.bytes(region.offset + offset as usize, LENGTH as usize);
+            Ok(Answer::Value(bytes.iter().filter(|byte| **byte == 0x5a).count() as u64))
+        },
+    },
+];
+
+fn known(checks: &mut Vec<Check>) {
+    let rule = Rule::KnownBug;
+    for Known { page, series, title, right, wrong, body } in KNOWN {
+        let name = format!("bug::rxe::{page}::{}", rule.id());
+        let check = Check::new(name, rule, right, move |session| {
+            session.needs_rxe_payloads()?;
+            let got = body(session)?;
+            session.compare(&title, right, got).map(drop)
+        });
+        checks.push(check.of_bug(Bug { page, series, answer: wrong }));
+    }
+}
+
+/// Bugs that crash or corrupt a kernel, or take minutes.
+fn hazardous(checks: &mut Vec<Check>) {
+    let rule = Rule::KnownBug;
+    let name = |page: &str| format!("bug::rxe::{page}::{}", rule.id());
+    let range =
+        Check::new(name("odp-lookups-ignore-the-difference-of-iova-and-address"), rule, SUCCESS, |session| {
+            if session.series < Since::V7_2 {
+                return skip("rxe has on-demand paging since 7.2");
+            }
+            let mut pair = Pair::new(session, QpType::RC, None)?;
+            pair.post_recv(0, &|_, _| {})?;
+            let access = AccessFlags::LOCAL_WRITE | AccessFlags::ON_DEMAND;
+            let mut request = session.mr_request(pair.pd, access.bits());
+            request.hca_va = (1 << 40) + request.start % 4096;
+            let response = session.invoke::<write::RegMr>(&request)?;
+            session.note_object(ObjectClass::MR.0, response.mr_handle);
+            let lkey = response.lkey;
+            pair.post_send(session, &|_, sge| (sge.addr, sge.lkey) = (request.hca_va, lkey))?;
+            let got = Answer::Status(pair.completion(SEND_ID)?.status.0);
+            session.compare(&"a send from an on-demand region with another iova", SUCCESS, got).map(drop)
+        });
+    checks.push(range.hazardous("7.2 reads kernel memory beyond an array"));
+    let advice = Check::new(name("advice-accepts-a-pinned-region"), rule, Answer::INVAL, |session| {
+        if session.series < Since::V7_2 {
+            return skip("rxe has the method since 7.2");
+        }
+        let pd = session.pd()?;
+        let region = session.mr_with(pd, 1)?;
+        let memory = session.memory();
+        let mut element = memory.to_ne_bytes().to_vec();
+        element.extend(LENGTH.to_ne_bytes());
+        element.extend(region.lkey.to_ne_bytes());
+        let flush = 1;
+        let mut call = Call::of(session.driver_id(), &AdviseMr::INFO)
+            .with(Slot::word(AdviseMr::PD_HANDLE.id(), pd.into()))
+            .with(Slot::number(AdviseMr::ADVICE.id(), 0))
+            .with(Slot::number(AdviseMr::FLAGS.id(), flush))
+            .with(Slot::input(AdviseMr::SGE_LIST.id(), &element));
+        session.judge(&mut call, Answer::INVAL).map(drop)
+    });
+    checks.push(advice.hazardous("7.2 reads kernel memory beyond an object"));
+    let grows = Check::new(name("growing-max_dest_rd_atomic-corrupts-memory"), rule, Answer::Ok, |session| {
+        let mut qp = super::qp_states::Qp::new(session, QpType::RC)?;
+        qp.to(session, QpState::RTS)?;
+        let request =
+            ModifyQpReq { attr_mask: QpAttrMask::MAX_DEST_RD_ATOMIC, max_dest_rd_atomic: 128, ..qp.request };
+        if session.series < Since::V6_12 {
+            return skip("the state table of this kernel refuses the change outside of SQD");
+        }
+        let mut call = session.command(write::ModifyQp::INFO.number, request.as_bytes(), 0, 0);
+        session.judge(&mut call, Answer::Ok).map(drop)
+    });
+    checks.push(grows.hazardous("6.1 before 6.1.191 and 6.12 before 6.12.108 write beyond an allocation"));
+}
+
+pub(crate) fn checks() -> Vec<Check> {
+    let mut checks = Vec::new();
+    known(&mut checks);
+    hazardous(&mut checks);
+    checks
+}

@@ -1,0 +1,201 @@
+//! Datagrams: address handles, Q_Keys, lengths, and receives that are too short.
+
+use bareverbs_uapi::rxe::{RecvWqe, SendWqe, Sge, UdWr};
+use bareverbs_uapi::uverbs::ObjectClass;
+use bareverbs_uapi::uverbs::types::QpType;
+use bareverbs_uapi::verbs_values::{WcFlags, WcStatus};
+use bareverbs_uapi::write::structs::{CreateAhReq, CreateAhResp};
+use bareverbs_uapi::write::types::WrOpcode;
+use bareverbs_uapi::write::{self, WriteCommand};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+use super::operation::{LOCAL_BYTE, REMOTE_BYTE};
+use super::trial::status;
+use crate::answer::{Answer, Expect};
+use crate::call::Slot;
+use crate::check::Check;
+use crate::generate::pair::{LENGTH, Options, Pair, RECEIVED, RECV_ID, REGION, SEND_ID, one_sge};
+use crate::rules::Rule;
+use crate::session::{Session, Step, fail};
+
+/// Bytes of the GRH in front of a received datagram.
+const GRH: u32 = 40;
+/// The Q_Key of both QPs.
+const QKEY: u32 = 0x1111_1111;
+/// Identifier and immediate data of the datagram behind the judged one.
+const LATER_ID: u64 = 0x1a7e;
+const LATER: u32 = 0x1234_5678;
+
+/// Two datagram QPs, and an address handle of their port.
+struct Datagrams {
+    pair: Pair,
+    ah: u32,
+}
+
+/// The number that requests name an address handle by.
+fn address(session: &mut Session<'_>, pd: u32) -> Step<u32> {
+    let mut request = CreateAhReq::new_zeroed();
+    (request.pd_handle, request.attr) = (pd, session.path()?);
+    let (index, gid) = session.ipv4_gid()?;
+    (request.attr.grh.dgid, request.attr.grh.sgid_index) = (gid, index);
+    let number = write::CreateAh::INFO.number;
+    let mut call = session.command(number, request.as_bytes(), size_of::<CreateAhResp>(), 8);
+    session.prepare(&mut call)?;
+    let response = call.slot(bareverbs_uapi::uverbs::InvokeWrite::CORE_OUT.id()).map(Slot::bytes);
+    let Some(Ok((response, _))) = response.map(CreateAhResp::read_from_prefix) else {
+        return fail("CREATE_AH has no response");
+    };
+    session.note_object(ObjectClass::AH.0, response.ah_handle);
+    Ok(call.u32_of(bareverbs_uapi::method::UHW_OUT))
+}
+
+impl Datagrams {
+    fn new(session: &mut Session<'_>) -> Step<Self> {
+        let pair = Pair::with(session, &Options::of(QpType::UD))?;
+        session.fill(pair.sender.region.offset, REGION, LOCAL_BYTE);
+        session.fill(pair.receiver.region.offset, REGION, REMOTE_BYTE);
+        let ah = address(session, pair.pd)?;
+        Ok(Self { pair, ah })
+    }
+
+    /// Posts a receive with room for `length` bytes in addition to the GRH.
+    fn post_recv(&mut self, length: u32) -> Step<()> {
+        self.pair.post_recv(0, &|wqe: &mut RecvWqe, sge: &mut Sge| {
+            one_sge(&mut wqe.dma, length + GRH);
+            sge.length = length + GRH;
+        })
+    }
+
+    /// Posts a datagram.
+    fn send(&mut self, session: &mut Session<'_>, change: &Change) -> Step<()> {
+        let (ah_num, remote_qpn) = (self.ah, self.pair.receiver.number);
+        self.pair.post_send(session, &|wqe, sge| {
+            let mut form = UdWr { remote_qpn, remote_qkey: QKEY, ah_num, ..UdWr::new_zeroed() };
+            change(wqe, sge, &mut form);
+            wqe.wr.set(&form);
+        })
+    }
+
+    /// Whether the datagram arrives: if not, a later one takes its receive.
+    fn arrives(&mut self, session: &mut Session<'_>) -> Step<bool> {
+        self.send(session, &|wqe, _, _| {
+            (wqe.wr.wr_id, wqe.wr.opcode, wqe.wr.ex) = (LATER_ID, WrOpcode::SEND_WITH_IMM, LATER);
+            one_sge(&mut wqe.dma, 0);
+            wqe.dma.num_sge = 0;
+        })?;
+        let wc = self.pair.completion(RECV_ID)?;
+        if wc.status != WcStatus::SUCCESS {
+            return fail(format!("the receive completed with {:?}", wc.status));
+        }
+        Ok(!(wc.wc_flags.contains(WcFlags::WITH_IMM) && wc.ex == LATER))
+    }
+}
+
+type Change = dyn Fn(&mut SendWqe, &mut Sge, &mut UdWr);
+type Case = (&'static str, u32, bool, fn(&mut SendWqe, &mut Sge, &mut UdWr));
+
+/// Datagrams that are sent: name, length of the receive without GRH, whether they arrive, the change.
+const CASES: [Case; 12] = [
+    ("good", LENGTH, true, |_, _, _| {}),
+    ("empty", LENGTH, true, |wqe, _, _| {
+        one_sge(&mut wqe.dma, 0);
+        wqe.dma.num_sge = 0;
+    }),
+    ("mtu", 1024, true, |wqe, sge, _| {
+        one_sge(&mut wqe.dma, 1024);
+        sge.length = 1024;
+    }),
+    ("receive-longer", 2 * LENGTH, true, |_, _, _| {}),
+    ("receive-one-byte-short", LENGTH - 1, false, |_, _, _| {}),
+    ("receive-without-room-for-data", 0, false, |_, _, _| {}),
+    ("above-the-mtu", 8000, false, |wqe, sge, _| {
+        one_sge(&mut wqe.dma, 8000);
+        sge.length = 8000;
+    }),
+    ("q_key-other", LENGTH, false, |_, _, form| form.remote_qkey ^= 1),
+    ("q_key-privileged", LENGTH, false, |_, _, form| form.remote_qkey |= 1 << 31),
+    ("qpn-unknown", LENGTH, false, |_, _, form| form.remote_qpn = 0x00ff_fff0),
+    ("qpn-of-the-sender", LENGTH, false, |_, _, form| form.remote_qpn -= 1),
+    ("p_key-index", LENGTH, true, |_, _, form| form.pkey_index = 7),
+];
+
+fn name(rule: Rule, suffix: &str) -> String {
+    format!("data::UD::SEND::{}-{suffix}", rule.id())
+}
+
+fn of_sent(checks: &mut Vec<Check>) {
+    let rule = Rule::Datagram;
+    let expect: Expect = status(WcStatus::SUCCESS).into();
+    for (suffix, room, arrives, change) in CASES {
+        checks.push(Check::new(name(rule, suffix), rule, expect, move |session| {
+            let mut datagrams = Datagrams::new(session)?;
+            datagrams.post_recv(room)?;
+            datagrams.send(session, &change)?;
+            let wc = datagrams.pair.completion(SEND_ID)?;
+            let text = format!("a datagram: {suffix}");
+            session.compare(&text, expect.on(session.series), Answer::Status(wc.status.0))?;
+            match (datagrams.arrives(session)?, arrives) {
+                (true, false) => fail("the datagram arrives"),
+                (false, true) => fail("the datagram does not arrive"),
+                _ => Ok(()),
+            }
+        }));
+    }
+    checks.push(Check::new(name(rule, "contents"), rule, Answer::Value((LENGTH + GRH).into()), |session| {
+        let mut datagrams = Datagrams::new(session)?;
+        datagrams.post_recv(LENGTH)?;
+        datagrams.send(session, &|_, _, _| {})?;
+        let wc = datagrams.pair.completion(RECV_ID)?;
+        let sender = datagrams.pair.sender.number;
+        if (wc.src_qp, wc.wc_flags) != (sender, WcFlags::GRH) {
+            return fail(format!("source QPN {}, flags {:?}", wc.src_qp, wc.wc_flags));
+        }
+        let start = datagrams.pair.receiver.region.offset + RECEIVED + GRH as usize;
+        if session.bytes(start, LENGTH as usize) != [LOCAL_BYTE; LENGTH as usize] {
+            return fail("the datagram has other bytes");
+        }
+        let expected = Answer::Value((LENGTH + GRH).into());
+        session
+            .compare(&"the length of a received datagram", expected, Answer::Value(wc.byte_len.into()))
+            .map(drop)
+    }));
+}
+
+type Refused = (&'static str, WcStatus, fn(&mut SendWqe, &mut Sge, &mut UdWr));
+
+/// Datagrams that are not sent: their WQEs have the status.
+const REFUSED: [Refused; 3] = [
+    ("ah-unknown", WcStatus::LOC_QP_OP_ERR, |_, _, form| form.ah_num = 0x0fff_fff0),
+    ("l_key-unknown", WcStatus::LOC_QP_OP_ERR, |_, sge, _| sge.lkey = 0x00de_ad00),
+    ("l_key-low-byte", WcStatus::LOC_QP_OP_ERR, |_, sge, _| sge.lkey ^= 0xff),
+];
+
+fn judge_refused(session: &mut Session<'_>, datagrams: &mut Datagrams, suffix: &str) -> Step<()> {
+    datagrams.pair.completion(SEND_ID)?;
+    let got = Answer::Status(datagrams.pair.sender.first_status()?);
+    session.compare(&format!("a datagram: {suffix}"), status(WcStatus::LOC_QP_OP_ERR), got).map(drop)
+}
+
+fn of_refused(checks: &mut Vec<Check>) {
+    let rule = Rule::Datagram;
+    for (suffix, expected, change) in REFUSED {
+        checks.push(Check::new(name(rule, suffix), rule, status(expected), move |session| {
+            let mut datagrams = Datagrams::new(session)?;
+            datagrams.send(session, &change)?;
+            judge_refused(session, &mut datagrams, suffix)
+        }));
+    }
+    let expected = status(WcStatus::LOC_QP_OP_ERR);
+    checks.push(Check::new(name(rule, "ah-of-another-pd"), rule, expected, |session| {
+        let mut datagrams = Datagrams::new(session)?;
+        let pd = session.pd()?;
+        datagrams.ah = address(session, pd)?;
+        datagrams.send(session, &|_, _, _| {})?;
+        judge_refused(session, &mut datagrams, "an AH of another PD")
+    }));
+}
+
+pub(crate) fn checks(checks: &mut Vec<Check>) {
+    of_sent(checks);
+    of_refused(checks);
+}

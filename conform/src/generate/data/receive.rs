@@ -1,0 +1,120 @@
+//! Receives that do not fit the message, and messages without a receive.
+
+use bareverbs_uapi::rxe::{RecvWqe, Sge};
+use bareverbs_uapi::uverbs::types::{AccessFlags, QpType};
+use bareverbs_uapi::verbs_values::WcStatus;
+use bareverbs_uapi::write::types::WrOpcode;
+
+use super::operation::{OPERATIONS, Operation};
+use super::trial::{Results, Trial};
+use crate::answer::Answer;
+use crate::check::Check;
+use crate::generate::pair::{LENGTH, REGION, SEND_ID, one_sge};
+use crate::rules::Rule;
+
+/// What is wrong with a receive.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    /// Nothing.
+    Fits,
+    /// It is shorter than the message.
+    Short,
+    /// Its memory may not be used.
+    Memory,
+}
+
+type Wrong = (&'static str, &'static str, Fault, fn(&mut RecvWqe, &mut Sge));
+
+const WRONG: [Wrong; 7] = [
+    ("longer", "with a receive of twice the length", Fault::Fits, |wqe, sge| {
+        one_sge(&mut wqe.dma, 2 * LENGTH);
+        sge.length = 2 * LENGTH;
+    }),
+    ("one-byte-short", "with a receive that is one byte too short", Fault::Short, |wqe, sge| {
+        one_sge(&mut wqe.dma, LENGTH - 1);
+        sge.length = LENGTH - 1;
+    }),
+    ("empty", "with a receive without SGE", Fault::Short, |wqe, sge| {
+        (wqe.dma.length, wqe.dma.resid, wqe.dma.num_sge) = (0, 0, 0);
+        sge.length = 0;
+    }),
+    ("key-unknown", "with a receive whose L_Key is unknown", Fault::Memory, |_, sge| {
+        sge.lkey = 0x00de_ad00;
+    }),
+    ("key-low-byte", "with a receive that has another low byte of the L_Key", Fault::Memory, |_, sge| {
+        sge.lkey ^= 0xff;
+    }),
+    ("behind", "with a receive behind its region", Fault::Memory, |_, sge| sge.addr += REGION as u64),
+    ("before", "with a receive before its region", Fault::Memory, |_, sge| sge.addr -= REGION as u64),
+];
+
+/// The results of a message with this receive. rxe reports a short receive like one whose memory may not
+/// be used, and so at both sides (docs/kernel-bugs.md: statuses).
+fn results(operation: &Operation, fault: Fault) -> Results {
+    // The data of a write goes to its own target.
+    if fault == Fault::Fits || operation.opcode == WrOpcode::RDMA_WRITE_WITH_IMM {
+        return Results::success(operation);
+    }
+    Results::refused(operation, WcStatus::REM_OP_ERR, WcStatus::LOC_QP_OP_ERR)
+}
+
+fn of_operation(checks: &mut Vec<Check>, operation: &'static Operation, qp_type: QpType) {
+    let rule = Rule::ReceiveBuffer;
+    for (suffix, title, fault, receive) in WRONG {
+        let mut trial = Trial::new(operation, qp_type);
+        trial.receive = receive;
+        let mut results = results(operation, fault);
+        if qp_type == QpType::UC && results.breaks_receiver {
+            // The requester has no answer.
+            results.requester = Results::success(operation).requester;
+        }
+        let name = format!("data::{qp_type}::{}::{}-{suffix}", operation.name, rule.id());
+        checks.push(Check::new(name, rule, results.expect(), move |session| {
+            trial.judge(session, title, &results)
+        }));
+    }
+    if operation.has_key() {
+        return;
+    }
+    let mut trial = Trial::new(operation, qp_type);
+    trial.options.remote = AccessFlags::empty();
+    let mut results = results(operation, Fault::Memory);
+    if qp_type == QpType::UC {
+        results.requester = Results::success(operation).requester;
+    }
+    let name = format!("data::{qp_type}::{}::{}-read-only", operation.name, rule.id());
+    checks.push(Check::new(name, rule, results.expect(), move |session| {
+        trial.judge(session, "with a receive in a region without LOCAL_WRITE", &results)
+    }));
+}
+
+/// A message without a receive: RC retries `rnr_retry` times, UC drops it.
+fn of_none(checks: &mut Vec<Check>, operation: &'static Operation, qp_type: QpType) {
+    let rule = Rule::Retry;
+    for (suffix, retries) in [("without-retry", 0), ("one-retry", 1)] {
+        let expected = if qp_type == QpType::RC { WcStatus::RNR_RETRY_EXC_ERR } else { WcStatus::SUCCESS };
+        let mut trial = Trial::new(operation, qp_type);
+        trial.options.attributes = if retries == 0 {
+            |request| (request.rnr_retry, request.min_rnr_timer.0) = (0, 1)
+        } else {
+            |request| (request.rnr_retry, request.min_rnr_timer.0) = (1, 1)
+        };
+        let name = format!("data::{qp_type}::{}::{}-no-receive-{suffix}", operation.name, rule.id());
+        let expect = Answer::Status(expected.0);
+        checks.push(Check::new(name, rule, expect, move |session| {
+            let mut pair = trial.post_with(session, false)?;
+            let wc = pair.completion(SEND_ID)?;
+            let text = format!("{} without a receive and rnr_retry {retries}", operation.name);
+            session.compare(&text, expect, Answer::Status(wc.status.0)).map(drop)
+        }));
+    }
+}
+
+pub(crate) fn checks(checks: &mut Vec<Check>) {
+    for operation in OPERATIONS.iter().filter(|operation| operation.receives) {
+        for qp_type in operation.on.iter().copied() {
+            of_operation(checks, operation, qp_type);
+            of_none(checks, operation, qp_type);
+        }
+    }
+}

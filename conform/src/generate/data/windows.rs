@@ -1,0 +1,353 @@
+//! Memory windows of type 2: binding, use and invalidation.
+
+use bareverbs_uapi::abi::Since;
+use bareverbs_uapi::rxe::{MwWr, RdmaWr, SendWqe, Sge};
+use bareverbs_uapi::uverbs::ObjectClass;
+use bareverbs_uapi::uverbs::types::{AccessFlags, QpType};
+use bareverbs_uapi::verbs_values::{SendFlags, WcFlags, WcStatus};
+use bareverbs_uapi::write::structs::{AllocMwReq, AllocMwResp, Wc};
+use bareverbs_uapi::write::types::WrOpcode;
+use bareverbs_uapi::write::{self};
+use zerocopy::FromZeros;
+
+use super::trial::status;
+use crate::answer::{Answer, Change, Expect};
+use crate::check::{Bug, Check};
+use crate::generate::pair::{LENGTH, Options, Pair, RECV_ID, REGION, Region, SEND_ID};
+use crate::rules::Rule;
+use crate::session::{Session, Step, fail};
+
+static RXE_WINDOW_ACCESS: Change = Change {
+    name: "rxe-window-access-unsupported",
+    since: Since::V6_12,
+    why: "BIND_MW with access flags that rxe lacks fails since 6.3; before, they were ignored \
+          (sw/rxe/rxe_mw.c: rxe_bind_mw)",
+};
+
+/// Identifier of a bind.
+const BIND_ID: u64 = 0xb14d;
+/// Identifier of an invalidation.
+const INVALIDATE_ID: u64 = 0x14fa;
+
+/// First byte of a window in its region, and its length.
+const START: u64 = 0x1000;
+const LEN: u64 = 0x1000;
+
+const ALL: AccessFlags = AccessFlags::REMOTE_WRITE.union(AccessFlags::REMOTE_READ);
+
+/// A pair whose receiver has a window.
+struct Windowed {
+    pair: Pair,
+    /// The R_Key of the unbound window.
+    unbound: u32,
+}
+
+fn window_on(session: &mut Session<'_>, pd: u32) -> Step<u32> {
+    let mut request = AllocMwReq::new_zeroed();
+    (request.pd_handle, request.mw_type.0) = (pd, 2);
+    let response: AllocMwResp = session.invoke::<write::AllocMw>(&request)?;
+    session.note_object(ObjectClass::MW.0, response.mw_handle);
+    Ok(response.rkey)
+}
+
+impl Windowed {
+    fn new(session: &mut Session<'_>, remote: AccessFlags) -> Step<Self> {
+        let pair = Pair::with(session, &Options { remote, ..Options::of(QpType::RC) })?;
+        let unbound = window_on(session, pair.pd)?;
+        Ok(Self { pair, unbound })
+    }
+
+    /// The R_Key of the bound window.
+    fn rkey(&self) -> u32 {
+        self.unbound ^ 0x55
+    }
+
+    /// Binds the window at the receiver. Returns the status in the WQE.
+    fn bind(&mut self, session: &mut Session<'_>, change: &dyn Fn(&mut MwWr)) -> Step<WcStatus> {
+        let Region { start, lkey, .. } = self.pair.receiver.region;
+        let mut bind = MwWr {
+            addr: start + START,
+            length: LEN,
+            mr_lkey: lkey,
+            mw_rkey: self.unbound,
+            rkey: self.rkey(),
+            access: ALL,
+        };
+        change(&mut bind);
+        self.pair.receiver.post_send(session, &|wqe, _| {
+            (wqe.wr.wr_id, wqe.wr.opcode) = (BIND_ID, WrOpcode::BIND_MW);
+            (wqe.dma.length, wqe.dma.resid, wqe.dma.num_sge) = (0, 0, 0);
+            wqe.wr.set(&bind);
+        })?;
+        self.pair.completion(BIND_ID)?;
+        self.pair.receiver.first_status().map(WcStatus)
+    }
+
+    fn bound(session: &mut Session<'_>, access: AccessFlags) -> Step<Self> {
+        let mut windowed = Self::new(session, BINDABLE)?;
+        match windowed.bind(session, &|bind| bind.access = access)? {
+            WcStatus::SUCCESS => Ok(windowed),
+            got => fail(format!("the bind that prepares the check: {got:?}")),
+        }
+    }
+
+    /// A write or read of the sender through the window.
+    fn access(&mut self, session: &mut Session<'_>, opcode: WrOpcode, offset: u64) -> Step<Wc> {
+        let (target, rkey) = (self.pair.receiver.region.start + offset, self.rkey());
+        self.pair.post_send(session, &|wqe, _| aim(wqe, opcode, target, rkey))?;
+        self.pair.completion(SEND_ID)
+    }
+
+    /// Invalidates a key at the receiver. Returns the completion.
+    fn invalidate(&mut self, session: &mut Session<'_>, key: u32) -> Step<Wc> {
+        self.pair.receiver.post_send(session, &|wqe, _| {
+            (wqe.wr.wr_id, wqe.wr.opcode) = (INVALIDATE_ID, WrOpcode::LOCAL_INV);
+            (wqe.dma.length, wqe.dma.resid, wqe.dma.num_sge) = (0, 0, 0);
+            wqe.wr.ex = key;
+        })?;
+        self.pair.completion(INVALIDATE_ID)
+    }
+}
+
+fn aim(wqe: &mut SendWqe, opcode: WrOpcode, remote_addr: u64, rkey: u32) {
+    (wqe.wr.opcode, wqe.iova) = (opcode, remote_addr);
+    wqe.wr.set(&RdmaWr { remote_addr, rkey, reserved: 0 });
+}
+
+/// The rights of a region that windows may be bound to.
+const BINDABLE: AccessFlags = AccessFlags::LOCAL_WRITE.union(AccessFlags::MW_BIND);
+
+/// A bind: its name, the rights of the region, its status and what is wrong with it.
+type Bind = (&'static str, AccessFlags, WcStatus, fn(&mut MwWr));
+
+const BINDS: [Bind; 14] = [
+    ("good", BINDABLE, WcStatus::SUCCESS, |_| {}),
+    ("whole-region", BINDABLE, WcStatus::SUCCESS, |bind| {
+        (bind.addr, bind.length) = (bind.addr - START, REGION as u64);
+    }),
+    ("read-of-read-only", AccessFlags::MW_BIND, WcStatus::SUCCESS, |bind| {
+        bind.access = AccessFlags::REMOTE_READ;
+    }),
+    ("region-without-mw_bind", AccessFlags::LOCAL_WRITE, WcStatus::MW_BIND_ERR, |_| {}),
+    ("write-to-read-only", AccessFlags::MW_BIND, WcStatus::MW_BIND_ERR, |bind| {
+        bind.access = AccessFlags::REMOTE_WRITE;
+    }),
+    ("atomic-to-read-only", AccessFlags::MW_BIND, WcStatus::MW_BIND_ERR, |bind| {
+        bind.access = AccessFlags::REMOTE_ATOMIC;
+    }),
+    ("length-0", BINDABLE, WcStatus::MW_BIND_ERR, |bind| bind.length = 0),
+    ("before-region", BINDABLE, WcStatus::MW_BIND_ERR, |bind| bind.addr -= START + 1),
+    ("across-the-end", BINDABLE, WcStatus::MW_BIND_ERR, |bind| bind.length = REGION as u64 - START + 1),
+    ("l_key-unknown", BINDABLE, WcStatus::MW_BIND_ERR, |bind| bind.mr_lkey = 0x00de_ad00),
+    ("l_key-low-byte", BINDABLE, WcStatus::MW_BIND_ERR, |bind| bind.mr_lkey ^= 0xff),
+    ("window-unknown", BINDABLE, WcStatus::MW_BIND_ERR, |bind| bind.mw_rkey = 0x00ff_ff01),
+    ("window-low-byte", BINDABLE, WcStatus::MW_BIND_ERR, |bind| bind.mw_rkey ^= 0xff),
+    ("zero-based-too-long", BINDABLE, WcStatus::MW_BIND_ERR, |bind| {
+        bind.access |= AccessFlags::ZERO_BASED;
+        bind.length = REGION as u64 + 1;
+    }),
+];
+
+fn name(place: &str, rule: Rule, suffix: &str) -> String {
+    format!("data::RC::{place}::{}-{suffix}", rule.id())
+}
+
+/// Judges the status of a bind.
+fn judge(session: &mut Session<'_>, title: &str, expect: Expect, got: WcStatus) -> Step<()> {
+    session.compare(&title, expect.on(session.series), Answer::Status(got.0)).map(drop)
+}
+
+fn of_binds(checks: &mut Vec<Check>) {
+    let rule = Rule::Window;
+    for (suffix, remote, expected, change) in BINDS {
+        let expect = status(expected).into();
+        checks.push(Check::new(name("BIND_MW", rule, suffix), rule, expect, move |session| {
+            let got = Windowed::new(session, remote)?.bind(session, &change)?;
+            judge(session, &format!("BIND_MW {suffix}"), expect, got)
+        }));
+    }
+    let expect = Expect::Changed {
+        change: &RXE_WINDOW_ACCESS,
+        before: status(WcStatus::SUCCESS),
+        after: status(WcStatus::MW_BIND_ERR),
+    };
+    checks.push(Check::new(name("BIND_MW", rule, "access-unsupported"), rule, expect, move |session| {
+        let mut windowed = Windowed::new(session, BINDABLE)?;
+        let got = windowed.bind(session, &|bind| bind.access |= AccessFlags::HUGETLB)?;
+        judge(session, "BIND_MW with HUGETLB", expect, got)
+    }));
+    let wraps = Check::new(name("BIND_MW", rule, "wraps"), rule, status(WcStatus::MW_BIND_ERR), |session| {
+        let expect = status(WcStatus::MW_BIND_ERR).into();
+        let mut windowed = Windowed::new(session, BINDABLE)?;
+        let got = windowed.bind(session, &|bind| {
+            (bind.addr, bind.length) = (LEN.wrapping_neg(), 2 * LEN);
+        })?;
+        judge(session, "BIND_MW of a range that wraps", expect, got)
+    });
+    checks.push(wraps.of_bug(Bug {
+        page: "bind_mw-does-not-check-for-overflow",
+        series: &[Since::V6_1, Since::V6_12, Since::V7_2],
+        answer: status(WcStatus::SUCCESS),
+    }));
+    let expect: Expect = status(WcStatus::MW_BIND_ERR).into();
+    checks.push(Check::new(name("BIND_MW", rule, "twice"), rule, expect, move |session| {
+        let mut windowed = Windowed::bound(session, ALL)?;
+        windowed.unbound = windowed.rkey();
+        windowed.bind(session, &|_| {})?;
+        let got = windowed.pair.receiver.status(1)?;
+        judge(session, "BIND_MW of a bound window", expect, WcStatus(got))
+    }));
+    checks.push(Check::new(name("BIND_MW", rule, "window-of-another-pd"), rule, expect, move |session| {
+        let mut windowed = Windowed::new(session, BINDABLE)?;
+        let pd = session.pd()?;
+        windowed.unbound = window_on(session, pd)?;
+        let got = windowed.bind(session, &|_| {})?;
+        judge(session, "BIND_MW of a window of another PD", expect, got)
+    }));
+    let foreign = Check::new(name("BIND_MW", rule, "region-of-another-pd"), rule, expect, move |session| {
+        let mut windowed = Windowed::new(session, BINDABLE)?;
+        let pd = session.pd()?;
+        let region = Region::new(session, pd, 0, BINDABLE)?;
+        let got = windowed.bind(session, &|bind| {
+            (bind.addr, bind.mr_lkey) = (region.start, region.lkey);
+        })?;
+        judge(session, "BIND_MW to a region of another PD", expect, got)
+    });
+    checks.push(foreign.of_bug(Bug {
+        page: "bind_mw-does-not-compare-protection-domains",
+        series: &[Since::V6_1, Since::V6_12, Since::V7_2],
+        answer: status(WcStatus::SUCCESS),
+    }));
+}
+
+/// An access through a window: its name, the rights of the window, the operation, the first byte in
+/// the region and its status.
+const USES: [(&str, AccessFlags, WrOpcode, u64, WcStatus); 7] = [
+    ("write", ALL, WrOpcode::RDMA_WRITE, START, WcStatus::SUCCESS),
+    ("read", ALL, WrOpcode::RDMA_READ, START, WcStatus::SUCCESS),
+    ("last-bytes", ALL, WrOpcode::RDMA_WRITE, START + LEN - LENGTH as u64, WcStatus::SUCCESS),
+    ("write-to-read", AccessFlags::REMOTE_READ, WrOpcode::RDMA_WRITE, START, WcStatus::REM_ACCESS_ERR),
+    ("read-of-write", AccessFlags::REMOTE_WRITE, WrOpcode::RDMA_READ, START, WcStatus::REM_ACCESS_ERR),
+    ("before", ALL, WrOpcode::RDMA_WRITE, START - 8, WcStatus::REM_ACCESS_ERR),
+    ("across-the-end", ALL, WrOpcode::RDMA_WRITE, START + LEN - 8, WcStatus::REM_ACCESS_ERR),
+];
+
+fn of_uses(checks: &mut Vec<Check>) {
+    let rule = Rule::Window;
+    for (suffix, access, opcode, offset, expected) in USES {
+        let expect: Expect = status(expected).into();
+        let check = Check::new(name("MW", rule, suffix), rule, expect, move |session| {
+            let mut windowed = Windowed::bound(session, access)?;
+            let wc = windowed.access(session, opcode, offset)?;
+            judge(session, &format!("{opcode} through a window: {suffix}"), expect, wc.status)
+        });
+        checks.push(if ["before", "across-the-end"].contains(&suffix) {
+            check.of_bug(Bug {
+                page: "a-window-opens-the-whole-region",
+                series: &[Since::V6_1, Since::V6_12, Since::V7_2],
+                answer: status(WcStatus::SUCCESS),
+            })
+        } else {
+            check
+        });
+    }
+    let violation: Expect = status(WcStatus::REM_ACCESS_ERR).into();
+    checks.push(Check::new(name("MW", rule, "unbound"), rule, violation, move |session| {
+        let mut windowed = Windowed::new(session, BINDABLE)?;
+        let wc = windowed.access(session, WrOpcode::RDMA_WRITE, START)?;
+        judge(session, "a write through an unbound window", violation, wc.status)
+    }));
+    checks.push(Check::new(name("MW", rule, "former-key"), rule, violation, move |session| {
+        let mut windowed = Windowed::bound(session, ALL)?;
+        let (target, rkey) = (windowed.pair.receiver.region.start + START, windowed.unbound);
+        windowed.pair.post_send(session, &|wqe, _| aim(wqe, WrOpcode::RDMA_WRITE, target, rkey))?;
+        let wc = windowed.pair.completion(SEND_ID)?;
+        judge(session, "a write with the key before the bind", violation, wc.status)
+    }));
+    checks.push(Check::new(name("MW", rule, "of-another-qp"), rule, violation, move |session| {
+        // The window is bound to the receiver's QP; the receiver uses it at the sender.
+        let mut windowed = Windowed::bound(session, ALL)?;
+        let (target, rkey) = (windowed.pair.receiver.region.start + START, windowed.rkey());
+        windowed.pair.receiver.post_send(session, &|wqe, _| {
+            aim(wqe, WrOpcode::RDMA_WRITE, target, rkey);
+        })?;
+        let wc = windowed.pair.completion(SEND_ID)?;
+        judge(session, "a write through a window of another QP", violation, wc.status)
+    }));
+}
+
+fn of_invalidations(checks: &mut Vec<Check>) {
+    let rule = Rule::Invalidate;
+    let violation: Expect = status(WcStatus::REM_ACCESS_ERR).into();
+    checks.push(Check::new(name("LOCAL_INV", rule, "window"), rule, violation, move |session| {
+        let mut windowed = Windowed::bound(session, ALL)?;
+        let rkey = windowed.rkey();
+        let wc = windowed.invalidate(session, rkey)?;
+        if wc.status != WcStatus::SUCCESS {
+            return fail(format!("the invalidation completed with {:?}", wc.status));
+        }
+        let wc = windowed.access(session, WrOpcode::RDMA_WRITE, START)?;
+        judge(session, "a write through an invalidated window", violation, wc.status)
+    }));
+    checks.push(Check::new(name("SEND_WITH_INV", rule, "window"), rule, violation, move |session| {
+        let mut windowed = Windowed::bound(session, ALL)?;
+        let rkey = windowed.rkey();
+        send_with_invalidate(session, &mut windowed.pair, rkey)?;
+        if windowed.pair.completion(SEND_ID)?.status != WcStatus::SUCCESS {
+            return fail("SEND_WITH_INV failed");
+        }
+        let wc = windowed.pair.completion(RECV_ID)?;
+        if !wc.wc_flags.contains(WcFlags::WITH_INVALIDATE) || wc.ex != rkey {
+            return fail(format!("the receive has the flags {:?} and the key {:#x}", wc.wc_flags, wc.ex));
+        }
+        let wc = windowed.access(session, WrOpcode::RDMA_WRITE, START)?;
+        judge(session, "a write through an invalidated window", violation, wc.status)
+    }));
+    for (suffix, key) in [("unknown-window", 0x00ff_ff01), ("unknown-region", 0x00de_ad00)] {
+        let expect: Expect = status(WcStatus::LOC_QP_OP_ERR).into();
+        checks.push(Check::new(name("LOCAL_INV", rule, suffix), rule, expect, move |session| {
+            let mut windowed = Windowed::new(session, BINDABLE)?;
+            windowed.invalidate(session, key)?;
+            let got = windowed.pair.receiver.first_status()?;
+            judge(session, "LOCAL_INV of a key that names nothing", expect, WcStatus(got))
+        }));
+        let expect: Expect = status(WcStatus::REM_INV_REQ_ERR).into();
+        checks.push(Check::new(name("SEND_WITH_INV", rule, suffix), rule, expect, move |session| {
+            let mut windowed = Windowed::new(session, BINDABLE)?;
+            send_with_invalidate(session, &mut windowed.pair, key)?;
+            let wc = windowed.pair.completion(RECV_ID)?;
+            judge(session, "a receive of SEND_WITH_INV of a key that names nothing", expect, wc.status)
+        }));
+    }
+    let expect: Expect = status(WcStatus::LOC_QP_OP_ERR).into();
+    checks.push(Check::new(name("LOCAL_INV", rule, "user-region"), rule, expect, move |session| {
+        let mut windowed = Windowed::new(session, BINDABLE)?;
+        let key = windowed.pair.receiver.region.lkey;
+        windowed.invalidate(session, key)?;
+        let got = windowed.pair.receiver.first_status()?;
+        judge(session, "LOCAL_INV of a region that a method made", expect, WcStatus(got))
+    }));
+    let check = Check::new(name("LOCAL_INV", rule, "unbound-window"), rule, expect, move |session| {
+        let mut windowed = Windowed::new(session, BINDABLE)?;
+        let key = windowed.unbound;
+        windowed.invalidate(session, key)?;
+        let got = windowed.pair.receiver.first_status()?;
+        judge(session, "LOCAL_INV of an unbound window", expect, WcStatus(got))
+    });
+    checks
+        .push(check.hazardous("kernels dereference a null pointer (invalidating-an-unbound-window-crashes)"));
+}
+
+fn send_with_invalidate(session: &mut Session<'_>, pair: &mut Pair, key: u32) -> Step<()> {
+    pair.post_recv(0, &|_, _| {})?;
+    pair.post_send(session, &|wqe: &mut SendWqe, _: &mut Sge| {
+        (wqe.wr.opcode, wqe.wr.ex) = (WrOpcode::SEND_WITH_INV, key);
+        wqe.wr.send_flags = SendFlags::SIGNALED;
+    })
+}
+
+pub(crate) fn checks(checks: &mut Vec<Check>) {
+    of_binds(checks);
+    of_uses(checks);
+    of_invalidations(checks);
+}
