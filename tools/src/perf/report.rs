@@ -349,13 +349,15 @@ impl IntervalFigures {
     }
 }
 
-/// Prints an interval as a line of JSON.
-pub(crate) fn print_interval(interval: &Interval, labels: &Labels) {
+/// Prints an interval as a line of JSON, with the peer if there are several.
+pub(crate) fn print_interval(interval: &Interval, labels: &Labels, peer: Option<&str>) {
     #[derive(Serialize)]
-    struct Line {
+    struct Line<'p> {
         interval: IntervalFigures,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        peer: Option<&'p str>,
     }
-    let line = serde_json::to_string(&Line { interval: IntervalFigures::new(interval, labels) });
+    let line = serde_json::to_string(&Line { interval: IntervalFigures::new(interval, labels), peer });
     // A closed output is reported when the result is printed.
     let _ = line.map(|line| output::line(&line));
 }
