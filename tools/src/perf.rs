@@ -14,6 +14,7 @@ mod link;
 mod measure;
 pub(crate) mod mix;
 mod pace;
+mod progress;
 mod rendezvous;
 mod report;
 mod run;
@@ -32,6 +33,7 @@ use bareverbs::{Context, Rc, Uc, Ud};
 
 use self::counters::Snapshot;
 use self::link::{Local, Outcome};
+use self::progress::Progress;
 use self::rendezvous::Rendezvous;
 use self::report::{Environment, Options, PeerResults, Report, Unit};
 use self::session::Role;
@@ -90,10 +92,13 @@ fn run_transport<T: Service>(mut plan: Plan<'_>) -> Result<()> {
         out_reads,
         stop,
         prints: options.json_lines,
+        progress: Progress::new(&plan, group::size(&plan)),
         rendezvous: &rendezvous,
     };
     let before = Snapshot::take(device.name(), options.ib_port);
-    let outcomes = group::run::<T>(&plan, &local)?;
+    let outcomes = group::run::<T>(&plan, &local);
+    local.progress.finish();
+    let outcomes = outcomes?;
     let counters = Snapshot::take(device.name(), options.ib_port).since(&before);
     let agreed = outcomes.first().context("there is no peer")?.agreed;
     let mut report = Report {

@@ -337,16 +337,17 @@ impl<T: Service> Endpoint<T> {
             CqUse::Shared => (1, count),
             CqUse::Own => (count, 1),
         };
-        let cqs = |depth: u32, name| {
-            let entries =
-                lanes_of_cq.checked_mul(depth).context("too many requests for a CQ (-q, -t, -r)")?;
+        let cqs = |lanes: u32, depth: u32, name| {
+            let entries = lanes.checked_mul(depth).context("too many requests for a CQ (-q, -t, -r)")?;
             let init = CqInit { channel: channel.as_ref(), ..CqInit::new(entries.max(1)) };
             let create =
                 || context.create_cq(&init).with_context(|| format!("cannot create the CQ of {name}"));
             std::iter::repeat_with(create).take(cqs as usize).collect::<Result<Vec<_>>>()
         };
-        let send_cqs = cqs(plan.tx_depth, "sends (-t, -q)")?;
-        let recv_cqs = cqs(plan.rx_depth, "receives (-r, -q)")?;
+        let send_cqs = cqs(lanes_of_cq, plan.tx_depth, "sends (-t, -q)")?;
+        // All receives of an SRQ may complete in one CQ, and no others do.
+        let lanes_of_cq = if options.srq { 1 } else { lanes_of_cq };
+        let recv_cqs = cqs(lanes_of_cq, plan.rx_depth, "receives (-r, -q)")?;
         let base = memory.addr();
         let mut shared = match options.srq {
             true => {

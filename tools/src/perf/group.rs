@@ -38,8 +38,8 @@ pub(crate) fn run<T: Service>(plan: &Plan<'_>, local: &Local<'_>) -> Result<Vec<
         (None, Some(clients), None) => {
             let server = Server::listen_for(tcp_port, clients as i32)?;
             output::diagnostic(&format!("waiting for {clients} clients on TCP port {tcp_port}"));
-            let accept = |_| Ok((plan.clone(), server.accept(stop)?));
-            serve::<T>(local, clients, accept)
+            let plan = || plan.clone();
+            serve::<T>(local, clients, &server, plan)
         }
         (None, None, None) => {
             let server = Server::listen(tcp_port)?;
@@ -53,14 +53,22 @@ pub(crate) fn run<T: Service>(plan: &Plan<'_>, local: &Local<'_>) -> Result<Vec<
 }
 
 /// Serves clients as they come. Their runs begin together.
-fn serve<'p, 's, T: Service>(
+fn serve<'p, T: Service>(
     local: &Local<'_>,
     clients: u32,
-    accept: impl Fn(u32) -> Result<(Plan<'p>, Peer<'s>)>,
+    server: &Server,
+    plan: impl Fn() -> Plan<'p>,
 ) -> Result<Vec<Outcome>> {
     in_threads(local, |start| {
-        for index in 0..clients {
-            let (plan, peer) = accept(index)?;
+        for _ in 0..clients {
+            // A client that has failed ends the wait for the others.
+            let peer = loop {
+                local.rendezvous.check()?;
+                if let Some(peer) = server.accept_within(local.stop, Some(RETRY))? {
+                    break peer;
+                }
+            };
+            let plan = plan();
             start(Box::new(move || link::run::<T>(&plan, local, peer)));
         }
         Ok(())

@@ -13,6 +13,7 @@ use super::endpoint::{Endpoint, Posting};
 use super::error::RunError;
 use super::measure::{CpuTime, Interval, Measured, Recorder, Window};
 use super::pace::Pace;
+use super::progress::Progress;
 use super::rendezvous::{Rendezvous, cause};
 use super::report::{self, Labels, PeerInfo, SizeResult};
 use super::run::{self, Flow};
@@ -43,6 +44,7 @@ pub(crate) struct Local<'l> {
     pub(crate) stop: &'l Stop,
     /// Whether intervals are printed while the run lasts.
     pub(crate) prints: bool,
+    pub(crate) progress: Progress,
     pub(crate) rendezvous: &'l Rendezvous,
 }
 
@@ -71,6 +73,8 @@ struct Link<'l> {
     session: Session<'l>,
     agreed: Preamble,
     shape: Shape,
+    /// The peer's address, if there are several peers.
+    name: Option<String>,
 }
 
 /// Runs all sizes with a peer.
@@ -102,7 +106,9 @@ pub(crate) fn run<T: Service>(plan: &Plan<'_>, local: &Local<'_>, peer: Peer<'_>
     let endpoint = |ids| Endpoint::<T>::new(&plan, local.context, &agreed, local.out_reads, &record, ids);
     let mut endpoints = plan.shares().map(endpoint).collect::<Result<Vec<_>>>()?;
     let shape = Shape::new(&plan, agreed.peer.bareverbs);
-    let link = Link { plan, local, session, agreed, shape };
+    let several = options.clients.is_some() || options.all_to_all.is_some();
+    let name = several.then(|| address.clone());
+    let link = Link { plan, local, session, agreed, shape, name };
     let remote = link.connect(&mut endpoints)?;
     let sizes = link.run_all(&mut endpoints)?;
     let program = if agreed.peer.bareverbs { "bareverbs" } else { "perftest" };
@@ -272,8 +278,9 @@ impl Link<'_> {
     fn run_size<T: Service>(&self, endpoints: &mut [Endpoint<T>], posting: &Posting) -> Result<Sized> {
         let labels = Labels::new(&self.plan, posting.size);
         let sink = |interval: &Interval| {
+            self.local.progress.show(interval, &labels);
             if self.local.prints {
-                report::print_interval(interval, &labels);
+                report::print_interval(interval, &labels, self.name.as_deref());
             }
         };
         let collector = Collector::new(endpoints.len(), &sink);

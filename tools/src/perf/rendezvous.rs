@@ -34,12 +34,16 @@ impl Rendezvous {
         }
         while *missing > 0 {
             stop.check()?;
-            if self.abort.load(Ordering::Relaxed) {
-                return Err(RunError::Aborted.into());
-            }
+            self.check()?;
             let waited = self.complete.wait_timeout(missing, SLICE);
             missing = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
+        Ok(())
+    }
+
+    /// Fails if another run has failed.
+    pub(crate) fn check(&self) -> Result<()> {
+        anyhow::ensure!(!self.abort.load(Ordering::Relaxed), RunError::Aborted);
         Ok(())
     }
 

@@ -349,13 +349,15 @@ impl IntervalFigures {
     }
 }
 
-/// Prints an interval as a line of JSON.
-pub(crate) fn print_interval(interval: &Interval, labels: &Labels) {
+/// Prints an interval as a line of JSON, with the peer if there are several.
+pub(crate) fn print_interval(interval: &Interval, labels: &Labels, peer: Option<&str>) {
     #[derive(Serialize)]
-    struct Line {
+    struct Line<'p> {
         interval: IntervalFigures,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        peer: Option<&'p str>,
     }
-    let line = serde_json::to_string(&Line { interval: IntervalFigures::new(interval, labels) });
+    let line = serde_json::to_string(&Line { interval: IntervalFigures::new(interval, labels), peer });
     // A closed output is reported when the result is printed.
     let _ = line.map(|line| output::line(&line));
 }
@@ -780,4 +782,114 @@ pub(crate) fn align(rows: &[Vec<String>]) -> Vec<String> {
             format!(" {}", cells.join("  ").trim_end())
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::OnceLock;
+    use std::time::Duration;
+
+    use clap::Parser;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::cli::perf::Perf;
+    use crate::cli::{Cli, Command};
+    use crate::perf::measure::{Completed, Recorder, Window};
+
+    /// The result of messages of `size` bytes: time since the last one and latency, in nanoseconds.
+    fn result(line: &str, size: u32, interval: u64, messages: &[(u64, u64)]) -> (SizeResult, Measured) {
+        let words = ["bareverbs", "perf", "write"].into_iter().chain(line.split_whitespace());
+        let Command::Perf(Perf::Write { test }) = Cli::parse_from(words).command else { panic!("{line}") };
+        let plan = test.plan(Verb::Write).unwrap();
+        let origin = OnceLock::new();
+        let window = Window::new(None, Duration::from_nanos(interval));
+        let mut recorder = Recorder::new(window, 1, &origin, &|_| ());
+        let mut now = 0;
+        for &(step, latency) in messages {
+            now += step;
+            let bytes = size.into();
+            recorder.record(now, Completed { messages: 1, bytes, latency: Some(latency), kind: 0 });
+        }
+        let measured = recorder.finish();
+        let cpu = CpuTime { user: 0.5, system: 0.25 };
+        (SizeResult::new(&plan, &plan.order(size), size, &measured, cpu, 1.5), measured)
+    }
+
+    #[test]
+    fn rates_are_those_of_the_units() {
+        // 1000 messages of 1 MiB in one second.
+        let messages = [(1_000_000, 5000); 1000];
+        let figures = |line| result(line, 1 << 20, u64::MAX, &messages).0.bandwidth.unwrap();
+        let (mebibytes, gigabits) = (figures("bw"), figures("bw --report_gbits"));
+        assert_eq!((mebibytes.unit.as_str(), mebibytes.average), ("MiB/s", 1000.0));
+        assert_eq!((gigabits.unit.as_str(), gigabits.average), ("Gbit/s", 8.388608));
+        assert_eq!((mebibytes.gbit_per_second, mebibytes.messages_per_second), (8.388608, 1000.0));
+    }
+
+    #[test]
+    fn processor_time_is_a_share_of_the_time() {
+        let cpu = result("bw", 8, 100, &[(10, 10)]).0.cpu;
+        assert_eq!((cpu.user_seconds, cpu.system_seconds, cpu.percent), (0.5, 0.25, 50.0));
+    }
+
+    #[test]
+    fn half_of_a_round_trip_is_a_latency() {
+        let latency = result("lat", 8, 1000, &[(5000, 4000), (5000, 6000)]).0.latency.unwrap();
+        assert_eq!(
+            (latency.of.as_str(), latency.min.round(), latency.max.round()),
+            ("half round trip", 2.0, 3.0)
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn rate_times_time_is_what_was_sent(
+            size in 1..1u32 << 24,
+            messages in proptest::collection::vec((1..1u64 << 30, 1..1u64 << 40), 1..300),
+            interval in 1..1u64 << 34,
+        ) {
+            let (result, measured) = result("bw", size, interval, &messages);
+            let figures = result.bandwidth.unwrap();
+            let near = |one: f64, other: f64| (one / other - 1.0).abs() < 1e-9;
+            let bytes = messages.len() as f64 * f64::from(size);
+            prop_assert!(near(figures.gbit_per_second * result.seconds * 125e6, bytes));
+            prop_assert!(near(figures.average * result.seconds * f64::from(1 << 20), bytes));
+            prop_assert!(near(figures.messages_per_second * result.seconds, messages.len() as f64));
+            let intervals: f64 =
+                result.intervals.iter().map(|one| one.gbit_per_second * one.seconds * 125e6).sum();
+            // An interval that begins with the last message has no length.
+            let instant = result.intervals.last().filter(|one| one.seconds == 0.0);
+            let instant = instant.map_or(0.0, |one| one.messages as f64 * f64::from(size));
+            prop_assert!(near(intervals + instant, bytes), "{intervals} {instant} {bytes}");
+            if measured.whole > 0 {
+                prop_assert!(figures.min <= figures.max);
+            } else {
+                prop_assert_eq!((figures.min, figures.max), (figures.average, figures.average));
+            }
+        }
+
+        #[test]
+        fn buckets_have_all_latencies_once(
+            latencies in proptest::collection::vec(1..1u64 << 41, 1..300),
+        ) {
+            let messages: Vec<_> = latencies.iter().map(|&latency| (1, latency)).collect();
+            let latency = result("bw", 8, u64::MAX, &messages).0.latency.unwrap();
+            let count: u64 = latency.histogram.iter().map(|bucket| bucket.count).sum();
+            prop_assert_eq!(count, latencies.len() as u64);
+            for pair in latency.histogram.windows(2) {
+                prop_assert!(pair[0].from < pair[0].to && pair[0].to <= pair[1].from * (1.0 + 1e-12));
+            }
+            // The histogram of nanoseconds has three digits.
+            for nanos in latencies {
+                let micros = nanos as f64 / 1e3;
+                let found = latency.histogram.iter().any(|bucket| {
+                    bucket.from <= micros * 1.002 + 0.001 && micros <= bucket.to * 1.002 + 0.001
+                });
+                prop_assert!(found, "{micros}: {:?}", latency.histogram);
+            }
+            let quantiles = [latency.min, latency.p50, latency.p90, latency.p99, latency.p99_9, latency.max];
+            prop_assert!(quantiles.is_sorted(), "{quantiles:?}");
+        }
+    }
 }

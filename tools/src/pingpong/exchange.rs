@@ -147,12 +147,28 @@ impl Server {
     /// Waits for a client.
     pub(crate) fn accept<'s>(&self, stop: &'s Stop) -> Result<Peer<'s>, ExchangeError> {
         loop {
-            match stop.wait(self.socket.as_fd(), PollFlags::IN, None).map_err(ExchangeError::Accept)? {
+            if let Some(peer) = self.accept_within(stop, None)? {
+                return Ok(peer);
+            }
+        }
+    }
+
+    /// Waits for a client, up to a limit.
+    pub(crate) fn accept_within<'s>(
+        &self,
+        stop: &'s Stop,
+        limit: Option<Duration>,
+    ) -> Result<Option<Peer<'s>>, ExchangeError> {
+        let mut timeout = limit.map(Timeout::after);
+        loop {
+            let woken = stop.wait(self.socket.as_fd(), PollFlags::IN, timeout.as_mut());
+            match woken.map_err(ExchangeError::Accept)? {
                 Wake::Stopped => return Err(Interrupted.into()),
-                Wake::Ready | Wake::TimedOut => {}
+                Wake::TimedOut => return Ok(None),
+                Wake::Ready => {}
             }
             match accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                Ok(socket) => return Ok(Peer { socket, stop, timeout: EXCHANGE_TIMEOUT }),
+                Ok(socket) => return Ok(Some(Peer { socket, stop, timeout: EXCHANGE_TIMEOUT })),
                 // The client has already closed the connection.
                 Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => {}
                 Err(errno) => return Err(ExchangeError::Accept(errno.into())),
