@@ -66,20 +66,13 @@ impl<'e, B, P: Provider> Batch<'e, B, P> {
             return batch.ring_any();
         }
         let Queues { qp, flows, .. } = &mut batch.endpoint.queues;
-        let rung = qp.start_send().ring();
-        if rung.is_ok() {
-            flows.sends.published_open();
-            return Ok(());
+        match qp.start_send().ring() {
+            Ok(()) => {
+                flows.sends.published_open();
+                Ok(())
+            }
+            Err(error) => batch.refused(error),
         }
-        batch.not_rung(&rung)
-    }
-
-    /// The kernel refused the doorbell. By reference, because a copy takes an instruction of the fast
-    /// path.
-    #[cold]
-    #[inline(never)]
-    fn not_rung(&mut self, rung: &Result<(), PostError>) -> Result<()> {
-        rung.or_else(|error| self.refused(error))
     }
 
     /// Rings the doorbell of a connection that may have failed.

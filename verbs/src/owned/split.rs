@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use bareverbs_provider::traits::Provider;
 use bareverbs_provider::wake::wake_all;
 
-use super::endpoint::Polled;
+use super::endpoint::{Polled, Queues};
 use super::hub::park::Parker;
 use super::hub::reaper::Direction;
 use super::keepalive::{ROUNDS, earlier};
@@ -71,22 +71,10 @@ impl<B, P: Provider> Half<B, P> {
     #[inline(always)]
     fn poll(&self) -> Option<Result<Done<B>, Failed<B>>> {
         let mut state = self.lock();
-        // Each outcome unlocks by itself, so that the compiler keeps the result in registers.
         match state.endpoint.queues.poll_direction_fast(self.direction) {
-            Polled::Done(done) => {
-                drop(state);
-                Some(Ok(done))
-            }
-            Polled::Empty => {
-                drop(state);
-                None
-            }
-            Polled::Slow => {
-                let mut state = self.poll_slow(state);
-                let ended = state.endpoint.queues.flows.slow.take();
-                drop(state);
-                ended
-            }
+            Polled::Done(done) => Some(Ok(done)),
+            Polled::Empty => None,
+            Polled::Slow => self.poll_slow(state).endpoint.queues.flows.slow.take(),
         }
     }
 
@@ -202,13 +190,15 @@ impl<B, P: Provider> Half<B, P> {
     }
 }
 
-/// Unlocks after a refused post. A function of its own, so that the post that succeeds keeps its result
+/// Handles a refused post, and unlocks. The post that succeeds unlocks by itself, so that its result stays
 /// in a register.
 #[cold]
 #[inline(never)]
-fn unlock<B, P: Provider>(state: MutexGuard<'_, State<B, P>>, refused: NotPosted<B>) -> NotPosted<B> {
-    drop(state);
-    refused
+fn post_refused<B, P: Provider>(
+    mut state: MutexGuard<'_, State<B, P>>,
+    refused: NotPosted<B>,
+) -> NotPosted<B> {
+    state.endpoint.queues.refused(refused)
 }
 
 /// The send half of an [`Endpoint`], from [`Endpoint::split`].
@@ -433,12 +423,13 @@ impl<B: Source, P: Provider> EndpointSender<B, P> {
     pub fn post(&mut self, op: Op<'_, B>) -> Result<(), NotPosted<B>> {
         // Not a closure, which would not be inlined.
         let mut state = self.half.lock();
-        match state.endpoint.post(op) {
+        let Queues { qp, flows, .. } = &mut state.endpoint.queues;
+        match flows.sends.post(qp, op) {
             Ok(()) => {
                 drop(state);
                 Ok(())
             }
-            Err(refused) => Err(unlock(state, refused)),
+            Err(refused) => Err(post_refused(state, refused)),
         }
     }
 

@@ -1,7 +1,7 @@
 //! The CQ of a hub, and the connections on it.
 
 use std::collections::{HashMap, VecDeque};
-use std::mem;
+use std::mem::{self, ManuallyDrop};
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -660,14 +660,15 @@ fn message<B, P: Provider>(
 /// Wakers to call and buffers to drop after the CQ was unlocked, because both run code of the
 /// application.
 pub(crate) struct Batch<B> {
-    woken: SmallList<Waker>,
-    ended: SmallList<Operation<B>>,
+    // Empty lists are not dropped. They have not grown, so there is nothing to free.
+    woken: ManuallyDrop<SmallList<Waker>>,
+    ended: ManuallyDrop<SmallList<Operation<B>>>,
 }
 
 impl<B> Batch<B> {
     #[inline]
     pub(crate) fn new() -> Self {
-        Self { woken: SmallList::new(), ended: SmallList::new() }
+        Self { woken: ManuallyDrop::new(SmallList::new()), ended: ManuallyDrop::new(SmallList::new()) }
     }
 
     fn wake(&mut self, wakers: Vec<Waker>) {
@@ -679,25 +680,27 @@ impl<B> Batch<B> {
     /// # Panics
     /// With the first panic of a waker or of the drop of a buffer, after all of them.
     #[inline]
-    pub(crate) fn finish(self) {
-        // Empty lists have not grown, so there is nothing to free. Otherwise it is dropped.
-        if self.woken.is_empty() && self.ended.is_empty() {
-            mem::forget(self);
+    pub(crate) fn finish(&mut self) {
+        if !self.woken.is_empty() || !self.ended.is_empty() {
+            self.finish_all();
         }
     }
 
     #[inline(never)]
     fn finish_all(&mut self) {
         let mut panics = FirstPanic::default();
-        self.woken.drain(..).for_each(|waker| panics.catch(|| waker.wake()));
-        self.ended.drain(..).for_each(|operation| panics.catch(|| drop(operation)));
+        let (woken, ended) = (mem::take(&mut *self.woken), mem::take(&mut *self.ended));
+        woken.into_iter().for_each(|waker| panics.catch(|| waker.wake()));
+        ended.into_iter().for_each(|operation| panics.catch(|| drop(operation)));
         panics.resume();
     }
 }
 
 impl<B> Drop for Batch<B> {
+    /// If the thread unwinds.
+    #[inline]
     fn drop(&mut self) {
-        self.finish_all();
+        self.finish();
     }
 }
 
