@@ -571,13 +571,19 @@ impl CmId {
 
     /// Tells the kernel about an event of the QP: [`COMM_EST`](bareverbs::EventType::COMM_EST) if
     /// a message arrived before the connection was established, which is established then, or
-    /// [`PATH_MIG`](bareverbs::EventType::PATH_MIG). Does nothing if the connection is established
-    /// already.
+    /// [`PATH_MIG`](bareverbs::EventType::PATH_MIG) if the QP has migrated to the alternate path that
+    /// the peer offered in its request. Does nothing if the connection is established already.
     ///
     /// # Errors
-    /// [`Error::Command`] with `EINVAL`: another event, or no connection.
+    /// - [`Error::Invalid`]: `PATH_MIG` of a connection with one [path](Self::paths). The kernel would
+    ///   send its own messages on an empty path then: [`CmId::disconnect`] would succeed, and the peer
+    ///   would not notice.
+    /// - [`Error::Command`] with `EINVAL`: another event, or no connection.
     #[doc(alias = "rdma_notify")]
     pub fn notify(&self, event: bareverbs::EventType) -> Result<()> {
+        if event == bareverbs::EventType::PATH_MIG && self.paths()?.len() < 2 {
+            return Err(Error::invalid("notify", "the connection has no alternate path"));
+        }
         let event = verbs_values::EventType(event.0);
         match command::notify(self.file(), NotifyReq { id: self.number, event }) {
             Err(Error::Command(error)) if error.errno == Errno::ISCONN => Ok(()),

@@ -364,7 +364,7 @@ mod tests {
     }
 
     const BY_ID: u64 = 1 << 0;
-    const BY_NAME: u64 = 1 << 5;
+    const BY_NAME: u64 = 1 << 6;
 
     #[test]
     fn services_are_found_by_id_and_name_until_they_are_deleted() {

@@ -185,9 +185,9 @@ impl DatagramSocket {
     }
 
     fn connect_to(&mut self, peer: SocketAddr) -> Result<()> {
+        self.peer(peer)?;
         let connected = self.udp.connect(peer);
         connected.map_err(|error| system("connecting the UDP socket of a datagram socket", &error))?;
-        self.peer(peer)?;
         self.connected = Some(peer);
         self.inbox.retain(|(sender, _)| *sender == peer);
         Ok(())
@@ -365,7 +365,7 @@ impl DatagramSocket {
 
     /// Handles UDP messages: those of peers that look up this side's queue pair, and their answers.
     fn take_lookups(&mut self) -> Result<()> {
-        let mut bytes = [0; SLOT + Lookup::MAX];
+        let mut bytes = [0; SLOT + Lookup::MAX + 1];
         for _ in 0..BATCH {
             let (len, sender) = match self.udp.recv_from(&mut bytes) {
                 Ok(received) => received,
@@ -373,6 +373,10 @@ impl DatagramSocket {
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 Err(error) => return Err(system("receiving a lookup of a datagram socket", &error).into()),
             };
+            // The rest of a longer message is lost.
+            if len == bytes.len() {
+                continue;
+            }
             let Some((lookup, message)) = Lookup::parse(&bytes[..len], sender) else { continue };
             self.take_lookup(plain(sender), lookup, message);
         }

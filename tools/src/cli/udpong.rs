@@ -73,3 +73,35 @@ impl Udpong {
         self.tests.contains(&TestOption::Echo)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: Udpong,
+    }
+
+    fn parse(line: &str) -> Result<Udpong, clap::Error> {
+        let words = std::iter::once("udpong").chain(line.split_whitespace());
+        Line::try_parse_from(words).map(|line| line.options)
+    }
+
+    #[test]
+    fn options_are_those_of_the_c_program() {
+        let standard = parse("-s host").unwrap();
+        assert_eq!((standard.custom(), standard.port), (None, 7174));
+        assert!(standard.spins() && !standard.uses_sockets() && !standard.echoes());
+        let custom = parse("-s host -C 5 -T e -T async -T socket").unwrap();
+        assert_eq!(custom.custom(), Some((1000, 5)));
+        assert!(!custom.spins() && custom.uses_sockets() && custom.echoes());
+        assert_eq!(parse("-S 16").unwrap().custom(), Some((16, 1000)));
+        for wrong in ["-S 15", "-S 2033", "-T x", "-B 2047", "-s host -b addr"] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -11,8 +11,9 @@ pub(super) const WORDS: u16 = (SIZE / 8) as u16;
 /// Most services.
 pub(super) const MOST: usize = 64;
 
-/// The fields that the first bits of a component mask select: ID, GID, P_Key, lease, key, name.
-const FIELDS: [Range<usize>; 6] = [0..8, 8..24, 24..26, 28..32, 32..48, 48..112];
+/// The fields that the first bits of a component mask select: ID, GID, P_Key, reserved, lease, key,
+/// name.
+const FIELDS: [Range<usize>; 7] = [0..8, 8..24, 24..26, 26..28, 28..32, 32..48, 48..112];
 
 /// The fields that name a record: ID, GID and P_Key.
 const IDENTITY: Range<usize> = 0..26;
