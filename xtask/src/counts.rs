@@ -18,7 +18,14 @@ pub(crate) const TITLE: &str = "counts::mlx5_data_path_stays_below_ceilings";
 const VALGRIND: &str = "valgrind";
 
 #[derive(Args)]
-pub(crate) struct Counts {}
+pub(crate) struct Counts {
+    /// Only compare a BlueFlame register with one of plain doorbells, by the size of a batch.
+    #[arg(long)]
+    blueflame: bool,
+}
+
+/// Sizes of the batches that are posted to both registers.
+const BATCHES: [u32; 6] = [1, 2, 4, 8, 16, 32];
 
 /// A row of the table: its name, the figure, and its ceiling over each of [`TYPES`].
 struct Row(&'static str, Figure, [f64; 2]);
@@ -118,6 +125,10 @@ const PAIRS: [(&str, &str, f64); 18] = [
 
 impl Counts {
     pub(crate) fn run(self) -> Result<ExitCode> {
+        if self.blueflame {
+            print!("{}", registers(&counted()?)?);
+            return Ok(ExitCode::SUCCESS);
+        }
         let (table, over) = measure()?;
         print!("{table}");
         Ok(if over.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -135,6 +146,11 @@ pub(crate) fn possible() -> bool {
 
 /// Runs the measurement.
 pub(crate) fn measure() -> Result<Counted> {
+    table(&counted()?)
+}
+
+/// Runs the program under valgrind. Returns the instructions of each sample.
+fn counted() -> Result<BTreeMap<String, f64>> {
     ensure!(possible(), "counting requires x86-64 and {VALGRIND}: apt-get install {VALGRIND}");
     let program = build::counts()?;
     let folder = build::target_folder().join("counts");
@@ -151,7 +167,37 @@ pub(crate) fn measure() -> Result<Counted> {
     if !output.status.success() {
         bail!("valgrind failed:\n{}", String::from_utf8_lossy(&output.stderr));
     }
-    table(&figures(&folder)?)
+    figures(&folder)
+}
+
+/// The instructions of a post, per request, with each register.
+fn registers(figures: &BTreeMap<String, f64>) -> Result<String> {
+    let mut text = format!(
+        "{:32}  {:>21}  {:>21}\n{:32}  {:>10} {:>10}  {:>10} {:>10}\n",
+        "instructions per request",
+        "AnyProvider",
+        "Mlx5",
+        "",
+        "BlueFlame",
+        "doorbell",
+        "BlueFlame",
+        "doorbell"
+    );
+    let single = ("one, known where it is posted".to_owned(), "in place".to_owned(), 1);
+    let batches = BATCHES.map(|count| (format!("a batch of {count}"), count.to_string(), count));
+    for (what, sample, count) in std::iter::once(single).chain(batches) {
+        write!(text, "{what:32}")?;
+        for types in TYPES {
+            text.push(' ');
+            for register in ["blueflame", "doorbell"] {
+                let name = format!("{types}.{register} {sample}");
+                let figure = figures.get(&name).with_context(|| format!("`{name}` was not counted"))?;
+                write!(text, " {:10.1}", figure / f64::from(count))?;
+            }
+        }
+        text.push('\n');
+    }
+    Ok(text)
 }
 
 /// Instructions of a sample by name, without those of the marks.

@@ -108,7 +108,7 @@ impl SafeBuffer for Lease {
     }
 }
 
-/// A queue pair with a BlueFlame register of its own, its peer, and the HCA of both.
+/// A queue pair, its peer, and the HCA of both.
 pub struct Harness<P: WrapMlx5, B = Lease> {
     /// The measured send queue.
     pub sq: P::Sq,
@@ -133,6 +133,12 @@ impl<P: WrapMlx5, B: SafeBuffer> Harness<P, B> {
     #[expect(clippy::new_without_default, reason = "creating a device is too costly for `Default`")]
     #[must_use]
     pub fn new() -> Self {
+        Self::with_register(true)
+    }
+
+    /// The same, with a BlueFlame register or with one that takes plain doorbells only.
+    #[must_use]
+    pub fn with_register(blue_flame: bool) -> Self {
         let mut testbed = Testbed::new();
         let cap = QpCap {
             max_send_wr: DEPTH,
@@ -142,7 +148,7 @@ impl<P: WrapMlx5, B: SafeBuffer> Harness<P, B> {
             max_inline_data: 64,
         };
         let (cq, peer_cq) = (testbed.cq(10, 64), testbed.cq(10, 64));
-        let left = testbed.qp(QpType::RC, &cap, (&cq, &cq), None, true);
+        let left = testbed.qp(QpType::RC, &cap, (&cq, &cq), None, blue_flame);
         let right = testbed.qp(QpType::RC, &cap, (&peer_cq, &peer_cq), None, false);
         testbed.hca.connect(left.number, right.number).expect("a connection");
         let mut rq = left.rq.expect("receives");

@@ -47,6 +47,7 @@ mod x86_64 {
         polls(types, &mut Harness::<P>::new());
         receives(types, &mut Harness::<P>::new());
         raw(types, &mut Harness::<P>::new());
+        registers::<P>(types);
         safe(types, &mut Harness::<P, Lease>::new());
         hub(types, &mut Harness::<P, Lease>::new().into_hub());
         endpoint(types, Harness::<P, Lease>::new().into_endpoint());
@@ -163,6 +164,31 @@ mod x86_64 {
                 assert_eq!(harness.drain(), count as usize);
             }
             report(types, name);
+        }
+    }
+
+    /// A BlueFlame register beside one of plain doorbells, by the size of a batch.
+    fn registers<P: WrapMlx5>(types: &str) {
+        for (register, blue_flame) in [("blueflame", true), ("doorbell", false)] {
+            let harness = &mut Harness::<P>::with_register(blue_flame);
+            begin();
+            for wr_id in 0..RUNS {
+                let remote = harness.remote;
+                assert!(post_write(harness, wr_id, remote, &BYTES));
+                harness.run();
+                assert_eq!(harness.drain(), 1);
+            }
+            report(types, &format!("{register} in place"));
+            for count in [1, 2, 4, 8, 16, 32] {
+                begin();
+                for _ in 0..RUNS {
+                    let remote = harness.remote;
+                    assert!(post_batch(harness, black_box(count), remote, &BYTES));
+                    harness.run();
+                    assert_eq!(harness.drain(), count as usize);
+                }
+                report(types, &format!("{register} {count}"));
+            }
         }
     }
 

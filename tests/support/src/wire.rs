@@ -126,6 +126,8 @@ impl Wire {
             let mac = std::fs::read_to_string(format!("/sys/class/net/{}/address", other.netdev())).unwrap();
             ip(&format!("neigh replace {} lladdr {} nud permanent dev {netdev}", other.ip(), mac.trim()));
             ip(&format!("rule add pref {pref} iif {netdev} lookup {}", end.table()));
+            // An end reaches itself within its device.
+            ip(&format!("rule add pref {pref} from {own} to {own} lookup {}", end.table()));
             ip(&format!("route add local {own} dev {netdev} table {}", end.table()));
             ip(&format!("route add {} dev {netdev} src {own}", other.ip()));
         }
@@ -205,7 +207,9 @@ impl Drop for Wire {
         for (pref, end) in [(10, Near), (11, Far)] {
             // A test may have removed the device.
             let _ = RdmaNetlink::open().and_then(|mut netlink| netlink.del_link(end.device()));
-            let _ = attempt("ip", &format!("rule del pref {pref}"));
+            for _ in 0..2 {
+                let _ = attempt("ip", &format!("rule del pref {pref}"));
+            }
             let _ = attempt("ip", &format!("route flush table {}", end.table()));
         }
         let _ = attempt("ip", &format!("link del {}", Near.netdev()));

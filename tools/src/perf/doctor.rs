@@ -300,12 +300,13 @@ impl PathCheck<'_> {
                     self.figures(measured, end, peer);
                     return Ok(());
                 }
-                // A smaller packet may pass.
-                Err(error @ (ProbeError::Unanswered | ProbeError::Silent)) => last = Some(error),
-                Err(error) => {
+                Err(error @ ProbeError::Setup(_)) => {
                     last = Some(error);
                     break;
                 }
+                // A smaller packet may pass. Soft-RoCE fails a request whose packet its own interface
+                // drops.
+                Err(error) => last = Some(error),
             }
         }
         let text = last.map_or_else(|| "no path MTU fits".to_owned(), |error| format!("RC: {error:#}"));
@@ -328,17 +329,17 @@ impl PathCheck<'_> {
     ) -> Result<Result<(), ProbeError>, ControlError> {
         let mut active = match Active::new(end.origin(self.stop), mtu) {
             Ok(active) => active,
-            Err(error) => return Ok(Err(error.into())),
+            Err(error) => return Ok(Err(ProbeError::Setup(error))),
         };
         let question = Question::Connect { address: active.address(), mtu: mtu.bytes() };
         let invitation = match self.control.ask(&question, ANSWER)? {
             Answer::Connected(invitation) => invitation,
             Answer::Failed(text) => {
-                return Ok(Err(ProbeError::Other(anyhow::anyhow!("the peer can't connect: {text}"))));
+                return Ok(Err(ProbeError::Setup(anyhow::anyhow!("the peer can't connect: {text}"))));
             }
             other => return Err(unexpected(other)),
         };
-        let mut result = active.connect(&invitation).map_err(ProbeError::from);
+        let mut result = active.connect(&invitation).map_err(ProbeError::Setup);
         if result.is_ok() {
             result = active.packets(mtu.bytes() as usize);
         }

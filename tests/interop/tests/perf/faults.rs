@@ -72,8 +72,8 @@ fn phases() -> [(&'static str, usize); 6] {
 }
 
 /// Forwards bytes from one side to the other: at most `limit`, then `garbage` if there is some, then
-/// nothing more. Returns when the limit is reached or a side has ended.
-fn forward(mut from: TcpStream, mut to: TcpStream, limit: usize, garbage: &[u8]) {
+/// nothing more. Returns the number of bytes when the limit is reached or a side has ended.
+fn forward(mut from: TcpStream, mut to: TcpStream, limit: usize, garbage: &[u8]) -> usize {
     let mut bytes = [0; 512];
     let mut forwarded = 0;
     while forwarded < limit {
@@ -81,24 +81,26 @@ fn forward(mut from: TcpStream, mut to: TcpStream, limit: usize, garbage: &[u8])
         match from.read(&mut bytes[..room]) {
             Ok(0) | Err(_) => {
                 let _ = to.shutdown(Shutdown::Write);
-                return;
+                return forwarded;
             }
-            Ok(count) if to.write_all(&bytes[..count]).is_err() => return,
+            Ok(count) if to.write_all(&bytes[..count]).is_err() => return forwarded,
             Ok(count) => forwarded += count,
         }
     }
     let _ = to.write_all(garbage);
+    forwarded
 }
 
 /// Runs both sides through the proxy, until the faulty one has sent `limit` bytes. Then `fault` is
-/// called with the server, the client, and both connections.
-fn through_proxy<R>(
+/// called with the server, the client, and the proxy's connections to the client and to the server.
+/// Returns the bytes that the faulty side has sent.
+fn through_proxy(
     test: Test,
     faulty: Side,
     limit: usize,
     garbage: &[u8],
-    fault: impl FnOnce(Program, Program, TcpStream, TcpStream) -> R,
-) -> R {
+    fault: impl FnOnce(Program, Program, TcpStream, TcpStream),
+) -> usize {
     let listener = TcpListener::bind((LOCALHOST, PROXY)).unwrap();
     let mut server = Program::start(&mut test.command(device::name(), &[]));
     wait_until_listening(&mut server, SERVER);
@@ -114,11 +116,11 @@ fn through_proxy<R>(
             Client => (from_client, to_server, from_server, to_client),
         };
         scope.spawn(move || forward(other_from, other_to, usize::MAX, &[]));
-        forward(faulty_from, faulty_to, limit, garbage);
-        let result = fault(server, client, clone(&near), clone(&far));
+        let sent = forward(faulty_from, faulty_to, limit, garbage);
+        fault(server, client, clone(&near), clone(&far));
         let _ = near.shutdown(Shutdown::Both);
         let _ = far.shutdown(Shutdown::Both);
-        result
+        sent
     })
 }
 
@@ -158,17 +160,29 @@ pub(crate) fn peers_killed_in_each_phase_of_the_exchange_are_reported() {
     }
 }
 
+/// Places after the run of a test with messages, as of [`phases`]. The sides exchange a barrier, the
+/// report (five values of 8 bytes) and the final barrier.
+fn phases_after_the_run(test: Test, faulty: Side) -> [(&'static str, usize); 3] {
+    let all = through_proxy(test, faulty, usize::MAX, &[], |server, client, _, _| {
+        for side in [server, client] {
+            side.finish_within(SOON).expect_success();
+        }
+    });
+    let final_barrier = all - record();
+    [
+        ("at the barrier after the run", final_barrier - 40 - record() / 2),
+        ("within the report", final_barrier - 12),
+        ("at the final barrier", final_barrier),
+    ]
+}
+
+/// A run that ends by itself.
+const SHORT: Test = Test("write bw -n 20 -s 512");
+
 pub(crate) fn peers_killed_at_the_final_barrier_are_reported() {
-    // After the run, the sides exchange a barrier, the report (five values) and the last barrier.
-    let (preamble, record) = (PREAMBLE.iter().sum::<usize>(), record());
-    let before_the_report = preamble + 4 * record;
-    for (phase, limit) in [
-        ("at the barrier after the run", preamble + 3 * record + 1),
-        ("within the report", before_the_report + 12),
-        ("at the final barrier", before_the_report + 40),
-    ] {
-        for faulty in [Server, Client] {
-            kill_at(Test("write bw -n 20 -s 512"), faulty, phase, limit);
+    for faulty in [Server, Client] {
+        for (phase, limit) in phases_after_the_run(SHORT, faulty) {
+            kill_at(SHORT, faulty, phase, limit);
         }
     }
 }
@@ -202,21 +216,14 @@ pub(crate) fn peers_killed_in_bidirectional_runs_are_reported() {
 
 pub(crate) fn garbage_in_each_phase_is_reported() {
     const GARBAGE: [u8; 300] = [0xa5; 300];
-    let (preamble, record) = (PREAMBLE.iter().sum::<usize>(), record());
-    let end = preamble + 3 * record;
-    for (phase, limit) in phases()
-        .into_iter()
-        .chain([("at the barrier after the run", end), ("at the final barrier", end + record + 40)])
-    {
-        for faulty in [Server, Client] {
-            let test = Test("write bw -n 20 -s 512");
-            through_proxy(test, faulty, limit, &GARBAGE, |server, client, near, far| {
-                let (victim, survivor) = if faulty == Server { (server, client) } else { (client, server) };
-                let case = format!("{test:?}, garbage of {faulty:?} {phase}");
-                expect_error(&survivor.finish_within(SOON), &case);
-                // The side in good order loses its peer.
+    for faulty in [Server, Client] {
+        for (phase, limit) in phases().into_iter().chain(phases_after_the_run(SHORT, faulty)) {
+            through_proxy(SHORT, faulty, limit, &GARBAGE, |server, client, near, far| {
+                let (sane, survivor) = if faulty == Server { (server, client) } else { (client, server) };
+                expect_error(&survivor.finish_within(SOON), &format!("garbage of {faulty:?} {phase}"));
+                // The other side loses its peer.
                 let _ = (near.shutdown(Shutdown::Both), far.shutdown(Shutdown::Both));
-                victim.finish_within(SOON);
+                sane.finish_within(SOON);
             });
         }
     }

@@ -122,7 +122,9 @@ pub(crate) fn latency(figures: &Figures, local: &Facts, peer: &Facts) -> Finding
     );
     let software = local.is_software() || peer.is_software();
     let slowest = [local, peer].into_iter().filter_map(|end| end.loopback).map(|own| own.latency);
-    let own = slowest.fold(0.0, f64::max);
+    let Some(own) = slowest.reduce(f64::max) else {
+        return path(Level::Note, Check::Latency, format!("{text}; there is no figure to compare with"));
+    };
     let limit = (LATENCY_FACTOR * own).max(LATENCY_FLOOR[usize::from(software)]);
     if figures.latency <= limit {
         return path(Level::Ok, Check::Latency, text);
@@ -257,6 +259,8 @@ mod tests {
         let of = |latency| Figures { latency, latency_p99: latency, bandwidth: 1.0 };
         assert_eq!(latency(&of(900.0), &facts(), &facts()).level, Level::Ok);
         assert_eq!(latency(&of(50_000.0), &facts(), &facts()).level, Level::Fault);
+        let unknown = Facts { loopback: None, ..facts() };
+        assert_eq!(latency(&of(50_000.0), &unknown, &unknown).level, Level::Note);
         let fast = Figures { latency: 2.0, latency_p99: 3.0, bandwidth: 90.0 };
         let hardware = Facts { nature: "hardware".into(), loopback: Some(fast), ..facts() };
         assert_eq!(latency(&of(60.0), &hardware, &hardware).level, Level::Ok);

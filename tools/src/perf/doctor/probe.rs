@@ -97,6 +97,9 @@ pub(crate) enum ProbeError {
     Unanswered,
     #[error("nothing completed for {} s", OPERATION.as_secs())]
     Silent,
+    /// The connection was not established.
+    #[error(transparent)]
+    Setup(anyhow::Error),
     #[error(transparent)]
     Other(#[from] anyhow::Error),
 }
