@@ -793,14 +793,17 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::cli::perf::Perf;
+    use crate::cli::perf::{Perf, PerfCommand};
     use crate::cli::{Cli, Command};
     use crate::perf::measure::{Completed, Recorder, Window};
 
     /// The result of messages of `size` bytes: time since the last one and latency, in nanoseconds.
     fn result(line: &str, size: u32, interval: u64, messages: &[(u64, u64)]) -> (SizeResult, Measured) {
         let words = ["bareverbs", "perf", "write"].into_iter().chain(line.split_whitespace());
-        let Command::Perf(Perf::Write { test }) = Cli::parse_from(words).command else { panic!("{line}") };
+        let Command::Perf(PerfCommand::Benchmark(Perf::Write { test })) = Cli::parse_from(words).command
+        else {
+            panic!("{line}");
+        };
         let plan = test.plan(Verb::Write).unwrap();
         let origin = OnceLock::new();
         let window = Window::new(None, Duration::from_nanos(interval));
