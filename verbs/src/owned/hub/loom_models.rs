@@ -11,7 +11,7 @@ use crate::sync::loom_models::{Bell, model};
 use crate::sync::{Mutex, lock};
 
 /// Awaits the operation.
-fn wait<T, R>(table: &Table<T, R>, wr_id: u64) -> (T, R) {
+fn wait<T, R: Copy>(table: &Table<T, R>, wr_id: u64) -> (T, R) {
     let (bell, waker) = Bell::new();
     loop {
         match table.poll(wr_id, &Context::from_waker(&waker)) {
