@@ -14,6 +14,7 @@ mod transport;
 pub(crate) mod wire;
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -133,6 +134,12 @@ pub struct Fabric {
     injector: Option<Mutex<FaultInjector>>,
     delay_queue: Option<Sender<Delayed>>,
     recorder: Option<Mutex<Option<Recorder>>>,
+}
+
+impl fmt::Debug for Fabric {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Fabric").finish_non_exhaustive()
+    }
 }
 
 impl Fabric {
