@@ -10,6 +10,7 @@
 //! | `DEVICE prefix NUMBER` | another subnet prefix, and so another GID, of an InfiniBand port |
 //! | `DEVICE objects` | number of objects of the driver on the device |
 
+use std::fmt;
 use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -30,6 +31,12 @@ enum Command {
 pub struct Control {
     path: PathBuf,
     listener: UnixListener,
+}
+
+impl fmt::Debug for Control {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Control").field("path", &self.path).finish_non_exhaustive()
+    }
 }
 
 impl Control {

@@ -115,6 +115,12 @@ pub struct Engine {
     groups: BTreeMap<[u8; 16], Vec<u32>>,
 }
 
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine").finish_non_exhaustive()
+    }
+}
+
 impl Engine {
     /// Creates an engine for a port.
     pub fn new(port: Port, interrupts: Box<dyn Interrupts>) -> Self {

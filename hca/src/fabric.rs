@@ -14,6 +14,7 @@ mod transport;
 pub(crate) mod wire;
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -136,6 +137,12 @@ pub struct Fabric {
     recorder: Option<Mutex<Option<Recorder>>>,
     /// Services that ports have registered with the subnet administrator.
     services: Mutex<Services>,
+}
+
+impl fmt::Debug for Fabric {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Fabric").finish_non_exhaustive()
+    }
 }
 
 impl Fabric {

@@ -1,5 +1,7 @@
 //! A device's firmware without a virtual machine. Commands are passed as bytes.
 
+use std::fmt;
+
 use crate::device;
 use crate::engine::{Doorbell, Engine, Interrupts, Link, Port};
 use crate::firmware::{Firmware, example, execute_slot};
@@ -20,6 +22,12 @@ struct NoInterrupts;
 
 impl Interrupts for NoInterrupts {
     fn raise(&self, _vector: u16) {}
+}
+
+impl fmt::Debug for FirmwareHarness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FirmwareHarness").field("engine", &self.engine).finish_non_exhaustive()
+    }
 }
 
 impl FirmwareHarness {

@@ -49,6 +49,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+use std::fmt;
 use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -148,6 +149,12 @@ pub struct InProcessHca {
     packets: Vec<Packet>,
     /// Transmitted Ethernet frames; they are not looped back.
     frames: Vec<Vec<u8>>,
+}
+
+impl fmt::Debug for InProcessHca {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InProcessHca").field("now", &self.now).finish_non_exhaustive()
+    }
 }
 
 impl InProcessHca {

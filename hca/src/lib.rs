@@ -9,6 +9,7 @@
 //! [`Fabric`] connects devices. [`InProcessHca`] is the engine alone and [`FirmwareHarness`] the
 //! firmware on top of it; both use memory of this process.
 #![recursion_limit = "256"]
+#![deny(missing_debug_implementations)]
 
 mod checksum;
 mod control;

@@ -161,6 +161,15 @@ struct Host {
     generation: u32,
 }
 
+impl fmt::Debug for Guests {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guests")
+            .field("hosts", &self.hosts.len())
+            .field("accelerator", &self.accelerator)
+            .finish_non_exhaustive()
+    }
+}
+
 impl Guests {
     /// Boots the guests and waits until all of them are ready.
     pub fn boot(setup: &Setup<'_>) -> Result<Self> {

@@ -4,6 +4,8 @@
 //! root with rdma-core ([`RdmaCore`]), headers ([`headers`]). [`Guests::boot`] starts one guest per
 //! host. `cargo xtask lab` is the command line.
 
+#![deny(missing_debug_implementations)]
+
 mod apt;
 mod cache;
 mod console;

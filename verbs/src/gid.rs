@@ -222,6 +222,17 @@ mod tests {
     }
 
     #[test]
+    fn gid_converts_from_and_to_addresses_and_bytes() {
+        for text in ["10.1.0.1", "fe80::1", "::ffff:10.1.0.1"] {
+            let address: IpAddr = text.parse().unwrap();
+            let gid = Gid::from(address);
+            assert_eq!(text.parse(), Ok(gid));
+            assert_eq!(Ipv6Addr::from(gid).to_canonical(), address.to_canonical());
+            assert_eq!(Gid::from(<[u8; 16]>::from(gid)), gid);
+        }
+    }
+
+    #[test]
     fn gid_prints_as_an_ip_address() {
         assert_eq!(entry(0, "fe80::2", GidType::ROCE_V2).gid.to_string(), "fe80::2");
         assert_eq!(Gid::from(Ipv4Addr::new(10, 1, 0, 1)).to_string(), "::ffff:10.1.0.1");

@@ -101,6 +101,12 @@ pub struct DmaMap {
     device_memory: DeviceMemory,
 }
 
+impl fmt::Debug for DmaMap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DmaMap").field("regions", &self.regions.len()).finish_non_exhaustive()
+    }
+}
+
 impl DmaMap {
     /// Device memory, which has no bus address.
     pub(crate) fn device_memory(&self) -> &DeviceMemory {

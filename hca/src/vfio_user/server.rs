@@ -1,5 +1,6 @@
 //! A vfio-user socket that serves one device to a virtual machine.
 
+use std::fmt;
 use std::fs;
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -30,6 +31,12 @@ pub struct Server {
     device: Device,
     vectors: Vectors,
     setup: Setup,
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server").field("path", &self.path).finish_non_exhaustive()
+    }
 }
 
 impl Server {

@@ -1,5 +1,6 @@
 //! Messages and accesses of a virtual machine monitor, exported for fuzzing.
 
+use std::fmt;
 use std::io::{self, Write};
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
@@ -17,7 +18,14 @@ use crate::fabric::Fabric;
 /// A monitor that is connected to a device.
 pub struct Monitor<'a>(Function<'a>);
 
+impl fmt::Debug for Monitor<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Monitor").finish_non_exhaustive()
+    }
+}
+
 /// A message from a monitor.
+#[derive(Debug)]
 pub struct MonitorMessage {
     /// Message ID, repeated in the reply.
     pub id: u16,
@@ -79,6 +87,12 @@ impl Monitor<'_> {
 pub struct Bar {
     config: Config,
     registers: Registers,
+}
+
+impl fmt::Debug for Bar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bar").field("registers", &self.registers).finish_non_exhaustive()
+    }
 }
 
 impl Bar {

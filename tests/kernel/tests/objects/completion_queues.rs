@@ -67,7 +67,10 @@ pub(crate) fn cq_moderation_is_limited_by_the_device() -> Outcome {
     cq.moderate(0, Duration::ZERO).unwrap();
     let refused = cq.moderate(1, longest + Duration::from_nanos(1)).unwrap_err().to_string();
     let long = u32::from(max_cq_period) + 1;
-    assert_eq!(refused, format!("modify_cq: cq_period {long} is above the maximum of {max_cq_period}"));
+    assert_eq!(
+        refused,
+        format!("modify_cq: cq_period in microseconds {long} is above the maximum of {max_cq_period}")
+    );
     assert!(matches!(cq.moderate(1, Duration::MAX), Err(Error::Limit { .. })));
     Ok(Completion::Completed)
 }
