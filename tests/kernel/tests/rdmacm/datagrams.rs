@@ -31,14 +31,12 @@ pub(crate) fn datagram_service_is_resolved() {
         assert_eq!((peer.qp_num, peer.qkey, peer.private_data.len()), (0x4321, QKEY, 136));
         assert_eq!(&peer.private_data[..5], b"mine\0");
         let [_, gid] = active.gids().unwrap();
-        match peer.address.grh {
-            Some(grh) => assert_eq!(Some(grh.dgid), gid.map(|addr| addr.gid)),
-            // Within an InfiniBand subnet, the LID is the address.
-            None => {
-                assert!(device::is_infiniband(), "{peer:?}");
-                assert_eq!(peer.address.dlid, device::open().query_port(1).unwrap().lid);
-            }
-        }
+        // Within a subnet of InfiniBand, the LID is the address.
+        let (lid, gid) = match device::is_infiniband() {
+            true => (active.paths().unwrap()[0].dlid, None),
+            false => (0, gid.map(|addr| addr.gid)),
+        };
+        assert_eq!((peer.address.dlid, peer.address.grh.map(|grh| grh.dgid)), (lid, gid));
         // The address is one for an address handle.
         device::open().alloc_pd().unwrap().create_ah(&peer.address).unwrap();
         // There is no connection that could end.

@@ -10,6 +10,7 @@ use bareverbs_kernel_tests::device::{self, Requirement};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_rdmacm::event::EventKind;
 use bareverbs_rdmacm::{CmId, Error, EventChannel, IbService, PortSpace, ServiceKey};
+use nix::libc::O_NONBLOCK;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::host::*;
@@ -55,8 +56,8 @@ impl Registrar {
     const MAD: usize = 256;
 
     fn new() -> Self {
-        let nonblocking = OpenOptions::new().read(true).write(true).custom_flags(0o4000).open(UMAD);
-        let umad = nonblocking.expect("ib_umad is loaded");
+        let opened = OpenOptions::new().read(true).write(true).custom_flags(O_NONBLOCK).open(UMAD);
+        let umad = opened.expect("ib_umad is loaded");
         let mut request = RegisterAgent {
             id: 0,
             method_mask: [0; 4],
