@@ -308,24 +308,34 @@ impl<'a> Host<'a> {
         pipe: &mut UnixStream,
     ) -> Result<(Vec<(CmId, u32)>, Vec<(CmId, Seen)>)> {
         let (mut requests, mut accepted) = (Vec::new(), Vec::new());
-        for (number, reached) in plan {
-            let id = self.request(*number)?;
-            if *reached == Reached::Asked {
-                requests.push((id, *number));
-                continue;
-            }
-            id.accept(&ConnParam::new(number | 1))?;
-            let seen = match reached {
-                Reached::Established => {
-                    let event = next(self.listener.channel())?;
-                    let is_it = event.key == id.key() && is(&event.kind, Seen::Established, *number);
-                    ensure!(is_it, "{:?} in place of an established connection", event.kind);
-                    self.report.established += 1;
-                    Seen::Disconnected
+        let mut unestablished = plan.iter().filter(|(_, reached)| *reached == Reached::Established).count();
+        // The process does not wait for each of its messages, so that one may overtake another.
+        while requests.len() + accepted.len() < plan.len() || unestablished > 0 {
+            let event = next(self.listener.channel())?;
+            match event.kind {
+                EventKind::ConnectRequest(request) => {
+                    let of = |(number, _): &&(u32, Reached)| starts_with(request.private_data(), *number);
+                    let (number, reached) =
+                        *plan.iter().find(of).context("the request of another process")?;
+                    let id = request.into_id();
+                    if reached == Reached::Asked {
+                        requests.push((id, number));
+                        continue;
+                    }
+                    id.accept(&ConnParam::new(number | 1))?;
+                    let is_established = reached == Reached::Established;
+                    accepted.push((id, if is_established { Seen::Disconnected } else { Seen::Dropped }));
                 }
-                _ => Seen::Dropped,
-            };
-            accepted.push((id, seen));
+                EventKind::Established(None)
+                    if accepted
+                        .iter()
+                        .any(|(id, seen)| id.key() == event.key && *seen == Seen::Disconnected) =>
+                {
+                    unestablished -= 1;
+                    self.report.established += 1;
+                }
+                other => bail!("from a process: {other:?}"),
+            }
         }
         pipe.read_exact(&mut [0]).context("waiting for the process")?;
         Ok((requests, accepted))
