@@ -7,6 +7,7 @@ mod commands;
 mod data;
 mod environment;
 mod events;
+mod fixed;
 mod life;
 mod limits;
 mod nldev;
@@ -33,6 +34,7 @@ pub(crate) fn checks(driver_id: u32) -> Vec<Check> {
         checks.extend(rings::checks());
         checks.extend(data::checks());
         checks.extend(bugs::checks());
+        checks.extend(fixed::checks());
         checks.extend(events::checks());
         checks.extend(cm::checks());
         checks.extend(nldev::checks());
