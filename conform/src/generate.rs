@@ -5,7 +5,7 @@ mod bugs;
 mod cm;
 mod commands;
 mod data;
-mod environment;
+pub(crate) mod environment;
 mod events;
 mod fixed;
 mod life;
