@@ -51,6 +51,26 @@ mod tests {
 
     use super::*;
 
+    /// The anchor of a heading in Markdown.
+    fn anchor(heading: &str) -> String {
+        let kept = heading.chars().filter(|char| char.is_alphanumeric() || "-_ ".contains(*char));
+        kept.collect::<String>().to_lowercase().replace(' ', "-")
+    }
+
+    #[test]
+    fn each_known_bug_has_a_heading_in_the_docs() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/kernel-bugs.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        let headings: BTreeSet<String> =
+            page.lines().filter_map(|line| line.strip_prefix("### ")).map(anchor).collect();
+        let checks = checks(DriverId::RXE.0);
+        let bugs: Vec<_> = checks.iter().filter_map(|check| Some((check, check.bug?))).collect();
+        assert!(bugs.len() > 10);
+        for (check, bug) in bugs {
+            assert!(headings.contains(bug.page), "{}: {}", check.name, bug.page);
+        }
+    }
+
     #[test]
     fn names_are_unique_and_have_four_parts() {
         for driver in [DriverId::RXE, DriverId::MLX5] {
