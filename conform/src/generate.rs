@@ -5,8 +5,9 @@ mod bugs;
 mod cm;
 mod commands;
 mod data;
-mod environment;
+pub(crate) mod environment;
 mod events;
+mod fixed;
 mod life;
 mod limits;
 mod nldev;
@@ -33,6 +34,7 @@ pub(crate) fn checks(driver_id: u32) -> Vec<Check> {
         checks.extend(rings::checks());
         checks.extend(data::checks());
         checks.extend(bugs::checks());
+        checks.extend(fixed::checks());
         checks.extend(events::checks());
         checks.extend(cm::checks());
         checks.extend(nldev::checks());
@@ -48,6 +50,26 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+
+    /// The anchor of a heading in Markdown.
+    fn anchor(heading: &str) -> String {
+        let kept = heading.chars().filter(|char| char.is_alphanumeric() || "-_ ".contains(*char));
+        kept.collect::<String>().to_lowercase().replace(' ', "-")
+    }
+
+    #[test]
+    fn each_known_bug_has_a_heading_in_the_docs() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/kernel-bugs.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        let headings: BTreeSet<String> =
+            page.lines().filter_map(|line| line.strip_prefix("### ")).map(anchor).collect();
+        let checks = checks(DriverId::RXE.0);
+        let bugs: Vec<_> = checks.iter().filter_map(|check| Some((check, check.bug?))).collect();
+        assert!(bugs.len() > 10);
+        for (check, bug) in bugs {
+            assert!(headings.contains(bug.page), "{}: {}", check.name, bug.page);
+        }
+    }
 
     #[test]
     fn names_are_unique_and_have_four_parts() {

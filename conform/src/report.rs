@@ -150,28 +150,25 @@ fn calls(page: &mut String, rule: Rule, runs: &[Results]) {
     page.push_str("</details>\n");
 }
 
-/// KTAP, version 1, as the kernel's selftests print it.
+/// KTAP, version 1, as the kernel's selftests print it: one subtest for each family of checks, the first
+/// part of their names.
 #[must_use]
 pub fn ktap(results: &Results) -> String {
-    let mut text = format!("KTAP version 1\n1..{}\n", results.checks.len());
-    for (number, outcome) in results.checks.iter().enumerate() {
-        let (result, directive) = match outcome.verdict {
-            Verdict::Passed if outcome.known_bug => ("ok", " # XFAIL known bug of the kernel".to_owned()),
-            Verdict::Passed => ("ok", String::new()),
-            Verdict::Failed => ("not ok", String::new()),
-            Verdict::Skipped => ("ok", format!(" # SKIP {}", one_line(&outcome.reason))),
+    let mut families: BTreeMap<&str, Vec<&Outcome>> = BTreeMap::new();
+    for outcome in &results.checks {
+        let family = outcome.name.split("::").next().unwrap_or_default();
+        families.entry(family).or_default().push(outcome);
+    }
+    let mut text = format!("KTAP version 1\n1..{}\n", families.len());
+    for (number, (family, outcomes)) in families.iter().enumerate() {
+        ktap_family(&mut text, family, outcomes);
+        let of = |verdict| outcomes.iter().any(|outcome| outcome.verdict == verdict);
+        let (result, directive) = match (of(Verdict::Failed), of(Verdict::Passed)) {
+            (true, _) => ("not ok", ""),
+            (false, true) => ("ok", ""),
+            (false, false) => ("ok", " # SKIP all checks were skipped"),
         };
-        if outcome.verdict == Verdict::Failed {
-            for line in outcome
-                .reason
-                .lines()
-                .chain([outcome.call.as_str()])
-                .chain(outcome.kernel_log.iter().map(String::as_str))
-            {
-                let _ = writeln!(text, "# {line}");
-            }
-        }
-        let _ = writeln!(text, "{result} {} {}{directive}", number + 1, outcome.name);
+        let _ = writeln!(text, "{result} {} {family}{directive}", number + 1);
     }
     let (passed, failed, skipped) = counts(results);
     let known = |outcome: &&Outcome| outcome.known_bug && outcome.verdict == Verdict::Passed;
@@ -182,6 +179,26 @@ pub fn ktap(results: &Results) -> String {
         passed - xfail
     );
     text
+}
+
+/// The subtests of one family, indented.
+fn ktap_family(text: &mut String, family: &str, outcomes: &[&Outcome]) {
+    let _ = writeln!(text, "    KTAP version 1\n    # Subtest: {family}\n    1..{}", outcomes.len());
+    for (number, outcome) in outcomes.iter().enumerate() {
+        let (result, directive) = match outcome.verdict {
+            Verdict::Passed if outcome.known_bug => ("ok", " # XFAIL known bug of the kernel".to_owned()),
+            Verdict::Passed => ("ok", String::new()),
+            Verdict::Failed => ("not ok", String::new()),
+            Verdict::Skipped => ("ok", format!(" # SKIP {}", one_line(&outcome.reason))),
+        };
+        if outcome.verdict == Verdict::Failed {
+            let log = outcome.kernel_log.iter().map(String::as_str);
+            for line in outcome.reason.lines().chain([outcome.call.as_str()]).chain(log) {
+                let _ = writeln!(text, "    # {line}");
+            }
+        }
+        let _ = writeln!(text, "    {result} {} {}{directive}", number + 1, outcome.name);
+    }
 }
 
 /// KTAP of a run without a device: everything is skipped.
@@ -287,12 +304,16 @@ mod tests {
     }
 
     #[test]
-    fn ktap_has_a_plan_and_a_line_per_check() {
-        let text = ktap(&results());
-        assert!(text.starts_with("KTAP version 1\n1..3\nok 1 a::b::c::passes\n"), "{text}");
-        assert!(text.contains("\nnot ok 2 a::b::c::fails\n"), "{text}");
-        assert!(text.contains("\nok 3 a::b::c::skips # SKIP not here\n"), "{text}");
-        assert!(text.contains("# Totals: pass:1 fail:1 xfail:0 xpass:0 skip:1 error:0"), "{text}");
+    fn ktap_has_a_subtest_for_each_family() {
+        let mut results = results();
+        results.checks.push(Outcome { name: "other::b::c::skips".into(), ..results.checks[2].clone() });
+        let text = ktap(&results);
+        let family = "KTAP version 1\n1..2\n    KTAP version 1\n    # Subtest: a\n    1..3\n    ok 1 a::b::c::passes\n";
+        assert!(text.starts_with(family), "{text}");
+        assert!(text.contains("\n    not ok 2 a::b::c::fails\n"), "{text}");
+        assert!(text.contains("\n    ok 3 a::b::c::skips # SKIP not here\nnot ok 1 a\n"), "{text}");
+        assert!(text.contains("\nok 2 other # SKIP all checks were skipped\n"), "{text}");
+        assert!(text.contains("# Totals: pass:1 fail:1 xfail:0 xpass:0 skip:2 error:0"), "{text}");
     }
 
     #[test]
@@ -300,7 +321,7 @@ mod tests {
         let mut results = results();
         results.checks[0].known_bug = true;
         let text = ktap(&results);
-        assert!(text.contains("\nok 1 a::b::c::passes # XFAIL known bug of the kernel\n"), "{text}");
+        assert!(text.contains("\n    ok 1 a::b::c::passes # XFAIL known bug of the kernel\n"), "{text}");
         assert!(text.contains("# Totals: pass:0 fail:1 xfail:1 xpass:0 skip:1 error:0"), "{text}");
     }
 

@@ -292,6 +292,7 @@ rules! {
     Fork = "fork",
         "A forked child may execute ioctls on its parent's file. write() fails with EACCES.",
         "include/rdma/ib.h: ib_safe_file_access";
-    KnownBug = "known-bug", "A kernel with a known bug shows it, and no other kernel does.",
+    KnownBug = "known-bug", "A known bug of the kernel, in kernels that may have it.",
         "docs/kernel-bugs.md of bareverbs";
+    Fixed = "fixed-bug", "A bug that a kernel update fixed.", "docs/findings/fixed-bugs.md of bareverbs";
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
@@ -14,6 +15,7 @@ use crate::apt::{Apt, Channel, Package};
 use crate::cache::Cache;
 use crate::deb;
 use crate::modules::Modules;
+use crate::process::bind_to_parent;
 use crate::tools::Tools;
 
 /// A kernel series that Debian ships.
@@ -121,10 +123,49 @@ impl Kernel {
         Ok(Self { version: manifest.version, image, modules: Modules::read(&tree, &folder.join("depmod"))? })
     }
 
+    /// A kernel of the user: a built kernel tree, a folder with an image and modules, or a bzImage.
+    ///
+    /// The modules of a tree are installed into the cache by the tree's own `make modules_install`. A
+    /// bzImage without modules must have all drivers built in.
+    pub fn at(path: &Path, tools: &Tools, cache: &Cache) -> Result<Self> {
+        if path.is_file() {
+            return Self::image(path);
+        }
+        let image = path.join(TREE_IMAGE);
+        if !(image.is_file() && path.join("Kbuild").is_file()) {
+            return Self::folder(path, tools, cache);
+        }
+        let built = fs::read_to_string(path.join("modules.order")).unwrap_or_default();
+        if built.trim().is_empty() {
+            return Self::image(&image);
+        }
+        let tree = path.canonicalize().with_context(|| path.display().to_string())?;
+        let (folder, ()) = cache.ensure("tree", true, |scratch| {
+            let mut make = Command::new("make");
+            make.args(["--silent", "-C"]).arg(&tree).arg("modules_install");
+            // The lab runs its own depmod.
+            make.arg(format!("INSTALL_MOD_PATH={}", scratch.display())).arg("DEPMOD=true");
+            let run = bind_to_parent(&mut make).output().context("running make modules_install")?;
+            if !run.status.success() {
+                bail!("make modules_install: {}", String::from_utf8_lossy(&run.stderr).trim_end());
+            }
+            fs::copy(&image, scratch.join("bzImage")).context("copying the image")?;
+            Ok(())
+        })?;
+        Self::folder(&folder, tools, cache)
+    }
+
+    /// A kernel with all drivers built in.
+    fn image(image: &Path) -> Result<Self> {
+        let bytes = fs::read(image).with_context(|| format!("reading {}", image.display()))?;
+        let version = image_release(&bytes).with_context(|| format!("{} is no bzImage", image.display()))?;
+        Ok(Self { version, image: image.to_owned(), modules: Modules::built_in() })
+    }
+
     /// A kernel in a folder: `vmlinuz`, `bzImage` or `boot/vmlinuz-*`, and `lib/modules/*`.
     ///
     /// A folder without `modules.dep` is not changed; the file is created in the cache.
-    pub fn folder(folder: &Path, tools: &Tools, cache: &Cache) -> Result<Self> {
+    fn folder(folder: &Path, tools: &Tools, cache: &Cache) -> Result<Self> {
         let (image, tree) = locate(folder)?;
         let release = tree.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let modules = if tree.join("modules.dep").exists() {
@@ -138,6 +179,20 @@ impl Kernel {
         };
         Ok(Self { version: release, image, modules })
     }
+}
+
+/// The image of a built kernel tree.
+const TREE_IMAGE: &str = "arch/x86/boot/bzImage";
+
+/// The release in the header of a bzImage (`Documentation/arch/x86/boot.rst`: `kernel_version`).
+fn image_release(image: &[u8]) -> Option<String> {
+    if image.get(0x202..0x206)? != b"HdrS" {
+        return None;
+    }
+    let offset = u16::from_le_bytes(*image.get(0x20e..)?.first_chunk()?);
+    let text = image.get(0x200 + usize::from(offset)..)?;
+    let release = text.split(|byte| [0, b' '].contains(byte)).next()?;
+    (!release.is_empty()).then(|| String::from_utf8_lossy(release).into_owned())
 }
 
 /// Finds the image and the module tree (the folder named as the release).
@@ -237,6 +292,18 @@ mod tests {
             kernel_dependencies(&split),
             ["linux-base-7.2.13+deb14-amd64", "linux-binary-7.2.13+deb14-amd64"]
         );
+    }
+
+    #[test]
+    fn release_is_read_from_the_image_header() {
+        let mut image = vec![0; 0x400];
+        image[0x202..0x206].copy_from_slice(b"HdrS");
+        image[0x20e..0x210].copy_from_slice(&0x100_u16.to_le_bytes());
+        image[0x300..0x30f].copy_from_slice(b"7.3.0-rc1+ (me)");
+        assert_eq!(image_release(&image).as_deref(), Some("7.3.0-rc1+"));
+        assert_eq!(image_release(&image[..0x300]), None, "the text is not in the file");
+        image[0x202] = 0;
+        assert_eq!(image_release(&image), None, "no bzImage");
     }
 
     #[test]

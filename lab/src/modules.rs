@@ -13,9 +13,16 @@ pub struct Modules {
     /// Module name → file below the tree, and the files that it depends on.
     known: HashMap<String, (String, Vec<String>)>,
     built_in: HashSet<String>,
+    /// Whether every driver that the kernel has is built in.
+    all_built_in: bool,
 }
 
 impl Modules {
+    /// The modules of a kernel with all drivers built in.
+    pub fn built_in() -> Self {
+        Self { all_built_in: true, ..Self::parse(Path::new(""), "", "") }
+    }
+
     /// Reads `modules.dep` in `dependencies` for the tree `…/lib/modules/RELEASE`.
     pub fn read(tree: &Path, dependencies: &Path) -> Result<Self> {
         let path = dependencies.join("modules.dep");
@@ -31,7 +38,7 @@ impl Modules {
             known.insert(module_name(file), (file.to_owned(), needs));
         }
         let built_in = built_in.lines().map(module_name).collect();
-        Self { tree: tree.to_owned(), known, built_in }
+        Self { tree: tree.to_owned(), known, built_in, all_built_in: false }
     }
 
     /// The files of these modules and of their dependencies, dependencies first.
@@ -46,11 +53,11 @@ impl Modules {
 
     /// Whether the kernel has this module, as a file or built in.
     pub fn has(&self, name: &str) -> bool {
-        self.known.contains_key(name) || self.built_in.contains(name)
+        self.all_built_in || self.known.contains_key(name) || self.built_in.contains(name)
     }
 
     fn place(&self, name: &str, placed: &mut HashSet<String>, order: &mut Vec<PathBuf>) -> Result<()> {
-        if !placed.insert(name.to_owned()) || self.built_in.contains(name) {
+        if !placed.insert(name.to_owned()) || self.all_built_in || self.built_in.contains(name) {
             return Ok(());
         }
         let Some((file, needs)) = self.known.get(name) else {
@@ -98,6 +105,13 @@ mod tests {
         let modules = Modules::parse(Path::new("/m"), DEP, "kernel/drivers/virtio/virtio_pci.ko\n");
         assert!(names(&modules, &["virtio_pci"]).is_empty());
         assert!(modules.has("virtio_pci") && modules.has("ib_core") && !modules.has("siw"));
+    }
+
+    #[test]
+    fn kernel_without_modules_needs_no_files() {
+        let modules = Modules::built_in();
+        assert!(names(&modules, &["rdma_rxe", "ib_uverbs"]).is_empty());
+        assert!(modules.has("siw"));
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! `cargo xtask conform`: the conformance suite on several kernels.
 
+mod bisect;
+
 use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -8,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use bareverbs_conform::{Results, report};
 use bareverbs_lab::{Accelerator, Cache, Exec, Guests, Series, Setup, Tools};
-use clap::Args;
+use clap::{Args, Subcommand};
 
 use crate::{build, lab};
 
@@ -16,9 +18,36 @@ use crate::{build, lab};
 const LIMIT: Duration = Duration::from_secs(1200);
 
 #[derive(Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Conform {
-    /// Series such as 6.12, rc, or folders with a kernel, separated by commas (default: all series
-    /// that Debian ships).
+    #[command(subcommand)]
+    action: Option<Action>,
+    #[command(flatten)]
+    matrix: Matrix,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Find the commit of a kernel tree that changed the result of a check.
+    Bisect(bisect::Bisect),
+    /// Build the checked-out commit and run a check: exit status 0, 1 or 125 for git bisect run.
+    BisectStep(bisect::Step),
+}
+
+impl Conform {
+    pub(crate) fn run(self) -> Result<ExitCode> {
+        match self.action {
+            None => self.matrix.run(),
+            Some(Action::Bisect(bisect)) => bisect.run(),
+            Some(Action::BisectStep(step)) => Ok(step.run()),
+        }
+    }
+}
+
+#[derive(Args)]
+struct Matrix {
+    /// Series such as 6.12, rc, built kernel trees, folders with a kernel or bzImages, separated by
+    /// commas (default: all series that Debian ships).
     #[arg(long, alias = "kernel", value_name = "KERNEL", value_delimiter = ',')]
     kernels: Vec<String>,
     /// Run the checks whose names contain this or match it with * and ?.
@@ -44,8 +73,8 @@ pub(crate) struct Conform {
     accel: Accelerator,
 }
 
-impl Conform {
-    pub(crate) fn run(self) -> Result<ExitCode> {
+impl Matrix {
+    fn run(self) -> Result<ExitCode> {
         let folder = self.out.clone().unwrap_or_else(|| build::workspace().join("target/conform"));
         fs::create_dir_all(&folder)?;
         let kernels = match self.kernels.as_slice() {
@@ -54,8 +83,8 @@ impl Conform {
         };
         let mut runs = Vec::new();
         for kernel in &kernels {
-            let text = self.in_guest(kernel)?;
-            let results: Results = serde_json::from_str(&text).context("the guest printed no results")?;
+            let guests = self.boot(kernel)?;
+            let (text, results) = self.check(guests).with_context(|| format!("on kernel {kernel}"))?;
             let file = folder.join(format!("{}.json", results.kernel));
             fs::write(&file, text).with_context(|| format!("writing {}", file.display()))?;
             print!("{}", report::summary(&results));
@@ -68,13 +97,13 @@ impl Conform {
         Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     }
 
-    /// Runs the suite in a fresh guest. Returns its results as JSON.
-    fn in_guest(&self, kernel: &str) -> Result<String> {
+    /// Boots a guest with a kernel.
+    fn boot(&self, kernel: &str) -> Result<Guests> {
         let cache = Cache::open()?;
         let tools = Tools::fetch(&cache, false)?;
         let kernel = lab::kernel(&cache, &tools, kernel)?;
         let programs = build::guest_programs()?;
-        let mut guests = Guests::boot(&Setup {
+        Guests::boot(&Setup {
             cache: &cache,
             tools: &tools,
             kernel: &kernel,
@@ -86,7 +115,11 @@ impl Conform {
             instruction_clock: false,
             recording: None,
             hca: None,
-        })?;
+        })
+    }
+
+    /// Runs the suite in a fresh guest. Returns its results, also as JSON.
+    fn check(&self, mut guests: Guests) -> Result<(String, Results)> {
         let mut argv: Vec<String> =
             [build::TOOL, "conform", "--format", "json", "--seed"].map(str::to_owned).into();
         argv.push(self.seed.to_string());
@@ -94,19 +127,16 @@ impl Conform {
         argv.extend(self.filter.iter().flat_map(|pattern| ["--filter".to_owned(), pattern.clone()]));
         let finished = guests.run(0, Exec { argv, ..Exec::default() }, LIMIT)?;
         if finished.timed_out {
-            bail!("the suite did not end in {} s on {}", LIMIT.as_secs(), kernel.version);
+            bail!("the suite did not end in {} s", LIMIT.as_secs());
         }
         let errors = String::from_utf8_lossy(&finished.stderr);
-        ensure!(
-            [0, 1, 4].contains(&finished.status),
-            "status {} on {}: {errors}",
-            finished.status,
-            kernel.version
-        );
-        ensure!(!finished.stdout.is_empty(), "no results on {}: {errors}", kernel.version);
+        ensure!([0, 1, 4].contains(&finished.status), "status {}: {errors}", finished.status);
+        ensure!(!finished.stdout.is_empty(), "no results: {errors}");
         for warning in guests.shut_down()? {
             eprintln!("lab: {warning}");
         }
-        Ok(String::from_utf8(finished.stdout)?)
+        let text = String::from_utf8(finished.stdout)?;
+        let results = serde_json::from_str(&text).context("the guest printed no results")?;
+        Ok((text, results))
     }
 }

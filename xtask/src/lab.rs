@@ -64,7 +64,8 @@ impl From<Port> for HcaPort {
 
 #[derive(Args)]
 pub(crate) struct Machine {
-    /// A series such as 6.12, rc, or a folder with vmlinuz or bzImage and lib/modules.
+    /// A series such as 6.12, rc, a built kernel tree, a folder with vmlinuz or bzImage and
+    /// lib/modules, or a bzImage with all drivers built in.
     #[arg(long, default_value = DEFAULT_KERNEL)]
     kernel: String,
     /// Run in a Debian root with rdma-core, perftest, pyverbs, strace and iproute2.
@@ -186,16 +187,16 @@ pub(crate) fn describe(accelerator: Accelerator, instruction_clock: bool) -> &'s
     }
 }
 
-/// A kernel by series or folder.
+/// A kernel by series or path.
 pub(crate) fn kernel(cache: &Cache, tools: &Tools, wanted: &str) -> Result<Kernel> {
     if let Ok(series) = wanted.parse() {
         return Kernel::debian(cache, tools, series, false);
     }
-    let folder = Path::new(wanted);
-    if !folder.is_dir() {
-        bail!("no kernel `{wanted}`: give {} or a folder", Series::names());
+    let path = Path::new(wanted);
+    if !path.exists() {
+        bail!("no kernel `{wanted}`: give {}, a kernel tree, a folder or a bzImage", Series::names());
     }
-    Kernel::folder(folder, tools, cache)
+    Kernel::at(path, tools, cache)
 }
 
 fn shared_folder(folder: &Path) -> Result<PathBuf> {

@@ -22,7 +22,6 @@ use crate::rules::Rule;
 use crate::session::{Session, Step, fail, skip};
 
 const EVERY: &[Since] = &[Since::V6_1, Since::V6_12, Since::V7_2];
-const BEFORE_6_12: &[Since] = &[Since::V6_1];
 const SINCE_7_2: &[Since] = &[Since::V7_2];
 
 /// How long a completion that may never come is awaited. Retries of the checks take less.
@@ -84,29 +83,7 @@ struct Known {
 
 const SUCCESS: Answer = Answer::Status(WcStatus::SUCCESS.0);
 
-const KNOWN: [Known; 8] = [
-    Known {
-        page: "sends-posted-in-err-are-not-flushed",
-        series: BEFORE_6_12,
-        title: "the completions of 3 sends that one doorbell starts in ERR",
-        right: Answer::Value(3),
-        wrong: Answer::Value(0),
-        body: |session| {
-            let mut pair = Pair::new(session, QpType::RC, None)?;
-            // The index of the requester advances to 3 by retried doorbells.
-            move_sender(session, &pair, QpState::ERR)?;
-            for _ in 0..3 {
-                let mut call = pair.sender.doorbell(session);
-                session.prepare(&mut call)?;
-            }
-            for _ in 0..3 {
-                pair.sender.push_send(&|_, _| {})?;
-            }
-            let mut call = pair.sender.doorbell(session);
-            session.prepare(&mut call)?;
-            Ok(completions(&mut pair, SEND_ID, 3))
-        },
-    },
+const KNOWN: [Known; 7] = [
     Known {
         page: "receives-posted-after-a-failure-are-not-flushed",
         series: EVERY,

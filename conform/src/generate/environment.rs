@@ -1,12 +1,13 @@
 //! The environment of a process: capabilities, limits of pinned memory, cgroups, network namespaces and
 //! forked children.
 
+use bareverbs_uapi::abi::Since;
 use bareverbs_uapi::method::Method;
 use bareverbs_uapi::uverbs::ObjectClass;
-use bareverbs_uapi::uverbs::types::QpType;
+use bareverbs_uapi::uverbs::types::{QpCreateFlags, QpType};
 use bareverbs_uapi::uverbs::{GetContext, InfoHandles, InvokeWrite, QpCreate};
 use bareverbs_uapi::verbs_values::{QpAttrMask, QpState};
-use bareverbs_uapi::write::structs::{AllocPdReq, AllocPdResp, RegMrResp};
+use bareverbs_uapi::write::structs::{AllocPdReq, AllocPdResp, ExCreateQp, ExCreateQpResp, RegMrResp};
 use bareverbs_uapi::write::{self, WriteCommand};
 use rustix::thread::CapabilitySet;
 use zerocopy::{FromZeros, IntoBytes};
@@ -14,7 +15,7 @@ use zerocopy::{FromZeros, IntoBytes};
 use super::qp_states::Qp;
 use crate::answer::Answer;
 use crate::call::{Call, Slot};
-use crate::check::Check;
+use crate::check::{Bug, Check};
 use crate::environment::{Restricted, Restriction};
 use crate::rules::Rule;
 use crate::session::{Session, Step, Stop, fail, skip};
@@ -41,17 +42,39 @@ fn of_capabilities(checks: &mut Vec<Check>) {
             let _restricted = restricted.then(|| restrict(session, raw)).transpose()?;
             session.judge(&mut call, answer).map(drop)
         }));
-        let source_qpn = 1 << 10;
+        // rxe takes no source QPN.
+        let answer = if restricted { Answer::PERM } else { Answer::OPNOTSUPP };
         let title = name("QpCreate", "SOURCE_QPN", rule, suffix);
-        // rxe takes no creation flags.
-        checks.push(Check::new(title, rule, Answer::OPNOTSUPP, move |session| {
+        let check = Check::new(title, rule, answer, move |session| {
             let (pd, cq) = (session.pd()?, session.cq()?);
             let mut call = session
                 .qp_call(QpType::UD, pd, cq)
-                .with(Slot::number(QpCreate::FLAGS.id(), source_qpn))
                 .with(Slot::input(QpCreate::SOURCE_QPN.id(), &7_u32.to_ne_bytes()));
             let _restricted = restricted.then(|| restrict(session, raw)).transpose()?;
-            session.judge(&mut call, Answer::OPNOTSUPP).map(drop)
+            session.judge(&mut call, answer).map(drop)
+        });
+        checks.push(check.of_bug(Bug {
+            page: "qp_create-takes-a-source-qpn-without-cap_net_raw",
+            series: &[Since::V6_1, Since::V6_12, Since::V7_2],
+            answer: Answer::OPNOTSUPP,
+        }));
+        let title = name("ExCreateQp", "SOURCE_QPN", rule, suffix);
+        checks.push(Check::new(title, rule, answer, move |session| {
+            let (pd, cq) = (session.pd()?, session.cq()?);
+            let request = ExCreateQp {
+                pd_handle: pd,
+                send_cq_handle: cq,
+                recv_cq_handle: cq,
+                qp_type: QpType::UD.0 as u8,
+                // IB_QP_CREATE_SOURCE_QPN.
+                create_flags: QpCreateFlags::from_bits_retain(1 << 10),
+                source_qpn: 7,
+                ..ExCreateQp::new_zeroed()
+            };
+            let number = write::ex::CreateQp::INFO.number;
+            let mut call = session.command(number, request.as_bytes(), size_of::<ExCreateQpResp>(), 32);
+            let _restricted = restricted.then(|| restrict(session, raw)).transpose()?;
+            session.judge(&mut call, answer).map(drop)
         }));
         let answer = if restricted { Answer::PERM } else { Answer::Ok };
         for (qkey, value, answer) in [("privileged", 1 << 31, answer), ("ordinary", 1 << 30, Answer::Ok)] {

@@ -313,6 +313,11 @@ fn of_requests(checks: &mut Vec<Check>) {
             refused(session, qp_type, "65535 SGEs", expect, &|wqe, _| wqe.dma.num_sge = 0xffff)
         });
         checks.push(check.hazardous("kernels before 6.1.188 and 6.12.110 read beyond the queue"));
+        let name = format!("ring::{kind}::send::{}-opcode-2^24", rule.id());
+        let check = Check::new(name, rule, expect, move |session| {
+            refused(session, qp_type, "the opcode 2^24", expect, &|wqe, _| wqe.wr.opcode = WrOpcode(1 << 24))
+        });
+        checks.push(check.hazardous("kernels read beyond a table (send-opcodes-are-not-limited)"));
         let name = format!("ring::{kind}::send::{}-current-sge", rule.id());
         let check = Check::new(name, rule, expect, move |session| {
             refused(session, qp_type, "a current SGE of 1000", expect, &|wqe, _| wqe.dma.cur_sge = 1000)

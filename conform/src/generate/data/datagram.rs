@@ -1,5 +1,6 @@
 //! Datagrams: address handles, Q_Keys, lengths, and receives that are too short.
 
+use bareverbs_uapi::abi::Since;
 use bareverbs_uapi::rxe::{RecvWqe, SendWqe, Sge, UdWr};
 use bareverbs_uapi::uverbs::ObjectClass;
 use bareverbs_uapi::uverbs::types::QpType;
@@ -11,12 +12,20 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::operation::{LOCAL_BYTE, REMOTE_BYTE};
 use super::trial::status;
-use crate::answer::{Answer, Expect};
+use crate::answer::{self, Answer, Expect};
 use crate::call::Slot;
 use crate::check::Check;
 use crate::generate::pair::{LENGTH, Options, Pair, RECEIVED, RECV_ID, REGION, SEND_ID, one_sge};
 use crate::rules::Rule;
 use crate::session::{Session, Step, fail};
+
+/// rxe drops datagrams that are longer than their receive.
+static RXE_DATAGRAM_LENGTH: answer::Change = answer::Change {
+    name: "rxe-datagram-length",
+    since: Since::V6_12,
+    why: "a datagram longer than its receive is dropped (sw/rxe/rxe_resp.c: rxe_resp_check_length); before, \
+          the receive failed with LOC_QP_OP_ERR and the QP went to ERR",
+};
 
 /// Bytes of the GRH in front of a received datagram.
 const GRH: u32 = 40;
@@ -134,6 +143,12 @@ fn of_sent(checks: &mut Vec<Check>) {
             let wc = datagrams.pair.completion(SEND_ID)?;
             let text = format!("a datagram: {suffix}");
             session.compare(&text, expect.on(session.series), Answer::Status(wc.status.0))?;
+            if session.series < RXE_DATAGRAM_LENGTH.since && !arrives && suffix.starts_with("receive-") {
+                let wc = datagrams.pair.completion(RECV_ID)?;
+                let (expected, got) = (status(WcStatus::LOC_QP_OP_ERR), Answer::Status(wc.status.0));
+                let text = format!("the receive of a datagram: {suffix}");
+                return session.compare(&text, expected, got).map(drop);
+            }
             match (datagrams.arrives(session)?, arrives) {
                 (true, false) => fail("the datagram arrives"),
                 (false, true) => fail("the datagram does not arrive"),
