@@ -36,6 +36,7 @@ fn seeded_faults_are_found_and_shrunk() {
         let failure = failure.unwrap_or_else(|| panic!("{fault:?} was not found"));
         assert_eq!(failure.rule, rule, "{fault:?}: {failure:?}");
         assert!(failure.reproducible, "{fault:?}: {failure:?}");
-        assert!(failure.calls.len() <= calls, "{fault:?}: {:#?}", failure.calls);
+        let program: Vec<_> = failure.program.iter().map(Record::text).collect();
+        assert!(program.len() <= calls, "{fault:?}: {program:#?}");
     }
 }

@@ -12,6 +12,9 @@ use super::{UNMAPPED, fields};
 /// The largest region that is mapped for a recorded address, in bytes.
 const MAX_REGION: u64 = 1 << 30;
 const PAGE: u64 = 4096;
+/// The length that is mapped for a queue of mlx5, whose request has only its address. It is more than
+/// the largest queue of a device, and takes memory only as far as it is used.
+const QUEUE: u64 = 1 << 26;
 
 /// Memory for a recorded range of addresses.
 struct Region {
@@ -75,6 +78,10 @@ impl Names {
     }
 
     fn address(&mut self, recorded: u64, length: u64) -> u64 {
+        // No address of memory: below `vm.mmap_min_addr`, or not of user space.
+        if recorded < PAGE || recorded >> 47 != 0 {
+            return recorded;
+        }
         let within = |region: &&Region| {
             let end = region.recorded.checked_add(region.length);
             let wanted = recorded.checked_add(length);
@@ -84,8 +91,8 @@ impl Names {
             let first = region.start.expose_provenance() as u64 + region.recorded % PAGE;
             return first + (recorded - region.recorded);
         }
-        if recorded == 0 || length > MAX_REGION {
-            return if recorded == 0 { 0 } else { UNMAPPED };
+        if length > MAX_REGION {
+            return UNMAPPED;
         }
         let mapped = (recorded % PAGE + length).next_multiple_of(PAGE).max(PAGE) as usize;
         // SAFETY: a new anonymous mapping overlaps no other.
@@ -130,6 +137,8 @@ impl Names {
                 "response" => 0,
                 "start" | "addr" => self.address(recorded, length),
                 "hca_va" if first == Some(recorded) => self.address(recorded, length),
+                "buf_addr" | "sq_buf_addr" => self.address(recorded, QUEUE),
+                "db_addr" => self.address(recorded, 8),
                 "mmap_info_addr" | "val_ptr" | "next_ptr" => self.address(recorded, PAGE),
                 _ => continue,
             };
