@@ -20,8 +20,8 @@ use bareverbs_uapi::method::{
     Access, AttributeInfo, AttributeKind, Method, MethodInfo, PayloadSize, UHW_IN, UHW_OUT,
 };
 use bareverbs_uapi::registry::{self, Driver};
-use bareverbs_uapi::uverbs::InvokeWrite;
 use bareverbs_uapi::uverbs::types::DriverId;
+use bareverbs_uapi::uverbs::{InvokeWrite, ObjectClass};
 use bareverbs_uapi::write::{EXTENDED, WriteCommandInfo};
 use clap::Args;
 
@@ -109,9 +109,13 @@ fn resource(class: u16) -> String {
     }
 }
 
-/// The resource of a class whose objects are descriptors.
+/// The resource of a class whose objects are descriptors. A dma-buf is any descriptor: no method
+/// needs one of uverbs.
 fn descriptor(class: u16) -> String {
-    format!("fd_{}", resource(class))
+    match ObjectClass(class) {
+        ObjectClass::DMABUF => "fd".to_owned(),
+        _ => format!("fd_{}", resource(class)),
+    }
 }
 
 /// `QpCreate` → `qp_create`.
@@ -307,7 +311,9 @@ impl Writer {
             }
             AttributeKind::Descriptor { object, access: Access::New } => {
                 let resource = descriptor(object);
-                self.descriptors.insert(resource.clone());
+                if resource != "fd" {
+                    self.descriptors.insert(resource.clone());
+                }
                 self.structure(
                     name,
                     id,

@@ -147,8 +147,10 @@ fn value(
     surroundings: &Surroundings,
 ) {
     match &mut slot.payload {
+        // A handle of more than 32 bits, or an extreme value.
+        Payload::None if choice & 0xc0 == 0xc0 => slot.raw.data |= 1 << 32,
         Payload::None => {
-            slot.raw.data = extreme(if choice & 0x80 == 0 { 4 } else { 8 }, choice, surroundings)
+            slot.raw.data = extreme(if choice & 0x80 == 0 { 4 } else { 8 }, choice, surroundings);
         }
         Payload::Output(_) => {}
         Payload::Input(bytes) => match info {

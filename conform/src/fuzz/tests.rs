@@ -29,7 +29,7 @@ fn seeded_faults_are_found_and_shrunk() {
         (Broken::Undo, Rule::Handle, 4),
         (Broken::HandleType, Rule::Handle, 7),
         (Broken::HandleWide, Rule::Handle, 6),
-        (Broken::Busy, Rule::Busy, 6),
+        (Broken::Busy, Rule::Busy, 8),
     ];
     for (fault, rule, calls) in faults {
         let failure = fuzz_model(Some(fault), 1, 3000).failure;

@@ -18,14 +18,14 @@ a{color:inherit;text-underline-offset:2px}table{border-collapse:collapse;width:1
 th,td{padding:.25rem .5rem;border-bottom:1px solid var(--line);text-align:left;vertical-align:top}\
 .n{text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums}.m{color:var(--muted);font-size:13px}\
 .p{color:var(--pass)}.f{color:var(--fail);font-weight:600}.s{color:var(--muted)}\
-code,.id{font:13px/1.45 ui-monospace,monospace;overflow-wrap:anywhere}\
+code,.id{font:13px/1.45 ui-monospace,monospace}code{overflow-wrap:anywhere}.id{overflow-wrap:break-word}\
 thead th{position:sticky;top:0;background:Canvas}\
 details{border-bottom:1px solid var(--line)}summary{padding:.4rem 0;cursor:pointer}\
 .k{padding:.5rem 0 .5rem .75rem;border-top:1px solid var(--soft)}.k:target{background:var(--soft)}\
 .k>b{font-weight:600;overflow-wrap:anywhere}.a{margin-right:.75rem;white-space:nowrap}.w{white-space:normal}\
 .k code{display:block;background:var(--soft);padding:.25rem .5rem;margin-top:.25rem;border-radius:4px}\
-@media(max-width:40rem){body{padding:.6rem}th,td{padding:.25rem .3rem}.m.t{display:none}table{font-size:14px}\
-.id{font-size:12px}}";
+@media(max-width:40rem){body{padding:.6rem}th,td{padding:.25rem .3rem}.m.t{display:none}table{font-size:13px}\
+.id{font-size:12px}th.n{overflow-wrap:anywhere;white-space:normal}}";
 
 /// A page with rules × kernels. Each cell links to the calls of the rule.
 #[must_use]
@@ -42,8 +42,9 @@ pub fn html(runs: &[Results]) -> String {
     for run in runs {
         let _ = write!(
             page,
-            "<th class=\"n\">{}<br><span class=\"m\">{}</span>",
-            escape(&run.kernel),
+            "<th class=\"n\">{}<br><span class=\"m t\">{} {}</span>",
+            escape(short(&run.kernel)),
+            escape(&run.kernel[short(&run.kernel).len()..]),
             escape(&run.device)
         );
     }
@@ -61,6 +62,11 @@ pub fn html(runs: &[Results]) -> String {
         section(&mut page, rule, runs, &anchors);
     }
     page
+}
+
+/// A release without the suffix of a distribution: `6.12.118` of `6.12.118+deb13-amd64`.
+fn short(release: &str) -> &str {
+    release.split('+').next().unwrap_or(release)
 }
 
 /// Passed, failed and skipped checks in few characters.
@@ -157,7 +163,7 @@ fn answers(page: &mut String, check: &CheckRow<'_>, runs: &[Results]) {
             let _ = write!(
                 page,
                 "<span class=\"a{wide}\"><span class=\"m\">{}</span> <span class=\"{class}\">{}</span></span> ",
-                escape(&run.kernel),
+                escape(short(&run.kernel)),
                 escape(text)
             );
         }

@@ -38,7 +38,7 @@ fn commands_are_calls_with_their_structs() {
     assert_eq!(
         definition(&text, "ib_uverbs_reg_mr {"),
         "ib_uverbs_reg_mr {\n\tresponse\tconst[0x0, int64]\n\tstart\tvma64\n\tlength\tint64\n\thca_va\tvma64\n\
-         \tpd_handle\tuverbs_pd\n\taccess_flags\tflags[uverbs_access_flags, int32]\n\tdriver_data\tarray[int64]\n}"
+         \tpd_handle\tuverbs_pd\n\taccess_flags\tflags[uverbs_access_flags, int32]\n}"
     );
     assert!(definition(&text, "ib_uverbs_reg_mr_resp {").contains("\tmr_handle\tuverbs_mr\n"));
 }

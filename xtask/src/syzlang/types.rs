@@ -127,7 +127,8 @@ impl Types {
             // The name is known before the fields, which may have structs of their own.
             self.structs.insert(name.clone(), String::new());
             let mut text = format!("{name} {{\n");
-            for field in info.fields {
+            // The driver's part is an attribute of its own.
+            for field in info.fields.iter().filter(|field| field.rust != "driver_data") {
                 let kind = self.field(info.rust, field, direction);
                 let _ = writeln!(text, "\t{}\t{kind}", field.rust);
             }
