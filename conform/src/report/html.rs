@@ -159,7 +159,7 @@ fn answers(page: &mut String, check: &CheckRow<'_>, runs: &[Results]) {
     }
     for (answer, run) in all.iter().zip(runs) {
         if let Some((class, text)) = answer {
-            let wide = if text.len() > 40 { " w" } else { "" };
+            let wide = if text.len() > 20 { " w" } else { "" };
             let _ = write!(
                 page,
                 "<span class=\"a{wide}\"><span class=\"m\">{}</span> <span class=\"{class}\">{}</span></span> ",
