@@ -440,7 +440,7 @@ impl Replayer<'_> {
                             // Handles and numbers.
                             Layout::Elements(FieldKind::Unsigned(4)) => open.names.handles(&mut copy),
                             // The layout of a driver's part is unknown.
-                            Layout::Bytes if name == "UHW_IN" && !copy.is_empty() => return None,
+                            Layout::Bytes if name == "UHW_IN" && !is_zero(&copy) => return None,
                             _ => {}
                         }
                         match payload.address() {
@@ -499,7 +499,7 @@ impl Replayer<'_> {
         let core = if extended { usize::from(header.in_words) * 8 } else { info.size };
         match (driver, request.get_mut(core..)) {
             (Some(info), Some(driver)) => open.names.translate(info, driver, &descriptor),
-            (None, Some(driver)) if command.driver_input && !driver.is_empty() => return None,
+            (None, Some(driver)) if command.driver_input && !is_zero(driver) => return None,
             _ => {}
         }
         let room = if extended {
@@ -550,6 +550,11 @@ impl Replayer<'_> {
             self.owned.insert(fd, unsafe { OwnedFd::from_raw_fd(fd) });
         }
     }
+}
+
+/// Zeros are no addresses.
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes.iter().all(|byte| *byte == 0)
 }
 
 /// Whether an ioctl carries a command of the device.

@@ -304,15 +304,12 @@ fn recorded_rping_replays_up_to_its_peer() {
         std::thread::sleep(Duration::from_millis(50));
     }
     server.finish();
-    let text = fs::read_to_string(&recording).unwrap();
-    let commands = text.lines().filter(|line| line.contains("\"interface\":\"rdma-cm\"")).count();
     let (finished, result) = replay(&recording);
     assert_eq!(finished.status.code(), Some(0), "{result}");
     assert!(result["same"].as_u64() >= Some(10), "{result}");
     // Events and ACCEPT are not replayed; creation of the identifier, address and listening are.
     let skipped = |reason: &str| result["skipped"][reason].as_u64().unwrap_or(0);
     assert!(skipped("peer") >= 1 && skipped("time") >= 2, "{result}");
-    assert!(skipped("peer") + skipped("time") + 3 <= commands as u64, "{commands}: {result}");
 }
 
 fn recording_of_another_driver_is_refused() {
