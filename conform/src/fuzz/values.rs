@@ -64,9 +64,9 @@ const VALUES: &[(&str, &[u64])] = &[
     // The parts of mlx5.
     ("total_num_bfregs", &[16]),
     ("num_low_latency_bfregs", &[4]),
-    ("AllocUcontextReqV2.flags", &[1, 0]),
+    ("AllocUcontextReqV2.flags", &[0, 1]),
     ("max_cqe_version", &[1, 0]),
-    ("lib_caps", &[3, 0]),
+    ("lib_caps", &[1, 0, 3]),
     ("cqe_size", &[64, 128]),
     ("sq_wqe_count", &[16, 64]),
     ("rq_wqe_count", &[4, 16]),
