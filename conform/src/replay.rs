@@ -599,6 +599,7 @@ fn learn_ioctl(names: &mut Names, recorded: &Record, here: &Record, made: &mut V
         return;
     };
     for (old, new) in before.attributes().zip(now.attributes()) {
+        let name = old.name();
         match (old.value(), new.value()) {
             (
                 DecodedValue::Handle { access: Access::New, handle: old, .. },
@@ -622,6 +623,9 @@ fn learn_ioctl(names: &mut Names, recorded: &Record, here: &Record, made: &mut V
                 }
                 match old.layout() {
                     Layout::One(FieldKind::Struct(info)) => names.learn(info, &was, &is, made),
+                    Layout::One(FieldKind::Unsigned(_)) if name == Some("PAGE_ID") => {
+                        names.learn_uar(native(&was), native(&is));
+                    }
                     Layout::One(FieldKind::Unsigned(_)) => names.learn_number(native(&was), native(&is)),
                     _ => {}
                 }

@@ -38,6 +38,8 @@ impl Drop for Region {
 pub(super) struct Names {
     handles: HashMap<u64, u64>,
     numbers: HashMap<u64, u64>,
+    /// Page indices of UARs of mlx5.
+    uars: HashMap<u64, u64>,
     regions: Vec<Region>,
 }
 
@@ -61,6 +63,10 @@ impl Names {
 
     pub(super) fn learn_number(&mut self, recorded: u64, here: u64) {
         self.numbers.insert(recorded, here);
+    }
+
+    pub(super) fn learn_uar(&mut self, recorded: u64, here: u64) {
+        self.uars.insert(recorded, here);
     }
 
     /// Replaces an array of handles.
@@ -128,6 +134,8 @@ impl Names {
             let here = match *field {
                 field if is_handle(field, *size) => self.handle(recorded),
                 field if USES.contains(&field) => self.numbers.get(&recorded).copied().unwrap_or(recorded),
+                // An index of a UAR if a flag says so; else an index that no UAR has.
+                "uar_page_index" | "bfreg_index" => self.uars.get(&recorded).copied().unwrap_or(recorded),
                 "comp_channel" | "fd" if *size == 4 => {
                     let recorded = recorded as u32 as i32;
                     let here = if recorded < 0 { recorded } else { descriptor(recorded).unwrap_or(-1) };
