@@ -50,12 +50,13 @@ use crate::kernel::KernelDevice;
 use crate::probe;
 use crate::session::{Session, Stop};
 use crate::target::Target;
+use crate::trace::Record;
 
 use machine::Machine;
 use places::Places;
-use program::{Action, programs};
 #[cfg(test)]
 pub(crate) use places::destroyed;
+use program::{Action, programs};
 use recorder::Recorder;
 
 /// How to fuzz.
@@ -141,8 +142,9 @@ pub struct Failure {
     pub rule: Rule,
     /// What happened.
     pub reason: String,
-    /// The calls of the shrunk program, decoded.
-    pub calls: Vec<String>,
+    /// The calls of the shrunk program. [`replay::write`](crate::replay::write) makes a recording of
+    /// them.
+    pub program: Vec<Record>,
     /// Messages of the kernel that report a fault.
     pub kernel_log: Vec<String>,
     /// Whether the shrunk program failed again. The kernel reports some faults only once.
@@ -224,8 +226,8 @@ impl fmt::Display for Report {
         if !failure.reproducible {
             writeln!(f, "  the program did not fail again")?;
         }
-        for (number, call) in failure.calls.iter().enumerate() {
-            writeln!(f, "  {:3} {call}", number + 1)?;
+        for (number, call) in failure.program.iter().enumerate() {
+            writeln!(f, "  {:3} {}", number + 1, call.text())?;
         }
         failure.kernel_log.iter().try_for_each(|line| writeln!(f, "  kernel: {line}"))
     }
@@ -279,7 +281,8 @@ fn run(
     let begin = Instant::now();
     let series = series(target)?;
     let places = {
-        let mut session = Session::open(target, series).map_err(|stop| FuzzError::Start(format!("{stop:?}")))?;
+        let mut session =
+            Session::open(target, series).map_err(|stop| FuzzError::Start(format!("{stop:?}")))?;
         // SAFETY: without a command, there is no address.
         let has_write = unsafe { session.file().write(&[]) } != Err(Errno::NOSYS);
         Places::new(target.driver_id(), has_write, |method| {
@@ -300,7 +303,8 @@ fn run(
     let mut count = 0;
     let mut failure = None;
     while begin.elapsed() < options.duration && count < most as u64 && failure.is_none() {
-        let program = strategy.new_tree(&mut runner).map_err(|reason| FuzzError::Start(reason.to_string()))?;
+        let program =
+            strategy.new_tree(&mut runner).map_err(|reason| FuzzError::Start(reason.to_string()))?;
         count += 1;
         let result = machine.borrow_mut().run(&program.current());
         failure = result.err().map(|broken| shrink(&mut runner, program, broken, &machine));
@@ -371,13 +375,7 @@ fn shrink(
     let again = machine.run(&smallest).err().filter(|broken| broken.rule == rule);
     let reproducible = again.is_some();
     let Broken { reason, log, .. } = again.unwrap_or(first);
-    Failure {
-        rule,
-        reason,
-        calls: machine.recorder.records().iter().map(crate::trace::Record::text).collect(),
-        kernel_log: log,
-        reproducible,
-    }
+    Failure { rule, reason, program: machine.recorder.records().to_vec(), kernel_log: log, reproducible }
 }
 
 /// Removes actions and faults as long as the program still fails. proptest tries to remove each

@@ -1,4 +1,4 @@
-//! Replay of a recorded control path: the verbs ioctls and write commands of a program on this kernel.
+//! Replay of a recorded control path: the calls of a program on this kernel.
 //!
 //! A recording is a file of JSON lines, as [`trace`](crate::trace) makes it: a [`Header`], then a
 //! [`Record`] in each line. `replay` makes the same calls in the same order. It maps handles,
@@ -7,19 +7,25 @@
 //! machines are not compared: handles, descriptors, keys, numbers of QPs and SRQs, GUIDs and GIDs, counts
 //! of events, and the driver's part.
 //!
-//! Calls of rdma_cm and RDMA netlink, and reads of events, depend on peers and time. They are
-//! skipped and counted. The driver must be Soft-RoCE: payloads of other drivers have
-//! addresses of memory that the device writes.
+//! Of rdma_cm, the commands that need no peer are replayed; of RDMA netlink, the requests that only
+//! read. Their results are compared. Calls that can't be replayed are counted by reason
+//! ([`Unsupported`]). The device must be of the recorded driver.
+//!
+//! At the end, all files are closed. Objects that the device still has are reported as a leak.
 
+mod cm;
 mod compare;
 mod map;
+mod netlink;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use bareverbs::Device;
+use bareverbs::netlink::{RdmaNetlink, ResourceSummary};
 use bareverbs_uapi::abi::{FieldKind, StructInfo};
 use bareverbs_uapi::decode::{DecodedCall, DecodedValue, Layout, Memory, decode};
 use bareverbs_uapi::ioctl::{Attribute, Header as CallHeader, VERBS_IOCTL};
@@ -33,6 +39,7 @@ use nix::libc;
 use serde::{Deserialize, Serialize};
 use zerocopy::FromBytes;
 
+use crate::target;
 use crate::trace::{CallKind, Chunk, Interface, Record};
 use map::Names;
 
@@ -79,11 +86,19 @@ pub enum ReplayError {
     /// There is no device to replay on.
     #[error(transparent)]
     Device(#[from] bareverbs::Error),
-    /// The device, or the recorded one, is not Soft-RoCE.
-    #[error("only calls of Soft-RoCE can be replayed, on a Soft-RoCE device, and {device} is none")]
+    /// The recorded calls are of another driver than the device's, or of one whose requests are
+    /// unknown.
+    #[error(
+        "calls of driver {recorded} can't be replayed on {device}, whose driver is {driver}: use a \
+             device of the recorded driver, rxe or mlx5"
+    )]
     Driver {
         /// The device.
         device: String,
+        /// Its driver.
+        driver: DriverId,
+        /// The driver of the recorded calls.
+        recorded: DriverId,
     },
     /// The device file can't be opened.
     #[error("cannot open the device file of {device}: {source}")]
@@ -119,15 +134,64 @@ pub fn read(recording: impl BufRead) -> Result<Vec<Record>, ReplayError> {
     Ok(records)
 }
 
+/// Writes a recording that [`read`] reads.
+///
+/// # Errors
+/// Those of the writer.
+pub fn write(records: &[Record], recording: &mut impl Write) -> io::Result<()> {
+    writeln!(recording, "{}", serde_json::to_string(&Header::of_this_kernel())?)?;
+    records.iter().try_for_each(|record| writeln!(recording, "{}", serde_json::to_string(record)?))
+}
+
+/// Why a call is not replayed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, thiserror::Error)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Unsupported {
+    /// A read of events, or an answer without its request.
+    #[error("events depend on time")]
+    Time,
+    /// A command of rdma_cm that needs a peer, or an identifier whose state depends on one.
+    #[error("a command of rdma_cm depends on a peer")]
+    Peer,
+    /// A request to RDMA netlink that changes the machine.
+    #[error("a request to RDMA netlink changes the machine")]
+    Changes,
+    /// A method, an attribute or a command that `bareverbs-uapi` does not declare.
+    #[error("the call is not declared, and may have addresses")]
+    Undeclared,
+    /// A command of the device in a DEVX method. It names objects by numbers of the device.
+    #[error("a command of the device names objects of the recorded device")]
+    Mailbox,
+    /// This machine has no `/dev/infiniband/rdma_cm`.
+    #[error("/dev/infiniband/rdma_cm can't be opened")]
+    NoConnectionManager,
+    /// RDMA netlink does not respond.
+    #[error("RDMA netlink does not respond")]
+    NoNetlink,
+}
+
 /// The result of a replay.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Replay {
     /// Calls with the same answer.
     pub same: usize,
-    /// Calls that were not made: rdma_cm, RDMA netlink, events, calls without a recorded result.
-    pub skipped: usize,
+    /// Calls without a recorded answer, because the program ended. They were made.
+    pub unanswered: usize,
+    /// Calls that were not made, by reason.
+    pub skipped: BTreeMap<Unsupported, usize>,
     /// The first different answer. The replay ends there.
     pub difference: Option<Difference>,
+    /// Objects that the device has after the replay and did not have before.
+    pub leak: Option<String>,
+}
+
+impl Replay {
+    /// Whether this kernel's answers are the recorded ones, and nothing is left behind.
+    #[must_use]
+    pub fn is_same(&self) -> bool {
+        self.difference.is_none() && self.leak.is_none()
+    }
 }
 
 /// A different answer.
@@ -151,49 +215,78 @@ pub struct Difference {
 /// [`ReplayError`]. Errors of the replayed calls are answers.
 pub fn replay(records: &[Record], device: &Device) -> Result<Replay, ReplayError> {
     let name = device.name().to_owned();
-    let (Some(path), Some(DriverId::RXE)) = (device.uverbs_path(), device.driver_id()) else {
-        return Err(ReplayError::Driver { device: name });
-    };
-    let open = || OpenOptions::new().read(true).write(true).open(path);
-    let mut replayer = Replayer { files: HashMap::new(), descriptors: HashMap::new(), owned: Vec::new() };
-    let mut replay = Replay::default();
-    // The header is line 1.
-    for (line, record) in (2..).zip(records) {
-        let Interface::Uverbs { device: recorded, driver } = &record.interface else {
-            replay.skipped += 1;
-            continue;
-        };
-        if *driver != DriverId::RXE.0 {
-            return Err(ReplayError::Driver { device: recorded.clone() });
+    let driver = device.driver_id().unwrap_or(DriverId(0));
+    let uverbs = records.iter().filter_map(|record| match &record.interface {
+        Interface::Uverbs { driver, .. } => Some(DriverId(*driver)),
+        _ => None,
+    });
+    for recorded in uverbs {
+        if recorded != driver || ![DriverId::RXE, DriverId::MLX5].contains(&driver) {
+            return Err(ReplayError::Driver { device: name, driver, recorded });
         }
-        let Some(result) = record.result else {
-            replay.skipped += 1;
-            continue;
-        };
-        // Each context has a file of its own. The recording has no open and close.
-        let key = (record.process, record.fd);
-        if record.name() == "GetContext" && result >= 0 || !replayer.files.contains_key(&key) {
-            let file = open().map_err(|source| ReplayError::Open { device: name.clone(), source })?;
-            replayer.files.insert(key, Open { file, names: Names::default() });
-        }
-        let answered = match record.call {
-            CallKind::Ioctl => replayer.ioctl(record),
-            CallKind::Write => replayer.write(record),
-            _ => None,
-        };
-        let Some(answered) = answered else {
-            replay.skipped += 1;
-            continue;
-        };
-        if let Some(different) = compare::first_difference(record, &answered) {
-            let compare::Different { place, recorded, here } = different;
-            replay.difference = Some(Difference { line, call: record.text(), place, recorded, here });
-            return Ok(replay);
-        }
-        replayer.learn(record, &answered);
-        replay.same += 1;
     }
+    let mut netlink = RdmaNetlink::open()?;
+    let before = netlink.resources(&name)?;
+    let index = netlink.devices()?.iter().find(|found| found.name == name).map_or(0, |found| found.index);
+    let mut replay = Replay::default();
+    {
+        let mut replayer = Replayer {
+            device,
+            index,
+            files: HashMap::new(),
+            descriptors: HashMap::new(),
+            owned: HashMap::new(),
+            cm: cm::Cm::default(),
+            netlink: netlink::Netlink::default(),
+        };
+        // The header is line 1.
+        for (line, record) in (2..).zip(records) {
+            let answered = match replayer.call(record)? {
+                Ok(Some(answered)) => answered,
+                Ok(None) => continue,
+                Err(reason) => {
+                    *replay.skipped.entry(reason).or_default() += 1;
+                    continue;
+                }
+            };
+            let (recorded, here) = answered;
+            if recorded.result.is_none() {
+                replay.unanswered += 1;
+                continue;
+            }
+            if let Some(different) = compare::first_difference(&recorded, &here) {
+                let compare::Different { place, recorded, here } = different;
+                replay.difference = Some(Difference { line, call: record.text(), place, recorded, here });
+                break;
+            }
+            replayer.learn(record, &here);
+            replay.same += 1;
+        }
+    }
+    replay.leak = leak(&mut netlink, &name, before)?;
     Ok(replay)
+}
+
+/// Timeout of the release of objects after a replay. Drivers release some of them in a worker.
+const SETTLE: Duration = Duration::from_secs(5);
+
+/// The objects that a device has in addition, after a while.
+fn leak(
+    netlink: &mut RdmaNetlink,
+    device: &str,
+    before: ResourceSummary,
+) -> Result<Option<String>, ReplayError> {
+    let begin = Instant::now();
+    loop {
+        let now = netlink.resources(device)?;
+        if now == before {
+            return Ok(None);
+        }
+        if begin.elapsed() > SETTLE {
+            return Ok(Some(target::Difference(before, now).to_string()));
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
 }
 
 /// An open device file and what its objects were called in the recording.
@@ -202,13 +295,21 @@ struct Open {
     names: Names,
 }
 
-struct Replayer {
+struct Replayer<'d> {
+    device: &'d Device,
+    /// The device's index in RDMA netlink.
+    index: u32,
     files: HashMap<(i32, i32), Open>,
     /// Descriptors of a recorded process and what they are here.
     descriptors: HashMap<(i32, i32), i32>,
-    /// Descriptors that calls made. Closed at the end of the replay.
-    owned: Vec<OwnedFd>,
+    /// Descriptors that calls made, by number. Closed at the end of the replay.
+    owned: HashMap<i32, OwnedFd>,
+    cm: cm::Cm,
+    netlink: netlink::Netlink,
 }
+
+/// A recorded call and that of this run, to be compared; `None` if there is nothing to compare.
+type Made = Result<Option<(Record, Record)>, Unsupported>;
 
 /// The payloads of a record, by address.
 struct Recorded<'a>(&'a Record);
@@ -228,7 +329,54 @@ impl Memory for Recorded<'_> {
 /// An address without memory: below `vm.mmap_min_addr`.
 const UNMAPPED: u64 = 0x10;
 
-impl Replayer {
+impl Replayer<'_> {
+    /// Makes a recorded call.
+    fn call(&mut self, record: &Record) -> Result<Made, ReplayError> {
+        let made = |here: Record| Some((record.clone(), here));
+        let only_result = |here: Record| Some((Record { answer: Vec::new(), ..record.clone() }, here));
+        Ok(match (&record.interface, record.call) {
+            (_, CallKind::Close) => {
+                self.close(record);
+                Ok(None)
+            }
+            (Interface::RdmaCm, CallKind::Write) => self.cm.write(record).map(only_result),
+            (Interface::Netlink, _) => self.netlink.call(record, self.index),
+            (Interface::Uverbs { .. }, CallKind::Ioctl | CallKind::Write) => {
+                self.open(record)?;
+                match record.call {
+                    CallKind::Ioctl if is_mailbox(record) => Err(Unsupported::Mailbox),
+                    CallKind::Ioctl => self.ioctl(record).map(made).ok_or(Unsupported::Undeclared),
+                    _ => self.write(record).map(made).ok_or(Unsupported::Undeclared),
+                }
+            }
+            _ => Err(Unsupported::Time),
+        })
+    }
+
+    /// Opens the device for a recorded file. Each context has a file of its own: recordings of traces
+    /// have no open and close.
+    fn open(&mut self, record: &Record) -> Result<(), ReplayError> {
+        let key = (record.process, record.fd);
+        let is_new = record.name() == "GetContext" && record.result.is_some_and(|result| result >= 0);
+        if !is_new && self.files.contains_key(&key) {
+            return Ok(());
+        }
+        let failed = |source| ReplayError::Open { device: self.device.name().to_owned(), source };
+        let path = self.device.uverbs_path().ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
+        let file = OpenOptions::new().read(true).write(true).open(path).map_err(failed)?;
+        self.files.insert(key, Open { file, names: Names::default() });
+        Ok(())
+    }
+
+    /// Closes a file or a descriptor.
+    fn close(&mut self, record: &Record) {
+        let key = (record.process, record.fd);
+        match self.descriptors.remove(&key) {
+            Some(fd) => drop(self.owned.remove(&fd)),
+            None => drop(self.files.remove(&key)),
+        }
+    }
+
     /// Makes a recorded ioctl; the answer is a record of this run. `None` for methods and attributes
     /// that are not declared, whose payloads could have addresses.
     fn ioctl(&mut self, record: &Record) -> Option<Record> {
@@ -244,7 +392,12 @@ impl Replayer {
         for (i, attribute) in call.attributes().enumerate() {
             let at = size_of::<CallHeader>() + i * size_of::<Attribute>();
             let raw = *attribute.raw();
-            let name = attribute.name()?;
+            let Some(name) = attribute.name() else {
+                // Kernels that do not know the attribute do not read its value.
+                let unknown = if raw.len <= 8 && raw.data < UNMAPPED { raw.data } else { UNMAPPED };
+                bytes.get_mut(at + 8..at + 16)?.copy_from_slice(&unknown.to_ne_bytes());
+                continue;
+            };
             let data = match attribute.value() {
                 DecodedValue::Handle { access: Access::New, .. } | DecodedValue::Number { .. } => raw.data,
                 DecodedValue::Command { info, .. } => {
@@ -287,7 +440,7 @@ impl Replayer {
                             // Handles and numbers.
                             Layout::Elements(FieldKind::Unsigned(4)) => open.names.handles(&mut copy),
                             // The layout of a driver's part is unknown.
-                            Layout::Bytes if name == "UHW_IN" && !copy.is_empty() => return None,
+                            Layout::Bytes if name == "UHW_IN" && !is_zero(&copy) => return None,
                             _ => {}
                         }
                         match payload.address() {
@@ -346,7 +499,7 @@ impl Replayer {
         let core = if extended { usize::from(header.in_words) * 8 } else { info.size };
         match (driver, request.get_mut(core..)) {
             (Some(info), Some(driver)) => open.names.translate(info, driver, &descriptor),
-            (None, Some(driver)) if command.driver_input && !driver.is_empty() => return None,
+            (None, Some(driver)) if command.driver_input && !is_zero(driver) => return None,
             _ => {}
         }
         let room = if extended {
@@ -356,7 +509,11 @@ impl Replayer {
             4 * usize::from(header.out_words)
         };
         let mut response = vec![0; room];
-        let place = response.as_mut_ptr().expose_provenance() as u64;
+        let place = match record.result {
+            // The kernel could not write there.
+            Some(result) if result == -i64::from(libc::EFAULT) => UNMAPPED,
+            _ => response.as_mut_ptr().expose_provenance() as u64,
+        };
         // In the second header, or in the request of a command that has a response.
         if extended || command.response.is_some() {
             bytes.get_mut(8..16)?.copy_from_slice(&place.to_ne_bytes());
@@ -390,9 +547,21 @@ impl Replayer {
         for (recorded_fd, fd) in made {
             self.descriptors.insert((recorded.process, recorded_fd), fd);
             // SAFETY: the call has just made this descriptor for the replay, and only it owns it.
-            self.owned.push(unsafe { OwnedFd::from_raw_fd(fd) });
+            self.owned.insert(fd, unsafe { OwnedFd::from_raw_fd(fd) });
         }
     }
+}
+
+/// Zeros are no addresses.
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes.iter().all(|byte| *byte == 0)
+}
+
+/// Whether an ioctl carries a command of the device.
+fn is_mailbox(record: &Record) -> bool {
+    let memory = Recorded(record);
+    decode(&record.request, &memory)
+        .is_ok_and(|call| call.attributes().any(|attribute| attribute.name() == Some("CMD_IN")))
 }
 
 fn answer(result: i64) -> i64 {
@@ -430,6 +599,7 @@ fn learn_ioctl(names: &mut Names, recorded: &Record, here: &Record, made: &mut V
         return;
     };
     for (old, new) in before.attributes().zip(now.attributes()) {
+        let name = old.name();
         match (old.value(), new.value()) {
             (
                 DecodedValue::Handle { access: Access::New, handle: old, .. },
@@ -453,6 +623,9 @@ fn learn_ioctl(names: &mut Names, recorded: &Record, here: &Record, made: &mut V
                 }
                 match old.layout() {
                     Layout::One(FieldKind::Struct(info)) => names.learn(info, &was, &is, made),
+                    Layout::One(FieldKind::Unsigned(_)) if name == Some("PAGE_ID") => {
+                        names.learn_uar(native(&was), native(&is));
+                    }
                     Layout::One(FieldKind::Unsigned(_)) => names.learn_number(native(&was), native(&is)),
                     _ => {}
                 }

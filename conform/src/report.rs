@@ -1,9 +1,13 @@
 //! Reports of a run: a summary, KTAP, JUnit, JSON and HTML; and the difference of two runs.
 
+mod html;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use crate::{Outcome, Results, Rule, Verdict};
+pub use html::html;
+
+use crate::{Outcome, Results, Verdict};
 
 /// A summary in a line.
 #[must_use]
@@ -58,96 +62,6 @@ fn shown(outcome: &Outcome) -> String {
         Verdict::Passed => outcome.got.clone(),
         Verdict::Failed => format!("{} (failed, expected {})", outcome.got, outcome.expected),
     }
-}
-
-const STYLE: &str = "body{font:15px/1.4 system-ui,sans-serif;margin:1em;max-width:70em}\
-table{border-collapse:collapse}td,th{padding:.2em .6em;border-bottom:1px solid #8884;text-align:left}\
-.p{color:#181}.f{color:#b00;font-weight:bold}.s{color:#777}code{font-size:13px;overflow-wrap:anywhere}\
-.w{overflow-x:auto}@media(prefers-color-scheme:dark){body{background:#111;color:#ddd}.p{color:#6c6}.f{color:#f66}}";
-
-/// A page with rules × kernels. Each cell links to the calls of the rule.
-#[must_use]
-pub fn html(runs: &[Results]) -> String {
-    let mut page = format!(
-        "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\">\
-         <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\
-         <title>RDMA user ABI</title><style>{STYLE}</style>\n<h1>RDMA user ABI</h1>\n<ul>"
-    );
-    for run in runs {
-        let _ = writeln!(page, "<li>{}", escape(summary(run).trim_end()));
-    }
-    page.push_str("</ul>\n<div class=\"w\"><table><tr><th>Rule");
-    for run in runs {
-        let _ = write!(page, "<th>{}", escape(&run.kernel));
-    }
-    page.push('\n');
-    for rule in Rule::ALL {
-        let of: Vec<Vec<&Outcome>> = runs
-            .iter()
-            .map(|run| run.checks.iter().filter(|outcome| outcome.rule == rule.id()).collect())
-            .collect();
-        if of.iter().all(Vec::is_empty) {
-            continue;
-        }
-        let _ = write!(page, "<tr><td>{}", escape(rule.text()));
-        for outcomes in &of {
-            let count = |verdict| outcomes.iter().filter(|outcome| outcome.verdict == verdict).count();
-            let (passed, failed) = (count(Verdict::Passed), count(Verdict::Failed));
-            let (class, text) = match (failed, passed) {
-                (0, 0) => ("s", "skipped".to_owned()),
-                (0, _) => ("p", format!("{passed} pass")),
-                _ => ("f", format!("{failed} of {} fail", failed + passed)),
-            };
-            let _ = write!(page, "<td><a class=\"{class}\" href=\"#{}\">{text}</a>", rule.id());
-        }
-        page.push('\n');
-    }
-    page.push_str("</table></div>\n");
-    for rule in Rule::ALL {
-        calls(&mut page, *rule, runs);
-    }
-    page
-}
-
-/// The calls of one rule.
-fn calls(page: &mut String, rule: Rule, runs: &[Results]) {
-    let mut names: BTreeMap<&str, Vec<Option<&Outcome>>> = BTreeMap::new();
-    for (number, run) in runs.iter().enumerate() {
-        for outcome in run.checks.iter().filter(|outcome| outcome.rule == rule.id()) {
-            names.entry(&outcome.name).or_insert_with(|| vec![None; runs.len()])[number] = Some(outcome);
-        }
-    }
-    if names.is_empty() {
-        return;
-    }
-    let _ = writeln!(
-        page,
-        "<details id=\"{}\"><summary>{}</summary><p>{}<br><code>drivers/infiniband/{}</code>",
-        rule.id(),
-        rule.id(),
-        escape(rule.text()),
-        escape(rule.source())
-    );
-    for (name, outcomes) in names {
-        let _ = write!(page, "<p><b>{}</b><br>", escape(name));
-        for (outcome, run) in outcomes.iter().zip(runs).filter_map(|(outcome, run)| Some(((*outcome)?, run)))
-        {
-            let class = match outcome.verdict {
-                Verdict::Passed => "p",
-                Verdict::Failed => "f",
-                Verdict::Skipped => "s",
-            };
-            let text = if outcome.reason.is_empty() { outcome.got.clone() } else { outcome.reason.clone() };
-            let _ =
-                write!(page, "{}: <span class=\"{class}\">{}</span> ", escape(&run.kernel), escape(&text));
-        }
-        let judged = outcomes.iter().flatten().find(|outcome| !outcome.call.is_empty());
-        if let Some(outcome) = judged {
-            let _ = write!(page, "<br><code>{}</code>", escape(&outcome.call));
-        }
-        page.push('\n');
-    }
-    page.push_str("</details>\n");
 }
 
 /// KTAP, version 1, as the kernel's selftests print it: one subtest for each family of checks, the first
@@ -356,10 +270,20 @@ mod tests {
 
     #[test]
     fn page_links_each_cell_and_loads_nothing() {
-        let page = html(&[results(), results()]);
-        assert!(page.contains("href=\"#missing\"") && page.contains("<details id=\"missing\">"), "{page}");
-        assert!(page.contains("1 of 2 fail") && page.contains("&lt;more&gt;"), "{page}");
+        let mut passing = results();
+        passing.checks[1].verdict = Verdict::Passed;
+        let page = html(&[results(), passing]);
+        assert!(page.contains("✗ 1") && page.contains("&lt;more&gt;"), "{page}");
         assert!(!page.contains("http") && !page.contains("<script"), "{page}");
+        // Each link has its target, and the failing kernel's cell leads to the failing check.
+        let links: Vec<_> =
+            page.split("href=\"#").skip(1).filter_map(|rest| rest.split('"').next()).collect();
+        assert_eq!(links.len(), 3, "{page}");
+        for link in &links {
+            assert!(page.contains(&format!("id=\"{link}\"")), "{link} in {page}");
+        }
+        assert!(page.contains(&format!("id=\"{}\"><b>a::b::c::fails", links[1])), "{page}");
+        assert!(page.contains(&format!("id=\"{}\"><b>a::b::c::fails", links[2])), "{page}");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result};
 use bareverbs::Device;
-use bareverbs_conform::replay::{self, Difference, Header};
+use bareverbs_conform::replay::{self, Difference, Header, Replay as Replayed};
 use bareverbs_conform::trace::{End, Record, Summary, Target, trace};
 
 use crate::cli::conform::TextOrJson;
@@ -87,17 +87,32 @@ pub(crate) fn replay(options: &Replay) -> Result<u8> {
         None => Device::first(),
     }?;
     let replayed = replay::replay(&records, &device)?;
-    let text = match (options.format, &replayed.difference) {
-        (TextOrJson::Json, _) => serde_json::to_string(&replayed)?,
-        (TextOrJson::Text, None) => {
-            format!("{} calls have the same answers, {} were skipped", replayed.same, replayed.skipped)
-        }
-        (TextOrJson::Text, Some(Difference { line, call, place, recorded, here })) => format!(
+    let text = match options.format {
+        TextOrJson::Json => serde_json::to_string(&replayed)?,
+        TextOrJson::Text => describe(&replayed),
+    };
+    output::line(&text)?;
+    Ok(u8::from(!replayed.is_same()))
+}
+
+/// The result of a replay as text.
+fn describe(replayed: &Replayed) -> String {
+    let mut text = match &replayed.difference {
+        None => format!("{} calls have the same answers", replayed.same),
+        Some(Difference { line, call, place, recorded, here }) => format!(
             "line {line} differs, after {} calls with the same answers: {place}\n  call:     {call}\n  \
              recorded: {recorded}\n  here:     {here}",
             replayed.same
         ),
     };
-    output::line(&text)?;
-    Ok(u8::from(replayed.difference.is_some()))
+    if replayed.unanswered > 0 {
+        text += &format!("\n{} calls had no recorded answer", replayed.unanswered);
+    }
+    for (reason, count) in &replayed.skipped {
+        text += &format!("\n{count} calls were skipped: {reason}");
+    }
+    if let Some(leak) = &replayed.leak {
+        text += &format!("\nobjects of the device after the replay: {leak}");
+    }
+    text
 }

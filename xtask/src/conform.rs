@@ -1,6 +1,7 @@
 //! `cargo xtask conform`: the conformance suite on several kernels.
 
 mod bisect;
+mod fuzz;
 
 use std::fs;
 use std::path::PathBuf;
@@ -53,7 +54,7 @@ struct Matrix {
     /// Run the checks whose names contain this or match it with * and ?.
     #[arg(long, value_name = "PATTERN")]
     filter: Option<String>,
-    /// Run the checks in the random order of this seed.
+    /// Run the checks in the random order of this seed; the seed of --fuzz.
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// Also run checks that crash or corrupt kernels which break their rule.
@@ -62,9 +63,9 @@ struct Matrix {
     /// Fuzz each kernel for this long instead of running checks.
     #[arg(long, value_name = "SECONDS", conflicts_with_all = ["filter", "hazard"])]
     fuzz: Option<u64>,
-    /// Fuzz this device: roce or ib (the software ConnectX), or rxe.
-    #[arg(long, value_name = "DEVICE", default_value = "rxe", requires = "fuzz")]
-    device: String,
+    /// The device to fuzz.
+    #[arg(long, value_enum, default_value = "rxe", requires = "fuzz")]
+    device: fuzz::Device,
     /// The folder for the results of each kernel and the page (default: target/conform).
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
@@ -81,6 +82,10 @@ impl Matrix {
             [] => Series::RELEASED.iter().map(ToString::to_string).collect(),
             kernels => kernels.to_vec(),
         };
+        if let Some(seconds) = self.fuzz {
+            let Self { seed, device, accel: accelerator, .. } = self;
+            return fuzz::Fuzz { seconds, seed, device, accelerator, folder: &folder }.run(&kernels);
+        }
         let mut runs = Vec::new();
         for kernel in &kernels {
             let guests = self.boot(kernel)?;

@@ -26,6 +26,7 @@ mod pyverbs;
 mod rstream;
 mod soak;
 mod spelling;
+mod syzlang;
 mod terminal;
 mod test;
 mod tsan;
@@ -53,6 +54,8 @@ enum Command {
     Pyverbs(pyverbs::Pyverbs),
     /// Run the conformance suite of the kernel's ABI on several kernels, and write a page.
     Conform(conform::Conform),
+    /// Write descriptions of the verbs ABI for syzkaller.
+    Syzlang(syzlang::Syzlang),
     /// Long scale and endurance tests, in a guest.
     Soak(soak::Soak),
     /// Count the data path's instructions, beside rdma-core's; fails above the ceilings.
@@ -100,6 +103,7 @@ fn main() -> ExitCode {
         Command::Test(test) => test.run(),
         Command::Pyverbs(pyverbs) => pyverbs.run(),
         Command::Conform(conform) => conform.run(),
+        Command::Syzlang(syzlang) => syzlang.run(),
         Command::Soak(soak) => soak.run(),
         Command::Counts(counts) => counts.run(),
         Command::Coverage(coverage) => coverage.run(),

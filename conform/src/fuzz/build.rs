@@ -2,7 +2,9 @@
 
 use bareverbs_uapi::abi::{FieldKind, StructInfo};
 use bareverbs_uapi::driver::DriverPayload;
-use bareverbs_uapi::method::{Access, AttributeInfo, AttributeKind, MethodInfo, PayloadSize, UHW_IN, UHW_OUT};
+use bareverbs_uapi::method::{
+    Access, AttributeInfo, AttributeKind, MethodInfo, PayloadSize, UHW_IN, UHW_OUT,
+};
 use bareverbs_uapi::uverbs::InvokeWrite;
 use bareverbs_uapi::write::structs::{CmdHdr, ExCmdHdr};
 use bareverbs_uapi::write::{EXTENDED, WriteCommandInfo};
@@ -34,6 +36,14 @@ pub(super) struct Written {
 }
 
 impl Written {
+    /// The request as the kernel reads it: cut or padded to the size in the header.
+    pub(super) fn sent_request(&self) -> Vec<u8> {
+        let bytes = self.encode(&mut Vec::new());
+        let extended = self.command.number & EXTENDED != 0;
+        let headers = size_of::<CmdHdr>() + if extended { size_of::<ExCmdHdr>() } else { 0 };
+        bytes.get(headers..).unwrap_or_default().to_vec()
+    }
+
     /// The bytes to write. The response goes to `buffer`, which has room for all that the header
     /// states.
     pub(super) fn encode(&self, buffer: &mut Vec<u8>) -> Vec<u8> {
@@ -66,7 +76,8 @@ impl Written {
         if extended {
             second.response = address;
             bytes.extend_from_slice(second.as_bytes());
-        } else if let Some((at, size)) = self.command.request.and_then(|info| position(info.fields, "response", "base"))
+        } else if let Some((at, size)) =
+            self.command.request.and_then(|info| position(info.fields, "response", "base"))
             && let Some(field) = request.get_mut(at..at + size)
         {
             field.copy_from_slice(&address.to_ne_bytes());
@@ -138,7 +149,12 @@ impl Machine<'_> {
         Ok(call)
     }
 
-    fn add_driver_payload(&self, call: &mut Call, payload: Option<&DriverPayload>, choices: &mut Choices<'_>) {
+    fn add_driver_payload(
+        &self,
+        call: &mut Call,
+        payload: Option<&DriverPayload>,
+        choices: &mut Choices<'_>,
+    ) {
         let Some(payload) = payload else { return };
         if let Some(info) = payload.request {
             let bytes = fill(info, choices, &self.surroundings, &mut |_, _| None);
@@ -348,7 +364,13 @@ impl Machine<'_> {
     }
 
     /// A live object of a class, the newest for choice 0; a new one if there is none.
-    fn object(&mut self, file: usize, class: u16, choices: &mut Choices<'_>, depth: usize) -> Step<Option<u64>> {
+    fn object(
+        &mut self,
+        file: usize,
+        class: u16,
+        choices: &mut Choices<'_>,
+        depth: usize,
+    ) -> Step<Option<u64>> {
         let live = self.live(file, class);
         if live.is_empty() && class != ANY_CLASS && depth < MAX_DEPTH {
             self.make(file, class, depth + 1)?;
@@ -377,4 +399,3 @@ impl Machine<'_> {
 
 /// How deep objects are made for objects: an indirection table of a WQ of a CQ and a PD of a context.
 const MAX_DEPTH: usize = 5;
-

@@ -58,7 +58,9 @@ impl Facts {
         }
         let mut facts = Self { context: is_get_context(method), ..Self::default() };
         for slot in &call.slots {
-            let Some(info) = driver.attributes(method).find(|info| info.id == slot.raw.attr_id) else { continue };
+            let Some(info) = driver.attributes(method).find(|info| info.id == slot.raw.attr_id) else {
+                continue;
+            };
             match info.kind {
                 AttributeKind::Handle { object, access: Access::New } => facts.creates = Some(object),
                 AttributeKind::Descriptor { object, access: Access::New } => {
@@ -76,7 +78,8 @@ impl Facts {
         }
         facts.mentions = facts.uses.iter().map(|(_, handle)| *handle).collect();
         for slot in &call.slots {
-            let kind = driver.attributes(method).find(|info| info.id == slot.raw.attr_id).map(|info| info.kind);
+            let kind =
+                driver.attributes(method).find(|info| info.id == slot.raw.attr_id).map(|info| info.kind);
             if let Some(AttributeKind::Handles { .. }) = kind {
                 facts.mentions.extend(sent(slot).chunks_exact(4).map(native));
             }
@@ -208,7 +211,9 @@ fn needs_of(command: &'static WriteCommandInfo, request: &[u8]) -> Vec<Name> {
     // The PD of REREG_MR is read only if a flag says so.
     let certain = named.filter(|field| field.rust != "pd_handle");
     certain
-        .filter_map(|field| Some((class_of(field.rust)?.0, crate::request::position(fields, field.rust, "base")?.0)))
+        .filter_map(|field| {
+            Some((class_of(field.rust)?.0, crate::request::position(fields, field.rust, "base")?.0))
+        })
         .filter_map(|(class, at)| Some((class, word(request, at)?)))
         .collect()
 }
@@ -242,7 +247,8 @@ mod tests {
 
     #[test]
     fn commands_name_the_objects_of_their_fields() {
-        let mut request = CreateQpReq { pd_handle: 1, send_cq_handle: 2, recv_cq_handle: 3, ..CreateQpReq::zeroed() };
+        let mut request =
+            CreateQpReq { pd_handle: 1, send_cq_handle: 2, recv_cq_handle: 3, ..CreateQpReq::zeroed() };
         request.qp_type = QpType::RC.0 as u8;
         let facts = Facts::of_command(registry::command(24).unwrap(), request.as_bytes().to_vec());
         assert_eq!(facts.creates, Some(QP));

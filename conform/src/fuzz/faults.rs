@@ -139,9 +139,19 @@ fn layout(call: &Call, at: usize, driver: Driver) -> Option<&'static StructInfo>
 }
 
 /// Sets a handle, a number or a field of a struct to an extreme value.
-fn value(slot: &mut Slot, info: Option<&'static StructInfo>, field: u8, choice: u8, surroundings: &Surroundings) {
+fn value(
+    slot: &mut Slot,
+    info: Option<&'static StructInfo>,
+    field: u8,
+    choice: u8,
+    surroundings: &Surroundings,
+) {
     match &mut slot.payload {
-        Payload::None => slot.raw.data = extreme(if choice & 0x80 == 0 { 4 } else { 8 }, choice, surroundings),
+        // A handle of more than 32 bits, or an extreme value.
+        Payload::None if choice & 0xc0 == 0xc0 => slot.raw.data |= 1 << 32,
+        Payload::None => {
+            slot.raw.data = extreme(if choice & 0x80 == 0 { 4 } else { 8 }, choice, surroundings);
+        }
         Payload::Output(_) => {}
         Payload::Input(bytes) => match info {
             Some(info) => set_field(info, bytes, field, choice, surroundings),
@@ -183,7 +193,8 @@ fn name(call: &mut Call, at: u8, driver: Driver, object: Option<&Name>) {
     let Some((_, handle)) = object else { return };
     let method = driver.method(call.header.object_id, call.header.method_id);
     let is_handle = |slot: &Slot| {
-        let info = method.and_then(|method| driver.attributes(method).find(|info| info.id == slot.raw.attr_id));
+        let info =
+            method.and_then(|method| driver.attributes(method).find(|info| info.id == slot.raw.attr_id));
         info.is_some_and(|info| matches!(info.kind, AttributeKind::Handle { .. }))
     };
     let handles: Vec<usize> = (0..call.slots.len()).filter(|index| is_handle(&call.slots[*index])).collect();

@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use bareverbs_uapi::abi::Since;
 use bareverbs_uapi::ioctl::VERBS_IOCTL;
+use bareverbs_uapi::method::Method;
 use bareverbs_uapi::method::{Access, AttributeKind};
 use bareverbs_uapi::print::native;
 use bareverbs_uapi::uverbs::types::DriverId;
 use bareverbs_uapi::uverbs::{InfoHandles, InvokeWrite, ObjectClass, QueryGidEntry};
-use bareverbs_uapi::method::Method;
 
 use crate::answer::Answer;
 use crate::call::{Call, Slot};
@@ -140,7 +140,8 @@ impl<'t> Machine<'t> {
             .with(Slot::output(QueryGidEntry::RESP_ENTRY.id(), 32));
         self.need_context(0)?;
         if self.execute(0, &mut call) == Answer::Ok
-            && let Some(gid) = call.slot(QueryGidEntry::RESP_ENTRY.id()).and_then(|slot| slot.bytes().first_chunk())
+            && let Some(gid) =
+                call.slot(QueryGidEntry::RESP_ENTRY.id()).and_then(|slot| slot.bytes().first_chunk())
         {
             self.surroundings.gid = *gid;
         }
@@ -167,7 +168,9 @@ impl<'t> Machine<'t> {
         let result = result.and_then(|()| self.settle(&before));
         match self.target.warnings() {
             log if log.is_empty() => result,
-            log => Err(Broken { rule: Rule::KernelLog, reason: format!("the kernel reports: {}", log[0]), log }),
+            log => {
+                Err(Broken { rule: Rule::KernelLog, reason: format!("the kernel reports: {}", log[0]), log })
+            }
         }
     }
 
@@ -247,7 +250,10 @@ impl<'t> Machine<'t> {
     /// The live objects of a class, the oldest first.
     pub(super) fn live(&self, file: usize, class: u16) -> Vec<u64> {
         let objects = self.files[file].objects.iter();
-        objects.filter(|object| class == ANY_CLASS || object.class == class).map(|object| object.handle).collect()
+        objects
+            .filter(|object| class == ANY_CLASS || object.class == class)
+            .map(|object| object.handle)
+            .collect()
     }
 
     /// The open descriptors of a class.
@@ -304,7 +310,7 @@ impl<'t> Machine<'t> {
         }
         let facts = match &sent {
             Sent::Ioctl(call) => Facts::of_call(call, self.places.driver),
-            Sent::Write(written) => Facts::of_command(written.command, written.request.clone()),
+            Sent::Write(written) => Facts::of_command(written.command, written.sent_request()),
         };
         if let Some(Exclusion { reason, .. }) = super::exclusions::find(&facts, self.target, self.series) {
             *self.excluded.entry(reason).or_default() += 1;
@@ -419,7 +425,10 @@ impl<'t> Machine<'t> {
             }
             "ReregMr" => {
                 let (mr, pd) = (facts.field("mr_handle"), facts.field("pd_handle"));
-                let moved = file.objects.iter_mut().filter(|object| object.handle == mr && facts.field("flags") & 2 != 0);
+                let moved = file
+                    .objects
+                    .iter_mut()
+                    .filter(|object| object.handle == mr && facts.field("flags") & 2 != 0);
                 moved.for_each(|object| {
                     object.uses = vec![(ObjectClass::PD.0, pd)];
                     object.mentions.push(pd);
@@ -448,9 +457,7 @@ impl<'t> Machine<'t> {
     ) -> Step<()> {
         let new = match (sent, facts.command) {
             (_, Some(_)) if facts.descriptor => response.get(..4).map(native),
-            (_, Some(command)) => {
-                created(command).and_then(|(_, at)| response.get(at..at + 4)).map(native)
-            }
+            (_, Some(command)) => created(command).and_then(|(_, at)| response.get(at..at + 4)).map(native),
             (Sent::Ioctl(call), None) => new_handle(call, self.places),
             (Sent::Write(_), None) => None,
         };
@@ -543,8 +550,10 @@ impl<'t> Machine<'t> {
                 listed.sort_unstable();
                 known.sort_unstable();
                 if listed != known {
-                    let reason =
-                        format!("the file has handles {listed:x?} of class {}, expected {known:x?}", object.rust);
+                    let reason = format!(
+                        "the file has handles {listed:x?} of class {}, expected {known:x?}",
+                        object.rust
+                    );
                     return Err(Broken::new(Rule::Handle, reason));
                 }
             }
@@ -575,7 +584,9 @@ impl<'t> Machine<'t> {
         }
         match now == expected {
             true => Ok(()),
-            false => Err(failed(format!("the device's objects (model, kernel): {}", Difference(expected, now)))),
+            false => {
+                Err(failed(format!("the device's objects (model, kernel): {}", Difference(expected, now))))
+            }
         }
     }
 
@@ -590,12 +601,14 @@ impl<'t> Machine<'t> {
                 return Ok(());
             }
             if begin.elapsed() > SETTLE {
-                return Err(failed(format!("after closing, the device's objects: {}", Difference(before, now))));
+                return Err(failed(format!(
+                    "after closing, the device's objects: {}",
+                    Difference(before, now)
+                )));
             }
             std::thread::sleep(Duration::from_millis(2));
         }
     }
-
 }
 
 /// Whether the response of a command has the handle.
@@ -615,7 +628,8 @@ fn new_handle(call: &Call, places: &Places) -> Option<u64> {
     let new = places.driver.attributes(method).find(|info| {
         matches!(
             info.kind,
-            AttributeKind::Handle { access: Access::New, .. } | AttributeKind::Descriptor { access: Access::New, .. }
+            AttributeKind::Handle { access: Access::New, .. }
+                | AttributeKind::Descriptor { access: Access::New, .. }
         )
     })?;
     Some(call.slot(new.id)?.raw.data)

@@ -45,11 +45,9 @@ impl Place {
                 | AttributeKind::Descriptor { object, access: Access::New } => Some(object),
                 _ => None,
             }),
-            Self::Command(command) | Self::Write(command) => {
-                created(command).map(|(class, _)| class).or_else(|| {
-                    (command.rust == "CreateCompChannel").then_some(ObjectClass::COMP_CHANNEL.0)
-                })
-            }
+            Self::Command(command) | Self::Write(command) => created(command)
+                .map(|(class, _)| class)
+                .or_else(|| (command.rust == "CreateCompChannel").then_some(ObjectClass::COMP_CHANNEL.0)),
         }
     }
 
@@ -88,10 +86,9 @@ pub(super) fn created(command: &WriteCommandInfo) -> Option<(u16, usize)> {
     let fields = command.response.filter(|_| makes)?.fields;
     fields.iter().find_map(|field| match field.kind {
         // The response of an extended command begins with that of the command.
-        FieldKind::Struct(base) if field.rust == "base" => base
-            .fields
-            .iter()
-            .find_map(|inner| Some((class_of(inner.rust)?.0, field.offset + inner.offset))),
+        FieldKind::Struct(base) if field.rust == "base" => {
+            base.fields.iter().find_map(|inner| Some((class_of(inner.rust)?.0, field.offset + inner.offset)))
+        }
         _ => Some((class_of(field.rust)?.0, field.offset)),
     })
 }
@@ -119,9 +116,11 @@ impl Places {
         mut is_known: impl FnMut(&'static MethodInfo) -> bool,
     ) -> Self {
         let driver = registry::driver(driver_id);
-        let is_write =
-            |method: &MethodInfo| (method.object, method.id) == (InvokeWrite::INFO.object, InvokeWrite::INFO.id);
-        let methods = driver.methods().filter(|method| !is_write(method) && is_known(method)).map(Place::Method);
+        let is_write = |method: &MethodInfo| {
+            (method.object, method.id) == (InvokeWrite::INFO.object, InvokeWrite::INFO.id)
+        };
+        let methods =
+            driver.methods().filter(|method| !is_write(method) && is_known(method)).map(Place::Method);
         let commands = registry::COMMANDS.into_iter();
         let all: Vec<Place> = methods
             .chain(commands.clone().map(Place::Command))

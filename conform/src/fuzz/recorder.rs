@@ -112,7 +112,13 @@ impl Recorder {
     }
 
     /// Records an ioctl before it is made. `call` is the call that `bytes` encode.
-    pub(super) fn ioctl(&mut self, fd: i32, target: &dyn Target, call: &Call, bytes: &[u8]) -> Option<Pending> {
+    pub(super) fn ioctl(
+        &mut self,
+        fd: i32,
+        target: &dyn Target,
+        call: &Call,
+        bytes: &[u8],
+    ) -> Option<Pending> {
         if !self.enabled {
             return None;
         }

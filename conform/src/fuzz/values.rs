@@ -64,9 +64,9 @@ const VALUES: &[(&str, &[u64])] = &[
     // The parts of mlx5.
     ("total_num_bfregs", &[16]),
     ("num_low_latency_bfregs", &[4]),
-    ("AllocUcontextReqV2.flags", &[1, 0]),
+    ("AllocUcontextReqV2.flags", &[0, 1]),
     ("max_cqe_version", &[1, 0]),
-    ("lib_caps", &[3, 0]),
+    ("lib_caps", &[1, 0, 3]),
     ("cqe_size", &[64, 128]),
     ("sq_wqe_count", &[16, 64]),
     ("rq_wqe_count", &[4, 16]),
@@ -115,22 +115,8 @@ pub(super) fn transition(choices: &mut Choices<'_>) -> (u64, u64) {
 }
 
 /// Extreme values of fields of up to 4 bytes.
-const EXTREMES: [u64; 14] = [
-    0,
-    1,
-    2,
-    7,
-    255,
-    256,
-    4095,
-    4096,
-    0xffff,
-    0x1_0000,
-    0x00ff_ffff,
-    0x7fff_ffff,
-    0x8000_0000,
-    0xffff_ffff,
-];
+const EXTREMES: [u64; 14] =
+    [0, 1, 2, 7, 255, 256, 4095, 4096, 0xffff, 0x1_0000, 0x00ff_ffff, 0x7fff_ffff, 0x8000_0000, 0xffff_ffff];
 
 /// An extreme value. Those of 8 bytes are no address of this process's memory, but for the memory of
 /// calls: the kernel may write to the address in such a field.
@@ -179,9 +165,9 @@ pub(super) fn plausible(
         let base = surroundings.memory + if name == "db_addr" { LENGTH as u64 / 2 } else { 0 };
         return base + page * 4096;
     }
-    let owned = VALUES.iter().find(|(known, _)| {
-        known.split_once('.').is_some_and(|(of, field)| of == owner && field == name)
-    });
+    let owned = VALUES
+        .iter()
+        .find(|(known, _)| known.split_once('.').is_some_and(|(of, field)| of == owner && field == name));
     if let Some((_, values)) = owned.or_else(|| VALUES.iter().find(|(known, _)| *known == name)) {
         return choices.among(values).unwrap_or(0);
     }
@@ -191,7 +177,8 @@ pub(super) fn plausible(
             false => 0,
         },
         Some(FieldKind::Named(info)) => {
-            let first = if info.name(0).is_some() { 0 } else { info.values.first().map_or(0, |value| value.value) };
+            let first =
+                if info.name(0).is_some() { 0 } else { info.values.first().map_or(0, |value| value.value) };
             match choices.rarely(4) {
                 true => choices.among(info.values).map_or(first, |value| value.value),
                 false => first,

@@ -33,13 +33,23 @@ const NAMES: [&str; 18] = [
     "wq_num",
 ];
 /// The same, of attributes of ioctls.
-const ATTRIBUTES: [&str; 8] = [
+const ATTRIBUTES: [&str; 18] = [
+    "DEV_EQN",
+    "DEV_IDX",
+    "FT_ID",
     "HANDLES_LIST",
+    "INDEX",
+    "MMAP_OFFSET",
+    "OUT_ID",
+    "PAGE_ID",
     "RESP_IOVA",
     "RESP_LKEY",
+    "RESP_PAGE_INDEX",
+    "RESP_PDN",
     "RESP_QP_NUM",
     "RESP_RKEY",
     "RESP_SRQ_NUM",
+    "RESP_START_OFFSET",
     "RESP_WQ_NUM",
     "UHW_OUT",
 ];

@@ -12,6 +12,9 @@ use super::{UNMAPPED, fields};
 /// The largest region that is mapped for a recorded address, in bytes.
 const MAX_REGION: u64 = 1 << 30;
 const PAGE: u64 = 4096;
+/// The length that is mapped for a queue of mlx5, whose request has only its address. It is more than
+/// the largest queue of a device, and takes memory only as far as it is used.
+const QUEUE: u64 = 1 << 26;
 
 /// Memory for a recorded range of addresses.
 struct Region {
@@ -35,6 +38,8 @@ impl Drop for Region {
 pub(super) struct Names {
     handles: HashMap<u64, u64>,
     numbers: HashMap<u64, u64>,
+    /// Page indices of UARs of mlx5.
+    uars: HashMap<u64, u64>,
     regions: Vec<Region>,
 }
 
@@ -60,6 +65,10 @@ impl Names {
         self.numbers.insert(recorded, here);
     }
 
+    pub(super) fn learn_uar(&mut self, recorded: u64, here: u64) {
+        self.uars.insert(recorded, here);
+    }
+
     /// Replaces an array of handles.
     pub(super) fn handles(&self, bytes: &mut [u8]) {
         for handle in bytes.chunks_exact_mut(4) {
@@ -75,6 +84,10 @@ impl Names {
     }
 
     fn address(&mut self, recorded: u64, length: u64) -> u64 {
+        // No address of memory: below `vm.mmap_min_addr`, or not of user space.
+        if recorded < PAGE || recorded >> 47 != 0 {
+            return recorded;
+        }
         let within = |region: &&Region| {
             let end = region.recorded.checked_add(region.length);
             let wanted = recorded.checked_add(length);
@@ -84,8 +97,8 @@ impl Names {
             let first = region.start.expose_provenance() as u64 + region.recorded % PAGE;
             return first + (recorded - region.recorded);
         }
-        if recorded == 0 || length > MAX_REGION {
-            return if recorded == 0 { 0 } else { UNMAPPED };
+        if length > MAX_REGION {
+            return UNMAPPED;
         }
         let mapped = (recorded % PAGE + length).next_multiple_of(PAGE).max(PAGE) as usize;
         // SAFETY: a new anonymous mapping overlaps no other.
@@ -121,6 +134,8 @@ impl Names {
             let here = match *field {
                 field if is_handle(field, *size) => self.handle(recorded),
                 field if USES.contains(&field) => self.numbers.get(&recorded).copied().unwrap_or(recorded),
+                // An index of a UAR if a flag says so; else an index that no UAR has.
+                "uar_page_index" | "bfreg_index" => self.uars.get(&recorded).copied().unwrap_or(recorded),
                 "comp_channel" | "fd" if *size == 4 => {
                     let recorded = recorded as u32 as i32;
                     let here = if recorded < 0 { recorded } else { descriptor(recorded).unwrap_or(-1) };
@@ -130,6 +145,8 @@ impl Names {
                 "response" => 0,
                 "start" | "addr" => self.address(recorded, length),
                 "hca_va" if first == Some(recorded) => self.address(recorded, length),
+                "buf_addr" | "sq_buf_addr" => self.address(recorded, QUEUE),
+                "db_addr" => self.address(recorded, 8),
                 "mmap_info_addr" | "val_ptr" | "next_ptr" => self.address(recorded, PAGE),
                 _ => continue,
             };

@@ -22,9 +22,11 @@ kernel_tests! {
     killed_program_ends_the_trace,
     running_process_is_traced_until_it_ends,
     summary_counts_each_method,
-    recorded_devinfo_replays if device::soft_roce,
-    recorded_pingpong_replays if device::soft_roce,
-    changed_answer_is_reported if device::soft_roce,
+    recorded_devinfo_replays,
+    recorded_pingpong_replays,
+    recorded_rping_replays_up_to_its_peer if device::ethernet,
+    recording_of_another_driver_is_refused,
+    changed_answer_is_reported,
 }
 
 /// A file of one test.
@@ -286,6 +288,42 @@ fn recorded_pingpong_replays() {
         server.finish().expect_success();
         nothing_leaks(|| expect_same(&recording, 15));
     }
+}
+
+fn recorded_rping_replays_up_to_its_peer() {
+    let mut command = Command::new("rping");
+    let (mut server, recording) = record("record-rping", command.args(["-s", "-C", "3", "-p", "7412"]));
+    let deadline = Instant::now() + LIMIT;
+    // The server listens when a client reaches it.
+    while !Program::start(Command::new("rping").args(["-c", "-a", "10.1.0.1", "-C", "3", "-p", "7412"]))
+        .finish()
+        .status
+        .success()
+    {
+        assert!(!server.has_ended() && Instant::now() < deadline, "the server listens");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    server.finish();
+    let (finished, result) = replay(&recording);
+    assert_eq!(finished.status.code(), Some(0), "{result}");
+    assert!(result["same"].as_u64() >= Some(10), "{result}");
+    // Events and ACCEPT are not replayed; creation of the identifier, address and listening are.
+    let skipped = |reason: &str| result["skipped"][reason].as_u64().unwrap_or(0);
+    assert!(skipped("peer") >= 1 && skipped("time") >= 2, "{result}");
+}
+
+fn recording_of_another_driver_is_refused() {
+    let mut command = Command::new("bareverbs");
+    let (program, recording) = record("record-driver", command.args(["devinfo"]));
+    program.finish().expect_success();
+    let text = fs::read_to_string(&recording).unwrap();
+    let driver = if device::is_soft_roce() { "\"driver\":14}" } else { "\"driver\":1}" };
+    assert!(text.contains(driver), "{text}");
+    fs::write(&recording, text.replace(driver, "\"driver\":6}")).unwrap();
+    let finished = Program::start(Command::new("bareverbs").arg("replay").arg(&recording)).finish();
+    fs::remove_file(&recording).unwrap();
+    assert_eq!(finished.status.code(), Some(1), "{finished:?}");
+    assert!(finished.stderr.contains("use a device of the recorded driver"), "{finished:?}");
 }
 
 fn changed_answer_is_reported() {

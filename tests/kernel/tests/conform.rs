@@ -10,6 +10,7 @@ bareverbs_kernel_tests::kernel_tests! {
     formats_have_the_same_checks if device::soft_roce,
     parser_of_mlx5_conforms if device::connectx,
     decode_prints_names,
+    fuzzed_calls_break_no_rule_and_replay,
 }
 
 fn conform(args: &[&str]) -> Output {
@@ -80,4 +81,16 @@ fn decode_prints_names() {
     let output = Command::new("bareverbs").args(["decode", "write"]).arg(&input).output().unwrap();
     assert_eq!(text(&output), "DeallocPd: DeallocPdReq { pd_handle: 7 }\n");
     std::fs::remove_file(input).unwrap();
+}
+
+fn fuzzed_calls_break_no_rule_and_replay() {
+    let file = std::env::temp_dir().join("bareverbs-fuzz");
+    let mut command = Command::new("bareverbs");
+    command.args(["conform", "--fuzz", "15", "--seed", "1", "--fuzz-out"]).arg(&file);
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output));
+    assert!(text(&output).contains("methods and commands called"), "{}", text(&output));
+    let output = Command::new("bareverbs").arg("replay").arg(&file).output().unwrap();
+    std::fs::remove_file(file).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output));
 }

@@ -1,0 +1,236 @@
+//! The page that compares kernels: rules × kernels, and the decoded calls of each rule.
+//!
+//! It is one file without scripts. A cell links to the first failing check of its rule on its
+//! kernel, or to the rule's first check. Browsers open the section that a link leads into.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+
+use super::{counts, escape};
+use crate::{Outcome, Results, Rule, Verdict};
+
+const STYLE: &str = "\
+:root{color-scheme:light dark;--line:#8884;--soft:#8881;--muted:#667;--pass:#176f2c;--fail:#b3261e;--link:#0b57d0}\
+@media(prefers-color-scheme:dark){:root{--muted:#9aa;--pass:#7bd88f;--fail:#ff8a80;--link:#8ab4f8}}\
+*{box-sizing:border-box}body{font:15px/1.45 system-ui,sans-serif;margin:0 auto;padding:1rem;max-width:72rem}\
+h1{font-size:1.4rem;margin:0 0 .25rem}h2{font-size:1.1rem;margin:1.5rem 0 .5rem}p{margin:.25rem 0}\
+a{color:inherit;text-underline-offset:2px}table{border-collapse:collapse;width:100%}\
+th,td{padding:.25rem .5rem;border-bottom:1px solid var(--line);text-align:left;vertical-align:top}\
+.n{text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums}.m{color:var(--muted);font-size:13px}\
+.p{color:var(--pass)}.f{color:var(--fail);font-weight:600}.s{color:var(--muted)}\
+code,.id{font:13px/1.45 ui-monospace,monospace}code{overflow-wrap:anywhere}.id{overflow-wrap:break-word}\
+thead th{position:sticky;top:0;background:Canvas}\
+details{border-bottom:1px solid var(--line)}summary{padding:.4rem 0;cursor:pointer}\
+.k{padding:.5rem 0 .5rem .75rem;border-top:1px solid var(--soft)}.k:target{background:var(--soft)}\
+.k>b{font-weight:600;overflow-wrap:anywhere}.a{margin-right:.75rem;white-space:nowrap}.w{white-space:normal}\
+.k code{display:block;background:var(--soft);padding:.25rem .5rem;margin-top:.25rem;border-radius:4px}\
+@media(max-width:40rem){body{padding:.6rem}th,td{padding:.25rem .3rem}.m.t{display:none}table{font-size:13px}\
+.id{font-size:12px}th.n{overflow-wrap:anywhere;white-space:normal}}";
+
+/// A page with rules × kernels. Each cell links to the calls of the rule.
+#[must_use]
+pub fn html(runs: &[Results]) -> String {
+    let mut page = format!(
+        "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\">\
+         <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\
+         <title>RDMA user ABI</title><style>{STYLE}</style>\n<h1>RDMA user ABI</h1>\n\
+         <p class=\"m\">Rules of the ABI, and the number of checks that each kernel passes (✓), fails (✗) or \
+         skips (–).\n"
+    );
+    let anchors = Anchors::new(runs);
+    page.push_str("<table><thead><tr><th>Rule");
+    for run in runs {
+        let _ = write!(
+            page,
+            "<th class=\"n\">{}<br><span class=\"m t\">{} {}</span>",
+            escape(short(&run.kernel)),
+            escape(&run.kernel[short(&run.kernel).len()..]),
+            escape(&run.device)
+        );
+    }
+    page.push_str("\n<tbody><tr><td><b>All</b>");
+    for run in runs {
+        let (passed, failed, skipped) = counts(run);
+        let _ = write!(page, "<td class=\"n\">{}", cell(passed, failed, skipped));
+    }
+    page.push('\n');
+    for rule in anchors.rules() {
+        row(&mut page, rule, runs, &anchors);
+    }
+    page.push_str("</table>\n<h2>Calls</h2>\n");
+    for rule in anchors.rules() {
+        section(&mut page, rule, runs, &anchors);
+    }
+    page
+}
+
+/// A release without the suffix of a distribution: `6.12.118` of `6.12.118+deb13-amd64`.
+fn short(release: &str) -> &str {
+    release.split('+').next().unwrap_or(release)
+}
+
+/// Passed, failed and skipped checks in few characters.
+fn cell(passed: usize, failed: usize, skipped: usize) -> String {
+    match (passed, failed) {
+        (0, 0) => format!("<span class=\"s\">– {skipped}</span>"),
+        (_, 0) => format!("<span class=\"p\">✓ {passed}</span>"),
+        _ => {
+            format!("<span class=\"f\">✗ {failed}</span><br><span class=\"m\">of {}</span>", passed + failed)
+        }
+    }
+}
+
+fn row(page: &mut String, rule: Rule, runs: &[Results], anchors: &Anchors<'_>) {
+    let id = rule.id();
+    let _ = write!(
+        page,
+        "<tr><td><a class=\"id\" href=\"#{id}\">{id}</a><br><span class=\"m t\">{}</span>",
+        escape(rule.text())
+    );
+    for (number, run) in runs.iter().enumerate() {
+        let of: Vec<_> = run.checks.iter().filter(|outcome| outcome.rule == id).collect();
+        if of.is_empty() {
+            page.push_str("<td class=\"n s\">");
+            continue;
+        }
+        let count = |verdict| of.iter().filter(|outcome| outcome.verdict == verdict).count();
+        let (passed, failed, skipped) =
+            (count(Verdict::Passed), count(Verdict::Failed), count(Verdict::Skipped));
+        let anchor = anchors.of_cell(rule, number);
+        let _ = write!(page, "<td class=\"n\"><a href=\"#{anchor}\">{}</a>", cell(passed, failed, skipped));
+    }
+    page.push('\n');
+}
+
+/// The checks of a rule with their calls, those that fail somewhere first.
+fn section(page: &mut String, rule: Rule, runs: &[Results], anchors: &Anchors<'_>) {
+    let checks = anchors.checks(rule);
+    let failing = checks.iter().filter(|check| check.fails()).count();
+    let fails =
+        if failing == 0 { String::new() } else { format!(", <span class=\"f\">{failing} fail</span>") };
+    let _ = writeln!(
+        page,
+        "<details id=\"section-{id}\"{open}><summary><span class=\"id\">{id}</span> <span class=\"m\">{} \
+         checks{fails}</span></summary>\n<div id=\"{id}\"><p>{}<p class=\"m\"><code>drivers/infiniband/{}</code></div>",
+        checks.len(),
+        escape(rule.text()),
+        escape(rule.source()),
+        id = rule.id(),
+        open = if failing > 0 { " open" } else { "" },
+    );
+    for check in checks {
+        let _ = write!(page, "<div class=\"k\" id=\"{}\"><b>{}</b><br>", check.anchor, escape(check.name));
+        answers(page, check, runs);
+        if let Some(outcome) = check.outcomes.iter().flatten().find(|outcome| !outcome.change.is_empty()) {
+            let _ = write!(page, "<span class=\"m w\">change: {}</span>", escape(&outcome.change));
+        }
+        // The calls differ in addresses only, unless a kernel fails.
+        let shown = check.outcomes.iter().flatten().find(|outcome| outcome.verdict != Verdict::Failed);
+        let failed = check.outcomes.iter().flatten().filter(|outcome| outcome.verdict == Verdict::Failed);
+        let mut calls = BTreeSet::new();
+        for outcome in failed.chain(shown.filter(|_| !check.fails())) {
+            if !outcome.call.is_empty() && calls.insert(&outcome.call) {
+                let _ = write!(page, "<code>{}</code>", escape(&outcome.call));
+            }
+            for line in &outcome.kernel_log {
+                let _ = write!(page, "<code class=\"f\">{}</code>", escape(line));
+            }
+        }
+        page.push_str("</div>\n");
+    }
+    page.push_str("</details>\n");
+}
+
+/// The answers of a check: one if all kernels agree, else one for each kernel.
+fn answers(page: &mut String, check: &CheckRow<'_>, runs: &[Results]) {
+    let answer = |outcome: &Outcome| match outcome.verdict {
+        Verdict::Passed if outcome.got.is_empty() => ("p", "✓".to_owned()),
+        Verdict::Passed if outcome.known_bug => ("p", format!("✓ {} (known bug)", outcome.got)),
+        Verdict::Passed => ("p", format!("✓ {}", outcome.got)),
+        Verdict::Failed => ("f", format!("✗ {}", outcome.reason)),
+        Verdict::Skipped => ("s", format!("– {}", outcome.reason)),
+    };
+    let all: Vec<_> = check.outcomes.iter().map(|outcome| outcome.map(answer)).collect();
+    if let [Some(first), rest @ ..] = &all[..]
+        && rest.iter().all(|other| other.as_ref() == Some(first))
+    {
+        let _ = write!(page, "<span class=\"a w {}\">{}</span>", first.0, escape(&first.1));
+        return;
+    }
+    for (answer, run) in all.iter().zip(runs) {
+        if let Some((class, text)) = answer {
+            let wide = if text.len() > 20 { " w" } else { "" };
+            let _ = write!(
+                page,
+                "<span class=\"a{wide}\"><span class=\"m\">{}</span> <span class=\"{class}\">{}</span></span> ",
+                escape(short(&run.kernel)),
+                escape(text)
+            );
+        }
+    }
+}
+
+/// A check of a rule, with its outcome on each kernel.
+struct CheckRow<'r> {
+    name: &'r str,
+    anchor: String,
+    outcomes: Vec<Option<&'r Outcome>>,
+}
+
+impl CheckRow<'_> {
+    fn fails(&self) -> bool {
+        self.outcomes.iter().flatten().any(|outcome| outcome.verdict == Verdict::Failed)
+    }
+}
+
+/// The checks by rule, with their anchors.
+struct Anchors<'r> {
+    rules: BTreeMap<&'static str, Vec<CheckRow<'r>>>,
+}
+
+impl<'r> Anchors<'r> {
+    fn new(runs: &'r [Results]) -> Self {
+        let mut rules = BTreeMap::new();
+        let mut number = 0;
+        for rule in Rule::ALL {
+            let mut names: BTreeMap<&str, Vec<Option<&Outcome>>> = BTreeMap::new();
+            for (position, run) in runs.iter().enumerate() {
+                for outcome in run.checks.iter().filter(|outcome| outcome.rule == rule.id()) {
+                    names.entry(&outcome.name).or_insert_with(|| vec![None; runs.len()])[position] =
+                        Some(outcome);
+                }
+            }
+            let rows = names.into_iter().map(|(name, outcomes)| {
+                number += 1;
+                CheckRow { name, anchor: format!("c{number}"), outcomes }
+            });
+            let mut rows: Vec<_> = rows.collect();
+            rows.sort_by_key(|row| !row.fails());
+            if !rows.is_empty() {
+                rules.insert(rule.id(), rows);
+            }
+        }
+        Self { rules }
+    }
+
+    /// The rules with checks.
+    fn rules(&self) -> impl Iterator<Item = Rule> {
+        Rule::ALL.iter().copied().filter(|rule| self.rules.contains_key(rule.id()))
+    }
+
+    fn checks(&self, rule: Rule) -> &[CheckRow<'r>] {
+        self.rules.get(rule.id()).map_or(&[], Vec::as_slice)
+    }
+
+    /// The check that the cell of a rule and a kernel leads to.
+    fn of_cell(&self, rule: Rule, run: usize) -> &str {
+        let checks = self.checks(rule);
+        let has = |verdict| {
+            move |check: &&CheckRow<'_>| check.outcomes[run].is_some_and(|outcome| outcome.verdict == verdict)
+        };
+        let found = [Verdict::Failed, Verdict::Passed, Verdict::Skipped]
+            .into_iter()
+            .find_map(|verdict| checks.iter().find(has(verdict)));
+        found.map_or(rule.id(), |check| check.anchor.as_str())
+    }
+}
