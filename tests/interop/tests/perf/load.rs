@@ -267,7 +267,9 @@ pub(crate) fn short_server_runs_with_several_clients() {
             std::thread::sleep(Duration::from_millis(300));
             Program::start(&mut benchmark.command(side, &both, Some(HOST)))
         });
-        clients.map(|client| client.finish().expect_success());
+        for client in clients {
+            client.finish().expect_success();
+        }
         expect_sum(&json(&server.finish().expect_success()), 3, 100);
     }
 }
