@@ -66,7 +66,6 @@ pub(crate) fn verified_runs_with_every_option() {
         ("send", &["-s", "200", "-n", "500", "-c", "UD"]),
         ("send", &["-s", "5000", "-n", "200", "-c", "UC"]),
         ("send", &["-s", "64", "-n", "500", "-q", "4", "--srq", "-r", "200"]),
-        ("send", &["-n", "3", "-a", "-n", "5"]),
         ("send", &["--mix", "1:1,7:1,64:3,4096:2", "-n", "1000"]),
         ("send", &["-s", "64", "-b", "-n", "500"]),
         ("write", &["-s", "100", "-n", "1000", "-t", "7"]),
@@ -84,12 +83,6 @@ pub(crate) fn verified_runs_with_every_option() {
         ("atomic", &["-n", "1000", "-q", "3"]),
         ("atomic", &["-D", "2", "-b"]),
     ] {
-        if operation == "write" && others.contains(&"-a") {
-            // 23 sizes of up to 8 MiB.
-            let benchmark = Benchmark { operation, test: "bw" };
-            benchmark.run_within(Duration::from_secs(120), OURS, &[others, &["--verify"]].concat());
-            continue;
-        }
         let benchmark = Benchmark { operation, test: "bw" };
         let run = benchmark.run_within(Duration::from_secs(120), OURS, &[others, &["--verify"]].concat());
         let compared = [run.client_json(), run.server_json()].into_iter().flatten();
