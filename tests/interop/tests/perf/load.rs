@@ -119,7 +119,8 @@ pub(crate) fn short_run_names_a_corrupt_byte() {
         }
         // The second message begins with the number 1, XORed with the mark of the numbers.
         let number = (0xb5ad_4ece_da1c_e2a9_u64 ^ 1).to_le_bytes();
-        let places = (0..bytes.len().saturating_sub(SIZE)).step_by(64);
+        let Some(last) = bytes.len().checked_sub(SIZE) else { continue };
+        let places = (0..=last).step_by(64);
         for at in places.filter(|&at| bytes[at..].starts_with(&number)) {
             let byte = bytes[at + OFFSET] ^ 0xff;
             memory.write_all_at(&[byte], start + (at + OFFSET) as u64).unwrap();
@@ -160,17 +161,17 @@ pub(crate) fn short_open_loop_keeps_its_rate() {
     }
 }
 
-/// The receiver is stopped for a while. Messages that were due in that time were late, and their
-/// latencies say so: in a closed loop, only the messages outstanding would.
+/// The receiver is stopped for a second. Messages that were due in that time were late, and their
+/// latencies say so: in a closed loop, only those of the outstanding messages do.
 pub(crate) fn open_loop_counts_the_wait_of_late_messages() {
+    const DEPTH: u64 = 8;
     let benchmark = Benchmark { operation: "send", test: "bw" };
-    let messages = ["-s", "64", "-n", "2000", "-r", "8", "-t", "8"];
-    let mut late = Vec::new();
-    for paced in [&["--rate", "500"][..], &[]] {
-        let server = benchmark.serve(Side::Bareverbs, &messages);
-        let client = [&messages[..], paced].concat();
+    let both = ["-s", "64", "-D", "6", "-f", "0.1", "-r", "8", "-t", "8", "-Q", "1"];
+    let late = |paced: &[&str]| {
+        let server = benchmark.serve(Side::Bareverbs, &both);
+        let client = [&both[..], paced].concat();
         let client = Program::start(&mut benchmark.command(Side::Bareverbs, &client, Some(HOST)));
-        std::thread::sleep(Duration::from_millis(if paced.is_empty() { 10 } else { 1000 }));
+        std::thread::sleep(Duration::from_secs(2));
         server.signal(Signal::SIGSTOP);
         std::thread::sleep(Duration::from_secs(1));
         server.signal(Signal::SIGCONT);
@@ -179,11 +180,16 @@ pub(crate) fn open_loop_counts_the_wait_of_late_messages() {
         let json = json(&client);
         let buckets = only(&json)["latency"]["histogram"].as_array().unwrap().clone();
         let slow = buckets.iter().filter(|bucket| number(&bucket["from"]) > 100_000.0);
-        late.push(slow.map(|bucket| bucket["count"].as_u64().unwrap()).sum::<u64>());
-    }
-    // In one second, 500 messages were due.
-    assert!((300..=900).contains(&late[0]), "{late:?}");
-    assert!(late[1] <= 16, "{late:?}");
+        slow.map(|bucket| bucket["count"].as_u64().unwrap()).sum::<u64>()
+    };
+    let (open, closed) = (late(&["--rate", "500"]), late(&[]));
+    // 450 messages were due more than 100 ms before the receiver went on, and it takes time to catch
+    // up with them. A kernel that retries slowly makes a few more messages late.
+    assert!(open >= 400, "{open} late messages");
+    assert!(
+        (1..=4 * DEPTH).contains(&closed),
+        "{closed} late messages in a closed loop, {open} in an open one"
+    );
 }
 
 pub(crate) fn short_threads_share_the_queue_pairs() {
