@@ -766,9 +766,9 @@ fn prepare(
 
 /// The comparisons of `--verify`.
 impl<T: Service> Endpoint<T> {
-    /// Messages that were compared so far; `None` without `--verify`.
-    pub(crate) fn compared(&self) -> Option<u64> {
-        self.verifier.as_ref().map(|verifier| verifier.compared)
+    /// Messages that were compared since the last call; `None` without `--verify`.
+    pub(crate) fn take_compared(&mut self) -> Option<u64> {
+        self.verifier.as_mut().map(|verifier| std::mem::take(&mut verifier.compared))
     }
 
     /// Writes the memory that the peer reads, writes or counts in: patterns of the places for reads,

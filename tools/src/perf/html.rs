@@ -29,7 +29,8 @@ svg text{font-size:11px;fill:var(--dim)}
 .grid{stroke:var(--line)}.axis{stroke:var(--dim)}
 polyline{fill:none;stroke:currentColor;stroke-width:2;stroke-linejoin:round}
 circle,rect{fill:currentColor}rect{fill-opacity:.75}
-.mark{stroke:var(--text);stroke-dasharray:3 3}g .start,g .end{fill:var(--text)}
+.mark{stroke:var(--text);stroke-dasharray:3 3}\
+g .start,g .end{fill:var(--text);paint-order:stroke;stroke:var(--back);stroke-width:3px}
 .c0{color:var(--c0)}.c1{color:var(--c1)}.c2{color:var(--c2)}.c3{color:var(--c3)}.c4{color:var(--c4)}\
 .c5{color:var(--c5)}
 .legend{display:flex;flex-wrap:wrap;gap:.25rem 1rem;font-size:.875rem;padding:0;margin:.25rem 0 0;list-style:none}
@@ -40,7 +41,7 @@ background:currentColor;border-radius:2px}
 table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
 th,td{text-align:right;padding:.25rem .75rem .25rem 0;border-bottom:1px solid var(--line);white-space:nowrap}
 th:first-child,td:first-child{text-align:left}
-.facts td{text-align:left;white-space:normal;overflow-wrap:anywhere;min-width:8rem}
+.facts th{text-align:left}.facts td{text-align:left;white-space:normal;overflow-wrap:anywhere;min-width:8rem}
 .differs{background:var(--box);font-weight:600}
 ";
 

@@ -234,6 +234,10 @@ impl Link<'_> {
                 _ => self.barrier(endpoints)?,
             }
         }
+        // A side that only served memory has a result from here on.
+        if let Some(last) = results.last_mut().filter(|last| last.result.compared.is_none()) {
+            last.result.compared = endpoints.iter_mut().map(Endpoint::take_compared).sum();
+        }
         Ok(results)
     }
 
@@ -269,7 +273,7 @@ impl Link<'_> {
         correct?;
         anyhow::ensure!(at_peer, RunError::CorruptAtPeer);
         if let Some(last) = results.last_mut() {
-            last.result.compared = endpoints.iter().map(Endpoint::compared).sum();
+            last.result.compared = endpoints.iter_mut().map(Endpoint::take_compared).sum();
         }
         Ok(())
     }

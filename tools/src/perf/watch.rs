@@ -8,6 +8,7 @@ use anyhow::Result;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
+use super::error::RunError;
 use crate::signal::Stop;
 
 /// Polls without a completion between two looks at the clock.
@@ -53,10 +54,13 @@ impl<'a> Watch<'a> {
         self.quiet = None;
     }
 
-    /// Notes that something completed.
+    /// Notes that something completed. Fails if the run has to end: a busy run never looks around.
     #[inline]
-    pub(crate) fn progress(&mut self) {
+    pub(crate) fn progress(&mut self) -> Result<()> {
         (self.spins, self.quiet) = (0, None);
+        self.stop.check()?;
+        anyhow::ensure!(!self.abort.load(Ordering::Relaxed), RunError::Aborted);
+        Ok(())
     }
 
     /// Notes a poll that found nothing. `Some` if it was time to look around.
@@ -140,8 +144,10 @@ mod tests {
         let (ours, _theirs) = UnixStream::pair().unwrap();
         let mut watch = Watch::new(&stop, ours.as_fd(), &abort);
         assert_eq!(watch.look(None).unwrap(), Verdict::Wait);
+        watch.progress().unwrap();
         abort.store(true, Ordering::Relaxed);
         assert_eq!(watch.look(None).unwrap(), Verdict::Aborted);
+        assert!(watch.progress().is_err(), "a busy run ends too");
     }
 
     #[test]

@@ -66,7 +66,6 @@ pub(crate) fn verified_runs_with_every_option() {
         ("send", &["-s", "200", "-n", "500", "-c", "UD"]),
         ("send", &["-s", "5000", "-n", "200", "-c", "UC"]),
         ("send", &["-s", "64", "-n", "500", "-q", "4", "--srq", "-r", "200"]),
-        ("send", &["-n", "3", "-a", "-n", "5"]),
         ("send", &["--mix", "1:1,7:1,64:3,4096:2", "-n", "1000"]),
         ("send", &["-s", "64", "-b", "-n", "500"]),
         ("write", &["-s", "100", "-n", "1000", "-t", "7"]),
@@ -84,12 +83,6 @@ pub(crate) fn verified_runs_with_every_option() {
         ("atomic", &["-n", "1000", "-q", "3"]),
         ("atomic", &["-D", "2", "-b"]),
     ] {
-        if operation == "write" && others.contains(&"-a") {
-            // 23 sizes of up to 8 MiB.
-            let benchmark = Benchmark { operation, test: "bw" };
-            benchmark.run_within(Duration::from_secs(120), OURS, &[others, &["--verify"]].concat());
-            continue;
-        }
         let benchmark = Benchmark { operation, test: "bw" };
         let run = benchmark.run_within(Duration::from_secs(120), OURS, &[others, &["--verify"]].concat());
         let compared = [run.client_json(), run.server_json()].into_iter().flatten();
@@ -126,7 +119,8 @@ pub(crate) fn short_run_names_a_corrupt_byte() {
         }
         // The second message begins with the number 1, XORed with the mark of the numbers.
         let number = (0xb5ad_4ece_da1c_e2a9_u64 ^ 1).to_le_bytes();
-        let places = (0..bytes.len().saturating_sub(SIZE)).step_by(64);
+        let Some(last) = bytes.len().checked_sub(SIZE) else { continue };
+        let places = (0..=last).step_by(64);
         for at in places.filter(|&at| bytes[at..].starts_with(&number)) {
             let byte = bytes[at + OFFSET] ^ 0xff;
             memory.write_all_at(&[byte], start + (at + OFFSET) as u64).unwrap();
@@ -167,17 +161,17 @@ pub(crate) fn short_open_loop_keeps_its_rate() {
     }
 }
 
-/// The receiver is stopped for a while. Messages that were due in that time were late, and their
-/// latencies say so: in a closed loop, only the messages outstanding would.
+/// The receiver is stopped for a second. Messages that were due in that time were late, and their
+/// latencies say so: in a closed loop, only those of the outstanding messages do.
 pub(crate) fn open_loop_counts_the_wait_of_late_messages() {
+    const DEPTH: u64 = 8;
     let benchmark = Benchmark { operation: "send", test: "bw" };
-    let messages = ["-s", "64", "-n", "2000", "-r", "8", "-t", "8"];
-    let mut late = Vec::new();
-    for paced in [&["--rate", "500"][..], &[]] {
-        let server = benchmark.serve(Side::Bareverbs, &messages);
-        let client = [&messages[..], paced].concat();
+    let both = ["-s", "64", "-D", "6", "-f", "0.1", "-r", "8", "-t", "8", "-Q", "1"];
+    let late = |paced: &[&str]| {
+        let server = benchmark.serve(Side::Bareverbs, &both);
+        let client = [&both[..], paced].concat();
         let client = Program::start(&mut benchmark.command(Side::Bareverbs, &client, Some(HOST)));
-        std::thread::sleep(Duration::from_millis(if paced.is_empty() { 10 } else { 1000 }));
+        std::thread::sleep(Duration::from_secs(2));
         server.signal(Signal::SIGSTOP);
         std::thread::sleep(Duration::from_secs(1));
         server.signal(Signal::SIGCONT);
@@ -186,11 +180,16 @@ pub(crate) fn open_loop_counts_the_wait_of_late_messages() {
         let json = json(&client);
         let buckets = only(&json)["latency"]["histogram"].as_array().unwrap().clone();
         let slow = buckets.iter().filter(|bucket| number(&bucket["from"]) > 100_000.0);
-        late.push(slow.map(|bucket| bucket["count"].as_u64().unwrap()).sum::<u64>());
-    }
-    // In one second, 500 messages were due.
-    assert!((300..=900).contains(&late[0]), "{late:?}");
-    assert!(late[1] <= 16, "{late:?}");
+        slow.map(|bucket| bucket["count"].as_u64().unwrap()).sum::<u64>()
+    };
+    let (open, closed) = (late(&["--rate", "500"]), late(&[]));
+    // 450 messages were due more than 100 ms before the receiver went on, and it takes time to catch
+    // up with them. A kernel that retries slowly makes a few more messages late.
+    assert!(open >= 400, "{open} late messages");
+    assert!(
+        (1..=4 * DEPTH).contains(&closed),
+        "{closed} late messages in a closed loop, {open} in an open one"
+    );
 }
 
 pub(crate) fn short_threads_share_the_queue_pairs() {
