@@ -64,6 +64,21 @@ pub(super) fn cable(testbed: &mut Testbed<'_>) -> Result<()> {
     interop::one(testbed, 0)
 }
 
+/// The doctor of the second host on a link that is up, then the one of the first host, whose link is
+/// down.
+pub(super) fn doctor(testbed: &mut Testbed<'_>) -> Result<()> {
+    testbed.until(0, "ready && exec bareverbs perf doctor -d mlx5_0 --serve", "waiting for doctors")?;
+    let healthy = testbed.script(1, "ready && bareverbs perf doctor -d mlx5_0 10.1.0.1")?;
+    ensure!(healthy.contains("datagrams, 200 arrived and 200 came back"), "the doctor printed {healthy}");
+    testbed.stop(0)?;
+    testbed.control("1 link down")?;
+    let faulty = testbed.script(0, "bareverbs perf doctor -d mlx5_0; [ $? = 1 ]");
+    testbed.control("1 link up")?;
+    let faulty = faulty?;
+    ensure!(faulty.contains("mlx5_0/1") && faulty.contains("is DOWN"), "the doctor printed {faulty}");
+    testbed.script(0, "ready").map(drop)
+}
+
 pub(super) fn unbind(testbed: &mut Testbed<'_>) -> Result<()> {
     let cycle = "echo $pci >$driver/unbind && echo $pci >$driver/bind";
     testbed.script(0, &format!("{TRAFFIC}\n{cycle}\n{PLAYS}\n{cycle} && {cycle}\n{PLAYS}")).map(drop)
