@@ -48,7 +48,7 @@ pub(crate) enum Tier {
 }
 
 /// All tests in order, by name.
-const TESTS: [(&str, Test, Tier); 14] = [
+const TESTS: [(&str, Test, Tier); 15] = [
     ("interop_within_one_host", interop::within, Tier::Short),
     ("interop_between_hosts", interop::between, Tier::Kernel),
     ("bareverbs_interop_between_hosts", interop::bareverbs_between, Tier::Kernel),
@@ -56,6 +56,7 @@ const TESTS: [(&str, Test, Tier); 14] = [
     ("dmesg_is_clean", interop::dmesg_clean, Tier::Short),
     ("pyverbs_subset_passes", interop::pyverbs, Tier::Kernel),
     ("link_down_and_up_raise_events", resets::cable, Tier::Kernel),
+    ("perf_doctor_names_a_link_that_is_down", resets::doctor, Tier::Kernel),
     (MIGRATION, migration::failing_path, Tier::Kernel),
     ("driver_rebinds_under_traffic", resets::unbind, Tier::Kernel),
     ("devlink_reload_under_traffic", resets::reload, Tier::Kernel),

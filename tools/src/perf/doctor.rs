@@ -23,7 +23,7 @@ use self::probe::{Active, DATAGRAMS, Passive, Postcards, ProbeError};
 use super::counters::{Change, Snapshot};
 use crate::cli::doctor::DoctorOptions;
 use crate::output;
-use crate::pingpong::exchange::{Peer, Server};
+use crate::pingpong::exchange::{ExchangeError, Peer, Server};
 use crate::signal::Stop;
 
 /// The time in which the other end answers.
@@ -214,8 +214,11 @@ fn check_path(
         Ok(peer) => Control::new(peer, stop),
         Err(error) => {
             stop.check()?;
+            let remedy = match error {
+                ExchangeError::NoAddress { .. } => "check the name and the name server, or use an address",
+                _ => "start `bareverbs perf doctor --serve` there, and open the TCP port in its firewall",
+            };
             let error = anyhow::Error::from(error);
-            let remedy = "start `bareverbs perf doctor --serve` there, and open the TCP port in its firewall";
             log.path(Level::Fault, Check::Peer, format!("{error:#}"), remedy);
             return Ok(());
         }

@@ -64,6 +64,30 @@ pub(super) fn cable(testbed: &mut Testbed<'_>) -> Result<()> {
     interop::one(testbed, 0)
 }
 
+/// A doctor that serves until another one has ended its checks.
+const SERVES_DOCTOR: &str = "
+ready || exit 1
+bareverbs perf doctor -d mlx5_0 --serve >/tmp/doctor 2>&1 & doctor=$!
+until grep -q 'waiting for doctors' /tmp/doctor; do kill -0 $doctor || exit 1; sleep 0.1; done
+echo ready to play
+until grep -q 'has ended its checks' /tmp/doctor; do sleep 0.1; done
+kill $doctor; wait; true";
+
+/// The doctor of the second host on a link that is up, then the one of the first host, whose link is
+/// down.
+pub(super) fn doctor(testbed: &mut Testbed<'_>) -> Result<()> {
+    let healthy =
+        "ready && bareverbs perf doctor -d mlx5_0 10.1.0.1 >/tmp/healthy || { cat /tmp/healthy; exit 1; }
+grep -q '200 arrived and 200 came back' /tmp/healthy";
+    testbed.run_pair(0, SERVES_DOCTOR, healthy)?;
+    testbed.control("1 link down")?;
+    let faulty = testbed.script(0, "bareverbs perf doctor -d mlx5_0; [ $? = 1 ]");
+    testbed.control("1 link up")?;
+    let faulty = faulty?;
+    ensure!(faulty.contains("mlx5_0/1") && faulty.contains("is DOWN"), "the doctor printed {faulty}");
+    testbed.script(0, "ready").map(drop)
+}
+
 pub(super) fn unbind(testbed: &mut Testbed<'_>) -> Result<()> {
     let cycle = "echo $pci >$driver/unbind && echo $pci >$driver/bind";
     testbed.script(0, &format!("{TRAFFIC}\n{cycle}\n{PLAYS}\n{cycle} && {cycle}\n{PLAYS}")).map(drop)
