@@ -15,6 +15,7 @@ use crate::perf::hosts::Hosts;
 use crate::perf::mix::{Kind, Mix, Order};
 
 /// The benchmarks, the comparison of their results, and the checks before them.
+#[expect(clippy::large_enum_variant, reason = "a process parses one")]
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum PerfCommand {
     #[command(flatten)]

@@ -113,6 +113,8 @@ impl Step {
             seed: 0,
             // The check runs whatever it does to the kernel: the guest is thrown away.
             hazard: true,
+            fuzz: None,
+            device: super::fuzz::Device::Rxe,
             out: None,
             accel: Accelerator::Auto,
         };
