@@ -1,13 +1,17 @@
 //! The connection behind a stream, as the connection manager sees it.
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
 
 use bareverbs::EventType;
 
 use super::Result;
 use crate::connection::Domains;
-use crate::event::{EventKind, Unreachable};
+use crate::event::{Event, EventKind, Unreachable};
 use crate::{CmId, Error};
+
+/// Time limit for the kernel's work after a notification.
+const ESTABLISHMENT: Duration = Duration::from_secs(1);
 
 /// An identifier of the connection manager with a channel of its own.
 #[derive(Debug)]
@@ -41,11 +45,27 @@ impl Link {
             self.abandoned = true;
             // Messages of the peer may come before its confirmation, without which there is nothing to
             // disconnect. It fails if the connection is gone or established already.
-            if !self.established {
-                let _ = self.id.notify(EventType::COMM_EST);
+            if !self.established && self.id.notify(EventType::COMM_EST).is_ok() {
+                self.wait_for_establishment();
             }
             // It fails if the device or the connection is gone, and then the peer knows.
             let _ = self.id.disconnect();
+        }
+    }
+
+    /// Waits until the kernel has carried out a notification of COMM_EST, which takes it a moment.
+    ///
+    /// The kernel cancels the retries of its REP then (`cm_establish_handler` of
+    /// `drivers/infiniband/core/cm.c`). After an earlier DREQ it would not, and destroying the
+    /// identifier would wait until the retries are exhausted, for over a minute.
+    fn wait_for_establishment(&mut self) {
+        let end = Instant::now() + ESTABLISHMENT;
+        while !self.established && self.end.is_none() {
+            let left = end.saturating_duration_since(Instant::now());
+            let Ok(Some(event)) = self.id.channel().wait_timeout(left) else { break };
+            if self.take(event).is_err() {
+                break;
+            }
         }
     }
 
@@ -53,27 +73,32 @@ impl Link {
     /// peer ended it.
     pub(super) fn end(&mut self) -> Result<Option<Result<()>>> {
         while let Some(event) = self.id.channel().try_wait()? {
-            match event.kind {
-                EventKind::Established(_) => self.established = true,
-                // Of an established connection, it tells of a neighbour's new MAC address only.
-                EventKind::Unreachable(Unreachable::Errno(errno)) | EventKind::ConnectError(errno)
-                    if !self.established =>
-                {
-                    self.end = Some(Err(Error::Unreachable(errno).into()));
-                }
-                EventKind::Disconnected(_) => {
-                    self.end = Some(Ok(()));
-                    // Without an answer the peer waits until its retries are exhausted.
-                    self.id.disconnect()?;
-                }
-                EventKind::Rejected(_) => self.end = Some(Ok(())),
-                EventKind::DeviceRemoval => {
-                    self.end = Some(Err(Error::DeviceRemoved { verb: "RdmaStream" }.into()));
-                }
-                _ => {}
-            }
+            self.take(event)?;
         }
         Ok(self.end.clone())
+    }
+
+    fn take(&mut self, event: Event) -> Result<()> {
+        match event.kind {
+            EventKind::Established(_) => self.established = true,
+            // Of an established connection, it tells of a neighbour's new MAC address only.
+            EventKind::Unreachable(Unreachable::Errno(errno)) | EventKind::ConnectError(errno)
+                if !self.established =>
+            {
+                self.end = Some(Err(Error::Unreachable(errno).into()));
+            }
+            EventKind::Disconnected(_) => {
+                self.end = Some(Ok(()));
+                // Without an answer the peer waits until its retries are exhausted.
+                self.id.disconnect()?;
+            }
+            EventKind::Rejected(_) => self.end = Some(Ok(())),
+            EventKind::DeviceRemoval => {
+                self.end = Some(Err(Error::DeviceRemoved { verb: "RdmaStream" }.into()));
+            }
+            _ => {}
+        }
+        Ok(())
     }
 }
 
