@@ -125,9 +125,11 @@ impl Facts {
             let handles = fields.filter(|field| class_of(field.rust).is_some());
             facts.mentions = handles.filter_map(|field| word(&request, field.offset)).collect();
             // The handles of the WQs follow the struct.
-            let rest = command.request.map_or(0, |info| info.size);
-            let more = request.get(rest..).unwrap_or_default().chunks_exact(4).map(native);
-            facts.mentions.extend(more);
+            if command.rust == "CreateRwqIndTbl" {
+                let rest = command.request.map_or(0, |info| info.size);
+                let more = request.get(rest..).unwrap_or_default().chunks_exact(4).map(native);
+                facts.mentions.extend(more);
+            }
         } else if facts.destroys.is_none() {
             facts.needs.extend(needs_of(command, &request));
         }

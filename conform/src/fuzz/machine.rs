@@ -506,7 +506,11 @@ impl<'t> Machine<'t> {
             return Err(Broken::new(Rule::Destroy, reason));
         }
         // The response of a destruction is written afterwards.
-        if error == Answer::FAULT && free && !self.handles(index, name.0)?.contains(&name.1) {
+        if error == Answer::FAULT && !self.handles(index, name.0)?.contains(&name.1) {
+            if self.files[index].is_used(name) {
+                let reason = format!("{} destroyed a used {}", place.name(), ObjectClass(name.0));
+                return Err(Broken::new(Rule::Busy, reason));
+            }
             let file = &mut self.files[index];
             file.objects.retain(|object| (object.class, object.handle) != name);
             file.gone.push(name);
