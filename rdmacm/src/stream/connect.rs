@@ -293,8 +293,11 @@ impl RdmaListener {
 /// the attributes for one. Nothing else makes it refuse those of a new request.
 fn is_of_lost_peer(error: &StreamError) -> bool {
     let StreamError::Cm(error) = error else { return false };
-    matches!(&**error, Error::Command(refused)
-        if ["ACCEPT", "INIT_QP_ATTR"].contains(&refused.command) && refused.errno == Errno::INVAL)
+    match &**error {
+        Error::Withdrawn { .. } => true,
+        Error::Command(refused) => refused.command == "INIT_QP_ATTR" && refused.errno == Errno::INVAL,
+        _ => false,
+    }
 }
 
 impl AsFd for RdmaListener {
