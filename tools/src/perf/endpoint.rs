@@ -702,6 +702,15 @@ impl<T: Service> Endpoint<T> {
         }
     }
 
+    /// Notes that something completed. Fails if the run has to end.
+    #[inline]
+    pub(crate) fn note_progress(&self, watch: &mut Watch<'_>) -> Result<()> {
+        match watch.progress()? {
+            Verdict::Wait => Ok(()),
+            verdict => Err(self.verdict(verdict)),
+        }
+    }
+
     #[cold]
     pub(crate) fn verdict(&self, verdict: Verdict) -> anyhow::Error {
         let (waited, progress) = (super::watch::STALL_TIMEOUT, self.progress());

@@ -102,7 +102,7 @@ pub(crate) fn bandwidth<T: Service>(
             break;
         }
         if progress {
-            watch.progress()?;
+            endpoint.note_progress(watch)?;
             continue;
         }
         let until = pace.as_ref().filter(|_| sending).map(|pace| pace.wait(recorder.now()));
@@ -219,7 +219,7 @@ pub(crate) fn message_latency<T: Service>(
                 }
                 endpoint.pause(watch, None)?;
             };
-            watch.progress()?;
+            endpoint.note_progress(watch)?;
             turns.received += 1;
             endpoint.repost(index, posting)?;
         }
@@ -232,7 +232,7 @@ pub(crate) fn message_latency<T: Service>(
                 }
                 endpoint.pause(watch, None)?;
             }
-            watch.progress()?;
+            endpoint.note_progress(watch)?;
         }
     }
     Ok(())
@@ -260,7 +260,7 @@ pub(crate) fn write_latency<T: Service>(
                     Some(verdict) => return Err(endpoint.verdict(verdict)),
                 }
             }
-            watch.progress()?;
+            endpoint.note_progress(watch)?;
             endpoint.compare_write(posting, turns.received)?;
             turns.received += 1;
         }
@@ -274,7 +274,7 @@ pub(crate) fn write_latency<T: Service>(
                 Err(error) if turns.sent < turns.limit || turns.received < turns.limit => return Err(error),
                 _ => {}
             }
-            watch.progress()?;
+            endpoint.note_progress(watch)?;
         }
     }
     Ok(())
@@ -317,7 +317,7 @@ pub(crate) fn response_latency<T: Service>(
         while endpoint.poll_send(posting)?.is_none() {
             endpoint.pause(watch, None)?;
         }
-        watch.progress()?;
+        endpoint.note_progress(watch)?;
         let now = recorder.now();
         let (bytes, latency) = (posting.size.into(), Some(now - begin));
         recorder.record(now, Completed { messages: 1, bytes, latency, kind: 0 });

@@ -1,4 +1,4 @@
-//! Watches a run that makes no progress: signals, the peer, and the time.
+//! Watches a run: signals, the peer, and the time without progress.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,11 +8,12 @@ use anyhow::Result;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use super::error::RunError;
 use crate::signal::Stop;
 
 /// Polls without a completion between two looks at the clock.
 const SPINS: u32 = 1 << 12;
+/// Calls of [`Watch::progress`] between two looks at the peer.
+const COMPLETIONS: u32 = 1 << 10;
 /// The time in which requests complete after the peer has closed its connection.
 const GRACE: Duration = Duration::from_secs(1);
 /// The time without progress after which a run ends.
@@ -23,7 +24,7 @@ pub(crate) const STALL_TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) enum Verdict {
     /// Go on polling.
     Wait,
-    /// The peer closed its connection, and nothing completed since.
+    /// The peer closed its connection some time ago.
     PeerGone,
     /// Nothing completed for [`STALL_TIMEOUT`].
     Stalled,
@@ -39,13 +40,15 @@ pub(crate) struct Watch<'a> {
     /// Whether another thread has failed.
     abort: &'a AtomicBool,
     spins: u32,
+    /// Calls of [`Watch::progress`] since the last look.
+    busy: u32,
     quiet: Option<Instant>,
     gone: Option<Instant>,
 }
 
 impl<'a> Watch<'a> {
     pub(crate) fn new(stop: &'a Stop, peer: BorrowedFd<'a>, abort: &'a AtomicBool) -> Self {
-        Self { stop, peer, abort, spins: 0, quiet: None, gone: None }
+        Self { stop, peer, abort, spins: 0, busy: 0, quiet: None, gone: None }
     }
 
     /// Notes that nothing can complete, because nothing is outstanding.
@@ -54,13 +57,23 @@ impl<'a> Watch<'a> {
         self.quiet = None;
     }
 
-    /// Notes that something completed. Fails if the run has to end: a busy run never looks around.
+    /// Notes that something completed. `Wait`: go on.
+    ///
+    /// A busy run looks around now and then: sends of datagrams complete without a peer.
     #[inline]
-    pub(crate) fn progress(&mut self) -> Result<()> {
+    pub(crate) fn progress(&mut self) -> Result<Verdict> {
         (self.spins, self.quiet) = (0, None);
-        self.stop.check()?;
-        anyhow::ensure!(!self.abort.load(Ordering::Relaxed), RunError::Aborted);
-        Ok(())
+        self.busy += 1;
+        if self.busy < COMPLETIONS && self.gone.is_none() {
+            self.stop.check()?;
+            return Ok(if self.abort.load(Ordering::Relaxed) { Verdict::Aborted } else { Verdict::Wait });
+        }
+        self.busy = 0;
+        let verdict = self.look(None)?;
+        self.quiet = None;
+        // The peer closes its connection when both sides are done.
+        let late = self.gone.is_some_and(|gone| gone.elapsed() >= GRACE);
+        Ok(if verdict == Verdict::Wait && late { Verdict::PeerGone } else { verdict })
     }
 
     /// Notes a poll that found nothing. `Some` if it was time to look around.
@@ -144,10 +157,27 @@ mod tests {
         let (ours, _theirs) = UnixStream::pair().unwrap();
         let mut watch = Watch::new(&stop, ours.as_fd(), &abort);
         assert_eq!(watch.look(None).unwrap(), Verdict::Wait);
-        watch.progress().unwrap();
+        assert_eq!(watch.progress().unwrap(), Verdict::Wait);
         abort.store(true, Ordering::Relaxed);
         assert_eq!(watch.look(None).unwrap(), Verdict::Aborted);
-        assert!(watch.progress().is_err(), "a busy run ends too");
+        assert_eq!(watch.progress().unwrap(), Verdict::Aborted, "a busy run ends too");
+    }
+
+    #[test]
+    fn closed_connection_ends_a_busy_run_after_the_grace_time() {
+        let stop = Stop::new().unwrap();
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let mut watch = Watch::new(&stop, ours.as_fd(), &ABORT);
+        for _ in 0..2 * COMPLETIONS {
+            assert_eq!(watch.progress().unwrap(), Verdict::Wait);
+        }
+        let start = Instant::now();
+        drop(theirs);
+        while watch.progress().unwrap() == Verdict::Wait {
+            assert!(start.elapsed() < STALL_TIMEOUT);
+        }
+        assert_eq!(watch.progress().unwrap(), Verdict::PeerGone);
+        assert!(start.elapsed() >= GRACE);
     }
 
     #[test]

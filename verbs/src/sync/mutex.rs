@@ -30,8 +30,8 @@ const SPINS: u32 = if cfg!(loom) { 0 } else { 100 };
 /// instruction whose flags tell whether it succeeded: on x86-64 `bts` and `dec`, without a register
 /// for the old value.
 ///
-/// A thread sleeps only after it has set both bits, and only while both are set. So whoever unlocks
-/// sees `CONTENDED` and wakes a thread. The woken thread takes the lock with both bits set, because
+/// A thread sleeps only after it has set both bits, and only while both are set. So the thread that
+/// unlocks sees `CONTENDED` and wakes one. The woken thread takes the lock with both bits set, because
 /// others may sleep as well.
 pub(super) struct RawMutex(Futex);
 
