@@ -574,6 +574,10 @@ impl CmId {
     /// [`PATH_MIG`](bareverbs::EventType::PATH_MIG) if the QP has migrated to the alternate path that
     /// the peer offered in its request. Does nothing if the connection is established already.
     ///
+    /// After `COMM_EST`, wait for [`Established`](crate::event::EventKind::Established) before
+    /// [`CmId::disconnect`]. Otherwise the kernel may go on to repeat its reply, and destroying the
+    /// identifier blocks for over a minute (`cm_establish_handler` of `cm.c`).
+    ///
     /// # Errors
     /// - [`Error::Invalid`]: `PATH_MIG` of a connection with one [path](Self::paths). The kernel would
     ///   send its own messages on an empty path then: [`CmId::disconnect`] would succeed, and the peer
