@@ -139,7 +139,9 @@ fn pingpong_of_rdma_core_is_decoded() {
     for (text, state) in text.iter().zip(["INIT", "RTR", "RTS"]) {
         assert!(text.contains(&format!("\"name\":\"{state}\"")), "{text}");
     }
-    assert_eq!(named(&calls, &["RegMr"]).len(), 1);
+    // libibverbs tries the method REG_MR first, which kernels before 7.2 lack.
+    let registered = named(&calls, &["RegMr"]).into_iter().filter(|call| call["error"].is_null());
+    assert_eq!(registered.count(), 1, "{:?}", names(&calls));
     // The part of the driver is decoded by field.
     let create = named(&calls, &["CreateCq", "ex::CreateCq", "CqCreate"])[0];
     let field = if device::is_soft_roce() { "\"mi\":{" } else { "\"cqn\":" };
