@@ -6,6 +6,7 @@ mod targets;
 use std::io::{BufRead, BufReader};
 use std::num::NonZero;
 use std::process::{Command, ExitCode, Stdio};
+use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
@@ -13,7 +14,7 @@ use bareverbs_lab::Accelerator;
 use clap::Args;
 
 use crate::filter::Filter;
-use crate::guest_tests::guest_test_titles;
+use crate::guest_tests::{guest_test_titles, guest_tests};
 use crate::outcome::{Totals, result_line};
 use crate::print::heading;
 use crate::tsan::{self, Toolchain, Tsan};
@@ -47,25 +48,33 @@ impl Test {
         let begin = Instant::now();
         let filter = Filter(&self.filter);
         let mut totals = Totals::default();
-        if filter.takes_all() {
-            static_checks(&mut totals)?;
-        }
-        heading("What the lab needs");
-        let lab = Lab::fetch(&self.kernels)?;
-        if filter.takes_all() {
-            heading("Tests without a kernel");
-            plain_tests(&mut totals)?;
-            heading("Models of what threads share");
-            let (passed, failed) = loom::models("loom", None)?;
-            totals.passed += passed;
-            totals.failed += failed;
-            data_races(&mut totals)?;
-            pyverbs::check(&lab.rdma_core, &guest_test_titles()?)?;
-        }
+        let lab = if filter.takes_all() {
+            heading("Formatting");
+            succeed(build::cargo().args(["fmt", "--all", "--check"]))?;
+            thread::scope(|scope| {
+                let fetching = scope.spawn(|| Lab::fetch(&self.kernels));
+                scope.spawn(|| build::with_low_priority(build_ahead));
+                static_checks(&mut totals)?;
+                heading("What the lab needs");
+                let lab = fetching.join().expect("fetching does not panic")?;
+                heading("Tests without a kernel");
+                plain_tests(&mut totals)?;
+                heading("Models of what threads share");
+                let (passed, failed) = loom::models("loom", None)?;
+                totals.passed += passed;
+                totals.failed += failed;
+                data_races(&mut totals)?;
+                pyverbs::check(&lab.rdma_core, &guest_test_titles()?)?;
+                anyhow::Ok(lab)
+            })?
+        } else {
+            heading("What the lab needs");
+            Lab::fetch(&self.kernels)?
+        };
         heading("Tests on real kernels");
         let plan = Plan::new(&lab, &self.devices, filter)?;
         let jobs = self.jobs.map_or_else(|| side_by_side(plan.processors()), NonZero::get);
-        let (table, counted) = std::thread::scope(|scope| {
+        let (table, counted) = thread::scope(|scope| {
             // Instruction counts do not depend on the load.
             let counting = (filter.takes_all() && counts::possible())
                 .then(|| scope.spawn(|| build::with_low_priority(counts::measure)));
@@ -89,10 +98,16 @@ impl Test {
     }
 }
 
+/// Builds the programs of the guests, while other checks leave a processor idle. If a build fails, it
+/// fails again where its program is needed.
+fn build_ahead() {
+    let _ = (build::guest_programs(), guest_tests(), build::hca());
+}
+
 /// Processors poll completion queues. With fewer processors on the host, two guests take longer in
 /// parallel than one after the other.
 pub(crate) fn side_by_side(processors: usize) -> usize {
-    std::thread::available_parallelism().map_or(1, |there| (there.get() / processors).clamp(1, 4))
+    thread::available_parallelism().map_or(1, |there| (there.get() / processors).clamp(1, 4))
 }
 
 /// Prints the instruction counts of the data path, if they could be measured.
@@ -146,8 +161,6 @@ const FEATURES: [(&str, &[&str]); 2] = [
 ];
 
 fn static_checks(totals: &mut Totals) -> Result<()> {
-    heading("Formatting");
-    succeed(build::cargo().args(["fmt", "--all", "--check"]))?;
     heading("Spelling");
     spelling::check()?;
     heading("Clippy");
