@@ -261,7 +261,7 @@ pub struct Progress {
 /// first failure. `progress` is called after each program.
 ///
 /// # Errors
-/// [`FuzzError`]. A broken rule is no error: it is [`Report::failure`].
+/// [`FuzzError`]. A broken rule is not an error: it is [`Report::failure`].
 pub fn fuzz(
     device: Option<&str>,
     options: &Options,

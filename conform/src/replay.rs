@@ -552,7 +552,7 @@ impl Replayer<'_> {
     }
 }
 
-/// Zeros are no addresses.
+/// Zeros are not addresses.
 fn is_zero(bytes: &[u8]) -> bool {
     bytes.iter().all(|byte| *byte == 0)
 }

@@ -39,7 +39,7 @@ use crate::{
 ///
 /// It dereferences to [`CmId`] for the calls that need not wait.
 ///
-/// A call whose time limit passes fails with [`Error::TimedOut`]. The kernel goes on with it; drop
+/// A call whose time limit passes fails with [`Error::TimedOut`]. The kernel continues it; drop
 /// the identifier then.
 #[derive(Debug)]
 pub struct BlockingId {

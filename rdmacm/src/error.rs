@@ -60,8 +60,8 @@ pub enum Error {
         /// The error of the system's resolver.
         error: io::Error,
     },
-    /// The private data of the peer is no [`Address`](bareverbs::Address).
-    #[error("{verb}: the peer's private data is no address of a queue: {error}")]
+    /// The private data of the peer is not an [`Address`](bareverbs::Address).
+    #[error("{verb}: the peer's private data is not the address of a QP: {error}")]
     PeerAddress {
         /// The call.
         verb: &'static str,
@@ -153,7 +153,7 @@ pub enum Feature {
     #[error("user and IB service events require Linux 7.2 or later")]
     UserEvents,
     /// A subnet administrator, which only InfiniBand ports have.
-    #[error("the port has no subnet administrator: it is no InfiniBand port")]
+    #[error("the port has no subnet administrator: it is not an InfiniBand port")]
     SubnetAdministrator,
     /// Version 4 of the ABI of rdma_cm.
     #[error("rdma_cm has ABI version {found}; this crate supports 4")]

@@ -178,7 +178,7 @@ pub enum Unreachable {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SidrStatus {
-    /// Nobody listens for the service ID.
+    /// No application listens for the service ID.
     Unsupported,
     /// The application rejected it, or its backlog is full.
     Rejected,
@@ -208,7 +208,7 @@ impl From<u32> for SidrStatus {
 impl fmt::Display for SidrStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Unsupported => "nobody listens on the port",
+            Self::Unsupported => "no application listens on the port",
             Self::Rejected => "the application rejected it, or its backlog is full",
             Self::NoQp => "the application has no QP",
             Self::Redirect => "the service is at another port",
@@ -295,8 +295,8 @@ reject_reasons! {
     InvalidCommId = 6, "invalid communication ID";
     /// The communication instance is invalid.
     InvalidCommInstance = 7, "invalid communication instance";
-    /// Nobody listens on the port.
-    InvalidServiceId = 8, "nobody listens on the port";
+    /// No application listens on the port (service ID).
+    InvalidServiceId = 8, "no application listens on the port";
     /// The transport type is invalid.
     InvalidTransportType = 9, "invalid transport type";
     /// The QP number is in use, or was until recently, for another connection of the two hosts.

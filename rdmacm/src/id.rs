@@ -287,7 +287,7 @@ impl CmId {
     }
 
     /// Binds to a local address. An unspecified IP address is that of every device, and port 0 is
-    /// a free port of `net.ipv4.ip_local_port_range`; [`CmId::addresses`] tells which.
+    /// a free port of `net.ipv4.ip_local_port_range`; [`CmId::addresses`] returns it.
     ///
     /// A loopback address (127.0.0.1, `::1`) means every device too, because no RDMA device has
     /// one. An identifier that is bound to every device can listen only.
@@ -575,7 +575,7 @@ impl CmId {
     /// the peer offered in its request. Does nothing if the connection is established already.
     ///
     /// After `COMM_EST`, wait for [`Established`](crate::event::EventKind::Established) before
-    /// [`CmId::disconnect`]. Otherwise the kernel may go on to repeat its reply, and destroying the
+    /// [`CmId::disconnect`]. Otherwise the kernel may keep repeating its REP, and destroying the
     /// identifier blocks for over a minute (`cm_establish_handler` of `cm.c`).
     ///
     /// # Errors

@@ -115,7 +115,7 @@ impl CmId {
     pub fn leave_multicast(&self, membership: Key) -> Result<()> {
         let mut memberships = self.memberships();
         let Some(place) = memberships.iter().position(|of| of.key == membership) else {
-            let reason = format!("{membership:?} is no membership of this identifier");
+            let reason = format!("{membership:?} is not a membership of this identifier");
             return Err(Error::invalid("leave_multicast", reason));
         };
         let request = DestroyIdReq { id: memberships[place].number, ..DestroyIdReq::zeroed() };
@@ -130,11 +130,12 @@ impl UdPeer {
     /// of the QP detaches it. A sender needs no attachment.
     ///
     /// # Errors
-    /// [`Error::Verbs`]: the address is no multicast group, or the kernel refused it.
+    /// - [`Error::Invalid`]: the address has no GID.
+    /// - [`Error::Verbs`]: the GID is not that of a multicast group, or the kernel refused it.
     #[doc(alias = "ibv_attach_mcast")]
     pub fn attach<P: Provider>(&self, qp: &mut Qp<Ud, P>) -> Result<()> {
         let Some(grh) = self.address.grh else {
-            return Err(Error::invalid("UdPeer::attach", "the address is no multicast group"));
+            return Err(Error::invalid("UdPeer::attach", "the address is not a multicast group"));
         };
         match self.address.dlid {
             0 => qp.attach_mcast_without_join(grh.dgid)?,

@@ -27,11 +27,11 @@ pub(crate) fn of_format(format: AddressFormat, host: &str, port: u16, space: Por
     Ok(match format {
         AddressFormat::Name => first(host, port)?.into(),
         AddressFormat::Ip => {
-            let addr: IpAddr = host.parse().with_context(|| format!("{host} is no IP address"))?;
+            let addr: IpAddr = host.parse().with_context(|| format!("{host} is not an IP address"))?;
             SocketAddr::from((addr, port)).into()
         }
         AddressFormat::Gid => {
-            let gid: Ipv6Addr = host.parse().with_context(|| format!("{host} is no GID"))?;
+            let gid: Ipv6Addr = host.parse().with_context(|| format!("{host} is not a GID"))?;
             IbAddr::new(Gid(gid.octets()), space, port).into()
         }
     })

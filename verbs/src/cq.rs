@@ -455,7 +455,7 @@ impl<P: Provider> CqShared<P> {
 impl<P: Provider> Drop for CqShared<P> {
     fn drop(&mut self) {
         if self.released.get() {
-            // The kernel object goes on to exist: its memory is leaked.
+            // The kernel object still exists: its memory is leaked.
             std::mem::forget(self.orphan.get_mut().unwrap_or_else(PoisonError::into_inner).take());
         } else if !self.destroyed {
             // SAFETY: it was not destroyed, and is being dropped.

@@ -437,7 +437,7 @@ impl<P: Provider> WqShared<P> {
 impl<P: Provider> Drop for WqShared<P> {
     fn drop(&mut self) {
         if self.released.get() {
-            // The kernel object goes on to exist: its ring is leaked. The caller may free the memory of
+            // The kernel object still exists: its ring is leaked. The caller may free the memory of
             // its receives after it has destroyed the object.
             self.leak_ring();
         } else if !self.destroyed {

@@ -160,7 +160,7 @@ fn value(
                 let len = bytes.len();
                 bytes.copy_from_slice(&value[..len]);
             }
-            // The layout is unknown. Eight equal bytes are no address of user space.
+            // The layout is unknown. Eight equal bytes are not an address of user space.
             None => bytes.fill(if choice & 1 == 0 { 0xff } else { 0 }),
         },
     }

@@ -66,7 +66,7 @@ impl Route {
     /// ```
     ///
     /// # Errors
-    /// - [`Error::PeerAddress`]: the private data of the response is no address. The response is
+    /// - [`Error::PeerAddress`]: the private data of the response is not an `Address`. The response is
     ///   rejected.
     /// - [`Error::Verbs`]: those of `connect`. The response is rejected.
     /// - [`Error::Rejected`], [`Error::Unreachable`], [`Error::Disconnected`], [`Error::TimedOut`]; those
@@ -102,7 +102,7 @@ impl Incoming {
     /// # Errors
     /// The request is rejected then, and the queue dropped.
     ///
-    /// - [`Error::PeerAddress`]: the private data of the request is no address.
+    /// - [`Error::PeerAddress`]: the private data of the request is not an `Address`.
     /// - [`Error::Verbs`]: those of `answer`.
     /// - [`Error::Rejected`], [`Error::Unreachable`], [`Error::Disconnected`], [`Error::TimedOut`]
     /// - Those of [`CmId::accept`](crate::CmId::accept).
@@ -158,8 +158,8 @@ impl Connector {
     }
 
     /// Connects a client of [`bareverbs::owned::server`] to its server, which admits it by
-    /// [`Listener::admit`]. The connection tells when the server's process is gone, by
-    /// [`Connection::wait_disconnected`]; the client ends by itself as always.
+    /// [`Listener::admit`]. [`Connection::wait_disconnected`] reports the end of the server's process;
+    /// the client notices it by its keepalive too.
     ///
     /// # Errors
     /// Those of [`Route::resolve`] and [`Route::exchange`].
@@ -200,8 +200,8 @@ impl Listener {
     }
 
     /// Waits for a request of a client and admits it to a server of [`bareverbs::owned::server`]. The
-    /// client connects by [`Connector::connect_client`]. The connection tells when the client's process
-    /// is gone, by [`Connection::wait_disconnected`]; the peer ends by itself as always.
+    /// client connects by [`Connector::connect_client`]. [`Connection::wait_disconnected`]
+    /// reports the end of the client's process; the server notices it by its keepalive too.
     ///
     /// # Errors
     /// Those of [`Listener::get_request`], [`Handle::admit`] and [`Incoming::exchange`]. A client that

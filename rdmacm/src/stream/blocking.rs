@@ -195,7 +195,7 @@ impl<P: Provider> RdmaStream<P> {
     /// were written.
     ///
     /// # Errors
-    /// [`StreamError::Verbs`]. A stream that has ended is no error.
+    /// [`StreamError::Verbs`]. A stream that has ended is not an error.
     #[doc(alias = "rshutdown")]
     pub fn shutdown(&self, how: Shutdown) -> Result<()> {
         self.shared.shutdown(how)

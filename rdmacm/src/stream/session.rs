@@ -125,8 +125,8 @@ enum Phase {
 /// A connected stream.
 pub(super) struct Session<P: Provider> {
     endpoint: Endpoint<Part, P>,
-    /// What the peer writes: the stream's bytes, and the entries that tell where this side may
-    /// write.
+    /// What the peer writes: the stream's bytes, and the entries that announce where this side
+    /// may write.
     ring: Exposed,
     table: Exposed,
     sends: SendRing,
@@ -194,7 +194,7 @@ impl<P: Provider> Session<P> {
 
     fn done(&mut self, done: Done<Part>) -> Result<()> {
         if done.is_recv() {
-            // A peer that sends without immediate data is no stream.
+            // A peer that sends without immediate data is not a stream.
             let imm = done.imm.ok_or(ProtocolError::MissingImmediate)?;
             // The peer's last words may be found after the end of the connection: the device and the
             // connection manager report in no order.

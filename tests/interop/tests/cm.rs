@@ -80,7 +80,7 @@ fn has_ip_but_no_xrc() -> Requirement {
 /// For tests that give the network interface of the device an address.
 ///
 /// # Errors
-/// If the device is no rxe device.
+/// If the device is not an rxe device.
 fn is_soft_roce() -> Requirement {
     if device::is_soft_roce() { Ok(()) } else { Err("the test sets the addresses of rxe's interface".into()) }
 }
@@ -407,7 +407,7 @@ fn pingpong_exchanges_addresses_by_the_connection_manager() {
         let refused = |options: &[&str], words: &str| {
             Bareverbs.start("pingpong", options).finish().expect_failure(words);
         };
-        refused(&["rc", "--cm", host()], "the peer rejected the connection: nobody listens on the port");
+        refused(&["rc", "--cm", host()], "the peer rejected the connection: no application listens on the port");
         refused(&["ud", "--cm", host()], "unreachable");
         // The server's -q counts.
         let mut server = Bareverbs.start("pingpong", &["srq", "-q", "2", "--cm"]);
@@ -592,9 +592,9 @@ fn ucmatose_names_what_is_wrong() {
         let refused = |options: &[&str], words: &str| {
             Bareverbs.start("ucmatose", options).finish().expect_failure(words);
         };
-        let words = "the peer rejected the connection: nobody listens on the port (reason 8)";
+        let words = "the peer rejected the connection: no application listens on the port (reason 8)";
         refused(&["-s", host(), "-c", "2", "-p", "7998"], words);
-        refused(&["-s", host(), "-f", "gid"], "is no GID");
+        refused(&["-s", host(), "-f", "gid"], "is not a GID");
         refused(&["-b", "192.0.2.1"], "os error 99");
         // Each side has its own count of connections, and the server counts first.
         let mut server = Bareverbs.start("ucmatose", &["-c", "1", "-C", "0"]);

@@ -773,7 +773,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// A send is complete when the peer's device has acknowledged it. The acknowledgement does not
     /// show that the peer has polled its receive, or that the data is visible in the peer's memory.
     ///
-    /// A `timeout` that passes is no error of this call: the sends that were not complete are
+    /// A `timeout` that passes is not an error of this call: the sends that were not complete are
     /// among the results, as failed with [`WR_FLUSH_ERR`](WcStatus::WR_FLUSH_ERR).
     ///
     /// ```no_run

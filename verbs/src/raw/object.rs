@@ -16,7 +16,7 @@ use super::{RawContext, UntypedCall};
 /// use bareverbs::raw::uapi::uverbs::object;
 ///
 /// # fn example(cq: bareverbs::Cq, context: &bareverbs::Context) -> Result<(), Box<dyn std::error::Error>> {
-/// // The safe handle is released: its queue is leaked, and the object goes on to exist.
+/// // The safe handle is released: its queue is leaked, and the object still exists.
 /// let handle = cq.into_handle();
 /// // SAFETY: nothing else has the handle.
 /// let cq = unsafe { RawObject::of::<object::Cq>(&context.raw(), handle) };

@@ -66,7 +66,7 @@ pub(crate) enum Answer {
 /// Why a message was not exchanged.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ControlError {
-    #[error("the other end is no doctor of this version: it sent {0:?}")]
+    #[error("the other end is not a doctor of this version: it sent {0:?}")]
     NoDoctor(String),
     #[error("the other end sent a message of {0} bytes, above the limit of {LONGEST}")]
     TooLong(usize),

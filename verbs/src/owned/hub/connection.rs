@@ -533,7 +533,7 @@ impl<B: Source, P: Provider> Connection<B, P> {
     /// [`Done::tag`](crate::owned::Done::tag).
     ///
     /// The buffer may be of another type than the connection's, such as a [`Part`](crate::owned::Part)
-    /// for a connection of [`AnyBuffer`](crate::owned::AnyBuffer). Types of other crates are no buffers:
+    /// for a connection of [`AnyBuffer`](crate::owned::AnyBuffer). Types of other crates are not buffers:
     ///
     /// ```compile_fail,E0599
     /// # use bareverbs::owned::{Connection, Lease};
