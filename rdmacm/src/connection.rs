@@ -191,6 +191,8 @@ pub(crate) fn each_address<T>(
 ///
 /// Its connections share its channel: all of them have one file of the connection manager. Each gets
 /// its own events, also when several threads or tasks wait.
+#[doc(alias = "rdma_create_ep")]
+#[doc(alias = "rdma_destroy_ep")]
 #[derive(Debug)]
 pub struct Listener {
     id: CmId,

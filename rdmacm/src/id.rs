@@ -63,6 +63,7 @@ const SERVICES: usize = 64;
 #[doc(alias = "rdma_destroy_id")]
 #[doc(alias = "rdma_create_qp")]
 #[doc(alias = "rdma_destroy_qp")]
+#[doc(alias = "rdma_create_qp_ex")]
 pub struct CmId {
     channel: EventChannel,
     number: u32,
@@ -103,6 +104,7 @@ impl BoundDevice {
 }
 
 /// Addresses of an identifier.
+#[doc(alias = "rdma_addr")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Addresses {
@@ -639,6 +641,7 @@ impl CmId {
     ///
     /// # Errors
     /// As for [`CmId::addresses`].
+    #[doc(alias = "rdma_route")]
     pub fn paths(&self) -> Result<Vec<PathRecord>> {
         const HEAD: usize = size_of::<QueryPathResp>();
         let mut room = [0; HEAD + PATHS * size_of::<PathRecData>()];

@@ -20,6 +20,7 @@ pub(crate) struct Membership {
 }
 
 /// How a member uses a group.
+#[doc(alias = "rdma_cm_mc_join_flags")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JoinMode {
     /// It sends and receives.
@@ -56,6 +57,7 @@ impl CmId {
     /// - [`Error::Command`] with `EINVAL`: it is not bound to a device. With errno 524: an IPv6
     ///   group on RoCE v2.
     #[doc(alias = "rdma_join_multicast_ex")]
+    #[doc(alias = "rdma_cm_join_mc_attr_ex")]
     pub fn join_multicast(&self, group: impl Into<Addr>, mode: JoinMode) -> Result<Key> {
         let (addr, addr_size) = group.into().to_kernel();
         let join_flags = match mode {

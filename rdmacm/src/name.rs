@@ -169,6 +169,7 @@ pub struct AddrHints {
 /// # Ok::<(), bareverbs_rdmacm::Error>(())
 /// ```
 #[doc(alias = "rdma_addrinfo")]
+#[doc(alias = "rdma_freeaddrinfo")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AddrInfo {

@@ -364,6 +364,7 @@ impl<P: Provider> Context<P> {
     /// [`Error::Unsupported`] if the device has no such clock or the kernel does not expose it;
     /// [`Error::Provider`] for an invalid clock page; [`Error::Kernel`] if the kernel refuses to map it.
     #[doc(alias = "ibv_query_rt_values_ex")]
+    #[doc(alias = "ibv_values_ex")]
     pub fn raw_clock(&self) -> Result<u64> {
         const VERB: &str = "query_rt_values";
         if !self.capabilities().completion_timestamps {
@@ -407,6 +408,7 @@ impl<P: Provider> Context<P> {
     /// number of queues is not a power of 2 or a queue belongs to another context; [`Error::Limit`]
     /// for more than [`DeviceAttr::max_rwq_indirection_table_size`]; [`Error::Kernel`].
     #[doc(alias = "ibv_create_rwq_ind_table")]
+    #[doc(alias = "ibv_rwq_ind_table_init_attr")]
     pub fn create_indirection_table(&self, wqs: &[&Wq<P>]) -> Result<IndirectionTable<P>> {
         IndirectionTable::create(self, wqs)
     }

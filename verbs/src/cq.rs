@@ -53,11 +53,13 @@ pub struct CqInit<'a> {
     /// # Ok(())
     /// # }
     /// ```
+    #[doc(alias = "IBV_WC_EX_WITH_COMPLETION_TIMESTAMP")]
     pub timestamps: bool,
     /// Whether the device may compress runs of similar CQEs, which saves PCI bandwidth. Completions
     /// keep their contents, except that [timestamps](Self::timestamps) may be those of the run.
     /// Completions may arrive a little later, because the device waits for the end of a run.
     #[doc(alias = "MLX5DV_CQ_INIT_ATTR_MASK_COMPRESSED_CQE")]
+    #[doc(alias = "mlx5dv_create_cq")]
     pub compressed: bool,
     /// Page size of the memory of the CQ, also after a [resize](Cq::resize). ConnectX only: on
     /// other devices the kernel allocates it.
@@ -94,6 +96,7 @@ pub enum Arm {
 ///
 /// It has one owner, who polls it. The kernel object is destroyed after the last QP that uses it.
 #[doc(alias = "ibv_cq")]
+#[doc(alias = "ibv_cq_ex")]
 pub struct Cq<P: Provider = AnyProvider> {
     queue: ManuallyDrop<P::Cq>,
     shared: Arc<CqShared<P>>,
@@ -275,6 +278,8 @@ impl<P: Provider> Cq<P> {
     /// [`DeviceAttr::max_cq_count`]: crate::DeviceAttr::max_cq_count
     /// [`DeviceAttr::max_cq_period`]: crate::DeviceAttr::max_cq_period
     #[doc(alias = "ibv_modify_cq")]
+    #[doc(alias = "ibv_moderate_cq")]
+    #[doc(alias = "IBV_CQ_ATTR_MODERATE")]
     pub fn moderate(&self, count: u16, period: Duration) -> Result<()> {
         const VERB: &str = "modify_cq";
         let micros = u64::try_from(period.as_nanos().div_ceil(1000)).unwrap_or(u64::MAX);
@@ -359,6 +364,7 @@ impl<P: Provider> Cq<P> {
     }
 
     /// Polls one completion; `None` if the CQ is empty.
+    #[doc(alias = "ibv_poll_cq")]
     #[inline]
     pub fn poll_one(&mut self) -> Option<WorkCompletion> {
         self.queue.next_value()

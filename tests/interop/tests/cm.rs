@@ -407,7 +407,10 @@ fn pingpong_exchanges_addresses_by_the_connection_manager() {
         let refused = |options: &[&str], words: &str| {
             Bareverbs.start("pingpong", options).finish().expect_failure(words);
         };
-        refused(&["rc", "--cm", host()], "the peer rejected the connection: no application listens on the port");
+        refused(
+            &["rc", "--cm", host()],
+            "the peer rejected the connection: no application listens on the port",
+        );
         refused(&["ud", "--cm", host()], "unreachable");
         // The server's -q counts.
         let mut server = Bareverbs.start("pingpong", &["srq", "-q", "2", "--cm"]);

@@ -111,6 +111,7 @@ impl<M: MemoryOwner> Part<M> {
     /// - [`Error::Invalid`] on Soft-RoCE: `access` contains [`Access::ON_DEMAND`], and the part
     ///   does not begin at a page boundary.
     /// - [`Error::Kernel`], for example beyond the limit on locked memory.
+    #[doc(alias = "ibv_reg_mr")]
     pub fn expose(self, access: Access) -> Result<Exposed<M>, ExposeError<M>> {
         match self.register_remote(access) {
             Ok(remote) => {
@@ -337,6 +338,7 @@ impl<M> Exposed<M> {
     ///
     /// - [`Error::Invalid`]: a [source](Self::source) of it exists. Wait for its operation and drop it.
     /// - [`Error::Kernel`].
+    #[doc(alias = "ibv_dereg_mr")]
     pub fn revoke(self) -> Result<Part<M>, RevokeError<M>> {
         let memory = match Arc::try_unwrap(self.memory) {
             Ok(memory) => memory,

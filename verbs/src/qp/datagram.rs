@@ -55,6 +55,9 @@ impl<P: Provider> Batch<'_, Ud, P> {
     /// # Errors
     /// The [`PostReason`] of the rejection, for instance if the bytes exceed the QP's
     /// `max_inline_data`.
+    #[doc(alias = "ibv_wr_send")]
+    #[doc(alias = "ibv_wr_set_ud_addr")]
+    #[doc(alias = "ibv_wr_set_inline_data")]
     #[inline]
     pub fn send_to_inline(
         &mut self,
