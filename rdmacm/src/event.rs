@@ -56,7 +56,7 @@ pub enum EventKind {
     #[doc(alias = "RDMA_CM_EVENT_ADDR_RESOLVED")]
     AddrResolved,
     /// The peer's address was not resolved. The identifier is bound, and may resolve again.
-    /// `ENODEV`: the route leads over no RDMA device. `ETIMEDOUT`: no neighbour answered. For a
+    /// `ENODEV`: the network interface of the route has no RDMA device. `ETIMEDOUT`: no neighbour answered. For a
     /// datagram QP that connects, `EINVAL`: the Q_Key of the reply clashes.
     #[doc(alias = "RDMA_CM_EVENT_ADDR_ERROR")]
     AddrError(Errno),
@@ -170,11 +170,11 @@ impl fmt::Display for RouteStatus {
 pub enum Unreachable {
     /// The peer did not answer: `ETIMEDOUT`, or another error of the kernel.
     Errno(Errno),
-    /// The peer refused the request for a datagram QP.
+    /// The peer refused the SIDR request for a datagram QP.
     Sidr(SidrStatus, PrivateData),
 }
 
-/// Status of the answer to a request for a datagram QP (SIDR, IBA 12.11.2).
+/// Status of a `SIDR_REP`: the answer to a request for a datagram QP (IBA 12.11.2).
 #[doc(alias = "ib_cm_sidr_status")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -188,7 +188,7 @@ pub enum SidrStatus {
     /// There is no QP.
     #[doc(alias = "IB_SIDR_NO_QP")]
     NoQp,
-    /// The service is elsewhere.
+    /// The service is at another port.
     #[doc(alias = "IB_SIDR_REDIRECT")]
     Redirect,
     /// The version is unsupported.

@@ -571,10 +571,12 @@ impl CmId {
         Ok((attr, mask))
     }
 
-    /// Tells the kernel about an event of the QP: [`COMM_EST`](bareverbs::EventType::COMM_EST) if
-    /// a message arrived before the connection was established, which is established then, or
-    /// [`PATH_MIG`](bareverbs::EventType::PATH_MIG) if the QP has migrated to the alternate path that
-    /// the peer offered in its request. Does nothing if the connection is established already.
+    /// Reports an event of the QP to the kernel's connection manager:
+    ///
+    /// - [`COMM_EST`](bareverbs::EventType::COMM_EST): a message arrived before the connection was
+    ///   established. The connection is established then. Does nothing if it was already.
+    /// - [`PATH_MIG`](bareverbs::EventType::PATH_MIG): the QP has migrated to the alternate path that
+    ///   the peer offered in its request.
     ///
     /// After `COMM_EST`, wait for [`Established`](crate::event::EventKind::Established) before
     /// [`CmId::disconnect`]. Otherwise the kernel may keep repeating its REP, and destroying the

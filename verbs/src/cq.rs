@@ -26,10 +26,9 @@ pub struct CqInit<'a> {
     /// Minimum capacity in CQEs, at least 1: the requests of all QPs that can be outstanding or not
     /// polled. A CQ that overflows loses completions.
     ///
-    /// A QP may get deeper queues than it was asked for, and a program that posts until they are
-    /// full needs room for them: add up the depths of [`Qp::cap`](crate::Qp::cap), and
-    /// [resize](Cq::resize) the CQ after the QPs are created. [`QpCap`](crate::QpCap) has an
-    /// example.
+    /// A QP may get deeper queues than requested, and a program that posts until they are full needs
+    /// CQEs for them: add up the depths of [`Qp::cap`](crate::Qp::cap), and [resize](Cq::resize)
+    /// the CQ after the QPs are created. [`QpCap`](crate::QpCap) has an example.
     pub entries: u32,
     /// Completion channel for the events of the CQ.
     pub channel: Option<&'a CompChannel>,

@@ -243,8 +243,10 @@ impl Device {
     /// Opens it with the provider of its driver.
     ///
     /// # Errors
-    /// [`Error::NoUverbs`]; [`Error::Open`] if its node is missing or may not be opened;
-    /// [`Error::UnsupportedDriver`] if this build has no provider for it; [`Error::Kernel`].
+    /// - [`Error::NoUverbs`].
+    /// - [`Error::Open`] if its node is missing or may not be opened.
+    /// - [`Error::UnsupportedDriver`] if this build has no provider for it.
+    /// - [`Error::Kernel`].
     #[doc(alias = "ibv_open_device")]
     pub fn open(&self) -> Result<Context> {
         Context::open(self)

@@ -483,7 +483,7 @@ fn udpong_names_what_is_wrong() {
         };
         refused(&["-s", host(), "-p", "7998"], "os error 111");
         refused(&["-b", "192.0.2.1"], "os error 99");
-        refused(&["-b", "127.0.0.1"], "the route leads over no RDMA device");
+        refused(&["-b", "127.0.0.1"], "the network interface of the route has no RDMA device");
         let mut server = Bareverbs.start("udpong", &["-b", host()]);
         let options = ["-s", host(), "-C", "1", "-S", "2032", "-T", "e"];
         let client = run_client(&mut server, Bareverbs.command("udpong", &options));

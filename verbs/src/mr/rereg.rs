@@ -146,9 +146,11 @@ impl<M: MemoryOwner> Mr<M> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if the kernel or the device does not support it; [`Error::Invalid`]
-    /// as for [`Pd::register`], and on rxe if [`Access::ON_DEMAND`] would change; [`Error::Kernel`]
-    /// with `EACCES` for write access to memory that was registered for reading.
+    /// - [`Error::Unsupported`] if the kernel or the device does not support it.
+    /// - [`Error::Invalid`] as for [`Pd::register`], and on rxe if [`Access::ON_DEMAND`] would
+    ///   change.
+    /// - [`Error::Kernel`] with `EACCES` for write access to memory that was registered for
+    ///   reading.
     #[doc(alias = "ibv_rereg_mr")]
     #[doc(alias = "IBV_REREG_MR_CHANGE_ACCESS")]
     pub fn set_access(&mut self, access: Access) -> Result<()> {

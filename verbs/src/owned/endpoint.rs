@@ -66,8 +66,8 @@ use crate::{
 /// seconds. Loops that only call [`Endpoint::poll`] call [`Endpoint::probe`] themselves.
 ///
 /// Probes are RDMA writes of length 0. After [`Endpoint::connect`] the peer's address says whether it
-/// permits them. After [`Endpoint::connect_by`] the peer is taken to permit them, as the kernel's
-/// connection manager lets QPs do.
+/// permits them. After [`Endpoint::connect_by`] the peer is assumed to permit them, because the
+/// kernel's connection manager sets `REMOTE_WRITE` of its QPs.
 ///
 /// # Validation of completions
 ///
