@@ -6,8 +6,8 @@
 //! objects predicts what must happen to handles and to the kernel's counts of objects. proptest
 //! generates the programs and shrinks those that fail.
 //!
-//! A program fails if one of the [`Rule`]s is broken. The kernel may crash: the runs belong into a
-//! guest that is thrown away.
+//! A program fails if one of the [`Rule`]s is broken. The kernel may crash: run it in a
+//! disposable guest.
 //!
 //! ```no_run
 //! use std::time::Duration;

@@ -51,7 +51,7 @@ rules! {
         "A method that the table declares for this series and driver exists: it never fails with EPROTONOSUPPORT.",
         "core/uverbs_uapi.c: uverbs_finalize_ioctl_method";
     AttributePresent = "attribute-present",
-        "A kernel knows exactly the attributes that the table declares for its series.",
+        "A method has exactly the attributes that the table declares for the kernel series.",
         "core/uverbs_std_types_*.c: the method's declaration";
     AttributesUnreadable = "attributes-unreadable", "An unreadable attribute array fails with EFAULT.",
         "core/uverbs_ioctl.c: ib_uverbs_run_method";
@@ -62,7 +62,7 @@ rules! {
         "core/uverbs_ioctl.c: uverbs_set_attr";
     AttributeFlags = "attribute-flags", "Undefined bits of the flags of an attribute are ignored.",
         "core/uverbs_ioctl.c: uverbs_set_attr";
-    KnownOptional = "known-optional", "The mandatory flag of a known attribute changes nothing.",
+    KnownOptional = "known-optional", "The mandatory flag of a known attribute has no effect.",
         "core/uverbs_ioctl.c: uverbs_set_attr";
     AttributeOrder = "attribute-order", "Attributes may have any order.",
         "core/uverbs_ioctl.c: ib_uverbs_run_method";
@@ -91,7 +91,7 @@ rules! {
     InputUnreadable = "input-unreadable", "An input of more than 8 bytes that can't be read fails with EFAULT.",
         "core/uverbs_ioctl.c: uverbs_process_attr, uverbs_copy_from";
     OutputUnwritable = "output-unwritable",
-        "An output that can't be written fails with EFAULT, and a half-made object is destroyed.",
+        "An output that can't be written fails with EFAULT, and a partially created object is destroyed.",
         "core/ib_core_uverbs.c: uverbs_copy_to";
     OutputFlag = "output-flag", "The kernel sets UVERBS_ATTR_F_VALID_OUTPUT on the outputs that it wrote.",
         "core/uverbs_ioctl.c: uverbs_set_output";
@@ -131,7 +131,7 @@ rules! {
         "core/rdma_core.c: lookup_get_fd_uobject";
     FdOtherFile = "fd-other-file", "A descriptor of another file type or class fails with EBADF.",
         "core/rdma_core.c: lookup_get_fd_uobject";
-    FdForeign = "fd-foreign", "A descriptor made on another open file of the device fails with EBADF.",
+    FdForeign = "fd-foreign", "A descriptor that another open file of the device created fails with EBADF.",
         "core/rdma_core.c: lookup_get_fd_uobject";
     FdWide = "fd-wide", "A descriptor out of the range of an int fails with EINVAL.",
         "core/rdma_core.c: lookup_get_fd_uobject; core/uverbs_ioctl.c: uverbs_process_attr";
@@ -145,7 +145,7 @@ rules! {
         "core/uverbs_cmd.c: ib_init_ucontext";
     CheckOrder = "check-order", "Of several faults, the one that the kernel tests first decides the error.",
         "core/uverbs_ioctl.c: ib_uverbs_ioctl, ib_uverbs_cmd_verbs, ib_uverbs_run_method";
-    Undo = "undo", "A call that fails after it made an object destroys it.",
+    Undo = "undo", "A call that fails after it created an object destroys it.",
         "core/uverbs_ioctl.c: bundle_destroy";
     Busy = "busy", "An object can't be destroyed while another object uses it: EBUSY.",
         "core/rdma_core.c: uverbs_destroy_uobject; core/verbs.c: the usecnt of each object";
@@ -161,7 +161,7 @@ rules! {
     RequestShort = "request-short", "A request shorter than the command's struct fails with ENOSPC.",
         "core/uverbs_std_types_device.c: UVERBS_METHOD_INVOKE_WRITE";
     ExtendedShort = "extended-short",
-        "An extended command takes a short request as if the rest were 0, and cuts its response: \
+        "An extended command takes a short request as if the rest were 0, and truncates its response: \
          the kernel does not apply the declared minimum.",
         "core/uverbs_uapi.c: uapi_create_write";
     ResponseShort = "response-short", "A response buffer shorter than the command's minimum fails with ENOSPC.",
@@ -192,7 +192,7 @@ rules! {
         "core/verbs.c: ib_modify_qp_is_ok, qp_state_table";
     QpAttributeRange = "qp-attribute-range", "A QP attribute out of range fails as documented.",
         "core/uverbs_cmd.c: modify_qp; the driver's modify_qp";
-    QpStateKept = "qp-state-kept", "A refused transition leaves the state of the QP.",
+    QpStateKept = "qp-state-kept", "A refused transition does not change the state of the QP.",
         "the driver's modify_qp";
     Limit = "limit", "A size within the device's limit is accepted, one above it fails with EINVAL.",
         "the driver's create methods; core/uverbs_cmd.c";
@@ -240,18 +240,18 @@ rules! {
     SendState = "send-state", "A doorbell fails with EINVAL before RTS. Sends in ERR are flushed.",
         "sw/rxe/rxe_verbs.c: rxe_post_send";
     Window = "memory-window",
-        "A window is bound within its region and PD, and opens its own range with its own rights to its QP.",
+        "A window is bound within its region and PD. It grants its QP its own range with its own rights.",
         "sw/rxe/rxe_mw.c: rxe_check_bind_mw, rxe_lookup_mw";
-    Invalidate = "invalidate", "An invalidated key opens nothing. A key that names nothing is refused.",
+    Invalidate = "invalidate", "A request with an invalidated key fails. The invalidation of a key without an MR or MW fails.",
         "sw/rxe/rxe_mw.c: rxe_invalidate_mw; sw/rxe/rxe_mr.c: rxe_invalidate_mr";
     Retry = "retry",
         "A request without a receive or a peer fails after its retries on RC and is dropped on UC.",
         "sw/rxe/rxe_comp.c: rxe_completer";
-    AccessEvent = "access-event", "A violation of an R_Key raises QP_ACCESS_ERR at the receiver.",
+    AccessEvent = "access-event", "An R_Key violation raises QP_ACCESS_ERR at the responder, unless a receive reports it.",
         "sw/rxe/rxe_resp.c: get_rkey_violation_state";
     RingIndex = "ring-index", "The kernel uses the indices of a shared queue modulo its size.",
         "sw/rxe/rxe_queue.h: queue_addr_from_index, queue_empty";
-    QueryValue = "query-value", "A query returns the values that the object was made with.",
+    QueryValue = "query-value", "A query returns the values that the object was created with.",
         "core/uverbs_cmd.c: ib_uverbs_query_qp, ib_uverbs_query_srq; core/uverbs_std_types_mr.c: QUERY_MR";
     CmHeader = "cm-header", "A command of the connection manager with an inconsistent header fails as documented.",
         "core/ucma.c: ucma_write";
