@@ -323,6 +323,7 @@ pub struct Incoming {
 
 impl Incoming {
     /// The request.
+    #[must_use]
     pub fn request(&self) -> &ConnectRequest {
         &self.request
     }

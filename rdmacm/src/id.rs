@@ -667,7 +667,7 @@ impl CmId {
                           listen on the new channel";
             return Err(Error::invalid("migrate", reason));
         }
-        if self.channel.is(channel) {
+        if self.channel.same_channel(channel) {
             return Ok(());
         }
         let request =

@@ -148,7 +148,7 @@ impl<R: Readiness> Task<'_, R> {
     /// Rejects a channel that is not the registered one. Safe code can exchange the connections of two
     /// wrappers, by `DerefMut`.
     fn check(&self, channel: &crate::EventChannel, verb: &'static str) -> Result<()> {
-        if self.0.channel.is(channel) {
+        if self.0.channel.same_channel(channel) {
             return Ok(());
         }
         let reason = "the connection was exchanged: its events are not those that the task waits for";
