@@ -79,7 +79,7 @@ impl Default for Options {
     }
 }
 
-/// What a program showed about the kernel.
+/// A rule that a program of calls broke. `Display` states the rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -140,7 +140,7 @@ impl Broken {
 pub struct Failure {
     /// The broken rule.
     pub rule: Rule,
-    /// What happened.
+    /// The call and its answer, or the difference, as text.
     pub reason: String,
     /// The calls of the shrunk program. [`replay::write`](crate::replay::write) makes a recording of
     /// them.

@@ -306,7 +306,7 @@ impl Listener {
     /// `keepalive(None)` for a peer that takes this right away: a probe would end the connection.
     ///
     /// # Errors
-    /// Those of [`Listener::get_request`], [`EndpointOptions::build`] and [`Incoming::accept`].
+    /// The errors of [`Listener::get_request`], [`EndpointOptions::build`] and [`Incoming::accept`].
     pub fn accept(&self, options: &EndpointOptions, limit: Duration) -> Result<Connection<Endpoint>> {
         let incoming = self.get_request(limit)?;
         let endpoint = self.domains.endpoint(incoming.device()?, options)?;
@@ -534,7 +534,7 @@ impl Connector {
     /// `keepalive(None)` for a peer that takes this right away: a probe would end the connection.
     ///
     /// # Errors
-    /// Those of [`Route::resolve`], [`EndpointOptions::build`] and [`Route::connect`].
+    /// The errors of [`Route::resolve`], [`EndpointOptions::build`] and [`Route::connect`].
     #[doc(alias = "rdma_create_ep")]
     #[doc(alias = "rdma_getaddrinfo")]
     pub fn connect(
@@ -730,7 +730,7 @@ impl<Q> Connection<Q> {
     /// ```
     ///
     /// # Errors
-    /// Those of [`EventChannel::new`] and [`CmId::migrate`].
+    /// The errors of [`EventChannel::new`] and [`CmId::migrate`].
     #[doc(alias = "rdma_migrate_id")]
     pub fn own_channel(&mut self) -> Result<()> {
         self.id.migrate(&EventChannel::private()?)
@@ -799,7 +799,7 @@ impl<Q> Connection<Q> {
     /// The same connection with another queue that `wrap` makes of its queue.
     ///
     /// # Errors
-    /// Those of `wrap`. The connection is dropped then.
+    /// The errors of `wrap`. The connection is dropped then.
     pub fn try_map<T, E>(self, wrap: impl FnOnce(Q) -> Result<T, E>) -> Result<Connection<T>, E> {
         let Self { id, queue, peer, ended } = self;
         Ok(Connection { id, queue: wrap(queue)?, peer, ended })

@@ -65,7 +65,7 @@ pub enum Error {
     PeerAddress {
         /// The call.
         verb: &'static str,
-        /// What is wrong with it.
+        /// The error of its parser.
         error: bareverbs::ParseAddressError,
     },
     /// The private data is longer than its message carries. It was not sent to the kernel.
@@ -129,7 +129,7 @@ pub enum Error {
     Unsupported {
         /// The call.
         verb: &'static str,
-        /// What is missing.
+        /// The missing feature.
         feature: Feature,
     },
     /// A system call other than a command failed.
@@ -145,7 +145,7 @@ pub enum Error {
     Verbs(#[from] bareverbs::Error),
 }
 
-/// What the kernel or the device lacks: [`Error::Unsupported`].
+/// A feature that the kernel or the device lacks: [`Error::Unsupported`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum Feature {

@@ -42,11 +42,11 @@ pub struct Event {
     /// The key of the identifier. For [`EventKind::ConnectRequest`] it is that of the listener, for
     /// [`EventKind::MulticastJoin`] and [`EventKind::MulticastError`] that of the membership.
     pub key: Key,
-    /// What happened.
+    /// The event, with its parameters.
     pub kind: EventKind,
 }
 
-/// What happened to an identifier.
+/// An event of an identifier, with its parameters.
 #[doc(alias = "rdma_cm_event_type")]
 #[doc(alias = "rdma_event_str")]
 #[derive(Debug)]
@@ -479,7 +479,7 @@ pub(crate) fn parse(resp: &EventResp, qp_type: QpType) -> EventKind {
     }
 }
 
-/// What a connection request carries.
+/// The parameters of a connection request.
 pub(crate) fn parse_request(resp: &EventResp, qp_type: QpType) -> RequestParam {
     match resp.param(qp_type) {
         EventParam::Ud(param) => {

@@ -136,8 +136,8 @@ pub enum AddrFamily {
     Ib,
 }
 
-/// What [`AddrInfo::lookup`] looks for. The default is an address of either IP family to connect an RC
-/// QP to.
+/// The criteria of [`AddrInfo::lookup`]. The default is an address of either IP family to connect an
+/// RC QP to.
 #[doc(alias = "rdma_addrinfo")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AddrHints {

@@ -69,11 +69,11 @@ pub(crate) struct ContextInner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RdAtomicLimits {
-    /// Those that it executes for the peer: the maximum of
+    /// Reads and atomics that it executes for the peer: the maximum of
     /// [`RtrAttr::max_dest_rd_atomic`](crate::RtrAttr::max_dest_rd_atomic).
     #[doc(alias = "max_qp_rd_atom")]
     pub responder: u32,
-    /// Those that it has outstanding: the maximum of
+    /// Reads and atomics that it has outstanding: the maximum of
     /// [`RtsAttr::max_rd_atomic`](crate::RtsAttr::max_rd_atomic).
     #[doc(alias = "max_qp_init_rd_atom")]
     pub requester: u32,

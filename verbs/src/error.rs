@@ -138,7 +138,7 @@ pub enum Error {
     Closed {
         /// The operation.
         verb: &'static str,
-        /// What has ended.
+        /// The reason: the object that has ended.
         reason: &'static str,
     },
     /// Operations did not complete within the time limit. The QP was moved to ERR.

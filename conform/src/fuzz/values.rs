@@ -118,7 +118,7 @@ pub(super) fn transition(choices: &mut Choices<'_>) -> (u64, u64) {
 const EXTREMES: [u64; 14] =
     [0, 1, 2, 7, 255, 256, 4095, 4096, 0xffff, 0x1_0000, 0x00ff_ffff, 0x7fff_ffff, 0x8000_0000, 0xffff_ffff];
 
-/// An extreme value. Those of 8 bytes are no address of this process's memory, but for the memory of
+/// An extreme value. Values of 8 bytes are not an address of this process's memory, except the memory of
 /// calls: the kernel may write to the address in such a field.
 pub(super) fn extreme(size: usize, choice: u8, environment: &Environment) -> u64 {
     let index = usize::from(choice);

@@ -162,7 +162,7 @@ impl Connector {
     /// the client notices it by its keepalive too.
     ///
     /// # Errors
-    /// Those of [`Route::resolve`] and [`Route::exchange`].
+    /// The errors of [`Route::resolve`] and [`Route::exchange`].
     pub fn connect_client<B: Source, P: Provider>(
         &self,
         client: &Client<B, P>,
@@ -204,7 +204,7 @@ impl Listener {
     /// reports the end of the client's process; the server notices it by its keepalive too.
     ///
     /// # Errors
-    /// Those of [`Listener::get_request`], [`Handle::admit`] and [`Incoming::exchange`]. A client that
+    /// The errors of [`Listener::get_request`], [`Handle::admit`] and [`Incoming::exchange`]. A client that
     /// was admitted is closed then.
     pub fn admit<B: Source, P: Provider>(
         &self,

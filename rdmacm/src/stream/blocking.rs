@@ -41,7 +41,7 @@ pub struct RdmaStream<P: Provider = AnyProvider> {
     pub(super) shared: Arc<Shared<P>>,
 }
 
-/// What a [stream](RdmaStream::readiness) can do without waiting.
+/// The [readiness](RdmaStream::readiness) of a stream: the calls that do not wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Readiness {
