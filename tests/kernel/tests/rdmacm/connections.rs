@@ -158,7 +158,7 @@ pub(crate) fn connect_without_listener_is_rejected() {
         let kind = next_of(active.channel(), active.key());
         let EventKind::Rejected(rejected) = kind else { panic!("{kind:?}") };
         assert_eq!(rejected.reason, RejectReason::InvalidServiceId);
-        assert!(rejected.to_string().contains("nobody listens on the port (reason 8)"), "{rejected}");
+        assert!(rejected.to_string().contains("no application listens on the port (reason 8)"), "{rejected}");
     });
 }
 
