@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn formats_decide_what_an_address_is() {
+    fn format_selects_the_address_parser() {
         let gid = of_format(AddressFormat::Gid, "fe80::1", 7471, PortSpace::Ib).unwrap();
         let Addr::Ib(addr) = gid else { panic!("{gid:?}") };
         assert_eq!((addr.gid.0[15], addr.service_id), (1, 0x013f_0000 | 7471));

@@ -17,13 +17,13 @@ kernel_tests! {
     rping_carries_its_smallest_and_largest_pings if has_ip,
     rping_interoperates_over_ipv6 if is_soft_roce,
     persistent_rping_server_serves_clients_until_a_signal if has_ip,
-    rping_names_what_is_wrong if has_ip,
+    rping_errors_name_the_cause if has_ip,
 
     rstream_interoperates_in_both_roles if has_ip,
     riostream_interoperates_in_both_roles if has_ip,
 
     ucmatose_interoperates_in_both_roles if has_ip,
-    ucmatose_names_what_is_wrong if has_ip,
+    ucmatose_errors_name_the_cause if has_ip,
     rdma_client_and_server_interoperate_in_both_roles if has_ip,
 
     rdma_xclient_and_xserver_interoperate_over_rc if has_ip,
@@ -32,10 +32,10 @@ kernel_tests! {
 
     cmtime_interoperates_in_both_roles if has_ip,
     cmtime_shares_connections_among_threads_and_listeners if has_ip,
-    cmtime_names_what_is_wrong if has_ip,
+    cmtime_errors_name_the_cause if has_ip,
 
     udaddy_interoperates_in_both_roles if has_ip,
-    udaddy_names_what_is_wrong if has_ip,
+    udaddy_errors_name_the_cause if has_ip,
     mckey_interoperates_in_both_roles if has_ip,
     mckey_joins_with_several_queue_pairs_and_to_send_only if has_ip,
     mckey_joins_raw_groups if is_infiniband,
@@ -44,10 +44,10 @@ kernel_tests! {
 
     udpong_interoperates_in_both_roles if is_infiniband,
     udpong_runs_over_roce if device::ethernet,
-    udpong_names_what_is_wrong if has_ip,
+    udpong_errors_name_the_cause if has_ip,
 
     rcopy_interoperates_in_both_roles if has_ip,
-    rcopy_names_what_is_wrong if has_ip,
+    rcopy_errors_name_the_cause if has_ip,
 }
 
 /// For tests with an IP address of the device.
@@ -274,7 +274,7 @@ fn persistent_rping_server_serves_clients_until_a_signal() {
     });
 }
 
-fn rping_names_what_is_wrong() {
+fn rping_errors_name_the_cause() {
     nothing_leaks(|| {
         let refused = |options: &[&str], words: &str| {
             Bareverbs.start("rping", options).finish().expect_failure(words);
@@ -476,7 +476,7 @@ fn udpong_runs_over_roce() {
     });
 }
 
-fn udpong_names_what_is_wrong() {
+fn udpong_errors_name_the_cause() {
     nothing_leaks(|| {
         let refused = |options: &[&str], words: &str| {
             Bareverbs.start("udpong", options).finish().expect_failure(words);
@@ -522,7 +522,7 @@ fn rcopy_interoperates_in_both_roles() {
     });
 }
 
-fn rcopy_names_what_is_wrong() {
+fn rcopy_errors_name_the_cause() {
     let folder = Folder::new("/tmp/rcopy-errors");
     let [empty, copy, missing] = ["empty", "copy", "missing/copy"].map(|name| folder.path(name));
     fs::write(&empty, "").expect("the file is writable");
@@ -590,7 +590,7 @@ fn ucmatose_interoperates_in_both_roles() {
     });
 }
 
-fn ucmatose_names_what_is_wrong() {
+fn ucmatose_errors_name_the_cause() {
     nothing_leaks(|| {
         let refused = |options: &[&str], words: &str| {
             Bareverbs.start("ucmatose", options).finish().expect_failure(words);
@@ -764,7 +764,7 @@ fn cmtime_shares_connections_among_threads_and_listeners() {
     });
 }
 
-fn cmtime_names_what_is_wrong() {
+fn cmtime_errors_name_the_cause() {
     nothing_leaks(|| {
         for (listens, words) in [(&[][..], "no peer listens (-L)"), (&["-L"], "all peers listen (-L)")] {
             let mut root = start_cmtime(Bareverbs, 0x5000, listens);
@@ -803,7 +803,7 @@ fn udaddy_interoperates_in_both_roles() {
     });
 }
 
-fn udaddy_names_what_is_wrong() {
+fn udaddy_errors_name_the_cause() {
     nothing_leaks(|| {
         let refused = |options: &[&str], words: &str| {
             Bareverbs.start("udaddy", options).finish().expect_failure(words);

@@ -361,7 +361,7 @@ pub(crate) fn notify_establishes_a_connection() {
     });
 }
 
-pub(crate) fn nothing_is_left_after_many_connections() {
+pub(crate) fn many_connections_leave_no_objects() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 0);
         for round in 0..100 {

@@ -170,7 +170,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn other_protocols_are_told_apart() {
+    fn other_protocols_are_recognized() {
         for bytes in [*b"6.24\0\0\0\0", *b"GET / HT", *b"SSH-2.0-", *b"bvd2\0\0\0\x02"] {
             assert!(matches!(decode_head(bytes), Err(ControlError::NoDoctor(_))));
         }
