@@ -23,7 +23,7 @@ macro_rules! rules {
                 match self { $(Self::$name => $text,)* }
             }
 
-            /// File and function of the kernel that implement it.
+            /// File and function of the kernel that implement it, in the newest checked series.
             #[must_use]
             pub const fn source(self) -> &'static str {
                 match self { $(Self::$name => $source,)* }
@@ -89,22 +89,22 @@ rules! {
         "A struct longer than the kernel's fails with EOPNOTSUPP if the tail is not zero or not readable.",
         "core/uverbs_ioctl.c: uverbs_process_attr, uverbs_is_attr_cleared";
     InputUnreadable = "input-unreadable", "An input of more than 8 bytes that can't be read fails with EFAULT.",
-        "core/uverbs_ioctl.c: uverbs_process_attr, uverbs_copy_from";
+        "core/uverbs_ioctl.c: uverbs_process_attr; include/rdma/uverbs_ioctl.h: _uverbs_copy_from";
     OutputUnwritable = "output-unwritable",
         "An output that can't be written fails with EFAULT, and a partially created object is destroyed.",
         "core/ib_core_uverbs.c: uverbs_copy_to";
     OutputFlag = "output-flag", "The kernel sets UVERBS_ATTR_F_VALID_OUTPUT on the outputs that it wrote.",
-        "core/uverbs_ioctl.c: uverbs_set_output";
+        "core/uverbs.h: uverbs_set_output";
     OutputTail = "output-tail", "An output longer than the kernel's struct is filled with zeros.",
         "core/ib_core_uverbs.c: uverbs_copy_to_struct_or_zero";
     ConstantRange = "constant-range", "A constant above the range of its type fails with EINVAL.",
-        "core/uverbs_ioctl.c: _uverbs_get_const_unsigned";
+        "core/ib_core_uverbs.c: _uverbs_get_const_unsigned";
     FlagsLength = "flags-length", "Flags of a length other than 4 or 8 bytes fail with EINVAL.",
-        "core/uverbs_ioctl.c: uverbs_get_flags64";
+        "core/ib_core_uverbs.c: uverbs_get_flags64";
     FlagsFourBytes = "flags-4-bytes", "Flags may have 4 bytes.",
-        "core/uverbs_ioctl.c: uverbs_get_flags64";
+        "core/ib_core_uverbs.c: uverbs_get_flags64";
     FlagsUnknown = "flags-unknown", "An undefined flag fails with EINVAL.",
-        "core/uverbs_ioctl.c: uverbs_get_flags64, uverbs_get_flags32";
+        "core/ib_core_uverbs.c: uverbs_get_flags64, uverbs_get_flags32";
     HandleUnknown = "handle-unknown", "A handle without an object fails with ENOENT.",
         "core/rdma_core.c: lookup_get_idr_uobject";
     HandleNegative = "handle-negative", "A negative handle fails with EINVAL.",
@@ -136,7 +136,7 @@ rules! {
     FdWide = "fd-wide", "A descriptor out of the range of an int fails with EINVAL.",
         "core/rdma_core.c: lookup_get_fd_uobject; core/uverbs_ioctl.c: uverbs_process_attr";
     NeedsContext = "needs-context", "A call that needs a context fails with EINVAL before GET_CONTEXT.",
-        "core/rdma_core.c: alloc_uobj; core/uverbs_main.c: ib_uverbs_get_ucontext_file";
+        "core/rdma_core.c: alloc_uobj; core/ib_core_uverbs.c: ib_uverbs_get_ucontext_file";
     GoodCall = "good-call", "A valid call succeeds, or fails with the documented error of the driver.",
         "the method's handler";
     DriverPayload = "driver-payload", "The driver's payload has the length that the driver requires.",
@@ -210,7 +210,7 @@ rules! {
         "core/uverbs_cmd.c: the command's handler";
     RingRequest = "ring-request",
         "A request in a shared queue that its transport or its memory does not allow completes with an error.",
-        "sw/rxe/rxe_req.c: rxe_requester; sw/rxe/rxe_resp.c: rxe_responder";
+        "sw/rxe/rxe_req.c: rxe_requester; sw/rxe/rxe_resp.c: rxe_receiver";
     QpAccess = "qp-access",
         "A request that the peer's QP does not allow completes with REM_INV_REQ_ERR on RC and is dropped on UC. \
          It changes no memory.",
@@ -282,7 +282,7 @@ rules! {
         "core/uverbs_std_types_qp.c: QP_CREATE; core/uverbs_cmd.c: create_qp, modify_qp";
     Memlock = "memlock",
         "Without CAP_IPC_LOCK, the regions of a process span at most RLIMIT_MEMLOCK bytes, else ENOMEM.",
-        "core/umem.c: ib_umem_get";
+        "core/umem.c: __ib_umem_get_va";
     Cgroup = "cgroup-limit",
         "A context or object above the limit of the process's rdma cgroup fails with EAGAIN.",
         "core/rdma_core.c: alloc_begin_idr_uobject; core/uverbs_cmd.c: ib_alloc_ucontext; ../../kernel/cgroup/rdma.c";
