@@ -206,8 +206,9 @@ impl Listener {
     /// every device.
     ///
     /// # Errors
-    /// [`Error::Name`]: the name was not resolved. [`Error::Invalid`]: it has no address. Those of
-    /// [`EventChannel::new`], [`CmId::bind_addr`] and [`CmId::listen`].
+    /// - [`Error::Name`]: the name was not resolved.
+    /// - [`Error::Invalid`]: it has no address.
+    /// - The errors of [`EventChannel::new`], [`CmId::bind_addr`] and [`CmId::listen`].
     #[doc(alias = "rdma_create_ep")]
     #[doc(alias = "rdma_getaddrinfo")]
     pub fn bind(addrs: impl ToSocketAddrs) -> Result<Self> {
@@ -279,7 +280,8 @@ impl Listener {
     /// Waits for a request.
     ///
     /// # Errors
-    /// [`Error::TimedOut`]
+    /// - [`Error::TimedOut`]: no request arrived within `limit`.
+    /// - [`Error::DeviceRemoved`].
     #[doc(alias = "rdma_get_request")]
     pub fn get_request(&self, limit: Duration) -> Result<Incoming> {
         run(self.next_request(&Deadline::new(limit)))
@@ -297,13 +299,14 @@ impl Listener {
     ///
     /// The time limit is for the request, and again for the confirmation by the peer.
     ///
-    /// Of `options`, the depths, the buffers, `access`, `spin` and `keepalive` count. The port and the
-    /// path are those of the identifier; retries and the RNR timer are those of
+    /// Of `options`, only the depths, the buffers, `access`, `spin` and `keepalive` are used. The port
+    /// and the path are those of the identifier. Retries and the RNR timer are those of
     /// [`ConnectOptions::default`].
     ///
     /// An idle peer is probed by RDMA writes of length 0, so that a dead one ends a wait for receives:
-    /// [`EndpointOptions::keepalive`]. The kernel's connection manager lets QPs permit them. Set
-    /// `keepalive(None)` for a peer that takes this right away: a probe would end the connection.
+    /// [`EndpointOptions::keepalive`]. The kernel's connection manager sets `REMOTE_WRITE` of the
+    /// peer's QP. Set `keepalive(None)` for a peer that removes this right: a probe would end the
+    /// connection.
     ///
     /// # Errors
     /// The errors of [`Listener::get_request`], [`EndpointOptions::build`] and [`Incoming::accept`].
@@ -370,8 +373,9 @@ impl Incoming {
     /// Receives are posted to the queue before, or after.
     ///
     /// An idle peer is probed by RDMA writes of length 0, so that a dead one ends a wait for receives:
-    /// [`EndpointOptions::keepalive`]. The kernel's connection manager lets QPs permit them. Set
-    /// `keepalive(None)` for a peer that takes this right away: a probe would end the connection.
+    /// [`EndpointOptions::keepalive`]. The kernel's connection manager sets `REMOTE_WRITE` of the
+    /// peer's QP. Set `keepalive(None)` for a peer that removes this right: a probe would end the
+    /// connection.
     ///
     /// ```no_run
     /// use bareverbs::owned::{Endpoint, Lease};
@@ -394,7 +398,7 @@ impl Incoming {
     /// - [`Error::Verbs`]: a transition of the queue pair failed.
     /// - [`Error::Withdrawn`]: the peer gave up before it was answered.
     /// - [`Error::Rejected`], [`Error::Unreachable`], [`Error::Disconnected`], [`Error::TimedOut`]
-    /// - Those of [`CmId::accept`].
+    /// - The errors of [`CmId::accept`].
     #[doc(alias = "rdma_accept")]
     pub fn accept<Q: ConnectQueue>(
         self,
@@ -525,13 +529,14 @@ impl Connector {
     ///
     /// The time limit is for the resolution of an address, and again for the answer of the peer.
     ///
-    /// Of `options`, the depths, the buffers, `access`, `spin` and `keepalive` count. The port and the
-    /// path are those of the identifier; retries and the RNR timer are those of
+    /// Of `options`, only the depths, the buffers, `access`, `spin` and `keepalive` are used. The port
+    /// and the path are those of the identifier. Retries and the RNR timer are those of
     /// [`ConnectOptions::default`].
     ///
     /// An idle peer is probed by RDMA writes of length 0, so that a dead one ends a wait for receives:
-    /// [`EndpointOptions::keepalive`]. The kernel's connection manager lets QPs permit them. Set
-    /// `keepalive(None)` for a peer that takes this right away: a probe would end the connection.
+    /// [`EndpointOptions::keepalive`]. The kernel's connection manager sets `REMOTE_WRITE` of the
+    /// peer's QP. Set `keepalive(None)` for a peer that removes this right: a probe would end the
+    /// connection.
     ///
     /// # Errors
     /// The errors of [`Route::resolve`], [`EndpointOptions::build`] and [`Route::connect`].
@@ -639,15 +644,16 @@ impl Route {
     /// Connects the queue and moves it to RTS. Receives are posted to the queue before, or after.
     ///
     /// An idle peer is probed by RDMA writes of length 0, so that a dead one ends a wait for receives:
-    /// [`EndpointOptions::keepalive`]. The kernel's connection manager lets QPs permit them. Set
-    /// `keepalive(None)` for a peer that takes this right away: a probe would end the connection.
+    /// [`EndpointOptions::keepalive`]. The kernel's connection manager sets `REMOTE_WRITE` of the
+    /// peer's QP. Set `keepalive(None)` for a peer that removes this right: a probe would end the
+    /// connection.
     ///
     /// # Errors
     /// The queue is dropped then.
     ///
     /// - [`Error::Rejected`], [`Error::Unreachable`], [`Error::Disconnected`], [`Error::TimedOut`]
     /// - [`Error::Verbs`]: a transition of the queue pair failed. The peer's acceptance is rejected.
-    /// - Those of [`CmId::connect`].
+    /// - The errors of [`CmId::connect`].
     #[doc(alias = "rdma_connect")]
     pub fn connect<Q: ConnectQueue>(
         self,
@@ -741,7 +747,7 @@ impl<Q> Connection<Q> {
     ///
     /// # Errors
     /// - [`Error::DeviceRemoved`]
-    /// - Those of [`EventChannel::try_wait`].
+    /// - The errors of [`EventChannel::try_wait`].
     pub fn is_disconnected(&mut self) -> Result<bool> {
         while let Some(event) = self.id.channel().try_event(Some(self.id.key()))? {
             match event.kind {
@@ -762,7 +768,8 @@ impl<Q> Connection<Q> {
     /// Waits until the peer ends the connection, and answers.
     ///
     /// # Errors
-    /// [`Error::TimedOut`], [`Error::DeviceRemoved`]
+    /// - [`Error::TimedOut`]: the peer has not ended it within `limit`.
+    /// - [`Error::DeviceRemoved`].
     pub fn wait_disconnected(&mut self, limit: Duration) -> Result<()> {
         run(self.until_disconnected(&Deadline::new(limit)))
     }

@@ -424,7 +424,7 @@ impl<R: Readiness> Route<R> {
     /// # Errors
     /// - [`Error::Invalid`]: there is no runtime.
     /// - [`Error::Name`]: the name was not resolved.
-    /// - [`Error::Address`], [`Error::Route`]: there is no route. Those of
+    /// - [`Error::Address`], [`Error::Route`]: there is no route. The errors of
     ///   [`CmId::resolve_addr`](crate::CmId::resolve_addr).
     #[doc(alias = "rdma_resolve_addr")]
     #[doc(alias = "rdma_resolve_route")]

@@ -105,7 +105,7 @@ impl Incoming {
     /// - [`Error::PeerAddress`]: the private data of the request is not an `Address`.
     /// - [`Error::Verbs`]: those of `answer`.
     /// - [`Error::Rejected`], [`Error::Unreachable`], [`Error::Disconnected`], [`Error::TimedOut`]
-    /// - Those of [`CmId::accept`](crate::CmId::accept).
+    /// - The errors of [`CmId::accept`](crate::CmId::accept).
     #[doc(alias = "rdma_accept")]
     pub fn exchange<T>(
         self,
@@ -141,7 +141,7 @@ impl Connector {
     ///
     /// # Errors
     /// - [`Error::Invalid`]: the hub is on another device than the route to the peer.
-    /// - Those of [`Route::resolve`], [`Hub::connection_with`] and [`Route::exchange`].
+    /// - The errors of [`Route::resolve`], [`Hub::connection_with`] and [`Route::exchange`].
     pub fn connect_on<B, P: Provider>(
         &self,
         hub: &Hub<B, P>,
@@ -181,7 +181,7 @@ impl Listener {
     ///
     /// # Errors
     /// - [`Error::Invalid`]: the hub is on another device than the request.
-    /// - Those of [`Listener::get_request`], [`Hub::connection_with`] and [`Incoming::exchange`].
+    /// - The errors of [`Listener::get_request`], [`Hub::connection_with`] and [`Incoming::exchange`].
     pub fn accept_on<B, P: Provider>(
         &self,
         hub: &Hub<B, P>,
