@@ -142,8 +142,8 @@ pub(crate) struct PerfOptions {
     /// Post lists of NUM requests with one doorbell (bw only)
     #[arg(short = 'l', long = "post_list", value_name = "NUM", default_value = "1", value_parser = number::<u32>(1, 1 << 16))]
     pub(crate) post_list: u32,
-    /// Send messages of up to SIZE bytes inline (default: bw 0; lat 236, write 220, on devices
-    /// other than ConnectX 0)
+    /// Send messages of up to SIZE bytes inline (default: 0; lat on ConnectX: send 236, over UD 188,
+    /// write and write-imm 220)
     #[arg(short = 'I', long = "inline_size", value_name = "SIZE", value_parser = number::<u32>(0, 4096))]
     pub(crate) inline_size: Option<u32>,
     /// Outstanding reads and atomics (default: the maximum of the device)
