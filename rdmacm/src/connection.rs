@@ -326,7 +326,6 @@ pub struct Incoming {
 
 impl Incoming {
     /// The request.
-    #[must_use]
     pub fn request(&self) -> &ConnectRequest {
         &self.request
     }
