@@ -194,7 +194,7 @@ impl<P: Provider> Session<P> {
 
     fn done(&mut self, done: Done<Part>) -> Result<()> {
         if done.is_recv() {
-            // A peer that sends without immediate data is not a stream.
+            // A peer that sends without immediate data is no stream.
             let imm = done.imm.ok_or(ProtocolError::MissingImmediate)?;
             // The peer's last words may be found after the end of the connection: the device and the
             // connection manager report in no order.

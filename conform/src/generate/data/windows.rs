@@ -309,14 +309,14 @@ fn of_invalidations(checks: &mut Vec<Check>) {
             let mut windowed = Windowed::new(session, BINDABLE)?;
             windowed.invalidate(session, key)?;
             let got = windowed.pair.receiver.first_status()?;
-            judge(session, "LOCAL_INV of a key without an MR or MW", expect, WcStatus(got))
+            judge(session, "LOCAL_INV of a key that names nothing", expect, WcStatus(got))
         }));
         let expect: Expect = status(WcStatus::REM_INV_REQ_ERR).into();
         checks.push(Check::new(name("SEND_WITH_INV", rule, suffix), rule, expect, move |session| {
             let mut windowed = Windowed::new(session, BINDABLE)?;
             send_with_invalidate(session, &mut windowed.pair, key)?;
             let wc = windowed.pair.completion(RECV_ID)?;
-            judge(session, "a receive of SEND_WITH_INV of a key without an MR or MW", expect, wc.status)
+            judge(session, "a receive of SEND_WITH_INV of a key that names nothing", expect, wc.status)
         }));
     }
     let expect: Expect = status(WcStatus::LOC_QP_OP_ERR).into();

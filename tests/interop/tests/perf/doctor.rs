@@ -186,7 +186,7 @@ pub(crate) fn doctor_names_a_peer_without_permission() {
 pub(crate) fn doctor_survives_peers_that_are_none() {
     use std::io::Write;
     for (bytes, words) in [
-        (&b"6.24\0\0\0\0\0\0\0\0\0\0\0\0"[..], "is not a doctor of this version"),
+        (&b"6.24\0\0\0\0\0\0\0\0\0\0\0\0"[..], "is no doctor of this version"),
         (b"bvd1\xff\xff\xff\xff", "above the limit"),
         (b"bvd1\0\0\0\x02{}", "can't be read"),
         (b"bvd1", "closed the connection"),

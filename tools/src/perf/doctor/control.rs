@@ -66,7 +66,7 @@ pub(crate) enum Answer {
 /// Why a message was not exchanged.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ControlError {
-    #[error("the other end is not a doctor of this version: it sent {0:?}")]
+    #[error("the other end is no doctor of this version: it sent {0:?}")]
     NoDoctor(String),
     #[error("the other end sent a message of {0} bytes, above the limit of {LONGEST}")]
     TooLong(usize),
@@ -170,7 +170,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn other_protocols_are_recognized() {
+    fn other_protocols_are_told_apart() {
         for bytes in [*b"6.24\0\0\0\0", *b"GET / HT", *b"SSH-2.0-", *b"bvd2\0\0\0\x02"] {
             assert!(matches!(decode_head(bytes), Err(ControlError::NoDoctor(_))));
         }
