@@ -96,25 +96,18 @@ abi_enums! {
     /// Physical state of a port.
     enum PortPhysState : u8 = "ib_port_phys_state" {
         /// Sleep.
-        #[doc(alias = "IBV_PORT_PHYS_STATE_SLEEP")]
         SLEEP = 1, "IB_PORT_PHYS_STATE_SLEEP";
         /// Polling.
-        #[doc(alias = "IBV_PORT_PHYS_STATE_POLLING")]
         POLLING = 2, "IB_PORT_PHYS_STATE_POLLING";
         /// Disabled.
-        #[doc(alias = "IBV_PORT_PHYS_STATE_DISABLED")]
         DISABLED = 3, "IB_PORT_PHYS_STATE_DISABLED";
         /// Port configuration training.
-        #[doc(alias = "IBV_PORT_PHYS_STATE_PORT_CONFIGURATION_TRAINING")]
         TRAINING = 4, "IB_PORT_PHYS_STATE_PORT_CONFIGURATION_TRAINING";
         /// Link up.
-        #[doc(alias = "IBV_PORT_PHYS_STATE_LINK_UP")]
         LINK_UP = 5, "IB_PORT_PHYS_STATE_LINK_UP";
         /// Link error recovery.
-        #[doc(alias = "IBV_PORT_PHYS_STATE_LINK_ERROR_RECOVERY")]
         LINK_ERROR_RECOVERY = 6, "IB_PORT_PHYS_STATE_LINK_ERROR_RECOVERY";
         /// PHY test.
-        #[doc(alias = "IBV_PORT_PHYS_STATE_PHY_TEST")]
         PHY_TEST = 7, "IB_PORT_PHYS_STATE_PHY_TEST";
     }
 
@@ -155,7 +148,6 @@ abi_enums! {
     }
 
     /// Link layer of a port.
-    #[doc(alias = "IBV_LINK_LAYER")]
     enum LinkLayer : u8 = "rdma_link_layer" {
         /// Not known.
         #[doc(alias = "IBV_LINK_LAYER_UNSPECIFIED")]
@@ -326,7 +318,6 @@ abi_enums! {
     #[doc(alias = "ibv_rate")]
     enum Rate : u8 = "ib_rate" {
         /// Rate of the port.
-        #[doc(alias = "IBV_RATE_PORT_CURRENT")]
         PORT_CURRENT = 0, "IB_RATE_PORT_CURRENT";
         /// 2.5 Gbit/s.
         #[doc(alias = "IBV_RATE_2_5_GBPS")]
@@ -395,7 +386,6 @@ abi_enums! {
         #[doc(alias = "IBV_RATE_800_GBPS")]
         GBPS_800 = 23, "IB_RATE_800_GBPS" since V6_12;
         /// 1600 Gbit/s.
-        #[doc(alias = "IBV_RATE_1600_GBPS")]
         GBPS_1600 = 25, "IB_RATE_1600_GBPS" since V7_2;
     }
 
@@ -528,7 +518,6 @@ abi_enums! {
         #[doc(alias = "IBV_FLOW_SPEC_ETH")]
         ETH = 0x20, "IB_FLOW_SPEC_ETH";
         /// InfiniBand local header.
-        #[doc(alias = "IBV_FLOW_SPEC_IB")]
         IB = 0x22, "IB_FLOW_SPEC_IB";
         /// IPv4 header.
         #[doc(alias = "IBV_FLOW_SPEC_IPV4")]
@@ -691,13 +680,10 @@ abi_flags! {
         #[doc(alias = "IBV_WC_IP_CSUM_OK")]
         IP_CSUM_OK = 1 << 3, "IB_WC_IP_CSUM_OK";
         /// Source Ethernet address.
-        #[doc(alias = "IBV_WC_WITH_SMAC")]
         WITH_SMAC = 1 << 4, "IB_WC_WITH_SMAC";
         /// A VLAN tag.
-        #[doc(alias = "IBV_WC_WITH_VLAN")]
         WITH_VLAN = 1 << 5, "IB_WC_WITH_VLAN";
         /// Type of the network header.
-        #[doc(alias = "IBV_WC_WITH_NETWORK_HDR_TYPE")]
         WITH_NETWORK_HDR_TYPE = 1 << 6, "IB_WC_WITH_NETWORK_HDR_TYPE";
     }
 

@@ -240,13 +240,10 @@ abi_flags! {
         #[doc(alias = "IBV_DEVICE_PCI_WRITE_END_PADDING")]
         PCI_WRITE_END_PADDING = 1 << 36, "IB_UVERBS_DEVICE_PCI_WRITE_END_PADDING";
         /// Flush to global visibility.
-        #[doc(alias = "IBV_DEVICE_FLUSH_GLOBAL")]
         FLUSH_GLOBAL = 1 << 38, "IB_UVERBS_DEVICE_FLUSH_GLOBAL" since V6_12;
         /// Flush to persistence.
-        #[doc(alias = "IBV_DEVICE_FLUSH_PERSISTENT")]
         FLUSH_PERSISTENT = 1 << 39, "IB_UVERBS_DEVICE_FLUSH_PERSISTENT" since V6_12;
         /// Atomic writes.
-        #[doc(alias = "IBV_DEVICE_ATOMIC_WRITE")]
         ATOMIC_WRITE = 1 << 40, "IB_UVERBS_DEVICE_ATOMIC_WRITE" since V6_12;
         /// DMA of a confidential guest goes through bounce buffers.
         #[doc(alias = "IBV_DEVICE_CC_DMA_BOUNCE")]

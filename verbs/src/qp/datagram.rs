@@ -11,7 +11,7 @@ use crate::{Ah, AnyProvider, Imm, Payload, SendFlags, SendRequest};
 pub const GRH_BYTES: usize = 40;
 
 /// The QPN of multicast groups.
-#[doc(alias = "IBV_MULTICAST_QPN")]
+#[doc(alias = "IB_MULTICAST_QPN")]
 pub const MULTICAST_QP: u32 = 0xff_ffff;
 
 /// Destination and immediate data of a datagram.
