@@ -75,7 +75,7 @@ pub struct Change {
     pub name: &'static str,
     /// First checked series with the new behaviour.
     pub since: Since,
-    /// What changed, and where in the kernel.
+    /// The change of the kernel, with its file and function.
     pub why: &'static str,
 }
 

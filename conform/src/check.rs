@@ -16,9 +16,9 @@ pub(crate) type Body = Box<dyn Fn(&mut Session<'_>) -> Step<()>>;
 pub struct Bug {
     /// The anchor of its heading in docs/kernel-bugs.md.
     pub page: &'static str,
-    /// The checked series with it. Stable updates may fix it within a series.
+    /// The checked series that have the bug. Stable updates may fix it within a series.
     pub series: &'static [Since],
-    /// The answer of a kernel with the bug. The check expects that of a kernel without.
+    /// The answer of a kernel with the bug. The check expects the answer of a kernel without it.
     pub answer: Answer,
 }
 
@@ -38,8 +38,7 @@ pub struct Check {
     pub rule: Rule,
     /// The expected answer of its call.
     pub expect: Expect,
-    /// What the check does to kernels that break the rule, if that is more than a wrong answer. Such
-    /// checks run only on request.
+    /// The damage to a kernel that breaks the rule, such as a crash. Such checks run only on request.
     pub hazard: Option<&'static str>,
     /// The known bug of the kernel that the check shows.
     pub bug: Option<Bug>,

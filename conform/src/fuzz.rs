@@ -6,8 +6,8 @@
 //! objects predicts what must happen to handles and to the kernel's counts of objects. proptest
 //! generates the programs and shrinks those that fail.
 //!
-//! A program fails if one of the [`Rule`]s is broken. The kernel may crash: the runs belong into a
-//! guest that is thrown away.
+//! A program fails if one of the [`Rule`]s is broken. The kernel may crash: run it in a
+//! disposable guest.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -79,7 +79,7 @@ impl Default for Options {
     }
 }
 
-/// What a program showed about the kernel.
+/// A rule that a program of calls broke. `Display` states the rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -140,7 +140,7 @@ impl Broken {
 pub struct Failure {
     /// The broken rule.
     pub rule: Rule,
-    /// What happened.
+    /// The call and its answer, or the difference, as text.
     pub reason: String,
     /// The calls of the shrunk program. [`replay::write`](crate::replay::write) makes a recording of
     /// them.
@@ -261,7 +261,7 @@ pub struct Progress {
 /// first failure. `progress` is called after each program.
 ///
 /// # Errors
-/// [`FuzzError`]. A broken rule is no error: it is [`Report::failure`].
+/// [`FuzzError`]. A broken rule is not an error: it is [`Report::failure`].
 pub fn fuzz(
     device: Option<&str>,
     options: &Options,

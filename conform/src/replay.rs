@@ -137,7 +137,7 @@ pub fn read(recording: impl BufRead) -> Result<Vec<Record>, ReplayError> {
 /// Writes a recording that [`read`] reads.
 ///
 /// # Errors
-/// Those of the writer.
+/// The errors of the writer.
 pub fn write(records: &[Record], recording: &mut impl Write) -> io::Result<()> {
     writeln!(recording, "{}", serde_json::to_string(&Header::of_this_kernel())?)?;
     records.iter().try_for_each(|record| writeln!(recording, "{}", serde_json::to_string(record)?))
@@ -552,7 +552,7 @@ impl Replayer<'_> {
     }
 }
 
-/// Zeros are no addresses.
+/// Zeros are not addresses.
 fn is_zero(bytes: &[u8]) -> bool {
     bytes.iter().all(|byte| *byte == 0)
 }

@@ -22,7 +22,7 @@ pub fn summary(results: &Results) -> String {
     )
 }
 
-/// What differs between two runs, by method and attribute.
+/// The differences between two runs, by method and attribute.
 #[must_use]
 pub fn diff(before: &Results, after: &Results) -> String {
     let by_name = |results: &Results| -> BTreeMap<String, Outcome> {

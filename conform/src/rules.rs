@@ -23,7 +23,7 @@ macro_rules! rules {
                 match self { $(Self::$name => $text,)* }
             }
 
-            /// File and function of the kernel that implement it.
+            /// File and function of the kernel that implement it, in the newest checked series.
             #[must_use]
             pub const fn source(self) -> &'static str {
                 match self { $(Self::$name => $source,)* }
@@ -51,7 +51,7 @@ rules! {
         "A method that the table declares for this series and driver exists: it never fails with EPROTONOSUPPORT.",
         "core/uverbs_uapi.c: uverbs_finalize_ioctl_method";
     AttributePresent = "attribute-present",
-        "A kernel knows exactly the attributes that the table declares for its series.",
+        "A method has exactly the attributes that the table declares for the kernel series.",
         "core/uverbs_std_types_*.c: the method's declaration";
     AttributesUnreadable = "attributes-unreadable", "An unreadable attribute array fails with EFAULT.",
         "core/uverbs_ioctl.c: ib_uverbs_run_method";
@@ -62,7 +62,7 @@ rules! {
         "core/uverbs_ioctl.c: uverbs_set_attr";
     AttributeFlags = "attribute-flags", "Undefined bits of the flags of an attribute are ignored.",
         "core/uverbs_ioctl.c: uverbs_set_attr";
-    KnownOptional = "known-optional", "The mandatory flag of a known attribute changes nothing.",
+    KnownOptional = "known-optional", "The mandatory flag of a known attribute has no effect.",
         "core/uverbs_ioctl.c: uverbs_set_attr";
     AttributeOrder = "attribute-order", "Attributes may have any order.",
         "core/uverbs_ioctl.c: ib_uverbs_run_method";
@@ -89,22 +89,22 @@ rules! {
         "A struct longer than the kernel's fails with EOPNOTSUPP if the tail is not zero or not readable.",
         "core/uverbs_ioctl.c: uverbs_process_attr, uverbs_is_attr_cleared";
     InputUnreadable = "input-unreadable", "An input of more than 8 bytes that can't be read fails with EFAULT.",
-        "core/uverbs_ioctl.c: uverbs_process_attr, uverbs_copy_from";
+        "core/uverbs_ioctl.c: uverbs_process_attr; include/rdma/uverbs_ioctl.h: _uverbs_copy_from";
     OutputUnwritable = "output-unwritable",
-        "An output that can't be written fails with EFAULT, and a half-made object is destroyed.",
+        "An output that can't be written fails with EFAULT, and a partially created object is destroyed.",
         "core/ib_core_uverbs.c: uverbs_copy_to";
     OutputFlag = "output-flag", "The kernel sets UVERBS_ATTR_F_VALID_OUTPUT on the outputs that it wrote.",
-        "core/uverbs_ioctl.c: uverbs_set_output";
+        "core/uverbs.h: uverbs_set_output";
     OutputTail = "output-tail", "An output longer than the kernel's struct is filled with zeros.",
         "core/ib_core_uverbs.c: uverbs_copy_to_struct_or_zero";
     ConstantRange = "constant-range", "A constant above the range of its type fails with EINVAL.",
-        "core/uverbs_ioctl.c: _uverbs_get_const_unsigned";
+        "core/ib_core_uverbs.c: _uverbs_get_const_unsigned";
     FlagsLength = "flags-length", "Flags of a length other than 4 or 8 bytes fail with EINVAL.",
-        "core/uverbs_ioctl.c: uverbs_get_flags64";
+        "core/ib_core_uverbs.c: uverbs_get_flags64";
     FlagsFourBytes = "flags-4-bytes", "Flags may have 4 bytes.",
-        "core/uverbs_ioctl.c: uverbs_get_flags64";
+        "core/ib_core_uverbs.c: uverbs_get_flags64";
     FlagsUnknown = "flags-unknown", "An undefined flag fails with EINVAL.",
-        "core/uverbs_ioctl.c: uverbs_get_flags64, uverbs_get_flags32";
+        "core/ib_core_uverbs.c: uverbs_get_flags64, uverbs_get_flags32";
     HandleUnknown = "handle-unknown", "A handle without an object fails with ENOENT.",
         "core/rdma_core.c: lookup_get_idr_uobject";
     HandleNegative = "handle-negative", "A negative handle fails with EINVAL.",
@@ -131,12 +131,12 @@ rules! {
         "core/rdma_core.c: lookup_get_fd_uobject";
     FdOtherFile = "fd-other-file", "A descriptor of another file type or class fails with EBADF.",
         "core/rdma_core.c: lookup_get_fd_uobject";
-    FdForeign = "fd-foreign", "A descriptor made on another open file of the device fails with EBADF.",
+    FdForeign = "fd-foreign", "A descriptor that another open file of the device created fails with EBADF.",
         "core/rdma_core.c: lookup_get_fd_uobject";
     FdWide = "fd-wide", "A descriptor out of the range of an int fails with EINVAL.",
         "core/rdma_core.c: lookup_get_fd_uobject; core/uverbs_ioctl.c: uverbs_process_attr";
     NeedsContext = "needs-context", "A call that needs a context fails with EINVAL before GET_CONTEXT.",
-        "core/rdma_core.c: alloc_uobj; core/uverbs_main.c: ib_uverbs_get_ucontext_file";
+        "core/rdma_core.c: alloc_uobj; core/ib_core_uverbs.c: ib_uverbs_get_ucontext_file";
     GoodCall = "good-call", "A valid call succeeds, or fails with the documented error of the driver.",
         "the method's handler";
     DriverPayload = "driver-payload", "The driver's payload has the length that the driver requires.",
@@ -145,7 +145,7 @@ rules! {
         "core/uverbs_cmd.c: ib_init_ucontext";
     CheckOrder = "check-order", "Of several faults, the one that the kernel tests first decides the error.",
         "core/uverbs_ioctl.c: ib_uverbs_ioctl, ib_uverbs_cmd_verbs, ib_uverbs_run_method";
-    Undo = "undo", "A call that fails after it made an object destroys it.",
+    Undo = "undo", "A call that fails after it created an object destroys it.",
         "core/uverbs_ioctl.c: bundle_destroy";
     Busy = "busy", "An object can't be destroyed while another object uses it: EBUSY.",
         "core/rdma_core.c: uverbs_destroy_uobject; core/verbs.c: the usecnt of each object";
@@ -161,7 +161,7 @@ rules! {
     RequestShort = "request-short", "A request shorter than the command's struct fails with ENOSPC.",
         "core/uverbs_std_types_device.c: UVERBS_METHOD_INVOKE_WRITE";
     ExtendedShort = "extended-short",
-        "An extended command takes a short request as if the rest were 0, and cuts its response: \
+        "An extended command takes a short request as if the rest were 0, and truncates its response: \
          the kernel does not apply the declared minimum.",
         "core/uverbs_uapi.c: uapi_create_write";
     ResponseShort = "response-short", "A response buffer shorter than the command's minimum fails with ENOSPC.",
@@ -192,7 +192,7 @@ rules! {
         "core/verbs.c: ib_modify_qp_is_ok, qp_state_table";
     QpAttributeRange = "qp-attribute-range", "A QP attribute out of range fails as documented.",
         "core/uverbs_cmd.c: modify_qp; the driver's modify_qp";
-    QpStateKept = "qp-state-kept", "A refused transition leaves the state of the QP.",
+    QpStateKept = "qp-state-kept", "A refused transition does not change the state of the QP.",
         "the driver's modify_qp";
     Limit = "limit", "A size within the device's limit is accepted, one above it fails with EINVAL.",
         "the driver's create methods; core/uverbs_cmd.c";
@@ -210,7 +210,7 @@ rules! {
         "core/uverbs_cmd.c: the command's handler";
     RingRequest = "ring-request",
         "A request in a shared queue that its transport or its memory does not allow completes with an error.",
-        "sw/rxe/rxe_req.c: rxe_requester; sw/rxe/rxe_resp.c: rxe_responder";
+        "sw/rxe/rxe_req.c: rxe_requester; sw/rxe/rxe_resp.c: rxe_receiver";
     QpAccess = "qp-access",
         "A request that the peer's QP does not allow completes with REM_INV_REQ_ERR on RC and is dropped on UC. \
          It changes no memory.",
@@ -240,18 +240,18 @@ rules! {
     SendState = "send-state", "A doorbell fails with EINVAL before RTS. Sends in ERR are flushed.",
         "sw/rxe/rxe_verbs.c: rxe_post_send";
     Window = "memory-window",
-        "A window is bound within its region and PD, and opens its own range with its own rights to its QP.",
+        "A window is bound within its region and PD. It grants its QP its own range with its own rights.",
         "sw/rxe/rxe_mw.c: rxe_check_bind_mw, rxe_lookup_mw";
-    Invalidate = "invalidate", "An invalidated key opens nothing. A key that names nothing is refused.",
+    Invalidate = "invalidate", "A request with an invalidated key fails. The invalidation of a key without an MR or MW fails.",
         "sw/rxe/rxe_mw.c: rxe_invalidate_mw; sw/rxe/rxe_mr.c: rxe_invalidate_mr";
     Retry = "retry",
         "A request without a receive or a peer fails after its retries on RC and is dropped on UC.",
         "sw/rxe/rxe_comp.c: rxe_completer";
-    AccessEvent = "access-event", "A violation of an R_Key raises QP_ACCESS_ERR at the receiver.",
+    AccessEvent = "access-event", "An R_Key violation raises QP_ACCESS_ERR at the responder, unless a receive reports it.",
         "sw/rxe/rxe_resp.c: get_rkey_violation_state";
     RingIndex = "ring-index", "The kernel uses the indices of a shared queue modulo its size.",
         "sw/rxe/rxe_queue.h: queue_addr_from_index, queue_empty";
-    QueryValue = "query-value", "A query returns the values that the object was made with.",
+    QueryValue = "query-value", "A query returns the values that the object was created with.",
         "core/uverbs_cmd.c: ib_uverbs_query_qp, ib_uverbs_query_srq; core/uverbs_std_types_mr.c: QUERY_MR";
     CmHeader = "cm-header", "A command of the connection manager with an inconsistent header fails as documented.",
         "core/ucma.c: ucma_write";
@@ -282,7 +282,7 @@ rules! {
         "core/uverbs_std_types_qp.c: QP_CREATE; core/uverbs_cmd.c: create_qp, modify_qp";
     Memlock = "memlock",
         "Without CAP_IPC_LOCK, the regions of a process span at most RLIMIT_MEMLOCK bytes, else ENOMEM.",
-        "core/umem.c: ib_umem_get";
+        "core/umem.c: __ib_umem_get_va";
     Cgroup = "cgroup-limit",
         "A context or object above the limit of the process's rdma cgroup fails with EAGAIN.",
         "core/rdma_core.c: alloc_begin_idr_uobject; core/uverbs_cmd.c: ib_alloc_ucontext; ../../kernel/cgroup/rdma.c";

@@ -163,8 +163,8 @@ impl Suite {
         self
     }
 
-    /// Also runs checks that crash or corrupt kernels which break their rule. They belong into a guest
-    /// that is thrown away.
+    /// Also runs checks that crash or corrupt kernels which break their rule. Run them in a
+    /// disposable guest.
     #[must_use]
     pub fn with_hazards(mut self) -> Self {
         self.checks.append(&mut self.hazardous);

@@ -1,4 +1,4 @@
-//! What the checks run against: a kernel's device, or a model of the kernel.
+//! The target of the checks: a kernel's device, or a model of the kernel.
 
 use std::fmt;
 

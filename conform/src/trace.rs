@@ -81,7 +81,7 @@ pub enum TraceError {
     Refused {
         /// The process.
         process: i32,
-        /// What to do.
+        /// The remedy.
         remedy: String,
         /// The answer of ptrace.
         source: io::Error,

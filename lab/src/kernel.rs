@@ -158,7 +158,8 @@ impl Kernel {
     /// A kernel with all drivers built in.
     fn image(image: &Path) -> Result<Self> {
         let bytes = fs::read(image).with_context(|| format!("reading {}", image.display()))?;
-        let version = image_release(&bytes).with_context(|| format!("{} is no bzImage", image.display()))?;
+        let version =
+            image_release(&bytes).with_context(|| format!("{} is not a bzImage", image.display()))?;
         Ok(Self { version, image: image.to_owned(), modules: Modules::built_in() })
     }
 

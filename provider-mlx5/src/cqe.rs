@@ -154,6 +154,7 @@ impl<'a> Cqe<'a> {
     }
 
     /// The opcode of the CQE.
+    #[doc(alias = "mlx5dv_get_cqe_opcode")]
     #[must_use]
     #[inline]
     pub fn opcode(&self) -> CqeOpcode {

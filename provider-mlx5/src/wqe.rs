@@ -132,6 +132,7 @@ pub struct Control {
 
 impl Control {
     /// The segment in memory order.
+    #[doc(alias = "mlx5dv_set_ctrl_seg")]
     #[must_use]
     #[inline(always)]
     pub const fn segment(&self) -> Segment {
@@ -166,6 +167,7 @@ pub const fn xrc(srq_num: u32) -> Segment {
 /// and the checksum of the layer 4 header behind it. `mss` is 0, or for [`Opcode::TSO`] the maximum
 /// bytes of a TCP segment.
 #[doc(alias = "mlx5_wqe_eth_seg")]
+#[doc(alias = "mlx5dv_set_eth_seg")]
 #[must_use]
 #[inline(always)]
 pub const fn ethernet(checksums: bool, mss: u16, header: u16) -> Segment {
@@ -201,6 +203,7 @@ pub const fn atomic(swap_or_add: u64, compare: u64) -> Segment {
 /// The data segment of an SGE of 1 to 2^31 bytes. A byte count of 0 means 2^31, and the highest bit
 /// marks inline data.
 #[doc(alias = "mlx5_wqe_data_seg")]
+#[doc(alias = "mlx5dv_set_data_seg")]
 #[must_use]
 #[inline(always)]
 pub const fn data(sge: Sge) -> Segment {
@@ -275,6 +278,7 @@ pub struct AddressVector {
 
 impl AddressVector {
     /// The address vector of a datagram to `qp_num` with its Q_Key.
+    #[doc(alias = "mlx5dv_set_dgram_seg")]
     #[must_use]
     #[inline(always)]
     pub const fn segments(&self, qp_num: u32, qkey: u32) -> [Segment; 3] {

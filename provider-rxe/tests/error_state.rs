@@ -138,7 +138,7 @@ fn partly_flushed_batch_is_not_taken_back() {
 }
 
 #[test]
-fn batch_reported_as_posted_is_published_whole() {
+fn batch_reported_as_posted_is_published_completely() {
     let memory = PlainMemory::new(7, 208 + 16);
     let doorbell = CountingDoorbell::default();
     let mut queue = queue(memory.clone(), 7, doorbell.clone());

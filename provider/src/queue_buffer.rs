@@ -84,7 +84,7 @@ impl QueueBuffer {
     /// # Safety
     ///
     /// The bytes must be valid for reads and writes until `owner` is dropped, also if it is moved,
-    /// and for ever if it is leaked. Nothing else may access them in that time.
+    /// and forever if it is leaked. Nothing else may access them in that time.
     pub unsafe fn new(
         start: NonNull<u8>,
         len: usize,

@@ -228,8 +228,8 @@ pub struct CountedFlowRequest<'a> {
     pub flow: FlowAttr,
     /// The specifications, back to back. One of them names the counters object.
     pub specs: &'a [u8],
-    /// What the counters object counts, by the index of its values. Empty if a flow uses the object
-    /// already.
+    /// The counted quantities of the counters object, by the index of its values. Empty if a flow
+    /// uses the object already.
     pub counters: &'a [CounterDescription],
 }
 

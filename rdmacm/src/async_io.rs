@@ -67,7 +67,7 @@ pub type StreamListener = crate::stream::AsyncListener<crate::stream::AsyncIoRea
 /// seconds on RoCE.
 ///
 /// # Errors
-/// Those of [`connection::Route::resolve`](crate::connection::Route::resolve), [`EndpointOptions::build`] and
+/// The errors of [`connection::Route::resolve`](crate::connection::Route::resolve), [`EndpointOptions::build`] and
 /// [`connection::Route::connect`](crate::connection::Route::connect).
 #[doc(alias = "rdma_connect")]
 pub async fn connect(

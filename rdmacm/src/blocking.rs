@@ -39,7 +39,7 @@ use crate::{
 ///
 /// It dereferences to [`CmId`] for the calls that need not wait.
 ///
-/// A call whose time limit passes fails with [`Error::TimedOut`]. The kernel goes on with it; drop
+/// A call whose time limit passes fails with [`Error::TimedOut`]. The kernel continues it; drop
 /// the identifier then.
 #[derive(Debug)]
 pub struct BlockingId {
@@ -72,8 +72,8 @@ impl BlockingId {
     ///
     /// # Errors
     /// - [`Error::Address`], [`Error::Route`]: there is none.
-    /// - [`Error::TimedOut`]
-    /// - Those of [`CmId::resolve_addr`] and [`CmId::resolve_route`].
+    /// - [`Error::TimedOut`]: `limit` has passed.
+    /// - The errors of [`CmId::resolve_addr`] and [`CmId::resolve_route`].
     #[doc(alias = "rdma_resolve_addr")]
     #[doc(alias = "rdma_resolve_route")]
     pub fn resolve(&self, peer: impl Into<Addr>, limit: Duration) -> Result<()> {
@@ -84,9 +84,9 @@ impl BlockingId {
     /// calls [`CmId::establish`].
     ///
     /// # Errors
-    /// - [`Error::Rejected`], [`Error::Unreachable`]: the identifier connects no more.
-    /// - [`Error::TimedOut`]
-    /// - Those of [`CmId::connect`].
+    /// - [`Error::Rejected`], [`Error::Unreachable`]: the identifier can't connect again.
+    /// - [`Error::TimedOut`]: `limit` has passed.
+    /// - The errors of [`CmId::connect`].
     #[doc(alias = "rdma_connect")]
     pub fn connect(&self, param: &ConnParam<'_>, limit: Duration) -> Result<PeerParam> {
         run(steps::connect(&Deadline::new(limit), &self.id, param))
@@ -96,8 +96,8 @@ impl BlockingId {
     ///
     /// # Errors
     /// - [`Error::Sidr`], [`Error::Unreachable`]: the peer refused, or did not answer.
-    /// - [`Error::TimedOut`]
-    /// - Those of [`CmId::connect`].
+    /// - [`Error::TimedOut`]: `limit` has passed.
+    /// - The errors of [`CmId::connect`].
     #[doc(alias = "rdma_connect")]
     pub fn connect_datagram(&self, private_data: &[u8], limit: Duration) -> Result<UdPeer> {
         run(steps::connect_datagram(&Deadline::new(limit), &self.id, private_data))
@@ -119,8 +119,8 @@ impl BlockingId {
     /// # Errors
     /// - [`Error::Rejected`], [`Error::Unreachable`], [`Error::Disconnected`]: the peer refused the
     ///   response, did not answer it, or has ended the connection already.
-    /// - [`Error::TimedOut`]
-    /// - Those of [`CmId::accept`].
+    /// - [`Error::TimedOut`]: `limit` has passed.
+    /// - The errors of [`CmId::accept`].
     #[doc(alias = "rdma_accept")]
     pub fn accept(mut request: ConnectRequest, param: &ConnParam<'_>, limit: Duration) -> Result<Self> {
         request.move_to_own_channel()?;
@@ -137,7 +137,7 @@ impl BlockingId {
     /// - [`Error::Invalid`]: a datagram QP has no connection.
     /// - [`Error::Unreachable`]: the peer never answered.
     /// - [`Error::TimedOut`]: it did not answer in time, or there is no connection.
-    /// - Those of [`CmId::disconnect`].
+    /// - The errors of [`CmId::disconnect`].
     #[doc(alias = "rdma_disconnect")]
     pub fn disconnect(&self, limit: Duration) -> Result<()> {
         if self.id.qp_type() == QpType::UD {

@@ -101,7 +101,7 @@ impl EventChannel {
 
     /// Whether both are the same channel.
     #[must_use]
-    pub fn is(&self, other: &Self) -> bool {
+    pub fn same_channel(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 

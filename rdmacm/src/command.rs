@@ -52,7 +52,7 @@ impl CmFile {
     /// Opens the connection manager.
     ///
     /// # Errors
-    /// Those of [`CmDevice::find`](crate::CmDevice::find); [`Error::Open`].
+    /// The errors of [`CmDevice::find`](crate::CmDevice::find); [`Error::Open`].
     pub fn open() -> Result<Self> {
         let process = ForkGuard::new()
             .map_err(|errno| Error::System { what: "creating the page of the fork guard", errno })?;

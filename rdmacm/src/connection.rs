@@ -191,6 +191,8 @@ pub(crate) fn each_address<T>(
 ///
 /// Its connections share its channel: all of them have one file of the connection manager. Each gets
 /// its own events, also when several threads or tasks wait.
+#[doc(alias = "rdma_create_ep")]
+#[doc(alias = "rdma_destroy_ep")]
 #[derive(Debug)]
 pub struct Listener {
     id: CmId,
@@ -204,8 +206,9 @@ impl Listener {
     /// every device.
     ///
     /// # Errors
-    /// [`Error::Name`]: the name was not resolved. [`Error::Invalid`]: it has no address. Those of
-    /// [`EventChannel::new`], [`CmId::bind_addr`] and [`CmId::listen`].
+    /// - [`Error::Name`]: the name was not resolved.
+    /// - [`Error::Invalid`]: it has no address.
+    /// - The errors of [`EventChannel::new`], [`CmId::bind_addr`] and [`CmId::listen`].
     #[doc(alias = "rdma_create_ep")]
     #[doc(alias = "rdma_getaddrinfo")]
     pub fn bind(addrs: impl ToSocketAddrs) -> Result<Self> {
@@ -277,7 +280,8 @@ impl Listener {
     /// Waits for a request.
     ///
     /// # Errors
-    /// [`Error::TimedOut`]
+    /// - [`Error::TimedOut`]: no request arrived within `limit`.
+    /// - [`Error::DeviceRemoved`].
     #[doc(alias = "rdma_get_request")]
     pub fn get_request(&self, limit: Duration) -> Result<Incoming> {
         run(self.next_request(&Deadline::new(limit)))
@@ -295,16 +299,17 @@ impl Listener {
     ///
     /// The time limit is for the request, and again for the confirmation by the peer.
     ///
-    /// Of `options`, the depths, the buffers, `access`, `spin` and `keepalive` count. The port and the
-    /// path are those of the identifier; retries and the RNR timer are those of
+    /// Of `options`, only the depths, the buffers, `access`, `spin` and `keepalive` are used. The port
+    /// and the path are those of the identifier. Retries and the RNR timer are those of
     /// [`ConnectOptions::default`].
     ///
     /// An idle peer is probed by RDMA writes of length 0, so that a dead one ends a wait for receives:
-    /// [`EndpointOptions::keepalive`]. The kernel's connection manager lets QPs permit them. Set
-    /// `keepalive(None)` for a peer that takes this right away: a probe would end the connection.
+    /// [`EndpointOptions::keepalive`]. The kernel's connection manager sets `REMOTE_WRITE` of the
+    /// peer's QP. Set `keepalive(None)` for a peer that removes this right: a probe would end the
+    /// connection.
     ///
     /// # Errors
-    /// Those of [`Listener::get_request`], [`EndpointOptions::build`] and [`Incoming::accept`].
+    /// The errors of [`Listener::get_request`], [`EndpointOptions::build`] and [`Incoming::accept`].
     pub fn accept(&self, options: &EndpointOptions, limit: Duration) -> Result<Connection<Endpoint>> {
         let incoming = self.get_request(limit)?;
         let endpoint = self.domains.endpoint(incoming.device()?, options)?;
@@ -367,8 +372,9 @@ impl Incoming {
     /// Receives are posted to the queue before, or after.
     ///
     /// An idle peer is probed by RDMA writes of length 0, so that a dead one ends a wait for receives:
-    /// [`EndpointOptions::keepalive`]. The kernel's connection manager lets QPs permit them. Set
-    /// `keepalive(None)` for a peer that takes this right away: a probe would end the connection.
+    /// [`EndpointOptions::keepalive`]. The kernel's connection manager sets `REMOTE_WRITE` of the
+    /// peer's QP. Set `keepalive(None)` for a peer that removes this right: a probe would end the
+    /// connection.
     ///
     /// ```no_run
     /// use bareverbs::owned::{Endpoint, Lease};
@@ -391,7 +397,7 @@ impl Incoming {
     /// - [`Error::Verbs`]: a transition of the queue pair failed.
     /// - [`Error::Withdrawn`]: the peer gave up before it was answered.
     /// - [`Error::Rejected`], [`Error::Unreachable`], [`Error::Disconnected`], [`Error::TimedOut`]
-    /// - Those of [`CmId::accept`].
+    /// - The errors of [`CmId::accept`].
     #[doc(alias = "rdma_accept")]
     pub fn accept<Q: ConnectQueue>(
         self,
@@ -522,16 +528,17 @@ impl Connector {
     ///
     /// The time limit is for the resolution of an address, and again for the answer of the peer.
     ///
-    /// Of `options`, the depths, the buffers, `access`, `spin` and `keepalive` count. The port and the
-    /// path are those of the identifier; retries and the RNR timer are those of
+    /// Of `options`, only the depths, the buffers, `access`, `spin` and `keepalive` are used. The port
+    /// and the path are those of the identifier. Retries and the RNR timer are those of
     /// [`ConnectOptions::default`].
     ///
     /// An idle peer is probed by RDMA writes of length 0, so that a dead one ends a wait for receives:
-    /// [`EndpointOptions::keepalive`]. The kernel's connection manager lets QPs permit them. Set
-    /// `keepalive(None)` for a peer that takes this right away: a probe would end the connection.
+    /// [`EndpointOptions::keepalive`]. The kernel's connection manager sets `REMOTE_WRITE` of the
+    /// peer's QP. Set `keepalive(None)` for a peer that removes this right: a probe would end the
+    /// connection.
     ///
     /// # Errors
-    /// Those of [`Route::resolve`], [`EndpointOptions::build`] and [`Route::connect`].
+    /// The errors of [`Route::resolve`], [`EndpointOptions::build`] and [`Route::connect`].
     #[doc(alias = "rdma_create_ep")]
     #[doc(alias = "rdma_getaddrinfo")]
     pub fn connect(
@@ -636,15 +643,16 @@ impl Route {
     /// Connects the queue and moves it to RTS. Receives are posted to the queue before, or after.
     ///
     /// An idle peer is probed by RDMA writes of length 0, so that a dead one ends a wait for receives:
-    /// [`EndpointOptions::keepalive`]. The kernel's connection manager lets QPs permit them. Set
-    /// `keepalive(None)` for a peer that takes this right away: a probe would end the connection.
+    /// [`EndpointOptions::keepalive`]. The kernel's connection manager sets `REMOTE_WRITE` of the
+    /// peer's QP. Set `keepalive(None)` for a peer that removes this right: a probe would end the
+    /// connection.
     ///
     /// # Errors
     /// The queue is dropped then.
     ///
     /// - [`Error::Rejected`], [`Error::Unreachable`], [`Error::Disconnected`], [`Error::TimedOut`]
     /// - [`Error::Verbs`]: a transition of the queue pair failed. The peer's acceptance is rejected.
-    /// - Those of [`CmId::connect`].
+    /// - The errors of [`CmId::connect`].
     #[doc(alias = "rdma_connect")]
     pub fn connect<Q: ConnectQueue>(
         self,
@@ -727,7 +735,7 @@ impl<Q> Connection<Q> {
     /// ```
     ///
     /// # Errors
-    /// Those of [`EventChannel::new`] and [`CmId::migrate`].
+    /// The errors of [`EventChannel::new`] and [`CmId::migrate`].
     #[doc(alias = "rdma_migrate_id")]
     pub fn own_channel(&mut self) -> Result<()> {
         self.id.migrate(&EventChannel::private()?)
@@ -738,7 +746,7 @@ impl<Q> Connection<Q> {
     ///
     /// # Errors
     /// - [`Error::DeviceRemoved`]
-    /// - Those of [`EventChannel::try_wait`].
+    /// - The errors of [`EventChannel::try_wait`].
     pub fn is_disconnected(&mut self) -> Result<bool> {
         while let Some(event) = self.id.channel().try_event(Some(self.id.key()))? {
             match event.kind {
@@ -759,7 +767,8 @@ impl<Q> Connection<Q> {
     /// Waits until the peer ends the connection, and answers.
     ///
     /// # Errors
-    /// [`Error::TimedOut`], [`Error::DeviceRemoved`]
+    /// - [`Error::TimedOut`]: the peer has not ended it within `limit`.
+    /// - [`Error::DeviceRemoved`].
     pub fn wait_disconnected(&mut self, limit: Duration) -> Result<()> {
         run(self.until_disconnected(&Deadline::new(limit)))
     }
@@ -796,7 +805,7 @@ impl<Q> Connection<Q> {
     /// The same connection with another queue that `wrap` makes of its queue.
     ///
     /// # Errors
-    /// Those of `wrap`. The connection is dropped then.
+    /// The errors of `wrap`. The connection is dropped then.
     pub fn try_map<T, E>(self, wrap: impl FnOnce(Q) -> Result<T, E>) -> Result<Connection<T>, E> {
         let Self { id, queue, peer, ended } = self;
         Ok(Connection { id, queue: wrap(queue)?, peer, ended })

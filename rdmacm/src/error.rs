@@ -60,12 +60,12 @@ pub enum Error {
         /// The error of the system's resolver.
         error: io::Error,
     },
-    /// The private data of the peer is no [`Address`](bareverbs::Address).
-    #[error("{verb}: the peer's private data is no address of a queue: {error}")]
+    /// The private data of the peer is not an [`Address`](bareverbs::Address).
+    #[error("{verb}: the peer's private data is not the address of a QP: {error}")]
     PeerAddress {
         /// The call.
         verb: &'static str,
-        /// What is wrong with it.
+        /// The error of its parser.
         error: bareverbs::ParseAddressError,
     },
     /// The private data is longer than its message carries. It was not sent to the kernel.
@@ -78,8 +78,8 @@ pub enum Error {
         /// The maximum.
         max: usize,
     },
-    /// The peer's address was not resolved. `ENODEV`: the route to it leads over no RDMA device.
-    /// `ETIMEDOUT`: no neighbour answered.
+    /// The peer's address was not resolved. `ENODEV`: the network interface of its route has no
+    /// RDMA device. `ETIMEDOUT`: no neighbour answered.
     #[error("resolving the address failed: {}{}", .0, address_hint(*.0))]
     Address(Errno),
     /// No route to the peer was found.
@@ -91,8 +91,8 @@ pub enum Error {
     /// The peer did not answer. `ETIMEDOUT`, unless the kernel reports another errno.
     #[error("the peer is unreachable: {0}")]
     Unreachable(Errno),
-    /// The peer refused a request of a datagram QP.
-    #[error("the peer refused the request for its datagram QP: {0}")]
+    /// The peer refused the SIDR request of a datagram QP.
+    #[error("the peer refused the SIDR request for its datagram QP: {0}")]
     Sidr(SidrStatus),
     /// Joining a multicast group failed.
     #[error("joining the multicast group failed: {0}")]
@@ -129,7 +129,7 @@ pub enum Error {
     Unsupported {
         /// The call.
         verb: &'static str,
-        /// What is missing.
+        /// The missing feature.
         feature: Feature,
     },
     /// A system call other than a command failed.
@@ -145,7 +145,7 @@ pub enum Error {
     Verbs(#[from] bareverbs::Error),
 }
 
-/// What the kernel or the device lacks: [`Error::Unsupported`].
+/// A feature that the kernel or the device lacks: [`Error::Unsupported`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum Feature {
@@ -153,7 +153,7 @@ pub enum Feature {
     #[error("user and IB service events require Linux 7.2 or later")]
     UserEvents,
     /// A subnet administrator, which only InfiniBand ports have.
-    #[error("the port has no subnet administrator: it is no InfiniBand port")]
+    #[error("the port has no subnet administrator: it is not an InfiniBand port")]
     SubnetAdministrator,
     /// Version 4 of the ABI of rdma_cm.
     #[error("rdma_cm has ABI version {found}; this crate supports 4")]
@@ -248,7 +248,7 @@ impl From<DestroyError> for Error {
 fn open_hint(errno: Errno) -> &'static str {
     match errno {
         Errno::NOENT => {
-            ": the kernel has the device, the node is missing: is udev running, or the node in the container?"
+            ": the kernel has the device, but its node is missing: start udev, or pass the node into the container"
         }
         Errno::ACCESS | Errno::PERM => ": the node should have mode 0666",
         _ => "",
@@ -257,7 +257,7 @@ fn open_hint(errno: Errno) -> &'static str {
 
 fn address_hint(errno: Errno) -> &'static str {
     match errno {
-        Errno::NODEV => ": the route leads over no RDMA device",
+        Errno::NODEV => ": the network interface of the route has no RDMA device",
         Errno::TIMEDOUT => ": no neighbour answered",
         _ => "",
     }

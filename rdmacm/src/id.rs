@@ -63,6 +63,7 @@ const SERVICES: usize = 64;
 #[doc(alias = "rdma_destroy_id")]
 #[doc(alias = "rdma_create_qp")]
 #[doc(alias = "rdma_destroy_qp")]
+#[doc(alias = "rdma_create_qp_ex")]
 pub struct CmId {
     channel: EventChannel,
     number: u32,
@@ -103,6 +104,7 @@ impl BoundDevice {
 }
 
 /// Addresses of an identifier.
+#[doc(alias = "rdma_addr")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Addresses {
@@ -287,7 +289,7 @@ impl CmId {
     }
 
     /// Binds to a local address. An unspecified IP address is that of every device, and port 0 is
-    /// a free port of `net.ipv4.ip_local_port_range`; [`CmId::addresses`] tells which.
+    /// a free port of `net.ipv4.ip_local_port_range`; [`CmId::addresses`] returns it.
     ///
     /// A loopback address (127.0.0.1, `::1`) means every device too, because no RDMA device has
     /// one. An identifier that is bound to every device can listen only.
@@ -569,13 +571,15 @@ impl CmId {
         Ok((attr, mask))
     }
 
-    /// Tells the kernel about an event of the QP: [`COMM_EST`](bareverbs::EventType::COMM_EST) if
-    /// a message arrived before the connection was established, which is established then, or
-    /// [`PATH_MIG`](bareverbs::EventType::PATH_MIG) if the QP has migrated to the alternate path that
-    /// the peer offered in its request. Does nothing if the connection is established already.
+    /// Reports an event of the QP to the kernel's connection manager:
+    ///
+    /// - [`COMM_EST`](bareverbs::EventType::COMM_EST): a message arrived before the connection was
+    ///   established. The connection is established then. Does nothing if it was already.
+    /// - [`PATH_MIG`](bareverbs::EventType::PATH_MIG): the QP has migrated to the alternate path that
+    ///   the peer offered in its request.
     ///
     /// After `COMM_EST`, wait for [`Established`](crate::event::EventKind::Established) before
-    /// [`CmId::disconnect`]. Otherwise the kernel may go on to repeat its reply, and destroying the
+    /// [`CmId::disconnect`]. Otherwise the kernel may keep repeating its REP, and destroying the
     /// identifier blocks for over a minute (`cm_establish_handler` of `cm.c`).
     ///
     /// # Errors
@@ -639,6 +643,7 @@ impl CmId {
     ///
     /// # Errors
     /// As for [`CmId::addresses`].
+    #[doc(alias = "rdma_route")]
     pub fn paths(&self) -> Result<Vec<PathRecord>> {
         const HEAD: usize = size_of::<QueryPathResp>();
         let mut room = [0; HEAD + PATHS * size_of::<PathRecData>()];
@@ -662,7 +667,7 @@ impl CmId {
                           listen on the new channel";
             return Err(Error::invalid("migrate", reason));
         }
-        if self.channel.is(channel) {
+        if self.channel.same_channel(channel) {
             return Ok(());
         }
         let request =

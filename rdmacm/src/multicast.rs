@@ -20,6 +20,7 @@ pub(crate) struct Membership {
 }
 
 /// How a member uses a group.
+#[doc(alias = "rdma_cm_mc_join_flags")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JoinMode {
     /// It sends and receives.
@@ -56,6 +57,7 @@ impl CmId {
     /// - [`Error::Command`] with `EINVAL`: it is not bound to a device. With errno 524: an IPv6
     ///   group on RoCE v2.
     #[doc(alias = "rdma_join_multicast_ex")]
+    #[doc(alias = "rdma_cm_join_mc_attr_ex")]
     pub fn join_multicast(&self, group: impl Into<Addr>, mode: JoinMode) -> Result<Key> {
         let (addr, addr_size) = group.into().to_kernel();
         let join_flags = match mode {
@@ -115,7 +117,7 @@ impl CmId {
     pub fn leave_multicast(&self, membership: Key) -> Result<()> {
         let mut memberships = self.memberships();
         let Some(place) = memberships.iter().position(|of| of.key == membership) else {
-            let reason = format!("{membership:?} is no membership of this identifier");
+            let reason = format!("{membership:?} is not a membership of this identifier");
             return Err(Error::invalid("leave_multicast", reason));
         };
         let request = DestroyIdReq { id: memberships[place].number, ..DestroyIdReq::zeroed() };
@@ -130,11 +132,12 @@ impl UdPeer {
     /// of the QP detaches it. A sender needs no attachment.
     ///
     /// # Errors
-    /// [`Error::Verbs`]: the address is no multicast group, or the kernel refused it.
+    /// - [`Error::Invalid`]: the address has no GID.
+    /// - [`Error::Verbs`]: the GID is not that of a multicast group, or the kernel refused it.
     #[doc(alias = "ibv_attach_mcast")]
     pub fn attach<P: Provider>(&self, qp: &mut Qp<Ud, P>) -> Result<()> {
         let Some(grh) = self.address.grh else {
-            return Err(Error::invalid("UdPeer::attach", "the address is no multicast group"));
+            return Err(Error::invalid("UdPeer::attach", "the address is not a multicast group"));
         };
         match self.address.dlid {
             0 => qp.attach_mcast_without_join(grh.dgid)?,

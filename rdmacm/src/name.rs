@@ -57,7 +57,7 @@ impl Name {
         }
     }
 
-    /// The address, if it is no host name.
+    /// The address; `None` for a host name.
     #[must_use]
     pub fn addr(&self) -> Option<Addr> {
         match &self.0 {
@@ -136,8 +136,8 @@ pub enum AddrFamily {
     Ib,
 }
 
-/// What [`AddrInfo::lookup`] looks for. The default is an address of either IP family to connect an RC
-/// QP to.
+/// The criteria of [`AddrInfo::lookup`]. The default is an address of either IP family to connect an
+/// RC QP to.
 #[doc(alias = "rdma_addrinfo")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AddrHints {
@@ -169,6 +169,7 @@ pub struct AddrHints {
 /// # Ok::<(), bareverbs_rdmacm::Error>(())
 /// ```
 #[doc(alias = "rdma_addrinfo")]
+#[doc(alias = "rdma_freeaddrinfo")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AddrInfo {
@@ -192,7 +193,7 @@ impl AddrInfo {
     /// - [`Error::Name`]: the host or the service is unknown, or the host has no address of the family,
     ///   or is not numeric.
     /// - [`Error::Invalid`]: an active lookup without a host; a port space with another QP type than it
-    ///   implies; a host that is no GID, in the family of InfiniBand.
+    ///   implies; a host that is not a GID, in the family `AF_IB`.
     #[doc(alias = "rdma_getaddrinfo")]
     pub fn lookup(host: Option<&str>, service: Option<&str>, hints: &AddrHints) -> Result<Vec<Self>> {
         let (port_space, qp_type) = hints.transport()?;
@@ -207,7 +208,7 @@ impl AddrInfo {
                 let gid = match host.map(str::parse::<Ipv6Addr>) {
                     None => Gid([0; 16]),
                     Some(Ok(gid)) => Gid(gid.octets()),
-                    Some(Err(_)) => return Err(Error::invalid(LOOKUP, "the host is no GID")),
+                    Some(Err(_)) => return Err(Error::invalid(LOOKUP, "the host is not a GID")),
                 };
                 vec![IbAddr::new(gid, port_space, port).into()]
             }
@@ -217,7 +218,7 @@ impl AddrInfo {
             }
             (Some(host), family) => match numeric(host) {
                 Some(addr) => of_family([addr], family),
-                None if hints.numeric_host => return Err(unknown("the host is no numeric address")),
+                None if hints.numeric_host => return Err(unknown("the host is not a numeric address")),
                 None => of_family(resolve(LOOKUP, (host, 0))?, family),
             },
         };
@@ -344,7 +345,7 @@ mod tests {
         let Addr::Ib(addr) = found[0].addr else { panic!("{found:?}") };
         assert_eq!((addr.gid.0[0], addr.gid.0[15], addr.port()), (0xfe, 1, 5));
         let refused = AddrInfo::lookup(Some("10.1.0.1"), None, &hints).unwrap_err();
-        assert_eq!(refused.to_string(), "AddrInfo::lookup: the host is no GID");
+        assert_eq!(refused.to_string(), "AddrInfo::lookup: the host is not a GID");
     }
 
     #[test]

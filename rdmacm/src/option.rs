@@ -102,7 +102,7 @@ impl IdOptions {
     /// Sets them on an identifier that is not bound.
     ///
     /// # Errors
-    /// Those of [`CmId::set_tos`], [`CmId::set_ack_timeout`], [`CmId::set_reuse_addr`] and
+    /// The errors of [`CmId::set_tos`], [`CmId::set_ack_timeout`], [`CmId::set_reuse_addr`] and
     /// [`CmId::set_ipv6_only`].
     #[doc(alias = "rdma_set_option")]
     pub fn apply(&self, id: &CmId) -> Result<()> {

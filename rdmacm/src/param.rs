@@ -9,6 +9,7 @@ use bareverbs_uapi::rdma_cm::{MAX_PRIVATE_DATA, structs};
 use crate::{Error, Result};
 
 /// A message that carries private data of the caller.
+#[doc(alias = "ib_cm_data_size")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Message {
     /// A connection request: [`CmId::connect`](crate::CmId::connect).

@@ -222,13 +222,13 @@ pub struct ConnectOptions<'a> {
     /// Data for the application of the peer; at most
     /// [`Message::max_private_data`](crate::Message::max_private_data) bytes.
     pub private_data: &'a [u8],
-    /// What the peer may do to memory of this side. An endpoint has the rights of its own options
-    /// instead.
+    /// Remote operations that the peer may execute, on memory that allows them. An endpoint has the
+    /// rights of its own options instead.
     pub access: Access,
-    /// Most reads and atomics at a time, in each direction; less if the device or the peer has
-    /// less. The default is 16.
+    /// Maximum of outstanding reads and atomics, in each direction; less if the device or the peer
+    /// has less. The default is 16.
     pub rd_atomic: u8,
-    /// Retries after a timeout, of the QPs of both sides. That of the active side counts.
+    /// Retries after a timeout, of the QPs of both sides. The value of the active side counts.
     pub retry_count: RetryCount,
     /// RNR retries of the peer's QP. The default is no limit, so that receives may be posted after
     /// the connection is established.
@@ -259,7 +259,7 @@ impl Default for ConnectOptions<'_> {
 }
 
 impl<'a> ConnectOptions<'a> {
-    /// Those of a device's options that the caller wants.
+    /// The options of the device that the caller wants.
     pub(crate) fn limit_ece(&self, own: Ece) -> Ece {
         match self.ece {
             None => own,

@@ -89,7 +89,7 @@ impl ConnectRequest {
     /// event.
     ///
     /// # Errors
-    /// [`Error::Withdrawn`](crate::Error::Withdrawn): the peer gave up. Those of [`CmId::accept`]
+    /// [`Error::Withdrawn`](crate::Error::Withdrawn): the peer gave up. The errors of [`CmId::accept`]
     /// otherwise. The request is rejected then.
     #[doc(alias = "rdma_accept")]
     pub fn accept(self, param: &ConnParam<'_>) -> Result<CmId> {
@@ -100,7 +100,7 @@ impl ConnectRequest {
     /// Rejects the request, with data for the application of the peer.
     ///
     /// # Errors
-    /// [`Error::Withdrawn`](crate::Error::Withdrawn): the peer gave up. Those of [`CmId::reject`]
+    /// [`Error::Withdrawn`](crate::Error::Withdrawn): the peer gave up. The errors of [`CmId::reject`]
     /// otherwise. The request is rejected without the data then.
     #[doc(alias = "rdma_reject")]
     pub fn reject(self, private_data: &[u8]) -> Result<()> {

@@ -148,7 +148,7 @@ impl<R: Readiness> Task<'_, R> {
     /// Rejects a channel that is not the registered one. Safe code can exchange the connections of two
     /// wrappers, by `DerefMut`.
     fn check(&self, channel: &crate::EventChannel, verb: &'static str) -> Result<()> {
-        if self.0.channel.is(channel) {
+        if self.0.channel.same_channel(channel) {
             return Ok(());
         }
         let reason = "the connection was exchanged: its events are not those that the task waits for";
@@ -243,7 +243,7 @@ impl<R: Readiness> Listener<R> {
     /// a task for each [`Incoming`]. Dropping the future rejects a request that was taken.
     ///
     /// # Errors
-    /// Those of [`Listener::get_request`], [`EndpointOptions::build`] and [`Incoming::accept`].
+    /// The errors of [`Listener::get_request`], [`EndpointOptions::build`] and [`Incoming::accept`].
     #[doc(alias = "rdma_accept")]
     pub async fn accept(&self, options: &EndpointOptions) -> Result<Connection<R, Endpoint>> {
         let incoming = self.get_request().await?;
@@ -323,7 +323,7 @@ impl<R> Deref for Incoming<R> {
 /// seconds on RoCE.
 ///
 /// # Errors
-/// Those of [`Route::resolve`], [`EndpointOptions::build`] and [`Route::connect`].
+/// The errors of [`Route::resolve`], [`EndpointOptions::build`] and [`Route::connect`].
 #[doc(alias = "rdma_connect")]
 pub(crate) async fn connect<R: Readiness>(
     name: Name,
@@ -347,7 +347,7 @@ impl<R: Readiness> Connector<R> {
     ///
     /// # Errors
     /// [`Error::Invalid`]: there is no runtime. [`Error::System`]: the runtime refused the
-    /// descriptor. Those of [`connection::Connector::channel`].
+    /// descriptor. The errors of [`connection::Connector::channel`].
     pub fn new(connector: connection::Connector) -> Result<Self> {
         Ok(Self { registration: Registration::new(&connector.channel()?)?, connector })
     }
@@ -375,7 +375,7 @@ impl<R: Readiness> Connector<R> {
     /// seconds on RoCE.
     ///
     /// # Errors
-    /// Those of [`Connector::resolve`], [`EndpointOptions::build`] and [`Route::connect`].
+    /// The errors of [`Connector::resolve`], [`EndpointOptions::build`] and [`Route::connect`].
     #[doc(alias = "rdma_connect")]
     pub async fn connect(
         &self,
@@ -424,7 +424,7 @@ impl<R: Readiness> Route<R> {
     /// # Errors
     /// - [`Error::Invalid`]: there is no runtime.
     /// - [`Error::Name`]: the name was not resolved.
-    /// - [`Error::Address`], [`Error::Route`]: there is no route. Those of
+    /// - [`Error::Address`], [`Error::Route`]: there is no route. The errors of
     ///   [`CmId::resolve_addr`](crate::CmId::resolve_addr).
     #[doc(alias = "rdma_resolve_addr")]
     #[doc(alias = "rdma_resolve_route")]
@@ -526,7 +526,7 @@ impl<R: Readiness, Q: Send> Connection<R, Q> {
     /// `bareverbs::tokio::Endpoint::new`.
     ///
     /// # Errors
-    /// Those of `wrap`. The connection is dropped then.
+    /// The errors of `wrap`. The connection is dropped then.
     pub fn try_map<T, E>(self, wrap: impl FnOnce(Q) -> Result<T, E>) -> Result<Connection<R, T>, E> {
         Ok(Connection { connection: self.connection.try_map(wrap)?, registration: self.registration })
     }

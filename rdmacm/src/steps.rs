@@ -357,7 +357,7 @@ mod tests {
     fn wait_without_events_ends_with_the_limit() {
         let error = after([]).unwrap_err();
         assert!(matches!(error, Error::TimedOut { verb: "connect", .. }), "{error}");
-        // A file that refuses commands is no event channel.
+        // A file that refuses commands is not an event channel.
         let limit = Duration::from_secs(3600);
         let channel = EventChannel::for_test();
         let error = run(Deadline::new(limit).event(&channel, new_key(), "connect")).unwrap_err();

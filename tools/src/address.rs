@@ -27,11 +27,11 @@ pub(crate) fn of_format(format: AddressFormat, host: &str, port: u16, space: Por
     Ok(match format {
         AddressFormat::Name => first(host, port)?.into(),
         AddressFormat::Ip => {
-            let addr: IpAddr = host.parse().with_context(|| format!("{host} is no IP address"))?;
+            let addr: IpAddr = host.parse().with_context(|| format!("{host} is not an IP address"))?;
             SocketAddr::from((addr, port)).into()
         }
         AddressFormat::Gid => {
-            let gid: Ipv6Addr = host.parse().with_context(|| format!("{host} is no GID"))?;
+            let gid: Ipv6Addr = host.parse().with_context(|| format!("{host} is not a GID"))?;
             IbAddr::new(Gid(gid.octets()), space, port).into()
         }
     })
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn formats_decide_what_an_address_is() {
+    fn format_selects_the_address_parser() {
         let gid = of_format(AddressFormat::Gid, "fe80::1", 7471, PortSpace::Ib).unwrap();
         let Addr::Ib(addr) = gid else { panic!("{gid:?}") };
         assert_eq!((addr.gid.0[15], addr.service_id), (1, 0x013f_0000 | 7471));

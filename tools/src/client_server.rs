@@ -65,7 +65,8 @@ pub(crate) fn resolve(options: &IdOptions, server: &str, port: u16) -> Result<Ro
     let addr = address::first(server, port)?;
     let route = Route::resolve_with(options, addr, RESOLVE_LIMIT);
     match addr.ip().is_loopback() {
-        true => route.context("a loopback address may be no RDMA device's: name the server's (-s)"),
+        true => route
+            .context("a loopback address has no route on RoCE: name an address of the server's device (-s)"),
         false => Ok(route?),
     }
 }

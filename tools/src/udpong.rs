@@ -2,7 +2,7 @@
 //! librdmacm.
 //!
 //! A client gets a number from the server. In a latency test the server answers each message. In a
-//! bandwidth test it counts them, and tells the number at the end. Datagrams may be lost: the client
+//! bandwidth test it counts them, and sends the number at the end. Datagrams may be lost: the client
 //! repeats a message until the answer to it arrives.
 
 mod message;

@@ -75,7 +75,7 @@ impl MethodInfo {
     ///
     /// A query creates, modifies and destroys no object, gets no address and no descriptor, and
     /// writes only to its outputs. It may reserve an offset for `mmap`. A method with driver
-    /// payloads is no query.
+    /// payloads is not a query.
     ///
     /// ```
     /// use bareverbs_uapi::method::Method;

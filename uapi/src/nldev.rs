@@ -117,20 +117,28 @@ abi_enums! {
 
     /// Node type of a device: [`Attribute::DEV_NODE_TYPE`].
     #[doc(alias = "ibv_node_type_str")]
+    #[doc(alias = "ibv_node_type")]
     enum NodeType: u8 = "" {
         /// An InfiniBand or RoCE channel adapter.
+        #[doc(alias = "IBV_NODE_CA")]
         CHANNEL_ADAPTER = 1, "RDMA_NODE_IB_CA";
         /// An InfiniBand switch.
+        #[doc(alias = "IBV_NODE_SWITCH")]
         SWITCH = 2, "RDMA_NODE_IB_SWITCH";
         /// An InfiniBand router.
+        #[doc(alias = "IBV_NODE_ROUTER")]
         ROUTER = 3, "RDMA_NODE_IB_ROUTER";
         /// An iWARP adapter.
+        #[doc(alias = "IBV_NODE_RNIC")]
         RNIC = 4, "RDMA_NODE_RNIC";
         /// A usNIC adapter.
+        #[doc(alias = "IBV_NODE_USNIC")]
         USNIC = 5, "RDMA_NODE_USNIC";
         /// A usNIC adapter over UDP.
+        #[doc(alias = "IBV_NODE_USNIC_UDP")]
         USNIC_UDP = 6, "RDMA_NODE_USNIC_UDP";
         /// Unspecified.
+        #[doc(alias = "IBV_NODE_UNSPECIFIED")]
         UNSPECIFIED = 7, "RDMA_NODE_UNSPECIFIED";
     }
 

@@ -71,6 +71,7 @@ abi_enums! {
 
     /// Logical state of a port.
     #[doc(alias = "ibv_port_state_str")]
+    #[doc(alias = "ibv_port_state")]
     enum PortState : u8 = "ib_port_state" {
         /// NOP: used in requests only.
         #[doc(alias = "IBV_PORT_NOP")]
@@ -95,25 +96,18 @@ abi_enums! {
     /// Physical state of a port.
     enum PortPhysState : u8 = "ib_port_phys_state" {
         /// Sleep.
-        #[doc(alias = "IBV_PORT_PHYS_STATE_SLEEP")]
         SLEEP = 1, "IB_PORT_PHYS_STATE_SLEEP";
         /// Polling.
-        #[doc(alias = "IBV_PORT_PHYS_STATE_POLLING")]
         POLLING = 2, "IB_PORT_PHYS_STATE_POLLING";
         /// Disabled.
-        #[doc(alias = "IBV_PORT_PHYS_STATE_DISABLED")]
         DISABLED = 3, "IB_PORT_PHYS_STATE_DISABLED";
         /// Port configuration training.
-        #[doc(alias = "IBV_PORT_PHYS_STATE_PORT_CONFIGURATION_TRAINING")]
         TRAINING = 4, "IB_PORT_PHYS_STATE_PORT_CONFIGURATION_TRAINING";
         /// Link up.
-        #[doc(alias = "IBV_PORT_PHYS_STATE_LINK_UP")]
         LINK_UP = 5, "IB_PORT_PHYS_STATE_LINK_UP";
         /// Link error recovery.
-        #[doc(alias = "IBV_PORT_PHYS_STATE_LINK_ERROR_RECOVERY")]
         LINK_ERROR_RECOVERY = 6, "IB_PORT_PHYS_STATE_LINK_ERROR_RECOVERY";
         /// PHY test.
-        #[doc(alias = "IBV_PORT_PHYS_STATE_PHY_TEST")]
         PHY_TEST = 7, "IB_PORT_PHYS_STATE_PHY_TEST";
     }
 
@@ -154,7 +148,6 @@ abi_enums! {
     }
 
     /// Link layer of a port.
-    #[doc(alias = "IBV_LINK_LAYER")]
     enum LinkLayer : u8 = "rdma_link_layer" {
         /// Not known.
         #[doc(alias = "IBV_LINK_LAYER_UNSPECIFIED")]
@@ -325,7 +318,6 @@ abi_enums! {
     #[doc(alias = "ibv_rate")]
     enum Rate : u8 = "ib_rate" {
         /// Rate of the port.
-        #[doc(alias = "IBV_RATE_PORT_CURRENT")]
         PORT_CURRENT = 0, "IB_RATE_PORT_CURRENT";
         /// 2.5 Gbit/s.
         #[doc(alias = "IBV_RATE_2_5_GBPS")]
@@ -394,7 +386,6 @@ abi_enums! {
         #[doc(alias = "IBV_RATE_800_GBPS")]
         GBPS_800 = 23, "IB_RATE_800_GBPS" since V6_12;
         /// 1600 Gbit/s.
-        #[doc(alias = "IBV_RATE_1600_GBPS")]
         GBPS_1600 = 25, "IB_RATE_1600_GBPS" since V7_2;
     }
 
@@ -470,8 +461,10 @@ abi_enums! {
     #[doc(alias = "ibv_mw_type")]
     enum MwType : u8 = "ib_mw_type" {
         /// Type 1: bound by a verb, for all QPs of the PD.
+        #[doc(alias = "IBV_MW_TYPE_1")]
         TYPE_1 = 1, "IB_MW_TYPE_1";
         /// Type 2: bound by a work request, for one QP.
+        #[doc(alias = "IBV_MW_TYPE_2")]
         TYPE_2 = 2, "IB_MW_TYPE_2";
     }
 
@@ -488,6 +481,7 @@ abi_enums! {
     }
 
     /// State of a work queue.
+    #[doc(alias = "ibv_wq_state")]
     enum WqState : u32 = "ib_wq_state" {
         /// RESET.
         #[doc(alias = "IBV_WQS_RESET")]
@@ -501,6 +495,7 @@ abi_enums! {
     }
 
     /// Type of a flow.
+    #[doc(alias = "ibv_flow_attr_type")]
     enum FlowAttrType : u32 = "ib_flow_attr_type" {
         /// Packets that match its specifications.
         #[doc(alias = "IBV_FLOW_ATTR_NORMAL")]
@@ -517,12 +512,12 @@ abi_enums! {
     }
 
     /// Type of a flow specification.
+    #[doc(alias = "ibv_flow_spec_type")]
     enum FlowSpecType : u32 = "ib_flow_spec_type" {
         /// Ethernet header.
         #[doc(alias = "IBV_FLOW_SPEC_ETH")]
         ETH = 0x20, "IB_FLOW_SPEC_ETH";
         /// InfiniBand local header.
-        #[doc(alias = "IBV_FLOW_SPEC_IB")]
         IB = 0x22, "IB_FLOW_SPEC_IB";
         /// IPv4 header.
         #[doc(alias = "IBV_FLOW_SPEC_IPV4")]
@@ -566,6 +561,7 @@ abi_enums! {
     }
 
     /// Quantity of a counter of a counters object.
+    #[doc(alias = "ibv_counter_description")]
     enum CounterDescription : u32 = "ib_counters_description" {
         /// Packets.
         PACKETS = 0, "IB_COUNTER_PACKETS";
@@ -678,37 +674,39 @@ abi_flags! {
         #[doc(alias = "IBV_WC_WITH_IMM")]
         WITH_IMM = 1 << 1, "IB_WC_WITH_IMM";
         /// The rkey that the peer invalidated.
-        #[doc(alias = "IBV_WC_WITH_INVALIDATE")]
+        #[doc(alias = "IBV_WC_WITH_INV")]
         WITH_INVALIDATE = 1 << 2, "IB_WC_WITH_INVALIDATE";
         /// Checksums are valid.
         #[doc(alias = "IBV_WC_IP_CSUM_OK")]
         IP_CSUM_OK = 1 << 3, "IB_WC_IP_CSUM_OK";
         /// Source Ethernet address.
-        #[doc(alias = "IBV_WC_WITH_SMAC")]
         WITH_SMAC = 1 << 4, "IB_WC_WITH_SMAC";
         /// A VLAN tag.
-        #[doc(alias = "IBV_WC_WITH_VLAN")]
         WITH_VLAN = 1 << 5, "IB_WC_WITH_VLAN";
         /// Type of the network header.
-        #[doc(alias = "IBV_WC_WITH_NETWORK_HDR_TYPE")]
         WITH_NETWORK_HDR_TYPE = 1 << 6, "IB_WC_WITH_NETWORK_HDR_TYPE";
     }
 
     /// Attribute mask of MODIFY_SRQ.
+    #[doc(alias = "ibv_srq_attr_mask")]
     flags SrqAttrMask : u32 = "ib_srq_attr_mask" {
         /// The size.
+        #[doc(alias = "IBV_SRQ_MAX_WR")]
         MAX_WR = 1 << 0, "IB_SRQ_MAX_WR";
         /// The SRQ limit.
+        #[doc(alias = "IBV_SRQ_LIMIT")]
         LIMIT = 1 << 1, "IB_SRQ_LIMIT";
     }
 
     /// Attribute mask of MODIFY_CQ.
+    #[doc(alias = "ibv_cq_attr_mask")]
     flags CqAttrMask : u32 = "ib_cq_attr_mask" {
         /// CQ event moderation.
         MODERATE = 1 << 0, "IB_CQ_MODERATE";
     }
 
     /// Attribute mask of MODIFY_WQ.
+    #[doc(alias = "ibv_wq_attr_mask")]
     flags WqAttrMask : u32 = "ib_wq_attr_mask" {
         /// The state.
         STATE = 1 << 0, "IB_WQ_STATE";
@@ -719,16 +717,21 @@ abi_flags! {
     }
 
     /// Change mask of REREG_MR.
+    #[doc(alias = "ibv_rereg_mr_flags")]
     flags MrReregFlags : u32 = "ib_mr_rereg_flags" {
         /// Address and length (translation).
+        #[doc(alias = "IBV_REREG_MR_CHANGE_TRANSLATION")]
         TRANS = 1, "IB_MR_REREG_TRANS";
         /// The protection domain.
+        #[doc(alias = "IBV_REREG_MR_CHANGE_PD")]
         PD = 1 << 1, "IB_MR_REREG_PD";
         /// The access flags.
+        #[doc(alias = "IBV_REREG_MR_CHANGE_ACCESS")]
         ACCESS = 1 << 2, "IB_MR_REREG_ACCESS";
     }
 
     /// Flags of a flow.
+    #[doc(alias = "ibv_flow_flags")]
     flags FlowFlags : u32 = "ib_flow_flags" {
         /// Packets also continue to later flows (no trap).
         #[doc(alias = "IBV_FLOW_ATTR_FLAGS_DONT_TRAP")]
@@ -739,6 +742,7 @@ abi_flags! {
     }
 
     /// Tag matching capabilities.
+    #[doc(alias = "ibv_tm_cap_flags")]
     flags TmCapFlags : u32 = "ib_tm_cap_flags" {
         /// Rendezvous over RC.
         RNDV_RC = 1 << 0, "IB_TM_CAP_RNDV_RC";

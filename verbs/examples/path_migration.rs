@@ -30,7 +30,7 @@ const PORT: u8 = 1;
 /// A path fails after 7 timeouts of 268 ms.
 const TIMEOUT: Option<AckTimeout> = AckTimeout::new(16);
 /// Longest wait for a completion, on both paths together.
-const PATIENCE: Duration = Duration::from_secs(30);
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 #[derive(Parser)]
 struct Options {
@@ -127,7 +127,7 @@ impl End {
                 ensure!(done.status == WcStatus::SUCCESS, "{}", self.context.explain(done.status));
                 return Ok(());
             }
-            ensure!(begin.elapsed() < PATIENCE, "write {number} does not complete");
+            ensure!(begin.elapsed() < LONGEST_WAIT, "write {number} does not complete");
             thread::yield_now();
         }
     }

@@ -165,9 +165,11 @@ impl<P: Provider> Context<P> {
     /// bytes of the receive buffer, before the payload.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the header is neither an IPv4 nor an IPv6 header, if the datagram has
-    /// no GRH and the port needs one, or if the destination GID is not in the port's table;
-    /// [`Error::NoPort`]; [`Error::NoGid`]; [`Error::Kernel`].
+    /// - [`Error::Invalid`] if the header is neither an IPv4 nor an IPv6 header, if the datagram
+    ///   has no GRH and the port needs one, or if the destination GID is not in the port's table.
+    /// - [`Error::NoPort`].
+    /// - [`Error::NoGid`].
+    /// - [`Error::Kernel`].
     #[doc(alias = "ibv_init_ah_from_wc")]
     pub fn ah_attr_from_wc(
         &self,

@@ -69,11 +69,11 @@ pub(crate) struct ContextInner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RdAtomicLimits {
-    /// Those that it executes for the peer: the maximum of
+    /// Reads and atomics that it executes for the peer: the maximum of
     /// [`RtrAttr::max_dest_rd_atomic`](crate::RtrAttr::max_dest_rd_atomic).
     #[doc(alias = "max_qp_rd_atom")]
     pub responder: u32,
-    /// Those that it has outstanding: the maximum of
+    /// Reads and atomics that it has outstanding: the maximum of
     /// [`RtsAttr::max_rd_atomic`](crate::RtsAttr::max_rd_atomic).
     #[doc(alias = "max_qp_init_rd_atom")]
     pub requester: u32,
@@ -364,6 +364,7 @@ impl<P: Provider> Context<P> {
     /// [`Error::Unsupported`] if the device has no such clock or the kernel does not expose it;
     /// [`Error::Provider`] for an invalid clock page; [`Error::Kernel`] if the kernel refuses to map it.
     #[doc(alias = "ibv_query_rt_values_ex")]
+    #[doc(alias = "ibv_values_ex")]
     pub fn raw_clock(&self) -> Result<u64> {
         const VERB: &str = "query_rt_values";
         if !self.capabilities().completion_timestamps {
@@ -379,9 +380,10 @@ impl<P: Provider> Context<P> {
     /// Allocates device memory. [`Dm`] describes its use.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if the device has no device memory; [`Error::Invalid`] for a length
-    /// of 0; [`Error::Limit`] for more than [`DeviceAttr::max_dm_size`]; [`Error::Kernel`], for
-    /// example if not enough is left.
+    /// - [`Error::Unsupported`] if the device has no device memory.
+    /// - [`Error::Invalid`] for a length of 0.
+    /// - [`Error::Limit`] for more than [`DeviceAttr::max_dm_size`].
+    /// - [`Error::Kernel`], for example if not enough is left.
     #[doc(alias = "ibv_alloc_dm")]
     pub fn alloc_dm(&self, init: &DmInit) -> Result<Dm> {
         Dm::alloc(self, init)
@@ -403,10 +405,13 @@ impl<P: Provider> Context<P> {
     /// its use.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if the device has no indirection tables; [`Error::Invalid`] if the
-    /// number of queues is not a power of 2 or a queue belongs to another context; [`Error::Limit`]
-    /// for more than [`DeviceAttr::max_rwq_indirection_table_size`]; [`Error::Kernel`].
+    /// - [`Error::Unsupported`] if the device has no indirection tables.
+    /// - [`Error::Invalid`] if the number of queues is not a power of 2 or a queue belongs to
+    ///   another context.
+    /// - [`Error::Limit`] for more than [`DeviceAttr::max_rwq_indirection_table_size`].
+    /// - [`Error::Kernel`].
     #[doc(alias = "ibv_create_rwq_ind_table")]
+    #[doc(alias = "ibv_rwq_ind_table_init_attr")]
     pub fn create_indirection_table(&self, wqs: &[&Wq<P>]) -> Result<IndirectionTable<P>> {
         IndirectionTable::create(self, wqs)
     }
@@ -423,9 +428,11 @@ impl<P: Provider> Context<P> {
     /// Creates a completion queue.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for 0 entries, a completion vector that does not exist or a channel of
-    /// another context; [`Error::Limit`] for more entries than the device's `max_cqe`;
-    /// [`Error::Unsupported`] for timestamps if the device has none; [`Error::Kernel`].
+    /// - [`Error::Invalid`] for 0 entries, a completion vector that does not exist or a channel of
+    ///   another context.
+    /// - [`Error::Limit`] for more entries than the device's `max_cqe`.
+    /// - [`Error::Unsupported`] for timestamps if the device has none.
+    /// - [`Error::Kernel`].
     #[doc(alias = "ibv_create_cq")]
     #[doc(alias = "ibv_create_cq_ex")]
     pub fn create_cq(&self, init: &CqInit<'_>) -> Result<Cq<P>> {

@@ -26,10 +26,9 @@ pub struct CqInit<'a> {
     /// Minimum capacity in CQEs, at least 1: the requests of all QPs that can be outstanding or not
     /// polled. A CQ that overflows loses completions.
     ///
-    /// A QP may get deeper queues than it was asked for, and a program that posts until they are
-    /// full needs room for them: add up the depths of [`Qp::cap`](crate::Qp::cap), and
-    /// [resize](Cq::resize) the CQ after the QPs are created. [`QpCap`](crate::QpCap) has an
-    /// example.
+    /// A QP may get deeper queues than requested, and a program that posts until they are full needs
+    /// CQEs for them: add up the depths of [`Qp::cap`](crate::Qp::cap), and [resize](Cq::resize)
+    /// the CQ after the QPs are created. [`QpCap`](crate::QpCap) has an example.
     pub entries: u32,
     /// Completion channel for the events of the CQ.
     pub channel: Option<&'a CompChannel>,
@@ -53,11 +52,13 @@ pub struct CqInit<'a> {
     /// # Ok(())
     /// # }
     /// ```
+    #[doc(alias = "IBV_WC_EX_WITH_COMPLETION_TIMESTAMP")]
     pub timestamps: bool,
     /// Whether the device may compress runs of similar CQEs, which saves PCI bandwidth. Completions
     /// keep their contents, except that [timestamps](Self::timestamps) may be those of the run.
     /// Completions may arrive a little later, because the device waits for the end of a run.
     #[doc(alias = "MLX5DV_CQ_INIT_ATTR_MASK_COMPRESSED_CQE")]
+    #[doc(alias = "mlx5dv_create_cq")]
     pub compressed: bool,
     /// Page size of the memory of the CQ, also after a [resize](Cq::resize). ConnectX only: on
     /// other devices the kernel allocates it.
@@ -94,6 +95,7 @@ pub enum Arm {
 ///
 /// It has one owner, who polls it. The kernel object is destroyed after the last QP that uses it.
 #[doc(alias = "ibv_cq")]
+#[doc(alias = "ibv_cq_ex")]
 pub struct Cq<P: Provider = AnyProvider> {
     queue: ManuallyDrop<P::Cq>,
     shared: Arc<CqShared<P>>,
@@ -275,6 +277,8 @@ impl<P: Provider> Cq<P> {
     /// [`DeviceAttr::max_cq_count`]: crate::DeviceAttr::max_cq_count
     /// [`DeviceAttr::max_cq_period`]: crate::DeviceAttr::max_cq_period
     #[doc(alias = "ibv_modify_cq")]
+    #[doc(alias = "ibv_moderate_cq")]
+    #[doc(alias = "IBV_CQ_ATTR_MODERATE")]
     pub fn moderate(&self, count: u16, period: Duration) -> Result<()> {
         const VERB: &str = "modify_cq";
         let micros = u64::try_from(period.as_nanos().div_ceil(1000)).unwrap_or(u64::MAX);
@@ -359,6 +363,7 @@ impl<P: Provider> Cq<P> {
     }
 
     /// Polls one completion; `None` if the CQ is empty.
+    #[doc(alias = "ibv_poll_cq")]
     #[inline]
     pub fn poll_one(&mut self) -> Option<WorkCompletion> {
         self.queue.next_value()
@@ -455,7 +460,7 @@ impl<P: Provider> CqShared<P> {
 impl<P: Provider> Drop for CqShared<P> {
     fn drop(&mut self) {
         if self.released.get() {
-            // The kernel object goes on to exist: its memory is leaked.
+            // The kernel object still exists: its memory is leaked.
             std::mem::forget(self.orphan.get_mut().unwrap_or_else(PoisonError::into_inner).take());
         } else if !self.destroyed {
             // SAFETY: it was not destroyed, and is being dropped.

@@ -74,6 +74,7 @@ struct Uverbs {
 /// [`Error::Netlink`] if the kernel's response is malformed; [`Error::System`] if this process has
 /// no file descriptor left for a socket.
 #[doc(alias = "ibv_get_device_list")]
+#[doc(alias = "ibv_free_device_list")]
 pub fn devices() -> Result<Vec<Device>> {
     match by_netlink() {
         Ok(devices) => Ok(devices),
@@ -220,6 +221,7 @@ impl Device {
     /// Number of ports, at most 255: verbs name no port above. Ports are numbered from 1.
     /// [`netlink::DeviceInfo::port_count`](crate::netlink::DeviceInfo::port_count) has the number of
     /// a device with more.
+    #[doc(alias = "phys_port_cnt")]
     #[must_use]
     pub fn port_count(&self) -> u8 {
         self.port_count
@@ -241,8 +243,10 @@ impl Device {
     /// Opens it with the provider of its driver.
     ///
     /// # Errors
-    /// [`Error::NoUverbs`]; [`Error::Open`] if its node is missing or may not be opened;
-    /// [`Error::UnsupportedDriver`] if this build has no provider for it; [`Error::Kernel`].
+    /// - [`Error::NoUverbs`].
+    /// - [`Error::Open`] if its node is missing or may not be opened.
+    /// - [`Error::UnsupportedDriver`] if this build has no provider for it.
+    /// - [`Error::Kernel`].
     #[doc(alias = "ibv_open_device")]
     pub fn open(&self) -> Result<Context> {
         Context::open(self)
@@ -252,6 +256,8 @@ impl Device {
     ///
     /// # Errors
     /// As for [`Device::open`]; [`Error::UnsupportedDriver`] if `P` does not support its driver.
+    #[doc(alias = "ibv_open_device")]
+    #[doc(alias = "mlx5dv_open_device")]
     pub fn open_as<P: Provider>(&self) -> Result<Context<P>> {
         Context::open(self)
     }

@@ -264,6 +264,8 @@ impl Drop for DmShared {
 }
 
 /// Registered device memory, created by [`Pd::register_dm`](crate::Pd::register_dm).
+#[doc(alias = "ibv_mr")]
+#[doc(alias = "ibv_reg_dm_mr")]
 pub struct DmMr {
     domain: Arc<PdShared>,
     _dm: Arc<DmShared>,

@@ -12,6 +12,8 @@ use crate::raw::Released;
 use crate::{Access, DestroyError, Error, Feature, MrKeys, Result, Sge};
 
 /// The null MR; see [`Pd::alloc_null_mr`](crate::Pd::alloc_null_mr).
+#[doc(alias = "ibv_mr")]
+#[doc(alias = "ibv_alloc_null_mr")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NullMr {
     pub(crate) lkey: u32,
@@ -32,6 +34,8 @@ impl NullMr {
 }
 
 /// A registered part of a dma-buf; see [`Pd::register_dmabuf`](crate::Pd::register_dmabuf).
+#[doc(alias = "ibv_mr")]
+#[doc(alias = "ibv_reg_dmabuf_mr")]
 pub struct DmabufMr {
     domain: Arc<PdShared>,
     handle: u32,

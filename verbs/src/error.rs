@@ -138,7 +138,7 @@ pub enum Error {
     Closed {
         /// The operation.
         verb: &'static str,
-        /// What has ended.
+        /// The reason: the object that has ended.
         reason: &'static str,
     },
     /// Operations did not complete within the time limit. The QP was moved to ERR.
@@ -153,7 +153,7 @@ pub enum Error {
         limit: Duration,
     },
     /// A task waits, and the [hub](crate::owned::Hub#drivers) has no driver that would wake it. The
-    /// operation goes on.
+    /// operation continues.
     #[error("{verb}: the hub has no driver: spawn `Hub::drive`, or call `Hub::thread`")]
     NoDriver {
         /// The operation.
@@ -213,7 +213,7 @@ pub enum Error {
         min: u64,
     },
     /// The device reported a received datagram with an impossible length. The bytes of the buffer are
-    /// undefined. [`owned::Datagrams`](crate::owned::Datagrams) goes on.
+    /// undefined. [`owned::Datagrams`](crate::owned::Datagrams) stays usable.
     #[error(
         "the device reported a datagram of {len} bytes, with its GRH, in a buffer of {max} bytes: \
          only 40 to {max} are possible; post the buffer again"

@@ -144,10 +144,13 @@ impl<P: Provider> Context<P> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Invalid`] without a global route; [`Error::NoPort`]; [`Error::NoGid`];
-    /// [`Error::Unsupported`] if the local GID has no network interface; [`Error::System`] if there
-    /// is no route, with `EHOSTUNREACH` if the neighbour does not respond; [`Error::Netlink`] if a
-    /// response of the kernel is malformed.
+    /// - [`Error::Invalid`] without a global route.
+    /// - [`Error::NoPort`].
+    /// - [`Error::NoGid`].
+    /// - [`Error::Unsupported`] if the local GID has no network interface.
+    /// - [`Error::System`] if there is no route, with `EHOSTUNREACH` if the neighbour does not
+    ///   respond.
+    /// - [`Error::Netlink`] if a response of the kernel is malformed.
     #[doc(alias = "ibv_resolve_eth_l2_from_gid")]
     pub fn resolve_ethernet(&self, address: &AhAttr, timeout: Duration) -> Result<EthernetAddress> {
         let Some(grh) = address.grh else {

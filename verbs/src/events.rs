@@ -131,7 +131,7 @@ pub enum AsyncEvent {
     /// A WQ failed and takes no more frames.
     ///
     /// The mlx5 driver of 6.12 and 7.2 leaks a reference to a WQ whose event it has reported
-    /// (`mlx5_ib_wq_event` of `qp.c`). Destroying that WQ waits for ever.
+    /// (`mlx5_ib_wq_event` of `qp.c`). Destroying that WQ never returns.
     #[doc(alias = "IBV_EVENT_WQ_FATAL")]
     Wq {
         /// The event type.

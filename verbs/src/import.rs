@@ -18,6 +18,9 @@ pub(crate) fn error(verb: &'static str, handle: u32, reason: CreateError) -> Err
 ///
 /// Operations of this process can access it, within the access rights of its registration. It is
 /// not in this process's address space. Operations fail after the other process deregisters it.
+#[doc(alias = "ibv_mr")]
+#[doc(alias = "ibv_import_mr")]
+#[doc(alias = "ibv_unimport_mr")]
 pub struct ImportedMr {
     _domain: Arc<PdShared>,
     keys: MrKeys,

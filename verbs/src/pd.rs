@@ -290,9 +290,9 @@ impl<P: Provider> Pd<P> {
     /// The mlx5 driver requires a device with ODP. rxe does not support dma-bufs.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a length of 0 or a range beyond the address space;
-    /// [`Error::Unsupported`] if the device does not support dma-bufs; [`Error::Kernel`], for
-    /// example for a descriptor that is not a dma-buf.
+    /// - [`Error::Invalid`] for a length of 0 or a range beyond the address space.
+    /// - [`Error::Unsupported`] if the device does not support dma-bufs.
+    /// - [`Error::Kernel`], for example for a descriptor that is not a dma-buf.
     #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub fn register_dmabuf(
         &self,
@@ -368,9 +368,10 @@ impl<P: Provider> Pd<P> {
     /// Creates a queue pair in the state RESET.
     ///
     /// # Errors
-    /// [`Error::Limit`] for a depth or a number of SGEs above the device's limit;
-    /// [`Error::Invalid`] for queues of another context; [`Error::Unsupported`] for
-    /// [XRC](crate::XrcSend) if the device has none; [`Error::Kernel`].
+    /// - [`Error::Limit`] for a depth or a number of SGEs above the device's limit.
+    /// - [`Error::Invalid`] for queues of another context.
+    /// - [`Error::Unsupported`] for [XRC](crate::XrcSend) if the device has none.
+    /// - [`Error::Kernel`].
     #[doc(alias = "ibv_create_qp")]
     #[doc(alias = "ibv_create_qp_ex")]
     pub fn create_qp<T: Transport>(&self, init: &QpInit<'_, P>) -> Result<Qp<T, P>> {
@@ -391,9 +392,10 @@ impl<P: Provider> Pd<P> {
     /// Creates a shared receive queue of an XRC domain.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for 0 receives, a limit above their number, or a domain or completion
-    /// queue of another context; [`Error::Limit`] for a depth or a number of SGEs above the
-    /// device's limit; [`Error::Kernel`].
+    /// - [`Error::Invalid`] for 0 receives, a limit above their number, or a domain or completion
+    ///   queue of another context.
+    /// - [`Error::Limit`] for a depth or a number of SGEs above the device's limit.
+    /// - [`Error::Kernel`].
     #[doc(alias = "ibv_create_srq_ex")]
     pub fn create_xrc_srq(&self, init: &XrcSrqInit<'_, P>) -> Result<XrcSrq<P>> {
         XrcSrq::create(self, init)
@@ -402,9 +404,10 @@ impl<P: Provider> Pd<P> {
     /// Creates a receive work queue in the state RESET.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if the device has no work queues or does not support the flags;
-    /// [`Error::Invalid`] for 0 receives or a completion queue of another context; [`Error::Limit`]
-    /// for a depth or a number of SGEs above the device's limit; [`Error::Kernel`].
+    /// - [`Error::Unsupported`] if the device has no work queues or does not support the flags.
+    /// - [`Error::Invalid`] for 0 receives or a completion queue of another context.
+    /// - [`Error::Limit`] for a depth or a number of SGEs above the device's limit.
+    /// - [`Error::Kernel`].
     #[doc(alias = "ibv_create_wq")]
     pub fn create_wq(&self, init: &WqInit<'_, P>) -> Result<Wq<P>> {
         Wq::create(self, init)
@@ -413,9 +416,9 @@ impl<P: Provider> Pd<P> {
     /// Creates an RSS QP over work queues.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if the device has no RSS QPs or does not hash the fields;
-    /// [`Error::Invalid`] for a set of fields that no frame has, or a table of another context;
-    /// [`Error::Kernel`], for example without the capability `CAP_NET_RAW`.
+    /// - [`Error::Unsupported`] if the device has no RSS QPs or does not hash the fields.
+    /// - [`Error::Invalid`] for a set of fields that no frame has, or a table of another context.
+    /// - [`Error::Kernel`], for example without the capability `CAP_NET_RAW`.
     #[doc(alias = "ibv_create_qp_ex")]
     pub fn create_rss_qp(&self, init: &RssInit<'_, P>) -> Result<RssQp<P>> {
         RssQp::create(self, init)
@@ -428,9 +431,11 @@ impl<P: Provider> Pd<P> {
     /// for a reply to a received datagram.
     ///
     /// # Errors
-    /// [`Error::Invalid`] on RoCE without a global route, for a GID of zeros, or for a service
-    /// level or flow label of too many bits; [`Error::NoPort`]; [`Error::NoGid`];
-    /// [`Error::Kernel`], for example if there is no route to the peer.
+    /// - [`Error::Invalid`] on RoCE without a global route, for a GID of zeros, or for a service
+    ///   level or flow label of too many bits.
+    /// - [`Error::NoPort`].
+    /// - [`Error::NoGid`].
+    /// - [`Error::Kernel`], for example if there is no route to the peer.
     #[doc(alias = "ibv_create_ah")]
     #[doc(alias = "ibv_create_ah_from_wc")]
     pub fn create_ah(&self, attr: &AhAttr) -> Result<Ah<P>> {

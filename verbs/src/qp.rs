@@ -101,6 +101,7 @@ pub struct QpInit<'a, P: Provider = AnyProvider> {
     #[doc(alias = "MLX5_QP_FLAG_SCATTER_CQE")]
     #[doc(alias = "MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE")]
     #[doc(alias = "MLX5_SCATTER_TO_CQE")]
+    #[doc(alias = "mlx5dv_create_qp")]
     pub scatter_to_cqe: bool,
     /// Value reported in [asynchronous events](crate::AsyncEvent::Qp). For completions, use the
     /// `wr_id` of the requests; see [`WrId`](crate::WrId).
@@ -608,6 +609,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
 
     /// Starts a batch of sends; see [`SendHalf::start_send`].
     #[doc(alias = "ibv_wr_start")]
+    #[doc(alias = "ibv_qp_to_qp_ex")]
     #[inline]
     pub fn start_send(&mut self) -> Batch<'_, T, P> {
         Batch::new(&mut *self.sq, self.state)

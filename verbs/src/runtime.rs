@@ -557,7 +557,7 @@ impl<R, B, P: Provider> Unpin for Endpoint<R, B, P> {}
 /// The results of an endpoint's operations, in the order of completion.
 ///
 /// An item is as [`Endpoint::wait`] returns it. The stream ends when no operation is outstanding; after
-/// another post it goes on. It sleeps at once, without the polling of [`Spin`](owned::Spin).
+/// another post it continues. It sleeps at once, without the polling of [`Spin`](owned::Spin).
 #[cfg(feature = "futures")]
 impl<R: Readiness, B, P: Provider> futures_core::Stream for Endpoint<R, B, P> {
     type Item = Result<Done<B>, Failed<B>>;

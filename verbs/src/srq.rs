@@ -244,6 +244,7 @@ impl<P: Provider> Srq<P> {
     /// - [`Error::Invalid`]: `limit` is above the capacity.
     /// - [`Error::Kernel`]: the kernel rejects the command.
     #[doc(alias = "ibv_modify_srq")]
+    #[doc(alias = "IBV_SRQ_LIMIT")]
     pub fn set_limit(&mut self, limit: u32) -> Result<()> {
         const VERB: &str = "modify_srq";
         check_srq_limit(VERB, limit, self.capacity())?;
@@ -262,6 +263,7 @@ impl<P: Provider> Srq<P> {
     ///   its new memory cannot be used. Posting then fails with
     ///   [`PushError::QueueLost`](crate::PushError::QueueLost) until a resize succeeds.
     #[doc(alias = "ibv_modify_srq")]
+    #[doc(alias = "IBV_SRQ_MAX_WR")]
     pub fn resize(&mut self, max_wr: u32) -> Result<()> {
         const VERB: &str = "modify_srq";
         check_depth(VERB, max_wr, self.pd().context().limits().max_srq_wr)?;

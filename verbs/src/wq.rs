@@ -277,20 +277,20 @@ impl<P: Provider> Wq<P> {
         Ok(())
     }
 
-    /// Enables or disables VLAN tag stripping, in any state.
+    /// Enables or disables the stripping of VLAN tags (C-VLAN) from received frames, in any state.
     ///
     /// # Errors
     /// - [`Error::Unsupported`]: the device does not strip VLAN tags.
     /// - [`Error::Kernel`]: the kernel rejects the command.
     #[doc(alias = "ibv_modify_wq")]
     #[doc(alias = "IBV_WQ_FLAGS_CVLAN_STRIPPING")]
-    pub fn strip_vlan(&mut self, strip: bool) -> Result<()> {
+    pub fn set_cvlan_stripping(&mut self, on: bool) -> Result<()> {
         let (context, which) = (self.shared.pd.context(), WqFlags::CVLAN_STRIPPING);
         let attr = &context.inner().device_attr;
         if let Some(feature) = unsupported_flags(which, attr.raw_packet_caps, attr.device_cap_flags_ex) {
             return Err(Error::unsupported(MODIFY, feature));
         }
-        let flags = if strip { which } else { WqFlags::empty() };
+        let flags = if on { which } else { WqFlags::empty() };
         // SAFETY: `self` owns the WQ, and its state is unchanged.
         unsafe { context.provider().modify_wq(self.shared.handle, WqChange::Flags { which, flags }) }
             .map_err(|reason| Error::create(MODIFY, format!("WQ {:#x}, {flags:?}", self.wq_num), reason))
@@ -437,7 +437,7 @@ impl<P: Provider> WqShared<P> {
 impl<P: Provider> Drop for WqShared<P> {
     fn drop(&mut self) {
         if self.released.get() {
-            // The kernel object goes on to exist: its ring is leaked. The caller may free the memory of
+            // The kernel object still exists: its ring is leaked. The caller may free the memory of
             // its receives after it has destroyed the object.
             self.leak_ring();
         } else if !self.destroyed {

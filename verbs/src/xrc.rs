@@ -15,6 +15,7 @@ use crate::{
 };
 
 /// How an XRC domain is shared between processes.
+#[doc(alias = "ibv_xrcd_init_attr")]
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum XrcdShare<'a> {

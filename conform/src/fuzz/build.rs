@@ -157,7 +157,7 @@ impl Machine<'_> {
     ) {
         let Some(payload) = payload else { return };
         if let Some(info) = payload.request {
-            let bytes = fill(info, choices, &self.surroundings, &mut |_, _| None);
+            let bytes = fill(info, choices, &self.environment, &mut |_, _| None);
             call.slots.push(Slot::input(UHW_IN, &bytes));
         }
         if let Some(info) = payload.response {
@@ -175,9 +175,9 @@ impl Machine<'_> {
         depth: usize,
     ) -> Step<Option<Slot>> {
         let id = info.id;
-        let surroundings = self.surroundings;
+        let environment = self.environment;
         let number = |kind: Option<FieldKind>, choices: &mut Choices<'_>| {
-            plausible(method.rust, info.rust, kind, choices, &surroundings)
+            plausible(method.rust, info.rust, kind, choices, &environment)
         };
         Ok(Some(match info.kind {
             AttributeKind::Handle { access: Access::New, .. }
@@ -224,7 +224,7 @@ impl Machine<'_> {
             AttributeKind::Input { size, payload } => {
                 let len = length(size, choices);
                 let mut bytes = match payload {
-                    Some(FieldKind::Struct(info)) => fill(info, choices, &surroundings, &mut |_, _| None),
+                    Some(FieldKind::Struct(info)) => fill(info, choices, &environment, &mut |_, _| None),
                     Some(FieldKind::Array(..) | FieldKind::Unsigned(1)) if info.rust == "CMD_IN" => {
                         let opcode = choices.among(&MAILBOXES).unwrap_or(0);
                         let mut bytes = opcode.to_be_bytes().to_vec();
@@ -264,8 +264,8 @@ impl Machine<'_> {
             let handle = if wanted { self.object(file, class.0, choices, depth)? } else { None };
             handles.push((name, handle));
         }
-        let surroundings = self.surroundings;
-        let mut bytes = fill(info, choices, &surroundings, &mut |name, _| {
+        let environment = self.environment;
+        let mut bytes = fill(info, choices, &environment, &mut |name, _| {
             handles.iter().find(|(of, _)| *of == name).map(|(_, handle)| handle.unwrap_or(0))
         });
         self.complete(file, command, info, &mut bytes, &handles, choices, depth)?;
@@ -351,7 +351,7 @@ impl Machine<'_> {
         let payload = self.places.driver.command_payload(command.number);
         let info = payload.and_then(|payload| payload.request);
         let driver_request =
-            info.map_or_else(Vec::new, |info| fill(info, choices, &self.surroundings, &mut |_, _| None));
+            info.map_or_else(Vec::new, |info| fill(info, choices, &self.environment, &mut |_, _| None));
         Ok(Written {
             command,
             request,

@@ -10,7 +10,7 @@ use crate::call::{Call, Payload, Slot};
 
 use super::facts::Name;
 use super::program::Fault;
-use super::values::{Surroundings, extreme, is_confined, leaves};
+use super::values::{Environment, extreme, is_confined, leaves};
 
 /// Objects that a fault can name.
 pub(super) struct Objects {
@@ -36,15 +36,15 @@ pub(super) fn apply_all(
     faults: &[Fault],
     driver: Driver,
     objects: &Objects,
-    surroundings: &Surroundings,
+    environment: &Environment,
 ) {
-    faults.iter().for_each(|fault| apply(call, fault, driver, objects, surroundings));
+    faults.iter().for_each(|fault| apply(call, fault, driver, objects, environment));
     if faults.iter().any(|fault| matches!(fault, Fault::Method(_) | Fault::Object(_))) {
-        confine(call, surroundings);
+        confine(call, environment);
     }
 }
 
-fn apply(call: &mut Call, fault: &Fault, driver: Driver, objects: &Objects, surroundings: &Surroundings) {
+fn apply(call: &mut Call, fault: &Fault, driver: Driver, objects: &Objects, environment: &Environment) {
     let count = call.slots.len();
     let slot = |at: u8| usize::from(at) % count.max(1);
     match *fault {
@@ -79,7 +79,7 @@ fn apply(call: &mut Call, fault: &Fault, driver: Driver, objects: &Objects, surr
         }
         Fault::Value(at, field, choice) => {
             let info = layout(call, slot(at), driver);
-            value(&mut call.slots[slot(at)], info, field, choice, surroundings);
+            value(&mut call.slots[slot(at)], info, field, choice, environment);
         }
         Fault::Stale(at, which) => name(call, at, driver, pick(&objects.gone, which)),
         Fault::OtherClass(at, which) => name(call, at, driver, pick(&objects.live, which)),
@@ -97,14 +97,14 @@ fn resize(slot: &mut Slot, len: u16) {
 }
 
 /// Numbers in attributes of another method may become addresses that the kernel writes to.
-fn confine(call: &mut Call, surroundings: &Surroundings) {
+fn confine(call: &mut Call, environment: &Environment) {
     for slot in &mut call.slots {
         match &mut slot.payload {
-            Payload::None if !is_confined(slot.raw.data, surroundings) => slot.raw.data &= 0xfff,
+            Payload::None if !is_confined(slot.raw.data, environment) => slot.raw.data &= 0xfff,
             Payload::Input(bytes) if slot.raw.len <= 8 => {
                 bytes.resize(8, 0);
                 let number = u64::from_ne_bytes(std::array::from_fn(|i| bytes[i]));
-                if !is_confined(number, surroundings) {
+                if !is_confined(number, environment) {
                     bytes.copy_from_slice(&(number & 0xfff).to_ne_bytes());
                 }
             }
@@ -144,23 +144,23 @@ fn value(
     info: Option<&'static StructInfo>,
     field: u8,
     choice: u8,
-    surroundings: &Surroundings,
+    environment: &Environment,
 ) {
     match &mut slot.payload {
         // A handle of more than 32 bits, or an extreme value.
         Payload::None if choice & 0xc0 == 0xc0 => slot.raw.data |= 1 << 32,
         Payload::None => {
-            slot.raw.data = extreme(if choice & 0x80 == 0 { 4 } else { 8 }, choice, surroundings);
+            slot.raw.data = extreme(if choice & 0x80 == 0 { 4 } else { 8 }, choice, environment);
         }
         Payload::Output(_) => {}
         Payload::Input(bytes) => match info {
-            Some(info) => set_field(info, bytes, field, choice, surroundings),
+            Some(info) => set_field(info, bytes, field, choice, environment),
             None if bytes.len() <= 8 => {
-                let value = extreme(bytes.len(), choice, surroundings).to_le_bytes();
+                let value = extreme(bytes.len(), choice, environment).to_le_bytes();
                 let len = bytes.len();
                 bytes.copy_from_slice(&value[..len]);
             }
-            // The layout is unknown. Eight equal bytes are no address of user space.
+            // The layout is unknown. Eight equal bytes are not an address of user space.
             None => bytes.fill(if choice & 1 == 0 { 0xff } else { 0 }),
         },
     }
@@ -173,7 +173,7 @@ pub(super) fn set_field(
     bytes: &mut [u8],
     field: u8,
     choice: u8,
-    surroundings: &Surroundings,
+    environment: &Environment,
 ) {
     let mut fields = Vec::new();
     leaves(info, 0, &mut |_, field, at| {
@@ -182,7 +182,7 @@ pub(super) fn set_field(
         }
     });
     if let Some(&(at, size)) = pick(&fields, field) {
-        let value = extreme(size, choice, surroundings).to_le_bytes();
+        let value = extreme(size, choice, environment).to_le_bytes();
         bytes[at..at + size].copy_from_slice(&value[..size]);
     }
 }

@@ -27,7 +27,7 @@ use super::memory::Memory;
 use super::places::{Place, Places, created};
 use super::program::{Action, CallAction, Choices, Fault};
 use super::recorder::Recorder;
-use super::values::Surroundings;
+use super::values::Environment;
 use super::{Broken, Rule};
 
 pub(super) type Step<T> = Result<T, Broken>;
@@ -83,13 +83,13 @@ pub(super) struct Machine<'t> {
     pub(super) target: &'t dyn Target,
     pub(super) series: Since,
     pub(super) places: &'t Places,
-    pub(super) surroundings: Surroundings,
+    pub(super) environment: Environment,
     pub(super) counts: Counts,
     pub(super) excluded: BTreeMap<&'static str, u64>,
     pub(super) slowest: Duration,
     limit: Duration,
     pub(super) recorder: Recorder,
-    /// The memory of `surroundings`. Only the kernel accesses it.
+    /// The memory of `environment`. Only the kernel accesses it.
     _memory: Memory,
     opened: i32,
 }
@@ -112,13 +112,13 @@ impl<'t> Machine<'t> {
         recorder: Recorder,
     ) -> Result<Self, String> {
         let memory = Memory::new().map_err(|errno| format!("no memory: {errno}"))?;
-        let surroundings = Surroundings { memory: memory.start(), gid: [0; 16] };
+        let environment = Environment { memory: memory.start(), gid: [0; 16] };
         Ok(Self {
             files: Vec::new(),
             target,
             series,
             places,
-            surroundings,
+            environment,
             counts: Counts::new(),
             excluded: BTreeMap::new(),
             slowest: Duration::ZERO,
@@ -143,7 +143,7 @@ impl<'t> Machine<'t> {
             && let Some(gid) =
                 call.slot(QueryGidEntry::RESP_ENTRY.id()).and_then(|slot| slot.bytes().first_chunk())
         {
-            self.surroundings.gid = *gid;
+            self.environment.gid = *gid;
         }
         for class in (0..=ObjectClass::DMABUF.0).chain(0x1000..0x1010) {
             self.make(0, class, 1)?;
@@ -300,11 +300,11 @@ impl<'t> Machine<'t> {
         let objects = self.objects(file);
         match &mut sent {
             Sent::Ioctl(call) => {
-                faults::apply_all(call, faults, self.places.driver, &objects, &self.surroundings);
+                faults::apply_all(call, faults, self.places.driver, &objects, &self.environment);
             }
             Sent::Write(written) => {
                 for fault in faults {
-                    apply_to_written(written, fault, &objects, &self.surroundings);
+                    apply_to_written(written, fault, &objects, &self.environment);
                 }
             }
         }
@@ -640,7 +640,7 @@ fn new_handle(call: &Call, places: &Places) -> Option<u64> {
 }
 
 /// Changes a command that is written. It has no attributes: only some faults apply.
-fn apply_to_written(written: &mut Written, fault: &Fault, objects: &Objects, surroundings: &Surroundings) {
+fn apply_to_written(written: &mut Written, fault: &Fault, objects: &Objects, environment: &Environment) {
     let info = written.command.request;
     let mut name = |object: Option<&Name>| {
         if let (Some((_, handle)), Some(info)) = (object, info) {
@@ -653,7 +653,7 @@ fn apply_to_written(written: &mut Written, fault: &Fault, objects: &Objects, sur
         Fault::Foreign(_, which) => name(faults::pick(&objects.foreign, which)),
         Fault::Value(_, field, choice) => {
             if let Some(info) = info {
-                faults::set_field(info, &mut written.request, field, choice, surroundings);
+                faults::set_field(info, &mut written.request, field, choice, environment);
             }
         }
         Fault::Length(_, len) => written.request.resize(usize::from(len).min(1024), 0),

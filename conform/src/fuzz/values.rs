@@ -7,7 +7,7 @@ use super::program::Choices;
 
 /// What the values of a call depend on.
 #[derive(Clone, Copy)]
-pub(super) struct Surroundings {
+pub(super) struct Environment {
     /// The address of the memory for calls.
     pub(super) memory: u64,
     /// A GID of the port, for paths to the port itself.
@@ -118,21 +118,21 @@ pub(super) fn transition(choices: &mut Choices<'_>) -> (u64, u64) {
 const EXTREMES: [u64; 14] =
     [0, 1, 2, 7, 255, 256, 4095, 4096, 0xffff, 0x1_0000, 0x00ff_ffff, 0x7fff_ffff, 0x8000_0000, 0xffff_ffff];
 
-/// An extreme value. Those of 8 bytes are no address of this process's memory, but for the memory of
+/// An extreme value. Values of 8 bytes are not an address of this process's memory, except the memory of
 /// calls: the kernel may write to the address in such a field.
-pub(super) fn extreme(size: usize, choice: u8, surroundings: &Surroundings) -> u64 {
+pub(super) fn extreme(size: usize, choice: u8, environment: &Environment) -> u64 {
     let index = usize::from(choice);
     if size < 8 {
         return EXTREMES[index % EXTREMES.len()];
     }
-    let last = surroundings.memory + LENGTH as u64;
+    let last = environment.memory + LENGTH as u64;
     let wide = [
         0,
         1,
         0x10,
         0xfff,
-        surroundings.memory,
-        surroundings.memory + 1,
+        environment.memory,
+        environment.memory + 1,
         last - 1,
         last - 4096,
         1 << 63,
@@ -145,8 +145,8 @@ pub(super) fn extreme(size: usize, choice: u8, surroundings: &Surroundings) -> u
 
 /// Whether a number can't be the address of memory that belongs to other parts of this process: it is
 /// below `vm.mmap_min_addr`, not an address of user space, or in the memory of calls.
-pub(super) fn is_confined(number: u64, surroundings: &Surroundings) -> bool {
-    let within = surroundings.memory..surroundings.memory + LENGTH as u64;
+pub(super) fn is_confined(number: u64, environment: &Environment) -> bool {
+    let within = environment.memory..environment.memory + LENGTH as u64;
     number < 0x1000 || number >> 47 != 0 || within.contains(&number)
 }
 
@@ -156,13 +156,13 @@ pub(super) fn plausible(
     name: &str,
     kind: Option<FieldKind>,
     choices: &mut Choices<'_>,
-    surroundings: &Surroundings,
+    environment: &Environment,
 ) -> u64 {
     let name = name.to_lowercase();
     if ADDRESSES.contains(&name.as_str()) {
         let page = u64::from(choices.next()) % 16;
         // The doorbell record and the queue of an object of mlx5 are apart.
-        let base = surroundings.memory + if name == "db_addr" { LENGTH as u64 / 2 } else { 0 };
+        let base = environment.memory + if name == "db_addr" { LENGTH as u64 / 2 } else { 0 };
         return base + page * 4096;
     }
     let owned = VALUES
@@ -209,7 +209,7 @@ pub(super) fn leaves(
 pub(super) fn fill(
     info: &'static StructInfo,
     choices: &mut Choices<'_>,
-    surroundings: &Surroundings,
+    environment: &Environment,
     handle: &mut dyn FnMut(&'static str, &mut Choices<'_>) -> Option<u64>,
 ) -> Vec<u8> {
     let mut bytes = vec![0; info.size];
@@ -217,12 +217,12 @@ pub(super) fn fill(
         let Some(target) = bytes.get_mut(at..at + field.size) else { return };
         match field.kind {
             FieldKind::Array(..) if field.rust == "dgid" || field.rust == "gid" => {
-                target.copy_from_slice(&surroundings.gid[..field.size.min(16)]);
+                target.copy_from_slice(&environment.gid[..field.size.min(16)]);
             }
             FieldKind::Array(..) | FieldKind::Struct(_) => {}
             kind => {
                 let value = handle(field.rust, choices)
-                    .unwrap_or_else(|| plausible(owner.rust, field.rust, Some(kind), choices, surroundings));
+                    .unwrap_or_else(|| plausible(owner.rust, field.rust, Some(kind), choices, environment));
                 let value = match kind {
                     FieldKind::BigEndian(size) => value.swap_bytes() >> (64 - 8 * size),
                     _ => value,
@@ -240,22 +240,22 @@ mod tests {
 
     #[test]
     fn extreme_values_are_no_addresses_of_this_process() {
-        let surroundings = Surroundings { memory: 0x7f00_0000_0000, gid: [0; 16] };
-        let here = std::ptr::from_ref(&surroundings).addr() as u64;
-        assert!(!is_confined(here, &surroundings) && is_confined(0x7f00_0000_0001, &surroundings));
+        let environment = Environment { memory: 0x7f00_0000_0000, gid: [0; 16] };
+        let here = std::ptr::from_ref(&environment).addr() as u64;
+        assert!(!is_confined(here, &environment) && is_confined(0x7f00_0000_0001, &environment));
         for choice in 0..=u8::MAX {
-            let value = extreme(8, choice, &surroundings);
-            assert!(is_confined(value, &surroundings), "{value:#x}");
+            let value = extreme(8, choice, &environment);
+            assert!(is_confined(value, &environment), "{value:#x}");
         }
     }
 
     #[test]
     fn choice_zero_gives_the_usual_value() {
-        let surroundings = Surroundings { memory: 0x7f00_0000_0000, gid: [0; 16] };
-        let value = |owner, name| plausible(owner, name, None, &mut Choices::new(&[]), &surroundings);
+        let environment = Environment { memory: 0x7f00_0000_0000, gid: [0; 16] };
+        let value = |owner, name| plausible(owner, name, None, &mut Choices::new(&[]), &environment);
         assert_eq!(value("QpCreate", "TYPE"), 2);
         assert_eq!(value("SrqCreate", "TYPE"), 0);
-        assert_eq!(value("RegMrReq", "start"), surroundings.memory);
+        assert_eq!(value("RegMrReq", "start"), environment.memory);
         assert_eq!(value("CqCreate", "CQE"), 16);
     }
 }

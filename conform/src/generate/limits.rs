@@ -51,11 +51,11 @@ fn created_size(asked: u32) -> Expect {
 }
 
 /// Judges the sizes that the creation of a queue and a query returned.
-fn sizes(session: &mut Session<'_>, what: &str, asked: u32, told: u32, queried: u32) -> Step<()> {
+fn sizes(session: &mut Session<'_>, what: &str, asked: u32, granted: u32, queried: u32) -> Step<()> {
     value(session, what, room(asked), queried.into())?;
     let expected = created_size(asked).on(session.series);
     session
-        .compare(&format!("{what} of a creation with {asked}"), expected, Answer::Value(told.into()))
+        .compare(&format!("{what} of a creation with {asked}"), expected, Answer::Value(granted.into()))
         .map(drop)
 }
 
@@ -377,17 +377,17 @@ fn of_queries(checks: &mut Vec<Check>) {
                 session.prepare(&mut call)?;
                 let handle = session.made(&call, ObjectClass::QP, QpCreate::HANDLE.id());
                 let bytes = call.slot(QpCreate::RESP_CAP.id()).map(Slot::bytes).unwrap_or_default();
-                let told = bytes.as_chunks::<4>().0.get(position).map(|word| u32::from_ne_bytes(*word));
-                let Some(told) = told else { return fail("the creation reported no capabilities") };
-                if told < asked {
-                    return fail(format!("{what}: {asked} requested, {told} made"));
+                let granted = bytes.as_chunks::<4>().0.get(position).map(|word| u32::from_ne_bytes(*word));
+                let Some(granted) = granted else { return fail("the creation reported no capabilities") };
+                if granted < asked {
+                    return fail(format!("{what}: {asked} requested, {granted} granted"));
                 }
                 let qp = Qp::of(session, handle, QpType::RC)?;
                 let response = qp.query(session)?;
                 if is_queue {
-                    return sizes(session, what, asked, told, returned(&response));
+                    return sizes(session, what, asked, granted, returned(&response));
                 }
-                value(session, what, told.into(), returned(&response).into())
+                value(session, what, granted.into(), returned(&response).into())
             }));
         }
     }
@@ -399,9 +399,9 @@ fn of_queries(checks: &mut Vec<Check>) {
             session.prepare(&mut call)?;
             let mut request = QuerySrqReq::new_zeroed();
             request.srq_handle = session.made(&call, ObjectClass::SRQ, SrqCreate::HANDLE.id());
-            let told = call.u32_of(SrqCreate::RESP_MAX_WR.id());
+            let granted = call.u32_of(SrqCreate::RESP_MAX_WR.id());
             let response: QuerySrqResp = session.invoke::<write::QuerySrq>(&request)?;
-            sizes(session, "max_wr", asked, told, response.max_wr)
+            sizes(session, "max_wr", asked, granted, response.max_wr)
         }));
         let name = format!("query::Cq::cqe::{}-{asked}", rule.id());
         checks.push(Check::new(name, rule, Answer::Ok, move |session| {
@@ -410,9 +410,9 @@ fn of_queries(checks: &mut Vec<Check>) {
             let mut call = session.cq_call(asked);
             session.prepare(&mut call)?;
             session.made(&call, ObjectClass::CQ, CqCreate::HANDLE.id());
-            let told = call.u32_of(CqCreate::RESP_CQE.id());
+            let granted = call.u32_of(CqCreate::RESP_CQE.id());
             session.compare(&"whether the CQ has the requested entries", Answer::Value(1), {
-                Answer::Value((told >= asked).into())
+                Answer::Value((granted >= asked).into())
             })?;
             Ok(())
         }));

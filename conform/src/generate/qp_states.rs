@@ -116,7 +116,7 @@ fn accepts(from: QpState, to: QpState, qp_type: QpType, mask: Mask) -> bool {
     if mask.contains(Mask::CUR_STATE) && !sends {
         return false;
     }
-    // The core adds the port to a path, except on the way to RTR.
+    // The core adds the port to a path, except in a transition to RTR.
     let port = if mask.contains(Mask::AV) && to != QpState::RTR { Mask::PORT } else { Mask::empty() };
     table(from, to, qp_type).is_some_and(|(required, optional)| {
         mask.contains(required) && ((mask | port) & !(required | optional | Mask::STATE)).is_empty()
@@ -178,7 +178,7 @@ impl Qp {
 
     /// Brings the QP to a state by valid requests.
     pub(crate) fn to(&mut self, session: &mut Session<'_>, state: QpState) -> Step<()> {
-        let way: &[QpState] = match state {
+        let path: &[QpState] = match state {
             QpState::RESET => &[],
             QpState::INIT => &[QpState::INIT],
             QpState::RTR => &[QpState::INIT, QpState::RTR],
@@ -187,9 +187,9 @@ impl Qp {
             QpState::ERR => &[QpState::INIT, QpState::ERR],
             _ => return skip("no request brings a QP to this state"),
         };
-        for next in way {
+        for next in path {
             let Some((required, _)) = table(self.state, *next, self.qp_type) else {
-                return fail("the way has no such transition");
+                return fail("the state table has no such transition");
             };
             let request = self.request(*next, required | Mask::STATE);
             session.invoke::<write::ModifyQp>(&request)?;
@@ -251,7 +251,7 @@ impl Qp {
         let expected = if moved { request.qp_state } else { self.state };
         let state = self.query(session)?.qp_state;
         if state != expected {
-            return fail(format!("the QP is in {state:?} behind the call, expected {expected:?}"));
+            return fail(format!("the QP is in {state:?} after the call, expected {expected:?}"));
         }
         Ok(())
     }

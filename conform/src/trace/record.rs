@@ -131,8 +131,8 @@ impl Record {
         Some(decode_with(message, &self.request, self.driver(), &Payloads(&[&self.inputs])))
     }
 
-    /// What the kernel returned: the ioctl with its outputs, a response, events, a datagram. `None`
-    /// if it returned nothing.
+    /// The answer of the kernel: the ioctl with its outputs, a response, events, a datagram. `None`
+    /// if there is none.
     #[must_use]
     pub fn after(&self) -> Option<Decoded> {
         if self.answer.is_empty() {

@@ -186,7 +186,7 @@ pub(super) fn start(command: &[CString], filtered: bool, mask: &SigSet) -> io::R
     if let ForkResult::Parent { child } = unsafe { fork() }? {
         return Ok(child.as_raw());
     }
-    // SAFETY: the default handler is no code of this process.
+    // SAFETY: the default handler runs no code of this process.
     let _ = unsafe { signal(Signal::SIGPIPE, SigHandler::SigDfl) };
     let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(mask), None);
     let _ = raise(Signal::SIGSTOP);

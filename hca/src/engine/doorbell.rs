@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn doorbell_and_blueflame_writes_are_told_apart() {
+    fn doorbell_and_blueflame_writes_are_distinguished() {
         let mut block = [0; 64];
         block[..8].copy_from_slice(&[0, 0, 1, 0x0a, 0, 0, 0x4c, 3]);
         assert_eq!(Doorbell::decode(SEND, &block[..8]), Some(Doorbell::Send { qp: 0x4c, blueflame: None }));

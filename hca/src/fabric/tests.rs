@@ -91,7 +91,7 @@ fn packets_cross_a_tree_of_three_fabrics() {
 }
 
 #[test]
-fn malformed_peer_is_disconnected_alone() {
+fn only_the_malformed_peer_is_disconnected() {
     let fabric = Fabric::new();
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let (good, other_end) = UnixStream::pair().unwrap();

@@ -44,6 +44,7 @@ impl Mlx5Sq {
     ///
     /// The device executes the segments. Memory that they name must stay registered and unaliased,
     /// as the operation requires, until the request is complete or the queue pair is destroyed.
+    #[doc(alias = "mlx5dv_wr_raw_wqe")]
     pub unsafe fn push_raw_wqe(&mut self, request: &RawWqe<'_>) -> Result<(), PushError> {
         let RawWqe { wr_id, opcode, imm, flags, segments } = *request;
         // The control segment counts as well.

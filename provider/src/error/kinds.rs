@@ -1,4 +1,4 @@
-//! What a device does not support, and the limits that a request can exceed.
+//! Features that a device may lack, and limits that a request can exceed.
 
 use std::fmt;
 

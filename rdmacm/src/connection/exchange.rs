@@ -66,7 +66,7 @@ impl Route {
     /// ```
     ///
     /// # Errors
-    /// - [`Error::PeerAddress`]: the private data of the response is no address. The response is
+    /// - [`Error::PeerAddress`]: the private data of the response is not an `Address`. The response is
     ///   rejected.
     /// - [`Error::Verbs`]: those of `connect`. The response is rejected.
     /// - [`Error::Rejected`], [`Error::Unreachable`], [`Error::Disconnected`], [`Error::TimedOut`]; those
@@ -102,10 +102,10 @@ impl Incoming {
     /// # Errors
     /// The request is rejected then, and the queue dropped.
     ///
-    /// - [`Error::PeerAddress`]: the private data of the request is no address.
+    /// - [`Error::PeerAddress`]: the private data of the request is not an `Address`.
     /// - [`Error::Verbs`]: those of `answer`.
     /// - [`Error::Rejected`], [`Error::Unreachable`], [`Error::Disconnected`], [`Error::TimedOut`]
-    /// - Those of [`CmId::accept`](crate::CmId::accept).
+    /// - The errors of [`CmId::accept`](crate::CmId::accept).
     #[doc(alias = "rdma_accept")]
     pub fn exchange<T>(
         self,
@@ -141,7 +141,7 @@ impl Connector {
     ///
     /// # Errors
     /// - [`Error::Invalid`]: the hub is on another device than the route to the peer.
-    /// - Those of [`Route::resolve`], [`Hub::connection_with`] and [`Route::exchange`].
+    /// - The errors of [`Route::resolve`], [`Hub::connection_with`] and [`Route::exchange`].
     pub fn connect_on<B, P: Provider>(
         &self,
         hub: &Hub<B, P>,
@@ -158,11 +158,11 @@ impl Connector {
     }
 
     /// Connects a client of [`bareverbs::owned::server`] to its server, which admits it by
-    /// [`Listener::admit`]. The connection tells when the server's process is gone, by
-    /// [`Connection::wait_disconnected`]; the client ends by itself as always.
+    /// [`Listener::admit`]. [`Connection::wait_disconnected`] reports the end of the server's process;
+    /// the client notices it by its keepalive too.
     ///
     /// # Errors
-    /// Those of [`Route::resolve`] and [`Route::exchange`].
+    /// The errors of [`Route::resolve`] and [`Route::exchange`].
     pub fn connect_client<B: Source, P: Provider>(
         &self,
         client: &Client<B, P>,
@@ -181,7 +181,7 @@ impl Listener {
     ///
     /// # Errors
     /// - [`Error::Invalid`]: the hub is on another device than the request.
-    /// - Those of [`Listener::get_request`], [`Hub::connection_with`] and [`Incoming::exchange`].
+    /// - The errors of [`Listener::get_request`], [`Hub::connection_with`] and [`Incoming::exchange`].
     pub fn accept_on<B, P: Provider>(
         &self,
         hub: &Hub<B, P>,
@@ -200,11 +200,11 @@ impl Listener {
     }
 
     /// Waits for a request of a client and admits it to a server of [`bareverbs::owned::server`]. The
-    /// client connects by [`Connector::connect_client`]. The connection tells when the client's process
-    /// is gone, by [`Connection::wait_disconnected`]; the peer ends by itself as always.
+    /// client connects by [`Connector::connect_client`]. [`Connection::wait_disconnected`]
+    /// reports the end of the client's process; the server notices it by its keepalive too.
     ///
     /// # Errors
-    /// Those of [`Listener::get_request`], [`Handle::admit`] and [`Incoming::exchange`]. A client that
+    /// The errors of [`Listener::get_request`], [`Handle::admit`] and [`Incoming::exchange`]. A client that
     /// was admitted is closed then.
     pub fn admit<B: Source, P: Provider>(
         &self,

@@ -171,7 +171,7 @@ impl DatagramSocket {
     /// [`DatagramError::Cm`] with
     /// - [`Error::Name`]: the name was not resolved.
     /// - [`Error::System`] with `ENETUNREACH`: there is no route.
-    /// - [`Error::Address`] or [`Error::Command`] with `ENODEV`: the route leads over no RDMA device.
+    /// - [`Error::Address`] or [`Error::Command`] with `ENODEV`: the network interface of the route has no RDMA device.
     #[doc(alias = "rconnect")]
     pub fn connect(&mut self, peer: impl ToSocketAddrs) -> Result<()> {
         let mut failed = None;
@@ -239,7 +239,7 @@ impl DatagramSocket {
     /// - [`DatagramError::Cm`] with [`Error::System`]: the UDP socket refused a lookup. `ECONNREFUSED`:
     ///   the peer of a connected socket has no socket.
     /// - [`DatagramError::Cm`] with [`Error::Verbs`]: a send has failed. See [Failure](Self#failure).
-    /// - Those of [`connect`](Self::connect).
+    /// - The errors of [`connect`](Self::connect).
     #[doc(alias = "rsendto")]
     pub fn send_to(&mut self, message: &[u8], peer: SocketAddr) -> Result<()> {
         let (peer, end) = (plain(peer), Deadline::new(self.write_timeout));

@@ -52,7 +52,7 @@ impl Header {
     }
 
     /// The sender of a message and the bytes behind its header. `None`: the message has no valid
-    /// header. The flow information of IPv6 is left out: it is no part of an address. The scope of a
+    /// header. The flow information of IPv6 is left out: it is not part of an address. The scope of a
     /// link-local address is that of the receiver, `scope`.
     pub(super) fn parse(message: &[u8], scope: u32) -> Option<(SocketAddr, &[u8])> {
         let (kind, _) = message.split_first_chunk::<2>()?;
@@ -141,8 +141,8 @@ impl Lookup {
         }
     }
 
-    /// The header of a UDP message from `sender`, and the bytes behind it. `None`: it is no lookup of
-    /// the sender's family.
+    /// The header of a UDP message from `sender`, and the bytes behind it. `None`: it is not a lookup
+    /// of the sender's family.
     pub(super) fn parse(message: &[u8], sender: SocketAddr) -> Option<(Self, &[u8])> {
         let (version, len) = if sender.is_ipv4() { LOOKUP_V4 } else { LOOKUP_V6 };
         let (head, data) = message.split_at_checked(len)?;

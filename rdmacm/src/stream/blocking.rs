@@ -41,7 +41,7 @@ pub struct RdmaStream<P: Provider = AnyProvider> {
     pub(super) shared: Arc<Shared<P>>,
 }
 
-/// What a [stream](RdmaStream::readiness) can do without waiting.
+/// The [readiness](RdmaStream::readiness) of a stream: the calls that do not wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Readiness {
@@ -195,7 +195,7 @@ impl<P: Provider> RdmaStream<P> {
     /// were written.
     ///
     /// # Errors
-    /// [`StreamError::Verbs`]. A stream that has ended is no error.
+    /// [`StreamError::Verbs`]. A stream that has ended is not an error.
     #[doc(alias = "rshutdown")]
     pub fn shutdown(&self, how: Shutdown) -> Result<()> {
         self.shared.shutdown(how)

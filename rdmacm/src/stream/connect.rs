@@ -156,7 +156,7 @@ impl RdmaStream {
     ///   ends during the handshake rejects, too.
     /// - [`StreamError::Cm`] with [`Error::Disconnected`]: the peer ended the connection during the
     ///   handshake.
-    /// - [`StreamError::Offer`]: the listener is no rsocket.
+    /// - [`StreamError::Offer`]: the listener is not an rsocket.
     #[doc(alias = "rconnect")]
     pub fn connect(peer: impl ToSocketAddrs) -> Result<Self> {
         StreamOptions::default().connect(peer)
@@ -238,8 +238,8 @@ impl RdmaListener {
 
     /// Waits for a stream at most for `limit`; `None` if none came.
     ///
-    /// A request that is not one of a stream is rejected, and the wait goes on. So it does if the peer
-    /// has given up before it is accepted.
+    /// A request that is not one of a stream is rejected, and the wait continues. It also
+    /// continues if the peer has given up before it is accepted.
     ///
     /// # Errors
     /// - [`StreamError::Verbs`], [`StreamError::Cm`]: the stream could not be created, for example
@@ -257,7 +257,7 @@ impl RdmaListener {
             let mut request = steps::request(wait, &self.id).await?;
             request.move_to_own_channel()?;
             match self.admit(request) {
-                // Another kind of peer is no error of the listener.
+                // A peer that is not a stream does not fail the listener.
                 Err(StreamError::Offer(_)) => {}
                 Err(error) if is_of_lost_peer(&error) => {}
                 admitted => return admitted,

@@ -42,7 +42,7 @@ pub enum ProtocolError {
     #[error("the peer sent a message without immediate data")]
     MissingImmediate,
     /// Immediate data without a defined meaning.
-    #[error("the peer sent immediate data {0:#010x}, which is no `RS_OP_*` of rsocket")]
+    #[error("the peer sent immediate data {0:#010x}, which is not an `RS_OP_*` of rsocket")]
     UnknownImmediate(u32),
     /// An entry beyond the iomap table of this side.
     #[error("the peer wrote entry {index} of an iomap table of {entries}")]
@@ -61,7 +61,7 @@ pub enum ProtocolError {
 #[non_exhaustive]
 pub enum StreamError {
     /// The peer's private data is not that of a stream.
-    #[error("the peer is no rsocket stream: {0}")]
+    #[error("the peer is not an rsocket stream: {0}")]
     Offer(#[from] OfferError),
     /// The peer broke the protocol.
     #[error("{0}")]

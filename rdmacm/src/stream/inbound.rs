@@ -32,7 +32,7 @@ pub(super) struct Inbound {
     limit: u16,
     /// The next grant of credits alone is due when `consumed` reaches this.
     mark: u16,
-    /// The half that is granted next, 0 or 1, and the entry of the peer's table that tells it.
+    /// The half that is granted next, 0 or 1, and the entry of the peer's table that announces it.
     next: u32,
 }
 

@@ -81,7 +81,7 @@ impl Link {
     fn take(&mut self, event: Event) -> Result<()> {
         match event.kind {
             EventKind::Established(_) => self.established = true,
-            // Of an established connection, it tells of a neighbour's new MAC address only.
+            // After ESTABLISHED, it only reports a new MAC address of a neighbour.
             EventKind::Unreachable(Unreachable::Errno(errno)) | EventKind::ConnectError(errno)
                 if !self.established =>
             {

@@ -59,7 +59,7 @@ impl<T: Piece> SendRing<T> {
         let Err(part) = self.free.try_join(part) else { return };
         match &mut self.wrapped {
             None => self.wrapped = Some(part),
-            // A part that is no neighbour of either would be lost until the ring is dropped. Parts
+            // A part that is not a neighbour of either would be lost until the ring is dropped. Parts
             // come back in the order of the ring, so it is a neighbour: the tests visit all states
             // of small rings.
             Some(wrapped) => drop(wrapped.try_join(part)),

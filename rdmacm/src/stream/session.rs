@@ -125,8 +125,8 @@ enum Phase {
 /// A connected stream.
 pub(super) struct Session<P: Provider> {
     endpoint: Endpoint<Part, P>,
-    /// What the peer writes: the stream's bytes, and the entries that tell where this side may
-    /// write.
+    /// What the peer writes: the stream's bytes, and the entries that announce where this side
+    /// may write.
     ring: Exposed,
     table: Exposed,
     sends: SendRing,

@@ -190,7 +190,7 @@ impl<R: Reactor> AsyncListener<R> {
 
     /// Waits for a stream. The future is cancel-safe: dropping it loses no stream.
     ///
-    /// A request that is not one of a stream is rejected, and the wait goes on.
+    /// A request that is not one of a stream is rejected, and the wait continues.
     ///
     /// # Errors
     /// As for [`RdmaListener::accept_timeout`].

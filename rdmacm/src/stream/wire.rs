@@ -107,7 +107,7 @@ impl IomapSize {
     }
 }
 
-/// What each side tells the other one in the private data of the connection.
+/// The private data that each side sends: `rs_conn_data` of rsocket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Offer {
     /// The sender's memory is big endian.

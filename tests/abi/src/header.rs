@@ -464,7 +464,7 @@ impl<'a> Parser<'a, '_> {
             self.skip_group()?;
         }
         if self.peek() == ":" {
-            return self.fail("a member that is no bit field");
+            return self.fail("a member that is not a bit field");
         }
         Ok(Member { name, ty, array })
     }

@@ -17,13 +17,13 @@ kernel_tests! {
     rping_carries_its_smallest_and_largest_pings if has_ip,
     rping_interoperates_over_ipv6 if is_soft_roce,
     persistent_rping_server_serves_clients_until_a_signal if has_ip,
-    rping_names_what_is_wrong if has_ip,
+    rping_errors_name_the_cause if has_ip,
 
     rstream_interoperates_in_both_roles if has_ip,
     riostream_interoperates_in_both_roles if has_ip,
 
     ucmatose_interoperates_in_both_roles if has_ip,
-    ucmatose_names_what_is_wrong if has_ip,
+    ucmatose_errors_name_the_cause if has_ip,
     rdma_client_and_server_interoperate_in_both_roles if has_ip,
 
     rdma_xclient_and_xserver_interoperate_over_rc if has_ip,
@@ -32,10 +32,10 @@ kernel_tests! {
 
     cmtime_interoperates_in_both_roles if has_ip,
     cmtime_shares_connections_among_threads_and_listeners if has_ip,
-    cmtime_names_what_is_wrong if has_ip,
+    cmtime_errors_name_the_cause if has_ip,
 
     udaddy_interoperates_in_both_roles if has_ip,
-    udaddy_names_what_is_wrong if has_ip,
+    udaddy_errors_name_the_cause if has_ip,
     mckey_interoperates_in_both_roles if has_ip,
     mckey_joins_with_several_queue_pairs_and_to_send_only if has_ip,
     mckey_joins_raw_groups if is_infiniband,
@@ -44,10 +44,10 @@ kernel_tests! {
 
     udpong_interoperates_in_both_roles if is_infiniband,
     udpong_runs_over_roce if device::ethernet,
-    udpong_names_what_is_wrong if has_ip,
+    udpong_errors_name_the_cause if has_ip,
 
     rcopy_interoperates_in_both_roles if has_ip,
-    rcopy_names_what_is_wrong if has_ip,
+    rcopy_errors_name_the_cause if has_ip,
 }
 
 /// For tests with an IP address of the device.
@@ -80,7 +80,7 @@ fn has_ip_but_no_xrc() -> Requirement {
 /// For tests that give the network interface of the device an address.
 ///
 /// # Errors
-/// If the device is no rxe device.
+/// If the device is not an rxe device.
 fn is_soft_roce() -> Requirement {
     if device::is_soft_roce() { Ok(()) } else { Err("the test sets the addresses of rxe's interface".into()) }
 }
@@ -274,7 +274,7 @@ fn persistent_rping_server_serves_clients_until_a_signal() {
     });
 }
 
-fn rping_names_what_is_wrong() {
+fn rping_errors_name_the_cause() {
     nothing_leaks(|| {
         let refused = |options: &[&str], words: &str| {
             Bareverbs.start("rping", options).finish().expect_failure(words);
@@ -407,7 +407,10 @@ fn pingpong_exchanges_addresses_by_the_connection_manager() {
         let refused = |options: &[&str], words: &str| {
             Bareverbs.start("pingpong", options).finish().expect_failure(words);
         };
-        refused(&["rc", "--cm", host()], "the peer rejected the connection: nobody listens on the port");
+        refused(
+            &["rc", "--cm", host()],
+            "the peer rejected the connection: no application listens on the port",
+        );
         refused(&["ud", "--cm", host()], "unreachable");
         // The server's -q counts.
         let mut server = Bareverbs.start("pingpong", &["srq", "-q", "2", "--cm"]);
@@ -473,14 +476,14 @@ fn udpong_runs_over_roce() {
     });
 }
 
-fn udpong_names_what_is_wrong() {
+fn udpong_errors_name_the_cause() {
     nothing_leaks(|| {
         let refused = |options: &[&str], words: &str| {
             Bareverbs.start("udpong", options).finish().expect_failure(words);
         };
         refused(&["-s", host(), "-p", "7998"], "os error 111");
         refused(&["-b", "192.0.2.1"], "os error 99");
-        refused(&["-b", "127.0.0.1"], "the route leads over no RDMA device");
+        refused(&["-b", "127.0.0.1"], "the network interface of the route has no RDMA device");
         let mut server = Bareverbs.start("udpong", &["-b", host()]);
         let options = ["-s", host(), "-C", "1", "-S", "2032", "-T", "e"];
         let client = run_client(&mut server, Bareverbs.command("udpong", &options));
@@ -519,7 +522,7 @@ fn rcopy_interoperates_in_both_roles() {
     });
 }
 
-fn rcopy_names_what_is_wrong() {
+fn rcopy_errors_name_the_cause() {
     let folder = Folder::new("/tmp/rcopy-errors");
     let [empty, copy, missing] = ["empty", "copy", "missing/copy"].map(|name| folder.path(name));
     fs::write(&empty, "").expect("the file is writable");
@@ -587,14 +590,14 @@ fn ucmatose_interoperates_in_both_roles() {
     });
 }
 
-fn ucmatose_names_what_is_wrong() {
+fn ucmatose_errors_name_the_cause() {
     nothing_leaks(|| {
         let refused = |options: &[&str], words: &str| {
             Bareverbs.start("ucmatose", options).finish().expect_failure(words);
         };
-        let words = "the peer rejected the connection: nobody listens on the port (reason 8)";
+        let words = "the peer rejected the connection: no application listens on the port (reason 8)";
         refused(&["-s", host(), "-c", "2", "-p", "7998"], words);
-        refused(&["-s", host(), "-f", "gid"], "is no GID");
+        refused(&["-s", host(), "-f", "gid"], "is not a GID");
         refused(&["-b", "192.0.2.1"], "os error 99");
         // Each side has its own count of connections, and the server counts first.
         let mut server = Bareverbs.start("ucmatose", &["-c", "1", "-C", "0"]);
@@ -761,7 +764,7 @@ fn cmtime_shares_connections_among_threads_and_listeners() {
     });
 }
 
-fn cmtime_names_what_is_wrong() {
+fn cmtime_errors_name_the_cause() {
     nothing_leaks(|| {
         for (listens, words) in [(&[][..], "no peer listens (-L)"), (&["-L"], "all peers listen (-L)")] {
             let mut root = start_cmtime(Bareverbs, 0x5000, listens);
@@ -800,7 +803,7 @@ fn udaddy_interoperates_in_both_roles() {
     });
 }
 
-fn udaddy_names_what_is_wrong() {
+fn udaddy_errors_name_the_cause() {
     nothing_leaks(|| {
         let refused = |options: &[&str], words: &str| {
             Bareverbs.start("udaddy", options).finish().expect_failure(words);

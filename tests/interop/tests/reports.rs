@@ -9,7 +9,7 @@ use bareverbs_test_support::{device, kernel_tests};
 use serde_json::Value;
 
 kernel_tests! {
-    devices_prints_what_ibv_devices_prints,
+    devices_output_equals_ibv_devices,
     devinfo_prints_the_values_of_ibv_devinfo,
     devinfo_prints_the_fields_in_the_order_of_ibv_devinfo,
     gids_are_shown_with_type_and_network_interface if device::ethernet,
@@ -32,7 +32,7 @@ fn json(arguments: &[&str]) -> Value {
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{arguments:?}: {error} in {text}"))
 }
 
-fn devices_prints_what_ibv_devices_prints() {
+fn devices_output_equals_ibv_devices() {
     assert_eq!(output("bareverbs", &["devices"]), output("ibv_devices", &[]));
 }
 

@@ -12,7 +12,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 kernel_tests! {
-    asyncwatch_prints_what_ibv_asyncwatch_prints if device::ethernet,
+    asyncwatch_output_equals_ibv_asyncwatch if device::ethernet,
     asyncwatch_ends_on_signals,
     resources_match_rdma_resource_show,
     counters_match_rdma_statistic,
@@ -48,7 +48,7 @@ fn cut_the_link() {
     }
 }
 
-fn asyncwatch_prints_what_ibv_asyncwatch_prints() {
+fn asyncwatch_output_equals_ibv_asyncwatch() {
     nothing_leaks(|| {
         let mut watchers = [
             bareverbs(&["asyncwatch"]),

@@ -43,17 +43,16 @@ pub struct Quirks {
     /// The status of a send from beyond the end of a region: from Linux 6.4 on the same as for an
     /// invalid key (`mr_check_range` of `rxe_mr.c`).
     pub beyond: WcStatus,
-    /// Whether a reset under traffic corrupts the kernel. Before Linux 6.4, which also flushes no
-    /// request that failed by itself, a reset does not wait for a responder that another queue
-    /// pair's packet has started, and both drop the same reference (`rxe_qp_reset` of `rxe_qp.c`,
-    /// `cleanup` of `rxe_resp.c`). The result for the queue pair is unpredictable, so such resets
-    /// are left out.
+    /// Whether a reset under traffic corrupts the kernel, as before Linux 6.4: the reset does not
+    /// wait for a running responder, and both drop the same reference (`rxe_qp_reset` of
+    /// `rxe_qp.c`, `cleanup` of `rxe_resp.c`). The result for the queue pair is unpredictable, so
+    /// such resets are left out.
     pub reset_under_traffic_corrupts: bool,
     /// Whether destroying a queue pair with outstanding reliable sends, or with sends that wait for
-    /// their receive, may block for 50 seconds. Before Linux 6.4 at least, which also flushes no
-    /// request that failed by itself, a response that arrives during a retry is processed only with
-    /// the next one, and no response reaches a queue pair that is being destroyed (`rxe_completer`
-    /// of `rxe_comp.c`). A queue pair that goes to ERR first is not affected.
+    /// their receive, may block for 50 seconds, as before Linux 6.4 at least. A response that
+    /// arrives during a retry is processed only with the next one, and no response reaches a queue
+    /// pair that is being destroyed (`rxe_completer` of `rxe_comp.c`). A queue pair that goes to ERR
+    /// first is not affected.
     pub destroy_waits_for_responses: bool,
     /// Whether the RNR timer survives a reset and expires after the queue pair is reconnected. The
     /// outstanding requests are then retried, and a fenced read waits for itself without limit.

@@ -12,7 +12,7 @@ kernel_tests! {
     thousand_qps_share_one_srq_and_cq,
     mr_cost_is_independent_of_count,
     qp_cost_is_independent_of_count,
-    nothing_is_left_of_a_hundred_connections if device::ethernet,
+    hundred_connections_leave_no_objects if device::ethernet,
     random_attempts_match_model_and_leak_nothing if device::ethernet,
 }
 
@@ -36,7 +36,7 @@ fn qp_cost_is_independent_of_count() {
     flat(&nothing_leaks(|| objects::queue_pairs(1_000)).unwrap());
 }
 
-fn nothing_is_left_of_a_hundred_connections() {
+fn hundred_connections_leave_no_objects() {
     let report = nothing_leaks(|| connections::run(100)).unwrap();
     assert!(report.growth < 1 << 20, "{report:?}");
 }

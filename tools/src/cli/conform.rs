@@ -70,7 +70,7 @@ pub(crate) enum ResultsFormat {
 
 #[derive(Debug, Args)]
 pub(crate) struct Decode {
-    /// What the bytes are
+    /// The kind of the messages
     #[arg(value_enum, default_value = "auto")]
     pub(crate) kind: MessageKind,
     /// The file: raw bytes, a hex dump, or the output of strace (default: standard input)

@@ -90,10 +90,10 @@ pub(crate) struct RcPingpong {
     common: CommonOptions,
     #[command(flatten)]
     path: Path,
-    /// Register the memory for on-demand paging
+    /// Register the memory for on-demand paging (ODP)
     #[arg(short = 'o', long)]
     odp: bool,
-    /// Register the whole address space for on-demand paging
+    /// Register the whole address space for on-demand paging (implicit ODP)
     #[arg(short = 'O', long)]
     iodp: bool,
     /// Prefetch the on-demand memory
@@ -105,7 +105,7 @@ pub(crate) struct RcPingpong {
     /// Use device memory
     #[arg(short = 'j', long)]
     dm: bool,
-    /// Post sends one by one through a batch instead of as a list
+    /// Post sends by a batch, as ibv_wr_start does, instead of as a list
     #[arg(short = 'N', long = "new_send")]
     new_send: bool,
 }
@@ -139,7 +139,7 @@ pub(crate) struct SrqPingpong {
     /// Queue pairs on the shared receive queue
     #[arg(short = 'q', long, value_name = "NUM", default_value = "16", value_parser = number::<u32>(1, MAX_QPS))]
     num_qp: u32,
-    /// Register the memory for on-demand paging
+    /// Register the memory for on-demand paging (ODP)
     #[arg(short = 'o', long)]
     odp: bool,
 }
@@ -176,7 +176,7 @@ pub(crate) struct XsrqPingpong {
     /// Sleep on completion events (default: poll)
     #[arg(short, long)]
     pub(crate) events: bool,
-    /// Register the memory for on-demand paging
+    /// Register the memory for on-demand paging (ODP)
     #[arg(short = 'o', long)]
     pub(crate) odp: bool,
     /// Local GID index (default: on RoCE the best one, elsewhere none)

@@ -41,7 +41,7 @@ pub(crate) struct Rping {
     /// Serve any number of clients, until a signal
     #[arg(short = 'P', long, conflicts_with = "client")]
     pub(crate) persistent: bool,
-    /// Move the QP by the attributes of the connection manager; always so, taken for rping's sake
+    /// Move the QP by the attributes of the connection manager; always on, accepted as an option of rping
     #[arg(short = 'q', long)]
     pub(crate) self_modify: bool,
     /// Print a line of JSON for each connection

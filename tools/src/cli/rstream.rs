@@ -34,10 +34,10 @@ pub(crate) enum TestOption {
     /// TCP; the C program forks for the connection
     #[value(name = "f", aliases = ["fork"])]
     Fork,
-    /// Poll until a call succeeds: the default
+    /// Poll until a call succeeds (default)
     #[value(name = "n", aliases = ["nonblock", "nonblocking"])]
     Nonblocking,
-    /// Resolve the address by the connection manager: always so
+    /// Resolve the address by the connection manager; always on
     #[value(name = "r", aliases = ["resolve"])]
     Resolve,
     /// Verify the data
@@ -74,13 +74,13 @@ pub(crate) struct Rstream {
     /// Largest inline data of the latency tests, in bytes
     #[arg(short, long, value_name = "BYTES", default_value = "64", value_parser = number::<u32>(0, 4096))]
     pub(crate) inline: u32,
-    /// Iterations of a test of one's own (default of such a test: 1)
+    /// Iterations of a custom test (default: 1)
     #[arg(short = 'I', long, value_parser = number::<u32>(1, i32::MAX as u32))]
     iterations: Option<u32>,
-    /// Transfers in each direction of an iteration (default of a test of one's own: 1000)
+    /// Transfers in each direction of an iteration (default of a custom test: 1000)
     #[arg(short = 'C', long, value_name = "TRANSFERS", value_parser = number::<u32>(1, i32::MAX as u32))]
     count: Option<u32>,
-    /// Bytes of a transfer (default of a test of one's own: 1000), or `all` standard sizes
+    /// Bytes of a transfer (default of a custom test: 1000), or `all` standard sizes
     #[arg(short = 'S', long, value_parser = size)]
     pub(crate) size: Option<Size>,
     /// Port of the connection manager, or of TCP
@@ -95,7 +95,7 @@ pub(crate) struct Rstream {
 }
 
 impl Rstream {
-    /// Size, transfers and iterations of a test of the user's own.
+    /// Size, transfers and iterations of a custom test.
     pub(crate) fn custom(&self) -> Option<(u32, u32, u32)> {
         let bytes = match self.size {
             Some(Size::Bytes(bytes)) => Some(bytes),

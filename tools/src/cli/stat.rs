@@ -125,7 +125,7 @@ pub(crate) enum QpAction {
         /// The word `auto`
         #[arg(value_name = "auto", value_parser = ["auto"], hide_possible_values = true)]
         auto_word: String,
-        /// What the QPs of a counter have in common: type, pid or type,pid; or `off`
+        /// Criteria by which QPs share a counter: type, pid or type,pid; or `off`
         #[arg(value_name = "CRITERIA")]
         criteria: Criteria,
         /// The word `on`

@@ -34,7 +34,8 @@ pub(crate) struct Trace {
 pub(crate) struct Replay {
     /// The recording
     pub(crate) file: PathBuf,
-    /// Replay on this Soft-RoCE device (default: the first one found)
+    /// Replay on this device, with the driver of the recording: rxe or mlx5 (default: the first one
+    /// found)
     #[arg(short, long, value_name = "DEV")]
     pub(crate) device: Option<String>,
     /// The form of the output

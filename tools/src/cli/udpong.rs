@@ -16,10 +16,10 @@ pub(crate) enum TestOption {
     /// Sleep in calls, as with `a`
     #[value(name = "b", aliases = ["block", "blocking"])]
     Blocking,
-    /// Poll until a call succeeds: the default
+    /// Poll until a call succeeds (default)
     #[value(name = "n", aliases = ["nonblock", "nonblocking"])]
     Nonblocking,
-    /// The server answers each message of a test of one's own
+    /// The server answers each message of a custom test
     #[value(name = "e", aliases = ["echo"])]
     Echo,
 }
@@ -36,10 +36,10 @@ pub(crate) struct Udpong {
     /// Bytes of the send buffer and of the receive buffer (default: 512 KiB)
     #[arg(short = 'B', long, value_name = "BYTES", value_parser = number::<u32>(2048, 64 << 20))]
     pub(crate) buffer: Option<u32>,
-    /// Messages of a test of one's own (default of such a test: 1000)
+    /// Messages of a custom test (default: 1000)
     #[arg(short = 'C', long, value_name = "MESSAGES", value_parser = number::<u32>(1, i32::MAX as u32))]
     count: Option<u32>,
-    /// Bytes of a message of a test of one's own (default of such a test: 1000)
+    /// Bytes of a message of a custom test (default: 1000)
     #[arg(short = 'S', long, value_parser = number::<u32>(16, 2032))]
     size: Option<u32>,
     /// UDP port
@@ -54,7 +54,7 @@ pub(crate) struct Udpong {
 }
 
 impl Udpong {
-    /// Size and number of the messages of a test of the user's own.
+    /// Size and number of the messages of a custom test.
     pub(crate) fn custom(&self) -> Option<(u32, u32)> {
         (self.size.is_some() || self.count.is_some())
             .then(|| (self.size.unwrap_or(1000), self.count.unwrap_or(1000)))

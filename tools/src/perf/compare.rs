@@ -111,7 +111,7 @@ pub(crate) fn different_natures(runs: &[(&str, &Report)]) -> Option<String> {
     natures.sort_unstable();
     natures.dedup();
     let what = natures.join(" and ");
-    (natures.len() > 1).then(|| format!("The figures are of {what}: they say nothing about each other."))
+    (natures.len() > 1).then(|| format!("The figures are of {what}: they can't be compared."))
 }
 
 /// A figure of a size.
@@ -249,7 +249,7 @@ pub(crate) mod tests {
         let (first, mut second) = (report("Soft-RoCE", 2.0), report("hardware", 5.0));
         second.environment.kernel = "7.2.0".into();
         let text = text(&[("a", &first), ("b", &second)]).join("\n");
-        assert!(text.contains("Soft-RoCE and hardware: they say nothing about each other"), "{text}");
+        assert!(text.contains("Soft-RoCE and hardware: they can't be compared"), "{text}");
         let differs = text.split("that differ").nth(1).unwrap();
         assert!(
             differs.contains("kernel") && differs.contains("7.2.0") && differs.contains("nature"),

@@ -84,7 +84,7 @@ fn advice(status: WcStatus, path: &PathInfo) -> String {
             );
             let check = match path.link_layer {
                 LinkLayer::ETHERNET => {
-                    "check that both GIDs (-x) are of one network and one RoCE version, that UDP port 4791 \
+                    "check that both GIDs (-x) have a route to each other and one RoCE version, that UDP port 4791 \
                      is open, and that the MTU (-m) fits all links"
                 }
                 _ => "check the LIDs and the subnet manager",

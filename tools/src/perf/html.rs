@@ -274,7 +274,7 @@ mod tests {
     use crate::perf::compare::tests::report;
 
     #[test]
-    fn page_needs_nothing_from_elsewhere() {
+    fn html_page_loads_no_external_resource() {
         let report = report("Soft-RoCE", 2.0);
         let page = page(&[("", &report)]);
         assert!(page.contains("<svg") && page.contains("Soft-RoCE") && page.contains("Bandwidth over time"));

@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wait_ends_when_all_are_there() {
+    fn wait_ends_when_all_peers_have_connected() {
         let (stop, rendezvous) = (Stop::new().unwrap(), Rendezvous::new(2));
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| rendezvous.wait(&stop));

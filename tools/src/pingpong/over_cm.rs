@@ -205,7 +205,7 @@ impl<'a> Manager<'a> {
 fn record(data: &PrivateData) -> Result<Record> {
     ensure!(
         data.len() >= RECORD_LEN,
-        "the peer's {} bytes of private data are no address record",
+        "the peer's {} bytes of private data are not an address record",
         data.len()
     );
     let bytes = data.first_chunk().context("the length is that of a record")?;

@@ -31,8 +31,10 @@ abi_enums! {
     /// Memory type of the device's accesses.
     enum TphMemType : u8 = "tph_mem_type" {
         /// Volatile.
+        #[doc(alias = "IBV_TPH_MEM_TYPE_VM")]
         VOLATILE = 0, "TPH_MEM_TYPE_VM" since V7_2;
         /// Persistent.
+        #[doc(alias = "IBV_TPH_MEM_TYPE_PM")]
         PERSISTENT = 1, "TPH_MEM_TYPE_PM" since V7_2;
     }
 }

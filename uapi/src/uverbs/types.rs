@@ -136,22 +136,28 @@ abi_enums! {
         /// XRC target.
         XRC_TGT = 10, "IB_UVERBS_QPT_XRC_TGT";
         /// Driver-specific transport.
+        #[doc(alias = "IBV_QPT_DRIVER")]
         DRIVER = 0xff, "IB_UVERBS_QPT_DRIVER";
     }
 
     /// Type of a shared receive queue.
+    #[doc(alias = "ibv_srq_type")]
     enum SrqType : u32 = "ib_uverbs_srq_type" {
         /// Basic: for QPs of one protection domain.
+        #[doc(alias = "IBV_SRQT_BASIC")]
         BASIC = 0, "IB_UVERBS_SRQT_BASIC";
         /// For XRC.
         XRC = 1, "IB_UVERBS_SRQT_XRC";
         /// With tag matching.
+        #[doc(alias = "IBV_SRQT_TM")]
         TM = 2, "IB_UVERBS_SRQT_TM";
     }
 
     /// Type of a work queue.
+    #[doc(alias = "ibv_wq_type")]
     enum WqType : u32 = "ib_uverbs_wq_type" {
         /// Receives.
+        #[doc(alias = "IBV_WQT_RQ")]
         RQ = 0, "IB_UVERBS_WQT_RQ";
     }
 
@@ -216,12 +222,16 @@ abi_enums! {
     }
 
     /// Type of a GID.
+    #[doc(alias = "ibv_gid_type")]
     enum GidType : u32 = "ib_uverbs_gid_type" {
         /// InfiniBand.
+        #[doc(alias = "IBV_GID_TYPE_IB")]
         IB = 0, "IB_UVERBS_GID_TYPE_IB";
         /// RoCE directly over Ethernet.
+        #[doc(alias = "IBV_GID_TYPE_ROCE_V1")]
         ROCE_V1 = 1, "IB_UVERBS_GID_TYPE_ROCE_V1";
         /// RoCE over UDP.
+        #[doc(alias = "IBV_GID_TYPE_ROCE_V2")]
         ROCE_V2 = 2, "IB_UVERBS_GID_TYPE_ROCE_V2";
     }
 
@@ -304,14 +314,18 @@ abi_flags! {
     }
 
     /// Flags of a work queue.
+    #[doc(alias = "ibv_wq_flags")]
     flags WqFlags : u32 = "ib_uverbs_wq_flags" {
         /// VLAN tags of received packets are stripped.
         CVLAN_STRIPPING = 1 << 0, "IB_UVERBS_WQ_FLAGS_CVLAN_STRIPPING";
         /// The frame check sequence is scattered to memory.
+        #[doc(alias = "IBV_WQ_FLAGS_SCATTER_FCS")]
         SCATTER_FCS = 1 << 1, "IB_UVERBS_WQ_FLAGS_SCATTER_FCS";
         /// Delay drop: packets wait for a posted receive.
+        #[doc(alias = "IBV_WQ_FLAGS_DELAY_DROP")]
         DELAY_DROP = 1 << 2, "IB_UVERBS_WQ_FLAGS_DELAY_DROP";
         /// Writes over the bus are padded to whole cache lines.
+        #[doc(alias = "IBV_WQ_FLAGS_PCI_WRITE_END_PADDING")]
         PCI_WRITE_END_PADDING = 1 << 3, "IB_UVERBS_WQ_FLAGS_PCI_WRITE_END_PADDING";
     }
 
@@ -335,54 +349,78 @@ abi_flags! {
     }
 
     /// Capabilities of a port: CapabilityMask of PortInfo, and one bit that the kernel defines.
+    #[doc(alias = "ibv_port_cap_flags")]
     flags PortCapFlags : u32 = "ib_uverbs_query_port_cap_flags" {
         /// Is a subnet manager.
+        #[doc(alias = "IBV_PORT_SM")]
         SM = 1 << 1, "IB_UVERBS_PCF_SM";
         /// Notices.
+        #[doc(alias = "IBV_PORT_NOTICE_SUP")]
         NOTICE_SUP = 1 << 2, "IB_UVERBS_PCF_NOTICE_SUP";
         /// Traps.
+        #[doc(alias = "IBV_PORT_TRAP_SUP")]
         TRAP_SUP = 1 << 3, "IB_UVERBS_PCF_TRAP_SUP";
         /// Optional inter-packet delays.
+        #[doc(alias = "IBV_PORT_OPT_IPD_SUP")]
         OPT_IPD_SUP = 1 << 4, "IB_UVERBS_PCF_OPT_IPD_SUP";
         /// Automatic path migration.
+        #[doc(alias = "IBV_PORT_AUTO_MIGR_SUP")]
         AUTO_MIGR_SUP = 1 << 5, "IB_UVERBS_PCF_AUTO_MIGR_SUP";
         /// Mapping of service levels to virtual lanes.
+        #[doc(alias = "IBV_PORT_SL_MAP_SUP")]
         SL_MAP_SUP = 1 << 6, "IB_UVERBS_PCF_SL_MAP_SUP";
         /// Management key kept over power cycles.
+        #[doc(alias = "IBV_PORT_MKEY_NVRAM")]
         MKEY_NVRAM = 1 << 7, "IB_UVERBS_PCF_MKEY_NVRAM";
         /// Partition keys kept over power cycles.
+        #[doc(alias = "IBV_PORT_PKEY_NVRAM")]
         PKEY_NVRAM = 1 << 8, "IB_UVERBS_PCF_PKEY_NVRAM";
         /// LED.
+        #[doc(alias = "IBV_PORT_LED_INFO_SUP")]
         LED_INFO_SUP = 1 << 9, "IB_UVERBS_PCF_LED_INFO_SUP";
         /// Its subnet manager is disabled.
         SM_DISABLED = 1 << 10, "IB_UVERBS_PCF_SM_DISABLED";
         /// System image GUID.
+        #[doc(alias = "IBV_PORT_SYS_IMAGE_GUID_SUP")]
         SYS_IMAGE_GUID_SUP = 1 << 11, "IB_UVERBS_PCF_SYS_IMAGE_GUID_SUP";
         /// Traps of a switch's external port for partition keys.
+        #[doc(alias = "IBV_PORT_PKEY_SW_EXT_PORT_TRAP_SUP")]
         PKEY_SW_EXT_PORT_TRAP_SUP = 1 << 12, "IB_UVERBS_PCF_PKEY_SW_EXT_PORT_TRAP_SUP";
         /// Speeds above 10 Gbit/s a lane.
+        #[doc(alias = "IBV_PORT_EXTENDED_SPEEDS_SUP")]
         EXTENDED_SPEEDS_SUP = 1 << 14, "IB_UVERBS_PCF_EXTENDED_SPEEDS_SUP";
         /// Communication management.
+        #[doc(alias = "IBV_PORT_CM_SUP")]
         CM_SUP = 1 << 16, "IB_UVERBS_PCF_CM_SUP";
         /// Tunnelled SNMP.
+        #[doc(alias = "IBV_PORT_SNMP_TUNNEL_SUP")]
         SNMP_TUNNEL_SUP = 1 << 17, "IB_UVERBS_PCF_SNMP_TUNNEL_SUP";
         /// Reinitialisation without loss of state.
+        #[doc(alias = "IBV_PORT_REINIT_SUP")]
         REINIT_SUP = 1 << 18, "IB_UVERBS_PCF_REINIT_SUP";
         /// Device management.
+        #[doc(alias = "IBV_PORT_DEVICE_MGMT_SUP")]
         DEVICE_MGMT_SUP = 1 << 19, "IB_UVERBS_PCF_DEVICE_MGMT_SUP";
         /// Vendor management classes.
+        #[doc(alias = "IBV_PORT_VENDOR_CLASS_SUP")]
         VENDOR_CLASS_SUP = 1 << 20, "IB_UVERBS_PCF_VENDOR_CLASS_SUP";
         /// Notices by directed route.
+        #[doc(alias = "IBV_PORT_DR_NOTICE_SUP")]
         DR_NOTICE_SUP = 1 << 21, "IB_UVERBS_PCF_DR_NOTICE_SUP";
         /// Notices of changes to this mask.
+        #[doc(alias = "IBV_PORT_CAP_MASK_NOTICE_SUP")]
         CAP_MASK_NOTICE_SUP = 1 << 22, "IB_UVERBS_PCF_CAP_MASK_NOTICE_SUP";
         /// Boot management.
+        #[doc(alias = "IBV_PORT_BOOT_MGMT_SUP")]
         BOOT_MGMT_SUP = 1 << 23, "IB_UVERBS_PCF_BOOT_MGMT_SUP";
         /// Measured round-trip latency of the link.
+        #[doc(alias = "IBV_PORT_LINK_LATENCY_SUP")]
         LINK_LATENCY_SUP = 1 << 24, "IB_UVERBS_PCF_LINK_LATENCY_SUP";
         /// Client re-registration.
+        #[doc(alias = "IBV_PORT_CLIENT_REG_SUP")]
         CLIENT_REG_SUP = 1 << 25, "IB_UVERBS_PCF_CLIENT_REG_SUP";
         /// IP-based GIDs; defined by the kernel, not by PortInfo.
+        #[doc(alias = "IBV_PORT_IP_BASED_GIDS")]
         IP_BASED_GIDS = 1 << 26, "IB_UVERBS_PCF_IP_BASED_GIDS";
         /// Table of link speeds by width.
         LINK_SPEED_WIDTH_TABLE_SUP = 1 << 27, "IB_UVERBS_PCF_LINK_SPEED_WIDTH_TABLE_SUP";
@@ -403,6 +441,7 @@ abi_flags! {
     }
 
     /// Flags of counter reads.
+    #[doc(alias = "ibv_read_counters_flags")]
     flags ReadCountersFlags : u32 = "ib_uverbs_read_counters_flags" {
         /// Cached values of the driver are sufficient.
         PREFER_CACHED = 1 << 0, "IB_UVERBS_READ_COUNTERS_PREFER_CACHED";

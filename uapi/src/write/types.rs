@@ -81,10 +81,13 @@ abi_enums! {
     }
 
     /// Selectivity level of a flush.
+    #[doc(alias = "ibv_selectivity_level")]
     enum SelectivityLevel : u8 = "ib_selectivity_level" {
         /// The given range.
+        #[doc(alias = "IBV_FLUSH_RANGE")]
         RANGE = 0, "IB_FLUSH_RANGE" since V6_12;
         /// The whole memory region.
+        #[doc(alias = "IBV_FLUSH_MR")]
         MR = 1, "IB_FLUSH_MR" since V6_12;
     }
 }
@@ -93,38 +96,53 @@ abi_flags! {
     header = "rdma/ib_user_verbs.h";
 
     /// Placement type of a flush.
+    #[doc(alias = "ibv_placement_type")]
     flags PlacementType : u8 = "ib_placement_type" {
         /// Global visibility.
+        #[doc(alias = "IBV_FLUSH_GLOBAL")]
         GLOBAL = 1 << 0, "IB_FLUSH_GLOBAL" since V6_12;
         /// Persistence.
+        #[doc(alias = "IBV_FLUSH_PERSISTENT")]
         PERSISTENT = 1 << 1, "IB_FLUSH_PERSISTENT" since V6_12;
     }
 
     /// General ODP capabilities.
+    #[doc(alias = "ibv_odp_general_caps")]
     flags OdpGeneralCaps : u64 = "ib_uverbs_odp_general_cap_bits" {
         /// Supported.
+        #[doc(alias = "IBV_ODP_SUPPORT")]
         SUPPORT = 1 << 0, "IB_UVERBS_ODP_SUPPORT" since V7_2;
         /// Implicit ODP regions are supported.
+        #[doc(alias = "IBV_ODP_SUPPORT_IMPLICIT")]
         SUPPORT_IMPLICIT = 1 << 1, "IB_UVERBS_ODP_SUPPORT_IMPLICIT" since V7_2;
     }
 
     /// ODP capabilities of one transport.
+    #[doc(alias = "ibv_odp_transport_cap_bits")]
     flags OdpTransportCaps : u32 = "ib_uverbs_odp_transport_cap_bits" {
         /// Sends.
+        #[doc(alias = "IBV_ODP_SUPPORT_SEND")]
         SEND = 1 << 0, "IB_UVERBS_ODP_SUPPORT_SEND" since V7_2;
         /// Receives.
+        #[doc(alias = "IBV_ODP_SUPPORT_RECV")]
         RECV = 1 << 1, "IB_UVERBS_ODP_SUPPORT_RECV" since V7_2;
         /// RDMA writes.
+        #[doc(alias = "IBV_ODP_SUPPORT_WRITE")]
         WRITE = 1 << 2, "IB_UVERBS_ODP_SUPPORT_WRITE" since V7_2;
         /// RDMA reads.
+        #[doc(alias = "IBV_ODP_SUPPORT_READ")]
         READ = 1 << 3, "IB_UVERBS_ODP_SUPPORT_READ" since V7_2;
         /// Atomics.
+        #[doc(alias = "IBV_ODP_SUPPORT_ATOMIC")]
         ATOMIC = 1 << 4, "IB_UVERBS_ODP_SUPPORT_ATOMIC" since V7_2;
         /// Receives through an SRQ.
+        #[doc(alias = "IBV_ODP_SUPPORT_SRQ_RECV")]
         SRQ_RECV = 1 << 5, "IB_UVERBS_ODP_SUPPORT_SRQ_RECV" since V7_2;
         /// Flushes.
+        #[doc(alias = "IBV_ODP_SUPPORT_FLUSH")]
         FLUSH = 1 << 6, "IB_UVERBS_ODP_SUPPORT_FLUSH" since V7_2;
         /// Atomic writes.
+        #[doc(alias = "IBV_ODP_SUPPORT_ATOMIC_WRITE")]
         ATOMIC_WRITE = 1 << 7, "IB_UVERBS_ODP_SUPPORT_ATOMIC_WRITE" since V7_2;
     }
 
@@ -222,13 +240,10 @@ abi_flags! {
         #[doc(alias = "IBV_DEVICE_PCI_WRITE_END_PADDING")]
         PCI_WRITE_END_PADDING = 1 << 36, "IB_UVERBS_DEVICE_PCI_WRITE_END_PADDING";
         /// Flush to global visibility.
-        #[doc(alias = "IBV_DEVICE_FLUSH_GLOBAL")]
         FLUSH_GLOBAL = 1 << 38, "IB_UVERBS_DEVICE_FLUSH_GLOBAL" since V6_12;
         /// Flush to persistence.
-        #[doc(alias = "IBV_DEVICE_FLUSH_PERSISTENT")]
         FLUSH_PERSISTENT = 1 << 39, "IB_UVERBS_DEVICE_FLUSH_PERSISTENT" since V6_12;
         /// Atomic writes.
-        #[doc(alias = "IBV_DEVICE_ATOMIC_WRITE")]
         ATOMIC_WRITE = 1 << 40, "IB_UVERBS_DEVICE_ATOMIC_WRITE" since V6_12;
         /// DMA of a confidential guest goes through bounce buffers.
         #[doc(alias = "IBV_DEVICE_CC_DMA_BOUNCE")]
@@ -236,14 +251,19 @@ abi_flags! {
     }
 
     /// Raw packet capabilities of a device.
+    #[doc(alias = "ibv_raw_packet_caps")]
     flags RawPacketCaps : u32 = "ib_uverbs_raw_packet_caps" {
         /// Strip VLAN tags.
+        #[doc(alias = "IBV_RAW_PACKET_CAP_CVLAN_STRIPPING")]
         CVLAN_STRIPPING = 1 << 0, "IB_UVERBS_RAW_PACKET_CAP_CVLAN_STRIPPING";
         /// Scatter the frame check sequence to memory.
+        #[doc(alias = "IBV_RAW_PACKET_CAP_SCATTER_FCS")]
         SCATTER_FCS = 1 << 1, "IB_UVERBS_RAW_PACKET_CAP_SCATTER_FCS";
         /// Check and compute checksums.
+        #[doc(alias = "IBV_RAW_PACKET_CAP_IP_CSUM")]
         IP_CSUM = 1 << 2, "IB_UVERBS_RAW_PACKET_CAP_IP_CSUM";
         /// Delay drop: packets wait for a posted receive.
+        #[doc(alias = "IBV_RAW_PACKET_CAP_DELAY_DROP")]
         DELAY_DROP = 1 << 3, "IB_UVERBS_RAW_PACKET_CAP_DELAY_DROP";
     }
 }

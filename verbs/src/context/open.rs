@@ -172,9 +172,11 @@ impl Context {
     /// other: each can destroy the objects of the others.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a descriptor that is not a device file; [`Error::Unsupported`] if the
-    /// driver's contexts can't be shared ([`Capabilities::import`]); [`Error::UnsupportedDriver`];
-    /// [`Error::Kernel`], for example for a file without a context.
+    /// - [`Error::Invalid`] for a descriptor that is not a device file.
+    /// - [`Error::Unsupported`] if the driver's contexts can't be shared
+    ///   ([`Capabilities::import`]).
+    /// - [`Error::UnsupportedDriver`].
+    /// - [`Error::Kernel`], for example for a file without a context.
     #[doc(alias = "ibv_import_device")]
     pub fn import(fd: OwnedFd) -> Result<Self> {
         Self::import_as(fd)

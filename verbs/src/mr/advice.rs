@@ -41,9 +41,10 @@ impl<M> Mr<M> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the region is not ODP or the range exceeds it; [`Error::Unsupported`]
-    /// if the device takes no advice ([`Capabilities::advise_mr`](crate::Capabilities::advise_mr));
-    /// [`Error::Kernel`], for example on rxe for a region without [`Access::LOCAL_WRITE`].
+    /// - [`Error::Invalid`] if the region is not ODP or the range exceeds it.
+    /// - [`Error::Unsupported`] if the device takes no advice
+    ///   ([`Capabilities::advise_mr`](crate::Capabilities::advise_mr)).
+    /// - [`Error::Kernel`], for example on rxe for a region without [`Access::LOCAL_WRITE`].
     #[doc(alias = "ibv_advise_mr")]
     pub fn advise(&self, range: impl RangeBounds<usize>, advice: Advice) -> Result<()> {
         self.advise_with_flags(range, advice, AdviseMrFlag::FLUSH)

@@ -108,6 +108,7 @@ impl<M> Mr<M> {
     /// [`Error::Unsupported`] if the kernel or the device does not support it; [`Error::Invalid`]
     /// for a domain of another context; [`Error::Kernel`].
     #[doc(alias = "ibv_rereg_mr")]
+    #[doc(alias = "IBV_REREG_MR_CHANGE_PD")]
     pub fn move_to<P: Provider>(&mut self, pd: &Pd<P>) -> Result<()> {
         // SAFETY: the rights do not change. `MemoryOwner`, the borrow or the caller of
         // `register_raw` upheld the contract for them at registration.
@@ -145,10 +146,13 @@ impl<M: MemoryOwner> Mr<M> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if the kernel or the device does not support it; [`Error::Invalid`]
-    /// as for [`Pd::register`], and on rxe if [`Access::ON_DEMAND`] would change; [`Error::Kernel`]
-    /// with `EACCES` for write access to memory that was registered for reading.
+    /// - [`Error::Unsupported`] if the kernel or the device does not support it.
+    /// - [`Error::Invalid`] as for [`Pd::register`], and on rxe if [`Access::ON_DEMAND`] would
+    ///   change.
+    /// - [`Error::Kernel`] with `EACCES` for write access to memory that was registered for
+    ///   reading.
     #[doc(alias = "ibv_rereg_mr")]
+    #[doc(alias = "IBV_REREG_MR_CHANGE_ACCESS")]
     pub fn set_access(&mut self, access: Access) -> Result<()> {
         if access.intersects(REMOTE_ACCESSIBLE) {
             check_odp_page_offset(VERB, self.domain(), access | self.access(), self.inner.start)?;

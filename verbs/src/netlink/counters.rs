@@ -188,9 +188,10 @@ impl RdmaNetlink {
     /// ```
     ///
     /// # Errors
-    /// [`Error::UnknownDevice`]; [`Error::NoPort`]; [`Error::Invalid`] if a name is not that of an
-    /// optional counter of the port; [`Error::NetlinkRefused`] with `EPERM` without
-    /// `CAP_NET_ADMIN`.
+    /// - [`Error::UnknownDevice`].
+    /// - [`Error::NoPort`].
+    /// - [`Error::Invalid`] if a name is not that of an optional counter of the port.
+    /// - [`Error::NetlinkRefused`] with `EPERM` without `CAP_NET_ADMIN`.
     #[doc(alias = "rdma statistic set link optional-counters")]
     #[doc(alias = "RDMA_NLDEV_CMD_STAT_SET")]
     pub fn set_optional_counters(

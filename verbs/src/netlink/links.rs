@@ -91,10 +91,10 @@ impl RdmaNetlink {
     /// Renames the device `device` to `name`.
     ///
     /// # Errors
-    /// [`Error::Invalid`](crate::Error::Invalid) for an invalid name;
-    /// [`Error::UnknownDevice`](crate::Error::UnknownDevice) if there is no such device;
-    /// [`Error::NetlinkRefused`](crate::Error::NetlinkRefused) with `EPERM` without the capability,
-    /// with `EEXIST` if the name is taken.
+    /// - [`Error::Invalid`](crate::Error::Invalid) for an invalid name.
+    /// - [`Error::UnknownDevice`](crate::Error::UnknownDevice) if there is no such device.
+    /// - [`Error::NetlinkRefused`](crate::Error::NetlinkRefused) with `EPERM` without the
+    ///   capability, with `EEXIST` if the name is taken.
     #[doc(alias = "rdma dev set name")]
     #[doc(alias = "RDMA_NLDEV_CMD_SET")]
     pub fn set_device_name(&mut self, device: &str, name: &str) -> Result<()> {

@@ -159,10 +159,11 @@ macro_rules! lists {
                 $(#[$meta])*
                 ///
                 /// # Errors
-                /// [`Error::UnknownDevice`](crate::Error::UnknownDevice) if there is no such
-                /// device; [`Error::NetlinkRefused`](crate::Error::NetlinkRefused) if the kernel
-                /// refuses the request; [`Error::Netlink`](crate::Error::Netlink) if its response
-                /// is malformed.
+                /// - [`Error::UnknownDevice`](crate::Error::UnknownDevice) if there is no such
+                ///   device.
+                /// - [`Error::NetlinkRefused`](crate::Error::NetlinkRefused) if the kernel refuses
+                ///   the request.
+                /// - [`Error::Netlink`](crate::Error::Netlink) if its response is malformed.
                 pub fn $name(&mut self, device: &str) -> Result<Vec<$entry>> {
                     self.list_objects($what, device, Command::$command, Attribute::$table, $entry::read)
                 }
@@ -286,11 +287,11 @@ impl RdmaNetlink {
     /// ```
     ///
     /// # Errors
-    /// [`Error::UnknownDevice`](crate::Error::UnknownDevice) if there is no such device;
-    /// [`Error::NetlinkRefused`](crate::Error::NetlinkRefused) if the kernel refuses the request:
-    /// `EPERM` without the capability, `ENOENT` if there is no such object, `EINVAL` if the driver
-    /// has no raw state, `EOPNOTSUPP` if the device has none;
-    /// [`Error::Netlink`](crate::Error::Netlink) if the response is malformed.
+    /// - [`Error::UnknownDevice`](crate::Error::UnknownDevice) if there is no such device.
+    /// - [`Error::NetlinkRefused`](crate::Error::NetlinkRefused) if the kernel refuses the request:
+    ///   `EPERM` without the capability, `ENOENT` if there is no such object, `EINVAL` if the
+    ///   driver has no raw state, `EOPNOTSUPP` if the device has none.
+    /// - [`Error::Netlink`](crate::Error::Netlink) if the response is malformed.
     #[doc(alias = "rdma resource show -r")]
     #[doc(alias = "RDMA_NLDEV_CMD_RES_QP_GET_RAW")]
     #[doc(alias = "RDMA_NLDEV_CMD_RES_MR_GET_RAW")]

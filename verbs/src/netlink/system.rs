@@ -30,6 +30,7 @@ pub struct SystemInfo {
     pub netns_mode: NetnsMode,
     /// Whether a forked child gets copies of pinned pages. If so, the parent and the device
     /// continue to share theirs. See [fork](crate#forks).
+    #[doc(alias = "ibv_fork_init")]
     #[doc(alias = "ibv_is_fork_initialized")]
     #[doc(alias = "rdma system set copy-on-fork")]
     pub copy_on_fork: bool,

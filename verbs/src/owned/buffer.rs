@@ -214,7 +214,7 @@ unsafe impl<M: MemoryOwner + Send + 'static> Target for Mr<M> {}
 /// A [`Part`], a [`Shared`], an [`ExposedSource`] or a [`Lease`], for connections that post several of
 /// them.
 ///
-/// It is a [`Source`] only. What a device writes is posted as the [`Part`] or [`Lease`] itself.
+/// It is a [`Source`] only. For receives, reads and atomics, post the [`Part`] or [`Lease`] itself.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum AnyBuffer<M = Buffer> {

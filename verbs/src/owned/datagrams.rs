@@ -155,6 +155,7 @@ impl<B, P: Provider> Datagrams<B, P> {
     /// # Errors
     /// - [`Error::Invalid`]: on InfiniBand, the address has no LID.
     /// - [`Error::Kernel`]: there is no route, or the peer did not answer the address resolution.
+    #[doc(alias = "ibv_create_ah")]
     pub fn destination(&self, peer: &DatagramAddress) -> Result<Destination<P>> {
         self.destination_by(&self.path_to(peer), peer.qp_num, peer.qkey)
     }
@@ -261,6 +262,7 @@ impl<B, P: Provider> Datagrams<B, P> {
     ///
     /// # Errors
     /// [`Error::Kernel`] or [`Error::System`], as for [`Datagrams::wait`].
+    #[doc(alias = "ibv_req_notify_cq")]
     pub fn arm(&mut self) -> Result<()> {
         self.queues.arm()
     }
@@ -281,6 +283,7 @@ impl<B: Source, P: Provider> Datagrams<B, P> {
     ///
     /// # Errors
     /// [Errors of posting](Datagrams#errors-of-posting). The error returns the buffer.
+    #[doc(alias = "ibv_post_send")]
     #[inline]
     pub fn post(&mut self, op: Op<'_, B, SendTo<'_, P>>) -> Result<(), NotPosted<B>> {
         if op.operation.pd() != self.pd {
@@ -295,6 +298,7 @@ impl<B: Source, P: Provider> Datagrams<B, P> {
     ///
     /// # Errors
     /// [Errors of posting](Datagrams#errors-of-posting). The error returns the buffer.
+    #[doc(alias = "IBV_WR_SEND")]
     pub fn post_send(
         &mut self,
         to: &Destination<P>,
@@ -308,6 +312,7 @@ impl<B: Source, P: Provider> Datagrams<B, P> {
     ///
     /// # Errors
     /// [Errors of posting](Datagrams#errors-of-posting). The error returns the buffer.
+    #[doc(alias = "IBV_WR_SEND_WITH_IMM")]
     pub fn post_send_imm(
         &mut self,
         to: &Destination<P>,
@@ -323,6 +328,8 @@ impl<B: Source, P: Provider> Datagrams<B, P> {
     ///
     /// # Errors
     /// [Errors of posting](Datagrams#errors-of-posting).
+    #[doc(alias = "IBV_WR_SEND")]
+    #[doc(alias = "IBV_SEND_INLINE")]
     pub fn post_send_inline(&mut self, to: &Destination<P>, bytes: &[u8]) -> Result<(), NotPosted<B>> {
         self.post(Op::send_to_inline(to, bytes))
     }
@@ -335,6 +342,7 @@ impl<B: Source, P: Provider> Datagrams<B, P> {
     ///
     /// # Errors
     /// [Errors of posting](Datagrams#errors-of-posting). The error returns the buffer.
+    #[doc(alias = "ibv_post_recv")]
     pub fn post_recv_tagged<T: Target + Into<B>>(&mut self, buffer: T, tag: u64) -> Result<(), NotPosted<B>> {
         if buffer.length() < SHORTEST || buffer.try_bytes().is_none() {
             return Err(unusable(buffer, tag));
@@ -352,6 +360,7 @@ impl<B: Source, P: Provider> Datagrams<B, P> {
     ///   buffer.
     /// - [`Error::UnknownCompletion`]: the completion matches no outstanding operation. It has no
     ///   buffer.
+    #[doc(alias = "ibv_poll_cq")]
     #[inline]
     pub fn poll(&mut self) -> Option<Result<DatagramDone<B>, Failed<B>>> {
         self.queues.poll().map(|ended| checked(ended?))
@@ -447,6 +456,7 @@ impl<B: Target, P: Provider> Datagrams<B, P> {
     ///
     /// # Errors
     /// [Errors of posting](Datagrams#errors-of-posting). The error returns the buffer.
+    #[doc(alias = "ibv_post_recv")]
     pub fn post_recv(&mut self, buffer: B) -> Result<(), NotPosted<B>> {
         self.post_recv_tagged(buffer, 0)
     }

@@ -66,8 +66,8 @@ use crate::{
 /// seconds. Loops that only call [`Endpoint::poll`] call [`Endpoint::probe`] themselves.
 ///
 /// Probes are RDMA writes of length 0. After [`Endpoint::connect`] the peer's address says whether it
-/// permits them. After [`Endpoint::connect_by`] the peer is taken to permit them, as the kernel's
-/// connection manager lets QPs do.
+/// permits them. After [`Endpoint::connect_by`] the peer is assumed to permit them, because the
+/// kernel's connection manager sets `REMOTE_WRITE` of its QPs.
 ///
 /// # Validation of completions
 ///
@@ -109,6 +109,7 @@ use crate::{
 /// [`PostReason::State`]: crate::PostReason::State
 /// [`PostReason::Queue`]: crate::PostReason::Queue
 /// [`PostReason::Doorbell`]: crate::PostReason::Doorbell
+#[doc(alias = "IBV_QPT_RC")]
 pub struct Endpoint<B = Mr<Buffer>, P: Provider = AnyProvider> {
     pub(crate) queues: Queues<B, P>,
     address: Address,
@@ -404,6 +405,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// - [`Error::Completion`]: the operation failed. The error returns the buffer.
     /// - [`Error::UnknownCompletion`]: the completion matches no outstanding operation. It has no
     ///   buffer.
+    #[doc(alias = "ibv_poll_cq")]
     #[inline(always)]
     pub fn poll(&mut self) -> Option<Result<Done<B>, Failed<B>>> {
         self.queues.poll()
@@ -773,7 +775,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// A send is complete when the peer's device has acknowledged it. The acknowledgement does not
     /// show that the peer has polled its receive, or that the data is visible in the peer's memory.
     ///
-    /// A `timeout` that passes is no error of this call: the sends that were not complete are
+    /// A `timeout` that passes is not an error of this call: the sends that were not complete are
     /// among the results, as failed with [`WR_FLUSH_ERR`](WcStatus::WR_FLUSH_ERR).
     ///
     /// ```no_run
@@ -1064,6 +1066,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     ///
     /// # Errors
     /// [`Error::Kernel`] or [`Error::System`], as for [`Endpoint::wait`].
+    #[doc(alias = "ibv_req_notify_cq")]
     pub fn arm(&mut self) -> Result<()> {
         self.queues.arm()
     }
@@ -1158,6 +1161,7 @@ impl<B: Source, P: Provider> Endpoint<B, P> {
     ///
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer.
+    #[doc(alias = "ibv_post_send")]
     #[inline(always)]
     pub fn post(&mut self, op: Op<'_, B>) -> Result<(), NotPosted<B>> {
         let Queues { qp, flows, .. } = &mut self.queues;
@@ -1169,6 +1173,7 @@ impl<B: Source, P: Provider> Endpoint<B, P> {
     ///
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer.
+    #[doc(alias = "IBV_WR_SEND")]
     pub fn post_send(&mut self, buffer: B, range: impl RangeBounds<usize>) -> Result<(), NotPosted<B>> {
         self.post(Op::send(buffer, range))
     }
@@ -1177,6 +1182,7 @@ impl<B: Source, P: Provider> Endpoint<B, P> {
     ///
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer.
+    #[doc(alias = "IBV_WR_SEND_WITH_IMM")]
     pub fn post_send_imm(
         &mut self,
         buffer: B,
@@ -1192,6 +1198,7 @@ impl<B: Source, P: Provider> Endpoint<B, P> {
     ///
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer.
+    #[doc(alias = "IBV_WR_RDMA_WRITE")]
     pub fn post_write(
         &mut self,
         buffer: B,
@@ -1208,6 +1215,7 @@ impl<B: Source, P: Provider> Endpoint<B, P> {
     ///
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer.
+    #[doc(alias = "IBV_WR_RDMA_WRITE_WITH_IMM")]
     pub fn post_write_imm(
         &mut self,
         buffer: B,
@@ -1223,6 +1231,8 @@ impl<B: Source, P: Provider> Endpoint<B, P> {
     ///
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting).
+    #[doc(alias = "IBV_WR_SEND")]
+    #[doc(alias = "IBV_SEND_INLINE")]
     pub fn post_send_inline(&mut self, bytes: &[u8]) -> Result<(), NotPosted<B>> {
         self.post(Op::send_inline(bytes))
     }
@@ -1233,6 +1243,8 @@ impl<B: Source, P: Provider> Endpoint<B, P> {
     ///
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting).
+    #[doc(alias = "IBV_WR_RDMA_WRITE")]
+    #[doc(alias = "IBV_SEND_INLINE")]
     pub fn post_write_inline(&mut self, bytes: &[u8], remote: Remote) -> Result<(), NotPosted<B>> {
         self.post(Op::write_inline(bytes, remote))
     }
@@ -1262,6 +1274,7 @@ impl<B: Source, P: Provider> Endpoint<B, P> {
     ///
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffers.
+    #[doc(alias = "IBV_WR_SEND")]
     pub fn post_send_parts<R: RangeBounds<usize>, const N: usize>(
         &mut self,
         parts: [(B, R); N],
@@ -1277,6 +1290,7 @@ impl<B: Source, P: Provider> Endpoint<B, P> {
     ///
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffers.
+    #[doc(alias = "IBV_WR_RDMA_WRITE")]
     pub fn post_write_parts<R: RangeBounds<usize>, const N: usize>(
         &mut self,
         parts: [(B, R); N],
@@ -1311,6 +1325,7 @@ impl<B: Source, P: Provider> Endpoint<B, P> {
     ///
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer.
+    #[doc(alias = "ibv_post_recv")]
     #[inline(always)]
     pub fn post_recv_tagged<T: Target + Into<B>>(&mut self, buffer: T, tag: u64) -> Result<(), NotPosted<B>> {
         let Queues { qp, flows, .. } = &mut self.queues;
@@ -1329,6 +1344,7 @@ impl<B: Source, P: Provider> Endpoint<B, P> {
     ///
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffers.
+    #[doc(alias = "ibv_post_recv")]
     pub fn post_recv_parts<T: Target + Into<B>, R: RangeBounds<usize>, const N: usize>(
         &mut self,
         parts: [(T, R); N],
@@ -1344,6 +1360,7 @@ impl<B: Target, P: Provider> Endpoint<B, P> {
     ///
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer.
+    #[doc(alias = "ibv_post_recv")]
     pub fn post_recv(&mut self, buffer: B) -> Result<(), NotPosted<B>> {
         self.post_recv_tagged(buffer, 0)
     }
@@ -1354,6 +1371,7 @@ impl<B: Target, P: Provider> Endpoint<B, P> {
     ///
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer.
+    #[doc(alias = "IBV_WR_RDMA_READ")]
     pub fn post_read(
         &mut self,
         buffer: B,
@@ -1370,6 +1388,7 @@ impl<B: Target, P: Provider> Endpoint<B, P> {
     ///
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffers.
+    #[doc(alias = "IBV_WR_RDMA_READ")]
     pub fn post_read_parts<R: RangeBounds<usize>, const N: usize>(
         &mut self,
         parts: [(B, R); N],
@@ -1386,6 +1405,7 @@ impl<B: Target, P: Provider> Endpoint<B, P> {
     ///
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer.
+    #[doc(alias = "IBV_WR_ATOMIC_FETCH_AND_ADD")]
     pub fn post_fetch_add(&mut self, buffer: B, remote: Remote, add: u64) -> Result<(), NotPosted<B>> {
         self.post(Op::fetch_add(buffer, remote, add))
     }
@@ -1397,6 +1417,7 @@ impl<B: Target, P: Provider> Endpoint<B, P> {
     ///
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer.
+    #[doc(alias = "IBV_WR_ATOMIC_CMP_AND_SWP")]
     pub fn post_compare_swap(
         &mut self,
         buffer: B,

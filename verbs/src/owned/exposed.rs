@@ -111,6 +111,7 @@ impl<M: MemoryOwner> Part<M> {
     /// - [`Error::Invalid`] on Soft-RoCE: `access` contains [`Access::ON_DEMAND`], and the part
     ///   does not begin at a page boundary.
     /// - [`Error::Kernel`], for example beyond the limit on locked memory.
+    #[doc(alias = "ibv_reg_mr")]
     pub fn expose(self, access: Access) -> Result<Exposed<M>, ExposeError<M>> {
         match self.register_remote(access) {
             Ok(remote) => {
@@ -250,8 +251,8 @@ impl<M> Exposed<M> {
         barrier::before_device_reads();
     }
 
-    /// Adds to a word of 8 bytes atomically. On Soft-RoCE and ConnectX, use
-    /// [`LocalAtomics`](super::LocalAtomics). Returns the previous value. The sum wraps around.
+    /// Adds `add` to a word of 8 bytes by an atomic operation of the CPU. Returns the previous value.
+    /// The sum wraps around.
     ///
     /// It is atomic with atomic operations of peers. This needs a device whose
     /// [`atomic_cap`](crate::DeviceAttr::atomic_cap) is [`AtomicCap::GLOB`]. With other devices, such
@@ -260,23 +261,23 @@ impl<M> Exposed<M> {
     /// # Errors
     /// - [`Error::Unsupported`] if the device's atomic operations are not atomic with the CPU's.
     /// - [`Error::Invalid`] as for [`Exposed::load`].
-    pub fn fetch_add(&self, offset: usize, value: u64) -> Result<u64> {
+    pub fn fetch_add(&self, offset: usize, add: u64) -> Result<u64> {
         self.check_global("Exposed::fetch_add")?;
         let place = self.word::<u64>("Exposed::fetch_add", offset)?;
         // SAFETY: the word is aligned, and valid as in `read`.
-        Ok(unsafe { copy::fetch_add_u64(place, value) })
+        Ok(unsafe { copy::fetch_add_u64(place, add) })
     }
 
-    /// Replaces a word of 8 bytes by `new` if it is `expected`, atomically. On Soft-RoCE and ConnectX,
-    /// use [`LocalAtomics`](super::LocalAtomics). Returns the previous value.
+    /// Replaces a word of 8 bytes by `swap` if it is `compare`, by an atomic operation of the CPU.
+    /// Returns the previous value. [`Exposed::fetch_add`] names the devices that permit it.
     ///
     /// # Errors
     /// As for [`Exposed::fetch_add`].
-    pub fn compare_swap(&self, offset: usize, expected: u64, new: u64) -> Result<u64> {
+    pub fn compare_swap(&self, offset: usize, compare: u64, swap: u64) -> Result<u64> {
         self.check_global("Exposed::compare_swap")?;
         let place = self.word::<u64>("Exposed::compare_swap", offset)?;
         // SAFETY: the word is aligned, and valid as in `read`.
-        Ok(unsafe { copy::compare_swap_u64(place, expected, new) })
+        Ok(unsafe { copy::compare_swap_u64(place, compare, swap) })
     }
 
     /// The word at `offset` for an atomic operation of a QP in `domain`.
@@ -337,6 +338,7 @@ impl<M> Exposed<M> {
     ///
     /// - [`Error::Invalid`]: a [source](Self::source) of it exists. Wait for its operation and drop it.
     /// - [`Error::Kernel`].
+    #[doc(alias = "ibv_dereg_mr")]
     pub fn revoke(self) -> Result<Part<M>, RevokeError<M>> {
         let memory = match Arc::try_unwrap(self.memory) {
             Ok(memory) => memory,

@@ -60,7 +60,7 @@ impl<P: Provider> LocalAtomics<P> {
         Ok(Self { requester, responder, result })
     }
 
-    /// Adds to the word of 8 bytes at `offset` atomically. Returns the previous value. The sum wraps
+    /// Adds `add` to the word of 8 bytes at `offset` atomically. Returns the previous value. The sum wraps
     /// around.
     ///
     /// # Errors
@@ -70,13 +70,13 @@ impl<P: Provider> LocalAtomics<P> {
     /// - [`Error::Closed`]: an earlier operation has failed.
     /// - The errors of [`Endpoint::wait`].
     #[doc(alias = "IBV_WR_ATOMIC_FETCH_AND_ADD")]
-    pub fn fetch_add<M>(&mut self, exposed: &Exposed<M>, offset: usize, value: u64) -> Result<u64> {
+    pub fn fetch_add<M>(&mut self, exposed: &Exposed<M>, offset: usize, add: u64) -> Result<u64> {
         const VERB: &str = "LocalAtomics::fetch_add";
         let remote = exposed.atomic_word(VERB, self.requester.qp().pd().domain(), offset)?;
-        self.execute(VERB, |result| Op::fetch_add(result, remote, value))
+        self.execute(VERB, |result| Op::fetch_add(result, remote, add))
     }
 
-    /// Replaces the word of 8 bytes at `offset` by `new` if it is `expected`, atomically. Returns
+    /// Replaces the word of 8 bytes at `offset` by `swap` if it is `compare`, atomically. Returns
     /// the previous value.
     ///
     /// # Errors
@@ -86,12 +86,12 @@ impl<P: Provider> LocalAtomics<P> {
         &mut self,
         exposed: &Exposed<M>,
         offset: usize,
-        expected: u64,
-        new: u64,
+        compare: u64,
+        swap: u64,
     ) -> Result<u64> {
         const VERB: &str = "LocalAtomics::compare_swap";
         let remote = exposed.atomic_word(VERB, self.requester.qp().pd().domain(), offset)?;
-        self.execute(VERB, |result| Op::compare_swap(result, remote, expected, new))
+        self.execute(VERB, |result| Op::compare_swap(result, remote, compare, swap))
     }
 
     /// Executes the operation that writes the previous value to the MR.

@@ -78,12 +78,14 @@ impl<B, O> Op<'_, B, O> {
 
 impl<B: Source> Op<'_, B> {
     /// Sends the bytes of `buffer` in `range` as one message.
+    #[doc(alias = "IBV_WR_SEND")]
     #[inline(always)]
     pub fn send(buffer: B, range: impl RangeBounds<usize>) -> Self {
         Self::of(Operation::Send, buffer, range)
     }
 
     /// Sends the bytes of `buffer` in `range` as one message with immediate data.
+    #[doc(alias = "IBV_WR_SEND_WITH_IMM")]
     #[inline(always)]
     pub fn send_imm(buffer: B, range: impl RangeBounds<usize>, imm: impl Into<Imm>) -> Self {
         Self::of(Operation::SendImm(imm.into()), buffer, range)
@@ -92,6 +94,7 @@ impl<B: Source> Op<'_, B> {
     /// Writes the bytes of `buffer` in `range` to the peer's memory.
     ///
     /// The peer must permit it: see [remote access](Op#remote-access).
+    #[doc(alias = "IBV_WR_RDMA_WRITE")]
     #[inline(always)]
     pub fn write(buffer: B, range: impl RangeBounds<usize>, remote: Remote) -> Self {
         Self::of(Operation::Write(remote), buffer, range)
@@ -100,6 +103,7 @@ impl<B: Source> Op<'_, B> {
     /// Writes as [`Op::write`] does, and completes a receive of the peer with immediate data.
     ///
     /// The peer must permit it: see [remote access](Op#remote-access).
+    #[doc(alias = "IBV_WR_RDMA_WRITE_WITH_IMM")]
     #[inline(always)]
     pub fn write_imm(buffer: B, range: impl RangeBounds<usize>, remote: Remote, imm: impl Into<Imm>) -> Self {
         Self::of(Operation::WriteImm(remote, imm.into()), buffer, range)
@@ -110,6 +114,7 @@ impl<B: Target> Op<'_, B> {
     /// Reads the peer's memory into the bytes of `buffer` in `range`.
     ///
     /// The peer must permit it: see [remote access](Op#remote-access).
+    #[doc(alias = "IBV_WR_RDMA_READ")]
     #[inline(always)]
     pub fn read(buffer: B, range: impl RangeBounds<usize>, remote: Remote) -> Self {
         Self::of(Operation::Read(remote), buffer, range)
@@ -119,6 +124,7 @@ impl<B: Target> Op<'_, B> {
     /// receive the old value, in native byte order.
     ///
     /// The peer must permit it: see [remote access](Op#remote-access).
+    #[doc(alias = "IBV_WR_ATOMIC_FETCH_AND_ADD")]
     #[inline(always)]
     pub fn fetch_add(buffer: B, remote: Remote, add: u64) -> Self {
         Self::of(Operation::FetchAdd { remote, add }, buffer, ..8)
@@ -128,6 +134,7 @@ impl<B: Target> Op<'_, B> {
     /// first 8 bytes of `buffer` receive the old value, in native byte order.
     ///
     /// The peer must permit it: see [remote access](Op#remote-access).
+    #[doc(alias = "IBV_WR_ATOMIC_CMP_AND_SWP")]
     #[inline(always)]
     pub fn compare_swap(buffer: B, remote: Remote, compare: u64, swap: u64) -> Self {
         Self::of(Operation::CmpSwp { remote, compare, swap }, buffer, ..8)
@@ -137,12 +144,16 @@ impl<B: Target> Op<'_, B> {
 impl<'a, B> Op<'a, B> {
     /// Sends `bytes`, which are copied when posted. They need not be registered. Their maximum is
     /// [`EndpointOptions::inline`](super::EndpointOptions::inline).
+    #[doc(alias = "IBV_WR_SEND")]
+    #[doc(alias = "IBV_SEND_INLINE")]
     #[inline(always)]
     pub fn send_inline(bytes: &'a [u8]) -> Self {
         Self::inline(Operation::Send, bytes)
     }
 
     /// Sends as [`Op::send_inline`] does, with immediate data.
+    #[doc(alias = "IBV_WR_SEND_WITH_IMM")]
+    #[doc(alias = "IBV_SEND_INLINE")]
     #[inline(always)]
     pub fn send_imm_inline(bytes: &'a [u8], imm: impl Into<Imm>) -> Self {
         Self::inline(Operation::SendImm(imm.into()), bytes)
@@ -151,6 +162,8 @@ impl<'a, B> Op<'a, B> {
     /// Writes `bytes`, which are copied when posted, to the peer's memory.
     ///
     /// The peer must permit it: see [remote access](Op#remote-access).
+    #[doc(alias = "IBV_WR_RDMA_WRITE")]
+    #[doc(alias = "IBV_SEND_INLINE")]
     #[inline(always)]
     pub fn write_inline(bytes: &'a [u8], remote: Remote) -> Self {
         Self::inline(Operation::Write(remote), bytes)
@@ -158,6 +171,8 @@ impl<'a, B> Op<'a, B> {
 
     /// Writes as [`Op::write_inline`] does, and completes a receive of the peer with immediate
     /// data.
+    #[doc(alias = "IBV_WR_RDMA_WRITE_WITH_IMM")]
+    #[doc(alias = "IBV_SEND_INLINE")]
     #[inline(always)]
     pub fn write_imm_inline(bytes: &'a [u8], remote: Remote, imm: impl Into<Imm>) -> Self {
         Self::inline(Operation::WriteImm(remote, imm.into()), bytes)
@@ -165,6 +180,7 @@ impl<'a, B> Op<'a, B> {
 
     /// Sets the fence indicator (`IBV_SEND_FENCE`): the operation starts after earlier reads and
     /// atomics of the endpoint are complete.
+    #[doc(alias = "IBV_SEND_FENCE")]
     #[inline(always)]
     pub fn fenced(mut self) -> Self {
         self.flags |= SendFlags::FENCE;
@@ -184,6 +200,7 @@ impl<'a, B, O> Op<'a, B, O> {
     /// Clears `IBV_SEND_SIGNALED`: the operation generates no CQE on success. It is reported with
     /// the next signalled one. Runs of such operations are limited by
     /// [`EndpointOptions::signal_every`](super::EndpointOptions::signal_every).
+    #[doc(alias = "IBV_SEND_SIGNALED")]
     #[inline(always)]
     pub fn unsignaled(mut self) -> Self {
         self.flags = self.flags.difference(SendFlags::SIGNALED);
@@ -192,6 +209,7 @@ impl<'a, B, O> Op<'a, B, O> {
 
     /// Sets the solicited event bit (`IBV_SEND_SOLICITED`): the peer's completion raises a
     /// solicited event.
+    #[doc(alias = "IBV_SEND_SOLICITED")]
     #[inline(always)]
     pub fn solicited(mut self) -> Self {
         self.flags |= SendFlags::SOLICITED;

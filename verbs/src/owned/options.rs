@@ -129,12 +129,14 @@ macro_rules! connection_setters {
             }
 
             /// Index of the local GID in the port's GID table.
+            #[doc(alias = "sgid_index")]
             pub fn gid_index(mut self, index: impl Into<$crate::GidIndex>) -> Self {
                 self.$($connection).+.gid_index = Some(index.into());
                 self
             }
 
             /// Largest path MTU. The connection uses the smaller one of both ends.
+            #[doc(alias = "path_mtu")]
             pub fn mtu(mut self, mtu: $crate::Mtu) -> Self {
                 self.$($connection).+.mtu = Some(mtu);
                 self
@@ -142,6 +144,8 @@ macro_rules! connection_setters {
 
             /// Outstanding reads and atomics in each direction (`max_rd_atomic`,
             /// `max_dest_rd_atomic`). The connection uses the smaller number of both ends.
+            #[doc(alias = "max_rd_atomic")]
+            #[doc(alias = "max_dest_rd_atomic")]
             pub fn rd_atomic(mut self, operations: u8) -> Self {
                 self.$($connection).+.rd_atomic = Some(operations);
                 self
@@ -272,12 +276,14 @@ pub(super) struct QueueParts<P: Provider, T: Transport> {
 
 impl EndpointOptions {
     /// Maximum of outstanding sends, writes, reads and atomics (`max_send_wr`).
+    #[doc(alias = "max_send_wr")]
     pub fn sends(mut self, sends: u32) -> Self {
         self.sends = sends;
         self
     }
 
     /// Maximum of posted receives (`max_recv_wr`).
+    #[doc(alias = "max_recv_wr")]
     pub fn recvs(mut self, recvs: u32) -> Self {
         self.recvs = recvs;
         self
@@ -285,6 +291,7 @@ impl EndpointOptions {
 
     /// Maximum of an inline send or write, in bytes. A device may grant more, but not every device
     /// does: longer inline data is rejected on some.
+    #[doc(alias = "max_inline_data")]
     pub fn inline(mut self, bytes: u32) -> Self {
         self.inline = bytes;
         self
@@ -293,6 +300,8 @@ impl EndpointOptions {
     /// Maximum of the buffers of an operation (`max_send_sge`, `max_recv_sge`), 1 to 8; see
     /// [`Endpoint::post_send_parts`]. Each buffer counts as an operation of `sends` or `recvs`.
     /// Connections of a [`Hub`](super::Hub) have operations of one buffer only, and refuse more.
+    #[doc(alias = "max_send_sge")]
+    #[doc(alias = "max_recv_sge")]
     pub fn max_sge(mut self, buffers: u32) -> Self {
         self.max_sge = buffers;
         self
@@ -300,12 +309,14 @@ impl EndpointOptions {
 
     /// Every `signal_every`-th operation of a run is signalled, even if it is
     /// [unsignalled](super::Op::unsignaled). 1 to `sends`.
+    #[doc(alias = "sq_sig_all")]
     pub fn signal_every(mut self, operations: u32) -> Self {
         self.signal_every = Some(operations);
         self
     }
 
     /// Remote operations that the peer may execute, on memory that allows them.
+    #[doc(alias = "qp_access_flags")]
     pub fn access(mut self, access: Access) -> Self {
         self.connection.attr.access = access;
         self

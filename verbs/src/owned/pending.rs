@@ -37,9 +37,9 @@ use crate::{AnyProvider, Error, Result, WcOpcode, WcStatus};
 /// # Without a driver
 ///
 /// A task needs a [driver](super::Hub#drivers) of the hub that wakes it. Without one, polling
-/// returns [`Error::NoDriver`] unless the result is there. The operation goes on: the
+/// returns [`Error::NoDriver`] unless the result is there. The operation continues: the
 /// `Pending` can be polled again or waited for. A blocked thread needs no driver.
-#[must_use = "the operation goes on; its result is lost unless it is awaited"]
+#[must_use = "the operation continues; its result is lost unless it is awaited"]
 pub struct Pending<B, P: Provider = AnyProvider> {
     state: State<B, P>,
 }
@@ -85,7 +85,7 @@ impl<B, P: Provider> Pending<B, P> {
         Self::refused(error, buffer, op.tag)
     }
 
-    /// Takes the connection and the `wr_id`, if it is posted. The operation goes on.
+    /// Takes the connection and the `wr_id`, if it is posted. The operation continues.
     pub(super) fn take_posted(&mut self) -> Option<(Arc<ConnectionInner<B, P>>, u64)> {
         match mem::replace(&mut self.state, State::Taken) {
             State::Posted { peer, wr_id } => Some((peer, wr_id)),
@@ -134,7 +134,7 @@ impl<B, P: Provider> Pending<B, P> {
     }
 
     /// Blocks until the operation has ended, at most for `timeout`. Returns `Ok(None)` on a timeout;
-    /// the operation goes on.
+    /// the operation continues.
     ///
     /// # Errors
     /// As for [`Pending::wait`].

@@ -62,6 +62,7 @@ impl Pool {
     ///   or more.
     /// - [`Error::System`]: there is not enough memory.
     /// - [`Error::Kernel`]: the registration failed, for example beyond the limit on locked memory.
+    #[doc(alias = "ibv_reg_mr")]
     pub fn new<P: Provider>(pd: &Pd<P>, count: usize, size: usize) -> Result<Self> {
         let (stride, len) = layout(count, size)?;
         let region = pd.register(Buffer::zeroed(len)?, Access::LOCAL_WRITE)?;

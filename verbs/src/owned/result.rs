@@ -127,7 +127,7 @@ impl<B> Failed<B> {
     }
 
     /// Whether the operation was a posted receive. The receives of a connection that ends are
-    /// flushed: that is no loss of data.
+    /// flushed: that is not a loss of data.
     #[must_use]
     pub fn is_recv(&self) -> bool {
         self.recv

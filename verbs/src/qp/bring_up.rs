@@ -100,7 +100,7 @@ impl<T: BringUp, P: Provider> Qp<T, P> {
     /// ```
     ///
     /// # Errors
-    /// Those of the three transitions. After an error the QP is in the state that it reached.
+    /// The errors of the three transitions. After an error the QP is in the state that it reached.
     #[doc(alias = "ibv_modify_qp")]
     pub fn bring_up(&mut self, init: &T::Init, rtr: &T::Rtr, rts: &T::Rts) -> Result<()> {
         T::init(self, init)?;

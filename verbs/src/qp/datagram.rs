@@ -11,7 +11,7 @@ use crate::{Ah, AnyProvider, Imm, Payload, SendFlags, SendRequest};
 pub const GRH_BYTES: usize = 40;
 
 /// The QPN of multicast groups.
-#[doc(alias = "IBV_MULTICAST_QPN")]
+#[doc(alias = "IB_MULTICAST_QPN")]
 pub const MULTICAST_QP: u32 = 0xff_ffff;
 
 /// Destination and immediate data of a datagram.
@@ -55,6 +55,9 @@ impl<P: Provider> Batch<'_, Ud, P> {
     /// # Errors
     /// The [`PostReason`] of the rejection, for instance if the bytes exceed the QP's
     /// `max_inline_data`.
+    #[doc(alias = "ibv_wr_send")]
+    #[doc(alias = "ibv_wr_set_ud_addr")]
+    #[doc(alias = "ibv_wr_set_inline_data")]
     #[inline]
     pub fn send_to_inline(
         &mut self,

@@ -32,6 +32,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// - [`Error::Kernel`]: the kernel rejects the transition, for instance because the QP is in
     ///   ERR.
     #[doc(alias = "IBV_QPS_SQD")]
+    #[doc(alias = "ibv_modify_qp")]
     pub fn drain(&mut self) -> Result<()> {
         const VERB: &str = "modify_qp RTS→SQD";
         self.check_state(VERB, QpState::RTS)?;
@@ -51,6 +52,8 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// - [`Error::Invalid`]: the state is not SQD.
     /// - [`Error::Kernel`]: the kernel rejects the transition, for instance while the queue is
     ///   draining.
+    #[doc(alias = "IBV_QPS_RTS")]
+    #[doc(alias = "ibv_modify_qp")]
     pub fn resume(&mut self) -> Result<()> {
         const VERB: &str = "modify_qp SQD→RTS";
         self.check_state(VERB, QpState::SQD)?;
@@ -77,6 +80,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// - [`Error::Invalid`]: the state is RESET.
     /// - [`Error::Kernel`]: the kernel rejects the transition.
     #[doc(alias = "IBV_QPS_ERR")]
+    #[doc(alias = "ibv_modify_qp")]
     pub fn set_error(&mut self) -> Result<()> {
         const VERB: &str = "modify_qp to ERR";
         if self.state() == QpState::RESET {
@@ -105,6 +109,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// RESET, and earlier posted requests stay in use. The next transition first issues the missing
     /// request, and fails if the kernel refuses it again.
     #[doc(alias = "IBV_QPS_RESET")]
+    #[doc(alias = "ibv_modify_qp")]
     pub fn reset(&mut self) -> Result<()> {
         let attr = QpAttr { qp_state: QpState::RESET, ..QpAttr::default() };
         self.modify_qp("modify_qp to RESET", &attr, QpAttrMask::STATE).map_err(|error| {

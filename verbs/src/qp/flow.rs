@@ -249,6 +249,7 @@ fn mask<T, M: Default>(value: Option<T>, all: M) -> M {
 }
 
 /// The handle of a flow, from [`Qp::create_flow`].
+#[doc(alias = "ibv_flow")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowId(u32);
 

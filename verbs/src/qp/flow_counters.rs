@@ -19,6 +19,7 @@ use crate::{Context, DestroyError, Error, Feature, Result};
 const VALUES: [CounterDescription; 2] = [CounterDescription::PACKETS, CounterDescription::BYTES];
 
 /// Packets and bytes that flows have counted; see [`FlowCounters::read`].
+#[doc(alias = "ibv_counter_description")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FlowCount {

@@ -93,6 +93,8 @@ impl<P: Provider> Qp<RawPacket, P> {
     /// - [`Error::Invalid`](crate::Error::Invalid): the state is not RESET.
     /// - [`Error::NoPort`](crate::Error::NoPort)
     /// - [`Error::Kernel`](crate::Error::Kernel): the kernel rejects the transition.
+    #[doc(alias = "IBV_QPS_INIT")]
+    #[doc(alias = "ibv_modify_qp")]
     pub fn init(&mut self, port: impl Into<PortNum>) -> Result<()> {
         self.check_state(INIT, QpState::RESET)?;
         let port_num = self.pd().context().check_port(port)?;
@@ -105,6 +107,8 @@ impl<P: Provider> Qp<RawPacket, P> {
     /// # Errors
     /// - [`Error::Invalid`](crate::Error::Invalid): the state is not INIT.
     /// - [`Error::Kernel`](crate::Error::Kernel): the kernel rejects the transition.
+    #[doc(alias = "IBV_QPS_RTR")]
+    #[doc(alias = "ibv_modify_qp")]
     pub fn ready_to_receive(&mut self) -> Result<()> {
         self.transition(RTR, QpState::INIT, QpState::RTR)
     }
@@ -114,6 +118,8 @@ impl<P: Provider> Qp<RawPacket, P> {
     /// # Errors
     /// - [`Error::Invalid`](crate::Error::Invalid): the state is not RTR.
     /// - [`Error::Kernel`](crate::Error::Kernel): the kernel rejects the transition.
+    #[doc(alias = "IBV_QPS_RTS")]
+    #[doc(alias = "ibv_modify_qp")]
     pub fn ready_to_send(&mut self) -> Result<()> {
         self.transition(RTS, QpState::RTR, QpState::RTS)
     }
@@ -166,6 +172,8 @@ impl<P: Provider> Batch<'_, RawPacket, P> {
     /// # Errors
     /// The [`PostReason`] of the rejection, for instance if the bytes exceed the QP's
     /// `max_inline_data`.
+    #[doc(alias = "ibv_wr_send")]
+    #[doc(alias = "ibv_wr_set_inline_data")]
     pub fn send_frame_inline(
         &mut self,
         wr_id: u64,

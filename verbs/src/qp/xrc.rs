@@ -75,6 +75,8 @@ impl<P: Provider> Qp<XrcSend, P> {
     ///   `access` has rights that apply to MRs only.
     /// - [`Error::NoPort`]
     /// - [`Error::Kernel`]: the kernel rejects the transition.
+    #[doc(alias = "IBV_QPS_INIT")]
+    #[doc(alias = "ibv_modify_qp")]
     pub fn init(&mut self, attr: &InitAttr) -> Result<()> {
         self.reset_to_init(attr)
     }
@@ -87,6 +89,8 @@ impl<P: Provider> Qp<XrcSend, P> {
     ///   the port's.
     /// - [`Error::NoPort`], [`Error::NoGid`]
     /// - [`Error::Kernel`]: the kernel rejects the transition.
+    #[doc(alias = "IBV_QPS_RTR")]
+    #[doc(alias = "ibv_modify_qp")]
     pub fn ready_to_receive(&mut self, attr: &UcRtrAttr) -> Result<()> {
         let address = self.check_peer(&attr.address, attr.path_mtu, attr.dest_qp_num, attr.rq_psn)?;
         self.init_to_rtr((&UcRtrAttr { address, ..*attr }).into())
@@ -98,6 +102,8 @@ impl<P: Provider> Qp<XrcSend, P> {
     /// - [`Error::Invalid`]: the state is not RTR, or the PSN has more than 24 bits.
     /// - [`Error::Limit`]: `max_rd_atomic` is above the device's limit.
     /// - [`Error::Kernel`]: the kernel rejects the transition.
+    #[doc(alias = "IBV_QPS_RTS")]
+    #[doc(alias = "ibv_modify_qp")]
     pub fn ready_to_send(&mut self, attr: &RtsAttr) -> Result<()> {
         self.rtr_to_rts_reliable(attr)
     }
@@ -109,6 +115,9 @@ impl<P: Provider> Batch<'_, XrcSend, P> {
     /// # Errors
     /// The [`PostReason`] of the rejection, for instance if the bytes exceed the QP's
     /// `max_inline_data`.
+    #[doc(alias = "ibv_wr_send")]
+    #[doc(alias = "ibv_wr_set_xrc_srqn")]
+    #[doc(alias = "ibv_wr_set_inline_data")]
     pub fn send_to_srq_inline(
         &mut self,
         wr_id: u64,
@@ -241,6 +250,8 @@ impl<P: Provider> XrcTarget<P> {
     ///   `access` has rights that apply to MRs only.
     /// - [`Error::NoPort`]
     /// - [`Error::Kernel`]: the kernel rejects the transition.
+    #[doc(alias = "IBV_QPS_INIT")]
+    #[doc(alias = "ibv_modify_qp")]
     pub fn init(&mut self, attr: &InitAttr) -> Result<()> {
         self.check_state(INIT, QpState::RESET)?;
         check_init(self.xrcd.context(), attr)?;
@@ -256,6 +267,8 @@ impl<P: Provider> XrcTarget<P> {
     ///   the port's.
     /// - [`Error::Limit`], [`Error::NoPort`], [`Error::NoGid`]
     /// - [`Error::Kernel`]: the kernel rejects the transition.
+    #[doc(alias = "IBV_QPS_RTR")]
+    #[doc(alias = "ibv_modify_qp")]
     pub fn ready_to_receive(&mut self, attr: &RtrAttr) -> Result<()> {
         self.check_state(RTR, QpState::INIT)?;
         let context = self.xrcd.context();
@@ -270,6 +283,8 @@ impl<P: Provider> XrcTarget<P> {
     /// # Errors
     /// - [`Error::Invalid`]: the state is not RTR, or a value is out of range.
     /// - [`Error::Kernel`]: the kernel rejects the transition.
+    #[doc(alias = "IBV_QPS_RTS")]
+    #[doc(alias = "ibv_modify_qp")]
     pub fn ready_to_send(&mut self, attr: &XrcTargetRtsAttr) -> Result<()> {
         self.check_state(RTS, QpState::RTR)?;
         check_24_bits(RTS, "sq_psn", attr.sq_psn)?;
@@ -314,6 +329,8 @@ impl<P: Provider> XrcTarget<P> {
     /// # Errors
     /// - [`Error::Invalid`]: the state is RESET.
     /// - [`Error::Kernel`]: the kernel rejects the transition.
+    #[doc(alias = "IBV_QPS_ERR")]
+    #[doc(alias = "ibv_modify_qp")]
     pub fn set_error(&mut self) -> Result<()> {
         const VERB: &str = "modify_qp to ERR";
         if self.state == QpState::RESET {
@@ -326,6 +343,8 @@ impl<P: Provider> XrcTarget<P> {
     ///
     /// # Errors
     /// [`Error::Kernel`]: the kernel rejects the transition.
+    #[doc(alias = "IBV_QPS_RESET")]
+    #[doc(alias = "ibv_modify_qp")]
     pub fn reset(&mut self) -> Result<()> {
         let attr = QpAttr { qp_state: QpState::RESET, ..QpAttr::default() };
         self.modify_qp("modify_qp to RESET", (attr, QpAttrMask::STATE))

@@ -16,7 +16,7 @@ use super::{RawContext, UntypedCall};
 /// use bareverbs::raw::uapi::uverbs::object;
 ///
 /// # fn example(cq: bareverbs::Cq, context: &bareverbs::Context) -> Result<(), Box<dyn std::error::Error>> {
-/// // The safe handle is released: its queue is leaked, and the object goes on to exist.
+/// // The safe handle is released: its queue is leaked, and the object still exists.
 /// let handle = cq.into_handle();
 /// // SAFETY: nothing else has the handle.
 /// let cq = unsafe { RawObject::of::<object::Cq>(&context.raw(), handle) };
@@ -49,8 +49,8 @@ impl RawObject {
     /// # Safety
     ///
     /// The object may be destroyed at any time from now on: the caller owns it, and no other value
-    /// has or uses its handle. After the object is destroyed, the caller keeps what it used no
-    /// longer; until then, memory that the kernel or the device accesses for it stays valid.
+    /// has or uses its handle. Memory that the kernel or the device accesses for the object stays
+    /// valid until it is destroyed.
     #[must_use]
     pub unsafe fn from_handle(context: &RawContext, class: u16, handle: u32) -> Self {
         Self { context: context.clone(), class, handle }

@@ -13,7 +13,7 @@ use crate::owned::{Done, Failed, Op, Source};
 use crate::readiness::sealed::Readiness;
 
 /// The results of the receives, in order. The stream ends when no receive is posted; after another post
-/// it goes on. It sleeps at once, without the polling of [`Spin`](crate::owned::Spin).
+/// it continues. It sleeps at once, without the polling of [`Spin`](crate::owned::Spin).
 impl<R: Readiness, B, P: Provider> Stream for EndpointReceiver<R, B, P> {
     type Item = Result<Done<B>, Failed<B>>;
 

@@ -63,7 +63,7 @@ impl<P: Provider> SrqShared<P> {
 impl<P: Provider> Drop for SrqShared<P> {
     fn drop(&mut self) {
         if self.released.get() {
-            // The kernel object goes on to exist: its memory is leaked.
+            // The kernel object still exists: its memory is leaked.
             std::mem::forget(self.orphan.get_mut().unwrap_or_else(PoisonError::into_inner).take());
         } else if !self.destroyed {
             // SAFETY: the SRQ is not destroyed yet, and `self` is being dropped.

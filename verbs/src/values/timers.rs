@@ -46,9 +46,8 @@ impl AckTimeout {
 }
 
 impl Default for AckTimeout {
-    /// 537 ms (n = 17). With the default of 6 retries, a dead peer is
-    /// noticed after 3.8 s. A peer that stalls for less, such as a paused virtual machine, is not
-    /// taken for dead.
+    /// 537 ms (n = 17). With the default of 6 retries, a dead peer is noticed after 3.8 s. A peer
+    /// that stalls for a shorter time, such as a paused virtual machine, is not reported as dead.
     fn default() -> Self {
         Self(17)
     }

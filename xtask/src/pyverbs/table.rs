@@ -187,7 +187,7 @@ fn parse_head(head: &str) -> Result<Vec<usize>> {
         head.strip_suffix(" bareverbs |").context("the last column is `bareverbs`")?.split_terminator('|');
     let column = |name: &str| {
         let kernel = KERNELS.iter().position(|series| series.to_string() == name.trim());
-        kernel.with_context(|| format!("`{}` is no kernel", name.trim()))
+        kernel.with_context(|| format!("`{}` is not a kernel series", name.trim()))
     };
     names.map(column).collect()
 }

@@ -83,7 +83,7 @@ fn wrapping(wqe: &mut SendWqe, _: &mut Sge, operation: &Operation, region: &Regi
     operation.aim(wqe, 0_u64.wrapping_sub(len), region.rkey);
 }
 
-/// An atomic at an address that is no multiple of 8.
+/// An atomic at an address that is not a multiple of 8.
 fn unaligned(wqe: &mut SendWqe, _: &mut Sge, operation: &Operation, _: &Region) {
     shift(wqe, operation, 4);
 }

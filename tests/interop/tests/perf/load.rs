@@ -386,7 +386,7 @@ pub(crate) fn missing_host_is_reported() {
     let options = ["-b", "--all-to-all", &hosts, "--rank", "0"];
     let mut first = Program::start(&mut benchmark.command(Side::Bareverbs, &options, None));
     wait_until_listening(&mut first, 4811);
-    // A peer that is no host of the list.
+    // A peer that is not a host of the list.
     std::net::TcpStream::connect((HOST, 4811)).unwrap();
     first.finish_within(SOON).expect_failure("closed the connection");
 }

@@ -55,7 +55,7 @@ pub(crate) fn solicited_only_arm_ignores_other_completions() {
         a.send(&[send(1, SendFlags::empty())]).unwrap();
         a.completions(1);
         settle();
-        assert_eq!(channel.try_wait().unwrap(), None, "an ordinary message is no reason to wake");
+        assert_eq!(channel.try_wait().unwrap(), None, "an unsolicited message does not wake");
         a.send(&[send(2, SendFlags::SOLICITED)]).unwrap();
         let event = channel.wait_timeout(TIMEOUT).unwrap().expect("a solicited message wakes");
         assert_eq!(event.user_data, 99);

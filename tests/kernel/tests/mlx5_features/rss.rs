@@ -336,7 +336,7 @@ pub(crate) fn rss_work_queues_strip_vlan_tags() {
         let tagged = frame(BOB, VLAN, &[&[0x20, 5, 0x88, 0xb5], &[9; 60][..]].concat());
         let bare = [&tagged[..12], &tagged[16..]].concat();
         for strip in [false, true, false] {
-            queues.wqs[0].strip_vlan(strip).unwrap();
+            queues.wqs[0].set_cvlan_stripping(strip).unwrap();
             sender.send(&tagged);
             assert_eq!(queues.next().1, if strip { &bare } else { &tagged }[..], "{strip}");
         }

@@ -90,7 +90,7 @@ pub(crate) fn migrated_id_takes_its_events_along() {
         active.resolve_addr(None, addr, RESOLVE).unwrap();
         thread::sleep(QUIET);
         active.migrate(&new).unwrap();
-        assert!(active.channel().is(&new) && active.key() == key);
+        assert!(active.channel().same_channel(&new) && active.key() == key);
         assert!(old.try_wait().unwrap().is_none());
         drop(old);
         let kind = next_of(&new, key);

@@ -158,7 +158,7 @@ pub(crate) fn connect_without_listener_is_rejected() {
         let kind = next_of(active.channel(), active.key());
         let EventKind::Rejected(rejected) = kind else { panic!("{kind:?}") };
         assert_eq!(rejected.reason, RejectReason::InvalidServiceId);
-        assert!(rejected.to_string().contains("nobody listens on the port (reason 8)"), "{rejected}");
+        assert!(rejected.to_string().contains("no application listens on the port (reason 8)"), "{rejected}");
     });
 }
 
@@ -361,7 +361,7 @@ pub(crate) fn notify_establishes_a_connection() {
     });
 }
 
-pub(crate) fn nothing_is_left_after_many_connections() {
+pub(crate) fn many_connections_leave_no_objects() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 0);
         for round in 0..100 {

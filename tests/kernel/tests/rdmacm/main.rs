@@ -46,7 +46,7 @@ kernel_tests! {
     requests_above_the_backlog_arrive_when_the_peer_repeats_them if has_ip,
     peer_that_gives_up_is_noticed_by_accept if has_ip,
     notify_establishes_a_connection if has_ip,
-    nothing_is_left_after_many_connections if has_ip,
+    many_connections_leave_no_objects if has_ip,
     ece_options_travel_in_request_and_response if has_ip,
     ib_port_space_connects_unreliable_queue_pairs if has_ip,
 

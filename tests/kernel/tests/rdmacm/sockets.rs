@@ -253,7 +253,7 @@ pub(crate) fn datagram_socket_errors_name_their_cause() {
         let error = DatagramSocket::bind("no-such-host.invalid:1").unwrap_err();
         assert!(matches!(error, DatagramError::Cm(Error::Name { .. })), "{error}");
 
-        // Nobody is at the port: the host of the peer says so.
+        // No socket is at the port: the host of the peer reports it.
         let free = plain_udp().local_addr().unwrap();
         let mut socket = client(free);
         let end = Instant::now() + TIMEOUT;

@@ -109,7 +109,7 @@ pub(crate) fn reader_is_woken_when_another_thread_handles_its_completion() {
     nothing_leaks(|| {
         let options = StreamOptions::default().send_buffer(2048).recv_buffer(64).sends(16).recvs(16);
         let (mut a, b) = pair_with(&options);
-        // Nobody reads at the other end, so that `b` is not writable, and each look at it arms.
+        // The other end does not read, so that `b` is not writable, and each look at it arms.
         b.set_write_timeout(Some(Duration::from_millis(50)));
         while (&b).write(&[0; 64]).is_ok() {}
         assert!(!b.is_writable().unwrap());

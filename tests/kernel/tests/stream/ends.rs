@@ -174,7 +174,7 @@ pub(crate) fn connect_errors_name_their_cause() {
 
         let limit = Duration::from_millis(300);
         let start = Instant::now();
-        // Nobody has the address.
+        // No host has the address.
         let mut absent = any_port();
         absent.set_ip(match absent.ip() {
             std::net::IpAddr::V4(ip) => std::net::Ipv4Addr::from(u32::from(ip) + 77).into(),

@@ -1,4 +1,4 @@
-//! Peers that are no streams, or break the protocol: a QP that is connected by hand.
+//! Peers that are not streams, or break the protocol: a QP that is connected by hand.
 
 use std::io::{Read, Write};
 use std::thread;

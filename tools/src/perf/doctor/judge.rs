@@ -117,7 +117,7 @@ pub(crate) fn mtu(largest: Mtu, passes: Mtu) -> Finding {
 /// The verdict on the latency.
 pub(crate) fn latency(figures: &Figures, local: &Facts, peer: &Facts) -> Finding {
     let text = format!(
-        "RDMA reads of 8 bytes take {:.1} us (median), {:.1} us (99 %)",
+        "RDMA reads of 8 bytes take {:.1} us (median), {:.1} us (p99)",
         figures.latency, figures.latency_p99
     );
     let software = local.is_software() || peer.is_software();
@@ -172,7 +172,7 @@ pub(crate) fn datagrams(sent: u32, received: u32, echoed: u32) -> Finding {
     let lost = f64::from(sent.saturating_sub(echoed)) / f64::from(sent.max(1));
     let remedy = match (received, echoed) {
         (0, _) => {
-            "no datagram arrives: check that UDP port 4791 is open in both directions, and the GIDs (-x)"
+            "no datagram arrives: check the GIDs (-x), and that UDP port 4791 is open in both directions"
         }
         (_, 0) => "no datagram comes back: check the peer's firewall (UDP port 4791) and its route",
         _ => "the path loses packets: look at drops of switches and interfaces (ip -s link, tc -s qdisc)",

@@ -166,6 +166,7 @@ abi_structs! {
     }
 
     /// Event moderation of a CQ.
+    #[doc(alias = "ibv_moderate_cq")]
     struct CqModeration = tag "ib_uverbs_cq_moderation" {
         /// Number of completions per event.
         cq_count: u16;

@@ -27,6 +27,7 @@ abi_structs! {
     }
 
     /// CQ moderation capabilities.
+    #[doc(alias = "ibv_cq_moderation_caps")]
     struct CqModerationCaps = tag "ib_uverbs_cq_moderation_caps" {
         /// Maximum number of completions.
         max_cq_moderation_count: u16;
@@ -189,6 +190,7 @@ abi_structs! {
     }
 
     /// ODP capabilities.
+    #[doc(alias = "ibv_odp_caps")]
     struct OdpCaps = tag "ib_uverbs_odp_caps" {
         /// General.
         general_caps: OdpGeneralCaps;
@@ -199,6 +201,7 @@ abi_structs! {
     }
 
     /// RSS capabilities.
+    #[doc(alias = "ibv_rss_caps")]
     struct RssCaps = tag "ib_uverbs_rss_caps" {
         /// Supported QP types, as a mask of `1 << type`.
         supported_qpts: u32;
@@ -211,6 +214,7 @@ abi_structs! {
     }
 
     /// Tag matching capabilities.
+    #[doc(alias = "ibv_tm_caps")]
     struct TmCaps = tag "ib_uverbs_tm_caps" {
         /// Maximum size of a rendezvous request in bytes.
         max_rndv_hdr_size: u32;

@@ -103,6 +103,7 @@ abi_structs! {
     }
 
     /// Matches an Ethernet header.
+    #[doc(alias = "ibv_flow_spec_eth")]
     struct FlowSpecEth align(8) = tag "ib_uverbs_flow_spec_eth" {
         /// Type of the specification.
         spec_type: FlowSpecType = "type";
@@ -117,6 +118,7 @@ abi_structs! {
     }
 
     /// Matches an IPv4 header.
+    #[doc(alias = "ibv_flow_spec_ipv4")]
     struct FlowSpecIpv4 align(8) = tag "ib_uverbs_flow_spec_ipv4" {
         /// Type of the specification.
         spec_type: FlowSpecType = "type";
@@ -131,6 +133,7 @@ abi_structs! {
     }
 
     /// Matches a TCP or UDP header.
+    #[doc(alias = "ibv_flow_spec_tcp_udp")]
     struct FlowSpecTcpUdp align(8) = tag "ib_uverbs_flow_spec_tcp_udp" {
         /// Type of the specification.
         spec_type: FlowSpecType = "type";
@@ -145,6 +148,7 @@ abi_structs! {
     }
 
     /// Matches an IPv6 header.
+    #[doc(alias = "ibv_flow_spec_ipv6")]
     struct FlowSpecIpv6 align(8) = tag "ib_uverbs_flow_spec_ipv6" {
         /// Type of the specification.
         spec_type: FlowSpecType = "type";
@@ -159,6 +163,7 @@ abi_structs! {
     }
 
     /// Matches a tunnel's header.
+    #[doc(alias = "ibv_flow_spec_tunnel")]
     struct FlowSpecTunnel align(8) = tag "ib_uverbs_flow_spec_tunnel" {
         /// Type of the specification.
         spec_type: FlowSpecType = "type";
@@ -173,6 +178,7 @@ abi_structs! {
     }
 
     /// Matches an ESP header.
+    #[doc(alias = "ibv_flow_spec_esp")]
     struct FlowSpecEsp align(8) = tag "ib_uverbs_flow_spec_esp" {
         /// Type of the specification.
         spec_type: FlowSpecType = "type";
@@ -187,6 +193,7 @@ abi_structs! {
     }
 
     /// Matches a GRE header.
+    #[doc(alias = "ibv_flow_spec_gre")]
     struct FlowSpecGre align(8) = tag "ib_uverbs_flow_spec_gre" {
         /// Type of the specification.
         spec_type: FlowSpecType = "type";
@@ -201,6 +208,7 @@ abi_structs! {
     }
 
     /// Matches an MPLS label.
+    #[doc(alias = "ibv_flow_spec_mpls")]
     struct FlowSpecMpls align(8) = tag "ib_uverbs_flow_spec_mpls" {
         /// Type of the specification.
         spec_type: FlowSpecType = "type";
@@ -215,6 +223,7 @@ abi_structs! {
     }
 
     /// Sets a tag in completions.
+    #[doc(alias = "ibv_flow_spec_action_tag")]
     struct FlowSpecActionTag align(8) = tag "ib_uverbs_flow_spec_action_tag" {
         /// Type of the specification.
         spec_type: FlowSpecType = "type";
@@ -229,6 +238,7 @@ abi_structs! {
     }
 
     /// Drops the packets.
+    #[doc(alias = "ibv_flow_spec_action_drop")]
     struct FlowSpecActionDrop align(8) = tag "ib_uverbs_flow_spec_action_drop" {
         /// Type of the specification.
         spec_type: FlowSpecType = "type";
@@ -239,6 +249,7 @@ abi_structs! {
     }
 
     /// Applies a flow action.
+    #[doc(alias = "ibv_flow_spec_action_handle")]
     struct FlowSpecActionHandle align(8) = tag "ib_uverbs_flow_spec_action_handle" {
         /// Type of the specification.
         spec_type: FlowSpecType = "type";
@@ -253,6 +264,7 @@ abi_structs! {
     }
 
     /// Counts the packets.
+    #[doc(alias = "ibv_flow_spec_counter_action")]
     struct FlowSpecActionCount align(8) = tag "ib_uverbs_flow_spec_action_count" {
         /// Type of the specification.
         spec_type: FlowSpecType = "type";

@@ -39,7 +39,7 @@ const DEFAULT_QKEY: u32 = 0x0123_4567;
 #[derive(Clone, Debug)]
 #[must_use = "`build` creates the datagrams"]
 pub struct DatagramOptions {
-    /// Those that both transports have.
+    /// The options that RC has, too.
     common: EndpointOptions,
     qkey: u32,
     hop_limit: Option<u8>,

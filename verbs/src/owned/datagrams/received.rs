@@ -146,7 +146,7 @@ impl<B: Source> ReceivedDatagram<B> {
     /// system calls: a server keeps the destinations of its peers in a map of
     /// [senders](Self::sender).
     ///
-    /// Packets do not tell the sender's Q_Key. The reply has the Q_Key of `datagrams`;
+    /// A packet does not carry the Q_Key of the sender's QP. The reply has the Q_Key of `datagrams`;
     /// [`Destination::with_qkey`] sets another one.
     ///
     /// # Errors

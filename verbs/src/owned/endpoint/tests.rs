@@ -353,7 +353,7 @@ fn failed_operation_returns_older_unsignaled_operations_as_done() {
 }
 
 #[test]
-fn failed_receives_and_sends_are_told_apart() {
+fn failed_receives_and_sends_are_distinguished() {
     let mut setup = Setup::new();
     let (recv, send) = (setup.post(), setup.send(1, true));
     setup.complete(recv, WcStatus::WR_FLUSH_ERR);
@@ -1353,7 +1353,7 @@ fn halves_of_different_endpoints_are_returned() {
 }
 
 #[test]
-fn half_posts_what_fits_and_keeps_the_rest() {
+fn half_posts_until_the_queue_is_full_and_keeps_the_other_operations() {
     let setup = Setup::new();
     let mut ops: Vec<_> = (0..6).map(|tag| Op::send(setup.buffer(), ..).tag(tag)).collect();
     let (mut sender, _receiver) = setup.endpoint.split();

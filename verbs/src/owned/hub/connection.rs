@@ -203,21 +203,25 @@ impl<B, P: Provider> Connection<B, P> {
 
 impl<B: Source, P: Provider> Connection<B, P> {
     /// Sends the bytes of `buffer` in `range` as one message.
+    #[doc(alias = "IBV_WR_SEND")]
     pub fn send(&self, buffer: B, range: impl RangeBounds<usize>) -> Pending<B, P> {
         self.post(Op::send(buffer, range))
     }
 
     /// Sends a message with immediate data.
+    #[doc(alias = "IBV_WR_SEND_WITH_IMM")]
     pub fn send_imm(&self, buffer: B, range: impl RangeBounds<usize>, imm: impl Into<Imm>) -> Pending<B, P> {
         self.post(Op::send_imm(buffer, range, imm))
     }
 
     /// Writes the bytes of `buffer` in `range` to the peer's memory.
+    #[doc(alias = "IBV_WR_RDMA_WRITE")]
     pub fn write(&self, buffer: B, range: impl RangeBounds<usize>, remote: Remote) -> Pending<B, P> {
         self.post(Op::write(buffer, range, remote))
     }
 
     /// Writes to the peer's memory and completes one of its receives with immediate data.
+    #[doc(alias = "IBV_WR_RDMA_WRITE_WITH_IMM")]
     pub fn write_imm(
         &self,
         buffer: B,
@@ -242,6 +246,7 @@ impl<B: Source, P: Provider> Connection<B, P> {
     /// # Ok(())
     /// # }
     /// ```
+    #[doc(alias = "ibv_post_send")]
     #[inline]
     pub fn post(&self, op: Op<'_, B>) -> Pending<B, P> {
         self.post_in(SlotKind::Send, op)
@@ -533,7 +538,7 @@ impl<B: Source, P: Provider> Connection<B, P> {
     /// [`Done::tag`](crate::owned::Done::tag).
     ///
     /// The buffer may be of another type than the connection's, such as a [`Part`](crate::owned::Part)
-    /// for a connection of [`AnyBuffer`](crate::owned::AnyBuffer). Types of other crates are no buffers:
+    /// for a connection of [`AnyBuffer`](crate::owned::AnyBuffer). Types of other crates are not buffers:
     ///
     /// ```compile_fail,E0599
     /// # use bareverbs::owned::{Connection, Lease};
@@ -549,6 +554,7 @@ impl<B: Source, P: Provider> Connection<B, P> {
     ///     connection.recv_tagged(lease, 1);
     /// }
     /// ```
+    #[doc(alias = "ibv_post_recv")]
     pub fn recv_tagged<T: Target + Into<B>>(&self, buffer: T, tag: u64) -> Pending<B, P> {
         const VERB: &str = "Connection::recv";
         let sge = match checked_sge(VERB, &buffer, self.inner.hub.pd.domain(), ..) {
@@ -567,23 +573,27 @@ impl<B: Source, P: Provider> Connection<B, P> {
 
 impl<B: Target, P: Provider> Connection<B, P> {
     /// Receives one message of up to the whole length of `buffer`.
+    #[doc(alias = "ibv_post_recv")]
     pub fn recv(&self, buffer: B) -> Pending<B, P> {
         self.recv_tagged(buffer, 0)
     }
 
     /// Reads the peer's memory into the bytes of `buffer` in `range`.
+    #[doc(alias = "IBV_WR_RDMA_READ")]
     pub fn read(&self, buffer: B, range: impl RangeBounds<usize>, remote: Remote) -> Pending<B, P> {
         self.post(Op::read(buffer, range, remote))
     }
 
     /// Adds `add` to 8 bytes of the peer's memory. The first 8 bytes of `buffer` receive the old
     /// value.
+    #[doc(alias = "IBV_WR_ATOMIC_FETCH_AND_ADD")]
     pub fn fetch_add(&self, buffer: B, remote: Remote, add: u64) -> Pending<B, P> {
         self.post(Op::fetch_add(buffer, remote, add))
     }
 
     /// Replaces 8 bytes of the peer's memory by `swap` if they equal `compare`. The first 8 bytes
     /// of `buffer` receive the old value.
+    #[doc(alias = "IBV_WR_ATOMIC_CMP_AND_SWP")]
     pub fn compare_swap(&self, buffer: B, remote: Remote, compare: u64, swap: u64) -> Pending<B, P> {
         self.post(Op::compare_swap(buffer, remote, compare, swap))
     }

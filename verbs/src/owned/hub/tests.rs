@@ -243,7 +243,7 @@ fn operations_of_post_all_share_a_doorbell() {
 }
 
 #[test]
-fn post_all_refuses_what_follows_a_refused_operation() {
+fn post_all_refuses_operations_behind_a_refused_one() {
     let setup = Setup::new(8);
     let peer = setup.connection(2);
     // The third one finds no slot.

@@ -24,6 +24,7 @@ use crate::{AnyProvider, Payload, QpState, Remote, SendFlags, SendRequest};
 /// first.ring().unwrap();
 /// # }
 /// ```
+#[doc(alias = "ibv_qp_ex")]
 #[must_use = "requests are sent by `ring`"]
 pub struct Batch<'a, T: Transport, P: Provider = AnyProvider> {
     queue: &'a mut P::Sq,
@@ -117,6 +118,8 @@ impl<T: Connected, P: Provider> Batch<'_, T, P> {
     /// # Errors
     /// The [`PostReason`] of the rejection, for instance if the bytes exceed the QP's
     /// `max_inline_data`.
+    #[doc(alias = "ibv_wr_send")]
+    #[doc(alias = "ibv_wr_set_inline_data")]
     #[inline(always)]
     pub fn send_inline(&mut self, wr_id: u64, bytes: &[u8], flags: SendFlags) -> Result<(), PostReason> {
         self.push_inline(wr_id, UcOperation::Send, bytes, flags)
@@ -126,6 +129,8 @@ impl<T: Connected, P: Provider> Batch<'_, T, P> {
     ///
     /// # Errors
     /// As for [`Batch::send_inline`].
+    #[doc(alias = "ibv_wr_rdma_write")]
+    #[doc(alias = "ibv_wr_set_inline_data")]
     #[inline(always)]
     pub fn write_inline(
         &mut self,
