@@ -730,7 +730,7 @@ impl<Q> Connection<Q> {
     /// Those of [`EventChannel::new`] and [`CmId::migrate`].
     #[doc(alias = "rdma_migrate_id")]
     pub fn own_channel(&mut self) -> Result<()> {
-        self.id.migrate(&EventChannel::private()?)
+        self.id.move_to(&EventChannel::private()?)
     }
 
     /// Whether the peer has ended the connection. It does not wait. If a DREQ has arrived, a
