@@ -55,8 +55,9 @@ pub struct Mlx5Cq {
     has_wrapped: bool,
     /// The last result of the slow path.
     slow_result: DecodedCqe,
-    /// The targets of `recent_sends` and `recent_receives` while the fast path is disabled.
-    sentinel: Box<(SqTracker, RqTracker)>,
+    /// The targets of `recent_sends` and `recent_receives` while the fast path is disabled. Not in a
+    /// `Box`: moving one asserts that no other pointer to its contents is used.
+    sentinel: Arc<(SqTracker, RqTracker)>,
     /// The CQ's tag in table entries.
     tag: u32,
     table: Arc<UidxTable>,
@@ -81,7 +82,7 @@ impl Mlx5Cq {
         uar: &Arc<Uar>,
     ) -> Self {
         let shared = CqShared::new(table, cqn, doorbell, ring.clone());
-        let sentinel = Box::new((SqTracker::new(1), RqTracker::new(1)));
+        let sentinel = Arc::new((SqTracker::new(1), RqTracker::new(1)));
         let mut queue = Self {
             consumer: 0,
             mask: 0,

@@ -36,6 +36,12 @@ impl FirstPanic {
         }
     }
 
+    /// Whether a call has panicked.
+    #[must_use]
+    pub fn caught(&self) -> bool {
+        self.0.is_some()
+    }
+
     /// Continues the panic that was kept, unless the thread is unwinding from another one.
     ///
     /// # Panics
@@ -136,5 +142,17 @@ mod tests {
         ];
         let panic = catch_unwind(AssertUnwindSafe(|| wake_all(wakers))).unwrap_err();
         assert_eq!((panic.downcast_ref(), count.0.load(Ordering::Relaxed)), (Some(&1_u32), 1));
+    }
+
+    #[test]
+    fn first_panic_is_known_before_it_continues() {
+        let mut panics = FirstPanic::default();
+        panics.catch(|| ());
+        assert!(!panics.caught());
+        panics.catch(|| panic_any(3_u32));
+        panics.catch(|| ());
+        assert!(panics.caught());
+        let panic = catch_unwind(AssertUnwindSafe(|| panics.resume())).unwrap_err();
+        assert_eq!(panic.downcast_ref(), Some(&3_u32));
     }
 }

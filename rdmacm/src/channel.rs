@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
@@ -56,17 +56,21 @@ pub struct EventChannel {
 
 struct Inner {
     file: CmFile,
-    /// Readable while events were migrated to the file and no reader was woken: the kernel wakes
-    /// none. Channels that nothing is migrated to while a reader waits have none.
-    migrated: Option<OwnedFd>,
+    /// Whether it was opened for one identifier.
+    private: bool,
+    /// An eventfd that is readable while there may be events that the kernel does not report to readers
+    /// that wait: those that were migrated to the file, or were for the readers of one key. That of a
+    /// private channel is created by the first thread that waits for the events of any key.
+    wake: OnceLock<OwnedFd>,
     inboxes: Mutex<Inboxes>,
     /// Notified when the thread that slept on the descriptor has delivered events.
     delivered: Condvar,
 }
 
 impl Inner {
-    fn new(file: CmFile, migrated: Option<OwnedFd>) -> Arc<Self> {
-        Arc::new(Self { file, migrated, inboxes: Mutex::default(), delivered: Condvar::new() })
+    fn new(file: CmFile, private: bool) -> Arc<Self> {
+        let (wake, inboxes, delivered) = (OnceLock::new(), Mutex::default(), Condvar::new());
+        Arc::new(Self { file, private, wake, inboxes, delivered })
     }
 }
 
@@ -78,21 +82,50 @@ impl EventChannel {
     /// is missing or not accessible. [`Error::System`]: the process has too many descriptors.
     #[doc(alias = "rdma_create_event_channel")]
     pub fn new() -> Result<Self> {
-        let file = CmFile::open()?;
-        let migrated = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|errno| Error::System { what: "creating an eventfd", errno })?;
-        Ok(Self { inner: Inner::new(file, Some(migrated)) })
+        let channel = Self { inner: Inner::new(CmFile::open()?, false) };
+        channel.create_wake()?;
+        Ok(channel)
     }
 
     /// A channel of one identifier. Nothing is migrated to it while a reader waits.
     pub(crate) fn private() -> Result<Self> {
-        Ok(Self { inner: Inner::new(CmFile::open()?, None) })
+        Ok(Self { inner: Inner::new(CmFile::open()?, true) })
+    }
+
+    /// Whether it is a channel of one identifier.
+    pub(crate) fn is_private(&self) -> bool {
+        self.inner.private
+    }
+
+    /// Creates the eventfd that wakes readers, if there is none.
+    fn create_wake(&self) -> Result<()> {
+        if self.inner.wake.get().is_none() {
+            let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+                .map_err(|errno| Error::System { what: "creating an eventfd", errno })?;
+            // Another thread may have created one.
+            let _ = self.inner.wake.set(wake);
+        }
+        Ok(())
     }
 
     /// A channel without events, which refuses commands.
     #[cfg(test)]
     pub(crate) fn for_test() -> Self {
-        Self { inner: Inner::new(CmFile::for_test(), None) }
+        Self { inner: Inner::new(CmFile::for_test(), true) }
+    }
+
+    /// A channel with a simulated kernel.
+    #[cfg(test)]
+    pub(crate) fn simulated() -> Self {
+        let channel = Self { inner: Inner::new(CmFile::simulated(), false) };
+        channel.create_wake().expect("an eventfd");
+        channel
+    }
+
+    /// A channel of one identifier, with a simulated kernel.
+    #[cfg(test)]
+    pub(crate) fn simulated_private() -> Self {
+        Self { inner: Inner::new(CmFile::simulated(), true) }
     }
 
     pub(crate) fn file(&self) -> &CmFile {
@@ -132,8 +165,8 @@ impl EventChannel {
     pub(crate) fn unclaim(&self, key: Key) {
         let mut wakers = Vec::new();
         self.lock().unclaim(key, &mut wakers);
-        wake_all(wakers);
         self.wake();
+        wake_all(wakers);
     }
 
     /// Drops the events of an identifier that is destroyed, and of its memberships. The children in
@@ -142,11 +175,11 @@ impl EventChannel {
         let is_it = |uid| uid == key.get() || memberships.iter().any(|key| key.get() == uid);
         let mut wakers = Vec::new();
         let (_, events) = self.lock().remove(key, is_it, &mut wakers);
-        wake_all(wakers);
         events.iter().for_each(|event| self.destroy_child(event));
+        wake_all(wakers);
     }
 
-    /// Takes over the events of an identifier that was migrated from `old`.
+    /// Takes over the events of an identifier that was migrated from `old`, and wakes the readers.
     pub(crate) fn take_over(&self, old: &Self, key: Key, memberships: &[Key]) {
         let is_it = |uid| uid == key.get() || memberships.iter().any(|key| key.get() == uid);
         let mut wakers = Vec::new();
@@ -159,28 +192,37 @@ impl EventChannel {
         }
         events.into_iter().chain(newer).for_each(|event| inboxes.deliver(event, &mut wakers));
         drop(inboxes);
+        self.wake();
         wake_all(wakers);
     }
 
     /// Reads events up to the next one of a key that is claimed, or else up to one of any key that is
     /// not.
-    fn read_until(
-        &self,
-        inboxes: &mut Inboxes,
-        key: Option<Key>,
-        wakers: &mut Vec<Waker>,
-    ) -> Result<Option<EventResp>> {
+    fn read_until(&self, inboxes: &mut Inboxes, key: Option<Key>, wakers: &mut Vec<Waker>) -> Result<()> {
+        while !inboxes.sleeping
+            && !inboxes.has(key)
+            && let Some(event) = command::get_event(self.file())?
+        {
+            inboxes.deliver(event, wakers);
+        }
+        Ok(())
+    }
+
+    /// Takes an event, reading up to it as [`read_until`](Self::read_until) does. Returns the inboxes,
+    /// too.
+    ///
+    /// The tasks that wait for the other events are woken first, without the lock. If a waker panics,
+    /// the event is still in its inbox.
+    fn take(&self, key: Option<Key>) -> (MutexGuard<'_, Inboxes>, Result<Option<EventResp>>) {
         loop {
-            if let Some(event) = inboxes.take(key) {
-                return Ok(Some(event));
+            let (mut inboxes, mut wakers) = (self.lock(), Vec::new());
+            let read = self.read_until(&mut inboxes, key, &mut wakers);
+            if wakers.is_empty() {
+                let taken = read.map(|()| inboxes.take(key));
+                return (inboxes, taken);
             }
-            if inboxes.sleeping {
-                return Ok(None);
-            }
-            match command::get_event(self.file())? {
-                Some(event) => inboxes.deliver(event, wakers),
-                None => return Ok(None),
-            }
+            drop(inboxes);
+            wake_all(wakers);
         }
     }
 
@@ -208,17 +250,14 @@ impl EventChannel {
     fn take_event(&self, key: Option<Key>, waker: Option<&Waker>) -> Result<Option<Event>> {
         let mut clone = None;
         loop {
-            let mut wakers = Vec::new();
             let (read, registered) = {
-                let mut inboxes = self.lock();
-                let read = self.read_until(&mut inboxes, key, &mut wakers);
+                let (mut inboxes, read) = self.take(key);
                 let registered = match (&read, waker) {
                     (Ok(None), Some(waker)) => inboxes.register(key, waker, &mut clone),
                     _ => true,
                 };
                 (read, registered)
             };
-            wake_all(wakers);
             if let (false, Some(waker)) = (registered, waker) {
                 clone = Some(waker.clone());
                 continue;
@@ -232,9 +271,12 @@ impl EventChannel {
 
     /// Delivers events after the descriptor has become readable, and wakes the tasks that wait for
     /// them. Returns whether it reads events, and not the tasks.
+    ///
+    /// # Panics
+    /// If a waker panics, after all tasks were woken.
     #[cfg(any(feature = "async-io", feature = "tokio"))]
     pub(crate) fn serve(&self) -> bool {
-        self.forget_migration();
+        self.forget_wake();
         let mut wakers = Vec::new();
         let reads = {
             let mut inboxes = self.lock();
@@ -291,7 +333,7 @@ impl EventChannel {
     #[doc(alias = "rdma_get_cm_event")]
     pub fn wait(&self) -> Result<Event> {
         loop {
-            if let Some(event) = self.wait_until(None, None)? {
+            if let Some(event) = self.wait_for_any(None)? {
                 return Ok(event);
             }
         }
@@ -304,26 +346,30 @@ impl EventChannel {
     pub fn wait_timeout(&self, timeout: Duration) -> Result<Option<Event>> {
         // A timeout that overflows `Instant` means no timeout.
         match Instant::now().checked_add(timeout) {
-            Some(end) => self.wait_until(None, Some(end)),
+            Some(end) => self.wait_for_any(Some(end)),
             None => self.wait().map(Some),
         }
+    }
+
+    fn wait_for_any(&self, end: Option<Instant>) -> Result<Option<Event>> {
+        // Before this thread looks for an event: the end of a claim may find one for it afterwards.
+        self.create_wake()?;
+        self.wait_until(None, end)
     }
 
     /// Waits for an event that [`try_event`](Self::try_event) takes, at most until `end`.
     pub(crate) fn wait_until(&self, key: Option<Key>, end: Option<Instant>) -> Result<Option<Event>> {
         loop {
-            let mut wakers = Vec::new();
-            let mut inboxes = self.lock();
-            let read = self.read_until(&mut inboxes, key, &mut wakers);
+            let (mut inboxes, read) = self.take(key);
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
             let waits = matches!(read, Ok(None)) && left != Some(Duration::ZERO);
             if waits && inboxes.sleeping {
                 self.wait_for_delivery(inboxes, left);
                 continue;
             }
+            // From here on until `sleep` resets it, no code of the application runs.
             inboxes.sleeping |= waits;
             drop(inboxes);
-            wake_all(wakers);
             match read? {
                 Some(resp) => {
                     if let Some(event) = self.dispatch(&resp) {
@@ -351,7 +397,7 @@ impl EventChannel {
     /// `sleeping`.
     fn sleep(&self, left: Option<Duration>) -> Result<()> {
         let slept = self.poll(left);
-        self.forget_migration();
+        self.forget_wake();
         let (mut inboxes, mut wakers) = (self.lock(), Vec::new());
         inboxes.sleeping = false;
         // Tasks that the runtime has woken meanwhile have left the events to this thread.
@@ -367,9 +413,9 @@ impl EventChannel {
     fn poll(&self, left: Option<Duration>) -> Result<()> {
         let left = left.and_then(|left| Timespec::try_from(left).ok());
         let file = PollFd::new(self.file(), PollFlags::IN);
-        let waited = match &self.inner.migrated {
-            Some(migrated) => {
-                let fds = &mut [file, PollFd::new(migrated, PollFlags::IN)];
+        let waited = match self.inner.wake.get() {
+            Some(wake) => {
+                let fds = &mut [file, PollFd::new(wake, PollFlags::IN)];
                 rustix::event::poll(fds, left.as_ref())
             }
             None => rustix::event::poll(&mut [file], left.as_ref()),
@@ -380,11 +426,11 @@ impl EventChannel {
         }
     }
 
-    /// Wakes readers that wait, because the kernel does not when it moves events to the file.
+    /// Wakes readers that wait, because the kernel does not.
     pub(crate) fn wake(&self) {
-        if let Some(migrated) = &self.inner.migrated {
+        if let Some(wake) = self.inner.wake.get() {
             // It fails only if the counter is at its maximum, and then readers are awake.
-            let _ = rustix::io::write(migrated, &1_u64.to_ne_bytes());
+            let _ = rustix::io::write(wake, &1_u64.to_ne_bytes());
         }
     }
 
@@ -393,10 +439,10 @@ impl EventChannel {
     #[cfg(any(feature = "async-io", feature = "tokio"))]
     pub(crate) fn combined(&self) -> Result<Option<OwnedFd>> {
         use rustix::event::epoll::{CreateFlags, EventData, EventFlags, add, create};
-        let Some(migrated) = &self.inner.migrated else { return Ok(None) };
+        let Some(wake) = self.inner.wake.get() else { return Ok(None) };
         let combine = || {
             let combined = create(CreateFlags::CLOEXEC)?;
-            for fd in [self.file().as_fd(), migrated.as_fd()] {
+            for fd in [self.file().as_fd(), wake.as_fd()] {
                 add(&combined, fd, EventData::new_u64(0), EventFlags::IN)?;
             }
             Ok(combined)
@@ -405,10 +451,10 @@ impl EventChannel {
     }
 
     /// Ends the readiness of [`EventChannel::wake`]. The caller reads events afterwards.
-    pub(crate) fn forget_migration(&self) {
-        if let Some(migrated) = &self.inner.migrated {
-            // It fails if there was no migration.
-            let _ = rustix::io::read(migrated, &mut [0_u8; 8]);
+    fn forget_wake(&self) {
+        if let Some(wake) = self.inner.wake.get() {
+            // It fails if there was none.
+            let _ = rustix::io::read(wake, &mut [0_u8; 8]);
         }
     }
 }
@@ -433,16 +479,63 @@ impl fmt::Debug for EventChannel {
 
 #[cfg(test)]
 mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Wake;
+
     use bareverbs::QpType;
 
     use super::*;
     use crate::PortSpace;
     use crate::key::KeyInfo;
 
+    fn new_key() -> Key {
+        key::create(KeyInfo { port_space: PortSpace::Tcp, qp_type: QpType::RC })
+    }
+
+    fn event(key: Key, event: EventType) -> EventResp {
+        EventResp { uid: key.get(), event, ..EventResp::zeroed() }
+    }
+
+    /// A task whose waker panics.
+    struct Panics;
+
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("the test asked for it");
+        }
+    }
+
+    #[derive(Default)]
+    struct Count(AtomicUsize);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Registers a task that waits for the events of a key, or of keys that are not claimed.
+    fn register(channel: &EventChannel, key: Option<Key>, waker: &Waker) {
+        assert!(channel.lock().register(key, waker, &mut Some(waker.clone())));
+    }
+
+    /// A key that a task with a panicking waker waits for.
+    fn claim_by_panicking_task(channel: &EventChannel) -> Key {
+        let key = new_key();
+        channel.claim(key);
+        register(channel, Some(key), &Waker::from(Arc::new(Panics)));
+        key
+    }
+
+    fn panics<T>(work: impl FnOnce() -> T) -> bool {
+        catch_unwind(AssertUnwindSafe(work)).is_err()
+    }
+
     #[test]
     fn events_from_before_a_migration_come_first() {
         for claimed in [false, true] {
-            let key = key::create(KeyInfo { port_space: PortSpace::Tcp, qp_type: QpType::RC });
+            let key = new_key();
             let (old, new) = (EventChannel::for_test(), EventChannel::for_test());
             if claimed {
                 old.claim(key);
@@ -459,5 +552,106 @@ mod tests {
             let taken = std::iter::from_fn(|| inboxes.take(Some(key))).map(|event| event.status);
             assert_eq!(taken.collect::<Vec<_>>(), [1, 2], "{claimed}");
         }
+    }
+
+    #[test]
+    fn reader_keeps_its_event_if_the_waker_of_another_task_panics() {
+        let reads: [fn(&EventChannel) -> Option<Event>; 3] = [
+            |channel| channel.try_wait().unwrap(),
+            |channel| channel.wait_timeout(Duration::ZERO).unwrap(),
+            |channel| Some(channel.wait().unwrap()),
+        ];
+        for read in reads {
+            let channel = EventChannel::simulated();
+            let (claimed, own) = (claim_by_panicking_task(&channel), new_key());
+            channel.file().kernel().report(event(claimed, EventType::ADDR_RESOLVED));
+            channel.file().kernel().report(event(own, EventType::ROUTE_RESOLVED));
+            assert!(panics(|| read(&channel)));
+            let event = read(&channel).expect("the event that the panic interrupted");
+            assert!(event.key == own && matches!(event.kind, EventKind::RouteResolved));
+            assert!(channel.try_event(Some(claimed)).unwrap().is_some());
+        }
+    }
+
+    #[test]
+    fn thread_whose_wakers_panic_does_not_count_as_asleep() {
+        let channel = EventChannel::simulated();
+        let (claimed, own) = (claim_by_panicking_task(&channel), new_key());
+        channel.file().kernel().report(event(claimed, EventType::ADDR_RESOLVED));
+        assert!(panics(|| channel.wait_timeout(Duration::from_secs(3600))));
+        channel.file().kernel().report(event(own, EventType::ROUTE_RESOLVED));
+        assert!(channel.try_wait().unwrap().is_some_and(|event| event.key == own));
+    }
+
+    #[test]
+    fn children_of_a_destroyed_listener_are_destroyed_if_a_waker_panics() {
+        let channel = EventChannel::simulated();
+        let listener = CmId::new(&channel, PortSpace::Tcp).unwrap();
+        listener.claim();
+        let request = EventResp { id: 77, ..event(listener.key(), EventType::CONNECT_REQUEST) };
+        channel.lock().deliver(request, &mut Vec::new());
+        register(&channel, Some(listener.key()), &Waker::from(Arc::new(Panics)));
+        assert!(panics(|| drop(listener)));
+        assert_eq!(channel.file().kernel().destroyed(), [0, 77]);
+    }
+
+    #[test]
+    fn migrated_id_is_on_its_new_channel_if_a_waker_panics() {
+        let (old, new) = (EventChannel::simulated(), EventChannel::simulated());
+        let mut id = CmId::new(&old, PortSpace::Tcp).unwrap();
+        id.claim();
+        register(&old, Some(id.key()), &Waker::from(Arc::new(Panics)));
+        assert!(panics(|| id.migrate(&new)));
+        assert!(id.channel().is(&new));
+        // Readers that sleep on the new channel are woken.
+        assert_eq!(rustix::io::read(new.inner.wake.get().unwrap(), &mut [0; 8]), Ok(8));
+        drop(id);
+        assert_eq!([&old, &new].map(|channel| channel.file().kernel().destroyed().len()), [0, 1]);
+    }
+
+    #[test]
+    fn end_of_a_claim_wakes_sleeping_threads_if_a_waker_panics() {
+        let channel = EventChannel::simulated();
+        let key = claim_by_panicking_task(&channel);
+        assert!(panics(|| channel.unclaim(key)));
+        assert_eq!(rustix::io::read(channel.inner.wake.get().unwrap(), &mut [0; 8]), Ok(8));
+    }
+
+    #[test]
+    fn end_of_a_claim_wakes_the_thread_that_sleeps_on_a_private_channel() {
+        let (channel, key) = (EventChannel::simulated_private(), new_key());
+        channel.claim(key);
+        channel.lock().deliver(event(key, EventType::ADDR_RESOLVED), &mut Vec::new());
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| channel.wait_timeout(Duration::from_secs(5)).unwrap());
+            while !channel.lock().sleeping {
+                std::thread::yield_now();
+            }
+            channel.unclaim(key);
+            assert!(waits.join().unwrap().is_some_and(|event| event.key == key));
+        });
+    }
+
+    #[test]
+    fn id_is_not_migrated_to_the_channel_of_another_one() {
+        let (own, private) = (EventChannel::simulated_private(), EventChannel::simulated_private());
+        let mut id = CmId::new(&own, PortSpace::Tcp).unwrap();
+        id.migrate(&own).unwrap();
+        let refused = id.migrate(&private).unwrap_err();
+        assert!(matches!(refused, Error::Invalid { verb: "migrate", .. }), "{refused}");
+        assert!(id.channel().is(&own));
+        id.migrate(&EventChannel::simulated()).unwrap();
+    }
+
+    #[test]
+    fn delivery_to_a_task_wakes_it_once_and_leaves_the_event() {
+        let channel = EventChannel::simulated();
+        let (key, count) = (new_key(), Arc::new(Count::default()));
+        channel.claim(key);
+        register(&channel, Some(key), &Waker::from(Arc::clone(&count)));
+        channel.file().kernel().report(event(key, EventType::ADDR_RESOLVED));
+        assert!(channel.try_wait().unwrap().is_none());
+        assert_eq!(count.0.load(Ordering::Relaxed), 1);
+        assert!(channel.try_event(Some(key)).unwrap().is_some());
     }
 }

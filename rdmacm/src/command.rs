@@ -29,6 +29,8 @@ use bareverbs_uapi::rdma_cm::structs::*;
 use bareverbs_uapi::rdma_cm::*;
 use bareverbs_uapi::write::structs::QpAttr;
 use rustix::io::Errno;
+#[cfg(test)]
+use zerocopy::FromBytes;
 use zerocopy::FromZeros;
 
 use crate::chardev;
@@ -46,6 +48,37 @@ const ENOTSUPP: i32 = 524;
 pub struct CmFile {
     file: File,
     process: ForkGuard,
+    #[cfg(test)]
+    simulated: Option<Simulated>,
+}
+
+/// The kernel's side of a file of a test. It executes every command, and has events.
+#[cfg(test)]
+#[derive(Debug, Default)]
+pub(crate) struct Simulated {
+    events: std::sync::Mutex<std::collections::VecDeque<EventResp>>,
+    destroyed: std::sync::Mutex<Vec<u32>>,
+}
+
+#[cfg(test)]
+impl Simulated {
+    /// Queues an event.
+    pub(crate) fn report(&self, event: EventResp) {
+        self.events.lock().unwrap().push_back(event);
+    }
+
+    /// The numbers of the identifiers that were destroyed.
+    pub(crate) fn destroyed(&self) -> Vec<u32> {
+        self.destroyed.lock().unwrap().clone()
+    }
+
+    fn execute<C: Command>(&self, call: &Call<'_, C>) {
+        if C::INFO.number == DestroyId::INFO.number {
+            let (request, _) = DestroyIdReq::read_from_prefix(&call.as_bytes()[size_of::<Header>()..])
+                .expect("a request of this command");
+            self.destroyed.lock().unwrap().push(request.id);
+        }
+    }
 }
 
 impl CmFile {
@@ -56,14 +89,33 @@ impl CmFile {
     pub fn open() -> Result<Self> {
         let process = ForkGuard::new()
             .map_err(|errno| Error::System { what: "creating the page of the fork guard", errno })?;
-        Ok(Self { file: chardev::open()?.into(), process })
+        Ok(Self {
+            file: chardev::open()?.into(),
+            process,
+            #[cfg(test)]
+            simulated: None,
+        })
     }
 
     /// A file that refuses commands.
     #[cfg(test)]
     pub(crate) fn for_test() -> Self {
         let file = File::open("/dev/null").expect("/dev/null");
-        Self { file, process: ForkGuard::new().expect("a page") }
+        Self { file, process: ForkGuard::new().expect("a page"), simulated: None }
+    }
+
+    /// A file with a simulated kernel. Its descriptor is never readable.
+    #[cfg(test)]
+    pub(crate) fn simulated() -> Self {
+        let flags = rustix::event::EventfdFlags::CLOEXEC;
+        let file = rustix::event::eventfd(0, flags).expect("an eventfd").into();
+        Self { file, process: ForkGuard::new().expect("a page"), simulated: Some(Simulated::default()) }
+    }
+
+    /// The simulated kernel.
+    #[cfg(test)]
+    pub(crate) fn kernel(&self) -> &Simulated {
+        self.simulated.as_ref().expect("a simulated file")
     }
 
     /// Whether the current process opened the file.
@@ -85,6 +137,11 @@ impl CmFile {
         if !self.is_of_this_process() {
             let hint = "the file was opened before fork; open a channel in this process";
             return refused(Errno::STALE, Some(hint));
+        }
+        #[cfg(test)]
+        if let Some(simulated) = &self.simulated {
+            simulated.execute(call);
+            return Ok(());
         }
         // Not the `write` of rustix: its system call is declared to change no memory, so that an
         // optimized program would never see the response.
@@ -251,6 +308,10 @@ pub fn query(file: &CmFile, request: QueryReq, room: &mut [u8]) -> Result<()> {
 /// # Errors
 /// [`Error::Command`]: the kernel refused it.
 pub fn get_event(file: &CmFile) -> Result<Option<EventResp>> {
+    #[cfg(test)]
+    if let Some(simulated) = &file.simulated {
+        return Ok(simulated.events.lock().unwrap().pop_front());
+    }
     let mut response = EventResp::zeroed();
     let call = Call::<GetEvent>::new(GetEventReq::zeroed(), &mut response);
     match file.write(&call, String::new) {

@@ -43,6 +43,7 @@
 
 mod exchange;
 
+use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -72,7 +73,7 @@ use crate::{Addr, CmId, ConnectRequest, Error, IdOptions, PeerParam, Result, nam
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct Domains {
     known: Arc<Mutex<Known>>,
 }
@@ -154,6 +155,14 @@ impl PartialEq for Domains {
 }
 
 impl Eq for Domains {}
+
+impl fmt::Debug for Domains {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Counted first: the writer may use the list.
+        let devices = self.lock().len();
+        f.debug_struct("Domains").field("devices", &devices).finish()
+    }
+}
 
 fn is_same(one: &BoundDevice, other: &BoundDevice) -> bool {
     (one.node_guid, one.index) == (other.node_guid, other.index)
@@ -454,7 +463,7 @@ fn agree_on_ece<Q: ConnectQueue>(queue: &mut Q, options: &ConnectOptions<'_>, pe
 /// Its connections share a channel: all of them have one file of the connection manager. Each gets its
 /// own events, also when several threads wait. Clones share the devices and the channel.
 #[doc(alias = "rdma_get_devices")]
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct Connector {
     domains: Domains,
     id_options: IdOptions,
@@ -500,11 +509,15 @@ impl Connector {
     /// # Errors
     /// As for [`EventChannel::new`].
     pub fn channel(&self) -> Result<EventChannel> {
-        let mut channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut channel = self.lock_channel();
         if let Some(channel) = &*channel {
             return Ok(channel.clone());
         }
         Ok(channel.insert(EventChannel::new()?).clone())
+    }
+
+    fn lock_channel(&self) -> MutexGuard<'_, Option<EventChannel>> {
+        self.channel.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Resolves the first of the addresses that has a route, for a queue of the caller.
@@ -550,6 +563,19 @@ impl Connector {
         let route = self.resolve(addrs, limit)?;
         let endpoint = self.domains.endpoint(route.device()?, options)?;
         route.connect(endpoint, &ConnectOptions::default(), limit)
+    }
+}
+
+impl fmt::Debug for Connector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { domains, id_options, .. } = self;
+        // A clone: the writer may use the connector.
+        let channel = self.lock_channel().clone();
+        f.debug_struct("Connector")
+            .field("domains", domains)
+            .field("id_options", id_options)
+            .field("channel", &channel)
+            .finish()
     }
 }
 
@@ -738,7 +764,7 @@ impl<Q> Connection<Q> {
     /// The errors of [`EventChannel::new`] and [`CmId::migrate`].
     #[doc(alias = "rdma_migrate_id")]
     pub fn own_channel(&mut self) -> Result<()> {
-        self.id.migrate(&EventChannel::private()?)
+        self.id.move_to(&EventChannel::private()?)
     }
 
     /// Whether the peer has ended the connection. It does not wait. If a DREQ has arrived, a

@@ -1,6 +1,7 @@
 //! Identifiers: the kernel's objects for listeners and connections.
 
 use std::fmt;
+use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -659,9 +660,20 @@ impl CmId {
     /// - [`Error::Invalid`]: the identifier listens. The kernel would deliver its requests on the
     ///   new channel and leave their identifiers on the old one, and would use freed memory once
     ///   that is closed.
+    /// - [`Error::Invalid`]: the channel is not one of [`EventChannel::new`], but was opened for one
+    ///   identifier. Its readers could not be woken.
     /// - [`Error::Command`]: the kernel refused it. The identifier is on its old channel then.
     #[doc(alias = "rdma_migrate_id")]
     pub fn migrate(&mut self, channel: &EventChannel) -> Result<()> {
+        if channel.is_private() && !self.channel.is(channel) {
+            let reason = "the channel was opened for one identifier: pass one of `EventChannel::new`";
+            return Err(Error::invalid("migrate", reason));
+        }
+        self.move_to(channel)
+    }
+
+    /// As [`CmId::migrate`]. No reader waits on a private channel.
+    pub(crate) fn move_to(&mut self, channel: &EventChannel) -> Result<()> {
         if self.listens.load(Ordering::Relaxed) {
             let reason = "a listener is not migrated, because its waiting requests would not be: close it and \
                           listen on the new channel";
@@ -673,9 +685,9 @@ impl CmId {
         let request =
             MigrateIdReq { id: self.number, fd: command::descriptor(self.file()), ..MigrateIdReq::zeroed() };
         command::migrate_id(channel.file(), request)?;
-        channel.take_over(&self.channel, self.key, &self.membership_keys());
-        self.channel = channel.clone();
-        channel.wake();
+        // Before wakers are called, which may panic: the kernel has the identifier on the new channel.
+        let old = mem::replace(&mut self.channel, channel.clone());
+        channel.take_over(&old, self.key, &self.membership_keys());
         Ok(())
     }
 

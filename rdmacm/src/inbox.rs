@@ -76,6 +76,11 @@ impl Inboxes {
         claimed.unwrap_or(&mut self.unclaimed)
     }
 
+    /// Whether [`take`](Self::take) returns an event.
+    pub(crate) fn has(&mut self, key: Option<Key>) -> bool {
+        !self.of(key).events.is_empty()
+    }
+
     /// Takes the oldest event of a key that has an inbox, or else one of any key that has none.
     pub(crate) fn take(&mut self, key: Option<Key>) -> Option<EventResp> {
         self.of(key).events.pop_front()

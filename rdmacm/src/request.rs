@@ -60,7 +60,7 @@ impl ConnectRequest {
     /// Moves the identifier to a channel that no other identifier has, unless it is on one.
     pub(crate) fn move_to_own_channel(&mut self) -> Result<()> {
         if !self.own_channel {
-            self.id.migrate(&EventChannel::private()?)?;
+            self.id.move_to(&EventChannel::private()?)?;
             self.own_channel = true;
         }
         Ok(())

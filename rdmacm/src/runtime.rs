@@ -16,6 +16,7 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use bareverbs::Address;
 use bareverbs::owned::{Endpoint, EndpointOptions};
+use bareverbs_provider::wake::FirstPanic;
 use rustix::io::Errno;
 
 use crate::connection::{self, ConnectOptions, ConnectQueue, Domains};
@@ -96,16 +97,10 @@ struct Serve<R>(Weak<Registration<R>>);
 
 impl<R: Readiness> Wake for Serve<R> {
     fn wake(self: Arc<Self>) {
-        let Some(registration) = self.0.upgrade() else { return };
-        loop {
-            match registration.poll_readable() {
-                Poll::Ready(Ok(())) if registration.channel.serve() => {}
-                // The next wait of a task arms the descriptor. With unread events, arming it here would
-                // run this without end.
-                Poll::Ready(Ok(())) => return,
-                Poll::Ready(Err(_)) => return registration.channel.wake_tasks(),
-                Poll::Pending => return,
-            }
+        if let Some(registration) = self.0.upgrade() {
+            let mut panics = FirstPanic::default();
+            registration.serve(&mut panics);
+            panics.resume();
         }
     }
 }
@@ -119,8 +114,37 @@ impl<R: Readiness> Registration<R> {
         }))
     }
 
+    /// Serves the channel and arms the descriptor. A waker that panics does not keep the descriptor from
+    /// being armed for the other tasks.
+    fn serve(&self, panics: &mut FirstPanic) {
+        let mut goes_on = true;
+        while goes_on {
+            match self.poll_readable() {
+                // The next wait of a task arms the descriptor, if the tasks read. With unread events,
+                // arming it here would run this without end.
+                Poll::Ready(Ok(())) => panics.catch(|| goes_on = self.channel.serve()),
+                Poll::Ready(Err(_)) => {
+                    panics.catch(|| self.channel.wake_tasks());
+                    goes_on = false;
+                }
+                Poll::Pending => goes_on = false,
+            }
+        }
+    }
+
     fn poll_readable(&self) -> Poll<Result<()>> {
         self.readiness.poll_readable(&mut Context::from_waker(&self.waker))
+    }
+
+    /// Serves the channel, whose descriptor was readable. The caller arms the descriptor, unless this
+    /// panics.
+    fn serve_readable(&self) {
+        let mut panics = FirstPanic::default();
+        panics.catch(|| _ = self.channel.serve());
+        if panics.caught() {
+            self.serve(&mut panics);
+        }
+        panics.resume();
     }
 
     /// The next event that [`EventChannel::try_event`](crate::EventChannel) takes. Cancel-safe.
@@ -131,7 +155,7 @@ impl<R: Readiness> Registration<R> {
                     return Poll::Ready(Ok(event));
                 }
                 match self.poll_readable() {
-                    Poll::Ready(Ok(())) => _ = self.channel.serve(),
+                    Poll::Ready(Ok(())) => self.serve_readable(),
                     Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
                     Poll::Pending => return Poll::Pending,
                 }
@@ -575,11 +599,20 @@ debug! {
 
 #[cfg(test)]
 mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::pin::pin;
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use bareverbs_uapi::rdma_cm::EventType;
+    use bareverbs_uapi::rdma_cm::structs::EventResp;
+
     use super::*;
 
-    /// A runtime whose descriptor becomes readable when the test says so.
+    /// A runtime whose descriptor becomes readable when the test says so. Its first wait that finds it
+    /// readable calls the function.
     #[derive(Default)]
-    struct Manual(std::sync::Mutex<(bool, Option<Waker>)>);
+    struct Manual(Mutex<(bool, Option<Waker>)>, Mutex<Option<Box<dyn FnOnce() + Send>>>);
 
     impl Manual {
         fn become_readable(&self) {
@@ -601,6 +634,9 @@ mod tests {
         fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<Result<()>> {
             let mut state = self.0.lock().unwrap();
             if std::mem::take(&mut state.0) {
+                if let Some(call) = self.1.lock().unwrap().take() {
+                    call();
+                }
                 return Poll::Ready(Ok(()));
             }
             state.1 = Some(cx.waker().clone());
@@ -649,6 +685,63 @@ mod tests {
         for _ in 0..3 {
             registered.readiness.become_readable();
             assert!(registered.readiness.0.lock().unwrap().1.is_some());
+        }
+    }
+
+    /// The waker of a task. It panics, or counts.
+    struct Waiter {
+        panics: bool,
+        woken: AtomicUsize,
+    }
+
+    impl Waiter {
+        /// A task that waits for the events of a new key.
+        fn new(channel: &crate::EventChannel, panics: bool) -> (Arc<Self>, Key) {
+            let (task, key) = (Arc::new(Self { panics, woken: AtomicUsize::new(0) }), new_key());
+            channel.claim(key);
+            assert!(channel.poll_event(Some(key), &Waker::from(Arc::clone(&task))).unwrap().is_none());
+            (task, key)
+        }
+    }
+
+    impl Wake for Waiter {
+        fn wake(self: Arc<Self>) {
+            assert!(!self.panics, "the test asked for it");
+            self.woken.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn report(channel: &crate::EventChannel, key: Key) {
+        let event = EventResp { uid: key.get(), event: EventType::ADDR_CHANGE, ..EventResp::zeroed() };
+        channel.file().kernel().report(event);
+    }
+
+    #[test]
+    fn waker_that_panics_does_not_disarm_the_descriptor() {
+        for by_task in [false, true] {
+            let channel = crate::EventChannel::simulated();
+            let registered = Registration::<Manual>::new(&channel).unwrap();
+            let ((_, one), (task, other)) = (Waiter::new(&channel, true), Waiter::new(&channel, false));
+            let serve = || {
+                if !by_task {
+                    assert!(registered.poll_readable().is_pending());
+                    report(&channel, one);
+                    return registered.readiness.become_readable();
+                }
+                // The event comes after the task has looked for its own.
+                let late = channel.clone();
+                *registered.readiness.1.lock().unwrap() = Some(Box::new(move || report(&late, one)));
+                registered.readiness.become_readable();
+                let own = new_key();
+                channel.claim(own);
+                let next = pin!(registered.next(Some(own)));
+                assert!(next.poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            };
+            let panic = catch_unwind(AssertUnwindSafe(serve)).unwrap_err();
+            assert_eq!(panic.downcast_ref(), Some(&"the test asked for it"), "{by_task}");
+            report(&channel, other);
+            registered.readiness.become_readable();
+            assert_eq!(task.woken.load(Ordering::Relaxed), 1, "{by_task}");
         }
     }
 

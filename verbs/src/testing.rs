@@ -61,6 +61,8 @@ pub(crate) struct Log {
     pub(crate) pushed: Hook,
     /// Whether receives panic after they were pushed.
     pub(crate) panics: bool,
+    /// How many of the next polls panic.
+    pub(crate) poll_panics: u32,
     /// The number of times that CQs were armed.
     pub(crate) arms: u32,
     /// Whether the fast path of polls declines every completion.
@@ -139,6 +141,37 @@ impl Plain {
         log.rings += 1;
         Ring { number: log.rings, pushed: Vec::new(), plain: self.clone() }
     }
+}
+
+/// Makes every ioctl of this thread succeed without effect.
+pub(crate) fn succeed_ioctls() {
+    let statement = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
+    let mut filter = [
+        // The number of the system call.
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_ioctl as u32),
+        // The errno is 0.
+        statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO),
+        statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: the calls change this thread only, and the program is valid.
+    let installed = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+            | libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)
+    };
+    assert_eq!(installed, 0, "{}", std::io::Error::last_os_error());
+}
+
+/// Whether `work` ends in time on another thread. It does not if it needs a lock that this thread holds.
+pub(crate) fn ends(work: impl FnOnce() + Send + 'static) -> bool {
+    let (ended, wait) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        work();
+        // It fails if the test has given up.
+        let _ = ended.send(());
+    });
+    wait.recv_timeout(std::time::Duration::from_secs(5)).is_ok()
 }
 
 /// A completion of the request `wr_id`.
@@ -285,7 +318,14 @@ unsafe impl CompletionQueue for Ring {
     }
 
     fn next(&mut self) -> Option<Taken> {
-        self.plain.log().completions.pop_front().map(Taken)
+        let (panics, next) = {
+            let mut log = self.plain.log();
+            let panics = log.poll_panics > 0;
+            log.poll_panics -= u32::from(panics);
+            (panics, if panics { None } else { log.completions.pop_front() })
+        };
+        assert!(!panics, "the test asked for it");
+        next.map(Taken)
     }
 
     fn visit_next<V: Visitor>(&mut self, visitor: V) -> V::Output {

@@ -206,13 +206,12 @@ impl<P: Provider> Shared<P> {
         task: Option<Direction>,
         mut attempt: impl FnMut(&mut Session<P>) -> Result<Option<T>>,
     ) -> Result<Option<T>> {
-        let mut woken = Woken::default();
-        let mut state = self.lock();
-        if let Some(result) = self.attempt_unarmed(&mut state, &mut woken, task, &mut attempt)? {
-            return Ok(Some(result));
+        let (mut state, result) = self.attempt_unarmed(self.lock(), task, &mut attempt)?;
+        if result.is_some() {
+            return Ok(result);
         }
         self.handle_events(&mut state)?;
-        self.attempt_armed(&mut state, &mut woken, task, &mut attempt)
+        Ok(self.attempt_armed(state, task, &mut attempt)?.1)
     }
 
     /// Handles events of the connection, and the end of the keepalive interval.
@@ -236,55 +235,68 @@ impl<P: Provider> Shared<P> {
     }
 
     /// Arms the CQ, handles completions and attempts.
-    fn attempt_armed<T>(
-        &self,
-        state: &mut State<P>,
-        woken: &mut Woken,
+    fn attempt_armed<'a, T>(
+        &'a self,
+        mut state: MutexGuard<'a, State<P>>,
         task: Option<Direction>,
         attempt: &mut impl FnMut(&mut Session<P>) -> Result<Option<T>>,
-    ) -> Result<Option<T>> {
+    ) -> Result<(MutexGuard<'a, State<P>>, Option<T>)> {
         // Completions before the arming raise no event, so it is followed by a poll. There is
         // nothing to arm after the removal of the device.
         if state.session.error().is_none()
             && let Err(error) = state.session.endpoint().arm()
         {
             // The event of a removal is the more precise error.
-            self.handle_events(state)?;
+            self.handle_events(&mut state)?;
             if state.session.error().is_none() {
                 return Err(error.into());
             }
         }
-        if self.progress(state, woken, task) == BATCH {
-            self.report_left(state)?;
+        let (mut state, handled) = self.progress(state, task);
+        if handled == BATCH {
+            self.report_left(&mut state)?;
         }
-        attempt(&mut state.session)
+        let result = attempt(&mut state.session)?;
+        Ok((state, result))
     }
 
     /// Handles completions and attempts.
-    fn attempt_unarmed<T>(
-        &self,
-        state: &mut State<P>,
-        woken: &mut Woken,
+    fn attempt_unarmed<'a, T>(
+        &'a self,
+        state: MutexGuard<'a, State<P>>,
         task: Option<Direction>,
         attempt: &mut impl FnMut(&mut Session<P>) -> Result<Option<T>>,
-    ) -> Result<Option<T>> {
-        self.progress(state, woken, task);
-        attempt(&mut state.session)
+    ) -> Result<(MutexGuard<'a, State<P>>, Option<T>)> {
+        let (mut state, _) = self.progress(state, task);
+        let result = attempt(&mut state.session)?;
+        Ok((state, result))
     }
 
-    /// Handles completions, at most [`BATCH`], and returns their number. The caller wakes the tasks
-    /// in `woken` when it has unlocked the state.
-    fn progress(&self, state: &mut State<P>, woken: &mut Woken, task: Option<Direction>) -> usize {
+    /// Handles completions, at most [`BATCH`], and returns their number.
+    ///
+    /// Tasks are woken without the lock, and before the caller attempts: if a waker panics, the caller
+    /// has not taken its result.
+    fn progress<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State<P>>,
+        task: Option<Direction>,
+    ) -> (MutexGuard<'a, State<P>>, usize) {
         let handled = state.session.progress();
+        let mut woken = Woken::default();
         if handled > 0 {
             // What has arrived may be what another thread or task waits for. The descriptor does
             // not wake them: arming reads its event.
-            self.notify(state, woken, task);
+            self.notify(&mut state, &mut woken, task);
         }
         if state.session.error().is_some() {
             state.link.abandon();
         }
-        handled
+        if !woken.is_empty() {
+            drop(state);
+            woken.wake();
+            state = self.lock();
+        }
+        (state, handled)
     }
 
     /// Makes the descriptor readable, because no event may report the completions that are left.
@@ -339,9 +351,8 @@ impl<P: Provider> Shared<P> {
         limit: Limit,
         mut attempt: impl FnMut(&mut Session<P>) -> Result<Option<T>>,
     ) -> Result<T> {
-        let mut woken = Woken::default();
-        let mut state = self.lock();
-        if let Some(result) = self.attempt_unarmed(&mut state, &mut woken, None, &mut attempt)? {
+        let (mut state, mut result) = self.attempt_unarmed(self.lock(), None, &mut attempt)?;
+        if let Some(result) = result {
             return Ok(result);
         }
         let start = Instant::now();
@@ -360,14 +371,14 @@ impl<P: Provider> Shared<P> {
             if waits && now < start + polling && end.is_none_or(|end| now < end) {
                 // Lets the other threads of the stream attempt, too.
                 drop(state);
-                woken.wake();
                 std::hint::spin_loop();
                 state = self.lock();
             } else {
                 if std::mem::take(&mut events) {
                     self.handle_events(&mut state)?;
                 }
-                if let Some(result) = self.attempt_armed(&mut state, &mut woken, None, &mut attempt)? {
+                (state, result) = self.attempt_armed(state, None, &mut attempt)?;
+                if let Some(result) = result {
                     return Ok(result);
                 }
                 if !waits {
@@ -376,16 +387,10 @@ impl<P: Provider> Shared<P> {
                 if end.is_some_and(|end| Instant::now() >= end) {
                     return Err(StreamError::TimedOut);
                 }
-                if woken.is_empty() {
-                    (state, events) = self.sleep(state, end)?;
-                } else {
-                    drop(state);
-                    woken.wake();
-                    state = self.lock();
-                    events = true;
-                }
+                (state, events) = self.sleep(state, end)?;
             }
-            if let Some(result) = self.attempt_unarmed(&mut state, &mut woken, None, &mut attempt)? {
+            (state, result) = self.attempt_unarmed(state, None, &mut attempt)?;
+            if let Some(result) = result {
                 return Ok(result);
             }
             now = Instant::now();

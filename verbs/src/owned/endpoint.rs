@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use bareverbs_provider::traits::{Completion, Provider, Visitor};
 
-use super::flow::{Failure, Kind, MARKER, PROBE, RECVS, Received, RecvFlow, Reliable, SENDS, SendFlow};
+use super::flow::{
+    Failure, Kind, MARKER, PROBE, RECVS, Ranged, Received, RecvFlow, Reliable, SENDS, SendFlow,
+};
 use super::hub::reaper::Direction;
 use super::keepalive::{Keepalive, Policy, ROUNDS, earlier, post_empty_write};
 use super::options::{Parts, QueueParts};
@@ -1280,7 +1282,7 @@ impl<B: Source, P: Provider> Endpoint<B, P> {
         parts: [(B, R); N],
         tag: u64,
     ) -> Result<(), NotPostedParts<B, R, N>> {
-        self.post_parts(Operation::Send, parts, tag)
+        self.post_ranged(Operation::Send, Ranged::new(parts), tag).map(drop)
     }
 
     /// Posts a write of the bytes of several buffers, in order, to the peer's memory, as
@@ -1297,15 +1299,15 @@ impl<B: Source, P: Provider> Endpoint<B, P> {
         remote: Remote,
         tag: u64,
     ) -> Result<(), NotPostedParts<B, R, N>> {
-        self.post_parts(Operation::Write(remote), parts, tag)
+        self.post_ranged(Operation::Write(remote), Ranged::new(parts), tag).map(drop)
     }
 
-    fn post_parts<R: RangeBounds<usize>, const N: usize>(
+    pub(super) fn post_ranged<R, const N: usize>(
         &mut self,
         operation: Operation,
-        parts: [(B, R); N],
+        parts: Ranged<B, R, N>,
         tag: u64,
-    ) -> Result<(), NotPostedParts<B, R, N>> {
+    ) -> Result<[R; N], NotPostedParts<B, R, N>> {
         let Queues { qp, flows, .. } = &mut self.queues;
         let posted = flows.sends.post_parts(qp, operation, parts, tag);
         if let Err(NotPostedParts {
@@ -1350,6 +1352,14 @@ impl<B: Source, P: Provider> Endpoint<B, P> {
         parts: [(T, R); N],
         tag: u64,
     ) -> Result<(), NotPostedParts<B, R, N>> {
+        self.post_ranged_recv(Ranged::new(parts), tag).map(drop)
+    }
+
+    pub(super) fn post_ranged_recv<T: Target + Into<B>, R, const N: usize>(
+        &mut self,
+        parts: Ranged<T, R, N>,
+        tag: u64,
+    ) -> Result<[R; N], NotPostedParts<B, R, N>> {
         let Queues { qp, flows, .. } = &mut self.queues;
         flows.recvs.post_parts(qp, parts, tag)
     }
@@ -1395,7 +1405,7 @@ impl<B: Target, P: Provider> Endpoint<B, P> {
         remote: Remote,
         tag: u64,
     ) -> Result<(), NotPostedParts<B, R, N>> {
-        self.post_parts(Operation::Read(remote), parts, tag)
+        self.post_ranged(Operation::Read(remote), Ranged::new(parts), tag).map(drop)
     }
 
     /// Posts an addition of `add` to the 8 bytes at `remote`, a multiple of 8. The first 8 bytes of

@@ -80,6 +80,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use bareverbs_provider::traits::Provider;
+use bareverbs_provider::wake::{FirstPanic, wake_all};
 
 pub use self::connection::Connection;
 use self::connection::ConnectionInner;
@@ -181,13 +182,14 @@ impl<B, P: Provider> HubInner<B, P> {
         all
     }
 
-    /// Reaps all completions that are in the CQ at the time of the call, and maybe later ones.
-    fn reap_all(&self) {
+    /// Reaps all completions that are in the CQ at the time of the call, and maybe later ones. `panics`
+    /// gets the panics of wakers.
+    fn reap_all(&self, panics: &mut FirstPanic) {
         let mut left = self.lock().cq.capacity() as usize;
         loop {
             let mut batch = Batch::new();
             let reaped = self.reap(&mut self.lock(), &mut batch);
-            batch.finish();
+            panics.catch(|| batch.finish());
             left = left.saturating_sub(reaped);
             if reaped == 0 || left == 0 {
                 break;
@@ -225,10 +227,8 @@ impl<B, P: Provider> HubInner<B, P> {
 
 impl<B, P: Provider> Drop for HubInner<B, P> {
     fn drop(&mut self) {
-        // The driver ends, because the hub is dropped.
-        if let Some(driver) = self.election.driver() {
-            driver.wake();
-        }
+        // The driver ends, because the hub is dropped. The thread may unwind.
+        wake_all(self.election.driver());
     }
 }
 
@@ -452,7 +452,9 @@ impl<B, P: Provider> Hub<B, P> {
         drop(reaper);
         let inner = ConnectionInner { hub: Arc::clone(&self.inner), conn, local, attr, policy };
         // The kernel may have reused the QPN of a destroyed QP.
-        self.inner.reap_all();
+        let mut panics = FirstPanic::default();
+        self.inner.reap_all(&mut panics);
+        panics.resume();
         self.inner.lock().add(&inner.conn);
         Ok(Connection::new(inner))
     }

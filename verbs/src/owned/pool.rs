@@ -487,6 +487,38 @@ mod tests {
         assert!(poll(&mut wait, &Arc::default()).is_some());
     }
 
+    /// A waker whose drop panics.
+    fn panics_on_drop() -> Waker {
+        use std::task::{RawWaker, RawWakerVTable};
+
+        static CALLS: RawWakerVTable = RawWakerVTable::new(
+            |data| RawWaker::new(data, &CALLS),
+            |_| (),
+            |_| (),
+            |_| panic!("in the drop of a waker"),
+        );
+        // SAFETY: the functions don't use the data, and may be called by any thread.
+        unsafe { Waker::new(std::ptr::null(), &CALLS) }
+    }
+
+    #[test]
+    fn panic_in_the_drop_of_a_waker_loses_no_buffer() {
+        let (_, pool) = pool(1, 8);
+        let waker = std::mem::ManuallyDrop::new(panics_on_drop());
+        let mut cx = Context::from_waker(&waker);
+        let lease = pool.take().unwrap();
+        let (mut first, _) = waits(&pool);
+        let (mut second, wakes) = waits(&pool);
+        drop(lease);
+        // The first wait has the buffer.
+        let polled = catch_unwind(AssertUnwindSafe(|| Pin::new(&mut first).poll(&mut cx).is_ready()));
+        assert!(polled.is_err());
+        assert_eq!(woken(&wakes), 1, "the next one has it");
+        drop(poll(&mut second, &wakes).unwrap());
+        drop((first, second));
+        assert!(pool.take().is_some());
+    }
+
     #[test]
     fn take_and_give_back_do_not_allocate() {
         let (pd, pool) = pool(8, 64);

@@ -124,7 +124,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use bareverbs_provider::traits::Provider;
-use bareverbs_provider::wake::wake_all;
+use bareverbs_provider::wake::{FirstPanic, wake_all};
 
 #[cfg(feature = "futures")]
 pub use self::futures::MessageSink;
@@ -241,8 +241,10 @@ impl<B, P: Provider> Inner<B, P> {
             }
         };
         if removed.is_some() {
-            drop(removed);
-            wake_all(self.inbound.take_wakers());
+            let mut panics = FirstPanic::default();
+            panics.catch(|| drop(removed));
+            panics.catch(|| wake_all(self.inbound.take_wakers()));
+            panics.resume();
         }
     }
 
@@ -407,7 +409,13 @@ impl<B: Source, P: Provider> Server<B, P> {
             }
             RawEvent::Closed(id) => Event::Closed(id),
             RawEvent::Failed(id, failure) => {
-                inner.remove(id);
+                let mut panics = FirstPanic::default();
+                panics.catch(|| inner.remove(id));
+                if panics.caught() {
+                    // The next call returns it.
+                    inner.inbound.put_back(RawEvent::Failed(id, failure));
+                    panics.resume();
+                }
                 Event::Failed(id, failure.into())
             }
         }
@@ -590,12 +598,14 @@ impl<B: Source, P: Provider> Handle<B, P> {
     /// returns `None`. A peer without credits waits until earlier messages are dropped.
     pub fn shutdown(&self) -> Shutdown<B, P> {
         self.inner.closed.store(true, Ordering::Release);
+        let mut panics = FirstPanic::default();
         self.inner.all(|peer| {
-            self.inner.update(peer, flow::Flow::close);
+            panics.catch(|| self.inner.update(peer, flow::Flow::close));
             true
         });
         // Without a peer that may have an event, the reader has reached its end.
-        wake_all(self.inner.inbound.take_wakers());
+        panics.catch(|| wake_all(self.inner.inbound.take_wakers()));
+        panics.resume();
         Shutdown { inner: Arc::clone(&self.inner) }
     }
 

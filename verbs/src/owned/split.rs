@@ -12,12 +12,13 @@ use bareverbs_provider::traits::Provider;
 use bareverbs_provider::wake::wake_all;
 
 use super::endpoint::{Polled, Queues};
+use super::flow::Ranged;
 use super::hub::park::Parker;
 use super::hub::reaper::Direction;
 use super::keepalive::{ROUNDS, earlier};
 use super::{Address, Done, Endpoint, Failed, NotPosted, NotPostedParts, Op, Source, Spinning, Target};
 use crate::sync::{Mutex, MutexGuard, lock};
-use crate::{AnyProvider, Buffer, CompChannel, Mr, Remote, Result};
+use crate::{AnyProvider, Buffer, CompChannel, Mr, Operation, Remote, Result};
 
 /// What both halves share.
 struct Shared<B, P: Provider> {
@@ -494,7 +495,8 @@ impl<B: Source, P: Provider> EndpointSender<B, P> {
         parts: [(B, R); N],
         tag: u64,
     ) -> Result<(), NotPostedParts<B, R, N>> {
-        self.half.with(|endpoint| endpoint.post_send_parts(parts, tag))
+        let parts = Ranged::new(parts);
+        self.half.with(|endpoint| endpoint.post_ranged(Operation::Send, parts, tag)).map(drop)
     }
 
     /// Posts a write of the bytes of several buffers: see [`Endpoint::post_write_parts`].
@@ -507,7 +509,8 @@ impl<B: Source, P: Provider> EndpointSender<B, P> {
         remote: Remote,
         tag: u64,
     ) -> Result<(), NotPostedParts<B, R, N>> {
-        self.half.with(|endpoint| endpoint.post_write_parts(parts, remote, tag))
+        let parts = Ranged::new(parts);
+        self.half.with(|endpoint| endpoint.post_ranged(Operation::Write(remote), parts, tag)).map(drop)
     }
 }
 
@@ -545,7 +548,8 @@ impl<B: Source, P: Provider> EndpointReceiver<B, P> {
         parts: [(T, R); N],
         tag: u64,
     ) -> Result<(), NotPostedParts<B, R, N>> {
-        self.half.with(|endpoint| endpoint.post_recv_parts(parts, tag))
+        let parts = Ranged::new(parts);
+        self.half.with(|endpoint| endpoint.post_ranged_recv(parts, tag)).map(drop)
     }
 }
 

@@ -27,7 +27,11 @@ pub(crate) fn take(pool: &Pool) -> Lease {
 
 /// A buffer whose 64 bytes are made from `seed`.
 pub(crate) fn message(pool: &Pool, seed: u64) -> Lease {
-    let mut lease = take(pool);
+    fill(take(pool), seed)
+}
+
+/// The buffer, whose 64 bytes are made from `seed`.
+pub(crate) fn fill(mut lease: Lease, seed: u64) -> Lease {
     for (at, word) in (0..).zip(lease.bytes_mut().chunks_mut(8)) {
         word.copy_from_slice(&(seed.rotate_left(at * 7) ^ u64::from(at)).to_le_bytes());
     }

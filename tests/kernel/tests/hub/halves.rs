@@ -10,10 +10,10 @@ use tokio::runtime::Builder;
 
 use crate::connections::{message, seed_of, take};
 
-const DEPTH: u32 = 8;
+pub(crate) const DEPTH: u32 = 8;
 
 /// Two connected endpoints, and a pool with room for the operations of both.
-fn setup(spin: Spin) -> (Pd, Pool, [Endpoint<Lease>; 2]) {
+pub(crate) fn setup(spin: Spin) -> (Pd, Pool, [Endpoint<Lease>; 2]) {
     let pd = domain();
     let pool = Pool::new(&pd, 64, 64).unwrap();
     let build = || Endpoint::options().sends(DEPTH).recvs(DEPTH).inline(16).spin(spin).build(&pd).unwrap();
@@ -23,7 +23,7 @@ fn setup(spin: Spin) -> (Pd, Pool, [Endpoint<Lease>; 2]) {
     (pd, pool, [alice, bob])
 }
 
-const MESSAGES: u64 = 300;
+pub(crate) const MESSAGES: u64 = 300;
 
 fn send_all(sender: &mut EndpointSender<Lease>, pool: &Pool) {
     let mut next = 0;
@@ -45,7 +45,7 @@ fn receive_all(receiver: &mut EndpointReceiver<Lease>) {
     }
 }
 
-fn post_receives(endpoint: &mut Endpoint<Lease>, pool: &Pool) {
+pub(crate) fn post_receives(endpoint: &mut Endpoint<Lease>, pool: &Pool) {
     for tag in 0..u64::from(DEPTH) {
         endpoint.post_recv_tagged(take(pool), tag).unwrap();
     }

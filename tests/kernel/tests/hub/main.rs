@@ -1,14 +1,18 @@
-//! Connections of threads and tasks: hubs, servers, and the halves of endpoints.
+//! Connections of threads and tasks: hubs, servers, the halves of endpoints, and waits for buffers.
 
 mod connections;
+mod flows;
 mod halves;
+mod pools;
 mod servers;
 mod tasks;
 mod threads;
 
 use bareverbs_kernel_tests::{device, kernel_tests};
 use connections::*;
+use flows::*;
 use halves::*;
+use pools::*;
 use servers::*;
 use tasks::*;
 use threads::*;
@@ -61,4 +65,14 @@ kernel_tests! {
     halves_of_an_endpoint_run_in_tokio_tasks,
     halves_of_an_endpoint_run_in_async_io_tasks,
     dropped_wait_of_a_half_loses_no_message,
+    halves_are_a_sink_and_a_stream_of_tokio_tasks,
+    halves_are_a_sink_and_a_stream_of_async_io_tasks,
+    stream_of_a_half_ends_without_receives_and_goes_on_with_them,
+    half_whose_task_has_gone_does_not_keep_the_wake_of_the_other,
+    failure_ends_the_sink_and_the_stream_with_their_buffers,
+
+    threads_wait_for_the_buffers_of_detached_sends,
+    tasks_wait_for_the_buffers_of_detached_sends,
+    cancelled_wait_passes_its_buffer_to_the_next_one,
+    wait_for_a_buffer_ends_at_its_time_limit_and_goes_on,
 }

@@ -112,6 +112,7 @@ kernel_tests! {
     async_io_tasks_copy_in_both_directions if has_ip,
     cancelled_read_loses_no_byte if has_ip,
     waker_may_use_its_stream if has_ip,
+    panic_of_a_waker_loses_no_byte if has_ip,
     thread_that_handles_completions_wakes_the_task_of_its_own_direction if has_ip,
     tokio_tasks_connect_and_accept if has_ip,
     async_io_tasks_connect_and_accept if has_ip,

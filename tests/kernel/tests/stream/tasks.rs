@@ -1,4 +1,5 @@
 use std::net::Shutdown;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -180,6 +181,38 @@ pub(crate) fn thread_that_handles_completions_wakes_the_task_of_its_own_directio
             b.wait_sent(TIMEOUT).unwrap();
             while !handle.is_readable().unwrap() {}
             assert_eq!(count.0.load(Ordering::Relaxed), 1);
+        });
+    });
+}
+
+struct Panics;
+
+impl Wake for Panics {
+    fn wake(self: Arc<Self>) {
+        panic!("the test asked for it");
+    }
+}
+
+pub(crate) fn panic_of_a_waker_loses_no_byte() {
+    nothing_leaks(|| {
+        let (a, mut b) = pair();
+        runtime().block_on(async {
+            let mut a = TokioStream::new(a).unwrap();
+            let handle = a.handle();
+            handle.set_read_timeout(Some(TIMEOUT));
+            let waker = Waker::from(Arc::new(Panics));
+            let mut cx = Context::from_waker(&waker);
+            // A task waits for room.
+            let bytes = pattern(1 << 20);
+            while let Poll::Ready(written) = Pin::new(&mut a).poll_write(&mut cx, &bytes) {
+                written.unwrap();
+            }
+            std::io::Write::write_all(&mut b, b"read once").unwrap();
+            b.wait_sent(TIMEOUT).unwrap();
+            let mut room = [0; 16];
+            catch_unwind(AssertUnwindSafe(|| handle.recv(&mut room))).unwrap_err();
+            let len = handle.recv(&mut room).unwrap();
+            assert_eq!(&room[..len], b"read once");
         });
     });
 }

@@ -13,7 +13,7 @@ use crate::owned::flow::PROBE;
 use crate::owned::flow::PostRecv;
 use crate::owned::keepalive::{INTERVAL, Policy};
 use crate::owned::{Outcome, Spin};
-use crate::testing::{Hook, Plain, completion};
+use crate::testing::{Hook, Plain, completion, ends, succeed_ioctls};
 use crate::{
     Access, CqInit, DoorbellError, DriverId, Gid, ImplicitMr, MemoryOwner, PushError, RecvRequest,
     RegisterError, WcOpcode,
@@ -1092,26 +1092,6 @@ fn expire_in_scope(setup: &mut Setup) -> Result<()> {
     })
 }
 
-/// Makes every ioctl of this thread succeed without effect.
-fn succeed_ioctls() {
-    let statement = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
-    let mut filter = [
-        // The number of the system call.
-        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
-        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_ioctl as u32),
-        // The errno is 0.
-        statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO),
-        statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
-    ];
-    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    // SAFETY: the calls change this thread only, and the program is valid.
-    let installed = unsafe {
-        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-            | libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)
-    };
-    assert_eq!(installed, 0, "{}", std::io::Error::last_os_error());
-}
-
 #[test]
 fn scope_destroys_the_qp_if_its_operations_are_not_flushed() {
     let test = || {
@@ -1341,6 +1321,49 @@ fn forgotten_or_dropped_half_keeps_outstanding_buffers() {
         // The kernel of this test refuses to destroy the QP: the buffer of the send is leaked.
         assert_eq!(freed.load(Ordering::Relaxed), 1);
     }
+}
+
+/// A range whose code uses a half of an endpoint.
+struct UsesHalf(Arc<Mutex<super::super::EndpointReceiver<Mr<Counted>, Plain>>>);
+
+impl UsesHalf {
+    fn use_half(&self) {
+        let half = Arc::clone(&self.0);
+        let used = move || {
+            let _ = half.lock().unwrap().pending();
+        };
+        assert!(ends(used), "no lock is held");
+    }
+}
+
+impl RangeBounds<usize> for UsesHalf {
+    fn start_bound(&self) -> std::ops::Bound<&usize> {
+        self.use_half();
+        std::ops::Bound::Unbounded
+    }
+
+    fn end_bound(&self) -> std::ops::Bound<&usize> {
+        self.use_half();
+        std::ops::Bound::Unbounded
+    }
+}
+
+impl Drop for UsesHalf {
+    fn drop(&mut self) {
+        self.use_half();
+    }
+}
+
+#[test]
+fn ranges_of_several_buffers_may_use_the_other_half() {
+    let setup = Setup::new();
+    let (one, other) = (setup.buffer(), setup.buffer());
+    let (mut sender, receiver) = setup.endpoint.split();
+    let receiver = Arc::new(Mutex::new(receiver));
+    let range = || UsesHalf(Arc::clone(&receiver));
+    sender.post_send_parts([(one, range())], 1).unwrap();
+    sender.post_write_parts([(other, range())], Remote { addr: 0, rkey: 1 }, 2).unwrap();
+    assert_eq!(sender.pending(), 2);
 }
 
 #[test]

@@ -3,11 +3,11 @@
 use std::fmt;
 use std::mem;
 use std::ops::RangeBounds;
-use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::time::Instant;
 
 use bareverbs_provider::traits::Provider;
+use bareverbs_provider::wake::FirstPanic;
 
 use super::HubInner;
 use super::reaper::{Batch, Conn, ConnState, Failure, Operation, Operations, Queued, SlotKind};
@@ -50,26 +50,22 @@ impl<B, P: Provider> ConnectionInner<B, P> {
         let qp = self.conn.lock().qp.take();
         let Some(mut qp) = qp else { return };
         let Self { hub, conn, .. } = self;
-        // If destroying the QP fails or panics, the device may still use the memory.
+        // If destroying the QP fails or panics, the device may still use the memory. If polling panics,
+        // completions may be left.
         let leak = Leak { hub, slots: &conn.slots };
         // Before Linux 6.4, Soft-RoCE waits long for a QP in RTS whose send is retried.
         let _ = qp.set_error();
         if qp.destroy().is_err() {
             return;
         }
+        // Each slot stays reserved until its last completion has been reaped.
+        let mut panics = FirstPanic::default();
+        hub.reap_all(&mut panics);
         mem::forget(leak);
-        // Each slot stays reserved until its last completion has been reaped, even if a waker
-        // panics. Each panic ends at least one completion.
-        let mut panicked = None;
-        while let Err(panic) = panic::catch_unwind(AssertUnwindSafe(|| hub.reap_all())) {
-            panicked = Some(panic);
-        }
         let abandoned: Vec<_> = conn.slots.iter().filter_map(|slot| hub.table.abandon(*slot)).collect();
         hub.lock().remove(conn);
-        drop(abandoned);
-        if let Some(panic) = panicked.filter(|_| !std::thread::panicking()) {
-            panic::resume_unwind(panic);
-        }
+        abandoned.into_iter().for_each(|operation| panics.catch(|| drop(operation)));
+        panics.resume();
     }
 }
 
@@ -660,9 +656,11 @@ impl<B, P: Provider> Clone for Connection<B, P> {
 
 impl<B, P: Provider> fmt::Debug for Connection<B, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // A copy: the writer may use the connection.
+        let failure = self.inner.conn.lock().failure;
         f.debug_struct("Connection")
             .field("qp_num", &format_args!("{:#x}", self.inner.conn.qp_num))
-            .field("failure", &self.inner.conn.lock().failure)
+            .field("failure", &failure)
             .finish_non_exhaustive()
     }
 }

@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use bareverbs_provider::traits::Provider;
-use bareverbs_provider::wake::wake_all;
+use bareverbs_provider::wake::{FirstPanic, wake_all};
 
 use super::election::DriverKind;
 use super::park::Parker;
@@ -43,10 +43,15 @@ impl<B, P: Provider> DriverGuard<B, P> {
     fn end(&mut self) {
         let hub = std::mem::take(&mut self.hub).upgrade();
         if let Some(hub) = hub {
+            let own = hub.election.driver();
             let appointed = hub.election.detach_driver();
             // The tasks find that there is no driver.
             let events = hub.inbound.iter().flat_map(|inbound| inbound.take_wakers());
-            wake_all(appointed.into_iter().chain(hub.table.take_wakers()).chain(events));
+            let woken = appointed.into_iter().chain(hub.table.take_wakers()).chain(events);
+            let mut panics = FirstPanic::default();
+            panics.catch(|| wake_all(woken));
+            panics.catch(|| drop(own));
+            panics.resume();
         }
     }
 }

@@ -12,7 +12,7 @@ use super::election::DriverKind;
 use super::reaper::PROBE;
 use super::*;
 use crate::owned::{AnyBuffer, Done, Failed, Op, Outcome, Pending, Pool};
-use crate::testing::{Hook, Plain, completion};
+use crate::testing::{Hook, Plain, completion, ends, succeed_ioctls};
 use crate::{
     Access, ImplicitMr, MemoryOwner, Mr, PostError, PushError, QpState, RegisterError, Remote, WcStatus,
     WorkCompletion,
@@ -574,6 +574,118 @@ fn end_of_the_driver_wakes_all_tasks_though_wakers_panic() {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(driver))).unwrap_err();
     assert_eq!(counts.0.load(Ordering::Relaxed), 2);
     assert!(tasks.iter_mut().all(|(pending, _)| poll(pending).is_ready()), "there is no driver");
+}
+
+/// Panics when its last waker is called or dropped.
+struct PanicsOnDrop;
+
+impl Wake for PanicsOnDrop {
+    fn wake(self: Arc<Self>) {}
+}
+
+impl Drop for PanicsOnDrop {
+    fn drop(&mut self) {
+        panic!("the test asked for it");
+    }
+}
+
+#[test]
+fn end_of_the_driver_wakes_threads_and_tasks_though_the_drop_of_its_waker_panics() {
+    let (setup, counts) = (Setup::new(8), Arc::new(Counts::default()));
+    let peer = setup.connection(2);
+    let driver = DriverGuard::take(&setup.hub.inner, DriverKind::Thread).unwrap();
+    setup.hub.inner.election.register_driver(&Waker::from(Arc::new(PanicsOnDrop)));
+    let waker = Waker::from(Arc::clone(&counts));
+    let follower = setup.hub.inner.election.join(&waker);
+    let (mut pending, _) = setup.recv(&peer);
+    assert!(std::pin::Pin::new(&mut pending).poll(&mut Context::from_waker(&waker)).is_pending());
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(driver))).unwrap_err();
+    assert!(setup.hub.inner.election.leads(follower));
+    assert_eq!(counts.0.load(Ordering::Relaxed), 2);
+}
+
+/// Several panics of wakers would abort the process.
+#[test]
+fn thread_that_unwinds_from_a_wait_wakes_the_driver_though_its_waker_panics() {
+    let (setup, counts) = (Setup::new(8), Arc::new(Counts::default()));
+    let peer = setup.connection(4);
+    assert!(setup.hub.inner.election.attach_driver(DriverKind::Task));
+    let tasks = waiting_tasks(&setup, &peer, &counts);
+    for (_, wr_id) in &tasks {
+        setup.complete(&peer, *wr_id, WcStatus::SUCCESS);
+    }
+    setup.hub.inner.election.register_driver(&Waker::from(Arc::new(Panics)));
+    let wait = || setup.hub.inner.block_on(None, |_| Poll::<()>::Pending);
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(wait)).unwrap_err();
+    assert!(setup.hub.inner.election.driver().is_none(), "it was woken");
+    assert_eq!(counts.0.load(Ordering::Relaxed), 2);
+}
+
+#[test]
+fn hub_that_is_dropped_by_an_unwinding_thread_wakes_its_driver() {
+    let setup = Setup::new(8);
+    assert!(setup.hub.inner.election.attach_driver(DriverKind::Task));
+    setup.hub.inner.election.register_driver(&Waker::from(Arc::new(Panics)));
+    let unwind = std::panic::AssertUnwindSafe(move || {
+        let _setup = setup;
+        std::panic::panic_any(7_u32);
+    });
+    let panic = std::panic::catch_unwind(unwind).unwrap_err();
+    assert_eq!(panic.downcast_ref(), Some(&7_u32));
+}
+
+#[test]
+fn provider_panic_while_a_connection_is_dropped_leaks_its_buffers_and_slots() {
+    let test = || {
+        let setup = Setup::new(4);
+        let peer = setup.connection(2);
+        setup.recv(&peer).0.detach();
+        succeed_ioctls();
+        setup.plain.log().poll_panics = 3;
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(peer))).unwrap_err();
+        assert_eq!((setup.freed(), setup.hub.free_entries(), setup.plain.log().poll_panics), (0, 0, 2));
+    };
+    std::thread::spawn(test).join().unwrap();
+}
+
+#[test]
+fn connection_that_is_dropped_releases_its_slots_though_wakers_panic() {
+    let test = || {
+        let (setup, counts) = (Setup::new(16), Arc::new(Counts::default()));
+        let (peer, other) = (setup.connection(2), setup.connection(4));
+        assert!(setup.hub.inner.election.attach_driver(DriverKind::Task));
+        let tasks = waiting_tasks(&setup, &other, &counts);
+        setup.recv(&peer).0.detach();
+        for (_, wr_id) in &tasks {
+            setup.complete(&other, *wr_id, WcStatus::SUCCESS);
+        }
+        succeed_ioctls();
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(peer))).unwrap_err();
+        assert_eq!((setup.freed(), setup.hub.free_entries()), (1, 8));
+        assert_eq!(counts.0.load(Ordering::Relaxed), 2);
+        tasks.into_iter().for_each(|(pending, _)| drop(pending.wait().unwrap()));
+    };
+    std::thread::spawn(test).join().unwrap();
+}
+
+/// Text that uses the connection while it is written.
+struct UsesConnection(Connection<Buffer, Plain>);
+
+impl std::fmt::Write for UsesConnection {
+    fn write_str(&mut self, _: &str) -> std::fmt::Result {
+        let connection = self.0.clone();
+        assert!(ends(move || drop(connection.failure())), "no lock is held");
+        Ok(())
+    }
+}
+
+#[test]
+fn connection_is_formatted_without_a_lock() {
+    use std::fmt::Write;
+
+    let setup = Setup::new(4);
+    let peer = setup.connection(2);
+    write!(UsesConnection(peer.clone()), "{peer:?}").unwrap();
 }
 
 #[test]

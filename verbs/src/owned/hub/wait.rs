@@ -6,6 +6,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use bareverbs_provider::traits::Provider;
+use bareverbs_provider::wake::wake_all;
 
 use super::HubInner;
 use super::election::{Election, WaiterId};
@@ -27,9 +28,8 @@ impl<'h> Waiter<'h> {
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        if let Some(waker) = self.election.leave(self.id) {
-            waker.wake();
-        }
+        // The thread may unwind.
+        wake_all(self.election.leave(self.id));
     }
 }
 

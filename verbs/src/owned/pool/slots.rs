@@ -103,6 +103,13 @@ impl Slots {
         }
         // Cloning and dropping a waker may run any code, so both are done without the lock.
         let mut waker = cx.waker().clone();
+        let polled = self.poll_waiting(ticket, &mut waker).map(|slot| Taken { slots: self, slot });
+        drop(waker);
+        polled.map(Taken::into_slot)
+    }
+
+    /// As [`Slots::poll`]. It takes `waker`, or exchanges it for the one to be dropped.
+    fn poll_waiting(&self, ticket: &mut Option<Ticket>, waker: &mut Waker) -> Poll<u32> {
         let mut waiting = lock(&self.waiting);
         if let Some(at) = ticket.and_then(|ticket| waiting.find(ticket)) {
             let task = &mut waiting.tasks[at];
@@ -111,9 +118,8 @@ impl Slots {
                 waiting.tasks.remove(at);
                 *ticket = None;
             } else {
-                mem::swap(&mut task.waker, &mut waker);
+                mem::swap(&mut task.waker, waker);
             }
-            drop(waiting);
             return slot.map_or(Poll::Pending, Poll::Ready);
         }
         while !self.free.mark() {
@@ -121,6 +127,7 @@ impl Slots {
                 return Poll::Ready(slot);
             }
         }
+        let waker = mem::replace(waker, Waker::noop().clone());
         let number = waiting.next;
         waiting.next += 1;
         waiting.tasks.push_back(Task { ticket: number, waker, slot: None });
@@ -139,5 +146,23 @@ impl Slots {
         if let Some(slot) = task.and_then(|task| task.slot) {
             self.put_back(slot);
         }
+    }
+}
+
+/// A slot that was taken. It is put back if the thread unwinds before the caller gets it.
+struct Taken<'s> {
+    slots: &'s Slots,
+    slot: u32,
+}
+
+impl Taken<'_> {
+    fn into_slot(self) -> u32 {
+        mem::ManuallyDrop::new(self).slot
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        self.slots.put_back(self.slot);
     }
 }

@@ -192,6 +192,12 @@ impl<P: Provider> Inbound<P> {
         lock(&self.events).queue.pop_front()
     }
 
+    /// Puts back an event that [`pop`](Self::pop) has returned.
+    #[cold]
+    pub(crate) fn put_back(&self, event: RawEvent<P>) {
+        lock(&self.events).queue.push_front(event);
+    }
+
     /// Registers the waker of the task or thread that waits for an event.
     pub(crate) fn register_reader(&self, cx: &Context<'_>) {
         let waker = cx.waker().clone();

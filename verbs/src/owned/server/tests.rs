@@ -11,7 +11,7 @@ use crate::owned::Pool;
 use crate::owned::hub::driver::DriverGuard;
 use crate::owned::hub::election::DriverKind;
 use crate::owned::options::ConnectionOptions;
-use crate::testing::{Plain, completion};
+use crate::testing::{Plain, completion, succeed_ioctls};
 use crate::{
     Access, AckTimeout, ConnectAttr, Imm, Srq, SrqInit, WcFlags, WcOpcode, WcStatus, WorkCompletion,
 };
@@ -382,6 +382,89 @@ fn messages_that_wait_for_a_connection_fail_at_the_shutdown() {
     let message = setup.server.handle.send(setup.peer, setup.server.take().unwrap(), ..4);
     let report = setup.server.handle.shutdown().wait().unwrap();
     assert_eq!((report.sent, report.failed), (0, 1));
+    assert!(message.wait().unwrap_err().buffer.is_some());
+}
+
+struct Panics;
+
+impl std::task::Wake for Panics {
+    fn wake(self: Arc<Self>) {
+        panic!("the test asked for it");
+    }
+}
+
+fn panics<T>(work: impl FnOnce() -> T) -> bool {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err()
+}
+
+impl Setup {
+    /// A task with a panicking waker waits for an operation of another connection. Returns the operation,
+    /// which is complete and was not polled when the function was called.
+    fn panicking_task(&self) -> impl FnOnce() + use<> {
+        let hub = &self.server.handle.inner.hub;
+        let qp = self.plain.queue_pair(hub.pd());
+        let other = hub.connection_for_test(qp, [1, 1], None);
+        let mut pending = other.post(Op::send_inline(b"x"));
+        let waker = Waker::from(Arc::new(Panics));
+        assert!(Pin::new(&mut pending).poll(&mut Context::from_waker(&waker)).is_pending());
+        let (number, sent) = self.plain.log().sent.pop().unwrap();
+        let plain = self.plain.clone();
+        std::mem::forget((pending, other));
+        move || {
+            let done = WorkCompletion { qp_num: number, ..completion(sent, WcStatus::SUCCESS) };
+            plain.log().completions.push_back(done);
+        }
+    }
+}
+
+#[test]
+fn removed_peer_wakes_the_reader_though_another_waker_panics() {
+    let test = || {
+        let mut setup = Setup::new();
+        assert!(setup.server.handle.inner.hub.inner().election.attach_driver(DriverKind::Task));
+        let complete = setup.panicking_task();
+        let woken = Arc::new(Woken::default());
+        let waker = Waker::from(Arc::clone(&woken));
+        assert!(setup.server.poll_next(&mut Context::from_waker(&waker)).is_pending());
+        succeed_ioctls();
+        complete();
+        let (handle, peer) = (setup.server.handle().clone(), setup.peer);
+        assert!(panics(|| handle.inner.remove(peer)));
+        assert!(woken.0.load(Ordering::Relaxed));
+    };
+    std::thread::spawn(test).join().unwrap();
+}
+
+#[test]
+fn failure_of_a_peer_is_reported_though_its_removal_panics() {
+    let test = || {
+        let mut setup = Setup::new();
+        assert!(setup.server.handle.inner.hub.inner().election.attach_driver(DriverKind::Task));
+        let complete = setup.panicking_task();
+        setup.arrives(SHARED, Kind::Data as u32, 5);
+        setup.server.handle.inner.hub.poll(1);
+        succeed_ioctls();
+        complete();
+        assert!(panics(|| setup.next()));
+        assert!(matches!(setup.failure(), Error::UnknownCompletion { wr_id: SHARED }));
+        assert!(setup.server.handle.peers().is_empty());
+    };
+    std::thread::spawn(test).join().unwrap();
+}
+
+#[test]
+fn shutdown_wakes_the_reader_though_the_waker_of_a_message_panics() {
+    let mut setup = Setup::with(|_| ());
+    assert!(setup.server.handle.inner.hub.inner().election.attach_driver(DriverKind::Task));
+    setup.server.handle.inner.get(setup.peer).unwrap().inner().conn.lock().max_message = SIZE as u32;
+    let mut message = setup.server.handle.send(setup.peer, setup.server.take().unwrap(), ..4);
+    let waker = Waker::from(Arc::new(Panics));
+    assert!(Pin::new(&mut message).poll(&mut Context::from_waker(&waker)).is_pending());
+    let woken = Arc::new(Woken::default());
+    let waker = Waker::from(Arc::clone(&woken));
+    assert!(setup.server.poll_next(&mut Context::from_waker(&waker)).is_pending());
+    assert!(panics(|| setup.server.handle.shutdown()));
+    assert!(woken.0.load(Ordering::Relaxed));
     assert!(message.wait().unwrap_err().buffer.is_some());
 }
 
