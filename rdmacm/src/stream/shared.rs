@@ -211,14 +211,20 @@ impl<P: Provider> Shared<P> {
         if let Some(result) = self.attempt_unarmed(&mut state, &mut woken, task, &mut attempt)? {
             return Ok(Some(result));
         }
-        self.handle_events(&mut state)?;
+        self.handle_events(&mut state, &mut woken, task)?;
         self.attempt_armed(&mut state, &mut woken, task, &mut attempt)
     }
 
-    /// Handles events of the connection, and the end of the keepalive interval.
-    fn handle_events(&self, state: &mut State<P>) -> Result<()> {
-        if let Some(end) = state.link.end()? {
-            state.session.connection_ended(end);
+    /// Handles events of the connection, and the end of the keepalive interval. The other threads and
+    /// tasks notice, because the descriptor does not report an event that was read.
+    fn handle_events(&self, state: &mut State<P>, woken: &mut Woken, task: Option<Direction>) -> Result<()> {
+        let end = state.link.end()?;
+        let mut is_new = state.link.is_established() && state.session.confirm();
+        if let Some(end) = end {
+            is_new |= state.session.connection_ended(end);
+        }
+        if is_new {
+            self.notify(state, woken, task);
         }
         // The timer is not readable before it expires.
         if let Some(timer) = &state.keepalive
@@ -249,7 +255,7 @@ impl<P: Provider> Shared<P> {
             && let Err(error) = state.session.endpoint().arm()
         {
             // The event of a removal is the more precise error.
-            self.handle_events(state)?;
+            self.handle_events(state, woken, task)?;
             if state.session.error().is_none() {
                 return Err(error.into());
             }
@@ -365,7 +371,7 @@ impl<P: Provider> Shared<P> {
                 state = self.lock();
             } else {
                 if std::mem::take(&mut events) {
-                    self.handle_events(&mut state)?;
+                    self.handle_events(&mut state, &mut woken, None)?;
                 }
                 if let Some(result) = self.attempt_armed(&mut state, &mut woken, None, &mut attempt)? {
                     return Ok(result);
