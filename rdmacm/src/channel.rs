@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -56,16 +57,47 @@ pub struct EventChannel {
 
 struct Inner {
     file: CmFile,
-    /// Readable while events were migrated to the file and no reader was woken: the kernel wakes
-    /// none. Channels that nothing is migrated to while a reader waits have none.
-    migrated: Option<OwnedFd>,
+    /// Channels that nothing is migrated to while a reader waits have none.
+    migrated: Option<Migrated>,
     inboxes: Mutex<Inboxes>,
     /// Notified when the thread that slept on the descriptor has delivered events.
     delivered: Condvar,
 }
 
+/// Wakes the readers of a channel after events were migrated to it: the kernel wakes none.
+struct Migrated {
+    /// Readable until a reader was woken.
+    event: OwnedFd,
+    /// Whether the event was written and not read since. So a reader that the file has woken makes no
+    /// system call to look at the event.
+    is_set: AtomicBool,
+}
+
+impl Migrated {
+    fn new() -> Result<Self> {
+        let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|errno| Error::System { what: "creating an eventfd", errno })?;
+        Ok(Self { event, is_set: AtomicBool::new(false) })
+    }
+
+    fn set(&self) {
+        // It fails only if the counter is at its maximum, and then readers are awake.
+        let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+        // After the write: a reader that clears the flag reads the event, which would stay readable
+        // otherwise.
+        self.is_set.store(true, Ordering::Release);
+    }
+
+    fn clear(&self) {
+        if self.is_set.swap(false, Ordering::Acquire) {
+            // It fails if another reader has read it, and the flag was set late.
+            let _ = rustix::io::read(&self.event, &mut [0_u8; 8]);
+        }
+    }
+}
+
 impl Inner {
-    fn new(file: CmFile, migrated: Option<OwnedFd>) -> Arc<Self> {
+    fn new(file: CmFile, migrated: Option<Migrated>) -> Arc<Self> {
         Arc::new(Self { file, migrated, inboxes: Mutex::default(), delivered: Condvar::new() })
     }
 }
@@ -79,9 +111,7 @@ impl EventChannel {
     #[doc(alias = "rdma_create_event_channel")]
     pub fn new() -> Result<Self> {
         let file = CmFile::open()?;
-        let migrated = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|errno| Error::System { what: "creating an eventfd", errno })?;
-        Ok(Self { inner: Inner::new(file, Some(migrated)) })
+        Ok(Self { inner: Inner::new(file, Some(Migrated::new()?)) })
     }
 
     /// A channel of one identifier. Nothing is migrated to it while a reader waits.
@@ -354,8 +384,10 @@ impl EventChannel {
         self.forget_migration();
         let (mut inboxes, mut wakers) = (self.lock(), Vec::new());
         inboxes.sleeping = false;
-        // Tasks that the runtime has woken meanwhile have left the events to this thread.
-        let read = if inboxes.are_claimed() { self.read_all(&mut inboxes, &mut wakers) } else { Ok(()) };
+        // Tasks that the runtime has woken meanwhile have left the events to this thread. Other threads
+        // read by themselves.
+        let serves = inboxes.are_claimed() && inboxes.have_tasks();
+        let read = if serves { self.read_all(&mut inboxes, &mut wakers) } else { Ok(()) };
         inboxes.take_unclaimed_wakers(&mut wakers);
         drop(inboxes);
         self.inner.delivered.notify_all();
@@ -369,7 +401,7 @@ impl EventChannel {
         let file = PollFd::new(self.file(), PollFlags::IN);
         let waited = match &self.inner.migrated {
             Some(migrated) => {
-                let fds = &mut [file, PollFd::new(migrated, PollFlags::IN)];
+                let fds = &mut [file, PollFd::new(&migrated.event, PollFlags::IN)];
                 rustix::event::poll(fds, left.as_ref())
             }
             None => rustix::event::poll(&mut [file], left.as_ref()),
@@ -383,8 +415,7 @@ impl EventChannel {
     /// Wakes readers that wait, because the kernel does not when it moves events to the file.
     pub(crate) fn wake(&self) {
         if let Some(migrated) = &self.inner.migrated {
-            // It fails only if the counter is at its maximum, and then readers are awake.
-            let _ = rustix::io::write(migrated, &1_u64.to_ne_bytes());
+            migrated.set();
         }
     }
 
@@ -396,7 +427,7 @@ impl EventChannel {
         let Some(migrated) = &self.inner.migrated else { return Ok(None) };
         let combine = || {
             let combined = create(CreateFlags::CLOEXEC)?;
-            for fd in [self.file().as_fd(), migrated.as_fd()] {
+            for fd in [self.file().as_fd(), migrated.event.as_fd()] {
                 add(&combined, fd, EventData::new_u64(0), EventFlags::IN)?;
             }
             Ok(combined)
@@ -407,8 +438,7 @@ impl EventChannel {
     /// Ends the readiness of [`EventChannel::wake`]. The caller reads events afterwards.
     pub(crate) fn forget_migration(&self) {
         if let Some(migrated) = &self.inner.migrated {
-            // It fails if there was no migration.
-            let _ = rustix::io::read(migrated, &mut [0_u8; 8]);
+            migrated.clear();
         }
     }
 }
