@@ -80,6 +80,7 @@ kernel_tests! {
     user_events_need_linux_7_2,
     services_are_resolved_on_infiniband_only if has_ip,
     registered_services_are_resolved_by_id_and_name if has_services,
+    route_leads_to_a_resolved_service if has_services,
     client_connects_to_a_resolved_service if has_services,
     services_need_a_subnet_administrator,
 
