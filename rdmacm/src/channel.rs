@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -58,13 +59,44 @@ struct Inner {
     file: CmFile,
     /// Whether it was opened for one identifier.
     private: bool,
-    /// An eventfd that is readable while there may be events that the kernel does not report to readers
-    /// that wait: those that were migrated to the file, or were for the readers of one key. That of a
-    /// private channel is created by the first thread that waits for the events of any key.
-    wake: OnceLock<OwnedFd>,
+    /// That of a private channel is created by the first thread that waits for the events of any key.
+    wake: OnceLock<WakeEvent>,
     inboxes: Mutex<Inboxes>,
     /// Notified when the thread that slept on the descriptor has delivered events.
     delivered: Condvar,
+}
+
+/// Wakes the readers of a channel while there may be events that the kernel does not report to readers
+/// that wait: those that were migrated to the file, or were for the readers of one key.
+struct WakeEvent {
+    /// An eventfd that is readable until a reader was woken.
+    event: OwnedFd,
+    /// Whether the event was written and not read since. So a reader that the file has woken makes no
+    /// system call to look at the event.
+    is_set: AtomicBool,
+}
+
+impl WakeEvent {
+    fn new() -> Result<Self> {
+        let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|errno| Error::System { what: "creating an eventfd", errno })?;
+        Ok(Self { event, is_set: AtomicBool::new(false) })
+    }
+
+    fn set(&self) {
+        // It fails only if the counter is at its maximum, and then readers are awake.
+        let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+        // After the write: a reader that clears the flag reads the event, which would stay readable
+        // otherwise.
+        self.is_set.store(true, Ordering::Release);
+    }
+
+    fn clear(&self) {
+        if self.is_set.swap(false, Ordering::Acquire) {
+            // It fails if another reader has read it, and the flag was set late.
+            let _ = rustix::io::read(&self.event, &mut [0_u8; 8]);
+        }
+    }
 }
 
 impl Inner {
@@ -100,10 +132,8 @@ impl EventChannel {
     /// Creates the eventfd that wakes readers, if there is none.
     fn create_wake(&self) -> Result<()> {
         if self.inner.wake.get().is_none() {
-            let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-                .map_err(|errno| Error::System { what: "creating an eventfd", errno })?;
             // Another thread may have created one.
-            let _ = self.inner.wake.set(wake);
+            let _ = self.inner.wake.set(WakeEvent::new()?);
         }
         Ok(())
     }
@@ -400,8 +430,10 @@ impl EventChannel {
         self.forget_wake();
         let (mut inboxes, mut wakers) = (self.lock(), Vec::new());
         inboxes.sleeping = false;
-        // Tasks that the runtime has woken meanwhile have left the events to this thread.
-        let read = if inboxes.are_claimed() { self.read_all(&mut inboxes, &mut wakers) } else { Ok(()) };
+        // Tasks that the runtime has woken meanwhile have left the events to this thread. Other threads
+        // read by themselves.
+        let serves = inboxes.are_claimed() && inboxes.have_tasks();
+        let read = if serves { self.read_all(&mut inboxes, &mut wakers) } else { Ok(()) };
         inboxes.take_unclaimed_wakers(&mut wakers);
         drop(inboxes);
         self.inner.delivered.notify_all();
@@ -415,7 +447,7 @@ impl EventChannel {
         let file = PollFd::new(self.file(), PollFlags::IN);
         let waited = match self.inner.wake.get() {
             Some(wake) => {
-                let fds = &mut [file, PollFd::new(wake, PollFlags::IN)];
+                let fds = &mut [file, PollFd::new(&wake.event, PollFlags::IN)];
                 rustix::event::poll(fds, left.as_ref())
             }
             None => rustix::event::poll(&mut [file], left.as_ref()),
@@ -429,8 +461,7 @@ impl EventChannel {
     /// Wakes readers that wait, because the kernel does not.
     pub(crate) fn wake(&self) {
         if let Some(wake) = self.inner.wake.get() {
-            // It fails only if the counter is at its maximum, and then readers are awake.
-            let _ = rustix::io::write(wake, &1_u64.to_ne_bytes());
+            wake.set();
         }
     }
 
@@ -442,7 +473,7 @@ impl EventChannel {
         let Some(wake) = self.inner.wake.get() else { return Ok(None) };
         let combine = || {
             let combined = create(CreateFlags::CLOEXEC)?;
-            for fd in [self.file().as_fd(), wake.as_fd()] {
+            for fd in [self.file().as_fd(), wake.event.as_fd()] {
                 add(&combined, fd, EventData::new_u64(0), EventFlags::IN)?;
             }
             Ok(combined)
@@ -453,8 +484,7 @@ impl EventChannel {
     /// Ends the readiness of [`EventChannel::wake`]. The caller reads events afterwards.
     fn forget_wake(&self) {
         if let Some(wake) = self.inner.wake.get() {
-            // It fails if there was none.
-            let _ = rustix::io::read(wake, &mut [0_u8; 8]);
+            wake.clear();
         }
     }
 }
@@ -602,9 +632,9 @@ mod tests {
         id.claim();
         register(&old, Some(id.key()), &Waker::from(Arc::new(Panics)));
         assert!(panics(|| id.migrate(&new)));
-        assert!(id.channel().is(&new));
+        assert!(id.channel().same_channel(&new));
         // Readers that sleep on the new channel are woken.
-        assert_eq!(rustix::io::read(new.inner.wake.get().unwrap(), &mut [0; 8]), Ok(8));
+        assert_eq!(rustix::io::read(&new.inner.wake.get().unwrap().event, &mut [0; 8]), Ok(8));
         drop(id);
         assert_eq!([&old, &new].map(|channel| channel.file().kernel().destroyed().len()), [0, 1]);
     }
@@ -614,7 +644,7 @@ mod tests {
         let channel = EventChannel::simulated();
         let key = claim_by_panicking_task(&channel);
         assert!(panics(|| channel.unclaim(key)));
-        assert_eq!(rustix::io::read(channel.inner.wake.get().unwrap(), &mut [0; 8]), Ok(8));
+        assert_eq!(rustix::io::read(&channel.inner.wake.get().unwrap().event, &mut [0; 8]), Ok(8));
     }
 
     #[test]
@@ -639,7 +669,7 @@ mod tests {
         id.migrate(&own).unwrap();
         let refused = id.migrate(&private).unwrap_err();
         assert!(matches!(refused, Error::Invalid { verb: "migrate", .. }), "{refused}");
-        assert!(id.channel().is(&own));
+        assert!(id.channel().same_channel(&own));
         id.migrate(&EventChannel::simulated()).unwrap();
     }
 

@@ -307,8 +307,12 @@ impl CmId {
     /// - `EACCES`: ports below 1024 require `CAP_NET_BIND_SERVICE`.
     #[doc(alias = "rdma_bind_addr")]
     pub fn bind_addr(&self, addr: impl Into<Addr>) -> Result<()> {
-        let (addr, addr_size) = addr.into().to_kernel();
-        command::bind(self.file(), BindReq { id: self.number, addr_size, addr, ..BindReq::zeroed() })
+        let own = addr.into();
+        let (addr, addr_size) = own.to_kernel();
+        command::bind(self.file(), BindReq { id: self.number, addr_size, addr, ..BindReq::zeroed() })?;
+        // The peer's address is of the same family.
+        self.to_ib_addr.store(matches!(own, Addr::Ib(_)), Ordering::Relaxed);
+        Ok(())
     }
 
     /// Resolves the address of a peer to a device and the peer's hardware address. `src` is the
@@ -665,7 +669,7 @@ impl CmId {
     /// - [`Error::Command`]: the kernel refused it. The identifier is on its old channel then.
     #[doc(alias = "rdma_migrate_id")]
     pub fn migrate(&mut self, channel: &EventChannel) -> Result<()> {
-        if channel.is_private() && !self.channel.is(channel) {
+        if channel.is_private() && !self.channel.same_channel(channel) {
             let reason = "the channel was opened for one identifier: pass one of `EventChannel::new`";
             return Err(Error::invalid("migrate", reason));
         }

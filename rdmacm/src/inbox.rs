@@ -22,6 +22,8 @@ pub(crate) struct Inboxes {
     /// Whether a thread sleeps on the descriptor. Only that thread reads events then. Another reader
     /// would take the event that ends the sleep.
     pub(crate) sleeping: bool,
+    /// Whether a task has waited.
+    have_tasks: bool,
 }
 
 #[derive(Default)]
@@ -35,6 +37,11 @@ impl Inboxes {
     /// Whether a key has an inbox.
     pub(crate) fn are_claimed(&self) -> bool {
         !self.claimed.is_empty()
+    }
+
+    /// Whether tasks may wait, which leave the events to a thread that sleeps.
+    pub(crate) fn have_tasks(&self) -> bool {
+        self.have_tasks
     }
 
     /// Creates an inbox for the events of a key. Those that wait for any caller move there.
@@ -98,6 +105,7 @@ impl Inboxes {
     /// code, and tries again.
     #[must_use]
     pub(crate) fn register(&mut self, key: Option<Key>, waker: &Waker, clone: &mut Option<Waker>) -> bool {
+        self.have_tasks = true;
         let wakers = &mut self.of(key).wakers;
         if wakers.iter().any(|known| known.will_wake(waker)) {
             return true;

@@ -88,10 +88,10 @@ impl StreamOptions {
         let param = param(&options, &mut prepared);
         let response = steps::connect(wait, &id, &param).await?;
         bring_up(&id, prepared.endpoint(), &options, None)?;
-        let mut session = prepared.start(&response.private_data)?;
+        let mut session = prepared.start(&response.private_data, true)?;
         id.establish().map_err(|error| steps::refused(&id, "connect", error))?;
-        // Grants the peer the rest of the ring. The accepting side does so when it is used first: its
-        // peer may not be ready to receive yet.
+        // Grants the peer the rest of the ring. The accepting side does so when it is used first after the
+        // peer's confirmation.
         session.progress();
         stream(session, id, domains, true)
     }
@@ -241,6 +241,10 @@ impl RdmaListener {
     /// A request that is not one of a stream is rejected, and the wait continues. It also
     /// continues if the peer has given up before it is accepted.
     ///
+    /// The stream is returned before the peer has confirmed the connection. It can be read at once. The
+    /// first write waits for the confirmation or the first message of the peer, because the peer's queue
+    /// pair can't receive before.
+    ///
     /// # Errors
     /// - [`StreamError::Verbs`], [`StreamError::Cm`]: the stream could not be created, for example
     ///   beyond the limit on locked memory. Its request was rejected.
@@ -283,8 +287,9 @@ impl RdmaListener {
         let options = connect_options(&offer);
         let param = param(&options, &mut prepared);
         bring_up(request.id(), prepared.endpoint(), &options, Some(&param))?;
-        let session = prepared.start(&peer.private_data)?;
-        // The peer's confirmation is not awaited: one that never comes would hold up the others.
+        let session = prepared.start(&peer.private_data, false)?;
+        // The peer's confirmation is not awaited here: one that never comes would hold up the others. The
+        // stream awaits it before its first message.
         stream(session, request.accept(&param)?, self.domains.clone(), false)
     }
 }

@@ -69,6 +69,11 @@ impl Link {
         }
     }
 
+    /// Whether the peer has confirmed the connection, as far as [`end`](Self::end) has found.
+    pub(super) fn is_established(&self) -> bool {
+        self.established
+    }
+
     /// How the connection has ended, as far as the connection manager knows: without an error if the
     /// peer ended it.
     pub(super) fn end(&mut self) -> Result<Option<Result<()>>> {

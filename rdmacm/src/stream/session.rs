@@ -83,8 +83,9 @@ impl<P: Provider> Prepared<P> {
         &mut self.endpoint
     }
 
-    /// The stream with a peer, whose private data is `offer`.
-    pub(super) fn start(self, offer: &[u8]) -> Result<Session<P>> {
+    /// The stream with a peer, whose private data is `offer`. `confirmed`: whether the peer can receive
+    /// when the stream is used first.
+    pub(super) fn start(self, offer: &[u8], confirmed: bool) -> Result<Session<P>> {
         let Self { endpoint, ring, table, sends, options } = self;
         let peer = Offer::from_bytes(offer)?;
         Ok(Session {
@@ -101,6 +102,7 @@ impl<P: Provider> Prepared<P> {
             peer_iomap: vec![false; if peer.iomap { peer.iomap_size.entries() as usize } else { 0 }],
             peer,
             options,
+            confirmed,
             reads: true,
             writes: true,
             owed: None,
@@ -134,6 +136,9 @@ pub(super) struct Session<P: Provider> {
     outbound: Outbound,
     peer: Offer,
     options: StreamOptions,
+    /// Whether the peer's QP can receive. That of the connecting side is moved to RTR after the response
+    /// of this side has arrived. Its device drops what is sent before.
+    confirmed: bool,
     /// Messages of either kind that may be posted before one completes.
     data_free: u32,
     control_free: u32,
@@ -194,6 +199,8 @@ impl<P: Provider> Session<P> {
 
     fn done(&mut self, done: Done<Part>) -> Result<()> {
         if done.is_recv() {
+            // Its confirmation may be lost, or come later.
+            self.confirmed = true;
             // A peer that sends without immediate data is no stream.
             let imm = done.imm.ok_or(ProtocolError::MissingImmediate)?;
             // The peer's last words may be found after the end of the connection: the device and the
@@ -269,7 +276,7 @@ impl<P: Provider> Session<P> {
 
     /// Sends grants, and the word that is owed.
     fn send_due(&mut self) -> Result<()> {
-        if self.phase == Phase::Ended {
+        if self.phase == Phase::Ended || !self.confirmed {
             return Ok(());
         }
         if self.control_free > 0
@@ -372,7 +379,7 @@ impl<P: Provider> Session<P> {
     pub(super) fn is_writable(&mut self) -> bool {
         // An entry that can't be read shows as an error of the write.
         let may_send = self.take_buffer().is_err()
-            || self.data_free > 0 && self.outbound.may_send() && self.sends.has_room();
+            || self.may_post_data() && self.outbound.may_send() && self.sends.has_room();
         self.phase != Phase::Open || !self.writes || may_send
     }
 
@@ -383,6 +390,11 @@ impl<P: Provider> Session<P> {
             None if !self.writes => Err(StreamError::Shutdown),
             None => Ok(()),
         }
+    }
+
+    /// Whether a message that is no word may be posted.
+    fn may_post_data(&self) -> bool {
+        self.confirmed && self.data_free > 0
     }
 
     /// Sends bytes from the beginning of `bytes`. `Ok(None)`: there is no room yet.
@@ -405,7 +417,7 @@ impl<P: Provider> Session<P> {
     /// Sends one message. Returns 0 without a credit, a buffer of the peer or room for the message.
     fn send_message(&mut self, bytes: &[u8]) -> Result<usize> {
         self.take_buffer()?;
-        if self.data_free == 0 || !self.outbound.may_send() {
+        if !self.may_post_data() || !self.outbound.may_send() {
             return Ok(0);
         }
         if bytes.len() <= self.options.inline as usize {
@@ -435,7 +447,7 @@ impl<P: Provider> Session<P> {
     /// The entry takes no credit: a peer counts data messages only as consumed.
     pub(super) fn map(&mut self, memory: Remote, len: u32, offset: u64) -> Result<Option<u32>> {
         self.check_writable()?;
-        if self.data_free == 0 {
+        if !self.may_post_data() {
             return Ok(None);
         }
         let Some(index) = self.peer_iomap.iter().position(|used| !used) else {
@@ -461,7 +473,7 @@ impl<P: Provider> Session<P> {
     pub(super) fn write_mapped(&mut self, bytes: &[u8], offset: u64) -> Result<Option<usize>> {
         self.check_writable()?;
         let mut sent = 0;
-        while sent < bytes.len() && self.data_free > 0 {
+        while sent < bytes.len() && self.may_post_data() {
             let at = offset.saturating_add(sent as u64);
             let Some(span) = self.mapped(at) else {
                 return if sent > 0 { Ok(Some(sent)) } else { Err(StreamError::NotMapped { offset }) };
@@ -487,9 +499,10 @@ impl<P: Provider> Session<P> {
     }
 
     /// Probes the connection by a write of 0 bytes, of which the peer's program sees nothing. Nothing is
-    /// sent while the send queue is full, because its requests probe the connection too.
+    /// sent while the send queue is full, because its requests probe the connection too, nor before the
+    /// peer has confirmed the connection, because the connection manager repeats its response.
     pub(super) fn probe(&mut self) -> Result<()> {
-        if self.phase != Phase::Open || self.data_free == 0 {
+        if self.phase != Phase::Open || !self.may_post_data() {
             return Ok(());
         }
         let nowhere = Remote { addr: 0, rkey: 0 };
@@ -537,11 +550,18 @@ impl<P: Provider> Session<P> {
         self.error.as_ref()
     }
 
-    /// The connection manager has reported the end of the connection.
-    pub(super) fn connection_ended(&mut self, end: Result<()>) {
+    /// The peer has confirmed the connection. Returns whether that is new.
+    pub(super) fn confirm(&mut self) -> bool {
+        !std::mem::replace(&mut self.confirmed, true)
+    }
+
+    /// The connection manager has reported the end of the connection. Returns whether that is new.
+    pub(super) fn connection_ended(&mut self, end: Result<()>) -> bool {
+        let is_new = self.phase != Phase::Ended;
         match end {
             Ok(()) => self.phase = Phase::Ended,
             Err(error) => self.fail(error),
         }
+        is_new
     }
 }

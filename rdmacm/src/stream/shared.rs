@@ -210,14 +210,27 @@ impl<P: Provider> Shared<P> {
         if result.is_some() {
             return Ok(result);
         }
-        self.handle_events(&mut state)?;
+        state = self.handle_events(state, task)?;
         Ok(self.attempt_armed(state, task, &mut attempt)?.1)
     }
 
-    /// Handles events of the connection, and the end of the keepalive interval.
-    fn handle_events(&self, state: &mut State<P>) -> Result<()> {
-        if let Some(end) = state.link.end()? {
-            state.session.connection_ended(end);
+    /// Handles events of the connection, and the end of the keepalive interval. The other threads and
+    /// tasks notice, because the descriptor does not report an event that was read. Tasks are woken as
+    /// by [`progress`](Self::progress).
+    fn handle_events<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State<P>>,
+        task: Option<Direction>,
+    ) -> Result<MutexGuard<'a, State<P>>> {
+        let end = state.link.end()?;
+        let mut is_new = state.link.is_established() && state.session.confirm();
+        if let Some(end) = end {
+            is_new |= state.session.connection_ended(end);
+        }
+        if is_new {
+            let mut woken = Woken::default();
+            self.notify(&mut state, &mut woken, task);
+            state = self.wake_tasks(state, woken);
         }
         // The timer is not readable before it expires.
         if let Some(timer) = &state.keepalive
@@ -225,13 +238,14 @@ impl<P: Provider> Shared<P> {
         {
             state.session.probe()?;
         }
+        let has_left = std::mem::replace(&mut state.has_left, false);
         if let Some(left) = &state.left
-            && std::mem::replace(&mut state.has_left, false)
+            && has_left
         {
             // It was written, so it does not fail.
             let _ = rustix::io::read(left, &mut [0; 8]);
         }
-        Ok(())
+        Ok(state)
     }
 
     /// Arms the CQ, handles completions and attempts.
@@ -247,7 +261,7 @@ impl<P: Provider> Shared<P> {
             && let Err(error) = state.session.endpoint().arm()
         {
             // The event of a removal is the more precise error.
-            self.handle_events(&mut state)?;
+            state = self.handle_events(state, task)?;
             if state.session.error().is_none() {
                 return Err(error.into());
             }
@@ -291,12 +305,21 @@ impl<P: Provider> Shared<P> {
         if state.session.error().is_some() {
             state.link.abandon();
         }
+        (self.wake_tasks(state, woken), handled)
+    }
+
+    /// Wakes tasks without the lock.
+    fn wake_tasks<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State<P>>,
+        mut woken: Woken,
+    ) -> MutexGuard<'a, State<P>> {
         if !woken.is_empty() {
             drop(state);
             woken.wake();
             state = self.lock();
         }
-        (state, handled)
+        state
     }
 
     /// Makes the descriptor readable, because no event may report the completions that are left.
@@ -375,7 +398,7 @@ impl<P: Provider> Shared<P> {
                 state = self.lock();
             } else {
                 if std::mem::take(&mut events) {
-                    self.handle_events(&mut state)?;
+                    state = self.handle_events(state, None)?;
                 }
                 (state, result) = self.attempt_armed(state, None, &mut attempt)?;
                 if let Some(result) = result {

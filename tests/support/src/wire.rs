@@ -178,6 +178,21 @@ impl Wire {
         ip(&format!("link set down dev {}", end.netdev()));
     }
 
+    /// Deletes both interfaces. The kernel deletes their devices, too, when no program has them open.
+    pub fn delete(&self) {
+        ip(&format!("link del dev {}", Near.netdev()));
+    }
+
+    /// Waits until the kernel has deleted both devices. Panics after [`TIMEOUT`].
+    pub fn wait_deleted(&self) {
+        let begin = Instant::now();
+        let ends = [Near.device(), Far.device()];
+        while bareverbs::devices().unwrap().iter().any(|device| ends.contains(&device.name())) {
+            assert!(begin.elapsed() < TIMEOUT, "the devices are not deleted");
+            sleep(Duration::from_millis(20));
+        }
+    }
+
     /// Waits until no program has an object of the devices. Panics after [`TIMEOUT`].
     pub fn settle(&self) {
         let begin = Instant::now();

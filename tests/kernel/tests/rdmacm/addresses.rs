@@ -9,7 +9,6 @@ use bareverbs_kernel_tests::{child, device};
 use bareverbs_rdmacm::command::{self, CmFile};
 use bareverbs_rdmacm::event::EventKind;
 use bareverbs_rdmacm::{Addr, CmId, ConnParam, EventChannel, IbAddr, PortSpace};
-use bareverbs_uapi::rdma_cm::address::{AddressFamily, SocketAddressIn6};
 use bareverbs_uapi::rdma_cm::structs::*;
 use bareverbs_uapi::rdma_cm::{self, EventType};
 use zerocopy::IntoBytes;
@@ -170,15 +169,7 @@ pub(crate) fn commands_for_ip_addresses_bind_resolve_and_query() {
                 CreateIdReq { uid, ps: rdma_cm::PortSpace::TCP, ..CreateIdReq::zeroed() },
             )
         };
-        // The 28 bytes of an IPv6 address, of which an IPv4 address uses 16.
-        let addr = |port: u16| {
-            let mut addr = SocketAddressIn6::zeroed();
-            let bytes = addr.as_mut_bytes();
-            bytes[..2].copy_from_slice(&AddressFamily::INET.0.to_ne_bytes());
-            bytes[2..4].copy_from_slice(&port.to_be_bytes());
-            bytes[4..8].copy_from_slice(&v4.octets());
-            addr
-        };
+        let addr = kernel_ip;
         let passive = create(1).unwrap().id;
         command::bind_ip(&file, BindIpReq { id: passive, addr: addr(0), response: 0 }).unwrap();
         command::listen(&file, ListenReq { id: passive, backlog: 1 }).unwrap();

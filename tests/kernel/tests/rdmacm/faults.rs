@@ -16,13 +16,16 @@ use bareverbs_kernel_tests::device::{self, Requirement};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::wire::{End, Wire};
 use bareverbs_rdmacm::blocking::BlockingId;
+use bareverbs_rdmacm::command::{self, CmFile};
 use bareverbs_rdmacm::connection::Route;
 use bareverbs_rdmacm::event::{EventKind, RejectReason};
-use bareverbs_rdmacm::stream::{RdmaListener, RdmaStream, StreamError};
+use bareverbs_rdmacm::stream::{RdmaListener, RdmaStream, StreamError, StreamOptions};
 use bareverbs_rdmacm::{
     CmId, ConnParam, ConnectOptions, Connection, Connector, Error, EventChannel, IdOptions, Listener,
     PortSpace,
 };
+use bareverbs_uapi::rdma_cm::structs::*;
+use bareverbs_uapi::rdma_cm::{self, EventType, structs};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::waitpid;
@@ -315,6 +318,160 @@ pub(crate) fn interface_down_ends_connections_and_refuses_new_ones() {
         assert!(begin.elapsed() < 3 * short);
     }
     wire.settle();
+}
+
+/// Soft-RoCE deletes its device with the interface. The kernel waits until no program has it open.
+pub(crate) fn deleted_interface_ends_connections_and_refuses_new_ones() {
+    let wire = Wire::new();
+    thread::scope(|scope| {
+        let (listener, addr) = far();
+        let ack_timeout = AckTimeout::new(12);
+        let connector = Connector::new().id_options(IdOptions { ack_timeout, ..IdOptions::default() });
+        let (mut active, passive) = connect(&listener, &connector);
+        let streams = RdmaListener::bind((End::Far.ip(), 0)).unwrap();
+        let options = IdOptions { ack_timeout, ..IdOptions::default() };
+        let (mut reader, mut writer) = thread::scope(|scope| {
+            let accepted = scope.spawn(|| streams.accept().unwrap());
+            let options = StreamOptions::default().id_options(options);
+            let writer = options.connect(streams.local_addr()).unwrap();
+            (accepted.join().unwrap(), writer)
+        });
+        writer.write_all(b"first").unwrap();
+        reader.read_exact(&mut [0; 5]).unwrap();
+        let idle = resolved(addr, PortSpace::Tcp);
+
+        let deleted = scope.spawn(|| wire.delete());
+        let gone = || !std::path::Path::new("/sys/class/net").join(End::Near.netdev()).exists();
+        let begin = Instant::now();
+        while !gone() {
+            assert!(begin.elapsed() < LIMIT, "the interface is not deleted");
+            thread::sleep(Duration::from_millis(10));
+        }
+        let memory = active.qp().pd().register(Buffer::zeroed(8).unwrap(), Access::LOCAL_WRITE).unwrap();
+        active.post_send(memory, ..8).unwrap();
+        // The retries are exhausted.
+        let _ = active.wait().unwrap_err();
+        writer.set_write_timeout(Some(LIMIT));
+        let lost = loop {
+            match writer.send(&[0; 4096]) {
+                Ok(_) => {}
+                Err(error) => break error,
+            }
+        };
+        assert!(!matches!(lost, StreamError::TimedOut), "{lost:?}");
+        let short = Duration::from_secs(2);
+        let refused = connector.connect(addr, &small(), short).unwrap_err();
+        let is_typed = matches!(
+            refused,
+            Error::Command(_) | Error::Address(_) | Error::TimedOut { .. } | Error::Unreachable(_)
+        );
+        assert!(is_typed, "{refused:?}");
+
+        // Those with a queue pair keep the device open.
+        drop((active, passive, connector, reader, writer, streams));
+        let refused = listener.get_request(LIMIT);
+        assert!(matches!(refused, Err(Error::DeviceRemoved { .. })), "{:?}", refused.map(drop));
+        assert!(matches!(next_of(idle.channel(), idle.key()), EventKind::DeviceRemoval));
+        drop((idle, listener));
+        deleted.join().unwrap();
+    });
+    wire.wait_deleted();
+}
+
+/// The next event of the file.
+fn raw_event(file: &CmFile, expected: EventType) -> EventResp {
+    let begin = Instant::now();
+    loop {
+        if let Some(event) = command::get_event(file).unwrap() {
+            assert_eq!((event.event, event.status), (expected, 0));
+            return event;
+        }
+        assert!(begin.elapsed() < LIMIT, "no {expected:?}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// An identifier of the file.
+fn raw_id(file: &CmFile) -> u32 {
+    let request = CreateIdReq { uid: 1, ps: rdma_cm::PortSpace::TCP, ..CreateIdReq::zeroed() };
+    command::create_id(file, request).unwrap().id
+}
+
+/// Nothing destroys the identifiers of raw commands but the last close of their file.
+pub(crate) fn closed_file_ends_its_identifiers_in_each_step() {
+    nothing_leaks(|| {
+        let (listener, addr) = listener(PortSpace::Tcp, 8);
+        for step in 0..4 {
+            let file = CmFile::open().unwrap();
+            let id = raw_id(&file);
+            let request = ResolveIpReq {
+                id,
+                src_addr: kernel_ip(0),
+                dst_addr: kernel_ip(addr.port()),
+                timeout_ms: 5000,
+            };
+            command::resolve_ip(&file, request).unwrap();
+            raw_event(&file, EventType::ADDR_RESOLVED);
+            command::resolve_route(&file, ResolveRouteReq { id, timeout_ms: 5000 }).unwrap();
+            raw_event(&file, EventType::ROUTE_RESOLVED);
+            if step == 0 {
+                drop(file);
+                quiet(listener.channel());
+                continue;
+            }
+            let conn_param =
+                structs::ConnParam { qp_num: qp_num(), valid: 1, ..structs::ConnParam::zeroed() };
+            command::connect(&file, ConnectReq { id, conn_param, ..ConnectReq::zeroed() }).unwrap();
+            let asked = crate::host::request(&listener);
+            if step == 1 {
+                drop(file);
+                // Its rejection arrives soon.
+                thread::sleep(QUIET);
+                assert_eq!(errno(asked.accept(&param())), Errno::INVAL);
+                continue;
+            }
+            let passive = asked.accept(&param()).unwrap();
+            raw_event(&file, EventType::CONNECT_RESPONSE);
+            if step == 2 {
+                drop(file);
+                let kind = next_of(passive.channel(), passive.key());
+                assert!(matches!(kind, EventKind::Rejected(_)), "{kind:?}");
+                continue;
+            }
+            command::accept(&file, AcceptReq { id, ..AcceptReq::zeroed() }).unwrap();
+            let kind = next_of(passive.channel(), passive.key());
+            assert!(matches!(kind, EventKind::Established(None)), "{kind:?}");
+            drop(file);
+            let kind = next_of(passive.channel(), passive.key());
+            assert!(matches!(kind, EventKind::Disconnected(None)), "{kind:?}");
+            passive.disconnect().unwrap();
+        }
+    });
+}
+
+/// A listener of raw commands, with a request that was read and one that was not.
+pub(crate) fn closed_file_ends_its_listener() {
+    nothing_leaks(|| {
+        let file = CmFile::open().unwrap();
+        let id = raw_id(&file);
+        command::bind_ip(&file, BindIpReq { id, addr: kernel_ip(0), response: 0 }).unwrap();
+        command::listen(&file, ListenReq { id, backlog: 8 }).unwrap();
+        let port = command::query_route(&file, QueryReq { id, ..QueryReq::zeroed() }).unwrap().src_addr.port;
+        let addr = SocketAddr::new(ip(), port.get());
+        let asking = [(); 2].map(|()| resolved(addr, PortSpace::Tcp));
+        for id in &asking {
+            id.connect(&param()).unwrap();
+        }
+        raw_event(&file, EventType::CONNECT_REQUEST);
+        thread::sleep(QUIET);
+        drop(file);
+        for id in &asking {
+            let kind = next_of(id.channel(), id.key());
+            assert!(matches!(kind, EventKind::Rejected(_)), "{kind:?}");
+        }
+        // The port is free.
+        drop(listener_on(addr, PortSpace::Tcp, 1));
+    });
 }
 
 /// A process that is killed when it has reached a step.

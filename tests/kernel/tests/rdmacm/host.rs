@@ -9,6 +9,8 @@ pub(crate) use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::device::{self, Requirement};
 use bareverbs_rdmacm::event::{Event, EventKind};
 use bareverbs_rdmacm::{CmId, ConnParam, ConnectRequest, EventChannel, Key, PortSpace, Result};
+use bareverbs_uapi::rdma_cm::address::{AddressFamily, SocketAddressIn6};
+use zerocopy::IntoBytes;
 
 /// Time without an event after which none is expected.
 pub(crate) const QUIET: Duration = Duration::from_millis(200);
@@ -28,6 +30,17 @@ pub(crate) fn has_ip() -> Requirement {
 pub(crate) fn ip() -> IpAddr {
     let number = if device::is_infiniband() { 2 } else { 1 };
     Ipv4Addr::new(10, number, 0, 1).into()
+}
+
+/// [`ip`] and a port, for commands: the 28 bytes of an IPv6 address, of which an IPv4 address uses 16.
+pub(crate) fn kernel_ip(port: u16) -> SocketAddressIn6 {
+    let IpAddr::V4(ip) = ip() else { panic!("{}", ip()) };
+    let mut addr = SocketAddressIn6::zeroed();
+    let bytes = addr.as_mut_bytes();
+    bytes[..2].copy_from_slice(&AddressFamily::INET.0.to_ne_bytes());
+    bytes[2..4].copy_from_slice(&port.to_be_bytes());
+    bytes[4..8].copy_from_slice(&ip.octets());
+    addr
 }
 
 /// The link-local IPv6 address of the device's network interface, with its scope.

@@ -80,6 +80,7 @@ kernel_tests! {
     user_events_need_linux_7_2,
     services_are_resolved_on_infiniband_only if has_ip,
     registered_services_are_resolved_by_id_and_name if has_services,
+    route_leads_to_a_resolved_service if has_services,
     client_connects_to_a_resolved_service if has_services,
     services_need_a_subnet_administrator,
 
@@ -146,6 +147,9 @@ kernel_tests! {
     device_removal_ends_each_identifier_with_its_error if removable,
     deleted_device_closes_each_identifier if wire,
     interface_down_ends_connections_and_refuses_new_ones if wire,
+    deleted_interface_ends_connections_and_refuses_new_ones if wire,
+    closed_file_ends_its_identifiers_in_each_step if has_ip,
+    closed_file_ends_its_listener if has_ip,
     killed_client_is_noticed_in_each_step if has_ip,
     killed_server_is_noticed_in_each_step if has_ip,
     killed_peer_ends_its_stream if has_ip,

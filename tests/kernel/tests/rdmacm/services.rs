@@ -9,7 +9,9 @@ use bareverbs::{Errno, Gid};
 use bareverbs_kernel_tests::device::{self, Requirement};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_rdmacm::event::EventKind;
-use bareverbs_rdmacm::{CmId, Error, EventChannel, IbService, PortSpace, ServiceKey};
+use bareverbs_rdmacm::{
+    Addr, CmId, ConnParam, Error, EventChannel, IbAddr, IbService, PortSpace, ServiceKey,
+};
 use nix::libc::O_NONBLOCK;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -148,7 +150,7 @@ pub(crate) fn registered_services_are_resolved_by_id_and_name() {
     });
 }
 
-pub(crate) fn client_connects_to_a_resolved_service() {
+pub(crate) fn route_leads_to_a_resolved_service() {
     nothing_leaks(|| {
         let mut registrar = Registrar::new();
         let (listener, addr) = listener(PortSpace::Tcp, 1);
@@ -163,6 +165,43 @@ pub(crate) fn client_connects_to_a_resolved_service() {
         assert_eq!((Gid(path.dgid), path.service_id), (gid, service_id));
         assert_eq!(registrar.ask(DELETE, service_id, gid, ""), 0);
         drop(listener);
+    });
+}
+
+/// The service takes the place of the peer's address, which is then an InfiniBand address.
+pub(crate) fn client_connects_to_a_resolved_service() {
+    nothing_leaks(|| {
+        let mut registrar = Registrar::new();
+        let gid = device::open().default_gid(1).unwrap().gid;
+        let new = || CmId::new(&EventChannel::new().unwrap(), PortSpace::Ib).unwrap();
+        let listener = new();
+        listener.bind_addr(IbAddr::new(gid, PortSpace::Ib, 0)).unwrap();
+        listener.listen(1).unwrap();
+        let Some(Addr::Ib(addr)) = listener.addresses().unwrap().local else { panic!() };
+        assert_eq!(registrar.ask(SET, addr.service_id, gid, "echo"), 0);
+
+        let active = new();
+        active.bind_addr(IbAddr::new(gid, PortSpace::Ib, 0)).unwrap();
+        active.resolve_ib_service(ServiceKey::Name("echo")).unwrap();
+        let kind = next_of(active.channel(), active.key());
+        assert!(matches!(kind, EventKind::AddrinfoResolved), "{kind:?}");
+        active.resolve_route(RESOLVE).unwrap();
+        let kind = next_of(active.channel(), active.key());
+        assert!(matches!(kind, EventKind::RouteResolved), "{kind:?}");
+        // More than fits with an IP address. The first byte is the kernel's.
+        let mut data = [7; 92];
+        active.connect(&ConnParam { private_data: &data, ..param() }).unwrap();
+        let request = request(&listener);
+        data[0] = 0;
+        assert_eq!(request.private_data()[..], data);
+        let passive = request.accept(&param()).unwrap();
+        let kind = next_of(active.channel(), active.key());
+        assert!(matches!(kind, EventKind::ConnectResponse(_)), "{kind:?}");
+        active.establish().unwrap();
+        let kind = next_of(passive.channel(), passive.key());
+        assert!(matches!(kind, EventKind::Established(None)), "{kind:?}");
+        disconnect(&active, &passive);
+        assert_eq!(registrar.ask(DELETE, addr.service_id, gid, ""), 0);
     });
 }
 

@@ -3,10 +3,11 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV6};
 use std::thread;
 use std::time::Duration;
 
+use bareverbs::netlink::RdmaNetlink;
 use bareverbs::owned::{Exposed, Part};
 use bareverbs::{Access, AckTimeout, Buffer, Errno};
-use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{TIMEOUT, device};
 use bareverbs_rdmacm::IdOptions;
 use bareverbs_rdmacm::connection::Domains;
 use bareverbs_rdmacm::stream::{RdmaListener, RdmaStream, StreamError, StreamOptions};
@@ -349,6 +350,48 @@ pub(crate) fn fifty_streams_share_a_listener() {
                 assert_eq!(read, bytes);
             }
         });
+    });
+}
+
+/// The sum of the device's counters of packets that were sent again, or out of order.
+fn retransmissions() -> u64 {
+    const NAMES: [&str; 4] =
+        ["duplicate_request", "out_of_seq_request", "rcvd_seq_err", "completer_retry_err"];
+    let mut netlink = RdmaNetlink::open().unwrap();
+    let counters = netlink.port_counters(device::name(), 1).unwrap().expect("the device counts");
+    let counted: Vec<_> = counters.iter().filter(|counter| NAMES.contains(&counter.name.as_str())).collect();
+    assert_eq!(counted.len(), NAMES.len(), "{counters:?}");
+    counted.iter().map(|counter| counter.value).sum()
+}
+
+/// The peer's QP is moved to RTR after the response to its request has arrived.
+pub(crate) fn accepting_side_sends_nothing_before_its_peer_can_receive() {
+    nothing_leaks(|| {
+        let before = retransmissions();
+        for round in 0..20 {
+            let (listener, addr) = listener();
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    let mut accepted = listener.accept().unwrap();
+                    match round % 4 {
+                        // Each kind of first message.
+                        0 => accepted.write_all(&[7]).unwrap(),
+                        1 => assert!(!accepted.is_readable().unwrap()),
+                        2 => accepted.set_keepalive(Some(Duration::from_millis(1))).unwrap(),
+                        _ => {}
+                    }
+                    accepted.shutdown(std::net::Shutdown::Write).unwrap();
+                    // The queue pair exists until the peer's messages are acknowledged.
+                    assert_eq!(accepted.read_to_end(&mut Vec::new()).unwrap(), 0);
+                });
+                let mut connected = RdmaStream::connect(addr).unwrap();
+                let mut read = Vec::new();
+                connected.read_to_end(&mut read).unwrap();
+                assert_eq!(read.len(), usize::from(round % 4 == 0));
+                connected.close(TIMEOUT).unwrap();
+            });
+        }
+        assert_eq!(retransmissions(), before);
     });
 }
 

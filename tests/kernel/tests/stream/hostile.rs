@@ -165,6 +165,36 @@ pub(crate) fn vanished_peer_is_noticed() {
     });
 }
 
+/// Whichever thread reads the event, both know the end.
+pub(crate) fn reader_is_woken_when_another_thread_reads_the_end_of_the_connection() {
+    nothing_leaks(|| {
+        for _ in 0..20 {
+            let Asked { id, mut endpoint, table, stream, .. } = ask(offer);
+            let stream = stream.expect("a stream");
+            // The connection is established on this side, too.
+            endpoint.post(Op::write_imm_inline(&[], Remote { addr: 0, rkey: 0 }, 7 << 29 | 1)).unwrap();
+            stream.set_read_timeout(Some(TIMEOUT));
+            thread::scope(|scope| {
+                let reader = scope.spawn(|| stream.recv(&mut [0]));
+                let end = thread::scope(|scope| {
+                    // The reader sleeps by then.
+                    scope.spawn(|| {
+                        thread::sleep(Duration::from_millis(20));
+                        drop((endpoint, id, table));
+                    });
+                    let start = Instant::now();
+                    while !stream.is_readable().unwrap() {
+                        assert!(start.elapsed() < TIMEOUT, "the end is not noticed");
+                    }
+                    Instant::now()
+                });
+                assert_eq!(reader.join().unwrap().unwrap(), 0);
+                assert!(end.elapsed() < TIMEOUT / 2, "the reader sleeps up to its limit");
+            });
+        }
+    });
+}
+
 /// Waits until the peer's messages have ended the stream, which is not read.
 fn error_of(stream: &RdmaStream) -> StreamError {
     let begin = Instant::now();
