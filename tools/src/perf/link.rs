@@ -246,8 +246,11 @@ impl Link<'_> {
         let ours = results.last().map_or_else(Default::default, |last| last.result.to_peer());
         let theirs = self.session.report(&ours)?;
         match results.last_mut() {
-            None => results.push(Sized { result: SizeResult::of_peer(size, theirs), measured: None }),
-            Some(last) if self.plan.bidirectional() => last.result.peer = Some(theirs),
+            None => {
+                let result = SizeResult::of_peer(size, theirs.checked()?);
+                results.push(Sized { result, measured: None });
+            }
+            Some(last) if self.plan.bidirectional() => last.result.peer = Some(theirs.checked()?),
             // The report of a side that only served memory has no meaning.
             Some(_) => {}
         }
