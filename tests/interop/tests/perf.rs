@@ -45,6 +45,9 @@ kernel_tests! {
     all_sizes_interoperate_with_perftest,
     several_queue_pairs_lists_and_events,
     other_transports_interoperate_with_perftest,
+    short_xrc_interoperates_with_perftest if device::xrc,
+    xrc_interoperates_with_perftest if device::xrc,
+    short_xrc_is_refused_without_support if device::no_xrc,
     killed_peers_are_reported,
     peers_that_speak_garbage_are_reported,
     different_settings_are_named_on_both_sides,
@@ -296,6 +299,62 @@ fn other_transports_interoperate_with_perftest() {
             }
         }
     }
+}
+
+/// Runs a test on XRC, and asserts that all messages arrived.
+fn run_on_xrc(benchmark: Benchmark, pairing: (Side, Side), others: &[&str], messages: u64) {
+    let operation = benchmark.operation;
+    let run = benchmark.run(pairing, &[&options(operation, others)[..], &["-c", "XRC"]].concat());
+    for json in [run.client_json(), run.server_json()].into_iter().flatten() {
+        assert_eq!(json["transport"], "xrc", "{json:#}");
+        let result = result(&json, size(operation));
+        let count = result["messages"].as_u64().filter(|&count| count > 0);
+        let count = count.or(result["peer"]["iterations"].as_u64());
+        // The server of reads and atomics has no latencies.
+        assert!(count.is_none_or(|count| count == messages), "{run:#?}");
+    }
+    if let Some(json) = run.client_json() {
+        expect_latencies(&json, size(operation));
+    }
+}
+
+fn short_xrc_interoperates_with_perftest() {
+    for (operation, test, messages) in [("send", "bw", 20), ("write", "bw", 20), ("write", "lat", 19)] {
+        for pairing in WITH_PERFTEST {
+            run_on_xrc(Benchmark { operation, test }, *pairing, &["-n", "20"], messages);
+        }
+    }
+}
+
+fn xrc_interoperates_with_perftest() {
+    for operation in OPERATIONS.into_iter().chain(["write-imm"]) {
+        for pairing in PAIRINGS {
+            let both = !matches!(operation, "read" | "atomic");
+            let turns = if both { 49 } else { 50 };
+            run_on_xrc(Benchmark { operation, test: "lat" }, pairing, &["-n", "50"], turns);
+            let benchmark = Benchmark { operation, test: "bw" };
+            run_on_xrc(benchmark, pairing, &["-n", "100"], 100);
+            run_on_xrc(benchmark, pairing, &["-n", "100", "-q", "3"], 300);
+            run_on_xrc(benchmark, pairing, &["-n", "100", "-q", "2", "-b"], 200);
+        }
+    }
+    let ours = (Side::Bareverbs, Side::Bareverbs);
+    for (operation, others) in [
+        ("send", &["-q", "4", "--threads", "2", "-b", "--verify", "-n", "100"][..]),
+        ("write-imm", &["-q", "4", "--threads", "2", "--cq", "own", "--verify", "-n", "100"]),
+        ("write", &["-q", "4", "-b", "-l", "10", "--verify", "-n", "100"]),
+        ("read", &["-q", "4", "-b", "--verify", "-n", "100"]),
+        ("atomic", &["-q", "4", "-b", "--verify", "-n", "100"]),
+    ] {
+        run_on_xrc(Benchmark { operation, test: "bw" }, ours, others, 400);
+    }
+}
+
+/// A device without XRC is refused at once, not when a peer has come.
+fn short_xrc_is_refused_without_support() {
+    let benchmark = Benchmark { operation: "send", test: "bw" };
+    let server = Program::start(&mut benchmark.command(Side::Bareverbs, &["-c", "XRC"], None));
+    server.finish_within(SOON).expect_failure("XRC");
 }
 
 /// The time in which a side notices that its peer ended, with a reserve for a slow machine.

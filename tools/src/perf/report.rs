@@ -172,7 +172,7 @@ impl Options {
             outstanding_reads,
             threads: plan.options.threads,
             cq: plan.options.cq,
-            srq: plan.options.srq,
+            srq: plan.shares_receives(),
             verify: plan.options.verify,
             rate: plan.options.rate,
             mix: plan.options.mix.as_ref().map(ToString::to_string),
