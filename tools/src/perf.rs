@@ -29,7 +29,7 @@ pub(crate) mod wire;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, anyhow};
-use bareverbs::{Context, Rc, Uc, Ud};
+use bareverbs::{Context, Rc, Uc, Ud, XrcSend, XrcdShare};
 
 use self::counters::Snapshot;
 use self::link::{Local, Outcome};
@@ -57,6 +57,7 @@ pub(crate) fn run(perf: &Perf) -> Result<()> {
         Connection::Rc => run_transport::<Rc>(plan),
         Connection::Uc => run_transport::<Uc>(plan),
         Connection::Ud => run_transport::<Ud>(plan),
+        Connection::Xrc => run_transport::<XrcSend>(plan),
     }
 }
 
@@ -65,6 +66,10 @@ fn run_transport<T: Service>(mut plan: Plan<'_>) -> Result<()> {
     let stop = Stop::on_signals().context("cannot set up signal handling")?;
     let device = devices::find_or_first(options.ib_dev.as_deref())?;
     let context = device.open()?;
+    if T::HAS_TARGETS {
+        // A device without XRC is refused before a peer waits.
+        context.open_xrcd(XrcdShare::Private)?;
+    }
     let port = context.query_port(options.ib_port)?;
     let gid = crate::pingpong::select_gid(options.gid_index, options.ib_port, &context, &port)?;
     let mut environment = Environment::new(&device, options.ib_port, context.driver(), &port);

@@ -1,5 +1,5 @@
-//! Tests that are driven by the host: two guests on a wire, the packets on it, and guests with only
-//! our program.
+//! Tests that are driven by the host: two or three guests on a wire, the packets on it, and guests with
+//! only our program.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use bareverbs_lab::pcap::{RocePacket, frames};
 use bareverbs_lab::{Exec, Guests, Setup, Since, Stream};
+use serde_json::Value;
 
 use crate::build;
 use crate::demo::announced;
@@ -30,12 +31,13 @@ const CLIENT: [u8; 4] = [10, 1, 0, 2];
 pub(crate) type Test = fn(&Setup<'_>) -> Result<()>;
 
 /// All tests by name.
-pub(crate) const TESTS: [(&str, Test); 5] = [
+pub(crate) const TESTS: [(&str, Test); 6] = [
     ("two_hosts::static_program_is_below_8_mib", one_static_program),
     ("two_hosts::bareverbs_runs_in_empty_root", bareverbs_alone),
     ("two_hosts::rc_pingpong_interop_over_wire", with_the_c_program),
     ("two_hosts::other_pingpongs_interop_over_wire", on_every_transport),
     ("two_hosts::connection_manager_tools_interop_over_wire", by_ip_address),
+    ("two_hosts::perf_runs_between_three_hosts", perf_of_several_hosts),
 ];
 
 /// The tools over the connection manager: name, options of the server, options of the client.
@@ -138,6 +140,60 @@ fn by_ip_address(setup: &Setup<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Messages of a run of `bareverbs perf` with each peer.
+const PERF_MESSAGES: u64 = 100;
+
+/// Clients of two hosts on a server of the third one, then all hosts with each other.
+fn perf_of_several_hosts(setup: &Setup<'_>) -> Result<()> {
+    let mut wire = Wire::boot_hosts(setup, "perf", 3)?;
+    let both = format!("-s 4096 -n {PERF_MESSAGES}");
+    // The client may come before the server listens.
+    let client = |command: &str| {
+        let file = format!("/tmp/{}", command.split(' ').next().unwrap_or_default());
+        format!(
+            "for i in $(seq 100); do {command} {both} 10.1.0.1 >{file} 2>&1 && exit; sleep 0.2; done; \
+             cat {file} >&2; exit 1"
+        )
+    };
+    for (operation, perftest) in [("send", "ib_send_bw"), ("write", "ib_write_bw")] {
+        let server = format!("bareverbs perf {operation} bw --clients 3 --json {both}");
+        let (ours, theirs) = (format!("bareverbs perf {operation} bw"), format!("{perftest} -F"));
+        let two = format!("({}) & ({}); first=$?; wait $! && exit $first", client(&ours), client(&theirs));
+        let output = wire.run_all(&[&server, &two, &client(&ours)])?;
+        expect_peers(&output[0], &["10.1.0.2", "10.1.0.2", "10.1.0.3"])?;
+    }
+    for operation in ["send", "write", "read"] {
+        let hosts = "10.1.0.1,10.1.0.2,10.1.0.3";
+        let each = format!("bareverbs perf {operation} bw -b --all-to-all {hosts} --json {both}");
+        let output = wire.run_all(&[each.as_str(); 3])?;
+        for (host, output) in output.iter().enumerate() {
+            let mut others = vec!["10.1.0.1", "10.1.0.2", "10.1.0.3"];
+            others.remove(host);
+            expect_peers(output, &others)?;
+        }
+    }
+    wire.guests.shut_down()?;
+    Ok(())
+}
+
+/// Asserts that a side ran with these peers, and that its result is the sum of all.
+fn expect_peers(output: &str, peers: &[&str]) -> Result<()> {
+    let json: Value = serde_json::from_str(output).with_context(|| format!("no JSON: {output}"))?;
+    let messages = |side: &Value| {
+        let result = &side["results"][0];
+        let own = result["messages"].as_u64().filter(|&count| count > 0);
+        own.or(result["peer"]["iterations"].as_u64())
+    };
+    let found = json["peers"].as_array().context("there are several peers")?;
+    let mut hosts: Vec<_> = found.iter().filter_map(|peer| peer["host"].as_str()).collect();
+    hosts.sort_unstable();
+    ensure!(hosts == peers, "the peers are {hosts:?}, not {peers:?}: {json:#}");
+    let each = found.iter().all(|peer| messages(peer) == Some(PERF_MESSAGES));
+    let sum = messages(&json) == Some(PERF_MESSAGES * peers.len() as u64);
+    ensure!(each && sum, "not {PERF_MESSAGES} messages with each peer: {json:#}");
+    Ok(())
+}
+
 /// The command of a tool: ours, or the program of librdmacm.
 fn command(name: &str, options: &str, is_ours: bool) -> String {
     // Two programs have their role in their names.
@@ -219,9 +275,12 @@ struct PingpongRun {
 
 impl Wire {
     fn boot(setup: &Setup<'_>, name: &str) -> Result<Self> {
+        Self::boot_hosts(setup, name, 2)
+    }
+
+    fn boot_hosts(setup: &Setup<'_>, name: &str, hosts: u8) -> Result<Self> {
         let recording = build::target_folder().join(format!("two-hosts-{name}.pcap"));
-        let setup =
-            Setup { hosts: 2, recording: Some(recording.clone()), shares: Vec::new(), ..setup.clone() };
+        let setup = Setup { hosts, recording: Some(recording.clone()), shares: Vec::new(), ..setup.clone() };
         Ok(Self { guests: Guests::boot(&setup)?, recording })
     }
 
@@ -256,18 +315,28 @@ impl Wire {
 
     /// Runs a script on each host. Both must succeed.
     fn run_scripts(&mut self, server: &str, client: &str) -> Result<()> {
+        self.run_all(&[server, client]).map(drop)
+    }
+
+    /// Runs a script on each host. All must succeed. Returns what each has printed.
+    fn run_all(&mut self, scripts: &[&str]) -> Result<Vec<String>> {
         let deadline = Some(Instant::now() + LIMIT);
-        let mut output = [String::new(), String::new()];
-        for (host, script) in [server, client].into_iter().enumerate() {
-            let argv = ["sh", "-c", script].map(str::to_owned).into();
+        let (mut output, mut errors) =
+            (vec![String::new(); scripts.len()], vec![String::new(); scripts.len()]);
+        for (host, script) in scripts.iter().enumerate() {
+            let argv = ["sh", "-c", *script].map(str::to_owned).into();
             self.guests.start(host, Exec { argv, ..Exec::default() })?;
         }
-        let statuses = self.guests.wait(deadline, &mut |host: usize, _: Stream, bytes: &[u8]| {
-            output[host] += &String::from_utf8_lossy(bytes);
+        let statuses = self.guests.wait(deadline, &mut |host: usize, stream: Stream, bytes: &[u8]| {
+            let text = if stream == Stream::Stderr { &mut errors } else { &mut output };
+            text[host] += &String::from_utf8_lossy(bytes);
             Ok(())
         })?;
-        ensure!(statuses == [0, 0], "the run failed with {statuses:?}: {output:#?}");
-        Ok(())
+        ensure!(
+            statuses.iter().all(|&status| status == 0),
+            "the run failed with {statuses:?}: {output:#?}, {errors:#?}"
+        );
+        Ok(output)
     }
 
     /// Asserts that the messages of these runs, and acknowledgements, are in the capture in both

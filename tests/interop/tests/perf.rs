@@ -45,6 +45,11 @@ kernel_tests! {
     all_sizes_interoperate_with_perftest,
     several_queue_pairs_lists_and_events,
     other_transports_interoperate_with_perftest,
+    short_xrc_interoperates_with_perftest if device::xrc,
+    xrc_latency_tests_interoperate_with_perftest if device::xrc,
+    xrc_bandwidth_tests_interoperate_with_perftest if device::xrc,
+    verified_xrc_runs_with_every_option if device::xrc,
+    short_xrc_is_refused_without_support if device::no_xrc,
     killed_peers_are_reported,
     peers_that_speak_garbage_are_reported,
     different_settings_are_named_on_both_sides,
@@ -63,6 +68,10 @@ kernel_tests! {
     doctor_names_a_slow_path if lossy_wire,
     doctor_names_a_smaller_mtu_of_the_path if lossy_wire,
     doctor_names_a_peer_without_permission if wire,
+    doctor_names_a_path_that_is_cut_on_the_way_back if lossy_wire,
+    doctor_names_a_loss_of_five_percent if lossy_wire,
+    doctor_names_the_gid_of_a_removed_address if wire,
+    doctor_names_what_changes_during_the_checks if lossy_wire,
     doctor_survives_peers_that_are_none,
     short_peer_killed_after_the_connection_is_reported,
     peers_killed_in_each_phase_of_the_exchange_are_reported,
@@ -296,6 +305,71 @@ fn other_transports_interoperate_with_perftest() {
             }
         }
     }
+}
+
+/// Runs a test on XRC, and asserts that all messages arrived.
+fn run_on_xrc(benchmark: Benchmark, pairing: (Side, Side), others: &[&str], messages: u64) {
+    let operation = benchmark.operation;
+    let run = benchmark.run(pairing, &[&options(operation, others)[..], &["-c", "XRC"]].concat());
+    for json in [run.client_json(), run.server_json()].into_iter().flatten() {
+        assert_eq!(json["transport"], "xrc", "{json:#}");
+        let result = result(&json, size(operation));
+        let count = result["messages"].as_u64().filter(|&count| count > 0);
+        let count = count.or(result["peer"]["iterations"].as_u64());
+        // The server of reads and atomics has no latencies.
+        assert!(count.is_none_or(|count| count == messages), "{run:#?}");
+    }
+    if let Some(json) = run.client_json() {
+        expect_latencies(&json, size(operation));
+    }
+}
+
+fn short_xrc_interoperates_with_perftest() {
+    for (operation, test, messages) in [("send", "bw", 20), ("write", "bw", 20), ("write", "lat", 19)] {
+        for pairing in WITH_PERFTEST {
+            run_on_xrc(Benchmark { operation, test }, *pairing, &["-n", "20"], messages);
+        }
+    }
+}
+
+fn xrc_latency_tests_interoperate_with_perftest() {
+    for operation in OPERATIONS.into_iter().chain(["write-imm"]) {
+        let both = !matches!(operation, "read" | "atomic");
+        let turns = if both { 49 } else { 50 };
+        for pairing in PAIRINGS {
+            run_on_xrc(Benchmark { operation, test: "lat" }, pairing, &["-n", "50"], turns);
+        }
+    }
+}
+
+fn xrc_bandwidth_tests_interoperate_with_perftest() {
+    for operation in OPERATIONS.into_iter().chain(["write-imm"]) {
+        let benchmark = Benchmark { operation, test: "bw" };
+        for pairing in WITH_PERFTEST {
+            run_on_xrc(benchmark, *pairing, &["-n", "100", "-q", "3"], 300);
+            run_on_xrc(benchmark, *pairing, &["-n", "100", "-q", "2", "-b"], 200);
+        }
+    }
+}
+
+fn verified_xrc_runs_with_every_option() {
+    let ours = (Side::Bareverbs, Side::Bareverbs);
+    for (operation, others) in [
+        ("send", &["-q", "4", "--threads", "2", "-b", "--verify", "-n", "100"][..]),
+        ("write-imm", &["-q", "4", "--threads", "2", "--cq", "own", "--verify", "-n", "100"]),
+        ("write", &["-q", "4", "-b", "-l", "10", "--verify", "-n", "100"]),
+        ("read", &["-q", "4", "-b", "-e", "--verify", "-n", "100"]),
+        ("atomic", &["-q", "4", "-b", "--verify", "-n", "100"]),
+    ] {
+        run_on_xrc(Benchmark { operation, test: "bw" }, ours, others, 400);
+    }
+}
+
+/// A device without XRC is refused at once, not when a peer has come.
+fn short_xrc_is_refused_without_support() {
+    let benchmark = Benchmark { operation: "send", test: "bw" };
+    let server = Program::start(&mut benchmark.command(Side::Bareverbs, &["-c", "XRC"], None));
+    server.finish_within(SOON).expect_failure("XRC");
 }
 
 /// The time in which a side notices that its peer ended, with a reserve for a slow machine.

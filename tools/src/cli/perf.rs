@@ -281,6 +281,15 @@ pub(crate) enum Connection {
     Uc,
     /// Unreliable datagrams: send
     Ud,
+    /// Extended reliable connections, which receive into one SRQ for each thread (ConnectX)
+    Xrc,
+}
+
+impl Connection {
+    /// Whether lost messages are sent again, and messages without a receive wait for one.
+    pub(crate) fn is_reliable(self) -> bool {
+        matches!(self, Self::Rc | Self::Xrc)
+    }
 }
 
 impl fmt::Display for Connection {
@@ -289,6 +298,7 @@ impl fmt::Display for Connection {
             Self::Rc => "RC",
             Self::Uc => "UC",
             Self::Ud => "UD",
+            Self::Xrc => "XRC",
         })
     }
 }
@@ -384,7 +394,7 @@ impl<'a> Plan<'a> {
         let rx_depth = match (verb.consumes_receives(), options.connection, options.rx_depth) {
             (false, ..) => 0,
             (true, _, Some(depth)) => depth,
-            (true, Connection::Rc, None) => RX_DEPTH.min(most),
+            (true, connection, None) if connection.is_reliable() => RX_DEPTH.min(most),
             (true, _, None) if bandwidth && most != u32::MAX => most.min(RX_DEPTH_UNRELIABLE),
             (true, _, None) => RX_DEPTH.min(most),
         };
@@ -475,6 +485,21 @@ impl<'a> Plan<'a> {
 
     pub(crate) fn is_client(&self) -> bool {
         self.client
+    }
+
+    /// Whether this side sends requests. In a latency test, both sides are set up alike.
+    pub(crate) fn requests(&self) -> bool {
+        self.client || self.bidirectional() || self.measure == Measure::Latency
+    }
+
+    /// Whether this side executes the peer's requests.
+    pub(crate) fn responds(&self) -> bool {
+        !self.client || self.bidirectional() || self.measure == Measure::Latency
+    }
+
+    /// Whether the queue pairs of a thread receive into an SRQ.
+    pub(crate) fn shares_receives(&self) -> bool {
+        self.options.srq || self.verb.consumes_receives() && self.options.connection == Connection::Xrc
     }
 
     pub(crate) fn bidirectional(&self) -> bool {
@@ -572,8 +597,8 @@ fn check_mix(verb: Verb, options: &PerfOptions, mix: &[(Kind, u32)]) -> Result<(
 /// Why a transport does not have an operation.
 fn transport_conflict(connection: Connection, verb: Verb) -> Option<String> {
     match (connection, verb) {
-        (Connection::Rc, _) | (Connection::Uc, Verb::Send | Verb::Write | Verb::WriteImm) => None,
-        (Connection::Ud, Verb::Send) => None,
+        (Connection::Rc | Connection::Xrc, _) | (Connection::Ud, Verb::Send) => None,
+        (Connection::Uc, Verb::Send | Verb::Write | Verb::WriteImm) => None,
         (transport, verb) => Some(format!("{transport} has no {} operation (-c)", verb.name())),
     }
 }
@@ -600,12 +625,16 @@ fn conflict(verb: Verb, measure: Measure, options: &PerfOptions) -> Option<Strin
     if let Some(conflict) = transport_conflict(options.connection, verb) {
         return Some(conflict);
     }
-    if options.verify && options.connection != Connection::Rc && verb != Verb::Send {
+    // A latency test waits for each message.
+    if options.verify && !options.connection.is_reliable() && verb != Verb::Send && !latency {
         return Some(format!(
-            "--verify of {} needs RC: a write that {} loses can't be noticed",
+            "--verify of {} bw needs RC or XRC: a write that {} loses can't be noticed",
             verb.name(),
             options.connection
         ));
+    }
+    if options.verify && latency && verb == Verb::Write && options.size == Some(1) {
+        return Some("--verify of write lat needs 2 bytes (-s): the last byte counts the messages".into());
     }
     if options.verify && options.cq_mod.is_some() {
         return Some("--verify compares each message when it completes: omit -Q".into());
@@ -758,7 +787,8 @@ mod tests {
             ("write bw --mix 8:1 -a", "omit -a"),
             ("write bw -c uc --mix read:1,write:1", "UC has no read"),
             ("write bw --verify --mix read:1,write:1", "one operation"),
-            ("write-imm bw -c uc --verify", "--verify of write-imm needs RC"),
+            ("write-imm bw -c uc --verify", "--verify of write-imm bw needs RC or XRC"),
+            ("write lat --verify -s 1", "needs 2 bytes"),
             ("write bw --verify -l 100", "exceed the send queue with --verify"),
             ("write bw --verify -Q 4", "omit -Q"),
             ("write bw --all-to-all a,b", "both directions"),
@@ -776,6 +806,25 @@ mod tests {
         assert_eq!(plan.verbs().collect::<Vec<_>>(), [Verb::Write, Verb::Read]);
         assert_eq!(plan.order(4096).kinds()[1], Kind { verb: Verb::Read, size: 4096 });
         assert!(plan.settings("gid").contains(&"--mix=write/64:3,read/4096:1".to_owned()));
+    }
+
+    #[test]
+    fn sides_of_xrc_have_requesters_and_targets_where_perftest_has() {
+        for (line, requests, responds, shares) in [
+            ("send bw -c XRC a", true, false, true),
+            ("send bw -c XRC", false, true, true),
+            ("write bw -c xrc", false, true, false),
+            ("write bw -c xrc -b a", true, true, false),
+            ("write-imm lat --transport xrc", true, true, true),
+            ("read lat -c xrc a", true, true, false),
+        ] {
+            let perf = perf(line);
+            let plan = perf.plan().unwrap_or_else(|error| panic!("{line}: {error}"));
+            let found = (plan.requests(), plan.responds(), plan.shares_receives());
+            assert_eq!(found, (requests, responds, shares), "{line}");
+        }
+        let perf = perf("send bw -c xrc --verify");
+        assert_eq!(perf.plan().unwrap().rx_depth, 512);
     }
 
     #[test]

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::report::{Report, SizeResult, align};
 use super::svg::short;
+use super::wire::LARGEST_FIGURE;
 use super::{html, write};
 use crate::cli::perf::ReportOptions;
 use crate::output;
@@ -48,9 +49,35 @@ fn parse(text: &str) -> Result<Report> {
         }
         value => value,
     };
+    check_figures(&value, "")?;
     let report: Report = serde_json::from_value(value)?;
     ensure!(!report.results.is_empty(), "it has no message size");
     Ok(report)
+}
+
+/// Rejects figures that no run has: negative and too large ones. JSON has neither NaN nor infinity.
+fn check_figures(value: &Value, place: &str) -> Result<()> {
+    match value {
+        Value::Number(number) => {
+            let figure = number.as_f64().unwrap_or(f64::NAN);
+            // Numbers of messages and addresses have up to 64 bits.
+            let valid = number.is_u64() || (0.0..=LARGEST_FIGURE).contains(&figure);
+            ensure!(valid, "{place} is {number}: figures are from 0 to {LARGEST_FIGURE:e}");
+        }
+        Value::Array(values) => {
+            for (index, value) in values.iter().enumerate() {
+                check_figures(value, &format!("{place}[{index}]"))?;
+            }
+        }
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                let dot = if place.is_empty() { "" } else { "." };
+                check_figures(value, &format!("{place}{dot}{name}"))?;
+            }
+        }
+        Value::Null | Value::Bool(_) | Value::String(_) => {}
+    }
+    Ok(())
 }
 
 /// A property of the runs.
@@ -172,8 +199,9 @@ fn bars(unit: &str, values: &[(&str, Option<f64>)]) -> Vec<String> {
     }
     let first = values.first().and_then(|(_, value)| *value);
     let row = |(index, (name, value)): (usize, &(&str, Option<f64>))| {
-        let ratio = match (index, first, value) {
-            (1.., Some(first), Some(value)) if first > 0.0 => format!("x {:.3}", value / first),
+        let ratio = first.zip(*value).map(|(first, value)| value / first);
+        let ratio = match (index, ratio) {
+            (1.., Some(ratio)) if ratio.is_finite() => format!("x {ratio:.3}"),
             _ => String::new(),
         };
         let bar = "#".repeat(value.map_or(0.0, |value| (value / most * BAR).ceil()) as usize);
@@ -186,6 +214,7 @@ fn bars(unit: &str, values: &[(&str, Option<f64>)]) -> Vec<String> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use proptest::prelude::*;
     use serde_json::json;
 
     /// The report of a run of two seconds.
@@ -242,6 +271,70 @@ pub(crate) mod tests {
         let text = text(&[("a", &first), ("b", &second)]).join("\n");
         assert!(text.contains("x 2.500") && text.contains(&"#".repeat(30)), "{text}");
         assert!(text.contains("environment and options are equal"), "{text}");
+    }
+
+    #[test]
+    fn figures_that_no_run_has_are_refused_with_their_place() {
+        let json = serde_json::to_value(report("Soft-RoCE", 2.0)).unwrap();
+        for (place, value, words) in [
+            ("/results/0/bandwidth/average", json!(-1.0), "results[0].bandwidth.average is -1.0"),
+            ("/results/0/bandwidth/gbit_per_second", json!(1e300), "gbit_per_second is 1e+300"),
+            ("/results/0/latency/histogram/1/from", json!(-0.5), "results[0].latency.histogram[1].from"),
+            ("/results/0/intervals/0/seconds", json!(-3), "results[0].intervals[0].seconds is -3"),
+            ("/environment/rate", json!(-2.5), "environment.rate is -2.5"),
+        ] {
+            let mut json = json.clone();
+            *json.pointer_mut(place).unwrap() = value;
+            let error = parse(&json.to_string()).unwrap_err().to_string();
+            assert!(error.contains(words) && error.contains("figures are from 0 to 1e18"), "{error}");
+        }
+        // A figure that is not a number is written as null.
+        for figure in ["null", "NaN", "1e999"] {
+            let text = json.to_string().replace("\"average\":1.0", &format!("\"average\":{figure}"));
+            assert!(text.contains(figure) && parse(&text).is_err(), "{text}");
+        }
+    }
+
+    /// The places of all numbers of a report.
+    fn places(value: &Value, place: &str, found: &mut Vec<String>) {
+        match value {
+            Value::Number(_) => found.push(place.to_owned()),
+            Value::Array(values) => {
+                values
+                    .iter()
+                    .enumerate()
+                    .for_each(|(index, one)| places(one, &format!("{place}/{index}"), found));
+            }
+            Value::Object(fields) => {
+                fields.iter().for_each(|(name, one)| places(one, &format!("{place}/{name}"), found));
+            }
+            _ => {}
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn figures_of_a_file_are_shown_or_refused(index: prop::sample::Index, other: prop::sample::Index, bits: [u64; 2]) {
+            let mut json = serde_json::to_value(report("Soft-RoCE", 2.0)).unwrap();
+            let mut found = Vec::new();
+            places(&json, "", &mut found);
+            for (index, bits) in [index, other].into_iter().zip(bits) {
+                *json.pointer_mut(&found[index.index(found.len())]).unwrap() = json!(f64::from_bits(bits));
+            }
+            if let Ok(changed) = parse(&json.to_string()) {
+                let first = report("Soft-RoCE", 2.0);
+                for runs in [[("a", &first), ("b", &changed)], [("b", &changed), ("a", &first)]] {
+                    let text = text(&runs).join("\n");
+                    let page = html::page(&runs);
+                    for word in ["NaN", "inf"] {
+                        prop_assert!(!text.contains(word) && !page.contains(&format!("{word}<")), "{} {}", text, page);
+                        prop_assert!(!page.contains(&format!("{word}\"")), "{}", page);
+                    }
+                }
+            }
+        }
     }
 
     #[test]

@@ -20,7 +20,7 @@ use self::finding::{Check, Finding, Level, Place};
 use self::judge::{Facts, Figures};
 use self::local::End;
 use self::probe::{Active, DATAGRAMS, Passive, Postcards, ProbeError};
-use super::counters::{Change, Snapshot};
+use super::counters::Snapshot;
 use crate::cli::doctor::DoctorOptions;
 use crate::output;
 use crate::pingpong::exchange::{ExchangeError, Peer, Server};
@@ -155,11 +155,13 @@ fn answer_all(options: &DoctorOptions, control: &Control<'_>, stop: &Stop) -> Re
                 control.send(&Answer::Examined { findings, facts })?;
             }
             Question::Counters => {
-                let changes = end
+                let counters = end
                     .as_ref()
                     .zip(before.as_ref())
-                    .map(|(end, before)| Snapshot::take(&end.facts.device, end.facts.port).since(before));
-                control.send(&Answer::Counters(changes.unwrap_or_default()))?;
+                    .map(|(end, before)| Snapshot::take(&end.facts.device, end.facts.port).since(before))
+                    .unwrap_or_default();
+                let findings = end.as_ref().map(End::changes).unwrap_or_default();
+                control.send(&Answer::Counters { counters, findings })?;
             }
             other => {
                 if let Err(error) = answer(other, end.as_ref(), control, stop) {
@@ -280,10 +282,14 @@ impl PathCheck<'_> {
         self.reliable(end, &peer)?;
         self.datagrams(end)?;
         let ours = Snapshot::take(&end.facts.device, end.facts.port).since(&before);
-        let theirs: Vec<Change> = match self.control.ask(&Question::Counters, ANSWER)? {
-            Answer::Counters(changes) => changes,
+        end.changes().into_iter().for_each(|finding| self.log.add(finding));
+        let (theirs, findings) = match self.control.ask(&Question::Counters, ANSWER)? {
+            Answer::Counters { counters, findings } => (counters, findings),
             other => return Err(unexpected(other)),
         };
+        for finding in findings {
+            self.log.add(Finding { place: Place::Peer, ..finding });
+        }
         self.log.add(judge::counters(Place::Local, &ours));
         self.log.add(judge::counters(Place::Peer, &theirs));
         Ok(())

@@ -8,18 +8,19 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use bareverbs::{
     Access, Arm, Buffer, CompChannel, Context, Cq, CqInit, DriverId, Mr, Payload, PostError, Qp, QpCap,
-    QpInit, RecvRequest, Remote, SendFlags, SendRequest, Sge, Srq, SrqInit, WcStatus, WorkCompletion,
+    QpInit, RecvRequest, Remote, SendFlags, SendRequest, Sge, Srq, SrqInit, WcStatus, WorkCompletion, XrcSrq,
+    XrcSrqInit, XrcTarget, XrcdShare,
 };
 
 use super::error::{PathInfo, Progress, RunError};
 use super::measure::Completed;
 use super::mix::{Kind, Order};
 use super::session::Preamble;
-use super::transport::{Path, Service};
+use super::transport::{Path, Service, connect_target, init_target};
 use super::verify::{Pattern, Place, Verifier};
 use super::watch::{Verdict, Watch};
 use super::wire::KeyRecord;
-use crate::cli::perf::{Connection, CqUse, Measure, Plan, Verb};
+use crate::cli::perf::{CqUse, Measure, Plan, Verb};
 use crate::pingpong::exchange::EXCHANGE_TIMEOUT;
 use crate::pingpong::run::random_psn;
 
@@ -164,9 +165,12 @@ impl Receives {
 
 /// A queue pair with its place in the memory.
 struct Lane<T: Service> {
+    /// With XRC it only sends, and a side that does not send leaves it in INIT.
     qp: Qp<T>,
     route: Option<T::Route>,
     sends: Sends,
+    /// With XRC, what executes the peer's requests.
+    target: Option<XrcTarget>,
     /// Unused with an SRQ.
     receives: Receives,
     /// Where the peer writes.
@@ -176,12 +180,18 @@ struct Lane<T: Service> {
     next_number: u64,
 }
 
-/// The SRQ of `--srq`.
+/// The SRQ of a thread.
 struct Shared {
-    srq: Srq,
+    srq: SharedQueue,
     receives: Receives,
-    /// From QP number to the index of its lane.
+    /// From the number of the QP that receives to the index of its lane.
     lanes: HashMap<u32, usize>,
+}
+
+/// An SRQ for the queue pairs, or for the XRC targets.
+enum SharedQueue {
+    Srq(Srq),
+    Xrc(XrcSrq),
 }
 
 /// How messages of a run are posted.
@@ -233,7 +243,7 @@ impl Posting {
             tx_depth: depths.send,
             rx_depth: depths.receive,
             sends: plan.verb == Verb::Send,
-            lossy: plan.options.connection != Connection::Rc,
+            lossy: !plan.options.connection.is_reliable(),
             polled: plan.verb == Verb::Write && plan.measure == Measure::Latency,
         }
     }
@@ -257,7 +267,10 @@ pub(crate) struct Endpoint<T: Service> {
     /// A message for inline data.
     message: Vec<u8>,
     inline: u32,
+    /// The records of the queue pairs that send, if this side has any.
     pub(crate) local: Vec<KeyRecord>,
+    /// The records of the XRC targets.
+    pub(crate) targets: Vec<KeyRecord>,
     paths: Vec<PathInfo>,
 }
 
@@ -278,7 +291,7 @@ impl Layout {
         let receive = |posting: &Posting| posting.recv_steps.bytes(posting.size + T::HEADROOM);
         let bytes = |posting: Posting| posting.send_steps.bytes(posting.size).max(receive(&posting));
         let area = postings().map(bytes).max().unwrap_or(0).max(agreed.cycle_buffer.into());
-        let srq_area = match plan.options.srq {
+        let srq_area = match plan.shares_receives() {
             true => postings().map(|one| receive(&one)).max().unwrap_or(0).max(agreed.cycle_buffer.into()),
             false => 0,
         };
@@ -333,64 +346,80 @@ impl<T: Service> Endpoint<T> {
         }
         let memory = pd.register(buffer, Access::LOCAL_WRITE | remote)?;
         let channel = options.events.then(|| context.create_comp_channel()).transpose()?;
-        let (cqs, lanes_of_cq) = match options.cq {
+        let (cqs_of_sends, lanes_of_cq) = match options.cq {
             CqUse::Shared => (1, count),
             CqUse::Own => (count, 1),
         };
-        let cqs = |lanes: u32, depth: u32, name| {
+        let cqs = |cqs: u32, lanes: u32, depth: u32, name| {
             let entries = lanes.checked_mul(depth).context("too many requests for a CQ (-q, -t, -r)")?;
             let init = CqInit { channel: channel.as_ref(), ..CqInit::new(entries.max(1)) };
             let create =
                 || context.create_cq(&init).with_context(|| format!("cannot create the CQ of {name}"));
             std::iter::repeat_with(create).take(cqs as usize).collect::<Result<Vec<_>>>()
         };
-        let send_cqs = cqs(lanes_of_cq, plan.tx_depth, "sends (-t, -q)")?;
-        // All receives of an SRQ may complete in one CQ, and no others do.
-        let lanes_of_cq = if options.srq { 1 } else { lanes_of_cq };
-        let recv_cqs = cqs(lanes_of_cq, plan.rx_depth, "receives (-r, -q)")?;
+        let send_cqs = cqs(cqs_of_sends, lanes_of_cq, plan.tx_depth, "sends (-t, -q)")?;
+        // All receives of an SRQ may complete in one CQ, and no others do. Those of an XRC SRQ do.
+        let cqs_of_receives = if T::HAS_TARGETS { 1 } else { cqs_of_sends };
+        let lanes_of_cq = if T::HAS_TARGETS || options.srq { 1 } else { lanes_of_cq };
+        let recv_cqs = cqs(cqs_of_receives, lanes_of_cq, plan.rx_depth, "receives (-r, -q)")?;
         let base = memory.addr();
-        let mut shared = match options.srq {
-            true => {
-                let srq =
-                    pd.create_srq(&SrqInit::new(plan.rx_depth.max(1))).context("cannot create the SRQ")?;
-                Some(Shared { srq, receives: Receives::new(base + layout.srq()), lanes: HashMap::new() })
-            }
-            false => None,
+        let srq = SrqInit::new(plan.rx_depth.max(1));
+        let mut xrcd = None;
+        let srq = if T::HAS_TARGETS && plan.responds() {
+            let xrcd = xrcd.insert(context.open_xrcd(XrcdShare::Private)?);
+            let srq = pd.create_xrc_srq(&XrcSrqInit { srq, xrcd, cq: &recv_cqs[0] });
+            Some(SharedQueue::Xrc(srq.context("cannot create the XRC SRQ")?))
+        } else if !T::HAS_TARGETS && options.srq {
+            Some(SharedQueue::Srq(pd.create_srq(&srq).context("cannot create the SRQ")?))
+        } else {
+            None
+        };
+        let receives = Receives::new(base + layout.srq());
+        let mut shared = srq.map(|srq| Shared { srq, receives, lanes: HashMap::new() });
+        let srqn = match &shared {
+            Some(Shared { srq: SharedQueue::Xrc(srq), .. }) => srq.srq_num(),
+            _ => 0,
         };
         let inline = plan.inline(context.driver());
         let cap = QpCap {
             max_send_wr: plan.tx_depth,
-            max_recv_wr: if options.srq { 0 } else { plan.rx_depth.max(1) },
+            max_recv_wr: if shared.is_some() { 0 } else { plan.rx_depth.max(1) },
             max_inline_data: inline,
             ..QpCap::default()
         };
         let mut lanes = Vec::new();
-        let mut local = Vec::new();
+        let (mut local, mut targets) = (Vec::new(), Vec::new());
         for (index, id) in (0..).zip(ids) {
-            let cq = if options.cq == CqUse::Own { index } else { 0 };
-            let init = QpInit {
-                cap,
-                srq: shared.as_ref().map(|shared| &shared.srq),
-                ..QpInit::new(&send_cqs[cq], &recv_cqs[cq])
+            let cq = |cqs: &[Cq]| index.min(cqs.len() - 1);
+            let srq = match &shared {
+                Some(Shared { srq: SharedQueue::Srq(srq), .. }) => Some(srq),
+                _ => None,
             };
-            let mut qp =
-                pd.create_qp::<T>(&init).with_context(|| format!("cannot create queue pair {id}"))?;
+            let init = QpInit { cap, srq, ..QpInit::new(&send_cqs[cq(&send_cqs)], &recv_cqs[cq(&recv_cqs)]) };
+            let failed = || format!("cannot create queue pair {id}");
+            let mut qp = pd.create_qp::<T>(&init).with_context(failed)?;
             T::init(&mut qp, options.ib_port, remote)?;
+            let mut target =
+                xrcd.as_ref().map(|xrcd| xrcd.create_target(0)).transpose().with_context(failed)?;
             let receive_at = base + layout.receive(index as u64);
-            local.push(KeyRecord {
-                qpn: qp.qp_num(),
-                psn: random_psn()?,
-                rkey: memory.rkey(),
-                vaddr: receive_at,
-                out_reads: out_reads.into(),
-                ..*address
-            });
+            let record = |qpn| -> Result<KeyRecord> {
+                let (rkey, vaddr, out_reads) = (memory.rkey(), receive_at, out_reads.into());
+                Ok(KeyRecord { qpn, psn: random_psn()?, rkey, vaddr, out_reads, srqn, ..*address })
+            };
+            if !T::HAS_TARGETS || plan.requests() {
+                local.push(record(qp.qp_num())?);
+            }
+            if let Some(target) = &mut target {
+                init_target(target, options.ib_port, remote)?;
+                targets.push(record(target.qp_num())?);
+            }
             if let Some(shared) = &mut shared {
-                shared.lanes.insert(qp.qp_num(), index);
+                shared.lanes.insert(target.as_ref().map_or(qp.qp_num(), XrcTarget::qp_num), index);
             }
             lanes.push(Lane {
                 qp,
                 route: None,
+                target,
                 sends: Sends {
                     id,
                     at: base + layout.send(index as u64),
@@ -424,21 +453,39 @@ impl<T: Service> Endpoint<T> {
             message,
             inline,
             local,
+            targets,
             paths: Vec::new(),
         })
     }
 
-    /// Connects the queue pairs to the peer's.
-    pub(crate) fn connect(&mut self, paths: &[Path], link_layer: bareverbs::LinkLayer) -> Result<()> {
-        for (lane, path) in self.lanes.iter_mut().zip(paths) {
+    /// Connects the queue pairs that send, and the XRC targets, to the peer's.
+    pub(crate) fn connect(
+        &mut self,
+        paths: &[Path],
+        targets: &[Path],
+        link_layer: bareverbs::LinkLayer,
+    ) -> Result<()> {
+        let info = |path: &Path| {
             let Path { local, remote, mtu, timeout, .. } = *path;
-            let info = PathInfo { local, remote, mtu, timeout, link_layer };
-            lane.route =
-                Some(T::connect(&mut lane.qp, path).with_context(|| format!("cannot connect {info}"))?);
-            lane.sends.remote = Remote { addr: remote.vaddr, rkey: remote.rkey };
-            self.paths.push(info);
+            PathInfo { local, remote, mtu, timeout, link_layer }
+        };
+        let failed = |path| move || format!("cannot connect {}", info(path));
+        for (lane, path) in self.lanes.iter_mut().zip(paths) {
+            lane.route = Some(T::connect(&mut lane.qp, path).with_context(failed(path))?);
+            lane.sends.remote = Remote { addr: path.remote.vaddr, rkey: path.remote.rkey };
         }
+        for (lane, path) in self.lanes.iter_mut().zip(targets) {
+            let target = lane.target.as_mut().context("the lane has no XRC target")?;
+            connect_target(target, path).with_context(failed(path))?;
+        }
+        // Errors name the path of the sends, or that of the receives.
+        self.paths = if paths.is_empty() { targets } else { paths }.iter().map(info).collect();
         Ok(())
+    }
+
+    /// The record of the first queue pair.
+    pub(crate) fn first_record(&self) -> Option<&KeyRecord> {
+        self.local.first().or(self.targets.first())
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -516,7 +563,9 @@ impl<T: Service> Endpoint<T> {
             // SAFETY: the range is in the area of the SRQ or in the receive area of the lane, and the
             // memory outlives the queue pairs and the SRQ (field order). Its bytes are only copied,
             // never borrowed.
-            Some(shared) => unsafe { shared.srq.post_recv(&[request]) },
+            Some(Shared { srq: SharedQueue::Srq(srq), .. }) => unsafe { srq.post_recv(&[request]) },
+            // SAFETY: as above.
+            Some(Shared { srq: SharedQueue::Xrc(srq), .. }) => unsafe { srq.post_recv(&[request]) },
             // SAFETY: as above.
             None => unsafe { lane.qp.post_recv(&[request]) },
         };
@@ -717,9 +766,7 @@ impl<T: Service> Endpoint<T> {
         match verdict {
             Verdict::PeerGone | Verdict::Wait => RunError::PeerGone(progress).into(),
             Verdict::Aborted => RunError::Aborted.into(),
-            Verdict::Stalled if T::CONNECTION == Connection::Rc => {
-                RunError::Stalled { waited, progress }.into()
-            }
+            Verdict::Stalled if T::CONNECTION.is_reliable() => RunError::Stalled { waited, progress }.into(),
             Verdict::Stalled => {
                 RunError::Lost { waited, transport: T::CONNECTION.to_string(), progress }.into()
             }

@@ -214,8 +214,10 @@ fn results(runs: &[(&str, &Report)]) -> String {
         let mut row = vec![name, result.size.to_string(), result.messages.to_string()];
         let bandwidth = result.bandwidth.as_ref();
         // The lowest and the highest are in the unit of the average.
-        let over_time =
-            |value: f64, average: f64, gbit: f64| if average > 0.0 { value / average * gbit } else { gbit };
+        let over_time = |value: f64, average: f64, gbit: f64| {
+            let scaled = value / average * gbit;
+            if scaled.is_finite() { scaled } else { gbit }
+        };
         let cell = |value: Option<f64>| value.map_or_else(|| "-".into(), short);
         row.push(cell(bandwidth.map(|one| one.gbit_per_second)));
         row.push(cell(bandwidth.map(|one| over_time(one.min, one.average, one.gbit_per_second))));

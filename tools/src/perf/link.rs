@@ -128,9 +128,17 @@ fn cache_line() -> u32 {
     size.filter(|size: &u32| size.is_power_of_two() && *size <= 4096).unwrap_or(CACHE_LINE)
 }
 
-/// The address records of all threads.
+/// The address records of all threads: of the queue pairs that send, then of the XRC targets.
 fn records<T: Service>(endpoints: &[Endpoint<T>]) -> Vec<KeyRecord> {
-    endpoints.iter().flat_map(|endpoint| endpoint.local.iter().copied()).collect()
+    let requesters = endpoints.iter().flat_map(|endpoint| &endpoint.local);
+    requesters.chain(endpoints.iter().flat_map(|endpoint| &endpoint.targets)).copied().collect()
+}
+
+/// The place of the peer's record for a local one. The requesters of XRC come before the targets, and
+/// connect to those of the peer.
+fn peer_of(index: usize, requesters: usize, records: usize) -> usize {
+    let both = requesters > 0 && requesters < records;
+    if both { (index + requesters) % records } else { index }
 }
 
 impl Link<'_> {
@@ -144,11 +152,16 @@ impl Link<'_> {
             match step {
                 Step::Keys => remote = self.session.keys(&local)?,
                 Step::Connect => {
-                    let mut pairs = local.iter().zip(&remote);
+                    let requesters: usize = endpoints.iter().map(|endpoint| endpoint.local.len()).sum();
+                    let peer = |index| peer_of(index, requesters, local.len());
+                    let path = |(index, local)| self.path(local, &remote[peer(index)]);
+                    let paths = local.iter().enumerate().map(path).collect::<Result<Vec<_>>>()?;
+                    let (mut paths, mut targets) = paths.split_at(requesters);
                     for endpoint in &mut *endpoints {
-                        let paths = pairs.by_ref().take(endpoint.count());
-                        let paths = paths.map(|(local, remote)| self.path(local, remote));
-                        endpoint.connect(&paths.collect::<Result<Vec<_>>>()?, self.local.port.link_layer)?;
+                        let (own, others) = paths.split_at(endpoint.local.len());
+                        let (own_targets, other_targets) = targets.split_at(endpoint.targets.len());
+                        endpoint.connect(own, own_targets, self.local.port.link_layer)?;
+                        (paths, targets) = (others, other_targets);
                     }
                 }
                 _ => {
@@ -187,7 +200,8 @@ impl Link<'_> {
     }
 
     fn barrier<T: Service>(&self, endpoints: &[Endpoint<T>]) -> Result<()> {
-        self.session.barrier(&endpoints[0].local[0])?;
+        let first = endpoints.first().and_then(Endpoint::first_record);
+        self.session.barrier(first.context("there is no queue pair")?)?;
         Ok(())
     }
 
@@ -246,8 +260,11 @@ impl Link<'_> {
         let ours = results.last().map_or_else(Default::default, |last| last.result.to_peer());
         let theirs = self.session.report(&ours)?;
         match results.last_mut() {
-            None => results.push(Sized { result: SizeResult::of_peer(size, theirs), measured: None }),
-            Some(last) if self.plan.bidirectional() => last.result.peer = Some(theirs),
+            None => {
+                let result = SizeResult::of_peer(size, theirs.checked()?);
+                results.push(Sized { result, measured: None });
+            }
+            Some(last) if self.plan.bidirectional() => last.result.peer = Some(theirs.checked()?),
             // The report of a side that only served memory has no meaning.
             Some(_) => {}
         }
@@ -384,5 +401,23 @@ impl Link<'_> {
                 run::response_latency(endpoint, plan, posting, recorder, watch)
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::peer_of;
+
+    #[test]
+    fn requesters_of_xrc_connect_to_targets() {
+        let peers = |requesters, records| {
+            (0..records).map(|index| peer_of(index, requesters, records)).collect::<Vec<_>>()
+        };
+        // Both directions: requesters come first.
+        assert_eq!(peers(3, 6), [3, 4, 5, 0, 1, 2]);
+        assert_eq!(peers(1, 2), [1, 0]);
+        // One direction, as client and as server; other transports.
+        assert_eq!(peers(3, 3), [0, 1, 2]);
+        assert_eq!(peers(0, 3), [0, 1, 2]);
     }
 }

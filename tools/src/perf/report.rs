@@ -172,7 +172,7 @@ impl Options {
             outstanding_reads,
             threads: plan.options.threads,
             cq: plan.options.cq,
-            srq: plan.options.srq,
+            srq: plan.shares_receives(),
             verify: plan.options.verify,
             rate: plan.options.rate,
             mix: plan.options.mix.as_ref().map(ToString::to_string),
@@ -469,17 +469,7 @@ impl SizeResult {
                 None => sum = Some(measured.clone()),
             }
         }
-        let mut peer: Option<BandwidthReport> = None;
-        for theirs in results.iter().filter_map(|one| one.result.peer) {
-            let others = peer.unwrap_or_default();
-            peer = Some(BandwidthReport {
-                size: theirs.size,
-                iterations: others.iterations + theirs.iterations,
-                peak: others.peak + theirs.peak,
-                average: others.average + theirs.average,
-                message_rate: others.message_rate + theirs.message_rate,
-            });
-        }
+        let peer = results.iter().filter_map(|one| one.result.peer).reduce(BandwidthReport::plus);
         // The processor time is that of the process, in every run.
         let longest = results.iter().map(|one| one.result.cpu).fold(first.cpu, |one, other| {
             if other.user_seconds + other.system_seconds > one.user_seconds + one.system_seconds {

@@ -126,7 +126,7 @@ impl<'s> Session<'s> {
         if theirs.qpn == 0 { Err(SessionError::NoQp) } else { Ok(theirs) }
     }
 
-    /// Exchanges the bandwidth reports.
+    /// Exchanges the bandwidth reports. That of the peer is not checked.
     pub(crate) fn report(&self, ours: &BandwidthReport) -> Result<BandwidthReport, SessionError> {
         let mut theirs = [[0; 8]; 5];
         for ((index, bytes), theirs) in ours.encode().into_iter().enumerate().zip(&mut theirs) {

@@ -3,7 +3,7 @@
 use bareverbs::{
     Access, AckTimeout, Ah, AhAttr, AnyProvider, Datagram, GRH_BYTES, InitAttr, MinRnrTimer, Mtu, Operation,
     Qp, Rc, Remote, RetryCount, RnrRetry, RtrAttr, RtsAttr, Transport, Uc, UcOperation, UcRtrAttr, Ud,
-    UdInitAttr,
+    UdInitAttr, XrcOperation, XrcSend, XrcTarget, XrcTargetRtsAttr,
 };
 
 use super::wire::KeyRecord;
@@ -31,6 +31,8 @@ pub(crate) trait Service: Transport + Sized + Send {
     const CONNECTION: Connection;
     /// Bytes before the message in the memory of a receive.
     const HEADROOM: u32 = 0;
+    /// Whether a queue pair only sends, and an XRC target executes the peer's requests.
+    const HAS_TARGETS: bool = false;
     /// The peer's address, if each request needs it.
     type Route: Send;
 
@@ -44,6 +46,49 @@ pub(crate) trait Service: Transport + Sized + Send {
     fn operation<'r>(verb: Verb, remote: Remote, route: &'r Self::Route) -> Self::Operation<'r, AnyProvider>;
 }
 
+/// Attributes of INIT → RTR of UC, and of a requester whose responder is another queue pair.
+fn requester_rtr(path: &Path) -> UcRtrAttr {
+    let (rq_psn, path_mtu) = (path.remote.psn, path.mtu);
+    UcRtrAttr { rq_psn, path_mtu, ..UcRtrAttr::new(path.address, path.remote.qpn) }
+}
+
+/// Attributes of INIT → RTR of a reliable responder.
+fn responder_rtr(path: &Path) -> RtrAttr {
+    RtrAttr {
+        rq_psn: path.remote.psn,
+        path_mtu: path.mtu,
+        max_dest_rd_atomic: limit(path.local.out_reads),
+        min_rnr_timer: MIN_RNR_TIMER,
+        ..RtrAttr::new(path.address, path.remote.qpn)
+    }
+}
+
+/// Attributes of RTR → RTS of a reliable requester.
+fn requester_rts(path: &Path) -> RtsAttr {
+    RtsAttr {
+        sq_psn: path.local.psn,
+        timeout: path.timeout,
+        retry_cnt: RETRY_CNT,
+        rnr_retry: RnrRetry::INFINITE,
+        max_rd_atomic: limit(path.remote.out_reads),
+    }
+}
+
+fn limit(out_reads: u16) -> u8 {
+    u8::try_from(out_reads).unwrap_or(u8::MAX)
+}
+
+/// RESET → INIT of an XRC target.
+pub(crate) fn init_target(target: &mut XrcTarget, port: u8, access: Access) -> bareverbs::Result<()> {
+    target.init(&InitAttr { access, ..InitAttr::new(port) })
+}
+
+/// INIT → RTS of an XRC target. The peer is a requester.
+pub(crate) fn connect_target(target: &mut XrcTarget, path: &Path) -> bareverbs::Result<()> {
+    target.ready_to_receive(&responder_rtr(path))?;
+    target.ready_to_send(&XrcTargetRtsAttr { sq_psn: path.local.psn, timeout: path.timeout })
+}
+
 impl Service for Rc {
     const CONNECTION: Connection = Connection::Rc;
     type Route = ();
@@ -53,21 +98,8 @@ impl Service for Rc {
     }
 
     fn connect(qp: &mut Qp<Self>, path: &Path) -> bareverbs::Result<()> {
-        let limit = |out_reads: u16| u8::try_from(out_reads).unwrap_or(u8::MAX);
-        qp.ready_to_receive(&RtrAttr {
-            rq_psn: path.remote.psn,
-            path_mtu: path.mtu,
-            max_dest_rd_atomic: limit(path.local.out_reads),
-            min_rnr_timer: MIN_RNR_TIMER,
-            ..RtrAttr::new(path.address, path.remote.qpn)
-        })?;
-        qp.ready_to_send(&RtsAttr {
-            sq_psn: path.local.psn,
-            timeout: path.timeout,
-            retry_cnt: RETRY_CNT,
-            rnr_retry: RnrRetry::INFINITE,
-            max_rd_atomic: limit(path.remote.out_reads),
-        })
+        qp.ready_to_receive(&responder_rtr(path))?;
+        qp.ready_to_send(&requester_rts(path))
     }
 
     #[inline(always)]
@@ -91,11 +123,7 @@ impl Service for Uc {
     }
 
     fn connect(qp: &mut Qp<Self>, path: &Path) -> bareverbs::Result<()> {
-        qp.ready_to_receive(&UcRtrAttr {
-            rq_psn: path.remote.psn,
-            path_mtu: path.mtu,
-            ..UcRtrAttr::new(path.address, path.remote.qpn)
-        })?;
+        qp.ready_to_receive(&requester_rtr(path))?;
         qp.ready_to_send(path.local.psn)
     }
 
@@ -107,6 +135,29 @@ impl Service for Uc {
             // `Plan` has rejected reads and atomics.
             Verb::Send | Verb::Read | Verb::Atomic => UcOperation::Send,
         }
+    }
+}
+
+impl Service for XrcSend {
+    const CONNECTION: Connection = Connection::Xrc;
+    const HAS_TARGETS: bool = true;
+    /// The number of the peer's SRQ.
+    type Route = u32;
+
+    fn init(qp: &mut Qp<Self>, port: u8, access: Access) -> bareverbs::Result<()> {
+        qp.init(&InitAttr { access, ..InitAttr::new(port) })
+    }
+
+    /// The peer is an XRC target.
+    fn connect(qp: &mut Qp<Self>, path: &Path) -> bareverbs::Result<u32> {
+        qp.ready_to_receive(&requester_rtr(path))?;
+        qp.ready_to_send(&requester_rts(path))?;
+        Ok(path.remote.srqn)
+    }
+
+    #[inline(always)]
+    fn operation(verb: Verb, remote: Remote, srqn: &u32) -> XrcOperation {
+        XrcOperation { remote_srq: *srqn, operation: Rc::operation(verb, remote, &()) }
     }
 }
 

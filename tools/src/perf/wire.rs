@@ -36,6 +36,9 @@ pub(crate) enum Message {
     Outcome,
 }
 
+/// The largest figure that a peer or a file may have. Sums and ratios of such figures are finite.
+pub(crate) const LARGEST_FIGURE: f64 = 1e18;
+
 /// The values of a bandwidth report, in order.
 const REPORT: [&str; 5] = ["size", "iterations", "peak bandwidth", "average bandwidth", "message rate"];
 
@@ -69,7 +72,7 @@ impl fmt::Display for Message {
 }
 
 /// A message that can't be decoded.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub(crate) enum BadMessage {
     #[error("the peer's version record {0:?} is not a number: it is not perftest")]
     NoVersion(String),
@@ -81,6 +84,8 @@ pub(crate) enum BadMessage {
     Record(#[from] BadRecord),
     #[error("the settings of the peer are not text")]
     Settings,
+    #[error("the peer reports a {what} of {value}, which is no rate")]
+    Rate { what: &'static str, value: f64 },
 }
 
 /// The announced version of perftest, and whether the side is this program.
@@ -303,6 +308,29 @@ impl BandwidthReport {
             message_rate: f64::from_be_bytes(message_rate),
         }
     }
+
+    /// Rejects rates that are negative, infinite, too large or not a number. perftest does not
+    /// initialise the report of a side that only served memory: that one is not to be checked.
+    pub(crate) fn checked(self) -> Result<Self, BadMessage> {
+        let [_, _, names @ ..] = REPORT;
+        for (what, value) in names.into_iter().zip([self.peak, self.average, self.message_rate]) {
+            if !(0.0..=LARGEST_FIGURE).contains(&value) {
+                return Err(BadMessage::Rate { what, value });
+            }
+        }
+        Ok(self)
+    }
+
+    /// The sum of the reports of two peers.
+    pub(crate) fn plus(self, other: Self) -> Self {
+        Self {
+            size: other.size,
+            iterations: self.iterations.saturating_add(other.iterations),
+            peak: self.peak + other.peak,
+            average: self.average + other.average,
+            message_rate: self.message_rate + other.message_rate,
+        }
+    }
 }
 
 /// Encodes the settings of a run: words, padded with NULs. Words that don't fit are left out.
@@ -420,6 +448,28 @@ mod tests {
     }
 
     #[test]
+    fn rates_of_a_peer_that_are_none_are_named() {
+        let valid = BandwidthReport { size: 64, iterations: 5, peak: 0.0, average: 2.5, message_rate: 0.5 };
+        assert_eq!(valid.checked(), Ok(valid));
+        for value in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -0.5, 1e19] {
+            for (what, report) in [
+                ("peak bandwidth", BandwidthReport { peak: value, ..valid }),
+                ("average bandwidth", BandwidthReport { average: value, ..valid }),
+                ("message rate", BandwidthReport { message_rate: value, ..valid }),
+            ] {
+                let error = report.checked().unwrap_err().to_string();
+                assert!(error.contains(what) && error.contains(&value.to_string()), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn iterations_of_peers_do_not_overflow() {
+        let report = BandwidthReport { iterations: u64::MAX, ..Default::default() };
+        assert_eq!(report.plus(report).iterations, u64::MAX);
+    }
+
+    #[test]
     fn settings_are_padded_words() {
         let words = ["op=write".to_owned(), "size=65536".to_owned()];
         let bytes = encode_settings(&words);
@@ -472,6 +522,24 @@ mod tests {
         fn reports_survive_their_encoding(size: u64, iterations: u64, peak: f64, average: f64) {
             let report = BandwidthReport { size, iterations, peak, average, message_rate: peak };
             prop_assert_eq!(BandwidthReport::decode(report.encode()).encode(), report.encode());
+        }
+
+        #[test]
+        fn reports_of_a_peer_are_rates_or_refused(bits: [u64; 3], iterations: [u64; 2]) {
+            let [peak, average, message_rate] = bits.map(f64::from_bits);
+            let report = BandwidthReport { size: 64, iterations: iterations[0], peak, average, message_rate };
+            let all_valid = [peak, average, message_rate].into_iter().all(|rate| (0.0..=1e18).contains(&rate));
+            match BandwidthReport::decode(report.encode()).checked() {
+                Ok(checked) => {
+                    prop_assert!(all_valid, "{:?}", checked);
+                    let sum = checked.plus(BandwidthReport { iterations: iterations[1], ..checked });
+                    prop_assert!((sum.peak + sum.average + sum.message_rate).is_finite());
+                }
+                Err(error) => {
+                    prop_assert!(!all_valid, "{}", error);
+                    prop_assert!(error.to_string().contains("which is no rate"));
+                }
+            }
         }
     }
 }

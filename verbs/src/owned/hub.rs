@@ -31,6 +31,9 @@
 //! waiters too, and wakes them. It polls at most 32 completions with the CQ locked, and delivers
 //! all of them before it continues. If another thread holds the lock, it does not wait for it.
 //!
+//! The first poll of an operation looks at the next completion only. If that is the operation's own,
+//! it takes the result and leaves the completions behind it to other waiters.
+//!
 //! An awaited operation whose completion is in the CQ makes no system call. Posting and awaiting
 //! allocate no memory, except that the first block of a thread allocates its waker.
 //!
@@ -86,7 +89,9 @@ pub use self::connection::Connection;
 use self::connection::ConnectionInner;
 pub use self::driver::Driver;
 use self::election::Election;
-use self::reaper::{BATCH, Batch, Conn, Depths, Failure, Operations, Queued, Reaper};
+use self::reaper::{
+    BATCH, Batch, Conn, Depths, Ended, Failure, Operation, Operations, Own, Queued, Reaper, SlotKind,
+};
 use self::sweep::Sweeps;
 use super::keepalive::Policy;
 use super::server::flow::{CONTROL_SENDS, Flow};
@@ -161,6 +166,39 @@ impl<B, P: Provider> HubInner<B, P> {
     /// Ends a connection of a server.
     pub(crate) fn end(&self, conn: &Conn<P>, failure: Failure, batch: &mut Batch<B>) {
         reaper::end(conn, failure, &self.table, self.inbound.as_ref(), batch);
+    }
+
+    /// Takes the operation `wr_id`, for which no task waits, if the next completion of the CQ is its
+    /// success. Its slot is free, and to be given back to its connection. Otherwise it reaps as
+    /// [`HubInner::poll`] does.
+    #[inline(always)]
+    pub(crate) fn poll_own(&self, wr_id: u64) -> Option<(Operation<B>, Ended)> {
+        let mut reaper = self.reaper.try_lock()?;
+        match reaper.poll_own(&self.table, wr_id) {
+            Own::Done(operation, ended) => {
+                drop(reaper);
+                if let Some(inbound) = &self.inbound
+                    && operation.kind == SlotKind::Send
+                {
+                    inbound.count_sent(true, false);
+                }
+                Some((operation, ended))
+            }
+            Own::Empty => None,
+            Own::Other => {
+                self.reap_polled(reaper);
+                None
+            }
+        }
+    }
+
+    /// Hands out the completion that was polled, and reaps those behind it.
+    #[inline(never)]
+    fn reap_polled(&self, mut reaper: MutexGuard<'_, Reaper<P>>) {
+        let mut batch = Batch::new();
+        reaper.reap_polled(&self.table, self.inbound.as_ref(), &mut batch);
+        drop(reaper);
+        batch.finish();
     }
 
     /// Reaps up to about `max` completions, unless another thread reaps. Returns their number.

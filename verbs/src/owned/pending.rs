@@ -48,6 +48,8 @@ enum State<B, P: Provider> {
     Posted {
         peer: Arc<ConnectionInner<B, P>>,
         wr_id: u64,
+        /// Whether it was polled before its end, and may have a waker.
+        polled: bool,
     },
     Refused(Failed<B>),
     /// Its result was taken.
@@ -59,7 +61,7 @@ impl<B, P: Provider> Unpin for Pending<B, P> {}
 
 impl<B, P: Provider> Pending<B, P> {
     pub(super) fn posted(peer: Arc<ConnectionInner<B, P>>, wr_id: u64) -> Self {
-        Self { state: State::Posted { peer, wr_id } }
+        Self { state: State::Posted { peer, wr_id, polled: false } }
     }
 
     #[cold]
@@ -88,7 +90,7 @@ impl<B, P: Provider> Pending<B, P> {
     /// Takes the connection and the `wr_id`, if it is posted. The operation continues.
     pub(super) fn take_posted(&mut self) -> Option<(Arc<ConnectionInner<B, P>>, u64)> {
         match mem::replace(&mut self.state, State::Taken) {
-            State::Posted { peer, wr_id } => Some((peer, wr_id)),
+            State::Posted { peer, wr_id, .. } => Some((peer, wr_id)),
             other => {
                 self.state = other;
                 None
@@ -168,8 +170,22 @@ impl<B, P: Provider> Pending<B, P> {
     /// Takes the result, or registers the task and helps to reap.
     #[inline]
     fn poll_result(&mut self, cx: &Context<'_>) -> Poll<Result<Done<B>, Failed<B>>> {
-        let State::Posted { peer, wr_id } = &self.state else { return Poll::Ready(self.take_refused()) };
-        if peer.hub.table.is_in_flight(*wr_id) {
+        let State::Posted { peer, wr_id, polled: false } = &self.state else { return self.poll_again(cx) };
+        let Some((operation, ended)) = peer.hub.poll_own(*wr_id) else { return self.poll_again(cx) };
+        peer.conn.put_slot(operation.kind, Operations::<B>::index(*wr_id));
+        // The last handle of a connection destroys its QP.
+        self.state = State::Taken;
+        Poll::Ready(Ok(done(operation, ended)))
+    }
+
+    /// As `poll_result`, of an operation that may have ended.
+    #[inline(never)]
+    fn poll_again(&mut self, cx: &Context<'_>) -> Poll<Result<Done<B>, Failed<B>>> {
+        let State::Posted { peer, wr_id, polled } = &mut self.state else {
+            return Poll::Ready(self.take_refused());
+        };
+        // The first poll has reaped.
+        if mem::replace(polled, true) && peer.hub.table.is_in_flight(*wr_id) {
             peer.hub.poll(BATCH);
         }
         // A completion that arrives from now on raises an event: a driver or a blocked thread reaps
@@ -192,19 +208,27 @@ impl<B, P: Provider> Pending<B, P> {
     }
 }
 
+/// The result of an operation that has succeeded.
+#[inline(always)]
+fn done<B>(operation: Operation<B>, ended: Ended) -> Done<B> {
+    let Operation { buffer, kind, tag, len, .. } = operation;
+    let Ended { opcode, byte_len, imm, .. } = ended;
+    let received = kind == SlotKind::Recv && opcode == WcOpcode::RECV;
+    let len = if received { byte_len } else { len };
+    let imm = imm.filter(|_| kind == SlotKind::Recv);
+    Done { tag, buffer, len, imm, opcode }
+}
+
 fn finished<B, P: Provider>(
     conn: &Conn<P>,
     operation: Operation<B>,
     ended: Ended,
 ) -> Result<Done<B>, Failed<B>> {
-    let Operation { buffer, verb, kind, tag, len } = operation;
-    let Ended { status, vendor_err, opcode, byte_len, imm } = ended;
-    if status == WcStatus::SUCCESS {
-        let received = kind == SlotKind::Recv && opcode == WcOpcode::RECV;
-        let len = if received { byte_len } else { len };
-        let imm = imm.filter(|_| kind == SlotKind::Recv);
-        return Ok(Done { tag, buffer, len, imm, opcode });
+    if ended.status == WcStatus::SUCCESS {
+        return Ok(done(operation, ended));
     }
+    let Operation { buffer, verb, kind, tag, .. } = operation;
+    let Ended { status, vendor_err, .. } = ended;
     let cause = match conn.lock().failure {
         Some(Failure::Completion { status, .. }) => Some(status),
         _ => None,
@@ -233,7 +257,7 @@ impl<B, P: Provider> Future for Pending<B, P> {
 
 impl<B, P: Provider> Drop for Pending<B, P> {
     fn drop(&mut self) {
-        let State::Posted { peer, wr_id } = &self.state else { return };
+        let State::Posted { peer, wr_id, .. } = &self.state else { return };
         if let Detached::Ended(operation, _) = peer.hub.table.detach(*wr_id) {
             peer.conn.put_slot(operation.kind, Operations::<B>::index(*wr_id));
         }

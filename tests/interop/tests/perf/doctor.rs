@@ -183,13 +183,61 @@ pub(crate) fn doctor_names_a_peer_without_permission() {
     expect_fault(&result, &["peer device", "cannot open /dev/infiniband/uverbs", "join the group"]);
 }
 
+pub(crate) fn doctor_names_a_path_that_is_cut_on_the_way_back() {
+    let wire = Wire::new();
+    wire.cut(End::Far);
+    let result = examine_wire(&[]);
+    expect_fault(&result, &["path rc", "no packet was acknowledged", "in both directions"]);
+    expect_fault(&result, &["path ud", "200 arrived and 0 came back", "the peer's firewall (UDP port 4791)"]);
+}
+
+pub(crate) fn doctor_names_a_loss_of_five_percent() {
+    let wire = Wire::new();
+    wire.impair(End::Near, "loss 5%");
+    wire.impair(End::Far, "loss 5%");
+    expect_fault(&examine_wire(&[]), &["path ud", "datagrams", "loses packets"]);
+}
+
+pub(crate) fn doctor_names_the_gid_of_a_removed_address() {
+    let _wire = Wire::new();
+    run("ip", &format!("address del {}/32 dev {}", End::Near.ip(), End::Near.netdev()));
+    // The kernel removes the entry of the GID table later.
+    std::thread::sleep(Duration::from_secs(1));
+    let address = format!("ip address add ADDRESS/PREFIX dev {}", End::Near.netdev());
+    expect_fault(&examine_wire(&["-x", "1"]), &["local gid", "GID index 1", &address]);
+}
+
+/// The far end loses its port, or the near one its address, while the path is measured.
+pub(crate) fn doctor_names_what_changes_during_the_checks() {
+    for (fault, words) in [
+        (format!("link set down dev {}", End::Far.netdev()), "is DOWN since the checks began"),
+        (
+            format!("address del {}/32 dev {}", End::Near.ip(), End::Near.netdev()),
+            "has lost GID index 1 (::ffff:10.77.0.1) since the checks began",
+        ),
+    ] {
+        let wire = Wire::new();
+        // The measurements last, and a lost packet is noticed late.
+        wire.impair(End::Near, "delay 40ms");
+        let mut server = Program::start(&mut doctor(&["-d", End::Far.device(), "--serve"]));
+        wait_until_listening(&mut server, PORT);
+        let mut client = Program::start(&mut doctor(&["-d", End::Near.device(), LOCALHOST]));
+        client.line("ok       path ends");
+        run("ip", &fault);
+        let finished = client.finish_within(LIMIT);
+        assert_eq!(finished.status.code(), Some(1), "{finished:#?}");
+        let faults: Vec<_> = finished.stdout.lines().filter(|line| line.starts_with("FAULT")).collect();
+        assert!(faults.iter().any(|line| line.contains(words)), "no fault with {words:?}: {finished:#?}");
+    }
+}
+
 pub(crate) fn doctor_survives_peers_that_are_none() {
     use std::io::Write;
     for (bytes, words) in [
         (&b"6.24\0\0\0\0\0\0\0\0\0\0\0\0"[..], "is no doctor of this version"),
-        (b"bvd1\xff\xff\xff\xff", "above the limit"),
-        (b"bvd1\0\0\0\x02{}", "can't be read"),
-        (b"bvd1", "closed the connection"),
+        (b"bvd2\xff\xff\xff\xff", "above the limit"),
+        (b"bvd2\0\0\0\x02{}", "can't be read"),
+        (b"bvd2", "closed the connection"),
     ] {
         let listener = std::net::TcpListener::bind((LOCALHOST, PORT)).unwrap();
         let client = Program::start(&mut doctor(&["-d", device::name(), LOCALHOST]));

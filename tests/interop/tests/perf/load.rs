@@ -92,6 +92,21 @@ pub(crate) fn verified_runs_with_every_option() {
             .sum();
         assert!(compared > 0, "{run:#?}");
     }
+    for (operation, others) in [
+        ("send", &["-s", "200", "-c", "UD"][..]),
+        ("send", &["-s", "5000", "-c", "UC"]),
+        ("write", &["-s", "5000", "-c", "UC"]),
+        ("write-imm", &["-s", "5000", "-c", "UC"]),
+        ("write", &["-s", "2"]),
+        ("read", &["-s", "5000"]),
+        ("atomic", &[]),
+    ] {
+        let benchmark = Benchmark { operation, test: "lat" };
+        let run = benchmark.run(OURS, &[others, &["-n", "200", "--verify"]].concat());
+        let client = run.client_json().unwrap();
+        // Each side compares what it receives.
+        assert_eq!(only(&client)["compared"], 200, "{client:#}");
+    }
 }
 
 /// The data of reads lies in the server's memory and does not change, so that it can be corrupted

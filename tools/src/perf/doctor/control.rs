@@ -19,7 +19,7 @@ use crate::pingpong::exchange::Peer;
 use crate::signal::{Interrupted, Stop, Timeout, Wake};
 
 /// The first bytes of each message, and the version of the protocol.
-const MAGIC: &[u8; 4] = b"bvd1";
+const MAGIC: &[u8; 4] = b"bvd2";
 /// Bytes before the JSON: the magic and the length of the JSON, big-endian.
 const HEAD: usize = 8;
 /// Longest JSON of a message.
@@ -38,7 +38,7 @@ pub(crate) enum Question {
     Datagrams { count: u32 },
     /// Echo the datagrams from this address, and say how many arrived.
     Echo { address: String },
-    /// The counters that changed since `Examine`.
+    /// The counters that changed since `Examine`, and whether the port and the GID did.
     Counters,
 }
 
@@ -58,7 +58,11 @@ pub(crate) enum Answer {
     Echoed {
         received: u32,
     },
-    Counters(Vec<Change>),
+    Counters {
+        counters: Vec<Change>,
+        /// What no longer is as `Examine` found it.
+        findings: Vec<Finding>,
+    },
     /// The question could not be answered: what failed.
     Failed(String),
 }
@@ -171,11 +175,11 @@ mod tests {
 
     #[test]
     fn other_protocols_are_told_apart() {
-        for bytes in [*b"6.24\0\0\0\0", *b"GET / HT", *b"SSH-2.0-", *b"bvd2\0\0\0\x02"] {
+        for bytes in [*b"6.24\0\0\0\0", *b"GET / HT", *b"SSH-2.0-", *b"bvd1\0\0\0\x02"] {
             assert!(matches!(decode_head(bytes), Err(ControlError::NoDoctor(_))));
         }
-        assert!(matches!(decode_head(*b"bvd1\0\0\x01\x02"), Ok(258)));
-        assert!(matches!(decode_head(*b"bvd1\xff\xff\xff\xff"), Err(ControlError::TooLong(_))));
+        assert!(matches!(decode_head(*b"bvd2\0\0\x01\x02"), Ok(258)));
+        assert!(matches!(decode_head(*b"bvd2\xff\xff\xff\xff"), Err(ControlError::TooLong(_))));
     }
 
     proptest! {

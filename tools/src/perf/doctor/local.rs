@@ -25,11 +25,39 @@ pub(crate) struct End {
     pub(crate) gid_index: GidIndex,
     pub(crate) mtu: Mtu,
     pub(crate) facts: Facts,
+    /// The port's network interface, if it is known.
+    netdev: Option<String>,
 }
 
 impl End {
     pub(crate) fn origin<'a>(&'a self, stop: &'a Stop) -> Origin<'a> {
         Origin { pd: &self.pd, port: self.port, gid_index: self.gid_index, stop }
+    }
+
+    /// What no longer is as it was examined: a port that went down, or a GID that was removed.
+    pub(crate) fn changes(&self) -> Vec<Finding> {
+        let context = self.pd.context();
+        let name = format!("{}/{}", self.facts.device, self.port);
+        let meanwhile = |finding: Finding| Finding {
+            text: format!("{} since the checks began", finding.text),
+            ..finding
+        };
+        let port = match context.query_port(self.port) {
+            Ok(port) => port_state(&name, &port, self.netdev.as_deref()),
+            Err(error) => here(Level::Fault, Check::Port, error.to_string()),
+        };
+        let gid =
+            context.gid(self.port, self.gid_index).is_ok_and(|entry| entry.gid.to_string() == self.facts.gid);
+        let mut changes = Vec::new();
+        if port.level == Level::Fault {
+            changes.push(meanwhile(port));
+        }
+        if !gid {
+            let text = format!("{name} has lost GID index {} ({})", self.gid_index, self.facts.gid);
+            let finding = here(Level::Fault, Check::Gid, text).remedy(ip_address(self.netdev.as_deref()));
+            changes.push(meanwhile(finding));
+        }
+        changes
     }
 }
 
@@ -76,7 +104,8 @@ pub(crate) fn examine(
         gid_type: gid_type(gid.gid_type).into(),
         loopback: None,
     };
-    let mut end = End { pd, port: options.ib_port, gid_index: gid.index, mtu: port.active_mtu, facts };
+    let (port, mtu, netdev) = (options.ib_port, port.active_mtu, netdev.map(str::to_owned));
+    let mut end = End { pd, port, gid_index: gid.index, mtu, facts, netdev };
     match probe::loopback(end.origin(stop), end.mtu) {
         Ok(figures) => {
             let text = format!(
@@ -207,6 +236,14 @@ fn is_link_local(entry: &GidEntry) -> bool {
     entry.gid.0.starts_with(&[0xfe, 0x80])
 }
 
+/// The remedy if a GID of an IP address is missing.
+fn ip_address(netdev: Option<&str>) -> String {
+    netdev.map_or_else(
+        || "give the network interface an IP address".to_owned(),
+        |netdev| format!("give {netdev} an IP address (ip address add ADDRESS/PREFIX dev {netdev})"),
+    )
+}
+
 /// Chooses the GID, and says whether a better one exists.
 fn gid(
     options: &DoctorOptions,
@@ -227,15 +264,14 @@ fn gid(
         None => context.default_gid(options.ib_port),
     };
     let ethernet = port.link_layer == LinkLayer::ETHERNET;
-    let address = netdev.map_or_else(
-        || "give the network interface an IP address".to_owned(),
-        |netdev| format!("give {netdev} an IP address (ip address add ADDRESS/PREFIX dev {netdev})"),
-    );
+    let address = ip_address(netdev);
     let entry = match chosen {
         Ok(entry) => entry,
         Err(error) => {
             let finding = here(Level::Fault, Check::Gid, error.to_string());
             let remedy = match best {
+                // The one of an IP address may have been removed with it.
+                Some(best) if ethernet && is_link_local(&best) => address,
                 Some(best) => format!("use GID index {} ({}), or omit -x", best.index, best.gid),
                 None if ethernet => address,
                 None => "check the subnet manager".into(),

@@ -222,6 +222,19 @@ impl ModelHub {
         reaped
     }
 
+    /// As `HubInner::poll_own`, of an operation that was not polled before. Returns whether it was taken.
+    fn poll_own(&self, wr_id: u64) -> bool {
+        if let Some(mut cq) = self.cq.try_lock()
+            && cq.completions.first() == Some(&wr_id)
+            && self.table.take_succeeded(wr_id).is_some()
+        {
+            cq.completions.remove(0);
+            return true;
+        }
+        self.poll();
+        false
+    }
+
     /// The arm protocol of `HubInner::arm` and `take_events`. Returns whether the caller may sleep.
     fn arm(&self, waker: &Waker) -> bool {
         let mut cq = lock(&self.cq);
@@ -237,12 +250,11 @@ impl ModelHub {
     /// As `Driver::poll`, until a task of the same thread has the result of an operation.
     fn drive(&self, wr_id: u64) {
         let (bell, waker) = Bell::new();
-        loop {
+        let mut taken = self.poll_own(wr_id);
+        while !taken {
             self.election.register_driver(&waker);
-            if self.table.poll(wr_id, &Context::from_waker(&waker)).is_ready() {
-                break;
-            }
-            if !self.poll() && self.arm(&waker) {
+            taken = self.table.poll(wr_id, &Context::from_waker(&waker)).is_ready();
+            if !taken && !self.poll() && self.arm(&waker) {
                 bell.sleep();
             }
         }
@@ -253,6 +265,9 @@ impl ModelHub {
 
     /// As `HubInner::block_on`.
     fn wait(&self, wr_id: u64) {
+        if self.poll_own(wr_id) {
+            return;
+        }
         let (bell, waker) = Bell::new();
         let mut id = None;
         loop {

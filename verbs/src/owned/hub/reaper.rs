@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use bareverbs_provider::traits::{Completion, Provider};
+use bareverbs_provider::traits::{Completion, Provider, Visitor};
 use bareverbs_provider::wake::FirstPanic;
 use smallvec::SmallVec;
 
@@ -51,6 +51,13 @@ impl Ended {
             false => (completion.opcode(), None),
         };
         let byte_len = completion.byte_len();
+        Self { status: WcStatus::SUCCESS, vendor_err: 0, opcode, byte_len, imm }
+    }
+
+    /// Of a success that was polled by value.
+    fn of_value(completion: &WorkCompletion) -> Self {
+        let WorkCompletion { opcode, byte_len, .. } = *completion;
+        let imm = if opcode.0 & WcOpcode::RECV.0 != 0 { completion.imm() } else { None };
         Self { status: WcStatus::SUCCESS, vendor_err: 0, opcode, byte_len, imm }
     }
 
@@ -320,6 +327,9 @@ pub(crate) struct Reaper<P: Provider> {
     free: Vec<u32>,
     /// The probes for which the CQ has room that is not reserved.
     probes: u32,
+    /// A completion that was polled and not handed out. The holder of the lock that has polled it does
+    /// that.
+    polled: Option<WorkCompletion>,
     /// Whether the CQ was armed and no event was read since. An event is pending or will come then,
     /// if there is a completion.
     pub(super) armed: bool,
@@ -331,7 +341,8 @@ impl<P: Provider> Reaper<P> {
         let owners = (0..entries).map(|_| None).collect();
         let of_sends = (0..entries).map(|_| false).collect();
         let free = (0..entries).rev().collect();
-        Self { cq, owners, of_sends, by_number: HashMap::new(), free, probes, armed: false }
+        let by_number = HashMap::new();
+        Self { cq, owners, of_sends, by_number, free, probes, polled: None, armed: false }
     }
 
     /// Reserves room for a probe. `false`: there is none.
@@ -395,6 +406,30 @@ impl<P: Provider> Reaper<P> {
         self.release(&conn.slots, conn.probe);
     }
 
+    /// Polls one completion. If it is the success of `wr_id`, an operation for which no task waits, its
+    /// operation is taken. Otherwise the caller must call [`Reaper::reap_polled`].
+    #[inline(always)]
+    pub(super) fn poll_own<B>(&mut self, table: &Operations<B>, wr_id: u64) -> Own<B> {
+        let Self { cq, polled, .. } = self;
+        cq.visit_next(PollOwn { table, wr_id, polled })
+    }
+
+    /// Hands out the completion that [`Reaper::poll_own`] has polled, and those behind it as
+    /// [`Reaper::reap`] does.
+    pub(super) fn reap_polled<B>(
+        &mut self,
+        table: &Operations<B>,
+        inbound: Option<&Arc<Inbound<P>>>,
+        batch: &mut Batch<B>,
+    ) -> usize {
+        let Some(polled) = self.polled.take() else { return self.reap(table, inbound, batch) };
+        let Self { owners, of_sends, by_number, .. } = self;
+        let success = (polled.status == WcStatus::SUCCESS).then(|| Ended::of_value(&polled));
+        let to = Recipients { owners, of_sends, by_number, table, inbound };
+        to.deliver(polled.wr_id, success, || polled, batch);
+        1 + self.reap(table, inbound, batch)
+    }
+
     /// Takes up to [`BATCH`] completions and hands out the result of each. Returns their number.
     #[inline]
     pub(super) fn reap<B>(
@@ -404,54 +439,127 @@ impl<P: Provider> Reaper<P> {
         batch: &mut Batch<B>,
     ) -> usize {
         let Self { cq, owners, of_sends, by_number, .. } = self;
+        let to = Recipients { owners, of_sends, by_number, table, inbound };
         let mut completions = cq.poll();
         let mut taken = 0;
         while taken < BATCH
             && let Some(completion) = completions.next()
         {
             taken += 1;
-            let wr_id = completion.wr_id();
-            if let Some(inbound) = inbound
-                && wr_id & (SHARED | CONTROL) != 0
-            {
-                message(&completion.to_value(), by_number, table, inbound, batch);
-                continue;
+            let success = (completion.status() == WcStatus::SUCCESS).then(|| Ended::success(&completion));
+            to.deliver(completion.wr_id(), success, || completion.to_value(), batch);
+        }
+        taken
+    }
+}
+
+/// What a poll for one operation found.
+pub(super) enum Own<B> {
+    /// The operation has succeeded. Its slot is free, and to be given back to its connection.
+    Done(Operation<B>, Ended),
+    /// The CQ is empty.
+    Empty,
+    /// There may be completions to reap.
+    Other,
+}
+
+/// Polls for the operation `wr_id`. Any other completion is stored in `polled`, not in [`Own`], whose
+/// variants share their place: the compiler would move the operation through memory.
+struct PollOwn<'r, B> {
+    table: &'r Operations<B>,
+    wr_id: u64,
+    polled: &'r mut Option<WorkCompletion>,
+}
+
+impl<B> Visitor for PollOwn<'_, B> {
+    type Output = Own<B>;
+
+    #[inline(always)]
+    fn completion(self, completion: impl Completion) -> Own<B> {
+        let Self { table, wr_id, polled } = self;
+        if completion.wr_id() == wr_id
+            && completion.status() == WcStatus::SUCCESS
+            && let Some(operation) = table.take_succeeded(wr_id)
+        {
+            return Own::Done(operation, Ended::success(&completion));
+        }
+        // A copy, so that the fast path keeps the completion in registers.
+        let copy = ManuallyDrop::new(completion);
+        *polled = Some(copy.to_value());
+        Own::Other
+    }
+
+    #[inline(always)]
+    fn empty(self) -> Own<B> {
+        Own::Empty
+    }
+
+    #[inline(always)]
+    fn declined(self) -> Own<B> {
+        Own::Other
+    }
+}
+
+/// The owners of completions.
+struct Recipients<'r, B, P: Provider> {
+    owners: &'r [Option<Arc<Conn<P>>>],
+    of_sends: &'r [bool],
+    by_number: &'r HashMap<u32, Arc<Conn<P>>>,
+    table: &'r Operations<B>,
+    inbound: Option<&'r Arc<Inbound<P>>>,
+}
+
+impl<B, P: Provider> Recipients<'_, B, P> {
+    /// Hands out a completion. `success` is its result if it succeeded, and `value` returns all of it.
+    #[inline(always)]
+    fn deliver(
+        &self,
+        wr_id: u64,
+        success: Option<Ended>,
+        value: impl Fn() -> WorkCompletion,
+        batch: &mut Batch<B>,
+    ) {
+        let Self { owners, of_sends, by_number, table, inbound } = *self;
+        if let Some(inbound) = inbound
+            && wr_id & (SHARED | CONTROL) != 0
+        {
+            message(&value(), by_number, table, inbound, batch);
+            return;
+        }
+        let ended = match success {
+            Some(ended) => ended,
+            None => failed(&value(), table, owners, inbound, batch),
+        };
+        match table.complete(wr_id, ended) {
+            Completed::Waiting(waker) => {
+                if let Some(inbound) = inbound
+                    && of_sends[Operations::<B>::index(wr_id) as usize]
+                {
+                    inbound.count_sent(ended.status == WcStatus::SUCCESS, false);
+                }
+                if let Some(waker) = waker {
+                    batch.woken.push(waker);
+                }
             }
-            let ended = match completion.status() {
-                WcStatus::SUCCESS => Ended::success(&completion),
-                _ => failed(&completion.to_value(), table, owners, inbound, batch),
-            };
-            match table.complete(wr_id, ended) {
-                Completed::Waiting(waker) => {
-                    if let Some(inbound) = inbound
-                        && of_sends[Operations::<B>::index(wr_id) as usize]
-                    {
-                        inbound.count_sent(ended.status == WcStatus::SUCCESS, false);
-                    }
-                    if let Some(waker) = waker {
-                        batch.woken.push(waker);
-                    }
+            Completed::Detached(operation, _) => {
+                let index = Operations::<B>::index(wr_id);
+                if let Some(Some(conn)) = owners.get(index as usize) {
+                    conn.put_slot(operation.kind, index);
                 }
-                Completed::Detached(operation, _) => {
-                    let index = Operations::<B>::index(wr_id);
-                    if let Some(Some(conn)) = owners.get(index as usize) {
-                        conn.put_slot(operation.kind, index);
-                    }
-                    if let Some(inbound) = inbound
-                        && operation.kind == SlotKind::Send
-                    {
-                        inbound.count_sent(ended.status == WcStatus::SUCCESS, true);
-                    }
-                    batch.ended.push(operation);
+                if let Some(inbound) = inbound
+                    && operation.kind == SlotKind::Send
+                {
+                    inbound.count_sent(ended.status == WcStatus::SUCCESS, true);
                 }
-                Completed::Unknown => {
-                    if let Some(conn) = by_number.get(&completion.qp_num()) {
-                        unknown(conn, &completion.to_value(), table, inbound, batch);
-                    }
+                batch.ended.push(operation);
+            }
+            Completed::Unknown => {
+                let completion = value();
+                if let Some(conn) = by_number.get(&completion.qp_num) {
+                    unknown(conn, &completion, table, inbound, batch);
                 }
             }
         }
-        taken
     }
 }
 

@@ -1,5 +1,6 @@
 //! The operations of a hub, each in a slot of its own.
 
+use std::mem;
 use std::num::NonZeroU32;
 use std::task::{Context, Poll, Waker};
 
@@ -118,7 +119,8 @@ impl<T, R: Copy> Table<T, R> {
         let mut slot = lock(&self.slots[index as usize]);
         debug_assert!(matches!(slot.state, State::Free), "the caller owns a free slot");
         slot.state = State::Posted;
-        slot.operation = Some(operation);
+        // A free slot has no operation. The compiler does not know that, and would drop one.
+        mem::forget(slot.operation.replace(operation));
         WrId { owner: slot.generation.get(), request: index }.into()
     }
 
@@ -159,6 +161,20 @@ impl<T, R: Copy> Table<T, R> {
             _ => Completed::Unknown,
         });
         completed.unwrap_or(Completed::Unknown)
+    }
+
+    /// Takes an operation in flight that has succeeded, instead of [`complete`](Self::complete) and
+    /// [`poll`](Self::poll), and frees its slot. No waker may be registered.
+    #[inline(always)]
+    pub(crate) fn take_succeeded(&self, wr_id: u64) -> Option<T> {
+        let taken = self.with(wr_id, |slot| match slot.state {
+            State::Posted if !slot.queued => {
+                debug_assert!(slot.waker.is_none(), "the operation is polled for the first time");
+                slot.free()
+            }
+            _ => None,
+        });
+        taken.flatten()
     }
 
     /// Takes the result of an operation that ended and frees its slot. Otherwise registers the

@@ -90,13 +90,58 @@ fn result_of_another_operation_is_handed_out() {
     let setup = Setup::new(8);
     let (a, b) = (setup.connection(2), setup.connection(2));
     let ((first, one), (second, two)) = (setup.recv(&a), setup.recv(&b));
-    setup.complete(&b, two, WcStatus::SUCCESS);
     setup.complete(&a, one, WcStatus::SUCCESS);
+    setup.complete(&b, two, WcStatus::SUCCESS);
     // The first one to wait reaps both.
     assert_eq!(second.wait().unwrap().message(), Some(&[7][..]));
     assert!(setup.plain.log().completions.is_empty());
     assert_eq!(first.wait().unwrap().message(), Some(&[7][..]));
     assert_eq!(setup.freed(), 2);
+}
+
+#[test]
+fn first_poll_takes_its_own_result_from_the_cq() {
+    let setup = Setup::new(8);
+    let peer = setup.connection(2);
+    // More operations than slots: each slot is given back.
+    for declines in [false, true].repeat(3) {
+        setup.plain.log().declines = declines;
+        let ((mut first, one), (mut second, two)) = (setup.recv(&peer), setup.recv(&peer));
+        setup.complete(&peer, one, WcStatus::SUCCESS);
+        setup.complete(&peer, two, WcStatus::SUCCESS);
+        let Poll::Ready(Ok(done)) = poll(&mut first) else { panic!("it is complete") };
+        assert_eq!(done.message(), Some(&[7][..]));
+        // The slow path reaps all completions.
+        assert_eq!(setup.plain.log().completions.len(), usize::from(!declines));
+        let Poll::Ready(Err(failed)) = poll(&mut first) else { panic!("it is taken") };
+        assert!(failed.error.to_string().contains("its result was taken"), "{failed}");
+        assert!(matches!(poll(&mut second), Poll::Ready(Ok(_))));
+    }
+}
+
+#[test]
+fn first_poll_of_a_failed_operation_ends_the_connection() {
+    let setup = Setup::new(8);
+    let peer = setup.connection(2);
+    let ((mut first, one), (second, two)) = (setup.recv(&peer), setup.recv(&peer));
+    setup.complete(&peer, one, WcStatus::LOC_LEN_ERR);
+    setup.complete(&peer, two, WcStatus::WR_FLUSH_ERR);
+    let Poll::Ready(Err(failed)) = poll(&mut first) else { panic!("it is complete") };
+    assert!(failed.is_operation() && failed.buffer.is_some(), "{failed}");
+    assert!(matches!(peer.failure(), Some(Error::Completion { status: WcStatus::LOC_LEN_ERR, .. })));
+    assert_eq!(second.wait().unwrap_err().cause, Some(WcStatus::LOC_LEN_ERR));
+}
+
+#[test]
+fn unknown_completion_that_the_first_poll_finds_ends_the_connection() {
+    let setup = Setup::new(8);
+    let (peer, other) = (setup.connection(2), setup.connection(2));
+    let (mut pending, wr_id) = setup.recv(&peer);
+    setup.complete(&other, 0x1234, WcStatus::SUCCESS);
+    setup.complete(&peer, wr_id, WcStatus::SUCCESS);
+    assert!(matches!(poll(&mut pending), Poll::Ready(Ok(_))));
+    assert!(matches!(other.failure(), Some(Error::UnknownCompletion { wr_id: 0x1234 })));
+    assert!(peer.failure().is_none());
 }
 
 #[test]

@@ -133,7 +133,7 @@ proptest! {
     #[test]
     fn each_operation_ends_once_with_its_own_result(
         capacity in 1u32..4,
-        steps in prop::collection::vec((0u8..6, any::<prop::sample::Index>(), 0u64..4, 0u64..5), 1..100),
+        steps in prop::collection::vec((0u8..7, any::<prop::sample::Index>(), 0u64..4, 0u64..5), 1..100),
     ) {
         let table = Table::new(capacity);
         let mut free: Vec<u32> = (0..capacity).collect();
@@ -187,6 +187,15 @@ proptest! {
                     }
                     (Detached::Unknown, None | Some((_, Model::Detached))) => {}
                     _ => prop_assert!(false, "detach of {:#x}", id),
+                },
+                5 => match (table.take_succeeded(id), known) {
+                    (Some(operation), Some((posted, Model::Posted))) => {
+                        prop_assert_eq!(operation, posted);
+                        model.remove(&id);
+                        free.push(id as u32);
+                    }
+                    (None, None | Some((_, Model::Done(_) | Model::Detached))) => {}
+                    _ => prop_assert!(false, "success of {:#x}", id),
                 },
                 _ => match (table.take_back(id), known) {
                     (Some(operation), Some((posted, Model::Posted))) => {
