@@ -385,8 +385,12 @@ pub(crate) fn is_on_rxe(method: &MethodInfo) -> bool {
 }
 
 fn answer_on_rxe(method: &MethodInfo) -> Expect {
-    use bareverbs_uapi::uverbs::{QueryContext, QueryPortSpeed};
-    if method!(method, QueryContext) || method!(method, QueryPortSpeed) || method!(method, RegDmabufMr) {
+    use bareverbs_uapi::uverbs::{QueryCompCntrCaps, QueryContext, QueryPortSpeed};
+    if method!(method, QueryContext)
+        || method!(method, QueryPortSpeed)
+        || method!(method, QueryCompCntrCaps)
+        || method!(method, RegDmabufMr)
+    {
         Answer::OPNOTSUPP.into()
     } else if method!(method, AdviseMr) {
         Expect::Changed { change: &RXE_ADVISE_MR, before: Answer::OPNOTSUPP, after: Answer::Ok }
@@ -396,11 +400,14 @@ fn answer_on_rxe(method: &MethodInfo) -> Expect {
 }
 
 fn without_context(method: &MethodInfo) -> Option<Answer> {
-    use bareverbs_uapi::uverbs::{AsyncEventAlloc, QueryContext, QueryGidEntry, QueryPort, QueryPortSpeed};
+    use bareverbs_uapi::uverbs::{
+        AsyncEventAlloc, QueryCompCntrCaps, QueryContext, QueryGidEntry, QueryPort, QueryPortSpeed,
+    };
     let needs = method!(method, CqCreate)
         || method!(method, AsyncEventAlloc)
         || method!(method, QueryPort)
         || method!(method, QueryPortSpeed)
+        || method!(method, QueryCompCntrCaps)
         || method!(method, QueryContext)
         || method!(method, QueryGidEntry)
         || method!(method, QueryGidTable)

@@ -3,7 +3,10 @@
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
+use bareverbs::netlink::{NetnsMode, RdmaNetlink};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
@@ -25,6 +28,9 @@ pub(crate) enum Restriction {
     Cgroup { handles: Option<u32>, objects: Option<u32> },
     /// The thread is in a new network namespace.
     Namespace,
+    /// As `Namespace`, and devices are exclusive to their namespaces (`rdma system set netns
+    /// exclusive`).
+    ExclusiveNamespace,
 }
 
 /// A restriction, lifted when dropped.
@@ -44,6 +50,7 @@ pub(crate) fn restrict(device: &str, restriction: Restriction) -> Result<Box<dyn
         Restriction::Memlock(bytes) => Box::new(Memlock::new(bytes)?),
         Restriction::Cgroup { handles, objects } => Box::new(Cgroup::new(device, handles, objects)?),
         Restriction::Namespace => Box::new(Namespace::new()?),
+        Restriction::ExclusiveNamespace => Box::new(Exclusive::new()?),
     })
 }
 
@@ -156,3 +163,47 @@ impl Drop for Namespace {
 }
 
 impl Restricted for Namespace {}
+
+/// The exclusive mode of namespaces, and a new namespace of this thread.
+struct Exclusive {
+    namespace: Option<Namespace>,
+    /// A socket of the first namespace.
+    netlink: RdmaNetlink,
+}
+
+/// The kernel takes down namespaces in a worker. It changes the mode only without further ones.
+const SETTLE: Duration = Duration::from_secs(10);
+
+/// Changes the mode of namespaces as soon as the first one is alone.
+fn set_mode(netlink: &mut RdmaNetlink, mode: NetnsMode) -> bareverbs::Result<()> {
+    let begin = Instant::now();
+    loop {
+        match netlink.set_netns_mode(mode) {
+            Err(error) if error.errno() == Some(Errno::BUSY) && begin.elapsed() < SETTLE => {
+                sleep(Duration::from_millis(20));
+            }
+            result => return result,
+        }
+    }
+}
+
+impl Exclusive {
+    fn new() -> Result<Self, Unavailable> {
+        let mut netlink = RdmaNetlink::open().map_err(|error| error.to_string())?;
+        set_mode(&mut netlink, NetnsMode::Exclusive).map_err(|error| error.to_string())?;
+        // Dropping `this` restores the mode.
+        let mut this = Self { namespace: None, netlink };
+        this.namespace = Some(Namespace::new()?);
+        Ok(this)
+    }
+}
+
+impl Drop for Exclusive {
+    fn drop(&mut self) {
+        self.namespace = None;
+        let shared = set_mode(&mut self.netlink, NetnsMode::Shared);
+        shared.expect("the mode of namespaces is restored when the other namespace is gone");
+    }
+}
+
+impl Restricted for Exclusive {}

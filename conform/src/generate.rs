@@ -4,18 +4,18 @@ pub(crate) mod alone;
 mod bugs;
 mod cm;
 mod commands;
-mod data;
+pub(crate) mod data;
 pub(crate) mod environment;
 mod events;
 mod fixed;
-mod life;
+pub(crate) mod life;
 mod limits;
 mod nldev;
 pub(crate) mod order;
 pub(crate) mod pair;
 pub(crate) mod parser;
-mod qp_states;
-mod rings;
+pub(crate) mod qp_states;
+pub(crate) mod rings;
 
 use bareverbs_uapi::uverbs::types::DriverId;
 
@@ -32,7 +32,7 @@ pub(crate) fn checks(driver_id: u32) -> Vec<Check> {
         checks.extend(limits::checks());
         checks.extend(order::checks());
         checks.extend(rings::checks());
-        checks.extend(data::checks());
+        checks.extend(data::checks(data::Device::Rxe));
         checks.extend(bugs::checks());
         checks.extend(fixed::checks());
         checks.extend(events::checks());
@@ -41,6 +41,10 @@ pub(crate) fn checks(driver_id: u32) -> Vec<Check> {
         checks.extend(environment::checks());
     } else {
         checks.extend(alone::checks(driver_id));
+        if driver_id == DriverId::MLX5.0 {
+            checks.extend(data::checks(data::Device::Mlx5));
+            checks.extend(bugs::of_mlx5());
+        }
     }
     checks
 }

@@ -314,6 +314,10 @@ impl UverbsFile for KernelFile {
         readable(unsafe { BorrowedFd::borrow_raw(fd) })
     }
 
+    fn duplicate(&self) -> Result<OwnedFd, Errno> {
+        rustix::io::fcntl_dupfd_cloexec(&self.fd, 0)
+    }
+
     fn map(&self, offset: u64, len: usize, protection: ProtFlags) -> Result<Map, Errno> {
         Map::new(&self.fd, offset, len, protection)
     }

@@ -35,6 +35,7 @@ mod map;
 mod model;
 mod privilege;
 mod probe;
+mod provided;
 pub mod replay;
 pub mod report;
 mod request;

@@ -1,8 +1,11 @@
 //! A model of the kernel's ioctl parser, with one rule broken on request: the test of the suite.
 
+mod data;
+
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 use bareverbs::netlink::ResourceSummary;
@@ -13,8 +16,8 @@ use bareverbs_uapi::method::{
 use bareverbs_uapi::registry;
 use bareverbs_uapi::uverbs::types::{DriverId, QpType};
 use bareverbs_uapi::uverbs::{
-    CqCreate, GetContext, InfoHandles, InvokeWrite, ObjectClass, QpCreate, QueryContext, QueryMr, QueryPort,
-    QueryPortSpeed, RegDmabufMr, RegMr, SrqCreate,
+    CqCreate, GetContext, InfoHandles, InvokeWrite, ObjectClass, QpCreate, QueryCompCntrCaps, QueryContext,
+    QueryMr, QueryPort, QueryPortSpeed, RegDmabufMr, RegMr, SrqCreate,
 };
 use bareverbs_uapi::write::structs::RegMrReq;
 use nix::sys::uio::{RemoteIoVec, process_vm_readv, process_vm_writev};
@@ -77,8 +80,11 @@ pub(crate) const SEEDS: &[Rule] = &[
     Rule::FdWide,
     Rule::NeedsContext,
     Rule::GoodCall,
+    Rule::SecondContext,
     Rule::CheckOrder,
     Rule::Undo,
+    Rule::Busy,
+    Rule::DestroyTwice,
     Rule::Capability,
     Rule::Memlock,
     Rule::Cgroup,
@@ -226,17 +232,7 @@ impl Drop for ModelFile {
 
 impl Shared {
     fn count(&self, class: u16, change: i64) {
-        let mut resources = self.resources.borrow_mut();
-        let counter = match ObjectClass(class) {
-            ObjectClass::DEVICE => &mut resources.ctx,
-            ObjectClass::PD => &mut resources.pd,
-            ObjectClass::CQ => &mut resources.cq,
-            ObjectClass::QP => &mut resources.qp,
-            ObjectClass::SRQ => &mut resources.srq,
-            ObjectClass::MR => &mut resources.mr,
-            _ => return,
-        };
-        *counter = counter.wrapping_add_signed(change);
+        count(&mut self.resources.borrow_mut(), class, change);
     }
 
     fn breaks(&self, rule: Rule) -> bool {
@@ -268,6 +264,20 @@ impl Shared {
             }
         }
     }
+}
+
+/// Changes the number of objects of a class.
+fn count(resources: &mut ResourceSummary, class: u16, change: i64) {
+    let counter = match ObjectClass(class) {
+        ObjectClass::DEVICE => &mut resources.ctx,
+        ObjectClass::PD => &mut resources.pd,
+        ObjectClass::CQ => &mut resources.cq,
+        ObjectClass::QP => &mut resources.qp,
+        ObjectClass::SRQ => &mut resources.srq,
+        ObjectClass::MR => &mut resources.mr,
+        _ => return,
+    };
+    *counter = counter.wrapping_add_signed(change);
 }
 
 fn read(address: u64, len: usize) -> Result<Vec<u8>, Errno> {
@@ -535,10 +545,10 @@ impl ModelFile {
                 if running.made.contains(&(raw.data as u32)) && raw.data >> 32 == 0 {
                     return Err(self.error(Rule::HandleDestroyed, Errno::NOENT, Errno::INVAL));
                 }
-                let handle = self.find(object, raw.data)?;
-                match access {
-                    Access::Destroy => running.destroyed = Some(handle),
-                    _ => running.used.push(handle),
+                if matches!(access, Access::Destroy) {
+                    running.destroyed = Some(self.find_to_destroy(object, raw.data)?);
+                } else {
+                    running.used.push(self.find(object, raw.data)?);
                 }
                 Ok(())
             }
@@ -651,12 +661,22 @@ impl ModelFile {
         }
     }
 
+    fn find_to_destroy(&self, class: u16, data: u64) -> Result<u32, Errno> {
+        let handle = data as u32;
+        let destroyed = self.used.borrow().contains(&handle) && !self.objects.borrow().contains_key(&handle);
+        if destroyed && self.breaks(Rule::DestroyTwice) { Ok(handle) } else { self.find(class, data) }
+    }
+
     fn handle(&self, method: &MethodInfo, running: &Running) -> Result<(), Errno> {
         let device = method.object == ObjectClass::DEVICE.0;
         if device && !is::<GetContext>(method) && !is::<InfoHandles>(method) {
             self.need_context()?;
         }
-        if is::<QueryContext>(method) || is::<QueryPortSpeed>(method) || is::<RegDmabufMr>(method) {
+        if is::<QueryContext>(method)
+            || is::<QueryPortSpeed>(method)
+            || is::<QueryCompCntrCaps>(method)
+            || is::<RegDmabufMr>(method)
+        {
             return Err(Errno::OPNOTSUPP);
         }
         if is::<QueryPort>(method) && self.breaks(Rule::GoodCall) {
@@ -680,7 +700,7 @@ impl ModelFile {
         }
         if is::<GetContext>(method) {
             if self.has_context.get() {
-                return Err(Errno::INVAL);
+                return self.refuse(Rule::SecondContext, Errno::INVAL);
             }
             self.shared.charge(true)?;
             self.outputs(method, running, &[])?;
@@ -839,7 +859,7 @@ impl ModelFile {
         let request = request.map_or(Ok(Vec::new()), |parsed| self.payload(parsed))?;
         if let Some((class, at)) = crate::fuzz::destroyed(info) {
             let handle = request.get(at..at + 4).map_or(0, bareverbs_uapi::print::native);
-            let handle = self.find(class, handle)?;
+            let handle = self.find_to_destroy(class, handle)?;
             return self.destroy(handle);
         }
         let fields = info.request.map_or(&[][..], |info| info.fields);
@@ -920,6 +940,10 @@ impl UverbsFile for ModelFile {
         Err(Errno::NOSYS)
     }
 
+    fn duplicate(&self) -> Result<OwnedFd, Errno> {
+        Err(Errno::NOSYS)
+    }
+
     fn map(&self, _offset: u64, _len: usize, _protection: ProtFlags) -> Result<Map, Errno> {
         Err(Errno::NOSYS)
     }
@@ -928,7 +952,7 @@ impl UverbsFile for ModelFile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::generate::{environment, order, parser};
+    use crate::generate::{environment, life, order, parser};
     use crate::{Filter, Results, Suite, Verdict};
 
     fn results(broken: Option<Rule>) -> Result<Results, String> {
@@ -936,7 +960,10 @@ mod tests {
         // The model has no MODIFY_QP and no EX_CREATE_QP.
         let modelled = |name: &str| !name.contains("ModifyQp") && !name.contains("ExCreateQp");
         let environment = environment.filter(|check| modelled(&check.name));
-        let checks = parser::checks().into_iter().chain(order::checks()).chain(environment).collect();
+        // The model has no multicast groups.
+        let life = life::checks().into_iter().filter(|check| !check.name.ends_with("-multicast"));
+        let checks = parser::checks().into_iter().chain(order::checks()).chain(life).chain(environment);
+        let checks = checks.collect();
         let suite = Suite::of(Box::new(Model::new(broken)), checks).map_err(|error| error.to_string())?;
         Ok(suite.without_passed_calls().run(&Filter::default(), 0, |_, _, _| {}))
     }

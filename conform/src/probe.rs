@@ -1,8 +1,8 @@
 //! The series of a kernel, found by calls and not by its version number.
 
 use bareverbs_uapi::abi::Since;
-use bareverbs_uapi::method::Method;
-use bareverbs_uapi::uverbs::GetContext;
+use bareverbs_uapi::method::{Method, MethodInfo};
+use bareverbs_uapi::uverbs::{GetContext, QueryCompCntrCaps};
 use bareverbs_uapi::write::{self, WriteCommand, structs::RegMrResp};
 use zerocopy::IntoBytes;
 
@@ -11,6 +11,11 @@ use crate::call::{Call, Slot};
 use crate::generate::alone;
 use crate::session::{Session, Step, fail};
 use crate::target::Target;
+
+/// Whether the kernel has a method, which a call with a wrong attribute shows.
+fn has(session: &mut Session<'_>, method: &'static MethodInfo) -> bool {
+    method.attributes.first().is_some_and(|first| alone::is_known(session, method, first.id))
+}
 
 /// Flag of remote flush with global visibility, which kernels know since 6.12.
 const FLUSH_GLOBAL: u32 = 1 << 8;
@@ -22,6 +27,7 @@ pub(crate) fn series(target: &dyn Target) -> Step<Since> {
     let mut call =
         Call::of(target.driver_id(), &GetContext::INFO).with(Slot::input(GetContext::FD_ARR.id(), &[]));
     match session.execute(&mut call) {
+        Answer::INVAL if has(&mut session, &QueryCompCntrCaps::INFO) => return Ok(Since::V7_3),
         Answer::INVAL => return Ok(Since::V7_2),
         Answer::PROTONOSUPPORT => {}
         got => return fail(format!("GET_CONTEXT with an empty FD_ARR: {got}")),

@@ -227,6 +227,9 @@ rules! {
         "A message longer than its receive, or for memory that the receive may not use, fails at both sides \
          on RC and at the receiver on UC.",
         "sw/rxe/rxe_resp.c: send_data_in";
+    SharedReceive = "shared-receive",
+        "A message of a QP with an SRQ takes the oldest receive of the SRQ. The completion names the QP.",
+        "sw/rxe/rxe_resp.c: get_srq_wqe";
     Operation = "operation", "A valid operation completes with SUCCESS at both sides and moves exactly its bytes.",
         "sw/rxe/rxe_req.c: rxe_requester; sw/rxe/rxe_resp.c: execute";
     Completion = "completion", "A completion has the opcode, length, flags and immediate data of its operation.",
@@ -289,6 +292,9 @@ rules! {
     Namespace = "namespace",
         "In shared mode, a device is accessible in every network namespace.",
         "core/device.c: rdma_dev_access_netns";
+    ExclusiveNamespace = "exclusive-namespace",
+        "In exclusive mode, a device is opened and found in its own network namespace only. Open files stay usable.",
+        "core/uverbs_main.c: ib_uverbs_open; core/device.c: rdma_dev_access_netns";
     Fork = "fork",
         "A forked child may execute ioctls on its parent's file. write() fails with EACCES.",
         "include/rdma/ib.h: ib_safe_file_access";

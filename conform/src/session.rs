@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
+use std::rc::Rc;
 
 use bareverbs_uapi::abi::Since;
 use bareverbs_uapi::ioctl::VERBS_IOCTL;
 use bareverbs_uapi::method::Method;
 use bareverbs_uapi::registry;
-use bareverbs_uapi::uverbs::types::{AccessFlags, DriverId, QpType};
+use bareverbs_uapi::uverbs::types::{AccessFlags, DriverId, GidEntry, GidType, QpType};
 use bareverbs_uapi::uverbs::{
     AsyncEventAlloc, CqCreate, GetContext, InfoHandles, InvokeWrite, ObjectClass, QpCreate, SrqCreate,
 };
@@ -21,6 +22,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use crate::answer::{Answer, Expect};
 use crate::call::{Call, Slot};
+use crate::provided::Provided;
 use crate::target::{Target, UverbsFile};
 
 /// Why a check ended early.
@@ -72,7 +74,9 @@ pub(crate) struct Session<'t> {
     file: Box<dyn UverbsFile + 't>,
     pub(crate) target: &'t dyn Target,
     pub(crate) series: Since,
-    /// Memory for regions. Declared after `file`: dropped after it.
+    /// The driver's provider on this file, if the check needs it.
+    provider: Option<Rc<Provided>>,
+    /// Memory for regions. Declared after the fields that hold the file open: dropped after them.
     memory: Box<[u8]>,
     has_context: bool,
     /// Objects with a handle, by class.
@@ -110,6 +114,7 @@ impl<'t> Session<'t> {
             file,
             target,
             series,
+            provider: None,
             memory: vec![0; MEMORY].into_boxed_slice(),
             has_context: false,
             objects: BTreeSet::new(),
@@ -221,14 +226,29 @@ impl<'t> Session<'t> {
         }
     }
 
-    /// Makes the context of the file, if it has none.
+    /// Makes the context of the file, if it has none. The driver's provider makes it where it needs
+    /// a request of the driver.
     pub(crate) fn context(&mut self) -> Step<()> {
-        if !self.has_context {
+        if !self.has_context && !self.is_rxe() {
+            self.provider().map(drop)
+        } else if !self.has_context {
             let mut call = Call::of(self.driver_id(), &GetContext::INFO);
             self.prepare(&mut call)?;
             self.has_context = true;
+            Ok(())
+        } else {
+            Ok(())
         }
-        Ok(())
+    }
+
+    /// The driver's provider on this file, which has made the context.
+    pub(crate) fn provider(&mut self) -> Step<Rc<Provided>> {
+        if let Some(provider) = &self.provider {
+            return Ok(Rc::clone(provider));
+        }
+        let provider = Rc::new(Provided::open(&*self.file, self.driver_id())?);
+        self.has_context = true;
+        Ok(Rc::clone(self.provider.insert(provider)))
     }
 
     /// Notes that a call of the check made the context.
@@ -470,7 +490,7 @@ impl<'t> Session<'t> {
         Ok(attr)
     }
 
-    /// Index and value of the first GID that is an IPv4 address.
+    /// Index and value of the first GID of RoCE v2 that is an IPv4 address.
     pub(crate) fn ipv4_gid(&mut self) -> Step<(u8, [u8; 16])> {
         use bareverbs_uapi::uverbs::QueryGidEntry;
         self.context()?;
@@ -484,10 +504,12 @@ impl<'t> Session<'t> {
                 continue;
             }
             let bytes = call.slot(QueryGidEntry::RESP_ENTRY.id()).map(Slot::bytes).unwrap_or_default();
-            if let Some(gid) = bytes.first_chunk::<16>()
-                && gid[..12] == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff]
-            {
-                return Ok((index as u8, *gid));
+            let Ok((entry, _)) = GidEntry::read_from_prefix(bytes) else {
+                return fail("a GID entry is shorter than its struct");
+            };
+            let is_ipv4 = entry.gid[..12] == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
+            if is_ipv4 && entry.gid_type == GidType::ROCE_V2 {
+                return Ok((index as u8, entry.gid));
             }
         }
         skip("the port has no IPv4 address")

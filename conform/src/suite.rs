@@ -6,10 +6,12 @@ use std::time::{Duration, Instant};
 
 use bareverbs::netlink::ResourceSummary;
 use bareverbs_uapi::abi::Since;
+use bareverbs_uapi::uverbs::types::QpType;
 use serde::{Deserialize, Serialize};
 
 use crate::check::Check;
 use crate::generate;
+use crate::generate::pair::{Options, Pair};
 use crate::kernel::KernelDevice;
 use crate::probe;
 use crate::rules::Rule;
@@ -224,10 +226,14 @@ impl Suite {
     fn warm_up(&self) {
         let make = || -> Step<()> {
             let mut session = Session::open(&*self.target, self.series)?;
-            for class in [1, 3, 4, 5, 6, 7, 8] {
-                session.object(class)?;
+            if session.is_rxe() {
+                for class in [1, 3, 4, 5, 6, 7, 8] {
+                    session.object(class)?;
+                }
+                return Ok(());
             }
-            Ok(())
+            let options = Options { srq: true, ..Options::of(QpType::RC) };
+            Pair::with(&mut session, &options).map(drop)
         };
         // A failure is that of the checks too.
         let _ = make();

@@ -1,6 +1,7 @@
 //! The target of the checks: a kernel's device, or a model of the kernel.
 
 use std::fmt;
+use std::os::fd::OwnedFd;
 
 use bareverbs::netlink::ResourceSummary;
 use rustix::io::Errno;
@@ -87,6 +88,9 @@ pub(crate) trait UverbsFile {
 
     /// Whether a descriptor that a call made is readable.
     fn is_readable(&self, fd: i32) -> Result<bool, Errno>;
+
+    /// A duplicate of the file's descriptor. `ENOSYS`: the target has none.
+    fn duplicate(&self) -> Result<OwnedFd, Errno>;
 
     /// Maps the file.
     fn map(&self, offset: u64, len: usize, protection: ProtFlags) -> Result<Map, Errno>;

@@ -10,14 +10,19 @@ pub struct KernelSeries {
 }
 
 macro_rules! kernels {
-    ($($(#[doc = $doc:literal])* $since:ident = $name:literal, $debian:literal;)+) => {
-        /// A kernel series whose headers and behaviour the project checks, oldest first.
+    (
+        released { $($(#[doc = $doc:literal])* $since:ident = $name:literal, $debian:literal;)+ }
+        next { $(#[doc = $next_doc:literal])* $next:ident = $next_name:literal; }
+    ) => {
+        /// A kernel series whose headers and behaviour the project checks, oldest first, or the one
+        /// after them.
         ///
-        /// As the `since` of an item, it is the first of the checked series that has the item. The
-        /// oldest series includes all earlier kernels.
+        /// As the `since` of an item, it is the first of these series that has the item. The oldest
+        /// series includes all earlier kernels.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Since {
             $($(#[doc = $doc])* $since,)+
+            $(#[doc = $next_doc])* $next,
         }
 
         impl Since {
@@ -26,6 +31,7 @@ macro_rules! kernels {
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$since => $name,)+
+                    Self::$next => $next_name,
                 }
             }
         }
@@ -37,10 +43,17 @@ macro_rules! kernels {
 }
 
 kernels! {
-    /// Linux 6.1.
-    V6_1 = "6.1", "bookworm";
-    /// Linux 6.12.
-    V6_12 = "6.12", "trixie";
-    /// Linux 7.2.
-    V7_2 = "7.2", "sid";
+    released {
+        /// Linux 6.1.
+        V6_1 = "6.1", "bookworm";
+        /// Linux 6.12.
+        V6_12 = "6.12", "trixie";
+        /// Linux 7.2.
+        V7_2 = "7.2", "sid";
+    }
+    next {
+        /// Linux 7.3, which no Debian release has yet. Items that the conformance suite has met on a
+        /// release candidate are declared.
+        V7_3 = "7.3";
+    }
 }

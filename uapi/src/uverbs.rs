@@ -16,8 +16,8 @@ pub mod wq;
 
 pub use cq::{CqCreate, CqDestroy};
 pub use device::{
-    GetContext, InfoHandles, InvokeWrite, QueryContext, QueryGidEntry, QueryGidTable, QueryPort,
-    QueryPortSpeed,
+    GetContext, InfoHandles, InvokeWrite, QueryCompCntrCaps, QueryContext, QueryGidEntry, QueryGidTable,
+    QueryPort, QueryPortSpeed,
 };
 pub use dm::{DmAlloc, DmFree, DmabufAlloc};
 pub use dmah::{DmahAlloc, DmahFree};

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use bareverbs_conform::{Results, report};
-use bareverbs_lab::{Accelerator, Cache, Exec, Guests, Series, Setup, Tools};
-use clap::{Args, Subcommand};
+use bareverbs_lab::{Accelerator, Cache, Exec, Guests, Hca, HcaPort, Series, Setup, Tools};
+use clap::{Args, Subcommand, ValueEnum};
 
 use crate::{build, lab};
 
@@ -63,15 +63,65 @@ struct Matrix {
     /// Fuzz each kernel for this long instead of running checks.
     #[arg(long, value_name = "SECONDS", conflicts_with_all = ["filter", "hazard"])]
     fuzz: Option<u64>,
-    /// The device to fuzz.
-    #[arg(long, value_enum, default_value = "rxe", requires = "fuzz")]
-    device: fuzz::Device,
+    /// The device of the guests.
+    #[arg(long, value_enum, default_value = "rxe")]
+    device: Device,
     /// The folder for the results of each kernel and the page (default: target/conform).
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
     /// The accelerator: auto, kvm or tcg.
     #[arg(long, default_value = "auto")]
     accel: Accelerator,
+}
+
+/// The device of a guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Device {
+    /// Soft-RoCE.
+    Rxe,
+    /// The software ConnectX on Ethernet.
+    Roce,
+    /// The software ConnectX on InfiniBand.
+    Ib,
+}
+
+/// A guest with its device.
+struct Testbed {
+    guests: Guests,
+    /// The software ConnectX, which runs as long as the guest.
+    _hca: Option<Hca>,
+    /// The version of the kernel.
+    version: String,
+}
+
+impl Testbed {
+    /// Boots a guest with a kernel.
+    fn boot(kernel: &str, device: Device, accelerator: Accelerator) -> Result<Self> {
+        let cache = Cache::open()?;
+        let tools = Tools::fetch(&cache, false)?;
+        let kernel = lab::kernel(&cache, &tools, kernel)?;
+        let programs = build::guest_programs()?;
+        let port = match device {
+            Device::Rxe => None,
+            Device::Roce => Some(HcaPort::Roce),
+            Device::Ib => Some(HcaPort::Ib),
+        };
+        let hca = port.map(|port| Hca::start(&build::hca()?, port, 1, &[])).transpose()?;
+        let guests = Guests::boot(&Setup {
+            cache: &cache,
+            tools: &tools,
+            kernel: &kernel,
+            programs: &programs,
+            hosts: 1,
+            rdma_core: None,
+            shares: Vec::new(),
+            accelerator,
+            instruction_clock: false,
+            recording: None,
+            hca: hca.as_ref(),
+        })?;
+        Ok(Self { guests, _hca: hca, version: kernel.version })
+    }
 }
 
 impl Matrix {
@@ -88,9 +138,9 @@ impl Matrix {
         }
         let mut runs = Vec::new();
         for kernel in &kernels {
-            let guests = self.boot(kernel)?;
-            let (text, results) = self.check(guests).with_context(|| format!("on kernel {kernel}"))?;
-            let file = folder.join(format!("{}.json", results.kernel));
+            let testbed = self.boot(kernel)?;
+            let (text, results) = self.check(testbed).with_context(|| format!("on kernel {kernel}"))?;
+            let file = folder.join(format!("{}-{}.json", results.kernel, results.device));
             fs::write(&file, text).with_context(|| format!("writing {}", file.display()))?;
             print!("{}", report::summary(&results));
             runs.push(results);
@@ -103,41 +153,25 @@ impl Matrix {
     }
 
     /// Boots a guest with a kernel.
-    fn boot(&self, kernel: &str) -> Result<Guests> {
-        let cache = Cache::open()?;
-        let tools = Tools::fetch(&cache, false)?;
-        let kernel = lab::kernel(&cache, &tools, kernel)?;
-        let programs = build::guest_programs()?;
-        Guests::boot(&Setup {
-            cache: &cache,
-            tools: &tools,
-            kernel: &kernel,
-            programs: &programs,
-            hosts: 1,
-            rdma_core: None,
-            shares: Vec::new(),
-            accelerator: self.accel,
-            instruction_clock: false,
-            recording: None,
-            hca: None,
-        })
+    fn boot(&self, kernel: &str) -> Result<Testbed> {
+        Testbed::boot(kernel, self.device, self.accel)
     }
 
     /// Runs the suite in a fresh guest. Returns its results, also as JSON.
-    fn check(&self, mut guests: Guests) -> Result<(String, Results)> {
+    fn check(&self, mut testbed: Testbed) -> Result<(String, Results)> {
         let mut argv: Vec<String> =
             [build::TOOL, "conform", "--format", "json", "--seed"].map(str::to_owned).into();
         argv.push(self.seed.to_string());
         argv.extend(self.hazard.then(|| "--hazard".to_owned()));
         argv.extend(self.filter.iter().flat_map(|pattern| ["--filter".to_owned(), pattern.clone()]));
-        let finished = guests.run(0, Exec { argv, ..Exec::default() }, LIMIT)?;
+        let finished = testbed.guests.run(0, Exec { argv, ..Exec::default() }, LIMIT)?;
         if finished.timed_out {
             bail!("the suite did not end in {} s", LIMIT.as_secs());
         }
         let errors = String::from_utf8_lossy(&finished.stderr);
         ensure!([0, 1, 4].contains(&finished.status), "status {}: {errors}", finished.status);
         ensure!(!finished.stdout.is_empty(), "no results: {errors}");
-        for warning in guests.shut_down()? {
+        for warning in testbed.guests.shut_down()? {
             eprintln!("lab: {warning}");
         }
         let text = String::from_utf8(finished.stdout)?;

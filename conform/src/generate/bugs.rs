@@ -1,15 +1,17 @@
 //! Known bugs of rxe and of the core that no other check shows (docs/kernel-bugs.md).
 
+use std::fs;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use bareverbs_uapi::abi::Since;
-use bareverbs_uapi::method::Method;
+use bareverbs_uapi::method::{Method, UHW_IN, UHW_OUT};
+use bareverbs_uapi::mlx5::CreateWqReq;
 use bareverbs_uapi::rxe::{RdmaWr, SendWqe};
 use bareverbs_uapi::uverbs::types::{AccessFlags, QpType};
-use bareverbs_uapi::uverbs::{AdviseMr, ObjectClass};
+use bareverbs_uapi::uverbs::{AdviseMr, ObjectClass, WqCreate};
 use bareverbs_uapi::verbs_values::{QpAttrMask, QpState, SendFlags, WcStatus};
-use bareverbs_uapi::write::structs::ModifyQpReq;
+use bareverbs_uapi::write::structs::{ModifyQpReq, RegMrResp};
 use bareverbs_uapi::write::types::WrOpcode;
 use bareverbs_uapi::write::{self, WriteCommand};
 use zerocopy::IntoBytes;
@@ -21,8 +23,8 @@ use crate::check::{Bug, Check};
 use crate::rules::Rule;
 use crate::session::{Session, Step, fail, skip};
 
-const EVERY: &[Since] = &[Since::V6_1, Since::V6_12, Since::V7_2];
-const SINCE_7_2: &[Since] = &[Since::V7_2];
+const EVERY: &[Since] = &[Since::V6_1, Since::V6_12, Since::V7_2, Since::V7_3];
+const SINCE_7_2: &[Since] = &[Since::V7_2, Since::V7_3];
 
 /// How long a completion that may never come is awaited. Retries of the checks take less.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -81,9 +83,12 @@ struct Known {
     body: Body,
 }
 
+/// Bytes in a private mapping of the program's file, without write permission.
+static READ_ONLY: [u8; 3 * 4096] = [0x5a; 3 * 4096];
+
 const SUCCESS: Answer = Answer::Status(WcStatus::SUCCESS.0);
 
-const KNOWN: [Known; 7] = [
+const KNOWN: [Known; 10] = [
     Known {
         page: "receives-posted-after-a-failure-are-not-flushed",
         series: EVERY,
@@ -178,6 +183,68 @@ const KNOWN: [Known; 7] = [
             let got = status_within(&mut pair, SEND_ID, PATIENCE);
             move_sender(session, &pair, QpState::ERR)?;
             Ok(got)
+        },
+    },
+    Known {
+        page: "sends-posted-in-err-are-not-flushed",
+        series: &[Since::V6_1],
+        title: "the completions of six sends that are posted in ERR, in lists of one, two and three",
+        right: Answer::Value(6),
+        wrong: Answer::Value(0),
+        body: |session| {
+            let mut pair = Pair::new(session, QpType::RC, None)?;
+            move_sender(session, &pair, QpState::ERR)?;
+            let mut completed = 0;
+            for length in 1..=3 {
+                for _ in 0..length {
+                    pair.sender.push_send(&|_, _| {})?;
+                }
+                let mut call = pair.sender.doorbell(session);
+                session.prepare(&mut call)?;
+                if let Answer::Value(count) = completions(&mut pair, SEND_ID, length) {
+                    completed += count;
+                }
+            }
+            // Each list that is not seen is a symptom.
+            Ok(Answer::Value(if completed == 6 { 6 } else { 0 }))
+        },
+    },
+    Known {
+        page: "registration-breaks-copy-on-write",
+        series: &[Since::V6_1],
+        title: "REG_MR with LOCAL_WRITE of a private mapping without write permission",
+        right: Answer::FAULT,
+        wrong: Answer::Ok,
+        body: |session| {
+            let pd = session.pd()?;
+            let mut request = session.mr_request(pd, AccessFlags::LOCAL_WRITE.bits());
+            let start = (READ_ONLY.as_ptr().expose_provenance() as u64).next_multiple_of(4096);
+            (request.start, request.hca_va) = (start, start);
+            let number = write::RegMr::INFO.number;
+            let mut call = session.command(number, request.as_bytes(), size_of::<RegMrResp>(), 0);
+            let got = session.execute(&mut call);
+            if got == Answer::Ok {
+                session.note_new(ObjectClass::MR.0)?;
+            }
+            Ok(got)
+        },
+    },
+    Known {
+        page: "unicast-port-counters-stay-zero",
+        series: SINCE_7_2,
+        title: "whether unicast_xmit_packets counts a message",
+        right: Answer::Value(1),
+        wrong: Answer::Value(0),
+        body: |session| {
+            let name = session.target.name();
+            let path = format!("/sys/class/infiniband/{name}/ports/1/counters/unicast_xmit_packets");
+            let counter = || fs::read_to_string(&path).ok().and_then(|text| text.trim().parse::<u64>().ok());
+            let Some(before) = counter() else { return skip("the port has no counter of unicast packets") };
+            let mut pair = Pair::new(session, QpType::RC, None)?;
+            pair.post_recv(0, &|_, _| {})?;
+            pair.post_send(session, &|_, _| {})?;
+            pair.completion(SEND_ID)?;
+            Ok(Answer::Value(u64::from(counter() != Some(before))))
         },
     },
     Known {
@@ -292,6 +359,52 @@ fn hazardous(checks: &mut Vec<Check>) {
         session.judge(&mut call, Answer::Ok).map(drop)
     });
     checks.push(grows.hazardous("6.1 before 6.1.191 and 6.12 before 6.12.108 write beyond an allocation"));
+    let page = "destroy-waits-50-seconds-for-a-bound-window";
+    let bound = Check::new(name(page), rule, Answer::Value(0), |session| {
+        let handle = super::data::bound_window(session)?;
+        let begin = Instant::now();
+        let got = session.destroy(ObjectClass::QP.0, handle)?;
+        if got != Answer::Ok {
+            return fail(format!("QP_DESTROY failed with {got}"));
+        }
+        let waited = Answer::Value(u64::from(begin.elapsed() > Duration::from_secs(10)));
+        let text = "whether QP_DESTROY takes more than 10 seconds with a bound window";
+        session.compare(&text, Answer::Value(0), waited).map(drop)
+    });
+    let bound = bound.of_bug(Bug { page, series: EVERY, answer: Answer::Value(1) });
+    checks.push(bound.hazardous("kernels wait 50 seconds and free a QP that the window refers to"));
+}
+
+/// `WQ_CREATE` of mlx5 without its optional CQ.
+pub(crate) fn of_mlx5() -> Vec<Check> {
+    let rule = Rule::KnownBug;
+    let name = format!("bug::mlx5::wq_create-without-a-cq-crashes::{}", rule.id());
+    let check = Check::new(name, rule, Answer::NOENT, |session| {
+        let pd = session.pd()?;
+        let start = session.memory().next_multiple_of(4096);
+        let payload = CreateWqReq {
+            buf_addr: start,
+            db_addr: start + 0x8000,
+            rq_wqe_count: 16,
+            rq_wqe_shift: 4,
+            ..CreateWqReq::zeroed()
+        };
+        let number = |id: u16, value: u32| Slot::input(id, &value.to_ne_bytes());
+        let mut call = Call::of(session.driver_id(), &WqCreate::INFO)
+            .with(Slot::word(WqCreate::HANDLE.id(), 0))
+            .with(Slot::word(WqCreate::PD_HANDLE.id(), pd.into()))
+            .with(Slot::number(WqCreate::USER_HANDLE.id(), 0))
+            .with(Slot::number(WqCreate::TYPE.id(), 0))
+            .with(number(WqCreate::MAX_WR.id(), 16))
+            .with(number(WqCreate::MAX_SGE.id(), 1))
+            .with(Slot::number(WqCreate::FLAGS.id(), 0))
+            .with(Slot::output(WqCreate::RESP_MAX_WR.id(), 4))
+            .with(Slot::output(WqCreate::RESP_MAX_SGE.id(), 4))
+            .with(Slot::input(UHW_IN, payload.as_bytes()))
+            .with(Slot::output(UHW_OUT, 8));
+        session.judge(&mut call, Answer::NOENT).map(drop)
+    });
+    vec![check.hazardous("kernels use an error pointer as the CQ (wq_create-without-a-cq-crashes)")]
 }
 
 pub(crate) fn checks() -> Vec<Check> {

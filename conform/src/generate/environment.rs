@@ -55,7 +55,7 @@ fn of_capabilities(checks: &mut Vec<Check>) {
         });
         checks.push(check.of_bug(Bug {
             page: "qp_create-takes-a-source-qpn-without-cap_net_raw",
-            series: &[Since::V6_1, Since::V6_12, Since::V7_2],
+            series: &[Since::V6_1, Since::V6_12, Since::V7_2, Since::V7_3],
             answer: Answer::OPNOTSUPP,
         }));
         let title = name("ExCreateQp", "SOURCE_QPN", rule, suffix);
@@ -301,6 +301,41 @@ fn of_namespaces(checks: &mut Vec<Check>) {
     ));
 }
 
+/// Devices that are exclusive to their namespaces. The mode is that of the whole machine.
+fn of_exclusive_namespaces(checks: &mut Vec<Check>) {
+    let rule = Rule::ExclusiveNamespace;
+    let hazard = "the device is out of reach of other namespaces while the check runs";
+    let exclusive = Restriction::ExclusiveNamespace;
+    let check =
+        Check::new(name("open", "exclusive", rule, "other-namespace"), rule, Answer::PERM, move |session| {
+            let _restricted = restrict(session, exclusive)?;
+            let got = Answer::of(&session.target.open());
+            session.compare(&"open() of the device in another network namespace", Answer::PERM, got).map(drop)
+        });
+    checks.push(check.hazardous(hazard));
+    let title = name("AllocPd", "exclusive", rule, "opened-before");
+    checks.push(
+        Check::new(title, rule, Answer::Ok, move |session| {
+            session.context()?;
+            let number = write::AllocPd::INFO.number;
+            let request = AllocPdReq::new_zeroed();
+            let mut call = session.command(number, request.as_bytes(), size_of::<AllocPdResp>(), 0);
+            let _restricted = restrict(session, exclusive)?;
+            session.judge(&mut call, Answer::Ok)?;
+            session.note_new(ObjectClass::PD.0)
+        })
+        .hazardous(hazard),
+    );
+    let title = name("nldev", "exclusive", rule, "other-namespace");
+    checks.push(
+        Check::new(title, rule, Answer::INVAL, move |session| {
+            let _restricted = restrict(session, exclusive)?;
+            super::nldev::judge_get(session, Answer::INVAL)
+        })
+        .hazardous(hazard),
+    );
+}
+
 fn of_children(checks: &mut Vec<Check>) {
     let rule = Rule::Fork;
     checks.push(Check::new(name("InfoHandles", "ioctl", rule, "in-child"), rule, Answer::Ok, |session| {
@@ -346,6 +381,7 @@ pub(crate) fn checks() -> Vec<Check> {
     of_memlock(&mut checks);
     of_cgroups(&mut checks);
     of_namespaces(&mut checks);
+    of_exclusive_namespaces(&mut checks);
     of_children(&mut checks);
     checks
 }

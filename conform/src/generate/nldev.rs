@@ -83,6 +83,11 @@ fn judge(session: &mut Session<'_>, message: &Message, expected: Answer) -> Step
     session.compare(&decode(&bytes), expected, got).map(drop)
 }
 
+/// Judges a query of the device.
+pub(super) fn judge_get(session: &mut Session<'_>, expected: Answer) -> Step<()> {
+    judge(session, &Message::of(Command::GET, &[DEVICE]), expected)
+}
+
 /// A command with the attributes that it needs.
 struct Method {
     command: Command,

@@ -1,14 +1,18 @@
-//! Two QPs of rxe on one port, connected to each other, with their queues in shared memory.
+//! Two QPs on one port, connected to each other. The queues of rxe are in memory that is shared with
+//! the kernel; those of other drivers are a provider's.
 
 use std::mem::offset_of;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use bareverbs_uapi::method::UHW_OUT;
 use bareverbs_uapi::rxe::{DmaInfo, QueueBuf, RecvWqe, SendWqe, Sge};
 use bareverbs_uapi::uverbs::types::{AccessFlags, QpType};
-use bareverbs_uapi::uverbs::{CqCreate, ObjectClass, QpCreate, SrqCreate};
-use bareverbs_uapi::verbs_values::{QpState, SendFlags};
-use bareverbs_uapi::write::structs::{ModifyQpReq, PostSendReq, RegMrResp, Wc};
+use bareverbs_uapi::uverbs::{CqCreate, InvokeWrite, ObjectClass, QpCreate, SrqCreate};
+use bareverbs_uapi::verbs_values::{LinkLayer, QpState, SendFlags, WcStatus};
+use bareverbs_uapi::write::structs::{
+    AhAttr, CreateAhReq, CreateAhResp, ModifyQpReq, PostSendReq, QueryPortReq, QueryPortResp, RegMrResp, Wc,
+};
 use bareverbs_uapi::write::types::WrOpcode;
 use bareverbs_uapi::write::{self, WriteCommand};
 use rustix::mm::ProtFlags;
@@ -19,6 +23,7 @@ use super::qp_states::Qp;
 use crate::answer::Answer;
 use crate::call::{Call, Slot};
 use crate::map::Map;
+use crate::provided::{ProvidedCq, ProvidedQp};
 use crate::session::{Session, Step, fail};
 
 pub(crate) const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
@@ -176,13 +181,44 @@ impl Region {
     }
 }
 
-/// A QP with its mapped queues.
+/// The queues of a QP.
+enum Queues {
+    Rings { send: Ring, recv: Ring },
+    Provided(ProvidedQp),
+}
+
+/// A QP with its queues.
 pub(crate) struct Endpoint {
     pub(crate) qp: Qp,
     pub(crate) number: u32,
     pub(crate) region: Region,
-    send: Ring,
-    recv: Ring,
+    /// The handle of its SRQ.
+    pub(crate) srq: Option<u32>,
+    queues: Queues,
+}
+
+/// A CQ.
+pub(crate) enum Completions {
+    Ring(Ring),
+    Provided(ProvidedCq),
+}
+
+impl Completions {
+    /// Takes the next completion.
+    fn pop(&mut self) -> Option<Wc> {
+        match self {
+            Self::Ring(ring) => ring.pop(),
+            Self::Provided(cq) => cq.pop(),
+        }
+    }
+
+    /// The queue in shared memory.
+    pub(crate) fn ring(&self) -> Step<&Ring> {
+        match self {
+            Self::Ring(ring) => Ok(ring),
+            Self::Provided(_) => fail("the CQ is not in shared memory"),
+        }
+    }
 }
 
 impl Endpoint {
@@ -193,7 +229,18 @@ impl Endpoint {
 
     /// The status that the kernel stored in the WQE of a send.
     pub(crate) fn status(&self, index: u32) -> Step<u32> {
-        self.send.status(index).map_or_else(|| fail("the WQE is not in the mapping"), Ok)
+        let Queues::Rings { send, .. } = &self.queues else {
+            return fail("the WQEs of the driver have no status");
+        };
+        send.status(index).map_or_else(|| fail("the WQE is not in the mapping"), Ok)
+    }
+
+    /// The status of a request: that in its WQE, or that of its completion if WQEs have none.
+    pub(crate) fn status_of(&self, index: u32, wc: &Wc) -> Step<WcStatus> {
+        match self.queues {
+            Queues::Rings { .. } => self.status(index).map(WcStatus),
+            Queues::Provided(_) => Ok(wc.status),
+        }
     }
 
     /// Posts a send of [`LENGTH`] bytes, changed, and rings the doorbell.
@@ -203,6 +250,9 @@ impl Endpoint {
         change: &dyn Fn(&mut SendWqe, &mut Sge),
     ) -> Step<()> {
         self.push_send(change)?;
+        if let Queues::Provided(qp) = &mut self.queues {
+            return qp.ring();
+        }
         let mut call = self.doorbell(session);
         session.prepare(&mut call)
     }
@@ -214,7 +264,30 @@ impl Endpoint {
         wqe.wr.send_flags = SendFlags::SIGNALED;
         one_sge(&mut wqe.dma, LENGTH);
         change(&mut wqe, &mut sge);
-        self.send.push(&[wqe.as_bytes(), sge.as_bytes()].concat(), 0)
+        match &mut self.queues {
+            Queues::Rings { send, .. } => send.push(&[wqe.as_bytes(), sge.as_bytes()].concat(), 0),
+            Queues::Provided(qp) => qp.push_send(&wqe, &sge),
+        }
+    }
+
+    /// Makes an address handle. Returns the number that requests of this QP name it by.
+    pub(crate) fn address(&mut self, session: &mut Session<'_>, pd: u32, attr: AhAttr) -> Step<u32> {
+        if let Queues::Provided(qp) = &mut self.queues {
+            let (handle, ah) = session.provider()?.address(pd, attr)?;
+            session.note_object(ObjectClass::AH.0, handle);
+            return Ok(qp.keep_address(ah));
+        }
+        let mut request = CreateAhReq::new_zeroed();
+        (request.pd_handle, request.attr) = (pd, attr);
+        let number = write::CreateAh::INFO.number;
+        let mut call = session.command(number, request.as_bytes(), size_of::<CreateAhResp>(), 8);
+        session.prepare(&mut call)?;
+        let response = call.slot(InvokeWrite::CORE_OUT.id()).map(Slot::bytes);
+        let Some(Ok((response, _))) = response.map(CreateAhResp::read_from_prefix) else {
+            return fail("CREATE_AH has no response");
+        };
+        session.note_object(ObjectClass::AH.0, response.ah_handle);
+        Ok(call.u32_of(UHW_OUT))
     }
 
     /// The call that starts the send queue.
@@ -232,7 +305,10 @@ impl Endpoint {
         wqe.wr_id = RECV_ID;
         one_sge(&mut wqe.dma, LENGTH);
         change(&mut wqe, &mut sge);
-        self.recv.push(&[wqe.as_bytes(), sge.as_bytes()].concat(), cycles)
+        match &mut self.queues {
+            Queues::Rings { recv, .. } => recv.push(&[wqe.as_bytes(), sge.as_bytes()].concat(), cycles),
+            Queues::Provided(qp) => qp.post_recv(&wqe, &sge),
+        }
     }
 }
 
@@ -245,9 +321,10 @@ pub(crate) fn one_sge(dma: &mut DmaInfo, length: u32) {
 pub(crate) struct Pair {
     pub(crate) pd: u32,
     pub(crate) cq_handle: u32,
-    pub(crate) cq: Ring,
     pub(crate) sender: Endpoint,
     pub(crate) receiver: Endpoint,
+    /// Declared after the QPs that use it: dropped after them.
+    pub(crate) cq: Completions,
     /// Completions that no check has asked for yet.
     pending: Vec<Wc>,
 }
@@ -259,6 +336,20 @@ pub(crate) const RECV_ID: u64 = 0x4ecf;
 /// Timeout of a completion. The guests of tests are slow.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
+/// A path from the port to itself.
+pub(crate) fn loopback(session: &mut Session<'_>) -> Step<AhAttr> {
+    let mut attr = session.path()?;
+    let request = QueryPortReq { port_num: 1, ..QueryPortReq::new_zeroed() };
+    let port: QueryPortResp = session.invoke::<write::QueryPort>(&request)?;
+    if port.link_layer == LinkLayer::INFINIBAND {
+        (attr.is_global, attr.dlid) = (0, port.lid);
+    } else {
+        let (index, gid) = session.ipv4_gid()?;
+        (attr.grh.dgid, attr.grh.sgid_index) = (gid, index);
+    }
+    Ok(attr)
+}
+
 impl Pair {
     /// Two QPs in RTS that allow everything. The CQ has this completion channel.
     pub(crate) fn new(session: &mut Session<'_>, qp_type: QpType, channel: Option<i32>) -> Step<Self> {
@@ -266,26 +357,20 @@ impl Pair {
     }
 
     pub(crate) fn with(session: &mut Session<'_>, options: &Options) -> Step<Self> {
-        session.needs_rxe_payloads()?;
         let pd = session.pd()?;
-        let mut call = session.cq_call(16);
-        if let Some(fd) = options.channel {
-            call = call.with(Slot::word(CqCreate::COMP_CHANNEL.id(), i64::from(fd).cast_unsigned()));
-        }
-        session.prepare(&mut call)?;
-        let cq_handle = session.made(&call, ObjectClass::CQ, CqCreate::HANDLE.id());
-        let cq = Ring::of(session, &call, 0)?;
+        let (cq_handle, cq) = Self::completions(session, options.channel)?;
         let local = Region::new(session, pd, LOCAL, options.local)?;
         let remote = Region::new(session, pd, REMOTE, options.remote)?;
         let qp_type = options.qp_type;
         let mut sender = Self::endpoint(session, qp_type, pd, cq_handle, local, false)?;
         let mut receiver = Self::endpoint(session, qp_type, pd, cq_handle, remote, options.srq)?;
-        let (index, gid) = session.ipv4_gid()?;
+        let path = loopback(session)?;
         receiver.qp.request.qp_access_flags = options.access;
         let numbers = [receiver.number, sender.number];
         for (endpoint, peer) in [&mut sender, &mut receiver].into_iter().zip(numbers) {
             let request = &mut endpoint.qp.request;
-            (request.dest.dgid, request.dest.sgid_index) = (gid, index);
+            (request.dest.dgid, request.dest.sgid_index) = (path.grh.dgid, path.grh.sgid_index);
+            (request.dest.is_global, request.dest.dlid) = (path.is_global, path.dlid);
             (request.rq_psn, request.sq_psn, request.dest_qp_num) = (0, 0, peer);
             request.retry_cnt = 3;
             (options.attributes)(request);
@@ -293,7 +378,25 @@ impl Pair {
                 endpoint.qp.to(session, QpState::RTS)?;
             }
         }
-        Ok(Self { pd, cq_handle, cq, sender, receiver, pending: Vec::new() })
+        Ok(Self { pd, cq_handle, sender, receiver, cq, pending: Vec::new() })
+    }
+
+    /// Makes the CQ.
+    fn completions(session: &mut Session<'_>, channel: Option<i32>) -> Step<(u32, Completions)> {
+        if !session.is_rxe() {
+            if channel.is_some() {
+                return fail("the suite makes no CQ with a channel for this driver");
+            }
+            let cq = ProvidedCq::new(&session.provider()?)?;
+            return Ok((cq.handle, Completions::Provided(cq)));
+        }
+        let mut call = session.cq_call(16);
+        if let Some(fd) = channel {
+            call = call.with(Slot::word(CqCreate::COMP_CHANNEL.id(), i64::from(fd).cast_unsigned()));
+        }
+        session.prepare(&mut call)?;
+        let handle = session.made(&call, ObjectClass::CQ, CqCreate::HANDLE.id());
+        Ok((handle, Completions::Ring(Ring::of(session, &call, 0)?)))
     }
 
     fn endpoint(
@@ -304,6 +407,11 @@ impl Pair {
         region: Region,
         srq: bool,
     ) -> Step<Endpoint> {
+        if !session.is_rxe() {
+            let made = ProvidedQp::new(&session.provider()?, qp_type, pd, cq, srq)?;
+            let (qp, number) = (Qp::of(session, made.handle, qp_type)?, made.number);
+            return Ok(Endpoint { qp, number, region, srq: made.srq(), queues: Queues::Provided(made) });
+        }
         let mut call = session.qp_call(qp_type, pd, cq);
         let mut shared = None;
         if srq {
@@ -311,17 +419,17 @@ impl Pair {
             session.prepare(&mut made)?;
             let handle = session.made(&made, ObjectClass::SRQ, SrqCreate::HANDLE.id());
             call = call.with(Slot::word(QpCreate::SRQ_HANDLE.id(), handle.into()));
-            shared = Some(Ring::of(session, &made, 0)?);
+            shared = Some((handle, Ring::of(session, &made, 0)?));
         }
         session.prepare(&mut call)?;
         let handle = session.made(&call, ObjectClass::QP, QpCreate::HANDLE.id());
         let number = call.u32_of(QpCreate::RESP_QP_NUM.id());
-        let recv = match shared {
-            Some(ring) => ring,
-            None => Ring::of(session, &call, 0)?,
+        let (srq, recv) = match shared {
+            Some((handle, ring)) => (Some(handle), ring),
+            None => (None, Ring::of(session, &call, 0)?),
         };
-        let send = Ring::of(session, &call, 1)?;
-        Ok(Endpoint { qp: Qp::of(session, handle, qp_type)?, number, region, send, recv })
+        let queues = Queues::Rings { send: Ring::of(session, &call, 1)?, recv };
+        Ok(Endpoint { qp: Qp::of(session, handle, qp_type)?, number, region, srq, queues })
     }
 
     /// Posts a receive at the receiver.

@@ -60,7 +60,7 @@ const ATTRIBUTES: [Mask; 20] = [
 
 /// Required and optional attributes of a transition; `None` if there is no such transition.
 /// `qp_state_table` of core/verbs.c.
-fn table(from: QpState, to: QpState, qp_type: QpType) -> Option<(Mask, Mask)> {
+pub(crate) fn table(from: QpState, to: QpState, qp_type: QpType) -> Option<(Mask, Mask)> {
     let none = Mask::empty();
     let rc = qp_type == QpType::RC;
     let ud = qp_type == QpType::UD;
@@ -111,7 +111,7 @@ fn table(from: QpState, to: QpState, qp_type: QpType) -> Option<(Mask, Mask)> {
 }
 
 /// Whether the table accepts a mask.
-fn accepts(from: QpState, to: QpState, qp_type: QpType, mask: Mask) -> bool {
+pub(crate) fn accepts(from: QpState, to: QpState, qp_type: QpType, mask: Mask) -> bool {
     let sends = [QpState::RTR, QpState::RTS, QpState::SQD, QpState::SQE].contains(&from);
     if mask.contains(Mask::CUR_STATE) && !sends {
         return false;

@@ -343,8 +343,8 @@ fn of_indices(checks: &mut Vec<Check>) {
         checks.push(Check::new(name, rule, success, move |session| {
             let mut pair = Pair::new(session, QpType::RC, None)?;
             pair.post_recv(0, &|_, _| {})?;
-            let stored = cycles.wrapping_mul(pair.cq.mask().wrapping_add(1));
-            pair.cq.store_consumer(stored)?;
+            let stored = cycles.wrapping_mul(pair.cq.ring()?.mask().wrapping_add(1));
+            pair.cq.ring()?.store_consumer(stored)?;
             pair.post_send(session, &|_, _| {})?;
             let wc = pair.completion(SEND_ID)?;
             let text = format!("a send with a CQ whose consumer index is {stored:#x}");

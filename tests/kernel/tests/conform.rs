@@ -8,7 +8,7 @@ bareverbs_kernel_tests::kernel_tests! {
     kernel_conforms if device::soft_roce,
     selected_checks_pass_in_any_order if device::soft_roce,
     formats_have_the_same_checks if device::soft_roce,
-    parser_of_mlx5_conforms if device::connectx,
+    mlx5_conforms if device::connectx,
     decode_prints_names,
     fuzzed_calls_break_no_rule_and_replay,
 }
@@ -71,8 +71,8 @@ fn formats_have_the_same_checks() {
     assert_eq!(lines(&list, "mmap::"), ktap, "{list}");
 }
 
-fn parser_of_mlx5_conforms() {
-    conforms(1200);
+fn mlx5_conforms() {
+    conforms(1700);
 }
 
 fn decode_prints_names() {

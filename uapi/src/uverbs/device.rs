@@ -78,5 +78,15 @@ objects! {
             /// Its speed in units of 100 Mbit/s.
             RESP: Out<u64> = 1, "UVERBS_ATTR_QUERY_PORT_SPEED_RESP" since V7_2, mandatory;
         }
+        /// Queries the limits of completion counters, if the driver supports them.
+        method QueryCompCntrCaps = 8, "UVERBS_METHOD_QUERY_COMP_CNTR_CAPS" since V7_3 {
+            /// Maximum number of counters.
+            MAX_COUNTERS: Out<u32> = 0, "UVERBS_ATTR_QUERY_COMP_CNTR_CAPS_MAX_COUNTERS" since V7_3, optional;
+            /// Maximum value of a counter.
+            MAX_VALUE: Out<u64> = 1, "UVERBS_ATTR_QUERY_COMP_CNTR_CAPS_MAX_VALUE" since V7_3, optional;
+            /// Operations whose completions a QP can count, as bits.
+            SUPPORTED_QP_ATTACH_OPS: Out<u32> = 2,
+                "UVERBS_ATTR_QUERY_COMP_CNTR_CAPS_SUPPORTED_QP_ATTACH_OPS" since V7_3, optional;
+        }
     }
 }

@@ -114,12 +114,12 @@ impl Step {
             // The check runs whatever it does to the kernel: the guest is thrown away.
             hazard: true,
             fuzz: None,
-            device: super::fuzz::Device::Rxe,
+            device: super::Device::Rxe,
             out: None,
             accel: Accelerator::Auto,
         };
-        let guests = matrix.boot(&matrix.kernels[0])?;
-        Ok(match matrix.check(guests) {
+        let testbed = matrix.boot(&matrix.kernels[0])?;
+        Ok(match matrix.check(testbed) {
             Ok((_, results)) => Shown::of(&results, &self.check),
             Err(error) => {
                 eprintln!("the kernel did not survive the check: {error:#}");

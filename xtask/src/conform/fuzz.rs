@@ -8,21 +8,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use bareverbs_conform::fuzz::Report;
 use bareverbs_conform::replay;
-use bareverbs_lab::{Accelerator, Cache, Exec, Guests, Hca, HcaPort, Setup, Tools};
-use clap::ValueEnum;
+use bareverbs_lab::{Accelerator, Exec};
 
-use crate::{build, lab};
-
-/// The device of a guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Device {
-    /// Soft-RoCE.
-    Rxe,
-    /// The software ConnectX on Ethernet.
-    Roce,
-    /// The software ConnectX on InfiniBand.
-    Ib,
-}
+use super::{Device, Testbed};
+use crate::build;
 
 /// Time for the start, and for shrinking a failure.
 const MORE: Duration = Duration::from_secs(400);
@@ -50,36 +39,15 @@ impl Fuzz<'_> {
     }
 
     fn in_guest(&self, kernel: &str) -> Result<Report> {
-        let cache = Cache::open()?;
-        let tools = Tools::fetch(&cache, false)?;
-        let kernel = lab::kernel(&cache, &tools, kernel)?;
-        let programs = build::guest_programs()?;
-        let port = match self.device {
-            Device::Rxe => None,
-            Device::Roce => Some(HcaPort::Roce),
-            Device::Ib => Some(HcaPort::Ib),
-        };
-        let hca = port.map(|port| Hca::start(&build::hca()?, port, 1, &[])).transpose()?;
-        let mut guests = Guests::boot(&Setup {
-            cache: &cache,
-            tools: &tools,
-            kernel: &kernel,
-            programs: &programs,
-            hosts: 1,
-            rdma_core: None,
-            shares: Vec::new(),
-            accelerator: self.accelerator,
-            instruction_clock: false,
-            recording: None,
-            hca: hca.as_ref(),
-        })?;
+        let mut testbed = Testbed::boot(kernel, self.device, self.accelerator)?;
         let seconds = self.seconds.to_string();
         let seed = self.seed.to_string();
         let argv = [build::TOOL, "conform", "--fuzz", &seconds, "--seed", &seed, "--format", "json"];
         let argv = argv.map(str::to_owned).to_vec();
         let limit = Duration::from_secs(self.seconds) + MORE;
-        let about = || format!("seed {seed} on {}", kernel.version);
-        let finished = guests.run(0, Exec { argv, ..Exec::default() }, limit).with_context(about)?;
+        let version = testbed.version.clone();
+        let about = || format!("seed {seed} on {version}");
+        let finished = testbed.guests.run(0, Exec { argv, ..Exec::default() }, limit).with_context(about)?;
         let errors = String::from_utf8_lossy(&finished.stderr);
         if finished.timed_out {
             bail!("{}: the fuzzer did not end in {} s: {errors}", about(), limit.as_secs());
@@ -95,7 +63,7 @@ impl Fuzz<'_> {
             write(&file, &program)?;
             println!("the failing program, for `bareverbs replay`: {}", file.display());
         }
-        for warning in guests.shut_down()? {
+        for warning in testbed.guests.shut_down()? {
             eprintln!("lab: {warning}");
         }
         Ok(report)

@@ -2,20 +2,17 @@
 
 use bareverbs_uapi::abi::Since;
 use bareverbs_uapi::rxe::{RecvWqe, SendWqe, Sge, UdWr};
-use bareverbs_uapi::uverbs::ObjectClass;
 use bareverbs_uapi::uverbs::types::QpType;
 use bareverbs_uapi::verbs_values::{WcFlags, WcStatus};
-use bareverbs_uapi::write::structs::{CreateAhReq, CreateAhResp};
 use bareverbs_uapi::write::types::WrOpcode;
-use bareverbs_uapi::write::{self, WriteCommand};
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
+use zerocopy::FromZeros;
 
+use super::Device;
 use super::operation::{LOCAL_BYTE, REMOTE_BYTE};
 use super::trial::status;
 use crate::answer::{self, Answer, Expect};
-use crate::call::Slot;
 use crate::check::Check;
-use crate::generate::pair::{LENGTH, Options, Pair, RECEIVED, RECV_ID, REGION, SEND_ID, one_sge};
+use crate::generate::pair::{LENGTH, Options, Pair, RECEIVED, RECV_ID, REGION, SEND_ID, loopback, one_sge};
 use crate::rules::Rule;
 use crate::session::{Session, Step, fail};
 
@@ -41,29 +38,13 @@ struct Datagrams {
     ah: u32,
 }
 
-/// The number that requests name an address handle by.
-fn address(session: &mut Session<'_>, pd: u32) -> Step<u32> {
-    let mut request = CreateAhReq::new_zeroed();
-    (request.pd_handle, request.attr) = (pd, session.path()?);
-    let (index, gid) = session.ipv4_gid()?;
-    (request.attr.grh.dgid, request.attr.grh.sgid_index) = (gid, index);
-    let number = write::CreateAh::INFO.number;
-    let mut call = session.command(number, request.as_bytes(), size_of::<CreateAhResp>(), 8);
-    session.prepare(&mut call)?;
-    let response = call.slot(bareverbs_uapi::uverbs::InvokeWrite::CORE_OUT.id()).map(Slot::bytes);
-    let Some(Ok((response, _))) = response.map(CreateAhResp::read_from_prefix) else {
-        return fail("CREATE_AH has no response");
-    };
-    session.note_object(ObjectClass::AH.0, response.ah_handle);
-    Ok(call.u32_of(bareverbs_uapi::method::UHW_OUT))
-}
-
 impl Datagrams {
     fn new(session: &mut Session<'_>) -> Step<Self> {
-        let pair = Pair::with(session, &Options::of(QpType::UD))?;
+        let mut pair = Pair::with(session, &Options::of(QpType::UD))?;
         session.fill(pair.sender.region.offset, REGION, LOCAL_BYTE);
         session.fill(pair.receiver.region.offset, REGION, REMOTE_BYTE);
-        let ah = address(session, pair.pd)?;
+        let path = loopback(session)?;
+        let ah = pair.sender.address(session, pair.pd, path)?;
         Ok(Self { pair, ah })
     }
 
@@ -103,6 +84,9 @@ impl Datagrams {
 type Change = dyn Fn(&mut SendWqe, &mut Sge, &mut UdWr);
 type Case = (&'static str, u32, bool, fn(&mut SendWqe, &mut Sge, &mut UdWr));
 
+/// Datagrams that the provider of mlx5 rejects, or that a work request of a provider can't express.
+const RXE_ONLY: [&str; 3] = ["above-the-mtu", "p_key-index", "ah-unknown"];
+
 /// Datagrams that are sent: name, length of the receive without GRH, whether they arrive, the change.
 const CASES: [Case; 12] = [
     ("good", LENGTH, true, |_, _, _| {}),
@@ -132,10 +116,21 @@ fn name(rule: Rule, suffix: &str) -> String {
     format!("data::UD::SEND::{}-{suffix}", rule.id())
 }
 
-fn of_sent(checks: &mut Vec<Check>) {
+/// The status of a receive that is too short; `None` if it stays posted.
+fn short(device: Device, series: Since) -> Option<WcStatus> {
+    match device {
+        Device::Mlx5 => Some(WcStatus::LOC_LEN_ERR),
+        Device::Rxe => (series < RXE_DATAGRAM_LENGTH.since).then_some(WcStatus::LOC_QP_OP_ERR),
+    }
+}
+
+fn of_sent(checks: &mut Vec<Check>, device: Device) {
     let rule = Rule::Datagram;
     let expect: Expect = status(WcStatus::SUCCESS).into();
     for (suffix, room, arrives, change) in CASES {
+        if device != Device::Rxe && RXE_ONLY.contains(&suffix) {
+            continue;
+        }
         checks.push(Check::new(name(rule, suffix), rule, expect, move |session| {
             let mut datagrams = Datagrams::new(session)?;
             datagrams.post_recv(room)?;
@@ -143,9 +138,12 @@ fn of_sent(checks: &mut Vec<Check>) {
             let wc = datagrams.pair.completion(SEND_ID)?;
             let text = format!("a datagram: {suffix}");
             session.compare(&text, expect.on(session.series), Answer::Status(wc.status.0))?;
-            if session.series < RXE_DATAGRAM_LENGTH.since && !arrives && suffix.starts_with("receive-") {
+            if !arrives
+                && suffix.starts_with("receive-")
+                && let Some(expected) = short(device, session.series)
+            {
                 let wc = datagrams.pair.completion(RECV_ID)?;
-                let (expected, got) = (status(WcStatus::LOC_QP_OP_ERR), Answer::Status(wc.status.0));
+                let (expected, got) = (status(expected), Answer::Status(wc.status.0));
                 let text = format!("the receive of a datagram: {suffix}");
                 return session.compare(&text, expected, got).map(drop);
             }
@@ -162,7 +160,9 @@ fn of_sent(checks: &mut Vec<Check>) {
         datagrams.send(session, &|_, _, _| {})?;
         let wc = datagrams.pair.completion(RECV_ID)?;
         let sender = datagrams.pair.sender.number;
-        if (wc.src_qp, wc.wc_flags) != (sender, WcFlags::GRH) {
+        let mut flags = WcFlags::empty();
+        flags.set(WcFlags::GRH, loopback(session)?.is_global != 0);
+        if (wc.src_qp, wc.wc_flags) != (sender, flags) {
             return fail(format!("source QPN {}, flags {:?}", wc.src_qp, wc.wc_flags));
         }
         let start = datagrams.pair.receiver.region.offset + RECEIVED + GRH as usize;
@@ -176,41 +176,57 @@ fn of_sent(checks: &mut Vec<Check>) {
     }));
 }
 
-type Refused = (&'static str, WcStatus, fn(&mut SendWqe, &mut Sge, &mut UdWr));
+type Refused = (&'static str, fn(&mut SendWqe, &mut Sge, &mut UdWr));
 
-/// Datagrams that are not sent: their WQEs have the status.
+/// Datagrams that are not sent.
 const REFUSED: [Refused; 3] = [
-    ("ah-unknown", WcStatus::LOC_QP_OP_ERR, |_, _, form| form.ah_num = 0x0fff_fff0),
-    ("l_key-unknown", WcStatus::LOC_QP_OP_ERR, |_, sge, _| sge.lkey = 0x00de_ad00),
-    ("l_key-low-byte", WcStatus::LOC_QP_OP_ERR, |_, sge, _| sge.lkey ^= 0xff),
+    ("ah-unknown", |_, _, form| form.ah_num = 0x0fff_fff0),
+    ("l_key-unknown", |_, sge, _| sge.lkey = 0x00de_ad00),
+    ("l_key-low-byte", |_, sge, _| sge.lkey ^= 0xff),
 ];
 
-fn judge_refused(session: &mut Session<'_>, datagrams: &mut Datagrams, suffix: &str) -> Step<()> {
-    datagrams.pair.completion(SEND_ID)?;
-    let got = Answer::Status(datagrams.pair.sender.first_status()?);
-    session.compare(&format!("a datagram: {suffix}"), status(WcStatus::LOC_QP_OP_ERR), got).map(drop)
+fn judge_refused(
+    session: &mut Session<'_>,
+    datagrams: &mut Datagrams,
+    suffix: &str,
+    expected: WcStatus,
+) -> Step<()> {
+    let wc = datagrams.pair.completion(SEND_ID)?;
+    let got = status(datagrams.pair.sender.status_of(0, &wc)?);
+    session.compare(&format!("a datagram: {suffix}"), status(expected), got).map(drop)
 }
 
-fn of_refused(checks: &mut Vec<Check>) {
+fn of_refused(checks: &mut Vec<Check>, device: Device) {
     let rule = Rule::Datagram;
-    for (suffix, expected, change) in REFUSED {
+    let expected = match device {
+        Device::Rxe => WcStatus::LOC_QP_OP_ERR,
+        Device::Mlx5 => WcStatus::LOC_PROT_ERR,
+    };
+    for (suffix, change) in REFUSED {
+        if device != Device::Rxe && RXE_ONLY.contains(&suffix) {
+            continue;
+        }
         checks.push(Check::new(name(rule, suffix), rule, status(expected), move |session| {
             let mut datagrams = Datagrams::new(session)?;
             datagrams.send(session, &change)?;
-            judge_refused(session, &mut datagrams, suffix)
+            judge_refused(session, &mut datagrams, suffix, expected)
         }));
     }
-    let expected = status(WcStatus::LOC_QP_OP_ERR);
-    checks.push(Check::new(name(rule, "ah-of-another-pd"), rule, expected, |session| {
+    // A WQE of mlx5 has the address, not the address handle.
+    if device != Device::Rxe {
+        return;
+    }
+    checks.push(Check::new(name(rule, "ah-of-another-pd"), rule, status(expected), move |session| {
         let mut datagrams = Datagrams::new(session)?;
         let pd = session.pd()?;
-        datagrams.ah = address(session, pd)?;
+        let path = loopback(session)?;
+        datagrams.ah = datagrams.pair.sender.address(session, pd, path)?;
         datagrams.send(session, &|_, _, _| {})?;
-        judge_refused(session, &mut datagrams, "an AH of another PD")
+        judge_refused(session, &mut datagrams, "an AH of another PD", expected)
     }));
 }
 
-pub(crate) fn checks(checks: &mut Vec<Check>) {
-    of_sent(checks);
-    of_refused(checks);
+pub(crate) fn checks(checks: &mut Vec<Check>, device: Device) {
+    of_sent(checks, device);
+    of_refused(checks, device);
 }

@@ -6,7 +6,8 @@ use bareverbs_uapi::uverbs::types::QpType;
 use bareverbs_uapi::verbs_values::WcStatus;
 use bareverbs_uapi::write::types::WrOpcode;
 
-use super::operation::{OPERATIONS, Operation};
+use super::Device;
+use super::operation::Operation;
 use super::trial::{Change, Effect, Results, Trial, status};
 use crate::answer::Answer;
 use crate::check::Check;
@@ -54,9 +55,9 @@ const WRONG: [(&str, &str, Change); 8] = [
     ("behind", "behind the region", |wqe, _, operation, _| shift(wqe, operation, REGION as u64)),
 ];
 
-fn violated(operation: &Operation, qp_type: QpType) -> Results {
+fn violated(device: Device, operation: &Operation, qp_type: QpType) -> Results {
     if qp_type == QpType::RC {
-        Results::refused(operation, WcStatus::REM_ACCESS_ERR, WcStatus::REM_ACCESS_ERR)
+        Results::refused(operation, WcStatus::REM_ACCESS_ERR, device.receive_of_violation())
     } else {
         Results::dropped(operation)
     }
@@ -93,12 +94,12 @@ fn empty(wqe: &mut SendWqe, _: &mut Sge, operation: &Operation, _: &Region) {
     operation.aim(wqe, 0x1000, 0x00de_ad00);
 }
 
-pub(crate) fn checks(checks: &mut Vec<Check>) {
-    for operation in OPERATIONS.iter().filter(|operation| operation.has_key()) {
+pub(crate) fn checks(checks: &mut Vec<Check>, device: Device) {
+    for operation in device.operations().filter(|operation| operation.has_key()) {
         of_regions(checks, operation);
         for qp_type in operation.on.iter().copied() {
             for (suffix, title, change) in WRONG {
-                let results = violated(operation, qp_type);
+                let results = violated(device, operation, qp_type);
                 checks.push(check(operation, qp_type, suffix, title, change, results));
             }
             let wraps = check(
@@ -107,13 +108,19 @@ pub(crate) fn checks(checks: &mut Vec<Check>) {
                 "wraps",
                 "with its end behind the last address",
                 wrapping,
-                violated(operation, qp_type),
+                violated(device, operation, qp_type),
             );
-            checks.push(wraps.hazardous("6.12 before 6.12.112 and 7.2 before 7.2.8 use a wild pointer"));
+            checks.push(match device {
+                Device::Rxe => {
+                    wraps.hazardous("6.12 before 6.12.112 and 7.2 before 7.2.8 use a wild pointer")
+                }
+                Device::Mlx5 => wraps,
+            });
             if !operation.is_atomic() && operation.opcode != WrOpcode::ATOMIC_WRITE {
-                of_empty(checks, operation, qp_type);
+                of_empty(checks, device, operation, qp_type);
             }
-            if operation.length == 8 {
+            // The provider of mlx5 accepts aligned atomics only.
+            if operation.length == 8 && device == Device::Rxe {
                 let results = Results::refused(operation, WcStatus::REM_INV_REQ_ERR, WcStatus::WR_FLUSH_ERR);
                 checks.push(check(
                     operation,
@@ -156,10 +163,10 @@ fn of_regions(checks: &mut Vec<Check>, operation: &'static Operation) {
 }
 
 /// An empty read or write needs no R_Key (C9-88).
-fn of_empty(checks: &mut Vec<Check>, operation: &'static Operation, qp_type: QpType) {
+fn of_empty(checks: &mut Vec<Check>, device: Device, operation: &'static Operation, qp_type: QpType) {
     let rule = Rule::RemoteKey;
     let results = match operation.opcode {
-        WrOpcode::FLUSH => violated(operation, qp_type),
+        WrOpcode::FLUSH => violated(device, operation, qp_type),
         _ => Results { effect: Effect::None, ..Results::success(operation) },
     };
     let mut trial = Trial::new(operation, qp_type);

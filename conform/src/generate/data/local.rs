@@ -4,7 +4,8 @@ use bareverbs_uapi::abi::Since;
 use bareverbs_uapi::uverbs::types::{AccessFlags, QpType};
 use bareverbs_uapi::verbs_values::WcStatus;
 
-use super::operation::{OPERATIONS, Operation};
+use super::Device;
+use super::operation::Operation;
 use super::trial::{Change, Effect, Requester, Results, Trial, status};
 use crate::answer;
 use crate::answer::Expect;
@@ -43,12 +44,13 @@ const WRONG: [(&str, &str, Fault, Change); 6] = [
 /// The results of a request with a wrong SGE.
 ///
 /// A response that can't be stored is an error of the completer: the peer has executed the request.
-fn results(operation: &Operation, fault: Fault) -> Results {
+fn results(device: Device, operation: &Operation, fault: Fault) -> Results {
     if operation.responds {
         let requester = Requester::Completes(status(WcStatus::LOC_PROT_ERR).into());
         return Results { requester, effect: Effect::Remote, ..Results::success(operation) };
     }
     let status_of = match fault {
+        _ if device == Device::Mlx5 => status(WcStatus::LOC_PROT_ERR).into(),
         Fault::Key => status(WcStatus::LOC_QP_OP_ERR).into(),
         Fault::Range => Expect::Changed {
             change: &RXE_RANGE_STATUS,
@@ -59,12 +61,12 @@ fn results(operation: &Operation, fault: Fault) -> Results {
     Results::not_sent(operation, status_of)
 }
 
-fn of_operation(checks: &mut Vec<Check>, operation: &'static Operation, qp_type: QpType) {
+fn of_operation(checks: &mut Vec<Check>, device: Device, operation: &'static Operation, qp_type: QpType) {
     let rule = Rule::LocalKey;
     for (suffix, title, fault, change) in WRONG {
         let mut trial = Trial::new(operation, qp_type);
         trial.change = change;
-        let results = results(operation, fault);
+        let results = results(device, operation, fault);
         let name = format!("data::{qp_type}::{}::{}-{suffix}", operation.name, rule.id());
         checks.push(Check::new(name, rule, results.expect(), move |session| {
             trial.judge(session, title, &results)
@@ -74,17 +76,17 @@ fn of_operation(checks: &mut Vec<Check>, operation: &'static Operation, qp_type:
     let mut trial = Trial::new(operation, qp_type);
     trial.options.local = AccessFlags::empty();
     let results =
-        if operation.responds { results(operation, Fault::Key) } else { Results::success(operation) };
+        if operation.responds { results(device, operation, Fault::Key) } else { Results::success(operation) };
     let name = format!("data::{qp_type}::{}::{}-read-only", operation.name, rule.id());
     checks.push(Check::new(name, rule, results.expect(), move |session| {
         trial.judge(session, "with a region without LOCAL_WRITE", &results)
     }));
 }
 
-pub(crate) fn checks(checks: &mut Vec<Check>) {
-    for operation in OPERATIONS.iter().filter(|operation| operation.has_sges()) {
+pub(crate) fn checks(checks: &mut Vec<Check>, device: Device) {
+    for operation in device.operations().filter(|operation| operation.has_sges()) {
         for qp_type in operation.on.iter().copied() {
-            of_operation(checks, operation, qp_type);
+            of_operation(checks, device, operation, qp_type);
         }
     }
 }

@@ -6,7 +6,8 @@ use bareverbs_uapi::verbs_values::{QpState, SendFlags, WcFlags, WcStatus};
 use bareverbs_uapi::write::structs::{ModifyQpReq, Wc};
 use bareverbs_uapi::write::types::{WcOpcode, WrOpcode};
 
-use super::operation::{IMMEDIATE, OPERATIONS, Operation};
+use super::Device;
+use super::operation::{IMMEDIATE, Operation};
 use super::trial::{Effect, Requester, Results, Trial, status};
 use crate::answer::Answer;
 use crate::check::{Bug, Check};
@@ -16,7 +17,7 @@ use crate::session::{Session, Step, fail};
 use bareverbs_uapi::abi::Since;
 
 /// All checked series.
-const EVERY: &[Since] = &[Since::V6_1, Since::V6_12, Since::V7_2];
+const EVERY: &[Since] = &[Since::V6_1, Since::V6_12, Since::V7_2, Since::V7_3];
 
 /// Lengths around the path MTU of 1024 bytes, and up to the size of the receive.
 const LENGTHS: [u32; 10] = [0, 1, 3, 4, 1023, 1024, 1025, 2048, 5000, MAXIMUM];
@@ -75,18 +76,15 @@ fn judge_received(session: &mut Session<'_>, pair: &Pair, operation: &Operation,
     value(session, "the opcode of the receive's completion", opcode.0, wc.opcode.0)?;
     value(session, "the length of the received message", operation.length, wc.byte_len)?;
     value(session, "the QPN of the receive's completion", pair.receiver.number, wc.qp_num)?;
-    let flags = if has_immediate(operation) { WcFlags::WITH_IMM } else { WcFlags::empty() };
-    value(
-        session,
-        "the flags of the receive's completion",
-        (flags | WcFlags::GRH).bits(),
-        wc.wc_flags.bits(),
-    )?;
+    let mut flags = if has_immediate(operation) { WcFlags::WITH_IMM } else { WcFlags::empty() };
+    // rxe says so of each message; others, of messages whose GRH is in the receive.
+    flags.set(WcFlags::GRH, session.is_rxe());
+    value(session, "the flags of the receive's completion", flags.bits(), wc.wc_flags.bits())?;
     let immediate = if has_immediate(operation) { IMMEDIATE } else { 0 };
     value(session, "the immediate data", immediate, wc.ex)
 }
 
-fn of_completions(checks: &mut Vec<Check>, operation: &'static Operation, qp_type: QpType) {
+fn of_completions(checks: &mut Vec<Check>, device: Device, operation: &'static Operation, qp_type: QpType) {
     let rule = Rule::Completion;
     let trial = Trial::new(operation, qp_type);
     let name = format!("data::{qp_type}::{}::{}-request", operation.name, rule.id());
@@ -95,7 +93,7 @@ fn of_completions(checks: &mut Vec<Check>, operation: &'static Operation, qp_typ
         let wc = pair.completion(SEND_ID)?;
         judge_sent(session, &pair, operation, &wc)
     });
-    checks.push(if has_immediate(operation) {
+    checks.push(if has_immediate(operation) && device == Device::Rxe {
         check.of_bug(Bug {
             page: "send-completions-carry-the-immediate-flag",
             series: EVERY,
@@ -121,7 +119,7 @@ fn inline(wqe: &mut SendWqe, length: u32) {
     (wqe.dma.length, wqe.dma.resid, wqe.dma.num_sge) = (length, length, 0);
 }
 
-fn of_inline(checks: &mut Vec<Check>, operation: &'static Operation, qp_type: QpType) {
+fn of_inline(checks: &mut Vec<Check>, device: Device, operation: &'static Operation, qp_type: QpType) {
     let rule = Rule::Inline;
     let mut trial = Trial::new(operation, qp_type);
     trial.change = |wqe, sge, _, _| {
@@ -134,6 +132,9 @@ fn of_inline(checks: &mut Vec<Check>, operation: &'static Operation, qp_type: Qp
     checks.push(Check::new(name, rule, results.expect(), move |session| {
         trial.judge(session, "as inline data", &results)
     }));
+    if device != Device::Rxe {
+        return;
+    }
     // The request ends within the mapped queue: the kernel reads no other memory.
     trial.length = 512;
     trial.change = |wqe, _, _, _| inline(wqe, 512);
@@ -179,7 +180,7 @@ fn of_no_sge(checks: &mut Vec<Check>, operation: &'static Operation, qp_type: Qp
 type Attributes = fn(&mut ModifyQpReq);
 
 /// A peer that does not answer.
-fn of_no_peer(checks: &mut Vec<Check>) {
+fn of_no_peer(checks: &mut Vec<Check>, device: Device) {
     let rule = Rule::Retry;
     let expected = status(WcStatus::RETRY_EXC_ERR);
     let fast: [(&str, Attributes); 3] = [
@@ -187,7 +188,7 @@ fn of_no_peer(checks: &mut Vec<Check>) {
         ("retry_cnt-1", |request| (request.timeout, request.retry_cnt) = (8, 1)),
         ("retry_cnt-6", |request| (request.timeout, request.retry_cnt) = (8, 6)),
     ];
-    for operation in OPERATIONS.iter().filter(|operation| operation.on.contains(&QpType::RC)) {
+    for operation in device.operations().filter(|operation| operation.on.contains(&QpType::RC)) {
         for (suffix, attributes) in fast {
             let mut trial = Trial::new(operation, QpType::RC);
             trial.options.attributes = attributes;
@@ -251,21 +252,23 @@ fn of_states(checks: &mut Vec<Check>) {
     }
 }
 
-pub(crate) fn checks(checks: &mut Vec<Check>) {
-    for operation in &OPERATIONS {
+pub(crate) fn checks(checks: &mut Vec<Check>, device: Device) {
+    for operation in device.operations() {
         for qp_type in operation.on.iter().copied() {
-            of_completions(checks, operation, qp_type);
-            if operation.has_sges() {
+            of_completions(checks, device, operation, qp_type);
+            if operation.has_sges() && device == Device::Rxe {
                 of_no_sge(checks, operation, qp_type);
             }
             if operation.has_sges() && !operation.is_atomic() {
                 of_lengths(checks, operation, qp_type);
                 if !operation.responds {
-                    of_inline(checks, operation, qp_type);
+                    of_inline(checks, device, operation, qp_type);
                 }
             }
         }
     }
-    of_no_peer(checks);
-    of_states(checks);
+    of_no_peer(checks, device);
+    if device == Device::Rxe {
+        of_states(checks);
+    }
 }

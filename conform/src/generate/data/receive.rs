@@ -5,7 +5,8 @@ use bareverbs_uapi::uverbs::types::{AccessFlags, QpType};
 use bareverbs_uapi::verbs_values::WcStatus;
 use bareverbs_uapi::write::types::WrOpcode;
 
-use super::operation::{OPERATIONS, Operation};
+use super::Device;
+use super::operation::Operation;
 use super::trial::{Results, Trial};
 use crate::answer::Answer;
 use crate::check::Check;
@@ -14,7 +15,7 @@ use crate::rules::Rule;
 
 /// What is wrong with a receive.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Fault {
+pub(super) enum Fault {
     /// Nothing.
     Fits,
     /// It is shorter than the message.
@@ -50,24 +51,31 @@ const WRONG: [Wrong; 7] = [
 
 /// The results of a message with this receive. rxe reports a short receive like one whose memory may not
 /// be used, and so at both sides (docs/kernel-bugs.md: statuses).
-fn results(operation: &Operation, fault: Fault) -> Results {
+pub(super) fn results(device: Device, operation: &Operation, qp_type: QpType, fault: Fault) -> Results {
     // The data of a write goes to its own target.
     if fault == Fault::Fits || operation.opcode == WrOpcode::RDMA_WRITE_WITH_IMM {
         return Results::success(operation);
     }
-    Results::refused(operation, WcStatus::REM_OP_ERR, WcStatus::LOC_QP_OP_ERR)
+    let mut results = match (device, fault) {
+        (Device::Rxe, _) => Results::refused(operation, WcStatus::REM_OP_ERR, WcStatus::LOC_QP_OP_ERR),
+        (Device::Mlx5, Fault::Short) => {
+            Results::refused(operation, WcStatus::REM_INV_REQ_ERR, WcStatus::LOC_LEN_ERR)
+        }
+        (Device::Mlx5, _) => Results::refused(operation, WcStatus::REM_OP_ERR, WcStatus::LOC_PROT_ERR),
+    };
+    if qp_type == QpType::UC {
+        // The requester has no answer.
+        results.requester = Results::success(operation).requester;
+    }
+    results
 }
 
-fn of_operation(checks: &mut Vec<Check>, operation: &'static Operation, qp_type: QpType) {
+fn of_operation(checks: &mut Vec<Check>, device: Device, operation: &'static Operation, qp_type: QpType) {
     let rule = Rule::ReceiveBuffer;
     for (suffix, title, fault, receive) in WRONG {
         let mut trial = Trial::new(operation, qp_type);
         trial.receive = receive;
-        let mut results = results(operation, fault);
-        if qp_type == QpType::UC && results.breaks_receiver {
-            // The requester has no answer.
-            results.requester = Results::success(operation).requester;
-        }
+        let results = results(device, operation, qp_type, fault);
         let name = format!("data::{qp_type}::{}::{}-{suffix}", operation.name, rule.id());
         checks.push(Check::new(name, rule, results.expect(), move |session| {
             trial.judge(session, title, &results)
@@ -78,10 +86,7 @@ fn of_operation(checks: &mut Vec<Check>, operation: &'static Operation, qp_type:
     }
     let mut trial = Trial::new(operation, qp_type);
     trial.options.remote = AccessFlags::empty();
-    let mut results = results(operation, Fault::Memory);
-    if qp_type == QpType::UC {
-        results.requester = Results::success(operation).requester;
-    }
+    let results = results(device, operation, qp_type, Fault::Memory);
     let name = format!("data::{qp_type}::{}::{}-read-only", operation.name, rule.id());
     checks.push(Check::new(name, rule, results.expect(), move |session| {
         trial.judge(session, "with a receive in a region without LOCAL_WRITE", &results)
@@ -110,10 +115,10 @@ fn of_none(checks: &mut Vec<Check>, operation: &'static Operation, qp_type: QpTy
     }
 }
 
-pub(crate) fn checks(checks: &mut Vec<Check>) {
-    for operation in OPERATIONS.iter().filter(|operation| operation.receives) {
+pub(crate) fn checks(checks: &mut Vec<Check>, device: Device) {
+    for operation in device.operations().filter(|operation| operation.receives) {
         for qp_type in operation.on.iter().copied() {
-            of_operation(checks, operation, qp_type);
+            of_operation(checks, device, operation, qp_type);
             of_none(checks, operation, qp_type);
         }
     }

@@ -1,10 +1,14 @@
 //! Access rights: of the receiver's QP, and of its key.
 
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
 use bareverbs_uapi::uverbs::types::{AccessFlags, QpType};
 use bareverbs_uapi::verbs_values::{EventType, WcStatus};
 use bareverbs_uapi::write::types::WrOpcode;
 
-use super::operation::{OPERATIONS, Operation};
+use super::Device;
+use super::operation::Operation;
 use super::trial::{Results, Trial};
 use crate::answer::{Answer, Change, Expect};
 use crate::check::Check;
@@ -12,6 +16,10 @@ use crate::generate::pair::SEND_ID;
 use crate::rules::Rule;
 use crate::session::{Session, Step};
 use bareverbs_uapi::abi::Since;
+use rustix::io::Errno;
+
+/// Timeout of an event that follows a completion.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// rxe reports violations of keys as events.
 static RXE_ACCESS_EVENT: Change = Change {
@@ -70,12 +78,14 @@ fn of_qp(checks: &mut Vec<Check>, operation: &'static Operation, qp_type: QpType
     }
 }
 
-fn of_key(checks: &mut Vec<Check>, operation: &'static Operation, qp_type: QpType) {
+fn of_key(checks: &mut Vec<Check>, device: Device, operation: &'static Operation, qp_type: QpType) {
     let rule = Rule::RemoteKey;
     for (set, access) in sets(operation) {
         let results = match qp_type {
             _ if access.contains(operation.right) => Results::success(operation),
-            QpType::RC => Results::refused(operation, WcStatus::REM_ACCESS_ERR, WcStatus::REM_ACCESS_ERR),
+            QpType::RC => {
+                Results::refused(operation, WcStatus::REM_ACCESS_ERR, device.receive_of_violation())
+            }
             _ => Results::dropped(operation),
         };
         let mut trial = Trial::new(operation, qp_type);
@@ -88,11 +98,13 @@ fn of_key(checks: &mut Vec<Check>, operation: &'static Operation, qp_type: QpTyp
 }
 
 /// The event of the receiver after a violation of its key.
-fn of_event(checks: &mut Vec<Check>, operation: &'static Operation) {
+fn of_event(checks: &mut Vec<Check>, device: Device, operation: &'static Operation) {
     let rule = Rule::AccessEvent;
     let event = Answer::Value(EventType::QP_ACCESS_ERR.0.into());
     let immediate = operation.opcode == WrOpcode::RDMA_WRITE_WITH_IMM;
-    let expect = if immediate {
+    let expect = if device == Device::Mlx5 {
+        event.into()
+    } else if immediate {
         Answer::AGAIN.into()
     } else {
         Expect::Changed { change: &RXE_ACCESS_EVENT, before: Answer::AGAIN, after: event }
@@ -105,29 +117,37 @@ fn of_event(checks: &mut Vec<Check>, operation: &'static Operation) {
         trial.options.remote = AccessFlags::LOCAL_WRITE;
         let mut pair = trial.post(session)?;
         pair.completion(SEND_ID)?;
-        judge_event(session, fd, expect)
+        judge_event(session, fd, "the event of a request whose R_Key does not allow it", expect)
     }));
 }
 
-fn judge_event(session: &mut Session<'_>, fd: i32, expect: Expect) -> Step<()> {
+/// Judges the next event of a descriptor.
+pub(super) fn judge_event(session: &mut Session<'_>, fd: i32, text: &str, expect: Expect) -> Step<()> {
     let mut bytes = [0; 16];
-    let got = match session.file().read(fd, &mut bytes) {
-        Ok(_) => {
-            let [.., a, b, c, d, _, _, _, _] = bytes;
-            Answer::Value(u32::from_ne_bytes([a, b, c, d]).into())
+    let begin = Instant::now();
+    let awaited = !session.is_rxe() && expect.on(session.series) != Answer::AGAIN;
+    let got = loop {
+        match session.file().read(fd, &mut bytes) {
+            Ok(_) => {
+                let [.., a, b, c, d, _, _, _, _] = bytes;
+                break Answer::Value(u32::from_ne_bytes([a, b, c, d]).into());
+            }
+            // The events of rxe precede the completion.
+            Err(Errno::AGAIN) if awaited && begin.elapsed() < TIMEOUT => {
+                sleep(Duration::from_millis(1));
+            }
+            Err(errno) => break Answer::errno(errno),
         }
-        Err(errno) => Answer::errno(errno),
     };
-    let text = "the event of a request whose R_Key does not allow it";
     session.compare(&text, expect.on(session.series), got).map(drop)
 }
 
-pub(crate) fn checks(checks: &mut Vec<Check>) {
-    for operation in OPERATIONS.iter().filter(|operation| operation.has_key()) {
+pub(crate) fn checks(checks: &mut Vec<Check>, device: Device) {
+    for operation in device.operations().filter(|operation| operation.has_key()) {
         for qp_type in operation.on {
             of_qp(checks, operation, *qp_type);
-            of_key(checks, operation, *qp_type);
+            of_key(checks, device, operation, *qp_type);
         }
-        of_event(checks, operation);
+        of_event(checks, device, operation);
     }
 }
