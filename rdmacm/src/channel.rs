@@ -652,14 +652,16 @@ mod tests {
         let (channel, key) = (EventChannel::simulated_private(), new_key());
         channel.claim(key);
         channel.lock().deliver(event(key, EventType::ADDR_RESOLVED), &mut Vec::new());
+        let (start, timeout) = (Instant::now(), Duration::from_secs(10));
         std::thread::scope(|scope| {
-            let waits = scope.spawn(|| channel.wait_timeout(Duration::from_secs(5)).unwrap());
+            let waits = scope.spawn(|| channel.wait_timeout(timeout).unwrap());
             while !channel.lock().sleeping {
                 std::thread::yield_now();
             }
             channel.unclaim(key);
             assert!(waits.join().unwrap().is_some_and(|event| event.key == key));
         });
+        assert!(start.elapsed() < timeout);
     }
 
     #[test]
