@@ -304,7 +304,8 @@ impl Listener {
     }
 
     /// Waits for a request and accepts it with a new endpoint on its device. Receives may be posted
-    /// afterwards: the peer's messages are repeated until then.
+    /// afterwards: the peer's messages are repeated until then. For buffers of another type, such as
+    /// leases of a pool, see [`Incoming::accept`].
     ///
     /// The time limit is for the request, and again for the confirmation by the peer.
     ///
@@ -537,7 +538,8 @@ impl Connector {
     }
 
     /// Connects to the first of the addresses that has a route, with a new endpoint. Receives may
-    /// be posted afterwards: the peer's messages are repeated until then.
+    /// be posted afterwards: the peer's messages are repeated until then. For buffers of another type,
+    /// such as leases of a pool, see [`Route::connect`].
     ///
     /// The time limit is for the resolution of an address, and again for the answer of the peer.
     ///
@@ -672,6 +674,21 @@ impl Route {
     /// [`EndpointOptions::keepalive`]. The kernel's connection manager sets `REMOTE_WRITE` of the
     /// peer's QP. Set `keepalive(None)` for a peer that removes this right: a probe would end the
     /// connection.
+    ///
+    /// ```no_run
+    /// use bareverbs::owned::{Endpoint, Lease};
+    /// use bareverbs_rdmacm::{ConnectOptions, Connector};
+    /// use std::time::Duration;
+    ///
+    /// # const LIMIT: Duration = Duration::from_secs(10);
+    /// # fn connect(connector: &Connector) -> bareverbs_rdmacm::Result<()> {
+    /// let route = connector.resolve("10.1.0.1:7174", LIMIT)?;
+    /// let pd = connector.domains().pd(route.device()?)?;
+    /// let endpoint: Endpoint<Lease> = Endpoint::options().port(route.port()?).build(&pd)?;
+    /// let server = route.connect(endpoint, &ConnectOptions::default(), LIMIT)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// The queue is dropped then.

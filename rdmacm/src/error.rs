@@ -235,7 +235,7 @@ impl<B> From<bareverbs::owned::NotPosted<B>> for Error {
 impl<B> From<bareverbs::owned::Failed<B>> for Error {
     /// The buffer is dropped.
     fn from(failed: bareverbs::owned::Failed<B>) -> Self {
-        failed.error.into()
+        bareverbs::Error::from(failed).into()
     }
 }
 

@@ -261,7 +261,8 @@ impl<R: Readiness> Listener<R> {
     }
 
     /// Waits for a request and accepts it with a new endpoint on its device. Receives may be posted
-    /// afterwards: the peer's messages are repeated until then.
+    /// afterwards: the peer's messages are repeated until then. For buffers of another type, such as
+    /// leases of a pool, see [`Incoming::accept`].
     ///
     /// While it waits for the confirmation of one peer, it takes no other request: to do both, spawn
     /// a task for each [`Incoming`]. Dropping the future rejects a request that was taken.
@@ -393,7 +394,8 @@ impl<R: Readiness> Connector<R> {
     }
 
     /// Connects to a peer, with a new endpoint on one of the connector's devices. Receives may be
-    /// posted afterwards: the peer's messages are repeated until then.
+    /// posted afterwards: the peer's messages are repeated until then. For buffers of another type,
+    /// such as leases of a pool, see [`Connector::resolve`] and [`Route::connect`].
     ///
     /// Dropping the future ends the attempt. The kernel gives up by itself after about 70 to 100
     /// seconds on RoCE.

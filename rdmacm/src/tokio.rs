@@ -22,6 +22,36 @@
 //!     server.disconnect().await
 //! }
 //! ```
+//!
+//! A server of many peers takes one request after the other, and answers each in a task of its own. Its
+//! endpoints have buffers of a pool here:
+//!
+//! ```no_run
+//! use bareverbs::Pd;
+//! use bareverbs::owned::{Endpoint, Lease, Pool};
+//! use bareverbs_rdmacm::tokio::{Incoming, Listener};
+//! use bareverbs_rdmacm::{ConnectOptions, Result};
+//! use std::net::SocketAddr;
+//!
+//! async fn serve(addr: SocketAddr) -> Result<()> {
+//!     let listener = Listener::bind(addr)?;
+//!     loop {
+//!         let request = listener.get_request().await?;
+//!         let pd = listener.domains().pd(request.device()?)?;
+//!         tokio::spawn(answer(request, pd));
+//!     }
+//! }
+//!
+//! async fn answer(request: Incoming, pd: Pd) -> Result<()> {
+//!     let pool = Pool::new(&pd, 16, 4096)?;
+//!     let mut endpoint: Endpoint<Lease> = Endpoint::options().port(request.port()?).build(&pd)?;
+//!     endpoint.post_recv(pool.take().expect("a free buffer"))?;
+//!     let peer = request.accept(endpoint, &ConnectOptions::default()).await?;
+//!     let mut peer = peer.try_map(bareverbs::tokio::Endpoint::new)?;
+//!     println!("{:?}", peer.wait().await?.message());
+//!     peer.disconnected().await
+//! }
+//! ```
 
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::task::{Context, Poll, ready};

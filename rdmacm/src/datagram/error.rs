@@ -67,7 +67,7 @@ impl<B> From<bareverbs::owned::NotPosted<B>> for DatagramError {
 
 impl<B> From<bareverbs::owned::Failed<B>> for DatagramError {
     fn from(failed: bareverbs::owned::Failed<B>) -> Self {
-        failed.error.into()
+        bareverbs::Error::from(failed).into()
     }
 }
 

@@ -230,7 +230,7 @@ impl<P: Provider> Session<P> {
 
     fn failed(&mut self, failed: Failed<Part>) -> Result<()> {
         if self.phase == Phase::Open {
-            return Err(failed.error.into());
+            return Err(bareverbs::Error::from(failed).into());
         }
         // The operations that are left are flushed, or the peer has gone once it had read all.
         self.phase = Phase::Ended;

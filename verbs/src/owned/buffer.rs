@@ -214,7 +214,22 @@ unsafe impl<M: MemoryOwner + Send + 'static> Target for Mr<M> {}
 /// A [`Part`], a [`Shared`], an [`ExposedSource`] or a [`Lease`], for connections that post several of
 /// them.
 ///
-/// It is a [`Source`] only. For receives, reads and atomics, post the [`Part`] or [`Lease`] itself.
+/// It is a [`Source`] only: a device may not write all of them. Operations that write the buffer take
+/// the [`Part`] or the [`Lease`] itself. So an endpoint of this type has no `post_recv`, `post_read` or
+/// `post_fetch_add`:
+///
+/// ```no_run
+/// use bareverbs::Remote;
+/// use bareverbs::owned::{AnyBuffer, Endpoint, Lease, Op};
+///
+/// # fn post(endpoint: &mut Endpoint<AnyBuffer>, leases: [Lease; 3], from: Remote) -> bareverbs::Result<()> {
+/// let [message, value, old] = leases;
+/// endpoint.post_recv_tagged(message, 1)?;
+/// endpoint.post(Op::read(value, ..64, from).tag(2).any())?;
+/// endpoint.post(Op::fetch_add(old, from, 1).tag(3).any())?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum AnyBuffer<M = Buffer> {

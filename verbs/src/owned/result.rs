@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::Source;
 use crate::error::error_with_object;
-use crate::{Error, Imm, PostError, PostReason, PushError, WcOpcode, WcStatus};
+use crate::{Error, Imm, PostError, PostReason, PushError, WcOpcode, WcStatus, wc_status_str};
 
 /// A successful operation, with its buffer.
 #[non_exhaustive]
@@ -168,10 +168,40 @@ impl<B> From<NotPosted<B>> for Failed<B> {
     }
 }
 
-error_with_object!(Failed<B>);
+impl<B> Failed<B> {
+    /// The status that moved the QP to ERR, if the operation was flushed.
+    fn cause_of_flush(&self) -> Option<WcStatus> {
+        match self.error {
+            Error::Completion { status: WcStatus::WR_FLUSH_ERR, .. } => self.cause,
+            _ => None,
+        }
+    }
+}
+
+impl<B> fmt::Display for Failed<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(cause) = self.cause_of_flush() else { return fmt::Display::fmt(&self.error, f) };
+        let verb = self.error.verb().unwrap_or_default();
+        write!(f, "{verb} was flushed, because the QP had failed: {cause:?}, {}", wc_status_str(cause))
+    }
+}
+
+impl<B> std::error::Error for Failed<B> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
+    }
+}
 
 impl<B> From<Failed<B>> for Error {
-    fn from(failed: Failed<B>) -> Self {
+    /// The error of a flushed operation gets the [`cause`](Failed::cause) as its status, so that
+    /// [`Error::is_peer_lost`] is true for a dead peer, too. The vendor error of the cause is unknown:
+    /// it is 0. The buffer is dropped.
+    fn from(mut failed: Failed<B>) -> Self {
+        if let Some(cause) = failed.cause_of_flush()
+            && let Self::Completion { status, vendor_err, .. } = &mut failed.error
+        {
+            (*status, *vendor_err) = (cause, 0);
+        }
         failed.error
     }
 }
@@ -253,6 +283,34 @@ mod tests {
         assert!(failed(WcStatus::WR_FLUSH_ERR, Some(WcStatus::RETRY_EXC_ERR)));
         assert!(!failed(WcStatus::RNR_RETRY_EXC_ERR, None));
         assert!(!failed(WcStatus::WR_FLUSH_ERR, Some(WcStatus::REM_ACCESS_ERR)));
+    }
+
+    #[test]
+    fn error_of_a_flushed_operation_has_the_cause() {
+        let failed = |status, cause| {
+            let error = Error::Completion {
+                verb: "Endpoint::post_recv",
+                status,
+                vendor_err: 0xf9,
+                driver: crate::DriverId::MLX5,
+            };
+            Failed::<()> { cause, ..error.into() }
+        };
+        let converted = |status, cause| match Error::from(failed(status, cause)) {
+            Error::Completion { status, vendor_err, .. } => (status, vendor_err),
+            error => panic!("{error}"),
+        };
+        let (flushed, lost) = (WcStatus::WR_FLUSH_ERR, WcStatus::RETRY_EXC_ERR);
+        assert_eq!(converted(flushed, Some(lost)), (lost, 0));
+        assert_eq!(converted(flushed, None), (flushed, 0xf9));
+        assert_eq!(converted(WcStatus::LOC_PROT_ERR, Some(lost)), (WcStatus::LOC_PROT_ERR, 0xf9));
+        assert!(Error::from(failed(flushed, Some(lost))).is_peer_lost());
+        assert_eq!(
+            failed(flushed, Some(lost)).to_string(),
+            "Endpoint::post_recv was flushed, because the QP had failed: RETRY_EXC_ERR, the peer did not \
+             respond to any retry: it is gone, or the path is broken"
+        );
+        assert_eq!(failed(flushed, None).to_string(), failed(flushed, None).error.to_string());
     }
 
     #[test]
