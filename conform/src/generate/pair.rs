@@ -184,7 +184,7 @@ impl Region {
 /// The queues of a QP.
 enum Queues {
     Rings { send: Ring, recv: Ring },
-    Provided(ProvidedQp),
+    Provided(Box<ProvidedQp>),
 }
 
 /// A QP with its queues.
@@ -410,7 +410,13 @@ impl Pair {
         if !session.is_rxe() {
             let made = ProvidedQp::new(&session.provider()?, qp_type, pd, cq, srq)?;
             let (qp, number) = (Qp::of(session, made.handle, qp_type)?, made.number);
-            return Ok(Endpoint { qp, number, region, srq: made.srq(), queues: Queues::Provided(made) });
+            return Ok(Endpoint {
+                qp,
+                number,
+                region,
+                srq: made.srq(),
+                queues: Queues::Provided(Box::new(made)),
+            });
         }
         let mut call = session.qp_call(qp_type, pd, cq);
         let mut shared = None;

@@ -172,9 +172,11 @@ fn judge(session: &mut Session<'_>, title: &str, expect: Expect, got: WcStatus) 
 /// The binds that mlx5 judges when they are executed. It judges the region at each access.
 const BINDS_OF_MLX5: [&str; 4] = ["good", "whole-region", "read-of-read-only", "window-unknown"];
 
+type Unusable = (&'static str, u64, fn(&mut MwWr));
+
 /// Binds of mlx5 to memory that the window may not open: a name, the first byte of a write, and what is
 /// wrong.
-const UNUSABLE: [(&str, u64, fn(&mut MwWr)); 3] = [
+const UNUSABLE: [Unusable; 3] = [
     ("l_key-unknown", START, |bind| bind.mr_lkey = 0x00de_ad00),
     ("l_key-low-byte", START, |bind| bind.mr_lkey ^= 0xff),
     ("across-the-end", REGION as u64, |bind| bind.length = REGION as u64),
