@@ -112,12 +112,13 @@ fn charts(runs: &[(&str, &Report)]) -> Vec<Chart> {
     let several_sizes = runs.iter().any(|(_, run)| run.results.len() > 1);
     let bandwidth = runs.iter().any(|(_, run)| run.test == Measure::Bandwidth);
     if several_sizes && bandwidth {
-        charts.push(by_size(runs, "Bandwidth by message size", "Gbit/s", |result| {
+        charts.push(by_size(runs, "Bandwidth by message size", ("Gbit/s", Scale::Linear), |result| {
             result.bandwidth.as_ref().map(|figures| figures.gbit_per_second)
         }));
     }
     if several_sizes {
-        charts.push(by_size(runs, "Median latency by message size", "us", |result| {
+        // The latency of a large message is a thousand times that of a small one.
+        charts.push(by_size(runs, "Median latency by message size", ("us", Scale::Log(10)), |result| {
             result.latency.as_ref().map(|latency| latency.p50)
         }));
     }
@@ -159,7 +160,7 @@ fn latencies(runs: &[(&str, &Report)]) -> Chart {
 fn by_size(
     runs: &[(&str, &Report)],
     title: &str,
-    unit: &str,
+    (unit, scale): (&str, Scale),
     value: impl Fn(&SizeResult) -> Option<f64>,
 ) -> Chart {
     let series = |(name, run): &(&str, &Report)| {
@@ -170,7 +171,7 @@ fn by_size(
     Chart {
         title: title.into(),
         x: ("bytes".into(), Scale::Log(2)),
-        y: (unit.into(), Scale::Linear),
+        y: (unit.into(), scale),
         series: runs.iter().map(series).collect(),
     }
 }

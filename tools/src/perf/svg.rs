@@ -7,7 +7,8 @@ const WIDTH: f64 = 400.0;
 const HEIGHT: f64 = 250.0;
 /// The place of the axes.
 const LEFT: f64 = 52.0;
-const RIGHT: f64 = 12.0;
+/// Half of the label of a tick at the end of the axis fits in there.
+const RIGHT: f64 = 22.0;
 const TOP: f64 = 14.0;
 const BOTTOM: f64 = 42.0;
 
