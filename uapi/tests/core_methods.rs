@@ -319,6 +319,7 @@ fn queries_change_nothing_and_take_no_addresses() {
         "QueryGidTable",
         "QueryGidEntry",
         "QueryPortSpeed",
+        "QueryCompCntrCaps",
         "QueryMr",
         "CountersRead",
     ];
