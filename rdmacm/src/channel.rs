@@ -686,4 +686,62 @@ mod tests {
         assert_eq!(count.0.load(Ordering::Relaxed), 1);
         assert!(channel.try_event(Some(key)).unwrap().is_some());
     }
+    #[test]
+    fn claim_of_a_migrated_id_moves_with_it() {
+        let (old, new, key) = (EventChannel::simulated(), EventChannel::simulated(), new_key());
+        old.claim(key);
+        new.take_over(&old, key, &[]);
+        assert!(!old.lock().are_claimed());
+        new.file().kernel().report(event(key, EventType::ADDR_RESOLVED));
+        assert!(new.try_wait().unwrap().is_none());
+        assert!(new.try_event(Some(key)).unwrap().is_some());
+    }
+
+    #[test]
+    fn thread_that_sleeps_no_longer_lets_another_one_read() {
+        let (channel, key) = (EventChannel::simulated(), new_key());
+        channel.claim(key);
+        std::thread::scope(|scope| {
+            scope.spawn(|| assert!(channel.wait_timeout(Duration::from_millis(100)).unwrap().is_none()));
+            while !channel.lock().sleeping {
+                std::thread::yield_now();
+            }
+            let start = Instant::now();
+            let end = start.checked_add(Duration::from_secs(20));
+            channel.file().kernel().report(event(key, EventType::ADDR_RESOLVED));
+            // The descriptor of a simulated file is never readable, so the first thread sleeps on.
+            assert!(channel.wait_until(Some(key), end).unwrap().is_some());
+            assert!(start.elapsed() < Duration::from_secs(10), "it was woken");
+        });
+    }
+
+    #[test]
+    fn thread_that_has_slept_wakes_tasks_that_read_by_themselves() {
+        let (channel, count) = (EventChannel::simulated(), Arc::new(Count::default()));
+        register(&channel, None, &Waker::from(Arc::clone(&count)));
+        assert!(channel.wait_timeout(Duration::from_millis(1)).unwrap().is_none());
+        assert_eq!(count.0.load(Ordering::Relaxed), 1);
+    }
+
+    #[cfg(any(feature = "async-io", feature = "tokio"))]
+    #[test]
+    fn readiness_without_claims_wakes_tasks_and_reads_nothing() {
+        let (channel, count) = (EventChannel::simulated(), Arc::new(Count::default()));
+        register(&channel, None, &Waker::from(Arc::clone(&count)));
+        channel.file().kernel().report(event(new_key(), EventType::ADDR_RESOLVED));
+        assert!(!channel.serve());
+        assert_eq!(count.0.load(Ordering::Relaxed), 1);
+        assert!(channel.try_wait().unwrap().is_some());
+    }
+
+    #[test]
+    fn wake_of_a_channel_is_read_once() {
+        let channel = EventChannel::simulated();
+        let event = &channel.inner.wake.get().unwrap().event;
+        for _ in 0..2 {
+            channel.wake();
+            channel.forget_wake();
+            assert_eq!(rustix::io::read(event, &mut [0; 8]), Err(Errno::AGAIN));
+        }
+    }
 }

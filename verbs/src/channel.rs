@@ -76,6 +76,14 @@ impl CompChannel {
         Self { events: Arc::new(events.expect("a descriptor")) }
     }
 
+    /// A channel whose events the test writes to a pipe.
+    #[cfg(test)]
+    pub(crate) fn with_pipe(file: &Arc<DeviceFile>) -> (Self, std::os::fd::OwnedFd) {
+        let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK).expect("a pipe");
+        let events = EventFd::new(read, "completion events", Arc::clone(file));
+        (Self { events: Arc::new(events.expect("a descriptor")) }, write)
+    }
+
     pub(crate) fn file(&self) -> &Arc<DeviceFile> {
         self.events.file()
     }

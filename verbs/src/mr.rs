@@ -298,7 +298,7 @@ impl Mr<RawMemory> {
     /// An MR of these bytes, whose deregistration fails.
     #[cfg(test)]
     pub(crate) fn remote_for_test(domain: &Arc<PdShared>, addr: *mut u8, len: usize) -> Self {
-        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
         let iova = addr.expose_provenance() as u64;
         Self::over_range(Registration { iova, ..Registration::for_test(domain, access) }, addr, len)
     }

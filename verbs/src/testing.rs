@@ -65,6 +65,8 @@ pub(crate) struct Log {
     pub(crate) poll_panics: u32,
     /// The number of times that CQs were armed.
     pub(crate) arms: u32,
+    /// Is called after a CQ was armed, with 0.
+    pub(crate) armed: Hook,
     /// Whether the fast path of polls declines every completion.
     pub(crate) declines: bool,
     rings: u32,
@@ -114,7 +116,7 @@ impl Plain {
         let mut resp = ExQueryDeviceResp::zeroed();
         let base = &mut resp.base;
         (base.max_qp_wr, base.max_sge, base.max_cqe) = (1 << 10, 4, 1 << 10);
-        (base.max_srq_wr, base.max_srq_sge) = (1 << 10, 4);
+        (base.max_srq_wr, base.max_srq_sge, base.phys_port_cnt) = (1 << 10, 4, 1);
         let file = std::fs::File::open(path).expect("a file that is there");
         // SAFETY: the file fails every ioctl and mmap: tests pass `/dev/null` and `/dev/urandom`
         // only.
@@ -341,7 +343,14 @@ unsafe impl CompletionQueue for Ring {
     fn release(&mut self) {}
 
     fn arm(&mut self, _: bool) -> Result<(), IoctlError> {
-        self.plain.log().arms += 1;
+        let hook = {
+            let mut log = self.plain.log();
+            log.arms += 1;
+            log.armed.clone()
+        };
+        if let Hook(Some(hook)) = hook {
+            hook(0);
+        }
         Ok(())
     }
 }

@@ -594,6 +594,16 @@ mod tests {
     }
 
     #[test]
+    fn word_of_another_pd_is_no_target_of_local_atomics() {
+        let exposed = exposed(&Arc::default());
+        let own = Arc::clone(exposed.memory.remote.domain());
+        let other = Plain::default().domain();
+        assert_eq!(exposed.atomic_word("test", &own, 8).unwrap(), exposed.remote(8..).unwrap());
+        let refused = exposed.atomic_word("test", other.domain(), 8).unwrap_err();
+        assert!(refused.to_string().contains("another protection domain"), "{refused}");
+    }
+
+    #[test]
     fn access_without_remote_rights_or_with_mw_bind_is_rejected() {
         let (pd, freed) = (Plain::default().domain(), Arc::default());
         for access in

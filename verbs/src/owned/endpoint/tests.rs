@@ -1502,3 +1502,207 @@ fn probe_whose_doorbell_is_refused_ends_the_connection() {
     let failed = setup.endpoint.poll().unwrap().unwrap_err();
     assert!(matches!(failed.error, Error::UnknownCompletion { .. }), "it was not posted: {failed}");
 }
+
+#[test]
+fn endpoint_arms_its_cq_again_after_its_event_was_read() {
+    let mut setup = Setup::new();
+    let (channel, events) = CompChannel::with_pipe(setup.endpoint.qp().pd().context().file());
+    setup.endpoint.queues.channel = channel;
+    setup.post();
+    rustix::io::write(&events, &[0; 8]).unwrap();
+    // The event is that of a completion which another poll has taken.
+    assert!(setup.endpoint.wait_timeout(Duration::from_millis(20)).unwrap().is_none());
+    assert_eq!(setup.plain.log().arms, 2);
+}
+
+#[test]
+fn waits_poll_again_after_they_have_armed_the_cq() {
+    let mut setup = Setup::new();
+    let wr_id = setup.post();
+    let plain = setup.plain.clone();
+    setup.plain.log().armed = Hook(Some(Arc::new(move |_| {
+        plain.log().completions.push_back(completion(wr_id, WcStatus::SUCCESS))
+    })));
+    // The channel of the setup fails to wait.
+    assert!(setup.endpoint.wait().unwrap().is_recv());
+    setup.plain.log().armed = Hook(None);
+}
+
+#[test]
+fn marker_whose_doorbell_was_refused_counts_as_posted() {
+    let mut setup = Setup::new();
+    setup.send(1, false);
+    let refused = DoorbellError::Posted(IoctlError { method: "PostSend", errno: Errno::NOMEM });
+    setup.plain.log().refusals.push_back(refused);
+    setup.endpoint.abort();
+    setup.complete(MARKER, WcStatus::WR_FLUSH_ERR);
+    assert_eq!((setup.ended(), setup.endpoint.pending()), (vec![1], 0));
+}
+
+#[test]
+fn qp_of_a_dropped_endpoint_is_moved_to_err_if_sends_are_outstanding() {
+    for (sends, states) in [(false, &[][..]), (true, &[QpState::ERR])] {
+        let mut setup = Setup::new();
+        if sends {
+            setup.send(1, true);
+        }
+        let Setup { plain, endpoint, .. } = setup;
+        drop(endpoint);
+        assert_eq!(plain.log().states, states);
+    }
+}
+
+#[test]
+fn endpoint_whose_qp_was_destroyed_cannot_connect() {
+    let test = || {
+        let mut setup = Setup::new();
+        succeed_ioctls();
+        expire_in_scope(&mut setup).unwrap_err();
+        let connected = setup.endpoint.connect(&Address::new(Gid::default(), 1));
+        assert!(matches!(connected, Err(Error::Closed { verb: "Endpoint::connect", .. })), "{connected:?}");
+        let attr = QpAttr { qp_state: QpState::RTS, ..QpAttr::default() };
+        let connected = setup.endpoint.connect_by(&attr, QpAttrMask::STATE);
+        assert!(
+            matches!(connected, Err(Error::Closed { verb: "Endpoint::connect_by", .. })),
+            "{connected:?}"
+        );
+    };
+    std::thread::spawn(test).join().unwrap();
+}
+
+#[test]
+fn scope_of_a_refused_receive_does_not_wait_for_it() {
+    let test = || {
+        let mut setup = Setup::new();
+        succeed_ioctls();
+        let mut region = setup.buffer();
+        setup.plain.log().rejections.push_back(PushError::QueueFull { capacity: 1 });
+        let refused = setup.endpoint.scope(|scope| scope.post_recv(&mut region, 1).is_err());
+        assert!(refused.unwrap(), "the queue rejects the request");
+        assert!(!setup.endpoint.qp().is_destroyed());
+    };
+    std::thread::spawn(test).join().unwrap();
+}
+
+#[cfg(any(feature = "async-io", feature = "tokio"))]
+#[test]
+fn half_that_reads_the_event_wakes_the_other() {
+    let mut setup = Setup::new();
+    setup.post();
+    let (channel, events) = CompChannel::with_pipe(setup.endpoint.qp().pd().context().file());
+    setup.endpoint.queues.channel = channel;
+    let (sender, receiver) = setup.endpoint.split();
+    let wakes = Arc::new(Wakes::default());
+    let waker = std::task::Waker::from(Arc::clone(&wakes));
+    let cx = std::task::Context::from_waker(&waker);
+    for times in 1..3 {
+        assert!(receiver.poll_wait(&cx).is_pending());
+        rustix::io::write(&events, &[0; 8]).unwrap();
+        assert_eq!(sender.take_events().unwrap(), Some(()));
+        assert_eq!(wakes.0.load(Ordering::Relaxed), times);
+    }
+    assert_eq!(setup.plain.log().arms, 2);
+}
+
+#[test]
+fn refused_doorbell_of_a_half_ends_the_connection() {
+    let setup = Setup::new();
+    setup.refuse_doorbell();
+    let buffer = setup.buffer();
+    let (mut sender, _receiver) = setup.endpoint.split();
+    assert!(sender.post(Op::send(buffer, ..)).is_err());
+    assert_eq!(setup.plain.log().states, [QpState::ERR]);
+}
+
+/// Reads the event of a pipe when it is polled.
+#[cfg(any(feature = "async-io", feature = "tokio"))]
+struct ReadsPipe;
+
+#[cfg(any(feature = "async-io", feature = "tokio"))]
+impl crate::readiness::sealed::Readiness for ReadsPipe {
+    const RUNTIME: &'static str = "none";
+
+    fn new(_: crate::readiness::sealed::Events<'_>) -> Result<Self> {
+        Ok(Self)
+    }
+
+    async fn until<T: Send>(&self, mut take: impl FnMut() -> Result<Option<T>> + Send) -> Result<T> {
+        match take()? {
+            Some(taken) => Ok(taken),
+            None => std::future::pending().await,
+        }
+    }
+
+    fn poll_drain(
+        &self,
+        _: &mut std::task::Context<'_>,
+        _: &mut dyn FnMut() -> Result<()>,
+    ) -> std::task::Poll<Result<()>> {
+        std::task::Poll::Pending
+    }
+}
+
+#[cfg(any(feature = "async-io", feature = "tokio"))]
+#[test]
+fn await_arms_the_cq_again_after_its_event_was_read() {
+    use std::task::{Context, Waker};
+
+    let mut setup = Setup::new();
+    let (channel, events) = CompChannel::with_pipe(setup.endpoint.qp().pd().context().file());
+    setup.endpoint.queues.channel = channel;
+    setup.post();
+    rustix::io::write(&events, &[0; 8]).unwrap();
+    let Setup { plain, endpoint, .. } = setup;
+    let mut endpoint = crate::runtime::Endpoint::<ReadsPipe, _, _>::new(endpoint).unwrap();
+    let mut wait = std::pin::pin!(endpoint.wait());
+    assert!(wait.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    assert_eq!(plain.log().arms, 2);
+}
+
+#[cfg(any(feature = "async-io", feature = "tokio"))]
+#[test]
+fn await_of_a_replaced_endpoint_or_half_is_refused() {
+    use std::task::{Context, Poll, Waker};
+
+    let mut context = Context::from_waker(Waker::noop());
+    let posted = || {
+        let mut setup = Setup::new();
+        setup.post();
+        setup.endpoint
+    };
+    let mut endpoint = crate::runtime::Endpoint::<NoWait, _, _>::new(Setup::new().endpoint).unwrap();
+    *endpoint.get_mut() = posted();
+    let polled = std::pin::pin!(endpoint.wait()).poll(&mut context);
+    let Poll::Ready(Err(refused)) = polled else { panic!("it is refused") };
+    assert!(matches!(refused.error, Error::Invalid { verb: "Endpoint::wait", .. }), "{refused}");
+    let endpoint = crate::runtime::Endpoint::<NoWait, _, _>::new(Setup::new().endpoint).unwrap();
+    let (_sender, mut receiver) = endpoint.split();
+    let (_other, half) = posted().split();
+    *receiver.get_mut() = half;
+    let polled = std::pin::pin!(receiver.wait()).poll(&mut context);
+    let Poll::Ready(Err(refused)) = polled else { panic!("it is refused") };
+    assert!(refused.error.to_string().contains("the half was replaced"), "{refused}");
+}
+
+#[cfg(any(feature = "async-io", feature = "tokio"))]
+#[test]
+fn completion_of_a_cq_is_awaited_on_its_own_channel_only() {
+    use std::task::{Context, Poll, Waker};
+
+    let mut context = Context::from_waker(Waker::noop());
+    let plain = Plain::default();
+    let pd = plain.domain();
+    let [own, other] = [(); 2].map(|()| CompChannel::for_test(pd.context().file()));
+    let init = CqInit { channel: Some(&own), ..CqInit::new(8) };
+    let mut cq = pd.context().create_cq(&init).unwrap();
+    let mut other = crate::runtime::CompChannel::<NoWait>::new(other).unwrap();
+    let polled = std::pin::pin!(other.completion(&mut cq)).poll(&mut context);
+    assert!(matches!(polled, Poll::Ready(Err(Error::Invalid { verb: "CompChannel::completion", .. }))));
+    let log = plain.clone();
+    plain.log().armed =
+        Hook(Some(Arc::new(move |_| log.log().completions.push_back(completion(7, WcStatus::SUCCESS)))));
+    let mut own = crate::runtime::CompChannel::<NoWait>::new(own).unwrap();
+    let polled = std::pin::pin!(own.completion(&mut cq)).poll(&mut context);
+    assert!(matches!(polled, Poll::Ready(Ok(WorkCompletion { wr_id: 7, .. }))), "it arrived meanwhile");
+    plain.log().armed = Hook(None);
+}

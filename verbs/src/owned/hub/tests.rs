@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use super::driver::DriverGuard;
 use super::election::DriverKind;
-use super::reaper::PROBE;
+use super::reaper::{Depths, PROBE};
 use super::*;
 use crate::owned::{AnyBuffer, Done, Failed, Op, Outcome, Pending, Pool};
 use crate::testing::{Hook, Plain, completion, ends, succeed_ioctls};
@@ -823,4 +823,200 @@ fn options_that_connections_do_not_have_are_refused() {
         let refused = setup.hub.connection_with(&options).unwrap_err();
         assert!(refused.to_string().contains(named), "{refused}");
     }
+}
+
+#[test]
+fn connection_that_cannot_be_created_takes_no_room() {
+    let setup = Setup::new(8);
+    let depths = Depths { sends: 2, recvs: 2, ..Depths::default() };
+    let attr = (ConnectAttr::new(1, 0), Policy::default());
+    // The device file of the test accepts no command.
+    setup.hub.open("test", attr, (depths, 0), |address| address, None).unwrap_err();
+    assert_eq!(setup.hub.free_entries(), 8);
+    let probes = std::iter::from_fn(|| setup.hub.inner().lock().reserve_probe().then_some(())).count();
+    assert_eq!(probes, 4, "half of the entries");
+}
+
+#[test]
+fn completions_of_an_earlier_qp_of_the_same_number_do_not_end_a_connection() {
+    let test = || {
+        let setup = Setup::new(8);
+        succeed_ioctls();
+        let open = || {
+            let depths = Depths { sends: 1, recvs: 1, ..Depths::default() };
+            let attr = (ConnectAttr::new(1, 0), Policy::default());
+            setup.hub.open("test", attr, (depths, 0), |address| address, None).unwrap()
+        };
+        let first = open();
+        // Each QP of the test has two rings.
+        let qp_num = first.inner().conn.qp_num + 2;
+        let stale = WorkCompletion { qp_num, ..completion(0x1234, WcStatus::WR_FLUSH_ERR) };
+        setup.plain.log().completions.push_back(stale);
+        let second = open();
+        assert_eq!(second.inner().conn.qp_num, qp_num);
+        setup.hub.poll(8);
+        assert!(first.failure().is_none() && second.failure().is_none());
+    };
+    std::thread::spawn(test).join().unwrap();
+}
+
+#[test]
+fn slot_of_a_detached_operation_is_free_after_its_completion() {
+    let setup = Setup::new(4);
+    let peer = setup.connection(1);
+    let (pending, wr_id) = setup.recv(&peer);
+    pending.detach();
+    setup.complete(&peer, wr_id, WcStatus::SUCCESS);
+    assert_eq!(setup.hub.poll(1), 1);
+    let mut next = peer.recv(setup.buffer());
+    assert!(next.wait_timeout(Duration::ZERO).unwrap().is_none(), "it is posted");
+}
+
+#[test]
+fn completion_that_arrives_while_the_cq_is_armed_is_reaped() {
+    let setup = Setup::new(4);
+    let peer = setup.connection(1);
+    let (mut pending, wr_id) = setup.recv(&peer);
+    let (plain, qp_num) = (setup.plain.clone(), peer.address().qp_num);
+    setup.plain.log().armed = Hook(Some(Arc::new(move |_| {
+        let arrived = WorkCompletion { qp_num, ..completion(wr_id, WcStatus::SUCCESS) };
+        plain.log().completions.push_back(arrived);
+    })));
+    assert!(setup.hub.inner().arm().unwrap(), "no event will report it");
+    setup.plain.log().armed = Hook(None);
+    assert!(pending.wait_timeout(Duration::ZERO).unwrap().is_some());
+}
+
+#[test]
+fn cq_is_armed_again_after_its_event_was_read() {
+    let mut setup = Setup::new(4);
+    let (channel, events) = CompChannel::with_pipe(setup.hub.pd().context().file());
+    Arc::get_mut(&mut setup.hub.inner).unwrap().channel = channel;
+    let hub = setup.hub.inner();
+    for arms in 1..4 {
+        assert!(!hub.arm().unwrap() && !hub.arm().unwrap());
+        assert_eq!(setup.plain.log().arms, arms, "once for an event");
+        rustix::io::write(&events, &[0; 8]).unwrap();
+        hub.take_events().unwrap();
+    }
+}
+
+#[test]
+fn end_of_the_hub_wakes_its_driver() {
+    let (setup, counts) = (Setup::new(4), Arc::new(Counts::default()));
+    assert!(setup.hub.inner.election.attach_driver(DriverKind::Thread));
+    setup.hub.inner.election.register_driver(&Waker::from(Arc::clone(&counts)));
+    drop(setup);
+    assert_eq!(counts.0.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn shorter_interval_of_probes_wakes_the_driver() {
+    let (setup, counts) = (Setup::new(4), Arc::new(Counts::default()));
+    assert!(setup.hub.inner.election.attach_driver(DriverKind::Task));
+    for (seconds, woken) in [(5, 1), (5, 1), (9, 1), (2, 2)] {
+        setup.hub.inner.election.register_driver(&Waker::from(Arc::clone(&counts)));
+        setup.hub.inner().probe_every(Duration::from_secs(seconds));
+        assert_eq!(counts.0.load(Ordering::Relaxed), woken, "{seconds} s");
+    }
+}
+
+#[test]
+fn probe_whose_doorbell_is_refused_ends_its_connection_only() {
+    let setup = Setup::new(8);
+    let (first, second) = (setup.connection(1), setup.connection(1));
+    let refused = IoctlError { method: "PostSend", errno: Errno::NOMEM };
+    setup.plain.log().refusals.push_back(DoorbellError::Posted(refused));
+    setup.hub.inner().sweep(None);
+    assert_eq!(first.failure().and_then(|failure| failure.errno()), Some(Errno::NOMEM));
+    assert!(second.failure().is_none());
+    assert_eq!(setup.plain.log().states, [QpState::ERR]);
+}
+
+#[test]
+fn qp_of_a_dropped_connection_is_moved_to_err_before_it_is_destroyed() {
+    let setup = Setup::new(4);
+    drop(setup.connection(1));
+    assert_eq!(setup.plain.log().states, [QpState::ERR]);
+}
+
+#[test]
+fn sweep_probes_each_of_many_connections() {
+    let setup = Setup::new(4 * BATCH as u32);
+    let peers: Vec<_> = (0..BATCH + 2).map(|_| setup.connection(1)).collect();
+    setup.hub.inner().sweep(None);
+    assert_eq!(setup.plain.log().sent.len(), peers.len());
+}
+
+#[test]
+fn connection_of_a_hub_without_room_for_probes_has_no_keepalive() {
+    let test = || {
+        let setup = Setup::new(8);
+        succeed_ioctls();
+        let open = || {
+            let depths = Depths { sends: 1, recvs: 1, ..Depths::default() };
+            let attr = (ConnectAttr::new(1, 0), Policy::Every(Duration::from_secs(1)));
+            setup.hub.open("test", attr, (depths, 0), |address| address, None).unwrap()
+        };
+        assert_eq!(open().inner().policy.interval(true), Some(Duration::from_secs(1)));
+        while setup.hub.inner().lock().reserve_probe() {}
+        assert_eq!(open().inner().policy.interval(true), None);
+    };
+    std::thread::spawn(test).join().unwrap();
+}
+
+#[test]
+fn blocked_thread_probes_idle_peers() {
+    const INTERVAL: Duration = Duration::from_millis(5);
+    let mut setup = Setup::new(4);
+    let (channel, _events) = CompChannel::with_pipe(setup.hub.pd().context().file());
+    Arc::get_mut(&mut setup.hub.inner).unwrap().channel = channel;
+    let peer = setup.connection(1);
+    peer.inner().conn.lock().start_keepalive(Some(INTERVAL), Instant::now());
+    setup.hub.inner().probe_every(INTERVAL);
+    let (mut pending, _) = setup.recv(&peer);
+    // The first wait may end late, without a probe.
+    for _ in 0..10 {
+        assert!(pending.wait_timeout(4 * INTERVAL).unwrap().is_none());
+    }
+    let sent: Vec<_> = setup.plain.log().sent.iter().map(|(_, wr_id)| *wr_id).collect();
+    assert_eq!(sent, [PROBE]);
+}
+
+/// A descriptor that is never readable.
+struct NeverReadable;
+
+impl crate::readiness::sealed::Readiness for NeverReadable {
+    const RUNTIME: &'static str = "none";
+
+    fn new(_: crate::readiness::sealed::Events<'_>) -> Result<Self> {
+        Ok(Self)
+    }
+
+    async fn until<T: Send>(&self, _: impl FnMut() -> Result<Option<T>> + Send) -> Result<T> {
+        std::future::pending().await
+    }
+
+    fn poll_drain(&self, _: &mut Context<'_>, _: &mut dyn FnMut() -> Result<()>) -> Poll<Result<()>> {
+        Poll::Pending
+    }
+}
+
+impl Readiness for NeverReadable {}
+
+#[test]
+fn driver_of_a_busy_cq_yields_and_is_polled_again() {
+    let (setup, counts) = (Setup::new(4), Arc::new(Counts::default()));
+    let busy = || WorkCompletion { qp_num: 0xff_ffff, ..completion(0, WcStatus::SUCCESS) };
+    setup.plain.log().completions.extend(std::iter::repeat_with(busy).take(10 * BATCH));
+    let mut driver = setup.hub.drive::<NeverReadable>().unwrap();
+    let waker = Waker::from(Arc::clone(&counts));
+    let mut poll = || std::pin::Pin::new(&mut driver).poll(&mut Context::from_waker(&waker));
+    assert!(poll().is_pending());
+    assert!(!setup.plain.log().completions.is_empty(), "it yields");
+    assert_eq!(counts.0.load(Ordering::Relaxed), 1);
+    while counts.0.swap(0, Ordering::Relaxed) > 0 {
+        assert!(poll().is_pending());
+    }
+    assert!(setup.plain.log().completions.is_empty() && setup.plain.log().arms > 0);
 }

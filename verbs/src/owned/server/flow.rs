@@ -386,6 +386,17 @@ mod tests {
     }
 
     #[test]
+    fn message_that_is_put_back_keeps_its_credit_and_its_place() {
+        let mut flow = Flow::new(2, 2);
+        flow.connected(2);
+        [1, 2].into_iter().for_each(|message| flow.push(message));
+        let Some((Kind::Data, _, Some(first))) = flow.next() else { panic!("there are credits") };
+        flow.put_back(first);
+        let messages = std::iter::from_fn(|| flow.next()).map(|(_, _, message)| message);
+        assert_eq!(messages.collect::<Vec<_>>(), [Some(1), Some(2)]);
+    }
+
+    #[test]
     fn excess_data_and_repeated_fins_are_violations() {
         let mut flow = Flow::<()>::new(1, 1);
         let imm = |kind: Kind, count: u32| Imm((kind as u32) << 28 | count);

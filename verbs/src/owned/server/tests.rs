@@ -613,3 +613,187 @@ fn receives_below_the_window_of_a_peer_are_refused() {
     let refused = Server::options().window(8).receives(11).build(&pd).unwrap_err();
     assert!(refused.to_string().contains("receives is 11"), "{refused}");
 }
+
+#[test]
+fn failed_write_is_an_error_though_the_peer_has_acknowledged_all_messages() {
+    let setup = Setup::new();
+    let remote = Remote { addr: 0, rkey: 1 };
+    let handle = setup.server.handle().clone();
+    let write = handle.write(setup.peer, handle.take().unwrap(), ..4, remote);
+    let message = handle.send(setup.peer, handle.take().unwrap(), ..4);
+    let shutdown = handle.shutdown();
+    let receive = setup.receive();
+    setup.arrives(receive, Kind::FinAck as u32, 0);
+    assert_eq!(handle.inner.hub.poll(1), 1);
+    // The acknowledgements of the device are lost.
+    let sent: Vec<_> = setup.plain.log().sent.drain(..2).collect();
+    for (status, (_, wr_id)) in [WcStatus::RETRY_EXC_ERR, WcStatus::WR_FLUSH_ERR].into_iter().zip(sent) {
+        let lost = WorkCompletion { qp_num: setup.qp_num, ..completion(wr_id, status) };
+        setup.plain.log().completions.push_back(lost);
+    }
+    let failed = write.wait().unwrap_err();
+    assert!(matches!(failed.error, Error::Completion { status: WcStatus::RETRY_EXC_ERR, .. }), "{failed}");
+    assert_eq!(message.wait().unwrap().len, 4, "the peer has it");
+    drop(shutdown);
+}
+
+#[test]
+fn message_of_an_ended_peer_posts_its_receive_again() {
+    let mut setup = Setup::new();
+    setup.arrives(SHARED, Kind::Data as u32, 5);
+    let receive = setup.receive();
+    setup.arrives(receive, Kind::Data as u32, 5);
+    assert_eq!(setup.server.handle.inner.hub.poll(2), 2);
+    assert!(matches!(setup.failure(), Error::UnknownCompletion { wr_id: SHARED }));
+    assert!(setup.next().is_none(), "no message follows the end");
+    assert_eq!(setup.plain.log().received.len(), RECEIVES as usize);
+}
+
+#[test]
+fn messages_that_wait_for_credits_fail_with_their_peer() {
+    let mut setup = Setup::new();
+    let send = |setup: &Setup| setup.server.handle.send(setup.peer, setup.server.take().unwrap(), ..4);
+    let sent = [send(&setup), send(&setup)];
+    (0..2).for_each(|_| setup.sent());
+    sent.into_iter().for_each(|sent| drop(sent.wait().unwrap()));
+    let mut waiting = send(&setup);
+    assert!(setup.plain.log().sent.is_empty());
+    setup.arrives(SHARED, Kind::Data as u32, 5);
+    assert!(matches!(setup.failure(), Error::UnknownCompletion { .. }));
+    let failed = waiting.wait_timeout(Duration::ZERO).unwrap_err();
+    assert!(failed.buffer.is_some(), "{failed}");
+    let report = setup.server.handle.shutdown().wait().unwrap();
+    assert_eq!((report.sent, report.failed), (2, 1));
+}
+
+#[test]
+fn message_beyond_the_length_of_the_peer_is_refused() {
+    let setup = Setup::new();
+    setup.server.handle.inner.get(setup.peer).unwrap().inner().conn.lock().max_message = 8;
+    let send = |len| setup.server.handle.send(setup.peer, setup.server.take().unwrap(), ..len);
+    let refused = send(9).wait().unwrap_err();
+    assert!(matches!(refused.error, Error::Limit { asked: 9, max: 8, .. }), "{refused}");
+    assert!(send(8).wait_timeout(Duration::ZERO).unwrap().is_none());
+}
+
+#[test]
+fn reader_of_a_busy_cq_yields_and_is_polled_again() {
+    let mut setup = Setup::new();
+    assert!(setup.server.handle.inner.hub.inner().election.attach_driver(DriverKind::Task));
+    let busy = || WorkCompletion { qp_num: 0xff_ffff, ..completion(0, WcStatus::SUCCESS) };
+    setup.plain.log().completions.extend(std::iter::repeat_with(busy).take(10 * BATCH));
+    let woken = Arc::new(Woken::default());
+    let waker = Waker::from(Arc::clone(&woken));
+    assert!(setup.server.poll_next(&mut Context::from_waker(&waker)).is_pending());
+    assert!(!setup.plain.log().completions.is_empty(), "it yields");
+    assert!(woken.0.load(Ordering::Relaxed));
+}
+
+/// Shuts a server down when it is woken.
+struct ShutsDown(Handle<Lease, Plain>, AtomicBool);
+
+impl std::task::Wake for ShutsDown {
+    fn wake(self: Arc<Self>) {
+        drop(self.0.shutdown());
+        self.1.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn peer_that_is_admitted_while_the_server_is_shut_down_is_refused() {
+    let test = || {
+        let setup = Setup::new();
+        let handle = setup.server.handle().clone();
+        let hub = &handle.inner.hub;
+        assert!(hub.inner().election.attach_driver(DriverKind::Task));
+        let other = hub.connection_for_test(setup.plain.queue_pair(hub.pd()), [1, 1], None);
+        let mut pending = other.post(Op::send_inline(b"x"));
+        let shuts = Arc::new(ShutsDown(handle.clone(), AtomicBool::new(false)));
+        let waker = Waker::from(Arc::clone(&shuts));
+        assert!(Pin::new(&mut pending).poll(&mut Context::from_waker(&waker)).is_pending());
+        succeed_ioctls();
+        handle.inner.remove(setup.peer);
+        let (qp_num, sent) = setup.plain.log().sent.pop().unwrap();
+        let done = WorkCompletion { qp_num, ..completion(sent, WcStatus::SUCCESS) };
+        setup.plain.log().completions.push_back(done);
+        // The new connection reaps the completion, whose task shuts the server down.
+        let refused = handle.open("test").unwrap_err();
+        assert!(shuts.1.load(Ordering::Relaxed));
+        assert!(matches!(refused, Error::Closed { verb: "test", .. }), "{refused}");
+        assert!(handle.peers().is_empty());
+    };
+    std::thread::spawn(test).join().unwrap();
+}
+
+#[test]
+fn window_of_a_peer_that_is_out_of_range_is_refused() {
+    let setup = Setup::with(|_| ());
+    for recvs in [0, super::flow::MAX_WINDOW + 1, u32::MAX] {
+        let remote = Address { recvs, ..Address::new(crate::Gid::default(), 1) };
+        let refused = setup.server.handle.connect("test", setup.peer, &remote).unwrap_err();
+        assert!(matches!(refused, Error::Invalid { verb: "test", .. }), "{refused}");
+    }
+}
+
+#[test]
+fn peer_that_fails_after_both_ends_have_finished_is_no_failure() {
+    let mut setup = Setup::new();
+    let receive = setup.receive();
+    setup.arrives(receive, Kind::Fin as u32, 0);
+    assert!(matches!(setup.next(), Some(Event::Closed(_))));
+    setup.server.handle.close(setup.peer);
+    let receive = setup.receive();
+    setup.arrives(receive, Kind::FinAck as u32, 0);
+    // The acknowledgement of the device for that of the peer's FIN is lost.
+    let lost = setup.plain.log().sent.remove(0).1;
+    let lost = WorkCompletion { qp_num: setup.qp_num, ..completion(lost, WcStatus::RETRY_EXC_ERR) };
+    setup.plain.log().completions.push_back(lost);
+    assert!(setup.next().is_none());
+    assert!(setup.server.handle.peers().is_empty());
+}
+
+#[test]
+fn failure_of_a_peer_wakes_the_shutdown() {
+    let setup = Setup::new();
+    let handle = setup.server.handle();
+    assert!(handle.inner.hub.inner().election.attach_driver(DriverKind::Task));
+    let mut shutdown = handle.shutdown();
+    let woken = Arc::new(Woken::default());
+    let waker = Waker::from(Arc::clone(&woken));
+    assert!(Pin::new(&mut shutdown).poll(&mut Context::from_waker(&waker)).is_pending());
+    setup.arrives(SHARED, Kind::Data as u32, 5);
+    handle.inner.hub.poll(1);
+    assert!(woken.0.load(Ordering::Relaxed));
+    assert!(Pin::new(&mut shutdown).poll(&mut Context::from_waker(&waker)).is_ready());
+}
+
+#[test]
+fn receives_of_an_srq_that_cannot_be_destroyed_are_leaked() {
+    for destroyed in [false, true] {
+        let test = move || {
+            let setup = Setup::new();
+            let pool = setup.server.handle.inner.inbound.pool.clone();
+            if destroyed {
+                succeed_ioctls();
+            }
+            drop(setup);
+            let free = std::iter::from_fn(|| pool.take().map(std::mem::forget)).count();
+            assert_eq!(free as u32, if destroyed { SENDS + RECEIVES } else { SENDS });
+        };
+        std::thread::spawn(test).join().unwrap();
+    }
+}
+
+#[test]
+fn completed_probe_of_a_server_permits_the_next_one() {
+    let setup = Setup::new();
+    let peer = setup.server.handle.inner.get(setup.peer).unwrap();
+    for probes in 1..3 {
+        peer.probe().unwrap();
+        peer.probe().unwrap();
+        assert_eq!(setup.plain.log().sent.len(), 1, "one at a time: {probes}");
+        setup.sent();
+        assert_eq!(setup.server.handle.inner.hub.poll(1), 1);
+    }
+    assert!(peer.failure().is_none());
+}
