@@ -102,7 +102,7 @@ impl<R> fmt::Debug for Alarm<R> {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(loom), any(feature = "async-io", feature = "tokio")))]
 mod tests {
     use std::future::poll_fn;
 
