@@ -58,19 +58,10 @@ pub(crate) fn cargo() -> Command {
     cargo
 }
 
-/// Builds the guest's init and our tool, quickly: for tests.
+/// Builds the guest's init and our tool.
 pub(crate) fn guest_programs() -> Result<Programs> {
-    programs("quick")
-}
-
-/// Builds the guest's init and our tool as users build it: for measurements.
-pub(crate) fn released_programs() -> Result<Programs> {
-    programs("release")
-}
-
-fn programs(profile: &str) -> Result<Programs> {
     let init = guest_init()?;
-    let tool = guest_program(profile, "bareverbs-tools", TOOL)?;
+    let tool = guest_program("release", "bareverbs-tools", TOOL)?;
     Ok(Programs { init, on_path: BTreeMap::from([(TOOL.to_owned(), tool)]) })
 }
 

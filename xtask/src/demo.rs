@@ -44,7 +44,7 @@ impl Demo {
         println!("kernel {}", kernel.version);
         let rdma_core = RdmaCore::fetch(&cache, false)?;
         println!("rdma-core {}", rdma_core.version);
-        let programs = build::released_programs()?;
+        let programs = build::guest_programs()?;
         println!("bareverbs, static, {} KiB", build::tool(&programs)?.metadata()?.len() / 1024);
         let begin = Instant::now();
         let mut guests = Guests::boot(&Setup {

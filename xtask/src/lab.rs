@@ -154,7 +154,7 @@ impl Machine {
         let tools = Tools::fetch(&cache, false)?;
         let kernel = kernel(&cache, &tools, &self.kernel)?;
         let rdma_core = self.rdma_core.then(|| RdmaCore::fetch(&cache, false)).transpose()?;
-        let programs = build::released_programs()?;
+        let programs = build::guest_programs()?;
         let mut shares = Vec::new();
         if let Some(folder) = &self.share {
             shares.push((shared_folder(folder)?, "/share".to_owned()));
