@@ -169,6 +169,8 @@ impl ProvidedQp {
         };
         // SAFETY: `drop` keeps the queues until the kernel has destroyed the object.
         let created = prepared("QP_CREATE", unsafe { owner.provider.create_qp(&request) })?;
+        // Also if the creation ends below: the kernel has the QP then.
+        let send = ManuallyDrop::new(created.sq);
         let recv = match (shared, created.rq) {
             (Some((handle, queue)), _) => Receives::Shared { handle, queue: ManuallyDrop::into_inner(queue) },
             (None, Some(queue)) => Receives::Own(queue),
@@ -179,7 +181,7 @@ impl ProvidedQp {
             handle: created.handle,
             number: created.qp_num,
             qp_type,
-            send: ManuallyDrop::new(created.sq),
+            send,
             recv: ManuallyDrop::new(recv),
             addresses: Vec::new(),
         })
