@@ -15,7 +15,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
 
 use crate::connections::{message, seed_of, take};
-use crate::halves::{DEPTH, MESSAGES, post_receives, setup};
+use crate::halves::{MESSAGES, is_whole, post_receives, setup};
 
 type Sender = bareverbs::tokio::EndpointSender<Lease>;
 type Receiver = bareverbs::tokio::EndpointReceiver<Lease>;
@@ -56,10 +56,6 @@ where
         post(&mut stream, done.into_buffer());
     }
     stream
-}
-
-fn is_whole(endpoint: &Endpoint<Lease>) {
-    assert_eq!((endpoint.pending_sends(), endpoint.pending_recvs()), (0, DEPTH as usize));
 }
 
 pub(crate) fn halves_are_a_sink_and_a_stream_of_tokio_tasks() {

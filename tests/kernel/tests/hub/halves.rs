@@ -191,7 +191,7 @@ macro_rules! tasks {
 tasks!(tokio, send_on_tokio, receive_on_tokio);
 tasks!(async_io, send_on_async_io, receive_on_async_io);
 
-fn is_whole(endpoint: &Endpoint<Lease>) {
+pub(crate) fn is_whole(endpoint: &Endpoint<Lease>) {
     assert_eq!((endpoint.pending_sends(), endpoint.pending_recvs()), (0, DEPTH as usize));
 }
 

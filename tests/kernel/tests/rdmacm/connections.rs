@@ -214,11 +214,7 @@ pub(crate) fn request_is_accepted_once() {
         let late = passive.reject(b"").unwrap_err();
         assert_eq!(late.to_string(), "reject: the request was accepted already: drop the identifier");
         // The connection is not affected.
-        let kind = next_of(active.channel(), active.key());
-        assert!(matches!(kind, EventKind::ConnectResponse(_)), "{kind:?}");
-        active.establish().unwrap();
-        let kind = next_of(passive.channel(), passive.key());
-        assert!(matches!(kind, EventKind::Established(None)), "{kind:?}");
+        establish(&active, &passive);
         disconnect(&active, &passive);
     });
 }

@@ -49,6 +49,18 @@ fn far() -> (Listener, SocketAddr) {
     (listener, addr)
 }
 
+/// A new connection is refused in time, with an error that names a cause.
+fn assert_refused(connector: &Connector, addr: SocketAddr) {
+    let (begin, limit) = (Instant::now(), Duration::from_secs(2));
+    let refused = connector.connect(addr, &small(), limit).unwrap_err();
+    let is_typed = matches!(
+        refused,
+        Error::Command(_) | Error::Address(_) | Error::TimedOut { .. } | Error::Unreachable(_)
+    );
+    assert!(is_typed, "{refused:?}");
+    assert!(begin.elapsed() < 3 * limit);
+}
+
 /// Both ends of a connection.
 fn connect(listener: &Listener, connector: &Connector) -> (Connection<Endpoint>, Connection<Endpoint>) {
     connect_to(listener, listener.local_addr().unwrap(), connector)
@@ -307,15 +319,7 @@ pub(crate) fn interface_down_ends_connections_and_refuses_new_ones() {
         active.post_send(memory, ..8).unwrap();
         // The retries are exhausted.
         let _ = active.wait().unwrap_err();
-        let begin = Instant::now();
-        let short = Duration::from_secs(2);
-        let refused = connector.connect(addr, &small(), short).unwrap_err();
-        let is_typed = matches!(
-            refused,
-            Error::Command(_) | Error::Address(_) | Error::TimedOut { .. } | Error::Unreachable(_)
-        );
-        assert!(is_typed, "{refused:?}");
-        assert!(begin.elapsed() < 3 * short);
+        assert_refused(&connector, addr);
     }
     wire.settle();
 }
@@ -359,13 +363,7 @@ pub(crate) fn deleted_interface_ends_connections_and_refuses_new_ones() {
             }
         };
         assert!(!matches!(lost, StreamError::TimedOut), "{lost:?}");
-        let short = Duration::from_secs(2);
-        let refused = connector.connect(addr, &small(), short).unwrap_err();
-        let is_typed = matches!(
-            refused,
-            Error::Command(_) | Error::Address(_) | Error::TimedOut { .. } | Error::Unreachable(_)
-        );
-        assert!(is_typed, "{refused:?}");
+        assert_refused(&connector, addr);
 
         // Those with a queue pair keep the device open.
         drop((active, passive, connector, reader, writer, streams));

@@ -139,12 +139,18 @@ pub(crate) fn connected(listener: &CmId, addr: SocketAddr) -> (CmId, CmId) {
     let active = resolved(addr, PortSpace::Tcp);
     active.connect(&param()).unwrap();
     let passive = request(listener).accept(&param()).unwrap();
+    establish(&active, &passive);
+    (active, passive)
+}
+
+/// Confirms an accepted connection from the active end.
+#[track_caller]
+pub(crate) fn establish(active: &CmId, passive: &CmId) {
     let kind = next_of(active.channel(), active.key());
     assert!(matches!(kind, EventKind::ConnectResponse(_)), "{kind:?}");
     active.establish().unwrap();
     let kind = next_of(passive.channel(), passive.key());
     assert!(matches!(kind, EventKind::Established(None)), "{kind:?}");
-    (active, passive)
 }
 
 /// Ends a connection from the active end, in order.

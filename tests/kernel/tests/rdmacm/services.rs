@@ -195,11 +195,7 @@ pub(crate) fn client_connects_to_a_resolved_service() {
         data[0] = 0;
         assert_eq!(request.private_data()[..], data);
         let passive = request.accept(&param()).unwrap();
-        let kind = next_of(active.channel(), active.key());
-        assert!(matches!(kind, EventKind::ConnectResponse(_)), "{kind:?}");
-        active.establish().unwrap();
-        let kind = next_of(passive.channel(), passive.key());
-        assert!(matches!(kind, EventKind::Established(None)), "{kind:?}");
+        establish(&active, &passive);
         disconnect(&active, &passive);
         assert_eq!(registrar.ask(DELETE, addr.service_id, gid, ""), 0);
     });
