@@ -67,8 +67,8 @@ pub type StreamListener = crate::stream::AsyncListener<crate::stream::AsyncIoRea
 /// seconds on RoCE.
 ///
 /// # Errors
-/// The errors of [`connection::Route::resolve`](crate::connection::Route::resolve), [`EndpointOptions::build`] and
-/// [`connection::Route::connect`](crate::connection::Route::connect).
+/// The errors of [`connection::Route::resolve`](crate::connection::Route::resolve),
+/// [`EndpointOptions::build`] and [`connection::Route::connect`](crate::connection::Route::connect).
 #[doc(alias = "rdma_connect")]
 pub async fn connect(
     peer: impl Into<Name>,

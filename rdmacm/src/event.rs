@@ -56,8 +56,10 @@ pub enum EventKind {
     #[doc(alias = "RDMA_CM_EVENT_ADDR_RESOLVED")]
     AddrResolved,
     /// The peer's address was not resolved. The identifier is bound, and may resolve again.
-    /// `ENODEV`: the network interface of the route has no RDMA device. `ETIMEDOUT`: no neighbour answered. For a
-    /// datagram QP that connects, `EINVAL`: the Q_Key of the reply clashes.
+    ///
+    /// - `ENODEV`: the network interface of the route has no RDMA device.
+    /// - `ETIMEDOUT`: no neighbour answered.
+    /// - `EINVAL`, for a datagram QP that connects: the Q_Key of the reply clashes.
     #[doc(alias = "RDMA_CM_EVENT_ADDR_ERROR")]
     AddrError(Errno),
     /// The route is resolved.

@@ -98,8 +98,8 @@ pub type StreamListener = crate::stream::AsyncListener<crate::stream::TokioReact
 /// seconds on RoCE.
 ///
 /// # Errors
-/// The errors of [`connection::Route::resolve`](crate::connection::Route::resolve), [`EndpointOptions::build`] and
-/// [`connection::Route::connect`](crate::connection::Route::connect).
+/// The errors of [`connection::Route::resolve`](crate::connection::Route::resolve),
+/// [`EndpointOptions::build`] and [`connection::Route::connect`](crate::connection::Route::connect).
 #[doc(alias = "rdma_connect")]
 pub async fn connect(
     peer: impl Into<Name>,

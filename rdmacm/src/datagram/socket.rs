@@ -171,7 +171,8 @@ impl DatagramSocket {
     /// [`DatagramError::Cm`] with
     /// - [`Error::Name`]: the name was not resolved.
     /// - [`Error::System`] with `ENETUNREACH`: there is no route.
-    /// - [`Error::Address`] or [`Error::Command`] with `ENODEV`: the network interface of the route has no RDMA device.
+    /// - [`Error::Address`] or [`Error::Command`] with `ENODEV`: the network interface of the route has
+    ///   no RDMA device.
     #[doc(alias = "rconnect")]
     pub fn connect(&mut self, peer: impl ToSocketAddrs) -> Result<()> {
         let mut failed = None;
