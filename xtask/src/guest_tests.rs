@@ -12,7 +12,8 @@ use crate::build;
 pub(crate) const PROFILE_FILE: &str = "LLVM_PROFILE_FILE";
 
 /// The crates whose test binaries run in the lab.
-const GUEST_TEST_CRATES: [&str; 3] = ["bareverbs-kernel-tests", "bareverbs-interop-tests", "bareverbs-soak"];
+pub(crate) const GUEST_TEST_CRATES: [&str; 3] =
+    ["bareverbs-kernel-tests", "bareverbs-interop-tests", "bareverbs-soak"];
 
 /// A test in a binary.
 pub(crate) struct GuestTest {
@@ -78,12 +79,22 @@ pub(crate) fn guest_tests() -> Result<(PathBuf, Vec<GuestTest>)> {
 }
 
 /// The same for these crates, with a cargo command that has the subcommand `test`.
-pub(crate) fn guest_tests_of(mut cargo: Command, crates: &[&str]) -> Result<(PathBuf, Vec<GuestTest>)> {
+pub(crate) fn guest_tests_of(cargo: Command, crates: &[&str]) -> Result<(PathBuf, Vec<GuestTest>)> {
+    listed(guest_test_binaries(cargo, crates)?.iter().filter(|binary| binary.integration))
+}
+
+/// Builds the unit tests of the crates whose tests run in guests. They run anywhere.
+pub(crate) fn guest_unit_tests() -> Result<Vec<PathBuf>> {
+    let binaries = guest_test_binaries(build::static_cargo("test"), &GUEST_TEST_CRATES)?;
+    Ok(binaries.into_iter().filter(|binary| !binary.integration).map(|binary| binary.path).collect())
+}
+
+fn guest_test_binaries(mut cargo: Command, crates: &[&str]) -> Result<Vec<TestBinary>> {
     cargo.args(build::GUEST_PROFILE);
     for name in crates {
         cargo.args(["--package", name]);
     }
-    listed(test_binaries(cargo)?.iter().filter(|binary| binary.integration))
+    test_binaries(cargo)
 }
 
 /// The folder of test binaries, and their tests.

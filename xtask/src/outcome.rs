@@ -52,13 +52,43 @@ impl Table {
             };
             line(name, &self.kernels.iter().map(cell).collect::<Vec<_>>());
         }
+        for line in self.skips() {
+            println!("{line}");
+        }
+        // Last, where a reader of a long log looks first.
+        for line in self.failures() {
+            println!("{line}");
+        }
+    }
+
+    /// The skipped tests, one line for each reason.
+    fn skips(&self) -> Vec<String> {
+        let mut lines = Vec::new();
         for (name, row) in &self.rows {
+            let mut kernels = BTreeMap::<_, Vec<_>>::new();
             for (kernel, outcome) in row {
                 if let Outcome::Skipped(reason) = outcome {
-                    println!("skipped on {kernel}: {name}: {reason}");
+                    kernels.entry(reason).or_default().push(kernel.as_str());
                 }
             }
+            lines.extend(
+                kernels.iter().map(|(reason, on)| format!("skipped on {}: {name}: {reason}", on.join(", "))),
+            );
         }
+        lines
+    }
+
+    /// The failed tests.
+    fn failures(&self) -> Vec<String> {
+        let failed = |(name, row): (&String, &BTreeMap<String, Outcome>)| {
+            let on: Vec<_> = row
+                .iter()
+                .filter(|(_, outcome)| **outcome == Outcome::Failed)
+                .map(|(kernel, _)| kernel.as_str())
+                .collect();
+            (!on.is_empty()).then(|| format!("FAILED on {}: {name}", on.join(", ")))
+        };
+        self.rows.iter().filter_map(failed).collect()
     }
 }
 
@@ -115,6 +145,26 @@ pub(crate) fn result_line(line: &str) -> Option<(usize, usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn skips_are_listed_by_reason_and_failures_by_test() {
+        let mut table = Table { kernels: vec!["6.1".into(), "7.2".into()], rows: BTreeMap::new() };
+        for (kernel, title, outcome) in [
+            ("6.1", "a::b", Outcome::Skipped("no XRC domains".into())),
+            ("7.2", "a::b", Outcome::Skipped("no XRC domains".into())),
+            ("6.1", "a::c", Outcome::Skipped("before 7.0".into())),
+            ("7.2", "a::c", Outcome::Failed),
+            ("6.1", "a::d", Outcome::Failed),
+            ("7.2", "a::d", Outcome::Failed),
+        ] {
+            table.enter(kernel, title, outcome, "", Duration::ZERO);
+        }
+        assert_eq!(
+            table.skips(),
+            ["skipped on 6.1, 7.2: a::b: no XRC domains", "skipped on 6.1: a::c: before 7.0"]
+        );
+        assert_eq!(table.failures(), ["FAILED on 7.2: a::c", "FAILED on 6.1, 7.2: a::d"]);
+    }
 
     #[test]
     fn result_line_counts_are_parsed() {

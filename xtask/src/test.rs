@@ -14,7 +14,7 @@ use bareverbs_lab::Accelerator;
 use clap::Args;
 
 use crate::filter::Filter;
-use crate::guest_tests::{guest_test_titles, guest_tests};
+use crate::guest_tests::{GUEST_TEST_CRATES, guest_test_titles, guest_tests, guest_unit_tests};
 use crate::outcome::{Totals, result_line};
 use crate::print::heading;
 use crate::tsan::{self, Toolchain, Tsan};
@@ -54,16 +54,14 @@ impl Test {
             thread::scope(|scope| {
                 let fetching = scope.spawn(|| Lab::fetch(&self.kernels));
                 scope.spawn(|| build::with_low_priority(build_ahead));
-                static_checks(&mut totals)?;
+                heading("Spelling");
+                spelling::check()?;
+                heading("Clippy");
+                clippy()?;
                 heading("What the lab needs");
                 let lab = fetching.join().expect("fetching does not panic")?;
                 heading("Tests without a kernel");
                 plain_tests(&mut totals)?;
-                heading("Models of what threads share");
-                let (passed, failed) = loom::models("loom", None)?;
-                totals.passed += passed;
-                totals.failed += failed;
-                data_races(&mut totals)?;
                 pyverbs::check(&lab.rdma_core, &guest_test_titles()?)?;
                 anyhow::Ok(lab)
             })?
@@ -74,16 +72,15 @@ impl Test {
         heading("Tests on real kernels");
         let plan = Plan::new(&lab, &self.devices, filter)?;
         let jobs = self.jobs.map_or_else(|| side_by_side(plan.processors()), NonZero::get);
-        let (table, counted) = thread::scope(|scope| {
-            // Instruction counts do not depend on the load.
-            let counting = (filter.takes_all() && counts::possible())
-                .then(|| scope.spawn(|| build::with_low_priority(counts::measure)));
+        let (table, beside) = thread::scope(|scope| {
+            // Guests leave a processor idle most of the time.
+            let beside = filter.takes_all().then(|| scope.spawn(|| build::with_low_priority(Beside::check)));
             let table = plan.run(self.accel, jobs);
-            (table, counting.map(|counting| counting.join().expect("counting does not panic")))
+            (table, beside.map(|beside| beside.join().expect("the checks don't panic")))
         });
         let table = table?;
-        if filter.takes_all() {
-            instructions(counted, &mut totals)?;
+        if let Some(beside) = beside {
+            beside?.print(&mut totals);
         }
         table.print();
         totals.add(&table);
@@ -110,23 +107,58 @@ pub(crate) fn side_by_side(processors: usize) -> usize {
     thread::available_parallelism().map_or(1, |there| (there.get() / processors).clamp(1, 4))
 }
 
-/// Prints the instruction counts of the data path, if they could be measured.
-fn instructions(counted: Option<Result<counts::Counted>>, totals: &mut Totals) -> Result<()> {
-    heading("Instructions of the data path");
-    let Some(counted) = counted else {
-        println!("skipped: {}: there is no valgrind here", counts::TITLE);
-        totals.skipped += 1;
-        return Ok(());
-    };
-    let (table, over) = counted?;
-    print!("{table}");
-    *(if over.is_empty() { &mut totals.passed } else { &mut totals.failed }) += 1;
-    Ok(())
+/// The results of the checks that run beside the guests. None depends on the load of the machine.
+struct Beside {
+    totals: Totals,
+    /// None: there is no valgrind here.
+    counted: Option<counts::Counted>,
+}
+
+impl Beside {
+    fn check() -> Result<Self> {
+        let mut totals = Totals::default();
+        timed("selections of features", feature_selections)?;
+        timed("documentation", documentation)?;
+        timed("other targets", || targets::check(&mut totals))?;
+        timed("packages", package::check)?;
+        let (passed, failed) = timed("models of what threads share", || loom::models("loom", None))?;
+        totals.passed += passed;
+        totals.failed += failed;
+        timed("data races", || data_races(&mut totals))?;
+        let counted = if counts::possible() { Some(timed(counts::TITLE, counts::measure)?) } else { None };
+        Ok(Self { totals, counted })
+    }
+
+    /// Prints the instruction counts of the data path, and adds the results to others.
+    fn print(self, totals: &mut Totals) {
+        let Self { totals: Totals { passed, failed, skipped }, counted } = self;
+        totals.passed += passed;
+        totals.failed += failed;
+        totals.skipped += skipped;
+        heading("Instructions of the data path");
+        match counted {
+            Some((table, over)) => {
+                print!("{table}");
+                *(if over.is_empty() { &mut totals.passed } else { &mut totals.failed }) += 1;
+            }
+            None => {
+                println!("skipped: {}: there is no valgrind here", counts::TITLE);
+                totals.skipped += 1;
+            }
+        }
+    }
+}
+
+/// Runs a check, and prints how long it took.
+fn timed<T>(check: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
+    let begin = Instant::now();
+    let result = run().with_context(|| check.to_owned())?;
+    println!("{check} ... done ({:.1} s)", begin.elapsed().as_secs_f64());
+    Ok(result)
 }
 
 /// Runs the threaded tests under ThreadSanitizer, if a compiler on this machine supports it.
 fn data_races(totals: &mut Totals) -> Result<()> {
-    heading("Data races");
     match Toolchain::find(false, None) {
         Ok(toolchain) => {
             let report = Tsan::default().measure(&toolchain)?;
@@ -160,10 +192,7 @@ const FEATURES: [(&str, &[&str]); 2] = [
     ("bareverbs-rdmacm", &["", "rxe", "mlx5", "mlx5,rxe,async-io", "mlx5,rxe,tokio"]),
 ];
 
-fn static_checks(totals: &mut Totals) -> Result<()> {
-    heading("Spelling");
-    spelling::check()?;
-    heading("Clippy");
+fn clippy() -> Result<()> {
     succeed(build::cargo().args([
         "clippy",
         "--workspace",
@@ -173,7 +202,10 @@ fn static_checks(totals: &mut Totals) -> Result<()> {
         "--",
         "-D",
         "warnings",
-    ]))?;
+    ]))
+}
+
+fn feature_selections() -> Result<()> {
     for (package, selections) in FEATURES {
         for features in selections {
             succeed(build::cargo().args([
@@ -190,12 +222,7 @@ fn static_checks(totals: &mut Totals) -> Result<()> {
             ]))?;
         }
     }
-    heading("Documentation");
-    documentation()?;
-    heading("Other targets");
-    targets::check(totals)?;
-    heading("Packages");
-    package::check()
+    Ok(())
 }
 
 /// Builds the documentation of all crates, without warnings.
@@ -221,14 +248,23 @@ fn succeed(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs `cargo test` and counts the results of its binaries. Tests that they ignore run in the lab.
+/// Runs `cargo test` and counts the results of its binaries. The crates whose tests run in guests are
+/// built once, for the guests: their unit tests are run from there.
 fn plain_tests(totals: &mut Totals) -> Result<()> {
     let mut cargo = build::cargo();
-    cargo
-        .args(["test", "--workspace", "--all-features", "--no-fail-fast"])
-        .env("RUSTDOC", build::workspace().join("xtask/rustdoc.sh"))
-        .stdout(Stdio::piped());
-    let mut child = cargo.spawn().context("running cargo")?;
+    cargo.args(["test", "--workspace", "--all-features", "--no-fail-fast"]);
+    cargo.args(GUEST_TEST_CRATES.iter().flat_map(|package| ["--exclude", package]));
+    cargo.env("RUSTDOC", build::workspace().join("xtask/rustdoc.sh"));
+    run_tests(&mut cargo, totals)?;
+    for binary in guest_unit_tests()? {
+        run_tests(&mut Command::new(binary), totals)?;
+    }
+    Ok(())
+}
+
+/// Runs a command that runs test binaries, and counts their results.
+fn run_tests(command: &mut Command, totals: &mut Totals) -> Result<()> {
+    let mut child = command.stdout(Stdio::piped()).spawn().context("running tests")?;
     let stdout = child.stdout.take().context("its output is piped")?;
     for line in BufReader::new(stdout).lines() {
         let line = line?;
@@ -238,7 +274,7 @@ fn plain_tests(totals: &mut Totals) -> Result<()> {
         totals.failed += failed;
     }
     if !child.wait()?.success() {
-        bail!("cargo test --workspace failed");
+        bail!("{} failed", command.get_program().display());
     }
     Ok(())
 }
