@@ -275,13 +275,8 @@ pub(crate) fn invalid_dma_handles_are_rejected() {
         };
         // mlx5 requires a processing hint.
         assert_eq!(errno(&DmahInit::default()), Errno::INVAL);
-        let cpu = |cpu, memory| DmahInit { cpu: Some((cpu, memory)), ..hint(1) };
-        assert_eq!(errno(&cpu(u32::MAX, TphMemType::VOLATILE)), Errno::INVAL);
-        // A steering tag comes from the root port's firmware. An endpoint that is integrated in the
-        // root complex has no root port.
-        for memory in [TphMemType::VOLATILE, TphMemType::PERSISTENT] {
-            assert_eq!(errno(&cpu(0, memory)), Errno::NODEV);
-        }
+        let unknown = DmahInit { cpu: Some((u32::MAX, TphMemType::VOLATILE)), ..hint(1) };
+        assert_eq!(errno(&unknown), Errno::INVAL);
 
         assert_eq!(raw_alloc(&context, Some(4), None, None), Errno::INVAL);
         assert_eq!(raw_alloc(&context, Some(0xff), None, None), Errno::INVAL);
@@ -290,6 +285,20 @@ pub(crate) fn invalid_dma_handles_are_rejected() {
         assert_eq!(raw_alloc(&context, None, Some(0), Some(TphMemType::VOLATILE)), Errno::INVAL);
         assert_eq!(raw_alloc(&context, Some(1), Some(0), Some(TphMemType(2))), Errno::OPNOTSUPP);
         assert_eq!(context.object_count(ObjectClass::DMAH).unwrap(), 0);
+    });
+}
+
+/// A steering tag comes from the root port's firmware. An endpoint that is integrated in the root
+/// complex has no root port (`pcie_tph_get_cpu_st` of `drivers/pci/tph.c`).
+pub(crate) fn dma_handle_of_a_cpu_needs_a_root_port() {
+    nothing_leaks(|| {
+        let context = domain().context().clone();
+        for memory in [TphMemType::VOLATILE, TphMemType::PERSISTENT] {
+            let init = DmahInit { cpu: Some((0, memory)), ..hint(1) };
+            let refused = context.alloc_dmah(&init).map(drop).unwrap_err();
+            assert_eq!(refused.errno(), Some(Errno::NODEV), "{refused}");
+            assert!(refused.to_string().contains("no root port"), "{refused}");
+        }
     });
 }
 

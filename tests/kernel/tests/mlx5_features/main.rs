@@ -78,6 +78,7 @@ kernel_tests! {
     mlx5_rejects_changes_of_regions_with_hints if dma_handles,
     regions_reject_unsuitable_hints if dma_handles,
     invalid_dma_handles_are_rejected if dma_handles,
+    dma_handle_of_a_cpu_needs_a_root_port if dma_handles,
     dma_handle_of_a_forbidden_cpu_is_rejected if dma_handles,
     device_memory_is_unsupported_without_the_capability if device::no_device_memory,
     null_mr_skips_part_of_a_message if device::null_mr,
