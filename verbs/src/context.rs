@@ -395,7 +395,8 @@ impl<P: Provider> Context<P> {
     /// - [`Error::Unsupported`] before Linux 7.2, from a kernel without TLP processing hints
     ///   (`CONFIG_PCIE_TPH`, which Debian's kernels lack), and from a device or a slot without them.
     /// - [`Error::Invalid`]: the processing hint is above 3.
-    /// - [`Error::Kernel`]: the kernel rejects the hints.
+    /// - [`Error::Kernel`]: the kernel rejects the hints; `ENODEV` for a CPU, if the device has no
+    ///   root port, whose firmware knows the steering tags of CPUs.
     #[doc(alias = "ibv_alloc_dmah")]
     pub fn alloc_dmah(&self, init: &DmahInit) -> Result<Dmah> {
         Dmah::alloc(self.inner(), init)

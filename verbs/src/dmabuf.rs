@@ -7,9 +7,10 @@ use std::sync::Arc;
 use bareverbs_provider::command::{self, DmabufMrRequest};
 use rustix::io::Errno;
 
+use crate::dmah::DmahShared;
 use crate::pd::shared::PdShared;
 use crate::raw::Released;
-use crate::{Access, DestroyError, Error, Feature, MrKeys, Result, Sge};
+use crate::{Access, DestroyError, Dmah, Error, Feature, MrKeys, Result, Sge};
 
 /// The null MR; see [`Pd::alloc_null_mr`](crate::Pd::alloc_null_mr).
 #[doc(alias = "ibv_mr")]
@@ -41,6 +42,8 @@ pub struct DmabufMr {
     handle: u32,
     keys: MrKeys,
     released: Released,
+    /// Kept until the region is deregistered.
+    _hints: Option<Arc<DmahShared>>,
 }
 
 impl DmabufMr {
@@ -50,8 +53,12 @@ impl DmabufMr {
         (offset, len): (u64, usize),
         iova: u64,
         access: Access,
+        hints: Option<&Dmah>,
     ) -> Result<Self> {
         const VERB: &str = "reg_dmabuf_mr";
+        if hints.is_some_and(|hints| !hints.is_of(&domain.context)) {
+            return Err(Error::foreign(VERB, "the DMA handle is of another context"));
+        }
         let length = len as u64;
         if len == 0 {
             return Err(Error::empty(VERB, "the length of an MR must be at least 1 byte"));
@@ -60,7 +67,8 @@ impl DmabufMr {
             let reason = format!("{len} bytes at {offset:#x} (iova {iova:#x}) exceed the address space");
             return Err(Error::out_of_bounds(VERB, reason));
         }
-        let request = DmabufMrRequest { pd: domain.handle, fd: buffer, offset, length, iova, access };
+        let dmah = hints.map(Dmah::handle);
+        let request = DmabufMrRequest { pd: domain.handle, fd: buffer, offset, length, iova, access, dmah };
         let made = command::reg_dmabuf_mr(&domain.context.file, &request).map_err(|refused| {
             if matches!(refused.errno, Errno::OPNOTSUPP | Errno::PROTONOSUPPORT) {
                 return Error::unsupported(VERB, Feature::DmabufMrs);
@@ -77,7 +85,8 @@ impl DmabufMr {
         })?;
         let keys = MrKeys::new((made.lkey, made.rkey), iova, len);
         let (domain, released) = (Arc::clone(domain), Released::default());
-        Ok(Self { domain, handle: made.handle, keys, released })
+        let _hints = hints.map(|hints| Arc::clone(hints.shared()));
+        Ok(Self { domain, handle: made.handle, keys, released, _hints })
     }
 
     /// Deregisters the region. Drop does the same, and ignores errors.

@@ -52,9 +52,12 @@ impl Dmah {
             Errno::OPNOTSUPP | Errno::PROTONOSUPPORT => Error::unsupported(VERB, Feature::DmaHandles),
             _ => Error::kernel(VERB, format!("{init:?}"), refused).or_hint(|errno| match errno {
                 Errno::PERM => Some("the calling thread may not run on this CPU".into()),
-                Errno::INVAL => {
-                    Some("the driver may require a processing hint, or the CPU is unknown".into())
-                }
+                Errno::NODEV => Some("the device has no root port, so no CPU has a steering tag".into()),
+                Errno::INVAL => Some(
+                    "the driver may require a processing hint, the CPU is unknown, or the platform \
+                     reports no steering tags"
+                        .into(),
+                ),
                 _ => None,
             }),
         })?;
@@ -127,5 +130,56 @@ impl Drop for DmahShared {
             // SAFETY: the handle is this value's, and the regions that use it keep this value.
             let _ = unsafe { command::free_dmah(&self.context.file, self.handle) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Plain;
+    use crate::{Access, Pd};
+
+    /// A DMA handle of the PD's context, without a kernel object.
+    fn dmah(pd: &Pd<Plain>) -> Dmah {
+        let context = Arc::clone(pd.context().inner());
+        Dmah { shared: Arc::new(DmahShared { context, handle: 7, released: Released::default() }) }
+    }
+
+    #[test]
+    fn hints_of_another_context_are_rejected() {
+        let (pd, other) = (Plain::default().domain(), Plain::default().domain());
+        let (own, foreign) = (dmah(&pd), dmah(&other));
+        let register = |hints: &Dmah| {
+            pd.register_with_hints(vec![0; 64], Access::LOCAL_WRITE, hints).map(drop).unwrap_err().error
+        };
+        assert!(matches!(register(&foreign), Error::Invalid { .. }));
+        assert!(matches!(register(&own), Error::Kernel { .. }));
+        let memory = std::fs::File::open("/dev/null").unwrap();
+        let register = |hints: &Dmah| {
+            pd.register_dmabuf_with_hints(&memory, 0, 64, 0, Access::LOCAL_WRITE, hints)
+                .map(drop)
+                .unwrap_err()
+        };
+        assert!(matches!(register(&foreign), Error::Invalid { .. }));
+        assert!(matches!(register(&own), Error::Kernel { .. }));
+    }
+
+    #[test]
+    fn dealloc_returns_a_handle_that_is_in_use_or_was_refused() {
+        let hints = dmah(&Plain::default().domain());
+        let clone = hints.clone();
+        let DestroyError { error, object, .. } = hints.dealloc().unwrap_err();
+        assert!(matches!(error, Error::Invalid { .. }), "{error}");
+        drop(clone);
+        let DestroyError { error, object, .. } = object.dealloc().unwrap_err();
+        assert!(matches!(error, Error::Kernel { .. }), "{error}");
+        assert_eq!((object.handle(), object.into_handle()), (7, 7));
+    }
+
+    #[test]
+    fn released_handle_is_not_deallocated() {
+        let hints = dmah(&Plain::default().domain());
+        assert_eq!(hints.clone().into_handle(), 7);
+        hints.dealloc().unwrap();
     }
 }

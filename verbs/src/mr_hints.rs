@@ -35,6 +35,9 @@ pub(crate) fn hint(errno: Errno, request: &MrRequest, capabilities: &Capabilitie
         return Some(hint);
     }
     match errno {
+        Errno::OPNOTSUPP if request.dmah.is_some() && access.contains(Access::ON_DEMAND) => {
+            Some("ON_DEMAND memory can't have the hints of a DMA handle: register it without one".into())
+        }
         Errno::INVAL if (request.addr ^ request.iova) & 0xfff != 0 => {
             Some("iova and address must have the same offset within their page".into())
         }
@@ -169,6 +172,17 @@ mod tests {
         assert!(hint_for(Access::ON_DEMAND).contains("ON_DEMAND"));
         assert!(hint_for(Access::REMOTE_WRITE).contains("requires LOCAL_WRITE: add it"));
         assert_eq!(hint_for(Access::from_bits_retain(1 << 31)), "unknown access flags 0x80000000");
+    }
+
+    #[test]
+    fn hints_for_on_demand_memory_are_named() {
+        let odp = Capabilities { odp: true, ..CAPABILITIES };
+        let plain = request(Access::ON_DEMAND);
+        let with_hints = MrRequest { dmah: Some(1), ..plain };
+        assert!(hint(Errno::OPNOTSUPP, &with_hints, &odp).unwrap().contains("DMA handle"));
+        assert_eq!(hint(Errno::OPNOTSUPP, &plain, &odp), None);
+        let pinned = MrRequest { dmah: Some(1), ..request(Access::LOCAL_WRITE) };
+        assert_eq!(hint(Errno::OPNOTSUPP, &pinned, &odp), None);
     }
 
     #[test]

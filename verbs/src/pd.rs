@@ -174,7 +174,8 @@ impl<P: Provider> Pd<P> {
     ///
     /// # Errors
     /// As for [`Pd::register`]; also [`Error::Invalid`] if the handle is of another context. mlx5
-    /// rejects ODP regions with hints.
+    /// rejects ODP regions with hints, and [`Mr::set_access`], [`Mr::move_to`] and [`Mr::replace`]
+    /// of a region with hints.
     #[doc(alias = "ibv_reg_mr_ex")]
     pub fn register_with_hints<M: MemoryOwner>(
         &self,
@@ -302,7 +303,33 @@ impl<P: Provider> Pd<P> {
         iova: u64,
         access: Access,
     ) -> Result<DmabufMr> {
-        DmabufMr::register(&self.domain, buffer.as_fd(), (offset, len), iova, access)
+        DmabufMr::register(&self.domain, buffer.as_fd(), (offset, len), iova, access, None)
+    }
+
+    /// Registers part of a dma-buf with hints for the device's accesses. The other parameters are
+    /// those of [`Pd::register_dmabuf`].
+    ///
+    /// ```no_run
+    /// # use bareverbs::{Access, Dmah, Pd, Result};
+    /// # fn example(pd: &Pd, buffer: std::os::fd::OwnedFd, hints: &Dmah) -> Result<()> {
+    /// let region = pd.register_dmabuf_with_hints(&buffer, 0, 1 << 20, 0, Access::LOCAL_WRITE, hints)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Pd::register_dmabuf`]; also [`Error::Invalid`] if the handle is of another context.
+    #[doc(alias = "ibv_reg_mr_ex")]
+    pub fn register_dmabuf_with_hints(
+        &self,
+        buffer: impl AsFd,
+        offset: u64,
+        len: usize,
+        iova: u64,
+        access: Access,
+        hints: &Dmah,
+    ) -> Result<DmabufMr> {
+        DmabufMr::register(&self.domain, buffer.as_fd(), (offset, len), iova, access, Some(hints))
     }
 
     /// Registers the address range of `len` bytes from `addr`. `iova` is the address of its first

@@ -66,6 +66,7 @@ fn general(cap: &mut ViewMut<'_, HcaCap>, link: Link, cqe_version: u8) {
         .set(HcaCap::FIXED_BUFFER_SIZE, 1u8)
         .set(HcaCap::UMR_EXTENDED_TRANSLATION_OFFSET, 1u8)
         .set(HcaCap::NULL_MKEY, 1u8)
+        .set(HcaCap::MKEY_PCIE_TPH, 1u8)
         .set(HcaCap::DUMP_FILL_MKEY, 1u8)
         .set(HcaCap::TERMINATE_SCATTER_LIST_MKEY, 1u8)
         .set(HcaCap::IMAICL, 1u8)

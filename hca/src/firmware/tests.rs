@@ -496,7 +496,7 @@ fn segments(mut dump: &[u8]) -> Vec<(u64, &[u8])> {
 }
 
 #[test]
-fn resource_dump_of_an_mkey_has_its_relaxed_ordering_bits() {
+fn resource_dump_of_an_mkey_has_its_ordering_and_hint_bits() {
     let mut hca = ready(Link::InfiniBand);
     let mut key = command(CREATE_MKEY, 0, &[0; 0x108]);
     ViewMut::<CreateMkeyIn>::new(&mut key)
@@ -505,6 +505,8 @@ fn resource_dump_of_an_mkey_has_its_relaxed_ordering_bits() {
         .set(Mkc::RELAXED_ORDERING_WRITE, 1u8)
         .set(Mkc::RELAXED_ORDERING_READ, 1u8)
         .set(Mkc::PD, 1u8);
+    // Processing hint 2 (`pcie_tph_en`, `pcie_tph_ph`), steering tag index 5.
+    key[16 + 60..][..2].copy_from_slice(&[0x06, 0x05]);
     let (created, answer) = run(&mut hca, &key, 16);
     created.unwrap();
     let index = u32::from_be_bytes(answer[8..12].try_into().unwrap());
@@ -529,6 +531,7 @@ fn resource_dump_of_an_mkey_has_its_relaxed_ordering_bits() {
     let context = View::<Mkc>::new(&payload[16..]).unwrap();
     assert!(context.flag(Mkc::RELAXED_ORDERING_WRITE) && context.flag(Mkc::RELAXED_ORDERING_READ));
     assert!(!context.flag(Mkc::LW));
+    assert_eq!(context.raw()[60..62], [0x06, 0x05]);
 
     assert_eq!(dump(&mut hca, kind, 0xfff, 4096).0, Err(Status::BadResource), "no such key");
     assert_eq!(dump(&mut hca, kind, index, 64).0, Err(Status::BadParameter), "no room");

@@ -18,6 +18,9 @@ const EXPRESS: usize = 0x60;
 const MSIX: usize = 0x9c;
 const DEVICE_CONTROL: usize = EXPRESS + 8;
 const FUNCTION_RESET: u8 = 0x80;
+/// The first extended capability: TPH Requester.
+const TPH: usize = 0x100;
+const TPH_CONTROL: usize = TPH + 8;
 
 /// The configuration space.
 pub(crate) struct Config {
@@ -55,6 +58,10 @@ impl Config {
         config.put(MSIX + 2, &(VECTORS - 1).to_le_bytes());
         config.put(MSIX + 4, &super::bar::MSIX_TABLE.to_le_bytes());
         config.put(MSIX + 8, &super::bar::MSIX_PENDING.to_le_bytes());
+        // TPH Requester, version 1, the last extended capability. Without steering tags or in device
+        // specific mode; the mkeys hold the tags, so there is no table of them.
+        config.put(TPH, &(1u32 << 16 | 0x17).to_le_bytes());
+        config.put(TPH + 4, &(1u32 << 2 | 1).to_le_bytes());
         config
     }
 
@@ -88,6 +95,7 @@ impl Config {
         }
         if reset {
             self.put(COMMAND, &[0, 0]);
+            self.put(TPH_CONTROL, &[0, 0]);
         }
         Some(reset)
     }
@@ -109,6 +117,9 @@ fn writable(at: usize) -> u8 {
         0x69 => !FUNCTION_RESET,
         EXPRESS_LINK_CONTROL => 0xff,
         0x9f => 0xc0,
+        // Steering tag mode; requester enable.
+        TPH_CONTROL => 0x07,
+        0x109 => 0x03,
         _ => 0,
     }
 }
@@ -132,6 +143,27 @@ mod tests {
             assert!(ids.len() < 10);
         }
         assert_eq!(ids, [0x01, 0x10, 0x11]);
+    }
+
+    #[test]
+    fn tph_requester_is_the_only_extended_capability() {
+        let config = config();
+        let word = |at: usize| u32::from_le_bytes(config.bytes[at..at + 4].try_into().unwrap());
+        assert_eq!((word(TPH) & 0xffff, word(TPH) >> 20), (0x17, 0));
+        // No steering tag table (bits 9 and 10); device specific mode (bit 2).
+        assert_eq!((word(TPH + 4) >> 9 & 0x3, word(TPH + 4) >> 2 & 0x1), (0, 1));
+    }
+
+    #[test]
+    fn function_level_reset_disables_tph() {
+        let mut config = config();
+        let mut control = [0; 4];
+        config.write(TPH_CONTROL as u64, &[0xff; 4]).unwrap();
+        assert!(config.read(TPH_CONTROL as u64, &mut control));
+        assert_eq!(control, [0x07, 0x03, 0, 0]);
+        config.write(DEVICE_CONTROL as u64, &[0x10, 0xa8]).unwrap();
+        assert!(config.read(TPH_CONTROL as u64, &mut control));
+        assert_eq!(control, [0; 4]);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use bareverbs_uapi::method::Call;
 use bareverbs_uapi::uverbs::types::AccessFlags;
-use bareverbs_uapi::uverbs::{DmabufAlloc, RegDmabufMr};
+use bareverbs_uapi::uverbs::{DmabufAlloc, RegDmabufMr, RegMr};
 
 use super::{CreatedMr, own_descriptor};
 use crate::device::{DeviceFile, IoctlError};
@@ -24,6 +24,9 @@ pub struct DmabufMrRequest<'a> {
     pub iova: u64,
     /// Access rights.
     pub access: AccessFlags,
+    /// Handle of the DMA handle with hints for the device's accesses. It requires the ioctl method
+    /// `REG_MR`.
+    pub dmah: Option<u32>,
 }
 
 /// Registers part of a dma-buf. The MR keeps a reference to the dma-buf.
@@ -34,6 +37,9 @@ pub struct DmabufMrRequest<'a> {
 /// range beyond the dma-buf or a descriptor of something else.
 #[doc(alias = "ibv_reg_dmabuf_mr")]
 pub fn reg_dmabuf_mr(file: &DeviceFile, request: &DmabufMrRequest<'_>) -> Result<CreatedMr, IoctlError> {
+    if let Some(dmah) = request.dmah {
+        return with_dmah(file, request, dmah);
+    }
     let (mut lkey, mut rkey) = (0, 0);
     let fd = request.fd.as_raw_fd() as u32;
     let mut call = Call::<RegDmabufMr>::new(file.driver_id());
@@ -50,6 +56,25 @@ pub fn reg_dmabuf_mr(file: &DeviceFile, request: &DmabufMrRequest<'_>) -> Result
     // and no reference of this process points to it.
     unsafe { file.execute(&mut call) }?;
     Ok(CreatedMr { handle: call.made(RegDmabufMr::HANDLE), lkey, rkey })
+}
+
+/// The method of dma-buf MRs has no attribute for a DMA handle.
+fn with_dmah(file: &DeviceFile, request: &DmabufMrRequest<'_>, dmah: u32) -> Result<CreatedMr, IoctlError> {
+    let (mut lkey, mut rkey) = (0, 0);
+    let mut call = Call::<RegMr>::new(file.driver_id());
+    call.make(RegMr::HANDLE);
+    call.handle(RegMr::PD_HANDLE, request.pd);
+    call.handle(RegMr::DMA_HANDLE, dmah);
+    call.input(RegMr::IOVA, &request.iova);
+    call.input(RegMr::LENGTH, &request.length);
+    call.flags(RegMr::ACCESS_FLAGS, request.access);
+    call.raw_descriptor(RegMr::FD, request.fd.as_raw_fd());
+    call.input(RegMr::FD_OFFSET, &request.offset);
+    call.output(RegMr::RESP_LKEY, &mut lkey);
+    call.output(RegMr::RESP_RKEY, &mut rkey);
+    // SAFETY: as in `reg_dmabuf_mr`.
+    unsafe { file.execute(&mut call) }?;
+    Ok(CreatedMr { handle: call.made(RegMr::HANDLE), lkey, rkey })
 }
 
 /// Exports the pages behind a mapping of the device file as a dma-buf (ioctl method

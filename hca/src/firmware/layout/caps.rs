@@ -63,6 +63,7 @@ layout! {
         LOG_PG_SZ: 0x258, 8,
         LOG_BF_REG_SIZE: 0x26b, 5,
         MAX_WQE_SZ_SQ: 0x290, 16,
+        MKEY_PCIE_TPH: 0x2a7, 1,
         MAX_WQE_SZ_RQ: 0x2b0, 16,
         MAX_QP_MCG: 0x2e7, 25,
         LOG_MAX_MCG: 0x318, 8,

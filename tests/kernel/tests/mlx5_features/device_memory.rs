@@ -4,8 +4,7 @@ use std::fs::File;
 use std::io::{Seek, SeekFrom};
 
 use bareverbs::{
-    Access, Context, Dm, DmInit, DmMr, DmahInit, Error, Feature, ObjectClass, Operation, Payload,
-    RecvRequest, TphMemType, WcStatus,
+    Access, Context, Dm, DmInit, DmMr, Error, Feature, ObjectClass, Operation, Payload, RecvRequest, WcStatus,
 };
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, Side, contents, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
@@ -203,22 +202,4 @@ pub(crate) fn device_memory_is_exported_as_a_dmabuf() -> Outcome {
         }
     });
     Ok(Completion::Completed)
-}
-
-pub(crate) fn dma_handles_are_unsupported_without_tph() {
-    nothing_leaks(|| {
-        let pd = domain();
-        let hints = [
-            DmahInit { processing_hint: Some(1), cpu: None },
-            DmahInit { processing_hint: Some(3), cpu: Some((0, TphMemType::VOLATILE)) },
-            DmahInit::default(),
-        ];
-        for init in hints {
-            // No tested kernel is built with CONFIG_PCIE_TPH.
-            let refused = pd.context().alloc_dmah(&init).map(drop).unwrap_err();
-            assert!(matches!(refused, Error::Unsupported { feature: Feature::DmaHandles, .. }), "{refused}");
-        }
-        let refused = pd.context().alloc_dmah(&DmahInit { processing_hint: Some(4), cpu: None }).map(drop);
-        assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
-    });
 }

@@ -28,18 +28,18 @@ pub(crate) fn object_segment(mut dump: &[u8]) -> &[u8] {
     panic!("the dump has no object");
 }
 
-/// The mkey context of the region (`mlx5_ifc_mkc_bits`).
-fn mkey_context<M>(mr: &Mr<M>) -> Vec<u8> {
+/// The mkey context of the region with this L_Key (`mlx5_ifc_mkc_bits`).
+pub(crate) fn mkey_context(lkey: u32) -> Vec<u8> {
     let mut netlink = RdmaNetlink::open().unwrap();
     let regions = netlink.memory_regions(device::name()).unwrap();
-    let own = regions.iter().find(|listed| listed.lkey == Some(mr.lkey())).unwrap();
+    let own = regions.iter().find(|listed| listed.lkey == Some(lkey)).unwrap();
     let dump = netlink.raw_state(device::name(), RawObject::Mr(own.number)).unwrap();
     object_segment(&dump)[MKEY_CONTEXT..][..64].to_vec()
 }
 
 /// The bits `relaxed_ordering_write` and `relaxed_ordering_read`.
 fn relaxed<M>(mr: &Mr<M>) -> (bool, bool) {
-    let context = mkey_context(mr);
+    let context = mkey_context(mr.lkey());
     (context[1] & 0x04 != 0, context[59] & 0x40 != 0)
 }
 

@@ -6,6 +6,7 @@ mod clocks;
 mod compression;
 mod device_memory;
 mod device_state;
+mod dma_handles;
 mod doorbells;
 mod foreign_memory;
 mod huge_pages;
@@ -28,6 +29,7 @@ use clocks::*;
 use compression::*;
 use device_memory::*;
 use device_state::*;
+use dma_handles::*;
 use doorbells::*;
 use foreign_memory::*;
 use huge_pages::*;
@@ -68,7 +70,16 @@ kernel_tests! {
     device_memory_is_freed_after_its_last_mr if device::device_memory,
     freed_device_memory_can_be_allocated_again if device::device_memory,
     device_memory_is_exported_as_a_dmabuf if device::device_memory,
-    dma_handles_are_unsupported_without_tph,
+    dma_handles_are_unsupported_without_tph if no_dma_handles,
+    processing_hints_reach_the_mkey if dma_handles,
+    regions_with_hints_carry_every_operation if dma_handles,
+    dmabuf_with_hints_is_remotely_accessible if dma_handles,
+    dma_handle_is_busy_while_a_region_uses_it if dma_handles,
+    mlx5_rejects_changes_of_regions_with_hints if dma_handles,
+    regions_reject_unsuitable_hints if dma_handles,
+    invalid_dma_handles_are_rejected if dma_handles,
+    dma_handle_of_a_cpu_needs_a_root_port if dma_handles,
+    dma_handle_of_a_forbidden_cpu_is_rejected if dma_handles,
     device_memory_is_unsupported_without_the_capability if device::no_device_memory,
     null_mr_skips_part_of_a_message if device::null_mr,
     rxe_has_no_null_mr if device::soft_roce,
