@@ -133,7 +133,7 @@ pub enum Error {
         feature: Feature,
     },
     /// A system call other than a command failed.
-    #[error("{what}: {errno}")]
+    #[error("{what}: {errno}{}", descriptor_hint(*errno))]
     System {
         /// The attempted action.
         what: &'static str,
@@ -251,6 +251,15 @@ fn open_hint(errno: Errno) -> &'static str {
             ": the kernel has the device, but its node is missing: start udev, or pass the node into the container"
         }
         Errno::ACCESS | Errno::PERM => ": the node should have mode 0666",
+        errno => descriptor_hint(errno),
+    }
+}
+
+/// The remedy if the process or the system has no descriptor left.
+fn descriptor_hint(errno: Errno) -> &'static str {
+    match errno {
+        Errno::MFILE => ": close some descriptors or raise the limit with `ulimit -n`",
+        Errno::NFILE => ": raise the system's limit fs.file-max",
         _ => "",
     }
 }

@@ -178,6 +178,22 @@ impl Wire {
         ip(&format!("link set down dev {}", end.netdev()));
     }
 
+    /// Removes the IP address of an end. Its device loses the GID.
+    pub fn remove_address(&self, end: End) {
+        ip(&format!("address del {}/32 dev {}", end.ip(), end.netdev()));
+    }
+
+    /// Adds the IP address of an end again.
+    pub fn restore_address(&self, end: End) {
+        ip(&format!("address add {}/32 dev {}", end.ip(), end.netdev()));
+        // The routes that it has lost with the address.
+        let (netdev, own, other) = (end.netdev(), end.ip(), end.other());
+        ip(&format!("route replace local {own} dev {netdev} table {}", end.table()));
+        ip(&format!("route replace {} dev {netdev} src {own}", other.ip()));
+        // The kernel adds it with the address.
+        let _ = attempt("ip", &format!("route del local {own} dev {netdev} table local"));
+    }
+
     /// Deletes both interfaces. The kernel deletes their devices, too, when no program has them open.
     pub fn delete(&self) {
         ip(&format!("link del dev {}", Near.netdev()));

@@ -11,11 +11,15 @@ use bareverbs_rdmacm::event::EventKind;
 use bareverbs_rdmacm::{Addr, CmId, EventChannel, Key, PortSpace};
 
 use super::Progress;
-use super::conn::{Over, Queue, QueuePairs, Verbs, in_threads};
+use super::conn::{Next, Over, Queue, QueuePairs, Verbs, in_threads};
 use super::mesh::Mesh;
 use super::steps::{Report, Step, Times, Totals};
 use crate::connected::failure;
-use crate::signal::Stop;
+use crate::signal::{Stop, Timeout};
+
+/// How long the client waits for the answers to the ends of its connections. A peer may have lost one,
+/// and the kernel repeats the message.
+const END_LIMIT: Duration = Duration::from_secs(10);
 
 /// What all connections have in common.
 pub(super) struct Plan {
@@ -98,6 +102,8 @@ impl<'a> Client<'a> {
         totals.set(Step::FullConnect, start.elapsed());
         mesh.barrier(super::CONNECTED)?;
         self.phase("Disconnecting", Step::Disconnect, &mut totals, |shard, _| shard.disconnect())?;
+        let over = Over::new()?;
+        in_threads(&mut self.shards, &over, |shard| shard.read_ends(&over, stop))?;
         mesh.barrier(super::DISCONNECTED)?;
         self.phase("Destroying QPs", Step::DestroyQp, &mut totals, |shard, _| shard.destroy_qps())?;
         self.phase("Destroying IDs", Step::DestroyId, &mut totals, |shard, _| shard.destroy_ids())?;
@@ -260,6 +266,21 @@ impl Shard {
 
     fn disconnect(&mut self) -> Result<()> {
         self.each(Step::Disconnect, |conn| Ok(conn.id.disconnect()?))
+    }
+
+    /// Reads the answers to the ends of the connections, which belong to no step. The destruction of an
+    /// identifier would include the kernel's work for an answer that arrives meanwhile.
+    fn read_ends(&mut self, over: &Over, stop: &Stop) -> Result<()> {
+        let (mut left, mut limit) = (self.conns.len(), Timeout::after(END_LIMIT));
+        while left > 0 {
+            let Next::Event(event) = over.next_within(&self.channel, stop, Some(&mut limit))? else { break };
+            match event.kind {
+                EventKind::Disconnected(_) => left -= 1,
+                EventKind::DeviceRemoval => bail!("the device was removed"),
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     fn destroy_qps(&mut self) -> Result<()> {

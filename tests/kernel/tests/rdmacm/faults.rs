@@ -93,13 +93,6 @@ fn unreachable<T>(result: Result<T, Error>, of: &str) {
     }
 }
 
-/// The private data of a stream's request: version 1, 16 credits, and addresses that are never used.
-fn offer() -> [u8; 40] {
-    let mut offer = [0; 40];
-    (offer[0], offer[3], offer[23], offer[39]) = (1, 16, 2, 64);
-    offer
-}
-
 pub(crate) fn lost_messages_are_unreachable_peers() {
     let wire = Wire::new();
     {

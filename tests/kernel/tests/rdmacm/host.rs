@@ -63,6 +63,13 @@ pub(crate) fn param() -> ConnParam<'static> {
     ConnParam::new(qp_num())
 }
 
+/// The private data of a stream's request: version 1, 16 credits, and addresses that are never used.
+pub(crate) fn offer() -> [u8; 40] {
+    let mut offer = [0; 40];
+    (offer[0], offer[3], offer[23], offer[39]) = (1, 16, 2, 64);
+    offer
+}
+
 /// The next event that is no end of TIMEWAIT, which may come at any time.
 #[track_caller]
 pub(crate) fn next(channel: &EventChannel) -> Event {

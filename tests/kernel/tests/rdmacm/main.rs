@@ -7,12 +7,15 @@ mod datagrams;
 mod endpoints;
 mod faults;
 mod host;
+mod limits;
 mod migration;
+mod network;
 mod options;
 mod owned;
 mod services;
 mod sharing;
 mod sockets;
+mod states;
 
 use addresses::*;
 use bareverbs_kernel_tests::wire::{lossy_wire, wire};
@@ -23,12 +26,15 @@ use datagrams::*;
 use endpoints::*;
 use faults::*;
 use host::*;
+use limits::*;
 use migration::*;
+use network::*;
 use options::*;
 use owned::*;
 use services::*;
 use sharing::*;
 use sockets::*;
+use states::*;
 
 kernel_tests! {
     rdma_cm_device_is_found_and_opened,
@@ -71,6 +77,15 @@ kernel_tests! {
     forked_child_can_not_use_a_channel if has_ip,
     changed_credentials_are_refused,
     raw_commands_return_the_errors_of_the_kernel,
+
+    disconnect_ends_established_connections_only if has_ip,
+    end_of_the_peer_follows_its_confirmation if has_ip,
+    two_threads_accept_a_request_once if has_ip,
+    two_threads_destroy_a_number_once if has_ip,
+    rejection_has_any_length_of_private_data if has_ip,
+    destroyed_listener_rejects_unread_requests_only if has_ip,
+    channel_is_dropped_with_unread_events if has_ip,
+    signals_do_not_end_a_wait if has_ip,
 
     type_of_service_is_that_of_the_path if device::ethernet,
     ack_timeout_is_that_of_the_queue_pair if has_ip,
@@ -148,6 +163,11 @@ kernel_tests! {
     deleted_device_closes_each_identifier if wire,
     interface_down_ends_connections_and_refuses_new_ones if wire,
     deleted_interface_ends_connections_and_refuses_new_ones if wire,
+    repeated_messages_make_one_connection if lossy_wire,
+    removed_address_refuses_new_connections_until_it_returns if wire,
+    renamed_device_keeps_connections_and_takes_new_ones if wire,
+    exhausted_descriptors_are_errors_with_the_remedy if has_ip,
+    network_namespace_without_the_device_has_no_addresses if has_ip,
     closed_file_ends_its_identifiers_in_each_step if has_ip,
     closed_file_ends_its_listener if has_ip,
     killed_client_is_noticed_in_each_step if has_ip,

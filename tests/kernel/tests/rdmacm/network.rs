@@ -1,0 +1,192 @@
+//! Changes of the network under connections: repeated messages, addresses and interfaces that go and
+//! come back, a device with another name.
+
+use std::net::SocketAddr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bareverbs::netlink::RdmaNetlink;
+use bareverbs::owned::{Endpoint, EndpointOptions};
+use bareverbs::{Access, AckTimeout, Buffer, Errno, Mr};
+use bareverbs_kernel_tests::wire::{End, Wire};
+use bareverbs_rdmacm::event::EventKind;
+use bareverbs_rdmacm::{CmId, Connection, Connector, Error, EventChannel, IdOptions, Listener, PortSpace};
+
+use crate::host::*;
+
+const LIMIT: Duration = TIMEOUT;
+
+fn small() -> EndpointOptions {
+    Endpoint::<Mr<Buffer>>::options().sends(1).recvs(1)
+}
+
+/// A listener on all addresses, and its address at the far end.
+fn far() -> (Listener, SocketAddr) {
+    let listener = Listener::bind("0.0.0.0:0").unwrap();
+    let addr = SocketAddr::new(End::Far.ip().into(), listener.local_addr().unwrap().port());
+    (listener, addr)
+}
+
+/// Retries a lost packet for about a second.
+fn impatient() -> Connector {
+    let ack_timeout = AckTimeout::new(14);
+    Connector::new().id_options(IdOptions { ack_timeout, ..IdOptions::default() })
+}
+
+/// Both ends of a connection.
+fn connect(
+    listener: &Listener,
+    addr: SocketAddr,
+    connector: &Connector,
+) -> (Connection<Endpoint>, Connection<Endpoint>) {
+    thread::scope(|scope| {
+        let accepted = scope.spawn(|| listener.accept(&small(), LIMIT).unwrap());
+        let connected = connector.connect(addr, &small(), LIMIT).unwrap();
+        (connected, accepted.join().unwrap())
+    })
+}
+
+/// Connects again until it succeeds: a network that has come back needs a moment.
+fn connect_again(listener: &Listener, addr: SocketAddr, connector: &Connector) {
+    let begin = Instant::now();
+    thread::scope(|scope| {
+        let accepted = scope.spawn(|| {
+            loop {
+                match listener.accept(&small(), LIMIT) {
+                    Ok(accepted) => break accepted,
+                    Err(Error::Withdrawn { .. } | Error::Rejected(_)) => {}
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        });
+        let mut connected = loop {
+            match connector.connect(addr, &small(), Duration::from_secs(3)) {
+                Ok(connected) => break connected,
+                Err(error) => assert!(begin.elapsed() < LIMIT / 2, "{error}"),
+            }
+        };
+        let mut accepted = accepted.join().unwrap();
+        exchange(&mut connected, &mut accepted);
+    });
+}
+
+fn memory(connection: &Connection<Endpoint>) -> Mr<Buffer> {
+    connection.qp().pd().register(Buffer::zeroed(8).unwrap(), Access::LOCAL_WRITE).unwrap()
+}
+
+/// Ends a connection from the active end.
+fn end(mut active: Connection<Endpoint>, mut passive: Connection<Endpoint>) {
+    thread::scope(|scope| {
+        let answered = scope.spawn(|| passive.wait_disconnected(LIMIT));
+        active.disconnect(LIMIT).unwrap();
+        answered.join().unwrap().unwrap();
+    });
+}
+
+/// Sends a message.
+fn exchange(from: &mut Connection<Endpoint>, to: &mut Connection<Endpoint>) {
+    let (received, sent) = (memory(to), memory(from));
+    to.post_recv(received).unwrap();
+    from.post_send(sent, ..8).unwrap();
+    from.wait().unwrap();
+    to.wait().unwrap();
+}
+
+/// Every message of the connection managers, and every packet of the queue pairs, arrives twice.
+pub(crate) fn repeated_messages_make_one_connection() {
+    const ROUNDS: usize = 10;
+    let wire = Wire::new();
+    wire.impair(End::Near, "duplicate 100%");
+    wire.impair(End::Far, "duplicate 100%");
+    {
+        let (listener, addr) = listener_on(SocketAddr::new(End::Far.ip().into(), 0), PortSpace::Tcp, 8);
+        for round in 0..ROUNDS {
+            let active = resolved(addr, PortSpace::Tcp);
+            active.connect(&param()).unwrap();
+            let asked = request(&listener);
+            let rejects = round % 4 == 3;
+            if round % 2 == 0 || rejects {
+                // The kernel knows the repetition of a request. That of a rejected one would be new.
+                quiet(listener.channel());
+            }
+            if rejects {
+                asked.reject(b"no").unwrap();
+                let kind = next_of(active.channel(), active.key());
+                assert!(matches!(kind, EventKind::Rejected(_)), "{kind:?}");
+            } else {
+                let passive = asked.accept(&param()).unwrap();
+                establish(&active, &passive);
+                disconnect(&active, &passive);
+            }
+            quiet(active.channel());
+        }
+        let (listener, addr) = far();
+        let (mut active, mut passive) = connect(&listener, addr, &Connector::new());
+        exchange(&mut active, &mut passive);
+        exchange(&mut passive, &mut active);
+        end(active, passive);
+    }
+    wire.heal();
+    wire.settle();
+}
+
+/// The device loses its only IP address, and gets it back.
+pub(crate) fn removed_address_refuses_new_connections_until_it_returns() {
+    let wire = Wire::new();
+    {
+        let (listener, addr) = far();
+        let connector = impatient();
+        let (mut active, mut passive) = connect(&listener, addr, &connector);
+        exchange(&mut active, &mut passive);
+        let bound = CmId::new(&EventChannel::new().unwrap(), PortSpace::Tcp).unwrap();
+        bound.bind_addr((End::Near.ip(), 0)).unwrap();
+        let routed = resolved(addr, PortSpace::Tcp);
+
+        wire.remove_address(End::Near);
+        let fresh = CmId::new(&EventChannel::new().unwrap(), PortSpace::Tcp).unwrap();
+        assert_eq!(errno(fresh.bind_addr((End::Near.ip(), 0))), Errno::ADDRNOTAVAIL);
+        let refused = connector.connect(addr, &small(), Duration::from_secs(2)).unwrap_err();
+        assert!(!matches!(refused, Error::Invalid { .. }), "{refused:?}");
+        // Identifiers with the address are used further or fail with an error. None hangs.
+        if let Err(refused) = routed.connect(&param()) {
+            assert!(refused.errno().is_some(), "{refused:?}");
+        }
+        // The established connection ends, or the call has reached its limit.
+        let short = Duration::from_secs(3);
+        thread::scope(|scope| {
+            scope.spawn(|| passive.wait_disconnected(short));
+            let ended = active.disconnect(short);
+            let is_typed = matches!(ended, Ok(()) | Err(Error::TimedOut { .. } | Error::Unreachable(_)));
+            assert!(is_typed, "{ended:?}");
+        });
+        drop((active, passive, bound, routed));
+
+        wire.restore_address(End::Near);
+        connect_again(&listener, addr, &connector);
+    }
+    wire.settle();
+}
+
+/// Programs that know the device by its old name.
+pub(crate) fn renamed_device_keeps_connections_and_takes_new_ones() {
+    const NAME: &str = "renamed0";
+    let wire = Wire::new();
+    {
+        let (listener, addr) = far();
+        let connector = Connector::new();
+        let (mut active, mut passive) = connect(&listener, addr, &connector);
+        let routed = connector.resolve(addr, LIMIT).unwrap();
+        let rename = |from: &str, to: &str| {
+            RdmaNetlink::open().unwrap().set_device_name(from, to).unwrap();
+        };
+        rename(End::Near.device(), NAME);
+        exchange(&mut active, &mut passive);
+        // The device is found by its GUID, by a connector that has opened it and by a new one.
+        assert_eq!(routed.device().unwrap().find().unwrap().name(), NAME);
+        drop(connect(&listener, addr, &connector));
+        drop(connect(&listener, addr, &Connector::new()));
+        end(active, passive);
+        rename(NAME, End::Near.device());
+    }
+    wire.settle();
+}
