@@ -31,13 +31,13 @@ use rustix::mm::ProtFlags;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use self::queue::Queue;
-use super::{count, read, store};
+use super::count;
 use crate::environment::{Restricted, Restriction};
 use crate::generate::qp_states::accepts;
-use crate::kernel::CmFile;
 use crate::map::Map;
+use crate::own_memory::{read, store};
 use crate::rules::Rule;
-use crate::target::{Target, UverbsFile};
+use crate::target::{CmFile, Target, UverbsFile};
 
 /// The rules that the model can break.
 pub(crate) const SEEDS: &[Rule] = &[
@@ -91,6 +91,10 @@ impl Target for DataModel {
         DriverId::RXE.0
     }
 
+    fn is_asynchronous(&self) -> bool {
+        false
+    }
+
     fn open(&self) -> Result<Box<dyn UverbsFile + '_>, Errno> {
         Ok(Box::new(DataFile { model: self, has_context: Cell::new(false), state: RefCell::default() }))
     }
@@ -103,7 +107,7 @@ impl Target for DataModel {
         Vec::new()
     }
 
-    fn open_cm(&self) -> Result<CmFile, Errno> {
+    fn open_cm(&self) -> Result<Box<dyn CmFile + '_>, Errno> {
         Err(Errno::NOSYS)
     }
 
