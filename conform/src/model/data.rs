@@ -565,10 +565,18 @@ mod tests {
         ![Rule::Mmap, Rule::QpAttributeRange, Rule::RequestHandle].contains(&rule)
     }
 
+    fn is_of_states(rule: Rule) -> bool {
+        [Rule::Transition, Rule::TransitionRequired, Rule::TransitionExtra].contains(&rule)
+    }
+
     fn results(broken: Option<Rule>) -> Result<Results, String> {
         let checks = data::checks(data::Device::Rxe).into_iter();
         let checks = checks.chain(rings::checks()).chain(qp_states::checks());
-        let checks = checks.filter(|check| is_modelled(check.rule)).collect();
+        let checks = checks.filter(|check| is_modelled(check.rule));
+        // The state table does not depend on the other faults: a part of its checks shows that.
+        let part = |rule| is_of_states(rule) && broken.is_some_and(|broken| !is_of_states(broken));
+        let checks = checks.enumerate().filter(|(at, check)| at % 16 == 0 || !part(check.rule));
+        let checks = checks.map(|(_, check)| check).collect();
         let suite = Suite::of(Box::new(DataModel::new(broken)), checks).map_err(|error| error.to_string())?;
         Ok(suite.without_passed_calls().run(&Filter::default(), 0, |_, _, _| {}))
     }
