@@ -3,14 +3,14 @@
 pub(crate) mod alone;
 mod bugs;
 mod cm;
-mod commands;
+pub(crate) mod commands;
 pub(crate) mod data;
 pub(crate) mod environment;
 mod events;
 mod fixed;
 pub(crate) mod life;
 mod limits;
-mod nldev;
+pub(crate) mod nldev;
 pub(crate) mod order;
 pub(crate) mod pair;
 pub(crate) mod parser;
@@ -20,6 +20,9 @@ pub(crate) mod rings;
 use bareverbs_uapi::uverbs::types::DriverId;
 
 use crate::check::Check;
+
+/// A handle, number or index that no object has.
+pub(crate) const NOWHERE: u32 = 0x7fff_fff0;
 
 /// The checks for devices of a driver.
 pub(crate) fn checks(driver_id: u32) -> Vec<Check> {

@@ -28,7 +28,7 @@ use rustix::net::{
 use crate::SuiteError;
 use crate::environment::{Restricted, Restriction, restrict};
 use crate::map::Map;
-use crate::target::{Target, UverbsFile};
+use crate::target::{CmFile, Target, UverbsFile};
 
 /// A device of the running kernel.
 pub(crate) struct KernelDevice {
@@ -145,12 +145,12 @@ impl Target for KernelDevice {
         }
     }
 
-    fn open_cm(&self) -> Result<CmFile, Errno> {
+    fn open_cm(&self) -> Result<Box<dyn CmFile + '_>, Errno> {
         // The query loads the kernel's module.
         let _ = self.netlink.borrow_mut().global_char_device("rdma_cm");
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let path = Path::new("/dev/infiniband/rdma_cm");
-        Ok(CmFile(rustix::fs::open(path, flags, rustix::fs::Mode::empty())?))
+        Ok(Box::new(KernelCmFile(rustix::fs::open(path, flags, rustix::fs::Mode::empty())?)))
     }
 
     fn netlink(&self, message: &[u8]) -> Result<(), Errno> {
@@ -189,25 +189,19 @@ impl Target for KernelDevice {
 /// Timeout of an answer of RDMA netlink.
 const NETLINK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// An open file of the connection manager, non-blocking.
-pub(crate) struct CmFile(OwnedFd);
+/// An open file of the kernel's connection manager.
+struct KernelCmFile(OwnedFd);
 
-impl CmFile {
-    /// Writes a command.
-    ///
-    /// # Safety
-    ///
-    /// Each address in the command has memory that permits the kernel's accesses, or no memory.
-    pub(crate) unsafe fn write(&self, command: &[u8]) -> Result<usize, Errno> {
+impl CmFile for KernelCmFile {
+    unsafe fn write(&self, command: &[u8]) -> Result<usize, Errno> {
         rustix::io::write(&self.0, command)
     }
 
-    pub(crate) fn descriptor(&self) -> i32 {
+    fn descriptor(&self) -> i32 {
         self.0.as_raw_fd()
     }
 
-    /// Whether an event is queued.
-    pub(crate) fn is_readable(&self) -> Result<bool, Errno> {
+    fn is_readable(&self) -> Result<bool, Errno> {
         readable(self.0.as_fd())
     }
 }

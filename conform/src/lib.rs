@@ -25,6 +25,8 @@ mod check;
 pub mod decode;
 mod environment;
 mod errno;
+#[cfg(any(test, feature = "test-utils"))]
+mod fault;
 mod filter;
 pub mod fuzz;
 mod generate;
@@ -33,6 +35,8 @@ mod kernel;
 mod map;
 #[cfg(test)]
 mod model;
+#[cfg(any(test, feature = "test-utils"))]
+mod own_memory;
 mod privilege;
 mod probe;
 mod provided;

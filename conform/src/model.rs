@@ -1,10 +1,9 @@
 //! A model of the kernel's ioctl parser, with one rule broken on request: the test of the suite.
 
-mod data;
+pub(crate) mod data;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
@@ -20,18 +19,16 @@ use bareverbs_uapi::uverbs::{
     QueryMr, QueryPort, QueryPortSpeed, RegDmabufMr, RegMr, SrqCreate,
 };
 use bareverbs_uapi::write::structs::RegMrReq;
-use nix::sys::uio::{RemoteIoVec, process_vm_readv, process_vm_writev};
-use nix::unistd::getpid;
 use rustix::io::Errno;
 use rustix::mm::ProtFlags;
 use zerocopy::FromBytes;
 
 use crate::base::{is_class_on_rxe, is_on_rxe};
 use crate::environment::{Restricted, Restriction};
-use crate::kernel::CmFile;
 use crate::map::Map;
+use crate::own_memory::{read, store};
 use crate::rules::Rule;
-use crate::target::{Target, UverbsFile};
+use crate::target::{CmFile, Target, UverbsFile};
 
 /// The rules that the model can break.
 pub(crate) const SEEDS: &[Rule] = &[
@@ -83,12 +80,14 @@ pub(crate) const SEEDS: &[Rule] = &[
     Rule::SecondContext,
     Rule::CheckOrder,
     Rule::Undo,
+    Rule::CloseFrees,
     Rule::Busy,
     Rule::DestroyTwice,
     Rule::Capability,
     Rule::Memlock,
     Rule::Cgroup,
     Rule::Namespace,
+    Rule::ExclusiveNamespace,
     Rule::Fork,
 ];
 
@@ -154,10 +153,17 @@ impl Target for Model {
         DriverId::RXE.0
     }
 
+    fn is_asynchronous(&self) -> bool {
+        false
+    }
+
     fn open(&self) -> Result<Box<dyn UverbsFile + '_>, Errno> {
-        if matches!(self.shared.restriction.get(), Some(Restriction::Namespace))
-            && self.shared.breaks(Rule::Namespace)
-        {
+        let refused = match self.shared.restriction.get() {
+            Some(Restriction::Namespace) => self.shared.breaks(Rule::Namespace),
+            Some(Restriction::ExclusiveNamespace) => !self.shared.breaks(Rule::ExclusiveNamespace),
+            _ => false,
+        };
+        if refused {
             return Err(Errno::PERM);
         }
         let number = self.shared.files.get() + 1;
@@ -180,7 +186,7 @@ impl Target for Model {
         Vec::new()
     }
 
-    fn open_cm(&self) -> Result<CmFile, Errno> {
+    fn open_cm(&self) -> Result<Box<dyn CmFile + '_>, Errno> {
         Err(Errno::NOSYS)
     }
 
@@ -220,7 +226,7 @@ struct ModelFile {
 impl Drop for ModelFile {
     fn drop(&mut self) {
         let handles: Vec<u32> = self.objects.borrow().keys().copied().collect();
-        for handle in handles {
+        for handle in handles.into_iter().filter(|_| !self.breaks(Rule::CloseFrees)) {
             self.remove(handle);
         }
         if self.has_context.get() {
@@ -278,29 +284,6 @@ fn count(resources: &mut ResourceSummary, class: u16, change: i64) {
         _ => return,
     };
     *counter = counter.wrapping_add_signed(change);
-}
-
-fn read(address: u64, len: usize) -> Result<Vec<u8>, Errno> {
-    let mut bytes = vec![0; len];
-    if len == 0 {
-        return Ok(bytes);
-    }
-    let remote = [RemoteIoVec { base: address as usize, len }];
-    match process_vm_readv(getpid(), &mut [IoSliceMut::new(&mut bytes)], &remote) {
-        Ok(read) if read == len => Ok(bytes),
-        _ => Err(Errno::FAULT),
-    }
-}
-
-fn store(address: u64, bytes: &[u8]) -> Result<(), Errno> {
-    if bytes.is_empty() {
-        return Ok(());
-    }
-    let remote = [RemoteIoVec { base: address as usize, len: bytes.len() }];
-    match process_vm_writev(getpid(), &[IoSlice::new(bytes)], &remote) {
-        Ok(written) if written == bytes.len() => Ok(()),
-        _ => Err(Errno::FAULT),
-    }
 }
 
 /// An attribute that passed the parser.
@@ -965,7 +948,9 @@ mod tests {
         let checks = parser::checks().into_iter().chain(order::checks()).chain(life).chain(environment);
         let checks = checks.collect();
         let suite = Suite::of(Box::new(Model::new(broken)), checks).map_err(|error| error.to_string())?;
-        Ok(suite.without_passed_calls().run(&Filter::default(), 0, |_, _, _| {}))
+        // The hazards are those of a kernel.
+        let suite = suite.without_passed_calls().with_hazards();
+        Ok(suite.run(&Filter::default(), 0, |_, _, _| {}))
     }
 
     #[test]

@@ -192,8 +192,6 @@ rules! {
         "core/verbs.c: ib_modify_qp_is_ok, qp_state_table";
     QpAttributeRange = "qp-attribute-range", "A QP attribute out of range fails as documented.",
         "core/uverbs_cmd.c: modify_qp; the driver's modify_qp";
-    QpStateKept = "qp-state-kept", "A refused transition does not change the state of the QP.",
-        "the driver's modify_qp";
     Limit = "limit", "A size within the device's limit is accepted, one above it fails with EINVAL.",
         "the driver's create methods; core/uverbs_cmd.c";
     Mmap = "mmap", "A queue is mapped once, at its offset, with at most its length.",
@@ -206,8 +204,6 @@ rules! {
         "core/uverbs_main.c: ib_uverbs_write; core/uverbs_std_types_device.c: UVERBS_METHOD_INVOKE_WRITE";
     MrAccess = "mr-access", "Access flags of a memory region are checked as documented.",
         "include/rdma/ib_verbs.h: ib_check_mr_access; the driver's reg_user_mr";
-    Query = "query", "A query reports the values of the object.",
-        "core/uverbs_cmd.c: the command's handler";
     RingRequest = "ring-request",
         "A request in a shared queue that its transport or its memory does not allow completes with an error.",
         "sw/rxe/rxe_req.c: rxe_requester; sw/rxe/rxe_resp.c: rxe_receiver";
@@ -301,4 +297,38 @@ rules! {
     KnownBug = "known-bug", "A known bug of the kernel, in kernels that may have it.",
         "docs/kernel-bugs.md of bareverbs";
     Fixed = "fixed-bug", "A bug that a kernel update fixed.", "docs/findings/fixed-bugs.md of bareverbs";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{fault, model};
+
+    /// Rules that no seeded fault breaks, with the reason.
+    const UNSEEDED: [(Rule, &str); 2] = [
+        (Rule::KnownBug, "each check shows one defect: kernels with it are the proof"),
+        (Rule::Fixed, "each check shows one defect: kernels before the fix are the proof"),
+    ];
+
+    #[test]
+    fn each_rule_has_a_seeded_fault_or_a_reason() {
+        let seeds = [model::SEEDS, model::data::SEEDS, fault::SOFT_ROCE, fault::CONNECTX];
+        for rule in Rule::ALL {
+            let faults = seeds.iter().filter(|seeds| seeds.contains(rule)).count();
+            let reasons = UNSEEDED.iter().filter(|(of, _)| of == rule).count();
+            assert_eq!(faults + reasons, 1, "{rule:?}");
+        }
+    }
+
+    #[test]
+    fn each_rule_has_a_check() {
+        // Each check looks for leaks.
+        let of_each = [Rule::Undo];
+        use bareverbs_uapi::uverbs::types::DriverId;
+        let checks = [DriverId::RXE, DriverId::MLX5].map(|id| crate::generate::checks(id.0));
+        let is_checked = |rule: &&Rule| checks.iter().flatten().any(|check| check.rule == **rule);
+        let unchecked = Rule::ALL.iter().filter(|rule| !of_each.contains(rule) && !is_checked(rule));
+        let unchecked: Vec<_> = unchecked.collect();
+        assert!(unchecked.is_empty(), "{unchecked:?}");
+    }
 }

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use bareverbs::netlink::ResourceSummary;
 use bareverbs_uapi::abi::Since;
+#[cfg(any(test, feature = "test-utils"))]
+use bareverbs_uapi::uverbs::types::DriverId;
 use bareverbs_uapi::uverbs::types::QpType;
 use serde::{Deserialize, Serialize};
 
@@ -39,7 +41,7 @@ pub enum Verdict {
 pub struct Outcome {
     /// The name of the check.
     pub name: String,
-    /// The short name of its rule; that of leaks if the check leaked.
+    /// The short name of its rule; that of leaks if the check leaked and its rule is another.
     pub rule: String,
     /// The result.
     pub verdict: Verdict,
@@ -96,7 +98,8 @@ impl Results {
             (failed * 1000).checked_div(ran.len()).unwrap_or(0)
         };
         // Each explains failures of other rules.
-        let causes = [Rule::MethodPresent, Rule::AttributePresent, Rule::Undo, Rule::GoodCall];
+        let causes =
+            [Rule::MethodPresent, Rule::AttributePresent, Rule::CloseFrees, Rule::Undo, Rule::GoodCall];
         let cause = causes.into_iter().find(|rule| share(rule) > 0);
         let largest = || Rule::ALL.iter().copied().rev().max_by_key(share).filter(|rule| share(rule) > 0);
         cause.or_else(largest).map(|rule| rule.id().to_owned())
@@ -170,6 +173,25 @@ impl Suite {
     #[must_use]
     pub fn with_hazards(mut self) -> Self {
         self.checks.append(&mut self.hazardous);
+        self
+    }
+
+    /// The rules that [`Suite::with_fault`] breaks on this device.
+    #[cfg(any(test, feature = "test-utils"))]
+    #[must_use]
+    pub fn faults(&self) -> &'static [Rule] {
+        match self.target.driver_id() {
+            id if id == DriverId::RXE.0 => crate::fault::SOFT_ROCE,
+            id if id == DriverId::MLX5.0 => crate::fault::CONNECTX,
+            _ => &[],
+        }
+    }
+
+    /// Replaces answers of the device so that they break one of [`Suite::faults`].
+    #[cfg(any(test, feature = "test-utils"))]
+    #[must_use]
+    pub fn with_fault(mut self, broken: Rule) -> Self {
+        self.target = Box::new(crate::fault::Faulty { device: self.target, broken });
         self
     }
 
@@ -270,7 +292,9 @@ impl Suite {
         };
         Outcome {
             name: check.name.clone(),
-            rule: if leaks { Rule::Undo } else { check.rule }.id().to_owned(),
+            rule: if leaks && check.rule != Rule::CloseFrees { Rule::Undo } else { check.rule }
+                .id()
+                .to_owned(),
             verdict,
             expected: expected.to_string(),
             got,
@@ -290,12 +314,13 @@ impl Suite {
     fn settle(&self, baseline: &mut Result<ResourceSummary, String>) -> Result<(), String> {
         let before = baseline.clone()?;
         let begin = Instant::now();
+        let timeout = if self.target.is_asynchronous() { SETTLE } else { Duration::ZERO };
         loop {
             let now = self.target.resources()?;
             if now == before {
                 return Ok(());
             }
-            if begin.elapsed() > SETTLE {
+            if begin.elapsed() > timeout {
                 let leak = format!("the device's objects: {}", Difference(before, now));
                 *baseline = Ok(now);
                 return Err(leak);

@@ -8,7 +8,6 @@ use rustix::io::Errno;
 use rustix::mm::ProtFlags;
 
 use crate::environment::{Restricted, Restriction};
-use crate::kernel::CmFile;
 use crate::map::Map;
 
 /// A device that answers calls.
@@ -22,6 +21,11 @@ pub(crate) trait Target {
     /// The driver id that calls must state.
     fn driver_id(&self) -> u32;
 
+    /// Whether the results of a call may follow its return.
+    fn is_asynchronous(&self) -> bool {
+        true
+    }
+
     /// Opens its uverbs file.
     fn open(&self) -> Result<Box<dyn UverbsFile + '_>, Errno>;
 
@@ -32,7 +36,7 @@ pub(crate) trait Target {
     fn warnings(&self) -> Vec<String>;
 
     /// Opens the file of the connection manager. `ENOSYS`: the target has none.
-    fn open_cm(&self) -> Result<CmFile, Errno>;
+    fn open_cm(&self) -> Result<Box<dyn CmFile + '_>, Errno>;
 
     /// Sends a message to RDMA netlink. The kernel's answer, without its data. `ENOSYS`: the target
     /// has none.
@@ -94,6 +98,21 @@ pub(crate) trait UverbsFile {
 
     /// Maps the file.
     fn map(&self, offset: u64, len: usize, protection: ProtFlags) -> Result<Map, Errno>;
+}
+
+/// An open file of the connection manager, non-blocking.
+pub(crate) trait CmFile {
+    /// Writes a command.
+    ///
+    /// # Safety
+    ///
+    /// Each address in the command has memory that permits the kernel's accesses, or no memory.
+    unsafe fn write(&self, command: &[u8]) -> Result<usize, Errno>;
+
+    fn descriptor(&self) -> i32;
+
+    /// Whether an event is queued.
+    fn is_readable(&self) -> Result<bool, Errno>;
 }
 
 /// The difference of two resource counts, for a report of a leak.

@@ -24,10 +24,13 @@ fn describe(input: Vec<u8>, options: &Decode) -> Result<String> {
         };
         let decoded = decode(message, &found.bytes);
         text += &match options.format {
+            TextOrJson::Text if found.bytes.is_empty() => {
+                "ioctl <strace printed only its address>".to_owned()
+            }
             TextOrJson::Text => decoded.text,
             TextOrJson::Json => serde_json::to_string(&decoded)?,
         };
-        if found.truncated && options.format == TextOrJson::Text {
+        if found.truncated && !found.bytes.is_empty() && options.format == TextOrJson::Text {
             text += " <truncated by strace: use its option -s 65536>";
         }
         text.push('\n');
@@ -111,6 +114,21 @@ mod tests {
             let value: serde_json::Value = serde_json::from_str(line).unwrap();
             assert_eq!((&value["kind"], &value["request"]["pd_handle"]), (&"write".into(), &7.into()));
         }
+    }
+
+    #[test]
+    fn ioctls_without_bytes_are_shown_among_other_calls() {
+        let auto = options(MessageKind::Auto, InputForm::Auto, TextOrJson::Text);
+        let text = [
+            "ioctl(3</dev/infiniband/uverbs0<char 231:192>>, RDMA_VERBS_IOCTL, 0x7ffe5ec3d7f0) = 0\n",
+            "write(3</dev/infiniband/uverbs0<char 231:192>>, \"\\4\\0\\0\\0\\3\\0\\0\\0\\7\\0\\0\\0\", 12) = 12\n",
+        ];
+        assert_eq!(
+            describe(text.concat().into_bytes(), &auto).unwrap(),
+            "ioctl <strace printed only its address>\nDeallocPd: DeallocPdReq { pd_handle: 7 }\n"
+        );
+        let only = describe(text[0].into(), &auto).unwrap_err().to_string();
+        assert!(only.contains("bareverbs trace"), "{only}");
     }
 
     #[test]

@@ -3,20 +3,33 @@
 mod bisect;
 mod fuzz;
 
-use std::fs;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
+use std::{fmt, fs};
 
-use anyhow::{Context, Result, bail, ensure};
-use bareverbs_conform::{Results, report};
-use bareverbs_lab::{Accelerator, Cache, Exec, Guests, Hca, HcaPort, Series, Setup, Tools};
+use anyhow::{Context, Result, ensure};
+use bareverbs_conform::{Outcome, Results, Rule, Verdict, report};
+use bareverbs_lab::{Accelerator, Cache, Exec, Failure, Guests, Hca, HcaPort, Series, Setup, Tools};
 use clap::{Args, Subcommand, ValueEnum};
 
 use crate::{build, lab};
 
 /// Timeout of the suite on one kernel.
 const LIMIT: Duration = Duration::from_secs(1200);
+
+/// The suite did not end in time.
+#[derive(Debug)]
+struct Endless;
+
+impl fmt::Display for Endless {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the suite did not end in {} s", LIMIT.as_secs())
+    }
+}
+
+impl std::error::Error for Endless {}
 
 #[derive(Args)]
 #[command(args_conflicts_with_subcommands = true)]
@@ -57,7 +70,8 @@ struct Matrix {
     /// Run the checks in the random order of this seed; the seed of --fuzz.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Also run checks that crash or corrupt kernels which break their rule.
+    /// Also run checks that crash or corrupt kernels which break their rule. A kernel that does not
+    /// survive a check fails it; the next check gets a new guest.
     #[arg(long)]
     hazard: bool,
     /// Fuzz each kernel for this long instead of running checks.
@@ -138,10 +152,10 @@ impl Matrix {
         }
         let mut runs = Vec::new();
         for kernel in &kernels {
-            let testbed = self.boot(kernel)?;
-            let (text, results) = self.check(testbed).with_context(|| format!("on kernel {kernel}"))?;
+            let results = self.results(kernel).with_context(|| format!("on kernel {kernel}"))?;
             let file = folder.join(format!("{}-{}.json", results.kernel, results.device));
-            fs::write(&file, text).with_context(|| format!("writing {}", file.display()))?;
+            fs::write(&file, report::json(&results))
+                .with_context(|| format!("writing {}", file.display()))?;
             print!("{}", report::summary(&results));
             runs.push(results);
         }
@@ -157,25 +171,89 @@ impl Matrix {
         Testbed::boot(kernel, self.device, self.accel)
     }
 
-    /// Runs the suite in a fresh guest. Returns its results, also as JSON.
-    fn check(&self, mut testbed: Testbed) -> Result<(String, Results)> {
-        let mut argv: Vec<String> =
-            [build::TOOL, "conform", "--format", "json", "--seed"].map(str::to_owned).into();
-        argv.push(self.seed.to_string());
-        argv.extend(self.hazard.then(|| "--hazard".to_owned()));
-        argv.extend(self.filter.iter().flat_map(|pattern| ["--filter".to_owned(), pattern.clone()]));
-        let finished = testbed.guests.run(0, Exec { argv, ..Exec::default() }, LIMIT)?;
+    /// Runs the suite in fresh guests.
+    fn results(&self, kernel: &str) -> Result<Results> {
+        let mut testbed = self.boot(kernel)?;
+        let selected = self.filter.iter().flat_map(|pattern| ["--filter", pattern]);
+        let arguments: Vec<&str> = selected.collect();
+        let mut results = testbed.check(self.seed, &arguments)?;
+        if self.hazard {
+            for name in testbed.hazards(&arguments)? {
+                let outcome = testbed.hazardous(self.seed, &name)?.context("a listed check has no result")?;
+                let survived = outcome.verdict != Verdict::Failed && !outcome.known_bug;
+                results.checks.push(outcome);
+                // The kernel may be damaged.
+                if !survived {
+                    testbed = self.boot(kernel)?;
+                }
+            }
+        }
+        testbed.shut_down()?;
+        Ok(results)
+    }
+}
+
+impl Testbed {
+    /// Runs `bareverbs conform` to its end. Returns what it prints.
+    fn conform(&mut self, arguments: &[&str]) -> Result<String> {
+        let argv = [build::TOOL, "conform"].into_iter().chain(arguments.iter().copied());
+        let argv = argv.map(str::to_owned).collect();
+        let finished = self.guests.run(0, Exec { argv, ..Exec::default() }, LIMIT)?;
         if finished.timed_out {
-            bail!("the suite did not end in {} s", LIMIT.as_secs());
+            return Err(Endless.into());
         }
         let errors = String::from_utf8_lossy(&finished.stderr);
         ensure!([0, 1, 4].contains(&finished.status), "status {}: {errors}", finished.status);
         ensure!(!finished.stdout.is_empty(), "no results: {errors}");
-        for warning in testbed.guests.shut_down()? {
+        Ok(String::from_utf8(finished.stdout)?)
+    }
+
+    /// Runs checks.
+    fn check(&mut self, seed: u64, arguments: &[&str]) -> Result<Results> {
+        let seed = seed.to_string();
+        let arguments = [&["--format", "json", "--seed", &seed], arguments].concat();
+        serde_json::from_str(&self.conform(&arguments)?).context("the guest printed no results")
+    }
+
+    /// The names of the selected checks that run on request only.
+    fn hazards(&mut self, arguments: &[&str]) -> Result<Vec<String>> {
+        let mut names = |more: &[&str]| -> Result<Vec<String>> {
+            let text = self.conform(&[&["--list"], more, arguments].concat())?;
+            let names = text.lines().filter_map(|line| line.split_once(": "));
+            Ok(names.map(|(name, _)| name.to_owned()).collect())
+        };
+        let harmless: BTreeSet<String> = names(&[])?.into_iter().collect();
+        Ok(names(&["--hazard"])?.into_iter().filter(|name| !harmless.contains(name)).collect())
+    }
+
+    /// Runs one check that may end the guest; `None` if there is no such check. A kernel that does not
+    /// survive fails it.
+    fn hazardous(&mut self, seed: u64, name: &str) -> Result<Option<Outcome>> {
+        let error = match self.check(seed, &["--hazard", "--filter", name]) {
+            Ok(results) => return Ok(results.checks.into_iter().find(|outcome| outcome.name == name)),
+            Err(error) if error.is::<Failure>() || error.is::<Endless>() => error,
+            Err(error) => return Err(error),
+        };
+        let part = name.rsplit("::").next().unwrap_or_default();
+        let rules = Rule::ALL.iter().map(|rule| rule.id()).filter(|id| part.starts_with(id));
+        Ok(Some(Outcome {
+            name: name.to_owned(),
+            rule: rules.max_by_key(|id| id.len()).unwrap_or_default().to_owned(),
+            verdict: Verdict::Failed,
+            expected: String::new(),
+            got: String::new(),
+            call: String::new(),
+            reason: "the kernel did not survive the check".to_owned(),
+            change: String::new(),
+            known_bug: false,
+            kernel_log: error.to_string().lines().map(str::to_owned).collect(),
+        }))
+    }
+
+    fn shut_down(self) -> Result<()> {
+        for warning in self.guests.shut_down()? {
             eprintln!("lab: {warning}");
         }
-        let text = String::from_utf8(finished.stdout)?;
-        let results = serde_json::from_str(&text).context("the guest printed no results")?;
-        Ok((text, results))
+        Ok(())
     }
 }

@@ -70,7 +70,7 @@ fn after_colon(line: &str) -> Option<&str> {
 pub struct Found {
     /// Its kind, if the text or the bytes show it.
     pub message: Option<Message>,
-    /// Its bytes.
+    /// Its bytes; empty if strace printed only the address of an ioctl.
     pub bytes: Vec<u8>,
     /// Whether strace left out its end.
     pub truncated: bool,
@@ -243,7 +243,6 @@ impl<'a> Call<'a> {
 
 fn strace(text: &str) -> Result<Vec<Found>, TextError> {
     let mut found: Vec<Found> = Vec::new();
-    let mut address_only = false;
     let mut loose = Found { message: None, bytes: Vec::new(), truncated: false };
     // The call of the line before, and the bytes that lines ` | 00000  18 00 …` have shown of it.
     let mut dumped: Option<(Call<'_>, Vec<u8>)> = None;
@@ -258,10 +257,11 @@ fn strace(text: &str) -> Result<Vec<Found>, TextError> {
             bytes.extend(words.take(columns).map_while(word).flatten());
             if let Some(message) = call.message(bytes) {
                 let whole = Found { message: Some(message), bytes: bytes.clone(), truncated: false };
-                match found
-                    .last_mut()
-                    .filter(|last| bytes.starts_with(&last.bytes) || last.bytes.starts_with(bytes))
-                {
+                let is_part = |last: &&mut Found| {
+                    !last.bytes.is_empty()
+                        && (bytes.starts_with(&last.bytes) || last.bytes.starts_with(bytes))
+                };
+                match found.last_mut().filter(is_part) {
                     Some(last) if last.bytes.len() <= bytes.len() => *last = whole,
                     Some(_) => {}
                     None => found.push(whole),
@@ -282,7 +282,9 @@ fn strace(text: &str) -> Result<Vec<Found>, TextError> {
         }
         dumped = Some((call, Vec::new()));
         let Some((bytes, truncated)) = strings(call.arguments) else {
-            address_only |= call.name == "ioctl";
+            if call.name == "ioctl" {
+                found.push(Found { message: Some(Message::Ioctl), bytes: Vec::new(), truncated: true });
+            }
             continue;
         };
         if let Some(message) = call.message(&bytes) {
@@ -293,10 +295,12 @@ fn strace(text: &str) -> Result<Vec<Found>, TextError> {
         loose.message = guess(&loose.bytes);
         found.push(loose);
     }
-    match found.is_empty() {
-        true if address_only => Err(TextError::AddressOnly),
-        true => Err(TextError::Empty),
-        false => Ok(found),
+    if found.is_empty() {
+        Err(TextError::Empty)
+    } else if found.iter().all(|found| found.bytes.is_empty()) {
+        Err(TextError::AddressOnly)
+    } else {
+        Ok(found)
     }
 }
 

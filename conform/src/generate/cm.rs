@@ -7,10 +7,10 @@ use rustix::io::Errno;
 use crate::answer::{Answer, Change, Expect};
 use crate::call::UNMAPPED;
 use crate::check::Check;
-use crate::kernel::CmFile;
 use crate::request::position;
 use crate::rules::Rule;
 use crate::session::{Session, Step, fail, skip};
+use crate::target::CmFile;
 
 static NEW_COMMANDS: Change = Change {
     name: "rdma-cm-ib-service",
@@ -85,7 +85,7 @@ impl Message {
     }
 
     /// Writes the command to a file. Returns the first word of the response.
-    fn write(&mut self, file: &CmFile) -> (Answer, u32) {
+    fn write(&mut self, file: &dyn CmFile) -> (Answer, u32) {
         let mut response = vec![0_u8; ROOM];
         if self.has("response") {
             let address =
@@ -115,7 +115,7 @@ impl Message {
 }
 
 /// Opens the connection manager.
-fn open(session: &Session<'_>) -> Step<CmFile> {
+fn open<'t>(session: &Session<'t>) -> Step<Box<dyn CmFile + 't>> {
     match session.target.open_cm() {
         Ok(file) => Ok(file),
         Err(errno @ (Errno::NOSYS | Errno::NOENT | Errno::ACCESS)) => {
@@ -126,7 +126,7 @@ fn open(session: &Session<'_>) -> Step<CmFile> {
 }
 
 /// Executes a command that prepares a check.
-fn prepare(file: &CmFile, mut message: Message) -> Step<u32> {
+fn prepare(file: &dyn CmFile, mut message: Message) -> Step<u32> {
     match message.write(file) {
         (Answer::Ok, word) => Ok(word),
         (got, _) => fail(format!("a command that prepares the check failed with {got}: {}", text(&message))),
@@ -138,7 +138,7 @@ fn text(message: &Message) -> String {
 }
 
 /// Writes the judged command.
-fn judge(session: &mut Session<'_>, file: &CmFile, mut message: Message, expected: Answer) -> Step<u32> {
+fn judge(session: &mut Session<'_>, file: &dyn CmFile, mut message: Message, expected: Answer) -> Step<u32> {
     let (got, word) = message.write(file);
     session.compare(&text(&message), expected, got)?;
     Ok(word)
@@ -149,7 +149,7 @@ const TCP: u64 = 0x0106;
 /// The port space UDP.
 const UDP: u64 = 0x0111;
 
-fn create(file: &CmFile, space: u64) -> Step<u32> {
+fn create(file: &dyn CmFile, space: u64) -> Step<u32> {
     prepare(file, Message::new(0)?.set("uid", 7).set("ps", space))
 }
 
@@ -169,7 +169,7 @@ enum State {
 }
 
 impl State {
-    fn make(self, session: &mut Session<'_>, file: &CmFile) -> Step<u32> {
+    fn make(self, session: &mut Session<'_>, file: &dyn CmFile) -> Step<u32> {
         let id = create(file, if self == Self::Datagram { UDP } else { TCP })?;
         let address = match self {
             Self::Idle => return Ok(id),
@@ -233,7 +233,7 @@ fn title(number: u32) -> &'static str {
 fn of_ids(checks: &mut Vec<Check>) {
     let rule = Rule::CmId;
     for number in WITH_ID {
-        type Case = (&'static str, Answer, fn(&CmFile, &CmFile) -> Step<u32>);
+        type Case = (&'static str, Answer, fn(&dyn CmFile, &dyn CmFile) -> Step<u32>);
         let cases: [Case; 4] = [
             ("unknown", Answer::NOENT, |_, _| Ok(0x7fff_fff0)),
             ("maximum", Answer::NOENT, |_, _| Ok(u32::MAX)),
@@ -253,9 +253,9 @@ fn of_ids(checks: &mut Vec<Check>) {
             let name = format!("cm::{}::id::{}-{suffix}", title(number), rule.id());
             checks.push(Check::new(name, rule, expect, move |session| {
                 let (file, other) = (open(session)?, open(session)?);
-                let id = make(&file, &other)?;
+                let id = make(&*file, &*other)?;
                 let message = plausible(number, file.descriptor())?.set("id", id.into());
-                judge(session, &file, message, expect.on(session.series)).map(drop)
+                judge(session, &*file, message, expect.on(session.series)).map(drop)
             }));
         }
     }
@@ -272,13 +272,13 @@ fn of_responses(checks: &mut Vec<Check>) {
             let name = format!("cm::{}::response::{}-{suffix}", title(number), rule.id());
             checks.push(Check::new(name, rule, Answer::NOSPC, move |session| {
                 let file = open(session)?;
-                let id = create(&file, TCP)?;
+                let id = create(&*file, TCP)?;
                 let mut message = plausible(number, file.descriptor())?;
                 if message.has("id") {
                     message = message.set("id", id.into());
                 }
                 message.output = output;
-                judge(session, &file, message, Answer::NOSPC).map(drop)
+                judge(session, &*file, message, Answer::NOSPC).map(drop)
             }));
         }
     }
@@ -294,30 +294,30 @@ fn of_responses(checks: &mut Vec<Check>) {
         let name = format!("cm::{}::response::{}-{suffix}", title(number), rule.id());
         checks.push(Check::new(name, rule, answer, move |session| {
             let file = open(session)?;
-            let id = create(&file, TCP)?;
+            let id = create(&*file, TCP)?;
             let mut message = plausible(number, file.descriptor())?;
             if message.has("id") {
                 message = message.set("id", id.into());
             }
             message.output = output;
-            judge(session, &file, message, answer).map(drop)
+            judge(session, &*file, message, answer).map(drop)
         }));
     }
     for number in [0, 1, 5, 18, 19] {
         let name = format!("cm::{}::response::{}-unmapped", title(number), rule.id());
         checks.push(Check::new(name, rule, Answer::FAULT, move |session| {
             let file = open(session)?;
-            let id = create(&file, TCP)?;
+            let id = create(&*file, TCP)?;
             let mut message = plausible(number, file.descriptor())?;
             if message.has("id") {
                 message = message.set("id", id.into());
             }
             message.unmapped = true;
-            judge(session, &file, message, Answer::FAULT)?;
+            judge(session, &*file, message, Answer::FAULT)?;
             // The identifier is destroyed before the response is written. Other commands leave it.
             let mut destroy = Message::new(1)?.set("id", id.into());
             let expected = if number == 1 { Answer::NOENT } else { Answer::Ok };
-            match destroy.write(&file) {
+            match destroy.write(&*file) {
                 (got, _) if got == expected => Ok(()),
                 (got, _) => fail(format!("DESTROY_ID after EFAULT: {got}, expected {expected}")),
             }
@@ -326,15 +326,15 @@ fn of_responses(checks: &mut Vec<Check>) {
     let name = format!("cm::InitQpAttr::response::{}-unmapped", rule.id());
     checks.push(Check::new(name, rule, Answer::FAULT, move |session| {
         let file = open(session)?;
-        let id = State::OnDevice.make(session, &file)?;
+        let id = State::OnDevice.make(session, &*file)?;
         let mut message = Message::new(11)?.set("id", id.into()).set("qp_state", 1);
         message.unmapped = true;
-        judge(session, &file, message, Answer::FAULT).map(drop)
+        judge(session, &*file, message, Answer::FAULT).map(drop)
     }));
 }
 
 /// Writes bytes as the judged command.
-fn judge_bytes(session: &mut Session<'_>, file: &CmFile, bytes: &[u8], expected: Answer) -> Step<()> {
+fn judge_bytes(session: &mut Session<'_>, file: &dyn CmFile, bytes: &[u8], expected: Answer) -> Step<()> {
     // SAFETY: the kernel refuses the command before it reads an address, or the command has none.
     let result = unsafe { file.write(bytes) };
     let text = format!("write() of {} bytes to rdma_cm: {bytes:02x?}", bytes.len());
@@ -348,7 +348,7 @@ fn of_headers(checks: &mut Vec<Check>) {
         checks.push(Check::new(name, rule, Answer::INVAL, move |session| {
             let file = open(session)?;
             let bytes = plausible(0, file.descriptor())?.encode();
-            judge_bytes(session, &file, &bytes[..len], Answer::INVAL)
+            judge_bytes(session, &*file, &bytes[..len], Answer::INVAL)
         }));
     }
     for (suffix, number, answer) in [
@@ -363,7 +363,7 @@ fn of_headers(checks: &mut Vec<Check>) {
             let file = open(session)?;
             let mut bytes = vec![0; 8];
             bytes[..4].copy_from_slice(&number.to_ne_bytes());
-            judge_bytes(session, &file, &bytes, answer)
+            judge_bytes(session, &*file, &bytes, answer)
         }));
     }
     // The length is tested before the number's handler is looked for.
@@ -373,20 +373,20 @@ fn of_headers(checks: &mut Vec<Check>) {
         let mut bytes = vec![0; 8];
         bytes[..4].copy_from_slice(&13_u32.to_ne_bytes());
         bytes[4..6].copy_from_slice(&1_u16.to_ne_bytes());
-        judge_bytes(session, &file, &bytes, Answer::INVAL)
+        judge_bytes(session, &*file, &bytes, Answer::INVAL)
     }));
     for number in (0..13).chain(14..25) {
         for (suffix, more) in [("one-more", 1), ("maximum", u16::MAX)] {
             let name = format!("cm::{}::header::{}-input-{suffix}", title(number), rule.id());
             checks.push(Check::new(name, rule, Answer::INVAL, move |session| {
                 let file = open(session)?;
-                let id = create(&file, TCP)?;
+                let id = create(&*file, TCP)?;
                 let mut message = plausible(number, file.descriptor())?;
                 if message.has("id") {
                     message = message.set("id", id.into());
                 }
                 message.input = Some((message.request.len() as u16).saturating_add(more));
-                judge(session, &file, message, Answer::INVAL).map(drop)
+                judge(session, &*file, message, Answer::INVAL).map(drop)
             }));
         }
     }
@@ -404,13 +404,13 @@ fn of_headers(checks: &mut Vec<Check>) {
         let name = format!("cm::{}::header::{}-input-0", title(number), rule.id());
         checks.push(Check::new(name, rule, answer, move |session| {
             let file = open(session)?;
-            let id = create(&file, TCP)?;
+            let id = create(&*file, TCP)?;
             let mut message = plausible(number, file.descriptor())?;
             if message.has("id") {
                 message = message.set("id", id.into());
             }
             message.input = Some(0);
-            judge(session, &file, message, answer).map(drop)
+            judge(session, &*file, message, answer).map(drop)
         }));
     }
     for (number, least) in [(6, 280_u16), (8, 288)] {
@@ -423,7 +423,7 @@ fn of_headers(checks: &mut Vec<Check>) {
                 let file = open(session)?;
                 let mut message = plausible(number, file.descriptor())?.set("id", 0x7fff_fff0);
                 message.input = Some(input);
-                judge(session, &file, message, answer).map(drop)
+                judge(session, &*file, message, answer).map(drop)
             }));
         }
     }
@@ -531,9 +531,9 @@ fn of_states(checks: &mut Vec<Check>) {
             let name = format!("cm::{}::{state:?}::{}", title(number), rule.id());
             checks.push(Check::new(name, rule, expect, move |session| {
                 let file = open(session)?;
-                let id = state.make(session, &file)?;
+                let id = state.make(session, &*file)?;
                 let message = plausible(number, file.descriptor())?.set("id", id.into());
-                judge(session, &file, message, expect.on(session.series))?;
+                judge(session, &*file, message, expect.on(session.series))?;
                 // WRITE_CM_EVENT queues an event; a refused command does not.
                 let wanted = number == 24 && session.series >= Since::V7_2;
                 match file.is_readable() {
@@ -662,33 +662,33 @@ fn of_fields(checks: &mut Vec<Check>) {
         let name = format!("cm::{}::field::{}-{suffix}", title(number), rule.id());
         checks.push(Check::new(name, rule, expect, move |session| {
             let file = open(session)?;
-            let id = state.make(session, &file)?;
+            let id = state.make(session, &*file)?;
             let mut message = plausible(number, file.descriptor())?;
             if message.has("id") {
                 message = message.set("id", id.into());
             }
-            judge(session, &file, change(message), expect.on(session.series)).map(drop)
+            judge(session, &*file, change(message), expect.on(session.series)).map(drop)
         }));
     }
     let name = format!("cm::MigrateId::field::{}-descriptor-other-type", rule.id());
     checks.push(Check::new(name, rule, Answer::INVAL, |session| {
         let file = open(session)?;
-        let id = create(&file, TCP)?;
+        let id = create(&*file, TCP)?;
         let [uverbs, _] = session.file().other_fds();
         let message = Message::new(18)?.set("id", id.into()).set("fd", u64::from(uverbs.cast_unsigned()));
-        judge(session, &file, message, Answer::INVAL).map(drop)
+        judge(session, &*file, message, Answer::INVAL).map(drop)
     }));
     // After a migration, the identifier belongs to the other file only.
     let name = format!("cm::MigrateId::id::{}-migrated", Rule::CmId.id());
     checks.push(Check::new(name, Rule::CmId, Answer::INVAL, |session| {
         let (file, other) = (open(session)?, open(session)?);
-        let id = create(&file, TCP)?;
+        let id = create(&*file, TCP)?;
         prepare(
-            &other,
+            &*other,
             Message::new(18)?.set("id", id.into()).set("fd", u64::from(file.descriptor().cast_unsigned())),
         )?;
-        judge(session, &file, Message::new(1)?.set("id", id.into()), Answer::INVAL)?;
-        prepare(&other, Message::new(1)?.set("id", id.into())).map(drop)
+        judge(session, &*file, Message::new(1)?.set("id", id.into()), Answer::INVAL)?;
+        prepare(&*other, Message::new(1)?.set("id", id.into())).map(drop)
     }));
     // The first check of a field precedes the identifier's.
     for (number, suffix, change) in [
@@ -705,7 +705,7 @@ fn of_fields(checks: &mut Vec<Check>) {
         checks.push(Check::new(name, rule, Answer::INVAL, move |session| {
             let file = open(session)?;
             let message = plausible(number, file.descriptor())?.set("id", 0x7fff_fff0);
-            judge(session, &file, change(message), Answer::INVAL).map(drop)
+            judge(session, &*file, change(message), Answer::INVAL).map(drop)
         }));
     }
 }

@@ -10,6 +10,7 @@ use bareverbs_uapi::uverbs::{InvokeWrite, ObjectClass};
 use bareverbs_uapi::write::{EXTENDED, WriteCommandInfo};
 use zerocopy::IntoBytes;
 
+use super::NOWHERE;
 use crate::answer::{Answer, Change, Expect};
 use crate::call::{Call, FILL, Payload, Slot, UNMAPPED};
 use crate::check::Check;
@@ -262,6 +263,18 @@ const COMMANDS: [Command; 33] = [
         Ok(request.set("qp_handle", qp.into()).set("attr_mask", 1))
     }),
 ];
+
+/// Whether rxe has a command.
+#[cfg(any(test, feature = "test-utils"))]
+pub(crate) fn is_on_rxe(number: u32) -> bool {
+    COMMANDS.iter().any(|command| command.number == number)
+}
+
+/// Length of the driver's response.
+#[cfg(any(test, feature = "test-utils"))]
+pub(crate) fn driver_response(number: u32) -> usize {
+    COMMANDS.iter().find(|command| command.number == number).map_or(0, |command| command.uhw_out)
+}
 
 /// A valid call of a command, its request, and the file's context if the command needs it.
 fn build(command: &Command, session: &mut Session<'_>) -> Step<(Call, Request)> {
@@ -604,7 +617,7 @@ fn of_handles(command: &'static Command, checks: &mut Vec<Check>) {
             replace(call, &request.clone().set(field, handle.into()).bytes)
         };
         let mut cases: Vec<(&str, Answer, Mutate)> = vec![
-            ("unknown", Answer::NOENT, Rc::new(move |_, call, request| set(call, request, 0x7fff_fff0))),
+            ("unknown", Answer::NOENT, Rc::new(move |_, call, request| set(call, request, NOWHERE))),
             ("maximum", Answer::NOENT, Rc::new(move |_, call, request| set(call, request, u32::MAX))),
             (
                 "destroyed",

@@ -8,6 +8,7 @@ use bareverbs_uapi::uverbs::QpCreate;
 use bareverbs_uapi::uverbs::types::QpType;
 use rustix::thread::CapabilitySet;
 
+use super::NOWHERE;
 use crate::answer::{Answer, Change, Expect};
 use crate::check::Check;
 use crate::privilege::Dropped;
@@ -101,6 +102,8 @@ struct Method {
 
 const PORT: (Attribute, Value) = (Attribute::PORT_INDEX, Value::U32(1));
 const DEVICE: (Attribute, Value) = (Attribute::DEV_INDEX, Value::Index);
+/// An attribute that no kernel has.
+pub(crate) const UNKNOWN: u16 = 0x3f00;
 /// A number that no object has.
 const NO_OBJECT: u32 = 0x00ff_fff0;
 
@@ -184,7 +187,7 @@ fn since(session: &Session<'_>, since: Since) -> Step<()> {
 /// Attributes of device and port, whose objects must exist.
 fn place(attribute: Attribute) -> Option<u32> {
     match attribute {
-        Attribute::DEV_INDEX => Some(0x7fff_fff0),
+        Attribute::DEV_INDEX => Some(NOWHERE),
         Attribute::PORT_INDEX => Some(255),
         _ => None,
     }
@@ -234,7 +237,6 @@ fn of_methods(checks: &mut Vec<Check>) {
                 }
             }
         }
-        // An attribute that no kernel has.
         let unknown = match (command, answer) {
             (Command::SET, Some(answer)) => {
                 Some(Expect::Changed { change: &STRICT, before: answer, after: Answer::INVAL })
@@ -251,17 +253,14 @@ fn of_methods(checks: &mut Vec<Check>) {
         };
         if let Some(expect) = unknown {
             let mut message = valid.clone();
-            message.attributes.push((0x3f00, Value::U32(1)));
+            message.attributes.push((UNKNOWN, Value::U32(1)));
             add("unknown", Rule::NetlinkUnknown, "", expect, message);
         }
         if admin {
             let rule = Rule::NetlinkPermission;
             for (suffix, message) in [
                 ("empty", Message::of(command, &[])),
-                (
-                    "unknown-device",
-                    Message::of(command, &[]).with(Attribute::DEV_INDEX, Value::U32(0x7fff_fff0)),
-                ),
+                ("unknown-device", Message::of(command, &[]).with(Attribute::DEV_INDEX, Value::U32(NOWHERE))),
             ] {
                 checks.push(Check::new(
                     name(command, "all", rule, suffix),
@@ -324,7 +323,7 @@ fn of_dumps(checks: &mut Vec<Check>) {
         let mut cases = vec![("with-device", Rule::NetlinkObject, Answer::Ok, dump(&[DEVICE]))];
         if needs_device {
             cases.push(("without-device", Rule::NetlinkAttribute, Answer::INVAL, dump(&[])));
-            let nowhere = (Attribute::DEV_INDEX, Value::U32(0x7fff_fff0));
+            let nowhere = (Attribute::DEV_INDEX, Value::U32(NOWHERE));
             cases.push(("unknown-device", Rule::NetlinkObject, Answer::INVAL, dump(&[nowhere])));
         } else {
             cases.push(("all-devices", Rule::NetlinkObject, Answer::Ok, dump(&[])));

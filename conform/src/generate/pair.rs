@@ -327,6 +327,7 @@ pub(crate) struct Pair {
     pub(crate) cq: Completions,
     /// Completions that no check has asked for yet.
     pending: Vec<Wc>,
+    timeout: Duration,
 }
 
 /// Identifier of a send, and of a receive, unless a check changes it.
@@ -378,7 +379,8 @@ impl Pair {
                 endpoint.qp.to(session, QpState::RTS)?;
             }
         }
-        Ok(Self { pd, cq_handle, sender, receiver, cq, pending: Vec::new() })
+        let timeout = session.timeout(TIMEOUT);
+        Ok(Self { pd, cq_handle, sender, receiver, cq, pending: Vec::new(), timeout })
     }
 
     /// Makes the CQ.
@@ -459,8 +461,8 @@ impl Pair {
             if let Some(wc) = self.pending(wr_id) {
                 return Ok(wc);
             }
-            if begin.elapsed() > TIMEOUT {
-                return fail(format!("no completion within {} s", TIMEOUT.as_secs()));
+            if begin.elapsed() > self.timeout {
+                return fail(format!("no completion within {} s", self.timeout.as_secs()));
             }
             sleep(Duration::from_millis(1));
         }

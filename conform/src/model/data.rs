@@ -31,13 +31,13 @@ use rustix::mm::ProtFlags;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use self::queue::Queue;
-use super::{count, read, store};
+use super::count;
 use crate::environment::{Restricted, Restriction};
 use crate::generate::qp_states::accepts;
-use crate::kernel::CmFile;
 use crate::map::Map;
+use crate::own_memory::{read, store};
 use crate::rules::Rule;
-use crate::target::{Target, UverbsFile};
+use crate::target::{CmFile, Target, UverbsFile};
 
 /// The rules that the model can break.
 pub(crate) const SEEDS: &[Rule] = &[
@@ -91,6 +91,10 @@ impl Target for DataModel {
         DriverId::RXE.0
     }
 
+    fn is_asynchronous(&self) -> bool {
+        false
+    }
+
     fn open(&self) -> Result<Box<dyn UverbsFile + '_>, Errno> {
         Ok(Box::new(DataFile { model: self, has_context: Cell::new(false), state: RefCell::default() }))
     }
@@ -103,7 +107,7 @@ impl Target for DataModel {
         Vec::new()
     }
 
-    fn open_cm(&self) -> Result<CmFile, Errno> {
+    fn open_cm(&self) -> Result<Box<dyn CmFile + '_>, Errno> {
         Err(Errno::NOSYS)
     }
 
@@ -561,10 +565,18 @@ mod tests {
         ![Rule::Mmap, Rule::QpAttributeRange, Rule::RequestHandle].contains(&rule)
     }
 
+    fn is_of_states(rule: Rule) -> bool {
+        [Rule::Transition, Rule::TransitionRequired, Rule::TransitionExtra].contains(&rule)
+    }
+
     fn results(broken: Option<Rule>) -> Result<Results, String> {
         let checks = data::checks(data::Device::Rxe).into_iter();
         let checks = checks.chain(rings::checks()).chain(qp_states::checks());
-        let checks = checks.filter(|check| is_modelled(check.rule)).collect();
+        let checks = checks.filter(|check| is_modelled(check.rule));
+        // The state table does not depend on the other faults: a part of its checks shows that.
+        let part = |rule| is_of_states(rule) && broken.is_some_and(|broken| !is_of_states(broken));
+        let checks = checks.enumerate().filter(|(at, check)| at % 16 == 0 || !part(check.rule));
+        let checks = checks.map(|(_, check)| check).collect();
         let suite = Suite::of(Box::new(DataModel::new(broken)), checks).map_err(|error| error.to_string())?;
         Ok(suite.without_passed_calls().run(&Filter::default(), 0, |_, _, _| {}))
     }

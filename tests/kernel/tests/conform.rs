@@ -2,6 +2,7 @@
 
 use std::process::{Command, Output};
 
+use bareverbs_conform::{Filter, Rule, Suite};
 use bareverbs_kernel_tests::device;
 
 bareverbs_kernel_tests::kernel_tests! {
@@ -9,6 +10,9 @@ bareverbs_kernel_tests::kernel_tests! {
     selected_checks_pass_in_any_order if device::soft_roce,
     formats_have_the_same_checks if device::soft_roce,
     mlx5_conforms if device::connectx,
+    suite_names_broken_rules_of_commands if device::soft_roce,
+    suite_names_broken_rules_of_queues_and_files if device::soft_roce,
+    suite_names_broken_rules_of_mlx5 if device::connectx,
     decode_prints_names,
     fuzzed_calls_break_no_rule_and_replay,
 }
@@ -73,6 +77,47 @@ fn formats_have_the_same_checks() {
 
 fn mlx5_conforms() {
     conforms(1700);
+}
+
+/// Families of checks, and the beginnings of the names of their rules.
+const FAMILIES: [(&str, &str); 7] = [
+    ("cm::*", "cm-"),
+    ("nldev::*", "netlink-"),
+    ("limit::*", "limit"),
+    ("mmap::*", "mmap"),
+    ("event::*", "event-"),
+    ("query::*", "query-"),
+    ("qp::RC::*", "qp-"),
+];
+
+/// Breaks rules one at a time by wrong answers of the device. The suite must name each.
+fn names_broken_rules(family: &str, is_of_family: impl Fn(Rule) -> bool) {
+    let suite = || Suite::for_device(None).unwrap();
+    let named = |suite: Suite| suite.run(&Filter::new(Some(family)), 0, |_, _, _| {}).broken_rule();
+    assert_eq!(named(suite()), None, "{family} without a fault");
+    let rules: Vec<Rule> = suite().faults().iter().copied().filter(|rule| is_of_family(*rule)).collect();
+    assert!(!rules.is_empty(), "{family} has no faults");
+    let wrong: Vec<_> = rules
+        .into_iter()
+        .map(|rule| (rule.id(), named(suite().with_fault(rule))))
+        .filter(|(id, named)| named.as_deref() != Some(*id))
+        .collect();
+    assert!(wrong.is_empty(), "{wrong:?}");
+}
+
+fn suite_names_broken_rules_of_commands() {
+    let is_of_others = |rule: Rule| FAMILIES.iter().any(|(_, start)| rule.id().starts_with(start));
+    names_broken_rules("command::*", |rule| !is_of_others(rule));
+}
+
+fn suite_names_broken_rules_of_queues_and_files() {
+    for (family, start) in FAMILIES {
+        names_broken_rules(family, |rule| rule.id().starts_with(start));
+    }
+}
+
+fn suite_names_broken_rules_of_mlx5() {
+    names_broken_rules("parser::*", |_| true);
 }
 
 fn decode_prints_names() {

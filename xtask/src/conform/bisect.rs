@@ -5,11 +5,11 @@ use std::process::{Command, ExitCode};
 use std::thread::available_parallelism;
 
 use anyhow::{Context, Result, ensure};
-use bareverbs_conform::{Results, Verdict};
+use bareverbs_conform::{Outcome, Verdict};
 use bareverbs_lab::Accelerator;
 use clap::Args;
 
-use super::Matrix;
+use super::Testbed;
 
 #[derive(Args)]
 pub(crate) struct Bisect {
@@ -74,11 +74,12 @@ enum Shown {
 }
 
 impl Shown {
-    fn of(results: &Results, check: &str) -> Self {
-        match results.checks.iter().find(|outcome| outcome.name == check) {
-            Some(outcome) if outcome.verdict == Verdict::Failed || outcome.known_bug => Self::Bad,
-            Some(outcome) if outcome.verdict == Verdict::Passed => Self::Good,
-            _ => Self::Nothing,
+    fn of(outcome: &Outcome) -> Self {
+        match outcome.verdict {
+            Verdict::Failed => Self::Bad,
+            Verdict::Passed if outcome.known_bug => Self::Bad,
+            Verdict::Passed => Self::Good,
+            Verdict::Skipped => Self::Nothing,
         }
     }
 
@@ -107,25 +108,11 @@ impl Step {
             let make = Command::new("make").arg("-C").arg(&self.tree).args(arguments).status();
             ensure!(make.context("running make")?.success(), "make {} failed", arguments.join(" "));
         }
-        let matrix = Matrix {
-            kernels: vec![self.tree.display().to_string()],
-            filter: Some(self.check.clone()),
-            seed: 0,
-            // The check runs whatever it does to the kernel: the guest is thrown away.
-            hazard: true,
-            fuzz: None,
-            device: super::Device::Rxe,
-            out: None,
-            accel: Accelerator::Auto,
-        };
-        let testbed = matrix.boot(&matrix.kernels[0])?;
-        Ok(match matrix.check(testbed) {
-            Ok((_, results)) => Shown::of(&results, &self.check),
-            Err(error) => {
-                eprintln!("the kernel did not survive the check: {error:#}");
-                Shown::Bad
-            }
-        })
+        let tree = self.tree.display().to_string();
+        let mut testbed = Testbed::boot(&tree, super::Device::Rxe, Accelerator::Auto)?;
+        // The check runs whatever it does to the kernel: the guest is thrown away.
+        let outcome = testbed.hazardous(0, &self.check)?.context("there is no such check")?;
+        Ok(Shown::of(&outcome))
     }
 }
 
@@ -133,24 +120,21 @@ impl Step {
 mod tests {
     use super::*;
 
-    fn results(verdict: &str, known_bug: bool) -> Results {
+    fn outcome(verdict: &str, known_bug: bool) -> Outcome {
         let text = format!(
-            r#"{{"kernel": "7.2", "series": "7.2", "device": "rxe0", "seed": 0, "milliseconds": 1, "checks": [
-                {{"name": "a::b::c::d", "rule": "d", "verdict": "{verdict}", "expected": "", "got": "",
-                  "call": "", "reason": "", "change": "", "known_bug": {known_bug}, "kernel_log": []}}]}}"#
+            r#"{{"name": "a::b::c::d", "rule": "d", "verdict": "{verdict}", "expected": "", "got": "",
+                "call": "", "reason": "", "change": "", "known_bug": {known_bug}, "kernel_log": []}}"#
         );
         serde_json::from_str(&text).unwrap()
     }
 
     #[test]
     fn status_is_that_of_git_bisect_run() {
-        let status =
-            |verdict, known_bug, fixed| Shown::of(&results(verdict, known_bug), "a::b::c::d").status(fixed);
+        let status = |verdict, known_bug, fixed| Shown::of(&outcome(verdict, known_bug)).status(fixed);
         assert_eq!(status("passed", false, false), 0);
         assert_eq!(status("failed", false, false), 1);
         assert_eq!(status("passed", true, false), 1, "a known bug");
         assert_eq!(status("skipped", false, false), 125);
-        assert_eq!(Shown::of(&results("passed", false), "other").status(false), 125);
         assert_eq!(status("failed", false, true), 0, "the fix is searched");
         assert_eq!(status("passed", false, true), 1);
         assert_eq!(status("skipped", false, true), 125);

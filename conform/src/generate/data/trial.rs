@@ -308,7 +308,7 @@ fn fence(session: &mut Session<'_>, pair: &mut Pair) -> Step<Option<Wc>> {
             Some(wc) => of_request = Some(wc),
             None => {}
         }
-        if begin.elapsed() > SETTLE {
+        if begin.elapsed() > session.timeout(SETTLE) {
             return fail("a later message does not arrive");
         }
         sleep(Duration::from_millis(1));
@@ -332,7 +332,7 @@ pub(crate) fn wait_state(
         if state == expected {
             return Ok(());
         }
-        if begin.elapsed() > SETTLE {
+        if begin.elapsed() > session.timeout(SETTLE) {
             return fail(format!("the {side}'s QP is in {state:?}, expected {expected:?}"));
         }
         sleep(Duration::from_millis(1));
