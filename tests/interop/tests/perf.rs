@@ -80,6 +80,8 @@ kernel_tests! {
     peers_killed_at_the_final_barrier_are_reported,
     peers_killed_in_bidirectional_runs_are_reported,
     garbage_in_each_phase_is_reported,
+    short_interrupted_runs_print_what_they_measured,
+    sides_interrupted_in_each_phase_end_soon,
     lost_and_delayed_packets_end_with_results if lossy_wire,
     cut_paths_end_with_errors if lossy_wire,
     bytes_agree_with_the_counters_of_the_port if device::soft_roce,
