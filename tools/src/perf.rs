@@ -27,6 +27,7 @@ mod watch;
 pub(crate) mod wire;
 
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context as _, Result, anyhow};
 use bareverbs::{Context, Rc, Uc, Ud, XrcSend, XrcdShare};
@@ -99,11 +100,19 @@ fn run_transport<T: Service>(mut plan: Plan<'_>) -> Result<()> {
         prints: options.json_lines,
         progress: Progress::new(&plan, group::size(&plan)),
         rendezvous: &rendezvous,
+        partial: Mutex::default(),
     };
     let before = Snapshot::take(device.name(), options.ib_port);
     let outcomes = group::run::<T>(&plan, &local);
     local.progress.finish();
-    let outcomes = outcomes?;
+    let (outcomes, interruption) = match outcomes {
+        Ok(outcomes) => (outcomes, None),
+        // A signal ends a run early. Its results are those up to then.
+        Err(error) => match local.partial.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            measured if measured.is_empty() => return Err(error),
+            measured => (measured, Some(error)),
+        },
+    };
     let counters = Snapshot::take(device.name(), options.ib_port).since(&before);
     let agreed = outcomes.first().context("there is no peer")?.agreed;
     let mut report = Report {
@@ -115,6 +124,7 @@ fn run_transport<T: Service>(mut plan: Plan<'_>) -> Result<()> {
         role: if plan.is_client() { Role::Client } else { Role::Server },
         environment,
         options: Options::new(&plan, &agreed, out_reads.into()),
+        interrupted: interruption.is_some(),
         peer: None,
         addresses: Vec::new(),
         results: report::sum(&plan, &outcomes),
@@ -130,7 +140,16 @@ fn run_transport<T: Service>(mut plan: Plan<'_>) -> Result<()> {
             (report.peer, report.addresses, report.results) = (Some(peer), addresses, results);
         }
     }
-    publish(&plan, &report)
+    let published = publish(&plan, &report);
+    match interruption {
+        // Whether it meets `--expect` says nothing about a whole run.
+        Some(error) => {
+            let is_verdict = |error: &anyhow::Error| error.is::<expect::NotMet>();
+            published.or_else(|other| if is_verdict(&other) { Ok(()) } else { Err(other) })?;
+            Err(error)
+        }
+        None => published,
+    }
 }
 
 /// Prints and writes the results, and checks `--expect`.

@@ -13,8 +13,9 @@ mod load;
 use std::fs;
 use std::io::Write;
 use std::net::{Shutdown, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use bareverbs::netlink::{Owner, QpResource, QpType, RdmaNetlink};
 use bareverbs_interop_tests::perf::{Benchmark, PAIRINGS, Run, Side, json, rows};
 use bareverbs_interop_tests::pingpong::{HOST, PORT};
 use bareverbs_interop_tests::program::Program;
@@ -49,6 +50,7 @@ kernel_tests! {
     xrc_latency_tests_interoperate_with_perftest if device::xrc,
     xrc_bandwidth_tests_interoperate_with_perftest if device::xrc,
     verified_xrc_runs_with_every_option if device::xrc,
+    short_receiver_of_xrc_has_no_requester if device::xrc,
     short_xrc_is_refused_without_support if device::no_xrc,
     killed_peers_are_reported,
     peers_that_speak_garbage_are_reported,
@@ -63,6 +65,10 @@ kernel_tests! {
     doctor_names_wrong_gid_indices if wire,
     doctor_names_different_mtus_of_the_ends if wire,
     doctor_names_lost_packets if lossy_wire,
+    doctor_names_the_direction_of_lost_packets if lossy_wire,
+    doctor_names_a_firewall_of_the_peer if wire,
+    doctor_names_an_ip_address_of_both_ends if wire,
+    short_doctor_names_different_roce_versions if both_roce_versions,
     doctor_names_a_cut_path if lossy_wire,
     doctor_names_a_delayed_path if lossy_wire,
     doctor_names_a_slow_path if lossy_wire,
@@ -78,6 +84,8 @@ kernel_tests! {
     peers_killed_at_the_final_barrier_are_reported,
     peers_killed_in_bidirectional_runs_are_reported,
     garbage_in_each_phase_is_reported,
+    short_interrupted_runs_print_what_they_measured,
+    sides_interrupted_in_each_phase_end_soon,
     lost_and_delayed_packets_end_with_results if lossy_wire,
     cut_paths_end_with_errors if lossy_wire,
     bytes_agree_with_the_counters_of_the_port if device::soft_roce,
@@ -367,6 +375,29 @@ fn verified_xrc_runs_with_every_option() {
     ] {
         run_on_xrc(Benchmark { operation, test: "bw" }, ours, others, 400);
     }
+}
+
+/// The queue pairs of a program that only send on XRC.
+fn xrc_requesters(program: &Program) -> usize {
+    let queue_pairs = RdmaNetlink::open().and_then(|mut netlink| netlink.queue_pairs(device::name()));
+    let queue_pairs = queue_pairs.expect("the kernel lists queue pairs");
+    let is_own = |qp: &&QpResource| qp.owner == Owner::Process(program.id().as_raw().unsigned_abs());
+    queue_pairs.iter().filter(is_own).filter(|qp| qp.qp_type == Some(QpType::XRC_INI)).count()
+}
+
+fn short_receiver_of_xrc_has_no_requester() {
+    let benchmark = Benchmark { operation: "send", test: "bw" };
+    let options = ["-c", "XRC", "-q", "3", "-D", "600"];
+    let server = benchmark.serve(Side::Bareverbs, &options);
+    let client = Program::start(&mut benchmark.command(Side::Bareverbs, &options, Some(HOST)));
+    let begin = Instant::now();
+    while xrc_requesters(&client) < 3 {
+        assert!(begin.elapsed() < SOON, "the client has {} requesters", xrc_requesters(&client));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    // Both sides have created their objects when messages arrive.
+    std::thread::sleep(A_WHILE);
+    assert_eq!((xrc_requesters(&client), xrc_requesters(&server)), (3, 0));
 }
 
 /// A device without XRC is refused at once, not when a peer has come.

@@ -9,7 +9,7 @@ mod judge;
 mod local;
 mod probe;
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result};
 use bareverbs::Mtu;
@@ -152,7 +152,7 @@ fn answer_all(options: &DoctorOptions, control: &Control<'_>, stop: &Stop) -> Re
                 end = local::examine(options, stop, &mut |finding| findings.push(finding))?;
                 let facts = end.as_ref().map(|end| Box::new(end.facts.clone()));
                 before = facts.as_ref().map(|facts| Snapshot::take(&facts.device, facts.port));
-                control.send(&Answer::Examined { findings, facts })?;
+                control.send(&Answer::Examined { findings, facts, clock: Some(clock()) })?;
             }
             Question::Counters => {
                 let counters = end
@@ -230,11 +230,19 @@ fn check_path(
         Ok(()) => Ok(()),
         Err(error) => {
             stop.check()?;
-            let remedy = "is `bareverbs perf doctor --serve` of the same version still running there?";
+            let remedy = match error {
+                ControlError::OtherProtocol(_) => "install the same version of the program on both ends",
+                _ => "is `bareverbs perf doctor --serve` of the same version still running there?",
+            };
             log.path(Level::Fault, Check::Peer, error.to_string(), remedy);
             Ok(())
         }
     }
+}
+
+/// The clock, in seconds since 1970.
+fn clock() -> f64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
 
 /// The client's part.
@@ -258,10 +266,12 @@ impl PathCheck<'_> {
     /// All checks. Only the control connection fails.
     fn run(&mut self, end: Option<&End>) -> Result<(), ControlError> {
         let peer = match self.control.ask(&Question::Examine, EXAMINATION)? {
-            Answer::Examined { findings, facts } => {
+            Answer::Examined { findings, facts, clock: theirs } => {
+                let skew = theirs.and_then(|theirs| judge::clocks(clock(), theirs));
                 for finding in findings {
                     self.log.add(Finding { place: Place::Peer, ..finding });
                 }
+                skew.into_iter().for_each(|finding| self.log.add(finding));
                 facts
             }
             other => return Err(unexpected(other)),
@@ -321,7 +331,7 @@ impl PathCheck<'_> {
         let text = last.map_or_else(|| "no path MTU fits".to_owned(), |error| format!("RC: {error:#}"));
         let remedy = if end.facts.ethernet {
             "check that UDP port 4791 is open in both directions, that both GIDs (-x) belong to one network and \
-             VLAN, and that a route to the peer's GID exists"
+             VLAN, that a route to the peer's GID exists, and that no other host has its IP address (arping -D)"
         } else {
             "check the LIDs, the partition (P_Key) and the subnet manager"
         };

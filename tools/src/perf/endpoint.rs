@@ -165,8 +165,8 @@ impl Receives {
 
 /// A queue pair with its place in the memory.
 struct Lane<T: Service> {
-    /// With XRC it only sends, and a side that does not send leaves it in INIT.
-    qp: Qp<T>,
+    /// With XRC it only sends. A side that does not send has none.
+    qp: Option<Qp<T>>,
     route: Option<T::Route>,
     sends: Sends,
     /// With XRC, what executes the peer's requests.
@@ -357,7 +357,10 @@ impl<T: Service> Endpoint<T> {
                 || context.create_cq(&init).with_context(|| format!("cannot create the CQ of {name}"));
             std::iter::repeat_with(create).take(cqs as usize).collect::<Result<Vec<_>>>()
         };
-        let send_cqs = cqs(cqs_of_sends, lanes_of_cq, plan.tx_depth, "sends (-t, -q)")?;
+        // With XRC, the side that does not send has no queue pairs that do.
+        let requests = !T::HAS_TARGETS || plan.requests();
+        let cqs_of_requests = if requests { cqs_of_sends } else { 0 };
+        let send_cqs = cqs(cqs_of_requests, lanes_of_cq, plan.tx_depth, "sends (-t, -q)")?;
         // All receives of an SRQ may complete in one CQ, and no others do. Those of an XRC SRQ do.
         let cqs_of_receives = if T::HAS_TARGETS { 1 } else { cqs_of_sends };
         let lanes_of_cq = if T::HAS_TARGETS || options.srq { 1 } else { lanes_of_cq };
@@ -395,10 +398,14 @@ impl<T: Service> Endpoint<T> {
                 Some(Shared { srq: SharedQueue::Srq(srq), .. }) => Some(srq),
                 _ => None,
             };
-            let init = QpInit { cap, srq, ..QpInit::new(&send_cqs[cq(&send_cqs)], &recv_cqs[cq(&recv_cqs)]) };
             let failed = || format!("cannot create queue pair {id}");
-            let mut qp = pd.create_qp::<T>(&init).with_context(failed)?;
-            T::init(&mut qp, options.ib_port, remote)?;
+            let mut qp = None;
+            if requests {
+                let (send_cq, recv_cq) = (&send_cqs[cq(&send_cqs)], &recv_cqs[cq(&recv_cqs)]);
+                let init = QpInit { cap, srq, ..QpInit::new(send_cq, recv_cq) };
+                let qp = qp.insert(pd.create_qp::<T>(&init).with_context(failed)?);
+                T::init(qp, options.ib_port, remote)?;
+            }
             let mut target =
                 xrcd.as_ref().map(|xrcd| xrcd.create_target(0)).transpose().with_context(failed)?;
             let receive_at = base + layout.receive(index as u64);
@@ -406,15 +413,16 @@ impl<T: Service> Endpoint<T> {
                 let (rkey, vaddr, out_reads) = (memory.rkey(), receive_at, out_reads.into());
                 Ok(KeyRecord { qpn, psn: random_psn()?, rkey, vaddr, out_reads, srqn, ..*address })
             };
-            if !T::HAS_TARGETS || plan.requests() {
+            if let Some(qp) = &qp {
                 local.push(record(qp.qp_num())?);
             }
             if let Some(target) = &mut target {
                 init_target(target, options.ib_port, remote)?;
                 targets.push(record(target.qp_num())?);
             }
-            if let Some(shared) = &mut shared {
-                shared.lanes.insert(target.as_ref().map_or(qp.qp_num(), XrcTarget::qp_num), index);
+            let receiver = target.as_ref().map(XrcTarget::qp_num).or(qp.as_ref().map(Qp::qp_num));
+            if let (Some(shared), Some(number)) = (&mut shared, receiver) {
+                shared.lanes.insert(number, index);
             }
             lanes.push(Lane {
                 qp,
@@ -471,7 +479,8 @@ impl<T: Service> Endpoint<T> {
         };
         let failed = |path| move || format!("cannot connect {}", info(path));
         for (lane, path) in self.lanes.iter_mut().zip(paths) {
-            lane.route = Some(T::connect(&mut lane.qp, path).with_context(failed(path))?);
+            let qp = lane.qp.as_mut().context("the lane has no queue pair that sends")?;
+            lane.route = Some(T::connect(qp, path).with_context(failed(path))?);
             lane.sends.remote = Remote { addr: path.remote.vaddr, rkey: path.remote.rkey };
         }
         for (lane, path) in self.lanes.iter_mut().zip(targets) {
@@ -566,8 +575,11 @@ impl<T: Service> Endpoint<T> {
             Some(Shared { srq: SharedQueue::Srq(srq), .. }) => unsafe { srq.post_recv(&[request]) },
             // SAFETY: as above.
             Some(Shared { srq: SharedQueue::Xrc(srq), .. }) => unsafe { srq.post_recv(&[request]) },
-            // SAFETY: as above.
-            None => unsafe { lane.qp.post_recv(&[request]) },
+            None => {
+                let qp = lane.qp.as_mut().expect("the side without queue pairs that send has an SRQ");
+                // SAFETY: as above.
+                unsafe { qp.post_recv(&[request]) }
+            }
         };
         result.context("cannot post a receive")
     }
@@ -589,7 +601,7 @@ impl<T: Service> Endpoint<T> {
         time: u64,
     ) -> Result<()> {
         let Lane { qp, route, sends, .. } = &mut self.lanes[index];
-        let route = route.as_ref().expect("the lane is connected");
+        let (Some(qp), Some(route)) = (qp, route) else { unreachable!("the lane is connected") };
         let lkey = self.memory.lkey();
         let wr_id = index as u64;
         let result: Result<(), PostError> = if count == 1 {
@@ -693,7 +705,7 @@ impl<T: Service> Endpoint<T> {
             return RunError::UnknownRequest(completion.wr_id).into();
         };
         // Soft-RoCE completes the failed request itself with a flush error.
-        let status = match (completion.status, lane.qp.failure()) {
+        let status = match (completion.status, lane.qp.as_ref().and_then(Qp::failure)) {
             (WcStatus::WR_FLUSH_ERR, Some(failure)) => failure.status,
             (status, _) => status,
         };

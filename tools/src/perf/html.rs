@@ -24,7 +24,7 @@ h3{font-size:1rem;margin:0 0 .25rem}
 .charts{display:grid;gap:1rem;grid-template-columns:repeat(auto-fit,minmax(min(100%,22rem),1fr))}
 figure{margin:0;padding:.75rem;border:1px solid var(--line);border-radius:.5rem;max-width:36rem}
 svg{display:block;width:100%;height:auto}
-svg text{font-size:11px;fill:var(--dim)}
+svg text{font-size:13px;fill:var(--dim)}
 .middle{text-anchor:middle}.end{text-anchor:end}
 .grid{stroke:var(--line)}.axis{stroke:var(--dim)}
 polyline{fill:none;stroke:currentColor;stroke-width:2;stroke-linejoin:round}
@@ -92,7 +92,8 @@ pub(crate) fn page(runs: &[(&str, &Report)]) -> String {
 
 impl Report {
     pub(crate) fn title(&self) -> String {
-        format!("{} {}, {}", self.operation.name(), self.test.name(), self.transport)
+        let title = format!("{} {}, {}", self.operation.name(), self.test.name(), self.transport);
+        if self.interrupted { title + " (interrupted)" } else { title }
     }
 }
 
@@ -284,6 +285,115 @@ mod tests {
         for word in ["<script", "src=", "href=", "url(", "@import", "http"] {
             assert!(!page.contains(word), "{word}");
         }
+    }
+
+    /// The browsers by which the page is looked at, without a window.
+    const BROWSERS: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
+
+    /// A page that shows pages in frames of the widths of a phone and of a desktop, and names what it
+    /// finds wrong in them: text that is wider than its frame, labels that overlap or that are cut off.
+    fn inspection(pages: &[String]) -> String {
+        let frames = pages.iter().flat_map(|page| {
+            let page = escape(page);
+            [400, 1200].map(|width| {
+                format!("<iframe width=\"{width}\" height=\"3000\" frameborder=\"0\" srcdoc=\"{page}\"></iframe>\n")
+            })
+        });
+        let frames: String = frames.collect();
+        format!(
+            "<!doctype html>\n<meta charset=\"utf-8\">\n{frames}<pre id=\"found\">nothing ran</pre>\n{SCRIPT}"
+        )
+    }
+
+    const SCRIPT: &str = r#"<script>
+addEventListener("load", () => {
+  const found = [];
+  let labels = 0;
+  for (const frame of document.querySelectorAll("iframe")) {
+    const page = frame.contentDocument;
+    const at = `${frame.width} px, ${page.title}`;
+    const root = page.documentElement;
+    if (root.scrollWidth > root.clientWidth) found.push(`${at}: ${root.scrollWidth} px wide`);
+    for (const svg of page.querySelectorAll("svg")) {
+      const box = svg.getBoundingClientRect();
+      const texts = [...svg.querySelectorAll("text")].map(text => [text.textContent, text.getBoundingClientRect()]);
+      labels += texts.length;
+      texts.forEach(([name, one], index) => {
+        if (one.left < box.left - 1 || one.right > box.right + 1 || one.top < box.top - 1 || one.bottom > box.bottom + 1)
+          found.push(`${at}: "${name}" is cut off`);
+        for (const [other, two] of texts.slice(index + 1))
+          if (one.left < two.right && two.left < one.right && one.top + 1 < two.bottom && two.top + 1 < one.bottom)
+            found.push(`${at}: "${name}" overlaps "${other}"`);
+      });
+    }
+  }
+  document.getElementById("found").textContent = `${labels} labels; ${found.join("; ")}.`;
+});
+</script>
+"#;
+
+    /// Reports whose labels are hard to place: percentiles that are close to each other or at an end of
+    /// the axis, many sizes, several runs.
+    fn reports() -> Vec<Report> {
+        let with = |p50: f64, p99: f64, p99_9: f64, sizes: u32| {
+            let mut report = report("Soft-RoCE", 2.0);
+            let first = report.results[0].clone();
+            let of_size = |bits: u32| {
+                let mut result = first.clone();
+                result.size = 1 << bits;
+                if let Some(latency) = &mut result.latency {
+                    (latency.p50, latency.p99, latency.p99_9) = (p50, p99, p99_9);
+                    let bucket = |from: f64, count| Bucket { from, to: from * 1.09, count };
+                    latency.histogram =
+                        vec![bucket(1.0, 1), bucket(p50, 800), bucket(p99, 50), bucket(2e5, 1)];
+                }
+                result
+            };
+            report.results = (1..=sizes).map(of_size).collect();
+            report
+        };
+        vec![
+            with(180.0, 181.0, 182.0, 1),
+            with(180.0, 60_000.0, 61_000.0, 1),
+            with(2.0, 140_000.0, 199_000.0, 23),
+            with(1.0, 2.0, 100_000.0, 23),
+        ]
+    }
+
+    #[test]
+    fn labels_in_a_browser_neither_overlap_nor_are_cut_off() {
+        let Some(browser) = BROWSERS.into_iter().find(|name| {
+            std::process::Command::new(name).arg("--version").output().is_ok_and(|run| run.status.success())
+        }) else {
+            eprintln!("skipped: there is no browser ({})", BROWSERS.join(", "));
+            return;
+        };
+        let reports = reports();
+        let mut pages: Vec<_> = reports.iter().map(|report| page(&[("", report)])).collect();
+        pages.push(page(&[("a.json", &reports[0]), ("a-longer-name.json", &reports[2])]));
+        let folder = std::env::temp_dir().join(format!("bareverbs-html-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let file = folder.join("inspection.html");
+        std::fs::write(&file, inspection(&pages)).unwrap();
+        let run = std::process::Command::new(browser)
+            .args([
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--virtual-time-budget=10000",
+                "--dump-dom",
+            ])
+            .arg(format!("--user-data-dir={}", folder.join("profile").display()))
+            .arg(&file)
+            .output()
+            .unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+        let dom = String::from_utf8_lossy(&run.stdout);
+        let found = dom.rsplit_once("<pre id=\"found\">").and_then(|(_, rest)| rest.split_once("</pre>"));
+        let (found, _) = found.unwrap_or_else(|| panic!("{run:?}"));
+        let (labels, wrong) = found.split_once(" labels; ").unwrap_or_else(|| panic!("{found}"));
+        assert!(labels.parse::<u32>().unwrap() > 100, "{found}");
+        assert_eq!(wrong, ".", "{browser} found: {found}");
     }
 
     #[test]

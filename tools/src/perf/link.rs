@@ -2,7 +2,7 @@
 
 use std::net::Ipv6Addr;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Barrier, OnceLock};
+use std::sync::{Barrier, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
@@ -46,9 +46,11 @@ pub(crate) struct Local<'l> {
     pub(crate) prints: bool,
     pub(crate) progress: Progress,
     pub(crate) rendezvous: &'l Rendezvous,
+    /// What runs have measured that a signal ended.
+    pub(crate) partial: Mutex<Vec<Outcome>>,
 }
 
-/// A finished run with a peer.
+/// A run with a peer that has ended.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) address: String,
@@ -110,15 +112,25 @@ pub(crate) fn run<T: Service>(plan: &Plan<'_>, local: &Local<'_>, peer: Peer<'_>
     let name = several.then(|| address.clone());
     let link = Link { plan, local, session, agreed, shape, name };
     let remote = link.connect(&mut endpoints)?;
-    let sizes = link.run_all(&mut endpoints)?;
+    let mut sizes = Vec::new();
+    let ended = link.run_all(&mut endpoints, &mut sizes);
     let program = if agreed.peer.bareverbs { "bareverbs" } else { "perftest" };
-    Ok(Outcome {
+    let outcome = Outcome {
         address,
         peer: PeerInfo { program: program.into(), version: agreed.peer.to_string(), addresses: remote },
         agreed,
         addresses: records(&endpoints),
         sizes,
-    })
+    };
+    match ended {
+        Ok(()) => Ok(outcome),
+        Err(error) => {
+            if local.stop.check().is_err() && !outcome.sizes.is_empty() {
+                local.partial.lock().unwrap_or_else(PoisonError::into_inner).push(outcome);
+            }
+            Err(error)
+        }
+    }
 }
 
 /// The cache line of the first level, which perftest exchanges.
@@ -213,10 +225,9 @@ impl Link<'_> {
         &self.local.rendezvous.abort
     }
 
-    /// Runs all sizes, and ends as perftest does.
-    fn run_all<T: Service>(&self, endpoints: &mut [Endpoint<T>]) -> Result<Vec<Sized>> {
+    /// Runs all sizes, and ends as perftest does. After an error, `results` has what was measured.
+    fn run_all<T: Service>(&self, endpoints: &mut [Endpoint<T>], results: &mut Vec<Sized>) -> Result<()> {
         let (plan, shape) = (&self.plan, self.shape);
-        let mut results = Vec::new();
         let mut started = !shape.begins_with_barrier();
         for &size in &plan.sizes {
             let posting = Posting::new::<T>(plan, &self.agreed, size);
@@ -227,9 +238,9 @@ impl Link<'_> {
                     Step::PostReceives => {
                         endpoints.iter_mut().try_for_each(|one| one.post_receives(&posting))?;
                     }
-                    Step::Run => results.push(self.run_size(endpoints, &posting)?),
-                    Step::Report => self.report(&mut results, size)?,
-                    Step::Compare => self.compare(endpoints, &posting, &mut results)?,
+                    Step::Run => self.run_size(endpoints, &posting, results)?,
+                    Step::Report => self.report(results, size)?,
+                    Step::Compare => self.compare(endpoints, &posting, results)?,
                     _ => {
                         if !started {
                             self.local.rendezvous.wait(self.local.stop)?;
@@ -243,7 +254,7 @@ impl Link<'_> {
         for step in shape.end() {
             match step {
                 // Of several sizes in one direction, perftest reports the last one.
-                Step::Report => self.report(&mut results, plan.largest())?,
+                Step::Report => self.report(results, plan.largest())?,
                 Step::WaitForEnd => self.watch().wait_for_end(LAST_ACK)?,
                 _ => self.barrier(endpoints)?,
             }
@@ -252,7 +263,7 @@ impl Link<'_> {
         if let Some(last) = results.last_mut().filter(|last| last.result.compared.is_none()) {
             last.result.compared = endpoints.iter_mut().map(Endpoint::take_compared).sum();
         }
-        Ok(results)
+        Ok(())
     }
 
     /// Exchanges the reports of the last result. A passive side has the peer's figures.
@@ -295,8 +306,13 @@ impl Link<'_> {
         Ok(())
     }
 
-    /// Runs a size on all threads.
-    fn run_size<T: Service>(&self, endpoints: &mut [Endpoint<T>], posting: &Posting) -> Result<Sized> {
+    /// Runs a size on all threads. `results` gets what was measured, also if a signal ends the run.
+    fn run_size<T: Service>(
+        &self,
+        endpoints: &mut [Endpoint<T>],
+        posting: &Posting,
+        results: &mut Vec<Sized>,
+    ) -> Result<()> {
         let labels = Labels::new(&self.plan, posting.size);
         let sink = |interval: &Interval| {
             self.local.progress.show(interval, &labels);
@@ -314,28 +330,32 @@ impl Link<'_> {
         let origin = OnceLock::new();
         let recorder = || Recorder::new(window, posting.order.kinds().len(), &origin, &on_interval);
         let (cpu, begun) = (CpuTime::now(), Instant::now());
-        let measured = match endpoints {
+        let (measured, ended) = match endpoints {
             [endpoint] => {
-                let mut recorder = recorder();
+                let recorder = recorder();
                 let pace = self.pace(endpoint, 0);
-                self.run_thread(endpoint, pace, posting, &mut recorder)?;
-                recorder.finish()
+                self.run_thread(endpoint, pace, posting, recorder)
             }
             _ => self.run_threads(endpoints, posting, &recorder)?,
         };
         let (cpu, elapsed) = (CpuTime::now().since(cpu), begun.elapsed().as_secs_f64());
         collector.finish();
-        let result = SizeResult::new(&self.plan, &posting.order, posting.size, &measured, cpu, elapsed);
-        Ok(Sized { result, measured: Some(measured) })
+        let stopped = self.local.stop.check().is_err() && measured.messages > 0;
+        if ended.is_ok() || stopped {
+            let result = SizeResult::new(&self.plan, &posting.order, posting.size, &measured, cpu, elapsed);
+            results.push(Sized { result, measured: Some(measured) });
+        }
+        ended
     }
 
-    /// Runs threads that begin together, and adds up what they measured.
+    /// Runs threads that begin together, and adds up what they measured. The inner error is that of a
+    /// thread.
     fn run_threads<'r, T: Service>(
         &self,
         endpoints: &mut [Endpoint<T>],
         posting: &Posting,
         recorder: &(impl Fn() -> Recorder<'r> + Sync),
-    ) -> Result<Measured> {
+    ) -> Result<(Measured, Result<()>)> {
         let start = Barrier::new(endpoints.len());
         let results = std::thread::scope(|scope| {
             let mut threads = Vec::new();
@@ -344,33 +364,30 @@ impl Link<'_> {
                 let (start, pace) = (&start, self.pace(endpoint, before));
                 before += endpoint.count();
                 threads.push(scope.spawn(move || {
-                    let mut recorder = recorder();
+                    let recorder = recorder();
                     start.wait();
-                    let result = self.run_thread(endpoint, pace, posting, &mut recorder);
-                    if result.is_err() {
+                    let (measured, ended) = self.run_thread(endpoint, pace, posting, recorder);
+                    if ended.is_err() {
                         self.local.rendezvous.abort();
                     }
-                    result.map(|()| recorder.finish())
+                    (measured, ended)
                 }));
             }
             let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
                 thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
             };
-            threads.into_iter().map(join).collect::<Vec<Result<Measured>>>()
+            threads.into_iter().map(join).collect::<Vec<(Measured, Result<()>)>>()
         });
         let mut errors = Vec::new();
         let mut sum: Option<Measured> = None;
-        for result in results {
-            match (result, &mut sum) {
-                (Err(error), _) => errors.push(error),
-                (Ok(measured), Some(sum)) => sum.add(measured),
-                (Ok(measured), None) => sum = Some(measured),
+        for (measured, ended) in results {
+            errors.extend(ended.err());
+            match &mut sum {
+                Some(sum) => sum.add(measured),
+                None => sum = Some(measured),
             }
         }
-        match cause(errors) {
-            Some(error) => Err(error),
-            None => sum.context("there are no threads"),
-        }
+        Ok((sum.context("there are no threads")?, cause(errors).map_or(Ok(()), Err)))
     }
 
     /// The pace of a thread's share of `--rate`. `before` queue pairs are of earlier threads.
@@ -385,22 +402,26 @@ impl Link<'_> {
         endpoint: &mut Endpoint<T>,
         pace: Option<Pace>,
         posting: &Posting,
-        recorder: &mut Recorder<'_>,
-    ) -> Result<()> {
+        mut recorder: Recorder<'_>,
+    ) -> (Measured, Result<()>) {
         let (plan, mut watch) = (&self.plan, self.watch());
-        let watch = &mut watch;
-        match (plan.measure, plan.verb) {
+        let (watch, measuring) = (&mut watch, &mut recorder);
+        let ended = match (plan.measure, plan.verb) {
             (Measure::Bandwidth, _) => {
-                run::bandwidth(endpoint, plan, Flow::new(plan), pace, posting, recorder, watch)
+                run::bandwidth(endpoint, plan, Flow::new(plan), pace, posting, measuring, watch)
             }
             (Measure::Latency, Verb::Send | Verb::WriteImm) => {
-                run::message_latency(endpoint, plan, posting, recorder, watch)
+                run::message_latency(endpoint, plan, posting, measuring, watch)
             }
-            (Measure::Latency, Verb::Write) => run::write_latency(endpoint, plan, posting, recorder, watch),
+            (Measure::Latency, Verb::Write) => run::write_latency(endpoint, plan, posting, measuring, watch),
             (Measure::Latency, Verb::Read | Verb::Atomic) => {
-                run::response_latency(endpoint, plan, posting, recorder, watch)
+                run::response_latency(endpoint, plan, posting, measuring, watch)
             }
+        };
+        if ended.is_err() {
+            recorder.end_early();
         }
+        (recorder.finish(), ended)
     }
 }
 

@@ -197,6 +197,14 @@ impl<'r> Recorder<'r> {
         }
     }
 
+    /// Ends the measured part of the run now.
+    pub(crate) fn end_early(&mut self) {
+        let Window { from, to, .. } = self.window;
+        if to != u64::MAX {
+            self.window.to = self.now().clamp(from, to);
+        }
+    }
+
     /// The results.
     pub(crate) fn finish(mut self) -> Measured {
         let whole = self.intervals.len();
@@ -331,6 +339,20 @@ mod tests {
             measured.intervals.iter().map(|one| (one.start, one.end, one.messages)).collect();
         assert_eq!(bounds, [(100, 500, 1), (500, 900, 2)]);
         assert_eq!((measured.intervals[1].least, measured.intervals[1].most), (500, 899));
+    }
+
+    #[test]
+    fn timed_run_that_ends_early_is_measured_up_to_its_end() {
+        let origin = OnceLock::new();
+        let on_interval = |_: &Interval| ();
+        let mut recorder = Recorder::new(window(Some((0, 1 << 60)), 1 << 50), 1, &origin, &on_interval);
+        recorder.begin();
+        recorder.record(recorder.now(), Completed { messages: 5, bytes: 40, latency: None, kind: 0 });
+        recorder.end_early();
+        let end = recorder.now();
+        let measured = recorder.finish();
+        assert_eq!(measured.messages, 5);
+        assert!((1..=end).contains(&measured.nanos), "{} of {end}", measured.nanos);
     }
 
     #[test]

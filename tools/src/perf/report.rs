@@ -203,6 +203,9 @@ pub(crate) struct Report {
     pub(crate) role: Role,
     pub(crate) environment: Environment,
     pub(crate) options: Options,
+    /// Whether a signal ended the run: the results are those up to then.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) interrupted: bool,
     /// Absent if there are several peers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) peer: Option<PeerInfo>,

@@ -6,11 +6,13 @@ use std::fmt::Write as _;
 const WIDTH: f64 = 400.0;
 const HEIGHT: f64 = 250.0;
 /// The place of the axes.
-const LEFT: f64 = 52.0;
+const LEFT: f64 = 64.0;
 /// Half of the label of a tick at the end of the axis fits in there.
-const RIGHT: f64 = 22.0;
+const RIGHT: f64 = 24.0;
 const TOP: f64 = 14.0;
-const BOTTOM: f64 = 42.0;
+const BOTTOM: f64 = 46.0;
+/// The height of a line of text, whose size is in the page's style.
+const TEXT: f64 = 16.0;
 
 /// How values are placed on an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +63,11 @@ impl Axis {
         if place.is_finite() { place.clamp(0.0, 1.0) } else { 0.0 }
     }
 
+    /// The label of a tick.
+    fn label(self, tick: f64) -> String {
+        if self.scale == Scale::Log(2) { binary(tick) } else { short(tick) }
+    }
+
     fn ticks(self) -> Vec<f64> {
         match self.scale {
             Scale::Linear => {
@@ -71,8 +78,8 @@ impl Axis {
             Scale::Log(base) => {
                 let base = f64::from(base);
                 let (first, last) = (self.from.log(base).ceil() as i32, self.to.log(base).floor() as i32);
-                // At most nine ticks.
-                let every = ((last - first) / 9 + 1).max(1) as usize;
+                // At most eight ticks.
+                let every = ((last - first) / 8 + 1).max(1) as usize;
                 let powers: Vec<_> = (first..=last).step_by(every).map(|power| base.powi(power)).collect();
                 if powers.len() >= 2 {
                     powers
@@ -145,7 +152,7 @@ impl Chart {
                 WIDTH - RIGHT,
                 LEFT - 5.0,
                 at + 4.0,
-                short(tick)
+                y.label(tick)
             );
         }
         for tick in x.ticks() {
@@ -155,12 +162,15 @@ impl Chart {
                 "<line class=\"axis\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{bottom}\" y2=\"{}\"/>\
                  <text class=\"middle\" x=\"{at:.1}\" y=\"{}\">{}</text>",
                 bottom + 4.0,
-                bottom + 17.0,
-                short(tick)
+                bottom + 18.0,
+                x.label(tick)
             );
         }
         for (index, series) in self.series.iter().enumerate() {
             svg += &series.shapes(index % COLOURS, &left, &top, self);
+        }
+        for (index, series) in self.series.iter().enumerate() {
+            svg += &series.marks(index % COLOURS, &left);
         }
         let _ = writeln!(
             svg,
@@ -224,21 +234,34 @@ impl Series {
                 }
             }
         }
-        // Labels of neighbouring marks are on different heights.
+        svg + "</g>\n"
+    }
+
+    /// The marks. Labels of neighbours are on different heights, and above all lines.
+    fn marks(&self, colour: usize, left: &impl Fn(f64) -> f64) -> String {
+        if self.marks.is_empty() {
+            return String::new();
+        }
+        let (mut lines, mut labels) = (String::new(), String::new());
         for (row, (name, value)) in self.marks.iter().enumerate() {
-            let (at, height) = (left(*value), TOP + 10.0 + 13.0 * row as f64);
-            let right = at > WIDTH * 0.75;
+            let (at, top) = (left(*value), TOP + TEXT * row as f64);
+            let right = at > WIDTH * 0.65;
             let _ = writeln!(
-                svg,
-                "<line class=\"mark\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{TOP}\" y2=\"{bottom}\"/>\
-                 <text class=\"{}\" x=\"{:.1}\" y=\"{height}\">{} {}</text>",
+                lines,
+                "<line class=\"mark\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{top}\" y2=\"{}\"/>",
+                HEIGHT - BOTTOM
+            );
+            let _ = writeln!(
+                labels,
+                "<text class=\"{}\" x=\"{:.1}\" y=\"{}\">{} {}</text>",
                 if right { "end" } else { "start" },
                 if right { at - 4.0 } else { at + 4.0 },
+                top + 11.0,
                 escape(name),
                 short(*value)
             );
         }
-        svg + "</g>\n"
+        format!("<g class=\"c{colour}\">\n{lines}{labels}</g>\n")
     }
 }
 
@@ -259,6 +282,15 @@ pub(crate) fn short(value: f64) -> String {
     let text = format!("{value:.digits$}");
     let text = if digits > 0 { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
     format!("{text}{prefix}")
+}
+
+/// A power of two with a binary prefix, or any other number as [`short`].
+fn binary(value: f64) -> String {
+    let prefixes = [(1024f64.powi(3), "Gi"), (1024f64.powi(2), "Mi"), (1024.0, "Ki")];
+    match prefixes.into_iter().find(|(unit, _)| value >= *unit && value % unit == 0.0) {
+        Some((unit, prefix)) => format!("{}{prefix}", value / unit),
+        None => short(value),
+    }
 }
 
 /// Text of HTML and of attributes.
@@ -290,6 +322,15 @@ mod tests {
             x: ("x".into(), scale),
             y: ("y".into(), Scale::Linear),
             series: vec![series],
+        }
+    }
+
+    #[test]
+    fn powers_of_two_have_binary_prefixes() {
+        for (value, text) in
+            [(2.0, "2"), (512.0, "512"), (65536.0, "64Ki"), (4_194_304.0, "4Mi"), (1500.0, "1500")]
+        {
+            assert_eq!(binary(value), text);
         }
     }
 

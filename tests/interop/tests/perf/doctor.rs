@@ -7,9 +7,10 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
 
+use bareverbs::GidType;
 use bareverbs_interop_tests::pingpong::wait_until_listening;
 use bareverbs_interop_tests::program::{Finished, Program};
-use bareverbs_test_support::device;
+use bareverbs_test_support::device::{self, Requirement};
 use bareverbs_test_support::wire::{End, Wire};
 use serde_json::Value;
 
@@ -134,6 +135,62 @@ pub(crate) fn doctor_names_lost_packets() {
     expect_fault(&result, &["path ud", "datagrams", "loses packets"]);
 }
 
+pub(crate) fn doctor_names_the_direction_of_lost_packets() {
+    let wire = Wire::new();
+    for (end, words) in [(End::Near, "on the way to the peer only"), (End::Far, "on the way back only")] {
+        wire.impair(end, "loss 10%");
+        expect_fault(&examine_wire(&[]), &["path ud", "datagrams", words]);
+        wire.heal();
+    }
+}
+
+/// The peer drops the packets of RoCE v2 that arrive, as a firewall does.
+pub(crate) fn doctor_names_a_firewall_of_the_peer() {
+    let _wire = Wire::new();
+    let rule = format!("pref 5 iif {} ipproto udp dport 4791 blackhole", End::Far.netdev());
+    run("ip", &format!("rule add {rule}"));
+    let result = examine_wire(&[]);
+    run("ip", &format!("rule del {rule}"));
+    expect_fault(&result, &["path rc", "no packet was acknowledged", "UDP port 4791 is open"]);
+    expect_fault(&result, &["path ud", "0 arrived", "UDP port 4791 is open"]);
+}
+
+pub(crate) fn doctor_names_an_ip_address_of_both_ends() {
+    let _wire = Wire::new();
+    let far = End::Far.netdev();
+    run("ip", &format!("address del {}/32 dev {far}", End::Far.ip()));
+    run("ip", &format!("address add {}/32 dev {far}", End::Near.ip()));
+    // The kernel changes the GID table later.
+    std::thread::sleep(Duration::from_secs(1));
+    expect_fault(&examine_wire(&[]), &["path ends", "the same IP address", "arping"]);
+}
+
+/// For tests with GIDs of RoCE v1, which Soft-RoCE does not have.
+///
+/// # Errors
+/// If the port has no GID of RoCE v1, or none of RoCE v2.
+pub(crate) fn both_roce_versions() -> Requirement {
+    let missing = [GidType::ROCE_V1, GidType::ROCE_V2].into_iter().find(|kind| gid_index(*kind).is_none());
+    missing.map_or(Ok(()), |kind| Err(format!("{} has no GID of type {kind:?}", device::name())))
+}
+
+/// The last GID of the type: that of an IP address, if there is one.
+fn gid_index(kind: GidType) -> Option<u8> {
+    let gids = device::open().gid_table().expect("the device has a GID table");
+    gids.iter().rfind(|entry| entry.gid_type == kind).map(|entry| entry.index.into())
+}
+
+pub(crate) fn short_doctor_names_different_roce_versions() {
+    let name = device::name();
+    let [one, two] = [GidType::ROCE_V1, GidType::ROCE_V2]
+        .map(|kind| gid_index(kind).expect("the port has such a GID").to_string());
+    let mut server = Program::start(&mut doctor(&["-d", name, "--serve", "-x", &one]));
+    wait_until_listening(&mut server, PORT);
+    let client = examine(&["-d", name, "--json", "-x", &two, LOCALHOST]);
+    let json = serde_json::from_str(&client.stdout).unwrap_or_else(|error| panic!("{error}: {client:#?}"));
+    expect_fault(&(client, json), &["path ends", "different types", "RoCE v1", "RoCE v2", "(-x)"]);
+}
+
 pub(crate) fn doctor_names_a_cut_path() {
     let wire = Wire::new();
     wire.cut(End::Near);
@@ -235,6 +292,7 @@ pub(crate) fn doctor_survives_peers_that_are_none() {
     use std::io::Write;
     for (bytes, words) in [
         (&b"6.24\0\0\0\0\0\0\0\0\0\0\0\0"[..], "is no doctor of this version"),
+        (b"bvd1\0\0\0\x02{}", "is a doctor of protocol 1, this one of protocol 2"),
         (b"bvd2\xff\xff\xff\xff", "above the limit"),
         (b"bvd2\0\0\0\x02{}", "can't be read"),
         (b"bvd2", "closed the connection"),

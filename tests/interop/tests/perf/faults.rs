@@ -160,6 +160,9 @@ pub(crate) fn peers_killed_in_each_phase_of_the_exchange_are_reported() {
     }
 }
 
+/// The last phase.
+const FINAL: &str = "at the final barrier";
+
 /// Places after the run of a test with messages, as of [`phases`]. The sides exchange a barrier, the
 /// report (five values of 8 bytes) and the final barrier.
 fn phases_after_the_run(test: Test, faulty: Side) -> [(&'static str, usize); 3] {
@@ -172,7 +175,7 @@ fn phases_after_the_run(test: Test, faulty: Side) -> [(&'static str, usize); 3] 
     [
         ("at the barrier after the run", final_barrier - 40 - record() / 2),
         ("within the report", final_barrier - 12),
-        ("at the final barrier", final_barrier),
+        (FINAL, final_barrier),
     ]
 }
 
@@ -227,6 +230,81 @@ pub(crate) fn garbage_in_each_phase_is_reported() {
             });
         }
     }
+}
+
+/// Asserts that a side ended by SIGINT, and soon.
+fn expect_interruption(side: &Finished, case: &str) {
+    assert_eq!(side.status.code(), Some(130), "{case}: {side:#?}");
+    assert!(side.stderr.lines().any(|line| line.contains("interrupted")), "{case}: {side:#?}");
+    assert!(!side.stderr.contains("panicked"), "{case}: {side:#?}");
+}
+
+pub(crate) fn short_interrupted_runs_print_what_they_measured() {
+    for (test, interrupted) in [
+        (Test("write bw -D 600 -f 1"), Client),
+        (Test("send bw -D 600 -f 1 -s 512"), Server),
+        (Test("write bw -n 100000000 -q 4 --threads 2"), Client),
+        (Test("send lat -n 100000000"), Server),
+        (Test("write lat -D 600 -f 1"), Client),
+        (Test("read bw -b -e -D 600 -f 1"), Server),
+    ] {
+        let mut server = Program::start(&mut test.command(device::name(), &[]));
+        wait_until_listening(&mut server, SERVER);
+        let client = Program::start(&mut test.command(device::name(), &[LOCALHOST]));
+        thread::sleep(3 * A_WHILE);
+        let (signalled, other) = if interrupted == Server { (server, client) } else { (client, server) };
+        signalled.signal(Signal::SIGINT);
+        let (signalled, other) = (signalled.finish_within(SOON), other.finish_within(SOON));
+        let case = format!("{test:?}, {interrupted:?} interrupted");
+        expect_interruption(&signalled, &case);
+        expect_error(&other, &case);
+        let json = json(&signalled);
+        let result = &json["results"][0];
+        assert_eq!(json["interrupted"], true, "{case}: {json:#}");
+        assert!(result["messages"].as_u64().is_some_and(|messages| messages > 0), "{case}: {json:#}");
+        assert!(result["seconds"].as_f64().is_some_and(|time| time > 0.0 && time < 20.0), "{case}: {json:#}");
+    }
+}
+
+pub(crate) fn sides_interrupted_in_each_phase_end_soon() {
+    for (phase, limit) in phases() {
+        for faulty in [Server, Client] {
+            interrupt_at(Test("write bw"), faulty, phase, limit);
+        }
+    }
+    for faulty in [Server, Client] {
+        for (phase, limit) in phases_after_the_run(SHORT, faulty) {
+            let signalled = interrupt_at(SHORT, faulty, phase, limit);
+            // The client has measured all messages.
+            if faulty == Client {
+                let json = json(&signalled);
+                assert_eq!(json["results"][0]["messages"], 20, "{phase}: {json:#}");
+            }
+        }
+    }
+}
+
+/// Interrupts the faulty side after these bytes. Both sides must end. Returns the faulty one.
+fn interrupt_at(test: Test, faulty: Side, phase: &str, limit: usize) -> Finished {
+    let mut end = None;
+    through_proxy(test, faulty, limit, &[], |server, client, near, far| {
+        let (signalled, other, to_other) = match faulty {
+            Server => (server, client, near),
+            Client => (client, server, far),
+        };
+        signalled.signal(Signal::SIGINT);
+        let case = format!("{test:?}, {faulty:?} interrupted {phase}");
+        let signalled = signalled.finish_within(SOON);
+        // The server answers the last message, and is done.
+        if !(phase == FINAL && faulty == Server && signalled.status.success()) {
+            expect_interruption(&signalled, &case);
+        }
+        // The proxy closes the connection as the kernel does.
+        let _ = to_other.shutdown(Shutdown::Both);
+        expect_error(&other.finish_within(SOON), &case);
+        end = Some(signalled);
+    });
+    end.expect("the fault happened")
 }
 
 /// Runs a test between the ends of a wire. The server is at the far end.

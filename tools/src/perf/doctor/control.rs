@@ -49,6 +49,9 @@ pub(crate) enum Answer {
     Examined {
         findings: Vec<Finding>,
         facts: Option<Box<Facts>>,
+        /// The clock of the server, in seconds since 1970.
+        #[serde(default)]
+        clock: Option<f64>,
     },
     Connected(Invitation),
     Disconnected,
@@ -72,6 +75,8 @@ pub(crate) enum Answer {
 pub(crate) enum ControlError {
     #[error("the other end is no doctor of this version: it sent {0:?}")]
     NoDoctor(String),
+    #[error("the other end is a doctor of protocol {0}, this one of protocol {own}", own = char::from(MAGIC[3]))]
+    OtherProtocol(char),
     #[error("the other end sent a message of {0} bytes, above the limit of {LONGEST}")]
     TooLong(usize),
     #[error("the other end sent a message that can't be read: {0}")]
@@ -91,6 +96,11 @@ pub(crate) enum ControlError {
 /// Decodes the start of a message: the length of its JSON.
 pub(crate) fn decode_head(head: [u8; HEAD]) -> Result<usize, ControlError> {
     let (magic, length) = head.split_at(MAGIC.len());
+    if let [b'b', b'v', b'd', version @ b'0'..=b'9'] = magic
+        && *version != MAGIC[3]
+    {
+        return Err(ControlError::OtherProtocol((*version).into()));
+    }
     if magic != MAGIC {
         return Err(ControlError::NoDoctor(head.escape_ascii().to_string()));
     }
@@ -175,9 +185,11 @@ mod tests {
 
     #[test]
     fn other_protocols_are_told_apart() {
-        for bytes in [*b"6.24\0\0\0\0", *b"GET / HT", *b"SSH-2.0-", *b"bvd1\0\0\0\x02"] {
+        for bytes in [*b"6.24\0\0\0\0", *b"GET / HT", *b"SSH-2.0-", *b"bvdx\0\0\0\x02"] {
             assert!(matches!(decode_head(bytes), Err(ControlError::NoDoctor(_))));
         }
+        let older = decode_head(*b"bvd1\0\0\0\x02").unwrap_err().to_string();
+        assert_eq!(older, "the other end is a doctor of protocol 1, this one of protocol 2");
         assert!(matches!(decode_head(*b"bvd2\0\0\x01\x02"), Ok(258)));
         assert!(matches!(decode_head(*b"bvd2\xff\xff\xff\xff"), Err(ControlError::TooLong(_))));
     }
@@ -189,6 +201,16 @@ mod tests {
             let _ = serde_json::from_slice::<Answer>(&bytes);
             let _ = serde_json::from_slice::<Question>(&bytes);
         }
+    }
+
+    #[test]
+    fn answers_of_an_older_version_are_read() {
+        let text = r#"{"Examined":{"findings":[],"facts":{"device":"rxe0","port":1,"nature":"Soft-RoCE",
+            "ethernet":true,"rate":null,"mtu":1024,"gid":"::1","gid_index":1,"gid_type":"RoCE v2",
+            "loopback":null}}}"#;
+        let answer: Answer = serde_json::from_str(text).unwrap();
+        let Answer::Examined { facts: Some(facts), clock: None, .. } = answer else { panic!("{answer:?}") };
+        assert_eq!((facts.program.as_str(), facts.pkey), ("", None));
     }
 
     #[test]

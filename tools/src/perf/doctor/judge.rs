@@ -43,12 +43,27 @@ pub(crate) struct Facts {
     pub(crate) gid: String,
     pub(crate) gid_index: u8,
     pub(crate) gid_type: String,
+    /// The GUID of the device.
+    #[serde(default)]
+    pub(crate) node_guid: String,
+    /// The P_Key that connections use, of InfiniBand.
+    #[serde(default)]
+    pub(crate) pkey: Option<u16>,
+    /// The version of the program.
+    #[serde(default)]
+    pub(crate) program: String,
     pub(crate) loopback: Option<Figures>,
 }
 
 impl Facts {
     fn is_software(&self) -> bool {
         self.nature != "hardware"
+    }
+
+    /// Whether the ends are different devices, if both GUIDs are known.
+    fn is_other_device(&self, other: &Self) -> bool {
+        let known = !self.node_guid.is_empty() && !other.node_guid.is_empty();
+        known && self.node_guid != other.node_guid
     }
 
     fn is_ipv4(&self) -> bool {
@@ -69,6 +84,13 @@ pub(crate) fn ends(local: &Facts, peer: &Facts) -> Vec<Finding> {
         let name = |ethernet| if ethernet { "Ethernet" } else { "InfiniBand" };
         let text = format!("this end is {}, the peer {}", name(local.ethernet), name(peer.ethernet));
         add(path(Level::Fault, Check::Ends, text).remedy("choose devices of one network (-d)"));
+        return findings;
+    }
+    if local.ethernet && local.gid == peer.gid && local.is_other_device(peer) {
+        let text = format!("both ends have the GID {}: their interfaces have the same IP address", local.gid);
+        add(path(Level::Fault, Check::Ends, text).remedy(
+            "give one of the interfaces another address (ip address show; arping -D finds other owners)",
+        ));
         return findings;
     }
     let gids = format!(
@@ -94,13 +116,63 @@ pub(crate) fn ends(local: &Facts, peer: &Facts) -> Vec<Finding> {
         };
         add(path(Level::Warning, Check::Ends, text).remedy(remedy));
     }
+    if let (Some(ours), Some(theirs)) = (local.pkey, peer.pkey)
+        && let Some(reason) = different_partitions(ours, theirs)
+    {
+        let text = format!("the P_Key is {ours:#06x} here and {theirs:#06x} there: {reason}");
+        let remedy = "let the subnet manager make both ports members of one partition, at least one of them a \
+                      full member (partitions.conf of opensm)";
+        add(path(Level::Fault, Check::Ends, text).remedy(remedy));
+    }
     if let (Some(ours), Some(theirs)) = (local.rate, peer.rate)
         && ours != theirs
     {
         let text = format!("the rate is {ours} Gbit/s here and {theirs} Gbit/s there: the slower one limits");
-        add(path(Level::Note, Check::Ends, text));
+        // The rate of a software device is nominal.
+        add(match local.is_software() || peer.is_software() {
+            true => path(Level::Note, Check::Ends, text),
+            false => path(Level::Warning, Check::Ends, text).remedy(
+                "if both ports can do more, check cable, switch port and negotiation of the slower one \
+                 (ethtool, ibstat)",
+            ),
+        });
+    }
+    if local.program != peer.program {
+        let version = |end: &Facts| match end.program.as_str() {
+            "" => "an older version".to_owned(),
+            version => format!("version {version}"),
+        };
+        let text = format!("this program is {}, that of the peer {}", version(local), version(peer));
+        add(path(Level::Note, Check::Ends, text).remedy("install the same version on both ends"));
     }
     findings
+}
+
+/// Why ports with these P_Keys can't communicate.
+fn different_partitions(ours: u16, theirs: u16) -> Option<&'static str> {
+    const FULL: u16 = 0x8000;
+    if (ours ^ theirs) & !FULL != 0 {
+        Some("they are of different partitions")
+    } else if (ours | theirs) & FULL == 0 {
+        Some("limited members of a partition can't communicate with each other")
+    } else {
+        None
+    }
+}
+
+/// Seconds by which clocks may differ. The message takes a part of that.
+const SKEW_LIMIT: f64 = 2.0;
+
+/// Compares the clocks of both ends, in seconds since 1970.
+pub(crate) fn clocks(local: f64, peer: f64) -> Option<Finding> {
+    let ahead = peer - local;
+    (ahead.abs() > SKEW_LIMIT).then(|| {
+        let direction = if ahead > 0.0 { "ahead" } else { "behind" };
+        let text = format!("the peer's clock is {:.0} s {direction}", ahead.abs());
+        path(Level::Warning, Check::Ends, text).remedy(
+            "times in the logs of both ends don't match: synchronize the clocks (timedatectl, chronyc)",
+        )
+    })
 }
 
 /// The verdict on MTUs, which were tried from the largest one down. `passes` is the one that works.
@@ -170,12 +242,18 @@ pub(crate) fn bandwidth(figures: &Figures, local: &Facts, peer: &Facts) -> Findi
 pub(crate) fn datagrams(sent: u32, received: u32, echoed: u32) -> Finding {
     let text = format!("of {sent} datagrams, {received} arrived and {echoed} came back");
     let lost = f64::from(sent.saturating_sub(echoed)) / f64::from(sent.max(1));
+    let (there, back) = (sent.saturating_sub(received), received.saturating_sub(echoed));
+    let drops = "look at drops of switches and interfaces (ip -s link, tc -s qdisc)";
     let remedy = match (received, echoed) {
         (0, _) => {
-            "no datagram arrives: check the GIDs (-x), and that UDP port 4791 is open in both directions"
+            "no datagram arrives: check the GIDs (-x), that UDP port 4791 is open in both directions, and that no \
+             other host has the peer's IP address (arping -D)"
+                .to_owned()
         }
-        (_, 0) => "no datagram comes back: check the peer's firewall (UDP port 4791) and its route",
-        _ => "the path loses packets: look at drops of switches and interfaces (ip -s link, tc -s qdisc)",
+        (_, 0) => "no datagram comes back: check the peer's firewall (UDP port 4791) and its route".to_owned(),
+        _ if back == 0 => format!("the path loses packets on the way to the peer only: {drops}"),
+        _ if there == 0 => format!("the path loses packets on the way back only: {drops}"),
+        _ => format!("the path loses packets in both directions: {drops}"),
     };
     match lost {
         0.0 => path(Level::Ok, Check::Ud, text),
@@ -218,6 +296,9 @@ mod tests {
             gid: "::ffff:10.1.0.1".into(),
             gid_index: 1,
             gid_type: "RoCE v2".into(),
+            node_guid: "0200:00ff:fe00:0001".into(),
+            pkey: None,
+            program: "0.1.0".into(),
             loopback: Some(Figures { latency: 50.0, latency_p99: 60.0, bandwidth: 2.0 }),
         }
     }
@@ -239,11 +320,51 @@ mod tests {
             (Facts { gid_type: "RoCE v1".into(), ..facts() }, Level::Fault, "of different types"),
             (Facts { ethernet: false, ..facts() }, Level::Fault, "the peer InfiniBand"),
             (Facts { rate: Some(2.5), ..facts() }, Level::Note, "2.5 Gbit/s there"),
+            (Facts { node_guid: "b".into(), ..facts() }, Level::Fault, "the same IP address"),
+            (Facts { program: "0.2.0".into(), ..facts() }, Level::Note, "that of the peer version 0.2.0"),
+            (Facts { program: String::new(), ..facts() }, Level::Note, "that of the peer an older version"),
         ] {
             let findings = ends(&facts(), &peer);
             let worst = worst(&findings);
             assert!(worst.level == level && worst.text.contains(words), "{findings:#?}");
         }
+    }
+
+    #[test]
+    fn different_rates_of_hardware_are_a_warning() {
+        let hardware = Facts { nature: "hardware".into(), ..facts() };
+        let findings = ends(&hardware, &Facts { rate: Some(2.5), ..hardware.clone() });
+        let worst = worst(&findings);
+        assert!(worst.level == Level::Warning && worst.remedy.is_some(), "{findings:#?}");
+    }
+
+    #[test]
+    fn ends_of_one_partition_need_a_full_member() {
+        let infiniband = |pkey| Facts { ethernet: false, pkey: Some(pkey), ..facts() };
+        for (ours, theirs, words) in [
+            (0xffff, 0xffff, None),
+            (0xffff, 0x7fff, None),
+            (0x8001, 0x8001, None),
+            (0x7fff, 0x7fff, Some("limited members")),
+            (0x8001, 0xffff, Some("different partitions")),
+            (0x8001, 0x8002, Some("different partitions")),
+        ] {
+            let findings = ends(&infiniband(ours), &infiniband(theirs));
+            let worst = worst(&findings);
+            match words {
+                None => assert_eq!(worst.level, Level::Ok, "{findings:#?}"),
+                Some(words) => {
+                    assert!(worst.level == Level::Fault && worst.text.contains(words), "{findings:#?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn clocks_that_differ_are_named() {
+        assert_eq!(clocks(1000.0, 1001.0), None);
+        assert!(clocks(1000.0, 4600.0).unwrap().text.contains("3600 s ahead"));
+        assert!(clocks(4600.0, 1000.0).unwrap().text.contains("3600 s behind"));
     }
 
     #[test]
@@ -284,7 +405,9 @@ mod tests {
     fn lost_datagrams_are_counted() {
         assert_eq!(datagrams(200, 200, 200).level, Level::Ok);
         assert_eq!(datagrams(200, 200, 199).level, Level::Warning);
-        assert!(datagrams(200, 190, 180).remedy.unwrap().contains("loses packets"));
+        assert!(datagrams(200, 190, 180).remedy.unwrap().contains("loses packets in both directions"));
+        assert!(datagrams(200, 180, 180).remedy.unwrap().contains("on the way to the peer only"));
+        assert!(datagrams(200, 200, 180).remedy.unwrap().contains("on the way back only"));
         assert!(datagrams(200, 0, 0).remedy.unwrap().contains("UDP port 4791"));
         assert!(datagrams(200, 200, 0).remedy.unwrap().contains("comes back"));
     }

@@ -102,6 +102,12 @@ pub(crate) fn examine(
         gid: gid.gid.to_string(),
         gid_index: gid.index.into(),
         gid_type: gid_type(gid.gid_type).into(),
+        node_guid: device.node_guid().to_string(),
+        // The probes use the first P_Key of the port.
+        pkey: (port.link_layer != LinkLayer::ETHERNET)
+            .then(|| context.pkey(options.ib_port, 0).ok())
+            .flatten(),
+        program: env!("CARGO_PKG_VERSION").into(),
         loopback: None,
     };
     let (port, mtu, netdev) = (options.ib_port, port.active_mtu, netdev.map(str::to_owned));
