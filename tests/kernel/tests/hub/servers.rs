@@ -31,7 +31,7 @@ fn impatient() -> (AckTimeout, RetryCount) {
     (AckTimeout::new(14).unwrap(), RetryCount::new(3).unwrap())
 }
 
-fn server(pd: &Pd, peers: u32) -> Server {
+pub(crate) fn server(pd: &Pd, peers: u32) -> Server {
     server_with(pd, peers, |options| options)
 }
 
@@ -46,7 +46,7 @@ fn server_with(pd: &Pd, peers: u32, change: impl FnOnce(ServerOptions) -> Server
     change(options).build(pd).unwrap()
 }
 
-fn client(pd: &Pd, server: &Server) -> (Client, PeerId) {
+pub(crate) fn client(pd: &Pd, server: &Server) -> (Client, PeerId) {
     let options =
         Client::options().window(4).sends(4).message_size(64).timeout(impatient().0).retry_cnt(impatient().1);
     let client = options.build(pd).unwrap();
@@ -578,7 +578,7 @@ pub(crate) fn message_is_echoed_in_place() {
                 panic!("a message")
             };
             message.bytes_mut()[63] = 99;
-            message.reply_in_place(..).unwrap().detach();
+            message.reply_in_place(..).detach();
             let Waited::Event(Event::Message(answer)) = client.wait_timeout(TIMEOUT).unwrap() else {
                 panic!("an answer")
             };
