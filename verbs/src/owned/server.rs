@@ -680,12 +680,12 @@ impl<B: Source, P: Provider> Handle<B, P> {
         self.inner.hub.drive()
     }
 
-    /// Starts a thread that drives the server, as [`Hub::thread`] does.
+    /// Starts a thread that drives the server, as [`Hub::spawn_driver_thread`] does.
     ///
     /// # Errors
-    /// As for [`Hub::thread`].
-    pub fn thread(&self) -> Result<()> {
-        self.inner.hub.thread()
+    /// As for [`Hub::spawn_driver_thread`].
+    pub fn spawn_driver_thread(&self) -> Result<()> {
+        self.inner.hub.spawn_driver_thread()
     }
 }
 
@@ -886,12 +886,6 @@ impl<B: Source, P: Provider> Client<B, P> {
     /// Closes the connection without loss, as [`Handle::shutdown`] does.
     pub fn shutdown(&self) -> Shutdown<B, P> {
         self.server.handle.shutdown()
-    }
-
-    /// The id of the server as the client's peer, and the client's handle.
-    #[must_use]
-    pub fn peer(&self) -> (PeerId, &Handle<B, P>) {
-        (self.id, &self.server.handle)
     }
 }
 
