@@ -51,6 +51,17 @@ impl FreeList {
         Self { head: AtomicU64::new(u64::from(top)), below }
     }
 
+    /// `count` slots, none of which is free.
+    ///
+    /// # Panics
+    /// If `count` exceeds [`MAX_SLOTS`].
+    #[must_use]
+    pub fn all_taken(count: usize) -> Self {
+        let list = Self::new(count);
+        list.head.store(u64::from(NONE), Ordering::Relaxed);
+        list
+    }
+
     /// The number of slots, free or not.
     #[must_use]
     pub fn capacity(&self) -> usize {
@@ -140,6 +151,14 @@ mod tests {
         assert!(list.put_back(1));
         assert_eq!([list.take(), list.take()], [Some(1), None]);
         assert_eq!(FreeList::new(0).take(), None);
+    }
+
+    #[test]
+    fn list_of_taken_slots_has_none_until_one_is_returned() {
+        let list = FreeList::all_taken(2);
+        assert_eq!((list.take(), list.capacity()), (None, 2));
+        assert!(list.put_back(1));
+        assert_eq!([list.take(), list.take()], [Some(1), None]);
     }
 
     #[test]

@@ -196,7 +196,7 @@ impl<B, P: Provider> sealed::Sealed for Endpoint<B, P> {
     }
 
     fn modify(&mut self, attr: &QpAttr, mask: QpAttrMask) -> bareverbs::Result<()> {
-        self.connect_by(attr, mask)
+        self.modify_qp(attr, mask)
     }
 
     /// An endpoint uses no ECE options.

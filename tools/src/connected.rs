@@ -25,7 +25,7 @@ pub(crate) fn bring_up(id: &CmId, endpoint: &mut Endpoint<Part>) -> Result<()> {
         let (mut attr, mask) = id.init_qp_attr(state)?;
         // The kernel's value is 655 ms.
         attr.min_rnr_timer = MinRnrTimer::MIN;
-        endpoint.connect_by(&attr, mask)?;
+        endpoint.modify_qp(&attr, mask)?;
     }
     Ok(())
 }

@@ -237,7 +237,7 @@ fn ping(peer: &mut Peer<'_>, number: u64, source: &Exposed, sink: &Exposed) -> R
     let sent = ping_text(number, options.size as usize);
     source.write(0, &sent)?;
     for memory in [source, sink] {
-        peer.send(&message(memory.remote(..)?, options.size))?;
+        peer.send(&message(memory.remote(0)?, options.size))?;
         if peer.receive()?.is_none() {
             bail!("the server has ended the connection");
         }

@@ -98,10 +98,8 @@ fn admit(pd: &Pd, mut stream: TcpStream, table: &Exposed) -> Result<()> {
     let mut client = Lines::new(stream.try_clone()?);
     let mut endpoint: Endpoint = options().build(pd)?;
     endpoint.connect(&client.receive()?)?;
-    let Remote { addr, rkey } = table.remote(..)?;
     client.send(endpoint.address())?;
-    client.send(addr)?;
-    client.send(rkey)?;
+    client.send(table.remote(0)?)?;
     // The end of the TCP connection is the end of the client.
     stream.read_to_end(&mut Vec::new())?;
     Ok(())
@@ -111,8 +109,7 @@ fn ask(pd: &Pd, mut server: Lines, request: Request) -> Result<()> {
     let mut endpoint = options().build(pd)?;
     server.send(endpoint.address())?;
     endpoint.connect(&server.receive()?)?;
-    let base = Remote { addr: server.receive()?, rkey: server.receive()? };
-    let mut table = Table { endpoint, pool: Pool::new(pd, 1, SLOT)?, base };
+    let mut table = Table { endpoint, pool: Pool::new(pd, 1, SLOT)?, base: server.receive()? };
     match request {
         Request::Put { key, value } => table.update(&key, |_| value.clone()),
         Request::Get { key } => {
@@ -145,7 +142,7 @@ struct Table {
 
 impl Table {
     fn remote(&self, index: usize, offset: usize) -> Remote {
-        Remote { addr: self.base.addr + (index * SLOT + offset) as u64, ..self.base }
+        self.base.offset((index * SLOT + offset) as u64)
     }
 
     fn buffer(&self) -> Lease {

@@ -141,7 +141,7 @@ fn send(pd: &Pd, host: &str, options: &Options) -> Result<()> {
                 }
                 Waited::Event(Event::Failed(_, error)) => break error,
                 Waited::Event(_) | Waited::Ended => bail!("the receiver has closed the connection"),
-                Waited::TimedOut => client.peer().1.keepalive(),
+                Waited::TimedOut => client.handle().keepalive(),
             }
         };
         let ms = heard.elapsed().as_millis();

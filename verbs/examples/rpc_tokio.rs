@@ -105,7 +105,7 @@ async fn admit(handle: &Handle, mut stream: TcpStream) -> Result<()> {
 
 async fn ask(pd: Pd, host: String, port: u16, number: u32, calls: u32) -> Result<()> {
     let mut client = Client::options().build(&pd)?;
-    let (_, handle) = client.peer();
+    let handle = client.handle();
     tokio::spawn(handle.drive::<Readiness>()?);
     let (mut stream, mut server) = (TcpStream::connect((host, port)).await?, [0; Address::LEN]);
     stream.write_all(&client.address().to_bytes()).await?;
@@ -124,7 +124,7 @@ async fn ask(pd: Pd, host: String, port: u16, number: u32, calls: u32) -> Result
 }
 
 async fn call_server(client: &mut Client, text: &str) -> Result<String> {
-    let mut question = client.take().context("a free buffer")?;
+    let mut question = client.acquire().await?;
     question.bytes_mut()[..text.len()].copy_from_slice(text.as_bytes());
     client.send(question, ..text.len()).detach();
     match client.next().await? {

@@ -154,7 +154,7 @@ pub enum Error {
     },
     /// A task waits, and the [hub](crate::owned::Hub#drivers) has no driver that would wake it. The
     /// operation continues.
-    #[error("{verb}: the hub has no driver: spawn `Hub::drive`, or call `Hub::thread`")]
+    #[error("{verb}: the hub has no driver: spawn `Hub::drive`, or call `Hub::spawn_driver_thread`")]
     NoDriver {
         /// The operation.
         verb: &'static str,

@@ -146,7 +146,7 @@ impl Port {
                 ..attr
             },
         };
-        Ok(self.datagrams.destination_by(&attr, qp_num, QKEY)?)
+        Ok(self.datagrams.destination_with_path(&attr, qp_num, QKEY)?)
     }
 
     /// Sends a message of at most `max_message` bytes. `false`: the send queue is full.

@@ -257,7 +257,7 @@ impl<P: Provider> RdmaStream<P> {
     /// [`StreamError::IomapFull`], and the errors of [`send`](Self::send).
     #[doc(alias = "riomap")]
     pub fn map(&self, memory: &Exposed, offset: u64) -> Result<u32> {
-        let remote = memory.remote(..)?;
+        let remote = memory.remote(0)?;
         // The kernel registers less than 4 GiB only if told so; the entry has 32 bits.
         let len = u32::try_from(memory.len()).unwrap_or(u32::MAX);
         self.shared.wait(Direction::Write, Limit::Stream, |session| session.map(remote, len, offset))

@@ -66,7 +66,7 @@ impl<P: Provider> Prepared<P> {
     /// The private data for the peer.
     pub(super) fn offer(&self) -> Result<[u8; Offer::SIZE]> {
         let half = self.options.recv_buffer / 2;
-        let (ring, table) = (self.ring.remote(..)?, self.table.remote(..)?);
+        let (ring, table) = (self.ring.remote(0)?, self.table.remote(0)?);
         let offer = Offer {
             big_endian: cfg!(target_endian = "big"),
             iomap: true,
@@ -297,7 +297,7 @@ impl<P: Provider> Session<P> {
     fn post_grant(&mut self, Grant { limit, half }: Grant) -> Result<()> {
         let Some(half) = half else { return self.post_word(Word::Credits(limit)) };
         let offset = half.offset as usize;
-        let ring = self.ring.remote(offset..offset + half.len as usize)?;
+        let ring = self.ring.remote(offset)?;
         let span = Span { addr: ring.addr, key: ring.rkey, len: half.len };
         let remote = Remote { addr: self.peer.slot_addr(half.entry), rkey: self.peer.table.key };
         let bytes = span.to_bytes(self.peer.big_endian);

@@ -157,7 +157,7 @@ impl<B, P: Provider> Datagrams<B, P> {
     /// - [`Error::Kernel`]: there is no route, or the peer did not answer the address resolution.
     #[doc(alias = "ibv_create_ah")]
     pub fn destination(&self, peer: &DatagramAddress) -> Result<Destination<P>> {
-        self.destination_by(&self.path_to(peer), peer.qp_num, peer.qkey)
+        self.destination_with_path(&self.path_to(peer), peer.qp_num, peer.qkey)
     }
 
     /// The path to a peer or a group, by the options.
@@ -189,7 +189,7 @@ impl<B, P: Provider> Datagrams<B, P> {
     ///
     /// # Errors
     /// As for [`Pd::create_ah`](crate::Pd::create_ah).
-    pub fn destination_by(&self, path: &AhAttr, qp_num: u32, qkey: u32) -> Result<Destination<P>> {
+    pub fn destination_with_path(&self, path: &AhAttr, qp_num: u32, qkey: u32) -> Result<Destination<P>> {
         let ah = self.queues.qp.pd().create_ah(path)?;
         Ok(Destination::new(Arc::new(ah), qp_num, qkey))
     }

@@ -68,7 +68,7 @@ use crate::{
 /// seconds. Loops that only call [`Endpoint::poll`] call [`Endpoint::probe`] themselves.
 ///
 /// Probes are RDMA writes of length 0. After [`Endpoint::connect`] the peer's address says whether it
-/// permits them. After [`Endpoint::connect_by`] the peer is assumed to permit them, because the
+/// permits them. After [`Endpoint::modify_qp`] the peer is assumed to permit them, because the
 /// kernel's connection manager sets `REMOTE_WRITE` of its QPs.
 ///
 /// # Validation of completions
@@ -348,8 +348,8 @@ impl<B, P: Provider> Endpoint<B, P> {
         Ok(())
     }
 
-    /// Connects by attributes that a connection manager hands out, in place of
-    /// [`Endpoint::connect`]: one call each for INIT (where it changes port or P_Key), RTR and RTS.
+    /// Modifies the QP by attributes that a connection manager hands out. In place of
+    /// [`Endpoint::connect`], call it once each for INIT (where it changes port or P_Key), RTR and RTS.
     /// The crate `bareverbs-rdmacm` does this.
     ///
     /// The access rights remain those of [`EndpointOptions::access`].
@@ -364,9 +364,10 @@ impl<B, P: Provider> Endpoint<B, P> {
     ///   already connected.
     /// - [`Error::Closed`]: its connection has failed.
     /// - The errors of [`Qp::modify`].
+    #[doc(alias = "ibv_modify_qp")]
     #[doc(alias = "rdma_init_qp_attr")]
-    pub fn connect_by(&mut self, attr: &QpAttr, mask: QpAttrMask) -> Result<()> {
-        const VERB: &str = "Endpoint::connect_by";
+    pub fn modify_qp(&mut self, attr: &QpAttr, mask: QpAttrMask) -> Result<()> {
+        const VERB: &str = "Endpoint::modify_qp";
         self.queues.check_open(VERB)?;
         let target = mask.contains(QpAttrMask::STATE).then_some(attr.qp_state);
         if self.queues.qp.state() == QpState::RTS {

@@ -33,7 +33,7 @@ const EXPOSE: &str = "Part::expose";
 /// let pd = Device::first()?.open()?.alloc_pd()?;
 /// let part = Part::register(&pd, Buffer::zeroed(4096)?)?;
 /// let exposed = part.expose(Access::REMOTE_WRITE)?;
-/// let remote = exposed.remote(..)?;
+/// let remote = exposed.remote(0)?;
 /// println!("send the peer {remote:?}");
 ///
 /// // The peer writes, then sends a message.
@@ -166,17 +166,16 @@ impl<M> Exposed<M> {
         self.memory.remote.access()
     }
 
-    /// The key of peers, and the remote address of the first byte of `range`. A peer uses them to
-    /// access any byte of the exposed memory, not of this range only, such as by [`Remote::offset`].
+    /// The remote address and key of the byte at `offset`, as [`Mr::remote`](crate::Mr::remote) returns
+    /// them. The key grants access to all of the exposed memory: a peer reaches other bytes by
+    /// [`Remote::offset`].
     ///
     /// # Errors
-    /// [`Error::Invalid`] if `range` exceeds the exposed memory.
-    pub fn remote(&self, range: impl RangeBounds<usize>) -> Result<Remote> {
-        let (start, _) = self.memory.remote.range("Exposed::remote", range)?;
-        Ok(Remote {
-            addr: self.memory.remote.addr().wrapping_add(start as u64),
-            rkey: self.memory.remote.rkey(),
-        })
+    /// [`Error::Invalid`] if the exposed memory has no such byte.
+    pub fn remote(&self, offset: usize) -> Result<Remote> {
+        let remote = &self.memory.remote;
+        remote.range("Exposed::remote", offset..offset.saturating_add(1))?;
+        Ok(Remote { addr: remote.addr().wrapping_add(offset as u64), rkey: remote.rkey() })
     }
 
     /// The place of `len` bytes at `offset`.
@@ -294,7 +293,7 @@ impl<M> Exposed<M> {
         if !Arc::ptr_eq(self.memory.remote.domain(), domain) {
             return Err(Error::invalid(verb, "the memory belongs to another protection domain"));
         }
-        self.remote(offset..)
+        self.remote(offset)
     }
 
     fn check_global(&self, verb: &'static str) -> Result<()> {
@@ -598,7 +597,7 @@ mod tests {
         let exposed = exposed(&Arc::default());
         let own = Arc::clone(exposed.memory.remote.domain());
         let other = Plain::default().domain();
-        assert_eq!(exposed.atomic_word("test", &own, 8).unwrap(), exposed.remote(8..).unwrap());
+        assert_eq!(exposed.atomic_word("test", &own, 8).unwrap(), exposed.remote(8).unwrap());
         let refused = exposed.atomic_word("test", other.domain(), 8).unwrap_err();
         assert!(refused.to_string().contains("another protection domain"), "{refused}");
     }
@@ -636,8 +635,8 @@ mod tests {
         let mut bytes = [9; 10];
         exposed.read(7, &mut bytes).unwrap();
         assert_eq!(bytes, [0, 1, 2, 3, 4, 0, 0, 0, 0, 0]);
-        let base = exposed.remote(..).unwrap();
-        assert_eq!(exposed.remote(3..9).unwrap(), Remote { addr: base.addr + 3, ..base });
+        let base = exposed.remote(0).unwrap();
+        assert_eq!(exposed.remote(3).unwrap(), Remote { addr: base.addr + 3, ..base });
         for refused in [
             exposed.read(23, &mut bytes).unwrap_err(),
             exposed.read(usize::MAX, &mut bytes).unwrap_err(),
@@ -647,7 +646,7 @@ mod tests {
             exposed.load::<u32>(2).unwrap_err(),
             exposed.store(30, 1u32).unwrap_err(),
             exposed.store(usize::MAX, 1u64).unwrap_err(),
-            exposed.remote(..33).unwrap_err(),
+            exposed.remote(32).unwrap_err(),
         ] {
             assert!(matches!(refused, Error::Invalid { .. }), "{refused}");
         }

@@ -123,7 +123,7 @@ const THREADS: usize = 64;
 /// | driver | for |
 /// |---|---|
 /// | [`Hub::drive`], a future | tasks of tokio or async-io: spawn it |
-/// | [`Hub::thread`], a thread | any runtime, or threads only |
+/// | [`Hub::spawn_driver_thread`], a thread | any runtime, or threads only |
 /// | none | threads only: one of the blocked threads waits for all of them |
 ///
 /// Blocked threads don't rely on a driver that is a task, because it may share their thread: one of
@@ -520,7 +520,7 @@ impl<B, P: Provider> Hub<B, P> {
     /// # Errors
     /// - [`Error::Invalid`]: the hub has a driver.
     /// - [`Error::System`]: the thread could not be started.
-    pub fn thread(&self) -> Result<()>
+    pub fn spawn_driver_thread(&self) -> Result<()>
     where
         B: Send + 'static,
     {

@@ -1,5 +1,6 @@
 //! Pools of registered buffers of one size.
 
+mod loan;
 #[cfg(all(test, loom))]
 mod loom_models;
 mod pending;
@@ -7,10 +8,13 @@ mod slots;
 
 use std::fmt;
 use std::sync::Arc;
+use std::task::Waker;
 
 use bareverbs_provider::free_list::MAX_SLOTS;
 use bareverbs_provider::traits::Provider;
 
+use self::loan::Loan;
+pub(crate) use self::loan::{Lender, Loans};
 pub use self::pending::PendingLease;
 use self::slots::Slots;
 use super::buffer::sealed::{Domain, PdId, Registered};
@@ -44,14 +48,29 @@ pub struct Pool {
 }
 
 struct Inner {
-    region: Mr<Buffer>,
+    region: Arc<Mr<Buffer>>,
     slots: Slots,
     /// Length of a buffer.
     size: usize,
     /// Distance of two buffers.
     stride: usize,
+    /// The address of the region in requests.
+    addr: u64,
     lkey: u32,
     verified_pd: PdId,
+    /// Of leases on loan. Their slots are taken from another `Inner` of the same region.
+    loan: Option<Loan>,
+}
+
+impl Inner {
+    /// The list of free slots has refused a slot.
+    #[cold]
+    fn put_back_refused(&self, slot: u32) {
+        match &self.loan {
+            None => self.slots.hand_over(slot),
+            Some(loan) => loan.end(slot),
+        }
+    }
 }
 
 impl Pool {
@@ -73,9 +92,10 @@ impl Pool {
     pub(super) fn of(region: Mr<Buffer>, count: usize, size: usize, stride: usize) -> Self {
         // The region may be too long for an SGE. Its buffers are not, and they are not registered on
         // demand.
-        let (lkey, verified_pd) = (region.lkey(), PdId::of(region.domain()));
-        let slots = Slots::new(count);
-        Self { inner: Arc::new(Inner { region, slots, size, stride, lkey, verified_pd }) }
+        let (addr, lkey, verified_pd) = (region.addr(), region.lkey(), PdId::of(region.domain()));
+        let (region, slots) = (Arc::new(region), Slots::new(count));
+        let inner = Inner { region, slots, size, stride, addr, lkey, verified_pd, loan: None };
+        Self { inner: Arc::new(inner) }
     }
 
     /// A pool in a region that no kernel has registered.
@@ -121,6 +141,12 @@ impl Pool {
     /// ```
     pub fn acquire(&self) -> PendingLease {
         PendingLease::new(Arc::clone(&self.inner))
+    }
+
+    /// Takes the wakers of the callers that wait, which keep their places. The caller must wake them.
+    #[must_use]
+    pub(crate) fn take_wakers(&self) -> Vec<Waker> {
+        self.inner.slots.take_wakers()
     }
 
     /// The number of its buffers, taken or not.
@@ -179,12 +205,17 @@ impl Lease {
     #[inline]
     fn new(pool: &Arc<Inner>, slot: u32) -> Self {
         let offset = slot as usize * pool.stride;
-        let iova = pool.region.addr().wrapping_add(offset as u64);
+        let iova = pool.addr.wrapping_add(offset as u64);
         Self { pool: Arc::clone(pool), iova }
     }
 
     fn offset(&self) -> usize {
-        self.iova.wrapping_sub(self.pool.region.addr()) as usize
+        self.iova.wrapping_sub(self.pool.addr) as usize
+    }
+
+    /// Its number in the pool.
+    pub(crate) fn slot(&self) -> u32 {
+        (self.offset() / self.pool.stride) as u32
     }
 
     /// Length in bytes: [`Pool::buffer_len`].
@@ -214,7 +245,10 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.pool.slots.put_back((self.offset() / self.pool.stride) as u32);
+        let slot = self.slot();
+        if !self.pool.slots.try_put_back(slot) {
+            self.pool.put_back_refused(slot);
+        }
     }
 }
 

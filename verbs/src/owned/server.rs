@@ -41,11 +41,7 @@
 //!             message.bytes_mut().make_ascii_uppercase();
 //!             let (peer, len) = (message.peer(), message.bytes().len());
 //!             // A full queue refuses the answer at once: the client does not read its answers.
-//!             let refused = match message.reply_in_place(..len) {
-//!                 Ok(mut reply) => reply.wait_timeout(Duration::ZERO).is_err(),
-//!                 Err(_) => true,
-//!             };
-//!             if refused {
+//!             if message.reply_in_place(..len).wait_timeout(Duration::ZERO).is_err() {
 //!                 server.handle().close(peer);
 //!             }
 //!         }
@@ -106,6 +102,7 @@
 //! A dead peer is noticed by a request to it only. So idle peers are probed every 2 seconds, and a dead
 //! one ends with [`Event::Failed`] within 10 seconds by default: see [`ServerOptions::keepalive`].
 
+mod acquire;
 pub(crate) mod flow;
 #[cfg(feature = "futures")]
 mod futures;
@@ -116,6 +113,7 @@ pub(crate) mod options;
 use std::collections::VecDeque;
 use std::fmt;
 use std::future::{Future, poll_fn};
+use std::mem;
 use std::ops::RangeBounds;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -126,6 +124,7 @@ use std::time::{Duration, Instant};
 use bareverbs_provider::traits::Provider;
 use bareverbs_provider::wake::{FirstPanic, wake_all};
 
+pub use self::acquire::PendingBuffer;
 #[cfg(feature = "futures")]
 pub use self::futures::MessageSink;
 use self::inbound::{Inbound, RawEvent};
@@ -134,6 +133,7 @@ pub use self::options::{ClientOptions, ServerOptions};
 use super::hub::connection::{Connection, ConnectionInner};
 use super::hub::reaper::{BATCH, Batch, Conn, flush};
 use super::hub::{Driver, Hub};
+use super::pool::Lender;
 use super::{Address, Lease, Op, Pending, Source, Target};
 use crate::sync::{Mutex, lock};
 use crate::{AnyProvider, Error, Readiness, Remote, Result};
@@ -190,6 +190,8 @@ struct Inner<B, P: Provider> {
     peers: Mutex<Vec<Entry<B, P>>>,
     /// Whether the server is shut down: no peer is admitted.
     closed: AtomicBool,
+    /// Whether the `Server` was dropped: no event is read.
+    reader_dropped: AtomicBool,
 }
 
 struct Entry<B, P: Provider> {
@@ -216,6 +218,38 @@ impl<B, P: Provider> Entry<B, P> {
             peer.inner().conn.lock().flow.as_ref().is_some_and(flow::Flow::is_unused)
         };
         self.peer.as_ref().is_some_and(|peer| !unused(peer))
+    }
+}
+
+impl<B: Source, P: Provider> Inner<B, P> {
+    /// A server of `peers` peers, to which the buffers of its receives are returned.
+    fn new(options: options::Resolved, hub: Hub<B, P>, inbound: Arc<Inbound<P>>, peers: u32) -> Arc<Self> {
+        let inner = Arc::new(Self {
+            options,
+            hub,
+            inbound,
+            peers: Mutex::new((0..peers).map(|_| Entry::new()).collect()),
+            closed: AtomicBool::new(false),
+            reader_dropped: AtomicBool::new(false),
+        });
+        let lender = Arc::downgrade(&inner);
+        inner.inbound.loans.set_lender(lender);
+        inner
+    }
+}
+
+impl<B: Source, P: Provider> Lender for Inner<B, P> {
+    fn returned(&self, lease: Lease) {
+        // A forked child does not inherit the rings. The parent has the lease, too.
+        if !self.inbound.is_of_this_process() {
+            mem::forget(lease);
+            return;
+        }
+        if let Some((conn, receive)) = self.inbound.take_lent(lease) {
+            let peer = self.get(conn.id);
+            // Its drop posts the receive and returns the credit.
+            drop(Message::new(conn, peer.as_ref(), Arc::clone(&self.inbound), receive, 0));
+        }
     }
 }
 
@@ -319,10 +353,18 @@ impl<B: Source, P: Provider> Server<B, P> {
     }
 
     /// Takes a buffer for a message. `None` if all are in use: by sends, detached or not, that are not
-    /// complete, or by leases that the program holds. Read events or await a send, and try again.
+    /// complete, or by leases that the program holds; or if callers of [`acquire`](Self::acquire) wait.
     #[must_use]
     pub fn take(&self) -> Option<Lease> {
         self.handle.take()
+    }
+
+    /// Waits for a buffer for a message, as [`Handle::acquire`] does.
+    ///
+    /// # Errors
+    /// [Those of the wait](PendingBuffer#errors).
+    pub fn acquire(&self) -> PendingBuffer<B, P> {
+        self.handle.acquire()
     }
 
     /// Waits for the next event, as a task. `None` when the server was shut down and all peers have
@@ -423,7 +465,8 @@ impl<B: Source, P: Provider> Server<B, P> {
 }
 
 impl<B: Source, P: Provider> Handle<B, P> {
-    /// Takes a buffer for a message. `None` if all are in use.
+    /// Takes a buffer for a message. `None` if all are in use, or callers of
+    /// [`acquire`](Self::acquire) wait.
     #[must_use]
     pub fn take(&self) -> Option<Lease> {
         let Inner { inbound, hub, .. } = &*self.inner;
@@ -603,8 +646,9 @@ impl<B: Source, P: Provider> Handle<B, P> {
             panics.catch(|| self.inner.update(peer, flow::Flow::close));
             true
         });
-        // Without a peer that may have an event, the reader has reached its end.
-        panics.catch(|| wake_all(self.inner.inbound.take_wakers()));
+        // Without a peer that may have an event, the reader has reached its end. The waits for a buffer
+        // have reached theirs.
+        panics.catch(|| wake_all(self.inner.inbound.take_all_wakers()));
         panics.resume();
         Shutdown { inner: Arc::clone(&self.inner) }
     }
@@ -636,12 +680,12 @@ impl<B: Source, P: Provider> Handle<B, P> {
         self.inner.hub.drive()
     }
 
-    /// Starts a thread that drives the server, as [`Hub::thread`] does.
+    /// Starts a thread that drives the server, as [`Hub::spawn_driver_thread`] does.
     ///
     /// # Errors
-    /// As for [`Hub::thread`].
-    pub fn thread(&self) -> Result<()> {
-        self.inner.hub.thread()
+    /// As for [`Hub::spawn_driver_thread`].
+    pub fn spawn_driver_thread(&self) -> Result<()> {
+        self.inner.hub.spawn_driver_thread()
     }
 }
 
@@ -772,11 +816,18 @@ impl<B: Source, P: Provider> Client<B, P> {
         self.server.handle.connect("Client::connect", self.id, remote)
     }
 
-    /// Takes a buffer for a message. `None` if all are in use: by sends, detached or not, that are not
-    /// complete, or by leases that the program holds. Read events or await a send, and try again.
+    /// Takes a buffer for a message, as [`Server::take`] does.
     #[must_use]
     pub fn take(&self) -> Option<Lease> {
         self.server.take()
+    }
+
+    /// Waits for a buffer for a message, as [`Handle::acquire`] does.
+    ///
+    /// # Errors
+    /// [Those of the wait](PendingBuffer#errors).
+    pub fn acquire(&self) -> PendingBuffer<B, P> {
+        self.server.acquire()
     }
 
     /// Sends the bytes of `buffer` in `range` as [`Handle::send`] does.
@@ -836,12 +887,6 @@ impl<B: Source, P: Provider> Client<B, P> {
     pub fn shutdown(&self) -> Shutdown<B, P> {
         self.server.handle.shutdown()
     }
-
-    /// The id of the server as the client's peer, and the client's handle.
-    #[must_use]
-    pub fn peer(&self) -> (PeerId, &Handle<B, P>) {
-        (self.id, &self.server.handle)
-    }
 }
 
 impl<B: Target, P: Provider> Client<B, P> {
@@ -858,6 +903,15 @@ impl<B: Target, P: Provider> Client<B, P> {
     /// Replaces 8 bytes of the memory of the server, as [`Handle::compare_swap`] does.
     pub fn compare_swap(&self, buffer: B, remote: Remote, compare: u64, swap: u64) -> Pending<B, P> {
         self.post(Op::compare_swap(buffer, remote, compare, swap))
+    }
+}
+
+impl<B: Source, P: Provider> Drop for Server<B, P> {
+    fn drop(&mut self) {
+        let inner = &self.handle.inner;
+        inner.reader_dropped.store(true, Ordering::Release);
+        // The waits for a buffer have reached their end. The thread may unwind.
+        wake_all(inner.inbound.pool.take_wakers());
     }
 }
 

@@ -4,6 +4,7 @@ mod connections;
 mod flows;
 mod halves;
 mod pools;
+mod server_buffers;
 mod servers;
 mod tasks;
 mod threads;
@@ -13,6 +14,7 @@ use connections::*;
 use flows::*;
 use halves::*;
 use pools::*;
+use server_buffers::*;
 use servers::*;
 use tasks::*;
 use threads::*;
@@ -57,6 +59,12 @@ kernel_tests! {
     message_longer_than_the_peers_buffers_is_refused,
     messages_flow_through_a_sink_and_a_stream,
     qp_uses_an_srq_of_another_pd,
+    tasks_wait_for_the_buffers_of_a_client,
+    threads_wait_for_the_buffers_of_a_client_without_a_driver,
+    cancelled_wait_of_a_client_passes_its_buffer_on,
+    death_of_a_peer_ends_the_wait_for_its_buffers,
+    end_of_a_server_ends_the_waits_for_its_buffers,
+    waits_for_a_buffer_do_not_delay_replies_in_place,
 
     halves_of_an_endpoint_run_in_two_threads,
     half_that_polls_wakes_the_other_half,

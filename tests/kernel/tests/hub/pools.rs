@@ -44,7 +44,7 @@ fn is_full(pool: &Pool) -> bool {
 pub(crate) fn threads_wait_for_the_buffers_of_detached_sends() {
     nothing_leaks(|| {
         let setup = Setup::new();
-        setup.hub.thread().unwrap();
+        setup.hub.spawn_driver_thread().unwrap();
         let acquire = |pool: &Pool| pool.acquire().wait_timeout(TIMEOUT).unwrap().expect("a buffer");
         std::thread::scope(|threads| {
             for (a, b) in &setup.pairs {

@@ -72,7 +72,7 @@ pub(crate) fn tasks_share_a_hub_with_a_driver_thread() {
     nothing_leaks(|| {
         runtime().block_on(async {
             let (_pd, hub, pool) = setup(4 * 2 * CLIENTS as u32, 64);
-            hub.thread().unwrap();
+            hub.spawn_driver_thread().unwrap();
             echoes(hub, pool, CLIENTS, ROUNDS).await;
         });
     });

@@ -62,8 +62,8 @@ pub(crate) fn threads_without_a_driver_share_a_hub() {
 pub(crate) fn threads_with_a_driver_share_a_hub() {
     nothing_leaks(|| {
         let (_pd, hub, pool) = setup(32, 64);
-        hub.thread().unwrap();
-        assert!(hub.thread().unwrap_err().to_string().contains("has a driver"));
+        hub.spawn_driver_thread().unwrap();
+        assert!(hub.spawn_driver_thread().unwrap_err().to_string().contains("has a driver"));
         echoes(&hub, &pool);
     });
 }
@@ -78,7 +78,7 @@ pub(crate) fn adaptive_and_busy_threads_share_a_hub() {
             let hub = Hub::with_spin(&pd, 32, spin).unwrap();
             let pool = Pool::new(&pd, 64, 64).unwrap();
             if driven {
-                hub.thread().unwrap();
+                hub.spawn_driver_thread().unwrap();
             }
             echoes(&hub, &pool);
         }

@@ -178,8 +178,8 @@ pub(crate) fn endpoints_connect_and_exchange_messages() {
             assert_eq!(client.qp().query().unwrap().0.qp_state, QpState::RTS);
             let pd = client.qp().pd().clone();
             let attr = QpAttr { qp_state: QpState::RTS, ..QpAttr::default() };
-            let connected = client.connect_by(&attr, QpAttrMask::STATE).unwrap_err();
-            let text = "Endpoint::connect_by: the endpoint is already connected";
+            let connected = client.modify_qp(&attr, QpAttrMask::STATE).unwrap_err();
+            let text = "Endpoint::modify_qp: the endpoint is already connected";
             assert_eq!(connected.to_string(), text);
             client.post_recv(region(&pd)).unwrap();
             let mut hello = region(&pd);
@@ -322,8 +322,8 @@ pub(crate) fn endpoint_takes_attributes_of_a_connection_only() {
         (QpState::RTR, QpAttrMask::PATH_MTU),
     ] {
         let attr = QpAttr { qp_state: state, path_mtu: Some(Mtu::Mtu256), ..QpAttr::default() };
-        let refused = endpoint.connect_by(&attr, mask).unwrap_err();
-        assert_eq!(refused.verb(), Some("Endpoint::connect_by"));
+        let refused = endpoint.modify_qp(&attr, mask).unwrap_err();
+        assert_eq!(refused.verb(), Some("Endpoint::modify_qp"));
     }
     assert_eq!(endpoint.qp().state(), QpState::INIT);
 }

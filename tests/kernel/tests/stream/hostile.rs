@@ -62,14 +62,14 @@ fn ask_with(options: &StreamOptions, private_data: impl Fn(Remote) -> Vec<u8>) -
         words.chunks(4).for_each(|word| endpoint.post_recv(word).unwrap());
         let table = Part::register(&pd, Buffer::zeroed(32).unwrap()).unwrap();
         let table = table.expose(Access::REMOTE_WRITE).unwrap();
-        let private_data = &private_data(table.remote(..).unwrap())[..];
+        let private_data = &private_data(table.remote(0).unwrap())[..];
         let param = ConnParam { private_data, ..ConnParam::new(endpoint.qp().qp_num()) };
         id.connect(&param).unwrap();
         let answer = event();
         if matches!(answer, EventKind::ConnectResponse(_)) {
             for state in [QpState::INIT, QpState::RTR, QpState::RTS] {
                 let (attr, mask) = id.init_qp_attr(state).unwrap();
-                endpoint.connect_by(&attr, mask).unwrap();
+                endpoint.modify_qp(&attr, mask).unwrap();
             }
             id.establish().unwrap();
         }

@@ -264,7 +264,7 @@ pub(crate) fn hubs_that_only_receive_notice_a_killed_peer() {
     let waits: Vec<Box<dyn FnOnce() + Send + '_>> = vec![
         Box::new(move || assert_dead(threads.1.wait())),
         Box::new(move || {
-            driven.0.thread().unwrap();
+            driven.0.spawn_driver_thread().unwrap();
             assert_dead(block_on(driven.1));
         }),
         Box::new(move || {

@@ -35,7 +35,7 @@ pub(crate) fn revoked_memory_rejects_peers_and_is_a_slice_again() {
     left.bytes_mut().fill(b'.');
     for round in 0..3 {
         let exposed = left.expose(Access::REMOTE_WRITE).unwrap();
-        let remote = exposed.remote(100 + round..).unwrap();
+        let remote = exposed.remote(100 + round).unwrap();
         let (mut peer, owner) = peers(&pd);
         assert_eq!(execute(&mut peer, Operation::Write(remote), &words), WcStatus::SUCCESS);
         let mut seen = [0; 9];
@@ -58,7 +58,7 @@ pub(crate) fn dropped_exposure_rejects_peers() {
     let words = region(&pd, b"late", Access::LOCAL_WRITE);
     let (left, _right) = part(&pd, 64).split_at(32);
     let exposed = left.expose(Access::REMOTE_WRITE).unwrap();
-    let remote = exposed.remote(..).unwrap();
+    let remote = exposed.remote(0).unwrap();
     drop(exposed);
     let (mut peer, _owner) = peers(&pd);
     assert_eq!(execute(&mut peer, Operation::Write(remote), &words), WcStatus::REM_ACCESS_ERR);
@@ -71,7 +71,7 @@ pub(crate) fn key_opens_the_exposed_range_only() {
     let (before, rest) = part(&pd, 300).split_at(100);
     let (middle, after) = rest.split_at(100);
     let exposed = middle.expose(Access::REMOTE_WRITE | Access::REMOTE_READ).unwrap();
-    let first = exposed.remote(..).unwrap();
+    let first = exposed.remote(0).unwrap();
     for (offset, status) in [
         (0, WcStatus::SUCCESS),
         (92, WcStatus::SUCCESS),
@@ -95,7 +95,7 @@ pub(crate) fn words_are_shared_with_peers() {
     let result = region(&pd, &[0; 8], Access::LOCAL_WRITE);
     let exposed: Exposed = part(&pd, 64).expose(Access::REMOTE_ATOMIC | Access::REMOTE_READ).unwrap();
     exposed.store(8, 40u64).unwrap();
-    let remote = exposed.remote(8..).unwrap();
+    let remote = exposed.remote(8).unwrap();
     let (mut peer, _owner) = peers(&pd);
     let add = Operation::FetchAdd { remote, add: 2 };
     assert_eq!(execute(&mut peer, add, &result), WcStatus::SUCCESS);
@@ -128,7 +128,7 @@ pub(crate) fn exposed_memory_is_sent_without_a_copy() {
     assert_eq!(client.wait().unwrap().message(), Some(&b"a value"[..]));
     // Peers still access it while it was sent.
     let room = pd.register(Buffer::zeroed(64).unwrap(), Access::LOCAL_WRITE).unwrap();
-    client.post_read(room, ..7, refused.exposed.remote(5000..).unwrap()).unwrap();
+    client.post_read(room, ..7, refused.exposed.remote(5000).unwrap()).unwrap();
     assert_eq!(client.wait().unwrap().into_buffer().bytes().unwrap()[..7], *b"a value");
     assert!(server.wait().unwrap().into_buffer().bytes().is_none());
     assert_eq!(&refused.exposed.revoke().unwrap().bytes()[5000..5007], b"a value");
@@ -143,7 +143,7 @@ pub(crate) fn local_atomics_are_atomic_with_those_of_a_peer() {
     const ROUNDS: u64 = 300;
     let pd = open().alloc_pd().unwrap();
     let exposed = part(&pd, 64).expose(Access::REMOTE_ATOMIC).unwrap();
-    let remote = exposed.remote(8..).unwrap();
+    let remote = exposed.remote(8).unwrap();
     let mut atomics = LocalAtomics::new(&pd, 1).unwrap();
     let (mut peer, _owner) = peers(&pd);
     let start = Barrier::new(2);
@@ -177,7 +177,7 @@ pub(crate) fn local_atomics_lock_a_word_against_a_peer() {
     let pd = open().alloc_pd().unwrap();
     let access = Access::REMOTE_ATOMIC | Access::REMOTE_READ | Access::REMOTE_WRITE;
     let exposed = part(&pd, 16).expose(access).unwrap();
-    let (lock, count) = (exposed.remote(LOCK..).unwrap(), exposed.remote(COUNT..).unwrap());
+    let (lock, count) = (exposed.remote(LOCK).unwrap(), exposed.remote(COUNT).unwrap());
     let mut atomics = LocalAtomics::new(&pd, 1).unwrap();
     let (mut peer, _owner) = peers(&pd);
     thread::scope(|scope| {

@@ -84,7 +84,7 @@ impl Passive {
     }
 
     pub(crate) fn invitation(&self) -> Result<Invitation> {
-        let Remote { addr, rkey } = self.memory.remote(..)?;
+        let Remote { addr, rkey } = self.memory.remote(0)?;
         Ok(Invitation { address: self.endpoint.address().to_string(), addr, rkey })
     }
 }

@@ -155,7 +155,7 @@ impl<B: Source> ReceivedDatagram<B> {
     #[doc(alias = "ibv_create_ah_from_wc")]
     pub fn reply_to<A, P: Provider>(&self, datagrams: &Datagrams<A, P>) -> Result<Destination<P>> {
         let path = self.ah_attr(datagrams)?;
-        datagrams.destination_by(&path, self.sender.qp_num, datagrams.address.qkey)
+        datagrams.destination_with_path(&path, self.sender.qp_num, datagrams.address.qkey)
     }
 }
 

@@ -1417,7 +1417,7 @@ fn peer_of_a_connection_manager_is_probed_by_default() {
         qp.assume_state(QpState::RTR);
         *policy = chosen;
         let attr = QpAttr { qp_state: QpState::RTS, ..QpAttr::default() };
-        setup.endpoint.connect_by(&attr, QpAttrMask::STATE).unwrap();
+        setup.endpoint.modify_qp(&attr, QpAttrMask::STATE).unwrap();
         let now = Instant::now();
         assert_eq!(setup.endpoint.queues.keep_alive(now), interval.map(|interval| now + interval));
     }
@@ -1561,11 +1561,8 @@ fn endpoint_whose_qp_was_destroyed_cannot_connect() {
         let connected = setup.endpoint.connect(&Address::new(Gid::default(), 1));
         assert!(matches!(connected, Err(Error::Closed { verb: "Endpoint::connect", .. })), "{connected:?}");
         let attr = QpAttr { qp_state: QpState::RTS, ..QpAttr::default() };
-        let connected = setup.endpoint.connect_by(&attr, QpAttrMask::STATE);
-        assert!(
-            matches!(connected, Err(Error::Closed { verb: "Endpoint::connect_by", .. })),
-            "{connected:?}"
-        );
+        let connected = setup.endpoint.modify_qp(&attr, QpAttrMask::STATE);
+        assert!(matches!(connected, Err(Error::Closed { verb: "Endpoint::modify_qp", .. })), "{connected:?}");
     };
     std::thread::spawn(test).join().unwrap();
 }

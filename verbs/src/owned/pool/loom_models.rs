@@ -1,8 +1,9 @@
 //! Models of the waits for a slot, for `cargo xtask loom`.
 
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
+use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::thread;
 
 use super::slots::Slots;
@@ -53,6 +54,37 @@ fn each_returned_slot_ends_one_wait() {
         returns.join().unwrap();
         held.sort_unstable();
         assert_eq!((held, slots.take()), ([0, 1], None));
+    });
+}
+
+/// The wakers are taken after an end is set, which the waits observe after they have registered theirs.
+#[test]
+fn wait_observes_an_end_or_is_woken_for_it() {
+    model(|| {
+        let (slots, ended) = (Arc::new(Slots::new(1)), Arc::new(AtomicBool::new(false)));
+        let slot = slots.take().unwrap();
+        let other = {
+            let (slots, ended) = (Arc::clone(&slots), Arc::clone(&ended));
+            thread::spawn(move || {
+                let ((bell, waker), mut ticket) = (Bell::new(), None);
+                loop {
+                    let polled = slots.poll(&mut ticket, &Context::from_waker(&waker));
+                    if let Poll::Ready(slot) = polled {
+                        return Some(slot);
+                    }
+                    if ended.load(Ordering::Acquire) {
+                        slots.cancel(ticket.unwrap());
+                        return None;
+                    }
+                    bell.sleep();
+                }
+            })
+        };
+        ended.store(true, Ordering::Release);
+        slots.take_wakers().into_iter().for_each(Waker::wake);
+        slots.put_back(slot);
+        let taken = other.join().unwrap();
+        assert_eq!(slots.take().or(taken), Some(slot));
     });
 }
 

@@ -79,8 +79,15 @@ impl PendingLease {
         })
     }
 
-    fn poll_lease(&mut self, cx: &Context<'_>) -> Poll<Lease> {
+    pub(crate) fn poll_lease(&mut self, cx: &Context<'_>) -> Poll<Lease> {
         self.pool.slots.poll(&mut self.ticket, cx).map(|slot| Lease::new(&self.pool, slot))
+    }
+
+    /// Gives its place up, as dropping it does. The next poll takes a new one.
+    pub(crate) fn cancel(&mut self) {
+        if let Some(ticket) = self.ticket.take() {
+            self.pool.slots.cancel(ticket);
+        }
     }
 }
 
@@ -96,9 +103,7 @@ impl Future for PendingLease {
 
 impl Drop for PendingLease {
     fn drop(&mut self) {
-        if let Some(ticket) = self.ticket.take() {
-            self.pool.slots.cancel(ticket);
-        }
+        self.cancel();
     }
 }
 

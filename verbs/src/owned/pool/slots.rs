@@ -49,8 +49,20 @@ impl Waiting {
 
 impl Slots {
     pub(super) fn new(count: usize) -> Self {
+        Self::of(FreeList::new(count))
+    }
+
+    /// Slots of which none is free, and which [`try_put_back`](Self::try_put_back) refuses.
+    pub(super) fn refusing(count: usize) -> Self {
+        let free = FreeList::all_taken(count);
+        let marked = free.mark();
+        debug_assert!(marked, "it has no slot");
+        Self::of(free)
+    }
+
+    fn of(free: FreeList) -> Self {
         let waiting = Waiting { next: 0, tasks: VecDeque::new() };
-        Self { free: FreeList::new(count), waiting: Mutex::new(waiting) }
+        Self { free, waiting: Mutex::new(waiting) }
     }
 
     pub(super) fn capacity(&self) -> usize {
@@ -66,14 +78,21 @@ impl Slots {
     /// Returns a slot that was taken.
     #[inline]
     pub(super) fn put_back(&self, slot: u32) {
-        if !self.free.put_back(slot) {
+        if !self.try_put_back(slot) {
             self.hand_over(slot);
         }
     }
 
+    /// Returns a slot that was taken, unless tasks wait. `false`: the caller must call
+    /// [`hand_over`](Self::hand_over).
+    #[inline]
+    pub(super) fn try_put_back(&self, slot: u32) -> bool {
+        self.free.put_back(slot)
+    }
+
     /// Gives a slot that the marked list refused to the oldest task without one.
     #[cold]
-    fn hand_over(&self, slot: u32) {
+    pub(super) fn hand_over(&self, slot: u32) {
         let mut waiting = lock(&self.waiting);
         let waker = match waiting.tasks.iter_mut().find(|task| task.slot.is_none()) {
             Some(task) => {
@@ -133,6 +152,15 @@ impl Slots {
         waiting.tasks.push_back(Task { ticket: number, waker, slot: None });
         *ticket = Some(Ticket(number));
         Poll::Pending
+    }
+
+    /// Takes the wakers of the tasks without a slot, which keep their places. The caller must wake
+    /// them.
+    #[must_use]
+    pub(super) fn take_wakers(&self) -> Vec<Waker> {
+        let mut waiting = lock(&self.waiting);
+        let tasks = waiting.tasks.iter_mut().filter(|task| task.slot.is_none());
+        tasks.map(|task| mem::replace(&mut task.waker, Waker::noop().clone())).collect()
     }
 
     /// Ends the wait of a task. If it was given a slot, the next task gets it.

@@ -1,6 +1,6 @@
 //! The SRQ of a server, and the queue of events for the application.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,6 +11,7 @@ use bareverbs_provider::traits::Provider;
 use super::PeerId;
 use crate::owned::buffer::checked_sge;
 use crate::owned::hub::reaper::{Conn, Failure};
+use crate::owned::pool::Loans;
 use crate::owned::{Lease, Pool};
 use crate::sync::{Mutex, lock};
 use crate::{Error, Pd, RecvRequest, Result, Srq, WrId};
@@ -25,6 +26,10 @@ pub(crate) struct Inbound<P: Provider> {
     receives: Mutex<Receives<P>>,
     /// Buffers of receives and of sends.
     pub(crate) pool: Pool,
+    /// The buffers of receives that are used while no other is free.
+    pub(crate) loans: Loans,
+    /// The receives of these buffers, by their slots. They are not posted meanwhile.
+    lent: Mutex<HashMap<u32, Lent<P>>>,
     events: Mutex<Events<P>>,
     pub(crate) sent: AtomicU64,
     pub(crate) failed: AtomicU64,
@@ -35,6 +40,12 @@ struct Receives<P: Provider> {
     /// `None` once it is destroyed.
     srq: Option<Srq<P>>,
     slots: Vec<Slot>,
+}
+
+/// A receive whose buffer is on loan, and the connection whose message it had.
+struct Lent<P: Provider> {
+    conn: Arc<Conn<P>>,
+    index: u32,
 }
 
 /// A receive. It is posted while it has its lease.
@@ -87,6 +98,8 @@ impl<P: Provider> Inbound<P> {
         };
         Self {
             pd: srq.pd().clone(),
+            loans: Loans::new(&pool),
+            lent: Mutex::new(HashMap::new()),
             pool,
             receives: Mutex::new(Receives { srq: Some(srq), slots: (0..receives).map(slot).collect() }),
             events: Mutex::new(events),
@@ -124,19 +137,36 @@ impl<P: Provider> Inbound<P> {
             Ok(()) => Ok(()),
             // It counts as posted.
             Err(error) if error.accepted > 0 => Ok(()),
-            Err(error) => {
-                let lease = slot.lease.take();
-                drop(receives);
-                drop(lease);
-                Err(error.into())
-            }
+            // The slot keeps the lease.
+            Err(error) => Err(error.into()),
         }
     }
 
-    /// Posts a consumed receive again. It fails only if the device was removed.
+    /// Posts a consumed receive again. It fails only if the device was removed: the slot keeps the
+    /// lease then. The caller may hold locks, and the drop of a lease may run a waker.
     pub(crate) fn post_again(&self, receive: Receive) {
         let Receive { index, lease } = receive;
         let _ = self.post(index, lease);
+    }
+
+    /// Lends the buffer of a receive that a message of `conn` has consumed. The receive is posted, and
+    /// the credit of the message returned, when the lease is dropped.
+    ///
+    /// So a message whose buffer is in use costs its peer a credit, as one that is not dropped does.
+    /// Buffers on loan and those of sends do not mix: neither the receives nor the callers that wait
+    /// for a buffer take those of the other.
+    #[cold]
+    pub(crate) fn lend(&self, conn: &Arc<Conn<P>>, Receive { index, lease }: Receive) -> Lease {
+        let lent = Lent { conn: Arc::clone(conn), index };
+        let previous = lock(&self.lent).insert(lease.slot(), lent);
+        debug_assert!(previous.is_none(), "a slot has one lease");
+        self.loans.lend(lease)
+    }
+
+    /// Takes the receive whose buffer was on loan.
+    pub(crate) fn take_lent(&self, lease: Lease) -> Option<(Arc<Conn<P>>, Receive)> {
+        let Lent { conn, index } = lock(&self.lent).remove(&lease.slot())?;
+        Some((conn, Receive { index, lease }))
     }
 
     /// Takes the receive of a completion. `None` if none in flight has the `wr_id`.
@@ -180,6 +210,15 @@ impl<P: Provider> Inbound<P> {
     #[must_use]
     pub(crate) fn take_wakers(&self) -> Vec<Waker> {
         lock(&self.events).take_wakers()
+    }
+
+    /// As [`take_wakers`](Self::take_wakers), with those of the tasks and threads that wait for a
+    /// buffer.
+    #[must_use]
+    pub(crate) fn take_all_wakers(&self) -> Vec<Waker> {
+        let mut wakers = self.take_wakers();
+        wakers.extend(self.pool.take_wakers());
+        wakers
     }
 
     /// Takes the peers that both ends have finished with.

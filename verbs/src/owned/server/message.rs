@@ -77,10 +77,7 @@ impl<B: Source, P: Provider> fmt::Debug for Waited<B, P> {
 ///     if let Event::Message(mut message) = event {
 ///         message.bytes_mut().make_ascii_uppercase();
 ///         let len = message.bytes().len();
-///         match message.reply_in_place(..len) {
-///             Ok(reply) => reply.detach(),
-///             Err(message) => println!("too many messages: {:?} is dropped", message),
-///         }
+///         message.reply_in_place(..len).detach();
 ///     }
 /// }
 /// # Ok(())
@@ -94,7 +91,7 @@ pub struct Message<B: Source = Lease, P: Provider = AnyProvider> {
     /// `Weak`, so that a message does not keep a connection.
     peer: Weak<ConnectionInner<B, P>>,
     inbound: Arc<Inbound<P>>,
-    /// `None` in `Drop` only.
+    /// `None` once its buffer was taken.
     receive: Option<Receive>,
     len: usize,
 }
@@ -137,27 +134,34 @@ impl<B: Source, P: Provider> Message<B, P> {
         }
     }
 
-    /// Takes the buffer of the message. A buffer of [`Server::take`](super::Server::take) replaces it
-    /// among the receives. The buffer has the message size of this end; the message is at its start.
+    /// Takes the buffer of the message. It has the message size of this end; the message is at its
+    /// start.
     ///
-    /// # Errors
-    /// All buffers are in use. The error returns the message: await a send first.
-    pub fn into_lease(mut self) -> Result<Lease, Self> {
-        match self.exchange() {
-            Some(lease) => Ok(lease),
-            None => Err(self),
-        }
+    /// A buffer of [`Server::take`](super::Server::take) replaces it among the receives, and permits the
+    /// peer to send another message. If all are in use, or callers of
+    /// [`Handle::acquire`](super::Handle::acquire) wait, the peer must wait until the lease is dropped,
+    /// as if the message was kept. A buffer that an operation uses is dropped with its result.
+    #[must_use]
+    pub fn into_lease(mut self) -> Lease {
+        self.take_lease()
     }
 
-    /// Replaces the buffer by another one of the pool.
-    fn exchange(&mut self) -> Option<Lease> {
-        let receive = self.receive.as_mut()?;
-        let spare = self.inbound.pool.take().or_else(|| {
+    /// Takes the buffer. It is called once.
+    fn take_lease(&mut self) -> Lease {
+        let Some(mut receive) = self.receive.take() else {
+            unreachable!("it is called before `Drop`, and consumes the message");
+        };
+        let inbound = &self.inbound;
+        let spare = inbound.pool.take().or_else(|| {
             // Buffers of sends are free when their completions are reaped.
             self.peer.upgrade()?.hub.poll(BATCH);
-            self.inbound.pool.take()
-        })?;
-        Some(mem::replace(&mut receive.lease, spare))
+            inbound.pool.take()
+        });
+        let Some(spare) = spare else { return inbound.lend(&self.conn, receive) };
+        let lease = mem::replace(&mut receive.lease, spare);
+        // `Drop` posts it, and returns the credit.
+        self.receive = Some(receive);
+        lease
     }
 }
 
@@ -165,13 +169,11 @@ impl<B: Source + From<Lease>, P: Provider> Message<B, P> {
     /// Sends the bytes of the message's buffer in `range` to its sender, without a copy. The range may
     /// be longer than the message: the buffer has the message size of this end.
     ///
-    /// # Errors
-    /// All buffers are in use. The error returns the message: await a send first.
-    pub fn reply_in_place(mut self, range: impl RangeBounds<usize>) -> Result<Pending<B, P>, Self> {
-        let Some(lease) = self.exchange() else { return Err(self) };
-        // The credit of the message goes with the reply.
-        let reply = self.reply(lease.into(), range);
-        Ok(reply)
+    /// Another buffer replaces it among the receives, as [`Message::into_lease`] describes.
+    pub fn reply_in_place(mut self, range: impl RangeBounds<usize>) -> Pending<B, P> {
+        let lease = self.take_lease();
+        // The message is dropped afterwards: its credit goes with the next message.
+        self.reply(lease.into(), range)
     }
 }
 

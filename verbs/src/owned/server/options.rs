@@ -1,17 +1,15 @@
 //! Options of servers and clients.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use bareverbs_provider::traits::Provider;
 
 use super::flow::{CONTROL_RECEIVES, CONTROL_SENDS, MAX_WINDOW};
 use super::inbound::Inbound;
-use super::{Client, Entry, Handle, Inner, Server};
+use super::{Client, Handle, Inner, Server};
 use crate::owned::hub::Hub;
 use crate::owned::options::{ConnectionOptions, connection_setters};
 use crate::owned::{Lease, Pool, Source, Spin};
-use crate::sync::Mutex;
 use crate::{Access, ConnectAttr, Error, Limit, Pd, Result, SrqInit};
 
 const SERVER: &str = "ServerOptions::build";
@@ -230,14 +228,8 @@ impl ServerOptions {
             inbound.post(index, lease)?;
         }
         let Self { connection, sends, operations, inline, window, message_size, .. } = *self;
-        let inner = Inner {
-            options: Resolved { attr, connection, sends, operations, inline, window, message_size },
-            hub,
-            inbound,
-            peers: Mutex::new((0..self.peers).map(|_| Entry::new()).collect()),
-            closed: AtomicBool::new(false),
-        };
-        Ok(Server { handle: Handle { inner: Arc::new(inner) } })
+        let options = Resolved { attr, connection, sends, operations, inline, window, message_size };
+        Ok(Server { handle: Handle { inner: Inner::new(options, hub, inbound, self.peers) } })
     }
 }
 

@@ -65,9 +65,9 @@ impl Setup {
             window: WINDOW,
             message_size: SIZE as u32,
         };
-        let peers = Mutex::new(vec![Entry { peer: Some(connection), ..Entry::new() }]);
-        let inner = Inner { options, hub, inbound, peers, closed: AtomicBool::new(false) };
-        let server = Server { handle: Handle { inner: Arc::new(inner) } };
+        let inner = Inner::new(options, hub, inbound, 1);
+        lock(&inner.peers)[0].peer = Some(connection);
+        let server = Server { handle: Handle { inner } };
         Self { plain, server, peer, qp_num, credits: WINDOW }
     }
 
@@ -585,26 +585,309 @@ fn reply_in_place_sends_the_buffer_of_the_message_and_posts_another_one() {
     let mut message = setup.message();
     message.bytes_mut().fill(9);
     let place = message.bytes().as_ptr();
-    let reply = message.reply_in_place(..5).unwrap();
+    let reply = message.reply_in_place(..5);
     assert_eq!(setup.plain.log().received.len(), RECEIVES as usize, "the receive is posted again");
     setup.sent();
     let lease = reply.wait().unwrap().into_buffer();
     assert_eq!((lease.bytes().as_ptr(), &lease.bytes()[..5]), (place, &[9; 5][..]));
 }
 
+impl Setup {
+    /// All buffers of sends.
+    fn leases(&self) -> Vec<Lease> {
+        let leases: Vec<_> = std::iter::from_fn(|| self.server.take()).collect();
+        assert_eq!(leases.len() as u32, SENDS);
+        leases
+    }
+
+    /// A task that waits for a buffer.
+    fn waiter(&self) -> Waiter {
+        let mut waiter = Waiter { wait: self.server.acquire(), woken: Arc::default() };
+        assert!(waiter.poll().is_pending());
+        waiter
+    }
+
+    fn drive(&self) -> DriverGuard<Lease, Plain> {
+        DriverGuard::take(self.server.handle.inner.hub.inner(), DriverKind::Task).unwrap()
+    }
+
+    fn posted(&self) -> u32 {
+        self.plain.log().received.len() as u32
+    }
+}
+
+struct Waiter {
+    wait: PendingBuffer<Lease, Plain>,
+    woken: Arc<Woken>,
+}
+
+impl Waiter {
+    fn poll(&mut self) -> Poll<Result<Lease>> {
+        let waker = Waker::from(Arc::clone(&self.woken));
+        Pin::new(&mut self.wait).poll(&mut Context::from_waker(&waker))
+    }
+
+    fn is_woken(&self) -> bool {
+        self.woken.0.swap(false, Ordering::Relaxed)
+    }
+
+    fn lease(&mut self) -> Lease {
+        match self.poll() {
+            Poll::Ready(lease) => lease.unwrap(),
+            Poll::Pending => panic!("a buffer"),
+        }
+    }
+
+    /// The reason of the error with which the wait ends.
+    fn end(&mut self) -> &'static str {
+        match self.poll() {
+            Poll::Ready(Err(Error::Closed { verb: "Handle::acquire", reason })) => reason,
+            other => panic!("the end, not {other:?}"),
+        }
+    }
+}
+
 #[test]
-fn message_without_a_spare_buffer_is_returned() {
+fn lease_of_a_message_without_a_spare_buffer_posts_its_receive_when_dropped() {
     let mut setup = Setup::new();
     let receive = setup.receive();
     setup.arrives(receive, Kind::Data as u32, 5);
     let message = setup.message();
-    let mut leases: Vec<_> = std::iter::from_fn(|| setup.server.take()).collect();
-    let message = message.into_lease().unwrap_err();
-    let message = message.reply_in_place(..).map(drop).unwrap_err();
+    let mut leases = setup.leases();
+    let lease = message.into_lease();
+    assert_eq!((lease.len(), setup.posted()), (SIZE, RECEIVES - 1));
+    // The buffer of a send does not become that of the receive.
     leases.pop();
-    let lease = message.into_lease().unwrap();
+    assert_eq!(setup.posted(), RECEIVES - 1);
+    assert!(setup.plain.log().sent.is_empty(), "no credit");
+    drop(lease);
+    assert_eq!(setup.posted(), RECEIVES);
+    assert_eq!(setup.plain.log().sent.len(), 1, "the credit");
+    let free: Vec<_> = std::iter::from_fn(|| setup.server.take()).collect();
+    assert_eq!(free.len(), 1);
+}
+
+#[test]
+fn reply_in_place_needs_no_other_buffer_and_is_not_delayed_by_waits() {
+    let mut setup = Setup::new();
+    let _driver = setup.drive();
+    let mut leases = setup.leases();
+    let mut waiter = setup.waiter();
+    for _ in 0..3 {
+        let receive = setup.receive();
+        setup.arrives(receive, Kind::Data as u32, 5);
+        setup.message().reply_in_place(..5).detach();
+        assert_eq!((setup.posted(), setup.plain.log().sent.len()), (RECEIVES - 1, 1), "the reply");
+        setup.credits += 1;
+        setup.sent();
+        assert!(setup.next().is_none());
+        assert_eq!(setup.posted(), RECEIVES, "the receive is posted before the task gets a buffer");
+        // The credit of the message.
+        setup.sent();
+        assert!(setup.next().is_none());
+        assert!(!waiter.is_woken() && waiter.poll().is_pending());
+    }
+    leases.pop();
+    assert!(waiter.is_woken());
+    drop(waiter.lease());
+    assert_eq!(setup.posted(), RECEIVES);
+}
+
+#[test]
+fn receives_on_loan_leave_buffers_to_waits() {
+    let mut setup = Setup::new();
+    let _driver = setup.drive();
+    let mut leases = setup.leases();
+    let mut waiters = [setup.waiter(), setup.waiter()];
+    let mut lent = Vec::new();
+    for _ in 0..WINDOW {
+        let receive = setup.receive();
+        setup.arrives(receive, Kind::Data as u32, 5);
+        lent.push(setup.message().into_lease());
+    }
+    for waiter in &mut waiters {
+        leases.pop();
+        assert!(waiter.is_woken());
+        leases.insert(0, waiter.lease());
+    }
+    assert_eq!(setup.posted(), RECEIVES - WINDOW);
+    drop(lent);
+    assert_eq!(setup.posted(), RECEIVES);
+    assert!(setup.server.take().is_none());
+}
+
+#[test]
+fn lease_on_loan_of_an_ended_peer_posts_its_receive_when_dropped() {
+    let mut setup = Setup::new();
+    let receive = setup.receive();
+    setup.arrives(receive, Kind::Data as u32, 5);
+    let message = setup.message();
+    let _leases = setup.leases();
+    let lease = message.into_lease();
+    setup.server.handle.inner.remove(setup.peer);
+    assert!(!lock(&setup.server.handle.inner.peers)[0].is_free());
+    drop(lease);
+    assert!(lock(&setup.server.handle.inner.peers)[0].is_free());
+    assert_eq!(setup.posted(), RECEIVES);
+}
+
+#[test]
+fn lease_on_loan_outlives_its_server() {
+    let mut setup = Setup::new();
+    let receive = setup.receive();
+    setup.arrives(receive, Kind::Data as u32, 5);
+    let message = setup.message();
+    drop(setup.leases().into_iter().map(std::mem::forget).collect::<Vec<_>>());
+    let pool = setup.server.handle.inner.inbound.pool.clone();
+    let mut lease = message.into_lease();
+    drop(setup);
+    lease.bytes_mut().fill(3);
+    assert!(pool.take().is_none());
+    drop(lease);
+    assert_eq!(pool.take().unwrap().bytes(), [3; SIZE]);
+}
+
+#[test]
+fn free_buffer_ends_a_wait_at_once() {
+    let setup = Setup::new();
+    let lease = setup.server.acquire().wait().unwrap();
+    let mut wait = setup.server.handle().acquire();
+    let other = wait.wait_timeout(Duration::ZERO).unwrap().unwrap();
+    assert!(wait.wait_timeout(Duration::ZERO).unwrap().is_none());
+    drop((lease, other));
+    // A task needs no driver then.
+    drop(wait);
+    let mut waiter = Waiter { wait: setup.server.acquire(), woken: Arc::default() };
+    drop(waiter.lease());
+}
+
+#[test]
+fn wait_reaps_the_sends_whose_buffers_it_waits_for() {
+    let setup = Setup::new();
+    let send = || setup.server.handle.send(setup.peer, setup.server.take().unwrap(), ..4);
+    [send(), send()].into_iter().for_each(Pending::detach);
+    let mut wait = setup.server.acquire();
+    assert!(wait.wait_timeout(Duration::ZERO).unwrap().is_none());
+    setup.sent();
+    let lease = wait.wait().unwrap();
     assert_eq!(lease.len(), SIZE);
-    assert_eq!(setup.plain.log().received.len(), RECEIVES as usize);
+    let _driver = setup.drive();
+    let mut waiter = setup.waiter();
+    setup.sent();
+    drop(waiter.lease());
+}
+
+#[test]
+fn one_buffer_ends_one_of_two_waits_and_then_the_other() {
+    let setup = Setup::new();
+    let _driver = setup.drive();
+    let mut leases = setup.leases();
+    let (mut first, mut second) = (setup.waiter(), setup.waiter());
+    leases.pop();
+    assert!(first.is_woken() && !second.is_woken());
+    assert!(setup.server.take().is_none(), "it belongs to the first wait");
+    assert!(second.poll().is_pending());
+    let lease = first.lease();
+    assert!(!second.is_woken());
+    drop(lease);
+    assert!(second.is_woken());
+    drop(second.lease());
+    assert!(setup.server.take().is_some());
+}
+
+#[test]
+fn cancelled_wait_leaves_its_buffer_to_the_next_one() {
+    let setup = Setup::new();
+    let _driver = setup.drive();
+    let mut leases = setup.leases();
+    let (first, second) = (setup.waiter(), setup.waiter());
+    leases.pop();
+    drop(first);
+    assert!(second.is_woken());
+    drop(second);
+    assert!(setup.server.take().is_some(), "no wait is left");
+}
+
+#[test]
+fn buffers_of_a_dead_peer_end_the_waits() {
+    let mut setup = Setup::new();
+    let _driver = setup.drive();
+    let send = |setup: &Setup| setup.server.handle.send(setup.peer, setup.server.take().unwrap(), ..4);
+    let kept = send(&setup);
+    send(&setup).detach();
+    let (mut first, mut second) = (setup.waiter(), setup.waiter());
+    let sent: Vec<_> = setup.plain.log().sent.drain(..).collect();
+    for (status, (_, wr_id)) in [WcStatus::RETRY_EXC_ERR, WcStatus::WR_FLUSH_ERR].into_iter().zip(sent) {
+        let lost = WorkCompletion { qp_num: setup.qp_num, ..completion(wr_id, status) };
+        setup.plain.log().completions.push_back(lost);
+    }
+    setup.failure();
+    assert!(first.is_woken() && !second.is_woken(), "the detached one");
+    let _lease = first.lease();
+    assert!(second.poll().is_pending());
+    drop(kept.wait().unwrap_err());
+    assert!(second.is_woken());
+    drop(second.lease());
+}
+
+#[test]
+fn shutdown_ends_the_waits() {
+    let setup = Setup::new();
+    let _driver = setup.drive();
+    let mut leases = setup.leases();
+    let (mut first, mut second) = (setup.waiter(), setup.waiter());
+    leases.pop();
+    drop(setup.server.handle.shutdown());
+    assert!(first.is_woken() && second.is_woken());
+    assert_eq!(first.end(), "the server was shut down");
+    assert_eq!(second.end(), "the server was shut down");
+    // The ended waits keep neither places nor buffers.
+    assert!(setup.server.take().is_some());
+    let ended = setup.server.acquire().wait().unwrap_err();
+    assert!(matches!(ended, Error::Closed { verb: "Handle::acquire", .. }), "{ended}");
+}
+
+#[test]
+fn shutdown_ends_the_wait_of_a_thread() {
+    let setup = Setup::new();
+    let _leases = setup.leases();
+    let handle = setup.server.handle().clone();
+    let guard = DriverGuard::take(handle.inner.hub.inner(), DriverKind::Thread).unwrap();
+    let waiter = std::thread::spawn(move || handle.acquire().wait().map(drop));
+    std::thread::sleep(Duration::from_millis(20));
+    assert!(!waiter.is_finished());
+    drop(setup.server.handle.shutdown());
+    let ended = waiter.join().unwrap().unwrap_err();
+    assert!(matches!(ended, Error::Closed { .. }), "{ended}");
+    drop(guard);
+}
+
+#[test]
+fn drop_of_the_server_ends_the_waits() {
+    let setup = Setup::new();
+    let _driver = setup.drive();
+    let leases = setup.leases();
+    let mut waiter = setup.waiter();
+    let (handle, server) = (setup.server.handle().clone(), setup.server);
+    drop(server);
+    assert!(waiter.is_woken());
+    assert!(waiter.end().contains("was dropped"));
+    drop(leases);
+    assert!(handle.acquire().wait().is_err());
+    assert!(handle.take().is_some(), "the handle sends");
+}
+
+#[test]
+fn end_of_the_driver_ends_the_polls_of_a_wait() {
+    let setup = Setup::new();
+    let driver = setup.drive();
+    let mut leases = setup.leases();
+    let mut waiter = setup.waiter();
+    drop(driver);
+    assert!(waiter.is_woken());
+    assert!(matches!(waiter.poll(), Poll::Ready(Err(Error::NoDriver { verb: "Handle::acquire" }))));
+    leases.pop();
+    drop(waiter.lease());
 }
 
 #[test]

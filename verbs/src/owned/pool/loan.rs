@@ -1,0 +1,61 @@
+//! Buffers on loan: their lender gets them back, and not the pool.
+
+use std::sync::{Arc, OnceLock, Weak};
+
+use super::slots::Slots;
+use super::{Inner, Lease, Pool};
+
+/// The owner of buffers that it lends.
+pub(crate) trait Lender: Send + Sync {
+    /// A buffer that was lent is no longer used. It is called where the lease is dropped, without
+    /// locks.
+    fn returned(&self, lease: Lease);
+}
+
+/// Lends buffers of a pool.
+///
+/// A lease on loan belongs to a second `Inner` of the pool, whose list of free slots refuses all of
+/// them. So other leases pay nothing for it.
+pub(crate) struct Loans(Arc<Inner>);
+
+/// What the `Inner` of leases on loan has more than that of others.
+pub(super) struct Loan {
+    pool: Arc<Inner>,
+    lender: OnceLock<Weak<dyn Lender>>,
+}
+
+impl Loans {
+    /// Until [`set_lender`](Self::set_lender), the pool gets the buffers back.
+    pub(crate) fn new(pool: &Pool) -> Self {
+        let pool = Arc::clone(&pool.inner);
+        let Inner { size, stride, addr, lkey, verified_pd, .. } = *pool;
+        let (region, slots) = (Arc::clone(&pool.region), Slots::refusing(pool.slots.capacity()));
+        let loan = Some(Loan { pool, lender: OnceLock::new() });
+        Self(Arc::new(Inner { region, slots, size, stride, addr, lkey, verified_pd, loan }))
+    }
+
+    /// Sets the lender, once. If it no longer exists, the pool gets the buffers back.
+    pub(crate) fn set_lender(&self, lender: Weak<dyn Lender>) {
+        if let Some(loan) = &self.0.loan {
+            let set = loan.lender.set(lender);
+            debug_assert!(set.is_ok(), "it has no lender");
+        }
+    }
+
+    /// Lends the buffer of a lease of the pool.
+    pub(crate) fn lend(&self, mut lease: Lease) -> Lease {
+        lease.pool = Arc::clone(&self.0);
+        lease
+    }
+}
+
+impl Loan {
+    /// A lease on loan was dropped.
+    pub(super) fn end(&self, slot: u32) {
+        let lease = Lease::new(&self.pool, slot);
+        match self.lender.get().and_then(Weak::upgrade) {
+            Some(lender) => lender.returned(lease),
+            None => drop(lease),
+        }
+    }
+}
