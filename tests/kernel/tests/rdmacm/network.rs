@@ -1,5 +1,5 @@
-//! Changes of the network under connections: repeated messages, addresses and interfaces that go and
-//! come back, a device with another name.
+//! Changes of the network under connections: an address that goes and comes back, a device with another
+//! name.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -9,7 +9,6 @@ use bareverbs::netlink::RdmaNetlink;
 use bareverbs::owned::{Endpoint, EndpointOptions};
 use bareverbs::{Access, AckTimeout, Buffer, Errno, Mr};
 use bareverbs_kernel_tests::wire::{End, Wire};
-use bareverbs_rdmacm::event::EventKind;
 use bareverbs_rdmacm::{CmId, Connection, Connector, Error, EventChannel, IdOptions, Listener, PortSpace};
 
 use crate::host::*;
@@ -90,44 +89,6 @@ fn exchange(from: &mut Connection<Endpoint>, to: &mut Connection<Endpoint>) {
     from.post_send(sent, ..8).unwrap();
     from.wait().unwrap();
     to.wait().unwrap();
-}
-
-/// Every message of the connection managers, and every packet of the queue pairs, arrives twice.
-pub(crate) fn repeated_messages_make_one_connection() {
-    const ROUNDS: usize = 10;
-    let wire = Wire::new();
-    wire.impair(End::Near, "duplicate 100%");
-    wire.impair(End::Far, "duplicate 100%");
-    {
-        let (listener, addr) = listener_on(SocketAddr::new(End::Far.ip().into(), 0), PortSpace::Tcp, 8);
-        for round in 0..ROUNDS {
-            let active = resolved(addr, PortSpace::Tcp);
-            active.connect(&param()).unwrap();
-            let asked = request(&listener);
-            let rejects = round % 4 == 3;
-            if round % 2 == 0 || rejects {
-                // The kernel knows the repetition of a request. That of a rejected one would be new.
-                quiet(listener.channel());
-            }
-            if rejects {
-                asked.reject(b"no").unwrap();
-                let kind = next_of(active.channel(), active.key());
-                assert!(matches!(kind, EventKind::Rejected(_)), "{kind:?}");
-            } else {
-                let passive = asked.accept(&param()).unwrap();
-                establish(&active, &passive);
-                disconnect(&active, &passive);
-            }
-            quiet(active.channel());
-        }
-        let (listener, addr) = far();
-        let (mut active, mut passive) = connect(&listener, addr, &Connector::new());
-        exchange(&mut active, &mut passive);
-        exchange(&mut passive, &mut active);
-        end(active, passive);
-    }
-    wire.heal();
-    wire.settle();
 }
 
 /// The device loses its only IP address, and gets it back.
