@@ -290,8 +290,8 @@ fn is_field(broken: Rule, info: &WriteCommandInfo, request: &Request) -> bool {
         Rule::RequestField => {
             number == write::AllocMw::INFO.number && !(1..=2).contains(&(request.get("mw_type") & 0xff))
         }
-        // Remote rights without the local one.
-        Rule::MrAccess => number == write::RegMr::INFO.number && request.get("access_flags") & 0xb & 1 == 0,
+        // Without LOCAL_WRITE.
+        Rule::MrAccess => number == write::RegMr::INFO.number && request.get("access_flags") & 1 == 0,
         Rule::QpAttributeRange => {
             let has_mtu = request.get("attr_mask") & QpAttrMask::PATH_MTU.bits() != 0;
             number == write::ModifyQp::INFO.number && has_mtu && request.get("path_mtu") & 0xff > 5

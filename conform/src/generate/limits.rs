@@ -474,7 +474,7 @@ fn of_regions(checks: &mut Vec<Check>) {
     });
     checks.push(check.of_bug(Bug {
         page: "the-reg_mr-method-makes-unusable-regions",
-        series: &[Since::V7_2],
+        series: &[Since::V7_2, Since::V7_3],
         answer: Answer::Value(0),
     }));
 }

@@ -35,13 +35,15 @@ const SOUND: &str = "the kernel stays sound";
 const GUEST_PROFILES: &str = "/tmp/bareverbs-%m.profraw";
 
 /// Prefixes of tests that take minutes on a kernel. They run on it only if they are selected.
-const SLOW: [&str; 8] = [
+const SLOW: [&str; 9] = [
     // Programs of this project beside those of rdma-core and perftest.
     "perf::",
     "bad_peers::",
     "every_transport::",
     "exchange::",
     "lost::",
+    // The conformance suite, once for each broken rule.
+    "conform::suite_names_broken_rules",
     // Time-outs of the kernel.
     "environment::silent_neighbour_has_no_address",
     "rdmacm::lost_messages_are_unreachable_peers",
