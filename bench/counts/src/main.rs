@@ -482,9 +482,10 @@ mod x86_64 {
         cx: &mut Context<'_>,
     ) -> Option<(u64, Lease)> {
         let mut pending = pending;
-        let polled = counted(|| Pin::new(&mut pending).poll(cx));
-        let Poll::Ready(Ok(done)) = polled else { return None };
-        Some((done.tag, done.into_buffer()))
+        counted(|| {
+            let Poll::Ready(Ok(done)) = Pin::new(&mut pending).poll(cx) else { return None };
+            Some((done.tag, done.buffer?))
+        })
     }
 
     /// A hub: a post, and a completion that is handed to the future that waits for it.

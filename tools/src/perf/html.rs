@@ -296,7 +296,8 @@ mod tests {
         let frames = pages.iter().flat_map(|page| {
             let page = escape(page);
             [400, 1200].map(|width| {
-                format!("<iframe width=\"{width}\" height=\"3000\" frameborder=\"0\" srcdoc=\"{page}\"></iframe>\n")
+                let size = format!("width=\"{width}\" height=\"3000\" frameborder=\"0\"");
+                format!("<iframe {size} srcdoc=\"{page}\"></iframe>\n")
             })
         });
         let frames: String = frames.collect();
@@ -316,14 +317,18 @@ addEventListener("load", () => {
     if (root.scrollWidth > root.clientWidth) found.push(`${at}: ${root.scrollWidth} px wide`);
     for (const svg of page.querySelectorAll("svg")) {
       const box = svg.getBoundingClientRect();
-      const texts = [...svg.querySelectorAll("text")].map(text => [text.textContent, text.getBoundingClientRect()]);
+      const texts = [...svg.querySelectorAll("text")];
+      const boxes = texts.map(text => [text.textContent, text.getBoundingClientRect()]);
       labels += texts.length;
-      texts.forEach(([name, one], index) => {
-        if (one.left < box.left - 1 || one.right > box.right + 1 || one.top < box.top - 1 || one.bottom > box.bottom + 1)
-          found.push(`${at}: "${name}" is cut off`);
-        for (const [other, two] of texts.slice(index + 1))
-          if (one.left < two.right && two.left < one.right && one.top + 1 < two.bottom && two.top + 1 < one.bottom)
-            found.push(`${at}: "${name}" overlaps "${other}"`);
+      boxes.forEach(([name, one], index) => {
+        const wide = one.left < box.left - 1 || one.right > box.right + 1;
+        const high = one.top < box.top - 1 || one.bottom > box.bottom + 1;
+        if (wide || high) found.push(`${at}: "${name}" is cut off`);
+        for (const [other, two] of boxes.slice(index + 1)) {
+          const beside = one.right <= two.left || two.right <= one.left;
+          const apart = one.bottom <= two.top + 1 || two.bottom <= one.top + 1;
+          if (!beside && !apart) found.push(`${at}: "${name}" overlaps "${other}"`);
+        }
       });
     }
   }

@@ -174,9 +174,16 @@ impl<B, P: Provider> HubInner<B, P> {
     #[inline(always)]
     pub(crate) fn poll_own(&self, wr_id: u64) -> Option<(Operation<B>, Ended)> {
         let mut reaper = self.reaper.try_lock()?;
-        match reaper.poll_own(&self.table, wr_id) {
-            Own::Done(operation, ended) => {
+        // Before the poll, so that the operation of a polled completion is there.
+        let Some(slot) = self.table.lock_posted(wr_id) else {
+            self.reap_polled(reaper);
+            return None;
+        };
+        match reaper.poll_own(wr_id) {
+            Own::Done(ended) => {
+                let operation = slot.take();
                 drop(reaper);
+                let operation = operation?;
                 if let Some(inbound) = &self.inbound
                     && operation.kind == SlotKind::Send
                 {
@@ -186,13 +193,14 @@ impl<B, P: Provider> HubInner<B, P> {
             }
             Own::Empty => None,
             Own::Other => {
+                drop(slot);
                 self.reap_polled(reaper);
                 None
             }
         }
     }
 
-    /// Hands out the completion that was polled, and reaps those behind it.
+    /// Hands out the completion that was polled, if there is one, and reaps those behind it.
     #[inline(never)]
     fn reap_polled(&self, mut reaper: MutexGuard<'_, Reaper<P>>) {
         let mut batch = Batch::new();

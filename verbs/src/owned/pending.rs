@@ -41,19 +41,13 @@ use crate::{AnyProvider, Error, Result, WcOpcode, WcStatus};
 /// `Pending` can be polled again or waited for. A blocked thread needs no driver.
 #[must_use = "the operation continues; its result is lost unless it is awaited"]
 pub struct Pending<B, P: Provider = AnyProvider> {
-    state: State<B, P>,
-}
-
-enum State<B, P: Provider> {
-    Posted {
-        peer: Arc<ConnectionInner<B, P>>,
-        wr_id: u64,
-        /// Whether it was polled before its end, and may have a waker.
-        polled: bool,
-    },
-    Refused(Failed<B>),
-    /// Its result was taken.
-    Taken,
+    /// The connection, until the result is taken. `None` if the operation was refused.
+    peer: Option<Arc<ConnectionInner<B, P>>>,
+    wr_id: u64,
+    /// Whether it was polled before its end, and may have a waker.
+    polled: bool,
+    /// Why it was refused, until that is taken.
+    refused: Option<Failed<B>>,
 }
 
 // The table holds the buffer, or it is returned by value: it is never pinned.
@@ -61,7 +55,7 @@ impl<B, P: Provider> Unpin for Pending<B, P> {}
 
 impl<B, P: Provider> Pending<B, P> {
     pub(super) fn posted(peer: Arc<ConnectionInner<B, P>>, wr_id: u64) -> Self {
-        Self { state: State::Posted { peer, wr_id, polled: false } }
+        Self { peer: Some(peer), wr_id, polled: false, refused: None }
     }
 
     #[cold]
@@ -73,9 +67,8 @@ impl<B, P: Provider> Pending<B, P> {
     #[cold]
     pub(super) fn refused_in(kind: SlotKind, error: Error, buffer: Option<B>, tag: u64) -> Self {
         let (outcome, recv) = (Outcome::NotExecuted, kind == SlotKind::Recv);
-        Self {
-            state: State::Refused(Failed { operation: true, error, tag, buffer, outcome, cause: None, recv }),
-        }
+        let refused = Failed { operation: true, error, tag, buffer, outcome, cause: None, recv };
+        Self { peer: None, wr_id: 0, polled: false, refused: Some(refused) }
     }
 
     #[cold]
@@ -89,33 +82,18 @@ impl<B, P: Provider> Pending<B, P> {
 
     /// Takes the connection and the `wr_id`, if it is posted. The operation continues.
     pub(super) fn take_posted(&mut self) -> Option<(Arc<ConnectionInner<B, P>>, u64)> {
-        match mem::replace(&mut self.state, State::Taken) {
-            State::Posted { peer, wr_id, .. } => Some((peer, wr_id)),
-            other => {
-                self.state = other;
-                None
-            }
-        }
+        self.peer.take().map(|peer| (peer, self.wr_id))
     }
 
     /// The `wr_id`, if it is posted.
     pub(super) fn wr_id(&self) -> Option<u64> {
-        match self.state {
-            State::Posted { wr_id, .. } => Some(wr_id),
-            _ => None,
-        }
+        self.peer.is_some().then_some(self.wr_id)
     }
 
     /// The error of a refused post.
     #[cfg(feature = "futures")]
     pub(super) fn into_refused(mut self) -> Result<Failed<B>, Self> {
-        match mem::replace(&mut self.state, State::Taken) {
-            State::Refused(failed) => Ok(failed),
-            other => {
-                self.state = other;
-                Err(self)
-            }
-        }
+        self.refused.take().ok_or(self)
     }
 
     /// Discards the result, as dropping it does.
@@ -149,7 +127,7 @@ impl<B, P: Provider> Pending<B, P> {
         if let Poll::Ready(result) = self.poll_result(&Context::from_waker(Waker::noop())) {
             return Some(result);
         }
-        let State::Posted { peer, .. } = &self.state else { return Some(self.take_refused()) };
+        let Some(peer) = &self.peer else { return Some(self.take_refused()) };
         let hub = Arc::clone(&peer.hub);
         match hub.block_on(end, |cx| self.poll_result(cx)) {
             Ok(result) => result,
@@ -158,46 +136,39 @@ impl<B, P: Provider> Pending<B, P> {
     }
 
     fn take_refused(&mut self) -> Result<Done<B>, Failed<B>> {
-        match mem::replace(&mut self.state, State::Taken) {
-            State::Refused(failed) => Err(failed),
-            posted_or_taken => {
-                self.state = posted_or_taken;
-                Err(Error::invalid("Pending::wait", "its result was taken before").into())
-            }
-        }
+        let taken = || Error::invalid("Pending::wait", "its result was taken before").into();
+        Err(self.refused.take().unwrap_or_else(taken))
     }
 
     /// Takes the result, or registers the task and helps to reap.
     #[inline]
     fn poll_result(&mut self, cx: &Context<'_>) -> Poll<Result<Done<B>, Failed<B>>> {
-        let State::Posted { peer, wr_id, polled: false } = &self.state else { return self.poll_again(cx) };
-        let Some((operation, ended)) = peer.hub.poll_own(*wr_id) else { return self.poll_again(cx) };
-        peer.conn.put_slot(operation.kind, Operations::<B>::index(*wr_id));
+        let Some(peer) = self.peer.as_ref().filter(|_| !self.polled) else { return self.poll_again(cx) };
+        let Some((operation, ended)) = peer.hub.poll_own(self.wr_id) else { return self.poll_again(cx) };
+        peer.conn.put_slot(operation.kind, Operations::<B>::index(self.wr_id));
         // The last handle of a connection destroys its QP.
-        self.state = State::Taken;
+        self.peer = None;
         Poll::Ready(Ok(done(operation, ended)))
     }
 
     /// As `poll_result`, of an operation that may have ended.
     #[inline(never)]
     fn poll_again(&mut self, cx: &Context<'_>) -> Poll<Result<Done<B>, Failed<B>>> {
-        let State::Posted { peer, wr_id, polled } = &mut self.state else {
+        let (Some(peer), wr_id) = (&self.peer, self.wr_id) else {
             return Poll::Ready(self.take_refused());
         };
         // The first poll has reaped.
-        if mem::replace(polled, true) && peer.hub.table.is_in_flight(*wr_id) {
+        if mem::replace(&mut self.polled, true) && peer.hub.table.is_in_flight(wr_id) {
             peer.hub.poll(BATCH);
         }
         // A completion that arrives from now on raises an event: a driver or a blocked thread reaps
         // it, and finds the waker.
-        let polled = peer.hub.table.poll(*wr_id, cx);
+        let polled = peer.hub.table.poll(wr_id, cx);
         let Poll::Ready(ended) = polled else { return Poll::Pending };
         if let Some((operation, _)) = &ended {
-            peer.conn.put_slot(operation.kind, Operations::<B>::index(*wr_id));
+            peer.conn.put_slot(operation.kind, Operations::<B>::index(wr_id));
         }
-        let State::Posted { peer, .. } = mem::replace(&mut self.state, State::Taken) else {
-            return Poll::Ready(self.take_refused());
-        };
+        let Some(peer) = self.peer.take() else { return Poll::Ready(self.take_refused()) };
         let result = match ended {
             Some((operation, completion)) => finished(&peer.conn, operation, completion),
             None => Err(Error::Closed { verb: "Pending::wait", reason: "the connection was closed" }.into()),
@@ -211,11 +182,12 @@ impl<B, P: Provider> Pending<B, P> {
 /// The result of an operation that has succeeded.
 #[inline(always)]
 fn done<B>(operation: Operation<B>, ended: Ended) -> Done<B> {
-    let Operation { buffer, kind, tag, len, .. } = operation;
+    let Operation { buffer, posted_by, kind, tag, len } = operation;
+    if kind != SlotKind::Recv {
+        return Done { tag, buffer, len, imm: None, opcode: posted_by.opcode };
+    }
     let Ended { opcode, byte_len, imm, .. } = ended;
-    let received = kind == SlotKind::Recv && opcode == WcOpcode::RECV;
-    let len = if received { byte_len } else { len };
-    let imm = imm.filter(|_| kind == SlotKind::Recv);
+    let len = if opcode == WcOpcode::RECV { byte_len } else { len };
     Done { tag, buffer, len, imm, opcode }
 }
 
@@ -227,7 +199,8 @@ fn finished<B, P: Provider>(
     if ended.status == WcStatus::SUCCESS {
         return Ok(done(operation, ended));
     }
-    let Operation { buffer, verb, kind, tag, .. } = operation;
+    let Operation { buffer, posted_by, kind, tag, .. } = operation;
+    let verb = posted_by.verb;
     let Ended { status, vendor_err, .. } = ended;
     let cause = match conn.lock().failure {
         Some(Failure::Completion { status, .. }) => Some(status),
@@ -246,7 +219,7 @@ impl<B, P: Provider> Future for Pending<B, P> {
         let this = self.get_mut();
         let polled = this.poll_result(cx);
         if polled.is_pending()
-            && let State::Posted { peer, .. } = &this.state
+            && let Some(peer) = &this.peer
             && !peer.hub.election.has_driver()
         {
             return Poll::Ready(Err(Error::NoDriver { verb: "Pending::wait" }.into()));
@@ -257,19 +230,19 @@ impl<B, P: Provider> Future for Pending<B, P> {
 
 impl<B, P: Provider> Drop for Pending<B, P> {
     fn drop(&mut self) {
-        let State::Posted { peer, wr_id, .. } = &self.state else { return };
-        if let Detached::Ended(operation, _) = peer.hub.table.detach(*wr_id) {
-            peer.conn.put_slot(operation.kind, Operations::<B>::index(*wr_id));
+        let Some(peer) = &self.peer else { return };
+        if let Detached::Ended(operation, _) = peer.hub.table.detach(self.wr_id) {
+            peer.conn.put_slot(operation.kind, Operations::<B>::index(self.wr_id));
         }
     }
 }
 
 impl<B, P: Provider> fmt::Debug for Pending<B, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = match &self.state {
-            State::Posted { .. } => "posted",
-            State::Refused(_) => "refused",
-            State::Taken => "taken",
+        let state = match (&self.peer, &self.refused) {
+            (Some(_), _) => "posted",
+            (None, Some(_)) => "refused",
+            (None, None) => "taken",
         };
         f.debug_tuple("Pending").field(&state).finish()
     }

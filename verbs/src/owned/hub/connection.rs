@@ -10,7 +10,7 @@ use bareverbs_provider::traits::Provider;
 use bareverbs_provider::wake::FirstPanic;
 
 use super::HubInner;
-use super::reaper::{Batch, Conn, ConnState, Failure, Operation, Operations, Queued, SlotKind};
+use super::reaper::{Batch, Conn, ConnState, Failure, Operation, Operations, PostedBy, Queued, SlotKind};
 use crate::owned::buffer::sealed::PdId;
 use crate::owned::buffer::{checked_sge, verified_sge};
 use crate::owned::keepalive::Policy;
@@ -19,7 +19,7 @@ use crate::owned::server::flow::Flow;
 use crate::owned::{Address, Lease, Op, Pending, Source, Target};
 use crate::{
     AnyProvider, ConnectAttr, Error, Imm, Limit, Operation as WrOperation, Payload, Pd, PostError,
-    PostReason, PushError, Qp, Rc, RecvRequest, Remote, Result, SendFlags, SendRequest, Sge,
+    PostReason, PushError, Qp, Rc, RecvRequest, Remote, Result, SendFlags, SendRequest, Sge, WcOpcode,
 };
 
 /// A connection of a [`Hub`](super::Hub).
@@ -43,6 +43,13 @@ pub(crate) struct ConnectionInner<B, P: Provider> {
     pub(crate) local: Address,
     pub(crate) attr: ConnectAttr,
     pub(crate) policy: Policy,
+}
+
+/// What the operations of a function have in common. It is a constant.
+macro_rules! posted_by {
+    ($verb:literal, $opcode:ident) => {
+        &PostedBy { verb: $verb, opcode: WcOpcode::$opcode }
+    };
 }
 
 impl<B, P: Provider> ConnectionInner<B, P> {
@@ -250,7 +257,7 @@ impl<B: Source, P: Provider> Connection<B, P> {
 
     /// Posts a write, a read or an atomic operation of a server or a client.
     pub(crate) fn post_one_sided(&self, op: Op<'_, B>) -> Pending<B, P> {
-        let verb = verb(SlotKind::OneSided, &op.operation);
+        let verb = posted_by(SlotKind::OneSided, &op.operation).verb;
         if matches!(op.operation, WrOperation::Send | WrOperation::SendImm(_) | WrOperation::WriteImm(..)) {
             let reason = "it is a message, whose receives and immediate data belong to the flow control: \
                           use `Handle::send`";
@@ -381,13 +388,13 @@ impl<B: Source, P: Provider> Connection<B, P> {
     #[inline]
     fn checked<'a>(&self, kind: SlotKind, op: Op<'a, B>) -> Result<CheckedOp<'a, B>, Pending<B, P>> {
         let Op { operation, payload, tag, flags } = op;
-        let verb = verb(kind, &operation);
+        let by = posted_by(kind, &operation);
         let (payload, len) = match payload {
             OpPayload::Buffer(buffer, range) => {
                 let domain = self.inner.hub.pd.domain();
                 let sge = match verified_sge(&buffer, PdId::of(domain), range) {
                     Some(sge) => sge,
-                    None => match checked_sge(verb, &buffer, domain, range) {
+                    None => match checked_sge(by.verb, &buffer, domain, range) {
                         Ok(sge) => sge,
                         Err(error) => return Err(Pending::refused(error, Some(buffer), tag)),
                     },
@@ -399,14 +406,14 @@ impl<B: Source, P: Provider> Connection<B, P> {
                 (OpPayload::Inline(bytes), u32::try_from(bytes.len()).unwrap_or(u32::MAX))
             }
         };
-        Ok(CheckedOp { posted: self.entry(verb, kind, tag, len), operation, payload, flags })
+        Ok(CheckedOp { posted: self.entry(by, kind, tag, len), operation, payload, flags })
     }
 }
 
 impl<B, P: Provider> Connection<B, P> {
     #[inline]
-    fn entry(&self, verb: &'static str, kind: SlotKind, tag: u64, len: u32) -> Operation<B> {
-        Operation { buffer: None, verb, kind, tag, len }
+    fn entry(&self, posted_by: &'static PostedBy, kind: SlotKind, tag: u64, len: u32) -> Operation<B> {
+        Operation { buffer: None, posted_by, kind, tag, len }
     }
 
     /// Moves `buffer` into the table and posts its request by `post`.
@@ -485,7 +492,8 @@ struct CheckedOp<'a, B> {
 impl<B: Source, P: Provider> Connection<B, P> {
     /// Sends a message of a server or a client, or adds it to those that wait for credits.
     pub(crate) fn send_message(&self, buffer: B, range: impl RangeBounds<usize>, tag: u64) -> Pending<B, P> {
-        const VERB: &str = "Handle::send";
+        const BY: &PostedBy = posted_by!("Handle::send", SEND);
+        const VERB: &str = BY.verb;
         let ConnectionInner { hub, conn, .. } = &*self.inner;
         let sge = match checked_sge(VERB, &buffer, hub.pd.domain(), range) {
             Ok(sge) => sge,
@@ -517,7 +525,7 @@ impl<B: Source, P: Provider> Connection<B, P> {
         // free it.
         let wr_id = hub.table.insert_queued(
             index,
-            Operation { buffer: Some(buffer), ..self.entry(VERB, SlotKind::Send, tag, sge.length) },
+            Operation { buffer: Some(buffer), ..self.entry(BY, SlotKind::Send, tag, sge.length) },
         );
         flow.push(Queued { wr_id, sge });
         let pumped = state.pump(&hub.table);
@@ -552,7 +560,8 @@ impl<B: Source, P: Provider> Connection<B, P> {
     /// ```
     #[doc(alias = "ibv_post_recv")]
     pub fn recv_tagged<T: Target + Into<B>>(&self, buffer: T, tag: u64) -> Pending<B, P> {
-        const VERB: &str = "Connection::recv";
+        const BY: &PostedBy = posted_by!("Connection::recv", RECV);
+        const VERB: &str = BY.verb;
         let sge = match checked_sge(VERB, &buffer, self.inner.hub.pd.domain(), ..) {
             Ok(sge) => sge,
             Err(error) => return Pending::refused_in(SlotKind::Recv, error, Some(buffer.into()), tag),
@@ -560,7 +569,7 @@ impl<B: Source, P: Provider> Connection<B, P> {
         // The conversion keeps the buffer: both types are buffers of this crate, and no other crate
         // can convert them.
         let buffer = Some(buffer.into());
-        self.submit(self.entry(VERB, SlotKind::Recv, tag, sge.length), buffer, |qp, wr_id| {
+        self.submit(self.entry(BY, SlotKind::Recv, tag, sge.length), buffer, |qp, wr_id| {
             // SAFETY: as in `post`; a `Target` is not accessed meanwhile.
             unsafe { qp.post_recv(&[RecvRequest { wr_id, sges: &[sge] }]) }
         })
@@ -600,24 +609,25 @@ fn closing(verb: &'static str) -> Error {
     Error::Closed { verb, reason: "the connection is closing: it takes no more messages and operations" }
 }
 
-fn verb(kind: SlotKind, operation: &WrOperation) -> &'static str {
+/// The function that posts an operation.
+fn posted_by(kind: SlotKind, operation: &WrOperation) -> &'static PostedBy {
     if kind == SlotKind::OneSided {
         return match operation {
-            WrOperation::Write(_) => "Handle::write",
-            WrOperation::Read(_) => "Handle::read",
-            WrOperation::CmpSwp { .. } => "Handle::compare_swap",
-            WrOperation::FetchAdd { .. } => "Handle::fetch_add",
-            _ => "Handle::post",
+            WrOperation::Write(_) => posted_by!("Handle::write", RDMA_WRITE),
+            WrOperation::Read(_) => posted_by!("Handle::read", RDMA_READ),
+            WrOperation::CmpSwp { .. } => posted_by!("Handle::compare_swap", COMP_SWAP),
+            WrOperation::FetchAdd { .. } => posted_by!("Handle::fetch_add", FETCH_ADD),
+            _ => posted_by!("Handle::post", SEND),
         };
     }
     match operation {
-        WrOperation::Write(_) => "Connection::write",
-        WrOperation::WriteImm(..) => "Connection::write_imm",
-        WrOperation::Read(_) => "Connection::read",
-        WrOperation::CmpSwp { .. } => "Connection::compare_swap",
-        WrOperation::FetchAdd { .. } => "Connection::fetch_add",
-        WrOperation::SendImm(_) => "Connection::send_imm",
-        _ => "Connection::send",
+        WrOperation::Write(_) => posted_by!("Connection::write", RDMA_WRITE),
+        WrOperation::WriteImm(..) => posted_by!("Connection::write_imm", RDMA_WRITE),
+        WrOperation::Read(_) => posted_by!("Connection::read", RDMA_READ),
+        WrOperation::CmpSwp { .. } => posted_by!("Connection::compare_swap", COMP_SWAP),
+        WrOperation::FetchAdd { .. } => posted_by!("Connection::fetch_add", FETCH_ADD),
+        WrOperation::SendImm(_) => posted_by!("Connection::send_imm", SEND),
+        _ => posted_by!("Connection::send", SEND),
     }
 }
 

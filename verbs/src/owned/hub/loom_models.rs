@@ -225,11 +225,11 @@ impl ModelHub {
     /// As `HubInner::poll_own`, of an operation that was not polled before. Returns whether it was taken.
     fn poll_own(&self, wr_id: u64) -> bool {
         if let Some(mut cq) = self.cq.try_lock()
+            && let Some(slot) = self.table.lock_posted(wr_id)
             && cq.completions.first() == Some(&wr_id)
-            && self.table.take_succeeded(wr_id).is_some()
         {
             cq.completions.remove(0);
-            return true;
+            return slot.take().is_some();
         }
         self.poll();
         false

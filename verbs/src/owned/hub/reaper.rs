@@ -37,6 +37,7 @@ pub(crate) type Operations<B> = Table<Operation<B>, Ended>;
 pub(crate) struct Ended {
     pub(crate) status: WcStatus,
     pub(crate) vendor_err: u32,
+    /// Of a receive. That of a send is known when it is posted.
     pub(crate) opcode: WcOpcode,
     pub(crate) byte_len: u32,
     /// Immediate data of a receive.
@@ -48,7 +49,7 @@ impl Ended {
     fn success(completion: &impl Completion) -> Self {
         let (opcode, imm) = match completion.is_recv() {
             true => (completion.recv_opcode(), completion.recv_imm()),
-            false => (completion.opcode(), None),
+            false => (WcOpcode::SEND, None),
         };
         let byte_len = completion.byte_len();
         Self { status: WcStatus::SUCCESS, vendor_err: 0, opcode, byte_len, imm }
@@ -70,12 +71,20 @@ impl Ended {
 pub(crate) struct Operation<B> {
     /// `None` if it is inline.
     pub(crate) buffer: Option<B>,
-    pub(crate) verb: &'static str,
+    pub(crate) posted_by: &'static PostedBy,
     pub(crate) kind: SlotKind,
     /// The caller's number.
     pub(crate) tag: u64,
     /// Bytes of its request.
     pub(crate) len: u32,
+}
+
+/// What all operations that a function posts have in common.
+pub(crate) struct PostedBy {
+    /// The function.
+    pub(crate) verb: &'static str,
+    /// The opcode of a success. That of a receive depends on its message.
+    pub(crate) opcode: WcOpcode,
 }
 
 /// The queue of an operation of an endpoint.
@@ -406,12 +415,12 @@ impl<P: Provider> Reaper<P> {
         self.release(&conn.slots, conn.probe);
     }
 
-    /// Polls one completion. If it is the success of `wr_id`, an operation for which no task waits, its
-    /// operation is taken. Otherwise the caller must call [`Reaper::reap_polled`].
+    /// Polls one completion. If it is not the success of `wr_id`, the caller must call
+    /// [`Reaper::reap_polled`].
     #[inline(always)]
-    pub(super) fn poll_own<B>(&mut self, table: &Operations<B>, wr_id: u64) -> Own<B> {
+    pub(super) fn poll_own(&mut self, wr_id: u64) -> Own {
         let Self { cq, polled, .. } = self;
-        cq.visit_next(PollOwn { table, wr_id, polled })
+        cq.visit_next(PollOwn { wr_id, polled })
     }
 
     /// Hands out the completion that [`Reaper::poll_own`] has polled, and those behind it as
@@ -453,10 +462,10 @@ impl<P: Provider> Reaper<P> {
     }
 }
 
-/// What a poll for one operation found.
-pub(super) enum Own<B> {
-    /// The operation has succeeded. Its slot is free, and to be given back to its connection.
-    Done(Operation<B>, Ended),
+/// What a poll for one operation found. It is small enough for registers.
+pub(super) enum Own {
+    /// The operation has succeeded.
+    Done(Ended),
     /// The CQ is empty.
     Empty,
     /// There may be completions to reap.
@@ -464,24 +473,20 @@ pub(super) enum Own<B> {
 }
 
 /// Polls for the operation `wr_id`. Any other completion is stored in `polled`, not in [`Own`], whose
-/// variants share their place: the compiler would move the operation through memory.
-struct PollOwn<'r, B> {
-    table: &'r Operations<B>,
+/// variants share their place: the compiler would move the result through memory.
+struct PollOwn<'r> {
     wr_id: u64,
     polled: &'r mut Option<WorkCompletion>,
 }
 
-impl<B> Visitor for PollOwn<'_, B> {
-    type Output = Own<B>;
+impl Visitor for PollOwn<'_> {
+    type Output = Own;
 
     #[inline(always)]
-    fn completion(self, completion: impl Completion) -> Own<B> {
-        let Self { table, wr_id, polled } = self;
-        if completion.wr_id() == wr_id
-            && completion.status() == WcStatus::SUCCESS
-            && let Some(operation) = table.take_succeeded(wr_id)
-        {
-            return Own::Done(operation, Ended::success(&completion));
+    fn completion(self, completion: impl Completion) -> Own {
+        let Self { wr_id, polled } = self;
+        if completion.wr_id() == wr_id && completion.status() == WcStatus::SUCCESS {
+            return Own::Done(Ended::success(&completion));
         }
         // A copy, so that the fast path keeps the completion in registers.
         let copy = ManuallyDrop::new(completion);
@@ -490,12 +495,12 @@ impl<B> Visitor for PollOwn<'_, B> {
     }
 
     #[inline(always)]
-    fn empty(self) -> Own<B> {
+    fn empty(self) -> Own {
         Own::Empty
     }
 
     #[inline(always)]
-    fn declined(self) -> Own<B> {
+    fn declined(self) -> Own {
         Own::Other
     }
 }
@@ -575,7 +580,7 @@ fn failed<B, P: Provider>(
 ) -> Ended {
     let WorkCompletion { wr_id, mut status, vendor_err, .. } = *completion;
     let unchanged = Ended::error(status, vendor_err);
-    let found = table.inspect(wr_id, |operation| (operation.verb, operation.kind));
+    let found = table.inspect(wr_id, |operation| (operation.posted_by.verb, operation.kind));
     let Some((verb, kind)) = found else { return unchanged };
     let Some(Some(conn)) = owners.get(Operations::<B>::index(wr_id) as usize) else { return unchanged };
     let delivered = {

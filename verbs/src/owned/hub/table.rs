@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use std::task::{Context, Poll, Waker};
 
 use crate::WrId;
-use crate::sync::{Mutex, lock};
+use crate::sync::{Mutex, MutexGuard, lock};
 
 const LAST_GENERATION: u32 = (1 << 30) - 1;
 
@@ -26,7 +26,7 @@ const LAST_GENERATION: u32 = (1 << 30) - 1;
 ///
 /// A queued operation is one of which no device knows: no completion ends it. Otherwise it is as a
 /// posted one. [`abandon`](Self::abandon) ends every state. Each slot has a lock of its own, which
-/// is held for a few instructions. No code of the application runs with a lock held.
+/// is held for a few instructions, or while one completion is polled. No code of the application runs with a lock held.
 pub(crate) struct Table<T, R> {
     slots: Box<[Mutex<Slot<T, R>>]>,
 }
@@ -163,18 +163,13 @@ impl<T, R: Copy> Table<T, R> {
         completed.unwrap_or(Completed::Unknown)
     }
 
-    /// Takes an operation in flight that has succeeded, instead of [`complete`](Self::complete) and
-    /// [`poll`](Self::poll), and frees its slot. No waker may be registered.
+    /// Locks the slot of a posted operation, to [take](Posted::take) it if its completion is polled.
     #[inline(always)]
-    pub(crate) fn take_succeeded(&self, wr_id: u64) -> Option<T> {
-        let taken = self.with(wr_id, |slot| match slot.state {
-            State::Posted if !slot.queued => {
-                debug_assert!(slot.waker.is_none(), "the operation is polled for the first time");
-                slot.free()
-            }
-            _ => None,
-        });
-        taken.flatten()
+    pub(crate) fn lock_posted(&self, wr_id: u64) -> Option<Posted<'_, T, R>> {
+        let WrId { owner, request } = wr_id.into();
+        let slot = lock(self.slots.get(request as usize)?);
+        let posted = slot.generation.get() == owner && matches!(slot.state, State::Posted) && !slot.queued;
+        posted.then_some(Posted(slot))
     }
 
     /// Takes the result of an operation that ended and frees its slot. Otherwise registers the
@@ -271,6 +266,19 @@ impl<T, R: Copy> Table<T, R> {
     /// Takes the wakers of all tasks that wait for an operation. The caller must wake them.
     pub(crate) fn take_wakers(&self) -> impl Iterator<Item = Waker> {
         self.slots.iter().filter_map(|slot| lock(slot).waker.take())
+    }
+}
+
+/// The locked slot of a posted operation.
+pub(crate) struct Posted<'t, T, R>(MutexGuard<'t, Slot<T, R>>);
+
+impl<T, R> Posted<'_, T, R> {
+    /// Takes the operation, which has succeeded, instead of [`complete`](Table::complete) and
+    /// [`poll`](Table::poll), and frees its slot. No waker may be registered.
+    #[inline(always)]
+    pub(crate) fn take(mut self) -> Option<T> {
+        debug_assert!(self.0.waker.is_none(), "the operation is polled for the first time");
+        self.0.free()
     }
 }
 

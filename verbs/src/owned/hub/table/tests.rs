@@ -188,7 +188,7 @@ proptest! {
                     (Detached::Unknown, None | Some((_, Model::Detached))) => {}
                     _ => prop_assert!(false, "detach of {:#x}", id),
                 },
-                5 => match (table.take_succeeded(id), known) {
+                5 => match (table.lock_posted(id).and_then(Posted::take), known) {
                     (Some(operation), Some((posted, Model::Posted))) => {
                         prop_assert_eq!(operation, posted);
                         model.remove(&id);
