@@ -250,7 +250,7 @@ impl<B: Source, P: Provider> Connection<B, P> {
     /// # }
     /// ```
     #[doc(alias = "ibv_post_send")]
-    #[inline]
+    #[inline(always)]
     pub fn post(&self, op: Op<'_, B>) -> Pending<B, P> {
         self.post_in(SlotKind::Send, op)
     }
@@ -269,7 +269,8 @@ impl<B: Source, P: Provider> Connection<B, P> {
         self.post_in(SlotKind::OneSided, op)
     }
 
-    #[inline]
+    /// Inlined where the kind of the operation is known, so that nothing decides about it.
+    #[inline(always)]
     fn post_in(&self, kind: SlotKind, op: Op<'_, B>) -> Pending<B, P> {
         let CheckedOp { posted, operation, payload, flags } = match self.checked(kind, op) {
             Ok(checked) => checked,
