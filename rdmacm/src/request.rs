@@ -99,9 +99,6 @@ impl ConnectRequest {
 
     /// Rejects the request, with data for the application of the peer.
     ///
-    /// The kernel does not remember a rejected request. A copy of its message that the network delivers
-    /// later is another request, whose peer has given up.
-    ///
     /// # Errors
     /// [`Error::Withdrawn`](crate::Error::Withdrawn): the peer gave up. The errors of [`CmId::reject`]
     /// otherwise. The request is rejected without the data then.
