@@ -93,7 +93,7 @@ const ROWS: [Row; 41] = [
     Row("scope: post of a write of one element", One("scope post"), [91.0, 88.0]),
     Row("half: post of the same", One("half post"), [95.0, 92.0]),
     Row("half: poll, of a send", One("half poll"), [72.0, 69.0]),
-    Row("hub, `Lease`: post of the same", One("hub post"), [236.0, 226.0]),
+    Row("hub, `Lease`: post of the same", One("hub post"), [245.0, 233.0]),
     Row("hub: await of a completion in the CQ", One("hub await"), [198.0, 193.0]),
 ];
 

@@ -99,7 +99,7 @@ impl<P: Provider> Inbound<P> {
         Self {
             pd: srq.pd().clone(),
             loans: Loans::new(&pool),
-            lent: Mutex::new(HashMap::new()),
+            lent: Mutex::new(HashMap::with_capacity(receives)),
             pool,
             receives: Mutex::new(Receives { srq: Some(srq), slots: (0..receives).map(slot).collect() }),
             events: Mutex::new(events),
