@@ -26,7 +26,8 @@ const LAST_GENERATION: u32 = (1 << 30) - 1;
 ///
 /// A queued operation is one of which no device knows: no completion ends it. Otherwise it is as a
 /// posted one. [`abandon`](Self::abandon) ends every state. Each slot has a lock of its own, which
-/// is held for a few instructions, or while one completion is polled. No code of the application runs with a lock held.
+/// is held for a few instructions, or while one completion is polled. No code of the application runs
+/// with a lock held.
 pub(crate) struct Table<T, R> {
     slots: Box<[Mutex<Slot<T, R>>]>,
 }
