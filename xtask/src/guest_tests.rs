@@ -33,6 +33,13 @@ impl GuestTest {
 struct Artifact {
     executable: Option<PathBuf>,
     target: Option<Target>,
+    profile: Option<Profile>,
+}
+
+#[derive(Deserialize)]
+struct Profile {
+    /// Whether it is a test binary, and not a program that tests run.
+    test: bool,
 }
 
 #[derive(Deserialize)]
@@ -60,8 +67,8 @@ pub(crate) fn test_binaries(mut cargo: Command) -> Result<Vec<TestBinary>> {
     let messages =
         output.stdout.split(|&byte| byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok());
     let mut binaries: Vec<_> = messages
-        .filter_map(|Artifact { executable, target }| {
-            let target = target?;
+        .filter_map(|Artifact { executable, target, profile }| {
+            let target = profile.filter(|profile| profile.test).and(target)?;
             let integration = target.kind == ["test"];
             Some(TestBinary { path: executable?, integration, source: target.src_path })
         })
