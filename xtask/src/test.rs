@@ -98,7 +98,12 @@ impl Test {
 /// Builds the programs of the guests, while other checks leave a processor idle. If a build fails, it
 /// fails again where its program is needed.
 fn build_ahead() {
-    let _ = (build::guest_programs(), guest_tests(), build::hca());
+    // In parallel: they have different target folders, and the last step of the tool has one thread.
+    thread::scope(|scope| {
+        scope.spawn(build::guest_programs);
+        scope.spawn(guest_tests);
+        scope.spawn(build::hca);
+    });
 }
 
 /// Processors poll completion queues. With fewer processors on the host, two guests take longer in

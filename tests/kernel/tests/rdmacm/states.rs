@@ -184,13 +184,18 @@ pub(crate) fn destroyed_listener_rejects_unread_requests_only() {
                 _ => request.reject(b"closed").unwrap(),
             }
         }
-        for (at, id) in active[..EACH].iter().enumerate() {
-            let kind = next_of(id.channel(), id.key());
-            match at % 2 {
-                0 => assert!(matches!(kind, EventKind::ConnectResponse(_)), "{kind:?}"),
-                _ => assert!(matches!(kind, EventKind::Rejected(_)), "{kind:?}"),
+        // The kernel may handle requests in another order than that of their connects.
+        let mut accepted = 0;
+        for id in &active[..EACH] {
+            match next_of(id.channel(), id.key()) {
+                EventKind::ConnectResponse(_) => accepted += 1,
+                EventKind::Rejected(rejected) => {
+                    assert!(rejected.private_data.starts_with(b"closed"), "{rejected}");
+                }
+                kind => panic!("{kind:?}"),
             }
         }
+        assert_eq!(accepted, passive.len());
         drop(active);
         for _ in &passive {
             let kind = next(&channel).kind;
