@@ -204,7 +204,7 @@ pub(crate) fn destroyed_listener_rejects_unread_requests_only() {
     });
 }
 
-/// Events of each kind that nobody has read.
+/// The channel has unread events of each kind.
 pub(crate) fn channel_is_dropped_with_unread_events() {
     const EACH: usize = 100;
     nothing_leaks(|| {
