@@ -67,7 +67,7 @@ fn connect(listener: &Listener, connector: &Connector) -> (Connection<Endpoint>,
 }
 
 /// The same to that address of the listener.
-fn connect_to(
+pub(crate) fn connect_to(
     listener: &Listener,
     addr: SocketAddr,
     connector: &Connector,

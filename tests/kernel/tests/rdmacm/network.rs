@@ -11,6 +11,7 @@ use bareverbs::{Access, AckTimeout, Buffer, Errno, Mr};
 use bareverbs_kernel_tests::wire::{End, Wire};
 use bareverbs_rdmacm::{CmId, Connection, Connector, Error, EventChannel, IdOptions, Listener, PortSpace};
 
+use crate::faults::connect_to;
 use crate::host::*;
 
 const LIMIT: Duration = TIMEOUT;
@@ -30,19 +31,6 @@ fn far() -> (Listener, SocketAddr) {
 fn impatient() -> Connector {
     let ack_timeout = AckTimeout::new(14);
     Connector::new().id_options(IdOptions { ack_timeout, ..IdOptions::default() })
-}
-
-/// Both ends of a connection.
-fn connect(
-    listener: &Listener,
-    addr: SocketAddr,
-    connector: &Connector,
-) -> (Connection<Endpoint>, Connection<Endpoint>) {
-    thread::scope(|scope| {
-        let accepted = scope.spawn(|| listener.accept(&small(), LIMIT).unwrap());
-        let connected = connector.connect(addr, &small(), LIMIT).unwrap();
-        (connected, accepted.join().unwrap())
-    })
 }
 
 /// Connects again until it succeeds: a network that has come back needs a moment.
@@ -97,7 +85,7 @@ pub(crate) fn removed_address_refuses_new_connections_until_it_returns() {
     {
         let (listener, addr) = far();
         let connector = impatient();
-        let (mut active, mut passive) = connect(&listener, addr, &connector);
+        let (mut active, mut passive) = connect_to(&listener, addr, &connector);
         exchange(&mut active, &mut passive);
         let bound = CmId::new(&EventChannel::new().unwrap(), PortSpace::Tcp).unwrap();
         bound.bind_addr((End::Near.ip(), 0)).unwrap();
@@ -135,7 +123,7 @@ pub(crate) fn renamed_device_keeps_connections_and_takes_new_ones() {
     {
         let (listener, addr) = far();
         let connector = Connector::new();
-        let (mut active, mut passive) = connect(&listener, addr, &connector);
+        let (mut active, mut passive) = connect_to(&listener, addr, &connector);
         let routed = connector.resolve(addr, LIMIT).unwrap();
         let rename = |from: &str, to: &str| {
             RdmaNetlink::open().unwrap().set_device_name(from, to).unwrap();
@@ -144,8 +132,8 @@ pub(crate) fn renamed_device_keeps_connections_and_takes_new_ones() {
         exchange(&mut active, &mut passive);
         // The device is found by its GUID, by a connector that has opened it and by a new one.
         assert_eq!(routed.device().unwrap().find().unwrap().name(), NAME);
-        drop(connect(&listener, addr, &connector));
-        drop(connect(&listener, addr, &Connector::new()));
+        drop(connect_to(&listener, addr, &connector));
+        drop(connect_to(&listener, addr, &Connector::new()));
         end(active, passive);
         rename(NAME, End::Near.device());
     }
