@@ -60,8 +60,17 @@ pub(crate) fn cargo() -> Command {
 
 /// Builds the guest's init and our tool.
 pub(crate) fn guest_programs() -> Result<Programs> {
+    programs("quick")
+}
+
+/// The same, with the tool as it is published. It takes minutes more to build, and is for measurements.
+pub(crate) fn released_guest_programs() -> Result<Programs> {
+    programs("release")
+}
+
+fn programs(profile: &str) -> Result<Programs> {
     let init = guest_init()?;
-    let tool = guest_program("release", "bareverbs-tools", TOOL)?;
+    let tool = guest_program(profile, "bareverbs-tools", TOOL)?;
     Ok(Programs { init, on_path: BTreeMap::from([(TOOL.to_owned(), tool)]) })
 }
 

@@ -40,7 +40,7 @@ impl Bench {
         let tools = Tools::fetch(&cache, false)?;
         let kernel = lab::kernel(&cache, &tools, &self.kernel)?;
         let rdma_core = RdmaCore::fetch(&cache, false)?;
-        let programs = build::guest_programs()?;
+        let programs = build::released_guest_programs()?;
         let port = self.hca.map(Into::into);
         let hca = port.map(|port| Hca::start(&build::hca()?, port, 1, &[])).transpose()?;
         let mut guests = Guests::boot(&Setup {

@@ -8,6 +8,7 @@ mod uncalled;
 
 use std::fs;
 use std::process::ExitCode;
+use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result};
 use bareverbs_lab::{Accelerator, Cache, Llvm, Since};
@@ -99,7 +100,7 @@ impl Measure {
         let all = [Tested::Rxe, Tested::Ib, Tested::Roce];
         let devices = if self.devices.is_empty() { &all[..] } else { &self.devices };
         let plan = Plan::instrumented(&lab, devices, filter, built.for_guests()?);
-        let table = plan.run(self.accel, side_by_side(plan.processors()))?;
+        let table = plan.run(self.accel, side_by_side(plan.processors()), &AtomicBool::new(false))?;
         table.print();
         totals.add(&table);
         Ok(())

@@ -16,7 +16,7 @@ const SERVER_LIMIT: Duration = Duration::from_secs(10);
 pub(crate) fn run() -> Result<ExitCode> {
     let device = usable_device(Path::new(CLASS), Path::new("/dev/infiniband"))?;
     heading("Set-up");
-    let programs = build::guest_programs()?;
+    let programs = build::released_guest_programs()?;
     let tool = build::tool(&programs)?;
     heading("Devices");
     run_to_end(Command::new(tool).arg("devices"))?;

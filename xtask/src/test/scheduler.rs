@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -34,22 +35,38 @@ const SOUND: &str = "the kernel stays sound";
 /// The profiles in a guest: one file per program. Each process adds its counts when it exits.
 const GUEST_PROFILES: &str = "/tmp/bareverbs-%m.profraw";
 
-/// Prefixes of tests that take minutes on a kernel. They run on it only if they are selected.
-const SLOW: [&str; 9] = [
+/// Prefixes of tests that take seconds to minutes. When all tests run, they run on one kernel only.
+const SLOW: [&str; 24] = [
     // Programs of this project beside those of rdma-core and perftest.
     "perf::",
     "bad_peers::",
     "every_transport::",
     "exchange::",
     "lost::",
+    // Random calls and large numbers.
+    "conform::fuzzed_calls_break_no_rule_and_replay",
+    "endurance::",
+    "hub::a_thousand_clients_share_few_receives",
+    "rdmacm::thousand_connections_share_one_file",
+    "stream::reader_gets_all_bytes_wherever_the_end_of_the_connection_finds_it",
     // The conformance suite, once for each broken rule.
     "conform::suite_names_broken_rules",
-    // Time-outs of the kernel.
+    // Time-outs of devices and of the kernel.
     "environment::silent_neighbour_has_no_address",
     "rdmacm::lost_messages_are_unreachable_peers",
+    "stream::keepalive_notices_a_peer_that_is_cut_off",
     "stream::streams_lose_nothing_when_packets_are_lost",
+    "verbs::client_notices_a_killed_server",
+    "verbs::endpoint_of_a_killed_peer_fails_within_seconds",
+    "verbs::endpoints_that_only_receive_notice_a_killed_peer",
+    "verbs::hubs_that_only_receive_notice_a_killed_peer",
+    "verbs::messages_to_a_killed_",
+    "verbs::operations_of_a_hub_to_a_killed_peer_fail_within_seconds",
+    "verbs::scope_of_a_killed_peer_ends_within_seconds",
+    "verbs::send_to_a_killed_peer_fails_within_seconds",
+    "verbs::server_notices_a_killed_client",
 ];
-/// The kernel that they also run on when all tests run.
+/// The kernel that they run on when all tests run.
 const SLOW_KERNEL: &str = Since::V7_2.name();
 /// Prefix of the tests with perftest, of which only these run there.
 const PERFTEST: &str = "perf::";
@@ -206,8 +223,9 @@ impl<'a> Plan<'a> {
         if self.hca_only { 1 } else { 2 }
     }
 
-    /// Runs all tests, in `jobs` guests (or groups of guests) in parallel.
-    pub(crate) fn run(&self, accelerator: Accelerator, jobs: usize) -> Result<Table> {
+    /// Runs all tests, in `jobs` guests (or groups of guests) in parallel. After `stop`, no other test
+    /// starts.
+    pub(crate) fn run(&self, accelerator: Accelerator, jobs: usize, stop: &AtomicBool) -> Result<Table> {
         let kernels = self.lab.kernels.iter();
         let test_runs: Vec<_> = kernels
             .flat_map(|(name, kernel)| self.devices.iter().map(|device| self.test_run(name, kernel, *device)))
@@ -223,11 +241,7 @@ impl<'a> Plan<'a> {
         let compares = specials().any(|special| matches!(special, Special::WqeDiff(..)));
         let needs_hca = measures || compares || specials().any(|special| matches!(special, Special::Hca(..)));
         let kernels = test_runs.iter().map(|test_run| test_run.name.clone()).collect();
-        let queue = Mutex::new(SharedQueue {
-            test_runs,
-            table: Table { kernels, rows: BTreeMap::new() },
-            stopped: false,
-        });
+        let queue = Mutex::new(SharedQueue { test_runs, table: Table { kernels, rows: BTreeMap::new() } });
         thread::scope(|scope| {
             // Their programs are built while the first tests run. If the build fails, it fails
             // again for the tests that need it.
@@ -240,7 +254,7 @@ impl<'a> Plan<'a> {
                     );
                 });
             });
-            let work = || Worker { plan: self, accelerator, queue: &queue }.work();
+            let work = || Worker { plan: self, accelerator, queue: &queue, stop }.work();
             let workers: Vec<_> = (0..jobs).map(|_| scope.spawn(work)).collect();
             workers.into_iter().try_for_each(|worker| worker.join().expect("workers don't panic"))
         })?;
@@ -306,17 +320,12 @@ impl<'a> Plan<'a> {
 struct SharedQueue<'a> {
     test_runs: Vec<TestRun<'a>>,
     table: Table,
-    /// Whether a worker has failed.
-    stopped: bool,
 }
 
 impl<'a> SharedQueue<'a> {
     /// The next job: first a kernel without a guest, then tests that boot their own guests, then
     /// another guest for a kernel with many remaining tests.
     fn next(&mut self) -> Option<Job<'a>> {
-        if self.stopped {
-            return None;
-        }
         if let Some(alone) = self.test_runs.iter().position(|at| at.guests == 0 && !at.tests.is_empty()) {
             self.test_runs[alone].guests += 1;
             return Some(Job::Guest(alone));
@@ -342,21 +351,28 @@ struct Worker<'a, 'b> {
     plan: &'b Plan<'b>,
     accelerator: Accelerator,
     queue: &'a Mutex<SharedQueue<'b>>,
+    stop: &'a AtomicBool,
 }
 
 impl<'b> Worker<'_, 'b> {
     fn work(&self) -> Result<()> {
-        while let Some(job) = { self.queue().next() } {
+        while !self.stopped()
+            && let Some(job) = { self.queue().next() }
+        {
             let done = match job {
                 Job::Guest(test_run) => self.tests_of(test_run),
                 Job::Special(name, kernel, special) => self.special(&name, kernel, special),
             };
             if done.is_err() {
-                self.queue().stopped = true;
+                self.stop.store(true, Ordering::Relaxed);
                 return done;
             }
         }
         Ok(())
+    }
+
+    fn stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
     }
 
     fn queue(&self) -> MutexGuard<'_, SharedQueue<'b>> {
@@ -435,8 +451,7 @@ impl<'b> Worker<'_, 'b> {
     }
 
     fn take(&self, test_run: usize) -> Option<&'b GuestTest> {
-        let mut queue = self.queue();
-        if queue.stopped { None } else { queue.test_runs[test_run].tests.pop_front() }
+        if self.stopped() { None } else { self.queue().test_runs[test_run].tests.pop_front() }
     }
 
     fn special(&self, name: &str, kernel: &Kernel, special: Special) -> Result<()> {

@@ -1,0 +1,242 @@
+//! The checks that need no kernel. They run beside the guests, with low priority: none depends on the
+//! load of the machine.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::{documentation, stopping, succeed, targets};
+use crate::guest_tests::{GUEST_TEST_CRATES, guest_unit_tests};
+use crate::outcome::{Totals, result_line};
+use crate::print::heading;
+use crate::tsan::{self, Toolchain, Tsan};
+use crate::{build, counts, loom, package, spelling};
+
+/// What precedes each line of a test's output, as the kernel's name does for tests in guests.
+const NAME: &str = "host";
+
+/// Limit of the size of our tool.
+const LARGEST_PROGRAM: u64 = 8 << 20;
+
+/// The results.
+#[derive(Default)]
+pub(super) struct Host {
+    pub(super) totals: Totals,
+    /// The names of failed tests.
+    pub(super) failures: Vec<String>,
+    /// None: there is no valgrind here.
+    counted: Option<counts::Counted>,
+}
+
+/// A check, and its name.
+type Check = (&'static str, fn(&mut Host) -> Result<()>);
+
+/// What finds most errors comes first.
+const CHECKS: [Check; 11] = [
+    ("spelling", |_| spelling::check()),
+    ("clippy", |_| clippy()),
+    ("tests without a kernel", Host::plain_tests),
+    ("models of what threads share", Host::models),
+    ("data races", Host::data_races),
+    ("size of the published program", |_| published_program()),
+    ("selections of features", |_| feature_selections()),
+    ("documentation", |_| documentation()),
+    ("packages", |_| package::check()),
+    ("other targets", |host| targets::check(&mut host.totals)),
+    (counts::TITLE, Host::counts),
+];
+
+/// Runs all checks. Failed tests are counted. Any other error ends the checks, and `stop` ends them
+/// and the guests.
+pub(super) fn check(stop: &AtomicBool) -> Result<Host> {
+    let mut host = Host::default();
+    for (name, check) in CHECKS {
+        if stop.load(Ordering::Relaxed) {
+            bail!("stopped before: {name}");
+        }
+        let begin = Instant::now();
+        stopping(stop, || check(&mut host).context(name))?;
+        println!("{NAME}: {name} ... done ({:.1} s)", begin.elapsed().as_secs_f64());
+    }
+    Ok(host)
+}
+
+impl Host {
+    /// Prints the instruction counts of the data path.
+    pub(super) fn print(&self) {
+        heading("Instructions of the data path");
+        match &self.counted {
+            Some((table, _)) => print!("{table}"),
+            None => println!("skipped: {}: there is no valgrind here", counts::TITLE),
+        }
+    }
+
+    /// Counts the result of a check that is one test.
+    fn add(&mut self, title: &str, passed: bool) {
+        if passed {
+            self.totals.passed += 1;
+        } else {
+            self.totals.failed += 1;
+            self.failures.push(title.to_owned());
+        }
+    }
+
+    /// Runs `cargo test`. The crates whose tests run in guests are built once, for the guests: their
+    /// unit tests are run from there.
+    fn plain_tests(&mut self) -> Result<()> {
+        let mut cargo = build::cargo();
+        cargo.args(["test", "--workspace", "--all-features", "--no-fail-fast"]);
+        cargo.args(GUEST_TEST_CRATES.iter().flat_map(|package| ["--exclude", package]));
+        cargo.env("RUSTDOC", build::workspace().join("xtask/rustdoc.sh"));
+        self.run_tests(&mut cargo)?;
+        guest_unit_tests()?.into_iter().try_for_each(|binary| self.run_tests(&mut Command::new(binary)))
+    }
+
+    /// Runs a command that runs test binaries, and adds their results.
+    fn run_tests(&mut self, command: &mut Command) -> Result<()> {
+        let mut child = command.stdout(Stdio::piped()).spawn().context("running tests")?;
+        let stdout = child.stdout.take().context("its output is piped")?;
+        let failed_before = self.totals.failed;
+        for line in BufReader::new(stdout).lines() {
+            let line = line?;
+            println!("{NAME}: {line}");
+            if let Some(name) = failed_test(&line) {
+                self.failures.push(name.to_owned());
+            }
+            let (passed, failed) = result_line(&line).unwrap_or_default();
+            self.totals.passed += passed;
+            self.totals.failed += failed;
+        }
+        if !child.wait()?.success() && self.totals.failed == failed_before {
+            bail!("{} failed", command.get_program().display());
+        }
+        Ok(())
+    }
+
+    fn models(&mut self) -> Result<()> {
+        let (passed, failed) = loom::models("loom", None)?;
+        self.totals.passed += passed;
+        self.totals.failed += failed;
+        if failed > 0 {
+            self.failures.push("a model: `cargo xtask loom`".to_owned());
+        }
+        Ok(())
+    }
+
+    /// Runs the threaded tests under ThreadSanitizer, if a compiler on this machine supports it.
+    fn data_races(&mut self) -> Result<()> {
+        match Toolchain::find(false, None) {
+            Ok(toolchain) => {
+                let report = Tsan::default().measure(&toolchain)?;
+                println!("{report}");
+                self.add(tsan::TITLE, report.is_clean());
+            }
+            Err(reason) => {
+                println!("skipped: {}: {reason}", tsan::TITLE);
+                self.totals.skipped += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts the instructions of the data path.
+    fn counts(&mut self) -> Result<()> {
+        if !counts::possible() {
+            self.totals.skipped += 1;
+            return Ok(());
+        }
+        let counted = counts::measure()?;
+        self.add(counts::TITLE, counted.1.is_empty());
+        self.counted = Some(counted);
+        Ok(())
+    }
+}
+
+/// `test a::b ... FAILED`
+fn failed_test(line: &str) -> Option<&str> {
+    line.strip_prefix("test ")?.strip_suffix(" ... FAILED")
+}
+
+/// The tool is one static file below the limit of size.
+fn published_program() -> Result<()> {
+    let programs = build::released_guest_programs()?;
+    let program = build::tool(&programs)?;
+    let size = program.metadata()?.len();
+    ensure!(size < LARGEST_PROGRAM, "bareverbs has {size} bytes, {LARGEST_PROGRAM} or more");
+    let ldd = Command::new("ldd").arg(program).output().context("running ldd")?;
+    let said = String::from_utf8_lossy(&[ldd.stdout, ldd.stderr].concat()).into_owned();
+    let is_static = said.contains("statically linked") || said.contains("not a dynamic executable");
+    ensure!(is_static, "ldd says of bareverbs: {said}");
+    Ok(())
+}
+
+/// The selections of features that are checked besides all: no provider, either provider, and each
+/// other feature alone.
+const FEATURES: [(&str, &[&str]); 2] = [
+    (
+        "bareverbs",
+        &[
+            "",
+            "rxe",
+            "mlx5",
+            "mlx5,rxe,async-io",
+            "mlx5,rxe,futures",
+            "mlx5,rxe,memmap2",
+            "mlx5,rxe,serde",
+            "mlx5,rxe,tokio",
+        ],
+    ),
+    ("bareverbs-rdmacm", &["", "rxe", "mlx5", "mlx5,rxe,async-io", "mlx5,rxe,tokio"]),
+];
+
+fn clippy() -> Result<()> {
+    succeed(build::cargo().args([
+        "clippy",
+        "--workspace",
+        "--all-targets",
+        "--all-features",
+        "--quiet",
+        "--",
+        "-D",
+        "warnings",
+    ]))
+}
+
+fn feature_selections() -> Result<()> {
+    for (package, selections) in FEATURES {
+        for features in selections {
+            succeed(build::cargo().args([
+                "clippy",
+                "--package",
+                package,
+                "--no-default-features",
+                "--features",
+                features,
+                "--quiet",
+                "--",
+                "-D",
+                "warnings",
+            ]))?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failed_tests_have_names() {
+        assert_eq!(failed_test("test a::b ... FAILED"), Some("a::b"));
+        assert_eq!(
+            failed_test("test verbs/src/lib.rs - a (line 7) ... FAILED"),
+            Some("verbs/src/lib.rs - a (line 7)")
+        );
+        assert_eq!(failed_test("test a::b ... ok"), None);
+        assert_eq!(failed_test("test result: FAILED. 1 passed; 1 failed"), None);
+    }
+}
