@@ -189,7 +189,7 @@ fn hint(command: u32, errno: Errno) -> Option<&'static str> {
             Some("the route is not resolved, or the identifier was used for a connection")
         }
         (ACCEPT, Errno::INVAL) => {
-            Some("there is no pending request: it was accepted before, the peer gave up, or was no request")
+            Some("no request or response is pending: it was accepted before, or the peer gave up")
         }
         (RESOLVE_ADDR, Errno::INVAL) => {
             Some("the identifier has resolved or is resolving an address already")

@@ -211,8 +211,8 @@ pub struct Listener {
 
 impl Listener {
     /// Listens on the first of the addresses that can be bound. Host names are resolved by the
-    /// system. Port 0 is a free port: [`Listener::local_addr`]. An unspecified address is that of
-    /// every device.
+    /// system. Port 0 is a free port, which [`Listener::local_addr`] returns. An unspecified address
+    /// is that of every device.
     ///
     /// # Errors
     /// - [`Error::Name`]: the name was not resolved.
@@ -464,6 +464,7 @@ fn agree_on_ece<Q: ConnectQueue>(queue: &mut Q, options: &ConnectOptions<'_>, pe
 /// Its connections share a channel: all of them have one file of the connection manager. Each gets its
 /// own events, also when several threads wait. Clones share the devices and the channel.
 #[doc(alias = "rdma_get_devices")]
+#[doc(alias = "rdma_free_devices")]
 #[derive(Clone, Default)]
 pub struct Connector {
     domains: Domains,
@@ -726,6 +727,23 @@ impl Route {
 ///
 /// Drop sends one DREQ and does not wait for the DREP. Then it drops the queue. If the DREQ is lost,
 /// the peer notices by errors of its operations only. [`Connection::disconnect`] retries it.
+///
+/// The inline functions of `rdma/rdma_verbs.h` are operations of the queue: of
+/// [`Endpoint`], or of [`Qp`](bareverbs::Qp) and [`Cq`](bareverbs::Cq).
+#[doc(alias = "rdma_post_recv")]
+#[doc(alias = "rdma_post_recvv")]
+#[doc(alias = "rdma_post_send")]
+#[doc(alias = "rdma_post_sendv")]
+#[doc(alias = "rdma_post_read")]
+#[doc(alias = "rdma_post_readv")]
+#[doc(alias = "rdma_post_write")]
+#[doc(alias = "rdma_post_writev")]
+#[doc(alias = "rdma_get_send_comp")]
+#[doc(alias = "rdma_get_recv_comp")]
+#[doc(alias = "rdma_reg_msgs")]
+#[doc(alias = "rdma_reg_read")]
+#[doc(alias = "rdma_reg_write")]
+#[doc(alias = "rdma_dereg_mr")]
 #[derive(Debug)]
 pub struct Connection<Q> {
     /// Dropped before the queue: the kernel sends the DREQ while the QP still exists.
@@ -845,7 +863,7 @@ impl<Q> Connection<Q> {
         status.map_or(Ok(()), |errno| Err(Error::Unreachable(errno)))
     }
 
-    /// The same connection with another queue that `wrap` makes of its queue.
+    /// The same connection with the queue that `wrap` makes from its queue.
     ///
     /// # Errors
     /// The errors of `wrap`. The connection is dropped then.

@@ -71,11 +71,12 @@ pub enum EventKind {
     /// A peer asks for a connection, or for the QPN of a datagram QP.
     #[doc(alias = "RDMA_CM_EVENT_CONNECT_REQUEST")]
     ConnectRequest(ConnectRequest),
-    /// The peer accepted. The QP must be moved to RTS, then
-    /// [`CmId::establish`](crate::CmId::establish) confirms. There is no further event.
+    /// The peer accepted. The caller moves its QP to RTS and calls
+    /// [`CmId::establish`](crate::CmId::establish). No [`EventKind::Established`] follows.
     #[doc(alias = "RDMA_CM_EVENT_CONNECT_RESPONSE")]
     ConnectResponse(PeerParam),
-    /// Connecting failed for another reason.
+    /// Connecting failed. On InfiniBand and RoCE, the kernel reports it for its own QPs only
+    /// (`cma_ib_handler` of `cma.c`).
     #[doc(alias = "RDMA_CM_EVENT_CONNECT_ERROR")]
     ConnectError(Errno),
     /// The peer did not answer, or refused the request for a datagram QP.
@@ -88,8 +89,8 @@ pub enum EventKind {
     /// The peer, or the kernel for it, rejected the request or the response.
     #[doc(alias = "RDMA_CM_EVENT_REJECTED")]
     Rejected(Rejected),
-    /// The connection is established. The passive side of a connected QP, and the active side of a
-    /// datagram QP, which learns the address of the peer's QP by it.
+    /// The connection is established. It is an event of the passive side of a connected QP, with
+    /// `None`, and of the active side of a datagram QP, with the address of the peer's QP.
     #[doc(alias = "RDMA_CM_EVENT_ESTABLISHED")]
     Established(Option<UdPeer>),
     /// The connection ended. If the peer ended it, [`CmId::disconnect`](crate::CmId::disconnect)
@@ -98,7 +99,7 @@ pub enum EventKind {
     /// It may come without [`EventKind::Established`].
     #[doc(alias = "RDMA_CM_EVENT_DISCONNECTED")]
     Disconnected(Option<Errno>),
-    /// The device is being removed. Only drop of the identifier is left.
+    /// The device is being removed. Calls of the identifier fail from now on: drop it.
     #[doc(alias = "RDMA_CM_EVENT_DEVICE_REMOVAL")]
     DeviceRemoval,
     /// The multicast group is joined.
@@ -398,6 +399,7 @@ reject_reasons! {
 
 /// Address of a datagram QP or of a multicast group.
 #[doc(alias = "rdma_ud_param")]
+#[doc(alias = "rdma_post_ud_send")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct UdPeer {

@@ -151,9 +151,11 @@ impl IbService {
 /// The search key of [`CmId::resolve_ib_service`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServiceKey<'a> {
-    /// A service ID.
+    /// A service ID (`RDMA_USER_CM_IB_SERVICE_FLAG_ID`).
+    #[doc(alias = "RDMA_USER_CM_IB_SERVICE_FLAG_ID")]
     Id(u64),
-    /// A name of at most 63 bytes.
+    /// A name of at most 63 bytes (`RDMA_USER_CM_IB_SERVICE_FLAG_NAME`).
+    #[doc(alias = "RDMA_USER_CM_IB_SERVICE_FLAG_NAME")]
     Name(&'a str),
 }
 
@@ -293,7 +295,8 @@ impl CmId {
     /// a free port of `net.ipv4.ip_local_port_range`; [`CmId::addresses`] returns it.
     ///
     /// A loopback address (127.0.0.1, `::1`) means every device too, because no RDMA device has
-    /// one. An identifier that is bound to every device can listen only.
+    /// one. An identifier that is bound to every device listens on all of them, or gets its device
+    /// from [`CmId::resolve_addr`].
     ///
     /// The kernel adds a new address to the device with a short delay, during which binding fails
     /// with `ENODEV`.
@@ -316,8 +319,8 @@ impl CmId {
     }
 
     /// Resolves the address of a peer to a device and the peer's hardware address. `src` is the
-    /// local address; `None` leaves the choice to the routing table, or keeps that of
-    /// [`CmId::bind_addr`]. `timeout` is in milliseconds, rounded up.
+    /// local address; `None` leaves the choice to the routing table. The kernel ignores `src` if
+    /// [`CmId::bind_addr`] was called. `timeout` is rounded up to milliseconds, at most about 24 days.
     ///
     /// [`EventKind::AddrResolved`](crate::event::EventKind::AddrResolved) or
     /// [`EventKind::AddrError`](crate::event::EventKind::AddrError) follows.
@@ -351,8 +354,8 @@ impl CmId {
         Ok(())
     }
 
-    /// Resolves the route to the resolved address. `timeout` is in milliseconds, rounded up, and
-    /// not 0. On RoCE it is done at once.
+    /// Resolves the route to the resolved address. `timeout` is more than 0. It is rounded up to
+    /// milliseconds, at most about 24 days. On RoCE the event follows at once.
     ///
     /// [`EventKind::RouteResolved`](crate::event::EventKind::RouteResolved) or
     /// [`EventKind::RouteError`](crate::event::EventKind::RouteError) follows.

@@ -28,26 +28,35 @@
 //!
 //! | librdmacm | here |
 //! |---|---|
+//! | `rdma_get_devices` | [`bareverbs::devices`]; a [`connection::Domains`] opens each device once |
 //! | `rdma_create_event_channel`, `rdma_get_cm_event` | [`EventChannel::new`], [`EventChannel::wait`], [`EventChannel::try_wait`] |
 //! | `rdma_ack_cm_event` | none: events need no acknowledgement |
 //! | `rdma_create_id`, `rdma_destroy_id` | [`CmId::new`], drop or [`CmId::destroy`]; [`blocking::BlockingId`] without a channel |
 //! | `rdma_bind_addr`, `rdma_listen`, `rdma_get_request` | [`CmId::bind_addr`], [`CmId::listen`], [`blocking::BlockingId::get_request`] |
+//! | `rdma_event_str` | `Debug` of [`event::EventKind`] |
 //! | `rdma_getaddrinfo` | [`AddrInfo::lookup`]; [`Listener::bind`] and [`Connector::connect`] take names |
 //! | `rdma_resolve_addr`, `rdma_resolve_route` | [`CmId::resolve_addr`], [`CmId::resolve_route`]; both: [`blocking::BlockingId::resolve`] |
 //! | `rdma_create_qp`, `rdma_create_ep` | [`Pd::create_qp`](bareverbs::Pd::create_qp) or [`Endpoint`](bareverbs::owned::Endpoint), then [`connection::Route::connect`] or [`connection::Incoming::accept`] |
 //! | `rdma_connect`, `rdma_accept`, `rdma_establish` | [`CmId::connect`], [`ConnectRequest::accept`], [`CmId::establish`] |
 //! | `rdma_reject`, `rdma_reject_ece` | [`ConnectRequest::reject`], [`ConnectRequest::reject_ece`], or drop |
 //! | `rdma_init_qp_attr` | [`CmId::init_qp_attr`] |
+//! | `rdma_get_local_addr`, `rdma_get_peer_addr`, `rdma_get_src_port`, `rdma_get_dst_port` | [`CmId::addresses`] |
 //! | `rdma_disconnect`, `rdma_notify`, `rdma_migrate_id` | [`CmId::disconnect`], [`CmId::notify`], [`CmId::migrate`] |
 //! | `rdma_join_multicast_ex`, `rdma_leave_multicast` | [`CmId::join_multicast`], [`event::UdPeer::attach`], [`CmId::leave_multicast`] |
 //! | `rdma_set_option` | `CmId::set_tos`, `set_reuse_addr`, `set_ipv6_only`, `set_ack_timeout`, `set_path`; [`IdOptions`] |
 //! | `rdma_set_local_ece`, `rdma_get_remote_ece` | [`ConnParam::ece`] or [`ConnectOptions::ece`], [`PeerParam::ece`] |
 //! | `rdma_reg_msgs`, `rdma_post_send`, `rdma_get_send_comp` and the other inline functions | [`Pd::register`](bareverbs::Pd::register), and the operations of [`Endpoint`](bareverbs::owned::Endpoint) |
+//! | `rdma_create_srq`, `rdma_destroy_srq` | [`Pd::create_srq`](bareverbs::Pd::create_srq), drop |
+//! | `rdma_resolve_addrinfo`, `rdma_query_addrinfo`, `rdma_write_cm_event` | [`CmId::resolve_ib_service`], [`CmId::ib_services`], [`CmId::write_user_event`] |
+//! | `rsocket`, `rconnect`, `rlisten`, `raccept` | [`stream::RdmaStream`], [`stream::RdmaListener`] |
+//! | `rsocket` of type `SOCK_DGRAM` | [`datagram::DatagramSocket`] |
 //!
 //! Differences that matter to a program that is ported:
 //!
-//! - [`ConnParam::new`] has retries and one read or atomic; a zeroed `rdma_conn_param` has neither.
-//! - A QP that this crate moves has an RNR timer of its own; the kernel's attributes say 655 ms.
+//! - [`ConnParam::new`] has 6 retries and one read or atomic in each direction. A zeroed
+//!   `rdma_conn_param` has none.
+//! - A QP that this crate moves to RTS has the RNR timer of [`ConnectOptions::min_rnr_timer`]. The
+//!   attributes of the kernel have 655 ms.
 //! - [`CmId::listen`] twice, [`CmId::accept`] twice and the migration of a listener fail with
 //!   [`Error::Invalid`].
 //!

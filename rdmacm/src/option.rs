@@ -159,8 +159,8 @@ impl CmId {
     /// itself: [`CmId::listen`] ends the permission.
     ///
     /// # Errors
-    /// [`Error::Command`](crate::Error::Command) with `EINVAL`: the identifier listens, or the
-    /// permission is taken back after binding.
+    /// [`Error::Command`](crate::Error::Command) with `EINVAL`: the identifier listens, or `reuse`
+    /// is `false` and the identifier is not new.
     #[doc(alias = "rdma_set_option")]
     #[doc(alias = "RDMA_OPTION_ID_REUSEADDR")]
     pub fn set_reuse_addr(&self, reuse: bool) -> Result<()> {

@@ -136,7 +136,7 @@ pub struct ConnParam<'a> {
     pub initiator_depth: u8,
     /// Whether the hardware has end-to-end flow control.
     pub flow_control: bool,
-    /// Retries after a timeout, of the QPs of both sides. Counts in a request only.
+    /// Retries after a timeout, of the QPs of both sides. Only that of a request is sent.
     pub retry_count: RetryCount,
     /// RNR retries of the QP of the peer.
     pub rnr_retry_count: RnrRetry,
@@ -189,7 +189,8 @@ impl ConnParam<'_> {
 
 /// Parameters of the peer's connected QP, from its request or its response.
 ///
-/// The depths are already seen from this side.
+/// The kernel has swapped the two depths of the peer's message: `responder_resources` is for this
+/// side's QP as responder, `initiator_depth` for it as requester.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PeerParam {
@@ -197,8 +198,8 @@ pub struct PeerParam {
     pub qp_num: u32,
     /// Whether the peer's QP receives from an SRQ.
     pub srq: bool,
-    /// The most reads and atomics that the peer will have outstanding: what
-    /// [`ConnParam::responder_resources`] need not exceed.
+    /// The most reads and atomics that the peer will have outstanding. A larger
+    /// [`ConnParam::responder_resources`] has no use.
     pub responder_resources: u8,
     /// The most reads and atomics that the peer executes at a time: the limit of
     /// [`ConnParam::initiator_depth`].
@@ -212,6 +213,7 @@ pub struct PeerParam {
     /// Data from the application of the peer.
     pub private_data: PrivateData,
     /// ECE options of the peer; all zero for none.
+    #[doc(alias = "rdma_get_remote_ece")]
     pub ece: Ece,
 }
 

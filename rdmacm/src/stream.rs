@@ -17,6 +17,21 @@
 //! end the stream with a [`ProtocolError`]; they can write into the ring only, and never cause
 //! undefined behaviour. Like TCP, a stream has no integrity check beyond that of the packets, and no
 //! encryption.
+//!
+//! # Coming from rsocket
+//!
+//! | rsocket | here |
+//! |---|---|
+//! | `rsocket`, `rconnect` | [`RdmaStream::connect`], [`StreamOptions::connect`] |
+//! | `rbind`, `rlisten`, `raccept` | [`RdmaListener::bind`], [`RdmaListener::accept`] |
+//! | `rsend`, `rwrite`; `rrecv`, `rread` | [`RdmaStream::send`], [`RdmaStream::recv`]; `Write` and `Read` |
+//! | `rshutdown`, `rclose` | [`RdmaStream::shutdown`], [`RdmaStream::close`] or drop |
+//! | `rpoll`, `rselect`, `repoll_wait` | `poll` or `epoll` of the [descriptor](RdmaStream#descriptor), then [`RdmaStream::readiness`] |
+//! | `riomap`, `riounmap`, `riowrite` | [`RdmaStream::map`], [`RdmaStream::unmap`], [`RdmaStream::write_mapped`] |
+//! | `rsetsockopt`: `SO_SNDBUF`, `SO_RCVBUF`, `RDMA_SQSIZE`, `RDMA_RQSIZE`, `RDMA_INLINE`, `RDMA_IOMAPSIZE` | [`StreamOptions`]; sizes are not doubled |
+//! | `rsetsockopt`: `SO_KEEPALIVE`, `TCP_KEEPIDLE`; `SO_LINGER` | [`RdmaStream::set_keepalive`]; [`RdmaStream::set_linger`] |
+//! | `rfcntl` with `O_NONBLOCK` | [`RdmaStream::set_nonblocking`] |
+//! | `rreadv`, `rwritev`, `rsendmsg`, `rrecvmsg`, `MSG_PEEK`, `RDMA_ROUTE` | none |
 
 mod blocking;
 mod connect;

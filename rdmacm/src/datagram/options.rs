@@ -71,7 +71,7 @@ impl DatagramSocketOptions {
         self
     }
 
-    /// Binds to the first of the addresses that is possible, as [`DatagramSocket::bind`] does.
+    /// Binds to the first of the addresses that can be bound, as [`DatagramSocket::bind`] does.
     ///
     /// # Errors
     /// As for [`DatagramSocket::bind`]. [`Error::Invalid`]: an option is out of range.

@@ -63,14 +63,14 @@ const FIRST_PORT: u64 = 2;
 ///
 /// # Progress
 ///
-/// There is no thread behind a socket. It answers the lookups of its peers while the program receives,
-/// waits, or sends to a peer whose queue pair is unknown. The peers of a program that does none of them
-/// send by UDP.
+/// A socket has no background thread. It answers the lookups of its peers while the program receives,
+/// waits, or sends to a peer whose queue pair is unknown. Until then, messages of its peers go by UDP.
 ///
 /// # Descriptor
 ///
-/// [`AsFd`] gives a descriptor for `poll` and `epoll`. It is readable when a call is worthwhile that
-/// returned [`DatagramError::WouldBlock`] before. It is never writable.
+/// [`AsFd`] gives a descriptor for `poll` and `epoll`. After a call returned
+/// [`DatagramError::WouldBlock`], the descriptor becomes readable when the call may succeed, also if
+/// the call is a send. It is never writable.
 ///
 /// # Failure
 ///
@@ -101,14 +101,14 @@ pub struct DatagramSocket {
 }
 
 impl DatagramSocket {
-    /// Binds to the first of the addresses that is possible, with default options. Port 0 lets the
+    /// Binds to the first of the addresses that can be bound, with default options. Port 0 lets the
     /// kernel choose. An unspecified address is that of every device, of one IP family.
     ///
     /// # Errors
     /// [`DatagramError::Cm`] with
     /// - [`Error::Name`]: the name was not resolved.
     /// - [`Error::System`]: `EADDRINUSE` or `EADDRNOTAVAIL` of the UDP socket.
-    /// - [`Error::Command`] with `ENODEV`: the address is of no RDMA device.
+    /// - [`Error::Command`] with `ENODEV`: the network interface of the address has no RDMA device.
     #[doc(alias = "rbind")]
     pub fn bind(addrs: impl ToSocketAddrs) -> Result<Self> {
         DatagramSocketOptions::default().bind(addrs)
@@ -164,8 +164,8 @@ impl DatagramSocket {
         self.connected
     }
 
-    /// Makes a peer that of [`send`](Self::send). Messages of others are dropped from now on. Of the
-    /// addresses, the first to which an RDMA device leads is used. Nothing is sent.
+    /// Sets the peer of [`send`](Self::send). Messages of other peers are dropped from now on. The
+    /// first of the addresses whose route has an RDMA device is used. Nothing is sent.
     ///
     /// # Errors
     /// [`DatagramError::Cm`] with
@@ -262,7 +262,8 @@ impl DatagramSocket {
         Ok(self.recv_from(into)?.0)
     }
 
-    /// Receives a message to the start of `into`, and its sender. What does not fit is lost.
+    /// Receives a message into the start of `into`. Returns its length and its sender. Bytes that do
+    /// not fit are lost, and the length is that of the copied bytes.
     ///
     /// # Errors
     /// - [`DatagramError::WouldBlock`], [`DatagramError::TimedOut`]: there is no message.

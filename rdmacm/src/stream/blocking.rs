@@ -23,13 +23,14 @@ use super::{Result, StreamError};
 ///
 /// # Progress
 ///
-/// There is no thread behind a stream. The peer gets room for more bytes while this side reads,
-/// writes or waits. A program that does none of them holds its peer back, but loses nothing.
+/// A stream has no background thread. The peer gets credits for more bytes while this side reads,
+/// writes or waits. If the program does none of these, the peer's writes wait; no bytes are lost.
 ///
 /// # Descriptor
 ///
-/// [`AsFd`] gives a descriptor for `poll` and `epoll`. It is readable when a call is worthwhile that
-/// returned [`WouldBlock`](io::ErrorKind::WouldBlock) before. It is never writable.
+/// [`AsFd`] gives a descriptor for `poll` and `epoll`. After a call returned
+/// [`WouldBlock`](io::ErrorKind::WouldBlock), the descriptor becomes readable when the call may
+/// succeed, also if the call is a write. It is never writable.
 ///
 /// # Drop
 ///
@@ -98,13 +99,14 @@ impl<P: Provider> RdmaStream<P> {
         self.shared.lock().timeouts[Direction::Write as usize] = limit;
     }
 
-    /// Probes the connection at this interval, on all handles. A peer whose host is gone or cut off is
-    /// noticed so, although this side has nothing to send: calls then fail with
-    /// [`StreamError::Verbs`]. The interval is 1 ms or more. `None`, or 0: no probes, the default.
+    /// Probes the connection at this interval, on all handles. If the peer's host is unreachable, the
+    /// probe fails, and calls fail with [`StreamError::Verbs`]. The interval is 1 ms or more. `None`,
+    /// or 0: no probes, the default.
     ///
-    /// A probe is an RDMA write of 0 bytes. It takes no credit, and the peer's program sees nothing of
-    /// it. Probes are sent while a call or a task waits for the stream, or a program calls it when the
-    /// [descriptor](Self#descriptor) is readable. It is readable at each interval.
+    /// A probe is an RDMA write of 0 bytes. It takes no credit, and the peer's program does not notice
+    /// it. Probes are sent while a call or a task waits for the stream. The
+    /// [descriptor](Self#descriptor) is readable at each interval; the next [`recv`](Self::recv),
+    /// [`send`](Self::send) or [`readiness`](Self::readiness) sends the probe.
     ///
     /// # Errors
     /// [`StreamError::Cm`] with [`Error::Invalid`](crate::Error::Invalid): the interval is below 1 ms.
@@ -133,6 +135,7 @@ impl<P: Provider> RdmaStream<P> {
     /// [`StreamError::Verbs`].
     #[doc(alias = "rpoll")]
     #[doc(alias = "rselect")]
+    #[doc(alias = "repoll_wait")]
     pub fn readiness(&self) -> Result<Readiness> {
         let ready = |session: &mut Session<P>| {
             let readiness = Readiness { readable: session.is_readable(), writable: session.is_writable() };
@@ -230,11 +233,11 @@ impl<P: Provider> RdmaStream<P> {
     }
 
     /// Lets the peer write `memory` directly, as the bytes from `offset` on. Returns the number of
-    /// the mapping. The peer is sent an iomap entry before any byte that is written
-    /// later.
+    /// the mapping. The iomap entry is sent to the peer before any byte that is written later.
     ///
     /// The memory is of [`pd`](Self::pd): writes to memory of another protection domain end the
-    /// stream. The peer's [`iomap_size`](super::StreamOptions::iomap_size) is the number of mappings.
+    /// stream. The peer's [`iomap_size`](super::StreamOptions::iomap_size) limits the number of
+    /// mappings.
     ///
     /// ```no_run
     /// use bareverbs::owned::Part;
@@ -263,15 +266,15 @@ impl<P: Provider> RdmaStream<P> {
         self.shared.wait(Direction::Write, Limit::Stream, |session| session.map(remote, len, offset))
     }
 
-    /// Frees a mapping's number for other memory. The peer gets no notification: revoke the
-    /// memory to end its access.
+    /// Frees the number of a mapping for other memory. The peer is not notified, and its access does
+    /// not end: [`revoke`](Exposed::revoke) the memory for that.
     #[doc(alias = "riounmap")]
     pub fn unmap(&self, mapping: u32) {
         self.shared.lock().session.unmap(mapping);
     }
 
-    /// Writes `bytes` to the memory that the peer has mapped at `offset`. The peer gets no
-    /// notification. The bytes are there before any byte that is sent later. Returns the number of bytes.
+    /// Writes `bytes` to the memory that the peer has mapped at `offset`. The peer is not notified.
+    /// They arrive before any byte that is sent later. Returns the number of bytes.
     ///
     /// # Errors
     /// [`StreamError::NotMapped`], and the errors of [`send`](Self::send).
