@@ -70,9 +70,9 @@ pub(crate) enum Command {
     Conform(Conform),
     /// Decode ioctls, commands and messages of the kernel's RDMA interfaces
     Decode(Decode),
-    /// Decode the RDMA calls of a program as it makes them; exit status of the program
+    /// Decode the RDMA calls of a program as it makes them; exits with the program's status
     Trace(Trace),
-    /// Make the recorded verbs calls of a program again: exit status 1 if an answer differs
+    /// Repeat the recorded RDMA calls of a program: exit status 1 if an answer differs
     Replay(Replay),
     /// Bounce messages between two hosts
     #[command(subcommand)]

@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 
 #[derive(Parser)]
 struct Options {
-    /// The server's host. Without it: be the server.
+    /// The server's host. Without it, run as server.
     host: Option<String>,
     /// The server's TCP port.
     #[arg(short, long, default_value_t = 7471)]

@@ -35,7 +35,7 @@ fn ack_timeout(text: &str) -> Result<AckTimeout, String> {
 /// The options of ucmatose.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Ucmatose {
-    /// Connect to this server; without it, be the server
+    /// Connect to this server; without it, run as server
     #[arg(short, long, value_name = "HOST")]
     pub(crate) server: Option<String>,
     /// Listen at, or connect from, this address
@@ -103,7 +103,7 @@ pub(crate) struct RdmaServer {
 /// The options of rdma-client.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct RdmaClient {
-    /// Connect to this server; on RoCE, the default can't be reached
+    /// Connect to this server; on RoCE, the default address has no route
     #[arg(short, long, value_name = "HOST", default_value = "127.0.0.1")]
     pub(crate) server: String,
     /// Port of the connection manager
@@ -147,7 +147,7 @@ pub(crate) struct RdmaXserver {
 /// The options of rdma-xclient.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct RdmaXclient {
-    /// Connect to this server; on RoCE, the default can't be reached
+    /// Connect to this server; on RoCE, the default address has no route
     #[arg(short, long, value_name = "HOST", default_value = "127.0.0.1")]
     pub(crate) server: String,
     /// Port of the connection manager
@@ -167,34 +167,34 @@ pub(crate) struct Cmtime {
     /// IP address of the device
     #[arg(short, long, value_name = "ADDR")]
     pub(crate) bind: String,
-    /// Address of the controller: the peer that can bind it
+    /// IP address of the controller; the peer that can bind to it is the controller
     #[arg(short = 'C', long, value_name = "HOST")]
     pub(crate) controller: String,
-    /// Number of connections to each peer that listens
+    /// Number of connections to each listening peer
     #[arg(short, long, default_value = "100", value_parser = number::<u32>(1, 65536))]
     pub(crate) connections: u32,
-    /// Listen (default: connect)
+    /// Run as listening peer (default: connect)
     #[arg(short = 'L', long)]
     pub(crate) listen: bool,
-    /// Simulate queue pairs: each call takes this many microseconds
+    /// Simulate queue pairs: each of their calls takes this many microseconds
     #[arg(short, long, value_name = "MICROSECONDS", value_parser = number::<u32>(0, 1_000_000))]
     pub(crate) mimic: Option<u32>,
     /// Number of threads
     #[arg(short = 'n', long, default_value = "1", value_parser = number::<u32>(1, 256))]
     pub(crate) threads: u32,
-    /// Number of peers
+    /// Number of peers, including this one
     #[arg(short = 'P', long, default_value = "2", value_parser = number::<u32>(2, 1024))]
     pub(crate) peers: u32,
     /// TCP port of the controller
     #[arg(short, long, default_value = "7471", value_parser = number::<u16>(1, 65535))]
     pub(crate) port: u16,
-    /// The first number of simulated queue pairs
+    /// QPN of the first simulated queue pair
     #[arg(short = 'q', long, value_name = "QPN", default_value = "1000", value_parser = number::<u32>(2, 0xff_ffff))]
     pub(crate) base_qpn: u32,
-    /// Repetitions of the resolution of an address or a route
+    /// Retries of address and route resolution
     #[arg(short, long, default_value = "2", value_parser = number::<u32>(0, 1000))]
     pub(crate) retries: u32,
-    /// Time limit of the resolution of an address or a route, in milliseconds
+    /// Time limit of address and route resolution, in milliseconds
     #[arg(short, long, value_name = "MILLISECONDS", default_value = "2000", value_parser = number::<u32>(1, 3_600_000))]
     pub(crate) timeout: u32,
     /// Print a line of JSON for each round

@@ -39,7 +39,7 @@ impl MessageOptions {
 /// The options of udaddy.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Udaddy {
-    /// Connect to this server; without it, be the server
+    /// Connect to this server; without it, run as server
     #[arg(short, long, value_name = "HOST")]
     pub(crate) server: Option<String>,
     /// Listen at, or connect from, this address
@@ -81,7 +81,7 @@ pub(crate) struct Mckey {
     /// Address of the group
     #[arg(short = 'm', long, value_name = "ADDR", group = "to")]
     pub(crate) group: Option<String>,
-    /// GID of the group, which no address is resolved to
+    /// GID of the group, used without address resolution
     #[arg(short = 'M', long, value_name = "GID", group = "to", requires = "bind")]
     pub(crate) raw_group: Option<Ipv6Addr>,
     /// Send (default: receive)
@@ -98,10 +98,10 @@ pub(crate) struct Mckey {
     /// Port space: udp or ipoib
     #[arg(short, long, default_value = "udp", value_parser = port_space)]
     port_space: PortSpace,
-    /// Join as a member that only sends
+    /// Join as send-only full member
     #[arg(short = 'o', long)]
     pub(crate) send_only: bool,
-    /// Do not receive the messages of this queue pair; not on every device
+    /// Block loopback of own messages; not supported by every device
     #[arg(short = 'l', long)]
     pub(crate) no_loopback: bool,
     /// Print JSON instead of lines

@@ -11,7 +11,7 @@ pub(crate) struct DoctorOptions {
     /// this machine is checked
     #[arg(conflicts_with = "serve")]
     pub(crate) host: Option<String>,
-    /// After this machine's checks, answer the doctors of other hosts until interrupted
+    /// After this machine's checks, answer `bareverbs perf doctor` of other hosts until interrupted
     #[arg(long)]
     pub(crate) serve: bool,
     /// Listen on or connect to this TCP port

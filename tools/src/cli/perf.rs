@@ -22,7 +22,7 @@ pub(crate) enum PerfCommand {
     Benchmark(Perf),
     /// Compare the JSON of several runs
     Report(ReportOptions),
-    /// Check this machine and the path to HOST in a minute: what is wrong and what to do
+    /// Check this machine and the path to HOST, and report faults with remedies
     Doctor(DoctorOptions),
 }
 
@@ -78,7 +78,7 @@ pub(crate) enum PerfTest {
 /// The options of every benchmark. They have perftest's names and meanings.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct PerfOptions {
-    /// Server to connect to; without it, be the server and wait for one client
+    /// Server to connect to; without it, run as server and wait for one client
     pub(crate) host: Option<String>,
     /// Listen on or connect to this TCP port
     #[arg(short, long, default_value = "18515", value_parser = number::<u16>(0, 65535))]

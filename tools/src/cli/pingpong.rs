@@ -34,7 +34,7 @@ pub(crate) enum SingleClient {
 /// The options of every ping-pong.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct CommonOptions {
-    /// Server to connect to; without it, be the server and wait for one client
+    /// Server to connect to; without it, run as server and wait for one client
     pub(crate) host: Option<String>,
     /// Listen on or connect to this TCP port
     #[arg(short, long, default_value = "18515", value_parser = number::<u16>(0, 65535))]

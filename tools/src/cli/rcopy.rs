@@ -34,7 +34,7 @@ fn destination(text: &str) -> Result<Destination, String> {
 /// The options of rcopy.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Rcopy {
-    /// File to copy; without it, be the server, which writes the files of its clients
+    /// File to copy; without it, run as server, which writes the files of its clients
     #[arg(requires = "destination")]
     pub(crate) source: Option<PathBuf>,
     /// Server, and path of the file there (default: the path of the source). An IPv6 address is

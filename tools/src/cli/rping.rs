@@ -8,10 +8,10 @@ use super::values::number;
 #[derive(Clone, Debug, Args)]
 #[command(group = ArgGroup::new("role").required(true))]
 pub(crate) struct Rping {
-    /// Be the server
+    /// Run as server
     #[arg(short, long, group = "role")]
     pub(crate) server: bool,
-    /// Be the client
+    /// Run as client
     #[arg(short, long, group = "role")]
     pub(crate) client: bool,
     /// Address to connect to, or to listen at (default of a server: every IPv4 address)
@@ -26,7 +26,7 @@ pub(crate) struct Rping {
     /// Number of pings; 0: until a signal
     #[arg(short = 'C', long, default_value = "0", value_parser = number::<u32>(0, i32::MAX as u32))]
     pub(crate) count: u32,
-    /// Bytes of a ping, with its NUL
+    /// Bytes of a ping, including its NUL
     #[arg(short = 'S', long, default_value = "64", value_parser = number::<u32>(26, 65535))]
     pub(crate) size: u32,
     /// Print the data
@@ -41,7 +41,7 @@ pub(crate) struct Rping {
     /// Serve any number of clients, until a signal
     #[arg(short = 'P', long, conflicts_with = "client")]
     pub(crate) persistent: bool,
-    /// Move the QP by the attributes of the connection manager; always on, accepted as an option of rping
+    /// Accepted for compatibility: the QP is always moved by the program, as with -q of rping
     #[arg(short = 'q', long)]
     pub(crate) self_modify: bool,
     /// Print a line of JSON for each connection

@@ -25,19 +25,19 @@ pub(crate) enum TestOption {
     /// TCP instead of RDMA
     #[value(name = "s", aliases = ["socket", "sockets"])]
     Sockets,
-    /// Sleep until a call is possible
+    /// Non-blocking calls, and poll() until they are possible
     #[value(name = "a", aliases = ["async", "asynchronous"])]
     Async,
-    /// Sleep in calls; with TCP as `a`
+    /// Blocking calls; with TCP as `a`
     #[value(name = "b", aliases = ["block", "blocking"])]
     Blocking,
-    /// TCP; the C program forks for the connection
+    /// TCP as `s`; rstream also forks for the connection
     #[value(name = "f", aliases = ["fork"])]
     Fork,
-    /// Poll until a call succeeds (default)
+    /// Non-blocking calls, repeated until they succeed (default)
     #[value(name = "n", aliases = ["nonblock", "nonblocking"])]
     Nonblocking,
-    /// Resolve the address by the connection manager; always on
+    /// Accepted for compatibility: the connection manager always resolves the address
     #[value(name = "r", aliases = ["resolve"])]
     Resolve,
     /// Verify the data
@@ -59,7 +59,7 @@ pub(crate) enum AddressFormat {
 /// The options of rstream.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Rstream {
-    /// Connect to this server; without it, be the server
+    /// Connect to this server; without it, run as server
     #[arg(short, long, value_name = "HOST")]
     pub(crate) server: Option<String>,
     /// Listen at this address (default: every IPv4 address)

@@ -10,13 +10,13 @@ pub(crate) enum TestOption {
     /// UDP instead of RDMA
     #[value(name = "s", aliases = ["socket", "sockets"])]
     Sockets,
-    /// Sleep until a call is possible
+    /// Non-blocking calls, and poll() until they are possible
     #[value(name = "a", aliases = ["async", "asynchronous"])]
     Async,
-    /// Sleep in calls, as with `a`
+    /// As `a`
     #[value(name = "b", aliases = ["block", "blocking"])]
     Blocking,
-    /// Poll until a call succeeds (default)
+    /// Non-blocking calls, repeated until they succeed (default)
     #[value(name = "n", aliases = ["nonblock", "nonblocking"])]
     Nonblocking,
     /// The server answers each message of a custom test
@@ -27,7 +27,7 @@ pub(crate) enum TestOption {
 /// The options of udpong.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Udpong {
-    /// Send to this server; without it, be the server
+    /// Send to this server; without it, run as server
     #[arg(short, long, value_name = "HOST")]
     pub(crate) server: Option<String>,
     /// Receive at this address (default: every IPv4 address)

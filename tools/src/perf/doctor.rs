@@ -1,4 +1,4 @@
-//! `bareverbs perf doctor`: checks of this machine and of the path to another host, in words.
+//! `bareverbs perf doctor`: checks of this machine and of the path to another host.
 //!
 //! The doctor at the other end (`--serve`) checks its own machine when it is asked, and is the
 //! passive end of connections and datagrams.
@@ -122,15 +122,15 @@ pub(crate) fn run(options: &DoctorOptions) -> Result<()> {
 
 /// Answers one client after the other.
 fn serve(options: &DoctorOptions, server: &Server, stop: &Stop) -> Result<()> {
-    output::diagnostic(&format!("waiting for doctors on TCP port {}", options.port));
+    output::diagnostic(&format!("waiting for clients on TCP port {}", options.port));
     loop {
         let peer = server.accept(stop)?;
         peer.keep_alive()?;
         match answer_all(options, &Control::new(peer, stop), stop) {
-            Ok(()) => output::diagnostic("a doctor has ended its checks"),
+            Ok(()) => output::diagnostic("a client has ended its checks"),
             Err(error) => {
                 stop.check()?;
-                output::diagnostic(&format!("a doctor ended early: {error:#}"));
+                output::diagnostic(&format!("the checks of a client ended early: {error:#}"));
             }
         }
     }
@@ -277,7 +277,7 @@ impl PathCheck<'_> {
             other => return Err(unexpected(other)),
         };
         let (Some(end), Some(peer)) = (end, peer) else {
-            self.log.path(Level::Note, Check::Ends, "the path was not checked: an end can't be used", "");
+            self.log.path(Level::Note, Check::Ends, "the path was not checked: a device can't be used", "");
             return Ok(());
         };
         self.seen.peer = Some((*peer).clone());
@@ -285,7 +285,7 @@ impl PathCheck<'_> {
         let can_connect = findings.iter().all(|finding| finding.level < Level::Fault);
         findings.into_iter().for_each(|finding| self.log.add(finding));
         if !can_connect {
-            self.log.path(Level::Note, Check::Rc, "the path was not checked: the ends don't fit", "");
+            self.log.path(Level::Note, Check::Rc, "the path was not checked: the ports don't match", "");
             return Ok(());
         }
         let before = Snapshot::take(&end.facts.device, end.facts.port);

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 /// The options of both ends.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Ends {
-    /// The server's host. Without it: be the server.
+    /// The server's host. Without it, run as server.
     pub(crate) host: Option<String>,
     /// The server's TCP port.
     #[arg(short, long, default_value_t = 7471)]

@@ -68,7 +68,7 @@ pub(super) fn cable(testbed: &mut Testbed<'_>) -> Result<()> {
 const SERVES_DOCTOR: &str = "
 ready || exit 1
 bareverbs perf doctor -d mlx5_0 --serve >/tmp/doctor 2>&1 & doctor=$!
-until grep -q 'waiting for doctors' /tmp/doctor; do kill -0 $doctor || exit 1; sleep 0.1; done
+until grep -q 'waiting for clients on TCP' /tmp/doctor; do kill -0 $doctor || exit 1; sleep 0.1; done
 echo ready to play
 until grep -q 'has ended its checks' /tmp/doctor; do sleep 0.1; done
 kill $doctor; wait; true";

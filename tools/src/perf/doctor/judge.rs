@@ -14,7 +14,7 @@ const LOOPBACK_PART: f64 = 0.1;
 const LATENCY_FACTOR: f64 = 20.0;
 /// Latencies below these are never a fault, in microseconds: of hardware, of software.
 const LATENCY_FLOOR: [f64; 2] = [100.0, 3000.0];
-/// Part of lost datagrams, and of troubled packets, above which a path is faulty.
+/// Part of lost datagrams, and of packets with errors, above which a path is faulty.
 const LOSS_LIMIT: f64 = 0.01;
 
 /// Figures of a connection.
