@@ -105,6 +105,7 @@ pub struct Sge {
 
 /// Operation of a send request.
 #[doc(alias = "ibv_wr_opcode")]
+#[doc(alias = "ibv_wr_opcode_str")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Operation {
@@ -236,6 +237,7 @@ pub struct Frame<'a> {
     /// The QP must have been created with `max_tso_header`. The payload has at most `max_tso`
     /// bytes, a device attribute.
     #[doc(alias = "IBV_WR_TSO")]
+    #[doc(alias = "ibv_wr_send_tso")]
     pub mss: Option<u16>,
 }
 

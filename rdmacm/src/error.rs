@@ -16,7 +16,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// An error of the connection manager: the request, the cause and the remedy.
 ///
 /// Programs match on the variant and on [`Error::errno`]. `Display` is for people; its text may
-/// change.
+/// change. The field `verb` names the call: the step, such as `connect`, or the path of a function,
+/// such as `Listener::from_id`.
 ///
 /// ```
 /// use bareverbs_rdmacm::Error;
@@ -169,7 +170,7 @@ pub enum Feature {
 pub struct CommandError {
     /// The command, named as in the kernel's ABI without its prefix, such as `RESOLVE_ADDR`.
     pub command: &'static str,
-    /// The request, as text.
+    /// The request as text: its identifier and its arguments.
     pub asked: String,
     /// The errno.
     pub errno: Errno,

@@ -430,8 +430,8 @@ impl CmId {
         command::connect(self.file(), request)
     }
 
-    /// Rejects QP numbers that no packet can carry: the kernel would cut them. QP 0 and QP 1 are
-    /// the kernel's.
+    /// Rejects QP numbers of more than 24 bits, which the kernel would truncate, and QP 0 and QP 1,
+    /// which are the kernel's.
     fn check_qp_num(&self, verb: &'static str, param: &ConnParam<'_>) -> Result<()> {
         let qp_num = param.qp_num;
         if qp_num >> 24 != 0 {

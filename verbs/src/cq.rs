@@ -96,6 +96,7 @@ pub enum Arm {
 /// It has one owner, who polls it. The kernel object is destroyed after the last QP that uses it.
 #[doc(alias = "ibv_cq")]
 #[doc(alias = "ibv_cq_ex")]
+#[doc(alias = "ibv_cq_ex_to_cq")]
 pub struct Cq<P: Provider = AnyProvider> {
     queue: ManuallyDrop<P::Cq>,
     shared: Arc<CqShared<P>>,

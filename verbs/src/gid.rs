@@ -123,6 +123,7 @@ pub struct GidEntry {
     /// The port.
     pub port: PortNum,
     /// Its type: the packet format.
+    #[doc(alias = "ibv_query_gid_type")]
     pub gid_type: GidType,
     /// Index of its network interface; 0 for none.
     pub netdev_ifindex: u32,

@@ -70,6 +70,31 @@
 //!
 //! A daemon that forks into the background should open the device afterwards.
 //!
+//! # Coming from libibverbs
+//!
+//! The search of this documentation also finds C names.
+//!
+//! | libibverbs | here |
+//! |---|---|
+//! | `ibv_get_device_list`, `ibv_open_device` | [`devices`], [`Device::find`], [`Device::open`] |
+//! | `ibv_query_device_ex`, `ibv_query_port` | [`Context::query_device`], [`Context::query_port`] |
+//! | `ibv_query_gid_table`, `ibv_query_gid_ex` | [`Context::gid_table`], [`Context::gid`] |
+//! | `ibv_alloc_pd`, `ibv_reg_mr`, `ibv_rereg_mr` | [`Context::alloc_pd`], [`Pd::register`]; [`Mr::move_to`], [`Mr::set_access`] |
+//! | `ibv_create_comp_channel`, `ibv_get_cq_event` | [`Context::create_comp_channel`], [`CompChannel::wait`] |
+//! | `ibv_create_cq_ex`, `ibv_req_notify_cq` | [`Context::create_cq`], [`Cq::arm`] |
+//! | `ibv_poll_cq`, `ibv_start_poll`, `ibv_wc_read_*` | [`Cq::poll_into`], [`Cq::poll`], [`Completion`] |
+//! | `ibv_create_qp_ex`, `ibv_modify_qp` | [`Pd::create_qp`], [`Qp::bring_up`], [`Qp::modify`] |
+//! | `ibv_post_send`, `ibv_wr_start`, `ibv_post_recv` | [`Qp::post_send`], [`Qp::start_send`], [`Qp::post_recv`] |
+//! | `ibv_create_srq`, `ibv_create_ah`, `ibv_alloc_mw` | [`Pd::create_srq`], [`Pd::create_ah`], [`Pd::alloc_mw`] |
+//! | `ibv_get_async_event` | [`Context::async_events`], [`AsyncEvents::wait`] |
+//! | `ibv_ack_cq_events`, `ibv_ack_async_event` | none: events need no acknowledgement |
+//! | `ibv_destroy_*`, `ibv_dealloc_*`, `ibv_close_device` | drop, or methods such as [`Qp::destroy`], which return errors |
+//! | `ibv_import_device`, `ibv_import_pd` | [`Context::import`], [`Context::import_pd`] |
+//! | `ibv_alloc_td`, `ibv_alloc_parent_domain` | [`QpInit::doorbell`]; [`QueueBuffer`] |
+//! | `mlx5dv_init_obj` | [`Qp::layout`], [`Cq::layout`] |
+//! | `ibv_cmd_*` | [`raw`] |
+//! | tag matching (`ibv_post_srq_ops`), completion counters (`ibv_create_comp_cntr`), ESP flow actions, flow tags | none |
+//!
 //! # Errors
 //!
 //! An [`Error`] names the verb, its arguments, the origin of the failure and the remedy. Posting

@@ -114,9 +114,10 @@ pub struct QpInit<'a, P: Provider = AnyProvider> {
     /// the WQE. By default the first 16 QPs of a context get a dedicated doorbell on such machines.
     /// A program with more QPs chooses with this field.
     ///
-    /// Thread domains of C serve the same purpose and also avoid locks. Queues here have one owner
-    /// and no locks.
+    /// Thread domains of libibverbs serve the same purpose and also avoid locks. Queues here have one
+    /// owner and no locks.
     #[doc(alias = "ibv_alloc_td")]
+    #[doc(alias = "ibv_dealloc_td")]
     #[doc(alias = "ibv_alloc_parent_domain")]
     pub doorbell: DoorbellChoice,
     /// Page size of the memory of the queues. ConnectX only: on other devices the kernel allocates
