@@ -75,8 +75,8 @@ pub enum ReplayError {
     /// The file can't be read.
     #[error("cannot read the recording: {0}")]
     Read(#[from] io::Error),
-    /// A line is not of a recording.
-    #[error("line {line} is not of a recording of `bareverbs trace --record`: {reason}")]
+    /// A line is not valid in a recording.
+    #[error("line {line} is not valid in a recording of `bareverbs trace --record`: {reason}")]
     Line {
         /// The line, from 1.
         line: usize,

@@ -170,7 +170,7 @@ impl EventChannel {
 
     /// Reads an event if there is one.
     ///
-    /// Events of identifiers that were destroyed meanwhile are skipped. If one is a connection
+    /// Events of identifiers that have been destroyed are skipped. If one is a connection
     /// request, its child is destroyed, which rejects the request.
     ///
     /// # Errors

@@ -4,7 +4,7 @@
 //! [`destroy_id`] and the last close of the file. [`CmId`](crate::CmId) owns one.
 //!
 //! A command is one `write` to the file. The kernel writes the response to memory that the call
-//! borrows, before `write` returns. Commands affect no memory beside that.
+//! borrows, before `write` returns. Commands affect no other memory.
 //!
 //! ```no_run
 //! use bareverbs_rdmacm::command::{self, CmFile};

@@ -1,4 +1,4 @@
-//! Connections with their queue pairs: a listener, a connector, and what they yield.
+//! Connections with their queue pairs: [`Listener`], [`Connector`] and [`Connection`].
 //!
 //! A [`Connection`] owns an identifier and a queue that is in RTS: a [`Qp<Rc>`](bareverbs::Qp), a
 //! `Qp<Uc>`, or the safe [`Endpoint`]. Calls block, with time limits; the modules `tokio` and
@@ -62,7 +62,8 @@ use crate::qp::{bring_up, check_type};
 use crate::steps::{self, Deadline, Wait, run};
 use crate::{Addr, CmId, ConnectRequest, Error, IdOptions, PeerParam, Result, name};
 
-/// Open devices, each with a protection domain, that connections share. Clones are the same list.
+/// A list of open devices, each with one protection domain (PD), that connections share. Clones are
+/// the same list.
 ///
 /// ```no_run
 /// # fn example(route: &bareverbs_rdmacm::connection::Route) -> bareverbs_rdmacm::Result<()> {
@@ -340,8 +341,8 @@ impl Incoming {
         &self.request
     }
 
-    /// The request, for a caller that answers it by itself. It shares its channel with the listener. Its
-    /// events are those of [`EventChannel::try_wait`] from now on.
+    /// The request, to answer it by [`ConnectRequest`]. It shares its channel with the listener.
+    /// [`EventChannel::try_wait`] returns its events from now on.
     pub fn into_request(self) -> ConnectRequest {
         self.request.id().unclaim();
         self.request
@@ -872,8 +873,8 @@ impl<Q> Connection<Q> {
         Ok(Connection { id, queue: wrap(queue)?, peer, ended })
     }
 
-    /// The identifier and the queue. The identifier may share its channel with other connections. Its
-    /// events are those of [`EventChannel::try_wait`] from now on.
+    /// The identifier and the queue. The identifier may share its channel with other connections.
+    /// [`EventChannel::try_wait`] returns its events from now on.
     #[must_use]
     pub fn into_parts(self) -> (CmId, Q) {
         self.id.unclaim();

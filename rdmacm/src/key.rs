@@ -11,8 +11,8 @@ use crate::PortSpace;
 
 /// The key of an identifier or of a multicast membership. Events carry it.
 ///
-/// A key is unique in the process and never reused. So an event of an identifier that was destroyed
-/// meanwhile can't be mistaken for one of another identifier.
+/// A key is unique in the process and never reused. So an event of a destroyed identifier can't be
+/// mistaken for one of another identifier.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key(u64);
 

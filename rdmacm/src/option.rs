@@ -60,8 +60,8 @@ pub struct IdOptions {
     /// The type of service of connections from this side: [`CmId::set_tos`]. A listener's connections
     /// have that of their requests.
     pub tos: Option<u8>,
-    /// The local ACK timeout of the QP: [`CmId::set_ack_timeout`]. That of a listener is the one of
-    /// the connections that it accepts.
+    /// The local ACK timeout of the QP: [`CmId::set_ack_timeout`]. A listener sets it on the
+    /// connections that it accepts.
     pub ack_timeout: Option<AckTimeout>,
     /// Whether several identifiers may bind to the address: [`CmId::set_reuse_addr`].
     pub reuse_addr: bool,
@@ -118,7 +118,7 @@ impl IdOptions {
         self.apply_to_child(id)
     }
 
-    /// Sets what the identifier of a request does not have from its listener.
+    /// Sets the options that the identifier of a request does not inherit from its listener.
     pub(crate) fn apply_to_child(&self, id: &CmId) -> Result<()> {
         self.ack_timeout.map_or(Ok(()), |timeout| id.set_ack_timeout(timeout))
     }

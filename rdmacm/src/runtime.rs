@@ -344,7 +344,7 @@ impl<R> Deref for Incoming<R> {
 /// Connects to a peer, with a new endpoint on a device of `domains`. Receives may be posted
 /// afterwards: the peer's messages are repeated until then.
 ///
-/// Dropping the future ends the attempt. The kernel gives up by itself after about 70 to 100
+/// Dropping the future ends the attempt. Otherwise the kernel gives up after about 70 to 100
 /// seconds on RoCE.
 ///
 /// # Errors
@@ -397,7 +397,7 @@ impl<R: Readiness> Connector<R> {
     /// posted afterwards: the peer's messages are repeated until then. For buffers of another type,
     /// such as leases of a pool, see [`Connector::resolve`] and [`Route::connect`].
     ///
-    /// Dropping the future ends the attempt. The kernel gives up by itself after about 70 to 100
+    /// Dropping the future ends the attempt. Otherwise the kernel gives up after about 70 to 100
     /// seconds on RoCE.
     ///
     /// # Errors

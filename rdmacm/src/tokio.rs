@@ -94,7 +94,7 @@ pub type StreamListener = crate::stream::AsyncListener<crate::stream::TokioReact
 /// Connects to a peer, with a new endpoint on a device of `domains`. Receives may be posted
 /// afterwards: the peer's messages are repeated until then.
 ///
-/// Dropping the future ends the attempt. The kernel gives up by itself after about 70 to 100
+/// Dropping the future ends the attempt. Otherwise the kernel gives up after about 70 to 100
 /// seconds on RoCE.
 ///
 /// # Errors

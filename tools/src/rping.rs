@@ -72,7 +72,7 @@ impl Peer<'_> {
         loop {
             let Some(done) = self.next()? else { bail!("the peer has ended the connection") };
             if done.is_recv() {
-                bail!("the peer sent a message out of turn");
+                bail!("the peer sent a message before its turn");
             }
             // Answers have no buffer.
             if let Some(part) = done.buffer {
@@ -191,7 +191,7 @@ fn serve(incoming: Incoming, domains: &Domains, options: &Rping, stop: &Stop) ->
             output::line(&format!("server ping data: {}", text(&buffer.bytes()[..len])))?;
         }
         peer.send(&[0; MESSAGE])?;
-        let Some(sink) = peer.receive()? else { bail!("the client has ended the connection in a ping") };
+        let Some(sink) = peer.receive()? else { bail!("the client has ended the connection during a ping") };
         let (sink, room) = described(sink);
         let len = buffer.bytes()[..len].iter().position(|byte| *byte == 0).map_or(len, |end| end + 1);
         ensure!(len <= room, "the ping has {len} bytes, the client's second buffer has {room}");

@@ -52,8 +52,8 @@ pub struct AsyncStream<R, P: Provider = AnyProvider> {
 
 impl<R: Reactor> AsyncStream<R> {
     /// Connects to a listener at `peer`. Of several addresses of a name, the first that accepts is
-    /// used. Dropping the future ends the attempt. The kernel gives up
-    /// by itself after about 70 to 100 seconds on RoCE.
+    /// used. Dropping the future ends the attempt. Otherwise the kernel gives up after about 70 to 100
+    /// seconds on RoCE.
     ///
     /// # Errors
     /// As for [`RdmaStream::connect`] and [`AsyncStream::new`].

@@ -175,10 +175,10 @@ fn answer_all(options: &DoctorOptions, control: &Control<'_>, stop: &Stop) -> Re
 
 /// Answers a question that needs the device, and all that belong to it.
 fn answer(question: Question, end: Option<&End>, control: &Control<'_>, stop: &Stop) -> Result<()> {
-    let end = end.context("the device can't be used, or `Examine` was not asked before")?;
+    let end = end.context("the device can't be used, or `Examine` was not requested before")?;
     match question {
         Question::Connect { address, mtu } => {
-            let mtu = Mtu::from_bytes(mtu).context("the path MTU is none")?;
+            let mtu = Mtu::from_bytes(mtu).context("the path MTU is not 256, 512, 1024, 2048 or 4096")?;
             let mut passive = Passive::new(end.origin(stop), mtu)?;
             passive.connect(&address)?;
             control.send(&Answer::Connected(passive.invitation()?))?;

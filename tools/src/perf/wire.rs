@@ -84,7 +84,7 @@ pub(crate) enum BadMessage {
     Record(#[from] BadRecord),
     #[error("the settings of the peer are not text")]
     Settings,
-    #[error("the peer reports a {what} of {value}, which is no rate")]
+    #[error("the peer reports a {what} of {value}, which is not a rate")]
     Rate { what: &'static str, value: f64 },
 }
 
@@ -537,7 +537,7 @@ mod tests {
                 }
                 Err(error) => {
                     prop_assert!(!all_valid, "{}", error);
-                    prop_assert!(error.to_string().contains("which is no rate"));
+                    prop_assert!(error.to_string().contains("which is not a rate"));
                 }
             }
         }

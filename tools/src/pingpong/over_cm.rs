@@ -122,7 +122,7 @@ impl<'a> Manager<'a> {
     /// The device and the port that the address of the peer leads to.
     pub(super) fn device(&self) -> Result<(Device, u8)> {
         let id = self.ids.first().context("there is no connection")?;
-        let device = id.addresses()?.device.context("the address leads to no device")?;
+        let device = id.addresses()?.device.context("the route to the address has no RDMA device")?;
         Ok((device.find()?, device.port.0))
     }
 

@@ -354,7 +354,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     ///
     /// The access rights remain those of [`EndpointOptions::access`].
     ///
-    /// The peer is taken to permit RDMA writes, because the kernel's attributes for INIT contain
+    /// The peer is assumed to permit RDMA writes, because the kernel's attributes for INIT contain
     /// [`Access::REMOTE_WRITE`](crate::Access) (`cm_init_qp_init_attr` in
     /// `drivers/infiniband/core/cm.c`). If its QP does not, build this endpoint with
     /// [`EndpointOptions::keepalive`]`(None)`: a probe would end the connection.

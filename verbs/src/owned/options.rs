@@ -207,7 +207,7 @@ macro_rules! connection_setters {
             /// Default: 2 seconds, if the peer permits RDMA writes: [`Address::remote_write`] of the
             /// address that it was connected to. With the default timeout and retries, a dead peer
             /// is noticed within 10 seconds. A peer that is given by
-            /// [`Endpoint::modify_qp`](crate::owned::Endpoint::modify_qp) is taken to permit them.
+            /// [`Endpoint::modify_qp`](crate::owned::Endpoint::modify_qp) is assumed to permit them.
             ///
             /// An explicit interval probes every peer. One that does not permit RDMA writes rejects
             /// the first probe, and both ends of the connection fail.

@@ -155,7 +155,7 @@ impl<'a> Active<'a> {
     }
 
     fn buffer(&self) -> Result<Lease, ProbeError> {
-        Ok(self.pool.take().context("the doctor has no free buffer")?)
+        Ok(self.pool.take().context("no buffer is free")?)
     }
 
     /// One packet of `bytes` in each direction: a write and the response to a read.
