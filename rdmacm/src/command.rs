@@ -1,4 +1,5 @@
-//! The kernel's commands: one function each, from a typed request to a typed response.
+//! The kernel's commands: one function each, from a typed request to a typed response. The command
+//! `RDMA_USER_CM_CMD_CREATE_ID` is [`create_id`], and so on.
 //!
 //! This is the raw level. An id of the kernel is a bare number here, and nothing destroys it but
 //! [`destroy_id`] and the last close of the file. [`CmId`](crate::CmId) owns one.

@@ -611,6 +611,7 @@ impl CmId {
     ///
     /// # Errors
     /// [`Error::Command`]: the device was removed (`ENXIO`).
+    #[doc(alias = "RDMA_USER_CM_QUERY_ADDR")]
     #[doc(alias = "rdma_get_local_addr")]
     #[doc(alias = "rdma_get_peer_addr")]
     #[doc(alias = "rdma_get_src_port")]
@@ -634,6 +635,7 @@ impl CmId {
     ///
     /// # Errors
     /// As for [`CmId::addresses`].
+    #[doc(alias = "RDMA_USER_CM_QUERY_GID")]
     pub fn gids(&self) -> Result<[Option<IbAddr>; 2]> {
         let resp = self.query_addr(QueryOption::GID)?;
         Ok([resp.src_addr, resp.dst_addr].map(|storage| match Addr::from_kernel(&storage) {
@@ -652,6 +654,7 @@ impl CmId {
     /// # Errors
     /// As for [`CmId::addresses`].
     #[doc(alias = "rdma_route")]
+    #[doc(alias = "RDMA_USER_CM_QUERY_PATH")]
     pub fn paths(&self) -> Result<Vec<PathRecord>> {
         const HEAD: usize = size_of::<QueryPathResp>();
         let mut room = [0; HEAD + PATHS * size_of::<PathRecData>()];
@@ -775,6 +778,7 @@ impl CmId {
     /// # Errors
     /// [`Error::Command`] with `ENODATA`: none were resolved; with `ENOSYS`: an older kernel.
     #[doc(alias = "rdma_query_addrinfo")]
+    #[doc(alias = "RDMA_USER_CM_QUERY_IB_SERVICE")]
     pub fn ib_services(&self) -> Result<Vec<IbService>> {
         const HEAD: usize = size_of::<QueryIbServiceResp>();
         let mut room = vec![0; HEAD + SERVICES * size_of::<ServiceRec>()];

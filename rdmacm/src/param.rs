@@ -191,6 +191,7 @@ impl ConnParam<'_> {
 ///
 /// The kernel has swapped the two depths of the peer's message: `responder_resources` is for this
 /// side's QP as responder, `initiator_depth` for it as requester.
+#[doc(alias = "rdma_conn_param")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PeerParam {

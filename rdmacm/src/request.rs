@@ -19,6 +19,7 @@ use crate::{EventChannel, Key, Result};
 ///     request.accept(&ConnParam { private_data: b"welcome", ..ConnParam::new(qp_num) })
 /// }
 /// ```
+#[doc(alias = "RDMA_CM_EVENT_CONNECT_REQUEST")]
 #[derive(Debug)]
 #[must_use = "drop rejects the request"]
 pub struct ConnectRequest {

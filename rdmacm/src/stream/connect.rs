@@ -190,7 +190,7 @@ impl RdmaListener {
     ///
     /// # Errors
     /// [`StreamError::Cm`] with [`Error::Command`]: `EADDRINUSE`, `EADDRNOTAVAIL`, or `ENODEV` if
-    /// the address is of no RDMA device.
+    /// the network interface of the address has no RDMA device.
     #[doc(alias = "rbind")]
     pub fn bind(addr: impl ToSocketAddrs) -> Result<Self> {
         StreamOptions::default().listen(addr)
@@ -218,6 +218,7 @@ impl RdmaListener {
     }
 
     /// The address, with the port that the kernel chose.
+    #[doc(alias = "rgetsockname")]
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.local

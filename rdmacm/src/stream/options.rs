@@ -17,6 +17,7 @@ use crate::{Error, IdOptions, Result};
 /// | [`iomap_size`](Self::iomap_size) | 0 entries | 0 to 32512, rounded down |
 /// | [`id_options`](Self::id_options) | none | |
 /// | [`domains`](Self::domains) | [`Domains::of_process`] | |
+#[doc(alias = "rsetsockopt")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct StreamOptions {

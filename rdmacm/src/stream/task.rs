@@ -75,7 +75,8 @@ impl<R: Reactor, P: Provider> AsyncStream<R, P> {
     /// Registers the stream with the runtime of the calling task.
     ///
     /// # Errors
-    /// [`Error::System`]: there is no runtime, or the process has too many descriptors.
+    /// [`StreamError::Cm`](super::StreamError::Cm) with [`Error::System`]: `EIO` without a runtime,
+    /// `EMFILE` if the process has too many descriptors.
     pub fn new(stream: RdmaStream<P>) -> Result<Self> {
         let shared = Arc::clone(&stream.shared);
         let system = |error: io::Error| Error::System {
