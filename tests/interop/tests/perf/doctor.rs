@@ -292,7 +292,7 @@ pub(crate) fn doctor_survives_peers_that_are_none() {
     use std::io::Write;
     for (bytes, words) in [
         (&b"6.24\0\0\0\0\0\0\0\0\0\0\0\0"[..], "does not run this version of `perf doctor`"),
-        (b"bvd1\0\0\0\x02{}", "has protocol 1 of `perf doctor`, this one has protocol 2"),
+        (b"bvd1\0\0\0\x02{}", "has protocol 1 of `perf doctor`, this one 2"),
         (b"bvd2\xff\xff\xff\xff", "above the limit"),
         (b"bvd2\0\0\0\x02{}", "can't be read"),
         (b"bvd2", "closed the connection"),

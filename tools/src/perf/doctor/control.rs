@@ -75,7 +75,7 @@ pub(crate) enum Answer {
 pub(crate) enum ControlError {
     #[error("the other end does not run this version of `perf doctor`: it sent {0:?}")]
     NoDoctor(String),
-    #[error("the other end has protocol {0} of `perf doctor`, this one has protocol {own}", own = char::from(MAGIC[3]))]
+    #[error("the other end has protocol {0} of `perf doctor`, this one {own}", own = char::from(MAGIC[3]))]
     OtherProtocol(char),
     #[error("the other end sent a message of {0} bytes, above the limit of {LONGEST}")]
     TooLong(usize),
@@ -189,7 +189,7 @@ mod tests {
             assert!(matches!(decode_head(bytes), Err(ControlError::NoDoctor(_))));
         }
         let older = decode_head(*b"bvd1\0\0\0\x02").unwrap_err().to_string();
-        assert_eq!(older, "the other end has protocol 1 of `perf doctor`, this one has protocol 2");
+        assert_eq!(older, "the other end has protocol 1 of `perf doctor`, this one 2");
         assert!(matches!(decode_head(*b"bvd2\0\0\x01\x02"), Ok(258)));
         assert!(matches!(decode_head(*b"bvd2\xff\xff\xff\xff"), Err(ControlError::TooLong(_))));
     }
