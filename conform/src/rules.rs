@@ -40,15 +40,18 @@ rules! {
     HeaderLength = "header-length",
         "A length that is not 24 + 16 × num_attrs, or exceeds a page, fails with EINVAL.",
         "core/uverbs_ioctl.c: ib_uverbs_ioctl";
-    HeaderReserved = "header-reserved", "A reserved field of the header that is not 0 fails with EPROTONOSUPPORT.",
+    HeaderReserved = "header-reserved",
+        "A reserved field of the header that is not 0 fails with EPROTONOSUPPORT.",
         "core/uverbs_ioctl.c: ib_uverbs_ioctl";
     DriverId = "driver-id", "A driver id other than the device's fails with EINVAL.",
         "core/uverbs_ioctl.c: ib_uverbs_cmd_verbs";
     UnknownMethod = "unknown-method",
-        "An unknown object class or method, or one that the driver does not support, fails with EPROTONOSUPPORT.",
+        "An unknown object class or method, or one that the driver does not support, fails with \
+         EPROTONOSUPPORT.",
         "core/uverbs_ioctl.c: ib_uverbs_cmd_verbs";
     MethodPresent = "method-present",
-        "A method that the table declares for this series and driver exists: it never fails with EPROTONOSUPPORT.",
+        "A method that the table declares for this series and driver exists: it never fails with \
+         EPROTONOSUPPORT.",
         "core/uverbs_uapi.c: uverbs_finalize_ioctl_method";
     AttributePresent = "attribute-present",
         "A method has exactly the attributes that the table declares for the kernel series.",
@@ -73,7 +76,8 @@ rules! {
     MissingForHandler = "missing-for-handler",
         "An optional attribute that the handler needs fails with its documented error when it is missing.",
         "core/uverbs_std_types_*.c: the method's handler; uverbs_attr_get";
-    AttributeReserved = "attribute-reserved", "attr_data that is not 0 fails with EINVAL, except for enumerations.",
+    AttributeReserved = "attribute-reserved",
+        "attr_data that is not 0 fails with EINVAL, except for enumerations.",
         "core/uverbs_ioctl.c: uverbs_process_attr";
     EnumElement = "enum-element", "An enumeration element out of range fails with EOPNOTSUPP.",
         "core/uverbs_ioctl.c: uverbs_process_attr";
@@ -88,7 +92,8 @@ rules! {
     NonZeroTail = "nonzero-tail",
         "A struct longer than the kernel's fails with EOPNOTSUPP if the tail is not zero or not readable.",
         "core/uverbs_ioctl.c: uverbs_process_attr, uverbs_is_attr_cleared";
-    InputUnreadable = "input-unreadable", "An input of more than 8 bytes that can't be read fails with EFAULT.",
+    InputUnreadable = "input-unreadable",
+        "An input of more than 8 bytes that can't be read fails with EFAULT.",
         "core/uverbs_ioctl.c: uverbs_process_attr; include/rdma/uverbs_ioctl.h: _uverbs_copy_from";
     OutputUnwritable = "output-unwritable",
         "An output that can't be written fails with EFAULT, and a partially created object is destroyed.",
@@ -164,14 +169,16 @@ rules! {
         "An extended command takes a short request as if the rest were 0, and truncates its response: \
          the kernel does not apply the declared minimum.",
         "core/uverbs_uapi.c: uapi_create_write";
-    ResponseShort = "response-short", "A response buffer shorter than the command's minimum fails with ENOSPC.",
+    ResponseShort = "response-short",
+        "A response buffer shorter than the command's minimum fails with ENOSPC.",
         "core/uverbs_std_types_device.c: UVERBS_METHOD_INVOKE_WRITE";
     RequestUnreadable = "request-unreadable", "An unreadable request fails with EFAULT.",
         "core/uverbs_cmd.c: uverbs_request";
     ResponseUnwritable = "response-unwritable",
         "An unwritable response fails with EFAULT, and the new object is destroyed.",
         "core/uverbs_cmd.c: uverbs_response";
-    RequestZeroTail = "request-zero-tail", "A request longer than the kernel's struct is accepted if its tail is zero.",
+    RequestZeroTail = "request-zero-tail",
+        "A request longer than the kernel's struct is accepted if its tail is zero.",
         "core/uverbs_cmd.c: uverbs_request";
     RequestTail = "request-nonzero-tail",
         "A request longer than the kernel's struct with a tail that is not zero fails with EOPNOTSUPP.",
@@ -181,11 +188,13 @@ rules! {
         "core/rdma_core.c: rdma_lookup_get_uobject";
     ResponseTail = "response-tail", "A response buffer longer than the kernel's struct is filled with zeros.",
         "core/uverbs_cmd.c: uverbs_response";
-    RequestField = "request-field", "A field of a request that must be 0, or is out of range, fails as documented.",
+    RequestField = "request-field",
+        "A field of a request that must be 0, or is out of range, fails as documented.",
         "core/uverbs_cmd.c: the command's handler";
     Transition = "transition", "A transition that the state table does not have fails with EINVAL.",
         "core/verbs.c: ib_modify_qp_is_ok, qp_state_table";
-    TransitionRequired = "required-attribute", "A transition without one of its required attributes fails with EINVAL.",
+    TransitionRequired = "required-attribute",
+        "A transition without one of its required attributes fails with EINVAL.",
         "core/verbs.c: ib_modify_qp_is_ok, qp_state_table";
     TransitionExtra = "other-attribute",
         "A transition accepts its optional attributes and fails with EINVAL for any other.",
@@ -205,15 +214,16 @@ rules! {
     MrAccess = "mr-access", "Access flags of a memory region are checked as documented.",
         "include/rdma/ib_verbs.h: ib_check_mr_access; the driver's reg_user_mr";
     RingRequest = "ring-request",
-        "A request in a shared queue that its transport or its memory does not allow completes with an error.",
+        "A request in a shared queue that its transport or its memory does not allow completes with an \
+         error.",
         "sw/rxe/rxe_req.c: rxe_requester; sw/rxe/rxe_resp.c: rxe_receiver";
     QpAccess = "qp-access",
-        "A request that the peer's QP does not allow completes with REM_INV_REQ_ERR on RC and is dropped on UC. \
-         It changes no memory.",
+        "A request that the peer's QP does not allow completes with REM_INV_REQ_ERR on RC and is dropped on \
+         UC. It changes no memory.",
         "sw/rxe/rxe_resp.c: check_op_valid";
     RemoteKey = "remote-key",
-        "A request that its R_Key does not allow completes with REM_ACCESS_ERR on RC and is dropped on UC. It \
-         changes no memory.",
+        "A request that its R_Key does not allow completes with REM_ACCESS_ERR on RC and is dropped on UC. \
+         It changes no memory.",
         "sw/rxe/rxe_resp.c: check_rkey";
     LocalKey = "local-key",
         "A request that its L_Key does not allow is not sent. A response that can't be stored completes with \
@@ -226,35 +236,41 @@ rules! {
     SharedReceive = "shared-receive",
         "A message of a QP with an SRQ takes the oldest receive of the SRQ. The completion names the QP.",
         "sw/rxe/rxe_resp.c: get_srq_wqe";
-    Operation = "operation", "A valid operation completes with SUCCESS at both sides and moves exactly its bytes.",
+    Operation = "operation",
+        "A valid operation completes with SUCCESS at both sides and moves exactly its bytes.",
         "sw/rxe/rxe_req.c: rxe_requester; sw/rxe/rxe_resp.c: execute";
-    Completion = "completion", "A completion has the opcode, length, flags and immediate data of its operation.",
+    Completion = "completion",
+        "A completion has the opcode, length, flags and immediate data of its operation.",
         "sw/rxe/rxe_comp.c: make_send_cqe; sw/rxe/rxe_resp.c: do_complete";
     Inline = "inline", "Inline data is sent from the WQE, up to max_inline_data bytes.",
         "sw/rxe/rxe_req.c: finish_packet";
     Datagram = "datagram",
-        "A datagram that no QP accepts is dropped, and its request completes with SUCCESS. One without a usable \
-         address handle is not sent.",
+        "A datagram that no QP accepts is dropped, and its request completes with SUCCESS. One without a \
+         usable address handle is not sent.",
         "sw/rxe/rxe_av.c: rxe_get_av; sw/rxe/rxe_recv.c: check_keys";
     SendState = "send-state", "A doorbell fails with EINVAL before RTS. Sends in ERR are flushed.",
         "sw/rxe/rxe_verbs.c: rxe_post_send";
     Window = "memory-window",
         "A window is bound within its region and PD. It grants its QP its own range with its own rights.",
         "sw/rxe/rxe_mw.c: rxe_check_bind_mw, rxe_lookup_mw";
-    Invalidate = "invalidate", "A request with an invalidated key fails. The invalidation of a key without an MR or MW fails.",
+    Invalidate = "invalidate",
+        "A request with an invalidated key fails. The invalidation of a key without an MR or MW fails.",
         "sw/rxe/rxe_mw.c: rxe_invalidate_mw; sw/rxe/rxe_mr.c: rxe_invalidate_mr";
     Retry = "retry",
         "A request without a receive or a peer fails after its retries on RC and is dropped on UC.",
         "sw/rxe/rxe_comp.c: rxe_completer";
-    AccessEvent = "access-event", "An R_Key violation raises QP_ACCESS_ERR at the responder, unless a receive reports it.",
+    AccessEvent = "access-event",
+        "An R_Key violation raises QP_ACCESS_ERR at the responder, unless a receive reports it.",
         "sw/rxe/rxe_resp.c: get_rkey_violation_state";
     RingIndex = "ring-index", "The kernel uses the indices of a shared queue modulo its size.",
         "sw/rxe/rxe_queue.h: queue_addr_from_index, queue_empty";
     QueryValue = "query-value", "A query returns the values that the object was created with.",
         "core/uverbs_cmd.c: ib_uverbs_query_qp, ib_uverbs_query_srq; core/uverbs_std_types_mr.c: QUERY_MR";
-    CmHeader = "cm-header", "A command of the connection manager with an inconsistent header fails as documented.",
+    CmHeader = "cm-header",
+        "A command of the connection manager with an inconsistent header fails as documented.",
         "core/ucma.c: ucma_write";
-    CmResponse = "cm-response", "A response buffer that is too short fails with ENOSPC, an unwritable one with EFAULT.",
+    CmResponse = "cm-response",
+        "A response buffer that is too short fails with ENOSPC, an unwritable one with EFAULT.",
         "core/ucma.c: the command's handler";
     CmId = "cm-id",
         "An identifier that does not exist fails with ENOENT, one of another file with EINVAL.",
@@ -272,7 +288,8 @@ rules! {
         "A command either ignores unknown attributes or fails with EINVAL.",
         "core/nldev.c: the command's doit";
     NetlinkObject = "netlink-object",
-        "A device or port that does not exist fails with EINVAL, an object with ENOENT, a QP without that port with EAGAIN.",
+        "A device or port that does not exist fails with EINVAL, an object with ENOENT, a QP without that \
+         port with EAGAIN.",
         "core/nldev.c: the command's doit, res_get_common_doit";
     NetlinkPermission = "netlink-permission",
         "A command that changes the system fails with EPERM without CAP_NET_ADMIN, whatever it contains.",
@@ -284,12 +301,14 @@ rules! {
         "core/umem.c: __ib_umem_get_va";
     Cgroup = "cgroup-limit",
         "A context or object above the limit of the process's rdma cgroup fails with EAGAIN.",
-        "core/rdma_core.c: alloc_begin_idr_uobject; core/uverbs_cmd.c: ib_alloc_ucontext; ../../kernel/cgroup/rdma.c";
+        "core/rdma_core.c: alloc_begin_idr_uobject; core/uverbs_cmd.c: ib_alloc_ucontext; \
+         ../../kernel/cgroup/rdma.c";
     Namespace = "namespace",
         "In shared mode, a device is accessible in every network namespace.",
         "core/device.c: rdma_dev_access_netns";
     ExclusiveNamespace = "exclusive-namespace",
-        "In exclusive mode, a device is opened and found in its own network namespace only. Open files stay usable.",
+        "In exclusive mode, a device is opened and found in its own network namespace only. Open files stay \
+         usable.",
         "core/uverbs_main.c: ib_uverbs_open; core/device.c: rdma_dev_access_netns";
     Fork = "fork",
         "A forked child may execute ioctls on its parent's file. write() fails with EACCES.",

@@ -130,9 +130,11 @@ pub struct ConnParam<'a> {
     pub srq: bool,
     /// Data for the application of the peer; at most [`Message::max_private_data`] bytes.
     pub private_data: &'a [u8],
-    /// RDMA READs and atomics of the peer that this side executes at a time.
+    /// RDMA READs and atomics of the peer that this side executes at a time, 0 to 255; at most the
+    /// device's `max_qp_rd_atom`.
     pub responder_resources: u8,
-    /// RDMA READs and atomics that this side has outstanding at a time.
+    /// RDMA READs and atomics that this side has outstanding at a time, 0 to 255; at most the device's
+    /// `max_qp_init_rd_atom`.
     pub initiator_depth: u8,
     /// Whether the hardware has end-to-end flow control.
     pub flow_control: bool,
@@ -207,9 +209,9 @@ pub struct PeerParam {
     pub initiator_depth: u8,
     /// Whether the hardware has end-to-end flow control.
     pub flow_control: bool,
-    /// Retries after a timeout. 0 in a response, which does not carry it.
+    /// Retries after a timeout, 0 to 7. 0 in a response, which does not carry it.
     pub retry_count: u8,
-    /// RNR retries that the QP of this side should use.
+    /// RNR retries that the QP of this side should use, 0 to 7. 7 is no limit.
     pub rnr_retry_count: u8,
     /// Data from the application of the peer.
     pub private_data: PrivateData,

@@ -233,7 +233,8 @@ pub struct ConnectOptions<'a> {
     /// RNR retries of the peer's QP. The default is no limit, so that receives may be posted after
     /// the connection is established.
     pub rnr_retry_count: RnrRetry,
-    /// The time after which the peer repeats a message for which no receive was posted.
+    /// The time after which the peer repeats a message for which no receive was posted. The default is
+    /// 0.64 ms (code 12).
     pub min_rnr_timer: MinRnrTimer,
     /// The ECE options that are offered or accepted, out of those of the device. `None` is all of
     /// them, and [`Ece::default`] is none. An endpoint and devices without ECE use no options.
