@@ -238,7 +238,14 @@ pub const UHW_OUT: u16 = 0x1001;
 
 /// Declares object classes with their methods and attributes.
 ///
-/// `object Qp = 4, "UVERBS_OBJECT_QP" { method QpCreate = 0, "UVERBS_METHOD_QP_CREATE" with driver_payload { HANDLE: NewHandle<Qp> = 0, "UVERBS_ATTR_CREATE_QP_HANDLE", mandatory; … } }`
+/// ```text
+/// object Qp = 4, "UVERBS_OBJECT_QP" {
+///     method QpCreate = 0, "UVERBS_METHOD_QP_CREATE" with driver_payload {
+///         HANDLE: NewHandle<Qp> = 0, "UVERBS_ATTR_CREATE_QP_HANDLE", mandatory;
+///         …
+///     }
+/// }
+/// ```
 ///
 /// `since V7_2` after a C name is the first kernel series that has it. A driver's additions to a
 /// core class are declared as a separate object with the id of the core class.

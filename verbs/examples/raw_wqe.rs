@@ -6,7 +6,8 @@
 //!
 //! ```text
 //! cargo build --target x86_64-unknown-linux-musl --example raw_wqe   # or any other static target
-//! cargo xtask lab run --kernel 7.2 --hca ib --share target/x86_64-unknown-linux-musl/debug/examples -- /share/raw_wqe
+//! cargo xtask lab run --kernel 7.2 --hca ib \
+//!     --share target/x86_64-unknown-linux-musl/debug/examples -- /share/raw_wqe
 //! ```
 
 use bareverbs::{

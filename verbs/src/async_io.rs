@@ -41,8 +41,8 @@ pub type AsyncEvents = runtime::AsyncEvents<Readiness>;
 /// An [endpoint](crate::owned::Endpoint) that tasks of async-io wait on.
 pub type Endpoint<B = Mr<Buffer>, P = AnyProvider> = runtime::Endpoint<Readiness, B, P>;
 
-/// [Datagrams](crate::owned::Datagrams) that tasks of async-io wait for. With the feature `futures`, a stream of
-/// those that are received.
+/// [Datagrams](crate::owned::Datagrams) that tasks of async-io wait for. With the feature `futures`, a
+/// stream of those that are received.
 pub type Datagrams<B = Lease, P = AnyProvider> = runtime::Datagrams<Readiness, B, P>;
 
 /// The [send half](crate::owned::EndpointSender) of an endpoint that a task of async-io waits on.

@@ -77,8 +77,8 @@ impl Mlx5 {
         let buffer = request.buffer.map(|buffer| buffer.desc(0, CQE << ring.log));
         let request = CqRequest { entries, ..*request };
         // SAFETY: the ring has the size that the kernel computes from the entries (`create_cq_user`
-        // of its `cq.c`), and so has the description of its memory. The returned queue keeps the ring and the doorbell record. The caller
-        // keeps the queue until the kernel has destroyed the CQ.
+        // of its `cq.c`), and so has the description of its memory. The returned queue keeps the ring
+        // and the doorbell record. The caller keeps the queue until the kernel has destroyed the CQ.
         let made = unsafe { command::create_cq(&self.file, &request, buffer.as_ref(), payload) }?;
         let queue = Mlx5Cq::new(ring, response.cqn, &self.table, doorbell, &self.uar);
         track(&self.cqs, made.handle, queue.shared());

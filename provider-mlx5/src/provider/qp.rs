@@ -97,8 +97,9 @@ impl Mlx5 {
         let memory = Arc::new(QpMemory::new(rings, doorbell, record.clone()));
         let buffers = request.buffer.map_or(QpBuffers::None, |buffer| layout.buffers(buffer, is_raw));
         // SAFETY: the rings have the size that the kernel computes from their counts
-        // (`set_user_buf_size` of its `qp.c`), and so have the descriptions of them. The returned queues keep the rings and the doorbell
-        // record. The caller keeps the queues until the kernel has destroyed the QP.
+        // (`set_user_buf_size` of its `qp.c`), and so have the descriptions of them. The returned
+        // queues keep the rings and the doorbell record. The caller keeps the queues until the kernel
+        // has destroyed the QP.
         let made =
             unsafe { command::create_qp(&self.file, &QpRequest { cap, ..*request }, &buffers, payload) }?;
         let limits = SendLimits {

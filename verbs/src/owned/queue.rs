@@ -15,7 +15,8 @@ pub(crate) fn owner(wr_id: u64) -> u32 {
 /// The requests of one queue that are outstanding or whose completion was not taken yet. It is a
 /// ring in the order of posting, allocated once.
 ///
-/// It serves queues that complete in order: the send queue and the private receive queue of a QP. A completion of a send also completes all older sends, which were not signalled.
+/// It serves queues that complete in order: the send queue and the private receive queue of a QP. A
+/// completion of a send also completes all older sends, which were not signalled.
 ///
 /// A `wr_id` has the owner, 1 to 3, in its upper 2 bits and the number of the request below. So it
 /// never repeats: a queue can't post 2^61 requests, which takes 73 years at 10^9 a second. 0 is
