@@ -492,10 +492,11 @@ impl EventChannel {
 impl AsFd for EventChannel {
     /// The descriptor is readable while an event waits in the kernel. A thread that waits for one
     /// identifier of a shared channel also reads the events of the others: see
-    /// [`Connection::own_channel`](crate::Connection::own_channel). When an identifier with undelivered events
-    /// is migrated to the channel, the kernel does not report the descriptor as readable to a
-    /// `poll` that already waits; [`EventChannel::wait`] and the types of
-    /// the modules `tokio` and `async_io` are woken.
+    /// [`Connection::own_channel`](crate::Connection::own_channel).
+    ///
+    /// When an identifier with undelivered events is migrated to the channel, the kernel does not wake
+    /// a `poll` that already waits. [`EventChannel::wait`] and the types of the modules `tokio` and
+    /// `async_io` are woken.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.inner.file.as_fd()
     }

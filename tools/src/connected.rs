@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn message_before_the_end_is_found_before_the_end() {
+    fn message_is_found_before_the_end_of_the_connection() {
         let mut connection = Connection::default();
         let mut look = || look(&mut connection, Connection::is_ended, |c| c.messages.pop()).unwrap();
         assert_eq!(look(), Found::Completion(7));
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn connection_without_an_end_or_a_completion_has_nothing() {
+    fn idle_connection_has_no_completion_and_no_end() {
         assert_eq!(look(&mut (), |()| Ok::<_, Infallible>(false), |()| None::<u32>), Ok(Found::Nothing));
         assert_eq!(look(&mut (), |()| Err::<bool, _>("removed"), |()| Some(7)), Err("removed"));
     }

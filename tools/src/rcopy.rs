@@ -270,7 +270,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_survive() {
+    fn headers_round_trip() {
         let header = Header { id: 7, ..Header::new(OPEN, 24, 0o100_644).unwrap() };
         let bytes = header.to_bytes();
         assert_eq!((bytes[0], bytes[1], header.body()), (0, 1, 24));

@@ -43,8 +43,8 @@ pub type AsyncEvents = runtime::AsyncEvents<Readiness>;
 /// An [endpoint](crate::owned::Endpoint) that tasks of tokio wait on.
 pub type Endpoint<B = Mr<Buffer>, P = AnyProvider> = runtime::Endpoint<Readiness, B, P>;
 
-/// [Datagrams](crate::owned::Datagrams) that tasks of tokio wait for. With the feature `futures`, a stream of
-/// those that are received.
+/// [Datagrams](crate::owned::Datagrams) that tasks of tokio wait for. With the feature `futures`, a
+/// stream of those that are received.
 pub type Datagrams<B = Lease, P = AnyProvider> = runtime::Datagrams<Readiness, B, P>;
 
 /// The [send half](crate::owned::EndpointSender) of an endpoint that a task of tokio waits on.

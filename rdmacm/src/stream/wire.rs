@@ -379,7 +379,7 @@ mod tests {
         }
 
         #[test]
-        fn any_word_survives(imm: u32) {
+        fn any_immediate_data_round_trips(imm: u32) {
             let word = Word::from_imm(imm);
             if !matches!(word, Word::Credits(_)) {
                 prop_assert_eq!(word.to_imm(), imm);
@@ -388,7 +388,7 @@ mod tests {
         }
 
         #[test]
-        fn records_survive(addr: u64, key: u32, len: u32, offset: u64) {
+        fn iomap_records_round_trip(addr: u64, key: u32, len: u32, offset: u64) {
             let span = Span { addr, key, len };
             let own = cfg!(target_endian = "big");
             prop_assert_eq!(Span::from_own_bytes(span.to_bytes(own)), span);

@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_without_a_start_counts_for_nothing() {
+    fn end_without_a_start_is_ignored() {
         let mut times = Times::default();
         times.end(Step::Connect, Instant::now());
         assert_eq!(Report::new(false, "server", 1, &Totals::default(), &[times]).steps[12].max, 0);

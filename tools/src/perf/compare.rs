@@ -256,7 +256,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn report_survives_its_json() {
+    fn report_round_trips_through_json() {
         let report = report("Soft-RoCE", 2.0);
         let text = serde_json::to_string(&report).unwrap();
         assert_eq!(parse(&text).unwrap().results, report.results);

@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_of_a_peer_that_are_none_are_named() {
+    fn invalid_rates_of_a_peer_are_rejected() {
         let valid = BandwidthReport { size: 64, iterations: 5, peak: 0.0, average: 2.5, message_rate: 0.5 };
         assert_eq!(valid.checked(), Ok(valid));
         for value in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -0.5, 1e19] {
@@ -513,13 +513,13 @@ mod tests {
         }
 
         #[test]
-        fn every_supported_version_survives_its_encoding(hundredths in 570..100_000u32) {
+        fn every_supported_version_round_trips(hundredths in 570..100_000u32) {
             let version = Version { hundredths, bareverbs: false };
             prop_assert_eq!(Version::decode(&version.encode()), Ok(version));
         }
 
         #[test]
-        fn reports_survive_their_encoding(size: u64, iterations: u64, peak: f64, average: f64) {
+        fn bandwidth_reports_round_trip(size: u64, iterations: u64, peak: f64, average: f64) {
             let report = BandwidthReport { size, iterations, peak, average, message_rate: peak };
             prop_assert_eq!(BandwidthReport::decode(report.encode()).encode(), report.encode());
         }

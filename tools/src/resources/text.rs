@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_and_counters_stand_in_lines() {
+    fn objects_and_counters_are_printed_in_lines() {
         assert_eq!(
             render(&[snapshot(5)], None),
             "rxe0: pd 2 qp 1\n  qp    lqpn 1 sq-psn 0\n  counters of port 1 (of queue pairs: none):\n    \

@@ -70,7 +70,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn heads_survive(bytes in prop::array::uniform8(0u8..), op in 0u8..5) {
+        fn message_heads_round_trip(bytes in prop::array::uniform8(0u8..), op in 0u8..5) {
             let mut message = bytes;
             (message[0], message[3]) = (op, 0);
             let head = Head::parse(&message).unwrap();

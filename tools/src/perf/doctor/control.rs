@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_survive_their_encoding() {
+    fn questions_round_trip() {
         let question = Question::Connect { address: "17@fe80::1".into(), mtu: 1024 };
         let bytes = serde_json::to_vec(&question).unwrap();
         let again: Question = serde_json::from_slice(&bytes).unwrap();
