@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_unique_until_retired() {
+    fn keys_are_unique_and_never_reused() {
         let info = KeyInfo { port_space: PortSpace::Udp, qp_type: QpType::UD };
         let (one, other) = (create(info), create(info));
         assert!(one != other && one.get() != 0 && other.get() > one.get());

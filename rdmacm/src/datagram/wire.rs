@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 const V4: [u8; 2] = [4, 8];
 const V6: [u8; 2] = [6, 24];
 
-/// The first bytes of a lookup.
+/// The first bytes of a lookup (`DS_UDP_TAG`).
 const TAG: [u8; 4] = [0x55; 4];
 
 /// Version and length of a [`Lookup`] by its family.
@@ -17,7 +17,7 @@ const LOOKUP_V6: (u8, usize) = (6, 28);
 /// Bits of a QPN.
 const QPN_MASK: u32 = 0xff_ffff;
 
-/// The address of the sender, before the bytes of a UD message.
+/// The address of the sender, before the bytes of a UD message (`struct ds_header`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     bytes: [u8; Self::MAX],
@@ -85,9 +85,9 @@ fn is_link_local(ip: &Ipv6Addr) -> bool {
 /// What a lookup is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LookupKind {
-    /// It carries a message, and asks for the receiver's QPN.
+    /// It carries a message, and asks for the receiver's QPN (`RS_OP_DATA`).
     Data,
-    /// It answers with the sender's QPN.
+    /// It answers with the sender's QPN (`RS_OP_CTRL`).
     Control,
     /// An operation without a defined meaning. librdmacm takes the sender's QPN from it, too.
     Unknown(u8),
@@ -111,7 +111,7 @@ impl LookupKind {
     }
 }
 
-/// The header of a UDP message, which is followed by the bytes of a message.
+/// The header of a UDP message, which is followed by the bytes of a message (`struct ds_udp_header`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Lookup {
     pub(super) kind: LookupKind,

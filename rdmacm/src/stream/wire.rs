@@ -6,16 +6,16 @@ use std::fmt;
 /// Version of the protocol.
 const VERSION: u8 = 1;
 
-/// Bit of the flags: the sender's memory is big endian.
+/// Bit of the flags: the sender's memory is big endian (`RS_CONN_FLAG_NET`).
 const BIG_ENDIAN: u8 = 1 << 0;
 
-/// Bit of the flags: the sender knows mapped memory (`iomap`).
+/// Bit of the flags: the sender knows mapped memory (`RS_CONN_FLAG_IOMAP`).
 const KNOWS_IOMAP: u8 = 1 << 1;
 
 /// Entries in the table of data buffers that a side offers.
 pub(crate) const SLOTS: usize = 2;
 
-/// Bytes of memory with its key, as records describe it.
+/// Bytes of memory with its key, as records describe it (`struct rs_sge`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Span {
     /// Address of the first byte, in the owner's address space.
@@ -53,7 +53,8 @@ impl Span {
     }
 }
 
-/// Memory that its owner lets the peer write, with the offset that the owner gave it.
+/// Memory that its owner lets the peer write, with the offset that the owner gave it
+/// (`struct rs_iomap`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct IomapEntry {
     pub(crate) offset: u64,
@@ -81,7 +82,8 @@ impl IomapEntry {
     }
 }
 
-/// Number of iomap entries as one byte: up to 128 exactly, then in steps of 256.
+/// Number of iomap entries as one byte: up to 128 exactly, then in steps of 256
+/// (`rs_value_to_scale`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct IomapSize(pub(crate) u8);
 
@@ -209,21 +211,21 @@ fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
     *bytes.first_chunk().expect("a field within the offer")
 }
 
-/// The immediate data of a message: 3 bits of operation, 29 bits of value.
+/// The immediate data of a message: 3 bits of operation (`RS_OP_*`), 29 bits of value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Word {
-    /// The message wrote this number of bytes into the current data buffer.
+    /// The message wrote this number of bytes into the current data buffer (`RS_OP_DATA`).
     Data(u32),
-    /// The receiver may be sent messages up to this number, counted modulo 2^16. The message may
-    /// also have written a table entry.
+    /// Credits: the receiver of the word may send messages up to this number, counted modulo 2^16
+    /// (`RS_OP_SGL`). The message may also have written a table entry.
     Credits(u16),
-    /// The message wrote an entry of the iomap table.
+    /// The message wrote an entry of the iomap table (`RS_OP_IOMAP_SGL`).
     Iomap(u32),
-    /// The sender of the word sends no more and receives no more.
+    /// The sender of the word sends no more and receives no more (`RS_CTRL_DISCONNECT`).
     Disconnect,
-    /// No meaning for the stream.
+    /// No meaning for the stream (`RS_CTRL_KEEPALIVE`).
     Keepalive,
-    /// The sender of the word sends no more.
+    /// The sender of the word sends no more (`RS_CTRL_SHUTDOWN`).
     Shutdown,
     /// A word without a defined meaning.
     Unknown(u32),

@@ -78,7 +78,7 @@ kernel_tests! {
     doctor_names_a_loss_of_five_percent if lossy_wire,
     doctor_names_the_gid_of_a_removed_address if wire,
     doctor_names_what_changes_during_the_checks if lossy_wire,
-    doctor_survives_peers_that_are_none,
+    doctor_rejects_peers_of_other_protocols,
     short_peer_killed_after_the_connection_is_reported,
     peers_killed_in_each_phase_of_the_exchange_are_reported,
     peers_killed_at_the_final_barrier_are_reported,

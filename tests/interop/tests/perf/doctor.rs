@@ -288,7 +288,7 @@ pub(crate) fn doctor_names_what_changes_during_the_checks() {
     }
 }
 
-pub(crate) fn doctor_survives_peers_that_are_none() {
+pub(crate) fn doctor_rejects_peers_of_other_protocols() {
     use std::io::Write;
     for (bytes, words) in [
         (&b"6.24\0\0\0\0\0\0\0\0\0\0\0\0"[..], "does not run this version of `perf doctor`"),
