@@ -667,6 +667,22 @@ fn thread_that_unwinds_from_a_wait_wakes_the_driver_though_its_waker_panics() {
 }
 
 #[test]
+fn thread_gets_its_result_though_the_waker_of_the_driver_panics() {
+    let setup = Setup::new(4);
+    assert!(setup.hub.inner.election.attach_driver(DriverKind::Task));
+    setup.hub.inner.election.register_driver(&Waker::from(Arc::new(Panics)));
+    let mut polls = 0;
+    let result = setup.hub.inner.block_on(None, |cx| {
+        polls += 1;
+        // The thread leads after the first poll, and sleeps for no time.
+        cx.waker().wake_by_ref();
+        if polls == 1 { Poll::Pending } else { Poll::Ready(polls) }
+    });
+    assert_eq!(result.unwrap(), Some(2));
+    assert!(setup.hub.inner.election.driver().is_none(), "it was woken");
+}
+
+#[test]
 fn hub_that_is_dropped_by_an_unwinding_thread_wakes_its_driver() {
     let setup = Setup::new(8);
     assert!(setup.hub.inner.election.attach_driver(DriverKind::Task));
