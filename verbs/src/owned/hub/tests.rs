@@ -965,6 +965,24 @@ fn sweep_probes_each_of_many_connections() {
 }
 
 #[test]
+fn sweep_does_not_wait_for_a_peer_that_is_being_connected() {
+    let setup = Setup::new(8);
+    let peers = [setup.connection(1), setup.connection(1)];
+    let (now, interval) = (Instant::now(), Duration::from_secs(1));
+    for peer in &peers {
+        peer.inner().conn.lock().start_keepalive(Some(interval), now);
+    }
+    setup.hub.inner().probe_every(interval);
+    let connecting = peers[0].inner().conn.lock();
+    let (hub, due) = (Arc::clone(&setup.hub.inner), now + 2 * interval);
+    assert!(ends(move || hub.sweep(Some(due))));
+    drop(connecting);
+    assert_eq!(setup.plain.log().sent.len(), 1, "the other peer is probed");
+    setup.hub.inner().sweep(Some(due));
+    assert_eq!(setup.plain.log().sent.len(), 2);
+}
+
+#[test]
 fn connection_of_a_hub_without_room_for_probes_has_no_keepalive() {
     let test = || {
         let setup = Setup::new(8);
