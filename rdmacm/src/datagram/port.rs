@@ -40,6 +40,8 @@ pub(super) struct Port {
     max_message: usize,
     /// Whether the next completion makes the descriptor readable.
     pub(super) armed: bool,
+    /// Receives that are posted.
+    recvs: usize,
 }
 
 /// What the connection manager knows of a local address.
@@ -107,6 +109,7 @@ impl Port {
             path_bits: (1u32 << attr.lmc) as u8 - 1,
             max_message: packet.min(SLOT - Lookup::len(local)),
             armed: false,
+            recvs: options.recvs(),
             datagrams,
         })
     }
@@ -176,6 +179,9 @@ impl Port {
 
     /// Copies the next message of `from`, or of any peer, to the start of `into`. Returns its length
     /// there and its sender.
+    ///
+    /// It handles at most as many messages as there are receives, because those of others may arrive
+    /// without end. If the CQ was armed before, an event reports what is left.
     pub(super) fn recv(
         &mut self,
         into: &mut [u8],
@@ -185,7 +191,8 @@ impl Port {
             SocketAddr::V4(_) => 0,
             SocketAddr::V6(local) => local.scope_id(),
         };
-        while let Some(received) = self.datagrams.poll_recv() {
+        for _ in 0..self.recvs {
+            let Some(received) = self.datagrams.poll_recv() else { break };
             let received = received?;
             let parsed = Header::parse(received.message(), scope);
             let taken = parsed
