@@ -42,6 +42,7 @@ pub(super) struct Port {
     pub(super) armed: bool,
     /// Receives that are posted.
     recvs: usize,
+    channel: EventChannel,
 }
 
 /// What the connection manager knows of a local address.
@@ -73,10 +74,16 @@ impl Port {
         local: SocketAddr,
     ) -> Result<Self> {
         let found = Local::find(channel, local)?;
-        Ok(domains.build(found.device, Error::errno, |pd| Self::on(pd, &found, options, local))?)
+        Ok(domains.build(found.device, Error::errno, |pd| Self::on(channel, pd, &found, options, local))?)
     }
 
-    fn on(pd: &Pd, found: &Local, options: &DatagramSocketOptions, local: SocketAddr) -> Result<Self, Error> {
+    fn on(
+        channel: &EventChannel,
+        pd: &Pd,
+        found: &Local,
+        options: &DatagramSocketOptions,
+        local: SocketAddr,
+    ) -> Result<Self, Error> {
         let (context, port) = (pd.context(), found.device.port);
         let is_it = |entry: &&bareverbs::GidEntry| entry.port == port && entry.gid == found.gid;
         // On RoCE, an address has a GID of each version.
@@ -110,6 +117,7 @@ impl Port {
             max_message: packet.min(SLOT - Lookup::len(local)),
             armed: false,
             recvs: options.recvs(),
+            channel: channel.clone(),
             datagrams,
         })
     }
@@ -236,6 +244,10 @@ impl AsFd for Port {
 impl Drop for Port {
     /// Waits until the device has sent all messages.
     fn drop(&mut self) {
+        // A forked child does not inherit the rings.
+        if !self.channel.file().is_of_this_process() {
+            return;
+        }
         let end = Instant::now() + LINGER;
         while self.datagrams.pending_sends() > 0 {
             let left = end.saturating_duration_since(Instant::now());
