@@ -694,7 +694,7 @@ mod tests {
     #[test]
     fn readable_descriptor_arms_itself_again() {
         let registered = Registration::<Manual>::new(&crate::EventChannel::for_test()).unwrap();
-        registered.channel.claim(new_key());
+        registered.channel.claim(new_key(), 0);
         assert!(registered.poll_readable().is_pending());
         for _ in 0..3 {
             registered.readiness.become_readable();
@@ -712,7 +712,7 @@ mod tests {
         /// A task that waits for the events of a new key.
         fn new(channel: &crate::EventChannel, panics: bool) -> (Arc<Self>, Key) {
             let (task, key) = (Arc::new(Self { panics, woken: AtomicUsize::new(0) }), new_key());
-            channel.claim(key);
+            channel.claim(key, 0);
             assert!(channel.poll_event(Some(key), &Waker::from(Arc::clone(&task))).unwrap().is_none());
             (task, key)
         }
@@ -747,7 +747,7 @@ mod tests {
                 *registered.readiness.1.lock().unwrap() = Some(Box::new(move || report(&late, one)));
                 registered.readiness.become_readable();
                 let own = new_key();
-                channel.claim(own);
+                channel.claim(own, 0);
                 let next = pin!(registered.next(Some(own)));
                 assert!(next.poll(&mut Context::from_waker(Waker::noop())).is_pending());
             };
