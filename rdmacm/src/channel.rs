@@ -186,9 +186,9 @@ impl EventChannel {
         self.inner.inboxes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Delivers the events of a key to those who ask for this key only.
-    pub(crate) fn claim(&self, key: Key) {
-        self.lock().claim(key);
+    /// Delivers the events of a key to those who ask for this key only. `backlog` is that of a listener.
+    pub(crate) fn claim(&self, key: Key, backlog: u32) {
+        self.lock().claim(key, backlog);
     }
 
     /// Ends [`claim`](Self::claim). Events that were delivered are for any caller then.
@@ -205,7 +205,7 @@ impl EventChannel {
         let is_it = |uid| uid == key.get() || memberships.iter().any(|key| key.get() == uid);
         let mut wakers = Vec::new();
         let (_, events) = self.lock().remove(key, is_it, &mut wakers);
-        events.iter().for_each(|event| self.destroy_child(event));
+        self.destroy_children(&events);
         wake_all(wakers);
     }
 
@@ -218,7 +218,8 @@ impl EventChannel {
         // Other readers of this channel may have read events from after the migration.
         let (_, newer) = inboxes.remove(key, is_it, &mut wakers);
         if claimed {
-            inboxes.claim(key);
+            // A listener is not migrated.
+            inboxes.claim(key, 0);
         }
         events.into_iter().chain(newer).for_each(|event| inboxes.deliver(event, &mut wakers));
         drop(inboxes);
@@ -242,16 +243,21 @@ impl EventChannel {
     /// too.
     ///
     /// The tasks that wait for the other events are woken first, without the lock. If a waker panics,
-    /// the event is still in its inbox.
+    /// the event is still in its inbox. Requests for which there is no room are rejected.
     fn take(&self, key: Option<Key>) -> (MutexGuard<'_, Inboxes>, Result<Option<EventResp>>) {
+        let mut rejects = true;
         loop {
             let (mut inboxes, mut wakers) = (self.lock(), Vec::new());
             let read = self.read_until(&mut inboxes, key, &mut wakers);
-            if wakers.is_empty() {
+            // Once: peers may send requests without end. The next call rejects the rest.
+            let refused = if rejects { inboxes.take_refused() } else { Vec::new() };
+            if wakers.is_empty() && refused.is_empty() {
                 let taken = read.map(|()| inboxes.take(key));
                 return (inboxes, taken);
             }
+            rejects &= refused.is_empty();
             drop(inboxes);
+            self.destroy_children(&refused);
             wake_all(wakers);
         }
     }
@@ -308,7 +314,7 @@ impl EventChannel {
     pub(crate) fn serve(&self) -> bool {
         self.forget_wake();
         let mut wakers = Vec::new();
-        let reads = {
+        let (reads, refused) = {
             let mut inboxes = self.lock();
             let reads = inboxes.are_claimed();
             if !reads {
@@ -319,8 +325,9 @@ impl EventChannel {
                 // They get the error when they read.
                 inboxes.take_wakers(&mut wakers);
             }
-            reads
+            (reads, inboxes.take_refused())
         };
+        self.destroy_children(&refused);
         wake_all(wakers);
         reads
     }
@@ -331,6 +338,10 @@ impl EventChannel {
         let mut wakers = Vec::new();
         self.lock().take_wakers(&mut wakers);
         wake_all(wakers);
+    }
+
+    fn destroy_children(&self, events: &[EventResp]) {
+        events.iter().for_each(|event| self.destroy_child(event));
     }
 
     fn destroy_child(&self, resp: &EventResp) {
@@ -435,8 +446,10 @@ impl EventChannel {
         let serves = inboxes.are_claimed() && inboxes.have_tasks();
         let read = if serves { self.read_all(&mut inboxes, &mut wakers) } else { Ok(()) };
         inboxes.take_unclaimed_wakers(&mut wakers);
+        let refused = inboxes.take_refused();
         drop(inboxes);
         self.inner.delivered.notify_all();
+        self.destroy_children(&refused);
         wake_all(wakers);
         slept.and(read)
     }
@@ -518,6 +531,7 @@ mod tests {
 
     use super::*;
     use crate::PortSpace;
+    use crate::inbox::REQUESTS;
     use crate::key::KeyInfo;
 
     fn new_key() -> Key {
@@ -554,7 +568,7 @@ mod tests {
     /// A key that a task with a panicking waker waits for.
     fn claim_by_panicking_task(channel: &EventChannel) -> Key {
         let key = new_key();
-        channel.claim(key);
+        channel.claim(key, 0);
         register(channel, Some(key), &Waker::from(Arc::new(Panics)));
         key
     }
@@ -564,12 +578,33 @@ mod tests {
     }
 
     #[test]
+    fn requests_beyond_the_room_of_an_inbox_are_rejected() {
+        let (channel, listener, other) = (EventChannel::simulated(), new_key(), new_key());
+        channel.claim(listener, 0);
+        channel.claim(other, 0);
+        let (kernel, count) = (channel.file().kernel(), REQUESTS as u32);
+        for id in 0..count + 2 {
+            kernel.report(EventResp { id, ..event(listener, EventType::CONNECT_REQUEST) });
+        }
+        kernel.report(event(other, EventType::ADDR_RESOLVED));
+        // The reader of another key reads them.
+        assert!(channel.try_event(Some(other)).unwrap().is_some());
+        assert_eq!(kernel.destroyed(), [count, count + 1]);
+        // A request that was taken makes room for another one.
+        drop(channel.try_event(Some(listener)).unwrap());
+        assert_eq!(kernel.destroyed(), [count, count + 1, 0]);
+        kernel.report(EventResp { id: count + 2, ..event(listener, EventType::CONNECT_REQUEST) });
+        assert!(channel.try_event(Some(other)).unwrap().is_none());
+        assert_eq!(kernel.destroyed().len(), 3);
+    }
+
+    #[test]
     fn events_from_before_a_migration_come_first() {
         for claimed in [false, true] {
             let key = new_key();
             let (old, new) = (EventChannel::for_test(), EventChannel::for_test());
             if claimed {
-                old.claim(key);
+                old.claim(key, 0);
             }
             let read = |channel: &EventChannel, status| {
                 let event = EventResp { uid: key.get(), status, ..EventResp::zeroed() };
@@ -651,7 +686,7 @@ mod tests {
     #[test]
     fn end_of_a_claim_wakes_the_thread_that_sleeps_on_a_private_channel() {
         let (channel, key) = (EventChannel::simulated_private(), new_key());
-        channel.claim(key);
+        channel.claim(key, 0);
         channel.lock().deliver(event(key, EventType::ADDR_RESOLVED), &mut Vec::new());
         let (start, timeout) = (Instant::now(), Duration::from_secs(10));
         std::thread::scope(|scope| {
@@ -680,7 +715,7 @@ mod tests {
     fn delivery_to_a_task_wakes_it_once_and_leaves_the_event() {
         let channel = EventChannel::simulated();
         let (key, count) = (new_key(), Arc::new(Count::default()));
-        channel.claim(key);
+        channel.claim(key, 0);
         register(&channel, Some(key), &Waker::from(Arc::clone(&count)));
         channel.file().kernel().report(event(key, EventType::ADDR_RESOLVED));
         assert!(channel.try_wait().unwrap().is_none());
@@ -690,7 +725,7 @@ mod tests {
     #[test]
     fn claim_of_a_migrated_id_moves_with_it() {
         let (old, new, key) = (EventChannel::simulated(), EventChannel::simulated(), new_key());
-        old.claim(key);
+        old.claim(key, 0);
         new.take_over(&old, key, &[]);
         assert!(!old.lock().are_claimed());
         new.file().kernel().report(event(key, EventType::ADDR_RESOLVED));
@@ -701,7 +736,7 @@ mod tests {
     #[test]
     fn thread_that_sleeps_no_longer_lets_another_one_read() {
         let (channel, key) = (EventChannel::simulated(), new_key());
-        channel.claim(key);
+        channel.claim(key, 0);
         std::thread::scope(|scope| {
             scope.spawn(|| assert!(channel.wait_timeout(Duration::from_millis(100)).unwrap().is_none()));
             while !channel.lock().sleeping {

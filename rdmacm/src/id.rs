@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::mem;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -73,6 +73,8 @@ pub struct CmId {
     /// Whether the address to connect to is an InfiniBand address.
     to_ib_addr: AtomicBool,
     listens: AtomicBool,
+    /// Of a listener; 0 is the maximum of the kernel.
+    backlog: AtomicU32,
     accepted: AtomicBool,
     memberships: Mutex<Vec<Membership>>,
     destroyed: bool,
@@ -213,6 +215,7 @@ impl CmId {
             info,
             to_ib_addr: AtomicBool::new(false),
             listens: AtomicBool::new(false),
+            backlog: AtomicU32::new(0),
             accepted: AtomicBool::new(false),
             memberships: Mutex::new(Vec::new()),
             destroyed: false,
@@ -395,8 +398,9 @@ impl CmId {
         }
         let backlog = backlog.min(i32::MAX.cast_unsigned());
         let listened = command::listen(self.file(), ListenReq { id: self.number, backlog });
-        if listened.is_err() {
-            self.listens.store(false, Ordering::Relaxed);
+        match listened {
+            Ok(()) => self.backlog.store(backlog, Ordering::Relaxed),
+            Err(_) => self.listens.store(false, Ordering::Relaxed),
         }
         listened
     }
@@ -794,7 +798,7 @@ impl CmId {
 
     /// Delivers its events to those who wait for this identifier only.
     pub(crate) fn claim(&self) {
-        self.channel.claim(self.key);
+        self.channel.claim(self.key, self.backlog.load(Ordering::Relaxed));
     }
 
     /// Ends [`claim`](Self::claim).

@@ -7,9 +7,19 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::task::Waker;
 
+use bareverbs_uapi::rdma_cm::EventType;
 use bareverbs_uapi::rdma_cm::structs::EventResp;
 
 use crate::Key;
+
+/// An inbox with this many events, or as many as the backlog of its listener, takes no requests.
+///
+/// A reader of another key reads them as well. The kernel counts only those that were not read, so its
+/// backlog does not limit them.
+pub(crate) const REQUESTS: usize = 4096;
+
+/// The largest backlog that counts. That of the kernel has a maximum, too, which a listener may ask for.
+const MAX_BACKLOG: u32 = 1 << 16;
 
 /// The inboxes of a channel.
 ///
@@ -24,11 +34,15 @@ pub(crate) struct Inboxes {
     pub(crate) sleeping: bool,
     /// Whether a task has waited.
     have_tasks: bool,
+    /// Requests for which there was no room.
+    refused: Vec<EventResp>,
 }
 
 #[derive(Default)]
 struct Inbox {
     events: VecDeque<EventResp>,
+    /// The backlog of the listener.
+    backlog: usize,
     /// Tasks that wait for an event.
     wakers: Vec<Waker>,
 }
@@ -44,10 +58,13 @@ impl Inboxes {
         self.have_tasks
     }
 
-    /// Creates an inbox for the events of a key. Those that wait for any caller move there.
-    pub(crate) fn claim(&mut self, key: Key) {
+    /// Creates an inbox for the events of a key. Those that wait for any caller move there. `backlog` is
+    /// that of a listener.
+    pub(crate) fn claim(&mut self, key: Key, backlog: u32) {
         let events = remove(&mut self.unclaimed.events, |uid| uid == key.get());
-        self.claimed.entry(key.get()).or_default().events.extend(events);
+        let inbox = self.claimed.entry(key.get()).or_default();
+        inbox.events.extend(events);
+        inbox.backlog = backlog.min(MAX_BACKLOG) as usize;
     }
 
     /// Ends the inbox of a key. Its events wait for any caller then.
@@ -93,11 +110,24 @@ impl Inboxes {
         self.of(key).events.pop_front()
     }
 
-    /// Adds an event. Tasks that wait for it are added to `wakers`.
+    /// Adds an event. Tasks that wait for it are added to `wakers`. Requests for which there is no room
+    /// are those of [`take_refused`](Self::take_refused).
     pub(crate) fn deliver(&mut self, event: EventResp, wakers: &mut Vec<Waker>) {
         let inbox = self.claimed.get_mut(&event.uid).unwrap_or(&mut self.unclaimed);
+        let is_full = inbox.events.len() >= REQUESTS.max(inbox.backlog);
+        if is_full && event.event == EventType::CONNECT_REQUEST {
+            self.refused.push(event);
+            return;
+        }
         inbox.events.push_back(event);
         wakers.append(&mut inbox.wakers);
+    }
+
+    /// Takes the requests for which there was no room. The caller must destroy their identifiers, without
+    /// a lock.
+    #[must_use]
+    pub(crate) fn take_refused(&mut self) -> Vec<EventResp> {
+        std::mem::take(&mut self.refused)
     }
 
     /// Registers a task that waits for what [`take`](Self::take) would return, by a clone of `waker`.
@@ -173,7 +203,7 @@ mod tests {
             let keys: [Key; 4] = keys();
             let mut inboxes = Inboxes::default();
             // The other two have none.
-            keys[..2].iter().for_each(|key| inboxes.claim(*key));
+            keys[..2].iter().for_each(|key| inboxes.claim(*key, 0));
             for (status, of) in sent.iter().enumerate() {
                 inboxes.deliver(event(keys[*of], status as u32), &mut Vec::new());
             }
@@ -198,14 +228,14 @@ mod tests {
         let (mut inboxes, mut wakers) = (Inboxes::default(), Vec::new());
         inboxes.deliver(event(one, 1), &mut wakers);
         inboxes.deliver(event(other, 2), &mut wakers);
-        inboxes.claim(one);
+        inboxes.claim(one, 0);
         assert!(inboxes.are_claimed());
         assert_eq!(inboxes.take(None).map(|event| event.status), Some(2));
         inboxes.unclaim(one, &mut wakers);
         assert!(!inboxes.are_claimed());
         assert_eq!(inboxes.take(None).map(|event| event.status), Some(1));
 
-        inboxes.claim(one);
+        inboxes.claim(one, 0);
         inboxes.deliver(event(one, 3), &mut wakers);
         inboxes.deliver(event(other, 4), &mut wakers);
         let (claimed, events) = inboxes.remove(one, |uid| uid == other.get(), &mut wakers);
@@ -219,7 +249,7 @@ mod tests {
         let counts = [Arc::new(Count::default()), Arc::new(Count::default())];
         let [of_one, of_any] = counts.clone().map(Waker::from);
         let mut inboxes = Inboxes::default();
-        inboxes.claim(one);
+        inboxes.claim(one, 0);
         for _ in 0..2 {
             for (key, waker) in [(Some(one), &of_one), (None, &of_any)] {
                 assert!(inboxes.register(key, waker, &mut Some(waker.clone())));
@@ -237,11 +267,29 @@ mod tests {
     }
 
     #[test]
+    fn requests_beyond_the_room_of_an_inbox_are_refused() {
+        let keys: [Key; 3] = keys();
+        for (key, backlog, room) in [(keys[0], 0, REQUESTS), (keys[1], 5000, 5000), (keys[2], 16, REQUESTS)] {
+            let mut inboxes = Inboxes::default();
+            inboxes.claim(key, backlog);
+            let request = EventResp { event: EventType::CONNECT_REQUEST, ..event(key, 0) };
+            (0..room).for_each(|_| inboxes.deliver(request, &mut Vec::new()));
+            assert!(inboxes.take_refused().is_empty());
+            // Other events have room.
+            for event in [request, event(key, 0)] {
+                inboxes.deliver(event, &mut Vec::new());
+            }
+            assert_eq!(inboxes.take_refused().len(), 1);
+            assert_eq!(std::iter::from_fn(|| inboxes.take(Some(key))).count(), room + 1);
+        }
+    }
+
+    #[test]
     fn tasks_of_a_removed_inbox_are_handed_out() {
         let [key] = keys();
         let waker = Waker::from(Arc::new(Count::default()));
         let (mut inboxes, mut wakers) = (Inboxes::default(), Vec::new());
-        inboxes.claim(key);
+        inboxes.claim(key, 0);
         assert!(!inboxes.register(Some(key), &waker, &mut None), "it is to be cloned first");
         assert!(inboxes.register(Some(key), &waker, &mut Some(waker.clone())));
         let _ = inboxes.remove(key, |_| false, &mut wakers);

@@ -69,7 +69,9 @@ pub struct IdOptions {
     /// system's `net.ipv6.bindv6only` says.
     pub ipv6_only: Option<bool>,
     /// The number of requests that wait for a listener: [`CmId::listen`]. 0, or above
-    /// `net.rdma_ucm.max_backlog` (default 1024), means that maximum.
+    /// `net.rdma_ucm.max_backlog` (default 1024), means that maximum. The kernel counts requests that no
+    /// thread or task has read from the channel. Of those that were read, 4096 wait for the listener, or
+    /// as many as the backlog if that is larger, at most 65,536. Further ones are rejected.
     pub backlog: u32,
 }
 

@@ -185,6 +185,18 @@ impl<R: Readiness> Wait for Task<'_, R> {
         self.check(channel, verb)?;
         self.0.next(Some(key)).await
     }
+
+    async fn pass(&self, _: &'static str) -> Result<()> {
+        let mut has_passed = false;
+        poll_fn(|cx| {
+            if std::mem::replace(&mut has_passed, true) {
+                return Poll::Ready(Ok(()));
+            }
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await
+    }
 }
 
 /// An [event channel](crate::EventChannel) that tasks wait on.
@@ -682,7 +694,7 @@ mod tests {
     #[test]
     fn readable_descriptor_arms_itself_again() {
         let registered = Registration::<Manual>::new(&crate::EventChannel::for_test()).unwrap();
-        registered.channel.claim(new_key());
+        registered.channel.claim(new_key(), 0);
         assert!(registered.poll_readable().is_pending());
         for _ in 0..3 {
             registered.readiness.become_readable();
@@ -700,7 +712,7 @@ mod tests {
         /// A task that waits for the events of a new key.
         fn new(channel: &crate::EventChannel, panics: bool) -> (Arc<Self>, Key) {
             let (task, key) = (Arc::new(Self { panics, woken: AtomicUsize::new(0) }), new_key());
-            channel.claim(key);
+            channel.claim(key, 0);
             assert!(channel.poll_event(Some(key), &Waker::from(Arc::clone(&task))).unwrap().is_none());
             (task, key)
         }
@@ -735,7 +747,7 @@ mod tests {
                 *registered.readiness.1.lock().unwrap() = Some(Box::new(move || report(&late, one)));
                 registered.readiness.become_readable();
                 let own = new_key();
-                channel.claim(own);
+                channel.claim(own, 0);
                 let next = pin!(registered.next(Some(own)));
                 assert!(next.poll(&mut Context::from_waker(Waker::noop())).is_pending());
             };

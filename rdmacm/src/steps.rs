@@ -27,6 +27,10 @@ pub(crate) trait Wait: Sync {
         key: Key,
         verb: &'static str,
     ) -> impl Future<Output = Result<Event>> + Send;
+
+    /// To be called between events that peers may cause without end. It fails if the time limit has
+    /// passed, or lets other tasks run.
+    fn pass(&self, verb: &'static str) -> impl Future<Output = Result<()>> + Send;
 }
 
 /// Waiting in a thread, up to a time limit.
@@ -46,6 +50,13 @@ impl Deadline {
 impl Wait for Deadline {
     async fn event(&self, channel: &EventChannel, key: Key, verb: &'static str) -> Result<Event> {
         channel.wait_until(Some(key), self.end)?.ok_or(Error::TimedOut { verb, limit: self.limit })
+    }
+
+    async fn pass(&self, verb: &'static str) -> Result<()> {
+        match self.end.is_some_and(|end| Instant::now() >= end) {
+            true => Err(Error::TimedOut { verb, limit: self.limit }),
+            false => Ok(()),
+        }
     }
 }
 
@@ -249,6 +260,10 @@ mod tests {
         async fn event(&self, _: &EventChannel, _: Key, verb: &'static str) -> Result<Event> {
             let next = self.0.lock().unwrap().pop();
             next.ok_or(Error::TimedOut { verb, limit: Duration::ZERO })
+        }
+
+        async fn pass(&self, _: &'static str) -> Result<()> {
+            Ok(())
         }
     }
 

@@ -40,6 +40,9 @@ pub(super) struct Port {
     max_message: usize,
     /// Whether the next completion makes the descriptor readable.
     pub(super) armed: bool,
+    /// Receives that are posted.
+    recvs: usize,
+    channel: EventChannel,
 }
 
 /// What the connection manager knows of a local address.
@@ -71,10 +74,16 @@ impl Port {
         local: SocketAddr,
     ) -> Result<Self> {
         let found = Local::find(channel, local)?;
-        Ok(domains.build(found.device, Error::errno, |pd| Self::on(pd, &found, options, local))?)
+        Ok(domains.build(found.device, Error::errno, |pd| Self::on(channel, pd, &found, options, local))?)
     }
 
-    fn on(pd: &Pd, found: &Local, options: &DatagramSocketOptions, local: SocketAddr) -> Result<Self, Error> {
+    fn on(
+        channel: &EventChannel,
+        pd: &Pd,
+        found: &Local,
+        options: &DatagramSocketOptions,
+        local: SocketAddr,
+    ) -> Result<Self, Error> {
         let (context, port) = (pd.context(), found.device.port);
         let is_it = |entry: &&bareverbs::GidEntry| entry.port == port && entry.gid == found.gid;
         // On RoCE, an address has a GID of each version.
@@ -107,6 +116,8 @@ impl Port {
             path_bits: (1u32 << attr.lmc) as u8 - 1,
             max_message: packet.min(SLOT - Lookup::len(local)),
             armed: false,
+            recvs: options.recvs(),
+            channel: channel.clone(),
             datagrams,
         })
     }
@@ -176,6 +187,9 @@ impl Port {
 
     /// Copies the next message of `from`, or of any peer, to the start of `into`. Returns its length
     /// there and its sender.
+    ///
+    /// It handles at most as many messages as there are receives, because those of others may arrive
+    /// without end. If the CQ was armed before, an event reports what is left.
     pub(super) fn recv(
         &mut self,
         into: &mut [u8],
@@ -185,7 +199,8 @@ impl Port {
             SocketAddr::V4(_) => 0,
             SocketAddr::V6(local) => local.scope_id(),
         };
-        while let Some(received) = self.datagrams.poll_recv() {
+        for _ in 0..self.recvs {
+            let Some(received) = self.datagrams.poll_recv() else { break };
             let received = received?;
             let parsed = Header::parse(received.message(), scope);
             let taken = parsed
@@ -229,6 +244,10 @@ impl AsFd for Port {
 impl Drop for Port {
     /// Waits until the device has sent all messages.
     fn drop(&mut self) {
+        // A forked child does not inherit the rings.
+        if !self.channel.file().is_of_this_process() {
+            return;
+        }
         let end = Instant::now() + LINGER;
         while self.datagrams.pending_sends() > 0 {
             let left = end.saturating_duration_since(Instant::now());

@@ -115,11 +115,14 @@ impl DatagramSocket {
     }
 
     pub(super) fn new(addr: SocketAddr, options: &DatagramSocketOptions) -> Result<Self> {
+        Self::on_channel(EventChannel::private()?, addr, options)
+    }
+
+    fn on_channel(channel: EventChannel, addr: SocketAddr, options: &DatagramSocketOptions) -> Result<Self> {
         let bound = UdpSocket::bind(addr).and_then(|udp| udp.set_nonblocking(true).map(|()| udp));
         let udp = bound.map_err(|error| system("binding the UDP socket of a datagram socket", &error))?;
         let failed = |errno| Error::System { what: "creating the descriptor of a datagram socket", errno };
         let ready = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
-        let channel = EventChannel::private()?;
         for (fd, number) in [(udp.as_fd(), UDP), (channel.as_fd(), EVENT)] {
             epoll::add(&ready, fd, epoll::EventData::new_u64(number), epoll::EventFlags::IN)
                 .map_err(failed)?;
@@ -243,13 +246,8 @@ impl DatagramSocket {
     /// - The errors of [`connect`](Self::connect).
     #[doc(alias = "rsendto")]
     pub fn send_to(&mut self, message: &[u8], peer: SocketAddr) -> Result<()> {
-        let (peer, end) = (plain(peer), Deadline::new(self.write_timeout));
-        loop {
-            if self.try_send(message, peer)? {
-                return Ok(());
-            }
-            self.wait(end)?;
-        }
+        let peer = plain(peer);
+        self.until(self.write_timeout, |socket| Ok(socket.try_send(message, peer)?.then_some(())))
     }
 
     /// Receives a message of the peer of [`connect`](Self::connect), or of any peer if the socket is
@@ -270,13 +268,7 @@ impl DatagramSocket {
     /// - [`DatagramError::Cm`]: as for [`send_to`](Self::send_to).
     #[doc(alias = "rrecvfrom")]
     pub fn recv_from(&mut self, into: &mut [u8]) -> Result<(usize, SocketAddr)> {
-        let end = Deadline::new(self.read_timeout);
-        loop {
-            if let Some(received) = self.try_recv(into)? {
-                return Ok(received);
-            }
-            self.wait(end)?;
-        }
+        self.until(self.read_timeout, |socket| socket.try_recv(into))
     }
 
     fn try_send(&mut self, message: &[u8], peer: SocketAddr) -> Result<bool> {
@@ -321,19 +313,46 @@ impl DatagramSocket {
         Ok(None)
     }
 
-    /// Returns when another attempt is worthwhile.
-    fn wait(&mut self, end: Deadline) -> Result<()> {
-        if self.settle()? {
-            return Ok(());
+    /// Attempts until there is a result, at most for `limit`.
+    fn until<T>(
+        &mut self,
+        limit: Option<Duration>,
+        mut attempt: impl FnMut(&mut Self) -> Result<Option<T>>,
+    ) -> Result<T> {
+        let end = Deadline::new(limit);
+        let mut settled = false;
+        loop {
+            if let Some(result) = attempt(self)? {
+                return Ok(result);
+            }
+            // Messages of others may arrive without end, so the limit counts also if there is more to
+            // handle. The descriptor is readable then.
+            if settled {
+                self.check_limit(end)?;
+            }
+            settled = true;
+            if !self.settle()? {
+                self.check_limit(end)?;
+                self.sleep(end)?;
+                settled = false;
+            }
         }
+    }
+
+    /// Fails if a call may not wait longer.
+    fn check_limit(&self, end: Deadline) -> Result<()> {
         if self.nonblocking {
             return Err(DatagramError::WouldBlock);
         }
-        let left = end.left();
-        if left == Some(Duration::ZERO) {
-            return Err(DatagramError::TimedOut);
+        match end.left() {
+            Some(Duration::ZERO) => Err(DatagramError::TimedOut),
+            _ => Ok(()),
         }
-        let left = left.and_then(|left| Timespec::try_from(left).ok());
+    }
+
+    /// Sleeps until the descriptor is readable, at most until `end`.
+    fn sleep(&self, end: Deadline) -> Result<()> {
+        let left = end.left().and_then(|left| Timespec::try_from(left).ok());
         let mut ready = [const { MaybeUninit::<epoll::Event>::uninit() }; 1];
         match epoll::wait(&self.ready, &mut ready, left.as_ref()) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
@@ -550,5 +569,28 @@ impl fmt::Debug for DatagramSocket {
             .field("local", &self.udp.local_addr().ok())
             .field("peer", &self.connected)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn receive_ends_although_the_udp_socket_always_has_messages() {
+        let options = DatagramSocketOptions::default();
+        let any = (Ipv4Addr::UNSPECIFIED, 0).into();
+        let mut socket =
+            DatagramSocket::on_channel(EventChannel::simulated_private(), any, &options).unwrap();
+        let addr = (Ipv4Addr::LOCALHOST, socket.local_addr().unwrap().port());
+        let peer = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        for _ in 0..3 * BATCH {
+            peer.send_to(b"not a lookup", addr).unwrap();
+        }
+        socket.set_read_timeout(Some(Duration::ZERO));
+        assert!(matches!(socket.recv(&mut []), Err(DatagramError::TimedOut)));
+        socket.set_nonblocking(true);
+        assert!(matches!(socket.recv(&mut []), Err(DatagramError::WouldBlock)));
+        assert!(socket.settle().unwrap(), "each call takes one batch");
     }
 }

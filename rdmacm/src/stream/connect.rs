@@ -259,14 +259,14 @@ impl RdmaListener {
     /// Waits for a stream by `wait`, which waits for the listener's channel.
     pub(super) async fn accept_with(&self, wait: &impl Wait) -> Result<RdmaStream> {
         loop {
-            let mut request = steps::request(wait, &self.id).await?;
-            request.move_to_own_channel()?;
+            let request = steps::request(wait, &self.id).await?;
             match self.admit(request) {
                 // A peer that is not a stream does not fail the listener.
                 Err(StreamError::Offer(_)) => {}
                 Err(error) if is_of_lost_peer(&error) => {}
                 admitted => return admitted,
             }
+            wait.pass("accept").await?;
         }
     }
 
@@ -276,12 +276,13 @@ impl RdmaListener {
     }
 
     /// Accepts a request. Drop of the request rejects it.
-    fn admit(&self, request: ConnectRequest) -> Result<RdmaStream> {
+    fn admit(&self, mut request: ConnectRequest) -> Result<RdmaStream> {
         let RequestParam::Connection(peer) = request.param().clone() else {
             return Err(OfferError::Length(0).into());
         };
         // Rejects a foreign peer before anything is created for it.
         Offer::from_bytes(&peer.private_data)?;
+        request.move_to_own_channel()?;
         self.options.id_options.apply_to_child(request.id())?;
         let mut prepared = self.options.prepare(&self.domains, device_of(request.id())?)?;
         let offer = prepared.offer()?;
@@ -316,5 +317,31 @@ impl AsFd for RdmaListener {
 impl fmt::Debug for RdmaListener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RdmaListener").field("local", &self.local).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use bareverbs_uapi::rdma_cm::EventType;
+    use bareverbs_uapi::rdma_cm::structs::EventResp;
+
+    use super::*;
+
+    #[test]
+    fn accept_ends_in_time_although_foreign_peers_send_requests() {
+        let channel = EventChannel::simulated_private();
+        let (id, options) = (CmId::new(&channel, PortSpace::Tcp).unwrap(), StreamOptions::default());
+        let (uid, kernel) = (id.key().get(), channel.file().kernel());
+        for id in 1..=2 {
+            kernel.report(EventResp { id, uid, event: EventType::CONNECT_REQUEST, ..EventResp::zeroed() });
+        }
+        let local = (Ipv4Addr::LOCALHOST, 7174).into();
+        let listener = RdmaListener { id, domains: options.list(), options, local };
+        for rejected in [1..=1, 1..=2, 1..=2] {
+            assert!(listener.accept_timeout(Duration::ZERO).unwrap().is_none());
+            assert_eq!(kernel.destroyed(), rejected.collect::<Vec<_>>());
+        }
     }
 }

@@ -150,6 +150,7 @@ kernel_tests! {
 
     datagram_sockets_exchange_messages if has_ip,
     messages_go_by_udp_until_the_peer_answers_the_lookup if has_ip,
+    datagram_socket_dropped_in_a_forked_child_polls_nothing if has_ip,
     lookup_is_answered_and_its_message_received if has_ip,
     malformed_messages_are_ignored if has_ip,
     connected_socket_receives_from_its_peer_only if has_ip,

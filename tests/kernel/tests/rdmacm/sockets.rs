@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use bareverbs::owned::{Datagrams, Lease, Pool};
 use bareverbs::{Errno, GRH_BYTES};
-use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{child, device};
 use bareverbs_rdmacm::Error;
 use bareverbs_rdmacm::datagram::{DatagramError, DatagramSocket, DatagramSocketOptions};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -129,6 +129,28 @@ pub(crate) fn messages_go_by_udp_until_the_peer_answers_the_lookup() {
         header.extend(local.port().to_be_bytes());
         header.extend(local.ip().octets());
         assert_eq!(received, [&header[..], b"three"].concat());
+    });
+}
+
+pub(crate) fn datagram_socket_dropped_in_a_forked_child_polls_nothing() {
+    nothing_leaks(|| {
+        let peer = plain_udp();
+        let mut socket = client(peer.local_addr().unwrap());
+        let mut queue = PeerQueue::new();
+        peer.send_to(&lookup(CONTROL, queue.qp_num()), socket.local_addr().unwrap()).unwrap();
+        let end = Instant::now() + TIMEOUT;
+        loop {
+            socket.send(b"one").unwrap();
+            if queue.recv().is_some() {
+                break;
+            }
+            assert!(Instant::now() < end, "no message by RDMA");
+        }
+        // The completion of the send was not polled.
+        let mut slot = Some(socket);
+        child::run(|| drop(slot.take()));
+        slot.take().unwrap().send(b"of the parent").unwrap();
+        assert!(queue.recv().is_some());
     });
 }
 

@@ -299,6 +299,10 @@ impl<P: Provider> Conn<P> {
         lock(&self.state)
     }
 
+    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, ConnState<P>>> {
+        self.state.try_lock()
+    }
+
     /// Takes a free slot.
     #[inline]
     pub(crate) fn take_slot(&self, kind: SlotKind) -> Option<u32> {

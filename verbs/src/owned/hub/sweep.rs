@@ -74,7 +74,15 @@ impl<B, P: Provider> HubInner<B, P> {
             let mut conns = SmallList::new();
             from = self.lock().connections(start, &mut conns);
             for conn in conns {
-                let probed = conn.lock().probe_if_due(now);
+                let probed = match now {
+                    None => conn.lock().probe_if_due(None),
+                    // Connecting takes the lock while the kernel resolves an address. The other peers
+                    // must not wait for it, and the next sweep probes this one.
+                    Some(now) => match conn.try_lock() {
+                        Some(mut state) => state.probe_if_due(Some(now)),
+                        None => continue,
+                    },
+                };
                 // A full send queue needs no probe: its requests find a dead peer.
                 if let Err(error) = probed
                     && matches!(error.reason, PostReason::Doorbell(_))

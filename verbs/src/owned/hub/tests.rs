@@ -667,6 +667,22 @@ fn thread_that_unwinds_from_a_wait_wakes_the_driver_though_its_waker_panics() {
 }
 
 #[test]
+fn thread_gets_its_result_though_the_waker_of_the_driver_panics() {
+    let setup = Setup::new(4);
+    assert!(setup.hub.inner.election.attach_driver(DriverKind::Task));
+    setup.hub.inner.election.register_driver(&Waker::from(Arc::new(Panics)));
+    let mut polls = 0;
+    let result = setup.hub.inner.block_on(None, |cx| {
+        polls += 1;
+        // The thread leads after the first poll, and sleeps for no time.
+        cx.waker().wake_by_ref();
+        if polls == 1 { Poll::Pending } else { Poll::Ready(polls) }
+    });
+    assert_eq!(result.unwrap(), Some(2));
+    assert!(setup.hub.inner.election.driver().is_none(), "it was woken");
+}
+
+#[test]
 fn hub_that_is_dropped_by_an_unwinding_thread_wakes_its_driver() {
     let setup = Setup::new(8);
     assert!(setup.hub.inner.election.attach_driver(DriverKind::Task));
@@ -946,6 +962,24 @@ fn sweep_probes_each_of_many_connections() {
     let peers: Vec<_> = (0..BATCH + 2).map(|_| setup.connection(1)).collect();
     setup.hub.inner().sweep(None);
     assert_eq!(setup.plain.log().sent.len(), peers.len());
+}
+
+#[test]
+fn sweep_does_not_wait_for_a_peer_that_is_being_connected() {
+    let setup = Setup::new(8);
+    let peers = [setup.connection(1), setup.connection(1)];
+    let (now, interval) = (Instant::now(), Duration::from_secs(1));
+    for peer in &peers {
+        peer.inner().conn.lock().start_keepalive(Some(interval), now);
+    }
+    setup.hub.inner().probe_every(interval);
+    let connecting = peers[0].inner().conn.lock();
+    let (hub, due) = (Arc::clone(&setup.hub.inner), now + 2 * interval);
+    assert!(ends(move || hub.sweep(Some(due))));
+    drop(connecting);
+    assert_eq!(setup.plain.log().sent.len(), 1, "the other peer is probed");
+    setup.hub.inner().sweep(Some(due));
+    assert_eq!(setup.plain.log().sent.len(), 2);
 }
 
 #[test]

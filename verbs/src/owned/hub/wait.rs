@@ -1,9 +1,10 @@
 //! Threads that wait for results.
 
-use std::hint;
 use std::os::fd::AsFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
+use std::{hint, mem};
 
 use bareverbs_provider::traits::Provider;
 use bareverbs_provider::wake::wake_all;
@@ -51,6 +52,9 @@ impl<B, P: Provider> HubInner<B, P> {
                     if let Some(spinning) = spinning {
                         self.spin.end(spinning);
                     }
+                    // The result is not lost if the waker of the driver panics. Dropping the payload of
+                    // the panic may panic again.
+                    mem::forget(catch_unwind(AssertUnwindSafe(|| drop(waiter))));
                     return Ok(Some(value));
                 }
                 let spinning = *spinning.get_or_insert_with(|| self.spin.start());

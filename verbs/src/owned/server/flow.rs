@@ -24,7 +24,9 @@
 //!   credit message carries at least half of it.
 //! - One FIN and one acknowledgement of it.
 //!
-//! Neither waits for the application.
+//! Neither waits for the application. A peer that sends more control messages has no credits left for
+//! them: a credit message without a credit is a violation, and so are more credits than the peer has
+//! receives.
 
 use std::collections::VecDeque;
 
@@ -75,6 +77,8 @@ pub(crate) struct Flow<T> {
     /// Data messages that the peer permits, and those that were sent.
     granted: u32,
     sent: u32,
+    /// Receives of the peer for data of this end.
+    peer_window: u32,
     queue: VecDeque<T>,
     connected: bool,
     closing: bool,
@@ -100,6 +104,7 @@ impl<T> Flow<T> {
             credit_in_flight: false,
             granted: 0,
             sent: 0,
+            peer_window: 0,
             queue: VecDeque::with_capacity(depth),
             connected: false,
             closing: false,
@@ -114,7 +119,7 @@ impl<T> Flow<T> {
 
     /// The peer has posted `window` receives for data of this end.
     pub(crate) fn connected(&mut self, window: u32) {
-        (self.granted, self.connected) = (window & COUNT, true);
+        (self.granted, self.peer_window, self.connected) = (window & COUNT, window, true);
     }
 
     /// Adds a data message. This end must not be closing.
@@ -148,7 +153,11 @@ impl<T> Flow<T> {
         let kind = Kind::of(imm).ok_or(Violation)?;
         // Messages arrive in order, so the count never falls.
         let more = (imm.0 & COUNT).wrapping_sub(self.granted) & COUNT;
-        if more > MAX_WINDOW {
+        let granted = self.granted.wrapping_add(more) & COUNT;
+        // The peer has no receives for more, and no reason to send a credit message without a credit. So
+        // control messages, which consume no credit, can't follow each other without end.
+        let unused = granted.wrapping_sub(self.sent) & COUNT;
+        if more > MAX_WINDOW || unused > self.peer_window || kind == Kind::Credit && more == 0 {
             return Err(Violation);
         }
         match kind {
@@ -172,7 +181,7 @@ impl<T> Flow<T> {
                 }
             }
         }
-        self.granted = (self.granted + more) & COUNT;
+        self.granted = granted;
         Ok(kind)
     }
 
@@ -397,8 +406,22 @@ mod tests {
     }
 
     #[test]
+    fn credits_beyond_the_receives_of_the_peer_are_violations() {
+        let mut flow = Flow::new(1, 1);
+        flow.connected(2);
+        let credit = |count: u32| Imm((Kind::Credit as u32) << 28 | count);
+        assert_eq!(flow.arrived(credit(3)), Err(Violation), "nothing was sent");
+        flow.push(());
+        assert!(flow.next().is_some());
+        assert_eq!(flow.arrived(credit(4)), Err(Violation), "one message was sent");
+        assert_eq!(flow.arrived(credit(3)), Ok(Kind::Credit));
+        assert_eq!(flow.arrived(credit(3)), Err(Violation), "it has no credit");
+    }
+
+    #[test]
     fn excess_data_and_repeated_fins_are_violations() {
         let mut flow = Flow::<()>::new(1, 1);
+        flow.connected(3);
         let imm = |kind: Kind, count: u32| Imm((kind as u32) << 28 | count);
         assert_eq!(flow.arrived(imm(Kind::Data, 3)), Ok(Kind::Data));
         assert_eq!(flow.arrived(imm(Kind::Data, 3)), Err(Violation), "the window is 1");

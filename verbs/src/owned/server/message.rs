@@ -148,15 +148,16 @@ impl<B: Source, P: Provider> Message<B, P> {
 
     /// Takes the buffer. It is called once.
     fn take_lease(&mut self) -> Lease {
-        let Some(mut receive) = self.receive.take() else {
-            unreachable!("it is called before `Drop`, and consumes the message");
-        };
         let inbound = &self.inbound;
+        // Reaping may run a waker that panics: `Drop` posts the receive then.
         let spare = inbound.pool.take().or_else(|| {
             // Buffers of sends are free when their completions are reaped.
             self.peer.upgrade()?.hub.poll(BATCH);
             inbound.pool.take()
         });
+        let Some(mut receive) = self.receive.take() else {
+            unreachable!("it is called before `Drop`, and consumes the message");
+        };
         let Some(spare) = spare else { return inbound.lend(&self.conn, receive) };
         let lease = mem::replace(&mut receive.lease, spare);
         // `Drop` posts it, and returns the credit.

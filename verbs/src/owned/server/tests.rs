@@ -668,6 +668,21 @@ fn lease_of_a_message_without_a_spare_buffer_posts_its_receive_when_dropped() {
 }
 
 #[test]
+fn message_posts_its_receive_though_a_waker_panics_while_its_buffer_is_taken() {
+    let mut setup = Setup::new();
+    let _driver = setup.drive();
+    let complete = setup.panicking_task();
+    let receive = setup.receive();
+    setup.arrives(receive, Kind::Data as u32, 5);
+    let message = setup.message();
+    let _leases = setup.leases();
+    complete();
+    assert!(panics(|| message.into_lease()));
+    assert_eq!(setup.posted(), RECEIVES);
+    assert_eq!(setup.plain.log().sent.len(), 1, "the credit");
+}
+
+#[test]
 fn reply_in_place_needs_no_other_buffer_and_is_not_delayed_by_waits() {
     let mut setup = Setup::new();
     let _driver = setup.drive();
