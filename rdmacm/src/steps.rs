@@ -205,7 +205,7 @@ pub(crate) async fn established(wait: &impl Wait, id: &CmId) -> Result<()> {
 
 /// The next request to a listener, on the listener's channel.
 pub(crate) async fn request(wait: &impl Wait, listener: &CmId) -> Result<ConnectRequest> {
-    until(wait, listener.channel(), listener.key(), "accept", |kind| match kind {
+    until(wait, listener.channel(), listener.key(), "get_request", |kind| match kind {
         EventKind::ConnectRequest(request) => ControlFlow::Break(request),
         other => ControlFlow::Continue(other),
     })

@@ -113,7 +113,8 @@ impl Port {
             local,
             from: AhAttr::global(port, bareverbs::Gid([0; 16]), gid_index),
             is_ethernet: attr.link_layer == bareverbs::LinkLayer::ETHERNET,
-            path_bits: (1u32 << attr.lmc) as u8 - 1,
+            // An LMC has 3 bits.
+            path_bits: (1u8 << attr.lmc.min(7)) - 1,
             max_message: packet.min(SLOT - Lookup::len(local)),
             armed: false,
             recvs: options.recvs(),

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::mem;
 use std::net::{Shutdown, SocketAddr};
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -30,7 +31,7 @@ pub(crate) mod sealed {
         type Readiness: Readiness;
 
         /// Registers the descriptor.
-        fn register(fd: OwnedFd) -> io::Result<Self>;
+        fn register(fd: OwnedFd) -> Result<Self>;
 
         /// Waits until the descriptor is readable. One waker is kept.
         fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
@@ -48,6 +49,16 @@ pub(crate) mod sealed {
 pub struct AsyncStream<R, P: Provider = AnyProvider> {
     shared: Arc<Shared<P>>,
     reactor: R,
+    /// That of the blocking stream.
+    linger: Duration,
+}
+
+/// An error of the runtime.
+fn refused(error: io::Error) -> Error {
+    Error::System {
+        what: "registering a stream with the runtime",
+        errno: rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO),
+    }
 }
 
 impl<R: Reactor> AsyncStream<R> {
@@ -75,18 +86,16 @@ impl<R: Reactor, P: Provider> AsyncStream<R, P> {
     /// Registers the stream with the runtime of the calling task.
     ///
     /// # Errors
-    /// [`StreamError::Cm`](super::StreamError::Cm) with [`Error::System`]: `EIO` without a runtime,
-    /// `EMFILE` if the process has too many descriptors.
+    /// [`StreamError::Cm`](super::StreamError::Cm) with [`Error::Invalid`]: there is no runtime. With
+    /// [`Error::System`]: the runtime refused the descriptor, or `EMFILE`: the process has too many
+    /// descriptors.
     pub fn new(stream: RdmaStream<P>) -> Result<Self> {
         let shared = Arc::clone(&stream.shared);
-        let system = |error: io::Error| Error::System {
-            what: "registering a stream with the runtime",
-            errno: rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO),
-        };
-        let fd = shared.ready().try_clone().map_err(system)?;
+        let fd = shared.ready().try_clone().map_err(refused)?;
+        let reactor = R::register(fd)?;
         // Tasks must not block their runtime.
-        shared.lock().linger = Duration::ZERO;
-        Ok(Self { shared, reactor: R::register(fd).map_err(system)? })
+        let linger = mem::replace(&mut shared.lock().linger, Duration::ZERO);
+        Ok(Self { shared, reactor, linger })
     }
 
     /// Attempts until there is a result, and else has the task woken when another attempt is
@@ -128,9 +137,11 @@ impl<R: Reactor, P: Provider> AsyncStream<R, P> {
 }
 
 impl<R, P: Provider> AsyncStream<R, P> {
-    /// The stream, for blocking use. It must not be used by tasks at the same time.
+    /// The stream, for blocking use. It must not be used by tasks at the same time. Its drop waits for
+    /// the peer's acknowledgement as before [`new`](Self::new).
     #[must_use]
     pub fn into_inner(self) -> RdmaStream<P> {
+        self.shared.lock().linger = self.linger;
         RdmaStream { shared: self.shared }
     }
 
@@ -233,14 +244,15 @@ mod tokio_impl {
     impl sealed::Reactor for TokioReactor {
         type Readiness = crate::tokio::Readiness;
 
-        fn register(fd: OwnedFd) -> io::Result<Self> {
+        fn register(fd: OwnedFd) -> Result<Self> {
             if tokio::runtime::Handle::try_current().is_err() {
-                return Err(io::ErrorKind::NotConnected.into());
+                let reason = "no tokio runtime: call this in a task of one";
+                return Err(Error::invalid("AsyncStream::new", reason).into());
             }
             // SAFETY: an `OwnedFd` is open, and the same, until it is dropped.
             #[expect(unsafe_code, reason = "tokio cannot see that the descriptor stays open")]
             let registered = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) };
-            Ok(Self(registered.map_err(io::Error::from)?))
+            Ok(Self(registered.map_err(|error| refused(error.into()))?))
         }
 
         fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -298,9 +310,9 @@ mod async_io_impl {
     impl sealed::Reactor for AsyncIoReactor {
         type Readiness = crate::async_io::Readiness;
 
-        fn register(fd: OwnedFd) -> io::Result<Self> {
+        fn register(fd: OwnedFd) -> Result<Self> {
             // The descriptor of an epoll instance has no blocking mode.
-            Ok(Self(Async::new_nonblocking(fd)?))
+            Ok(Self(Async::new_nonblocking(fd).map_err(refused)?))
         }
 
         fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

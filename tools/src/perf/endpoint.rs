@@ -140,7 +140,7 @@ impl Sends {
             kind,
             number,
             addr: self.at + offset,
-            remote: Remote { addr: self.remote.addr + offset, rkey: self.remote.rkey },
+            remote: self.remote.offset(offset),
             flags: if signaled { SendFlags::SIGNALED } else { SendFlags::empty() },
         }
     }

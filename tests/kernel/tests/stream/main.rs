@@ -123,6 +123,8 @@ kernel_tests! {
     panic_of_a_waker_loses_no_byte if has_ip,
     thread_that_handles_completions_wakes_the_task_of_its_own_direction if has_ip,
     tokio_tasks_connect_and_accept if has_ip,
+    stream_taken_back_from_tasks_delivers_its_bytes_when_dropped if has_ip,
+    stream_outside_of_a_runtime_is_refused if has_ip,
     async_io_tasks_connect_and_accept if has_ip,
     http2_server_of_hyper_runs_over_streams if has_ip,
 }

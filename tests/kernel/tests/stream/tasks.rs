@@ -1,3 +1,4 @@
+use std::io::{Read as _, Write as _};
 use std::net::Shutdown;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
@@ -8,7 +9,10 @@ use std::time::Duration;
 
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_rdmacm::stream::{AsyncIoReactor, AsyncStream, RdmaStream, StreamOptions, TokioReactor};
+use bareverbs_rdmacm::Error;
+use bareverbs_rdmacm::stream::{
+    AsyncIoReactor, AsyncStream, RdmaStream, StreamError, StreamOptions, TokioReactor,
+};
 use tokio::io::{AsyncRead as _, AsyncReadExt, AsyncWrite as _, AsyncWriteExt, ReadBuf};
 
 use crate::{any_port, pair, pattern};
@@ -44,6 +48,32 @@ pub(crate) fn tokio_tasks_copy_in_both_directions() {
             echo.await.unwrap();
         });
     });
+}
+
+pub(crate) fn stream_taken_back_from_tasks_delivers_its_bytes_when_dropped() {
+    nothing_leaks(|| {
+        let (mut a, b) = pair();
+        let bytes = pattern(1 << 20);
+        let received = std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let mut received = Vec::new();
+                a.read_to_end(&mut received).map(|_| received)
+            });
+            let registered = runtime().block_on(async { TokioStream::new(b).unwrap() });
+            let mut b = registered.into_inner();
+            b.write_all(&bytes).unwrap();
+            drop(b);
+            reader.join().unwrap().unwrap()
+        });
+        assert!(received == bytes, "{} bytes", received.len());
+    });
+}
+
+pub(crate) fn stream_outside_of_a_runtime_is_refused() {
+    let error = TokioStream::new(pair().0).unwrap_err();
+    let StreamError::Cm(cause) = &error else { panic!("{error}") };
+    assert!(matches!(**cause, Error::Invalid { verb: "AsyncStream::new", .. }), "{error}");
+    assert!(error.to_string().contains("no tokio runtime"), "{error}");
 }
 
 pub(crate) fn async_io_tasks_copy_in_both_directions() {
