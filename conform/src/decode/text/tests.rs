@@ -63,6 +63,18 @@ read(4<anon_inode:[infinibandevent]>, "\1\0\0\0\0\0\0\0", 16) = 8
     assert!(messages_of_text(cut, Form::Strace).unwrap()[0].truncated);
 }
 
+/// Lines of `strace -f -yy -xx -s 65536` of rdma-core's `ibv_rc_pingpong -e`.
+#[test]
+fn escaped_names_of_files_are_read() {
+    let text = r#"148   ioctl(3<\x2f\x64\x65\x76\x2f\x69\x6e\x66\x69\x6e\x69\x62\x61\x6e\x64\x2f\x75\x76\x65\x72\x62\x73\x30<char 231:192>>, RDMA_VERBS_IOCTL, 0x7ffd495b4290) = -1 ENOSPC (No space left on device)
+148   read(5<\x61\x6e\x6f\x6e\x5f\x69\x6e\x6f\x64\x65\x3a\x5b\x69\x6e\x66\x69\x6e\x69\x62\x61\x6e\x64\x65\x76\x65\x6e\x74\x5d>, "\x10\x30\xea\x9e\xb1\x55\x00\x00", 8) = 8
+148   read(4<\x2f\x65\x74\x63\x2f\x6c\x69\x62\x69\x62\x76\x65\x72\x62\x73\x2e\x64\x2f\x72\x78\x65\x2e\x64\x72\x69\x76\x65\x72>, "\x64\x72\x69\x76\x65\x72\x20\x72\x78\x65\x0a", 8192) = 11
+"#;
+    let found = messages_of_text(text, Form::of(text)).unwrap();
+    let kinds: Vec<_> = found.iter().map(|found| (found.message, found.bytes.len())).collect();
+    assert_eq!(kinds, [(Some(Message::Ioctl), 0), (Some(Message::CompletionEvent), 8)]);
+}
+
 #[test]
 fn dumped_lines_of_strace_complete_a_call() {
     let text = r#"write(3</dev/infiniband/uverbs0>, "\31\0\0\0\6\0"..., 24) = 24
