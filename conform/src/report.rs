@@ -209,6 +209,7 @@ mod tests {
             call: "PdDestroy on RXE {HANDLE: destroy Pd 1}".into(),
             reason: reason.into(),
             change: String::new(),
+            is_changed: None,
             known_bug: false,
             kernel_log: Vec::new(),
         };
