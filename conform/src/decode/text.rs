@@ -402,9 +402,11 @@ fn netlink_header(text: &str) -> Option<MessageHeader> {
     Some(header)
 }
 
+/// A number of 32 bits. strace prints port numbers with a sign.
 fn number(text: &str) -> Option<u32> {
     match text.strip_prefix("0x") {
         Some(digits) => u32::from_str_radix(digits, 16).ok(),
+        None if text.starts_with('-') => text.parse().ok().map(i32::cast_unsigned),
         None => text.parse().ok(),
     }
 }
