@@ -36,7 +36,7 @@ pub fn html(runs: &[Results]) -> String {
          <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\
          <title>RDMA user ABI</title><style>{STYLE}</style>\n<h1>RDMA user ABI</h1>\n\
          <p class=\"m\">Rules of the ABI, and the number of checks that each kernel passes (✓), fails (✗) or \
-         skips (–). ! counts the passed checks that show a known bug of the kernel.\n"
+         skips (–). ! marks the passed checks that show a known bug of the kernel.\n"
     );
     let (anchors, names) = (Anchors::new(runs), names(runs));
     page.push_str("<table><thead><tr><th>Rule");
@@ -133,7 +133,8 @@ fn section(page: &mut String, rule: Rule, names: &[&str], anchors: &Anchors<'_>)
         let _ = write!(page, "<div class=\"k\" id=\"{}\"><b>{}</b><br>", check.anchor, escape(check.name));
         answers(page, check, names);
         if let Some(outcome) = check.outcomes.iter().flatten().find(|outcome| !outcome.change.is_empty()) {
-            let _ = write!(page, "<span class=\"m w\">change: {}</span>", escape(&outcome.change));
+            let label = if outcome.known_bug { "known bug" } else { "change" };
+            let _ = write!(page, "<span class=\"m w\">{label}: {}</span>", escape(&outcome.change));
         }
         // The calls differ in addresses only, unless a kernel fails.
         let shown = check.outcomes.iter().flatten().find(|outcome| outcome.verdict != Verdict::Failed);
@@ -156,7 +157,7 @@ fn section(page: &mut String, rule: Rule, names: &[&str], anchors: &Anchors<'_>)
 fn answers(page: &mut String, check: &CheckRow<'_>, names: &[&str]) {
     let answer = |outcome: &Outcome| match outcome.verdict {
         Verdict::Passed if outcome.got.is_empty() => ("p", "✓".to_owned()),
-        Verdict::Passed if outcome.known_bug => ("b", format!("! {} (known bug)", outcome.got)),
+        Verdict::Passed if outcome.known_bug => ("b", format!("! {}", outcome.got)),
         Verdict::Passed => ("p", format!("✓ {}", outcome.got)),
         Verdict::Failed => ("f", format!("✗ {}", outcome.reason)),
         Verdict::Skipped => ("s", format!("– {}", outcome.reason)),
