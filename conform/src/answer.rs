@@ -106,6 +106,16 @@ impl Expect {
         }
     }
 
+    /// Whether an answer is that of kernels with the change, or that of kernels without it.
+    pub(crate) fn is_changed(self, got: Answer) -> Option<bool> {
+        match self {
+            Self::Changed { before, after, .. } if before != after => {
+                (got == before || got == after).then_some(got == after)
+            }
+            _ => None,
+        }
+    }
+
     /// The change of the kernel that decides the answer.
     #[must_use]
     pub fn change(self) -> Option<&'static Change> {
@@ -133,6 +143,8 @@ mod tests {
         assert_eq!(expect.on(Since::V6_1), Answer::INVAL);
         assert_eq!(expect.on(Since::V6_12), Answer::Ok);
         assert_eq!(expect.on(Since::V7_2), Answer::Ok);
+        let answers = [Answer::INVAL, Answer::Ok, Answer::FAULT].map(|got| expect.is_changed(got));
+        assert_eq!(answers, [Some(false), Some(true), None]);
     }
 
     #[test]

@@ -142,8 +142,11 @@ impl Base {
             set(AdviseMr::SGE_LIST.id(), &|attr| attr.copied = true);
         }
         // rxe does not read buffer descriptors of queues.
-        let buffers =
-            [(CqCreate::INFO_IDS, &[8, 9, 10, 11, 12][..]), (QpCreate::INFO_IDS, &[15, 16, 17][..])];
+        let buffers = [
+            (CqCreate::INFO_IDS, &[8, 9, 10, 11, 12][..]),
+            (QpCreate::INFO_IDS, &[15, 16, 17][..]),
+            (SrqCreate::INFO_IDS, &[14][..]),
+        ];
         for ((object, id), ids) in buffers {
             if (method.object, method.id) == (object, id) {
                 for id in ids {
@@ -377,10 +380,12 @@ pub(crate) fn is_class_on_rxe(class: u16) -> bool {
     .contains(&ObjectClass(class))
 }
 
-/// Whether rxe has the method, on a kernel that has it.
+/// Whether rxe has the method, on a kernel that has it. The kernel drops methods with a mandatory
+/// handle of a class that the driver lacks (`core/uverbs_uapi.c`: `uapi_finalize_disable`).
 pub(crate) fn is_on_rxe(method: &MethodInfo) -> bool {
     is_class_on_rxe(method.object)
         && !method!(method, bareverbs_uapi::uverbs::DmMrReg)
+        && !method!(method, bareverbs_uapi::uverbs::QpAttachCompCntr)
         && registry::OBJECTS.iter().any(|object| object.id == method.object)
 }
 

@@ -749,7 +749,8 @@ impl ModelFile {
             AttributeKind::Input { .. } if len > 8 => {
                 // rxe does not read the buffer descriptors of queues.
                 let unread = is::<CqCreate>(method) && attr_id == CqCreate::BUF_UMEM.id()
-                    || is::<QpCreate>(method) && attr_id >= QpCreate::BUF_UMEM.id();
+                    || is::<QpCreate>(method) && attr_id >= QpCreate::BUF_UMEM.id()
+                    || is::<SrqCreate>(method) && attr_id == SrqCreate::BUF_UMEM.id();
                 if !unread && read(data, len.into()).is_err() {
                     self.refuse(Rule::InputUnreadable, Errno::FAULT)?;
                 }

@@ -13,8 +13,12 @@ use crate::{Outcome, Results, Verdict};
 #[must_use]
 pub fn summary(results: &Results) -> String {
     let (passed, failed, skipped) = counts(results);
+    let known = match known_bugs(&results.checks) {
+        0 => String::new(),
+        known => format!(" ({known} with a known bug)"),
+    };
     format!(
-        "{} on {}, rules of {}: {passed} passed, {failed} failed, {skipped} skipped in {:.1} s\n",
+        "{} on {}, rules of {}: {passed} passed{known}, {failed} failed, {skipped} skipped in {:.1} s\n",
         results.device,
         results.kernel,
         results.series,
@@ -85,8 +89,7 @@ pub fn ktap(results: &Results) -> String {
         let _ = writeln!(text, "{result} {} {family}{directive}", number + 1);
     }
     let (passed, failed, skipped) = counts(results);
-    let known = |outcome: &&Outcome| outcome.known_bug && outcome.verdict == Verdict::Passed;
-    let xfail = results.checks.iter().filter(known).count();
+    let xfail = known_bugs(&results.checks);
     let _ = writeln!(
         text,
         "# Totals: pass:{} fail:{failed} xfail:{xfail} xpass:0 skip:{skipped} error:0",
@@ -123,6 +126,12 @@ pub fn ktap_skipped(reason: &str) -> String {
 
 fn counts(results: &Results) -> (usize, usize, usize) {
     (results.count(Verdict::Passed), results.count(Verdict::Failed), results.count(Verdict::Skipped))
+}
+
+/// Number of checks that passed with the answer of a known bug.
+fn known_bugs<'o>(outcomes: impl IntoIterator<Item = &'o Outcome>) -> usize {
+    let known = |outcome: &&Outcome| outcome.known_bug && outcome.verdict == Verdict::Passed;
+    outcomes.into_iter().filter(known).count()
 }
 
 fn one_line(text: &str) -> String {
@@ -200,6 +209,7 @@ mod tests {
             call: "PdDestroy on RXE {HANDLE: destroy Pd 1}".into(),
             reason: reason.into(),
             change: String::new(),
+            is_changed: None,
             known_bug: false,
             kernel_log: Vec::new(),
         };
@@ -284,6 +294,30 @@ mod tests {
         }
         assert!(page.contains(&format!("id=\"{}\"><b>a::b::c::fails", links[1])), "{page}");
         assert!(page.contains(&format!("id=\"{}\"><b>a::b::c::fails", links[2])), "{page}");
+    }
+
+    #[test]
+    fn page_counts_known_bugs_and_leads_to_them() {
+        let mut results = results();
+        results.checks.remove(1);
+        results.checks.push(Outcome {
+            name: "a::b::c::with a bug".into(),
+            known_bug: true,
+            ..results.checks[0].clone()
+        });
+        let page = html(&[results]);
+        assert!(page.contains("✓ 2</span><br><span class=\"b\">! 1</span>"), "{page}");
+        let link = page.split("href=\"#").nth(2).and_then(|rest| rest.split('"').next()).unwrap();
+        assert!(page.contains(&format!("id=\"{link}\"><b>a::b::c::with a bug")), "{page}");
+    }
+
+    #[test]
+    fn page_has_short_releases_where_they_differ() {
+        let of = |kernel: &str| Results { kernel: kernel.into(), ..results() };
+        let page = html(&[of("6.12.118+deb13-amd64"), of("7.3-amd64")]);
+        assert!(page.contains(">6.12.118<br>") && page.contains(">7.3<br>"), "{page}");
+        let page = html(&[of("7.3+before"), of("7.3+after")]);
+        assert!(page.contains(">7.3+before<br>") && page.contains(">7.3+after<br>"), "{page}");
     }
 
     #[test]

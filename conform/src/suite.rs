@@ -56,6 +56,10 @@ pub struct Outcome {
     /// The change of the kernel that decides the expected answer, or the known bug that the kernel
     /// shows; empty if there is none.
     pub change: String,
+    /// Whether the kernel's answer is that since the documented change, or that before it; `None` if the
+    /// check has no such change, or for any other answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub is_changed: Option<bool>,
     /// Whether the kernel's answer is that of a known bug.
     #[serde(default)]
     pub known_bug: bool,
@@ -286,6 +290,7 @@ impl Suite {
             Err(Stop::Fail(reason)) => (Verdict::Failed, reason),
         };
         let expected = check.expect.on(self.series);
+        let is_changed = judged.as_ref().and_then(|judged| check.expect.is_changed(judged.got));
         let (expected, got, call) = match judged {
             Some(Judged { call, expected, got }) => (expected, got.to_string(), call),
             None => (expected, String::new(), String::new()),
@@ -305,6 +310,7 @@ impl Suite {
                 (_, Some(change)) => change.name.to_owned(),
                 _ => String::new(),
             },
+            is_changed,
             known_bug,
             kernel_log,
         }

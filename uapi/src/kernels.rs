@@ -52,8 +52,8 @@ kernels! {
         V7_2 = "7.2", "sid";
     }
     next {
-        /// Linux 7.3, which no Debian release has yet. Items that the conformance suite has met on a
-        /// release candidate are declared.
+        /// Linux 7.3, which no Debian release has yet. The verbs, mlx5 and netlink items of its release
+        /// candidate are declared.
         V7_3 = "7.3";
     }
 }

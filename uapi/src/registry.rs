@@ -136,6 +136,13 @@ pub const MODULES: &[Module] = &[
         flags: &[],
         consts: crate::uverbs::CONSTS,
     },
+    Module {
+        name: "uverbs::comp_cntr",
+        structs: &[],
+        enums: crate::uverbs::comp_cntr::ENUMS,
+        flags: crate::uverbs::comp_cntr::FLAGS,
+        consts: &[],
+    },
     Module { name: "uverbs::dmah", structs: &[], enums: crate::uverbs::dmah::ENUMS, flags: &[], consts: &[] },
     Module {
         name: "uverbs::types",
@@ -210,8 +217,8 @@ pub const MODULES: &[Module] = &[
 ];
 
 /// All object classes of the core, with their methods and attributes.
-pub const OBJECTS: [&ObjectInfo; 19] = {
-    use crate::uverbs::{cq, device, dm, dmah, flow, mr, pd, qp, srq, wq};
+pub const OBJECTS: [&ObjectInfo; 20] = {
+    use crate::uverbs::{comp_cntr, cq, device, dm, dmah, flow, mr, pd, qp, srq, wq};
     flatten(&[
         device::OBJECTS,
         pd::OBJECTS,
@@ -223,6 +230,7 @@ pub const OBJECTS: [&ObjectInfo; 19] = {
         flow::OBJECTS,
         dm::OBJECTS,
         dmah::OBJECTS,
+        comp_cntr::OBJECTS,
     ])
 };
 

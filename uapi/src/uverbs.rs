@@ -2,6 +2,7 @@
 //!
 //! Method types are in this module ([`QpCreate`]), object classes in [`object`].
 
+pub mod comp_cntr;
 pub mod cq;
 pub mod device;
 pub mod dm;
@@ -14,6 +15,7 @@ pub mod srq;
 pub mod types;
 pub mod wq;
 
+pub use comp_cntr::{CompCntrCreate, CompCntrDestroy, CompCntrModify, CompCntrRead};
 pub use cq::{CqCreate, CqDestroy};
 pub use device::{
     GetContext, InfoHandles, InvokeWrite, QueryCompCntrCaps, QueryContext, QueryGidEntry, QueryGidTable,
@@ -24,12 +26,13 @@ pub use dmah::{DmahAlloc, DmahFree};
 pub use flow::{CountersCreate, CountersDestroy, CountersRead, FlowActionDestroy, FlowDestroy};
 pub use mr::{AdviseMr, DmMrReg, MrDestroy, QueryMr, RegDmabufMr, RegMr};
 pub use pd::{AhDestroy, AsyncEventAlloc, MwDestroy, PdDestroy, XrcdDestroy};
-pub use qp::{QpCreate, QpDestroy};
+pub use qp::{QpAttachCompCntr, QpCreate, QpDestroy};
 pub use srq::{SrqCreate, SrqDestroy};
 pub use wq::{RwqIndTblDestroy, WqCreate, WqDestroy};
 
 /// The object classes as types.
 pub mod object {
+    pub use super::comp_cntr::CompCntr;
     pub use super::cq::Cq;
     pub use super::device::Device;
     pub use super::dm::{Dm, Dmabuf};
@@ -85,6 +88,8 @@ abi_enums! {
         DMAH = 17, "UVERBS_OBJECT_DMAH" since V7_2;
         /// Device mappings exported as dma-bufs.
         DMABUF = 18, "UVERBS_OBJECT_DMABUF" since V7_2;
+        /// Completion counters.
+        COMP_CNTR = 19, "UVERBS_OBJECT_COMP_CNTR" since V7_3;
     }
 }
 

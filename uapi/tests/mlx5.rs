@@ -68,8 +68,14 @@ fn methods_and_attributes_are_numbered_in_the_drivers_namespace_without_gaps() {
 fn attributes_added_to_core_methods_do_not_collide_with_the_payload() {
     let names: Vec<_> =
         mlx5::ATTRIBUTES.iter().map(|added| (added.method.rust, added.attributes.len())).collect();
-    let expected =
-        [("CqCreate", 2), ("QpCreate", 1), ("DmAlloc", 3), ("QueryContext", 1), ("RegDmabufMr", 1)];
+    let expected = [
+        ("CqCreate", 2),
+        ("QpCreate", 1),
+        ("SrqCreate", 1),
+        ("DmAlloc", 3),
+        ("QueryContext", 1),
+        ("RegDmabufMr", 1),
+    ];
     assert_eq!(names, expected);
     for added in mlx5::ATTRIBUTES {
         let first = if added.method.driver_payload { 0x1002 } else { 0x1000 };

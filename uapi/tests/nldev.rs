@@ -17,13 +17,14 @@ fn every_kernel_has_the_commands_that_its_header_names() {
     assert_eq!(Command(8).name(), None);
 }
 
-/// The headers name 101, 106 and 120 attributes. UNSPEC, PAD (the same number) and MAX carry no
-/// value, so 98, 103 and 117 attributes remain.
+/// The headers name 101, 106, 120 and 121 attributes. UNSPEC, PAD (the same number) and MAX carry no
+/// value, so 98, 103, 117 and 118 attributes remain.
 #[test]
 fn every_kernel_has_the_attributes_that_its_header_names() {
     let carrying = &ATTRIBUTES[1..];
     let count = |series| up_to(carrying, series, |attribute| attribute.since);
-    assert_eq!((count(Since::V6_1), count(Since::V6_12), count(Since::V7_2)), (98, 103, 117));
+    let counts = [Since::V6_1, Since::V6_12, Since::V7_2, Since::V7_3].map(count);
+    assert_eq!(counts, [98, 103, 117, 118]);
     assert_eq!(ATTRIBUTES[0].value, ValueKind::Padding);
 }
 

@@ -228,8 +228,8 @@ impl<'a> Call<'a> {
 
     /// The kind of its message, by its name and the file of its descriptor, which `strace -y` prints.
     fn message(&self, bytes: &[u8]) -> Option<Message> {
-        let file = self.arguments.split_once('<').map(|(_, file)| file);
-        let is = |start: &str| file.is_some_and(|file| file.starts_with(start));
+        let file = self.arguments.split_once('<').map(|(_, file)| unescaped(file));
+        let is = |start: &str| file.as_ref().is_some_and(|file| file.starts_with(start.as_bytes()));
         match self.name {
             "ioctl" => Some(Message::Ioctl),
             "write" if is("/dev/infiniband/rdma_cm") => Some(Message::RdmaCm),
@@ -365,6 +365,17 @@ fn string_into(bytes: &mut Vec<u8>, text: &[u8]) -> Option<usize> {
     None
 }
 
+/// The name of a descriptor's file, of which `strace -xx` escapes each byte.
+fn unescaped(file: &str) -> Vec<u8> {
+    let name = file.split(['<', '>']).next().unwrap_or_default();
+    let mut bytes = Vec::new();
+    let quoted = format!("{name}\"");
+    match string_into(&mut bytes, quoted.as_bytes()) {
+        Some(_) => bytes,
+        None => name.as_bytes().to_vec(),
+    }
+}
+
 /// `nlmsg_len=20, nlmsg_type=0x1401 /* NLMSG_??? */, nlmsg_flags=NLM_F_REQUEST|0x300, …`.
 fn netlink_header(text: &str) -> Option<MessageHeader> {
     let field = |name: &str| {
@@ -391,9 +402,11 @@ fn netlink_header(text: &str) -> Option<MessageHeader> {
     Some(header)
 }
 
+/// A number of 32 bits. strace prints port numbers with a sign.
 fn number(text: &str) -> Option<u32> {
     match text.strip_prefix("0x") {
         Some(digits) => u32::from_str_radix(digits, 16).ok(),
+        None if text.starts_with('-') => text.parse().ok().map(i32::cast_unsigned),
         None => text.parse().ok(),
     }
 }

@@ -346,7 +346,9 @@ fn hazardous(checks: &mut Vec<Check>) {
             .with(Slot::input(AdviseMr::SGE_LIST.id(), &element));
         session.judge(&mut call, Answer::INVAL).map(drop)
     });
-    checks.push(advice.hazardous("7.2 reads kernel memory beyond an object"));
+    // The answer if the memory beyond the object, the range of an on-demand region, is zero.
+    let bug = Bug { page: "advice-accepts-a-pinned-region", series: SINCE_7_2, answer: Answer::FAULT };
+    checks.push(advice.of_bug(bug).hazardous("kernels read memory beyond an object"));
     let grows = Check::new(name("growing-max_dest_rd_atomic-corrupts-memory"), rule, Answer::Ok, |session| {
         let mut qp = super::qp_states::Qp::new(session, QpType::RC)?;
         qp.to(session, QpState::RTS)?;

@@ -1,23 +1,24 @@
 //! The page that compares kernels: rules × kernels, and the decoded calls of each rule.
 //!
 //! It is one file without scripts. A cell links to the first failing check of its rule on its
-//! kernel, or to the rule's first check. Browsers open the section that a link leads into.
+//! kernel, to the first that shows a known bug, or to the rule's first check. Browsers open the section
+//! that a link leads into.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use super::{counts, escape};
+use super::{counts, escape, known_bugs};
 use crate::{Outcome, Results, Rule, Verdict};
 
 const STYLE: &str = "\
-:root{color-scheme:light dark;--line:#8884;--soft:#8881;--muted:#667;--pass:#176f2c;--fail:#b3261e;--link:#0b57d0}\
-@media(prefers-color-scheme:dark){:root{--muted:#9aa;--pass:#7bd88f;--fail:#ff8a80;--link:#8ab4f8}}\
+:root{color-scheme:light dark;--line:#8884;--soft:#8881;--muted:#667;--pass:#176f2c;--fail:#b3261e;--bug:#8a5300;--link:#0b57d0}\
+@media(prefers-color-scheme:dark){:root{--muted:#9aa;--pass:#7bd88f;--fail:#ff8a80;--bug:#f0b460;--link:#8ab4f8}}\
 *{box-sizing:border-box}body{font:15px/1.45 system-ui,sans-serif;margin:0 auto;padding:1rem;max-width:72rem}\
 h1{font-size:1.4rem;margin:0 0 .25rem}h2{font-size:1.1rem;margin:1.5rem 0 .5rem}p{margin:.25rem 0}\
 a{color:inherit;text-underline-offset:2px}table{border-collapse:collapse;width:100%}\
 th,td{padding:.25rem .5rem;border-bottom:1px solid var(--line);text-align:left;vertical-align:top}\
 .n{text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums}.m{color:var(--muted);font-size:13px}\
-.p{color:var(--pass)}.f{color:var(--fail);font-weight:600}.s{color:var(--muted)}\
+.p{color:var(--pass)}.f{color:var(--fail);font-weight:600}.s{color:var(--muted)}.b{color:var(--bug)}\
 code,.id{font:13px/1.45 ui-monospace,monospace}code{overflow-wrap:anywhere}.id{overflow-wrap:break-word}\
 thead th{position:sticky;top:0;background:Canvas}\
 details{border-bottom:1px solid var(--line)}summary{padding:.4rem 0;cursor:pointer}\
@@ -25,7 +26,7 @@ details{border-bottom:1px solid var(--line)}summary{padding:.4rem 0;cursor:point
 .k>b{font-weight:600;overflow-wrap:anywhere}.a{margin-right:.75rem;white-space:nowrap}.w{white-space:normal}\
 .k code{display:block;background:var(--soft);padding:.25rem .5rem;margin-top:.25rem;border-radius:4px}\
 @media(max-width:40rem){body{padding:.6rem}th,td{padding:.25rem .3rem}.m.t{display:none}table{font-size:13px}\
-.id{font-size:12px}th.n{overflow-wrap:anywhere;white-space:normal}}";
+.id{font-size:12px}th.n{font-size:12px;overflow-wrap:break-word;white-space:normal}}";
 
 /// A page with rules × kernels. Each cell links to the calls of the rule.
 #[must_use]
@@ -35,23 +36,22 @@ pub fn html(runs: &[Results]) -> String {
          <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\
          <title>RDMA user ABI</title><style>{STYLE}</style>\n<h1>RDMA user ABI</h1>\n\
          <p class=\"m\">Rules of the ABI, and the number of checks that each kernel passes (✓), fails (✗) or \
-         skips (–).\n"
+         skips (–). ! marks the passed checks that show a known bug of the kernel.\n"
     );
-    let anchors = Anchors::new(runs);
+    let (anchors, names) = (Anchors::new(runs), names(runs));
     page.push_str("<table><thead><tr><th>Rule");
-    for run in runs {
+    for (run, name) in runs.iter().zip(&names) {
         let _ = write!(
             page,
             "<th class=\"n\">{}<br><span class=\"m t\">{} {}</span>",
-            escape(short(&run.kernel)),
-            escape(&run.kernel[short(&run.kernel).len()..]),
+            escape(name),
+            escape(&run.kernel[name.len()..]),
             escape(&run.device)
         );
     }
     page.push_str("\n<tbody><tr><td><b>All</b>");
     for run in runs {
-        let (passed, failed, skipped) = counts(run);
-        let _ = write!(page, "<td class=\"n\">{}", cell(passed, failed, skipped));
+        let _ = write!(page, "<td class=\"n\">{}", cell(counts(run), known_bugs(&run.checks)));
     }
     page.push('\n');
     for rule in anchors.rules() {
@@ -59,20 +59,31 @@ pub fn html(runs: &[Results]) -> String {
     }
     page.push_str("</table>\n<h2>Calls</h2>\n");
     for rule in anchors.rules() {
-        section(&mut page, rule, runs, &anchors);
+        section(&mut page, rule, &names, &anchors);
     }
     page
 }
 
-/// A release without the suffix of a distribution: `6.12.118` of `6.12.118+deb13-amd64`.
-fn short(release: &str) -> &str {
-    release.split('+').next().unwrap_or(release)
+/// The releases without the suffixes of a distribution: `6.12.118` of `6.12.118+deb13-amd64`. Whole
+/// releases if two of them would be the same.
+fn names(runs: &[Results]) -> Vec<&str> {
+    let short = |run: &'_ Results| {
+        run.kernel.split('+').next().map_or(0, |text| text.strip_suffix("-amd64").unwrap_or(text).len())
+    };
+    let names: Vec<&str> = runs.iter().map(|run| &run.kernel[..short(run)]).collect();
+    if names.iter().collect::<BTreeSet<_>>().len() < names.len() {
+        return runs.iter().map(|run| run.kernel.as_str()).collect();
+    }
+    names
 }
 
-/// Passed, failed and skipped checks in few characters.
-fn cell(passed: usize, failed: usize, skipped: usize) -> String {
+/// Passed, failed and skipped checks in few characters, and how many of the passed show a known bug.
+fn cell((passed, failed, skipped): (usize, usize, usize), known: usize) -> String {
     match (passed, failed) {
         (0, 0) => format!("<span class=\"s\">– {skipped}</span>"),
+        (_, 0) if known > 0 => {
+            format!("<span class=\"p\">✓ {passed}</span><br><span class=\"b\">! {known}</span>")
+        }
         (_, 0) => format!("<span class=\"p\">✓ {passed}</span>"),
         _ => {
             format!("<span class=\"f\">✗ {failed}</span><br><span class=\"m\">of {}</span>", passed + failed)
@@ -94,16 +105,16 @@ fn row(page: &mut String, rule: Rule, runs: &[Results], anchors: &Anchors<'_>) {
             continue;
         }
         let count = |verdict| of.iter().filter(|outcome| outcome.verdict == verdict).count();
-        let (passed, failed, skipped) =
-            (count(Verdict::Passed), count(Verdict::Failed), count(Verdict::Skipped));
-        let anchor = anchors.of_cell(rule, number);
-        let _ = write!(page, "<td class=\"n\"><a href=\"#{anchor}\">{}</a>", cell(passed, failed, skipped));
+        let counts = (count(Verdict::Passed), count(Verdict::Failed), count(Verdict::Skipped));
+        let (anchor, text) = (anchors.of_cell(rule, number), cell(counts, known_bugs(of)));
+        let _ = write!(page, "<td class=\"n\"><a href=\"#{anchor}\">{text}</a>");
     }
     page.push('\n');
 }
 
-/// The checks of a rule with their calls, those that fail somewhere first.
-fn section(page: &mut String, rule: Rule, runs: &[Results], anchors: &Anchors<'_>) {
+/// The checks of a rule with their calls: first those that fail somewhere, then those that show a known
+/// bug.
+fn section(page: &mut String, rule: Rule, names: &[&str], anchors: &Anchors<'_>) {
     let checks = anchors.checks(rule);
     let failing = checks.iter().filter(|check| check.fails()).count();
     let fails =
@@ -120,9 +131,10 @@ fn section(page: &mut String, rule: Rule, runs: &[Results], anchors: &Anchors<'_
     );
     for check in checks {
         let _ = write!(page, "<div class=\"k\" id=\"{}\"><b>{}</b><br>", check.anchor, escape(check.name));
-        answers(page, check, runs);
+        answers(page, check, names);
         if let Some(outcome) = check.outcomes.iter().flatten().find(|outcome| !outcome.change.is_empty()) {
-            let _ = write!(page, "<span class=\"m w\">change: {}</span>", escape(&outcome.change));
+            let label = if outcome.known_bug { "known bug" } else { "change" };
+            let _ = write!(page, "<span class=\"m w\">{label}: {}</span>", escape(&outcome.change));
         }
         // The calls differ in addresses only, unless a kernel fails.
         let shown = check.outcomes.iter().flatten().find(|outcome| outcome.verdict != Verdict::Failed);
@@ -142,10 +154,10 @@ fn section(page: &mut String, rule: Rule, runs: &[Results], anchors: &Anchors<'_
 }
 
 /// The answers of a check: one if all kernels agree, else one for each kernel.
-fn answers(page: &mut String, check: &CheckRow<'_>, runs: &[Results]) {
+fn answers(page: &mut String, check: &CheckRow<'_>, names: &[&str]) {
     let answer = |outcome: &Outcome| match outcome.verdict {
         Verdict::Passed if outcome.got.is_empty() => ("p", "✓".to_owned()),
-        Verdict::Passed if outcome.known_bug => ("p", format!("✓ {} (known bug)", outcome.got)),
+        Verdict::Passed if outcome.known_bug => ("b", format!("! {}", outcome.got)),
         Verdict::Passed => ("p", format!("✓ {}", outcome.got)),
         Verdict::Failed => ("f", format!("✗ {}", outcome.reason)),
         Verdict::Skipped => ("s", format!("– {}", outcome.reason)),
@@ -157,13 +169,13 @@ fn answers(page: &mut String, check: &CheckRow<'_>, runs: &[Results]) {
         let _ = write!(page, "<span class=\"a w {}\">{}</span>", first.0, escape(&first.1));
         return;
     }
-    for (answer, run) in all.iter().zip(runs) {
+    for (answer, name) in all.iter().zip(names) {
         if let Some((class, text)) = answer {
             let wide = if text.len() > 20 { " w" } else { "" };
             let _ = write!(
                 page,
                 "<span class=\"a{wide}\"><span class=\"m\">{}</span> <span class=\"{class}\">{}</span></span> ",
-                escape(short(&run.kernel)),
+                escape(name),
                 escape(text)
             );
         }
@@ -180,6 +192,10 @@ struct CheckRow<'r> {
 impl CheckRow<'_> {
     fn fails(&self) -> bool {
         self.outcomes.iter().flatten().any(|outcome| outcome.verdict == Verdict::Failed)
+    }
+
+    fn shows_known_bug(&self) -> bool {
+        known_bugs(self.outcomes.iter().copied().flatten()) > 0
     }
 }
 
@@ -205,7 +221,7 @@ impl<'r> Anchors<'r> {
                 CheckRow { name, anchor: format!("c{number}"), outcomes }
             });
             let mut rows: Vec<_> = rows.collect();
-            rows.sort_by_key(|row| !row.fails());
+            rows.sort_by_key(|row| (!row.fails(), !row.shows_known_bug()));
             if !rows.is_empty() {
                 rules.insert(rule.id(), rows);
             }
@@ -225,12 +241,20 @@ impl<'r> Anchors<'r> {
     /// The check that the cell of a rule and a kernel leads to.
     fn of_cell(&self, rule: Rule, run: usize) -> &str {
         let checks = self.checks(rule);
-        let has = |verdict| {
-            move |check: &&CheckRow<'_>| check.outcomes[run].is_some_and(|outcome| outcome.verdict == verdict)
+        let has = |(verdict, known_bug)| {
+            move |check: &&CheckRow<'_>| {
+                check.outcomes[run]
+                    .is_some_and(|outcome| (outcome.verdict, outcome.known_bug) == (verdict, known_bug))
+            }
         };
-        let found = [Verdict::Failed, Verdict::Passed, Verdict::Skipped]
-            .into_iter()
-            .find_map(|verdict| checks.iter().find(has(verdict)));
+        let order = [
+            (Verdict::Failed, false),
+            (Verdict::Failed, true),
+            (Verdict::Passed, true),
+            (Verdict::Passed, false),
+            (Verdict::Skipped, false),
+        ];
+        let found = order.into_iter().find_map(|of| checks.iter().find(has(of)));
         found.map_or(rule.id(), |check| check.anchor.as_str())
     }
 }

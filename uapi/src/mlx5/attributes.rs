@@ -20,6 +20,12 @@ driver_attributes! {
         DBR_BUF_UMEM: In<BufferDesc> = 0x1002, "MLX5_IB_ATTR_CREATE_QP_DBR_BUF_UMEM" since V7_2, optional;
     }
 
+    /// CREATE_SRQ.
+    on SrqCreate = uverbs::SrqCreate {
+        /// Buffer of the doorbell record.
+        DBR_BUF_UMEM: In<BufferDesc> = 0x1002, "MLX5_IB_ATTR_CREATE_SRQ_DBR_BUF_UMEM" since V7_3, optional;
+    }
+
     /// ALLOC_DM.
     on DmAlloc = uverbs::DmAlloc {
         /// Offset of its start in the mapping, or in the device.

@@ -319,6 +319,8 @@ attributes! {
     FRMR_POOL_PINNED_HANDLES = 116, "RDMA_NLDEV_ATTR_FRMR_POOL_PINNED_HANDLES" since V7_2: U32;
     /// Part of the pool key that the driver reserves for kernel MRs.
     FRMR_POOL_KEY_KERNEL_VENDOR_KEY = 117, "RDMA_NLDEV_ATTR_FRMR_POOL_KEY_KERNEL_VENDOR_KEY" since V7_2: U64;
+    /// Maximum number of objects of an entry of the resource summary.
+    RES_SUMMARY_ENTRY_MAX = 118, "RDMA_NLDEV_ATTR_RES_SUMMARY_ENTRY_MAX" since V7_3: U64;
 }
 
 impl Attribute {

@@ -2,6 +2,7 @@
 
 use crate::method::{Constant, Flags, InSlice, Out, OutSlice, OutStruct};
 use crate::uverbs::ObjectClass;
+use crate::uverbs::comp_cntr::CompCntrOps;
 use crate::uverbs::types::{CoreSupport, GidEntry, QueryPortRespEx};
 
 objects! {
@@ -84,8 +85,8 @@ objects! {
             MAX_COUNTERS: Out<u32> = 0, "UVERBS_ATTR_QUERY_COMP_CNTR_CAPS_MAX_COUNTERS" since V7_3, optional;
             /// Maximum value of a counter.
             MAX_VALUE: Out<u64> = 1, "UVERBS_ATTR_QUERY_COMP_CNTR_CAPS_MAX_VALUE" since V7_3, optional;
-            /// Operations whose completions a QP can count, as bits.
-            SUPPORTED_QP_ATTACH_OPS: Out<u32> = 2,
+            /// Operations whose completions can be counted.
+            SUPPORTED_QP_ATTACH_OPS: Out<CompCntrOps> = 2,
                 "UVERBS_ATTR_QUERY_COMP_CNTR_CAPS_SUPPORTED_QP_ATTACH_OPS" since V7_3, optional;
         }
     }

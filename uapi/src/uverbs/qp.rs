@@ -1,10 +1,11 @@
 //! Queue pairs.
 
 use crate::method::{
-    Constant, Descriptor, DestroyHandle, Flags, Handle, In, InStruct, NewHandle, Out, OutStruct,
+    Constant, Descriptor, DestroyHandle, Flags, Handle, HandleWrite, In, InStruct, NewHandle, Out, OutStruct,
 };
 use crate::uverbs::ObjectClass;
-use crate::uverbs::object::{AsyncEvent, Cq, Pd, RwqIndTbl, Srq, Xrcd};
+use crate::uverbs::comp_cntr::CompCntrOps;
+use crate::uverbs::object::{AsyncEvent, CompCntr, Cq, Pd, RwqIndTbl, Srq, Xrcd};
 use crate::uverbs::types::{BufferDesc, QpCap, QpCreateFlags, QpType};
 use crate::write::structs::DestroyQpResp;
 
@@ -56,6 +57,17 @@ objects! {
             HANDLE: DestroyHandle<Qp> = 0, "UVERBS_ATTR_DESTROY_QP_HANDLE", mandatory;
             /// Number of events that it had raised.
             RESP: Out<DestroyQpResp> = 1, "UVERBS_ATTR_DESTROY_QP_RESP", mandatory;
+        }
+        /// Lets a counter count completions of the QP. Each operation has at most one counter.
+        method QpAttachCompCntr = 2, "UVERBS_METHOD_QP_ATTACH_COMP_CNTR" since V7_3 {
+            /// The queue pair.
+            HANDLE: HandleWrite<Qp> = 0, "UVERBS_ATTR_QP_ATTACH_COMP_CNTR_HANDLE" since V7_3, mandatory;
+            /// The counter.
+            CNTR_HANDLE: Handle<CompCntr> = 1,
+                "UVERBS_ATTR_QP_ATTACH_COMP_CNTR_CNTR_HANDLE" since V7_3, mandatory;
+            /// The operations; at least one.
+            OP_MASK: Flags<CompCntrOps> = 2,
+                "UVERBS_ATTR_QP_ATTACH_COMP_CNTR_OP_MASK" since V7_3, mandatory;
         }
     }
 }

@@ -3,7 +3,7 @@
 use crate::method::{Constant, Descriptor, DestroyHandle, Handle, In, NewHandle, Out};
 use crate::uverbs::ObjectClass;
 use crate::uverbs::object::{AsyncEvent, Cq, Pd, Xrcd};
-use crate::uverbs::types::SrqType;
+use crate::uverbs::types::{BufferDesc, SrqType};
 use crate::write::structs::DestroySrqResp;
 
 objects! {
@@ -39,6 +39,8 @@ objects! {
             RESP_MAX_SGE: Out<u32> = 12, "UVERBS_ATTR_CREATE_SRQ_RESP_MAX_SGE", mandatory;
             /// SRQ number; all types except basic.
             RESP_SRQ_NUM: Out<u32> = 13, "UVERBS_ATTR_CREATE_SRQ_RESP_SRQ_NUM", optional;
+            /// User memory for the queue.
+            BUF_UMEM: In<BufferDesc> = 14, "UVERBS_ATTR_CREATE_SRQ_BUF_UMEM" since V7_3, optional;
         }
         /// Destroys it; `EBUSY` while a QP uses it.
         method SrqDestroy = 1, "UVERBS_METHOD_SRQ_DESTROY" {

@@ -65,21 +65,31 @@ impl Bisect {
 /// What a check shows about a commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shown {
-    /// The check passes.
+    /// The check passes. If its answer has a documented change: the answer of the good revision.
     Good,
-    /// It fails, shows its known bug, or ends the guest.
+    /// It fails, shows its known bug, or ends the guest; or the answer of the bad revision.
     Bad,
     /// The commit can't be built or booted, or the check was skipped.
     Nothing,
 }
 
 impl Shown {
-    fn of(outcome: &Outcome) -> Self {
-        match outcome.verdict {
-            Verdict::Failed => Self::Bad,
-            Verdict::Passed if outcome.known_bug => Self::Bad,
-            Verdict::Passed => Self::Good,
-            Verdict::Skipped => Self::Nothing,
+    /// `fixed`: the newer of the two revisions is the good one.
+    fn of(outcome: &Outcome, fixed: bool) -> Self {
+        match (outcome.verdict, outcome.is_changed) {
+            (Verdict::Skipped, _) => Self::Nothing,
+            _ if outcome.known_bug => Self::Bad,
+            // The suite expects the answer of the kernel's series, which a commit between two series
+            // need not have.
+            (_, Some(changed)) if outcome.kernel_log.is_empty() => {
+                if changed == fixed {
+                    Self::Good
+                } else {
+                    Self::Bad
+                }
+            }
+            (Verdict::Failed, _) => Self::Bad,
+            (Verdict::Passed, _) => Self::Good,
         }
     }
 
@@ -112,7 +122,7 @@ impl Step {
         let mut testbed = Testbed::boot(&tree, super::Device::Rxe, Accelerator::Auto)?;
         // The check runs whatever it does to the kernel: the guest is thrown away.
         let outcome = testbed.hazardous(0, &self.check)?.context("there is no such check")?;
-        Ok(Shown::of(&outcome))
+        Ok(Shown::of(&outcome, self.fixed))
     }
 }
 
@@ -120,17 +130,19 @@ impl Step {
 mod tests {
     use super::*;
 
-    fn outcome(verdict: &str, known_bug: bool) -> Outcome {
+    fn outcome(verdict: &str, known_bug: bool, is_changed: Option<bool>) -> Outcome {
+        let is_changed = is_changed.map_or("null".to_owned(), |changed| changed.to_string());
         let text = format!(
             r#"{{"name": "a::b::c::d", "rule": "d", "verdict": "{verdict}", "expected": "", "got": "",
-                "call": "", "reason": "", "change": "", "known_bug": {known_bug}, "kernel_log": []}}"#
+                "call": "", "reason": "", "change": "", "is_changed": {is_changed},
+                "known_bug": {known_bug}, "kernel_log": []}}"#
         );
         serde_json::from_str(&text).unwrap()
     }
 
     #[test]
     fn status_is_that_of_git_bisect_run() {
-        let status = |verdict, known_bug, fixed| Shown::of(&outcome(verdict, known_bug)).status(fixed);
+        let status = |verdict, bug, fixed| Shown::of(&outcome(verdict, bug, None), fixed).status(fixed);
         assert_eq!(status("passed", false, false), 0);
         assert_eq!(status("failed", false, false), 1);
         assert_eq!(status("passed", true, false), 1, "a known bug");
@@ -138,5 +150,18 @@ mod tests {
         assert_eq!(status("failed", false, true), 0, "the fix is searched");
         assert_eq!(status("passed", false, true), 1);
         assert_eq!(status("skipped", false, true), 125);
+    }
+
+    #[test]
+    fn documented_changes_divide_revisions_by_the_answer() {
+        let status =
+            |verdict, changed, fixed| Shown::of(&outcome(verdict, false, Some(changed)), fixed).status(fixed);
+        for verdict in ["passed", "failed"] {
+            for fixed in [false, true] {
+                assert_eq!(status(verdict, false, fixed), 0, "the old answer");
+                assert_eq!(status(verdict, true, fixed), 1, "the new answer");
+            }
+        }
+        assert_eq!(status("skipped", true, false), 125);
     }
 }

@@ -63,6 +63,30 @@ read(4<anon_inode:[infinibandevent]>, "\1\0\0\0\0\0\0\0", 16) = 8
     assert!(messages_of_text(cut, Form::Strace).unwrap()[0].truncated);
 }
 
+/// Lines of `strace -f -yy -xx -s 65536` of rdma-core's `ibv_rc_pingpong -e`.
+#[test]
+fn escaped_names_of_files_are_read() {
+    let text = r#"148   ioctl(3<\x2f\x64\x65\x76\x2f\x69\x6e\x66\x69\x6e\x69\x62\x61\x6e\x64\x2f\x75\x76\x65\x72\x62\x73\x30<char 231:192>>, RDMA_VERBS_IOCTL, 0x7ffd495b4290) = -1 ENOSPC (No space left on device)
+148   read(5<\x61\x6e\x6f\x6e\x5f\x69\x6e\x6f\x64\x65\x3a\x5b\x69\x6e\x66\x69\x6e\x69\x62\x61\x6e\x64\x65\x76\x65\x6e\x74\x5d>, "\x10\x30\xea\x9e\xb1\x55\x00\x00", 8) = 8
+148   read(4<\x2f\x65\x74\x63\x2f\x6c\x69\x62\x69\x62\x76\x65\x72\x62\x73\x2e\x64\x2f\x72\x78\x65\x2e\x64\x72\x69\x76\x65\x72>, "\x64\x72\x69\x76\x65\x72\x20\x72\x78\x65\x0a", 8192) = 11
+"#;
+    let found = messages_of_text(text, Form::of(text)).unwrap();
+    let kinds: Vec<_> = found.iter().map(|found| (found.message, found.bytes.len())).collect();
+    assert_eq!(kinds, [(Some(Message::Ioctl), 0), (Some(Message::CompletionEvent), 8)]);
+}
+
+/// Lines of `strace -f -s 65536 -e trace=network` of rdma-core's `ibv_devices`.
+#[test]
+fn netlink_ports_may_be_negative() {
+    let text = r#"127   sendmsg(3, {msg_name={sa_family=AF_NETLINK, nl_pid=0, nl_groups=00000000}, msg_namelen=12, msg_iov=[{iov_base={nlmsg_len=16, nlmsg_type=0x1401 /* NLMSG_??? */, nlmsg_flags=NLM_F_REQUEST|0x300, nlmsg_seq=2499137206, nlmsg_pid=-1807744897}, iov_len=16}], msg_iovlen=1, msg_controllen=0, msg_flags=0}, 0) = 16
+127   sendmsg(3, {msg_name={sa_family=AF_NETLINK, nl_pid=0, nl_groups=00000000}, msg_namelen=12, msg_iov=[{iov_base=[{nlmsg_len=36, nlmsg_type=0x140f /* NLMSG_??? */, nlmsg_flags=NLM_F_REQUEST, nlmsg_seq=2499137207, nlmsg_pid=-1807744897}, "\x08\x00\x01\x00\x00\x00\x00\x00\x0b\x00\x45\x00\x75\x76\x65\x72\x62\x73\x00\x00"], iov_len=36}], msg_iovlen=1, msg_controllen=0, msg_flags=0}, 0) = 36
+"#;
+    let found = messages_of_text(text, Form::of(text)).unwrap();
+    let kinds: Vec<_> = found.iter().map(|found| (found.message, found.bytes.len())).collect();
+    assert_eq!(kinds, [(Some(Message::Nldev), 16), (Some(Message::Nldev), 36)]);
+    assert_eq!(found[0].bytes[12..16], (-1_807_744_897_i32).to_ne_bytes());
+}
+
 #[test]
 fn dumped_lines_of_strace_complete_a_call() {
     let text = r#"write(3</dev/infiniband/uverbs0>, "\31\0\0\0\6\0"..., 24) = 24
