@@ -264,6 +264,23 @@ pub(crate) fn doctor_names_the_gid_of_a_removed_address() {
     expect_fault(&examine_wire(&["-x", "1"]), &["local gid", "GID index 1", &address]);
 }
 
+/// RDMA writes to the peer do not show it.
+pub(crate) fn doctor_names_a_slow_path_back() {
+    let wire = Wire::new();
+    wire.impair(End::Far, "rate 1mbit");
+    expect_fault(&examine_wire(&[]), &["path bandwidth", "reads of 64 KiB from the peer", "traffic shaper"]);
+}
+
+/// Packets go to a machine that is not the peer.
+pub(crate) fn doctor_names_a_wrong_neighbour_entry() {
+    let _wire = Wire::new();
+    let (peer, netdev) = (End::Far.ip(), End::Near.netdev());
+    run("ip", &format!("neigh replace {peer} lladdr 02:00:00:00:77:99 nud permanent dev {netdev}"));
+    let result = examine_wire(&[]);
+    expect_fault(&result, &["path rc", "no packet was acknowledged", "ip neigh"]);
+    expect_fault(&result, &["path ud", "0 arrived"]);
+}
+
 /// The far end loses its port, or the near one its address, while the path is measured.
 pub(crate) fn doctor_names_what_changes_during_the_checks() {
     for (fault, words) in [
