@@ -14,8 +14,11 @@ const LOOPBACK_PART: f64 = 0.1;
 const READ_PART: f64 = 0.5;
 /// A latency of this many times the loopback's is that of a delayed path.
 const LATENCY_FACTOR: f64 = 20.0;
-/// Latencies below these are never a fault, in microseconds: of hardware, of software.
+/// Latencies below these are never delayed, in microseconds: of hardware, of software.
 const LATENCY_FLOOR: [f64; 2] = [100.0, 3000.0];
+/// Delayed latencies up to these are a warning only: machines that share processors, as guests do, are
+/// slow to wake up.
+const LATENCY_FAULT: [f64; 2] = [100.0, 10_000.0];
 /// The same of 99th percentiles.
 const P99_FLOOR: [f64; 2] = [500.0, 15_000.0];
 /// Part of lost datagrams, and of troubled packets, above which a path is faulty.
@@ -220,8 +223,10 @@ pub(crate) fn latency(figures: &Figures, local: &Facts, peer: &Facts) -> Finding
     };
     let causes = "look for congestion, a long route, a traffic shaper (tc qdisc show) or power saving";
     if figures.latency > (LATENCY_FACTOR * own).max(LATENCY_FLOOR[software]) {
-        return path(Level::Fault, Check::Latency, format!("{text}, but {own:.1} us within one device"))
-            .remedy(format!("the path delays packets: {causes}"));
+        let fault = figures.latency > LATENCY_FAULT[software];
+        let level = if fault { Level::Fault } else { Level::Warning };
+        return path(level, Check::Latency, format!("{text}, but {own:.1} us within one device"))
+            .remedy(format!("the path or a busy machine delays packets: {causes}"));
     }
     if figures.latency_p99 > (LATENCY_FACTOR * own_p99).max(P99_FLOOR[software]) {
         let text = format!("{text}, but {own_p99:.1} us (p99) within one device");
@@ -304,7 +309,9 @@ pub(crate) fn datagrams(sent: u32, received: u32, echoed: u32) -> Finding {
              other host has the peer's IP address (arping -D)"
                 .to_owned()
         }
-        (_, 0) => "no datagram comes back: check the peer's firewall (UDP port 4791) and its route".to_owned(),
+        (_, 0) => "no datagram comes back: check the peer's firewall (UDP port 4791), its route and its neighbour table \
+                  (ip neigh)"
+            .to_owned(),
         _ if back == 0 => format!("the path loses packets on the way to the peer only: {drops}"),
         _ if there == 0 => format!("the path loses packets on the way back only: {drops}"),
         _ => format!("the path loses packets in both directions: {drops}"),
@@ -334,7 +341,7 @@ pub(crate) fn counters(place: Place, changes: &[Change]) -> Finding {
     let text =
         if packets > 0 { format!("{} in {packets} packets", names.join(", ")) } else { names.join(", ") };
     Finding::new(level, place, Check::Counters, text)
-        .remedy("packets were lost, reordered or late: look at the links and switches in between")
+        .remedy("packets were lost, reordered, duplicated or late: look at the links and switches in between")
 }
 
 #[cfg(test)]
@@ -440,7 +447,9 @@ mod tests {
     fn delay_is_judged_by_the_loopback_latency() {
         let of = |latency| Figures { latency, latency_p99: latency, bandwidth: 1.0, bandwidth_back: None };
         assert_eq!(latency(&of(900.0), &facts(), &facts()).level, Level::Ok);
-        assert_eq!(latency(&of(50_000.0), &facts(), &facts()).level, Level::Fault);
+        assert_eq!(latency(&of(8_000.0), &facts(), &facts()).level, Level::Warning);
+        let finding = latency(&of(50_000.0), &facts(), &facts());
+        assert!(finding.level == Level::Fault && finding.remedy.unwrap().contains("delays packets"));
         let unknown = Facts { loopback: None, ..facts() };
         assert_eq!(latency(&of(50_000.0), &unknown, &unknown).level, Level::Note);
         let fast = Figures { latency: 2.0, latency_p99: 3.0, bandwidth: 90.0, bandwidth_back: Some(80.0) };
