@@ -77,6 +77,7 @@ kernel_tests! {
     doctor_names_a_wrong_neighbour_entry if wire,
     doctor_names_a_smaller_mtu_of_the_path if lossy_wire,
     doctor_names_a_peer_without_permission if wire,
+    doctor_names_missing_device_nodes,
     doctor_names_a_path_that_is_cut_on_the_way_back if lossy_wire,
     doctor_names_a_loss_of_five_percent if lossy_wire,
     doctor_names_the_gid_of_a_removed_address if wire,

@@ -305,8 +305,8 @@ pub(crate) fn datagrams(sent: u32, received: u32, echoed: u32) -> Finding {
     let drops = "look at drops of switches and interfaces (ip -s link, tc -s qdisc)";
     let remedy = match (received, echoed) {
         (0, _) => {
-            "no datagram arrives: check the GIDs (-x), that UDP port 4791 is open in both directions, and that no \
-             other host has the peer's IP address (arping -D)"
+            "no datagram arrives: check the GIDs (-x), that UDP port 4791 is open in both directions, that the \
+             neighbour entry of the peer is right (ip neigh), and that no other host has its IP address (arping -D)"
                 .to_owned()
         }
         (_, 0) => "no datagram comes back: check the peer's firewall (UDP port 4791), its route and its neighbour table \
