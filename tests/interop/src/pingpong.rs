@@ -121,12 +121,29 @@ pub fn record_of_absent_qp() -> [u8; RECORD] {
 
 /// Whether any process listens on this TCP port.
 pub fn is_listening(port: u16) -> bool {
+    has_socket(port, "0A")
+}
+
+/// Waits until the server at the port has accepted a client's connection, or has ended.
+///
+/// # Panics
+/// If that takes too long.
+pub fn wait_until_connected(server: &mut Program, port: u16) {
+    let deadline = Instant::now() + LIMIT;
+    while !server.has_ended() && !has_socket(port, "01") {
+        assert!(Instant::now() < deadline, "no client connects to TCP port {port}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Whether a socket of this local TCP port is in the state, in the kernel's numbers.
+fn has_socket(port: u16, state: &str) -> bool {
     let wanted = format!(":{port:04X}");
     ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|path| {
         let table = fs::read_to_string(path).unwrap_or_default();
         table.lines().any(|line| {
             let mut fields = line.split_whitespace();
-            fields.nth(1).is_some_and(|local| local.ends_with(&wanted)) && fields.nth(1) == Some("0A")
+            fields.nth(1).is_some_and(|local| local.ends_with(&wanted)) && fields.nth(1) == Some(state)
         })
     })
 }

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use bareverbs::netlink::{Owner, QpResource, QpType, RdmaNetlink};
 use bareverbs_interop_tests::perf::{Benchmark, PAIRINGS, Run, Side, json, rows};
-use bareverbs_interop_tests::pingpong::{HOST, PORT};
+use bareverbs_interop_tests::pingpong::{HOST, PORT, wait_until_connected};
 use bareverbs_interop_tests::program::Program;
 use bareverbs_test_support::wire::{lossy_wire, wire};
 use bareverbs_test_support::{device, kernel_tests};
@@ -44,6 +44,7 @@ kernel_tests! {
     bidirectional_tests_interoperate_with_perftest,
     timed_tests_interoperate_with_perftest,
     all_sizes_interoperate_with_perftest,
+    all_sizes_in_both_directions_interoperate_with_perftest,
     several_queue_pairs_lists_and_events,
     other_transports_interoperate_with_perftest,
     short_xrc_interoperates_with_perftest if device::xrc,
@@ -72,8 +73,11 @@ kernel_tests! {
     doctor_names_a_cut_path if lossy_wire,
     doctor_names_a_delayed_path if lossy_wire,
     doctor_names_a_slow_path if lossy_wire,
+    doctor_names_a_slow_path_back if lossy_wire,
+    doctor_names_a_wrong_neighbour_entry if wire,
     doctor_names_a_smaller_mtu_of_the_path if lossy_wire,
     doctor_names_a_peer_without_permission if wire,
+    doctor_names_missing_device_nodes,
     doctor_names_a_path_that_is_cut_on_the_way_back if lossy_wire,
     doctor_names_a_loss_of_five_percent if lossy_wire,
     doctor_names_the_gid_of_a_removed_address if wire,
@@ -88,6 +92,7 @@ kernel_tests! {
     sides_interrupted_in_each_phase_end_soon,
     lost_and_delayed_packets_end_with_results if lossy_wire,
     cut_paths_end_with_errors if lossy_wire,
+    large_messages_on_a_slow_path_complete if lossy_wire,
     bytes_agree_with_the_counters_of_the_port if device::soft_roce,
     verified_runs_with_every_option,
     open_loop_counts_the_wait_of_late_messages,
@@ -268,6 +273,20 @@ fn all_sizes_interoperate_with_perftest() {
     }
 }
 
+fn all_sizes_in_both_directions_interoperate_with_perftest() {
+    const LIMIT: Duration = Duration::from_secs(120);
+    for pairing in WITH_PERFTEST {
+        let benchmark = Benchmark { operation: "write", test: "bw" };
+        let run = benchmark.run_within(LIMIT, *pairing, &["-a", "-b", "-n", "5"]);
+        for json in [run.client_json(), run.server_json()].into_iter().flatten() {
+            for bits in 1..=23 {
+                assert_eq!(result(&json, 1 << bits)["messages"], 5, "{json:#}");
+                assert_eq!(result(&json, 1 << bits)["peer"]["iterations"], 5, "{json:#}");
+            }
+        }
+    }
+}
+
 fn several_queue_pairs_lists_and_events() {
     for (operation, others) in [
         ("write", &["-q", "4", "-n", "100", "-t", "16"][..]),
@@ -430,8 +449,9 @@ fn killed_peers_are_reported() {
 /// Kills one side during a run, and asserts that the other one reports it.
 fn expect_notice(benchmark: Benchmark, (server, client): (Side, Side), server_dies: bool) {
     let endless = ["-D", "600"];
-    let server = benchmark.serve(server, &endless);
+    let mut server = benchmark.serve(server, &endless);
     let client = Program::start(&mut benchmark.command(client, &endless, Some(HOST)));
+    wait_until_connected(&mut server, PORT);
     std::thread::sleep(A_WHILE);
     let (victim, survivor) = if server_dies { (server, client) } else { (client, server) };
     victim.signal(Signal::SIGKILL);

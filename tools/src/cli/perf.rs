@@ -324,6 +324,7 @@ pub(crate) struct Plan<'a> {
     pub(crate) num_qp: u32,
     pub(crate) tx_depth: u32,
     pub(crate) rx_depth: u32,
+    /// A request in so many is signalled. See [`Plan::cq_mod_of`].
     pub(crate) cq_mod: u32,
     pub(crate) timeout: AckTimeout,
     /// Whether this side connects to the other one.
@@ -339,6 +340,11 @@ pub(crate) struct Depths {
     pub(crate) receive: u32,
 }
 
+/// The time without a completion after which a run has stalled, beside that of its large messages.
+pub(crate) const STALL_TIMEOUT: Duration = Duration::from_secs(10);
+const LONGEST_STALL: Duration = Duration::from_secs(60);
+/// The slowest path for which a run waits, in bytes per second.
+const SLOWEST: u64 = 1 << 20;
 /// Sizes above this have a completion for each message by default.
 const CQ_MOD_LIMIT: u32 = 8192;
 const RX_DEPTH: u32 = 512;
@@ -406,7 +412,7 @@ impl<'a> Plan<'a> {
             // Each latency is measured, and each message is compared when it completes.
             None if options.rate.is_some() || options.mix.is_some() || options.verify => list,
             None if list > 1 => list,
-            None if sizes[0] > CQ_MOD_LIMIT && !datagrams && !options.all && !options.events => 1,
+            None if sizes[0] > CQ_MOD_LIMIT && !datagrams && !options.events => 1,
             None => 100,
         };
         if list > tx_depth {
@@ -481,6 +487,28 @@ impl<'a> Plan<'a> {
     pub(crate) fn depths(&self, size: u32) -> Depths {
         let limit = if self.options.verify { (VERIFY_BUFFER / size.max(64)).max(1) } else { u32::MAX };
         Depths { send: self.tx_depth.min(limit), receive: self.rx_depth.min(limit) }
+    }
+
+    /// A request in so many is signalled in a run with messages of a size. With all sizes (`-a`), each
+    /// large message is: many of them take longer than a peer that has stopped is waited for.
+    pub(crate) fn cq_mod_of(&self, size: u32) -> u32 {
+        let chosen = self.options.cq_mod.is_some() || self.options.events;
+        let each = if chosen || size <= CQ_MOD_LIMIT {
+            self.cq_mod
+        } else {
+            self.cq_mod.min(self.options.post_list)
+        };
+        let list = self.options.post_list;
+        each.min(self.depths(size).send / list * list)
+    }
+
+    /// The time without a completion after which a run with messages of a size has stalled. Large
+    /// messages take a while on a slow path.
+    pub(crate) fn stall_timeout(&self, size: u32) -> Duration {
+        let directions = if self.bidirectional() { 2 } else { 1 };
+        let messages = u64::from(self.cq_mod_of(size)) * u64::from(self.num_qp) * directions;
+        let bytes = messages.saturating_mul(size.into());
+        (STALL_TIMEOUT + Duration::from_secs(bytes / SLOWEST)).min(LONGEST_STALL)
     }
 
     pub(crate) fn is_client(&self) -> bool {
@@ -721,6 +749,26 @@ mod tests {
             assert_eq!(plan.sizes, [size], "{line}");
             assert_eq!(plan.length, Length::Messages(iters), "{line}");
             assert_eq!((plan.tx_depth, plan.rx_depth, plan.cq_mod), (tx, rx, cq_mod), "{line}");
+        }
+    }
+
+    #[test]
+    fn large_messages_are_signalled_and_have_time() {
+        for (line, size, cq_mod, seconds) in [
+            ("write bw -a -b", 4096, 100, 10),
+            ("write bw -a -b", 16384, 1, 10),
+            ("write bw -a -b", 8 << 20, 1, 26),
+            ("write bw -a -l 20", 8 << 20, 20, 60),
+            ("write bw -a -Q 4", 8 << 20, 4, 42),
+            ("write bw -s 8388608 -e", 8 << 20, 100, 60),
+            ("write bw -s 8388608 -q 2", 8 << 20, 1, 26),
+            ("write bw -q 2000", 65536, 1, 60),
+            ("write lat -s 8388608", 8 << 20, 1, 18),
+        ] {
+            let perf = perf(line);
+            let plan = perf.plan().unwrap();
+            let found = (plan.cq_mod_of(size), plan.stall_timeout(size));
+            assert_eq!(found, (cq_mod, Duration::from_secs(seconds)), "{line}");
         }
     }
 

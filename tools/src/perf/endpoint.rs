@@ -229,13 +229,12 @@ impl Posting {
             (Measure::Bandwidth, true) => Steps::apart(size, places),
             (Measure::Bandwidth, false) => Steps::new(size, agreed),
         };
-        let list = plan.options.post_list;
         Self {
             order: plan.order(size),
             size,
             send_steps: steps(size),
             recv_steps: steps(size + T::HEADROOM),
-            cq_mod: plan.cq_mod.min(depths.send / list * list).into(),
+            cq_mod: plan.cq_mod_of(size).into(),
             limit: match plan.length {
                 crate::cli::perf::Length::Messages(messages) => messages,
                 crate::cli::perf::Length::Time { .. } => u64::MAX,
@@ -774,12 +773,14 @@ impl<T: Service> Endpoint<T> {
 
     #[cold]
     pub(crate) fn verdict(&self, verdict: Verdict) -> anyhow::Error {
-        let (waited, progress) = (super::watch::STALL_TIMEOUT, self.progress());
+        let progress = self.progress();
         match verdict {
             Verdict::PeerGone | Verdict::Wait => RunError::PeerGone(progress).into(),
             Verdict::Aborted => RunError::Aborted.into(),
-            Verdict::Stalled if T::CONNECTION.is_reliable() => RunError::Stalled { waited, progress }.into(),
-            Verdict::Stalled => {
+            Verdict::Stalled(waited) if T::CONNECTION.is_reliable() => {
+                RunError::Stalled { waited, progress }.into()
+            }
+            Verdict::Stalled(waited) => {
                 RunError::Lost { waited, transport: T::CONNECTION.to_string(), progress }.into()
             }
         }

@@ -217,8 +217,9 @@ impl Link<'_> {
         Ok(())
     }
 
-    fn watch(&self) -> Watch<'_> {
-        Watch::new(self.local.stop, self.session.peer().as_fd(), self.abort())
+    fn watch(&self, size: u32) -> Watch<'_> {
+        let stall_timeout = self.plan.stall_timeout(size);
+        Watch::new(self.local.stop, self.session.peer().as_fd(), self.abort(), stall_timeout)
     }
 
     fn abort(&self) -> &AtomicBool {
@@ -255,7 +256,7 @@ impl Link<'_> {
             match step {
                 // Of several sizes in one direction, perftest reports the last one.
                 Step::Report => self.report(results, plan.largest())?,
-                Step::WaitForEnd => self.watch().wait_for_end(LAST_ACK)?,
+                Step::WaitForEnd => self.watch(plan.largest()).wait_for_end(LAST_ACK)?,
                 _ => self.barrier(endpoints)?,
             }
         }
@@ -404,7 +405,7 @@ impl Link<'_> {
         posting: &Posting,
         mut recorder: Recorder<'_>,
     ) -> (Measured, Result<()>) {
-        let (plan, mut watch) = (&self.plan, self.watch());
+        let (plan, mut watch) = (&self.plan, self.watch(posting.size));
         let (watch, measuring) = (&mut watch, &mut recorder);
         let ended = match (plan.measure, plan.verb) {
             (Measure::Bandwidth, _) => {

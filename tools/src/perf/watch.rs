@@ -16,8 +16,6 @@ const SPINS: u32 = 1 << 12;
 const COMPLETIONS: u32 = 1 << 10;
 /// The time in which requests complete after the peer has closed its connection.
 const GRACE: Duration = Duration::from_secs(1);
-/// The time without progress after which a run ends.
-pub(crate) const STALL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why the wait is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,8 +24,8 @@ pub(crate) enum Verdict {
     Wait,
     /// The peer closed its connection some time ago.
     PeerGone,
-    /// Nothing completed for [`STALL_TIMEOUT`].
-    Stalled,
+    /// Nothing completed for this time.
+    Stalled(Duration),
     /// Another thread failed.
     Aborted,
 }
@@ -39,6 +37,8 @@ pub(crate) struct Watch<'a> {
     peer: BorrowedFd<'a>,
     /// Whether another thread has failed.
     abort: &'a AtomicBool,
+    /// The time without progress after which the run ends.
+    stall_timeout: Duration,
     spins: u32,
     /// Calls of [`Watch::progress`] since the last look.
     busy: u32,
@@ -47,8 +47,13 @@ pub(crate) struct Watch<'a> {
 }
 
 impl<'a> Watch<'a> {
-    pub(crate) fn new(stop: &'a Stop, peer: BorrowedFd<'a>, abort: &'a AtomicBool) -> Self {
-        Self { stop, peer, abort, spins: 0, busy: 0, quiet: None, gone: None }
+    pub(crate) fn new(
+        stop: &'a Stop,
+        peer: BorrowedFd<'a>,
+        abort: &'a AtomicBool,
+        stall_timeout: Duration,
+    ) -> Self {
+        Self { stop, peer, abort, stall_timeout, spins: 0, busy: 0, quiet: None, gone: None }
     }
 
     /// Notes that nothing can complete, because nothing is outstanding.
@@ -137,8 +142,8 @@ impl<'a> Watch<'a> {
         if self.gone.is_some_and(|gone| now.duration_since(gone.max(quiet)) >= GRACE) {
             return Ok(Verdict::PeerGone);
         }
-        if now.duration_since(quiet) >= STALL_TIMEOUT {
-            return Ok(Verdict::Stalled);
+        if now.duration_since(quiet) >= self.stall_timeout {
+            return Ok(Verdict::Stalled(self.stall_timeout));
         }
         Ok(Verdict::Wait)
     }
@@ -149,13 +154,15 @@ mod tests {
     use super::*;
     use std::os::unix::net::UnixStream;
 
+    use crate::cli::perf::STALL_TIMEOUT;
+
     static ABORT: AtomicBool = AtomicBool::new(false);
 
     #[test]
     fn failure_of_another_thread_ends_the_wait() {
         let (stop, abort) = (Stop::new().unwrap(), AtomicBool::new(false));
         let (ours, _theirs) = UnixStream::pair().unwrap();
-        let mut watch = Watch::new(&stop, ours.as_fd(), &abort);
+        let mut watch = Watch::new(&stop, ours.as_fd(), &abort, STALL_TIMEOUT);
         assert_eq!(watch.look(None).unwrap(), Verdict::Wait);
         assert_eq!(watch.progress().unwrap(), Verdict::Wait);
         abort.store(true, Ordering::Relaxed);
@@ -167,7 +174,7 @@ mod tests {
     fn closed_connection_ends_a_busy_run_after_the_grace_time() {
         let stop = Stop::new().unwrap();
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let mut watch = Watch::new(&stop, ours.as_fd(), &ABORT);
+        let mut watch = Watch::new(&stop, ours.as_fd(), &ABORT, STALL_TIMEOUT);
         for _ in 0..2 * COMPLETIONS {
             assert_eq!(watch.progress().unwrap(), Verdict::Wait);
         }
@@ -184,7 +191,7 @@ mod tests {
     fn closed_connection_ends_the_wait_after_the_grace_time() {
         let stop = Stop::new().unwrap();
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let mut watch = Watch::new(&stop, ours.as_fd(), &ABORT);
+        let mut watch = Watch::new(&stop, ours.as_fd(), &ABORT, STALL_TIMEOUT);
         let start = Instant::now();
         assert_eq!(watch.look(None).unwrap(), Verdict::Wait);
         drop(theirs);
@@ -192,10 +199,22 @@ mod tests {
             match watch.spin().unwrap() {
                 Some(Verdict::PeerGone) => break,
                 None | Some(Verdict::Wait) => {}
-                Some(Verdict::Stalled | Verdict::Aborted) => panic!("the peer is gone"),
+                Some(Verdict::Stalled(_) | Verdict::Aborted) => panic!("the peer is gone"),
             }
         }
         assert!((GRACE..STALL_TIMEOUT).contains(&start.elapsed()));
+    }
+
+    #[test]
+    fn run_without_progress_has_stalled_after_its_timeout() {
+        let stop = Stop::new().unwrap();
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let timeout = Duration::from_millis(50);
+        let mut watch = Watch::new(&stop, ours.as_fd(), &ABORT, timeout);
+        let start = Instant::now();
+        while watch.look(None).unwrap() == Verdict::Wait {}
+        assert_eq!(watch.look(None).unwrap(), Verdict::Stalled(timeout));
+        assert!(start.elapsed() >= timeout);
     }
 
     #[test]
@@ -204,7 +223,7 @@ mod tests {
         let stop = Stop::new().unwrap();
         let (ours, _theirs) = UnixStream::pair().unwrap();
         let (events, mut other) = UnixStream::pair().unwrap();
-        let mut watch = Watch::new(&stop, ours.as_fd(), &ABORT);
+        let mut watch = Watch::new(&stop, ours.as_fd(), &ABORT, STALL_TIMEOUT);
         other.write_all(b"x").unwrap();
         let start = Instant::now();
         assert_eq!(watch.sleep(events.as_fd(), None).unwrap(), Verdict::Wait);

@@ -240,6 +240,16 @@ pub(crate) fn doctor_names_a_peer_without_permission() {
     expect_fault(&result, &["peer device", "cannot open /dev/infiniband/uverbs", "join the group"]);
 }
 
+/// As in a container without the device nodes.
+pub(crate) fn doctor_names_missing_device_nodes() {
+    let (nodes, aside) = ("/dev/infiniband", "/dev/infiniband-aside");
+    std::fs::rename(nodes, aside).unwrap();
+    let alone = examine(&["-d", device::name()]);
+    std::fs::rename(aside, nodes).unwrap();
+    assert_eq!(alone.status.code(), Some(1), "{alone:#?}");
+    assert!(alone.stdout.contains("pass /dev/infiniband into the container"), "{alone:#?}");
+}
+
 pub(crate) fn doctor_names_a_path_that_is_cut_on_the_way_back() {
     let wire = Wire::new();
     wire.cut(End::Far);
@@ -262,6 +272,23 @@ pub(crate) fn doctor_names_the_gid_of_a_removed_address() {
     std::thread::sleep(Duration::from_secs(1));
     let address = format!("ip address add ADDRESS/PREFIX dev {}", End::Near.netdev());
     expect_fault(&examine_wire(&["-x", "1"]), &["local gid", "GID index 1", &address]);
+}
+
+/// RDMA writes to the peer do not show it.
+pub(crate) fn doctor_names_a_slow_path_back() {
+    let wire = Wire::new();
+    wire.impair(End::Far, "rate 1mbit");
+    expect_fault(&examine_wire(&[]), &["path bandwidth", "reads of 64 KiB from the peer", "traffic shaper"]);
+}
+
+/// Packets go to a machine that is not the peer.
+pub(crate) fn doctor_names_a_wrong_neighbour_entry() {
+    let _wire = Wire::new();
+    let (peer, netdev) = (End::Far.ip(), End::Near.netdev());
+    run("ip", &format!("neigh replace {peer} lladdr 02:00:00:00:77:99 nud permanent dev {netdev}"));
+    let result = examine_wire(&[]);
+    expect_fault(&result, &["path rc", "no packet was acknowledged", "ip neigh"]);
+    expect_fault(&result, &["path ud", "0 arrived", "ip neigh"]);
 }
 
 /// The far end loses its port, or the near one its address, while the path is measured.

@@ -331,6 +331,19 @@ pub(crate) fn lost_and_delayed_packets_end_with_results() {
     }
 }
 
+/// All messages complete at once, after 17 s, or one after the other.
+pub(crate) fn large_messages_on_a_slow_path_complete() {
+    let wire = Wire::new();
+    for end in [End::Near, End::Far] {
+        wire.impair(end, "rate 20mbit");
+    }
+    for test in [Test("write bw -s 8388608 -n 5 -Q 5 -t 5"), Test("write bw -s 8388608 -n 5 -b")] {
+        let (server, client) = over_wire(test);
+        let ends = [client, server].map(|side| side.finish_within(2 * LATER));
+        assert!(ends.iter().all(|end| end.status.success()), "{test:?}: {ends:#?}");
+    }
+}
+
 pub(crate) fn cut_paths_end_with_errors() {
     let wire = Wire::new();
     for test in [

@@ -201,10 +201,8 @@ pub(crate) fn open_loop_counts_the_wait_of_late_messages() {
     // 450 messages were due more than 100 ms before the receiver went on, and it takes time to catch
     // up with them. A kernel that retries slowly makes a few more messages late.
     assert!(open >= 400, "{open} late messages");
-    assert!(
-        (1..=4 * DEPTH).contains(&closed),
-        "{closed} late messages in a closed loop, {open} in an open one"
-    );
+    let most = (4 * DEPTH).max(open / 8);
+    assert!((1..=most).contains(&closed), "{closed} late messages in a closed loop, {open} in an open one");
 }
 
 pub(crate) fn short_threads_share_the_queue_pairs() {

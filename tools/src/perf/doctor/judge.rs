@@ -10,10 +10,17 @@ use crate::perf::counters::Change;
 const RATE_PART: f64 = 0.8;
 /// Part of the loopback bandwidth that a healthy path between software devices carries.
 const LOOPBACK_PART: f64 = 0.1;
+/// Part of the port's rate that RDMA reads of a healthy path of hardware carry.
+const READ_PART: f64 = 0.5;
 /// A latency of this many times the loopback's is that of a delayed path.
 const LATENCY_FACTOR: f64 = 20.0;
-/// Latencies below these are never a fault, in microseconds: of hardware, of software.
+/// Latencies below these are never delayed, in microseconds: of hardware, of software.
 const LATENCY_FLOOR: [f64; 2] = [100.0, 3000.0];
+/// Delayed latencies up to these are a warning only: machines that share processors, as guests do, are
+/// slow to wake up.
+const LATENCY_FAULT: [f64; 2] = [100.0, 10_000.0];
+/// The same of 99th percentiles.
+const P99_FLOOR: [f64; 2] = [500.0, 15_000.0];
 /// Part of lost datagrams, and of packets with errors, above which a path is faulty.
 const LOSS_LIMIT: f64 = 0.01;
 
@@ -26,6 +33,21 @@ pub(crate) struct Figures {
     pub(crate) latency_p99: f64,
     /// Of RDMA writes of 64 KiB, in Gbit/s.
     pub(crate) bandwidth: f64,
+    /// Of RDMA reads of 64 KiB, in Gbit/s. An older version of the program has none.
+    #[serde(default)]
+    pub(crate) bandwidth_back: Option<f64>,
+}
+
+impl Figures {
+    /// The better ones of two measurements.
+    pub(crate) fn best(self, other: Self) -> Self {
+        let fast = if self.latency <= other.latency { self } else { other };
+        Self {
+            bandwidth: self.bandwidth.max(other.bandwidth),
+            bandwidth_back: self.bandwidth_back.into_iter().chain(other.bandwidth_back).reduce(f64::max),
+            ..fast
+        }
+    }
 }
 
 /// The facts about an end that the other one needs.
@@ -192,49 +214,86 @@ pub(crate) fn latency(figures: &Figures, local: &Facts, peer: &Facts) -> Finding
         "RDMA reads of 8 bytes take {:.1} us (median), {:.1} us (p99)",
         figures.latency, figures.latency_p99
     );
-    let software = local.is_software() || peer.is_software();
-    let slowest = [local, peer].into_iter().filter_map(|end| end.loopback).map(|own| own.latency);
-    let Some(own) = slowest.reduce(f64::max) else {
+    let software = usize::from(local.is_software() || peer.is_software());
+    let slowest = |figure: fn(Figures) -> f64| {
+        [local, peer].into_iter().filter_map(|end| end.loopback).map(figure).reduce(f64::max)
+    };
+    let (Some(own), Some(own_p99)) = (slowest(|own| own.latency), slowest(|own| own.latency_p99)) else {
         return path(Level::Note, Check::Latency, format!("{text}; there is no figure to compare with"));
     };
-    let limit = (LATENCY_FACTOR * own).max(LATENCY_FLOOR[usize::from(software)]);
-    if figures.latency <= limit {
-        return path(Level::Ok, Check::Latency, text);
+    let causes = "look for congestion, a long route, a traffic shaper (tc qdisc show) or power saving";
+    if figures.latency > (LATENCY_FACTOR * own).max(LATENCY_FLOOR[software]) {
+        let fault = figures.latency > LATENCY_FAULT[software];
+        let level = if fault { Level::Fault } else { Level::Warning };
+        return path(level, Check::Latency, format!("{text}, but {own:.1} us within one device"))
+            .remedy(format!("the path or a busy machine delays packets: {causes}"));
     }
-    path(Level::Fault, Check::Latency, format!("{text}, but {own:.1} us within one device")).remedy(
-        "the path delays packets: look for congestion, a long route, a traffic shaper (tc qdisc show) or power \
-         saving",
-    )
+    if figures.latency_p99 > (LATENCY_FACTOR * own_p99).max(P99_FLOOR[software]) {
+        let text = format!("{text}, but {own_p99:.1} us (p99) within one device");
+        return path(Level::Warning, Check::Latency, text).remedy(format!(
+            "the path delays some packets, or loses some, which are retried: {causes}, and for other traffic and \
+             busy processors"
+        ));
+    }
+    path(Level::Ok, Check::Latency, text)
 }
 
-/// The verdict on the bandwidth.
-pub(crate) fn bandwidth(figures: &Figures, local: &Facts, peer: &Facts) -> Finding {
-    let text = format!("RDMA writes of 64 KiB carry {:.3} Gbit/s", figures.bandwidth);
-    let least = |values: [Option<f64>; 2]| values.into_iter().flatten().reduce(f64::min);
-    let (limit, of, remedy) = if local.is_software() || peer.is_software() {
-        // The rate of a software device is nominal.
-        let own = least([local, peer].map(|end| end.loopback.map(|own| own.bandwidth)));
-        (
-            own.map(|own| own * LOOPBACK_PART),
-            own.map(|own| format!("{own:.3} Gbit/s within one device")),
-            "the path carries much less than the devices can send: look for a traffic shaper (tc qdisc show), a \
-             slow link, or lost packets",
-        )
-    } else {
-        let rate = least([local.rate, peer.rate]);
-        (
-            rate.map(|rate| rate * RATE_PART),
-            rate.map(|rate| format!("the port's rate is {rate} Gbit/s")),
-            "look for lost packets and pauses in the counters, a port of lower width or speed, PCIe limits and \
-             the processor's frequency governor",
-        )
+/// The verdicts on the bandwidth to the peer, and from it.
+pub(crate) fn bandwidths(figures: &Figures, local: &Facts, peer: &Facts) -> Vec<Finding> {
+    let there = Carried {
+        what: "RDMA writes of 64 KiB to the peer",
+        bandwidth: figures.bandwidth,
+        part: RATE_PART,
+        own: |own| Some(own.bandwidth),
     };
-    match (limit, of) {
-        (Some(limit), Some(of)) if figures.bandwidth < limit => {
-            path(Level::Fault, Check::Bandwidth, format!("{text}; {of}")).remedy(remedy)
+    let back = figures.bandwidth_back.map(|bandwidth| Carried {
+        what: "RDMA reads of 64 KiB from the peer",
+        bandwidth,
+        part: READ_PART,
+        own: |own| own.bandwidth_back,
+    });
+    [Some(there), back].into_iter().flatten().map(|carried| carried.judge(local, peer)).collect()
+}
+
+/// The bandwidth of a direction.
+struct Carried {
+    what: &'static str,
+    bandwidth: f64,
+    /// Part of the port's rate that a healthy path of hardware carries.
+    part: f64,
+    /// The same of a device with itself.
+    own: fn(Figures) -> Option<f64>,
+}
+
+impl Carried {
+    fn judge(&self, local: &Facts, peer: &Facts) -> Finding {
+        let text = format!("{} carry {:.3} Gbit/s", self.what, self.bandwidth);
+        let least = |values: [Option<f64>; 2]| values.into_iter().flatten().reduce(f64::min);
+        let (limit, of, remedy) = if local.is_software() || peer.is_software() {
+            // The rate of a software device is nominal.
+            let own = least([local, peer].map(|end| end.loopback.and_then(self.own)));
+            (
+                own.map(|own| own * LOOPBACK_PART),
+                own.map(|own| format!("{own:.3} Gbit/s within one device")),
+                "the path carries much less in this direction than the devices can send: look for a traffic \
+                 shaper (tc qdisc show), a slow link, or lost packets",
+            )
+        } else {
+            let rate = least([local.rate, peer.rate]);
+            (
+                rate.map(|rate| rate * self.part),
+                rate.map(|rate| format!("the port's rate is {rate} Gbit/s")),
+                "look for lost packets and pauses in the counters, a port of lower width or speed, PCIe limits \
+                 and the processor's frequency governor",
+            )
+        };
+        match (limit, of) {
+            (Some(limit), Some(of)) if self.bandwidth < limit => {
+                path(Level::Fault, Check::Bandwidth, format!("{text}; {of}")).remedy(remedy)
+            }
+            (Some(_), Some(of)) => path(Level::Ok, Check::Bandwidth, format!("{text}; {of}")),
+            _ => path(Level::Note, Check::Bandwidth, format!("{text}; there is no figure to compare with")),
         }
-        (Some(_), Some(of)) => path(Level::Ok, Check::Bandwidth, format!("{text}; {of}")),
-        _ => path(Level::Note, Check::Bandwidth, format!("{text}; there is no figure to compare with")),
     }
 }
 
@@ -246,11 +305,13 @@ pub(crate) fn datagrams(sent: u32, received: u32, echoed: u32) -> Finding {
     let drops = "look at drops of switches and interfaces (ip -s link, tc -s qdisc)";
     let remedy = match (received, echoed) {
         (0, _) => {
-            "no datagram arrives: check the GIDs (-x), that UDP port 4791 is open in both directions, and that no \
-             other host has the peer's IP address (arping -D)"
+            "no datagram arrives: check the GIDs (-x), that UDP port 4791 is open in both directions, that the \
+             neighbour entry of the peer is right (ip neigh), and that no other host has its IP address (arping -D)"
                 .to_owned()
         }
-        (_, 0) => "no datagram comes back: check the peer's firewall (UDP port 4791) and its route".to_owned(),
+        (_, 0) => "no datagram comes back: check the peer's firewall (UDP port 4791), its route and its neighbour table \
+                  (ip neigh)"
+            .to_owned(),
         _ if back == 0 => format!("the path loses packets on the way to the peer only: {drops}"),
         _ if there == 0 => format!("the path loses packets on the way back only: {drops}"),
         _ => format!("the path loses packets in both directions: {drops}"),
@@ -265,20 +326,22 @@ pub(crate) fn datagrams(sent: u32, received: u32, echoed: u32) -> Finding {
 /// The verdict on the counters of an end that changed during the checks.
 pub(crate) fn counters(place: Place, changes: &[Change]) -> Finding {
     let trouble: Vec<_> = changes.iter().filter(|change| change.trouble).collect();
-    let sum: u64 = trouble.iter().map(|change| change.change).sum();
-    if sum == 0 {
+    if trouble.iter().all(|change| change.change == 0) {
         let text = "no counter of errors, retries or losses changed";
         return Finding::new(Level::Ok, place, Check::Counters, text);
     }
     let packets: u64 =
         changes.iter().filter(|change| change.name.contains("pkts")).map(|change| change.change).sum();
     let names: Vec<_> = trouble.iter().map(|change| format!("{} +{}", change.name, change.change)).collect();
+    // A single late acknowledgement repeats all packets that are under way.
+    let single = trouble.iter().filter(|change| !change.name.contains("duplicate"));
+    let sum: u64 = single.map(|change| change.change).sum();
     let level =
         if packets > 0 && sum as f64 / packets as f64 > LOSS_LIMIT { Level::Fault } else { Level::Warning };
     let text =
         if packets > 0 { format!("{} in {packets} packets", names.join(", ")) } else { names.join(", ") };
     Finding::new(level, place, Check::Counters, text)
-        .remedy("packets were lost, reordered or late: look at the links and switches in between")
+        .remedy("packets were lost, reordered, duplicated or late: look at the links and switches in between")
 }
 
 #[cfg(test)]
@@ -299,7 +362,12 @@ mod tests {
             node_guid: "0200:00ff:fe00:0001".into(),
             pkey: None,
             program: "0.1.0".into(),
-            loopback: Some(Figures { latency: 50.0, latency_p99: 60.0, bandwidth: 2.0 }),
+            loopback: Some(Figures {
+                latency: 50.0,
+                latency_p99: 60.0,
+                bandwidth: 2.0,
+                bandwidth_back: Some(2.0),
+            }),
         }
     }
 
@@ -377,28 +445,54 @@ mod tests {
 
     #[test]
     fn delay_is_judged_by_the_loopback_latency() {
-        let of = |latency| Figures { latency, latency_p99: latency, bandwidth: 1.0 };
+        let of = |latency| Figures { latency, latency_p99: latency, bandwidth: 1.0, bandwidth_back: None };
         assert_eq!(latency(&of(900.0), &facts(), &facts()).level, Level::Ok);
-        assert_eq!(latency(&of(50_000.0), &facts(), &facts()).level, Level::Fault);
+        assert_eq!(latency(&of(8_000.0), &facts(), &facts()).level, Level::Warning);
+        let finding = latency(&of(50_000.0), &facts(), &facts());
+        assert!(finding.level == Level::Fault && finding.remedy.unwrap().contains("delays packets"));
         let unknown = Facts { loopback: None, ..facts() };
         assert_eq!(latency(&of(50_000.0), &unknown, &unknown).level, Level::Note);
-        let fast = Figures { latency: 2.0, latency_p99: 3.0, bandwidth: 90.0 };
+        let fast = Figures { latency: 2.0, latency_p99: 3.0, bandwidth: 90.0, bandwidth_back: Some(80.0) };
         let hardware = Facts { nature: "hardware".into(), loopback: Some(fast), ..facts() };
         assert_eq!(latency(&of(60.0), &hardware, &hardware).level, Level::Ok);
         assert_eq!(latency(&of(200.0), &hardware, &hardware).level, Level::Fault);
     }
 
     #[test]
+    fn delay_of_some_packets_is_a_warning() {
+        let of = |latency_p99| Figures { latency: 50.0, latency_p99, bandwidth: 1.0, bandwidth_back: None };
+        assert_eq!(latency(&of(10_000.0), &facts(), &facts()).level, Level::Ok);
+        let finding = latency(&of(40_000.0), &facts(), &facts());
+        assert_eq!(finding.level, Level::Warning);
+        assert!(finding.text.contains("60.0 us (p99) within one device"), "{finding:?}");
+        assert!(finding.remedy.unwrap().contains("delays some packets"));
+    }
+
+    #[test]
     fn bandwidth_is_judged_by_the_rate_or_the_loopback() {
-        let of = |bandwidth| Figures { latency: 1.0, latency_p99: 1.0, bandwidth };
-        assert_eq!(bandwidth(&of(1.0), &facts(), &facts()).level, Level::Ok);
-        assert_eq!(bandwidth(&of(0.005), &facts(), &facts()).level, Level::Fault);
+        let of = |there, back| Figures {
+            latency: 1.0,
+            latency_p99: 1.0,
+            bandwidth: there,
+            bandwidth_back: Some(back),
+        };
+        let levels = |figures: &Figures, end: &Facts| {
+            let findings = bandwidths(figures, end, end);
+            <[Level; 2]>::try_from(findings.iter().map(|finding| finding.level).collect::<Vec<_>>()).unwrap()
+        };
+        assert_eq!(levels(&of(1.0, 1.0), &facts()), [Level::Ok; 2]);
+        assert_eq!(levels(&of(0.005, 1.0), &facts()), [Level::Fault, Level::Ok]);
+        assert_eq!(levels(&of(1.0, 0.005), &facts()), [Level::Ok, Level::Fault]);
         let hardware = Facts { nature: "hardware".into(), ..facts() };
-        assert_eq!(bandwidth(&of(9.0), &hardware, &hardware).level, Level::Ok);
-        let finding = bandwidth(&of(7.0), &hardware, &hardware);
-        assert!(finding.level == Level::Fault && finding.text.contains("rate is 10 Gbit/s"), "{finding:?}");
+        assert_eq!(levels(&of(9.0, 6.0), &hardware), [Level::Ok; 2]);
+        assert_eq!(levels(&of(7.0, 4.0), &hardware), [Level::Fault; 2]);
+        let finding = &bandwidths(&of(7.0, 6.0), &hardware, &hardware)[0];
+        assert!(finding.text.contains("rate is 10 Gbit/s"), "{finding:?}");
         let unknown = Facts { rate: None, ..hardware };
-        assert_eq!(bandwidth(&of(7.0), &unknown, &unknown).level, Level::Note);
+        assert_eq!(levels(&of(7.0, 6.0), &unknown), [Level::Note; 2]);
+        // A peer of an older version.
+        let figures = Figures { bandwidth_back: None, ..of(1.0, 1.0) };
+        assert_eq!(bandwidths(&figures, &facts(), &facts()).len(), 1);
     }
 
     #[test]
@@ -420,6 +514,8 @@ mod tests {
         let few = [packets.clone(), change("completer_retry_err", 3, true)];
         assert_eq!(counters(Place::Local, &few).level, Level::Warning);
         let many = [packets, change("rcvd_seq_err", 500, true)];
+        let repeated = [change("sent_pkts", 10_000, false), change("duplicate_request", 500, true)];
+        assert_eq!(counters(Place::Peer, &repeated).level, Level::Warning);
         let finding = counters(Place::Peer, &many);
         assert_eq!((finding.level, finding.place), (Level::Fault, Place::Peer));
         assert!(finding.text.contains("rcvd_seq_err +500 in 10000 packets"), "{finding:?}");

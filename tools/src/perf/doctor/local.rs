@@ -2,7 +2,7 @@
 
 use bareverbs::netlink::RdmaNetlink;
 use bareverbs::{
-    Access, Buffer, Context, Device, Error, GidEntry, GidIndex, GidType, LinkLayer, Mtu, Pd, PortAttr,
+    Access, Buffer, Context, Device, Errno, Error, GidEntry, GidIndex, GidType, LinkLayer, Mtu, Pd, PortAttr,
     PortState,
 };
 
@@ -156,6 +156,9 @@ impl Netdevs {
 fn open(options: &DoctorOptions, report: &mut dyn FnMut(Finding)) -> Option<(Device, Context)> {
     let mut fault = |error: Error| {
         let remedy = match &error {
+            Error::Open { errno: Errno::NOENT, .. } => Some(
+                "load ib_uverbs (modprobe ib_uverbs), or pass /dev/infiniband into the container".to_owned(),
+            ),
             Error::Open { path, .. } => Some(format!(
                 "let this user read and write {}: join the group that owns it, or run as root",
                 path.display()

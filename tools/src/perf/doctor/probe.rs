@@ -114,6 +114,15 @@ impl ProbeError {
     }
 }
 
+/// The direction of the data of a measurement.
+#[derive(Clone, Copy, Debug)]
+enum Direction {
+    /// To the peer.
+    There,
+    /// From the peer.
+    Back,
+}
+
 /// The active end of an RC connection.
 pub(crate) struct Active<'a> {
     endpoint: Endpoint<Lease>,
@@ -173,7 +182,9 @@ impl<'a> Active<'a> {
     /// Measures latency and bandwidth.
     pub(crate) fn measure(&mut self) -> Result<Figures, ProbeError> {
         let (latency, latency_p99) = self.latency()?;
-        Ok(Figures { latency, latency_p99, bandwidth: self.bandwidth()? })
+        let bandwidth = self.bandwidth(Direction::There)?;
+        let bandwidth_back = Some(self.bandwidth(Direction::Back)?);
+        Ok(Figures { latency, latency_p99, bandwidth, bandwidth_back })
     }
 
     /// Median and 99th percentile of reads, in microseconds.
@@ -193,24 +204,27 @@ impl<'a> Active<'a> {
         Ok((at(0.5), at(0.99)))
     }
 
-    /// Of writes, in Gbit/s.
-    fn bandwidth(&mut self) -> Result<f64, ProbeError> {
+    /// Of writes to the peer, or of reads, in Gbit/s.
+    fn bandwidth(&mut self, direction: Direction) -> Result<f64, ProbeError> {
         let begun = Instant::now();
-        let mut written = 0;
+        let mut carried = 0;
         loop {
-            let goes_on = written == 0 || begun.elapsed() < MEASURE;
+            let goes_on = carried == 0 || begun.elapsed() < MEASURE;
             while goes_on && self.endpoint.pending_sends() < WINDOW {
                 let buffer = self.buffer()?;
-                let posted = self.endpoint.post_write(buffer, .., self.remote);
+                let posted = match direction {
+                    Direction::There => self.endpoint.post_write(buffer, .., self.remote),
+                    Direction::Back => self.endpoint.post_read(buffer, .., self.remote),
+                };
                 posted.map_err(|failed| ProbeError::Other(failed.error.into()))?;
             }
             if self.endpoint.pending_sends() == 0 {
                 break;
             }
             self.reap()?;
-            written += BYTES;
+            carried += BYTES;
         }
-        Ok(written as f64 * 8.0 / begun.elapsed().as_secs_f64() / 1e9)
+        Ok(carried as f64 * 8.0 / begun.elapsed().as_secs_f64() / 1e9)
     }
 }
 
