@@ -66,7 +66,7 @@ fn failure(kind: EventKind, verb: &'static str) -> Option<Error> {
         EventKind::ConnectError(errno) | EventKind::Unreachable(Unreachable::Errno(errno)) => {
             Error::Unreachable(errno)
         }
-        EventKind::Unreachable(Unreachable::Sidr(status, _)) => Error::Sidr(status),
+        EventKind::Unreachable(Unreachable::Sidr(status, data)) => Error::Sidr(status, Box::new(data)),
         EventKind::Disconnected(_) => Error::Disconnected { verb },
         EventKind::DeviceRemoval => Error::DeviceRemoved { verb },
         EventKind::AddrinfoError(errno) => Error::Address(errno),
@@ -194,7 +194,7 @@ pub(crate) async fn established(wait: &impl Wait, id: &CmId) -> Result<()> {
 
 /// The next request to a listener, on the listener's channel.
 pub(crate) async fn request(wait: &impl Wait, listener: &CmId) -> Result<ConnectRequest> {
-    until(wait, listener.channel(), listener.key(), "accept", |kind| match kind {
+    until(wait, listener.channel(), listener.key(), "get_request", |kind| match kind {
         EventKind::ConnectRequest(request) => ControlFlow::Break(request),
         other => ControlFlow::Continue(other),
     })
@@ -290,7 +290,7 @@ mod tests {
             (EventKind::Rejected(rejected), |e| matches!(e, Error::Rejected(_))),
             (EventKind::ConnectError(Errno::IO), |e| matches!(e, Error::Unreachable(Errno::IO))),
             (unreachable(Errno::TIMEDOUT), |e| matches!(e, Error::Unreachable(Errno::TIMEDOUT))),
-            (sidr, |e| matches!(e, Error::Sidr(SidrStatus::NoQp))),
+            (sidr, |e| matches!(e, Error::Sidr(SidrStatus::NoQp, _))),
             (EventKind::Disconnected(None), |e| matches!(e, Error::Disconnected { verb: "connect" })),
             (EventKind::DeviceRemoval, |e| matches!(e, Error::DeviceRemoved { verb: "connect" })),
             (EventKind::MulticastError(None), |e| matches!(e, Error::Multicast(Errno::IO))),
