@@ -17,8 +17,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// An error of the connection manager: the request, the cause and the remedy.
 ///
 /// Programs match on the variant and on [`Error::errno`]. `Display` is for people; its text may
-/// change. A `main` that returns an error prints `Debug` instead, without the remedy. The field `verb` names the call: the step, such as `connect`, or the path of a function,
-/// such as `Listener::from_id`.
+/// change. A `main` that returns an error prints `Debug` instead, without the remedy. The field `verb`
+/// names the call: the step, such as `connect`, or the path of a function, such as
+/// `Listener::from_id`.
 ///
 /// ```
 /// use bareverbs_rdmacm::Error;

@@ -36,9 +36,10 @@ impl CmId {
     ///
     /// [`MulticastJoin`](crate::event::EventKind::MulticastJoin) or
     /// [`MulticastError`](crate::event::EventKind::MulticastError) follows, under the returned key.
-    /// To receive, attach the QP with [`UdPeer::attach`]. [`Datagrams`](bareverbs::owned::Datagrams) with
-    /// the Q_Key of the group receive by their own `join` (InfiniBand: `join_with_lid`), and send to its
-    /// `destination_with_path`.
+    /// To receive, attach the QP with [`UdPeer::attach`].
+    ///
+    /// [`Datagrams`](bareverbs::owned::Datagrams) with the Q_Key of the group receive by their own
+    /// `join` (InfiniBand: `join_with_lid`), and send to their `destination_with_path`.
     ///
     /// On RoCE a full member of an IPv4 group also joins it on the network interface. There are no
     /// IPv6 groups on RoCE v2.
