@@ -77,14 +77,14 @@ pub enum End {
 #[non_exhaustive]
 pub enum TraceError {
     /// The kernel does not permit it.
-    #[error("can't trace process {process}: {source}; {remedy}")]
+    #[error("can't trace process {process}: {error}; {remedy}")]
     Refused {
         /// The process.
         process: i32,
         /// The remedy.
         remedy: String,
         /// The answer of ptrace.
-        source: io::Error,
+        error: io::Error,
     },
     /// The command is empty or has a NUL character.
     #[error("the command is empty or has a NUL character")]
@@ -214,13 +214,13 @@ fn attach(process: i32) -> Result<(), TraceError> {
     }
 }
 
-fn refused(process: i32, source: io::Error) -> TraceError {
+fn refused(process: i32, error: io::Error) -> TraceError {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let status = read(&format!("/proc/{process}/status"));
     let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:")).map(str::trim);
     let scope = read("/proc/sys/kernel/yama/ptrace_scope");
-    let remedy = match (source.raw_os_error(), tracer, scope.trim()) {
-        (Some(libc::ESRCH), ..) => "there is no such process".to_owned(),
+    let remedy = match (error.raw_os_error(), tracer, scope.trim()) {
+        (Some(libc::ESRCH), ..) => "it has ended, or it is of another PID namespace".to_owned(),
         (_, Some(tracer), _) if tracer != "0" => {
             format!("process {tracer} traces it already, and a process can have one tracer")
         }
@@ -233,7 +233,7 @@ fn refused(process: i32, source: io::Error) -> TraceError {
               SYS_PTRACE and permit ptrace in its seccomp profile"
             .to_owned(),
     };
-    TraceError::Refused { process, remedy, source }
+    TraceError::Refused { process, remedy, error }
 }
 
 /// A call that has begun.

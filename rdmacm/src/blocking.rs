@@ -22,6 +22,51 @@
 //! id.establish()?;
 //! # Ok::<(), bareverbs_rdmacm::Error>(())
 //! ```
+//!
+//! # Datagram services
+//!
+//! A client asks a service by IP address for the QP of its datagrams
+//! ([`Datagrams`](bareverbs::owned::Datagrams)):
+//!
+//! ```no_run
+//! use bareverbs::owned::{Datagrams, Pool};
+//! use bareverbs_rdmacm::blocking::BlockingId;
+//! use bareverbs_rdmacm::connection::Domains;
+//! use bareverbs_rdmacm::{ConnParam, PortSpace};
+//! use std::net::Ipv4Addr;
+//! use std::time::Duration;
+//!
+//! const LIMIT: Duration = Duration::from_secs(5);
+//!
+//! fn service(domains: &Domains) -> bareverbs_rdmacm::Result<()> {
+//!     let listener = BlockingId::new(PortSpace::Udp)?;
+//!     listener.bind_addr((Ipv4Addr::UNSPECIFIED, 7174))?;
+//!     listener.listen(0)?;
+//!     let request = listener.get_request(LIMIT)?;
+//!     let device = request.id().addresses()?.device.expect("a request has a device");
+//!     let pd = domains.pd(device)?;
+//!     let mut datagrams: Datagrams = Datagrams::options().port(device.port).build(&pd)?;
+//!     let pool = Pool::new(&pd, 1, 40 + datagrams.max_message() as usize)?;
+//!     datagrams.post_recv(pool.take().expect("a free buffer"))?;
+//!     // A listener may answer all clients with the QP of the same datagrams.
+//!     BlockingId::accept(request, &ConnParam::new(datagrams.qp().qp_num()), LIMIT)?;
+//!     println!("{:?}", datagrams.wait_recv()?.message());
+//!     Ok(())
+//! }
+//!
+//! fn client(domains: &Domains) -> bareverbs_rdmacm::Result<()> {
+//!     let id = BlockingId::new(PortSpace::Udp)?;
+//!     id.resolve((Ipv4Addr::new(10, 1, 0, 1), 7174), LIMIT)?;
+//!     let device = id.addresses()?.device.expect("a resolved address has a device");
+//!     let peer = id.connect_datagram(b"", LIMIT)?;
+//!     let options = Datagrams::options().port(device.port).inline(64).qkey(peer.qkey);
+//!     let mut datagrams: Datagrams = options.build(&domains.pd(device)?)?;
+//!     let to = datagrams.destination_with_path(&peer.address, peer.qp_num, peer.qkey)?;
+//!     datagrams.post_send_inline(&to, b"hello")?;
+//!     datagrams.wait_send()?;
+//!     Ok(())
+//! }
+//! ```
 
 use std::ops::Deref;
 use std::time::Duration;

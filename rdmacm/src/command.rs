@@ -180,7 +180,13 @@ fn hint(command: u32, errno: Errno) -> Option<&'static str> {
         (BIND | LISTEN, Errno::ACCESS) => Some("ports below 1024 require CAP_NET_BIND_SERVICE"),
         (_, Errno::ACCESS) => Some("the credentials of this process changed since the file was opened"),
         (_, Errno::NXIO) => Some("the RDMA device was removed; only destroy the identifier"),
-        (BIND, Errno::NODEV) => Some("the address is local, but its network interface has no RDMA device"),
+        (BIND, Errno::NODEV) => Some(
+            "the address is local, but its network interface has no RDMA device; after the address was added, \
+             the device has it with a short delay",
+        ),
+        (BIND | LISTEN, Errno::ADDRINUSE) => {
+            Some("another identifier uses the port of this port space: use another port, or port 0")
+        }
         (BIND, Errno::ADDRNOTAVAIL) => Some("the address is not one of this host"),
         (BIND, Errno::INVAL) => {
             Some("the identifier is bound already, or an IPv6 link-local address has no scope id")
@@ -192,6 +198,11 @@ fn hint(command: u32, errno: Errno) -> Option<&'static str> {
         (ACCEPT, Errno::INVAL) => {
             Some("no request or response is pending: it was accepted before, or the peer gave up")
         }
+        (RESOLVE_ADDR, Errno::NETUNREACH) => {
+            Some("this host has no IP route to the address: `ip route get ADDRESS` shows it")
+        }
+        (RESOLVE_ADDR, Errno::NODEV) => Some("the network interface of the route has no RDMA device"),
+        (RESOLVE_ADDR, Errno::ADDRNOTAVAIL) => Some("the source address is not one of this host"),
         (RESOLVE_ADDR, Errno::INVAL) => {
             Some("the identifier has resolved or is resolving an address already")
         }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use crate::CmId;
+use crate::PrivateData;
 use crate::event::{Rejected, RouteStatus, SidrStatus};
 
 /// The result of a call of the connection manager.
@@ -16,8 +17,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// An error of the connection manager: the request, the cause and the remedy.
 ///
 /// Programs match on the variant and on [`Error::errno`]. `Display` is for people; its text may
-/// change. The field `verb` names the call: the step, such as `connect`, or the path of a function,
-/// such as `Listener::from_id`.
+/// change. A `main` that returns an error prints `Debug` instead, without the remedy. The field `verb`
+/// names the call: the step, such as `connect`, or the path of a function, such as
+/// `Listener::from_id`.
 ///
 /// ```
 /// use bareverbs_rdmacm::Error;
@@ -92,9 +94,9 @@ pub enum Error {
     /// The peer did not answer. `ETIMEDOUT`, unless the kernel reports another errno.
     #[error("the peer is unreachable: {0}")]
     Unreachable(Errno),
-    /// The peer refused the SIDR request of a datagram QP.
-    #[error("the peer refused the SIDR request for its datagram QP: {0}")]
-    Sidr(SidrStatus),
+    /// The peer refused the SIDR request of a datagram QP. The data is from its application.
+    #[error("the peer refused the SIDR request for its datagram QP: {}{}", .0, private_data_text(.1))]
+    Sidr(SidrStatus, Box<PrivateData>),
     /// Joining a multicast group failed.
     #[error("joining the multicast group failed: {0}")]
     Multicast(Errno),
@@ -118,7 +120,7 @@ pub enum Error {
         verb: &'static str,
     },
     /// The time limit of a blocking call has passed.
-    #[error("{verb}: no answer within {limit:?}")]
+    #[error("{verb}: {} within {limit:?}{}", awaited(verb), timeout_hint(verb))]
     TimedOut {
         /// The call.
         verb: &'static str,
@@ -265,9 +267,36 @@ fn descriptor_hint(errno: Errno) -> &'static str {
     }
 }
 
+/// What a call waits for.
+fn awaited(verb: &str) -> &'static str {
+    match verb {
+        "get_request" => "no request",
+        _ => "no answer",
+    }
+}
+
+/// The likely cause if nothing answers.
+fn timeout_hint(verb: &str) -> &'static str {
+    match verb {
+        "resolve_addr" => ": no neighbour answered: is the address that of a host which is up?",
+        _ => "",
+    }
+}
+
+/// Private data that is not only zeros.
+pub(crate) fn private_data_text(data: &PrivateData) -> String {
+    match data.iter().any(|byte| *byte != 0) {
+        true => format!(", private data {data:?}"),
+        false => String::new(),
+    }
+}
+
 fn address_hint(errno: Errno) -> &'static str {
     match errno {
-        Errno::NODEV => ": the network interface of the route has no RDMA device",
+        Errno::NODEV => {
+            ": the network interface of the route has no RDMA device: use the IP address of a device, also \
+             for a peer on this host"
+        }
         Errno::TIMEDOUT => ": no neighbour answered",
         _ => "",
     }
@@ -302,7 +331,7 @@ impl Error {
             (Self::PeerAddress { .. }, _) => ErrorKind::InvalidData,
             (Self::NoConnectionManager, _) => ErrorKind::NotFound,
             (Self::Invalid { .. } | Self::PrivateData { .. }, _) => ErrorKind::InvalidInput,
-            (Self::Rejected(_) | Self::Sidr(_), _) => ErrorKind::ConnectionRefused,
+            (Self::Rejected(_) | Self::Sidr(..), _) => ErrorKind::ConnectionRefused,
             (Self::Withdrawn { .. }, _) => ErrorKind::ConnectionAborted,
             (Self::Disconnected { .. }, _) => ErrorKind::ConnectionReset,
             (Self::DeviceRemoved { .. }, _) => ErrorKind::NotConnected,

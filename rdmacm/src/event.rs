@@ -8,6 +8,7 @@ use bareverbs_uapi::rdma_cm::{EventParam, EventType};
 use rustix::io::Errno;
 
 use crate::Key;
+use crate::error::private_data_text;
 use crate::param::{PeerParam, PrivateData};
 use crate::qp::ah_attr;
 use crate::request::ConnectRequest;
@@ -240,11 +241,7 @@ pub struct Rejected {
 
 impl fmt::Display for Rejected {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.reason.fmt(f)?;
-        if self.private_data.iter().any(|byte| *byte != 0) {
-            write!(f, ", private data {:?}", self.private_data)?;
-        }
-        Ok(())
+        write!(f, "{}{}", self.reason, private_data_text(&self.private_data))
     }
 }
 

@@ -38,6 +38,9 @@ impl CmId {
     /// [`MulticastError`](crate::event::EventKind::MulticastError) follows, under the returned key.
     /// To receive, attach the QP with [`UdPeer::attach`].
     ///
+    /// [`Datagrams`](bareverbs::owned::Datagrams) with the Q_Key of the group receive by their own
+    /// `join` (InfiniBand: `join_with_lid`), and send to their `destination_with_path`.
+    ///
     /// On RoCE a full member of an IPv4 group also joins it on the network interface. There are no
     /// IPv6 groups on RoCE v2.
     ///
@@ -53,13 +56,16 @@ impl CmId {
     /// ```
     ///
     /// # Errors
-    /// - [`Error::Invalid`]: the identifier has a connected QP.
+    /// - [`Error::Invalid`]: the identifier has a connected QP; the IP address is neither a multicast
+    ///   address nor unspecified. The kernel would join a group that nothing else uses.
     /// - [`Error::Command`] with `EINVAL`: it is not bound to a device. With errno 524: an IPv6
     ///   group on RoCE v2.
     #[doc(alias = "rdma_join_multicast_ex")]
     #[doc(alias = "rdma_cm_join_mc_attr_ex")]
     pub fn join_multicast(&self, group: impl Into<Addr>, mode: JoinMode) -> Result<Key> {
-        let (addr, addr_size) = group.into().to_kernel();
+        let group = group.into();
+        check_group("join_multicast", group.ip())?;
+        let (addr, addr_size) = group.to_kernel();
         let join_flags = match mode {
             JoinMode::Full => JoinFlags::FULL_MEMBER,
             JoinMode::SendOnly => JoinFlags::SEND_ONLY_FULL_MEMBER,
@@ -84,6 +90,7 @@ impl CmId {
     /// As for [`CmId::join_multicast`].
     #[doc(alias = "rdma_join_multicast")]
     pub fn join_ip_multicast(&self, group: SocketAddr) -> Result<Key> {
+        check_group("join_ip_multicast", Some(group))?;
         let addr = Addr::to_ip_kernel(group);
         self.join("join_ip_multicast", |uid| {
             let request = JoinIpMcastReq { uid, id: self.number(), addr, ..JoinIpMcastReq::zeroed() };
@@ -124,6 +131,17 @@ impl CmId {
         command::leave_mcast(self.file(), request)?;
         key::retire(memberships.swap_remove(place).key);
         Ok(())
+    }
+}
+
+/// Rejects unicast addresses. The kernel makes a group of their low bits.
+fn check_group(verb: &'static str, group: Option<SocketAddr>) -> Result<()> {
+    match group.map(|group| group.ip()) {
+        Some(ip) if !ip.is_multicast() && !ip.is_unspecified() => Err(Error::invalid(
+            verb,
+            format!("{ip} is not a multicast address: use one of 224.0.0.0/4 or ff00::/8"),
+        )),
+        _ => Ok(()),
     }
 }
 

@@ -21,7 +21,9 @@ pub(crate) fn resolve(verb: &'static str, name: impl ToSocketAddrs) -> Result<Ve
 /// The error of a resolution. Text that can't be a name is an invalid argument.
 fn failed(verb: &'static str, error: io::Error) -> Error {
     match error.kind() {
-        ErrorKind::InvalidInput => Error::invalid(verb, error.to_string()),
+        ErrorKind::InvalidInput => {
+            Error::invalid(verb, format!("{error}: use HOST:PORT, such as 10.1.0.1:7174"))
+        }
         _ => Error::Name { verb, error },
     }
 }

@@ -77,7 +77,7 @@ fn failure(kind: EventKind, verb: &'static str) -> Option<Error> {
         EventKind::ConnectError(errno) | EventKind::Unreachable(Unreachable::Errno(errno)) => {
             Error::Unreachable(errno)
         }
-        EventKind::Unreachable(Unreachable::Sidr(status, _)) => Error::Sidr(status),
+        EventKind::Unreachable(Unreachable::Sidr(status, data)) => Error::Sidr(status, Box::new(data)),
         EventKind::Disconnected(_) => Error::Disconnected { verb },
         EventKind::DeviceRemoval => Error::DeviceRemoved { verb },
         EventKind::AddrinfoError(errno) => Error::Address(errno),
@@ -305,7 +305,7 @@ mod tests {
             (EventKind::Rejected(rejected), |e| matches!(e, Error::Rejected(_))),
             (EventKind::ConnectError(Errno::IO), |e| matches!(e, Error::Unreachable(Errno::IO))),
             (unreachable(Errno::TIMEDOUT), |e| matches!(e, Error::Unreachable(Errno::TIMEDOUT))),
-            (sidr, |e| matches!(e, Error::Sidr(SidrStatus::NoQp))),
+            (sidr, |e| matches!(e, Error::Sidr(SidrStatus::NoQp, _))),
             (EventKind::Disconnected(None), |e| matches!(e, Error::Disconnected { verb: "connect" })),
             (EventKind::DeviceRemoval, |e| matches!(e, Error::DeviceRemoved { verb: "connect" })),
             (EventKind::MulticastError(None), |e| matches!(e, Error::Multicast(Errno::IO))),

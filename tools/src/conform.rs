@@ -134,6 +134,13 @@ fn check(options: &Conform) -> Result<u8> {
         output::diagnostic("");
     }
     printed?;
+    if let (Some(pattern), true) = (&options.filter, results.checks.is_empty()) {
+        output::diagnostic(&format!(
+            "no check of {} matches {pattern:?}: `bareverbs conform --list` names the checks, `--hazard` adds \
+             some",
+            results.device
+        ));
+    }
     if let Some(path) = &options.html {
         let page = report::html(std::slice::from_ref(&results));
         fs::write(path, page).with_context(|| format!("cannot write {}", path.display()))?;

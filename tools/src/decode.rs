@@ -8,29 +8,30 @@ use crate::{dump, output};
 
 /// `bareverbs decode`.
 pub(crate) fn show(options: &Decode) -> Result<()> {
-    let text = describe(dump::read(options.file.as_deref())?, options)?;
+    let (kind, file) = options.kind_and_file().map_err(anyhow::Error::msg)?;
+    let text = describe(dump::read(file)?, kind, options.from, options.format)?;
     Ok(output::line(text.trim_end())?)
 }
 
 /// Decodes the messages in the input.
-fn describe(input: Vec<u8>, options: &Decode) -> Result<String> {
+fn describe(input: Vec<u8>, kind: MessageKind, from: InputForm, format: TextOrJson) -> Result<String> {
     let mut text = String::new();
-    for found in messages(input, options.from)? {
-        let message = match kind(options.kind) {
+    for found in messages(input, from)? {
+        let message = match message(kind) {
             Some(message) => message,
             None => found.message.context(
                 "the bytes don't show what they are: name the kind, for example `bareverbs decode write`",
             )?,
         };
         let decoded = decode(message, &found.bytes);
-        text += &match options.format {
+        text += &match format {
             TextOrJson::Text if found.bytes.is_empty() => {
                 "ioctl <strace printed only its address>".to_owned()
             }
             TextOrJson::Text => decoded.text,
             TextOrJson::Json => serde_json::to_string(&decoded)?,
         };
-        if found.truncated && !found.bytes.is_empty() && options.format == TextOrJson::Text {
+        if found.truncated && !found.bytes.is_empty() && format == TextOrJson::Text {
             text += " <truncated by strace: use its option -s 65536>";
         }
         text.push('\n');
@@ -59,7 +60,7 @@ fn messages(input: Vec<u8>, form: InputForm) -> Result<Vec<Found>> {
     Ok(messages_of_text(text, form)?)
 }
 
-fn kind(kind: MessageKind) -> Option<Message> {
+fn message(kind: MessageKind) -> Option<Message> {
     match kind {
         MessageKind::Auto => None,
         MessageKind::Ioctl => Some(Message::Ioctl),
@@ -78,13 +79,12 @@ mod tests {
 
     const DEALLOC_PD: &[u8] = &[4, 0, 0, 0, 3, 0, 0, 0, 7, 0, 0, 0];
 
-    fn options(kind: MessageKind, from: InputForm, format: TextOrJson) -> Decode {
-        Decode { kind, file: None, from, format }
+    fn auto(input: impl Into<Vec<u8>>) -> Result<String> {
+        describe(input.into(), MessageKind::Auto, InputForm::Auto, TextOrJson::Text)
     }
 
     #[test]
     fn forms_and_kinds_are_found_by_the_input() {
-        let auto = options(MessageKind::Auto, InputForm::Auto, TextOrJson::Text);
         for input in [
             DEALLOC_PD,
             b"04000000 03000000 07000000\n",
@@ -92,23 +92,21 @@ mod tests {
             b"0000000 04 00 00 00 03 00 00 00 07 00 00 00\n0000014\n",
             b"write(3, \"\\4\\0\\0\\0\\3\\0\\0\\0\\7\\0\\0\\0\", 12) = 12\n",
         ] {
-            assert_eq!(
-                describe(input.to_vec(), &auto).unwrap(),
-                "DeallocPd: DeallocPdReq { pd_handle: 7 }\n"
-            );
+            assert_eq!(auto(input).unwrap(), "DeallocPd: DeallocPdReq { pd_handle: 7 }\n");
         }
-        let unknown = describe(b"0102".to_vec(), &auto).unwrap_err().to_string();
+        let unknown = auto(b"0102").unwrap_err().to_string();
         assert!(unknown.contains("name the kind"), "{unknown}");
-        let wrong = options(MessageKind::Write, InputForm::Od, TextOrJson::Text);
-        assert!(describe(b"no dump".to_vec(), &wrong).is_err());
-        assert!(describe(Vec::new(), &auto).is_err());
+        let wrong = describe(b"no dump".to_vec(), MessageKind::Write, InputForm::Od, TextOrJson::Text);
+        let wrong = wrong.unwrap_err().to_string();
+        assert!(wrong.contains("hexdump -C"), "{wrong}");
+        assert!(auto(Vec::new()).is_err());
     }
 
     #[test]
     fn output_is_one_json_object_for_each_message() {
-        let json = options(MessageKind::Auto, InputForm::Strace, TextOrJson::Json);
         let line = "write(3, \"\\4\\0\\0\\0\\3\\0\\0\\0\\7\\0\\0\\0\", 12) = 12\n";
-        let text = describe([line, "close(3) = 0\n", line].concat().into_bytes(), &json).unwrap();
+        let lines = [line, "close(3) = 0\n", line].concat().into_bytes();
+        let text = describe(lines, MessageKind::Auto, InputForm::Strace, TextOrJson::Json).unwrap();
         assert_eq!(text.lines().count(), 2);
         for line in text.lines() {
             let value: serde_json::Value = serde_json::from_str(line).unwrap();
@@ -118,24 +116,22 @@ mod tests {
 
     #[test]
     fn ioctls_without_bytes_are_shown_among_other_calls() {
-        let auto = options(MessageKind::Auto, InputForm::Auto, TextOrJson::Text);
         let text = [
             "ioctl(3</dev/infiniband/uverbs0<char 231:192>>, RDMA_VERBS_IOCTL, 0x7ffe5ec3d7f0) = 0\n",
             "write(3</dev/infiniband/uverbs0<char 231:192>>, \"\\4\\0\\0\\0\\3\\0\\0\\0\\7\\0\\0\\0\", 12) = 12\n",
         ];
         assert_eq!(
-            describe(text.concat().into_bytes(), &auto).unwrap(),
+            auto(text.concat()).unwrap(),
             "ioctl <strace printed only its address>\nDeallocPd: DeallocPdReq { pd_handle: 7 }\n"
         );
-        let only = describe(text[0].into(), &auto).unwrap_err().to_string();
+        let only = auto(text[0]).unwrap_err().to_string();
         assert!(only.contains("bareverbs trace"), "{only}");
     }
 
     #[test]
     fn strings_that_strace_cut_are_marked() {
-        let auto = options(MessageKind::Auto, InputForm::Auto, TextOrJson::Text);
         let line = "write(3</dev/infiniband/uverbs0>, \"\\4\\0\\0\\0\\3\\0\"..., 12) = 12\n";
-        let text = describe(line.into(), &auto).unwrap();
+        let text = auto(line).unwrap();
         assert!(text.ends_with("<truncated by strace: use its option -s 65536>\n"), "{text}");
     }
 }

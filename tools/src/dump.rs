@@ -48,7 +48,7 @@ pub(crate) fn read(file: Option<&Path>) -> Result<Vec<u8>> {
         .read_to_end(&mut bytes)
         .with_context(|| format!("cannot read {name}"))?;
     if bytes.len() as u64 > MAX_BYTES {
-        bail!("{name} exceeds the maximum size of a queue");
+        bail!("{name} is longer than {} MiB", MAX_BYTES >> 20);
     }
     Ok(bytes)
 }

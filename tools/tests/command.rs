@@ -96,7 +96,7 @@ fn trace_passes_on_output_exit_status_and_signals() {
 fn trace_of_a_missing_process_is_refused() {
     // Above the largest process id.
     let text = complaint(&["trace", "-p", "4194305"], 1);
-    assert!(text.contains("there is no such process"), "{text}");
+    assert!(text.contains("it has ended"), "{text}");
 }
 
 #[test]

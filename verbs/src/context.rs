@@ -167,8 +167,9 @@ impl<P: Provider> Context<P> {
     /// Effective speed of a port in Mbit/s. Needs [`Capabilities::port_speed`].
     ///
     /// # Errors
-    /// [`Error::NoPort`]; [`Error::Unsupported`] if the kernel or the driver does not report it;
-    /// [`Error::Kernel`].
+    /// [`Error::NoPort`]; [`Error::Unsupported`] if the kernel or the driver does not report it, such
+    /// as Soft-RoCE; [`Error::Kernel`]. [`Context::query_port`] has [`PortAttr::active_speed`] and
+    /// [`PortAttr::active_width`] on every device.
     #[doc(alias = "ibv_query_port_speed")]
     pub fn port_speed(&self, port: impl Into<PortNum>) -> Result<u64> {
         let port = self.check_port(port)?;

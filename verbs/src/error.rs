@@ -586,6 +586,10 @@ fn open_hint(errno: Errno) -> &'static str {
 fn system_hint(errno: Errno) -> &'static str {
     match errno {
         Errno::MFILE => ": close some descriptors or raise the limit with `ulimit -n`",
+        // Only opening an RDMA netlink socket fails so.
+        Errno::PROTONOSUPPORT => {
+            ": the kernel has no RDMA netlink: load ib_core, such as by `modprobe rdma_rxe`"
+        }
         _ => "",
     }
 }

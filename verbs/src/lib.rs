@@ -97,7 +97,8 @@
 //!
 //! # Errors
 //!
-//! An [`Error`] names the verb, its arguments, the origin of the failure and the remedy. Posting
+//! An [`Error`] names the verb, its arguments, the origin of the failure and the remedy. That text is
+//! its `Display`. A `main` that returns an error prints `Debug` instead, without the remedy. Posting
 //! follows the `bad_wr` rule: [`PostError::accepted`] counts the posted requests, and those are
 //! executed.
 

@@ -93,7 +93,10 @@ pub enum TextError {
 impl fmt::Display for TextError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Empty => "the text has no bytes in that form",
+            Self::Empty => {
+                "the text has no bytes in that form: it may be the output of strace, xxd, xxd -p, od -tx1 or \
+                 hexdump -C (`--from` chooses)"
+            }
             Self::AddressOnly => {
                 "strace prints only the address of a verbs ioctl, not its bytes: record the program with \
                  `bareverbs trace -- COMMAND`"

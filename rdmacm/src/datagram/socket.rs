@@ -109,6 +109,7 @@ impl DatagramSocket {
     /// - [`Error::Name`]: the name was not resolved.
     /// - [`Error::System`]: `EADDRINUSE` or `EADDRNOTAVAIL` of the UDP socket.
     /// - [`Error::Command`] with `ENODEV`: the network interface of the address has no RDMA device.
+    /// - [`Error::Address`] with `ENODEV`: a loopback address.
     #[doc(alias = "rbind")]
     pub fn bind(addrs: impl ToSocketAddrs) -> Result<Self> {
         DatagramSocketOptions::default().bind(addrs)

@@ -1,8 +1,10 @@
 //! The commands for the kernel's ABI: `conform` and `decode`.
 
-use std::path::PathBuf;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::builder::{EnumValueParser, PossibleValue, TypedValueParser};
+use clap::{Arg, Args, Command, Subcommand, ValueEnum};
 
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
@@ -30,7 +32,7 @@ pub(crate) struct Conform {
     /// Write the fuzzed program to this file, for `bareverbs replay`
     #[arg(long, value_name = "FILE", requires = "fuzz")]
     pub(crate) fuzz_out: Option<PathBuf>,
-    /// List the checks with their rules instead of running them
+    /// List the device's checks with their rules instead of running them
     #[arg(long)]
     pub(crate) list: bool,
     /// Run the checks in the random order of this seed (0: in their own order); the seed of --fuzz
@@ -70,9 +72,9 @@ pub(crate) enum ResultsFormat {
 
 #[derive(Debug, Args)]
 pub(crate) struct Decode {
-    /// The kind of the messages
-    #[arg(value_enum, default_value = "auto")]
-    pub(crate) kind: MessageKind,
+    /// The kind of the messages; `auto` may be left out
+    #[arg(value_name = "KIND", default_value = "auto", value_parser = KindOrFileParser)]
+    pub(crate) kind: KindOrFile,
     /// The file: raw bytes, a hex dump, or the output of strace (default: standard input)
     pub(crate) file: Option<PathBuf>,
     /// The form of the input
@@ -83,8 +85,53 @@ pub(crate) struct Decode {
     pub(crate) format: TextOrJson,
 }
 
+/// The first argument of `decode`: a kind, or the file if the kind is left out.
+#[derive(Clone, Debug)]
+pub(crate) enum KindOrFile {
+    Kind(MessageKind),
+    File(PathBuf),
+}
+
+/// Parses the first argument of `decode`. Help and completions list the kinds.
+#[derive(Clone)]
+struct KindOrFileParser;
+
+impl TypedValueParser for KindOrFileParser {
+    type Value = KindOrFile;
+
+    fn parse_ref(
+        &self,
+        command: &Command,
+        arg: Option<&Arg>,
+        value: &OsStr,
+    ) -> Result<KindOrFile, clap::Error> {
+        match EnumValueParser::<MessageKind>::new().parse_ref(command, arg, value) {
+            Ok(kind) => Ok(KindOrFile::Kind(kind)),
+            Err(_) if value == "-" || Path::new(value).exists() => Ok(KindOrFile::File(value.into())),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(MessageKind::value_variants().iter().filter_map(ValueEnum::to_possible_value)))
+    }
+}
+
+impl Decode {
+    /// The kind and the file.
+    pub(crate) fn kind_and_file(&self) -> Result<(MessageKind, Option<&Path>), String> {
+        match (&self.kind, &self.file) {
+            (KindOrFile::Kind(kind), file) => Ok((*kind, file.as_deref())),
+            (KindOrFile::File(file), None) => Ok((MessageKind::Auto, Some(file))),
+            (KindOrFile::File(first), Some(second)) => {
+                Err(format!("two files: {} and {}; decode one at a time", first.display(), second.display()))
+            }
+        }
+    }
+}
+
 /// The kind of a message.
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum MessageKind {
     /// By their header, or by the call in the output of strace
     Auto,

@@ -129,7 +129,9 @@ impl FromStr for Expectation {
         let value = value.trim();
         let end = value.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(value.len());
         let (number, unit) = value.split_at(end);
-        let number: f64 = number.parse().map_err(|_| format!("\"{number}\" is not a number"))?;
+        let number: f64 = number
+            .parse()
+            .map_err(|_| format!("{value:?} needs a number and a unit, as in 'bw>90%' or 'p99<5us'"))?;
         let unit = unit.trim().to_lowercase();
         let limit = if unit == "%" && figure == Figure::Bandwidth {
             Limit::OfRate(number)
@@ -329,7 +331,7 @@ mod tests {
         for (text, words) in [
             ("p99", "needs a comparison"),
             ("p42<5us", "no figure \"p42\""),
-            ("p99<fast", "not a number"),
+            ("p99<fast", "needs a number and a unit"),
             ("p99<5Gbit/s", "does not fit p99"),
             ("p99<5%", "does not fit p99"),
             ("bw>5", "use %, gbit/s"),

@@ -514,7 +514,10 @@ impl SizeResult {
         let (peak, average, rate) = self
             .bandwidth
             .as_ref()
-            .map_or((0.0, 0.0, 0.0), |figures| (figures.max, figures.average, figures.messages_per_second));
+            // A last interval that is not full may be faster than all full ones.
+            .map_or((0.0, 0.0, 0.0), |figures| {
+                (figures.max.max(figures.average), figures.average, figures.messages_per_second)
+            });
         BandwidthReport {
             size: self.size.into(),
             iterations: self.messages,
@@ -592,7 +595,8 @@ impl Report {
             ),
             self.environment.line(),
             match &self.peer {
-                Some(peer) => format!("peer: {} {}", peer.program, peer.version),
+                Some(peer) if peer.program == "perftest" => format!("peer: perftest {}", peer.version),
+                Some(peer) => format!("peer: {}, exchange of perftest {}", peer.program, peer.version),
                 None => format!("peers: {}", self.peers.len()),
             },
         ]
@@ -743,7 +747,9 @@ impl SizeResult {
     fn remarks(&self) -> String {
         let Cpu { user_seconds, system_seconds, percent } = self.cpu;
         let cpu = format!("CPU: {user_seconds:.2} s user, {system_seconds:.2} s system ({percent:.0} %)");
-        let over_time = self.bandwidth.as_ref().filter(|_| self.intervals.len() > 1).map(|figures| {
+        // A latency test carries too little for this unit.
+        let shown = |figures: &&Bandwidth| self.intervals.len() > 1 && figures.max >= 0.01;
+        let over_time = self.bandwidth.as_ref().filter(shown).map(|figures| {
             format!(
                 "; over {} intervals: {:.2} to {:.2} {}",
                 self.intervals.len(),

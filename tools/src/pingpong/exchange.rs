@@ -198,15 +198,20 @@ impl<'s> Peer<'s> {
             .to_socket_addrs()
             .map_err(|source| ExchangeError::NoAddress { host: host.into(), source })?;
         let mut attempts = String::new();
+        let mut refused = false;
         for address in addresses {
             match Self::connect_to(address, stop, EXCHANGE_TIMEOUT) {
                 Ok(Some(socket)) => return Ok(Self { socket, stop, timeout: EXCHANGE_TIMEOUT }),
                 Ok(None) => return Err(Interrupted.into()),
                 Err(error) => {
+                    refused |= error.kind() == io::ErrorKind::ConnectionRefused;
                     let between = if attempts.is_empty() { ' ' } else { ';' };
                     let _ = write!(attempts, "{between}{}: {error}", address.ip());
                 }
             }
+        }
+        if refused {
+            attempts += ": no server waits there: start it first";
         }
         Err(ExchangeError::Connect { host: host.into(), port, attempts })
     }
@@ -610,7 +615,10 @@ mod tests {
         let text = whole(Peer::connect("127.0.0.1", free, &stop).unwrap_err());
         assert_eq!(
             text,
-            format!("cannot connect to 127.0.0.1:{free}: 127.0.0.1: Connection refused (os error 111)")
+            format!(
+                "cannot connect to 127.0.0.1:{free}: 127.0.0.1: Connection refused (os error 111): no server \
+                 waits there: start it first"
+            )
         );
     }
 

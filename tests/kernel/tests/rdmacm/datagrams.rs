@@ -143,6 +143,8 @@ pub(crate) fn multicast_errors_name_their_cause() {
         let connected = CmId::new(unbound.channel(), PortSpace::Tcp).unwrap();
         let refused = connected.join_multicast(group(1), JoinMode::Full).unwrap_err();
         assert!(matches!(refused, Error::Invalid { verb: "join_multicast", .. }), "{refused}");
+        let refused = bound().join_multicast((Ipv4Addr::new(10, 1, 0, 9), 0), JoinMode::Full).unwrap_err();
+        assert!(refused.to_string().contains("is not a multicast address"), "{refused}");
         if !device::is_infiniband() {
             let group = (Ipv6Addr::new(0xff0e, 0, 0, 0, 0, 0, 0, 5), 0);
             let refused = bound().join_multicast(group, JoinMode::Full).unwrap_err();

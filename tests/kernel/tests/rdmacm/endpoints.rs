@@ -14,7 +14,7 @@ use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_rdmacm::blocking::BlockingId;
 use bareverbs_rdmacm::connection::{Domains, Route};
-use bareverbs_rdmacm::event::RejectReason;
+use bareverbs_rdmacm::event::{RejectReason, SidrStatus};
 use bareverbs_rdmacm::{
     CmId, ConnParam, ConnectOptions, Connector, Error, EventChannel, IdOptions, JoinMode, Listener,
     PortSpace, async_io, tokio as on_tokio,
@@ -77,7 +77,7 @@ pub(crate) fn blocking_calls_have_time_limits() {
         };
         let (listener, addr) = blocking_listener(PortSpace::Tcp);
         let begin = Instant::now();
-        timed_out(listener.get_request(short).unwrap_err(), "accept");
+        timed_out(listener.get_request(short).unwrap_err(), "get_request");
         assert!(begin.elapsed() >= short);
         let active = BlockingId::new(PortSpace::Tcp).unwrap();
         active.resolve(addr, LIMIT).unwrap();
@@ -138,10 +138,17 @@ pub(crate) fn blocking_datagram_calls_wait_for_their_events() {
                 let request = listener.get_request(LIMIT).unwrap();
                 assert_eq!(&request.private_data()[..4], b"who?");
                 BlockingId::accept(request, &ConnParam::new(0x77), LIMIT).unwrap();
+                listener.get_request(LIMIT).unwrap().reject(b"full").unwrap();
             });
             let active = BlockingId::new(PortSpace::Udp).unwrap();
             active.resolve(addr, LIMIT).unwrap();
             assert_eq!(active.connect_datagram(b"who?", LIMIT).unwrap().qp_num, 0x77);
+            let second = BlockingId::new(PortSpace::Udp).unwrap();
+            second.resolve(addr, LIMIT).unwrap();
+            let refused = second.connect_datagram(b"who?", LIMIT).unwrap_err();
+            assert!(refused.to_string().contains("private data b\"full\""), "{refused}");
+            let Error::Sidr(SidrStatus::Rejected, data) = refused else { panic!("{refused}") };
+            assert_eq!(&data[..5], b"full\0");
         });
         let id = BlockingId::new(PortSpace::Udp).unwrap();
         id.bind_addr((ip(), 0)).unwrap();
