@@ -8,6 +8,12 @@ use crate::{EventChannel, Key, Result};
 
 /// A request of a peer, with the identifier that the kernel created for it.
 ///
+/// The kernel drops copies of a request while the connection of the request exists. It forgets the
+/// request when it was rejected, or when its connection has ended (`cm_reset_to_idle` and
+/// `cm_enter_timewait` of `cm.c`). A copy that the network delivers later is a new request. Its peer
+/// ignores a rejection, and does not answer when the copy is accepted: the identifier gets
+/// [`EventKind::Unreachable`](crate::event::EventKind::Unreachable).
+///
 /// Drop destroys the identifier, which rejects the request with
 /// [`RejectReason::Consumer`](crate::event::RejectReason::Consumer).
 ///

@@ -1,5 +1,5 @@
-//! Changes of the network under connections: an address that goes and comes back, a device with another
-//! name.
+//! Changes of the network under connections: repeated requests, an address that goes and comes back, a
+//! device with another name.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -9,7 +9,10 @@ use bareverbs::netlink::RdmaNetlink;
 use bareverbs::owned::{Endpoint, EndpointOptions};
 use bareverbs::{Access, AckTimeout, Buffer, Errno, Mr};
 use bareverbs_kernel_tests::wire::{End, Wire};
-use bareverbs_rdmacm::{CmId, Connection, Connector, Error, EventChannel, IdOptions, Listener, PortSpace};
+use bareverbs_rdmacm::event::{Event, EventKind, RequestParam};
+use bareverbs_rdmacm::{
+    CmId, ConnectRequest, Connection, Connector, Error, EventChannel, IdOptions, Listener, PortSpace,
+};
 
 use crate::faults::connect_to;
 use crate::host::*;
@@ -62,7 +65,7 @@ fn memory(connection: &Connection<Endpoint>) -> Mr<Buffer> {
 }
 
 /// Ends a connection from the active end.
-fn end(mut active: Connection<Endpoint>, mut passive: Connection<Endpoint>) {
+fn end_connection(mut active: Connection<Endpoint>, mut passive: Connection<Endpoint>) {
     thread::scope(|scope| {
         let answered = scope.spawn(|| passive.wait_disconnected(LIMIT));
         active.disconnect(LIMIT).unwrap();
@@ -77,6 +80,60 @@ fn exchange(from: &mut Connection<Endpoint>, to: &mut Connection<Endpoint>) {
     from.post_send(sent, ..8).unwrap();
     from.wait().unwrap();
     to.wait().unwrap();
+}
+
+/// The QPN of the peer.
+fn peer_qp_num(request: &ConnectRequest) -> u32 {
+    match request.param() {
+        RequestParam::Connection(param) => param.qp_num,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Each message of the connecting side arrives twice. The copy may be the later by up to 200 ms.
+pub(crate) fn repeated_request_is_new_after_its_rejection() {
+    const ROUNDS: usize = 12;
+    let latest = Duration::from_millis(400);
+    let wire = Wire::new();
+    {
+        let (listener, addr) = listener_on(SocketAddr::new(End::Far.ip().into(), 0), PortSpace::Tcp, 8);
+        wire.impair(End::Near, "delay 100ms 100ms duplicate 100%");
+        // While the connection exists, its request is known.
+        for _ in 0..3 {
+            let active = resolved(addr, PortSpace::Tcp);
+            active.connect(&param()).unwrap();
+            let passive = request(&listener).accept(&param()).unwrap();
+            establish(&active, &passive);
+            let event = listener.channel().wait_timeout(latest).unwrap();
+            assert!(event.is_none(), "{event:?}");
+            disconnect(&active, &passive);
+        }
+        let mut repeated = 0;
+        for _ in 0..ROUNDS {
+            let active = resolved(addr, PortSpace::Tcp);
+            let own = param();
+            active.connect(&own).unwrap();
+            let asked = request(&listener);
+            assert_eq!(peer_qp_num(&asked), own.qp_num);
+            asked.reject(b"no").unwrap();
+            let kind = next_of(active.channel(), active.key());
+            assert!(matches!(kind, EventKind::Rejected(_)), "{kind:?}");
+            match listener.channel().wait_timeout(latest).unwrap() {
+                None => {}
+                Some(Event { kind: EventKind::ConnectRequest(copy), .. }) => {
+                    assert_eq!(peer_qp_num(&copy), own.qp_num);
+                    repeated += 1;
+                    drop(copy);
+                }
+                Some(other) => panic!("{other:?}"),
+            }
+            // The peer has given up: it ignores the second rejection.
+            quiet(active.channel());
+        }
+        assert!(repeated > 0, "no copy of {ROUNDS} requests came after the rejection");
+    }
+    wire.heal();
+    wire.settle();
 }
 
 /// The device loses its only IP address, and gets it back.
@@ -134,7 +191,7 @@ pub(crate) fn renamed_device_keeps_connections_and_takes_new_ones() {
         assert_eq!(routed.device().unwrap().find().unwrap().name(), NAME);
         drop(connect_to(&listener, addr, &connector));
         drop(connect_to(&listener, addr, &Connector::new()));
-        end(active, passive);
+        end_connection(active, passive);
         rename(NAME, End::Near.device());
     }
     wire.settle();
