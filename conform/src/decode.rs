@@ -518,6 +518,36 @@ mod tests {
     }
 
     #[test]
+    fn lengths_of_extended_commands_are_in_words_of_8_bytes() {
+        for command in registry::COMMANDS.into_iter().filter(|command| command.number & EXTENDED != 0) {
+            let words = command.request.map_or(0, |info| info.size).div_ceil(8);
+            let header = CmdHdr { command: command.number, in_words: words as u16, out_words: 5 };
+            let extra = ExCmdHdr { provider_in_words: 1, provider_out_words: 3, ..ExCmdHdr::zeroed() };
+            let bytes = [header.as_bytes(), extra.as_bytes(), &vec![0; 8 * words], &[1; 8]].concat();
+            assert_eq!(guess(&bytes), Some(Message::Write), "{}", command.rust);
+            assert_ne!(guess(&bytes[..bytes.len() - 8]), Some(Message::Write), "{}", command.rust);
+            let Decoded { text, value, .. } = decode(Message::Write, &bytes);
+            assert!(text.contains("driver 8 bytes in and 24 out room 40"), "{text}");
+            assert!(!text.contains("malformed"), "{text}");
+            assert_eq!((&value["response_len"], &value["driver_response_len"]), (&40.into(), &24.into()));
+            let part = if command.driver_input { "driver" } else { "trailing" };
+            assert_eq!(value[part], "0x0101010101010101", "{text}");
+        }
+    }
+
+    #[test]
+    fn bytes_behind_a_request_belong_to_the_driver_if_the_command_permits_it() {
+        // DEALLOC_PD takes none.
+        let decoded = decode(Message::Write, &[4, 0, 0, 0, 4, 0, 0, 0, 7, 0, 0, 0, 1, 0, 0, 0]);
+        assert_eq!(decoded.value["request"], json!({ "pd_handle": 7, "trailing": "0x01000000" }));
+        let words = (size_of::<CmdHdr>() + size_of::<CreateCqReq>() + 4) / 4;
+        let header = CmdHdr { command: 18, in_words: words as u16, out_words: 0 };
+        let bytes = [header.as_bytes(), CreateCqReq::zeroed().as_bytes(), &[1, 0, 0, 0]].concat();
+        let decoded = decode(Message::Write, &bytes);
+        assert_eq!(decoded.value["driver"], "0x01000000", "{}", decoded.text);
+    }
+
+    #[test]
     fn ex_commands_are_marked() {
         assert_eq!(command_name(&<write::ex::CreateQp as write::WriteCommand>::INFO), "ex::CreateQp");
         assert_eq!(command_name(&<write::CreateQp as write::WriteCommand>::INFO), "CreateQp");

@@ -439,3 +439,65 @@ impl CmFile for FaultyCmFile<'_> {
         self.file.is_readable()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fault_takes_the_place_of_its_own_error_only() {
+        let other = || Some(Fault::Error(Errno::INVAL, Errno::NOMEM));
+        let success = || Some(Fault::Success(Errno::INVAL));
+        for (result, fault, expected) in [
+            (Err(Errno::INVAL), other(), Err(Errno::NOMEM)),
+            (Err(Errno::FAULT), other(), Err(Errno::FAULT)),
+            (Ok(3), other(), Ok(3)),
+            (Ok(3), success(), Err(Errno::INVAL)),
+            (Err(Errno::PERM), success(), Err(Errno::PERM)),
+            (Err(Errno::PERM), None, Err(Errno::PERM)),
+        ] {
+            assert_eq!(instead(result, fault), expected);
+        }
+    }
+
+    #[test]
+    fn written_commands_with_a_fault_are_known_by_their_header() {
+        let fault = |broken, number: u32, words: u16, len: usize| {
+            let mut command = vec![0; len];
+            command[..4].copy_from_slice(&number.to_ne_bytes());
+            command[4..6].copy_from_slice(&words.to_ne_bytes());
+            of_write(broken, &command).is_some()
+        };
+        let number = write::AllocPd::INFO.number;
+        assert!(fault(Rule::WriteParity, number, 4, 16));
+        assert!(!fault(Rule::WriteParity, number, 3, 16), "another length");
+        assert!(!fault(Rule::WriteParity, number, 2, 8), "no request");
+        assert!(fault(Rule::WriteHeader, number, 3, 16) && fault(Rule::WriteHeader, number, 2, 8));
+        assert!(!fault(Rule::WriteHeader, number, 4, 16), "its header is consistent");
+        assert!(!fault(Rule::WriteHeader, number | EXTENDED, 3, 16));
+    }
+
+    #[test]
+    fn fields_with_a_fault_are_out_of_range() {
+        let is_field = |broken, info, field, value| {
+            is_field(broken, info, &Request::new(info).set(field, value)).then_some(value)
+        };
+        let of_windows = |value| is_field(Rule::RequestField, &write::AllocMw::INFO, "mw_type", value);
+        assert_eq!((0..4).filter_map(of_windows).collect::<Vec<_>>(), [0, 3]);
+        let of_regions = |value| is_field(Rule::MrAccess, &write::RegMr::INFO, "access_flags", value);
+        assert_eq!((0..4).filter_map(of_regions).collect::<Vec<_>>(), [0, 2]);
+    }
+
+    #[test]
+    fn attribute_without_memory_has_more_than_8_bytes() {
+        let attribute = Attribute { attr_id: 1, len: 9, data: UNMAPPED, ..Attribute::zeroed() };
+        let is_unmapped = |attribute, id| {
+            let seen = Seen { method: &InvokeWrite::INFO, attributes: vec![(attribute, None)] };
+            seen.is_unmapped(id)
+        };
+        assert!(is_unmapped(attribute, 1));
+        assert!(!is_unmapped(attribute, 2), "another attribute");
+        // Up to 8 bytes are the data itself.
+        assert!(!is_unmapped(Attribute { len: 8, ..attribute }, 1));
+    }
+}

@@ -207,6 +207,13 @@ impl CmId {
         Self::from_parts(channel, number, key::create(info), info)
     }
 
+    /// An identifier of a file that refuses commands.
+    #[cfg(test)]
+    pub(crate) fn for_test(channel: &EventChannel) -> Self {
+        let info = KeyInfo { port_space: PortSpace::Udp, qp_type: QpType::UD };
+        Self::from_parts(channel, 0, key::create(info), info)
+    }
+
     fn from_parts(channel: &EventChannel, number: u32, key: Key, info: KeyInfo) -> Self {
         Self {
             channel: channel.clone(),

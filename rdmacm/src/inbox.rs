@@ -268,8 +268,8 @@ mod tests {
 
     #[test]
     fn requests_beyond_the_room_of_an_inbox_are_refused() {
-        let keys: [Key; 3] = keys();
-        for (key, backlog, room) in [(keys[0], 0, REQUESTS), (keys[1], 5000, 5000), (keys[2], 16, REQUESTS)] {
+        let [key] = keys();
+        for (backlog, room) in [(0, REQUESTS), (5000, 5000), (16, REQUESTS), (u32::MAX, 65_536)] {
             let mut inboxes = Inboxes::default();
             inboxes.claim(key, backlog);
             let request = EventResp { event: EventType::CONNECT_REQUEST, ..event(key, 0) };
@@ -282,6 +282,23 @@ mod tests {
             assert_eq!(inboxes.take_refused().len(), 1);
             assert_eq!(std::iter::from_fn(|| inboxes.take(Some(key))).count(), room + 1);
         }
+    }
+
+    #[test]
+    fn end_of_an_inbox_wakes_its_tasks_and_those_of_the_other_keys() {
+        let [key] = keys();
+        let counts = [Arc::new(Count::default()), Arc::new(Count::default())];
+        let [own, of_any] = counts.clone().map(Waker::from);
+        let (mut inboxes, mut wakers) = (Inboxes::default(), Vec::new());
+        inboxes.claim(key, 0);
+        inboxes.deliver(event(key, 1), &mut wakers);
+        for (key, waker) in [(Some(key), own), (None, of_any)] {
+            assert!(inboxes.register(key, &waker, &mut Some(waker.clone())));
+        }
+        inboxes.unclaim(key, &mut wakers);
+        wakers.into_iter().for_each(Waker::wake);
+        assert_eq!(counts.map(|count| count.0.load(Ordering::Relaxed)), [1, 1]);
+        assert!(inboxes.has(None), "any caller gets its event");
     }
 
     #[test]

@@ -369,6 +369,16 @@ mod tests {
     }
 
     #[test]
+    fn pass_ends_at_the_time_limit() {
+        let error = run(Deadline::new(Duration::ZERO).pass("accept")).unwrap_err();
+        assert!(matches!(error, Error::TimedOut { verb: "accept", limit: Duration::ZERO }), "{error}");
+        // The second limit overflows `Instant`.
+        for limit in [Duration::from_secs(3600), Duration::MAX] {
+            run(Deadline::new(limit).pass("accept")).unwrap();
+        }
+    }
+
+    #[test]
     fn wait_without_events_ends_with_the_limit() {
         let error = after([]).unwrap_err();
         assert!(matches!(error, Error::TimedOut { verb: "connect", .. }), "{error}");

@@ -92,6 +92,7 @@ mod tests {
     use std::net::Ipv4Addr;
 
     use super::*;
+    use crate::EventChannel;
 
     fn addr(number: u32) -> SocketAddr {
         (Ipv4Addr::from(number), 7174).into()
@@ -106,6 +107,19 @@ mod tests {
             assert_eq!(peers.find(addr(number)), Some(index));
             assert_eq!(peers.find(addr(number)), Some(index));
         }
+    }
+
+    #[test]
+    fn replaced_queue_pair_ends_the_resolutions_of_its_own_peers() {
+        let (mut peers, channel) = (Peers::default(), EventChannel::for_test());
+        let keys = [(1, 0), (2, 1)].map(|(number, port)| {
+            let (index, id) = (peers.add(addr(number), port, None), CmId::for_test(&channel));
+            let key = id.key();
+            peers.get_mut(index).resolving = Some(id);
+            key
+        });
+        peers.forget(1);
+        assert_eq!(keys.map(|key| peers.resolving(key)), [Some(0), None]);
     }
 
     #[test]

@@ -258,3 +258,25 @@ impl Drop for Port {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn message_is_copied_as_far_as_it_fits() {
+        for (room, copied) in [(0, 0), (2, 2), (3, 3), (5, 3)] {
+            let mut into = vec![0; room];
+            assert_eq!(copy(&[1, 2, 3], &mut into), copied);
+            assert_eq!(into[..copied], [1, 2, 3][..copied]);
+            assert!(into[copied..].iter().all(|byte| *byte == 0));
+        }
+    }
+
+    #[test]
+    fn slot_has_the_message_behind_its_header() {
+        let mut slot = [0; 5];
+        put(&mut slot, &[1, 2], &[3, 4, 5]);
+        assert_eq!(slot, [1, 2, 3, 4, 5]);
+    }
+}

@@ -188,6 +188,9 @@ mod tests {
         Lookup { kind: LookupKind::Control, qp_num: 0xff01_0203 }.append_to(&mut message, v6());
         assert_eq!(message[..12], [0x55, 0x55, 0x55, 0x55, 6, 7, 28, 0, 0, 1, 2, 3]);
         assert_eq!(message.len(), Lookup::len(v6()));
+        message[8] = 0xff;
+        let (lookup, _) = Lookup::parse(&message, v6()).unwrap();
+        assert_eq!(lookup.qp_num, 0x0001_0203, "a QPN has 24 bits");
     }
 
     #[test]
@@ -223,6 +226,12 @@ mod tests {
         let header = Header::of(sender);
         let (parsed, _) = Header::parse(header.as_bytes(), 3).unwrap();
         assert_eq!(parsed, "[fe80::1%3]:5".parse().unwrap());
+        // The range of link-local addresses is fe80::/10.
+        for (sender, expected) in [("[febf::1]:5", "[febf::1%3]:5"), ("[fec0::1]:5", "[fec0::1]:5")] {
+            let header = Header::of(sender.parse().unwrap());
+            let (parsed, _) = Header::parse(header.as_bytes(), 3).unwrap();
+            assert_eq!(parsed, expected.parse().unwrap());
+        }
         let global = Header::of(v6());
         assert_eq!(Header::parse(global.as_bytes(), 3).unwrap().0, v6());
     }

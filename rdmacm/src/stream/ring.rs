@@ -118,6 +118,7 @@ mod tests {
                 assert!(!ring.has_room());
                 break;
             };
+            assert!(ring.has_room());
             for used in 0..=part.len {
                 let (mut ring, mut outstanding, mut part) = (taken.clone(), outstanding.clone(), part);
                 ring.give(part.split_off(used));

@@ -504,6 +504,26 @@ mod tests {
         }
     }
 
+    /// Counts its wakes.
+    #[derive(Default)]
+    struct Count(std::sync::atomic::AtomicUsize);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn readiness_wakes_the_tasks_of_both_directions() {
+        let (tasks, count) = (Arc::<Tasks>::default(), Arc::<Count>::default());
+        for direction in [Direction::Read, Direction::Write] {
+            tasks.set(direction, &Waker::from(Arc::clone(&count)));
+        }
+        tasks.wake();
+        assert_eq!(count.0.load(std::sync::atomic::Ordering::Relaxed), 2);
+    }
+
     #[test]
     fn wakers_are_called_and_dropped_without_a_lock() {
         let tasks = Arc::<Tasks>::default();

@@ -5,12 +5,25 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 
-use super::inbound::Inbound;
+use super::ProtocolError;
+use super::inbound::{Grant, Inbound};
 use super::outbound::Outbound;
 use super::wire::{IomapSize, Offer, Span, Word};
 
 const RING: u64 = 0x10_0000;
 const KEY: u32 = 7;
+
+/// The offer of a receiver.
+fn offer(half: u32, window: u16) -> Offer {
+    Offer {
+        big_endian: false,
+        iomap: true,
+        credits: window,
+        iomap_size: IomapSize::at_most(0),
+        table: Span { addr: 0x20_0000, key: 8, len: 2 },
+        data: Span { addr: RING, key: KEY, len: half },
+    }
+}
 
 /// One direction: a sender with the peer's offer, a receiver with its ring.
 struct Direction {
@@ -30,16 +43,8 @@ struct Direction {
 
 impl Direction {
     fn new(half: u32, window: u16) -> Self {
-        let offer = Offer {
-            big_endian: false,
-            iomap: true,
-            credits: window,
-            iomap_size: IomapSize::at_most(0),
-            table: Span { addr: 0x20_0000, key: 8, len: 2 },
-            data: Span { addr: RING, key: KEY, len: half },
-        };
         Self {
-            outbound: Outbound::new(&offer),
+            outbound: Outbound::new(&offer(half, window)),
             inbound: Inbound::new(half, window),
             ring: vec![0; 2 * half as usize],
             table: [None; 2],
@@ -200,4 +205,64 @@ fn counters_wrap_after_65536_messages() {
         stream.read(8);
     }
     assert_eq!(stream.sent, stream.received);
+}
+
+#[test]
+fn messages_beyond_the_buffer_or_the_credits_are_violations() {
+    let mut inbound = Inbound::new(8, 2);
+    let beyond = |len, room| Err(ProtocolError::BeyondBuffer { len, room });
+    assert_eq!(inbound.data(9), beyond(9, 8));
+    inbound.data(5).unwrap();
+    assert_eq!(inbound.data(4), beyond(4, 3));
+    inbound.data(3).unwrap();
+    assert_eq!(inbound.data(0), Err(ProtocolError::Overrun { window: 2 }));
+    // The second half was not granted.
+    let mut inbound = Inbound::new(8, 3);
+    inbound.data(8).unwrap();
+    assert_eq!(inbound.data(1), beyond(1, 0));
+    assert!(inbound.take_grant().is_some());
+    assert_eq!(inbound.data(9), beyond(9, 8));
+    inbound.data(8).unwrap();
+}
+
+#[test]
+fn messages_without_bytes_return_their_credits_at_half_of_the_window() {
+    let mut inbound = Inbound::new(8, 4);
+    assert!(inbound.take_grant().is_some_and(|grant| grant.half.is_some()));
+    inbound.data(0).unwrap();
+    assert_eq!(inbound.take_grant(), None);
+    inbound.data(0).unwrap();
+    assert_eq!(inbound.take_grant(), Some(Grant { limit: 6, half: None }));
+}
+
+#[test]
+fn grants_that_fall_or_exceed_the_window_are_violations() {
+    let mut outbound = Outbound::new(&offer(8, 16));
+    let violation = |limit, sent| Err(ProtocolError::Credits { limit, sent, window: 16 });
+    for limit in [15, 17] {
+        assert_eq!(outbound.grant(limit), violation(limit, 0));
+    }
+    outbound.grant(16).unwrap();
+    assert!(outbound.take(1).is_some());
+    outbound.grant(17).unwrap();
+    for limit in [16, 18] {
+        assert_eq!(outbound.grant(limit), violation(limit, 1));
+    }
+}
+
+#[test]
+fn announced_buffer_without_room_is_a_violation() {
+    let mut outbound = Outbound::new(&offer(1, 16));
+    assert!(outbound.take(1).is_some());
+    outbound.grant(16).unwrap();
+    assert_eq!(outbound.awaited_entry(), Some(1));
+    assert_eq!(outbound.set_buffer(Span::default()), Err(ProtocolError::EmptyBuffer));
+}
+
+#[test]
+fn length_of_a_message_fits_in_its_word() {
+    let mut outbound = Outbound::new(&offer(u32::MAX, 16));
+    let piece = outbound.take(usize::MAX).unwrap();
+    assert_eq!(piece.len, Word::MAX);
+    assert_eq!(Word::from_imm(Word::Data(piece.len).to_imm()), Word::Data(piece.len));
 }

@@ -339,6 +339,8 @@ mod tests {
         let offer = offer();
         assert_eq!(offer.slot_addr(1), offer.table.addr + 16);
         assert_eq!(offer.iomap_addr(3), offer.table.addr + 32 + 3 * 24);
+        let longer = Offer { table: Span { len: 5, ..offer.table }, ..offer };
+        assert_eq!(longer.iomap_addr(3), offer.table.addr + 5 * 16 + 3 * 24);
     }
 
     #[test]

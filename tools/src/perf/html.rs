@@ -287,6 +287,22 @@ mod tests {
         }
     }
 
+    #[test]
+    fn figures_of_a_run_are_in_the_columns_of_their_names() {
+        let report = report("Soft-RoCE", 2.0);
+        let page = page(&[("", &report)]);
+        // The lowest and the highest bandwidth are half and three halves of the average.
+        let row = ["this", "64", "20", "2", "1", "3", "10", "2", "4", "5", "9", "0.10", "0.20"];
+        let row: String = row.map(|cell| format!("<td>{cell}</td>")).concat();
+        assert!(page.contains(&format!("<tr>{row}</tr>")), "{page}");
+        for mark in ["p50 2", "p99 4", "p99.9 5"] {
+            assert!(page.contains(&format!(">{mark}</text>")), "{mark}: {page}");
+        }
+        for share in ["1 to 2 us, 75 % of messages", "2 to 9.5 us, 25 % of messages"] {
+            assert!(page.contains(share), "{share}: {page}");
+        }
+    }
+
     /// The browsers by which the page is looked at, without a window.
     const BROWSERS: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
 

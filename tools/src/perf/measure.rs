@@ -356,6 +356,18 @@ mod tests {
     }
 
     #[test]
+    fn merged_interval_has_the_extremes_of_the_measured_latencies() {
+        let of = |(least, most)| Interval { least, most, ..Interval::default() };
+        // 0: no latency was measured.
+        for (first, second, expected) in
+            [((0, 0), (3, 5), (3, 5)), ((3, 5), (0, 0), (3, 5)), ((4, 9), (3, 5), (3, 9))]
+        {
+            let merged = Interval::merge(of(first), of(second));
+            assert_eq!((merged.least, merged.most), expected);
+        }
+    }
+
+    #[test]
     fn silence_has_intervals_without_messages() {
         let measured = measure(window(None, 10), [(5, 1, None), (35, 2, None)]);
         assert_eq!(measured.intervals.iter().map(|one| one.messages).collect::<Vec<_>>(), [1, 0, 0, 2]);

@@ -836,6 +836,54 @@ mod tests {
     }
 
     #[test]
+    fn percentiles_are_those_of_their_names() {
+        let mut histogram = Histogram::new_with_bounds(1, 1 << 40, 3).unwrap();
+        for (nanos, count) in [(1000, 5100), (2000, 3950), (4000, 870), (8000, 73), (16_000, 7)] {
+            histogram.record_n(nanos, count).unwrap();
+        }
+        let latency = Latency::new("test", 1, &histogram).unwrap();
+        let found = [latency.min, latency.p50, latency.p90, latency.p99, latency.p99_9, latency.p99_99];
+        assert_eq!(found.map(f64::round), [1.0, 1.0, 2.0, 4.0, 8.0, 16.0]);
+        assert_eq!((latency.max.round(), latency.count), (16.0, 10_000));
+    }
+
+    #[test]
+    fn report_for_the_peer_has_millions_of_messages_per_second() {
+        let sent = result("bw", 1 << 20, u64::MAX, &[(1_000_000, 5000); 1000]).0;
+        let expected = BandwidthReport {
+            size: 1 << 20,
+            iterations: 1000,
+            peak: 1000.0,
+            average: 1000.0,
+            message_rate: 0.001,
+        };
+        assert_eq!(sent.to_peer(), expected);
+    }
+
+    #[test]
+    fn runs_with_several_peers_are_summed_but_not_the_time_of_the_process() {
+        let Command::Perf(PerfCommand::Benchmark(Perf::Write { test })) =
+            Cli::parse_from(["bareverbs", "perf", "write", "bw"]).command
+        else {
+            unreachable!("the command is complete")
+        };
+        let plan = test.plan(Verb::Write).unwrap();
+        let with_peer = |messages: &[(u64, u64)], compared, user_seconds| {
+            let (mut result, measured) = result("bw", 8, u64::MAX, messages);
+            (result.compared, result.cpu.user_seconds) = (compared, user_seconds);
+            Sized { result, measured: Some(measured) }
+        };
+        let runs = [
+            with_peer(&[(10, 5); 3], Some(3), 0.5),
+            with_peer(&[(10, 5); 4], Some(4), 0.75),
+            with_peer(&[(10, 5); 2], None, 0.25),
+        ];
+        let sum = SizeResult::sum(&plan, &runs.each_ref()).unwrap();
+        assert_eq!((sum.messages, sum.bytes, sum.compared), (9, 72, Some(7)));
+        assert_eq!((sum.seconds, sum.cpu.user_seconds), (40e-9, 0.75));
+    }
+
+    #[test]
     fn half_of_a_round_trip_is_a_latency() {
         let latency = result("lat", 8, 1000, &[(5000, 4000), (5000, 6000)]).0.latency.unwrap();
         assert_eq!(

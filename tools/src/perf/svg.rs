@@ -357,6 +357,41 @@ mod tests {
         assert!(svg.contains("T&amp;T") && svg.contains("a&lt;b: 1 x, 1 y"), "{svg}");
     }
 
+    /// The numbers of an attribute, in order.
+    fn numbers(svg: &str, name: &str) -> Vec<f64> {
+        let start = format!(" {name}=\"");
+        svg.split(&start).skip(1).map(|rest| rest.split('"').next().unwrap().parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn larger_values_are_further_right_and_higher() {
+        for scale in [Scale::Linear, Scale::Log(2)] {
+            let svg = chart(scale, vec![(1.0, 1.0, 2.0), (8.0, 8.0, 4.0)]).svg();
+            let (x, y) = (numbers(&svg, "cx"), numbers(&svg, "cy"));
+            assert!(x[0] < x[1] && y[0] > y[1], "{svg}");
+        }
+    }
+
+    #[test]
+    fn points_are_small_if_there_are_many() {
+        for (points, radius) in [(40, 3.0), (41, 1.5)] {
+            let values = (1..=points).map(|x| (f64::from(x), f64::from(x), 1.0)).collect();
+            let svg = chart(Scale::Linear, values).svg();
+            assert!(numbers(&svg, "r").iter().all(|found| *found == radius), "{svg}");
+        }
+    }
+
+    #[test]
+    fn series_have_colours_of_their_own() {
+        let mut chart = chart(Scale::Linear, vec![(1.0, 1.0, 1.0)]);
+        chart.series = vec![chart.series[0].clone(); COLOURS + 1];
+        let svg = chart.svg();
+        let colours: Vec<_> = svg.split("<g class=\"c").skip(1).map(|rest| &rest[..1]).collect();
+        // Those of the lines, then those of the marks.
+        let expected = ["0", "1", "2", "3", "4", "5", "0"];
+        assert_eq!(colours, [expected, expected].concat());
+    }
+
     #[test]
     fn chart_without_values_has_axes() {
         for scale in [Scale::Linear, Scale::Log(10)] {

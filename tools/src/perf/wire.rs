@@ -470,6 +470,26 @@ mod tests {
     }
 
     #[test]
+    fn reports_of_peers_are_added() {
+        let of = |iterations, peak, average, message_rate| BandwidthReport {
+            size: 64,
+            iterations,
+            peak,
+            average,
+            message_rate,
+        };
+        assert_eq!(of(1, 8.0, 4.0, 2.0).plus(of(2, 1.0, 0.5, 0.25)), of(3, 9.0, 4.5, 2.25));
+    }
+
+    #[test]
+    fn settings_that_do_not_fit_are_left_out() {
+        let longest = "x".repeat(SETTINGS_LEN - 1);
+        assert_eq!(decode_settings(&encode_settings(std::slice::from_ref(&longest))).unwrap(), [longest]);
+        let words = ["y".to_owned(), "x".repeat(SETTINGS_LEN - 2)];
+        assert_eq!(decode_settings(&encode_settings(&words)).unwrap(), ["y"]);
+    }
+
+    #[test]
     fn settings_are_padded_words() {
         let words = ["op=write".to_owned(), "size=65536".to_owned()];
         let bytes = encode_settings(&words);

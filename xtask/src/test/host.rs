@@ -229,6 +229,39 @@ fn feature_selections() -> Result<()> {
 mod tests {
     use super::*;
 
+    /// The results of a command that prints the lines and ends with the status.
+    fn results(lines: &str, status: i32) -> Result<Host> {
+        let mut host = Host::default();
+        let script = format!("printf '{lines}'; exit {status}");
+        host.run_tests(Command::new("sh").args(["-c", &script]))?;
+        Ok(host)
+    }
+
+    #[test]
+    fn results_of_tests_are_added() {
+        let lines = "test a ... ok\\ntest b ... FAILED\\ntest result: FAILED. 1 passed; 1 failed; 0 ignored\\n\
+                     test result: ok. 5 passed; 0 failed; 0 ignored\\n";
+        let host = results(lines, 101).unwrap();
+        assert_eq!((host.totals.passed, host.totals.failed), (6, 1));
+        assert_eq!(host.failures, ["b"]);
+    }
+
+    #[test]
+    fn command_that_fails_without_a_failed_test_is_an_error() {
+        let error = results("test result: ok. 1 passed; 0 failed; 0 ignored\\n", 1).err().unwrap();
+        assert_eq!(error.to_string(), "sh failed");
+        assert_eq!(results("", 0).unwrap().totals.failed, 0);
+    }
+
+    #[test]
+    fn check_that_fails_is_counted_and_named() {
+        let mut host = Host::default();
+        host.add("one", true);
+        host.add("two", false);
+        assert_eq!((host.totals.passed, host.totals.failed), (1, 1));
+        assert_eq!(host.failures, ["two"]);
+    }
+
     #[test]
     fn failed_tests_have_names() {
         assert_eq!(failed_test("test a::b ... FAILED"), Some("a::b"));

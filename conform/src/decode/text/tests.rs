@@ -216,3 +216,37 @@ proptest! {
         let _ = messages_of_text(&text, Form::of(&text));
     }
 }
+
+#[test]
+fn escapes_of_c_are_the_bytes_of_their_characters() {
+    let text = r#"write(3, "\a\v\f\t\r\n\"\\\0\7\101\1012", 12) = 12"#;
+    let found = strings(text).map(|found| found.0);
+    assert_eq!(found.unwrap()[1..], [0x0b, 0x0c, 9, 13, 10, b'"', b'\\', 0, 7, b'A', b'A', b'2']);
+}
+
+#[test]
+fn types_of_netlink_messages_have_names_or_numbers() {
+    let names =
+        [("NLMSG_NOOP", 1), ("NLMSG_ERROR", 2), ("NLMSG_DONE", 3), ("NLMSG_OVERRUN", 4), ("0x1401", 0x1401)];
+    for (name, kind) in names {
+        let text = format!("nlmsg_len=16, nlmsg_type={name}, nlmsg_flags=0, nlmsg_seq=7, nlmsg_pid=9");
+        let header = netlink_header(&text).unwrap();
+        assert_eq!((header.length, header.kind, header.seq, header.port), (16, kind, 7, 9), "{name}");
+    }
+}
+
+#[test]
+fn netlink_messages_are_aligned() {
+    let header = "nlmsg_type=0x1401, nlmsg_flags=0, nlmsg_seq=0, nlmsg_pid=0";
+    let text = format!("{{nlmsg_len=17, {header}}}, \"\\1\"], [{{nlmsg_len=16, {header}}}");
+    let (bytes, _) = strings(&text).unwrap();
+    assert_eq!((bytes.len(), bytes[16], bytes[20]), (36, 1, 16));
+}
+
+#[test]
+fn repeated_lines_expand_to_1_mib() {
+    let dump = |end: usize| format!("00000000  18 00  |..|\n*\n{end:08x}\n");
+    let found = messages_of_text(&dump(MAX_BYTES), Form::Hexdump).unwrap();
+    assert_eq!(found[0].bytes.len(), MAX_BYTES);
+    assert_eq!(messages_of_text(&dump(MAX_BYTES + 2), Form::Hexdump), Err(TextError::TooLong));
+}

@@ -381,6 +381,14 @@ mod tests {
     }
 
     #[test]
+    fn unknown_guid_is_not_that_of_another_device() {
+        for (ours, theirs) in [("", "b"), ("b", ""), ("", "")] {
+            let [ours, theirs] = [ours, theirs].map(|guid| Facts { node_guid: guid.into(), ..facts() });
+            assert_eq!(worst(&ends(&ours, &theirs)).level, Level::Ok);
+        }
+    }
+
+    #[test]
     fn differences_between_the_ends_are_named() {
         for (peer, level, words) in [
             (Facts { mtu: 4096, ..facts() }, Level::Warning, "the MTU is 1024 here and 4096 there"),
@@ -493,6 +501,21 @@ mod tests {
         // A peer of an older version.
         let figures = Figures { bandwidth_back: None, ..of(1.0, 1.0) };
         assert_eq!(bandwidths(&figures, &facts(), &facts()).len(), 1);
+    }
+
+    #[test]
+    fn path_is_judged_by_its_slower_end() {
+        let of = |latency, bandwidth| Figures { latency, latency_p99: latency, bandwidth };
+        let slow = Facts { loopback: Some(of(5000.0, 0.2)), ..facts() };
+        let hardware = Facts { nature: "hardware".into(), ..facts() };
+        let fast = Facts { rate: Some(100.0), ..hardware.clone() };
+        for (ours, theirs) in [(&slow, &facts()), (&facts(), &slow)] {
+            assert_eq!(latency(&of(50_000.0, 1.0), ours, theirs).level, Level::Ok);
+            assert_eq!(bandwidth(&of(1.0, 0.03), ours, theirs).level, Level::Ok);
+        }
+        for (ours, theirs) in [(&hardware, &fast), (&fast, &hardware)] {
+            assert_eq!(bandwidth(&of(1.0, 9.0), ours, theirs).level, Level::Ok);
+        }
     }
 
     #[test]

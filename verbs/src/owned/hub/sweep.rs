@@ -95,3 +95,33 @@ impl<B, P: Provider> HubInner<B, P> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn sweep_is_due_at_its_time_and_the_next_one_an_interval_later() {
+        let (sweeps, start) = (Sweeps::new(), Instant::now());
+        assert_eq!(sweeps.due(start), (false, None));
+        assert!(sweeps.shorten(SECOND, start));
+        let next = start + SECOND;
+        assert_eq!(sweeps.due(next - Duration::from_nanos(1)), (false, Some(next)));
+        assert_eq!(sweeps.due(next), (true, Some(next + SECOND)));
+        assert_eq!(sweeps.due(next), (false, Some(next + SECOND)));
+    }
+
+    #[test]
+    fn interval_that_is_not_shorter_does_not_delay_the_next_sweep() {
+        let (sweeps, start) = (Sweeps::new(), Instant::now());
+        assert!(sweeps.shorten(SECOND, start));
+        for interval in [SECOND, 2 * SECOND] {
+            assert!(!sweeps.shorten(interval, start + SECOND / 2));
+            assert_eq!(sweeps.due(start), (false, Some(start + SECOND)));
+        }
+        assert!(sweeps.shorten(SECOND / 4, start));
+        assert_eq!(sweeps.due(start), (false, Some(start + SECOND / 4)));
+    }
+}

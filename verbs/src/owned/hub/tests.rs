@@ -889,6 +889,19 @@ fn slot_of_a_detached_operation_is_free_after_its_completion() {
 }
 
 #[test]
+fn slot_of_an_ended_operation_is_free_when_its_result_is_dropped() {
+    let setup = Setup::new(4);
+    let peer = setup.connection(1);
+    let (pending, wr_id) = setup.recv(&peer);
+    setup.complete(&peer, wr_id, WcStatus::SUCCESS);
+    assert_eq!(setup.hub.poll(1), 1);
+    drop(pending);
+    assert_eq!(setup.freed(), 1);
+    let mut next = peer.recv(setup.buffer());
+    assert!(next.wait_timeout(Duration::ZERO).unwrap().is_none(), "it is posted");
+}
+
+#[test]
 fn completion_that_arrives_while_the_cq_is_armed_is_reaped() {
     let setup = Setup::new(4);
     let peer = setup.connection(1);
@@ -947,6 +960,19 @@ fn probe_whose_doorbell_is_refused_ends_its_connection_only() {
     assert_eq!(first.failure().and_then(|failure| failure.errno()), Some(Errno::NOMEM));
     assert!(second.failure().is_none());
     assert_eq!(setup.plain.log().states, [QpState::ERR]);
+}
+
+#[test]
+fn full_send_queue_is_not_probed_and_ends_no_connection() {
+    let setup = Setup::new(8);
+    let peer = setup.connection(1);
+    setup.plain.log().send_rejections.push_back(PushError::QueueFull { capacity: 16 });
+    for probes in [0, 1] {
+        setup.hub.inner().sweep(None);
+        assert!(peer.failure().is_none());
+        let sent = setup.plain.log().sent.len();
+        assert_eq!(sent, probes);
+    }
 }
 
 #[test]

@@ -877,6 +877,47 @@ fn shutdown_ends_the_wait_of_a_thread() {
     drop(guard);
 }
 
+/// A waker whose clone shuts the server down: a wait is registered by a clone.
+fn shuts_down_when_cloned(handle: &Handle<Lease, Plain>) -> Waker {
+    use std::task::{RawWaker, RawWakerVTable};
+
+    static CALLS: RawWakerVTable = RawWakerVTable::new(
+        |data| {
+            // SAFETY: the handle of the test lives longer than the waker and its clones.
+            drop(unsafe { &*data.cast::<Handle<Lease, Plain>>() }.shutdown());
+            RawWaker::new(data, &CALLS)
+        },
+        |_| (),
+        |_| (),
+        |_| (),
+    );
+    // SAFETY: the functions use the handle by reference only, which any thread may do.
+    unsafe { Waker::new(std::ptr::from_ref(handle).cast(), &CALLS) }
+}
+
+#[test]
+fn shutdown_while_a_wait_is_registered_ends_it() {
+    let setup = Setup::new();
+    let _driver = setup.drive();
+    let _leases = setup.leases();
+    let mut wait = setup.server.acquire();
+    let waker = shuts_down_when_cloned(&setup.server.handle);
+    let polled = Pin::new(&mut wait).poll(&mut Context::from_waker(&waker));
+    assert!(matches!(polled, Poll::Ready(Err(Error::Closed { verb: "Handle::acquire", .. }))), "{polled:?}");
+}
+
+#[test]
+fn wait_with_a_busy_cq_yields_and_is_polled_again() {
+    let setup = Setup::new();
+    let _driver = setup.drive();
+    let _leases = setup.leases();
+    let busy = || WorkCompletion { qp_num: 0xff_ffff, ..completion(0, WcStatus::SUCCESS) };
+    setup.plain.log().completions.extend(std::iter::repeat_with(busy).take(10 * BATCH));
+    let waiter = setup.waiter();
+    assert!(!setup.plain.log().completions.is_empty(), "it yields");
+    assert!(waiter.is_woken());
+}
+
 #[test]
 fn drop_of_the_server_ends_the_waits() {
     let setup = Setup::new();
