@@ -15,7 +15,7 @@ use super::hub::reaper::{BATCH, Conn, Ended, Failure, Operation, Operations, Slo
 use super::hub::table::Detached;
 use super::op::OpPayload;
 use super::{Done, Failed, Op, Outcome};
-use crate::{AnyProvider, Error, Result, WcOpcode, WcStatus};
+use crate::{AnyProvider, Error, Result, WcStatus};
 
 /// An operation of a [`Connection`](super::Connection): posted, and to be awaited.
 ///
@@ -187,8 +187,7 @@ fn done<B>(operation: Operation<B>, ended: Ended) -> Done<B> {
         return Done { tag, buffer, len, imm: None, opcode: posted_by.opcode };
     }
     let Ended { opcode, byte_len, imm, .. } = ended;
-    let len = if opcode == WcOpcode::RECV { byte_len } else { len };
-    Done { tag, buffer, len, imm, opcode }
+    Done { tag, buffer, len: byte_len, imm, opcode }
 }
 
 fn finished<B, P: Provider>(

@@ -14,8 +14,8 @@ use super::*;
 use crate::owned::{AnyBuffer, Done, Failed, Op, Outcome, Pending, Pool};
 use crate::testing::{Hook, Plain, completion, ends, succeed_ioctls};
 use crate::{
-    Access, ImplicitMr, MemoryOwner, Mr, PostError, PushError, QpState, RegisterError, Remote, WcStatus,
-    WorkCompletion,
+    Access, ImplicitMr, MemoryOwner, Mr, PostError, PushError, QpState, RegisterError, Remote, WcOpcode,
+    WcStatus, WorkCompletion,
 };
 
 /// Memory that counts how often it is freed.
@@ -97,6 +97,21 @@ fn result_of_another_operation_is_handed_out() {
     assert!(setup.plain.log().completions.is_empty());
     assert_eq!(first.wait().unwrap().message(), Some(&[7][..]));
     assert_eq!(setup.freed(), 2);
+}
+
+#[test]
+fn receive_of_a_write_with_immediate_has_the_length_of_the_write() {
+    let setup = Setup::new(8);
+    let peer = setup.connection(2);
+    let (pending, wr_id) = setup.recv(&peer);
+    setup.complete(&peer, wr_id, WcStatus::SUCCESS);
+    {
+        let mut log = setup.plain.log();
+        let completion = log.completions.back_mut().unwrap();
+        (completion.opcode, completion.byte_len) = (WcOpcode::RECV_RDMA_WITH_IMM, 4096);
+    }
+    let done = pending.wait().unwrap();
+    assert_eq!((done.len, done.message()), (4096, None));
 }
 
 #[test]
