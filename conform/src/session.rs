@@ -8,6 +8,7 @@ use std::time::Duration;
 use bareverbs_uapi::abi::Since;
 use bareverbs_uapi::ioctl::VERBS_IOCTL;
 use bareverbs_uapi::method::Method;
+use bareverbs_uapi::mlx5;
 use bareverbs_uapi::registry;
 use bareverbs_uapi::uverbs::types::{AccessFlags, DriverId, GidEntry, GidType, QpType};
 use bareverbs_uapi::uverbs::{
@@ -328,7 +329,10 @@ impl<'t> Session<'t> {
     }
 
     pub(crate) fn pd(&mut self) -> Step<u32> {
-        let AllocPdResp { pd_handle, .. } = self.invoke::<write::AllocPd>(&AllocPdReq::new_zeroed())?;
+        // mlx5 fails with EFAULT if there is no room for its response.
+        let room = if self.is_rxe() { 0 } else { size_of::<mlx5::AllocPdResp>() };
+        let AllocPdResp { pd_handle, .. } =
+            self.invoke_with::<write::AllocPd>(&AllocPdReq::new_zeroed(), room)?;
         self.note_object(ObjectClass::PD.0, pd_handle);
         Ok(pd_handle)
     }
