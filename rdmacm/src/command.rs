@@ -181,8 +181,8 @@ fn hint(command: u32, errno: Errno) -> Option<&'static str> {
         (_, Errno::ACCESS) => Some("the credentials of this process changed since the file was opened"),
         (_, Errno::NXIO) => Some("the RDMA device was removed; only destroy the identifier"),
         (BIND, Errno::NODEV) => Some(
-            "the address is local, but its network interface has no RDMA device; after the address was added, \
-             the device has it with a short delay",
+            "the address is local, but its network interface has no RDMA device; after the address was \
+             added, the device has it with a short delay",
         ),
         (BIND | LISTEN, Errno::ADDRINUSE) => {
             Some("another identifier uses the port of this port space: use another port, or port 0")

@@ -136,8 +136,8 @@ fn check(options: &Conform) -> Result<u8> {
     printed?;
     if let (Some(pattern), true) = (&options.filter, results.checks.is_empty()) {
         output::diagnostic(&format!(
-            "no check of {} matches {pattern:?}: `bareverbs conform --list` names the checks, `--hazard` adds \
-             some",
+            "no check of {} matches {pattern:?}: `bareverbs conform --list` names the checks, `--hazard` \
+             adds some",
             results.device
         ));
     }

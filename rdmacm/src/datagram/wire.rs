@@ -259,7 +259,15 @@ mod tests {
         }
 
         #[test]
-        fn lookups_and_headers_round_trip(qp_num in 0u32..=QPN_MASK, code: u8, ip: u128, short: u32, port: u16, is_v6: bool, data: Vec<u8>) {
+        fn lookups_and_headers_round_trip(
+            qp_num in 0u32..=QPN_MASK,
+            code: u8,
+            ip: u128,
+            short: u32,
+            port: u16,
+            is_v6: bool,
+            data: Vec<u8>,
+        ) {
             let ip: IpAddr = if is_v6 { Ipv6Addr::from(ip).into() } else { std::net::Ipv4Addr::from(short).into() };
             let addr = SocketAddr::new(ip, port);
             let mut message = Header::of(addr).as_bytes().to_vec();

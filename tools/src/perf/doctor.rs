@@ -393,8 +393,8 @@ impl PathCheck<'_> {
             }
             Some(Err(error)) => {
                 let text = format!("single packets pass, but the connection fails under load: {error:#}");
-                let remedy = "the path loses or reorders packets under load: look at drops of switches and interfaces, at \
-                              paths in parallel, and at flow control (PFC, pauses)";
+                let remedy = "the path loses or reorders packets under load: look at drops of switches and \
+                              interfaces, at paths in parallel, and at flow control (PFC, pauses)";
                 self.log.path(Level::Fault, Check::Bandwidth, text, remedy);
             }
             None => {}

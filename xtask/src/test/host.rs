@@ -239,8 +239,8 @@ mod tests {
 
     #[test]
     fn results_of_tests_are_added() {
-        let lines = "test a ... ok\\ntest b ... FAILED\\ntest result: FAILED. 1 passed; 1 failed; 0 ignored\\n\
-                     test result: ok. 5 passed; 0 failed; 0 ignored\\n";
+        let lines = "test a ... ok\\ntest b ... FAILED\\ntest result: FAILED. 1 passed; 1 failed; \
+                     0 ignored\\ntest result: ok. 5 passed; 0 failed; 0 ignored\\n";
         let host = results(lines, 101).unwrap();
         assert_eq!((host.totals.passed, host.totals.failed), (6, 1));
         assert_eq!(host.failures, ["b"]);

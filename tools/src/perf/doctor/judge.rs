@@ -231,8 +231,8 @@ pub(crate) fn latency(figures: &Figures, local: &Facts, peer: &Facts) -> Finding
     if figures.latency_p99 > (LATENCY_FACTOR * own_p99).max(P99_FLOOR[software]) {
         let text = format!("{text}, but {own_p99:.1} us (p99) within one device");
         return path(Level::Warning, Check::Latency, text).remedy(format!(
-            "the path delays some packets, or loses some, which are retried: {causes}, and for other traffic and \
-             busy processors"
+            "the path delays some packets, or loses some, which are retried: {causes}, and for other traffic \
+             and busy processors"
         ));
     }
     path(Level::Ok, Check::Latency, text)
@@ -283,8 +283,8 @@ impl Carried {
             (
                 rate.map(|rate| rate * self.part),
                 rate.map(|rate| format!("the port's rate is {rate} Gbit/s")),
-                "look for lost packets and pauses in the counters, a port of lower width or speed, PCIe limits \
-                 and the processor's frequency governor",
+                "look for lost packets and pauses in the counters, a port of lower width or speed, PCIe \
+                 limits and the processor's frequency governor",
             )
         };
         match (limit, of) {
@@ -305,12 +305,13 @@ pub(crate) fn datagrams(sent: u32, received: u32, echoed: u32) -> Finding {
     let drops = "look at drops of switches and interfaces (ip -s link, tc -s qdisc)";
     let remedy = match (received, echoed) {
         (0, _) => {
-            "no datagram arrives: check the GIDs (-x), that UDP port 4791 is open in both directions, that the \
-             neighbour entry of the peer is right (ip neigh), and that no other host has its IP address (arping -D)"
+            "no datagram arrives: check the GIDs (-x), that UDP port 4791 is open in both directions, that \
+             the neighbour entry of the peer is right (ip neigh), and that no other host has its IP address \
+             (arping -D)"
                 .to_owned()
         }
-        (_, 0) => "no datagram comes back: check the peer's firewall (UDP port 4791), its route and its neighbour table \
-                  (ip neigh)"
+        (_, 0) => "no datagram comes back: check the peer's firewall (UDP port 4791), its route and its \
+                  neighbour table (ip neigh)"
             .to_owned(),
         _ if back == 0 => format!("the path loses packets on the way to the peer only: {drops}"),
         _ if there == 0 => format!("the path loses packets on the way back only: {drops}"),
