@@ -15,11 +15,17 @@ pub(crate) enum Outcome {
 
 /// Outcomes by test name and kernel.
 pub(crate) struct Table {
-    pub(crate) kernels: Vec<String>,
-    pub(crate) rows: BTreeMap<String, BTreeMap<String, Outcome>>,
+    kernels: Vec<String>,
+    rows: BTreeMap<String, BTreeMap<String, Outcome>>,
+    /// By test name, why it failed first.
+    causes: BTreeMap<String, String>,
 }
 
 impl Table {
+    pub(crate) fn new(kernels: Vec<String>) -> Self {
+        Self { kernels, rows: BTreeMap::new(), causes: BTreeMap::new() }
+    }
+
     /// Prints and stores the outcome of a test on a kernel.
     pub(crate) fn enter(&mut self, kernel: &str, title: &str, outcome: Outcome, log: &str, time: Duration) {
         let seconds = time.as_secs_f64();
@@ -27,6 +33,9 @@ impl Table {
             Outcome::Passed => println!("{kernel}: {title} ... ok ({seconds:.1} s)"),
             Outcome::Skipped(reason) => println!("{kernel}: {title} ... skipped: {reason}"),
             Outcome::Failed => println!("{kernel}: {title} ... FAILED ({seconds:.1} s)\n{}", log.trim_end()),
+        }
+        if outcome == Outcome::Failed {
+            self.causes.entry(title.to_owned()).or_insert_with(|| cause(log));
         }
         // A test that several guests run fails if it fails in one of them.
         let row = self.rows.entry(title.to_owned()).or_default();
@@ -78,7 +87,7 @@ impl Table {
         lines
     }
 
-    /// The failed tests.
+    /// The failed tests, each with its cause.
     fn failures(&self) -> Vec<String> {
         let failed = |(name, row): (&String, &BTreeMap<String, Outcome>)| {
             let on: Vec<_> = row
@@ -86,7 +95,8 @@ impl Table {
                 .filter(|(_, outcome)| **outcome == Outcome::Failed)
                 .map(|(kernel, _)| kernel.as_str())
                 .collect();
-            (!on.is_empty()).then(|| format!("FAILED on {}: {name}", on.join(", ")))
+            let cause = self.causes.get(name).map_or("", String::as_str);
+            (!on.is_empty()).then(|| format!("FAILED on {}: {name}{cause}", on.join(", ")))
         };
         self.rows.iter().filter_map(failed).collect()
     }
@@ -109,6 +119,17 @@ impl Totals {
             }
         }
     }
+}
+
+/// The lines of a failed test's log that tell why, each after a newline: the first panic's message, or the
+/// last lines.
+fn cause(log: &str) -> String {
+    const LINES: usize = 6;
+    let lines: Vec<_> = log.lines().filter(|line| !line.trim().is_empty()).collect();
+    let begin = lines.iter().position(|line| line.contains("panicked at"));
+    let begin = begin.unwrap_or(lines.len().saturating_sub(LINES));
+    let told = lines[begin..].iter().take_while(|line| !line.starts_with("note: run with"));
+    told.take(LINES).map(|line| format!("\n    {line}")).collect()
 }
 
 /// Parses the output of a test binary that ran one test.
@@ -148,7 +169,7 @@ mod tests {
 
     #[test]
     fn skips_are_listed_by_reason_and_failures_by_test() {
-        let mut table = Table { kernels: vec!["6.1".into(), "7.2".into()], rows: BTreeMap::new() };
+        let mut table = Table::new(vec!["6.1".into(), "7.2".into()]);
         for (kernel, title, outcome) in [
             ("6.1", "a::b", Outcome::Skipped("no XRC domains".into())),
             ("7.2", "a::b", Outcome::Skipped("no XRC domains".into())),
@@ -157,13 +178,23 @@ mod tests {
             ("6.1", "a::d", Outcome::Failed),
             ("7.2", "a::d", Outcome::Failed),
         ] {
-            table.enter(kernel, title, outcome, "", Duration::ZERO);
+            let log = if title == "a::d" { format!("the cause on {kernel}") } else { String::new() };
+            table.enter(kernel, title, outcome, &log, Duration::ZERO);
         }
         assert_eq!(
             table.skips(),
             ["skipped on 6.1, 7.2: a::b: no XRC domains", "skipped on 6.1: a::c: before 7.0"]
         );
-        assert_eq!(table.failures(), ["FAILED on 7.2: a::c", "FAILED on 6.1, 7.2: a::d"]);
+        assert_eq!(table.failures(), ["FAILED on 7.2: a::c", "FAILED on 6.1, 7.2: a::d\n    the cause on 6.1"]);
+    }
+
+    #[test]
+    fn cause_is_the_first_panic_or_the_last_lines() {
+        let log = "running 1 test\n\nthread 'server' panicked at a.rs:3:5:\nleft: 1\nright: 2\n\
+                   note: run with `RUST_BACKTRACE=1`\nthread 'main' panicked at b.rs:1:1:\n";
+        assert_eq!(cause(log), "\n    thread 'server' panicked at a.rs:3:5:\n    left: 1\n    right: 2");
+        assert_eq!(cause("1\n2\n3\n4\n5\n6\n7\n"), "\n    2\n    3\n    4\n    5\n    6\n    7");
+        assert_eq!(cause(""), "");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The lab's scheduler: several guests in parallel, each running the next test of its kernel.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -241,7 +241,7 @@ impl<'a> Plan<'a> {
         let compares = specials().any(|special| matches!(special, Special::WqeDiff(..)));
         let needs_hca = measures || compares || specials().any(|special| matches!(special, Special::Hca(..)));
         let kernels = test_runs.iter().map(|test_run| test_run.name.clone()).collect();
-        let queue = Mutex::new(SharedQueue { test_runs, table: Table { kernels, rows: BTreeMap::new() } });
+        let queue = Mutex::new(SharedQueue { test_runs, table: Table::new(kernels) });
         thread::scope(|scope| {
             // Their programs are built while the first tests run. If the build fails, it fails
             // again for the tests that need it.
