@@ -844,7 +844,8 @@ impl<Q> Connection<Q> {
     }
 
     /// Ends the connection, and waits until the peer has answered. Operations that are outstanding
-    /// at either end may fail: end them before. The queue is still in RTS afterwards.
+    /// at either end may fail: end them before. A send of the peer may be outstanding there although
+    /// this end has received its message. The queue is still in RTS afterwards.
     ///
     /// # Errors
     /// [`Error::TimedOut`]; [`Error::Unreachable`]: the peer never answered;

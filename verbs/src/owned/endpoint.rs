@@ -402,7 +402,8 @@ impl<B, P: Provider> Endpoint<B, P> {
     }
 
     /// Polls one operation that has ended, or returns `None` if there is none. Operations of a
-    /// direction end in the order of posting.
+    /// direction end in the order of posting. A send and a receive have no order: an answer may be
+    /// received before the send that it answers has ended.
     ///
     /// # Errors
     /// - [`Error::Completion`]: the operation failed. The error returns the buffer.
