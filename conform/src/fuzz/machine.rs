@@ -16,7 +16,7 @@ use bareverbs_uapi::uverbs::types::DriverId;
 use bareverbs_uapi::uverbs::{InfoHandles, InvokeWrite, ObjectClass, QueryGidEntry};
 
 use crate::answer::Answer;
-use crate::call::{Call, Slot};
+use crate::call::{Call, Payload, Slot};
 use crate::target::{Difference, Target, UverbsFile};
 
 use super::build::Written;
@@ -89,8 +89,8 @@ pub(super) struct Machine<'t> {
     pub(super) slowest: Duration,
     limit: Duration,
     pub(super) recorder: Recorder,
-    /// The memory of `environment`. Only the kernel accesses it.
-    _memory: Memory,
+    /// The memory of `environment`. The kernel writes it.
+    memory: Memory,
     opened: i32,
 }
 
@@ -124,7 +124,7 @@ impl<'t> Machine<'t> {
             slowest: Duration::ZERO,
             limit,
             recorder,
-            _memory: memory,
+            memory,
             opened: 0,
         })
     }
@@ -351,7 +351,11 @@ impl<'t> Machine<'t> {
         match sent {
             Sent::Ioctl(call) => {
                 let answer = self.execute(file, call);
-                let response = call.slot(InvokeWrite::CORE_OUT.id()).map(|slot| slot.bytes().to_vec());
+                let response = call.slot(InvokeWrite::CORE_OUT.id()).and_then(|slot| match slot.payload {
+                    Payload::Output(_) => Some(slot.bytes().to_vec()),
+                    // The call was built for another method. This number is an address for the kernel.
+                    _ => self.memory.read(slot.raw.data, slot.raw.len.into()),
+                });
                 (answer, response.unwrap_or_default())
             }
             Sent::Write(written) => {

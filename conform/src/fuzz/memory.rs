@@ -35,11 +35,41 @@ impl Memory {
     pub(super) fn start(&self) -> u64 {
         self.mapping.wrapping_add(GUARD).expose_provenance() as u64
     }
+
+    /// The `len` bytes at an address, or `None` if they are not all within the accessible memory.
+    pub(super) fn read(&self, address: u64, len: usize) -> Option<Vec<u8>> {
+        let at = usize::try_from(address.checked_sub(self.start())?).ok()?;
+        if at.checked_add(len)? > LENGTH {
+            return None;
+        }
+        let begin = self.mapping.wrapping_add(GUARD + at);
+        // SAFETY: the range is within the accessible part of the mapping, which `self` owns. The kernel and
+        // a device may write it at the same time, therefore the reads are volatile.
+        Some((0..len).map(|at| unsafe { begin.add(at).read_volatile() }).collect())
+    }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
         // SAFETY: the mapping is this value's own, and no reference to it exists.
         let _ = unsafe { munmap(self.mapping.cast(), 2 * GUARD + LENGTH) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_within_the_memory_can_be_read() {
+        let memory = Memory::new().unwrap();
+        let (start, end) = (memory.start(), memory.start() + LENGTH as u64);
+        assert_eq!(memory.read(start, 4), Some(vec![0; 4]));
+        assert_eq!(memory.read(end - 4, 4), Some(vec![0; 4]));
+        for (address, len) in
+            [(start - 1, 4), (end - 3, 4), (end, 1), (0, 4), (u64::MAX, 4), (start, usize::MAX)]
+        {
+            assert_eq!(memory.read(address, len), None, "{address:#x}, {len}");
+        }
     }
 }
