@@ -44,6 +44,7 @@ kernel_tests! {
 
     udpong_interoperates_in_both_roles if is_infiniband,
     udpong_runs_over_roce if device::ethernet,
+    udpong_of_librdmacm_has_no_address_handle_on_roce if device::ethernet,
     udpong_errors_name_the_cause if has_ip,
 
     rcopy_interoperates_in_both_roles if has_ip,
@@ -473,6 +474,30 @@ fn udpong_runs_over_roce() {
         assert_eq!(json(&server.line("{"))["login"], host());
         server.signal(Signal::SIGTERM);
         assert_eq!(server.finish().status.code(), Some(128 + 15));
+    });
+}
+
+/// A datagram socket of librdmacm creates an address handle for its own QP, without a GRH. The kernel
+/// rejects it on RoCE.
+fn udpong_of_librdmacm_has_no_address_handle_on_roce() {
+    nothing_leaks(|| {
+        for server in [Librdmacm, Bareverbs] {
+            let mut program = server.start("udpong", &["-b", host(), "-p", "7999"]);
+            let options = ["-s", host(), "-p", "7999", "-C", "5", "-S", "100", "-T", "e"];
+            let finished = run_client(&mut program, Librdmacm.command("udpong", &options));
+            // It prints the error of a later call.
+            let is_error = finished.status.code() == Some(255) && finished.stderr.starts_with("rconnect: ");
+            assert!(is_error, "{server:?}: {finished:#?}");
+            program.signal(Signal::SIGTERM);
+            program.finish();
+        }
+        // The C server has no queue pair. It answers nothing.
+        let mut program = Librdmacm.start("udpong", &["-b", host(), "-p", "7999"]);
+        let options = ["-s", host(), "-p", "7999", "-C", "5", "-S", "100", "-T", "e"];
+        let finished = run_client(&mut program, Bareverbs.command("udpong", &options));
+        finished.expect_failure("");
+        program.signal(Signal::SIGTERM);
+        program.finish();
     });
 }
 

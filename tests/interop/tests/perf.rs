@@ -61,6 +61,7 @@ kernel_tests! {
     short_doctor_checks_a_device_and_its_peer,
     doctor_finds_a_healthy_wire_healthy if wire,
     doctor_names_a_port_that_is_down if wire,
+    doctor_names_a_gsi_qp_in_error if wire,
     doctor_names_a_peer_whose_port_is_down if wire,
     doctor_names_a_port_without_an_ip_address if wire,
     doctor_names_wrong_gid_indices if wire,

@@ -103,6 +103,37 @@ fn ip(arguments: &str) {
     attempt("ip", arguments).unwrap_or_else(|failed| panic!("{failed}"));
 }
 
+/// Sets the routes and the neighbour of an end.
+fn set_routes(end: End) {
+    let (netdev, own, other) = (end.netdev(), end.ip(), end.other());
+    let mac = std::fs::read_to_string(format!("/sys/class/net/{}/address", other.netdev())).unwrap();
+    ip(&format!("neigh replace {} lladdr {} nud permanent dev {netdev}", other.ip(), mac.trim()));
+    ip(&format!("route replace local {own} dev {netdev} table {}", end.table()));
+    ip(&format!("route replace {} dev {netdev} src {own}", other.ip()));
+}
+
+/// Sets them again: the kernel removes them with the address, and when the interface goes down.
+fn restore_routes(end: End) {
+    set_routes(end);
+    // The kernel has added it with the address, or when the interface came up.
+    let _ = attempt("ip", &format!("route del local {} dev {} table local", end.ip(), end.netdev()));
+}
+
+/// Waits until both devices have a GID of their address. Panics after [`TIMEOUT`].
+fn wait_for_addresses() {
+    let begin = Instant::now();
+    let has_address = |end: End| {
+        let devices = bareverbs::devices().unwrap();
+        let device = devices.iter().find(|device| device.name() == end.device()).expect("the device");
+        let gids = device.open().unwrap().gid_table().unwrap();
+        gids.iter().any(|entry| entry.gid.ipv4() == Some(end.ip()))
+    };
+    while ![Near, Far].map(has_address).iter().all(|has| *has) {
+        assert!(begin.elapsed() < TIMEOUT, "the devices get no address");
+        sleep(Duration::from_millis(10));
+    }
+}
+
 impl Wire {
     /// Creates the interfaces and the devices, and waits until both have their address.
     pub fn new() -> Self {
@@ -122,14 +153,11 @@ impl Wire {
             ip(&format!("link set up dev {netdev}"));
         }
         for (pref, end) in [(10, Near), (11, Far)] {
-            let (netdev, own, other) = (end.netdev(), end.ip(), end.other());
-            let mac = std::fs::read_to_string(format!("/sys/class/net/{}/address", other.netdev())).unwrap();
-            ip(&format!("neigh replace {} lladdr {} nud permanent dev {netdev}", other.ip(), mac.trim()));
+            let (netdev, own) = (end.netdev(), end.ip());
             ip(&format!("rule add pref {pref} iif {netdev} lookup {}", end.table()));
             // An end reaches itself within its device.
             ip(&format!("rule add pref {pref} from {own} to {own} lookup {}", end.table()));
-            ip(&format!("route add local {own} dev {netdev} table {}", end.table()));
-            ip(&format!("route add {} dev {netdev} src {own}", other.ip()));
+            set_routes(end);
         }
         for end in [Near, Far] {
             let mut netlink = RdmaNetlink::open().unwrap();
@@ -139,17 +167,7 @@ impl Wire {
         for end in [Near, Far] {
             ip(&format!("route del local {} dev {} table local", end.ip(), end.netdev()));
         }
-        let begin = Instant::now();
-        let has_address = |end: End| {
-            let devices = bareverbs::devices().unwrap();
-            let device = devices.iter().find(|device| device.name() == end.device()).expect("the device");
-            let gids = device.open().unwrap().gid_table().unwrap();
-            gids.iter().any(|entry| entry.gid.ipv4() == Some(end.ip()))
-        };
-        while ![Near, Far].map(has_address).iter().all(|has| *has) {
-            assert!(begin.elapsed() < TIMEOUT, "the devices get no address");
-            sleep(Duration::from_millis(10));
-        }
+        wait_for_addresses();
         wire.idle = [Near, Far].map(|end| (end, held(end))).into();
         wire
     }
@@ -178,6 +196,12 @@ impl Wire {
         ip(&format!("link set down dev {}", end.netdev()));
     }
 
+    /// Brings the interface of an end up again.
+    pub fn bring_up(&self, end: End) {
+        ip(&format!("link set up dev {}", end.netdev()));
+        restore_routes(end);
+    }
+
     /// Removes the IP address of an end. Its device loses the GID.
     pub fn remove_address(&self, end: End) {
         ip(&format!("address del {}/32 dev {}", end.ip(), end.netdev()));
@@ -186,12 +210,15 @@ impl Wire {
     /// Adds the IP address of an end again.
     pub fn restore_address(&self, end: End) {
         ip(&format!("address add {}/32 dev {}", end.ip(), end.netdev()));
-        // The routes that it has lost with the address.
-        let (netdev, own, other) = (end.netdev(), end.ip(), end.other());
-        ip(&format!("route replace local {own} dev {netdev} table {}", end.table()));
-        ip(&format!("route replace {} dev {netdev} src {own}", other.ip()));
-        // The kernel adds it with the address.
-        let _ = attempt("ip", &format!("route del local {own} dev {netdev} table local"));
+        restore_routes(end);
+    }
+
+    /// Deletes the device of an end, which no program has open, and creates it again.
+    pub fn replace_device(&self, end: End) {
+        let mut netlink = RdmaNetlink::open().unwrap();
+        netlink.del_link(end.device()).unwrap();
+        netlink.new_link(end.device(), "rxe", end.netdev()).unwrap();
+        wait_for_addresses();
     }
 
     /// Deletes both interfaces. The kernel deletes their devices, too, when no program has them open.

@@ -12,6 +12,7 @@ use bareverbs_interop_tests::pingpong::wait_until_listening;
 use bareverbs_interop_tests::program::{Finished, Program};
 use bareverbs_test_support::device::{self, Requirement};
 use bareverbs_test_support::wire::{End, Wire};
+use nix::sys::signal::Signal;
 use serde_json::Value;
 
 /// Timeout of a doctor. Without contention it takes a few seconds.
@@ -95,6 +96,21 @@ pub(crate) fn doctor_names_a_port_that_is_down() {
     wire.take_down(End::Near);
     let netdev = format!("ip link set up dev {}", End::Near.netdev());
     expect_fault(&examine_wire(&[]), &["local port", "is DOWN", &netdev]);
+}
+
+pub(crate) fn doctor_names_a_gsi_qp_in_error() {
+    let wire = Wire::new();
+    wire.take_down(End::Far);
+    // The kernel can't send the request of the CM, and QP 1 ends in ERR.
+    let mut client = Command::new("bareverbs");
+    client.args(["rping", "-c", "-C", "1", "-a", &End::Far.ip().to_string()]);
+    let client = Program::start(&mut client);
+    std::thread::sleep(Duration::from_secs(2));
+    client.signal(Signal::SIGKILL);
+    client.finish();
+    wire.bring_up(End::Far);
+    let words = ["local port", "QP 1 (GSI)", "ERR", "rdma link delete"];
+    expect_fault(&examine_wire(&[]), &words);
 }
 
 pub(crate) fn doctor_names_a_peer_whose_port_is_down() {

@@ -2,12 +2,13 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bareverbs_interop_tests::perf::{Benchmark, PAIRINGS, Run, Side, json};
 use bareverbs_interop_tests::pingpong::{HOST, wait_until_listening};
 use bareverbs_interop_tests::program::{Finished, Program};
 use nix::sys::signal::Signal;
+use nix::unistd::Pid;
 use serde_json::Value;
 
 use super::{OPERATIONS, SOON, WITH_PERFTEST, options, result, size};
@@ -118,12 +119,23 @@ pub(crate) fn short_run_names_a_corrupt_byte() {
     let options = ["-s", "4096", "-t", "1", "-D", "20", "--verify"];
     let server = benchmark.serve(Side::Bareverbs, &options);
     let client = Program::start(&mut benchmark.command(Side::Bareverbs, &options, Some(HOST)));
-    std::thread::sleep(Duration::from_secs(1));
     let memory = format!("/proc/{}/mem", server.id());
     let memory = File::options().read(true).write(true).open(memory).unwrap();
-    // With one request outstanding there are two places, behind the area of two messages for sends.
-    let area = 2 * SIZE;
-    let maps = fs::read_to_string(format!("/proc/{}/maps", server.id())).unwrap();
+    let begin = Instant::now();
+    // The server has no data before its client has connected.
+    while corrupt(&memory, server.id(), SIZE, OFFSET) == 0 {
+        assert!(begin.elapsed() < SOON, "the server's memory has no data");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let client = client.finish_within(SOON);
+    client.expect_failure("byte 1234 of message 1 of queue pair 0 is ");
+    server.finish_within(SOON).expect_failure("the peer closed");
+}
+
+/// Changes a byte of each message of this size with number 1 in a process's memory, and returns how many
+/// it has changed.
+fn corrupt(memory: &File, process: Pid, size: usize, offset: usize) -> usize {
+    let maps = fs::read_to_string(format!("/proc/{process}/maps")).unwrap();
     let mut corrupted = 0;
     for line in maps.lines().filter(|line| line.contains("rw-p")) {
         let (start, end) = line.split_whitespace().next().unwrap().split_once('-').unwrap();
@@ -134,18 +146,15 @@ pub(crate) fn short_run_names_a_corrupt_byte() {
         }
         // The second message begins with the number 1, XORed with the mark of the numbers.
         let number = (0xb5ad_4ece_da1c_e2a9_u64 ^ 1).to_le_bytes();
-        let Some(last) = bytes.len().checked_sub(SIZE) else { continue };
+        let Some(last) = bytes.len().checked_sub(size) else { continue };
         let places = (0..=last).step_by(64);
         for at in places.filter(|&at| bytes[at..].starts_with(&number)) {
-            let byte = bytes[at + OFFSET] ^ 0xff;
-            memory.write_all_at(&[byte], start + (at + OFFSET) as u64).unwrap();
+            let byte = bytes[at + offset] ^ 0xff;
+            memory.write_all_at(&[byte], start + (at + offset) as u64).unwrap();
             corrupted += 1;
         }
     }
-    assert!(corrupted > 0, "the memory of {area} bytes was not found: {maps}");
-    let client = client.finish_within(SOON);
-    client.expect_failure("byte 1234 of message 1 of queue pair 0 is ");
-    server.finish_within(SOON).expect_failure("the peer closed");
+    corrupted
 }
 
 /// Without `--verify` at the other end, data can't be compared.

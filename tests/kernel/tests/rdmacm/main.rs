@@ -165,6 +165,8 @@ kernel_tests! {
     interface_down_ends_connections_and_refuses_new_ones if wire,
     deleted_interface_ends_connections_and_refuses_new_ones if wire,
     repeated_request_is_new_after_its_rejection if lossy_wire,
+    listener_answers_after_an_interface_returns if wire,
+    request_while_the_interface_is_down_leaves_the_device_without_its_gsi_qp if wire,
     removed_address_refuses_new_connections_until_it_returns if wire,
     renamed_device_keeps_connections_and_takes_new_ones if wire,
     exhausted_descriptors_are_errors_with_the_remedy if has_ip,

@@ -1,5 +1,5 @@
-//! Changes of the network under connections: repeated requests, an address that goes and comes back, a
-//! device with another name.
+//! Changes of the network under connections: repeated requests, an address or an interface that goes
+//! and comes back, a device with another name.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use bareverbs::netlink::RdmaNetlink;
 use bareverbs::owned::{Endpoint, EndpointOptions};
-use bareverbs::{Access, AckTimeout, Buffer, Errno, Mr};
+use bareverbs::{Access, AckTimeout, Buffer, Errno, Mr, QpState};
 use bareverbs_kernel_tests::wire::{End, Wire};
 use bareverbs_rdmacm::event::{Event, EventKind, RequestParam};
 use bareverbs_rdmacm::{
@@ -133,6 +133,61 @@ pub(crate) fn repeated_request_is_new_after_its_rejection() {
         assert!(repeated > 0, "no copy of {ROUNDS} requests came after the rejection");
     }
     wire.heal();
+    wire.settle();
+}
+
+/// The interface of the listener goes down and comes back, and then that of the connecting side. No
+/// message of the CM is sent meanwhile.
+pub(crate) fn listener_answers_after_an_interface_returns() {
+    let wire = Wire::new();
+    {
+        let (everywhere, everywhere_addr) = far();
+        let bound = Listener::bind((End::Far.ip(), 0)).unwrap();
+        let bound_addr = bound.local_addr().unwrap();
+        let connector = impatient();
+        for end in [End::Far, End::Near] {
+            for (listener, addr) in [(&everywhere, everywhere_addr), (&bound, bound_addr)] {
+                let (active, passive) = connect_to(listener, addr, &connector);
+                end_connection(active, passive);
+            }
+            wire.take_down(end);
+            wire.bring_up(end);
+            for (listener, addr) in [(&everywhere, everywhere_addr), (&bound, bound_addr)] {
+                connect_again(listener, addr, &connector);
+            }
+        }
+    }
+    wire.settle();
+}
+
+/// The state of the near end's QP 1.
+fn near_gsi_state() -> Option<QpState> {
+    let qps = RdmaNetlink::open().unwrap().queue_pairs(End::Near.device()).unwrap();
+    qps.iter().find(|qp| qp.qp_num == 1).and_then(|qp| qp.state)
+}
+
+/// Soft-RoCE can't send the request and sets QP 1 to ERR. Only a new device has one that works.
+pub(crate) fn request_while_the_interface_is_down_leaves_the_device_without_its_gsi_qp() {
+    let wire = Wire::new();
+    {
+        let (listener, addr) = far();
+        let connector = impatient();
+        let (active, passive) = connect_to(&listener, addr, &connector);
+        end_connection(active, passive);
+        wire.take_down(End::Far);
+        let _ = connector.connect(addr, &small(), Duration::from_secs(2)).unwrap_err();
+        wire.bring_up(End::Far);
+        assert_eq!(near_gsi_state(), Some(QpState::ERR));
+        let refused = connector.connect(addr, &small(), Duration::from_secs(3)).unwrap_err();
+        assert!(matches!(refused, Error::TimedOut { .. }), "{refused:?}");
+    }
+    wire.settle();
+    wire.replace_device(End::Near);
+    {
+        let (listener, addr) = far();
+        connect_again(&listener, addr, &impatient());
+        assert_eq!(near_gsi_state(), Some(QpState::RTS));
+    }
     wire.settle();
 }
 

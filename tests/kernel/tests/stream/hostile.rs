@@ -264,6 +264,8 @@ pub(crate) fn flood_of_words_is_handled_in_bounded_steps() {
         assert!(read());
         assert!(is_ready(&stream, Duration::ZERO), "completions are left");
         assert!(read());
+        // A device may raise an event for the completions that were there when the CQ was armed.
+        assert!(!is_ready(&stream, Duration::ZERO) || read());
         assert!(!is_ready(&stream, Duration::ZERO));
     });
 }

@@ -3,7 +3,7 @@
 use bareverbs::netlink::RdmaNetlink;
 use bareverbs::{
     Access, Buffer, Context, Device, Errno, Error, GidEntry, GidIndex, GidType, LinkLayer, Mtu, Pd, PortAttr,
-    PortState,
+    PortState, QpState,
 };
 
 use super::finding::{Check, Finding, Level, Place};
@@ -86,6 +86,7 @@ pub(crate) fn examine(
     let state = port_state(&name, &port, netdev);
     let is_active = state.level < Level::Fault;
     report(state);
+    gsi_qp(device.name(), options.ib_port, netdev).into_iter().for_each(&mut *report);
     let Some(gid) = gid(options, &context, &port, &name, netdev, report) else { return Ok(None) };
     let Some(pd) = memory(&context, report) else { return Ok(None) };
     if !is_active {
@@ -227,6 +228,20 @@ fn port_state(name: &str, port: &PortAttr, netdev: Option<&str>) -> Finding {
         _ => "check the kernel log".into(),
     };
     here(Level::Fault, Check::Port, format!("{name}{over} is {state}")).remedy(remedy)
+}
+
+/// The fault of QP 1 (GSI), if it has one. The CM sends and receives its messages by it. Soft-RoCE sets it
+/// to ERR if one is sent while the interface is down. Without RDMA netlink, nothing is known.
+fn gsi_qp(device: &str, port: u8, netdev: Option<&str>) -> Option<Finding> {
+    let qps = RdmaNetlink::open().and_then(|mut netlink| netlink.queue_pairs(device)).ok()?;
+    let gsi = qps.into_iter().find(|qp| qp.qp_num == 1 && qp.port.is_none_or(|of| u8::from(of) == port))?;
+    let state = gsi.state.filter(|state| [QpState::ERR, QpState::SQE].contains(state))?;
+    let text = format!("QP 1 (GSI) of {device}/{port} is in {state}: connections of rdma_cm time out");
+    let netdev = netdev.unwrap_or("NETDEV");
+    Some(here(Level::Fault, Check::Port, text).remedy(format!(
+        "create the device again when no program uses it (Soft-RoCE: rdma link delete {device}; rdma link add \
+         {device} type rxe netdev {netdev}), or load its driver again"
+    )))
 }
 
 /// The number of lanes in words.
