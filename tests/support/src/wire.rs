@@ -83,6 +83,14 @@ pub fn lossy_wire() -> Requirement {
     }
 }
 
+/// Whether a QP 1 (GSI) that has stopped is reported in ERR. Before Linux 6.4, Soft-RoCE reports RTS.
+///
+/// # Panics
+/// If the kernel does not tell its release.
+pub fn stopped_gsi_qp_is_in_error() -> bool {
+    !std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap().starts_with("6.1.")
+}
+
 /// The wire. Drop removes the devices and the interfaces.
 #[derive(Debug)]
 pub struct Wire {

@@ -11,7 +11,7 @@ use bareverbs::GidType;
 use bareverbs_interop_tests::pingpong::wait_until_listening;
 use bareverbs_interop_tests::program::{Finished, Program};
 use bareverbs_test_support::device::{self, Requirement};
-use bareverbs_test_support::wire::{End, Wire};
+use bareverbs_test_support::wire::{End, Wire, stopped_gsi_qp_is_in_error, wire};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -96,6 +96,15 @@ pub(crate) fn doctor_names_a_port_that_is_down() {
     wire.take_down(End::Near);
     let netdev = format!("ip link set up dev {}", End::Near.netdev());
     expect_fault(&examine_wire(&[]), &["local port", "is DOWN", &netdev]);
+}
+
+/// For tests of a QP 1 in ERR.
+pub(crate) fn gsi_errors() -> Requirement {
+    wire()?;
+    match stopped_gsi_qp_is_in_error() {
+        true => Ok(()),
+        false => Err("this kernel reports a stopped QP 1 in RTS".into()),
+    }
 }
 
 pub(crate) fn doctor_names_a_gsi_qp_in_error() {

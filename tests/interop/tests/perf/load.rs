@@ -332,16 +332,31 @@ pub(crate) fn short_hosts_run_with_each_other() {
 }
 
 /// 2,000 queue pairs on each side: the figures are printed.
-pub(crate) fn two_thousand_queue_pairs_in_one_process() {
-    let benchmark = Benchmark { operation: "write", test: "bw" };
-    for others in [&["--cq", "shared"][..], &["--cq", "own"], &["--threads", "2"]] {
-        let both = ["-s", "64", "-q", "2000", "-n", "10", "-t", "4"];
-        let run = benchmark.run_within(Duration::from_secs(300), OURS, &[&both[..], others].concat());
-        let json = run.client_json().unwrap();
-        let result = only(&json);
-        assert_eq!(result["messages"], 20_000, "{json:#}");
-        println!("2000 queue pairs, {others:?}: {} s, {}", result["seconds"], result["latency"]["p99"]);
-    }
+/// Runs 2,000 queue pairs in one process on each side.
+fn two_thousand_queue_pairs(operation: &'static str, others: &[&str]) {
+    let benchmark = Benchmark { operation, test: "bw" };
+    let both = ["-s", "64", "-q", "2000", "-n", "10", "-t", "4"];
+    let run = benchmark.run_within(Duration::from_secs(300), OURS, &[&both[..], others].concat());
+    let json = run.client_json().unwrap();
+    let result = only(&json);
+    assert_eq!(result["messages"], 20_000, "{json:#}");
+    println!("2000 queue pairs, {others:?}: {} s, {}", result["seconds"], result["latency"]["p99"]);
+}
+
+pub(crate) fn two_thousand_queue_pairs_share_a_cq() {
+    two_thousand_queue_pairs("write", &["--cq", "shared"]);
+}
+
+pub(crate) fn two_thousand_queue_pairs_have_their_own_cqs() {
+    two_thousand_queue_pairs("write", &["--cq", "own"]);
+}
+
+pub(crate) fn two_thousand_queue_pairs_are_served_by_two_threads() {
+    two_thousand_queue_pairs("write", &["--threads", "2"]);
+}
+
+pub(crate) fn two_thousand_queue_pairs_share_an_srq() {
+    two_thousand_queue_pairs("send", &["--cq", "shared", "--srq"]);
 }
 
 pub(crate) fn page_and_comparison_are_written() {
