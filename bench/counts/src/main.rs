@@ -18,7 +18,7 @@ mod x86_64 {
     use std::ffi::CString;
     use std::future::Future;
     use std::hint::black_box;
-    use std::pin::Pin;
+    use std::pin::{Pin, pin};
     use std::task::{Context, Poll, Waker};
 
     use bareverbs::Mr;
@@ -51,6 +51,7 @@ mod x86_64 {
         safe(types, &mut Harness::<P, Lease>::new());
         hub(types, &mut Harness::<P, Lease>::new().into_hub());
         endpoint(types, Harness::<P, Lease>::new().into_endpoint());
+        task(types, Harness::<P, Lease>::new().into_endpoint());
         scope(types, Harness::<P, Lease>::new().into_endpoint());
         halves(types, Harness::<P, Lease>::new().into_endpoint());
         safe(types, &mut Harness::<P, Part<Placed>>::new());
@@ -417,6 +418,50 @@ mod x86_64 {
                 let (len, received, again) = end_poll(&mut end).expect("a completion");
                 assert_eq!((len, received), (8, Some(imm)));
                 buffer = again.expect("the buffer");
+            }
+            report(types, name);
+        }
+    }
+
+    /// The completion is in the CQ. The first poll of the future returns the operation.
+    #[inline(never)]
+    fn end_await<P: WrapMlx5>(
+        end: &mut bareverbs::tokio::Endpoint<Lease, Given<P>>,
+        cx: &mut Context<'_>,
+    ) -> Option<(u64, Lease)> {
+        counted(|| {
+            let Poll::Ready(Ok(done)) = pin!(end.wait()).poll(cx) else { return None };
+            Some((done.tag + u64::from(done.len), done.buffer?))
+        })
+    }
+
+    /// An endpoint that a task of tokio waits on.
+    fn task<P: WrapMlx5>(types: &str, (end, mut peer): (End<P>, EndpointPeer)) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().expect("a runtime");
+        let _entered = runtime.enter();
+        let mut end = bareverbs::tokio::Endpoint::new(end).expect("a task of tokio");
+        let mut cx = Context::from_waker(Waker::noop());
+        let (mut buffer, remote) = (peer.buffer(), peer.remote);
+        for name in ["end await send", "end await receive"] {
+            begin();
+            for tag in 0..RUNS {
+                let expected = if name == "end await send" {
+                    end.post(Op::write(buffer, .., remote).tag(tag)).expect("room");
+                    peer.run();
+                    tag + 64
+                } else {
+                    end.post_recv(buffer).expect("room");
+                    peer.execute(Operation::Send);
+                    8
+                };
+                let (done, again) = loop {
+                    // One poll in 128 lets other tasks run.
+                    if let Some(done) = end_await(&mut end, &mut cx) {
+                        break done;
+                    }
+                };
+                assert_eq!(done, expected);
+                buffer = again;
             }
             report(types, name);
         }
