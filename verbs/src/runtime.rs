@@ -25,8 +25,8 @@ use crate::owned::endpoint::{DoneOf, Flowing, Queues};
 use crate::owned::flow::Kind;
 use crate::owned::hub::reaper::Direction;
 use crate::owned::{
-    self, Address, Batch, DatagramDone, Done, Failed, Lease, NotPosted, Op, ROUNDS, ReceivedDatagram, Source,
-    Spinning, Target, UnsplitError, checked, received,
+    self, Address, BUDGET, Batch, DatagramDone, Done, Failed, Lease, NotPosted, Op, ROUNDS, ReceivedDatagram,
+    Source, Spinning, Target, UnsplitError, checked, received,
 };
 use crate::{AnyProvider, Arm, AsyncEvent, Buffer, CompEvent, Cq, Error, Mr, Remote, Result, WorkCompletion};
 
@@ -140,9 +140,6 @@ pub struct Endpoint<R, B = Mr<Buffer>, P: Provider = AnyProvider> {
     /// Polls that may end at once before one lets other tasks run.
     budget: u32,
 }
-
-/// Waits that end at once, one after the other, before one lets other tasks run.
-const BUDGET: u32 = 128;
 
 impl<R: Readiness, B, P: Provider> Endpoint<R, B, P> {
     /// Registers the endpoint with the runtime.

@@ -96,7 +96,7 @@ const ROWS: [Row; 43] = [
     Row("half: post of the same", One("half post"), [95.0, 92.0]),
     Row("half: poll, of a send", One("half poll"), [72.0, 69.0]),
     Row("hub, `Lease`: post of the same", One("hub post"), [245.0, 233.0]),
-    Row("hub: await of a completion in the CQ", One("hub await"), [198.0, 193.0]),
+    Row("hub: await of a completion in the CQ", One("hub await"), [126.0, 120.0]),
 ];
 
 /// Instructions that an operation of an endpoint may take more than the raw one beside it.
