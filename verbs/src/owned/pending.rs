@@ -25,6 +25,8 @@ use crate::{AnyProvider, Error, Result, WcStatus};
 ///
 /// If the post was refused, it is ready at once, with the error and the buffer.
 ///
+/// One await in 128 of a hub lets other tasks run, even if its operation is complete.
+///
 /// # Dropping it
 ///
 /// Dropping it does not end the operation, because no device can take a request back. The hub keeps
