@@ -71,7 +71,8 @@ impl CompChannel {
     /// A channel without events.
     #[cfg(any(test, feature = "test-utils"))]
     pub(crate) fn for_test(file: &Arc<DeviceFile>) -> Self {
-        let no_events = std::fs::File::open("/dev/null").expect("/dev/null").into();
+        // Of a descriptor that `epoll` accepts.
+        let no_events = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).expect("an eventfd");
         let events = EventFd::new(no_events, "completion events", Arc::clone(file));
         Self { events: Arc::new(events.expect("a descriptor")) }
     }

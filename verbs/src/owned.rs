@@ -113,3 +113,6 @@ pub use self::scope::{Lend, LendRange, Scope};
 pub use self::spin::Spin;
 pub(crate) use self::spin::Spinning;
 pub use self::split::{EndpointReceiver, EndpointSender, UnsplitError};
+
+/// The number of awaits whose operations are complete, after which one lets other tasks run.
+pub(crate) const BUDGET: u32 = 128;

@@ -12,13 +12,9 @@ use std::fmt;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::ops::RangeBounds;
-#[cfg(feature = "futures")]
-use std::pin::Pin;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
-#[cfg(feature = "futures")]
-use std::task::Context;
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Instant;
 
 use bareverbs_provider::traits::Provider;
@@ -29,8 +25,8 @@ use crate::owned::endpoint::{DoneOf, Flowing, Queues};
 use crate::owned::flow::Kind;
 use crate::owned::hub::reaper::Direction;
 use crate::owned::{
-    self, Address, Batch, DatagramDone, Done, Failed, Lease, NotPosted, Op, ROUNDS, ReceivedDatagram, Source,
-    Target, UnsplitError, checked, received,
+    self, Address, BUDGET, Batch, DatagramDone, Done, Failed, Lease, NotPosted, Op, ROUNDS, ReceivedDatagram,
+    Source, Spinning, Target, UnsplitError, checked, received,
 };
 use crate::{AnyProvider, Arm, AsyncEvent, Buffer, CompEvent, Cq, Error, Mr, Remote, Result, WorkCompletion};
 
@@ -141,6 +137,8 @@ pub struct Endpoint<R, B = Mr<Buffer>, P: Provider = AnyProvider> {
     readiness: R,
     /// Rings when a keepalive is due.
     alarm: Alarm<R>,
+    /// Polls that may end at once before one lets other tasks run.
+    budget: u32,
 }
 
 impl<R: Readiness, B, P: Provider> Endpoint<R, B, P> {
@@ -151,7 +149,7 @@ impl<R: Readiness, B, P: Provider> Endpoint<R, B, P> {
     pub fn new(endpoint: owned::Endpoint<B, P>) -> Result<Self> {
         let channel = endpoint.queues.channel().clone();
         let alarm = Alarm::new(channel.file());
-        Ok(Self { readiness: R::new(Events(channel.events()))?, endpoint, channel, alarm })
+        Ok(Self { readiness: R::new(Events(channel.events()))?, endpoint, channel, alarm, budget: BUDGET })
     }
 
     /// Unregisters the endpoint from the runtime and returns it.
@@ -175,8 +173,8 @@ impl<R: Readiness, B, P: Provider> Endpoint<R, B, P> {
     }
 
     /// Waits until an operation completes. If one is complete already, it returns without a system
-    /// call. Before it sleeps, it polls for a while as [`Spin`](owned::Spin) says, and lets other
-    /// tasks run between two polls.
+    /// call, but lets other tasks run once in 128 such waits. Before it sleeps, it polls for a while
+    /// as [`Spin`](owned::Spin) says, and lets other tasks run between two polls.
     ///
     /// The future is cancel-safe: dropping it loses no operation. Operations are not ended by
     /// dropping a future: their buffers stay in the endpoint until they complete.
@@ -184,12 +182,60 @@ impl<R: Readiness, B, P: Provider> Endpoint<R, B, P> {
     /// # Errors
     /// - The errors of [`owned::Endpoint::wait`].
     /// - [`Error::Invalid`]: the endpoint was replaced through [`get_mut`](Self::get_mut).
-    pub async fn wait(&mut self) -> Result<Done<B>, Failed<B>>
-    where
-        B: Send,
-    {
-        let Self { endpoint, channel, readiness, alarm } = self;
-        wait_for(&mut endpoint.queues, None, channel, readiness, alarm).await
+    #[inline(always)]
+    pub fn wait(&mut self) -> Wait<'_, R, B, P> {
+        Wait { endpoint: self, spin: None }
+    }
+}
+
+/// The future of [`Endpoint::wait`].
+#[must_use = "a future does nothing unless it is awaited"]
+pub struct Wait<'e, R, B = Mr<Buffer>, P: Provider = AnyProvider> {
+    endpoint: &'e mut Endpoint<R, B, P>,
+    /// `None` until a poll has found nothing.
+    spin: Option<SpinRounds>,
+}
+
+impl<R: Readiness, B, P: Provider> Future for Wait<'_, R, B, P> {
+    type Output = Result<Done<B>, Failed<B>>;
+
+    // It is inlined, so that an operation that has ended is returned in registers. The slow path leaves
+    // its result in the endpoint: the result of a function would force that of the fast path into the
+    // same memory.
+    #[inline(always)]
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        if this.spin.is_none() {
+            this.endpoint.budget -= 1;
+            if this.endpoint.budget > 0
+                && let Some(done) = this.endpoint.endpoint.queues.poll_done()
+            {
+                return Poll::Ready(Ok(done));
+            }
+        }
+        this.poll_slow(cx);
+        this.endpoint.endpoint.queues.slow().take().map_or(Poll::Pending, Poll::Ready)
+    }
+}
+
+impl<R: Readiness, B, P: Provider> Wait<'_, R, B, P> {
+    /// Leaves the result in the endpoint. Otherwise the task will be woken.
+    #[cold]
+    #[inline(never)]
+    fn poll_slow(&mut self, cx: &mut Context<'_>) {
+        let Self { endpoint, spin } = self;
+        let Endpoint { endpoint, channel, readiness, alarm, budget } = &mut **endpoint;
+        if *budget == 0 {
+            *budget = BUDGET;
+            cx.waker().wake_by_ref();
+            return;
+        }
+        let queues = &mut endpoint.queues;
+        match poll_wait(queues, None, channel, readiness, alarm, spin, cx) {
+            Poll::Ready(ended) => *queues.slow() = Some(ended),
+            // Other tasks run now.
+            Poll::Pending => *budget = BUDGET,
+        }
     }
 }
 
@@ -242,7 +288,11 @@ impl<R: Readiness, B: Source, P: Provider> Datagrams<R, B, P> {
     /// - [`Error::Invalid`]: the datagrams were replaced through [`get_mut`](Self::get_mut).
     pub async fn wait(&mut self) -> Result<DatagramDone<B>, Failed<B>> {
         let Self { datagrams, channel, readiness, alarm } = self;
-        checked(wait_for(&mut datagrams.queues, None, channel, readiness, alarm).await?)
+        let mut spin = None;
+        let wait = |cx: &mut Context<'_>| {
+            poll_wait(&mut datagrams.queues, None, channel, readiness, alarm, &mut spin, cx)
+        };
+        checked(poll_fn(wait).await?)
     }
 
     /// Waits until a datagram was received. Sends stay outstanding until
@@ -254,8 +304,11 @@ impl<R: Readiness, B: Source, P: Provider> Datagrams<R, B, P> {
     /// - [`Error::Invalid`]: the datagrams were replaced through [`get_mut`](Self::get_mut).
     pub async fn wait_recv(&mut self) -> Result<ReceivedDatagram<B>, Failed<B>> {
         let Self { datagrams, channel, readiness, alarm } = self;
-        let direction = Some(Direction::Recv);
-        received(wait_for(&mut datagrams.queues, direction, channel, readiness, alarm).await?)
+        let (direction, mut spin) = (Some(Direction::Recv), None);
+        let queues = &mut datagrams.queues;
+        let wait =
+            |cx: &mut Context<'_>| poll_wait(queues, direction, channel, readiness, alarm, &mut spin, cx);
+        received(poll_fn(wait).await?)
     }
 }
 
@@ -338,7 +391,7 @@ impl<R: Readiness, B, P: Provider> Endpoint<R, B, P> {
     /// ```
     #[must_use]
     pub fn split(self) -> (EndpointSender<R, B, P>, EndpointReceiver<R, B, P>) {
-        let Self { endpoint, channel, readiness, alarm } = self;
+        let Self { endpoint, channel, readiness, alarm, .. } = self;
         let (sender, receiver) = endpoint.split();
         let readiness = Arc::new(SharedReadiness::new(readiness));
         let other = Alarm::new(channel.file());
@@ -563,7 +616,7 @@ impl<R: Readiness, B, P: Provider> futures_core::Stream for Endpoint<R, B, P> {
     type Item = Result<Done<B>, Failed<B>>;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let Self { endpoint, channel, readiness, alarm } = self.get_mut();
+        let Self { endpoint, channel, readiness, alarm, .. } = self.get_mut();
         poll_ended(&mut endpoint.queues, None, channel, readiness, alarm, cx)
     }
 }
@@ -587,7 +640,7 @@ impl<R: Readiness, B, P: Provider> EndpointSender<R, B, P> {
                 drop(receiver.readiness);
                 let SharedReadiness { readiness, .. } =
                     Arc::into_inner(readiness).expect("only the halves share it");
-                Ok(Endpoint { endpoint, channel, readiness, alarm })
+                Ok(Endpoint { endpoint, channel, readiness, alarm, budget: BUDGET })
             }
             Err(UnsplitError { sender, receiver: half }) => Err(UnsplitError {
                 sender: Self { half: sender, channel, readiness, alarm },
@@ -597,52 +650,70 @@ impl<R: Readiness, B, P: Provider> EndpointSender<R, B, P> {
     }
 }
 
-/// Waits for an operation of the direction, or of any. `channel` is that of the wrapped queues.
-async fn wait_for<R: Readiness, B, P: Provider, T: Flowing>(
+/// The polling of a wait before it sleeps.
+struct SpinRounds {
+    spinning: Spinning,
+    rounds: u32,
+}
+
+/// Polls for an operation of the direction, or of any. `channel` is that of the wrapped queues. `spin`
+/// is `None` in the first poll of a wait.
+fn poll_wait<R: Readiness, B, P: Provider, T: Flowing>(
     queues: &mut Queues<B, P, T>,
     direction: Option<Direction>,
     channel: &crate::CompChannel,
     readiness: &R,
     alarm: &mut Alarm<R>,
-) -> Result<DoneOf<B, P, T>, Failed<B>> {
-    if let Some(ended) = queues.poll_ended(direction) {
-        return ended;
-    }
-    let spin = queues.start_spin();
-    let mut rounds = 0_u32;
+    spin: &mut Option<SpinRounds>,
+    cx: &mut Context<'_>,
+) -> Poll<Ended<B, P, T>> {
     loop {
+        if let Some(ended) = queues.poll_ended_slow(direction) {
+            if let Some(SpinRounds { spinning, .. }) = spin {
+                queues.end_spin(*spinning);
+            }
+            return Poll::Ready(ended);
+        }
         check_channel(queues, channel)?;
         queues.check_wait(direction)?;
-        if spin.goes_on() {
-            yield_now().await;
-            rounds = rounds.wrapping_add(1);
+        let SpinRounds { spinning, rounds } =
+            spin.get_or_insert_with(|| SpinRounds { spinning: queues.start_spin(), rounds: 0 });
+        if spinning.goes_on() {
+            *rounds = rounds.wrapping_add(1);
             if rounds.is_multiple_of(ROUNDS) {
                 queues.keep_alive(Instant::now());
             }
-        } else if queues.is_armed() {
-            let due = queues.keep_alive(Instant::now());
-            let mut event = pin!(readiness.until(|| channel.try_wait()));
-            let read = poll_fn(|cx| match event.as_mut().poll(cx) {
-                Poll::Ready(event) => Poll::Ready(event.map(|_| true)),
-                Poll::Pending => alarm.poll(cx, due).map_ok(|()| false),
-            })
-            .await?;
-            if read {
-                queues.event_was_read();
-            }
-        } else {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        if !queues.is_armed() {
             // Completions before the arm raise no event: poll once more.
             queues.arm_cq()?;
+            continue;
         }
-        if let Some(ended) = queues.poll_ended(direction) {
-            queues.end_spin(spin);
-            return ended;
+        match poll_event(queues, readiness, alarm, cx) {
+            Poll::Ready(event) => event?,
+            Poll::Pending => return Poll::Pending,
         }
     }
 }
 
+/// Reads the events of the armed CQ. Otherwise the task is woken by the next event, or when a keepalive
+/// is due.
+fn poll_event<R: Readiness, B, P: Provider, T: Flowing>(
+    queues: &mut Queues<B, P, T>,
+    readiness: &R,
+    alarm: &mut Alarm<R>,
+    cx: &mut Context<'_>,
+) -> Poll<Result<()>> {
+    let due = queues.keep_alive(Instant::now());
+    match readiness.poll_drain(cx, &mut || queues.take_events().map(drop)) {
+        Poll::Pending => alarm.poll(cx, due),
+        drained => drained,
+    }
+}
+
 /// The result of an operation.
-#[cfg(feature = "futures")]
 type Ended<B, P, T> = Result<DoneOf<B, P, T>, Failed<B>>;
 
 /// Polls for an operation of the direction, or of any; `None` if none is outstanding. Otherwise the
@@ -673,12 +744,7 @@ fn poll_ended<R: Readiness, B, P: Provider, T: Flowing>(
                 Err(error) => return Poll::Ready(Some(Err(error.into()))),
             }
         }
-        let due = queues.keep_alive(Instant::now());
-        let woken = match readiness.poll_drain(cx, &mut || queues.take_events().map(drop)) {
-            Poll::Pending => alarm.poll(cx, due),
-            drained => drained,
-        };
-        match woken {
+        match poll_event(queues, readiness, alarm, cx) {
             Poll::Ready(Ok(())) => {}
             Poll::Ready(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
             Poll::Pending => return Poll::Pending,
@@ -733,6 +799,12 @@ impl<R: Readiness, B, P: Provider> fmt::Debug for Endpoint<R, B, P> {
 impl<R: Readiness, B, P: Provider> fmt::Debug for Datagrams<R, B, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Datagrams").field("datagrams", &self.datagrams).field("runtime", &R::RUNTIME).finish()
+    }
+}
+
+impl<R: Readiness, B, P: Provider> fmt::Debug for Wait<'_, R, B, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Wait").field("endpoint", &self.endpoint).finish_non_exhaustive()
     }
 }
 

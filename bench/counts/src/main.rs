@@ -18,7 +18,7 @@ mod x86_64 {
     use std::ffi::CString;
     use std::future::Future;
     use std::hint::black_box;
-    use std::pin::Pin;
+    use std::pin::{Pin, pin};
     use std::task::{Context, Poll, Waker};
 
     use bareverbs::Mr;
@@ -51,6 +51,7 @@ mod x86_64 {
         safe(types, &mut Harness::<P, Lease>::new());
         hub(types, &mut Harness::<P, Lease>::new().into_hub());
         endpoint(types, Harness::<P, Lease>::new().into_endpoint());
+        task(types, Harness::<P, Lease>::new().into_endpoint());
         scope(types, Harness::<P, Lease>::new().into_endpoint());
         halves(types, Harness::<P, Lease>::new().into_endpoint());
         safe(types, &mut Harness::<P, Part<Placed>>::new());
@@ -422,6 +423,50 @@ mod x86_64 {
         }
     }
 
+    /// The completion is in the CQ. The first poll of the future returns the operation.
+    #[inline(never)]
+    fn end_await<P: WrapMlx5>(
+        end: &mut bareverbs::tokio::Endpoint<Lease, Given<P>>,
+        cx: &mut Context<'_>,
+    ) -> Option<(u64, Lease)> {
+        counted(|| {
+            let Poll::Ready(Ok(done)) = pin!(end.wait()).poll(cx) else { return None };
+            Some((done.tag + u64::from(done.len), done.buffer?))
+        })
+    }
+
+    /// An endpoint that a task of tokio waits on.
+    fn task<P: WrapMlx5>(types: &str, (end, mut peer): (End<P>, EndpointPeer)) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().expect("a runtime");
+        let _entered = runtime.enter();
+        let mut end = bareverbs::tokio::Endpoint::new(end).expect("a task of tokio");
+        let mut cx = Context::from_waker(Waker::noop());
+        let (mut buffer, remote) = (peer.buffer(), peer.remote);
+        for name in ["end await send", "end await receive"] {
+            begin();
+            for tag in 0..RUNS {
+                let expected = if name == "end await send" {
+                    end.post(Op::write(buffer, .., remote).tag(tag)).expect("room");
+                    peer.run();
+                    tag + 64
+                } else {
+                    end.post_recv(buffer).expect("room");
+                    peer.execute(Operation::Send);
+                    8
+                };
+                let (done, again) = loop {
+                    // One poll in 128 lets other tasks run.
+                    if let Some(done) = end_await(&mut end, &mut cx) {
+                        break done;
+                    }
+                };
+                assert_eq!(done, expected);
+                buffer = again;
+            }
+            report(types, name);
+        }
+    }
+
     #[inline(never)]
     fn scope_write<'scope, P: WrapMlx5>(
         scope: &mut Scope<'scope, '_, Lease, Given<P>>,
@@ -480,12 +525,13 @@ mod x86_64 {
     fn hub_await<P: WrapMlx5>(
         pending: Pending<Lease, Given<P>>,
         cx: &mut Context<'_>,
-    ) -> Option<(u64, Lease)> {
+    ) -> Result<(u64, Lease), Pending<Lease, Given<P>>> {
         let mut pending = pending;
-        counted(|| {
+        let awaited = counted(|| {
             let Poll::Ready(Ok(done)) = Pin::new(&mut pending).poll(cx) else { return None };
             Some((done.tag, done.buffer?))
-        })
+        });
+        awaited.ok_or(pending)
     }
 
     /// A hub: a post, and a completion that is handed to the future that waits for it.
@@ -496,14 +542,20 @@ mod x86_64 {
             begin();
             for tag in 0..RUNS {
                 let posted = name == "hub post";
-                let pending =
+                let mut pending =
                     if posted { hub_write(harness, buffer, tag) } else { harness.post(buffer, tag) };
                 harness.run();
                 let (done, again) = if posted {
                     let done = pending.wait().expect("a success");
                     (done.tag, done.into_buffer())
                 } else {
-                    hub_await(pending, &mut cx).expect("a completion")
+                    loop {
+                        // One poll in 128 lets other tasks run.
+                        match hub_await(pending, &mut cx) {
+                            Ok(awaited) => break awaited,
+                            Err(again) => pending = again,
+                        }
+                    }
                 };
                 assert_eq!(done, tag);
                 buffer = again;

@@ -458,6 +458,25 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
         self.flows.slow = self.slow_result();
     }
 
+    /// Polls a successful operation on the fast path. `None`: the caller must call
+    /// [`poll_ended_slow`](Self::poll_ended_slow).
+    #[cfg(any(feature = "async-io", feature = "tokio"))]
+    #[inline(always)]
+    pub(crate) fn poll_done(&mut self) -> Option<DoneOf<B, P, T>> {
+        match self.cq.visit_next(PollFast(&mut self.flows)) {
+            Polled::Done(done) => Some(done),
+            Polled::Empty | Polled::Slow => None,
+        }
+    }
+
+    /// The place of the result of a slow path, which its caller takes at once.
+    #[cfg(any(feature = "async-io", feature = "tokio"))]
+    #[inline(always)]
+    pub(crate) fn slow(&mut self) -> &mut Option<Result<DoneOf<B, P, T>, Failed<B>>> {
+        &mut self.flows.slow
+    }
+
+    /// As [`poll`](Self::poll), on the slow path.
     fn slow_result(&mut self) -> Option<Result<DoneOf<B, P, T>, Failed<B>>> {
         let completion = match self.flows.polled.take() {
             Some(completion) => completion,
@@ -958,6 +977,18 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
         }
     }
 
+    /// As [`poll_ended`](Self::poll_ended), on the slow path.
+    #[cfg(any(feature = "async-io", feature = "tokio"))]
+    pub(crate) fn poll_ended_slow(
+        &mut self,
+        direction: Option<Direction>,
+    ) -> Option<Result<DoneOf<B, P, T>, Failed<B>>> {
+        match direction {
+            None => self.slow_result(),
+            Some(direction) => self.poll_direction(direction),
+        }
+    }
+
     pub(crate) fn start_spin(&self) -> Spinning {
         self.spin.start()
     }
@@ -972,12 +1003,6 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
 
     pub(crate) fn is_armed(&self) -> bool {
         self.armed
-    }
-
-    /// The event of the armed CQ was read from the channel.
-    #[cfg(any(feature = "async-io", feature = "tokio"))]
-    pub(crate) fn event_was_read(&mut self) {
-        self.armed = false;
     }
 
     /// Whether an operation of the direction, or of any, is outstanding.

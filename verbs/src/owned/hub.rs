@@ -109,6 +109,14 @@ use crate::{
 /// Blocked threads for which a hub has room without an allocation.
 const THREADS: usize = 64;
 
+/// Why [`HubInner::poll_own`] took no operation.
+pub(crate) enum Missed {
+    /// Many operations were complete when they were awaited: other tasks are to run.
+    Yield,
+    /// The operation is not that of the next completion, or another thread polls.
+    Other,
+}
+
 /// A CQ that many connections share; see the [module](self).
 ///
 /// Clones are the same hub. `B` is the type of the buffers, such as [`Lease`] or
@@ -172,30 +180,33 @@ impl<B, P: Provider> HubInner<B, P> {
     /// success. Its slot is free, and to be given back to its connection. Otherwise it reaps as
     /// [`HubInner::poll`] does.
     #[inline(always)]
-    pub(crate) fn poll_own(&self, wr_id: u64) -> Option<(Operation<B>, Ended)> {
-        let mut reaper = self.reaper.try_lock()?;
+    pub(crate) fn poll_own(&self, wr_id: u64) -> Result<(Operation<B>, Ended), Missed> {
+        let Some(mut reaper) = self.reaper.try_lock() else { return Err(Missed::Other) };
+        if reaper.is_due_to_yield() {
+            return Err(Missed::Yield);
+        }
         // Before the poll, so that the operation of a polled completion is there.
         let Some(slot) = self.table.lock_posted(wr_id) else {
             self.reap_polled(reaper);
-            return None;
+            return Err(Missed::Other);
         };
         match reaper.poll_own(wr_id) {
             Own::Done(ended) => {
                 let operation = slot.take();
                 drop(reaper);
-                let operation = operation?;
+                let Some(operation) = operation else { return Err(Missed::Other) };
                 if let Some(inbound) = &self.inbound
                     && operation.kind == SlotKind::Send
                 {
                     inbound.count_sent(true, false);
                 }
-                Some((operation, ended))
+                Ok((operation, ended))
             }
-            Own::Empty => None,
+            Own::Empty => Err(Missed::Other),
             Own::Other => {
                 drop(slot);
                 self.reap_polled(reaper);
-                None
+                Err(Missed::Other)
             }
         }
     }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use bareverbs_provider::traits::Provider;
 
+use super::hub::Missed;
 use super::hub::connection::ConnectionInner;
 use super::hub::reaper::{BATCH, Conn, Ended, Failure, Operation, Operations, SlotKind};
 use super::hub::table::Detached;
@@ -23,6 +24,8 @@ use crate::{AnyProvider, Error, Result, WcStatus};
 /// a thread. Success and failure return the buffer.
 ///
 /// If the post was refused, it is ready at once, with the error and the buffer.
+///
+/// One await in 128 of a hub lets other tasks run, even if its operation is complete.
 ///
 /// # Dropping it
 ///
@@ -46,8 +49,19 @@ pub struct Pending<B, P: Provider = AnyProvider> {
     wr_id: u64,
     /// Whether it was polled before its end, and may have a waker.
     polled: bool,
-    /// Why it was refused, until that is taken.
-    refused: Option<Failed<B>>,
+    /// Why it was refused, until that is taken. Otherwise the result of the slow path, for a moment: the
+    /// result of a function would force that of the fast path into the same memory.
+    result: Option<Result<Done<B>, Failed<B>>>,
+}
+
+/// What the first poll of a `Pending` found.
+enum First<B> {
+    /// The operation has succeeded.
+    Done(Done<B>),
+    /// Many operations were complete when they were awaited: other tasks are to run.
+    Yield,
+    /// It needs the slow path.
+    Other,
 }
 
 // The table holds the buffer, or it is returned by value: it is never pinned.
@@ -55,7 +69,7 @@ impl<B, P: Provider> Unpin for Pending<B, P> {}
 
 impl<B, P: Provider> Pending<B, P> {
     pub(super) fn posted(peer: Arc<ConnectionInner<B, P>>, wr_id: u64) -> Self {
-        Self { peer: Some(peer), wr_id, polled: false, refused: None }
+        Self { peer: Some(peer), wr_id, polled: false, result: None }
     }
 
     #[cold]
@@ -68,7 +82,7 @@ impl<B, P: Provider> Pending<B, P> {
     pub(super) fn refused_in(kind: SlotKind, error: Error, buffer: Option<B>, tag: u64) -> Self {
         let (outcome, recv) = (Outcome::NotExecuted, kind == SlotKind::Recv);
         let refused = Failed { operation: true, error, tag, buffer, outcome, cause: None, recv };
-        Self { peer: None, wr_id: 0, polled: false, refused: Some(refused) }
+        Self { peer: None, wr_id: 0, polled: false, result: Some(Err(refused)) }
     }
 
     #[cold]
@@ -93,7 +107,10 @@ impl<B, P: Provider> Pending<B, P> {
     /// The error of a refused post.
     #[cfg(feature = "futures")]
     pub(super) fn into_refused(mut self) -> Result<Failed<B>, Self> {
-        self.refused.take().ok_or(self)
+        match self.result.take() {
+            Some(Err(refused)) => Ok(refused),
+            _ => Err(self),
+        }
     }
 
     /// Discards the result, as dropping it does.
@@ -137,18 +154,50 @@ impl<B, P: Provider> Pending<B, P> {
 
     fn take_refused(&mut self) -> Result<Done<B>, Failed<B>> {
         let taken = || Error::invalid("Pending::wait", "its result was taken before").into();
-        Err(self.refused.take().unwrap_or_else(taken))
+        self.result.take().unwrap_or_else(|| Err(taken()))
     }
 
     /// Takes the result, or registers the task and helps to reap.
-    #[inline]
     fn poll_result(&mut self, cx: &Context<'_>) -> Poll<Result<Done<B>, Failed<B>>> {
-        let Some(peer) = self.peer.as_ref().filter(|_| !self.polled) else { return self.poll_again(cx) };
-        let Some((operation, ended)) = peer.hub.poll_own(self.wr_id) else { return self.poll_again(cx) };
+        match self.poll_first() {
+            First::Done(done) => Poll::Ready(Ok(done)),
+            First::Yield | First::Other => self.poll_again(cx),
+        }
+    }
+
+    /// Takes the operation if it was not polled before and the next completion is its success.
+    #[inline(always)]
+    fn poll_first(&mut self) -> First<B> {
+        let Some(peer) = self.peer.as_ref().filter(|_| !self.polled) else { return First::Other };
+        let (operation, ended) = match peer.hub.poll_own(self.wr_id) {
+            Ok(polled) => polled,
+            Err(Missed::Yield) => return First::Yield,
+            Err(Missed::Other) => return First::Other,
+        };
         peer.conn.put_slot(operation.kind, Operations::<B>::index(self.wr_id));
         // The last handle of a connection destroys its QP.
         self.peer = None;
-        Poll::Ready(Ok(done(operation, ended)))
+        First::Done(done(operation, ended))
+    }
+
+    /// Polls on the slow path, and leaves the result in `result`. Otherwise the task will be woken.
+    #[cold]
+    #[inline(never)]
+    fn poll_slow(&mut self, yields: bool, cx: &Context<'_>) {
+        if yields {
+            cx.waker().wake_by_ref();
+            return;
+        }
+        match self.poll_again(cx) {
+            Poll::Ready(result) => self.result = Some(result),
+            Poll::Pending => {
+                if let Some(peer) = &self.peer
+                    && !peer.hub.election.has_driver()
+                {
+                    self.result = Some(Err(Error::NoDriver { verb: "Pending::wait" }.into()));
+                }
+            }
+        }
     }
 
     /// As `poll_result`, of an operation that may have ended.
@@ -214,16 +263,17 @@ impl<B, P: Provider> Future for Pending<B, P> {
     type Output = Result<Done<B>, Failed<B>>;
 
     /// Cancel-safe: see [dropping it](Pending#dropping-it).
+    // It is inlined, so that a completion that is there is returned in registers.
+    #[inline(always)]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
-        let polled = this.poll_result(cx);
-        if polled.is_pending()
-            && let Some(peer) = &this.peer
-            && !peer.hub.election.has_driver()
-        {
-            return Poll::Ready(Err(Error::NoDriver { verb: "Pending::wait" }.into()));
-        }
-        polled
+        let yields = match this.poll_first() {
+            First::Done(done) => return Poll::Ready(Ok(done)),
+            First::Yield => true,
+            First::Other => false,
+        };
+        this.poll_slow(yields, cx);
+        this.result.take().map_or(Poll::Pending, Poll::Ready)
     }
 }
 
@@ -238,7 +288,7 @@ impl<B, P: Provider> Drop for Pending<B, P> {
 
 impl<B, P: Provider> fmt::Debug for Pending<B, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = match (&self.peer, &self.refused) {
+        let state = match (&self.peer, &self.result) {
             (Some(_), _) => "posted",
             (None, Some(_)) => "refused",
             (None, None) => "taken",

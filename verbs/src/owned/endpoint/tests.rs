@@ -1611,32 +1611,63 @@ fn refused_doorbell_of_a_half_ends_the_connection() {
     assert_eq!(setup.plain.log().states, [QpState::ERR]);
 }
 
-/// Reads the event of a pipe when it is polled.
+/// A descriptor that is readable once.
 #[cfg(any(feature = "async-io", feature = "tokio"))]
-struct ReadsPipe;
+struct ReadableOnce(std::sync::atomic::AtomicBool);
 
 #[cfg(any(feature = "async-io", feature = "tokio"))]
-impl crate::readiness::sealed::Readiness for ReadsPipe {
+impl crate::readiness::sealed::Readiness for ReadableOnce {
     const RUNTIME: &'static str = "none";
 
     fn new(_: crate::readiness::sealed::Events<'_>) -> Result<Self> {
-        Ok(Self)
+        Ok(Self(true.into()))
     }
 
-    async fn until<T: Send>(&self, mut take: impl FnMut() -> Result<Option<T>> + Send) -> Result<T> {
-        match take()? {
-            Some(taken) => Ok(taken),
-            None => std::future::pending().await,
-        }
+    async fn until<T: Send>(&self, _: impl FnMut() -> Result<Option<T>> + Send) -> Result<T> {
+        std::future::pending().await
     }
 
     fn poll_drain(
         &self,
         _: &mut std::task::Context<'_>,
-        _: &mut dyn FnMut() -> Result<()>,
+        drain: &mut dyn FnMut() -> Result<()>,
     ) -> std::task::Poll<Result<()>> {
+        if self.0.swap(false, Ordering::Relaxed) {
+            return std::task::Poll::Ready(drain());
+        }
         std::task::Poll::Pending
     }
+}
+
+#[cfg(any(feature = "async-io", feature = "tokio"))]
+#[test]
+fn awaits_that_end_at_once_let_other_tasks_run() {
+    use std::task::{Context, Poll};
+
+    let mut setup = Setup::new();
+    let wakes = Arc::new(Wakes::default());
+    let waker = std::task::Waker::from(Arc::clone(&wakes));
+    let mut context = Context::from_waker(&waker);
+    let plain = setup.plain.clone();
+    let mut pendings = Vec::new();
+    setup.post();
+    let mut endpoint = crate::runtime::Endpoint::<NoWait, _, _>::new(setup.endpoint).unwrap();
+    for number in 1..=300_u32 {
+        let wr_id = *plain.log().received.last().unwrap();
+        let opcode = WcOpcode::RECV;
+        let success = WorkCompletion { opcode, ..completion(wr_id, WcStatus::SUCCESS) };
+        plain.log().completions.push_back(success);
+        // A future that is dropped loses no operation.
+        let buffer = loop {
+            match std::pin::pin!(endpoint.wait()).poll(&mut context) {
+                Poll::Ready(done) => break done.unwrap().into_buffer(),
+                Poll::Pending => pendings.push(number),
+            }
+        };
+        endpoint.post_recv(buffer).unwrap();
+    }
+    assert_eq!(pendings, [128, 255]);
+    assert_eq!(wakes.0.load(Ordering::Relaxed), 2, "the task is polled again");
 }
 
 #[cfg(any(feature = "async-io", feature = "tokio"))]
@@ -1650,7 +1681,7 @@ fn await_arms_the_cq_again_after_its_event_was_read() {
     setup.post();
     rustix::io::write(&events, &[0; 8]).unwrap();
     let Setup { plain, endpoint, .. } = setup;
-    let mut endpoint = crate::runtime::Endpoint::<ReadsPipe, _, _>::new(endpoint).unwrap();
+    let mut endpoint = crate::runtime::Endpoint::<ReadableOnce, _, _>::new(endpoint).unwrap();
     let mut wait = std::pin::pin!(endpoint.wait());
     assert!(wait.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     assert_eq!(plain.log().arms, 2);

@@ -11,6 +11,7 @@ use bareverbs_provider::wake::FirstPanic;
 use smallvec::SmallVec;
 
 use super::table::{Completed, Table};
+use crate::owned::BUDGET;
 use crate::owned::keepalive::post_empty_write;
 use crate::owned::server::PeerId;
 use crate::owned::server::flow::{Flow, Kind};
@@ -343,6 +344,8 @@ pub(crate) struct Reaper<P: Provider> {
     /// A completion that was polled and not handed out. The holder of the lock that has polled it does
     /// that.
     polled: Option<WorkCompletion>,
+    /// Awaits that may end at once before one lets other tasks run.
+    budget: u32,
     /// Whether the CQ was armed and no event was read since. An event is pending or will come then,
     /// if there is a completion.
     pub(super) armed: bool,
@@ -355,7 +358,7 @@ impl<P: Provider> Reaper<P> {
         let of_sends = (0..entries).map(|_| false).collect();
         let free = (0..entries).rev().collect();
         let by_number = HashMap::new();
-        Self { cq, owners, of_sends, by_number, free, probes, polled: None, armed: false }
+        Self { cq, owners, of_sends, by_number, free, probes, polled: None, budget: BUDGET, armed: false }
     }
 
     /// Reserves room for a probe. `false`: there is none.
@@ -417,6 +420,17 @@ impl<P: Provider> Reaper<P> {
             self.owners[*slot as usize] = None;
         }
         self.release(&conn.slots, conn.probe);
+    }
+
+    /// Counts an await. Returns whether it is to let other tasks run.
+    #[inline(always)]
+    pub(super) fn is_due_to_yield(&mut self) -> bool {
+        self.budget -= 1;
+        if self.budget == 0 {
+            self.budget = BUDGET;
+            return true;
+        }
+        false
     }
 
     /// Polls one completion. If it is not the success of `wr_id`, the caller must call

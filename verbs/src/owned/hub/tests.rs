@@ -86,6 +86,28 @@ fn poll(pending: &mut Pending<Buffer, Plain>) -> Poll<Result<Done<Buffer>, Faile
 use std::future::Future;
 
 #[test]
+fn awaits_that_end_at_once_let_other_tasks_run() {
+    let (setup, counts) = (Setup::new(8), Arc::new(Counts::default()));
+    let peer = setup.connection(2);
+    let waker = Waker::from(Arc::clone(&counts));
+    let mut yields = Vec::new();
+    for number in 1..=300 {
+        let (mut pending, wr_id) = setup.recv(&peer);
+        setup.complete(&peer, wr_id, WcStatus::SUCCESS);
+        // Without a driver, a poll that registers the task is an error.
+        while std::pin::Pin::new(&mut pending)
+            .poll(&mut Context::from_waker(&waker))
+            .map(Result::unwrap)
+            .is_pending()
+        {
+            yields.push(number);
+        }
+    }
+    assert_eq!(yields, [128, 255]);
+    assert_eq!(counts.0.load(Ordering::Relaxed), 2, "the task is polled again");
+}
+
+#[test]
 fn result_of_another_operation_is_handed_out() {
     let setup = Setup::new(8);
     let (a, b) = (setup.connection(2), setup.connection(2));
