@@ -87,7 +87,8 @@ pub(crate) fn run<T: Service>(plan: &Plan<'_>, local: &Local<'_>, peer: Peer<'_>
     let address = peer.address().map_or_else(String::new, |address| address.ip().to_canonical().to_string());
     let (form, name) = if local.gid.is_some() { (KeyForm::Gid, "GID") } else { (KeyForm::Lid, "LID") };
     let role = if plan.is_client() { Role::Client } else { Role::Server };
-    let session = Session::new(peer.with_queue_pairs(plan.num_qp), role, form);
+    let peer = peer.with_queue_pairs(plan.num_qp).with_messages(plan.largest());
+    let session = Session::new(peer, role, form);
     let active_mtu = local.port.active_mtu;
     let preamble = Preamble {
         peer: Version::OURS,

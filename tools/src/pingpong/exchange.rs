@@ -28,6 +28,10 @@ pub(crate) const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Added to the timeout for each further queue pair, which the peer connects between the steps.
 pub(crate) const TIMEOUT_PER_QP: Duration = Duration::from_millis(100);
 
+/// Added to the timeout for each MiB of messages, whose memory the peer fills and registers between the
+/// steps. Guests without KVM are slow.
+const TIMEOUT_PER_MIB: Duration = Duration::from_secs(2);
+
 const DONE: &[u8; 5] = b"done\0";
 const END: &[u8; 4] = b"END\0";
 
@@ -245,6 +249,11 @@ impl<'s> Peer<'s> {
         Self { timeout: self.timeout + TIMEOUT_PER_QP * queue_pairs.saturating_sub(1), ..self }
     }
 
+    /// Extends the timeout for messages of `len` bytes.
+    pub(crate) fn with_messages(self, len: u32) -> Self {
+        Self { timeout: self.timeout + TIMEOUT_PER_MIB * (len >> 20), ..self }
+    }
+
     /// Writes the local records, each with one call, then blank ones up to `places`.
     pub(crate) fn send_records(&self, records: &[Record], places: usize) -> Result<(), ExchangeError> {
         let blanks = std::iter::repeat_n(&Record::BLANK, places.saturating_sub(records.len()));
@@ -409,6 +418,16 @@ mod tests {
             peer.receive_done()?;
             Ok(record)
         })
+    }
+
+    #[test]
+    fn timeout_grows_with_queue_pairs_and_messages() {
+        let stop = Stop::new().unwrap();
+        let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let peer = Peer { socket: socket.into(), stop: &stop, timeout: EXCHANGE_TIMEOUT };
+        let peer = peer.with_queue_pairs(11).with_messages(8 << 20);
+        assert_eq!(peer.timeout, EXCHANGE_TIMEOUT + 10 * TIMEOUT_PER_QP + 8 * TIMEOUT_PER_MIB);
+        assert_eq!(peer.with_queue_pairs(1).with_messages(65536).timeout, Duration::from_secs(27));
     }
 
     /// The client's part of the exchange with `server` as the peer.
