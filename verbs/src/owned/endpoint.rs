@@ -471,6 +471,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
 
     /// The place of the result of a slow path, which its caller takes at once.
     #[cfg(any(feature = "async-io", feature = "tokio"))]
+    #[expect(clippy::type_complexity, reason = "the result of a poll")]
     #[inline(always)]
     pub(crate) fn slow(&mut self) -> &mut Option<Result<DoneOf<B, P, T>, Failed<B>>> {
         &mut self.flows.slow
