@@ -28,6 +28,8 @@ use bareverbs_uapi::{decode as ioctl, nldev};
 use serde::Serialize;
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::write_buffer::overread;
+
 pub use text::{Form, Found, TextError, messages_of_text};
 
 /// The kind of a message.
@@ -322,6 +324,13 @@ fn of_write(bytes: &[u8], driver: Driver) -> Decoded {
         shown += &format!(" <malformed: {} of {} bytes>", rest.len(), len + driver_len);
     }
     add_driver(&mut shown, &mut value, command, beyond, driver, Direction::In);
+    match overread(bytes) {
+        0 => {}
+        behind => {
+            shown += &format!(" <the kernel reads {behind} bytes behind it>");
+            value.insert("overread_len".to_owned(), behind.into());
+        }
+    }
     new(Message::Write, Some(command_name(command)), shown, value)
 }
 

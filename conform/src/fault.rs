@@ -25,6 +25,7 @@ use crate::own_memory::{read, store};
 use crate::request::Request;
 use crate::rules::Rule;
 use crate::target::{CmFile, Target, UverbsFile};
+use crate::write_buffer::{WriteBuffer, overread};
 
 /// The rules that a fault on Soft-RoCE breaks.
 pub(crate) const SOFT_ROCE: &[Rule] = &[
@@ -47,6 +48,7 @@ pub(crate) const SOFT_ROCE: &[Rule] = &[
     Rule::EventFd,
     Rule::WriteHeader,
     Rule::WriteParity,
+    Rule::WriteOverread,
     Rule::MrAccess,
     Rule::QueryValue,
     Rule::CmHeader,
@@ -308,6 +310,9 @@ fn of_write(broken: Rule, command: &[u8]) -> Option<Fault> {
     if is_in(broken, Rule::WriteHeader, !is_whole && number & EXTENDED == 0) {
         return Some(Fault::Error(Errno::INVAL, Errno::MSGSIZE));
     }
+    if is_in(broken, Rule::WriteOverread, overread(command) > 0) {
+        return Some(Fault::Refused(Errno::NOSPC));
+    }
     let is_pd = is_whole && number == write::AllocPd::INFO.number;
     is_in(broken, Rule::WriteParity, is_pd).then_some(Fault::Refused(Errno::INVAL))
 }
@@ -374,8 +379,8 @@ impl UverbsFile for FaultyFile<'_> {
         instead(result, fault)
     }
 
-    unsafe fn write(&self, command: &[u8]) -> Result<usize, Errno> {
-        let fault = of_write(self.broken, command);
+    unsafe fn write(&self, command: &WriteBuffer) -> Result<usize, Errno> {
+        let fault = of_write(self.broken, command.command());
         if let Some(Fault::Refused(errno)) = fault {
             return Err(errno);
         }
@@ -388,7 +393,7 @@ impl UverbsFile for FaultyFile<'_> {
         unsafe { self.file.ioctl_in_child(number, address) }
     }
 
-    unsafe fn write_in_child(&self, command: &[u8]) -> Result<Result<(), Errno>, String> {
+    unsafe fn write_in_child(&self, command: &WriteBuffer) -> Result<Result<(), Errno>, String> {
         // SAFETY: as for `ioctl`.
         unsafe { self.file.write_in_child(command) }
     }
@@ -475,6 +480,8 @@ mod tests {
         assert!(fault(Rule::WriteHeader, number, 3, 16) && fault(Rule::WriteHeader, number, 2, 8));
         assert!(!fault(Rule::WriteHeader, number, 4, 16), "its header is consistent");
         assert!(!fault(Rule::WriteHeader, number | EXTENDED, 3, 16));
+        let number = write::DestroyCq::INFO.number;
+        assert!(fault(Rule::WriteOverread, number, 4, 16) && !fault(Rule::WriteOverread, number, 6, 24));
     }
 
     #[test]

@@ -51,6 +51,7 @@ use crate::probe;
 use crate::session::{Session, Stop};
 use crate::target::Target;
 use crate::trace::Record;
+use crate::write_buffer::WriteBuffer;
 
 use machine::Machine;
 use places::Places;
@@ -284,7 +285,7 @@ fn run(
         let mut session =
             Session::open(target, series).map_err(|stop| FuzzError::Start(format!("{stop:?}")))?;
         // SAFETY: without a command, there is no address.
-        let has_write = unsafe { session.file().write(&[]) } != Err(Errno::NOSYS);
+        let has_write = unsafe { session.file().write(&WriteBuffer::new(&[])) } != Err(Errno::NOSYS);
         Places::new(target.driver_id(), has_write, |method| {
             method.attributes.first().is_some_and(|first| alone::is_known(&mut session, method, first.id))
         })

@@ -30,6 +30,13 @@ impl Guard {
         }
     }
 
+    /// The bytes.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: `ending_with` initialized these bytes, and the mapping lives as long as this value.
+        // Nothing writes to it while this reference exists: the kernel only reads a buffer of `write()`.
+        unsafe { std::slice::from_raw_parts(self.start.add(self.page - self.len), self.len) }
+    }
+
     /// The address of the first byte.
     pub(crate) fn address(&self) -> u64 {
         self.start.wrapping_add(self.page - self.len).expose_provenance() as u64

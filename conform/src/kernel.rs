@@ -29,6 +29,7 @@ use crate::SuiteError;
 use crate::environment::{Restricted, Restriction, restrict};
 use crate::map::Map;
 use crate::target::{CmFile, Target, UverbsFile};
+use crate::write_buffer::WriteBuffer;
 
 /// A device of the running kernel.
 pub(crate) struct KernelDevice {
@@ -272,8 +273,8 @@ impl UverbsFile for KernelFile {
         unsafe { ioctl(&self.fd, RawIoctl { number, address }) }
     }
 
-    unsafe fn write(&self, command: &[u8]) -> Result<usize, Errno> {
-        rustix::io::write(&self.fd, command)
+    unsafe fn write(&self, command: &WriteBuffer) -> Result<usize, Errno> {
+        rustix::io::write(&self.fd, command.command())
     }
 
     unsafe fn ioctl_in_child(&self, number: u32, address: u64) -> Result<Result<(), Errno>, String> {
@@ -281,7 +282,7 @@ impl UverbsFile for KernelFile {
         unsafe { in_child(|| self.ioctl(number, address)) }
     }
 
-    unsafe fn write_in_child(&self, command: &[u8]) -> Result<Result<(), Errno>, String> {
+    unsafe fn write_in_child(&self, command: &WriteBuffer) -> Result<Result<(), Errno>, String> {
         // SAFETY: the caller upholds the contract of `write`, which makes one system call.
         unsafe { in_child(|| self.write(command).map(drop)) }
     }

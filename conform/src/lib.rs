@@ -48,6 +48,7 @@ mod session;
 mod suite;
 mod target;
 pub mod trace;
+mod write_buffer;
 
 pub use answer::{Answer, Change, Expect};
 pub use check::{Bug, Check};

@@ -29,6 +29,7 @@ use crate::map::Map;
 use crate::own_memory::{read, store};
 use crate::rules::Rule;
 use crate::target::{CmFile, Target, UverbsFile};
+use crate::write_buffer::WriteBuffer;
 
 /// The rules that the model can break.
 pub(crate) const SEEDS: &[Rule] = &[
@@ -896,7 +897,7 @@ impl UverbsFile for ModelFile {
         self.call(number, address)
     }
 
-    unsafe fn write(&self, _command: &[u8]) -> Result<usize, Errno> {
+    unsafe fn write(&self, _command: &WriteBuffer) -> Result<usize, Errno> {
         Err(Errno::NOSYS)
     }
 
@@ -904,7 +905,7 @@ impl UverbsFile for ModelFile {
         Ok(self.call(number, address))
     }
 
-    unsafe fn write_in_child(&self, _command: &[u8]) -> Result<Result<(), Errno>, String> {
+    unsafe fn write_in_child(&self, _command: &WriteBuffer) -> Result<Result<(), Errno>, String> {
         Ok(self.refuse(Rule::Fork, Errno::ACCESS))
     }
 

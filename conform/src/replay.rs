@@ -41,6 +41,7 @@ use zerocopy::FromBytes;
 
 use crate::target;
 use crate::trace::{CallKind, Chunk, Interface, Record};
+use crate::write_buffer::{OVERREAD, WriteBuffer};
 use map::Names;
 
 /// The first line of a recording.
@@ -518,7 +519,19 @@ impl Replayer<'_> {
         if extended || command.response.is_some() {
             bytes.get_mut(8..16)?.copy_from_slice(&place.to_ne_bytes());
         }
-        let result = match (&open.file).write(&bytes) {
+        // Recordings of older versions do not have the bytes behind the command.
+        let buffer = match <[u8; OVERREAD]>::try_from(&record.overread[..]) {
+            Ok(mut tail) => {
+                if let Some(info) = command.request {
+                    let mut whole = [&bytes[start..], &tail].concat();
+                    open.names.translate(info, &mut whole, &descriptor);
+                    tail.copy_from_slice(&whole[whole.len() - OVERREAD..]);
+                }
+                WriteBuffer::with_tail(&bytes, tail)
+            }
+            Err(_) => WriteBuffer::new(&bytes),
+        };
+        let result = match (&open.file).write(buffer.command()) {
             Ok(count) => i64::try_from(count).unwrap_or(i64::MAX),
             Err(error) => -i64::from(error.raw_os_error().unwrap_or(libc::EIO)),
         };

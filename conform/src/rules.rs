@@ -211,6 +211,9 @@ rules! {
         "core/uverbs_main.c: ib_uverbs_write, verify_hdr";
     WriteParity = "write-parity", "A command has the same result by write() and by INVOKE_WRITE.",
         "core/uverbs_main.c: ib_uverbs_write; core/uverbs_std_types_device.c: UVERBS_METHOD_INVOKE_WRITE";
+    WriteOverread = "write-overread",
+        "A write() of DESTROY_CQ with 16 bytes takes the handle from the bytes behind them.",
+        "core/uverbs_main.c: verify_hdr (works around rdma-core 18 and 19)";
     MrAccess = "mr-access", "Access flags of a memory region are checked as documented.",
         "include/rdma/ib_verbs.h: ib_check_mr_access; the driver's reg_user_mr";
     RingRequest = "ring-request",

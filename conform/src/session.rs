@@ -26,6 +26,7 @@ use crate::answer::{Answer, Expect};
 use crate::call::{Call, Slot};
 use crate::provided::Provided;
 use crate::target::{Target, UverbsFile};
+use crate::write_buffer::WriteBuffer;
 
 /// Why a check ended early.
 #[derive(Debug)]
@@ -204,7 +205,7 @@ impl<'t> Session<'t> {
     /// Writes a command in a forked child.
     pub(crate) fn write_in_child(&mut self, command: &[u8]) -> Step<Answer> {
         // SAFETY: the commands of checks in children contain no addresses.
-        let result = unsafe { self.file.write_in_child(command) };
+        let result = unsafe { self.file.write_in_child(&WriteBuffer::new(command)) };
         result.map(|result| Answer::of(&result)).or_else(skip)
     }
 

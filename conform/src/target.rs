@@ -9,6 +9,7 @@ use rustix::mm::ProtFlags;
 
 use crate::environment::{Restricted, Restriction};
 use crate::map::Map;
+use crate::write_buffer::WriteBuffer;
 
 /// A device that answers calls.
 pub(crate) trait Target {
@@ -65,7 +66,7 @@ pub(crate) trait UverbsFile {
     /// # Safety
     ///
     /// As for [`UverbsFile::ioctl`].
-    unsafe fn write(&self, command: &[u8]) -> Result<usize, Errno>;
+    unsafe fn write(&self, command: &WriteBuffer) -> Result<usize, Errno>;
 
     /// Executes an ioctl in a forked child. `Err`: why there is no child.
     ///
@@ -79,7 +80,7 @@ pub(crate) trait UverbsFile {
     /// # Safety
     ///
     /// As for [`UverbsFile::ioctl_in_child`].
-    unsafe fn write_in_child(&self, command: &[u8]) -> Result<Result<(), Errno>, String>;
+    unsafe fn write_in_child(&self, command: &WriteBuffer) -> Result<Result<(), Errno>, String>;
 
     /// Closes a descriptor that a call made.
     fn close(&self, fd: i32);

@@ -48,6 +48,7 @@ pub use files::Interface;
 pub use record::{CallKind, Chunk, Record};
 pub use summary::Summary;
 
+use crate::write_buffer::overread;
 use files::Files;
 use sys::{Change, Syscall};
 
@@ -463,6 +464,12 @@ impl<F: FnMut(&Record) -> ControlFlow<()>> Tracer<F> {
             CallKind::Ioctl => record::payloads(&request, &memory, false),
             _ => Vec::new(),
         };
+        let overread = match (call, &interface) {
+            (CallKind::Write, Interface::Uverbs { .. }) => {
+                memory.bytes(first + second, overread(&request) as u64)
+            }
+            _ => Vec::new(),
+        };
         let start = Instant::now();
         let record = Record {
             time: nanoseconds(start.duration_since(self.start)),
@@ -474,6 +481,7 @@ impl<F: FnMut(&Record) -> ControlFlow<()>> Tracer<F> {
             interface,
             result: None,
             request,
+            overread,
             inputs,
             answer: Vec::new(),
             outputs: Vec::new(),

@@ -12,6 +12,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use crate::call::{Call, Slot};
 use crate::request::position;
+use crate::write_buffer::WriteBuffer;
 
 use super::facts::ANY_CLASS;
 use super::machine::{Machine, Step};
@@ -36,9 +37,11 @@ pub(super) struct Written {
 }
 
 impl Written {
-    /// The request as the kernel reads it: cut or padded to the size in the header.
+    /// The request as the kernel reads it: cut or padded to the size in the header, with the bytes
+    /// behind it that the kernel reads.
     pub(super) fn sent_request(&self) -> Vec<u8> {
-        let bytes = self.encode(&mut Vec::new());
+        let buffer = WriteBuffer::new(&self.encode(&mut Vec::new()));
+        let bytes = [buffer.command(), buffer.overread()].concat();
         let extended = self.command.number & EXTENDED != 0;
         let headers = size_of::<CmdHdr>() + if extended { size_of::<ExCmdHdr>() } else { 0 };
         bytes.get(headers..).unwrap_or_default().to_vec()
@@ -399,3 +402,38 @@ impl Machine<'_> {
 
 /// How deep objects are made for objects: an indirection table of a WQ of a CQ and a PD of a context.
 const MAX_DEPTH: usize = 5;
+
+#[cfg(test)]
+mod tests {
+    use bareverbs_uapi::registry;
+    use bareverbs_uapi::uverbs::ObjectClass;
+
+    use super::*;
+    use crate::fuzz::facts::Facts;
+
+    /// The kernel reads the handle of a `DESTROY_CQ` of 16 bytes from behind it. That handle must not
+    /// depend on chance: 0xffff_ffff is no object.
+    #[test]
+    fn short_destroy_cq_names_no_cq() {
+        let command = registry::command(20).unwrap();
+        let mut request = vec![0; command.request.unwrap().size];
+        request[8] = 1;
+        let mut written = Written {
+            command,
+            request,
+            driver_request: Vec::new(),
+            response: 8,
+            driver_response: 0,
+            unmapped: false,
+            words: None,
+        };
+        let destroys = |written: &Written| Facts::of_command(command, written.sent_request()).destroys;
+        assert_eq!(destroys(&written), Some((ObjectClass::CQ.0, 1)));
+        written.words = Some((4, 2));
+        assert_eq!(destroys(&written), Some((ObjectClass::CQ.0, 0xffff_ffff)));
+        written.words = Some((5, 2));
+        assert_eq!(destroys(&written), Some((ObjectClass::CQ.0, 1)));
+        written.words = Some((3, 2));
+        assert_eq!(destroys(&written), None);
+    }
+}

@@ -18,6 +18,7 @@ use bareverbs_uapi::uverbs::{InfoHandles, InvokeWrite, ObjectClass, QueryGidEntr
 use crate::answer::Answer;
 use crate::call::{Call, Slot};
 use crate::target::{Difference, Target, UverbsFile};
+use crate::write_buffer::WriteBuffer;
 
 use super::build::Written;
 use super::exclusions::Exclusion;
@@ -356,14 +357,14 @@ impl<'t> Machine<'t> {
             }
             Sent::Write(written) => {
                 let mut response = Vec::new();
-                let bytes = written.encode(&mut response);
+                let buffer = WriteBuffer::new(&written.encode(&mut response));
                 let OpenFile { file, number, .. } = &self.files[file];
-                let pending = self.recorder.write(*number, self.target, &bytes);
+                let pending = self.recorder.write(*number, self.target, &buffer);
                 // SAFETY: the only address that the kernel writes to is that of the response, which has
                 // as many bytes as the header states, or no memory. Other fields with addresses have
                 // those of `memory`, which is dropped after the files, or values that are no address of
                 // this process (`values::extreme`).
-                let result = unsafe { file.write(&bytes) };
+                let result = unsafe { file.write(&buffer) };
                 self.recorder.written(pending, &result, &response);
                 (Answer::of(&result), response)
             }

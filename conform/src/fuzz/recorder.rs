@@ -15,6 +15,7 @@ use crate::call::{Call, Payload};
 use crate::replay::Header;
 use crate::target::Target;
 use crate::trace::{CallKind, Chunk, Interface, Record};
+use crate::write_buffer::WriteBuffer;
 
 /// Records the calls of one program.
 pub(super) struct Recorder {
@@ -84,6 +85,7 @@ impl Recorder {
             interface: Interface::Uverbs { device: target.name(), driver: target.driver_id() },
             result: None,
             request: request.to_vec(),
+            overread: Vec::new(),
             inputs: Vec::new(),
             answer: Vec::new(),
             outputs: Vec::new(),
@@ -157,11 +159,12 @@ impl Recorder {
     }
 
     /// Records a command before it is written.
-    pub(super) fn write(&mut self, fd: i32, target: &dyn Target, bytes: &[u8]) -> Option<Pending> {
+    pub(super) fn write(&mut self, fd: i32, target: &dyn Target, command: &WriteBuffer) -> Option<Pending> {
         if !self.enabled {
             return None;
         }
-        let record = self.record(CallKind::Write, fd, target, bytes);
+        let mut record = self.record(CallKind::Write, fd, target, command.command());
+        record.overread = command.overread().to_vec();
         Some(self.begin_call(record))
     }
 

@@ -18,6 +18,7 @@ use crate::guard::Guard;
 use crate::request::Request;
 use crate::rules::Rule;
 use crate::session::{Session, Step, fail, skip};
+use crate::write_buffer::{OVERREAD, WriteBuffer};
 
 pub(crate) static UNREADABLE_TAIL: Change = Change {
     name: "request-tail-unreadable",
@@ -836,6 +837,7 @@ pub(crate) fn checks(driver_id: u32) -> Vec<Check> {
     }
     of_fields(&mut checks);
     of_write(&mut checks);
+    of_short_destroy_cq(&mut checks);
     checks
 }
 
@@ -877,9 +879,20 @@ fn written(command: &Command, request: &Request, adjust: impl Fn(&mut [u16; 2]))
 
 /// Writes a command and judges the answer.
 fn judge_write(session: &mut Session<'_>, call: &Call, bytes: &[u8], expected: Answer) -> Step<Answer> {
+    judge_buffer(session, call, &WriteBuffer::new(bytes), expected)
+}
+
+/// Writes a command with the bytes behind it, and judges the answer.
+fn judge_buffer(
+    session: &mut Session<'_>,
+    call: &Call,
+    buffer: &WriteBuffer,
+    expected: Answer,
+) -> Step<Answer> {
+    let bytes = buffer.command();
     // SAFETY: the response's address is that of a buffer as long as the header says, or a header
     // that does not fit the command refuses it before the kernel writes.
-    let result = unsafe { session.file().write(bytes) };
+    let result = unsafe { session.file().write(buffer) };
     let text =
         format!("write() of {} bytes, head {:02x?}: {call}", bytes.len(), &bytes[..bytes.len().min(24)]);
     session.compare(&text, expected, Answer::of(&result))
@@ -960,6 +973,61 @@ fn of_write(checks: &mut Vec<Check>) {
             let mut written = written(command, &request, |_| {});
             change(&mut written.bytes);
             judge_write(session, &call, &written.bytes, answer).map(drop)
+        }));
+    }
+}
+
+/// `DESTROY_CQ` of fewer bytes than its struct. The kernel accepts 16 bytes.
+fn of_short_destroy_cq(checks: &mut Vec<Check>) {
+    let find = |number| COMMANDS.iter().find(move |command| command.number == number);
+    let (Some(destroy_cq), Some(destroy_qp)) = (find(20), find(27)) else { return };
+    /// The first bytes of a command, with a header for them, and the bytes behind them.
+    fn split(
+        command: &'static Command,
+        session: &mut Session<'_>,
+        len: usize,
+    ) -> Step<(Call, Request, Vec<u8>, [u8; OVERREAD])> {
+        let (call, request) = build(command, session)?;
+        // No response: only the size of the request of this command is checked.
+        let Written { mut bytes, .. } = written(command, &request, |words| *words = [(len / 4) as u16, 0]);
+        let mut tail = [0; OVERREAD];
+        let rest = &bytes[len..];
+        let copied = rest.len().min(OVERREAD);
+        tail[..copied].copy_from_slice(&rest[..copied]);
+        bytes.truncate(len);
+        Ok((call, request, bytes, tail))
+    }
+    let rule = Rule::WriteOverread;
+    checks.push(Check::new(title(destroy_cq, "write", rule, "live"), rule, Answer::Ok, move |session| {
+        let (call, request, bytes, tail) = split(destroy_cq, session, 16)?;
+        judge_buffer(session, &call, &WriteBuffer::with_tail(&bytes, tail), Answer::Ok)?;
+        apply_first(destroy_cq, session, &request, None)
+    }));
+    checks.push(Check::new(
+        title(destroy_cq, "write", rule, "maximum"),
+        rule,
+        Answer::NOENT,
+        move |session| {
+            let (call, _, bytes, _) = split(destroy_cq, session, 16)?;
+            judge_write(session, &call, &bytes, Answer::NOENT).map(drop)
+        },
+    ));
+    checks.push(Check::new(
+        title(destroy_cq, "write", rule, "unreadable"),
+        rule,
+        Answer::FAULT,
+        move |session| {
+            let (call, _, bytes, _) = split(destroy_cq, session, 16)?;
+            let Some(buffer) = WriteBuffer::before_unmapped(&bytes) else { return skip("no memory") };
+            judge_buffer(session, &call, &buffer, Answer::FAULT).map(drop)
+        },
+    ));
+    let rule = Rule::RequestShort;
+    for (command, len) in [(destroy_cq, 8), (destroy_cq, 12), (destroy_cq, 20), (destroy_qp, 16)] {
+        let title = title(command, "write", rule, &format!("{len}-bytes"));
+        checks.push(Check::new(title, rule, Answer::NOSPC, move |session| {
+            let (call, _, bytes, tail) = split(command, session, len)?;
+            judge_buffer(session, &call, &WriteBuffer::with_tail(&bytes, tail), Answer::NOSPC).map(drop)
         }));
     }
 }

@@ -38,6 +38,7 @@ use crate::map::Map;
 use crate::own_memory::{read, store};
 use crate::rules::Rule;
 use crate::target::{CmFile, Target, UverbsFile};
+use crate::write_buffer::WriteBuffer;
 
 /// The rules that the model can break.
 pub(crate) const SEEDS: &[Rule] = &[
@@ -506,7 +507,7 @@ impl UverbsFile for DataFile<'_> {
         self.call(address)
     }
 
-    unsafe fn write(&self, _command: &[u8]) -> Result<usize, Errno> {
+    unsafe fn write(&self, _command: &WriteBuffer) -> Result<usize, Errno> {
         Err(Errno::NOSYS)
     }
 
@@ -514,7 +515,7 @@ impl UverbsFile for DataFile<'_> {
         Err("the model has no children".into())
     }
 
-    unsafe fn write_in_child(&self, _command: &[u8]) -> Result<Result<(), Errno>, String> {
+    unsafe fn write_in_child(&self, _command: &WriteBuffer) -> Result<Result<(), Errno>, String> {
         Err("the model has no children".into())
     }
 

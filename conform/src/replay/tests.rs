@@ -16,6 +16,7 @@ fn record(result: i64) -> Record {
         result: Some(result),
         // ALLOC_PD with room for its response.
         request: [&[3, 0, 0, 0, 4, 0, 1, 0][..], &[0; 8]].concat(),
+        overread: Vec::new(),
         inputs: vec![Chunk { address: 0x7000, bytes: vec![1, 2, 0xff] }],
         answer: AllocPdResp { pd_handle: 4, ..AllocPdResp::zeroed() }.as_bytes().to_vec(),
         outputs: Vec::new(),

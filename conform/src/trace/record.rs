@@ -62,6 +62,9 @@ pub struct Record {
     /// The bytes passed to the kernel: those of an ioctl before the call, of a command or a datagram.
     #[serde(with = "hex")]
     pub request: Vec<u8>,
+    /// The bytes behind a written command that the kernel reads: 8 bytes of a `DESTROY_CQ` with 16.
+    #[serde(default, with = "hex", skip_serializing_if = "Vec::is_empty")]
+    pub overread: Vec<u8>,
     /// The payloads that the request points to.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub inputs: Vec<Chunk>,
@@ -128,7 +131,18 @@ impl Record {
     pub fn before(&self) -> Option<Decoded> {
         let sends = matches!(self.call, CallKind::Ioctl | CallKind::Write | CallKind::Send);
         let message = self.message().filter(|_| sends)?;
-        Some(decode_with(message, &self.request, self.driver(), &Payloads(&[&self.inputs])))
+        if self.overread.is_empty() {
+            return Some(decode_with(message, &self.request, self.driver(), &Payloads(&[&self.inputs])));
+        }
+        // The kernel changes the length in the header too.
+        let mut request = [&self.request[..], &self.overread].concat();
+        let words = u16::try_from(request.len() / 4).unwrap_or(u16::MAX);
+        request.get_mut(4..6)?.copy_from_slice(&words.to_ne_bytes());
+        let mut decoded = decode_with(message, &request, self.driver(), &Payloads(&[&self.inputs]));
+        let (behind, sent) = (self.overread.len(), self.request.len());
+        decoded.text += &format!(" <{behind} bytes read behind the {sent} that are written>");
+        decoded.value.insert("overread_len".to_owned(), behind.into());
+        Some(decoded)
     }
 
     /// The answer of the kernel: the ioctl with its outputs, a response, events, a datagram. `None`
@@ -287,4 +301,45 @@ pub(super) fn payloads(bytes: &[u8], memory: &dyn Memory, written: bool) -> Vec<
 /// The driver id in the header of an ioctl.
 pub(super) fn driver_of(bytes: &[u8]) -> Option<DriverId> {
     decode(bytes, &bareverbs_uapi::decode::NoMemory).ok().map(|call| DriverId(call.header().driver_id))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_behind_a_short_destroy_cq_are_decoded() {
+        let mut record = Record {
+            time: 0,
+            duration: 0,
+            process: 1,
+            thread: 1,
+            call: CallKind::Write,
+            fd: 3,
+            interface: Interface::Uverbs { device: "rxe0".to_owned(), driver: DriverId::RXE.0 },
+            result: Some(16),
+            request: vec![20, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+            overread: vec![7, 0, 0, 0, 0, 0, 0, 0],
+            inputs: Vec::new(),
+            answer: Vec::new(),
+            outputs: Vec::new(),
+        };
+        let decoded = record.before().unwrap();
+        assert_eq!(
+            decoded.text,
+            "DestroyCq: DestroyCqReq { response: 0, cq_handle: 7 } \
+             <8 bytes read behind the 16 that are written>"
+        );
+        assert_eq!(
+            (&decoded.value["request"]["cq_handle"], &decoded.value["overread_len"]),
+            (&7.into(), &8.into())
+        );
+        let line = serde_json::to_string(&record).unwrap();
+        assert!(line.contains(r#""overread":"0700000000000000""#), "{line}");
+        assert_eq!(serde_json::from_str::<Record>(&line).unwrap(), record);
+        // Without the bytes, as in the output of strace.
+        record.overread.clear();
+        let text = record.before().unwrap().text;
+        assert!(text.ends_with(" <the kernel reads 8 bytes behind it>"), "{text}");
+    }
 }
