@@ -185,7 +185,10 @@ mod tests {
             table.skips(),
             ["skipped on 6.1, 7.2: a::b: no XRC domains", "skipped on 6.1: a::c: before 7.0"]
         );
-        assert_eq!(table.failures(), ["FAILED on 7.2: a::c", "FAILED on 6.1, 7.2: a::d\n    the cause on 6.1"]);
+        assert_eq!(
+            table.failures(),
+            ["FAILED on 7.2: a::c", "FAILED on 6.1, 7.2: a::d\n    the cause on 6.1"]
+        );
     }
 
     #[test]
