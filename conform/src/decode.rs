@@ -18,7 +18,7 @@ mod text;
 use bareverbs_uapi::abi::AbiStruct;
 use bareverbs_uapi::decode::{Memory, NoMemory};
 use bareverbs_uapi::ioctl::Header;
-use bareverbs_uapi::netlink::messages;
+use bareverbs_uapi::netlink::{MessageHeader, messages};
 use bareverbs_uapi::print::{Hex, Struct};
 use bareverbs_uapi::rdma_cm::{self, GetEvent};
 use bareverbs_uapi::registry::{self, Driver};
@@ -145,6 +145,8 @@ pub fn guess(bytes: &[u8]) -> Option<Message> {
     };
     match () {
         () if ioctl() => Some(Message::Ioctl),
+        // NLMSG_OVERRUN. DEALLOC_MW of 16 bytes has the same header, but its length is 12.
+        () if bytes.len() == size_of::<MessageHeader>() && netlink() => Some(Message::Nldev),
         () if write() => Some(Message::Write),
         () if rdma_cm() => Some(Message::RdmaCm),
         () if netlink() => Some(Message::Nldev),
@@ -476,6 +478,49 @@ mod tests {
         assert_eq!((&message["type"]["name"], &message["seq"]), (&"GET".into(), &9.into()));
         assert_eq!(message["attributes"][0], json!({ "name": "DEV_INDEX", "id": 1, "len": 4, "value": 3 }));
         assert_eq!(message["attributes"][1]["value"], "rxe0");
+    }
+
+    #[test]
+    fn guids_and_capabilities_of_netlink_have_numbers_and_text() {
+        let attributes = |command: nldev::Command| {
+            let mut buffer = [0; 64];
+            let mut writer = bareverbs_uapi::netlink::MessageWriter::new(&mut buffer);
+            let flags = bareverbs_uapi::netlink::MessageFlags::empty();
+            writer
+                .begin(command.message_type(), flags, 9)
+                .put_u64(nldev::Attribute::SYS_IMAGE_GUID.0, 0x5054_00ff_fe12_3456)
+                .put_u64(nldev::Attribute::CAP_FLAGS.0, 1 << 10);
+            let decoded = decode(Message::Nldev, writer.finish().unwrap());
+            decoded.value["messages"][0]["attributes"].clone()
+        };
+        let device = attributes(nldev::Command::GET);
+        let guid = json!({ "value": 0x5054_00ff_fe12_3456_u64, "guid": "5054:00ff:fe12:3456" });
+        assert_eq!(device[0]["value"], guid);
+        assert_eq!(device[1]["value"], json!({ "value": 1024, "flags": ["PORT_ACTIVE_EVENT"] }));
+        let port = attributes(nldev::Command::PORT_GET);
+        assert_eq!(port[1]["value"], json!({ "value": 1024, "flags": ["SM_DISABLED"] }));
+    }
+
+    #[test]
+    fn control_messages_of_netlink_are_recognized() {
+        let message = |kind: u8, len: u8| {
+            let mut bytes = vec![0; len.into()];
+            (bytes[0], bytes[4]) = (len, kind);
+            bytes
+        };
+        // NLMSG_NOOP, NLMSG_ERROR, NLMSG_DONE, NLMSG_OVERRUN.
+        for (kind, len, text) in
+            [(1, 16, "noop"), (2, 36, "acknowledged"), (3, 20, "done"), (4, 16, "overrun")]
+        {
+            let bytes = message(kind, len);
+            assert_eq!(guess(&bytes), Some(Message::Nldev), "type {kind}");
+            assert!(decode(Message::Nldev, &bytes).text.starts_with(text), "type {kind}");
+        }
+        for kind in [0, 5, 15] {
+            assert_eq!(guess(&message(kind, 16)), None, "type {kind}");
+        }
+        // DEALLOC_MW of 3 words.
+        assert_eq!(guess(&[16, 0, 0, 0, 3, 0, 0, 0, 7, 0, 0, 0]), Some(Message::Write));
     }
 
     /// The same byte everywhere.

@@ -48,7 +48,7 @@ fn put(writer: &mut MessageWriter<'_>, input: &mut Input<'_>, depth: usize) {
     match value {
         ValueKind::U8 => writer.put_u8(number, input.byte()),
         ValueKind::U32 | ValueKind::S32 => writer.put_u32(number, input.word()),
-        ValueKind::U64 | ValueKind::S64 => writer.put_u64(number, input.long()),
+        ValueKind::U64 | ValueKind::S64 | ValueKind::Guid => writer.put_u64(number, input.long()),
         ValueKind::String => {
             let length = input.byte() % 16;
             writer.put_bytes(number, &input.bytes(length.into()))

@@ -84,6 +84,17 @@ impl fmt::Display for Hex<'_> {
     }
 }
 
+/// A GUID or the prefix of GIDs as sysfs prints it: four groups of 16 bits.
+#[derive(Clone, Copy, Debug)]
+pub struct Guid(pub u64);
+
+impl fmt::Display for Guid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d] = [48, 32, 16, 0].map(|shift| self.0 >> shift & 0xffff);
+        write!(f, "{a:04x}:{b:04x}:{c:04x}:{d:04x}")
+    }
+}
+
 /// Bytes, interpreted by `kind`. With names the bytes are one number of any width. Truncated bytes
 /// are printed up to their end.
 #[derive(Clone, Copy, Debug)]

@@ -80,6 +80,30 @@ fn nldev_answers_print_names_and_values() {
 }
 
 #[test]
+fn guids_and_capabilities_print_as_text() {
+    let print = |command: Command| {
+        let mut buffer = [0; 128];
+        let mut writer = MessageWriter::new(&mut buffer);
+        writer
+            .begin(command.message_type(), MessageFlags::empty(), 1)
+            .put_u64(Attribute::NODE_GUID.0, 0x5054_00ff_fe12_3456)
+            .put_u64(Attribute::SUBNET_PREFIX.0, 0xfe80 << 48)
+            .put_u64(Attribute::CAP_FLAGS.0, 1 << 10 | 1 << 34);
+        nldev::decode(writer.finish().unwrap()).to_string()
+    };
+    let numbers = "NODE_GUID 5054:00ff:fe12:3456, SUBNET_PREFIX fe80:0000:0000:0000";
+    assert_eq!(
+        print(Command::GET),
+        format!("GET 0 seq 1 {{ {numbers}, CAP_FLAGS PORT_ACTIVE_EVENT | RAW_SCATTER_FCS }}")
+    );
+    // The second mask of a port has no names.
+    assert_eq!(
+        print(Command::PORT_GET),
+        format!("PORT_GET 0 seq 1 {{ {numbers}, CAP_FLAGS SM_DISABLED | 0x400000000 }}")
+    );
+}
+
+#[test]
 fn nldev_errors_print_the_request() {
     let request = MessageHeader {
         length: 16,

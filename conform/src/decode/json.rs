@@ -1,7 +1,8 @@
 //! ABI values as JSON, by the declarations of `bareverbs-uapi`.
 //!
 //! Bytes are hexadecimal strings. A named value is `{"value": 2, "name": "RC"}`, a flag set
-//! `{"value": 5, "flags": ["A", "C"]}` with `unknown` for other bits. A struct is an object of its
+//! `{"value": 5, "flags": ["A", "C"]}` with `unknown` for other bits. A GUID of RDMA netlink has
+//! `value` and `guid`. A struct is an object of its
 //! fields; `trailing` has the bytes behind it. Truncated values are `{"truncated": "0x…"}`.
 
 use bareverbs_uapi::abi::{EnumInfo, FieldKind, StructInfo};
@@ -10,7 +11,7 @@ use bareverbs_uapi::ioctl::AttributeFlags;
 use bareverbs_uapi::method::Access;
 use bareverbs_uapi::netlink::{self, Attributes, Content, Message, MessageFlags, Report, messages};
 use bareverbs_uapi::nldev::{self, ValueKind};
-use bareverbs_uapi::print::{Hex, Named, native, signed, size_of_kind};
+use bareverbs_uapi::print::{Guid, Hex, Named, native, signed, size_of_kind};
 use bareverbs_uapi::registry::Driver;
 use bareverbs_uapi::uverbs::types::DriverId;
 use bareverbs_uapi::write::structs::Sge;
@@ -251,7 +252,7 @@ fn netlink_message(message: &Message<'_>) -> Object {
         Ok(Content::Acknowledged(found)) => ("acknowledged", report(&found)),
         Ok(Content::Error(found)) => ("error", report(&found)),
         Ok(Content::Done(found)) => ("done", report(&found)),
-        Ok(Content::Data) => ("attributes", netlink_attributes(message.attributes(), 0)),
+        Ok(Content::Data) => ("attributes", netlink_attributes(message.attributes(), header.kind, 0)),
         Err(error) => ("malformed", error.to_string().into()),
     };
     members.insert(name.to_owned(), value);
@@ -273,35 +274,41 @@ fn report(report: &Report<'_>) -> Value {
     })
 }
 
-fn netlink_attributes(attributes: Attributes<'_>, depth: usize) -> Value {
+fn netlink_attributes(attributes: Attributes<'_>, message_type: u16, depth: usize) -> Value {
     attributes
         .filter(|attribute| !matches!(attribute, Ok(found) if found.kind == nldev::Attribute::PAD.0))
         .map(|attribute| match attribute {
-            Ok(attribute) => netlink_attribute(&attribute, depth),
+            Ok(attribute) => netlink_attribute(&attribute, message_type, depth),
             Err(error) => json!({ "malformed": error.to_string() }),
         })
         .collect()
 }
 
-fn netlink_attribute(attribute: &netlink::Attribute<'_>, depth: usize) -> Value {
+fn netlink_attribute(attribute: &netlink::Attribute<'_>, message_type: u16, depth: usize) -> Value {
     let number = nldev::Attribute(attribute.kind);
     let info = number.info();
     let bytes = attribute.payload;
     let unsigned = |size: usize| match bytes.len() == size {
-        true => match info.and_then(|info| info.names) {
+        true => match info.and_then(|info| info.names_in(message_type)) {
             Some(names) => named(names, native(bytes)),
             None => native(bytes).into(),
         },
         false => truncated(bytes),
     };
     let value = match info.map(|info| info.value) {
-        Some(ValueKind::Nested) if depth < MAX_DEPTH => netlink_attributes(attribute.attributes(), depth + 1),
+        Some(ValueKind::Nested) if depth < MAX_DEPTH => {
+            netlink_attributes(attribute.attributes(), message_type, depth + 1)
+        }
         Some(ValueKind::String) => attribute.str().map_or_else(|_| hex(bytes), Value::from),
         Some(ValueKind::S32) if bytes.len() == 4 => signed(bytes).into(),
         Some(ValueKind::S64) if bytes.len() == 8 => signed(bytes).into(),
         Some(ValueKind::U8) => unsigned(1),
         Some(ValueKind::U32) => unsigned(4),
         Some(ValueKind::U64) => unsigned(8),
+        Some(ValueKind::Guid) if bytes.len() == 8 => {
+            json!({ "value": native(bytes), "guid": Guid(native(bytes)).to_string() })
+        }
+        Some(ValueKind::Guid) => truncated(bytes),
         _ => hex(bytes),
     };
     json!({ "name": number.name(), "id": attribute.kind, "len": bytes.len(), "value": value })

@@ -1,11 +1,13 @@
 //! Bytes as people paste them: hex dumps of several programs, and lines of strace.
 
+use std::collections::HashSet;
 use std::fmt;
 
 use bareverbs_uapi::ioctl::VERBS_IOCTL;
-use bareverbs_uapi::netlink::MessageFlags;
-use bareverbs_uapi::netlink::{self, MessageHeader};
-use zerocopy::IntoBytes;
+use bareverbs_uapi::netlink::{self, MessageFlags, MessageHeader, ReportAttribute};
+use bareverbs_uapi::nldev::Command;
+use nix::errno::Errno;
+use zerocopy::{FromBytes, IntoBytes};
 
 use super::{Message, guess};
 
@@ -238,9 +240,28 @@ impl<'a> Call<'a> {
             "write" if is("/dev/infiniband/rdma_cm") => Some(Message::RdmaCm),
             "write" if is("/dev/infiniband/uverbs") => Some(Message::Write),
             "read" if is("anon_inode:[infinibandevent]") => Message::event(bytes.len()),
-            "write" | "sendto" | "recvfrom" | "sendmsg" | "recvmsg" | "send" => guess(bytes),
+            "write" | "sendto" | "recvfrom" | "sendmsg" | "recvmsg" | "send" => {
+                guess(bytes).or_else(|| self.is_nldev(bytes).then_some(Message::Nldev))
+            }
             _ => None,
         }
+    }
+
+    /// Whether it is a message of nldev, by its first header. Its end may be absent.
+    fn is_nldev(&self, bytes: &[u8]) -> bool {
+        let header = MessageHeader::read_from_prefix(bytes);
+        let is_ours = header.is_ok_and(|(header, _)| Command::from_message_type(header.kind).is_some());
+        self.is_netlink() && is_ours
+    }
+
+    /// Whether strace found a message of netlink in it.
+    fn is_netlink(&self) -> bool {
+        self.arguments.contains("{nlmsg_len=")
+    }
+
+    /// Its descriptor.
+    fn descriptor(&self) -> &'a str {
+        self.arguments.split([',', '<', ')']).next().unwrap_or_default()
     }
 }
 
@@ -249,7 +270,14 @@ fn strace(text: &str) -> Result<Vec<Found>, TextError> {
     let mut loose = Found { message: None, bytes: Vec::new(), truncated: false };
     // The call of the line before, and the bytes that lines ` | 00000  18 00 …` have shown of it.
     let mut dumped: Option<(Call<'_>, Vec<u8>)> = None;
+    // Sockets of other netlink protocols, by process and descriptor. Acknowledgements of all protocols
+    // are alike.
+    let mut others: HashSet<(&str, &str)> = HashSet::new();
     for line in text.lines() {
+        // The line before the dump of each buffer of a message.
+        if line.starts_with(" * ") && line.contains(" bytes in buffer ") {
+            continue;
+        }
         if let Some((call, bytes)) = dumped.as_mut()
             && let Some(digits) = line.strip_prefix(" | ")
         {
@@ -284,7 +312,25 @@ fn strace(text: &str) -> Result<Vec<Found>, TextError> {
             continue;
         }
         dumped = Some((call, Vec::new()));
-        let Some((bytes, truncated)) = strings(call.arguments) else {
+        let strings = strings(call.arguments);
+        if call.is_netlink() {
+            let socket = (process(line), call.descriptor());
+            let header = strings.as_ref().and_then(|(bytes, _)| MessageHeader::read_from_prefix(bytes).ok());
+            match header {
+                Some((header, _)) if Command::from_message_type(header.kind).is_some() => {
+                    others.remove(&socket);
+                }
+                Some((header, _)) if header.kind < netlink::MIN_TYPE => {}
+                _ => {
+                    others.insert(socket);
+                }
+            }
+            if others.contains(&socket) {
+                dumped = None;
+                continue;
+            }
+        }
+        let Some((bytes, truncated)) = strings else {
             if call.name == "ioctl" {
                 found.push(Found { message: Some(Message::Ioctl), bytes: Vec::new(), truncated: true });
             }
@@ -307,31 +353,91 @@ fn strace(text: &str) -> Result<Vec<Found>, TextError> {
     }
 }
 
-/// The bytes of all strings and netlink headers in the arguments of a call, and whether strace left
-/// out a part. Messages of netlink are aligned to 4 bytes.
+/// The process that strace prints before a call: `118   ` or `[pid   118] `. Empty if there is none.
+fn process(line: &str) -> &str {
+    let line = line.strip_prefix("[pid").unwrap_or(line).trim_start();
+    &line[..line.bytes().take_while(u8::is_ascii_digit).count()]
+}
+
+/// Text that begins bytes in the arguments of a call: netlink headers, the error of `NLMSG_ERROR`, the
+/// header of an attribute of it, and strings.
+const TOKENS: [&str; 4] = ["{nlmsg_len=", "{error=", "{nla_len=", "\""];
+
+/// The bytes of all strings and of netlink's decoded parts in the arguments of a call, and whether strace
+/// left out a part. Messages and attributes of netlink are aligned to 4 bytes.
 fn strings(arguments: &str) -> Option<(Vec<u8>, bool)> {
     let mut bytes = Vec::new();
     let mut truncated = false;
     let mut rest = arguments;
+    // The end of the last attribute. strace prints its string without the NUL.
+    let mut end = 0;
     loop {
-        let header = rest.find("{nlmsg_len=");
-        let string = rest.find('"');
-        match (header, string) {
-            (Some(at), string) if string.is_none_or(|string| at < string) => {
-                let (header, after) = rest[at + 1..].split_once('}')?;
-                bytes.resize(bytes.len().next_multiple_of(netlink::MESSAGE_ALIGNMENT), 0);
-                bytes.extend_from_slice(netlink_header(header)?.as_bytes());
-                rest = after;
+        let next = TOKENS.iter().filter_map(|token| Some((rest.find(token)?, *token))).min();
+        if next.is_none_or(|(_, token)| token != "\"") && bytes.len() + 1 == end {
+            bytes.push(0);
+        }
+        let Some((at, token)) = next else {
+            // The length of a message includes the padding of its last attribute.
+            if bytes.len() == end {
+                bytes.resize(end.next_multiple_of(netlink::ATTRIBUTE_ALIGNMENT), 0);
             }
-            (_, Some(at)) => {
-                let len = string_into(&mut bytes, &rest.as_bytes()[at + 1..])?;
-                rest = rest.get(at + 1 + len..)?;
+            break;
+        };
+        let value = &rest[at + token.len()..];
+        match token {
+            "\"" => {
+                let len = string_into(&mut bytes, value.as_bytes())?;
+                rest = value.get(len..)?;
                 truncated |= rest.starts_with("...");
             }
-            _ => break,
+            "{error=" => {
+                bytes.extend(error_number(value)?.to_ne_bytes());
+                rest = value;
+            }
+            _ => {
+                let (header, after) = rest[at + 1..].split_once('}')?;
+                bytes.resize(bytes.len().next_multiple_of(netlink::MESSAGE_ALIGNMENT), 0);
+                if token == TOKENS[0] {
+                    bytes.extend_from_slice(netlink_header(header)?.as_bytes());
+                } else {
+                    let (len, kind) = attribute_header(header)?;
+                    end = bytes.len() + usize::from(len);
+                    bytes.extend(len.to_ne_bytes());
+                    bytes.extend(kind.to_ne_bytes());
+                }
+                // The payload of NLMSG_DONE and of some attributes is a number.
+                let number = after.strip_prefix(", ").and_then(|after| after.split_once(']'));
+                if let Some(number) = number.and_then(|(number, _)| error_number(number)) {
+                    bytes.extend(number.to_ne_bytes());
+                }
+                rest = after;
+            }
         }
     }
     (!bytes.is_empty()).then_some((bytes, truncated))
+}
+
+/// `-ENOENT`, `-2`, `-2 /* -ENOENT */` or a number that is no error.
+fn error_number(text: &str) -> Option<i32> {
+    let text = text.split([',', ' ', '}', ']']).next()?;
+    if let Some(name) = text.strip_prefix("-E") {
+        let is = |number: &i32| format!("{:?}", Errno::from_raw(*number)).strip_prefix('E') == Some(name);
+        return (1..4096).find(is).map(|number| -number);
+    }
+    number(text).map(u32::cast_signed)
+}
+
+/// `nla_len=26, nla_type=NLMSGERR_ATTR_MSG`: length and type.
+fn attribute_header(text: &str) -> Option<(u16, u16)> {
+    let field = |name: &str| {
+        let (_, value) = text.split_once(&format!("nla_{name}="))?;
+        value.split([',', ' ']).next()
+    };
+    let number = |text: &str| u16::try_from(number(text)?).ok();
+    let kind = field("type")?;
+    let known = ReportAttribute::INFO.values.iter().find(|known| known.c == kind);
+    let kind = known.map(|known| known.value as u16).or_else(|| number(kind))?;
+    Some((number(field("len")?)?, kind))
 }
 
 /// Appends the bytes of a string with C's escapes, up to its quote. Returns the length of the text

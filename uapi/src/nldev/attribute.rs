@@ -1,10 +1,11 @@
 //! The attributes of nldev messages and their types.
 
-use super::{CounterMask, CounterMode, DeviceType, EventType, NameAssignType, NodeType, PrintType};
+use super::{Command, CounterMask, CounterMode, DeviceType, EventType, NameAssignType, NodeType, PrintType};
 use crate::abi::{EnumInfo, Since};
 use crate::rdma_cm::PortSpace;
-use crate::uverbs::types::DriverId;
+use crate::uverbs::types::{DriverId, PortCapFlags};
 use crate::verbs_values::{MigState, PollContext, PortPhysState, PortState};
+use crate::write::types::DeviceCapFlags;
 
 /// Type of an attribute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +18,8 @@ pub enum ValueKind {
     U32,
     /// Eight bytes.
     U64,
+    /// Eight bytes: a GUID or the prefix of GIDs, in host byte order.
+    Guid,
     /// Four bytes, signed.
     S32,
     /// Eight bytes, signed.
@@ -46,12 +49,14 @@ pub struct AttributeInfo {
     pub value: ValueKind,
     /// The names of its values, if they have names.
     pub names: Option<&'static EnumInfo>,
+    /// Other names of its values in messages about a port.
+    pub port_names: Option<&'static EnumInfo>,
 }
 
 macro_rules! attributes {
     ($(
         $(#[$meta:meta])*
-        $name:ident = $number:literal, $c:literal $(since $since:ident)?: $value:ident $(of $names:ident)?;
+        $name:ident = $number:literal, $c:literal $(since $since:ident)?: $value:ident $(of $names:ident)? $(port $port_names:ident)?;
     )*) => {
         abi_enums! {
             header = "rdma/rdma_netlink.h";
@@ -71,6 +76,7 @@ macro_rules! attributes {
                 since: $crate::since!($($since)?),
                 value: ValueKind::$value,
                 names: attributes!(names $($names)?),
+                port_names: attributes!(names $($port_names)?),
             },
         )*];
     };
@@ -92,15 +98,15 @@ attributes! {
     /// Port number, from 1. In a response to [`super::Command::GET`], the number of ports.
     PORT_INDEX = 3, "RDMA_NLDEV_ATTR_PORT_INDEX": U32;
     /// Capabilities of the device, or of the port with its second mask in bits 32 to 47.
-    CAP_FLAGS = 4, "RDMA_NLDEV_ATTR_CAP_FLAGS": U64;
+    CAP_FLAGS = 4, "RDMA_NLDEV_ATTR_CAP_FLAGS": U64 of DeviceCapFlags port PortCapFlags;
     /// Version of the firmware.
     FW_VERSION = 5, "RDMA_NLDEV_ATTR_FW_VERSION": String;
     /// GUID of the node, in host byte order.
-    NODE_GUID = 6, "RDMA_NLDEV_ATTR_NODE_GUID": U64;
+    NODE_GUID = 6, "RDMA_NLDEV_ATTR_NODE_GUID": Guid;
     /// System image GUID, in host byte order.
-    SYS_IMAGE_GUID = 7, "RDMA_NLDEV_ATTR_SYS_IMAGE_GUID": U64;
+    SYS_IMAGE_GUID = 7, "RDMA_NLDEV_ATTR_SYS_IMAGE_GUID": Guid;
     /// Subnet prefix, in host byte order.
-    SUBNET_PREFIX = 8, "RDMA_NLDEV_ATTR_SUBNET_PREFIX": U64;
+    SUBNET_PREFIX = 8, "RDMA_NLDEV_ATTR_SUBNET_PREFIX": Guid;
     /// LID of the port.
     LID = 9, "RDMA_NLDEV_ATTR_LID": U32;
     /// LID of the subnet manager.
@@ -328,5 +334,14 @@ impl Attribute {
     #[must_use]
     pub fn info(self) -> Option<&'static AttributeInfo> {
         ATTRIBUTES.get(usize::from(self.0))
+    }
+}
+
+impl AttributeInfo {
+    /// The names of its values in messages of this netlink message type.
+    #[must_use]
+    pub fn names_in(&self, message_type: u16) -> Option<&'static EnumInfo> {
+        let is_port = Command::from_message_type(message_type) == Some(Command::PORT_GET);
+        self.port_names.filter(|_| is_port).or(self.names)
     }
 }

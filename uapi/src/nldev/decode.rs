@@ -2,7 +2,7 @@ use core::fmt::{self, Display};
 
 use super::{Attribute, Command, ValueKind};
 use crate::netlink::{self, Attributes, Content, Malformed, Message, Report, messages};
-use crate::print::{Hex, Named};
+use crate::print::{Guid, Hex, Named};
 
 /// Maximum nesting depth that is printed. nldev has no deeper nesting.
 const MAX_DEPTH: usize = 8;
@@ -49,7 +49,7 @@ fn print_message(f: &mut fmt::Formatter<'_>, message: &Message<'_>) -> fmt::Resu
         Ok(Content::Data) => {
             print_command(f, message.header.kind)?;
             write!(f, " {:?} seq {} ", message.header.flags, message.header.seq)?;
-            print_attributes(f, message.attributes(), 0)
+            print_attributes(f, message.attributes(), message.header.kind, 0)
         }
         Err(error) => malformed(f, error),
     }
@@ -88,7 +88,12 @@ fn print_report(
     Ok(())
 }
 
-fn print_attributes(f: &mut fmt::Formatter<'_>, attributes: Attributes<'_>, depth: usize) -> fmt::Result {
+fn print_attributes(
+    f: &mut fmt::Formatter<'_>,
+    attributes: Attributes<'_>,
+    message_type: u16,
+    depth: usize,
+) -> fmt::Result {
     if depth == MAX_DEPTH {
         return f.write_str("{ .. }");
     }
@@ -99,7 +104,7 @@ fn print_attributes(f: &mut fmt::Formatter<'_>, attributes: Attributes<'_>, dept
             Ok(attribute) if attribute.kind == Attribute::PAD.0 => continue,
             Ok(attribute) => {
                 f.write_str(separator)?;
-                print_attribute(f, &attribute, depth)?;
+                print_attribute(f, &attribute, message_type, depth)?;
             }
             Err(error) => {
                 f.write_str(separator)?;
@@ -114,6 +119,7 @@ fn print_attributes(f: &mut fmt::Formatter<'_>, attributes: Attributes<'_>, dept
 fn print_attribute(
     f: &mut fmt::Formatter<'_>,
     attribute: &netlink::Attribute<'_>,
+    message_type: u16,
     depth: usize,
 ) -> fmt::Result {
     let number = Attribute(attribute.kind);
@@ -125,7 +131,7 @@ fn print_attribute(
         ValueKind::Padding | ValueKind::Binary | ValueKind::SocketAddress => {
             return Hex(attribute.payload).fmt(f);
         }
-        ValueKind::Nested => return print_attributes(f, attribute.attributes(), depth + 1),
+        ValueKind::Nested => return print_attributes(f, attribute.attributes(), message_type, depth + 1),
         ValueKind::String => {
             return match attribute.str() {
                 Ok(text) => write!(f, "{text:?}"),
@@ -136,12 +142,13 @@ fn print_attribute(
         ValueKind::S64 => attribute.i64().map(|value| value as u64),
         ValueKind::U8 => attribute.u8().map(u64::from),
         ValueKind::U32 => attribute.u32().map(u64::from),
-        ValueKind::U64 => attribute.u64(),
+        ValueKind::U64 | ValueKind::Guid => attribute.u64(),
     };
     match (value, info.value) {
         (Err(error), _) => malformed(f, error),
         (Ok(value), ValueKind::S32 | ValueKind::S64) => write!(f, "{}", value.cast_signed()),
-        (Ok(value), _) => match info.names {
+        (Ok(value), ValueKind::Guid) => Guid(value).fmt(f),
+        (Ok(value), _) => match info.names_in(message_type) {
             Some(info) => Named { info, value }.fmt(f),
             None => write!(f, "{value}"),
         },

@@ -87,6 +87,74 @@ fn netlink_ports_may_be_negative() {
     assert_eq!(found[0].bytes[12..16], (-1_807_744_897_i32).to_ne_bytes());
 }
 
+fn decoded(text: &str) -> Vec<String> {
+    let found = messages_of_text(text, Form::of(text)).unwrap();
+    found.iter().map(|found| crate::decode::decode(found.message.unwrap(), &found.bytes).text).collect()
+}
+
+/// Lines of strace 6.1, with the message type of nldev: an error, an acknowledgement with the text of the
+/// kernel, the end of a dump, the same by `-X raw` and `-X verbose`.
+#[test]
+fn acknowledgements_of_netlink_are_decoded() {
+    let text = r#"5553  recvfrom(3, [{nlmsg_len=44, nlmsg_type=NLMSG_ERROR, nlmsg_flags=0, nlmsg_seq=9, nlmsg_pid=5553}, {error=-ENOENT, msg=[{nlmsg_len=24, nlmsg_type=0x1401 /* NLMSG_??? */, nlmsg_flags=NLM_F_REQUEST|NLM_F_ACK, nlmsg_seq=9, nlmsg_pid=0}, "\x08\x00\x01\x00\x4d\x00\x00\x00"]}], 4096, 0, NULL, NULL) = 44
+5553  recvfrom(3, [{nlmsg_len=64, nlmsg_type=0x2, nlmsg_flags=0x300, nlmsg_seq=9, nlmsg_pid=5553}, [{error=-22, msg={nlmsg_len=24, nlmsg_type=0x1401, nlmsg_flags=0x5, nlmsg_seq=9, nlmsg_pid=0}}, [{nla_len=26, nla_type=0x1}, "Invalid header length"]]], 4096, 0, NULL, NULL) = 64
+5553  recvfrom(3, [{nlmsg_len=44, nlmsg_type=0x2 /* NLMSG_ERROR */, nlmsg_flags=0x300 /* NLM_F_CAPPED|NLM_F_ACK_TLVS */, nlmsg_seq=9, nlmsg_pid=5553}, [{error=-22 /* -EINVAL */, msg={nlmsg_len=24, nlmsg_type=0x1401 /* NLMSG_??? */, nlmsg_flags=0x5 /* NLM_F_REQUEST|NLM_F_ACK */, nlmsg_seq=9, nlmsg_pid=0}}, [{nla_len=8, nla_type=0x2 /* NLMSGERR_ATTR_OFFS */}, 24]]], 4096, 0, NULL, NULL) = 44
+127   recvmsg(3, {msg_name={sa_family=AF_NETLINK, nl_pid=0, nl_groups=00000000}, msg_namelen=12, msg_iov=[{iov_base=[{nlmsg_len=36, nlmsg_type=NLMSG_ERROR, nlmsg_flags=NLM_F_CAPPED, nlmsg_seq=9, nlmsg_pid=5553}, {error=0, msg={nlmsg_len=24, nlmsg_type=0x1401 /* NLMSG_??? */, nlmsg_flags=NLM_F_REQUEST|NLM_F_ACK, nlmsg_seq=9, nlmsg_pid=0}}], iov_len=16384}], msg_iovlen=1, msg_controllen=0, msg_flags=0}, 0) = 36
+127   recvmsg(3, {msg_name={sa_family=AF_NETLINK, nl_pid=0, nl_groups=00000000}, msg_namelen=12, msg_iov=[{iov_base=[{nlmsg_len=20, nlmsg_type=NLMSG_DONE, nlmsg_flags=NLM_F_MULTI, nlmsg_seq=9, nlmsg_pid=-1807744897}, 0], iov_len=16384}], msg_iovlen=1, msg_controllen=0, msg_flags=0}, 0) = 20
+"#;
+    assert_eq!(
+        decoded(text),
+        [
+            "refused seq 9 GET errno 2",
+            "refused seq 9 GET errno 22 \"Invalid header length\"",
+            "refused seq 9 GET errno 22 at byte 24",
+            "acknowledged seq 9 GET",
+            "done seq 9",
+        ]
+    );
+}
+
+/// The sockets of other protocols end their dumps with the same message.
+#[test]
+fn messages_of_other_netlink_protocols_are_skipped() {
+    let text = r#"137   sendto(6<NETLINK:[111]>, [{nlmsg_len=20, nlmsg_type=0x16 /* NLMSG_??? */, nlmsg_flags=NLM_F_REQUEST|0x300, nlmsg_seq=5, nlmsg_pid=0}, "\x00\x00\x00\x00"], 20, 0, {sa_family=AF_NETLINK, nl_pid=0, nl_groups=00000000}, 12) = 20
+137   recvmsg(6<NETLINK:[111]>, {msg_name={sa_family=AF_NETLINK, nl_pid=0, nl_groups=00000000}, msg_namelen=12, msg_iov=[{iov_base=[{nlmsg_len=20, nlmsg_type=NLMSG_DONE, nlmsg_flags=NLM_F_MULTI, nlmsg_seq=5, nlmsg_pid=137}, 0], iov_len=4096}], msg_iovlen=1, msg_controllen=0, msg_flags=0}, 0) = 20
+[pid   138] recvmsg(6<NETLINK:[112]>, {msg_name={sa_family=AF_NETLINK, nl_pid=0, nl_groups=00000000}, msg_namelen=12, msg_iov=[{iov_base=[{nlmsg_len=20, nlmsg_type=NLMSG_DONE, nlmsg_flags=NLM_F_MULTI, nlmsg_seq=6, nlmsg_pid=137}, 0], iov_len=4096}], msg_iovlen=1, msg_controllen=0, msg_flags=0}, 0) = 20
+"#;
+    assert_eq!(decoded(text), ["done seq 6"]);
+    let other = text.lines().next().unwrap();
+    let ours = other.replace("0x16 ", "0x1401 ").replace("\\x00\\x00\\x00\\x00", "\\x04\\x00\\x01\\x00");
+    let text = [other, &ours, text.lines().nth(1).unwrap()].join("\n");
+    assert_eq!(decoded(&text).len(), 2, "the descriptor is reused");
+    let text = r#"sendto(4, [{nlmsg_len=24, nlmsg_type=RTM_SETLINK, nlmsg_flags=NLM_F_REQUEST|NLM_F_ACK, nlmsg_seq=9, nlmsg_pid=0}, {ifi_family=AF_ATMPVC, ...}], 24, 0, NULL, 0) = 24
+recvfrom(4, [{nlmsg_len=36, nlmsg_type=NLMSG_ERROR, nlmsg_flags=NLM_F_CAPPED, nlmsg_seq=9, nlmsg_pid=5553}, {error=-EINVAL, msg={nlmsg_len=24, nlmsg_type=0x13, nlmsg_flags=NLM_F_REQUEST|NLM_F_ACK, nlmsg_seq=9, nlmsg_pid=0}}], 4096, 0, NULL, NULL) = 36
+"#;
+    assert_eq!(messages_of_text(text, Form::of(text)), Err(TextError::Empty));
+}
+
+/// Without `-s 65536`, strace leaves out the end.
+#[test]
+fn truncated_messages_of_netlink_are_found() {
+    let text = r#"recvmsg(3, {msg_name={sa_family=AF_NETLINK, nl_pid=0, nl_groups=00000000}, msg_namelen=12, msg_iov=[{iov_base=[{nlmsg_len=116, nlmsg_type=0x1401 /* NLMSG_??? */, nlmsg_flags=NLM_F_MULTI, nlmsg_seq=7, nlmsg_pid=9}, "\x08\x00\x01\x00\x00\x00\x00\x00"...], iov_len=16384}], msg_iovlen=1, msg_controllen=0, msg_flags=0}, 0) = 116
+"#;
+    let found = messages_of_text(text, Form::of(text)).unwrap();
+    assert_eq!(
+        (found[0].message, found[0].bytes.len(), found[0].truncated),
+        (Some(Message::Nldev), 24, true)
+    );
+}
+
+/// Lines of `strace -e write=3 -e read=3`, which print a line before each buffer.
+#[test]
+fn dumped_buffers_complete_a_message() {
+    let text = r#"sendmsg(3, {msg_name=NULL, msg_namelen=0, msg_iov=[{iov_base="\30\0\0\0\1\24"..., iov_len=24}], msg_iovlen=1, msg_controllen=0, msg_flags=0}, 0) = 24
+ * 24 bytes in buffer 0
+ | 00000  18 00 00 00 01 14 05 00  09 00 00 00 00 00 00 00  ................ |
+ | 00010  08 00 01 00 4d 00 00 00                           ....M...         |
+"#;
+    assert_eq!(decoded(text), ["GET REQUEST | ACK seq 9 { DEV_INDEX 77 }"]);
+}
+
 #[test]
 fn dumped_lines_of_strace_complete_a_call() {
     let text = r#"write(3</dev/infiniband/uverbs0>, "\31\0\0\0\6\0"..., 24) = 24
