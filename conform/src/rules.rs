@@ -32,6 +32,16 @@ macro_rules! rules {
     };
 }
 
+impl Rule {
+    /// [`Rule::source`] from the root of its tree.
+    pub(crate) fn path(self) -> String {
+        let source = self.source();
+        let folder =
+            if source.starts_with("core/") || source.starts_with("sw/") { "drivers/infiniband/" } else { "" };
+        format!("{folder}{source}")
+    }
+}
+
 rules! {
     IoctlNumber = "ioctl-number", "An ioctl number other than RDMA_VERBS_IOCTL fails with ENOTTY.",
         "core/uverbs_ioctl.c: ib_uverbs_ioctl";
@@ -331,6 +341,16 @@ mod tests {
         (Rule::KnownBug, "each check shows one defect: kernels with it are the proof"),
         (Rule::Fixed, "each check shows one defect: kernels before the fix are the proof"),
     ];
+
+    #[test]
+    fn only_sources_of_the_driver_folder_are_in_it() {
+        assert_eq!(
+            Rule::WriteHeader.path(),
+            "drivers/infiniband/core/uverbs_main.c: ib_uverbs_write, verify_hdr"
+        );
+        assert_eq!(Rule::KnownBug.path(), "docs/kernel-bugs.md of bareverbs");
+        assert!(Rule::MrAccess.path().starts_with("include/rdma/ib_verbs.h"));
+    }
 
     #[test]
     fn each_rule_has_a_seeded_fault_or_a_reason() {

@@ -345,7 +345,7 @@ impl Suite {
         }
         if let Some(check) = self.checks.iter().find(|check| check.name == outcome.name) {
             let _ = writeln!(text, "  rule:     {}", check.rule.text());
-            let _ = writeln!(text, "  source:   drivers/infiniband/{}", check.rule.source());
+            let _ = writeln!(text, "  source:   {}", check.rule.path());
             if let Some(hazard) = check.hazard {
                 let _ = writeln!(text, "  hazard:   {hazard}");
             }

@@ -122,10 +122,11 @@ fn section(page: &mut String, rule: Rule, names: &[&str], anchors: &Anchors<'_>)
     let _ = writeln!(
         page,
         "<details id=\"section-{id}\"{open}><summary><span class=\"id\">{id}</span> <span class=\"m\">{} \
-         checks{fails}</span></summary>\n<div id=\"{id}\"><p>{}<p class=\"m\"><code>drivers/infiniband/{}</code></div>",
+         {noun}{fails}</span></summary>\n<div id=\"{id}\"><p>{}<p class=\"m\"><code>{}</code></div>",
         checks.len(),
         escape(rule.text()),
-        escape(rule.source()),
+        escape(&rule.path()),
+        noun = if checks.len() == 1 { "check" } else { "checks" },
         id = rule.id(),
         open = if failing > 0 { " open" } else { "" },
     );
