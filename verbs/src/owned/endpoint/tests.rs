@@ -1649,7 +1649,7 @@ fn awaits_that_end_at_once_let_other_tasks_run() {
     let waker = std::task::Waker::from(Arc::clone(&wakes));
     let mut context = Context::from_waker(&waker);
     let plain = setup.plain.clone();
-    let mut pendings = Vec::new();
+    let mut yields = Vec::new();
     setup.post();
     let mut endpoint = crate::runtime::Endpoint::<NoWait, _, _>::new(setup.endpoint).unwrap();
     for number in 1..=300_u32 {
@@ -1661,12 +1661,12 @@ fn awaits_that_end_at_once_let_other_tasks_run() {
         let buffer = loop {
             match std::pin::pin!(endpoint.wait()).poll(&mut context) {
                 Poll::Ready(done) => break done.unwrap().into_buffer(),
-                Poll::Pending => pendings.push(number),
+                Poll::Pending => yields.push(number),
             }
         };
         endpoint.post_recv(buffer).unwrap();
     }
-    assert_eq!(pendings, [128, 255]);
+    assert_eq!(yields, [128, 255]);
     assert_eq!(wakes.0.load(Ordering::Relaxed), 2, "the task is polled again");
 }
 
