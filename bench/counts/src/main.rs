@@ -522,14 +522,17 @@ mod x86_64 {
 
     /// The completion is in the CQ. The future reaps it and takes the result.
     #[inline(never)]
+    #[expect(clippy::result_large_err, reason = "no error: the future of which another poll is needed")]
     fn hub_await<P: WrapMlx5>(
-        pending: &mut Pending<Lease, Given<P>>,
+        pending: Pending<Lease, Given<P>>,
         cx: &mut Context<'_>,
-    ) -> Option<(u64, Lease)> {
-        counted(|| {
-            let Poll::Ready(Ok(done)) = Pin::new(pending).poll(cx) else { return None };
+    ) -> Result<(u64, Lease), Pending<Lease, Given<P>>> {
+        let mut pending = pending;
+        let awaited = counted(|| {
+            let Poll::Ready(Ok(done)) = Pin::new(&mut pending).poll(cx) else { return None };
             Some((done.tag, done.buffer?))
-        })
+        });
+        awaited.ok_or(pending)
     }
 
     /// A hub: a post, and a completion that is handed to the future that waits for it.
@@ -549,8 +552,9 @@ mod x86_64 {
                 } else {
                     loop {
                         // One poll in 128 lets other tasks run.
-                        if let Some(awaited) = hub_await(&mut pending, &mut cx) {
-                            break awaited;
+                        match hub_await(pending, &mut cx) {
+                            Ok(awaited) => break awaited,
+                            Err(again) => pending = again,
                         }
                     }
                 };
