@@ -194,7 +194,7 @@ pub(crate) fn identifiers_are_destroyed_while_another_thread_reads_their_events(
                     thread::yield_now();
                 }
                 // The route of an address that is not resolved yet is refused. On InfiniBand, the kernel
-                // does not survive a destruction during a path query.
+                // crashes if an identifier is destroyed during its path query.
                 if !is_infiniband() && id.resolve_route(RESOLVE).is_ok() && round % 2 == 0 {
                     let _ = id.connect(&param());
                 }
