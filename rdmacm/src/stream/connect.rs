@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bareverbs::owned::{Endpoint, Part};
-use bareverbs::{AnyProvider, Errno, Pd};
+use bareverbs::{AnyProvider, Errno, Pd, RetryCount};
 
 use super::link::Link;
 use super::session::{CONTROL_RECVS, Prepared, Session};
@@ -26,8 +26,8 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 
 /// A stream needs no reads and no atomics. A peer that does not read makes a write wait, so that RNR
 /// retries have no limit.
-fn connect_options(offer: &[u8]) -> ConnectOptions<'_> {
-    ConnectOptions { private_data: offer, rd_atomic: 0, ..ConnectOptions::default() }
+fn connect_options(offer: &[u8], retry_count: RetryCount) -> ConnectOptions<'_> {
+    ConnectOptions { private_data: offer, rd_atomic: 0, retry_count, ..ConnectOptions::default() }
 }
 
 fn param<'a>(options: &ConnectOptions<'a>, prepared: &mut Prepared<AnyProvider>) -> ConnParam<'a> {
@@ -84,7 +84,7 @@ impl StreamOptions {
         let domains = self.list();
         let mut prepared = self.prepare(&domains, device_of(&id)?)?;
         let offer = prepared.offer()?;
-        let options = connect_options(&offer);
+        let options = connect_options(&offer, self.retry_count);
         let param = param(&options, &mut prepared);
         let response = steps::connect(wait, &id, &param).await?;
         bring_up(&id, prepared.endpoint(), &options, None)?;
@@ -286,7 +286,7 @@ impl RdmaListener {
         self.options.id_options.apply_to_child(request.id())?;
         let mut prepared = self.options.prepare(&self.domains, device_of(request.id())?)?;
         let offer = prepared.offer()?;
-        let options = connect_options(&offer);
+        let options = connect_options(&offer, self.options.retry_count);
         let param = param(&options, &mut prepared);
         bring_up(request.id(), prepared.endpoint(), &options, Some(&param))?;
         let session = prepared.start(&peer.private_data, false)?;

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use bareverbs::RetryCount;
+
 use super::wire::{IomapEntry, IomapSize, SLOTS, Span};
 use crate::connection::Domains;
 use crate::{Error, IdOptions, Result};
@@ -28,6 +30,7 @@ pub struct StreamOptions {
     pub(super) inline: u32,
     pub(super) iomap_size: u32,
     pub(super) id_options: IdOptions,
+    pub(super) retry_count: RetryCount,
     /// `None`: the list of the process, as it is when a stream is created.
     pub(super) domains: Option<Domains>,
 }
@@ -42,6 +45,7 @@ impl Default for StreamOptions {
             inline: 64,
             iomap_size: 0,
             id_options: IdOptions::default(),
+            retry_count: RetryCount::DEFAULT,
             domains: None,
         }
     }
@@ -109,6 +113,25 @@ impl StreamOptions {
     #[doc(alias = "IPV6_V6ONLY")]
     pub fn id_options(mut self, options: IdOptions) -> Self {
         self.id_options = options;
+        self
+    }
+
+    /// Retries of a write whose acknowledgement does not come, or whose packets arrive out of order; of
+    /// both sides, as the connecting side says. The default is 6, with which the end of a peer is
+    /// noticed on every device.
+    ///
+    /// Soft-RoCE counts each packet that was lost or late as a retry of the whole write, which has up to
+    /// 64 packets in 64 KiB. On a network that loses or reorders many, use [`RetryCount::MAX`]: Soft-RoCE
+    /// then retries without limit, and a dead peer is noticed by time limits only.
+    ///
+    /// ```
+    /// use bareverbs::RetryCount;
+    /// use bareverbs_rdmacm::stream::StreamOptions;
+    ///
+    /// let options = StreamOptions::default().retry_count(RetryCount::MAX);
+    /// ```
+    pub fn retry_count(mut self, count: RetryCount) -> Self {
+        self.retry_count = count;
         self
     }
 

@@ -6,7 +6,7 @@ use std::net::Shutdown;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bareverbs::AckTimeout;
+use bareverbs::{AckTimeout, RetryCount};
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::wire::{End, Wire};
 use bareverbs_rdmacm::IdOptions;
@@ -15,10 +15,11 @@ use bareverbs_rdmacm::stream::{RdmaStream, StreamError, StreamOptions};
 use crate::pattern;
 
 /// Both ends of a stream across the wire.
-fn pair() -> (RdmaStream, RdmaStream) {
+fn pair(retry_count: RetryCount) -> (RdmaStream, RdmaStream) {
     // A lost packet at the end of a message is repeated after this time, 67 ms.
     let ack_timeout = AckTimeout::new(14);
     let options = StreamOptions::default().id_options(IdOptions { ack_timeout, ..IdOptions::default() });
+    let options = options.retry_count(retry_count);
     let listener = options.listen((End::Far.ip(), 0)).unwrap();
     thread::scope(|scope| {
         let accepted = scope.spawn(|| listener.accept().unwrap());
@@ -30,7 +31,7 @@ fn pair() -> (RdmaStream, RdmaStream) {
 fn read_without_a_peer(keepalive: Option<Duration>) -> StreamError {
     let wire = Wire::new();
     let error = {
-        let (a, b) = pair();
+        let (a, b) = pair(RetryCount::DEFAULT);
         for stream in [&a, &b] {
             stream.set_keepalive(keepalive).unwrap();
             stream.set_linger(Duration::ZERO);
@@ -63,7 +64,8 @@ pub(crate) fn keepalive_notices_a_peer_that_is_cut_off() {
 
 /// Sends `blocks` blocks in both directions at once, and compares what arrives.
 fn exchange(block: &[u8], blocks: usize) {
-    let (a, b) = pair();
+    // A block has 64 packets. Each that is lost or late counts as a retry of the block.
+    let (a, b) = pair(RetryCount::MAX);
     let mut expected = DefaultHasher::new();
     (0..blocks).for_each(|_| expected.write(block));
     let expected = expected.finish();
