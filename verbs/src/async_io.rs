@@ -41,7 +41,7 @@ pub type AsyncEvents = runtime::AsyncEvents<Readiness>;
 /// An [endpoint](crate::owned::Endpoint) that tasks of async-io wait on.
 pub type Endpoint<B = Mr<Buffer>, P = AnyProvider> = runtime::Endpoint<Readiness, B, P>;
 
-/// The future of [`Endpoint::wait`].
+/// The future of `Endpoint::wait`.
 pub type Wait<'e, B = Mr<Buffer>, P = AnyProvider> = runtime::Wait<'e, Readiness, B, P>;
 
 /// [Datagrams](crate::owned::Datagrams) that tasks of async-io wait for. With the feature `futures`, a

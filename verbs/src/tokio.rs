@@ -43,7 +43,7 @@ pub type AsyncEvents = runtime::AsyncEvents<Readiness>;
 /// An [endpoint](crate::owned::Endpoint) that tasks of tokio wait on.
 pub type Endpoint<B = Mr<Buffer>, P = AnyProvider> = runtime::Endpoint<Readiness, B, P>;
 
-/// The future of [`Endpoint::wait`].
+/// The future of `Endpoint::wait`.
 pub type Wait<'e, B = Mr<Buffer>, P = AnyProvider> = runtime::Wait<'e, Readiness, B, P>;
 
 /// [Datagrams](crate::owned::Datagrams) that tasks of tokio wait for. With the feature `futures`, a
