@@ -1003,25 +1003,18 @@ fn of_short_destroy_cq(checks: &mut Vec<Check>) {
         judge_buffer(session, &call, &WriteBuffer::with_tail(&bytes, tail), Answer::Ok)?;
         apply_first(destroy_cq, session, &request, None)
     }));
-    checks.push(Check::new(
-        title(destroy_cq, "write", rule, "maximum"),
-        rule,
-        Answer::NOENT,
-        move |session| {
+    type Place = fn(&[u8]) -> Option<WriteBuffer>;
+    let places: [(&str, Answer, Place); 2] = [
+        ("maximum", Answer::NOENT, |bytes| Some(WriteBuffer::new(bytes))),
+        ("unreadable", Answer::FAULT, WriteBuffer::before_unmapped),
+    ];
+    for (name, answer, buffer) in places {
+        checks.push(Check::new(title(destroy_cq, "write", rule, name), rule, answer, move |session| {
             let (call, _, bytes, _) = split(destroy_cq, session, 16)?;
-            judge_write(session, &call, &bytes, Answer::NOENT).map(drop)
-        },
-    ));
-    checks.push(Check::new(
-        title(destroy_cq, "write", rule, "unreadable"),
-        rule,
-        Answer::FAULT,
-        move |session| {
-            let (call, _, bytes, _) = split(destroy_cq, session, 16)?;
-            let Some(buffer) = WriteBuffer::before_unmapped(&bytes) else { return skip("no memory") };
-            judge_buffer(session, &call, &buffer, Answer::FAULT).map(drop)
-        },
-    ));
+            let Some(buffer) = buffer(&bytes) else { return skip("no memory") };
+            judge_buffer(session, &call, &buffer, answer).map(drop)
+        }));
+    }
     let rule = Rule::RequestShort;
     for (command, len) in [(destroy_cq, 8), (destroy_cq, 12), (destroy_cq, 20), (destroy_qp, 16)] {
         let title = title(command, "write", rule, &format!("{len}-bytes"));

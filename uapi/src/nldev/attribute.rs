@@ -56,7 +56,8 @@ pub struct AttributeInfo {
 macro_rules! attributes {
     ($(
         $(#[$meta:meta])*
-        $name:ident = $number:literal, $c:literal $(since $since:ident)?: $value:ident $(of $names:ident)? $(port $port_names:ident)?;
+        $name:ident = $number:literal, $c:literal $(since $since:ident)?: $value:ident
+            $(of $names:ident)? $(port $port_names:ident)?;
     )*) => {
         abi_enums! {
             header = "rdma/rdma_netlink.h";
