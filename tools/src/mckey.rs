@@ -54,7 +54,9 @@ pub(crate) fn run(options: &Mckey) -> Result<()> {
     if count > 0 {
         if options.sender {
             say("initiating data transfers")?;
-            nodes.iter_mut().try_for_each(|(_, node)| node.post_sends(SendFlags::empty()))?;
+            nodes.iter_mut().try_for_each(|(_, node)| node.post_sends(SendFlags::SIGNALED))?;
+            // What is not sent yet is lost when the address handle and the queue pair are destroyed.
+            nodes.iter_mut().try_for_each(|(_, node)| node.wait_all(stop))?;
         } else {
             say("receiving data transfers")?;
             nodes.iter_mut().try_for_each(|(_, node)| node.wait_all(stop))?;

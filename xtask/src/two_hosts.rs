@@ -105,8 +105,14 @@ fn by_ip_address(setup: &Setup<'_>) -> Result<()> {
             } else {
                 (server, client)
             };
-            // The client may come before the server listens.
-            let client = format!("for i in $(seq 100); do {client} && exit; sleep 0.1; done; exit 1");
+            let client = if name == "mckey" && !is_clients_ours {
+                // The sender of librdmacm destroys its address handle without a wait for its sends: a run may
+                // send less than all messages. The server waits for each one longer than a run takes.
+                format!("for i in 1 2 3 4; do {client} || exit; done")
+            } else {
+                // The client may come before the server listens.
+                format!("for i in $(seq 100); do {client} && exit; sleep 0.1; done; exit 1")
+            };
             wire.run_scripts(&server, &client).with_context(|| format!("{server}, {client}"))?;
         }
     }
