@@ -331,7 +331,6 @@ pub(crate) fn short_hosts_run_with_each_other() {
     }
 }
 
-/// 2,000 queue pairs on each side: the figures are printed.
 /// Runs 2,000 queue pairs in one process on each side.
 fn two_thousand_queue_pairs(operation: &'static str, others: &[&str]) {
     let benchmark = Benchmark { operation, test: "bw" };
