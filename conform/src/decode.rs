@@ -28,7 +28,7 @@ use bareverbs_uapi::{decode as ioctl, nldev};
 use serde::Serialize;
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::write_buffer::overread;
+use crate::write_buffer::overread_len;
 
 pub use text::{Form, Found, TextError, messages_of_text};
 
@@ -326,7 +326,7 @@ fn of_write(bytes: &[u8], driver: Driver) -> Decoded {
         shown += &format!(" <malformed: {} of {} bytes>", rest.len(), len + driver_len);
     }
     add_driver(&mut shown, &mut value, command, beyond, driver, Direction::In);
-    match overread(bytes) {
+    match overread_len(bytes) {
         0 => {}
         behind => {
             shown += &format!(" <the kernel reads {behind} bytes behind it>");

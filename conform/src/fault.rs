@@ -25,7 +25,7 @@ use crate::own_memory::{read, store};
 use crate::request::Request;
 use crate::rules::Rule;
 use crate::target::{CmFile, Target, UverbsFile};
-use crate::write_buffer::{WriteBuffer, overread};
+use crate::write_buffer::{WriteBuffer, overread_len};
 
 /// The rules that a fault on Soft-RoCE breaks.
 pub(crate) const SOFT_ROCE: &[Rule] = &[
@@ -310,7 +310,7 @@ fn of_write(broken: Rule, command: &[u8]) -> Option<Fault> {
     if is_in(broken, Rule::WriteHeader, !is_whole && number & EXTENDED == 0) {
         return Some(Fault::Error(Errno::INVAL, Errno::MSGSIZE));
     }
-    if is_in(broken, Rule::WriteOverread, overread(command) > 0) {
+    if is_in(broken, Rule::WriteOverread, overread_len(command) > 0) {
         return Some(Fault::Refused(Errno::NOSPC));
     }
     let is_pd = is_whole && number == write::AllocPd::INFO.number;

@@ -48,7 +48,7 @@ pub use files::Interface;
 pub use record::{CallKind, Chunk, Record};
 pub use summary::Summary;
 
-use crate::write_buffer::overread;
+use crate::write_buffer::overread_len;
 use files::Files;
 use sys::{Change, Syscall};
 
@@ -466,7 +466,7 @@ impl<F: FnMut(&Record) -> ControlFlow<()>> Tracer<F> {
         };
         let overread = match (call, &interface) {
             (CallKind::Write, Interface::Uverbs { .. }) => {
-                memory.bytes(first + second, overread(&request) as u64)
+                memory.bytes(first + second, overread_len(&request) as u64)
             }
             _ => Vec::new(),
         };

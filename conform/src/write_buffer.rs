@@ -13,14 +13,14 @@ use crate::guard::Guard;
 /// Length of `DESTROY_CQ` in rdma-core 18 and 19, in bytes.
 const SHORT_DESTROY_CQ: usize = 16;
 
-/// The most bytes that the kernel reads behind a command.
+/// The maximum number of bytes that the kernel reads behind a command.
 pub(crate) const OVERREAD: usize = size_of::<CmdHdr>() + size_of::<DestroyCqReq>() - SHORT_DESTROY_CQ;
 
-/// A byte of invalid handles.
+/// Fill byte: the handle 0xffffffff is invalid.
 const FILL: u8 = 0xff;
 
 /// The number of bytes that the kernel reads behind a command.
-pub(crate) fn overread(command: &[u8]) -> usize {
+pub(crate) fn overread_len(command: &[u8]) -> usize {
     let is_short = command.len() == SHORT_DESTROY_CQ
         && CmdHdr::read_from_prefix(command).is_ok_and(|(header, _)| {
             header.command == write::DestroyCq::INFO.number
@@ -41,7 +41,7 @@ pub(crate) struct WriteBuffer {
 }
 
 impl WriteBuffer {
-    /// A command with 0xff behind it, which begins no valid handle.
+    /// A command with bytes of 0xff behind it, which are no valid handle.
     pub(crate) fn new(command: &[u8]) -> Self {
         Self::with_tail(command, [FILL; OVERREAD])
     }
@@ -71,7 +71,7 @@ impl WriteBuffer {
     /// The bytes behind the command that the kernel reads.
     pub(crate) fn overread(&self) -> &[u8] {
         let tail = &self.all()[self.len..];
-        &tail[..overread(self.command()).min(tail.len())]
+        &tail[..overread_len(self.command()).min(tail.len())]
     }
 }
 
@@ -87,14 +87,14 @@ mod tests {
 
     #[test]
     fn kernel_reads_behind_a_destroy_cq_of_16_bytes_only() {
-        assert_eq!(overread(&command(20, 16)), 8);
+        assert_eq!(overread_len(&command(20, 16)), 8);
         for (number, len) in [(20, 12), (20, 20), (20, 24), (27, 16), (4, 16)] {
-            assert_eq!(overread(&command(number, len)), 0, "command {number} of {len} bytes");
+            assert_eq!(overread_len(&command(number, len)), 0, "command {number} of {len} bytes");
         }
         let mut other_length = command(20, 16);
         other_length[4] = 6;
-        assert_eq!(overread(&other_length), 0);
-        assert_eq!(overread(&[]), 0);
+        assert_eq!(overread_len(&other_length), 0);
+        assert_eq!(overread_len(&[]), 0);
     }
 
     #[test]

@@ -121,7 +121,10 @@ impl Node {
         let count = self.messages.count;
         for done in 0..count {
             let Some(completion) = self.poll(stop)? else {
-                bail!("{done} of {count} messages have completed; datagrams may be lost");
+                bail!(
+                    "{done} of {count} messages have completed within {} s; datagrams may be lost",
+                    LIMIT.as_secs()
+                );
             };
             let status = completion.status;
             ensure!(status == WcStatus::SUCCESS, "message {done} has failed with {status}");

@@ -55,8 +55,11 @@ pub(crate) fn run(options: &Mckey) -> Result<()> {
         if options.sender {
             say("initiating data transfers")?;
             nodes.iter_mut().try_for_each(|(_, node)| node.post_sends(SendFlags::SIGNALED))?;
-            // What is not sent yet is lost when the address handle and the queue pair are destroyed.
-            nodes.iter_mut().try_for_each(|(_, node)| node.wait_all(stop))?;
+            // Destroying the address handle and the QP discards messages that are not sent yet.
+            nodes
+                .iter_mut()
+                .try_for_each(|(_, node)| node.wait_all(stop))
+                .context("waiting for the completions of the sends")?;
         } else {
             say("receiving data transfers")?;
             nodes.iter_mut().try_for_each(|(_, node)| node.wait_all(stop))?;

@@ -114,5 +114,16 @@ pub use self::spin::Spin;
 pub(crate) use self::spin::Spinning;
 pub use self::split::{EndpointReceiver, EndpointSender, UnsplitError};
 
-/// The number of awaits whose operations are complete, after which one lets other tasks run.
+/// Cooperative budget: one await in this many yields to the scheduler, even if its operation is complete.
 pub(crate) const BUDGET: u32 = 128;
+
+/// Spends one await of the budget. Returns whether it must yield.
+#[inline(always)]
+pub(crate) fn spend_budget(budget: &mut u32) -> bool {
+    *budget -= 1;
+    let is_spent = *budget == 0;
+    if is_spent {
+        *budget = BUDGET;
+    }
+    is_spent
+}

@@ -26,7 +26,7 @@ use crate::owned::flow::Kind;
 use crate::owned::hub::reaper::Direction;
 use crate::owned::{
     self, Address, BUDGET, Batch, DatagramDone, Done, Failed, Lease, NotPosted, Op, ROUNDS, ReceivedDatagram,
-    Source, Spinning, Target, UnsplitError, checked, received,
+    Source, Spinning, Target, UnsplitError, checked, received, spend_budget,
 };
 use crate::{AnyProvider, Arm, AsyncEvent, Buffer, CompEvent, Cq, Error, Mr, Remote, Result, WorkCompletion};
 
@@ -137,7 +137,7 @@ pub struct Endpoint<R, B = Mr<Buffer>, P: Provider = AnyProvider> {
     readiness: R,
     /// Rings when a keepalive is due.
     alarm: Alarm<R>,
-    /// Polls that may end at once before one lets other tasks run.
+    /// Awaits until the next one yields to the scheduler (see [`BUDGET`]).
     budget: u32,
 }
 
@@ -173,8 +173,8 @@ impl<R: Readiness, B, P: Provider> Endpoint<R, B, P> {
     }
 
     /// Waits until an operation completes. If one is complete already, it returns without a system
-    /// call, but lets other tasks run once in 128 such waits. Before it sleeps, it polls for a while
-    /// as [`Spin`](owned::Spin) says, and lets other tasks run between two polls.
+    /// call, but yields to the scheduler once in 128 such waits. Before it sleeps, it polls for a while
+    /// as [`Spin`](owned::Spin) says, and yields between two polls.
     ///
     /// The future is cancel-safe: dropping it loses no operation. Operations are not ended by
     /// dropping a future: their buffers stay in the endpoint until they complete.
@@ -245,6 +245,8 @@ pub struct Datagrams<R, B = Lease, P: Provider = AnyProvider> {
     channel: crate::CompChannel,
     readiness: R,
     alarm: Alarm<R>,
+    /// Awaits until the next one yields to the scheduler (see [`BUDGET`]).
+    budget: u32,
 }
 
 impl<R: Readiness, B, P: Provider> Datagrams<R, B, P> {
@@ -255,7 +257,7 @@ impl<R: Readiness, B, P: Provider> Datagrams<R, B, P> {
     pub fn new(datagrams: owned::Datagrams<B, P>) -> Result<Self> {
         let channel = datagrams.queues.channel().clone();
         let alarm = Alarm::new(channel.file());
-        Ok(Self { readiness: R::new(Events(channel.events()))?, datagrams, channel, alarm })
+        Ok(Self { readiness: R::new(Events(channel.events()))?, datagrams, channel, alarm, budget: BUDGET })
     }
 
     /// Unregisters the datagrams from the runtime and returns them.
@@ -287,7 +289,8 @@ impl<R: Readiness, B: Source, P: Provider> Datagrams<R, B, P> {
     /// - The errors of [`owned::Datagrams::wait`].
     /// - [`Error::Invalid`]: the datagrams were replaced through [`get_mut`](Self::get_mut).
     pub async fn wait(&mut self) -> Result<DatagramDone<B>, Failed<B>> {
-        let Self { datagrams, channel, readiness, alarm } = self;
+        yield_in_turn(&mut self.budget).await;
+        let Self { datagrams, channel, readiness, alarm, .. } = self;
         let mut spin = None;
         let wait = |cx: &mut Context<'_>| {
             poll_wait(&mut datagrams.queues, None, channel, readiness, alarm, &mut spin, cx)
@@ -303,7 +306,8 @@ impl<R: Readiness, B: Source, P: Provider> Datagrams<R, B, P> {
     /// - The errors of [`owned::Datagrams::wait_recv`].
     /// - [`Error::Invalid`]: the datagrams were replaced through [`get_mut`](Self::get_mut).
     pub async fn wait_recv(&mut self) -> Result<ReceivedDatagram<B>, Failed<B>> {
-        let Self { datagrams, channel, readiness, alarm } = self;
+        yield_in_turn(&mut self.budget).await;
+        let Self { datagrams, channel, readiness, alarm, .. } = self;
         let (direction, mut spin) = (Some(Direction::Recv), None);
         let queues = &mut datagrams.queues;
         let wait =
@@ -319,7 +323,10 @@ impl<R: Readiness, B: Source, P: Provider> futures_core::Stream for Datagrams<R,
     type Item = Result<ReceivedDatagram<B>, Failed<B>>;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let Self { datagrams, channel, readiness, alarm } = self.get_mut();
+        let Self { datagrams, channel, readiness, alarm, budget } = self.get_mut();
+        if spend_budget(budget) {
+            return yielded(cx);
+        }
         let direction = Some(Direction::Recv);
         let ended = poll_ended(&mut datagrams.queues, direction, channel, readiness, alarm, cx);
         ended.map(|ended| ended.map(|ended| ended.and_then(received)))
@@ -401,8 +408,9 @@ impl<R: Readiness, B, P: Provider> Endpoint<R, B, P> {
                 channel: channel.clone(),
                 readiness: Arc::clone(&readiness),
                 alarm: other,
+                budget: BUDGET,
             },
-            EndpointReceiver { half: receiver, channel, readiness, alarm },
+            EndpointReceiver { half: receiver, channel, readiness, alarm, budget: BUDGET },
         )
     }
 }
@@ -433,6 +441,8 @@ macro_rules! halves {
             channel: crate::CompChannel,
             readiness: Arc<SharedReadiness<R>>,
             alarm: Alarm<R>,
+            /// Awaits until the next one yields to the scheduler (see [`BUDGET`]).
+            budget: u32,
         }
 
         // It contains no pinned values.
@@ -464,6 +474,7 @@ macro_rules! halves {
             where
                 B: Send,
             {
+                yield_in_turn(&mut self.budget).await;
                 if let Some(ended) = self.half.poll() {
                     return ended;
                 }
@@ -616,7 +627,10 @@ impl<R: Readiness, B, P: Provider> futures_core::Stream for Endpoint<R, B, P> {
     type Item = Result<Done<B>, Failed<B>>;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let Self { endpoint, channel, readiness, alarm, .. } = self.get_mut();
+        let Self { endpoint, channel, readiness, alarm, budget } = self.get_mut();
+        if spend_budget(budget) {
+            return yielded(cx);
+        }
         poll_ended(&mut endpoint.queues, None, channel, readiness, alarm, cx)
     }
 }
@@ -634,7 +648,7 @@ impl<R: Readiness, B, P: Provider> EndpointSender<R, B, P> {
         if !Arc::ptr_eq(&self.readiness, &receiver.readiness) {
             return Err(UnsplitError { sender: self, receiver });
         }
-        let Self { half, channel, readiness, alarm } = self;
+        let Self { half, channel, readiness, alarm, budget } = self;
         match half.unsplit(receiver.half) {
             Ok(endpoint) => {
                 drop(receiver.readiness);
@@ -643,7 +657,7 @@ impl<R: Readiness, B, P: Provider> EndpointSender<R, B, P> {
                 Ok(Endpoint { endpoint, channel, readiness, alarm, budget: BUDGET })
             }
             Err(UnsplitError { sender, receiver: half }) => Err(UnsplitError {
-                sender: Self { half: sender, channel, readiness, alarm },
+                sender: Self { half: sender, channel, readiness, alarm, budget },
                 receiver: EndpointReceiver { half, ..receiver },
             }),
         }
@@ -765,6 +779,21 @@ fn check_channel<B, P: Provider, T: Flowing>(
 }
 
 /// Lets other tasks run.
+/// Yields to the scheduler if the budget is spent.
+#[inline(always)]
+async fn yield_in_turn(budget: &mut u32) {
+    if spend_budget(budget) {
+        yield_now().await;
+    }
+}
+
+/// The result of a poll that yields: the task is polled again.
+#[cfg(feature = "futures")]
+fn yielded<T>(cx: &Context<'_>) -> Poll<T> {
+    cx.waker().wake_by_ref();
+    Poll::Pending
+}
+
 async fn yield_now() {
     let mut yielded = false;
     poll_fn(|context| {

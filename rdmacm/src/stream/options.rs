@@ -8,7 +8,8 @@ use super::wire::{IomapEntry, IomapSize, SLOTS, Span};
 use crate::connection::Domains;
 use crate::{Error, IdOptions, Result};
 
-/// Sizes of a stream, fixed when it is created. The defaults are those of rdma-core's rsocket.
+/// Options of a stream, fixed when it is created. The defaults are those of rdma-core's rsocket, except
+/// `retry_count` (rsocket: 7).
 ///
 /// | option | default | range |
 /// |---|---|---|
@@ -17,6 +18,7 @@ use crate::{Error, IdOptions, Result};
 /// | [`sends`](Self::sends), [`recvs`](Self::recvs) | 384 messages | 16 to 65534 |
 /// | [`inline`](Self::inline) | 64 bytes | 0 to the device's maximum |
 /// | [`iomap_size`](Self::iomap_size) | 0 entries | 0 to 32512, rounded down |
+/// | [`retry_count`](Self::retry_count) | 6 | 0 to 7 |
 /// | [`id_options`](Self::id_options) | none | |
 /// | [`domains`](Self::domains) | [`Domains::of_process`] | |
 #[doc(alias = "rsetsockopt")]
@@ -116,13 +118,14 @@ impl StreamOptions {
         self
     }
 
-    /// Retries of a write whose acknowledgement does not come, or whose packets arrive out of order; of
-    /// both sides, as the connecting side says. The default is 6, with which the end of a peer is
-    /// noticed on every device.
+    /// The number of retries of a request after a timeout or a NAK of a PSN sequence error, 0 to 7. The
+    /// value of the connecting side applies to both QPs; that of a listener has no effect. The default is
+    /// 6: a dead peer ends the stream on every device.
     ///
-    /// Soft-RoCE counts each packet that was lost or late as a retry of the whole write, which has up to
-    /// 64 packets in 64 KiB. On a network that loses or reorders many, use [`RetryCount::MAX`]: Soft-RoCE
-    /// then retries without limit, and a dead peer is noticed by time limits only.
+    /// Soft-RoCE counts each lost or late packet as a retry of the whole write, which has up to 64
+    /// packets. On a network that loses or reorders many, use [`RetryCount::MAX`]. Soft-RoCE then retries
+    /// without limit: neither writes nor keepalives fail when the peer is dead. Only the time limits of
+    /// reads and writes notice it.
     ///
     /// ```
     /// use bareverbs::RetryCount;
@@ -130,6 +133,7 @@ impl StreamOptions {
     ///
     /// let options = StreamOptions::default().retry_count(RetryCount::MAX);
     /// ```
+    #[doc(alias = "retry_cnt")]
     pub fn retry_count(mut self, count: RetryCount) -> Self {
         self.retry_count = count;
         self

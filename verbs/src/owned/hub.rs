@@ -110,8 +110,8 @@ use crate::{
 const THREADS: usize = 64;
 
 /// Why [`HubInner::poll_own`] took no operation.
-pub(crate) enum Missed {
-    /// Many operations were complete when they were awaited: other tasks are to run.
+pub(crate) enum NotTaken {
+    /// The cooperative budget is spent: the task must yield.
     Yield,
     /// The operation is not that of the next completion, or another thread polls.
     Other,
@@ -180,21 +180,21 @@ impl<B, P: Provider> HubInner<B, P> {
     /// success. Its slot is free, and to be given back to its connection. Otherwise it reaps as
     /// [`HubInner::poll`] does.
     #[inline(always)]
-    pub(crate) fn poll_own(&self, wr_id: u64) -> Result<(Operation<B>, Ended), Missed> {
-        let Some(mut reaper) = self.reaper.try_lock() else { return Err(Missed::Other) };
-        if reaper.is_due_to_yield() {
-            return Err(Missed::Yield);
+    pub(crate) fn poll_own(&self, wr_id: u64) -> Result<(Operation<B>, Ended), NotTaken> {
+        let Some(mut reaper) = self.reaper.try_lock() else { return Err(NotTaken::Other) };
+        if reaper.spend_budget() {
+            return Err(NotTaken::Yield);
         }
         // Before the poll, so that the operation of a polled completion is there.
         let Some(slot) = self.table.lock_posted(wr_id) else {
             self.reap_polled(reaper);
-            return Err(Missed::Other);
+            return Err(NotTaken::Other);
         };
         match reaper.poll_own(wr_id) {
             Own::Done(ended) => {
                 let operation = slot.take();
                 drop(reaper);
-                let Some(operation) = operation else { return Err(Missed::Other) };
+                let Some(operation) = operation else { return Err(NotTaken::Other) };
                 if let Some(inbound) = &self.inbound
                     && operation.kind == SlotKind::Send
                 {
@@ -202,11 +202,11 @@ impl<B, P: Provider> HubInner<B, P> {
                 }
                 Ok((operation, ended))
             }
-            Own::Empty => Err(Missed::Other),
+            Own::Empty => Err(NotTaken::Other),
             Own::Other => {
                 drop(slot);
                 self.reap_polled(reaper);
-                Err(Missed::Other)
+                Err(NotTaken::Other)
             }
         }
     }

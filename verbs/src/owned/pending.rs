@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use bareverbs_provider::traits::Provider;
 
-use super::hub::Missed;
+use super::hub::NotTaken;
 use super::hub::connection::ConnectionInner;
 use super::hub::reaper::{BATCH, Conn, Ended, Failure, Operation, Operations, SlotKind};
 use super::hub::table::Detached;
@@ -49,16 +49,16 @@ pub struct Pending<B, P: Provider = AnyProvider> {
     wr_id: u64,
     /// Whether it was polled before its end, and may have a waker.
     polled: bool,
-    /// Why it was refused, until that is taken. Otherwise the result of the slow path, for a moment: the
-    /// result of a function would force that of the fast path into the same memory.
+    /// The error of a refused post, until it is taken. During a poll also the result of the slow path: if
+    /// a function returned it, the result of the fast path would be in the same memory.
     result: Option<Result<Done<B>, Failed<B>>>,
 }
 
-/// What the first poll of a `Pending` found.
-enum First<B> {
+/// The result of the first poll of a `Pending`.
+enum FirstPoll<B> {
     /// The operation has succeeded.
     Done(Done<B>),
-    /// Many operations were complete when they were awaited: other tasks are to run.
+    /// The cooperative budget is spent: the task must yield.
     Yield,
     /// It needs the slow path.
     Other,
@@ -160,24 +160,24 @@ impl<B, P: Provider> Pending<B, P> {
     /// Takes the result, or registers the task and helps to reap.
     fn poll_result(&mut self, cx: &Context<'_>) -> Poll<Result<Done<B>, Failed<B>>> {
         match self.poll_first() {
-            First::Done(done) => Poll::Ready(Ok(done)),
-            First::Yield | First::Other => self.poll_again(cx),
+            FirstPoll::Done(done) => Poll::Ready(Ok(done)),
+            FirstPoll::Yield | FirstPoll::Other => self.poll_again(cx),
         }
     }
 
     /// Takes the operation if it was not polled before and the next completion is its success.
     #[inline(always)]
-    fn poll_first(&mut self) -> First<B> {
-        let Some(peer) = self.peer.as_ref().filter(|_| !self.polled) else { return First::Other };
+    fn poll_first(&mut self) -> FirstPoll<B> {
+        let Some(peer) = self.peer.as_ref().filter(|_| !self.polled) else { return FirstPoll::Other };
         let (operation, ended) = match peer.hub.poll_own(self.wr_id) {
             Ok(polled) => polled,
-            Err(Missed::Yield) => return First::Yield,
-            Err(Missed::Other) => return First::Other,
+            Err(NotTaken::Yield) => return FirstPoll::Yield,
+            Err(NotTaken::Other) => return FirstPoll::Other,
         };
         peer.conn.put_slot(operation.kind, Operations::<B>::index(self.wr_id));
         // The last handle of a connection destroys its QP.
         self.peer = None;
-        First::Done(done(operation, ended))
+        FirstPoll::Done(done(operation, ended))
     }
 
     /// Polls on the slow path, and leaves the result in `result`. Otherwise the task will be woken.
@@ -206,7 +206,7 @@ impl<B, P: Provider> Pending<B, P> {
         let (Some(peer), wr_id) = (&self.peer, self.wr_id) else {
             return Poll::Ready(self.take_refused());
         };
-        // The first poll has reaped.
+        // The first poll has reaped, unless it was to yield: then the caller polls again.
         if mem::replace(&mut self.polled, true) && peer.hub.table.is_in_flight(wr_id) {
             peer.hub.poll(BATCH);
         }
@@ -268,9 +268,9 @@ impl<B, P: Provider> Future for Pending<B, P> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
         let yields = match this.poll_first() {
-            First::Done(done) => return Poll::Ready(Ok(done)),
-            First::Yield => true,
-            First::Other => false,
+            FirstPoll::Done(done) => return Poll::Ready(Ok(done)),
+            FirstPoll::Yield => true,
+            FirstPoll::Other => false,
         };
         this.poll_slow(yields, cx);
         this.result.take().map_or(Poll::Pending, Poll::Ready)

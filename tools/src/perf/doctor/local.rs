@@ -230,12 +230,12 @@ fn port_state(name: &str, port: &PortAttr, netdev: Option<&str>) -> Finding {
     here(Level::Fault, Check::Port, format!("{name}{over} is {state}")).remedy(remedy)
 }
 
-/// The fault of QP 1 (GSI), if it has one. The CM sends and receives its messages by it. Soft-RoCE sets it
-/// to ERR if one is sent while the interface is down. Without RDMA netlink, nothing is known.
+/// A fault if QP 1 (GSI), which carries the MADs of the CM, is in ERR. Soft-RoCE sets it to ERR if a MAD is
+/// sent while the interface is down; 6.1 reports RTS all the same. Without RDMA netlink, nothing is known.
 fn gsi_qp(device: &str, port: u8, netdev: Option<&str>) -> Option<Finding> {
     let qps = RdmaNetlink::open().and_then(|mut netlink| netlink.queue_pairs(device)).ok()?;
     let gsi = qps.into_iter().find(|qp| qp.qp_num == 1 && qp.port.is_none_or(|of| u8::from(of) == port))?;
-    let state = gsi.state.filter(|state| [QpState::ERR, QpState::SQE].contains(state))?;
+    let state = gsi.state.filter(|state| *state == QpState::ERR)?;
     let text = format!("QP 1 (GSI) of {device}/{port} is in {state}: connections of rdma_cm time out");
     let netdev = netdev.unwrap_or("NETDEV");
     Some(here(Level::Fault, Check::Port, text).remedy(format!(

@@ -11,11 +11,11 @@ use bareverbs_provider::wake::FirstPanic;
 use smallvec::SmallVec;
 
 use super::table::{Completed, Table};
-use crate::owned::BUDGET;
 use crate::owned::keepalive::post_empty_write;
 use crate::owned::server::PeerId;
 use crate::owned::server::flow::{Flow, Kind};
 use crate::owned::server::inbound::{Inbound, RawEvent, SHARED};
+use crate::owned::{BUDGET, spend_budget};
 use crate::sync::{Mutex, MutexGuard, lock};
 use crate::{
     Cq, DriverId, Imm, Operation as WrOperation, Payload, PostError, Qp, QpState, Rc, SendFlags, SendRequest,
@@ -344,7 +344,7 @@ pub(crate) struct Reaper<P: Provider> {
     /// A completion that was polled and not handed out. The holder of the lock that has polled it does
     /// that.
     polled: Option<WorkCompletion>,
-    /// Awaits that may end at once before one lets other tasks run.
+    /// Awaits until the next one yields to the scheduler (see [`BUDGET`]).
     budget: u32,
     /// Whether the CQ was armed and no event was read since. An event is pending or will come then,
     /// if there is a completion.
@@ -422,15 +422,10 @@ impl<P: Provider> Reaper<P> {
         self.release(&conn.slots, conn.probe);
     }
 
-    /// Counts an await. Returns whether it is to let other tasks run.
+    /// Spends one await of the hub's budget. Returns whether it must yield.
     #[inline(always)]
-    pub(super) fn is_due_to_yield(&mut self) -> bool {
-        self.budget -= 1;
-        if self.budget == 0 {
-            self.budget = BUDGET;
-            return true;
-        }
-        false
+    pub(super) fn spend_budget(&mut self) -> bool {
+        spend_budget(&mut self.budget)
     }
 
     /// Polls one completion. If it is not the success of `wr_id`, the caller must call
