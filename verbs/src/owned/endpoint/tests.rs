@@ -1672,6 +1672,74 @@ fn awaits_that_end_at_once_let_other_tasks_run() {
 
 #[cfg(any(feature = "async-io", feature = "tokio"))]
 #[test]
+fn awaits_of_a_half_that_end_at_once_let_other_tasks_run() {
+    use std::task::{Context, Poll};
+
+    let mut setup = Setup::new();
+    let wakes = Arc::new(Wakes::default());
+    let waker = std::task::Waker::from(Arc::clone(&wakes));
+    let mut context = Context::from_waker(&waker);
+    let plain = setup.plain.clone();
+    let mut yields = Vec::new();
+    setup.post();
+    let endpoint = crate::runtime::Endpoint::<NoWait, _, _>::new(setup.endpoint).unwrap();
+    let (sender, mut receiver) = endpoint.split();
+    for number in 1..=300_u32 {
+        let wr_id = *plain.log().received.last().unwrap();
+        let opcode = WcOpcode::RECV;
+        let success = WorkCompletion { opcode, ..completion(wr_id, WcStatus::SUCCESS) };
+        plain.log().completions.push_back(success);
+        let buffer = {
+            let mut wait = std::pin::pin!(receiver.wait());
+            loop {
+                match wait.as_mut().poll(&mut context) {
+                    Poll::Ready(done) => break done.unwrap().into_buffer(),
+                    Poll::Pending => yields.push(number),
+                }
+            }
+        };
+        receiver.post_recv(buffer).unwrap();
+    }
+    assert_eq!(yields, [128, 256]);
+    assert_eq!(wakes.0.load(Ordering::Relaxed), 2, "the task is polled again");
+    drop(sender);
+}
+
+#[cfg(all(feature = "futures", any(feature = "async-io", feature = "tokio")))]
+#[test]
+fn stream_of_results_that_are_there_lets_other_tasks_run() {
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+
+    use futures_core::Stream;
+
+    let mut setup = Setup::new();
+    let wakes = Arc::new(Wakes::default());
+    let waker = std::task::Waker::from(Arc::clone(&wakes));
+    let mut context = Context::from_waker(&waker);
+    let plain = setup.plain.clone();
+    let mut yields = Vec::new();
+    setup.post();
+    let mut endpoint = crate::runtime::Endpoint::<NoWait, _, _>::new(setup.endpoint).unwrap();
+    for number in 1..=300_u32 {
+        let wr_id = *plain.log().received.last().unwrap();
+        let opcode = WcOpcode::RECV;
+        let success = WorkCompletion { opcode, ..completion(wr_id, WcStatus::SUCCESS) };
+        plain.log().completions.push_back(success);
+        let buffer = loop {
+            match Pin::new(&mut endpoint).poll_next(&mut context) {
+                Poll::Ready(done) => break done.unwrap().unwrap().into_buffer(),
+                Poll::Pending => yields.push(number),
+            }
+        };
+        endpoint.post_recv(buffer).unwrap();
+    }
+    assert_eq!(yields, [128, 255]);
+    assert_eq!(wakes.0.load(Ordering::Relaxed), 2, "the task is polled again");
+}
+
+#[cfg(any(feature = "async-io", feature = "tokio"))]
+#[test]
 fn await_arms_the_cq_again_after_its_event_was_read() {
     use std::task::{Context, Waker};
 
