@@ -85,9 +85,10 @@ fn advice(status: WcStatus, path: &PathInfo) -> String {
             let check = match path.link_layer {
                 LinkLayer::ETHERNET => {
                     "check that both GIDs (-x) have a route to each other and one RoCE version, that UDP port 4791 \
-                     is open, and that the MTU (-m) fits all links"
+                     is open, and that the MTU (-m) fits all links; if the peer's processor is busy, raise the \
+                     timeout (-u)"
                 }
-                _ => "check the LIDs and the subnet manager",
+                _ => "check the LIDs and the subnet manager; if the peer's processor is busy, raise the timeout (-u)",
             };
             format!("the peer did not acknowledge after {RETRY_CNT} retries, {wait}; {check}")
         }

@@ -355,7 +355,8 @@ pub(crate) fn two_thousand_queue_pairs_are_served_by_two_threads() {
 }
 
 pub(crate) fn two_thousand_queue_pairs_share_an_srq() {
-    two_thousand_queue_pairs("send", &["--cq", "shared", "--srq"]);
+    // A busy processor may serve a queue pair late: 7 timeouts of 4.3 s end a run, not 7 of 0.27 s.
+    two_thousand_queue_pairs("send", &["--cq", "shared", "--srq", "-u", "20"]);
 }
 
 pub(crate) fn page_and_comparison_are_written() {
