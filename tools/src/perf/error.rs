@@ -88,7 +88,9 @@ fn advice(status: WcStatus, path: &PathInfo) -> String {
                      is open, and that the MTU (-m) fits all links; if the peer's processor is busy, raise the \
                      timeout (-u)"
                 }
-                _ => "check the LIDs and the subnet manager; if the peer's processor is busy, raise the timeout (-u)",
+                _ => {
+                    "check the LIDs and the subnet manager; if the peer's processor is busy, raise the timeout (-u)"
+                }
             };
             format!("the peer did not acknowledge after {RETRY_CNT} retries, {wait}; {check}")
         }
