@@ -201,7 +201,8 @@ struct Posted {
 
 impl<B, P: Provider> Endpoint<B, P> {
     /// Runs `work`, which can post operations on borrowed regions, and waits until all of them are
-    /// complete. So the regions can be used again when this returns.
+    /// complete. So the regions can be used again when this returns. It does not wait for inline
+    /// operations, whose bytes are copied.
     ///
     /// ```no_run
     /// use bareverbs::owned::Endpoint;
