@@ -778,7 +778,6 @@ fn check_channel<B, P: Provider, T: Flowing>(
     Err(Error::invalid(<T::Kind<P> as Kind>::WAIT, reason))
 }
 
-/// Lets other tasks run.
 /// Yields to the scheduler if the budget is spent.
 #[inline(always)]
 async fn yield_in_turn(budget: &mut u32) {
@@ -794,6 +793,7 @@ fn yielded<T>(cx: &Context<'_>) -> Poll<T> {
     Poll::Pending
 }
 
+/// Lets other tasks run.
 async fn yield_now() {
     let mut yielded = false;
     poll_fn(|context| {
