@@ -122,7 +122,7 @@ impl Node {
         for done in 0..count {
             let Some(completion) = self.poll(stop)? else {
                 bail!(
-                    "{done} of {count} messages have completed within {} s; datagrams may be lost",
+                    "{done} of {count} messages have completed, then none for {} s; datagrams may be lost",
                     LIMIT.as_secs()
                 );
             };
