@@ -258,8 +258,8 @@ pub struct Progress {
     pub programs: u64,
 }
 
-/// Fuzzes a device of the running kernel: the one with that name, or the first. The run ends with the
-/// first failure. `progress` is called after each program.
+/// Fuzzes a device of the running kernel: the one with that name, or the first one whose node can be
+/// opened. The run ends with the first failure. `progress` is called after each program.
 ///
 /// # Errors
 /// [`FuzzError`]. A broken rule is not an error: it is [`Report::failure`].

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::ptr;
 use std::time::Duration;
 
-use bareverbs::Device;
 use bareverbs::netlink::{RdmaNetlink, ResourceSummary};
+use bareverbs::{Device, Error};
 use bareverbs_uapi::netlink::{Content, messages};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork};
@@ -43,11 +43,11 @@ pub(crate) struct KernelDevice {
 }
 
 impl KernelDevice {
-    /// The device with that name, or the first one.
+    /// The device with that name, or the first one whose node can be opened.
     pub(crate) fn open(name: Option<&str>) -> Result<Self, SuiteError> {
         let device = match name {
             Some(name) => Device::find(name),
-            None => Device::first(),
+            None => first_with_node(bareverbs::devices()?),
         }?;
         let name = device.name().to_owned();
         let (Some(path), Some(driver_id)) = (device.uverbs_path(), device.driver_id()) else {
@@ -70,6 +70,26 @@ impl KernelDevice {
             log: RefCell::new(log),
         })
     }
+}
+
+/// The first device whose node can be opened. Unlike `Context::open_first`, it makes no command: the
+/// checks also run on kernels whose commands fail.
+fn first_with_node(devices: Vec<Device>) -> bareverbs::Result<Device> {
+    let mut reasons = Vec::new();
+    for device in devices {
+        match open_node(&device) {
+            Ok(()) => return Ok(device),
+            Err(reason) => reasons.push(reason),
+        }
+    }
+    Err(if reasons.is_empty() { Error::NoDevice } else { Error::NoneOpened { reasons } })
+}
+
+fn open_node(device: &Device) -> bareverbs::Result<()> {
+    let name = device.name().to_owned();
+    let Some(path) = device.uverbs_path() else { return Err(Error::NoUverbs { device: name }) };
+    let opened = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, rustix::fs::Mode::empty());
+    opened.map(drop).map_err(|errno| Error::Open { device: name, path: path.to_owned(), errno })
 }
 
 /// Words of kernel messages that report a fault of the kernel.

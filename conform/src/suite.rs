@@ -140,7 +140,8 @@ impl std::fmt::Debug for Suite {
 }
 
 impl Suite {
-    /// The checks for a device of the running kernel: the one with that name, or the first.
+    /// The checks for a device of the running kernel: the one with that name, or the first
+    /// one whose node can be opened.
     ///
     /// # Errors
     /// If there is no such device, or the kernel's answers show no known series.

@@ -3,13 +3,13 @@
 use std::os::fd::{AsFd, AsRawFd};
 
 use anyhow::{Context as _, Result};
-use bareverbs::{AsyncEvent, EventType};
+use bareverbs::{AsyncEvent, Device, EventType};
 use rustix::event::PollFlags;
 use serde::Serialize;
 
 use crate::cli::Asyncwatch;
+use crate::output;
 use crate::signal::{Interrupted, Stop, Wake};
-use crate::{devices, output};
 
 /// The first line of JSON: the watch on this device has started.
 #[derive(Debug, Serialize)]
@@ -33,9 +33,11 @@ struct Line<'a> {
 /// device is removed.
 pub(crate) fn watch(options: &Asyncwatch) -> Result<()> {
     let stop = Stop::on_signals().context("cannot set up signal handling")?;
-    let device = devices::find_or_first(options.ib_dev.as_deref())?;
-    let name = device.name();
-    let events = device.open()?.async_events();
+    let context = match &options.ib_dev {
+        Some(name) => Device::find(name)?.open()?,
+        None => bareverbs::Context::open_first()?,
+    };
+    let (name, events) = (context.device().name(), context.async_events());
     let start = match options.json {
         true => serde_json::to_string(&Start { device: name, watching: true })?,
         false => format!("{name}: async event FD {}", events.as_fd().as_raw_fd()),

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use bareverbs::Error;
 use bareverbs_conform::fuzz::{self, FuzzError, Progress};
 use bareverbs_conform::{Filter, Outcome, Results, Suite, SuiteError, Verdict, report};
 
@@ -49,9 +50,10 @@ fn suite(options: &Conform) -> Result<Suite, SuiteError> {
 /// Whether there is nothing to check: no RDMA device, or no user interface of it.
 fn is_absent(error: &SuiteError) -> bool {
     match error {
-        SuiteError::Device(error) => {
-            matches!(error, bareverbs::Error::NoDevice | bareverbs::Error::UnknownDevice { .. })
+        SuiteError::Device(Error::NoneOpened { reasons }) => {
+            reasons.iter().all(|reason| matches!(reason, Error::NoUverbs { .. }))
         }
+        SuiteError::Device(error) => matches!(error, Error::NoDevice | Error::UnknownDevice { .. }),
         error => matches!(error, SuiteError::NoUverbs { .. }),
     }
 }

@@ -1,7 +1,7 @@
-//! `bareverbs devices`, and finding a device by its name.
+//! `bareverbs devices`, and the device that a command uses.
 
 use anyhow::Result;
-use bareverbs::Device;
+use bareverbs::{Context, Device, PortState};
 use serde::Serialize;
 
 use crate::cli::Devices;
@@ -36,12 +36,17 @@ fn table(rows: &[Row]) -> String {
     text
 }
 
-/// The device named `name`, or the first one.
-pub(crate) fn find_or_first(name: Option<&str>) -> bareverbs::Result<Device> {
-    match name {
-        Some(name) => Device::find(name),
-        None => bareverbs::devices()?.into_iter().next().ok_or(bareverbs::Error::NoDevice),
+/// Opens the device named `name`. Without a name, it opens the first device whose port is active,
+/// or the first device that can be opened if the port of none is active.
+pub(crate) fn open(name: Option<&str>, port: u8) -> bareverbs::Result<Context> {
+    if let Some(name) = name {
+        return Device::find(name)?.open();
     }
+    let is_active =
+        |context: &Context| context.query_port(port).is_ok_and(|port| port.state == PortState::ACTIVE);
+    let devices = bareverbs::devices()?;
+    let active = devices.iter().filter_map(|device| device.open().ok()).find(is_active);
+    active.map_or_else(Context::open_first, Ok)
 }
 
 #[cfg(test)]

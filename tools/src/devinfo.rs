@@ -6,7 +6,7 @@ mod text;
 use std::net::Ipv6Addr;
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Result, bail, ensure};
 use bareverbs::{
     Context, Device, DeviceAttr, DriverId, GidEntry, GidType, LinkLayer, NodeType, PortAttr, PortNum,
 };
@@ -14,24 +14,17 @@ use rustix::net::netdevice::index_to_name;
 use serde::Serialize;
 
 use crate::cli::Devinfo;
-use crate::{devices, output};
+use crate::output;
 
 /// `bareverbs devinfo`.
 pub(crate) fn show(options: &Devinfo) -> Result<()> {
     if options.list {
         return list(options);
     }
-    let chosen = match &options.ib_dev {
-        Some(name) => vec![devices::find_or_first(Some(name))?],
-        None => bareverbs::devices()?,
+    let shown = match &options.ib_dev {
+        Some(name) => vec![describe(&Device::find(name)?, options)?],
+        None => describe_all(options)?,
     };
-    if chosen.is_empty() {
-        return Err(bareverbs::Error::NoDevice.into());
-    }
-    let mut shown = Vec::new();
-    for device in &chosen {
-        shown.push(describe(device, options)?);
-    }
     if options.json {
         output::line(&serde_json::to_string_pretty(&shown)?)?;
     } else {
@@ -40,6 +33,23 @@ pub(crate) fn show(options: &Devinfo) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Describes each device. One that can't be described is reported, unless no device can.
+fn describe_all(options: &Devinfo) -> Result<Vec<Info>> {
+    let (mut shown, mut failed) = (Vec::new(), Vec::new());
+    for device in bareverbs::devices()? {
+        match describe(&device, options) {
+            Ok(info) => shown.push(info),
+            Err(error) => failed.push(error.to_string()),
+        }
+    }
+    if !shown.is_empty() {
+        failed.iter().for_each(|error| output::diagnostic(&format!("bareverbs: {error}")));
+        return Ok(shown);
+    }
+    ensure!(!failed.is_empty(), bareverbs::Error::NoDevice);
+    bail!(failed.join("; "))
 }
 
 fn list(options: &Devinfo) -> Result<()> {

@@ -65,15 +65,15 @@ pub(crate) fn run(perf: &Perf) -> Result<()> {
 fn run_transport<T: Service>(mut plan: Plan<'_>) -> Result<()> {
     let options = plan.options;
     let stop = Stop::on_signals().context("cannot set up signal handling")?;
-    let device = devices::find_or_first(options.ib_dev.as_deref())?;
-    let context = device.open()?;
+    let context = devices::open(options.ib_dev.as_deref(), options.ib_port)?;
+    let device = context.device();
     if T::HAS_TARGETS {
         // A device without XRC is refused before a peer waits.
         context.open_xrcd(XrcdShare::Private)?;
     }
     let port = context.query_port(options.ib_port)?;
     let gid = crate::pingpong::select_gid(options.gid_index, options.ib_port, &context, &port)?;
-    let mut environment = Environment::new(&device, options.ib_port, context.driver(), &port);
+    let mut environment = Environment::new(device, options.ib_port, context.driver(), &port);
     if let Some((index, gid)) = gid {
         let entry = context.gid(options.ib_port, index)?;
         environment.gid = Some(gid.to_string());

@@ -66,13 +66,16 @@ fn run_transport<Q: Queues>(config: Config<'_>) -> Result<()> {
     }
     let stop = Stop::on_signals().context("cannot set up signal handling")?;
     let mut manager = if config.common.cm { Some(Manager::open(&config, stop)?) } else { None };
-    let (device, ib_port) = match &manager {
-        Some(manager) => manager.device()?,
-        None => (devices::find_or_first(config.common.ib_dev.as_deref())?, config.common.ib_port),
+    let (context, ib_port) = match &manager {
+        Some(manager) => manager.open_device()?,
+        None => {
+            let CommonOptions { ib_dev, ib_port, .. } = config.common;
+            (devices::open(ib_dev.as_deref(), *ib_port)?, *ib_port)
+        }
     };
     let common = &CommonOptions { ib_port, ..config.common.clone() };
     let config = Config { common, ..config };
-    let context = device.open()?;
+    let device = context.device();
     let attr = context.query_device()?;
     let port = context.query_port(common.ib_port)?;
     DeviceLimits::new(device.name(), &attr, common.ib_port, &port).check(&config)?;

@@ -6,9 +6,9 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
-use bareverbs::Device;
+use bareverbs::{Device, DriverId};
 use bareverbs_conform::replay::{self, Difference, Header, Replay as Replayed};
-use bareverbs_conform::trace::{End, Record, Summary, Target, trace};
+use bareverbs_conform::trace::{End, Interface, Record, Summary, Target, trace};
 
 use crate::cli::conform::TextOrJson;
 use crate::cli::trace::{Replay, Trace};
@@ -83,9 +83,9 @@ pub(crate) fn replay(options: &Replay) -> Result<u8> {
     let file = File::open(&options.file).with_context(|| format!("cannot open {name}"))?;
     let records = replay::read(BufReader::new(file))?;
     let device = match &options.device {
-        Some(name) => Device::find(name),
-        None => Device::first(),
-    }?;
+        Some(name) => Device::find(name)?,
+        None => first_device(&records)?,
+    };
     let replayed = replay::replay(&records, &device)?;
     let text = match options.format {
         TextOrJson::Json => serde_json::to_string(&replayed)?,
@@ -93,6 +93,20 @@ pub(crate) fn replay(options: &Replay) -> Result<u8> {
     };
     output::line(&text)?;
     Ok(u8::from(!replayed.is_same()))
+}
+
+/// The first device with the driver of the recording that can be opened; otherwise the first device
+/// that can be opened.
+fn first_device(records: &[Record]) -> bareverbs::Result<Device> {
+    let driver = records.iter().find_map(|record| match record.interface {
+        Interface::Uverbs { driver, .. } => Some(DriverId(driver)),
+        _ => None,
+    });
+    let fits = |device: &Device| device.driver_id() == driver && device.open().is_ok();
+    match bareverbs::devices()?.into_iter().find(fits) {
+        Some(device) => Ok(device),
+        None => Ok(bareverbs::Context::open_first()?.device().clone()),
+    }
 }
 
 /// The result of a replay as text.

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use bareverbs::owned::{Datagrams, Pool};
-use bareverbs::{Device, GRH_BYTES, Pd};
+use bareverbs::{Context, GRH_BYTES, Pd};
 use clap::Parser;
 use common::{Ends, Lines};
 
@@ -46,7 +46,7 @@ struct Options {
 
 fn main() -> Result<()> {
     let options = Options::parse();
-    let pd = Device::first()?.open()?.alloc_pd()?;
+    let pd = Context::open_first()?.alloc_pd()?;
     match &options.ends.host {
         None => serve(&pd, &options),
         Some(host) => ask(&pd, host, &options),

@@ -15,9 +15,9 @@ use std::mem::MaybeUninit;
 use std::net::TcpStream;
 use std::os::fd::AsFd;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use bareverbs::owned::{Endpoint, Lease, Pool};
-use bareverbs::{Device, Pd};
+use bareverbs::{Context, Pd};
 use clap::Parser;
 use common::{Ends, Lines};
 use rustix::event::epoll;
@@ -41,7 +41,7 @@ struct Options {
 
 fn main() -> Result<()> {
     let options = Options::parse();
-    let pd = Device::first()?.open()?.alloc_pd()?;
+    let pd = Context::open_first()?.alloc_pd()?;
     match &options.ends.host {
         None => serve(&pd, &options),
         Some(host) => ask(&pd, host, &options),

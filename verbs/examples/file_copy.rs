@@ -15,9 +15,9 @@ use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use bareverbs::owned::{Endpoint, Part};
-use bareverbs::{Buffer, Device};
+use bareverbs::{Buffer, Context};
 use clap::Parser;
 use common::{Ends, Lines};
 
@@ -36,7 +36,7 @@ struct Options {
 
 fn main() -> Result<()> {
     let options = Options::parse();
-    let pd = Device::first()?.open()?.alloc_pd()?;
+    let pd = Context::open_first()?.alloc_pd()?;
     // One registration. Each operation has a part of it.
     let parts = Part::register(&pd, Buffer::zeroed(PARTS * PART)?)?.chunks(PART);
     let endpoint = Endpoint::options().sends(PARTS as u32).recvs(PARTS as u32).build(&pd)?;

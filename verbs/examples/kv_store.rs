@@ -21,9 +21,9 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::{str, thread};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use bareverbs::owned::{Endpoint, EndpointOptions, Exposed, Lease, Part, Pool};
-use bareverbs::{Access, Buffer, Device, Pd, Remote};
+use bareverbs::{Access, Buffer, Context, Pd, Remote};
 use clap::{Parser, Subcommand};
 use common::{Ends, Lines};
 
@@ -58,7 +58,7 @@ enum Request {
 
 fn main() -> Result<()> {
     let Options { ends, clients, request } = Options::parse();
-    let pd = Device::first()?.open()?.alloc_pd()?;
+    let pd = Context::open_first()?.alloc_pd()?;
     match (&ends.host, request) {
         (None, _) => serve(&pd, &ends, clients.unwrap_or(usize::MAX)),
         (Some(host), Some(request)) => ask(&pd, Lines::connect(host, ends.port)?, request),

@@ -13,9 +13,9 @@
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use bareverbs::owned::{DatagramAddress, Datagrams, Pool};
-use bareverbs::{Device, GRH_BYTES, Gid};
+use bareverbs::{Context, GRH_BYTES, Gid};
 use clap::{Parser, ValueEnum};
 
 /// Datagrams with another Q_Key are dropped.
@@ -47,7 +47,7 @@ enum Role {
 
 fn main() -> Result<()> {
     let Options { role, group, lid, messages } = Options::parse();
-    let pd = Device::first()?.open()?.alloc_pd()?;
+    let pd = Context::open_first()?.alloc_pd()?;
     let options = Datagrams::options().qkey(QKEY).recvs(RECEIVES).inline(PAYLOAD as u32);
     let mut datagrams: Datagrams = options.build(&pd)?;
     match role {

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use bareverbs::{
     Access, AckTimeout, Address, AhAttr, AlternatePath, AsyncEvent, Buffer, ConnectAttr, Context, Cq, CqInit,
-    Device, EventType, MigState, Mr, Qp, QpCap, QpInit, Rc, Remote, SendFlags, WcStatus,
+    EventType, MigState, Mr, Qp, QpCap, QpInit, Rc, Remote, SendFlags, WcStatus,
 };
 use clap::Parser;
 use common::{Ends, Lines};
@@ -49,7 +49,7 @@ struct Options {
 
 fn main() -> Result<()> {
     let Options { ends, alternate_lid, writes, pause } = Options::parse();
-    let context = Device::first()?.open()?;
+    let context = Context::open_first()?;
     let pd = context.alloc_pd()?;
     let cq = context.create_cq(&CqInit::new(16))?;
     let cap = QpCap { max_inline_data: 8, ..QpCap::default() };

@@ -11,8 +11,7 @@ use bareverbs::raw::uapi::write::structs::{AllocPdReq, AllocPdResp};
 use bareverbs::raw::uapi::write::{self, AllocPd, WriteCommand};
 use bareverbs::raw::{DoorbellLayout, QueueLayout, RawContext, RawObject, UntypedCall};
 use bareverbs::{
-    Access, AhAttr, Buffer, Context, CqInit, Device, InitAttr, Pd, Qp, QpInit, Rc, RtrAttr, RtsAttr,
-    SendFlags,
+    Access, AhAttr, Buffer, Context, CqInit, InitAttr, Pd, Qp, QpInit, Rc, RtrAttr, RtsAttr, SendFlags,
 };
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -20,7 +19,7 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 const GREETING: &[u8] = b"hello, ring";
 
 pub(crate) fn main() -> Result<()> {
-    let context = Device::first()?.open()?;
+    let context = Context::open_first()?;
     let pd = adopted_pd(&context)?;
     let mr = pd.register(Buffer::zeroed(4096)?, Access::LOCAL_WRITE)?;
     call_by_types(&context.raw(), mr.handle(), mr.lkey())?;

@@ -11,13 +11,14 @@
 //! ```
 
 use bareverbs::{
-    Access, AhAttr, Buffer, Cq, CqInit, Device, InitAttr, Mr, Pd, Qp, QpInit, Rc, RtrAttr, RtsAttr, SendFlags,
+    Access, AhAttr, Buffer, Context, Cq, CqInit, InitAttr, Mr, Pd, Qp, QpInit, Rc, RtrAttr, RtsAttr,
+    SendFlags,
 };
 use bareverbs_mlx5::wqe::{self, BLOCK, Opcode, WqeDisplay};
 use bareverbs_mlx5::{Mlx5, RawWqe};
 
 pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let context = Device::first()?.open_as::<Mlx5>()?;
+    let context = Context::<Mlx5>::open_first_as()?;
     let pd = context.alloc_pd()?;
     let mut cq = context.create_cq(&CqInit::new(16))?;
     let (mut alice, mut bob) = (create(&pd, &cq)?, create(&pd, &cq)?);

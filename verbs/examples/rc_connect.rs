@@ -15,8 +15,8 @@ use std::thread;
 
 use anyhow::{Result, ensure};
 use bareverbs::{
-    Access, Address, AhAttr, Buffer, Context, Cq, CqInit, Device, InitAttr, Mr, Qp, QpInit, Rc, RecvRequest,
-    RtrAttr, RtsAttr, SendRequest, WcStatus, WorkCompletion,
+    Access, Address, AhAttr, Buffer, Context, Cq, CqInit, InitAttr, Mr, Qp, QpInit, Rc, RecvRequest, RtrAttr,
+    RtsAttr, SendRequest, WcStatus, WorkCompletion,
 };
 use clap::Parser;
 use common::{Ends, Lines};
@@ -38,7 +38,7 @@ struct Options {
 fn main() -> Result<()> {
     let Options { ends, messages } = Options::parse();
     // 1. The objects: device -> context -> protection domain -> everything else.
-    let context = Device::first()?.open()?;
+    let context = Context::open_first()?;
     let pd = context.alloc_pd()?;
     let send_cq = context.create_cq(&CqInit::new(16))?;
     let recv_cq = context.create_cq(&CqInit::new(16))?;

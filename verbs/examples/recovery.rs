@@ -22,10 +22,10 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use std::{str, thread};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use bareverbs::owned::Lease;
 use bareverbs::owned::server::{Client, Event, Handle, Server, Waited};
-use bareverbs::{Device, Pd};
+use bareverbs::{Context, Pd};
 use clap::Parser;
 use common::{Ends, Lines};
 
@@ -50,7 +50,7 @@ struct Options {
 
 fn main() -> Result<()> {
     let options = Options::parse();
-    let pd = Device::first()?.open()?.alloc_pd()?;
+    let pd = Context::open_first()?.alloc_pd()?;
     match &options.ends.host {
         None => receive(&pd, &options),
         Some(host) => send(&pd, host, &options),

@@ -8,10 +8,10 @@
 
 #![forbid(unsafe_code)]
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use bareverbs::owned::server::{Client, Event, Handle, Server};
 use bareverbs::tokio::Readiness;
-use bareverbs::{Address, Device, Pd};
+use bareverbs::{Address, Context, Pd};
 use clap::Parser;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -35,7 +35,7 @@ struct Options {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
     let options = Options::parse();
-    let pd = Device::first()?.open()?.alloc_pd()?;
+    let pd = Context::open_first()?.alloc_pd()?;
     let Some(host) = options.host else {
         return serve(&pd, options.port, options.clients.unwrap_or(u32::MAX)).await;
     };

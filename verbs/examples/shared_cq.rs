@@ -12,8 +12,8 @@ mod common;
 
 use std::thread;
 
-use anyhow::{Context, Result, ensure};
-use bareverbs::Device;
+use anyhow::{Context as _, Result, ensure};
+use bareverbs::Context;
 use bareverbs::owned::{Hub, Lease, Pool};
 use clap::Parser;
 use common::{Ends, Lines};
@@ -39,7 +39,7 @@ struct Options {
 
 fn main() -> Result<()> {
     let Options { ends, threads, messages } = Options::parse();
-    let pd = Device::first()?.open()?.alloc_pd()?;
+    let pd = Context::open_first()?.alloc_pd()?;
     // The CQ has room for the operations of all connections.
     let hub = Hub::new(&pd, threads * 2 * DEPTH)?;
     let pool = Pool::new(&pd, threads as usize * 2, LEN)?;

@@ -15,10 +15,10 @@ mod common;
 use std::collections::HashMap;
 use std::thread;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use bareverbs::owned::{Endpoint, Pool};
 use bareverbs::{
-    Access, Buffer, ConnectAttr, CqInit, Device, Mr, Pd, QpCap, QpInit, Rc, RecvRequest, SendFlags, Srq,
+    Access, Buffer, ConnectAttr, Context, CqInit, Mr, Pd, QpCap, QpInit, Rc, RecvRequest, SendFlags, Srq,
     SrqInit, WcOpcode, WcStatus,
 };
 use clap::Parser;
@@ -45,7 +45,7 @@ struct Options {
 
 fn main() -> Result<()> {
     let options = Options::parse();
-    let pd = Device::first()?.open()?.alloc_pd()?;
+    let pd = Context::open_first()?.alloc_pd()?;
     match &options.ends.host {
         None => serve(&pd, &options),
         Some(host) => ask(&pd, host, &options),

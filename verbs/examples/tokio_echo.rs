@@ -4,14 +4,14 @@
 
 use bareverbs::owned;
 use bareverbs::tokio::Endpoint;
-use bareverbs::{Access, Buffer, Device, Mr, Pd};
+use bareverbs::{Access, Buffer, Context, Mr, Pd};
 
 const MESSAGES: u32 = 1000;
 const BYTES: usize = 64;
 
 #[tokio::main(flavor = "current_thread")]
 pub(crate) async fn main() -> bareverbs::Result<()> {
-    let pd = Device::first()?.open()?.alloc_pd()?;
+    let pd = Context::open_first()?.alloc_pd()?;
     let mut client = owned::Endpoint::new(&pd, 1, 2)?;
     let mut server = owned::Endpoint::new(&pd, 1, 2)?;
     // Between two machines, the addresses go over a socket.

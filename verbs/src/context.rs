@@ -490,7 +490,7 @@ impl<P: Provider> Context<P> {
     /// Describes the status of a completion and its likely causes on this device.
     ///
     /// ```no_run
-    /// # let context = bareverbs::Device::first()?.open()?;
+    /// # let context = bareverbs::Context::open_first()?;
     /// println!("{}", context.explain(bareverbs::WcStatus::WR_FLUSH_ERR));
     /// # Ok::<(), bareverbs::Error>(())
     /// ```

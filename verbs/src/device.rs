@@ -145,10 +145,11 @@ impl Device {
         }
     }
 
-    /// The first device of the machine.
+    /// The first device in the list of [`devices`]. It may be one that can't be opened:
+    /// [`Context::open_first`] opens the first device that can be.
     ///
     /// # Errors
-    /// [`Error::NoDevice`] if there is none.
+    /// [`Error::NoDevice`] if there is none; those of [`devices`].
     pub fn first() -> Result<Self> {
         devices()?.into_iter().next().ok_or(Error::NoDevice)
     }

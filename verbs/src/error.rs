@@ -77,6 +77,12 @@ pub enum Error {
         /// The errno.
         errno: Errno,
     },
+    /// There are RDMA devices, but none can be opened.
+    #[error("{}", none_opened(reasons))]
+    NoneOpened {
+        /// The error of each device, in the kernel's order; at least one. Each names its device.
+        reasons: Vec<Error>,
+    },
     /// This build has no provider for the device's driver.
     #[error(
         "this build has no provider for {}, the driver of device {device}: enable the cargo feature \
@@ -318,7 +324,8 @@ impl Error {
         matches!(self, Self::Completion { status: WcStatus::RETRY_EXC_ERR, .. })
     }
 
-    /// The kernel's errno, if a system call failed.
+    /// The kernel's errno, if a system call failed. Of [`Error::NoneOpened`] it is the errno that all
+    /// devices share.
     #[must_use]
     pub fn errno(&self) -> Option<Errno> {
         match self {
@@ -327,6 +334,10 @@ impl Error {
             Self::NetlinkRefused(refused) => Some(refused.errno),
             Self::Post(PostError { reason, .. }) | Self::Rejected(reason) => reason.errno(),
             Self::Provider { reason: CreateError::Ioctl(refused), .. } => Some(refused.errno),
+            Self::NoneOpened { reasons } => {
+                let first = reasons.first()?.errno();
+                first.filter(|_| reasons.iter().all(|reason| reason.errno() == first))
+            }
             _ => None,
         }
     }
@@ -491,9 +502,13 @@ impl From<Error> for io::Error {
     fn from(error: Error) -> Self {
         let kind = match (&error, error.errno()) {
             (_, Some(errno)) => Self::from(errno).kind(),
-            (Error::NoDevice | Error::UnknownDevice { .. } | Error::NoUverbs { .. }, _) => {
-                ErrorKind::NotFound
-            }
+            (
+                Error::NoDevice
+                | Error::UnknownDevice { .. }
+                | Error::NoUverbs { .. }
+                | Error::NoneOpened { .. },
+                _,
+            ) => ErrorKind::NotFound,
             (Error::NoPort { .. } | Error::NoGid { .. }, _) => ErrorKind::NotFound,
             (Error::Unsupported { .. } | Error::UnsupportedDriver { .. }, _) => ErrorKind::Unsupported,
             (
@@ -568,6 +583,14 @@ fn known_devices(known: &[String]) -> String {
         [] => "no device exists".into(),
         [one] => format!("the only device is {one}"),
         several => format!("devices: {}", several.join(", ")),
+    }
+}
+
+fn none_opened(reasons: &[Error]) -> String {
+    let reasons: Vec<_> = reasons.iter().map(Error::to_string).collect();
+    match &reasons[..] {
+        [one] => one.clone(),
+        several => format!("none of {} RDMA devices can be opened: {}", several.len(), several.join("; ")),
     }
 }
 
@@ -670,6 +693,28 @@ mod tests {
         assert!(text.starts_with("cannot open /dev/infiniband/uverbs0 of device rxe0: "), "{text}");
         assert!(text.ends_with("grant this user read and write access by a udev rule or a group"), "{text}");
         assert_eq!(error.errno(), Some(Errno::ACCESS));
+    }
+
+    #[test]
+    fn error_of_no_opened_device_has_the_reason_of_each() {
+        let open = |device: &str, errno| Error::Open {
+            device: device.into(),
+            path: "/dev/infiniband/uverbs0".into(),
+            errno,
+        };
+        let none = |reasons| Error::NoneOpened { reasons };
+        let [missing, refused] =
+            [open("rxe0", Errno::NOENT), open("rxe1", Errno::ACCESS)].map(|e| e.to_string());
+        let one = none(vec![open("rxe0", Errno::NOENT)]);
+        assert_eq!((one.to_string(), one.errno()), (missing.clone(), Some(Errno::NOENT)));
+        let two = none(vec![open("rxe0", Errno::NOENT), open("rxe1", Errno::ACCESS)]);
+        assert_eq!(two.to_string(), format!("none of 2 RDMA devices can be opened: {missing}; {refused}"));
+        assert_eq!(two.errno(), None);
+        let no_uverbs = Error::NoUverbs { device: "rxe1".into() };
+        let two = none(vec![open("rxe0", Errno::NOENT), no_uverbs]);
+        assert_eq!((two.errno(), io::Error::from(two).kind()), (None, ErrorKind::NotFound));
+        let denied = none(vec![open("rxe0", Errno::ACCESS), open("rxe1", Errno::ACCESS)]);
+        assert_eq!(io::Error::from(denied).kind(), ErrorKind::PermissionDenied);
     }
 
     #[test]

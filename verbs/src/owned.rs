@@ -7,9 +7,9 @@
 //!
 //! ```no_run
 //! use bareverbs::owned::Endpoint;
-//! use bareverbs::{Access, Buffer, Device};
+//! use bareverbs::{Access, Buffer, Context};
 //!
-//! let pd = Device::first()?.open()?.alloc_pd()?;
+//! let pd = Context::open_first()?.alloc_pd()?;
 //! let (mut alice, mut bob) = (Endpoint::new(&pd, 1, 16)?, Endpoint::new(&pd, 1, 16)?);
 //! alice.connect(&bob.address())?;
 //! bob.connect(&alice.address())?;

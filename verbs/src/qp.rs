@@ -522,8 +522,8 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// use std::thread;
     ///
     /// use bareverbs::{
-    ///     Access, AhAttr, Buffer, Cq, CqInit, Device, DriverId, Error, Gid, InitAttr, QpInit, Rc, RecvRequest,
-    ///     Result, RtrAttr, RtsAttr, SendRequest, WcStatus,
+    ///     Access, AhAttr, Buffer, Context, Cq, CqInit, DriverId, Error, Gid, InitAttr, QpInit, Rc,
+    ///     RecvRequest, Result, RtrAttr, RtsAttr, SendRequest, WcStatus,
     /// };
     ///
     /// /// Waits for the one request in flight.
@@ -541,7 +541,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// }
     ///
     /// fn main() -> Result<()> {
-    ///     let context = Device::first()?.open()?;
+    ///     let context = Context::open_first()?;
     ///     let (pd, driver) = (context.alloc_pd()?, context.driver());
     ///     let mut send_cq = context.create_cq(&CqInit::new(16))?;
     ///     let mut recv_cq = context.create_cq(&CqInit::new(16))?;

@@ -25,13 +25,15 @@ use crate::loopback::{Plan, domain, pair, request};
 /// `Err` with the reason if a test can't run.
 pub type Requirement = Result<(), String>;
 
-/// The name of the device: the first one if the guest has several.
+/// The name of the device: the first one that can be opened if the guest has several.
 ///
 /// # Panics
-/// If the guest has no RDMA device.
+/// If the guest has no RDMA device that can be opened.
 pub fn name() -> &'static str {
     static NAME: OnceLock<String> = OnceLock::new();
-    NAME.get_or_init(|| Device::first().expect("the guest has an RDMA device").name().to_owned())
+    NAME.get_or_init(|| {
+        Context::open_first().expect("the guest has an RDMA device").device().name().to_owned()
+    })
 }
 
 /// The device.

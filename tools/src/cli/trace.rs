@@ -35,7 +35,7 @@ pub(crate) struct Replay {
     /// The recording
     pub(crate) file: PathBuf,
     /// Replay on this device, with the driver of the recording: rxe or mlx5 (default: the first one
-    /// found)
+    /// with that driver that can be opened)
     #[arg(short, long, value_name = "DEV")]
     pub(crate) device: Option<String>,
     /// The form of the output

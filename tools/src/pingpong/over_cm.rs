@@ -8,7 +8,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use bareverbs::{Context, Device, Gid, GidIndex, GidType, LinkLayer, PortAttr, QpType};
+use bareverbs::{Context, Gid, GidIndex, GidType, LinkLayer, PortAttr, QpType};
 use bareverbs_rdmacm::event::{Event, EventKind, UdPeer};
 use bareverbs_rdmacm::{CmId, ConnParam, EventChannel, PeerParam, PortSpace, PrivateData};
 use rustix::event::PollFlags;
@@ -119,11 +119,11 @@ impl<'a> Manager<'a> {
         Ok(())
     }
 
-    /// The device and the port that the address of the peer leads to.
-    pub(super) fn device(&self) -> Result<(Device, u8)> {
+    /// Opens the device that the address of the peer leads to. Returns it with its port.
+    pub(super) fn open_device(&self) -> Result<(Context, u8)> {
         let id = self.ids.first().context("there is no connection")?;
         let device = id.addresses()?.device.context("the route to the address has no RDMA device")?;
-        Ok((device.find()?, device.port.0))
+        Ok((device.find()?.open()?, device.port.0))
     }
 
     /// The GID of the local address and its index; `None` on InfiniBand, which needs no GID.

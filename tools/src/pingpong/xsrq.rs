@@ -47,8 +47,8 @@ struct Report<'a> {
 /// Runs to the end.
 pub(super) fn run(options: &XsrqPingpong) -> Result<()> {
     let stop = Stop::on_signals().context("cannot set up signal handling")?;
-    let device = devices::find_or_first(options.ib_dev.as_deref())?;
-    let context = device.open()?;
+    let context = devices::open(options.ib_dev.as_deref(), options.ib_port)?;
+    let device = context.device();
     let attr = context.query_device()?;
     let port = context.query_port(options.ib_port)?;
     DeviceLimits::new(device.name(), &attr, options.ib_port, &port).check_xrc(options)?;

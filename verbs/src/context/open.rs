@@ -40,6 +40,27 @@ impl<P: Provider> Context<P> {
         Self::with_file(VERB, device, file, provider, events)
     }
 
+    /// Opens the first device that can be opened with the provider `P`, as [`Context::open_first`]
+    /// does.
+    ///
+    /// # Errors
+    /// As for [`Context::open_first`]. A device whose driver `P` does not support has the reason
+    /// [`Error::UnsupportedDriver`].
+    pub fn open_first_as() -> Result<Self> {
+        Self::open_first_of(&crate::devices()?)
+    }
+
+    fn open_first_of(devices: &[Device]) -> Result<Self> {
+        let mut reasons = Vec::new();
+        for device in devices {
+            match Self::open(device) {
+                Ok(context) => return Ok(context),
+                Err(reason) => reasons.push(reason),
+            }
+        }
+        Err(if reasons.is_empty() { Error::NoDevice } else { Error::NoneOpened { reasons } })
+    }
+
     /// Imports a context with the provider `P`, as [`Context::import`] does.
     ///
     /// # Errors
@@ -143,6 +164,26 @@ impl<P: Provider> Context<P> {
 }
 
 impl Context {
+    /// Opens the first device, in the kernel's order, that can be opened. Devices whose node is
+    /// missing, as in a container, or may not be opened by this user are skipped, and so are devices
+    /// of other drivers.
+    ///
+    /// [`Device::find`] and [`Device::open`] open one device, without an alternative.
+    ///
+    /// ```no_run
+    /// let context = bareverbs::Context::open_first()?;
+    /// println!("{}", context.device().name());
+    /// # Ok::<(), bareverbs::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// - [`Error::NoDevice`] if there is no device.
+    /// - [`Error::NoneOpened`] if no device can be opened, with the error of each.
+    /// - Those of [`devices`](crate::devices).
+    pub fn open_first() -> Result<Self> {
+        Self::open_first_as()
+    }
+
     /// Imports a context that another process created and continues to use. `fd` is a duplicate of
     /// its device file.
     ///

@@ -13,9 +13,9 @@ use crate::{Access, Error, Feature, MemoryOwner, Remote, Result, Sge};
 /// them. [`Pd::register_implicit`](crate::Pd::register_implicit) creates it.
 ///
 /// ```no_run
-/// use bareverbs::{Buffer, Device, LocalAccess};
+/// use bareverbs::{Buffer, Context, LocalAccess};
 ///
-/// let pd = Device::first()?.open()?.alloc_pd()?;
+/// let pd = Context::open_first()?.alloc_pd()?;
 /// let everything = pd.register_implicit(LocalAccess::ReadWrite)?;
 /// // As good as registered, without a system call for each.
 /// let mut question = everything.part(Buffer::zeroed(4096)?)?;

@@ -44,10 +44,10 @@ const SHORTEST: usize = GRH_BYTES + 1;
 /// receive, or with another Q_Key than the receiver's, is dropped.
 ///
 /// ```no_run
-/// use bareverbs::Device;
+/// use bareverbs::Context;
 /// use bareverbs::owned::{Datagrams, Pool};
 ///
-/// let pd = Device::first()?.open()?.alloc_pd()?;
+/// let pd = Context::open_first()?.alloc_pd()?;
 /// let (mut alice, mut bob): (Datagrams, Datagrams) =
 ///     (Datagrams::options().inline(64).build(&pd)?, Datagrams::options().inline(64).build(&pd)?);
 /// let pool = Pool::new(&pd, 2, 40 + 4096)?;

@@ -28,9 +28,9 @@ const EXPOSE: &str = "Part::expose";
 ///
 /// ```no_run
 /// use bareverbs::owned::Part;
-/// use bareverbs::{Access, Buffer, Device};
+/// use bareverbs::{Access, Buffer, Context};
 ///
-/// let pd = Device::first()?.open()?.alloc_pd()?;
+/// let pd = Context::open_first()?.alloc_pd()?;
 /// let part = Part::register(&pd, Buffer::zeroed(4096)?)?;
 /// let exposed = part.expose(Access::REMOTE_WRITE)?;
 /// let remote = exposed.remote(0)?;

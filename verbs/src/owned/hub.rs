@@ -5,10 +5,10 @@
 //! buffer, and that a thread can wait for as well.
 //!
 //! ```no_run
-//! use bareverbs::Device;
+//! use bareverbs::Context;
 //! use bareverbs::owned::{Hub, Pool};
 //!
-//! let pd = Device::first()?.open()?.alloc_pd()?;
+//! let pd = Context::open_first()?.alloc_pd()?;
 //! let hub = Hub::new(&pd, 1024)?;
 //! let pool = Pool::new(&pd, 64, 4096)?;
 //! let (alice, bob) = (hub.connection(1, 16)?, hub.connection(1, 16)?);
@@ -419,9 +419,9 @@ impl<B, P: Provider> Hub<B, P> {
     ///
     /// ```no_run
     /// use bareverbs::owned::{Endpoint, Hub, Lease};
-    /// use bareverbs::{Device, Mtu};
+    /// use bareverbs::{Context, Mtu};
     ///
-    /// let pd = Device::first()?.open()?.alloc_pd()?;
+    /// let pd = Context::open_first()?.alloc_pd()?;
     /// let hub: Hub<Lease> = Hub::new(&pd, 1024)?;
     /// let options = Endpoint::options().sends(64).recvs(16).inline(64).mtu(Mtu::Mtu1024);
     /// let connection = hub.connection_with(&options)?;

@@ -19,9 +19,9 @@ use crate::{Access, AnyProvider, AtomicCap, Buffer, Error, Feature, Mr, Pd, Port
 ///
 /// ```no_run
 /// use bareverbs::owned::{LocalAtomics, Part};
-/// use bareverbs::{Access, Buffer, Device};
+/// use bareverbs::{Access, Buffer, Context};
 ///
-/// let pd = Device::first()?.open()?.alloc_pd()?;
+/// let pd = Context::open_first()?.alloc_pd()?;
 /// let lock = Part::register(&pd, Buffer::zeroed(8)?)?.expose(Access::REMOTE_ATOMIC)?;
 /// let mut atomics = LocalAtomics::new(&pd, 1)?;
 /// // Peers take the lock by `compare_swap` too.

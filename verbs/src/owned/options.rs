@@ -35,9 +35,9 @@ const VERB: &str = "EndpointOptions::build";
 ///
 /// ```no_run
 /// use bareverbs::owned::Endpoint;
-/// use bareverbs::{Device, Mtu};
+/// use bareverbs::{Context, Mtu};
 ///
-/// let pd = Device::first()?.open()?.alloc_pd()?;
+/// let pd = Context::open_first()?.alloc_pd()?;
 /// let endpoint: Endpoint = Endpoint::options().sends(64).recvs(256).mtu(Mtu::Mtu1024).build(&pd)?;
 /// # Ok::<(), bareverbs::Error>(())
 /// ```

@@ -25,9 +25,9 @@ use crate::{Access, Buffer, Error, MemoryOwner, Mr, Pd, RegisterError, Result};
 ///
 /// ```no_run
 /// use bareverbs::owned::Part;
-/// use bareverbs::{Buffer, Device};
+/// use bareverbs::{Buffer, Context};
 ///
-/// let pd = Device::first()?.open()?.alloc_pd()?;
+/// let pd = Context::open_first()?.alloc_pd()?;
 /// let mut file = Part::register(&pd, Buffer::zeroed(64 << 20)?)?;
 /// file.bytes_mut()[..5].copy_from_slice(b"hello");
 ///

@@ -33,10 +33,10 @@ const ALIGNMENT: usize = 64;
 /// The region is deregistered when the pool, its clones and all leases are dropped.
 ///
 /// ```no_run
-/// use bareverbs::Device;
+/// use bareverbs::Context;
 /// use bareverbs::owned::Pool;
 ///
-/// let pd = Device::first()?.open()?.alloc_pd()?;
+/// let pd = Context::open_first()?.alloc_pd()?;
 /// let pool = Pool::new(&pd, 64, 4096)?;
 /// let mut lease = pool.take().expect("a free buffer");
 /// lease.bytes_mut()[..5].copy_from_slice(b"hello");

@@ -19,10 +19,10 @@
 //! use std::time::Duration;
 //!
 //! use bareverbs::owned::server::{Event, Server};
-//! use bareverbs::{Address, Device};
+//! use bareverbs::{Address, Context};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let pd = Device::first()?.open()?.alloc_pd()?;
+//! let pd = Context::open_first()?.alloc_pd()?;
 //! let mut server = Server::options().peers(100).build(&pd)?;
 //! let handle = server.handle().clone();
 //! // Addresses go over TCP.
@@ -61,10 +61,10 @@
 //! use std::net::TcpStream;
 //!
 //! use bareverbs::owned::server::{Client, Event};
-//! use bareverbs::{Address, Device};
+//! use bareverbs::{Address, Context};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let pd = Device::first()?.open()?.alloc_pd()?;
+//! let pd = Context::open_first()?.alloc_pd()?;
 //! let mut client = Client::options().build(&pd)?;
 //! let (mut stream, mut server) = (TcpStream::connect("server:7471")?, [0; Address::LEN]);
 //! stream.write_all(&client.address().to_bytes())?;

@@ -107,10 +107,10 @@ impl<P: Provider> Qp<Rc, P> {
     /// and atomics. `local` is what the peer was sent.
     ///
     /// ```no_run
-    /// use bareverbs::{Access, Address, ConnectAttr, CqInit, Device, QpInit, Rc};
+    /// use bareverbs::{Access, Address, ConnectAttr, Context, CqInit, QpInit, Rc};
     ///
     /// # fn exchange(own: &Address) -> Result<Address, bareverbs::ParseAddressError> { own.to_string().parse() }
-    /// let context = Device::first()?.open()?;
+    /// let context = Context::open_first()?;
     /// let cq = context.create_cq(&CqInit::new(32))?;
     /// let mut qp = context.alloc_pd()?.create_qp::<Rc>(&QpInit::new(&cq, &cq))?;
     /// let gid_index = context.default_gid(1)?.index;

@@ -10,7 +10,7 @@ use super::{ParseValueError, ValueError};
 /// Functions that name a port take anything that converts to it, such as the number itself:
 ///
 /// ```no_run
-/// # let context = bareverbs::Device::first()?.open()?;
+/// # let context = bareverbs::Context::open_first()?;
 /// use bareverbs::PortNum;
 ///
 /// assert_eq!(context.query_port(1)?, context.query_port(PortNum(1))?);

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use bareverbs::netlink::RdmaNetlink;
 use bareverbs::{
-    AhAttr, CqInit, Device, Error, GidIndex, InitAttr, PortNum, PortState, QpCap, QpInit, QpState, Rc,
-    RtrAttr,
+    AhAttr, Context, CqInit, Device, Error, GidIndex, InitAttr, PortNum, PortState, QpCap, QpInit, QpState,
+    Rc, RtrAttr,
 };
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::loopback::{Plan, domain, open, side};
@@ -57,6 +57,8 @@ pub(crate) fn missing_device_is_reported_by_every_entry_point() {
     let first = Device::first().unwrap_err();
     assert!(matches!(first, Error::NoDevice), "{first:?}");
     assert!(first.to_string().starts_with("no RDMA device found: load its driver, or create"), "{first}");
+    let opened = Context::open_first().map(drop).unwrap_err();
+    assert!(matches!(opened, Error::NoDevice), "{opened:?}");
     let named = Device::find(device::name()).unwrap_err();
     assert_eq!(named.to_string(), format!("no RDMA device is named {:?}; no device exists", device::name()));
 

@@ -2,7 +2,7 @@
 
 use bareverbs::netlink::RdmaNetlink;
 use bareverbs::{
-    Access, Buffer, Context, Device, Errno, Error, GidEntry, GidIndex, GidType, LinkLayer, Mtu, Pd, PortAttr,
+    Access, Buffer, Context, Errno, Error, GidEntry, GidIndex, GidType, LinkLayer, Mtu, Pd, PortAttr,
     PortState, QpState,
 };
 
@@ -13,7 +13,7 @@ use crate::cli::doctor::DoctorOptions;
 use crate::devinfo::gid_type;
 use crate::perf::report::Environment;
 use crate::signal::Stop;
-use crate::{link, status};
+use crate::{devices, link, status};
 
 /// Memory that a benchmark registers, in bytes.
 const MEMORY: usize = 4 << 20;
@@ -73,7 +73,8 @@ pub(crate) fn examine(
     report: &mut dyn FnMut(Finding),
 ) -> anyhow::Result<Option<End>> {
     let netdevs = Netdevs::read();
-    let Some((device, context)) = open(options, report) else { return Ok(None) };
+    let Some(context) = open(options, report) else { return Ok(None) };
+    let device = context.device();
     let port = match context.query_port(options.ib_port) {
         Ok(port) => port,
         Err(error) => {
@@ -92,7 +93,7 @@ pub(crate) fn examine(
     if !is_active {
         return Ok(None);
     }
-    let environment = Environment::new(&device, options.ib_port, context.driver(), &port);
+    let environment = Environment::new(device, options.ib_port, context.driver(), &port);
     let facts = Facts {
         device: device.name().into(),
         port: options.ib_port,
@@ -153,54 +154,29 @@ impl Netdevs {
     }
 }
 
-/// Opens the chosen device, or the first one whose port is active.
-fn open(options: &DoctorOptions, report: &mut dyn FnMut(Finding)) -> Option<(Device, Context)> {
-    let mut fault = |error: Error| {
-        let remedy = match &error {
-            Error::Open { errno: Errno::NOENT, .. } => Some(
-                "load ib_uverbs (modprobe ib_uverbs), or pass /dev/infiniband into the container".to_owned(),
-            ),
-            Error::Open { path, .. } => Some(format!(
-                "let this user read and write {}: join the group that owns it, or run as root",
-                path.display()
-            )),
-            _ => None,
-        };
-        let finding = here(Level::Fault, Check::Device, error.to_string());
-        report(Finding { remedy, ..finding });
-        None
+/// Opens the device. Reports why each device can't be opened.
+fn open(options: &DoctorOptions, report: &mut dyn FnMut(Finding)) -> Option<Context> {
+    let reasons = match devices::open(options.ib_dev.as_deref(), options.ib_port) {
+        Ok(context) => return Some(context),
+        Err(Error::NoneOpened { reasons }) => reasons,
+        Err(error) => vec![error],
     };
-    let chosen = match &options.ib_dev {
-        Some(name) => Device::find(name).map(|device| vec![device]),
-        None => bareverbs::devices(),
-    };
-    let devices = match chosen {
-        Ok(devices) if devices.is_empty() => return fault(Error::NoDevice),
-        Ok(devices) => devices,
-        Err(error) => return fault(error),
-    };
-    let mut first = None;
-    let mut refused = None;
-    for device in devices {
-        let context = match device.open() {
-            Ok(context) => context,
-            Err(error) => {
-                refused.get_or_insert(error);
-                continue;
-            }
-        };
-        let port = context.query_port(options.ib_port);
-        let is_active = port.is_ok_and(|port| port.state == PortState::ACTIVE);
-        if is_active {
-            return Some((device, context));
+    reasons.iter().map(not_opened).for_each(report);
+    None
+}
+
+fn not_opened(error: &Error) -> Finding {
+    let remedy = match error {
+        Error::Open { errno: Errno::NOENT, .. } => {
+            Some("load ib_uverbs (modprobe ib_uverbs), or pass /dev/infiniband into the container".to_owned())
         }
-        first.get_or_insert((device, context));
-    }
-    match (first, refused) {
-        (Some(first), _) => Some(first),
-        (None, Some(error)) => fault(error),
-        (None, None) => fault(Error::NoDevice),
-    }
+        Error::Open { path, .. } => Some(format!(
+            "let this user read and write {}: join the group that owns it, or run as root",
+            path.display()
+        )),
+        _ => None,
+    };
+    Finding { remedy, ..here(Level::Fault, Check::Device, error.to_string()) }
 }
 
 fn port_state(name: &str, port: &PortAttr, netdev: Option<&str>) -> Finding {

@@ -29,10 +29,10 @@ const DEFAULT_QKEY: u32 = 0x0123_4567;
 /// | [`spin`](Self::spin) | adaptive, at most 20 µs |
 ///
 /// ```no_run
-/// use bareverbs::Device;
+/// use bareverbs::Context;
 /// use bareverbs::owned::Datagrams;
 ///
-/// let pd = Device::first()?.open()?.alloc_pd()?;
+/// let pd = Context::open_first()?.alloc_pd()?;
 /// let datagrams: Datagrams = Datagrams::options().recvs(256).inline(64).qkey(0x1234).build(&pd)?;
 /// # Ok::<(), bareverbs::Error>(())
 /// ```

@@ -39,10 +39,10 @@ const CLIENT: &str = "ClientOptions::build";
 /// `receives` for thousands of peers that are seldom busy at the same time:
 ///
 /// ```no_run
-/// use bareverbs::Device;
+/// use bareverbs::Context;
 /// use bareverbs::owned::server::Server;
 ///
-/// let pd = Device::first()?.open()?.alloc_pd()?;
+/// let pd = Context::open_first()?.alloc_pd()?;
 /// let options = Server::options().peers(3000).window(8).receives(4096).sends(4).operations(0);
 /// let server = options.message_size(512).build(&pd)?;
 /// # Ok::<(), bareverbs::Error>(())
