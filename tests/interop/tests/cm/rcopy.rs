@@ -61,7 +61,7 @@ pub(crate) fn rcopy_copies_pipes_and_pseudo_files() {
 }
 
 pub(crate) fn rcopy_reports_files_that_change_while_they_are_sent() {
-    const SIZE: u64 = 64 << 20;
+    const SIZE: u64 = 32 << 20;
     let folder = Folder::new("/tmp/rcopy-changes");
     let [source, copied] = ["source", "copy"].map(|name| folder.path(name));
     nothing_leaks(|| {
@@ -99,7 +99,8 @@ struct SmallDisk(&'static str);
 impl SmallDisk {
     fn new(path: &'static str) -> Self {
         fs::create_dir_all(path).expect("the guest's /tmp is writable");
-        mount(Some("small"), path, Some("tmpfs"), MsFlags::empty(), Some("size=1M")).expect("the test is root");
+        mount(Some("small"), path, Some("tmpfs"), MsFlags::empty(), Some("size=1M"))
+            .expect("the test is root");
         Self(path)
     }
 }
@@ -144,7 +145,8 @@ pub(crate) fn rcopy_reports_errors_of_closing() {
     let [source, copied, log] = ["source", "copy", "log"].map(|name| folder.path(name));
     fs::write(&source, b"hello").expect("the file is writable");
     fs::write(&copied, b"").expect("the file is writable");
-    let fault = ["-o", &log, "-P", &copied, "-e", "inject=close:error=ENOSPC", "bareverbs", "rcopy"];
+    // strace is no parent of the server, so that signals and the end are the server's.
+    let fault = ["-D", "-o", &log, "-P", &copied, "-e", "inject=close:error=ENOSPC", "bareverbs", "rcopy"];
     let mut server = Program::start(Command::new("strace").args(fault));
     let finished = copy(&mut server, Bareverbs, &source, &copied);
     finished.expect_failure(&format!("the server cannot close {copied}: No space left"));

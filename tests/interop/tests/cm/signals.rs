@@ -14,10 +14,8 @@ const A_WHILE: Duration = Duration::from_millis(1500);
 
 /// Starts commands of `bareverbs`, sends a signal to all of them, and asserts that it ends them.
 fn end_by(signal: Signal, commands: &[&str]) {
-    let programs: Vec<_> = commands
-        .iter()
-        .map(|line| Program::start(Command::new("bareverbs").args(line.split(' '))))
-        .collect();
+    let programs: Vec<_> =
+        commands.iter().map(|line| Program::start(Command::new("bareverbs").args(line.split(' ')))).collect();
     std::thread::sleep(A_WHILE);
     programs.into_iter().for_each(|program| end_one_by(signal, program));
 }
@@ -108,7 +106,7 @@ pub(crate) fn signals_end_waits_for_clients() {
         "ucmatose -p 7807",
         "rdma-server -p 7808",
         "rdma-xserver -p 7809",
-        "udaddy -p 7810",
+        "udaddy",
         "pingpong rc -p 7811",
         "pingpong ud --cm -p 7812",
         "perf write bw -p 7813",
