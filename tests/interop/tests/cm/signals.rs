@@ -12,12 +12,18 @@ const SOON: Duration = Duration::from_secs(3);
 /// The time in which the programs come to the phase. On a busy machine, they may be in an earlier one.
 const A_WHILE: Duration = Duration::from_millis(1500);
 
-/// Starts commands of `bareverbs`, sends a signal to all of them, and asserts that it ends them.
-fn end_by(signal: Signal, commands: &[&str]) {
-    let programs: Vec<_> =
-        commands.iter().map(|line| Program::start(Command::new("bareverbs").args(line.split(' ')))).collect();
-    std::thread::sleep(A_WHILE);
-    programs.into_iter().for_each(|program| end_one_by(signal, program));
+/// Starts commands of `bareverbs`, which come to a phase within the time.
+fn start_all(commands: &[&str], time: Duration) -> Vec<Program> {
+    let start = |line: &&str| Program::start(Command::new("bareverbs").args(line.split(' ')));
+    let programs = commands.iter().map(start).collect();
+    std::thread::sleep(time);
+    programs
+}
+
+/// Asserts that a signal ends all programs.
+fn end_all_by(signal: Signal, programs: Vec<Program>) {
+    programs.iter().for_each(|program| program.signal(signal));
+    programs.into_iter().for_each(|program| expect_end_by(signal, &program.finish_within(SOON)));
 }
 
 fn end_one_by(signal: Signal, program: Program) {
@@ -53,7 +59,11 @@ pub(crate) fn signals_end_the_resolution_of_addresses() {
     nothing_leaks(|| {
         for signal in [Signal::SIGTERM, Signal::SIGINT] {
             let lines = CLIENTS.map(|client| format!("{client} {absent}"));
-            end_by(signal, &lines.each_ref().map(String::as_str));
+            // The limit is 2 seconds.
+            let mut programs = start_all(&lines.each_ref().map(String::as_str), A_WHILE / 3);
+            // On a busy machine, it may have passed.
+            programs.retain_mut(|program| !program.has_ended());
+            end_all_by(signal, programs);
         }
     });
 }
@@ -116,44 +126,51 @@ pub(crate) fn signals_end_waits_for_clients() {
     ];
     nothing_leaks(|| {
         for signal in [Signal::SIGTERM, Signal::SIGINT] {
-            end_by(signal, &servers);
+            end_all_by(signal, start_all(&servers, A_WHILE));
         }
     });
 }
 
-/// Pairs of a server and a client whose transfers take minutes.
+/// Servers, and clients without the address of the server, whose transfers take minutes.
 const TRANSFERS: [(&str, &str); 7] = [
     ("rstream -S 65536 -C 1000000 -I 1", "-s"),
     ("rstream -S 64 -C 1 -I 1000000000 -T b", "-s"),
     ("rstream -S 65536 -C 1000000 -I 1 -T s", "-s"),
     ("riostream -S 65536 -C 1000000 -I 1", "-s"),
-    ("udpong -S 512 -C 1000000000 -T e", "-s"),
-    ("ucmatose -C 1000000 -S 64", "-s"),
+    ("udpong", "-S 512 -C 1000000000 -T e -s"),
+    ("rping -s -P", "-c -C 1000000 -a"),
     ("pingpong rc -n 1000000000", ""),
 ];
 
-/// Starts a server and a client, until the client runs for a while: the server listens.
-fn start_pair((line, to): (&str, &str)) -> (Program, Program) {
-    let start = |line: &str| Program::start(Command::new("bareverbs").args(line.split_whitespace()));
-    let server = start(line.trim_end_matches("-T e"));
+/// Starts a server, and clients until one runs for a while: the server listens then.
+fn start_pair(server: &str, client: &[&str]) -> (Program, Program) {
+    let mut server = Program::start(Command::new("bareverbs").args(server.split(' ')));
+    let deadline = Instant::now() + LIMIT;
     loop {
-        let mut client = start(&format!("{line} {to} {}", host()));
+        let mut client = Program::start(Command::new("bareverbs").args(client));
         std::thread::sleep(A_WHILE);
+        assert!(!server.has_ended(), "it serves: {:#?}", server.finish());
         if !client.has_ended() {
             return (server, client);
         }
+        assert!(Instant::now() < deadline, "it copies: {:#?}", client.finish());
     }
 }
 
 pub(crate) fn signals_end_both_sides_of_transfers() {
-    for (pair, signal) in TRANSFERS.into_iter().zip([Signal::SIGTERM, Signal::SIGINT].into_iter().cycle()) {
-        let (server, client) = start_pair(pair);
-        end_one_by(signal, client);
+    for (line, to) in TRANSFERS {
+        // Clients have the options of the server, or others.
+        let (tool, options) = line.split_once(' ').unwrap_or((line, ""));
+        let options = if to.contains("-C") { "" } else { options };
+        let client: Vec<_> =
+            [tool, options, to, host()].iter().flat_map(|part| part.split_whitespace()).collect();
+        let (server, client_side) = start_pair(line, &client);
+        end_one_by(Signal::SIGTERM, client_side);
         // It has lost its peer, or waits for the next client.
         drop(server);
-        let (server, client) = start_pair(pair);
-        end_one_by(signal, server);
-        drop(client);
+        let (server, client_side) = start_pair(line, &client);
+        end_one_by(Signal::SIGINT, server);
+        drop(client_side);
     }
 }
 
@@ -161,18 +178,8 @@ pub(crate) fn signals_end_both_sides_of_a_copy() {
     let folder = Folder::new("/tmp/rcopy-signals");
     let source = folder.path("source");
     fs::File::create(&source).and_then(|file| file.set_len(1 << 40)).expect("the file is sparse");
-    let client = format!("rcopy {source} {}:/dev/null", host());
-    let start = || {
-        let mut server = Program::start(Command::new("bareverbs").args(["rcopy", "--json"]));
-        loop {
-            let mut client = Program::start(Command::new("bareverbs").args(client.split(' ')));
-            std::thread::sleep(A_WHILE);
-            assert!(!server.has_ended(), "it serves");
-            if !client.has_ended() {
-                return (server, client);
-            }
-        }
-    };
+    let to = format!("{}:/dev/null", host());
+    let start = || start_pair("rcopy --json", &["rcopy", &source, &to]);
     for signal in [Signal::SIGTERM, Signal::SIGINT] {
         let (server, client) = start();
         end_one_by(signal, client);
