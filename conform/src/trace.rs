@@ -68,8 +68,10 @@ pub enum End {
     Exited(i32),
     /// A signal killed the program.
     Killed(i32),
-    /// SIGINT, SIGTERM or SIGHUP ended the trace of a running process, or the callback. The process
+    /// This signal ended the trace of a running process: SIGINT, SIGTERM or SIGHUP. The process
     /// continues.
+    Interrupted(i32),
+    /// The callback ended the trace of a running process, which continues.
     Detached,
 }
 
@@ -147,6 +149,7 @@ fn run(
         files: Files::default(),
         start: Instant::now(),
         detaching: false,
+        interrupted: None,
         end: None,
         found,
     };
@@ -164,7 +167,8 @@ fn run(
             Err(error) => return Err(error.into()),
         }
     }
-    Ok(tracer.end.unwrap_or(End::Detached))
+    let detached = tracer.interrupted.map_or(End::Detached, |signal| End::Interrupted(signal as i32));
+    Ok(tracer.end.unwrap_or(detached))
 }
 
 fn start(words: &[OsString], filtered: bool, mask: &SigSet) -> Result<i32, TraceError> {
@@ -262,6 +266,8 @@ struct Tracer<F> {
     files: Files,
     start: Instant,
     detaching: bool,
+    /// The signal that ended the trace of a running process.
+    interrupted: Option<Signal>,
     end: Option<End>,
     found: F,
 }
@@ -326,7 +332,10 @@ impl<F: FnMut(&Record) -> ControlFlow<()>> Tracer<F> {
 
     fn signalled(&mut self, signal: Signal) {
         match signal {
-            _ if !self.started => self.detach_all(),
+            signal if !self.started => {
+                self.interrupted = Some(signal);
+                self.detach_all();
+            }
             // The terminal sends it to the program as well.
             Signal::SIGINT => {}
             // It may have ended.

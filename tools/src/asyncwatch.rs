@@ -48,6 +48,7 @@ pub(crate) fn watch(options: &Asyncwatch) -> Result<()> {
             return Err(Interrupted.into());
         }
         while let Some(event) = events.try_wait()? {
+            stop.check()?;
             output::line(&if options.json { json(name, &event)? } else { text(&event) })?;
         }
     }

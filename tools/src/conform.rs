@@ -83,7 +83,7 @@ fn fuzz_device(options: &Conform) -> Result<u8> {
     let report = fuzz::fuzz(options.device.as_deref(), &how, |Progress { elapsed, programs }| {
         let text = format!("{programs} programs in {} s", elapsed.as_secs());
         if terminal {
-            eprint!("\r{text}");
+            output::progress(&text);
         } else if *elapsed >= next {
             next += how.duration / 10;
             output::diagnostic(&text);
@@ -127,7 +127,7 @@ fn check(options: &Conform) -> Result<u8> {
         }
         // A line in place on a terminal, else one for each tenth.
         if terminal {
-            eprint!("\r{position}/{all}");
+            output::progress(&format!("{position}/{all}"));
         } else if position * 10 / all.max(1) != (position - 1) * 10 / all.max(1) {
             output::diagnostic(&format!("{position} of {all} checks"));
         }
@@ -145,7 +145,7 @@ fn check(options: &Conform) -> Result<u8> {
     }
     if let Some(path) = &options.html {
         let page = report::html(std::slice::from_ref(&results));
-        fs::write(path, page).with_context(|| format!("cannot write {}", path.display()))?;
+        output::file(path, page.as_bytes()).with_context(|| format!("cannot write {}", path.display()))?;
     }
     output::write(&match options.format {
         ResultsFormat::Human => report::summary(&results),

@@ -51,6 +51,7 @@ pub(crate) fn failure(kind: &EventKind) -> Option<String> {
 /// The next request to a listener.
 pub(crate) fn next_request(listener: &Listener, stop: &Stop) -> Result<Incoming> {
     loop {
+        stop.check()?;
         match listener.get_request(Duration::ZERO) {
             Err(CmError::TimedOut { .. }) => {}
             request => return Ok(request?),
@@ -91,10 +92,10 @@ pub(crate) fn next_completion(
     stop: &Stop,
 ) -> Result<Option<Done<Part>>> {
     loop {
+        stop.check()?;
         if let Some(ended) = connection.poll() {
             return Ok(Some(ended?));
         }
-        stop.check()?;
         // Completions before the arming raise no event, so it is followed by a poll.
         connection.arm()?;
         match look(connection, Connection::is_disconnected, |connection| connection.poll())? {

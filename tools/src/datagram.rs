@@ -147,12 +147,12 @@ impl Node {
     fn poll(&mut self, stop: &Stop) -> Result<Option<WorkCompletion>> {
         let end = Instant::now() + LIMIT;
         while Instant::now() < end {
+            stop.check()?;
             for _ in 0..SPINS {
                 if let Some(completion) = self.cq.poll_one() {
                     return Ok(Some(completion));
                 }
             }
-            stop.check()?;
         }
         Ok(None)
     }
@@ -161,6 +161,7 @@ impl Node {
 /// The next event of a channel.
 pub(crate) fn next_event(channel: &EventChannel, stop: &Stop) -> Result<Event> {
     loop {
+        stop.check()?;
         if let Some(event) = channel.try_wait()? {
             return Ok(event);
         }

@@ -46,7 +46,6 @@ use clap::Parser;
 use crate::cli::perf::PerfCommand;
 use crate::cli::{Cli, Command};
 use crate::perf::expect::NotMet;
-use crate::signal::Interrupted;
 
 /// The exit status if results do not meet `--expect`.
 const NOT_MET: u8 = 3;
@@ -99,13 +98,12 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
         Command::Completions(options) => packaging::completions(&options),
         Command::Man(options) => packaging::man(&options),
     };
-    match result {
-        Ok(()) => 0,
-        Err(error) => {
-            output::diagnostic(&format!("bareverbs: {error:#}"));
-            let interrupted = error.chain().find_map(|cause| cause.downcast_ref::<Interrupted>());
-            let not_met = error.is::<NotMet>().then_some(NOT_MET);
-            interrupted.map_or(not_met.unwrap_or(1), |interrupted| interrupted.exit_status())
-        }
+    // A signal that arrives after the last result counts, too.
+    let Err(error) = result.and_then(|()| Ok(signal::check()?)) else { return 0 };
+    output::diagnostic(&format!("bareverbs: {error:#}"));
+    match signal::check() {
+        Err(interrupted) => interrupted.exit_status(),
+        Ok(()) if error.is::<NotMet>() => NOT_MET,
+        Ok(()) => 1,
     }
 }

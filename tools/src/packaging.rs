@@ -1,11 +1,11 @@
 //! `bareverbs completions` and `bareverbs man`: files for packages, made from the command line's
 //! definition.
 
-use std::fs;
+use std::path::Path;
+use std::{fs, io};
 
 use anyhow::{Context as _, Result};
-use clap::CommandFactory;
-use clap_mangen::generate_to;
+use clap::{Command, CommandFactory};
 
 use crate::cli::{Cli, Completions, Man};
 use crate::output;
@@ -24,16 +24,26 @@ pub(crate) fn man(options: &Man) -> Result<()> {
         clap_mangen::Man::new(Cli::command()).render(&mut page)?;
         return Ok(output::write(&String::from_utf8(page)?)?);
     };
+    let mut command = Cli::command();
+    command.build();
     fs::create_dir_all(folder)
-        .and_then(|()| generate_to(Cli::command(), folder))
+        .and_then(|()| write_pages(&command, folder))
         .with_context(|| format!("cannot write the manual pages to {}", folder.display()))
+}
+
+/// Writes the manual pages of a command and its subcommands.
+fn write_pages(command: &Command, folder: &Path) -> io::Result<()> {
+    command.get_subcommands().try_for_each(|subcommand| write_pages(subcommand, folder))?;
+    let (man, mut page) = (clap_mangen::Man::new(command.clone()), Vec::new());
+    man.render(&mut page)?;
+    output::file(&folder.join(man.get_filename()), &page)
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
 
-    use clap::{Command, ValueEnum};
+    use clap::ValueEnum;
     use clap_complete::Shell;
 
     use super::*;

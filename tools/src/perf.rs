@@ -173,7 +173,7 @@ fn publish(plan: &Plan<'_>, report: &Report) -> Result<()> {
 }
 
 fn write(file: &Path, text: &str, option: &str) -> Result<()> {
-    std::fs::write(file, text).with_context(|| format!("cannot write {} ({option})", file.display()))
+    output::file(file, text.as_bytes()).with_context(|| format!("cannot write {} ({option})", file.display()))
 }
 
 /// Reads and atomics that this side can have outstanding; 1 for other operations, as in perftest.

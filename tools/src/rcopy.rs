@@ -3,9 +3,9 @@
 //! Headers are in host byte order, as in the C program.
 
 use std::fs::{File, OpenOptions};
-use std::io::{Read, Write};
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -13,6 +13,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use bareverbs_rdmacm::stream::StreamOptions;
 use rustix::io::Errno;
 use serde::Serialize;
+use tempfile::SpooledTempFile;
 
 use crate::cli::rcopy::{Destination, Rcopy};
 use crate::signal::Stop;
@@ -101,41 +102,140 @@ fn run_client(options: &Rcopy, source: &Path, to: &Destination, stop: &'static S
     let peer = address::first(&to.host, options.port)?;
     let path = to.path.as_deref().unwrap_or(source);
     say(options, "opening...")?;
-    let mut file = File::open(source).with_context(|| format!("cannot open {}", source.display()))?;
-    let attr = file.metadata().with_context(|| format!("cannot read {}", source.display()))?;
+    let mut source = Source::open(source, stop)?;
     let mut socket = Socket::rdma(StreamOptions::default().connect(peer)?, Waiting::Block, stop);
 
     // The path ends with a NUL, and is padded to a multiple of 8 bytes.
     let mut name = path.as_os_str().as_bytes().to_vec();
     name.resize((name.len() + 8) & !7, 0);
-    request(&mut socket, Header::new(OPEN, name.len(), attr.mode())?, &name)?;
+    request(&mut socket, Header::new(OPEN, name.len(), source.mode)?, &name)?;
     reply(&mut socket, OPEN).with_context(|| format!("the server cannot open {}", path.display()))?;
 
     say(options, "transferring...")?;
     let start = Instant::now();
-    request(&mut socket, Header::new(WRITE, 8, 0)?, &attr.len().to_ne_bytes())?;
-    let mut left = attr.len();
-    let mut chunk = vec![0; CHUNK];
-    while left > 0 {
-        let len = left.min(CHUNK as u64) as usize;
-        file.read_exact(&mut chunk[..len]).with_context(|| format!("cannot read {}", source.display()))?;
-        socket.send(&chunk[..len])?;
-        left -= len as u64;
-    }
-    reply(&mut socket, WRITE).with_context(|| format!("the server cannot write {}", path.display()))?;
+    request(&mut socket, Header::new(WRITE, 8, 0)?, &source.bytes.to_ne_bytes())?;
+    send(&mut socket, &mut source, path)?;
     let seconds = start.elapsed().as_secs_f64();
 
     say(options, "closing...")?;
     request(&mut socket, Header::new(CLOSE, 0, 0)?, &[])?;
-    reply(&mut socket, CLOSE).context("the server cannot close the file")?;
+    reply(&mut socket, CLOSE).with_context(|| format!("the server cannot close {}", path.display()))?;
     say(options, "done\n")?;
     socket.end()?;
-    let (bytes, gbps) = (attr.len(), attr.len() as f64 * 8.0 / seconds / 1e9);
+    let (bytes, gbps) = (source.bytes, source.bytes as f64 * 8.0 / seconds / 1e9);
     if options.json {
         let report = Report { path: path.to_owned(), bytes, seconds, gbps };
         return Ok(output::line(&serde_json::to_string(&report)?)?);
     }
     Ok(output::line(&format!("{bytes} bytes in {seconds:.2} seconds = {gbps:.2} Gb/sec"))?)
+}
+
+/// Sends the bytes of a file, and waits for the server's answer. An answer before the last byte is
+/// an error: the server can't write the rest.
+fn send(socket: &mut Socket<'_>, source: &mut Source<'_>, to: &Path) -> Result<()> {
+    let refused = || format!("the server cannot write {}", to.display());
+    let mut left = source.bytes;
+    let mut chunk = vec![0; CHUNK];
+    while left > 0 && !socket.has_ended()? {
+        let max = left.min(CHUNK as u64) as usize;
+        let len = source.read(&mut chunk[..max])?;
+        ensure!(len > 0, source.changed("has become shorter"));
+        let sent = socket.send(&chunk[..len]);
+        // The answer names the cause if the server has ended the stream.
+        sent.or_else(|error| reply(socket, WRITE).and(Err(error))).with_context(refused)?;
+        left -= len as u64;
+    }
+    if left == 0 {
+        source.check_end()?;
+    }
+    reply(socket, WRITE).with_context(refused)?;
+    ensure!(left == 0, "the server has answered {left} bytes before the end of the file");
+    Ok(())
+}
+
+/// A file to copy.
+struct Source<'a> {
+    path: &'a Path,
+    file: File,
+    /// The bytes of a file whose size is not known before its end was read.
+    copy: Option<SpooledTempFile>,
+    bytes: u64,
+    mode: u32,
+    is_regular: bool,
+    stop: &'a Stop,
+}
+
+impl<'a> Source<'a> {
+    /// Opens a file and finds its size, which is sent before its bytes. A pipe has no size, and the
+    /// files of procfs and sysfs have a wrong one: small files and pipes are read up to their end.
+    fn open(path: &'a Path, stop: &'a Stop) -> Result<Self> {
+        let name = path.display();
+        let file = File::open(path).with_context(|| format!("cannot open {name}"))?;
+        let attr = file.metadata().with_context(|| format!("cannot read {name}"))?;
+        let (kind, mode) = (attr.file_type(), attr.mode());
+        ensure!(!kind.is_dir(), "cannot copy {name}: it is a directory");
+        ensure!(
+            !kind.is_char_device(),
+            "cannot copy {name}: a character device has no size, and may have no end; use a file or a pipe"
+        );
+        let is_regular = kind.is_file();
+        let mut source = Self { path, file, copy: None, bytes: attr.len(), mode, is_regular, stop };
+        if kind.is_block_device() {
+            let end = source.file.seek(SeekFrom::End(0)).and_then(|end| source.file.rewind().map(|()| end));
+            source.bytes = end.with_context(|| format!("cannot find the size of {name}"))?;
+        } else if !is_regular || source.bytes <= CHUNK as u64 {
+            source.read_to_end()?;
+        }
+        Ok(source)
+    }
+
+    /// Reads up to the end of the file, into memory or, above [`CHUNK`] bytes, into a temporary
+    /// file.
+    fn read_to_end(&mut self) -> Result<()> {
+        let mut copy = SpooledTempFile::new(CHUNK);
+        let mut chunk = vec![0; CHUNK];
+        let refused = || {
+            let folder = std::env::temp_dir();
+            format!("cannot write {} to {} (TMPDIR)", self.path.display(), folder.display())
+        };
+        let mut bytes = 0;
+        loop {
+            let len = read(&mut self.file, self.path, &mut chunk, self.stop)?;
+            if len == 0 {
+                break;
+            }
+            copy.write_all(&chunk[..len]).with_context(refused)?;
+            bytes += len as u64;
+        }
+        copy.rewind().with_context(refused)?;
+        (self.copy, self.bytes) = (Some(copy), bytes);
+        Ok(())
+    }
+
+    fn read(&mut self, into: &mut [u8]) -> Result<usize> {
+        match &mut self.copy {
+            Some(copy) => read(copy, self.path, into, self.stop),
+            None => read(&mut self.file, self.path, into, self.stop),
+        }
+    }
+
+    /// Checks that nothing follows the bytes that were sent.
+    fn check_end(&mut self) -> Result<()> {
+        let is_end = !self.is_regular || read(&mut self.file, self.path, &mut [0], self.stop)? == 0;
+        ensure!(is_end, self.changed("has become longer"));
+        Ok(())
+    }
+
+    fn changed(&self, how: &str) -> String {
+        format!("{} {how} than {} bytes while it was sent: copy it again", self.path.display(), self.bytes)
+    }
+}
+
+/// Reads bytes of a file. 0: its end.
+fn read(from: &mut impl Read, path: &Path, into: &mut [u8], stop: &Stop) -> Result<usize> {
+    let len = from.read(into);
+    stop.check()?;
+    len.with_context(|| format!("cannot read {}", path.display()))
 }
 
 fn request(socket: &mut Socket<'_>, header: Header, body: &[u8]) -> Result<()> {
@@ -157,7 +257,8 @@ fn reply(socket: &mut Socket<'_>, command: u8) -> Result<()> {
     }
     match i32::from_ne_bytes(header.data.to_ne_bytes()) {
         0 => Ok(()),
-        errno => Err(std::io::Error::from_raw_os_error(errno).into()),
+        errno @ 1.. => Err(std::io::Error::from_raw_os_error(errno).into()),
+        other => bail!("the server has failed and sent no errno ({other})"),
     }
 }
 
@@ -184,27 +285,55 @@ struct Target {
     file: File,
 }
 
+impl Target {
+    fn close(self) -> Result<()> {
+        output::close(self.file).with_context(|| format!("cannot close {}", self.path.display()))
+    }
+}
+
 /// Serves a client until it ends the stream.
 fn serve(socket: &mut Socket<'_>, options: &Rcopy) -> Result<()> {
     let mut target = None;
     loop {
         let mut bytes = [0; Header::SIZE];
         if !socket.recv_or_end(&mut bytes)? {
-            return Ok(());
+            return target.map_or(Ok(()), Target::close);
         }
         let header = Header::from_bytes(bytes)?;
+        let mut left = 0;
         let result = match header.command {
             OPEN => open(socket, header, &mut target, options),
-            WRITE => write(socket, header, target.as_mut(), options),
-            CLOSE => {
-                target = None;
-                say(options, "closing...done\n")
-            }
+            WRITE => write(socket, header, target.as_mut(), &mut left, options),
+            CLOSE => close(target.take(), options),
             _ => Err(Errno::INVAL.into()),
         };
         socket.send(&header.reply(status(&result)).to_bytes())?;
+        if result.is_err() {
+            // The C client reads the answer after it has sent all bytes. Ours ends the stream, so
+            // that the end is no error.
+            let _ = discard(socket, left);
+        }
         result.with_context(|| format!("command {} of the client", header.command))?;
     }
+}
+
+fn close(target: Option<Target>, options: &Rcopy) -> Result<()> {
+    say(options, "closing...")?;
+    target.map_or(Ok(()), Target::close)?;
+    say(options, "done\n")
+}
+
+/// Receives bytes of a file that can't be written.
+fn discard(socket: &mut Socket<'_>, mut left: u64) -> Result<()> {
+    let mut chunk = vec![0; CHUNK];
+    while left > 0 {
+        let max = left.min(CHUNK as u64) as usize;
+        match socket.recv_some(&mut chunk[..max])? {
+            0 => break,
+            len => left -= len as u64,
+        }
+    }
+    Ok(())
 }
 
 /// The errno of a result, for the client.
@@ -233,10 +362,12 @@ fn open(socket: &mut Socket<'_>, header: Header, target: &mut Option<Target>, op
     Ok(())
 }
 
+/// Writes the bytes of a file. After an error, `left` is the number of bytes that are not received.
 fn write(
     socket: &mut Socket<'_>,
     header: Header,
     target: Option<&mut Target>,
+    left: &mut u64,
     options: &Rcopy,
 ) -> Result<()> {
     let Some(Target { path, file }) = target else { return Err(Errno::INVAL).context("no file is open") };
@@ -246,16 +377,16 @@ fn write(
     }
     socket.recv(&mut size)?;
     let bytes = u64::from_ne_bytes(size);
+    *left = bytes;
     say(options, &format!("transferring...{bytes} bytes..."))?;
     let start = Instant::now();
-    let mut left = bytes;
     let mut chunk = vec![0; CHUNK];
-    while left > 0 {
-        let max = left.min(CHUNK as u64) as usize;
+    while *left > 0 {
+        let max = (*left).min(CHUNK as u64) as usize;
         let len = socket.recv_some(&mut chunk[..max])?;
         ensure!(len > 0, "the client has ended the stream {left} bytes before the end of the file");
+        *left -= len as u64;
         file.write_all(&chunk[..len]).with_context(|| format!("cannot write {}", path.display()))?;
-        left -= len as u64;
     }
     if options.json {
         let seconds = start.elapsed().as_secs_f64();

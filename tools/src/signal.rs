@@ -1,10 +1,15 @@
 //! SIGINT and SIGTERM as an eventfd. A signal ends waits, and the program cleans up.
+//!
+//! The program has [`GRACE`] for that. Then it exits, also from a call that no signal ends: a name
+//! look-up, a connect, a write to a full pipe. The kernel releases its objects. A second signal
+//! kills it at once.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
+use nix::libc;
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
@@ -13,6 +18,17 @@ use rustix::io::Errno;
 static WAKE: AtomicI32 = AtomicI32::new(-1);
 /// The signal that arrived.
 static SIGNAL: AtomicI32 = AtomicI32::new(0);
+/// Whether the next signal kills the program.
+static IS_LAST: AtomicBool = AtomicBool::new(false);
+
+/// The signals that end the program.
+const ENDING: [Signal; 2] = [Signal::SIGINT, Signal::SIGTERM];
+
+/// The time from a signal to the exit of the program, at most.
+const GRACE: Duration = Duration::from_millis(700);
+
+/// Signals within this time are one: timeout(1) sends it to the process and again to its group.
+const TOGETHER: Duration = Duration::from_millis(100);
 
 /// Reports a signal that ends the program early.
 #[derive(Debug)]
@@ -36,8 +52,17 @@ pub(crate) struct Interrupted;
 impl Interrupted {
     /// The exit status of a program that a signal ended: 128 plus its number.
     pub(crate) fn exit_status(self) -> u8 {
-        u8::try_from(128 + SIGNAL.load(Ordering::Relaxed)).unwrap_or(u8::MAX)
+        u8::try_from(exit_status()).unwrap_or(u8::MAX)
     }
+}
+
+fn exit_status() -> i32 {
+    128 + SIGNAL.load(Ordering::Relaxed)
+}
+
+/// Fails with [`Interrupted`] if a signal has arrived. The cost is one load.
+pub(crate) fn check() -> Result<(), Interrupted> {
+    if SIGNAL.load(Ordering::Relaxed) == 0 { Ok(()) } else { Err(Interrupted) }
 }
 
 impl Stop {
@@ -50,18 +75,24 @@ impl Stop {
     pub(crate) fn on_signals() -> io::Result<&'static Self> {
         let stop: &'static Self = Box::leak(Box::new(Self::new()?));
         WAKE.store(stop.event.as_raw_fd(), Ordering::Relaxed);
-        let action = SigAction::new(SigHandler::Handler(on_signal), SaFlags::empty(), SigSet::empty());
-        for signal in [Signal::SIGINT, Signal::SIGTERM] {
-            // SAFETY: the handler only accesses atomics and makes one write(), which
-            // signal-safety(7) allows.
+        // A handler is not interrupted by the other one.
+        let mask = SigSet::from_iter([Signal::SIGALRM].into_iter().chain(ENDING));
+        let alarm = SigAction::new(SigHandler::Handler(on_alarm), SaFlags::SA_RESTART, mask);
+        // SAFETY: the handler only accesses atomics and calls sigaction() and _exit(), which
+        // signal-safety(7) allows.
+        unsafe { sigaction(Signal::SIGALRM, &alarm) }?;
+        let action = SigAction::new(SigHandler::Handler(on_signal), SaFlags::empty(), mask);
+        for signal in ENDING {
+            // SAFETY: the handler only accesses atomics and calls write(), which signal-safety(7)
+            // allows, and setitimer(), which is a system call and nothing else.
             unsafe { sigaction(signal, &action) }?;
         }
         Ok(stop)
     }
 
-    /// Fails with [`Interrupted`] if a signal has arrived. The cost is one load.
+    /// As [`check`].
     pub(crate) fn check(&self) -> Result<(), Interrupted> {
-        if SIGNAL.load(Ordering::Relaxed) == 0 { Ok(()) } else { Err(Interrupted) }
+        check()
     }
 
     /// Waits for `events` on `fd`, up to `timeout` if there is one.
@@ -148,13 +179,42 @@ fn timespec(time: Duration) -> Timespec {
     Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() }
 }
 
+/// Notes a signal that was taken elsewhere.
+pub(crate) fn arrived(signal: i32) -> io::Result<()> {
+    Stop::on_signals()?;
+    on_signal(signal);
+    Ok(())
+}
+
 extern "C" fn on_signal(signal: i32) {
-    SIGNAL.store(signal, Ordering::Relaxed);
+    if SIGNAL.compare_exchange(0, signal, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+        return;
+    }
+    let times = libc::itimerval { it_value: timeval(TOGETHER), it_interval: timeval(GRACE - TOGETHER) };
+    // SAFETY: the kernel reads the times, which live during the call, and writes nothing.
+    unsafe { libc::setitimer(libc::ITIMER_REAL, &raw const times, std::ptr::null_mut()) };
     let event: RawFd = WAKE.load(Ordering::Relaxed);
     // SAFETY: `Stop::on_signals` leaked the eventfd before it set the handler, so it stays open.
     let event = unsafe { BorrowedFd::borrow_raw(event) };
     // If the counter is at its maximum, the eventfd is readable already.
     let _ = rustix::io::write(event, &1u64.to_ne_bytes());
+}
+
+/// The first alarm is the end of [`TOGETHER`], the second one that of [`GRACE`].
+extern "C" fn on_alarm(_: i32) {
+    if IS_LAST.swap(true, Ordering::Relaxed) {
+        // SAFETY: _exit() runs no code of the process. The kernel releases what it has.
+        unsafe { libc::_exit(exit_status()) };
+    }
+    let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
+    for signal in ENDING {
+        // SAFETY: the default action runs no code of the process. The signals are valid.
+        let _ = unsafe { sigaction(signal, &default) };
+    }
+}
+
+fn timeval(time: Duration) -> libc::timeval {
+    libc::timeval { tv_sec: time.as_secs() as i64, tv_usec: time.subsec_micros().into() }
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use bareverbs::owned::{Exposed, Part};
@@ -170,12 +170,25 @@ impl<'a> Socket<'a> {
 
     /// Ends the stream after all bytes were sent.
     pub(crate) fn end(self) -> Result<()> {
-        match self.inner {
-            Inner::Rdma(stream) => Ok(stream.close(END_LIMIT)?),
+        match &self.inner {
+            Inner::Rdma(stream) => self.end_rdma(stream),
             Inner::Tcp(stream) => match stream.shutdown(std::net::Shutdown::Both) {
                 Err(error) if error.kind() != ErrorKind::NotConnected => Err(error.into()),
                 _ => Ok(()),
             },
+        }
+    }
+
+    fn end_rdma(&self, stream: &RdmaStream) -> Result<()> {
+        stream.shutdown(std::net::Shutdown::Both)?;
+        let end = Instant::now() + END_LIMIT;
+        loop {
+            self.stop.check()?;
+            let left = end.saturating_duration_since(Instant::now());
+            match stream.wait_sent(left.min(CHECK_INTERVAL)) {
+                Err(StreamError::TimedOut) if left > CHECK_INTERVAL => {}
+                ended => return Ok(ended?),
+            }
         }
     }
 
@@ -185,6 +198,8 @@ impl<'a> Socket<'a> {
         mut call: impl FnMut(&mut Inner) -> io::Result<usize>,
     ) -> Result<usize> {
         loop {
+            // A call that never waits is interruptible, too.
+            self.stop.check()?;
             for _ in 0..SPINS {
                 match call(&mut self.inner) {
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {}
@@ -195,7 +210,6 @@ impl<'a> Socket<'a> {
                     self.wait(direction)?;
                 }
             }
-            self.stop.check()?;
         }
     }
 
@@ -210,6 +224,15 @@ impl<'a> Socket<'a> {
         match self.stop.wait(fd, events, None)? {
             Wake::Stopped => Err(Interrupted.into()),
             _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for Socket<'_> {
+    fn drop(&mut self) {
+        // After a signal, the end of the stream waits for nothing.
+        if let (Err(_), Inner::Rdma(stream)) = (self.stop.check(), &self.inner) {
+            stream.set_linger(Duration::ZERO);
         }
     }
 }

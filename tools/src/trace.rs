@@ -3,16 +3,22 @@
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Write};
 use std::ops::ControlFlow;
+use std::os::fd::AsFd;
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
 use bareverbs::{Device, DriverId};
 use bareverbs_conform::replay::{self, Difference, Header, Replay as Replayed};
 use bareverbs_conform::trace::{End, Interface, Record, Summary, Target, trace};
+use nix::libc::PIPE_BUF;
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::cli::conform::TextOrJson;
 use crate::cli::trace::{Replay, Trace};
-use crate::output;
+use crate::signal::Interrupted;
+use crate::{output, signal};
 
 /// `bareverbs trace`. The exit status is that of the program, or 128 plus the signal that killed it.
 pub(crate) fn run(options: &Trace) -> Result<u8> {
@@ -20,11 +26,12 @@ pub(crate) fn run(options: &Trace) -> Result<u8> {
         Some(process) => Target::Process(process),
         None => Target::Command(options.command.clone()),
     };
-    let mut out: Box<dyn Write> = match (&options.output, options.pid) {
-        // Not buffered: a reader sees the calls up to now.
-        (Some(path), _) => Box::new(create(path)?),
-        (None, Some(_)) => Box::new(io::stdout()),
-        (None, None) => Box::new(io::stderr()),
+    let file = options.output.as_deref().map(create).transpose()?;
+    // Not buffered: a reader sees the calls up to now.
+    let mut out: Box<dyn Write> = match (&file, options.pid) {
+        (Some(file), _) => Box::new(Interruptible::new(file)?),
+        (None, Some(_)) => Box::new(Interruptible::new(io::stdout())?),
+        (None, None) => Box::new(Interruptible::new(io::stderr())?),
     };
     let mut recording = options.record.as_deref().map(create).transpose()?.map(BufWriter::new);
     if let Some(file) = &mut recording {
@@ -44,6 +51,9 @@ pub(crate) fn run(options: &Trace) -> Result<u8> {
             }
         }
     })?;
+    if let End::Interrupted(signal) = end {
+        signal::arrived(signal).context("cannot set up signal handling")?;
+    }
     if options.summary && failed.is_ok() {
         failed = match options.format {
             TextOrJson::Text => write!(out, "{summary}"),
@@ -51,13 +61,47 @@ pub(crate) fn run(options: &Trace) -> Result<u8> {
         };
     }
     failed = failed.and_then(|()| out.flush());
-    failed = failed.and_then(|()| recording.map_or(Ok(()), |mut file| file.flush()));
+    drop(out);
+    failed = failed.and_then(|()| file.map_or(Ok(()), output::close));
+    failed = failed.and_then(|()| recording.map_or(Ok(()), |file| output::close(file.into_inner()?)));
     failed.context("cannot write the trace")?;
     Ok(match end {
         End::Exited(status) => u8::try_from(status).unwrap_or(u8::MAX),
         End::Killed(signal) => u8::try_from(128 + signal).unwrap_or(u8::MAX),
-        End::Detached => 0,
+        End::Interrupted(_) | End::Detached => return Err(Interrupted.into()),
     })
+}
+
+/// An output of the tracer, which blocks the signals that end it. A signal ends a write that waits.
+struct Interruptible<T> {
+    out: T,
+    signals: SignalFd,
+}
+
+impl<T> Interruptible<T> {
+    fn new(out: T) -> Result<Self> {
+        let signals = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP]);
+        Ok(Self { out, signals: SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC)? })
+    }
+}
+
+impl<T: Write + AsFd> Write for Interruptible<T> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut fds = [
+            PollFd::from_borrowed_fd(self.out.as_fd(), PollFlags::OUT),
+            PollFd::from_borrowed_fd(self.signals.as_fd(), PollFlags::IN),
+        ];
+        poll(&mut fds, None)?;
+        if fds[0].revents().is_empty() {
+            return Err(io::Error::other(Interrupted));
+        }
+        // A pipe that is writable takes this without waiting.
+        self.out.write(&bytes[..bytes.len().min(PIPE_BUF)])
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
 }
 
 fn create(path: &Path) -> Result<File> {

@@ -76,10 +76,10 @@ impl Node {
     /// Waits until `is_done`. The peer does not end the connection before.
     fn wait(&mut self, channel: &EventChannel, stop: &Stop, is_done: impl Fn(&Self) -> bool) -> Result<()> {
         while !is_done(self) {
+            stop.check()?;
             if self.poll()? {
                 continue;
             }
-            stop.check()?;
             self.endpoint.arm()?;
             // Completions before the arming raise no event.
             if self.poll()? {

@@ -122,7 +122,6 @@ fn serve(options: &Udpong, stop: &Stop) -> Result<()> {
 struct Client<'a> {
     socket: Socket<'a>,
     options: &'a Udpong,
-    stop: &'a Stop,
     /// The number that the server has given it.
     number: u8,
     /// The number of the next message that is answered.
@@ -140,7 +139,7 @@ impl<'a> Client<'a> {
         }
         let socket = Socket::connect(address::first(host, options.port)?, options, stop)?;
         let message = [0; LONGEST];
-        let mut client = Self { socket, options, stop, number: 0, sequence: 0, message };
+        let mut client = Self { socket, options, number: 0, sequence: 0, message };
         client.number = client.ask(Op::Login, CONTROL_BYTES, PATIENT)?.client;
         if let Some((size, count)) = options.custom() {
             let test = Test { name: "custom".into(), size, count, echo: options.echoes() };
@@ -188,7 +187,6 @@ impl<'a> Client<'a> {
         self.put(op);
         let give_up = Instant::now() + SILENCE;
         loop {
-            self.stop.check()?;
             self.socket.send(&self.message[..size])?;
             let mut answer = [0; LONGEST];
             while let Some(len) = self.socket.recv(&mut answer, limit)? {

@@ -73,6 +73,43 @@ fn help_shows_every_option() {
     }
 }
 
+/// A copy of a source to a server that does not exist.
+fn refused_copy(source: &str) -> String {
+    complaint(&["rcopy", "--json", source, "127.0.0.1:/nonexistent/copy"], 1)
+}
+
+#[test]
+fn rcopy_refuses_what_has_no_size_before_it_connects() {
+    assert!(refused_copy("/").contains("cannot copy /: it is a directory"));
+    assert!(refused_copy("/dev/zero").contains("a character device has no size"));
+    let socket = std::env::temp_dir().join(format!("bareverbs-socket-{}", std::process::id()));
+    let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let text = refused_copy(socket.to_str().unwrap());
+    std::fs::remove_file(&socket).unwrap();
+    drop(listener);
+    assert!(text.contains("cannot open"), "{text}");
+}
+
+#[test]
+fn rcopy_names_the_folder_that_has_no_room_for_a_pipe() {
+    let script = "head -c 300000 /dev/zero | \"$1\" rcopy --json /dev/stdin 127.0.0.1:/nonexistent/copy";
+    let mut command = Command::new("sh");
+    command.args(["-c", script, "sh", env!("CARGO_BIN_EXE_bareverbs")]).env("TMPDIR", "/nonexistent");
+    let text = String::from_utf8(command.output().unwrap().stderr).unwrap();
+    assert!(text.contains("cannot write /dev/stdin to /nonexistent (TMPDIR): No such file"), "{text}");
+}
+
+#[test]
+fn errors_of_written_files_are_reported() {
+    assert!(complaint(&["man", "--dir", "/dev/full"], 1).contains("cannot write the manual pages"));
+    let output = run(&["trace", "-o", "/dev/full", "--summary", "true"]);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && text.contains("cannot write the trace: No space left"), "{text}");
+    let output = run(&["trace", "--record", "/dev/full", "true"]);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && text.contains("cannot write"), "{text}");
+}
+
 #[test]
 fn trace_passes_on_output_exit_status_and_signals() {
     for (script, status, stdout) in [
@@ -128,7 +165,7 @@ fn traced_processes_are_left_as_they_were() {
     assert!(second.contains(&format!("process {} traces it already", tracer.id())), "{second}");
     assert!(Command::new("kill").args(["-INT", &tracer.id().to_string()]).status().unwrap().success());
     let output = tracer.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert_eq!(output.status.code(), Some(130), "{output:?}");
     assert!(!traced());
     echo("after");
     drop(input);

@@ -1,5 +1,10 @@
 //! The tools over the connection manager, with those of librdmacm, in both roles.
 
+#[path = "cm/rcopy.rs"]
+mod rcopy;
+#[path = "cm/signals.rs"]
+mod signals;
+
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -10,7 +15,9 @@ use bareverbs_test_support::device::{self, Requirement};
 use bareverbs_test_support::kernel_tests;
 use bareverbs_test_support::resources::nothing_leaks;
 use nix::sys::signal::Signal;
+use rcopy::*;
 use serde_json::Value;
+use signals::*;
 
 kernel_tests! {
     rping_interoperates_in_both_roles if has_ip,
@@ -49,6 +56,16 @@ kernel_tests! {
 
     rcopy_interoperates_in_both_roles if has_ip,
     rcopy_errors_name_the_cause if has_ip,
+    rcopy_copies_pipes_and_pseudo_files if has_ip,
+    rcopy_reports_files_that_change_while_they_are_sent if has_ip,
+    rcopy_server_errors_reach_the_client if has_ip,
+    rcopy_reports_errors_of_closing if has_ip,
+
+    signals_end_the_resolution_of_addresses if has_ip,
+    signals_end_name_lookups if has_ip,
+    signals_end_waits_for_clients if has_ip,
+    signals_end_both_sides_of_transfers if has_ip,
+    signals_end_both_sides_of_a_copy if has_ip,
 }
 
 /// For tests with an IP address of the device.

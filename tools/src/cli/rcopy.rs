@@ -34,7 +34,9 @@ fn destination(text: &str) -> Result<Destination, String> {
 /// The options of rcopy.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Rcopy {
-    /// File to copy; without it, run as server, which writes the files of its clients
+    /// File, pipe or block device to copy; without it, run as server, which writes the files of its
+    /// clients. A pipe, and a file of procfs or sysfs, is read to its end before it is sent. The
+    /// server of librdmacm refuses empty files
     #[arg(requires = "destination")]
     pub(crate) source: Option<PathBuf>,
     /// Server, and path of the file there (default: the path of the source). An IPv6 address is

@@ -180,6 +180,7 @@ impl Over {
         mut limit: Option<&mut Timeout>,
     ) -> Result<Next> {
         loop {
+            stop.check()?;
             if self.is_set() {
                 return Ok(Next::Over);
             }

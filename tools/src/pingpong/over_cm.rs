@@ -58,6 +58,7 @@ impl<'a> Manager<'a> {
     fn next(&self, limit: Option<&mut Timeout>) -> Result<Option<Event>> {
         let mut limit = limit;
         loop {
+            self.stop.check()?;
             if let Some(event) = self.channel.try_wait()? {
                 if let Some(reason) = failure(&event.kind) {
                     bail!(reason);

@@ -96,6 +96,7 @@ impl<'a> Socket<'a> {
     pub(super) fn recv(&mut self, into: &mut [u8], limit: Duration) -> Result<Option<usize>> {
         let end = Instant::now() + limit;
         loop {
+            self.stop.check()?;
             match self.inner.recv_from(into) {
                 Err(DatagramError::WouldBlock) => {}
                 received => return Ok(Some(received?.0)),
@@ -115,11 +116,12 @@ impl<'a> Socket<'a> {
         mut call: impl FnMut(&mut Inner) -> Result<T, DatagramError>,
     ) -> Result<T> {
         loop {
+            // A call that never waits is interruptible, too.
+            self.stop.check()?;
             match call(&mut self.inner) {
                 Err(DatagramError::WouldBlock) => {}
                 result => return Ok(result?),
             }
-            self.stop.check()?;
             if !self.spin {
                 // The descriptor of an RDMA socket is readable in both cases.
                 let events = if matches!(self.inner, Inner::Rdma(_)) { PollFlags::IN } else { events };
