@@ -42,7 +42,8 @@ pub(crate) struct Test {
     #[arg(long, default_value = "auto")]
     accel: Accelerator,
     /// How many guests (or groups of them) run in parallel (default: one for two processors, or one
-    /// for each if only HCA tests are selected; at most four).
+    /// for each if only HCA tests are selected; at most four). One more runs the tests that mostly
+    /// sleep.
     #[arg(long, value_name = "N")]
     jobs: Option<NonZero<usize>>,
     /// Run only the kernel tests whose names contain one of these, and nothing else.
@@ -130,7 +131,9 @@ impl Test {
         let plan = Plan::new(lab, devices, selection)?;
         if selection.filter.takes_all() {
             pyverbs::check(&lab.rdma_core, &guest_test_titles()?)?;
-            flaky.check_titles(&plan.titles())?;
+            let titles = plan.titles();
+            flaky.check_titles(&titles)?;
+            selection::check_prefixes(&titles)?;
         }
         let jobs = self.jobs.map_or_else(|| side_by_side(plan.processors()), NonZero::get);
         let mut table = plan.run(self.accel, jobs, stop)?;

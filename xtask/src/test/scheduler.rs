@@ -14,7 +14,7 @@ use bareverbs_lab::{
 };
 use clap::ValueEnum;
 
-use super::selection::Selection;
+use super::selection::{Selection, is_waiting};
 use crate::examples::{self, Example};
 use crate::filter::Filter;
 use crate::guest_tests::{GuestTest, PROFILE_FILE, guest_tests};
@@ -36,28 +36,6 @@ const SOUND: &str = "the kernel stays sound";
 /// The profiles in a guest: one file per program. Each process adds its counts when it exits.
 const GUEST_PROFILES: &str = "/tmp/bareverbs-%m.profraw";
 
-/// Prefixes of tests that mostly sleep: for retries, timeouts and silent neighbours. Their guest runs
-/// beside the others.
-const WAITING: [&str; 18] = [
-    "environment::silent_neighbour_has_no_address",
-    "lost::",
-    "rdmacm::lost_messages_are_unreachable_peers",
-    "stream::keepalive_notices_a_peer_that_is_cut_off",
-    "stream::streams_lose_nothing_when_packets_are_lost",
-    "verbs::client_notices_a_killed_server",
-    "verbs::endpoint_of_a_killed_peer_fails_within_seconds",
-    "verbs::endpoints_that_only_receive_notice_a_killed_peer",
-    "verbs::hubs_that_only_receive_notice_a_killed_peer",
-    "verbs::messages_to_a_killed_",
-    "verbs::operations_of_a_hub_to_a_killed_peer_fail_within_seconds",
-    "verbs::scope_of_a_killed_peer_ends_within_seconds",
-    "verbs::send_to_a_killed_peer_fails_within_seconds",
-    "verbs::server_notices_a_killed_client",
-    "cm::mckey_",
-    "cm::udpong_of_librdmacm_has_no_address_handle_on_roce",
-    "rdmacm::killed_",
-    "stream::vanished_peer_is_noticed",
-];
 /// With more failed tests, none is run once more: the cause is no chance.
 const MOST_RERUNS: usize = 10;
 /// Tests that check what other tests have left. Alone, they say nothing.
@@ -378,8 +356,7 @@ impl<'a> Plan<'a> {
     fn test_run<'b>(&'b self, name: &str, kernel: &'b Kernel, device: Tested, waiting: bool) -> TestRun<'b> {
         let tests = self.tests.iter().filter(|test| {
             let title = test.title();
-            let waits = WAITING.iter().any(|prefix| title.starts_with(prefix));
-            waits == waiting && self.selection.runs_on(name, &title)
+            is_waiting(&title) == waiting && self.selection.runs_on(name, &title)
         });
         let specials = if self.profiles.is_some() {
             VecDeque::new()

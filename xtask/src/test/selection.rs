@@ -2,19 +2,34 @@
 
 use std::collections::BTreeMap;
 
+use anyhow::{Result, bail};
 use bareverbs_lab::Since;
 
 use crate::filter::Filter;
 
 /// Prefixes of tests that run on one kernel only when all tests run, because they take seconds to
 /// minutes, and what they test is in user space or in the peer.
-const ONE_KERNEL: [&str; 24] = [
-    // Programs of this project beside those of rdma-core and perftest.
+const ONE_KERNEL: [&str; 37] = [
+    // Programs of this project beside those of rdma-core and perftest: their options and output.
     "perf::",
     "bad_peers::",
     "every_transport::",
     "exchange::",
     "lost::",
+    "rc_pingpong::another_tcp_port_and_long_names",
+    "rc_pingpong::checked_data_in_both_directions",
+    "rc_pingpong::deep_and_shallow_receive_queues",
+    "rc_pingpong::large_messages",
+    "rc_pingpong::requested_gid_index_is_used",
+    "rc_pingpong::sends_through_a_batch",
+    "rc_pingpong::service_level",
+    "rc_pingpong::sizes_around_the_inline_limit",
+    "reports::rc_json_output",
+    "reports::small_messages_go_inline",
+    "cm::cmtime_",
+    "cm::rcopy_",
+    // A fault of librdmacm, which takes its time limit.
+    "cm::udpong_of_librdmacm_has_no_address_handle_on_roce",
     // Random calls and large numbers.
     "conform::fuzzed_calls_break_no_rule_and_replay",
     "endurance::",
@@ -38,7 +53,38 @@ const ONE_KERNEL: [&str; 24] = [
     "verbs::send_to_a_killed_peer_fails_within_seconds",
     "verbs::server_notices_a_killed_client",
 ];
-/// The kernel that they run on.
+/// Prefixes of tests that mostly sleep: for retries, timeouts and silent neighbours. Their guest runs
+/// beside the others.
+const WAITING: [&str; 27] = [
+    "bad_peers::misbehaving_peers_are_reported",
+    "cm::mckey_",
+    "cm::udpong_of_librdmacm_has_no_address_handle_on_roce",
+    "environment::silent_neighbour_has_no_address",
+    "every_transport::killed_peers_are_reported_on_every_transport",
+    "lost::",
+    "rdmacm::deleted_",
+    "rdmacm::interface_down_",
+    "rdmacm::listener_answers_after_an_interface_returns",
+    "rdmacm::lost_messages_are_unreachable_peers",
+    "rdmacm::removed_address_",
+    "rdmacm::repeated_request_is_new_after_its_rejection",
+    "rdmacm::request_while_the_interface_is_down_",
+    "rdmacm::time_limit_ends_the_wait_for_a_peer_that_is_cut_off",
+    "stream::bytes_are_acknowledged_before_a_stream_that_both_sides_ended_is_dropped",
+    "stream::keepalive_notices_a_peer_that_is_cut_off",
+    "stream::streams_lose_nothing_when_packets_are_lost",
+    "stream::vanished_peer_is_noticed",
+    "verbs::client_notices_a_killed_server",
+    "verbs::endpoint_of_a_killed_peer_fails_within_seconds",
+    "verbs::endpoints_that_only_receive_notice_a_killed_peer",
+    "verbs::hubs_that_only_receive_notice_a_killed_peer",
+    "verbs::messages_to_a_killed_",
+    "verbs::operations_of_a_hub_to_a_killed_peer_fail_within_seconds",
+    "verbs::scope_of_a_killed_peer_ends_within_seconds",
+    "verbs::send_to_a_killed_peer_fails_within_seconds",
+    "verbs::server_notices_a_killed_client",
+];
+/// The kernel of the tests that run on one.
 const KERNEL: &str = Since::V7_2.name();
 /// Prefix of the tests with perftest, of which only these run when all tests run.
 const PERFTEST: &str = "perf::";
@@ -89,6 +135,20 @@ impl Selection<'_> {
     }
 }
 
+/// Whether a test mostly sleeps.
+pub(crate) fn is_waiting(title: &str) -> bool {
+    WAITING.iter().any(|prefix| title.starts_with(prefix))
+}
+
+/// Fails if one of the prefixes here fits none of these tests.
+pub(crate) fn check_prefixes(titles: &[String]) -> Result<()> {
+    let fits_none = |prefix: &&&str| !titles.iter().any(|title| title.starts_with(**prefix));
+    match ONE_KERNEL.iter().chain(&WAITING).find(fits_none) {
+        Some(prefix) => bail!("{}: no test is named like {prefix}", file!()),
+        None => Ok(()),
+    }
+}
+
 /// The prefix of tests on one kernel that a test has.
 fn group(title: &str) -> Option<&'static str> {
     ONE_KERNEL.into_iter().find(|prefix| title.starts_with(prefix))
@@ -109,6 +169,15 @@ mod tests {
         assert!(EVERYTHING.runs_on("6.1", "lost::one") && EVERYTHING.runs_on("6.1", "perf::long_one"));
         let named = ["lost::".to_owned()];
         assert!(Selection { filter: Filter(&named), everything: false }.runs_on("6.1", "lost::one"));
+    }
+
+    #[test]
+    fn prefixes_fit_existing_tests() {
+        let mut titles: Vec<_> =
+            ONE_KERNEL.iter().chain(&WAITING).map(|prefix| format!("{prefix}x")).collect();
+        check_prefixes(&titles).unwrap();
+        titles.retain(|title| !title.starts_with("endurance::"));
+        assert!(check_prefixes(&titles).unwrap_err().to_string().ends_with("named like endurance::"));
     }
 
     #[test]
