@@ -870,7 +870,7 @@ fn run_mckey(receivers: &[(Origin, &[&str])], senders: &[(Origin, &[&str])]) -> 
     let start = |programs: &[(Origin, &[&str])]| -> Vec<Program> {
         programs.iter().map(|(origin, options)| origin.start("mckey", options)).collect()
     };
-    let deadline = Instant::now() + 2 * LIMIT;
+    let deadline = Instant::now() + LIMIT;
     let mut receivers = start(receivers);
     loop {
         let sent: Vec<_> = start(senders).into_iter().map(Program::finish).collect();
