@@ -97,8 +97,7 @@ impl Measure {
         heading("What the lab needs");
         let lab = Lab::fetch(&self.kernels)?;
         heading("Tests on real kernels");
-        let all = [Tested::Rxe, Tested::Ib, Tested::Roce];
-        let devices = if self.devices.is_empty() { &all[..] } else { &self.devices };
+        let devices = if self.devices.is_empty() { &Tested::ALL[..] } else { &self.devices };
         let plan = Plan::instrumented(&lab, devices, filter, built.for_guests()?);
         let table = plan.run(self.accel, side_by_side(plan.processors()), &AtomicBool::new(false))?;
         table.print();

@@ -78,6 +78,15 @@ pub(crate) fn tests(port: HcaPort, tier: Tier, filter: Filter<'_>) -> Vec<(Strin
     named.filter(|(title, _)| filter.takes(title)).collect()
 }
 
+/// The names of the tests of the short tier.
+pub(crate) fn short() -> String {
+    let names = SHORT_ON.iter().flat_map(|(kernel, port)| {
+        let tests = tests(*port, Tier::Short, Filter(&[]));
+        tests.into_iter().map(move |(title, _)| format!("{title} on {kernel}"))
+    });
+    names.collect::<Vec<_>>().join(", ")
+}
+
 fn kind(port: HcaPort) -> &'static str {
     match port {
         HcaPort::Ib => "ib",

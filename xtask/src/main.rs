@@ -10,6 +10,7 @@ mod deny;
 mod examples;
 mod fastpath;
 mod filter;
+mod flaky;
 mod fuzz;
 mod guest_tests;
 mod hca;

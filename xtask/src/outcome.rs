@@ -11,19 +11,37 @@ pub(crate) enum Outcome {
     Passed,
     Skipped(String),
     Failed,
+    /// It failed, and passed when it was run once more.
+    Flaky,
 }
 
 /// Outcomes by test name and kernel.
+#[derive(Default)]
 pub(crate) struct Table {
     kernels: Vec<String>,
-    rows: BTreeMap<String, BTreeMap<String, Outcome>>,
-    /// By test name, why it failed first.
-    causes: BTreeMap<String, String>,
+    rows: BTreeMap<String, BTreeMap<String, Entry>>,
+}
+
+/// The outcome of a test on one kernel, and its output.
+struct Entry {
+    outcome: Outcome,
+    log: String,
+    /// The output of the second run of a flaky test.
+    second_log: String,
+}
+
+/// A test that failed on a kernel and passed there when it was run once more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FlakyTest<'a> {
+    pub(crate) kernel: &'a str,
+    pub(crate) title: &'a str,
+    pub(crate) first_log: &'a str,
+    pub(crate) second_log: &'a str,
 }
 
 impl Table {
     pub(crate) fn new(kernels: Vec<String>) -> Self {
-        Self { kernels, rows: BTreeMap::new(), causes: BTreeMap::new() }
+        Self { kernels, rows: BTreeMap::new() }
     }
 
     /// Prints and stores the outcome of a test on a kernel.
@@ -32,16 +50,52 @@ impl Table {
         match &outcome {
             Outcome::Passed => println!("{kernel}: {title} ... ok ({seconds:.1} s)"),
             Outcome::Skipped(reason) => println!("{kernel}: {title} ... skipped: {reason}"),
-            Outcome::Failed => println!("{kernel}: {title} ... FAILED ({seconds:.1} s)\n{}", log.trim_end()),
-        }
-        if outcome == Outcome::Failed {
-            self.causes.entry(title.to_owned()).or_insert_with(|| cause(log));
+            Outcome::Failed | Outcome::Flaky => {
+                println!("{kernel}: {title} ... FAILED ({seconds:.1} s)\n{}", log.trim_end());
+            }
         }
         // A test that several guests run fails if it fails in one of them.
         let row = self.rows.entry(title.to_owned()).or_default();
-        if row.get(kernel) != Some(&Outcome::Failed) {
-            row.insert(kernel.to_owned(), outcome);
+        if row.get(kernel).is_none_or(|entry| entry.outcome != Outcome::Failed) {
+            let entry = Entry { outcome, log: log.to_owned(), second_log: String::new() };
+            row.insert(kernel.to_owned(), entry);
         }
+    }
+
+    /// The failed tests: kernel and name.
+    pub(crate) fn failed(&self) -> Vec<(String, String)> {
+        let entries = self.rows.iter().flat_map(|(title, row)| row.iter().map(move |at| (title, at)));
+        entries
+            .filter(|(_, (_, entry))| entry.outcome == Outcome::Failed)
+            .map(|(title, (kernel, _))| (kernel.clone(), title.clone()))
+            .collect()
+    }
+
+    /// Classifies the failed tests that pass in a second run as flaky.
+    pub(crate) fn classify(&mut self, second: &Table) {
+        for (title, row) in &mut self.rows {
+            for (kernel, entry) in row.iter_mut().filter(|(_, entry)| entry.outcome == Outcome::Failed) {
+                let again = second.rows.get(title).and_then(|row| row.get(kernel));
+                if let Some(again) = again.filter(|again| again.outcome == Outcome::Passed) {
+                    entry.outcome = Outcome::Flaky;
+                    entry.second_log.clone_from(&again.log);
+                }
+            }
+        }
+    }
+
+    /// The flaky tests.
+    pub(crate) fn flaky(&self) -> Vec<FlakyTest<'_>> {
+        let entries = self.rows.iter().flat_map(|(title, row)| row.iter().map(move |at| (title, at)));
+        entries
+            .filter(|(_, (_, entry))| entry.outcome == Outcome::Flaky)
+            .map(|(title, (kernel, entry))| FlakyTest {
+                kernel,
+                title,
+                first_log: &entry.log,
+                second_log: &entry.second_log,
+            })
+            .collect()
     }
 
     pub(crate) fn print(&self) {
@@ -53,10 +107,11 @@ impl Table {
         };
         line("test", &self.kernels.iter().map(String::as_str).collect::<Vec<_>>());
         for (name, row) in &self.rows {
-            let cell = |kernel: &String| match row.get(kernel) {
+            let cell = |kernel: &String| match row.get(kernel).map(|entry| &entry.outcome) {
                 Some(Outcome::Passed) => "ok",
                 Some(Outcome::Skipped(_)) => "skipped",
                 Some(Outcome::Failed) => "FAILED",
+                Some(Outcome::Flaky) => "flaky",
                 None => "-",
             };
             line(name, &self.kernels.iter().map(cell).collect::<Vec<_>>());
@@ -75,8 +130,8 @@ impl Table {
         let mut lines = Vec::new();
         for (name, row) in &self.rows {
             let mut kernels = BTreeMap::<_, Vec<_>>::new();
-            for (kernel, outcome) in row {
-                if let Outcome::Skipped(reason) = outcome {
+            for (kernel, entry) in row {
+                if let Outcome::Skipped(reason) = &entry.outcome {
                     kernels.entry(reason).or_default().push(kernel.as_str());
                 }
             }
@@ -87,16 +142,13 @@ impl Table {
         lines
     }
 
-    /// The failed tests, each with its cause.
+    /// The failed tests, each with its cause on the first kernel.
     fn failures(&self) -> Vec<String> {
-        let failed = |(name, row): (&String, &BTreeMap<String, Outcome>)| {
-            let on: Vec<_> = row
-                .iter()
-                .filter(|(_, outcome)| **outcome == Outcome::Failed)
-                .map(|(kernel, _)| kernel.as_str())
-                .collect();
-            let cause = self.causes.get(name).map_or("", String::as_str);
-            (!on.is_empty()).then(|| format!("FAILED on {}: {name}{cause}", on.join(", ")))
+        let failed = |(name, row): (&String, &BTreeMap<String, Entry>)| {
+            let failed = row.iter().filter(|(_, entry)| entry.outcome == Outcome::Failed);
+            let on: Vec<_> = failed.clone().map(|(kernel, _)| kernel.as_str()).collect();
+            let cause = failed.map(|(_, entry)| cause(&entry.log)).next()?;
+            Some(format!("FAILED on {}: {name}{cause}", on.join(", ")))
         };
         self.rows.iter().filter_map(failed).collect()
     }
@@ -107,15 +159,17 @@ pub(crate) struct Totals {
     pub(crate) passed: usize,
     pub(crate) failed: usize,
     pub(crate) skipped: usize,
+    pub(crate) flaky: usize,
 }
 
 impl Totals {
     pub(crate) fn add(&mut self, table: &Table) {
-        for outcome in table.rows.values().flat_map(|row| row.values()) {
-            match outcome {
+        for entry in table.rows.values().flat_map(|row| row.values()) {
+            match entry.outcome {
                 Outcome::Passed => self.passed += 1,
                 Outcome::Skipped(_) => self.skipped += 1,
                 Outcome::Failed => self.failed += 1,
+                Outcome::Flaky => self.flaky += 1,
             }
         }
     }
@@ -189,6 +243,50 @@ mod tests {
             table.failures(),
             ["FAILED on 7.2: a::c", "FAILED on 6.1, 7.2: a::d\n    the cause on 6.1"]
         );
+    }
+
+    /// The outcomes of two tests on two kernels.
+    fn table(outcomes: [(&str, &str, Outcome); 3], log: &str) -> Table {
+        let mut table = Table::new(vec!["6.1".into(), "7.2".into()]);
+        for (kernel, title, outcome) in outcomes {
+            table.enter(kernel, title, outcome, log, Duration::ZERO);
+        }
+        table
+    }
+
+    #[test]
+    fn failed_test_that_passes_when_run_again_is_flaky_on_that_kernel() {
+        let failed = || Outcome::Failed;
+        let mut first =
+            table([("6.1", "a::b", failed()), ("7.2", "a::b", failed()), ("7.2", "a::c", failed())], "first");
+        assert_eq!(first.failed().len(), 3);
+        let skipped = Outcome::Skipped("no device".into());
+        let second = table(
+            [("6.1", "a::b", failed()), ("7.2", "a::b", Outcome::Passed), ("7.2", "a::c", skipped)],
+            "second",
+        );
+        first.classify(&second);
+        let flaky = FlakyTest { kernel: "7.2", title: "a::b", first_log: "first", second_log: "second" };
+        assert_eq!(first.flaky(), [flaky]);
+        assert_eq!(first.failures(), ["FAILED on 6.1: a::b\n    first", "FAILED on 7.2: a::c\n    first"]);
+        let mut totals = Totals::default();
+        totals.add(&first);
+        let Totals { passed, failed, skipped, flaky } = totals;
+        assert_eq!((passed, failed, skipped, flaky), (0, 2, 0, 1));
+    }
+
+    #[test]
+    fn test_that_passed_at_once_is_not_classified() {
+        let outcomes = || {
+            [
+                ("6.1", "a::b", Outcome::Passed),
+                ("7.2", "a::b", Outcome::Passed),
+                ("7.2", "a::c", Outcome::Passed),
+            ]
+        };
+        let mut first = table(outcomes(), "");
+        first.classify(&table(outcomes(), ""));
+        assert_eq!((first.failed(), first.flaky()), (vec![], vec![]));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod host;
 mod scheduler;
+mod selection;
 mod targets;
 
 use std::num::NonZero;
@@ -15,12 +16,14 @@ use bareverbs_lab::Accelerator;
 use clap::Args;
 
 use crate::filter::Filter;
+use crate::flaky::FlakyList;
 use crate::guest_tests::{guest_test_titles, guest_tests};
-use crate::outcome::{Table, Totals};
+use crate::outcome::{FlakyTest, Table, Totals};
 use crate::print::heading;
 use crate::{build, pyverbs};
 
 pub(crate) use self::scheduler::{Instrumented, Lab, Plan, Tested};
+use self::selection::Selection;
 
 #[derive(Args)]
 pub(crate) struct Test {
@@ -29,14 +32,18 @@ pub(crate) struct Test {
     #[arg(long = "kernel", value_name = "KERNEL")]
     kernels: Vec<String>,
     /// Devices to run the kernel tests on: rxe, or the software HCA with a port of ib or roce; may
-    /// be given more than once.
-    #[arg(long = "device", value_name = "DEVICE", value_enum, default_value = "rxe")]
+    /// be given more than once. Without it: rxe.
+    #[arg(long = "device", value_name = "DEVICE", value_enum)]
     devices: Vec<Tested>,
+    /// Every test on every kernel and device, which takes hours. A flaky test fails the run.
+    #[arg(long)]
+    all: bool,
     /// The accelerator: auto, kvm or tcg.
     #[arg(long, default_value = "auto")]
     accel: Accelerator,
     /// How many guests (or groups of them) run in parallel (default: one for two processors, or one
-    /// for each if only HCA tests are selected; at most four).
+    /// for each if only HCA tests are selected; at most four). One more runs the tests that mostly
+    /// sleep.
     #[arg(long, value_name = "N")]
     jobs: Option<NonZero<usize>>,
     /// Run only the kernel tests whose names contain one of these, and nothing else.
@@ -46,47 +53,65 @@ pub(crate) struct Test {
 impl Test {
     pub(crate) fn run(self) -> Result<ExitCode> {
         let begin = Instant::now();
-        let filter = Filter(&self.filter);
+        let flaky = FlakyList::read()?;
         let mut totals = Totals::default();
         let mut failures = Vec::new();
-        let table = if filter.takes_all() {
+        let Tests { table, left_out } = if self.filter.is_empty() {
             heading("Formatting");
             succeed(build::cargo().args(["fmt", "--all", "--check"]))?;
             let stop = AtomicBool::new(false);
-            let (table, host) = thread::scope(|scope| {
+            let (tests, host) = thread::scope(|scope| {
                 // Guests leave a processor idle most of the time.
                 let host = scope.spawn(|| build::with_low_priority(|| host::check(&stop)));
-                let table = stopping(&stop, || {
+                let tests = stopping(&stop, || {
                     let programs = scope.spawn(build_ahead);
                     let lab = self.lab()?;
                     programs.join().expect("builds don't panic");
-                    self.guests(&lab, filter, &stop)
+                    self.guests(&lab, &flaky, &stop)
                 });
-                (table, host.join().expect("the checks don't panic"))
+                (tests, host.join().expect("the checks don't panic"))
             });
-            let table = table?;
-            let host = host?;
+            let (tests, host) = (tests?, host?);
             host.print();
             totals = host.totals;
             failures = host.failures;
-            table
+            tests
         } else {
-            let lab = self.lab()?;
-            self.guests(&lab, filter, &AtomicBool::new(false))?
+            self.guests(&self.lab()?, &flaky, &AtomicBool::new(false))?
         };
         table.print();
+        for line in left_out {
+            println!("left out (`--all` runs it) {line}");
+        }
         for name in failures {
             println!("FAILED without a kernel: {name}");
         }
         totals.add(&table);
-        let Totals { passed, failed, skipped } = totals;
-        let seconds = begin.elapsed().as_secs();
-        println!(
-            "\n{passed} passed, {failed} failed, {skipped} skipped in {} min {} s",
-            seconds / 60,
-            seconds % 60
-        );
-        Ok(if failed == 0 && passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        Ok(self.conclude(totals, &flaky, &table.flaky(), begin))
+    }
+
+    /// Prints the flaky tests and the counts. Flaky tests count as passed, or as failed if the run does
+    /// not tolerate them.
+    fn conclude(
+        &self,
+        totals: Totals,
+        list: &FlakyList,
+        tests: &[FlakyTest<'_>],
+        begin: Instant,
+    ) -> ExitCode {
+        list.print(tests);
+        let Totals { mut passed, mut failed, skipped, flaky } = totals;
+        let (minutes, seconds) = (begin.elapsed().as_secs() / 60, begin.elapsed().as_secs() % 60);
+        println!("\n{flaky} flaky, in {minutes} min {seconds} s");
+        match list.failure(tests, !self.all) {
+            Some(failure) => {
+                println!("FAILED: {failure}");
+                failed += flaky;
+            }
+            None => passed += flaky,
+        }
+        println!("{passed} passed, {failed} failed, {skipped} skipped");
+        if failed == 0 && passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     }
 
     fn lab(&self) -> Result<Lab> {
@@ -95,15 +120,33 @@ impl Test {
     }
 
     /// Runs the selected tests in guests until all have run, or until `stop`.
-    fn guests(&self, lab: &Lab, filter: Filter, stop: &AtomicBool) -> Result<Table> {
+    fn guests(&self, lab: &Lab, flaky: &FlakyList, stop: &AtomicBool) -> Result<Tests> {
         heading("Tests on real kernels");
-        let plan = Plan::new(lab, &self.devices, filter)?;
-        if filter.takes_all() {
+        let selection = Selection { filter: Filter(&self.filter), everything: self.all };
+        let devices = match (self.devices.as_slice(), self.all) {
+            ([], true) => &Tested::ALL[..],
+            ([], false) => &[Tested::Rxe],
+            (chosen, _) => chosen,
+        };
+        let plan = Plan::new(lab, devices, selection)?;
+        if selection.filter.takes_all() {
             pyverbs::check(&lab.rdma_core, &guest_test_titles()?)?;
+            let titles = plan.titles();
+            flaky.check_titles(&titles)?;
+            selection::check_prefixes(&titles)?;
         }
         let jobs = self.jobs.map_or_else(|| side_by_side(plan.processors()), NonZero::get);
-        plan.run(self.accel, jobs, stop)
+        let mut table = plan.run(self.accel, jobs, stop)?;
+        plan.classify(&mut table, self.accel, stop)?;
+        Ok(Tests { table, left_out: plan.left_out() })
     }
+}
+
+/// What the tests in guests have resulted in.
+struct Tests {
+    table: Table,
+    /// What the selection left out, one line each.
+    left_out: Vec<String>,
 }
 
 /// Runs a part of the checks. An error stops the other parts.

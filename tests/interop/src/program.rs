@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// Default timeout of a program.
-pub const LIMIT: Duration = Duration::from_secs(40);
+/// Default timeout of a program. It is many times the usual duration, for busy machines.
+pub const LIMIT: Duration = Duration::from_secs(100);
 const STEP: Duration = Duration::from_millis(5);
 
 /// A running program. Drop kills it.

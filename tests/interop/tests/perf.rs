@@ -1,7 +1,7 @@
 //! `bareverbs perf` with the programs of perftest, in both roles, and with itself.
 //!
 //! A run of all tests includes only those whose names begin with `short`, on one kernel:
-//! `xtask/src/test/scheduler.rs`.
+//! `xtask/src/test/selection.rs`.
 
 #[path = "perf/doctor.rs"]
 mod doctor;
@@ -15,6 +15,7 @@ use std::io::Write;
 use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
+use bareverbs::QpState;
 use bareverbs::netlink::{Owner, QpResource, QpType, RdmaNetlink};
 use bareverbs_interop_tests::perf::{Benchmark, PAIRINGS, Run, Side, json, rows};
 use bareverbs_interop_tests::pingpong::{HOST, PORT, wait_until_connected};
@@ -400,12 +401,26 @@ fn verified_xrc_runs_with_every_option() {
     }
 }
 
+/// The queue pairs of a program.
+fn queue_pairs_of(program: &Program) -> Vec<QpResource> {
+    let queue_pairs = RdmaNetlink::open().and_then(|mut netlink| netlink.queue_pairs(device::name()));
+    let mut queue_pairs = queue_pairs.expect("the kernel lists queue pairs");
+    queue_pairs.retain(|qp| qp.owner == Owner::Process(program.id().as_raw().unsigned_abs()));
+    queue_pairs
+}
+
 /// The queue pairs of a program that only send on XRC.
 fn xrc_requesters(program: &Program) -> usize {
-    let queue_pairs = RdmaNetlink::open().and_then(|mut netlink| netlink.queue_pairs(device::name()));
-    let queue_pairs = queue_pairs.expect("the kernel lists queue pairs");
-    let is_own = |qp: &&QpResource| qp.owner == Owner::Process(program.id().as_raw().unsigned_abs());
-    queue_pairs.iter().filter(is_own).filter(|qp| qp.qp_type == Some(QpType::XRC_INI)).count()
+    queue_pairs_of(program).iter().filter(|qp| qp.qp_type == Some(QpType::XRC_INI)).count()
+}
+
+/// Waits until a program has a queue pair in RTS.
+fn wait_until_ready_to_send(program: &Program) {
+    let begin = Instant::now();
+    while !queue_pairs_of(program).iter().any(|qp| qp.state == Some(QpState::RTS)) {
+        assert!(begin.elapsed() < SOON, "`{program:?}` has no queue pair in RTS");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 fn short_receiver_of_xrc_has_no_requester() {

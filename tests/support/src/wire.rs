@@ -127,19 +127,27 @@ fn restore_routes(end: End) {
     let _ = attempt("ip", &format!("route del local {} dev {} table local", end.ip(), end.netdev()));
 }
 
-/// Waits until both devices have a GID of their address. Panics after [`TIMEOUT`].
-fn wait_for_addresses() {
+/// Waits until the device of an end has a GID of this address, or has none any longer.
+///
+/// # Panics
+/// After [`TIMEOUT`].
+pub fn wait_for_gid(end: End, address: Ipv4Addr, present: bool) {
     let begin = Instant::now();
-    let has_address = |end: End| {
+    let has_gid = || {
         let devices = bareverbs::devices().unwrap();
         let device = devices.iter().find(|device| device.name() == end.device()).expect("the device");
         let gids = device.open().unwrap().gid_table().unwrap();
-        gids.iter().any(|entry| entry.gid.ipv4() == Some(end.ip()))
+        gids.iter().any(|entry| entry.gid.ipv4() == Some(address))
     };
-    while ![Near, Far].map(has_address).iter().all(|has| *has) {
-        assert!(begin.elapsed() < TIMEOUT, "the devices get no address");
+    while has_gid() != present {
+        assert!(begin.elapsed() < TIMEOUT, "the GIDs of {end:?} don't follow its address {address}");
         sleep(Duration::from_millis(10));
     }
+}
+
+/// Waits until both devices have a GID of their address.
+fn wait_for_addresses() {
+    [Near, Far].into_iter().for_each(|end| wait_for_gid(end, end.ip(), true));
 }
 
 impl Wire {

@@ -68,11 +68,11 @@ try rping -c -a $net.$PEER -C 10 -v &&
     try riostream -s $net.$PEER -p 7803 -S 4096 -I 20 -C 50"#;
 
 /// Tools over the connection manager. `$server` and `$client` say whose they are. The datagrams of a
-/// group come first, because their receiver waits for 10 seconds only. Datagram sockets of librdmacm do
-/// not work over RoCE: it creates an address handle without a GRH.
+/// group come first, because their receiver waits for 10 seconds only. rping's server follows when the
+/// receiver has them all. Datagram sockets of librdmacm do not work over RoCE: it creates an address
+/// handle without a GRH.
 const TOOL_SERVERS: &str = r#"
-await $server mckey -m 239.7.7.7 -b $net.$PEER -C 4
-await $server rping -s -v
+await sh -c "$server mckey -m 239.7.7.7 -b $net.$PEER -C 4 && exec $server rping -s -v"
 await $server udaddy -c 2 -C 10
 await $server ucmatose -p 7811 -c 4 -C 20
 await $server cmtime -p 7812 -L -b $net.$PEER -C $net.$PEER -c 10
@@ -85,13 +85,16 @@ $server rcopy -p 7814 >/tmp/rcopy 2>&1 &
 copying=$!"#;
 const TOOL_CLIENTS: &str = r#"
 pong() { [ $PORT = roce ] || try $client udpong -s $net.$PEER -p 7815 -C 100 -S 200 -T e; }
-group() {
-    try $client mckey -m 239.7.7.7 -b $net.$HOST -C 4 -s || return
-    # The sender of librdmacm does not wait for its sends, and may send less than all messages.
-    if [ -z "$client" ]; then for run in 1 2 3; do mckey -m 239.7.7.7 -b $net.$HOST -C 4 -s || return; done; fi
+# librdmacm's mckey destroys its QP before its sends are out, so it sends until rping has a server.
+ping_after_group() {
+    local n=0
+    until $client rping -c -a $net.$PEER -C 5 -V >/tmp/client 2>&1; do
+        n=$((n + 1))
+        [ $n -lt 12 ] || { echo "the group's messages do not arrive:"; cat /tmp/client; return 1; }
+        $client mckey -m 239.7.7.7 -b $net.$HOST -C 4 -s || return
+    done
 }
-group &&
-    try $client rping -c -a $net.$PEER -C 5 -V &&
+ping_after_group &&
     try $client udaddy -s $net.$PEER -c 2 -C 10 &&
     try $client ucmatose -s $net.$PEER -p 7811 -c 4 -C 20 &&
     try $client cmtime -p 7812 -b $net.$HOST -C $net.$PEER -c 10 &&

@@ -1,25 +1,26 @@
 //! The lab's scheduler: several guests in parallel, each running the next test of its kernel.
 
 use std::collections::VecDeque;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fs, iter, mem, thread};
 
 use anyhow::{Result, bail};
 use bareverbs_lab::{
     Accelerator, Cache, Exec, Failure, Guests, Hca, HcaPort, Kernel, Programs, RdmaCore, Series, Setup,
-    Since, Tools, fetch_headers,
+    Tools, fetch_headers,
 };
 use clap::ValueEnum;
 
+use super::selection::{Selection, is_waiting};
 use crate::examples::{self, Example};
 use crate::filter::Filter;
 use crate::guest_tests::{GuestTest, PROFILE_FILE, guest_tests};
 use crate::hca::{self, Testbed, Tier};
 use crate::outcome::{Outcome, Table, judge};
+use crate::print::heading;
 use crate::{build, fastpath, lab, two_hosts, wqe_diff};
 
 /// Link types of the tested HCAs.
@@ -35,42 +36,10 @@ const SOUND: &str = "the kernel stays sound";
 /// The profiles in a guest: one file per program. Each process adds its counts when it exits.
 const GUEST_PROFILES: &str = "/tmp/bareverbs-%m.profraw";
 
-/// Prefixes of tests that take seconds to minutes. When all tests run, they run on one kernel only.
-const SLOW: [&str; 24] = [
-    // Programs of this project beside those of rdma-core and perftest.
-    "perf::",
-    "bad_peers::",
-    "every_transport::",
-    "exchange::",
-    "lost::",
-    // Random calls and large numbers.
-    "conform::fuzzed_calls_break_no_rule_and_replay",
-    "endurance::",
-    "hub::a_thousand_clients_share_few_receives",
-    "rdmacm::thousand_connections_share_one_file",
-    "stream::reader_gets_all_bytes_wherever_the_end_of_the_connection_finds_it",
-    // The conformance suite, once for each broken rule.
-    "conform::suite_names_broken_rules",
-    // Time-outs of devices and of the kernel.
-    "environment::silent_neighbour_has_no_address",
-    "rdmacm::lost_messages_are_unreachable_peers",
-    "stream::keepalive_notices_a_peer_that_is_cut_off",
-    "stream::streams_lose_nothing_when_packets_are_lost",
-    "verbs::client_notices_a_killed_server",
-    "verbs::endpoint_of_a_killed_peer_fails_within_seconds",
-    "verbs::endpoints_that_only_receive_notice_a_killed_peer",
-    "verbs::hubs_that_only_receive_notice_a_killed_peer",
-    "verbs::messages_to_a_killed_",
-    "verbs::operations_of_a_hub_to_a_killed_peer_fail_within_seconds",
-    "verbs::scope_of_a_killed_peer_ends_within_seconds",
-    "verbs::send_to_a_killed_peer_fails_within_seconds",
-    "verbs::server_notices_a_killed_client",
-];
-/// The kernel that they run on when all tests run.
-const SLOW_KERNEL: &str = Since::V7_2.name();
-/// Prefix of the tests with perftest, of which only these run there.
-const PERFTEST: &str = "perf::";
-const PERFTEST_SHORT: &str = "perf::short";
+/// With more failed tests, none is run once more: the cause is no chance.
+const MOST_RERUNS: usize = 10;
+/// Tests that check what other tests have left. Alone, they say nothing.
+const JUDGES_OTHERS: [&str; 2] = [SOUND, "dmesg_is_clean"];
 
 /// Prefix of the scale tests.
 const ENDURANCE: &str = "endurance::";
@@ -87,6 +56,8 @@ pub(crate) enum Tested {
 }
 
 impl Tested {
+    pub(crate) const ALL: [Self; 3] = [Self::Rxe, Self::Ib, Self::Roce];
+
     fn port(self) -> Option<HcaPort> {
         match self {
             Self::Rxe => None,
@@ -153,15 +124,55 @@ enum Special {
     Hca(HcaPort, Tier, Vec<(String, hca::Test)>),
 }
 
-/// The tests of one kernel and device.
+impl Special {
+    /// The part of it that is the test with this name.
+    fn only(self, title: &str) -> Option<Self> {
+        let (only, is_empty) = match self {
+            Self::FastPath(mut checks) => {
+                checks.retain(|(name, _)| *name == title);
+                let is_empty = checks.is_empty();
+                (Self::FastPath(checks), is_empty)
+            }
+            Self::WqeDiff(check) => (Self::WqeDiff(check), check.0 != title),
+            Self::Hosts(name, test) => (Self::Hosts(name, test), name != title),
+            Self::Examples(port, mut tests) => {
+                tests.retain(|test| test.title() == title);
+                let is_empty = tests.is_empty();
+                (Self::Examples(port, tests), is_empty)
+            }
+            Self::Hca(port, tier, mut tests) => {
+                tests.retain(|(name, _)| name == title);
+                let is_empty = tests.is_empty();
+                (Self::Hca(port, tier, tests), is_empty)
+            }
+        };
+        (!is_empty).then_some(only)
+    }
+}
+
+/// The tests of one kernel and device that mostly sleep, or the others.
 struct TestRun<'a> {
     name: String,
     kernel: &'a Kernel,
     device: Tested,
+    waiting: bool,
     tests: VecDeque<&'a GuestTest>,
     specials: VecDeque<Special>,
     /// How many guests run `tests`.
     guests: usize,
+}
+
+impl TestRun<'_> {
+    fn is_empty(&self) -> bool {
+        self.tests.is_empty() && self.specials.is_empty()
+    }
+
+    /// Keeps the test with this name only.
+    fn keep_only(mut self, title: &str) -> Self {
+        self.tests.retain(|test| test.title() == title);
+        self.specials = self.specials.into_iter().filter_map(|special| special.only(title)).collect();
+        self
+    }
 }
 
 /// The next job of a worker without a guest.
@@ -178,7 +189,7 @@ pub(crate) struct Plan<'a> {
     folder: PathBuf,
     tests: Vec<GuestTest>,
     devices: &'a [Tested],
-    filter: Filter<'a>,
+    selection: Selection<'a>,
     hca_only: bool,
     /// The folder of the coverage profiles of instrumented programs.
     profiles: Option<PathBuf>,
@@ -195,14 +206,15 @@ pub(crate) struct Instrumented {
 
 impl<'a> Plan<'a> {
     /// Builds the programs of the tests.
-    pub(super) fn new(lab: &'a Lab, devices: &'a [Tested], filter: Filter<'a>) -> Result<Self> {
+    pub(super) fn new(lab: &'a Lab, devices: &'a [Tested], selection: Selection<'a>) -> Result<Self> {
+        let Selection { filter, .. } = selection;
         let programs = build::guest_programs()?;
         // Tests of HCAs and examples need no test binaries.
         let hca_only = filter.only(hca::PREFIX);
         let needs_none = hca_only || filter.only(examples::PREFIX);
         let (folder, mut tests) = if needs_none { Default::default() } else { guest_tests()? };
         tests.retain(|test| filter.takes(&test.title()));
-        Ok(Self { lab, programs, folder, tests, devices, filter, hca_only, profiles: None })
+        Ok(Self { lab, programs, folder, tests, devices, selection, hca_only, profiles: None })
     }
 
     /// The tests of instrumented programs, without those that boot their own guests.
@@ -214,7 +226,8 @@ impl<'a> Plan<'a> {
     ) -> Self {
         let Instrumented { programs, folder, mut tests, profiles } = instrumented;
         tests.retain(|test| filter.takes(&test.title()));
-        Self { lab, programs, folder, tests, devices, filter, hca_only: false, profiles: Some(profiles) }
+        let selection = Selection { filter, everything: false };
+        Self { lab, programs, folder, tests, devices, selection, hca_only: false, profiles: Some(profiles) }
     }
 
     /// How many processors a guest keeps busy.
@@ -223,15 +236,12 @@ impl<'a> Plan<'a> {
         if self.hca_only { 1 } else { 2 }
     }
 
-    /// Runs all tests, in `jobs` guests (or groups of guests) in parallel. After `stop`, no other test
-    /// starts.
+    /// Runs all tests, in `jobs` guests (or groups of guests) in parallel, and one more for the tests
+    /// that mostly sleep. After `stop`, no other test starts.
     pub(crate) fn run(&self, accelerator: Accelerator, jobs: usize, stop: &AtomicBool) -> Result<Table> {
-        let kernels = self.lab.kernels.iter();
-        let test_runs: Vec<_> = kernels
-            .flat_map(|(name, kernel)| self.devices.iter().map(|device| self.test_run(name, kernel, *device)))
-            .collect();
-        if test_runs.iter().all(|test_run| test_run.tests.is_empty() && test_run.specials.is_empty()) {
-            bail!("no kernel test is named like `{}`", self.filter);
+        let test_runs = self.test_runs();
+        if test_runs.iter().all(TestRun::is_empty) {
+            bail!("no kernel test is named like `{}`", self.selection.filter);
         }
         if self.devices.iter().any(|device| device.port().is_some()) {
             build::hca()?;
@@ -240,8 +250,6 @@ impl<'a> Plan<'a> {
         let measures = specials().any(|special| matches!(special, Special::FastPath(..)));
         let compares = specials().any(|special| matches!(special, Special::WqeDiff(..)));
         let needs_hca = measures || compares || specials().any(|special| matches!(special, Special::Hca(..)));
-        let kernels = test_runs.iter().map(|test_run| test_run.name.clone()).collect();
-        let queue = Mutex::new(SharedQueue { test_runs, table: Table::new(kernels) });
         thread::scope(|scope| {
             // Their programs are built while the first tests run. If the build fails, it fails
             // again for the tests that need it.
@@ -254,50 +262,143 @@ impl<'a> Plan<'a> {
                     );
                 });
             });
-            let work = || Worker { plan: self, accelerator, queue: &queue, stop }.work();
-            let workers: Vec<_> = (0..jobs).map(|_| scope.spawn(work)).collect();
+            self.work(test_runs, accelerator, jobs, stop)
+        })
+    }
+
+    /// Runs each failed test once more, alone, and enters those that pass as flaky.
+    pub(crate) fn classify(
+        &self,
+        table: &mut Table,
+        accelerator: Accelerator,
+        stop: &AtomicBool,
+    ) -> Result<()> {
+        let failed = table.failed();
+        if failed.is_empty() || failed.len() > MOST_RERUNS {
+            return Ok(());
+        }
+        heading("Failed tests once more, each alone");
+        for (name, title) in failed {
+            if JUDGES_OTHERS.iter().any(|judge| title.ends_with(judge)) {
+                continue;
+            }
+            let of_kernel = self.test_runs().into_iter().filter(|test_run| test_run.name == name);
+            let only = of_kernel.map(|test_run| test_run.keep_only(&title)).collect();
+            table.classify(&self.work(only, accelerator, 1, stop)?);
+        }
+        Ok(())
+    }
+
+    fn work(
+        &self,
+        test_runs: Vec<TestRun<'_>>,
+        accelerator: Accelerator,
+        jobs: usize,
+        stop: &AtomicBool,
+    ) -> Result<Table> {
+        let mut names: Vec<_> = test_runs.iter().map(|test_run| test_run.name.clone()).collect();
+        names.dedup();
+        let is_waiting = |test_run: &TestRun<'_>| test_run.waiting && !test_run.is_empty();
+        let lanes = iter::repeat_n(false, jobs).chain(test_runs.iter().any(is_waiting).then_some(true));
+        let lanes: Vec<_> = lanes.collect();
+        let queue = &Mutex::new(SharedQueue { test_runs, table: Table::new(names) });
+        thread::scope(|scope| {
+            let work = |waiting| move || Worker { plan: self, accelerator, queue, stop, waiting }.work();
+            let workers: Vec<_> = lanes.into_iter().map(|waiting| scope.spawn(work(waiting))).collect();
             workers.into_iter().try_for_each(|worker| worker.join().expect("workers don't panic"))
         })?;
-        Ok(queue.into_inner().unwrap_or_else(PoisonError::into_inner).table)
+        Ok(mem::take(&mut queue.lock().unwrap_or_else(PoisonError::into_inner).table))
     }
 
-    /// Whether a test runs on this kernel.
-    fn runs_on(&self, kernel: &str, test: &GuestTest) -> bool {
-        let title = test.title();
-        if !self.filter.takes_all() || !SLOW.iter().any(|prefix| title.starts_with(prefix)) {
-            return true;
+    /// All tests that the plan has, by name, also those that it does not run on some kernel.
+    pub(crate) fn titles(&self) -> Vec<String> {
+        let others = fastpath::CHECKS.into_iter().map(|(title, _)| title);
+        let others = others.chain(wqe_diff::CHECKS.into_iter().map(|(title, _)| title));
+        let others = others.chain(two_hosts::TESTS.into_iter().map(|(title, _)| title));
+        let hca = PORTS.into_iter().flat_map(|port| hca::tests(port, Tier::All, self.selection.filter));
+        let examples = [false, true].map(|is_ib| examples::tests(self.selection.filter, is_ib));
+        self.tests
+            .iter()
+            .map(GuestTest::title)
+            .chain(others.map(str::to_owned))
+            .chain(hca.map(|(title, _)| title))
+            .chain(examples.into_iter().flatten().map(Example::title))
+            .collect()
+    }
+
+    /// What the selection leaves out, one line each.
+    pub(crate) fn left_out(&self) -> Vec<String> {
+        if !self.selection.is_short() {
+            return Vec::new();
         }
-        let long = title.starts_with(PERFTEST) && !title.starts_with(PERFTEST_SHORT);
-        kernel == SLOW_KERNEL && !long
+        let kernels: Vec<_> = self.lab.kernels.iter().map(|(name, _)| name.as_str()).collect();
+        let titles: Vec<_> = self.tests.iter().map(GuestTest::title).collect();
+        let mut lines = self.selection.left_out(titles.iter().map(String::as_str), &kernels);
+        let devices = Tested::ALL.into_iter().filter(|device| !self.devices.contains(device));
+        lines.extend(
+            devices.map(|device| {
+                format!("on {}: the kernel tests and examples", device.run_name("each kernel"))
+            }),
+        );
+        lines.push(format!("on each kernel: {}, but for {}", hca::PREFIX, hca::short()));
+        lines
     }
 
-    fn test_run<'b>(&'b self, name: &str, kernel: &'b Kernel, device: Tested) -> TestRun<'b> {
+    fn test_runs(&self) -> Vec<TestRun<'_>> {
+        let runs =
+            self.lab.kernels.iter().flat_map(|kernel| self.devices.iter().map(move |at| (kernel, *at)));
+        runs.flat_map(|((name, kernel), device)| {
+            [false, true].map(|waiting| self.test_run(name, kernel, device, waiting))
+        })
+        .collect()
+    }
+
+    fn test_run<'b>(&'b self, name: &str, kernel: &'b Kernel, device: Tested, waiting: bool) -> TestRun<'b> {
+        let tests = self.tests.iter().filter(|test| {
+            let title = test.title();
+            is_waiting(&title) == waiting && self.selection.runs_on(name, &title)
+        });
+        let specials = if self.profiles.is_some() {
+            VecDeque::new()
+        } else if waiting {
+            self.specials_that_wait(name, device)
+        } else {
+            self.specials(name, device)
+        };
+        let (name, tests) = (device.run_name(name), tests.collect());
+        TestRun { name, kernel, device, waiting, tests, specials, guests: 0 }
+    }
+
+    /// Whether tests that choose their devices themselves run for this device.
+    fn has_own_devices(&self, device: Tested) -> bool {
+        device == self.devices[0]
+    }
+
+    fn specials_that_wait(&self, name: &str, device: Tested) -> VecDeque<Special> {
+        let selected = name == two_hosts::KERNEL && device == Tested::Rxe && self.has_own_devices(device);
+        let tests =
+            two_hosts::TESTS.into_iter().filter(|(title, _)| selected && self.selection.filter.takes(title));
+        tests.map(|(title, test)| Special::Hosts(title, test)).collect()
+    }
+
+    fn specials(&self, name: &str, device: Tested) -> VecDeque<Special> {
+        let filter = self.selection.filter;
         let mut specials = VecDeque::new();
-        let tests = self.tests.iter().filter(|test| self.runs_on(name, test)).collect();
-        let examples = examples::tests(self.filter, device == Tested::Ib);
-        if self.profiles.is_none() && !examples.is_empty() {
+        let examples = examples::tests(filter, device == Tested::Ib);
+        if !examples.is_empty() {
             specials.push_back(Special::Examples(device.port(), examples));
         }
-        // Other tests that boot their own guests choose the device too.
-        if device != self.devices[0] || self.profiles.is_some() {
-            return TestRun { name: device.run_name(name), kernel, device, tests, specials, guests: 0 };
+        if !self.has_own_devices(device) {
+            return specials;
         }
-        // All HCA tests take minutes for each kernel and link type, so they run only if selected.
-        let tier = |port| match name {
-            two_hosts::KERNEL if self.hca_only => Some(Tier::All),
-            _ if self.hca_only => Some(Tier::Kernel),
-            _ if self.filter.takes_all() && hca::SHORT_ON.contains(&(name, port)) => Some(Tier::Short),
-            _ => None,
-        };
         for port in PORTS {
-            let Some(tier) = tier(port) else { continue };
-            let tests = hca::tests(port, tier, self.filter);
+            let Some(tier) = self.tier(name, port) else { continue };
+            let tests = hca::tests(port, tier, filter);
             if !tests.is_empty() {
                 specials.push_back(Special::Hca(port, tier, tests));
             }
         }
-        let rxe = device == Tested::Rxe;
-        let wanted = |title: &str| rxe && self.filter.takes(title);
+        let wanted = |title: &str| device == Tested::Rxe && filter.takes(title);
         if name == fastpath::KERNEL {
             let checks: Vec<_> = fastpath::CHECKS.into_iter().filter(|(title, _)| wanted(title)).collect();
             if !checks.is_empty() {
@@ -308,11 +409,21 @@ impl<'a> Plan<'a> {
             let checks = wqe_diff::CHECKS.into_iter().filter(|(title, _)| wanted(title));
             specials.extend(checks.map(Special::WqeDiff));
         }
-        if name == two_hosts::KERNEL {
-            let tests = two_hosts::TESTS.into_iter().filter(|(title, _)| wanted(title));
-            specials.extend(tests.map(|(title, test)| Special::Hosts(title, test)));
+        specials
+    }
+
+    /// The tests of HCAs on a kernel. All take minutes for each kernel and link type, so they run only
+    /// if selected.
+    fn tier(&self, kernel: &str, port: HcaPort) -> Option<Tier> {
+        let in_full = self.hca_only || self.selection.everything;
+        match kernel {
+            two_hosts::KERNEL if in_full => Some(Tier::All),
+            _ if in_full => Some(Tier::Kernel),
+            _ if self.selection.filter.takes_all() && hca::SHORT_ON.contains(&(kernel, port)) => {
+                Some(Tier::Short)
+            }
+            _ => None,
         }
-        TestRun { name: device.run_name(name), kernel, device, tests, specials, guests: 0 }
     }
 }
 
@@ -323,25 +434,34 @@ struct SharedQueue<'a> {
 }
 
 impl<'a> SharedQueue<'a> {
-    /// The next job: first a kernel without a guest, then tests that boot their own guests, then
-    /// another guest for a kernel with many remaining tests.
-    fn next(&mut self) -> Option<Job<'a>> {
-        if let Some(alone) = self.test_runs.iter().position(|at| at.guests == 0 && !at.tests.is_empty()) {
-            self.test_runs[alone].guests += 1;
-            return Some(Job::Guest(alone));
+    /// The next job of a lane. The lane of the tests that mostly sleep has only these; the others do
+    /// them last.
+    fn next(&mut self, waiting: bool) -> Option<Job<'a>> {
+        let next = self.next_of(waiting);
+        if waiting { next } else { next.or_else(|| self.next_of(true)) }
+    }
+
+    /// First a kernel without a guest, then tests that boot their own guests, then another guest for a
+    /// kernel with many remaining tests.
+    fn next_of(&mut self, waiting: bool) -> Option<Job<'a>> {
+        let runs = self.test_runs.iter_mut().enumerate().filter(|(_, at)| at.waiting == waiting);
+        let mut runs: Vec<_> = runs.collect();
+        if let Some((alone, at)) = runs.iter_mut().find(|(_, at)| at.guests == 0 && !at.tests.is_empty()) {
+            at.guests += 1;
+            return Some(Job::Guest(*alone));
         }
-        for test_run in &mut self.test_runs {
+        for (_, test_run) in &mut runs {
             if let Some(special) = test_run.specials.pop_front() {
                 return Some(Job::Special(test_run.name.clone(), test_run.kernel, special));
             }
         }
-        let waiting = self.test_runs.iter().enumerate().filter(|(_, at)| !at.tests.is_empty());
-        let (longest, test_run) = waiting.max_by_key(|(_, at)| at.tests.len() / at.guests)?;
+        let started = runs.into_iter().filter(|(_, at)| !at.tests.is_empty());
+        let (longest, test_run) = started.max_by_key(|(_, at)| at.tests.len() / at.guests)?;
         // Booting a guest takes as long as some tests.
         if test_run.tests.len() / test_run.guests < 8 {
             return None;
         }
-        self.test_runs[longest].guests += 1;
+        test_run.guests += 1;
         Some(Job::Guest(longest))
     }
 }
@@ -352,12 +472,14 @@ struct Worker<'a, 'b> {
     accelerator: Accelerator,
     queue: &'a Mutex<SharedQueue<'b>>,
     stop: &'a AtomicBool,
+    /// Whether it runs the tests that mostly sleep.
+    waiting: bool,
 }
 
 impl<'b> Worker<'_, 'b> {
     fn work(&self) -> Result<()> {
         while !self.stopped()
-            && let Some(job) = { self.queue().next() }
+            && let Some(job) = { self.queue().next(self.waiting) }
         {
             let done = match job {
                 Job::Guest(test_run) => self.tests_of(test_run),
@@ -407,6 +529,12 @@ impl<'b> Worker<'_, 'b> {
         let log = result.as_ref().err().map_or_else(String::new, |error| format!("{error:#}"));
         let outcome = if result.is_ok() { Outcome::Passed } else { Outcome::Failed };
         self.report(kernel, title, outcome, &log, begin);
+    }
+
+    /// Reports the outcome of a comparison.
+    fn compared(&self, kernel: &str, title: &str, passed: bool, log: &str, begin: Instant) {
+        let outcome = if passed { Outcome::Passed } else { Outcome::Failed };
+        self.report(kernel, title, outcome, log, begin);
     }
 
     /// Runs the tests of a run in one guest, and in a new one after a test has broken it.
@@ -470,15 +598,13 @@ impl<'b> Worker<'_, 'b> {
                 });
                 for ((title, _), measured) in checks.into_iter().zip(measured) {
                     let (figures, above) = measured?;
-                    let outcome = if above.is_empty() { Outcome::Passed } else { Outcome::Failed };
-                    self.report(name, title, outcome, &figures, begin);
+                    self.compared(name, title, above.is_empty(), &figures, begin);
                 }
             }
             Special::WqeDiff((title, port)) => {
                 let lab = self.plan.lab;
                 let report = wqe_diff::check(&lab.cache, &lab.tools, kernel, &lab.rdma_core, port)?;
-                let outcome = if report.differences.is_empty() { Outcome::Passed } else { Outcome::Failed };
-                self.report(name, title, outcome, &report.text(), begin);
+                self.compared(name, title, report.differences.is_empty(), &report.text(), begin);
             }
             Special::Hosts(title, test) => self.judged(name, title, test(&setup), begin),
             Special::Examples(port, tests) => {

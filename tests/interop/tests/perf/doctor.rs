@@ -5,13 +5,14 @@
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use bareverbs::GidType;
+use bareverbs::netlink::RdmaNetlink;
+use bareverbs::{GidType, QpState};
 use bareverbs_interop_tests::pingpong::wait_until_listening;
 use bareverbs_interop_tests::program::{Finished, Program};
 use bareverbs_test_support::device::{self, Requirement};
-use bareverbs_test_support::wire::{End, Wire, stopped_gsi_qp_is_in_error, wire};
+use bareverbs_test_support::wire::{End, Wire, stopped_gsi_qp_is_in_error, wait_for_gid, wire};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -107,6 +108,12 @@ pub(crate) fn gsi_errors() -> Requirement {
     }
 }
 
+fn gsi_qp_is_in_error(end: End) -> bool {
+    let queue_pairs = RdmaNetlink::open().and_then(|mut netlink| netlink.queue_pairs(end.device()));
+    let queue_pairs = queue_pairs.expect("the kernel lists queue pairs");
+    queue_pairs.iter().any(|qp| qp.qp_num == 1 && qp.state == Some(QpState::ERR))
+}
+
 pub(crate) fn doctor_names_a_gsi_qp_in_error() {
     let wire = Wire::new();
     wire.take_down(End::Far);
@@ -114,7 +121,11 @@ pub(crate) fn doctor_names_a_gsi_qp_in_error() {
     let mut client = Command::new("bareverbs");
     client.args(["rping", "-c", "-C", "1", "-a", &End::Far.ip().to_string()]);
     let client = Program::start(&mut client);
-    std::thread::sleep(Duration::from_secs(2));
+    let begin = Instant::now();
+    while !gsi_qp_is_in_error(End::Near) {
+        assert!(begin.elapsed() < LIMIT, "QP 1 does not end in ERR");
+        std::thread::sleep(Duration::from_millis(20));
+    }
     client.signal(Signal::SIGKILL);
     client.finish();
     wire.bring_up(End::Far);
@@ -131,8 +142,7 @@ pub(crate) fn doctor_names_a_peer_whose_port_is_down() {
 pub(crate) fn doctor_names_a_port_without_an_ip_address() {
     let _wire = Wire::new();
     run("ip", &format!("address del {}/32 dev {}", End::Near.ip(), End::Near.netdev()));
-    // The kernel removes the entry of the GID table later.
-    std::thread::sleep(Duration::from_secs(1));
+    wait_for_gid(End::Near, End::Near.ip(), false);
     let result = examine_wire(&[]);
     expect_fault(&result, &["local gid", "ip address add"]);
 }
@@ -185,8 +195,8 @@ pub(crate) fn doctor_names_an_ip_address_of_both_ends() {
     let far = End::Far.netdev();
     run("ip", &format!("address del {}/32 dev {far}", End::Far.ip()));
     run("ip", &format!("address add {}/32 dev {far}", End::Near.ip()));
-    // The kernel changes the GID table later.
-    std::thread::sleep(Duration::from_secs(1));
+    wait_for_gid(End::Far, End::Far.ip(), false);
+    wait_for_gid(End::Far, End::Near.ip(), true);
     expect_fault(&examine_wire(&[]), &["path ends", "the same IP address", "arping"]);
 }
 
@@ -293,8 +303,7 @@ pub(crate) fn doctor_names_a_loss_of_five_percent() {
 pub(crate) fn doctor_names_the_gid_of_a_removed_address() {
     let _wire = Wire::new();
     run("ip", &format!("address del {}/32 dev {}", End::Near.ip(), End::Near.netdev()));
-    // The kernel removes the entry of the GID table later.
-    std::thread::sleep(Duration::from_secs(1));
+    wait_for_gid(End::Near, End::Near.ip(), false);
     let address = format!("ip address add ADDRESS/PREFIX dev {}", End::Near.netdev());
     expect_fault(&examine_wire(&["-x", "1"]), &["local gid", "GID index 1", &address]);
 }

@@ -251,6 +251,8 @@ pub(crate) fn short_interrupted_runs_print_what_they_measured() {
         let mut server = Program::start(&mut test.command(device::name(), &[]));
         wait_until_listening(&mut server, SERVER);
         let client = Program::start(&mut test.command(device::name(), &[LOCALHOST]));
+        super::wait_until_ready_to_send(&client);
+        // The warm-up takes one second of it.
         thread::sleep(3 * A_WHILE);
         let (signalled, other) = if interrupted == Server { (server, client) } else { (client, server) };
         signalled.signal(Signal::SIGINT);

@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use super::{OPERATIONS, SOON, WITH_PERFTEST, options, result, size};
+use super::{OPERATIONS, SOON, WITH_PERFTEST, options, result, size, wait_until_ready_to_send};
 
 /// Runs two programs with options of their own to success.
 fn run(benchmark: Benchmark, pairing: (Side, Side), server: &[&str], client: &[&str]) -> Run {
@@ -195,7 +195,8 @@ pub(crate) fn open_loop_counts_the_wait_of_late_messages() {
         let server = benchmark.serve(Side::Bareverbs, &both);
         let client = [&both[..], paced].concat();
         let client = Program::start(&mut benchmark.command(Side::Bareverbs, &client, Some(HOST)));
-        std::thread::sleep(Duration::from_secs(2));
+        wait_until_ready_to_send(&client);
+        std::thread::sleep(Duration::from_secs(1));
         server.signal(Signal::SIGSTOP);
         std::thread::sleep(Duration::from_secs(1));
         server.signal(Signal::SIGCONT);
@@ -301,7 +302,7 @@ pub(crate) fn server_ends_with_all_clients_if_one_is_killed() {
     let server = benchmark.serve(Side::Bareverbs, &[&both[..], &["--clients", "2"]].concat());
     let clients =
         [(), ()].map(|()| Program::start(&mut benchmark.command(Side::Bareverbs, &both, Some(HOST))));
-    std::thread::sleep(Duration::from_secs(2));
+    clients.iter().for_each(wait_until_ready_to_send);
     let [victim, survivor] = clients;
     victim.signal(Signal::SIGKILL);
     victim.finish();

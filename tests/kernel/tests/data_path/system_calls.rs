@@ -252,8 +252,27 @@ pub(crate) fn pingpong_of_one_message_takes_few_system_calls() {
     }
 }
 
+/// Times in which operations complete: most often, and on a busy machine.
+const WAITS: [Duration; 3] = [Duration::from_millis(200), Duration::from_secs(2), Duration::from_secs(10)];
+
+/// Asserts that these of all `parts` between marks take no system call, in a program that waits for its
+/// operations for a time. A program whose time is too short makes calls, and runs again with a longer one.
+fn expect_no_calls(parts: usize, quiet: &[usize], program: impl Fn(Duration)) {
+    let mut made = Vec::new();
+    for wait in WAITS {
+        let calls = calls_of(|| program(wait));
+        let between = between_marks(&calls);
+        assert_eq!(between.len(), parts, "{between:?}");
+        made = quiet.iter().map(|&part| numbers(between[part])).collect();
+        if made.iter().all(Vec::is_empty) {
+            return;
+        }
+    }
+    panic!("system calls of the parts {quiet:?}: {made:?}");
+}
+
 pub(crate) fn wait_for_a_complete_operation_takes_no_system_call() {
-    let calls = calls_of(|| {
+    expect_no_calls(5, &[0, 2, 4], |time| {
         let pd = domain();
         let mut ends: [Endpoint<Lease>; 2] = [(); 2].map(|()| Endpoint::new(&pd, 1, 16).unwrap());
         let [alice, bob] = ends.each_mut();
@@ -264,7 +283,7 @@ pub(crate) fn wait_for_a_complete_operation_takes_no_system_call() {
             bob.post_recv(pool.take().unwrap()).unwrap();
             alice.post_send(pool.take().unwrap(), ..8).unwrap();
         }
-        std::thread::sleep(Duration::from_millis(200));
+        std::thread::sleep(time);
         mark();
         for _ in 0..8 {
             drop(alice.wait().unwrap());
@@ -289,13 +308,10 @@ pub(crate) fn wait_for_a_complete_operation_takes_no_system_call() {
             mark();
         });
     });
-    let parts = between_marks(&calls);
-    let [blocking, _, tokio, _, async_io] = parts[..] else { panic!("five parts: {parts:?}") };
-    assert_eq!((blocking, tokio, async_io), (&[][..], &[][..], &[][..]));
 }
 
 pub(crate) fn halves_and_futures_whose_results_are_there_take_no_system_call() {
-    let calls = calls_of(|| {
+    expect_no_calls(3, &[0, 1, 2], |time| {
         let pd = domain();
         let pool = Pool::new(&pd, 64, 64).unwrap();
         let mut ends: [Endpoint<Lease>; 2] = [(); 2].map(|()| Endpoint::new(&pd, 1, 16).unwrap());
@@ -315,7 +331,7 @@ pub(crate) fn halves_and_futures_whose_results_are_there_take_no_system_call() {
             pending.push(dave.recv(pool.take().unwrap()));
             pending.push(carol.send(pool.take().unwrap(), ..8));
         }
-        std::thread::sleep(Duration::from_millis(200));
+        std::thread::sleep(time);
         mark();
         for _ in 0..8 {
             drop((sender.wait().unwrap(), receiver.wait().unwrap()));
@@ -331,13 +347,11 @@ pub(crate) fn halves_and_futures_whose_results_are_there_take_no_system_call() {
         }
         mark();
     });
-    let parts = between_marks(&calls);
-    let [halves, waits, futures] = parts[..] else { panic!("three parts: {parts:?}") };
-    assert_eq!((halves, waits, futures), (&[][..], &[][..], &[][..]));
 }
 
 pub(crate) fn message_that_has_arrived_takes_no_system_call() {
-    let calls = calls_of(|| {
+    // Dropping a message posts its receive again, which takes no system call.
+    expect_no_calls(2, &[0, 1], |time| {
         let pd = domain();
         let mut server = Server::options().peers(1).message_size(64).build(&pd).unwrap();
         let client = Client::options().message_size(64).build(&pd).unwrap();
@@ -346,7 +360,7 @@ pub(crate) fn message_that_has_arrived_takes_no_system_call() {
         for _ in 0..4 {
             client.send(client.take().unwrap(), ..8).wait().unwrap();
         }
-        std::thread::sleep(Duration::from_millis(200));
+        std::thread::sleep(time);
         let mut context = Context::from_waker(Waker::noop());
         let mut events = Vec::with_capacity(4);
         // A thread that waits the first time has a descriptor made.
@@ -355,15 +369,14 @@ pub(crate) fn message_that_has_arrived_takes_no_system_call() {
         assert!(matches!(server.wait().unwrap(), Some(Event::Message(_))));
         mark();
         for _ in 0..2 {
-            let Poll::Ready(Ok(Some(event))) = pin!(server.next()).poll(&mut context) else {
-                panic!("a message")
+            let mut next = pin!(server.next());
+            let event = loop {
+                if let Poll::Ready(event) = next.as_mut().poll(&mut context) {
+                    break event;
+                }
             };
-            events.push(event);
+            events.push(event.unwrap().expect("a message"));
         }
         mark();
     });
-    let parts = between_marks(&calls);
-    let [wait, next] = parts[..] else { panic!("two parts: {parts:?}") };
-    // Dropping a message posts its receive again, which takes no system call.
-    assert_eq!((wait, next), (&[][..], &[][..]));
 }
