@@ -18,7 +18,7 @@ use crate::filter::Filter;
 use crate::guest_tests::{guest_test_titles, guest_tests};
 use crate::outcome::{Table, Totals};
 use crate::print::heading;
-use crate::{build, pyverbs};
+use crate::{build, c_functions, pyverbs};
 
 pub(crate) use self::scheduler::{Instrumented, Lab, Plan, Tested};
 
@@ -100,6 +100,7 @@ impl Test {
         let plan = Plan::new(lab, &self.devices, filter)?;
         if filter.takes_all() {
             pyverbs::check(&lab.rdma_core, &guest_test_titles()?)?;
+            c_functions::check(&lab.cache, &lab.rdma_core)?;
         }
         let jobs = self.jobs.map_or_else(|| side_by_side(plan.processors()), NonZero::get);
         plan.run(self.accel, jobs, stop)
