@@ -145,6 +145,13 @@ pub(crate) fn check(cache: &Cache, rdma_core: &RdmaCore) -> Result<()> {
     Ok(())
 }
 
+/// The C functions that have an item, by alias or by hand.
+pub(crate) fn implemented() -> Result<BTreeSet<String>> {
+    let by_hand = by_hand::entries().into_iter().filter(|entry| matches!(entry.why, Why::Items(_)));
+    let aliases = Items::read()?.aliases.into_keys();
+    Ok(aliases.chain(by_hand.map(|entry| entry.pattern.to_owned())).collect())
+}
+
 /// The functions of a library, each with its symbol versions, `inline` or `macro`.
 type Functions = BTreeMap<String, BTreeSet<String>>;
 
