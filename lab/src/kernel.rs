@@ -123,6 +123,14 @@ impl Kernel {
         Ok(Self { version: manifest.version, image, modules: Modules::read(&tree, &folder.join("depmod"))? })
     }
 
+    /// The options that it was built with, as in `/boot/config-…`, which distributions ship beside the
+    /// image.
+    pub fn config(&self) -> Result<String> {
+        let image = self.image.file_name().context("the image is a file")?.to_string_lossy();
+        let path = self.image.with_file_name(image.replacen("vmlinuz", "config", 1));
+        fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))
+    }
+
     /// A kernel of the user: a built kernel tree, a folder with an image and modules, or a bzImage.
     ///
     /// The modules of a tree are installed into the cache by the tree's own `make modules_install`. A

@@ -25,7 +25,6 @@ mod qemu;
 mod rdma_core;
 mod sources;
 mod tools;
-mod verbs_headers;
 mod wire;
 
 pub use bareverbs_lab_init::frame::ToGuest;
@@ -43,5 +42,4 @@ pub use crate::output::Prefixed;
 pub use crate::qemu::Accelerator;
 pub use crate::rdma_core::RdmaCore;
 pub use crate::tools::Tools;
-pub use crate::verbs_headers::fetch_verbs_headers;
 pub use bareverbs_uapi::kernels::Since;

@@ -4,10 +4,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::apt::{Apt, Channel};
+use crate::apt::{Apt, Channel, Package};
 use crate::cache::Cache;
 use crate::deb;
 use crate::process::bind_to_parent;
@@ -46,6 +46,9 @@ const PACKAGES: [&str; 30] = [
     "rdmacm-utils",
 ];
 
+/// The packages of the headers of libibverbs, libmlx5 and librdmacm.
+const HEADER_PACKAGES: [&str; 2] = ["libibverbs-dev", "librdmacm-dev"];
+
 /// The folder that [`compile`] writes last.
 const COMPILED: &str = "usr/lib/python3/dist-packages/pyverbs/__pycache__";
 
@@ -80,6 +83,31 @@ impl RdmaCore {
             compile(&root)?;
         }
         Ok(Self { root, version: manifest.version })
+    }
+
+    /// The folder of `infiniband/verbs.h` and `rdma/rdma_cma.h`, fetched if it isn't cached. The
+    /// headers have the root's version, or the newest if Debian no longer offers that one.
+    pub fn headers(&self, cache: &Cache) -> Result<PathBuf> {
+        let (folder, _) = cache.ensure("headers-rdma-core", false, |folder| {
+            let apt = Apt::open(cache, Channel::SID)?;
+            let packages: Vec<_> =
+                HEADER_PACKAGES.iter().map(|name| self.offered(&apt, name)).collect::<Result<_>>()?;
+            let manifest = Manifest { version: packages[0].version.clone() };
+            let debs = folder.join("debs");
+            fs::create_dir_all(&debs)?;
+            apt.download("rdma-core's headers", &packages, &debs)?;
+            deb::unpack_all("rdma-core's headers", &debs, &folder.join("root"))?;
+            Ok(manifest)
+        })?;
+        Ok(folder.join("root/usr/include"))
+    }
+
+    /// The package of the root's version, or the newest.
+    fn offered(&self, apt: &Apt, name: &str) -> Result<Package> {
+        let mut offered = apt.show(name)?;
+        let same = offered.iter().position(|package| package.version == self.version);
+        ensure!(!offered.is_empty(), "{name} is not available");
+        Ok(offered.swap_remove(same.unwrap_or(0)))
     }
 }
 

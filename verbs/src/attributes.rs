@@ -132,6 +132,7 @@ attr_struct! {
         /// TCP segmentation offload (TSO): maximum payload in bytes.
         max_tso: u32 = 0;
         /// QP types with TSO, as a mask of `1 << type`.
+        #[doc(alias = "ibv_is_qpt_supported")]
         tso_supported_qpts: u32 = 0;
         /// Packet fields that the RSS hash supports.
         rx_hash_fields_mask: HashFields = HashFields::empty();
@@ -143,8 +144,10 @@ attr_struct! {
         /// Packet pacing: maximum rate in kbit/s; 0 if unsupported.
         qp_rate_limit_max: u32 = 0;
         /// QP types with packet pacing, as a mask of `1 << type`.
+        #[doc(alias = "ibv_is_qpt_supported")]
         rate_limit_supported_qpts: u32 = 0;
         /// QP types with RSS, as a mask of `1 << type`.
+        #[doc(alias = "ibv_is_qpt_supported")]
         rss_supported_qpts: u32 = resp.rss_caps.supported_qpts;
         /// Maximum number of indirection tables.
         max_rwq_indirection_tables: u32 = resp.rss_caps.max_rwq_indirection_tables;

@@ -142,7 +142,6 @@ impl<P: Provider> Context<P> {
     /// The attributes `tso_supported_qpts`, `rss_supported_qpts` and `rate_limit_supported_qpts` of
     /// [`DeviceAttr`] are masks of `1 << qp_type.0` for TSO, RSS and packet pacing.
     #[must_use]
-    #[doc(alias = "ibv_is_qpt_supported")]
     pub fn is_qpt_supported(&self, qp_type: QpType) -> bool {
         match qp_type {
             QpType::RC | QpType::UC | QpType::UD => true,

@@ -95,6 +95,11 @@
 //! | `ibv_cmd_*` | [`raw`] |
 //! | tag matching (`ibv_post_srq_ops`), completion counters (`ibv_create_comp_cntr`), ESP flow actions, flow tags | none |
 //!
+//! [`docs/c-functions.md`] of the repository lists every function of libibverbs, librdmacm and
+//! libmlx5.
+//!
+//! [`docs/c-functions.md`]: https://github.com/bareverbs/bareverbs/blob/main/docs/c-functions.md
+//!
 //! # Errors
 //!
 //! An [`Error`] names the verb, its arguments, the origin of the failure and the remedy. That text is

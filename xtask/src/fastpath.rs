@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use bareverbs_lab::{
     Accelerator, Cache, Exec, Guests, Hca, HcaPort, Kernel, RdmaCore, Series, Setup, Since, Tools,
-    fetch_headers, fetch_verbs_headers,
+    fetch_headers,
 };
 use clap::Args;
 
@@ -201,7 +201,7 @@ pub(crate) fn measure(
 pub(crate) fn compile(cache: &Cache, rdma_core: &RdmaCore, source: &str, to: &Path) -> Result<()> {
     let source = build::workspace().join(source);
     let mut cc = Command::new("cc");
-    cc.args(["-O2", "-o"]).arg(to).arg(source).arg("-I").arg(fetch_verbs_headers(cache, false)?);
+    cc.args(["-O2", "-o"]).arg(to).arg(source).arg("-I").arg(rdma_core.headers(cache)?);
     for folder in fetch_headers(cache, Series::NEWEST, false)?.include {
         cc.arg("-I").arg(folder);
     }

@@ -1,6 +1,7 @@
 //! The project's own commands: `cargo xtask demo`, `test`, `pyverbs`, `soak`, `lab …`.
 
 mod build;
+mod c_functions;
 mod cmtime;
 mod conform;
 mod counts;
@@ -26,6 +27,7 @@ mod print;
 mod pyverbs;
 mod rstream;
 mod soak;
+mod sources;
 mod spelling;
 mod syzlang;
 mod terminal;
@@ -53,6 +55,8 @@ enum Command {
     Test(test::Test),
     /// Compare rdma-core's test suite with this project's tests, case by case.
     Pyverbs(pyverbs::Pyverbs),
+    /// List each C function of libibverbs, librdmacm and libmlx5 with our item, or why there is none.
+    CFunctions(c_functions::CFunctions),
     /// Run the conformance suite of the kernel's ABI on several kernels, and write a page.
     Conform(conform::Conform),
     /// Write descriptions of the verbs ABI for syzkaller.
@@ -103,6 +107,7 @@ fn main() -> ExitCode {
         Command::Demo(demo) => demo.run(),
         Command::Test(test) => test.run(),
         Command::Pyverbs(pyverbs) => pyverbs.run(),
+        Command::CFunctions(functions) => functions.run(),
         Command::Conform(conform) => conform.run(),
         Command::Syzlang(syzlang) => syzlang.run(),
         Command::Soak(soak) => soak.run(),

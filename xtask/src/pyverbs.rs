@@ -1,6 +1,9 @@
 //! `cargo xtask pyverbs`: compares rdma-core's test suite with ours, case by case.
 
+mod guest_sources;
 mod hca;
+mod keywords;
+mod reasons;
 mod suite;
 mod table;
 
@@ -14,7 +17,10 @@ use bareverbs_lab::{Accelerator, Cache, Guests, Hca, Kernel, Programs, RdmaCore,
 use clap::Args;
 
 use crate::print::heading;
-use crate::{build, guest_tests, lab};
+use crate::{build, c_functions, guest_tests, lab};
+use guest_sources::{GuestSources, UNMET};
+use keywords::KEYWORDS;
+use reasons::{Basis, REASONS};
 use table::{KERNELS, OwnTests, Row, Table};
 
 #[derive(Args)]
@@ -63,50 +69,121 @@ fn read() -> Result<Table> {
     Table::parse(&text).with_context(|| path.display().to_string())
 }
 
-/// Fails if the table lacks a test of rdma-core's suite, has one that does not exist, or names none
-/// of our tests for one that passes.
+/// Fails if the table lacks a test of rdma-core's suite or has one that does not exist, or if a row
+/// names neither tests of ours that run and contain the words of its subject, nor a true reason.
 pub(crate) fn check(rdma_core: &RdmaCore, ours: &[String]) -> Result<()> {
     heading("rdma-core's suite, case by case");
     let table = read()?;
-    let disagreements =
-        disagreements(&table, &suite::shipped(&rdma_core.root)?, &ours.iter().cloned().collect());
+    let facts = Facts::read(ours)?;
+    let disagreements = disagreements(&table, &suite::shipped(&rdma_core.root)?, &facts);
     for line in &disagreements {
         println!("{line}");
     }
     if !disagreements.is_empty() {
         bail!("{} does not match rdma-core {}", path().display(), rdma_core.version);
     }
-    let mapped = table.passing.iter().filter(|row| matches!(row.ours, OwnTests::Tests(_))).count();
+    let rows = table.rows().count();
+    let mapped = table.rows().filter(|row| matches!(row.ours, OwnTests::Tests(_))).count();
     println!(
-        "rdma-core {}: {} tests, {} pass on some kernel, {mapped} of these have tests of ours, {} a reason for none",
+        "rdma-core {}: {rows} tests, {} pass on some kernel, {mapped} have tests of ours, {} a reason for none",
         rdma_core.version,
-        table.passing.len() + table.others.len(),
         table.passing.len(),
-        table.passing.len() - mapped
+        rows - mapped
     );
     Ok(())
 }
 
+/// What the rows are checked against.
+#[derive(Default)]
+struct Facts {
+    /// The guest tests.
+    ours: BTreeSet<String>,
+    sources: GuestSources,
+    /// The C functions that have an item.
+    implemented: BTreeSet<String>,
+    /// The configurations of the released kernels.
+    configs: Vec<String>,
+}
+
+impl Facts {
+    fn read(ours: &[String]) -> Result<Self> {
+        let cache = Cache::open()?;
+        let tools = Tools::fetch(&cache, false)?;
+        let config = |series: Series| Kernel::debian(&cache, &tools, series, false)?.config();
+        Ok(Self {
+            ours: ours.iter().cloned().collect(),
+            sources: GuestSources::read()?,
+            implemented: c_functions::implemented()?,
+            configs: KERNELS.into_iter().map(config).collect::<Result<_>>()?,
+        })
+    }
+
+    /// The violations of a row's tests.
+    fn of_tests(&self, id: &str, names: &[String]) -> Vec<String> {
+        let missing = names.iter().filter(|name| !self.ours.contains(*name));
+        let mut faults: Vec<_> = missing.map(|name| format!("{id}: test {name} does not exist")).collect();
+        if names.iter().all(|name| self.is_skipped_everywhere(name)) {
+            faults.push(format!("{id}: its tests are skipped on every kernel"));
+        }
+        for (part, words) in KEYWORDS {
+            if id.contains(part) && !names.iter().any(|name| self.sources.mentions(name, words)) {
+                faults.push(format!("{id}: its tests contain none of {}", words.join(", ")));
+            }
+        }
+        faults
+    }
+
+    fn is_skipped_everywhere(&self, name: &str) -> bool {
+        let requirement = self.sources.requirement(name);
+        UNMET.iter().any(|(unmet, _)| requirement == Some(unmet))
+    }
+
+    /// The violations of the lists of reasons and of unmet requirements.
+    fn of_lists(&self, used: &BTreeSet<&str>) -> Vec<String> {
+        let mut faults = Vec::new();
+        for (reason, basis) in REASONS {
+            if !used.contains(reason) {
+                faults.push(format!("no row has the reason `{reason}`"));
+            }
+            if let Some(refutation) = reasons::refutation(basis, &self.implemented, &self.configs) {
+                faults.push(format!("`{reason}` is no reason: {refutation}"));
+            }
+        }
+        let met = |option: &'static str| {
+            reasons::refutation(&Basis::NoOption(option), &self.implemented, &self.configs)
+        };
+        faults.extend(UNMET.iter().filter_map(|(unmet, option)| {
+            met(option).map(|refutation| format!("the requirement `{unmet}` may be met: {refutation}"))
+        }));
+        faults
+    }
+}
+
 /// The violations of the table, one per line.
-fn disagreements(table: &Table, shipped: &BTreeSet<String>, ours: &BTreeSet<String>) -> Vec<String> {
+fn disagreements(table: &Table, shipped: &BTreeSet<String>, facts: &Facts) -> Vec<String> {
     let mut disagreements = Vec::new();
     let mut seen = BTreeSet::new();
-    for id in table.ids() {
-        if !seen.insert(id.to_owned()) {
-            disagreements.push(format!("{id} has two rows"));
+    for row in table.rows() {
+        if !seen.insert(row.id.clone()) {
+            disagreements.push(format!("{} has two rows", row.id));
         }
     }
     disagreements.extend(shipped.difference(&seen).map(|id| format!("{id} has no row")));
     disagreements.extend(seen.difference(shipped).map(|id| format!("{id} is no longer in the suite")));
-    for row in table.passing.iter().chain(&table.others) {
-        if let OwnTests::Tests(names) = &row.ours {
-            let missing = names.iter().filter(|name| !ours.contains(*name));
-            disagreements.extend(missing.map(|name| format!("{}: test {name} does not exist", row.id)));
+    let mut used = BTreeSet::new();
+    for row in table.rows() {
+        match &row.ours {
+            OwnTests::Tests(names) => disagreements.extend(facts.of_tests(&row.id, names)),
+            OwnTests::None(reason) if REASONS.iter().any(|(known, _)| known == reason) => {
+                used.insert(reason.as_str());
+            }
+            OwnTests::None(reason) => disagreements.push(format!("{}: `{reason}` is not in REASONS", row.id)),
+            OwnTests::Unknown => {
+                disagreements.push(format!("{}: the row names no test and no reason", row.id))
+            }
         }
     }
-    let unknown = table.passing.iter().filter(|row| row.ours == OwnTests::Unknown);
-    disagreements
-        .extend(unknown.map(|row| format!("{} passes, but its row names no test of this project", row.id)));
+    disagreements.extend(facts.of_lists(&used));
     disagreements
 }
 
@@ -208,9 +285,8 @@ enum End {
 }
 
 impl Table {
-    fn ids(&self) -> impl Iterator<Item = &str> {
-        let others = self.others.iter().map(|row| row.id.as_str());
-        self.passing.iter().map(|row| row.id.as_str()).chain(others)
+    fn rows(&self) -> impl Iterator<Item = &Row> {
+        self.passing.iter().chain(&self.others)
     }
 
     /// Enters the outcomes on one kernel.
@@ -242,44 +318,86 @@ mod tests {
         Row { ours, ..Row::new(id) }
     }
 
-    #[test]
-    fn complete_table_is_accepted() {
-        let table = Table {
-            passing: vec![
-                row("test_a.A.test_1", OwnTests::Tests(vec!["verbs::one".into()])),
-                row("test_a.A.test_2", OwnTests::None("about Python".into())),
-            ],
-            others: vec![Row::new("test_b.B.test_3")],
-            ..Table::default()
-        };
-        let shipped = ids(&["test_a.A.test_1", "test_a.A.test_2", "test_b.B.test_3"]);
-        assert_eq!(
-            disagreements(&table, &shipped, &ids(&["verbs::one", "verbs::two"])),
-            Vec::<String>::new()
-        );
+    /// A library whose tests are `verbs::one` and `verbs::hinted`.
+    fn facts() -> Facts {
+        let mut facts = Facts { ours: ids(&["verbs::one", "verbs::hinted"]), ..Facts::default() };
+        let source = "kernel_tests! { one, hinted if dma_handles, }
+            fn one() { srq.resize() } fn hinted() { alloc_dmah() }";
+        facts.sources.add("verbs", source).unwrap();
+        facts
+    }
+
+    /// The violations of rows that the suite has, without those of the lists.
+    fn faults_of(rows: Vec<Row>) -> Vec<String> {
+        let shipped = rows.iter().map(|row| row.id.clone()).collect();
+        let mut faults = disagreements(&Table { passing: rows, ..Table::default() }, &shipped, &facts());
+        faults.retain(|fault| !fault.starts_with("no row has the reason"));
+        faults
     }
 
     #[test]
-    fn every_table_error_is_reported() {
+    fn complete_table_is_accepted() {
+        let rows = vec![
+            row("test_a.A.test_resize_srq", OwnTests::Tests(vec!["verbs::one".into()])),
+            row("test_a.A.test_2", OwnTests::None("needs an NVIDIA GPU".into())),
+        ];
+        assert_eq!(faults_of(rows), Vec::<String>::new());
+    }
+
+    #[test]
+    fn rows_and_tests_of_the_suite_must_agree() {
         let table = Table {
-            passing: vec![
-                row("test_a.A.test_1", OwnTests::Tests(vec!["verbs::gone".into()])),
-                row("test_a.A.test_2", OwnTests::Unknown),
+            passing: vec![row("test_a.A.test_1", OwnTests::Tests(vec!["verbs::one".into()]))],
+            others: vec![
+                row("test_a.A.test_1", OwnTests::Tests(vec!["verbs::one".into()])),
+                row("test_a.A.test_old", OwnTests::Tests(vec!["verbs::one".into()])),
             ],
-            others: vec![Row::new("test_a.A.test_1"), Row::new("test_a.A.test_old")],
             ..Table::default()
         };
-        let shipped = ids(&["test_a.A.test_1", "test_a.A.test_2", "test_a.A.test_new"]);
-        assert_eq!(
-            disagreements(&table, &shipped, &ids(&["verbs::one"])),
-            [
-                "test_a.A.test_1 has two rows",
-                "test_a.A.test_new has no row",
-                "test_a.A.test_old is no longer in the suite",
-                "test_a.A.test_1: test verbs::gone does not exist",
-                "test_a.A.test_2 passes, but its row names no test of this project",
-            ]
-        );
+        let faults = disagreements(&table, &ids(&["test_a.A.test_1", "test_a.A.test_new"]), &facts());
+        let expected = [
+            "test_a.A.test_1 has two rows",
+            "test_a.A.test_new has no row",
+            "test_a.A.test_old is no longer in the suite",
+        ];
+        assert_eq!(faults[..3], expected);
+    }
+
+    #[test]
+    fn rows_without_tests_that_run_or_a_listed_reason_are_reported() {
+        let rows = vec![
+            row("test_a.A.test_1", OwnTests::Tests(vec!["verbs::gone".into()])),
+            row("test_a.A.test_2", OwnTests::Unknown),
+            row("test_a.A.test_3", OwnTests::None("rdma_cm is not implemented".into())),
+            row("test_a.A.test_4", OwnTests::Tests(vec!["verbs::hinted".into()])),
+            row("test_a.A.test_query_port_speed", OwnTests::Tests(vec!["verbs::one".into()])),
+        ];
+        let expected = [
+            "test_a.A.test_1: test verbs::gone does not exist",
+            "test_a.A.test_2: the row names no test and no reason",
+            "test_a.A.test_3: `rdma_cm is not implemented` is not in REASONS",
+            "test_a.A.test_4: its tests are skipped on every kernel",
+            "test_a.A.test_query_port_speed: its tests contain none of query_port, port_speed",
+            "test_a.A.test_query_port_speed: its tests contain none of port_speed",
+        ];
+        assert_eq!(faults_of(rows), expected);
+    }
+
+    #[test]
+    fn reasons_that_are_unused_or_untrue_are_reported() {
+        let facts = Facts {
+            implemented: ids(&["ibv_post_srq_ops"]),
+            configs: vec!["CONFIG_PCIE_TPH=y".into()],
+            ..facts()
+        };
+        let faults = facts.of_lists(&BTreeSet::new());
+        for fault in [
+            "no row has the reason `needs an NVIDIA GPU`",
+            "`tag matching is not implemented` is no reason: ibv_post_srq_ops has an item",
+            "the requirement `dma_handles` may be met: a kernel has CONFIG_PCIE_TPH",
+        ] {
+            assert!(faults.iter().any(|found| found == fault), "{fault}");
+        }
     }
 
     #[test]

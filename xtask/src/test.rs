@@ -20,7 +20,7 @@ use crate::flaky::FlakyList;
 use crate::guest_tests::{guest_test_titles, guest_tests};
 use crate::outcome::{FlakyTest, Table, Totals};
 use crate::print::heading;
-use crate::{build, pyverbs};
+use crate::{build, c_functions, pyverbs};
 
 pub(crate) use self::scheduler::{Instrumented, Lab, Plan, Tested};
 use self::selection::Selection;
@@ -134,6 +134,7 @@ impl Test {
             let titles = plan.titles();
             flaky.check_titles(&titles)?;
             selection::check_prefixes(&titles)?;
+            c_functions::check(&lab.cache, &lab.rdma_core)?;
         }
         let jobs = self.jobs.map_or_else(|| side_by_side(plan.processors()), NonZero::get);
         let mut table = plan.run(self.accel, jobs, stop)?;

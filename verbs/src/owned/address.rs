@@ -19,7 +19,7 @@ const MAX_MESSAGE: u32 = 1 << 31;
 ///
 /// let address = Address::new("fe80::1".parse::<std::net::Ipv6Addr>().unwrap().into(), 17);
 /// let text = address.to_string();
-/// assert_eq!(text, "17@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=2147483648/write=0");
+/// assert_eq!(text, "17@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=2147483648/write=0/flow=0");
 /// assert_eq!(text.parse(), Ok(address));
 /// assert_eq!(Address::from_bytes(&address.to_bytes()), Ok(address));
 /// assert_eq!(address.gid, Gid::from("fe80::1".parse::<std::net::Ipv6Addr>().unwrap()));
@@ -47,6 +47,10 @@ pub struct Address {
     /// Whether the QP permits RDMA writes of its peer ([`Access::REMOTE_WRITE`](crate::Access)). A
     /// [keepalive](crate::owned::EndpointOptions::keepalive) is such a write, of length 0.
     pub remote_write: bool,
+    /// Whether the QP belongs to a [`Server`](crate::owned::Server) or a
+    /// [`Client`](crate::owned::Client), whose messages carry flow control. These connect to each
+    /// other only.
+    pub flow_control: bool,
 }
 
 impl Address {
@@ -57,7 +61,7 @@ impl Address {
     const VERSION: u8 = 1;
 
     /// The address of the QP `qp_num` at the port with `gid`: LID 0, MTU 1024, one read or atomic,
-    /// messages of up to 2 GiB, no RDMA writes. Its PSN is its QP number.
+    /// messages of up to 2 GiB, no RDMA writes, no flow control. Its PSN is its QP number.
     #[must_use]
     pub const fn new(gid: Gid, qp_num: u32) -> Self {
         Self {
@@ -70,6 +74,7 @@ impl Address {
             recvs: 0,
             max_message: MAX_MESSAGE,
             remote_write: false,
+            flow_control: false,
         }
     }
 
@@ -82,7 +87,8 @@ impl Address {
     /// | 2 | `rd_atomic` |
     /// | 3 | `remote_write`, 0 or 1 |
     /// | 4–5 | LID |
-    /// | 6–7 | 0 |
+    /// | 6 | `flow_control`, 0 or 1 |
+    /// | 7 | 0 |
     /// | 8–11 | QP number |
     /// | 12–15 | PSN |
     /// | 16–31 | GID |
@@ -99,6 +105,7 @@ impl Address {
             self.remote_write.into(),
         ]);
         bytes[4..6].copy_from_slice(&self.lid.to_be_bytes());
+        bytes[6] = self.flow_control.into();
         bytes[8..12].copy_from_slice(&self.qp_num.to_be_bytes());
         bytes[12..16].copy_from_slice(&self.psn.to_be_bytes());
         bytes[16..32].copy_from_slice(&self.gid.0);
@@ -120,11 +127,14 @@ impl Address {
         if bytes[0] != Self::VERSION {
             return Err(ParseAddressError("the version of the address is not 1"));
         }
-        if bytes[6..8].iter().chain(&bytes[40..]).any(|byte| *byte != 0) {
+        if bytes[7..8].iter().chain(&bytes[40..]).any(|byte| *byte != 0) {
             return Err(ParseAddressError("a reserved byte of the address is not 0"));
         }
         if bytes[3] > 1 {
             return Err(ParseAddressError("`remote_write` is not 0 or 1"));
+        }
+        if bytes[6] > 1 {
+            return Err(ParseAddressError("`flow_control` is not 0 or 1"));
         }
         let mut gid = Gid::default();
         gid.0.copy_from_slice(&bytes[16..32]);
@@ -138,8 +148,15 @@ impl Address {
             recvs: u32_at(32),
             max_message: u32_at(36),
             remote_write: bytes[3] == 1,
+            flow_control: bytes[6] == 1,
         }
         .checked()
+    }
+
+    /// Rejects the address of a `Server` or `Client`.
+    pub(super) fn check_no_flow_control(&self, verb: &'static str) -> crate::Result<()> {
+        let reason = "the address is that of a `Server` or `Client`, whose messages carry flow control";
+        if self.flow_control { Err(crate::Error::invalid(verb, reason)) } else { Ok(()) }
     }
 
     /// Rejects numbers that no packet can carry.
@@ -155,13 +172,13 @@ impl Address {
 }
 
 impl fmt::Display for Address {
-    /// `QPN@GID/lid=…/psn=…/mtu=…/rd=…/recvs=…/max=…/write=…`, numbers in decimal, the MTU in
-    /// bytes.
+    /// `QPN@GID/lid=…/psn=…/mtu=…/rd=…/recvs=…/max=…/write=…/flow=…`, numbers in decimal, the MTU
+    /// in bytes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { gid, lid, qp_num, psn, mtu, rd_atomic, recvs, max_message, remote_write } = self;
-        let (mtu, write) = (mtu.bytes(), u8::from(*remote_write));
+        let Self { gid, lid, qp_num, psn, mtu, rd_atomic, recvs, max_message, .. } = self;
+        let (mtu, write, flow) = (mtu.bytes(), u8::from(self.remote_write), u8::from(self.flow_control));
         write!(f, "{qp_num}@{gid}/lid={lid}/psn={psn}/mtu={mtu}/rd={rd_atomic}")?;
-        write!(f, "/recvs={recvs}/max={max_message}/write={write}")
+        write!(f, "/recvs={recvs}/max={max_message}/write={write}/flow={flow}")
     }
 }
 
@@ -182,15 +199,13 @@ impl FromStr for Address {
                 rd_atomic: field(&mut fields, "rd")?.try_into().ok()?,
                 recvs: field(&mut fields, "recvs")?,
                 max_message: field(&mut fields, "max")?,
-                remote_write: match field(&mut fields, "write")? {
-                    0 => false,
-                    1 => true,
-                    _ => return None,
-                },
+                remote_write: flag(&mut fields, "write")?,
+                flow_control: flag(&mut fields, "flow")?,
             };
             fields.next().is_none().then_some(address)
         };
-        let reason = "the text is not of the form `QPN@GID/lid=…/psn=…/mtu=…/rd=…/recvs=…/max=…/write=…`";
+        let reason =
+            "the text is not of the form `QPN@GID/lid=…/psn=…/mtu=…/rd=…/recvs=…/max=…/write=…/flow=…`";
         parse().ok_or(ParseAddressError(reason))?.checked()
     }
 }
@@ -198,6 +213,15 @@ impl FromStr for Address {
 /// The number of the field `NAME=NUMBER` that is next.
 pub(super) fn field<'a>(fields: &mut impl Iterator<Item = &'a str>, name: &str) -> Option<u32> {
     number(fields.next()?.strip_prefix(name)?.strip_prefix('=')?)
+}
+
+/// The flag of the field `NAME=0` or `NAME=1` that is next.
+fn flag<'a>(fields: &mut impl Iterator<Item = &'a str>, name: &str) -> Option<bool> {
+    match field(fields, name)? {
+        0 => Some(false),
+        1 => Some(true),
+        _ => None,
+    }
 }
 
 /// A number in decimal. `parse` would accept a sign.
@@ -289,9 +313,9 @@ mod tests {
 
     fn any_address() -> impl Strategy<Value = Address> {
         let numbers = (any::<[u8; 16]>(), any::<u16>(), 0u32..1 << 24, 0u32..1 << 24);
-        let sizes = (0usize..5, any::<u8>(), any::<u32>(), any::<u32>(), any::<bool>());
-        (numbers, sizes).prop_map(
-            |((gid, lid, qp_num, psn), (mtu, rd_atomic, recvs, max_message, remote_write))| Address {
+        let sizes = (0usize..5, any::<u8>(), any::<u32>(), any::<u32>(), any::<[bool; 2]>());
+        (numbers, sizes).prop_map(|((gid, lid, qp_num, psn), (mtu, rd_atomic, recvs, max_message, flags))| {
+            Address {
                 gid: Gid(gid),
                 lid,
                 qp_num,
@@ -300,16 +324,17 @@ mod tests {
                 rd_atomic,
                 recvs,
                 max_message,
-                remote_write,
-            },
-        )
+                remote_write: flags[0],
+                flow_control: flags[1],
+            }
+        })
     }
 
     #[test]
     fn malformed_bytes_are_rejected() {
         let good = Address::new(Gid([7; 16]), 0xab_cdef).to_bytes();
         assert!(Address::from_bytes(&good).is_ok());
-        for (at, value) in [(0, 0), (0, 2), (1, 0), (1, 6), (3, 2), (6, 1), (7, 1), (8, 1), (12, 1), (47, 1)]
+        for (at, value) in [(0, 0), (0, 2), (1, 0), (1, 6), (3, 2), (6, 2), (7, 1), (8, 1), (12, 1), (47, 1)]
         {
             let mut bytes = good;
             bytes[at] = value;
@@ -323,26 +348,29 @@ mod tests {
 
     #[test]
     fn malformed_text_is_rejected() {
-        let good = "17@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=2147483648/write=1";
+        let good = "17@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=2147483648/write=1/flow=0";
         assert!(good.parse::<Address>().is_ok());
         for bad in [
             "",
             "@",
             "17@fe80::1",
-            "17@10.0.0.1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=1/write=0",
-            "+17@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=1/write=0",
-            "@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=1/write=0",
-            "16777216@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=1/write=0",
-            "17@fe80::1/lid=65536/psn=17/mtu=1024/rd=1/recvs=0/max=1/write=0",
-            "17@fe80::1/lid=0/psn=16777216/mtu=1024/rd=1/recvs=0/max=1/write=0",
-            "17@fe80::1/lid=0/psn=17/mtu=1000/rd=1/recvs=0/max=1/write=0",
-            "17@fe80::1/lid=0/psn=17/mtu=1024/rd=256/recvs=0/max=1/write=0",
-            "17@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=4294967296/write=0",
-            "17@fe80::1/psn=17/lid=0/mtu=1024/rd=1/recvs=0/max=1/write=0",
-            "17@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=1/write=0/",
+            "17@10.0.0.1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=1/write=0/flow=0",
+            "+17@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=1/write=0/flow=0",
+            "@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=1/write=0/flow=0",
+            "16777216@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=1/write=0/flow=0",
+            "17@fe80::1/lid=65536/psn=17/mtu=1024/rd=1/recvs=0/max=1/write=0/flow=0",
+            "17@fe80::1/lid=0/psn=16777216/mtu=1024/rd=1/recvs=0/max=1/write=0/flow=0",
+            "17@fe80::1/lid=0/psn=17/mtu=1000/rd=1/recvs=0/max=1/write=0/flow=0",
+            "17@fe80::1/lid=0/psn=17/mtu=1024/rd=256/recvs=0/max=1/write=0/flow=0",
+            "17@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=4294967296/write=0/flow=0",
+            "17@fe80::1/psn=17/lid=0/mtu=1024/rd=1/recvs=0/max=1/write=0/flow=0",
+            "17@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=1/write=0/flow=0/",
             "17@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=1",
-            "17@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=1/write=2",
-            "17@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=1/write=0 ",
+            "17@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=1/write=2/flow=0",
+            "17@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=1/write=0/flow=0 ",
+            "17@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=1/write=0",
+            "17@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=1/write=0/flow=2",
+            "17@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=1/flow=0/write=0",
         ] {
             assert!(bad.parse::<Address>().is_err(), "{bad:?}");
         }
@@ -407,7 +435,8 @@ mod tests {
         fn accepted_bytes_are_canonical(mut bytes: [u8; Address::LEN], plausible: bool) {
             if plausible {
                 (bytes[0], bytes[1], bytes[3], bytes[8], bytes[12]) = (1, bytes[1] % 7, bytes[3] % 3, 0, 0);
-                bytes[6..8].fill(0);
+                bytes[6] %= 3;
+                bytes[7] = 0;
                 bytes[40..].fill(0);
             }
             if let Ok(address) = Address::from_bytes(&bytes) {

@@ -338,11 +338,14 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// and atomics at a time.
     ///
     /// # Errors
-    /// - [`Error::Invalid`]: the endpoint is already connected, or `peer` is not a valid address.
+    /// - [`Error::Invalid`]: the endpoint is already connected, or `peer` is not a valid address, or
+    ///   that of a `Server` or `Client`.
     /// - [`Error::Closed`]: its connection has failed.
     /// - [`Error::Kernel`]: the peer is unreachable, or the kernel rejects a transition.
     pub fn connect(&mut self, peer: &Address) -> Result<()> {
-        self.queues.check_open("Endpoint::connect")?;
+        const VERB: &str = "Endpoint::connect";
+        self.queues.check_not_failed(VERB)?;
+        peer.check_no_flow_control(VERB)?;
         self.queues.qp.connect(&self.address, peer, &self.attr)?;
         self.queues.start_keepalive(peer.remote_write);
         Ok(())
@@ -368,7 +371,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     #[doc(alias = "rdma_init_qp_attr")]
     pub fn modify_qp(&mut self, attr: &QpAttr, mask: QpAttrMask) -> Result<()> {
         const VERB: &str = "Endpoint::modify_qp";
-        self.queues.check_open(VERB)?;
+        self.queues.check_not_failed(VERB)?;
         let target = mask.contains(QpAttrMask::STATE).then_some(attr.qp_state);
         if self.queues.qp.state() == QpState::RTS {
             return Err(Error::invalid(VERB, "the endpoint is already connected"));
@@ -859,6 +862,13 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
     pub(super) fn check_open(&self, verb: &'static str) -> Result<()> {
         let reason = T::Kind::<P>::CLOSED;
         if self.qp.is_destroyed() { Err(Error::Closed { verb, reason }) } else { Ok(()) }
+    }
+
+    /// Rejects to connect a QP that has failed or was destroyed.
+    fn check_not_failed(&self, verb: &'static str) -> Result<()> {
+        let reason = T::Kind::<P>::CLOSED;
+        let failed = self.qp.is_destroyed() || self.qp.state() == QpState::ERR;
+        if failed { Err(Error::Closed { verb, reason }) } else { Ok(()) }
     }
 
     /// A doorbell that the kernel refused ends the connection.

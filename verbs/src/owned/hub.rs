@@ -448,8 +448,12 @@ impl<B, P: Provider> Hub<B, P> {
     pub(crate) fn shared_connection(&self, options: &Resolved, id: PeerId) -> Result<Connection<B, P>> {
         let Resolved { attr, connection, sends, operations, inline, window, message_size } = *options;
         let flow = Flow::new(window, sends as usize);
-        let describe =
-            |offered| Address { recvs: window, max_message: message_size, ..connection.address(offered) };
+        let describe = |offered| Address {
+            recvs: window,
+            max_message: message_size,
+            flow_control: true,
+            ..connection.address(offered)
+        };
         let depths = Depths { sends, one_sided: operations, control: CONTROL_SENDS, ..Depths::default() };
         let attr = (attr, connection.keepalive);
         self.open("Handle::admit", attr, (depths, inline), describe, Some((id, flow)))

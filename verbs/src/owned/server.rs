@@ -486,8 +486,8 @@ impl<B: Source, P: Provider> Handle<B, P> {
     ///
     /// # Errors
     /// - [`Error::Closed`]: the server was shut down.
-    /// - [`Error::Invalid`]: the server has its number of peers, or `remote` is not the address of a
-    ///   client.
+    /// - [`Error::Invalid`]: the server has its number of peers, or `remote` is the address of a QP
+    ///   without flow control, such as an [`Endpoint`](super::Endpoint).
     /// - [`Error::Kernel`]: the client is unreachable, or a command of the setup failed.
     pub fn admit(&self, remote: &Address) -> Result<(PeerId, Address)> {
         let (id, local) = self.open("Handle::admit")?;
@@ -539,11 +539,12 @@ impl<B: Source, P: Provider> Handle<B, P> {
 
     fn connect(&self, verb: &'static str, id: PeerId, remote: &Address) -> Result<()> {
         let Some(peer) = self.inner.get(id) else { return Err(closed(verb)) };
+        if !remote.flow_control {
+            let reason = "the address is not that of a `Server` or `Client`, such as that of an `Endpoint`";
+            return Err(Error::invalid(verb, reason));
+        }
         if remote.recvs == 0 || remote.recvs > flow::MAX_WINDOW {
-            return Err(Error::invalid(
-                verb,
-                "the address is not that of a `Server` or `Client`: its `recvs` is 0 or too large",
-            ));
+            return Err(Error::invalid(verb, "`recvs` of the address is 0 or too large"));
         }
         peer.connect_and(verb, remote, |state| {
             state.max_message = remote.max_message;
@@ -809,7 +810,8 @@ impl<B: Source, P: Provider> Client<B, P> {
     /// resolves the server's address.
     ///
     /// # Errors
-    /// - [`Error::Invalid`]: the client is connected, or `remote` is not the address of a server.
+    /// - [`Error::Invalid`]: the client is connected, or `remote` is the address of a QP without flow
+    ///   control, such as an [`Endpoint`](super::Endpoint).
     /// - [`Error::Closed`]: the client was shut down.
     /// - [`Error::Kernel`]: the server is unreachable, or the kernel rejects a transition.
     pub fn connect(&self, remote: &Address) -> Result<()> {

@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use proc_macro2::{Delimiter, Group, Span, TokenStream, TokenTree};
+use proc_macro2::{Delimiter, Span, TokenStream, TokenTree};
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 use syn::{Attribute, Block, ImplItemFn, Item, ItemFn, ItemImpl, ItemMod, ItemTrait, Macro, Signature};
@@ -15,6 +15,7 @@ use syn::{TraitItemFn, Type, Visibility};
 use super::PRODUCT_CRATES;
 use super::profiles::Coverage;
 use crate::build;
+use crate::sources::{first_word, group_of, implemented, is_punct, rust_files};
 
 /// A public function.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,19 +94,6 @@ fn is_test(tests: &BTreeMap<PathBuf, Vec<RangeInclusive<usize>>>, file: &Path, l
     })
 }
 
-fn rust_files(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
-    for entry in fs::read_dir(folder).with_context(|| format!("reading {}", folder.display()))? {
-        let path = entry?.path();
-        if path.is_dir() {
-            rust_files(&path, files)?;
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            files.push(path);
-        }
-    }
-    files.sort();
-    Ok(())
-}
-
 /// `verbs::qp::post` of `qp/post.rs`
 fn module_of(name: &str, file: &Path) -> String {
     let path = file.with_extension("");
@@ -174,41 +162,6 @@ impl Visitor<'_> {
             }
         }
     }
-}
-
-fn group_of(token: Option<&TokenTree>, delimiter: Delimiter) -> Option<&Group> {
-    match token {
-        Some(TokenTree::Group(group)) if group.delimiter() == delimiter => Some(group),
-        _ => None,
-    }
-}
-
-fn is_punct(token: &TokenTree, wanted: char) -> bool {
-    matches!(token, TokenTree::Punct(found) if found.as_char() == wanted)
-}
-
-/// `name`, or `$name` if it is a macro parameter.
-fn first_word(tokens: &[TokenTree]) -> String {
-    let variable = tokens.first().is_some_and(|token| is_punct(token, '$'));
-    tokens[..tokens.len().min(1 + usize::from(variable))].iter().map(ToString::to_string).collect()
-}
-
-/// The type of an `impl`: the word after `for`, or the first after the generic parameters.
-fn implemented(tokens: &[TokenTree]) -> String {
-    let braces = tokens.iter().position(|token| group_of(Some(token), Delimiter::Brace).is_some());
-    let tokens = &tokens[..braces.unwrap_or(tokens.len())];
-    let is_for = |token: &TokenTree| matches!(token, TokenTree::Ident(word) if word == "for");
-    if let Some(at) = tokens.iter().position(is_for) {
-        return first_word(&tokens[at + 1..]);
-    }
-    let mut depth = 0;
-    let begin = tokens.iter().position(|token| {
-        depth += i32::from(is_punct(token, '<'));
-        let begins = depth == 0;
-        depth -= i32::from(is_punct(token, '>'));
-        begins
-    });
-    first_word(&tokens[begin.unwrap_or(tokens.len())..])
 }
 
 impl<'ast> Visit<'ast> for Visitor<'_> {

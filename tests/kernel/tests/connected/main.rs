@@ -48,6 +48,7 @@ kernel_tests! {
     mr_is_addressed_by_its_iova,
     rereg_mr_changes_access,
     rereg_mr_changes_access_of_raw_memory,
+    rereg_mr_changes_atomic_access,
     rereg_mr_changes_pd,
     many_mrs_coexist,
     flush_reaches_peer_memory,

@@ -227,6 +227,31 @@ pub(crate) fn rereg_mr_changes_access() -> Outcome {
     })
 }
 
+pub(crate) fn rereg_mr_changes_atomic_access() -> Outcome {
+    nothing_leaks(|| {
+        let pd = domain();
+        let atomic = Access::LOCAL_WRITE | Access::REMOTE_ATOMIC;
+        let mut theirs = region(&pd, &5u64.to_ne_bytes(), atomic);
+        let ours = region(&pd, &[0; 8], Access::LOCAL_WRITE);
+        // A violation ends its QPs, so that each operation has its own.
+        let add = |remote| {
+            let (mut a, _b) = pair(&pd, Plan::default());
+            let sges = [ours.sge(..).unwrap()];
+            execute(&mut a, request(61, Operation::FetchAdd { remote, add: 2 }, Payload::Sges(&sges)))
+        };
+        assert_eq!(add(theirs.remote(0).unwrap()), WcStatus::SUCCESS);
+        match theirs.set_access(Access::LOCAL_WRITE) {
+            Err(refused @ Error::Unsupported { verb: "rereg_mr", .. }) => return skip(refused.to_string()),
+            answer => answer.unwrap(),
+        }
+        assert_eq!(add(theirs.remote(0).unwrap()), WcStatus::REM_ACCESS_ERR);
+        theirs.set_access(atomic).unwrap();
+        assert_eq!(add(theirs.remote(0).unwrap()), WcStatus::SUCCESS);
+        assert_eq!(contents(&theirs), 9u64.to_ne_bytes());
+        Ok(bareverbs_kernel_tests::Completion::Completed)
+    })
+}
+
 pub(crate) fn rereg_mr_changes_access_of_raw_memory() -> Outcome {
     nothing_leaks(|| {
         let pd = domain();

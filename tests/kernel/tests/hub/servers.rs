@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use bareverbs::owned::server::{Client, Event, PeerId, Report, Server, ServerOptions, Waited};
-use bareverbs::owned::{Lease, Op, Part, Pending};
+use bareverbs::owned::{Endpoint, Lease, Op, Part, Pending};
 use bareverbs::{
     Access, AckTimeout, Buffer, ConnectAttr, CqInit, Error, Operation, Payload, Pd, QpInit, Rc, RecvRequest,
     Remote, RetryCount, SendFlags, SendRequest, SrqInit, WcStatus,
@@ -406,7 +406,12 @@ pub(crate) fn full_server_and_foreign_addresses_are_refused() {
         let mut foreign = other.address();
         foreign.recvs = 0;
         let refused = other.connect(&foreign).unwrap_err();
-        assert!(refused.to_string().contains("`recvs` is 0"), "{refused}");
+        assert!(refused.to_string().contains("`recvs` of the address is 0"), "{refused}");
+        let mut endpoint: Endpoint = Endpoint::new(&pd, 1, 1).unwrap();
+        let refused = other.connect(&endpoint.address()).unwrap_err();
+        assert!(refused.to_string().contains("such as that of an `Endpoint`"), "{refused}");
+        let refused = endpoint.connect(&other.address()).unwrap_err();
+        assert!(refused.to_string().contains("that of a `Server` or `Client`"), "{refused}");
         for (options, name) in [
             (Server::options().peers(0), "peers"),
             (Server::options().window(0), "window"),

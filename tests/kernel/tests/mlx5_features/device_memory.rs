@@ -4,7 +4,8 @@ use std::fs::File;
 use std::io::{Seek, SeekFrom};
 
 use bareverbs::{
-    Access, Context, Dm, DmInit, DmMr, Error, Feature, ObjectClass, Operation, Payload, RecvRequest, WcStatus,
+    Access, Context, Dm, DmInit, DmMr, Error, Feature, Imm, ObjectClass, Operation, Payload, RecvRequest,
+    WcStatus,
 };
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, Side, contents, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
@@ -61,6 +62,14 @@ pub(crate) fn peers_reach_device_memory_with_every_operation() {
         let add = Operation::FetchAdd { remote: theirs.remote(128).unwrap(), add: 5 };
         done(&mut a, add, &[ours.sge(..8).unwrap()]);
         assert_eq!(read(&dm, 128, 8), 5u64.to_ne_bytes());
+        let swap = Operation::CmpSwp { remote: theirs.remote(128).unwrap(), compare: 5, swap: 6 };
+        done(&mut a, swap, &[ours.sge(..8).unwrap()]);
+        assert_eq!(read(&dm, 128, 8), 6u64.to_ne_bytes());
+        b.recv(&[RecvRequest { wr_id: 4, sges: &[] }]).unwrap();
+        let write = Operation::WriteImm(theirs.remote(160).unwrap(), Imm(7));
+        done(&mut a, write, &[ours.sge(8..16).unwrap()]);
+        assert_eq!(b.completions(1)[0].imm(), Some(Imm(7)));
+        assert_eq!(read(&dm, 160, 8), contents(&ours)[8..]);
         // As the source and as the target of a message.
         b.recv(&[RecvRequest { wr_id: 2, sges: &[theirs.sge(192..208).unwrap()] }]).unwrap();
         done(&mut a, Operation::Send, &[theirs.sge(64..80).unwrap()]);

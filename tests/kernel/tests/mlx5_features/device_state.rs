@@ -1,7 +1,7 @@
 //! What the device keeps of the driver's objects, by the raw state of RDMA netlink.
 
 use bareverbs::netlink::{Owner, RawObject, RdmaNetlink};
-use bareverbs::{Access, Error, Mr};
+use bareverbs::{Access, CqInit, Error, Mr};
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::{domain, region};
 use bareverbs_kernel_tests::resources::nothing_leaks;
@@ -35,6 +35,25 @@ pub(crate) fn mkey_context(lkey: u32) -> Vec<u8> {
     let own = regions.iter().find(|listed| listed.lkey == Some(lkey)).unwrap();
     let dump = netlink.raw_state(device::name(), RawObject::Mr(own.number)).unwrap();
     object_segment(&dump)[MKEY_CONTEXT..][..64].to_vec()
+}
+
+/// Offset of the context in the output of QUERY_CQ, and of `log_cq_size` in it (`mlx5_ifc_cqc_bits`).
+const CQ_CONTEXT: usize = OUTPUT + 16;
+const LOG_CQ_SIZE: usize = 12;
+
+pub(crate) fn raw_state_of_a_cq_has_its_size() {
+    nothing_leaks(|| {
+        let context = domain().context().clone();
+        let mut netlink = RdmaNetlink::open().unwrap();
+        for depth in [200, 3000] {
+            let cq = context.create_cq(&CqInit::new(depth)).unwrap();
+            let listed = netlink.completion_queues(device::name()).unwrap();
+            let own = listed.iter().find(|listed| listed.cqe == cq.capacity()).unwrap();
+            let dump = netlink.raw_state(device::name(), RawObject::Cq(own.number)).unwrap();
+            let log_size = object_segment(&dump)[CQ_CONTEXT + LOG_CQ_SIZE] & 0x1f;
+            assert_eq!(1 << log_size, (cq.capacity() + 1).next_power_of_two(), "{own:?}");
+        }
+    });
 }
 
 /// The bits `relaxed_ordering_write` and `relaxed_ordering_read`.

@@ -46,6 +46,7 @@ use xrc::*;
 kernel_tests! {
     xrc_send_reaches_the_named_srq if device::xrc,
     xrc_carries_every_rc_operation if device::xrc,
+    xrc_operations_reach_odp_mr if device::xrc,
     xrc_domain_is_shared_by_file if device::xrc,
     xrcd_create_and_join_are_distinguished if device::xrc,
     xrc_srq_limit_event_is_raised_once if device::xrc,
@@ -124,6 +125,7 @@ kernel_tests! {
     ece_is_unsupported_without_the_capability if no_options,
     rate_limit_is_rejected_without_packet_pacing if no_rates,
     uc_rate_reaches_the_qp_context if uc_rates,
+    ud_rate_reaches_the_qp_context if ud_rates,
     raw_packets_keep_to_their_rate if device::raw_packets,
     raw_packet_qp_requires_cap_net_raw if device::raw_packets,
     raw_packets_are_unsupported_without_the_capability if device::no_raw_packets,
@@ -146,6 +148,7 @@ kernel_tests! {
     port_counters_count_packets_and_bytes if counted,
     armed_qps_migrate_to_the_alternate_path if apm,
     alternate_path_is_rejected_on_ethernet if device::ethernet,
+    raw_state_of_a_cq_has_its_size if device::connectx,
     relaxed_ordering_reaches_the_mkey if device::connectx,
     rxe_has_no_raw_state if device::soft_roce,
     dmabuf_mr_is_remotely_accessible,

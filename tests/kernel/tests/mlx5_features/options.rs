@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use bareverbs::netlink::{QpType, RawObject, RdmaNetlink};
 use bareverbs::{
-    Access, CqInit, Ece, Error, InitAttr, Operation, Payload, PortNum, QpAttr, QpAttrMask, QpInit, RateLimit,
-    RecvRequest, Uc, UcRtrAttr, WcStatus,
+    Access, CqInit, Ece, Error, InitAttr, Operation, Payload, PortNum, Qp, QpAttr, QpAttrMask, QpInit,
+    RateLimit, RecvRequest, Transport, Uc, UcRtrAttr, Ud, UdInitAttr, WcStatus,
 };
 use bareverbs_kernel_tests::device::{self, Requirement};
 use bareverbs_kernel_tests::loopback::{Plan, contents, domain, region, request, side};
@@ -101,9 +101,21 @@ pub(crate) fn rate_limit_is_rejected_without_packet_pacing() {
 /// # Errors
 /// If the device or its driver does not support it.
 pub(crate) fn uc_rates() -> Requirement {
+    rates_of(QpType::UC)
+}
+
+/// For tests of packet pacing for UD.
+///
+/// # Errors
+/// If the device or its driver does not support it.
+pub(crate) fn ud_rates() -> Requirement {
+    rates_of(QpType::UD)
+}
+
+fn rates_of(qp_type: QpType) -> Requirement {
     let reported = device::open().query_device().map_err(|error| error.to_string())?;
-    let has = reported.rate_limit_supported_qpts >> QpType::UC.0 & 1 != 0;
-    if has { Ok(()) } else { Err("the driver has no packet pacing for UC".to_owned()) }
+    let has = reported.rate_limit_supported_qpts >> qp_type.0 & 1 != 0;
+    if has { Ok(()) } else { Err(format!("the driver has no packet pacing for {qp_type:?}")) }
 }
 
 /// Offset of the QP context in the output of QUERY_QP, and of the rate table's index in it
@@ -129,20 +141,38 @@ pub(crate) fn uc_rate_reaches_the_qp_context() {
         qp.init(&InitAttr::new(1)).unwrap();
         qp.ready_to_receive(&UcRtrAttr::new(to.address, own)).unwrap();
         qp.ready_to_send(0).unwrap();
-        assert_eq!(rate_index(own), 0);
-        let limit = RateLimit { rate: 5000, max_burst: 8192, typical_packet: 1024 };
-        qp.set_rate_limit(&limit).unwrap();
-        let first = rate_index(own);
-        assert_ne!(first, 0);
-        // Another rate has another entry, and the same rate the same.
-        qp.set_rate_limit(&RateLimit { rate: 6000, ..limit }).unwrap();
-        assert_ne!(rate_index(own), 0);
-        assert_ne!(rate_index(own), first);
-        qp.set_rate_limit(&RateLimit::default()).unwrap();
-        assert_eq!(rate_index(own), 0);
-        let slow = qp.set_rate_limit(&RateLimit { rate: u32::MAX, ..limit }).unwrap_err();
-        assert!(matches!(slow, Error::Limit { .. }), "{slow}");
+        rates_reach_the_qp_context(&mut qp);
     });
+}
+
+pub(crate) fn ud_rate_reaches_the_qp_context() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let cq = pd.context().create_cq(&CqInit::new(16)).unwrap();
+        let mut qp = pd.create_qp::<Ud>(&QpInit::new(&cq, &cq)).unwrap();
+        qp.init(&UdInitAttr::new(1, 0x123)).unwrap();
+        qp.ready_to_receive().unwrap();
+        qp.ready_to_send(0).unwrap();
+        rates_reach_the_qp_context(&mut qp);
+    });
+}
+
+/// Sets and clears rates of a QP in RTS.
+fn rates_reach_the_qp_context<T: Transport>(qp: &mut Qp<T>) {
+    let own = qp.qp_num();
+    assert_eq!(rate_index(own), 0);
+    let limit = RateLimit { rate: 5000, max_burst: 8192, typical_packet: 1024 };
+    qp.set_rate_limit(&limit).unwrap();
+    let first = rate_index(own);
+    assert_ne!(first, 0);
+    // Another rate has another entry, and the same rate the same.
+    qp.set_rate_limit(&RateLimit { rate: 6000, ..limit }).unwrap();
+    assert_ne!(rate_index(own), 0);
+    assert_ne!(rate_index(own), first);
+    qp.set_rate_limit(&RateLimit::default()).unwrap();
+    assert_eq!(rate_index(own), 0);
+    let slow = qp.set_rate_limit(&RateLimit { rate: u32::MAX, ..limit }).unwrap_err();
+    assert!(matches!(slow, Error::Limit { .. }), "{slow}");
 }
 
 /// For tests that a rate limit is rejected as unsupported.

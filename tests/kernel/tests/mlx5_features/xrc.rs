@@ -10,9 +10,9 @@ use bareverbs::{
     WcOpcode, WcStatus, XrcOperation, XrcSend, XrcSrq, XrcSrqInit, XrcTarget, XrcTargetRtsAttr, Xrcd,
     XrcdShare,
 };
-use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, contents, domain, region, take};
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{Completion, Outcome, TIMEOUT, skip};
 use rustix::io::Errno;
 
 const CAP: QpCap =
@@ -63,10 +63,14 @@ const SLOT: usize = 64;
 
 impl Inbox {
     fn new(pd: &Pd, xrcd: &Xrcd, receives: u64) -> Self {
+        Self::with_access(pd, xrcd, receives, ALL_REMOTE)
+    }
+
+    fn with_access(pd: &Pd, xrcd: &Xrcd, receives: u64, access: Access) -> Self {
         let cq = pd.context().create_cq(&CqInit::new(64)).unwrap();
         let init = XrcSrqInit { srq: SrqInit::new(16), xrcd, cq: &cq };
         let srq = pd.create_xrc_srq(&init).unwrap();
-        let memory = region(pd, &[0; 16 * SLOT], ALL_REMOTE);
+        let memory = region(pd, &[0; 16 * SLOT], access);
         let mut inbox = Self { srq, cq, memory };
         inbox.post(0..receives);
         inbox
@@ -167,6 +171,43 @@ pub(crate) fn xrc_carries_every_rc_operation() {
         assert_eq!(contents(&theirs)[64..88], [&sum.to_ne_bytes()[..], &[5; 8], &[0; 8]].concat());
         assert_eq!(contents(&ours)[..8], sum.to_ne_bytes());
     });
+}
+
+pub(crate) fn xrc_operations_reach_odp_mr() -> Outcome {
+    if !domain().context().capabilities().odp {
+        return skip("the device does not page on demand");
+    }
+    nothing_leaks(|| {
+        let pd = domain();
+        let xrcd = pd.context().open_xrcd(XrcdShare::Private).unwrap();
+        let mut cq = pd.context().create_cq(&CqInit::new(64)).unwrap();
+        let mut inbox = Inbox::with_access(&pd, &xrcd, 4, ALL_REMOTE | Access::ON_DEMAND);
+        let (mut sender, _target) = connection(&pd, &cq, &xrcd);
+        // The device has no page of these regions before the first access.
+        let theirs = region(&pd, &[0; 64], ALL_REMOTE | Access::ON_DEMAND);
+        let ours = region(&pd, &7u64.to_ne_bytes(), Access::LOCAL_WRITE | Access::ON_DEMAND);
+        let remote = theirs.remote(8).unwrap();
+        for operation in [
+            Operation::Send,
+            Operation::Write(remote),
+            Operation::FetchAdd { remote, add: 2 },
+            Operation::Read(remote),
+        ] {
+            let request = SendRequest {
+                wr_id: 9,
+                operation: XrcOperation { remote_srq: inbox.srq.srq_num(), operation },
+                flags: SendFlags::SIGNALED,
+                payload: Payload::Sges(&[ours.sge(..).unwrap()]),
+            };
+            // SAFETY: the regions outlive the queue pair, and their bytes are only copied.
+            unsafe { sender.post_send(&[request]) }.unwrap();
+            assert_eq!(take(&mut cq, 1)[0].status, WcStatus::SUCCESS, "{operation:?}");
+        }
+        assert_eq!(contents(&theirs)[8..16], 9u64.to_ne_bytes());
+        assert_eq!(contents(&ours), 9u64.to_ne_bytes());
+        assert_eq!(inbox.next().2, 7u64.to_ne_bytes());
+    });
+    Ok(Completion::Completed)
 }
 
 /// A file that no other process uses.

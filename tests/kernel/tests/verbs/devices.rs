@@ -73,6 +73,16 @@ pub(crate) fn query_device_reports_limits() {
     assert_eq!(attr.node_guid, device::device().node_guid());
 }
 
+pub(crate) fn port_speed_is_reported_or_unsupported() {
+    let context = open();
+    match context.port_speed(1) {
+        Ok(speed) => assert!(context.capabilities().port_speed && speed > 0, "{speed} Mbit/s"),
+        Err(refused) => {
+            assert!(matches!(refused, Error::Unsupported { verb: "query_port_speed", .. }), "{refused}");
+        }
+    }
+}
+
 pub(crate) fn query_port_reports_state_and_mtu() {
     let port = open().query_port(1).unwrap();
     assert_eq!((port.state, port.max_mtu), (PortState::ACTIVE, Mtu::Mtu4096));

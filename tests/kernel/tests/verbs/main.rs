@@ -37,6 +37,7 @@ kernel_tests! {
     capabilities_are_those_of_the_kernel,
     query_device_reports_limits,
     query_port_reports_state_and_mtu,
+    port_speed_is_reported_or_unsupported,
     nonexistent_ports_are_rejected_with_the_valid_range,
     gid_table_contains_the_ip_address_and_the_default_is_ipv4 if device::ethernet,
     empty_and_out_of_range_gid_indices_are_rejected,

@@ -1553,6 +1553,25 @@ fn qp_of_a_dropped_endpoint_is_moved_to_err_if_sends_are_outstanding() {
 }
 
 #[test]
+fn failed_endpoint_is_closed_for_connect() {
+    let mut setup = Setup::new();
+    setup.endpoint.abort();
+    let connected = setup.endpoint.connect(&Address::new(Gid::default(), 1));
+    assert!(matches!(connected, Err(Error::Closed { verb: "Endpoint::connect", .. })), "{connected:?}");
+    let attr = QpAttr { qp_state: QpState::RTS, ..QpAttr::default() };
+    let connected = setup.endpoint.modify_qp(&attr, QpAttrMask::STATE);
+    assert!(matches!(connected, Err(Error::Closed { verb: "Endpoint::modify_qp", .. })), "{connected:?}");
+}
+
+#[test]
+fn endpoint_refuses_the_address_of_a_server() {
+    let mut setup = Setup::new();
+    let server = Address { flow_control: true, ..Address::new(Gid::default(), 1) };
+    let refused = setup.endpoint.connect(&server).unwrap_err();
+    assert!(refused.to_string().contains("that of a `Server` or `Client`"), "{refused}");
+}
+
+#[test]
 fn endpoint_whose_qp_was_destroyed_cannot_connect() {
     let test = || {
         let mut setup = Setup::new();

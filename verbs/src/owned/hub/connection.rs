@@ -128,8 +128,10 @@ impl<B, P: Provider> Connection<B, P> {
     /// posted before, sends only afterwards.
     ///
     /// # Errors
-    /// As for [`Qp::connect`].
+    /// [`Error::Invalid`] if `remote` is the address of a `Server` or `Client`. As for
+    /// [`Qp::connect`].
     pub fn connect(&self, remote: &Address) -> Result<()> {
+        remote.check_no_flow_control("Connection::connect")?;
         self.connect_and("Connection::connect", remote, |_| ())
     }
 

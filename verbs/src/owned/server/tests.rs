@@ -370,7 +370,7 @@ fn shutdown_wakes_the_reader_of_a_server_without_peers() {
 fn connect_after_the_shutdown_is_refused() {
     let setup = Setup::with(|_| ());
     drop(setup.server.handle.shutdown());
-    let remote = Address { recvs: WINDOW, ..Address::new(crate::Gid::default(), 1) };
+    let remote = Address { recvs: WINDOW, flow_control: true, ..Address::new(crate::Gid::default(), 1) };
     let refused = setup.server.handle.connect("test", setup.peer, &remote).unwrap_err();
     assert!(matches!(refused, Error::Closed { verb: "test", .. }), "{refused}");
 }
@@ -1068,10 +1068,19 @@ fn peer_that_is_admitted_while_the_server_is_shut_down_is_refused() {
 fn window_of_a_peer_that_is_out_of_range_is_refused() {
     let setup = Setup::with(|_| ());
     for recvs in [0, super::flow::MAX_WINDOW + 1, u32::MAX] {
-        let remote = Address { recvs, ..Address::new(crate::Gid::default(), 1) };
+        let remote = Address { recvs, flow_control: true, ..Address::new(crate::Gid::default(), 1) };
         let refused = setup.server.handle.connect("test", setup.peer, &remote).unwrap_err();
-        assert!(matches!(refused, Error::Invalid { verb: "test", .. }), "{refused}");
+        assert!(refused.to_string().contains("`recvs`"), "{refused}");
     }
+}
+
+#[test]
+fn address_without_flow_control_is_refused() {
+    let setup = Setup::with(|_| ());
+    let endpoint = Address { recvs: WINDOW, ..Address::new(crate::Gid::default(), 1) };
+    let refused = setup.server.handle.connect("test", setup.peer, &endpoint).unwrap_err();
+    assert!(matches!(refused, Error::Invalid { verb: "test", .. }), "{refused}");
+    assert!(refused.to_string().contains("such as that of an `Endpoint`"), "{refused}");
 }
 
 #[test]

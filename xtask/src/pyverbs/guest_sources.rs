@@ -1,0 +1,160 @@
+//! The sources of the guest tests: what a test requires, and which words it contains.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+use std::str::FromStr;
+
+use anyhow::{Context, Result};
+use proc_macro2::{TokenStream, TokenTree};
+
+use crate::build;
+use crate::sources::rust_files;
+
+/// Requirements of tests that no released kernel of the lab meets, with the kernel's option for it.
+pub(super) const UNMET: &[(&str, &str)] = &[("dma_handles", "CONFIG_PCIE_TPH")];
+
+/// The folders with a folder or a file for each test binary.
+const FOLDERS: [&str; 3] = ["tests/kernel/tests", "tests/interop/tests", "tests/soak/tests"];
+
+/// A test binary's sources.
+#[derive(Default)]
+struct Binary {
+    /// The requirement of each test that has one.
+    requirements: BTreeMap<String, String>,
+    /// The words of each function, its name among them.
+    words: BTreeMap<String, BTreeSet<String>>,
+}
+
+/// By the name of the test binary.
+#[derive(Default)]
+pub(super) struct GuestSources(BTreeMap<String, Binary>);
+
+impl GuestSources {
+    pub(super) fn read() -> Result<Self> {
+        let mut sources = Self::default();
+        for folder in FOLDERS {
+            let folder = build::workspace().join(folder);
+            let mut files = Vec::new();
+            rust_files(&folder, &mut files)?;
+            for file in files {
+                let first = file.strip_prefix(&folder)?.iter().next().context("a file in the folder")?;
+                let binary = Path::new(first).with_extension("").display().to_string();
+                let text =
+                    fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
+                sources.add(&binary, &text).with_context(|| format!("parsing {}", file.display()))?;
+            }
+        }
+        Ok(sources)
+    }
+
+    pub(super) fn add(&mut self, binary: &str, text: &str) -> Result<()> {
+        let tokens = TokenStream::from_str(text).map_err(|error| anyhow::anyhow!("{error}"))?;
+        self.0.entry(binary.to_owned()).or_default().read(tokens);
+        Ok(())
+    }
+
+    /// The requirement of a test, by its title: `binary::test`.
+    pub(super) fn requirement(&self, title: &str) -> Option<&str> {
+        let (binary, test) = title.split_once("::")?;
+        Some(self.0.get(binary)?.requirements.get(test)?)
+    }
+
+    /// Whether a test, or a function of its binary that it calls, contains a word that contains one
+    /// of `parts`, in any case.
+    pub(super) fn mentions(&self, title: &str, parts: &[&str]) -> bool {
+        let Some((binary, test)) = title.split_once("::") else { return false };
+        let Some(binary) = self.0.get(binary) else { return false };
+        let has = |word: &String| parts.iter().any(|part| word.to_lowercase().contains(part));
+        binary.reached(test.rsplit("::").next().unwrap_or(test)).iter().any(has)
+    }
+}
+
+impl Binary {
+    /// Enters the functions, and the list of tests of `kernel_tests!`.
+    fn read(&mut self, tokens: TokenStream) {
+        let tokens: Vec<_> = tokens.into_iter().collect();
+        let mut function = None;
+        for (at, token) in tokens.iter().enumerate() {
+            match token {
+                TokenTree::Ident(word) if word == "fn" => {
+                    function = tokens.get(at + 1).map(ToString::to_string);
+                }
+                TokenTree::Ident(word) if word == "if" && at > 0 => self.require(&tokens, at),
+                TokenTree::Group(group) => match &function {
+                    Some(name) => {
+                        let words = self.words.entry(name.clone()).or_default();
+                        words.insert(name.clone());
+                        collect(group.stream(), words);
+                    }
+                    None => self.read(group.stream()),
+                },
+                _ => {}
+            }
+            let ends = matches!(token, TokenTree::Group(group) if group.delimiter() == proc_macro2::Delimiter::Brace);
+            if ends {
+                function = None;
+            }
+        }
+    }
+
+    /// Enters `test if path::requirement,`.
+    fn require(&mut self, tokens: &[TokenTree], at: usize) {
+        let path = tokens[at + 1..].iter().take_while(|token| token.to_string() != ",");
+        if let Some(requirement) = path.last() {
+            self.requirements.insert(tokens[at - 1].to_string(), requirement.to_string());
+        }
+    }
+
+    /// The words of a function and of the functions of this binary that it names.
+    fn reached(&self, function: &str) -> BTreeSet<String> {
+        let mut reached = BTreeSet::new();
+        let mut open = vec![function.to_owned()];
+        while let Some(name) = open.pop() {
+            for word in self.words.get(&name).into_iter().flatten() {
+                if reached.insert(word.clone()) && self.words.contains_key(word) {
+                    open.push(word.clone());
+                }
+            }
+        }
+        reached
+    }
+}
+
+fn collect(tokens: TokenStream, words: &mut BTreeSet<String>) {
+    for token in tokens {
+        match token {
+            TokenTree::Ident(word) => {
+                words.insert(word.to_string());
+            }
+            TokenTree::Literal(text) => {
+                words.insert(text.to_string());
+            }
+            TokenTree::Group(group) => collect(group.stream(), words),
+            TokenTree::Punct(_) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requirements_and_words_of_tests_are_read() {
+        let mut sources = GuestSources::default();
+        let main = "kernel_tests! { plain, hinted if dma_handles, pathed if device::xrc, }";
+        let module = "pub(crate) fn plain() { nothing_leaks(|| { helper(); }); }
+            fn helper() { context.port_speed(1) }
+            pub(crate) fn hinted() -> Outcome { other(\"Words\") }";
+        sources.add("verbs", main).unwrap();
+        sources.add("verbs", module).unwrap();
+        assert_eq!(sources.requirement("verbs::hinted"), Some("dma_handles"));
+        assert_eq!(sources.requirement("verbs::pathed"), Some("xrc"));
+        assert_eq!(sources.requirement("verbs::plain"), None);
+        assert!(sources.mentions("verbs::plain", &["port_speed"]));
+        assert!(sources.mentions("verbs::hinted", &["words"]));
+        assert!(!sources.mentions("verbs::hinted", &["port_speed"]));
+        assert!(!sources.mentions("verbs::gone", &["port_speed"]));
+    }
+}
