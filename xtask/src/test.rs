@@ -79,6 +79,11 @@ impl Test {
             println!("FAILED without a kernel: {name}");
         }
         totals.add(&table);
+        let refuted = pyverbs::refuted(&table)?;
+        for line in &refuted {
+            println!("FAILED: {line}");
+        }
+        totals.failed += refuted.len();
         let Totals { passed, failed, skipped } = totals;
         let seconds = begin.elapsed().as_secs();
         println!(
