@@ -98,6 +98,12 @@ impl Table {
             .collect()
     }
 
+    /// Whether a test was skipped on a kernel.
+    pub(crate) fn is_skipped(&self, kernel: &str, title: &str) -> bool {
+        let entry = self.rows.get(title).and_then(|row| row.get(kernel));
+        matches!(entry, Some(Entry { outcome: Outcome::Skipped(_), .. }))
+    }
+
     pub(crate) fn print(&self) {
         heading("By test and kernel");
         let width = self.rows.keys().map(String::len).max().unwrap_or(0).max(4);

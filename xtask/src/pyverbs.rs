@@ -3,6 +3,7 @@
 mod guest_sources;
 mod hca;
 mod keywords;
+mod passing;
 mod reasons;
 mod suite;
 mod table;
@@ -18,9 +19,11 @@ use clap::Args;
 
 use crate::print::heading;
 use crate::{build, c_functions, guest_tests, lab};
-use guest_sources::{GuestSources, UNMET};
+use guest_sources::GuestSources;
 use keywords::KEYWORDS;
-use reasons::{Basis, REASONS};
+use passing::Passing;
+pub(crate) use passing::refuted;
+use reasons::REASONS;
 use table::{KERNELS, OwnTests, Row, Table};
 
 #[derive(Args)]
@@ -98,6 +101,8 @@ pub(crate) fn check(rdma_core: &RdmaCore, ours: &[String]) -> Result<()> {
 struct Facts {
     /// The guest tests.
     ours: BTreeSet<String>,
+    /// Where they pass.
+    passing: Passing,
     sources: GuestSources,
     /// The C functions that have an item.
     implemented: BTreeSet<String>,
@@ -112,6 +117,7 @@ impl Facts {
         let config = |series: Series| Kernel::debian(&cache, &tools, series, false)?.config();
         Ok(Self {
             ours: ours.iter().cloned().collect(),
+            passing: passing::read()?,
             sources: GuestSources::read()?,
             implemented: c_functions::implemented()?,
             configs: KERNELS.into_iter().map(config).collect::<Result<_>>()?,
@@ -122,9 +128,8 @@ impl Facts {
     fn of_tests(&self, id: &str, names: &[String]) -> Vec<String> {
         let missing = names.iter().filter(|name| !self.ours.contains(*name));
         let mut faults: Vec<_> = missing.map(|name| format!("{id}: test {name} does not exist")).collect();
-        if names.iter().all(|name| self.is_skipped_everywhere(name)) {
-            faults.push(format!("{id}: its tests are skipped on every kernel"));
-        }
+        let unrun = names.iter().filter(|name| !self.passing.contains_key(*name));
+        faults.extend(unrun.map(|name| format!("{id}: passing.txt doesn't say where test {name} passes")));
         for (part, words) in KEYWORDS {
             if id.contains(part) && !names.iter().any(|name| self.sources.mentions(name, words)) {
                 faults.push(format!("{id}: its tests contain none of {}", words.join(", ")));
@@ -133,12 +138,7 @@ impl Facts {
         faults
     }
 
-    fn is_skipped_everywhere(&self, name: &str) -> bool {
-        let requirement = self.sources.requirement(name);
-        UNMET.iter().any(|(unmet, _)| requirement == Some(unmet))
-    }
-
-    /// The violations of the lists of reasons and of unmet requirements.
+    /// The violations of the lists. `used` are the tests and the reasons of the rows.
     fn of_lists(&self, used: &BTreeSet<&str>) -> Vec<String> {
         let mut faults = Vec::new();
         for (reason, basis) in REASONS {
@@ -149,12 +149,8 @@ impl Facts {
                 faults.push(format!("`{reason}` is no reason: {refutation}"));
             }
         }
-        let met = |option: &'static str| {
-            reasons::refutation(&Basis::NoOption(option), &self.implemented, &self.configs)
-        };
-        faults.extend(UNMET.iter().filter_map(|(unmet, option)| {
-            met(option).map(|refutation| format!("the requirement `{unmet}` may be met: {refutation}"))
-        }));
+        let unused = self.passing.keys().filter(|title| !used.contains(title.as_str()));
+        faults.extend(unused.map(|title| format!("passing.txt: no row names {title}")));
         faults
     }
 }
@@ -173,13 +169,16 @@ fn disagreements(table: &Table, shipped: &BTreeSet<String>, facts: &Facts) -> Ve
     let mut used = BTreeSet::new();
     for row in table.rows() {
         match &row.ours {
-            OwnTests::Tests(names) => disagreements.extend(facts.of_tests(&row.id, names)),
+            OwnTests::Tests(names) => {
+                used.extend(names.iter().map(String::as_str));
+                disagreements.extend(facts.of_tests(&row.id, names));
+            }
             OwnTests::None(reason) if REASONS.iter().any(|(known, _)| known == reason) => {
                 used.insert(reason.as_str());
             }
             OwnTests::None(reason) => disagreements.push(format!("{}: `{reason}` is not in REASONS", row.id)),
             OwnTests::Unknown => {
-                disagreements.push(format!("{}: the row names no test and no reason", row.id))
+                disagreements.push(format!("{}: the row names no test and no reason", row.id));
             }
         }
     }
@@ -318,11 +317,11 @@ mod tests {
         Row { ours, ..Row::new(id) }
     }
 
-    /// A library whose tests are `verbs::one` and `verbs::hinted`.
+    /// The tests `verbs::one`, and `verbs::hinted`, which passes nowhere.
     fn facts() -> Facts {
         let mut facts = Facts { ours: ids(&["verbs::one", "verbs::hinted"]), ..Facts::default() };
-        let source = "kernel_tests! { one, hinted if dma_handles, }
-            fn one() { srq.resize() } fn hinted() { alloc_dmah() }";
+        facts.passing.insert("verbs::one".to_owned(), vec!["7.2".to_owned()]);
+        let source = "fn one() { srq.resize() } fn hinted() { alloc_dmah() }";
         facts.sources.add("verbs", source).unwrap();
         facts
     }
@@ -331,7 +330,9 @@ mod tests {
     fn faults_of(rows: Vec<Row>) -> Vec<String> {
         let shipped = rows.iter().map(|row| row.id.clone()).collect();
         let mut faults = disagreements(&Table { passing: rows, ..Table::default() }, &shipped, &facts());
-        faults.retain(|fault| !fault.starts_with("no row has the reason"));
+        faults.retain(|fault| {
+            !fault.starts_with("no row has the reason") && !fault.starts_with("passing.txt:")
+        });
         faults
     }
 
@@ -374,9 +375,10 @@ mod tests {
         ];
         let expected = [
             "test_a.A.test_1: test verbs::gone does not exist",
+            "test_a.A.test_1: passing.txt doesn't say where test verbs::gone passes",
             "test_a.A.test_2: the row names no test and no reason",
             "test_a.A.test_3: `rdma_cm is not implemented` is not in REASONS",
-            "test_a.A.test_4: its tests are skipped on every kernel",
+            "test_a.A.test_4: passing.txt doesn't say where test verbs::hinted passes",
             "test_a.A.test_query_port_speed: its tests contain none of query_port, port_speed",
             "test_a.A.test_query_port_speed: its tests contain none of port_speed",
         ];
@@ -392,9 +394,11 @@ mod tests {
         };
         let faults = facts.of_lists(&BTreeSet::new());
         for fault in [
+            "passing.txt: no row names verbs::one",
             "no row has the reason `needs an NVIDIA GPU`",
             "`tag matching is not implemented` is no reason: ibv_post_srq_ops has an item",
-            "the requirement `dma_handles` may be met: a kernel has CONFIG_PCIE_TPH",
+            "`DMA handles need CONFIG_PCIE_TPH, which the lab's kernels lack` is no reason: a kernel has \
+             CONFIG_PCIE_TPH",
         ] {
             assert!(faults.iter().any(|found| found == fault), "{fault}");
         }

@@ -87,6 +87,11 @@ impl Test {
             println!("FAILED without a kernel: {name}");
         }
         totals.add(&table);
+        let refuted = pyverbs::refuted(&table)?;
+        for line in &refuted {
+            println!("FAILED: {line}");
+        }
+        totals.failed += refuted.len();
         Ok(self.conclude(totals, &flaky, &table.flaky(), begin))
     }
 

@@ -47,9 +47,9 @@ pub struct Address {
     /// Whether the QP permits RDMA writes of its peer ([`Access::REMOTE_WRITE`](crate::Access)). A
     /// [keepalive](crate::owned::EndpointOptions::keepalive) is such a write, of length 0.
     pub remote_write: bool,
-    /// Whether the QP belongs to a [`Server`](crate::owned::Server) or a
-    /// [`Client`](crate::owned::Client), whose messages carry flow control. These connect to each
-    /// other only.
+    /// Whether the QP belongs to a [`Server`](crate::owned::server::Server) or a
+    /// [`Client`](crate::owned::server::Client), whose messages carry flow control. These connect to
+    /// each other only.
     pub flow_control: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The sources of the guest tests: what a test requires, and which words it contains.
+//! The sources of the guest tests: which words a test contains.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -11,20 +11,12 @@ use proc_macro2::{TokenStream, TokenTree};
 use crate::build;
 use crate::sources::rust_files;
 
-/// Requirements of tests that no released kernel of the lab meets, with the kernel's option for it.
-pub(super) const UNMET: &[(&str, &str)] = &[("dma_handles", "CONFIG_PCIE_TPH")];
-
 /// The folders with a folder or a file for each test binary.
 const FOLDERS: [&str; 3] = ["tests/kernel/tests", "tests/interop/tests", "tests/soak/tests"];
 
-/// A test binary's sources.
+/// The words of each function of a test binary, its name among them.
 #[derive(Default)]
-struct Binary {
-    /// The requirement of each test that has one.
-    requirements: BTreeMap<String, String>,
-    /// The words of each function, its name among them.
-    words: BTreeMap<String, BTreeSet<String>>,
-}
+struct Binary(BTreeMap<String, BTreeSet<String>>);
 
 /// By the name of the test binary.
 #[derive(Default)]
@@ -54,12 +46,6 @@ impl GuestSources {
         Ok(())
     }
 
-    /// The requirement of a test, by its title: `binary::test`.
-    pub(super) fn requirement(&self, title: &str) -> Option<&str> {
-        let (binary, test) = title.split_once("::")?;
-        Some(self.0.get(binary)?.requirements.get(test)?)
-    }
-
     /// Whether a test, or a function of its binary that it calls, contains a word that contains one
     /// of `parts`, in any case.
     pub(super) fn mentions(&self, title: &str, parts: &[&str]) -> bool {
@@ -71,7 +57,7 @@ impl GuestSources {
 }
 
 impl Binary {
-    /// Enters the functions, and the list of tests of `kernel_tests!`.
+    /// Enters the functions.
     fn read(&mut self, tokens: TokenStream) {
         let tokens: Vec<_> = tokens.into_iter().collect();
         let mut function = None;
@@ -80,10 +66,9 @@ impl Binary {
                 TokenTree::Ident(word) if word == "fn" => {
                     function = tokens.get(at + 1).map(ToString::to_string);
                 }
-                TokenTree::Ident(word) if word == "if" && at > 0 => self.require(&tokens, at),
                 TokenTree::Group(group) => match &function {
                     Some(name) => {
-                        let words = self.words.entry(name.clone()).or_default();
+                        let words = self.0.entry(name.clone()).or_default();
                         words.insert(name.clone());
                         collect(group.stream(), words);
                     }
@@ -98,21 +83,13 @@ impl Binary {
         }
     }
 
-    /// Enters `test if path::requirement,`.
-    fn require(&mut self, tokens: &[TokenTree], at: usize) {
-        let path = tokens[at + 1..].iter().take_while(|token| token.to_string() != ",");
-        if let Some(requirement) = path.last() {
-            self.requirements.insert(tokens[at - 1].to_string(), requirement.to_string());
-        }
-    }
-
     /// The words of a function and of the functions of this binary that it names.
     fn reached(&self, function: &str) -> BTreeSet<String> {
         let mut reached = BTreeSet::new();
         let mut open = vec![function.to_owned()];
         while let Some(name) = open.pop() {
-            for word in self.words.get(&name).into_iter().flatten() {
-                if reached.insert(word.clone()) && self.words.contains_key(word) {
+            for word in self.0.get(&name).into_iter().flatten() {
+                if reached.insert(word.clone()) && self.0.contains_key(word) {
                     open.push(word.clone());
                 }
             }
@@ -141,17 +118,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requirements_and_words_of_tests_are_read() {
+    fn words_of_tests_and_their_helpers_are_found() {
         let mut sources = GuestSources::default();
-        let main = "kernel_tests! { plain, hinted if dma_handles, pathed if device::xrc, }";
-        let module = "pub(crate) fn plain() { nothing_leaks(|| { helper(); }); }
+        let module = "kernel_tests! { plain, hinted if dma_handles, }
+            pub(crate) fn plain() { nothing_leaks(|| { helper(); }); }
             fn helper() { context.port_speed(1) }
             pub(crate) fn hinted() -> Outcome { other(\"Words\") }";
-        sources.add("verbs", main).unwrap();
         sources.add("verbs", module).unwrap();
-        assert_eq!(sources.requirement("verbs::hinted"), Some("dma_handles"));
-        assert_eq!(sources.requirement("verbs::pathed"), Some("xrc"));
-        assert_eq!(sources.requirement("verbs::plain"), None);
         assert!(sources.mentions("verbs::plain", &["port_speed"]));
         assert!(sources.mentions("verbs::hinted", &["words"]));
         assert!(!sources.mentions("verbs::hinted", &["port_speed"]));
