@@ -40,6 +40,7 @@ mod udpong;
 mod xrc_client_server;
 
 use std::ffi::OsString;
+use std::io::{ErrorKind, Write as _};
 
 use clap::Parser;
 
@@ -54,7 +55,11 @@ const NOT_MET: u8 = 3;
 /// Runs the program: arguments in, exit status out.
 #[must_use]
 pub fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
-    let result = match Cli::parse_from(arguments).command {
+    let cli = match Cli::try_parse_from(arguments) {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
+    let result = match cli.command {
         Command::Devices(options) => devices::list(&options),
         Command::Devinfo(options) => devinfo::show(&options),
         Command::Asyncwatch(options) => asyncwatch::watch(&options),
@@ -101,11 +106,20 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
     };
     match result {
         Ok(()) => 0,
+        Err(error) if output::is_closed(&error) => output::CLOSED,
         Err(error) => {
             output::diagnostic(&format!("bareverbs: {error:#}"));
             let interrupted = error.chain().find_map(|cause| cause.downcast_ref::<Interrupted>());
             let not_met = error.is::<NotMet>().then_some(NOT_MET);
             interrupted.map_or(not_met.unwrap_or(1), |interrupted| interrupted.exit_status())
         }
+    }
+}
+
+/// Prints the help, the version or an error of the command line. Returns the exit status.
+fn usage(error: &clap::Error) -> u8 {
+    match error.print().and_then(|()| std::io::stdout().flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => output::CLOSED,
+        _ => u8::try_from(error.exit_code()).unwrap_or(1),
     }
 }

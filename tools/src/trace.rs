@@ -51,6 +51,9 @@ pub(crate) fn run(options: &Trace) -> Result<u8> {
         };
     }
     failed = failed.and_then(|()| out.flush());
+    if options.output.is_none() {
+        failed = failed.map_err(output::of_output);
+    }
     failed = failed.and_then(|()| recording.map_or(Ok(()), |mut file| file.flush()));
     failed.context("cannot write the trace")?;
     Ok(match end {
