@@ -17,7 +17,7 @@ mod text;
 
 use bareverbs_uapi::abi::AbiStruct;
 use bareverbs_uapi::decode::{Memory, NoMemory};
-use bareverbs_uapi::ioctl::Header;
+use bareverbs_uapi::ioctl::{Attribute, Header};
 use bareverbs_uapi::netlink::{MessageHeader, messages};
 use bareverbs_uapi::print::{Hex, Struct};
 use bareverbs_uapi::rdma_cm::{self, GetEvent};
@@ -105,6 +105,54 @@ pub fn decode_with(message: Message, bytes: &[u8], driver: Driver, memory: &dyn 
         Message::CompletionEvent => events(message, bytes, &CompEventDesc::INFO),
         Message::AsyncEvent => events(message, bytes, &AsyncEventDesc::INFO),
     }
+}
+
+impl Found {
+    /// Decodes it as a message of that kind. Its text, and `truncated` of its fields, say whether
+    /// strace left out a part. The buffer after the call follows `=>` in the text and is the field
+    /// `after`.
+    #[must_use]
+    pub fn decode(&self, message: Message) -> Decoded {
+        let mut decoded = match message {
+            _ if !self.truncated => decode(message, &self.bytes),
+            Message::Ioctl => of_truncated_ioctl(&self.bytes),
+            _ => marked(decode(message, &self.bytes), TRUNCATED),
+        };
+        if let Some(after) = &self.after {
+            let found = Self { message: None, bytes: after.clone(), after: None, truncated: self.truncated };
+            let after = found.decode(message);
+            decoded.text += &format!(" => {}", after.text);
+            decoded.value.insert("after".to_owned(), serde_json::json!(after));
+        }
+        decoded
+    }
+}
+
+/// The remark at a message whose end strace left out.
+const TRUNCATED: &str = "truncated by strace: use its option -s 65536";
+
+fn marked(mut decoded: Decoded, remark: &str) -> Decoded {
+    decoded.text += &format!(" <{remark}>");
+    decoded.value.insert("truncated".to_owned(), true.into());
+    decoded
+}
+
+/// An ioctl without some of its attributes. `strace -v` prints the header only, else the address.
+fn of_truncated_ioctl(bytes: &[u8]) -> Decoded {
+    if bytes.is_empty() {
+        let nothing = new(Message::Ioctl, None, "ioctl".to_owned(), json::Object::new());
+        return marked(nothing, "strace printed only its address");
+    }
+    let Ok((mut header, attributes)) = Header::read_from_prefix(bytes) else {
+        return marked(of_ioctl(bytes, &NoMemory), TRUNCATED);
+    };
+    let all = header.num_attrs;
+    header.num_attrs = all.min((attributes.len() / size_of::<Attribute>()) as u16);
+    let attributes = &attributes[..usize::from(header.num_attrs) * size_of::<Attribute>()];
+    header.length = (size_of::<Header>() + attributes.len()) as u16;
+    let remark =
+        format!("strace printed {} of {all} attributes: `bareverbs trace` records all", header.num_attrs);
+    marked(of_ioctl(&[header.as_bytes(), attributes].concat(), &NoMemory), &remark)
 }
 
 /// The kind of a message by its header: its lengths and numbers must fit. Events have none.

@@ -1,7 +1,7 @@
 //! `bareverbs decode`: the kernel's RDMA messages as names and values.
 
 use anyhow::{Context as _, Result, ensure};
-use bareverbs_conform::decode::{Form, Found, Message, decode, guess, messages_of_text};
+use bareverbs_conform::decode::{Form, Found, Message, guess, messages_of_text};
 
 use crate::cli::conform::{Decode, InputForm, MessageKind, TextOrJson};
 use crate::{dump, output};
@@ -23,17 +23,11 @@ fn describe(input: Vec<u8>, kind: MessageKind, from: InputForm, format: TextOrJs
                 "the bytes don't show what they are: name the kind, for example `bareverbs decode write`",
             )?,
         };
-        let decoded = decode(message, &found.bytes);
+        let decoded = found.decode(message);
         text += &match format {
-            TextOrJson::Text if found.bytes.is_empty() => {
-                "ioctl <strace printed only its address>".to_owned()
-            }
             TextOrJson::Text => decoded.text,
             TextOrJson::Json => serde_json::to_string(&decoded)?,
         };
-        if found.truncated && !found.bytes.is_empty() && format == TextOrJson::Text {
-            text += " <truncated by strace: use its option -s 65536>";
-        }
         text.push('\n');
     }
     Ok(text)
@@ -47,7 +41,7 @@ fn messages(input: Vec<u8>, form: InputForm) -> Result<Vec<Found>> {
         _ => Some(std::str::from_utf8(&input).context("the input is not text")?),
     };
     let Some(text) = text else {
-        return Ok(vec![Found { message: guess(&input), bytes: input, truncated: false }]);
+        return Ok(vec![Found { message: guess(&input), bytes: input, after: None, truncated: false }]);
     };
     let form = match form {
         InputForm::Auto | InputForm::Raw => Form::of(text),
@@ -126,6 +120,33 @@ mod tests {
         );
         let only = auto(text[0]).unwrap_err().to_string();
         assert!(only.contains("bareverbs trace"), "{only}");
+    }
+
+    /// Lines of `strace -v` 7.2 and `strace -f` 7.2.
+    #[test]
+    fn buffers_before_and_after_an_ioctl_are_separate_in_text_and_json() {
+        let header = r"\x28\x00\x00\x00\x01\x00\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x08\x00\x00\x00";
+        let arrow = format!(
+            "ioctl(3, RDMA_VERBS_IOCTL, \"{header}\\x00\\x00\\x00\\x00\" => \
+             \"{header}\\x01\\x00\\x00\\x00\") = 0\n"
+        );
+        let lines = arrow + "ioctl(3, RDMA_VERBS_IOCTL, 0x7ffd35dd9de0) = 0\n";
+        let shown =
+            |format| describe(lines.clone().into(), MessageKind::Auto, InputForm::Strace, format).unwrap();
+        let text = shown(TextOrJson::Text);
+        let text: Vec<_> = text.lines().collect();
+        assert_eq!(text.len(), 2);
+        assert_eq!(text[0].matches("<strace printed 0 of 1 attributes").count(), 2, "{}", text[0]);
+        assert!(text[0].contains("> => ") && !text[0].contains("malformed"), "{}", text[0]);
+        assert_eq!(text[1], "ioctl <strace printed only its address>");
+        let json = shown(TextOrJson::Json);
+        let json: Vec<serde_json::Value> =
+            json.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        for value in [&json[0], &json[0]["after"]] {
+            assert_eq!((&value["truncated"], &value["attributes"]), (&true.into(), &serde_json::json!([])));
+        }
+        assert_eq!(json[0]["text"], text[0]);
+        assert_eq!(json[1], serde_json::json!({"kind": "ioctl", "text": text[1], "truncated": true}));
     }
 
     #[test]

@@ -40,6 +40,7 @@ mod udpong;
 mod xrc_client_server;
 
 use std::ffi::OsString;
+use std::io::{ErrorKind, Write as _};
 
 use clap::Parser;
 
@@ -53,7 +54,11 @@ const NOT_MET: u8 = 3;
 /// Runs the program: arguments in, exit status out.
 #[must_use]
 pub fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
-    let result = match Cli::parse_from(arguments).command {
+    let cli = match Cli::try_parse_from(arguments) {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
+    let result = match cli.command {
         Command::Devices(options) => devices::list(&options),
         Command::Devinfo(options) => devinfo::show(&options),
         Command::Asyncwatch(options) => asyncwatch::watch(&options),
@@ -100,10 +105,22 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
     };
     // A signal that arrives after the last result counts, too.
     let Err(error) = result.and_then(|()| Ok(signal::check()?)) else { return 0 };
+    let interrupted = signal::check().err();
+    if interrupted.is_none() && output::is_closed(&error) {
+        return output::CLOSED;
+    }
     output::diagnostic(&format!("bareverbs: {error:#}"));
-    match signal::check() {
-        Err(interrupted) => interrupted.exit_status(),
-        Ok(()) if error.is::<NotMet>() => NOT_MET,
-        Ok(()) => 1,
+    match interrupted {
+        Some(interrupted) => interrupted.exit_status(),
+        None if error.is::<NotMet>() => NOT_MET,
+        None => 1,
+    }
+}
+
+/// Prints the help, the version or an error of the command line. Returns the exit status.
+fn usage(error: &clap::Error) -> u8 {
+    match error.print().and_then(|()| std::io::stdout().flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => output::CLOSED,
+        _ => u8::try_from(error.exit_code()).unwrap_or(1),
     }
 }

@@ -61,6 +61,9 @@ pub(crate) fn run(options: &Trace) -> Result<u8> {
         };
     }
     failed = failed.and_then(|()| out.flush());
+    if options.output.is_none() {
+        failed = failed.map_err(output::of_output);
+    }
     drop(out);
     failed = failed.and_then(|()| file.map_or(Ok(()), output::close));
     failed = failed.and_then(|()| recording.map_or(Ok(()), |file| output::close(file.into_inner()?)));

@@ -110,6 +110,41 @@ fn errors_of_written_files_are_reported() {
     assert!(!output.status.success() && text.contains("cannot write"), "{text}");
 }
 
+/// Runs the program with a standard output whose reader has closed it. Returns its exit status and
+/// standard error.
+fn run_into_closed_pipe(args: &[&str]) -> (Option<i32>, String) {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_bareverbs"));
+    let output = command.args(args).stdout(writer).output().expect("the program starts");
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[test]
+fn closed_output_ends_every_command_silently() {
+    let file = std::env::temp_dir().join(format!("bareverbs-closed-{}", std::process::id()));
+    std::fs::write(&file, [4, 0, 0, 0, 3, 0, 0, 0, 7, 0, 0, 0]).unwrap();
+    let path = file.to_str().unwrap();
+    for args in [
+        &["devices"][..],
+        &["devices", "--json"],
+        &["devinfo", "--list"],
+        &["devinfo", "--list", "--json"],
+        &["completions", "bash"],
+        &["man"],
+        &["decode", "write", path],
+        &["decode", "write", path, "--format", "json"],
+        &["--help"],
+        &["--version"],
+        &["perf", "write", "bw", "--help"],
+    ] {
+        assert_eq!(run_into_closed_pipe(args), (Some(141), String::new()), "{args:?}");
+    }
+    std::fs::remove_file(&file).unwrap();
+    let (status, text) = run_into_closed_pipe(&["devinfo", "-d", "nosuch7"]);
+    assert_eq!((status, text.contains("nosuch7")), (Some(1), true), "an error is printed: {text}");
+}
+
 #[test]
 fn trace_passes_on_output_exit_status_and_signals() {
     for (script, status, stdout) in [

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::fmt;
 
-use bareverbs_uapi::ioctl::VERBS_IOCTL;
+use bareverbs_uapi::ioctl::{Header, VERBS_IOCTL};
 use bareverbs_uapi::netlink::{self, MessageFlags, MessageHeader, ReportAttribute};
 use bareverbs_uapi::nldev::Command;
 use nix::errno::Errno;
@@ -34,6 +34,7 @@ impl Form {
     /// The form of a text.
     #[must_use]
     pub fn of(text: &str) -> Self {
+        let text = &without_colors(text);
         if text.contains('"')
             || text.contains("{nlmsg_len=")
             || text.lines().any(|line| Call::of(line).is_some())
@@ -74,6 +75,8 @@ pub struct Found {
     pub message: Option<Message>,
     /// Its bytes; empty if strace printed only the address of an ioctl.
     pub bytes: Vec<u8>,
+    /// The bytes after the call, if strace printed them behind `=>`.
+    pub after: Option<Vec<u8>>,
     /// Whether strace left out its end.
     pub truncated: bool,
 }
@@ -122,13 +125,13 @@ impl std::error::Error for TextError {}
 /// [`TextError`].
 pub fn messages_of_text(text: &str, form: Form) -> Result<Vec<Found>, TextError> {
     if form == Form::Strace {
-        return strace(text);
+        return strace(&without_colors(text));
     }
     let bytes = dump(text, form)?;
     if bytes.is_empty() {
         return Err(TextError::Empty);
     }
-    Ok(vec![Found { message: guess(&bytes), bytes, truncated: false }])
+    Ok(vec![Found { message: guess(&bytes), bytes, after: None, truncated: false }])
 }
 
 fn dump(text: &str, form: Form) -> Result<Vec<u8>, TextError> {
@@ -214,6 +217,7 @@ const CALLS: [&str; 8] = ["ioctl", "write", "read", "sendto", "recvfrom", "sendm
 impl<'a> Call<'a> {
     /// `name(arguments`, or `<... name resumed>arguments`, after a process id and a time or none.
     fn of(line: &'a str) -> Option<Self> {
+        let line = without_prefix(line);
         let start = line.split(['(', '"']).next()?;
         if let Some((_, rest)) = line.split_once("<... ") {
             let (name, arguments) = rest.split_once(" resumed>")?;
@@ -267,7 +271,7 @@ impl<'a> Call<'a> {
 
 fn strace(text: &str) -> Result<Vec<Found>, TextError> {
     let mut found: Vec<Found> = Vec::new();
-    let mut loose = Found { message: None, bytes: Vec::new(), truncated: false };
+    let mut loose = Found { message: None, bytes: Vec::new(), after: None, truncated: false };
     // The call of the line before, and the bytes that lines ` | 00000  18 00 …` have shown of it.
     let mut dumped: Option<(Call<'_>, Vec<u8>)> = None;
     // Sockets of other netlink protocols, by process and descriptor. Acknowledgements of all protocols
@@ -287,7 +291,8 @@ fn strace(text: &str) -> Result<Vec<Found>, TextError> {
             let columns = digits.split("   ").next().map_or(0, |digits| digits.split_whitespace().count());
             bytes.extend(words.take(columns).map_while(word).flatten());
             if let Some(message) = call.message(bytes) {
-                let whole = Found { message: Some(message), bytes: bytes.clone(), truncated: false };
+                let whole =
+                    Found { message: Some(message), bytes: bytes.clone(), after: None, truncated: false };
                 let is_part = |last: &&mut Found| {
                     !last.bytes.is_empty()
                         && (bytes.starts_with(&last.bytes) || last.bytes.starts_with(bytes))
@@ -302,9 +307,9 @@ fn strace(text: &str) -> Result<Vec<Found>, TextError> {
         }
         dumped = None;
         let Some(call) = Call::of(line) else {
-            if let Some((bytes, truncated)) = strings(line) {
-                loose.bytes.extend(bytes);
-                loose.truncated |= truncated;
+            if let Some(strings) = strings(line) {
+                loose.bytes.extend(strings.bytes);
+                loose.truncated |= strings.truncated;
             }
             continue;
         };
@@ -315,7 +320,8 @@ fn strace(text: &str) -> Result<Vec<Found>, TextError> {
         let strings = strings(call.arguments);
         if call.is_netlink() {
             let socket = (process(line), call.descriptor());
-            let header = strings.as_ref().and_then(|(bytes, _)| MessageHeader::read_from_prefix(bytes).ok());
+            let header =
+                strings.as_ref().and_then(|found| MessageHeader::read_from_prefix(&found.bytes).ok());
             match header {
                 Some((header, _)) if Command::from_message_type(header.kind).is_some() => {
                     others.remove(&socket);
@@ -330,14 +336,16 @@ fn strace(text: &str) -> Result<Vec<Found>, TextError> {
                 continue;
             }
         }
-        let Some((bytes, truncated)) = strings else {
+        let Some(Strings { bytes, after, truncated }) = strings else {
             if call.name == "ioctl" {
-                found.push(Found { message: Some(Message::Ioctl), bytes: Vec::new(), truncated: true });
+                let (message, bytes) = (Some(Message::Ioctl), Vec::new());
+                found.push(Found { message, bytes, after: None, truncated: true });
             }
             continue;
         };
         if let Some(message) = call.message(&bytes) {
-            found.push(Found { message: Some(message), bytes, truncated });
+            let truncated = truncated || message == Message::Ioctl && is_header_only(&bytes);
+            found.push(Found { message: Some(message), bytes, after, truncated });
         }
     }
     if found.is_empty() && !loose.bytes.is_empty() {
@@ -363,10 +371,32 @@ fn process(line: &str) -> &str {
 /// header of an attribute of it, and strings.
 const TOKENS: [&str; 4] = ["{nlmsg_len=", "{error=", "{nla_len=", "\""];
 
-/// The bytes of all strings and of netlink's decoded parts in the arguments of a call, and whether strace
-/// left out a part. Messages and attributes of netlink are aligned to 4 bytes.
-fn strings(arguments: &str) -> Option<(Vec<u8>, bool)> {
+/// The bytes in the arguments of a call.
+struct Strings {
+    bytes: Vec<u8>,
+    /// The bytes after the call.
+    after: Option<Vec<u8>>,
+    /// Whether strace left out a part.
+    truncated: bool,
+}
+
+/// Whether an ioctl ends before the length that its header states. `strace -v` prints the header only.
+fn is_header_only(bytes: &[u8]) -> bool {
+    Header::read_from_prefix(bytes).is_ok_and(|(header, _)| bytes.len() < usize::from(header.length))
+}
+
+/// The string behind `=>`: the buffer after the call.
+fn after_call(text: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
+    string_into(&mut bytes, text.strip_prefix('"')?.as_bytes())?;
+    Some(bytes)
+}
+
+/// The bytes of all strings and of netlink's decoded parts in the arguments of a call. Messages and
+/// attributes of netlink are aligned to 4 bytes.
+fn strings(arguments: &str) -> Option<Strings> {
+    let mut bytes = Vec::new();
+    let mut after = None;
     let mut truncated = false;
     let mut rest = arguments;
     // The end of the last attribute. strace prints its string without the NUL.
@@ -389,6 +419,10 @@ fn strings(arguments: &str) -> Option<(Vec<u8>, bool)> {
                 let len = string_into(&mut bytes, value.as_bytes())?;
                 rest = value.get(len..)?;
                 truncated |= rest.starts_with("...");
+                if let Some(changed) = rest.trim_start_matches('.').strip_prefix(" => ") {
+                    after = after_call(changed);
+                    break;
+                }
             }
             "{error=" => {
                 bytes.extend(error_number(value)?.to_ne_bytes());
@@ -414,7 +448,28 @@ fn strings(arguments: &str) -> Option<(Vec<u8>, bool)> {
             }
         }
     }
-    (!bytes.is_empty()).then_some((bytes, truncated))
+    (!bytes.is_empty()).then_some(Strings { bytes, after, truncated })
+}
+
+/// A line without what strace prints before a call: `[pid   118<name>] `, an instruction pointer or a
+/// number of a system call in brackets, a relative time in parentheses.
+fn without_prefix(line: &str) -> &str {
+    let line = match line.split_once("] ") {
+        Some((_, rest)) if line.starts_with('[') => rest,
+        _ => line,
+    };
+    match line.split_once(") ") {
+        Some((before, rest)) if before.contains("(+") && !before.contains('"') => rest,
+        _ => line,
+    }
+}
+
+/// The text without the colors of `strace --color`.
+fn without_colors(text: &str) -> String {
+    let mut parts = text.split("\x1b[");
+    let mut plain = parts.next().unwrap_or_default().to_owned();
+    parts.for_each(|part| plain += part.split_once('m').map_or(part, |(_, rest)| rest));
+    plain
 }
 
 /// `-ENOENT`, `-2`, `-2 /* -ENOENT */` or a number that is no error.

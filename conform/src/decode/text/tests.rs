@@ -23,8 +23,11 @@ fn texts_of_several_tools_have_the_same_bytes() {
         (r#""\x18\x00\x1b\xff""#, Form::Strace),
     ] {
         assert_eq!(Form::of(text), form, "{text}");
-        let found =
-            if text.starts_with("write") { strings(text).map(|found| found.0) } else { bytes_of(text).ok() };
+        let found = if text.starts_with("write") {
+            strings(text).map(|found| found.bytes)
+        } else {
+            bytes_of(text).ok()
+        };
         assert_eq!(found, Some(vec![0x18, 0, 0x1b, 0xff]), "{text}");
     }
     assert_eq!(bytes_of("no bytes here"), Err(TextError::Empty));
@@ -61,6 +64,42 @@ read(4<anon_inode:[infinibandevent]>, "\1\0\0\0\0\0\0\0", 16) = 8
     assert_eq!(messages_of_text(only, Form::of(only)), Err(TextError::AddressOnly));
     let cut = r#"write(3</dev/infiniband/uverbs0>, "\4\0\0\0\3\0"..., 12) = 12"#;
     assert!(messages_of_text(cut, Form::Strace).unwrap()[0].truncated);
+}
+
+/// Lines of strace 6.1 and 7.2 by several options: `-tt -r`, `-i`, `-n`, `-f -Y`, `-N`, `-X verbose`,
+/// `-e raw=ioctl`, `-T`, `--color=always`.
+#[test]
+fn prefixes_names_and_colors_of_strace_are_skipped() {
+    let write = r#"write(3, "\4\0\0\0\3\0\0\0\7\0\0\0", 12) = 12"#;
+    for (prefix, suffix) in [
+        ("21:58:13.922366 (+     0.000055) ", ""),
+        ("[00007f45d9c51350] ", ""),
+        ("[   1] ", ""),
+        ("[pid  5031<(q)>] ", ""),
+        ("5031  1795903093.952205 ", ""),
+        ("     0.000056294 ", " <0.000006630>"),
+    ] {
+        let text = format!("{prefix}{write}{suffix}\n");
+        assert_eq!(decoded(&text), ["DeallocPd: DeallocPdReq { pd_handle: 7 }"], "{text}");
+    }
+    let named = r#"write(fd=3, buf="\4\0\0\0\3\0\0\0\7\0\0\0", count=12) = 12"#;
+    assert_eq!(decoded(named), ["DeallocPd: DeallocPdReq { pd_handle: 7 }"]);
+    let colored =
+        "\x1b[33mwrite\x1b[0m(\x1b[35m3\x1b[0m, \x1b[35m\"\\4\\0\\0\\0\\3\\0\\0\\0\\7\\0\\0\\0\"\x1b[0m, 12)";
+    assert_eq!(decoded(colored), ["DeallocPd: DeallocPdReq { pd_handle: 7 }"]);
+    for ioctl in
+        ["3, 0xc0181b01 /* RDMA_VERBS_IOCTL */, 0x8", "0x3, 0xc0181b01, 0x8", "3, RDMA_VERBS_IOCTL, 0x8"]
+    {
+        let text = format!("ioctl({ioctl}) = -1 ENOTTY (Inappropriate ioctl for device)\n{write}\n");
+        let found = messages_of_text(&text, Form::of(&text)).unwrap();
+        assert_eq!((found.len(), found[0].message), (2, Some(Message::Ioctl)), "{text}");
+    }
+    let threads = r#"[pid  5011] read(4,  <unfinished ...>
+[pid  5010] write(5, "\4\0\0\0\3\0\0\0\7\0\0\0", 12 <unfinished ...>
+[pid  5011] <... read resumed>"\4\0\0\0\3\0\0\0\7\0\0\0", 24) = 12
+[pid  5010] <... write resumed>)       = 12
+"#;
+    assert_eq!(decoded(threads), ["DeallocPd: DeallocPdReq { pd_handle: 7 }"]);
 }
 
 /// Lines of `strace -f -yy -xx -s 65536` of rdma-core's `ibv_rc_pingpong -e`.
@@ -288,7 +327,7 @@ proptest! {
 #[test]
 fn escapes_of_c_are_the_bytes_of_their_characters() {
     let text = r#"write(3, "\a\v\f\t\r\n\"\\\0\7\101\1012", 12) = 12"#;
-    let found = strings(text).map(|found| found.0);
+    let found = strings(text).map(|found| found.bytes);
     assert_eq!(found.unwrap()[1..], [0x0b, 0x0c, 9, 13, 10, b'"', b'\\', 0, 7, b'A', b'A', b'2']);
 }
 
@@ -307,7 +346,7 @@ fn types_of_netlink_messages_have_names_or_numbers() {
 fn netlink_messages_are_aligned() {
     let header = "nlmsg_type=0x1401, nlmsg_flags=0, nlmsg_seq=0, nlmsg_pid=0";
     let text = format!("{{nlmsg_len=17, {header}}}, \"\\1\"], [{{nlmsg_len=16, {header}}}");
-    let (bytes, _) = strings(&text).unwrap();
+    let bytes = strings(&text).unwrap().bytes;
     assert_eq!((bytes.len(), bytes[16], bytes[20]), (36, 1, 16));
 }
 
