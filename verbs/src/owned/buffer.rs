@@ -350,9 +350,11 @@ mod tests {
     use std::ops::Bound;
     use std::ptr::NonNull;
 
+    use bareverbs_uapi::uverbs::types::DriverId;
     use proptest::prelude::*;
 
     use super::*;
+    use crate::owned::Lend;
     use crate::testing::Plain;
     use crate::{Access, ImplicitMr};
 
@@ -380,6 +382,29 @@ mod tests {
             let checked = checked_sge("test", &mr, pd.domain(), range);
             prop_assert_eq!(verified_sge(&mr, PdId::of(pd.domain()), range), checked.ok());
             prop_assert_eq!(verified_sge(&mr, PdId::of(other.domain()), range), None);
+        }
+    }
+
+    #[test]
+    fn rxe_odp_ranges_are_posted_from_page_boundaries_only() {
+        let page = rustix::param::page_size();
+        for (driver, rejects) in [(DriverId::RXE, true), (DriverId::UNKNOWN, false)] {
+            let pd = Plain::default().domain_of(driver);
+            let domain = pd.domain();
+            let region = ImplicitMr::for_test(domain, Access::LOCAL_WRITE | Access::ON_DEMAND);
+            let mut mr =
+                region.part(Buffer::zeroed(3 * page).unwrap()).map_err(|failed| failed.error).unwrap();
+            for (start, rejected) in [(0, false), (page, false), (100, rejects), (page + 8, rejects)] {
+                assert_eq!(mr.sge(start..).is_err(), rejected, "{start}");
+                assert_eq!(checked_sge("test", &mr, domain, start..).is_err(), rejected, "{start}");
+                let (head, rest) = mr.lend().split_at(start);
+                assert!(checked_sge("test", &head, domain, ..).is_ok());
+                assert_eq!(checked_sge("test", &rest, domain, ..).is_err(), rejected, "{start}");
+                assert_eq!(verified_sge(&rest, PdId::of(domain), ..).is_none(), rejects, "{start}");
+            }
+            let (_, rest) = mr.lend().split_at(page);
+            assert_eq!(checked_sge("test", &rest, domain, 8..).is_err(), rejects);
+            assert_eq!(Part::new(mr).is_err(), rejects);
         }
     }
 
