@@ -498,6 +498,9 @@ enum FastPoll {
 //    CQE has the status GENERAL_ERR.
 // 5. The device writes CQEs up to the consumer index in the doorbell record, which `release`
 //    stores.
+// 6. The device completes the requests of a send queue in order, as the IB specification requires
+//    (ordering rules of the send queue) and the PRM repeats: a CQE implies the completion of all
+//    earlier WQEs. CQEs are polled in the order of the ring.
 unsafe impl CompletionQueue for Mlx5Cq {
     type Completion<'a>
         = Mlx5Completion<'a>

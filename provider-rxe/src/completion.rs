@@ -140,6 +140,9 @@ unsafe fn take_up(memory: &impl QueueMemory, depth: u32) -> Result<Consumer, Cre
 // 4. The kernel writes no entry without a request. In ERR it may find stale slots in the ring (see
 //    `SendQueue for RxeSq`); it flushes them with an error status.
 // 5. `Consumer` stores its index only in `release` and at the end of `take_into`.
+// 6. The completer takes the requests of a send queue from its consumer index on, one by one
+//    (`rxe_completer` and `do_complete` in `rxe_comp.c`). An acknowledgement completes the requests
+//    before the acknowledged one first. The CQ is a FIFO, and `Consumer` keeps its order.
 unsafe impl<A: Arm, M: QueueMemory> CompletionQueue for RxeCq<A, M> {
     type Completion<'a>
         = RxeCompletion<'a>

@@ -35,10 +35,15 @@
 //! decides what happens to a batch that is already in the ring (`rxe_post_send` in the kernel's
 //! `rxe_verbs.c`, the same in 6.1, 6.12 and 7.2):
 //!
-//! - Below RTS the kernel returns `EINVAL` before it schedules anything. Nothing else makes it read
-//!   the ring below RTS: no packets are outstanding, so no timer expires, and received responses
-//!   are dropped. The batch is therefore taken back. If it stayed, the first doorbell in RTS would
-//!   send it long after its post failed.
+//! - Below RTS the kernel returns `EINVAL` before it schedules anything. The batch is taken back: if
+//!   it stayed, the first doorbell in RTS would send it long after its post failed. A QP that never
+//!   was in RTS has sent nothing, so nothing else makes the kernel read its ring.
+//! - After a reset, the requester may run at any time: the reset stops neither the RNR timer nor the
+//!   retransmission timer, and a packet that leaves the send buffer may wake the requester
+//!   (`rnr_nak_timer` in `rxe_req.c`, `retransmit_timer` in `rxe_comp.c`, `rxe_skb_tx_dtor` in
+//!   `rxe_net.c`). The requester stops in RESET and reads the ring in INIT and RTR. So the queue
+//!   publishes nothing after a reset before a doorbell has returned 0. A batch that is posted earlier
+//!   is discarded, with `EINVAL`. This costs one system call for each reset.
 //! - From RTS on the kernel returns 0. In SQD the batch waits. In ERR the doorbell makes the kernel
 //!   flush the queue.
 //! - Any other error comes from layers above the driver (no memory for the command, device removed)

@@ -33,6 +33,17 @@ use crate::rd_atomic::RdAtomic;
 /// The state of a failed WQE (`enum wqe_state` in `rxe_verbs.h`).
 const STATE_ERROR: u32 = 4;
 
+/// How the queue publishes requests. The fast path is open only for [`AtOnce`](Self::AtOnce).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Publishing {
+    /// All requests, then one doorbell.
+    AtOnce,
+    /// Nothing before a doorbell has shown that the QP is in RTS or a later state: the QP was reset.
+    AfterDoorbell,
+    /// One request for each doorbell: the QP was moved to ERR.
+    OneByOne,
+}
+
 /// The send queue of a QP.
 #[derive(Debug)]
 pub struct RxeSq<D: Doorbell = KernelDoorbell, M: QueueMemory = KernelQueue> {
@@ -46,8 +57,7 @@ pub struct RxeSq<D: Doorbell = KernelDoorbell, M: QueueMemory = KernelQueue> {
     fast_inline: usize,
     /// The position that an abort returns to. Requests before it are published or deferred.
     deferred: Position,
-    /// Whether the QP was moved to ERR. There, the fast path stays disabled.
-    in_error: bool,
+    publishing: Publishing,
     doorbell: D,
     /// Keeps the ring in place.
     _memory: M,
@@ -82,7 +92,7 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
             fast_sge: false,
             fast_inline: 0,
             deferred,
-            in_error: false,
+            publishing: Publishing::AtOnce,
             doorbell,
             _memory: memory,
         })
@@ -90,7 +100,7 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
 
     /// Enables the fast path within the limits. Called after a request took the slow path.
     fn open_fast_path(&mut self) {
-        if self.in_error {
+        if self.publishing != Publishing::AtOnce {
             return;
         }
         let SendLimits { max_sge, max_inline, operations, .. } = self.limits;
@@ -169,11 +179,12 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
 // 4. The kernel reads slots up to the producer index. Only `publish`, `publish_next` and
 //    `take_back` store this index, in `ring_once`, `ring_one_by_one` and `refused`.
 // 5. `abort_to` discards the slots that were filled after `deferred`. None of them was published.
-// 6. `refused` takes a batch back only on `EINVAL`: the kernel did not read the ring, and the QP is
-//    below RTS, where it executes nothing (see the crate's page). If the QP enters ERR at that
-//    moment, the kernel may find the batch or stale slots and flush them. It reports them as failed
-//    and accesses none of their memory (`flush_send_queue` in `rxe_comp.c`, `rxe_requester` in
-//    `rxe_req.c`).
+// 6. After a reset, `probe` discards a batch that was never published. Before the first reset,
+//    `refused` takes a batch back, on `EINVAL` only: the kernel did not read the ring, and the QP
+//    is below RTS and never was in RTS, so nothing schedules its requester (see the crate's page).
+//    If the QP enters ERR at that moment, the kernel may find the batch or stale slots and flush
+//    them. It reports them as failed and accesses none of their memory (`flush_send_queue` in
+//    `rxe_comp.c`, `rxe_requester` in `rxe_req.c`).
 // 7. `resync` reloads the indices that the kernel left when it emptied the ring, as the caller of
 //    `reset` guarantees, and discards slots that were not published.
 //    Nothing panics between the first write to a slot and `advance`.
@@ -413,7 +424,11 @@ unsafe impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
         if self.ring.pending() == 0 {
             return Ok(());
         }
-        if self.in_error || self.has_failed() { self.ring_one_by_one() } else { self.ring_once() }
+        if self.publishing == Publishing::AtOnce && !self.has_failed() {
+            self.ring_once()
+        } else {
+            self.ring_slow()
+        }
     }
 
     #[inline]
@@ -446,6 +461,7 @@ unsafe impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
     unsafe fn reset(&mut self) {
         self.ring.resync();
         self.deferred = self.ring.position();
+        self.publishing = Publishing::AfterDoorbell;
         self.close_fast_path();
     }
 }
@@ -470,11 +486,9 @@ unsafe impl<D: Doorbell, M: QueueMemory> QpControl for RxeSq<D, M> {
 
     fn modified(&mut self, request: &ModifyQpReq) {
         self.rd_atomic.modified(request, &mut self.limits.operations);
-        if request.attr_mask.contains(QpAttrMask::STATE) {
-            self.in_error = request.qp_state == QpState::ERR;
-            if self.in_error {
-                self.close_fast_path();
-            }
+        if request.attr_mask.contains(QpAttrMask::STATE) && request.qp_state == QpState::ERR {
+            self.publishing = Publishing::OneByOne;
+            self.close_fast_path();
         }
     }
 

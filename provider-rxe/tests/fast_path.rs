@@ -40,11 +40,16 @@ fn fast_path_is_enabled_by_push_and_disabled_by_reset() {
     let (mut queue, _) = send_queue(QpType::RC, 1, 0);
     let (mut receives, _) = recv_queue(1);
     let receive = RecvRequest { wr_id: 1, sges: &[SGE] };
-    for _ in 0..2 {
+    for after_reset in [false, true] {
         // SAFETY: no kernel executes the requests; here and below.
         unsafe {
             assert!(!queue.try_push(&SEND));
             queue.push(&SEND).expect("room");
+            if after_reset {
+                assert!(!queue.try_push(&SEND), "no doorbell was rung");
+                queue.ring().expect("the doorbell answers well");
+                queue.push(&SEND).expect("room");
+            }
             assert!(queue.try_push(&SEND));
             assert!(!receives.try_push(&receive));
             receives.push(&receive).expect("room");

@@ -2,11 +2,11 @@
 
 use bareverbs_provider::Errno;
 use bareverbs_provider::device::IoctlError;
-use bareverbs_provider::error::CreateError;
+use bareverbs_provider::error::{CreateError, DoorbellError};
 use bareverbs_provider::traits::{Completion, CompletionQueue, QpControl, RecvQueue, SendQueue};
 use bareverbs_provider::work::{Operation, Payload, RecvRequest, SendFlags, SendRequest};
 use bareverbs_rxe::testing::{CountingArm, CountingDoorbell, KernelConsumer, KernelProducer, PlainMemory};
-use bareverbs_rxe::{RxeCq, RxeRq, RxeSq, SendLimits};
+use bareverbs_rxe::{Doorbell, RxeCq, RxeRq, RxeSq, SendLimits};
 use bareverbs_uapi::uverbs::types::QpType;
 use bareverbs_uapi::write::structs::Wc;
 use proptest::prelude::*;
@@ -132,6 +132,41 @@ proptest! {
             prop_assert!(kernel.take().is_some() && receiver.take().is_some());
         }
         prop_assert!(kernel.take().is_none() && receiver.take().is_none());
+    }
+}
+
+/// The doorbell of a QP below RTS, whose requester a timer may start at any time.
+struct BelowRts(PlainMemory);
+
+impl Doorbell for BelowRts {
+    fn ring(&mut self) -> Result<(), Errno> {
+        let published = KernelConsumer::new(self.0.clone()).take().is_some();
+        assert!(!published, "a request is published below RTS");
+        Err(Errno::INVAL)
+    }
+}
+
+#[test]
+fn nothing_is_published_after_reset_before_the_doorbell_succeeds() {
+    let memory = PlainMemory::new(4, 208 + 16);
+    let limits = SendLimits::new(QpType::RC, 1, 0).expect("rxe has RC");
+    let doorbell = BelowRts(memory.clone());
+    // SAFETY: the memory is plain, and this is the only queue in it.
+    let mut queue = unsafe { RxeSq::new(memory, 4, limits, doorbell) }.expect("a sound header");
+    // SAFETY: there is no kernel's side.
+    unsafe { queue.reset() };
+    for _ in 0..3 {
+        let operation = Operation::Send;
+        let flags = SendFlags::empty();
+        let request = SendRequest { wr_id: 1, operation, flags, payload: Payload::Sges(&[]) };
+        // SAFETY: no kernel executes the requests.
+        unsafe {
+            queue.push(&request).expect("room");
+            queue.defer().expect("no doorbell");
+            queue.push(&request).expect("room");
+        }
+        assert!(matches!(queue.ring(), Err(DoorbellError::TakenBack(_))));
+        assert_eq!(queue.deferred(), 0);
     }
 }
 

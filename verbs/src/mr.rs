@@ -81,6 +81,9 @@ struct Registration {
     /// write by a peer in progress: devices check rights before they copy. Bound windows stay
     /// bound.
     ever_granted: Access,
+    /// Whether a REREG_MR failed that the driver may have executed in part. The kernel may have
+    /// revoked the keys and given them to another region.
+    half_changed: bool,
     /// Kept until the region is deregistered.
     _hints: Option<Arc<DmahShared>>,
 }
@@ -145,6 +148,7 @@ impl Registration {
             iova,
             access,
             ever_granted: access,
+            half_changed: false,
             _hints: hints.map(|hints| Arc::clone(hints.shared())),
         })
     }
@@ -160,6 +164,7 @@ impl Registration {
             iova: 0,
             access,
             ever_granted: access,
+            half_changed: false,
             _hints: None,
         }
     }
@@ -201,7 +206,7 @@ impl<M: MemoryOwner> Mr<M> {
         // SAFETY: it was just initialised.
         let (start, len) = unsafe { memory.assume_init_mut() }.region();
         if access.intersects(REMOTE_ACCESSIBLE)
-            && let Err(error) = check_odp_page_offset(VERB, domain, access, start)
+            && let Err(error) = check_page_offset(VERB, domain, access, start.addr().get())
         {
             // SAFETY: it was initialised at the top of this function and not moved out of.
             return Err(RegisterError { error, memory: unsafe { memory.assume_init() } });
@@ -232,6 +237,7 @@ impl<M: MemoryOwner> Mr<M> {
             iova: start.as_ptr().expose_provenance() as u64,
             access: Access::LOCAL_WRITE,
             ever_granted: Access::LOCAL_WRITE,
+            half_changed: false,
             _hints: None,
         };
         Self::new(registration, memory, start, len)
@@ -289,7 +295,7 @@ impl Mr<RawMemory> {
         len: usize,
         access: Access,
     ) -> Result<Self> {
-        check_odp_page_offset(verb, domain, access, NonNull::new(addr).unwrap_or(NonNull::dangling()))?;
+        check_page_offset(verb, domain, access, addr.addr())?;
         // SAFETY: the caller upholds the contract for the range.
         let registration = unsafe { Registration::new(domain, addr, len, None, access, None) }?;
         Ok(Self::over_range(registration, addr, len))
@@ -316,8 +322,17 @@ impl Mr<RawMemory> {
     pub(crate) unsafe fn adopt(domain: &Arc<PdShared>, object: &RawMr, addr: *mut u8, len: usize) -> Self {
         let RawMr { handle, lkey, rkey, iova, access } = *object;
         let (domain, object) = (Arc::clone(domain), Object::Own(handle));
-        let registration =
-            Registration { domain, object, lkey, rkey, iova, access, ever_granted: access, _hints: None };
+        let registration = Registration {
+            domain,
+            object,
+            lkey,
+            rkey,
+            iova,
+            access,
+            ever_granted: access,
+            half_changed: false,
+            _hints: None,
+        };
         Self::over_range(registration, addr, len)
     }
 }
@@ -325,10 +340,10 @@ impl Mr<RawMemory> {
 impl<M> Inner<M> {
     /// Computes `verified_pd`, after any change of the other fields.
     fn verify(&mut self) {
-        let domain = &self.registration.domain;
+        let Registration { domain, access, half_changed, .. } = &*self.registration;
         let fits = u32::try_from(self.len).is_ok();
-        let placed = check_odp_page_offset(VERB, domain, self.registration.access, self.start).is_ok();
-        self.verified_pd = if fits && placed { PdId::of(domain) } else { PdId::NONE };
+        let postable = !half_changed && !ignores_page_offset(domain, *access);
+        self.verified_pd = if fits && postable { PdId::of(domain) } else { PdId::NONE };
     }
 }
 
@@ -397,9 +412,17 @@ impl<M> Mr<M> {
     /// A scatter/gather element for a range of it; `..` is all of it.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the range exceeds the region or has 4 GiB or more.
+    /// [`Error::Invalid`] if
+    ///
+    /// - the range exceeds the region or has 4 GiB or more,
+    /// - the region has [`Access::ON_DEMAND`] on rxe and the range does not begin at a page boundary,
+    /// - [`Mr::set_access`] or [`Mr::move_to`] failed and may have changed the region in part.
     pub fn sge(&self, range: impl RangeBounds<usize>) -> Result<Sge> {
-        element("Mr::sge", self.addr(), self.range("Mr::sge", range)?, self.lkey())
+        let range = self.range("Mr::sge", range)?;
+        if self.verified_pd() == PdId::NONE {
+            self.check_postable("Mr::sge", range.0)?;
+        }
+        element("Mr::sge", self.addr(), range, self.lkey())
     }
 
     /// The remote address and key of the byte at `offset`.
@@ -509,19 +532,26 @@ impl<M> Mr<M> {
     }
 
     /// Its PD, if an SGE of any range of it is accepted: no range is too long for an SGE, and
-    /// [`Mr::check_odp_bounds`] succeeds.
+    /// [`Mr::check_postable`] succeeds for each.
     #[inline]
     pub(crate) fn verified_pd(&self) -> PdId {
         self.inner.verified_pd
     }
 
-    /// Rejects an MR that the device is known to access out of bounds.
-    ///
-    /// Workaround: docs/kernel-bugs.md, "ODP copies ignore the offset in the page".
-    #[inline]
-    pub(crate) fn check_odp_bounds(&self, verb: &'static str) -> Result<()> {
-        if self.access().contains(Access::ON_DEMAND) {
-            return check_odp_page_offset(verb, self.domain(), self.access(), self.inner.start);
+    /// Rejects a range that begins at `start` if an operation on it may access other bytes.
+    #[inline(never)]
+    pub(crate) fn check_postable(&self, verb: &'static str, start: usize) -> Result<()> {
+        self.check_keys(verb)?;
+        let addr = self.inner.start.addr().get().wrapping_add(start);
+        check_page_offset(verb, self.domain(), self.access(), addr)
+    }
+
+    /// Rejects an MR whose keys the kernel may have revoked.
+    fn check_keys(&self, verb: &'static str) -> Result<()> {
+        if self.inner.registration.half_changed {
+            let reason = "a failed change of the MR may have revoked its keys: deregister it (`Mr::dereg`) and \
+                          register the memory again";
+            return Err(Error::invalid(verb, reason));
         }
         Ok(())
     }
@@ -529,6 +559,7 @@ impl<M> Mr<M> {
     /// Rejects an MR whose bytes peers may access, and one of which the device is known to access
     /// other bytes than those that a request names.
     pub(crate) fn check_local(&self, verb: &'static str) -> Result<()> {
+        self.check_keys(verb)?;
         let remote = self.inner.registration.ever_granted.intersection(REMOTE_ACCESSIBLE);
         if !remote.is_empty() {
             let reason = format!(
@@ -537,8 +568,7 @@ impl<M> Mr<M> {
             );
             return Err(Error::invalid(verb, reason));
         }
-        // Workaround: docs/kernel-bugs.md, "ODP copies ignore the offset in the page".
-        if self.access().contains(Access::ON_DEMAND) && is_soft_roce(self.domain()) {
+        if ignores_page_offset(self.domain(), self.access()) {
             let reason = "Soft-RoCE ignores the offset of an operation on an ON_DEMAND MR within a page: \
                           register the memory without ON_DEMAND";
             return Err(Error::invalid(verb, reason));
@@ -599,21 +629,24 @@ fn beyond_the_end(what: &'static str, start: Option<usize>, end: Option<usize>, 
     Error::out_of_bounds(what, format!("bytes {start}..{end} exceed the length of {len} bytes"))
 }
 
-/// Rejects ODP regions of rxe that begin within a page. rxe's on-demand paging ignores the offset
-/// within the page and copies to and from the start of the page, which is before the region
+/// Whether the device copies to and from the start of the page that an operation names, and so may
+/// exceed the bounds of a part of a region. It keeps to the bounds of a region or range that begins
+/// at a page boundary.
+///
+/// Workaround: docs/kernel-bugs.md, "ODP copies ignore the offset in the page"
 /// (`__rxe_odp_mr_copy` of `rxe_odp.c`, Linux 7.2).
-fn check_odp_page_offset(
-    verb: &'static str,
-    domain: &PdShared,
-    access: Access,
-    start: NonNull<u8>,
-) -> Result<()> {
-    let misplaces = access.contains(Access::ON_DEMAND) && is_soft_roce(domain);
-    if !misplaces || start.addr().get().is_multiple_of(rustix::param::page_size()) {
+fn ignores_page_offset(domain: &PdShared, access: Access) -> bool {
+    access.contains(Access::ON_DEMAND) && is_soft_roce(domain)
+}
+
+/// Rejects memory at `addr` if the device exceeds its bounds.
+fn check_page_offset(verb: &'static str, domain: &PdShared, access: Access, addr: usize) -> Result<()> {
+    if !ignores_page_offset(domain, access) || addr.is_multiple_of(rustix::param::page_size()) {
         return Ok(());
     }
-    let reason = "Soft-RoCE ignores the offset of an ON_DEMAND MR within its first page: use \
-                  page-aligned memory such as `Buffer`, or register without ON_DEMAND";
+    let reason = "Soft-RoCE ignores the offset of an operation on an ON_DEMAND MR within its first page: use \
+                  page-aligned memory such as `Buffer` and ranges that begin at a page boundary, or \
+                  register without ON_DEMAND";
     Err(Error::invalid(verb, reason))
 }
 
@@ -744,6 +777,23 @@ mod tests {
         }
         let mut read = region(local, local | Access::REMOTE_READ);
         assert!(read.bytes().is_some() && read.bytes_mut().is_none());
+    }
+
+    #[test]
+    fn mr_is_not_postable_after_a_failed_rereg_mr() {
+        // Its ioctl fails with `EINVAL`. rxe checks the request before it changes the region.
+        for (driver, postable) in [(DriverId::MLX5, false), (DriverId::RXE, true)] {
+            let domain = Plain::default().domain_behind("/dev/urandom", driver);
+            let mut memory = MaybeUninit::new(vec![7; 4]);
+            // SAFETY: it was just initialised.
+            let (start, len) = unsafe { memory.assume_init_mut() }.region();
+            let registration = Registration::for_test(domain.domain(), Access::LOCAL_WRITE);
+            let mut region = Mr::new(registration, memory, start, len);
+            assert!(region.sge(..).is_ok());
+            assert!(region.set_access(Access::LOCAL_WRITE | Access::REMOTE_WRITE).is_err());
+            assert_eq!((region.sge(..).is_ok(), region.check_local("test").is_ok()), (postable, false));
+            assert_eq!(region.verified_pd() != PdId::NONE, postable);
+        }
     }
 
     #[test]

@@ -910,6 +910,16 @@ mod tests {
     }
 
     #[test]
+    fn released_queues_are_leaked_and_no_longer_written() {
+        let plain = Plain::default();
+        let pd = plain.domain();
+        let _ = plain.queue_pair(&pd).into_handle();
+        let _ = pd.create_srq(&crate::SrqInit::new(4)).unwrap().into_handle();
+        let log = plain.log();
+        assert_eq!((&log.freed[..], log.abandoned), (&[][..], 2));
+    }
+
+    #[test]
     fn qp_of_a_refused_destroy_posts_to_its_ring() {
         let plain = Plain::default();
         let qp = plain.queue_pair(&plain.domain());

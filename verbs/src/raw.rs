@@ -64,12 +64,13 @@ mod query;
 mod untyped;
 
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bareverbs_provider::device::DeviceFile;
-use bareverbs_provider::traits::Provider;
+use bareverbs_provider::traits::{Provider, RecvQueue};
 use rustix::io::Errno;
 use uapi::method::{Call, Method, MethodInfo};
 use uapi::registry::{self, Driver};
@@ -327,6 +328,15 @@ impl AsFd for RawContext {
 impl fmt::Debug for RawContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RawContext").field("device", &self.inner.device.name()).finish_non_exhaustive()
+    }
+}
+
+/// Leaks the queue that the owner of an SRQ or WQ left, because the device may still use its ring. This
+/// process no longer writes the memory of its receives.
+pub(crate) fn leak_queue(orphan: &mut Mutex<Option<impl RecvQueue>>) {
+    let queue = orphan.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+    if let Some(mut queue) = queue.map(ManuallyDrop::new) {
+        queue.abandon();
     }
 }
 

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 
 use crate::cq::CqShared;
 use crate::qp::post_receives;
-use crate::raw::{QueueLayout, Released};
+use crate::raw::{QueueLayout, Released, leak_queue};
 use crate::{
     AnyProvider, Context, Cq, DestroyError, Error, Feature, Limit, Pd, PostError, PostReason, QueueMemory,
     RecvRequest, Result,
@@ -408,15 +408,7 @@ impl<P: Provider> WqShared<P> {
     /// It must not have been destroyed before, and nothing may use the object afterwards.
     unsafe fn destroy(&mut self) -> Result<u32, IoctlError> {
         // SAFETY: the caller's contract is stronger.
-        unsafe { self.try_destroy() }.inspect_err(|_| self.leak_ring())
-    }
-
-    /// Leaks the ring, which the device may still use. No receive is scattered from CQEs afterwards.
-    fn leak_ring(&mut self) {
-        let orphan = self.orphan.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(mut queue) = orphan.map(ManuallyDrop::new) {
-            queue.abandon();
-        }
+        unsafe { self.try_destroy() }.inspect_err(|_| leak_queue(&mut self.orphan))
     }
 
     /// As `destroy`, but the WQ remains usable if the kernel refuses.
@@ -437,9 +429,9 @@ impl<P: Provider> WqShared<P> {
 impl<P: Provider> Drop for WqShared<P> {
     fn drop(&mut self) {
         if self.released.get() {
-            // The kernel object still exists: its ring is leaked. The caller may free the memory of
-            // its receives after it has destroyed the object.
-            self.leak_ring();
+            // The kernel object still exists. The caller may free the memory of its receives after
+            // it has destroyed the object.
+            leak_queue(&mut self.orphan);
         } else if !self.destroyed {
             // SAFETY: it was not destroyed, and is being dropped.
             let _ = unsafe { self.destroy() };

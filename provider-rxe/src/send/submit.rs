@@ -7,7 +7,7 @@ use bareverbs_provider::ring::Published;
 use bareverbs_uapi::rxe::SendWqe;
 use bareverbs_uapi::verbs_values::WcStatus;
 
-use super::RxeSq;
+use super::{Publishing, RxeSq};
 use crate::doorbell::Doorbell;
 use crate::memory::QueueMemory;
 
@@ -36,6 +36,36 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
         }
     }
 
+    /// Publishes the requests of a queue whose QP was reset or has failed.
+    #[cold]
+    pub(super) fn ring_slow(&mut self) -> Result<(), DoorbellError> {
+        if self.publishing == Publishing::AfterDoorbell {
+            self.probe()?;
+        }
+        if self.publishing == Publishing::OneByOne || self.has_failed() {
+            self.ring_one_by_one()
+        } else {
+            self.ring_once()
+        }
+    }
+
+    /// Rings the doorbell before anything is published. If the kernel refuses it, discards all
+    /// requests.
+    ///
+    /// Workaround: docs/kernel-bugs.md, "Reset leaves timers armed".
+    ///
+    /// The requester may run at any time after a reset, and it reads the ring in INIT and RTR. From
+    /// RTS on, only a reset leads below RTS.
+    fn probe(&mut self) -> Result<(), DoorbellError> {
+        if let Err(errno) = self.doorbell.ring() {
+            self.ring.abort();
+            self.deferred = self.ring.position();
+            return Err(DoorbellError::TakenBack(IoctlError { method: DOORBELL, errno }));
+        }
+        self.publishing = Publishing::AtOnce;
+        Ok(())
+    }
+
     /// Publishes requests one by one, with a doorbell for each and one before.
     ///
     /// Workaround: docs/kernel-bugs.md, "Sends posted in ERR are not flushed".
@@ -49,8 +79,7 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
     /// by N - k. The index may lag even if the last request succeeded: retries move it back, and
     /// responses may complete the requests before it catches up. The first doorbell moves the index
     /// if it is one past the end. After that, no single request ends at it.
-    #[cold]
-    pub(super) fn ring_one_by_one(&mut self) -> Result<(), DoorbellError> {
+    fn ring_one_by_one(&mut self) -> Result<(), DoorbellError> {
         // If this doorbell fails, so does the next one.
         let _ = self.doorbell.ring();
         let first = self.ring.publish_next();
@@ -81,9 +110,10 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
         // flushed part of the batch, which then can't be taken back.
         if errno == Errno::INVAL && self.ring.outstanding() >= batch.count() {
             // SAFETY: `batch` was published last, by the contract of `refused`. `EINVAL` means that
-            // the kernel did not read the ring and that the QP is below RTS. There, only a
-            // transition to ERR makes the kernel read it; in ERR it flushes slots and accesses no
-            // memory that they name. The kernel also returns `EINVAL` if another command has locked
+            // the kernel did not read the ring and that the QP is below RTS. The QP never was in
+            // RTS: after a reset, `probe` has shown that it is. So no timer, packet or response
+            // schedules the requester, and only a transition to ERR makes the kernel read the ring;
+            // in ERR it flushes slots and accesses no memory that they name. The kernel also returns `EINVAL` if another command has locked
             // the handle exclusively (`ib_uverbs_post_send` in `uverbs_cmd.c`). Premise: no safe
             // command does that. Commands that do, such as destroy, are `unsafe`, and their caller
             // owns the QP, so no other thread rings its doorbell meanwhile.

@@ -9,7 +9,7 @@ use bareverbs_uapi::uverbs::AdviseMr;
 use bareverbs_uapi::uverbs::types::AdviseMrFlag;
 use bareverbs_uapi::write::structs;
 
-use super::Mr;
+use super::{Mr, element};
 use crate::pd::shared::PdShared;
 use crate::{Access, Advice, Error, Feature, Limit, Result, Sge};
 
@@ -96,7 +96,8 @@ impl AdviceList {
     /// # Errors
     /// As for [`Mr::advise`]; [`Error::Invalid`] for a region of another protection domain.
     pub fn with<M>(mut self, region: &Mr<M>, range: impl RangeBounds<usize>) -> Result<Self> {
-        let Sge { addr, length, lkey } = region.sge(range)?;
+        let range = region.range(VERB, range)?;
+        let Sge { addr, length, lkey } = element(VERB, region.addr(), range, region.lkey())?;
         if !Arc::ptr_eq(&self.domain, region.domain()) {
             return Err(Error::foreign(VERB, "the MR belongs to another PD"));
         }

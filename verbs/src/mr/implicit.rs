@@ -145,6 +145,7 @@ impl ImplicitMr {
             iova: start.as_ptr().expose_provenance() as u64,
             access: implicit.access,
             ever_granted: implicit.ever_granted,
+            half_changed: false,
             _hints: None,
         };
         Ok(Mr::new(registration, memory, start, len))

@@ -7,7 +7,8 @@ use std::ops::Deref;
 use bareverbs_provider::command::{self, ReregMr, Translation};
 use rustix::io::Errno;
 
-use super::{Mr, Object, check_odp_page_offset};
+use super::rereg::changed_nothing;
+use super::{Mr, Object, check_page_offset};
 use crate::{Access, Error, Feature, MemoryOwner, Result};
 
 const VERB: &str = "rereg_mr";
@@ -143,9 +144,7 @@ impl<M: MemoryOwner> Mr<M> {
                 }
                 Err(refused) => refused,
             },
-            // No driver changes the region before it checks for support, and `ESTALE` means that no
-            // command was issued.
-            Err(refused) if matches!(refused.errno, Errno::OPNOTSUPP | Errno::STALE) => {
+            Err(refused) if changed_nothing(self.domain(), refused.errno) => {
                 let error = match refused.errno {
                     Errno::OPNOTSUPP => Error::unsupported(VERB, Feature::MrReplacement),
                     _ => Error::kernel(VERB, asked, refused),
@@ -181,9 +180,7 @@ impl<M: MemoryOwner> Mr<M> {
         if self.inner.registration.ever_granted.contains(Access::MW_BIND) {
             return invalid("an MW may be bound to the MR: register a new MR");
         }
-        if self.access().contains(Access::ON_DEMAND) {
-            check_odp_page_offset(VERB, self.domain(), self.access(), start)?;
-        }
+        check_page_offset(VERB, self.domain(), self.access(), start.addr().get())?;
         Ok(handle)
     }
 }

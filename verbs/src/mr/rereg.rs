@@ -6,11 +6,22 @@ use bareverbs_provider::command::{self, MrInfo, ReregMr};
 use bareverbs_provider::traits::Provider;
 use rustix::io::Errno;
 
-use super::{Mr, Object, REMOTE_ACCESSIBLE, Registration, check_odp_page_offset, is_soft_roce};
+use super::{Mr, Object, REMOTE_ACCESSIBLE, Registration, check_page_offset, is_soft_roce};
 use crate::pd::shared::PdShared;
 use crate::{Access, Error, Feature, MemoryOwner, Pd, RawMemory, Result, mr_hints};
 
 const VERB: &str = "rereg_mr";
+
+/// Whether a REREG_MR that failed with `errno` has left the region as it was. docs/soundness.md lists
+/// the errnos of each driver and where they come from.
+pub(super) fn changed_nothing(domain: &PdShared, errno: Errno) -> bool {
+    // `ESTALE`: a forked child issues no command. No driver changes a region before it checks for
+    // support and for the rights of the memory.
+    let checked_first = matches!(errno, Errno::STALE | Errno::OPNOTSUPP | Errno::ACCESS);
+    // rxe checks everything before it changes anything. The core then fails only with `EFAULT`, if it
+    // can't write the response.
+    checked_first || is_soft_roce(domain) && errno != Errno::FAULT
+}
 
 impl Registration {
     /// # Safety
@@ -45,6 +56,7 @@ impl Registration {
             // issued.
             self.ever_granted |= access;
         }
+        self.half_changed |= answer.is_err_and(|refused| !changed_nothing(&self.domain, refused.errno));
         let (lkey, rkey) =
             answer.map_err(|refused| match refused.errno {
                 Errno::OPNOTSUPP => Error::unsupported(VERB, Feature::MrRereg),
@@ -106,7 +118,8 @@ impl<M> Mr<M> {
     ///
     /// # Errors
     /// [`Error::Unsupported`] if the kernel or the device does not support it; [`Error::Invalid`]
-    /// for a domain of another context; [`Error::Kernel`].
+    /// for a domain of another context; [`Error::Kernel`], after which the region may not be
+    /// postable, as for [`Mr::set_access`].
     #[doc(alias = "ibv_rereg_mr")]
     #[doc(alias = "IBV_REREG_MR_CHANGE_PD")]
     pub fn move_to<P: Provider>(&mut self, pd: &Pd<P>) -> Result<()> {
@@ -151,11 +164,15 @@ impl<M: MemoryOwner> Mr<M> {
     ///   change.
     /// - [`Error::Kernel`] with `EACCES` for write access to memory that was registered for
     ///   reading.
+    /// - [`Error::Kernel`] with another errno. The driver may have changed the region in part, and
+    ///   revoked its keys. No operation can be posted on it then: deregister it, and register the
+    ///   memory again. rxe changes nothing if it fails with an errno other than `EFAULT`.
     #[doc(alias = "ibv_rereg_mr")]
     #[doc(alias = "IBV_REREG_MR_CHANGE_ACCESS")]
     pub fn set_access(&mut self, access: Access) -> Result<()> {
         if access.intersects(REMOTE_ACCESSIBLE) {
-            check_odp_page_offset(VERB, self.domain(), access | self.access(), self.inner.start)?;
+            let addr = self.inner.start.addr().get();
+            check_page_offset(VERB, self.domain(), access | self.access(), addr)?;
         }
         // SAFETY: `MemoryOwner` guarantees that the bytes stay valid and that only the region
         // accesses them, so any right may be granted. The exclusive borrow ends all slices that

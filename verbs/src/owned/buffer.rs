@@ -40,11 +40,12 @@ pub(crate) mod sealed {
         /// The buffer's length in bytes.
         fn length(&self) -> usize;
 
-        /// Rejects a buffer that the device is known to access out of bounds.
-        fn check_bounds(&self, verb: &'static str) -> Result<()>;
+        /// Rejects a range of the buffer that begins at `start`, if an operation on it may access
+        /// other bytes.
+        fn check_bounds(&self, verb: &'static str, start: usize) -> Result<()>;
 
         /// The PD of `domain`, computed before, if the length fits an SGE and `check_bounds`
-        /// succeeds. `PdId::NONE` demands the checks.
+        /// succeeds for each range. `PdId::NONE` demands the checks.
         fn verified_pd(&self) -> PdId;
 
         /// `length`, if `verified_pd` is not `PdId::NONE`.
@@ -73,9 +74,9 @@ use self::sealed::{Domain, PdId, Registered};
 /// 2. If the value is forgotten or leaked, this holds until the process ends.
 /// 3. While no method of the value is called, this process writes none of the bytes, and no `&mut`
 ///    reference covers one of them. Copies of [`bareverbs_provider::copy`] are exempt.
-/// 4. `check_bounds` fails for a buffer with which the device is known to access other bytes.
+/// 4. `check_bounds` fails for a range with which the device is known to access other bytes.
 /// 5. If `verified_pd` is not `PdId::NONE`, it is the PD of `domain`, `length` is below 4 GiB, and
-///    `check_bounds` succeeds.
+///    `check_bounds` succeeds for each range.
 ///
 /// ```compile_fail,E0277
 /// # use bareverbs::{Borrowed, Mr};
@@ -125,8 +126,8 @@ pub unsafe trait Target: Source {}
 /// safe layer makes its elements by this function or by [`verified_sge`].
 ///
 /// It rejects buffers of another protection domain, because a key of another domain may name other
-/// memory. On Soft-RoCE, it rejects on-demand MRs that do not begin at a page boundary, because the
-/// kernel accesses bytes before them.
+/// memory. On Soft-RoCE, it rejects ranges of on-demand MRs that do not begin at a page boundary,
+/// because the kernel accesses bytes before them.
 pub(crate) fn checked_sge<B: Registered>(
     verb: &'static str,
     buffer: &B,
@@ -136,8 +137,9 @@ pub(crate) fn checked_sge<B: Registered>(
     if !Arc::ptr_eq(buffer.domain().0, domain) {
         return Err(other_domain(verb, domain));
     }
-    buffer.check_bounds(verb)?;
-    element(verb, buffer.iova(), check_range(verb, range, buffer.length())?, buffer.lkey())
+    let range = check_range(verb, range, buffer.length())?;
+    buffer.check_bounds(verb, range.0)?;
+    element(verb, buffer.iova(), range, buffer.lkey())
 }
 
 /// The element of [`checked_sge`], for a queue of `pd`. `None` if `checked_sge` would fail, and for
@@ -189,8 +191,8 @@ impl<M> Registered for Mr<M> {
     }
 
     #[inline]
-    fn check_bounds(&self, verb: &'static str) -> Result<()> {
-        self.check_odp_bounds(verb)
+    fn check_bounds(&self, verb: &'static str, start: usize) -> Result<()> {
+        self.check_postable(verb, start)
     }
 
     #[inline]
@@ -201,7 +203,7 @@ impl<M> Registered for Mr<M> {
 
 // SAFETY: the MR owns its memory and stays registered while it exists. It borrows the bytes out by
 // its methods only. `MemoryOwner` keeps the bytes valid and in place, also if the MR is forgotten.
-// `check_odp_bounds` rejects what Soft-RoCE misplaces.
+// `check_postable` rejects what Soft-RoCE misplaces.
 unsafe impl<M: MemoryOwner + Send + 'static> Source for Mr<M> {
     fn try_bytes(&self) -> Option<&[u8]> {
         self.bytes()
@@ -311,15 +313,15 @@ impl<M> AsRef<[u8]> for Shared<M> {
 }
 
 macro_rules! forward {
-    ($($method:ident($($argument:ident: $of:ty)?) -> $result:ty;)*) => {
+    ($($method:ident($($argument:ident: $of:ty),*) -> $result:ty;)*) => {
         impl<M> Registered for AnyBuffer<M> {
             $(#[inline]
-            fn $method(&self $(, $argument: $of)?) -> $result {
+            fn $method(&self $(, $argument: $of)*) -> $result {
                 match self {
-                    Self::Part(part) => part.$method($($argument)?),
-                    Self::Shared(shared) => shared.$method($($argument)?),
-                    Self::Exposed(source) => source.$method($($argument)?),
-                    Self::Lease(lease) => lease.$method($($argument)?),
+                    Self::Part(part) => part.$method($($argument),*),
+                    Self::Shared(shared) => shared.$method($($argument),*),
+                    Self::Exposed(source) => source.$method($($argument),*),
+                    Self::Lease(lease) => lease.$method($($argument),*),
                 }
             })*
         }
@@ -331,7 +333,7 @@ forward! {
     iova() -> u64;
     lkey() -> u32;
     length() -> usize;
-    check_bounds(verb: &'static str) -> Result<()>;
+    check_bounds(verb: &'static str, start: usize) -> Result<()>;
     verified_pd() -> PdId;
     verified_len() -> u32;
 }
@@ -348,9 +350,11 @@ mod tests {
     use std::ops::Bound;
     use std::ptr::NonNull;
 
+    use bareverbs_uapi::uverbs::types::DriverId;
     use proptest::prelude::*;
 
     use super::*;
+    use crate::owned::Lend;
     use crate::testing::Plain;
     use crate::{Access, ImplicitMr};
 
@@ -378,6 +382,29 @@ mod tests {
             let checked = checked_sge("test", &mr, pd.domain(), range);
             prop_assert_eq!(verified_sge(&mr, PdId::of(pd.domain()), range), checked.ok());
             prop_assert_eq!(verified_sge(&mr, PdId::of(other.domain()), range), None);
+        }
+    }
+
+    #[test]
+    fn rxe_odp_ranges_are_posted_from_page_boundaries_only() {
+        let page = rustix::param::page_size();
+        for (driver, rejects) in [(DriverId::RXE, true), (DriverId::UNKNOWN, false)] {
+            let pd = Plain::default().domain_of(driver);
+            let domain = pd.domain();
+            let region = ImplicitMr::for_test(domain, Access::LOCAL_WRITE | Access::ON_DEMAND);
+            let mut mr =
+                region.part(Buffer::zeroed(3 * page).unwrap()).map_err(|failed| failed.error).unwrap();
+            for (start, rejected) in [(0, false), (page, false), (100, rejects), (page + 8, rejects)] {
+                assert_eq!(mr.sge(start..).is_err(), rejected, "{start}");
+                assert_eq!(checked_sge("test", &mr, domain, start..).is_err(), rejected, "{start}");
+                let (head, rest) = mr.lend().split_at(start);
+                assert!(checked_sge("test", &head, domain, ..).is_ok());
+                assert_eq!(checked_sge("test", &rest, domain, ..).is_err(), rejected, "{start}");
+                assert_eq!(verified_sge(&rest, PdId::of(domain), ..).is_none(), rejects, "{start}");
+            }
+            let (_, rest) = mr.lend().split_at(page);
+            assert_eq!(checked_sge("test", &rest, domain, 8..).is_err(), rejects);
+            assert_eq!(Part::new(mr).is_err(), rejects);
         }
     }
 

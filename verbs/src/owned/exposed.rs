@@ -438,8 +438,8 @@ impl<M> Registered for ExposedSource<M> {
     }
 
     #[inline]
-    fn check_bounds(&self, verb: &'static str) -> Result<()> {
-        self.memory.part.check_bounds(verb)
+    fn check_bounds(&self, verb: &'static str, start: usize) -> Result<()> {
+        self.memory.part.check_bounds(verb, start)
     }
 
     #[inline]

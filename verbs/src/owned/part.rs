@@ -358,7 +358,7 @@ impl<M> Registered for Part<M> {
     }
 
     #[inline]
-    fn check_bounds(&self, _: &'static str) -> Result<()> {
+    fn check_bounds(&self, _: &'static str, _: usize) -> Result<()> {
         // `check_local` has rejected the regions with which a device exceeds the bounds.
         Ok(())
     }
@@ -529,8 +529,8 @@ impl<M> Registered for Shared<M> {
     }
 
     #[inline]
-    fn check_bounds(&self, verb: &'static str) -> Result<()> {
-        self.part.check_bounds(verb)
+    fn check_bounds(&self, verb: &'static str, start: usize) -> Result<()> {
+        self.part.check_bounds(verb, start)
     }
 
     #[inline]

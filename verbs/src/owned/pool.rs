@@ -274,7 +274,7 @@ impl Registered for Lease {
     }
 
     #[inline]
-    fn check_bounds(&self, _: &'static str) -> Result<()> {
+    fn check_bounds(&self, _: &'static str, _: usize) -> Result<()> {
         // The pool's region is not registered on demand.
         Ok(())
     }

@@ -138,8 +138,8 @@ impl<R: Lend> Registered for LendRange<'_, R> {
         self.len
     }
 
-    fn check_bounds(&self, verb: &'static str) -> Result<()> {
-        self.region.check_bounds(verb)
+    fn check_bounds(&self, verb: &'static str, start: usize) -> Result<()> {
+        self.region.check_bounds(verb, self.offset + start)
     }
 
     fn verified_pd(&self) -> PdId {

@@ -1,14 +1,13 @@
 //! The part of an SRQ that its QPs share.
 
-use std::mem::ManuallyDrop;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use bareverbs_provider::command;
 use bareverbs_provider::device::IoctlError;
-use bareverbs_provider::traits::{Provider, RecvQueue};
+use bareverbs_provider::traits::Provider;
 
 use crate::cq::CqShared;
-use crate::raw::Released;
+use crate::raw::{Released, leak_queue};
 use crate::{Context, Pd, Xrcd};
 
 /// The part of an SRQ that its QPs share.
@@ -37,13 +36,7 @@ impl<P: Provider> SrqShared<P> {
     /// The SRQ must not be destroyed already. No code may use it afterwards.
     unsafe fn destroy(&mut self) -> Result<u32, IoctlError> {
         // SAFETY: the caller's contract is stronger.
-        unsafe { self.try_destroy() }.inspect_err(|_| {
-            // The device may still use the ring, so it is leaked.
-            let orphan = self.orphan.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-            if let Some(mut queue) = orphan.map(ManuallyDrop::new) {
-                queue.abandon();
-            }
-        })
+        unsafe { self.try_destroy() }.inspect_err(|_| leak_queue(&mut self.orphan))
     }
 
     /// As `destroy`, but the SRQ remains usable if the kernel refuses.
@@ -63,8 +56,9 @@ impl<P: Provider> SrqShared<P> {
 impl<P: Provider> Drop for SrqShared<P> {
     fn drop(&mut self) {
         if self.released.get() {
-            // The kernel object still exists: its memory is leaked.
-            std::mem::forget(self.orphan.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+            // The kernel object still exists. The caller may free the memory of its receives after
+            // it has destroyed the object.
+            leak_queue(&mut self.orphan);
         } else if !self.destroyed {
             // SAFETY: the SRQ is not destroyed yet, and `self` is being dropped.
             let _ = unsafe { self.destroy() };

@@ -21,6 +21,7 @@ kernel_tests! {
     queue_accepts_exactly_its_capacity if soft_roce,
     small_rings_carry_many_messages if soft_roce,
     batch_rejected_before_rts_is_never_sent if soft_roce,
+    batch_posted_in_rtr_after_reset_is_never_sent if soft_roce,
     doorbell_flushes_a_qp_in_err if soft_roce,
     qp_works_after_reset if soft_roce,
     armed_cq_raises_one_event if soft_roce,

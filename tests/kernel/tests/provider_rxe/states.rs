@@ -1,8 +1,10 @@
 //! Requests in each state of a queue pair.
 
+use std::time::{Duration, Instant};
+
 use bareverbs_provider::Errno;
 use bareverbs_provider::error::DoorbellError;
-use bareverbs_provider::traits::{CreatedQp, SendQueue};
+use bareverbs_provider::traits::{CreatedQp, RecvQueue, SendQueue};
 use bareverbs_provider::work::{Operation, Payload, WcOpcode, WcStatus};
 use bareverbs_rxe::Rxe;
 use bareverbs_uapi::verbs_values::QpState;
@@ -42,6 +44,48 @@ pub(crate) fn batch_rejected_before_rts_is_never_sent() {
     succeeds(&mut pair.client_cq, 2, WcOpcode::SEND);
     succeeds(&mut pair.server_cq, 2, WcOpcode::RECV);
     assert_eq!(try_poll(&mut pair.client_cq), None);
+}
+
+/// Resets both queue pairs, and brings them to RTR.
+fn reset_to_rtr(pair: &mut Pair) {
+    for qp in [&mut pair.client, &mut pair.server] {
+        for _ in 0..2 {
+            pair.host.state(qp, QpState::RESET);
+        }
+        // SAFETY: the kernel has executed two requests to RESET, and no other since.
+        unsafe {
+            qp.sq.reset();
+            qp.rq.as_mut().unwrap().reset();
+        }
+        pair.host.init(qp);
+    }
+    pair.host.ready_to_receive(&pair.client, &pair.server);
+    pair.host.ready_to_receive(&pair.server, &pair.client);
+}
+
+pub(crate) fn batch_posted_in_rtr_after_reset_is_never_sent() {
+    let mut pair = Pair::new(CAP);
+    let memory = Memory::new(&pair.host, 4096);
+    for round in 0..20 {
+        // The server has no receive: both timers of the client are armed.
+        pair.send(1, Operation::Send, Payload::Inline(&[b"early"]));
+        std::thread::sleep(Duration::from_millis(round % 4));
+        reset_to_rtr(&mut pair);
+        pair.receive(2, &[memory.sge(0, 8)]);
+        let end = Instant::now() + Duration::from_millis(100);
+        while Instant::now() < end {
+            push(&mut pair.client, 3, Operation::Send, Payload::Inline(&[b"lost"])).unwrap();
+            assert!(matches!(pair.client.sq.ring(), Err(DoorbellError::TakenBack(_))));
+        }
+        assert_eq!((try_poll(&mut pair.client_cq), try_poll(&mut pair.server_cq)), (None, None));
+        for qp in [&pair.client, &pair.server] {
+            pair.host.ready_to_send(qp);
+        }
+        pair.send(4, Operation::Send, Payload::Inline(&[b"found"]));
+        succeeds(&mut pair.client_cq, 4, WcOpcode::SEND);
+        succeeds(&mut pair.server_cq, 2, WcOpcode::RECV);
+        assert_eq!(memory.read(0, 5), b"found");
+    }
 }
 
 fn flushed(pair: &mut Pair) {

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use bareverbs::owned::{Endpoint, Lend, LendRange, Part, Pool};
 use bareverbs::{Access, Buffer, Error, LocalAccess, Mr, Pd, WcStatus};
+use bareverbs_kernel_tests::{Completion, Outcome, skip};
 
 use crate::owned::endpoints;
 use crate::pair::{ALL_REMOTE, TIMEOUT, contents, counts, open, region};
@@ -120,6 +121,23 @@ pub(crate) fn owned_operations_outlive_a_scope() {
     let received: Vec<_> = (0..3).map(|_| bob.poll().unwrap().unwrap()).collect();
     let of: Vec<_> = received.iter().map(|done| (done.tag, done.len, done.buffer.is_some())).collect();
     assert_eq!(of, [(1, 1, true), (2, 2, true), (3, 3, false)]);
+}
+
+pub(crate) fn lent_odp_range_leaves_its_neighbour_alone() -> Outcome {
+    let pd = open().alloc_pd().unwrap();
+    if !pd.context().capabilities().odp {
+        return skip("the device does not page on demand");
+    }
+    let (mut alice, _bob) = pair(&pd);
+    let shared = region(&pd, &[7; 100]);
+    let rights = Access::LOCAL_WRITE | Access::ON_DEMAND;
+    let mut whole = pd.register(Buffer::zeroed(200).unwrap(), rights).unwrap();
+    let (_neighbour, mut rest) = whole.lend().split_at(100);
+    let remote = shared.remote(0).unwrap();
+    let posted = alice.scope(|scope| scope.post_read(&mut rest, .., remote, 1).is_ok()).unwrap();
+    let (neighbour, rest) = whole.bytes().unwrap().split_at(100);
+    assert_eq!((neighbour, rest), (&[0; 100][..], &[if posted { 7 } else { 0 }; 100][..]));
+    Ok(Completion::Completed)
 }
 
 pub(crate) fn scope_reads_into_disjoint_ranges_of_a_region() {

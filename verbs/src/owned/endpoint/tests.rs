@@ -48,7 +48,7 @@ fn rxe_odp_mr_must_be_page_aligned() {
     let within_page = unsafe { start.add(1) };
     for (start, refused) in [(start, false), (within_page, true)] {
         let part = setup.region.part(Placed(start)).map_err(|failed| failed.error).unwrap();
-        assert_eq!(part.check_odp_bounds("Endpoint::post_recv").is_err(), refused);
+        assert_eq!(part.check_postable("Endpoint::post_recv", 0).is_err(), refused);
         for right in [Access::REMOTE_WRITE, Access::REMOTE_READ] {
             let rights = Access::LOCAL_WRITE | right | Access::ON_DEMAND;
             let failed = pd.register(Placed(start), rights).map_err(|failed| failed.error).unwrap_err();
