@@ -33,9 +33,17 @@ pub(crate) struct Bench {
     pub(crate) pairs: u32,
 }
 
+/// What the time of a guest counts.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Time {
+    /// Instructions of its one processor.
+    Instructions,
+    Real,
+}
+
 impl Bench {
-    /// Boots the guest, whose time counts instructions, and runs `work` in it.
-    pub(crate) fn run<T>(&self, work: impl FnOnce(&mut Guests) -> Result<T>) -> Result<T> {
+    /// Boots the guest and runs `work` in it.
+    pub(crate) fn run<T>(&self, time: Time, work: impl FnOnce(&mut Guests) -> Result<T>) -> Result<T> {
         let cache = Cache::open()?;
         let tools = Tools::fetch(&cache, false)?;
         let kernel = lab::kernel(&cache, &tools, &self.kernel)?;
@@ -52,7 +60,7 @@ impl Bench {
             rdma_core: Some(rdma_core.root.clone()),
             shares: Vec::new(),
             accelerator: Accelerator::Auto,
-            instruction_clock: true,
+            instruction_clock: time == Time::Instructions,
             recording: None,
             hca: hca.as_ref(),
         })?;
@@ -189,7 +197,7 @@ const STEPS: [&str; 17] = [
 
 impl Cmtime {
     pub(crate) fn run(self) -> Result<ExitCode> {
-        self.bench.run(|guests| {
+        self.bench.run(Time::Instructions, |guests| {
             let mut lab = Lab { guests, options: &self, runs: 0 };
             let mut times: [Vec<Times>; 2] = Default::default();
             // The first run of each loads the program and the kernel's modules.
