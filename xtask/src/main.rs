@@ -22,6 +22,7 @@ mod mutants;
 mod native;
 mod outcome;
 mod package;
+mod perf_compare;
 mod plot;
 mod print;
 mod pyverbs;
@@ -67,6 +68,8 @@ enum Command {
     Fastpath(fastpath::Fastpath),
     /// Time the steps of connections, and count their system calls, beside librdmacm's.
     Cmtime(cmtime::Cmtime),
+    /// Measure latencies and bandwidths, beside perftest's.
+    PerfCompare(perf_compare::PerfCompare),
     /// Measure the throughput of streams, beside librdmacm's.
     Rstream(rstream::Rstream),
     /// Count the mlx5 data path's instructions, on the software HCA in the same process.
@@ -118,6 +121,7 @@ fn main() -> ExitCode {
         Command::WqeDiff(diff) => diff.run(),
         Command::Fastpath(fastpath) => fastpath.run(),
         Command::Cmtime(cmtime) => cmtime.run(),
+        Command::PerfCompare(compare) => compare.run(),
         Command::Rstream(rstream) => rstream.run(),
         Command::Mutants(mutants) => mutants.run(),
         Command::Deny(deny) => deny.run(),

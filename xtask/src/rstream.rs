@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use bareverbs_lab::Guests;
 use clap::Args;
 
-use crate::cmtime::{Bench, COUNTING, calls_of_each, calls_rows, mean, parse_calls, script};
+use crate::cmtime::{Bench, COUNTING, Time, calls_of_each, calls_rows, mean, parse_calls, script};
 
 /// Bytes of a transfer, transfers of a round trip, and round trips.
 const TESTS: [(u32, u32, u32); 10] = [
@@ -63,9 +63,9 @@ pub(crate) struct Rstream {
 impl Rstream {
     pub(crate) fn run(self) -> Result<ExitCode> {
         if self.calls {
-            return self.bench.run(|guests| self.print_calls(guests));
+            return self.bench.run(Time::Instructions, |guests| self.print_calls(guests));
         }
-        self.bench.run(|guests| {
+        self.bench.run(Time::Instructions, |guests| {
             println!("{:<24} {:>10} {:>10} {:>8}", "Gb/sec", "bareverbs", "librdmacm", "ratio");
             let mut ratios = Vec::new();
             for (size, transfers, iterations) in TESTS {

@@ -111,10 +111,11 @@ impl Queue {
             QpState::RTR => [Step::RtrQpAttr, Step::RtrQp],
             _ => [Step::RtsQpAttr, Step::RtsQp],
         };
-        let (attr, mask) = id.init_qp_attr(state)?;
+        // Not destructured here: a measured step does not copy the attributes.
+        let found = id.init_qp_attr(state)?;
         let between = Instant::now();
         match self {
-            Self::Real(qp) => qp.modify(&attr, mask)?,
+            Self::Real(qp) => qp.modify(&found.0, found.1)?,
             Self::Simulated { delay, .. } => pause(*delay),
         }
         let end = Instant::now();

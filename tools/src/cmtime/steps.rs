@@ -49,11 +49,11 @@ const NAMES: [&str; COUNT] = [
     "destroy qp",
 ];
 
-/// The times of the steps of one connection.
+/// The times of the steps of one connection. Durations are computed when all steps are over.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Times {
     starts: [Option<Instant>; COUNT],
-    spent: [Option<Duration>; COUNT],
+    ends: [Option<Instant>; COUNT],
 }
 
 impl Times {
@@ -62,12 +62,18 @@ impl Times {
     }
 
     pub(super) fn end(&mut self, step: Step, at: Instant) {
-        self.spent[step as usize] = self.starts[step as usize].map(|start| at - start);
+        self.ends[step as usize] = Some(at);
     }
 
     /// A step of known start and end.
     pub(super) fn took(&mut self, step: Step, start: Instant, end: Instant) {
-        self.spent[step as usize] = Some(end - start);
+        self.start(step, start);
+        self.end(step, end);
+    }
+
+    /// The duration of a step that has started and ended.
+    fn spent(&self, step: usize) -> Option<Duration> {
+        Some(self.ends[step]? - self.starts[step]?)
     }
 }
 
@@ -117,7 +123,7 @@ impl Report {
         times: &[Times],
     ) -> Self {
         let row = |at: usize| {
-            let spent: Vec<Duration> = times.iter().filter_map(|times| times.spent[at]).collect();
+            let spent: Vec<Duration> = times.iter().filter_map(|times| times.spent(at)).collect();
             // The sum of whole connections, which overlap, means nothing.
             let sum = if at == Step::FullConnect as usize { Duration::ZERO } else { spent.iter().sum() };
             Row {

@@ -29,6 +29,10 @@ const INLINE_SEND: u32 = 236;
 const INLINE_WRITE: u32 = 220;
 const INLINE_DATAGRAM: u32 = 188;
 
+/// Slots of a send queue, at least. If all are in use, as after each post to a queue of one slot, the
+/// next post takes the slow path, which reads how far the device is.
+const SEND_SLOTS: u32 = 64;
+
 /// Where messages of a size are placed in a buffer: one after the other, in cache lines, until the
 /// cycle buffer is full; large messages all at its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,7 +126,7 @@ struct Next {
 
 impl Sends {
     /// Takes the next message. Its latency counts from `time`.
-    #[inline]
+    #[inline(always)]
     fn next(&mut self, posting: &Posting, time: u64) -> Next {
         let (offset, number) = (self.offset, self.posted);
         let index = posting.order.index(self.id, number);
@@ -384,7 +388,7 @@ impl<T: Service> Endpoint<T> {
         };
         let inline = plan.inline(context.driver());
         let cap = QpCap {
-            max_send_wr: plan.tx_depth,
+            max_send_wr: plan.tx_depth.max(SEND_SLOTS),
             max_recv_wr: if shared.is_some() { 0 } else { plan.rx_depth.max(1) },
             max_inline_data: inline,
             ..QpCap::default()
@@ -645,7 +649,7 @@ impl<T: Service> Endpoint<T> {
     pub(crate) fn poll_send(&mut self, posting: &Posting) -> Result<Option<(Completed, u64)>> {
         let Some(completion) = poll(&mut self.send_cqs, &mut self.next_send_cq) else { return Ok(None) };
         let index = lane_of(completion.wr_id);
-        self.check(&completion, index)?;
+        self.check(completion.status, completion.wr_id, index)?;
         let sends = &mut self.lanes[index].sends;
         let Some(signal) = sends.signals.pop_front() else {
             return Err(RunError::UnknownRequest(completion.wr_id).into());
@@ -672,7 +676,7 @@ impl<T: Service> Endpoint<T> {
             Some(shared) => shared.lanes.get(&completion.qp_num).copied().unwrap_or(usize::MAX),
             None => lane_of(completion.wr_id),
         };
-        self.check(&completion, index)?;
+        self.check(completion.status, completion.wr_id, index)?;
         let lane = &mut self.lanes[index];
         let size = match posting.sends {
             true => completion.byte_len.saturating_sub(T::HEADROOM),
@@ -691,20 +695,20 @@ impl<T: Service> Endpoint<T> {
 
     /// Fails unless the completion is a success of a lane.
     #[inline]
-    fn check(&self, completion: &WorkCompletion, index: usize) -> Result<()> {
-        match completion.status == WcStatus::SUCCESS && index < self.lanes.len() {
+    fn check(&self, status: WcStatus, wr_id: u64, index: usize) -> Result<()> {
+        match status == WcStatus::SUCCESS && index < self.lanes.len() {
             true => Ok(()),
-            false => Err(self.failure(completion, index)),
+            false => Err(self.failure(status, wr_id, index)),
         }
     }
 
     #[cold]
-    fn failure(&self, completion: &WorkCompletion, index: usize) -> anyhow::Error {
+    fn failure(&self, status: WcStatus, wr_id: u64, index: usize) -> anyhow::Error {
         let Some((lane, path)) = self.lanes.get(index).zip(self.paths.get(index)) else {
-            return RunError::UnknownRequest(completion.wr_id).into();
+            return RunError::UnknownRequest(wr_id).into();
         };
         // Soft-RoCE completes the failed request itself with a flush error.
-        let status = match (completion.status, lane.qp.as_ref().and_then(Qp::failure)) {
+        let status = match (status, lane.qp.as_ref().and_then(Qp::failure)) {
             (WcStatus::WR_FLUSH_ERR, Some(failure)) => failure.status,
             (status, _) => status,
         };
@@ -972,8 +976,9 @@ fn lane_of(wr_id: u64) -> usize {
     wr_id as u32 as usize
 }
 
-/// Polls one completion, starting with the CQ after the last one that had some.
-#[inline]
+/// Polls one completion, starting with the CQ after the last one that had some. Inlined, so that fields
+/// that the caller does not use are not computed.
+#[inline(always)]
 fn poll(cqs: &mut [Cq], next: &mut usize) -> Option<WorkCompletion> {
     for _ in 0..cqs.len() {
         let completion = cqs[*next].poll_one();

@@ -3,10 +3,11 @@
 //! Recording does not allocate. Times are nanoseconds since the start of the run.
 
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use nix::sys::resource::{UsageWho, getrusage};
+use nix::time::{ClockId, clock_gettime};
 
 /// Largest latency of the histogram, in nanoseconds: an hour.
 const LARGEST: u64 = 3_600_000_000_000;
@@ -94,9 +95,9 @@ pub(crate) struct KindFigures {
 
 /// Records a run of a thread.
 pub(crate) struct Recorder<'r> {
-    /// The start of the run, which the threads share.
-    origin: &'r OnceLock<Instant>,
-    begun: Option<Instant>,
+    /// The start of the run by [`clock`], which the threads share.
+    origin: &'r OnceLock<u64>,
+    begun: Option<u64>,
     window: Window,
     latency: Histogram<u64>,
     messages: u64,
@@ -111,6 +112,14 @@ pub(crate) struct Recorder<'r> {
     on_interval: &'r (dyn Fn(&Interval) + Sync),
 }
 
+/// The monotonic clock in nanoseconds. The difference of two `Instant`s takes 80 instructions more.
+#[inline]
+fn clock() -> u64 {
+    // Linux has this clock.
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("the monotonic clock exists");
+    now.tv_sec() as u64 * 1_000_000_000 + now.tv_nsec() as u64
+}
+
 fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, LARGEST, DIGITS).expect("the bounds are valid")
 }
@@ -120,7 +129,7 @@ impl<'r> Recorder<'r> {
     pub(crate) fn new(
         window: Window,
         kinds: usize,
-        origin: &'r OnceLock<Instant>,
+        origin: &'r OnceLock<u64>,
         on_interval: &'r (dyn Fn(&Interval) + Sync),
     ) -> Self {
         let figures = || KindFigures { messages: 0, bytes: 0, latency: histogram() };
@@ -143,14 +152,14 @@ impl<'r> Recorder<'r> {
     /// Starts the clock, unless a thread has started it.
     pub(crate) fn begin(&mut self) {
         if self.begun.is_none() {
-            self.begun = Some(*self.origin.get_or_init(Instant::now));
+            self.begun = Some(*self.origin.get_or_init(clock));
         }
     }
 
     /// The time since the start; 0 before it.
     #[inline]
     pub(crate) fn now(&self) -> u64 {
-        self.begun.map_or(0, |begun| begun.elapsed().as_nanos() as u64)
+        self.begun.map_or(0, |begun| clock() - begun)
     }
 
     /// Records messages that completed at `now`.

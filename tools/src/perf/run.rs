@@ -185,15 +185,18 @@ impl<'t, 'r> Turns<'t, 'r> {
         self.end != u64::MAX && self.recorder.now() >= self.end
     }
 
-    /// Notes that a message is sent now. The time since the last one is a round trip.
-    fn send(&mut self) -> u64 {
+    /// Sends a message. The time since the last one is a round trip, which is recorded while this
+    /// message is under way.
+    #[inline(always)]
+    fn send(&mut self, post: impl FnOnce(u64) -> Result<()>) -> Result<()> {
         let now = self.recorder.now();
+        post(now)?;
         if let Some(last) = self.last.replace(now) {
             let latency = Some(now - last);
             self.recorder.record(now, Completed { messages: 1, bytes: self.bytes, latency, kind: 0 });
         }
         self.sent += 1;
-        now
+        Ok(())
     }
 }
 
@@ -224,8 +227,7 @@ pub(crate) fn message_latency<T: Service>(
             endpoint.repost(index, posting)?;
         }
         if turns.sent < turns.limit {
-            let now = turns.send();
-            endpoint.post_sends(0, posting, 1, now)?;
+            turns.send(|now| endpoint.post_sends(0, posting, 1, now))?;
             while endpoint.poll_send(posting)?.is_none() {
                 if turns.time_is_over() {
                     return Ok(());
@@ -266,8 +268,7 @@ pub(crate) fn write_latency<T: Service>(
         }
         if turns.sent < turns.limit {
             endpoint.set_last_byte(posting.size, (turns.sent + 1) as u8)?;
-            let now = turns.send();
-            endpoint.post_sends(0, posting, 1, now)?;
+            turns.send(|now| endpoint.post_sends(0, posting, 1, now))?;
             // The peer ends as soon as it has the last message, perhaps before it acknowledges it.
             let acknowledged = wait_for_send(endpoint, posting, &turns, watch);
             match acknowledged {

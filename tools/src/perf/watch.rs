@@ -69,10 +69,15 @@ impl<'a> Watch<'a> {
     pub(crate) fn progress(&mut self) -> Result<Verdict> {
         (self.spins, self.quiet) = (0, None);
         self.busy += 1;
-        if self.busy < COMPLETIONS && self.gone.is_none() {
-            self.stop.check()?;
-            return Ok(if self.abort.load(Ordering::Relaxed) { Verdict::Aborted } else { Verdict::Wait });
+        let ends = self.stop.check().is_err() || self.abort.load(Ordering::Relaxed);
+        if self.busy < COMPLETIONS && self.gone.is_none() && !ends {
+            return Ok(Verdict::Wait);
         }
+        self.look_while_busy()
+    }
+
+    #[cold]
+    fn look_while_busy(&mut self) -> Result<Verdict> {
         self.busy = 0;
         let verdict = self.look(None)?;
         self.quiet = None;
