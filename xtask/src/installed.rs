@@ -17,7 +17,8 @@ pub(crate) fn installed(name: &str, program: &str, version: &str) -> Result<Path
     }
     eprintln!("installing {name} {version} into {}", root.display());
     let mut cargo = build::cargo();
-    // It runs for seconds: optimization takes longer than it saves.
+    // It runs for seconds: optimization takes longer than it saves. So do debug symbols.
+    cargo.env("CARGO_PROFILE_DEV_DEBUG", "0");
     cargo.args(["install", "--quiet", "--locked", "--debug", "--version", version, "--root"]);
     cargo.arg(&root).arg(name);
     if !cargo.status().context("running cargo")?.success() {

@@ -62,7 +62,7 @@ impl Test {
             let stop = AtomicBool::new(false);
             let (tests, host) = thread::scope(|scope| {
                 // Guests leave a processor idle most of the time.
-                let host = scope.spawn(|| build::with_low_priority(|| host::check(&stop)));
+                let host = scope.spawn(|| build::with_low_priority(|| host::check(self.all, &stop)));
                 let tests = stopping(&stop, || {
                     let programs = scope.spawn(build_ahead);
                     let lab = self.lab()?;
@@ -80,7 +80,9 @@ impl Test {
             self.guests(&self.lab()?, &flaky, &AtomicBool::new(false))?
         };
         table.print();
-        for line in left_out {
+        let published =
+            (self.filter.is_empty() && !self.all).then(|| format!("on the host: {}", host::PUBLISHED));
+        for line in left_out.into_iter().chain(published) {
             println!("left out (`--all` runs it) {line}");
         }
         for name in failures {
