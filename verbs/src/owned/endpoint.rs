@@ -88,7 +88,7 @@ use crate::{
 /// |---|---|
 /// | [`Error::Invalid`] | The range is beyond the buffer, or is 4 GiB or longer. |
 /// | [`Error::Invalid`] | The buffer belongs to another protection domain. |
-/// | [`Error::Invalid`] | On Soft-RoCE: the MR has `ON_DEMAND` and is not page-aligned. |
+/// | [`Error::Invalid`] | On Soft-RoCE: the MR has `ON_DEMAND`, and the range does not begin at a page boundary. |
 /// | [`Error::Closed`] | The connection has failed. |
 /// | [`Error::Post`], [`PostReason::State`] | A send, write or read before [`Endpoint::connect`]. |
 /// | [`Error::Post`], [`PostReason::Queue`] | The queue is full ([`NotPosted::is_full`]), inline data exceeds [`EndpointOptions::inline`] (default 0), or the operation is unsupported. |

@@ -58,6 +58,9 @@ pub unsafe trait Lend: Registered {
 /// A range of a region that is borrowed exclusively, from [`Lend::lend`]. Ranges of one region are
 /// disjoint.
 ///
+/// On Soft-RoCE, a post rejects a range of an MR with [`ON_DEMAND`](crate::Access::ON_DEMAND) that does
+/// not begin at a page boundary.
+///
 /// The region can be used again when its ranges are dropped:
 ///
 /// ```compile_fail,E0502
