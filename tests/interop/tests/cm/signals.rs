@@ -153,7 +153,7 @@ fn start_pair(server: &str, client: &[&str]) -> (Program, Program) {
         if !client.has_ended() {
             return (server, client);
         }
-        assert!(Instant::now() < deadline, "it copies: {:#?}", client.finish());
+        assert!(Instant::now() < deadline, "it runs: {:#?}", client.finish());
     }
 }
 
