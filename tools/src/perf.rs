@@ -64,7 +64,7 @@ pub(crate) fn run(perf: &Perf) -> Result<()> {
 
 fn run_transport<T: Service>(mut plan: Plan<'_>) -> Result<()> {
     let options = plan.options;
-    let stop = Stop::on_signals().context("cannot set up signal handling")?;
+    let stop = Stop::on_signals_with_results().context("cannot set up signal handling")?;
     let context = devices::open(options.ib_dev.as_deref(), options.ib_port)?;
     let device = context.device();
     if T::HAS_TARGETS {

@@ -88,10 +88,13 @@ struct Report {
 /// `bareverbs rcopy`.
 pub(crate) fn run(options: &Rcopy) -> Result<()> {
     let stop = Stop::on_signals().context("cannot set up signal handling")?;
-    match (&options.source, &options.destination) {
+    let ended = match (&options.source, &options.destination) {
         (Some(source), Some(destination)) => run_client(options, source, destination, stop),
         _ => run_server(options, stop),
-    }
+    };
+    // An error after a signal is not one of the server.
+    stop.check()?;
+    ended
 }
 
 fn say(options: &Rcopy, text: &str) -> Result<()> {

@@ -1,12 +1,12 @@
 //! SIGINT and SIGTERM as an eventfd. A signal ends waits, and the program cleans up.
 //!
-//! The program has [`GRACE`] for that. Then it exits, also from a call that no signal ends: a name
+//! The program has a grace period for that. Then it exits, also from a call that no signal ends: a name
 //! look-up, a connect, a write to a full pipe. The kernel releases its objects. A second signal
 //! kills it at once.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::libc;
@@ -24,8 +24,11 @@ static IS_LAST: AtomicBool = AtomicBool::new(false);
 /// The signals that end the program.
 const ENDING: [Signal; 2] = [Signal::SIGINT, Signal::SIGTERM];
 
-/// The time from a signal to the exit of the program, at most.
-const GRACE: Duration = Duration::from_millis(700);
+/// The grace period in milliseconds: the time from a signal to the exit of the program, at most.
+static GRACE: AtomicU32 = AtomicU32::new(300);
+
+/// That of programs which print what they have measured.
+const GRACE_FOR_RESULTS: u32 = 700;
 
 /// Signals within this time are one: timeout(1) sends it to the process and again to its group.
 const TOGETHER: Duration = Duration::from_millis(100);
@@ -69,6 +72,12 @@ impl Stop {
     /// A `Stop` that no signal triggers.
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self { event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)? })
+    }
+
+    /// As [`on_signals`](Self::on_signals), with the time to print what was measured.
+    pub(crate) fn on_signals_with_results() -> io::Result<&'static Self> {
+        GRACE.store(GRACE_FOR_RESULTS, Ordering::Relaxed);
+        Self::on_signals()
     }
 
     /// The `Stop` that SIGINT and SIGTERM trigger, until the program ends.
@@ -181,7 +190,7 @@ fn timespec(time: Duration) -> Timespec {
 
 /// Notes a signal that was taken elsewhere.
 pub(crate) fn arrived(signal: i32) -> io::Result<()> {
-    Stop::on_signals()?;
+    Stop::on_signals_with_results()?;
     on_signal(signal);
     Ok(())
 }
@@ -190,7 +199,8 @@ extern "C" fn on_signal(signal: i32) {
     if SIGNAL.compare_exchange(0, signal, Ordering::Relaxed, Ordering::Relaxed).is_err() {
         return;
     }
-    let times = libc::itimerval { it_value: timeval(TOGETHER), it_interval: timeval(GRACE - TOGETHER) };
+    let rest = Duration::from_millis(GRACE.load(Ordering::Relaxed).into()) - TOGETHER;
+    let times = libc::itimerval { it_value: timeval(TOGETHER), it_interval: timeval(rest) };
     // SAFETY: the kernel reads the times, which live during the call, and writes nothing.
     unsafe { libc::setitimer(libc::ITIMER_REAL, &raw const times, std::ptr::null_mut()) };
     let event: RawFd = WAKE.load(Ordering::Relaxed);
@@ -200,7 +210,8 @@ extern "C" fn on_signal(signal: i32) {
     let _ = rustix::io::write(event, &1u64.to_ne_bytes());
 }
 
-/// The first alarm is the end of [`TOGETHER`], the second one that of [`GRACE`].
+/// The first alarm is the end of [`TOGETHER`], the second one that of the grace
+/// period.
 extern "C" fn on_alarm(_: i32) {
     if IS_LAST.swap(true, Ordering::Relaxed) {
         // SAFETY: _exit() runs no code of the process. The kernel releases what it has.

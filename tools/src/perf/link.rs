@@ -126,8 +126,12 @@ pub(crate) fn run<T: Service>(plan: &Plan<'_>, local: &Local<'_>, peer: Peer<'_>
     match ended {
         Ok(()) => Ok(outcome),
         Err(error) => {
-            if local.stop.check().is_err() && !outcome.sizes.is_empty() {
-                local.partial.lock().unwrap_or_else(PoisonError::into_inner).push(outcome);
+            if local.stop.check().is_err() {
+                // The results come first: the kernel takes its time, and releases all at the exit.
+                std::mem::forget(endpoints);
+                if !outcome.sizes.is_empty() {
+                    local.partial.lock().unwrap_or_else(PoisonError::into_inner).push(outcome);
+                }
             }
             Err(error)
         }
