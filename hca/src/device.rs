@@ -11,22 +11,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::engine::{Doorbell, Engine, EventKind, Interrupts, Link, Port, Recorder};
+use crate::engine::{Doorbell, Engine, Interrupts, Link, Port, PortEvent, Recorder};
 use crate::fabric::{Addresses, Fabric, Inbox, SharedInbox};
 use crate::firmware::{Delivery, Firmware, execute_slot, opcode};
 use crate::memory::{DEVICE_MEMORY_SIZE, DEVICE_MEMORY_START, DmaMap, MapError};
 
 /// Pause of a sender whose receiver is congested.
 const PAUSE: Duration = Duration::from_micros(50);
-
-/// Subtypes of the port change event (`MLX5_PORT_CHANGE_SUBTYPE_*` in
-/// `include/linux/mlx5/device.h`).
-mod port_event {
-    pub(super) const DOWN: u8 = 1;
-    pub(super) const ACTIVE: u8 = 4;
-    pub(super) const LID: u8 = 6;
-    pub(super) const GID: u8 = 8;
-}
 
 /// Parameters of a device.
 #[derive(Clone, Copy, Debug)]
@@ -172,23 +163,18 @@ impl Device {
     pub(crate) fn change(&self, change: PortChange) -> bool {
         let mut guard = self.shared.lock();
         let engine = &mut guard.engine;
-        let (changed, event) = match change {
-            PortChange::Link(up) => {
-                (engine.set_up(up), if up { port_event::ACTIVE } else { port_event::DOWN })
-            }
+        match change {
+            PortChange::Link(up) => engine.set_cable(up),
             _ if self.shared.setup.link == Link::Ethernet => return false,
-            PortChange::Lid(lid) => {
-                (std::mem::replace(&mut engine.port_mut().lid, lid) != lid, port_event::LID)
+            PortChange::Lid(lid) if engine.port().lid != lid => {
+                engine.port_mut().lid = lid;
+                engine.port_event(PortEvent::Lid);
             }
-            PortChange::Prefix(prefix) => {
-                (std::mem::replace(&mut engine.port_mut().prefix, prefix) != prefix, port_event::GID)
+            PortChange::Prefix(prefix) if engine.port().prefix != prefix => {
+                engine.port_mut().prefix = prefix;
+                engine.port_event(PortEvent::Gid);
             }
-        };
-        if changed {
-            const PORT: usize = 8;
-            let mut data = [0; 28];
-            data[PORT] = 1 << 4;
-            engine.event(EventKind::PortChange, event, &data);
+            PortChange::Lid(_) | PortChange::Prefix(_) => {}
         }
         let after = addresses(engine);
         drop(guard);
@@ -273,12 +259,12 @@ impl Shared {
                 }
             }
             for packet in inbox.packets.drain(..) {
-                if engine.port().up && engine.port().answers_to(&packet.route) {
+                if engine.port().is_up() && engine.port().answers_to(&packet.route) {
                     engine.receive(packet);
                 }
             }
             for frame in inbox.frames.drain(..) {
-                if engine.port().up {
+                if engine.port().is_up() {
                     engine.frame_arrived(&frame);
                     for rq in firmware.steer(engine, &frame) {
                         engine.receive_frame(rq, &frame);
@@ -286,7 +272,7 @@ impl Shared {
                 }
             }
             let more = if congested { engine.has_work() } else { engine.run(now) };
-            let up = engine.port().up;
+            let up = engine.port().is_up();
             loop_back(engine, firmware);
             engine.take_outgoing(&mut packets, &mut frames);
             let deadline = engine.next_deadline();

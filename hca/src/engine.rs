@@ -50,6 +50,7 @@ pub(crate) use cq::LONGEST_RUN;
 pub use cq::{CqSetup, MiniFormat};
 pub(crate) use cq::{Moderation, NO_USER_INDEX};
 pub use doorbell::Doorbell;
+pub(crate) use eq::PortEvent;
 pub use eq::{EqSetup, EventKind, Interrupts};
 use ethernet::Rq;
 pub use ethernet::{RqSetup, RqState};
@@ -163,7 +164,7 @@ impl Engine {
         let memory = std::mem::take(&mut self.core.memory);
         let port = self.core.port.clone();
         let interrupts = std::mem::replace(&mut self.core.interrupts, Box::new(NoInterrupts));
-        *self = Self::new(Port { gids: vec![None; port::GIDS], ..port }, interrupts);
+        *self = Self::new(Port { gids: vec![None; port::GIDS], enabled: true, ..port }, interrupts);
         (self.core.memory, self.core.recording) = (memory, recording);
         self.core.memory.device_memory_mut().clear();
     }
@@ -333,11 +334,32 @@ impl Engine {
         self.core.now = now;
     }
 
-    /// Sets the link up or down. Returns whether the link state changed.
-    pub(crate) fn set_up(&mut self, up: bool) -> bool {
-        let changed = std::mem::replace(&mut self.core.port.up, up) != up;
-        self.core.traffic.link_downs += u32::from(changed && !up);
-        changed
+    /// Connects or disconnects the cable. A change of the link raises a port change event.
+    pub(crate) fn set_cable(&mut self, connected: bool) {
+        self.change_link(|port| port.cable = connected);
+    }
+
+    /// Sets the administrative status of the port, with the same event.
+    pub(crate) fn set_enabled(&mut self, enabled: bool) {
+        self.change_link(|port| port.enabled = enabled);
+    }
+
+    fn change_link(&mut self, change: impl FnOnce(&mut Port)) {
+        let before = self.core.port.is_up();
+        change(&mut self.core.port);
+        let up = self.core.port.is_up();
+        if up != before {
+            self.core.traffic.link_downs += u32::from(!up);
+            self.port_event(if up { PortEvent::Active } else { PortEvent::Down });
+        }
+    }
+
+    /// Posts a port change event.
+    pub(crate) fn port_event(&mut self, kind: PortEvent) {
+        const PORT: usize = 8;
+        let mut data = [0; 28];
+        data[PORT] = 1 << 4;
+        self.event(EventKind::PortChange, kind as u8, &data);
     }
 
     /// The port's tables, mutable.

@@ -48,7 +48,7 @@ pub(crate) enum Tier {
 }
 
 /// All tests in order, by name.
-const TESTS: [(&str, Test, Tier); 15] = [
+const TESTS: [(&str, Test, Tier); 16] = [
     ("interop_within_one_host", interop::within, Tier::Short),
     ("interop_between_hosts", interop::between, Tier::Kernel),
     ("bareverbs_interop_between_hosts", interop::bareverbs_between, Tier::Kernel),
@@ -56,6 +56,7 @@ const TESTS: [(&str, Test, Tier); 15] = [
     ("dmesg_is_clean", interop::dmesg_clean, Tier::Short),
     ("pyverbs_subset_passes", interop::pyverbs, Tier::Kernel),
     ("link_down_and_up_raise_events", resets::cable, Tier::Kernel),
+    (NETDEV_DOWN, resets::netdev_down, Tier::Kernel),
     ("perf_doctor_names_a_link_that_is_down", resets::doctor, Tier::Kernel),
     (MIGRATION, migration::failing_path, Tier::Kernel),
     ("driver_rebinds_under_traffic", resets::unbind, Tier::Kernel),
@@ -69,10 +70,16 @@ const TESTS: [(&str, Test, Tier); 15] = [
 /// A test for InfiniBand only.
 const MIGRATION: &str = "writes_survive_the_failure_of_their_path";
 
+/// A test for RoCE only.
+const NETDEV_DOWN: &str = "netdev_down_stops_traffic_until_it_is_up";
+
 /// The tests of this tier for a link type whose names contain the filter.
 pub(crate) fn tests(port: HcaPort, tier: Tier, filter: Filter<'_>) -> Vec<(String, Test)> {
     let kind = kind(port);
-    let fits = |name: &str| port == HcaPort::Ib || name != MIGRATION;
+    let fits = |name: &str| match port {
+        HcaPort::Ib => name != NETDEV_DOWN,
+        HcaPort::Roce => name != MIGRATION,
+    };
     let within = TESTS.iter().filter(|(name, _, from)| *from <= tier && fits(name));
     let named = within.map(|(name, test, _)| (format!("{PREFIX}{kind}::{name}"), *test));
     named.filter(|(title, _)| filter.takes(title)).collect()

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Device, Setup};
+use super::{Device, PortChange, Setup};
 use crate::engine::{Doorbell, Interrupts, Link, State};
 use crate::fabric::Fabric;
 use crate::firmware::bits::ViewMut;
@@ -240,6 +240,53 @@ fn no_dma_after_command_completion() {
         sender.number(QP_2ERR, object(sender.qp));
         eventually("the rest is flushed", || sender.completions() == u32::from(sender.posted));
     }
+}
+
+/// Writes PAOS as `mlx5_set_port_admin_status` of the kernel's `core/port.c` does.
+fn set_admin_status(host: &Host, up: bool) {
+    const HEADER: usize = 16;
+    const PAOS: u16 = 0x5006;
+    let mut input = vec![0; HEADER];
+    input[10..12].copy_from_slice(&PAOS.to_be_bytes());
+    let status = if up { 1 } else { 2 };
+    input.extend_from_slice(&[0, 1, status, 0, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    host.number(ACCESS_REG, input);
+}
+
+#[test]
+fn link_is_up_while_port_is_enabled_and_cable_connected() {
+    let fabric = Fabric::new();
+    let host = Host::new(0, &fabric);
+    let link = || {
+        let hca = host.device.shared.lock();
+        (hca.engine.port().is_up(), hca.engine.traffic().link_downs)
+    };
+    assert_eq!(link(), (true, 0));
+    set_admin_status(&host, false);
+    assert_eq!(link(), (false, 1));
+    for cable in [false, true] {
+        assert!(host.device.change(PortChange::Link(cable)));
+        assert_eq!(link(), (false, 1), "a disabled port stays down");
+    }
+    host.device.change(PortChange::Link(false));
+    set_admin_status(&host, true);
+    assert_eq!(link(), (false, 1), "a port without a cable stays down");
+    host.device.change(PortChange::Link(true));
+    assert_eq!(link(), (true, 1));
+    set_admin_status(&host, false);
+    host.device.reset();
+    assert_eq!(link(), (true, 0), "a reset enables the port and clears its counters");
+}
+
+#[test]
+fn disabled_port_sends_no_packets() {
+    let (mut sender, receiver) = busy();
+    set_admin_status(&sender, false);
+    assert!(receiver.untouched());
+    set_admin_status(&sender, true);
+    sender.post(receiver.key);
+    eventually("the writes are retried", || sender.completions() == u32::from(sender.posted));
+    assert_eq!(sender.state(), Some(State::ReadyToSend));
 }
 
 #[test]

@@ -48,6 +48,17 @@ pub enum EventKind {
     SrqLimit = 0x14,
 }
 
+/// Subtypes of [`EventKind::PortChange`] (`MLX5_PORT_CHANGE_SUBTYPE_*` in
+/// `include/linux/mlx5/device.h`).
+#[derive(Clone, Copy)]
+#[repr(u8)]
+pub(crate) enum PortEvent {
+    Down = 1,
+    Active = 4,
+    Lid = 6,
+    Gid = 8,
+}
+
 /// An EQ.
 pub(crate) struct Eq {
     pub(crate) setup: EqSetup,

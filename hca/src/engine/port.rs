@@ -46,8 +46,10 @@ pub struct Port {
     pub prefix: u64,
     /// The MAC.
     pub mac: [u8; 6],
-    /// Whether the link is up.
-    pub up: bool,
+    /// Whether a cable connects it to the fabric.
+    pub(crate) cable: bool,
+    /// The administrative status, which the driver sets by PAOS.
+    pub(crate) enabled: bool,
     pub(crate) gids: Vec<Option<Gid>>,
     pub(crate) pkeys: [u16; PKEYS],
     pub(crate) qkey_violations: u16,
@@ -65,12 +67,18 @@ impl Port {
             guid: FIRST_GUID + u64::from(index) * GUIDS_APART,
             prefix: LINK_LOCAL,
             mac: [0x00, 0x02, 0xc9, 0xfa, 0x4e, index],
-            up: true,
+            cable: true,
+            enabled: true,
             gids: vec![None; GIDS],
             pkeys,
             qkey_violations: 0,
             pkey_violations: 0,
         }
+    }
+
+    /// Whether the link is up.
+    pub fn is_up(&self) -> bool {
+        self.cable && self.enabled
     }
 
     /// The port GID of an InfiniBand port: subnet prefix and GUID.

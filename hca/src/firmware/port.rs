@@ -23,9 +23,9 @@ impl Firmware {
         reply
             .view::<QueryHcaVportContextOut>()?
             .part(QueryHcaVportContextOut::HCA_VPORT_CONTEXT)
-            .set(HcaVportContext::PORT_PHYSICAL_STATE, if port.up { LINK_UP } else { POLLING })
-            .set(HcaVportContext::VPORT_STATE, if port.up { ACTIVE } else { DOWN })
-            .set(HcaVportContext::PORT_STATE, if port.up { ACTIVE } else { DOWN })
+            .set(HcaVportContext::PORT_PHYSICAL_STATE, if port.is_up() { LINK_UP } else { POLLING })
+            .set(HcaVportContext::VPORT_STATE, if port.is_up() { ACTIVE } else { DOWN })
+            .set(HcaVportContext::PORT_STATE, if port.is_up() { ACTIVE } else { DOWN })
             .set(HcaVportContext::SYSTEM_IMAGE_GUID, port.guid)
             .set(HcaVportContext::PORT_GUID, self.port.port_guid.unwrap_or(port.guid))
             .set(HcaVportContext::NODE_GUID, self.port.node_guid.unwrap_or(port.guid))
@@ -95,7 +95,7 @@ impl Firmware {
         reply
             .view::<QueryVportStateOut>()?
             .set(QueryVportStateOut::ADMIN_STATE, 1u8)
-            .set(QueryVportStateOut::STATE, u8::from(engine.port().up))
+            .set(QueryVportStateOut::STATE, u8::from(engine.port().is_up()))
             .set(QueryVportStateOut::MAX_TX_SPEED, 1000u16);
         Ok(())
     }

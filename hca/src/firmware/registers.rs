@@ -22,11 +22,14 @@ mod register {
 const HEADER: usize = 16;
 const IB_MTU: u16 = 4096;
 const ETHERNET_MTU: u16 = 9978;
+/// Status of a port in PAOS (`enum mlx5_port_status`).
+const UP: u8 = 1;
+const DOWN: u8 = 2;
 
 impl Firmware {
     pub(super) fn access_register(
         &mut self,
-        engine: &Engine,
+        engine: &mut Engine,
         request: Request<'_>,
         reply: &mut Reply<'_>,
     ) -> Result<()> {
@@ -65,9 +68,15 @@ impl Firmware {
                 register.set(PmtuReg::MAX_MTU, mtu).set(PmtuReg::ADMIN_MTU, mtu).set(PmtuReg::OPER_MTU, mtu);
             }),
             register::PAOS => {
-                let status = if engine.port().up { 1u8 } else { 2 };
+                if !read {
+                    set_admin_status(engine, data)?;
+                }
+                let status = |up| if up { UP } else { DOWN };
+                let (enabled, up) = (engine.port().enabled, engine.port().is_up());
                 self.fill::<PaosReg>(data, reply, |register, _| {
-                    register.set(PaosReg::ADMIN_STATUS, 1u8).set(PaosReg::OPER_STATUS, status);
+                    register
+                        .set(PaosReg::ADMIN_STATUS, status(enabled))
+                        .set(PaosReg::OPER_STATUS, status(up));
                 })
             }
             register::PVLC => self.fill::<PvlcReg>(data, reply, |register, _| {
@@ -107,4 +116,18 @@ impl Firmware {
         fill(&mut register, self.link);
         Ok(())
     }
+}
+
+/// Executes a write of PAOS. It changes nothing unless the driver selects the administrative status.
+fn set_admin_status(engine: &mut Engine, data: &[u8]) -> Result<()> {
+    let register = View::<PaosReg>::new(data).ok_or(Status::BadInputLength)?;
+    if register.get8(PaosReg::ADMIN_STATUS_ENABLE) == 0 {
+        return Ok(());
+    }
+    match register.get8(PaosReg::ADMIN_STATUS) {
+        UP => engine.set_enabled(true),
+        DOWN => engine.set_enabled(false),
+        _ => return Err(Status::BadParameter),
+    }
+    Ok(())
 }

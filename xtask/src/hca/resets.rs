@@ -37,6 +37,8 @@ kill -0 $client || { cat /tmp/traffic; exit 1; }
 echo sending; wait";
 
 pub(super) fn cable(testbed: &mut Testbed<'_>) -> Result<()> {
+    // The driver of a RoCE port disables it until its netdev is up, which counts too.
+    let downs = testbed.link_downs()?;
     testbed.until(0, "exec stdbuf -oL ibv_asyncwatch -d mlx5_0", "async event FD")?;
     for command in ["1 link down", "1 link up"] {
         testbed.control(command)?;
@@ -48,9 +50,9 @@ pub(super) fn cable(testbed: &mut Testbed<'_>) -> Result<()> {
         testbed.wait_for_event(0, "LID_CHANGE")?;
     }
     testbed.stop(0)?;
-    let mut seen =
-        testbed.script(0, "ready && cat $port/lid && echo down $(cat $port/counters/link_downed) times")?;
-    ensure!(seen.contains("down 1 times"), "the port shows {seen}");
+    let mut seen = testbed.script(0, "ready && cat $port/lid")?;
+    let now = testbed.link_downs()?;
+    ensure!(now == downs + 1, "link_downed is {now}, after {downs}");
     if testbed.port == HcaPort::Ib {
         // The kernel's cache drops the event of an InfiniBand port's GID (`ib_cache_event_task` in
         // its core/cache.c).
@@ -61,6 +63,42 @@ pub(super) fn cable(testbed: &mut Testbed<'_>) -> Result<()> {
         testbed.control("1 lid 1")?;
         testbed.control("1 prefix 0xfe80000000000000")?;
     }
+    interop::one(testbed, 0)
+}
+
+/// Ends once the netdev is down, with the port's state, the device's link and the state after `up`.
+const NETDEV_DOWN: &str = "
+netdev=$(ls /sys/bus/pci/devices/$pci/net)
+stdbuf -oL ibv_asyncwatch -d mlx5_0 >/tmp/events & watch=$!
+until grep -q 'async event FD' /tmp/events; do kill -0 $watch || exit 1; sleep 0.05; done
+# Waits until the events have a line with this text.
+event() {
+    local end=$((SECONDS + 60))
+    until grep -q $1 /tmp/events; do [ $SECONDS -lt $end ] || { cat /tmp/events; return 1; }; sleep 0.05; done
+}
+ibv_rc_pingpong $gid -p 18700 -n 1000000000 >/tmp/server 2>&1 & server=$!
+listening 18700 || exit 1
+ibv_rc_pingpong $gid -p 18700 -n 1000000000 10.1.0.1 >/tmp/client 2>&1 & client=$!
+sleep 1
+kill -0 $client || { cat /tmp/client; exit 1; }
+ip link set $netdev down || exit 1
+event PORT_ERR || exit 1
+cat $port/state
+# Without packets the requester's retries are exceeded.
+wait $client; cat /tmp/client
+kill $server $watch
+ready || exit 1
+cat $port/state";
+
+/// The driver disables the port of a netdev that is set down.
+pub(super) fn netdev_down(testbed: &mut Testbed<'_>) -> Result<()> {
+    let downs = testbed.link_downs()?;
+    let seen = testbed.script(0, NETDEV_DOWN)?;
+    for sign in ["1: DOWN", "transport retry counter exceeded", "4: ACTIVE"] {
+        ensure!(seen.contains(sign), "the port shows no {sign:?}: {seen}");
+    }
+    let now = testbed.link_downs()?;
+    ensure!(now == downs + 1, "link_downed is {now}, after {downs}");
     interop::one(testbed, 0)
 }
 
@@ -159,6 +197,12 @@ impl Testbed<'_> {
         }
         ensure!(output.contains(sign), "host {} printed no `{sign}`:\n{output}", host + 1);
         Ok(())
+    }
+
+    /// How often the link of the first host has gone down.
+    fn link_downs(&mut self) -> Result<u32> {
+        let count = self.script(0, "cat $port/counters/link_downed")?;
+        count.trim().parse().with_context(|| format!("link_downed is {count:?}"))
     }
 
     /// Ends a running script.
