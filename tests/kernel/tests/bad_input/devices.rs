@@ -2,13 +2,15 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use bareverbs::netlink::RdmaNetlink;
 use bareverbs::{
-    AhAttr, Context, CqInit, Device, Error, GidIndex, InitAttr, PortNum, PortState, QpCap, QpInit, QpState,
-    Rc, RtrAttr,
+    AhAttr, Context, CqInit, Device, Errno, Error, GidIndex, InitAttr, PortNum, PortState, QpCap, QpInit,
+    QpState, Rc, RtrAttr,
 };
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::loopback::{Plan, domain, open, side};
@@ -68,6 +70,79 @@ pub(crate) fn missing_device_is_reported_by_every_entry_point() {
     }
     drop(removed);
     drop(open());
+}
+
+/// A second device, over the peer of the guest's interface, until it is dropped.
+struct Second;
+
+impl Second {
+    const NAME: &str = "second0";
+
+    fn new() -> Self {
+        RdmaNetlink::open().unwrap().new_link(Self::NAME, "rxe", device::FAR).unwrap();
+        let begin = Instant::now();
+        while Device::find(Self::NAME).and_then(|device| device.open()).is_err() {
+            assert!(begin.elapsed() < TIMEOUT, "the second device can't be opened");
+            sleep(Duration::from_millis(10));
+        }
+        Self
+    }
+}
+
+impl Drop for Second {
+    fn drop(&mut self) {
+        RdmaNetlink::open().unwrap().del_link(Self::NAME).unwrap();
+    }
+}
+
+/// Moves the node of a device out of the folder of nodes, until it is dropped.
+struct Hidden {
+    node: PathBuf,
+    away: PathBuf,
+}
+
+impl Hidden {
+    fn new(device: &str) -> Self {
+        let node = Device::find(device).unwrap().uverbs_path().unwrap().to_owned();
+        let away = PathBuf::from(format!("/dev/hidden-{device}"));
+        fs::rename(&node, &away).unwrap();
+        Self { node, away }
+    }
+}
+
+impl Drop for Hidden {
+    fn drop(&mut self) {
+        fs::rename(&self.away, &self.node).unwrap();
+    }
+}
+
+pub(crate) fn device_without_node_is_skipped_unless_it_is_named() {
+    let first = device::name();
+    let _second = Second::new();
+    let hidden = Hidden::new(first);
+    assert_eq!(Context::open_first().unwrap().device().name(), Second::NAME);
+    let missing = Device::find(first).unwrap().open().map(drop).unwrap_err().to_string();
+
+    let shown = Command::new("bareverbs").args(["devinfo", "--json"]).output().unwrap();
+    let text = String::from_utf8(shown.stdout).unwrap();
+    assert!(shown.status.success() && text.contains(Second::NAME) && !text.contains(first), "{text}");
+    assert_eq!(String::from_utf8(shown.stderr).unwrap(), format!("bareverbs: {missing}\n"));
+    // A message of this length is refused after the device was opened.
+    let too_long = ["pingpong", "rc", "-s", "0xffffffff"];
+    let line = tool_error(&too_long);
+    assert!(line.starts_with(&format!("{}: a message of", Second::NAME)), "{line}");
+    assert_eq!(tool_error(&["pingpong", "rc", "-d", first]), missing);
+    assert_eq!(tool_error(&["devinfo", "-d", first]), missing);
+
+    let both = Hidden::new(Second::NAME);
+    let none = Context::open_first().map(drop).unwrap_err();
+    assert!(matches!(&none, Error::NoneOpened { reasons } if reasons.len() == 2), "{none:?}");
+    assert_eq!(none.errno(), Some(Errno::NOENT));
+    let line = tool_error(&too_long);
+    assert_eq!(line, none.to_string());
+    for node in [&hidden.node, &both.node] {
+        assert!(line.contains(&format!("cannot open {}", node.display())), "{line}");
+    }
 }
 
 /// Makes the device node accessible to root only, until it is dropped.

@@ -70,6 +70,7 @@ use zero::*;
 
 kernel_tests! {
     missing_device_is_reported_by_every_entry_point if device::soft_roce,
+    device_without_node_is_skipped_unless_it_is_named if device::has_peer_veth,
     open_without_permission_names_the_device_node,
     every_verb_rejects_invalid_ports,
     invalid_gid_index_leaves_qp_in_init,
