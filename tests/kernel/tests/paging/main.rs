@@ -23,7 +23,6 @@ kernel_tests! {
     atomic_write_reaches_odp_mr,
     odp_mr_is_flushed,
     odp_mr_is_written_at_any_offset,
-    lent_odp_range_leaves_its_neighbour_alone,
 
     implicit_odp_mr_covers_all_memory,
     implicit_odp_mr_is_remotely_accessible,
