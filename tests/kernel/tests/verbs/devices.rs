@@ -37,10 +37,11 @@ pub(crate) fn unknown_device_name_lists_the_devices() {
 
 pub(crate) fn open_without_permission_names_the_path() {
     let node = "/dev/infiniband/uverbs0";
+    let device = device::device();
     let permissions = std::fs::metadata(node).unwrap().permissions();
     std::fs::set_permissions(node, std::fs::Permissions::from_mode(0o600)).unwrap();
     seteuid(Uid::from_raw(65534)).unwrap();
-    let refused = device::device().open().map(drop);
+    let refused = device.open().map(drop);
     seteuid(Uid::from_raw(0)).unwrap();
     std::fs::set_permissions(node, permissions).unwrap();
     let text = refused.unwrap_err().to_string();
