@@ -56,6 +56,9 @@ struct Accepted {
     /// Whether the kernel broke the protocol. Its index counts twice then: as read earlier, and as
     /// it is.
     lied: bool,
+    /// Whether the QP was reset, and no doorbell has succeeded since. A doorbell that fails then has
+    /// published nothing.
+    after_reset: bool,
 }
 
 impl Accepted {
@@ -230,13 +233,21 @@ fn send_queue(input: &mut Input<'_>) {
                 let errno = [None, None, Some(Errno::INVAL), Some(Errno::NOMEM)][input.below(4)];
                 doorbell.answer(errno.map_or(Ok(()), Err));
                 let before = doorbell.doorbells();
-                match sq.ring() {
-                    Err(DoorbellError::TakenBack(_)) => (accepted.deferred, accepted.batch) = (0, 0),
-                    _ => accepted.publish(),
-                }
-                assert!(doorbell.doorbells() - before <= capacity + 1, "ringing ends");
+                let unpublished = match sq.ring() {
+                    Err(DoorbellError::TakenBack(_)) => {
+                        (accepted.deferred, accepted.batch) = (0, 0);
+                        accepted.after_reset
+                    }
+                    _ => {
+                        accepted.publish();
+                        accepted.after_reset = false;
+                        false
+                    }
+                };
+                // One for each request, one before them, and one after a reset.
+                assert!(doorbell.doorbells() - before <= capacity + 2, "ringing ends");
                 doorbell.answer(Ok(()));
-                if doorbell.doorbells() > before {
+                if doorbell.doorbells() > before && !unpublished {
                     assert!(in_ring(ring.producer(), capacity));
                 }
             }
@@ -261,12 +272,13 @@ fn send_queue(input: &mut Input<'_>) {
             11 => {
                 // SAFETY: no kernel executes requests.
                 unsafe { sq.reset() };
-                accepted = Accepted::default();
+                accepted = Accepted { after_reset: true, ..Accepted::default() };
             }
             12 => drop(sq.failure()),
             _ => {
                 corrupt(&ring, input);
-                accepted = Accepted { lied: true, ..Accepted::default() };
+                let after_reset = accepted.after_reset;
+                accepted = Accepted { lied: true, after_reset, ..Accepted::default() };
             }
         }
         assert_eq!(sq.capacity(), capacity, "what the header says later has no effect");
@@ -347,7 +359,8 @@ fn receive_queue(input: &mut Input<'_>) {
             }
             _ => {
                 corrupt(&ring, input);
-                accepted = Accepted { lied: true, ..Accepted::default() };
+                let after_reset = accepted.after_reset;
+                accepted = Accepted { lied: true, after_reset, ..Accepted::default() };
             }
         }
     }

@@ -121,7 +121,7 @@ impl Firmware {
 /// Executes a write of PAOS. It changes nothing unless the driver selects the administrative status.
 fn set_admin_status(engine: &mut Engine, data: &[u8]) -> Result<()> {
     let register = View::<PaosReg>::new(data).ok_or(Status::BadInputLength)?;
-    if register.get8(PaosReg::ADMIN_STATUS_ENABLE) == 0 {
+    if register.get8(PaosReg::ASE) == 0 {
         return Ok(());
     }
     match register.get8(PaosReg::ADMIN_STATUS) {

@@ -54,7 +54,7 @@ layout! {
     PaosReg: 0x10 {
         ADMIN_STATUS: 0x14, 4,
         OPER_STATUS: 0x1c, 4,
-        ADMIN_STATUS_ENABLE: 0x20, 1,
+        ASE: 0x20, 1,
     }
 }
 
