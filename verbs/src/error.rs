@@ -158,6 +158,14 @@ pub enum Error {
         /// The time limit.
         limit: Duration,
     },
+    /// The device was removed: its driver was unbound or unloaded, or it was unplugged. The kernel has
+    /// destroyed all objects of the context, so the operation has ended. It is unknown whether it was
+    /// executed.
+    #[error("{verb}: the device was removed: open it again when it is back")]
+    DeviceRemoved {
+        /// The operation.
+        verb: &'static str,
+    },
     /// A task waits, and the [hub](crate::owned::Hub#drivers) has no driver that would wake it. The
     /// operation continues.
     #[error("{verb}: the hub has no driver: spawn `Hub::drive`, or call `Hub::spawn_driver_thread`")]
@@ -325,12 +333,13 @@ impl Error {
     }
 
     /// The kernel's errno, if a system call failed. Of [`Error::NoneOpened`] it is the errno that all
-    /// devices share.
+    /// devices share, of [`Error::DeviceRemoved`] it is `EIO`.
     #[must_use]
     pub fn errno(&self) -> Option<Errno> {
         match self {
             Self::Open { errno, .. } | Self::System { errno, .. } => Some(*errno),
             Self::Kernel(refusal) => Some(refusal.refused.errno),
+            Self::DeviceRemoved { .. } => Some(Errno::IO),
             Self::NetlinkRefused(refused) => Some(refused.errno),
             Self::Post(PostError { reason, .. }) | Self::Rejected(reason) => reason.errno(),
             Self::Provider { reason: CreateError::Ioctl(refused), .. } => Some(refused.errno),
@@ -354,6 +363,7 @@ impl Error {
             | Self::TimedOut { verb, .. }
             | Self::BufferTooShort { verb, .. }
             | Self::NoDriver { verb }
+            | Self::DeviceRemoved { verb }
             | Self::Provider { verb, .. } => Some(verb),
             Self::Kernel(refusal) => Some(refusal.verb),
             _ => None,
@@ -501,6 +511,7 @@ impl From<Error> for io::Error {
     /// source.
     fn from(error: Error) -> Self {
         let kind = match (&error, error.errno()) {
+            (Error::DeviceRemoved { .. }, _) => ErrorKind::NotConnected,
             (_, Some(errno)) => Self::from(errno).kind(),
             (
                 Error::NoDevice

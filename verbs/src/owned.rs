@@ -81,6 +81,7 @@ mod part;
 mod pending;
 mod pool;
 mod queue;
+mod removal;
 mod result;
 mod scope;
 pub mod server;

@@ -470,7 +470,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     ///
     /// The kernel must not have destroyed the QP before. If this succeeds, no command may name it
     /// afterwards, and nothing may be posted.
-    unsafe fn try_destroy_object(&mut self) -> Result<u32, IoctlError> {
+    pub(crate) unsafe fn try_destroy_object(&mut self) -> Result<u32, IoctlError> {
         let (file, handle) = (self.pd.context().file(), self.handle);
         // The kernel refuses to destroy a QP that is attached to a multicast group.
         self.groups.retain(|Attachment { group, lid, .. }| {

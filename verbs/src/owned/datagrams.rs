@@ -261,7 +261,8 @@ impl<B, P: Provider> Datagrams<B, P> {
     /// this call and before waiting on the descriptor.
     ///
     /// # Errors
-    /// [`Error::Kernel`] or [`Error::System`], as for [`Datagrams::wait`].
+    /// [`Error::DeviceRemoved`] and [`Error::Kernel`], as for
+    /// [`Endpoint::arm`](super::Endpoint::arm).
     #[doc(alias = "ibv_req_notify_cq")]
     pub fn arm(&mut self) -> Result<()> {
         self.queues.arm()
@@ -391,8 +392,8 @@ impl<B: Source, P: Provider> Datagrams<B, P> {
     ///   [`poll`](Self::poll).
     /// - [`Error::Invalid`]: no operation is outstanding, or all outstanding operations are
     ///   unsignalled.
-    /// - [`Error::Kernel`] or [`Error::System`] with `EIO`: the device was removed, as for
-    ///   [`Endpoint`](super::Endpoint#device-removal).
+    /// - [`Error::DeviceRemoved`]: the device was removed, as for
+    ///   [`Endpoint`](super::Endpoint#device-removal). The error returns the buffer.
     /// - [`Error::Kernel`] with `ESTALE`: this process was forked from the one that opened the
     ///   device.
     pub fn wait(&mut self) -> Result<DatagramDone<B>, Failed<B>> {

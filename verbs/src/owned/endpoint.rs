@@ -10,12 +10,13 @@ use std::time::{Duration, Instant};
 use bareverbs_provider::traits::{Completion, Provider, Visitor};
 
 use super::flow::{
-    Failure, Kind, MARKER, PROBE, RECVS, Ranged, Received, RecvFlow, Reliable, SENDS, SendFlow,
+    FLUSHED, Failure, Kind, MARKER, PROBE, RECVS, Ranged, Received, RecvFlow, Reliable, SENDS, SendFlow,
 };
 use super::hub::reaper::Direction;
 use super::keepalive::{Keepalive, Policy, ROUNDS, earlier, post_empty_write};
 use super::options::{Parts, QueueParts};
 use super::queue::owner;
+use super::removal::{Watch, is_hint};
 use super::spin::SpinState;
 use super::{Batch, Done, EndpointOptions, Failed, NotPosted, NotPostedParts, Op, Source, Spinning, Target};
 use crate::pd::shared::PdShared;
@@ -59,7 +60,7 @@ use crate::{
 ///
 /// Drop destroys the QP before it frees the buffers of outstanding operations. `mem::forget` leaks
 /// the buffers. Drop leaks them too if the kernel refuses to destroy the QP, because the device may
-/// still use them.
+/// still use them. Kernels do not refuse it after the removal of the device.
 ///
 /// # Dead peers
 ///
@@ -99,14 +100,22 @@ use crate::{
 ///
 /// # Device removal
 ///
-/// After the device was removed, posting may return `Ok`, because queues are memory.
-/// [`Endpoint::poll`] finds no new completions. [`Endpoint::wait`], [`Endpoint::wait_timeout`] and
-/// [`Endpoint::arm`] fail with `EIO` from the kernel: [`Error::Kernel`] if the kernel arms the CQ
-/// (Soft-RoCE), else [`Error::System`]. [`Failed::buffer`] is `None`.
+/// A wait notices that the device was removed: at once if it sleeps, within about a second if it polls
+/// ([`Spin`](super::Spin)). So does [`Endpoint::arm`]. Then all outstanding operations fail with
+/// [`Error::DeviceRemoved`] and their buffers, the QP is destroyed, and posting is rejected.
 ///
-/// Drop leaks the buffers of outstanding operations, because the kernel refuses to destroy the QP.
+/// | call | after the removal |
+/// |---|---|
+/// | [`Endpoint::wait`], [`Endpoint::wait_timeout`], awaits | They return an operation, as failed. When none is left, the error is [`Error::Invalid`]. |
+/// | [`Endpoint::arm`] | It fails with [`Error::DeviceRemoved`]. Poll until [`Endpoint::pending`] is 0. |
+/// | [`Endpoint::poll`] | It makes no system call, so it notices nothing by itself. After one of the calls above it returns the operations. |
+/// | posting | It may return `Ok` until one of the calls above has noticed the removal, because queues are memory. |
+/// | [`Endpoint::scope`] | It fails with [`Error::DeviceRemoved`] if it notices the removal while it waits at its end. |
+/// | [`Endpoint::close`], drop | They end as for any connection, and free the buffers. |
+///
 /// [`Context::async_events`](crate::Context::async_events) reports
-/// [`EventType::DEVICE_FATAL`](crate::EventType::DEVICE_FATAL).
+/// [`EventType::DEVICE_FATAL`](crate::EventType::DEVICE_FATAL). Soft-RoCE is not removed while a program
+/// has it open: operations go on.
 ///
 /// [`PostReason::State`]: crate::PostReason::State
 /// [`PostReason::Queue`]: crate::PostReason::Queue
@@ -138,6 +147,10 @@ pub(crate) struct Queues<B, P: Provider, T: Flowing = Rc> {
     probes: bool,
     /// Whether a probe is outstanding.
     probing: bool,
+    /// When a wait looks whether the device was removed.
+    watch: Watch,
+    /// Whether the device was removed. The QP is destroyed, and all operations have ended.
+    removed: bool,
 }
 
 /// A successful operation of a transport.
@@ -436,6 +449,8 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
             keepalive: Keepalive::default(),
             probes,
             probing: false,
+            watch: Watch::default(),
+            removed: false,
         }
     }
 
@@ -615,7 +630,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
         if cause != WcStatus::WR_FLUSH_ERR {
             self.cause.get_or_insert(cause);
         }
-        Some(Failure { status, vendor_err })
+        Some(Failure::Completion { status, vendor_err })
     }
 
     /// Ends the connection: moves the QP to ERR, which flushes all operations. Without effect if
@@ -708,8 +723,12 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
         }
     }
 
-    /// Probes the peer if the connection was idle for the interval. Returns when to call it again.
+    /// Probes the peer if the connection was idle for the interval. Returns when to call it again. A
+    /// removed device is noticed as well: a wait that polls without limit reads no event.
     pub(crate) fn keep_alive(&mut self, now: Instant) -> Option<Instant> {
+        if self.watch.is_due(now) && self.channel.is_closed() {
+            self.end_removed();
+        }
         let Flows { sends, recvs, .. } = &*self.flows;
         let completed = sends.queue().completed().wrapping_add(recvs.queue().completed());
         if self.keepalive.is_idle(completed, now) && self.qp.state() == QpState::RTS {
@@ -780,7 +799,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     ///         }
     ///         // The device completed an unknown operation. The others still end.
     ///         Err(failed) if matches!(failed.error, Error::UnknownCompletion { .. }) => {}
-    ///         // The wait failed: the device was removed.
+    ///         // The wait failed.
     ///         Err(_) => break,
     ///     }
     /// }
@@ -833,7 +852,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
     #[expect(clippy::type_complexity, reason = "the results of all operations")]
     pub(super) fn close(mut self, timeout: Duration) -> Result<Vec<Result<DoneOf<B, P, T>, Failed<B>>>> {
         let end = Instant::now().checked_add(timeout);
-        // An error of waiting is that of a removed device.
+        // A wait that fails is ended by the destruction of the QP.
         let _ = self.drain(end);
         self.fail();
         let flushed = Instant::now().checked_add(FLUSH_LIMIT);
@@ -853,8 +872,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
             self.mark();
         }
         self.reap_until(end, |flows| {
-            let outstanding = flows.sends.queue().outstanding();
-            outstanding == 0 || (!T::MARKER_IS_EXECUTED && flows.sends.only_unsignaled())
+            flows.sends.in_use() == 0 || (!T::MARKER_IS_EXECUTED && flows.sends.only_unsignaled())
         })
     }
 
@@ -883,13 +901,51 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
 
     /// Destroys the QP. Its rings stay until the endpoint is dropped.
     pub(super) fn destroy_qp(&mut self) -> Result<()> {
+        if self.qp.is_destroyed() {
+            return Ok(());
+        }
         // SAFETY: `fail` and the flows, which are closed by `destroyed`, post nothing afterwards.
         let destroyed = unsafe { self.qp.destroy_object() };
         destroyed
             .map_err(|refused| Error::kernel("destroy_qp", format!("QP {:#x}", self.qp.qp_num()), refused))?;
-        self.flows.sends.destroyed();
-        self.flows.recvs.destroyed();
+        self.flows.sends.destroyed(FLUSHED);
+        self.flows.recvs.destroyed(FLUSHED);
         Ok(())
+    }
+
+    /// Whether the device was removed, and all operations have ended.
+    pub(super) fn is_removed(&self) -> bool {
+        self.removed
+    }
+
+    /// Handles an error of arming the CQ or of reading its events. `Ok`: the device was removed, and all
+    /// operations have ended.
+    #[cold]
+    fn check_removed(&mut self, error: Error) -> Result<()> {
+        if is_hint(&error) && self.end_removed() { Ok(()) } else { Err(error) }
+    }
+
+    /// The device seems to be removed: ends all operations, if the kernel has destroyed the QP.
+    #[cold]
+    fn end_removed(&mut self) -> bool {
+        if self.removed {
+            return true;
+        }
+        self.flows.sends.close();
+        self.flows.recvs.close();
+        if !self.qp.is_destroyed() {
+            // SAFETY: the QP was not destroyed. The flows, `fail` and `probe` post nothing afterwards.
+            if unsafe { self.qp.try_destroy_object() }.is_err() {
+                return false;
+            }
+            // Completions from before the removal.
+            let _ = self.reap();
+            self.flows.sends.destroyed(Failure::DeviceRemoved);
+            self.flows.recvs.destroyed(Failure::DeviceRemoved);
+        }
+        self.flows.hold();
+        self.removed = true;
+        true
     }
 
     /// Reaps until `until`. Returns `false` at `end`, and if waiting is impossible because all
@@ -921,21 +977,31 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
         }
     }
 
+    /// Arms the CQ. Poll once more afterwards: completions before the arm raise no event, and a removed
+    /// device has ended the operations.
     pub(crate) fn arm_cq(&mut self) -> Result<()> {
-        self.cq.arm(Arm::Any)?;
+        if let Err(error) = self.cq.arm(Arm::Any) {
+            self.check_removed(error)?;
+        }
         self.armed = true;
         Ok(())
     }
 
-    /// Sleeps until the armed CQ raises its event, or a keepalive is due. Returns `false` at `end`.
+    /// Sleeps until the armed CQ raises its event, a keepalive is due, or the device is removed. Returns
+    /// `false` at `end`.
     fn sleep(&mut self, end: Option<Instant>) -> Result<bool> {
         let now = Instant::now();
         let event = match earlier(end, self.keep_alive(now)) {
-            None => Some(self.channel.wait()?),
-            Some(until) => self.channel.wait_timeout(until.saturating_duration_since(now))?,
+            None => self.channel.wait().map(Some),
+            Some(until) => self.channel.wait_timeout(until.saturating_duration_since(now)),
         };
-        self.armed &= event.is_none();
-        Ok(event.is_some() || end.is_none_or(|end| Instant::now() < end))
+        match event {
+            Ok(event) => {
+                self.armed &= event.is_none();
+                Ok(event.is_some() || end.is_none_or(|end| Instant::now() < end))
+            }
+            Err(error) => self.check_removed(error).map(|()| true),
+        }
     }
 
     /// Blocks until an operation of the direction, or of any, completes. Returns `Ok(None)` at `end`.
@@ -1053,19 +1119,26 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
     /// As [`Endpoint::arm`].
     pub(super) fn arm(&mut self) -> Result<()> {
         // The CQ is armed once at a time, and raises one event then: a second read would find none.
-        if self.channel.try_wait()?.is_some() {
-            self.armed = false;
+        match self.channel.try_wait() {
+            Ok(event) => self.armed &= event.is_none(),
+            Err(error) => self.check_removed(error)?,
         }
-        if self.armed { Ok(()) } else { self.arm_cq() }
+        if !self.armed {
+            self.arm_cq()?;
+        }
+        if self.removed { Err(Error::DeviceRemoved { verb: T::Kind::<P>::WAIT }) } else { Ok(()) }
     }
 
-    /// Reads the events of the channel. Returns whether there was one.
+    /// Reads the events of the channel. Returns whether there was one, or the device was removed.
     pub(crate) fn take_events(&mut self) -> Result<bool> {
         let mut taken = false;
-        while self.channel.try_wait()?.is_some() {
-            (self.armed, taken) = (false, true);
+        loop {
+            match self.channel.try_wait() {
+                Ok(None) => return Ok(taken),
+                Ok(Some(_)) => (self.armed, taken) = (false, true),
+                Err(error) => return self.check_removed(error).map(|()| true),
+            }
         }
-        Ok(taken)
     }
 }
 
@@ -1074,10 +1147,10 @@ impl<B, P: Provider> Endpoint<B, P> {
     ///
     /// # Errors
     /// - [`Error::Completion`] and [`Error::UnknownCompletion`], as for [`Endpoint::poll`].
+    /// - [`Error::DeviceRemoved`]: [the device was removed](Endpoint#device-removal). The error returns
+    ///   the buffer.
     /// - [`Error::Invalid`]: no operation is outstanding, or all outstanding operations are
     ///   unsignalled.
-    /// - [`Error::Kernel`] or [`Error::System`] with `EIO`: [the device was
-    ///   removed](Endpoint#device-removal).
     /// - [`Error::Kernel`] with `ESTALE`: this process was forked from the one that opened the
     ///   device.
     ///
@@ -1105,7 +1178,9 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// this call and before waiting on the descriptor.
     ///
     /// # Errors
-    /// [`Error::Kernel`] or [`Error::System`], as for [`Endpoint::wait`].
+    /// - [`Error::DeviceRemoved`]: [the device was removed](Endpoint#device-removal), and all operations
+    ///   have ended.
+    /// - [`Error::Kernel`] with `ESTALE`, as for [`Endpoint::wait`].
     #[doc(alias = "ibv_req_notify_cq")]
     pub fn arm(&mut self) -> Result<()> {
         self.queues.arm()

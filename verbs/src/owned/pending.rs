@@ -42,6 +42,15 @@ use crate::{AnyProvider, Error, Result, WcStatus};
 /// A task needs a [driver](super::Hub#drivers) of the hub that wakes it. Without one, polling
 /// returns [`Error::NoDriver`] unless the result is there. The operation continues: the
 /// `Pending` can be polled again or waited for. A blocked thread needs no driver.
+///
+/// # Device removal
+///
+/// Drivers and blocked threads notice that the device was removed. Then all operations of the hub fail
+/// with [`Error::DeviceRemoved`] and their buffers, and [`Connection::failure`] is that error. Calls of
+/// [`Hub::poll`] notice nothing by themselves.
+///
+/// [`Connection::failure`]: super::Connection::failure
+/// [`Hub::poll`]: super::Hub::poll
 #[must_use = "the operation continues; its result is lost unless it is awaited"]
 pub struct Pending<B, P: Provider = AnyProvider> {
     /// The connection, until the result is taken. `None` if the operation was refused.
@@ -120,7 +129,8 @@ impl<B, P: Provider> Pending<B, P> {
     ///
     /// # Errors
     /// - The operation failed or was refused. The error returns the buffer.
-    /// - The device was removed (`EIO`). The hub keeps the buffer.
+    /// - [`Error::DeviceRemoved`]: the device was removed. The error returns the buffer.
+    /// - [`Error::System`]: the thread can't sleep. The hub keeps the buffer until the completion.
     pub fn wait(mut self) -> Result<Done<B>, Failed<B>> {
         loop {
             // Without a time limit it returns only with a result.
@@ -191,11 +201,14 @@ impl<B, P: Provider> Pending<B, P> {
         match self.poll_again(cx) {
             Poll::Ready(result) => self.result = Some(result),
             Poll::Pending => {
-                if let Some(peer) = &self.peer
-                    && !peer.hub.election.has_driver()
-                {
-                    self.result = Some(Err(Error::NoDriver { verb: "Pending::wait" }.into()));
+                let Some(peer) = &self.peer else { return };
+                if peer.hub.election.has_driver() {
+                    return;
                 }
+                let error = peer.hub.no_driver("Pending::wait");
+                // A driver that ends because the device was removed has ended the operation before.
+                let polled = self.poll_again(cx);
+                self.result = Some(if let Poll::Ready(ended) = polled { ended } else { Err(error.into()) });
             }
         }
     }
@@ -250,11 +263,12 @@ fn finished<B, P: Provider>(
     let Operation { buffer, posted_by, kind, tag, .. } = operation;
     let verb = posted_by.verb;
     let Ended { status, vendor_err, .. } = ended;
-    let cause = match conn.lock().failure {
-        Some(Failure::Completion { status, .. }) => Some(status),
-        _ => None,
+    let completion = Error::Completion { verb, status, vendor_err, driver: conn.driver };
+    let (error, cause) = match conn.lock().failure {
+        Some(Failure::DeviceRemoved) => (Error::DeviceRemoved { verb }, None),
+        Some(Failure::Completion { status, .. }) => (completion, Some(status)),
+        _ => (completion, None),
     };
-    let error = Error::Completion { verb, status, vendor_err, driver: conn.driver };
     let recv = kind == SlotKind::Recv;
     Err(Failed { operation: true, error, tag, buffer, outcome: Outcome::of(status), cause, recv })
 }

@@ -94,8 +94,8 @@ pub struct Failed<B> {
 }
 
 impl<B> Failed<B> {
-    /// Whether an operation has ended. Otherwise the wait failed, such as after the removal of the
-    /// device, or the device completed an unknown operation ([`Error::UnknownCompletion`]).
+    /// Whether an operation has ended. Otherwise the wait failed, such as in a forked child, or the
+    /// device completed an unknown operation ([`Error::UnknownCompletion`]).
     ///
     /// [`Failed::buffer`] does not say that: it is `None` for inline operations, too.
     ///

@@ -373,7 +373,8 @@ impl<B: Source, P: Provider> Server<B, P> {
     /// Cancel-safe: dropping the future loses no event.
     ///
     /// # Errors
-    /// [`Error::NoDriver`]: there is no [driver](super::Hub#drivers).
+    /// - [`Error::NoDriver`]: there is no [driver](super::Hub#drivers).
+    /// - [`Error::DeviceRemoved`], as for [`Server::wait`].
     pub async fn next(&mut self) -> Result<Option<Event<B, P>>> {
         poll_fn(|cx| self.poll_next(cx)).await
     }
@@ -385,7 +386,7 @@ impl<B: Source, P: Provider> Server<B, P> {
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Event<B, P>>>> {
         let polled = self.poll_event(cx);
         if polled.is_pending() && !self.handle.inner.hub.inner().election.has_driver() {
-            return Poll::Ready(Err(Error::NoDriver { verb: "Server::next" }));
+            return Poll::Ready(Err(self.handle.inner.hub.inner().no_driver("Server::next")));
         }
         polled.map(Ok)
     }
@@ -393,7 +394,8 @@ impl<B: Source, P: Provider> Server<B, P> {
     /// Blocks until the next event. `None` when the server was shut down and all peers have ended.
     ///
     /// # Errors
-    /// [`Error::System`] or [`Error::Kernel`] with `EIO`: the device was removed.
+    /// [`Error::DeviceRemoved`]: the device was removed, and all events were returned. Each peer has ended
+    /// with [`Event::Failed`], its sends and operations with this error.
     pub fn wait(&mut self) -> Result<Option<Event<B, P>>> {
         loop {
             if let Some(event) = self.wait_until(None)? {
@@ -732,7 +734,7 @@ impl<B, P: Provider> Shutdown<B, P> {
     /// Blocks until the peers have received everything.
     ///
     /// # Errors
-    /// [`Error::System`] or [`Error::Kernel`] with `EIO`: the device was removed.
+    /// [`Error::System`]: the thread can't sleep.
     pub fn wait(mut self) -> Result<Report> {
         loop {
             if let Some(report) = self.wait_until(None)? {
@@ -780,7 +782,7 @@ impl<B, P: Provider> Future for Shutdown<B, P> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Report>> {
         let polled = self.poll_report(cx);
         if polled.is_pending() && !self.inner.hub.inner().election.has_driver() {
-            return Poll::Ready(Err(Error::NoDriver { verb: "Handle::shutdown" }));
+            return Poll::Ready(Err(self.inner.hub.inner().no_driver("Handle::shutdown")));
         }
         polled.map(Ok)
     }

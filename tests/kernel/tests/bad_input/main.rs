@@ -171,6 +171,8 @@ kernel_tests! {
     qp_works_after_error_and_reset,
 
     device_removal_under_traffic_is_reported if device::unbindable,
+    device_removal_ends_each_wait_and_returns_the_buffers if device::unbindable,
+    deleted_soft_roce_works_until_it_is_closed if device::soft_roce,
 
     killed_process_leaks_no_objects,
     forgotten_handles_leak_no_objects_after_exit,

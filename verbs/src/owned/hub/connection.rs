@@ -60,10 +60,12 @@ impl<B, P: Provider> ConnectionInner<B, P> {
         // If destroying the QP fails or panics, the device may still use the memory. If polling panics,
         // completions may be left.
         let leak = Leak { hub, slots: &conn.slots };
-        // Before Linux 6.4, Soft-RoCE waits long for a QP in RTS whose send is retried.
-        let _ = qp.set_error();
-        if qp.destroy().is_err() {
-            return;
+        if !qp.is_destroyed() {
+            // Before Linux 6.4, Soft-RoCE waits long for a QP in RTS whose send is retried.
+            let _ = qp.set_error();
+            if qp.destroy().is_err() {
+                return;
+            }
         }
         // Each slot stays reserved until its last completion has been reaped.
         let mut panics = FirstPanic::default();
@@ -146,7 +148,7 @@ impl<B, P: Provider> Connection<B, P> {
         let ConnectionInner { hub, conn, local, attr, policy } = &*self.inner;
         let mut state = conn.lock();
         let unused = state.flow.as_ref().is_some_and(Flow::is_unused);
-        match state.qp.as_mut().filter(|_| !unused) {
+        match state.qp.as_mut().filter(|qp| !unused && !qp.is_destroyed()) {
             Some(qp) => qp.connect(local, remote, attr)?,
             None => return Err(Error::Closed { verb, reason: "the connection was closed" }),
         }
@@ -657,6 +659,7 @@ impl From<Failure> for Error {
             Failure::Aborted => {
                 Self::Closed { verb: "Connection", reason: "the connection was ended by `abort`" }
             }
+            Failure::DeviceRemoved => Self::DeviceRemoved { verb: "Connection" },
         }
     }
 }

@@ -136,6 +136,8 @@ pub(crate) enum Failure {
     Post(PostError),
     /// The peer violated the protocol of [`Server`](crate::owned::server::Server)s.
     Protocol,
+    /// The device was removed.
+    DeviceRemoved,
 }
 
 /// A connection of a hub. Its QP is destroyed before its slots are reused.
@@ -321,11 +323,24 @@ impl<P: Provider> Conn<P> {
         let mut state = self.lock();
         state.failure.get_or_insert(failure);
         if let Some(qp) = &mut state.qp
+            && !qp.is_destroyed()
             && qp.state() != QpState::ERR
         {
             // The kernel refuses it only if the device was removed.
             let _ = qp.set_error();
         }
+    }
+
+    /// The device seems to be removed: rejects posts and destroys the QP. Returns whether the kernel has
+    /// destroyed it, so that the device has finished with all operations. `None` if another thread
+    /// retires the connection.
+    pub(super) fn destroy_removed(&self) -> Option<bool> {
+        let mut state = self.lock();
+        state.failure.get_or_insert(Failure::DeviceRemoved);
+        let qp = state.qp.as_mut()?;
+        // SAFETY: the QP was not destroyed. Every post and command of the connection looks at `failure` or
+        // `is_destroyed` first, with the lock.
+        Some(qp.is_destroyed() || unsafe { qp.try_destroy_object() }.is_ok())
     }
 }
 
@@ -644,19 +659,47 @@ pub(crate) fn flush<B, P: Provider>(
 ) {
     for Queued { wr_id, .. } in queue {
         table.publish(wr_id);
-        match table.complete(wr_id, Ended::error(WcStatus::WR_FLUSH_ERR, 0)) {
-            Completed::Waiting(waker) => {
-                inbound.count_sent(false, false);
-                batch.woken.extend(waker);
-            }
-            Completed::Detached(operation, _) => {
-                inbound.count_sent(false, true);
-                conn.put_slot(operation.kind, Operations::<B>::index(wr_id));
-                batch.ended.push(operation);
-            }
-            Completed::Unknown => {}
-        }
+        end_flushed(conn, wr_id, table, Some(inbound), batch);
     }
+}
+
+/// Ends the operation in flight with this `wr_id`, if there is one, as flushed. A message counts as sent by
+/// `inbound`.
+fn end_flushed<B, P: Provider>(
+    conn: &Conn<P>,
+    wr_id: u64,
+    table: &Operations<B>,
+    inbound: Option<&Inbound<P>>,
+    batch: &mut Batch<B>,
+) {
+    match table.complete(wr_id, Ended::error(WcStatus::WR_FLUSH_ERR, 0)) {
+        Completed::Waiting(waker) => {
+            inbound.inspect(|inbound| inbound.count_sent(false, false));
+            batch.woken.extend(waker);
+        }
+        Completed::Detached(operation, _) => {
+            inbound.inspect(|inbound| inbound.count_sent(false, true));
+            conn.put_slot(operation.kind, Operations::<B>::index(wr_id));
+            batch.ended.push(operation);
+        }
+        Completed::Unknown => {}
+    }
+}
+
+/// Ends all operations of a connection whose QP was destroyed because the device was removed. The CQ must
+/// be empty of its completions.
+pub(super) fn end_removed<B, P: Provider>(
+    conn: &Conn<P>,
+    table: &Operations<B>,
+    inbound: Option<&Arc<Inbound<P>>>,
+    batch: &mut Batch<B>,
+) {
+    let sends = conn.depths[SlotKind::Send as usize] as usize;
+    for (at, slot) in conn.slots.iter().enumerate() {
+        let counting = inbound.filter(|_| at < sends).map(|inbound| &**inbound);
+        end_flushed(conn, table.wr_id(*slot), table, counting, batch);
+    }
+    end(conn, Failure::DeviceRemoved, table, inbound, batch);
 }
 
 /// Ends a connection, flushes its messages that wait for credits, and queues the event for its
