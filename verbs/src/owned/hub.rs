@@ -317,11 +317,9 @@ impl<B, P: Provider> HubInner<B, P> {
         while let Some(start) = from {
             let mut conns = SmallList::new();
             from = self.lock().connections(start, &mut conns);
-            conns.retain(|conn| {
-                let destroyed = conn.destroy_removed();
-                all &= destroyed != Some(false);
-                destroyed == Some(true)
-            });
+            for conn in &conns {
+                all &= conn.destroy_removed() != Some(false);
+            }
             // Completions from before the removal.
             self.reap_all(&mut panics);
             for conn in conns {

@@ -686,19 +686,25 @@ fn end_flushed<B, P: Provider>(
     }
 }
 
-/// Ends all operations of a connection whose QP was destroyed because the device was removed. The CQ must
-/// be empty of its completions.
+/// Ends all operations of a connection whose QP was destroyed because the device was removed, unless
+/// another thread retires it. The CQ must be empty of its completions.
 pub(super) fn end_removed<B, P: Provider>(
     conn: &Conn<P>,
     table: &Operations<B>,
     inbound: Option<&Arc<Inbound<P>>>,
     batch: &mut Batch<B>,
 ) {
+    // While the connection has its QP, no other connection uses its slots.
+    let state = conn.lock();
+    if !state.qp.as_ref().is_some_and(Qp::is_destroyed) {
+        return;
+    }
     let sends = conn.depths[SlotKind::Send as usize] as usize;
     for (at, slot) in conn.slots.iter().enumerate() {
         let counting = inbound.filter(|_| at < sends).map(|inbound| &**inbound);
         end_flushed(conn, table.wr_id(*slot), table, counting, batch);
     }
+    drop(state);
     end(conn, Failure::DeviceRemoved, table, inbound, batch);
 }
 
