@@ -67,7 +67,8 @@ pub struct QpInit<'a, P: Provider = AnyProvider> {
     /// Shared receive queue. With it, the QP has no receive queue of its own.
     pub srq: Option<&'a Srq<P>>,
     /// Depths and widths of the queues. Devices may grant more, and the CQs must hold what was
-    /// granted: see [`QpCap`].
+    /// granted: see [`QpCap`]. `max_recv_wr` and `max_recv_sge` are ignored if the QP has no receive
+    /// queue of its own: with [`srq`](Self::srq), and for XRC.
     pub cap: QpCap,
     /// Length in bytes of the longest header of a large send ([`Frame::mss`](crate::Frame::mss)):
     /// 14 or more, or 0 for no large sends. Only for [`RawPacket`] QPs on devices with TCP
@@ -222,6 +223,10 @@ impl<T: Transport, P: Provider> Qp<T, P> {
             if init.srq.is_some() {
                 return Err(Error::invalid(VERB, "an XRC initiator QP has no receives: omit `srq`"));
             }
+        }
+        // Without a receive queue its attributes are ignored, as in C. The driver of a ConnectX rejects
+        // a large `max_recv_wr` all the same (`set_rq_size` of mlx5's `qp.c`).
+        if init.srq.is_some() || T::QP_TYPE == QpType::XRC_INI {
             (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
         }
         if T::QP_TYPE == QpType::RAW_PACKET && !context.capabilities().raw_packets {

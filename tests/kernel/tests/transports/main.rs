@@ -39,6 +39,7 @@ kernel_tests! {
     srq_resize_below_posted_receives_is_rejected if device::srq_resize,
     create_srq_checks_limits,
     qp_with_srq_rejects_post_recv,
+    receive_limits_are_ignored_with_an_srq,
     srq_and_its_qps_drop_in_any_order,
     multicast_datagram_reaches_every_member,
     member_receives_its_own_multicast_datagrams,
