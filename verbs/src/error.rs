@@ -302,10 +302,10 @@ pub struct KernelError {
 
 impl fmt::Display for KernelError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({}): {}", self.verb, self.asked, self.refused)?;
+        write!(f, "{} ({}): ", self.verb, self.asked)?;
         match &self.hint {
-            Some(hint) => write!(f, ": {hint}"),
-            None => Ok(()),
+            Some(hint) => write!(f, "{}: {hint}", self.refused.without_causes()),
+            None => self.refused.fmt(f),
         }
     }
 }
@@ -596,8 +596,13 @@ fn none_opened(reasons: &[Error]) -> String {
 
 fn open_hint(errno: Errno) -> &'static str {
     match errno {
-        Errno::ACCESS | Errno::PERM => {
+        Errno::ACCESS => {
             ": permission denied: grant this user read and write access by a udev rule or a group"
+        }
+        // The permissions of the file give EACCES.
+        Errno::PERM => {
+            ": the device cgroup of the container forbids it (pass the device in), or the device belongs to \
+             another network namespace (`rdma system` shows the mode, `rdma dev set DEV netns` moves it)"
         }
         Errno::NOENT => ": the device node is missing; in a container, pass it in",
         Errno::NXIO | Errno::NODEV | Errno::IO => ": the device is gone",

@@ -138,6 +138,7 @@ mod event_fd;
 mod events;
 mod gid;
 mod import;
+mod locked_memory;
 mod memory;
 mod mr;
 mod mr_hints;

@@ -29,6 +29,7 @@ use bareverbs_provider::request::{DoorbellChoice, QpRequest};
 use bareverbs_provider::traits::{CreatedQp, Provider, RecvQueue, SendQueue};
 use bareverbs_uapi::uverbs::types::{QpCreateFlags, QpType};
 use rustix::io::Errno;
+use rustix::thread::CapabilitySet;
 
 pub use alternate_path::AlternatePath;
 pub use attr::{
@@ -50,6 +51,7 @@ pub use xrc::{XrcSend, XrcTarget, XrcTargetRtsAttr};
 use self::multicast::Attachment;
 use crate::context::ContextInner;
 use crate::cq::CqShared;
+use crate::locked_memory::{self, has_capability};
 use crate::raw::{QpLayout, QueueLayout};
 use crate::srq::shared::SrqShared;
 use crate::{
@@ -275,15 +277,20 @@ impl<T: Transport, P: Provider> Qp<T, P> {
                     return Error::unsupported(VERB, Feature::QpCreateFlags);
                 }
                 Error::create(VERB, format!("{:?}, {cap:?}", T::QP_TYPE), reason).or_hint(|errno| {
-                    if errno == Errno::PERM && T::QP_TYPE == QpType::RAW_PACKET {
-                        return Some("raw packets require CAP_NET_RAW".into());
-                    }
-                    (errno == Errno::INVAL && cap.max_inline_data > 0).then(|| {
-                        format!(
+                    if errno == Errno::INVAL && cap.max_inline_data > 0 {
+                        return Some(format!(
                             "the device may not support {} inline bytes: request fewer",
                             cap.max_inline_data
-                        )
-                    })
+                        ));
+                    }
+                    // The kernel checks the capability before the driver pins the queues.
+                    if errno == Errno::PERM
+                        && T::QP_TYPE == QpType::RAW_PACKET
+                        && !has_capability(CapabilitySet::NET_RAW)
+                    {
+                        return Some("raw packets require CAP_NET_RAW".into());
+                    }
+                    locked_memory::queue_hint(errno, context.driver())
                 })
             })?;
         Ok(Self {
