@@ -534,18 +534,19 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// use std::thread;
     ///
     /// use bareverbs::{
-    ///     Access, AhAttr, Buffer, Context, Cq, CqInit, DriverId, Error, Gid, InitAttr, QpInit, Rc,
-    ///     RecvRequest, Result, RtrAttr, RtsAttr, SendRequest, WcStatus,
+    ///     Access, AhAttr, Buffer, Context, Cq, CqInit, Gid, InitAttr, QpInit, Rc, RecvRequest, Result,
+    ///     RtrAttr, RtsAttr, SendRequest, WcStatus,
     /// };
     ///
     /// /// Waits for the one request in flight.
-    /// fn complete(cq: &mut Cq, verb: &'static str, wr_id: u64, driver: DriverId) -> Result<()> {
+    /// fn complete(cq: &mut Cq, verb: &'static str, wr_id: u64, context: &Context) -> Result<()> {
     ///     loop {
     ///         match cq.poll_one() {
     ///             Some(done) if done.wr_id == wr_id => {
-    ///                 let (status, vendor_err) = (done.status, done.vendor_err);
-    ///                 let failed = Error::Completion { verb, status, vendor_err, driver };
-    ///                 return if status == WcStatus::SUCCESS { Ok(()) } else { Err(failed) };
+    ///                 if done.status == WcStatus::SUCCESS {
+    ///                     return Ok(());
+    ///                 }
+    ///                 return Err(context.completion_error(verb, done.status, done.vendor_err));
     ///             }
     ///             _ => spin_loop(),
     ///         }
@@ -554,7 +555,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     ///
     /// fn main() -> Result<()> {
     ///     let context = Context::open_first()?;
-    ///     let (pd, driver) = (context.alloc_pd()?, context.driver());
+    ///     let pd = context.alloc_pd()?;
     ///     let mut send_cq = context.create_cq(&CqInit::new(16))?;
     ///     let mut recv_cq = context.create_cq(&CqInit::new(16))?;
     ///     let outgoing = pd.register(Buffer::zeroed(4096)?, Access::empty())?;
@@ -574,7 +575,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     ///             for wr_id in 1..=100 {
     ///                 // SAFETY: `outgoing` stays registered and unchanged until `complete` returns.
     ///                 unsafe { send.post_send(&[SendRequest::send(wr_id, &sges).signaled()]) }?;
-    ///                 complete(&mut send_cq, "send", wr_id, driver)?;
+    ///                 complete(&mut send_cq, "send", wr_id, &context)?;
     ///             }
     ///             Ok(())
     ///         });
@@ -583,7 +584,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     ///             for wr_id in 1..=100 {
     ///                 // SAFETY: `incoming` stays registered, and nothing reads it, until `complete` returns.
     ///                 unsafe { recv.post_recv(&[RecvRequest::new(wr_id, &sges)]) }?;
-    ///                 complete(&mut recv_cq, "recv", wr_id, driver)?;
+    ///                 complete(&mut recv_cq, "recv", wr_id, &context)?;
     ///                 println!("received {:?}", incoming.bytes().map(|bytes| &bytes[..8]));
     ///             }
     ///             Ok(())

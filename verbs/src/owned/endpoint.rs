@@ -22,7 +22,7 @@ use crate::pd::shared::PdShared;
 use crate::{
     Address, AnyProvider, Arm, Buffer, CompChannel, Completions, ConnectAttr, Cq, Error, Imm, Mr, Operation,
     Pd, PortNum, PostError, PostReason, Qp, QpAttr, QpAttrMask, QpState, Rc, Remote, Result, Transport,
-    WcOpcode, WcStatus, WorkCompletion,
+    WcOpcode, WcStatus, WorkCompletion, link_down,
 };
 
 /// A reliable connection whose operations own their buffers of type `B`: an [`Mr`], a
@@ -127,6 +127,8 @@ pub(crate) struct Queues<B, P: Provider, T: Flowing = Rc> {
     pub(super) flows: ManuallyDrop<Flows<B, T::Kind<P>>>,
     /// The status that moved the QP to ERR.
     cause: Option<WcStatus>,
+    /// The port whose link was down then, if this may be the cause.
+    link_down: Option<PortNum>,
     /// The marker behind unsignalled sends.
     marker: Marker,
     /// Whether the CQ is armed, or its event was not read since.
@@ -429,6 +431,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
             channel,
             flows,
             cause: None,
+            link_down: None,
             marker: Marker::None,
             armed: false,
             spin: SpinState::new(spin),
@@ -504,7 +507,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
     /// The oldest operation that was reaped and not returned.
     fn take(&mut self) -> Option<Result<DoneOf<B, P, T>, Failed<B>>> {
         let result = self.flows.take()?;
-        Some(result.map_err(|failed| Failed { cause: self.cause, ..failed }))
+        Some(result.map_err(|failed| failed.because_of(self.cause, self.link_down)))
     }
 
     /// The fast path of [`Queues::poll_direction`]. If it returns `Slow`, [`Queues::reap_direction`] and
@@ -555,7 +558,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
             Direction::Recv => recvs.take(),
         }?;
         self.flows.hold();
-        Some(ended.map_err(|failed| Failed { cause: self.cause, ..failed }))
+        Some(ended.map_err(|failed| failed.because_of(self.cause, self.link_down)))
     }
 
     /// Whether [`Queues::poll_direction`] may return an operation without a completion.
@@ -612,8 +615,9 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
             status = failure.status;
         }
         let cause = known.map_or(status, |failure| failure.status);
-        if cause != WcStatus::WR_FLUSH_ERR {
-            self.cause.get_or_insert(cause);
+        if cause != WcStatus::WR_FLUSH_ERR && self.cause.is_none() {
+            self.cause = Some(cause);
+            self.link_down = link_down::cause(self.qp.pd().context().inner(), cause);
         }
         Some(Failure { status, vendor_err })
     }

@@ -630,7 +630,7 @@ fn failed<B, K: Kind>(
 ) -> Failed<B> {
     let Failure { status, vendor_err } = failure;
     let driver = DriverId(domain.context.file.driver_id());
-    let error = Error::Completion { verb: K::verb(opcode), status, vendor_err, driver };
+    let error = Error::Completion { verb: K::verb(opcode), status, vendor_err, driver, link_down: None };
     Failed {
         operation: true,
         error,

@@ -250,11 +250,11 @@ fn finished<B, P: Provider>(
     let Operation { buffer, posted_by, kind, tag, .. } = operation;
     let verb = posted_by.verb;
     let Ended { status, vendor_err, .. } = ended;
-    let cause = match conn.lock().failure {
-        Some(Failure::Completion { status, .. }) => Some(status),
-        _ => None,
+    let (cause, link_down) = match conn.lock().failure {
+        Some(Failure::Completion { status, link_down, .. }) => (Some(status), link_down),
+        _ => (None, None),
     };
-    let error = Error::Completion { verb, status, vendor_err, driver: conn.driver };
+    let error = Error::Completion { verb, status, vendor_err, driver: conn.driver, link_down };
     let recv = kind == SlotKind::Recv;
     Err(Failed { operation: true, error, tag, buffer, outcome: Outcome::of(status), cause, recv })
 }

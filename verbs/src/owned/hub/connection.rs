@@ -644,8 +644,8 @@ fn full<P: Provider>(conn: &Conn<P>, kind: SlotKind) -> Error {
 impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
         match failure {
-            Failure::Completion { verb, status, vendor_err, driver } => {
-                Self::Completion { verb, status, vendor_err, driver }
+            Failure::Completion { verb, status, vendor_err, driver, link_down } => {
+                Self::Completion { verb, status, vendor_err, driver, link_down }
             }
             Failure::Unknown { wr_id } => Self::UnknownCompletion { wr_id },
             Failure::Post(error) => error.into(),
