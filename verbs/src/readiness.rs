@@ -35,6 +35,12 @@ pub(crate) mod sealed {
             take: impl FnMut() -> Result<Option<T>> + Send,
         ) -> impl Future<Output = Result<T>> + Send;
 
+        /// Runs a call that blocks beside the tasks of the runtime. If the future is dropped, the call
+        /// ends by itself.
+        fn blocking<T: Send + 'static>(
+            call: impl FnOnce() -> Result<T> + Send + 'static,
+        ) -> impl Future<Output = Result<T>> + Send;
+
         /// Waits until the descriptor is readable. Then it calls `drain`, which reads until the
         /// descriptor is empty, and forgets the readiness from before that call. One task can wait.
         fn poll_drain(&self, cx: &mut Context<'_>, drain: &mut dyn FnMut() -> Result<()>)

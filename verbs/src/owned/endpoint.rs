@@ -16,6 +16,7 @@ use super::hub::reaper::Direction;
 use super::keepalive::{Keepalive, Policy, ROUNDS, earlier, post_empty_write};
 use super::options::{Parts, QueueParts};
 use super::queue::owner;
+use super::resolve::{self, ResolveTimeout};
 use super::spin::SpinState;
 use super::{Batch, Done, EndpointOptions, Failed, NotPosted, NotPostedParts, Op, Source, Spinning, Target};
 use crate::pd::shared::PdShared;
@@ -116,6 +117,7 @@ pub struct Endpoint<B = Mr<Buffer>, P: Provider = AnyProvider> {
     pub(crate) queues: Queues<B, P>,
     address: Address,
     attr: ConnectAttr,
+    resolve: ResolveTimeout,
 }
 
 /// A QP with its CQ, and the outstanding operations.
@@ -312,13 +314,13 @@ impl<B, P: Provider> Endpoint<B, P> {
     }
 
     pub(super) fn from_parts(parts: Parts<P>) -> Self {
-        let Parts { queues, address, attr, max_sge } = parts;
+        let Parts { queues, address, attr, resolve, max_sge } = parts;
         let mut queues = Queues::new(queues);
         if max_sge > 1 {
             queues.flows.sends.reserve_parts();
             queues.flows.recvs.reserve_parts();
         }
-        Self { queues, address, attr }
+        Self { queues, address, attr, resolve }
     }
 
     /// The address of this endpoint, for the peer.
@@ -339,16 +341,20 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// The connection uses the smaller MTU of the two addresses, and the smaller number of reads
     /// and atomics at a time.
     ///
+    /// On RoCE it blocks while the kernel resolves the peer's Ethernet address, for at most
+    /// [`EndpointOptions::resolve_timeout`] and one second.
+    ///
     /// # Errors
     /// - [`Error::Invalid`]: the endpoint is already connected, or `peer` is not a valid address, or
     ///   that of a `Server` or `Client`.
     /// - [`Error::Closed`]: its connection has failed.
-    /// - [`Error::Kernel`]: the peer is unreachable, or the kernel rejects a transition.
+    /// - [`Error::Kernel`]: the peer is unreachable (`ETIMEDOUT`: its neighbour has not answered), or the
+    ///   kernel rejects a transition.
     pub fn connect(&mut self, peer: &Address) -> Result<()> {
         const VERB: &str = "Endpoint::connect";
         self.queues.check_not_failed(VERB)?;
         peer.check_no_flow_control(VERB)?;
-        self.queues.qp.connect(&self.address, peer, &self.attr)?;
+        resolve::connect(&mut self.queues.qp, &self.address, peer, &self.attr, self.resolve)?;
         self.queues.start_keepalive(peer.remote_write);
         Ok(())
     }
