@@ -35,6 +35,12 @@ pub(crate) mod sealed {
             take: impl FnMut() -> Result<Option<T>> + Send,
         ) -> impl Future<Output = Result<T>> + Send;
 
+        /// Runs a call that blocks beside the tasks of the runtime. If the future is dropped, the call
+        /// ends by itself.
+        fn blocking<T: Send + 'static>(
+            call: impl FnOnce() -> Result<T> + Send + 'static,
+        ) -> impl Future<Output = Result<T>> + Send;
+
         /// Waits until the descriptor is readable. Then it calls `drain`, which reads until the
         /// descriptor is empty, and forgets the readiness from before that call. One task can wait.
         fn poll_drain(&self, cx: &mut Context<'_>, drain: &mut dyn FnMut() -> Result<()>)
@@ -72,14 +78,14 @@ mod tests {
         let (events, other) = removable();
         let readiness = R::new(Events(&events)).unwrap();
         let mut until = pin!(readiness.until(|| Ok(events.is_closed().then_some(()))));
-        poll_fn(|cx| Poll::Ready(assert!(until.as_mut().poll(cx).is_pending()))).await;
+        assert!(poll_fn(|cx| Poll::Ready(until.as_mut().poll(cx))).await.is_pending());
         drop(other);
         until.await.unwrap();
 
         let (events, other) = removable();
         let readiness = R::new(Events(&events)).unwrap();
         let mut drain = || Ok(());
-        poll_fn(|cx| Poll::Ready(assert!(readiness.poll_drain(cx, &mut drain).is_pending()))).await;
+        assert!(poll_fn(|cx| Poll::Ready(readiness.poll_drain(cx, &mut drain))).await.is_pending());
         drop(other);
         poll_fn(|cx| readiness.poll_drain(cx, &mut drain)).await.unwrap();
     }

@@ -69,13 +69,16 @@ impl AsRawFd for Descriptor {
     }
 }
 
+/// The runtime of the calling task.
+fn current() -> Result<Handle> {
+    Handle::try_current().map_err(|_| Error::invalid("tokio", "no tokio runtime: call this in a task of one"))
+}
+
 impl sealed::Readiness for Readiness {
     const RUNTIME: &'static str = "tokio";
 
     fn new(Events(events): Events<'_>) -> Result<Self> {
-        if Handle::try_current().is_err() {
-            return Err(Error::invalid("tokio", "no tokio runtime: call this in a task of one"));
-        }
+        current()?;
         let descriptor = Descriptor(Arc::clone(events));
         // SAFETY: the descriptor stays open and unchanged while `descriptor` exists, which holds an
         // `Arc` of it.
@@ -94,6 +97,16 @@ impl sealed::Readiness for Readiness {
                 return Ok(taken);
             }
             guard.clear_ready();
+        }
+    }
+
+    async fn blocking<T: Send + 'static>(call: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+        match current()?.spawn_blocking(call).await {
+            Ok(called) => called,
+            Err(error) => match error.try_into_panic() {
+                Ok(payload) => std::panic::resume_unwind(payload),
+                Err(error) => Err(failed(error.into())),
+            },
         }
     }
 

@@ -17,13 +17,14 @@ use super::keepalive::{Keepalive, Policy, ROUNDS, earlier, post_empty_write};
 use super::options::{Parts, QueueParts};
 use super::queue::owner;
 use super::removal::{Watch, is_hint};
+use super::resolve::{self, ResolveTimeout};
 use super::spin::SpinState;
 use super::{Batch, Done, EndpointOptions, Failed, NotPosted, NotPostedParts, Op, Source, Spinning, Target};
 use crate::pd::shared::PdShared;
 use crate::{
     Address, AnyProvider, Arm, Buffer, CompChannel, Completions, ConnectAttr, Cq, Error, Imm, Mr, Operation,
     Pd, PortNum, PostError, PostReason, Qp, QpAttr, QpAttrMask, QpState, Rc, Remote, Result, Transport,
-    WcOpcode, WcStatus, WorkCompletion,
+    WcOpcode, WcStatus, WorkCompletion, link_down,
 };
 
 /// A reliable connection whose operations own their buffers of type `B`: an [`Mr`], a
@@ -125,6 +126,7 @@ pub struct Endpoint<B = Mr<Buffer>, P: Provider = AnyProvider> {
     pub(crate) queues: Queues<B, P>,
     address: Address,
     attr: ConnectAttr,
+    resolve: ResolveTimeout,
 }
 
 /// A QP with its CQ, and the outstanding operations.
@@ -136,6 +138,8 @@ pub(crate) struct Queues<B, P: Provider, T: Flowing = Rc> {
     pub(super) flows: ManuallyDrop<Flows<B, T::Kind<P>>>,
     /// The status that moved the QP to ERR.
     cause: Option<WcStatus>,
+    /// The port whose link was down then, if this may be the cause.
+    link_down: Option<PortNum>,
     /// The marker behind unsignalled sends.
     marker: Marker,
     /// Whether the CQ is armed, or its event was not read since.
@@ -323,13 +327,13 @@ impl<B, P: Provider> Endpoint<B, P> {
     }
 
     pub(super) fn from_parts(parts: Parts<P>) -> Self {
-        let Parts { queues, address, attr, max_sge } = parts;
+        let Parts { queues, address, attr, resolve, max_sge } = parts;
         let mut queues = Queues::new(queues);
         if max_sge > 1 {
             queues.flows.sends.reserve_parts();
             queues.flows.recvs.reserve_parts();
         }
-        Self { queues, address, attr }
+        Self { queues, address, attr, resolve }
     }
 
     /// The address of this endpoint, for the peer.
@@ -350,16 +354,20 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// The connection uses the smaller MTU of the two addresses, and the smaller number of reads
     /// and atomics at a time.
     ///
+    /// On RoCE it blocks while the kernel resolves the peer's Ethernet address, for at most
+    /// [`EndpointOptions::resolve_timeout`] and one second.
+    ///
     /// # Errors
     /// - [`Error::Invalid`]: the endpoint is already connected, or `peer` is not a valid address, or
     ///   that of a `Server` or `Client`.
     /// - [`Error::Closed`]: its connection has failed.
-    /// - [`Error::Kernel`]: the peer is unreachable, or the kernel rejects a transition.
+    /// - [`Error::Kernel`]: the peer is unreachable (`ETIMEDOUT`: its neighbour has not answered), or the
+    ///   kernel rejects a transition.
     pub fn connect(&mut self, peer: &Address) -> Result<()> {
         const VERB: &str = "Endpoint::connect";
         self.queues.check_not_failed(VERB)?;
         peer.check_no_flow_control(VERB)?;
-        self.queues.qp.connect(&self.address, peer, &self.attr)?;
+        resolve::connect(&mut self.queues.qp, &self.address, peer, &self.attr, self.resolve)?;
         self.queues.start_keepalive(peer.remote_write);
         Ok(())
     }
@@ -442,6 +450,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
             channel,
             flows,
             cause: None,
+            link_down: None,
             marker: Marker::None,
             armed: false,
             spin: SpinState::new(spin),
@@ -519,7 +528,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
     /// The oldest operation that was reaped and not returned.
     fn take(&mut self) -> Option<Result<DoneOf<B, P, T>, Failed<B>>> {
         let result = self.flows.take()?;
-        Some(result.map_err(|failed| Failed { cause: self.cause, ..failed }))
+        Some(result.map_err(|failed| failed.because_of(self.cause, self.link_down)))
     }
 
     /// The fast path of [`Queues::poll_direction`]. If it returns `Slow`, [`Queues::reap_direction`] and
@@ -570,7 +579,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
             Direction::Recv => recvs.take(),
         }?;
         self.flows.hold();
-        Some(ended.map_err(|failed| Failed { cause: self.cause, ..failed }))
+        Some(ended.map_err(|failed| failed.because_of(self.cause, self.link_down)))
     }
 
     /// Whether [`Queues::poll_direction`] may return an operation without a completion.
@@ -627,8 +636,9 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
             status = failure.status;
         }
         let cause = known.map_or(status, |failure| failure.status);
-        if cause != WcStatus::WR_FLUSH_ERR {
-            self.cause.get_or_insert(cause);
+        if cause != WcStatus::WR_FLUSH_ERR && self.cause.is_none() {
+            self.cause = Some(cause);
+            self.link_down = link_down::cause(self.qp.pd().context().inner(), cause);
         }
         Some(Failure::Completion { status, vendor_err })
     }

@@ -638,7 +638,7 @@ fn failed<B, K: Kind>(
     let (error, outcome) = match failure {
         Failure::Completion { status, vendor_err } => {
             let driver = DriverId(domain.context.file.driver_id());
-            (Error::Completion { verb, status, vendor_err, driver }, Outcome::of(status))
+            (Error::Completion { verb, status, vendor_err, driver, link_down: None }, Outcome::of(status))
         }
         Failure::DeviceRemoved => (Error::DeviceRemoved { verb }, Outcome::Unknown),
     };

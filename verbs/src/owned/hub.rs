@@ -97,6 +97,7 @@ use self::reaper::{
 use self::sweep::Sweeps;
 use super::keepalive::Policy;
 use super::removal::is_hint;
+use super::resolve::ResolveTimeout;
 use super::server::flow::{CONTROL_SENDS, Flow};
 use super::server::inbound::Inbound;
 use super::server::{PeerId, options::Resolved};
@@ -452,7 +453,14 @@ impl<B, P: Provider> Hub<B, P> {
         self.inner.lock().add(&conn);
         let hub = Arc::clone(&self.inner);
         let attr = ConnectAttr::new(1, 0);
-        Connection::new(ConnectionInner { hub, conn, local, attr, policy: Policy::default() })
+        Connection::new(ConnectionInner {
+            hub,
+            conn,
+            local,
+            attr,
+            policy: Policy::default(),
+            resolve: ResolveTimeout::default(),
+        })
     }
 
     pub(crate) fn inner(&self) -> &Arc<HubInner<B, P>> {
@@ -502,7 +510,13 @@ impl<B, P: Provider> Hub<B, P> {
         let describe = |address| options.address(address);
         let [sends, recvs, inline] = options.capacity();
         let depths = Depths { sends, recvs, ..Depths::default() };
-        self.open(VERB, (attr, options.keepalive_policy()), (depths, inline), describe, None)
+        self.open(
+            VERB,
+            (attr, options.keepalive_policy(), options.resolve()),
+            (depths, inline),
+            describe,
+            None,
+        )
     }
 
     /// Creates a connection of a server.
@@ -516,7 +530,7 @@ impl<B, P: Provider> Hub<B, P> {
             ..connection.address(offered)
         };
         let depths = Depths { sends, one_sided: operations, control: CONTROL_SENDS, ..Depths::default() };
-        let attr = (attr, connection.keepalive);
+        let attr = (attr, connection.keepalive, connection.resolve);
         self.open("Handle::admit", attr, (depths, inline), describe, Some((id, flow)))
     }
 
@@ -525,7 +539,7 @@ impl<B, P: Provider> Hub<B, P> {
     fn open(
         &self,
         verb: &'static str,
-        (attr, policy): (ConnectAttr, Policy),
+        (attr, policy, resolve): (ConnectAttr, Policy, ResolveTimeout),
         (depths, max_inline_data): (Depths, u32),
         describe: impl FnOnce(Address) -> Address,
         shared: Option<(PeerId, Flow<Queued>)>,
@@ -572,7 +586,7 @@ impl<B, P: Provider> Hub<B, P> {
         };
         let conn = Arc::new(Conn::new(qp, slots, depths, probe, shared));
         drop(reaper);
-        let inner = ConnectionInner { hub: Arc::clone(&self.inner), conn, local, attr, policy };
+        let inner = ConnectionInner { hub: Arc::clone(&self.inner), conn, local, attr, policy, resolve };
         // The kernel may have reused the QPN of a destroyed QP.
         let mut panics = FirstPanic::default();
         self.inner.reap_all(&mut panics);

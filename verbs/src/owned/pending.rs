@@ -263,11 +263,12 @@ fn finished<B, P: Provider>(
     let Operation { buffer, posted_by, kind, tag, .. } = operation;
     let verb = posted_by.verb;
     let Ended { status, vendor_err, .. } = ended;
-    let completion = Error::Completion { verb, status, vendor_err, driver: conn.driver };
+    let completion =
+        |link_down| Error::Completion { verb, status, vendor_err, driver: conn.driver, link_down };
     let (error, cause) = match conn.lock().failure {
         Some(Failure::DeviceRemoved) => (Error::DeviceRemoved { verb }, None),
-        Some(Failure::Completion { status, .. }) => (completion, Some(status)),
-        _ => (completion, None),
+        Some(Failure::Completion { status, link_down, .. }) => (completion(link_down), Some(status)),
+        _ => (completion(None), None),
     };
     let recv = kind == SlotKind::Recv;
     Err(Failed { operation: true, error, tag, buffer, outcome: Outcome::of(status), cause, recv })

@@ -483,8 +483,9 @@ impl<B: Source, P: Provider> Handle<B, P> {
     /// Connects to the client at `remote`. Returns the peer's id, and the local address, to
     /// which the client must connect.
     ///
-    /// On RoCE it blocks while the kernel resolves the client's address. In a task, call it in the
-    /// runtime's `spawn_blocking`.
+    /// On RoCE it blocks while the kernel resolves the client's address, for at most
+    /// [`ServerOptions::resolve_timeout`] and one second. In a task, call it in the runtime's
+    /// `spawn_blocking`.
     ///
     /// # Errors
     /// - [`Error::Closed`]: the server was shut down.
@@ -809,7 +810,7 @@ impl<B: Source, P: Provider> Client<B, P> {
     }
 
     /// Connects to the address that [`Handle::admit`] returned. On RoCE it blocks while the kernel
-    /// resolves the server's address.
+    /// resolves the server's address, for at most [`ClientOptions::resolve_timeout`] and one second.
     ///
     /// # Errors
     /// - [`Error::Invalid`]: the client is connected, or `remote` is the address of a QP without flow

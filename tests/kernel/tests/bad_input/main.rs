@@ -108,6 +108,9 @@ kernel_tests! {
     reg_mr_failure_names_the_cause,
     memory_needs_no_alignment,
     reg_mr_above_rlimit_memlock_names_the_limit,
+    rlimit_memlock_of_zero_is_named,
+    rlimit_memlock_that_queues_exceed_is_named,
+    mappings_that_cannot_be_pinned_are_named,
     lkey_violations_complete_with_protection_errors,
     rkey_violations_complete_with_access_errors,
 

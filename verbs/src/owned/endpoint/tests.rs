@@ -101,6 +101,7 @@ impl Setup {
             },
             address: Address::new(Gid::default(), 1),
             attr: ConnectAttr::new(1, 0),
+            resolve: ResolveTimeout::default(),
             max_sge: 4,
         });
         let region = ImplicitMr::for_test(pd.domain(), Access::LOCAL_WRITE);
@@ -1145,6 +1146,10 @@ impl crate::readiness::sealed::Readiness for NoWait {
         panic!("it waits for the descriptor");
     }
 
+    async fn blocking<T: Send + 'static>(call: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+        call()
+    }
+
     fn poll_drain(
         &self,
         _: &mut std::task::Context<'_>,
@@ -1755,6 +1760,10 @@ impl crate::readiness::sealed::Readiness for ReadableOnce {
 
     async fn until<T: Send>(&self, _: impl FnMut() -> Result<Option<T>> + Send) -> Result<T> {
         std::future::pending().await
+    }
+
+    async fn blocking<T: Send + 'static>(call: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+        call()
     }
 
     fn poll_drain(

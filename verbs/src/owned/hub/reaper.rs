@@ -18,8 +18,8 @@ use crate::owned::server::inbound::{Inbound, RawEvent, SHARED};
 use crate::owned::{BUDGET, spend_budget};
 use crate::sync::{Mutex, MutexGuard, lock};
 use crate::{
-    Cq, DriverId, Imm, Operation as WrOperation, Payload, PostError, Qp, QpState, Rc, SendFlags, SendRequest,
-    Sge, WcOpcode, WcStatus, WorkCompletion,
+    Cq, DriverId, Imm, Operation as WrOperation, Payload, PortNum, PostError, Qp, QpState, Rc, SendFlags,
+    SendRequest, Sge, WcOpcode, WcStatus, WorkCompletion, link_down,
 };
 
 /// Set in the `wr_id`s of control messages. The kind of the message is in the low bits.
@@ -127,7 +127,13 @@ impl Depths {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Failure {
     /// An operation failed.
-    Completion { verb: &'static str, status: WcStatus, vendor_err: u32, driver: DriverId },
+    Completion {
+        verb: &'static str,
+        status: WcStatus,
+        vendor_err: u32,
+        driver: DriverId,
+        link_down: Option<PortNum>,
+    },
     /// A completion of its QP matches no operation.
     Unknown { wr_id: u64 },
     /// Its owner ended it.
@@ -304,6 +310,13 @@ impl<P: Provider> Conn<P> {
 
     pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, ConnState<P>>> {
         self.state.try_lock()
+    }
+
+    /// The failure that a completion of its QP reports.
+    fn failure(&self, verb: &'static str, status: WcStatus, vendor_err: u32) -> Failure {
+        let state = self.lock();
+        let link_down = state.qp.as_ref().and_then(|qp| link_down::cause(&qp.pd().domain().context, status));
+        Failure::Completion { verb, status, vendor_err, driver: self.driver, link_down }
     }
 
     /// Takes a free slot.
@@ -621,7 +634,7 @@ fn failed<B, P: Provider>(
         }
         state.flow.as_ref().is_some_and(Flow::is_delivered)
     };
-    end(conn, Failure::Completion { verb, status, vendor_err, driver: conn.driver }, table, inbound, batch);
+    end(conn, conn.failure(verb, status, vendor_err), table, inbound, batch);
     // If the peer has acknowledged all data (FIN acknowledged), only the hardware acknowledgement is
     // missing.
     let delivered = delivered && kind != SlotKind::OneSided;
@@ -642,7 +655,7 @@ fn unknown<B, P: Provider>(
     let failure = if wr_id != PROBE || !conn.lock().probed() {
         Failure::Unknown { wr_id }
     } else if status != WcStatus::SUCCESS {
-        Failure::Completion { verb: "keepalive", status, vendor_err, driver: conn.driver }
+        conn.failure("keepalive", status, vendor_err)
     } else {
         return;
     };
@@ -761,7 +774,7 @@ fn message<B, P: Provider>(
             _ if shared => "Server::next",
             _ => "Handle::send",
         };
-        Some(Failure::Completion { verb, status, vendor_err, driver: conn.driver })
+        Some(conn.failure(verb, status, vendor_err))
     } else {
         None
     };

@@ -882,7 +882,7 @@ fn options_that_connections_do_not_have_are_refused() {
 fn connection_that_cannot_be_created_takes_no_room() {
     let setup = Setup::new(8);
     let depths = Depths { sends: 2, recvs: 2, ..Depths::default() };
-    let attr = (ConnectAttr::new(1, 0), Policy::default());
+    let attr = (ConnectAttr::new(1, 0), Policy::default(), ResolveTimeout::default());
     // The device file of the test accepts no command.
     setup.hub.open("test", attr, (depths, 0), |address| address, None).unwrap_err();
     assert_eq!(setup.hub.free_entries(), 8);
@@ -897,7 +897,7 @@ fn completions_of_an_earlier_qp_of_the_same_number_do_not_end_a_connection() {
         succeed_ioctls();
         let open = || {
             let depths = Depths { sends: 1, recvs: 1, ..Depths::default() };
-            let attr = (ConnectAttr::new(1, 0), Policy::default());
+            let attr = (ConnectAttr::new(1, 0), Policy::default(), ResolveTimeout::default());
             setup.hub.open("test", attr, (depths, 0), |address| address, None).unwrap()
         };
         let first = open();
@@ -1138,7 +1138,8 @@ fn connection_of_a_hub_without_room_for_probes_has_no_keepalive() {
         succeed_ioctls();
         let open = || {
             let depths = Depths { sends: 1, recvs: 1, ..Depths::default() };
-            let attr = (ConnectAttr::new(1, 0), Policy::Every(Duration::from_secs(1)));
+            let attr =
+                (ConnectAttr::new(1, 0), Policy::Every(Duration::from_secs(1)), ResolveTimeout::default());
             setup.hub.open("test", attr, (depths, 0), |address| address, None).unwrap()
         };
         assert_eq!(open().inner().policy.interval(true), Some(Duration::from_secs(1)));
@@ -1178,6 +1179,10 @@ impl crate::readiness::sealed::Readiness for NeverReadable {
 
     async fn until<T: Send>(&self, _: impl FnMut() -> Result<Option<T>> + Send) -> Result<T> {
         std::future::pending().await
+    }
+
+    async fn blocking<T: Send + 'static>(call: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+        call()
     }
 
     fn poll_drain(&self, _: &mut Context<'_>, _: &mut dyn FnMut() -> Result<()>) -> Poll<Result<()>> {
