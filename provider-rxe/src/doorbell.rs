@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use bareverbs_provider::Errno;
 use bareverbs_provider::device::DeviceFile;
-use bareverbs_uapi::write::structs::{PostSendReq, PostSendResp, SendWr};
-use bareverbs_uapi::write::{self, PostSend};
+use bareverbs_uapi::write::structs::{CmdHdr, PostSendReq, PostSendResp, SendWr};
+use bareverbs_uapi::write::{self, PostSend, WriteCommand};
+use zerocopy::{Immutable, IntoBytes};
 
 /// Rings a send queue's doorbell: the kernel then processes the queue.
 ///
@@ -21,23 +22,32 @@ pub trait Doorbell: Send {
     fn ring(&mut self) -> Result<(), Errno>;
 }
 
-/// Bytes of the ioctl call: its header and three attributes (command number, request, response).
-const CALL: usize = 24 + 3 * 16;
+/// Size of the command in words of four bytes, as the header has it.
+const COMMAND_WORDS: usize = (size_of::<CmdHdr>() + size_of::<PostSendReq>()) / 4;
 
 /// The command `POST_SEND` without requests, built once.
 #[derive(Debug)]
 pub struct KernelDoorbell {
     file: Arc<DeviceFile>,
-    call: [u8; CALL],
-    /// The request and response that `call` points to. Freed manually: moving the doorbell affects
-    /// neither the addresses nor their validity.
+    /// What the kernel reads and writes. Freed manually: moving the doorbell affects neither the
+    /// address of the response nor its validity.
     exchange: *mut Exchange,
+    /// Whether the kernel has refused `write()` because of the credentials.
+    by_ioctl: bool,
 }
 
 #[derive(Debug)]
 struct Exchange {
-    request: PostSendReq,
+    command: Command,
     response: PostSendResp,
+}
+
+/// What `write()` passes.
+#[derive(Debug, IntoBytes, Immutable)]
+#[repr(C)]
+struct Command {
+    header: CmdHdr,
+    request: PostSendReq,
 }
 
 // SAFETY: the doorbell owns the allocation behind `exchange`, and only the kernel accesses it,
@@ -52,29 +62,53 @@ impl KernelDoorbell {
     /// QP's published requests earlier.
     #[must_use]
     pub fn new(file: Arc<DeviceFile>, qp: u32) -> Self {
+        let header = CmdHdr {
+            command: PostSend::INFO.number,
+            in_words: COMMAND_WORDS as u16,
+            out_words: (size_of::<PostSendResp>() / 4) as u16,
+        };
         let request = PostSendReq {
             qp_handle: qp,
             // The kernel rejects a size below that of its own struct, even without requests.
             wqe_size: size_of::<SendWr>() as u32,
             ..PostSendReq::zeroed()
         };
-        let exchange = Box::into_raw(Box::new(Exchange { request, response: PostSendResp::zeroed() }));
-        // SAFETY: just allocated, and not referenced elsewhere; both references end in this
-        // function.
-        let (request, response) = unsafe { (&(*exchange).request, &mut (*exchange).response) };
-        let built = write::invoke::<PostSend>(file.driver_id(), request, response);
-        let mut call = [0; CALL];
-        call.copy_from_slice(built.as_bytes());
-        Self { file, call, exchange }
+        let command = Command { header, request };
+        let exchange = Box::into_raw(Box::new(Exchange { command, response: PostSendResp::zeroed() }));
+        // SAFETY: just allocated, and not referenced elsewhere.
+        unsafe {
+            (*exchange).command.request.response = (&raw mut (*exchange).response).expose_provenance() as u64
+        };
+        Self { file, exchange, by_ioctl: false }
+    }
+
+    /// The doorbell by `INVOKE_WRITE`, which has no rule about credentials.
+    #[cold]
+    fn ring_by_ioctl(&mut self) -> Result<(), Errno> {
+        self.by_ioctl = true;
+        // SAFETY: `exchange` is allocated, and no call that uses it is in progress.
+        let Exchange { command, response } = unsafe { &mut *self.exchange };
+        let mut call = write::invoke::<PostSend>(self.file.driver_id(), &command.request, response);
+        // SAFETY: a `Call`'s bytes are a header with the correct length, and all memory that they point
+        // to is borrowed.
+        unsafe { self.file.execute_raw(call.as_mut_bytes()) }
     }
 }
 
 impl Doorbell for KernelDoorbell {
     #[inline]
     fn ring(&mut self) -> Result<(), Errno> {
-        // SAFETY: the call's header has the call's true length, and its attributes point into
+        if self.by_ioctl {
+            return self.ring_by_ioctl();
+        }
+        // SAFETY: `exchange` is allocated. The kernel writes to `response` alone.
+        let command = unsafe { (*self.exchange).command.as_bytes() };
+        // SAFETY: the header has the lengths of the request and the response, and the response is in
         // `exchange`, which the doorbell owns and nothing else accesses.
-        unsafe { self.file.execute_raw(&mut self.call) }
+        match unsafe { self.file.write_raw(command) } {
+            Err(Errno::ACCESS) => self.ring_by_ioctl(),
+            result => result,
+        }
     }
 }
 

@@ -4,6 +4,8 @@ mod identity;
 
 use std::ffi::c_void;
 use std::fmt;
+use std::fs::File;
+use std::io::{ErrorKind, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::OnceLock;
@@ -134,7 +136,7 @@ fn causes(method: &str, errno: Errno) -> Option<&'static str> {
 /// ```
 #[derive(Debug)]
 pub struct DeviceFile {
-    fd: OwnedFd,
+    file: File,
     driver_id: u32,
     fork_guard: ForkGuard,
     events: OnceLock<OwnedFd>,
@@ -204,7 +206,7 @@ impl DeviceFile {
     /// descriptor. Handles are fresh, and mapped pages belong to the object.
     pub unsafe fn from_fd_unchecked(fd: OwnedFd, driver_id: u32) -> Result<Self, IoctlError> {
         let fork_guard = ForkGuard::new().map_err(|errno| IoctlError { method: "madvise", errno })?;
-        Ok(Self { fd, driver_id, fork_guard, events: OnceLock::new() })
+        Ok(Self { file: fd.into(), driver_id, fork_guard, events: OnceLock::new() })
     }
 
     /// Sends the asynchronous events of objects created from now on to `stream`. The default is the
@@ -223,7 +225,7 @@ impl DeviceFile {
     /// Returns the descriptor.
     #[must_use]
     pub fn into_fd(self) -> OwnedFd {
-        self.fd
+        self.file.into()
     }
 
     /// Checks that this process is the one that opened the file.
@@ -300,9 +302,36 @@ impl DeviceFile {
         self.check_same_process()?;
         loop {
             // SAFETY: the kernel touches only what this function's contract allows it to.
-            match unsafe { ioctl(&self.fd, VerbsIoctl(call.as_mut_ptr().cast())) } {
+            match unsafe { ioctl(&self.file, VerbsIoctl(call.as_mut_ptr().cast())) } {
                 Err(Errno::INTR) => {}
                 result => return result,
+            }
+        }
+    }
+
+    /// Passes a write command to the kernel by `write()`. The kernel executes fewer instructions than
+    /// for `InvokeWrite`, which has attributes to parse.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's error number, except `EINTR`, after which the command is repeated. `ESTALE` in a
+    /// forked child. `EACCES`: the credentials of this thread are not those that opened the file. The
+    /// kernel then executes nothing, and `InvokeWrite` has no such rule.
+    ///
+    /// # Safety
+    ///
+    /// The bytes are a header with the command's number and lengths, and its request. Every address in
+    /// the request, that of the response included, must be of memory that the kernel may read or write
+    /// as the command requires.
+    #[inline]
+    pub unsafe fn write_raw(&self, command: &[u8]) -> Result<(), Errno> {
+        self.check_same_process()?;
+        loop {
+            // Not the `write` of rustix: its system call is declared to change no memory.
+            match (&self.file).write(command) {
+                Ok(_) => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
             }
         }
     }
@@ -315,13 +344,13 @@ impl DeviceFile {
     pub fn map(&self, offset: u64, len: usize, protection: Protection) -> Result<Mapping, IoctlError> {
         let refused = |errno| IoctlError { method: "mmap", errno };
         self.check_same_process().map_err(refused)?;
-        Mapping::new(&self.fd, offset, len, protection).map_err(refused)
+        Mapping::new(&self.file, offset, len, protection).map_err(refused)
     }
 }
 
 impl AsFd for DeviceFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.file.as_fd()
     }
 }
 

@@ -23,6 +23,7 @@ kernel_tests! {
     batch_rejected_before_rts_is_never_sent if soft_roce,
     batch_posted_in_rtr_after_reset_is_never_sent if soft_roce,
     doorbell_flushes_a_qp_in_err if soft_roce,
+    doorbell_rings_for_a_thread_with_other_credentials if soft_roce,
     qp_works_after_reset if soft_roce,
     armed_cq_raises_one_event if soft_roce,
     srq_receives_messages_of_a_connection if soft_roce,

@@ -8,6 +8,7 @@ use bareverbs_provider::traits::{CreatedQp, RecvQueue, SendQueue};
 use bareverbs_provider::work::{Operation, Payload, WcOpcode, WcStatus};
 use bareverbs_rxe::Rxe;
 use bareverbs_uapi::verbs_values::QpState;
+use nix::unistd::setfsuid;
 
 use crate::host::Memory;
 use crate::pair::{CAP, Pair, poll, push, succeeds, try_poll};
@@ -109,6 +110,25 @@ pub(crate) fn doorbell_flushes_a_qp_in_err() {
     assert_eq!((completion.wr_id, completion.status), (50, WcStatus::WR_FLUSH_ERR));
     flushed(&mut pair);
     flushed(&mut pair);
+}
+
+pub(crate) fn doorbell_rings_for_a_thread_with_other_credentials() {
+    let mut pair = Pair::new(CAP);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // Of this thread only. The kernel refuses its `write()` from now on.
+            setfsuid(1.into());
+            for wr_id in 1..=2 {
+                pair.receive(wr_id, &[]);
+                pair.send(wr_id, Operation::Send, Payload::Sges(&[]));
+                succeeds(&mut pair.client_cq, wr_id, WcOpcode::SEND);
+            }
+        });
+    });
+    // The doorbell stays usable in the other threads.
+    pair.receive(3, &[]);
+    pair.send(3, Operation::Send, Payload::Sges(&[]));
+    succeeds(&mut pair.client_cq, 3, WcOpcode::SEND);
 }
 
 pub(crate) fn qp_works_after_reset() {
