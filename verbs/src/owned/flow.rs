@@ -618,6 +618,7 @@ impl<B, K: Kind> SendFlow<B, K> {
             outcome: Outcome::NotExecuted,
             cause: None,
             recv: false,
+            ended_here: false,
         }))
     }
 }
@@ -639,6 +640,7 @@ fn failed<B, K: Kind>(
         outcome: Outcome::of(status),
         cause: None,
         recv: opcode == WcOpcode::RECV,
+        ended_here: false,
     }
 }
 

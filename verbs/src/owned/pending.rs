@@ -81,7 +81,8 @@ impl<B, P: Provider> Pending<B, P> {
     #[cold]
     pub(super) fn refused_in(kind: SlotKind, error: Error, buffer: Option<B>, tag: u64) -> Self {
         let (outcome, recv) = (Outcome::NotExecuted, kind == SlotKind::Recv);
-        let refused = Failed { operation: true, error, tag, buffer, outcome, cause: None, recv };
+        let refused =
+            Failed { operation: true, error, tag, buffer, outcome, cause: None, recv, ended_here: false };
         Self { peer: None, wr_id: 0, polled: false, result: Some(Err(refused)) }
     }
 
@@ -250,13 +251,14 @@ fn finished<B, P: Provider>(
     let Operation { buffer, posted_by, kind, tag, .. } = operation;
     let verb = posted_by.verb;
     let Ended { status, vendor_err, .. } = ended;
-    let cause = match conn.lock().failure {
-        Some(Failure::Completion { status, .. }) => Some(status),
-        _ => None,
+    let (cause, ended_here) = match conn.lock().failure {
+        Some(Failure::Completion { status, .. }) => (Some(status), false),
+        failure => (None, matches!(failure, Some(Failure::Aborted))),
     };
     let error = Error::Completion { verb, status, vendor_err, driver: conn.driver };
     let recv = kind == SlotKind::Recv;
-    Err(Failed { operation: true, error, tag, buffer, outcome: Outcome::of(status), cause, recv })
+    let outcome = Outcome::of(status);
+    Err(Failed { operation: true, error, tag, buffer, outcome, cause, recv, ended_here })
 }
 
 impl<B, P: Provider> Future for Pending<B, P> {

@@ -83,7 +83,7 @@ pub(crate) fn refused_operation_returns_its_buffer() {
         assert_eq!(refused.into_buffer().len(), 64);
         assert_eq!(alone.pending(), 0);
         let idle = alone.wait().unwrap_err();
-        assert_eq!(idle.to_string(), "Endpoint::wait: no operation is outstanding");
+        assert_eq!(idle.to_string(), "Endpoint::wait: no operation is outstanding: post one first");
         assert!(idle.buffer.is_none());
 
         let (mut alice, mut bob) = pair(&pd);
