@@ -106,7 +106,7 @@ async fn lookup_in_a_thread(name: Name) -> Result<Vec<Addr>> {
         answer.lock().unwrap_or_else(PoisonError::into_inner)
     }
     let answer = Arc::new(Mutex::new(Answer::default()));
-    let asked = Arc::clone(&answer);
+    let (asked, text) = (Arc::clone(&answer), name.to_string());
     let thread = std::thread::Builder::new().name("bareverbs-lookup".into());
     let spawned = thread.spawn(move || {
         let found = name.lookup();
@@ -117,7 +117,7 @@ async fn lookup_in_a_thread(name: Name) -> Result<Vec<Addr>> {
         };
         waker.into_iter().for_each(Waker::wake);
     });
-    spawned.map_err(|error| Error::Name { verb: "lookup", error })?;
+    spawned.map_err(|error| Error::Name { verb: "Name::lookup", name: text, error })?;
     poll_fn(|cx| {
         let mut answer = lock(&answer);
         match answer.0.take() {
