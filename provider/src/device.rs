@@ -29,18 +29,25 @@ pub struct IoctlError {
 
 impl fmt::Display for IoctlError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.errno == FORKED {
-            return write!(
-                f,
-                "{} was not issued: {}: the device was opened before fork; open it in this process",
-                self.method, self.errno
+        f.write_str(&self.without_causes())?;
+        match causes(self.method, self.errno) {
+            Some(causes) if self.errno != FORKED => write!(f, " ({causes})"),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl IoctlError {
+    /// The text without the causes that the errno has in general, for a caller that knows the cause.
+    #[must_use]
+    pub fn without_causes(self) -> String {
+        let Self { method, errno } = self;
+        if errno == FORKED {
+            return format!(
+                "{method} was not issued: {errno}: the device was opened before fork; open it in this process"
             );
         }
-        write!(f, "{} was refused by the kernel: {}", self.method, self.errno)?;
-        match hint(self.errno) {
-            Some(hint) => write!(f, " ({hint})"),
-            None => Ok(()),
-        }
+        format!("{method} was refused by the kernel: {errno}")
     }
 }
 
@@ -69,20 +76,36 @@ pub enum OpenError {
 /// kernel's verbs never return it.
 const FORKED: Errno = Errno::STALE;
 
-/// Explanation of an error number of the verbs ABI.
-fn hint(errno: Errno) -> Option<&'static str> {
+/// The causes of an error number of the verbs ABI, the most likely first.
+fn causes(method: &str, errno: Errno) -> Option<&'static str> {
     Some(match errno {
         Errno::PROTONOSUPPORT => "this kernel does not support the method or one of its attributes",
         Errno::OPNOTSUPP => "the device does not support it",
-        Errno::INVAL => "an argument is out of range, or the state of the object does not allow it",
-        Errno::NOMEM => "out of memory, or the limit on locked memory is exceeded",
-        Errno::PERM | Errno::ACCESS => "a capability or access right is missing, such as CAP_NET_RAW",
+        Errno::INVAL => {
+            "an argument is out of range, the state of the object does not allow it, or the device has no more \
+             such objects"
+        }
+        // `mmap` fails so in a process that locks all of its memory.
+        Errno::AGAIN if method == "mmap" => "the limit on locked memory (RLIMIT_MEMLOCK) is exceeded",
+        Errno::NOMEM if method == "mmap" => {
+            "out of memory, or the limit on the address space (RLIMIT_AS) or on mappings (vm.max_map_count) is \
+             exceeded"
+        }
+        Errno::NOMEM => {
+            "the kernel or the device is out of memory, the limit on locked memory (RLIMIT_MEMLOCK) is \
+             exceeded, or the device has no more such objects"
+        }
+        // `ib_umem_get` of the kernel's `umem.c` for memory; CAP_NET_RAW for raw packets, flows and
+        // privileged Q_Keys.
+        Errno::PERM => "RLIMIT_MEMLOCK is 0, or a capability such as CAP_NET_RAW is missing",
+        Errno::ACCESS => "the memory does not permit the access, or a security module forbids it",
+        Errno::AGAIN => "the device or the RDMA cgroup (rdma.max) has no more such objects",
         Errno::NOENT => "the context has no such object",
         Errno::BUSY => "another object still uses it",
-        Errno::FAULT => "part of the memory is not mapped with the requested access",
+        Errno::FAULT => "part of the memory is not mapped, does not permit the access or can't be pinned",
         Errno::NOSPC => "the response of the kernel exceeds its buffer",
         Errno::MFILE => "no free file descriptor: close some descriptors or raise the limit with `ulimit -n`",
-        Errno::IO | Errno::NODEV => "the device is gone",
+        Errno::IO | Errno::NODEV => "the device is gone, or has failed",
         _ => return None,
     })
 }

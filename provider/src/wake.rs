@@ -1,13 +1,15 @@
-//! Calls of wakers, each of which must happen although any of them may panic.
+//! Calls of wakers, each of which must happen although any of them may panic; and calls that block, for
+//! tasks.
 //!
 //! A waker runs code of the application. If one panics, the tasks of the others must not sleep for
 //! ever.
 
 use std::any::Any;
-use std::mem;
+use std::future::{Future, poll_fn};
 use std::panic::{self, AssertUnwindSafe};
-use std::task::Waker;
-use std::thread;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
+use std::{io, mem, thread};
 
 /// Wakes all tasks in order. Call it without a lock that a waker may take.
 ///
@@ -56,14 +58,98 @@ impl FirstPanic {
     }
 }
 
+/// Runs a call that blocks in a thread of its own, for runtimes without threads for such calls. If the
+/// future is dropped, the thread ends with the call.
+///
+/// # Errors
+/// The thread can't be started.
+///
+/// # Panics
+/// The future panics if the call does.
+pub fn in_thread<T: Send + 'static, F: FnOnce() -> T + Send + 'static>(
+    name: &str,
+    call: F,
+) -> io::Result<impl Future<Output = T> + Send + use<T, F>> {
+    type Answer<T> = (Option<thread::Result<T>>, Option<Waker>);
+    fn lock<T>(answer: &Mutex<Answer<T>>) -> MutexGuard<'_, Answer<T>> {
+        answer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    let answer: Arc<Mutex<Answer<T>>> = Arc::new(Mutex::new((None, None)));
+    let asked = Arc::clone(&answer);
+    thread::Builder::new().name(name.into()).spawn(move || {
+        let result = panic::catch_unwind(AssertUnwindSafe(call));
+        let waker = {
+            let mut answer = lock(&asked);
+            answer.0 = Some(result);
+            answer.1.take()
+        };
+        waker.into_iter().for_each(Waker::wake);
+    })?;
+    Ok(poll_fn(move |cx| {
+        let mut answer = lock(&answer);
+        match answer.0.take() {
+            Some(Ok(result)) => Poll::Ready(result),
+            Some(Err(payload)) => {
+                drop(answer);
+                panic::resume_unwind(payload)
+            }
+            None => {
+                answer.1 = Some(cx.waker().clone());
+                Poll::Pending
+            }
+        }
+    }))
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use std::panic::{catch_unwind, panic_any};
-    use std::sync::Arc;
+    use std::pin::pin;
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::task::Wake;
+    use std::task::{Context, Wake};
 
     use super::*;
+
+    /// Wakes the thread that waits.
+    struct Unpark(thread::Thread);
+
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+
+    fn block_on<T>(future: impl Future<Output = T>) -> T {
+        let waker = Waker::from(Arc::new(Unpark(thread::current())));
+        let (mut future, mut cx) = (pin!(future), Context::from_waker(&waker));
+        loop {
+            match future.as_mut().poll(&mut cx) {
+                Poll::Ready(output) => return output,
+                Poll::Pending => thread::park(),
+            }
+        }
+    }
+
+    #[test]
+    fn blocking_call_runs_in_a_thread_of_its_own() {
+        let (go, wait) = std::sync::mpsc::channel();
+        let own = thread::current().id();
+        let called = in_thread("call", move || {
+            wait.recv().unwrap();
+            thread::current().id()
+        });
+        let mut called = pin!(called.unwrap());
+        assert!(called.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        go.send(()).unwrap();
+        assert_ne!(block_on(called), own);
+    }
+
+    #[test]
+    fn panic_of_a_blocking_call_continues_in_its_future() {
+        let called = in_thread("call", || panic_any(5_u32)).unwrap();
+        let panic = catch_unwind(AssertUnwindSafe(|| block_on(called))).unwrap_err();
+        assert_eq!(panic.downcast_ref(), Some(&5_u32));
+    }
 
     /// Panics with its number.
     struct Panics(u32);

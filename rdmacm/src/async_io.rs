@@ -23,12 +23,11 @@
 //! }
 //! ```
 
-use std::future::poll_fn;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 
 use ::async_io::Async;
 use bareverbs::owned::EndpointOptions;
+use bareverbs_provider::wake::in_thread;
 
 use crate::connection::Domains;
 use crate::runtime::{self, Descriptor, failed};
@@ -98,37 +97,11 @@ impl runtime::sealed::Readiness for Readiness {
     }
 }
 
-/// Looks a name up in a thread of its own: async-io has no threads for blocking calls. If the future is
-/// dropped, the thread ends by itself.
+/// Looks a name up in a thread of its own: async-io has no threads for blocking calls.
 async fn lookup_in_a_thread(name: Name) -> Result<Vec<Addr>> {
-    type Answer = (Option<Result<Vec<Addr>>>, Option<Waker>);
-    fn lock(answer: &Mutex<Answer>) -> MutexGuard<'_, Answer> {
-        answer.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-    let answer = Arc::new(Mutex::new(Answer::default()));
-    let (asked, text) = (Arc::clone(&answer), name.to_string());
-    let thread = std::thread::Builder::new().name("bareverbs-lookup".into());
-    let spawned = thread.spawn(move || {
-        let found = name.lookup();
-        let waker = {
-            let mut answer = lock(&asked);
-            answer.0 = Some(found);
-            answer.1.take()
-        };
-        waker.into_iter().for_each(Waker::wake);
-    });
-    spawned.map_err(|error| Error::Name { verb: "Name::lookup", name: text, error })?;
-    poll_fn(|cx| {
-        let mut answer = lock(&answer);
-        match answer.0.take() {
-            Some(found) => Poll::Ready(found),
-            None => {
-                answer.1 = Some(cx.waker().clone());
-                Poll::Pending
-            }
-        }
-    })
-    .await
+    let text = name.to_string();
+    let looking = in_thread("bareverbs-lookup", move || name.lookup());
+    looking.map_err(|error| Error::Name { verb: "Name::lookup", name: text, error })?.await
 }
 
 #[cfg(test)]

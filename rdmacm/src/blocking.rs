@@ -117,7 +117,8 @@ impl BlockingId {
     ///
     /// # Errors
     /// - [`Error::Address`], [`Error::Route`]: there is none.
-    /// - [`Error::TimedOut`]: `limit` has passed.
+    /// - [`Error::TimedOut`]: no neighbour, or on InfiniBand no subnet administrator, has answered within
+    ///   `limit`.
     /// - The errors of [`CmId::resolve_addr`] and [`CmId::resolve_route`].
     #[doc(alias = "rdma_resolve_addr")]
     #[doc(alias = "rdma_resolve_route")]

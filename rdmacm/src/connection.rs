@@ -595,7 +595,9 @@ impl Route {
     ///
     /// # Errors
     /// - [`Error::Name`]: the name was not resolved. [`Error::Invalid`]: it has no address.
-    /// - [`Error::Address`], [`Error::Route`], [`Error::TimedOut`]; those of [`CmId::resolve_addr`].
+    /// - [`Error::TimedOut`]: no neighbour, or on InfiniBand no subnet administrator, has answered within
+    ///   `limit`.
+    /// - [`Error::Address`], [`Error::Route`]; those of [`CmId::resolve_addr`].
     #[doc(alias = "rdma_resolve_addr")]
     #[doc(alias = "rdma_resolve_route")]
     #[doc(alias = "rdma_getaddrinfo")]

@@ -338,7 +338,12 @@ impl CmId {
     /// [`CmId::bind_addr`] was called. `timeout` is rounded up to milliseconds, at most about 24 days.
     ///
     /// [`EventKind::AddrResolved`](crate::event::EventKind::AddrResolved) or
-    /// [`EventKind::AddrError`](crate::event::EventKind::AddrError) follows.
+    /// [`EventKind::AddrError`](crate::event::EventKind::AddrError) follows. After the latter the
+    /// identifier may resolve again.
+    ///
+    /// The kernel may miss the answer of the peer. It then looks again at the end of `timeout` only. So a
+    /// caller that waits longer gives a short one, such as 500 ms, and resolves again after `ETIMEDOUT`, as
+    /// [`BlockingId::resolve`](crate::blocking::BlockingId::resolve) does.
     ///
     /// Use the address of a device, also for a peer on this host: a loopback address resolves, but
     /// has no route on RoCE.
@@ -351,8 +356,8 @@ impl CmId {
     /// - [`Error::Command`] with `EADDRNOTAVAIL`, `EADDRINUSE`, `ENODEV`: those of
     ///   [`CmId::bind_addr`], for `src`. `EADDRNOTAVAIL` also: the route has a gateway on InfiniBand, and
     ///   no ibacm runs.
-    /// - [`Error::Command`] with `EINVAL`: the identifier has resolved an address already; the two
-    ///   addresses differ in their family; a blackhole route.
+    /// - [`Error::Command`] with `EINVAL`: the identifier has resolved an address already, or is
+    ///   resolving one; the two addresses differ in their family; a blackhole route.
     #[doc(alias = "rdma_resolve_addr")]
     pub fn resolve_addr(&self, src: Option<Addr>, dst: impl Into<Addr>, timeout: Duration) -> Result<()> {
         let dst = dst.into();

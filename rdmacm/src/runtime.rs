@@ -462,6 +462,7 @@ impl<R: Readiness> Route<R> {
     /// # Errors
     /// - [`Error::Invalid`]: there is no runtime.
     /// - [`Error::Name`]: the name was not resolved.
+    /// - [`Error::TimedOut`]: no neighbour answered within 10 seconds.
     /// - [`Error::Address`], [`Error::Route`]: there is no route. The errors of
     ///   [`CmId::resolve_addr`](crate::CmId::resolve_addr).
     #[doc(alias = "rdma_resolve_addr")]

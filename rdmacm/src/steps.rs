@@ -15,8 +15,14 @@ use rustix::io::Errno;
 use crate::event::{Event, EventKind, UdPeer, Unreachable};
 use crate::{Addr, CmId, ConnParam, ConnectRequest, Error, EventChannel, Key, PeerParam, Result};
 
-/// The kernel's time limit of address and route resolution, if the call has a longer one.
+/// The time limit of the resolution of an address, and again of a route, if the call has none. The
+/// longest time limit of a path query: the kernel divides it by the number of its retries
+/// (`send_mad` in `sa_query.c`), so that a longer one repeats a lost query later.
 pub(crate) const RESOLVE: Duration = Duration::from_secs(10);
+
+/// The kernel's time limit of one RESOLVE_ADDR, which is repeated. The kernel may miss the answer of a
+/// neighbour, and then looks again at the end of this limit (`docs/kernel-bugs.md`).
+pub(crate) const RESOLVE_TRY: Duration = Duration::from_millis(500);
 
 /// A way to wait for the next event of a channel: one of the key if it is claimed, else one of any
 /// key.
@@ -166,20 +172,46 @@ pub(crate) async fn resolve(
     dst: Addr,
     limit: Duration,
 ) -> Result<()> {
-    // The kernel rejects a limit of 0 for the route.
-    let limit = limit.clamp(Duration::from_millis(1), RESOLVE);
-    id.resolve_addr(src, dst, limit)?;
-    until(wait, id.channel(), id.key(), "resolve_addr", |kind| match kind {
-        EventKind::AddrResolved => ControlFlow::Break(()),
-        other => ControlFlow::Continue(other),
-    })
-    .await?;
-    id.resolve_route(limit)?;
+    resolve_addr(wait, id, src, dst, limit).await?;
+    // It is not repeated: on RoCE the answer comes at once, and on InfiniBand the kernel repeats the query
+    // within the limit. The kernel rejects a limit of 0.
+    id.resolve_route(limit.clamp(Duration::from_millis(1), RESOLVE))?;
     until(wait, id.channel(), id.key(), "resolve_route", |kind| match kind {
         EventKind::RouteResolved => ControlFlow::Break(()),
         other => ControlFlow::Continue(other),
     })
     .await
+}
+
+/// Resolves the address. After a failure the kernel's identifier is bound, and may resolve again.
+async fn resolve_addr(
+    wait: &impl Wait,
+    id: &CmId,
+    src: Option<Addr>,
+    dst: Addr,
+    limit: Duration,
+) -> Result<()> {
+    const VERB: &str = "resolve_addr";
+    let begin = Instant::now();
+    loop {
+        let left = limit.saturating_sub(begin.elapsed());
+        id.resolve_addr(src, dst, resolve_try(left))?;
+        let resolved = until(wait, id.channel(), id.key(), VERB, |kind| match kind {
+            EventKind::AddrResolved => ControlFlow::Break(()),
+            other => ControlFlow::Continue(other),
+        });
+        match resolved.await {
+            Err(Error::Address(Errno::TIMEDOUT)) if begin.elapsed() < limit => {}
+            Err(Error::Address(Errno::TIMEDOUT)) => return Err(Error::TimedOut { verb: VERB, limit }),
+            ended => return ended,
+        }
+    }
+}
+
+/// The kernel's time limit of the next try, if the call may wait for `left`. The last tries are shorter,
+/// so that an answer that the kernel missed is found before the end.
+fn resolve_try(left: Duration) -> Duration {
+    (left / 2).clamp(Duration::from_millis(1), RESOLVE_TRY)
 }
 
 /// Connects a connected QP up to the response of the peer.
@@ -372,6 +404,15 @@ mod tests {
         let error = refused(Errno::INVAL);
         assert!(matches!(error, Error::Withdrawn { verb: "accept" }), "{error}");
         assert_eq!(refused(Errno::NXIO).errno(), Some(Errno::NXIO));
+    }
+
+    #[test]
+    fn tries_end_before_the_time_limit() {
+        let tries = [(3000, 500), (1000, 500), (300, 150), (20, 10), (1, 1), (0, 1)];
+        for (left, expected) in tries.map(|(left, expected)| (left, Duration::from_millis(expected))) {
+            assert_eq!(resolve_try(Duration::from_millis(left)), expected, "{left} ms are left");
+        }
+        assert_eq!(resolve_try(Duration::MAX), RESOLVE_TRY);
     }
 
     #[test]

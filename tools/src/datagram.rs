@@ -15,6 +15,7 @@ use bareverbs_rdmacm::{CmId, EventChannel};
 use rustix::event::PollFlags;
 
 use crate::connected::failure;
+use crate::pingpong::status;
 use crate::signal::{Interrupted, Stop, Wake};
 
 /// How long a wait for a completion takes at most: datagrams may be lost.
@@ -22,6 +23,9 @@ const LIMIT: Duration = Duration::from_secs(10);
 
 /// Polls of an empty CQ between two checks of the clock and of signals.
 const SPINS: u32 = 1 << 12;
+
+/// The bit of the `wr_id`s of sends.
+const SEND: u64 = 1 << 32;
 
 /// Number and size of the messages.
 #[derive(Clone, Copy, Debug)]
@@ -108,7 +112,8 @@ impl Node {
         let imm = Some(Imm::from(self.qp.qp_num()));
         let to = Datagram { imm, ..Datagram::new(ah, *qp_num, *qkey) };
         let sges = [self.memory.sge(..self.messages.size as usize)?];
-        for wr_id in 0..self.messages.count.into() {
+        for number in 0..u64::from(self.messages.count) {
+            let wr_id = SEND | number;
             let request = SendRequest { wr_id, operation: to, flags, payload: Payload::Sges(&sges) };
             // SAFETY: the memory outlives the queue pair, which is dropped first.
             unsafe { self.qp.post_send(&[request]) }?;
@@ -122,13 +127,21 @@ impl Node {
         let count = self.messages.count;
         for done in 0..count {
             let Some(completion) = self.poll(stop)? else {
+                let cause = match self.context.link_down(self.port) {
+                    Some(down) => down.to_string(),
+                    None => "datagrams may be lost".into(),
+                };
                 bail!(
-                    "{done} of {count} messages have completed, then none for {} s; datagrams may be lost",
+                    "{done} of {count} messages have completed, then none for {} s; {cause}",
                     LIMIT.as_secs()
                 );
             };
             let status = completion.status;
-            ensure!(status == WcStatus::SUCCESS, "message {done} has failed with {status}");
+            if status != WcStatus::SUCCESS {
+                let is_send = completion.wr_id & SEND != 0;
+                let cause = status::cause(&self.context, self.port, status, is_send);
+                bail!("message {done} has failed: {} ({}): {cause}", status::words(status), status.0);
+            }
             if self.peer.is_none() && completion.opcode == WcOpcode::RECV {
                 self.reply_to(&completion)?;
             }

@@ -3,9 +3,9 @@
 
 use std::os::fd::AsFd;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use bareverbs::{
-    Access, Arm, Buffer, CompChannel, Completion as _, Context, Cq, CqInit, QpCap, QpInit, QpType,
+    Access, Arm, Buffer, CompChannel, Completion as _, Context, Cq, CqInit, PortNum, QpCap, QpInit, QpType,
     RecvRequest, SendFlags, SrqInit, WcStatus, WorkCompletion, XrcSend, XrcSrqInit, XrcdShare,
 };
 use bareverbs_rdmacm::IdOptions;
@@ -81,7 +81,7 @@ fn serve_xrc(
     stop: &Stop,
     end: impl FnOnce(Connection<bareverbs::XrcTarget>) -> Result<()>,
 ) -> Result<()> {
-    let pd = listener.domains().pd(incoming.device()?)?;
+    let (pd, port) = (listener.domains().pd(incoming.device()?)?, incoming.port()?);
     let xrcd = pd.context().open_xrcd(XrcdShare::Private)?;
     let mut completions = Completions::new(pd.context())?;
     // Declared before the queue, so that it is dropped later.
@@ -103,7 +103,7 @@ fn serve_xrc(
         ensure!(!ended, "the peer has ended the connection without a message");
         completions.sleep(&connection, stop)?;
     };
-    check(pd.context(), done.status)?;
+    check(pd.context(), port, done.status, false)?;
     ensure!(
         done.byte_len as usize == MESSAGE,
         "the peer sent {} bytes, a message has {MESSAGE}",
@@ -118,7 +118,7 @@ fn connect_xrc(
     stop: &Stop,
     end: impl FnOnce(Connection<bareverbs::Qp<XrcSend>>) -> Result<()>,
 ) -> Result<()> {
-    let pd = route.device()?.find()?.open()?.alloc_pd()?;
+    let (pd, port) = (route.device()?.find()?.open()?.alloc_pd()?, route.port()?);
     let mut completions = Completions::new(pd.context())?;
     let cap = QpCap { max_send_wr: 1, max_inline_data: MESSAGE as u32, ..QpCap::default() };
     let qp = pd.create_qp::<XrcSend>(&QpInit { cap, ..QpInit::new(&completions.cq, &completions.cq) })?;
@@ -140,14 +140,17 @@ fn connect_xrc(
         }
         completions.sleep(&connection, stop)?;
     };
-    check(pd.context(), done.status)?;
+    check(pd.context(), port, done.status, true)?;
     end(connection)
 }
 
-fn check(context: &Context, status: WcStatus) -> Result<()> {
-    let (words, cause) = (status::words(status), status::cause(context, status));
-    ensure!(status == WcStatus::SUCCESS, "the message failed: {words} ({}): {cause}", status.0);
-    Ok(())
+/// Fails unless the message has succeeded. `is_send`: this side has sent it.
+fn check(context: &Context, port: PortNum, status: WcStatus, is_send: bool) -> Result<()> {
+    if status == WcStatus::SUCCESS {
+        return Ok(());
+    }
+    let (words, cause) = (status::words(status), status::cause(context, port, status, is_send));
+    bail!("the message failed: {words} ({}): {cause}", status.0)
 }
 
 /// A CQ for one message, with its channel.

@@ -25,6 +25,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use ::async_io::Async;
+use bareverbs_provider::wake::in_thread;
 
 use crate::event_fd::EventFd;
 use crate::owned::Lease;
@@ -81,6 +82,11 @@ impl sealed::Readiness for Readiness {
             }
             self.0.readable().await.map_err(failed)?;
         }
+    }
+
+    /// async-io has no threads for blocking calls.
+    async fn blocking<T: Send + 'static>(call: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+        in_thread("bareverbs-command", call).map_err(failed)?.await
     }
 
     fn poll_drain(&self, cx: &mut Context<'_>, drain: &mut dyn FnMut() -> Result<()>) -> Poll<Result<()>> {

@@ -85,8 +85,35 @@ impl CompChannel {
         (Self { events: Arc::new(events.expect("a descriptor")) }, write)
     }
 
+    /// A channel without events. Once the returned descriptor is closed, it is that of a removed device:
+    /// reading it fails with `EIO`, and it has the events of a closed file. It is a pseudoterminal.
+    #[cfg(test)]
+    pub(crate) fn removable(file: &Arc<DeviceFile>) -> (Self, std::os::fd::OwnedFd) {
+        use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+        use rustix::fs::{Mode, OFlags};
+
+        let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let events = rustix::fs::open("/dev/ptmx", flags, Mode::empty()).expect("a pseudoterminal");
+        let unlocked = 0;
+        // SAFETY: the ioctls read an integer or take one, and the second returns a new descriptor.
+        let other = unsafe {
+            assert_eq!(libc::ioctl(events.as_raw_fd(), libc::TIOCSPTLCK, &raw const unlocked), 0);
+            let other = libc::ioctl(events.as_raw_fd(), libc::TIOCGPTPEER, flags.bits());
+            assert!(other >= 0, "{}", std::io::Error::last_os_error());
+            OwnedFd::from_raw_fd(other)
+        };
+        let events = EventFd::new(events, "completion events", Arc::clone(file)).expect("a descriptor");
+        (Self { events: Arc::new(events) }, other)
+    }
+
     pub(crate) fn file(&self) -> &Arc<DeviceFile> {
         self.events.file()
+    }
+
+    /// Whether the device was removed.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.events.is_closed()
     }
 
     pub(crate) fn events(&self) -> &Arc<EventFd> {

@@ -23,7 +23,7 @@ use crate::gid::select_gid;
 use crate::{
     AhAttr, AnyProvider, AsyncEvents, ClockInfo, CompChannel, Cq, CqInit, Device, DeviceAttr, Dm, DmInit,
     Dmah, DmahInit, DriverId, Error, Feature, FlowCounters, GidEntry, GidIndex, IndirectionTable, Limit,
-    LinkLayer, Pd, PortAttr, PortNum, Result, WcStatus, Wq, Xrcd, XrcdShare,
+    LinkLayer, Pd, PortAttr, PortNum, Result, WcStatus, Wq, Xrcd, XrcdShare, link_down,
 };
 
 /// Most GID entries that one call can return: an attribute has at most 65,535 bytes.
@@ -486,7 +486,8 @@ impl<P: Provider> Context<P> {
         Err(Error::foreign(verb, reason))
     }
 
-    /// Describes the status of a completion and its likely causes on this device.
+    /// Describes the status of a completion and its causes on this device, the most likely first. If
+    /// the link of the port is down and this may be the cause, it is the only one.
     ///
     /// ```no_run
     /// # let context = bareverbs::Context::open_first()?;
@@ -496,7 +497,7 @@ impl<P: Provider> Context<P> {
     #[doc(alias = "ibv_wc_status_str")]
     #[must_use]
     pub fn explain(&self, status: WcStatus) -> String {
-        explain(status, self.driver())
+        explain(status, self.driver(), link_down::cause(self.inner(), status))
     }
 
     /// The driver of the device, for [`Error::Completion`].
@@ -570,12 +571,19 @@ impl<P: Provider> Context<P> {
                 }
             }
             Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::TIMEDOUT | Errno::ADDRNOTAVAIL => {
-                error.or_hint(|_| {
-                    Some(format!(
-                        "no route to {} from the GID at index {}: check the address, the link and \
-                         the routing table",
-                        grh.dgid, grh.sgid_index
-                    ))
+                let (peer, index) = (grh.dgid, grh.sgid_index);
+                error.or_hint(|errno| {
+                    Some(match self.link_down(address.port) {
+                        Some(down) => down.to_string(),
+                        None if errno == Errno::TIMEDOUT => format!(
+                            "{peer} did not answer the address resolution: its host or its link is down, or it \
+                             is not in the network of the GID at index {index}"
+                        ),
+                        None => format!(
+                            "no route to {peer} from the GID at index {index}: check the address, the link \
+                             and the routing table"
+                        ),
+                    })
                 })
             }
             _ => error,

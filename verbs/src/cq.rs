@@ -14,6 +14,7 @@ use bareverbs_uapi::write::structs::DestroyCqResp;
 use bareverbs_uapi::write::types::CqCreateFlags;
 use rustix::io::Errno;
 
+use crate::locked_memory;
 use crate::raw::{QueueLayout, Released};
 use crate::{
     AnyProvider, CompChannel, Context, DestroyError, Error, Feature, Limit, QueueBuffer, QueueMemory, Result,
@@ -175,7 +176,8 @@ impl<P: Provider> Cq<P> {
                 CreateError::Ioctl(IoctlError { errno: Errno::OPNOTSUPP, .. }) if !flags.is_empty() => {
                     Error::unsupported(VERB, Feature::CqIgnoreOverrun)
                 }
-                reason => Error::create(VERB, format!("{} entries", init.entries), reason),
+                reason => Error::create(VERB, format!("{} entries", init.entries), reason)
+                    .or_hint(|errno| locked_memory::queue_hint(errno, context.driver())),
             })?;
         let shared = CqShared {
             context: context.clone(),
@@ -249,8 +251,10 @@ impl<P: Provider> Cq<P> {
         let resized = unsafe { context.provider().resize_cq(self.shared.handle, &mut self.queue, entries) };
         resized.map_err(|reason| {
             Error::create(VERB, format!("{entries} instead of {capacity} entries"), reason).or_hint(|errno| {
-                (errno == rustix::io::Errno::INVAL)
-                    .then(|| "the CQ may hold more completions than that: poll it first".into())
+                if errno == Errno::INVAL {
+                    return Some("the CQ may hold more completions than that: poll it first".into());
+                }
+                locked_memory::queue_hint(errno, context.driver())
             })
         })
     }

@@ -158,6 +158,14 @@ pub enum Error {
         /// The time limit.
         limit: Duration,
     },
+    /// The device was removed: its driver was unbound or unloaded, or it was unplugged. The kernel has
+    /// destroyed all objects of the context, so the operation has ended. It is unknown whether it was
+    /// executed.
+    #[error("{verb}: the device was removed: open it again when it is back")]
+    DeviceRemoved {
+        /// The operation.
+        verb: &'static str,
+    },
     /// A task waits, and the [hub](crate::owned::Hub#drivers) has no driver that would wake it. The
     /// operation continues.
     #[error("{verb}: the hub has no driver: spawn `Hub::drive`, or call `Hub::spawn_driver_thread`")]
@@ -186,7 +194,10 @@ pub enum Error {
     #[error(transparent)]
     Rejected(#[from] PostReason),
     /// An operation completed with an error.
-    #[error("{verb} failed: {status:?}, {} (vendor error {vendor_err:#x})", explain(*status, *driver))]
+    #[error(
+        "{verb} failed: {status:?}, {} (vendor error {vendor_err:#x})",
+        explain(*status, *driver, *link_down)
+    )]
     Completion {
         /// The operation.
         verb: &'static str,
@@ -196,6 +207,9 @@ pub enum Error {
         vendor_err: u32,
         /// The driver of the device. The likely causes of a status differ by driver.
         driver: DriverId,
+        /// The port whose link was down after the failure, if this may be the cause
+        /// ([`Context::link_down`](crate::Context::link_down)).
+        link_down: Option<PortNum>,
     },
     /// The device reported a completion whose `wr_id` matches no outstanding operation: it was
     /// never posted or has already completed. [`owned::Endpoint`](crate::owned::Endpoint) then
@@ -302,10 +316,10 @@ pub struct KernelError {
 
 impl fmt::Display for KernelError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({}): {}", self.verb, self.asked, self.refused)?;
+        write!(f, "{} ({}): ", self.verb, self.asked)?;
         match &self.hint {
-            Some(hint) => write!(f, ": {hint}"),
-            None => Ok(()),
+            Some(hint) => write!(f, "{}: {hint}", self.refused.without_causes()),
+            None => self.refused.fmt(f),
         }
     }
 }
@@ -325,12 +339,13 @@ impl Error {
     }
 
     /// The kernel's errno, if a system call failed. Of [`Error::NoneOpened`] it is the errno that all
-    /// devices share.
+    /// devices share, of [`Error::DeviceRemoved`] it is `EIO`.
     #[must_use]
     pub fn errno(&self) -> Option<Errno> {
         match self {
             Self::Open { errno, .. } | Self::System { errno, .. } => Some(*errno),
             Self::Kernel(refusal) => Some(refusal.refused.errno),
+            Self::DeviceRemoved { .. } => Some(Errno::IO),
             Self::NetlinkRefused(refused) => Some(refused.errno),
             Self::Post(PostError { reason, .. }) | Self::Rejected(reason) => reason.errno(),
             Self::Provider { reason: CreateError::Ioctl(refused), .. } => Some(refused.errno),
@@ -354,6 +369,7 @@ impl Error {
             | Self::TimedOut { verb, .. }
             | Self::BufferTooShort { verb, .. }
             | Self::NoDriver { verb }
+            | Self::DeviceRemoved { verb }
             | Self::Provider { verb, .. } => Some(verb),
             Self::Kernel(refusal) => Some(refusal.verb),
             _ => None,
@@ -480,7 +496,7 @@ impl From<WcError> for Error {
     /// The driver is unknown, so the description has the causes that all devices share.
     fn from(failed: WcError) -> Self {
         let WcError { status, vendor_err, .. } = failed;
-        Self::Completion { verb: "poll_cq", status, vendor_err, driver: DriverId::UNKNOWN }
+        Self::Completion { verb: "poll_cq", status, vendor_err, driver: DriverId::UNKNOWN, link_down: None }
     }
 }
 
@@ -501,6 +517,7 @@ impl From<Error> for io::Error {
     /// source.
     fn from(error: Error) -> Self {
         let kind = match (&error, error.errno()) {
+            (Error::DeviceRemoved { .. }, _) => ErrorKind::NotConnected,
             (_, Some(errno)) => Self::from(errno).kind(),
             (
                 Error::NoDevice
@@ -527,15 +544,27 @@ impl From<Error> for io::Error {
     }
 }
 
-/// Describes the status of a completion and its likely causes on the devices of `driver`.
-pub(crate) fn explain(status: WcStatus, driver: DriverId) -> String {
+/// Describes the status of a completion and its likely causes on the devices of `driver`. If the link
+/// of a port is down, this is the cause.
+pub(crate) fn explain(status: WcStatus, driver: DriverId, link_down: Option<PortNum>) -> String {
+    if let Some(port) = link_down {
+        return format!(
+            "the link of port {port} is down: set its network interface up, or check the cable and the port of \
+             the switch"
+        );
+    }
     let text = wc_status_str(status);
     let also = match status {
         _ if driver != DriverId::RXE => None,
-        WcStatus::LOC_QP_OP_ERR => Some("an lkey of another PD, or a receive shorter than the message"),
-        WcStatus::WR_FLUSH_ERR => {
-            Some("a request with a local error: wrong lkey, range or access flags, or an MR of another PD")
-        }
+        WcStatus::LOC_QP_OP_ERR => Some(
+            "an lkey that is wrong or of another PD, or a range beyond its MR; of a receive, it is shorter than \
+             the message; of a send, no packet can be sent: the link was down, there is no route to the peer, \
+             the local address was removed, or a firewall drops it",
+        ),
+        WcStatus::WR_FLUSH_ERR => Some(
+            "the request itself failed locally: a wrong lkey, range or access flags, an MR of another PD, or no \
+             packet can be sent (link down, no route)",
+        ),
         WcStatus::REM_INV_REQ_ERR => {
             Some("a receive whose message was too long or invalidated an invalid rkey")
         }
@@ -545,28 +574,49 @@ pub(crate) fn explain(status: WcStatus, driver: DriverId) -> String {
     also.map_or_else(|| text.to_owned(), |also| format!("{text}; on Soft-RoCE also: {also}"))
 }
 
-/// Describes the status of a completion and its likely causes on every device.
+/// Describes the status of a completion and its causes on every device, the most likely first.
 /// [`Context::explain`](crate::Context::explain) adds the causes on a certain device.
 #[doc(alias = "ibv_wc_status_str")]
 #[must_use]
 pub fn wc_status_str(status: WcStatus) -> &'static str {
     match status {
         WcStatus::SUCCESS => "success",
-        WcStatus::LOC_LEN_ERR => "the message exceeds the receive buffers or the maximum message size",
-        WcStatus::LOC_QP_OP_ERR => "the QP cannot execute the request: malformed or unsupported",
+        WcStatus::LOC_LEN_ERR => {
+            "the message exceeds the receive buffers, or the maximum message size of the port"
+        }
+        WcStatus::LOC_QP_OP_ERR => {
+            "the QP cannot execute the request: it is malformed, not supported, or not enabled for the QP"
+        }
         WcStatus::LOC_PROT_ERR => {
             "an lkey does not allow the access: wrong lkey, range or access flags, or an MR of another PD"
         }
-        WcStatus::WR_FLUSH_ERR => "the QP is in ERR and flushed the request",
-        WcStatus::MW_BIND_ERR => "the memory window could not be bound",
+        WcStatus::WR_FLUSH_ERR => {
+            "the QP is in ERR and flushed the request: an earlier request of the QP failed, the peer's request \
+             failed here, or the program or a disconnect moved the QP to ERR"
+        }
+        WcStatus::MW_BIND_ERR => {
+            "the memory window could not be bound: wrong key, range or access flags, an MR without MW_BIND or \
+             of another PD"
+        }
         WcStatus::BAD_RESP_ERR => "unexpected response of the peer",
         WcStatus::LOC_ACCESS_ERR => "the local MR does not allow the remote write",
         WcStatus::REM_INV_REQ_ERR => {
-            "the peer rejected the request: too long for its receive, or not allowed by its QP"
+            "the peer rejected the request: too long for its receive, not allowed by the access flags of its \
+             QP, more outstanding reads and atomics than it allows, or not supported"
         }
-        WcStatus::REM_ACCESS_ERR => "the rkey does not allow the access: wrong rkey, range or access flags",
-        WcStatus::REM_OP_ERR => "the peer could not execute the request",
-        WcStatus::RETRY_EXC_ERR => "the peer did not respond to any retry: it is gone, or the path is broken",
+        WcStatus::REM_ACCESS_ERR => {
+            "the rkey does not allow the access: wrong rkey, range or access flags, an MR of another PD than \
+             the peer's QP, or one that was deregistered"
+        }
+        WcStatus::REM_OP_ERR => {
+            "the peer could not execute the request: an error of its receive or its memory, which its own \
+             completion names"
+        }
+        WcStatus::RETRY_EXC_ERR => {
+            "the peer did not respond to any retry: its program or QP has ended, its host is down, or the path is \
+             broken (link down, wrong address, MTU above that of a switch, UDP port 4791 closed), or it is slow \
+             and the timeout too short"
+        }
         WcStatus::RNR_RETRY_EXC_ERR => "the peer had no receive posted at any retry",
         WcStatus::REM_ABORT_ERR => "the peer aborted the operation",
         WcStatus::FATAL_ERR => "the device failed",
@@ -596,8 +646,13 @@ fn none_opened(reasons: &[Error]) -> String {
 
 fn open_hint(errno: Errno) -> &'static str {
     match errno {
-        Errno::ACCESS | Errno::PERM => {
+        Errno::ACCESS => {
             ": permission denied: grant this user read and write access by a udev rule or a group"
+        }
+        // The permissions of the file give EACCES.
+        Errno::PERM => {
+            ": the device cgroup of the container forbids it (pass the device in), or the device belongs to \
+             another network namespace (`rdma system` shows the mode, `rdma dev set DEV netns` moves it)"
         }
         Errno::NOENT => ": the device node is missing; in a container, pass it in",
         Errno::NXIO | Errno::NODEV | Errno::IO => ": the device is gone",
@@ -782,18 +837,23 @@ mod tests {
 
     #[test]
     fn statuses_are_explained_for_the_driver() {
-        let text = |driver| explain(WcStatus::WR_FLUSH_ERR, driver);
-        assert_eq!(text(DriverId::MLX5), "the QP is in ERR and flushed the request");
-        assert!(
-            text(DriverId::RXE).contains("flushed the request; on Soft-RoCE also: a request with a local")
-        );
+        let text = |driver| explain(WcStatus::WR_FLUSH_ERR, driver, None);
+        assert!(text(DriverId::MLX5).ends_with("moved the QP to ERR"));
+        assert!(text(DriverId::RXE).contains("to ERR; on Soft-RoCE also: the request itself failed locally"));
         for number in 0..=255 {
-            assert!(!wc_status_str(WcStatus(number)).contains("Soft-RoCE"));
-            assert!(explain(WcStatus(number), DriverId::RXE).starts_with(wc_status_str(WcStatus(number))));
+            let status = WcStatus(number);
+            assert!(!wc_status_str(status).contains("Soft-RoCE"));
+            assert!(explain(status, DriverId::RXE, None).starts_with(wc_status_str(status)));
         }
         let (verb, status) = ("post_send", WcStatus::REM_OP_ERR);
-        let error = Error::Completion { verb, status, vendor_err: 0, driver: DriverId::RXE };
-        assert!(error.to_string().contains("its MR is not writable"), "{error}");
+        let error = |status, link_down| {
+            Error::Completion { verb, status, vendor_err: 0, driver: DriverId::RXE, link_down }.to_string()
+        };
+        let text = error(status, None);
+        assert!(text.contains("its MR is not writable"), "{text}");
+        let text = error(WcStatus::LOC_QP_OP_ERR, Some(PortNum(1)));
+        assert!(text.starts_with("post_send failed: LOC_QP_OP_ERR, the link of port 1 is down: "), "{text}");
+        assert!(!text.contains("malformed"), "{text}");
     }
 
     #[test]
@@ -823,7 +883,7 @@ mod tests {
         let late = Error::TimedOut { verb: "Endpoint::scope", limit: Duration::from_millis(50) };
         assert_eq!(io::Error::from(late).kind(), ErrorKind::TimedOut);
         let (verb, status) = ("post_send", WcStatus::RETRY_EXC_ERR);
-        let lost = Error::Completion { verb, status, vendor_err: 0, driver: DriverId::RXE };
+        let lost = Error::Completion { verb, status, vendor_err: 0, driver: DriverId::RXE, link_down: None };
         assert_eq!(io::Error::from(lost).kind(), ErrorKind::TimedOut);
     }
 }

@@ -51,6 +51,15 @@ impl EventFd {
         }
     }
 
+    /// Whether the kernel has ended the events: no record is left, and none follows.
+    pub(crate) fn is_closed(&self) -> bool {
+        let (mut fds, now) =
+            ([PollFd::new(&self.fd, PollFlags::empty())], Timespec { tv_sec: 0, tv_nsec: 0 });
+        // The kernel reports these, although they are not asked for.
+        let closed = PollFlags::ERR | PollFlags::HUP;
+        rustix::event::poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().intersects(closed)
+    }
+
     /// Waits for a record, at most for `timeout`; without a timeout, until one arrives.
     pub(crate) fn read<T: FromBytes + IntoBytes>(&self, timeout: Option<Duration>) -> Result<Option<T>> {
         // A timeout that overflows `Instant` means no timeout.

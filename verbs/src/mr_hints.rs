@@ -1,12 +1,12 @@
 //! Likely causes of failed registrations.
 
-use std::fs;
+use std::fs::{self, Metadata};
 
 use bareverbs_provider::command::MrRequest;
 use rustix::io::Errno;
-use rustix::process::{Resource, getrlimit};
+use rustix::param::page_size;
 
-use crate::{Access, Capabilities};
+use crate::{Access, Capabilities, locked_memory};
 
 /// Remote rights that the kernel grants only together with `LOCAL_WRITE`.
 const NEEDS_LOCAL_WRITE: Access = Access::REMOTE_WRITE.union(Access::REMOTE_ATOMIC);
@@ -41,15 +41,14 @@ pub(crate) fn hint(errno: Errno, request: &MrRequest, capabilities: &Capabilitie
         Errno::INVAL if (request.addr ^ request.iova) & 0xfff != 0 => {
             Some("iova and address must have the same offset within their page".into())
         }
+        Errno::PERM => locked_memory::hint(errno, Some(request.length)),
         Errno::FAULT | Errno::INVAL | Errno::NOMEM => {
             let writable = access.intersects(NEEDS_LOCAL_WRITE | Access::LOCAL_WRITE);
-            let maps = fs::read_to_string("/proc/self/maps").ok()?;
-            let gap = first_unusable_range(&maps, request.addr, request.addr + request.length, writable);
-            match gap {
-                Some((start, end, what)) => Some(format!("{start:#x} to {end:#x} is {what}")),
-                None if errno == Errno::NOMEM => Some(locked_memory(request.length)),
-                None => None,
-            }
+            let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
+            let (start, end) = (request.addr, request.addr.saturating_add(request.length));
+            unusable(&maps, start, end, writable)
+                .or_else(|| (errno == Errno::FAULT).then(|| unpinnable(&maps, start, end, writable))?)
+                .or_else(|| locked_memory::hint(errno, Some(request.length)))
         }
         _ => None,
     }
@@ -69,49 +68,110 @@ pub(crate) fn access_hint(access: Access, capabilities: &Capabilities) -> Option
     }
 }
 
-fn locked_memory(length: u64) -> String {
-    match getrlimit(Resource::Memlock).current {
-        Some(limit) => format!(
-            "{length} bytes may exceed the limit on locked memory, RLIMIT_MEMLOCK = {limit} bytes: \
-             raise it with `ulimit -l` or LimitMEMLOCK="
-        ),
-        None => "not enough lockable memory".into(),
+/// A line of `/proc/self/maps`.
+#[derive(Clone, Copy)]
+struct Mapping<'a> {
+    start: u64,
+    end: u64,
+    /// `rwxp` or `rwxs`, with `-` for a missing permission.
+    permissions: &'a [u8],
+    /// The offset of its first byte in the file.
+    offset: u64,
+    /// 0 for memory without a file.
+    inode: u64,
+    path: &'a str,
+}
+
+impl<'a> Mapping<'a> {
+    fn parse(line: &'a str) -> Option<Self> {
+        let mut words = line.splitn(6, ' ');
+        let (start, end) = words.next()?.split_once('-')?;
+        let number = |text| u64::from_str_radix(text, 16).ok();
+        Some(Self {
+            start: number(start)?,
+            end: number(end)?,
+            permissions: words.next()?.as_bytes(),
+            offset: number(words.next()?)?,
+            inode: words.nth(1)?.parse().ok()?,
+            path: words.next().unwrap_or_default().trim_start(),
+        })
+    }
+
+    fn permits(&self, permission: u8) -> bool {
+        self.permissions.contains(&permission)
+    }
+
+    /// The cause for which the kernel can't pin the pages from `start` to `end` of this mapping,
+    /// although its permissions allow the access. The causes are those of `check_vma_flags` of the
+    /// kernel's `mm/gup.c`, and of the page fault.
+    fn unpinnable(&self, start: u64, end: u64, writable: bool) -> Option<String> {
+        let Self { offset, inode, path, .. } = *self;
+        let is_shared = self.permits(b's');
+        let begin = self.start;
+        // A file that was deleted, or is of another mount namespace, has no length here.
+        let file = (inode != 0).then(|| fs::metadata(path).ok().filter(Metadata::is_file)).flatten();
+        let file_len = file.map(|file| file.len());
+        if let Some(len) = file_len
+            && offset + (end - begin) > len.next_multiple_of(page_size() as u64)
+        {
+            let first = begin + len.next_multiple_of(page_size() as u64).saturating_sub(offset);
+            let first = first.max(start);
+            return Some(format!("{first:#x} to {end:#x} is beyond the end of {path} ({len} bytes)"));
+        }
+        if is_shared && !writable && !self.permits(b'w') {
+            return Some(format!(
+                "{start:#x} to {end:#x} is a shared mapping that is not writable, and this kernel pins \
+                 memory for writing, also for read access (before Linux 6.2): map it writable or private"
+            ));
+        }
+        let is_device = path.starts_with("/dev/")
+            && !["/dev/shm", "/dev/zero", "/dev/hugepages"].iter().any(|memory| path.starts_with(memory));
+        if is_device || path == "/secretmem (deleted)" {
+            return Some(format!("{start:#x} to {end:#x} is a mapping of {path}, which can't be pinned"));
+        }
+        (is_shared && writable && file_len.is_some()).then(|| {
+            format!(
+                "{start:#x} to {end:#x} is a shared mapping of the file {path}; the kernel can't pin it for \
+                 writing if its file system tracks changes: use a file of tmpfs or hugetlbfs, or a private \
+                 mapping"
+            )
+        })
     }
 }
 
+/// The mappings that overlap `start..end`, in order.
+fn mappings(maps: &str, start: u64, end: u64) -> impl Iterator<Item = Mapping<'_>> {
+    let all = maps.lines().filter_map(Mapping::parse);
+    all.filter(move |mapping| mapping.start < end && mapping.end > start)
+}
+
 /// The first part of `start..end` that is not mapped with the needed permissions, and the reason.
-fn first_unusable_range(
-    maps: &str,
-    start: u64,
-    end: u64,
-    writable: bool,
-) -> Option<(u64, u64, &'static str)> {
-    let mut covered = start;
-    for line in maps.lines() {
-        let mut words = line.split(' ');
-        let Some((from, to)) = words.next().and_then(|range| range.split_once('-')) else { continue };
-        let (Ok(from), Ok(to)) = (u64::from_str_radix(from, 16), u64::from_str_radix(to, 16)) else {
-            continue;
-        };
-        if to <= covered {
-            continue;
-        }
-        if covered >= end {
-            return None;
-        }
-        if from > covered {
-            return Some((covered, from.min(end), "not mapped"));
-        }
-        let permissions = words.next().unwrap_or_default().as_bytes();
-        if permissions.first() != Some(&b'r') {
-            return Some((covered, to.min(end), "not readable"));
-        }
-        if writable && permissions.get(1) != Some(&b'w') {
-            return Some((covered, to.min(end), "not writable"));
-        }
-        covered = to;
+fn unusable(maps: &str, start: u64, end: u64, writable: bool) -> Option<String> {
+    let text = |start: u64, end: u64, what| Some(format!("{start:#x} to {end:#x} is {what}"));
+    if maps.is_empty() {
+        return None;
     }
-    (covered < end).then_some((covered, end, "not mapped"))
+    let mut covered = start;
+    for mapping in mappings(maps, start, end) {
+        if mapping.start > covered {
+            return text(covered, mapping.start, "not mapped");
+        }
+        let last = mapping.end.min(end);
+        if !mapping.permits(b'r') {
+            return text(covered, last, "not readable");
+        }
+        if writable && !mapping.permits(b'w') {
+            return text(covered, last, "not writable");
+        }
+        covered = last;
+    }
+    if covered < end { text(covered, end, "not mapped") } else { None }
+}
+
+/// The first part of `start..end` whose pages can't be pinned, and the likely reason.
+fn unpinnable(maps: &str, start: u64, end: u64, writable: bool) -> Option<String> {
+    mappings(maps, start, end)
+        .find_map(|mapping| mapping.unpinnable(mapping.start.max(start), mapping.end.min(end), writable))
 }
 
 #[cfg(test)]
@@ -126,18 +186,45 @@ mod tests {
 
     #[test]
     fn accessible_range_has_no_unusable_part() {
-        assert_eq!(first_unusable_range(MAPS, 0x50_0000, 0x60_0000, true), None);
-        assert_eq!(first_unusable_range(MAPS, 0x40_1000, 0x50_1000, false), None);
+        assert_eq!(unusable(MAPS, 0x50_0000, 0x60_0000, true), None);
+        assert_eq!(unusable(MAPS, 0x40_1000, 0x50_1000, false), None);
+        assert_eq!(unpinnable(MAPS, 0x40_1000, 0x50_1000, false), None);
     }
 
     #[test]
     fn first_unusable_range_names_the_cause() {
-        let unusable = |start, end, writable| first_unusable_range(MAPS, start, end, writable);
-        assert_eq!(unusable(0x40_1000, 0x50_1000, true), Some((0x40_1000, 0x50_0000, "not writable")));
-        assert_eq!(unusable(0x5f_f000, 0x70_0000, true), Some((0x60_0000, 0x70_0000, "not mapped")));
-        assert_eq!(unusable(0x70_0000, 0x70_1000, false), Some((0x70_0000, 0x70_1000, "not readable")));
-        assert_eq!(unusable(0x90_0000, 0x90_1000, false), Some((0x90_0000, 0x90_1000, "not mapped")));
-        assert_eq!(unusable(0x1000, 0x2000, false), Some((0x1000, 0x2000, "not mapped")));
+        let unusable = |start, end, writable| unusable(MAPS, start, end, writable).unwrap();
+        assert_eq!(unusable(0x40_1000, 0x50_1000, true), "0x401000 to 0x500000 is not writable");
+        assert_eq!(unusable(0x5f_f000, 0x70_0000, true), "0x600000 to 0x700000 is not mapped");
+        assert_eq!(unusable(0x70_0000, 0x70_1000, false), "0x700000 to 0x701000 is not readable");
+        assert_eq!(unusable(0x90_0000, 0x90_1000, false), "0x900000 to 0x901000 is not mapped");
+        assert_eq!(unusable(0x1000, 0x2000, false), "0x1000 to 0x2000 is not mapped");
+    }
+
+    #[test]
+    fn mappings_that_cannot_be_pinned_are_named() {
+        let this = std::env::current_exe().unwrap();
+        let file = this.to_str().unwrap();
+        let line = |permissions, offset: u64, inode, path| {
+            format!("00400000-00500000 {permissions} {offset:08x} fe:00 {inode} {path}\n")
+        };
+        let cause = |maps: &str, writable| unpinnable(maps, 0x40_1000, 0x40_3000, writable);
+        let read_only = cause(&line("r--s", 0, 12, "/nonexistent/file"), false).unwrap();
+        assert!(read_only.starts_with("0x401000 to 0x403000 is a shared mapping that is not writable"));
+        let device = cause(&line("rw-s", 0, 12, "/dev/mem"), true).unwrap();
+        assert_eq!(device, "0x401000 to 0x403000 is a mapping of /dev/mem, which can't be pinned");
+        let shared = cause(&line("rw-s", 0, 12, file), true).unwrap();
+        assert!(shared.contains(&format!("a shared mapping of the file {file}; ")), "{shared}");
+        let beyond = cause(&line("rw-p", 1 << 40, 12, file), true).unwrap();
+        assert!(
+            beyond.starts_with(&format!("0x401000 to 0x403000 is beyond the end of {file} (")),
+            "{beyond}"
+        );
+        for usable in
+            [line("rw-p", 0, 0, ""), line("rw-s", 0, 12, "/dev/zero (deleted)"), line("r--p", 0, 12, file)]
+        {
+            assert_eq!(cause(&usable, false), None, "{usable}");
+        }
     }
 
     fn request(access: Access) -> MrRequest {

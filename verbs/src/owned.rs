@@ -81,6 +81,8 @@ mod part;
 mod pending;
 mod pool;
 mod queue;
+mod removal;
+pub(crate) mod resolve;
 mod result;
 mod scope;
 pub mod server;
@@ -95,7 +97,7 @@ pub use self::datagrams::{
     SendTo,
 };
 #[cfg(any(feature = "async-io", feature = "tokio"))]
-pub(crate) use self::datagrams::{checked, received};
+pub(crate) use self::datagrams::{DestinationRequest, checked, received};
 pub use self::endpoint::Endpoint;
 pub use self::exposed::{ExposeError, Exposed, ExposedSource, RevokeError, Word};
 pub use self::flow::NotPostedParts;

@@ -153,7 +153,8 @@ impl<P: Provider> Pd<P> {
     ///   that begins within a page: the kernel would read or write before it.
     /// - [`Error::Invalid`] on rxe for an ODP region with [`Access::ZERO_BASED`]: the kernel would
     ///   look up its pages by the wrong address.
-    /// - [`Error::Kernel`], for example beyond the limit on locked memory.
+    /// - [`Error::Kernel`], for example beyond the limit on locked memory (`RLIMIT_MEMLOCK`): `EPERM`
+    ///   if it is 0, `ENOMEM` if it is exceeded.
     #[doc(alias = "ibv_reg_mr")]
     pub fn register<M: MemoryOwner>(&self, memory: M, access: Access) -> Result<Mr<M>, RegisterError<M>> {
         Mr::register(&self.domain, memory, access, None)
@@ -338,8 +339,10 @@ impl<P: Provider> Pd<P> {
     ///
     /// # Errors
     /// [`Error::Invalid`] for a length of 0, a range beyond the address space, or on rxe for an ODP
-    /// region ([`Access::ON_DEMAND`]) with an `iova` other than `addr`; [`Error::Kernel`], for
-    /// example if part of the range is not mapped.
+    /// region ([`Access::ON_DEMAND`]) with an `iova` other than `addr`; [`Error::Kernel`] with
+    /// `EFAULT` if part of the range is not mapped, does not permit the access or can't be pinned, such
+    /// as a file mapping beyond the end of its file, a mapping of a device, or before Linux 6.2 a
+    /// shared mapping that is not writable.
     ///
     /// # Safety
     ///

@@ -29,6 +29,7 @@ use bareverbs_provider::request::{DoorbellChoice, QpRequest};
 use bareverbs_provider::traits::{CreatedQp, Provider, RecvQueue, SendQueue};
 use bareverbs_uapi::uverbs::types::{QpCreateFlags, QpType};
 use rustix::io::Errno;
+use rustix::thread::CapabilitySet;
 
 pub use alternate_path::AlternatePath;
 pub use attr::{
@@ -50,6 +51,7 @@ pub use xrc::{XrcSend, XrcTarget, XrcTargetRtsAttr};
 use self::multicast::Attachment;
 use crate::context::ContextInner;
 use crate::cq::CqShared;
+use crate::locked_memory::{self, has_capability};
 use crate::raw::{QpLayout, QueueLayout};
 use crate::srq::shared::SrqShared;
 use crate::{
@@ -67,7 +69,8 @@ pub struct QpInit<'a, P: Provider = AnyProvider> {
     /// Shared receive queue. With it, the QP has no receive queue of its own.
     pub srq: Option<&'a Srq<P>>,
     /// Depths and widths of the queues. Devices may grant more, and the CQs must hold what was
-    /// granted: see [`QpCap`].
+    /// granted: see [`QpCap`]. `max_recv_wr` and `max_recv_sge` are ignored if the QP has no receive
+    /// queue of its own: with [`srq`](Self::srq), and for XRC.
     pub cap: QpCap,
     /// Length in bytes of the longest header of a large send ([`Frame::mss`](crate::Frame::mss)):
     /// 14 or more, or 0 for no large sends. Only for [`RawPacket`] QPs on devices with TCP
@@ -222,6 +225,10 @@ impl<T: Transport, P: Provider> Qp<T, P> {
             if init.srq.is_some() {
                 return Err(Error::invalid(VERB, "an XRC initiator QP has no receives: omit `srq`"));
             }
+        }
+        // Without a receive queue its attributes are ignored, as in C. The driver of a ConnectX rejects
+        // a large `max_recv_wr` all the same (`set_rq_size` of mlx5's `qp.c`).
+        if init.srq.is_some() || T::QP_TYPE == QpType::XRC_INI {
             (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
         }
         if T::QP_TYPE == QpType::RAW_PACKET && !context.capabilities().raw_packets {
@@ -270,15 +277,20 @@ impl<T: Transport, P: Provider> Qp<T, P> {
                     return Error::unsupported(VERB, Feature::QpCreateFlags);
                 }
                 Error::create(VERB, format!("{:?}, {cap:?}", T::QP_TYPE), reason).or_hint(|errno| {
-                    if errno == Errno::PERM && T::QP_TYPE == QpType::RAW_PACKET {
-                        return Some("raw packets require CAP_NET_RAW".into());
-                    }
-                    (errno == Errno::INVAL && cap.max_inline_data > 0).then(|| {
-                        format!(
+                    if errno == Errno::INVAL && cap.max_inline_data > 0 {
+                        return Some(format!(
                             "the device may not support {} inline bytes: request fewer",
                             cap.max_inline_data
-                        )
-                    })
+                        ));
+                    }
+                    // The kernel checks the capability before the driver pins the queues.
+                    if errno == Errno::PERM
+                        && T::QP_TYPE == QpType::RAW_PACKET
+                        && !has_capability(CapabilitySet::NET_RAW)
+                    {
+                        return Some("raw packets require CAP_NET_RAW".into());
+                    }
+                    locked_memory::queue_hint(errno, context.driver())
                 })
             })?;
         Ok(Self {
@@ -470,7 +482,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     ///
     /// The kernel must not have destroyed the QP before. If this succeeds, no command may name it
     /// afterwards, and nothing may be posted.
-    unsafe fn try_destroy_object(&mut self) -> Result<u32, IoctlError> {
+    pub(crate) unsafe fn try_destroy_object(&mut self) -> Result<u32, IoctlError> {
         let (file, handle) = (self.pd.context().file(), self.handle);
         // The kernel refuses to destroy a QP that is attached to a multicast group.
         self.groups.retain(|Attachment { group, lid, .. }| {
@@ -522,18 +534,19 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// use std::thread;
     ///
     /// use bareverbs::{
-    ///     Access, AhAttr, Buffer, Context, Cq, CqInit, DriverId, Error, Gid, InitAttr, QpInit, Rc,
-    ///     RecvRequest, Result, RtrAttr, RtsAttr, SendRequest, WcStatus,
+    ///     Access, AhAttr, Buffer, Context, Cq, CqInit, Gid, InitAttr, QpInit, Rc, RecvRequest, Result,
+    ///     RtrAttr, RtsAttr, SendRequest, WcStatus,
     /// };
     ///
     /// /// Waits for the one request in flight.
-    /// fn complete(cq: &mut Cq, verb: &'static str, wr_id: u64, driver: DriverId) -> Result<()> {
+    /// fn complete(cq: &mut Cq, verb: &'static str, wr_id: u64, context: &Context) -> Result<()> {
     ///     loop {
     ///         match cq.poll_one() {
     ///             Some(done) if done.wr_id == wr_id => {
-    ///                 let (status, vendor_err) = (done.status, done.vendor_err);
-    ///                 let failed = Error::Completion { verb, status, vendor_err, driver };
-    ///                 return if status == WcStatus::SUCCESS { Ok(()) } else { Err(failed) };
+    ///                 if done.status == WcStatus::SUCCESS {
+    ///                     return Ok(());
+    ///                 }
+    ///                 return Err(context.completion_error(verb, done.status, done.vendor_err));
     ///             }
     ///             _ => spin_loop(),
     ///         }
@@ -542,7 +555,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     ///
     /// fn main() -> Result<()> {
     ///     let context = Context::open_first()?;
-    ///     let (pd, driver) = (context.alloc_pd()?, context.driver());
+    ///     let pd = context.alloc_pd()?;
     ///     let mut send_cq = context.create_cq(&CqInit::new(16))?;
     ///     let mut recv_cq = context.create_cq(&CqInit::new(16))?;
     ///     let outgoing = pd.register(Buffer::zeroed(4096)?, Access::empty())?;
@@ -562,7 +575,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     ///             for wr_id in 1..=100 {
     ///                 // SAFETY: `outgoing` stays registered and unchanged until `complete` returns.
     ///                 unsafe { send.post_send(&[SendRequest::send(wr_id, &sges).signaled()]) }?;
-    ///                 complete(&mut send_cq, "send", wr_id, driver)?;
+    ///                 complete(&mut send_cq, "send", wr_id, &context)?;
     ///             }
     ///             Ok(())
     ///         });
@@ -571,7 +584,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     ///             for wr_id in 1..=100 {
     ///                 // SAFETY: `incoming` stays registered, and nothing reads it, until `complete` returns.
     ///                 unsafe { recv.post_recv(&[RecvRequest::new(wr_id, &sges)]) }?;
-    ///                 complete(&mut recv_cq, "recv", wr_id, driver)?;
+    ///                 complete(&mut recv_cq, "recv", wr_id, &context)?;
     ///                 println!("received {:?}", incoming.bytes().map(|bytes| &bytes[..8]));
     ///             }
     ///             Ok(())

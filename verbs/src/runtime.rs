@@ -25,10 +25,13 @@ use crate::owned::endpoint::{DoneOf, Flowing, Queues};
 use crate::owned::flow::Kind;
 use crate::owned::hub::reaper::Direction;
 use crate::owned::{
-    self, Address, BUDGET, Batch, DatagramDone, Done, Failed, Lease, NotPosted, Op, ROUNDS, ReceivedDatagram,
-    Source, Spinning, Target, UnsplitError, checked, received, spend_budget,
+    self, Address, BUDGET, Batch, DatagramAddress, DatagramDone, Destination, DestinationRequest, Done,
+    Failed, Lease, NotPosted, Op, ROUNDS, ReceivedDatagram, Source, Spinning, Target, UnsplitError, checked,
+    received, spend_budget,
 };
-use crate::{AnyProvider, Arm, AsyncEvent, Buffer, CompEvent, Cq, Error, Mr, Remote, Result, WorkCompletion};
+use crate::{
+    AhAttr, AnyProvider, Arm, AsyncEvent, Buffer, CompEvent, Cq, Error, Mr, Remote, Result, WorkCompletion,
+};
 
 pub(crate) fn failed(error: io::Error) -> Error {
     Error::system("waiting for events in an async task", Errno::from_io_error(&error).unwrap_or(Errno::IO))
@@ -281,6 +284,56 @@ impl<R: Readiness, B, P: Provider> Datagrams<R, B, P> {
     }
 }
 
+/// Creates a destination beside the tasks of the runtime.
+async fn created<R: Readiness, P: Provider>(
+    request: Result<DestinationRequest<P>>,
+) -> Result<Destination<P>> {
+    let request = request?;
+    R::blocking(move || request.create()).await
+}
+
+impl<R: Readiness, B, P: Provider> Datagrams<R, B, P> {
+    /// Creates the destination of an address, as [`owned::Datagrams::destination`] does. The kernel's
+    /// resolution of the peer blocks no task: it runs in a thread for blocking calls. If the future is
+    /// dropped, it ends by itself.
+    ///
+    /// # Errors
+    /// As for [`owned::Datagrams::destination`]. [`Error::Invalid`]: there is no runtime.
+    #[doc(alias = "ibv_create_ah")]
+    pub fn destination(
+        &self,
+        peer: &DatagramAddress,
+    ) -> impl Future<Output = Result<Destination<P>>> + Send + use<R, B, P> {
+        created::<R, P>(Ok(self.datagrams.request_to(peer)))
+    }
+
+    /// Creates the destination of the QP `qp_num` on a path, as [`destination`](Self::destination) does.
+    ///
+    /// # Errors
+    /// As for [`owned::Datagrams::destination_with_path`]. [`Error::Invalid`]: there is no runtime.
+    pub fn destination_with_path(
+        &self,
+        path: &AhAttr,
+        qp_num: u32,
+        qkey: u32,
+    ) -> impl Future<Output = Result<Destination<P>>> + Send + use<R, B, P> {
+        created::<R, P>(Ok(self.datagrams.request_on_path(path, qp_num, qkey)))
+    }
+
+    /// Creates the destination of a reply to the sender of a datagram, as [`ReceivedDatagram::reply_to`]
+    /// does. It blocks no task, as [`destination`](Self::destination).
+    ///
+    /// # Errors
+    /// As for [`ReceivedDatagram::reply_to`]. [`Error::Invalid`]: there is no runtime.
+    #[doc(alias = "ibv_create_ah_from_wc")]
+    pub fn reply_to<A: Source>(
+        &self,
+        received: &ReceivedDatagram<A>,
+    ) -> impl Future<Output = Result<Destination<P>>> + Send + use<R, B, P, A> {
+        created::<R, P>(received.reply_request(&self.datagrams))
+    }
+}
+
 impl<R: Readiness, B: Source, P: Provider> Datagrams<R, B, P> {
     /// Waits until an operation completes, as [`Endpoint::wait`] does. The future is cancel-safe:
     /// dropping it loses no operation.
@@ -358,7 +411,7 @@ impl<R: Readiness, B, P: Provider> Endpoint<R, B, P> {
         self.endpoint.address()
     }
 
-    /// As [`owned::Endpoint::connect`].
+    /// As [`owned::Endpoint::connect`], which may block the thread on RoCE.
     ///
     /// # Errors
     /// As for [`owned::Endpoint::connect`].

@@ -12,6 +12,7 @@ use bareverbs_provider::traits::{CreatedSrq, Provider, RecvQueue};
 use rustix::io::Errno;
 
 use self::shared::SrqShared;
+use crate::locked_memory;
 use crate::qp::post_receives;
 use crate::raw::{QueueLayout, Released};
 use crate::{
@@ -119,8 +120,10 @@ impl<P: Provider> Srq<P> {
         // SAFETY: `SrqShared::destroy` keeps the queue until the kernel has destroyed the object,
         // and leaks it otherwise.
         let created = unsafe { pd.context().provider().create_srq(&request) };
-        let CreatedSrq { handle, max_sge, srq_num, queue, .. } = created
-            .map_err(|reason| Error::create(VERB, format!("{max_wr} receives of {max_sge} SGEs"), reason))?;
+        let CreatedSrq { handle, max_sge, srq_num, queue, .. } = created.map_err(|reason| {
+            Error::create(VERB, format!("{max_wr} receives of {max_sge} SGEs"), reason)
+                .or_hint(|errno| locked_memory::queue_hint(errno, pd.context().driver()))
+        })?;
         let shared = SrqShared {
             pd: pd.clone(),
             handle,

@@ -69,13 +69,16 @@ impl AsRawFd for Descriptor {
     }
 }
 
+/// The runtime of the calling task.
+fn current() -> Result<Handle> {
+    Handle::try_current().map_err(|_| Error::invalid("tokio", "no tokio runtime: call this in a task of one"))
+}
+
 impl sealed::Readiness for Readiness {
     const RUNTIME: &'static str = "tokio";
 
     fn new(Events(events): Events<'_>) -> Result<Self> {
-        if Handle::try_current().is_err() {
-            return Err(Error::invalid("tokio", "no tokio runtime: call this in a task of one"));
-        }
+        current()?;
         let descriptor = Descriptor(Arc::clone(events));
         // SAFETY: the descriptor stays open and unchanged while `descriptor` exists, which holds an
         // `Arc` of it.
@@ -87,8 +90,9 @@ impl sealed::Readiness for Readiness {
     async fn until<T: Send>(&self, mut take: impl FnMut() -> Result<Option<T>> + Send) -> Result<T> {
         loop {
             // `clear_ready` clears only readiness from before `take`, so an event that arrives
-            // after `take` is not lost.
-            let mut guard = self.0.readable().await.map_err(failed)?;
+            // after `take` is not lost. A completion channel of a removed device is not readable: it has
+            // an error.
+            let mut guard = self.0.ready(Interest::READABLE | Interest::ERROR).await.map_err(failed)?;
             if let Some(taken) = take()? {
                 return Ok(taken);
             }
@@ -96,8 +100,24 @@ impl sealed::Readiness for Readiness {
         }
     }
 
+    async fn blocking<T: Send + 'static>(call: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+        match current()?.spawn_blocking(call).await {
+            Ok(called) => called,
+            Err(error) => match error.try_into_panic() {
+                Ok(payload) => std::panic::resume_unwind(payload),
+                Err(error) => Err(failed(error.into())),
+            },
+        }
+    }
+
     fn poll_drain(&self, cx: &mut Context<'_>, drain: &mut dyn FnMut() -> Result<()>) -> Poll<Result<()>> {
-        let Poll::Ready(ready) = self.0.poll_read_ready(cx) else { return Poll::Pending };
+        // An error alone, as of a completion channel whose device was removed, counts as the end of the
+        // write side.
+        let ready = match self.0.poll_read_ready(cx) {
+            Poll::Pending => self.0.poll_write_ready(cx),
+            ready => ready,
+        };
+        let Poll::Ready(ready) = ready else { return Poll::Pending };
         let mut guard = ready.map_err(failed)?;
         drain()?;
         // It clears only readiness from before `drain`.

@@ -12,8 +12,10 @@ use bareverbs_uapi::uverbs::types::WqFlags;
 use bareverbs_uapi::verbs_values::WqState;
 use bareverbs_uapi::write::types::{DeviceCapFlags, RawPacketCaps};
 use rustix::io::Errno;
+use rustix::thread::CapabilitySet;
 
 use crate::cq::CqShared;
+use crate::locked_memory::{self, has_capability};
 use crate::qp::post_receives;
 use crate::raw::{QueueLayout, Released, leak_queue};
 use crate::{
@@ -129,8 +131,12 @@ impl<P: Provider> Wq<P> {
         let created = unsafe { context.provider().create_wq(&request) }.map_err(|reason| {
             let asked = format!("{max_recv_wr} receives of {max_recv_sge} SGEs, {flags:?}");
             Error::create(VERB, asked, reason).or_hint(|errno| {
-                (errno == Errno::PERM && flags.contains(WqFlags::DELAY_DROP))
-                    .then(|| "DELAY_DROP requires CAP_SYS_RAWIO".into())
+                // The driver checks the capability before it pins the queue.
+                let delay_drop = errno == Errno::PERM && flags.contains(WqFlags::DELAY_DROP);
+                if delay_drop && !has_capability(CapabilitySet::SYS_RAWIO) {
+                    return Some("DELAY_DROP requires CAP_SYS_RAWIO".into());
+                }
+                locked_memory::queue_hint(errno, context.driver())
             })
         })?;
         let CreatedWq { handle, wq_num, max_sge, queue, .. } = created;

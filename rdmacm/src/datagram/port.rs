@@ -96,6 +96,8 @@ impl Port {
             .gid_index(gid_index)
             .pkey_index(found.pkey_index)
             .qkey(QKEY)
+            // The socket's calls may not wait, and the peer's next answer starts the resolution again.
+            .resolve_timeout(Duration::ZERO)
             .sends(options.sends() as u32)
             .recvs(options.recvs() as u32)
             .inline(options.inline)

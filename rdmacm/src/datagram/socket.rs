@@ -18,13 +18,14 @@ use super::wire::{Lookup, LookupKind, with_scope};
 use super::{DatagramError, DatagramSocketOptions, Result};
 use crate::connection::Domains;
 use crate::event::EventKind;
+use crate::steps::RESOLVE_TRY;
 use crate::{CmId, Error, EventChannel, PortSpace, ToAddrs, name};
 
 /// How long a call polls before it looks at the descriptors, as in rdma-core.
 const POLLING_TIME: Duration = Duration::from_micros(10);
 
-/// The time limit of the kernel for each step of the resolution of a path, as in rdma-core.
-const RESOLVE: Duration = Duration::from_secs(2);
+/// The time limit of the kernel for the resolution of a route, as in rdma-core.
+const RESOLVE_ROUTE: Duration = Duration::from_secs(2);
 
 /// Lookups that are handled at a time.
 const BATCH: usize = 64;
@@ -433,7 +434,7 @@ impl DatagramSocket {
         let id = CmId::new(&self.channel, PortSpace::Udp)?;
         let mut source = self.ports[peer.port].local();
         source.set_port(0);
-        id.resolve_addr(Some(source.into()), peer.addr, RESOLVE)?;
+        id.resolve_addr(Some(source.into()), peer.addr, RESOLVE_TRY)?;
         Ok(id)
     }
 
@@ -444,7 +445,9 @@ impl DatagramSocket {
             let peer = self.peers.get_mut(index);
             let Some(id) = peer.resolving.take() else { continue };
             match event.kind {
-                EventKind::AddrResolved if id.resolve_route(RESOLVE).is_ok() => peer.resolving = Some(id),
+                EventKind::AddrResolved if id.resolve_route(RESOLVE_ROUTE).is_ok() => {
+                    peer.resolving = Some(id);
+                }
                 EventKind::RouteResolved => {
                     let port = &self.ports[peer.port];
                     let path = id.paths().ok().and_then(|paths| paths.first().copied());

@@ -1,4 +1,5 @@
-//! `bareverbs link`, `dev`, `system`, `stat`, `status` and `monitor`, against `rdma` of iproute2.
+//! `bareverbs link`, `dev`, `system`, `stat`, `status` and `monitor`, against `rdma` of iproute2; and a
+//! link that goes down under `bareverbs perf` and `bareverbs pingpong`.
 
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -7,6 +8,7 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use bareverbs_interop_tests::pingpong::{HOST, PORT, wait_until_listening};
 use bareverbs_interop_tests::program::{Finished, LIMIT, Program};
 use bareverbs_test_support::child::NOBODY;
 use bareverbs_test_support::resources::nothing_leaks;
@@ -37,6 +39,7 @@ kernel_tests! {
     monitor_prints_devices_that_come_and_go if device::soft_roce,
     monitor_prints_port_states if device::ethernet,
     monitor_works_without_privileges,
+    running_tools_name_a_link_that_goes_down if device::ethernet,
 }
 
 /// The name of the device that tests create.
@@ -629,4 +632,62 @@ fn monitor_works_without_privileges() {
     let start = monitor.line("monitor watching ");
     assert!(start.contains("uevent, netdev"), "{start}");
     end(monitor);
+}
+
+/// Packets that the port has sent.
+fn sent_packets() -> u64 {
+    let counters = ["hw_counters/sent_pkts", "counters/port_xmit_packets"].map(|file| {
+        let path = device::sysfs(&format!("ports/1/{file}"));
+        fs::read_to_string(path).ok().and_then(|text| text.trim().parse::<u64>().ok())
+    });
+    counters.into_iter().flatten().sum()
+}
+
+/// Waits until traffic runs.
+fn wait_for_traffic(client: &mut Program) {
+    let (before, deadline) = (sent_packets(), Instant::now() + LIMIT);
+    while sent_packets() < before + 1000 {
+        assert!(!client.has_ended(), "the client has ended before the link goes down");
+        assert!(Instant::now() < deadline, "there is no traffic");
+        sleep(Duration::from_millis(5));
+    }
+}
+
+fn running_tools_name_a_link_that_goes_down() {
+    let (netdev, address) = (device::netdev(), device::gid());
+    let set = |state| succeed("ip", &["link", "set", "dev", &netdev, state]);
+    let cause =
+        format!("the link is down: port 1 of {} is DOWN: set its network interface up", device::name());
+    let endless = &["-n", "1000000000"][..];
+    let write = ["perf", "write", "bw", "-D", "90"];
+    let send = ["perf", "send", "lat", "-D", "90"];
+    let [rc, ud] = ["rc", "ud"].map(|kind| [&["pingpong", kind], endless].concat());
+    for words in [&write[..], &send, &rc, &ud] {
+        nothing_leaks(|| {
+            let command = |host: &[&str]| {
+                let mut command = Command::new("bareverbs");
+                command.args(words).args(["-d", device::name()]).args(host);
+                command
+            };
+            let mut server = Program::start(&mut command(&[]));
+            wait_until_listening(&mut server, PORT);
+            let mut client = Program::start(&mut command(&[HOST]));
+            wait_for_traffic(&mut client);
+            set("down");
+            // The side that waits for a message notices nothing for 10 seconds.
+            while !client.has_ended() && !server.has_ended() {
+                sleep(Duration::from_millis(5));
+            }
+            let (ended, other) = if client.has_ended() { (client, server) } else { (server, client) };
+            let ended = ended.finish();
+            set("up");
+            drop(other);
+            let begin = Instant::now();
+            while device::open().default_gid(1).map(|entry| entry.gid).ok() != Some(address) {
+                assert!(begin.elapsed() < LIMIT, "the address did not come back");
+            }
+            assert!(ended.stderr.contains(&cause), "{ended:#?}");
+            assert_eq!(ended.status.code(), Some(1), "{ended:#?}");
+        });
+    }
 }

@@ -19,6 +19,8 @@ mod harness;
 #[cfg(feature = "kernel")]
 pub mod loopback;
 #[cfg(feature = "kernel")]
+pub mod neighbour;
+#[cfg(feature = "kernel")]
 pub mod resources;
 #[cfg(feature = "kernel")]
 pub mod wire;

@@ -12,7 +12,7 @@ use bareverbs::{
     XrcSrqInit, XrcTarget, XrcdShare,
 };
 
-use super::error::{PathInfo, Progress, RunError};
+use super::error::{PathInfo, Progress, RunError, advice};
 use super::measure::Completed;
 use super::mix::{Kind, Order};
 use super::session::Preamble;
@@ -23,6 +23,7 @@ use super::wire::KeyRecord;
 use crate::cli::perf::{CqUse, Measure, Plan, Verb};
 use crate::pingpong::exchange::EXCHANGE_TIMEOUT;
 use crate::pingpong::run::random_psn;
+use crate::pingpong::status;
 
 /// perftest's limits of inline data in latency tests on ConnectX.
 const INLINE_SEND: u32 = 236;
@@ -275,6 +276,9 @@ pub(crate) struct Endpoint<T: Service> {
     /// The records of the XRC targets.
     pub(crate) targets: Vec<KeyRecord>,
     paths: Vec<PathInfo>,
+    /// The device and its port, whose link is looked at after a failure.
+    context: Context,
+    port: u8,
 }
 
 /// The memory of a thread: areas for sends, then areas for receives and for the peer's writes, then
@@ -466,6 +470,8 @@ impl<T: Service> Endpoint<T> {
             local,
             targets,
             paths: Vec::new(),
+            context: context.clone(),
+            port: options.ib_port,
         })
     }
 
@@ -649,7 +655,7 @@ impl<T: Service> Endpoint<T> {
     pub(crate) fn poll_send(&mut self, posting: &Posting) -> Result<Option<(Completed, u64)>> {
         let Some(completion) = poll(&mut self.send_cqs, &mut self.next_send_cq) else { return Ok(None) };
         let index = lane_of(completion.wr_id);
-        self.check(completion.status, completion.wr_id, index)?;
+        self.check(&completion, index, true)?;
         let sends = &mut self.lanes[index].sends;
         let Some(signal) = sends.signals.pop_front() else {
             return Err(RunError::UnknownRequest(completion.wr_id).into());
@@ -676,7 +682,7 @@ impl<T: Service> Endpoint<T> {
             Some(shared) => shared.lanes.get(&completion.qp_num).copied().unwrap_or(usize::MAX),
             None => lane_of(completion.wr_id),
         };
-        self.check(completion.status, completion.wr_id, index)?;
+        self.check(&completion, index, false)?;
         let lane = &mut self.lanes[index];
         let size = match posting.sends {
             true => completion.byte_len.saturating_sub(T::HEADROOM),
@@ -693,17 +699,17 @@ impl<T: Service> Endpoint<T> {
         Ok(Some((index, Completed { messages: 1, bytes: size.into(), latency: None, kind })))
     }
 
-    /// Fails unless the completion is a success of a lane.
+    /// Fails unless the completion is a success of a lane. `is_send`: it came from a CQ of sends.
     #[inline]
-    fn check(&self, status: WcStatus, wr_id: u64, index: usize) -> Result<()> {
-        match status == WcStatus::SUCCESS && index < self.lanes.len() {
+    fn check(&self, completion: &WorkCompletion, index: usize, is_send: bool) -> Result<()> {
+        match completion.status == WcStatus::SUCCESS && index < self.lanes.len() {
             true => Ok(()),
-            false => Err(self.failure(status, wr_id, index)),
+            false => Err(self.failure(completion.status, completion.wr_id, index, is_send)),
         }
     }
 
     #[cold]
-    fn failure(&self, status: WcStatus, wr_id: u64, index: usize) -> anyhow::Error {
+    fn failure(&self, status: WcStatus, wr_id: u64, index: usize, is_send: bool) -> anyhow::Error {
         let Some((lane, path)) = self.lanes.get(index).zip(self.paths.get(index)) else {
             return RunError::UnknownRequest(wr_id).into();
         };
@@ -712,7 +718,9 @@ impl<T: Service> Endpoint<T> {
             (WcStatus::WR_FLUSH_ERR, Some(failure)) => failure.status,
             (status, _) => status,
         };
-        RunError::Status { status, path: Box::new(*path), progress: self.progress() }.into()
+        let down = if status::may_be_link(status) { self.context.link_down(self.port) } else { None };
+        let cause = down.map_or_else(|| advice(status, path, is_send), |down| down.to_string());
+        RunError::Status { status, path: Box::new(*path), cause, progress: self.progress() }.into()
     }
 
     /// Whether all messages of the run have completed.
@@ -778,9 +786,18 @@ impl<T: Service> Endpoint<T> {
     #[cold]
     pub(crate) fn verdict(&self, verdict: Verdict) -> anyhow::Error {
         let progress = self.progress();
+        if verdict == Verdict::Aborted {
+            return RunError::Aborted.into();
+        }
+        if let Some(down) = self.context.link_down(self.port) {
+            let end = match verdict {
+                Verdict::PeerGone => "the peer closed its connection during the run",
+                _ => "nothing completed for a long time",
+            };
+            return RunError::LinkDown { end, down, progress }.into();
+        }
         match verdict {
-            Verdict::PeerGone | Verdict::Wait => RunError::PeerGone(progress).into(),
-            Verdict::Aborted => RunError::Aborted.into(),
+            Verdict::PeerGone | Verdict::Wait | Verdict::Aborted => RunError::PeerGone(progress).into(),
             Verdict::Stalled(waited) if T::CONNECTION.is_reliable() => {
                 RunError::Stalled { waited, progress }.into()
             }

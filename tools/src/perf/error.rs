@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use bareverbs::{AckTimeout, LinkLayer, Mtu, WcStatus};
+use bareverbs::{AckTimeout, LinkDown, LinkLayer, Mtu, WcStatus};
 
 use super::transport::RETRY_CNT;
 use super::wire::KeyRecord;
@@ -45,8 +45,10 @@ impl fmt::Display for PathInfo {
 /// Why a run ended early.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RunError {
-    #[error("{path}: {} ({}): {}; {progress}", status::words(*.status), .status.0, advice(*.status, path))]
-    Status { status: WcStatus, path: Box<PathInfo>, progress: Progress },
+    #[error("{path}: {} ({}): {cause}; {progress}", status::words(*.status), .status.0)]
+    Status { status: WcStatus, path: Box<PathInfo>, cause: String, progress: Progress },
+    #[error("{end}: {down}; {progress}")]
+    LinkDown { end: &'static str, down: LinkDown, progress: Progress },
     #[error(
         "the peer closed its connection during the run, so it has ended or was killed; its own \
          output says why; {0}"
@@ -74,23 +76,23 @@ pub(crate) enum RunError {
     UnknownRequest(u64),
 }
 
-/// What the status means on this path and what to try.
-fn advice(status: WcStatus, path: &PathInfo) -> String {
+/// What the status means on this path and what to try, the most likely first. `is_send`: the request was
+/// one of the send queue.
+pub(super) fn advice(status: WcStatus, path: &PathInfo, is_send: bool) -> String {
+    let roce = path.link_layer == LinkLayer::ETHERNET;
     match status {
         WcStatus::RETRY_EXC_ERR => {
             let wait = path.timeout.duration().map_or_else(
                 || "without a timeout".to_owned(),
                 |time| format!("each {:.0} ms", time.as_secs_f64() * 1e3),
             );
-            let check = match path.link_layer {
-                LinkLayer::ETHERNET => {
-                    "check that both GIDs (-x) have a route to each other and one RoCE version, that UDP port 4791 \
-                     is open, and that the MTU (-m) fits all links; if the peer's processor is busy, raise the \
-                     timeout (-u)"
-                }
-                _ => {
-                    "check the LIDs and the subnet manager; if the peer's processor is busy, raise the timeout (-u)"
-                }
+            let check = if roce {
+                "check that the peer runs and its link is up, that both GIDs (-x) have a route to each other and \
+                 one RoCE version, that UDP port 4791 is open, and that the MTU (-m) fits all links; if the \
+                 peer's processor is busy, raise the timeout (-u)"
+            } else {
+                "check that the peer runs and its link is up, the LIDs and the subnet manager; if the peer's \
+                 processor is busy, raise the timeout (-u)"
             };
             format!("the peer did not acknowledge after {RETRY_CNT} retries, {wait}; {check}")
         }
@@ -104,11 +106,18 @@ fn advice(status: WcStatus, path: &PathInfo) -> String {
         WcStatus::REM_INV_REQ_ERR => {
             "the peer rejects the request: both sides need the same operation and size (-s)".into()
         }
+        WcStatus::LOC_QP_OP_ERR if is_send => {
+            let route =
+                if roce { "has no route to the peer's GID, a firewall drops its packets, " } else { "" };
+            format!("this side {route}or its link was down for a moment")
+        }
         WcStatus::LOC_LEN_ERR | WcStatus::LOC_QP_OP_ERR | WcStatus::REM_OP_ERR => {
             "a message may be longer than its receive: both sides need the same size (-s)".into()
         }
         WcStatus::WR_FLUSH_ERR => {
-            "the queue pair failed: the peer may have sent a message that does not fit (-s)".into()
+            "the queue pair failed: the peer may have sent a message that does not fit (-s), or an earlier \
+             request failed"
+                .into()
         }
         _ => "unexpected in this test; the kernel log may say more".into(),
     }
@@ -131,8 +140,12 @@ mod tests {
             link_layer: LinkLayer::ETHERNET,
         };
         let progress = Progress { sent: 7, received: 0 };
-        let error = RunError::Status { status: WcStatus::RETRY_EXC_ERR, path: Box::new(path), progress };
-        let text = error.to_string();
+        let status = WcStatus::RETRY_EXC_ERR;
+        let failed = |path: PathInfo| {
+            RunError::Status { status, path: Box::new(path), cause: advice(status, &path, true), progress }
+                .to_string()
+        };
+        let text = failed(path);
         for words in [
             "QP 0x11 at GID ::ffff:10.1.0.1 to the peer's QP 0x12 at GID ::ffff:10.1.0.2, MTU 1024",
             "transport retry counter exceeded (12)",
@@ -144,7 +157,10 @@ mod tests {
         }
         let by_lid = KeyRecord { lid: 4, gid: None, ..local };
         let path = PathInfo { local: by_lid, remote: by_lid, link_layer: LinkLayer::INFINIBAND, ..path };
-        let error = RunError::Status { status: WcStatus::RETRY_EXC_ERR, path: Box::new(path), progress };
-        assert!(error.to_string().contains("at LID 4") && error.to_string().contains("subnet manager"));
+        let text = failed(path);
+        assert!(text.contains("at LID 4") && text.contains("subnet manager"), "{text}");
+        // The size can't be the cause of a send that fails here.
+        assert!(!advice(WcStatus::LOC_QP_OP_ERR, &path, true).contains("-s"));
+        assert!(advice(WcStatus::LOC_QP_OP_ERR, &path, false).contains("-s"));
     }
 }

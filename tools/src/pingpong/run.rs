@@ -123,6 +123,11 @@ impl Layout {
     }
 }
 
+/// Whether the `wr_id` is that of a send, or of the probe of the peer.
+fn is_send(wr_id: u64) -> bool {
+    u64::from(wr_id as u32) != RECV_ID
+}
+
 /// The `wr_id` of a receive into this slot. Its low 32 bits are the `wr_id` of the C programs.
 fn recv_id(slot: u32) -> u64 {
     u64::from(slot) << 32 | RECV_ID
@@ -325,7 +330,10 @@ impl<'a, Q: Queues> Endpoint<'a, Q> {
         let waited = self.waiter.timeout();
         if !Q::DETECTS_PEER_LOSS {
             let (_, progress) = self.fail_and_drain(state, None);
-            return Ok(RunError::PeerLost { waited, progress });
+            return Ok(match self.waiter.context().link_down(self.config.common.ib_port) {
+                Some(down) => RunError::LinkDown { waited, down, progress },
+                None => RunError::PeerLost { waited, progress },
+            });
         }
         for place in 0..self.local.len() {
             if state.start_sending(place) {
@@ -351,7 +359,8 @@ impl<'a, Q: Queues> Endpoint<'a, Q> {
     }
 
     fn status_error(&self, status: WcStatus, wr_id: u64, progress: Progress) -> RunError {
-        let cause = status::cause(self.waiter.context(), status);
+        let port = self.config.common.ib_port;
+        let cause = status::cause(self.waiter.context(), port, status, is_send(wr_id));
         RunError::Status { status, wr_id: wr_id as u32, cause, progress }
     }
 

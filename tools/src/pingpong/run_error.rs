@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bareverbs::WcStatus;
+use bareverbs::{LinkDown, WcStatus};
 
 use super::status;
 
@@ -17,6 +17,8 @@ pub(crate) type Failure = (WcStatus, u64);
 pub(crate) enum RunError {
     #[error("Failed status {} ({}) for wr_id {wr_id}: {cause}{progress}", status::words(*.status), .status.0)]
     Status { status: WcStatus, wr_id: u32, cause: String, progress: Progress },
+    #[error("no completion for {} s: {down}{progress}", waited.as_secs())]
+    LinkDown { waited: Duration, down: LinkDown, progress: Progress },
     #[error("no completion for {} s; the QP of the peer still exists{progress}", waited.as_secs())]
     PeerStalled { waited: Duration, progress: Progress },
     #[error(

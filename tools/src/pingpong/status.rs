@@ -1,6 +1,6 @@
 //! Completion statuses: the texts of libibverbs, and the likely cause.
 
-use bareverbs::{Context, WcStatus};
+use bareverbs::{Context, PortNum, WcStatus};
 
 /// The text of the status (`ibv_wc_status_str`).
 pub(crate) fn words(status: WcStatus) -> &'static str {
@@ -33,13 +33,25 @@ pub(crate) fn words(status: WcStatus) -> &'static str {
     }
 }
 
-/// The likely cause of the status: in a ping-pong if it has one there, otherwise on the device.
-pub(crate) fn cause(context: &Context, status: WcStatus) -> String {
-    likely_reason(status).map_or_else(|| context.explain(status), str::to_owned)
+/// The cause of the failure of a request: the link of the port, if it is down; otherwise the likely cause
+/// in a message exchange, or that on the device. `is_send`: the request was a send, not a receive.
+pub(crate) fn cause(context: &Context, port: impl Into<PortNum>, status: WcStatus, is_send: bool) -> String {
+    if may_be_link(status)
+        && let Some(down) = context.link_down(port)
+    {
+        return down.to_string();
+    }
+    likely_reason(status, is_send).map_or_else(|| context.explain(status), str::to_owned)
 }
 
-/// The most likely cause of the status in a ping-pong, if it has one.
-fn likely_reason(status: WcStatus) -> Option<&'static str> {
+/// Whether requests may complete with the status because the link is down. Soft-RoCE finds no route then
+/// (LOC_QP_OP_ERR; since Linux 6.4 WR_FLUSH_ERR), other devices get no acknowledgement.
+pub(crate) fn may_be_link(status: WcStatus) -> bool {
+    matches!(status, WcStatus::LOC_QP_OP_ERR | WcStatus::WR_FLUSH_ERR | WcStatus::RETRY_EXC_ERR)
+}
+
+/// The likely causes of the status in a message exchange, the most likely first, if it has one there.
+fn likely_reason(status: WcStatus, is_send: bool) -> Option<&'static str> {
     match status {
         WcStatus::RETRY_EXC_ERR => Some("the peer has exited or is unreachable"),
         WcStatus::LOC_LEN_ERR => {
@@ -48,9 +60,9 @@ fn likely_reason(status: WcStatus) -> Option<&'static str> {
         WcStatus::REM_INV_REQ_ERR => {
             Some("the peer's receive is shorter than the message: both sides need the same -s")
         }
-        // Soft-RoCE reports this if messages are longer than receives (rxe_resp.c,
-        // RESPST_ERR_MALFORMED_WQE); other devices also for other reasons.
-        WcStatus::LOC_QP_OP_ERR => {
+        // Soft-RoCE reports this of a receive that is shorter than its message (rxe_resp.c,
+        // RESPST_ERR_MALFORMED_WQE). Of a send see `may_be_link`.
+        WcStatus::LOC_QP_OP_ERR if !is_send => {
             Some("the peer's message may be longer than the receive: both sides need the same -s")
         }
         WcStatus::REM_OP_ERR => {
@@ -70,5 +82,12 @@ mod tests {
         assert_eq!(words(WcStatus::WR_FLUSH_ERR), "Work Request Flushed Error");
         assert_eq!(words(WcStatus::RETRY_EXC_ERR), "transport retry counter exceeded");
         assert_eq!(words(WcStatus(4711)), "unknown");
+    }
+
+    #[test]
+    fn size_is_named_for_receives_only() {
+        let reason = |is_send| likely_reason(WcStatus::LOC_QP_OP_ERR, is_send);
+        assert!(reason(false).unwrap().contains("longer than the receive"));
+        assert_eq!(reason(true), None);
     }
 }

@@ -8,6 +8,7 @@ use bareverbs_uapi::method::Call;
 use bareverbs_uapi::uverbs::AdviseMr;
 use bareverbs_uapi::uverbs::types::AdviseMrFlag;
 use bareverbs_uapi::write::structs;
+use rustix::io::Errno;
 
 use super::{Mr, element};
 use crate::pd::shared::PdShared;
@@ -150,7 +151,9 @@ impl AdviceList {
                 [structs::Sge { addr, length, .. }] => format!("{advice:?}, {length} bytes at {addr:#x}"),
                 ranges => format!("{advice:?}, {} ranges", ranges.len()),
             };
-            Error::kernel(VERB, asked, refused)
+            Error::kernel(VERB, asked, refused).or_hint(|errno| {
+                (errno == Errno::PERM).then(|| "PREFETCH_WRITE requires a region with LOCAL_WRITE".into())
+            })
         })
     }
 }

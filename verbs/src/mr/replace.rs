@@ -4,12 +4,12 @@ use std::fmt;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ops::Deref;
 
-use bareverbs_provider::command::{self, ReregMr, Translation};
+use bareverbs_provider::command::{self, MrRequest, ReregMr, Translation};
 use rustix::io::Errno;
 
 use super::rereg::changed_nothing;
 use super::{Mr, Object, check_page_offset};
-use crate::{Access, Error, Feature, MemoryOwner, Result};
+use crate::{Access, Error, Feature, MemoryOwner, Result, mr_hints};
 
 const VERB: &str = "rereg_mr";
 
@@ -128,7 +128,13 @@ impl<M: MemoryOwner> Mr<M> {
         // are valid while their owner exists, and that nothing else accesses them. Both owners are
         // kept until the kernel has replaced or deregistered the memory.
         let answer = unsafe { command::rereg_mr(file, handle, &change) };
-        let asked = format!("{len} bytes at {addr:#x}");
+        let refusal = |refused| {
+            let domain = self.domain();
+            let pd = domain.handle;
+            let request = MrRequest { pd, addr, length: len as u64, iova, access, dmah: None };
+            Error::kernel(VERB, format!("{len} bytes at {addr:#x}"), refused)
+                .or_hint(|errno| mr_hints::hint(errno, &request, &domain.context.capabilities))
+        };
         let refused = match answer {
             // Kernels before 7.2 return the keys of the MR that was replaced
             // (`ib_uverbs_rereg_mr` of `uverbs_cmd.c`).
@@ -147,7 +153,7 @@ impl<M: MemoryOwner> Mr<M> {
             Err(refused) if changed_nothing(self.domain(), refused.errno) => {
                 let error = match refused.errno {
                     Errno::OPNOTSUPP => Error::unsupported(VERB, Feature::MrReplacement),
-                    _ => Error::kernel(VERB, asked, refused),
+                    _ => refusal(refused),
                 };
                 // SAFETY: it was initialised above and not moved out of.
                 let memory = unsafe { memory.assume_init() };
@@ -155,7 +161,7 @@ impl<M: MemoryOwner> Mr<M> {
             }
             Err(refused) => refused,
         };
-        let error = Error::kernel(VERB, asked, refused);
+        let error = refusal(refused);
         match self.dereg() {
             // SAFETY: it was initialised above and not moved out of. The region is deregistered, so
             // the device does not access it.

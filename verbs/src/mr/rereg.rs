@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use super::{Mr, Object, REMOTE_ACCESSIBLE, Registration, check_page_offset, is_soft_roce};
 use crate::pd::shared::PdShared;
-use crate::{Access, Error, Feature, MemoryOwner, Pd, RawMemory, Result, mr_hints};
+use crate::{Access, Error, Feature, MemoryOwner, Pd, RawMemory, Result, locked_memory, mr_hints};
 
 const VERB: &str = "rereg_mr";
 
@@ -103,7 +103,9 @@ impl<M> Mr<M> {
         // SAFETY: the caller's contract is the same.
         let changed = unsafe { self.inner.registration.change(domain, access) };
         self.inner.verify();
+        // The driver may pin the memory again, for other rights.
         changed
+            .map_err(|error| error.or_hint(|errno| locked_memory::hint(errno, Some(self.inner.len as u64))))
     }
 
     /// Moves it to another protection domain of the same context. Its keys may change.

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use bareverbs_provider::traits::{Completion, Provider};
 
 pub use self::address::DatagramAddress;
+pub(crate) use self::destination::DestinationRequest;
 pub use self::destination::{Destination, SendTo};
 pub use self::options::DatagramOptions;
 pub use self::received::{DatagramDone, DatagramSender, ReceivedDatagram};
@@ -27,6 +28,7 @@ use super::buffer::sealed::PdId;
 use super::endpoint::{Flowing, Queues};
 use super::flow::{Kind, MARKER, PostSend, SendOperation};
 use super::hub::reaper::Direction;
+use super::resolve::ResolveTimeout;
 use super::{Done, Failed, Lease, NotPosted, Op, Source, Target};
 use crate::{
     Ah, AhAttr, AnyProvider, ConnectAttr, Datagram, Error, GRH_BYTES, Gid, Imm, Payload, PostError, Qp,
@@ -114,6 +116,7 @@ pub struct Datagrams<B = Lease, P: Provider = AnyProvider> {
     pub(crate) queues: Queues<B, P, Ud>,
     pd: PdId,
     attr: ConnectAttr,
+    resolve: ResolveTimeout,
     /// Hop limit of destinations, if the options have one.
     hop_limit: Option<u8>,
     address: DatagramAddress,
@@ -152,12 +155,28 @@ impl<B, P: Provider> Datagrams<B, P> {
     /// Creates the destination of an address: a peer or a multicast group. It costs a system call,
     /// so keep it for all messages to the peer.
     ///
+    /// On RoCE it blocks while the kernel resolves the Ethernet address of a peer that it does not know,
+    /// for at most [`DatagramOptions::resolve_timeout`] and one second. A task calls that of
+    /// `tokio::Datagrams` or `async_io::Datagrams`.
+    ///
     /// # Errors
     /// - [`Error::Invalid`]: on InfiniBand, the address has no LID.
-    /// - [`Error::Kernel`]: there is no route, or the peer did not answer the address resolution.
+    /// - [`Error::Kernel`] with `ETIMEDOUT`: the peer did not answer the address resolution, or the address
+    ///   has no route, so that the kernel asked on the network interface of the local GID.
+    /// - [`Error::Kernel`] with another errno: there is no route.
     #[doc(alias = "ibv_create_ah")]
     pub fn destination(&self, peer: &DatagramAddress) -> Result<Destination<P>> {
-        self.destination_with_path(&self.path_to(peer), peer.qp_num, peer.qkey)
+        self.request_to(peer).create()
+    }
+
+    /// The request for the destination of an address.
+    pub(crate) fn request_to(&self, peer: &DatagramAddress) -> DestinationRequest<P> {
+        self.request_on_path(&self.path_to(peer), peer.qp_num, peer.qkey)
+    }
+
+    /// The request for the destination of a QP on a path.
+    pub(crate) fn request_on_path(&self, path: &AhAttr, qp_num: u32, qkey: u32) -> DestinationRequest<P> {
+        DestinationRequest::new(self.queues.qp.pd(), path, (qp_num, qkey), self.resolve)
     }
 
     /// The path to a peer or a group, by the options.
@@ -185,13 +204,13 @@ impl<B, P: Provider> Datagrams<B, P> {
         self.destination(&DatagramAddress::group(group, self.address.qkey))
     }
 
-    /// Creates the destination of the QP `qp_num` on a path.
+    /// Creates the destination of the QP `qp_num` on a path. It blocks as
+    /// [`destination`](Self::destination) does.
     ///
     /// # Errors
     /// As for [`Pd::create_ah`](crate::Pd::create_ah).
     pub fn destination_with_path(&self, path: &AhAttr, qp_num: u32, qkey: u32) -> Result<Destination<P>> {
-        let ah = self.queues.qp.pd().create_ah(path)?;
-        Ok(Destination::new(Arc::new(ah), qp_num, qkey))
+        self.request_on_path(path, qp_num, qkey).create()
     }
 
     /// Receives datagrams to a multicast group that have the Q_Key of these datagrams. A second join
@@ -261,7 +280,8 @@ impl<B, P: Provider> Datagrams<B, P> {
     /// this call and before waiting on the descriptor.
     ///
     /// # Errors
-    /// [`Error::Kernel`] or [`Error::System`], as for [`Datagrams::wait`].
+    /// [`Error::DeviceRemoved`] and [`Error::Kernel`], as for
+    /// [`Endpoint::arm`](super::Endpoint::arm).
     #[doc(alias = "ibv_req_notify_cq")]
     pub fn arm(&mut self) -> Result<()> {
         self.queues.arm()
@@ -391,8 +411,8 @@ impl<B: Source, P: Provider> Datagrams<B, P> {
     ///   [`poll`](Self::poll).
     /// - [`Error::Invalid`]: no operation is outstanding, or all outstanding operations are
     ///   unsignalled.
-    /// - [`Error::Kernel`] or [`Error::System`] with `EIO`: the device was removed, as for
-    ///   [`Endpoint`](super::Endpoint#device-removal).
+    /// - [`Error::DeviceRemoved`]: the device was removed, as for
+    ///   [`Endpoint`](super::Endpoint#device-removal). The error returns the buffer.
     /// - [`Error::Kernel`] with `ESTALE`: this process was forked from the one that opened the
     ///   device.
     pub fn wait(&mut self) -> Result<DatagramDone<B>, Failed<B>> {

@@ -10,19 +10,21 @@ use std::time::{Duration, Instant};
 use bareverbs_provider::traits::{Completion, Provider, Visitor};
 
 use super::flow::{
-    Failure, Kind, MARKER, PROBE, RECVS, Ranged, Received, RecvFlow, Reliable, SENDS, SendFlow,
+    FLUSHED, Failure, Kind, MARKER, PROBE, RECVS, Ranged, Received, RecvFlow, Reliable, SENDS, SendFlow,
 };
 use super::hub::reaper::Direction;
 use super::keepalive::{Keepalive, Policy, ROUNDS, earlier, post_empty_write};
 use super::options::{Parts, QueueParts};
 use super::queue::owner;
+use super::removal::{Watch, is_hint};
+use super::resolve::{self, ResolveTimeout};
 use super::spin::SpinState;
 use super::{Batch, Done, EndpointOptions, Failed, NotPosted, NotPostedParts, Op, Source, Spinning, Target};
 use crate::pd::shared::PdShared;
 use crate::{
     Address, AnyProvider, Arm, Buffer, CompChannel, Completions, ConnectAttr, Cq, Error, Imm, Mr, Operation,
     Pd, PortNum, PostError, PostReason, Qp, QpAttr, QpAttrMask, QpState, Rc, Remote, Result, Transport,
-    WcOpcode, WcStatus, WorkCompletion,
+    WcOpcode, WcStatus, WorkCompletion, link_down,
 };
 
 /// A reliable connection whose operations own their buffers of type `B`: an [`Mr`], a
@@ -59,7 +61,7 @@ use crate::{
 ///
 /// Drop destroys the QP before it frees the buffers of outstanding operations. `mem::forget` leaks
 /// the buffers. Drop leaks them too if the kernel refuses to destroy the QP, because the device may
-/// still use them.
+/// still use them. Kernels do not refuse it after the removal of the device.
 ///
 /// # Dead peers
 ///
@@ -99,14 +101,22 @@ use crate::{
 ///
 /// # Device removal
 ///
-/// After the device was removed, posting may return `Ok`, because queues are memory.
-/// [`Endpoint::poll`] finds no new completions. [`Endpoint::wait`], [`Endpoint::wait_timeout`] and
-/// [`Endpoint::arm`] fail with `EIO` from the kernel: [`Error::Kernel`] if the kernel arms the CQ
-/// (Soft-RoCE), else [`Error::System`]. [`Failed::buffer`] is `None`.
+/// A wait notices that the device was removed: at once if it sleeps, within about a second if it polls
+/// ([`Spin`](super::Spin)). So does [`Endpoint::arm`]. Then all outstanding operations fail with
+/// [`Error::DeviceRemoved`] and their buffers, the QP is destroyed, and posting is rejected.
 ///
-/// Drop leaks the buffers of outstanding operations, because the kernel refuses to destroy the QP.
+/// | call | after the removal |
+/// |---|---|
+/// | [`Endpoint::wait`], [`Endpoint::wait_timeout`], awaits | They return an operation, as failed. When none is left, the error is [`Error::Invalid`]. |
+/// | [`Endpoint::arm`] | It fails with [`Error::DeviceRemoved`]. Poll until [`Endpoint::pending`] is 0. |
+/// | [`Endpoint::poll`] | It makes no system call, so it notices nothing by itself. After one of the calls above it returns the operations. |
+/// | posting | It may return `Ok` until one of the calls above has noticed the removal, because queues are memory. |
+/// | [`Endpoint::scope`] | It fails with [`Error::DeviceRemoved`] if it notices the removal while it waits at its end. |
+/// | [`Endpoint::close`], drop | They end as for any connection, and free the buffers. |
+///
 /// [`Context::async_events`](crate::Context::async_events) reports
-/// [`EventType::DEVICE_FATAL`](crate::EventType::DEVICE_FATAL).
+/// [`EventType::DEVICE_FATAL`](crate::EventType::DEVICE_FATAL). Soft-RoCE is not removed while a program
+/// has it open: operations go on.
 ///
 /// [`PostReason::State`]: crate::PostReason::State
 /// [`PostReason::Queue`]: crate::PostReason::Queue
@@ -116,6 +126,7 @@ pub struct Endpoint<B = Mr<Buffer>, P: Provider = AnyProvider> {
     pub(crate) queues: Queues<B, P>,
     address: Address,
     attr: ConnectAttr,
+    resolve: ResolveTimeout,
 }
 
 /// A QP with its CQ, and the outstanding operations.
@@ -129,6 +140,8 @@ pub(crate) struct Queues<B, P: Provider, T: Flowing = Rc> {
     cause: Option<WcStatus>,
     /// Whether this side has ended the connection, by `abort` or `close`, before anything failed.
     ended_here: bool,
+    /// The port whose link was down then, if this may be the cause.
+    link_down: Option<PortNum>,
     /// The marker behind unsignalled sends.
     marker: Marker,
     /// Whether the CQ is armed, or its event was not read since.
@@ -140,6 +153,10 @@ pub(crate) struct Queues<B, P: Provider, T: Flowing = Rc> {
     probes: bool,
     /// Whether a probe is outstanding.
     probing: bool,
+    /// When a wait looks whether the device was removed.
+    watch: Watch,
+    /// Whether the device was removed. The QP is destroyed, and all operations have ended.
+    removed: bool,
 }
 
 /// A successful operation of a transport.
@@ -312,13 +329,13 @@ impl<B, P: Provider> Endpoint<B, P> {
     }
 
     pub(super) fn from_parts(parts: Parts<P>) -> Self {
-        let Parts { queues, address, attr, max_sge } = parts;
+        let Parts { queues, address, attr, resolve, max_sge } = parts;
         let mut queues = Queues::new(queues);
         if max_sge > 1 {
             queues.flows.sends.reserve_parts();
             queues.flows.recvs.reserve_parts();
         }
-        Self { queues, address, attr }
+        Self { queues, address, attr, resolve }
     }
 
     /// The address of this endpoint, for the peer.
@@ -339,16 +356,20 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// The connection uses the smaller MTU of the two addresses, and the smaller number of reads
     /// and atomics at a time.
     ///
+    /// On RoCE it blocks while the kernel resolves the peer's Ethernet address, for at most
+    /// [`EndpointOptions::resolve_timeout`] and one second.
+    ///
     /// # Errors
     /// - [`Error::Invalid`]: the endpoint is already connected, or `peer` is not a valid address, or
     ///   that of a `Server` or `Client`.
     /// - [`Error::Closed`]: its connection has failed.
-    /// - [`Error::Kernel`]: the peer is unreachable, or the kernel rejects a transition.
+    /// - [`Error::Kernel`]: the peer is unreachable (`ETIMEDOUT`: its neighbour has not answered), or the
+    ///   kernel rejects a transition.
     pub fn connect(&mut self, peer: &Address) -> Result<()> {
         const VERB: &str = "Endpoint::connect";
         self.queues.check_not_failed(VERB)?;
         peer.check_no_flow_control(VERB)?;
-        self.queues.qp.connect(&self.address, peer, &self.attr)?;
+        resolve::connect(&mut self.queues.qp, &self.address, peer, &self.attr, self.resolve)?;
         self.queues.start_keepalive(peer.remote_write);
         Ok(())
     }
@@ -432,6 +453,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
             flows,
             cause: None,
             ended_here: false,
+            link_down: None,
             marker: Marker::None,
             armed: false,
             spin: SpinState::new(spin),
@@ -439,6 +461,8 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
             keepalive: Keepalive::default(),
             probes,
             probing: false,
+            watch: Watch::default(),
+            removed: false,
         }
     }
 
@@ -511,8 +535,11 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
     }
 
     /// Adds why the QP is in ERR.
+    #[cold]
+    #[inline(never)]
     fn with_cause(&self, failed: Failed<B>) -> Failed<B> {
-        Failed { cause: self.cause, ended_here: self.ended_here && self.cause.is_none(), ..failed }
+        let ended_here = self.ended_here && self.cause.is_none();
+        Failed { ended_here, ..failed.because_of(self.cause, self.link_down) }
     }
 
     /// The fast path of [`Queues::poll_direction`]. If it returns `Slow`, [`Queues::reap_direction`] and
@@ -620,10 +647,11 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
             status = failure.status;
         }
         let cause = known.map_or(status, |failure| failure.status);
-        if cause != WcStatus::WR_FLUSH_ERR {
-            self.cause.get_or_insert(cause);
+        if cause != WcStatus::WR_FLUSH_ERR && self.cause.is_none() {
+            self.cause = Some(cause);
+            self.link_down = link_down::cause(self.qp.pd().context().inner(), cause);
         }
-        Some(Failure { status, vendor_err })
+        Some(Failure::Completion { status, vendor_err })
     }
 
     /// Ends the connection: moves the QP to ERR, which flushes all operations. Without effect if
@@ -716,8 +744,12 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
         }
     }
 
-    /// Probes the peer if the connection was idle for the interval. Returns when to call it again.
+    /// Probes the peer if the connection was idle for the interval. Returns when to call it again. A
+    /// removed device is noticed as well: a wait that polls without limit reads no event.
     pub(crate) fn keep_alive(&mut self, now: Instant) -> Option<Instant> {
+        if self.watch.is_due(now) && self.channel.is_closed() {
+            self.end_removed();
+        }
         let Flows { sends, recvs, .. } = &*self.flows;
         let completed = sends.queue().completed().wrapping_add(recvs.queue().completed());
         if self.keepalive.is_idle(completed, now) && self.qp.state() == QpState::RTS {
@@ -788,7 +820,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     ///         }
     ///         // The device completed an unknown operation. The others still end.
     ///         Err(failed) if matches!(failed.error, Error::UnknownCompletion { .. }) => {}
-    ///         // The wait failed: the device was removed.
+    ///         // The wait failed.
     ///         Err(_) => break,
     ///     }
     /// }
@@ -842,7 +874,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
     #[expect(clippy::type_complexity, reason = "the results of all operations")]
     pub(super) fn close(mut self, timeout: Duration) -> Result<Vec<Result<DoneOf<B, P, T>, Failed<B>>>> {
         let end = Instant::now().checked_add(timeout);
-        // An error of waiting is that of a removed device.
+        // A wait that fails is ended by the destruction of the QP.
         let drained = self.drain(end).unwrap_or(true);
         let is_late = !drained && end.is_some_and(|end| Instant::now() >= end);
         self.end();
@@ -877,8 +909,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
             self.mark();
         }
         self.reap_until(end, |flows| {
-            let outstanding = flows.sends.queue().outstanding();
-            outstanding == 0 || (!T::MARKER_IS_EXECUTED && flows.sends.only_unsignaled())
+            flows.sends.in_use() == 0 || (!T::MARKER_IS_EXECUTED && flows.sends.only_unsignaled())
         })
     }
 
@@ -907,13 +938,51 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
 
     /// Destroys the QP. Its rings stay until the endpoint is dropped.
     pub(super) fn destroy_qp(&mut self) -> Result<()> {
+        if self.qp.is_destroyed() {
+            return Ok(());
+        }
         // SAFETY: `fail` and the flows, which are closed by `destroyed`, post nothing afterwards.
         let destroyed = unsafe { self.qp.destroy_object() };
         destroyed
             .map_err(|refused| Error::kernel("destroy_qp", format!("QP {:#x}", self.qp.qp_num()), refused))?;
-        self.flows.sends.destroyed();
-        self.flows.recvs.destroyed();
+        self.flows.sends.destroyed(FLUSHED);
+        self.flows.recvs.destroyed(FLUSHED);
         Ok(())
+    }
+
+    /// Whether the device was removed, and all operations have ended.
+    pub(super) fn is_removed(&self) -> bool {
+        self.removed
+    }
+
+    /// Handles an error of arming the CQ or of reading its events. `Ok`: the device was removed, and all
+    /// operations have ended.
+    #[cold]
+    fn check_removed(&mut self, error: Error) -> Result<()> {
+        if is_hint(&error) && self.end_removed() { Ok(()) } else { Err(error) }
+    }
+
+    /// The device seems to be removed: ends all operations, if the kernel has destroyed the QP.
+    #[cold]
+    fn end_removed(&mut self) -> bool {
+        if self.removed {
+            return true;
+        }
+        self.flows.sends.close();
+        self.flows.recvs.close();
+        if !self.qp.is_destroyed() {
+            // SAFETY: the QP was not destroyed. The flows, `fail` and `probe` post nothing afterwards.
+            if unsafe { self.qp.try_destroy_object() }.is_err() {
+                return false;
+            }
+            // Completions from before the removal.
+            let _ = self.reap();
+            self.flows.sends.destroyed(Failure::DeviceRemoved);
+            self.flows.recvs.destroyed(Failure::DeviceRemoved);
+        }
+        self.flows.hold();
+        self.removed = true;
+        true
     }
 
     /// Reaps until `until`. Returns `false` at `end`, and if waiting is impossible because all
@@ -945,21 +1014,31 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
         }
     }
 
+    /// Arms the CQ. Poll once more afterwards: completions before the arm raise no event, and a removed
+    /// device has ended the operations.
     pub(crate) fn arm_cq(&mut self) -> Result<()> {
-        self.cq.arm(Arm::Any)?;
+        if let Err(error) = self.cq.arm(Arm::Any) {
+            self.check_removed(error)?;
+        }
         self.armed = true;
         Ok(())
     }
 
-    /// Sleeps until the armed CQ raises its event, or a keepalive is due. Returns `false` at `end`.
+    /// Sleeps until the armed CQ raises its event, a keepalive is due, or the device is removed. Returns
+    /// `false` at `end`.
     fn sleep(&mut self, end: Option<Instant>) -> Result<bool> {
         let now = Instant::now();
         let event = match earlier(end, self.keep_alive(now)) {
-            None => Some(self.channel.wait()?),
-            Some(until) => self.channel.wait_timeout(until.saturating_duration_since(now))?,
+            None => self.channel.wait().map(Some),
+            Some(until) => self.channel.wait_timeout(until.saturating_duration_since(now)),
         };
-        self.armed &= event.is_none();
-        Ok(event.is_some() || end.is_none_or(|end| Instant::now() < end))
+        match event {
+            Ok(event) => {
+                self.armed &= event.is_none();
+                Ok(event.is_some() || end.is_none_or(|end| Instant::now() < end))
+            }
+            Err(error) => self.check_removed(error).map(|()| true),
+        }
     }
 
     /// Blocks until an operation of the direction, or of any, completes. Returns `Ok(None)` at `end`.
@@ -1081,19 +1160,26 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
     /// As [`Endpoint::arm`].
     pub(super) fn arm(&mut self) -> Result<()> {
         // The CQ is armed once at a time, and raises one event then: a second read would find none.
-        if self.channel.try_wait()?.is_some() {
-            self.armed = false;
+        match self.channel.try_wait() {
+            Ok(event) => self.armed &= event.is_none(),
+            Err(error) => self.check_removed(error)?,
         }
-        if self.armed { Ok(()) } else { self.arm_cq() }
+        if !self.armed {
+            self.arm_cq()?;
+        }
+        if self.removed { Err(Error::DeviceRemoved { verb: T::Kind::<P>::WAIT }) } else { Ok(()) }
     }
 
-    /// Reads the events of the channel. Returns whether there was one.
+    /// Reads the events of the channel. Returns whether there was one, or the device was removed.
     pub(crate) fn take_events(&mut self) -> Result<bool> {
         let mut taken = false;
-        while self.channel.try_wait()?.is_some() {
-            (self.armed, taken) = (false, true);
+        loop {
+            match self.channel.try_wait() {
+                Ok(None) => return Ok(taken),
+                Ok(Some(_)) => (self.armed, taken) = (false, true),
+                Err(error) => return self.check_removed(error).map(|()| true),
+            }
         }
-        Ok(taken)
     }
 }
 
@@ -1102,10 +1188,10 @@ impl<B, P: Provider> Endpoint<B, P> {
     ///
     /// # Errors
     /// - [`Error::Completion`] and [`Error::UnknownCompletion`], as for [`Endpoint::poll`].
+    /// - [`Error::DeviceRemoved`]: [the device was removed](Endpoint#device-removal). The error returns
+    ///   the buffer.
     /// - [`Error::Invalid`]: no operation is outstanding, or all outstanding operations are
     ///   unsignalled.
-    /// - [`Error::Kernel`] or [`Error::System`] with `EIO`: [the device was
-    ///   removed](Endpoint#device-removal).
     /// - [`Error::Kernel`] with `ESTALE`: this process was forked from the one that opened the
     ///   device.
     ///
@@ -1133,7 +1219,9 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// this call and before waiting on the descriptor.
     ///
     /// # Errors
-    /// [`Error::Kernel`] or [`Error::System`], as for [`Endpoint::wait`].
+    /// - [`Error::DeviceRemoved`]: [the device was removed](Endpoint#device-removal), and all operations
+    ///   have ended.
+    /// - [`Error::Kernel`] with `ESTALE`, as for [`Endpoint::wait`].
     #[doc(alias = "ibv_req_notify_cq")]
     pub fn arm(&mut self) -> Result<()> {
         self.queues.arm()

@@ -182,15 +182,17 @@ impl<B, K: Kind> SendEntry<B, K> {
     }
 }
 
-/// Status and vendor error of an error completion.
+/// Why an operation failed.
 #[derive(Clone, Copy)]
-pub(super) struct Failure {
-    pub(super) status: WcStatus,
-    pub(super) vendor_err: u32,
+pub(super) enum Failure {
+    /// Status and vendor error of an error completion.
+    Completion { status: WcStatus, vendor_err: u32 },
+    /// The device was removed.
+    DeviceRemoved,
 }
 
 /// The failure of an operation whose QP was destroyed.
-const FLUSHED: Failure = Failure { status: WcStatus::WR_FLUSH_ERR, vendor_err: 0 };
+pub(super) const FLUSHED: Failure = Failure::Completion { status: WcStatus::WR_FLUSH_ERR, vendor_err: 0 };
 
 /// The operations of the send queue of a QP.
 ///
@@ -214,8 +216,8 @@ pub(super) struct SendFlow<B, K: Kind = Reliable> {
     refused: usize,
     /// Why they were refused.
     refusal: Option<PostError>,
-    /// Whether the QP is destroyed. The outstanding requests never complete.
-    destroyed: bool,
+    /// Set once the QP is destroyed: the outstanding requests never complete, and end with this failure.
+    destroyed: Option<Failure>,
     groups: Groups,
 }
 
@@ -231,7 +233,7 @@ impl<B, K: Kind> SendFlow<B, K> {
             failed: false,
             refused: 0,
             refusal: None,
-            destroyed: false,
+            destroyed: None,
             groups: Groups::default(),
         }
     }
@@ -558,10 +560,11 @@ impl<B, K: Kind> SendFlow<B, K> {
         self.queue.complete(seen);
     }
 
-    /// The QP is destroyed: the device has finished with all requests.
-    pub(super) fn destroyed(&mut self) {
+    /// The QP is destroyed: the device has finished with all requests. Those that are outstanding end
+    /// with `failure`.
+    pub(super) fn destroyed(&mut self, failure: Failure) {
         self.close();
-        (self.destroyed, self.failed) = (true, true);
+        (self.destroyed, self.failed) = (Some(failure), true);
     }
 
     /// Whether [`SendFlow::take`] may return an operation.
@@ -572,7 +575,11 @@ impl<B, K: Kind> SendFlow<B, K> {
 
     /// The number of operations that the device may still use.
     pub(super) fn in_use(&self) -> usize {
-        if self.destroyed { 0 } else { self.queue.outstanding() - self.refused.min(self.queue.outstanding()) }
+        if self.destroyed.is_some() {
+            0
+        } else {
+            self.queue.outstanding() - self.refused.min(self.queue.outstanding())
+        }
     }
 
     /// The oldest operation that completed.
@@ -598,14 +605,13 @@ impl<B, K: Kind> SendFlow<B, K> {
             };
         }
         let refused = self.refused > 0 && self.queue.outstanding() <= self.refused;
-        if !refused && !self.destroyed {
-            return None;
+        if !refused {
+            let failure = self.destroyed?;
+            self.queue.complete(1);
+            return Some(Err(self.queue.take()?.failed(&self.domain, failure)));
         }
         self.queue.complete(1);
         let entry = self.queue.take()?;
-        if !refused {
-            return Some(Err(entry.failed(&self.domain, FLUSHED)));
-        }
         self.refused -= 1;
         let SendEntry { buffer, tag, opcode, .. } = entry;
         let closed = || Error::Closed { verb: K::verb(opcode.get()), reason: K::CLOSED };
@@ -629,19 +635,16 @@ fn failed<B, K: Kind>(
     (buffer, tag): (Option<B>, u64),
     failure: Failure,
 ) -> Failed<B> {
-    let Failure { status, vendor_err } = failure;
-    let driver = DriverId(domain.context.file.driver_id());
-    let error = Error::Completion { verb: K::verb(opcode), status, vendor_err, driver };
-    Failed {
-        operation: true,
-        error,
-        tag,
-        buffer,
-        outcome: Outcome::of(status),
-        cause: None,
-        recv: opcode == WcOpcode::RECV,
-        ended_here: false,
-    }
+    let verb = K::verb(opcode);
+    let (error, outcome) = match failure {
+        Failure::Completion { status, vendor_err } => {
+            let driver = DriverId(domain.context.file.driver_id());
+            (Error::Completion { verb, status, vendor_err, driver, link_down: None }, Outcome::of(status))
+        }
+        Failure::DeviceRemoved => (Error::DeviceRemoved { verb }, Outcome::Unknown),
+    };
+    let recv = opcode == WcOpcode::RECV;
+    Failed { operation: true, error, tag, buffer, outcome, cause: None, recv, ended_here: false }
 }
 
 /// A post that the fast path did not finish.
@@ -898,12 +901,13 @@ impl<B, K: Kind> RecvFlow<B, K> {
         }
     }
 
-    /// The QP is destroyed: the device has finished with all receives.
-    pub(super) fn destroyed(&mut self) {
+    /// The QP is destroyed: the device has finished with all receives. Those that are outstanding end
+    /// with `failure`.
+    pub(super) fn destroyed(&mut self, failure: Failure) {
         self.close();
         let none = Received { len: 0, imm: None, opcode: WcOpcode::RECV, sender: K::Sender::default() };
-        let flushed = (none, Some(FLUSHED));
-        self.reaped.extend(std::iter::repeat_n(flushed, self.queue.outstanding()));
+        let ended = (none, Some(failure));
+        self.reaped.extend(std::iter::repeat_n(ended, self.queue.outstanding()));
         self.queue.complete(self.queue.outstanding());
     }
 

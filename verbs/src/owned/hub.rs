@@ -81,6 +81,7 @@ mod wait;
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bareverbs_provider::traits::Provider;
 use bareverbs_provider::wake::{FirstPanic, wake_all};
@@ -91,9 +92,12 @@ pub use self::driver::Driver;
 use self::election::Election;
 use self::reaper::{
     BATCH, Batch, Conn, Depths, Ended, Failure, Operation, Operations, Own, Queued, Reaper, SlotKind,
+    SmallList,
 };
 use self::sweep::Sweeps;
 use super::keepalive::Policy;
+use super::removal::is_hint;
+use super::resolve::ResolveTimeout;
 use super::server::flow::{CONTROL_SENDS, Flow};
 use super::server::inbound::Inbound;
 use super::server::{PeerId, options::Resolved};
@@ -158,6 +162,8 @@ pub(crate) struct HubInner<B, P: Provider> {
     sweeps: Sweeps,
     /// The SRQ and the events of a server.
     inbound: Option<Arc<Inbound<P>>>,
+    /// Whether the device was removed. All operations have ended.
+    removed: AtomicBool,
     reaper: Mutex<Reaper<P>>,
 }
 
@@ -261,7 +267,11 @@ impl<B, P: Provider> HubInner<B, P> {
         let mut reaper = self.lock();
         let mut reaped = self.reap(&mut reaper, &mut batch);
         if reaped == 0 && !reaper.armed {
-            reaper.cq.arm(Arm::Any)?;
+            if let Err(error) = reaper.cq.arm(Arm::Any) {
+                drop(reaper);
+                self.check_removed(error)?;
+                return Ok(true);
+            }
             reaper.armed = true;
             // Completions before the arm raise no event.
             reaped = self.reap(&mut reaper, &mut batch);
@@ -275,10 +285,60 @@ impl<B, P: Provider> HubInner<B, P> {
     /// an armed CQ whose event was read.
     fn take_events(&self) -> Result<()> {
         let mut reaper = self.lock();
-        while self.channel.try_wait()?.is_some() {
-            reaper.armed = false;
+        loop {
+            match self.channel.try_wait() {
+                Ok(None) => return Ok(()),
+                Ok(Some(_)) => reaper.armed = false,
+                Err(error) => {
+                    drop(reaper);
+                    return self.check_removed(error);
+                }
+            }
         }
-        Ok(())
+    }
+
+    /// Whether the device was removed, and all operations have ended.
+    fn is_removed(&self) -> bool {
+        self.removed.load(Ordering::Acquire)
+    }
+
+    /// Handles an error of arming the CQ or of reading its events. `Ok`: the device was removed, and all
+    /// operations have ended.
+    #[cold]
+    fn check_removed(&self, error: Error) -> Result<()> {
+        if is_hint(&error) && self.end_removed() { Ok(()) } else { Err(error) }
+    }
+
+    /// The device seems to be removed: ends all operations whose QP the kernel has destroyed. Returns
+    /// whether these are all.
+    #[cold]
+    fn end_removed(&self) -> bool {
+        let mut panics = FirstPanic::default();
+        let (mut all, mut from) = (true, Some(0));
+        while let Some(start) = from {
+            let mut conns = SmallList::new();
+            from = self.lock().connections(start, &mut conns);
+            for conn in &conns {
+                all &= conn.destroy_removed() != Some(false);
+            }
+            // Completions from before the removal.
+            self.reap_all(&mut panics);
+            for conn in conns {
+                let mut batch = Batch::new();
+                reaper::end_removed(&conn, &self.table, self.inbound.as_ref(), &mut batch);
+                panics.catch(|| batch.finish());
+            }
+        }
+        let woken = self.inbound.iter().flat_map(|inbound| inbound.take_all_wakers());
+        self.removed.store(all, Ordering::Release);
+        panics.catch(|| wake_all(woken));
+        panics.resume();
+        all
+    }
+
+    /// The error of a task that nothing would wake.
+    pub(crate) fn no_driver(&self, verb: &'static str) -> Error {
+        if self.is_removed() { Error::DeviceRemoved { verb } } else { Error::NoDriver { verb } }
     }
 }
 
@@ -337,6 +397,7 @@ impl<B, P: Provider> Hub<B, P> {
             spin: SpinState::new(spin),
             sweeps: Sweeps::new(),
             inbound: inbound.map(|(inbound, _)| inbound),
+            removed: AtomicBool::new(false),
             reaper: Mutex::new(reaper),
         };
         Ok(Self { inner: Arc::new(inner) })
@@ -366,6 +427,7 @@ impl<B, P: Provider> Hub<B, P> {
             spin: SpinState::new(Spin::Never),
             sweeps: Sweeps::new(),
             inbound,
+            removed: AtomicBool::new(false),
             reaper: Mutex::new(Reaper::new(cq, entries, entries / 2)),
         };
         Self { inner: Arc::new(inner) }
@@ -391,7 +453,14 @@ impl<B, P: Provider> Hub<B, P> {
         self.inner.lock().add(&conn);
         let hub = Arc::clone(&self.inner);
         let attr = ConnectAttr::new(1, 0);
-        Connection::new(ConnectionInner { hub, conn, local, attr, policy: Policy::default() })
+        Connection::new(ConnectionInner {
+            hub,
+            conn,
+            local,
+            attr,
+            policy: Policy::default(),
+            resolve: ResolveTimeout::default(),
+        })
     }
 
     pub(crate) fn inner(&self) -> &Arc<HubInner<B, P>> {
@@ -441,7 +510,13 @@ impl<B, P: Provider> Hub<B, P> {
         let describe = |address| options.address(address);
         let [sends, recvs, inline] = options.capacity();
         let depths = Depths { sends, recvs, ..Depths::default() };
-        self.open(VERB, (attr, options.keepalive_policy()), (depths, inline), describe, None)
+        self.open(
+            VERB,
+            (attr, options.keepalive_policy(), options.resolve()),
+            (depths, inline),
+            describe,
+            None,
+        )
     }
 
     /// Creates a connection of a server.
@@ -455,7 +530,7 @@ impl<B, P: Provider> Hub<B, P> {
             ..connection.address(offered)
         };
         let depths = Depths { sends, one_sided: operations, control: CONTROL_SENDS, ..Depths::default() };
-        let attr = (attr, connection.keepalive);
+        let attr = (attr, connection.keepalive, connection.resolve);
         self.open("Handle::admit", attr, (depths, inline), describe, Some((id, flow)))
     }
 
@@ -464,7 +539,7 @@ impl<B, P: Provider> Hub<B, P> {
     fn open(
         &self,
         verb: &'static str,
-        (attr, policy): (ConnectAttr, Policy),
+        (attr, policy, resolve): (ConnectAttr, Policy, ResolveTimeout),
         (depths, max_inline_data): (Depths, u32),
         describe: impl FnOnce(Address) -> Address,
         shared: Option<(PeerId, Flow<Queued>)>,
@@ -511,7 +586,7 @@ impl<B, P: Provider> Hub<B, P> {
         };
         let conn = Arc::new(Conn::new(qp, slots, depths, probe, shared));
         drop(reaper);
-        let inner = ConnectionInner { hub: Arc::clone(&self.inner), conn, local, attr, policy };
+        let inner = ConnectionInner { hub: Arc::clone(&self.inner), conn, local, attr, policy, resolve };
         // The kernel may have reused the QPN of a destroyed QP.
         let mut panics = FirstPanic::default();
         self.inner.reap_all(&mut panics);

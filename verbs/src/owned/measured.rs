@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use super::endpoint::{Flows, PollFast, Polled, poll_any};
 use super::keepalive::Policy;
 use super::options::{Parts, QueueParts};
+use super::resolve::ResolveTimeout;
 use super::{
     Address, Connection, Done, Endpoint, Failed, Hub, NotPosted, Op, Part, Pending, Pool, Source, Spin,
     Target,
@@ -260,6 +261,7 @@ pub unsafe fn endpoint<B, P: Provider>(
             probes: true,
         },
         attr: ConnectAttr::new(1, 0),
+        resolve: ResolveTimeout::default(),
         max_sge: 1,
     });
     (endpoint, HarnessPd(Arc::clone(pd.domain())))

@@ -5,6 +5,7 @@ use bareverbs_provider::traits::Provider;
 use super::endpoint::Flowing;
 use super::flow::MAX_PARTS;
 use super::keepalive::Policy;
+use super::resolve::ResolveTimeout;
 use super::{Address, Endpoint, Spin};
 use crate::{
     Access, CompChannel, ConnectAttr, Context, Cq, CqInit, Error, GidIndex, InitAttr, Limit, Mtu, Pd,
@@ -30,6 +31,7 @@ const VERB: &str = "EndpointOptions::build";
 /// | [`min_rnr_timer`](Self::min_rnr_timer) | that of [`RtrAttr::new`](crate::RtrAttr::new) |
 /// | [`sl`](Self::sl), [`traffic_class`](Self::traffic_class), [`pkey_index`](Self::pkey_index) | 0 |
 /// | [`hop_limit`](Self::hop_limit) | 64 |
+/// | [`resolve_timeout`](Self::resolve_timeout) | 3 seconds |
 /// | [`keepalive`](Self::keepalive) | every 2 seconds, if the peer permits RDMA writes |
 /// | [`spin`](Self::spin) | adaptive, at most 20 µs |
 ///
@@ -73,6 +75,7 @@ pub(crate) struct ConnectionOptions {
     pub(super) mtu: Option<Mtu>,
     pub(super) rd_atomic: Option<u8>,
     pub(super) keepalive: Policy,
+    pub(super) resolve: ResolveTimeout,
     pub(super) attr: ConnectAttr,
 }
 
@@ -85,6 +88,7 @@ impl ConnectionOptions {
             mtu: None,
             rd_atomic: None,
             keepalive: Policy::Default,
+            resolve: ResolveTimeout::default(),
             attr,
         }
     }
@@ -196,6 +200,17 @@ macro_rules! connection_setters {
                 self
             }
 
+            /// How long the resolution of the peer's Ethernet address is repeated on RoCE. Default: 3
+            /// seconds.
+            ///
+            /// The kernel waits one second for the answer of a neighbour, and fails with `ETIMEDOUT`. Then
+            /// it is asked again, if less than `timeout` has passed. So the call blocks for at most
+            /// `timeout` and one second. 0: it is asked once.
+            pub fn resolve_timeout(mut self, timeout: std::time::Duration) -> Self {
+                self.$($connection).+.resolve = $crate::owned::resolve::ResolveTimeout(timeout);
+                self
+            }
+
             /// How long a connection may be idle before its peer is probed, 1 ms or more. `None`: it is
             /// never probed.
             ///
@@ -257,6 +272,7 @@ pub(super) struct Parts<P: Provider> {
     pub(super) queues: QueueParts<P, Rc>,
     pub(super) address: Address,
     pub(super) attr: ConnectAttr,
+    pub(super) resolve: ResolveTimeout,
     pub(super) max_sge: u32,
 }
 
@@ -348,7 +364,7 @@ impl EndpointOptions {
         let qp = &mut queues.qp;
         qp.init(&InitAttr { port: attr.port, pkey_index: attr.pkey_index, access: attr.access })?;
         let address = self.address(qp.address(attr.port, attr.gid_index)?);
-        Ok(Parts { queues, address, attr, max_sge: self.max_sge })
+        Ok(Parts { queues, address, attr, resolve: self.resolve(), max_sge: self.max_sge })
     }
 
     /// Creates a QP in RESET with its CQ, after it has checked the options. Returns them with the
@@ -401,6 +417,11 @@ impl EndpointOptions {
     /// Which connections are probed.
     pub(super) fn keepalive_policy(&self) -> Policy {
         self.connection.keepalive
+    }
+
+    /// How long peers are resolved.
+    pub(super) fn resolve(&self) -> ResolveTimeout {
+        self.connection.resolve
     }
 
     /// The depths of both directions and the maximum of inline data.

@@ -42,6 +42,15 @@ use crate::{AnyProvider, Error, Result, WcStatus};
 /// A task needs a [driver](super::Hub#drivers) of the hub that wakes it. Without one, polling
 /// returns [`Error::NoDriver`] unless the result is there. The operation continues: the
 /// `Pending` can be polled again or waited for. A blocked thread needs no driver.
+///
+/// # Device removal
+///
+/// Drivers and blocked threads notice that the device was removed. Then all operations of the hub fail
+/// with [`Error::DeviceRemoved`] and their buffers, and [`Connection::failure`] is that error. Calls of
+/// [`Hub::poll`] notice nothing by themselves.
+///
+/// [`Connection::failure`]: super::Connection::failure
+/// [`Hub::poll`]: super::Hub::poll
 #[must_use = "the operation continues; its result is lost unless it is awaited"]
 pub struct Pending<B, P: Provider = AnyProvider> {
     /// The connection, until the result is taken. `None` if the operation was refused.
@@ -121,7 +130,8 @@ impl<B, P: Provider> Pending<B, P> {
     ///
     /// # Errors
     /// - The operation failed or was refused. The error returns the buffer.
-    /// - The device was removed (`EIO`). The hub keeps the buffer.
+    /// - [`Error::DeviceRemoved`]: the device was removed. The error returns the buffer.
+    /// - [`Error::System`]: the thread can't sleep. The hub keeps the buffer until the completion.
     pub fn wait(mut self) -> Result<Done<B>, Failed<B>> {
         loop {
             // Without a time limit it returns only with a result.
@@ -192,11 +202,14 @@ impl<B, P: Provider> Pending<B, P> {
         match self.poll_again(cx) {
             Poll::Ready(result) => self.result = Some(result),
             Poll::Pending => {
-                if let Some(peer) = &self.peer
-                    && !peer.hub.election.has_driver()
-                {
-                    self.result = Some(Err(Error::NoDriver { verb: "Pending::wait" }.into()));
+                let Some(peer) = &self.peer else { return };
+                if peer.hub.election.has_driver() {
+                    return;
                 }
+                let error = peer.hub.no_driver("Pending::wait");
+                // A driver that ends because the device was removed has ended the operation before.
+                let polled = self.poll_again(cx);
+                self.result = Some(if let Poll::Ready(ended) = polled { ended } else { Err(error.into()) });
             }
         }
     }
@@ -251,11 +264,13 @@ fn finished<B, P: Provider>(
     let Operation { buffer, posted_by, kind, tag, .. } = operation;
     let verb = posted_by.verb;
     let Ended { status, vendor_err, .. } = ended;
-    let (cause, ended_here) = match conn.lock().failure {
-        Some(Failure::Completion { status, .. }) => (Some(status), false),
-        failure => (None, matches!(failure, Some(Failure::Aborted))),
+    let completion =
+        |link_down| Error::Completion { verb, status, vendor_err, driver: conn.driver, link_down };
+    let (error, cause, ended_here) = match conn.lock().failure {
+        Some(Failure::DeviceRemoved) => (Error::DeviceRemoved { verb }, None, false),
+        Some(Failure::Completion { status, link_down, .. }) => (completion(link_down), Some(status), false),
+        failure => (completion(None), None, matches!(failure, Some(Failure::Aborted))),
     };
-    let error = Error::Completion { verb, status, vendor_err, driver: conn.driver };
     let recv = kind == SlotKind::Recv;
     let outcome = Outcome::of(status);
     Err(Failed { operation: true, error, tag, buffer, outcome, cause, recv, ended_here })

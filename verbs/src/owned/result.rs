@@ -3,8 +3,8 @@
 use std::fmt;
 
 use super::Source;
-use crate::error::error_with_object;
-use crate::{Error, Imm, PostError, PostReason, PushError, WcOpcode, WcStatus, wc_status_str};
+use crate::error::{error_with_object, explain};
+use crate::{Error, Imm, PortNum, PostError, PostReason, PushError, WcOpcode, WcStatus};
 
 /// A successful operation, with its buffer.
 #[non_exhaustive]
@@ -96,8 +96,8 @@ pub struct Failed<B> {
 }
 
 impl<B> Failed<B> {
-    /// Whether an operation has ended. Otherwise the wait failed, such as after the removal of the
-    /// device, or the device completed an unknown operation ([`Error::UnknownCompletion`]).
+    /// Whether an operation has ended. Otherwise the wait failed, such as in a forked child, or the
+    /// device completed an unknown operation ([`Error::UnknownCompletion`]).
     ///
     /// [`Failed::buffer`] does not say that: it is `None` for inline operations, too.
     ///
@@ -172,6 +172,16 @@ impl<B> From<NotPosted<B>> for Failed<B> {
 }
 
 impl<B> Failed<B> {
+    /// The same with the status that moved the QP to ERR, and the port whose link was down then.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn because_of(mut self, cause: Option<WcStatus>, port_down: Option<PortNum>) -> Self {
+        if let Error::Completion { link_down, .. } = &mut self.error {
+            *link_down = port_down;
+        }
+        Self { cause, ..self }
+    }
+
     /// The status that moved the QP to ERR, if the operation was flushed.
     fn cause_of_flush(&self) -> Option<WcStatus> {
         if self.is_flushed() { self.cause } else { None }
@@ -184,12 +194,16 @@ impl<B> Failed<B> {
 
 impl<B> fmt::Display for Failed<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let verb = self.error.verb().unwrap_or_default();
-        if self.ended_here && self.is_flushed() {
-            return write!(f, "{verb} was flushed, because this side has ended the connection");
+        match (self.cause_of_flush(), &self.error) {
+            (_, Error::Completion { verb, .. }) if self.ended_here && self.is_flushed() => {
+                write!(f, "{verb} was flushed, because this side has ended the connection")
+            }
+            (Some(cause), Error::Completion { verb, driver, link_down, .. }) => {
+                let text = explain(cause, *driver, *link_down);
+                write!(f, "{verb} was flushed, because the QP had failed: {cause:?}, {text}")
+            }
+            _ => fmt::Display::fmt(&self.error, f),
         }
-        let Some(cause) = self.cause_of_flush() else { return fmt::Display::fmt(&self.error, f) };
-        write!(f, "{verb} was flushed, because the QP had failed: {cause:?}, {}", wc_status_str(cause))
     }
 }
 
@@ -287,6 +301,7 @@ mod tests {
                 status,
                 vendor_err: 0,
                 driver: crate::DriverId::RXE,
+                link_down: None,
             };
             Failed::<()> { cause, ..error.into() }.is_peer_lost()
         };
@@ -304,6 +319,7 @@ mod tests {
                 status,
                 vendor_err: 0xf9,
                 driver: crate::DriverId::MLX5,
+                link_down: None,
             };
             Failed::<()> { cause, ..error.into() }
         };
@@ -316,11 +332,10 @@ mod tests {
         assert_eq!(converted(flushed, None), (flushed, 0xf9));
         assert_eq!(converted(WcStatus::LOC_PROT_ERR, Some(lost)), (WcStatus::LOC_PROT_ERR, 0xf9));
         assert!(Error::from(failed(flushed, Some(lost))).is_peer_lost());
-        assert_eq!(
-            failed(flushed, Some(lost)).to_string(),
-            "Endpoint::post_recv was flushed, because the QP had failed: RETRY_EXC_ERR, the peer did not \
-             respond to any retry: it is gone, or the path is broken"
-        );
+        let text = failed(flushed, Some(lost)).to_string();
+        let start = "Endpoint::post_recv was flushed, because the QP had failed: RETRY_EXC_ERR, the peer did not \
+                     respond to any retry: ";
+        assert!(text.starts_with(start), "{text}");
         assert_eq!(failed(flushed, None).to_string(), failed(flushed, None).error.to_string());
     }
 
@@ -332,6 +347,7 @@ mod tests {
                 status,
                 vendor_err: 0,
                 driver: crate::DriverId::RXE,
+                link_down: None,
             };
             Failed::<()> { ended_here, ..error.into() }
         };

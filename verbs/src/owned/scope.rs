@@ -234,7 +234,8 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// If `work` panics or the time limit expires, the endpoint is [aborted](Endpoint::abort),
     /// which ends all of its operations. If the device does not flush them within 5 seconds, the QP
     /// is destroyed. If the kernel also refuses to destroy the QP, the device may access the
-    /// borrowed memory without limit, and the process is aborted.
+    /// borrowed memory without limit, and the process is aborted. The removal of the device is no such
+    /// case: kernels destroy the QP then.
     ///
     /// A region must live longer than the scope:
     ///
@@ -282,6 +283,8 @@ impl<B, P: Provider> Endpoint<B, P> {
     ///
     /// # Errors
     /// - [`Error::TimedOut`]: operations did not complete in time. The QP was moved to ERR.
+    /// - [`Error::DeviceRemoved`]: the device was removed while the scope waited at its end. All
+    ///   operations have ended; polls return them as failed.
     /// - The errors of [`Endpoint::wait`], if waiting at the end failed.
     ///
     /// # Panics
@@ -324,8 +327,10 @@ impl<B, P: Provider> Endpoint<B, P> {
             (flows.sends.queue().completed() >= posted.sends || flows.sends.in_use() == 0)
                 && flows.recvs.queue().completed() >= posted.recvs
         };
+        let known = self.queues.is_removed();
         match self.queues.reap_until(end, until) {
-            Ok(true) => Ok(()),
+            Ok(true) if known == self.queues.is_removed() => Ok(()),
+            Ok(true) => Err(Error::DeviceRemoved { verb: "Endpoint::scope" }),
             waited => {
                 self.queues.fail();
                 let flushed = Instant::now().checked_add(FLUSH_LIMIT);

@@ -373,7 +373,8 @@ impl<B: Source, P: Provider> Server<B, P> {
     /// Cancel-safe: dropping the future loses no event.
     ///
     /// # Errors
-    /// [`Error::NoDriver`]: there is no [driver](super::Hub#drivers).
+    /// - [`Error::NoDriver`]: there is no [driver](super::Hub#drivers).
+    /// - [`Error::DeviceRemoved`], as for [`Server::wait`].
     pub async fn next(&mut self) -> Result<Option<Event<B, P>>> {
         poll_fn(|cx| self.poll_next(cx)).await
     }
@@ -385,7 +386,7 @@ impl<B: Source, P: Provider> Server<B, P> {
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Event<B, P>>>> {
         let polled = self.poll_event(cx);
         if polled.is_pending() && !self.handle.inner.hub.inner().election.has_driver() {
-            return Poll::Ready(Err(Error::NoDriver { verb: "Server::next" }));
+            return Poll::Ready(Err(self.handle.inner.hub.inner().no_driver("Server::next")));
         }
         polled.map(Ok)
     }
@@ -393,7 +394,8 @@ impl<B: Source, P: Provider> Server<B, P> {
     /// Blocks until the next event. `None` when the server was shut down and all peers have ended.
     ///
     /// # Errors
-    /// [`Error::System`] or [`Error::Kernel`] with `EIO`: the device was removed.
+    /// [`Error::DeviceRemoved`]: the device was removed, and all events were returned. Each peer has ended
+    /// with [`Event::Failed`], its sends and operations with this error.
     pub fn wait(&mut self) -> Result<Option<Event<B, P>>> {
         loop {
             if let Some(event) = self.wait_until(None)? {
@@ -481,8 +483,9 @@ impl<B: Source, P: Provider> Handle<B, P> {
     /// Connects to the client at `remote`. Returns the peer's id, and the local address, to
     /// which the client must connect.
     ///
-    /// On RoCE it blocks while the kernel resolves the client's address. In a task, call it in the
-    /// runtime's `spawn_blocking`.
+    /// On RoCE it blocks while the kernel resolves the client's address, for at most
+    /// [`ServerOptions::resolve_timeout`] and one second. In a task, call it in the runtime's
+    /// `spawn_blocking`.
     ///
     /// # Errors
     /// - [`Error::Closed`]: the server was shut down.
@@ -732,7 +735,7 @@ impl<B, P: Provider> Shutdown<B, P> {
     /// Blocks until the peers have received everything.
     ///
     /// # Errors
-    /// [`Error::System`] or [`Error::Kernel`] with `EIO`: the device was removed.
+    /// [`Error::System`]: the thread can't sleep.
     pub fn wait(mut self) -> Result<Report> {
         loop {
             if let Some(report) = self.wait_until(None)? {
@@ -780,7 +783,7 @@ impl<B, P: Provider> Future for Shutdown<B, P> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Report>> {
         let polled = self.poll_report(cx);
         if polled.is_pending() && !self.inner.hub.inner().election.has_driver() {
-            return Poll::Ready(Err(Error::NoDriver { verb: "Handle::shutdown" }));
+            return Poll::Ready(Err(self.inner.hub.inner().no_driver("Handle::shutdown")));
         }
         polled.map(Ok)
     }
@@ -807,7 +810,7 @@ impl<B: Source, P: Provider> Client<B, P> {
     }
 
     /// Connects to the address that [`Handle::admit`] returned. On RoCE it blocks while the kernel
-    /// resolves the server's address.
+    /// resolves the server's address, for at most [`ClientOptions::resolve_timeout`] and one second.
     ///
     /// # Errors
     /// - [`Error::Invalid`]: the client is connected, or `remote` is the address of a QP without flow

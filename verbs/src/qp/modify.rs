@@ -194,15 +194,7 @@ impl<P: Provider> Qp<Ud, P> {
         check_pkey(self.context(), attr.port, attr.pkey_index)?;
         let (all, mask) = attr.into();
         self.modify_qp(INIT, &all, mask).map_err(|error| {
-            error.or_hint(|errno| {
-                (errno == Errno::PERM).then(|| {
-                    format!(
-                        "Q_Key {:#x} is privileged (highest bit set): clear the bit, run with CAP_NET_RAW, or \
-                         permit it by `rdma system set privileged-qkey on`",
-                        attr.qkey
-                    )
-                })
-            })
+            error.or_hint(|errno| (errno == Errno::PERM).then(|| privileged_qkey(attr.qkey)))
         })
     }
 
@@ -286,9 +278,10 @@ impl<T: Transport, P: Provider> Qp<T, P> {
             } else {
                 error
             };
-            error.or_hint(|errno| {
-                (errno == Errno::INVAL)
-                    .then(|| explain_invalid_modify(T::QP_TYPE, self.kernel_state(), attr, mask))
+            error.or_hint(|errno| match errno {
+                Errno::INVAL => Some(explain_invalid_modify(T::QP_TYPE, self.kernel_state(), attr, mask)),
+                Errno::PERM if mask.contains(QpAttrMask::QKEY) => Some(privileged_qkey(attr.qkey)),
+                _ => None,
             })
         })
     }
@@ -396,6 +389,14 @@ impl<T: Transport, P: Provider> Qp<T, P> {
 pub(super) fn wrong_state(verb: &'static str, last: QpState, now: QpState, needed: QpState) -> Error {
     let cause = InvalidCause::QpState { state: now, required: needed, moved_itself: now != last };
     Error::invalid(verb, cause)
+}
+
+/// The cause of `EPERM`.
+fn privileged_qkey(qkey: u32) -> String {
+    format!(
+        "Q_Key {qkey:#x} is privileged (highest bit set): clear the bit, run with CAP_NET_RAW, or permit it \
+         by `rdma system set privileged-qkey on`"
+    )
 }
 
 /// Validates the responder attributes of INIT → RTR.

@@ -37,19 +37,22 @@ impl Removed {
 
 impl Drop for Removed {
     fn drop(&mut self) {
-        self.netlink.new_link(device::name(), "rxe", &self.netdev).unwrap();
-        let begin = Instant::now();
-        let is_back = || {
-            let context = Device::find(device::name())?.open()?;
-            // The IPv4 address comes after the link-local one.
-            Ok::<_, Error>(
-                context.query_port(1)?.state == PortState::ACTIVE && context.gid_table()?.len() > 1,
-            )
-        };
-        while !is_back().unwrap_or(false) {
-            assert!(begin.elapsed() < TIMEOUT, "the device did not come back");
-            sleep(Duration::from_millis(20));
-        }
+        restore_soft_roce(&mut self.netlink, &self.netdev);
+    }
+}
+
+/// Creates the Soft-RoCE device of the tests again, and waits until it has its addresses.
+pub(crate) fn restore_soft_roce(netlink: &mut RdmaNetlink, netdev: &str) {
+    netlink.new_link(device::name(), "rxe", netdev).unwrap();
+    let begin = Instant::now();
+    let is_back = || {
+        let context = Device::find(device::name())?.open()?;
+        // The IPv4 address comes after the link-local one.
+        Ok::<_, Error>(context.query_port(1)?.state == PortState::ACTIVE && context.gid_table()?.len() > 1)
+    };
+    while !is_back().unwrap_or(false) {
+        assert!(begin.elapsed() < TIMEOUT, "the device did not come back");
+        sleep(Duration::from_millis(20));
     }
 }
 

@@ -108,6 +108,9 @@ kernel_tests! {
     reg_mr_failure_names_the_cause,
     memory_needs_no_alignment,
     reg_mr_above_rlimit_memlock_names_the_limit,
+    rlimit_memlock_of_zero_is_named,
+    rlimit_memlock_that_queues_exceed_is_named,
+    mappings_that_cannot_be_pinned_are_named,
     lkey_violations_complete_with_protection_errors,
     rkey_violations_complete_with_access_errors,
 
@@ -171,6 +174,8 @@ kernel_tests! {
     qp_works_after_error_and_reset,
 
     device_removal_under_traffic_is_reported if device::unbindable,
+    device_removal_ends_each_wait_and_returns_the_buffers if device::unbindable,
+    deleted_soft_roce_works_until_it_is_closed if device::soft_roce,
 
     killed_process_leaks_no_objects,
     forgotten_handles_leak_no_objects_after_exit,

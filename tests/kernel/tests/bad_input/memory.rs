@@ -1,14 +1,19 @@
 //! Memory that can't be registered, and keys without the required rights.
 
+use std::fs::File;
 use std::num::NonZeroUsize;
 use std::ptr::{self, NonNull};
 
-use bareverbs::{Access, Buffer, Operation, Payload, Pd, RecvRequest, Remote, Sge, WcStatus};
-use bareverbs_kernel_tests::child;
+use bareverbs::{
+    Access, Buffer, CqInit, Operation, Payload, Pd, RecvRequest, Remote, Sge, SrqInit, WcStatus,
+};
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, contents, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use bareverbs_kernel_tests::{child, device};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use nix::sys::resource::{Resource, setrlimit};
+
+use crate::refusals::refused_by_kernel;
 
 const PAGE: usize = 4096;
 
@@ -125,16 +130,113 @@ pub(crate) fn reg_mr_above_rlimit_memlock_names_the_limit() {
             let text = refused.to_string();
             assert!(text.starts_with("reg_mr (1048576 bytes at 0x"), "{text}");
             assert!(
-                text.ends_with(
-                    "1048576 bytes may exceed the limit on locked memory, RLIMIT_MEMLOCK = 65536 \
-                     bytes: raise it with `ulimit -l` or LimitMEMLOCK="
-                ),
+                text.contains(": 1048576 bytes and the ")
+                    && text.ends_with(
+                        " bytes that the process has pinned exceed the limit on locked memory, \
+                         RLIMIT_MEMLOCK = 65536 bytes: raise it with `ulimit -l` or LimitMEMLOCK=, or run \
+                         with CAP_IPC_LOCK"
+                    ),
                 "{text}"
             );
             // The memory is released, and registrations within the limit still work.
             assert_eq!(refused.memory.len(), 1 << 20);
             drop(pd.register(Buffer::zeroed(4096).unwrap(), Access::LOCAL_WRITE).unwrap());
         });
+    });
+}
+
+pub(crate) fn rlimit_memlock_of_zero_is_named() {
+    const CAUSE: &str = ": RLIMIT_MEMLOCK is 0, so the process may not pin memory: raise it with `ulimit -l` or \
+                         LimitMEMLOCK=, or run with CAP_IPC_LOCK";
+    nothing_leaks(|| {
+        child::run(|| {
+            setrlimit(Resource::RLIMIT_MEMLOCK, 0, 0).unwrap();
+            child::drop_privileges();
+            let pd = domain();
+            let refused = pd.register(Buffer::zeroed(4096).unwrap(), Access::LOCAL_WRITE).unwrap_err().error;
+            refused_by_kernel::<()>(Err(refused), "reg_mr", nix::libc::EPERM, CAUSE);
+            // Soft-RoCE allocates queues in the kernel. Other drivers pin those of the process.
+            let cq = pd.context().create_cq(&CqInit::new(16)).map(drop);
+            let srq = pd.create_srq(&SrqInit::new(16)).map(drop);
+            if device::is_soft_roce() {
+                cq.and(srq).unwrap();
+                return;
+            }
+            for (refused, verb) in [(cq, "create_cq"), (srq, "create_srq")] {
+                refused_by_kernel(refused, verb, nix::libc::EPERM, CAUSE);
+            }
+        });
+    });
+}
+
+pub(crate) fn rlimit_memlock_that_queues_exceed_is_named() {
+    nothing_leaks(|| {
+        child::run(|| {
+            setrlimit(Resource::RLIMIT_MEMLOCK, 65536, 65536).unwrap();
+            child::drop_privileges();
+            let pd = domain();
+            for (verb, refused) in [
+                ("create_cq (", pd.context().create_cq(&CqInit::new(4096)).map(drop)),
+                ("create_srq (", pd.create_srq(&SrqInit::new(8192)).map(drop)),
+            ] {
+                if device::is_soft_roce() {
+                    refused.unwrap();
+                    continue;
+                }
+                let text = refused.unwrap_err().to_string();
+                assert!(
+                    text.starts_with(verb) && text.contains("RLIMIT_MEMLOCK = 65536 bytes, of which "),
+                    "{text}"
+                );
+            }
+        });
+    });
+}
+
+pub(crate) fn mappings_that_cannot_be_pinned_are_named() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let path = std::env::temp_dir().join("bareverbs-mapped");
+        let file = File::options().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
+        file.set_len(PAGE as u64).unwrap();
+        let map = |protection, flags| {
+            // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
+            let start = unsafe { mmap(None, Pages::BYTES, protection, flags, &file, 0) };
+            Pages(start.unwrap().cast())
+        };
+        let writable = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // The second page is beyond the end of the file.
+        for flags in [MapFlags::MAP_PRIVATE, MapFlags::MAP_SHARED] {
+            let pages = map(writable, flags);
+            let start = pages.0.as_ptr();
+            register(&pd, start, PAGE, None, Access::LOCAL_WRITE).unwrap();
+            let refused = register(&pd, start, 2 * PAGE, None, Access::LOCAL_WRITE);
+            let cause = format!(
+                "{:#x} to {:#x} is beyond the end of {} (4096 bytes)",
+                start.addr() + PAGE,
+                start.addr() + 2 * PAGE,
+                path.display()
+            );
+            refused_by_kernel(refused, "reg_mr", nix::libc::EFAULT, &cause);
+        }
+        // Linux 6.1 pins memory for writing, also for read access.
+        let shared = map(ProtFlags::PROT_READ, MapFlags::MAP_SHARED);
+        let start = shared.0.as_ptr();
+        let made = register(&pd, start, PAGE, None, Access::REMOTE_READ);
+        if nix::sys::utsname::uname().unwrap().release().to_str().unwrap().starts_with("6.1.") {
+            let cause = format!(
+                "{:#x} to {:#x} is a shared mapping that is not writable, and this kernel pins memory for \
+                 writing, also for read access (before Linux 6.2): map it writable or private",
+                start.addr(),
+                start.addr() + PAGE
+            );
+            refused_by_kernel(made, "reg_mr", nix::libc::EFAULT, &cause);
+        } else {
+            made.unwrap();
+        }
+        let private = map(ProtFlags::PROT_READ, MapFlags::MAP_PRIVATE);
+        register(&pd, private.0.as_ptr(), PAGE, None, Access::REMOTE_READ).unwrap();
+        std::fs::remove_file(path).unwrap();
     });
 }
 

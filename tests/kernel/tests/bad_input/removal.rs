@@ -1,15 +1,24 @@
 //! Device removal while a program uses the device.
 
-use std::thread;
-use std::time::Instant;
+use std::fs;
+use std::process::Command;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
+use bareverbs::netlink::RdmaNetlink;
+use bareverbs::owned::server::{Client, Event, Server};
+use bareverbs::owned::{Connection, Datagrams, Endpoint, Failed, Hub, Lease, Pool, Spin};
 use bareverbs::{
-    Access, AsyncEvent, CompChannel, CqInit, EventType, Operation, Payload, RecvRequest, SrqInit, WcStatus,
+    Access, AsyncEvent, CompChannel, CqInit, Error, EventType, LocalAccess, Operation, Payload, Pd,
+    RecvRequest, RnrRetry, SrqInit, WcStatus,
 };
-use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::bus::Bus;
 use bareverbs_kernel_tests::loopback::{Plan, domain, pair, region, request};
+use bareverbs_kernel_tests::{TIMEOUT, device};
 use rustix::io::Errno;
+
+use crate::devices::restore_soft_roce;
 
 pub(crate) fn device_removal_under_traffic_is_reported() {
     let bus = Bus::new();
@@ -68,4 +77,270 @@ pub(crate) fn device_removal_under_traffic_is_reported() {
     b.recv_into(1, 1, &[]);
     a.send(&[request(2, Operation::Send, Payload::Sges(&[]))]).unwrap();
     assert_eq!((a.ends(1), b.ends(1)), (vec![(2, WcStatus::SUCCESS)], vec![(1, WcStatus::SUCCESS)]));
+}
+
+const BYTES: usize = 4096;
+
+/// Waits on threads of their own, each with a time limit.
+struct Waits {
+    running: Vec<(&'static str, Receiver<()>, JoinHandle<()>)>,
+}
+
+impl Waits {
+    fn new() -> Self {
+        Self { running: Vec::new() }
+    }
+
+    /// Starts a wait. It must sleep, unless it polls.
+    fn start(&mut self, what: &'static str, polls: bool, wait: impl FnOnce() + Send + 'static) {
+        let (tell, told) = channel();
+        let (ended, wait_end) = channel();
+        let thread = thread::spawn(move || {
+            tell.send(nix::unistd::gettid()).unwrap();
+            wait();
+            ended.send(()).unwrap();
+        });
+        let stat = format!("/proc/self/task/{}/stat", told.recv().unwrap());
+        let begin = Instant::now();
+        while !polls && !fs::read_to_string(&stat).unwrap().contains(") S ") {
+            assert!(begin.elapsed() < TIMEOUT && !thread.is_finished(), "{what} does not sleep");
+        }
+        self.running.push((what, wait_end, thread));
+    }
+
+    /// Expects that each wait ends.
+    fn end(self) {
+        for (what, ended, thread) in self.running {
+            match ended.recv_timeout(TIMEOUT) {
+                Ok(()) => thread.join().unwrap(),
+                Err(RecvTimeoutError::Disconnected) => panic!("{what}: {:?}", thread.join()),
+                Err(RecvTimeoutError::Timeout) => panic!("{what} does not end"),
+            }
+        }
+    }
+}
+
+/// An operation that the removal has ended, with its buffer.
+#[track_caller]
+fn removed<T>(ended: Result<T, Failed<Lease>>) {
+    let failed = ended.err().expect("the device was removed");
+    assert!(matches!(failed.error, Error::DeviceRemoved { .. }), "{failed}");
+    assert!(failed.is_operation() && failed.buffer.is_some(), "{failed:?}");
+}
+
+fn take(pool: &Pool) -> Lease {
+    pool.take().expect("a free buffer")
+}
+
+/// Two connected endpoints. The peer has no receive, so sends stay outstanding.
+fn endpoints(pd: &Pd, spin: Spin) -> (Endpoint<Lease>, Endpoint<Lease>) {
+    let options = Endpoint::options().sends(4).recvs(4).spin(spin).rnr_retry(RnrRetry::INFINITE);
+    let [mut a, mut b] = [(); 2].map(|()| options.build::<Lease, _>(pd).unwrap());
+    a.connect(&b.address()).unwrap();
+    b.connect(&a.address()).unwrap();
+    (a, b)
+}
+
+fn hub_pair(pd: &Pd) -> (Hub, [Connection; 2]) {
+    let hub = Hub::new(pd, 32).unwrap();
+    let [a, b] = [(); 2].map(|()| hub.connection(1, 4).unwrap());
+    a.connect(&b.address()).unwrap();
+    b.connect(&a.address()).unwrap();
+    (hub, [a, b])
+}
+
+fn tokio() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+pub(crate) fn device_removal_ends_each_wait_and_returns_the_buffers() {
+    let bus = Bus::new();
+    let pd = domain();
+    let pool = Pool::new(&pd, 64, BYTES).unwrap();
+    let mut waits = Waits::new();
+    let mut peers = Vec::new();
+    for (what, spin) in [
+        ("wait of an endpoint", Spin::Never),
+        ("wait of an endpoint that polls for a while", Spin::default()),
+        ("wait of an endpoint that polls", Spin::Always),
+    ] {
+        let (mut endpoint, peer) = endpoints(&pd, spin);
+        endpoint.post_recv(take(&pool)).unwrap();
+        endpoint.post_send(take(&pool), ..).unwrap();
+        peers.push(peer);
+        waits.start(what, spin == Spin::Always, move || {
+            removed(endpoint.wait());
+            removed(endpoint.wait());
+            let idle = endpoint.wait().unwrap_err();
+            assert!(matches!(idle.error, Error::Invalid { .. }), "{idle}");
+            let armed = endpoint.arm().unwrap_err();
+            assert!(matches!(armed, Error::DeviceRemoved { .. }), "{armed}");
+            assert_eq!(endpoint.close(TIMEOUT).unwrap().len(), 0);
+        });
+    }
+
+    let (mut endpoint, peer) = endpoints(&pd, Spin::Never);
+    peers.push(peer);
+    let domain = pd.clone();
+    waits.start("scope", false, move || {
+        let (mut received, mut sent) = (vec![0_u8; BYTES], vec![7_u8; BYTES]);
+        let mut received = domain.register_borrowed(&mut received, LocalAccess::ReadWrite).unwrap();
+        let sent = domain.register_borrowed(&mut sent, LocalAccess::Read).unwrap();
+        let ended = endpoint.scope(|scope| {
+            scope.post_recv(&mut received, 1).unwrap();
+            scope.post_send(&sent, .., 2).unwrap();
+        });
+        assert!(matches!(ended, Err(Error::DeviceRemoved { .. })), "{ended:?}");
+        let ended = [endpoint.poll(), endpoint.poll()].map(|ended| ended.unwrap().unwrap_err());
+        assert_eq!(ended.map(|failed| failed.tag), [2, 1]);
+    });
+
+    let (endpoint, peer) = endpoints(&pd, Spin::Never);
+    peers.push(peer);
+    let (mut sender, mut receiver) = endpoint.split();
+    receiver.post_recv(take(&pool)).unwrap();
+    sender.post_send(take(&pool), ..).unwrap();
+    waits.start("wait of a receive half", false, move || removed(receiver.wait()));
+    waits.start("wait of a send half", false, move || removed(sender.wait()));
+
+    let (mut endpoint, peer) = endpoints(&pd, Spin::Never);
+    peers.push(peer);
+    endpoint.post_send(take(&pool), ..).unwrap();
+    waits.start("close", false, move || {
+        for ended in endpoint.close(2 * TIMEOUT).unwrap() {
+            removed(ended);
+        }
+    });
+
+    let mut datagrams: Datagrams = Datagrams::options().build(&pd).unwrap();
+    datagrams.post_recv(take(&pool)).unwrap();
+    datagrams.post_recv(take(&pool)).unwrap();
+    waits.start("wait of datagrams", false, move || {
+        removed(datagrams.wait_recv());
+        removed(datagrams.wait());
+    });
+
+    for (what, drive) in [("wait of a hub", false), ("wait of a hub with a driver thread", true)] {
+        let (hub, [a, b]) = hub_pair(&pd);
+        if drive {
+            hub.spawn_driver_thread().unwrap();
+        }
+        for connection in [&a, &b] {
+            let (pending, detached) = (connection.recv(take(&pool)), connection.recv(take(&pool)));
+            detached.detach();
+            let connection = connection.clone();
+            waits.start(what, false, move || {
+                removed(pending.wait());
+                let failure = connection.failure();
+                assert!(matches!(failure, Some(Error::DeviceRemoved { .. })), "{failure:?}");
+            });
+        }
+    }
+
+    let options = || Server::options().peers(2).window(4).sends(4).message_size(64);
+    let mut server: Server = options().build(&pd).unwrap();
+    let mut client: Client = Client::options().window(4).sends(4).message_size(64).build(&pd).unwrap();
+    let (_, address) = server.handle().admit(&client.address()).unwrap();
+    client.connect(&address).unwrap();
+    waits.start("wait of a server", false, move || {
+        let event = server.wait();
+        assert!(matches!(event, Ok(Some(Event::Failed(_, Error::DeviceRemoved { .. })))), "{event:?}");
+        let ended = server.wait();
+        assert!(matches!(ended, Err(Error::DeviceRemoved { .. })), "{ended:?}");
+    });
+    waits.start("wait of a client", false, move || {
+        let event = client.wait();
+        assert!(matches!(event, Ok(Some(Event::Failed(_, Error::DeviceRemoved { .. })))), "{event:?}");
+    });
+
+    let (mut endpoint, peer) = endpoints(&pd, Spin::default());
+    peers.push(peer);
+    endpoint.post_recv(take(&pool)).unwrap();
+    let (hub, connections) = hub_pair(&pd);
+    let pending = connections[0].recv(take(&pool));
+    let channel = pd.context().create_comp_channel().unwrap();
+    waits.start("awaits of tokio", false, move || {
+        tokio().block_on(async {
+            let driver = tokio::spawn(hub.drive::<bareverbs::tokio::Readiness>().unwrap());
+            let mut endpoint = bareverbs::tokio::Endpoint::new(endpoint).unwrap();
+            let channel = bareverbs::tokio::CompChannel::new(channel).unwrap();
+            let (ended, of_hub, event) = tokio::join!(endpoint.wait(), pending, channel.wait());
+            removed(ended);
+            removed(of_hub);
+            assert_eq!(event.unwrap_err().errno(), Some(Errno::IO));
+            let ended = driver.await.unwrap();
+            assert!(matches!(ended, Err(Error::DeviceRemoved { .. })), "{ended:?}");
+        });
+    });
+
+    let (mut endpoint, peer) = endpoints(&pd, Spin::default());
+    peers.push(peer);
+    endpoint.post_recv(take(&pool)).unwrap();
+    waits.start("await of async-io", false, move || {
+        async_io::block_on(async {
+            removed(bareverbs::async_io::Endpoint::new(endpoint).unwrap().wait().await);
+        });
+    });
+
+    // Dropped without a wait.
+    let (mut endpoint, peer) = endpoints(&pd, Spin::Never);
+    peers.push(peer);
+    endpoint.post_recv(take(&pool)).unwrap();
+    let (hub, dropped) = hub_pair(&pd);
+    let posted = dropped.each_ref().map(|connection| connection.recv(take(&pool)));
+
+    bus.unbind();
+    waits.end();
+    drop((endpoint, peers, hub, dropped, posted, connections));
+    let free: Vec<_> = std::iter::from_fn(|| pool.take()).collect();
+    assert_eq!(free.len(), pool.capacity(), "each buffer came back");
+    drop((free, pool, pd));
+    bus.bind();
+}
+
+/// Whether programs can open the device.
+fn has_node() -> bool {
+    let nodes = fs::read_dir("/sys/class/infiniband_verbs").unwrap();
+    // A node may vanish meanwhile.
+    let names = nodes.filter_map(|node| fs::read_to_string(node.unwrap().path().join("ibdev")).ok());
+    names.into_iter().any(|name| name.trim() == device::name())
+}
+
+pub(crate) fn deleted_soft_roce_works_until_it_is_closed() {
+    let until = |what: &str, holds: &mut dyn FnMut() -> bool| {
+        let begin = Instant::now();
+        while !holds() {
+            assert!(begin.elapsed() < TIMEOUT, "{what}");
+            thread::yield_now();
+        }
+    };
+    let netdev = device::netdev();
+    let pd = domain();
+    let pool = Pool::new(&pd, 8, BYTES).unwrap();
+    let (mut a, mut b) = endpoints(&pd, Spin::Never);
+    let (hub, connections) = hub_pair(&pd);
+    let pending = connections[0].recv(take(&pool));
+    // A process that deletes a device which it has open itself would wait for ever.
+    let mut deletion = Command::new("rdma").args(["link", "delete", device::name()]).spawn().unwrap();
+    until("the node stays", &mut || !has_node());
+
+    for _ in 0..20 {
+        b.post_recv(take(&pool)).unwrap();
+        a.post_send(take(&pool), ..).unwrap();
+        let ended = [a.wait(), b.wait()].map(|ended| ended.unwrap().into_buffer().len());
+        assert_eq!(ended, [BYTES; 2]);
+    }
+    b.post_recv(take(&pool)).unwrap();
+    assert!(b.wait_timeout(Duration::from_millis(50)).unwrap().is_none(), "it is no error to wait");
+    let sent = connections[1].send(take(&pool), ..);
+    assert_eq!((pending.wait().unwrap().len as usize, sent.wait().is_ok()), (BYTES, true));
+    assert!(deletion.try_wait().unwrap().is_none(), "it waits until the device is closed");
+
+    // With an operation outstanding.
+    drop((a, b, connections, hub));
+    let free: Vec<_> = std::iter::from_fn(|| pool.take()).collect();
+    assert_eq!(free.len(), pool.capacity(), "each buffer came back");
+    drop((free, pool, pd));
+    until("the deletion does not end", &mut || deletion.try_wait().unwrap().is_some());
+    restore_soft_roce(&mut RdmaNetlink::open().unwrap(), &netdev);
 }

@@ -3,7 +3,11 @@
 use std::process::Command;
 use std::time::Instant;
 
-use bareverbs::{AsyncEvent, CqInit, EventType, Operation, Payload, PortNum, PortState, QpInit, Rc};
+use bareverbs::owned::Endpoint;
+use bareverbs::{
+    Access, AsyncEvent, Buffer, Context, CqInit, Error, EventType, Gid, Operation, Payload, PortNum,
+    PortState, QpInit, Rc, WcStatus,
+};
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::device::{self, netdev};
 use bareverbs_kernel_tests::loopback::{Plan, domain, open, request, side};
@@ -48,11 +52,53 @@ pub(crate) fn port_state_changes_raise_events() {
     let up = event(&context, of_port(EventType::PORT_ACTIVE));
     assert_eq!(up, AsyncEvent::Port { event: EventType::PORT_ACTIVE, port: PortNum(1) });
     assert_eq!(context.query_port(1).unwrap().state, PortState::ACTIVE);
-    // Later tests need the address at the same index.
+    wait_for_address(&context, address);
+}
+
+/// Later tests need the address at the same index.
+fn wait_for_address(context: &Context, address: Gid) {
     let begin = Instant::now();
     while context.default_gid(1).map(|entry| entry.gid).ok() != Some(address) {
         assert!(begin.elapsed() < TIMEOUT, "the address did not come back");
     }
+}
+
+pub(crate) fn failed_operation_names_a_link_that_is_down() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let context = pd.context();
+        let (device, address) = (netdev(), device::gid());
+        let ends = || {
+            let mut ends = [Endpoint::new(&pd, 1, 16).unwrap(), Endpoint::new(&pd, 1, 16).unwrap()];
+            let [a, b] = &mut ends;
+            let addresses = [b.address(), a.address()];
+            a.connect(&addresses[0]).unwrap();
+            b.connect(&addresses[1]).unwrap();
+            ends
+        };
+        let [mut a, _b] = ends();
+        assert_eq!(context.link_down(1), None);
+        ip(&["link", "set", "dev", &device, "down"]);
+        let down = context.link_down(1).expect("the link is down");
+        let buffer = || pd.register(Buffer::zeroed(64).unwrap(), Access::LOCAL_WRITE).unwrap();
+        a.post_recv(buffer()).unwrap();
+        a.post_send(buffer(), ..).unwrap();
+        let failures = [a.wait().unwrap_err(), a.wait().unwrap_err()];
+        let explained = context.explain(WcStatus::LOC_QP_OP_ERR);
+        ip(&["link", "set", "dev", &device, "up"]);
+        assert_eq!((down.port, down.netdev.as_deref()), (PortNum(1), Some(&device[..])));
+        let start =
+            format!("the link is down: port 1 of {} is DOWN: set its network interface up", device::name());
+        assert!(down.to_string().starts_with(&start), "{down}");
+        assert!(explained.starts_with("the link of port 1 is down: "), "{explained}");
+        // The send, and the receive that was flushed behind it.
+        for failed in failures {
+            let link = matches!(failed.error, Error::Completion { link_down: Some(PortNum(1)), .. });
+            assert!(link && failed.to_string().contains(", the link of port 1 is down: "), "{failed}");
+        }
+        wait_for_address(context, address);
+        assert_eq!(context.link_down(1), None);
+    });
 }
 
 pub(crate) fn new_ip_address_raises_gid_change() {

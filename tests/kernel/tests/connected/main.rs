@@ -57,6 +57,7 @@ kernel_tests! {
 
     cq_overrun_raises_cq_err,
     port_state_changes_raise_events if device::ethernet,
+    failed_operation_names_a_link_that_is_down if device::soft_roce,
     new_ip_address_raises_gid_change if device::ethernet,
 }
 

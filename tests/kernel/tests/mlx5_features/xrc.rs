@@ -315,6 +315,10 @@ pub(crate) fn xrc_rejects_unsupported_operations() {
         let cq = pd.context().create_cq(&CqInit::new(64)).unwrap();
         let (mut sender, mut target) = connection(&pd, &cq, &xrcd);
         assert_eq!(sender.cap().max_recv_wr, 0);
+        // An initiator has no receives, so their limits are ignored.
+        let cap = QpCap { max_recv_wr: u32::MAX, max_recv_sge: u32::MAX, ..CAP };
+        let init = QpInit { cap, ..QpInit::new(&cq, &cq) };
+        assert_eq!(pd.create_qp::<XrcSend>(&init).unwrap().cap().max_recv_wr, 0);
         let mut refused = |remote_srq, operation| {
             let request = SendRequest {
                 wr_id: 1,

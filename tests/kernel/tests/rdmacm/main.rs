@@ -9,6 +9,7 @@ mod faults;
 mod host;
 mod limits;
 mod migration;
+mod neighbours;
 mod network;
 mod options;
 mod owned;
@@ -28,6 +29,7 @@ use faults::*;
 use host::*;
 use limits::*;
 use migration::*;
+use neighbours::*;
 use network::*;
 use options::*;
 use owned::*;
@@ -182,4 +184,8 @@ kernel_tests! {
     killed_client_is_noticed_in_each_step if has_ip,
     killed_server_is_noticed_in_each_step if has_ip,
     killed_peer_ends_its_stream if has_ip,
+
+    answer_of_a_neighbour_is_not_missed if wire,
+    late_neighbour_is_resolved if device::ethernet,
+    resolution_without_an_answer_ends_at_its_time_limit if has_ip,
 }

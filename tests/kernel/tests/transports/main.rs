@@ -3,13 +3,16 @@
 mod datagram;
 mod host;
 mod multicast;
+mod neighbours;
 mod owned;
 mod shared;
 mod unreliable;
 
+use bareverbs_kernel_tests::wire::lossy_wire;
 use bareverbs_kernel_tests::{device, kernel_tests};
 use datagram::*;
 use multicast::*;
+use neighbours::*;
 use owned::*;
 use shared::*;
 use unreliable::*;
@@ -39,6 +42,7 @@ kernel_tests! {
     srq_resize_below_posted_receives_is_rejected if device::srq_resize,
     create_srq_checks_limits,
     qp_with_srq_rejects_post_recv,
+    receive_limits_are_ignored_with_an_srq,
     srq_and_its_qps_drop_in_any_order,
     multicast_datagram_reaches_every_member,
     member_receives_its_own_multicast_datagrams,
@@ -64,4 +68,10 @@ kernel_tests! {
     datagrams_of_async_io_tasks_flow,
     descriptor_of_datagrams_is_readable_after_a_completion,
     owned_datagrams_join_groups_of_infiniband_by_lid if device::infiniband,
+
+    destination_waits_for_a_late_neighbour if device::ethernet,
+    destination_of_a_silent_neighbour_has_a_time_limit if device::ethernet,
+    tasks_run_while_a_destination_is_resolved if device::ethernet,
+    connect_waits_for_a_late_neighbour if device::ethernet,
+    reply_waits_for_a_neighbour_whose_answer_is_lost if lossy_wire,
 }

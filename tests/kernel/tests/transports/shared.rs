@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use bareverbs::{
-    AsyncEvent, Buffer, Cq, Datagram, Error, GRH_BYTES, InitAttr, Mr, PostReason, PushError, Qp, QpInit, Rc,
-    RecvRequest, RtrAttr, RtsAttr, SendFlags, Srq, SrqInit, Ud,
+    AsyncEvent, Buffer, Cq, Datagram, Error, GRH_BYTES, InitAttr, Mr, PostReason, PushError, Qp, QpCap,
+    QpInit, Rc, RecvRequest, RtrAttr, RtsAttr, SendFlags, Srq, SrqInit, Ud,
 };
 
 use crate::host::{CAP, Host, QKEY, TIMEOUT, bytes, done, on_device, ready};
@@ -228,6 +228,22 @@ pub(crate) fn qp_with_srq_rejects_post_recv() {
         assert_eq!((refused.accepted, refused.reason), (0, PostReason::UsesSrq));
         assert_eq!(server.cap().max_recv_wr, 0);
         drop((client, server));
+    });
+}
+
+pub(crate) fn receive_limits_are_ignored_with_an_srq() {
+    on_device(|host| {
+        let cq = host.cq();
+        let srq = host.pd.create_srq(&SrqInit::new(4)).unwrap();
+        let cap = QpCap { max_recv_wr: u32::MAX, max_recv_sge: u32::MAX, ..CAP };
+        let with = |srq| QpInit { cap, srq, ..QpInit::new(&cq, &cq) };
+        let granted = [
+            host.pd.create_qp::<Rc>(&with(Some(&srq))).unwrap().cap(),
+            host.pd.create_qp::<Ud>(&with(Some(&srq))).unwrap().cap(),
+        ];
+        assert_eq!(granted.map(|cap| (cap.max_recv_wr, cap.max_recv_sge)), [(0, 0); 2]);
+        let refused = host.pd.create_qp::<Rc>(&with(None)).map(drop).unwrap_err();
+        assert!(matches!(refused, Error::Limit { .. }), "{refused}");
     });
 }
 

@@ -170,7 +170,7 @@ fn not_opened(error: &Error) -> Finding {
         Error::Open { errno: Errno::NOENT, .. } => {
             Some("load ib_uverbs (modprobe ib_uverbs), or pass /dev/infiniband into the container".to_owned())
         }
-        Error::Open { path, .. } => Some(format!(
+        Error::Open { path, errno: Errno::ACCESS, .. } => Some(format!(
             "let this user read and write {}: join the group that owns it, or run as root",
             path.display()
         )),

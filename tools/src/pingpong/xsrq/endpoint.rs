@@ -184,8 +184,10 @@ impl<'a> Endpoint<'a> {
         while self.received < total || self.sent < total {
             let Some((completion, _)) = self.waiter.next()? else {
                 let (sent, received) = (self.sent, self.received);
+                let down = self.waiter.context().link_down(self.options.ib_port);
+                let cause = down.map_or_else(String::new, |down| format!("{down}; "));
                 anyhow::bail!(
-                    "no completion for {} s: {sent} of {total} messages were sent and {received} received",
+                    "no completion for {} s: {cause}{sent} of {total} messages were sent and {received} received",
                     self.waiter.timeout().as_secs()
                 );
             };
@@ -197,7 +199,9 @@ impl<'a> Endpoint<'a> {
     fn on_completion(&mut self, completion: WorkCompletion) -> Result<()> {
         let WorkCompletion { wr_id, status, qp_num, byte_len, .. } = completion;
         if status != WcStatus::SUCCESS {
-            let (text, cause) = (status::words(status), status::cause(self.waiter.context(), status));
+            let (context, port) = (self.waiter.context(), self.options.ib_port);
+            let cause = status::cause(context, port, status, wr_id == SEND_ID);
+            let text = status::words(status);
             anyhow::bail!("Failed status {text} ({}) for wr_id {wr_id}: {cause}", status.0);
         }
         if wr_id == SEND_ID {

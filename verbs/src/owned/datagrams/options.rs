@@ -1,5 +1,7 @@
 //! Options of datagrams.
 
+use std::time::Duration;
+
 use bareverbs_provider::traits::Provider;
 
 use super::super::Spin;
@@ -26,6 +28,7 @@ const DEFAULT_QKEY: u32 = 0x0123_4567;
 /// | [`signal_every`](Self::signal_every) | a quarter of `sends` |
 /// | [`sl`](Self::sl), [`traffic_class`](Self::traffic_class), [`pkey_index`](Self::pkey_index) | 0 |
 /// | [`hop_limit`](Self::hop_limit) | 64; 1 for multicast groups |
+/// | [`resolve_timeout`](Self::resolve_timeout) | 3 seconds |
 /// | [`spin`](Self::spin) | adaptive, at most 20 µs |
 ///
 /// ```no_run
@@ -86,6 +89,12 @@ common_setters! {
     /// Every `signal_every`-th send of a run is signalled, even if it is
     /// [unsignalled](crate::owned::Op::unsignaled). 1 to `sends`.
     signal_every(operations: u32);
+    /// How long the resolution of the Ethernet address of a destination is repeated on RoCE.
+    ///
+    /// The kernel waits one second for the answer of a neighbour, and fails with `ETIMEDOUT`. Then it is
+    /// asked again, if less than `timeout` has passed. So [`Datagrams::destination`] blocks for at most
+    /// `timeout` and one second. 0: it is asked once.
+    resolve_timeout(timeout: Duration);
     /// How long a wait polls before it sleeps.
     spin(spin: Spin);
 }
@@ -134,6 +143,7 @@ impl DatagramOptions {
             queues: Queues::new(parts),
             pd: PdId::of(pd.domain()),
             attr,
+            resolve: self.common.resolve(),
             hop_limit: self.hop_limit,
             address,
             max_message: port.active_mtu.bytes(),

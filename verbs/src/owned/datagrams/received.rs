@@ -5,7 +5,7 @@ use std::fmt;
 use bareverbs_provider::traits::Provider;
 
 use super::super::{Done, Failed, Outcome, Source};
-use super::{Datagrams, Destination};
+use super::{Datagrams, Destination, DestinationRequest};
 use crate::{AhAttr, Error, GRH_BYTES, Gid, Grh, Imm, Result, WcFlags, WorkCompletion};
 
 /// A successful operation of [`Datagrams`], with its buffer.
@@ -144,7 +144,7 @@ impl<B: Source> ReceivedDatagram<B> {
 
     /// The destination of a reply to the sender. `datagrams` received the datagram. It costs two
     /// system calls: a server keeps the destinations of its peers in a map of
-    /// [senders](Self::sender).
+    /// [senders](Self::sender). It blocks as [`Datagrams::destination`] does.
     ///
     /// A packet does not carry the Q_Key of the sender's QP. The reply has the Q_Key of `datagrams`;
     /// [`Destination::with_qkey`] sets another one.
@@ -154,8 +154,16 @@ impl<B: Source> ReceivedDatagram<B> {
     /// - The errors of [`Datagrams::destination`].
     #[doc(alias = "ibv_create_ah_from_wc")]
     pub fn reply_to<A, P: Provider>(&self, datagrams: &Datagrams<A, P>) -> Result<Destination<P>> {
+        self.reply_request(datagrams)?.create()
+    }
+
+    /// The request for the destination of a reply.
+    pub(crate) fn reply_request<A, P: Provider>(
+        &self,
+        datagrams: &Datagrams<A, P>,
+    ) -> Result<DestinationRequest<P>> {
         let path = self.ah_attr(datagrams)?;
-        datagrams.destination_with_path(&path, self.sender.qp_num, datagrams.address.qkey)
+        Ok(datagrams.request_on_path(&path, self.sender.qp_num, datagrams.address.qkey))
     }
 }
 

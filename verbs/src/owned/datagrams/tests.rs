@@ -47,6 +47,7 @@ impl<B> Setup<B> {
             queues: Queues::new(parts),
             pd: PdId::of(pd.domain()),
             attr: ConnectAttr::new(1, 0),
+            resolve: ResolveTimeout::default(),
             hop_limit: None,
             address: DatagramAddress::new(Gid::default(), 1, 0x1234),
             max_message: 1024,

@@ -101,6 +101,7 @@ impl Setup {
             },
             address: Address::new(Gid::default(), 1),
             attr: ConnectAttr::new(1, 0),
+            resolve: ResolveTimeout::default(),
             max_sge: 4,
         });
         let region = ImplicitMr::for_test(pd.domain(), Access::LOCAL_WRITE);
@@ -1145,6 +1146,10 @@ impl crate::readiness::sealed::Readiness for NoWait {
         panic!("it waits for the descriptor");
     }
 
+    async fn blocking<T: Send + 'static>(call: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+        call()
+    }
+
     fn poll_drain(
         &self,
         _: &mut std::task::Context<'_>,
@@ -1515,6 +1520,117 @@ fn endpoint_arms_its_cq_again_after_its_event_was_read() {
     assert_eq!(setup.plain.log().arms, 2);
 }
 
+/// A setup with two receives, a signalled send with tag 3 and an unsignalled one with tag 4. The first
+/// receive is complete. The device is removed.
+fn removed_setup(kernel_destroys: bool) -> Setup {
+    let mut setup = Setup::new();
+    let (channel, other) = CompChannel::removable(setup.endpoint.qp().pd().context().file());
+    setup.endpoint.queues.channel = channel;
+    let received = setup.post();
+    setup.post();
+    setup.send(3, true);
+    setup.send(4, false);
+    if kernel_destroys {
+        succeed_ioctls();
+    }
+    let plain = setup.plain.clone();
+    // A completion that arrives before the removal, and that no poll has found.
+    setup.plain.log().armed = Hook(Some(Arc::new(move |_| {
+        plain.log().completions.push_back(completion(received, WcStatus::SUCCESS))
+    })));
+    drop(other);
+    setup
+}
+
+#[test]
+fn removal_of_the_device_ends_the_operations_with_their_buffers() {
+    let test = |end: fn(&mut Setup)| {
+        let mut setup = removed_setup(true);
+        let freed = Arc::clone(&setup.freed);
+        end(&mut setup);
+        assert_eq!((setup.endpoint.pending(), setup.plain.log().states.len()), (0, 0));
+        assert!(setup.endpoint.wait().unwrap_err().to_string().contains("no operation is outstanding"));
+        assert!(matches!(setup.endpoint.arm(), Err(Error::DeviceRemoved { verb: "Endpoint::wait" })));
+        let refused = setup.endpoint.post_recv(setup.buffer()).unwrap_err();
+        assert!(matches!(refused.error, Error::Closed { .. }), "{refused}");
+        setup.plain.log().armed = Hook(None);
+        drop((setup, refused));
+        assert_eq!(freed.load(Ordering::Relaxed), 5);
+    };
+    let ends: [fn(&mut Setup); 3] = [
+        |setup| {
+            assert!(setup.endpoint.wait().unwrap().is_recv(), "it completed before the removal");
+            let failed = [(); 3].map(|()| setup.endpoint.wait_timeout(Duration::ZERO).unwrap_err());
+            for (failed, (verb, tag)) in failed.into_iter().zip([
+                ("Endpoint::post_send", 3),
+                ("Endpoint::post_send", 4),
+                ("Endpoint::post_recv", 0),
+            ]) {
+                assert!(matches!(failed.error, Error::DeviceRemoved { verb: of } if of == verb), "{failed}");
+                assert!(failed.is_operation() && failed.buffer.is_some() && failed.tag == tag, "{failed:?}");
+                assert_eq!((failed.outcome, failed.cause), (Outcome::Unknown, None));
+            }
+        },
+        |setup| {
+            assert!(setup.endpoint.arm().is_err());
+            assert_eq!(setup.ended().len(), 4);
+        },
+        // A wait that polls without limit.
+        |setup| {
+            setup.endpoint.queues.spin = SpinState::new(Spin::Always);
+            setup.plain.log().armed = Hook(None);
+            let failed = [(); 4].map(|()| setup.endpoint.wait().unwrap_err().error);
+            assert!(failed.iter().all(|error| matches!(error, Error::DeviceRemoved { .. })), "{failed:?}");
+        },
+    ];
+    for end in ends {
+        std::thread::spawn(move || test(end)).join().unwrap();
+    }
+}
+
+#[test]
+fn close_of_a_removed_device_returns_the_operations() {
+    let test = || {
+        let setup = removed_setup(true);
+        setup.plain.log().armed = Hook(None);
+        let ended = setup.endpoint.close(Duration::from_secs(60)).unwrap();
+        let removed = |ended: &Result<_, Failed<_>>| {
+            matches!(ended, Err(Failed { error: Error::DeviceRemoved { .. }, buffer: Some(_), .. }))
+        };
+        assert!(ended.len() == 4 && ended.iter().all(removed), "{ended:?}");
+    };
+    std::thread::spawn(test).join().unwrap();
+}
+
+#[test]
+fn scope_ends_with_an_error_if_the_device_is_removed_at_its_end() {
+    let test = || {
+        let mut setup = removed_setup(true);
+        let region = setup.buffer();
+        let ended = setup.endpoint.scope(|scope| scope.post_send(&region, .., 9).unwrap());
+        assert!(matches!(ended, Err(Error::DeviceRemoved { verb: "Endpoint::scope" })), "{ended:?}");
+        assert_eq!(setup.ended(), [-3, -4, -9, 0, 0]);
+        assert!(setup.endpoint.scope(|_| ()).is_ok(), "no operation was outstanding");
+        setup.plain.log().armed = Hook(None);
+    };
+    std::thread::spawn(test).join().unwrap();
+}
+
+#[test]
+fn operations_go_on_if_the_kernel_does_not_confirm_the_removal() {
+    let Setup { mut endpoint, plain, freed, .. } = removed_setup(false);
+    assert!(endpoint.wait().unwrap().is_recv());
+    plain.log().armed = Hook(None);
+    for _ in 0..2 {
+        let failed = endpoint.wait().unwrap_err();
+        assert_eq!(failed.error.errno(), Some(Errno::IO));
+        assert!(!failed.is_operation() && !matches!(failed.error, Error::DeviceRemoved { .. }), "{failed}");
+    }
+    assert_eq!(endpoint.pending(), 3);
+    drop(endpoint);
+    assert_eq!(freed.load(Ordering::Relaxed), 1, "the memory is leaked");
+}
+
 #[test]
 fn waits_poll_again_after_they_have_armed_the_cq() {
     let mut setup = Setup::new();
@@ -1644,6 +1760,10 @@ impl crate::readiness::sealed::Readiness for ReadableOnce {
 
     async fn until<T: Send>(&self, _: impl FnMut() -> Result<Option<T>> + Send) -> Result<T> {
         std::future::pending().await
+    }
+
+    async fn blocking<T: Send + 'static>(call: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+        call()
     }
 
     fn poll_drain(

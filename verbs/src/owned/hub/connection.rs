@@ -15,6 +15,7 @@ use crate::owned::buffer::sealed::PdId;
 use crate::owned::buffer::{checked_sge, verified_sge};
 use crate::owned::keepalive::Policy;
 use crate::owned::op::OpPayload;
+use crate::owned::resolve::ResolveTimeout;
 use crate::owned::server::flow::Flow;
 use crate::owned::{Address, Lease, Op, Pending, Source, Target};
 use crate::{
@@ -43,6 +44,7 @@ pub(crate) struct ConnectionInner<B, P: Provider> {
     pub(crate) local: Address,
     pub(crate) attr: ConnectAttr,
     pub(crate) policy: Policy,
+    pub(crate) resolve: ResolveTimeout,
 }
 
 /// What the operations of a function have in common. It is a constant.
@@ -60,10 +62,12 @@ impl<B, P: Provider> ConnectionInner<B, P> {
         // If destroying the QP fails or panics, the device may still use the memory. If polling panics,
         // completions may be left.
         let leak = Leak { hub, slots: &conn.slots };
-        // Before Linux 6.4, Soft-RoCE waits long for a QP in RTS whose send is retried.
-        let _ = qp.set_error();
-        if qp.destroy().is_err() {
-            return;
+        if !qp.is_destroyed() {
+            // Before Linux 6.4, Soft-RoCE waits long for a QP in RTS whose send is retried.
+            let _ = qp.set_error();
+            if qp.destroy().is_err() {
+                return;
+            }
         }
         // Each slot stays reserved until its last completion has been reaped.
         let mut panics = FirstPanic::default();
@@ -127,6 +131,9 @@ impl<B, P: Provider> Connection<B, P> {
     /// Connects to the peer at `remote`, which must also connect to this one. Receives can be
     /// posted before, sends only afterwards.
     ///
+    /// On RoCE it blocks while the kernel resolves the peer's Ethernet address, for at most
+    /// [`EndpointOptions::resolve_timeout`](crate::owned::EndpointOptions::resolve_timeout) and one second.
+    ///
     /// # Errors
     /// [`Error::Invalid`] if `remote` is the address of a `Server` or `Client`. As for
     /// [`Qp::connect`].
@@ -143,13 +150,21 @@ impl<B, P: Provider> Connection<B, P> {
         remote: &Address,
         connected: impl FnOnce(&mut ConnState<P>),
     ) -> Result<()> {
-        let ConnectionInner { hub, conn, local, attr, policy } = &*self.inner;
-        let mut state = conn.lock();
-        let unused = state.flow.as_ref().is_some_and(Flow::is_unused);
-        match state.qp.as_mut().filter(|_| !unused) {
-            Some(qp) => qp.connect(local, remote, attr)?,
-            None => return Err(Error::Closed { verb, reason: "the connection was closed" }),
-        }
+        let ConnectionInner { hub, conn, local, attr, policy, resolve } = &*self.inner;
+        let resolution = resolve.start();
+        // Other threads get the lock between two tries.
+        let mut state = loop {
+            let mut state = conn.lock();
+            let unused = state.flow.as_ref().is_some_and(Flow::is_unused);
+            let Some(qp) = state.qp.as_mut().filter(|qp| !unused && !qp.is_destroyed()) else {
+                return Err(Error::Closed { verb, reason: "the connection was closed" });
+            };
+            match qp.connect(local, remote, attr) {
+                Ok(()) => break state,
+                Err(error) if resolution.connect_goes_on(qp, &error) => {}
+                Err(error) => return Err(error),
+            }
+        };
         connected(&mut state);
         let interval = policy.interval(remote.remote_write);
         state.start_keepalive(interval, Instant::now());
@@ -644,8 +659,8 @@ fn full<P: Provider>(conn: &Conn<P>, kind: SlotKind) -> Error {
 impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
         match failure {
-            Failure::Completion { verb, status, vendor_err, driver } => {
-                Self::Completion { verb, status, vendor_err, driver }
+            Failure::Completion { verb, status, vendor_err, driver, link_down } => {
+                Self::Completion { verb, status, vendor_err, driver, link_down }
             }
             Failure::Unknown { wr_id } => Self::UnknownCompletion { wr_id },
             Failure::Post(error) => error.into(),
@@ -657,6 +672,7 @@ impl From<Failure> for Error {
             Failure::Aborted => {
                 Self::Closed { verb: "Connection", reason: "the connection was ended by `abort`" }
             }
+            Failure::DeviceRemoved => Self::DeviceRemoved { verb: "Connection" },
         }
     }
 }

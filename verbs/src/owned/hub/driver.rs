@@ -64,8 +64,8 @@ impl<B, P: Provider> Drop for DriverGuard<B, P> {
 
 /// The driver of a [`Hub`](super::Hub) as a future, for a task of its own.
 ///
-/// It completes when the last handle of the hub (`Hub`, `Connection`, `Pending`) was dropped, or with an
-/// error if the device was removed. It is `Send`. After it is dropped, the hub has no driver: see
+/// It completes when the last handle of the hub (`Hub`, `Connection`, `Pending`) was dropped, or with
+/// [`Error::DeviceRemoved`] after all operations have ended because the device was removed. It is `Send`. After it is dropped, the hub has no driver: see
 /// [`Pending`](crate::owned::Pending#without-a-driver).
 #[must_use = "a driver does nothing unless it is polled"]
 pub struct Driver<B, R, P: Provider = AnyProvider> {
@@ -108,6 +108,9 @@ impl<B, R: Readiness, P: Provider> Driver<B, R, P> {
         let Some(hub) = this.guard.hub.upgrade() else { return Poll::Ready(Ok(())) };
         hub.election.register_driver(cx.waker());
         for _ in 0..ROUNDS {
+            if hub.is_removed() {
+                return Poll::Ready(Err(Error::DeviceRemoved { verb: "Hub::drive" }));
+            }
             let due = hub.keep_alive(Instant::now());
             let reaped = hub.poll(TURN);
             if reaped > 0
@@ -162,6 +165,9 @@ fn run<B, P: Provider>(guard: &DriverGuard<B, P>, channel: &CompChannel) -> Resu
         let mut spinning: Option<Spinning> = None;
         while let Some(hub) = guard.hub.upgrade() {
             hub.election.register_driver(waker);
+            if hub.is_removed() {
+                return Err(Error::DeviceRemoved { verb: "Hub::drive" });
+            }
             let due = hub.keep_alive(Instant::now());
             if hub.poll(TURN) > 0 {
                 if let Some(spinning) = spinning.take() {

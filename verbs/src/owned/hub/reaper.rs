@@ -18,8 +18,8 @@ use crate::owned::server::inbound::{Inbound, RawEvent, SHARED};
 use crate::owned::{BUDGET, spend_budget};
 use crate::sync::{Mutex, MutexGuard, lock};
 use crate::{
-    Cq, DriverId, Imm, Operation as WrOperation, Payload, PostError, Qp, QpState, Rc, SendFlags, SendRequest,
-    Sge, WcOpcode, WcStatus, WorkCompletion,
+    Cq, DriverId, Imm, Operation as WrOperation, Payload, PortNum, PostError, Qp, QpState, Rc, SendFlags,
+    SendRequest, Sge, WcOpcode, WcStatus, WorkCompletion, link_down,
 };
 
 /// Set in the `wr_id`s of control messages. The kind of the message is in the low bits.
@@ -127,7 +127,13 @@ impl Depths {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Failure {
     /// An operation failed.
-    Completion { verb: &'static str, status: WcStatus, vendor_err: u32, driver: DriverId },
+    Completion {
+        verb: &'static str,
+        status: WcStatus,
+        vendor_err: u32,
+        driver: DriverId,
+        link_down: Option<PortNum>,
+    },
     /// A completion of its QP matches no operation.
     Unknown { wr_id: u64 },
     /// Its owner ended it.
@@ -136,6 +142,8 @@ pub(crate) enum Failure {
     Post(PostError),
     /// The peer violated the protocol of [`Server`](crate::owned::server::Server)s.
     Protocol,
+    /// The device was removed.
+    DeviceRemoved,
 }
 
 /// A connection of a hub. Its QP is destroyed before its slots are reused.
@@ -304,6 +312,13 @@ impl<P: Provider> Conn<P> {
         self.state.try_lock()
     }
 
+    /// The failure that a completion of its QP reports.
+    fn failure(&self, verb: &'static str, status: WcStatus, vendor_err: u32) -> Failure {
+        let state = self.lock();
+        let link_down = state.qp.as_ref().and_then(|qp| link_down::cause(&qp.pd().domain().context, status));
+        Failure::Completion { verb, status, vendor_err, driver: self.driver, link_down }
+    }
+
     /// Takes a free slot.
     #[inline]
     pub(crate) fn take_slot(&self, kind: SlotKind) -> Option<u32> {
@@ -321,11 +336,24 @@ impl<P: Provider> Conn<P> {
         let mut state = self.lock();
         state.failure.get_or_insert(failure);
         if let Some(qp) = &mut state.qp
+            && !qp.is_destroyed()
             && qp.state() != QpState::ERR
         {
             // The kernel refuses it only if the device was removed.
             let _ = qp.set_error();
         }
+    }
+
+    /// The device seems to be removed: rejects posts and destroys the QP. Returns whether the kernel has
+    /// destroyed it, so that the device has finished with all operations. `None` if another thread
+    /// retires the connection.
+    pub(super) fn destroy_removed(&self) -> Option<bool> {
+        let mut state = self.lock();
+        state.failure.get_or_insert(Failure::DeviceRemoved);
+        let qp = state.qp.as_mut()?;
+        // SAFETY: the QP was not destroyed. Every post and command of the connection looks at `failure` or
+        // `is_destroyed` first, with the lock.
+        Some(qp.is_destroyed() || unsafe { qp.try_destroy_object() }.is_ok())
     }
 }
 
@@ -606,7 +634,7 @@ fn failed<B, P: Provider>(
         }
         state.flow.as_ref().is_some_and(Flow::is_delivered)
     };
-    end(conn, Failure::Completion { verb, status, vendor_err, driver: conn.driver }, table, inbound, batch);
+    end(conn, conn.failure(verb, status, vendor_err), table, inbound, batch);
     // If the peer has acknowledged all data (FIN acknowledged), only the hardware acknowledgement is
     // missing.
     let delivered = delivered && kind != SlotKind::OneSided;
@@ -627,7 +655,7 @@ fn unknown<B, P: Provider>(
     let failure = if wr_id != PROBE || !conn.lock().probed() {
         Failure::Unknown { wr_id }
     } else if status != WcStatus::SUCCESS {
-        Failure::Completion { verb: "keepalive", status, vendor_err, driver: conn.driver }
+        conn.failure("keepalive", status, vendor_err)
     } else {
         return;
     };
@@ -644,19 +672,53 @@ pub(crate) fn flush<B, P: Provider>(
 ) {
     for Queued { wr_id, .. } in queue {
         table.publish(wr_id);
-        match table.complete(wr_id, Ended::error(WcStatus::WR_FLUSH_ERR, 0)) {
-            Completed::Waiting(waker) => {
-                inbound.count_sent(false, false);
-                batch.woken.extend(waker);
-            }
-            Completed::Detached(operation, _) => {
-                inbound.count_sent(false, true);
-                conn.put_slot(operation.kind, Operations::<B>::index(wr_id));
-                batch.ended.push(operation);
-            }
-            Completed::Unknown => {}
-        }
+        end_flushed(conn, wr_id, table, Some(inbound), batch);
     }
+}
+
+/// Ends the operation in flight with this `wr_id`, if there is one, as flushed. A message counts as sent by
+/// `inbound`.
+fn end_flushed<B, P: Provider>(
+    conn: &Conn<P>,
+    wr_id: u64,
+    table: &Operations<B>,
+    inbound: Option<&Inbound<P>>,
+    batch: &mut Batch<B>,
+) {
+    match table.complete(wr_id, Ended::error(WcStatus::WR_FLUSH_ERR, 0)) {
+        Completed::Waiting(waker) => {
+            inbound.inspect(|inbound| inbound.count_sent(false, false));
+            batch.woken.extend(waker);
+        }
+        Completed::Detached(operation, _) => {
+            inbound.inspect(|inbound| inbound.count_sent(false, true));
+            conn.put_slot(operation.kind, Operations::<B>::index(wr_id));
+            batch.ended.push(operation);
+        }
+        Completed::Unknown => {}
+    }
+}
+
+/// Ends all operations of a connection whose QP was destroyed because the device was removed, unless
+/// another thread retires it. The CQ must be empty of its completions.
+pub(super) fn end_removed<B, P: Provider>(
+    conn: &Conn<P>,
+    table: &Operations<B>,
+    inbound: Option<&Arc<Inbound<P>>>,
+    batch: &mut Batch<B>,
+) {
+    // While the connection has its QP, no other connection uses its slots.
+    let state = conn.lock();
+    if !state.qp.as_ref().is_some_and(Qp::is_destroyed) {
+        return;
+    }
+    let sends = conn.depths[SlotKind::Send as usize] as usize;
+    for (at, slot) in conn.slots.iter().enumerate() {
+        let counting = inbound.filter(|_| at < sends).map(|inbound| &**inbound);
+        end_flushed(conn, table.wr_id(*slot), table, counting, batch);
+    }
+    drop(state);
+    end(conn, Failure::DeviceRemoved, table, inbound, batch);
 }
 
 /// Ends a connection, flushes its messages that wait for credits, and queues the event for its
@@ -712,7 +774,7 @@ fn message<B, P: Provider>(
             _ if shared => "Server::next",
             _ => "Handle::send",
         };
-        Some(Failure::Completion { verb, status, vendor_err, driver: conn.driver })
+        Some(conn.failure(verb, status, vendor_err))
     } else {
         None
     };

@@ -7,6 +7,7 @@ use bareverbs_provider::traits::Provider;
 use super::HubInner;
 use super::reaper::{Batch, Failure, SmallList};
 use crate::PostReason;
+use crate::owned::removal::Watch;
 use crate::sync::{Mutex, lock};
 
 /// When the peers of a hub's connections are probed.
@@ -17,6 +18,8 @@ struct Times {
     /// The shortest interval of the connections.
     interval: Option<Duration>,
     next: Option<Instant>,
+    /// When a wait looks whether the device was removed.
+    watch: Watch,
 }
 
 impl Sweeps {
@@ -32,6 +35,11 @@ impl Sweeps {
             times.next = times.interval.and_then(|interval| now.checked_add(interval));
         }
         (due, times.next)
+    }
+
+    /// Whether it is time to look whether the device was removed.
+    fn is_look_due(&self, now: Instant) -> bool {
+        lock(&self.0).watch.is_due(now)
     }
 
     /// Shortens the interval. `false`: it was that short.
@@ -57,8 +65,12 @@ impl<B, P: Provider> HubInner<B, P> {
         }
     }
 
-    /// Probes the peers for which it is time. Returns when to call it again.
+    /// Probes the peers for which it is time. Returns when to call it again. A removed device is noticed
+    /// as well: a wait that polls without limit reads no event.
     pub(super) fn keep_alive(&self, now: Instant) -> Option<Instant> {
+        if self.sweeps.is_look_due(now) && self.channel.is_closed() {
+            self.end_removed();
+        }
         let (due, next) = self.sweeps.due(now);
         if due {
             self.sweep(Some(now));

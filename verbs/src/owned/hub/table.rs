@@ -106,6 +106,11 @@ impl<T, R: Copy> Table<T, R> {
         WrId::from(wr_id).request
     }
 
+    /// The `wr_id` of the current operation of the slot `index`, or of the next one if it is free.
+    pub(crate) fn wr_id(&self, index: u32) -> u64 {
+        WrId { owner: lock(&self.slots[index as usize]).generation.get(), request: index }.into()
+    }
+
     /// Applies `access` to the slot of `wr_id`, unless the slot is of another generation.
     #[inline]
     fn with<V>(&self, wr_id: u64, access: impl FnOnce(&mut Slot<T, R>) -> V) -> Option<V> {

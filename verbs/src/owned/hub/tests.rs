@@ -882,7 +882,7 @@ fn options_that_connections_do_not_have_are_refused() {
 fn connection_that_cannot_be_created_takes_no_room() {
     let setup = Setup::new(8);
     let depths = Depths { sends: 2, recvs: 2, ..Depths::default() };
-    let attr = (ConnectAttr::new(1, 0), Policy::default());
+    let attr = (ConnectAttr::new(1, 0), Policy::default(), ResolveTimeout::default());
     // The device file of the test accepts no command.
     setup.hub.open("test", attr, (depths, 0), |address| address, None).unwrap_err();
     assert_eq!(setup.hub.free_entries(), 8);
@@ -897,7 +897,7 @@ fn completions_of_an_earlier_qp_of_the_same_number_do_not_end_a_connection() {
         succeed_ioctls();
         let open = || {
             let depths = Depths { sends: 1, recvs: 1, ..Depths::default() };
-            let attr = (ConnectAttr::new(1, 0), Policy::default());
+            let attr = (ConnectAttr::new(1, 0), Policy::default(), ResolveTimeout::default());
             setup.hub.open("test", attr, (depths, 0), |address| address, None).unwrap()
         };
         let first = open();
@@ -965,6 +965,92 @@ fn cq_is_armed_again_after_its_event_was_read() {
         rustix::io::write(&events, &[0; 8]).unwrap();
         hub.take_events().unwrap();
     }
+}
+
+/// A setup whose device is removed when the returned descriptor is closed.
+fn removable(entries: u32) -> (Setup, std::os::fd::OwnedFd) {
+    let mut setup = Setup::new(entries);
+    let (channel, other) = CompChannel::removable(setup.hub.pd().context().file());
+    Arc::get_mut(&mut setup.hub.inner).unwrap().channel = channel;
+    (setup, other)
+}
+
+fn assert_removed(ended: Result<Done<Buffer>, Failed<Buffer>>) {
+    let failed = ended.unwrap_err();
+    assert!(matches!(failed.error, Error::DeviceRemoved { verb: "Connection::recv" }), "{failed}");
+    assert!(failed.is_operation() && failed.is_recv() && failed.buffer.is_some(), "{failed:?}");
+}
+
+#[test]
+fn removal_of_the_device_ends_the_operations_of_all_connections() {
+    let test = || {
+        let ((setup, other), counts) = (removable(16), Arc::new(Counts::default()));
+        let (one, two) = (setup.connection(4), setup.connection(4));
+        let (first, wr_id) = setup.recv(&one);
+        let (mut awaited, _) = setup.recv(&two);
+        let waker = Waker::from(Arc::clone(&counts));
+        assert!(setup.hub.inner.election.attach_driver(DriverKind::Task));
+        let pinned = std::pin::Pin::new(&mut awaited);
+        assert!(pinned.poll(&mut Context::from_waker(&waker)).is_pending());
+        setup.recv(&two).0.detach();
+        let (second, _) = setup.recv(&one);
+        succeed_ioctls();
+        drop(other);
+        // A completion from before the removal.
+        setup.complete(&one, wr_id, WcStatus::SUCCESS);
+        assert!(first.wait().is_ok());
+        assert_removed(second.wait());
+        assert_eq!((counts.0.load(Ordering::Relaxed), setup.freed()), (1, 3));
+        assert!(matches!(
+            poll(&mut awaited),
+            Poll::Ready(Err(Failed { error: Error::DeviceRemoved { .. }, .. }))
+        ));
+        for connection in [&one, &two] {
+            assert!(matches!(connection.failure(), Some(Error::DeviceRemoved { .. })));
+            assert!(matches!(connection.connect(&one.address()), Err(Error::Closed { .. })));
+            let refused = connection.recv(setup.buffer()).wait().unwrap_err();
+            assert_eq!((refused.outcome, refused.buffer.is_some()), (Outcome::NotExecuted, true));
+        }
+        assert!(setup.plain.log().states.is_empty(), "no command names a destroyed QP");
+        drop((one, two));
+        assert_eq!(setup.hub.free_entries(), 16);
+    };
+    std::thread::spawn(test).join().unwrap();
+}
+
+#[test]
+fn removal_of_the_device_ends_waits_that_poll_and_drivers() {
+    for policy in [Spin::Never, Spin::Always] {
+        let test = move || {
+            let (mut setup, other) = removable(8);
+            Arc::get_mut(&mut setup.hub.inner).unwrap().spin = SpinState::new(policy);
+            let peer = setup.connection(2);
+            let (pending, _) = setup.recv(&peer);
+            succeed_ioctls();
+            drop(other);
+            assert_removed(pending.wait());
+            let later = setup.hub.inner.block_on(None, |_| Poll::<()>::Pending);
+            assert!(matches!(later, Err(Error::DeviceRemoved { .. })), "{later:?}");
+            assert!(setup.hub.spawn_driver_thread().is_ok());
+            while setup.hub.inner.election.has_driver() {
+                std::thread::yield_now();
+            }
+        };
+        std::thread::spawn(test).join().unwrap();
+    }
+}
+
+#[test]
+fn operations_of_a_hub_go_on_if_the_kernel_does_not_confirm_the_removal() {
+    let (setup, other) = removable(8);
+    let peer = setup.connection(2);
+    let (mut pending, _) = setup.recv(&peer);
+    drop(other);
+    let failed = pending.wait_timeout(Duration::from_secs(60)).unwrap_err();
+    assert_eq!((failed.error.errno(), failed.is_operation()), (Some(Errno::IO), false));
+    assert!(!matches!(failed.error, Error::DeviceRemoved { .. }), "{failed}");
+    drop((pending, peer));
+    assert_eq!(setup.freed(), 0, "the memory is leaked");
 }
 
 #[test]
@@ -1052,7 +1138,8 @@ fn connection_of_a_hub_without_room_for_probes_has_no_keepalive() {
         succeed_ioctls();
         let open = || {
             let depths = Depths { sends: 1, recvs: 1, ..Depths::default() };
-            let attr = (ConnectAttr::new(1, 0), Policy::Every(Duration::from_secs(1)));
+            let attr =
+                (ConnectAttr::new(1, 0), Policy::Every(Duration::from_secs(1)), ResolveTimeout::default());
             setup.hub.open("test", attr, (depths, 0), |address| address, None).unwrap()
         };
         assert_eq!(open().inner().policy.interval(true), Some(Duration::from_secs(1)));
@@ -1092,6 +1179,10 @@ impl crate::readiness::sealed::Readiness for NeverReadable {
 
     async fn until<T: Send>(&self, _: impl FnMut() -> Result<Option<T>> + Send) -> Result<T> {
         std::future::pending().await
+    }
+
+    async fn blocking<T: Send + 'static>(call: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+        call()
     }
 
     fn poll_drain(&self, _: &mut Context<'_>, _: &mut dyn FnMut() -> Result<()>) -> Poll<Result<()>> {

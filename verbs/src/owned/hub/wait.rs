@@ -12,8 +12,8 @@ use bareverbs_provider::wake::wake_all;
 use super::HubInner;
 use super::election::{Election, WaiterId};
 use super::park::Parker;
-use crate::Result;
 use crate::owned::keepalive::{ROUNDS, earlier};
+use crate::{Error, Result};
 
 /// A blocked thread, from when it is about to sleep until it leaves.
 struct Waiter<'h> {
@@ -56,6 +56,14 @@ impl<B, P: Provider> HubInner<B, P> {
                     // the panic may panic again.
                     mem::forget(catch_unwind(AssertUnwindSafe(|| drop(waiter))));
                     return Ok(Some(value));
+                }
+                if self.is_removed() {
+                    // An operation of a connection that was new at the removal ends here.
+                    self.end_removed();
+                    return match poll(&mut context) {
+                        Poll::Ready(value) => Ok(Some(value)),
+                        Poll::Pending => Err(Error::DeviceRemoved { verb: "Hub" }),
+                    };
                 }
                 let spinning = *spinning.get_or_insert_with(|| self.spin.start());
                 if end.is_some_and(|end| Instant::now() >= end) {

@@ -39,7 +39,8 @@ const VERB: &str = "Handle::acquire";
 /// |---|---|
 /// | [`Error::Closed`] | The server was [shut down](Handle::shutdown), or the `Server` or `Client` was dropped, also while it waits. Buffers that are free then are not returned either. |
 /// | [`Error::NoDriver`] | A task polls it, no buffer is free, and there is no [driver](crate::owned::Hub#drivers). It keeps its place, and can be polled again. |
-/// | [`Error::System`], [`Error::Kernel`] | A thread could not sleep, or the device was removed (`EIO`). |
+/// | [`Error::DeviceRemoved`] | The device was removed, and no buffer is free. |
+/// | [`Error::System`] | A thread could not sleep. |
 ///
 /// The end of a peer is no error: its messages fail, and their buffers are free when the results are
 /// taken or dropped.
@@ -156,7 +157,7 @@ impl<B: Source, P: Provider> Future for PendingBuffer<B, P> {
         let this = self.get_mut();
         let polled = this.poll_lease(cx);
         if polled.is_pending() && !this.server.hub.inner().election.has_driver() {
-            return Poll::Ready(Err(Error::NoDriver { verb: VERB }));
+            return Poll::Ready(Err(this.server.hub.inner().no_driver(VERB)));
         }
         polled
     }

@@ -1,0 +1,178 @@
+//! Neighbours that answer while the kernel does not look, late, or not at all.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::{Barrier, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bareverbs_kernel_tests::wire::{End, Wire};
+use bareverbs_kernel_tests::{device, neighbour};
+use bareverbs_rdmacm::blocking::BlockingId;
+use bareverbs_rdmacm::connection::Route;
+use bareverbs_rdmacm::stream::{RdmaListener, StreamError, StreamOptions};
+use bareverbs_rdmacm::{Error, IdOptions, PortSpace, async_io, tokio};
+
+use crate::host::*;
+
+/// What a resolution may take beyond its promised time.
+const MARGIN: Duration = Duration::from_secs(1);
+
+fn run_tokio<T>(work: impl Future<Output = T>) -> T {
+    ::tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
+}
+
+/// An address in the subnet of the device that no host has.
+fn silent(host: u8) -> Ipv4Addr {
+    let IpAddr::V4(own) = ip() else { panic!("{}", ip()) };
+    let [a, b, c, _] = own.octets();
+    Ipv4Addr::new(a, b, c, host)
+}
+
+/// On the wire, the far end answers while `RESOLVE_ADDR` sends the solicitation. The request is not in the
+/// kernel's list yet, and is not looked at again before its time limit.
+pub(crate) fn answer_of_a_neighbour_is_not_missed() {
+    const ROUNDS: usize = 6;
+    let wire = Wire::new();
+    {
+        let listener = RdmaListener::bind((End::Far.ip(), 0)).unwrap();
+        let addr = listener.local_addr();
+        let resolve = |form: usize| match form {
+            0 => drop(Route::resolve(addr, TIMEOUT).unwrap()),
+            1 => drop(run_tokio(tokio::Route::resolve(addr)).unwrap()),
+            2 => drop(::async_io::block_on(async_io::Route::resolve(addr)).unwrap()),
+            3 => drop(StreamOptions::default().connect_timeout(addr, TIMEOUT).unwrap()),
+            _ => drop(run_tokio(tokio::Stream::connect(addr, &StreamOptions::default())).unwrap()),
+        };
+        let took = Mutex::new(Vec::new());
+        thread::scope(|scope| {
+            scope.spawn(|| (0..2 * ROUNDS + 2).for_each(|_| drop(listener.accept().unwrap())));
+            let timed = |form| {
+                let begin = Instant::now();
+                resolve(form);
+                took.lock().unwrap().push((begin.elapsed(), form));
+            };
+            // One alone sends the solicitation itself.
+            for form in 0..5 {
+                neighbour::forget(End::Near.netdev(), End::Far.ip());
+                timed(form);
+            }
+            for _ in 0..ROUNDS {
+                neighbour::forget(End::Near.netdev(), End::Far.ip());
+                let start = &Barrier::new(5);
+                thread::scope(|scope| {
+                    for form in 0..5 {
+                        scope.spawn(move || {
+                            start.wait();
+                            timed(form);
+                        });
+                    }
+                });
+            }
+        });
+        let (slowest, form) = took.into_inner().unwrap().into_iter().max().unwrap();
+        assert!(slowest < 2 * MARGIN, "form {form} took {slowest:?}");
+    }
+    wire.settle();
+}
+
+/// The answer comes after several tries of the kernel.
+pub(crate) fn late_neighbour_is_resolved() {
+    const DELAY: Duration = Duration::from_millis(1300);
+    let netdev = device::netdev();
+    let peer = silent(79);
+    let addr = SocketAddr::new(peer.into(), 1);
+    let options = IdOptions { source: Some((ip(), 0).into()), tos: Some(0x20), ..IdOptions::default() };
+    neighbour::forget(&netdev, peer);
+    let begin = Instant::now();
+    let resolved = |form: &str, tos: Option<u8>| {
+        let took = begin.elapsed();
+        assert!((DELAY..DELAY + MARGIN).contains(&took), "{form} took {took:?}");
+        if let Some(tos) = tos {
+            assert_eq!(tos, 0x20, "{form} keeps its options");
+        }
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            thread::sleep(DELAY);
+            neighbour::add(&netdev, peer);
+        });
+        scope.spawn(|| {
+            let route = Route::resolve_with(&options, addr, TIMEOUT).unwrap();
+            resolved("Route", Some(route.id().paths().unwrap()[0].traffic_class));
+        });
+        scope.spawn(|| {
+            let id = BlockingId::with_options(PortSpace::Tcp, &options).unwrap();
+            id.resolve(addr, TIMEOUT).unwrap();
+            resolved("BlockingId", Some(id.paths().unwrap()[0].traffic_class));
+            id.resolve(addr, TIMEOUT).expect_err("it resolves once");
+        });
+        scope.spawn(|| {
+            let id = BlockingId::new(PortSpace::Udp).unwrap();
+            id.bind_addr((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+            let port = id.addresses().unwrap().local.unwrap().port();
+            id.resolve(addr, TIMEOUT).unwrap();
+            resolved("bound id", None);
+            assert_eq!(id.addresses().unwrap().local.unwrap().port(), port);
+        });
+        scope.spawn(|| {
+            let route = run_tokio(tokio::Route::resolve_with(&options, addr)).unwrap();
+            resolved("tokio", Some(route.id().paths().unwrap()[0].traffic_class));
+        });
+        scope.spawn(|| {
+            drop(::async_io::block_on(async_io::Route::resolve(addr)).unwrap());
+            resolved("async-io", None);
+        });
+    });
+    neighbour::forget(&netdev, peer);
+}
+
+pub(crate) fn resolution_without_an_answer_ends_at_its_time_limit() {
+    let addr = SocketAddr::new(silent(80).into(), 1);
+    let ended = |form: &str, limit: Duration, begin: Instant, refused: &Error| {
+        let took = begin.elapsed();
+        assert!((limit..limit + MARGIN).contains(&took), "{form} took {took:?} of {limit:?}: {refused}");
+        let is_whole =
+            matches!(refused, Error::TimedOut { verb: "resolve_addr", limit: named } if *named == limit);
+        assert!(is_whole, "{form}: {refused:?}");
+    };
+    thread::scope(|scope| {
+        for limit in [0, 50, 700, 1800, 11_000].map(Duration::from_millis) {
+            scope.spawn(move || {
+                let begin = Instant::now();
+                ended("Route", limit, begin, &Route::resolve(addr, limit).unwrap_err());
+            });
+            scope.spawn(move || {
+                let begin = Instant::now();
+                let id = BlockingId::new(PortSpace::Tcp).unwrap();
+                ended("BlockingId", limit, begin, &id.resolve(addr, limit).unwrap_err());
+            });
+            scope.spawn(move || {
+                let begin = Instant::now();
+                let refused = StreamOptions::default().connect_timeout(addr, limit).unwrap_err();
+                let StreamError::Cm(refused) = refused else { panic!("{refused:?}") };
+                ended("stream", limit, begin, &refused);
+            });
+        }
+        // Tasks have the default limit.
+        let limit = Duration::from_secs(10);
+        scope.spawn(move || {
+            let begin = Instant::now();
+            ended("tokio", limit, begin, &run_tokio(tokio::Route::resolve(addr)).unwrap_err());
+        });
+        scope.spawn(move || {
+            let begin = Instant::now();
+            ended(
+                "async-io",
+                limit,
+                begin,
+                &::async_io::block_on(async_io::Route::resolve(addr)).unwrap_err(),
+            );
+        });
+        scope.spawn(move || {
+            let begin = Instant::now();
+            let refused = run_tokio(tokio::Stream::connect(addr, &StreamOptions::default())).unwrap_err();
+            let StreamError::Cm(refused) = refused else { panic!("{refused:?}") };
+            ended("tokio stream", limit, begin, &refused);
+        });
+    });
+}
