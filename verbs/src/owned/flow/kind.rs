@@ -56,7 +56,8 @@ impl Kind for Reliable {
     type Sender = ();
     type Done<B> = Done<B>;
 
-    const CLOSED: &'static str = "the connection has failed: create a new endpoint";
+    const CLOSED: &'static str =
+        "the connection has failed, or this side has ended it: create a new endpoint";
     const WAIT: &'static str = "Endpoint::wait";
     const CLOSE: &'static str = "Endpoint::close";
 
