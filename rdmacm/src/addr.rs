@@ -218,6 +218,11 @@ impl Addr {
         }
     }
 
+    /// The address in the form of the commands for IP addresses only.
+    pub(crate) fn from_ip_kernel(addr: SocketAddressIn6) -> Option<Self> {
+        Self::from_kernel(&addr.into())
+    }
+
     /// The form of the commands for IP addresses only: 28 bytes, of which an IPv4 address uses 16.
     pub(crate) fn to_ip_kernel(addr: SocketAddr) -> SocketAddressIn6 {
         let (storage, _) = Self::Ip(addr).to_kernel();
@@ -312,6 +317,7 @@ mod tests {
             if let Some(ip) = addr.ip() {
                 let old = Addr::to_ip_kernel(ip);
                 prop_assert_eq!(old.as_bytes(), &storage.as_bytes()[..28]);
+                prop_assert_eq!(Addr::from_ip_kernel(old), Some(addr));
             }
         }
 

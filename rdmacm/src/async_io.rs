@@ -99,8 +99,9 @@ impl runtime::sealed::Readiness for Readiness {
 
 /// Looks a name up in a thread of its own: async-io has no threads for blocking calls.
 async fn lookup_in_a_thread(name: Name) -> Result<Vec<Addr>> {
+    let text = name.to_string();
     let looking = in_thread("bareverbs-lookup", move || name.lookup());
-    looking.map_err(|error| Error::Name { verb: "lookup", error })?.await
+    looking.map_err(|error| Error::Name { verb: "Name::lookup", name: text, error })?.await
 }
 
 #[cfg(test)]

@@ -20,6 +20,8 @@
 //! # Ok::<(), bareverbs_rdmacm::Error>(())
 //! ```
 
+mod hint;
+
 use std::fmt;
 use std::fs::File;
 use std::io::{ErrorKind, Write};
@@ -34,12 +36,10 @@ use rustix::io::Errno;
 use zerocopy::FromBytes;
 use zerocopy::FromZeros;
 
+use self::hint::Asked;
 use crate::chardev;
 use crate::error::CommandError;
-use crate::{Error, Result};
-
-/// `ENOTSUPP` of the kernel, which has no name in user space.
-const ENOTSUPP: i32 = 524;
+use crate::{Addr, Error, Result};
 
 /// An open file of the connection manager: non-blocking, for this process only.
 ///
@@ -129,15 +129,23 @@ impl CmFile {
     fn write<C: Command>(
         &self,
         call: &Call<'_, C>,
-        asked: impl FnOnce() -> String,
+        asked: impl FnOnce() -> Asked,
     ) -> Result<(), CommandError> {
-        let refused = |errno, hint| {
+        self.submit(call).map_err(|errno| {
+            let (asked, number) = (asked(), C::INFO.number);
+            let hint = match errno {
+                Errno::STALE => Some("the file was opened before fork; open a channel in this process"),
+                errno => hint::hint(self, number, errno, &asked),
+            };
             let command = C::INFO.c.trim_start_matches("RDMA_USER_CM_CMD_");
-            Err(CommandError { command, asked: asked(), errno, hint })
-        };
+            CommandError { command, asked: asked.text, errno, hint }
+        })
+    }
+
+    /// Writes a command. `ESTALE`: a parent of this process has opened the file, and nothing is written.
+    fn submit<C: Command>(&self, call: &Call<'_, C>) -> Result<(), Errno> {
         if !self.is_of_this_process() {
-            let hint = "the file was opened before fork; open a channel in this process";
-            return refused(Errno::STALE, Some(hint));
+            return Err(Errno::STALE);
         }
         #[cfg(test)]
         if let Some(simulated) = &self.simulated {
@@ -150,10 +158,7 @@ impl CmFile {
             return match (&self.file).write(call.as_bytes()) {
                 Ok(_) => Ok(()),
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                Err(error) => {
-                    let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
-                    refused(errno, hint(C::INFO.number, errno))
-                }
+                Err(error) => Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
             };
         }
     }
@@ -165,62 +170,20 @@ impl AsFd for CmFile {
     }
 }
 
-/// The likely cause of a refusal.
-fn hint(command: u32, errno: Errno) -> Option<&'static str> {
-    const CONNECT: u32 = Connect::INFO.number;
-    const ACCEPT: u32 = Accept::INFO.number;
-    const BIND: u32 = Bind::INFO.number;
-    const LISTEN: u32 = Listen::INFO.number;
-    const RESOLVE_ADDR: u32 = ResolveAddr::INFO.number;
-    const RESOLVE_ROUTE: u32 = ResolveRoute::INFO.number;
-    const JOIN: u32 = JoinMcast::INFO.number;
-    const WRITE_EVENT: u32 = WriteCmEvent::INFO.number;
-    const RESOLVE_SERVICE: u32 = ResolveIbService::INFO.number;
-    match (command, errno) {
-        (BIND | LISTEN, Errno::ACCESS) => Some("ports below 1024 require CAP_NET_BIND_SERVICE"),
-        (_, Errno::ACCESS) => Some("the credentials of this process changed since the file was opened"),
-        (_, Errno::NXIO) => Some("the RDMA device was removed; only destroy the identifier"),
-        (BIND, Errno::NODEV) => Some(
-            "the address is local, but its network interface has no RDMA device; after the address was \
-             added, the device has it with a short delay",
-        ),
-        (BIND | LISTEN, Errno::ADDRINUSE) => {
-            Some("another identifier uses the port of this port space: use another port, or port 0")
-        }
-        (BIND, Errno::ADDRNOTAVAIL) => Some("the address is not one of this host"),
-        (BIND, Errno::INVAL) => {
-            Some("the identifier is bound already, or an IPv6 link-local address has no scope id")
-        }
-        (LISTEN, Errno::INVAL) => Some("the identifier listens already, or is in use as a client"),
-        (CONNECT, Errno::INVAL) => {
-            Some("the route is not resolved, or the identifier was used for a connection")
-        }
-        (ACCEPT, Errno::INVAL) => {
-            Some("no request or response is pending: it was accepted before, or the peer gave up")
-        }
-        (RESOLVE_ADDR, Errno::NETUNREACH) => {
-            Some("this host has no IP route to the address: `ip route get ADDRESS` shows it")
-        }
-        (RESOLVE_ADDR, Errno::NODEV) => Some("the network interface of the route has no RDMA device"),
-        (RESOLVE_ADDR, Errno::ADDRNOTAVAIL) => Some("the source address is not one of this host"),
-        (RESOLVE_ADDR, Errno::INVAL) => {
-            Some("the identifier has resolved or is resolving an address already")
-        }
-        (RESOLVE_ROUTE, Errno::INVAL) => Some("the address is not resolved, or the time limit is 0"),
-        (RESOLVE_ROUTE, Errno::NODEV) => Some(
-            "the address has no network interface with an RDMA device: loopback addresses have none; use the \
-             address of the device's own interface",
-        ),
-        (JOIN, Errno::INVAL) => Some("the identifier is not for datagrams, or is not bound to a device"),
-        (JOIN, errno) if errno.raw_os_error() == ENOTSUPP => Some("RoCE v2 has no IPv6 multicast groups"),
-        (WRITE_EVENT | RESOLVE_SERVICE, Errno::INVAL) => Some("Linux 7.2 and later have this command"),
-        _ => None,
-    }
+/// Describes a request without its padding and addresses.
+fn describe(id: u32, more: fmt::Arguments<'_>) -> Asked {
+    Asked { id: Some(id), ..Asked::new(format!("id {id}{more}")) }
 }
 
-/// Describes a request without its padding and addresses.
-fn describe(id: u32, more: fmt::Arguments<'_>) -> String {
-    format!("id {id}{more}")
+/// Describes a resolution.
+fn resolution(id: u32, local: Option<Addr>, peer: Option<Addr>, timeout_ms: u32) -> Asked {
+    let from = local.map_or_else(String::new, |local| format!(" from {local}"));
+    let peer_text = text(peer);
+    describe(id, format_args!(", {peer_text}{from}, at most {timeout_ms} ms")).local(local).peer(peer)
+}
+
+fn text(addr: Option<Addr>) -> String {
+    addr.map_or_else(|| "an address of an unknown family".into(), |addr| addr.to_string())
 }
 
 /// Declares functions that write a request: `name(Command) -> Response, |request| description`.
@@ -241,15 +204,21 @@ macro_rules! commands {
 
 commands! {
     /// CREATE_ID: creates an identifier. `uid` 0 gets no events.
-    create_id(CreateId) -> CreateIdResp, |request| format!("{:?}, QP type {}", request.ps, request.qp_type);
+    create_id(CreateId) -> CreateIdResp, |request| {
+        Asked::new(format!("{:?}, QP type {}", request.ps, request.qp_type))
+    };
     /// DESTROY_ID: destroys an identifier, its undelivered events and the children in them. It
     /// blocks while the kernel handles an event of it or sends its messages.
     destroy_id(DestroyId) -> DestroyIdResp, |request| describe(request.id, format_args!(""));
     /// BIND_IP: [`bind`] for IP addresses.
-    bind_ip(BindIp) -> (), |request| describe(request.id, format_args!(""));
+    bind_ip(BindIp) -> (), |request| {
+        let local = Addr::from_ip_kernel(request.addr);
+        describe(request.id, format_args!(", {}", text(local))).local(local)
+    };
     /// RESOLVE_IP: [`resolve_addr`] for IP addresses.
     resolve_ip(ResolveIp) -> (), |request| {
-        describe(request.id, format_args!(", at most {} ms", request.timeout_ms))
+        let [local, peer] = [request.src_addr, request.dst_addr].map(Addr::from_ip_kernel);
+        resolution(request.id, local, peer, request.timeout_ms)
     };
     /// RESOLVE_ROUTE: resolves the route.
     resolve_route(ResolveRoute) -> (), |request| {
@@ -274,35 +243,38 @@ commands! {
     /// NOTIFY: passes an asynchronous event of the QP to the kernel.
     notify(Notify) -> (), |request| describe(request.id, format_args!(", event {:?}", request.event));
     /// JOIN_IP_MCAST: [`join_mcast`] for IP addresses, as a full member.
-    join_ip_mcast(JoinIpMcast) -> CreateIdResp, |request| describe(request.id, format_args!(""));
+    join_ip_mcast(JoinIpMcast) -> CreateIdResp, |request| {
+        describe(request.id, format_args!(", {}", text(Addr::from_ip_kernel(request.addr))))
+    };
     /// LEAVE_MCAST: leaves a group. The id is that of the membership.
-    leave_mcast(LeaveMcast) -> DestroyIdResp, |request| format!("membership {}", request.id);
+    leave_mcast(LeaveMcast) -> DestroyIdResp, |request| Asked::new(format!("membership {}", request.id));
     /// MIGRATE_ID: moves an identifier from the file with descriptor `fd` to this file.
     migrate_id(MigrateId) -> MigrateIdResp, |request| describe(request.id, format_args!(", fd {}", request.fd));
     /// QUERY of addresses or GIDs.
     query_addr(Query) -> QueryAddrResp, |request| describe(request.id, format_args!(", {:?}", request.option));
     /// BIND: binds to an address of any family.
-    bind(Bind) -> (), |request| describe(request.id, format_args!(", {}", address(&request.addr)));
+    bind(Bind) -> (), |request| {
+        let local = Addr::from_kernel(&request.addr);
+        describe(request.id, format_args!(", {}", text(local))).local(local)
+    };
     /// RESOLVE_ADDR: resolves an address of any family.
     resolve_addr(ResolveAddr) -> (), |request| {
-        let address = address(&request.dst_addr);
-        describe(request.id, format_args!(", {address}, at most {} ms", request.timeout_ms))
+        let [local, peer] = [request.src_addr, request.dst_addr].map(|addr| Addr::from_kernel(&addr));
+        resolution(request.id, local, peer, request.timeout_ms)
     };
     /// JOIN_MCAST: joins a multicast group of any family.
     join_mcast(JoinMcast) -> CreateIdResp, |request| {
-        describe(request.id, format_args!(", {}, {:?}", address(&request.addr), request.join_flags))
+        let group = text(Addr::from_kernel(&request.addr));
+        describe(request.id, format_args!(", {group}, {:?}", request.join_flags))
     };
     /// RESOLVE_IB_SERVICE: resolves services of the subnet administrator. Linux 7.2 and later.
     resolve_ib_service(ResolveIbService) -> (), |request| {
         describe(request.id, format_args!(", service {:#x}", request.ibs.service_id))
     };
     /// WRITE_CM_EVENT: queues an event of the application. Linux 7.2 and later.
-    write_cm_event(WriteCmEvent) -> (), |request| describe(request.id, format_args!(", {:?}", request.event));
-}
-
-fn address(storage: &address::SocketAddressStorage) -> String {
-    crate::Addr::from_kernel(storage)
-        .map_or_else(|| format!("address family {}", storage.family.0), |addr| addr.to_string())
+    write_cm_event(WriteCmEvent) -> (), |request| {
+        describe(request.id, format_args!(", {:?}", request.event)).event(request.event)
+    };
 }
 
 /// QUERY of paths or services, into `room`.
@@ -326,7 +298,7 @@ pub fn get_event(file: &CmFile) -> Result<Option<EventResp>> {
     }
     let mut response = EventResp::zeroed();
     let call = Call::<GetEvent>::new(GetEventReq::zeroed(), &mut response);
-    match file.write(&call, String::new) {
+    match file.write(&call, Asked::default) {
         Ok(()) => Ok(Some(response)),
         Err(error) if error.errno == Errno::AGAIN => Ok(None),
         Err(error) => Err(error.into()),
@@ -345,14 +317,15 @@ pub fn set_option(file: &CmFile, mut request: SetOptionReq, value: &[u8]) -> Res
     let call = Call::<SetOption>::new(request, &mut response);
     file.write(&call, || {
         let SetOptionReq { level, optname: option, .. } = request;
-        match option_name(level, option) {
+        let asked = match option_name(level, option) {
             // Only values of a few bytes: paths are long.
             Some(_) if value.len() <= 8 => {
                 describe(request.id, format_args!(", {}", DecodedOption { level, option, bytes: value }))
             }
             Some(name) => describe(request.id, format_args!(", {name}, {} bytes", value.len())),
             None => describe(request.id, format_args!(", level {}, option {option}", level.0)),
-        }
+        };
+        asked.option(level, option)
     })?;
     Ok(())
 }

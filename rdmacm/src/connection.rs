@@ -44,7 +44,7 @@
 mod exchange;
 
 use std::fmt;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -60,7 +60,7 @@ use crate::param::PrivateData;
 pub use crate::qp::{ConnectOptions, ConnectQueue};
 use crate::qp::{bring_up, check_type};
 use crate::steps::{self, Deadline, Wait, run};
-use crate::{Addr, CmId, ConnectRequest, Error, IdOptions, PeerParam, Result, name};
+use crate::{Addr, CmId, ConnectRequest, Error, IdOptions, PeerParam, Result, ToAddrs, name};
 
 /// A list of open devices, each with one protection domain (PD), that connections share. Clones are
 /// the same list.
@@ -184,7 +184,7 @@ fn peer_addr(id: &CmId) -> Result<Addr> {
 /// Calls `each` with the addresses of a name until one succeeds.
 pub(crate) fn each_address<T>(
     verb: &'static str,
-    addrs: impl ToSocketAddrs,
+    addrs: impl ToAddrs,
     mut each: impl FnMut(SocketAddr) -> Result<T>,
 ) -> Result<T> {
     let mut last = None;
@@ -221,7 +221,7 @@ impl Listener {
     /// - The errors of [`EventChannel::new`], [`CmId::bind_addr`] and [`CmId::listen`].
     #[doc(alias = "rdma_create_ep")]
     #[doc(alias = "rdma_getaddrinfo")]
-    pub fn bind(addrs: impl ToSocketAddrs) -> Result<Self> {
+    pub fn bind(addrs: impl ToAddrs) -> Result<Self> {
         Self::bind_with(&IdOptions::default(), addrs)
     }
 
@@ -239,7 +239,7 @@ impl Listener {
     /// As for [`Listener::bind`] and [`IdOptions::apply`].
     #[doc(alias = "rdma_create_ep")]
     #[doc(alias = "rdma_set_option")]
-    pub fn bind_with(options: &IdOptions, addrs: impl ToSocketAddrs) -> Result<Self> {
+    pub fn bind_with(options: &IdOptions, addrs: impl ToAddrs) -> Result<Self> {
         each_address("Listener::bind", addrs, |addr| {
             let id = options.create_id(&EventChannel::new()?)?;
             id.bind_addr(addr)?;
@@ -529,7 +529,7 @@ impl Connector {
     /// As for [`Route::resolve`].
     #[doc(alias = "rdma_resolve_addr")]
     #[doc(alias = "rdma_resolve_route")]
-    pub fn resolve(&self, addrs: impl ToSocketAddrs, limit: Duration) -> Result<Route> {
+    pub fn resolve(&self, addrs: impl ToAddrs, limit: Duration) -> Result<Route> {
         each_address("Connector::resolve", addrs, |addr| {
             run(self.resolve_with(&Deadline::new(limit), addr.into(), limit))
         })
@@ -560,7 +560,7 @@ impl Connector {
     #[doc(alias = "rdma_getaddrinfo")]
     pub fn connect(
         &self,
-        addrs: impl ToSocketAddrs,
+        addrs: impl ToAddrs,
         options: &EndpointOptions,
         limit: Duration,
     ) -> Result<Connection<Endpoint>> {
@@ -601,7 +601,7 @@ impl Route {
     #[doc(alias = "rdma_resolve_addr")]
     #[doc(alias = "rdma_resolve_route")]
     #[doc(alias = "rdma_getaddrinfo")]
-    pub fn resolve(addrs: impl ToSocketAddrs, limit: Duration) -> Result<Self> {
+    pub fn resolve(addrs: impl ToAddrs, limit: Duration) -> Result<Self> {
         Self::resolve_with(&IdOptions::default(), addrs, limit)
     }
 
@@ -610,7 +610,7 @@ impl Route {
     /// # Errors
     /// As for [`Route::resolve`]; [`Error::Command`] with `EADDRNOTAVAIL`: the address is not local.
     #[doc(alias = "rdma_resolve_addr")]
-    pub fn resolve_from(src: Option<Addr>, addrs: impl ToSocketAddrs, limit: Duration) -> Result<Self> {
+    pub fn resolve_from(src: Option<Addr>, addrs: impl ToAddrs, limit: Duration) -> Result<Self> {
         Self::resolve_with(&IdOptions { source: src, ..IdOptions::default() }, addrs, limit)
     }
 
@@ -620,7 +620,7 @@ impl Route {
     /// As for [`Route::resolve_from`] and [`IdOptions::apply`].
     #[doc(alias = "rdma_resolve_addr")]
     #[doc(alias = "rdma_set_option")]
-    pub fn resolve_with(options: &IdOptions, addrs: impl ToSocketAddrs, limit: Duration) -> Result<Self> {
+    pub fn resolve_with(options: &IdOptions, addrs: impl ToAddrs, limit: Duration) -> Result<Self> {
         each_address("Route::resolve", addrs, |addr| {
             let channel = EventChannel::private()?;
             run(Self::on_channel(&Deadline::new(limit), &channel, options, addr.into(), limit))

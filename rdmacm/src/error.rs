@@ -7,9 +7,8 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-use crate::CmId;
-use crate::PrivateData;
 use crate::event::{Rejected, RouteStatus, SidrStatus};
+use crate::{Addr, CmId, PrivateData};
 
 /// The result of a call of the connection manager.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -56,10 +55,12 @@ pub enum Error {
         reason: String,
     },
     /// A host or service name was not resolved.
-    #[error("{verb}: the name was not resolved: {error}")]
+    #[error("{verb}: the name {name:?} was not resolved: {error}")]
     Name {
         /// The call.
         verb: &'static str,
+        /// The name: a host, with its port if it has one, or a service.
+        name: String,
         /// The error of the system's resolver.
         error: io::Error,
     },
@@ -89,14 +90,24 @@ pub enum Error {
     #[error("resolving the route failed: {0}")]
     Route(RouteStatus),
     /// The peer, or the kernel for it, rejected the connection.
-    #[error("the connection was rejected: {0}")]
+    #[error("the connection{} was rejected: {}", to_peer(.0.peer), .0)]
     Rejected(Box<Rejected>),
     /// The peer did not answer. `ETIMEDOUT`, unless the kernel reports another errno.
     #[error("the peer is unreachable: {0}")]
     Unreachable(Errno),
-    /// The peer refused the SIDR request of a datagram QP. The data is from its application.
-    #[error("the peer refused the SIDR request for its datagram QP: {}{}", .0, private_data_text(.1))]
-    Sidr(SidrStatus, Box<PrivateData>),
+    /// The peer refused the SIDR request of a datagram QP.
+    #[error(
+        "the SIDR request{} for a datagram QP was refused: {status}{}", to_peer(*peer),
+        private_data_text(private_data)
+    )]
+    Sidr {
+        /// The address that the request was for.
+        peer: Option<Addr>,
+        /// The peer's answer.
+        status: SidrStatus,
+        /// Data from the application of the peer.
+        private_data: Box<PrivateData>,
+    },
     /// Joining a multicast group failed.
     #[error("joining the multicast group failed: {0}")]
     Multicast(Errno),
@@ -253,7 +264,8 @@ fn open_hint(errno: Errno) -> &'static str {
         Errno::NOENT => {
             ": the kernel has the device, but its node is missing: start udev, or pass the node into the container"
         }
-        Errno::ACCESS | Errno::PERM => ": the node should have mode 0666",
+        Errno::ACCESS => ": the node should have mode 0666",
+        Errno::PERM => ": a device cgroup of the container forbids it: pass the device into the container",
         errno => descriptor_hint(errno),
     }
 }
@@ -285,19 +297,31 @@ fn timeout_hint(verb: &str) -> &'static str {
 
 /// Private data that is not only zeros.
 pub(crate) fn private_data_text(data: &PrivateData) -> String {
-    match data.iter().any(|byte| *byte != 0) {
-        true => format!(", private data {data:?}"),
-        false => String::new(),
+    match data.is_zero() {
+        false => format!(", private data {data:?}"),
+        true => String::new(),
     }
+}
+
+fn to_peer(peer: Option<Addr>) -> String {
+    peer.map_or_else(String::new, |peer| format!(" to {peer}"))
 }
 
 fn address_hint(errno: Errno) -> &'static str {
     match errno {
         Errno::NODEV => {
             ": the network interface of the route has no RDMA device: use the IP address of a device, also \
-             for a peer on this host"
+             for a peer on this host; after an address was added, the device has it with a short delay"
         }
         Errno::TIMEDOUT => ": no neighbour answered",
+        Errno::NETUNREACH | Errno::HOSTUNREACH => {
+            ": the IP route to the address was removed, or its interface is down"
+        }
+        Errno::ADDRNOTAVAIL => ": the route has a gateway on an InfiniBand network, which needs ibacm",
+        Errno::INVAL => {
+            ": the port space is IPOIB and the device not InfiniBand; or the answer to a datagram request has \
+             another Q_Key than the identifier"
+        }
         _ => "",
     }
 }
@@ -331,7 +355,7 @@ impl Error {
             (Self::PeerAddress { .. }, _) => ErrorKind::InvalidData,
             (Self::NoConnectionManager, _) => ErrorKind::NotFound,
             (Self::Invalid { .. } | Self::PrivateData { .. }, _) => ErrorKind::InvalidInput,
-            (Self::Rejected(_) | Self::Sidr(..), _) => ErrorKind::ConnectionRefused,
+            (Self::Rejected(_) | Self::Sidr { .. }, _) => ErrorKind::ConnectionRefused,
             (Self::Withdrawn { .. }, _) => ErrorKind::ConnectionAborted,
             (Self::Disconnected { .. }, _) => ErrorKind::ConnectionReset,
             (Self::DeviceRemoved { .. }, _) => ErrorKind::NotConnected,

@@ -7,11 +7,11 @@ use bareverbs_uapi::rdma_cm::structs::{EventResp, UdParam};
 use bareverbs_uapi::rdma_cm::{EventParam, EventType};
 use rustix::io::Errno;
 
-use crate::Key;
 use crate::error::private_data_text;
 use crate::param::{PeerParam, PrivateData};
 use crate::qp::ah_attr;
 use crate::request::ConnectRequest;
+use crate::{Addr, Key};
 
 /// An event of an identifier or of a multicast membership.
 ///
@@ -237,10 +237,22 @@ pub struct Rejected {
     pub reason: RejectReason,
     /// Data from the application of the peer.
     pub private_data: PrivateData,
+    /// The address of the peer. `None` in an event, which names its identifier by a key:
+    /// [`CmId::addresses`](crate::CmId::addresses).
+    pub peer: Option<Addr>,
 }
 
 impl fmt::Display for Rejected {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The kernel rejects for the application, without data (`cm_destroy_id` and `cma_ib_req_handler`).
+        if self.reason == RejectReason::Consumer && self.private_data.is_zero() {
+            return write!(
+                f,
+                "the application rejected it, dropped the request, or listens on the port with another \
+                 address (reason {})",
+                self.reason.code()
+            );
+        }
         write!(f, "{}{}", self.reason, private_data_text(&self.private_data))
     }
 }
@@ -459,6 +471,7 @@ pub(crate) fn parse(resp: &EventResp, qp_type: QpType) -> EventKind {
         (EventType::REJECTED, EventParam::Conn(param)) => EventKind::Rejected(Rejected {
             reason: RejectReason::from(status.cast_unsigned()),
             private_data: PrivateData::new(param.private_data, param.private_data_len),
+            peer: None,
         }),
         (EventType::ESTABLISHED, EventParam::Ud(param)) => {
             EventKind::Established(Some(UdPeer::from_kernel(&param)))

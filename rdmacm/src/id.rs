@@ -313,11 +313,16 @@ impl CmId {
     ///
     /// # Errors
     /// [`Error::Command`] with
-    /// - `EADDRNOTAVAIL`: the address is not local.
-    /// - `ENODEV`: it is local, but its network interface has no RDMA device.
-    /// - `EADDRINUSE`: the port is in use in this port space.
-    /// - `EINVAL`: the identifier is bound already; a link-local IPv6 address without scope id.
+    /// - `EADDRNOTAVAIL`: the address is not local; another identifier uses the port, and one of the two
+    ///   has an unspecified or loopback address; no port is free, if it is 0.
+    /// - `EADDRINUSE`: another identifier uses the address and the port in this port space.
+    /// - `ENODEV`: the address is local, but its network interface has no RDMA device; no interface has
+    ///   the scope id.
+    /// - `EINVAL`: the identifier is bound already; a link-local IPv6 address without scope id;
+    ///   [`PortSpace::Ipoib`] on RoCE.
     /// - `EACCES`: ports below 1024 require `CAP_NET_BIND_SERVICE`.
+    ///
+    /// The error names the cause: it looks which one it is.
     #[doc(alias = "rdma_bind_addr")]
     pub fn bind_addr(&self, addr: impl Into<Addr>) -> Result<()> {
         let own = addr.into();
@@ -346,10 +351,13 @@ impl CmId {
     /// # Errors
     /// No event follows then.
     ///
-    /// - [`Error::Command`] with `ENETUNREACH`, `EADDRNOTAVAIL`, `ENODEV`: no route, no such local
-    ///   address, no RDMA device at it.
+    /// - [`Error::Command`] with `ENETUNREACH`, `EHOSTUNREACH`, `EACCES`: no route, or one that rejects
+    ///   the address. `EACCES` is also the errno of a source port below 1024.
+    /// - [`Error::Command`] with `EADDRNOTAVAIL`, `EADDRINUSE`, `ENODEV`: those of
+    ///   [`CmId::bind_addr`], for `src`. `EADDRNOTAVAIL` also: the route has a gateway on InfiniBand, and
+    ///   no ibacm runs.
     /// - [`Error::Command`] with `EINVAL`: the identifier has resolved an address already, or is
-    ///   resolving one; or the two addresses differ in their family.
+    ///   resolving one; the two addresses differ in their family; a blackhole route.
     #[doc(alias = "rdma_resolve_addr")]
     pub fn resolve_addr(&self, src: Option<Addr>, dst: impl Into<Addr>, timeout: Duration) -> Result<()> {
         let dst = dst.into();
@@ -381,7 +389,7 @@ impl CmId {
     /// - [`Error::Invalid`]: `timeout` is 0.
     /// - [`Error::Command`] with `ENODEV`: the address is a loopback address, on RoCE.
     /// - [`Error::Command`] with `EINVAL`: the address is not resolved, or the MTU of the network
-    ///   interface is too small.
+    ///   interface is below 352 bytes. With `EAGAIN`: the port knows no subnet manager.
     #[doc(alias = "rdma_resolve_route")]
     pub fn resolve_route(&self, timeout: Duration) -> Result<()> {
         if timeout.is_zero() {
@@ -400,8 +408,9 @@ impl CmId {
     /// until the peer repeats them, and requests of datagram QPs are refused.
     ///
     /// # Errors
-    /// [`Error::Command`] with `EADDRINUSE`: another identifier listens on the port. With `EINVAL`:
-    /// the identifier listens already, or is in use as a client.
+    /// [`Error::Command`] with `EADDRINUSE` or `EADDRNOTAVAIL`: the port is one that several identifiers
+    /// [use](CmId::set_reuse_addr). With `EINVAL`: the identifier listens already, or is in use as a
+    /// client; a service of the kernel listens on its service ID.
     #[doc(alias = "rdma_listen")]
     pub fn listen(&self, backlog: u32) -> Result<()> {
         // The kernel resets the count of waiting requests even if it then refuses a second call.

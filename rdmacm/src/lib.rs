@@ -106,7 +106,7 @@ pub use error::{CommandError, DestroyError, Error, Feature, Result};
 pub use id::{Addresses, BoundDevice, CmId, IbService, ServiceKey};
 pub use key::Key;
 pub use multicast::JoinMode;
-pub use name::{AddrFamily, AddrHints, AddrInfo, Name};
+pub use name::{AddrFamily, AddrHints, AddrInfo, Name, ToAddrs};
 pub use option::{IdOptions, PathRecord};
 pub use param::{ConnParam, Message, PeerParam, PrivateData};
 pub use request::ConnectRequest;

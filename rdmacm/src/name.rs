@@ -9,22 +9,68 @@ use bareverbs::{Gid, QpType};
 
 use crate::{Addr, CmId, Error, EventChannel, IbAddr, PortSpace, Result};
 
-/// The addresses of a name.
-pub(crate) fn resolve(verb: &'static str, name: impl ToSocketAddrs) -> Result<Vec<SocketAddr>> {
-    let found: Vec<_> = name.to_socket_addrs().map_err(|error| failed(verb, error))?.collect();
-    match found.is_empty() {
-        true => Err(Error::invalid(verb, "the name has no address")),
-        false => Ok(found),
+/// IP addresses with ports, or a host name with a port that the system resolves. Errors contain its
+/// text.
+///
+/// The types are those that the standard library implements [`ToSocketAddrs`] for.
+///
+/// ```
+/// use bareverbs_rdmacm::ToAddrs;
+/// use std::net::Ipv4Addr;
+///
+/// assert_eq!(("server", 7174).to_name(), "server:7174");
+/// assert_eq!((Ipv4Addr::LOCALHOST, 7174).to_name(), "127.0.0.1:7174");
+/// ```
+pub trait ToAddrs: ToSocketAddrs {
+    /// The addresses or the name as text.
+    fn to_name(&self) -> String;
+}
+
+macro_rules! names {
+    ($($type:ty: |$name:ident| $text:expr;)*) => {$(
+        impl ToAddrs for $type {
+            fn to_name(&self) -> String {
+                let $name = self;
+                $text
+            }
+        }
+    )*};
+}
+
+names! {
+    str: |name| name.to_owned();
+    String: |name| name.clone();
+    (&str, u16): |name| format!("{}:{}", name.0, name.1);
+    (String, u16): |name| format!("{}:{}", name.0, name.1);
+    SocketAddr: |addr| addr.to_string();
+    SocketAddrV4: |addr| addr.to_string();
+    SocketAddrV6: |addr| addr.to_string();
+    (IpAddr, u16): |addr| SocketAddr::from(*addr).to_string();
+    (Ipv4Addr, u16): |addr| SocketAddr::from(*addr).to_string();
+    (Ipv6Addr, u16): |addr| SocketAddr::from(*addr).to_string();
+    &[SocketAddr]: |addrs| addrs.iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(", ");
+}
+
+impl<T: ToAddrs + ?Sized> ToAddrs for &T {
+    fn to_name(&self) -> String {
+        (**self).to_name()
     }
 }
 
-/// The error of a resolution. Text that can't be a name is an invalid argument.
-fn failed(verb: &'static str, error: io::Error) -> Error {
-    match error.kind() {
-        ErrorKind::InvalidInput => {
-            Error::invalid(verb, format!("{error}: use HOST:PORT, such as 10.1.0.1:7174"))
+/// The addresses of a name.
+pub(crate) fn resolve(verb: &'static str, name: impl ToAddrs) -> Result<Vec<SocketAddr>> {
+    let found = name.to_socket_addrs().map(Iterator::collect::<Vec<_>>);
+    match found {
+        Ok(found) if found.is_empty() => {
+            Err(Error::invalid(verb, format!("the name {:?} has no address", name.to_name())))
         }
-        _ => Error::Name { verb, error },
+        Ok(found) => Ok(found),
+        // Text that can't be a name is an invalid argument.
+        Err(error) if error.kind() == ErrorKind::InvalidInput => {
+            let reason = format!("{:?}: {error}: use HOST:PORT, such as 10.1.0.1:7174", name.to_name());
+            Err(Error::invalid(verb, reason))
+        }
+        Err(error) => Err(Error::Name { verb, name: name.to_name(), error }),
     }
 }
 
@@ -220,12 +266,12 @@ impl AddrInfo {
             }
             (Some(host), family) => match numeric(host) {
                 Some(addr) => of_family([addr], family),
-                None if hints.numeric_host => return Err(unknown("the host is not a numeric address")),
+                None if hints.numeric_host => return Err(unknown(host, "the host is not a numeric address")),
                 None => of_family(resolve(LOOKUP, (host, 0))?, family),
             },
         };
         match addrs.is_empty() {
-            true => Err(unknown("the host has no address of the family")),
+            true => Err(unknown(host.unwrap_or_default(), "the host has no address of the family")),
             false => Ok(addrs.into_iter().map(info).collect()),
         }
     }
@@ -268,8 +314,8 @@ fn of_family(addrs: impl IntoIterator<Item = SocketAddr>, family: Option<AddrFam
     addrs.into_iter().filter(fits).map(Addr::from).collect()
 }
 
-fn unknown(reason: &'static str) -> Error {
-    Error::Name { verb: LOOKUP, error: io::Error::new(ErrorKind::NotFound, reason) }
+fn unknown(name: &str, reason: &'static str) -> Error {
+    Error::Name { verb: LOOKUP, name: name.to_owned(), error: io::Error::new(ErrorKind::NotFound, reason) }
 }
 
 /// An IP address as text. The scope of an IPv6 address is a number or the name of an interface.
@@ -300,7 +346,7 @@ fn port_of(service: &str, qp_type: QpType, table: &Path) -> Result<u16> {
         let (name, port) = (words.next()?, words.next()?.strip_suffix(protocol)?.strip_suffix('/')?);
         (name == service || words.any(|alias| alias == service)).then(|| port.parse().ok())?
     });
-    found.ok_or_else(|| unknown("the service is unknown"))
+    found.ok_or_else(|| unknown(service, "the service is unknown"))
 }
 
 #[cfg(test)]
@@ -326,6 +372,30 @@ mod tests {
         assert!(matches!(refused, Error::Invalid { verb: "Name::lookup", .. }), "{refused}");
         let unknown = Name::from("no-such-host.invalid:1").lookup().unwrap_err();
         assert!(matches!(unknown, Error::Name { verb: "Name::lookup", .. }), "{unknown}");
+        let text = "Name::lookup: the name \"no-such-host.invalid:1\" was not resolved: ";
+        assert!(unknown.to_string().starts_with(text), "{unknown}");
+        let text = "Name::lookup: \"no-port\": ";
+        assert!(refused.to_string().starts_with(text), "{refused}");
+    }
+
+    #[test]
+    fn errors_contain_the_name() {
+        let name = |error: Error| match error {
+            Error::Name { name, .. } => name,
+            other => panic!("{other}"),
+        };
+        let host = "no-such-host.invalid";
+        assert_eq!(name(resolve("test", (host, 7)).unwrap_err()), format!("{host}:7"));
+        assert_eq!(name(resolve("test", (host.to_owned(), 7)).unwrap_err()), format!("{host}:7"));
+        let unknown = AddrInfo::lookup(Some(host), None, &AddrHints::default()).unwrap_err();
+        assert_eq!(name(unknown), format!("{host}:0"));
+        let unknown = AddrInfo::lookup(Some("10.0.0.1"), Some("no-service"), &AddrHints::default());
+        assert_eq!(name(unknown.unwrap_err()), "no-service");
+        let addrs = [SocketAddr::from((Ipv4Addr::LOCALHOST, 1)), SocketAddr::from((Ipv6Addr::LOCALHOST, 2))];
+        assert_eq!((&addrs[..]).to_name(), "127.0.0.1:1, [::1]:2");
+        let SocketAddr::V6(v6) = addrs[1] else { panic!() };
+        assert_eq!([v6.to_name(), (*v6.ip(), 2).to_name(), (addrs[1].ip(), 2).to_name()], ["[::1]:2"; 3]);
+        assert_eq!([String::from("a:1").to_name(), "a:1".to_name(), (&"a:1").to_name()], ["a:1"; 3]);
     }
 
     #[test]
@@ -361,7 +431,8 @@ mod tests {
             assert!(matches!(unknown, Error::Name { .. }), "{host}: {unknown}");
         }
         let v6 = AddrHints { family: Some(AddrFamily::V6), ..hints };
-        let text = "AddrInfo::lookup: the name was not resolved: the host has no address of the family";
+        let text = "AddrInfo::lookup: the name \"10.0.0.1\" was not resolved: the host has no address of the \
+                    family";
         assert_eq!(lookup(Some("10.0.0.1"), None, v6).unwrap_err().to_string(), text);
         assert!(!lookup(Some("localhost"), None, AddrHints::default()).unwrap().is_empty());
     }

@@ -85,6 +85,11 @@ impl PrivateData {
     pub(crate) fn new(bytes: [u8; MAX_PRIVATE_DATA], length: u8) -> Self {
         Self { length, bytes }
     }
+
+    /// Whether there is nothing but padding.
+    pub(crate) fn is_zero(&self) -> bool {
+        self.iter().all(|byte| *byte == 0)
+    }
 }
 
 impl Deref for PrivateData {

@@ -83,7 +83,9 @@ fn failure(kind: EventKind, verb: &'static str) -> Option<Error> {
         EventKind::ConnectError(errno) | EventKind::Unreachable(Unreachable::Errno(errno)) => {
             Error::Unreachable(errno)
         }
-        EventKind::Unreachable(Unreachable::Sidr(status, data)) => Error::Sidr(status, Box::new(data)),
+        EventKind::Unreachable(Unreachable::Sidr(status, data)) => {
+            Error::Sidr { peer: None, status, private_data: Box::new(data) }
+        }
         EventKind::Disconnected(_) => Error::Disconnected { verb },
         EventKind::DeviceRemoval => Error::DeviceRemoved { verb },
         EventKind::AddrinfoError(errno) => Error::Address(errno),
@@ -101,7 +103,21 @@ const PENDING: Duration = Duration::from_millis(100);
 pub(crate) fn refused(id: &CmId, verb: &'static str, error: Error) -> Error {
     let end = Instant::now().checked_add(PENDING);
     let events = std::iter::from_fn(|| id.channel().wait_until(Some(id.key()), end).ok().flatten());
-    cause(error, verb, id.key(), events)
+    with_peer(id, cause(error, verb, id.key(), events))
+}
+
+/// Adds the address of the peer to a refusal of the peer.
+fn with_peer(id: &CmId, mut error: Error) -> Error {
+    if let Error::Rejected(rejected) = &mut error {
+        rejected.peer = peer_of(id);
+    } else if let Error::Sidr { peer, .. } = &mut error {
+        *peer = peer_of(id);
+    }
+    error
+}
+
+fn peer_of(id: &CmId) -> Option<Addr> {
+    id.addresses().ok()?.peer
 }
 
 /// The error of a command that answers a request. After the peer has given up, the kernel refuses it with
@@ -210,6 +226,7 @@ pub(crate) async fn connect(wait: &impl Wait, id: &CmId, param: &ConnParam<'_>) 
         other => ControlFlow::Continue(other),
     })
     .await
+    .map_err(|error| with_peer(id, error))
 }
 
 /// Asks for the address of a datagram QP.
@@ -224,6 +241,7 @@ pub(crate) async fn connect_datagram(wait: &impl Wait, id: &CmId, private_data: 
         other => ControlFlow::Continue(other),
     })
     .await
+    .map_err(|error| with_peer(id, error))
 }
 
 /// Waits until the peer has confirmed an accepted request.
@@ -233,6 +251,7 @@ pub(crate) async fn established(wait: &impl Wait, id: &CmId) -> Result<()> {
         other => ControlFlow::Continue(other),
     })
     .await
+    .map_err(|error| with_peer(id, error))
 }
 
 /// The next request to a listener, on the listener's channel.
@@ -327,7 +346,8 @@ mod tests {
 
     #[test]
     fn failures_end_the_step_with_their_error() {
-        let rejected = Rejected { reason: RejectReason::Consumer, private_data: PrivateData::EMPTY };
+        let rejected =
+            Rejected { reason: RejectReason::Consumer, private_data: PrivateData::EMPTY, peer: None };
         let unreachable = |errno| EventKind::Unreachable(Unreachable::Errno(errno));
         let sidr = EventKind::Unreachable(Unreachable::Sidr(SidrStatus::NoQp, PrivateData::EMPTY));
         type IsIt = fn(&Error) -> bool;
@@ -337,7 +357,7 @@ mod tests {
             (EventKind::Rejected(rejected), |e| matches!(e, Error::Rejected(_))),
             (EventKind::ConnectError(Errno::IO), |e| matches!(e, Error::Unreachable(Errno::IO))),
             (unreachable(Errno::TIMEDOUT), |e| matches!(e, Error::Unreachable(Errno::TIMEDOUT))),
-            (sidr, |e| matches!(e, Error::Sidr(SidrStatus::NoQp, _))),
+            (sidr, |e| matches!(e, Error::Sidr { status: SidrStatus::NoQp, .. })),
             (EventKind::Disconnected(None), |e| matches!(e, Error::Disconnected { verb: "connect" })),
             (EventKind::DeviceRemoval, |e| matches!(e, Error::DeviceRemoved { verb: "connect" })),
             (EventKind::MulticastError(None), |e| matches!(e, Error::Multicast(Errno::IO))),
@@ -361,7 +381,8 @@ mod tests {
 
     #[test]
     fn event_explains_the_command_that_its_state_refuses() {
-        let rejected = Rejected { reason: RejectReason::Consumer, private_data: PrivateData::EMPTY };
+        let rejected =
+            Rejected { reason: RejectReason::Consumer, private_data: PrivateData::EMPTY, peer: None };
         let error = cause_of(Errno::INVAL, [EventKind::AddrChange, EventKind::Rejected(rejected)]);
         assert!(matches!(error, Error::Rejected(_)), "{error}");
         let error = cause_of(Errno::INVAL, [EventKind::Disconnected(None)]);

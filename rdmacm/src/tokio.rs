@@ -145,7 +145,10 @@ impl runtime::sealed::Readiness for Readiness {
     }
 
     async fn lookup(name: Name) -> Result<Vec<Addr>> {
+        let text = name.to_string();
         let found = ::tokio::task::spawn_blocking(move || name.lookup()).await;
-        found.unwrap_or_else(|error| Err(Error::Name { verb: "lookup", error: error.into() }))
+        found.unwrap_or_else(|error| {
+            Err(Error::Name { verb: "Name::lookup", name: text, error: error.into() })
+        })
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use bareverbs::owned::{Done, Endpoint, Part};
-use bareverbs::{Access, MinRnrTimer, QpState};
+use bareverbs::{Access, Errno, MinRnrTimer, QpState};
 use bareverbs_rdmacm::connection::{ConnectOptions, Connection, Incoming, Listener};
 use bareverbs_rdmacm::event::{EventKind, Unreachable};
 use bareverbs_rdmacm::{CmId, Error as CmError};
@@ -30,19 +30,24 @@ pub(crate) fn bring_up(id: &CmId, endpoint: &mut Endpoint<Part>) -> Result<()> {
     Ok(())
 }
 
-/// Why an event ends a connection, or the attempt at one. `None` for the other events.
-pub(crate) fn failure(kind: &EventKind) -> Option<String> {
+/// Why an event of an identifier ends a connection, or the attempt at one. `None` for the other events.
+pub(crate) fn failure(kind: &EventKind, id: Option<&CmId>) -> Option<String> {
+    let peer = || {
+        let peer = id.and_then(|id| id.addresses().ok()?.peer);
+        peer.map_or_else(String::new, |peer| format!(" {peer}"))
+    };
     Some(match kind {
-        EventKind::AddrError(errno) => format!("cannot resolve the address: {errno}"),
-        EventKind::RouteError(status) => format!("cannot resolve the route: {status}"),
-        EventKind::Rejected(rejected) => format!("the peer rejected the connection: {rejected}"),
+        EventKind::AddrError(errno) => CmError::Address(*errno).to_string(),
+        EventKind::RouteError(status) => CmError::Route(*status).to_string(),
+        EventKind::Rejected(rejected) => format!("the peer{} rejected the connection: {rejected}", peer()),
         EventKind::Unreachable(Unreachable::Errno(errno)) | EventKind::ConnectError(errno) => {
-            format!("the peer is unreachable: {errno}")
+            format!("the peer{} is unreachable: {errno}", peer())
         }
         EventKind::Unreachable(Unreachable::Sidr(status, _)) => {
-            format!("the service is unreachable: {status}")
+            format!("the service{} is unreachable: {status}", peer())
         }
-        EventKind::Disconnected(_) => "the peer has ended the connection".into(),
+        EventKind::MulticastError(errno) => CmError::Multicast(errno.unwrap_or(Errno::IO)).to_string(),
+        EventKind::Disconnected(_) => format!("the peer{} has ended the connection", peer()),
         EventKind::DeviceRemoval => "the device was removed".into(),
         _ => return None,
     })

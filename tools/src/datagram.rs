@@ -14,6 +14,7 @@ use bareverbs_rdmacm::event::{Event, EventKind, UdPeer};
 use bareverbs_rdmacm::{CmId, EventChannel};
 use rustix::event::PollFlags;
 
+use crate::connected::failure;
 use crate::pingpong::status;
 use crate::signal::{Interrupted, Stop, Wake};
 
@@ -184,15 +185,19 @@ pub(crate) fn next_event(channel: &EventChannel, stop: &Stop) -> Result<Event> {
     }
 }
 
-/// The event of a step, or the error that it means.
+/// The event of a step of an identifier, or the error that it means.
 pub(crate) fn step<T>(
-    channel: &EventChannel,
+    id: &CmId,
     stop: &Stop,
     what: &str,
     mut is_it: impl FnMut(EventKind) -> ControlFlow<T, EventKind>,
 ) -> Result<T> {
     loop {
-        match is_it(next_event(channel, stop)?.kind) {
+        let event = next_event(id.channel(), stop)?;
+        if let Some(reason) = failure(&event.kind, Some(id)) {
+            bail!("{what}: {reason}");
+        }
+        match is_it(event.kind) {
             ControlFlow::Break(taken) => return Ok(taken),
             ControlFlow::Continue(EventKind::AddrChange) => {}
             ControlFlow::Continue(other) => bail!("{what}: event {other:?}"),

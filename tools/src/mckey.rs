@@ -86,7 +86,7 @@ fn join(options: &Mckey, stop: &Stop) -> Result<(CmId, Node, bareverbs_rdmacm::e
         (Some(host), _) => {
             let group = address::first(host, 0)?;
             id.resolve_addr(source.map(Into::into), group, RESOLVE_LIMIT)?;
-            step(&channel, stop, "resolving the address", |kind| match kind {
+            step(&id, stop, "resolving the address", |kind| match kind {
                 EventKind::AddrResolved => ControlFlow::Break(()),
                 other => ControlFlow::Continue(other),
             })?;
@@ -105,7 +105,7 @@ fn join(options: &Mckey, stop: &Stop) -> Result<(CmId, Node, bareverbs_rdmacm::e
     }
     let mode = if options.send_only { JoinMode::SendOnly } else { JoinMode::Full };
     id.join_multicast(group, mode)?;
-    let group = step(&channel, stop, "joining the group", |kind| match kind {
+    let group = step(&id, stop, "joining the group", |kind| match kind {
         EventKind::MulticastJoin(group) => ControlFlow::Break(group),
         other => ControlFlow::Continue(other),
     })?;

@@ -186,7 +186,10 @@ impl<'a> Socket<'a> {
             self.stop.check()?;
             let left = end.saturating_duration_since(Instant::now());
             match stream.wait_sent(left.min(CHECK_INTERVAL)) {
-                Err(StreamError::TimedOut) if left > CHECK_INTERVAL => {}
+                Err(StreamError::TimedOut { .. }) if left > CHECK_INTERVAL => {}
+                Err(StreamError::TimedOut { .. }) => {
+                    bail!("the peer has not acknowledged all bytes within {END_LIMIT:?}")
+                }
                 ended => return Ok(ended?),
             }
         }
@@ -242,7 +245,7 @@ fn is_interval(error: &io::Error) -> bool {
     error
         .get_ref()
         .and_then(|inner| inner.downcast_ref())
-        .is_some_and(|inner| matches!(inner, StreamError::TimedOut))
+        .is_some_and(|inner| matches!(inner, StreamError::TimedOut { .. }))
 }
 
 /// A listener for streams.

@@ -86,7 +86,7 @@ impl Node {
                 continue;
             }
             if let Some(event) = channel.try_wait()? {
-                if let Some(reason) = failure(&event.kind) {
+                if let Some(reason) = failure(&event.kind, Some(&self.id)) {
                     bail!(reason);
                 }
                 continue;
@@ -190,7 +190,8 @@ impl Tool<'_> {
         let mut left = self.options.connections;
         while left > 0 {
             let event = next_event(&self.channel, self.stop)?;
-            if let Some(reason) = failure(&event.kind) {
+            let mut ids = self.ids.iter().chain(self.nodes.iter().map(|node| &node.id));
+            if let Some(reason) = failure(&event.kind, ids.find(|id| id.key() == event.key)) {
                 bail!(reason);
             }
             if self.advance(event)? {

@@ -81,7 +81,7 @@ fn connect(options: &Udaddy, host: &str, messages: Messages, stop: &Stop) -> Res
         let channel = EventChannel::new()?;
         let id = CmId::new(&channel, options.port_space())?;
         id.resolve_addr(source, peer, RESOLVE_LIMIT)?;
-        step(&channel, stop, "resolving the address", |kind| match kind {
+        step(&id, stop, "resolving the address", |kind| match kind {
             EventKind::AddrResolved => ControlFlow::Break(()),
             other => ControlFlow::Continue(other),
         })?;
@@ -89,14 +89,14 @@ fn connect(options: &Udaddy, host: &str, messages: Messages, stop: &Stop) -> Res
             id.set_tos(tos)?;
         }
         id.resolve_route(RESOLVE_LIMIT)?;
-        step(&channel, stop, "resolving the route", |kind| match kind {
+        step(&id, stop, "resolving the route", |kind| match kind {
             EventKind::RouteResolved => ControlFlow::Break(()),
             other => ControlFlow::Continue(other),
         })?;
         let mut node = Node::new(&id, messages, QpCreateFlags::empty())?;
         node.post_recvs()?;
         id.connect(&ConnParam::new(0))?;
-        let service = step(&channel, stop, "asking for the server's queue pair", |kind| match kind {
+        let service = step(&id, stop, "asking for the server's queue pair", |kind| match kind {
             EventKind::Established(Some(peer)) => ControlFlow::Break(peer),
             other => ControlFlow::Continue(other),
         })?;

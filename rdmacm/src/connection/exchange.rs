@@ -1,7 +1,6 @@
 //! Connections of queues that connect by [`Address`]: those of hubs and servers, and any other. The
 //! private data of the request and the response is the address of each side.
 
-use std::net::ToSocketAddrs;
 use std::time::Duration;
 
 use bareverbs::owned::server::{Client, Handle, PeerId};
@@ -12,7 +11,7 @@ use super::{Connection, Connector, Incoming, Listener, Route};
 use crate::event::RequestParam;
 use crate::id::BoundDevice;
 use crate::steps::{self, Deadline, Wait, run};
-use crate::{ConnParam, Error, PeerParam, Result};
+use crate::{ConnParam, Error, PeerParam, Result, ToAddrs};
 
 /// The parameters with the address of this side as private data.
 fn param<'a>(local: &Address, bytes: &'a [u8]) -> ConnParam<'a> {
@@ -145,7 +144,7 @@ impl Connector {
     pub fn connect_on<B, P: Provider>(
         &self,
         hub: &Hub<B, P>,
-        addrs: impl ToSocketAddrs,
+        addrs: impl ToAddrs,
         options: &EndpointOptions,
         limit: Duration,
     ) -> Result<Connection<owned::Connection<B, P>>> {
@@ -166,7 +165,7 @@ impl Connector {
     pub fn connect_client<B: Source, P: Provider>(
         &self,
         client: &Client<B, P>,
-        addrs: impl ToSocketAddrs,
+        addrs: impl ToAddrs,
         limit: Duration,
     ) -> Result<Connection<()>> {
         let route = self.resolve(addrs, limit)?;

@@ -1,11 +1,9 @@
 //! Options of datagram sockets.
 
-use std::net::ToSocketAddrs;
-
 use super::port::SLOT;
 use super::{DatagramSocket, Result};
 use crate::connection::Domains;
-use crate::{Error, name};
+use crate::{Error, ToAddrs, name};
 
 /// Sizes of a datagram socket, fixed when it is bound. The defaults are those of rdma-core's rsocket.
 ///
@@ -76,7 +74,7 @@ impl DatagramSocketOptions {
     /// # Errors
     /// As for [`DatagramSocket::bind`]. [`Error::Invalid`]: an option is out of range.
     #[doc(alias = "rbind")]
-    pub fn bind(&self, addrs: impl ToSocketAddrs) -> Result<DatagramSocket> {
+    pub fn bind(&self, addrs: impl ToAddrs) -> Result<DatagramSocket> {
         const VERB: &str = "DatagramSocket::bind";
         for (option, bytes) in [("send_buffer", self.send_buffer), ("recv_buffer", self.recv_buffer)] {
             if !BUFFERS.contains(&bytes) {

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::io::ErrorKind;
 use std::mem::MaybeUninit;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ use super::{DatagramError, DatagramSocketOptions, Result};
 use crate::connection::Domains;
 use crate::event::EventKind;
 use crate::steps::RESOLVE_TRY;
-use crate::{CmId, Error, EventChannel, PortSpace, name};
+use crate::{CmId, Error, EventChannel, PortSpace, ToAddrs, name};
 
 /// How long a call polls before it looks at the descriptors, as in rdma-core.
 const POLLING_TIME: Duration = Duration::from_micros(10);
@@ -112,7 +112,7 @@ impl DatagramSocket {
     /// - [`Error::Command`] with `ENODEV`: the network interface of the address has no RDMA device.
     /// - [`Error::Address`] with `ENODEV`: a loopback address.
     #[doc(alias = "rbind")]
-    pub fn bind(addrs: impl ToSocketAddrs) -> Result<Self> {
+    pub fn bind(addrs: impl ToAddrs) -> Result<Self> {
         DatagramSocketOptions::default().bind(addrs)
     }
 
@@ -179,7 +179,7 @@ impl DatagramSocket {
     /// - [`Error::Address`] or [`Error::Command`] with `ENODEV`: the network interface of the route has
     ///   no RDMA device.
     #[doc(alias = "rconnect")]
-    pub fn connect(&mut self, peer: impl ToSocketAddrs) -> Result<()> {
+    pub fn connect(&mut self, peer: impl ToAddrs) -> Result<()> {
         let mut failed = None;
         for addr in name::resolve("DatagramSocket::connect", peer)? {
             match self.connect_to(plain(addr)) {

@@ -1,7 +1,7 @@
 //! Connecting and accepting streams.
 
 use std::fmt;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,9 @@ use crate::event::RequestParam;
 use crate::id::BoundDevice;
 use crate::qp::bring_up;
 use crate::steps::{self, Deadline, Wait, run};
-use crate::{Addr, CmId, ConnParam, ConnectOptions, ConnectRequest, Error, EventChannel, PortSpace};
+use crate::{
+    Addr, CmId, ConnParam, ConnectOptions, ConnectRequest, Error, EventChannel, PortSpace, ToAddrs, name,
+};
 
 /// How long connecting takes at most, unless the caller says otherwise.
 const CONNECT_LIMIT: Duration = Duration::from_secs(30);
@@ -53,8 +55,8 @@ impl StreamOptions {
     ///
     /// # Errors
     /// As for [`RdmaStream::connect`].
-    pub fn connect(&self, peer: impl ToSocketAddrs) -> Result<RdmaStream> {
-        each_address(peer, |addr| self.connect_timeout(addr, CONNECT_LIMIT))
+    pub fn connect(&self, peer: impl ToAddrs) -> Result<RdmaStream> {
+        each_address("RdmaStream::connect", peer, |addr| self.connect_timeout(addr, CONNECT_LIMIT))
     }
 
     /// Connects to a listener at `peer`, within `limit`.
@@ -100,23 +102,30 @@ impl StreamOptions {
     ///
     /// # Errors
     /// As for [`RdmaListener::bind`].
-    pub fn listen(&self, addr: impl ToSocketAddrs) -> Result<RdmaListener> {
+    pub fn listen(&self, addr: impl ToAddrs) -> Result<RdmaListener> {
         self.check("RdmaListener::bind")?;
-        each_address(addr, |addr| RdmaListener::new(addr, self.clone()))
+        each_address("RdmaListener::bind", addr, |addr| RdmaListener::new(addr, self.clone()))
     }
 }
 
 /// The first success with the addresses of a name, or the last failure.
-fn each_address<T>(name: impl ToSocketAddrs, each: impl FnMut(SocketAddr) -> Result<T>) -> Result<T> {
-    let resolved = name.to_socket_addrs().map_err(|error| StreamError::Name(Arc::new(error)))?;
+fn each_address<T>(
+    verb: &'static str,
+    name: impl ToAddrs,
+    each: impl FnMut(SocketAddr) -> Result<T>,
+) -> Result<T> {
+    let resolved = name::resolve(verb, name).map_err(|error| match error {
+        error @ Error::Name { .. } => StreamError::Name(Arc::new(error)),
+        error => error.into(),
+    })?;
     let mut failed = None;
-    for result in resolved.map(each) {
+    for result in resolved.into_iter().map(each) {
         match result {
             Ok(made) => return Ok(made),
             Err(error) => failed = Some(error),
         }
     }
-    Err(failed.unwrap_or_else(|| Error::invalid("to_socket_addrs", "the name has no address").into()))
+    Err(failed.unwrap_or_else(|| unreachable!("a name without an address is an error")))
 }
 
 fn stream(
@@ -158,7 +167,7 @@ impl RdmaStream {
     ///   handshake.
     /// - [`StreamError::Offer`]: the listener is not an rsocket.
     #[doc(alias = "rconnect")]
-    pub fn connect(peer: impl ToSocketAddrs) -> Result<Self> {
+    pub fn connect(peer: impl ToAddrs) -> Result<Self> {
         StreamOptions::default().connect(peer)
     }
 }
@@ -192,7 +201,7 @@ impl RdmaListener {
     /// [`StreamError::Cm`] with [`Error::Command`]: `EADDRINUSE`, `EADDRNOTAVAIL`, or `ENODEV` if
     /// the network interface of the address has no RDMA device.
     #[doc(alias = "rbind")]
-    pub fn bind(addr: impl ToSocketAddrs) -> Result<Self> {
+    pub fn bind(addr: impl ToAddrs) -> Result<Self> {
         StreamOptions::default().listen(addr)
     }
 

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::io::Errno;
 
@@ -69,15 +70,18 @@ pub enum StreamError {
     /// The peer has ended the stream. Bytes of a write may not have arrived.
     #[error("the peer has ended the stream")]
     Disconnected,
-    /// This side has shut down its sending direction.
-    #[error("the stream was shut down for writing")]
+    /// This side has shut down its sending direction, or both.
+    #[error("this side has shut the stream down for writing")]
     Shutdown,
-    /// The name of the peer was not resolved to an IP address.
-    #[error("the name was not resolved: {0}")]
-    Name(Arc<io::Error>),
-    /// The time limit of the stream has passed.
-    #[error("the time limit of the stream has passed")]
-    TimedOut,
+    /// The name of the peer was not resolved to an IP address: an [`Error::Name`](crate::Error::Name).
+    #[error("{0}")]
+    Name(Arc<crate::Error>),
+    /// The time limit of the stream, or of the call, has passed. The stream has not ended because of it.
+    #[error("the time limit of {limit:?} has passed")]
+    TimedOut {
+        /// The time limit.
+        limit: Duration,
+    },
     /// The stream is non-blocking, and the call would wait.
     #[error("the call would block")]
     WouldBlock,
@@ -135,12 +139,11 @@ impl StreamError {
             Self::Offer(_) | Self::Protocol(_) => io::ErrorKind::InvalidData,
             Self::Disconnected | Self::Verbs(_) => io::ErrorKind::ConnectionReset,
             Self::Shutdown => io::ErrorKind::BrokenPipe,
-            Self::TimedOut => io::ErrorKind::TimedOut,
+            Self::TimedOut { .. } => io::ErrorKind::TimedOut,
             Self::WouldBlock => io::ErrorKind::WouldBlock,
             Self::NotMapped { .. } => io::ErrorKind::InvalidInput,
             Self::IomapFull { .. } => io::ErrorKind::StorageFull,
-            Self::Name(error) => error.kind(),
-            Self::Cm(error) => error.kind(),
+            Self::Name(error) | Self::Cm(error) => error.kind(),
         }
     }
 }

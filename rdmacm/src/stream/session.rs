@@ -385,9 +385,10 @@ impl<P: Provider> Session<P> {
 
     fn check_writable(&self) -> Result<()> {
         match &self.error {
+            // The end of the connection follows from it, and is not the peer's.
+            _ if !self.writes => Err(StreamError::Shutdown),
             Some(error) => Err(error.clone()),
             None if self.phase != Phase::Open => Err(StreamError::Disconnected),
-            None if !self.writes => Err(StreamError::Shutdown),
             None => Ok(()),
         }
     }
@@ -512,9 +513,6 @@ impl<P: Provider> Session<P> {
     /// Ends a direction, or both.
     pub(super) fn shutdown(&mut self, how: std::net::Shutdown) -> Result<()> {
         use std::net::Shutdown::{Read, Write};
-        if self.phase != Phase::Open {
-            return Ok(());
-        }
         let word = match how {
             Write if !self.writes => None,
             Write if self.reads => Some(Word::Shutdown),
@@ -523,6 +521,9 @@ impl<P: Provider> Session<P> {
         };
         self.reads &= how == Write;
         self.writes &= how == Read;
+        if self.phase != Phase::Open {
+            return Ok(());
+        }
         self.owed = word.or(self.owed);
         self.send_due()
     }

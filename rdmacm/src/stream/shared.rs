@@ -407,8 +407,10 @@ impl<P: Provider> Shared<P> {
                 if !waits {
                     return Err(StreamError::WouldBlock);
                 }
-                if end.is_some_and(|end| Instant::now() >= end) {
-                    return Err(StreamError::TimedOut);
+                if let Some(limit) = limit
+                    && end.is_some_and(|end| Instant::now() >= end)
+                {
+                    return Err(StreamError::TimedOut { limit });
                 }
                 (state, events) = self.sleep(state, end)?;
             }

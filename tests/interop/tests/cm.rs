@@ -425,9 +425,10 @@ fn pingpong_exchanges_addresses_by_the_connection_manager() {
         let refused = |options: &[&str], words: &str| {
             Bareverbs.start("pingpong", options).finish().expect_failure(words);
         };
+        refused(&["rc", "--cm", host()], &format!("the peer {}:", host()));
         refused(
             &["rc", "--cm", host()],
-            "the peer rejected the connection: no application listens on the port",
+            "rejected the connection: no application listens on the port (reason 8)",
         );
         refused(&["ud", "--cm", host()], "unreachable");
         // The server's -q counts.
@@ -637,8 +638,11 @@ fn ucmatose_errors_name_the_cause() {
         let refused = |options: &[&str], words: &str| {
             Bareverbs.start("ucmatose", options).finish().expect_failure(words);
         };
-        let words = "the peer rejected the connection: no application listens on the port (reason 8)";
-        refused(&["-s", host(), "-c", "2", "-p", "7998"], words);
+        let words = format!(
+            "the peer {}:7998 rejected the connection: no application listens on the port (reason 8)",
+            host()
+        );
+        refused(&["-s", host(), "-c", "2", "-p", "7998"], &words);
         refused(&["-s", host(), "-f", "gid"], "is not a GID");
         refused(&["-b", "192.0.2.1"], "os error 99");
         // Each side has its own count of connections, and the server counts first.
@@ -850,7 +854,9 @@ fn udaddy_errors_name_the_cause() {
         let refused = |options: &[&str], words: &str| {
             Bareverbs.start("udaddy", options).finish().expect_failure(words);
         };
-        refused(&["-s", host()], "asking for the server's queue pair: event Unreachable(Sidr(Unsupported");
+        let words = format!("asking for the server's queue pair: the service {}:", host());
+        refused(&["-s", host()], &words);
+        refused(&["-s", host()], "is unreachable: no application listens on the port");
         let mtu = device::open().query_port(1).expect("the port").active_mtu.bytes();
         let (above, words) = ((mtu + 1).to_string(), format!("exceeds the MTU of the port, {mtu} bytes"));
         if mtu < 4096 {

@@ -187,7 +187,7 @@ impl Shard {
             };
             if is_it(conn, &event.kind)? {
                 left -= 1;
-            } else if let Some(reason) = failure(&event.kind) {
+            } else if let Some(reason) = failure(&event.kind, Some(&conn.id)) {
                 bail!(reason);
             }
         }

@@ -137,7 +137,7 @@ impl Round<'_> {
                     }
                 }
                 other => {
-                    if let Some(reason) = failure(&other) {
+                    if let Some(reason) = failure(&other, None) {
                         bail!(reason);
                     }
                 }

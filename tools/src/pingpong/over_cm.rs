@@ -60,7 +60,8 @@ impl<'a> Manager<'a> {
         loop {
             self.stop.check()?;
             if let Some(event) = self.channel.try_wait()? {
-                if let Some(reason) = failure(&event.kind) {
+                let id = self.ids.iter().find(|id| id.key() == event.key);
+                if let Some(reason) = failure(&event.kind, id) {
                     bail!(reason);
                 }
                 return Ok(Some(event));

@@ -460,7 +460,8 @@ impl<B: Source, P: Provider> Datagrams<B, P> {
     /// datagram, and those that were flushed.
     ///
     /// It does not wait for unsignalled datagrams behind the last signalled one. Those that were not
-    /// sent by then fail with [`WR_FLUSH_ERR`](crate::WcStatus::WR_FLUSH_ERR).
+    /// sent by then fail with [`WR_FLUSH_ERR`](crate::WcStatus::WR_FLUSH_ERR). If `timeout` passes, the
+    /// datagrams that were not sent fail with [`Error::TimedOut`].
     ///
     /// # Errors
     /// [`Error::Kernel`]: the kernel refuses to destroy the QP. The buffers of outstanding
@@ -523,6 +524,7 @@ impl<P: Provider> Kind for Unconnected<P> {
 
     const CLOSED: &'static str = "the QP is in ERR: create a new `Datagrams`";
     const WAIT: &'static str = "Datagrams::wait";
+    const CLOSE: &'static str = "Datagrams::close";
 
     fn verb(opcode: WcOpcode) -> &'static str {
         match opcode {

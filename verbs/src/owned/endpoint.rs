@@ -138,6 +138,8 @@ pub(crate) struct Queues<B, P: Provider, T: Flowing = Rc> {
     pub(super) flows: ManuallyDrop<Flows<B, T::Kind<P>>>,
     /// The status that moved the QP to ERR.
     cause: Option<WcStatus>,
+    /// Whether this side has ended the connection, by `abort` or `close`, before anything failed.
+    ended_here: bool,
     /// The port whose link was down then, if this may be the cause.
     link_down: Option<PortNum>,
     /// The marker behind unsignalled sends.
@@ -450,6 +452,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
             channel,
             flows,
             cause: None,
+            ended_here: false,
             link_down: None,
             marker: Marker::None,
             armed: false,
@@ -528,7 +531,15 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
     /// The oldest operation that was reaped and not returned.
     fn take(&mut self) -> Option<Result<DoneOf<B, P, T>, Failed<B>>> {
         let result = self.flows.take()?;
-        Some(result.map_err(|failed| failed.because_of(self.cause, self.link_down)))
+        Some(result.map_err(|failed| self.with_cause(failed)))
+    }
+
+    /// Adds why the QP is in ERR.
+    #[cold]
+    #[inline(never)]
+    fn with_cause(&self, failed: Failed<B>) -> Failed<B> {
+        let ended_here = self.ended_here && self.cause.is_none();
+        Failed { ended_here, ..failed.because_of(self.cause, self.link_down) }
     }
 
     /// The fast path of [`Queues::poll_direction`]. If it returns `Slow`, [`Queues::reap_direction`] and
@@ -579,7 +590,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
             Direction::Recv => recvs.take(),
         }?;
         self.flows.hold();
-        Some(ended.map_err(|failed| failed.because_of(self.cause, self.link_down)))
+        Some(ended.map_err(|failed| self.with_cause(failed)))
     }
 
     /// Whether [`Queues::poll_direction`] may return an operation without a completion.
@@ -816,7 +827,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// # }
     /// ```
     pub fn abort(&mut self) {
-        self.queues.fail();
+        self.queues.end();
     }
 
     /// Waits until all sends, writes, reads and atomics are complete, at most for `timeout`. Then
@@ -832,7 +843,8 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// show that the peer has polled its receive, or that the data is visible in the peer's memory.
     ///
     /// A `timeout` that passes is not an error of this call: the sends that were not complete are
-    /// among the results, as failed with [`WR_FLUSH_ERR`](WcStatus::WR_FLUSH_ERR).
+    /// among the results, as failed with [`Error::TimedOut`]. Receives that got no message failed with
+    /// [`WR_FLUSH_ERR`](WcStatus::WR_FLUSH_ERR).
     ///
     /// ```no_run
     /// # use bareverbs::owned::Endpoint;
@@ -863,14 +875,29 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
     pub(super) fn close(mut self, timeout: Duration) -> Result<Vec<Result<DoneOf<B, P, T>, Failed<B>>>> {
         let end = Instant::now().checked_add(timeout);
         // A wait that fails is ended by the destruction of the QP.
-        let _ = self.drain(end);
-        self.fail();
+        let drained = self.drain(end).unwrap_or(true);
+        let is_late = !drained && end.is_some_and(|end| Instant::now() >= end);
+        self.end();
         let flushed = Instant::now().checked_add(FLUSH_LIMIT);
         let _ = self.reap_until(flushed, |flows| flows.in_use() == 0);
         self.destroy_qp()?;
         let mut results = Vec::with_capacity(self.flows.sends.queue().len() + self.flows.recvs.queue().len());
-        results.extend(std::iter::from_fn(|| self.take()));
+        let late = || Error::TimedOut { verb: T::Kind::<P>::CLOSE, limit: timeout };
+        results.extend(std::iter::from_fn(|| self.take()).map(|ended| {
+            ended.map_err(|failed| {
+                match is_late && failed.ended_here && !failed.recv && failed.is_flushed() {
+                    true => Failed { error: late(), ..failed },
+                    false => failed,
+                }
+            })
+        }));
         Ok(results)
+    }
+
+    /// Ends the connection for this side.
+    fn end(&mut self) {
+        self.ended_here |= self.qp.state() != QpState::ERR;
+        self.fail();
     }
 
     /// Accepts no more operations, and waits until all sends are complete, at most until `end`.
@@ -1116,8 +1143,12 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
     /// Rejects a wait for an operation of the direction that no completion would end.
     pub(super) fn check_wait_for(&self, direction: Direction) -> Result<()> {
         let reason = match direction {
-            Direction::Recv if self.flows.recvs.queue().len() == 0 => "no receive is outstanding",
-            Direction::Send if self.flows.sends.queue().len() == 0 => "no operation is outstanding",
+            Direction::Recv if self.flows.recvs.queue().len() == 0 => {
+                "no receive is outstanding: post one first"
+            }
+            Direction::Send if self.flows.sends.queue().len() == 0 => {
+                "no operation is outstanding: post one first"
+            }
             Direction::Send if self.flows.sends.only_unsignaled() && self.marker == Marker::None => {
                 "all outstanding operations are unsignalled: post a signalled one"
             }

@@ -624,6 +624,7 @@ impl<B, K: Kind> SendFlow<B, K> {
             outcome: Outcome::NotExecuted,
             cause: None,
             recv: false,
+            ended_here: false,
         }))
     }
 }
@@ -642,7 +643,8 @@ fn failed<B, K: Kind>(
         }
         Failure::DeviceRemoved => (Error::DeviceRemoved { verb }, Outcome::Unknown),
     };
-    Failed { operation: true, error, tag, buffer, outcome, cause: None, recv: opcode == WcOpcode::RECV }
+    let recv = opcode == WcOpcode::RECV;
+    Failed { operation: true, error, tag, buffer, outcome, cause: None, recv, ended_here: false }
 }
 
 /// A post that the fast path did not finish.

@@ -90,7 +90,8 @@ impl<B, P: Provider> Pending<B, P> {
     #[cold]
     pub(super) fn refused_in(kind: SlotKind, error: Error, buffer: Option<B>, tag: u64) -> Self {
         let (outcome, recv) = (Outcome::NotExecuted, kind == SlotKind::Recv);
-        let refused = Failed { operation: true, error, tag, buffer, outcome, cause: None, recv };
+        let refused =
+            Failed { operation: true, error, tag, buffer, outcome, cause: None, recv, ended_here: false };
         Self { peer: None, wr_id: 0, polled: false, result: Some(Err(refused)) }
     }
 
@@ -265,13 +266,14 @@ fn finished<B, P: Provider>(
     let Ended { status, vendor_err, .. } = ended;
     let completion =
         |link_down| Error::Completion { verb, status, vendor_err, driver: conn.driver, link_down };
-    let (error, cause) = match conn.lock().failure {
-        Some(Failure::DeviceRemoved) => (Error::DeviceRemoved { verb }, None),
-        Some(Failure::Completion { status, link_down, .. }) => (completion(link_down), Some(status)),
-        _ => (completion(None), None),
+    let (error, cause, ended_here) = match conn.lock().failure {
+        Some(Failure::DeviceRemoved) => (Error::DeviceRemoved { verb }, None, false),
+        Some(Failure::Completion { status, link_down, .. }) => (completion(link_down), Some(status), false),
+        failure => (completion(None), None, matches!(failure, Some(Failure::Aborted))),
     };
     let recv = kind == SlotKind::Recv;
-    Err(Failed { operation: true, error, tag, buffer, outcome: Outcome::of(status), cause, recv })
+    let outcome = Outcome::of(status);
+    Err(Failed { operation: true, error, tag, buffer, outcome, cause, recv, ended_here })
 }
 
 impl<B, P: Provider> Future for Pending<B, P> {

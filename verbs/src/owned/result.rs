@@ -91,6 +91,8 @@ pub struct Failed<B> {
     pub cause: Option<WcStatus>,
     pub(super) operation: bool,
     pub(super) recv: bool,
+    /// Whether this side has ended the connection, and nothing failed before.
+    pub(super) ended_here: bool,
 }
 
 impl<B> Failed<B> {
@@ -156,6 +158,7 @@ impl<B> From<Error> for Failed<B> {
             cause: None,
             operation: false,
             recv: false,
+            ended_here: false,
         }
     }
 }
@@ -164,7 +167,7 @@ impl<B> From<Error> for Failed<B> {
 impl<B> From<NotPosted<B>> for Failed<B> {
     fn from(NotPosted { error, buffer, tag }: NotPosted<B>) -> Self {
         let outcome = Outcome::NotExecuted;
-        Self { operation: true, error, tag, buffer, outcome, cause: None, recv: false }
+        Self { operation: true, error, tag, buffer, outcome, cause: None, recv: false, ended_here: false }
     }
 }
 
@@ -181,16 +184,20 @@ impl<B> Failed<B> {
 
     /// The status that moved the QP to ERR, if the operation was flushed.
     fn cause_of_flush(&self) -> Option<WcStatus> {
-        match self.error {
-            Error::Completion { status: WcStatus::WR_FLUSH_ERR, .. } => self.cause,
-            _ => None,
-        }
+        if self.is_flushed() { self.cause } else { None }
+    }
+
+    pub(super) fn is_flushed(&self) -> bool {
+        matches!(self.error, Error::Completion { status: WcStatus::WR_FLUSH_ERR, .. })
     }
 }
 
 impl<B> fmt::Display for Failed<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.cause_of_flush(), &self.error) {
+            (_, Error::Completion { verb, .. }) if self.ended_here && self.is_flushed() => {
+                write!(f, "{verb} was flushed, because this side has ended the connection")
+            }
             (Some(cause), Error::Completion { verb, driver, link_down, .. }) => {
                 let text = explain(cause, *driver, *link_down);
                 write!(f, "{verb} was flushed, because the QP had failed: {cause:?}, {text}")
@@ -209,8 +216,12 @@ impl<B> std::error::Error for Failed<B> {
 impl<B> From<Failed<B>> for Error {
     /// The error of a flushed operation gets the [`cause`](Failed::cause) as its status, so that
     /// [`Error::is_peer_lost`] is true for a dead peer, too. The vendor error of the cause is unknown:
-    /// it is 0. The buffer is dropped.
+    /// it is 0. If this side has ended the connection, it is [`Error::Closed`]. The buffer is dropped.
     fn from(mut failed: Failed<B>) -> Self {
+        if failed.ended_here && failed.is_flushed() {
+            let verb = failed.error.verb().unwrap_or_default();
+            return Self::Closed { verb, reason: "this side has ended the connection" };
+        }
         if let Some(cause) = failed.cause_of_flush()
             && let Self::Completion { status, vendor_err, .. } = &mut failed.error
         {
@@ -326,6 +337,30 @@ mod tests {
                      respond to any retry: ";
         assert!(text.starts_with(start), "{text}");
         assert_eq!(failed(flushed, None).to_string(), failed(flushed, None).error.to_string());
+    }
+
+    #[test]
+    fn flush_by_an_own_end_names_no_failure() {
+        let failed = |status, ended_here| {
+            let error = Error::Completion {
+                verb: "Endpoint::post_recv",
+                status,
+                vendor_err: 0,
+                driver: crate::DriverId::RXE,
+                link_down: None,
+            };
+            Failed::<()> { ended_here, ..error.into() }
+        };
+        let flushed = failed(WcStatus::WR_FLUSH_ERR, true);
+        let text = "Endpoint::post_recv was flushed, because this side has ended the connection";
+        assert_eq!(flushed.to_string(), text);
+        assert!(matches!(Error::from(flushed), Error::Closed { verb: "Endpoint::post_recv", .. }));
+        // Another failure is one, and so is a flush for another reason.
+        for (status, ended_here) in [(WcStatus::LOC_PROT_ERR, true), (WcStatus::WR_FLUSH_ERR, false)] {
+            let failed = failed(status, ended_here);
+            assert_eq!(failed.to_string(), failed.error.to_string());
+            assert!(matches!(Error::from(failed), Error::Completion { .. }));
+        }
     }
 
     #[test]

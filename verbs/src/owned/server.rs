@@ -139,7 +139,7 @@ use crate::sync::{Mutex, lock};
 use crate::{AnyProvider, Error, Readiness, Remote, Result};
 
 fn closed(verb: &'static str) -> Error {
-    Error::Closed { verb, reason: "the peer has ended" }
+    Error::Closed { verb, reason: "the connection of the peer has failed, or was ended by either side" }
 }
 
 /// Batches of completions that are reaped before others get their turn.

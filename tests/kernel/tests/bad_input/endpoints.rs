@@ -83,7 +83,7 @@ pub(crate) fn refused_operation_returns_its_buffer() {
         assert_eq!(refused.into_buffer().len(), 64);
         assert_eq!(alone.pending(), 0);
         let idle = alone.wait().unwrap_err();
-        assert_eq!(idle.to_string(), "Endpoint::wait: no operation is outstanding");
+        assert_eq!(idle.to_string(), "Endpoint::wait: no operation is outstanding: post one first");
         assert!(idle.buffer.is_none());
 
         let (mut alice, mut bob) = pair(&pd);
@@ -171,7 +171,9 @@ pub(crate) fn failed_endpoint_returns_all_buffers_and_rejects_posts() {
             assert!(!statuses.contains(&WcStatus::SUCCESS), "{what}");
             let refusal = |refused: Result<(), bareverbs::owned::NotPosted<Mr<Buffer>>>, verb: &str| {
                 let refused = refused.unwrap_err();
-                let text = format!("{verb}: the connection has failed: create a new endpoint");
+                let text = format!(
+                    "{verb}: the connection has failed, or this side has ended it: create a new endpoint"
+                );
                 assert_eq!(refused.to_string(), text);
                 assert_eq!(refused.into_buffer().len(), 64);
             };

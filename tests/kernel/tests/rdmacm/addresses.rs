@@ -47,6 +47,248 @@ pub(crate) fn bind_errors_name_their_cause() {
     });
 }
 
+/// Asserts that the refusal has this errno, and that its text ends with this hint.
+#[track_caller]
+fn assert_hint<T>(refused: bareverbs_rdmacm::Result<T>, errno: Errno, hint: &str) {
+    let refused = refused.err().expect("not refused");
+    assert_eq!(refused.errno(), Some(errno), "{refused}");
+    let text = refused.to_string();
+    assert!(text.contains(&format!(": {hint}")), "{text}");
+}
+
+const FOREIGN: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+const NOT_LOCAL: &str = "the address is not one of this host";
+const BESIDE_WILDCARD: &str = "another identifier uses the port in this port space: an identifier of all \
+                               addresses shares its port with none";
+const NO_FREE_PORT: &str = "no port of the sysctl net.ipv4.ip_local_port_range is free";
+
+/// The kernel has one errno for a port that a wildcard address needs alone, and for a foreign address.
+pub(crate) fn port_in_use_beside_a_wildcard_is_no_foreign_address() {
+    nothing_leaks(|| {
+        let everywhere = new(PortSpace::Tcp);
+        everywhere.bind_addr((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+        let port = everywhere.addresses().unwrap().local.unwrap().port();
+        let locals = [IpAddr::from(Ipv4Addr::UNSPECIFIED), Ipv4Addr::LOCALHOST.into(), ip()];
+        for local in locals {
+            assert_hint(new(PortSpace::Tcp).bind_addr((local, port)), Errno::ADDRNOTAVAIL, BESIDE_WILDCARD);
+            let from = Some(Addr::from((local, port)));
+            let resolved = new(PortSpace::Tcp).resolve_addr(from, (ip(), 1), RESOLVE);
+            assert_hint(resolved, Errno::ADDRNOTAVAIL, BESIDE_WILDCARD);
+        }
+        let file = CmFile::open().unwrap();
+        let create = CreateIdReq { uid: 1, ps: rdma_cm::PortSpace::TCP, ..CreateIdReq::zeroed() };
+        let id = command::create_id(&file, create).unwrap().id;
+        let older = command::bind_ip(&file, BindIpReq { id, addr: kernel_ip(port), response: 0 });
+        assert_hint(older, Errno::ADDRNOTAVAIL, BESIDE_WILDCARD);
+        // A foreign address is one, whatever its port.
+        for port in [0, port] {
+            assert_hint(new(PortSpace::Tcp).bind_addr((FOREIGN, port)), Errno::ADDRNOTAVAIL, NOT_LOCAL);
+            let from = Some(Addr::from((FOREIGN, port)));
+            let hint = "the source address is not one of this host";
+            let resolved = new(PortSpace::Tcp).resolve_addr(from, (ip(), 1), RESOLVE);
+            assert_hint(resolved, Errno::ADDRNOTAVAIL, hint);
+        }
+        drop(everywhere);
+        let specific = new(PortSpace::Tcp);
+        specific.bind_addr((ip(), port)).unwrap();
+        for local in locals {
+            let refused = new(PortSpace::Tcp).bind_addr((local, port));
+            let (errno, hint) = match local == ip() {
+                true => (Errno::ADDRINUSE, "another identifier uses the address and the port"),
+                false => (Errno::ADDRNOTAVAIL, BESIDE_WILDCARD),
+            };
+            assert_hint(refused, errno, hint);
+        }
+    });
+}
+
+/// An identifier may share its port until it listens.
+pub(crate) fn listen_names_the_owner_of_a_reused_port() {
+    nothing_leaks(|| {
+        for (local, errno, hint) in [
+            (ip(), Errno::ADDRINUSE, "another identifier uses the address and the port"),
+            (Ipv4Addr::UNSPECIFIED.into(), Errno::ADDRNOTAVAIL, BESIDE_WILDCARD),
+        ] {
+            let [one, other] = [(); 2].map(|()| new(PortSpace::Tcp));
+            one.set_reuse_addr(true).unwrap();
+            other.set_reuse_addr(true).unwrap();
+            one.bind_addr((local, 0)).unwrap();
+            other.bind_addr((local, one.addresses().unwrap().local.unwrap().port())).unwrap();
+            assert_hint(one.listen(1), errno, hint);
+            drop(other);
+            one.listen(1).unwrap();
+        }
+    });
+}
+
+/// Sets the range of ports, and sets it back when dropped.
+struct PortRange(String);
+
+impl PortRange {
+    const SYSCTL: &str = "/proc/sys/net/ipv4/ip_local_port_range";
+
+    fn set(range: &str) -> Self {
+        let before = std::fs::read_to_string(Self::SYSCTL).unwrap();
+        std::fs::write(Self::SYSCTL, range).unwrap();
+        Self(before)
+    }
+}
+
+impl Drop for PortRange {
+    fn drop(&mut self) {
+        std::fs::write(Self::SYSCTL, &self.0).unwrap();
+    }
+}
+
+pub(crate) fn exhausted_port_range_is_named() {
+    nothing_leaks(|| {
+        let _range = PortRange::set("50000 50001");
+        let mut bound = Vec::new();
+        let refused = loop {
+            let id = new(PortSpace::Tcp);
+            match id.bind_addr((Ipv4Addr::UNSPECIFIED, 0)) {
+                Ok(()) => bound.push(id),
+                Err(refused) => break refused,
+            }
+        };
+        // The kernel does not use the port of the last bind again.
+        assert!((1..=2).contains(&bound.len()), "{bound:?}");
+        assert_hint::<()>(Err(refused), Errno::ADDRNOTAVAIL, NO_FREE_PORT);
+        assert_hint(new(PortSpace::Tcp).bind_addr((ip(), 0)), Errno::ADDRNOTAVAIL, NO_FREE_PORT);
+        assert_hint(new(PortSpace::Tcp).listen(1), Errno::ADDRNOTAVAIL, NO_FREE_PORT);
+        let resolved = new(PortSpace::Tcp).resolve_addr(None, (ip(), 1), RESOLVE).unwrap_err();
+        assert!(resolved.to_string().contains(NO_FREE_PORT), "{resolved}");
+    });
+}
+
+pub(crate) fn invalid_binds_and_resolutions_name_their_cause() {
+    nothing_leaks(|| {
+        let link_local =
+            |scope| SocketAddr::from(std::net::SocketAddrV6::new("fe80::1".parse().unwrap(), 0, 0, scope));
+        let invalid = |refused, hint| assert_hint::<()>(refused, Errno::INVAL, hint);
+        let scope = "an IPv6 link-local address needs a scope id";
+        invalid(new(PortSpace::Tcp).bind_addr(link_local(0)), scope);
+        let resolved = new(PortSpace::Tcp).resolve_addr(Some(link_local(0).into()), link_local(0), RESOLVE);
+        invalid(resolved, scope);
+        let unknown = new(PortSpace::Tcp).bind_addr(link_local(9999));
+        assert_hint(unknown, Errno::NODEV, "no network interface has the scope id of the address");
+
+        let bound = new(PortSpace::Tcp);
+        bound.bind_addr((ip(), 0)).unwrap();
+        invalid(bound.bind_addr((ip(), 0)), "the identifier is bound already");
+        let families = "the local address and that of the peer are of different families";
+        let loopback = SocketAddr::from((std::net::Ipv6Addr::LOCALHOST, 1));
+        invalid(bound.resolve_addr(None, loopback, RESOLVE), families);
+        let from = Some(Addr::from((ip(), 0)));
+        invalid(new(PortSpace::Tcp).resolve_addr(from, loopback, RESOLVE), families);
+        resolve(&bound, SocketAddr::new(ip(), 1));
+        invalid(bound.resolve_addr(None, (ip(), 1), RESOLVE), "the identifier has resolved");
+        invalid(bound.listen(1), "the identifier is in use as a client or listens already");
+        invalid(bound.resolve_route(RESOLVE), "the address is not resolved, the route is resolved already");
+        let everywhere = new(PortSpace::Tcp);
+        everywhere.bind_addr((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+        invalid(everywhere.bind_addr((Ipv4Addr::UNSPECIFIED, 0)), "the identifier is bound already");
+        if !device::is_infiniband() {
+            let hint = "the identifier is bound already, or its port space is IPOIB";
+            invalid(new(PortSpace::Ipoib).bind_addr((ip(), 0)), hint);
+        }
+
+        let no_device =
+            "the identifier has no device: its address is not resolved, and it is not bound to one";
+        for id in [new(PortSpace::Tcp), everywhere] {
+            invalid(id.resolve_route(RESOLVE), no_device);
+            invalid(id.connect(&param()), no_device);
+            invalid(id.accept(&param()), no_device);
+            invalid(id.reject(b""), no_device);
+            invalid(id.disconnect(), no_device);
+            invalid(id.notify(bareverbs::EventType::COMM_EST), no_device);
+            invalid(id.init_qp_attr(bareverbs::QpState::INIT).map(drop), no_device);
+        }
+        let (listener, addr) = listener(PortSpace::Tcp, 1);
+        let id = new(PortSpace::Tcp);
+        id.bind_addr((ip(), 0)).unwrap();
+        invalid(id.connect(&param()), "the route is not resolved");
+        invalid(id.disconnect(), "the identifier was not used for a connection");
+        invalid(id.accept(&param()), "no request or response is pending");
+        invalid(id.reject(b""), "no request or response is pending");
+        invalid(id.notify(bareverbs::EventType::COMM_EST), "no accepted request waits for the peer");
+        resolve(&id, addr);
+        id.connect(&param()).unwrap();
+        invalid(id.init_qp_attr(bareverbs::QpState::RTS).map(drop), "the connection has no attributes");
+        invalid(listener.set_reuse_addr(true), "the identifier listens");
+        invalid(listener.set_ipv6_only(true), "the identifier listens or has resolved an address");
+        let path = bareverbs_rdmacm::PathRecord::default();
+        invalid(new(PortSpace::Tcp).set_path(&path), "the identifier has no device");
+        invalid(listener.set_path(&path), "the address is not resolved, or has a route already");
+        let timeout = bareverbs::AckTimeout::new(12).unwrap();
+        invalid(new(PortSpace::Udp).set_ack_timeout(timeout), "the queue pair of the identifier is not RC");
+    });
+}
+
+/// A route of this host, deleted when dropped.
+struct Route(String);
+
+impl Route {
+    fn add(route: &str) -> Self {
+        ip_command(&format!("route add {route}"));
+        Self(route.into())
+    }
+}
+
+impl Drop for Route {
+    fn drop(&mut self) {
+        ip_command(&format!("route del {}", self.0));
+    }
+}
+
+fn ip_command(arguments: &str) {
+    let output = std::process::Command::new("ip").args(arguments.split(' ')).output();
+    let output = output.expect("the Debian root has iproute2");
+    assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+pub(crate) fn routes_that_refuse_an_address_are_named() {
+    nothing_leaks(|| {
+        let resolve = || new(PortSpace::Tcp).resolve_addr(None, (FOREIGN, 1), RESOLVE);
+        assert_hint(resolve(), Errno::NETUNREACH, "this host has no IP route to the address");
+        for (kind, errno, hint) in [
+            ("prohibit", Errno::ACCESS, "a route of this host prohibits the address"),
+            ("unreachable", Errno::HOSTUNREACH, "a route of this host rejects the address as unreachable"),
+            ("blackhole", Errno::INVAL, "a blackhole route of this host discards the address"),
+        ] {
+            let _route = Route::add(&format!("{kind} 192.0.2.0/24"));
+            assert_hint(resolve(), errno, hint);
+        }
+    });
+}
+
+/// An address of this host, deleted when dropped.
+struct LoopbackAddress;
+
+impl LoopbackAddress {
+    fn add() -> Self {
+        ip_command("addr add 192.0.2.1/32 dev lo");
+        Self
+    }
+}
+
+impl Drop for LoopbackAddress {
+    fn drop(&mut self) {
+        ip_command("addr del 192.0.2.1/32 dev lo");
+    }
+}
+
+pub(crate) fn interface_without_an_rdma_device_is_named() {
+    nothing_leaks(|| {
+        let _address = LoopbackAddress::add();
+        let hint = "the address is local, but its network interface has no RDMA device";
+        assert_hint(new(PortSpace::Tcp).bind_addr((FOREIGN, 0)), Errno::NODEV, hint);
+        let from = Some(Addr::from((FOREIGN, 0)));
+        let hint = "the source address is local, but its network interface has no RDMA device";
+        assert_hint(new(PortSpace::Tcp).resolve_addr(from, (ip(), 1), RESOLVE), Errno::NODEV, hint);
+    });
+}
+
 trait IpOnly {
     fn ip_only(&self) -> SocketAddr;
 }
@@ -106,6 +348,13 @@ pub(crate) fn ports_below_1024_need_a_capability() {
         let refused = id.bind_addr((ip(), 1023)).unwrap_err();
         assert_eq!(refused.errno(), Some(Errno::ACCESS));
         assert!(refused.to_string().contains("CAP_NET_BIND_SERVICE"), "{refused}");
+        let source = Some(Addr::from((ip(), 1023)));
+        let refused = id.resolve_addr(source, (ip(), 1), RESOLVE).unwrap_err();
+        assert_eq!(refused.errno(), Some(Errno::ACCESS));
+        assert!(
+            refused.to_string().contains("source ports below 1024 require CAP_NET_BIND_SERVICE"),
+            "{refused}"
+        );
         id.bind_addr((ip(), 1024)).unwrap();
         id.listen(1).unwrap();
     });

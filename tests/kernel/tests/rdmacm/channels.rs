@@ -15,6 +15,7 @@ use bareverbs_uapi::rdma_cm;
 use bareverbs_uapi::rdma_cm::structs::*;
 
 use crate::host::*;
+use crate::options::kernel_is_7_2;
 
 pub(crate) fn ids_outlive_their_channel() {
     nothing_leaks(|| {
@@ -243,13 +244,30 @@ pub(crate) fn raw_commands_return_the_errors_of_the_kernel() {
     let create = CreateIdReq { uid: 1, ps: rdma_cm::PortSpace::TCP, ..CreateIdReq::zeroed() };
     let id = command::create_id(&file, create).unwrap().id;
     let destroy = DestroyIdReq { id, ..DestroyIdReq::zeroed() };
-    assert_eq!(errno(command::destroy_id(&other, destroy)), Errno::INVAL);
+    let foreign = command::destroy_id(&other, destroy).unwrap_err();
+    assert_eq!(foreign.errno(), Some(Errno::INVAL));
+    assert!(foreign.to_string().ends_with("belongs to another file of the connection manager"), "{foreign}");
+    let service = ResolveIbServiceReq { id, ..ResolveIbServiceReq::zeroed() };
+    let refused = command::resolve_ib_service(&file, service).unwrap_err().to_string();
+    let event = WriteCmEventReq { id, event: rdma_cm::EventType::ESTABLISHED, ..WriteCmEventReq::zeroed() };
+    let event = command::write_cm_event(&file, event).unwrap_err().to_string();
+    if kernel_is_7_2() {
+        assert!(refused.contains(": the identifier has no device"), "{refused}");
+        assert!(event.ends_with(": programs write the events USER and INTERNAL only"), "{event}");
+    } else {
+        for refused in [refused, event] {
+            assert!(refused.ends_with(": Linux 7.2 and later have this command"), "{refused}");
+        }
+    }
     let unknown = DestroyIdReq { id: u32::MAX, ..destroy };
-    assert_eq!(errno(command::destroy_id(&file, unknown)), Errno::NOENT);
+    let refused = command::destroy_id(&file, unknown).unwrap_err();
+    assert_eq!(refused.errno(), Some(Errno::NOENT));
+    assert!(refused.to_string().ends_with("no identifier has this number: it was destroyed"), "{refused}");
     let wrong = CreateIdReq { ps: rdma_cm::PortSpace(9), ..create };
     let refused = command::create_id(&file, wrong).unwrap_err();
     assert_eq!(refused.errno(), Some(Errno::INVAL));
     assert!(refused.to_string().starts_with("CREATE_ID was refused by the kernel ("), "{refused}");
+    assert!(refused.to_string().ends_with(": the port space is unknown"), "{refused}");
     let option = SetOptionReq { id, level: rdma_cm::OptionLevel(5), ..SetOptionReq::zeroed() };
     assert_eq!(errno(command::set_option(&file, option, &[1])), Errno::NOSYS);
     let short = SetOptionReq { level: rdma_cm::OptionLevel::ID, ..option };

@@ -59,6 +59,12 @@ kernel_tests! {
     ib_port_space_connects_unreliable_queue_pairs if has_ip,
 
     bind_errors_name_their_cause if has_ip,
+    port_in_use_beside_a_wildcard_is_no_foreign_address if has_ip,
+    listen_names_the_owner_of_a_reused_port if has_ip,
+    exhausted_port_range_is_named if has_ip,
+    invalid_binds_and_resolutions_name_their_cause if has_ip,
+    routes_that_refuse_an_address_are_named if has_ip,
+    interface_without_an_rdma_device_is_named if has_ip,
     unresolvable_addresses_are_errors if has_ip,
     loopback_address_has_no_route_on_roce if device::ethernet,
     ports_below_1024_need_a_capability if has_ip,

@@ -36,6 +36,46 @@ pub(crate) fn shutdown_ends_one_direction() {
     });
 }
 
+/// Whatever has ended since, this side has ended its direction itself.
+pub(crate) fn writes_after_an_own_shutdown_name_this_side() {
+    #[track_caller]
+    fn assert_own(stream: &RdmaStream) {
+        let refused = stream.send(b"x").unwrap_err();
+        assert!(matches!(refused, StreamError::Shutdown), "{refused:?}");
+        assert_eq!(refused.to_string(), "this side has shut the stream down for writing");
+    }
+
+    nothing_leaks(|| {
+        let (a, b) = pair();
+        a.shutdown(Shutdown::Both).unwrap();
+        assert_own(&a);
+        // The peer has acknowledged the end, and then noticed it.
+        a.wait_sent(TIMEOUT).unwrap();
+        assert_own(&a);
+        assert_eq!(b.recv(&mut [0]).unwrap(), 0);
+        let refused = b.send(b"x").unwrap_err();
+        assert!(matches!(refused, StreamError::Disconnected), "{refused:?}");
+        // This side ends its direction after the peer.
+        b.shutdown(Shutdown::Write).unwrap();
+        assert_own(&b);
+        drop(b);
+        assert_own(&a);
+        assert_eq!(a.recv(&mut [0]).unwrap(), 0);
+
+        let (a, b) = pair();
+        a.shutdown(Shutdown::Write).unwrap();
+        b.close(TIMEOUT).unwrap();
+        assert_eq!(a.recv(&mut [0]).unwrap(), 0);
+        assert_own(&a);
+
+        let (a, b) = pair();
+        a.shutdown(Shutdown::Read).unwrap();
+        assert_eq!(a.recv(&mut [0]).unwrap(), 0);
+        assert_eq!(a.send(b"x").unwrap(), 1);
+        assert_eq!(b.recv(&mut [0; 2]).unwrap(), 1);
+    });
+}
+
 pub(crate) fn dropped_stream_delivers_its_bytes() {
     nothing_leaks(|| {
         let (mut a, mut b) = pair();
@@ -148,7 +188,9 @@ pub(crate) fn reads_and_writes_have_time_limits() {
         a.set_read_timeout(Some(limit));
         a.set_write_timeout(Some(limit));
         let start = Instant::now();
-        assert_eq!(a.read(&mut [0; 1]).unwrap_err().kind(), ErrorKind::TimedOut);
+        let error = a.read(&mut [0; 1]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+        assert_eq!(error.to_string(), "the time limit of 200ms has passed");
         assert!(start.elapsed() >= limit);
         let error = a.write_all(&pattern(1 << 20)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut);
@@ -166,11 +208,16 @@ pub(crate) fn connect_errors_name_their_cause() {
         let StreamError::Cm(error) = &refused else { panic!("{refused:?}") };
         let Error::Rejected(rejected) = &**error else { panic!("{refused:?}") };
         assert_eq!(rejected.reason, RejectReason::InvalidServiceId);
+        let text =
+            format!("the connection to {free} was rejected: no application listens on the port (reason 8)");
+        assert_eq!(refused.to_string(), text);
         let io = std::io::Error::from(refused);
         assert_eq!(io.kind(), ErrorKind::ConnectionRefused, "{io}");
 
         let unresolved = RdmaStream::connect("no.such.host.invalid:1").unwrap_err();
         assert!(matches!(unresolved, StreamError::Name(_)), "{unresolved:?}");
+        let text = "RdmaStream::connect: the name \"no.such.host.invalid:1\" was not resolved: ";
+        assert!(unresolved.to_string().starts_with(text), "{unresolved}");
 
         let limit = Duration::from_millis(300);
         let start = Instant::now();

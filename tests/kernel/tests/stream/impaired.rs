@@ -38,7 +38,7 @@ fn read_without_a_peer(keepalive: Option<Duration>) -> StreamError {
         }
         // The probes of several intervals are no bytes of the stream, and take no credits.
         b.set_read_timeout(Some(Duration::from_millis(500)));
-        assert!(matches!(b.recv(&mut [0]), Err(StreamError::TimedOut)));
+        assert!(matches!(b.recv(&mut [0]), Err(StreamError::TimedOut { .. })));
         (&a).write_all(b"x").unwrap();
         b.set_read_timeout(Some(TIMEOUT));
         (&b).read_exact(&mut [0]).unwrap();
@@ -59,7 +59,31 @@ pub(crate) fn keepalive_notices_a_peer_that_is_cut_off() {
     assert!(matches!(error, StreamError::Verbs(_)), "{error:?}");
     // Without it, the read has its time limit only.
     let error = read_without_a_peer(None);
-    assert!(matches!(error, StreamError::TimedOut), "{error:?}");
+    assert!(matches!(error, StreamError::TimedOut { .. }), "{error:?}");
+}
+
+/// The peer's device does not acknowledge the bytes.
+pub(crate) fn close_of_a_stream_names_its_time_limit() {
+    let limit = Duration::from_millis(200);
+    let wire = Wire::new();
+    {
+        let (a, b) = pair(RetryCount::MAX);
+        for stream in [&a, &b] {
+            stream.set_linger(Duration::ZERO);
+        }
+        (&a).write_all(b"x").unwrap();
+        (&b).read_exact(&mut [0]).unwrap();
+        a.wait_sent(TIMEOUT).unwrap();
+        for end in [End::Near, End::Far] {
+            wire.cut(end);
+        }
+        (&a).write_all(b"x").unwrap();
+        let late = a.close(limit).unwrap_err();
+        assert!(matches!(late, StreamError::TimedOut { limit: of } if of == limit), "{late:?}");
+        assert_eq!(late.to_string(), "the time limit of 200ms has passed");
+    }
+    wire.heal();
+    wire.settle();
 }
 
 /// Sends `blocks` blocks in both directions at once, and compares what arrives.

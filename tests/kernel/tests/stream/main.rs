@@ -90,6 +90,7 @@ kernel_tests! {
     ipv6_streams_carry_bytes if device::ethernet,
 
     shutdown_ends_one_direction if has_ip,
+    writes_after_an_own_shutdown_name_this_side if has_ip,
     dropped_stream_delivers_its_bytes if has_ip,
     reader_gets_all_bytes_wherever_the_end_of_the_connection_finds_it if has_ip,
     bytes_are_acknowledged_before_a_stream_that_both_sides_ended_is_dropped if has_ip,
@@ -112,6 +113,7 @@ kernel_tests! {
     peer_that_gives_up_before_it_is_accepted_is_skipped if has_ip,
 
     keepalive_notices_a_peer_that_is_cut_off if lossy_wire,
+    close_of_a_stream_names_its_time_limit if lossy_wire,
     streams_lose_nothing_when_packets_are_lost if lossy_wire,
     streams_lose_nothing_when_packets_are_late if lossy_wire,
     streams_lose_nothing_when_packets_overtake_each_other if lossy_wire,

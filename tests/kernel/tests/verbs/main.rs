@@ -123,6 +123,7 @@ kernel_tests! {
     operations_return_tag_length_and_immediate,
     unsignaled_runs_and_batches_complete_in_order,
     aborted_endpoint_returns_all_operations,
+    close_names_its_time_limit,
     closed_endpoint_returns_messages_and_unused_receives,
     closed_endpoint_waits_for_unsignaled_sends,
     scope_sends_and_receives_borrowed_memory,

@@ -220,6 +220,29 @@ pub(crate) fn aborted_endpoint_returns_all_operations() {
     assert_eq!(ended, 2);
 }
 
+/// The peer has no receive, so its device asks for retries until the limit.
+pub(crate) fn close_names_its_time_limit() {
+    let pd = open().alloc_pd().unwrap();
+    let (mut alice, _bob) = endpoints(&pd, 4);
+    alice.post_recv(local(&pd, &[0; 8])).unwrap();
+    alice.post_send(local(&pd, b"late"), ..).unwrap();
+    let limit = Duration::from_millis(200);
+    let ended = alice.close(limit).unwrap();
+    assert_eq!(ended.len(), 2, "{ended:?}");
+    for failed in ended {
+        let failed = failed.unwrap_err();
+        let text = failed.to_string();
+        if failed.is_recv() {
+            let expected = "Endpoint::post_recv was flushed, because this side has ended the connection";
+            assert_eq!(text, expected);
+        } else {
+            let expected =
+                matches!(failed.error, Error::TimedOut { verb: "Endpoint::close", limit: of } if of == limit);
+            assert!(expected && text.contains("200ms"), "{text}");
+        }
+    }
+}
+
 pub(crate) fn closed_endpoint_returns_messages_and_unused_receives() {
     let before = counts();
     let pd = open().alloc_pd().unwrap();
@@ -282,7 +305,10 @@ pub(crate) fn failed_operation_returns_its_buffer() {
 pub(crate) fn wait_without_pending_operations_is_rejected() {
     let pd = open().alloc_pd().unwrap();
     let mut endpoint = Endpoint::<Buffer>::new(&pd, 1, 1).unwrap();
-    assert_eq!(endpoint.wait().unwrap_err().to_string(), "Endpoint::wait: no operation is outstanding");
+    assert_eq!(
+        endpoint.wait().unwrap_err().to_string(),
+        "Endpoint::wait: no operation is outstanding: post one first"
+    );
     assert!(endpoint.poll().is_none());
 }
 

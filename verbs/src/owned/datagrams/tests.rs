@@ -297,7 +297,10 @@ fn poll_of_one_direction_leaves_the_other() {
     assert_eq!((setup.datagrams.pending_sends(), setup.datagrams.pending_recvs()), (1, 0));
     assert_eq!(setup.datagrams.poll_send().unwrap().unwrap().tag, 2);
     let refused = setup.datagrams.wait_recv().map(|_| ()).unwrap_err();
-    assert!(refused.to_string().contains("Datagrams::wait: no receive is outstanding"), "{refused}");
+    assert!(
+        refused.to_string().contains("Datagrams::wait: no receive is outstanding: post one first"),
+        "{refused}"
+    );
 }
 
 #[test]

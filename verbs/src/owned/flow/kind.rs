@@ -20,6 +20,9 @@ pub(crate) trait Kind {
     /// Name of the method that waits.
     const WAIT: &'static str;
 
+    /// Name of the method that closes.
+    const CLOSE: &'static str;
+
     /// Name of the method that posts operations with this opcode.
     fn verb(opcode: WcOpcode) -> &'static str;
 
@@ -53,8 +56,10 @@ impl Kind for Reliable {
     type Sender = ();
     type Done<B> = Done<B>;
 
-    const CLOSED: &'static str = "the connection has failed: create a new endpoint";
+    const CLOSED: &'static str =
+        "the connection has failed, or this side has ended it: create a new endpoint";
     const WAIT: &'static str = "Endpoint::wait";
+    const CLOSE: &'static str = "Endpoint::close";
 
     fn verb(opcode: WcOpcode) -> &'static str {
         match opcode {

@@ -1,0 +1,461 @@
+//! The causes of refused commands.
+//!
+//! Most errnos of a command have several causes (`ucma.c`, `cma.c`, `cm.c` and `addr.c` of the kernel).
+//! Where the state of the identifier or of the system shows which one it is, [`hint`] looks. Otherwise
+//! the text names the causes, the likeliest first.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::path::Path;
+
+use bareverbs_uapi::rdma_cm::structs::*;
+use bareverbs_uapi::rdma_cm::*;
+use rustix::io::Errno;
+
+use super::CmFile;
+use crate::Addr;
+
+/// `ENOTSUPP` of the kernel, which has no name in user space.
+const ENOTSUPP: i32 = 524;
+
+/// A request: its description for errors, and what its causes depend on.
+#[derive(Debug, Default)]
+pub(super) struct Asked {
+    pub(super) text: String,
+    pub(super) id: Option<u32>,
+    /// The address that the command binds the identifier to, unless it is bound.
+    pub(super) local: Option<Addr>,
+    pub(super) peer: Option<Addr>,
+    pub(super) option: Option<(OptionLevel, u32)>,
+    pub(super) event: Option<EventType>,
+}
+
+impl Asked {
+    pub(super) fn new(text: String) -> Self {
+        Self { text, ..Self::default() }
+    }
+
+    pub(super) fn local(self, local: Option<Addr>) -> Self {
+        Self { local, ..self }
+    }
+
+    pub(super) fn peer(self, peer: Option<Addr>) -> Self {
+        Self { peer, ..self }
+    }
+
+    pub(super) fn option(self, level: OptionLevel, option: u32) -> Self {
+        Self { option: Some((level, option)), ..self }
+    }
+
+    pub(super) fn event(self, event: EventType) -> Self {
+        Self { event: Some(event), ..self }
+    }
+
+    /// The scope of a link-local address whose network interface does not exist.
+    fn has_unknown_scope(&self) -> bool {
+        [self.local, self.peer].into_iter().flatten().any(|addr| match addr {
+            Addr::Ip(SocketAddr::V6(addr)) => {
+                addr.ip().is_unicast_link_local()
+                    && addr.scope_id() != 0
+                    && !interface_exists(addr.scope_id())
+            }
+            _ => false,
+        })
+    }
+}
+
+/// The cause of a refusal and the remedy.
+pub(super) fn hint(file: &CmFile, command: u32, errno: Errno, asked: &Asked) -> Option<&'static str> {
+    const BIND: u32 = Bind::INFO.number;
+    const BIND_IP: u32 = BindIp::INFO.number;
+    const LISTEN: u32 = Listen::INFO.number;
+    const RESOLVE_ADDR: u32 = ResolveAddr::INFO.number;
+    const RESOLVE_IP: u32 = ResolveIp::INFO.number;
+    const RESOLVE_ROUTE: u32 = ResolveRoute::INFO.number;
+    const RESOLVE_SERVICE: u32 = ResolveIbService::INFO.number;
+    const ACCEPT: u32 = Accept::INFO.number;
+    const NOTIFY: u32 = Notify::INFO.number;
+    const INIT_QP_ATTR: u32 = InitQpAttr::INFO.number;
+    const SET_OPTION: u32 = SetOption::INFO.number;
+    const QUERY: u32 = Query::INFO.number;
+    const JOIN: u32 = JoinMcast::INFO.number;
+    const JOIN_IP: u32 = JoinIpMcast::INFO.number;
+    const LEAVE: u32 = LeaveMcast::INFO.number;
+    const MIGRATE: u32 = MigrateId::INFO.number;
+    Some(match (command, errno) {
+        (_, Errno::ACCESS) if file.has_other_credentials() => {
+            "the credentials of this process changed since the file was opened"
+        }
+        (BIND | BIND_IP, Errno::ACCESS) => {
+            "ports below 1024 require CAP_NET_BIND_SERVICE in the initial user namespace"
+        }
+        (RESOLVE_ADDR | RESOLVE_IP, Errno::ACCESS) => match asked.peer.map(look_up_route) {
+            Some(Err(Errno::ACCESS)) => {
+                "a route of this host prohibits the address: `ip route get ADDRESS` shows it"
+            }
+            _ => "source ports below 1024 require CAP_NET_BIND_SERVICE in the initial user namespace",
+        },
+        (_, Errno::NXIO) => "the RDMA device was removed; only destroy the identifier",
+        (LEAVE, Errno::NOENT) => "no membership has this number: it was left, or its identifier destroyed",
+        (MIGRATE, Errno::NOENT) => {
+            "no identifier has this number: it was destroyed; or the descriptor is not open"
+        }
+        (_, Errno::NOENT) => match state(file, asked) {
+            Err(Errno::NOENT) | Ok(None) => "no identifier has this number: it was destroyed",
+            _ => "the port has no such P_Key any more: the partition of the path was changed",
+        },
+        (_, Errno::INVAL) => return invalid(file, command, asked),
+        (BIND | BIND_IP | LISTEN | RESOLVE_ADDR | RESOLVE_IP, Errno::ADDRINUSE) => {
+            "another identifier uses the address and the port in this port space: use another port, or port 0"
+        }
+        (BIND | BIND_IP, Errno::ADDRNOTAVAIL) => bind_not_available(file, asked.local, false),
+        (RESOLVE_ADDR | RESOLVE_IP, Errno::ADDRNOTAVAIL) => match asked.local {
+            // The kernel does not bind an identifier again.
+            Some(local) if local.port() != 0 || is_local(file, local) == Some(false) => {
+                bind_not_available(file, asked.local, true)
+            }
+            _ => {
+                "the route to the address has a gateway on an InfiniBand network, which needs ibacm; or no \
+                 port of the sysctl net.ipv4.ip_local_port_range is free"
+            }
+        },
+        (LISTEN, Errno::ADDRNOTAVAIL) => match state(file, asked) {
+            Ok(Some(State { local: Some(local), .. })) if local.port() != 0 => PORT_BESIDE_WILDCARD,
+            _ => NO_FREE_PORT,
+        },
+        (ACCEPT | INIT_QP_ATTR | JOIN | JOIN_IP, Errno::ADDRNOTAVAIL) => {
+            "the port has not joined the broadcast group of IPoIB: set the network interface up"
+        }
+        (BIND | BIND_IP | RESOLVE_ADDR | RESOLVE_IP, Errno::NODEV) => no_device(command, asked),
+        (RESOLVE_ROUTE | SET_OPTION | JOIN | JOIN_IP, Errno::NODEV) => match state(file, asked) {
+            Ok(Some(state)) if state.is_loopback() => {
+                "the address has no network interface with an RDMA device: loopback addresses have none; use \
+                 the address of the device's own interface"
+            }
+            _ if matches!(command, JOIN | JOIN_IP) => {
+                "the network interface has no IPv4 configuration or was removed, or the RDMA device is being \
+                 removed"
+            }
+            _ => "the network interface of the address was removed, or the RDMA device is being removed",
+        },
+        (NOTIFY | RESOLVE_SERVICE, Errno::NODEV) => "the RDMA device is being removed",
+        (RESOLVE_ADDR | RESOLVE_IP, Errno::NETUNREACH) => {
+            "this host has no IP route to the address, or the interface of the source address is down: `ip \
+             route get ADDRESS` and `ip link` show it"
+        }
+        (RESOLVE_ADDR | RESOLVE_IP, Errno::HOSTUNREACH) => {
+            "a route of this host rejects the address as unreachable: `ip route get ADDRESS` shows it"
+        }
+        (BIND | RESOLVE_ADDR, Errno::PROTONOSUPPORT) => {
+            "the service ID of the address is not one of the identifier's port space"
+        }
+        (RESOLVE_ROUTE | RESOLVE_SERVICE | JOIN | JOIN_IP, Errno::AGAIN) => {
+            "the port knows no subnet manager: its link is down, or no subnet manager runs"
+        }
+        (QUERY, Errno::NOSYS) => "the kernel has no such query; that of services is in Linux 7.2 and later",
+        (QUERY, Errno::NODATA) => "no services were resolved",
+        (SET_OPTION, Errno::NOSYS) => "the kernel has no such option",
+        (JOIN | JOIN_IP, errno) if errno.raw_os_error() == ENOTSUPP => "RoCE v2 has no IPv6 multicast groups",
+        (RESOLVE_SERVICE, Errno::OPNOTSUPP) => {
+            "the port has no subnet administrator: it is not an InfiniBand port"
+        }
+        (NOTIFY, Errno::ISCONN) => "the connection is established already",
+        _ => return None,
+    })
+}
+
+/// The cause of `EINVAL`.
+fn invalid(file: &CmFile, command: u32, asked: &Asked) -> Option<&'static str> {
+    const CREATE: u32 = CreateId::INFO.number;
+    const BIND: u32 = Bind::INFO.number;
+    const BIND_IP: u32 = BindIp::INFO.number;
+    const LISTEN: u32 = Listen::INFO.number;
+    const RESOLVE_ADDR: u32 = ResolveAddr::INFO.number;
+    const RESOLVE_IP: u32 = ResolveIp::INFO.number;
+    const RESOLVE_ROUTE: u32 = ResolveRoute::INFO.number;
+    const RESOLVE_SERVICE: u32 = ResolveIbService::INFO.number;
+    const CONNECT: u32 = Connect::INFO.number;
+    const ACCEPT: u32 = Accept::INFO.number;
+    const REJECT: u32 = Reject::INFO.number;
+    const DISCONNECT: u32 = Disconnect::INFO.number;
+    const NOTIFY: u32 = Notify::INFO.number;
+    const INIT_QP_ATTR: u32 = InitQpAttr::INFO.number;
+    const SET_OPTION: u32 = SetOption::INFO.number;
+    const JOIN: u32 = JoinMcast::INFO.number;
+    const JOIN_IP: u32 = JoinIpMcast::INFO.number;
+    const LEAVE: u32 = LeaveMcast::INFO.number;
+    const MIGRATE: u32 = MigrateId::INFO.number;
+    const WRITE_EVENT: u32 = WriteCmEvent::INFO.number;
+    match command {
+        CREATE => return Some("the port space is unknown"),
+        LEAVE => return Some("the membership belongs to another file of the connection manager"),
+        MIGRATE => {
+            return Some(
+                "the descriptor is not one of the connection manager, or the identifier belongs to another \
+                 file",
+            );
+        }
+        WRITE_EVENT | RESOLVE_SERVICE if !file.has_command_of_7_2() => {
+            return Some("Linux 7.2 and later have this command");
+        }
+        BIND | BIND_IP if asked.local.is_none() => return Some(MALFORMED),
+        RESOLVE_ADDR | RESOLVE_IP if asked.peer.is_none() => return Some(MALFORMED),
+        _ => {}
+    }
+    let state = match state(file, asked) {
+        Err(Errno::INVAL) => return Some("the identifier belongs to another file of the connection manager"),
+        Ok(Some(state)) => state,
+        _ => return None,
+    };
+    let needs_device = matches!(
+        command,
+        RESOLVE_ROUTE
+            | RESOLVE_SERVICE
+            | CONNECT
+            | ACCEPT
+            | REJECT
+            | DISCONNECT
+            | NOTIFY
+            | INIT_QP_ATTR
+            | JOIN
+            | JOIN_IP
+    );
+    if needs_device && !state.has_device {
+        return Some("the identifier has no device: its address is not resolved, and it is not bound to one");
+    }
+    Some(match command {
+        BIND | BIND_IP | RESOLVE_ADDR | RESOLVE_IP if lacks_scope(asked.local) => LACKS_SCOPE,
+        BIND | BIND_IP if state.has_device || asked.local.is_some_and(is_any) => {
+            "the identifier is bound already"
+        }
+        BIND | BIND_IP => {
+            "the identifier is bound already, or its port space is IPOIB and the address not one of IPoIB"
+        }
+        LISTEN => {
+            "the identifier is in use as a client or listens already, or a service of the kernel listens on \
+             its service ID"
+        }
+        RESOLVE_ADDR | RESOLVE_IP => resolve_invalid(asked, &state),
+        RESOLVE_ROUTE => {
+            "the address is not resolved, the route is resolved already, the MTU of the network interface is \
+             below 352 bytes, or the time limit is 0"
+        }
+        RESOLVE_SERVICE => "the identifier has resolved services or an address already",
+        CONNECT => {
+            "the route is not resolved, the identifier was used for a connection, or the local GID of its \
+             path was removed"
+        }
+        ACCEPT => "no request or response is pending: it was accepted before, or the peer gave up",
+        REJECT => "no request or response is pending: it was answered before, or the peer gave up",
+        DISCONNECT => "the identifier was not used for a connection",
+        INIT_QP_ATTR => {
+            "the connection has no attributes for this state: there is no request or response, or the \
+             connection has ended"
+        }
+        NOTIFY => "no accepted request waits for the peer, or the event is neither COMM_EST nor PATH_MIG",
+        SET_OPTION => option_invalid(asked, &state),
+        JOIN | JOIN_IP => {
+            "the identifier is not for datagrams, it listens or has a route, or the group is the unspecified \
+             address"
+        }
+        WRITE_EVENT => match asked.event {
+            Some(EventType::USER | EventType::INTERNAL) => "the identifier was created with uid 0",
+            _ => "programs write the events USER and INTERNAL only",
+        },
+        _ => return None,
+    })
+}
+
+const MALFORMED: &str = "the address has an unknown family or a wrong length";
+const LACKS_SCOPE: &str = "an IPv6 link-local address needs a scope id: the index of its network interface";
+const PORT_BESIDE_WILDCARD: &str = "another identifier uses the port in this port space: an identifier of all \
+                                    addresses shares its port with none; use another port, or port 0";
+const NO_FREE_PORT: &str = "no port of the sysctl net.ipv4.ip_local_port_range is free in this port space";
+
+fn resolve_invalid(asked: &Asked, state: &State) -> &'static str {
+    let Some(peer) = asked.peer else { return MALFORMED };
+    let is_other_family = |addr: Addr| family(addr) != family(peer);
+    // A bound identifier ignores the source. The kernel has bound an unbound one to it.
+    if asked.local.is_some_and(is_other_family) || state.local.is_some_and(is_other_family) {
+        return "the local address and that of the peer are of different families";
+    }
+    if look_up_route(peer) == Err(Errno::INVAL) {
+        return "a blackhole route of this host discards the address: `ip route get ADDRESS` shows it";
+    }
+    if asked.local.is_none_or(is_any) || state.has_device {
+        return "the identifier has resolved or is resolving an address already, listens, or is connected";
+    }
+    "the identifier has resolved or is resolving an address already, listens, or is connected; or its port \
+     space is IPOIB and the source address not one of IPoIB"
+}
+
+fn option_invalid(asked: &Asked, state: &State) -> &'static str {
+    const REUSE_ADDR: u32 = IdOption::REUSE_ADDR.0;
+    const AF_ONLY: u32 = IdOption::AF_ONLY.0;
+    const ACK_TIMEOUT: u32 = IdOption::ACK_TIMEOUT.0;
+    match asked.option {
+        Some((OptionLevel::ID, REUSE_ADDR)) => {
+            "the identifier listens; or the value is false, and the identifier is not new; or the value has a \
+             wrong length"
+        }
+        Some((OptionLevel::ID, AF_ONLY)) => {
+            "the identifier listens or has resolved an address: set the option before; or the value has a \
+             wrong length"
+        }
+        Some((OptionLevel::ID, ACK_TIMEOUT)) => {
+            "the queue pair of the identifier is not RC or XRC_INI, or the value has a wrong length"
+        }
+        Some((OptionLevel::IB, _)) if !state.has_device => {
+            "the identifier has no device: its address is not resolved"
+        }
+        Some((OptionLevel::IB, _)) => {
+            "the address is not resolved, or has a route already; or the value holds no primary path"
+        }
+        _ => "the value has a wrong length",
+    }
+}
+
+/// The cause of `EADDRNOTAVAIL` of a bind, or of a resolution that binds to a source.
+fn bind_not_available(file: &CmFile, local: Option<Addr>, is_source: bool) -> &'static str {
+    let Some(local) = local else { return MALFORMED };
+    match is_local(file, local) {
+        Some(false) if is_source => "the source address is not one of this host",
+        Some(false) => "the address is not one of this host",
+        Some(true) if local.port() == 0 => NO_FREE_PORT,
+        Some(true) => PORT_BESIDE_WILDCARD,
+        None => {
+            "the address is not one of this host, or an identifier of all addresses uses the port in this \
+             port space, or no port is free"
+        }
+    }
+}
+
+/// The cause of `ENODEV` of a bind or of a resolution.
+fn no_device(command: u32, asked: &Asked) -> &'static str {
+    if bareverbs::devices().is_ok_and(|devices| devices.is_empty()) {
+        return "this network namespace has no RDMA device";
+    }
+    if asked.has_unknown_scope() {
+        return "no network interface has the scope id of the address";
+    }
+    let local = asked.local.filter(|local| !is_any(*local));
+    match (local.or(asked.peer), command == Bind::INFO.number || command == BindIp::INFO.number) {
+        (Some(Addr::Ib(_)), true) => "no InfiniBand port has the GID: RoCE ports have IP addresses only",
+        (Some(Addr::Ib(_)), false) => {
+            "no active InfiniBand port is in the subnet of the GID and has the P_Key: RoCE ports have IP \
+             addresses only"
+        }
+        (_, true) => {
+            "the address is local, but its network interface has no RDMA device; after the address was \
+             added, the device has it with a short delay"
+        }
+        (_, false) if local.is_some() => {
+            "the source address is local, but its network interface has no RDMA device; after the address was \
+             added, the device has it with a short delay"
+        }
+        _ => "the network interface of the route has no RDMA device",
+    }
+}
+
+/// What the kernel shows of an identifier in every state.
+struct State {
+    has_device: bool,
+    local: Option<Addr>,
+    peer: Option<Addr>,
+}
+
+impl State {
+    fn is_loopback(&self) -> bool {
+        let loopback =
+            |addr: Option<Addr>| addr.and_then(|addr| addr.ip()).is_some_and(|addr| addr.ip().is_loopback());
+        loopback(self.local) || loopback(self.peer)
+    }
+}
+
+/// The state of the request's identifier; `None` if it names none.
+fn state(file: &CmFile, asked: &Asked) -> Result<Option<State>, Errno> {
+    let Some(id) = asked.id else { return Ok(None) };
+    let mut response = QueryAddrResp::zeroed();
+    let request = QueryReq { id, option: QueryOption::ADDR, ..QueryReq::zeroed() };
+    file.submit(&Call::<Query>::new(request, &mut response))?;
+    Ok(Some(State {
+        has_device: response.node_guid != 0,
+        local: Addr::from_kernel(&response.src_addr),
+        peer: Addr::from_kernel(&response.dst_addr),
+    }))
+}
+
+impl CmFile {
+    /// Whether the credentials differ from those of the open. The kernel compares them before it looks
+    /// at the command, so that none is needed.
+    fn has_other_credentials(&self) -> bool {
+        use std::io::Write;
+        (&self.file).write(&[]).is_err_and(|error| Errno::from_io_error(&error) == Some(Errno::ACCESS))
+    }
+
+    /// Whether the kernel has the commands of Linux 7.2: one with them looks the identifier up, and finds
+    /// none of this number.
+    fn has_command_of_7_2(&self) -> bool {
+        let request = WriteCmEventReq { id: u32::MAX, event: EventType::USER, ..WriteCmEventReq::zeroed() };
+        self.submit(&Call::<WriteCmEvent>::new(request, &mut ())) != Err(Errno::INVAL)
+    }
+}
+
+fn family(addr: Addr) -> u8 {
+    match addr {
+        Addr::Ip(SocketAddr::V4(_)) => 4,
+        Addr::Ip(SocketAddr::V6(_)) => 6,
+        Addr::Ib(_) => 0,
+    }
+}
+
+/// Whether the kernel binds it to all devices.
+fn is_any(addr: Addr) -> bool {
+    match addr {
+        Addr::Ip(addr) => addr.ip().is_unspecified() || addr.ip().is_loopback(),
+        Addr::Ib(addr) => addr.gid.0 == [0; 16],
+    }
+}
+
+fn lacks_scope(addr: Option<Addr>) -> bool {
+    matches!(addr, Some(Addr::Ip(SocketAddr::V6(addr)))
+        if addr.ip().is_unicast_link_local() && addr.scope_id() == 0)
+}
+
+fn interface_exists(index: u32) -> bool {
+    let Ok(interfaces) = Path::new("/sys/class/net").read_dir() else { return true };
+    interfaces.flatten().any(|interface| {
+        let found = std::fs::read_to_string(interface.path().join("ifindex"));
+        found.is_ok_and(|found| found.trim().parse() == Ok(index))
+    })
+}
+
+/// Whether an address is one of this host; `None` if that can't be found out. The kernel answers it: it
+/// binds another identifier to the address and a free port, unless the address is not local.
+fn is_local(file: &CmFile, addr: Addr) -> Option<bool> {
+    let mut created = CreateIdResp::zeroed();
+    // Without `uid`, it gets no events.
+    let request = CreateIdReq { ps: PortSpace::UDP, ..CreateIdReq::zeroed() };
+    file.submit(&Call::<CreateId>::new(request, &mut created)).ok()?;
+    let id = created.id;
+    let (addr, addr_size) = addr.with_port(0).to_kernel();
+    let bound =
+        file.submit(&Call::<Bind>::new(BindReq { id, addr_size, addr, ..BindReq::zeroed() }, &mut ()));
+    let request = DestroyIdReq { id, ..DestroyIdReq::zeroed() };
+    file.submit(&Call::<DestroyId>::new(request, &mut DestroyIdResp::zeroed())).ok()?;
+    Some(bound != Err(Errno::ADDRNOTAVAIL))
+}
+
+/// Looks up the route of this host to an IP address. No packet is sent.
+fn look_up_route(addr: Addr) -> Result<(), Errno> {
+    /// The discard port.
+    const PORT: u16 = 9;
+    let errno = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+    let Addr::Ip(mut addr) = addr else { return Err(Errno::AFNOSUPPORT) };
+    addr.set_port(PORT);
+    let any: IpAddr = match addr {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind((any, 0)).map_err(errno)?;
+    socket.connect(addr).map_err(errno)
+}
