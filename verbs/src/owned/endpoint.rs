@@ -103,7 +103,9 @@ use crate::{
 ///
 /// A wait notices that the device was removed: at once if it sleeps, within about a second if it polls
 /// ([`Spin`](super::Spin)). So does [`Endpoint::arm`]. Then all outstanding operations fail with
-/// [`Error::DeviceRemoved`] and their buffers, the QP is destroyed, and posting is rejected.
+/// [`Error::DeviceRemoved`] and their buffers, the QP is destroyed, and posting is rejected. While the
+/// kernel destroys the objects, operations may also fail as on any failed connection, with
+/// [`Error::Completion`]: it deregisters MRs that are younger than the QP first.
 ///
 /// | call | after the removal |
 /// |---|---|
