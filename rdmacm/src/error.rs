@@ -83,7 +83,8 @@ pub enum Error {
         max: usize,
     },
     /// The peer's address was not resolved. `ENODEV`: the network interface of its route has no
-    /// RDMA device. `ETIMEDOUT`: no neighbour answered.
+    /// RDMA device. `ETIMEDOUT`, of [`EventKind::AddrError`](crate::event::EventKind::AddrError) only: no
+    /// neighbour answered. Calls that resolve fail with [`Error::TimedOut`] then.
     #[error("resolving the address failed: {}{}", .0, address_hint(*.0))]
     Address(Errno),
     /// No route to the peer was found.

@@ -267,7 +267,7 @@ impl AddrInfo {
             (Some(host), family) => match numeric(host) {
                 Some(addr) => of_family([addr], family),
                 None if hints.numeric_host => return Err(unknown(host, "the host is not a numeric address")),
-                None => of_family(resolve(LOOKUP, (host, 0))?, family),
+                None => of_family(resolve_host(host)?, family),
             },
         };
         match addrs.is_empty() {
@@ -288,6 +288,14 @@ impl AddrInfo {
         }
         Ok(id)
     }
+}
+
+/// The addresses of a host, with port 0. Errors name the host alone.
+fn resolve_host(host: &str) -> Result<Vec<SocketAddr>> {
+    resolve(LOOKUP, (host, 0)).map_err(|error| match error {
+        Error::Name { verb, error, .. } => Error::Name { verb, name: host.to_owned(), error },
+        other => other,
+    })
 }
 
 impl AddrHints {
@@ -388,7 +396,7 @@ mod tests {
         assert_eq!(name(resolve("test", (host, 7)).unwrap_err()), format!("{host}:7"));
         assert_eq!(name(resolve("test", (host.to_owned(), 7)).unwrap_err()), format!("{host}:7"));
         let unknown = AddrInfo::lookup(Some(host), None, &AddrHints::default()).unwrap_err();
-        assert_eq!(name(unknown), format!("{host}:0"));
+        assert_eq!(name(unknown), host);
         let unknown = AddrInfo::lookup(Some("10.0.0.1"), Some("no-service"), &AddrHints::default());
         assert_eq!(name(unknown.unwrap_err()), "no-service");
         let addrs = [SocketAddr::from((Ipv4Addr::LOCALHOST, 1)), SocketAddr::from((Ipv6Addr::LOCALHOST, 2))];

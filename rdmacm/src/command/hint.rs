@@ -2,7 +2,7 @@
 //!
 //! Most errnos of a command have several causes (`ucma.c`, `cma.c`, `cm.c` and `addr.c` of the kernel).
 //! Where the state of the identifier or of the system shows which one it is, [`hint`] looks. Otherwise
-//! the text names the causes, the likeliest first.
+//! the text names the causes, the most likely first.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::path::Path;
@@ -267,8 +267,8 @@ fn invalid(file: &CmFile, command: u32, asked: &Asked) -> Option<&'static str> {
 
 const MALFORMED: &str = "the address has an unknown family or a wrong length";
 const LACKS_SCOPE: &str = "an IPv6 link-local address needs a scope id: the index of its network interface";
-const PORT_BESIDE_WILDCARD: &str = "another identifier uses the port in this port space: an identifier of all \
-                                    addresses shares its port with none; use another port, or port 0";
+const PORT_BESIDE_WILDCARD: &str = "another identifier uses the port in this port space, and one of the two is \
+                                    bound to a wildcard or loopback address: use another port, or port 0";
 const NO_FREE_PORT: &str = "no port of the sysctl net.ipv4.ip_local_port_range is free in this port space";
 
 fn resolve_invalid(asked: &Asked, state: &State) -> &'static str {
@@ -323,8 +323,8 @@ fn bind_not_available(file: &CmFile, local: Option<Addr>, is_source: bool) -> &'
         Some(true) if local.port() == 0 => NO_FREE_PORT,
         Some(true) => PORT_BESIDE_WILDCARD,
         None => {
-            "the address is not one of this host, or an identifier of all addresses uses the port in this \
-             port space, or no port is free"
+            "the address is not one of this host, or an identifier bound to a wildcard address uses the port in \
+             this port space, or no port is free"
         }
     }
 }

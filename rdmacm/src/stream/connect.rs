@@ -159,8 +159,8 @@ impl RdmaStream {
     /// ```
     ///
     /// # Errors
-    /// - [`StreamError::Cm`] with [`Error::Address`], [`Error::Route`], [`Error::Unreachable`]: the
-    ///   peer was not found.
+    /// - [`StreamError::Cm`] with [`Error::Address`], [`Error::Route`], [`Error::Unreachable`],
+    ///   [`Error::TimedOut`]: the peer was not found.
     /// - [`StreamError::Cm`] with [`Error::Rejected`]: no listener, or the listener rejected. A peer that
     ///   ends during the handshake rejects, too.
     /// - [`StreamError::Cm`] with [`Error::Disconnected`]: the peer ended the connection during the

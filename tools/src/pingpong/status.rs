@@ -1,6 +1,6 @@
 //! Completion statuses: the texts of libibverbs, and the likely cause.
 
-use bareverbs::{Context, PortNum, WcStatus};
+use bareverbs::{Context, DriverId, PortNum, WcStatus};
 
 /// The text of the status (`ibv_wc_status_str`).
 pub(crate) fn words(status: WcStatus) -> &'static str {
@@ -36,7 +36,7 @@ pub(crate) fn words(status: WcStatus) -> &'static str {
 /// The cause of the failure of a request: the link of the port, if it is down; otherwise the likely cause
 /// in a message exchange, or that on the device. `is_send`: the request was a send, not a receive.
 pub(crate) fn cause(context: &Context, port: impl Into<PortNum>, status: WcStatus, is_send: bool) -> String {
-    if may_be_link(status)
+    if may_be_link(status, context.driver())
         && let Some(down) = context.link_down(port)
     {
         return down.to_string();
@@ -46,8 +46,12 @@ pub(crate) fn cause(context: &Context, port: impl Into<PortNum>, status: WcStatu
 
 /// Whether requests may complete with the status because the link is down. Soft-RoCE finds no route then
 /// (LOC_QP_OP_ERR; since Linux 6.4 WR_FLUSH_ERR), other devices get no acknowledgement.
-pub(crate) fn may_be_link(status: WcStatus) -> bool {
-    matches!(status, WcStatus::LOC_QP_OP_ERR | WcStatus::WR_FLUSH_ERR | WcStatus::RETRY_EXC_ERR)
+pub(crate) fn may_be_link(status: WcStatus, driver: DriverId) -> bool {
+    match status {
+        WcStatus::RETRY_EXC_ERR => true,
+        WcStatus::LOC_QP_OP_ERR | WcStatus::WR_FLUSH_ERR => driver == DriverId::RXE,
+        _ => false,
+    }
 }
 
 /// The likely causes of the status in a message exchange, the most likely first, if it has one there.

@@ -524,6 +524,7 @@ impl<P: Provider> Kind for Unconnected<P> {
 
     const CLOSED: &'static str = "the QP is in ERR: create a new `Datagrams`";
     const WAIT: &'static str = "Datagrams::wait";
+    const ARM: &'static str = "Datagrams::arm";
     const CLOSE: &'static str = "Datagrams::close";
 
     fn verb(opcode: WcOpcode) -> &'static str {

@@ -1169,7 +1169,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
         if !self.armed {
             self.arm_cq()?;
         }
-        if self.removed { Err(Error::DeviceRemoved { verb: T::Kind::<P>::WAIT }) } else { Ok(()) }
+        if self.removed { Err(Error::DeviceRemoved { verb: T::Kind::<P>::ARM }) } else { Ok(()) }
     }
 
     /// Reads the events of the channel. Returns whether there was one, or the device was removed.

@@ -58,8 +58,8 @@ fn assert_hint<T>(refused: bareverbs_rdmacm::Result<T>, errno: Errno, hint: &str
 
 const FOREIGN: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const NOT_LOCAL: &str = "the address is not one of this host";
-const BESIDE_WILDCARD: &str = "another identifier uses the port in this port space: an identifier of all \
-                               addresses shares its port with none";
+const BESIDE_WILDCARD: &str = "another identifier uses the port in this port space, and one of the two is \
+                               bound to a wildcard or loopback address";
 const NO_FREE_PORT: &str = "no port of the sysctl net.ipv4.ip_local_port_range is free";
 
 /// The kernel has one errno for a port that a wildcard address needs alone, and for a foreign address.

@@ -1550,7 +1550,7 @@ fn removal_of_the_device_ends_the_operations_with_their_buffers() {
         end(&mut setup);
         assert_eq!((setup.endpoint.pending(), setup.plain.log().states.len()), (0, 0));
         assert!(setup.endpoint.wait().unwrap_err().to_string().contains("no operation is outstanding"));
-        assert!(matches!(setup.endpoint.arm(), Err(Error::DeviceRemoved { verb: "Endpoint::wait" })));
+        assert!(matches!(setup.endpoint.arm(), Err(Error::DeviceRemoved { verb: "Endpoint::arm" })));
         let refused = setup.endpoint.post_recv(setup.buffer()).unwrap_err();
         assert!(matches!(refused.error, Error::Closed { .. }), "{refused}");
         setup.plain.log().armed = Hook(None);

@@ -20,6 +20,9 @@ pub(crate) trait Kind {
     /// Name of the method that waits.
     const WAIT: &'static str;
 
+    /// Name of the method that arms the CQ.
+    const ARM: &'static str;
+
     /// Name of the method that closes.
     const CLOSE: &'static str;
 
@@ -59,6 +62,7 @@ impl Kind for Reliable {
     const CLOSED: &'static str =
         "the connection has failed, or this side has ended it: create a new endpoint";
     const WAIT: &'static str = "Endpoint::wait";
+    const ARM: &'static str = "Endpoint::arm";
     const CLOSE: &'static str = "Endpoint::close";
 
     fn verb(opcode: WcOpcode) -> &'static str {

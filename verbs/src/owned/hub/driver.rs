@@ -65,7 +65,8 @@ impl<B, P: Provider> Drop for DriverGuard<B, P> {
 /// The driver of a [`Hub`](super::Hub) as a future, for a task of its own.
 ///
 /// It completes when the last handle of the hub (`Hub`, `Connection`, `Pending`) was dropped, or with
-/// [`Error::DeviceRemoved`] after all operations have ended because the device was removed. It is `Send`. After it is dropped, the hub has no driver: see
+/// [`Error::DeviceRemoved`] after all operations have ended because the device was removed. It is
+/// `Send`. After it is dropped, the hub has no driver: see
 /// [`Pending`](crate::owned::Pending#without-a-driver).
 #[must_use = "a driver does nothing unless it is polled"]
 pub struct Driver<B, R, P: Provider = AnyProvider> {
