@@ -32,7 +32,7 @@ pub struct KernelDoorbell {
     /// What the kernel reads and writes. Freed manually: moving the doorbell affects neither the
     /// address of the response nor its validity.
     exchange: *mut Exchange,
-    /// Whether the kernel has refused `write()` because of the credentials.
+    /// Whether the kernel refuses `write()` in general.
     by_ioctl: bool,
 }
 
@@ -82,10 +82,9 @@ impl KernelDoorbell {
         Self { file, exchange, by_ioctl: false }
     }
 
-    /// The doorbell by `INVOKE_WRITE`, which has no rule about credentials.
+    /// The doorbell by `INVOKE_WRITE`.
     #[cold]
     fn ring_by_ioctl(&mut self) -> Result<(), Errno> {
-        self.by_ioctl = true;
         // SAFETY: `exchange` is allocated, and no call that uses it is in progress.
         let Exchange { command, response } = unsafe { &mut *self.exchange };
         let mut call = write::invoke::<PostSend>(self.file.driver_id(), &command.request, response);
@@ -106,7 +105,14 @@ impl Doorbell for KernelDoorbell {
         // SAFETY: the header has the lengths of the request and the response, and the response is in
         // `exchange`, which the doorbell owns and nothing else accesses.
         match unsafe { self.file.write_raw(command) } {
-            Err(Errno::ACCESS) => self.ring_by_ioctl(),
+            // The kernel has executed nothing: the credentials of the thread are not those of the open, a
+            // security module forbids `write()`, the file has none, or the QP is below RTS. The answer of
+            // the ioctl tells the last cause from the others.
+            Err(errno @ (Errno::ACCESS | Errno::PERM | Errno::INVAL)) => {
+                let answer = self.ring_by_ioctl();
+                self.by_ioctl = errno != Errno::INVAL || answer.is_ok();
+                answer
+            }
             result => result,
         }
     }

@@ -547,7 +547,7 @@ impl<M> Mr<M> {
     }
 
     /// Rejects an MR whose keys the kernel may have revoked.
-    fn check_keys(&self, verb: &'static str) -> Result<()> {
+    pub(crate) fn check_keys(&self, verb: &'static str) -> Result<()> {
         if self.inner.registration.half_changed {
             let reason = "a failed change of the MR may have revoked its keys: deregister it (`Mr::dereg`) and \
                           register the memory again";

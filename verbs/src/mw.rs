@@ -152,7 +152,7 @@ impl Mw {
     /// - The range is empty or exceeds the region.
     /// - The region was registered without [`Access::MW_BIND`], or without [`Access::LOCAL_WRITE`]
     ///   for a window with write or atomic access.
-    /// - The region belongs to another protection domain.
+    /// - The region belongs to another protection domain, or a change of it has failed halfway.
     /// - A window can't grant the access rights. A window of type 1 can't be
     ///   [`Access::ZERO_BASED`] (IBTA o10-36.2.2).
     #[doc(alias = "ibv_bind_mw")]
@@ -162,6 +162,7 @@ impl Mw {
         if !Arc::ptr_eq(&self.domain, region.domain()) {
             return Err(Error::foreign(BIND_VERB, "the MR and the MW belong to different PDs"));
         }
+        region.check_keys(BIND_VERB)?;
         if !region.access().contains(Access::MW_BIND) {
             return invalid("the MR was registered without MW_BIND".into());
         }

@@ -113,10 +113,10 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
             // the kernel did not read the ring and that the QP is below RTS. The QP never was in
             // RTS: after a reset, `probe` has shown that it is. So no timer, packet or response
             // schedules the requester, and only a transition to ERR makes the kernel read the ring;
-            // in ERR it flushes slots and accesses no memory that they name. The kernel also returns
-            // `EINVAL` if another command has locked the handle exclusively (`ib_uverbs_post_send` in
-            // `uverbs_cmd.c`). Premise: no safe command does that. Commands that do, such as destroy, are `unsafe`, and their caller
-            // owns the QP, so no other thread rings its doorbell meanwhile.
+            // in ERR it flushes slots and accesses no memory that they name. Older point releases may also
+            // return `EINVAL` if another command has locked the handle exclusively (`ib_uverbs_post_send`
+            // in `uverbs_cmd.c`). Premise: no safe command does that. Commands that do, such as destroy, are
+            // `unsafe`, and their caller owns the QP, so no other thread rings its doorbell meanwhile.
             unsafe { self.ring.take_back(batch) };
             self.deferred = self.ring.position();
             DoorbellError::TakenBack(IoctlError { method: DOORBELL, errno })

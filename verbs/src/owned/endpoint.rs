@@ -679,6 +679,9 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
     /// Makes the device end all sends: posts the marker behind unsignalled ones, unless it was posted,
     /// and rings for those that a forgotten batch has left. The flow must be closed.
     fn mark(&mut self) {
+        if self.qp.is_destroyed() {
+            return;
+        }
         if self.flows.sends.unsignaled_tail() == 0 || self.marker != Marker::None {
             return self.ring_left();
         }
@@ -972,16 +975,14 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
         }
         self.flows.sends.close();
         self.flows.recvs.close();
-        if !self.qp.is_destroyed() {
-            // SAFETY: the QP was not destroyed. The flows, `fail` and `probe` post nothing afterwards.
-            if unsafe { self.qp.try_destroy_object() }.is_err() {
-                return false;
-            }
-            // Completions from before the removal.
-            let _ = self.reap();
-            self.flows.sends.destroyed(Failure::DeviceRemoved);
-            self.flows.recvs.destroyed(Failure::DeviceRemoved);
+        // SAFETY: the QP was not destroyed. The flows, `fail`, `mark` and `probe` post nothing afterwards.
+        if !self.qp.is_destroyed() && unsafe { self.qp.try_destroy_object() }.is_err() {
+            return false;
         }
+        // Completions from before the removal. Without operations it changes nothing.
+        let _ = self.reap();
+        self.flows.sends.destroyed(Failure::DeviceRemoved);
+        self.flows.recvs.destroyed(Failure::DeviceRemoved);
         self.flows.hold();
         self.removed = true;
         true

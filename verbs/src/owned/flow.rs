@@ -564,7 +564,8 @@ impl<B, K: Kind> SendFlow<B, K> {
     /// with `failure`.
     pub(super) fn destroyed(&mut self, failure: Failure) {
         self.close();
-        (self.destroyed, self.failed) = (Some(failure), true);
+        self.destroyed.get_or_insert(failure);
+        self.failed = true;
     }
 
     /// Whether [`SendFlow::take`] may return an operation.

@@ -349,11 +349,14 @@ impl<P: Provider> Conn<P> {
     /// retires the connection.
     pub(super) fn destroy_removed(&self) -> Option<bool> {
         let mut state = self.lock();
-        state.failure.get_or_insert(Failure::DeviceRemoved);
         let qp = state.qp.as_mut()?;
         // SAFETY: the QP was not destroyed. Every post and command of the connection looks at `failure` or
         // `is_destroyed` first, with the lock.
-        Some(qp.is_destroyed() || unsafe { qp.try_destroy_object() }.is_ok())
+        let destroyed = qp.is_destroyed() || unsafe { qp.try_destroy_object() }.is_ok();
+        if destroyed {
+            state.failure.get_or_insert(Failure::DeviceRemoved);
+        }
+        Some(destroyed)
     }
 }
 
