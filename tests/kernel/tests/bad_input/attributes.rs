@@ -117,7 +117,7 @@ pub(crate) fn ah_attr_is_validated_in_init_to_rtr() {
                 assert!(matches!(refused, Error::Kernel(_)), "{what}: {refused:?}");
                 assert!(text.starts_with(verb), "{what}: {text}");
                 let reported = if what == "no route" {
-                    "check the address, the link and the routing table"
+                    "did not answer the address resolution"
                 } else {
                     "have different address families"
                 };
