@@ -324,6 +324,8 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// Creates an endpoint at `port` for `depth` outstanding sends and `depth` receives. Short for
     /// [`Endpoint::options`] with these values.
     ///
+    /// The first post decides the type of its buffers. Without one, name it: `let endpoint: Endpoint = …`.
+    ///
     /// # Errors
     /// As for [`EndpointOptions::build`].
     pub fn new(pd: &Pd<P>, port: impl Into<PortNum>, depth: u32) -> Result<Self> {
