@@ -1081,7 +1081,8 @@ fn connection_whose_qp_is_being_destroyed_refuses_posts() {
         let peers = [setup.connection(2), setup.connection(2)];
         let destroyed = peers.each_ref().map(|peer| {
             let destroyed = peer.inner().conn.destroy_removed();
-            let refused = peer.recv(setup.buffer()).wait().unwrap_err();
+            let mut pending = peer.recv(setup.buffer());
+            let Poll::Ready(Err(refused)) = poll(&mut pending) else { panic!("it is refused") };
             assert_eq!(
                 (refused.outcome, refused.buffer.is_some()),
                 (Outcome::NotExecuted, true),
