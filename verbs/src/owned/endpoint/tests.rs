@@ -15,7 +15,7 @@ use crate::owned::keepalive::{INTERVAL, Policy};
 use crate::owned::{Outcome, Spin};
 use crate::testing::{Hook, Plain, completion, ends, refuse_ioctls, succeed_ioctls};
 use crate::{
-    Access, CqInit, DoorbellError, DriverId, Gid, ImplicitMr, MemoryOwner, PushError, RecvRequest,
+    Access, CqInit, DoorbellError, DriverId, Gid, ImplicitMr, MemoryOwner, Mtu, PushError, RecvRequest,
     RegisterError, WcOpcode,
 };
 
@@ -1773,6 +1773,22 @@ fn endpoint_refuses_the_address_of_a_server() {
     let server = Address { flow_control: true, ..Address::new(Gid::default(), 1) };
     let refused = setup.endpoint.connect(&server).unwrap_err();
     assert!(refused.to_string().contains("that of a `Server` or `Client`"), "{refused}");
+}
+
+#[test]
+fn endpoint_resolves_its_peer_again_after_a_timeout() {
+    let test = || {
+        succeed_ioctls();
+        let mut setup = Setup::new();
+        setup.endpoint.queues.qp.assume_state(QpState::INIT);
+        let late = IoctlError { method: "ModifyQp", errno: Errno::TIMEDOUT };
+        setup.plain.log().answers.extend([Err(late); 2]);
+        let gid = "fe80::1".parse().unwrap();
+        let peer = Address { mtu: Mtu::Mtu256, rd_atomic: 0, ..Address::new(gid, 1) };
+        setup.endpoint.connect(&peer).unwrap();
+        assert_eq!(setup.plain.log().states, [QpState::RTR, QpState::RTS]);
+    };
+    std::thread::spawn(test).join().unwrap();
 }
 
 #[test]

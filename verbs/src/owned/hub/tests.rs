@@ -14,7 +14,7 @@ use super::*;
 use crate::owned::{AnyBuffer, Done, Failed, Op, Outcome, Pending, Pool};
 use crate::testing::{Hook, Plain, completion, ends, refuse_ioctls, succeed_ioctls};
 use crate::{
-    Access, ImplicitMr, MemoryOwner, Mr, PostError, PushError, QpState, RegisterError, Remote, WcOpcode,
+    Access, ImplicitMr, MemoryOwner, Mr, Mtu, PostError, PushError, QpState, RegisterError, Remote, WcOpcode,
     WcStatus, WorkCompletion,
 };
 
@@ -1096,6 +1096,22 @@ fn connection_whose_qp_is_being_destroyed_refuses_posts() {
         assert_eq!(destroyed, [Some(false), Some(true)]);
         let log = setup.plain.log();
         assert!(log.received.is_empty() && log.sent.is_empty());
+    };
+    std::thread::spawn(test).join().unwrap();
+}
+
+#[test]
+fn connection_resolves_its_peer_again_after_a_timeout() {
+    let test = || {
+        succeed_ioctls();
+        let setup = Setup::new(4);
+        let peer = setup.connection(1);
+        peer.inner().conn.lock().qp.as_mut().unwrap().assume_state(QpState::INIT);
+        let late = IoctlError { method: "ModifyQp", errno: Errno::TIMEDOUT };
+        setup.plain.log().answers.extend([Err(late); 2]);
+        let gid = "fe80::1".parse().unwrap();
+        peer.connect(&Address { mtu: Mtu::Mtu256, rd_atomic: 0, ..Address::new(gid, 1) }).unwrap();
+        assert_eq!(setup.plain.log().states, [QpState::RTR, QpState::RTS]);
     };
     std::thread::spawn(test).join().unwrap();
 }
