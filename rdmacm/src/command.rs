@@ -59,6 +59,8 @@ pub struct CmFile {
 pub(crate) struct Simulated {
     events: std::sync::Mutex<std::collections::VecDeque<EventResp>>,
     destroyed: std::sync::Mutex<Vec<u32>>,
+    resolved: std::sync::Mutex<Vec<u32>>,
+    peer: std::sync::Mutex<Option<Addr>>,
 }
 
 #[cfg(test)]
@@ -73,11 +75,39 @@ impl Simulated {
         self.destroyed.lock().unwrap().clone()
     }
 
+    /// The time limits in milliseconds of the addresses that were to be resolved.
+    pub(crate) fn resolved(&self) -> Vec<u32> {
+        self.resolved.lock().unwrap().clone()
+    }
+
+    /// Sets the address of the peer of all identifiers.
+    pub(crate) fn set_peer(&self, peer: Addr) {
+        *self.peer.lock().unwrap() = Some(peer);
+    }
+
     fn execute<C: Command>(&self, call: &Call<'_, C>) {
-        if C::INFO.number == DestroyId::INFO.number {
-            let (request, _) = DestroyIdReq::read_from_prefix(&call.as_bytes()[size_of::<Header>()..])
-                .expect("a request of this command");
-            self.destroyed.lock().unwrap().push(request.id);
+        fn request<R: FromBytes>(call: &[u8]) -> R {
+            R::read_from_prefix(&call[size_of::<Header>()..]).expect("a request of this command").0
+        }
+        let (call, number) = (call.as_bytes(), C::INFO.number);
+        if number == DestroyId::INFO.number {
+            self.destroyed.lock().unwrap().push(request::<DestroyIdReq>(call).id);
+        } else if number == ResolveAddr::INFO.number {
+            self.resolved.lock().unwrap().push(request::<ResolveAddrReq>(call).timeout_ms);
+        } else if number == Query::INFO.number {
+            self.answer(request(call));
+        }
+    }
+
+    fn answer(&self, QueryReq { response, option, .. }: QueryReq) {
+        let Some(peer) = self.peer.lock().unwrap().filter(|_| option == QueryOption::ADDR) else { return };
+        let (dst_addr, dst_size) = peer.to_kernel();
+        let answer = QueryAddrResp { dst_addr, dst_size, ..QueryAddrResp::zeroed() };
+        let response = std::ptr::with_exposed_provenance_mut::<QueryAddrResp>(response as usize);
+        #[expect(unsafe_code, reason = "commands have the addresses of their responses")]
+        // SAFETY: `query_addr` alone has this option, and its call borrows a response of this type.
+        unsafe {
+            response.write(answer);
         }
     }
 }

@@ -289,6 +289,9 @@ pub(crate) async fn joined(wait: &impl Wait, id: &CmId, membership: Key) -> Resu
 mod tests {
     use std::sync::Mutex;
 
+    use bareverbs_uapi::rdma_cm::EventType;
+    use bareverbs_uapi::rdma_cm::structs::EventResp;
+
     use super::*;
     use crate::PortSpace;
     use crate::error::CommandError;
@@ -413,6 +416,68 @@ mod tests {
             assert_eq!(resolve_try(Duration::from_millis(left)), expected, "{left} ms are left");
         }
         assert_eq!(resolve_try(Duration::MAX), RESOLVE_TRY);
+    }
+
+    fn peer() -> Addr {
+        "192.0.2.7:7174".parse::<std::net::SocketAddr>().unwrap().into()
+    }
+
+    #[test]
+    fn address_is_resolved_again_within_the_time_limit() {
+        // How the resolution ends after these events, and the time limits of its commands.
+        let resolved = |limit, kinds: Vec<EventKind>| {
+            let channel = EventChannel::simulated_private();
+            let id = CmId::new(&channel, PortSpace::Tcp).unwrap();
+            let ended = run(resolve(&Script::new(id.key(), kinds), &id, None, peer(), limit));
+            (ended, channel.file().kernel().resolved())
+        };
+        let late = || EventKind::AddrError(Errno::TIMEDOUT);
+        let found = || [EventKind::AddrResolved, EventKind::RouteResolved];
+        let long = Duration::from_secs(600);
+        let (ended, limits) = resolved(long, [late(), late()].into_iter().chain(found()).collect());
+        assert_eq!((ended.is_ok(), limits), (true, vec![500; 3]));
+        // Both limits have passed when the event comes.
+        for limit in [Duration::ZERO, Duration::from_nanos(1)] {
+            let (ended, limits) = resolved(limit, [late()].into_iter().chain(found()).collect());
+            let error = ended.unwrap_err();
+            let is_late = matches!(error, Error::TimedOut { verb: "resolve_addr", limit: of } if of == limit);
+            assert!(is_late, "{error:?}");
+            assert_eq!(limits, [1]);
+        }
+        let unroutable = EventKind::AddrError(Errno::NODEV);
+        let (ended, limits) = resolved(long, [unroutable].into_iter().chain(found()).collect());
+        let error = ended.unwrap_err();
+        assert!(matches!(error, Error::Address(Errno::NODEV)) && limits == [500], "{error:?}, {limits:?}");
+    }
+
+    #[test]
+    fn refusals_of_the_peer_have_its_address() {
+        let channel = EventChannel::simulated();
+        channel.file().kernel().set_peer(peer());
+        let [id, datagram] =
+            [PortSpace::Tcp, PortSpace::Udp].map(|port_space| CmId::new(&channel, port_space).unwrap());
+        let rejected =
+            || Rejected { reason: RejectReason::Consumer, private_data: PrivateData::EMPTY, peer: None };
+        let script = || Script::new(id.key(), [EventKind::Rejected(rejected())]);
+        let sidr = EventKind::Unreachable(Unreachable::Sidr(SidrStatus::NoQp, PrivateData::EMPTY));
+        let command =
+            CommandError { command: "ACCEPT", asked: String::new(), errno: Errno::INVAL, hint: None };
+        let (uid, event) = (id.key().get(), EventType::REJECTED);
+        channel.file().kernel().report(EventResp { uid, event, ..EventResp::zeroed() });
+        for error in [
+            run(connect(&script(), &id, &ConnParam::new(0x11))).unwrap_err(),
+            run(established(&script(), &id)).unwrap_err(),
+            refused(&id, "accept", command.into()),
+            run(connect_datagram(&Script::new(datagram.key(), [sidr]), &datagram, &[])).unwrap_err(),
+        ] {
+            let found = match &error {
+                Error::Rejected(rejected) => rejected.peer,
+                Error::Sidr { peer, .. } => *peer,
+                _ => None,
+            };
+            assert_eq!(found, Some(peer()), "{error:?}");
+            assert!(error.to_string().contains(" to 192.0.2.7:7174"), "{error}");
+        }
     }
 
     #[test]

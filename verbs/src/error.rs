@@ -830,9 +830,14 @@ mod tests {
         let refused = IoctlError { method: "REG_MR", errno: Errno::FAULT };
         let error = Error::kernel("reg_mr", "16 bytes at 0x1000", refused)
             .or_hint(|errno| (errno == Errno::FAULT).then(|| "that range cannot be read".into()));
-        let text = error.to_string();
-        assert!(text.starts_with("reg_mr (16 bytes at 0x1000): REG_MR"), "{text}");
-        assert!(text.ends_with(": that range cannot be read"), "{text}");
+        let errno = Errno::FAULT;
+        // Without the causes that the errno has in general.
+        let text = format!(
+            "reg_mr (16 bytes at 0x1000): REG_MR was refused by the kernel: {errno}: that range cannot be read"
+        );
+        assert_eq!(error.to_string(), text);
+        let text = Error::kernel("reg_mr", "16 bytes at 0x1000", refused).to_string();
+        assert!(text.ends_with(" can't be pinned)"), "{text}");
     }
 
     #[test]
@@ -882,6 +887,11 @@ mod tests {
         assert_eq!(io::Error::from(Error::NoDevice).kind(), ErrorKind::NotFound);
         let late = Error::TimedOut { verb: "Endpoint::scope", limit: Duration::from_millis(50) };
         assert_eq!(io::Error::from(late).kind(), ErrorKind::TimedOut);
+        let removed = Error::DeviceRemoved { verb: "Endpoint::post_recv" };
+        assert_eq!((removed.errno(), removed.verb()), (Some(Errno::IO), Some("Endpoint::post_recv")));
+        let removed = io::Error::from(removed);
+        assert_eq!(removed.kind(), ErrorKind::NotConnected);
+        assert!(removed.to_string().contains("the device was removed"), "{removed}");
         let (verb, status) = ("post_send", WcStatus::RETRY_EXC_ERR);
         let lost = Error::Completion { verb, status, vendor_err: 0, driver: DriverId::RXE, link_down: None };
         assert_eq!(io::Error::from(lost).kind(), ErrorKind::TimedOut);

@@ -107,8 +107,12 @@ fn netdev(device: &str, port: PortNum) -> Option<String> {
 }
 
 fn is_set_down(netdev: &str) -> bool {
+    lacks_up(&fs::read_to_string(format!("/sys/class/net/{netdev}/flags")).unwrap_or_default())
+}
+
+/// Whether the flags of a network interface, as in sysfs, are known and lack `IFF_UP`.
+fn lacks_up(flags: &str) -> bool {
     const IFF_UP: u32 = 1;
-    let flags = fs::read_to_string(format!("/sys/class/net/{netdev}/flags")).unwrap_or_default();
     let flags = flags.trim().strip_prefix("0x").map(|digits| u32::from_str_radix(digits, 16));
     matches!(flags, Some(Ok(flags)) if flags & IFF_UP == 0)
 }
@@ -135,5 +139,9 @@ mod tests {
     fn flags_of_interfaces_are_read() {
         assert!(!is_set_down("lo"));
         assert!(!is_set_down("no-such-interface"));
+        assert!(lacks_up("0x1002\n") && lacks_up("0x0\n"));
+        for flags in ["0x1003\n", "0x1\n", "", "0x\n", "1002\n", "down"] {
+            assert!(!lacks_up(flags), "{flags:?}");
+        }
     }
 }

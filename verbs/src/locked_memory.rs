@@ -43,11 +43,15 @@ struct Limits {
 impl Limits {
     fn of_process() -> Self {
         let read = |file| fs::read_to_string(file).unwrap_or_default();
-        Self {
-            limit: getrlimit(Resource::Memlock).current,
-            pinned: pinned(&read("/proc/self/status")),
-            exempt: has_capability(CapabilitySet::IPC_LOCK) && is_identity(&read("/proc/self/uid_map")),
-        }
+        let (status, uid_map) = (read("/proc/self/status"), read("/proc/self/uid_map"));
+        let limit = getrlimit(Resource::Memlock).current;
+        Self::new(limit, has_capability(CapabilitySet::IPC_LOCK), &status, &uid_map)
+    }
+
+    /// Those of a process with these `/proc/self/status` and `/proc/self/uid_map`. `capable`: it has
+    /// `CAP_IPC_LOCK` in its user namespace.
+    fn new(limit: Option<u64>, capable: bool, status: &str, uid_map: &str) -> Self {
+        Self { limit, pinned: pinned(status), exempt: capable && is_identity(uid_map) }
     }
 
     fn cause(&self, errno: Errno, length: Option<u64>) -> Option<String> {
@@ -115,6 +119,23 @@ mod tests {
         let unlimited = Limits { limit: None, ..LIMITS };
         assert_eq!(unlimited.cause(Errno::NOMEM, Some(u64::MAX)), None);
         assert_eq!(unlimited.cause(Errno::NOMEM, None), None);
+    }
+
+    #[test]
+    fn capability_exempts_in_the_initial_user_namespace_only() {
+        let (initial, mapped) = ("         0          0 4294967295\n", "         0     100000      65536\n");
+        let rootless = "         0       1000          1\n         1     100000      65536\n";
+        for (capable, uid_map, exempt) in [
+            (true, initial, true),
+            (false, initial, false),
+            (true, mapped, false),
+            (true, rootless, false),
+            (true, "", false),
+        ] {
+            let limits = Limits::new(Some(0), capable, "VmPin:\t      60 kB\n", uid_map);
+            assert_eq!((limits.exempt, limits.pinned), (exempt, 61440), "{capable}, {uid_map:?}");
+            assert_eq!(limits.cause(Errno::PERM, Some(4096)).is_none(), exempt);
+        }
     }
 
     #[test]

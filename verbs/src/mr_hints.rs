@@ -189,6 +189,8 @@ mod tests {
         assert_eq!(unusable(MAPS, 0x50_0000, 0x60_0000, true), None);
         assert_eq!(unusable(MAPS, 0x40_1000, 0x50_1000, false), None);
         assert_eq!(unpinnable(MAPS, 0x40_1000, 0x50_1000, false), None);
+        // `/proc/self/maps` was not read.
+        assert_eq!(unusable("", 0x40_1000, 0x50_1000, true), None);
     }
 
     #[test]
@@ -213,6 +215,8 @@ mod tests {
         assert!(read_only.starts_with("0x401000 to 0x403000 is a shared mapping that is not writable"));
         let device = cause(&line("rw-s", 0, 12, "/dev/mem"), true).unwrap();
         assert_eq!(device, "0x401000 to 0x403000 is a mapping of /dev/mem, which can't be pinned");
+        let secret = cause(&line("rw-s", 0, 12, "/secretmem (deleted)"), true).unwrap();
+        assert!(secret.ends_with(" is a mapping of /secretmem (deleted), which can't be pinned"), "{secret}");
         let shared = cause(&line("rw-s", 0, 12, file), true).unwrap();
         assert!(shared.contains(&format!("a shared mapping of the file {file}; ")), "{shared}");
         let beyond = cause(&line("rw-p", 1 << 40, 12, file), true).unwrap();
@@ -220,9 +224,13 @@ mod tests {
             beyond.starts_with(&format!("0x401000 to 0x403000 is beyond the end of {file} (")),
             "{beyond}"
         );
-        for usable in
-            [line("rw-p", 0, 0, ""), line("rw-s", 0, 12, "/dev/zero (deleted)"), line("r--p", 0, 12, file)]
-        {
+        for usable in [
+            line("rw-p", 0, 0, ""),
+            line("rw-s", 0, 12, "/dev/zero (deleted)"),
+            line("rw-s", 0, 12, "/dev/shm/nonexistent"),
+            line("rw-p", 0, 12, "/dev/hugepages/nonexistent"),
+            line("r--p", 0, 12, file),
+        ] {
             assert_eq!(cause(&usable, false), None, "{usable}");
         }
     }

@@ -49,6 +49,8 @@ pub(crate) struct Log {
     pub(crate) abandoned: u32,
     /// Results of the next calls of `modify`, in this order. Later calls succeed.
     pub(crate) answers: VecDeque<Result<(), IoctlError>>,
+    /// Is called after `modify` has set a QP state, with the state.
+    pub(crate) modified: Hook,
     /// Whether RESET is issued twice.
     pub(crate) needs_second_reset: bool,
     /// Numbers of the rings that were reset.
@@ -147,13 +149,22 @@ impl Plain {
 
 /// Makes every ioctl of this thread succeed without effect.
 pub(crate) fn succeed_ioctls() {
+    answer_ioctls(0);
+}
+
+/// Makes every ioctl of this thread fail, also after [`succeed_ioctls`].
+pub(crate) fn refuse_ioctls() {
+    answer_ioctls(libc::ENOTTY as u32);
+}
+
+/// The filter that was installed last decides.
+fn answer_ioctls(errno: u32) {
     let statement = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
     let mut filter = [
         // The number of the system call.
         statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
         statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_ioctl as u32),
-        // The errno is 0.
-        statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO),
+        statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | errno),
         statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
     ];
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
@@ -262,9 +273,15 @@ unsafe impl SendQueue for Ring {
 // SAFETY: there is no kernel and no device: `modify` records the request.
 unsafe impl QpControl for Ring {
     unsafe fn modify(&mut self, _: &DeviceFile, request: &ModifyQpReq) -> Result<(), IoctlError> {
-        let mut log = self.plain.log();
-        log.answers.pop_front().unwrap_or(Ok(()))?;
-        log.states.push(request.qp_state);
+        let hook = {
+            let mut log = self.plain.log();
+            log.answers.pop_front().unwrap_or(Ok(()))?;
+            log.states.push(request.qp_state);
+            log.modified.clone()
+        };
+        if let Hook(Some(hook)) = hook {
+            hook(request.qp_state.0.into());
+        }
         Ok(())
     }
 

@@ -46,6 +46,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn eio_hints_at_a_removal_and_no_other_errno_does() {
+        let failed = |errno| Error::system("reading events", errno);
+        assert!(is_hint(&failed(Errno::IO)));
+        // That of a forked child, whose parent goes on.
+        for errno in [Errno::STALE, Errno::NOMEM, Errno::INVAL, Errno::BADF] {
+            assert!(!is_hint(&failed(errno)), "{errno}");
+        }
+    }
+
+    #[test]
     fn look_is_due_an_interval_after_the_first_call() {
         let (mut watch, start) = (Watch::default(), Instant::now());
         assert!(!watch.is_due(start));

@@ -76,7 +76,11 @@ pub(super) fn connect<P: Provider>(
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use bareverbs_provider::device::IoctlError;
+
     use super::*;
+    use crate::testing::{Plain, succeed_ioctls};
+    use crate::{Gid, Mtu};
 
     fn failed(errno: Errno) -> Error {
         Error::system("resolving", errno)
@@ -108,5 +112,55 @@ mod tests {
             let (count, ended) = tries(Duration::from_secs(600), &[errno]);
             assert_eq!((count, ended.unwrap_err().errno()), (1, Some(errno)));
         }
+    }
+
+    #[test]
+    fn limit_is_that_of_the_kernel_for_a_neighbour() {
+        assert_eq!(ResolveTimeout::default().0, Duration::from_secs(3));
+    }
+
+    /// The states that [`connect`] sets if the commands end so, the later ones with success, and its error.
+    fn connected(
+        state: QpState,
+        timeout: Duration,
+        answers: &[Result<(), Errno>],
+    ) -> (Vec<QpState>, Option<Errno>, usize) {
+        let plain = Plain::default();
+        let mut qp = plain.queue_pair(&plain.domain());
+        qp.assume_state(state);
+        let answers =
+            answers.iter().map(|ended| ended.map_err(|errno| IoctlError { method: "ModifyQp", errno }));
+        plain.log().answers.extend(answers);
+        let gid = "fe80::1".parse::<Gid>().unwrap();
+        let address = Address { mtu: Mtu::Mtu256, rd_atomic: 0, ..Address::new(gid, 1) };
+        let ended = connect(&mut qp, &address, &address, &ConnectAttr::new(1, 0), ResolveTimeout(timeout));
+        let mut log = plain.log();
+        (std::mem::take(&mut log.states), ended.err().and_then(|error| error.errno()), log.answers.len())
+    }
+
+    #[test]
+    fn connect_is_repeated_after_a_timeout_that_leaves_the_qp_in_init() {
+        let test = || {
+            succeed_ioctls();
+            let (long, late) = (Duration::from_secs(600), Err(Errno::TIMEDOUT));
+            let connects = [QpState::RTR, QpState::RTS];
+            assert_eq!(connected(QpState::INIT, long, &[]), (connects.into(), None, 0));
+            assert_eq!(connected(QpState::INIT, long, &[late, late]), (connects.into(), None, 0));
+            let all = [&[QpState::INIT][..], &connects].concat();
+            assert_eq!(connected(QpState::RESET, long, &[Ok(()), late]), (all, None, 0));
+            for (state, timeout, answers, states, errno) in [
+                // The limit has passed.
+                (QpState::INIT, Duration::ZERO, [late, late], vec![], Errno::TIMEDOUT),
+                (QpState::INIT, long, [Err(Errno::NETUNREACH), late], vec![], Errno::NETUNREACH),
+                // The QP is not in INIT.
+                (QpState::RESET, long, [late, late], vec![], Errno::TIMEDOUT),
+            ] {
+                assert_eq!(connected(state, timeout, &answers), (states, Some(errno), 1));
+            }
+            let answers = [Ok(()), late, late];
+            let ended = (vec![QpState::RTR], Some(Errno::TIMEDOUT), 1);
+            assert_eq!(connected(QpState::INIT, long, &answers), ended);
+        };
+        std::thread::spawn(test).join().unwrap();
     }
 }

@@ -13,9 +13,9 @@ use crate::owned::flow::PROBE;
 use crate::owned::flow::PostRecv;
 use crate::owned::keepalive::{INTERVAL, Policy};
 use crate::owned::{Outcome, Spin};
-use crate::testing::{Hook, Plain, completion, ends, succeed_ioctls};
+use crate::testing::{Hook, Plain, completion, ends, refuse_ioctls, succeed_ioctls};
 use crate::{
-    Access, CqInit, DoorbellError, DriverId, Gid, ImplicitMr, MemoryOwner, PushError, RecvRequest,
+    Access, CqInit, DoorbellError, DriverId, Gid, ImplicitMr, MemoryOwner, Mtu, PushError, RecvRequest,
     RegisterError, WcOpcode,
 };
 
@@ -697,6 +697,67 @@ fn completion_of_an_unsignaled_request_that_was_taken_back_ends_no_older_one() {
     setup.complete(first, WcStatus::WR_FLUSH_ERR);
     setup.complete(marker, WcStatus::WR_FLUSH_ERR);
     assert_eq!((setup.ended(), setup.freed()), (vec![-1, -2, -3], 3));
+}
+
+#[test]
+fn flush_after_a_failed_send_is_not_blamed_on_abort() {
+    for polled in [true, false] {
+        let mut setup = Setup::new();
+        let (received, sent) = (setup.post(), setup.send(1, true));
+        setup.complete(sent, WcStatus::REM_ACCESS_ERR);
+        if polled {
+            assert_eq!(setup.ended(), [-1]);
+        }
+        setup.endpoint.abort();
+        if !polled {
+            assert_eq!(setup.ended(), [-1]);
+        }
+        setup.complete(received, WcStatus::WR_FLUSH_ERR);
+        let flushed = setup.endpoint.poll().unwrap().unwrap_err();
+        assert_eq!((flushed.cause, flushed.is_recv()), (Some(WcStatus::REM_ACCESS_ERR), true));
+        let text = flushed.to_string();
+        assert!(text.contains("REM_ACCESS_ERR") && !text.contains("this side"), "{text}");
+        let error = Error::from(flushed);
+        assert!(matches!(error, Error::Completion { status: WcStatus::REM_ACCESS_ERR, .. }), "{error}");
+    }
+    let mut setup = Setup::new();
+    let received = setup.post();
+    setup.endpoint.abort();
+    setup.complete(received, WcStatus::WR_FLUSH_ERR);
+    let flushed = setup.endpoint.poll().unwrap().unwrap_err();
+    assert!(flushed.cause.is_none() && flushed.to_string().contains("this side has ended"), "{flushed}");
+}
+
+#[test]
+fn late_close_marks_flushed_sends_as_timed_out() {
+    let test = |first: WcStatus| {
+        let mut setup = Setup::new();
+        let (channel, _events) = CompChannel::with_pipe(setup.endpoint.qp().pd().context().file());
+        setup.endpoint.queues.channel = channel;
+        let flushed = [setup.send(1, true), setup.send(2, true), setup.post()];
+        let plain = setup.plain.clone();
+        // The device flushes the requests in ERR.
+        setup.plain.log().modified = Hook(Some(Arc::new(move |state| {
+            assert_eq!(state, u64::from(QpState::ERR.0));
+            let ended = flushed.into_iter().zip([first, WcStatus::WR_FLUSH_ERR, WcStatus::WR_FLUSH_ERR]);
+            plain.log().completions.extend(ended.map(|(wr_id, status)| completion(wr_id, status)));
+        })));
+        succeed_ioctls();
+        let (plain, limit) = (setup.plain.clone(), Duration::from_nanos(1));
+        let ended = setup.endpoint.close(limit).unwrap();
+        plain.log().modified = Hook(None);
+        let [sent, late, received] = <[_; 3]>::try_from(ended).unwrap();
+        assert_eq!(sent.is_ok(), first == WcStatus::SUCCESS, "{sent:?}");
+        let (late, received) = (late.unwrap_err(), received.unwrap_err());
+        let is_late = matches!(late.error, Error::TimedOut { limit: found, .. } if found == limit);
+        assert_eq!(is_late, first == WcStatus::SUCCESS, "{late:?}");
+        assert!(received.is_recv() && received.is_flushed(), "{received:?}");
+        assert!([late, received].iter().all(|failed| failed.buffer.is_some()));
+    };
+    // A request that failed has flushed those behind it.
+    for first in [WcStatus::SUCCESS, WcStatus::REM_ACCESS_ERR] {
+        std::thread::spawn(move || test(first)).join().unwrap();
+    }
 }
 
 #[test]
@@ -1589,6 +1650,33 @@ fn removal_of_the_device_ends_the_operations_with_their_buffers() {
 }
 
 #[test]
+fn removal_of_the_device_keeps_the_completions_that_are_in_the_cq() {
+    let test = || {
+        let mut setup = Setup::new();
+        let freed = Arc::clone(&setup.freed);
+        let received = setup.post();
+        setup.post();
+        let sent = setup.send(1, true);
+        setup.send(2, true);
+        setup.complete(received, WcStatus::SUCCESS);
+        setup.complete(sent, WcStatus::SUCCESS);
+        succeed_ioctls();
+        assert!(setup.endpoint.queues.end_removed());
+        let ended: Vec<_> = std::iter::from_fn(|| setup.endpoint.poll()).collect();
+        let done = |recv| ended.iter().flatten().filter(|done| done.is_recv() == recv).count();
+        assert_eq!((ended.len(), done(false), done(true)), (4, 1, 1), "{ended:?}");
+        for failed in ended.iter().filter_map(|ended| ended.as_ref().err()) {
+            assert!(matches!(failed.error, Error::DeviceRemoved { .. }), "{failed}");
+        }
+        // A second command would fail, and leak the buffers.
+        refuse_ioctls();
+        drop((setup, ended));
+        assert_eq!(freed.load(Ordering::Relaxed), 4);
+    };
+    std::thread::spawn(test).join().unwrap();
+}
+
+#[test]
 fn close_of_a_removed_device_returns_the_operations() {
     let test = || {
         let setup = removed_setup(true);
@@ -1685,6 +1773,22 @@ fn endpoint_refuses_the_address_of_a_server() {
     let server = Address { flow_control: true, ..Address::new(Gid::default(), 1) };
     let refused = setup.endpoint.connect(&server).unwrap_err();
     assert!(refused.to_string().contains("that of a `Server` or `Client`"), "{refused}");
+}
+
+#[test]
+fn endpoint_resolves_its_peer_again_after_a_timeout() {
+    let test = || {
+        succeed_ioctls();
+        let mut setup = Setup::new();
+        setup.endpoint.queues.qp.assume_state(QpState::INIT);
+        let late = IoctlError { method: "ModifyQp", errno: Errno::TIMEDOUT };
+        setup.plain.log().answers.extend([Err(late); 2]);
+        let gid = "fe80::1".parse().unwrap();
+        let peer = Address { mtu: Mtu::Mtu256, rd_atomic: 0, ..Address::new(gid, 1) };
+        setup.endpoint.connect(&peer).unwrap();
+        assert_eq!(setup.plain.log().states, [QpState::RTR, QpState::RTS]);
+    };
+    std::thread::spawn(test).join().unwrap();
 }
 
 #[test]

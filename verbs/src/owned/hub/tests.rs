@@ -12,9 +12,9 @@ use super::election::DriverKind;
 use super::reaper::{Depths, PROBE};
 use super::*;
 use crate::owned::{AnyBuffer, Done, Failed, Op, Outcome, Pending, Pool};
-use crate::testing::{Hook, Plain, completion, ends, succeed_ioctls};
+use crate::testing::{Hook, Plain, completion, ends, refuse_ioctls, succeed_ioctls};
 use crate::{
-    Access, ImplicitMr, MemoryOwner, Mr, PostError, PushError, QpState, RegisterError, Remote, WcOpcode,
+    Access, ImplicitMr, MemoryOwner, Mr, Mtu, PostError, PushError, QpState, RegisterError, Remote, WcOpcode,
     WcStatus, WorkCompletion,
 };
 
@@ -1038,6 +1038,123 @@ fn removal_of_the_device_ends_waits_that_poll_and_drivers() {
         };
         std::thread::spawn(test).join().unwrap();
     }
+}
+
+#[test]
+fn removal_of_the_device_keeps_the_results_that_are_in_the_cq() {
+    let test = || {
+        let setup = Setup::new(8);
+        let peer = setup.connection(2);
+        let ((first, wr_id), (second, _)) = (setup.recv(&peer), setup.recv(&peer));
+        setup.complete(&peer, wr_id, WcStatus::SUCCESS);
+        succeed_ioctls();
+        assert!(setup.hub.inner.end_removed() && setup.hub.inner.is_removed());
+        assert_eq!(first.wait().unwrap().message(), Some(&[7][..]));
+        assert_removed(second.wait());
+    };
+    std::thread::spawn(test).join().unwrap();
+}
+
+#[test]
+fn removal_of_the_device_ends_each_of_many_connections() {
+    let test = || {
+        let setup = Setup::new(4 * BATCH as u32);
+        let peers: Vec<_> = (0..BATCH + 2).map(|_| setup.connection(1)).collect();
+        let pending: Vec<_> = peers.iter().map(|peer| setup.recv(peer).0).collect();
+        succeed_ioctls();
+        assert!(setup.hub.inner.end_removed());
+        for peer in &peers {
+            assert!(matches!(peer.failure(), Some(Error::DeviceRemoved { .. })));
+        }
+        for mut pending in pending {
+            let Poll::Ready(ended) = poll(&mut pending) else { panic!("it has ended") };
+            assert_removed(ended);
+        }
+    };
+    std::thread::spawn(test).join().unwrap();
+}
+
+#[test]
+fn connection_whose_qp_is_being_destroyed_refuses_posts() {
+    let test = || {
+        let setup = Setup::new(8);
+        let peers = [setup.connection(2), setup.connection(2)];
+        let destroyed = peers.each_ref().map(|peer| {
+            let destroyed = peer.inner().conn.destroy_removed();
+            let mut pending = peer.recv(setup.buffer());
+            let Poll::Ready(Err(refused)) = poll(&mut pending) else { panic!("it is refused") };
+            assert_eq!(
+                (refused.outcome, refused.buffer.is_some()),
+                (Outcome::NotExecuted, true),
+                "{refused}"
+            );
+            assert!(matches!(refused.error, Error::DeviceRemoved { .. }), "{refused}");
+            assert!(peer.probe().is_err());
+            succeed_ioctls();
+            destroyed
+        });
+        assert_eq!(destroyed, [Some(false), Some(true)]);
+        let log = setup.plain.log();
+        assert!(log.received.is_empty() && log.sent.is_empty());
+    };
+    std::thread::spawn(test).join().unwrap();
+}
+
+#[test]
+fn connection_resolves_its_peer_again_after_a_timeout() {
+    let test = || {
+        succeed_ioctls();
+        let setup = Setup::new(4);
+        let peer = setup.connection(1);
+        peer.inner().conn.lock().qp.as_mut().unwrap().assume_state(QpState::INIT);
+        let late = IoctlError { method: "ModifyQp", errno: Errno::TIMEDOUT };
+        setup.plain.log().answers.extend([Err(late); 2]);
+        let gid = "fe80::1".parse().unwrap();
+        peer.connect(&Address { mtu: Mtu::Mtu256, rd_atomic: 0, ..Address::new(gid, 1) }).unwrap();
+        assert_eq!(setup.plain.log().states, [QpState::RTR, QpState::RTS]);
+    };
+    std::thread::spawn(test).join().unwrap();
+}
+
+#[test]
+fn drop_of_a_connection_destroys_its_removed_qp_no_second_time() {
+    let test = || {
+        let setup = Setup::new(8);
+        let peer = setup.connection(2);
+        setup.recv(&peer).0.detach();
+        succeed_ioctls();
+        assert!(setup.hub.inner.end_removed());
+        // A second command would fail, and leak the slots.
+        refuse_ioctls();
+        drop(peer);
+        assert_eq!((setup.hub.free_entries(), setup.freed()), (8, 1));
+        let log = setup.plain.log();
+        assert_eq!((log.freed.len(), log.abandoned), (2, 0), "both rings are freed");
+    };
+    std::thread::spawn(test).join().unwrap();
+}
+
+#[test]
+fn driver_and_later_connections_end_after_the_removal() {
+    let test = || {
+        let setup = Setup::new(8);
+        let mut driver = setup.hub.drive::<NeverReadable>().unwrap();
+        let mut drive = || std::pin::Pin::new(&mut driver).poll(&mut Context::from_waker(Waker::noop()));
+        assert!(drive().is_pending());
+        succeed_ioctls();
+        assert!(setup.hub.inner.end_removed());
+        let Poll::Ready(ended) = drive() else { panic!("it ends") };
+        assert!(matches!(ended, Err(Error::DeviceRemoved { verb: "Hub::drive" })), "{ended:?}");
+        assert!(!setup.hub.inner.election.has_driver());
+        let peer = setup.connection(2);
+        let ((mut awaited, _), (blocking, _)) = (setup.recv(&peer), setup.recv(&peer));
+        let Poll::Ready(Err(failed)) = poll(&mut awaited) else { panic!("nothing would wake the task") };
+        assert!(matches!(failed.error, Error::DeviceRemoved { .. }), "{failed}");
+        assert_removed(blocking.wait());
+        let refused = peer.recv(setup.buffer()).wait().unwrap_err();
+        assert_eq!((refused.outcome, refused.buffer.is_some()), (Outcome::NotExecuted, true));
+    };
+    std::thread::spawn(test).join().unwrap();
 }
 
 #[test]
