@@ -1691,6 +1691,22 @@ fn close_of_a_removed_device_returns_the_operations() {
 }
 
 #[test]
+fn close_posts_no_marker_to_a_destroyed_qp() {
+    let test = || {
+        let Setup { mut endpoint, plain, .. } = removed_setup(true);
+        assert!(endpoint.wait().unwrap().is_recv());
+        plain.log().armed = Hook(None);
+        // The newest operation, which is unsignalled, is outstanding.
+        assert!(matches!(endpoint.wait().unwrap_err().error, Error::DeviceRemoved { .. }));
+        let sent = plain.log().sent.len();
+        let ended = endpoint.close(Duration::from_secs(60)).unwrap();
+        assert!(!ended.is_empty());
+        assert_eq!(plain.log().sent.len(), sent);
+    };
+    std::thread::spawn(test).join().unwrap();
+}
+
+#[test]
 fn scope_ends_with_an_error_if_the_device_is_removed_at_its_end() {
     let test = || {
         let mut setup = removed_setup(true);

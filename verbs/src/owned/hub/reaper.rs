@@ -344,7 +344,7 @@ impl<P: Provider> Conn<P> {
         }
     }
 
-    /// The device seems to be removed: rejects posts and destroys the QP. Returns whether the kernel has
+    /// The device seems to be removed: destroys the QP, and rejects posts then. Returns whether the kernel has
     /// destroyed it, so that the device has finished with all operations. `None` if another thread
     /// retires the connection.
     pub(super) fn destroy_removed(&self) -> Option<bool> {

@@ -1075,25 +1075,19 @@ fn removal_of_the_device_ends_each_of_many_connections() {
 }
 
 #[test]
-fn connection_whose_qp_is_being_destroyed_refuses_posts() {
+fn connection_has_failed_once_the_kernel_confirms_the_removal() {
     let test = || {
         let setup = Setup::new(8);
-        let peers = [setup.connection(2), setup.connection(2)];
-        let destroyed = peers.each_ref().map(|peer| {
-            let destroyed = peer.inner().conn.destroy_removed();
-            let mut pending = peer.recv(setup.buffer());
-            let Poll::Ready(Err(refused)) = poll(&mut pending) else { panic!("it is refused") };
-            assert_eq!(
-                (refused.outcome, refused.buffer.is_some()),
-                (Outcome::NotExecuted, true),
-                "{refused}"
-            );
-            assert!(matches!(refused.error, Error::DeviceRemoved { .. }), "{refused}");
-            assert!(peer.probe().is_err());
-            succeed_ioctls();
-            destroyed
-        });
-        assert_eq!(destroyed, [Some(false), Some(true)]);
+        let peer = setup.connection(2);
+        assert_eq!(peer.inner().conn.destroy_removed(), Some(false));
+        assert!(peer.failure().is_none());
+        succeed_ioctls();
+        assert_eq!(peer.inner().conn.destroy_removed(), Some(true));
+        let mut pending = peer.recv(setup.buffer());
+        let Poll::Ready(Err(refused)) = poll(&mut pending) else { panic!("it is refused") };
+        assert_eq!((refused.outcome, refused.buffer.is_some()), (Outcome::NotExecuted, true), "{refused}");
+        assert!(matches!(refused.error, Error::DeviceRemoved { .. }), "{refused}");
+        assert!(peer.probe().is_err());
         let log = setup.plain.log();
         assert!(log.received.is_empty() && log.sent.is_empty());
     };
