@@ -86,7 +86,7 @@ const ROWS: [Row; 43] = [
     Row("safe, `Mr`: poll, of a receive", One("safe poll receive Mr"), [56.0, 51.0]),
     Row("endpoint: post of an inline write of 8 bytes", One("end inline"), [71.0, 69.0]),
     Row("endpoint: post of an unsignalled write", One("end unsignaled"), [91.0, 88.0]),
-    Row("endpoint: batch of one inline write", One("end batch 1"), [150.0, 129.0]),
+    Row("endpoint: batch of one inline write", One("end batch 1"), [154.0, 129.0]),
     Row("endpoint: batch of 32, each", Each("end batch 32", 32.0), [52.0, 49.0]),
     Row("endpoint: poll, of a receive with immediate data", One("end poll imm"), [71.0, 66.0]),
     Row("endpoint: poll, of a write with immediate data", One("end poll write imm"), [71.0, 66.0]),
