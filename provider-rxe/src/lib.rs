@@ -32,8 +32,9 @@
 //! # The send queue's doorbell
 //!
 //! The doorbell is the write command `POST_SEND` without requests, by `write()`. If the kernel
-//! refuses that before it executes anything (`EACCES` of a thread whose credentials changed since the
-//! open, `EPERM`, `EINVAL`), the doorbell is the ioctl method `INVOKE_WRITE`. The result decides what happens to a batch that is already in the ring (`rxe_post_send` in the kernel's
+//! refuses that before it executes anything (`EACCES` of a thread whose credentials changed since
+//! the open, `EPERM`, `EINVAL`), the doorbell is the ioctl method `INVOKE_WRITE`. The result
+//! decides what happens to a batch that is already in the ring (`rxe_post_send` in the kernel's
 //! `rxe_verbs.c`, the same in 6.1, 6.12 and 7.2):
 //!
 //! - Below RTS the kernel returns `EINVAL` before it schedules anything. The batch is taken back: if

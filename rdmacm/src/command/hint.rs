@@ -63,24 +63,30 @@ impl Asked {
     }
 }
 
+const BIND: u32 = Bind::INFO.number;
+const BIND_IP: u32 = BindIp::INFO.number;
+const LISTEN: u32 = Listen::INFO.number;
+const RESOLVE_ADDR: u32 = ResolveAddr::INFO.number;
+const RESOLVE_IP: u32 = ResolveIp::INFO.number;
+const RESOLVE_ROUTE: u32 = ResolveRoute::INFO.number;
+const RESOLVE_SERVICE: u32 = ResolveIbService::INFO.number;
+const ACCEPT: u32 = Accept::INFO.number;
+const NOTIFY: u32 = Notify::INFO.number;
+const INIT_QP_ATTR: u32 = InitQpAttr::INFO.number;
+const SET_OPTION: u32 = SetOption::INFO.number;
+const QUERY: u32 = Query::INFO.number;
+const JOIN: u32 = JoinMcast::INFO.number;
+const JOIN_IP: u32 = JoinIpMcast::INFO.number;
+const LEAVE: u32 = LeaveMcast::INFO.number;
+const MIGRATE: u32 = MigrateId::INFO.number;
+const CREATE: u32 = CreateId::INFO.number;
+const CONNECT: u32 = Connect::INFO.number;
+const REJECT: u32 = Reject::INFO.number;
+const DISCONNECT: u32 = Disconnect::INFO.number;
+const WRITE_EVENT: u32 = WriteCmEvent::INFO.number;
+
 /// The cause of a refusal and the remedy.
 pub(super) fn hint(file: &CmFile, command: u32, errno: Errno, asked: &Asked) -> Option<&'static str> {
-    const BIND: u32 = Bind::INFO.number;
-    const BIND_IP: u32 = BindIp::INFO.number;
-    const LISTEN: u32 = Listen::INFO.number;
-    const RESOLVE_ADDR: u32 = ResolveAddr::INFO.number;
-    const RESOLVE_IP: u32 = ResolveIp::INFO.number;
-    const RESOLVE_ROUTE: u32 = ResolveRoute::INFO.number;
-    const RESOLVE_SERVICE: u32 = ResolveIbService::INFO.number;
-    const ACCEPT: u32 = Accept::INFO.number;
-    const NOTIFY: u32 = Notify::INFO.number;
-    const INIT_QP_ATTR: u32 = InitQpAttr::INFO.number;
-    const SET_OPTION: u32 = SetOption::INFO.number;
-    const QUERY: u32 = Query::INFO.number;
-    const JOIN: u32 = JoinMcast::INFO.number;
-    const JOIN_IP: u32 = JoinIpMcast::INFO.number;
-    const LEAVE: u32 = LeaveMcast::INFO.number;
-    const MIGRATE: u32 = MigrateId::INFO.number;
     Some(match (command, errno) {
         (_, Errno::ACCESS) if file.has_other_credentials() => {
             "the credentials of this process changed since the file was opened"
@@ -165,26 +171,6 @@ pub(super) fn hint(file: &CmFile, command: u32, errno: Errno, asked: &Asked) -> 
 
 /// The cause of `EINVAL`.
 fn invalid(file: &CmFile, command: u32, asked: &Asked) -> Option<&'static str> {
-    const CREATE: u32 = CreateId::INFO.number;
-    const BIND: u32 = Bind::INFO.number;
-    const BIND_IP: u32 = BindIp::INFO.number;
-    const LISTEN: u32 = Listen::INFO.number;
-    const RESOLVE_ADDR: u32 = ResolveAddr::INFO.number;
-    const RESOLVE_IP: u32 = ResolveIp::INFO.number;
-    const RESOLVE_ROUTE: u32 = ResolveRoute::INFO.number;
-    const RESOLVE_SERVICE: u32 = ResolveIbService::INFO.number;
-    const CONNECT: u32 = Connect::INFO.number;
-    const ACCEPT: u32 = Accept::INFO.number;
-    const REJECT: u32 = Reject::INFO.number;
-    const DISCONNECT: u32 = Disconnect::INFO.number;
-    const NOTIFY: u32 = Notify::INFO.number;
-    const INIT_QP_ATTR: u32 = InitQpAttr::INFO.number;
-    const SET_OPTION: u32 = SetOption::INFO.number;
-    const JOIN: u32 = JoinMcast::INFO.number;
-    const JOIN_IP: u32 = JoinIpMcast::INFO.number;
-    const LEAVE: u32 = LeaveMcast::INFO.number;
-    const MIGRATE: u32 = MigrateId::INFO.number;
-    const WRITE_EVENT: u32 = WriteCmEvent::INFO.number;
     match command {
         CREATE => return Some("the port space is unknown"),
         LEAVE => return Some("the membership belongs to another file of the connection manager"),

@@ -344,9 +344,9 @@ impl<P: Provider> Conn<P> {
         }
     }
 
-    /// The device seems to be removed: destroys the QP, and rejects posts then. Returns whether the kernel has
-    /// destroyed it, so that the device has finished with all operations. `None` if another thread
-    /// retires the connection.
+    /// The device seems to be removed: destroys the QP, and rejects posts then. Returns whether the
+    /// kernel has destroyed it, so that the device has finished with all operations. `None` if another
+    /// thread retires the connection.
     pub(super) fn destroy_removed(&self) -> Option<bool> {
         let mut state = self.lock();
         let qp = state.qp.as_mut()?;
