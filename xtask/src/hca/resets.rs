@@ -84,9 +84,9 @@ kill -0 $client || { cat /tmp/client; exit 1; }
 ip link set $netdev down || exit 1
 event PORT_ERR || exit 1
 cat $port/state
-# Without packets the requester's retries are exceeded.
-wait $client; cat /tmp/client
-kill $server $watch
+# Without packets the retries of the one that has sent are exceeded; the other waits for its message.
+wait -n $server $client; cat /tmp/server /tmp/client
+kill $server $client $watch
 ready || exit 1
 cat $port/state";
 
