@@ -17,6 +17,8 @@ pub(crate) const GUEST_PROFILE: [&str; 2] = ["--config", "profile.dev.opt-level=
 
 /// Our tool's name.
 pub(crate) const TOOL: &str = "bareverbs";
+/// The guest's init.
+const INIT: &str = "bareverbs-lab-init";
 
 /// Runs `work`, and the processes it starts, with low priority.
 pub(crate) fn with_low_priority<T>(work: impl FnOnce() -> T) -> T {
@@ -69,24 +71,28 @@ pub(crate) fn released_guest_programs() -> Result<Programs> {
 }
 
 fn programs(profile: &str) -> Result<Programs> {
-    let init = guest_init()?;
-    let tool = guest_program(profile, "bareverbs-tools", TOOL)?;
-    Ok(Programs { init, on_path: BTreeMap::from([(TOOL.to_owned(), tool)]) })
+    // In one call of cargo, they share their dependencies.
+    let folder = static_programs(profile, &[(INIT, INIT), ("bareverbs-tools", TOOL)])?;
+    Ok(Programs { init: folder.join(INIT), on_path: BTreeMap::from([(TOOL.to_owned(), folder.join(TOOL))]) })
 }
 
 /// Builds the guest's init.
 pub(crate) fn guest_init() -> Result<PathBuf> {
-    guest_program("quick", "bareverbs-lab-init", "bareverbs-lab-init")
+    Ok(static_programs("quick", &[(INIT, INIT)])?.join(INIT))
 }
 
-fn guest_program(profile: &str, package: &str, name: &'static str) -> Result<PathBuf> {
-    announce(name);
+/// Builds these programs of packages. Returns their folder.
+fn static_programs(profile: &str, programs: &[(&str, &'static str)]) -> Result<PathBuf> {
     let mut cargo = static_cargo("build");
-    cargo.args(["--quiet", "--profile", profile, "--package", package]);
-    if !cargo.status().context("running cargo")?.success() {
-        bail!("building the guest program {name} failed");
+    cargo.args(["--quiet", "--profile", profile]);
+    for (package, name) in programs {
+        announce(name);
+        cargo.args(["--package", package]);
     }
-    Ok(target_folder().join(TARGET).join(profile).join(name))
+    if !cargo.status().context("running cargo")?.success() {
+        bail!("building programs of the guest failed");
+    }
+    Ok(target_folder().join(TARGET).join(profile))
 }
 
 /// Builds the program of the scale and endurance tests. Like the tests, it is a debug build with

@@ -332,7 +332,9 @@ impl<'a> Plan<'a> {
             return Vec::new();
         }
         let kernels: Vec<_> = self.lab.kernels.iter().map(|(name, _)| name.as_str()).collect();
-        let titles: Vec<_> = self.tests.iter().map(GuestTest::title).collect();
+        let examples = examples::tests(self.selection.filter, false);
+        let titles = self.tests.iter().map(GuestTest::title).chain(examples.into_iter().map(Example::title));
+        let titles: Vec<_> = titles.collect();
         let mut lines = self.selection.left_out(titles.iter().map(String::as_str), &kernels);
         let devices = Tested::ALL.into_iter().filter(|device| !self.devices.contains(device));
         lines.extend(
@@ -384,7 +386,8 @@ impl<'a> Plan<'a> {
     fn specials(&self, name: &str, device: Tested) -> VecDeque<Special> {
         let filter = self.selection.filter;
         let mut specials = VecDeque::new();
-        let examples = examples::tests(filter, device == Tested::Ib);
+        let mut examples = examples::tests(filter, device == Tested::Ib);
+        examples.retain(|example| self.selection.runs_on(name, &example.title()));
         if !examples.is_empty() {
             specials.push_back(Special::Examples(device.port(), examples));
         }

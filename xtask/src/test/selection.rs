@@ -9,7 +9,7 @@ use crate::filter::Filter;
 
 /// Prefixes of tests that run on one kernel only when all tests run, because they take seconds to
 /// minutes, and what they test is in user space or in the peer.
-const ONE_KERNEL: [&str; 39] = [
+const ONE_KERNEL: [&str; 41] = [
     // Programs of this project beside those of rdma-core and perftest: their options and output.
     "perf::",
     "bad_peers::",
@@ -28,8 +28,11 @@ const ONE_KERNEL: [&str; 39] = [
     "reports::small_messages_go_inline",
     "cm::cmtime_",
     "cm::rcopy_",
+    "cm::signals_end_both_sides_of_transfers",
     // A fault of librdmacm, which takes its time limit.
     "cm::udpong_of_librdmacm_has_no_address_handle_on_roce",
+    // Programs for two hosts, of what other tests run on each kernel.
+    "examples::",
     // Random calls and large numbers.
     "conform::fuzzed_calls_break_no_rule_and_replay",
     "endurance::",
@@ -58,13 +61,14 @@ const ONE_KERNEL: [&str; 39] = [
 ];
 /// Prefixes of tests that mostly sleep: for retries, timeouts and silent neighbours. Their guest runs
 /// beside the others.
-const WAITING: [&str; 27] = [
+const WAITING: [&str; 34] = [
     "bad_peers::misbehaving_peers_are_reported",
     "cm::mckey_",
     "cm::udpong_of_librdmacm_has_no_address_handle_on_roce",
     "environment::silent_neighbour_has_no_address",
     "every_transport::killed_peers_are_reported_on_every_transport",
     "lost::",
+    "rdmacm::answer_of_a_neighbour_is_not_missed",
     "rdmacm::deleted_",
     "rdmacm::interface_down_",
     "rdmacm::listener_answers_after_an_interface_returns",
@@ -72,11 +76,17 @@ const WAITING: [&str; 27] = [
     "rdmacm::removed_address_",
     "rdmacm::repeated_request_is_new_after_its_rejection",
     "rdmacm::request_while_the_interface_is_down_",
+    "rdmacm::requests_above_the_backlog_",
+    "rdmacm::resolution_without_an_answer_",
     "rdmacm::time_limit_ends_the_wait_for_a_peer_that_is_cut_off",
     "stream::bytes_are_acknowledged_before_a_stream_that_both_sides_ended_is_dropped",
     "stream::keepalive_notices_a_peer_that_is_cut_off",
     "stream::streams_lose_nothing_when_packets_are_lost",
     "stream::vanished_peer_is_noticed",
+    "transports::connect_waits_for_a_late_neighbour",
+    "transports::destination_of_a_silent_neighbour_",
+    "transports::reply_waits_for_a_neighbour_",
+    "transports::tasks_run_while_a_destination_is_resolved",
     "verbs::client_notices_a_killed_server",
     "verbs::endpoint_of_a_killed_peer_fails_within_seconds",
     "verbs::endpoints_that_only_receive_notice_a_killed_peer",
