@@ -218,15 +218,29 @@ impl Wire {
         restore_routes(end);
     }
 
-    /// Removes the IP address of an end. Its device loses the GID.
+    /// Removes the IP address of an end, and waits until its device has lost the GID.
+    ///
+    /// The kernel removes the routes with the address, but the GID in a work item. A MAD that is sent
+    /// before that runs stops QP 1. See `docs/kernel-bugs.md`.
+    ///
+    /// # Panics
+    /// After [`TIMEOUT`].
     pub fn remove_address(&self, end: End) {
         ip(&format!("address del {}/32 dev {}", end.ip(), end.netdev()));
+        wait_for_gid(end, end.ip(), false);
     }
 
-    /// Adds the IP address of an end again.
+    /// Adds the IP address of an end again, and waits until its device has the GID.
+    ///
+    /// # Panics
+    /// After [`TIMEOUT`].
     pub fn restore_address(&self, end: End) {
-        ip(&format!("address add {}/32 dev {}", end.ip(), end.netdev()));
+        let (netdev, own, other) = (end.netdev(), end.ip(), end.other());
+        // With the GID, the device answers MADs. An answer without a route stops QP 1.
+        ip(&format!("route replace {} dev {netdev}", other.ip()));
+        ip(&format!("address add {own}/32 dev {netdev}"));
         restore_routes(end);
+        wait_for_gid(end, own, true);
     }
 
     /// Deletes the device of an end, which no program has open, and creates it again.
