@@ -87,7 +87,6 @@ mod result;
 mod scope;
 pub mod server;
 mod spin;
-mod split;
 
 pub use self::address::{Address, ParseAddressError};
 pub use self::batch::Batch;
@@ -114,7 +113,6 @@ pub use self::result::{Done, Failed, NotPosted, Outcome};
 pub use self::scope::{Lend, LendRange, Scope};
 pub use self::spin::Spin;
 pub(crate) use self::spin::Spinning;
-pub use self::split::{EndpointReceiver, EndpointSender, UnsplitError};
 
 /// Cooperative budget: one await in this many yields to the scheduler, even if its operation is complete.
 pub(crate) const BUDGET: u32 = 128;

@@ -3,17 +3,11 @@
 //! The types are generic over a sealed [`Readiness`], by which a runtime waits
 //! for a file descriptor. The modules of the runtimes name them.
 
-#[cfg(feature = "futures")]
-mod half_tasks;
-#[cfg(feature = "futures")]
-mod halves;
-
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::ops::RangeBounds;
-use std::pin::{Pin, pin};
-use std::sync::Arc;
+use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
@@ -26,8 +20,8 @@ use crate::owned::flow::Kind;
 use crate::owned::hub::reaper::Direction;
 use crate::owned::{
     self, Address, BUDGET, Batch, DatagramAddress, DatagramDone, Destination, DestinationRequest, Done,
-    Failed, Lease, NotPosted, Op, ROUNDS, ReceivedDatagram, Source, Spinning, Target, UnsplitError, checked,
-    received, spend_budget,
+    Failed, Lease, NotPosted, Op, ROUNDS, ReceivedDatagram, Source, Spinning, Target, checked, received,
+    spend_budget,
 };
 use crate::{
     AhAttr, AnyProvider, Arm, AsyncEvent, Buffer, CompEvent, Cq, Error, Mr, Remote, Result, WorkCompletion,
@@ -423,204 +417,6 @@ impl<R: Readiness, B, P: Provider> Endpoint<R, B, P> {
     pub fn batch(&mut self) -> Batch<'_, B, P> {
         self.endpoint.batch()
     }
-
-    /// Divides the endpoint into a send half and a receive half, for two tasks: see
-    /// [`owned::Endpoint::split`].
-    ///
-    /// ```no_run
-    /// # #[cfg(feature = "tokio")]
-    /// # mod example {
-    /// use bareverbs::Result;
-    /// use bareverbs::owned::{Lease, Pool};
-    /// use bareverbs::tokio::Endpoint;
-    ///
-    /// async fn exchange(endpoint: Endpoint<Lease>, pool: Pool) -> Result<Endpoint<Lease>> {
-    ///     let (mut sender, mut receiver) = endpoint.split();
-    ///     let room = pool.take().expect("a free buffer");
-    ///     let task = tokio::spawn(async move {
-    ///         receiver.post_recv(room)?;
-    ///         println!("received {} bytes", receiver.wait().await?.len);
-    ///         Ok::<_, bareverbs::Error>(receiver)
-    ///     });
-    ///     sender.post_send(pool.take().expect("a free buffer"), ..)?;
-    ///     sender.wait().await?;
-    ///     let receiver = task.await.expect("no panic")?;
-    ///     Ok(sender.unsplit(receiver).expect("the halves of one endpoint"))
-    /// }
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn split(self) -> (EndpointSender<R, B, P>, EndpointReceiver<R, B, P>) {
-        let Self { endpoint, channel, readiness, alarm, .. } = self;
-        let (sender, receiver) = endpoint.split();
-        let readiness = Arc::new(SharedReadiness::new(readiness));
-        let other = Alarm::new(channel.file());
-        (
-            EndpointSender {
-                half: sender,
-                channel: channel.clone(),
-                readiness: Arc::clone(&readiness),
-                alarm: other,
-                budget: BUDGET,
-            },
-            EndpointReceiver { half: receiver, channel, readiness, alarm, budget: BUDGET },
-        )
-    }
-}
-
-/// The registration with the runtime that both halves of an endpoint share.
-struct SharedReadiness<R> {
-    readiness: R,
-    #[cfg(feature = "futures")]
-    tasks: half_tasks::HalfTasks,
-}
-
-impl<R> SharedReadiness<R> {
-    fn new(readiness: R) -> Self {
-        Self {
-            readiness,
-            #[cfg(feature = "futures")]
-            tasks: half_tasks::HalfTasks::new(),
-        }
-    }
-}
-
-/// The halves of an endpoint that tasks wait on.
-macro_rules! halves {
-    ($($(#[$doc:meta])* $half:ident $direction:ident $of:literal;)*) => {$(
-        $(#[$doc])*
-        pub struct $half<R, B = Mr<Buffer>, P: Provider = AnyProvider> {
-            half: owned::$half<B, P>,
-            channel: crate::CompChannel,
-            readiness: Arc<SharedReadiness<R>>,
-            alarm: Alarm<R>,
-            /// Awaits until the next one yields to the scheduler (see [`BUDGET`]).
-            budget: u32,
-        }
-
-        // It contains no pinned values.
-        impl<R, B, P: Provider> Unpin for $half<R, B, P> {}
-
-        impl<R: Readiness, B, P: Provider> $half<R, B, P> {
-            /// The half.
-            #[must_use]
-            pub fn get_ref(&self) -> &owned::$half<B, P> {
-                &self.half
-            }
-
-            /// The half, for all that this type does not forward.
-            ///
-            /// The caller must not replace it by another one: `wait` then fails.
-            #[must_use]
-            pub fn get_mut(&mut self) -> &mut owned::$half<B, P> {
-                &mut self.half
-            }
-
-            #[doc = concat!("Waits until ", $of, " completes, as [`Endpoint::wait`] does.")]
-            ///
-            /// The future is cancel-safe: dropping it loses no operation.
-            ///
-            /// # Errors
-            #[doc = concat!("- The errors of [`owned::", stringify!($half), "::wait`].")]
-            /// - [`Error::Invalid`]: the half was replaced through [`get_mut`](Self::get_mut).
-            pub async fn wait(&mut self) -> Result<Done<B>, Failed<B>>
-            where
-                B: Send,
-            {
-                yield_in_turn(&mut self.budget).await;
-                if let Some(ended) = self.half.poll() {
-                    return ended;
-                }
-                self.check_channel()?;
-                let spin = self.half.start_spin();
-                let mut rounds = 0_u32;
-                while spin.goes_on() {
-                    yield_now().await;
-                    rounds = rounds.wrapping_add(1);
-                    if rounds.is_multiple_of(ROUNDS) {
-                        self.half.keep_alive();
-                    }
-                    if let Some(ended) = self.half.poll() {
-                        self.half.end_spin(spin);
-                        return ended;
-                    }
-                }
-                let Self { half, readiness, alarm, .. } = self;
-                let half = &*half;
-                let event = || readiness.readiness.until(|| half.take_events());
-                let mut readable = pin!(event());
-                let ended = poll_fn(|cx| {
-                    loop {
-                        // It registers the waker: the other half may poll the completion.
-                        if let Poll::Ready(ended) = half.poll_wait(cx) {
-                            return Poll::Ready(ended);
-                        }
-                        match readable.as_mut().poll(cx) {
-                            Poll::Ready(Ok(())) => readable.set(event()),
-                            Poll::Ready(Err(error)) => return Poll::Ready(Err(error.into())),
-                            Poll::Pending => {}
-                        }
-                        let due = half.keep_alive();
-                        match alarm.poll(cx, due) {
-                            Poll::Ready(Ok(())) => {}
-                            Poll::Ready(Err(error)) => return Poll::Ready(Err(error.into())),
-                            Poll::Pending => return Poll::Pending,
-                        }
-                    }
-                })
-                .await;
-                half.end_spin(spin);
-                ended
-            }
-
-            /// Rejects a half that replaced the wrapped one.
-            fn check_channel(&self) -> Result<()> {
-                if self.half.channel().is(&self.channel) {
-                    return Ok(());
-                }
-                let reason = "the half was replaced by that of another endpoint: split the other one";
-                Err(Error::invalid("Endpoint::wait", reason))
-            }
-
-            /// Polls for an operation of the half. If there is none, the task is woken by its
-            /// completion, or when a keepalive is due.
-            #[cfg(feature = "futures")]
-            fn poll_ended(&mut self, cx: &mut Context<'_>) -> Poll<Result<Done<B>, Failed<B>>> {
-                self.check_channel()?;
-                let Self { half, readiness, alarm, .. } = self;
-                loop {
-                    if let Poll::Ready(ended) = half.poll_wait(cx) {
-                        return Poll::Ready(ended);
-                    }
-                    let due = half.keep_alive();
-                    let SharedReadiness { readiness, tasks } = &**readiness;
-                    let reactor = tasks.register(Direction::$direction, cx);
-                    let mut reactor = Context::from_waker(reactor);
-                    let drained = readiness.poll_drain(&mut reactor, &mut || half.take_events().map(drop));
-                    let woken = if drained.is_ready() { drained } else { alarm.poll(cx, due) };
-                    match woken {
-                        Poll::Ready(woken) => woken?,
-                        Poll::Pending => return Poll::Pending,
-                    }
-                }
-            }
-        }
-
-        impl<R: Readiness, B, P: Provider> fmt::Debug for $half<R, B, P> {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.debug_struct(stringify!($half)).field("half", &self.half).field("runtime", &R::RUNTIME).finish()
-            }
-        }
-    )*};
-}
-
-halves! {
-    /// The [send half](owned::EndpointSender) of an endpoint that a task waits on, from
-    /// [`Endpoint::split`].
-    EndpointSender Send "a send, write, read or atomic";
-    /// The [receive half](owned::EndpointReceiver) of an endpoint that a task waits on, from
-    /// [`Endpoint::split`].
-    EndpointReceiver Recv "a receive";
 }
 
 /// Posting methods of the wrapped types.
@@ -652,20 +448,6 @@ forward! {
         post_recv(buffer: B);
         post_read(buffer: B, range: impl RangeBounds<usize>, remote: Remote);
     }
-    EndpointSender.half, Source {
-        post(op: Op<'_, B>);
-        post_send(buffer: B, range: impl RangeBounds<usize>);
-        post_write(buffer: B, range: impl RangeBounds<usize>, remote: Remote);
-    }
-    EndpointSender.half, Target {
-        post_read(buffer: B, range: impl RangeBounds<usize>, remote: Remote);
-    }
-    EndpointReceiver.half, Source {
-        post_recv_tagged<T>(buffer: T, tag: u64);
-    }
-    EndpointReceiver.half, Target {
-        post_recv(buffer: B);
-    }
 }
 
 // It contains no pinned values.
@@ -685,35 +467,6 @@ impl<R: Readiness, B, P: Provider> futures_core::Stream for Endpoint<R, B, P> {
             return yielded(cx);
         }
         poll_ended(&mut endpoint.queues, None, channel, readiness, alarm, cx)
-    }
-}
-
-impl<R: Readiness, B, P: Provider> EndpointSender<R, B, P> {
-    /// Makes the endpoint again.
-    ///
-    /// # Errors
-    /// The halves belong to different endpoints. The error returns both.
-    #[expect(clippy::type_complexity, reason = "both halves are generic")]
-    pub fn unsplit(
-        self,
-        receiver: EndpointReceiver<R, B, P>,
-    ) -> Result<Endpoint<R, B, P>, UnsplitError<Self, EndpointReceiver<R, B, P>>> {
-        if !Arc::ptr_eq(&self.readiness, &receiver.readiness) {
-            return Err(UnsplitError { sender: self, receiver });
-        }
-        let Self { half, channel, readiness, alarm, budget } = self;
-        match half.unsplit(receiver.half) {
-            Ok(endpoint) => {
-                drop(receiver.readiness);
-                let SharedReadiness { readiness, .. } =
-                    Arc::into_inner(readiness).expect("only the halves share it");
-                Ok(Endpoint { endpoint, channel, readiness, alarm, budget: BUDGET })
-            }
-            Err(UnsplitError { sender, receiver: half }) => Err(UnsplitError {
-                sender: Self { half: sender, channel, readiness, alarm, budget },
-                receiver: EndpointReceiver { half, ..receiver },
-            }),
-        }
     }
 }
 
@@ -774,7 +527,7 @@ fn poll_event<R: Readiness, B, P: Provider, T: Flowing>(
     cx: &mut Context<'_>,
 ) -> Poll<Result<()>> {
     let due = queues.keep_alive(Instant::now());
-    match readiness.poll_drain(cx, &mut || queues.take_events().map(drop)) {
+    match readiness.poll_drain(cx, &mut || queues.take_events()) {
         Poll::Pending => alarm.poll(cx, due),
         drained => drained,
     }
@@ -834,20 +587,9 @@ fn check_channel<B, P: Provider, T: Flowing>(
 /// Yields to the scheduler if the budget is spent.
 #[inline(always)]
 async fn yield_in_turn(budget: &mut u32) {
-    if spend_budget(budget) {
-        yield_now().await;
+    if !spend_budget(budget) {
+        return;
     }
-}
-
-/// The result of a poll that yields: the task is polled again.
-#[cfg(feature = "futures")]
-fn yielded<T>(cx: &Context<'_>) -> Poll<T> {
-    cx.waker().wake_by_ref();
-    Poll::Pending
-}
-
-/// Lets other tasks run.
-async fn yield_now() {
     let mut yielded = false;
     poll_fn(|context| {
         if yielded {
@@ -858,6 +600,13 @@ async fn yield_now() {
         Poll::Pending
     })
     .await;
+}
+
+/// The result of a poll that yields: the task is polled again.
+#[cfg(feature = "futures")]
+fn yielded<T>(cx: &Context<'_>) -> Poll<T> {
+    cx.waker().wake_by_ref();
+    Poll::Pending
 }
 
 impl<R: Readiness> fmt::Debug for CompChannel<R> {
@@ -905,16 +654,12 @@ mod tests {
                     cq: &mut crate::Cq,
                     events: &crate::$runtime::AsyncEvents,
                     endpoint: &mut crate::$runtime::Endpoint,
-                    sender: &mut crate::$runtime::EndpointSender,
-                    receiver: &mut crate::$runtime::EndpointReceiver,
                     datagrams: &mut crate::$runtime::Datagrams,
                 ) {
                     can_move(&channel.wait());
                     can_move(&channel.completion(cq));
                     can_move(&events.wait());
                     can_move(&endpoint.wait());
-                    can_move(&sender.wait());
-                    can_move(&receiver.wait());
                     can_move(&datagrams.wait());
                     can_move(&datagrams.wait_recv());
                 }

@@ -187,6 +187,50 @@ pub(crate) fn ends(work: impl FnOnce() + Send + 'static) -> bool {
     wait.recv_timeout(std::time::Duration::from_secs(5)).is_ok()
 }
 
+/// What tests of tasks use.
+#[cfg(any(feature = "async-io", feature = "tokio"))]
+pub(crate) mod tasks {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::{Context, Poll, Wake};
+
+    use crate::Result;
+    use crate::readiness::sealed::{Events, Readiness};
+
+    /// Waits that fail the test.
+    pub(crate) struct NoWait;
+
+    impl Readiness for NoWait {
+        const RUNTIME: &'static str = "none";
+
+        fn new(_: Events<'_>) -> Result<Self> {
+            Ok(Self)
+        }
+
+        async fn until<T: Send>(&self, _: impl FnMut() -> Result<Option<T>> + Send) -> Result<T> {
+            panic!("it waits for the descriptor");
+        }
+
+        async fn blocking<T: Send + 'static>(call: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+            call()
+        }
+
+        fn poll_drain(&self, _: &mut Context<'_>, _: &mut dyn FnMut() -> Result<()>) -> Poll<Result<()>> {
+            panic!("it waits for the descriptor");
+        }
+    }
+
+    /// Counts how often it was woken.
+    #[derive(Default)]
+    pub(crate) struct Wakes(pub(crate) AtomicUsize);
+
+    impl Wake for Wakes {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
 /// A completion of the request `wr_id`.
 pub(crate) fn completion(wr_id: u64, status: WcStatus) -> WorkCompletion {
     WorkCompletion {

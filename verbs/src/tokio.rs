@@ -40,7 +40,8 @@ pub type CompChannel = runtime::CompChannel<Readiness>;
 /// A stream of [asynchronous events](crate::AsyncEvents) that tasks of tokio wait for.
 pub type AsyncEvents = runtime::AsyncEvents<Readiness>;
 
-/// An [endpoint](crate::owned::Endpoint) that tasks of tokio wait on.
+/// An [endpoint](crate::owned::Endpoint) that tasks of tokio wait on. With the feature `futures`, a stream
+/// of its results.
 pub type Endpoint<B = Mr<Buffer>, P = AnyProvider> = runtime::Endpoint<Readiness, B, P>;
 
 /// The future of `Endpoint::wait`.
@@ -49,12 +50,6 @@ pub type Wait<'e, B = Mr<Buffer>, P = AnyProvider> = runtime::Wait<'e, Readiness
 /// [Datagrams](crate::owned::Datagrams) that tasks of tokio wait for. With the feature `futures`, a
 /// stream of those that are received.
 pub type Datagrams<B = Lease, P = AnyProvider> = runtime::Datagrams<Readiness, B, P>;
-
-/// The [send half](crate::owned::EndpointSender) of an endpoint that a task of tokio waits on.
-pub type EndpointSender<B = Mr<Buffer>, P = AnyProvider> = runtime::EndpointSender<Readiness, B, P>;
-
-/// The [receive half](crate::owned::EndpointReceiver) of an endpoint that a task of tokio waits on.
-pub type EndpointReceiver<B = Mr<Buffer>, P = AnyProvider> = runtime::EndpointReceiver<Readiness, B, P>;
 
 /// A file descriptor that is registered with tokio.
 #[derive(Debug)]

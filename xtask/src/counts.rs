@@ -45,7 +45,7 @@ use Figure::{Each, Further, One};
 /// `AnyProvider`, and the provider's own types.
 const TYPES: [&str; 2] = ["any", "own"];
 
-const ROWS: [Row; 43] = [
+const ROWS: [Row; 41] = [
     Row(
         "post_send of a write of 8 bytes, known where it is posted",
         One("post_send 1 in place"),
@@ -93,8 +93,6 @@ const ROWS: [Row; 43] = [
     Row("tokio: await of a send whose completion is in the CQ", One("end await send"), [65.0, 58.0]),
     Row("tokio: the same of a receive", One("end await receive"), [66.0, 60.0]),
     Row("scope: post of a write of one element", One("scope post"), [91.0, 88.0]),
-    Row("half: post of the same", One("half post"), [95.0, 92.0]),
-    Row("half: poll, of a send", One("half poll"), [72.0, 69.0]),
     Row("hub, `Lease`: post of the same", One("hub post"), [245.0, 233.0]),
     Row("hub: await of a completion in the CQ", One("hub await"), [126.0, 120.0]),
 ];

@@ -23,7 +23,7 @@ mod x86_64 {
 
     use bareverbs::Mr;
     use bareverbs::owned::measured::Given;
-    use bareverbs::owned::{Endpoint, EndpointSender, Lease, Op, Part, Pending, Scope};
+    use bareverbs::owned::{Endpoint, Lease, Op, Part, Pending, Scope};
     use bareverbs::{
         Imm, Operation, Payload, RecvRequest, Remote, SendFlags, SendRequest, Sge, WcStatus, WorkCompletion,
     };
@@ -53,7 +53,6 @@ mod x86_64 {
         endpoint(types, Harness::<P, Lease>::new().into_endpoint());
         task(types, Harness::<P, Lease>::new().into_endpoint());
         scope(types, Harness::<P, Lease>::new().into_endpoint());
-        halves(types, Harness::<P, Lease>::new().into_endpoint());
         safe(types, &mut Harness::<P, Part<Placed>>::new());
         safe(types, &mut Harness::<P, Mr<Placed>>::new());
     }
@@ -364,13 +363,6 @@ mod x86_64 {
             let Some(Ok(done)) = end.poll() else { return None };
             Some((done.tag + u64::from(done.len), done.imm, done.buffer))
         }
-        sender_post(end: &mut EndpointSender<Lease, Given<P>>, buffer: Lease, remote: Remote) -> bool {
-            end.post(Op::write(buffer, .., remote)).is_ok()
-        }
-        sender_poll(end: &mut EndpointSender<Lease, Given<P>>) -> Option<Lease> {
-            let Some(Ok(done)) = end.poll() else { return None };
-            done.buffer
-        }
     }
 
     /// Operations of an endpoint.
@@ -489,30 +481,6 @@ mod x86_64 {
         })
         .expect("all are complete");
         report(types, "scope post");
-    }
-
-    /// The send half of an endpoint.
-    fn halves<P: WrapMlx5>(types: &str, (end, mut peer): (End<P>, EndpointPeer)) {
-        let (mut sender, _receiver) = end.split();
-        let (mut buffer, remote) = (peer.buffer(), peer.remote);
-        for name in ["half post", "half poll"] {
-            begin();
-            for _ in 0..RUNS {
-                let posted = name == "half post";
-                if posted {
-                    assert!(sender_post(&mut sender, buffer, remote));
-                } else {
-                    sender.post_write(buffer, .., remote).expect("room");
-                }
-                peer.run();
-                buffer = if posted {
-                    sender.poll().expect("a completion").expect("a success").into_buffer()
-                } else {
-                    sender_poll(&mut sender).expect("a completion")
-                };
-            }
-            report(types, name);
-        }
     }
 
     #[inline(never)]

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use bareverbs_provider::traits::{Completion, Provider, Visitor};
 
 use super::flow::{
-    FLUSHED, Failure, Kind, MARKER, PROBE, RECVS, Ranged, Received, RecvFlow, Reliable, SENDS, SendFlow,
+    FLUSHED, Failure, Kind, MARKER, PROBE, RECVS, Received, RecvFlow, Reliable, SENDS, SendFlow,
 };
 use super::hub::reaper::Direction;
 use super::keepalive::{Keepalive, Policy, ROUNDS, earlier, post_empty_write};
@@ -242,35 +242,6 @@ impl<B, K: Kind> Visitor for PollFast<'_, B, K> {
     #[inline(always)]
     fn empty(self) -> Self::Output {
         if self.0.has_result() { Polled::Slow } else { Polled::Empty }
-    }
-
-    #[inline(always)]
-    fn declined(self) -> Self::Output {
-        Polled::Slow
-    }
-}
-
-/// Polls a completion on the fast path, for the operations of one direction.
-struct PollDirection<'f, B, K: Kind>(&'f mut Flows<B, K>, Direction);
-
-impl<B, K: Kind> Visitor for PollDirection<'_, B, K> {
-    type Output = Polled<K::Done<B>>;
-
-    #[inline(always)]
-    fn completion(self, completion: impl Completion) -> Self::Output {
-        let Self(flows, direction) = self;
-        let is_other = completion.is_recv() != matches!(direction, Direction::Recv);
-        if completion.status() == WcStatus::SUCCESS && is_other {
-            let copy = ManuallyDrop::new(completion);
-            flows.polled = Some(copy.to_value());
-            return Polled::Slow;
-        }
-        end_operation(flows, completion)
-    }
-
-    #[inline(always)]
-    fn empty(self) -> Self::Output {
-        if self.0.has_result_of(self.1) { Polled::Slow } else { Polled::Empty }
     }
 
     #[inline(always)]
@@ -546,47 +517,17 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
         Failed { ended_here, ..failed.because_of(self.cause, self.link_down) }
     }
 
-    /// The fast path of [`Queues::poll_direction`]. If it returns `Slow`, [`Queues::reap_direction`] and
-    /// [`Queues::take_direction`] must be called. It reaps no operation of the other direction.
-    #[inline(always)]
-    pub(super) fn poll_direction_fast(&mut self, direction: Direction) -> Polled<DoneOf<B, P, T>> {
-        self.cq.visit_next(PollDirection(&mut self.flows, direction))
-    }
-
     /// Polls one operation of the direction that has ended. It reaps those of the other one.
     pub(crate) fn poll_direction(
         &mut self,
         direction: Direction,
     ) -> Option<Result<DoneOf<B, P, T>, Failed<B>>> {
-        let reaped = self.reap_direction(direction);
-        self.take_direction(direction, reaped)
-    }
-
-    /// Reaps completions until an operation of the direction is complete, or the CQ is empty.
-    ///
-    /// # Errors
-    /// [`Error::UnknownCompletion`].
-    pub(super) fn reap_direction(&mut self, direction: Direction) -> Result<()> {
-        if let Some(completion) = self.flows.polled.take() {
-            self.reap_one(completion)?;
-        }
         while !self.flows.has_complete_of(direction)
             && let Some(completion) = self.cq.poll_one()
         {
-            self.reap_one(completion)?;
-        }
-        Ok(())
-    }
-
-    /// Takes the oldest operation of the direction that has ended, or returns the error of
-    /// [`Queues::reap_direction`].
-    pub(super) fn take_direction(
-        &mut self,
-        direction: Direction,
-        reaped: Result<()>,
-    ) -> Option<Result<DoneOf<B, P, T>, Failed<B>>> {
-        if let Err(error) = reaped {
-            return Some(Err(error.into()));
+            if let Err(error) = self.reap_one(completion) {
+                return Some(Err(error.into()));
+            }
         }
         let Flows { sends, recvs, .. } = &mut *self.flows;
         let ended = match direction {
@@ -597,13 +538,8 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
         Some(ended.map_err(|failed| self.with_cause(failed)))
     }
 
-    /// Whether [`Queues::poll_direction`] may return an operation without a completion.
-    pub(super) fn has_result(&self, direction: Direction) -> bool {
-        self.flows.has_result_of(direction)
-    }
-
     /// Reaps all completions: marks their operations, for later polls.
-    pub(super) fn reap(&mut self) -> Result<()> {
+    fn reap(&mut self) -> Result<()> {
         while let Some(completion) = self.cq.poll_one() {
             self.reap_one(completion)?;
         }
@@ -1112,14 +1048,12 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
         self.spin.start()
     }
 
+    #[cfg(any(feature = "async-io", feature = "tokio"))]
     pub(crate) fn end_spin(&mut self, spin: Spinning) {
         self.spin.end(spin);
     }
 
-    pub(super) fn spin_timed_out(&self, spin: Spinning) {
-        self.spin.timed_out(spin);
-    }
-
+    #[cfg(any(feature = "async-io", feature = "tokio"))]
     pub(crate) fn is_armed(&self) -> bool {
         self.armed
     }
@@ -1146,7 +1080,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
     }
 
     /// Rejects a wait for an operation of the direction that no completion would end.
-    pub(super) fn check_wait_for(&self, direction: Direction) -> Result<()> {
+    fn check_wait_for(&self, direction: Direction) -> Result<()> {
         let reason = match direction {
             Direction::Recv if self.flows.recvs.queue().len() == 0 => {
                 "no receive is outstanding: post one first"
@@ -1175,14 +1109,14 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
         if self.removed { Err(Error::DeviceRemoved { verb: T::Kind::<P>::ARM }) } else { Ok(()) }
     }
 
-    /// Reads the events of the channel. Returns whether there was one, or the device was removed.
-    pub(crate) fn take_events(&mut self) -> Result<bool> {
-        let mut taken = false;
+    /// Reads the events of the channel. A removed device has ended the operations.
+    #[cfg(any(feature = "async-io", feature = "tokio"))]
+    pub(crate) fn take_events(&mut self) -> Result<()> {
         loop {
             match self.channel.try_wait() {
-                Ok(None) => return Ok(taken),
-                Ok(Some(_)) => (self.armed, taken) = (false, true),
-                Err(error) => return self.check_removed(error).map(|()| true),
+                Ok(None) => return Ok(()),
+                Ok(Some(_)) => self.armed = false,
+                Err(error) => return self.check_removed(error),
             }
         }
     }
@@ -1282,15 +1216,6 @@ impl<B, K: Kind> Flows<B, K> {
     #[inline(always)]
     fn has_result(&self) -> bool {
         self.sends.has_result() || self.recvs.has_result()
-    }
-
-    /// As [`Flows::has_result`], for the operations of the direction.
-    #[inline(always)]
-    fn has_result_of(&self, direction: Direction) -> bool {
-        match direction {
-            Direction::Send => self.sends.has_result(),
-            Direction::Recv => self.recvs.has_result(),
-        }
     }
 
     /// The number of operations that the device may still use.
@@ -1441,7 +1366,7 @@ impl<B: Source, P: Provider> Endpoint<B, P> {
         parts: [(B, R); N],
         tag: u64,
     ) -> Result<(), NotPostedParts<B, R, N>> {
-        self.post_ranged(Operation::Send, Ranged::new(parts), tag).map(drop)
+        self.post_parts(Operation::Send, parts, tag)
     }
 
     /// Posts a write of the bytes of several buffers, in order, to the peer's memory, as
@@ -1458,15 +1383,15 @@ impl<B: Source, P: Provider> Endpoint<B, P> {
         remote: Remote,
         tag: u64,
     ) -> Result<(), NotPostedParts<B, R, N>> {
-        self.post_ranged(Operation::Write(remote), Ranged::new(parts), tag).map(drop)
+        self.post_parts(Operation::Write(remote), parts, tag)
     }
 
-    pub(super) fn post_ranged<R, const N: usize>(
+    fn post_parts<R: RangeBounds<usize>, const N: usize>(
         &mut self,
         operation: Operation,
-        parts: Ranged<B, R, N>,
+        parts: [(B, R); N],
         tag: u64,
-    ) -> Result<[R; N], NotPostedParts<B, R, N>> {
+    ) -> Result<(), NotPostedParts<B, R, N>> {
         let Queues { qp, flows, .. } = &mut self.queues;
         let posted = flows.sends.post_parts(qp, operation, parts, tag);
         if let Err(NotPostedParts {
@@ -1511,14 +1436,6 @@ impl<B: Source, P: Provider> Endpoint<B, P> {
         parts: [(T, R); N],
         tag: u64,
     ) -> Result<(), NotPostedParts<B, R, N>> {
-        self.post_ranged_recv(Ranged::new(parts), tag).map(drop)
-    }
-
-    pub(super) fn post_ranged_recv<T: Target + Into<B>, R, const N: usize>(
-        &mut self,
-        parts: Ranged<T, R, N>,
-        tag: u64,
-    ) -> Result<[R; N], NotPostedParts<B, R, N>> {
         let Queues { qp, flows, .. } = &mut self.queues;
         flows.recvs.post_parts(qp, parts, tag)
     }
@@ -1564,7 +1481,7 @@ impl<B: Target, P: Provider> Endpoint<B, P> {
         remote: Remote,
         tag: u64,
     ) -> Result<(), NotPostedParts<B, R, N>> {
-        self.post_ranged(Operation::Read(remote), Ranged::new(parts), tag).map(drop)
+        self.post_parts(Operation::Read(remote), parts, tag)
     }
 
     /// Posts an addition of `add` to the 8 bytes at `remote`, a multiple of 8. The first 8 bytes of

@@ -12,8 +12,8 @@ use bareverbs_provider::traits::Provider;
 
 pub(crate) use self::kind::{Kind, Reliable, SendOperation};
 use self::parts::Groups;
+pub(super) use self::parts::MAX_PARTS;
 pub use self::parts::NotPostedParts;
-pub(super) use self::parts::{MAX_PARTS, Ranged};
 use super::buffer::sealed::{PdId, Registered};
 use super::buffer::{checked_sge, verified_sge};
 use super::op::{AnyRange, OpPayload};

@@ -52,8 +52,7 @@ const VERB: &str = "EndpointOptions::build";
 /// | for | use |
 /// |---|---|
 /// | one CQ for many connections | [`Hub::connection_with`](super::Hub::connection_with) with these options |
-/// | sends and receives of one connection in two threads or tasks | [`Endpoint::split`] |
-/// | posts of one connection in many threads or tasks | clones of a [`Connection`](super::Connection) of a hub |
+/// | operations of one connection in several threads or tasks | clones of a [`Connection`](super::Connection) of a hub |
 /// | one SRQ for the messages of many peers | a [`Server`](super::server::Server), whose options have the same setters |
 #[derive(Clone, Debug)]
 #[must_use = "`build` creates the endpoint"]

@@ -130,10 +130,6 @@ impl<T> Mutex<T> {
     pub(crate) fn get_mut(&mut self) -> &mut T {
         self.value.get_mut()
     }
-
-    pub(crate) fn into_inner(self) -> T {
-        self.value.into_inner()
-    }
 }
 
 /// Unlocks a [`Mutex`] when it is dropped.
@@ -204,7 +200,7 @@ mod tests {
                 });
             }
         });
-        assert_eq!(mutex.into_inner(), [4 * rounds; 2]);
+        assert_eq!(*mutex.lock(), [4 * rounds; 2]);
     }
 
     #[test]

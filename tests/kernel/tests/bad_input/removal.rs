@@ -199,14 +199,6 @@ pub(crate) fn device_removal_ends_each_wait_and_returns_the_buffers() {
         assert!(matches!(failed.error, Error::DeviceRemoved { .. }) && failed.tag == 1, "{failed}");
     });
 
-    let (endpoint, peer) = endpoints(&pd, Spin::Never);
-    peers.push(peer);
-    let (mut sender, mut receiver) = endpoint.split();
-    receiver.post_recv(take(&pool)).unwrap();
-    sender.post_send(take(&pool), ..).unwrap();
-    waits.start("wait of a receive half", false, move || removed(receiver.wait()));
-    waits.start("wait of a send half", false, move || removed(sender.wait()));
-
     let (mut endpoint, peer) = endpoints(&pd, Spin::Never);
     peers.push(peer);
     endpoint.post_send(take(&pool), ..).unwrap();

@@ -129,22 +129,6 @@ pub(crate) fn endpoints_of_tasks_allocate_nothing() {
     assert!(allocations <= 2 * 180, "{allocations} in 180 rounds of two awaits");
 }
 
-pub(crate) fn halves_of_an_endpoint_allocate_nothing() {
-    let pd = domain();
-    let pool = Pool::new(&pd, 4, 64).unwrap();
-    let [alice, bob] = connected(&pd);
-    let ((mut sender, _receiver), (_sender, mut receiver)) = (alice.split(), bob.split());
-    let counted = allocations(|| {
-        for _ in 0..200 {
-            receiver.post_recv(pool.take().unwrap()).unwrap();
-            sender.post_send(pool.take().unwrap(), ..8).unwrap();
-            assert_eq!(receiver.wait_timeout(TIMEOUT).unwrap().unwrap().len, 8);
-            drop(sender.wait_timeout(TIMEOUT).unwrap().unwrap());
-        }
-    });
-    assert_eq!(counted, 0);
-}
-
 pub(crate) fn server_that_echoes_allocates_nothing() {
     let pd = domain();
     let mut server = Server::options().peers(1).message_size(64).build(&pd).unwrap();

@@ -20,9 +20,8 @@ kernel_tests! {
     ten_thousand_messages_allocate_nothing,
     endpoint_messages_allocate_nothing,
     endpoints_of_tasks_allocate_nothing,
-    halves_of_an_endpoint_allocate_nothing,
     server_that_echoes_allocates_nothing,
     wait_for_a_complete_operation_takes_no_system_call,
-    halves_and_futures_whose_results_are_there_take_no_system_call,
+    complete_operations_of_a_hub_take_no_system_call,
     message_that_has_arrived_takes_no_system_call,
 }

@@ -1,21 +1,19 @@
-//! Connections of threads and tasks: hubs, servers, the halves of endpoints, and waits for buffers.
+//! Connections of threads and tasks: hubs, servers, streams of endpoints, and waits for buffers.
 
 mod connections;
-mod flows;
-mod halves;
 mod pools;
 mod server_buffers;
 mod servers;
+mod streams;
 mod tasks;
 mod threads;
 
 use bareverbs_kernel_tests::{device, kernel_tests};
 use connections::*;
-use flows::*;
-use halves::*;
 use pools::*;
 use server_buffers::*;
 use servers::*;
+use streams::*;
 use tasks::*;
 use threads::*;
 
@@ -66,18 +64,10 @@ kernel_tests! {
     end_of_a_server_ends_the_waits_for_its_buffers,
     waits_for_a_buffer_do_not_delay_replies_in_place,
 
-    halves_of_an_endpoint_run_in_two_threads,
-    half_that_polls_wakes_the_other_half,
-    failure_of_one_half_ends_the_wait_of_the_other,
-    halves_of_two_endpoints_do_not_join,
-    halves_of_an_endpoint_run_in_tokio_tasks,
-    halves_of_an_endpoint_run_in_async_io_tasks,
-    dropped_wait_of_a_half_loses_no_message,
-    halves_are_a_sink_and_a_stream_of_tokio_tasks,
-    halves_are_a_sink_and_a_stream_of_async_io_tasks,
-    stream_of_a_half_ends_without_receives_and_goes_on_with_them,
-    half_whose_task_has_gone_does_not_keep_the_wake_of_the_other,
-    failure_ends_the_sink_and_the_stream_with_their_buffers,
+    streams_of_endpoints_carry_both_directions_in_tokio_tasks,
+    streams_of_endpoints_carry_both_directions_in_async_io_tasks,
+    dropped_await_of_an_endpoint_loses_no_message,
+    failure_ends_the_stream_of_an_endpoint_with_its_buffers,
 
     threads_wait_for_the_buffers_of_detached_sends,
     tasks_wait_for_the_buffers_of_detached_sends,

@@ -8,6 +8,8 @@ use super::*;
 use crate::owned::keepalive::Policy;
 use crate::owned::options::QueueParts;
 use crate::owned::{Part, Pool, Spin};
+#[cfg(any(feature = "async-io", feature = "tokio"))]
+use crate::testing::tasks::{NoWait, Wakes};
 use crate::testing::{Plain, completion};
 use crate::{Access, CompChannel, CqInit, DoorbellError, ImplicitMr, Pd, PushError, QpState, WcStatus};
 
@@ -301,6 +303,53 @@ fn poll_of_one_direction_leaves_the_other() {
         refused.to_string().contains("Datagrams::wait: no receive is outstanding: post one first"),
         "{refused}"
     );
+}
+
+#[test]
+fn poll_of_one_direction_returns_older_unsignaled_and_failed_operations() {
+    let mut setup: Setup = Setup::new();
+    setup.send(1, false);
+    let (second, third) = (setup.send(2, true), setup.send(3, true));
+    setup.sent(second, WcStatus::SUCCESS);
+    setup.complete(completion(77, WcStatus::SUCCESS));
+    setup.sent(third, WcStatus::LOC_PROT_ERR);
+    let mut poll = || setup.datagrams.poll_send();
+    assert_eq!([poll().unwrap().unwrap().tag, poll().unwrap().unwrap().tag], [1, 2]);
+    let unknown = poll().unwrap().unwrap_err();
+    assert!(matches!(unknown.error, Error::UnknownCompletion { wr_id: 77 }), "{unknown}");
+    let failed = poll().unwrap().unwrap_err();
+    assert_eq!((failed.tag, failed.cause), (3, Some(WcStatus::LOC_PROT_ERR)));
+    assert!(poll().is_none());
+}
+
+#[cfg(any(feature = "async-io", feature = "tokio"))]
+#[test]
+fn awaits_of_datagrams_that_end_at_once_let_other_tasks_run() {
+    use std::future::Future;
+    use std::sync::atomic::Ordering;
+    use std::task::{Context, Poll, Waker};
+
+    let Setup { plain, pool, datagrams, .. } = Setup::<Lease>::new();
+    let wakes = Arc::new(Wakes::default());
+    let waker = Waker::from(Arc::clone(&wakes));
+    let mut context = Context::from_waker(&waker);
+    let mut datagrams = crate::runtime::Datagrams::<NoWait, _, _>::new(datagrams).unwrap();
+    let mut yields = Vec::new();
+    for number in 1..=300_u32 {
+        datagrams.get_mut().post_recv(pool.take().unwrap()).unwrap();
+        let wr_id = *plain.log().received.last().unwrap();
+        let received = WorkCompletion { byte_len: LEN as u32, ..completion(wr_id, WcStatus::SUCCESS) };
+        plain.log().completions.push_back(received);
+        let mut wait = std::pin::pin!(datagrams.wait_recv());
+        loop {
+            match wait.as_mut().poll(&mut context) {
+                Poll::Ready(received) => break drop(received.unwrap()),
+                Poll::Pending => yields.push(number),
+            }
+        }
+    }
+    assert_eq!(yields, [128, 256]);
+    assert_eq!(wakes.0.load(Ordering::Relaxed), 2, "the task is polled again");
 }
 
 #[test]

@@ -13,7 +13,9 @@ use crate::owned::flow::PROBE;
 use crate::owned::flow::PostRecv;
 use crate::owned::keepalive::{INTERVAL, Policy};
 use crate::owned::{Outcome, Spin};
-use crate::testing::{Hook, Plain, completion, ends, refuse_ioctls, succeed_ioctls};
+#[cfg(any(feature = "async-io", feature = "tokio"))]
+use crate::testing::tasks::{NoWait, Wakes};
+use crate::testing::{Hook, Plain, completion, refuse_ioctls, succeed_ioctls};
 use crate::{
     Access, CqInit, DoorbellError, DriverId, Gid, ImplicitMr, MemoryOwner, Mtu, PushError, RecvRequest,
     RegisterError, WcOpcode,
@@ -1191,35 +1193,6 @@ fn scope_aborts_the_process_if_the_qp_cannot_be_destroyed() {
     assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{output:?}");
 }
 
-/// Waits that fail the test.
-#[cfg(any(feature = "async-io", feature = "tokio"))]
-struct NoWait;
-
-#[cfg(any(feature = "async-io", feature = "tokio"))]
-impl crate::readiness::sealed::Readiness for NoWait {
-    const RUNTIME: &'static str = "none";
-
-    fn new(_: crate::readiness::sealed::Events<'_>) -> Result<Self> {
-        Ok(Self)
-    }
-
-    async fn until<T: Send>(&self, _: impl FnMut() -> Result<Option<T>> + Send) -> Result<T> {
-        panic!("it waits for the descriptor");
-    }
-
-    async fn blocking<T: Send + 'static>(call: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-        call()
-    }
-
-    fn poll_drain(
-        &self,
-        _: &mut std::task::Context<'_>,
-        _: &mut dyn FnMut() -> Result<()>,
-    ) -> std::task::Poll<Result<()>> {
-        panic!("it waits for the descriptor");
-    }
-}
-
 #[cfg(any(feature = "async-io", feature = "tokio"))]
 #[test]
 fn await_of_a_complete_operation_neither_arms_nor_waits() {
@@ -1239,216 +1212,6 @@ fn await_of_a_complete_operation_neither_arms_nor_waits() {
         let tag = ended.map_or_else(|failed| -(failed.tag as i64), |done| done.tag as i64);
         assert_eq!((tag, plain.log().arms), (expected, 0));
     }
-}
-
-/// Counts how often it was woken.
-#[derive(Default)]
-struct Wakes(AtomicUsize);
-
-impl std::task::Wake for Wakes {
-    fn wake(self: Arc<Self>) {
-        self.0.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-#[test]
-fn half_returns_operations_of_its_direction_only() {
-    let mut setup = Setup::new();
-    let received = setup.post();
-    let sent = setup.send(7, true);
-    setup.complete(received, WcStatus::SUCCESS);
-    setup.complete(sent, WcStatus::SUCCESS);
-    let Setup { endpoint, freed, .. } = setup;
-    let (mut sender, mut receiver) = endpoint.split();
-    assert_eq!((sender.pending(), receiver.pending()), (1, 1));
-    assert_eq!(sender.poll().unwrap().unwrap().tag, 7);
-    assert!(sender.poll().is_none());
-    assert!(receiver.poll().unwrap().unwrap().is_recv());
-    assert!(receiver.poll().is_none());
-    assert_eq!(freed.load(Ordering::Relaxed), 2);
-}
-
-#[test]
-fn half_returns_failed_operations_and_older_unsignaled_ones() {
-    let mut setup = Setup::new();
-    setup.send(1, false);
-    let (second, third) = (setup.send(2, true), setup.send(3, true));
-    setup.complete(second, WcStatus::SUCCESS);
-    setup.complete(third, WcStatus::REM_OP_ERR);
-    let (mut sender, _receiver) = setup.endpoint.split();
-    assert_eq!((sender.poll().unwrap().unwrap().tag, sender.poll().unwrap().unwrap().tag), (1, 2));
-    assert_eq!(sender.poll().unwrap().unwrap_err().tag, 3);
-    assert!(sender.poll().is_none());
-}
-
-#[test]
-fn joined_halves_return_what_the_other_half_has_polled() {
-    let mut setup = Setup::new();
-    let received = setup.post();
-    setup.complete(received, WcStatus::SUCCESS);
-    let (mut sender, receiver) = setup.endpoint.split();
-    assert!(sender.poll().is_none());
-    let mut endpoint = sender.unsplit(receiver).unwrap();
-    assert!(endpoint.poll().unwrap().unwrap().is_recv());
-    assert_eq!(endpoint.pending(), 0);
-}
-
-#[test]
-fn waiting_half_is_woken_by_the_poll_of_the_other() {
-    let mut setup = Setup::new();
-    let (first, second) = (setup.post(), setup.post());
-    setup.endpoint.queues.armed = true;
-    let Setup { endpoint, plain, .. } = setup;
-    let (mut sender, receiver) = endpoint.split();
-    let wakes = Arc::new(Wakes::default());
-    let waker = std::task::Waker::from(Arc::clone(&wakes));
-    let cx = std::task::Context::from_waker(&waker);
-    for wr_id in [first, second] {
-        assert!(receiver.poll_wait(&cx).is_pending());
-        assert!(sender.poll().is_none());
-        let before = wakes.0.load(Ordering::Relaxed);
-        plain.log().completions.push_back(completion(wr_id, WcStatus::SUCCESS));
-        assert!(sender.poll().is_none());
-        assert_eq!(wakes.0.load(Ordering::Relaxed), before + 1);
-        assert!(receiver.poll_wait(&cx).is_ready());
-    }
-    // Nothing is posted.
-    assert!(receiver.poll_wait(&cx).is_ready() && sender.poll_wait(&cx).is_ready());
-}
-
-struct PanicsOnWake;
-
-impl std::task::Wake for PanicsOnWake {
-    fn wake(self: Arc<Self>) {
-        panic!("in a waker");
-    }
-}
-
-#[test]
-fn half_keeps_its_result_if_the_waker_of_the_other_panics() {
-    for polls in [true, false] {
-        let mut setup = Setup::new();
-        let (received, sent) = (setup.post(), setup.send(7, true));
-        setup.endpoint.queues.armed = true;
-        let Setup { endpoint, plain, .. } = setup;
-        let (mut sender, mut receiver) = endpoint.split();
-        let waker = std::task::Waker::from(Arc::new(PanicsOnWake));
-        assert!(receiver.poll_wait(&std::task::Context::from_waker(&waker)).is_pending());
-        for wr_id in [received, sent] {
-            plain.log().completions.push_back(completion(wr_id, WcStatus::SUCCESS));
-        }
-        let idle = std::task::Context::from_waker(std::task::Waker::noop());
-        let poll = std::panic::AssertUnwindSafe(|| match polls {
-            true => drop(sender.poll()),
-            false => assert!(sender.poll_wait(&idle).is_ready()),
-        });
-        std::panic::catch_unwind(poll).unwrap_err();
-        assert_eq!(sender.poll().unwrap().unwrap().tag, 7);
-        assert!(receiver.poll().unwrap().unwrap().is_recv());
-        assert!(sender.poll().is_none() && receiver.poll().is_none());
-    }
-}
-
-#[test]
-fn first_wait_of_a_half_allocates_nothing() {
-    let mut setup = Setup::new();
-    let received = setup.post();
-    let Setup { endpoint, plain, .. } = setup;
-    plain.reserve(1);
-    let (_sender, mut receiver) = endpoint.split();
-    // A thread that has not waited before.
-    let counted = std::thread::spawn(move || {
-        bareverbs_test_support::allocations::allocations(|| {
-            assert!(receiver.wait_timeout(Duration::ZERO).unwrap().is_none());
-            plain.log().completions.push_back(completion(received, WcStatus::SUCCESS));
-            drop(receiver.wait().unwrap());
-        })
-    });
-    assert_eq!(counted.join().unwrap(), 0);
-}
-
-#[test]
-fn forgotten_or_dropped_half_keeps_outstanding_buffers() {
-    for forget in [true, false] {
-        let mut setup = Setup::new();
-        setup.post();
-        setup.send(1, true);
-        let Setup { endpoint, freed, plain, .. } = setup;
-        let (sender, mut receiver) = endpoint.split();
-        if forget {
-            mem::forget(sender);
-        } else {
-            drop(sender);
-        }
-        let received = plain.log().received[0];
-        plain.log().completions.push_back(completion(received, WcStatus::SUCCESS));
-        assert_eq!(receiver.poll().unwrap().unwrap().buffer.map(drop), Some(()));
-        drop(receiver);
-        // The kernel of this test refuses to destroy the QP: the buffer of the send is leaked.
-        assert_eq!(freed.load(Ordering::Relaxed), 1);
-    }
-}
-
-/// A range whose code uses a half of an endpoint.
-struct UsesHalf(Arc<Mutex<super::super::EndpointReceiver<Mr<Counted>, Plain>>>);
-
-impl UsesHalf {
-    fn use_half(&self) {
-        let half = Arc::clone(&self.0);
-        let used = move || {
-            let _ = half.lock().unwrap().pending();
-        };
-        assert!(ends(used), "no lock is held");
-    }
-}
-
-impl RangeBounds<usize> for UsesHalf {
-    fn start_bound(&self) -> std::ops::Bound<&usize> {
-        self.use_half();
-        std::ops::Bound::Unbounded
-    }
-
-    fn end_bound(&self) -> std::ops::Bound<&usize> {
-        self.use_half();
-        std::ops::Bound::Unbounded
-    }
-}
-
-impl Drop for UsesHalf {
-    fn drop(&mut self) {
-        self.use_half();
-    }
-}
-
-#[test]
-fn ranges_of_several_buffers_may_use_the_other_half() {
-    let setup = Setup::new();
-    let (one, other) = (setup.buffer(), setup.buffer());
-    let (mut sender, receiver) = setup.endpoint.split();
-    let receiver = Arc::new(Mutex::new(receiver));
-    let range = || UsesHalf(Arc::clone(&receiver));
-    sender.post_send_parts([(one, range())], 1).unwrap();
-    sender.post_write_parts([(other, range())], Remote { addr: 0, rkey: 1 }, 2).unwrap();
-    assert_eq!(sender.pending(), 2);
-}
-
-#[test]
-fn halves_of_different_endpoints_are_returned() {
-    let (one, other) = (Setup::new(), Setup::new());
-    let ((sender, receiver), (foreign, _)) = (one.endpoint.split(), other.endpoint.split());
-    let refused = foreign.unsplit(receiver).unwrap_err();
-    assert!(refused.to_string().contains("different endpoints"), "{refused}");
-    assert!(sender.unsplit(refused.receiver).is_ok());
-}
-
-#[test]
-fn half_posts_until_the_queue_is_full_and_keeps_the_other_operations() {
-    let setup = Setup::new();
-    let mut ops: Vec<_> = (0..6).map(|tag| Op::send(setup.buffer(), ..).tag(tag)).collect();
-    let (mut sender, _receiver) = setup.endpoint.split();
-    let refused = sender.post_all(&mut ops).unwrap_err();
-    assert!(refused.is_full() && refused.tag == 4, "{refused}");
-    assert_eq!((ops.len(), sender.pending(), setup.plain.log().sent.len()), (1, 4, 4));
 }
 
 #[test]
@@ -1836,36 +1599,6 @@ fn scope_of_a_refused_receive_does_not_wait_for_it() {
     std::thread::spawn(test).join().unwrap();
 }
 
-#[cfg(any(feature = "async-io", feature = "tokio"))]
-#[test]
-fn half_that_reads_the_event_wakes_the_other() {
-    let mut setup = Setup::new();
-    setup.post();
-    let (channel, events) = CompChannel::with_pipe(setup.endpoint.qp().pd().context().file());
-    setup.endpoint.queues.channel = channel;
-    let (sender, receiver) = setup.endpoint.split();
-    let wakes = Arc::new(Wakes::default());
-    let waker = std::task::Waker::from(Arc::clone(&wakes));
-    let cx = std::task::Context::from_waker(&waker);
-    for times in 1..3 {
-        assert!(receiver.poll_wait(&cx).is_pending());
-        rustix::io::write(&events, &[0; 8]).unwrap();
-        assert_eq!(sender.take_events().unwrap(), Some(()));
-        assert_eq!(wakes.0.load(Ordering::Relaxed), times);
-    }
-    assert_eq!(setup.plain.log().arms, 2);
-}
-
-#[test]
-fn refused_doorbell_of_a_half_ends_the_connection() {
-    let setup = Setup::new();
-    setup.refuse_doorbell();
-    let buffer = setup.buffer();
-    let (mut sender, _receiver) = setup.endpoint.split();
-    assert!(sender.post(Op::send(buffer, ..)).is_err());
-    assert_eq!(setup.plain.log().states, [QpState::ERR]);
-}
-
 /// A descriptor that is readable once.
 #[cfg(any(feature = "async-io", feature = "tokio"))]
 struct ReadableOnce(std::sync::atomic::AtomicBool);
@@ -1929,41 +1662,6 @@ fn awaits_that_end_at_once_let_other_tasks_run() {
     assert_eq!(wakes.0.load(Ordering::Relaxed), 2, "the task is polled again");
 }
 
-#[cfg(any(feature = "async-io", feature = "tokio"))]
-#[test]
-fn awaits_of_a_half_that_end_at_once_let_other_tasks_run() {
-    use std::task::{Context, Poll};
-
-    let mut setup = Setup::new();
-    let wakes = Arc::new(Wakes::default());
-    let waker = std::task::Waker::from(Arc::clone(&wakes));
-    let mut context = Context::from_waker(&waker);
-    let plain = setup.plain.clone();
-    let mut yields = Vec::new();
-    setup.post();
-    let endpoint = crate::runtime::Endpoint::<NoWait, _, _>::new(setup.endpoint).unwrap();
-    let (sender, mut receiver) = endpoint.split();
-    for number in 1..=300_u32 {
-        let wr_id = *plain.log().received.last().unwrap();
-        let opcode = WcOpcode::RECV;
-        let success = WorkCompletion { opcode, ..completion(wr_id, WcStatus::SUCCESS) };
-        plain.log().completions.push_back(success);
-        let buffer = {
-            let mut wait = std::pin::pin!(receiver.wait());
-            loop {
-                match wait.as_mut().poll(&mut context) {
-                    Poll::Ready(done) => break done.unwrap().into_buffer(),
-                    Poll::Pending => yields.push(number),
-                }
-            }
-        };
-        receiver.post_recv(buffer).unwrap();
-    }
-    assert_eq!(yields, [128, 256]);
-    assert_eq!(wakes.0.load(Ordering::Relaxed), 2, "the task is polled again");
-    drop(sender);
-}
-
 #[cfg(all(feature = "futures", any(feature = "async-io", feature = "tokio")))]
 #[test]
 fn stream_of_results_that_are_there_lets_other_tasks_run() {
@@ -2016,27 +1714,17 @@ fn await_arms_the_cq_again_after_its_event_was_read() {
 
 #[cfg(any(feature = "async-io", feature = "tokio"))]
 #[test]
-fn await_of_a_replaced_endpoint_or_half_is_refused() {
+fn await_of_a_replaced_endpoint_is_refused() {
     use std::task::{Context, Poll, Waker};
 
     let mut context = Context::from_waker(Waker::noop());
-    let posted = || {
-        let mut setup = Setup::new();
-        setup.post();
-        setup.endpoint
-    };
+    let mut other = Setup::new();
+    other.post();
     let mut endpoint = crate::runtime::Endpoint::<NoWait, _, _>::new(Setup::new().endpoint).unwrap();
-    *endpoint.get_mut() = posted();
+    *endpoint.get_mut() = other.endpoint;
     let polled = std::pin::pin!(endpoint.wait()).poll(&mut context);
     let Poll::Ready(Err(refused)) = polled else { panic!("it is refused") };
     assert!(matches!(refused.error, Error::Invalid { verb: "Endpoint::wait", .. }), "{refused}");
-    let endpoint = crate::runtime::Endpoint::<NoWait, _, _>::new(Setup::new().endpoint).unwrap();
-    let (_sender, mut receiver) = endpoint.split();
-    let (_other, half) = posted().split();
-    *receiver.get_mut() = half;
-    let polled = std::pin::pin!(receiver.wait()).poll(&mut context);
-    let Poll::Ready(Err(refused)) = polled else { panic!("it is refused") };
-    assert!(refused.error.to_string().contains("the half was replaced"), "{refused}");
 }
 
 #[cfg(any(feature = "async-io", feature = "tokio"))]

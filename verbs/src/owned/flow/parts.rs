@@ -9,7 +9,6 @@ use std::ops::RangeBounds;
 use std::sync::Arc;
 
 use super::super::buffer::checked_sge;
-use super::super::op::AnyRange;
 use super::super::queue::Queue;
 use super::super::{Source, Target};
 use super::{
@@ -126,31 +125,16 @@ impl Groups {
     }
 }
 
-/// Buffers with their ranges, in the caller's form and in that of a post. Computing the latter runs code
-/// of the application, so it is done without a lock.
-pub(in crate::owned) struct Ranged<B, R, const N: usize> {
-    parts: [(B, R); N],
-    ranges: [AnyRange; N],
-}
-
-impl<B, R: RangeBounds<usize>, const N: usize> Ranged<B, R, N> {
-    #[inline]
-    pub(in crate::owned) fn new(parts: [(B, R); N]) -> Self {
-        let ranges =
-            parts.each_ref().map(|(_, range)| (range.start_bound().cloned(), range.end_bound().cloned()));
-        Self { parts, ranges }
-    }
-}
-
-fn sges<B: Source, R, const N: usize>(
+fn sges<B: Source, R: RangeBounds<usize>, const N: usize>(
     verb: &'static str,
-    Ranged { parts, ranges }: &Ranged<B, R, N>,
+    parts: &[(B, R); N],
     domain: &Arc<PdShared>,
 ) -> Result<[Sge; N]> {
     const { assert!(N > 0 && N <= MAX_PARTS, "an operation has 1 to 8 buffers") };
     let mut sges = [Sge { addr: 0, length: 0, lkey: 0 }; N];
-    for (sge, ((buffer, _), range)) in sges.iter_mut().zip(parts.iter().zip(ranges)) {
-        *sge = checked_sge(verb, buffer, domain, *range)?;
+    for (sge, (buffer, range)) in sges.iter_mut().zip(parts) {
+        let range = (range.start_bound(), range.end_bound());
+        *sge = checked_sge(verb, buffer, domain, range)?;
     }
     Ok(sges)
 }
@@ -180,19 +164,16 @@ impl<B> SendFlow<B> {
 }
 
 impl<B: Source> SendFlow<B> {
-    /// Posts a signalled operation of several buffers, and publishes it with all earlier ones. Returns the
-    /// ranges, whose drop may run code of the application.
-    pub(in crate::owned) fn post_parts<Q: PostSend, R, const N: usize>(
+    /// Posts a signalled operation of several buffers, and publishes it with all earlier ones.
+    pub(in crate::owned) fn post_parts<Q: PostSend, R: RangeBounds<usize>, const N: usize>(
         &mut self,
         queue: &mut Q,
         operation: Operation,
-        parts: Ranged<B, R, N>,
+        parts: [(B, R); N],
         tag: u64,
-    ) -> Result<[R; N], NotPostedParts<B, R, N>> {
+    ) -> Result<(), NotPostedParts<B, R, N>> {
         let opcode = operation.opcode();
-        let sges = sges(Reliable::verb(opcode), &parts, &self.domain);
-        let Ranged { parts, .. } = parts;
-        let sges = match sges {
+        let sges = match sges(Reliable::verb(opcode), &parts, &self.domain) {
             Ok(sges) => sges,
             Err(error) => return Err(NotPostedParts { error, parts, tag }),
         };
@@ -233,7 +214,7 @@ impl<B: Source> SendFlow<B> {
                 }
                 self.groups.add(self.queue.completed(), first, &sges);
                 self.hold(self.queue.has_complete());
-                Ok(ranges)
+                Ok(())
             }
         }
     }
@@ -247,17 +228,15 @@ impl<B> RecvFlow<B> {
 }
 
 impl<B: Source> RecvFlow<B> {
-    /// Posts a receive of several buffers. Returns the ranges, as for sends.
-    pub(in crate::owned) fn post_parts<T: Target + Into<B>, R, const N: usize>(
+    /// Posts a receive of several buffers.
+    pub(in crate::owned) fn post_parts<T: Target + Into<B>, R: RangeBounds<usize>, const N: usize>(
         &mut self,
         queue: &mut impl PostRecv,
-        parts: Ranged<T, R, N>,
+        parts: [(T, R); N],
         tag: u64,
-    ) -> Result<[R; N], NotPostedParts<B, R, N>> {
+    ) -> Result<(), NotPostedParts<B, R, N>> {
         let converted = |(buffer, range): (T, R)| (buffer.into(), range);
-        let sges = sges(Reliable::verb(WcOpcode::RECV), &parts, &self.domain);
-        let Ranged { parts, .. } = parts;
-        let sges = match sges {
+        let sges = match sges(Reliable::verb(WcOpcode::RECV), &parts, &self.domain) {
             Ok(sges) => sges,
             Err(error) => return Err(NotPostedParts { error, parts: parts.map(converted), tag }),
         };
@@ -279,7 +258,7 @@ impl<B: Source> RecvFlow<B> {
                 self.queue.publish();
                 self.groups.add(self.queue.completed(), first, &sges);
                 self.hold(self.queue.has_complete());
-                Ok(ranges)
+                Ok(())
             }
             Err(error) => {
                 let parts = take_back(&mut self.queue, |entry| entry.buffer, ranges);

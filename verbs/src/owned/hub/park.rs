@@ -25,7 +25,7 @@ pub(crate) struct Parker {
 
 impl Parker {
     /// A parker and its waker. This is all that it allocates.
-    pub(crate) fn new() -> (Arc<Self>, Waker) {
+    fn new() -> (Arc<Self>, Waker) {
         let parker = Arc::new(Self { state: AtomicU32::new(AWAKE), events: OnceLock::new() });
         let waker = Waker::from(Arc::clone(&parker));
         (parker, waker)

@@ -1,0 +1,156 @@
+//! Endpoints of tasks as streams of results.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::time::Duration;
+
+use bareverbs::owned::{Done, Endpoint, Failed, Lease, Op, Pool, Spin};
+use bareverbs::{Error, Pd, WcStatus};
+use bareverbs_kernel_tests::TIMEOUT;
+use bareverbs_kernel_tests::loopback::domain;
+use bareverbs_kernel_tests::resources::nothing_leaks;
+use futures_core::Stream;
+use tokio::runtime::{Builder, Runtime};
+use tokio::time::timeout;
+
+use crate::connections::{message, seed_of, take};
+
+const DEPTH: u32 = 8;
+const MESSAGES: u64 = 300;
+
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// Two connected endpoints, and a pool with room for the operations of both.
+fn setup(spin: Spin) -> (Pd, Pool, [Endpoint<Lease>; 2]) {
+    let pd = domain();
+    let pool = Pool::new(&pd, 64, 64).unwrap();
+    let build = || Endpoint::options().sends(DEPTH).recvs(DEPTH).spin(spin).build(&pd).unwrap();
+    let (mut alice, mut bob): (Endpoint<Lease>, Endpoint<Lease>) = (build(), build());
+    alice.connect(&bob.address()).unwrap();
+    bob.connect(&alice.address()).unwrap();
+    (pd, pool, [alice, bob])
+}
+
+async fn next<S>(stream: &mut S) -> Option<Result<Done<Lease>, Failed<Lease>>>
+where
+    S: Stream<Item = Result<Done<Lease>, Failed<Lease>>> + Unpin,
+{
+    poll_fn(|cx| Pin::new(&mut *stream).poll_next(cx)).await
+}
+
+macro_rules! exchange {
+    ($name:ident, $runtime:ident) => {
+        /// Sends all messages, receives those of the peer, and takes all results from the stream. The
+        /// endpoint must live until the peer has its last acknowledgement.
+        async fn $name(endpoint: Endpoint<Lease>, pool: Pool) -> bareverbs::$runtime::Endpoint<Lease> {
+            let mut endpoint = bareverbs::$runtime::Endpoint::new(endpoint).unwrap();
+            for tag in 0..u64::from(DEPTH) {
+                endpoint.post_recv_tagged(take(&pool), tag).unwrap();
+            }
+            let (mut posted, mut sent, mut received) = (0, 0, 0);
+            while sent < MESSAGES || received < MESSAGES {
+                while posted < MESSAGES && endpoint.get_ref().pending_sends() < DEPTH as usize / 2 {
+                    endpoint.post(Op::send(message(&pool, posted), ..).tag(posted)).unwrap();
+                    posted += 1;
+                }
+                let done = next(&mut endpoint).await.expect("operations are outstanding").unwrap();
+                if !done.is_recv() {
+                    assert_eq!(done.tag, sent);
+                    sent += 1;
+                    continue;
+                }
+                assert_eq!((seed_of(done.message().unwrap()), done.tag), (received, received));
+                received += 1;
+                if received + u64::from(DEPTH) <= MESSAGES {
+                    let tag = received + u64::from(DEPTH) - 1;
+                    endpoint.post_recv_tagged(done.into_buffer(), tag).unwrap();
+                }
+            }
+            assert!(next(&mut endpoint).await.is_none(), "nothing is outstanding");
+            endpoint
+        }
+    };
+}
+
+exchange!(exchange_on_tokio, tokio);
+exchange!(exchange_on_async_io, async_io);
+
+pub(crate) fn streams_of_endpoints_carry_both_directions_in_tokio_tasks() {
+    nothing_leaks(|| {
+        runtime().block_on(async {
+            let (_pd, pool, ends) = setup(Spin::Never);
+            let tasks = ends.map(|end| tokio::spawn(exchange_on_tokio(end, pool.clone())));
+            let mut ended = Vec::new();
+            for task in tasks {
+                ended.push(timeout(TIMEOUT, task).await.unwrap().unwrap());
+            }
+        });
+    });
+}
+
+pub(crate) fn streams_of_endpoints_carry_both_directions_in_async_io_tasks() {
+    nothing_leaks(|| {
+        let (_pd, pool, ends) = setup(Spin::default());
+        std::thread::scope(|threads| {
+            let ended = ends.map(|end| {
+                let pool = pool.clone();
+                threads.spawn(move || async_io::block_on(exchange_on_async_io(end, pool)))
+            });
+            drop(ended.map(|thread| thread.join().unwrap()));
+        });
+    });
+}
+
+pub(crate) fn dropped_await_of_an_endpoint_loses_no_message() {
+    nothing_leaks(|| {
+        runtime().block_on(async {
+            let (_pd, pool, [mut alice, bob]) = setup(Spin::Never);
+            let mut bob = bareverbs::tokio::Endpoint::new(bob).unwrap();
+            for round in 0..20 {
+                bob.post_recv(take(&pool)).unwrap();
+                let limit = Duration::from_millis(2);
+                let cancelled = match round % 2 {
+                    0 => timeout(limit, bob.wait()).await.is_err(),
+                    _ => timeout(limit, next(&mut bob)).await.is_err(),
+                };
+                assert!(cancelled, "nothing was sent");
+                alice.post_send(message(&pool, round), ..).unwrap();
+                let received = timeout(TIMEOUT, next(&mut bob)).await.unwrap().unwrap().unwrap();
+                assert_eq!(seed_of(received.message().unwrap()), round);
+                assert!(next(&mut bob).await.is_none(), "nothing is outstanding");
+                alice.wait_timeout(TIMEOUT).unwrap().expect("a send");
+            }
+        });
+    });
+}
+
+pub(crate) fn failure_ends_the_stream_of_an_endpoint_with_its_buffers() {
+    nothing_leaks(|| {
+        runtime().block_on(async {
+            let (_pd, pool, [alice, bob]) = setup(Spin::Never);
+            let mut alice = bareverbs::tokio::Endpoint::new(alice).unwrap();
+            alice.post_recv(take(&pool)).unwrap();
+            drop(bob);
+            alice.post_send(message(&pool, 1), ..).unwrap();
+            for _ in 0..2 {
+                let failed = timeout(TIMEOUT, next(&mut alice)).await.unwrap();
+                let failed = failed.expect("an operation").unwrap_err();
+                assert!(failed.buffer.is_some());
+                if failed.is_recv() {
+                    assert_eq!(failed.cause, Some(WcStatus::RETRY_EXC_ERR));
+                } else {
+                    assert!(
+                        matches!(failed.error, Error::Completion { status: WcStatus::RETRY_EXC_ERR, .. }),
+                        "{failed}"
+                    );
+                }
+            }
+            assert!(next(&mut alice).await.is_none());
+            let refused = alice.post_send(message(&pool, 2), ..).unwrap_err();
+            assert!(matches!(refused.error, Error::Closed { .. }), "{refused}");
+            assert_eq!(seed_of(refused.buffer.unwrap().bytes()), 2);
+        });
+    });
+}
