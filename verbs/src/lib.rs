@@ -103,9 +103,9 @@
 //! # Errors
 //!
 //! An [`Error`] names the verb, its arguments, the origin of the failure and the remedy. That text is
-//! its `Display`. A `main` that returns an error prints `Debug` instead, without the remedy. Posting
-//! follows the `bad_wr` rule: [`PostError::accepted`] counts the posted requests, and those are
-//! executed.
+//! its `Display`. A `main` that returns an error prints `Debug` instead, without the remedy. A
+//! failed call that consumed an object returns it in a [`Refused`]. Posting follows the `bad_wr` rule:
+//! [`PostError::accepted`] counts the posted requests, and those are executed.
 
 #![deny(missing_debug_implementations)]
 
@@ -204,14 +204,14 @@ pub use device::{Device, FoundBy, devices};
 pub use dm::{Dm, DmDmabuf, DmInit, DmMr};
 pub use dmabuf::{DmabufMr, NullMr};
 pub use dmah::{Dmah, DmahInit, TphMemType};
-pub use error::{DestroyError, Error, InvalidCause, KernelError, Result, wc_status_str};
+pub use error::{Error, InvalidCause, KernelError, Refused, Result, wc_status_str};
 pub use ethernet::{EthernetAddress, MacAddress};
 pub use events::{AsyncEvent, AsyncEvents};
 pub use gid::{Gid, GidEntry};
 pub use import::ImportedMr;
 pub use link_down::LinkDown;
 pub use memory::{Borrowed, Buffer, MemoryOwner, RawMemory};
-pub use mr::{AdviceList, ImplicitMr, LocalAccess, Mr, MrInfo, MrKeys, NotReplaced, RegisterError};
+pub use mr::{AdviceList, ImplicitMr, LocalAccess, Mr, MrInfo, MrKeys, NotReplaced};
 pub use mw::{Mw, inc_rkey};
 pub use owned::{Address, ParseAddressError};
 pub use pd::Pd;
