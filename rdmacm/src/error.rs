@@ -17,9 +17,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// An error of the connection manager: the request, the cause and the remedy.
 ///
 /// Programs match on the variant and on [`Error::errno`]. `Display` is for people; its text may
-/// change. A `main` that returns an error prints `Debug` instead, without the remedy. The field `verb`
-/// names the call: the step, such as `connect`, or the path of a function, such as
-/// `Listener::from_id`.
+/// change. A `main` prints it if it returns a [`bareverbs::Report`]. The field `verb` names the call:
+/// the step, such as `connect`, or the path of a function, such as `Listener::from_id`.
 ///
 /// ```
 /// use bareverbs_rdmacm::Error;
@@ -392,6 +391,32 @@ mod tests {
     fn failed_operations_convert_to_their_error() {
         let failed: bareverbs::owned::Failed<()> = bareverbs::Error::NoDevice.into();
         assert!(matches!(Error::from(failed), Error::Verbs(bareverbs::Error::NoDevice)));
+    }
+
+    #[test]
+    fn report_of_an_error_has_its_text() {
+        let error = CommandError {
+            command: "BIND",
+            asked: "id 3 to 10.1.0.1:7471".into(),
+            errno: Errno::ADDRINUSE,
+            hint: Some("choose another port"),
+        };
+        let printed = |error| format!("{:?}", bareverbs::Report::from(error));
+        assert_eq!(
+            printed(Error::from(error)),
+            "BIND was refused by the kernel (id 3 to 10.1.0.1:7471): Address already in use (os error 98): \
+             choose another port"
+        );
+        let error = Error::Name {
+            verb: "Connector::connect",
+            name: "peer:7471".into(),
+            error: io::Error::other("no such host"),
+        };
+        let text = "Connector::connect: the name \"peer:7471\" was not resolved: no such host";
+        assert_eq!(printed(error), text);
+        let verbs = Error::from(bareverbs::Error::DeviceRemoved { verb: "create_qp" });
+        let text = "create_qp: the device was removed: open it again when it is back";
+        assert_eq!(printed(verbs), text);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod cause;
 mod refused;
+mod report;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -18,6 +19,7 @@ use rustix::io::Errno;
 
 pub use cause::InvalidCause;
 pub use refused::Refused;
+pub use report::Report;
 
 use crate::netlink::NetlinkError;
 use crate::{GidIndex, PortNum, PostError, PostReason, PushError, ValueError};
