@@ -267,7 +267,7 @@ impl CmId {
     /// Destroys the identifier. Drop does it too, and ignores errors.
     ///
     /// # Errors
-    /// [`Error::Command`], and the identifier as the object: the kernel refused it, for instance with `EACCES`
+    /// The identifier and [`Error::Command`]: the kernel refused it, for instance with `EACCES`
     /// after a change of credentials. The kernel destroys the identifier when the file is closed,
     /// after the last identifier and clone of the channel.
     #[doc(alias = "rdma_destroy_id")]
