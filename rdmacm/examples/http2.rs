@@ -8,9 +8,10 @@
 //! The streams implement the traits of tokio, so that hyper needs to know nothing about RDMA.
 
 use std::convert::Infallible;
-use std::error::Error;
+use std::io;
 use std::net::SocketAddr;
 
+use bareverbs::Report;
 use bareverbs_rdmacm::stream::StreamOptions;
 use bareverbs_rdmacm::tokio::{Stream, StreamListener};
 use http_body_util::{BodyExt, Full};
@@ -18,8 +19,6 @@ use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-
-type AnyError = Box<dyn Error + Send + Sync>;
 
 /// Answers with the path and the body of the request.
 async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, hyper::Error> {
@@ -29,7 +28,7 @@ async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, hyp
 }
 
 /// Serves connections, until accepting one fails.
-pub(crate) async fn serve(listener: &StreamListener) -> Result<Infallible, AnyError> {
+pub(crate) async fn serve(listener: &StreamListener) -> Result<Infallible, Report> {
     loop {
         let stream = TokioIo::new(listener.accept().await?);
         tokio::spawn(async move {
@@ -43,7 +42,7 @@ pub(crate) async fn serve(listener: &StreamListener) -> Result<Infallible, AnyEr
 
 /// Sends `requests`, each a path and a body, at the same time over one connection. Returns the
 /// answers in their order.
-pub(crate) async fn fetch(peer: SocketAddr, requests: &[(&str, Vec<u8>)]) -> Result<Vec<Bytes>, AnyError> {
+pub(crate) async fn fetch(peer: SocketAddr, requests: &[(&str, Vec<u8>)]) -> Result<Vec<Bytes>, Report> {
     let stream = TokioIo::new(Stream::connect(peer, &StreamOptions::default()).await?);
     let (sender, connection) = hyper::client::conn::http2::handshake(TokioExecutor::new(), stream).await?;
     let connection = tokio::spawn(connection);
@@ -64,7 +63,7 @@ pub(crate) async fn fetch(peer: SocketAddr, requests: &[(&str, Vec<u8>)]) -> Res
 }
 
 #[tokio::main(flavor = "current_thread")]
-async fn main() -> Result<(), AnyError> {
+async fn main() -> Result<(), Report> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["server", addr] => {
@@ -77,6 +76,6 @@ async fn main() -> Result<(), AnyError> {
             println!("{}", String::from_utf8_lossy(&answers[0]));
             Ok(())
         }
-        _ => Err("usage: http2 server ADDR:PORT | http2 client ADDR:PORT PATH".into()),
+        _ => Err(io::Error::other("usage: http2 server ADDR:PORT | http2 client ADDR:PORT PATH"))?,
     }
 }

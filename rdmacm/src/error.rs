@@ -5,10 +5,11 @@ use std::io::{self, ErrorKind};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use bareverbs::Refused;
 use rustix::io::Errno;
 
 use crate::event::{Rejected, RouteStatus, SidrStatus};
-use crate::{Addr, CmId, PrivateData};
+use crate::{Addr, PrivateData};
 
 /// The result of a call of the connection manager.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -16,9 +17,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// An error of the connection manager: the request, the cause and the remedy.
 ///
 /// Programs match on the variant and on [`Error::errno`]. `Display` is for people; its text may
-/// change. A `main` that returns an error prints `Debug` instead, without the remedy. The field `verb`
-/// names the call: the step, such as `connect`, or the path of a function, such as
-/// `Listener::from_id`.
+/// change. A `main` prints it if it returns a [`bareverbs::Report`]. The field `verb` names the call:
+/// the step, such as `connect`, or the path of a function, such as `Listener::from_id`.
 ///
 /// ```
 /// use bareverbs_rdmacm::Error;
@@ -214,32 +214,6 @@ impl From<CommandError> for Error {
     }
 }
 
-/// An identifier that was not destroyed, and the reason. The identifier can be used further, or
-/// destroyed again. Drop of it attempts that too.
-///
-/// `?` converts it to the [`Error`] and drops the identifier.
-#[derive(Debug)]
-#[non_exhaustive]
-pub struct DestroyError {
-    /// The reason.
-    pub error: Error,
-    /// The identifier.
-    pub id: CmId,
-}
-
-// Its text is that of the error, which is therefore not its source as well.
-impl fmt::Display for DestroyError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.error, f)
-    }
-}
-
-impl std::error::Error for DestroyError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        std::error::Error::source(&self.error)
-    }
-}
-
 impl<B> From<bareverbs::owned::NotPosted<B>> for Error {
     /// The buffer is dropped.
     fn from(refused: bareverbs::owned::NotPosted<B>) -> Self {
@@ -254,8 +228,16 @@ impl<B> From<bareverbs::owned::Failed<B>> for Error {
     }
 }
 
-impl From<DestroyError> for Error {
-    fn from(refused: DestroyError) -> Self {
+impl<T> From<Refused<T>> for Error {
+    /// The object is dropped.
+    fn from(refused: Refused<T>) -> Self {
+        refused.error.into()
+    }
+}
+
+impl<T> From<Refused<T, Self>> for Error {
+    /// The object is dropped.
+    fn from(refused: Refused<T, Self>) -> Self {
         refused.error
     }
 }
@@ -409,6 +391,42 @@ mod tests {
     fn failed_operations_convert_to_their_error() {
         let failed: bareverbs::owned::Failed<()> = bareverbs::Error::NoDevice.into();
         assert!(matches!(Error::from(failed), Error::Verbs(bareverbs::Error::NoDevice)));
+    }
+
+    #[test]
+    fn report_of_an_error_has_its_text() {
+        let error = CommandError {
+            command: "BIND",
+            asked: "id 3 to 10.1.0.1:7471".into(),
+            errno: Errno::ADDRINUSE,
+            hint: Some("choose another port"),
+        };
+        let printed = |error| format!("{:?}", bareverbs::Report::from(error));
+        assert_eq!(
+            printed(Error::from(error)),
+            "BIND was refused by the kernel (id 3 to 10.1.0.1:7471): Address already in use (os error 98): \
+             choose another port"
+        );
+        let error = Error::Name {
+            verb: "Connector::connect",
+            name: "peer:7471".into(),
+            error: io::Error::other("no such host"),
+        };
+        let text = "Connector::connect: the name \"peer:7471\" was not resolved: no such host";
+        assert_eq!(printed(error), text);
+        let verbs = Error::from(bareverbs::Error::DeviceRemoved { verb: "create_qp" });
+        let text = "create_qp: the device was removed: open it again when it is back";
+        assert_eq!(printed(verbs), text);
+    }
+
+    #[test]
+    fn question_mark_converts_refused_calls() {
+        let destroy = |refused: Refused<(), Error>| -> Result<()> { Err(refused)? };
+        let error = destroy(Refused::new(Error::NoConnectionManager, ())).unwrap_err();
+        assert!(matches!(error, Error::NoConnectionManager));
+        let register = |refused: Refused<()>| -> Result<()> { Err(refused)? };
+        let error = register(Refused::new(bareverbs::Error::NoDevice, ())).unwrap_err();
+        assert!(matches!(error, Error::Verbs(bareverbs::Error::NoDevice)));
     }
 
     #[test]

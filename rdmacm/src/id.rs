@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use bareverbs::{Device, Guid, PortNum, QpAttr, QpAttrMask, QpState, QpType};
+use bareverbs::{Device, Guid, PortNum, QpAttr, QpAttrMask, QpState, QpType, Refused};
 use bareverbs_uapi::rdma_cm::path::{PathRecData, ServiceRec};
 use bareverbs_uapi::rdma_cm::structs::*;
 use bareverbs_uapi::rdma_cm::{EventType, IbServiceFlags, QueryOption};
@@ -22,7 +22,7 @@ use crate::multicast::Membership;
 use crate::option::PathRecord;
 use crate::param::{ConnParam, Message};
 use crate::qp::qp_attr;
-use crate::{DestroyError, Error, Feature, Result};
+use crate::{Error, Feature, Result};
 
 /// Number of records that a query offers room for. The kernel has one path for each identifier, or
 /// two with an alternate path; 6.12 returns one record less than fits.
@@ -272,14 +272,14 @@ impl CmId {
     /// after the last identifier and clone of the channel.
     #[doc(alias = "rdma_destroy_id")]
     #[expect(clippy::result_large_err, reason = "the error returns the identifier without an allocation")]
-    pub fn destroy(mut self) -> Result<(), DestroyError> {
+    pub fn destroy(mut self) -> Result<(), Refused<Self, Error>> {
         match self.destroy_inner() {
             Ok(()) => {
                 self.destroyed = true;
                 self.retire_keys();
                 Ok(())
             }
-            Err(error) => Err(DestroyError { error, id: self }),
+            Err(error) => Err(Refused::new(error, self)),
         }
     }
 

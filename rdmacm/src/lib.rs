@@ -102,7 +102,7 @@ pub use addr::{Addr, IbAddr, PortSpace};
 pub use channel::EventChannel;
 pub use chardev::CmDevice;
 pub use connection::{ConnectOptions, Connection, Connector, Listener};
-pub use error::{CommandError, DestroyError, Error, Feature, Result};
+pub use error::{CommandError, Error, Feature, Result};
 pub use id::{Addresses, BoundDevice, CmId, IbService, ServiceKey};
 pub use key::Key;
 pub use multicast::JoinMode;

@@ -7,12 +7,12 @@ use std::thread;
 use async_io::block_on;
 use bareverbs::async_io::Endpoint;
 use bareverbs::owned;
-use bareverbs::{Access, Buffer, Context, Mr, Pd};
+use bareverbs::{Access, Buffer, Context, Mr, Pd, Report};
 
 const MESSAGES: u32 = 1000;
 const BYTES: usize = 64;
 
-pub(crate) fn main() -> bareverbs::Result<()> {
+pub(crate) fn main() -> Result<(), Report> {
     let pd = Context::open_first()?.alloc_pd()?;
     let mut client = owned::Endpoint::new(&pd, 1, 2)?;
     let mut server = owned::Endpoint::new(&pd, 1, 2)?;

@@ -3,7 +3,7 @@
 //!
 //! `cargo run --example raw_level` runs it on a machine with any RDMA device.
 
-use std::error::Error;
+use std::io;
 
 use bareverbs::raw::uapi::method::Method;
 use bareverbs::raw::uapi::uverbs::{QueryMr, object};
@@ -11,10 +11,11 @@ use bareverbs::raw::uapi::write::structs::{AllocPdReq, AllocPdResp};
 use bareverbs::raw::uapi::write::{self, AllocPd, WriteCommand};
 use bareverbs::raw::{DoorbellLayout, QueueLayout, RawContext, RawObject, UntypedCall};
 use bareverbs::{
-    Access, AhAttr, Buffer, Context, CqInit, InitAttr, Pd, Qp, QpInit, Rc, RtrAttr, RtsAttr, SendFlags,
+    Access, AhAttr, Buffer, Context, CqInit, InitAttr, Pd, Qp, QpInit, Rc, Report, RtrAttr, RtsAttr,
+    SendFlags,
 };
 
-type Result<T> = std::result::Result<T, Box<dyn Error>>;
+type Result<T> = std::result::Result<T, Report>;
 
 const GREETING: &[u8] = b"hello, ring";
 
@@ -89,7 +90,7 @@ fn read_a_ring(pd: &Pd) -> Result<()> {
     qp.bring_up(&InitAttr { access: Access::REMOTE_WRITE, ..InitAttr::new(1) }, &rtr, &rts)?;
     let target = pd.register(Buffer::zeroed(64)?, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
 
-    let before = qp.layout().send.ok_or("the queue has no ring in memory")?;
+    let before = qp.layout().send.ok_or_else(|| io::Error::other("the queue has no ring in memory"))?;
     let mut batch = qp.start_send();
     batch.write_inline(1, target.remote(0)?, GREETING, SendFlags::SIGNALED)?;
     batch.ring()?;

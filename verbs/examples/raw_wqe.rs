@@ -11,13 +11,13 @@
 //! ```
 
 use bareverbs::{
-    Access, AhAttr, Buffer, Context, Cq, CqInit, InitAttr, Mr, Pd, Qp, QpInit, Rc, RtrAttr, RtsAttr,
+    Access, AhAttr, Buffer, Context, Cq, CqInit, InitAttr, Mr, Pd, Qp, QpInit, Rc, Report, RtrAttr, RtsAttr,
     SendFlags,
 };
 use bareverbs_mlx5::wqe::{self, BLOCK, Opcode, WqeDisplay};
 use bareverbs_mlx5::{Mlx5, RawWqe};
 
-pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
+pub(crate) fn main() -> Result<(), Report> {
     let context = Context::<Mlx5>::open_first_as()?;
     let pd = context.alloc_pd()?;
     let mut cq = context.create_cq(&CqInit::new(16))?;

@@ -4,13 +4,13 @@
 
 use bareverbs::owned;
 use bareverbs::tokio::Endpoint;
-use bareverbs::{Access, Buffer, Context, Mr, Pd};
+use bareverbs::{Access, Buffer, Context, Mr, Pd, Report};
 
 const MESSAGES: u32 = 1000;
 const BYTES: usize = 64;
 
 #[tokio::main(flavor = "current_thread")]
-pub(crate) async fn main() -> bareverbs::Result<()> {
+pub(crate) async fn main() -> Result<(), Report> {
     let pd = Context::open_first()?.alloc_pd()?;
     let mut client = owned::Endpoint::new(&pd, 1, 2)?;
     let mut server = owned::Endpoint::new(&pd, 1, 2)?;

@@ -9,8 +9,8 @@ use bareverbs_provider::work::WcFlags;
 
 use crate::raw::Released;
 use crate::{
-    AhAttr, AnyProvider, Context, DestroyError, Error, GRH_BYTES, Gid, GidEntry, GidType, GlobalRoute, Pd,
-    PortNum, Result, WorkCompletion,
+    AhAttr, AnyProvider, Context, Error, GRH_BYTES, Gid, GidEntry, GidType, GlobalRoute, Pd, PortNum,
+    Refused, Result, WorkCompletion,
 };
 
 /// Hop limit of a reply: the largest, because the header of the received datagram has only its
@@ -76,7 +76,7 @@ impl<P: Provider> Ah<P> {
     /// device was removed.
     #[expect(clippy::result_large_err, reason = "the error returns the object without an allocation")]
     #[doc(alias = "ibv_destroy_ah")]
-    pub fn destroy(self) -> Result<(), DestroyError<Self>> {
+    pub fn destroy(self) -> Result<(), Refused<Self>> {
         // SAFETY: this value owns the address handle. If this succeeds, it is dropped next.
         match unsafe { command::destroy_ah(self.pd.context().file(), self.handle) } {
             Ok(()) => {
@@ -85,7 +85,7 @@ impl<P: Provider> Ah<P> {
             }
             Err(refused) => {
                 let asked = format!("AH handle {}", self.handle);
-                Err(DestroyError::new(Error::kernel("destroy_ah", asked, refused), self))
+                Err(Refused::new(Error::kernel("destroy_ah", asked, refused), self))
             }
         }
     }

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use crate::locked_memory;
 use crate::raw::{QueueLayout, Released};
 use crate::{
-    AnyProvider, CompChannel, Context, DestroyError, Error, Feature, Limit, QueueBuffer, QueueMemory, Result,
+    AnyProvider, CompChannel, Context, Error, Feature, Limit, QueueBuffer, QueueMemory, Refused, Result,
     WorkCompletion,
 };
 
@@ -309,11 +309,11 @@ impl<P: Provider> Cq<P> {
     /// - [`Error::Invalid`]: QPs still use the CQ.
     /// - [`Error::Kernel`]: the kernel refuses to destroy it.
     #[doc(alias = "ibv_destroy_cq")]
-    pub fn destroy(mut self) -> Result<CqEventCounts, DestroyError<Self>> {
+    pub fn destroy(mut self) -> Result<CqEventCounts, Refused<Self>> {
         const VERB: &str = "destroy_cq";
         let Some(shared) = Arc::get_mut(&mut self.shared) else {
             let error = Error::in_use(VERB, "QPs still use it: drop them first");
-            return Err(DestroyError::new(error, self));
+            return Err(Refused::new(error, self));
         };
         // SAFETY: `self` is the last owner, and the CQ was not destroyed before. If this succeeds,
         // `self` is dropped next.
@@ -321,7 +321,7 @@ impl<P: Provider> Cq<P> {
             Ok(DestroyCqResp { comp_events_reported, async_events_reported }) => {
                 Ok(CqEventCounts { completion: comp_events_reported, asynchronous: async_events_reported })
             }
-            Err(refused) => Err(DestroyError::new(
+            Err(refused) => Err(Refused::new(
                 Error::kernel(VERB, format!("CQ handle {}", self.shared.handle), refused),
                 self,
             )),

@@ -15,7 +15,7 @@ use crate::import;
 use crate::mr::check_range;
 use crate::pd::shared::PdShared;
 use crate::raw::Released;
-use crate::{Access, Context, DestroyError, Error, Feature, Limit, MrKeys, Result};
+use crate::{Access, Context, Error, Feature, Limit, MrKeys, Refused, Result};
 
 /// Attributes of device memory.
 #[doc(alias = "ibv_alloc_dm_attr")]
@@ -219,11 +219,11 @@ impl Dm {
     /// The memory and the reason: [`Error::Invalid`] if regions of it are left; [`Error::Kernel`].
     #[expect(clippy::result_large_err, reason = "the error returns the object without an allocation")]
     #[doc(alias = "ibv_free_dm")]
-    pub fn free(mut self) -> Result<(), DestroyError<Self>> {
+    pub fn free(mut self) -> Result<(), Refused<Self>> {
         const VERB: &str = "free_dm";
         let Some(shared) = Arc::get_mut(&mut self.shared) else {
             let error = Error::in_use(VERB, "MRs still use it: drop them first");
-            return Err(DestroyError::new(error, self));
+            return Err(Refused::new(error, self));
         };
         if shared.skip_free {
             return Ok(());
@@ -237,7 +237,7 @@ impl Dm {
             }
             Err(refused) => {
                 let asked = format!("device memory handle {}", shared.handle);
-                Err(DestroyError::new(Error::kernel(VERB, asked, refused), self))
+                Err(Refused::new(Error::kernel(VERB, asked, refused), self))
             }
         }
     }

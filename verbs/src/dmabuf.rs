@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use crate::dmah::DmahShared;
 use crate::pd::shared::PdShared;
 use crate::raw::Released;
-use crate::{Access, DestroyError, Dmah, Error, Feature, MrKeys, Result, Sge};
+use crate::{Access, Dmah, Error, Feature, MrKeys, Refused, Result, Sge};
 
 /// The null MR; see [`Pd::alloc_null_mr`](crate::Pd::alloc_null_mr).
 #[doc(alias = "ibv_mr")]
@@ -95,7 +95,7 @@ impl DmabufMr {
     /// The region and [`Error::Kernel`]: the kernel rejects the command.
     #[expect(clippy::result_large_err, reason = "the error returns the object without an allocation")]
     #[doc(alias = "ibv_dereg_mr")]
-    pub fn dereg(self) -> Result<(), DestroyError<Self>> {
+    pub fn dereg(self) -> Result<(), Refused<Self>> {
         // SAFETY: the region is this value's, and the exporting driver keeps the memory. If this
         // succeeds, it is dropped next.
         match unsafe { command::dereg_mr(&self.domain.context.file, self.handle) } {
@@ -105,7 +105,7 @@ impl DmabufMr {
             }
             Err(refused) => {
                 let asked = format!("lkey {:#x}", self.keys.lkey());
-                Err(DestroyError::new(Error::kernel("dereg_mr", asked, refused), self))
+                Err(Refused::new(Error::kernel("dereg_mr", asked, refused), self))
             }
         }
     }

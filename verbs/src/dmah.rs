@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use crate::context::ContextInner;
 use crate::raw::Released;
-use crate::{DestroyError, Error, Feature, Result};
+use crate::{Error, Feature, Refused, Result};
 
 /// Hints of a [DMA handle](Dmah): TLP processing hints of PCI Express.
 #[doc(alias = "ibv_dmah_init_attr")]
@@ -74,11 +74,11 @@ impl Dmah {
     /// - [`Error::Invalid`]: this process still has clones or regions of the handle.
     /// - [`Error::Kernel`]: the kernel rejects the command.
     #[doc(alias = "ibv_dealloc_dmah")]
-    pub fn dealloc(mut self) -> Result<(), DestroyError<Self>> {
+    pub fn dealloc(mut self) -> Result<(), Refused<Self>> {
         const VERB: &str = "dealloc_dmah";
         let Some(shared) = Arc::get_mut(&mut self.shared) else {
             let error = Error::in_use(VERB, "clones or MRs still use it: drop them first");
-            return Err(DestroyError::new(error, self));
+            return Err(Refused::new(error, self));
         };
         if shared.released.get() {
             return Ok(());
@@ -92,7 +92,7 @@ impl Dmah {
             }
             Err(refused) => {
                 let asked = format!("DMA handle {}", shared.handle);
-                Err(DestroyError::new(Error::kernel(VERB, asked, refused), self))
+                Err(Refused::new(Error::kernel(VERB, asked, refused), self))
             }
         }
     }
@@ -168,10 +168,10 @@ mod tests {
     fn dealloc_returns_a_handle_that_is_in_use_or_was_refused() {
         let hints = dmah(&Plain::default().domain());
         let clone = hints.clone();
-        let DestroyError { error, object, .. } = hints.dealloc().unwrap_err();
+        let Refused { error, object, .. } = hints.dealloc().unwrap_err();
         assert!(matches!(error, Error::Invalid { .. }), "{error}");
         drop(clone);
-        let DestroyError { error, object, .. } = object.dealloc().unwrap_err();
+        let Refused { error, object, .. } = object.dealloc().unwrap_err();
         assert!(matches!(error, Error::Kernel { .. }), "{error}");
         assert_eq!((object.handle(), object.into_handle()), (7, 7));
     }

@@ -1,6 +1,8 @@
 //! Errors of verbs.
 
 mod cause;
+mod refused;
+mod report;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -16,6 +18,8 @@ use bareverbs_uapi::verbs_values::WcStatus;
 use rustix::io::Errno;
 
 pub use cause::InvalidCause;
+pub use refused::Refused;
+pub use report::Report;
 
 use crate::netlink::NetlinkError;
 use crate::{GidIndex, PortNum, PostError, PostReason, PushError, ValueError};
@@ -275,31 +279,6 @@ pub enum Error {
     },
 }
 
-/// An object that was not destroyed, and the reason. The object can be used further, or destroyed
-/// again. Drop of the object attempts that too.
-///
-/// ```no_run
-/// # fn example(mr: bareverbs::Mr<Vec<u8>>, mw: bareverbs::Mw) -> bareverbs::Result<Vec<u8>> {
-/// // rxe refuses to deregister an MR while an MW is bound to it.
-/// let mr = match mr.into_inner() {
-///     Ok(memory) => return Ok(memory),
-///     Err(refused) => refused.object,
-/// };
-/// mw.dealloc()?;
-/// Ok(mr.into_inner()?)
-/// # }
-/// ```
-///
-/// `?` converts it to the [`Error`] and drops the object.
-#[non_exhaustive]
-pub struct DestroyError<T> {
-    /// The reason: [`Error::Invalid`] while other objects of this process use the object,
-    /// [`Error::Kernel`] if the kernel refuses.
-    pub error: Error,
-    /// The object.
-    pub object: T,
-}
-
 /// A request that the kernel rejected.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -447,12 +426,6 @@ impl Error {
     }
 }
 
-impl<T> fmt::Debug for DestroyError<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DestroyError").field("error", &self.error).finish_non_exhaustive()
-    }
-}
-
 /// Implements [`std::error::Error`] for a type that returns an object with an [`Error`]: its text is
 /// that of the error, which is therefore not its source as well. A report of the chain shows it once.
 macro_rules! error_with_object {
@@ -472,25 +445,6 @@ macro_rules! error_with_object {
 }
 
 pub(crate) use error_with_object;
-
-error_with_object!(DestroyError<T>);
-
-impl<T> DestroyError<T> {
-    pub(crate) fn new(error: Error, object: T) -> Self {
-        Self { error, object }
-    }
-
-    /// The same reason for the object that `wrap` makes of this one.
-    pub(crate) fn map<U>(self, wrap: impl FnOnce(T) -> U) -> DestroyError<U> {
-        DestroyError { error: self.error, object: wrap(self.object) }
-    }
-}
-
-impl<T> From<DestroyError<T>> for Error {
-    fn from(refused: DestroyError<T>) -> Self {
-        refused.error
-    }
-}
 
 impl From<WcError> for Error {
     /// The driver is unknown, so the description has the causes that all devices share.
@@ -732,8 +686,8 @@ mod tests {
         ] {
             let text = error.to_string();
             assert_eq!(chain(&error), std::slice::from_ref(&text));
-            let destroyed = DestroyError::new(error, ());
-            assert_eq!(chain(&destroyed), [text]);
+            let refused = Refused::new(error, ());
+            assert_eq!(chain(&refused), [text]);
         }
     }
 

@@ -6,22 +6,24 @@
 //!
 //! ```no_run
 //! use bareverbs::owned::Endpoint;
-//! use bareverbs::{Access, Buffer, Device};
+//! use bareverbs::{Access, Buffer, Device, Report};
 //!
-//! let pd = Device::find("rxe0")?.open()?.alloc_pd()?;
-//! let mut alice = Endpoint::new(&pd, 1, 16)?;
-//! let mut bob = Endpoint::new(&pd, 1, 16)?;
-//! // Between two machines, the addresses go over a socket.
-//! alice.connect(&bob.address())?;
-//! bob.connect(&alice.address())?;
+//! fn main() -> Result<(), Report> {
+//!     let pd = Device::find("rxe0")?.open()?.alloc_pd()?;
+//!     let mut alice = Endpoint::new(&pd, 1, 16)?;
+//!     let mut bob = Endpoint::new(&pd, 1, 16)?;
+//!     // Between two machines, the addresses go over a socket.
+//!     alice.connect(&bob.address())?;
+//!     bob.connect(&alice.address())?;
 //!
-//! bob.post_recv(pd.register(Buffer::zeroed(4096)?, Access::LOCAL_WRITE)?)?;
-//! let mut hello = pd.register(Buffer::zeroed(4096)?, Access::LOCAL_WRITE)?;
-//! hello.write(0, b"hello, bob")?;
-//! alice.post_send(hello, ..10)?;
+//!     bob.post_recv(pd.register(Buffer::zeroed(4096)?, Access::LOCAL_WRITE)?)?;
+//!     let mut hello = pd.register(Buffer::zeroed(4096)?, Access::LOCAL_WRITE)?;
+//!     hello.write(0, b"hello, bob")?;
+//!     alice.post_send(hello, ..10)?;
 //!
-//! assert_eq!(bob.wait()?.message(), Some(&b"hello, bob"[..]));
-//! # Ok::<(), bareverbs::Error>(())
+//!     assert_eq!(bob.wait()?.message(), Some(&b"hello, bob"[..]));
+//!     Ok(())
+//! }
 //! ```
 //!
 //! # Two levels
@@ -103,9 +105,9 @@
 //! # Errors
 //!
 //! An [`Error`] names the verb, its arguments, the origin of the failure and the remedy. That text is
-//! its `Display`. A `main` that returns an error prints `Debug` instead, without the remedy. Posting
-//! follows the `bad_wr` rule: [`PostError::accepted`] counts the posted requests, and those are
-//! executed.
+//! its `Display`. A `main` prints it if it returns a [`Report`]; of an [`Error`] it prints the fields.
+//! A failed call that consumed an object returns it in a [`Refused`]. Posting follows the `bad_wr`
+//! rule: [`PostError::accepted`] counts the posted requests, and those are executed.
 
 #![deny(missing_debug_implementations)]
 
@@ -204,14 +206,14 @@ pub use device::{Device, FoundBy, devices};
 pub use dm::{Dm, DmDmabuf, DmInit, DmMr};
 pub use dmabuf::{DmabufMr, NullMr};
 pub use dmah::{Dmah, DmahInit, TphMemType};
-pub use error::{DestroyError, Error, InvalidCause, KernelError, Result, wc_status_str};
+pub use error::{Error, InvalidCause, KernelError, Refused, Report, Result, wc_status_str};
 pub use ethernet::{EthernetAddress, MacAddress};
 pub use events::{AsyncEvent, AsyncEvents};
 pub use gid::{Gid, GidEntry};
 pub use import::ImportedMr;
 pub use link_down::LinkDown;
 pub use memory::{Borrowed, Buffer, MemoryOwner, RawMemory};
-pub use mr::{AdviceList, ImplicitMr, LocalAccess, Mr, MrInfo, MrKeys, NotReplaced, RegisterError};
+pub use mr::{AdviceList, ImplicitMr, LocalAccess, Mr, MrInfo, MrKeys, NotReplaced};
 pub use mw::{Mw, inc_rkey};
 pub use owned::{Address, ParseAddressError};
 pub use pd::Pd;

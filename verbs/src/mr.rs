@@ -18,12 +18,9 @@ use bareverbs_uapi::uverbs::types::DriverId;
 use rustix::io::Errno;
 
 use crate::dmah::DmahShared;
-use crate::error::error_with_object;
 use crate::pd::shared::{PdId, PdShared};
 use crate::raw::RawMr;
-use crate::{
-    Access, Borrowed, DestroyError, Dmah, Error, MemoryOwner, RawMemory, Remote, Result, Sge, mr_hints,
-};
+use crate::{Access, Borrowed, Dmah, Error, MemoryOwner, RawMemory, Refused, Remote, Result, Sge, mr_hints};
 
 pub use advice::AdviceList;
 pub use bareverbs_provider::command::MrInfo;
@@ -201,7 +198,7 @@ impl<M: MemoryOwner> Mr<M> {
         memory: M,
         access: Access,
         hints: Option<&Dmah>,
-    ) -> Result<Self, RegisterError<M>> {
+    ) -> Result<Self, Refused<M>> {
         let mut memory = MaybeUninit::new(memory);
         // SAFETY: it was just initialised.
         let (start, len) = unsafe { memory.assume_init_mut() }.region();
@@ -209,7 +206,7 @@ impl<M: MemoryOwner> Mr<M> {
             && let Err(error) = check_page_offset(VERB, domain, access, start.addr().get())
         {
             // SAFETY: it was initialised at the top of this function and not moved out of.
-            return Err(RegisterError { error, memory: unsafe { memory.assume_init() } });
+            return Err(Refused::new(error, unsafe { memory.assume_init() }));
         }
         // SAFETY: `MemoryOwner` guarantees that the bytes are valid while the owner exists and that
         // nothing else accesses them while they are registered. The region drops the owner only
@@ -217,7 +214,7 @@ impl<M: MemoryOwner> Mr<M> {
         match unsafe { Registration::new(domain, start.as_ptr(), len, None, access, hints) } {
             Ok(registration) => Ok(Self::new(registration, memory, start, len)),
             // SAFETY: it was initialised at the top of this function and not moved out of.
-            Err(error) => Err(RegisterError { error, memory: unsafe { memory.assume_init() } }),
+            Err(error) => Err(Refused::new(error, unsafe { memory.assume_init() })),
         }
     }
 }
@@ -496,10 +493,10 @@ impl<M> Mr<M> {
     /// The region and [`Error::Kernel`], for example while a memory window is bound to the region.
     /// Drop of the region leaks owned memory if the kernel refuses again.
     #[doc(alias = "ibv_dereg_mr")]
-    pub fn dereg(self) -> Result<M, DestroyError<Self>> {
+    pub fn dereg(self) -> Result<M, Refused<Self>> {
         // SAFETY: the region is registered. It is not used again if this succeeds.
         if let Err(error) = unsafe { self.inner.registration.dereg() } {
-            return Err(DestroyError::new(error, self));
+            return Err(Refused::new(error, self));
         }
         let Inner { registration, memory, .. } = self.into_parts();
         drop(ManuallyDrop::into_inner(registration));
@@ -511,7 +508,7 @@ impl<M> Mr<M> {
     ///
     /// # Errors
     /// As for [`Mr::dereg`].
-    pub fn into_inner(self) -> Result<M, DestroyError<Self>> {
+    pub fn into_inner(self) -> Result<M, Refused<Self>> {
         self.dereg()
     }
 
@@ -699,29 +696,6 @@ impl<M> fmt::Debug for Mr<M> {
             .field("rkey", &format_args!("{:#x}", self.rkey()))
             .field("access", &self.access())
             .finish_non_exhaustive()
-    }
-}
-
-/// A failed registration, with the memory.
-#[non_exhaustive]
-pub struct RegisterError<M> {
-    /// Why it failed.
-    pub error: Error,
-    /// The memory, returned to the caller.
-    pub memory: M,
-}
-
-impl<M> fmt::Debug for RegisterError<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RegisterError").field("error", &self.error).finish_non_exhaustive()
-    }
-}
-
-error_with_object!(RegisterError<M>);
-
-impl<M> From<RegisterError<M>> for Error {
-    fn from(failed: RegisterError<M>) -> Self {
-        failed.error
     }
 }
 

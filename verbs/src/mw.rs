@@ -8,7 +8,7 @@ use bareverbs_provider::command;
 use rustix::io::Errno;
 
 use crate::pd::shared::PdShared;
-use crate::{Access, DestroyError, Error, Feature, Mr, MwBind, MwType, Remote, Result};
+use crate::{Access, Error, Feature, Mr, MwBind, MwType, Refused, Remote, Result};
 
 const BIND_VERB: &str = "bind_mw";
 
@@ -218,8 +218,8 @@ impl Mw {
     /// # Errors
     /// The window and [`Error::Kernel`].
     #[doc(alias = "ibv_dealloc_mw")]
-    pub fn dealloc(mut self) -> Result<(), DestroyError<Self>> {
-        self.dealloc_inner().map_err(|error| DestroyError::new(error, self))
+    pub fn dealloc(mut self) -> Result<(), Refused<Self>> {
+        self.dealloc_inner().map_err(|error| Refused::new(error, self))
     }
 
     fn dealloc_inner(&mut self) -> Result<()> {

@@ -98,7 +98,7 @@ pub use self::datagrams::{
 #[cfg(any(feature = "async-io", feature = "tokio"))]
 pub(crate) use self::datagrams::{DestinationRequest, checked, received};
 pub use self::endpoint::Endpoint;
-pub use self::exposed::{ExposeError, Exposed, ExposedSource, RevokeError, Word};
+pub use self::exposed::{Exposed, ExposedSource, Word};
 pub use self::flow::NotPostedParts;
 pub use self::hub::{Connection, Hub};
 #[cfg(any(feature = "async-io", feature = "tokio"))]
@@ -106,7 +106,7 @@ pub(crate) use self::keepalive::ROUNDS;
 pub use self::local_atomics::LocalAtomics;
 pub use self::op::Op;
 pub use self::options::EndpointOptions;
-pub use self::part::{Chunks, Part, PartError, Shared};
+pub use self::part::{Chunks, Part, Shared};
 pub use self::pending::Pending;
 pub use self::pool::{Lease, PendingLease, Pool};
 pub use self::result::{Done, Failed, NotPosted, Outcome};

@@ -14,10 +14,9 @@ use self::shared::PdShared;
 use crate::import;
 use crate::raw::Released;
 use crate::{
-    Access, Advice, AdviceList, Ah, AhAttr, AnyProvider, Borrowed, Context, DestroyError, Dm, DmMr, DmabufMr,
-    Dmah, Error, Feature, ImplicitMr, ImportedMr, LocalAccess, MemoryOwner, Mr, Mw, MwType, NullMr, Qp,
-    QpInit, RawMemory, RegisterError, Result, RssInit, RssQp, Srq, SrqInit, Transport, Wq, WqInit, XrcSrq,
-    XrcSrqInit,
+    Access, Advice, AdviceList, Ah, AhAttr, AnyProvider, Borrowed, Context, Dm, DmMr, DmabufMr, Dmah, Error,
+    Feature, ImplicitMr, ImportedMr, LocalAccess, MemoryOwner, Mr, Mw, MwType, NullMr, Qp, QpInit, RawMemory,
+    Refused, Result, RssInit, RssQp, Srq, SrqInit, Transport, Wq, WqInit, XrcSrq, XrcSrqInit,
 };
 
 /// A protection domain. A QP can access only memory regions of its own domain.
@@ -78,11 +77,11 @@ impl<P: Provider> Pd<P> {
     /// - [`Error::Kernel`]: the kernel rejects the command, with `EBUSY` while the domain has an
     ///   object that a raw call or another process has created.
     #[doc(alias = "ibv_dealloc_pd")]
-    pub fn dealloc(mut self) -> Result<(), DestroyError<Self>> {
+    pub fn dealloc(mut self) -> Result<(), Refused<Self>> {
         const VERB: &str = "dealloc_pd";
         let Some(domain) = Arc::get_mut(&mut self.domain) else {
             let error = Error::in_use(VERB, "clones or objects of the PD are left: drop them first");
-            return Err(DestroyError::new(error, self));
+            return Err(Refused::new(error, self));
         };
         if domain.imported || domain.released.get() {
             return Ok(());
@@ -100,7 +99,7 @@ impl<P: Provider> Pd<P> {
                     (errno == Errno::BUSY)
                         .then(|| "an object of a raw call or of another process is left in it".into())
                 });
-                Err(DestroyError::new(error, self))
+                Err(Refused::new(error, self))
             }
         }
     }
@@ -156,7 +155,7 @@ impl<P: Provider> Pd<P> {
     /// - [`Error::Kernel`], for example beyond the limit on locked memory (`RLIMIT_MEMLOCK`): `EPERM`
     ///   if it is 0, `ENOMEM` if it is exceeded.
     #[doc(alias = "ibv_reg_mr")]
-    pub fn register<M: MemoryOwner>(&self, memory: M, access: Access) -> Result<Mr<M>, RegisterError<M>> {
+    pub fn register<M: MemoryOwner>(&self, memory: M, access: Access) -> Result<Mr<M>, Refused<M>> {
         Mr::register(&self.domain, memory, access, None)
     }
 
@@ -183,10 +182,10 @@ impl<P: Provider> Pd<P> {
         memory: M,
         access: Access,
         hints: &Dmah,
-    ) -> Result<Mr<M>, RegisterError<M>> {
+    ) -> Result<Mr<M>, Refused<M>> {
         if !hints.is_of(self.context.inner()) {
             let error = Error::foreign("reg_mr", "the DMA handle is of another context");
-            return Err(RegisterError { error, memory });
+            return Err(Refused::new(error, memory));
         }
         Mr::register(&self.domain, memory, access, Some(hints))
     }

@@ -55,8 +55,8 @@ use crate::locked_memory::{self, has_capability};
 use crate::raw::{QpLayout, QueueLayout};
 use crate::srq::shared::SrqShared;
 use crate::{
-    AnyProvider, Completions, Cq, DestroyError, DeviceCapFlags, Error, Feature, Limit, Pd, QpAttrMask,
-    QpState, QueueBuffer, QueueMemory, RawPacketCaps, RecvRequest, Result, SendRequest, Srq,
+    AnyProvider, Completions, Cq, DeviceCapFlags, Error, Feature, Limit, Pd, QpAttrMask, QpState,
+    QueueBuffer, QueueMemory, RawPacketCaps, RecvRequest, Refused, Result, SendRequest, Srq,
 };
 
 /// Attributes for the creation of a QP.
@@ -431,13 +431,13 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// destroyed.
     #[expect(clippy::result_large_err, reason = "the error returns the QP without an allocation")]
     #[doc(alias = "ibv_destroy_qp")]
-    pub fn destroy(mut self) -> Result<u32, DestroyError<Self>> {
+    pub fn destroy(mut self) -> Result<u32, Refused<Self>> {
         // SAFETY: the QP was not destroyed before. If this succeeds, it is dropped next.
         match unsafe { self.try_destroy_object() } {
             Ok(events) => Ok(events),
             Err(refused) => {
                 let asked = format!("QP {:#x}", self.qp_num);
-                Err(DestroyError::new(Error::kernel("destroy_qp", asked, refused), self))
+                Err(Refused::new(Error::kernel("destroy_qp", asked, refused), self))
             }
         }
     }

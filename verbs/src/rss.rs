@@ -13,7 +13,7 @@ use crate::qp::Flows;
 use crate::raw::Released;
 use crate::wq::WqShared;
 use crate::{
-    AnyProvider, Context, DestroyError, Error, Feature, FlowCounters, FlowId, FlowRule, Limit, Pd, Result, Wq,
+    AnyProvider, Context, Error, Feature, FlowCounters, FlowId, FlowRule, Limit, Pd, Refused, Result, Wq,
 };
 
 /// An indirection table of [work queues](Wq). A frame goes to the entry `hash % entries`. A WQ may
@@ -97,11 +97,11 @@ impl<P: Provider> IndirectionTable<P> {
     /// - [`Error::Invalid`]: QPs still use the table.
     /// - [`Error::Kernel`]: the kernel refuses to destroy it.
     #[doc(alias = "ibv_destroy_rwq_ind_table")]
-    pub fn destroy(mut self) -> Result<(), DestroyError<Self>> {
+    pub fn destroy(mut self) -> Result<(), Refused<Self>> {
         const VERB: &str = "destroy_rwq_ind_table";
         let Some(shared) = Arc::get_mut(&mut self.shared) else {
             let error = Error::in_use(VERB, "QPs still use it: drop them first");
-            return Err(DestroyError::new(error, self));
+            return Err(Refused::new(error, self));
         };
         // SAFETY: `self` is the last owner, and the table was not destroyed before. If this
         // succeeds, `self` is dropped next.
@@ -109,7 +109,7 @@ impl<P: Provider> IndirectionTable<P> {
             Ok(()) => Ok(()),
             Err(refused) => {
                 let asked = format!("indirection table handle {}", shared.handle);
-                Err(DestroyError::new(Error::kernel(VERB, asked, refused), self))
+                Err(Refused::new(Error::kernel(VERB, asked, refused), self))
             }
         }
     }
@@ -340,13 +340,13 @@ impl<P: Provider> RssQp<P> {
     /// The QP and [`Error::Kernel`]: the kernel refuses to destroy it. Its flows may be destroyed.
     #[expect(clippy::result_large_err, reason = "the error returns the object without an allocation")]
     #[doc(alias = "ibv_destroy_qp")]
-    pub fn destroy(mut self) -> Result<u32, DestroyError<Self>> {
+    pub fn destroy(mut self) -> Result<u32, Refused<Self>> {
         // SAFETY: it was not destroyed before. If this succeeds, it is dropped next.
         match unsafe { self.destroy_inner() } {
             Ok(events) => Ok(events),
             Err(refused) => {
                 let asked = format!("RSS QP handle {}", self.handle);
-                Err(DestroyError::new(Error::kernel("destroy_qp", asked, refused), self))
+                Err(Refused::new(Error::kernel("destroy_qp", asked, refused), self))
             }
         }
     }

@@ -15,9 +15,7 @@ use self::shared::SrqShared;
 use crate::locked_memory;
 use crate::qp::post_receives;
 use crate::raw::{QueueLayout, Released};
-use crate::{
-    AnyProvider, Cq, DestroyError, Error, Limit, Pd, PostError, QueueMemory, RecvRequest, Result, Xrcd,
-};
+use crate::{AnyProvider, Cq, Error, Limit, Pd, PostError, QueueMemory, RecvRequest, Refused, Result, Xrcd};
 
 /// Attributes for the creation of an SRQ.
 #[doc(alias = "ibv_srq_init_attr")]
@@ -298,11 +296,11 @@ impl<P: Provider> Srq<P> {
     /// - [`Error::Invalid`]: QPs still use the SRQ.
     /// - [`Error::Kernel`]: the kernel refuses to destroy it. Its posted receives stay in use.
     #[doc(alias = "ibv_destroy_srq")]
-    pub fn destroy(mut self) -> Result<u32, DestroyError<Self>> {
+    pub fn destroy(mut self) -> Result<u32, Refused<Self>> {
         const VERB: &str = "destroy_srq";
         let Some(shared) = Arc::get_mut(&mut self.shared) else {
             let error = Error::in_use(VERB, "QPs still use it: drop them first");
-            return Err(DestroyError::new(error, self));
+            return Err(Refused::new(error, self));
         };
         // SAFETY: `self` is the last owner, and the SRQ was not destroyed before. If this succeeds,
         // `self` is dropped next.
@@ -310,7 +308,7 @@ impl<P: Provider> Srq<P> {
             Ok(events) => Ok(events),
             Err(refused) => {
                 let asked = format!("SRQ handle {}", shared.handle);
-                Err(DestroyError::new(Error::kernel(VERB, asked, refused), self))
+                Err(Refused::new(Error::kernel(VERB, asked, refused), self))
             }
         }
     }

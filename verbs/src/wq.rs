@@ -19,8 +19,8 @@ use crate::locked_memory::{self, has_capability};
 use crate::qp::post_receives;
 use crate::raw::{QueueLayout, Released, leak_queue};
 use crate::{
-    AnyProvider, Context, Cq, DestroyError, Error, Feature, Limit, Pd, PostError, PostReason, QueueMemory,
-    RecvRequest, Result,
+    AnyProvider, Context, Cq, Error, Feature, Limit, Pd, PostError, PostReason, QueueMemory, RecvRequest,
+    Refused, Result,
 };
 
 const MODIFY: &str = "modify_wq";
@@ -353,18 +353,18 @@ impl<P: Provider> Wq<P> {
     /// - [`Error::Invalid`]: tables still hold the WQ.
     /// - [`Error::Kernel`]: the kernel refuses to destroy it. Its posted receives stay in use.
     #[doc(alias = "ibv_destroy_wq")]
-    pub fn destroy(mut self) -> Result<u32, DestroyError<Self>> {
+    pub fn destroy(mut self) -> Result<u32, Refused<Self>> {
         const VERB: &str = "destroy_wq";
         let Some(shared) = Arc::get_mut(&mut self.shared) else {
             let error = Error::in_use(VERB, "indirection tables still use it: drop them first");
-            return Err(DestroyError::new(error, self));
+            return Err(Refused::new(error, self));
         };
         // SAFETY: `self` is the last owner, and the WQ was not destroyed before. If this succeeds,
         // `self` is dropped next.
         match unsafe { shared.try_destroy() } {
             Ok(events) => Ok(events),
             Err(refused) => {
-                Err(DestroyError::new(Error::kernel(VERB, format!("WQ {:#x}", self.wq_num), refused), self))
+                Err(Refused::new(Error::kernel(VERB, format!("WQ {:#x}", self.wq_num), refused), self))
             }
         }
     }

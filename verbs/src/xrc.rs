@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use crate::raw::{QueueLayout, Released};
 use crate::{
-    AnyProvider, Context, Cq, DestroyError, Error, Feature, Pd, PostError, RecvRequest, Result, Srq, SrqAttr,
+    AnyProvider, Context, Cq, Error, Feature, Pd, PostError, RecvRequest, Refused, Result, Srq, SrqAttr,
     SrqInit, XrcTarget,
 };
 
@@ -163,11 +163,11 @@ impl<P: Provider> Xrcd<P> {
     /// - [`Error::Invalid`]: this process still has clones, SRQs or QPs of the domain.
     /// - [`Error::Kernel`]: the kernel rejects the command.
     #[doc(alias = "ibv_close_xrcd")]
-    pub fn close(mut self) -> Result<(), DestroyError<Self>> {
+    pub fn close(mut self) -> Result<(), Refused<Self>> {
         const VERB: &str = "close_xrcd";
         let Some(inner) = Arc::get_mut(&mut self.inner) else {
             let error = Error::in_use(VERB, "SRQs or QPs still use it: drop them first");
-            return Err(DestroyError::new(error, self));
+            return Err(Refused::new(error, self));
         };
         // SAFETY: every user of the domain holds an `Arc` of this, and this is the last one. If
         // this succeeds, it is dropped next.
@@ -178,7 +178,7 @@ impl<P: Provider> Xrcd<P> {
             }
             Err(refused) => {
                 let asked = format!("XRC domain handle {}", inner.handle);
-                Err(DestroyError::new(Error::kernel(VERB, asked, refused), self))
+                Err(Refused::new(Error::kernel(VERB, asked, refused), self))
             }
         }
     }
@@ -338,7 +338,7 @@ impl<P: Provider> XrcSrq<P> {
     /// # Errors
     /// As for [`Srq::destroy`].
     #[doc(alias = "ibv_destroy_srq")]
-    pub fn destroy(self) -> Result<u32, DestroyError<Self>> {
+    pub fn destroy(self) -> Result<u32, Refused<Self>> {
         let srq_num = self.srq_num;
         self.srq.destroy().map_err(|refused| refused.map(|srq| Self { srq, srq_num }))
     }

@@ -4,9 +4,9 @@ use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::Arc;
 
-use super::{LocalAccess, Mr, Object, RegisterError, Registration, VERB};
+use super::{LocalAccess, Mr, Object, Registration, VERB};
 use crate::pd::shared::PdShared;
-use crate::{Access, Error, Feature, MemoryOwner, Remote, Result, Sge};
+use crate::{Access, Error, Feature, MemoryOwner, Refused, Remote, Result, Sge};
 
 /// An implicit ODP region. One pair of keys covers the whole address space of the process, also
 /// memory that is mapped later. Nothing is pinned: pages are faulted in when operations access
@@ -127,14 +127,14 @@ impl ImplicitMr {
     ///
     /// # Errors
     /// [`Error::Invalid`] for memory of 0 bytes. The error returns the memory.
-    pub fn part<M: MemoryOwner>(&self, memory: M) -> Result<Mr<M>, RegisterError<M>> {
+    pub fn part<M: MemoryOwner>(&self, memory: M) -> Result<Mr<M>, Refused<M>> {
         let mut memory = MaybeUninit::new(memory);
         // SAFETY: it was just initialised.
         let (start, len) = unsafe { memory.assume_init_mut() }.region();
         if len == 0 {
             let error = Error::empty(VERB, "the length of an MR must be at least 1 byte");
             // SAFETY: it was initialised above and not moved out of.
-            return Err(RegisterError { error, memory: unsafe { memory.assume_init() } });
+            return Err(Refused::new(error, unsafe { memory.assume_init() }));
         }
         let implicit = &self.implicit.0;
         let registration = Registration {

@@ -1,25 +1,22 @@
 //! Replacement of a region's memory (REREG_MR with a new translation).
 
-use std::fmt;
 use std::mem::{ManuallyDrop, MaybeUninit};
-use std::ops::Deref;
 
 use bareverbs_provider::command::{self, MrRequest, ReregMr, Translation};
 use rustix::io::Errno;
 
 use super::rereg::changed_nothing;
 use super::{Mr, Object, check_page_offset};
-use crate::{Access, Error, Feature, MemoryOwner, Result, mr_hints};
+use crate::{Access, Error, Feature, MemoryOwner, Refused, Result, mr_hints};
 
 const VERB: &str = "rereg_mr";
 
-/// A region's memory was not replaced.
+/// What a rejected [`Mr::replace`] leaves: the object of its [`Refused`].
+#[derive(Debug)]
 #[non_exhaustive]
 pub enum NotReplaced<M, N> {
     /// The region is unchanged, and the new memory is not registered.
     Unchanged {
-        /// The reason.
-        error: Error,
         /// The region.
         region: Mr<M>,
         /// The new memory.
@@ -28,8 +25,6 @@ pub enum NotReplaced<M, N> {
     /// The kernel rejected the change, after which the region was deregistered: the kernel may have
     /// revoked its keys.
     Deregistered {
-        /// The reason.
-        error: Error,
         /// The memory of the region.
         old: M,
         /// The new memory.
@@ -37,49 +32,7 @@ pub enum NotReplaced<M, N> {
     },
     /// The kernel rejected the change and the deregistration. The device may access either memory,
     /// so both are leaked.
-    Leaked {
-        /// The reason of the rejected change.
-        error: Error,
-    },
-}
-
-impl<M, N> Deref for NotReplaced<M, N> {
-    type Target = Error;
-
-    fn deref(&self) -> &Error {
-        let (Self::Unchanged { error, .. } | Self::Deregistered { error, .. } | Self::Leaked { error }) =
-            self;
-        error
-    }
-}
-
-impl<M, N> fmt::Debug for NotReplaced<M, N> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = match self {
-            Self::Unchanged { .. } => "Unchanged",
-            Self::Deregistered { .. } => "Deregistered",
-            Self::Leaked { .. } => "Leaked",
-        };
-        f.debug_struct(state).field("error", &**self).finish_non_exhaustive()
-    }
-}
-
-impl<M, N> fmt::Display for NotReplaced<M, N> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&**self, f)
-    }
-}
-
-impl<M, N> std::error::Error for NotReplaced<M, N> {}
-
-impl<M, N> From<NotReplaced<M, N>> for Error {
-    fn from(failed: NotReplaced<M, N>) -> Self {
-        match failed {
-            NotReplaced::Unchanged { error, .. }
-            | NotReplaced::Deregistered { error, .. }
-            | NotReplaced::Leaked { error } => error,
-        }
-    }
+    Leaked,
 }
 
 impl<M: MemoryOwner> Mr<M> {
@@ -102,11 +55,12 @@ impl<M: MemoryOwner> Mr<M> {
     ///   regions as for [`Pd::register`](crate::Pd::register).
     /// - [`Error::Kernel`].
     ///
-    /// [`NotReplaced`] returns the region and the new memory, or both memories, unless they are
-    /// leaked.
+    /// The errors return the region and the new memory, or both memories, unless they are leaked:
+    /// [`NotReplaced`].
     #[doc(alias = "ibv_rereg_mr")]
     #[doc(alias = "IBV_REREG_MR_CHANGE_TRANSLATION")]
-    pub fn replace<N: MemoryOwner>(self, memory: N) -> Result<(Mr<N>, M), NotReplaced<M, N>> {
+    #[expect(clippy::type_complexity, reason = "an alias would hide the two results")]
+    pub fn replace<N: MemoryOwner>(self, memory: N) -> Result<(Mr<N>, M), Refused<NotReplaced<M, N>>> {
         let mut memory = MaybeUninit::new(memory);
         // SAFETY: it was just initialised.
         let (start, len) = unsafe { memory.assume_init_mut() }.region();
@@ -116,7 +70,7 @@ impl<M: MemoryOwner> Mr<M> {
             Err(error) => {
                 // SAFETY: it was initialised above and not moved out of.
                 let memory = unsafe { memory.assume_init() };
-                return Err(NotReplaced::Unchanged { error, region: self, memory });
+                return Err(Refused::new(error, NotReplaced::Unchanged { region: self, memory }));
             }
         };
         let addr = start.as_ptr().expose_provenance() as u64;
@@ -157,21 +111,22 @@ impl<M: MemoryOwner> Mr<M> {
                 };
                 // SAFETY: it was initialised above and not moved out of.
                 let memory = unsafe { memory.assume_init() };
-                return Err(NotReplaced::Unchanged { error, region: self, memory });
+                return Err(Refused::new(error, NotReplaced::Unchanged { region: self, memory }));
             }
             Err(refused) => refused,
         };
         let error = refusal(refused);
-        match self.dereg() {
+        let left = match self.dereg() {
             // SAFETY: it was initialised above and not moved out of. The region is deregistered, so
             // the device does not access it.
-            Ok(old) => Err(NotReplaced::Deregistered { error, old, memory: unsafe { memory.assume_init() } }),
+            Ok(old) => NotReplaced::Deregistered { old, memory: unsafe { memory.assume_init() } },
             // The memory in `MaybeUninit` is leaked.
             Err(refused) => {
                 refused.object.abandon();
-                Err(NotReplaced::Leaked { error })
+                NotReplaced::Leaked
             }
-        }
+        };
+        Err(Refused::new(error, left))
     }
 
     /// The handle of the region, if its memory can be replaced by `len` bytes at `start`.

@@ -9,10 +9,9 @@ use bareverbs_provider::{barrier, copy};
 
 use super::buffer::sealed::{Domain, PdId, Registered};
 use super::{Part, Source};
-use crate::error::error_with_object;
 use crate::mr::{REMOTE_ACCESSIBLE, REMOTE_WRITABLE};
 use crate::pd::shared::PdShared;
-use crate::{Access, AtomicCap, Buffer, Error, Feature, MemoryOwner, Mr, RawMemory, Remote, Result};
+use crate::{Access, AtomicCap, Buffer, Error, Feature, MemoryOwner, Mr, RawMemory, Refused, Remote, Result};
 
 const EXPOSE: &str = "Part::expose";
 
@@ -112,12 +111,12 @@ impl<M: MemoryOwner> Part<M> {
     ///   does not begin at a page boundary.
     /// - [`Error::Kernel`], for example beyond the limit on locked memory.
     #[doc(alias = "ibv_reg_mr")]
-    pub fn expose(self, access: Access) -> Result<Exposed<M>, ExposeError<M>> {
+    pub fn expose(self, access: Access) -> Result<Exposed<M>, Refused<Self>> {
         match self.register_remote(access) {
             Ok(remote) => {
                 Ok(Exposed::of(Memory { part: ManuallyDrop::new(self), remote: ManuallyDrop::new(remote) }))
             }
-            Err(error) => Err(ExposeError { error, part: self }),
+            Err(error) => Err(Refused::new(error, self)),
         }
     }
 
@@ -338,13 +337,13 @@ impl<M> Exposed<M> {
     /// - [`Error::Invalid`]: a [source](Self::source) of it exists. Wait for its operation and drop it.
     /// - [`Error::Kernel`].
     #[doc(alias = "ibv_dereg_mr")]
-    pub fn revoke(self) -> Result<Part<M>, RevokeError<M>> {
+    pub fn revoke(self) -> Result<Part<M>, Refused<Self>> {
         let memory = match Arc::try_unwrap(self.memory) {
             Ok(memory) => memory,
             Err(memory) => {
                 let reason = "a source of the memory exists: wait for its operation and drop it";
                 let error = Error::invalid("Exposed::revoke", reason);
-                return Err(RevokeError { error, exposed: Self::shared(memory) });
+                return Err(Refused::new(error, Self::shared(memory)));
             }
         };
         let mut memory = ManuallyDrop::new(memory);
@@ -356,7 +355,7 @@ impl<M> Exposed<M> {
             Err(refused) => {
                 memory.remote = ManuallyDrop::new(refused.object);
                 let exposed = Self::of(ManuallyDrop::into_inner(memory));
-                Err(RevokeError { error: refused.error, exposed })
+                Err(Refused::new(refused.error, exposed))
             }
         }
     }
@@ -509,49 +508,6 @@ words! {
     u64, load_u64, store_u64;
 }
 
-macro_rules! errors {
-    ($($(#[$meta:meta])* $name:ident { $(#[$field_meta:meta])* $field:ident: $of:ident })*) => {$(
-        $(#[$meta])*
-        pub struct $name<M> {
-            /// The cause.
-            pub error: Error,
-            $(#[$field_meta])*
-            pub $field: $of<M>,
-        }
-
-        impl<M> fmt::Debug for $name<M> {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.debug_struct(stringify!($name))
-                    .field("error", &self.error)
-                    .field(stringify!($field), &self.$field)
-                    .finish()
-            }
-        }
-
-        error_with_object!($name<M>);
-
-        impl<M> From<$name<M>> for Error {
-            fn from(failed: $name<M>) -> Self {
-                failed.error
-            }
-        }
-    )*};
-}
-
-errors! {
-    /// A part that was not exposed, with the reason.
-    ExposeError {
-        /// The part.
-        part: Part
-    }
-
-    /// Memory whose exposure did not end, with the reason.
-    RevokeError {
-        /// The memory, to which peers may still have access.
-        exposed: Exposed
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::ptr::NonNull;
@@ -610,12 +566,12 @@ mod tests {
         {
             let refused = part(&pd, 8, &freed).expose(access).unwrap_err();
             assert!(matches!(refused.error, Error::Invalid { verb: EXPOSE, .. }), "{refused}");
-            assert_eq!(refused.part.bytes(), [0; 8]);
+            assert_eq!(refused.object.bytes(), [0; 8]);
         }
         // The device file of the test accepts no command.
         let refused = part(&pd, 8, &freed).expose(Access::REMOTE_READ).unwrap_err();
         assert!(refused.error.errno().is_some(), "{refused}");
-        assert_eq!(refused.part.into_mr().unwrap().len(), 8);
+        assert_eq!(refused.object.into_mr().unwrap().len(), 8);
     }
 
     #[test]
@@ -666,7 +622,7 @@ mod tests {
     fn memory_is_leaked_if_the_kernel_refuses_to_deregister_it() {
         let freed = Arc::default();
         let failed = exposed(&freed).revoke().unwrap_err();
-        assert_eq!(failed.exposed.len(), 32);
+        assert_eq!(failed.object.len(), 32);
         drop(failed);
         assert_eq!(freed.load(Ordering::Relaxed), 0);
     }

@@ -10,9 +10,8 @@ use bareverbs_provider::traits::Provider;
 
 use super::buffer::sealed::{Domain, PdId, Registered};
 use super::{Source, Target};
-use crate::error::error_with_object;
 use crate::mr::check_range;
-use crate::{Access, Buffer, Error, MemoryOwner, Mr, Pd, RegisterError, Result};
+use crate::{Access, Buffer, MemoryOwner, Mr, Pd, Refused, Result};
 
 /// An exclusive range of a registered region.
 ///
@@ -140,10 +139,12 @@ impl<M: MemoryOwner> Part<M> {
     ///   An R_Key grants access to the whole region, so slices of it would be unsound.
     /// - [`Error::Invalid`] on Soft-RoCE: the MR has [`ON_DEMAND`](Access::ON_DEMAND). The kernel
     ///   would access bytes of other parts.
-    pub fn new(mr: Mr<M>) -> Result<Self, PartError<M>> {
+    ///
+    /// [`Error::Invalid`]: crate::Error::Invalid
+    pub fn new(mr: Mr<M>) -> Result<Self, Refused<Mr<M>>> {
         match mr.check_local("Part::new") {
             Ok(()) => Ok(Self::whole(mr)),
-            Err(error) => Err(PartError { error, mr }),
+            Err(error) => Err(Refused::new(error, mr)),
         }
     }
 
@@ -151,7 +152,7 @@ impl<M: MemoryOwner> Part<M> {
     ///
     /// # Errors
     /// As for [`Pd::register`]. The errors return the memory.
-    pub fn register<P: Provider>(pd: &Pd<P>, memory: M) -> Result<Self, RegisterError<M>> {
+    pub fn register<P: Provider>(pd: &Pd<P>, memory: M) -> Result<Self, Refused<M>> {
         Ok(Self::whole(pd.register(memory, Access::LOCAL_WRITE)?))
     }
 }
@@ -557,29 +558,6 @@ impl<M> fmt::Debug for Shared<M> {
     }
 }
 
-/// An MR that can't be divided, returned with the reason.
-#[non_exhaustive]
-pub struct PartError<M> {
-    /// The cause.
-    pub error: Error,
-    /// The MR.
-    pub mr: Mr<M>,
-}
-
-impl<M> fmt::Debug for PartError<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PartError").field("error", &self.error).field("mr", &self.mr).finish()
-    }
-}
-
-error_with_object!(PartError<M>);
-
-impl<M> From<PartError<M>> for Error {
-    fn from(refused: PartError<M>) -> Self {
-        refused.error
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::ptr::NonNull;
@@ -610,8 +588,8 @@ mod tests {
             let access = Access::LOCAL_WRITE | right;
             let mr = ImplicitMr::for_test(pd.domain(), access).part(vec![0; 8]);
             let refused = Part::new(mr.map_err(|failed| failed.error).unwrap()).unwrap_err();
-            assert!(matches!(refused.error, Error::Invalid { verb: "Part::new", .. }), "{refused}");
-            assert_eq!(refused.mr.len(), 8);
+            assert!(matches!(refused.error, crate::Error::Invalid { verb: "Part::new", .. }), "{refused}");
+            assert_eq!(refused.object.len(), 8);
         }
     }
 

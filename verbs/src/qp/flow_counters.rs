@@ -13,7 +13,7 @@ use zerocopy::IntoBytes;
 
 use crate::context::ContextInner;
 use crate::raw::Released;
-use crate::{Context, DestroyError, Error, Feature, Result};
+use crate::{Context, Error, Feature, Refused, Result};
 
 /// What a counters object counts. The index of a value is that of its description.
 const VALUES: [CounterDescription; 2] = [CounterDescription::PACKETS, CounterDescription::BYTES];
@@ -85,11 +85,11 @@ impl FlowCounters {
     /// - [`Error::Invalid`]: this process still has clones of the object, or flows that use it.
     /// - [`Error::Kernel`]: the kernel rejects the command.
     #[doc(alias = "ibv_destroy_counters")]
-    pub fn destroy(mut self) -> Result<(), DestroyError<Self>> {
+    pub fn destroy(mut self) -> Result<(), Refused<Self>> {
         const VERB: &str = "destroy_counters";
         let Some(shared) = Arc::get_mut(&mut self.shared) else {
             let error = Error::in_use(VERB, "clones or flows still use the counters: drop them first");
-            return Err(DestroyError::new(error, self));
+            return Err(Refused::new(error, self));
         };
         if shared.released.get() {
             return Ok(());
@@ -103,7 +103,7 @@ impl FlowCounters {
             }
             Err(refused) => {
                 let asked = format!("counters handle {}", shared.handle);
-                Err(DestroyError::new(Error::kernel(VERB, asked, refused), self))
+                Err(Refused::new(Error::kernel(VERB, asked, refused), self))
             }
         }
     }

@@ -11,7 +11,7 @@ use super::state_table::{check_24_bits, check_values};
 use super::transport::private::Sealed;
 use super::{Batch, InitAttr, PostReason, Qp, QpAttr, RtrAttr, RtsAttr, Transport, UcRtrAttr};
 use crate::{
-    AckTimeout, AnyProvider, DestroyError, Error, Limit, Operation, Payload, PushError, QpAttrMask, QpState,
+    AckTimeout, AnyProvider, Error, Limit, Operation, Payload, PushError, QpAttrMask, QpState, Refused,
     Result, SendFlags, SendRequest, XrcOperation, Xrcd,
 };
 
@@ -368,13 +368,13 @@ impl<P: Provider> XrcTarget<P> {
     /// # Errors
     /// The target and [`Error::Kernel`]: the kernel rejects the command.
     #[doc(alias = "ibv_destroy_qp")]
-    pub fn destroy(mut self) -> Result<u32, DestroyError<Self>> {
+    pub fn destroy(mut self) -> Result<u32, Refused<Self>> {
         // SAFETY: it was not destroyed before. If this succeeds, it is dropped next.
         match unsafe { self.destroy_inner() } {
             Ok(events) => Ok(events),
             Err(refused) => {
                 let asked = format!("QP {:#x}", self.qp_num);
-                Err(DestroyError::new(Error::kernel("destroy_qp", asked, refused), self))
+                Err(Refused::new(Error::kernel("destroy_qp", asked, refused), self))
             }
         }
     }

@@ -139,7 +139,7 @@ pub(crate) fn reg_mr_above_rlimit_memlock_names_the_limit() {
                 "{text}"
             );
             // The memory is released, and registrations within the limit still work.
-            assert_eq!(refused.memory.len(), 1 << 20);
+            assert_eq!(refused.object.len(), 1 << 20);
             drop(pd.register(Buffer::zeroed(4096).unwrap(), Access::LOCAL_WRITE).unwrap());
         });
     });

@@ -27,7 +27,7 @@ pub(crate) fn invalid_access_flags_name_the_remedy() {
                 text.ends_with("the device has no on-demand paging: register without ON_DEMAND"),
                 "{text}"
             );
-            assert_eq!(refused.memory.len(), 4096, "the memory is given back");
+            assert_eq!(refused.object.len(), 4096, "the memory is given back");
         }
         // Undefined bits may be rejected or ignored, but do not change the defined ones.
         for bit in [10, 15, 19, 30, 31] {

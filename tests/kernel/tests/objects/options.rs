@@ -160,12 +160,14 @@ pub(crate) fn replaced_memory_of_an_mr_is_used_or_the_mr_is_unchanged() {
                 assert_eq!(source.query().unwrap().length, 16384);
                 (source, 2)
             }
-            Err(NotReplaced::Unchanged { error, region, memory }) => {
-                assert!(matches!(error, Error::Unsupported { .. }), "{error}");
+            Err(refused) => {
+                assert!(matches!(refused.error, Error::Unsupported { .. }), "{refused}");
+                let NotReplaced::Unchanged { region, memory } = refused.object else {
+                    panic!("{:?}", refused.object);
+                };
                 assert!(device::is_soft_roce() && memory.len() == 16384);
                 (region, 1)
             }
-            Err(other) => panic!("{other:?}"),
         };
         let remote = target.remote(0).unwrap();
         let sges = [source.sge(..64).unwrap()];

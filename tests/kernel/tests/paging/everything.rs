@@ -77,7 +77,7 @@ pub(crate) fn implicit_odp_parts_keep_access_and_bytes() -> Outcome {
         assert!(everything.access().contains(Access::ON_DEMAND));
         let mut part = everything.part(vec![7; 100]).unwrap();
         let refused = everything.part(Vec::new()).unwrap_err();
-        assert_eq!((matches!(refused.error, Error::Invalid { .. }), refused.memory), (true, Vec::new()));
+        assert_eq!((matches!(refused.error, Error::Invalid { .. }), refused.object), (true, Vec::new()));
         let refused = part.set_access(Access::LOCAL_WRITE).unwrap_err();
         assert!(matches!(refused, Error::Invalid { .. }), "{refused}");
         let element = everything.sge(part.as_ptr(), 100);

@@ -234,7 +234,7 @@ pub(crate) fn changed_credentials_are_refused() {
         let key = id.key();
         let refused = id.destroy().unwrap_err();
         assert_eq!(refused.error.errno(), Some(Errno::ACCESS));
-        assert_eq!(refused.id.key(), key);
+        assert_eq!(refused.object.key(), key);
         assert!(refused.to_string().contains("credentials"), "{refused}");
     });
 }

@@ -75,10 +75,10 @@ pub(crate) fn reg_mr_failure_returns_the_memory() {
     let pd = open().alloc_pd().unwrap();
     let empty = pd.register(Vec::new(), Access::LOCAL_WRITE).unwrap_err();
     assert_eq!(empty.to_string(), "reg_mr: the length of an MR must be at least 1 byte");
-    assert_eq!(empty.memory, Vec::<u8>::new());
+    assert_eq!(empty.object, Vec::<u8>::new());
 
     let refused = pd.register(b"mine".to_vec(), Access::REMOTE_WRITE).unwrap_err();
-    assert_eq!(refused.memory, b"mine");
+    assert_eq!(refused.object, b"mine");
 
     let register = |addr: usize, len| {
         // SAFETY: the range has no memory that could be used; the kernel must reject it.

@@ -18,7 +18,7 @@ use crate::testing::tasks::{NoWait, Wakes};
 use crate::testing::{Hook, Plain, completion, refuse_ioctls, succeed_ioctls};
 use crate::{
     Access, CqInit, DoorbellError, DriverId, Gid, ImplicitMr, MemoryOwner, Mtu, PushError, RecvRequest,
-    RegisterError, WcOpcode,
+    Refused, WcOpcode,
 };
 
 /// Memory that counts how often it is freed.
@@ -113,7 +113,7 @@ impl Setup {
     /// A part of an implicit MR. Dropping it frees its memory without a kernel command.
     fn buffer(&self) -> Mr<Counted> {
         let part = self.region.part(Counted(vec![7; 16], Arc::clone(&self.freed)));
-        part.map_err(|RegisterError { error, .. }| error).unwrap()
+        part.map_err(|Refused { error, .. }| error).unwrap()
     }
 
     fn freed(&self) -> usize {

@@ -14,7 +14,7 @@ use super::*;
 use crate::owned::{AnyBuffer, Done, Failed, Op, Outcome, Pending, Pool};
 use crate::testing::{Hook, Plain, completion, ends, refuse_ioctls, succeed_ioctls};
 use crate::{
-    Access, ImplicitMr, MemoryOwner, Mr, Mtu, PostError, PushError, QpState, RegisterError, Remote, WcOpcode,
+    Access, ImplicitMr, MemoryOwner, Mr, Mtu, PostError, PushError, QpState, Refused, Remote, WcOpcode,
     WcStatus, WorkCompletion,
 };
 
@@ -59,7 +59,7 @@ impl Setup {
 
     fn buffer(&self) -> Buffer {
         let part = self.region.part(Counted(vec![7; 16], Arc::clone(&self.freed)));
-        part.map_err(|RegisterError { error, .. }| error).unwrap()
+        part.map_err(|Refused { error, .. }| error).unwrap()
     }
 
     fn freed(&self) -> usize {
