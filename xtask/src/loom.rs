@@ -35,7 +35,7 @@ impl Loom {
 pub(crate) fn models(filter: &str, preemptions: Option<u32>) -> Result<(usize, usize)> {
     let mut cargo = build::cargo();
     cargo.args(["test", "--lib", "--no-fail-fast"]);
-    // Most of the time of the models is loom's, and most of the rest is that of their build.
+    // The models spend most of their time in loom. To optimize the rest takes longer than it saves.
     cargo.args(["--config", "profile.dev.package.loom.opt-level=2"]);
     cargo.args(PACKAGES.iter().flat_map(|package| ["--package", package]));
     // A separate target folder: loom's atomics are other types than std's, so other builds can't
