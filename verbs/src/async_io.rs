@@ -30,7 +30,7 @@ use bareverbs_provider::wake::in_thread;
 use crate::event_fd::EventFd;
 use crate::owned::Lease;
 use crate::readiness::sealed::{self, Events};
-use crate::runtime::{self, failed};
+use crate::tasks::{self as runtime, failed};
 use crate::{AnyProvider, Buffer, Mr, Result, readiness};
 
 /// A [completion channel](crate::CompChannel) that tasks of async-io wait on.

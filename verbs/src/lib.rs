@@ -158,10 +158,11 @@ mod queue_buffer;
 pub mod raw;
 mod readiness;
 mod rss;
-#[cfg(any(feature = "async-io", feature = "tokio"))]
-mod runtime;
+pub mod runtime;
 mod srq;
 mod sync;
+#[cfg(any(feature = "async-io", feature = "tokio"))]
+mod tasks;
 #[cfg(test)]
 mod testing;
 #[cfg(feature = "tokio")]

@@ -31,7 +31,7 @@ use ::tokio::runtime::Handle;
 use crate::event_fd::EventFd;
 use crate::owned::Lease;
 use crate::readiness::sealed::{self, Events};
-use crate::runtime::{self, failed};
+use crate::tasks::{self as runtime, failed};
 use crate::{AnyProvider, Buffer, Error, Mr, Result, readiness};
 
 /// A [completion channel](crate::CompChannel) that tasks of tokio wait on.

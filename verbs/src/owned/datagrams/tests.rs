@@ -333,7 +333,7 @@ fn awaits_of_datagrams_that_end_at_once_let_other_tasks_run() {
     let wakes = Arc::new(Wakes::default());
     let waker = Waker::from(Arc::clone(&wakes));
     let mut context = Context::from_waker(&waker);
-    let mut datagrams = crate::runtime::Datagrams::<NoWait, _, _>::new(datagrams).unwrap();
+    let mut datagrams = crate::tasks::Datagrams::<NoWait, _, _>::new(datagrams).unwrap();
     let mut yields = Vec::new();
     for number in 1..=300_u32 {
         datagrams.get_mut().post_recv(pool.take().unwrap()).unwrap();

@@ -1204,7 +1204,7 @@ fn await_of_a_complete_operation_neither_arms_nor_waits() {
     setup.complete(first, WcStatus::SUCCESS);
     setup.complete(second, WcStatus::WR_FLUSH_ERR);
     let Setup { plain, endpoint, .. } = setup;
-    let mut endpoint = crate::runtime::Endpoint::<NoWait, _, _>::new(endpoint).unwrap();
+    let mut endpoint = crate::tasks::Endpoint::<NoWait, _, _>::new(endpoint).unwrap();
     let mut context = Context::from_waker(Waker::noop());
     for expected in [1, -2] {
         let polled = std::pin::pin!(endpoint.wait()).poll(&mut context);
@@ -1643,7 +1643,7 @@ fn awaits_that_end_at_once_let_other_tasks_run() {
     let plain = setup.plain.clone();
     let mut yields = Vec::new();
     setup.post();
-    let mut endpoint = crate::runtime::Endpoint::<NoWait, _, _>::new(setup.endpoint).unwrap();
+    let mut endpoint = crate::tasks::Endpoint::<NoWait, _, _>::new(setup.endpoint).unwrap();
     for number in 1..=300_u32 {
         let wr_id = *plain.log().received.last().unwrap();
         let opcode = WcOpcode::RECV;
@@ -1677,7 +1677,7 @@ fn stream_of_results_that_are_there_lets_other_tasks_run() {
     let plain = setup.plain.clone();
     let mut yields = Vec::new();
     setup.post();
-    let mut endpoint = crate::runtime::Endpoint::<NoWait, _, _>::new(setup.endpoint).unwrap();
+    let mut endpoint = crate::tasks::Endpoint::<NoWait, _, _>::new(setup.endpoint).unwrap();
     for number in 1..=300_u32 {
         let wr_id = *plain.log().received.last().unwrap();
         let opcode = WcOpcode::RECV;
@@ -1706,7 +1706,7 @@ fn await_arms_the_cq_again_after_its_event_was_read() {
     setup.post();
     rustix::io::write(&events, &[0; 8]).unwrap();
     let Setup { plain, endpoint, .. } = setup;
-    let mut endpoint = crate::runtime::Endpoint::<ReadableOnce, _, _>::new(endpoint).unwrap();
+    let mut endpoint = crate::tasks::Endpoint::<ReadableOnce, _, _>::new(endpoint).unwrap();
     let mut wait = std::pin::pin!(endpoint.wait());
     assert!(wait.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     assert_eq!(plain.log().arms, 2);
@@ -1720,7 +1720,7 @@ fn await_of_a_replaced_endpoint_is_refused() {
     let mut context = Context::from_waker(Waker::noop());
     let mut other = Setup::new();
     other.post();
-    let mut endpoint = crate::runtime::Endpoint::<NoWait, _, _>::new(Setup::new().endpoint).unwrap();
+    let mut endpoint = crate::tasks::Endpoint::<NoWait, _, _>::new(Setup::new().endpoint).unwrap();
     *endpoint.get_mut() = other.endpoint;
     let polled = std::pin::pin!(endpoint.wait()).poll(&mut context);
     let Poll::Ready(Err(refused)) = polled else { panic!("it is refused") };
@@ -1738,13 +1738,13 @@ fn completion_of_a_cq_is_awaited_on_its_own_channel_only() {
     let [own, other] = [(); 2].map(|()| CompChannel::for_test(pd.context().file()));
     let init = CqInit { channel: Some(&own), ..CqInit::new(8) };
     let mut cq = pd.context().create_cq(&init).unwrap();
-    let mut other = crate::runtime::CompChannel::<NoWait>::new(other).unwrap();
+    let mut other = crate::tasks::CompChannel::<NoWait>::new(other).unwrap();
     let polled = std::pin::pin!(other.completion(&mut cq)).poll(&mut context);
     assert!(matches!(polled, Poll::Ready(Err(Error::Invalid { verb: "CompChannel::completion", .. }))));
     let log = plain.clone();
     plain.log().armed =
         Hook(Some(Arc::new(move |_| log.log().completions.push_back(completion(7, WcStatus::SUCCESS)))));
-    let mut own = crate::runtime::CompChannel::<NoWait>::new(own).unwrap();
+    let mut own = crate::tasks::CompChannel::<NoWait>::new(own).unwrap();
     let polled = std::pin::pin!(own.completion(&mut cq)).poll(&mut context);
     assert!(matches!(polled, Poll::Ready(Ok(WorkCompletion { wr_id: 7, .. }))), "it arrived meanwhile");
     plain.log().armed = Hook(None);
